@@ -1,0 +1,120 @@
+#pragma once
+// What the controller believes about one job: it digests observations into estimates with variance and
+// age, notices changes, and produces the Snapshot that a decision is made from.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "controller/model/snapshot.h"
+#include "datapath/base/clock.h"
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// One bucket in one step on one rank; see BucketSample in proto/weir/v1/rank.proto.
+struct BucketObservation {
+  std::string bucket, codec, collective;
+  double ratio = 1;
+  double ready_s = 0, metadata_s = 0, encode_s = 0, network_s = 0, decode_s = 0;
+  uint64_t payload_bytes = 0, bytes_sent = 0;
+  double gain = 1, residual_ratio = 0, entry_offset_s = 0;
+};
+
+struct GainObservation {
+  std::string bucket;
+  std::vector<double> ratios, gains;
+  double peak_over_rms = 0;
+};
+
+struct StepObservation {
+  int rank = 0;
+  uint64_t step = 0, plan_version = 0;
+  double step_s = 0, compute_s = 0, backward_s = 0, exposed_s = 0;
+  bool skipped = false;
+  std::optional<double> loss;
+  std::vector<BucketObservation> buckets;
+  std::vector<GainObservation> gains;
+};
+
+/// One sample of one directed link between two ranks' nodes.
+struct LinkObservation {
+  std::string source_node, target_node;
+  std::string method;                 // "tcp_info", "tcp_connect", "udp_echo", "iperf3", "traceroute"
+  double rtt_s = 0;                   // 0: not measured
+  double rtt_deviation_s = 0;
+  double bandwidth_bytes_per_s = 0;   // 0: not measured
+  bool application_limited = false;   // the bandwidth is a lower bound only
+  double age_s = 0;
+};
+
+struct BucketDefinition {
+  std::string key;
+  uint64_t elements = 0;
+  int order = 0;
+};
+
+/// A change worth a new decision.
+struct Trigger {
+  std::string kind;      // "bandwidth_change", "latency_change", "gain_change", "periodic", "start", "rollback"
+  uint64_t step = 0;     // job's step at which it was noticed
+  std::string detail;    // "bandwidth 118 MB/s -> 12.4 MB/s (step 120)"
+};
+
+struct LinkEstimate {
+  std::string source_node, target_node;
+  Measured rtt_s, bandwidth_bytes_per_s;
+  std::string rtt_method, bandwidth_method;
+  uint64_t rtt_samples = 0, bandwidth_samples = 0;
+};
+
+/// Predicted against measured time of one collective run, for the prediction-error report.
+struct PredictionRecord {
+  uint64_t step = 0;
+  std::string bucket, collective, codec;
+  double predicted_s = 0, measured_s = 0;   // median over ranks of network_s minus arrival skew
+};
+
+/// Not thread-safe: owned by the controller's executor. Time comes from `clock` only.
+class JobModel {
+ public:
+  JobModel(std::string job, int world, const Clock& clock);
+  ~JobModel();
+
+  /// What one rank offers. The model plans with the intersection over ranks.
+  void SetCapabilities(int rank, std::vector<CodecModel> codecs, std::vector<CollectiveModel> collectives);
+  /// The job's buckets, from rank 0. Estimates of keys that stay are kept.
+  void SetBuckets(std::vector<BucketDefinition> buckets);
+  /// Node of each rank, so that link estimates can be picked.
+  void SetRankNode(int rank, std::string node);
+  /// The plan in force since `step`, in bucket order of SetBuckets; resets dwell.
+  void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan);
+
+  void OnStep(const StepObservation& observation);
+  void OnLink(const LinkObservation& observation);
+
+  /// The most urgent pending trigger, once. `periodic_s`: also fire when the last decision is older.
+  std::optional<Trigger> TakeTrigger(double periodic_s);
+
+  /// Complete input for Decide. kFailedPrecondition says what is still missing (buckets, capabilities,
+  /// a first step, a latency or bandwidth estimate).
+  StatusOr<Snapshot> MakeSnapshot(const std::string& trigger) const;
+
+  /// Estimates for people.
+  std::vector<LinkEstimate> Links() const;
+  Measured latency_s() const;              // one way, worst link
+  Measured bandwidth_bytes_per_s() const;  // bottleneck
+  Measured step_s() const;
+  uint64_t step() const;
+  double gain() const;                     // of the last steps, dimension-weighted
+  std::optional<double> loss() const;
+  /// Bounded ring of the newest prediction records, oldest first (at most 4096), removed by the call.
+  std::vector<PredictionRecord> TakePredictions();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace weir

@@ -1,0 +1,98 @@
+#pragma once
+// The complete input of one decision, as plain data. What is not in here cannot influence the solver,
+// so a stored snapshot replays to the identical decision.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weir {
+
+/// A number with its uncertainty.
+struct Measured {
+  double value = 0;
+  double deviation = 0;  // one standard deviation
+  double age_s = 0;
+};
+
+/// See CodecTraits in datapath/codec/codec.h; field for field what agents advertise.
+struct CodecModel {
+  std::string name;
+  std::string form;  // "lanes", "opaque", "shared_index"
+  bool lossy = false, unbiased = false, needs_error_feedback = false, shared_metadata = false;
+  int rounds = 1;
+  double fixed_bits = 0, kept_bits = 0;
+  bool indices_coded = false, uses_ratio = false;
+  double ratio_min = 1, ratio_max = 1;
+  std::string error_model;
+  double relative_error_squared = 0, levels = 0;
+  bool levels_divided_by_world = false;
+  double error_divisor = 12;
+  int world_max = 0;
+  // Calibrated time of encode and of one decode: base + per_element * n + per_kept * kept.
+  struct Time {
+    double base_s = 0, per_element_s = 0, per_kept_s = 0;
+    double deviation_s_per_element = 0;
+  } encode, decode;
+};
+
+/// a + b*(N-1) + c*(N-1)/N + d*ceil(log2 N) + e*N.
+struct WorldFunctionModel {
+  double constant = 0, n_minus_1 = 0, n_minus_1_over_n = 0, log2_n = 0, n = 0;
+  double At(int world) const;
+};
+
+struct CollectiveModel {
+  std::string name;
+  std::string form;
+  WorldFunctionModel latency, payload, index, reduce;
+  int world_min = 1, world_max = 0;
+  // Calibrated multipliers of the three terms; 1 until measured.
+  double alpha_scale = 1, beta_scale = 1, gamma_scale = 1;
+  double overhead_s = 0;              // fixed software cost per run
+  double relative_deviation = 0.3;    // of the predicted time
+};
+
+struct BucketModel {
+  std::string key;
+  uint64_t elements = 0;
+  int order = 0;
+  double ready_s = 0;                 // since the first bucket of the step was ready
+  std::vector<double> gain_ratios;    // descending; with `gains`, the measured curve
+  std::vector<double> gains;
+  double peak_over_rms = 10;
+  double residual_ratio = 0;          // norm of residual / norm of gradient
+};
+
+struct ChoiceModel {
+  std::string codec = "identity";
+  std::string collective = "ring";
+  double ratio = 1;
+  uint32_t segment_bytes = 0;
+  friend bool operator==(const ChoiceModel&, const ChoiceModel&) = default;
+};
+
+/// One choice per bucket, in the snapshot's bucket order.
+using PlanModel = std::vector<ChoiceModel>;
+
+struct Snapshot {
+  std::string job;
+  int world = 1;
+  uint64_t step = 0;
+  std::string trigger;                // why a decision is asked for; see admin.proto
+  std::vector<BucketModel> buckets;   // in ready order
+  std::vector<CodecModel> codecs;     // what every rank offers
+  std::vector<CollectiveModel> collectives;
+  Measured compute_s;                 // step time without any exposed communication
+  Measured backward_s;                // first bucket ready to last bucket ready
+  Measured latency_s;                 // one way, worst link of the job
+  Measured bandwidth_bytes_per_s;     // bottleneck link of the job
+  double reduce_s_per_byte = 2e-10;   // gamma
+  double codec_parallelism = 1;       // free cores per rank for codec threads, 0 < x <= 1 slows them
+  PlanModel incumbent;                // empty: no plan yet
+  double seconds_since_switch = 1e9;
+  double measured_step_s = 0;         // of the incumbent; 0: unknown
+  int recent_switches = 0;            // within the flap window
+};
+
+}  // namespace weir

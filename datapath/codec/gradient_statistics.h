@@ -1,0 +1,54 @@
+#pragma once
+// One-pass statistics of |x|: a histogram over the top 12 bits of the float pattern (8 exponent and 4
+// mantissa bits), from which the kept count and the gain follow for every ratio.
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// The ratios at which a gain curve is reported, descending.
+inline constexpr std::array<double, 13> kGainCurveRatios = {
+    1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.003, 0.001, 0.0003};
+
+/// Mergeable histogram of magnitudes. Not thread-safe.
+class GradientStatistics {
+ public:
+  static constexpr int kBins = 4096;
+
+  void Clear();
+  /// Counts every element of x whose index is a multiple of... see AddSampled in the kernels; exact.
+  void Add(std::span<const float> x);
+  void Merge(const GradientStatistics& other);
+
+  /// The magnitude above which a fraction `ratio` of the elements lies: log-linear inside the bin.
+  /// At least the smallest normal float, so exact zeros are never selected. 0 < ratio <= 1.
+  float ThresholdForRatio(double ratio) const;
+  /// Fraction of the elements above `threshold`.
+  double RatioAbove(float threshold) const;
+  /// Fraction of the sum of squares held by the largest `ratio` of the elements, in [0, 1].
+  double GainAtRatio(double ratio) const;
+  std::array<double, kGainCurveRatios.size()> GainCurve() const;
+
+  uint64_t count() const { return count_; }          // elements seen (sampled elements count fully)
+  double sum_squares() const { return sum_squares_; }  // estimate when sampled
+  float max_abs() const { return max_abs_; }
+  bool non_finite() const { return non_finite_; }
+
+  /// Direct access for the fused kernels.
+  std::array<uint32_t, kBins>& bins() { return bins_; }
+  const std::array<uint32_t, kBins>& bins() const { return bins_; }
+  void Finish(uint64_t count, double sum_squares, float max_abs, bool non_finite);
+
+ private:
+  std::array<uint32_t, kBins> bins_{};
+  uint64_t count_ = 0;
+  double sum_squares_ = 0;
+  float max_abs_ = 0;
+  bool non_finite_ = false;
+};
+
+}  // namespace weir

@@ -1,0 +1,89 @@
+#pragma once
+// The Collective interface: how the contributions of all ranks become one result on every rank.
+// A collective runs on a Group and knows nothing of plans; what it costs is data.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "datapath/base/registry.h"
+#include "datapath/base/status.h"
+#include "datapath/codec/codec.h"
+#include "datapath/collective/group.h"
+
+namespace weir {
+
+/// a + b*(N-1) + c*(N-1)/N + d*ceil(log2 N) + e*N: how a cost feature grows with the world size.
+struct WorldFunction {
+  double constant = 0, n_minus_1 = 0, n_minus_1_over_n = 0, log2_n = 0, n = 0;
+  double At(int world) const;
+};
+
+/// Predicted time = latency * alpha + payload * beta * payload_bytes + index * beta * index_bytes
+///                + reduce * gamma * payload_bytes,
+/// alpha: one-way message latency (s); beta: 1/bandwidth (s/byte); gamma: reduction cost (s/byte).
+/// Features describe the implemented algorithm, not the textbook's.
+struct CollectiveCost {
+  WorldFunction latency;   // sequential message latencies
+  WorldFunction payload;   // times the payload crosses the busiest link
+  WorldFunction index;     // kSharedIndex: times the index payload crosses it
+  WorldFunction reduce;    // times the payload is summed on the busiest rank
+};
+
+struct CollectiveTraits {
+  std::string name;
+  std::string summary;     // one line with the source
+  PayloadForm form = PayloadForm::kLanes;
+  CollectiveCost cost;
+  int world_min = 1, world_max = 0;  // 0: any
+};
+
+/// One rank's contribution to one operation, and where the result goes. Which part is used follows
+/// from the collective's PayloadForm.
+struct Exchange {
+  // kLanes: summed in place; on success holds the sum over all ranks, identical on every rank.
+  std::span<std::byte> lanes;
+  size_t lane_bytes = 4;
+  std::function<void(std::span<std::byte> sum, std::span<const std::byte> addend)> accumulate;
+
+  // kOpaque: own payload in; on success one payload per rank, in rank order (own included).
+  std::span<const std::byte> payload;
+  size_t payload_bytes_max = 0;                    // bound that every rank's payload respects
+  std::vector<std::vector<std::byte>>* gathered = nullptr;
+
+  // kSharedIndex: every rank offers its own selection and its squared norm; the chosen rank's indices
+  // are broadcast and the values at them summed. On success `indices` and `values` (sum over ranks)
+  // are identical on every rank.
+  std::function<StatusOr<std::span<const std::byte>>()> select;  // own index payload; called on the chosen rank only
+  double norm_squared = 0;
+  uint64_t step = 0;                               // round-robin choice
+  std::function<Status(std::span<const std::byte> index_payload)> open;  // decodes, fills `values` from own data
+  std::vector<float>* values = nullptr;
+};
+
+/// What one run did.
+struct CollectiveReport {
+  uint64_t bytes_sent = 0;
+  int leader = -1;  // kSharedIndex: the rank whose indices were used
+};
+
+/// Stateless and thread-safe. Any world size in Traits(), any size >= 0 including different opaque
+/// sizes per rank.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+  virtual const CollectiveTraits& Traits() const = 0;
+
+  /// Runs one operation; every rank of the group calls it with the same parameters. On error the
+  /// exchange's buffers are unspecified and the group is failed. Errors are the transport's, plus
+  /// kInternal naming both sides when plan, operation or bucket disagree.
+  virtual StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const = 0;
+};
+
+/// Every collective of this build: builtin_collectives.def. Thread-safe.
+const Registry<Collective>& Collectives();
+
+}  // namespace weir

@@ -1,0 +1,110 @@
+#pragma once
+// The Transport interface: framed messages between the ranks of one job. It moves bytes and reports
+// who failed; it knows no collective, codec or plan.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "datapath/base/clock.h"
+#include "datapath/base/registry.h"
+#include "datapath/base/status.h"
+#include "datapath/wire/frame.h"
+
+namespace weir {
+
+/// Where a rank listens: "10.0.0.1:29500" for tcp. The meaning belongs to the transport.
+using TransportAddress = std::string;
+
+struct TransportTraits {
+  std::string name;
+  bool lossless = true;          // delivers every byte in order or reports failure
+  bool crosses_hosts = true;
+};
+
+struct TransportOptions {
+  uint64_t job = 0;              // hash of the job's name: connections of other jobs are refused
+  int rank = 0;
+  int world = 1;
+  TransportAddress listen = "127.0.0.1:0";
+  std::string congestion_control;   // empty: the system's
+  int send_buffer_bytes = 0;        // 0: the system's
+  int receive_buffer_bytes = 0;
+};
+
+/// What the kernel or device knows of the path to one peer. Zero means unknown.
+struct PathSample {
+  int peer = -1;
+  double rtt_s = 0, rtt_min_s = 0, rtt_deviation_s = 0;
+  double delivery_rate_bytes_per_s = 0;
+  bool application_limited = true;   // the rate says nothing about the path
+  uint64_t bytes_acked = 0, bytes_received = 0;
+  double busy_s = 0, receive_window_limited_s = 0, send_buffer_limited_s = 0;
+  uint32_t congestion_window_bytes = 0;
+  uint64_t retransmits = 0;
+};
+
+/// A posted operation. 0 is never issued.
+using Ticket = uint64_t;
+
+/// One rank's end of a full mesh. Data calls come from one thread at a time; Samples and Interrupt are
+/// thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay untouched by
+/// the caller and alive until their ticket was waited for or the transport was closed.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  virtual int rank() const = 0;
+  virtual int world() const = 0;
+  virtual const TransportAddress& address() const = 0;  // where peers reach this rank
+
+  /// Connects to every other rank; addresses[r] is rank r's, own entry ignored. Every rank calls it.
+  /// kDeadlineExceeded names the ranks that are missing; kInvalidArgument: wrong count of addresses.
+  virtual Status Connect(const std::vector<TransportAddress>& addresses, TimePoint deadline) = 0;
+
+  /// Queues one frame to `peer`. Fills payload size, checksum and source rank of `header`.
+  /// Returns at once. kUnavailable naming the rank when the peer is known to be gone;
+  /// kResourceExhausted beyond kPostedMax posted operations.
+  virtual StatusOr<Ticket> PostSend(int peer, FrameHeader header,
+                                    std::span<const std::byte> payload) = 0;
+
+  /// Expects the next frame from `peer` in `buffer`; a longer payload is kDataLoss.
+  virtual StatusOr<Ticket> PostReceive(int peer, std::span<std::byte> buffer) = 0;
+
+  /// Drives all posted operations until `ticket` is done. For receives returns the verified header.
+  /// kUnavailable: any connected rank died (named) or sent an abort (its text); kDataLoss: malformed
+  /// or corrupt frame (peer named); kDeadlineExceeded names the peer waited for. After an error the
+  /// transport is failed: every later call returns the same error.
+  virtual StatusOr<FrameHeader> Wait(Ticket ticket, TimePoint deadline) = 0;
+
+  /// Tells every live peer that this rank fails the current operation, best effort and bounded by
+  /// 200 ms, so that they can name the guilty rank, then fails the transport locally.
+  virtual void Abort(std::string_view reason) = 0;
+
+  /// Makes a Wait in progress return kAborted soon. Thread-safe.
+  virtual void Interrupt() = 0;
+
+  /// One sample per connected peer. Thread-safe.
+  virtual std::vector<PathSample> Samples() const = 0;
+
+  /// Bytes handed to the network since Connect, headers included. Thread-safe.
+  virtual uint64_t bytes_sent() const = 0;
+};
+
+inline constexpr int kPostedMax = 4096;
+
+/// Makes transports of one kind.
+class TransportFactory {
+ public:
+  virtual ~TransportFactory() = default;
+  virtual const TransportTraits& Traits() const = 0;
+  /// Binds and listens. kUnavailable or kInvalidArgument names the address and the cause.
+  virtual StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const = 0;
+};
+
+/// Every transport of this build: builtin_transports.def. Thread-safe.
+const Registry<TransportFactory>& Transports();
+
+}  // namespace weir

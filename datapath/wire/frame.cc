@@ -1,0 +1,94 @@
+#include "datapath/wire/frame.h"
+
+#include <xxhash.h>
+
+#include <cstdio>
+
+#include "datapath/base/byte_cursor.h"
+#include "datapath/base/check.h"
+
+namespace weir {
+namespace {
+constexpr uint32_t kMagic = 0x52494557;  // "WEIR" in memory order
+constexpr uint8_t kVersion = 1;
+constexpr size_t kChecksummedBytes = kFrameHeaderBytes - sizeof(uint32_t);
+
+std::string Hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+}  // namespace
+
+uint32_t Checksum(std::span<const std::byte> bytes) {
+  return static_cast<uint32_t>(XXH3_64bits(bytes.data(), bytes.size()));
+}
+
+void EncodeFrameHeader(const FrameHeader& h, std::span<std::byte, kFrameHeaderBytes> out) {
+  ByteWriter writer(out);
+  writer.Write(kMagic);
+  writer.Write(kVersion);
+  writer.Write(static_cast<uint8_t>(h.type));
+  writer.Write(h.flags);
+  writer.Write(h.source_rank);
+  writer.Write(uint16_t{0});
+  writer.Write(h.slot);
+  writer.Write(h.plan_version);
+  writer.Write(h.op_sequence);
+  writer.Write(h.bucket);
+  writer.Write(h.control.version);
+  writer.Write(h.control.step);
+  writer.Write(h.payload_bytes);
+  writer.Write(h.payload_checksum);
+  writer.Write(uint32_t{0});
+  writer.Write(Checksum(out.first<kChecksummedBytes>()));
+  WEIR_CHECK(writer.ok() && writer.offset() == kFrameHeaderBytes);
+}
+
+StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes) {
+  ByteReader reader(bytes);
+  FrameHeader h;
+  uint32_t magic = 0, reserved32 = 0, checksum = 0;
+  uint8_t version = 0, type = 0;
+  uint16_t reserved16 = 0;
+  WEIR_RETURN_IF_ERROR(reader.Read(&magic));
+  WEIR_RETURN_IF_ERROR(reader.Read(&version));
+  WEIR_RETURN_IF_ERROR(reader.Read(&type));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.flags));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.source_rank));
+  WEIR_RETURN_IF_ERROR(reader.Read(&reserved16));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.slot));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.plan_version));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.op_sequence));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.bucket));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.control.version));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.control.step));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.payload_bytes));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.payload_checksum));
+  WEIR_RETURN_IF_ERROR(reader.Read(&reserved32));
+  WEIR_RETURN_IF_ERROR(reader.Read(&checksum));
+  if (magic != kMagic) {
+    return DataLoss(StrCat("frame magic: expected ", Hex(kMagic), ", found ", Hex(magic)));
+  }
+  if (version != kVersion) {
+    return DataLoss(StrCat("frame version: expected ", int{kVersion}, ", found ", int{version}));
+  }
+  const uint32_t computed = Checksum(bytes.first<kChecksummedBytes>());
+  if (checksum != computed) {
+    return DataLoss(StrCat("frame header checksum: expected ", computed, ", found ", checksum));
+  }
+  if (type < 1 || type > 3) return DataLoss(StrCat("frame type: expected 1..3, found ", int{type}));
+  if (h.payload_bytes > kFramePayloadBytesMax) {
+    return DataLoss(StrCat("frame payload: expected at most ", kFramePayloadBytesMax,
+                           " bytes, found ", h.payload_bytes));
+  }
+  h.type = static_cast<FrameType>(type);
+  return h;
+}
+
+std::string Describe(const FrameHeader& h) {
+  return StrCat("plan ", h.plan_version, " op ", h.op_sequence, " slot ", h.slot, " bucket ",
+                Hex(h.bucket), " from rank ", h.source_rank);
+}
+
+}  // namespace weir
