@@ -1,0 +1,211 @@
+#!/usr/bin/python3
+"""Checks of the source tree that no compiler makes: which directory may include which, that every
+plug-in and test file is built, file sizes, formatting, and words that do not belong.
+
+Usage: source_tree.py ROOT. Prints one line per finding and exits 1 when there is any.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+# Directory -> directories whose headers it may include (itself always). DESIGN: dependencies run one
+# way; the controller links no codec, transport or session.
+ALLOWED = {
+    "datapath/base": set(),
+    "datapath/wire": {"datapath/base"},
+    "datapath/codec": {"datapath/base", "datapath/wire"},
+    "datapath/transport": {"datapath/base", "datapath/wire"},
+    "datapath/collective": {"datapath/base", "datapath/wire", "datapath/codec", "datapath/transport"},
+    "datapath/aggregation": {"datapath/base", "datapath/wire", "datapath/transport"},
+    "datapath/session": {"datapath/base", "datapath/wire", "datapath/codec", "datapath/transport",
+                         "datapath/collective", "datapath/aggregation"},
+    "datapath/cuda": {"datapath/base", "datapath/codec"},
+    "datapath/nccl": {"datapath/base", "datapath/wire", "datapath/transport"},
+    "controller/model": {"datapath/base"},
+    "controller/policy": {"datapath/base"},
+    "controller/objective": {"datapath/base", "controller/model", "controller/policy"},
+    "controller/solver": {"datapath/base", "controller/model", "controller/policy",
+                          "controller/objective"},
+    "controller/rollout": {"datapath/base", "proto"},
+    "controller/store": {"datapath/base", "proto"},
+    "controller/service": {"datapath/base", "proto", "controller/model", "controller/policy",
+                           "controller/objective", "controller/solver", "controller/rollout",
+                           "controller/store"},
+    "controller/cli": {"datapath/base", "proto", "controller/model", "controller/policy",
+                       "controller/objective", "controller/solver", "controller/service"},
+    "agent/measure": {"datapath/base", "datapath/wire"},
+    "agent": {"datapath/base", "datapath/wire", "proto", "agent/measure"},
+    "deploy": {"datapath/base"},
+}
+
+# Single files that may reach further, with the reason.
+EXCEPTIONS = {
+    # A build-time program that prints what the datapath offers, so that weirctl links none of it.
+    "controller/cli/dump_capabilities.cc": {"datapath/codec", "datapath/collective",
+                                            "datapath/session"},
+    "deploy/examples/c/all_reduce.c": {"datapath/session"},
+}
+
+FORBIDDEN_LINKS = ("weir_codec", "weir_transport", "weir_collective", "weir_session")
+LINES_MAX = 600
+SOURCE_SUFFIXES = {".cc", ".h", ".c"}
+WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|\.\./shared|/work/")
+
+
+def owner_of(path):
+    """The key of ALLOWED that a path belongs to, longest match; None for tests and others."""
+    best = None
+    for directory in ALLOWED:
+        if path.startswith(directory + "/") and (best is None or len(directory) > len(best)):
+            best = directory
+    return best
+
+
+def include_findings(path, text):
+    owner = owner_of(path)
+    if owner is None:
+        return []
+    allowed = ALLOWED[owner] | {owner} | EXCEPTIONS.get(path, set())
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
+        if not match:
+            continue
+        target = match.group(1)
+        if target.startswith("weir/v1/"):
+            target_owner = "proto"
+        else:
+            target_owner = owner_of(target)
+        if target_owner and target_owner not in allowed:
+            found.append(f"{path}:{number}: {owner} may not include {target}")
+    return found
+
+
+def plugin_findings(root):
+    """Every builtin/x.cc (or builtin/x/) has its line in the .def, and the other way round."""
+    found = []
+    for kind in ("codec", "transport", "collective"):
+        found += one_registry(root, root / "datapath" / kind, f"builtin_{kind}s.def")
+    found += one_registry(root, root / "controller" / "objective", "builtin_objectives.def")
+    return found
+
+
+def one_registry(root, directory, def_name):
+    builtin = directory / "builtin"
+    if not builtin.is_dir():
+        return []
+    definition = directory / def_name
+    if not definition.exists():
+        return [f"{directory.relative_to(root)}: {def_name} is missing"]
+    text = "\n".join(line.split("//")[0] for line in definition.read_text().splitlines())
+    registered = set(re.findall(r"WEIR_\w+\(\s*(\w+)", text))
+    registrars = set()
+    for source in builtin.rglob("*.cc"):
+        registrars |= set(re.findall(r"^void Register(\w+)\(", source.read_text(), re.M))
+    found = []
+    for name in sorted(registrars - registered):
+        found.append(f"{directory.relative_to(root)}/builtin: Register{name} has no line in {def_name}")
+    for name in sorted(registered - registrars):
+        found.append(f"{directory.relative_to(root)}/{def_name}: {name} has no registrar in builtin/")
+    return found
+
+
+def orphan_tests(root, files):
+    """Every C++ test file lies where tests/CMakeLists.txt globs it or its directory's list names it."""
+    declared = (root / "tests/CMakeLists.txt").read_text()
+    globbed = set(re.findall(r"weir_tests\((\S+)", declared))
+    found = []
+    for path in files:
+        if not path.startswith("tests/") or not path.endswith("_test.cc"):
+            continue
+        directory = str(pathlib.PurePosixPath(path).parent)[len("tests/"):]
+        if directory in globbed or directory.removesuffix("/builtin") in globbed:
+            continue
+        local = root / "tests" / directory / "CMakeLists.txt"
+        if local.exists() and pathlib.PurePosixPath(path).name in local.read_text():
+            continue
+        found.append(f"{path}: not built by any CMakeLists.txt")
+    return found
+
+
+def link_findings(root, files):
+    """The controller links nothing of the datapath but base."""
+    found = []
+    for path in files:
+        if not (path.startswith("controller/") and path.endswith("CMakeLists.txt")):
+            continue
+        text = (root / path).read_text()
+        # The build-time capability printer is the documented exception; it is no part of a product.
+        text = re.sub(r"target_link_libraries\(weir_dump_capabilities[^)]*\)", "", text)
+        for library in FORBIDDEN_LINKS:
+            if re.search(rf"\b{library}\b", text):
+                found.append(f"{path}: the controller may not link {library}")
+    return found
+
+
+def format_findings(root, files):
+    sources = [path for path in files if pathlib.PurePosixPath(path).suffix in SOURCE_SUFFIXES]
+    found = []
+    for start in range(0, len(sources), 40):
+        batch = sources[start:start + 40]
+        result = subprocess.run(["clang-format", "--dry-run", *batch], cwd=root, text=True,
+                                stderr=subprocess.PIPE, check=False)
+        seen = set()
+        for line in result.stderr.splitlines():
+            match = re.match(r"([^:]+):(\d+):\d+: (warning|error)", line)
+            if match and match.group(1) not in seen:
+                seen.add(match.group(1))
+                found.append(f"{match.group(1)}:{match.group(2)}: clang-format would change this file")
+    return found
+
+
+def tracked_files(root):
+    output = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True,
+                            check=False)
+    if output.returncode == 0 and output.stdout:
+        return [name for name in output.stdout.decode().split("\0") if name]
+    return [str(p.relative_to(root)) for p in root.rglob("*")
+            if p.is_file() and not p.relative_to(root).parts[0].startswith(("build", ".git"))]
+
+
+def check(root, with_format=True):
+    files = [f for f in tracked_files(root) if "/vendor/" not in f and (root / f).exists()]
+    found = []
+    for path in files:
+        suffix = pathlib.PurePosixPath(path).suffix
+        if suffix not in SOURCE_SUFFIXES | {".py", ".js", ".proto", ".md", ".txt", ".yaml", ".css",
+                                            ".html", ""}:
+            continue
+        try:
+            text = (root / path).read_text()
+        except UnicodeDecodeError:
+            continue
+        if suffix in SOURCE_SUFFIXES:
+            found += include_findings(path, text)
+        if suffix in SOURCE_SUFFIXES | {".py", ".js"} and text.count("\n") > LINES_MAX:
+            found.append(f"{path}: {text.count(chr(10))} lines, at most {LINES_MAX}")
+        if not path.startswith("tests/lint/"):
+            for number, line in enumerate(text.splitlines(), 1):
+                if WORDS.search(line):
+                    found.append(f"{path}:{number}: unfinished mark or foreign path: {line.strip()[:80]}")
+    found += plugin_findings(root)
+    found += orphan_tests(root, files)
+    found += link_findings(root, files)
+    if with_format:
+        found += format_findings(root, files)
+    return found
+
+
+def main():
+    root = pathlib.Path(sys.argv[1]).resolve()
+    found = check(root)
+    for line in found:
+        print(line)
+    print(f"{len(found)} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

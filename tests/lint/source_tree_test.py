@@ -1,0 +1,57 @@
+#!/usr/bin/python3
+"""Shows that each check of source_tree.py can fail, on small trees made for it."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import source_tree  # noqa: E402
+
+
+class SourceTreeTest(unittest.TestCase):
+    def tree(self, files):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        root = pathlib.Path(directory.name)
+        files.setdefault("tests/CMakeLists.txt", "weir_tests(datapath/codec LIBS weir_codec)\n")
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+        return source_tree.check(root, with_format=False)
+
+    def test_clean_tree_has_no_findings(self):
+        self.assertEqual(self.tree({"datapath/wire/a.cc": '#include "datapath/base/status.h"\n'}), [])
+
+    def test_upward_include_is_found(self):
+        found = self.tree({"datapath/codec/a.cc": '#include "datapath/transport/transport.h"\n'})
+        self.assertEqual(len(found), 1)
+        self.assertIn("datapath/codec may not include", found[0])
+
+    def test_controller_may_not_link_the_datapath(self):
+        found = self.tree({"controller/solver/CMakeLists.txt": "weir_library(weir_solver DEPS weir_codec)"})
+        self.assertEqual(len(found), 1)
+
+    def test_unlisted_plugin_is_found(self):
+        found = self.tree({
+            "datapath/codec/builtin_codecs.def": "WEIR_CODEC(Identity, 1)\n// WEIR_CODEC(TopK, 4)\n",
+            "datapath/codec/builtin/identity.cc": "void RegisterIdentity(Registry<Codec>& r) {}\n",
+            "datapath/codec/builtin/top_k.cc": "void RegisterTopK(Registry<Codec>& r) {}\n",
+        })
+        self.assertEqual(len(found), 1)
+        self.assertIn("RegisterTopK", found[0])
+
+    def test_orphan_test_file_is_found(self):
+        found = self.tree({"tests/elsewhere/a_test.cc": "int x;\n",
+                           "tests/datapath/codec/builtin/b_test.cc": "int x;\n"})
+        self.assertEqual(found, ["tests/elsewhere/a_test.cc: not built by any CMakeLists.txt"])
+
+    def test_long_file_and_unfinished_mark_are_found(self):
+        found = self.tree({"datapath/base/long.cc": "int x;\n" * 601,
+                           "datapath/base/mark.cc": "// TO" "DO: later\n"})
+        self.assertEqual(len(found), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
