@@ -1,0 +1,125 @@
+#pragma once
+// What the controller must still know after it was killed: nodes, jobs, plans, decisions with their
+// inputs, policies applied through the API, pins and the audit trail. Payloads are JSON texts whose
+// form belongs to the caller, so the store needs no schema change when a message gains a field.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+
+struct StoredNode {
+  std::string name;
+  std::string payload;
+  double last_seen_unix_s = 0;
+};
+
+struct StoredJob {
+  std::string name;
+  std::string payload;
+  double updated_unix_s = 0;
+};
+
+struct StoredPlan {
+  std::string job;
+  uint64_t version = 0;
+  std::string payload;
+  std::string state;  // last line of its log: "offered", "withdrawn", "armed" or "active"
+  double unix_s = 0;
+};
+
+struct StoredDecision {
+  int64_t id = 0;  // assigned by the store, ascending
+  std::string job;
+  uint64_t step = 0;
+  double unix_s = 0;
+  std::string payload;   // without the snapshot
+  std::string snapshot;  // canonical solver input
+  std::string policy;    // what the solver obeyed, enough to replay
+};
+
+struct StoredPolicy {
+  std::string name;
+  std::string source;
+  double applied_unix_s = 0;
+};
+
+struct StoredPin {
+  std::string job;
+  std::string payload;
+  double unix_s = 0;
+};
+
+struct AuditEntry {
+  double unix_s = 0;
+  std::string actor, action, target, detail;
+};
+
+/// How much is kept; the oldest go first.
+struct StoreLimits {
+  uint64_t decisions_per_job_max = 2000;
+  uint64_t plans_per_job_max = 1000;
+  uint64_t nodes_max = 4096;
+  uint64_t jobs_max = 256;
+  uint64_t audit_max = 10000;
+};
+
+/// Durable state. Used by one thread at a time. A write that returned OK survives the death of the
+/// process. Errors: kUnavailable when the file stays locked or cannot be written, kDataLoss when it
+/// is damaged.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  virtual Status PutNode(const StoredNode& node) = 0;
+  virtual StatusOr<std::vector<StoredNode>> ListNodes() = 0;
+
+  virtual Status PutJob(const StoredJob& job) = 0;
+  virtual StatusOr<std::vector<StoredJob>> ListJobs() = 0;
+
+  /// Inserts or replaces by (job, version).
+  virtual Status PutPlan(const StoredPlan& plan) = 0;
+  virtual StatusOr<std::optional<StoredPlan>> GetPlan(std::string_view job, uint64_t version) = 0;
+  /// 0 when the job has none.
+  virtual StatusOr<uint64_t> HighestPlanVersion(std::string_view job) = 0;
+
+  /// The id given to it. `decision.id` is ignored.
+  virtual StatusOr<int64_t> AddDecision(const StoredDecision& decision) = 0;
+  /// Replaces the payload of a decision (its outcome becomes known later). kNotFound: no such id.
+  virtual Status UpdateDecision(int64_t id, std::string_view payload) = 0;
+  /// With snapshot and policy. kNotFound: no such id.
+  virtual StatusOr<StoredDecision> GetDecision(int64_t id) = 0;
+  /// Newest first, without snapshot and policy. `job` empty: all. `before`: only smaller ids; 0:
+  /// from the newest.
+  virtual StatusOr<std::vector<StoredDecision>> ListDecisions(std::string_view job, int64_t before,
+                                                              size_t count_max) = 0;
+
+  virtual Status PutPolicy(const StoredPolicy& policy) = 0;
+  virtual StatusOr<std::vector<StoredPolicy>> ListPolicies() = 0;
+
+  virtual Status PutPin(const StoredPin& pin) = 0;
+  /// OK when there was none.
+  virtual Status DeletePin(std::string_view job) = 0;
+  virtual StatusOr<std::vector<StoredPin>> ListPins() = 0;
+
+  virtual Status AddAudit(const AuditEntry& entry) = 0;
+  /// Newest first.
+  virtual StatusOr<std::vector<AuditEntry>> ListAudit(size_t count_max) = 0;
+
+  /// Small facts by name; empty when unset.
+  virtual Status PutFact(std::string_view name, std::string_view value) = 0;
+  virtual StatusOr<std::string> GetFact(std::string_view name) = 0;
+};
+
+/// Opens or creates `path` (":memory:" for none). kFailedPrecondition: another process holds it, or
+/// a newer release wrote it; kDataLoss: not a database or damaged (says what to do); kUnavailable:
+/// cannot be created or opened.
+StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path, StoreLimits limits = {});
+
+}  // namespace weir

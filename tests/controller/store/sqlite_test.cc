@@ -1,0 +1,206 @@
+// The store through its interface, then what a crash or a damaged file does to it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "controller/store/store.h"
+
+namespace weir {
+namespace {
+
+namespace fs = std::filesystem;
+
+class SqliteStoreTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/weir-store-XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    directory_ = name;
+    path_ = directory_ / "state.db";
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  std::unique_ptr<Store> Open(StoreLimits limits = {}) {
+    auto store = OpenSqliteStore(path_, limits);
+    EXPECT_TRUE(store.ok()) << ToString(store.status());
+    return store.ok() ? std::move(*store) : nullptr;
+  }
+  static StoredDecision MakeDecision(std::string job, uint64_t step) {
+    return {0,           std::move(job), step, 1.5, StrCat("{\"step\":", step, "}"),
+            "{\"s\":1}", "policy text"};
+  }
+
+  fs::path directory_, path_;
+};
+
+TEST_F(SqliteStoreTest, ReturnsWhatWasStoredAfterReopening) {
+  {
+    auto store = Open();
+    ASSERT_TRUE(store->PutNode({"n1", "{\"a\":1}", 2.0}).ok());
+    ASSERT_TRUE(store->PutNode({"n1", "{\"a\":2}", 3.0}).ok());
+    ASSERT_TRUE(store->PutJob({"j", "{}", 4.0}).ok());
+    ASSERT_TRUE(store->PutPlan({"j", 7, "{\"plan\":7}", "offered", 5.0}).ok());
+    ASSERT_TRUE(store->PutPlan({"j", 7, "{\"plan\":7}", "active", 5.0}).ok());
+    ASSERT_TRUE(store->PutPolicy({"p", "name: p\n", 6.0}).ok());
+    ASSERT_TRUE(store->PutPin({"j", "{\"codec\":\"fp16\"}", 7.0}).ok());
+    ASSERT_TRUE(store->AddAudit({8.0, "ann", "pin", "j", "because"}).ok());
+    ASSERT_TRUE(store->PutFact("k", "v").ok());
+  }
+  auto store = Open();
+  const auto nodes = *store->ListNodes();
+  ASSERT_EQ(nodes.size(), 1u);
+  EXPECT_EQ(nodes[0].payload, "{\"a\":2}");
+  EXPECT_EQ(nodes[0].last_seen_unix_s, 3.0);
+  EXPECT_EQ((*store->ListJobs())[0].name, "j");
+  EXPECT_EQ((*store->GetPlan("j", 7))->state, "active");
+  EXPECT_FALSE((*store->GetPlan("j", 8)).has_value());
+  EXPECT_EQ(*store->HighestPlanVersion("j"), 7u);
+  EXPECT_EQ(*store->HighestPlanVersion("other"), 0u);
+  EXPECT_EQ((*store->ListPolicies())[0].source, "name: p\n");
+  EXPECT_EQ((*store->ListPins())[0].payload, "{\"codec\":\"fp16\"}");
+  EXPECT_EQ((*store->ListAudit(10))[0].actor, "ann");
+  EXPECT_EQ(*store->GetFact("k"), "v");
+  EXPECT_EQ(*store->GetFact("unset"), "");
+  ASSERT_TRUE(store->DeletePin("j").ok());
+  ASSERT_TRUE(store->DeletePin("j").ok());
+  EXPECT_TRUE((*store->ListPins()).empty());
+}
+
+TEST_F(SqliteStoreTest, DecisionsPageNewestFirstAndKeepTheirInputs) {
+  auto store = Open();
+  for (uint64_t step = 1; step <= 5; ++step) {
+    ASSERT_TRUE(store->AddDecision(MakeDecision(step % 2 == 0 ? "even" : "odd", step)).ok());
+  }
+  auto page = *store->ListDecisions("", 0, 2);
+  ASSERT_EQ(page.size(), 2u);
+  EXPECT_EQ(page[0].step, 5u);
+  EXPECT_EQ(page[0].snapshot, "") << "lists stay small";
+  page = *store->ListDecisions("", page[1].id, 10);
+  ASSERT_EQ(page.size(), 3u);
+  EXPECT_EQ(page[0].step, 3u);
+  page = *store->ListDecisions("even", 0, 10);
+  ASSERT_EQ(page.size(), 2u);
+  ASSERT_TRUE(store->UpdateDecision(page[0].id, "{\"outcome\":\"active\"}").ok());
+  const StoredDecision whole = *store->GetDecision(page[0].id);
+  EXPECT_EQ(whole.payload, "{\"outcome\":\"active\"}");
+  EXPECT_EQ(whole.snapshot, "{\"s\":1}");
+  EXPECT_EQ(whole.policy, "policy text");
+  EXPECT_EQ(store->GetDecision(999).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store->UpdateDecision(999, "{}").code(), StatusCode::kNotFound);
+}
+
+TEST_F(SqliteStoreTest, RetentionIsBounded) {
+  StoreLimits limits;
+  limits.decisions_per_job_max = 10;
+  limits.plans_per_job_max = 5;
+  limits.audit_max = 3;
+  limits.nodes_max = 2;
+  auto store = Open(limits);
+  for (uint64_t i = 1; i <= 128; ++i) {
+    ASSERT_TRUE(store->AddDecision(MakeDecision("j", i)).ok());
+    ASSERT_TRUE(store->PutPlan({"j", i, "{}", "active", 0}).ok());
+    ASSERT_TRUE(store->AddAudit({static_cast<double>(i), "a", "b", "c", "d"}).ok());
+    ASSERT_TRUE(store->PutNode({StrCat("n", i), "{}", static_cast<double>(i)}).ok());
+  }
+  EXPECT_EQ((*store->ListDecisions("j", 0, 1000)).size(), 10u);
+  EXPECT_FALSE((*store->GetPlan("j", 123)).has_value());
+  EXPECT_TRUE((*store->GetPlan("j", 124)).has_value());
+  EXPECT_EQ((*store->ListAudit(100)).size(), 3u);
+  const auto nodes = *store->ListNodes();
+  ASSERT_EQ(nodes.size(), 2u);
+  EXPECT_EQ(nodes[1].name, "n128");
+}
+
+TEST_F(SqliteStoreTest, SurvivesKillNine) {
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto store = OpenSqliteStore(path_);
+    if (!store.ok()) _exit(1);
+    for (uint64_t step = 1;; ++step) {
+      if (!(*store)->AddDecision(MakeDecision("j", step)).ok()) _exit(2);
+      if (write(pipe_ends[1], &step, sizeof(step)) != sizeof(step)) _exit(3);
+    }
+  }
+  close(pipe_ends[1]);
+  uint64_t acknowledged = 0;
+  while (acknowledged < 200) {
+    ASSERT_EQ(read(pipe_ends[0], &acknowledged, sizeof(acknowledged)),
+              ssize_t{sizeof(acknowledged)});
+  }
+  kill(child, SIGKILL);
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  uint64_t later = 0;
+  while (read(pipe_ends[0], &later, sizeof(later)) == ssize_t{sizeof(later)}) acknowledged = later;
+  close(pipe_ends[0]);
+  auto store = Open();
+  const auto newest = *store->ListDecisions("j", 0, 1);
+  ASSERT_EQ(newest.size(), 1u);
+  EXPECT_GE(newest[0].step, acknowledged) << "a write that returned was lost";
+}
+
+TEST_F(SqliteStoreTest, SecondControllerIsRefused) {
+  auto store = Open();
+  const auto second = OpenSqliteStore(path_);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(second.status()), testing::HasSubstr("another controller"));
+}
+
+TEST_F(SqliteStoreTest, FileThatIsNoDatabaseIsAClearError) {
+  std::ofstream(path_) << std::string(8192, 'x');
+  const auto store = OpenSqliteStore(path_);
+  ASSERT_FALSE(store.ok());
+  EXPECT_EQ(store.status().code(), StatusCode::kDataLoss);
+  EXPECT_THAT(Message(store.status()), testing::AllOf(testing::HasSubstr(path_.string()),
+                                                      testing::HasSubstr("move it away")));
+}
+
+TEST_F(SqliteStoreTest, DamagedPagesAreFoundAtOpen) {
+  {
+    auto store = Open();
+    for (uint64_t step = 1; step <= 200; ++step) {
+      ASSERT_TRUE(store->AddDecision(MakeDecision(std::string(400, 'j'), step)).ok());
+    }
+  }
+  {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    for (const int page : {3, 5, 8, 12, 20}) {
+      file.seekp(page * 4096);
+      file << std::string(2048, '\xff');
+    }
+  }
+  const auto store = OpenSqliteStore(path_);
+  ASSERT_FALSE(store.ok());
+  EXPECT_EQ(store.status().code(), StatusCode::kDataLoss) << ToString(store.status());
+}
+
+TEST_F(SqliteStoreTest, NewerSchemaIsRefused) {
+  Open().reset();
+  ASSERT_EQ(
+      std::system(StrCat("sqlite3 ", path_.string(),
+                         " 'PRAGMA user_version=99' 2>/dev/null ||"
+                         " python3 -c \"import sqlite3;c=sqlite3.connect('",
+                         path_.string(), "');c.execute('PRAGMA user_version=99');c.commit()\"")
+                      .c_str()),
+      0);
+  const auto store = OpenSqliteStore(path_);
+  ASSERT_FALSE(store.ok());
+  EXPECT_THAT(Message(store.status()), testing::HasSubstr("has schema 99"));
+}
+
+TEST_F(SqliteStoreTest, MissingDirectoryIsAClearError) {
+  const auto store = OpenSqliteStore(directory_ / "absent" / "state.db");
+  ASSERT_FALSE(store.ok());
+  EXPECT_EQ(store.status().code(), StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace weir
