@@ -3,6 +3,7 @@
 // who failed; it knows no collective, codec or plan.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,18 +21,27 @@ using TransportAddress = std::string;
 
 struct TransportTraits {
   std::string name;
-  bool lossless = true;          // delivers every byte in order or reports failure
+  bool lossless = true;  // delivers every byte in order or reports failure
   bool crosses_hosts = true;
 };
 
+/// What fault injection does to one outgoing frame.
+enum class FrameFault : uint8_t {
+  kNone,
+  kCorrupt,     // the payload no longer matches its checksum on the wire
+  kDisconnect,  // every connection is cut without a farewell, as by a crash
+};
+
 struct TransportOptions {
-  uint64_t job = 0;              // hash of the job's name: connections of other jobs are refused
+  uint64_t job = 0;  // hash of the job's name: connections of other jobs are refused
   int rank = 0;
   int world = 1;
   TransportAddress listen = "127.0.0.1:0";
-  std::string congestion_control;   // empty: the system's
-  int send_buffer_bytes = 0;        // 0: the system's
+  std::string congestion_control;  // empty: the system's
+  int send_buffer_bytes = 0;       // 0: the system's
   int receive_buffer_bytes = 0;
+  /// Fault injection (fault.h): asked once per PostSend, by the calling thread. Empty: no faults.
+  std::function<FrameFault(int peer)> frame_fault;
 };
 
 /// What the kernel or device knows of the path to one peer. Zero means unknown.
@@ -39,7 +49,7 @@ struct PathSample {
   int peer = -1;
   double rtt_s = 0, rtt_min_s = 0, rtt_deviation_s = 0;
   double delivery_rate_bytes_per_s = 0;
-  bool application_limited = true;   // the rate says nothing about the path
+  bool application_limited = true;  // the rate says nothing about the path
   uint64_t bytes_acked = 0, bytes_received = 0;
   double busy_s = 0, receive_window_limited_s = 0, send_buffer_limited_s = 0;
   uint32_t congestion_window_bytes = 0;
@@ -49,9 +59,9 @@ struct PathSample {
 /// A posted operation. 0 is never issued.
 using Ticket = uint64_t;
 
-/// One rank's end of a full mesh. Data calls come from one thread at a time; Samples and Interrupt are
-/// thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay untouched by
-/// the caller and alive until their ticket was waited for or the transport was closed.
+/// One rank's end of a full mesh. Data calls come from one thread at a time; Samples and Interrupt
+/// are thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay
+/// untouched by the caller and alive until their ticket was waited for or the transport was closed.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -60,8 +70,9 @@ class Transport {
   virtual int world() const = 0;
   virtual const TransportAddress& address() const = 0;  // where peers reach this rank
 
-  /// Connects to every other rank; addresses[r] is rank r's, own entry ignored. Every rank calls it.
-  /// kDeadlineExceeded names the ranks that are missing; kInvalidArgument: wrong count of addresses.
+  /// Connects to every other rank; addresses[r] is rank r's, own entry ignored. Every rank calls
+  /// it. kDeadlineExceeded names the ranks that are missing; kInvalidArgument: wrong count of
+  /// addresses.
   virtual Status Connect(const std::vector<TransportAddress>& addresses, TimePoint deadline) = 0;
 
   /// Queues one frame to `peer`. Fills payload size, checksum and source rank of `header`.
@@ -74,9 +85,9 @@ class Transport {
   virtual StatusOr<Ticket> PostReceive(int peer, std::span<std::byte> buffer) = 0;
 
   /// Drives all posted operations until `ticket` is done. For receives returns the verified header.
-  /// kUnavailable: any connected rank died (named) or sent an abort (its text); kDataLoss: malformed
-  /// or corrupt frame (peer named); kDeadlineExceeded names the peer waited for. After an error the
-  /// transport is failed: every later call returns the same error.
+  /// kUnavailable: any connected rank died (named) or sent an abort (its text); kDataLoss:
+  /// malformed or corrupt frame (peer named); kDeadlineExceeded names the peer waited for. After an
+  /// error the transport is failed: every later call returns the same error.
   virtual StatusOr<FrameHeader> Wait(Ticket ticket, TimePoint deadline) = 0;
 
   /// Tells every live peer that this rank fails the current operation, best effort and bounded by

@@ -1,7 +1,5 @@
 #include "datapath/wire/frame.h"
 
-#include <xxhash.h>
-
 #include <cstdio>
 
 #include "datapath/base/byte_cursor.h"
@@ -19,10 +17,6 @@ std::string Hex(uint64_t value) {
   return text;
 }
 }  // namespace
-
-uint32_t Checksum(std::span<const std::byte> bytes) {
-  return static_cast<uint32_t>(XXH3_64bits(bytes.data(), bytes.size()));
-}
 
 void EncodeFrameHeader(const FrameHeader& h, std::span<std::byte, kFrameHeaderBytes> out) {
   ByteWriter writer(out);

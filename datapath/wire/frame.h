@@ -16,8 +16,8 @@ enum class FrameType : uint8_t {
   kAbort = 3,  // the sender failed the operation; payload: text naming the guilty rank
 };
 
-/// Says that `version` becomes active at the start of step `step` (DESIGN section 6). version 0: nothing
-/// is announced.
+/// Says that `version` becomes active at the start of step `step` (DESIGN section 6). version 0:
+/// nothing is announced.
 struct ControlWord {
   uint64_t version = 0;
   uint64_t step = 0;
@@ -31,10 +31,10 @@ struct FrameHeader {
   FrameType type = FrameType::kData;
   uint16_t flags = 0;
   uint16_t source_rank = 0;
-  uint32_t slot = 0;           // position inside the operation, counted alike on both sides
-  uint64_t plan_version = 0;   // the plan that both sides must be on
-  uint64_t op_sequence = 0;    // the operation, counted alike on every rank since the job began
-  uint64_t bucket = 0;         // key of the bucket
+  uint32_t slot = 0;          // position inside the operation, counted alike on both sides
+  uint64_t plan_version = 0;  // the plan that both sides must be on
+  uint64_t op_sequence = 0;   // the operation, counted alike on every rank since the job began
+  uint64_t bucket = 0;        // key of the bucket
   ControlWord control;
   uint32_t payload_bytes = 0;
   uint32_t payload_checksum = 0;  // low 32 bits of XXH3-64 of the payload
@@ -47,8 +47,8 @@ inline constexpr uint32_t kFramePayloadBytesMax = 1u << 30;
 /// Writes `header` with its own checksum. Thread-safe, O(1).
 void EncodeFrameHeader(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> out);
 
-/// Parses a header and verifies magic, version, type, size bound and header checksum; trusts nothing.
-/// kDataLoss says which field, what was expected and found. Thread-safe, O(1).
+/// Parses a header and verifies magic, version, type, size bound and header checksum; trusts
+/// nothing. kDataLoss says which field, what was expected and found. Thread-safe, O(1).
 StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes);
 
 /// Low 32 bits of XXH3-64. Thread-safe, O(n).

@@ -1,0 +1,23 @@
+// The transports of this build, from builtin_transports.def.
+
+#include "datapath/transport/transport.h"
+
+namespace weir {
+
+#define WEIR_TRANSPORT(name, id) \
+  void Register##name(Registry<TransportFactory>& registry, uint8_t wire_id);
+#include "datapath/transport/builtin_transports.def"
+#undef WEIR_TRANSPORT
+
+const Registry<TransportFactory>& Transports() {
+  static const Registry<TransportFactory> registry = [] {
+    Registry<TransportFactory> filled("transport");
+#define WEIR_TRANSPORT(name, id) Register##name(filled, id);
+#include "datapath/transport/builtin_transports.def"
+#undef WEIR_TRANSPORT
+    return filled;
+  }();
+  return registry;
+}
+
+}  // namespace weir
