@@ -1,0 +1,21 @@
+#pragma once
+// A transport between threads of one process with the semantics of the real ones: order, deadlines,
+// named ranks, aborts, checksums and limited buffering.
+
+#include <memory>
+
+#include "datapath/transport/transport.h"
+
+namespace weir::testing {
+
+struct InprocOptions {
+  /// Bytes that a direction buffers before a send has to wait for its receive: a program that
+  /// relies on more buffering than a network gives then meets its deadline here, too.
+  size_t buffer_bytes = 64 << 10;
+};
+
+/// Transports that it makes reach those of the same factory and job; addresses read
+/// "inproc:<job>/<rank>". The factory outlives nothing: transports keep what they share.
+std::unique_ptr<TransportFactory> MakeInprocFactory(const InprocOptions& options = {});
+
+}  // namespace weir::testing
