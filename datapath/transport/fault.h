@@ -1,0 +1,36 @@
+#pragma once
+// A transport that misbehaves on purpose, around any other: late, lost and corrupt frames and a
+// sudden death, drawn from a seed, so that a failure found once can be repeated.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "datapath/transport/transport.h"
+
+namespace weir {
+
+/// What may happen to frames on their way to one peer. Probabilities are per frame, 0..1.
+struct PeerFaults {
+  double delay_probability = 0;
+  Duration delay_max{};         // uniform in [0, delay_max]
+  double drop_probability = 0;  // the frame is never sent; the receiver's deadline names us
+  double corrupt_probability =
+      0;  // a payload that does not match its checksum; the receiver names us
+};
+
+struct FaultOptions {
+  uint64_t seed = 0;
+  int rank = -1;  // the faulty rank; -1: every rank
+  PeerFaults every_peer;
+  std::map<int, PeerFaults> peers;       // instead of every_peer, by rank
+  uint64_t disconnect_after_frames = 0;  // so many frames to any peer, then a crash; 0: never
+};
+
+/// Makes transports of `inner` that follow `options`; `inner` outlives the factory and its
+/// transports. What happens to the n-th frame to a peer depends on (seed, rank, peer, n) alone. A
+/// delay keeps the posting thread waiting: it stands for a slow rank, not for a long wire.
+std::unique_ptr<TransportFactory> MakeFaultFactory(const TransportFactory& inner,
+                                                   FaultOptions options);
+
+}  // namespace weir

@@ -1,0 +1,510 @@
+// What every transport must do, run over each one of the registry and the in-memory one, plain and
+// with random delays.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "datapath/base/random.h"
+#include "datapath/transport/fault.h"
+#include "tests/support/inproc_transport.h"
+#include "tests/support/world.h"
+
+namespace weir::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Bytes = std::vector<std::byte>;
+using World = std::vector<std::unique_ptr<Transport>>;
+
+constexpr double kPatience = 20;  // seconds; a test that needs it has failed
+
+Bytes Pattern(size_t size, uint64_t seed) {
+  Bytes bytes(size);
+  Random random(seed);
+  size_t at = 0;
+  for (; at + 8 <= size; at += 8) {
+    const uint64_t word = random.Next();
+    std::memcpy(bytes.data() + at, &word, 8);
+  }
+  for (; at < size; ++at) bytes[at] = static_cast<std::byte>(random.Next());
+  return bytes;
+}
+
+const TransportFactory& Inproc() {
+  static const std::unique_ptr<TransportFactory> factory = MakeInprocFactory();
+  return *factory;
+}
+
+// Every transport of the build and the in-memory one.
+std::vector<const TransportFactory*> PlainFactories() {
+  std::vector<const TransportFactory*> factories = Transports().All();
+  factories.push_back(&Inproc());
+  return factories;
+}
+
+std::vector<const TransportFactory*> AllFactories() {
+  static const auto* delayed = [] {
+    auto* owned = new std::vector<std::unique_ptr<TransportFactory>>();
+    for (const TransportFactory* factory : PlainFactories()) {
+      FaultOptions options;
+      options.seed = 7;
+      options.every_peer.delay_probability = 0.2;
+      options.every_peer.delay_max = std::chrono::microseconds(500);
+      owned->push_back(MakeFaultFactory(*factory, options));
+    }
+    return owned;
+  }();
+  std::vector<const TransportFactory*> factories = PlainFactories();
+  for (const auto& factory : *delayed) factories.push_back(factory.get());
+  return factories;
+}
+
+TransportOptions FreshJob() {
+  static std::atomic<uint64_t> job = 1000;
+  TransportOptions options;
+  options.job = ++job;
+  return options;
+}
+
+class TransportConformance : public ::testing::TestWithParam<const TransportFactory*> {
+ protected:
+  World Connect(int world, const TransportFactory* factory = nullptr) {
+    StatusOr<World> connected = ConnectWorld(factory ? *factory : *GetParam(), world, FreshJob());
+    EXPECT_TRUE(connected.ok()) << connected.status();
+    return connected.ok() ? std::move(*connected) : World();
+  }
+};
+
+// A wait that must succeed.
+FrameHeader Done(Transport& transport, const StatusOr<Ticket>& ticket) {
+  EXPECT_TRUE(ticket.ok()) << ticket.status();
+  if (!ticket.ok()) return {};
+  const StatusOr<FrameHeader> header = transport.Wait(*ticket, Within(kPatience));
+  EXPECT_TRUE(header.ok()) << header.status();
+  return header.ok() ? *header : FrameHeader();
+}
+
+// A wait that must fail.
+Status Failure(Transport& transport, const StatusOr<Ticket>& ticket, double seconds = kPatience) {
+  if (!ticket.ok()) return ticket.status();
+  return transport.Wait(*ticket, Within(seconds)).status();
+}
+
+#define EXPECT_STATUS(status, wanted_code, matcher)                            \
+  do {                                                                         \
+    const Status actual_status = (status);                                     \
+    EXPECT_EQ(actual_status.code(), StatusCode::wanted_code) << actual_status; \
+    EXPECT_THAT(Message(actual_status), matcher);                              \
+  } while (false)
+
+TEST_P(TransportConformance, DeliversEverySizeInOrderWithItsHeader) {
+  World world = Connect(2);
+  ASSERT_EQ(world.size(), 2u);
+  std::vector<size_t> sizes = {
+      0, 1, 71, 72, 73, 4095, 8119, 8120, 8121, 65535, 65536 + 1, (1 << 20), (3 << 20) + 7, 0, 5};
+  std::vector<Bytes> sent, received;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    sent.push_back(Pattern(sizes[i], i));
+    received.emplace_back(sizes[i] + i % 3);  // some buffers are larger than needed
+  }
+  RunRanks(2, [&](int rank) {
+    std::vector<StatusOr<Ticket>> tickets;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      FrameHeader header;
+      header.slot = static_cast<uint32_t>(i);
+      header.plan_version = 3;
+      header.op_sequence = 1ull << 40;
+      header.bucket = 0xC0FFEE;
+      header.control = {.version = 4, .step = 99};
+      header.flags = kFlagNonFinite;
+      tickets.push_back(rank == 0 ? world[0]->PostSend(1, header, sent[i])
+                                  : world[1]->PostReceive(0, received[i]));
+    }
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const FrameHeader header = Done(*world[rank], tickets[i]);
+      EXPECT_EQ(header.slot, i);
+      EXPECT_EQ(header.payload_bytes, sizes[i]);
+      EXPECT_EQ(header.source_rank, 0);
+      EXPECT_EQ(header.plan_version, 3u);
+      EXPECT_EQ(header.op_sequence, 1ull << 40);
+      EXPECT_EQ(header.bucket, 0xC0FFEEu);
+      EXPECT_EQ(header.control, (ControlWord{4, 99}));
+      EXPECT_EQ(header.flags, kFlagNonFinite);
+    }
+  });
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    received[i].resize(sizes[i]);
+    EXPECT_EQ(received[i], sent[i]) << "message " << i;
+  }
+}
+
+TEST_P(TransportConformance, MovesAllDirectionsAtOnce) {
+  constexpr int kWorld = 4;
+  constexpr size_t kSize = 4 << 20;  // more than any socket takes at once
+  World world = Connect(kWorld);
+  ASSERT_EQ(world.size(), size_t{kWorld});
+  RunRanks(kWorld, [&](int rank) {
+    std::vector<Bytes> in(kWorld, Bytes(kSize)), out;
+    for (int peer = 0; peer < kWorld; ++peer) out.push_back(Pattern(kSize, rank * 10 + peer));
+    std::vector<StatusOr<Ticket>> sends, receives;
+    for (int peer = 0; peer < kWorld; ++peer) {
+      if (peer != rank) sends.push_back(world[rank]->PostSend(peer, {}, out[peer]));
+    }
+    for (int peer = 0; peer < kWorld; ++peer) {
+      if (peer != rank) receives.push_back(world[rank]->PostReceive(peer, in[peer]));
+    }
+    for (const auto& ticket : sends) Done(*world[rank], ticket);
+    for (const auto& ticket : receives) Done(*world[rank], ticket);
+    for (int peer = 0; peer < kWorld; ++peer) {
+      if (peer == rank) continue;
+      EXPECT_EQ(in[peer], Pattern(kSize, peer * 10 + rank));
+    }
+  });
+}
+
+TEST_P(TransportConformance, RandomTrafficArrivesWhateverIsWaitedForFirst) {
+  constexpr int kWorld = 3;
+  constexpr uint64_t kSeed = 20240131;
+  SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
+  World world = Connect(kWorld);
+  ASSERT_EQ(world.size(), size_t{kWorld});
+  const auto size_of = [](int from, int to, int i) {
+    return Random(MixSeed(MixSeed(kSeed, from * 8 + to), i)).Below(60000);
+  };
+  RunRanks(kWorld, [&](int rank) {
+    constexpr int kMessages = 60;
+    Random random(MixSeed(kSeed, 100 + rank));
+    std::vector<std::pair<Ticket, size_t>> posted;
+    std::vector<Bytes> in(kWorld * kMessages), out(kWorld * kMessages);
+    int next_send[kWorld] = {}, next_receive[kWorld] = {};
+    for (int left = 2 * (kWorld - 1) * kMessages; left > 0;) {
+      const int peer = static_cast<int>(random.Below(kWorld));
+      const bool sends = random.Below(2) == 0;
+      int& next = sends ? next_send[peer] : next_receive[peer];
+      if (peer == rank || next == kMessages) continue;
+      const size_t index = static_cast<size_t>(peer) * kMessages + next;
+      StatusOr<Ticket> ticket = 0;
+      if (sends) {
+        out[index] = Pattern(size_of(rank, peer, next), index);
+        ticket = world[rank]->PostSend(peer, {}, out[index]);
+      } else {
+        in[index].resize(size_of(peer, rank, next));
+        ticket = world[rank]->PostReceive(peer, in[index]);
+      }
+      ASSERT_TRUE(ticket.ok()) << ticket.status();
+      posted.push_back({*ticket, sends ? size_of(rank, peer, next) : in[index].size()});
+      ++next;
+      --left;
+    }
+    while (!posted.empty()) {
+      const size_t pick = random.Below(posted.size());
+      EXPECT_EQ(Done(*world[rank], posted[pick].first).payload_bytes, posted[pick].second);
+      posted.erase(posted.begin() + static_cast<ptrdiff_t>(pick));
+    }
+    for (int peer = 0; peer < kWorld; ++peer) {
+      for (int i = 0; peer != rank && i < kMessages; ++i) {
+        const size_t mine = static_cast<size_t>(peer) * kMessages + i;
+        const size_t theirs = static_cast<size_t>(rank) * kMessages + i;
+        EXPECT_EQ(in[mine], Pattern(size_of(peer, rank, i), theirs));
+      }
+    }
+  });
+}
+
+TEST_P(TransportConformance, PostedOperationsAreBounded) {
+  World world = Connect(2);
+  ASSERT_EQ(world.size(), 2u);
+  Bytes buffer(8);
+  std::vector<Ticket> tickets;
+  for (int i = 0; i < kPostedMax; ++i) {
+    const StatusOr<Ticket> ticket = world[0]->PostReceive(1, buffer);
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+    tickets.push_back(*ticket);
+  }
+  EXPECT_STATUS(world[0]->PostReceive(1, buffer).status(), kResourceExhausted, HasSubstr("4096"));
+  RunRanks(2, [&](int rank) {
+    const Bytes payload(8, std::byte{1});
+    if (rank == 0) {
+      for (Ticket ticket : tickets) Done(*world[0], ticket);
+    } else {
+      for (int i = 0; i < kPostedMax; ++i) Done(*world[1], world[1]->PostSend(0, {}, payload));
+    }
+  });
+  EXPECT_TRUE(world[0]->PostReceive(1, buffer).ok());
+}
+
+TEST_P(TransportConformance, SlowReaderHoldsTheSenderAndLosesNothing) {
+  World world = Connect(2);
+  ASSERT_EQ(world.size(), 2u);
+  constexpr int kMessages = 40;  // beyond all socket buffers
+  constexpr size_t kSize = 1 << 20;
+  std::vector<Bytes> payloads;
+  for (int i = 0; i < kMessages; ++i) payloads.push_back(Pattern(kSize, i));
+  std::atomic<bool> all_posted = false;
+  RunRanks(2, [&](int rank) {
+    if (rank == 0) {
+      std::vector<StatusOr<Ticket>> tickets;
+      for (const Bytes& payload : payloads) tickets.push_back(world[0]->PostSend(1, {}, payload));
+      all_posted = true;
+      all_posted.notify_all();
+      for (const auto& ticket : tickets) Done(*world[0], ticket);
+      return;
+    }
+    all_posted.wait(false);
+    for (const Bytes& payload : payloads) {
+      Bytes buffer(kSize);
+      Done(*world[1], world[1]->PostReceive(0, buffer));
+      EXPECT_EQ(buffer, payload);
+    }
+  });
+}
+
+TEST_P(TransportConformance, OversizePayloadNamesTheSender) {
+  World world = Connect(2);
+  ASSERT_EQ(world.size(), 2u);
+  const Bytes payload(100);
+  Bytes buffer(99);
+  const StatusOr<Ticket> sent = world[1]->PostSend(0, {}, payload);
+  ASSERT_TRUE(sent.ok());
+  EXPECT_STATUS(Failure(*world[0], world[0]->PostReceive(1, buffer)), kDataLoss,
+                AllOf(HasSubstr("rank 1"), HasSubstr("100 bytes"), HasSubstr("at most 99")));
+}
+
+TEST_P(TransportConformance, DeadlineNamesTheSilentRankAndFailsTheTransport) {
+  World world = Connect(3);
+  ASSERT_EQ(world.size(), 3u);
+  Bytes buffer(8);
+  const Status status = Failure(*world[0], world[0]->PostReceive(2, buffer), 0.05);
+  EXPECT_STATUS(status, kDeadlineExceeded, AllOf(HasSubstr("rank 2"), HasSubstr("last received")));
+  EXPECT_EQ(world[0]->PostReceive(1, buffer).status(), status);
+  EXPECT_EQ(world[0]->PostSend(1, {}, buffer).status(), status);
+}
+
+TEST_P(TransportConformance, AbortTellsEveryoneTheReason) {
+  constexpr int kWorld = 4;
+  World world = Connect(kWorld);
+  ASSERT_EQ(world.size(), size_t{kWorld});
+  RunRanks(kWorld, [&](int rank) {
+    Bytes buffer(8);
+    if (rank == 1) {
+      world[1]->Abort("bucket 17 differs");
+      EXPECT_STATUS(world[1]->PostReceive(0, buffer).status(), kAborted,
+                    HasSubstr("bucket 17 differs"));
+      return;
+    }
+    const int other = rank == 0 ? 2 : rank == 2 ? 3 : 0;  // nobody waits for the aborting rank
+    EXPECT_STATUS(Failure(*world[rank], world[rank]->PostReceive(other, buffer)), kUnavailable,
+                  HasSubstr("rank 1 reported: bucket 17 differs"));
+  });
+}
+
+TEST_P(TransportConformance, FailureTravelsToRanksThatDidNotSeeItsCause) {
+  World world = Connect(3);
+  ASSERT_EQ(world.size(), 3u);
+  Bytes buffer(8);
+  EXPECT_EQ(Failure(*world[0], world[0]->PostReceive(1, buffer), 0.01).code(),
+            StatusCode::kDeadlineExceeded);
+  world[0].reset();
+  EXPECT_STATUS(Failure(*world[2], world[2]->PostReceive(1, buffer)), kUnavailable,
+                AllOf(HasSubstr("rank 0 reported:"), HasSubstr("rank 1")));
+}
+
+TEST_P(TransportConformance, OrderlyDepartureFailsOnlyThoseWhoStillWait) {
+  World world = Connect(3);
+  ASSERT_EQ(world.size(), 3u);
+  const Bytes last_words = Pattern(20000, 9), from_1 = Pattern(100, 8);
+  Bytes buffer(20000), small(100);
+  Done(*world[2], world[2]->PostSend(0, {}, last_words));
+  world[2].reset();
+  RunRanks(2, [&](int rank) {
+    if (rank == 1) {
+      Done(*world[1], world[1]->PostSend(0, {}, from_1));
+      return;
+    }
+    Done(*world[0], world[0]->PostReceive(1, small));
+    EXPECT_EQ(small, from_1);
+    Done(*world[0], world[0]->PostReceive(2, buffer));
+    EXPECT_EQ(buffer, last_words);
+  });
+  EXPECT_STATUS(Failure(*world[0], world[0]->PostReceive(2, buffer)), kUnavailable,
+                AllOf(HasSubstr("rank 2 ("), HasSubstr("closed the connection")));
+}
+
+TEST_P(TransportConformance, InterruptEndsAWait) {
+  World world = Connect(2);
+  ASSERT_EQ(world.size(), 2u);
+  Bytes buffer(8);
+  const StatusOr<Ticket> ticket = world[0]->PostReceive(1, buffer);
+  std::thread interrupter([&] { world[0]->Interrupt(); });
+  EXPECT_STATUS(Failure(*world[0], ticket), kAborted, HasSubstr("interrupted"));
+  interrupter.join();
+}
+
+TEST_P(TransportConformance, ConnectNamesTheMissingRank) {
+  TransportOptions options = FreshJob();
+  options.world = 3;
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<TransportAddress> addresses;
+  for (options.rank = 0; options.rank < 3; ++options.rank) {
+    StatusOr<std::unique_ptr<Transport>> transport = GetParam()->Create(options);
+    ASSERT_TRUE(transport.ok()) << transport.status();
+    addresses.push_back((*transport)->address());
+    transports.push_back(std::move(*transport));
+  }
+  RunRanks(2, [&](int rank) {
+    const Status status = transports[rank]->Connect(addresses, Within(0.3));
+    EXPECT_FALSE(status.ok());
+    EXPECT_THAT(Message(status), HasSubstr("rank 2 ("));
+    EXPECT_EQ(Message(status).find(StrCat("rank ", 1 - rank, " (")), std::string::npos) << status;
+  });
+}
+
+TEST_P(TransportConformance, AWorldOfOneNeedsNobody) {
+  World world = Connect(1);
+  ASSERT_EQ(world.size(), 1u);
+  EXPECT_TRUE(world[0]->Samples().empty());
+  Bytes buffer(1);
+  EXPECT_EQ(world[0]->PostReceive(0, buffer).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_P(TransportConformance, WrongCallsSayWhatWasExpected) {
+  TransportOptions options = FreshJob();
+  options.rank = 2;
+  options.world = 2;
+  EXPECT_STATUS(GetParam()->Create(options).status(), kInvalidArgument,
+                HasSubstr("expected 0..1, found 2"));
+  options.rank = 0;
+  options.world = 0;
+  EXPECT_STATUS(GetParam()->Create(options).status(), kInvalidArgument, HasSubstr("found 0"));
+  options.world = 2;
+  StatusOr<std::unique_ptr<Transport>> lonely = GetParam()->Create(options);
+  ASSERT_TRUE(lonely.ok());
+  Bytes buffer(8);
+  EXPECT_STATUS((*lonely)->PostReceive(1, buffer).status(), kFailedPrecondition,
+                HasSubstr("not connected"));
+  EXPECT_STATUS((*lonely)->Connect({(*lonely)->address()}, Within(1)), kInvalidArgument,
+                HasSubstr("expected 2 (the world), found 1"));
+
+  World world = Connect(2);
+  ASSERT_EQ(world.size(), 2u);
+  for (const int peer : {-1, 0, 2}) {
+    EXPECT_STATUS(world[0]->PostSend(peer, {}, buffer).status(), kInvalidArgument,
+                  HasSubstr(StrCat("found ", peer)));
+  }
+  EXPECT_STATUS(world[0]->Wait(12345678, Within(1)).status(), kInvalidArgument,
+                HasSubstr("12345678"));
+  const StatusOr<Ticket> ticket = world[1]->PostSend(0, {}, buffer);
+  Done(*world[1], ticket);
+  EXPECT_STATUS(Failure(*world[1], ticket), kInvalidArgument, HasSubstr("not posted"));
+}
+
+TEST_P(TransportConformance, CountsSentBytesAndSamplesEveryPeer) {
+  World world = Connect(3);
+  ASSERT_EQ(world.size(), 3u);
+  const uint64_t before = world[0]->bytes_sent();
+  const Bytes payload(1000);
+  Done(*world[0], world[0]->PostSend(1, {}, payload));
+  EXPECT_EQ(world[0]->bytes_sent() - before, 1000 + kFrameHeaderBytes);
+  const std::vector<PathSample> samples = world[0]->Samples();
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_EQ(samples[0].peer, 1);
+  EXPECT_EQ(samples[1].peer, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryTransport, TransportConformance, ::testing::ValuesIn(AllFactories()),
+                         [](const auto& info) {
+                           std::string name = info.param->Traits().name;
+                           std::replace(name.begin(), name.end(), '+', '_');
+                           return name;
+                         });
+
+// ---- deaths and damage, over every plain transport
+
+class TransportUnderFault : public TransportConformance {};
+
+TEST_P(TransportUnderFault, CorruptPayloadNamesTheSender) {
+  FaultOptions faults;
+  faults.rank = 1;
+  faults.every_peer.corrupt_probability = 1;
+  const auto factory = MakeFaultFactory(*GetParam(), faults);
+  World world = Connect(2, factory.get());
+  ASSERT_EQ(world.size(), 2u);
+  RunRanks(2, [&](int rank) {
+    Bytes bytes(300);
+    if (rank == 1) {
+      const Bytes payload(300);
+      Done(*world[1], world[1]->PostSend(0, {}, payload));
+    } else {
+      EXPECT_STATUS(
+          Failure(*world[0], world[0]->PostReceive(1, bytes)), kDataLoss,
+          AllOf(HasSubstr("rank 1 ("), HasSubstr("corrupt payload"), HasSubstr("checksum")));
+    }
+  });
+}
+
+TEST_P(TransportUnderFault, LargeCorruptPayloadIsFoundToo) {
+  FaultOptions faults;
+  faults.rank = 1;
+  faults.every_peer.corrupt_probability = 1;
+  const auto factory = MakeFaultFactory(*GetParam(), faults);
+  World world = Connect(2, factory.get());
+  ASSERT_EQ(world.size(), 2u);
+  RunRanks(2, [&](int rank) {
+    Bytes bytes(8 << 20);
+    if (rank == 1) {
+      Done(*world[1], world[1]->PostSend(0, {}, bytes));
+    } else {
+      EXPECT_STATUS(Failure(*world[0], world[0]->PostReceive(1, bytes)), kDataLoss,
+                    HasSubstr("corrupt payload"));
+    }
+  });
+}
+
+TEST_P(TransportUnderFault, DroppedFrameEndsInADeadlineThatNamesTheSender) {
+  FaultOptions faults;
+  faults.rank = 1;
+  faults.every_peer.drop_probability = 1;
+  const auto factory = MakeFaultFactory(*GetParam(), faults);
+  World world = Connect(2, factory.get());
+  ASSERT_EQ(world.size(), 2u);
+  Bytes bytes(300);
+  Done(*world[1], world[1]->PostSend(0, {}, bytes));
+  EXPECT_STATUS(Failure(*world[0], world[0]->PostReceive(1, bytes), 0.05), kDeadlineExceeded,
+                HasSubstr("rank 1 ("));
+}
+
+TEST_P(TransportUnderFault, DeathIsNamedOnEverySurvivorWhoeverItWaitsFor) {
+  constexpr int kWorld = 4;
+  FaultOptions faults;
+  faults.rank = 2;
+  faults.disconnect_after_frames = 2;
+  const auto factory = MakeFaultFactory(*GetParam(), faults);
+  World world = Connect(kWorld, factory.get());
+  ASSERT_EQ(world.size(), size_t{kWorld});
+  RunRanks(kWorld, [&](int rank) {
+    Bytes buffer(8);
+    if (rank == 2) {
+      for (int i = 0; i < 2; ++i) Done(*world[2], world[2]->PostSend(0, {}, buffer));
+      EXPECT_STATUS(world[2]->PostSend(0, {}, buffer).status(), kUnavailable,
+                    HasSubstr("fault injection"));
+      return;
+    }
+    const TimePoint start = RealClock().Now();
+    const int other = rank == 0 ? 1 : rank == 1 ? 3 : 0;
+    EXPECT_STATUS(Failure(*world[rank], world[rank]->PostReceive(other, buffer)), kUnavailable,
+                  AllOf(HasSubstr("rank 2 ("), HasSubstr("closed the connection")));
+    EXPECT_LT(ToSeconds(RealClock().Now() - start), kPatience / 2);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryTransport, TransportUnderFault, ::testing::ValuesIn(PlainFactories()),
+                         [](const auto& info) { return info.param->Traits().name; });
+
+}  // namespace
+}  // namespace weir::testing
