@@ -27,15 +27,15 @@ struct WorldFunction {
 /// alpha: one-way message latency (s); beta: 1/bandwidth (s/byte); gamma: reduction cost (s/byte).
 /// Features describe the implemented algorithm, not the textbook's.
 struct CollectiveCost {
-  WorldFunction latency;   // sequential message latencies
-  WorldFunction payload;   // times the payload crosses the busiest link
-  WorldFunction index;     // kSharedIndex: times the index payload crosses it
-  WorldFunction reduce;    // times the payload is summed on the busiest rank
+  WorldFunction latency{};  // sequential message latencies
+  WorldFunction payload{};  // times the payload crosses the busiest link
+  WorldFunction index{};    // kSharedIndex: times the index payload crosses it
+  WorldFunction reduce{};   // times the payload is summed on the busiest rank
 };
 
 struct CollectiveTraits {
   std::string name;
-  std::string summary;     // one line with the source
+  std::string summary;  // one line with the source
   PayloadForm form = PayloadForm::kLanes;
   CollectiveCost cost;
   int world_min = 1, world_max = 0;  // 0: any
@@ -51,16 +51,19 @@ struct Exchange {
 
   // kOpaque: own payload in; on success one payload per rank, in rank order (own included).
   std::span<const std::byte> payload;
-  size_t payload_bytes_max = 0;                    // bound that every rank's payload respects
+  size_t payload_bytes_max = 0;  // bound that every rank's payload (kSharedIndex: index payload)
+                                 // respects; 0: kFramePayloadBytesMax
   std::vector<std::vector<std::byte>>* gathered = nullptr;
 
-  // kSharedIndex: every rank offers its own selection and its squared norm; the chosen rank's indices
-  // are broadcast and the values at them summed. On success `indices` and `values` (sum over ranks)
-  // are identical on every rank.
-  std::function<StatusOr<std::span<const std::byte>>()> select;  // own index payload; called on the chosen rank only
+  // kSharedIndex: every rank offers its own selection and its squared norm; the chosen rank's
+  // indices are broadcast and the values at them summed. On success `indices` and `values` (sum
+  // over ranks) are identical on every rank.
+  std::function<StatusOr<std::span<const std::byte>>()>
+      select;  // own index payload; called on the chosen rank only
   double norm_squared = 0;
-  uint64_t step = 0;                               // round-robin choice
-  std::function<Status(std::span<const std::byte> index_payload)> open;  // decodes, fills `values` from own data
+  uint64_t step = 0;  // round-robin choice
+  std::function<Status(std::span<const std::byte> index_payload)>
+      open;  // decodes, fills `values` from own data
   std::vector<float>* values = nullptr;
 };
 

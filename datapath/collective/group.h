@@ -34,7 +34,8 @@ class Group {
   void Begin(const OperationId& id, ControlWord control, uint16_t flags, TimePoint deadline);
 
   /// Posts one message; `slot` must match on both sides. Frames carry every control word and flag
-  /// seen so far, so what any rank announced reaches every rank that depends on it.
+  /// seen so far (the word of the highest version, all flags), so what any rank announced reaches
+  /// every rank that depends on it. Any error fails the group, see Fail.
   StatusOr<Ticket> Send(int peer, uint32_t slot, std::span<const std::byte> payload);
   StatusOr<Ticket> Receive(int peer, uint32_t slot, std::span<std::byte> buffer);
   Status WaitSend(Ticket ticket);
@@ -42,9 +43,15 @@ class Group {
   /// operation, bucket or slot; the group then aborts its transport.
   StatusOr<size_t> WaitReceive(Ticket ticket);
 
+  /// Ends the operation with `status`, which must not be OK: the first failure aborts the transport
+  /// with its message, so that the other ranks learn whose fault it is. Returns `status`.
+  /// Collectives call it for errors of their own (wrong sizes, failed callbacks).
+  Status Fail(const Status& status);
+
   /// What this rank has learnt so far in the operation.
   ControlWord control() const { return control_; }
   uint16_t flags() const { return flags_; }
+  /// Payload and frame header bytes since Begin.
   uint64_t bytes_sent() const { return bytes_sent_; }
 
  private:
@@ -53,6 +60,8 @@ class Group {
     int peer;
     uint32_t slot;
   };
+  Status Verify(const Pending& expected, const FrameHeader& found) const;
+
   Transport& transport_;
   size_t segment_bytes_;
   OperationId id_;
@@ -60,6 +69,7 @@ class Group {
   uint16_t flags_ = 0;
   TimePoint deadline_{};
   uint64_t bytes_sent_ = 0;
+  bool failed_ = false;
   std::vector<Pending> receives_;  // at most kPostedMax
 };
 

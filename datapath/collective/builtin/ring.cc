@@ -1,0 +1,43 @@
+// Ring all-reduce: reduce-scatter, then all-gather, every rank talking to its two neighbours only.
+//
+// Cost: 2(N-1) sequential messages; (N-1)/N of the payload leaves every rank twice; each rank sums
+// (N-1)/N of it. Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// workstations", JPDC 69(2), 2009, section 4. Chunks are cut into segments that are forwarded as
+// soon as they are reduced, so when a chunk takes longer to send than the latency, latency is
+// hidden and the features are an upper bound.
+
+#include "datapath/collective/collective.h"
+#include "datapath/collective/primitives.h"
+
+namespace weir {
+namespace {
+
+class Ring : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    const uint64_t before = group.bytes_sent();
+    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
+    WEIR_RETURN_IF_ERROR(RingAllReduce(group, lanes));
+    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+  }
+
+ private:
+  const CollectiveTraits traits_{
+      .name = "ring",
+      .summary = "reduce-scatter and all-gather around a ring (Patarasuk and Yuan 2009)",
+      .form = PayloadForm::kLanes,
+      .cost = {.latency = {.n_minus_1 = 2},
+               .payload = {.n_minus_1_over_n = 2},
+               .reduce = {.n_minus_1_over_n = 1}},
+  };
+};
+
+}  // namespace
+
+void RegisterRing(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<Ring>());
+}
+
+}  // namespace weir

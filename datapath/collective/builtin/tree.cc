@@ -1,0 +1,182 @@
+// Double binary tree all-reduce: two trees over the ranks, each for one half of the lanes, such
+// that no rank is inside both; segments are reduced up both trees, then broadcast down.
+//
+// Cost on a host NIC: going up, an inner rank receives two halves and sends one in its own tree and
+// sends a half as a leaf of the other; going down, the reverse. So the payload crosses the busiest
+// NIC twice for N >= 4 (1 time for N = 2, 1.5 times for N = 3, where the features are an upper
+// bound), and an inner rank sums two halves. Latency: floor(log2 N) hops up and as many down; the
+// feature uses ceil(log2 N), exact for powers of two. A pass down starts at the root as soon as it
+// has reduced everything, so filling the pipeline costs one segment per hop in addition. Source:
+// Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+// Parallel Computing 35(12), 2009. Deviates: the second tree is the first one shifted by one rank
+// for every world size.
+
+#include <array>
+#include <bit>
+
+#include "datapath/collective/collective.h"
+#include "datapath/collective/primitives.h"
+
+namespace weir {
+namespace {
+
+// The place of one rank in one tree. Positions 1..N; position p sits at level countr_zero(p), so
+// odd positions are leaves, and shifting by one turns every inner position into a leaf.
+struct Place {
+  int parent = -1;            // rank; -1: this is the root
+  std::vector<int> children;  // ranks, at most two, lower position first
+};
+
+// The root of the subtree over positions (low, high]: the one with most trailing zeros.
+int SubtreeRoot(int low, int high) {
+  int root = low + 1;
+  for (int p = low + 2; p <= high; ++p) {
+    if (std::countr_zero(static_cast<unsigned>(p)) >
+        std::countr_zero(static_cast<unsigned>(root))) {
+      root = p;
+    }
+  }
+  return root;
+}
+
+Place FindPlace(int rank, int world, int shift) {
+  const auto rank_at = [&](int p) { return (p - 1 - shift + world) % world; };
+  const int position = (rank + shift) % world + 1;
+  Place place;
+  int low = 0, high = world;
+  for (int root = SubtreeRoot(low, high); root != position; root = SubtreeRoot(low, high)) {
+    place.parent = rank_at(root);
+    (position < root ? high : low) = position < root ? root - 1 : root;
+  }
+  if (low < position - 1) place.children.push_back(rank_at(SubtreeRoot(low, position - 1)));
+  if (position < high) place.children.push_back(rank_at(SubtreeRoot(position, high)));
+  return place;
+}
+
+class TreePass {
+ public:
+  static constexpr size_t kTrees = 2;
+
+  TreePass(Group& group, const Lanes& lanes)
+      : group_(group),
+        lanes_(lanes),
+        partition_(lanes.bytes, {.lane_bytes = lanes.lane_bytes,
+                                 .parts = kTrees,
+                                 .segment_bytes = group.segment_bytes(),
+                                 .pipeline_depth = 16}),
+        segments_(partition_.segments()),
+        sends_(group) {
+    for (size_t t = 0; t < kTrees; ++t) {
+      places_[t] = FindPlace(group.rank(), group.size(), static_cast<int>(t));
+    }
+    // Leaf first: its sends wait for nothing.
+    if (!places_[0].children.empty()) order_ = {1, 0};
+  }
+
+  Status Run() {
+    WEIR_RETURN_IF_ERROR(ReduceUp());
+    // Totals overwrite partial sums, which must have left.
+    WEIR_RETURN_IF_ERROR(sends_.Drain());
+    WEIR_RETURN_IF_ERROR(BroadcastDown());
+    return sends_.Drain();
+  }
+
+ private:
+  // Up: slots tree * segments + s; down: 2 * segments further.
+  uint32_t Slot(size_t tree, size_t segment, bool down) const {
+    return static_cast<uint32_t>((tree + (down ? kTrees : 0)) * segments_ + segment);
+  }
+
+  Status Send(int peer, size_t tree, size_t segment, bool down) {
+    return sends_.Send(peer, Slot(tree, segment, down), partition_.Segment(tree, segment));
+  }
+
+  ReceiveStream Stream(int peer, size_t tree, Scratch* scratch) {
+    return ReceiveStream(
+        group_, peer, Slot(tree, 0, scratch == nullptr), segments_, Scratch::kWindow,
+        [this, tree, scratch](size_t s) -> StatusOr<std::optional<std::span<std::byte>>> {
+          if (!partition_.Travels(tree, s)) return std::nullopt;
+          const std::span<std::byte> segment = partition_.Segment(tree, s);
+          return scratch == nullptr ? segment : scratch->Buffer(s, segment.size());
+        });
+  }
+
+  Status ReduceUp() {
+    std::vector<Scratch> scratch(2, Scratch(partition_.segment_bytes()));
+    std::array<std::vector<ReceiveStream>, kTrees> receives;
+    size_t used = 0;  // a rank has children in one tree only
+    for (size_t t = 0; t < kTrees; ++t) {
+      for (const int child : places_[t].children) {
+        receives[t].push_back(Stream(child, t, &scratch.at(used++)));
+        WEIR_RETURN_IF_ERROR(receives[t].back().Post());
+      }
+    }
+    for (size_t s = 0; s < segments_; ++s) {
+      for (const size_t t : order_) {
+        for (ReceiveStream& receive : receives[t]) {
+          WEIR_ASSIGN_OR_RETURN(const std::span<std::byte> addend, receive.Next());
+          if (!addend.empty()) lanes_.accumulate(partition_.Segment(t, s), addend);
+        }
+        if (places_[t].parent < 0 || !partition_.Travels(t, s)) continue;
+        WEIR_RETURN_IF_ERROR(Send(places_[t].parent, t, s, false));
+      }
+    }
+    return OkStatus();
+  }
+
+  Status BroadcastDown() {
+    std::array<std::optional<ReceiveStream>, kTrees> receives;
+    for (size_t t = 0; t < kTrees; ++t) {
+      if (places_[t].parent < 0) continue;
+      receives[t].emplace(Stream(places_[t].parent, t, nullptr));
+      WEIR_RETURN_IF_ERROR(receives[t]->Post());
+    }
+    for (size_t s = 0; s < segments_; ++s) {
+      for (size_t i = kTrees; i-- > 0;) {  // inner first: others wait for what it forwards
+        const size_t t = order_[i];
+        if (receives[t].has_value()) WEIR_RETURN_IF_ERROR(receives[t]->Next().status());
+        if (!partition_.Travels(t, s)) continue;
+        for (const int child : places_[t].children) {
+          WEIR_RETURN_IF_ERROR(Send(child, t, s, true));
+        }
+      }
+    }
+    return OkStatus();
+  }
+
+  Group& group_;
+  const Lanes& lanes_;
+  const Partition partition_;
+  const size_t segments_;
+  SendQueue sends_;
+  std::array<Place, kTrees> places_;
+  std::array<size_t, kTrees> order_ = {0, 1};
+};
+
+class Tree : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    const uint64_t before = group.bytes_sent();
+    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
+    if (group.size() > 1) WEIR_RETURN_IF_ERROR(TreePass(group, lanes).Run());
+    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+  }
+
+ private:
+  const CollectiveTraits traits_{
+      .name = "tree",
+      .summary = "pipelined double binary tree (Sanders, Speck and Traeff 2009)",
+      .form = PayloadForm::kLanes,
+      .cost = {.latency = {.log2_n = 2}, .payload = {.constant = 2}, .reduce = {.constant = 1}},
+  };
+};
+
+}  // namespace
+
+void RegisterTree(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<Tree>());
+}
+
+}  // namespace weir

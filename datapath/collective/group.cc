@@ -1,0 +1,92 @@
+// Identity of an operation on every frame: what makes summing unlike bytes impossible.
+
+#include "datapath/collective/group.h"
+
+#include <algorithm>
+
+#include "datapath/base/check.h"
+
+namespace weir {
+
+Group::Group(Transport& transport, size_t segment_bytes)
+    : transport_(transport), segment_bytes_(std::max<size_t>(segment_bytes, 1)) {}
+
+void Group::Begin(const OperationId& id, ControlWord control, uint16_t flags, TimePoint deadline) {
+  id_ = id;
+  control_ = control;
+  flags_ = flags;
+  deadline_ = deadline;
+  bytes_sent_ = 0;
+  failed_ = false;
+  receives_.clear();
+}
+
+StatusOr<Ticket> Group::Send(int peer, uint32_t slot, std::span<const std::byte> payload) {
+  FrameHeader header;
+  header.type = FrameType::kData;
+  header.flags = flags_;
+  header.slot = slot;
+  header.plan_version = id_.plan_version;
+  header.op_sequence = id_.op_sequence;
+  header.bucket = id_.bucket;
+  header.control = control_;
+  StatusOr<Ticket> ticket = transport_.PostSend(peer, header, payload);
+  if (!ticket.ok()) return Fail(Annotate(ticket.status(), StrCat("sending to rank ", peer)));
+  bytes_sent_ += kFrameHeaderBytes + payload.size();
+  return ticket;
+}
+
+StatusOr<Ticket> Group::Receive(int peer, uint32_t slot, std::span<std::byte> buffer) {
+  StatusOr<Ticket> ticket = transport_.PostReceive(peer, buffer);
+  if (!ticket.ok()) return Fail(Annotate(ticket.status(), StrCat("receiving from rank ", peer)));
+  receives_.push_back({*ticket, peer, slot});
+  return ticket;
+}
+
+Status Group::WaitSend(Ticket ticket) {
+  StatusOr<FrameHeader> header = transport_.Wait(ticket, deadline_);
+  return header.ok() ? OkStatus() : Fail(header.status());
+}
+
+StatusOr<size_t> Group::WaitReceive(Ticket ticket) {
+  const auto pending = std::find_if(receives_.begin(), receives_.end(),
+                                    [&](const Pending& p) { return p.ticket == ticket; });
+  WEIR_CHECK(pending != receives_.end());
+  const Pending expected = *pending;
+  receives_.erase(pending);
+  StatusOr<FrameHeader> header = transport_.Wait(ticket, deadline_);
+  if (!header.ok()) {
+    return Fail(Annotate(header.status(), StrCat("waiting for rank ", expected.peer)));
+  }
+  if (Status status = Verify(expected, *header); !status.ok()) return Fail(status);
+  flags_ |= header->flags;
+  if (header->control.version > control_.version) control_ = header->control;
+  return header->payload_bytes;
+}
+
+Status Group::Verify(const Pending& expected, const FrameHeader& found) const {
+  if (found.type == FrameType::kData && found.plan_version == id_.plan_version &&
+      found.op_sequence == id_.op_sequence && found.bucket == id_.bucket &&
+      found.slot == expected.slot) {
+    return OkStatus();
+  }
+  FrameHeader wanted = found;
+  wanted.source_rank = static_cast<uint16_t>(expected.peer);
+  wanted.plan_version = id_.plan_version;
+  wanted.op_sequence = id_.op_sequence;
+  wanted.bucket = id_.bucket;
+  wanted.slot = expected.slot;
+  return Internal(StrCat("rank ", expected.peer, " sent ", Describe(found), "; rank ", rank(),
+                         " expected ", Describe(wanted)));
+}
+
+Status Group::Fail(const Status& status) {
+  WEIR_CHECK(!status.ok());
+  if (!failed_) {
+    failed_ = true;
+    transport_.Abort(Message(status));
+  }
+  return status;
+}
+
+}  // namespace weir

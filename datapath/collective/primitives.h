@@ -1,0 +1,200 @@
+#pragma once
+// The steps that several collectives share: partitions of a span of lanes, streams of segments to
+// and from one peer, and small whole-group exchanges. Everything here runs on a Group after Begin.
+//
+// Terms: a *chunk* is the part of the lanes that one rank is responsible for, a *segment* is the
+// part of a chunk that travels in one message.
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "datapath/base/status.h"
+#include "datapath/collective/collective.h"
+#include "datapath/collective/group.h"
+
+namespace weir {
+
+/// Lanes that are summed in place, with the sum of two equal-sized runs of whole lanes.
+struct Lanes {
+  std::span<std::byte> bytes;
+  size_t lane_bytes = 4;
+  std::function<void(std::span<std::byte> sum, std::span<const std::byte> addend)> accumulate;
+};
+
+/// The lanes of `exchange`. kInvalidArgument (after failing the group, so that no rank waits) when
+/// the bytes are not whole lanes or `accumulate` is missing.
+StatusOr<Lanes> LanesOf(Group& group, const Exchange& exchange);
+
+/// float32 lanes over `values` that add as IEEE floats.
+Lanes FloatLanes(std::span<float> values);
+
+/// How lanes are cut.
+struct PartitionOptions {
+  size_t lane_bytes = 4;
+  size_t parts = 1;           // chunks
+  size_t segment_bytes = 1;   // upper bound of a segment, raised only to respect segments_max
+  size_t pipeline_depth = 1;  // segments that a chunk is cut into while they stay above 64 KiB
+  size_t segments_max = 512;  // per chunk
+};
+
+/// Lanes cut into chunks of almost equal size and every chunk into equally many segments. Chunk 0
+/// is the largest, so it alone tells whether anything travels. Pure arithmetic, identical on all
+/// ranks.
+class Partition {
+ public:
+  Partition(std::span<std::byte> bytes, const PartitionOptions& options);
+
+  /// Segments per chunk, at least 1.
+  size_t segments() const { return segments_; }
+  /// Largest segment.
+  size_t segment_bytes() const { return segment_lanes_ * lane_bytes_; }
+  std::span<std::byte> Chunk(size_t chunk) const;
+  std::span<std::byte> Segment(size_t chunk, size_t segment) const;
+  /// False when the segment is empty and so is not sent. An operation without any lane still sends
+  /// segment 0 of chunk 0: control word and flags travel with it.
+  bool Travels(size_t chunk, size_t segment) const;
+
+ private:
+  size_t FirstLane(size_t chunk) const;
+
+  std::span<std::byte> bytes_;
+  size_t lane_bytes_;
+  size_t parts_;
+  size_t lanes_;
+  size_t segment_lanes_;
+  size_t segments_;
+};
+
+/// Sends whose completion is awaited later, oldest first. Payloads stay untouched until then.
+class SendQueue {
+ public:
+  explicit SendQueue(Group& group) : group_(group) {}
+  /// Waits for the oldest send when more than kPostedMax / 2 are open.
+  Status Send(int peer, uint32_t slot, std::span<const std::byte> payload);
+  /// Sends eight bytes that the queue keeps.
+  Status SendLength(int peer, uint32_t slot, uint64_t length);
+  /// Waits until at most `open` sends are open.
+  Status Drain(size_t open = 0);
+  /// Sends awaited so far.
+  size_t awaited() const { return awaited_; }
+  size_t posted() const { return awaited_ + tickets_.size(); }
+
+ private:
+  Group& group_;
+  std::deque<Ticket> tickets_;
+  std::deque<uint64_t> lengths_;  // a deque: addresses stay
+  size_t awaited_ = 0;
+};
+
+/// Receives messages 0 .. count-1 of known sizes from one peer, a few posted ahead.
+class ReceiveStream {
+ public:
+  /// Where message k goes; nothing when message k does not travel. Called once per k, in order.
+  using BufferOf = std::function<StatusOr<std::optional<std::span<std::byte>>>(size_t k)>;
+
+  /// Message k carries slot first_slot + k. At most `window` messages are posted at a time.
+  ReceiveStream(Group& group, int peer, uint32_t first_slot, size_t count, size_t window,
+                BufferOf buffer_of);
+
+  /// Posts as many receives as the window allows.
+  Status Post();
+  /// Waits for the next message; its buffer, empty when it does not travel. The buffer of the
+  /// previous message is given back. kInternal naming both sides when its size is not the expected
+  /// one.
+  StatusOr<std::span<std::byte>> Next();
+
+ private:
+  struct Posted {
+    std::optional<Ticket> ticket;
+    std::span<std::byte> buffer;
+  };
+  Group& group_;
+  int peer_;
+  uint32_t first_slot_;
+  size_t count_, window_;
+  BufferOf buffer_of_;
+  size_t next_posted_ = 0;
+  std::deque<Posted> posted_;
+};
+
+/// Scratch for the receives of one ReceiveStream: `window` buffers used in turn.
+class Scratch {
+ public:
+  static constexpr size_t kWindow = 4;
+  explicit Scratch(size_t segment_bytes) : segment_bytes_(segment_bytes) {}
+  /// Buffer for message k, shared with message k + kWindow.
+  std::span<std::byte> Buffer(size_t k, size_t bytes);
+
+ private:
+  size_t segment_bytes_;
+  std::vector<std::byte> storage_;
+};
+
+/// Sums `lanes` over all ranks, in place: reduce-scatter and all-gather around a ring. Each element
+/// is summed in the order of the ranks after its owner, on every rank the same bits. Scratch: four
+/// segments. 2(N-1) sequential messages, 2(N-1)/N of the lanes out of every rank.
+/// Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009; segments of a
+/// chunk are forwarded as soon as they are reduced.
+Status RingAllReduce(Group& group, const Lanes& lanes);
+
+/// Copies every rank's `own` (equal sizes, any small size) into `all`, rank order, world *
+/// own.size() bytes. One message from every rank to every other, so one latency and (N-1) *
+/// own.size() bytes.
+Status SmallAllGather(Group& group, std::span<const std::byte> own, std::span<std::byte> all);
+
+/// The maximum of `*value` over all ranks, the same bits everywhere; NaN when any rank's value is
+/// NaN.
+Status AllReduceMax(Group& group, float* value);
+
+/// Copies `bytes` of rank `root` (equal sizes) to all other ranks by direct messages.
+Status BroadcastSmall(Group& group, int root, std::span<std::byte> bytes);
+
+/// Returns when every rank has called it: an all-gather of nothing.
+Status Barrier(Group& group);
+
+/// Messages of a payload of any size: one when it is shorter than a segment of `group`; otherwise
+/// the first segment, the length, and the other segments. Segments are counted without the length.
+size_t PayloadSegments(const Group& group, size_t payload_bytes);
+
+/// Sends segment k of `payload`; every peer gets the segments in ascending order.
+Status SendPayloadSegment(Group& group, SendQueue& sends, int peer,
+                          std::span<const std::byte> payload, size_t k);
+
+/// The other side of SendPayloadSegment.
+class PayloadReceiver {
+ public:
+  /// `out` receives the payload, at most `bytes_max` bytes (0: kFramePayloadBytesMax).
+  PayloadReceiver(Group& group, int peer, size_t bytes_max, std::vector<std::byte>* out);
+  /// Posts the first receive.
+  Status Start();
+  /// Waits for the next segment, which it returns: nothing after the last. Segments returned stay
+  /// in place: the length is known, and `out` has its final size, before the first one is handed
+  /// out. kDataLoss naming the peer when the payload is longer than the bound.
+  StatusOr<std::optional<std::span<const std::byte>>> Next();
+  /// Valid after the first Next.
+  size_t payload_bytes() const { return out_->size(); }
+
+ private:
+  StatusOr<std::span<const std::byte>> AwaitFirst();
+
+  Group& group_;
+  int peer_;
+  size_t bytes_max_;
+  std::vector<std::byte>* out_;
+  Ticket first_ = 0;
+  size_t segments_ = 0, taken_ = 0;    // segments_ 0: not yet known
+  std::optional<ReceiveStream> rest_;  // segments 1 and later
+};
+
+/// Rank `root` hands `payload` to all ranks along a binomial tree, segment by segment; the others
+/// get it in `received`, bounded by `bytes_max` (0: kFramePayloadBytesMax). ceil(log2 N) latencies
+/// and ceil(log2 N) copies out of the root. Source: Thakur, Rabenseifner, Gropp, "Optimization of
+/// collective communication operations in MPICH", IJHPCA 2005, section 4.2; segments added.
+Status BinomialBroadcast(Group& group, int root, std::span<const std::byte> payload,
+                         size_t bytes_max, std::vector<std::byte>* received);
+
+}  // namespace weir
