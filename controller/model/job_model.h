@@ -97,6 +97,12 @@ class JobModel {
   /// The most urgent pending trigger, once. `periodic_s`: also fire when the last decision is older.
   std::optional<Trigger> TakeTrigger(double periodic_s);
 
+  /// Whether a short bandwidth probe would tell the model something that training itself does not, and
+  /// why: "bandwidth is uncertain by 45 %: the last 12 collectives moved too few bytes". Empty: no need.
+  /// True for long stretches while a heavily compressed plan runs; the caller spaces and pays probes.
+  std::string BandwidthProbeReason() const;
+  bool WantsBandwidthProbe() const { return !BandwidthProbeReason().empty(); }
+
   /// Complete input for Decide. kFailedPrecondition says what is still missing (buckets, capabilities,
   /// a first step, a latency or bandwidth estimate).
   StatusOr<Snapshot> MakeSnapshot(const std::string& trigger) const;

@@ -13,6 +13,7 @@ struct Measured {
   double value = 0;
   double deviation = 0;  // one standard deviation
   double age_s = 0;
+  friend bool operator==(const Measured&, const Measured&) = default;
 };
 
 /// See CodecTraits in datapath/codec/codec.h; field for field what agents advertise.
@@ -33,13 +34,18 @@ struct CodecModel {
   struct Time {
     double base_s = 0, per_element_s = 0, per_kept_s = 0;
     double deviation_s_per_element = 0;
+    friend bool operator==(const Time&, const Time&) = default;
   } encode, decode;
+  double payload_scale = 1;  // measured over predicted payload bytes
+  friend bool operator==(const CodecModel&, const CodecModel&) = default;
 };
 
 /// a + b*(N-1) + c*(N-1)/N + d*ceil(log2 N) + e*N.
 struct WorldFunctionModel {
   double constant = 0, n_minus_1 = 0, n_minus_1_over_n = 0, log2_n = 0, n = 0;
+  /// Never negative; log2 is rounded up; world >= 1.
   double At(int world) const;
+  friend bool operator==(const WorldFunctionModel&, const WorldFunctionModel&) = default;
 };
 
 struct CollectiveModel {
@@ -51,6 +57,8 @@ struct CollectiveModel {
   double alpha_scale = 1, beta_scale = 1, gamma_scale = 1;
   double overhead_s = 0;              // fixed software cost per run
   double relative_deviation = 0.3;    // of the predicted time
+  double gain_scale = 1;              // measured over predicted gain: one rank's indices serve all
+  friend bool operator==(const CollectiveModel&, const CollectiveModel&) = default;
 };
 
 struct BucketModel {
@@ -62,6 +70,7 @@ struct BucketModel {
   std::vector<double> gains;
   double peak_over_rms = 10;
   double residual_ratio = 0;          // norm of residual / norm of gradient
+  friend bool operator==(const BucketModel&, const BucketModel&) = default;
 };
 
 struct ChoiceModel {
@@ -93,6 +102,10 @@ struct Snapshot {
   double seconds_since_switch = 1e9;
   double measured_step_s = 0;         // of the incumbent; 0: unknown
   int recent_switches = 0;            // within the flap window
+  double metadata_overhead_s = 0;     // software cost of the exchange before encoding
+  double window_bytes = 0;            // in flight per connection at most; 0: no such cap
+  double host_bandwidth_bytes_per_s = 0;  // what a host can move at most; 0: no such cap
+  friend bool operator==(const Snapshot&, const Snapshot&) = default;
 };
 
 }  // namespace weir

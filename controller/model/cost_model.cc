@@ -1,0 +1,177 @@
+// See cost_model.h. Source of the features: the alpha-beta-gamma model of collectives; the window
+// cap is the bandwidth-delay product of one connection.
+
+#include "controller/model/cost_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "controller/model/deterministic_math.h"
+
+namespace weir {
+namespace {
+
+/// Entropy of a coin of probability p, in bits.
+double BinaryEntropy(double p) {
+  if (p <= 0 || p >= 1) return 0;
+  constexpr double kLn2 = 0.693147180559945309417232121458;
+  return -(p * DetLog(p) + (1 - p) * DetLog(1 - p)) / kLn2;
+}
+
+/// Energy share of the largest `ratio` of exponentially distributed magnitudes.
+double ExponentialGain(double ratio) {
+  const double depth = -DetLog(ratio);
+  return ratio * (1 + depth + 0.5 * depth * depth);
+}
+
+double CurveGain(const BucketModel& bucket, double ratio) {
+  if (ratio >= 1) return 1;
+  const auto& ratios = bucket.gain_ratios;
+  const auto& gains = bucket.gains;
+  const size_t n = std::min(ratios.size(), gains.size());
+  if (n == 0) return ExponentialGain(ratio);
+  if (ratio >= ratios[0]) return gains[0];
+  for (size_t i = 1; i < n; ++i) {
+    if (ratio < ratios[i]) continue;
+    const double above = DetLog(ratios[i - 1]), below = DetLog(ratios[i]);
+    const double weight = above > below ? (DetLog(ratio) - below) / (above - below) : 0;
+    return gains[i] + weight * (gains[i - 1] - gains[i]);
+  }
+  // Past the curve: fewer elements hold at most a proportional share.
+  return gains[n - 1] * ratio / ratios[n - 1];
+}
+
+bool AllZero(const CodecModel::Time& time) {
+  return time.base_s == 0 && time.per_element_s == 0 && time.per_kept_s == 0;
+}
+
+}  // namespace
+
+double WorldFunctionModel::At(int world) const {
+  const double ranks = std::max(1, world);
+  int levels = 0;
+  while ((int64_t{1} << levels) < world) ++levels;
+  const double value = constant + n_minus_1 * (ranks - 1) + n_minus_1_over_n * (ranks - 1) / ranks +
+                       log2_n * levels + n * ranks;
+  return std::max(0.0, value);
+}
+
+NetworkState NetworkOf(const Snapshot& snapshot) {
+  NetworkState network;
+  network.alpha_s = std::max(0.0, snapshot.latency_s.value);
+  if (snapshot.bandwidth_bytes_per_s.value > 0) {
+    network.beta_s_per_byte = 1 / snapshot.bandwidth_bytes_per_s.value;
+  }
+  network.gamma_s_per_byte = std::max(0.0, snapshot.reduce_s_per_byte);
+  return network;
+}
+
+double EffectiveBandwidth(const Snapshot& snapshot, const NetworkState& network) {
+  double bandwidth = network.beta_s_per_byte > 0 ? 1 / network.beta_s_per_byte : 1e18;
+  if (snapshot.window_bytes > 0 && network.alpha_s > 0) {
+    bandwidth = std::min(bandwidth, snapshot.window_bytes / (2 * network.alpha_s));
+  }
+  if (snapshot.host_bandwidth_bytes_per_s > 0) {
+    bandwidth = std::min(bandwidth, snapshot.host_bandwidth_bytes_per_s);
+  }
+  return bandwidth;
+}
+
+WireBytes PredictWireBytes(const CodecModel& codec, double elements, double ratio) {
+  const double kept = codec.uses_ratio ? std::clamp(ratio, 0.0, 1.0) : 1;
+  const double index_bits = codec.indices_coded ? BinaryEntropy(kept) : 0;
+  double payload_bits = codec.fixed_bits + kept * codec.kept_bits;
+  WireBytes bytes;
+  if (codec.form == "shared_index") {
+    bytes.index = codec.payload_scale * index_bits * elements / 8;
+  } else {
+    payload_bits += index_bits;
+  }
+  bytes.payload = codec.payload_scale * payload_bits * elements / 8;
+  return bytes;
+}
+
+double PredictGain(const CodecModel& codec, const CollectiveModel& collective,
+                   const BucketModel& bucket, double ratio, int world) {
+  double gain = 1;
+  if (codec.error_model == "selection") {
+    gain = CurveGain(bucket, ratio);
+  } else if (codec.error_model == "uniform_selection") {
+    gain = std::min(1.0, ratio);
+  } else if (codec.error_model == "relative") {
+    gain = 1 - codec.relative_error_squared;
+  } else if (codec.error_model == "max_scaled" && codec.levels > 0 && codec.error_divisor > 0) {
+    double levels = codec.levels;
+    if (codec.levels_divided_by_world) levels /= std::max(1, world);
+    const double step = bucket.peak_over_rms / levels;
+    gain = 1 - step * step / codec.error_divisor;
+  }
+  if (codec.lossy && ratio < 1) gain *= collective.gain_scale;
+  return std::clamp(gain, 0.0, 1.0);
+}
+
+double KeptElements(const CodecModel& codec, double elements, double ratio) {
+  return codec.uses_ratio ? elements * std::clamp(ratio, 0.0, 1.0) : elements;
+}
+
+double CodecSeconds(const CodecModel::Time& time, double elements, double kept) {
+  return std::max(0.0, time.base_s + time.per_element_s * elements + time.per_kept_s * kept);
+}
+
+BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
+                         const CodecModel& codec, const CollectiveModel& collective, double ratio) {
+  const double elements = static_cast<double>(bucket.elements);
+  const double kept = KeptElements(codec, elements, ratio);
+  const int world = std::max(1, snapshot.world);
+  const double slowdown = 1 / std::clamp(snapshot.codec_parallelism, 1e-3, 1.0);
+  BucketCost cost;
+  cost.gain = PredictGain(codec, collective, bucket, ratio, world);
+  cost.encode_fixed_s = CodecSeconds(codec.encode, elements, kept) * slowdown;
+  const double decodes = codec.form == "opaque" ? world : 1;
+  cost.decode_s = CodecSeconds(codec.decode, elements, kept) * decodes * slowdown;
+  cost.codec_deviation_s =
+      (codec.encode.deviation_s_per_element + codec.decode.deviation_s_per_element * decodes) *
+      elements * slowdown;
+  if (world == 1) return cost;
+  if (codec.shared_metadata) {
+    cost.encode_fixed_s += snapshot.metadata_overhead_s;
+    WorldFunctionModel levels;
+    levels.log2_n = 2;
+    cost.encode_alphas = levels.At(world);
+  }
+  const WireBytes bytes = PredictWireBytes(codec, elements, ratio);
+  const double rounds = std::max(1, codec.rounds);
+  cost.network_fixed_s =
+      rounds * (collective.overhead_s + collective.gamma_scale * collective.reduce.At(world) *
+                                            snapshot.reduce_s_per_byte * bytes.payload);
+  cost.network_alphas = rounds * collective.alpha_scale * collective.latency.At(world);
+  cost.network_beta_bytes = collective.beta_scale * (collective.payload.At(world) * bytes.payload +
+                                                     collective.index.At(world) * bytes.index);
+  cost.relative_deviation = collective.relative_deviation;
+  return cost;
+}
+
+bool Compatible(const CodecModel& codec, const CollectiveModel& collective, int world) {
+  if (codec.form != collective.form) return false;
+  if (codec.world_max > 0 && world > codec.world_max) return false;
+  if (world < collective.world_min) return false;
+  return collective.world_max <= 0 || world <= collective.world_max;
+}
+
+void ApplyPriorTimes(CodecModel* codec) {
+  if (AllZero(codec->encode)) {
+    codec->encode.base_s = 1e-5;
+    codec->encode.per_element_s = codec->uses_ratio ? 1.5e-9 : 3e-10;
+    codec->encode.per_kept_s = codec->uses_ratio ? 3e-9 : 0;
+    codec->encode.deviation_s_per_element = 0.5 * codec->encode.per_element_s;
+  }
+  if (AllZero(codec->decode)) {
+    codec->decode.base_s = 1e-5;
+    codec->decode.per_element_s =
+        codec->form == "opaque" || codec->form == "shared_index" ? 0 : 3e-10;
+    codec->decode.per_kept_s = codec->uses_ratio ? 3e-9 : 0;
+    codec->decode.deviation_s_per_element = 0.5 * codec->decode.per_element_s;
+  }
+}
+
+}  // namespace weir

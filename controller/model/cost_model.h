@@ -1,0 +1,72 @@
+#pragma once
+// What one bucket costs under one choice: bytes, seconds and gain, from data that agents advertise
+// and the estimators calibrate. Knows no codec and no collective by name.
+
+#include "controller/model/snapshot.h"
+
+namespace weir {
+
+/// The network that a prediction assumes.
+struct NetworkState {
+  double alpha_s = 0;           // one-way latency of one message
+  double beta_s_per_byte = 0;   // 1 / bottleneck bandwidth
+  double gamma_s_per_byte = 0;  // reduction cost
+};
+
+/// The snapshot's own estimates. Bandwidth 0 gives beta 0 (a world of one needs no network).
+NetworkState NetworkOf(const Snapshot& snapshot);
+
+/// Bandwidth that a flow really gets: min(link, window / round-trip time, host).
+/// 0 for a cap means that the snapshot knows none.
+double EffectiveBandwidth(const Snapshot& snapshot, const NetworkState& network);
+
+/// What one rank puts on the wire for one bucket.
+struct WireBytes {
+  double payload = 0;
+  double index = 0;  // forms that share indices send them apart from the values
+};
+
+/// payload = (fixed_bits + ratio * kept_bits + H(ratio) if indices_coded) * elements / 8, times the
+/// codec's measured payload_scale. A "shared_index" codec's H(ratio) part goes to `index`.
+WireBytes PredictWireBytes(const CodecModel& codec, double elements, double ratio);
+
+/// Share of the gradient's energy that survives, in [0, 1]. Selection reads the bucket's measured
+/// curve, interpolated in log(ratio); without a curve it assumes exponential magnitudes:
+/// r (1 + L + L^2/2), L = ln 1/r.
+double PredictGain(const CodecModel& codec, const CollectiveModel& collective,
+                   const BucketModel& bucket, double ratio, int world);
+
+/// Encode or one decode, before dividing by the snapshot's codec_parallelism.
+double CodecSeconds(const CodecModel::Time& time, double elements, double kept);
+double KeptElements(const CodecModel& codec, double elements, double ratio);
+
+/// One bucket under one choice, kept linear in alpha and effective beta so that "what if the
+/// network were different" costs nothing.
+struct BucketCost {
+  double encode_fixed_s = 0, encode_alphas = 0;  // encode plus the metadata exchange before it
+  double network_fixed_s = 0, network_alphas = 0, network_beta_bytes = 0;
+  double decode_s = 0;
+  double gain = 1;
+  double relative_deviation = 0;  // of the network time
+  double codec_deviation_s = 0;
+
+  double EncodeSeconds(double alpha_s) const { return encode_fixed_s + encode_alphas * alpha_s; }
+  double NetworkSeconds(double alpha_s, double beta_s_per_byte) const {
+    return network_fixed_s + network_alphas * alpha_s + network_beta_bytes * beta_s_per_byte;
+  }
+};
+
+/// network = overhead + alpha_scale latency(N) alpha + beta_scale (payload(N) bytes + index(N)
+/// index bytes) / B_eff + gamma_scale reduce(N) gamma bytes, per codec round; nothing in a world of
+/// one. The metadata exchange is a small all-reduce: overhead + 2 ceil(log2 N) alpha.
+BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
+                         const CodecModel& codec, const CollectiveModel& collective, double ratio);
+
+/// True when the collective carries the codec's payloads and both allow the world size.
+bool Compatible(const CodecModel& codec, const CollectiveModel& collective, int world);
+
+/// Replaces an all-zero encode or decode time by a prior, so that a codec that never ran is not
+/// free: 0.3 ns per element to copy or cast, 1.5 ns to select, 3 ns per kept element to scatter.
+void ApplyPriorTimes(CodecModel* codec);
+
+}  // namespace weir

@@ -1,0 +1,109 @@
+// The layout of a policy document and the limits of each value; README.md beside this file shows
+// it.
+
+#include "controller/policy/policy.h"
+
+#include "controller/policy/strict_yaml.h"
+
+namespace weir {
+namespace {
+
+constexpr double kSecondsMax = 86400;
+
+StrictSection ObjectiveSection(const std::string& origin, Policy* policy) {
+  StrictSection section(origin);
+  section.Name("name", &policy->objective)
+      .Number("progress_exponent", {.min = 0, .max = 4}, &policy->progress_exponent)
+      .Number("delay_target_s", {.min = 0, .max = 3600}, &policy->delay_target_s)
+      .Number("moo_weight_time", {.min = 0, .max = 1}, &policy->moo_weight_time)
+      .Name("codec", &policy->fixed_codec)
+      .Name("collective", &policy->fixed_collective)
+      .Number("ratio", {.min = 0, .max = 1, .min_open = true}, &policy->fixed_ratio);
+  return section;
+}
+
+StrictSection BoundsSection(const std::string& origin, Policy* policy) {
+  StrictSection section(origin);
+  section.Number("ratio_min", {.min = 0, .max = 1, .min_open = true}, &policy->ratio_min)
+      .Number("ratio_max", {.min = 0, .max = 1, .min_open = true}, &policy->ratio_max)
+      .Number("gain_min", {.min = 0, .max = 1}, &policy->gain_min)
+      .Number("residual_ratio_max", {.min = 0, .max = 1e6}, &policy->residual_ratio_max)
+      .Names("codecs", false, &policy->codecs)
+      .Names("collectives", false, &policy->collectives);
+  return section;
+}
+
+StrictSection SwitchingSection(const std::string& origin, Policy* policy) {
+  StrictSection section(origin);
+  section.Number("dwell_min_s", {.min = 0, .max = kSecondsMax}, &policy->dwell_min_s)
+      .Number("improvement_min", {.min = 0, .max = 0.9}, &policy->improvement_min)
+      .Number("confidence", {.min = 0.5, .max = 0.999}, &policy->confidence)
+      .Integer("flaps_max", {.min = 1, .max = 1000}, &policy->flaps_max)
+      .Number("flap_window_s", {.min = 1, .max = kSecondsMax}, &policy->flap_window_s)
+      .Number("lease_s", {.min = 0, .max = kSecondsMax}, &policy->lease_s);
+  return section;
+}
+
+StrictSection ProbingSection(const std::string& origin, Policy* policy) {
+  StrictSection section(origin);
+  section.Number("budget_ratio", {.min = 0, .max = 0.1}, &policy->probe_budget_ratio)
+      .Number("interval_s", {.min = 0.1, .max = kSecondsMax}, &policy->probe_interval_s)
+      .Number("latency_interval_s", {.min = 0.05, .max = kSecondsMax}, &policy->latency_interval_s);
+  return section;
+}
+
+bool PatternMatches(std::string_view pattern, std::string_view text) {
+  // Greedy with one remembered star: linear in |pattern| * |text| at worst, no recursion.
+  size_t p = 0, t = 0, star = std::string_view::npos, retry = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
+      ++p;
+      ++t;
+    } else if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      retry = t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++retry;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+}  // namespace
+
+StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin) {
+  const std::string name(origin);
+  Policy policy;
+  StrictSection document(name);
+  document.Name("name", &policy.name)
+      .Names("jobs", true, &policy.jobs)
+      .NameOrSection("objective", &policy.objective, ObjectiveSection(name, &policy))
+      .Section("bounds", BoundsSection(name, &policy))
+      .Section("switching", SwitchingSection(name, &policy))
+      .Section("probing", ProbingSection(name, &policy));
+  WEIR_RETURN_IF_ERROR(ReadStrictYaml(source, name, document));
+  if (policy.ratio_min > policy.ratio_max) {
+    return InvalidArgument(StrCat(name, ":1: bounds.ratio_min: expected at most ratio_max ",
+                                  policy.ratio_max, ", found ", policy.ratio_min));
+  }
+  if (policy.objective == "delay_target" && policy.delay_target_s <= 0) {
+    return InvalidArgument(StrCat(name,
+                                  ":1: objective.delay_target_s: expected a time above 0 s for "
+                                  "objective delay_target, found ",
+                                  policy.delay_target_s));
+  }
+  return policy;
+}
+
+bool PolicyMatches(const Policy& policy, std::string_view job) {
+  for (const std::string& pattern : policy.jobs) {
+    if (PatternMatches(pattern, job)) return true;
+  }
+  return false;
+}
+
+}  // namespace weir

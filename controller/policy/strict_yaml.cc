@@ -1,0 +1,258 @@
+// See strict_yaml.h.
+
+#include "controller/policy/strict_yaml.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+namespace weir {
+namespace {
+
+Status Wrong(const std::string& origin, const YAML::Mark& mark, const std::string& path,
+             const std::string& problem) {
+  const std::string line = mark.is_null() ? "?" : std::to_string(mark.line + 1);
+  return InvalidArgument(
+      StrCat(origin, ":", line, ": ", path.empty() ? "document" : path, ": ", problem));
+}
+
+/// What a reader of the error sees in the file, shortened.
+std::string Shown(const YAML::Node& node) {
+  switch (node.Type()) {
+    case YAML::NodeType::Undefined:
+    case YAML::NodeType::Null:
+      return "nothing";
+    case YAML::NodeType::Sequence:
+      return "a list";
+    case YAML::NodeType::Map:
+      return "a section";
+    case YAML::NodeType::Scalar:
+      break;
+  }
+  std::string text = node.Scalar().substr(0, 40);
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = ' ';
+  }
+  return "'" + text + "'";
+}
+
+/// yaml-cpp tags: "?" plain scalar or collection, "!" quoted scalar, anything else is explicit.
+bool Quoted(const YAML::Node& node) { return node.Tag() == "!"; }
+bool ExplicitTag(const YAML::Node& node) {
+  const std::string& tag = node.Tag();
+  return !tag.empty() && tag != "?" && tag != "!";
+}
+
+bool IsName(const std::string& text, bool pattern) {
+  if (text.empty() || text.size() > 128) return false;
+  return std::all_of(text.begin(), text.end(), [&](char c) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '.' || c == '_' || c == '-' || c == '/';
+    return plain || (pattern && (c == '*' || c == '?'));
+  });
+}
+
+std::string Describe(const NumberRange& range) {
+  return StrCat("a number in ", range.min_open ? "(" : "[", range.min, ", ", range.max, "]");
+}
+
+/// Decimal only: no octal, hexadecimal, signs without need, infinities or NaN.
+bool ParseNumber(const YAML::Node& node, double* out) {
+  if (!node.IsScalar() || Quoted(node)) return false;
+  const std::string& text = node.Scalar();
+  if (text.empty() || text.size() > 40) return false;
+  const size_t digits = text[0] == '-' ? 1 : 0;
+  if (text.size() > digits + 1 && text[digits] == '0' && text[digits + 1] >= '0' &&
+      text[digits + 1] <= '9') {
+    return false;  // 010 is eight to some readers and ten to others
+  }
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), *out);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size() && std::isfinite(*out);
+}
+
+bool InRange(double value, const NumberRange& range) {
+  return (range.min_open ? value > range.min : value >= range.min) && value <= range.max;
+}
+
+/// Refuses what could exhaust the parser before it starts.
+Status CheckSource(std::string_view source, const std::string& origin) {
+  if (source.size() > kPolicyBytesMax) {
+    return InvalidArgument(StrCat(origin, ":1: document: expected at most ", kPolicyBytesMax,
+                                  " bytes, found ", source.size()));
+  }
+  int depth = 0, line = 1;
+  for (const char c : source) {
+    if (c == '\n') ++line;
+    if (c == '\0') {
+      return InvalidArgument(
+          StrCat(origin, ":", line, ": document: expected text, found a zero byte"));
+    }
+    if (c == '[' || c == '{') ++depth;
+    if (c == ']' || c == '}') depth = std::max(0, depth - 1);
+    if (depth > kPolicyDepthMax) {
+      return InvalidArgument(StrCat(origin, ":", line, ": document: expected nesting of at most ",
+                                    kPolicyDepthMax, ", found more"));
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+StrictSection& StrictSection::Add(const std::string& key, Reader reader) {
+  readers_.emplace(key, std::move(reader));
+  return *this;
+}
+
+StrictSection& StrictSection::Number(const std::string& key, NumberRange range, double* out) {
+  return Add(key,
+             [this_origin = origin_, range, out](const YAML::Node& value, const std::string& path) {
+               double number = 0;
+               if (!ParseNumber(value, &number) || !InRange(number, range)) {
+                 return Wrong(this_origin, value.Mark(), path,
+                              StrCat("expected ", Describe(range), ", found ", Shown(value)));
+               }
+               *out = number;
+               return OkStatus();
+             });
+}
+
+StrictSection& StrictSection::Integer(const std::string& key, NumberRange range, int* out) {
+  return Add(key, [this_origin = origin_, range, out](const YAML::Node& value,
+                                                      const std::string& path) {
+    double number = 0;
+    if (!ParseNumber(value, &number) || !InRange(number, range) || number != std::floor(number)) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected an integer in [", range.min, ", ", range.max, "], found ",
+                          Shown(value)));
+    }
+    *out = static_cast<int>(number);
+    return OkStatus();
+  });
+}
+
+StrictSection& StrictSection::Name(const std::string& key, std::string* out) {
+  return Add(key, [this_origin = origin_, out](const YAML::Node& value, const std::string& path) {
+    if (!value.IsScalar() || !IsName(value.Scalar(), false)) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected a name of letters, digits and . _ - /, found ", Shown(value)));
+    }
+    *out = value.Scalar();
+    return OkStatus();
+  });
+}
+
+StrictSection& StrictSection::Names(const std::string& key, bool patterns,
+                                    std::vector<std::string>* out) {
+  return Add(key, [this_origin = origin_, patterns, out](const YAML::Node& value,
+                                                         const std::string& path) {
+    const char* what = patterns ? "a list of patterns" : "a list of names";
+    if (!value.IsSequence()) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected ", what, ", found ", Shown(value)));
+    }
+    if (value.size() > kPolicyListMax || (patterns && value.size() == 0)) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected ", what, " of ", patterns ? 1 : 0, " to ", kPolicyListMax,
+                          " entries, found ", value.size()));
+    }
+    std::vector<std::string> names;
+    for (const auto& entry : value) {
+      if (!entry.IsScalar() || ExplicitTag(entry) || !IsName(entry.Scalar(), patterns)) {
+        return Wrong(this_origin, entry.Mark(), path,
+                     StrCat("expected ", what, ", found the entry ", Shown(entry)));
+      }
+      if (std::find(names.begin(), names.end(), entry.Scalar()) != names.end()) {
+        return Wrong(this_origin, entry.Mark(), path,
+                     StrCat("expected each entry once, found ", Shown(entry), " again"));
+      }
+      names.push_back(entry.Scalar());
+    }
+    *out = std::move(names);
+    return OkStatus();
+  });
+}
+
+StrictSection& StrictSection::Section(const std::string& key, StrictSection section) {
+  return Add(key, [section = std::move(section)](const YAML::Node& value, const std::string& path) {
+    return section.Read(value, path);
+  });
+}
+
+StrictSection& StrictSection::NameOrSection(const std::string& key, std::string* name,
+                                            StrictSection section) {
+  return Add(key, [this_origin = origin_, name, section = std::move(section)](
+                      const YAML::Node& value, const std::string& path) {
+    if (value.IsMap()) return section.Read(value, path);
+    if (!value.IsScalar() || !IsName(value.Scalar(), false)) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected a name or a section, found ", Shown(value)));
+    }
+    *name = value.Scalar();
+    return OkStatus();
+  });
+}
+
+std::string StrictSection::KnownKeys() const {
+  std::string keys;
+  for (const auto& [key, reader] : readers_) keys += (keys.empty() ? "" : ", ") + key;
+  return keys;
+}
+
+Status StrictSection::Read(const YAML::Node& node, const std::string& path) const {
+  if (!node.IsMap()) {
+    return Wrong(
+        origin_, node.Mark(), path,
+        StrCat("expected a section with keys out of ", KnownKeys(), ", found ", Shown(node)));
+  }
+  std::set<std::string> seen;
+  for (const auto& entry : node) {
+    if (!entry.first.IsScalar()) {
+      return Wrong(origin_, entry.first.Mark(), path,
+                   StrCat("expected a plain key, found ", Shown(entry.first)));
+    }
+    const std::string& key = entry.first.Scalar();
+    const auto reader = readers_.find(key);
+    const std::string inner =
+        StrCat(path, path.empty() ? "" : ".", reader == readers_.end() ? "" : key);
+    if (reader == readers_.end()) {
+      return Wrong(
+          origin_, entry.first.Mark(), path.empty() ? key.substr(0, 40) : path,
+          StrCat("expected one of ", KnownKeys(), ", found unknown key ", Shown(entry.first)));
+    }
+    if (!seen.insert(key).second) {
+      return Wrong(origin_, entry.first.Mark(), inner, "expected once, found a second time");
+    }
+    if (ExplicitTag(entry.second)) {
+      return Wrong(origin_, entry.second.Mark(), inner,
+                   StrCat("expected no tag, found ", entry.second.Tag().substr(0, 40)));
+    }
+    WEIR_RETURN_IF_ERROR(reader->second(entry.second, inner));
+  }
+  return OkStatus();
+}
+
+Status ReadStrictYaml(std::string_view source, const std::string& origin,
+                      const StrictSection& section) {
+  WEIR_RETURN_IF_ERROR(CheckSource(source, origin));
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(source));
+    if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) {
+      return InvalidArgument(StrCat(origin, ":1: document: expected a section, found nothing"));
+    }
+    if (documents.size() > 1) {
+      return Wrong(origin, documents[1].Mark(), "", "expected one document, found a second");
+    }
+    return section.Read(documents[0], "");
+  } catch (const YAML::Exception& error) {
+    return Wrong(origin, error.mark, "", StrCat("expected YAML or JSON, found: ", error.msg));
+  } catch (const std::exception& error) {
+    return InvalidArgument(
+        StrCat(origin, ":?: document: expected YAML or JSON, found: ", error.what()));
+  }
+}
+
+}  // namespace weir

@@ -1,0 +1,66 @@
+#pragma once
+// A reader that forgives nothing: YAML and JSON documents whose every key must be expected, once,
+// with the right type and range. yaml-cpp itself keeps duplicate keys, reads 010 as eight and
+// throws.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "datapath/base/status.h"
+
+namespace YAML {
+class Node;
+}
+
+namespace weir {
+
+/// Bounds on a document, checked before and while it is parsed.
+inline constexpr size_t kPolicyBytesMax = 64 * 1024;
+inline constexpr int kPolicyDepthMax = 16;
+inline constexpr size_t kPolicyListMax = 256;
+
+/// The interval a number must lie in, and whether its ends belong to it.
+struct NumberRange {
+  double min = 0, max = 1;
+  bool min_open = false;
+};
+
+/// One section of a document: the keys it may hold and what each does with its value. Keys that are
+/// absent keep their defaults.
+class StrictSection {
+ public:
+  using Reader = std::function<Status(const YAML::Node& value, const std::string& path)>;
+
+  /// `origin` names the file in errors and must outlive the section.
+  explicit StrictSection(const std::string& origin) : origin_(origin) {}
+
+  StrictSection& Number(const std::string& key, NumberRange range, double* out);
+  StrictSection& Integer(const std::string& key, NumberRange range, int* out);
+  /// A non-empty name of letters, digits and . _ - (at most 128 characters).
+  StrictSection& Name(const std::string& key, std::string* out);
+  /// A list of names, or of shell patterns when `patterns`.
+  StrictSection& Names(const std::string& key, bool patterns, std::vector<std::string>* out);
+  StrictSection& Section(const std::string& key, StrictSection section);
+  /// A section that may also be written as just one name.
+  StrictSection& NameOrSection(const std::string& key, std::string* name, StrictSection section);
+
+  /// Reads `node`, a mapping. kInvalidArgument: "origin:line: path: expected ..., found ...".
+  Status Read(const YAML::Node& node, const std::string& path) const;
+
+ private:
+  StrictSection& Add(const std::string& key, Reader reader);
+  std::string KnownKeys() const;
+
+  const std::string& origin_;
+  std::map<std::string, Reader> readers_;
+};
+
+/// Parses `source` and reads its one document by `section`. Never throws. kInvalidArgument.
+Status ReadStrictYaml(std::string_view source, const std::string& origin,
+                      const StrictSection& section);
+
+}  // namespace weir

@@ -1,0 +1,208 @@
+#include "controller/policy/policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace weir {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string ErrorOf(std::string_view source) {
+  const auto policy = ParsePolicy(source, "p.yaml");
+  EXPECT_FALSE(policy.ok()) << "accepted: " << source;
+  if (policy.ok()) return "";
+  EXPECT_EQ(policy.status().code(), StatusCode::kInvalidArgument);
+  return Message(policy.status());
+}
+
+TEST(PolicyTest, ReadsEveryKey) {
+  const auto policy = ParsePolicy(R"(
+name: a-b
+jobs: ["x*", "y?"]
+objective: {name: fixed, progress_exponent: 0.5, delay_target_s: 0.25, moo_weight_time: 0.7,
+            codec: top_k, collective: sparse_all_gather, ratio: 0.01}
+bounds: {ratio_min: 0.01, ratio_max: 0.3, gain_min: 0.2, residual_ratio_max: 50,
+         codecs: [top_k, identity], collectives: [ring]}
+switching: {dwell_min_s: 3, improvement_min: 0.1, confidence: 0.8, flaps_max: 2, flap_window_s: 60,
+            lease_s: 9}
+probing: {budget_ratio: 0.01, interval_s: 5, latency_interval_s: 0.5}
+)",
+                                  "p.yaml");
+  ASSERT_TRUE(policy.ok()) << ToString(policy.status());
+  EXPECT_EQ(policy->name, "a-b");
+  EXPECT_THAT(policy->jobs, ElementsAre("x*", "y?"));
+  EXPECT_EQ(policy->objective, "fixed");
+  EXPECT_EQ(policy->progress_exponent, 0.5);
+  EXPECT_EQ(policy->delay_target_s, 0.25);
+  EXPECT_EQ(policy->moo_weight_time, 0.7);
+  EXPECT_EQ(policy->fixed_codec, "top_k");
+  EXPECT_EQ(policy->fixed_collective, "sparse_all_gather");
+  EXPECT_EQ(policy->fixed_ratio, 0.01);
+  EXPECT_EQ(policy->ratio_min, 0.01);
+  EXPECT_EQ(policy->ratio_max, 0.3);
+  EXPECT_EQ(policy->gain_min, 0.2);
+  EXPECT_EQ(policy->residual_ratio_max, 50);
+  EXPECT_THAT(policy->codecs, ElementsAre("top_k", "identity"));
+  EXPECT_THAT(policy->collectives, ElementsAre("ring"));
+  EXPECT_EQ(policy->dwell_min_s, 3);
+  EXPECT_EQ(policy->improvement_min, 0.1);
+  EXPECT_EQ(policy->confidence, 0.8);
+  EXPECT_EQ(policy->flaps_max, 2);
+  EXPECT_EQ(policy->flap_window_s, 60);
+  EXPECT_EQ(policy->lease_s, 9);
+  EXPECT_EQ(policy->probe_budget_ratio, 0.01);
+  EXPECT_EQ(policy->probe_interval_s, 5);
+  EXPECT_EQ(policy->latency_interval_s, 0.5);
+}
+
+TEST(PolicyTest, AbsentKeysKeepDefaultsAndObjectiveMayBeAName) {
+  const auto policy = ParsePolicy("objective: throughput\n", "p.yaml");
+  ASSERT_TRUE(policy.ok()) << ToString(policy.status());
+  EXPECT_EQ(policy->objective, "throughput");
+  EXPECT_EQ(policy->name, Policy{}.name);
+  EXPECT_EQ(policy->confidence, Policy{}.confidence);
+  EXPECT_THAT(policy->jobs, ElementsAre("*"));
+}
+
+TEST(PolicyTest, ReadsJson) {
+  const auto policy = ParsePolicy(R"({"name": "j", "bounds": {"ratio_min": 1e-3}})", "p.json");
+  ASSERT_TRUE(policy.ok()) << ToString(policy.status());
+  EXPECT_EQ(policy->name, "j");
+  EXPECT_EQ(policy->ratio_min, 0.001);
+}
+
+TEST(PolicyTest, UnknownKeyNamesLineAndAllowedKeys) {
+  EXPECT_THAT(ErrorOf("name: a\nbounds:\n  ratio_mim: 0.1\n"),
+              AllOf(HasSubstr("p.yaml:3: bounds:"), HasSubstr("unknown key 'ratio_mim'"),
+                    HasSubstr("ratio_min")));
+}
+
+TEST(PolicyTest, DuplicateKeyIsRefused) {
+  EXPECT_THAT(ErrorOf("name: a\nname: b\n"), HasSubstr("p.yaml:2: name: expected once"));
+  EXPECT_THAT(ErrorOf("bounds: {gain_min: 0.1, gain_min: 0.2}"), HasSubstr("bounds.gain_min"));
+}
+
+TEST(PolicyTest, NumbersAreDecimalUnquotedAndInRange) {
+  EXPECT_THAT(
+      ErrorOf("switching: {flaps_max: 010}"),
+      HasSubstr("p.yaml:1: switching.flaps_max: expected an integer in [1, 1000], found '010'"));
+  EXPECT_THAT(ErrorOf("bounds: {gain_min: 0x1}"), HasSubstr("found '0x1'"));
+  EXPECT_THAT(ErrorOf("bounds: {gain_min: .inf}"), HasSubstr("found '.inf'"));
+  EXPECT_THAT(ErrorOf("bounds: {gain_min: nan}"), HasSubstr("found 'nan'"));
+  EXPECT_THAT(ErrorOf("bounds: {gain_min: \"0.5\"}"), HasSubstr("bounds.gain_min"));
+  EXPECT_THAT(ErrorOf("bounds: {gain_min: 1.01}"),
+              HasSubstr("expected a number in [0, 1], found '1.01'"));
+  EXPECT_THAT(ErrorOf("bounds: {ratio_min: 0}"),
+              HasSubstr("expected a number in (0, 1], found '0'"));
+  EXPECT_THAT(ErrorOf("switching: {flaps_max: 1.5}"), HasSubstr("expected an integer"));
+  EXPECT_THAT(ErrorOf("bounds: {gain_min: }"), HasSubstr("found nothing"));
+  EXPECT_THAT(ErrorOf("bounds: {gain_min: 1e999}"), HasSubstr("bounds.gain_min"));
+}
+
+TEST(PolicyTest, WrongShapesAreRefused) {
+  EXPECT_THAT(ErrorOf(""), HasSubstr("found nothing"));
+  EXPECT_THAT(ErrorOf("just text"), HasSubstr("expected a section"));
+  EXPECT_THAT(ErrorOf("[1, 2]"), HasSubstr("expected a section"));
+  EXPECT_THAT(ErrorOf("bounds: 3"), HasSubstr("p.yaml:1: bounds: expected a section"));
+  EXPECT_THAT(ErrorOf("jobs: all"), HasSubstr("jobs: expected a list of patterns, found 'all'"));
+  EXPECT_THAT(ErrorOf("jobs: []"), HasSubstr("found 0"));
+  EXPECT_THAT(ErrorOf("jobs: [a, a]"), HasSubstr("expected each entry once"));
+  EXPECT_THAT(ErrorOf("bounds: {codecs: [[top_k]]}"), HasSubstr("found the entry a list"));
+  EXPECT_THAT(ErrorOf("bounds: {codecs: [\"to p\"]}"), HasSubstr("found the entry 'to p'"));
+  EXPECT_THAT(ErrorOf("name: {a: b}"), HasSubstr("name: expected a name"));
+  EXPECT_THAT(ErrorOf("? [a]\n: b\n"), HasSubstr("expected a plain key"));
+  EXPECT_THAT(ErrorOf("name: !!python/object x"), HasSubstr("expected no tag"));
+  EXPECT_THAT(ErrorOf("name: a\n---\nname: b\n"), HasSubstr("found a second"));
+  EXPECT_THAT(ErrorOf("name: [unclosed"), HasSubstr("expected YAML or JSON"));
+}
+
+TEST(PolicyTest, SizeAndNestingAreBounded) {
+  EXPECT_THAT(ErrorOf(std::string(70000, '#')), HasSubstr("at most 65536 bytes, found 70000"));
+  EXPECT_THAT(ErrorOf("name: " + std::string(60000, '[')), HasSubstr("nesting of at most 16"));
+  std::string block;  // nesting by indentation
+  for (int i = 0; i < 200; ++i) block += std::string(i, ' ') + "a:\n";
+  EXPECT_THAT(ErrorOf(block), HasSubstr("unknown key"));
+  std::string dashes = "jobs:\n ";
+  for (int i = 0; i < 20000; ++i) dashes += "- ";
+  ErrorOf(dashes);
+  EXPECT_THAT(ErrorOf(std::string("name: a\0b", 9)), HasSubstr("zero byte"));
+}
+
+TEST(PolicyTest, AliasesCannotExplode) {
+  ErrorOf("a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nname: *c\n");
+}
+
+TEST(PolicyTest, ContradictionsAreRefused) {
+  EXPECT_THAT(ErrorOf("bounds: {ratio_min: 0.5, ratio_max: 0.1}"),
+              HasSubstr("expected at most ratio_max 0.1, found 0.5"));
+  EXPECT_THAT(ErrorOf("objective: delay_target"), HasSubstr("objective.delay_target_s"));
+}
+
+TEST(PolicyTest, EveryPrefixOfADocumentIsAnsweredWithoutThrowing) {
+  const std::string text =
+      "name: a\nobjective: {name: moo, moo_weight_time: 0.5}\njobs: ['a*', \"b\"]\n";
+  for (size_t size = 0; size <= text.size(); ++size) {
+    const auto policy = ParsePolicy(std::string_view(text).substr(0, size), "p");
+    EXPECT_TRUE(policy.ok() || !Message(policy.status()).empty());
+  }
+}
+
+TEST(PolicyMatchesTest, ShellPatterns) {
+  Policy policy;
+  policy.jobs = {"resnet-*", "a?c", "*x*y"};
+  EXPECT_TRUE(PolicyMatches(policy, "resnet-50"));
+  EXPECT_TRUE(PolicyMatches(policy, "resnet-"));
+  EXPECT_FALSE(PolicyMatches(policy, "resnet"));
+  EXPECT_TRUE(PolicyMatches(policy, "abc"));
+  EXPECT_FALSE(PolicyMatches(policy, "ac"));
+  EXPECT_TRUE(PolicyMatches(policy, "xxyzy"));
+  EXPECT_FALSE(PolicyMatches(policy, "xyz"));
+  policy.jobs = {"*"};
+  EXPECT_TRUE(PolicyMatches(policy, ""));
+}
+
+TEST(PolicyExamplesTest, EveryShippedPolicyParses) {
+  const auto directory = std::filesystem::path(WEIR_TEST_SOURCE_DIR) / ".." / "deploy" / "policies";
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (entry.path().extension() != ".yaml" && entry.path().extension() != ".json") continue;
+    std::ifstream in(entry.path());
+    std::ostringstream text;
+    text << in.rdbuf();
+    const auto policy = ParsePolicy(text.str(), entry.path().filename().string());
+    EXPECT_TRUE(policy.ok()) << ToString(policy.status());
+    ++files;
+  }
+  EXPECT_GE(files, 5);
+}
+
+TEST(PolicyExamplesTest, DefaultFileSaysTheDefaults) {
+  const auto path = std::filesystem::path(WEIR_TEST_SOURCE_DIR) / "../deploy/policies/default.yaml";
+  std::ifstream in(path);
+  std::ostringstream text;
+  text << in.rdbuf();
+  const auto file = ParsePolicy(text.str(), "default.yaml");
+  ASSERT_TRUE(file.ok());
+  const Policy policy;
+  EXPECT_EQ(file->name, policy.name);
+  EXPECT_EQ(file->objective, policy.objective);
+  EXPECT_EQ(file->ratio_min, policy.ratio_min);
+  EXPECT_EQ(file->improvement_min, policy.improvement_min);
+  EXPECT_EQ(file->confidence, policy.confidence);
+  EXPECT_EQ(file->flaps_max, policy.flaps_max);
+  EXPECT_EQ(file->flap_window_s, policy.flap_window_s);
+  EXPECT_EQ(file->dwell_min_s, policy.dwell_min_s);
+  EXPECT_EQ(file->probe_budget_ratio, policy.probe_budget_ratio);
+  EXPECT_EQ(file->probe_interval_s, policy.probe_interval_s);
+  EXPECT_EQ(file->latency_interval_s, policy.latency_interval_s);
+}
+
+}  // namespace
+}  // namespace weir
