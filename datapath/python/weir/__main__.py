@@ -1,0 +1,75 @@
+"""`python3 -m weir check`: whether this machine is ready for Weir, one line per finding."""
+import argparse
+import os
+import socket
+import sys
+
+AGENT_TIMEOUT_S = 2.0
+
+
+def check_library():
+    """Found, loadable, and what it can do."""
+    from weir import _lib
+    path = _lib.library_path()
+    abilities = _lib.capabilities()
+    codecs = ", ".join(c["name"] for c in abilities.get("codecs", []))
+    collectives = ", ".join(c["name"] for c in abilities.get("collectives", []))
+    return (f"{path}, version {_lib.version()}; codecs: {codecs}; collectives: {collectives}")
+
+
+def check_torch():
+    """torch with the distributed package and the hooks that weir uses."""
+    import torch
+    import torch.distributed as dist
+    if not dist.is_available():
+        raise RuntimeError(f"torch {torch.__version__} has no distributed package")
+    from torch.nn.parallel import DistributedDataParallel
+    if not hasattr(DistributedDataParallel, "register_comm_hook"):
+        raise RuntimeError(f"torch {torch.__version__}: expected at least 1.8")
+    if not hasattr(torch.autograd.Variable._execution_engine, "queue_callback"):
+        raise RuntimeError(f"torch {torch.__version__} has no autograd queue_callback")
+    return f"torch {torch.__version__}"
+
+
+def check_agent(agent):
+    """The agent accepts connections."""
+    if not agent:
+        raise RuntimeError("WEIR_AGENT is not set: expected unix:/path or tcp:host:port")
+    kind, _, rest = agent.partition(":")
+    if kind == "unix":
+        family, address = socket.AF_UNIX, rest
+    elif kind == "tcp" and rest.rpartition(":")[2].isdigit():
+        host, _, port = rest.rpartition(":")
+        family, address = socket.AF_INET, (host, int(port))
+    else:
+        raise RuntimeError(f"WEIR_AGENT is {agent}: expected unix:/path or tcp:host:port")
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(AGENT_TIMEOUT_S)
+        connection.connect(address)
+    return f"{agent} accepts connections"
+
+
+def check(agent):
+    """Prints every finding; 0 when training could run, 1 when not. No agent is only a warning."""
+    failed = False
+    findings = (("library", check_library, True), ("torch", check_torch, True),
+                ("agent", lambda: check_agent(agent), False))
+    for name, finding, needed in findings:
+        try:
+            print(f"ok       {name}: {finding()}")
+        except Exception as error:  # a doctor reports whatever it meets
+            failed |= needed
+            consequence = "" if needed else " (a plan file or dense training works without)"
+            print(f"{'missing' if needed else 'warning'}  {name}: {error}{consequence}")
+    return 1 if failed else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python3 -m weir", description=__doc__)
+    parser.add_argument("command", choices=["check"])
+    parser.add_argument("--agent", default=os.environ.get("WEIR_AGENT"))
+    sys.exit(check(parser.parse_args().agent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""ctypes view of weir.h: loads libweir.so and declares its functions. Nothing else calls C.
+
+Importing this module loads nothing; the library is looked for at its first use.
+"""
+import ctypes
+import functools
+import json
+import os
+import pathlib
+
+OK = 0
+INVALID_ARGUMENT = 1
+NOT_FOUND = 2
+FAILED_PRECONDITION = 3
+DATA_LOSS = 4
+PEER_UNAVAILABLE = 5
+DEADLINE_EXCEEDED = 6
+RESOURCE_EXHAUSTED = 7
+ABORTED = 8
+INTERNAL = 9
+
+FLOAT32 = 0
+FLOAT16 = 1
+BFLOAT16 = 2
+
+
+class WeirError(RuntimeError):
+    """An operation failed. `status` is the weir_status, `rank` the rank that reports it."""
+
+    def __init__(self, message, status=INTERNAL, rank=None):
+        super().__init__(f"weir: rank {rank}: {message}" if rank is not None else
+                         f"weir: {message}")
+        self.status = status
+        self.rank = rank
+
+
+class LibraryNotFound(WeirError):
+    """libweir.so is nowhere; the message lists the places."""
+
+
+class Options(ctypes.Structure):
+    """struct weir_options."""
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("job", ctypes.c_char_p),
+        ("rank", ctypes.c_int32),
+        ("world", ctypes.c_int32),
+        ("transport", ctypes.c_char_p),
+        ("listen", ctypes.c_char_p),
+        ("agent", ctypes.c_char_p),
+        ("agent_token", ctypes.c_char_p),
+        ("plan_file", ctypes.c_char_p),
+        ("operation_timeout_s", ctypes.c_double),
+        ("connect_timeout_s", ctypes.c_double),
+        ("congestion_control", ctypes.c_char_p),
+    ]
+
+
+class Parameter(ctypes.Structure):
+    """struct weir_parameter."""
+    _fields_ = [("name", ctypes.c_char_p), ("elements", ctypes.c_uint64)]
+
+
+class StatsStruct(ctypes.Structure):
+    """struct weir_stats."""
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("step", ctypes.c_uint64),
+        ("plan_version", ctypes.c_uint64),
+        ("bytes_sent", ctypes.c_uint64),
+        ("steps_skipped", ctypes.c_uint64),
+        ("agent_connected", ctypes.c_int32),
+        ("last_step_s", ctypes.c_double),
+        ("last_exposed_s", ctypes.c_double),
+    ]
+
+
+_pointer = ctypes.c_void_p
+_text = ctypes.c_char_p
+_size_pointer = ctypes.POINTER(ctypes.c_size_t)
+# name -> (result, arguments); handles and buffers are void pointers.
+_FUNCTIONS = {
+    "weir_session_create": (ctypes.c_int, [ctypes.POINTER(Options), ctypes.POINTER(_pointer), _text,
+                                           ctypes.c_size_t]),
+    "weir_session_address": (_text, [_pointer]),
+    "weir_session_connect": (ctypes.c_int, [_pointer, ctypes.POINTER(_text), ctypes.c_int32]),
+    "weir_session_close": (None, [_pointer]),
+    "weir_define_bucket": (ctypes.c_int, [_pointer, ctypes.POINTER(Parameter), ctypes.c_size_t,
+                                          ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
+    "weir_step_begin": (ctypes.c_int, [_pointer]),
+    "weir_step_end": (ctypes.c_int, [_pointer, ctypes.POINTER(ctypes.c_int32)]),
+    "weir_all_reduce": (ctypes.c_int, [_pointer, ctypes.c_uint64, _pointer, ctypes.c_double,
+                                       _pointer, _pointer, ctypes.POINTER(_pointer)]),
+    "weir_wait": (ctypes.c_int, [_pointer, _pointer, ctypes.c_double]),
+    "weir_report_loss": (None, [_pointer, ctypes.c_double]),
+    "weir_export_state": (ctypes.c_int, [_pointer, _pointer, _size_pointer]),
+    "weir_import_state": (ctypes.c_int, [_pointer, _pointer, ctypes.c_size_t]),
+    "weir_get_stats": (ctypes.c_int, [_pointer, ctypes.POINTER(StatsStruct)]),
+    "weir_get_plan": (ctypes.c_int, [_pointer, _pointer, _size_pointer]),
+    "weir_strerror": (_text, [ctypes.c_int]),
+    "weir_last_error": (_text, [_pointer]),
+    "weir_version": (_text, []),
+    "weir_capabilities": (_text, []),
+}
+
+
+def _candidates():
+    """Places of libweir.so in the order in which they are tried."""
+    named = os.environ.get("WEIR_LIBRARY")
+    if named:
+        return [pathlib.Path(named)]
+    here = pathlib.Path(__file__).resolve().parent
+    places = [here / "libweir.so"]
+    for root in (here.parents[2], pathlib.Path.cwd()):  # a source tree with its build directory
+        places += [root / "build" / "datapath" / "session" / "libweir.so",
+                   root / "build" / "libweir.so"]
+    places += [pathlib.Path(p) / "libweir.so"
+               for p in ("/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib")]
+    return places
+
+
+def library_path():
+    """Path of the libweir.so that will be used. LibraryNotFound lists the places searched."""
+    places = _candidates()
+    for place in places:
+        if place.is_file():
+            return str(place)
+    cause = ("WEIR_LIBRARY names a file that does not exist" if os.environ.get("WEIR_LIBRARY") else
+             "build it (target weir_shared) or set WEIR_LIBRARY")
+    raise LibraryNotFound(f"libweir.so not found: {cause}; tried " +
+                          ", ".join(dict.fromkeys(map(str, places))), NOT_FOUND)
+
+
+@functools.lru_cache(maxsize=None)
+def library():
+    """The loaded library with every function declared."""
+    path = library_path()
+    try:
+        loaded = ctypes.CDLL(path)
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(loaded, name)
+            function.restype = result
+            function.argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise LibraryNotFound(f"{path} cannot be used: {error}", NOT_FOUND) from error
+    return loaded
+
+
+def version():
+    """Version of libweir."""
+    return library().weir_version().decode()
+
+
+def capabilities():
+    """Codecs and collectives of this build, as weir.v1.Capabilities."""
+    return json.loads(library().weir_capabilities().decode())

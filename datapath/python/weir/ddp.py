@@ -1,0 +1,247 @@
+"""Weir under DistributedDataParallel: a communication hook and its state.
+
+One bucket's way: DDP calls the hook as soon as a bucket's gradients are ready; the hook queues
+weir_all_reduce on DDP's flat buffer and returns a future. While libweir encodes, sends and decodes,
+the backward pass goes on. When it ends, one callback on the autograd engine waits for the buckets in
+order, completes their futures, and ends Weir's step; DDP then copies the means into the gradients.
+Waiting there, and not in a library thread, keeps the interpreter lock out of the datapath and lets a
+failure leave backward() as a WeirError that names the rank at fault.
+
+Residuals belong to parameters, by their names in the model, so that DDP's rebuilding of the buckets
+after the first iteration moves them with their parameters.
+
+Mixed precision: gradients that carry a loss scale (torch.cuda.amp.GradScaler) must not meet error
+feedback at a changing scale, since the residual of one step is added at the scale of the next. Keep
+the scale constant, or train in bfloat16, which needs none. A step in which any rank meets NaN or
+infinity is delivered as NaN everywhere, which GradScaler recognises; others look at
+`state.last_step_skipped` after backward() and leave the optimiser step out.
+
+Environment, where attach() is not told otherwise:
+  WEIR_AGENT               unix:/path or tcp:host:port of this node's agent
+  WEIR_AGENT_TOKEN         for tcp agents
+  WEIR_PLAN_FILE           static plan, used while no controller has sent one
+  WEIR_JOB                 name of the run (else TORCHELASTIC_RUN_ID, else "training")
+  WEIR_LISTEN              host:port of this rank's datapath; port 0: any
+  WEIR_PEERS               comma-separated host:port of all ranks, in rank order: no store is needed
+  WEIR_CONGESTION_CONTROL  TCP congestion control of the datapath
+  WEIR_TIMEOUT_S           deadline of one collective, default 60
+"""
+import atexit
+import os
+import socket
+import sys
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from weir import _lib
+from weir._lib import WeirError
+from weir.session import Session
+
+_DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
+           torch.bfloat16: _lib.BFLOAT16}
+CONNECT_TIMEOUT_S = 60.0
+_attached = weakref.WeakSet()
+_attach_count = 0
+_said = set()
+
+
+def _say_once(key, message):
+    if key not in _said:
+        _said.add(key)
+        print(f"weir: {message}", file=sys.stderr, flush=True)
+
+
+def _route_address(towards):
+    """This host's address on the way to `towards`; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards, 9))
+            return probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
+
+
+class DDPState:
+    """What the hook keeps for one DistributedDataParallel model on one rank.
+
+    model: the DDP model, or the module inside it. Needs an initialised process group for rank, world
+    and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None come
+    from the environment (module docstring).
+    """
+
+    def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
+                 plan_file=None, peers=None, listen=None, operation_timeout_s=None,
+                 congestion_control=None):
+        global _attach_count
+        environment = os.environ.get
+        module = getattr(model, "module", model)
+        self._names = {id(p): name for name, p in module.named_parameters()}
+        # Names are looked up by identity, so the parameters must live as long as this table.
+        self._parameters = list(module.parameters())
+        peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
+        self.rank = dist.get_rank() if rank is None else rank
+        self.world = (len(peers) or dist.get_world_size()) if world is None else world
+        self.last_step_skipped = False
+        self._keys = {}
+        self._pending = []
+        self._step_open = False
+        agent = environment("WEIR_AGENT") if agent is None else agent
+        plan_file = environment("WEIR_PLAN_FILE") if plan_file is None else plan_file
+        job = job or environment("WEIR_JOB") or environment("TORCHELASTIC_RUN_ID") or "training"
+        if peers and len(peers) != self.world:
+            raise WeirError(f"{len(peers)} peers for a world of {self.world}",
+                            _lib.INVALID_ARGUMENT, self.rank)
+        listen = listen or environment("WEIR_LISTEN")
+        if listen is None:
+            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+            listen = peers[self.rank] if peers else f"{_route_address(host)}:0"
+        self.session = Session(
+            job, self.rank, self.world, listen=listen, agent=agent or None,
+            agent_token=agent_token or environment("WEIR_AGENT_TOKEN"), plan_file=plan_file or None,
+            operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"))
+        _attach_count += 1
+        try:
+            self.session.connect(peers or self._exchange(f"weir/{job}/{_attach_count}"))
+        except BaseException:
+            self.session.close()
+            raise
+        _attached.add(self)
+        self._announce(agent, plan_file)
+
+    def _exchange(self, prefix):
+        """All ranks' addresses through the process group's own store."""
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"{prefix}/{self.rank}", self.session.address)
+        return [store.get(f"{prefix}/{r}").decode() for r in range(self.world)]
+
+    def _announce(self, agent, plan_file):
+        if self.rank != 0 or plan_file or self.session.stats().agent_connected:
+            return
+        where = f"the agent at {agent} does not answer" if agent else "no agent (WEIR_AGENT)"
+        _say_once("dense", f"{where} and no plan file (WEIR_PLAN_FILE): running dense")
+
+    # One step.
+
+    def begin_step(self):
+        """Begins a step unless one is open. attach() arranges that each forward pass does this."""
+        if not self._step_open:
+            self.session.step_begin()
+            self._step_open = True
+
+    def all_reduce(self, bucket):
+        """The hook: queues the bucket and returns a future of its mean over all ranks."""
+        self.begin_step()
+        buffer = bucket.buffer()
+        key = self._key(bucket, buffer)
+        host = self._host_buffer(buffer)
+        future = torch.futures.Future()
+        if not self._pending:
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_step)
+        request = self.session.all_reduce(key, host.data_ptr(), 1.0 / self.world)
+        self._pending.append((request, buffer, host, future))
+        return future
+
+    def _finish_step(self):
+        pending, self._pending = self._pending, []
+        for request, buffer, host, future in pending:
+            self.session.wait(request)
+            if host is not buffer:
+                buffer.copy_(host)
+            future.set_result(buffer)
+        self._step_open = False
+        self.last_step_skipped = self.session.step_end()
+
+    def _key(self, bucket, buffer):
+        parameters = bucket.parameters()
+        identity = (buffer.dtype, tuple(map(id, parameters)))
+        key = self._keys.get(identity)
+        if key is None:
+            if buffer.dtype not in _DTYPES:
+                raise WeirError(f"gradients of {buffer.dtype}: expected float32, float16 or "
+                                "bfloat16", _lib.INVALID_ARGUMENT, self.rank)
+            key = self.session.define_bucket(
+                [(self._name(p, bucket), p.numel()) for p in parameters], _DTYPES[buffer.dtype])
+            self._keys[identity] = key
+        return key
+
+    def _name(self, parameter, bucket):
+        try:
+            return self._names[id(parameter)]
+        except KeyError:
+            raise WeirError(
+                f"bucket {bucket.index()} holds a parameter of shape {tuple(parameter.shape)} that "
+                "is not in the model given to weir.attach", _lib.INVALID_ARGUMENT,
+                self.rank) from None
+
+    def _host_buffer(self, buffer):
+        """The bucket where libweir can reach it; a copy for buffers of an accelerator."""
+        return buffer if buffer.device.type == "cpu" else buffer.to("cpu")
+
+    # Around the steps.
+
+    def report_loss(self, loss):
+        """Tells the controller the loss of the current step; a view for people, never waited for."""
+        self.session.report_loss(float(loss))
+
+    def stats(self):
+        """Counters of this rank (weir.Stats)."""
+        return self.session.stats()
+
+    def plan(self):
+        """The active plan as a dictionary."""
+        return self.session.plan()
+
+    def state_dict(self):
+        """This rank's error-feedback residuals, to be saved with this rank's checkpoint."""
+        state = self.session.export_state()
+        return {"residuals": torch.frombuffer(bytearray(state), dtype=torch.uint8)
+                if state else torch.empty(0, dtype=torch.uint8)}
+
+    def load_state_dict(self, state):
+        """Restores state_dict() between steps. Parameters are matched by name."""
+        self.session.import_state(state["residuals"].numpy().tobytes())
+
+    def close(self):
+        """Leaves the job. Called at exit; safe to call twice."""
+        self.session.close()
+        _attached.discard(self)
+
+
+def ddp_hook(state, bucket):
+    """For DistributedDataParallel.register_comm_hook(state, weir.ddp_hook)."""
+    return state.all_reduce(bucket)
+
+
+def attach(ddp_model, **options):
+    """Registers Weir on a DistributedDataParallel model. Options are those of DDPState.
+
+    Returns the state. Also marks where steps begin: at the forward pass of a step, so that Weir tells
+    computing from waiting. Without that (plain register_comm_hook) a step begins at its first bucket.
+    """
+    state = DDPState(ddp_model, **options)
+    ddp_model.register_comm_hook(state, ddp_hook)
+    reference = weakref.ref(state)
+
+    def before_forward(module, unused_inputs):
+        current = reference()
+        if current is not None and module.training and torch.is_grad_enabled():
+            current.begin_step()
+
+    ddp_model.register_forward_pre_hook(before_forward)
+    return state
+
+
+def report_loss(loss):
+    """Reports the loss of the current step on every attached model of this process."""
+    for state in list(_attached):
+        state.report_loss(loss)
+
+
+@atexit.register
+def _close_all():
+    for state in list(_attached):
+        state.close()

@@ -1,0 +1,147 @@
+"""One rank's libweir session as a Python object. Knows nothing of torch."""
+import collections
+import ctypes
+import json
+
+from weir import _lib
+from weir._lib import WeirError
+
+ERROR_BYTES = 2048
+
+Stats = collections.namedtuple(
+    "Stats", "step plan_version bytes_sent steps_skipped agent_connected last_step_s "
+             "last_exposed_s")
+
+
+def _bytes(text):
+    return None if text is None else str(text).encode()
+
+
+class Session:
+    """Joins one rank of a job: create, connect, define buckets, then steps.
+
+    Calls come from one thread at a time. Failures raise WeirError with the library's words, which
+    name the rank or peer at fault.
+    """
+
+    def __init__(self, job, rank, world, *, listen=None, agent=None, agent_token=None,
+                 plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
+                 congestion_control=None):
+        self._library = _lib.library()
+        self.rank = rank
+        self.world = world
+        self._handle = ctypes.c_void_p()
+        options = _lib.Options(
+            ctypes.sizeof(_lib.Options), _bytes(job), rank, world, _bytes(transport),
+            _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
+            operation_timeout_s, connect_timeout_s, _bytes(congestion_control))
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        status = self._library.weir_session_create(ctypes.byref(options),
+                                                   ctypes.byref(self._handle), error, ERROR_BYTES)
+        if status != _lib.OK:
+            self._handle = None
+            words = error.value.decode(errors="replace") or self._words(status)
+            raise WeirError(words, status, rank)
+
+    def _words(self, status):
+        return self._library.weir_strerror(status).decode()
+
+    def _open_handle(self):
+        if not self._handle:
+            raise WeirError("the session is closed", _lib.FAILED_PRECONDITION, self.rank)
+        return self._handle
+
+    def _check(self, status):
+        if status != _lib.OK:
+            words = self._library.weir_last_error(self._handle).decode(errors="replace")
+            raise WeirError(words or self._words(status), status, self.rank)
+
+    @property
+    def address(self):
+        """Where peers reach this rank: "host:port"."""
+        return self._library.weir_session_address(self._open_handle()).decode()
+
+    def connect(self, addresses):
+        """Connects to all ranks; addresses[r] is rank r's address. Every rank must call it."""
+        array = (ctypes.c_char_p * len(addresses))(*[a.encode() for a in addresses])
+        self._check(self._library.weir_session_connect(self._open_handle(), array,
+                                                       len(addresses)))
+
+    def define_bucket(self, parameters, dtype=_lib.FLOAT32):
+        """Key of the bucket that consists of these (name, elements) pairs in this order."""
+        array = (_lib.Parameter * len(parameters))(
+            *[_lib.Parameter(name.encode(), elements) for name, elements in parameters])
+        key = ctypes.c_uint64()
+        self._check(self._library.weir_define_bucket(self._open_handle(), array, len(parameters),
+                                                     dtype, ctypes.byref(key)))
+        return key.value
+
+    def step_begin(self):
+        """Begins an optimiser step; swaps to an announced plan."""
+        self._check(self._library.weir_step_begin(self._open_handle()))
+
+    def step_end(self):
+        """Ends the step. True when it must be skipped: some rank met NaN or infinity."""
+        skipped = ctypes.c_int32()
+        self._check(self._library.weir_step_end(self._open_handle(), ctypes.byref(skipped)))
+        return bool(skipped.value)
+
+    def all_reduce(self, bucket, pointer, scale=1.0):
+        """Queues the bucket's all-reduce in place at `pointer`. Returns a request for wait()."""
+        request = ctypes.c_void_p()
+        self._check(self._library.weir_all_reduce(self._open_handle(), bucket, pointer, scale, None,
+                                                  None, ctypes.byref(request)))
+        return request
+
+    def wait(self, request, timeout_s=0.0):
+        """Waits for one request; 0: the session's operation timeout."""
+        self._check(self._library.weir_wait(self._open_handle(), request, timeout_s))
+
+    def report_loss(self, loss):
+        """Tells the controller the loss of the current step."""
+        self._library.weir_report_loss(self._open_handle(), float(loss))
+
+    def export_state(self):
+        """Error-feedback residuals of all parameters as bytes; call between steps."""
+        size = ctypes.c_size_t()
+        self._check(self._library.weir_export_state(self._open_handle(), None, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(max(1, size.value))
+        self._check(self._library.weir_export_state(self._handle, buffer, ctypes.byref(size)))
+        return buffer.raw[:size.value]
+
+    def import_state(self, state):
+        """Restores what export_state returned; parameters are matched by name."""
+        state = bytes(state)
+        self._check(self._library.weir_import_state(self._open_handle(), state, len(state)))
+
+    def stats(self):
+        """Counters of this rank. Thread-safe."""
+        stats = _lib.StatsStruct(ctypes.sizeof(_lib.StatsStruct))
+        self._check(self._library.weir_get_stats(self._open_handle(), ctypes.byref(stats)))
+        return Stats(stats.step, stats.plan_version, stats.bytes_sent, stats.steps_skipped,
+                     bool(stats.agent_connected), stats.last_step_s, stats.last_exposed_s)
+
+    def plan(self):
+        """The active plan (weir.v1.Plan) as a dictionary."""
+        capacity = 1 << 16
+        while True:
+            size = ctypes.c_size_t(capacity)
+            buffer = ctypes.create_string_buffer(capacity)
+            status = self._library.weir_get_plan(self._open_handle(), buffer, ctypes.byref(size))
+            if status != _lib.RESOURCE_EXHAUSTED or capacity >= 1 << 28:
+                break
+            capacity *= 4
+        self._check(status)
+        return json.loads(buffer.raw[:size.value].rstrip(b"\0").decode())
+
+    def close(self):
+        """Ends every operation and frees the session, within 5 s. Safe to call twice."""
+        handle, self._handle = self._handle, None
+        if handle:
+            self._library.weir_session_close(handle)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.close()

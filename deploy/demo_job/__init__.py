@@ -1,0 +1,1 @@
+"""The demo: a data-parallel training job on emulated hosts whose network changes under it."""

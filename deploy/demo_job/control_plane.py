@@ -1,0 +1,143 @@
+"""Controller and agents of a demo run, and what the driver reads from the controller's REST API."""
+import json
+import os
+import pathlib
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from demo_job.forward import Forwarder
+
+GRPC_PORT = 7700
+HTTP_PORT = 7780
+AGENT_METRICS_PORT = 9465
+REQUEST_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 15.0
+
+
+class ControlPlaneError(RuntimeError):
+    """Controller or agent did not come up; the message holds the end of its log."""
+
+
+class ControlPlane:
+    """One controller on the control host and one agent per training host."""
+
+    def __init__(self, children, binaries, directory, network, hosts, policy=None, port=0):
+        self._children = children
+        self._binaries = binaries
+        self._directory = pathlib.Path(directory)
+        self._network = network
+        self._hosts = hosts
+        self._policy = policy
+        self._port = port
+        self._started = []
+        self._forwarder = None
+        self.url = ""
+
+    def start(self):
+        """Starts all and waits until every agent is connected. ControlPlaneError otherwise."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        policies = self._directory / "policy"
+        policies.mkdir(exist_ok=True)
+        if self._policy:
+            target = policies / pathlib.Path(self._policy).name
+            target.write_bytes(pathlib.Path(self._policy).read_bytes())
+        inside = self._network is not None
+        host = self._network.control_address if inside else "127.0.0.1"
+        self._start("weir-controller", self._network.control if inside else None, [
+            "--listen-grpc", f"{host}:{GRPC_PORT}", "--listen-http", f"{host}:{HTTP_PORT}",
+            "--state", self._directory / "controller.db", "--policy", policies, "--insecure"])
+        if inside:
+            self._forwarder = Forwarder(self._network.control, (host, HTTP_PORT), self._port)
+            self.url = f"http://127.0.0.1:{self._forwarder.port}"
+        else:
+            self.url = f"http://{host}:{HTTP_PORT}"
+        self._wait("the controller to answer", lambda: self.get("/v1/nodes") is not None)
+        for i in range(self._hosts):
+            address = self._network.address(i) if inside else "127.0.0.1"
+            self._start("weir-agent", self._network.host(i) if inside else None, [
+                "--node", f"h{i}", "--address", address, "--controller", f"{host}:{GRPC_PORT}",
+                "--socket", self.socket(i), "--insecure",
+                "--metrics", f"{address}:{AGENT_METRICS_PORT + (0 if inside else i)}"], f"-h{i}")
+        self._wait(f"{self._hosts} agents to connect", self._agents_connected)
+
+    def socket(self, index):
+        """Unix socket of the agent of host `index`."""
+        return self._directory / f"h{index}.sock"
+
+    def _start(self, name, namespace, arguments, suffix=""):
+        log = open(self._directory / f"{name}{suffix}.log", "wb")
+        with log:
+            child = self._children.start([self._binaries[name], *arguments], namespace,
+                                         stdout=log, stderr=log)
+        child.log_path = log.name
+        self._started.append(child)
+
+    def _agents_connected(self):
+        nodes = (self.get("/v1/nodes") or {}).get("nodes", [])
+        return sum(bool(n.get("connected")) for n in nodes) >= self._hosts
+
+    def _wait(self, what, condition):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not condition():
+            for child in self._started:
+                if child.poll() is not None:
+                    raise ControlPlaneError(f"{child.log_path}: ended with status "
+                                            f"{child.returncode}: {_tail(child.log_path)}")
+            if time.monotonic() > deadline:
+                raise ControlPlaneError(f"waited {START_TIMEOUT_S:g} s for {what}; "
+                                        f"logs are in {self._directory}")
+            time.sleep(0.05)
+
+    def get(self, path, **query):
+        """JSON answer of the controller; None while it does not answer."""
+        if query:
+            path += "?" + urllib.parse.urlencode(query)
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=REQUEST_TIMEOUT_S) as answer:
+                return json.load(answer)
+        except (OSError, ValueError):
+            return None
+
+    def decisions(self, job):
+        """All decisions of the job, oldest first."""
+        found, token = [], ""
+        while True:
+            page = self.get("/v1/decisions", job=job, page_size=200,
+                            **({"page_token": token} if token else {}))
+            if page is None:
+                break
+            found += page.get("decisions", [])
+            token = page.get("next_page_token", "")
+            if not token:
+                break
+        return sorted(found, key=lambda d: float(d.get("unix_s", 0)))
+
+    def series(self, job):
+        """The job's recent history (weir.v1.SeriesPoint), oldest first."""
+        answer = self.get(f"/v1/jobs/{urllib.parse.quote(job)}/series") or {}
+        return answer.get("points", [])
+
+    def stop(self):
+        """Ends controller, agents and the forwarded port."""
+        if self._forwarder is not None:
+            self._forwarder.close()
+            self._forwarder = None
+        self._children.stop(self._started)
+        self._started = []
+
+
+def _tail(path, lines=5):
+    text = pathlib.Path(path).read_text(errors="replace").strip().splitlines()
+    return " | ".join(text[-lines:]) or "it wrote nothing"
+
+
+def find_binaries(build):
+    """Paths of what a run needs below the build directory; names what is missing."""
+    wanted = {"weir-controller", "weir-agent", "weir-delay-relay", "libweir.so"}
+    found = {}
+    for directory, _, files in os.walk(build):
+        for name in wanted & set(files):
+            found.setdefault(name, os.path.join(directory, name))
+    return found, sorted(wanted - set(found))

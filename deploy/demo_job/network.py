@@ -1,0 +1,284 @@
+"""The emulated network: namespaces as hosts, a router namespace that shapes and delays.
+
+    h0 -- p0 [router] p1 -- h1 ...        c -- ctl: the control host, not shaped on its own port
+
+Every training host has full-duplex `rate`: a token bucket on the router's egress towards it, and one
+on an intermediate device behind the router's ingress from it. Delay sits between the two, one way,
+between training hosts only: netem where the kernel has it, else weir-delay-relay. With no delay
+packets pass neither.
+
+Namespaces carry the pid of the process that made them; those whose process is gone are removed.
+"""
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+
+PREFIX = "weirdemo"
+# Packets are at most this large, so that a small token bucket never has to cut them: a bucket of
+# 64 KiB would pass the whole of a compressed gradient at once on a slow link.
+GSO_BYTES_MAX = 14600
+BURST_BYTES_MIN = 16384
+BURST_S = 0.001
+QUEUE_S = 0.020
+QUEUE_NUMBER = 1
+CONGESTION_CONTROL = "cubic"
+TBF_RATE_MBPS_MAX = 32000.0
+
+
+class NetworkError(RuntimeError):
+    """A namespace, qdisc or relay could not be set up; the message holds the kernel's words."""
+
+
+def run(*command, text=None):
+    """Runs a command and returns its output; NetworkError with its words if it fails."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip()
+        raise NetworkError(f"{' '.join(command)}: {words or 'exit ' + str(done.returncode)}")
+    return done.stdout
+
+
+def namespaces_refused():
+    """Why namespaces cannot be used here; an empty string where they can."""
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed (package iproute2)"
+    if os.geteuid() != 0:
+        return "needs root to make network namespaces"
+    name = f"{PREFIX}-{os.getpid()}-probe"
+    try:
+        run("ip", "netns", "add", name)
+        run("ip", "-n", name, "link", "add", "name", "x0", "type", "veth", "peer", "name", "x1")
+        run("tc", "-n", name, "qdisc", "add", "dev", "x0", "root", "tbf", "rate", "100mbit",
+            "burst", "16kb", "latency", "20ms")
+    except NetworkError as error:
+        return str(error)
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return ""
+
+
+def remove_stale():
+    """Removes namespaces of demos whose process is gone. Returns their names."""
+    stale = []
+    for name in namespaces():
+        match = re.fullmatch(PREFIX + r"-(\d+)-\w+", name)
+        if match and not os.path.exists(f"/proc/{match.group(1)}"):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+            stale.append(name)
+    return stale
+
+
+def namespaces():
+    """All named network namespaces of this machine."""
+    try:
+        return sorted(os.listdir("/var/run/netns"))
+    except FileNotFoundError:
+        return []
+
+
+class EmulatedNetwork:
+    """`hosts` training hosts and one control host. Use as a context manager; close() removes all."""
+
+    def __init__(self, hosts, relay_binary):
+        if not 1 <= hosts <= 64:
+            raise NetworkError(f"hosts: expected 1 to 64, found {hosts}")
+        self.hosts = hosts
+        self._relay_binary = relay_binary
+        self._relay = None
+        self._delay_device = None   # "netem" or "relay" once a delay was set
+        self._delay_on = False
+        self._shaped = False
+        stem = f"{PREFIX}-{os.getpid()}-"
+        self._stem = stem
+        self.router = stem + "r"
+        self.control = stem + "ctl"
+        self.rate_mbps = 0.0
+        self.delay_ms = 0.0
+
+    def __enter__(self):
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *unused):
+        self.close()
+
+    def host(self, index):
+        """Namespace of training host `index`."""
+        return f"{self._stem}h{index}"
+
+    @staticmethod
+    def address(index):
+        """IPv4 address of training host `index`."""
+        return f"10.77.{index + 1}.2"
+
+    @property
+    def control_address(self):
+        """IPv4 address of the control host."""
+        return "10.77.0.2"
+
+    def open(self):
+        """Builds namespaces, links and routes; unshaped and without delay."""
+        names = [(self.host(i), f"p{i}", i + 1) for i in range(self.hosts)]
+        names.append((self.control, "c", 0))
+        run("ip", "netns", "add", self.router)
+        for name, _, _ in names:
+            run("ip", "netns", "add", name)
+        run("ip", "-n", self.router, "link", "set", "lo", "up")
+        for name, port, subnet in names:
+            self._connect(name, port, subnet)
+        run("ip", "netns", "exec", self.router, "sh", "-c",
+            "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        for i in range(self.hosts):
+            run("ip", "-n", self.router, "link", "add", "name", f"u{i}", "type", "ifb")
+            run("ip", "-n", self.router, "link", "set", f"u{i}", "up")
+            run("tc", "-n", self.router, "qdisc", "add", "dev", f"p{i}", "ingress")
+            run("tc", "-n", self.router, "filter", "add", "dev", f"p{i}", "parent", "ffff:",
+                "protocol", "ip", "u32", "match", "u32", "0", "0",
+                "action", "mirred", "egress", "redirect", "dev", f"u{i}")
+
+    def _connect(self, name, port, subnet):
+        ip = ["ip", "-n", name]
+        run("ip", "-n", self.router, "link", "add", "name", port, "type", "veth",
+            "peer", "name", "e0", "netns", name)
+        run("ip", "-n", self.router, "addr", "add", f"10.77.{subnet}.1/24", "dev", port)
+        run("ip", "-n", self.router, "link", "set", port, "up", "gso_max_size",
+            str(GSO_BYTES_MAX))
+        run(*ip, "addr", "add", f"10.77.{subnet}.2/24", "dev", "e0")
+        run(*ip, "link", "set", "e0", "up", "gso_max_size", str(GSO_BYTES_MAX))
+        run(*ip, "link", "set", "lo", "up")
+        # Per route, because a namespace may not name a congestion control that the machine's
+        # administrator has not allowed, and the machine's own setting is not ours to change.
+        run(*ip, "route", "add", "default", "via", f"10.77.{subnet}.1", "congctl",
+            CONGESTION_CONTROL)
+        # A training step leaves connections idle longer than a retransmission timeout; starting
+        # over from ten packets every step is what long-haul operators switch off first.
+        run("ip", "netns", "exec", name, "sh", "-c",
+            "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle; "
+            "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save")
+
+    def shape(self, rate_mbps, delay_ms):
+        """Sets every training host's rate (0: unshaped) and the one-way delay between hosts."""
+        if rate_mbps != self.rate_mbps:
+            self._set_rate(rate_mbps)
+        if delay_ms != self.delay_ms:
+            self._set_delay(delay_ms)
+        self.rate_mbps, self.delay_ms = rate_mbps, delay_ms
+
+    def _set_rate(self, rate_mbps):
+        if rate_mbps and not 0.1 <= rate_mbps <= TBF_RATE_MBPS_MAX:
+            raise NetworkError(f"rate_mbps: expected 0 or 0.1 to {TBF_RATE_MBPS_MAX}, "
+                               f"found {rate_mbps}")
+        devices = [f"{kind}{i}" for i in range(self.hosts) for kind in "pu"]
+        if not rate_mbps:
+            lines = [f"qdisc del dev {d} root" for d in devices] if self._shaped else []
+        else:
+            burst = max(BURST_BYTES_MIN, int(rate_mbps * 1e6 / 8 * BURST_S))
+            verb = "change" if self._shaped else "replace"
+            lines = [f"qdisc {verb} dev {d} root tbf rate {rate_mbps:g}mbit burst {burst}b "
+                     f"latency {QUEUE_S * 1000:g}ms" for d in devices]
+        if lines:
+            run("tc", "-n", self.router, "-batch", "-", text="\n".join(lines) + "\n")
+        self._shaped = bool(rate_mbps)
+
+    def _set_delay(self, delay_ms):
+        if not 0 <= delay_ms <= 10000:
+            raise NetworkError(f"delay_ms: expected 0 to 10000, found {delay_ms}")
+        if self._delay_device is None:
+            self._delay_device = "netem" if self._netem_works() else "relay"
+        if self._delay_device == "netem":
+            self._netem(delay_ms)
+            return
+        if self._relay is None:
+            self._start_relay()
+        self._command(f"delay {round(delay_ms * 1000)}")
+        if (delay_ms > 0) != self._delay_on:
+            iptables = "iptables-legacy" if shutil.which("iptables-legacy") else "iptables"
+            run("ip", "netns", "exec", self.router, iptables, "-A" if delay_ms > 0 else "-D",
+                "FORWARD", "-i", "p+", "-o", "p+", "-j", "NFQUEUE",
+                "--queue-num", str(QUEUE_NUMBER))
+            self._delay_on = delay_ms > 0
+
+    def _netem_works(self):
+        probe = subprocess.run(["tc", "-n", self.router, "qdisc", "add", "dev", "c", "root",
+                                "netem", "delay", "1ms"], capture_output=True, check=False)
+        if probe.returncode == 0:
+            run("tc", "-n", self.router, "qdisc", "del", "dev", "c", "root")
+        return probe.returncode == 0
+
+    def _netem(self, delay_ms):
+        # On the hosts' side of the uplink, where no token bucket sits; the packets of a host's
+        # control traffic are delayed too, unlike with the relay.
+        for i in range(self.hosts):
+            if delay_ms > 0:
+                run("tc", "-n", self.host(i), "qdisc", "replace", "dev", "e0", "root", "netem",
+                    "delay", f"{delay_ms:g}ms", "limit", "100000")
+            elif self._delay_on:
+                run("tc", "-n", self.host(i), "qdisc", "del", "dev", "e0", "root")
+        self._delay_on = delay_ms > 0
+
+    def _start_relay(self):
+        if not self._relay_binary or not os.access(self._relay_binary, os.X_OK):
+            raise NetworkError("this kernel has no netem and weir-delay-relay is not built: "
+                               "build the target weir-delay-relay, or use a schedule with no delay")
+        self._relay = subprocess.Popen(
+            ["ip", "netns", "exec", self.router, str(self._relay_binary),
+             "--queue", str(QUEUE_NUMBER)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+            start_new_session=True)
+        line = self._answer()
+        if not line.startswith("ready"):
+            raise NetworkError(f"weir-delay-relay did not start: {line}")
+
+    def _answer(self, deadline_s=10.0):
+        if not select.select([self._relay.stdout], [], [], deadline_s)[0]:
+            raise NetworkError(f"weir-delay-relay did not answer within {deadline_s:g} s")
+        line = self._relay.stdout.readline().decode().strip()
+        if not line:
+            line = self._relay.stderr.read().decode().strip() or "it has ended"
+        return line
+
+    def _command(self, text):
+        try:
+            self._relay.stdin.write((text + "\n").encode())
+        except BrokenPipeError as error:
+            raise NetworkError("weir-delay-relay has ended") from error
+        answer = self._answer()
+        if answer != "ok" and not answer.startswith("{"):
+            raise NetworkError(f"weir-delay-relay: {text}: {answer}")
+        return answer
+
+    def describe(self):
+        """What emulates rate and delay here, for the report."""
+        delay = {None: "none set", "netem": "netem",
+                 "relay": "weir-delay-relay (no netem in this kernel)"}[self._delay_device]
+        return {"rate": "tbf on both directions of every training host", "delay": delay,
+                "congestion_control": CONGESTION_CONTROL,
+                "relay": self.relay_stats()}
+
+    def relay_stats(self):
+        """The relay's counters and lateness; None while it does not run."""
+        return json.loads(self._command("stats")) if self._relay is not None else None
+
+    def close(self):
+        """Ends the relay and removes the namespaces. Safe to call twice."""
+        if self._relay is not None:
+            self._relay.stdin.close()
+            try:
+                self._relay.wait(timeout=2)
+            except subprocess.TimeoutExpired:
+                self._relay.kill()
+                self._relay.wait()
+            self._relay.stdout.close()
+            self._relay.stderr.close()
+            self._relay = None
+        for name in namespaces():
+            if name.startswith(self._stem):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)

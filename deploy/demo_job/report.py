@@ -1,0 +1,182 @@
+"""What a demo leaves: a table for the terminal, one JSON object, one self-contained HTML page."""
+import html
+
+from demo_job import stats
+from demo_job.plots import Chart, Line, svg
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1e23;--soft:#667;--paper:#fff;--rule:#dde;--a:#eef2f8;--b:#f7f8fb}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e8ec;--soft:#9aa;--paper:#16181c;--rule:#333a44;
+--a:#1f242c;--b:#1a1d23}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:920px;
+margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
+p.lead{color:var(--soft);margin:.2rem 0 1rem}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{padding:.3rem .5rem;border-bottom:1px solid var(--rule);text-align:right;vertical-align:top}
+th:first-child,td:first-child,td.l,th.l{text-align:left}th{font-weight:600;color:var(--soft)}
+figure{margin:.5rem 0}svg{width:100%;height:auto}.t{font-size:12px;fill:var(--soft)}
+.g{stroke:var(--rule)}.m{stroke:#d33;stroke-dasharray:3 3}.l{stroke:var(--soft);stroke-dasharray:6 4}
+.b0{fill:var(--a)}.b1{fill:var(--b)}.legend span{margin-right:1rem;font-size:13px}
+.legend i{display:inline-block;width:14px;height:3px;margin-right:.35rem;vertical-align:middle}
+.scroll{overflow-x:auto}
+"""
+
+
+def number(value, pattern="{:.2f}", unit=""):
+    """A value for people; a dash for None."""
+    return "-" if value is None else pattern.format(value) + unit
+
+
+def table_rows(report):
+    """Header and rows of the summary table."""
+    phases = [p["name"] for p in report["schedule"]]
+    header = ["run", "steps", "to target", "training", "final loss", "sent",
+              *[f"{name}: s/step" for name in phases]]
+    rows = []
+    for run in report["runs"]:
+        sent = run["bytes_sent"]
+        rows.append([
+            run["name"], str(run["steps"]), number(run["time_to_target_s"], "{:.1f}", " s"),
+            number(run["training_time_s"], "{:.1f}", " s"),
+            number(run["final_validation_loss"], "{:.4f}"),
+            number(sent / 1e6 if sent is not None else None, "{:.0f}", " MB"),
+            *[number(p["median"], "{:.3f}") for p in run["step_time_s"]]])
+    return header, rows
+
+
+def terminal_table(report):
+    """The summary table as aligned text."""
+    header, rows = table_rows(report)
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = []
+    for row in [header, *rows]:
+        cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:])]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def headline(report):
+    """(label, value, bar) for each claim that the run itself can judge."""
+    ratios = report["ratios"]
+    result = [
+        ("time to target, adaptive / dense (Gloo)", ratios["adaptive_over_dense"], "at most 0.5"),
+        ("time to target, adaptive / best static", ratios["adaptive_over_best_static"],
+         "at most 1.05"),
+        ("step time on the unshaped network, Weir / Gloo", ratios["fast_network_step_ratio"],
+         "at most 1.02"),
+        ("final validation loss, adaptive / dense", ratios["final_loss_adaptive_over_dense"],
+         "at most 1.01"),
+        ("prediction error of network time, median", report["prediction_median_abs_error"],
+         "at most 0.15"),
+    ]
+    for change in report["reactions"]:
+        result.append((f"steps from '{change['phase']}' to the first new plan", change["steps"],
+                       "at most 15, or none needed"))
+    return result
+
+
+def terminal_headline(report):
+    """The claims with what this run measured."""
+    return "\n".join(f"{label:<58} {number(value, '{:.3g}'):>8}   ({bar})"
+                     for label, value, bar in headline(report))
+
+
+def _html_table(header, rows, left=()):
+    def cells(tag, row):
+        return "".join(f'<{tag}{" class=l" if i in left else ""}>{html.escape(str(c))}</{tag}>'
+                       for i, c in enumerate(row))
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{cells("th", header)}</tr>{body}</table></div>'
+
+
+def _bands(schedule):
+    first, bands = 1, []
+    for phase in schedule:
+        bands.append((first, first + phase["steps"], phase["name"]))
+        first += phase["steps"]
+    return bands
+
+
+def _charts(report, results, points):
+    bands = _bands(report["schedule"])
+    marks = [(d["step"], f"{d['from']} -> {d['to']}: {d['reason']}") for d in report["decisions"]]
+    yield "Validation loss over training time", Chart(
+        "training time, s", "validation loss, nats per byte",
+        [Line(r.name, [(v["time_s"], v["loss"]) for v in r.validations]) for r in results],
+        level=(report["target_validation_loss"], "target"))
+    yield "Validation loss over steps", Chart(
+        "step", "validation loss, nats per byte",
+        [Line(r.name, [(v["step"], v["loss"]) for v in r.validations]) for r in results],
+        bands=bands, level=(report["target_validation_loss"], "target"))
+    yield "Step time", Chart(
+        "step", "s per step (logarithmic)",
+        [Line(r.name, [(s["step"], s["step_s"]) for s in r.steps]) for r in results],
+        bands=bands, log_y=True)
+    if points:
+        yield "Kept fraction of the largest bucket (red: a new plan)", Chart(
+            "step", "kept fraction (logarithmic)",
+            [Line("adaptive", [(int(p["step"]), float(p.get("ratio") or 1.0)) for p in points],
+                  step=True)], bands=bands, marks=marks, log_y=True)
+        yield "Network time of a step: predicted and measured", Chart(
+            "step", "s (logarithmic)", [
+                Line("predicted", [(int(p["step"]), float(p.get("predicted_network_s") or 0))
+                                   for p in points]),
+                Line("measured", [(int(p["step"]), float(p.get("measured_network_s") or 0))
+                                  for p in points], dots=True)],
+            bands=bands, marks=marks, log_y=True)
+
+
+def html_page(report, results, points):
+    """The whole report as one page that loads nothing."""
+    decisions = [[d["step"], d["trigger_step"], d["from"], d["to"], d["reason"]]
+                 for d in report["decisions"]]
+    schedule = [[p["name"], p["steps"], number(p["rate_mbps"], "{:g}") if p["rate_mbps"] else
+                 "unshaped", f"{p['delay_ms']:g}"] for p in report["schedule"]]
+    machine = [[key, value] for key, value in report["machine"].items()]
+    sections = [
+        "<h1>Weir: adaptive against fixed compression on a changing network</h1>",
+        f'<p class="lead">{report["machine"]["hosts"]} hosts, {report["model_parameters"]:,} '
+        f'parameters, target validation loss {report["target_validation_loss"]:g}. '
+        f'{html.escape(report["started"])}. Training time stands still while validating.</p>',
+        *(f"<p><b>{html.escape(note)}</b></p>" for note in report["notes"]),
+        "<h2>What it shows</h2>",
+        _html_table(["claim", "this run", "wanted"],
+                    [[a, number(b, "{:.3g}"), c] for a, b, c in headline(report)]),
+        "<h2>Runs</h2>", _html_table(*table_rows(report)),
+    ]
+    for title, chart in _charts(report, results, points):
+        sections += [f"<h2>{title}</h2>", svg(chart)]
+    sections += [
+        "<h2>Decisions</h2>",
+        _html_table(["step", "noticed at", "from", "to", "reason"], decisions, (2, 3, 4))
+        if decisions else "<p>No plan was changed.</p>",
+        "<h2>Network schedule</h2>",
+        _html_table(["phase", "steps", "Mb/s", "one-way delay, ms"], schedule),
+        "<h2>Machine and network</h2>", _html_table(["", ""], machine, (1,)),
+    ]
+    return (f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
+            f'content="width=device-width"><title>Weir demo</title><style>{STYLE}</style>'
+            f"<body>{''.join(sections)}</body></html>\n")
+
+
+def decisions_of(found):
+    """The report's `decisions` from the controller's (weir.v1.Decision): those that switched."""
+    result = []
+    for decision in found:
+        if not decision.get("switched"):
+            continue
+        step = int(decision.get("activation_step") or decision.get("step") or 0)
+        result.append({"step": step, "from": decision.get("from", ""), "to": decision.get("to", ""),
+                       "reason": decision.get("reason", ""),
+                       "trigger_step": int(decision.get("trigger_step") or 0),
+                       "trigger": decision.get("trigger", ""),
+                       "outcome": decision.get("outcome", "")})
+    return result
+
+
+def reactions(schedule, decisions):
+    """Steps from each change of the network to the first plan activated after it."""
+    boundaries = [b + 1 for b in schedule.boundaries()[1:]]
+    steps = stats.reaction_steps(boundaries, [d["step"] for d in decisions])
+    return [{"phase": p.name, "steps": s} for p, s in zip(schedule.phases[1:], steps)]
