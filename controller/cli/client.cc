@@ -1,0 +1,90 @@
+#include "controller/cli/client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+namespace weir::cli {
+namespace {
+constexpr size_t kFileBytesMax = 1 << 20;
+}
+
+ExitCode ExitCodeFor(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk:
+      return kOk;
+    case StatusCode::kNotFound:
+      return kNotFoundExit;
+    case StatusCode::kUnavailable:
+    case StatusCode::kDeadlineExceeded:
+      return kUnreachable;
+    case StatusCode::kFailedPrecondition:
+    case StatusCode::kAborted:
+    case StatusCode::kAlreadyExists:
+    case StatusCode::kInvalidArgument:
+      return kConflict;
+    default:  // absl's enum has a do-not-use enumerator: the rest share one exit code
+      return kFailure;
+  }
+}
+
+StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file;
+  std::istream* input = &std::cin;
+  if (path != "-") {
+    file.open(path, std::ios::binary);
+    if (!file) return NotFound(StrCat("cannot read ", path, ": ", std::strerror(errno)));
+    input = &file;
+  }
+  std::string text(kFileBytesMax + 1, '\0');
+  input->read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(input->gcount()));
+  if (text.size() > kFileBytesMax) {
+    return InvalidArgument(StrCat(path, ": larger than ", kFileBytesMax, " bytes"));
+  }
+  return text;
+}
+
+StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
+  std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
+  if (!options.ca_file.empty() || !options.cert_file.empty()) {
+    grpc::SslCredentialsOptions tls;
+    if (!options.ca_file.empty()) {
+      WEIR_ASSIGN_OR_RETURN(tls.pem_root_certs, ReadFile(options.ca_file));
+    }
+    if (!options.cert_file.empty()) {
+      WEIR_ASSIGN_OR_RETURN(tls.pem_cert_chain, ReadFile(options.cert_file));
+      WEIR_ASSIGN_OR_RETURN(tls.pem_private_key, ReadFile(options.key_file));
+    }
+    credentials = grpc::SslCredentials(tls);
+  }
+  std::unique_ptr<Client> client(new Client(options));
+  client->stub_ = v1::AdminService::NewStub(grpc::CreateChannel(options.controller, credentials));
+  return client;
+}
+
+void Client::Prepare(grpc::ClientContext* context, bool with_deadline) const {
+  if (with_deadline) {
+    context->set_deadline(
+        std::chrono::system_clock::now() +
+        std::chrono::milliseconds(static_cast<int64_t>(options_.timeout_s * 1e3)));
+  }
+  if (!options_.token.empty()) context->AddMetadata("authorization", "Bearer " + options_.token);
+}
+
+Status Client::ToStatus(const grpc::Status& status) const {
+  if (status.ok()) return OkStatus();
+  const Status ours =
+      MakeStatus(static_cast<StatusCode>(status.error_code()), status.error_message());
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return Annotate(ours, StrCat("controller at ", options_.controller));
+  }
+  return ours;
+}
+
+}  // namespace weir::cli

@@ -1,0 +1,63 @@
+#pragma once
+// weirctl's connection to the controller, and how errors become exit codes.
+
+#include <memory>
+#include <string>
+
+#include "datapath/base/status.h"
+#include "weir/v1/admin.grpc.pb.h"
+
+namespace weir::cli {
+
+/// Stable: scripts rely on them.
+enum ExitCode {
+  kOk = 0,
+  kFailure = 1,       // the call failed for another reason, or a check found a problem
+  kUsage = 2,         // wrong flags or arguments
+  kNotFoundExit = 3,  // the named thing does not exist
+  kUnreachable = 4,   // no controller answers
+  kConflict = 5,      // the controller refuses in its present state, or the document is invalid
+};
+
+ExitCode ExitCodeFor(const Status& status);
+
+struct ClientOptions {
+  std::string controller = "127.0.0.1:7700";
+  double timeout_s = 10;
+  std::string ca_file, cert_file, key_file;  // any set: TLS
+  std::string token;                         // sent as "authorization: Bearer ..."
+};
+
+/// Thread-safe. Every call has the deadline of `timeout_s`; Watch runs until ended.
+class Client {
+ public:
+  /// kInvalidArgument: a TLS file cannot be read (named).
+  static StatusOr<std::unique_ptr<Client>> Create(const ClientOptions& options);
+
+  v1::AdminService::Stub& stub() { return *stub_; }
+  /// Deadline and credentials of one call.
+  void Prepare(grpc::ClientContext* context, bool with_deadline = true) const;
+  /// Our status; kUnavailable names the controller's address.
+  Status ToStatus(const grpc::Status& status) const;
+  const ClientOptions& options() const { return options_; }
+
+  /// One unary call.
+  template <typename Request, typename Response>
+  Status Call(grpc::Status (v1::AdminService::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                             Response*),
+              const Request& request, Response* response) {
+    grpc::ClientContext context;
+    Prepare(&context);
+    return ToStatus((stub_.get()->*method)(&context, request, response));
+  }
+
+ private:
+  explicit Client(ClientOptions options) : options_(std::move(options)) {}
+  ClientOptions options_;
+  std::unique_ptr<v1::AdminService::Stub> stub_;
+};
+
+/// The whole text of a file, "-" for standard input; at most 1 MiB. Errors name the file.
+StatusOr<std::string> ReadFile(const std::string& path);
+
+}  // namespace weir::cli

@@ -1,0 +1,59 @@
+#include "controller/cli/explain.h"
+
+#include <cstdio>
+
+namespace weir::cli {
+namespace {
+
+Table CandidateTable(const google::protobuf::RepeatedPtrField<v1::Candidate>& candidates) {
+  Table table{{"", "CANDIDATE", "STEP", "+-", "COMMUNICATION", "GAIN", "OBJECTIVE", "NOTE"}, {}};
+  for (const v1::Candidate& candidate : candidates) {
+    std::string note = candidate.dense() ? "dense" : "";
+    if (!candidate.excluded_by().empty())
+      note += (note.empty() ? "" : ", ") + candidate.excluded_by();
+    table.rows.push_back({candidate.chosen() ? "*" : " ", candidate.label(),
+                          Seconds(candidate.step_s()), Seconds(candidate.step_deviation_s()),
+                          Seconds(candidate.communication_s()), Figure(candidate.gain()),
+                          Figure(candidate.objective()), note});
+  }
+  return table;
+}
+
+std::string ExplanationText(const v1::Explanation& explanation) {
+  const v1::Decision& decision = explanation.decision();
+  std::string text = explanation.text();
+  if (text.empty() || text.back() != '\n') text += "\n";
+  text +=
+      StrCat("\ndecision ", decision.id(), " at step ", decision.step(), " (", decision.trigger(),
+             "), outcome ", decision.outcome(), ", digest ", decision.digest(), "\n\n");
+  text += Render(CandidateTable(decision.candidates()));
+  text += StrCat("\nbinding constraint: ",
+                 decision.binding_constraint().empty() ? "none" : decision.binding_constraint(),
+                 "\ndense would take:   ", Seconds(decision.dense_step_s()), " per step\n");
+  return text;
+}
+
+}  // namespace
+
+Status Explain(Client& client, const std::string& job, bool replay, Output output) {
+  v1::ExplainRequest request;
+  request.set_job(job);
+  v1::Explanation explanation;
+  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::Explain, request, &explanation));
+  const std::string text =
+      output == Output::kTable ? ExplanationText(explanation) : Render(explanation, output);
+  std::fputs(text.c_str(), stdout);
+  if (!replay) return OkStatus();
+  v1::ReplayRequest again;
+  again.set_id(explanation.decision().id());
+  v1::ReplayResponse answer;
+  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::Replay, again, &answer));
+  if (!answer.identical()) {
+    return Internal(StrCat("replay of decision ", again.id(), " differs: stored ",
+                           answer.stored_digest(), ", replayed ", answer.replayed_digest()));
+  }
+  std::fprintf(stderr, "replay: identical (%s)\n", answer.replayed_digest().c_str());
+  return OkStatus();
+}
+
+}  // namespace weir::cli

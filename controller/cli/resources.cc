@@ -1,0 +1,269 @@
+#include "controller/cli/resources.h"
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "controller/service/json.h"
+#include "controller/service/mapping.h"
+
+namespace weir::cli {
+namespace {
+
+using google::protobuf::Message;
+
+double UnixNow() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string Label(const v1::Choice& choice) {
+  return choice.codec().empty() ? "dense" : ChoiceLabel(ToModel(choice));
+}
+
+std::string EstimateText(const v1::Estimate& e, std::string (*format)(double)) {
+  if (e.samples() == 0 && e.value() == 0) return "-";
+  return StrCat(format(e.value()), " (", e.method(), ", ", Age(e.age_s()), ")");
+}
+
+std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ",") + part;
+  return text.empty() ? "-" : text;
+}
+
+// The choice of the job's largest bucket.
+std::string Running(const v1::Job& job) {
+  const v1::Bucket* largest = nullptr;
+  for (const v1::Bucket& bucket : job.buckets()) {
+    if (largest == nullptr || bucket.elements() > largest->elements()) largest = &bucket;
+  }
+  for (const v1::BucketChoice& entry : job.active_plan().buckets()) {
+    if (largest != nullptr && entry.bucket() == largest->key()) return Label(entry.choice());
+  }
+  return Label(job.active_plan().fallback());
+}
+
+Table NodeTable(const v1::ListNodesResponse& response) {
+  Table table{{"NAME", "ADDRESS", "STATE", "SEEN", "JOBS", "VERSION"}, {}};
+  for (const v1::Node& node : response.nodes()) {
+    table.rows.push_back({node.name(), node.address(), node.connected() ? "connected" : "lost",
+                          Age(UnixNow() - node.last_seen_unix_s()), Joined(node.jobs()),
+                          node.agent_version()});
+  }
+  return table;
+}
+
+Table LinkTable(const v1::ListLinksResponse& response) {
+  Table table{{"SOURCE", "TARGET", "RTT", "BANDWIDTH", "HOPS"}, {}};
+  for (const v1::Link& link : response.links()) {
+    table.rows.push_back({link.source(), link.target(), EstimateText(link.rtt_s(), Seconds),
+                          EstimateText(link.bandwidth_bytes_per_s(), Rate),
+                          link.hops() == 0 ? "-" : std::to_string(link.hops())});
+  }
+  return table;
+}
+
+Table JobTable(const v1::ListJobsResponse& response) {
+  Table table{
+      {"NAME", "STATE", "WORLD", "STEP", "STEP-TIME", "RUNNING", "GAIN", "LOSS", "SENT", "POLICY"},
+      {}};
+  for (const v1::Job& job : response.jobs()) {
+    table.rows.push_back({job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
+                          std::to_string(job.world()), std::to_string(job.step()),
+                          Seconds(job.step_s()), Running(job), Figure(job.gain()),
+                          Figure(job.loss()), Bytes(static_cast<double>(job.bytes_sent())),
+                          job.policy()});
+  }
+  return table;
+}
+
+Table DecisionTable(const v1::ListDecisionsResponse& response) {
+  Table table{{"ID", "JOB", "STEP", "AGE", "TRIGGER", "CHOICE", "OUTCOME", "PREDICTED", "ACTUAL"},
+              {}};
+  for (const v1::Decision& decision : response.decisions()) {
+    table.rows.push_back({decision.id(), decision.job(), std::to_string(decision.step()),
+                          Age(UnixNow() - decision.unix_s()), decision.trigger(),
+                          decision.switched() ? decision.to() : "(kept) " + decision.from(),
+                          decision.outcome(), Seconds(decision.predicted_step_s()),
+                          Seconds(decision.actual_step_s())});
+  }
+  return table;
+}
+
+Table PolicyTable(const v1::ListPoliciesResponse& response) {
+  Table table{{"NAME", "OBJECTIVE", "JOBS", "ORIGIN", "LOADED", "ERROR"}, {}};
+  for (const v1::Policy& policy : response.policies()) {
+    table.rows.push_back({policy.name(), policy.objective(), Joined(policy.jobs()), policy.origin(),
+                          Age(UnixNow() - policy.loaded_unix_s()),
+                          policy.error().empty() ? "-" : policy.error()});
+  }
+  return table;
+}
+
+// What Get and Describe need of a kind. `fetch` fills `answer` with a list (name empty) or one
+// item.
+struct Kind {
+  const char* plural;
+  const char* event;
+  std::function<Status(Client&, const ResourceRequest&, std::unique_ptr<Message>* answer,
+                       Table* table)>
+      fetch;
+};
+
+Status FetchNodes(Client& client, const ResourceRequest& request, std::unique_ptr<Message>* answer,
+                  Table* table) {
+  auto list = std::make_unique<v1::ListNodesResponse>();
+  if (request.name.empty()) {
+    WEIR_RETURN_IF_ERROR(
+        client.Call(&v1::AdminService::Stub::ListNodes, v1::ListNodesRequest(), list.get()));
+    *table = NodeTable(*list);
+    *answer = std::move(list);
+    return OkStatus();
+  }
+  v1::GetNodeRequest one;
+  one.set_name(request.name);
+  auto node = std::make_unique<v1::Node>();
+  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::GetNode, one, node.get()));
+  *list->add_nodes() = *node;
+  *table = NodeTable(*list);
+  *answer = std::move(node);
+  return OkStatus();
+}
+
+Status FetchLinks(Client& client, const ResourceRequest& request, std::unique_ptr<Message>* answer,
+                  Table* table) {
+  v1::ListLinksRequest links;
+  links.set_node(request.name);
+  auto list = std::make_unique<v1::ListLinksResponse>();
+  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::ListLinks, links, list.get()));
+  *table = LinkTable(*list);
+  *answer = std::move(list);
+  return OkStatus();
+}
+
+Status FetchJobs(Client& client, const ResourceRequest& request, std::unique_ptr<Message>* answer,
+                 Table* table) {
+  auto list = std::make_unique<v1::ListJobsResponse>();
+  if (request.name.empty()) {
+    WEIR_RETURN_IF_ERROR(
+        client.Call(&v1::AdminService::Stub::ListJobs, v1::ListJobsRequest(), list.get()));
+    *table = JobTable(*list);
+    *answer = std::move(list);
+    return OkStatus();
+  }
+  v1::GetJobRequest one;
+  one.set_name(request.name);
+  auto job = std::make_unique<v1::Job>();
+  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::GetJob, one, job.get()));
+  *list->add_jobs() = *job;
+  *table = JobTable(*list);
+  *answer = std::move(job);
+  return OkStatus();
+}
+
+Status FetchDecisions(Client& client, const ResourceRequest& request,
+                      std::unique_ptr<Message>* answer, Table* table) {
+  auto list = std::make_unique<v1::ListDecisionsResponse>();
+  if (request.name.empty()) {
+    v1::ListDecisionsRequest page;
+    page.set_job(request.job);
+    page.set_page_size(100);
+    WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::ListDecisions, page, list.get()));
+    *table = DecisionTable(*list);
+    *answer = std::move(list);
+    return OkStatus();
+  }
+  v1::GetDecisionRequest one;
+  one.set_id(request.name);
+  auto decision = std::make_unique<v1::Decision>();
+  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::GetDecision, one, decision.get()));
+  *list->add_decisions() = *decision;
+  *table = DecisionTable(*list);
+  *answer = std::move(decision);
+  return OkStatus();
+}
+
+Status FetchPolicies(Client& client, const ResourceRequest& request,
+                     std::unique_ptr<Message>* answer, Table* table) {
+  auto list = std::make_unique<v1::ListPoliciesResponse>();
+  WEIR_RETURN_IF_ERROR(
+      client.Call(&v1::AdminService::Stub::ListPolicies, v1::ListPoliciesRequest(), list.get()));
+  if (!request.name.empty()) {
+    std::string valid;
+    for (const v1::Policy& policy : list->policies()) {
+      if (policy.name() == request.name) {
+        v1::ListPoliciesResponse one;
+        *one.add_policies() = policy;
+        *table = PolicyTable(one);
+        *answer = std::make_unique<v1::Policy>(policy);
+        return OkStatus();
+      }
+      valid += (valid.empty() ? "" : ", ") + policy.name();
+    }
+    return NotFound(StrCat("unknown policy '", request.name, "'; valid: ", valid));
+  }
+  *table = PolicyTable(*list);
+  *answer = std::move(list);
+  return OkStatus();
+}
+
+StatusOr<Kind> FindKind(const std::string& name) {
+  static const Kind kinds[] = {{"nodes", "node", FetchNodes},
+                               {"links", "link", FetchLinks},
+                               {"jobs", "job", FetchJobs},
+                               {"decisions", "decision", FetchDecisions},
+                               {"policies", "policy", FetchPolicies}};
+  for (const Kind& kind : kinds) {
+    if (name == kind.plural || name == kind.event) return kind;
+  }
+  return InvalidArgument(
+      StrCat("unknown resource '", name, "'; valid: nodes, links, jobs, decisions, policies"));
+}
+
+}  // namespace
+
+Status Get(Client& client, const ResourceRequest& request) {
+  WEIR_ASSIGN_OR_RETURN(const Kind kind, FindKind(request.kind));
+  std::unique_ptr<Message> answer;
+  Table table;
+  WEIR_RETURN_IF_ERROR(kind.fetch(client, request, &answer, &table));
+  const std::string text =
+      request.output == Output::kTable ? Render(table) : Render(*answer, request.output);
+  std::fputs(text.c_str(), stdout);
+  return OkStatus();
+}
+
+Status Describe(Client& client, const ResourceRequest& request) {
+  ResourceRequest detailed = request;
+  if (detailed.output == Output::kTable) detailed.output = Output::kYaml;
+  return Get(client, detailed);
+}
+
+Status Watch(Client& client, const ResourceRequest& request) {
+  WEIR_ASSIGN_OR_RETURN(const Kind kind, FindKind(request.kind));
+  v1::WatchRequest watch;
+  watch.add_kinds(kind.event);
+  watch.set_job(request.job.empty() ? request.name : request.job);
+  grpc::ClientContext context;
+  client.Prepare(&context, /*with_deadline=*/false);
+  const auto reader = client.stub().Watch(&context, watch);
+  v1::Event event;
+  while (reader->Read(&event)) {
+    std::string text;
+    if (request.output == Output::kJson) {
+      text = ToJson(event) + "\n";
+    } else if (request.output == Output::kYaml) {
+      text = "---\n" + Render(event, Output::kYaml);
+    } else {
+      text = StrCat(event.kind(), "  ", event.job().empty() ? "-" : event.job(), "  ", event.text(),
+                    "\n");
+    }
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+  }
+  return client.ToStatus(reader->Finish());
+}
+
+}  // namespace weir::cli

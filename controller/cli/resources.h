@@ -1,0 +1,28 @@
+#pragma once
+// get, describe and watch: one entry per kind of resource.
+
+#include <string>
+
+#include "controller/cli/client.h"
+#include "controller/cli/render.h"
+
+namespace weir::cli {
+
+struct ResourceRequest {
+  std::string kind;  // "nodes", "links", "jobs", "decisions", "policies", or their singular
+  std::string name;  // empty: all
+  std::string job;   // decisions of this job
+  Output output = Output::kTable;
+};
+
+/// Prints a list, or one item as a table row. Errors: kNotFound for an unknown kind (lists the
+/// valid ones) or name.
+Status Get(Client& client, const ResourceRequest& request);
+
+/// Prints one item with everything known of it; YAML unless JSON was asked for.
+Status Describe(Client& client, const ResourceRequest& request);
+
+/// Prints events of one kind as they happen until the stream ends or the process is interrupted.
+Status Watch(Client& client, const ResourceRequest& request);
+
+}  // namespace weir::cli

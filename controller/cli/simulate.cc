@@ -1,0 +1,89 @@
+#include "controller/cli/simulate.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "controller/cli/client.h"
+#include "controller/policy/policy.h"
+#include "controller/service/json.h"
+#include "controller/service/simulation.h"
+
+namespace weir::cli {
+namespace {
+
+constexpr const char* kCapabilities =
+#include "builtin_capabilities.inc"
+    ;
+
+using Units = std::vector<std::pair<std::string, double>>;
+
+// A non-negative number followed by one of the units.
+StatusOr<double> ParseQuantity(const std::string& text, const Units& units) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  std::string valid;
+  if (end != text.c_str() && std::isfinite(value) && value >= 0) {
+    for (const auto& [unit, factor] : units) {
+      if (unit == end) return value * factor;
+    }
+  }
+  for (const auto& [unit, factor] : units) {
+    if (!unit.empty()) valid += (valid.empty() ? "" : ", ") + unit;
+  }
+  return InvalidArgument(
+      StrCat("'", text, "': expected a number, optionally followed by one of ", valid));
+}
+
+}  // namespace
+
+StatusOr<double> ParseRate(const std::string& text) {
+  return ParseQuantity(text, {{"", 1},
+                              {"kb/s", 125},
+                              {"Mb/s", 125e3},
+                              {"Gb/s", 125e6},
+                              {"kB/s", 1e3},
+                              {"MB/s", 1e6},
+                              {"GB/s", 1e9},
+                              {"B/s", 1},
+                              {"mbit", 125e3},
+                              {"gbit", 125e6}});
+}
+
+StatusOr<double> ParseSeconds(const std::string& text) {
+  return ParseQuantity(text, {{"", 1}, {"s", 1}, {"ms", 1e-3}, {"us", 1e-6}});
+}
+
+StatusOr<double> ParseCount(const std::string& text) {
+  return ParseQuantity(text, {{"", 1}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"G", 1e9}});
+}
+
+Status SimulateOffline(const v1::SimulateRequest& request, const std::string& policy_file,
+                       Output output) {
+  v1::SimulateRequest complete = request;
+  if (!policy_file.empty()) {
+    WEIR_ASSIGN_OR_RETURN(*complete.mutable_policy_source(), ReadFile(policy_file));
+    // Parsed here too, so that an error names the file.
+    WEIR_RETURN_IF_ERROR(ParsePolicy(complete.policy_source(), policy_file).status());
+  }
+  v1::Capabilities capabilities;
+  WEIR_RETURN_IF_ERROR(FromJson(kCapabilities, &capabilities));
+  WEIR_ASSIGN_OR_RETURN(const v1::SimulateResponse response, Simulate(complete, capabilities));
+  if (output != Output::kTable) {
+    std::fputs(Render(response, output).c_str(), stdout);
+    return OkStatus();
+  }
+  Table table{{"", "CANDIDATE", "STEP", "COMMUNICATION", "GAIN", "OBJECTIVE", "NOTE"}, {}};
+  for (const v1::Candidate& candidate : response.candidates()) {
+    table.rows.push_back({candidate.chosen() ? "*" : " ", candidate.label(),
+                          Seconds(candidate.step_s()), Seconds(candidate.communication_s()),
+                          Figure(candidate.gain()), Figure(candidate.objective()),
+                          candidate.dense() ? "dense" : candidate.excluded_by()});
+  }
+  std::fputs((Render(table) + "\n" + response.reason() + "\n").c_str(), stdout);
+  return OkStatus();
+}
+
+}  // namespace weir::cli

@@ -1,0 +1,23 @@
+#pragma once
+// simulate: what would be chosen, offline, with the controller's own solver.
+
+#include <string>
+
+#include "controller/cli/render.h"
+#include "weir/v1/admin.pb.h"
+
+namespace weir::cli {
+
+/// Prints the candidates and the choice. `policy_file`: empty for the default policy. Needs no
+/// controller. Errors: those of ParsePolicy and Decide.
+Status SimulateOffline(const v1::SimulateRequest& request, const std::string& policy_file,
+                       Output output);
+
+/// "1Gb/s", "100Mb/s", "12.5MB/s", "1e9" (bytes per second) -> bytes per second.
+StatusOr<double> ParseRate(const std::string& text);
+/// "10ms", "250us", "0.01s", "0.01" (seconds) -> seconds.
+StatusOr<double> ParseSeconds(const std::string& text);
+/// "2.5M", "7B", "1000" -> a count.
+StatusOr<double> ParseCount(const std::string& text);
+
+}  // namespace weir::cli
