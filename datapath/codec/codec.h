@@ -1,6 +1,6 @@
 #pragma once
-// The Codec interface: how one bucket becomes bytes and comes back. Implementations live in builtin/,
-// one file each, and know nothing of networks, plans or steps.
+// The Codec interface: how one bucket becomes bytes and comes back. Implementations live in
+// builtin/, one file each, and know nothing of networks, plans or steps.
 
 #include <cstddef>
 #include <cstdint>
@@ -31,11 +31,11 @@ enum class SharedMetadata {
 /// How the loss of a codec follows from statistics of the input, so that whoever plans can predict
 /// gain without knowing the codec.
 enum class ErrorModel {
-  kExact,       // gain 1
-  kSelection,   // keeps a `ratio` of the elements, the largest: gain from the histogram's curve
+  kExact,      // gain 1
+  kSelection,  // keeps a `ratio` of the elements, the largest: gain from the histogram's curve
   kUniformSelection,  // keeps a random `ratio`: gain = ratio
-  kRelative,    // relative error independent of the input: gain = 1 - relative_error_squared
-  kMaxScaled,   // uniform grid of step max|x|/levels: error = n*(max/levels)^2/error_divisor
+  kRelative,          // relative error independent of the input: gain = 1 - relative_error_squared
+  kMaxScaled,         // uniform grid of step max|x|/levels: error = n*(max/levels)^2/error_divisor
 };
 
 /// A codec as data. A planner needs nothing else.
@@ -53,14 +53,14 @@ struct CodecTraits {
   double fixed_bits = 0;
   double kept_bits = 0;
   bool indices_coded = false;
-  bool uses_ratio = false;        // params.ratio matters
+  bool uses_ratio = false;  // params.ratio matters
   double ratio_min = 1, ratio_max = 1;
   ErrorModel error_model = ErrorModel::kExact;
   double relative_error_squared = 0;  // kRelative
-  double levels = 0;                  // kMaxScaled: levels at world size 1; divided by the world when
+  double levels = 0;  // kMaxScaled: levels at world size 1; divided by the world when
   bool levels_divided_by_world = false;  // lanes must hold the sum of all ranks
-  double error_divisor = 12;          // kMaxScaled: 12 for rounding, 6 for stochastic rounding (mean)
-  int world_max = 0;                  // largest world size; 0: any
+  double error_divisor = 12;  // kMaxScaled: 12 for rounding, 6 for stochastic rounding (mean)
+  int world_max = 0;          // largest world size; 0: any
 };
 
 /// The parameters of one choice. Fields that a codec does not use are ignored.
@@ -79,20 +79,20 @@ class CodecState {
 /// Everything Encode needs besides the input.
 struct EncodeContext {
   CodecParams params;
-  int world = 1;              // number of ranks whose payloads will be summed
-  uint64_t seed = 0;          // equal on all ranks for one (job, bucket, step)
-  int rank = 0;               // so that quantiser noise differs between ranks
-  float shared_max_abs = 0;   // when Traits().shared_metadata == kMaxAbs
-  CodecState* state = nullptr;                 // from NewState, or null: stateless call
-  GradientStatistics* statistics = nullptr;    // when set, filled by the pass
+  int world = 1;                             // number of ranks whose payloads will be summed
+  uint64_t seed = 0;                         // equal on all ranks for one (job, bucket, step)
+  int rank = 0;                              // so that quantiser noise differs between ranks
+  float shared_max_abs = 0;                  // when Traits().shared_metadata == kMaxAbs
+  CodecState* state = nullptr;               // from NewState, or null: stateless call
+  GradientStatistics* statistics = nullptr;  // when set, filled by the pass
 };
 
 /// What one encode did.
 struct EncodeResult {
-  size_t bytes = 0;           // written to `out`
-  bool non_finite = false;    // input held NaN or infinity: `out` is a valid all-zero payload
-  double energy_in = 0;       // sum of squares of what was encoded (gradient plus residual)
-  double energy_lost = 0;     // sum of squares of what stayed behind
+  size_t bytes = 0;         // written to `out`
+  bool non_finite = false;  // input held NaN or infinity: `out` is a valid all-zero payload
+  double energy_in = 0;     // sum of squares of what was encoded (gradient plus residual)
+  double energy_lost = 0;   // sum of squares of what stayed behind
 };
 
 /// A gradient compressor. Const methods are thread-safe; CodecState is not. Deterministic: the same
@@ -119,18 +119,18 @@ class Codec {
                                         std::span<std::byte> out) const = 0;
 
   /// Error feedback in the same pass: encodes gradient + residual and stores what was lost in
-  /// `residual_out`. All three hold n floats; residual_out may be the same span as `residual`, never
-  /// overlap otherwise. On non-finite input residual_out's content is unspecified: the caller keeps
-  /// `residual`. The default composes add, Encode and DecodeAdd(-1).
+  /// `residual_out`. All three hold n floats; residual_out may be the same span as `residual`,
+  /// never overlap otherwise. On non-finite input residual_out's content is unspecified: the caller
+  /// keeps `residual`. The default composes add, Encode and DecodeAdd(-1).
   virtual StatusOr<EncodeResult> EncodeWithFeedback(std::span<const float> gradient,
                                                     std::span<const float> residual,
                                                     std::span<float> residual_out,
                                                     const EncodeContext& context,
                                                     std::span<std::byte> out) const;
 
-  /// out += scale * decode(payload), out holds n floats. Trusts nothing in `payload`: kDataLoss with
-  /// the offset, in which case `out` may hold a partial sum. `context` is the encoder's (params, world,
-  /// seed, shared_max_abs).
+  /// out += scale * decode(payload), out holds n floats. Trusts nothing in `payload`: kDataLoss
+  /// with the offset, in which case `out` may hold a partial sum. `context` is the encoder's
+  /// (params, world, seed, shared_max_abs).
   virtual Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context,
                            float scale, std::span<float> out) const = 0;
 

@@ -1,0 +1,79 @@
+#pragma once
+// The loop that every one-pass codec shares: visits gradient + residual block by block and fills
+// the statistics on the way.
+
+#include <algorithm>
+#include <span>
+
+#include "datapath/base/check.h"
+#include "datapath/codec/codec.h"
+#include "datapath/codec/kernels.h"
+
+namespace weir {
+
+/// Elements from which statistics are sampled rather than counted in full.
+inline constexpr size_t kSampledElementsMin = size_t{1} << 16;
+
+/// The operands of Encode (residual and rest empty) or EncodeWithFeedback.
+struct PassOperands {
+  std::span<const float> gradient;
+  std::span<const float> residual = {};
+  std::span<float> rest = {};
+};
+
+/// Calls visit(block, at, rest, sums) for every block, `at` being its first element and `rest` its
+/// part of operands.rest (null when empty). `statistics`, when set, is replaced by what the pass
+/// saw.
+template <typename Visit>
+kernels::Sums ForEachBlock(const PassOperands& operands, GradientStatistics* statistics,
+                           Visit&& visit) {
+  const size_t n = operands.gradient.size();
+  WEIR_CHECK(operands.residual.empty() || operands.residual.size() == n);
+  WEIR_CHECK(operands.rest.empty() || operands.rest.size() == n);
+  const bool sampled = n >= kSampledElementsMin;
+  if (statistics != nullptr) statistics->Clear();
+  kernels::Sums sums;
+  for (size_t at = 0; at < n; at += kernels::kBlockElements) {
+    const kernels::Block block{
+        .gradient = operands.gradient.data() + at,
+        .residual = operands.residual.empty() ? nullptr : operands.residual.data() + at,
+        .size = std::min(kernels::kBlockElements, n - at)};
+    if (statistics != nullptr) {
+      kernels::Histogram(block, sampled, at / kernels::kSampleGroup,
+                         sampled ? kHistogramSampling : 1, statistics->bins().data());
+    }
+    visit(block, at, operands.rest.empty() ? nullptr : operands.rest.data() + at, &sums);
+  }
+  if (statistics != nullptr) {
+    statistics->Finish(n, sums.energy_in, sums.max_abs(), sums.non_finite());
+  }
+  return sums;
+}
+
+/// kInternal when `out` is too small for what is to be written.
+inline Status CheckRoom(const CodecTraits& traits, std::span<const std::byte> out, size_t needed) {
+  if (out.size() >= needed) return OkStatus();
+  return Internal(StrCat(traits.name, ": output of ", out.size(), " bytes, needed ", needed));
+}
+
+/// kDataLoss when a lane payload is not exactly `expected` bytes.
+inline Status CheckLaneBytes(const CodecTraits& traits, std::span<const std::byte> payload,
+                             size_t expected) {
+  if (payload.size() == expected) return OkStatus();
+  return DataLoss(StrCat(traits.name, " payload: expected ", expected, " bytes, found ",
+                         payload.size(), " (offset ", std::min(payload.size(), expected), ")"));
+}
+
+/// The result of a lane codec's pass; a non-finite input turns the payload into zeros.
+inline EncodeResult LaneResult(const kernels::Sums& sums, std::span<std::byte> payload) {
+  EncodeResult result{.bytes = payload.size(), .non_finite = sums.non_finite()};
+  if (result.non_finite) {
+    std::fill(payload.begin(), payload.end(), std::byte{0});
+  } else {
+    result.energy_in = sums.energy_in;
+    result.energy_lost = sums.energy_lost;
+  }
+  return result;
+}
+
+}  // namespace weir

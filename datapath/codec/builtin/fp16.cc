@@ -1,0 +1,105 @@
+// Half precision: n little-endian IEEE binary16 lanes.
+//
+// Sums must not overflow: a lane holds x * 2^-ceil(log2 world), clamped to 65504 / world, so the
+// sum of all ranks stays within 65504. The power of two costs no precision above the subnormal
+// range. What is clamped or rounded off stays in the residual when error feedback runs. Lanes are
+// added in float32 and rounded to nearest even at every addition; additions saturate.
+
+#include <bit>
+#include <cstdint>
+
+#include "datapath/codec/block_pass.h"
+#include "datapath/codec/codec.h"
+
+namespace weir {
+namespace {
+
+/// The factor from value to lane, and the largest lane of one rank.
+struct LaneScale {
+  float scale;
+  float limit;
+
+  explicit LaneScale(int world) {
+    const int halvings = std::bit_width(static_cast<unsigned>(world - 1));
+    scale = std::bit_cast<float>(static_cast<uint32_t>(127 - halvings) << 23);
+    // Rounded down to 11 significant bits, so that the conversion does not round it up.
+    const float share = 65504.0f / static_cast<float>(world);
+    limit = std::bit_cast<float>(std::bit_cast<uint32_t>(share) & 0xFFFFE000u);
+  }
+};
+
+class Fp16Codec : public Codec {
+ public:
+  const CodecTraits& Traits() const override { return traits_; }
+
+  size_t MaxEncodedBytes(size_t n, const CodecParams&) const override {
+    return n * sizeof(uint16_t);
+  }
+
+  /// One pass, O(n).
+  StatusOr<EncodeResult> Encode(std::span<const float> x, const EncodeContext& context,
+                                std::span<std::byte> out) const override {
+    return Pass({.gradient = x}, context, out);
+  }
+
+  /// One pass, O(n).
+  StatusOr<EncodeResult> EncodeWithFeedback(std::span<const float> gradient,
+                                            std::span<const float> residual,
+                                            std::span<float> residual_out,
+                                            const EncodeContext& context,
+                                            std::span<std::byte> out) const override {
+    return Pass({gradient, residual, residual_out}, context, out);
+  }
+
+  Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
+                   std::span<float> out) const override {
+    WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
+    WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, payload, out.size() * sizeof(uint16_t)));
+    const auto* lanes = reinterpret_cast<const uint16_t*>(payload.data());
+    const float factor = scale / LaneScale(context.world).scale;
+    if (kernels::DecodeAddHalf(lanes, out.size(), factor, out.data())) return OkStatus();
+    return DataLoss("fp16 payload: a lane is not finite (offset 0 or later)");
+  }
+
+  size_t LaneBytes() const override { return sizeof(uint16_t); }
+  void Accumulate(std::span<std::byte> sum, std::span<const std::byte> addend) const override {
+    WEIR_CHECK(sum.size() == addend.size() && sum.size() % sizeof(uint16_t) == 0);
+    kernels::AccumulateHalf(reinterpret_cast<uint16_t*>(sum.data()),
+                            reinterpret_cast<const uint16_t*>(addend.data()),
+                            sum.size() / sizeof(uint16_t));
+  }
+
+ private:
+  StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
+                              std::span<std::byte> out) const {
+    WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
+    const size_t bytes = operands.gradient.size() * sizeof(uint16_t);
+    WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
+    const LaneScale lane(context.world);
+    auto* lanes = reinterpret_cast<uint16_t*>(out.data());
+    const kernels::Sums sums = ForEachBlock(
+        operands, context.statistics,
+        [&](const kernels::Block& block, size_t at, float* rest, kernels::Sums* pass_sums) {
+          kernels::EncodeHalf(block, lane.scale, lane.limit, lanes + at, rest, pass_sums);
+        });
+    return LaneResult(sums, out.first(bytes));
+  }
+
+  const CodecTraits traits_ = {
+      .name = "fp16",
+      .summary = "half-precision lanes, scaled so that the sum over all ranks cannot overflow",
+      .form = PayloadForm::kLanes,
+      .fixed_bits = 16,
+      .error_model = ErrorModel::kRelative,
+      // Rounding error of variance ulp^2 / 12 against log-uniform mantissas: 2^-20 / 12 / 2.164.
+      .relative_error_squared = 3.67e-8,
+  };
+};
+
+}  // namespace
+
+void RegisterFp16(Registry<Codec>& registry, uint8_t id) {
+  registry.Add(id, std::make_unique<Fp16Codec>());
+}
+
+}  // namespace weir

@@ -1,0 +1,75 @@
+// The identity codec: float32 lanes as they are. Dense all-reduce, and the yardstick of every other
+// codec. Payload: n little-endian float32.
+
+#include "datapath/codec/block_pass.h"
+#include "datapath/codec/codec.h"
+
+namespace weir {
+namespace {
+
+class IdentityCodec : public Codec {
+ public:
+  const CodecTraits& Traits() const override { return traits_; }
+
+  size_t MaxEncodedBytes(size_t n, const CodecParams&) const override { return n * sizeof(float); }
+
+  /// One pass, O(n).
+  StatusOr<EncodeResult> Encode(std::span<const float> x, const EncodeContext& context,
+                                std::span<std::byte> out) const override {
+    return Pass({.gradient = x}, context, out);
+  }
+
+  /// One pass, O(n); everything is sent, so residual_out becomes zero.
+  StatusOr<EncodeResult> EncodeWithFeedback(std::span<const float> gradient,
+                                            std::span<const float> residual,
+                                            std::span<float> residual_out,
+                                            const EncodeContext& context,
+                                            std::span<std::byte> out) const override {
+    return Pass({gradient, residual, residual_out}, context, out);
+  }
+
+  Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext&, float scale,
+                   std::span<float> out) const override {
+    WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, payload, out.size() * sizeof(float)));
+    if (kernels::DecodeAddFloat(payload.data(), out.size(), scale, out.data())) return OkStatus();
+    return DataLoss("identity payload: a lane is not finite (offset 0 or later)");
+  }
+
+  size_t LaneBytes() const override { return sizeof(float); }
+  void Accumulate(std::span<std::byte> sum, std::span<const std::byte> addend) const override {
+    WEIR_CHECK(sum.size() == addend.size() && sum.size() % sizeof(float) == 0);
+    kernels::AccumulateFloat(sum.data(), addend.data(), sum.size() / sizeof(float));
+  }
+
+ private:
+  StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
+                              std::span<std::byte> out) const {
+    const size_t bytes = operands.gradient.size() * sizeof(float);
+    WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
+    const kernels::Sums sums = ForEachBlock(
+        operands, context.statistics,
+        [&](const kernels::Block& block, size_t at, float* rest, kernels::Sums* pass_sums) {
+          kernels::MeasureToBytes(block, out.data() + at * sizeof(float), pass_sums);
+          if (rest != nullptr) std::fill_n(rest, block.size, 0.0f);
+        });
+    return LaneResult(sums, out.first(bytes));
+  }
+
+  const CodecTraits traits_ = {
+      .name = "identity",
+      .summary = "float32 lanes, uncompressed",
+      .lossy = false,
+      .unbiased = true,
+      .form = PayloadForm::kLanes,
+      .fixed_bits = 32,
+      .error_model = ErrorModel::kExact,
+  };
+};
+
+}  // namespace
+
+void RegisterIdentity(Registry<Codec>& registry, uint8_t id) {
+  registry.Add(id, std::make_unique<IdentityCodec>());
+}
+
+}  // namespace weir

@@ -1,0 +1,62 @@
+#pragma once
+// How a set of positions becomes bytes: Rice-coded gaps or a bitmap, whichever is smaller. Bytes:
+// proto/WIRE.md section 3.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+
+enum class IndexCoding : uint8_t { kRice = 0, kBitmap = 1 };
+
+/// What a decoder must know besides the bytes.
+struct IndexFormat {
+  IndexCoding coding = IndexCoding::kRice;
+  uint8_t rice_bits = 0;  // low bits of a gap that are sent plainly, <= 31
+};
+
+/// Worst case of EncodeIndices for any set of at most count_max of n positions. O(1).
+size_t MaxIndexBytes(size_t n, size_t count_max);
+
+/// Writes ascending, distinct positions < n (at most 2^32) into out (at least MaxIndexBytes).
+/// Returns the bytes written and sets `format`. Within 2 % of the entropy of a random set.
+/// O(count), for the bitmap O(n / 8). Source: Rice, "Some practical universal noiseless coding
+/// techniques", JPL 1979.
+size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std::byte> out,
+                     IndexFormat* format);
+
+/// Reads what EncodeIndices wrote, in batches, trusting nothing: every position it yields is below
+/// n and above the one before. Not thread-safe; `bytes` outlives it.
+class IndexDecoder {
+ public:
+  /// `offset` is where `bytes` begin in their payload, for error messages.
+  IndexDecoder(IndexFormat format, std::span<const std::byte> bytes, size_t n, size_t count,
+               size_t offset);
+
+  /// Fills the front of `out` with the next positions and returns how many: less than out.size()
+  /// only at the end. kDataLoss with the offset: a position past the end, too few bits, a bad
+  /// format.
+  StatusOr<size_t> Next(std::span<uint32_t> out);
+
+  /// To be called when Next is through: kDataLoss when bits are left over that do not belong.
+  Status Finish();
+
+ private:
+  StatusOr<size_t> NextRice(std::span<uint32_t> out);
+  StatusOr<size_t> NextBitmap(std::span<uint32_t> out);
+  uint64_t Window(size_t* valid) const;
+  Status Error(const char* what) const;
+
+  IndexFormat format_;
+  std::span<const std::byte> bytes_;
+  size_t n_;
+  size_t left_;  // positions still to come
+  size_t offset_;
+  size_t bit_ = 0;         // read position
+  uint64_t next_min_ = 0;  // the smallest position that may follow
+};
+
+}  // namespace weir

@@ -1,0 +1,96 @@
+#pragma once
+// The SIMD kernels behind the codecs, dispatched at run time to the best instruction set of the
+// machine. They work on blocks of at most kBlockElements, small enough that several kernels can
+// visit one block while it sits in the first-level cache. Apart from energies, whose last bits
+// depend on the order of addition, every target gives the same bytes.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace weir::kernels {
+
+/// Elements of one block; a multiple of kSampleGroup.
+inline constexpr size_t kBlockElements = 4096;
+/// One run of kSampleRun elements is counted in every group of this many when a histogram is
+/// sampled.
+inline constexpr size_t kSampleGroup = 128;
+inline constexpr size_t kSampleRun = 16;
+/// Room that Select needs behind the last entry it keeps.
+inline constexpr size_t kSelectSlack = 64;
+
+/// What a pass learnt; kernels add to it.
+struct Sums {
+  double energy_in = 0;    // sum of squares of gradient + residual
+  double energy_lost = 0;  // sum of squares of what the payload lacks
+  uint32_t max_bits = 0;  // bit pattern of the largest |gradient + residual|; NaN counts as largest
+
+  bool non_finite() const { return max_bits >= 0x7F800000u; }
+  float max_abs() const;  // +infinity when non_finite
+};
+
+/// One block of a pass over e = gradient + residual. All pointers may be unaligned unless said.
+struct Block {
+  const float* gradient = nullptr;
+  const float* residual = nullptr;  // null: zeros
+  size_t size = 0;                  // <= kBlockElements
+};
+
+/// Counts |e| of the block into 4096 bins by the top 12 bits of the pattern, each element with
+/// `weight`. `first_group` is the block's position in units of kSampleGroup; with `sampled` one run
+/// per group is counted, the same on every machine.
+void Histogram(const Block& block, bool sampled, uint64_t first_group, uint32_t weight,
+               uint32_t* bins) noexcept;
+
+/// Energy and largest magnitude of e; stores e when `out` is set (may equal gradient or residual).
+void Measure(const Block& block, float* out, Sums* sums) noexcept;
+
+/// As Measure, storing e as unaligned float32 bytes.
+void MeasureToBytes(const Block& block, void* out, Sums* sums) noexcept;
+
+/// Appends (base + position, e) of every |e| > threshold to indices and values (room for size +
+/// kSelectSlack), stores e with the selected zeroed to `rest` when set (may equal residual), and
+/// returns the number appended. energy_lost is not touched.
+size_t Select(const Block& block, float threshold, uint32_t base, float* rest, uint32_t* indices,
+              float* values, Sums* sums) noexcept;
+
+/// to[i] = from[i] without leaving `to` in the caches. `to` is aligned to 64 bytes and size a
+/// multiple of 16. Call FinishStreaming before another thread reads.
+void StreamCopy(const float* from, float* to, size_t size) noexcept;
+void FinishStreaming() noexcept;
+
+/// Half precision, round to nearest even: out = fp16(clamp(e * scale, +-limit)), limit <= 65504,
+/// scale a power of two. rest, when set, is e - out / scale, exactly.
+void EncodeHalf(const Block& block, float scale, float limit, uint16_t* out, float* rest,
+                Sums* sums) noexcept;
+/// out[i] += factor * fp16 in[i]. False when a lane is NaN or infinite (then out is a partial sum).
+bool DecodeAddHalf(const uint16_t* in, size_t size, float factor, float* out) noexcept;
+/// sum += addend in half precision, saturating at +-65504.
+void AccumulateHalf(uint16_t* sum, const uint16_t* addend, size_t size) noexcept;
+/// values[i] -> fp16(values[i] * scale); values[i] becomes the rounding error in the unscaled
+/// domain.
+void RoundToHalf(float* values, size_t size, float scale, uint16_t* out) noexcept;
+
+/// bfloat16, round to nearest even; finite values that would round to infinity saturate.
+void EncodeBrain(const Block& block, uint16_t* out, float* rest, Sums* sums) noexcept;
+bool DecodeAddBrain(const uint16_t* in, size_t size, float factor, float* out) noexcept;
+void AccumulateBrain(uint16_t* sum, const uint16_t* addend, size_t size) noexcept;
+
+/// The stochastic 8-bit grid. out = clamp(floor(e * inverse_step + u), +-levels), u uniform in [0,
+/// 1) from a hash of (seed, counter + position). rest, when set, is e - out * step.
+struct Grid {
+  float step = 0;
+  float inverse_step = 0;
+  float levels = 0;  // <= 127
+  uint64_t seed = 0;
+};
+void EncodeGrid(const Block& block, const Grid& grid, uint32_t counter, int8_t* out, float* rest,
+                Sums* sums) noexcept;
+void DecodeAddGrid(const int8_t* in, size_t size, float factor, float* out) noexcept;
+void AccumulateGrid(int8_t* sum, const int8_t* addend, size_t size) noexcept;
+
+/// out[i] += factor * in[i]; `in` may be unaligned bytes. False when an input is NaN or infinite.
+bool DecodeAddFloat(const void* in, size_t size, float factor, float* out) noexcept;
+/// sum[i] += addend[i] over unaligned float32 lanes.
+void AccumulateFloat(void* sum, const void* addend, size_t size) noexcept;
+
+}  // namespace weir::kernels

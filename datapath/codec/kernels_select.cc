@@ -1,0 +1,190 @@
+// Kernels of selection: measuring, histogram, threshold with compaction, streaming copy.
+
+#include "datapath/codec/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "datapath/codec/kernels_select.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// Compiled once per target from here on.
+#include "datapath/codec/kernels_inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weir::kernels {
+namespace HWY_NAMESPACE {
+
+template <bool kResidual, bool kStore>
+void MeasureRuns(const Block& block, float* out, Sums* sums) {
+  InputSums input;
+  for (size_t i = 0; i < block.size; i += hn::Lanes(F32())) {
+    const VF32 e = LoadSum<kResidual>(block, i);
+    input.Add(e);
+    if constexpr (kStore) hn::StoreU(e, F32(), out + i);
+  }
+  input.Store(sums);
+}
+
+void MeasureDispatch(const Block& block, float* out, Sums* sums) {
+  if (block.residual != nullptr) {
+    out != nullptr ? MeasureRuns<true, true>(block, out, sums)
+                   : MeasureRuns<true, false>(block, out, sums);
+  } else {
+    out != nullptr ? MeasureRuns<false, true>(block, out, sums)
+                   : MeasureRuns<false, false>(block, out, sums);
+  }
+}
+
+void Measure(const Block& block, float* out, Sums* sums) {
+  const Block whole = WholeRuns(block);
+  if (whole.size > 0) MeasureDispatch(whole, out, sums);
+  if (whole.size == block.size) return;
+  const PaddedTail tail(block, whole.size);
+  HWY_ALIGN float stored[kRun];
+  MeasureDispatch(tail.block, stored, sums);
+  if (out != nullptr) std::memcpy(out + whole.size, stored, tail.size * sizeof(float));
+}
+
+template <bool kResidual, bool kRest>
+size_t SelectRuns(const Block& block, float threshold, uint32_t base, float* rest,
+                  uint32_t* indices, float* values, Sums* sums) {
+  const F32 d;
+  const U32 du;
+  const size_t lanes = hn::Lanes(d);
+  const VF32 limit = hn::Set(d, threshold);
+  InputSums input;
+  size_t count = 0;
+  for (size_t i = 0; i < block.size; i += lanes) {
+    VF32 e = LoadSum<kResidual>(block, i);
+    input.Add(e);
+    const auto selected = hn::Gt(hn::Abs(e), limit);
+    if (HWY_UNLIKELY(!hn::AllFalse(d, selected))) {
+      // Compress in the register, then one plain store: compressing stores are microcoded on some
+      // CPUs.
+      hn::StoreU(hn::Compress(e, selected), d, values + count);
+      const VU32 position = hn::Iota(du, base + static_cast<uint32_t>(i));
+      hn::StoreU(hn::Compress(position, hn::RebindMask(du, selected)), du, indices + count);
+      count += hn::CountTrue(d, selected);
+      if constexpr (kRest) e = hn::IfThenZeroElse(selected, e);
+    }
+    if constexpr (kRest) hn::StoreU(e, d, rest + i);
+  }
+  input.Store(sums);
+  return count;
+}
+
+size_t SelectDispatch(const Block& block, float threshold, uint32_t base, float* rest,
+                      uint32_t* indices, float* values, Sums* sums) {
+  const auto run = block.residual != nullptr
+                       ? (rest != nullptr ? SelectRuns<true, true> : SelectRuns<true, false>)
+                       : (rest != nullptr ? SelectRuns<false, true> : SelectRuns<false, false>);
+  return run(block, threshold, base, rest, indices, values, sums);
+}
+
+size_t Select(const Block& block, float threshold, uint32_t base, float* rest, uint32_t* indices,
+              float* values, Sums* sums) {
+  const Block whole = WholeRuns(block);
+  size_t count = 0;
+  if (whole.size > 0) {
+    count = SelectDispatch(whole, threshold, base, rest, indices, values, sums);
+  }
+  if (whole.size == block.size) return count;
+  const PaddedTail tail(block, whole.size);
+  HWY_ALIGN float left[kRun];
+  count += SelectDispatch(tail.block, threshold, base + static_cast<uint32_t>(whole.size), left,
+                          indices + count, values + count, sums);
+  if (rest != nullptr) std::memcpy(rest + whole.size, left, tail.size * sizeof(float));
+  return count;
+}
+
+/// Counts `size` <= kRun elements; `block` has kRun of them to read.
+template <bool kResidual>
+HWY_INLINE void CountRun(const Block& block, size_t from, size_t size, uint32_t weight,
+                         uint32_t* bins) {
+  HWY_ALIGN uint32_t bin[kRun];
+  const U32 du;
+  for (size_t i = 0; i < kRun; i += hn::Lanes(F32())) {
+    const VF32 e = LoadSum<kResidual>(block, from + i);
+    hn::Store(hn::ShiftRight<19>(hn::BitCast(du, hn::Abs(e))), du, bin + i);
+  }
+  for (size_t i = 0; i < size; ++i) bins[bin[i]] += weight;
+}
+
+template <bool kResidual>
+void HistogramOf(const Block& block, bool sampled, uint64_t first_group, uint32_t weight,
+                 uint32_t* bins) {
+  static_assert(kSampleRun == kRun);
+  const size_t stride = sampled ? kSampleGroup : kRun;
+  for (size_t from = 0; from < block.size; from += stride) {
+    size_t at = from;
+    if (sampled) {
+      // A hash, not a fixed position: rows of tensors often have lengths that are multiples of the
+      // group.
+      const uint64_t group = first_group + from / kSampleGroup;
+      at += (group * 0x9E3779B97F4A7C15ull >> 61) * kRun;
+    }
+    if (at + kRun <= block.size) {
+      CountRun<kResidual>(block, at, kRun, weight, bins);
+    } else if (at < block.size) {
+      const PaddedTail tail(block, at);
+      CountRun<kResidual>(tail.block, 0, tail.size, weight, bins);
+    }
+  }
+}
+
+void Histogram(const Block& block, bool sampled, uint64_t first_group, uint32_t weight,
+               uint32_t* bins) {
+  if (block.residual != nullptr) {
+    HistogramOf<true>(block, sampled, first_group, weight, bins);
+  } else {
+    HistogramOf<false>(block, sampled, first_group, weight, bins);
+  }
+}
+
+void StreamCopy(const float* from, float* to, size_t size) {
+  const F32 d;
+  for (size_t i = 0; i < size; i += hn::Lanes(d)) hn::Stream(hn::LoadU(d, from + i), d, to + i);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace weir::kernels
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include <bit>
+#include <limits>
+
+#include "hwy/cache_control.h"
+
+namespace weir::kernels {
+
+HWY_EXPORT(Measure);
+HWY_EXPORT(Select);
+HWY_EXPORT(Histogram);
+HWY_EXPORT(StreamCopy);
+
+float Sums::max_abs() const {
+  return non_finite() ? std::numeric_limits<float>::infinity() : std::bit_cast<float>(max_bits);
+}
+
+void Measure(const Block& block, float* out, Sums* sums) noexcept {
+  HWY_DYNAMIC_DISPATCH(Measure)(block, out, sums);
+}
+
+size_t Select(const Block& block, float threshold, uint32_t base, float* rest, uint32_t* indices,
+              float* values, Sums* sums) noexcept {
+  return HWY_DYNAMIC_DISPATCH(Select)(block, threshold, base, rest, indices, values, sums);
+}
+
+void Histogram(const Block& block, bool sampled, uint64_t first_group, uint32_t weight,
+               uint32_t* bins) noexcept {
+  HWY_DYNAMIC_DISPATCH(Histogram)(block, sampled, first_group, weight, bins);
+}
+
+void StreamCopy(const float* from, float* to, size_t size) noexcept {
+  HWY_DYNAMIC_DISPATCH(StreamCopy)(from, to, size);
+}
+
+void FinishStreaming() noexcept { hwy::FlushStream(); }
+
+}  // namespace weir::kernels
+#endif  // HWY_ONCE

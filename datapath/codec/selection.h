@@ -1,0 +1,65 @@
+#pragma once
+// Selecting the largest magnitudes of gradient + residual by a threshold: the engine of the codecs
+// that send part of a bucket. One pass when a state remembers the last step, two passes otherwise.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "datapath/codec/codec.h"
+#include "datapath/codec/kernels.h"
+
+namespace weir {
+
+/// The number of elements that `ratio` asks for: max(1, floor(ratio * n)), 0 for n = 0.
+size_t SelectionTarget(size_t n, double ratio);
+/// The number that a selection may keep at most: min(n, ceil(2 * ratio * n) + 64).
+size_t SelectionCap(size_t n, double ratio);
+
+/// What a selector remembers of one bucket: the last step's histogram and how its thresholds fared.
+/// Holds the scratch memory of the passes as well: 10 bytes per element that may be kept.
+class SelectionState : public CodecState {
+ public:
+  GradientStatistics histogram;  // of the last finite step; count() == 0: none yet
+  double correction = 1;         // factor on the wanted count when the next threshold is looked up
+  double drift = 1;              // the part of it that follows change from step to step
+  size_t room = 0;               // entries that fit the buffers below
+  std::unique_ptr<uint32_t[]> indices;
+  std::unique_ptr<float[]> values;
+  std::unique_ptr<uint16_t[]> halves;
+
+  void Reserve(size_t entries);
+};
+
+/// How the values of a selection are represented in the payload.
+enum class ValueFormat : uint8_t { kNone = 0, kHalf = 1, kFloat = 2 };
+
+struct SelectionRequest {
+  std::span<const float> gradient;
+  std::span<const float> residual = {};  // empty, or as long as gradient
+  std::span<float> rest = {};            // empty, or as long; may equal residual
+  double ratio = 1;
+  bool values_wanted = true;  // false: positions only, and `rest` keeps the selected elements
+  GradientStatistics* statistics = nullptr;
+};
+
+/// A selection; the arrays live in the state.
+struct Selection {
+  size_t count = 0;
+  kernels::Sums sums;  // energy_lost: what is not selected, and rounding
+  ValueFormat format = ValueFormat::kNone;
+  int exponent = 0;  // kHalf: halves[i] = fp16(value * 2^exponent)
+};
+
+/// Selects elements with |e| > threshold, e = gradient + residual, such that about ratio * n are
+/// kept: between half and twice of it, never more than SelectionCap; fewer only when fewer are
+/// nonzero. Exact zeros and subnormal numbers are never selected. Elements of equal magnitude at
+/// the limit are taken in the order of their positions. `rest` receives e without what the payload
+/// will hold, so that payload + rest = e. When sums.non_finite(), nothing is selected, `rest` is
+/// unspecified and the state is as before. With a state that saw a step: one pass over memory, and
+/// the kept count is steered to ratio * n; else two passes. Deterministic given the state.
+Selection SelectLargest(const SelectionRequest& request, SelectionState& state);
+
+}  // namespace weir
