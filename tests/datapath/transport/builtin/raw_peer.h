@@ -1,0 +1,83 @@
+#pragma once
+// A peer under the test's control, byte by byte: a blocking socket with a receive time-out.
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "datapath/transport/builtin/tcp/hello.h"
+
+namespace weir::testing {
+
+using Bytes = std::vector<std::byte>;
+
+class RawPeer {
+ public:
+  /// Connects to "127.0.0.1:port".
+  explicit RawPeer(const TransportAddress& address)
+      : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const auto resolved = tcp::ResolveAddress(address);
+    const timeval patience = {10, 0};
+    setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    connected_ = resolved.ok() && connect(fd_.get(), resolved->get(), resolved->size) == 0;
+  }
+
+  bool connected() const { return connected_; }
+  int fd() const { return fd_.get(); }
+  bool Send(std::span<const std::byte> bytes) {
+    return send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(bytes.size());
+  }
+  void HalfClose() { shutdown(fd_.get(), SHUT_WR); }
+  void Close() { fd_ = tcp::UniqueFd(); }
+  /// Closes with a reset instead of an orderly end of stream.
+  void Reset() {
+    const linger abrupt = {1, 0};
+    setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &abrupt, sizeof abrupt);
+    Close();
+  }
+
+  /// The next whole frame; `text` is its payload. kUnavailable when the stream ended.
+  StatusOr<FrameHeader> ReadFrame(std::string* text = nullptr) {
+    std::array<std::byte, kFrameHeaderBytes> bytes;
+    if (!ReadAll(bytes)) return Unavailable("end of stream");
+    WEIR_ASSIGN_OR_RETURN(const FrameHeader header, DecodeFrameHeader(bytes));
+    Bytes payload(header.payload_bytes);
+    if (!ReadAll(payload)) return Unavailable("end of stream");
+    if (text != nullptr)
+      text->assign(reinterpret_cast<const char*>(payload.data()), payload.size());
+    return header;
+  }
+
+  /// Says hello and reads the answer.
+  StatusOr<FrameHeader> Introduce(const tcp::Hello& hello, std::string* text = nullptr) {
+    if (!Send(tcp::EncodeHello(hello))) return Unavailable("cannot send");
+    return ReadFrame(text);
+  }
+
+ private:
+  bool ReadAll(std::span<std::byte> out) {
+    size_t at = 0;
+    while (at < out.size()) {
+      const ssize_t n = recv(fd_.get(), out.data() + at, out.size() - at, 0);
+      if (n <= 0) return false;
+      at += static_cast<size_t>(n);
+    }
+    return true;
+  }
+
+  tcp::UniqueFd fd_;
+  bool connected_ = false;
+};
+
+/// A data frame as rank `rank` would send it.
+inline Bytes DataFrame(int rank, std::span<const std::byte> payload) {
+  return tcp::EncodeFrame(FrameType::kData, rank, payload);
+}
+
+}  // namespace weir::testing

@@ -1,0 +1,350 @@
+// The tcp transport against peers that send whatever they like, before and after the handshake.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "datapath/base/log.h"
+#include "datapath/base/random.h"
+#include "tests/datapath/transport/builtin/raw_peer.h"
+#include "tests/support/world.h"
+
+namespace weir::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kJob = 77;
+constexpr double kPatience = 20;
+
+std::unique_ptr<Transport> NewTcp(int rank, int world, uint64_t job = kJob) {
+  TransportOptions options;
+  options.job = job;
+  options.rank = rank;
+  options.world = world;
+  auto transport = (*Transports().Find("tcp"))->Create(options);
+  EXPECT_TRUE(transport.ok()) << transport.status();
+  return std::move(*transport);
+}
+
+// Rank 0 of two, connected to a raw rank 1.
+struct HalfRawWorld {
+  std::unique_ptr<Transport> rank0 = NewTcp(0, 2);
+  RawPeer raw{rank0->address()};
+  Status status;
+
+  HalfRawWorld() {
+    std::thread connecting([this] {
+      status = rank0->Connect({rank0->address(), "raw"}, Within(kPatience));
+    });
+    EXPECT_TRUE(raw.Introduce({kJob, 1, 2, 0}).ok());
+    connecting.join();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+  Status Receive(std::span<std::byte> buffer, double seconds = kPatience) {
+    const StatusOr<Ticket> ticket = rank0->PostReceive(1, buffer);
+    return ticket.ok() ? rank0->Wait(*ticket, Within(seconds)).status() : ticket.status();
+  }
+};
+
+// ---- before the handshake
+
+class TcpStrangerTest : public ::testing::Test {
+ protected:
+  // Lets `stranger` talk to rank 0 of two while it waits for rank 1, then lets the true rank 1
+  // come.
+  template <typename Stranger>
+  void WithStranger(Stranger stranger) {
+    SetLog(true);
+    auto rank0 = NewTcp(0, 2), rank1 = NewTcp(1, 2);
+    const std::vector<TransportAddress> addresses = {rank0->address(), rank1->address()};
+    Status status0;
+    std::thread connecting([&] { status0 = rank0->Connect(addresses, Within(kPatience)); });
+    {
+      RawPeer raw(rank0->address());
+      EXPECT_TRUE(raw.connected());
+      stranger(raw);
+    }
+    const Status status1 = rank1->Connect(addresses, Within(kPatience));
+    connecting.join();
+    EXPECT_TRUE(status0.ok()) << status0;
+    EXPECT_TRUE(status1.ok()) << status1;
+    SetLog(false);
+  }
+
+  void ExpectRefused(const tcp::Hello& hello, const std::string& reason) {
+    WithStranger([&](RawPeer& raw) {
+      std::string text;
+      const auto answer = raw.Introduce(hello, &text);
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      EXPECT_EQ(answer->type, FrameType::kAbort);
+      EXPECT_THAT(text, HasSubstr(reason));
+    });
+  }
+
+  void ExpectBytesRefused(const Bytes& bytes, const std::string& reason) {
+    WithStranger([&](RawPeer& raw) {
+      ASSERT_TRUE(raw.Send(bytes));
+      std::string text;
+      const auto answer = raw.ReadFrame(&text);
+      ASSERT_TRUE(answer.ok()) << answer.status();
+      EXPECT_EQ(answer->type, FrameType::kAbort);
+      EXPECT_THAT(text, HasSubstr(reason));
+    });
+  }
+
+ private:
+  static void SetLog(bool quiet) {
+    if (quiet) {
+      SetLogSink([](LogLevel, std::string_view, std::string_view) {});
+    } else {
+      SetLogSink({});
+    }
+  }
+};
+
+TEST_F(TcpStrangerTest, AnotherJobIsRefused) {
+  ExpectRefused({78, 1, 2, 0}, "job: expected 77, found 78");
+}
+TEST_F(TcpStrangerTest, AnotherWorldIsRefused) {
+  ExpectRefused({kJob, 1, 3, 0}, "world: expected 2, found 3");
+}
+TEST_F(TcpStrangerTest, WrongNumberIsRefused) {
+  ExpectRefused({kJob, 1, 2, 5}, "called rank: expected 0, found 5");
+}
+TEST_F(TcpStrangerTest, ImpossibleRankIsRefused) {
+  ExpectRefused({kJob, 2, 2, 0}, "found 2");
+  ExpectRefused({kJob, 0, 2, 0}, "found 0");
+}
+TEST_F(TcpStrangerTest, GarbageIsRefused) {
+  ExpectBytesRefused(Bytes(kFrameHeaderBytes, std::byte{'G'}), "frame magic");
+}
+TEST_F(TcpStrangerTest, AnotherProtocolVersionIsRefused) {
+  Bytes bytes = tcp::EncodeHello({kJob, 1, 2, 0});
+  bytes[4] = std::byte{9};
+  ExpectBytesRefused(bytes, "frame version: expected 1, found 9");
+}
+TEST_F(TcpStrangerTest, DataBeforeHelloIsRefused) {
+  ExpectBytesRefused(DataFrame(1, Bytes(8)), "data frame before its hello");
+}
+TEST_F(TcpStrangerTest, HelloOfWrongSizeIsRefused) {
+  ExpectBytesRefused(tcp::EncodeFrame(FrameType::kHello, 1, Bytes(23)),
+                     "expected 24 bytes, found 23");
+  ExpectBytesRefused(tcp::EncodeFrame(FrameType::kHello, 1, Bytes(3000)), "found 3000");
+}
+TEST_F(TcpStrangerTest, CorruptHelloIsRefused) {
+  Bytes bytes = tcp::EncodeHello({kJob, 1, 2, 0});
+  bytes.back() ^= std::byte{1};
+  ExpectBytesRefused(bytes, "corrupt handshake payload");
+}
+TEST_F(TcpStrangerTest, SilentAndVanishingStrangersDoNoHarm) {
+  WithStranger([](RawPeer&) {});
+  WithStranger([](RawPeer& raw) { raw.Send(Bytes(10)); });
+  WithStranger([](RawPeer& raw) { raw.Reset(); });
+}
+
+TEST_F(TcpStrangerTest, SecondLivingRankOfTheSameNumberIsRefused) {
+  auto rank0 = NewTcp(0, 3), rank2 = NewTcp(2, 3);
+  SetLogSink([](LogLevel, std::string_view, std::string_view) {});
+  Status status;
+  std::thread connecting([&] {
+    status = rank0->Connect({rank0->address(), "raw", rank2->address()}, Within(0.5));
+  });
+  RawPeer first(rank0->address()), second(rank0->address());
+  EXPECT_EQ(first.Introduce({kJob, 1, 3, 0})->type, FrameType::kHello);
+  std::string text;
+  EXPECT_EQ(second.Introduce({kJob, 1, 3, 0}, &text)->type, FrameType::kAbort);
+  EXPECT_THAT(text, HasSubstr("rank 1 is already connected from 127.0.0.1:"));
+  connecting.join();
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 2 ("), HasSubstr("already connected")));
+  SetLogSink({});
+}
+
+TEST_F(TcpStrangerTest, RestartedRankReplacesItsDeadConnection) {
+  auto rank0 = NewTcp(0, 3);
+  Status status;
+  std::thread connecting([&] {
+    status = rank0->Connect({rank0->address(), "raw", "raw"}, Within(kPatience));
+  });
+  RawPeer first(rank0->address());
+  EXPECT_EQ(first.Introduce({kJob, 1, 3, 0})->type, FrameType::kHello);
+  first.Close();
+  RawPeer second(rank0->address()), third(rank0->address());
+  EXPECT_EQ(second.Introduce({kJob, 1, 3, 0})->type, FrameType::kHello);
+  EXPECT_EQ(third.Introduce({kJob, 2, 3, 0})->type, FrameType::kHello);
+  connecting.join();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// ---- after the handshake
+
+TEST(TcpHostilePeerTest, MalformedHeaderIsDataLossThatNamesThePeer) {
+  constexpr uint64_t kSeed = 4711;
+  Random random(kSeed);
+  for (int i = 0; i < 40; ++i) {
+    SCOPED_TRACE(::testing::Message() << "seed " << kSeed << " mutation " << i);
+    HalfRawWorld world;
+    Bytes frame = DataFrame(1, Bytes(16));
+    frame[random.Below(kFrameHeaderBytes)] ^= static_cast<std::byte>(1 + random.Below(255));
+    ASSERT_TRUE(world.raw.Send(frame));
+    Bytes buffer(1024);
+    const Status status = world.Receive(buffer);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+    EXPECT_THAT(Message(status), HasSubstr("rank 1 (raw) sent a malformed frame"));
+  }
+}
+
+TEST(TcpHostilePeerTest, EveryTruncationEndsInAClosedConnection) {
+  const Bytes frame = DataFrame(1, Bytes(20000));
+  for (const size_t size :
+       {size_t{0}, size_t{1}, size_t{71}, size_t{72}, size_t{73}, size_t{9000}, frame.size() - 1}) {
+    HalfRawWorld world;
+    ASSERT_TRUE(world.raw.Send(std::span(frame).first(size)));
+    world.raw.Close();
+    Bytes buffer(20000);
+    const Status status = world.Receive(buffer);
+    EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
+    EXPECT_THAT(Message(status), HasSubstr("rank 1 (raw) closed the connection"));
+  }
+}
+
+TEST(TcpHostilePeerTest, FrameOneByteAtATimeArrives) {
+  HalfRawWorld world;
+  Bytes payload(200);
+  for (size_t i = 0; i < payload.size(); ++i) payload[i] = static_cast<std::byte>(i);
+  std::thread sender([&] {
+    for (const std::byte byte : DataFrame(1, payload)) EXPECT_TRUE(world.raw.Send({&byte, 1}));
+  });
+  Bytes buffer(200);
+  EXPECT_TRUE(world.Receive(buffer).ok());
+  EXPECT_EQ(buffer, payload);
+  sender.join();
+}
+
+TEST(TcpHostilePeerTest, LyingFramesAreNamed) {
+  FrameHeader oversize;
+  oversize.source_rank = 1;
+  oversize.payload_bytes = kFramePayloadBytesMax;
+  Bytes claim(kFrameHeaderBytes);
+  EncodeFrameHeader(oversize,
+                    std::span<std::byte, kFrameHeaderBytes>(claim.data(), kFrameHeaderBytes));
+  Bytes after_goodbye = tcp::EncodeFrame(FrameType::kAbort, 1, {});
+  const Bytes more = DataFrame(1, Bytes(4));
+  after_goodbye.insert(after_goodbye.end(), more.begin(), more.end());
+  Bytes corrupt_abort = tcp::EncodeFrame(FrameType::kAbort, 1, Bytes(10));
+  corrupt_abort.back() ^= std::byte{1};
+  const std::vector<std::pair<Bytes, std::string>> cases = {
+      {claim, "1073741824 bytes"},
+      {DataFrame(0, Bytes(4)), "claims to be from rank 0"},
+      {tcp::EncodeHello({kJob, 1, 2, 0}), "a second hello"},
+      {after_goodbye, "a frame after its goodbye"},
+      {corrupt_abort, "a corrupt abort frame"},
+      {tcp::EncodeFrame(FrameType::kAbort, 1, Bytes(5000)), "abort text of 5000 bytes"},
+  };
+  for (const auto& [bytes, expected] : cases) {
+    HalfRawWorld world;
+    ASSERT_TRUE(world.raw.Send(bytes));
+    Bytes buffer(64);
+    const Status status = world.Receive(buffer);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 1 (raw) sent "), HasSubstr(expected)));
+  }
+}
+
+TEST(TcpHostilePeerTest, SurplusDataIsLeftInTheSocketNotInOurMemory) {
+  HalfRawWorld world;
+  const Bytes frame = DataFrame(1, Bytes(1 << 20));
+  std::thread sender([&] {
+    for (int i = 0; i < 64 && world.raw.Send(frame); ++i) {
+    }
+  });
+  Bytes buffer(1 << 20);
+  EXPECT_TRUE(world.Receive(buffer).ok());
+  EXPECT_LT(world.rank0->Samples()[0].bytes_received, 40u << 20);
+  world.rank0.reset();  // the sender's next byte meets a closed socket
+  sender.join();
+}
+
+TEST(TcpHostilePeerTest, ResetIsADeath) {
+  HalfRawWorld world;
+  world.raw.Reset();
+  Bytes buffer(8);
+  const Status status = world.Receive(buffer);
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Message(status), HasSubstr("rank 1 (raw) closed the connection"));
+}
+
+TEST(TcpHostilePeerTest, DataBeforeGoodbyeAndResetIsStillDelivered) {
+  HalfRawWorld world;
+  const Bytes payload(3000, std::byte{7});
+  Bytes bytes = DataFrame(1, payload);
+  const Bytes goodbye = tcp::EncodeFrame(FrameType::kAbort, 1, {});
+  bytes.insert(bytes.end(), goodbye.begin(), goodbye.end());
+  // Unread input makes the close below a reset.
+  const Bytes unread(10);
+  const StatusOr<Ticket> sent = world.rank0->PostSend(1, {}, unread);
+  EXPECT_TRUE(world.rank0->Wait(*sent, Within(kPatience)).ok());
+  ASSERT_TRUE(world.raw.Send(bytes));
+  world.raw.Close();
+  Bytes buffer(3000);
+  EXPECT_TRUE(world.Receive(buffer).ok());
+  EXPECT_EQ(buffer, payload);
+  EXPECT_EQ(world.Receive(buffer).code(), StatusCode::kUnavailable);
+}
+
+TEST(TcpHostilePeerTest, ReasonBehindUnreadDataIsFound) {
+  HalfRawWorld world;
+  Bytes bytes = DataFrame(1, Bytes(40000));  // nobody will ask for it
+  const std::string reason = "out of memory";
+  const Bytes abort = tcp::EncodeFrame(FrameType::kAbort, 1, std::as_bytes(std::span(reason)));
+  bytes.insert(bytes.end(), abort.begin(), abort.end());
+  ASSERT_TRUE(world.raw.Send(bytes));
+  world.raw.Close();
+  const Bytes payload(64 << 20);
+  const StatusOr<Ticket> sent = world.rank0->PostSend(1, {}, payload);
+  const Status status =
+      sent.ok() ? world.rank0->Wait(*sent, Within(kPatience)).status() : sent.status();
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Message(status), HasSubstr("rank 1 reported: out of memory"));
+}
+
+TEST(TcpHostilePeerTest, PeerThatNeverReadsEndsInADeadline) {
+  HalfRawWorld world;
+  const Bytes payload(64 << 20);
+  const StatusOr<Ticket> sent = world.rank0->PostSend(1, {}, payload);
+  ASSERT_TRUE(sent.ok()) << sent.status();
+  const Status status = world.rank0->Wait(*sent, Within(0.2)).status();
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(Message(status), HasSubstr("rank 1 (raw) takes no more data"));
+  // The farewell cannot get through either; closing is bounded all the same.
+  const TimePoint start = RealClock().Now();
+  world.rank0.reset();
+  EXPECT_LT(ToSeconds(RealClock().Now() - start), 5);
+}
+
+TEST(TcpHostilePeerTest, AbortReachesAPeerInTheMiddleOfAFrame) {
+  HalfRawWorld world;
+  const Bytes payload(8 << 20);
+  const StatusOr<Ticket> sent = world.rank0->PostSend(1, {}, payload);
+  ASSERT_TRUE(sent.ok());
+  std::thread reader([&] {
+    const auto frame = world.raw.ReadFrame();
+    EXPECT_TRUE(frame.ok() && frame->payload_bytes == payload.size());
+    std::string text;
+    const auto last = world.raw.ReadFrame(&text);
+    ASSERT_TRUE(last.ok()) << last.status();
+    EXPECT_EQ(last->type, FrameType::kAbort);
+    EXPECT_EQ(text, "plan mismatch");
+  });
+  world.rank0->Abort("plan mismatch");
+  reader.join();
+}
+
+}  // namespace
+}  // namespace weir::testing
