@@ -2,6 +2,7 @@
 // An annotated std::mutex: TSan understands it (it reports false races on Debian's absl::Mutex) and
 // clang's -Wthread-safety checks its use.
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -52,13 +53,16 @@ class CondVar {
     lock.release();
   }
   /// False when `deadline` passed. Spurious wake-ups happen: call in a loop on the condition.
-  bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline) WEIR_REQUIRES(mutex)
-      WEIR_NO_THREAD_SAFETY_ANALYSIS {
+  bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
+      WEIR_REQUIRES(mutex) WEIR_NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    // An absolute system-clock wait is avoided: TSan 12 does not know pthread_cond_clockwait.
-    const auto result = cv_.wait_for(lock, deadline - std::chrono::steady_clock::now());
+    // At most an hour at a time: the library adds the time left to its clock, which must not
+    // overflow.
+    const auto left = deadline - std::chrono::steady_clock::now();
+    const auto turn = std::min<std::chrono::nanoseconds>(left, std::chrono::hours(1));
+    const auto result = cv_.wait_for(lock, turn);
     lock.release();
-    return result != std::cv_status::timeout;
+    return result != std::cv_status::timeout || turn < left;
   }
   void NotifyOne() { cv_.notify_one(); }
   void NotifyAll() { cv_.notify_all(); }

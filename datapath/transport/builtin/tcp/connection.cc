@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "datapath/transport/builtin/tcp/hello.h"
+
 namespace weir::tcp {
 
 Connection::Connection(int self, int peer, TransportAddress address, int socket)
@@ -266,9 +268,7 @@ Status Connection::ConsumeAbort(bool* more) {
     *more = true;
     return OkStatus();
   }
-  return Unavailable(StrCat(
-      "rank ", peer_,
-      " reported: ", std::string_view(reinterpret_cast<const char*>(text.data()), text.size())));
+  return Unavailable(StrCat("rank ", peer_, " reported: ", PrintableText(text)));
 }
 
 // ---- the end of the stream

@@ -14,6 +14,16 @@ namespace {
 constexpr size_t kHelloBytes = 24;
 }  // namespace
 
+std::string PrintableText(std::span<const std::byte> bytes) {
+  std::string text;
+  text.reserve(bytes.size());
+  for (const std::byte byte : bytes) {
+    const auto c = static_cast<char>(byte);
+    text += c >= 0x20 && c < 0x7f ? c : '?';
+  }
+  return text;
+}
+
 std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload) {
   FrameHeader header;
   header.type = type;
@@ -78,10 +88,6 @@ StatusOr<bool> HandshakeReader::Read(int fd) {
   if (Checksum(payload()) != header_.payload_checksum)
     return DataLoss("a corrupt handshake payload");
   return true;
-}
-
-std::string HandshakeReader::text() const {
-  return {reinterpret_cast<const char*>(payload().data()), payload().size()};
 }
 
 bool WriteFrame(int fd, std::span<const std::byte> frame) {

@@ -18,6 +18,9 @@ struct Hello {
   uint32_t expected_peer = 0;  // UINT32_MAX: the sender accepted and cannot know
 };
 
+/// Text of a peer, fit for logs and JSON: what is not printable ASCII becomes '?'.
+std::string PrintableText(std::span<const std::byte> bytes);
+
 /// A whole frame of `type`.
 std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload);
 std::vector<std::byte> EncodeHello(const Hello& hello);
@@ -34,7 +37,7 @@ class HandshakeReader {
     return std::span(bytes_).subspan(kFrameHeaderBytes);
   }
   /// The payload of a kAbort frame.
-  std::string text() const;
+  std::string text() const { return PrintableText(payload()); }
 
  private:
   std::vector<std::byte> bytes_ = std::vector<std::byte>(kFrameHeaderBytes);

@@ -16,9 +16,10 @@
 namespace weir::tcp {
 namespace {
 
-// A silent host is declared dead after 10 + 6 * 5 s when nothing is in flight; when something is, the
-// operation's deadline names it first. TCP_USER_TIMEOUT is left alone: it also cuts a living peer whose
-// window stays closed, such as a rank that writes a checkpoint while others already send.
+// A silent host is declared dead after 10 + 6 * 5 s when nothing is in flight; when something is,
+// the operation's deadline names it first. TCP_USER_TIMEOUT is left alone: it also cuts a living
+// peer whose window stays closed, such as a rank that writes a checkpoint while others already
+// send.
 constexpr int kKeepAliveIdleS = 10;
 constexpr int kKeepAliveIntervalS = 5;
 constexpr int kKeepAliveProbes = 6;

@@ -314,6 +314,15 @@ TEST(TcpHostilePeerTest, ReasonBehindUnreadDataIsFound) {
   EXPECT_THAT(Message(status), HasSubstr("rank 1 reported: out of memory"));
 }
 
+TEST(TcpHostilePeerTest, ReasonOfAPeerIsMadePrintable) {
+  HalfRawWorld world;
+  const std::string reason = "first\nsecond\x1b[31m\xff end";
+  ASSERT_TRUE(
+      world.raw.Send(tcp::EncodeFrame(FrameType::kAbort, 1, std::as_bytes(std::span(reason)))));
+  Bytes buffer(8);
+  EXPECT_THAT(Message(world.Receive(buffer)), HasSubstr("reported: first?second?[31m? end"));
+}
+
 TEST(TcpHostilePeerTest, PeerThatNeverReadsEndsInADeadline) {
   HalfRawWorld world;
   const Bytes payload(64 << 20);

@@ -1,0 +1,52 @@
+#include "datapath/base/log.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace weir {
+namespace {
+
+class LogTest : public ::testing::Test {
+ protected:
+  LogTest() {
+    SetLogSink([this](LogLevel level, std::string_view part, std::string_view message) {
+      lines_.push_back(StrCat(static_cast<int>(level), " ", part, " ", message));
+    });
+  }
+  ~LogTest() override {
+    SetLogSink({});
+    SetMinimumLogLevel(LogLevel::kInfo);
+  }
+  std::vector<std::string> lines_;
+};
+
+TEST_F(LogTest, WritesFromTheMinimumLevelUp) {
+  Log(LogLevel::kDebug, "agent", "hidden");
+  Log(LogLevel::kInfo, "agent", "shown");
+  SetMinimumLogLevel(LogLevel::kError);
+  Log(LogLevel::kWarning, "agent", "hidden");
+  Log(LogLevel::kError, "agent", "shown too");
+  EXPECT_EQ(lines_, (std::vector<std::string>{"1 agent shown", "3 agent shown too"}));
+}
+
+TEST_F(LogTest, StandardErrorLineHasTimeLevelAndPart) {
+  SetLogSink({});
+  ::testing::internal::CaptureStderr();
+  Log(LogLevel::kWarning, "transport", "rank 1 is late");
+  const std::string line = ::testing::internal::GetCapturedStderr();
+  ASSERT_GT(line.size(), 24u);
+  EXPECT_EQ(line[10], 'T');
+  EXPECT_EQ(line.substr(23), "Z W transport: rank 1 is late\n");
+}
+
+TEST(ParseLogLevelTest, KnowsFourNames) {
+  EXPECT_EQ(*ParseLogLevel("debug"), LogLevel::kDebug);
+  EXPECT_EQ(*ParseLogLevel("info"), LogLevel::kInfo);
+  EXPECT_EQ(*ParseLogLevel("warning"), LogLevel::kWarning);
+  EXPECT_EQ(*ParseLogLevel("error"), LogLevel::kError);
+  EXPECT_EQ(ParseLogLevel("loud").status().code(), StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace weir
