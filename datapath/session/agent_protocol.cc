@@ -1,0 +1,257 @@
+#include "datapath/session/agent_protocol.h"
+
+#include <algorithm>
+
+#include "datapath/session/json.h"
+
+namespace weir {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kNonceBytesMax = 256;
+constexpr size_t kReasonBytesMax = 4096;
+
+std::string_view Name(PayloadForm form) {
+  switch (form) {
+    case PayloadForm::kLanes:
+      return "lanes";
+    case PayloadForm::kOpaque:
+      return "opaque";
+    case PayloadForm::kSharedIndex:
+      return "shared_index";
+  }
+  return "";
+}
+
+std::string_view Name(ErrorModel model) {
+  switch (model) {
+    case ErrorModel::kExact:
+      return "exact";
+    case ErrorModel::kSelection:
+      return "selection";
+    case ErrorModel::kUniformSelection:
+      return "uniform_selection";
+    case ErrorModel::kRelative:
+      return "relative";
+    case ErrorModel::kMaxScaled:
+      return "max_scaled";
+  }
+  return "";
+}
+
+json ToJson(const CodecTraits& t) {
+  return {{"name", t.name},
+          {"form", Name(t.form)},
+          {"lossy", t.lossy},
+          {"unbiased", t.unbiased},
+          {"needs_error_feedback", t.needs_error_feedback},
+          {"shared_metadata", t.shared_metadata != SharedMetadata::kNone},
+          {"rounds", t.rounds},
+          {"fixed_bits", JsonDouble(t.fixed_bits)},
+          {"kept_bits", JsonDouble(t.kept_bits)},
+          {"indices_coded", t.indices_coded},
+          {"uses_ratio", t.uses_ratio},
+          {"ratio_min", JsonDouble(t.ratio_min)},
+          {"ratio_max", JsonDouble(t.ratio_max)},
+          {"error_model", Name(t.error_model)},
+          {"relative_error_squared", JsonDouble(t.relative_error_squared)},
+          {"levels", JsonDouble(t.levels)},
+          {"levels_divided_by_world", t.levels_divided_by_world},
+          {"error_divisor", JsonDouble(t.error_divisor)},
+          {"world_max", t.world_max}};
+}
+
+json ToJson(const WorldFunction& f) {
+  return {{"constant", f.constant},
+          {"n_minus_1", f.n_minus_1},
+          {"n_minus_1_over_n", f.n_minus_1_over_n},
+          {"log2_n", f.log2_n},
+          {"n", f.n}};
+}
+
+json ToJson(const CollectiveTraits& t) {
+  return {{"name", t.name},
+          {"form", Name(t.form)},
+          {"latency", ToJson(t.cost.latency)},
+          {"payload", ToJson(t.cost.payload)},
+          {"index", ToJson(t.cost.index)},
+          {"reduce", ToJson(t.cost.reduce)},
+          {"world_min", t.world_min},
+          {"world_max", t.world_max}};
+}
+
+json CapabilitiesDocument() {
+  json codecs = json::array(), collectives = json::array();
+  for (const Codec* codec : Codecs().All()) codecs.push_back(ToJson(codec->Traits()));
+  for (const Collective* collective : Collectives().All()) {
+    collectives.push_back(ToJson(collective->Traits()));
+  }
+  return {{"codecs", std::move(codecs)}, {"collectives", std::move(collectives)}};
+}
+
+json Body(const RankHello& m) {
+  json body = {{"job", m.job},
+               {"rank", m.rank},
+               {"world", m.world},
+               {"pid", m.pid},
+               {"library_version", m.library_version},
+               {"datapath_address", m.datapath_address},
+               {"capabilities", CapabilitiesDocument()},
+               {"active_plan_version", JsonUint64(m.active_plan_version)},
+               {"step", JsonUint64(m.step)}};
+  if (m.active_plan != nullptr && m.active_plan->version != 0) {
+    body["active_plan"] = json::parse(PlanToJson(*m.active_plan));
+  }
+  return {{"hello", std::move(body)}};
+}
+
+json Body(const BucketTable& m) {
+  json buckets = json::array();
+  for (const BucketDescription& b : m.buckets) {
+    json names = json::array();
+    for (size_t i = 0; i < std::min(b.parameters.size(), kParameterNamesSentMax); ++i) {
+      names.push_back(b.parameters[i]);
+    }
+    buckets.push_back({{"key", Hex64(b.key)},
+                       {"elements", JsonUint64(b.elements)},
+                       {"order", b.order},
+                       {"dtype", b.dtype},
+                       {"parameters", std::move(names)}});
+  }
+  return {{"buckets", {{"buckets", std::move(buckets)}}}};
+}
+
+json ToJson(const BucketSample& s) {
+  return {{"bucket", Hex64(s.bucket)},
+          {"codec", s.codec},
+          {"collective", s.collective},
+          {"ratio", JsonDouble(s.ratio)},
+          {"ready_s", JsonDouble(s.ready_s)},
+          {"metadata_s", JsonDouble(s.metadata_s)},
+          {"encode_s", JsonDouble(s.encode_s)},
+          {"network_s", JsonDouble(s.network_s)},
+          {"decode_s", JsonDouble(s.decode_s)},
+          {"payload_bytes", JsonUint64(s.payload_bytes)},
+          {"bytes_sent", JsonUint64(s.bytes_sent)},
+          {"gain", JsonDouble(s.gain)},
+          {"residual_ratio", JsonDouble(s.residual_ratio)},
+          {"entry_offset_s", JsonDouble(s.entry_offset_s)}};
+}
+
+json Numbers(const std::vector<double>& values) {
+  json array = json::array();
+  for (double value : values) array.push_back(JsonDouble(value));
+  return array;
+}
+
+json Body(const StepReport& m) {
+  json buckets = json::array(), gains = json::array();
+  for (const BucketSample& sample : m.buckets) buckets.push_back(ToJson(sample));
+  for (const GainCurve& curve : m.gains) {
+    gains.push_back({{"bucket", Hex64(curve.bucket)},
+                     {"ratios", Numbers(curve.ratios)},
+                     {"gains", Numbers(curve.gains)},
+                     {"peak_over_rms", JsonDouble(curve.peak_over_rms)}});
+  }
+  return {{"step",
+           {{"step", JsonUint64(m.step)},
+            {"plan_version", JsonUint64(m.plan_version)},
+            {"step_s", JsonDouble(m.step_s)},
+            {"compute_s", JsonDouble(m.compute_s)},
+            {"backward_s", JsonDouble(m.backward_s)},
+            {"exposed_s", JsonDouble(m.exposed_s)},
+            {"skipped", m.skipped},
+            {"loss", JsonDouble(m.loss)},
+            {"has_loss", m.has_loss},
+            {"buckets", std::move(buckets)},
+            {"gains", std::move(gains)}}}};
+}
+
+json Body(const PathReport& m) {
+  json paths = json::array();
+  for (const PathSample& p : m.paths) {
+    paths.push_back({{"peer_rank", p.peer < 0 ? 0 : p.peer},
+                     {"rtt_s", JsonDouble(p.rtt_s)},
+                     {"rtt_min_s", JsonDouble(p.rtt_min_s)},
+                     {"delivery_rate_bytes_per_s", JsonDouble(p.delivery_rate_bytes_per_s)},
+                     {"application_limited", p.application_limited},
+                     {"bytes_acked", JsonUint64(p.bytes_acked)},
+                     {"busy_s", JsonDouble(p.busy_s)},
+                     {"receive_window_limited_s", JsonDouble(p.receive_window_limited_s)},
+                     {"send_buffer_limited_s", JsonDouble(p.send_buffer_limited_s)},
+                     {"retransmits", JsonUint64(p.retransmits)}});
+  }
+  return {{"paths", {{"paths", std::move(paths)}}}};
+}
+
+json Body(const PlanAck& m) {
+  return {{"ack", {{"version", JsonUint64(m.version)}, {"nonce", m.nonce}}}};
+}
+json Body(const PlanNack& m) {
+  return {{"nack", {{"version", JsonUint64(m.version)}, {"nonce", m.nonce}, {"reason", m.reason}}}};
+}
+json Body(const PlanActive& m) {
+  return {{"active", {{"version", JsonUint64(m.version)}, {"step", JsonUint64(m.step)}}}};
+}
+json Body(const RankEvent& m) {
+  return {{"event",
+           {{"kind", m.kind},
+            {"detail", m.detail},
+            {"step", JsonUint64(m.step)},
+            {"guilty_rank", m.guilty_rank}}}};
+}
+
+StatusOr<RankCommand> ReadOffer(const json& value) {
+  WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, "offer"));
+  PlanOffer offer;
+  WEIR_RETURN_IF_ERROR(reader.String("nonce", kNonceBytesMax, &offer.nonce));
+  const json* plan = reader.Find("plan");
+  if (plan == nullptr) return InvalidArgument("offer.plan: expected an object, found none");
+  WEIR_ASSIGN_OR_RETURN(ObjectReader plan_reader, ObjectReader::Make(*plan, "offer.plan"));
+  WEIR_RETURN_IF_ERROR(plan_reader.Uint64("version", &offer.version));
+  offer.plan = ParsePlan(DumpJson(*plan), UnknownKeys::kIgnore);
+  return RankCommand(std::move(offer));
+}
+
+StatusOr<uint64_t> ReadVersion(const json& value, const char* what) {
+  WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, what));
+  uint64_t version = 0;
+  WEIR_RETURN_IF_ERROR(reader.Uint64("version", &version));
+  if (version == 0) return InvalidArgument(StrCat(what, ".version: expected at least 1, found 0"));
+  return version;
+}
+
+}  // namespace
+
+std::string EncodeRankMessage(const RankMessage& message) {
+  return DumpJson(std::visit([](const auto& m) { return Body(m); }, message));
+}
+
+StatusOr<RankCommand> ParseRankCommand(std::string_view text) {
+  WEIR_ASSIGN_OR_RETURN(const json document, ParseJson(text, kCommandBytesMax));
+  WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(document, "command"));
+  if (const json* offer = reader.Find("offer")) return ReadOffer(*offer);
+  if (const json* arm = reader.Find("arm")) {
+    WEIR_ASSIGN_OR_RETURN(const uint64_t version, ReadVersion(*arm, "arm"));
+    return RankCommand(PlanArm{version});
+  }
+  if (const json* withdraw = reader.Find("withdraw")) {
+    WEIR_ASSIGN_OR_RETURN(const uint64_t version, ReadVersion(*withdraw, "withdraw"));
+    return RankCommand(PlanWithdraw{version});
+  }
+  if (const json* value = reader.Find("refusal")) {
+    WEIR_ASSIGN_OR_RETURN(ObjectReader refusal, ObjectReader::Make(*value, "refusal"));
+    RankRefusal result;
+    WEIR_RETURN_IF_ERROR(refusal.String("reason", kReasonBytesMax, &result.reason));
+    return RankCommand(std::move(result));
+  }
+  return RankCommand(std::monostate{});
+}
+
+const std::string& CapabilitiesJson() {
+  static const std::string* text = new std::string(DumpJson(CapabilitiesDocument()));
+  return *text;
+}
+
+}  // namespace weir

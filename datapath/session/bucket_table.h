@@ -1,0 +1,72 @@
+#pragma once
+// The buckets that a session's caller declared, keyed by their parameters and not by their
+// position, so that plans and residuals follow parameters when a framework regroups them.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "datapath/base/status.h"
+#include "datapath/codec/codec.h"
+#include "datapath/codec/error_feedback.h"
+#include "datapath/session/agent_protocol.h"
+#include "datapath/session/plan.h"
+
+namespace weir {
+
+inline constexpr size_t kBucketsMax = 65536;
+inline constexpr uint64_t kBucketElementsMax = uint64_t{1} << 32;
+
+enum class Dtype { kFloat32, kFloat16, kBrain16 };
+std::string_view DtypeName(Dtype dtype);
+size_t DtypeBytes(Dtype dtype);
+
+/// One declared bucket. The first group never changes; the second belongs to whichever pipeline
+/// stage works on the bucket's operation of the current step.
+struct Bucket {
+  uint64_t key = 0;
+  uint64_t elements = 0;
+  Dtype dtype = Dtype::kFloat32;
+  std::vector<ResidualParameter> parameters;
+
+  std::unique_ptr<CodecState> codec_state;
+  Choice codec_state_choice;
+  double gradient_energy = 0;  // of this rank's gradient when it was last sampled; 0: never
+};
+
+/// Not thread-safe: its owner guards it. Buckets stay where they are until the table is destroyed.
+class BucketRegistry {
+ public:
+  /// Declares a bucket, or revives an equal declaration. Buckets that hold one of its parameters
+  /// leave the table's view but stay in memory. kInvalidArgument: an empty or repeated name, too
+  /// many elements; kResourceExhausted: kBucketsMax declarations.
+  StatusOr<Bucket*> Define(std::vector<ResidualParameter> parameters, Dtype dtype);
+
+  /// kNotFound: never defined or dissolved by a later definition.
+  StatusOr<Bucket*> Find(uint64_t key) const;
+
+  /// Takes `keys`, the order of the last step's operations, as ready order. True when it changed.
+  bool SetOrder(const std::vector<uint64_t>& keys);
+
+  BucketTable Describe() const;
+  std::map<uint64_t, uint64_t> Elements() const;
+
+ private:
+  struct Entry {
+    std::unique_ptr<Bucket> bucket;
+    bool live = true;
+    uint32_t order = 0;
+  };
+  std::map<uint64_t, Entry> entries_;
+  std::map<std::string, uint64_t, std::less<>> owner_;  // parameter -> key of the live bucket
+};
+
+/// The key of a bucket: XXH3-64 over its dtype and its parameters' names and sizes in order. Equal
+/// on every machine. Thread-safe.
+uint64_t BucketKey(std::span<const ResidualParameter> parameters, Dtype dtype);
+
+}  // namespace weir

@@ -1,0 +1,401 @@
+// The C face of Session. Nothing that is thrown below crosses it, and every argument is checked.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "datapath/base/mutex.h"
+#include "datapath/session/agent_protocol.h"
+#include "datapath/session/session.h"
+#include "datapath/session/version.h"
+#include "datapath/session/weir.h"
+
+// A request is done once; whoever waits for it frees it.
+struct weir_request {
+  weir::Mutex mutex;
+  weir::CondVar changed;
+  bool done WEIR_GUARDED_BY(mutex) = false;
+  weir::Status status WEIR_GUARDED_BY(mutex);
+};
+
+struct weir_session {
+  uint64_t id = 0;  // never reused, unlike addresses
+  std::unique_ptr<weir::Session> session;
+  weir::Mutex mutex;
+  std::map<weir_request*, std::unique_ptr<weir_request>> requests WEIR_GUARDED_BY(mutex);
+};
+
+namespace {
+
+using weir::InvalidArgument;
+using weir::OkStatus;
+using weir::Status;
+using weir::StatusCode;
+using weir::StatusOr;
+using weir::StrCat;
+
+struct LastError {
+  uint64_t session_id = 0;
+  std::string text;
+};
+thread_local LastError last_error;
+
+weir_status ToC(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk:
+      return WEIR_OK;
+    case StatusCode::kInvalidArgument:
+      return WEIR_INVALID_ARGUMENT;
+    case StatusCode::kNotFound:
+      return WEIR_NOT_FOUND;
+    case StatusCode::kFailedPrecondition:
+      return WEIR_FAILED_PRECONDITION;
+    case StatusCode::kDataLoss:
+      return WEIR_DATA_LOSS;
+    case StatusCode::kUnavailable:
+      return WEIR_PEER_UNAVAILABLE;
+    case StatusCode::kDeadlineExceeded:
+      return WEIR_DEADLINE_EXCEEDED;
+    case StatusCode::kResourceExhausted:
+      return WEIR_RESOURCE_EXHAUSTED;
+    case StatusCode::kAborted:
+      return WEIR_ABORTED;
+    default:
+      return WEIR_INTERNAL;  // codes of absl that this library never makes
+  }
+}
+
+// Runs `body` and turns its status, or whatever it throws, into a code and a last error.
+template <typename Body>
+weir_status Guard(const weir_session* session, Body&& body) noexcept {
+  try {
+    Status status;
+    try {
+      status = session == nullptr ? InvalidArgument("session: is null") : body();
+    } catch (const std::bad_alloc&) {
+      status = weir::ResourceExhausted("out of memory");
+    } catch (const std::exception& error) {
+      status = weir::Internal(error.what());
+    } catch (...) {
+      status = weir::Internal("an unknown exception");
+    }
+    if (status.ok()) return WEIR_OK;
+    last_error.session_id = session == nullptr ? 0 : session->id;
+    last_error.text = weir::Message(status);
+    return ToC(status);
+  } catch (...) {
+    return WEIR_RESOURCE_EXHAUSTED;  // no memory to say why
+  }
+}
+
+// A copy of the caller's struct, whose size tells which version of the header it was built with.
+template <typename T>
+StatusOr<T> ReadStruct(const T* given, const char* name) {
+  if (given == nullptr) return InvalidArgument(StrCat(name, ": is null"));
+  if (given->struct_size < sizeof(size_t) || given->struct_size > 4096) {
+    return InvalidArgument(
+        StrCat(name, ".struct_size: expected ", sizeof(T), ", found ", given->struct_size));
+  }
+  T copy{};
+  std::memcpy(&copy, given, std::min(sizeof(T), given->struct_size));
+  return copy;
+}
+
+std::string Text(const char* text, const char* otherwise) {
+  return text == nullptr || *text == '\0' ? otherwise : text;
+}
+
+StatusOr<weir::Duration> Timeout(double seconds, const char* name, double otherwise) {
+  if (std::isnan(seconds) || seconds < 0 || seconds > 1e6) {
+    return InvalidArgument(StrCat(name, ": expected 0..1e6 seconds, found ", seconds));
+  }
+  return weir::FromSeconds(seconds == 0 ? otherwise : seconds);
+}
+
+StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
+  WEIR_ASSIGN_OR_RETURN(const weir_options c, ReadStruct(given, "options"));
+  weir::SessionOptions options;
+  options.job = Text(c.job, "");
+  options.rank = c.rank;
+  options.world = c.world;
+  options.transport = Text(c.transport, "tcp");
+  options.listen = Text(c.listen, "127.0.0.1:0");
+  options.agent = Text(c.agent, "");
+  options.agent_token = Text(c.agent_token, "");
+  options.plan_file = Text(c.plan_file, "");
+  options.congestion_control = Text(c.congestion_control, "");
+  WEIR_ASSIGN_OR_RETURN(options.operation_timeout,
+                        Timeout(c.operation_timeout_s, "operation_timeout_s", 60));
+  WEIR_ASSIGN_OR_RETURN(options.connect_timeout,
+                        Timeout(c.connect_timeout_s, "connect_timeout_s", 60));
+  return options;
+}
+
+StatusOr<weir::Dtype> ToDtype(weir_dtype dtype) {
+  switch (dtype) {
+    case WEIR_FLOAT32:
+      return weir::Dtype::kFloat32;
+    case WEIR_FLOAT16:
+      return weir::Dtype::kFloat16;
+    case WEIR_BFLOAT16:
+      return weir::Dtype::kBrain16;
+  }
+  return InvalidArgument(StrCat("dtype: expected 0..2, found ", static_cast<int>(dtype)));
+}
+
+void CopyText(const std::string& text, char* buffer, size_t size) {
+  if (buffer == nullptr || size == 0) return;
+  const size_t copied = std::min(size - 1, text.size());
+  std::memcpy(buffer, text.data(), copied);
+  buffer[copied] = '\0';
+}
+
+Status Submit(weir_session* session, uint64_t bucket, void* data, double scale,
+              weir_callback callback, void* context, weir_request** request) {
+  weir_request* pending = nullptr;
+  if (request != nullptr) {
+    *request = nullptr;
+    auto owned = std::make_unique<weir_request>();
+    pending = owned.get();
+    weir::MutexLock lock(session->mutex);
+    session->requests[pending] = std::move(owned);
+  }
+  const Status status = session->session->AllReduce(
+      bucket, data, scale, [callback, context, pending](const Status& outcome) {
+        if (callback != nullptr) callback(context, ToC(outcome));
+        if (pending == nullptr) return;
+        weir::MutexLock lock(pending->mutex);
+        pending->done = true;
+        pending->status = outcome;
+        pending->changed.NotifyAll();
+      });
+  if (status.ok()) {
+    if (request != nullptr) *request = pending;
+  } else if (pending != nullptr) {
+    weir::MutexLock lock(session->mutex);
+    session->requests.erase(pending);
+  }
+  return status;
+}
+
+Status Await(weir_session* session, weir_request* request, double timeout_s) {
+  WEIR_ASSIGN_OR_RETURN(const weir::Duration timeout,
+                        Timeout(timeout_s, "timeout_s",
+                                weir::ToSeconds(session->session->options().operation_timeout)));
+  {
+    weir::MutexLock lock(session->mutex);
+    if (session->requests.count(request) == 0) {
+      return InvalidArgument("request: is null, of another session, or was waited for before");
+    }
+  }
+  const weir::TimePoint deadline = weir::RealClock().Now() + timeout;
+  Status outcome;
+  {
+    weir::MutexLock lock(request->mutex);
+    while (!request->done) {
+      if (!request->changed.WaitUntil(request->mutex, deadline) && !request->done) {
+        return weir::DeadlineExceeded(
+            StrCat("the all-reduce was not delivered within ", weir::ToSeconds(timeout), " s"));
+      }
+    }
+    outcome = request->status;
+  }
+  weir::MutexLock lock(session->mutex);
+  session->requests.erase(request);
+  return outcome;
+}
+
+}  // namespace
+
+extern "C" {
+
+weir_status weir_session_create(const weir_options* options, weir_session** session, char* error,
+                                size_t error_size) {
+  if (session != nullptr) *session = nullptr;
+  static std::atomic<uint64_t> next_id{1};
+  weir_session placeholder;  // errors of creation belong to no session
+  const weir_status status = Guard(&placeholder, [&]() -> Status {
+    if (session == nullptr) return InvalidArgument("session: is null");
+    WEIR_ASSIGN_OR_RETURN(weir::SessionOptions converted, ToOptions(options));
+    auto created = std::make_unique<weir_session>();
+    created->id = next_id.fetch_add(1);
+    WEIR_ASSIGN_OR_RETURN(created->session, weir::Session::Create(std::move(converted)));
+    *session = created.release();
+    return OkStatus();
+  });
+  if (status != WEIR_OK) CopyText(last_error.text, error, error_size);
+  return status;
+}
+
+const char* weir_session_address(const weir_session* session) {
+  return session == nullptr ? "" : session->session->address().c_str();
+}
+
+weir_status weir_session_connect(weir_session* session, const char* const* addresses,
+                                 int32_t count) {
+  return Guard(session, [&]() -> Status {
+    if (addresses == nullptr || count < 0) return InvalidArgument("addresses: is null");
+    std::vector<weir::TransportAddress> list;
+    for (int32_t i = 0; i < count; ++i) list.push_back(Text(addresses[i], ""));
+    return session->session->Connect(list);
+  });
+}
+
+void weir_session_close(weir_session* session) {
+  if (session == nullptr) return;
+  Guard(session, [&]() -> Status {
+    session->session->Close();
+    return OkStatus();
+  });
+  delete session;
+}
+
+weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
+                               size_t count, weir_dtype dtype, uint64_t* key) {
+  return Guard(session, [&]() -> Status {
+    if (parameters == nullptr && count > 0) return InvalidArgument("parameters: is null");
+    if (key == nullptr) return InvalidArgument("key: is null");
+    WEIR_ASSIGN_OR_RETURN(const weir::Dtype converted, ToDtype(dtype));
+    std::vector<weir::ResidualParameter> list(count);
+    for (size_t i = 0; i < count; ++i) {
+      list[i].name = Text(parameters[i].name, "");
+      list[i].elements = parameters[i].elements;
+    }
+    WEIR_ASSIGN_OR_RETURN(*key, session->session->DefineBucket(std::move(list), converted));
+    return OkStatus();
+  });
+}
+
+weir_status weir_step_begin(weir_session* session) {
+  return Guard(session, [&] { return session->session->BeginStep(); });
+}
+
+weir_status weir_step_end(weir_session* session, int32_t* skipped) {
+  return Guard(session, [&]() -> Status {
+    WEIR_ASSIGN_OR_RETURN(const bool was_skipped, session->session->EndStep());
+    if (skipped != nullptr) *skipped = was_skipped ? 1 : 0;
+    return OkStatus();
+  });
+}
+
+weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data, double scale,
+                            weir_callback callback, void* context, weir_request** request) {
+  return Guard(session,
+               [&] { return Submit(session, bucket, data, scale, callback, context, request); });
+}
+
+weir_status weir_wait(weir_session* session, weir_request* request, double timeout_s) {
+  return Guard(session, [&] { return Await(session, request, timeout_s); });
+}
+
+void weir_report_loss(weir_session* session, double loss) {
+  if (session != nullptr) session->session->ReportLoss(loss);
+}
+
+weir_status weir_export_state(weir_session* session, void* buffer, size_t* size) {
+  return Guard(session, [&]() -> Status {
+    if (size == nullptr) return InvalidArgument("size: is null");
+    if (buffer == nullptr) {
+      *size = session->session->ExportBytes();
+      return OkStatus();
+    }
+    WEIR_ASSIGN_OR_RETURN(*size,
+                          session->session->ExportState({static_cast<std::byte*>(buffer), *size}));
+    return OkStatus();
+  });
+}
+
+weir_status weir_import_state(weir_session* session, const void* buffer, size_t size) {
+  return Guard(session, [&]() -> Status {
+    if (buffer == nullptr) return InvalidArgument("buffer: is null");
+    return session->session->ImportState({static_cast<const std::byte*>(buffer), size});
+  });
+}
+
+weir_status weir_get_stats(weir_session* session, weir_stats* stats) {
+  return Guard(session, [&]() -> Status {
+    WEIR_ASSIGN_OR_RETURN(weir_stats out, ReadStruct(stats, "stats"));
+    const weir::SessionStats now = session->session->Stats();
+    out.step = now.step;
+    out.plan_version = now.plan_version;
+    out.bytes_sent = now.bytes_sent;
+    out.steps_skipped = now.steps_skipped;
+    out.agent_connected = now.agent_connected ? 1 : 0;
+    out.last_step_s = now.last_step_s;
+    out.last_exposed_s = now.last_exposed_s;
+    std::memcpy(stats, &out, std::min(sizeof out, stats->struct_size));
+    return OkStatus();
+  });
+}
+
+weir_status weir_get_plan(weir_session* session, char* buffer, size_t* size) {
+  return Guard(session, [&]() -> Status {
+    if (size == nullptr) return InvalidArgument("size: is null");
+    const std::string text = weir::PlanToJson(*session->session->ActivePlan());
+    const size_t capacity = buffer == nullptr ? 0 : *size;
+    *size = text.size();
+    if (capacity < text.size() + 1) {
+      return weir::ResourceExhausted(
+          StrCat("buffer: expected at least ", text.size() + 1, " bytes, found ", capacity));
+    }
+    CopyText(text, buffer, capacity);
+    return OkStatus();
+  });
+}
+
+const char* weir_strerror(weir_status status) {
+  switch (status) {
+    case WEIR_OK:
+      return "ok";
+    case WEIR_INVALID_ARGUMENT:
+      return "invalid argument";
+    case WEIR_NOT_FOUND:
+      return "not found";
+    case WEIR_FAILED_PRECONDITION:
+      return "failed precondition";
+    case WEIR_DATA_LOSS:
+      return "data loss";
+    case WEIR_PEER_UNAVAILABLE:
+      return "peer unavailable";
+    case WEIR_DEADLINE_EXCEEDED:
+      return "deadline exceeded";
+    case WEIR_RESOURCE_EXHAUSTED:
+      return "resource exhausted";
+    case WEIR_ABORTED:
+      return "aborted";
+    case WEIR_INTERNAL:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* weir_last_error(const weir_session* session) {
+  try {
+    if (session != nullptr && last_error.session_id == session->id) return last_error.text.c_str();
+    if (session == nullptr || session->session == nullptr) return last_error.text.c_str();
+    // Nothing failed on this thread; an operation may have failed on the session's own.
+    last_error.session_id = 0;
+    last_error.text = weir::Message(session->session->failure());
+    return last_error.text.c_str();
+  } catch (...) {
+    return "out of memory";
+  }
+}
+
+const char* weir_version(void) { return weir::kLibraryVersion; }
+
+const char* weir_capabilities(void) {
+  try {
+    return weir::CapabilitiesJson().c_str();
+  } catch (...) {
+    return "{}";
+  }
+}
+
+}  // extern "C"

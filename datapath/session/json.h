@@ -1,0 +1,68 @@
+#pragma once
+// Reading JSON that somebody else wrote: bounded in size and depth before the parser sees it, no
+// exception, every error with the path of its key. Accepts what proto3's JSON mapping produces
+// (64-bit integers as decimal texts, defaults left out, null for a default).
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// Containers inside containers beyond this are refused: nlohmann::json copies and prints
+/// recursively.
+inline constexpr int kJsonDepthMax = 32;
+
+/// Parses `text` of at most `bytes_max` bytes. kInvalidArgument with the cause: too long, too deep,
+/// not JSON (with the byte's offset), a duplicate key. Thread-safe, O(n).
+StatusOr<nlohmann::json> ParseJson(std::string_view text, size_t bytes_max);
+
+/// Writes a document made of our own values. Invalid UTF-8 (names come from users) is replaced.
+std::string DumpJson(const nlohmann::json& document);
+
+/// The JSON form of a 64-bit integer: a number below 2^53, a decimal text from there on.
+nlohmann::json JsonUint64(uint64_t value);
+/// The JSON form of a double: proto3 writes "NaN", "Infinity" and "-Infinity" as texts.
+nlohmann::json JsonDouble(double value);
+/// 16 lower-case hexadecimal digits.
+std::string Hex64(uint64_t value);
+/// Exactly 16 hexadecimal digits; kInvalidArgument otherwise.
+StatusOr<uint64_t> ParseHex64(std::string_view text);
+
+/// The fields of one JSON object. An absent or null field leaves the output alone. Every getter
+/// answers kInvalidArgument "<path>.<key>: expected ..., found ..." on a wrong type or range.
+class ObjectReader {
+ public:
+  /// `value` outlives the reader; `path` is how errors call it.
+  static StatusOr<ObjectReader> Make(const nlohmann::json& value, std::string path);
+
+  Status String(const char* key, size_t bytes_max, std::string* out);
+  Status Uint64(const char* key, uint64_t* out);
+  Status Uint32(const char* key, uint32_t* out);
+  Status Double(const char* key, double* out);
+  /// The field's value, null pointer when absent. For nested objects and arrays.
+  const nlohmann::json* Find(const char* key);
+  /// Same, but kInvalidArgument unless it is an array of at most `count_max` (null when absent).
+  StatusOr<const nlohmann::json*> FindArray(const char* key, size_t count_max);
+
+  /// kInvalidArgument naming a key that no getter asked for.
+  Status RejectUnknown() const;
+  std::string PathOf(std::string_view key) const;
+
+ private:
+  ObjectReader(const nlohmann::json& value, std::string path)
+      : value_(&value), path_(std::move(path)) {}
+  Status Wrong(const char* key, std::string_view expected, const nlohmann::json& found) const;
+
+  const nlohmann::json* value_;
+  std::string path_;
+  std::set<std::string, std::less<>> asked_;
+};
+
+}  // namespace weir

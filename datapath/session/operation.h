@@ -1,0 +1,123 @@
+#pragma once
+// One all-reduce of one bucket on its way through the session: the stages that encode it, move it
+// and decode it, each run by the pipeline thread of that name. What they do depends only on the
+// choice and on the payload form of its codec, never on names of codecs or collectives.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "datapath/base/clock.h"
+#include "datapath/base/status.h"
+#include "datapath/codec/error_feedback.h"
+#include "datapath/collective/collective.h"
+#include "datapath/session/agent_protocol.h"
+#include "datapath/session/bucket_table.h"
+#include "datapath/session/plan.h"
+#include "datapath/session/scratch_pool.h"
+
+namespace weir {
+
+/// When things happened to an operation.
+struct OperationTimes {
+  TimePoint submitted{}, delivered{};
+  Duration metadata{0}, encode{0}, network{0}, decode{0};
+  TimePoint network_begin{};
+};
+
+/// Created by the session, handed from stage to stage; one stage touches it at a time.
+struct Operation {
+  // What was asked for.
+  Bucket* bucket = nullptr;
+  void* data = nullptr;
+  float scale = 1;
+  uint64_t step = 0;
+  uint64_t index = 0;  // position within the step
+  std::shared_ptr<const Plan> plan;
+  Choice choice;
+  const Codec* codec = nullptr;
+  const Collective* collective = nullptr;
+  bool sample_statistics = false;
+  std::function<void(const Status&)> done;
+
+  // Between the stages.
+  bool in_place = false;  // dense float32: the network works on the caller's buffer
+  ScratchLoan dense;      // float32 copy of a 16-bit bucket
+  ScratchLoan payload;
+  size_t payload_bytes = 0;
+  std::span<float> gradient;  // the caller's buffer or `dense`
+  std::optional<ResidualBuffers> residual;
+  EncodeContext context;
+  float local_max_abs = 0;
+  bool encode_pending = false;  // waits for shared metadata
+  double selection_energy = 0;  // shared index: energy of this rank's own selection
+  std::vector<std::vector<std::byte>> gathered;
+  std::vector<uint32_t> indices;
+  std::vector<float> values;
+
+  // Outcome.
+  Status status;
+  bool non_finite = false;  // equal on all ranks once the operation is done
+  uint16_t flags = 0;       // what this rank announces: kFlagNonFinite
+  OperationTimes times;
+  double energy_in = 0;  // of gradient + residual
+  double gain = 1;
+  double residual_energy = -1;  // negative: no residual in use
+  uint64_t bytes_sent = 0;
+  std::optional<GainCurve> gain_curve;
+};
+
+/// What the stages share. Thread-safe as each operation is in one stage at a time and no two
+/// operations of one step name the same bucket.
+class OperationStages {
+ public:
+  struct Options {
+    std::string job;
+    int rank = 0;
+    int world = 1;
+  };
+  OperationStages(Options options, ResidualStore& residuals, const Clock& clock);
+
+  /// Encode thread: converts to float32, adds the residual, encodes (unless shared metadata must be
+  /// agreed on first). Errors are the codec's.
+  Status Encode(Operation& op);
+
+  /// Network thread, operations in order: the metadata exchange if any, then the collective.
+  /// `begin` starts sub-operation n (0, 1, 2) of this operation on the group; `finish` hears of
+  /// each sub- operation that succeeded. Errors are the collective's, annotated with bucket, codec,
+  /// collective.
+  struct NetworkHooks {
+    std::function<void(Group&, const Operation&, int sub_operation)> begin;
+    std::function<Status(Group&)> finish;
+  };
+  Status Exchange(Operation& op, Group& group, const NetworkHooks& hooks);
+
+  /// Decode thread: writes scale times the sum into the caller's buffer, or NaN everywhere when
+  /// some rank met NaN or infinity or the sum overflowed.
+  Status Decode(Operation& op);
+
+ private:
+  Status PrepareGradient(Operation& op);
+  Status EncodeLanesOrOpaque(Operation& op);
+  Status EncodeShared(Operation& op);
+  Status RunEncoder(Operation& op);
+  void Sample(Operation& op, const GradientStatistics& fused);
+  Status RunMetadata(Operation& op, Group& group, const NetworkHooks& hooks);
+  Status RunCollective(Operation& op, Group& group);
+  Status OpenShared(Operation& op, std::span<const std::byte> index_payload);
+  Status DecodeDense(Operation& op);
+  Status DecodeShared(Operation& op);
+  void Deliver(Operation& op);
+
+  const Options options_;
+  const uint64_t job_hash_;
+  ResidualStore& residuals_;
+  const Clock& clock_;
+  ScratchPool pool_{16};
+};
+
+}  // namespace weir

@@ -1,0 +1,75 @@
+#include "datapath/session/pipeline.h"
+
+#include <pthread.h>
+
+#include "datapath/base/check.h"
+
+namespace weir {
+namespace {
+
+constexpr Duration kInterruptEvery = std::chrono::milliseconds(20);
+
+// A stage waits for room as long as the next stage works; that one is bounded by the operation's
+// deadline. This bound only catches our own mistakes.
+TimePoint FarDeadline() { return RealClock().Now() + std::chrono::hours(24 * 365); }
+
+std::thread Start(const char* name, std::function<void()> body) {
+  return std::thread([name, body = std::move(body)] {
+    pthread_setname_np(pthread_self(), name);
+    body();
+  });
+}
+
+}  // namespace
+
+Pipeline::Pipeline(Stages stages) : stages_(std::move(stages)) {
+  encode_ = Start("weir-encode", [this] { EncodeLoop(); });
+  network_ = Start("weir-network", [this] { NetworkLoop(); });
+  decode_ = Start("weir-decode", [this] { DecodeLoop(); });
+}
+
+Pipeline::~Pipeline() { WEIR_CHECK(!encode_.joinable()); }
+
+bool Pipeline::Submit(Operation* op) { return submitted_.TryPush(op); }
+
+void Pipeline::Nudge() { encoded_.TryPush(nullptr); }
+
+void Pipeline::Drain(const std::function<void()>& interrupt) {
+  if (!encode_.joinable()) return;
+  submitted_.Close();
+  {
+    MutexLock lock(mutex_);
+    while (network_running_) {
+      network_ended_.WaitUntil(mutex_, RealClock().Now() + kInterruptEvery);
+      if (network_running_ && interrupt) interrupt();
+    }
+  }
+  encode_.join();
+  network_.join();
+  decode_.join();
+}
+
+void Pipeline::EncodeLoop() {
+  while (std::optional<Operation*> op = submitted_.Pop()) {
+    stages_.encode(**op);
+    WEIR_CHECK(encoded_.Push(*op, FarDeadline()));
+  }
+  encoded_.Close();
+}
+
+void Pipeline::NetworkLoop() {
+  while (std::optional<Operation*> op = encoded_.Pop()) {
+    stages_.network(*op);
+    if (*op != nullptr) WEIR_CHECK(moved_.Push(*op, FarDeadline()));
+  }
+  moved_.Close();
+  MutexLock lock(mutex_);
+  network_running_ = false;
+  network_ended_.NotifyAll();
+}
+
+void Pipeline::DecodeLoop() {
+  while (std::optional<Operation*> op = moved_.Pop()) stages_.decode(**op);
+}
+
+}  // namespace weir

@@ -1,0 +1,132 @@
+#include "datapath/session/plan_activation.h"
+
+#include "datapath/session/json.h"
+
+namespace weir {
+
+PlanActivation::PlanActivation(int rank, int world, std::shared_ptr<const Plan> initial)
+    : rank_(rank),
+      world_(world),
+      active_(std::move(initial)),
+      active_content_(PlanDigest(*active_)) {}
+
+ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const std::string& nonce,
+                                        const Status& valid) {
+  const uint64_t version = plan->version;
+  if (!valid.ok()) return PlanNack{version, nonce, ToString(valid)};
+  const uint64_t content = PlanDigest(*plan);
+  if (version == active_->version && content == active_content_) return PlanAck{version, nonce};
+  if (version <= active_->version) {
+    return PlanNack{
+        version, nonce,
+        StrCat("version ", version, " is not above ", active_->version, ", the active one")};
+  }
+  const auto held = held_.find(version);
+  if (held != held_.end()) {
+    // Versions are immutable: the other content may be announced by rank 0 under this number.
+    if (held->second.content != content) {
+      return PlanNack{version, nonce,
+                      StrCat("version ", version, " is held with digest ",
+                             Hex64(held->second.content), "; this offer has ", Hex64(content))};
+    }
+    held->second.given_up = false;
+  } else {
+    for (auto& [other, entry] : held_) entry.given_up = true;  // one offer at a time: replaced
+    MakeRoom();
+    held_[version] = Held{std::move(plan), content, false};
+  }
+  // An arm for a replaced plan dies with it, unless that plan is announced already.
+  if (armed_version_ != version) armed_version_ = 0;
+  return PlanAck{version, nonce};
+}
+
+void PlanActivation::MakeRoom() {
+  // Oldest first; what rank 0 has announced in this step is needed at the next begin.
+  for (auto it = held_.begin(); held_.size() >= kHeldPlansMax && it != held_.end();) {
+    it = it->first == announced_.version ? std::next(it) : held_.erase(it);
+  }
+}
+
+std::optional<ActivationReply> PlanActivation::OnArm(uint64_t version) {
+  if (rank_ != 0) return std::nullopt;
+  if (version == active_->version && version != 0) {
+    return PlanActive{version, active_since_step_};  // the report was lost
+  }
+  const auto held = held_.find(version);
+  if (held == held_.end() || held->second.given_up) return std::nullopt;
+  if (announced_.version != version) armed_version_ = version;
+  return std::nullopt;
+}
+
+void PlanActivation::OnWithdraw(uint64_t version) {
+  const auto held = held_.find(version);
+  if (held == held_.end()) return;
+  held->second.given_up = true;
+  if (rank_ != 0) return;
+  if (armed_version_ == version) armed_version_ = 0;
+  // Not announced, so nobody will ever switch to it.
+  if (announced_.version != version) held_.erase(held);
+}
+
+std::optional<PlanActive> PlanActivation::BeginStep(uint64_t step) {
+  step_ = step;
+  std::optional<PlanActive> activated;
+  if (announced_.version != 0) {
+    if (carried_ || world_ == 1) {
+      activated = Swap(step);
+    } else {
+      // Rank 0, after a step without any operation: nobody heard of it, so it may still be replaced
+      // or withdrawn; otherwise announce it anew.
+      const auto held = held_.find(announced_.version);
+      const bool wanted = held != held_.end() && !held->second.given_up;
+      if (wanted && armed_version_ == 0) armed_version_ = announced_.version;
+    }
+  }
+  announced_ = ControlWord{};
+  carried_ = false;
+  if (armed_version_ > active_->version && held_.count(armed_version_) != 0) {
+    announced_ = ControlWord{armed_version_, step + 1};
+  }
+  armed_version_ = 0;
+  return activated;
+}
+
+std::optional<PlanActive> PlanActivation::Swap(uint64_t step) {
+  const auto held = held_.find(announced_.version);
+  active_ = held->second.plan;
+  active_content_ = held->second.content;
+  active_since_step_ = step;
+  held_.erase(held_.begin(), std::next(held));  // lower versions can never be announced again
+  return PlanActive{active_->version, step};
+}
+
+Status PlanActivation::OnOperationDone(const ControlWord& word) {
+  carried_ = true;
+  if (word == announced_) return OkStatus();
+  if (word.version == 0) {
+    return Internal(StrCat("rank ", rank_, " announced plan ", announced_.version, " for step ",
+                           announced_.step, " but a later operation did not carry it"));
+  }
+  if (rank_ == 0) {
+    return Internal(StrCat("another rank announced plan ", word.version, " for step ", word.step,
+                           "; only rank 0 may"));
+  }
+  if (announced_.version != 0) {
+    return Internal(StrCat("rank 0 announced plan ", announced_.version, " for step ",
+                           announced_.step, " and then plan ", word.version, " for step ",
+                           word.step));
+  }
+  if (word.step != step_ + 1) {
+    return Internal(StrCat("rank 0 announced plan ", word.version, " for step ", word.step,
+                           "; rank ", rank_, " is in step ", step_));
+  }
+  if (held_.count(word.version) == 0) {
+    return Internal(StrCat("rank 0 announced plan ", word.version, " for step ", word.step,
+                           ", which rank ", rank_, " does not hold; it runs plan ",
+                           active_->version));
+  }
+  announced_ = word;
+  return OkStatus();
+}
+
+}  // namespace weir

@@ -1,0 +1,68 @@
+#include "datapath/session/scratch_pool.h"
+
+#include <algorithm>
+
+namespace weir {
+namespace {
+constexpr std::align_val_t kAlignment{64};
+constexpr size_t kGranule = 4096;
+}  // namespace
+
+ScratchLoan& ScratchLoan::operator=(ScratchLoan&& other) noexcept {
+  if (this != &other) {
+    Release();
+    pool_ = std::exchange(other.pool_, nullptr);
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    capacity_ = std::exchange(other.capacity_, 0);
+  }
+  return *this;
+}
+
+void ScratchLoan::Release() {
+  if (pool_ != nullptr) pool_->Return(data_, capacity_);
+  pool_ = nullptr;
+  data_ = nullptr;
+  size_ = capacity_ = 0;
+}
+
+ScratchPool::~ScratchPool() {
+  for (const Idle& idle : idle_) ::operator delete(idle.data, kAlignment);
+}
+
+ScratchLoan ScratchPool::Take(size_t size) {
+  const size_t wanted = (std::max<size_t>(size, 1) + kGranule - 1) / kGranule * kGranule;
+  {
+    MutexLock lock(mutex_);
+    auto best = idle_.end();
+    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+      if (it->capacity < wanted || it->capacity > 2 * wanted) continue;
+      if (best == idle_.end() || it->capacity < best->capacity) best = it;
+    }
+    if (best != idle_.end()) {
+      const Idle idle = *best;
+      idle_.erase(best);
+      return ScratchLoan(this, idle.data, size, idle.capacity);
+    }
+  }
+  auto* data = static_cast<std::byte*>(::operator new(wanted, kAlignment));
+  return ScratchLoan(this, data, size, wanted);
+}
+
+void ScratchPool::Return(std::byte* data, size_t capacity) {
+  std::byte* surplus = nullptr;
+  {
+    MutexLock lock(mutex_);
+    idle_.push_back({data, capacity});
+    if (idle_.size() > idle_max_) {
+      const auto smallest =
+          std::min_element(idle_.begin(), idle_.end(),
+                           [](const Idle& a, const Idle& b) { return a.capacity < b.capacity; });
+      surplus = smallest->data;
+      idle_.erase(smallest);
+    }
+  }
+  if (surplus != nullptr) ::operator delete(surplus, kAlignment);
+}
+
+}  // namespace weir

@@ -1,0 +1,69 @@
+#pragma once
+// Reuse of large buffers between operations: a step needs the same few sizes again and again, and
+// fresh pages cost more than the encode itself.
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "datapath/base/mutex.h"
+
+namespace weir {
+
+class ScratchPool;
+
+/// A buffer on loan; returns to its pool when destroyed. Movable. Content is unspecified at first.
+class ScratchLoan {
+ public:
+  ScratchLoan() = default;
+  ScratchLoan(ScratchLoan&& other) noexcept { *this = std::move(other); }
+  ScratchLoan& operator=(ScratchLoan&& other) noexcept;
+  ~ScratchLoan() { Release(); }
+
+  std::span<std::byte> bytes() { return {data_, size_}; }
+  /// The first `count` floats; the loan was made for at least that many.
+  std::span<float> floats(size_t count) { return {reinterpret_cast<float*>(data_), count}; }
+  bool empty() const { return data_ == nullptr; }
+  void Release();
+
+ private:
+  friend class ScratchPool;
+  ScratchLoan(ScratchPool* pool, std::byte* data, size_t size, size_t capacity)
+      : pool_(pool), data_(data), size_(size), capacity_(capacity) {}
+  ScratchPool* pool_ = nullptr;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  size_t capacity_ = 0;
+};
+
+/// Thread-safe. Keeps at most `idle_max` returned buffers, freeing the smallest beyond. Outlives
+/// its loans.
+class ScratchPool {
+ public:
+  explicit ScratchPool(size_t idle_max) : idle_max_(idle_max) {}
+  ~ScratchPool();
+  ScratchPool(const ScratchPool&) = delete;
+  ScratchPool& operator=(const ScratchPool&) = delete;
+
+  /// A buffer of `size` bytes aligned to 64: the tightest idle one that fits and is at most twice
+  /// as large, else fresh memory.
+  ScratchLoan Take(size_t size) WEIR_EXCLUDES(mutex_);
+
+ private:
+  friend class ScratchLoan;
+  struct Idle {
+    std::byte* data;
+    size_t capacity;
+  };
+  void Return(std::byte* data, size_t capacity) WEIR_EXCLUDES(mutex_);
+
+  const size_t idle_max_;
+  Mutex mutex_;
+  std::vector<Idle> idle_ WEIR_GUARDED_BY(mutex_);
+};
+
+}  // namespace weir

@@ -1,0 +1,350 @@
+#include "datapath/session/session.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "datapath/collective/primitives.h"
+#include "datapath/session/json.h"
+
+namespace weir {
+namespace {
+
+constexpr Duration kGoodbyeTimeout = std::chrono::seconds(3);
+
+// Operation numbers: step, then position within the step, then part of the operation. A rank that
+// lost count of steps or operations meets a mismatch, never another operation's bytes.
+constexpr int kIndexShift = 2;
+constexpr int kStepShift = 20;
+constexpr uint64_t kOperationsPerStepMax = 1u << (kStepShift - kIndexShift);
+// Outside of every step.
+constexpr uint64_t kGoodbyeSequence = UINT64_MAX;
+constexpr uint64_t kStartSequence = UINT64_MAX - 1;
+
+Status CheckOptions(const SessionOptions& options) {
+  if (options.job.empty()) return InvalidArgument("job: expected a name, found none");
+  if (options.world < 1 || options.world > 65535) {
+    return InvalidArgument(StrCat("world: expected 1..65535, found ", options.world));
+  }
+  if (options.rank < 0 || options.rank >= options.world) {
+    return InvalidArgument(
+        StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
+  }
+  return OkStatus();
+}
+
+StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
+  WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory, Transports().Find(options.transport));
+  TransportOptions transport;
+  transport.job = XXH3_64bits(options.job.data(), options.job.size());
+  transport.rank = options.rank;
+  transport.world = options.world;
+  transport.listen = options.listen;
+  transport.congestion_control = options.congestion_control;
+  return factory->Create(transport);
+}
+
+StatusOr<std::shared_ptr<const Plan>> InitialPlan(const SessionOptions& options) {
+  if (options.plan_file.empty()) return std::make_shared<const Plan>();
+  WEIR_ASSIGN_OR_RETURN(Plan plan, ReadPlanFile(options.plan_file));
+  PlanLimits limits;
+  limits.job = options.job;
+  limits.world = options.world;
+  const Status valid = ValidatePlan(plan, limits);
+  if (!valid.ok()) return Annotate(valid, StrCat("plan file '", options.plan_file, "'"));
+  return std::make_shared<const Plan>(std::move(plan));
+}
+
+}  // namespace
+
+uint64_t Session::OperationSequence(const Operation& op, int sub_operation) {
+  return op.step << kStepShift | op.index << kIndexShift | static_cast<uint64_t>(sub_operation);
+}
+
+StatusOr<std::unique_ptr<Session>> Session::Create(SessionOptions options, SessionParts parts) {
+  WEIR_RETURN_IF_ERROR(CheckOptions(options));
+  WEIR_ASSIGN_OR_RETURN(std::shared_ptr<const Plan> plan, InitialPlan(options));
+  std::unique_ptr<Transport> transport = std::move(parts.transport);
+  if (transport == nullptr) {
+    WEIR_ASSIGN_OR_RETURN(transport, MakeTransport(options));
+  }
+  std::unique_ptr<Session> session(
+      new Session(std::move(options), std::move(transport), parts.agent, std::move(plan)));
+  if (!session->options_.agent.empty() && parts.agent == nullptr) {
+    AgentLinkOptions link;
+    link.address = session->options_.agent;
+    link.token = session->options_.agent_token;
+    link.name = session->name_;
+    WEIR_ASSIGN_OR_RETURN(session->link_, AgentLink::Create(std::move(link), *session));
+    session->agent_ = session->link_.get();
+  }
+  return session;
+}
+
+Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, AgentPort* agent,
+                 std::shared_ptr<const Plan> initial)
+    : options_(std::move(options)),
+      name_(StrCat(options_.job, " rank ", options_.rank)),
+      transport_(std::move(transport)),
+      stages_({options_.job, options_.rank, options_.world}, residuals_, RealClock()),
+      agent_(agent),
+      activation_(options_.rank, options_.world, std::move(initial)) {
+  stats_.plan_version = activation_.active()->version;
+  pipeline_ = std::make_unique<Pipeline>(Pipeline::Stages{
+      [this](Operation& op) { EncodeOperation(op); }, [this](Operation* op) { MoveOperation(op); },
+      [this](Operation& op) { DecodeOperation(op); }});
+}
+
+Session::~Session() { Close(); }
+
+Status Session::Connect(const std::vector<TransportAddress>& addresses) {
+  if (connected_ || closed_) return FailedPrecondition("the session was connected before");
+  const TimePoint deadline = RealClock().Now() + options_.connect_timeout;
+  if (addresses.size() != static_cast<size_t>(options_.world)) {
+    return InvalidArgument(StrCat("addresses: expected one for each of ", options_.world,
+                                  " ranks, found ", addresses.size()));
+  }
+  Status status = transport_->Connect(addresses, deadline);
+  if (status.ok()) {
+    Group group(*transport_);
+    // The digest stands where operations carry their bucket: ranks that start from unlike plans
+    // meet a mismatch here and not in the middle of training.
+    const std::shared_ptr<const Plan> plan = ActivePlan();
+    group.Begin({plan->version, kStartSequence, PlanDigest(*plan)}, {}, 0, deadline);
+    status = Barrier(group);
+    if (status.code() == StatusCode::kInternal) {
+      status = Annotate(status, "ranks start from different plans; give all the same plan file");
+    }
+  }
+  if (!status.ok()) {
+    Fail(status);
+    return status;
+  }
+  connected_ = true;
+  if (link_ != nullptr) link_->Start();
+  return OkStatus();
+}
+
+void Session::Close() {
+  if (closed_) return;
+  closed_.store(true);
+  Tell(RankEvent{"closing", "", next_step_, -1});
+  bool busy;
+  {
+    MutexLock lock(mutex_);
+    busy = outstanding_ != 0;
+  }
+  if (busy) Fail(Aborted(StrCat("rank ", options_.rank, " closed its session")));
+  pipeline_->Drain([this] {
+    if (failed_.load()) transport_->Interrupt();
+  });
+  Goodbye();
+  if (link_ != nullptr) link_->Stop();
+}
+
+void Session::Goodbye() {
+  if (!connected_ || options_.world == 1) return;
+  if (failed_.load()) {
+    AbortTransport();
+    return;
+  }
+  Group group(*transport_);
+  group.Begin({ActivePlan()->version, kGoodbyeSequence, 0}, {}, 0,
+              RealClock().Now() + kGoodbyeTimeout);
+  // A rank that is gone or still busy is no error here: this session is over either way.
+  static_cast<void>(Barrier(group));
+}
+
+StatusOr<uint64_t> Session::DefineBucket(std::vector<ResidualParameter> parameters, Dtype dtype) {
+  const uint64_t key = BucketKey(parameters, dtype);
+  {
+    MutexLock lock(mutex_);
+    if (buckets_.Find(key).ok()) return key;
+    BucketRegistry trial;  // argument errors first, so that nothing changes on an error
+    WEIR_RETURN_IF_ERROR(trial.Define(parameters, dtype).status());
+  }
+  WEIR_RETURN_IF_ERROR(residuals_.Define(key, parameters));
+  MutexLock lock(mutex_);
+  WEIR_RETURN_IF_ERROR(buckets_.Define(std::move(parameters), dtype).status());
+  buckets_changed_ = true;
+  return key;
+}
+
+Status Session::BeginStep() {
+  WEIR_RETURN_IF_ERROR(failure());
+  if (!connected_ || closed_) return FailedPrecondition("the session is not connected");
+  if (step_open_) return FailedPrecondition(StrCat("step ", next_step_ - 1, " was not ended"));
+  const TimePoint now = RealClock().Now();
+  FinishReport(now);
+  const uint64_t step = next_step_++;
+  std::optional<PlanActive> activated;
+  std::optional<BucketTable> table;
+  {
+    MutexLock lock(mutex_);
+    activated = activation_.BeginStep(step);
+    plan_ = activation_.active();
+    stats_.step = step;
+    stats_.plan_version = plan_->version;
+    if (buckets_changed_) table = buckets_.Describe();
+  }
+  buckets_changed_ = false;
+  if (activated.has_value()) Tell(*activated);
+  if (table.has_value()) Tell(std::move(*table));
+  operations_.clear();
+  submitted_keys_.clear();
+  times_ = StepTimes{};
+  times_.begin = now;
+  report_ = StepReport{};
+  report_.step = step;
+  report_.plan_version = plan_->version;
+  step_open_ = true;
+  return OkStatus();
+}
+
+Choice Session::EffectiveChoice(const Plan& plan, const Bucket& bucket) const {
+  Choice choice = ChoiceFor(plan, bucket.key);
+  // Without any plan a 16-bit bucket stays 16 bits wide on the wire, as dense libraries do.
+  if (plan.version == 0 && bucket.dtype == Dtype::kFloat16) choice.codec = "fp16";
+  if (plan.version == 0 && bucket.dtype == Dtype::kBrain16) choice.codec = "bf16";
+  return choice;
+}
+
+Status Session::AllReduce(uint64_t bucket_key, void* data, double scale,
+                          std::function<void(const Status&)> done) {
+  WEIR_RETURN_IF_ERROR(failure());
+  if (!step_open_) return FailedPrecondition("no step is open");
+  if (!std::isfinite(scale))
+    return InvalidArgument(StrCat("scale: expected a finite number, found ", scale));
+  if (operations_.size() >= kOperationsPerStepMax) {
+    return ResourceExhausted(
+        StrCat("at most ", kOperationsPerStepMax, " operations fit in a step"));
+  }
+  Operation& op = operations_.emplace_back();
+  const auto refuse = [this](Status status) {
+    operations_.pop_back();
+    return status;
+  };
+  {
+    MutexLock lock(mutex_);
+    const StatusOr<Bucket*> bucket = buckets_.Find(bucket_key);
+    if (!bucket.ok()) return refuse(bucket.status());
+    op.bucket = *bucket;
+  }
+  if (data == nullptr && op.bucket->elements > 0) return refuse(InvalidArgument("data: is null"));
+  if (std::find(submitted_keys_.begin(), submitted_keys_.end(), bucket_key) !=
+      submitted_keys_.end()) {
+    return refuse(FailedPrecondition(
+        StrCat("bucket ", Hex64(bucket_key), " was submitted in this step already")));
+  }
+  op.data = data;
+  op.scale = static_cast<float>(scale);
+  op.step = next_step_ - 1;
+  op.index = operations_.size() - 1;
+  op.plan = plan_;
+  op.choice = EffectiveChoice(*plan_, *op.bucket);
+  const StatusOr<const Codec*> codec = Codecs().Find(op.choice.codec);
+  const StatusOr<const Collective*> collective = Collectives().Find(op.choice.collective);
+  if (!codec.ok()) return refuse(codec.status());
+  if (!collective.ok()) return refuse(collective.status());
+  op.codec = *codec;
+  op.collective = *collective;
+  op.sample_statistics =
+      op.step % kGainCurveEverySteps == 0 && agent_ != nullptr && agent_->connected();
+  op.done = std::move(done);
+  op.times.submitted = RealClock().Now();
+  if (submitted_keys_.empty()) times_.first_submit = op.times.submitted;
+  times_.last_submit = op.times.submitted;
+  {
+    MutexLock lock(mutex_);
+    ++outstanding_;
+  }
+  if (!pipeline_->Submit(&op)) {
+    {
+      MutexLock lock(mutex_);
+      --outstanding_;
+    }
+    return refuse(
+        ResourceExhausted(StrCat("at most ", kSubmittedMax, " operations can wait to be encoded")));
+  }
+  submitted_keys_.push_back(bucket_key);
+  return OkStatus();
+}
+
+StatusOr<bool> Session::EndStep() {
+  if (!step_open_) return FailedPrecondition("no step is open");
+  {
+    MutexLock lock(mutex_);
+    // Each operation has its own deadline and after the first failure the others end at once, so
+    // this bound is met unless a completion callback blocks.
+    const TimePoint deadline = RealClock().Now() +
+                               options_.operation_timeout * static_cast<int64_t>(outstanding_ + 1) +
+                               std::chrono::seconds(5);
+    while (outstanding_ != 0) {
+      if (!all_delivered_.WaitUntil(mutex_, deadline) && outstanding_ != 0) {
+        return DeadlineExceeded(StrCat(outstanding_, " operations of step ", next_step_ - 1,
+                                       " were not delivered; a completion callback may block"));
+      }
+    }
+  }
+  step_open_ = false;
+  for (const Operation& op : operations_) {
+    report_.skipped = report_.skipped || op.non_finite;
+    times_.last_delivery = std::max(times_.last_delivery, op.times.delivered);
+  }
+  const Status failed = failure();
+  if (!failed.ok()) {
+    residuals_.Discard();
+    return failed;
+  }
+  report_pending_ = true;
+  FillReport(operations_, times_, &report_);
+  bool order_changed;
+  {
+    MutexLock lock(mutex_);
+    order_changed = buckets_.SetOrder(submitted_keys_);
+    stats_.steps_skipped += report_.skipped ? 1 : 0;
+    stats_.last_exposed_s = report_.exposed_s;
+  }
+  buckets_changed_ = buckets_changed_ || order_changed;
+  if (report_.skipped) {
+    residuals_.Discard();
+    Tell(RankEvent{"non_finite", "a gradient held NaN or infinity", report_.step, -1});
+  } else {
+    residuals_.Commit();
+  }
+  return report_.skipped;
+}
+
+StatusOr<size_t> Session::ExportState(std::span<std::byte> out) const {
+  return residuals_.Export(out);
+}
+
+Status Session::ImportState(std::span<const std::byte> bytes) {
+  if (step_open_) return FailedPrecondition("state is imported between steps");
+  return residuals_.Import(bytes);
+}
+
+SessionStats Session::Stats() const {
+  SessionStats stats;
+  {
+    MutexLock lock(mutex_);
+    stats = stats_;
+  }
+  stats.bytes_sent = transport_->bytes_sent();
+  stats.agent_connected = agent_ != nullptr && agent_->connected();
+  return stats;
+}
+
+std::shared_ptr<const Plan> Session::ActivePlan() const {
+  MutexLock lock(mutex_);
+  return activation_.active();
+}
+
+Status Session::failure() const {
+  if (!failed_.load()) return OkStatus();
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
+}  // namespace weir

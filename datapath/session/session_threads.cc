@@ -1,0 +1,201 @@
+// The parts of Session that run on other threads than the caller's: the pipeline's stages, failure,
+// and the conversation with the agent.
+
+#include <unistd.h>
+
+#include "datapath/base/log.h"
+#include "datapath/session/session.h"
+#include "datapath/session/version.h"
+
+namespace weir {
+
+// --- Pipeline stages
+// --------------------------------------------------------------------------------
+
+void Session::EncodeOperation(Operation& op) {
+  if (failed_.load()) return;  // MoveOperation says so
+  op.status = stages_.Encode(op);
+}
+
+void Session::MoveOperation(Operation* op) {
+  if (op == nullptr) {
+    if (failed_.load()) AbortTransport();
+    return;
+  }
+  if (failed_.load()) {
+    AbortTransport();
+    op->status = failure();
+    return;
+  }
+  if (op->status.ok()) op->status = RunOnNetwork(*op);
+  if (!op->status.ok()) {
+    Fail(op->status);
+    AbortTransport();  // the other ranks wait for this one's part
+    op->status = failure();
+  }
+}
+
+Status Session::RunOnNetwork(Operation& op) {
+  OperationStages::NetworkHooks hooks;
+  hooks.begin = [this](Group& group, const Operation& running, int sub_operation) {
+    ControlWord word;
+    {
+      MutexLock lock(mutex_);
+      word = activation_.announced();
+    }
+    const OperationId id{running.plan->version, OperationSequence(running, sub_operation),
+                         running.bucket->key};
+    group.Begin(id, word, running.flags, RealClock().Now() + options_.operation_timeout);
+  };
+  hooks.finish = [this](Group& group) {
+    MutexLock lock(mutex_);
+    return activation_.OnOperationDone(group.control());
+  };
+  if (op.choice.segment_bytes != 0) {
+    Group group(*transport_, op.choice.segment_bytes);
+    return stages_.Exchange(op, group, hooks);
+  }
+  Group group(*transport_);
+  return stages_.Exchange(op, group, hooks);
+}
+
+void Session::DecodeOperation(Operation& op) {
+  if (op.status.ok()) {
+    op.status = stages_.Decode(op);
+    if (!op.status.ok()) {
+      Fail(op.status);
+      pipeline_->Nudge();  // the network thread tells the other ranks
+    }
+  }
+  op.times.delivered = RealClock().Now();
+  if (op.done) op.done(op.status);
+  op.done = nullptr;
+  MutexLock lock(mutex_);
+  --outstanding_;
+  all_delivered_.NotifyAll();
+}
+
+// --- Failure
+// ----------------------------------------------------------------------------------------
+
+void Session::Fail(const Status& status) {
+  uint64_t step;
+  {
+    MutexLock lock(mutex_);
+    if (!failure_.ok()) return;
+    failure_ = status;
+    step = activation_.step();
+    failed_.store(true);
+  }
+  if (status.code() == StatusCode::kAborted && closed_.load()) return;
+  Log(LogLevel::kError, "session", StrCat(name_, ": ", ToString(status)));
+  Tell(
+      RankEvent{"peer_failed", ToString(status), step, GuiltyRank(Message(status), options_.rank)});
+}
+
+void Session::AbortTransport() {
+  if (transport_aborted_) return;
+  transport_aborted_ = true;
+  transport_->Abort(StrCat("rank ", options_.rank, ": ", Message(failure())));
+}
+
+// --- The agent
+// --------------------------------------------------------------------------------------
+
+void Session::Tell(RankMessage message) {
+  if (agent_ != nullptr) agent_->Send(std::move(message));
+}
+
+std::vector<RankMessage> Session::Greeting() {
+  RankHello hello;
+  hello.job = options_.job;
+  hello.rank = options_.rank;
+  hello.world = options_.world;
+  hello.pid = static_cast<uint32_t>(getpid());
+  hello.library_version = kLibraryVersion;
+  hello.datapath_address = transport_->address();
+  MutexLock lock(mutex_);
+  hello.active_plan = activation_.active();
+  hello.active_plan_version = hello.active_plan->version;
+  hello.step = stats_.step;
+  std::vector<RankMessage> messages;
+  messages.emplace_back(std::move(hello));
+  BucketTable table = buckets_.Describe();
+  if (!table.buckets.empty()) messages.emplace_back(std::move(table));
+  return messages;
+}
+
+std::string Session::Stance() {
+  const uint64_t version = ActivePlan()->version;
+  return version == 0 ? "running dense" : StrCat("keeping plan ", version);
+}
+
+void Session::OnCommand(RankCommand command) {
+  if (auto* offer = std::get_if<PlanOffer>(&command)) {
+    OnOffer(std::move(*offer));
+  } else if (const auto* arm = std::get_if<PlanArm>(&command)) {
+    std::optional<ActivationReply> reply;
+    {
+      MutexLock lock(mutex_);
+      reply = activation_.OnArm(arm->version);
+    }
+    if (reply.has_value()) std::visit([this](auto& message) { Tell(message); }, *reply);
+  } else if (const auto* withdraw = std::get_if<PlanWithdraw>(&command)) {
+    MutexLock lock(mutex_);
+    activation_.OnWithdraw(withdraw->version);
+  }
+}
+
+void Session::OnOffer(PlanOffer offer) {
+  if (!offer.plan.ok()) {
+    Tell(PlanNack{offer.version, offer.nonce, ToString(offer.plan.status())});
+    return;
+  }
+  PlanLimits limits;
+  limits.job = options_.job;
+  limits.world = options_.world;
+  {
+    MutexLock lock(mutex_);
+    limits.bucket_elements = buckets_.Elements();
+  }
+  limits.memory_bytes_max = options_.plan_memory_bytes_max != 0 ? options_.plan_memory_bytes_max
+                                                                : AvailableMemoryBytes() / 2;
+  const Status valid = ValidatePlan(*offer.plan, limits);
+  auto plan = std::make_shared<const Plan>(std::move(*offer.plan));
+  ActivationReply reply;
+  {
+    MutexLock lock(mutex_);
+    reply = activation_.OnOffer(std::move(plan), offer.nonce, valid);
+  }
+  if (const auto* nack = std::get_if<PlanNack>(&reply)) {
+    Log(LogLevel::kWarning, "session",
+        StrCat(name_, ": refused plan ", nack->version, ": ", nack->reason));
+  }
+  std::visit([this](auto& message) { Tell(message); }, reply);
+}
+
+// --- Telemetry (the caller's thread, at a step's begin)
+// ----------------------------------------------
+
+void Session::FinishReport(TimePoint now) {
+  if (!report_pending_) return;
+  report_pending_ = false;
+  report_.step_s = ToSeconds(now - times_.begin);
+  {
+    MutexLock lock(mutex_);
+    stats_.last_step_s = report_.step_s;
+  }
+  if (agent_ == nullptr || !agent_->connected()) return;
+  Tell(std::move(report_));
+  TellPaths(now);
+}
+
+void Session::TellPaths(TimePoint now) {
+  if (now - paths_told_ < kPathReportInterval) return;
+  paths_told_ = now;
+  PathReport report;
+  report.paths = transport_->Samples();
+  if (!report.paths.empty()) Tell(std::move(report));
+}
+
+}  // namespace weir

@@ -1,0 +1,35 @@
+#pragma once
+// From what a step's operations recorded to the report that the agent gets. Pure.
+
+#include <deque>
+#include <string_view>
+
+#include "datapath/session/agent_protocol.h"
+#include "datapath/session/operation.h"
+
+namespace weir {
+
+/// Gain curves are made in every step whose number is a multiple of this.
+inline constexpr uint64_t kGainCurveEverySteps = 10;
+/// Path reports are at least this far apart.
+inline constexpr Duration kPathReportInterval = std::chrono::seconds(1);
+
+struct StepTimes {
+  TimePoint begin{}, first_submit{}, last_submit{}, last_delivery{};
+};
+
+/// One bucket's line of the report. `op` is done.
+BucketSample SampleOf(const Operation& op, const StepTimes& times);
+
+/// Fills everything but step_s, skipped and the loss from the operations of a step that is over.
+void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
+                StepReport* report);
+
+/// The rank that an error blames: the last "rank N" of its text other than `own_rank`; -1 when
+/// none.
+int GuiltyRank(std::string_view message, int own_rank);
+
+/// Memory that the system could still hand out, from /proc/meminfo; UINT64_MAX when unknown.
+uint64_t AvailableMemoryBytes();
+
+}  // namespace weir
