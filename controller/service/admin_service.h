@@ -1,0 +1,37 @@
+#pragma once
+// AdminService over gRPC: hands each call to the fleet on the executor.
+
+#include "controller/service/auth.h"
+#include "controller/service/event_hub.h"
+#include "controller/service/executor.h"
+#include "controller/service/fleet.h"
+#include "weir/v1/admin.grpc.pb.h"
+
+namespace weir {
+
+/// All referenced objects must outlive the server that carries it.
+class AdminServiceImpl : public v1::AdminService::CallbackService {
+ public:
+  AdminServiceImpl(Executor& executor, Fleet& fleet, EventHub& events,
+                   const Authenticator& authenticator)
+      : executor_(executor), fleet_(fleet), events_(events), authenticator_(authenticator) {}
+
+#define WEIR_ADMIN_UNARY(method, Request, Response)                      \
+  grpc::ServerUnaryReactor* method(grpc::CallbackServerContext* context, \
+                                   const v1::Request* request, v1::Response* response) override;
+#include "controller/service/admin_methods.def"
+#undef WEIR_ADMIN_UNARY
+
+  grpc::ServerWriteReactor<v1::Event>* Watch(grpc::CallbackServerContext* context,
+                                             const v1::WatchRequest* request) override;
+
+ private:
+  Status Authorize(grpc::CallbackServerContext* context, const char* method) const;
+
+  Executor& executor_;
+  Fleet& fleet_;
+  EventHub& events_;
+  const Authenticator& authenticator_;
+};
+
+}  // namespace weir

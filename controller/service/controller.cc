@@ -1,0 +1,129 @@
+#include "controller/service/controller.h"
+
+#include <charconv>
+
+#include "controller/service/event_hub.h"
+#include "controller/service/executor.h"
+#include "controller/service/grpc_server.h"
+#include "controller/service/policy_watcher.h"
+#include "controller/service/rest_server.h"
+#include "controller/store/store.h"
+#include "datapath/base/log.h"
+
+namespace weir {
+namespace {
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+
+StatusOr<HostPort> ParseAddress(const std::string& flag, const std::string& address) {
+  const size_t colon = address.rfind(':');
+  HostPort out;
+  if (colon != std::string::npos) {
+    const std::string port = address.substr(colon + 1);
+    const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), out.port);
+    if (error == std::errc() && end == port.data() + port.size() && out.port >= 0 &&
+        out.port < 65536) {
+      out.host = address.substr(0, colon);
+      if (out.host.size() > 2 && out.host.front() == '[')
+        out.host = out.host.substr(1, out.host.size() - 2);
+      if (!out.host.empty()) return out;
+    }
+  }
+  return InvalidArgument(StrCat(flag, " is '", address, "', expected host:port"));
+}
+
+Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, const HostPort& http) {
+  if (options.tls_cert.empty() != options.tls_key.empty()) {
+    return InvalidArgument("--tls-cert and --tls-key belong together");
+  }
+  if (options.insecure) return OkStatus();
+  if (!IsLoopback(grpc.host) && (options.tls_cert.empty() || options.tls_ca.empty())) {
+    return FailedPrecondition(StrCat("gRPC on ", options.listen_grpc,
+                                     " is reachable from outside: give "
+                                     "--tls-cert, --tls-key and --tls-ca, or --insecure"));
+  }
+  if (!IsLoopback(http.host) && options.token_file.empty()) {
+    return FailedPrecondition(StrCat("HTTP on ", options.listen_http,
+                                     " is reachable from outside: give "
+                                     "--token-file, or --insecure"));
+  }
+  return OkStatus();
+}
+
+class ControllerImpl : public Controller {
+ public:
+  explicit ControllerImpl(ControllerOptions options) : options_(std::move(options)) {}
+
+  ~ControllerImpl() override {
+    watcher_.reset();
+    events_.Close();
+    if (grpc_ != nullptr) grpc_->Stop(std::chrono::milliseconds(500));
+    if (rest_ != nullptr) rest_->Stop();
+    // Handlers may still have posted: the executor drains before the fleet goes.
+    executor_.Stop();
+  }
+
+  Status Run() {
+    WEIR_ASSIGN_OR_RETURN(const HostPort grpc, ParseAddress("--listen-grpc", options_.listen_grpc));
+    WEIR_ASSIGN_OR_RETURN(const HostPort http, ParseAddress("--listen-http", options_.listen_http));
+    WEIR_RETURN_IF_ERROR(CheckExposure(options_, grpc, http));
+    if (options_.token_file.empty()) {
+      authenticator_ = Authenticator::Open();
+    } else {
+      WEIR_ASSIGN_OR_RETURN(authenticator_, Authenticator::FromFile(options_.token_file));
+    }
+    WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(options_.state_file));
+    fleet_ = std::make_unique<Fleet>(options_.fleet, RealClock(), *store_, events_);
+    WEIR_RETURN_IF_ERROR(fleet_->Recover());
+    if (!options_.policy_directory.empty()) {
+      // Before the first decision; later changes come from the watcher.
+      fleet_->OnPolicyFiles(ReadPolicyDirectory(options_.policy_directory));
+    }
+    executor_.Start([this] { fleet_->OnTick(); });
+    if (!options_.policy_directory.empty()) {
+      watcher_ = std::make_unique<PolicyWatcher>(
+          options_.policy_directory, [this](PolicyWatcher::Contents contents) {
+            executor_.Post(
+                [this, contents = std::move(contents)] { fleet_->OnPolicyFiles(contents); });
+          });
+    }
+    WEIR_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start({options_.listen_grpc, options_.tls_cert,
+                                                    options_.tls_key, options_.tls_ca},
+                                                   executor_, *fleet_, events_, authenticator_));
+    RestOptions rest{http.host, http.port, options_.tls_cert, options_.tls_key,
+                     options_.fleet.version};
+    WEIR_ASSIGN_OR_RETURN(rest_,
+                          RestServer::Start(rest, executor_, *fleet_, events_, authenticator_));
+    Log(LogLevel::kInfo, "controller",
+        StrCat("gRPC on ", grpc.host, ":", grpc_->port(), ", HTTP on ", http.host, ":",
+               rest_->port(), ", state in ", options_.state_file));
+    return OkStatus();
+  }
+
+  int grpc_port() const override { return grpc_->port(); }
+  int http_port() const override { return rest_->port(); }
+
+ private:
+  const ControllerOptions options_;
+  Authenticator authenticator_;
+  std::unique_ptr<Store> store_;
+  EventHub events_;
+  std::unique_ptr<Fleet> fleet_;
+  Executor executor_;
+  std::unique_ptr<PolicyWatcher> watcher_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<RestServer> rest_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions options) {
+  auto controller = std::make_unique<ControllerImpl>(std::move(options));
+  WEIR_RETURN_IF_ERROR(controller->Run());
+  return std::unique_ptr<Controller>(std::move(controller));
+}
+
+}  // namespace weir

@@ -1,0 +1,98 @@
+#include "controller/service/event_hub.h"
+
+namespace weir {
+
+Subscription::Subscription(const v1::WatchRequest& request, std::function<void()> wake)
+    : kinds_(request.kinds().begin(), request.kinds().end()),
+      job_(request.job()),
+      wake_(std::move(wake)) {}
+
+bool Subscription::Wants(const v1::Event& event) const {
+  if (!kinds_.empty() && !kinds_.contains(event.kind())) return false;
+  return job_.empty() || event.job().empty() || event.job() == job_;
+}
+
+void Subscription::Push(std::shared_ptr<const v1::Event> event) {
+  if (!queue_.PushDroppingOldest(std::move(event))) ++dropped_;
+  Wake();
+}
+
+void Subscription::Wake() {
+  MutexLock lock(wake_mutex_);
+  if (wake_) wake_();
+}
+
+void Subscription::Detach() {
+  MutexLock lock(wake_mutex_);
+  wake_ = nullptr;
+}
+
+std::shared_ptr<const v1::Event> Subscription::Next(Duration timeout) {
+  auto event = queue_.Pop(RealClock().Now() + timeout);
+  return event.has_value() ? std::move(*event) : nullptr;
+}
+
+std::shared_ptr<const v1::Event> Subscription::TryNext() {
+  auto event = queue_.TryPop();
+  return event.has_value() ? std::move(*event) : nullptr;
+}
+
+void Subscription::Close() {
+  closed_ = true;
+  queue_.Close();
+  Wake();
+}
+
+StatusOr<std::shared_ptr<Subscription>> EventHub::Subscribe(const v1::WatchRequest& request,
+                                                            std::function<void()> wake) {
+  static const std::set<std::string> kKinds = {"node",   "link", "job", "decision",
+                                               "policy", "step", "rank"};
+  for (const std::string& kind : request.kinds()) {
+    if (!kKinds.contains(kind)) {
+      return InvalidArgument(StrCat("unknown event kind '", kind,
+                                    "'; valid: decision, job, link, node, policy, rank, step"));
+    }
+  }
+  MutexLock lock(mutex_);
+  if (closed_) return Unavailable("the controller is shutting down");
+  if (subscriptions_.size() >= kWatchersMax) {
+    return ResourceExhausted(StrCat("at most ", kWatchersMax, " watchers at a time"));
+  }
+  subscriptions_.push_back(std::make_shared<Subscription>(request, std::move(wake)));
+  return subscriptions_.back();
+}
+
+void EventHub::Unsubscribe(const std::shared_ptr<Subscription>& subscription) {
+  MutexLock lock(mutex_);
+  subscriptions_.remove(subscription);
+}
+
+void EventHub::Publish(v1::Event event) {
+  std::vector<std::shared_ptr<Subscription>> wanting;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& subscription : subscriptions_) {
+      if (subscription->Wants(event)) wanting.push_back(subscription);
+    }
+  }
+  if (wanting.empty()) return;
+  const auto shared = std::make_shared<const v1::Event>(std::move(event));
+  for (const auto& subscription : wanting) subscription->Push(shared);
+}
+
+void EventHub::Close() {
+  std::list<std::shared_ptr<Subscription>> ended;
+  {
+    MutexLock lock(mutex_);
+    closed_ = true;
+    ended.swap(subscriptions_);
+  }
+  for (const auto& subscription : ended) subscription->Close();
+}
+
+size_t EventHub::watchers() const {
+  MutexLock lock(mutex_);
+  return subscriptions_.size();
+}
+
+}  // namespace weir

@@ -1,0 +1,71 @@
+#pragma once
+// Fans events out to watchers. A slow watcher loses its oldest events, never the controller's time.
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "datapath/base/bounded_queue.h"
+#include "datapath/base/mutex.h"
+#include "datapath/base/status.h"
+#include "weir/v1/admin.pb.h"
+
+namespace weir {
+
+/// One watcher's queue. Thread-safe.
+class Subscription {
+ public:
+  static constexpr size_t kQueueMax = 512;
+
+  Subscription(const v1::WatchRequest& request, std::function<void()> wake);
+
+  bool Wants(const v1::Event& event) const;
+  void Push(std::shared_ptr<const v1::Event> event);
+  /// The next event, or nothing after `timeout` or once the hub has closed.
+  std::shared_ptr<const v1::Event> Next(Duration timeout);
+  std::shared_ptr<const v1::Event> TryNext();
+  void Close();
+  /// Afterwards `wake` is not running and never runs again.
+  void Detach();
+  bool closed() const { return closed_; }
+  /// Events lost because this watcher was slow.
+  uint64_t dropped() const { return dropped_; }
+
+ private:
+  const std::set<std::string> kinds_;
+  const std::string job_;
+  void Wake();
+
+  Mutex wake_mutex_;
+  std::function<void()> wake_ WEIR_GUARDED_BY(wake_mutex_);
+  BoundedQueue<std::shared_ptr<const v1::Event>> queue_{kQueueMax};
+  std::atomic<bool> closed_{false};
+  std::atomic<uint64_t> dropped_{0};
+};
+
+/// Thread-safe.
+class EventHub {
+ public:
+  static constexpr size_t kWatchersMax = 64;
+
+  /// `wake` runs after every push, on the publisher's thread, and must not block or call the hub.
+  /// kResourceExhausted: too many watchers; kUnavailable: closed; kInvalidArgument: an unknown
+  /// kind.
+  StatusOr<std::shared_ptr<Subscription>> Subscribe(const v1::WatchRequest& request,
+                                                    std::function<void()> wake = {});
+  void Unsubscribe(const std::shared_ptr<Subscription>& subscription);
+  void Publish(v1::Event event);
+  /// Ends every watch.
+  void Close();
+  size_t watchers() const;
+
+ private:
+  mutable Mutex mutex_;
+  std::list<std::shared_ptr<Subscription>> subscriptions_ WEIR_GUARDED_BY(mutex_);
+  bool closed_ WEIR_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace weir

@@ -1,0 +1,42 @@
+#pragma once
+// The one thread that owns the controller's state. Network handlers only hand work over.
+
+#include <functional>
+#include <thread>
+
+#include "datapath/base/bounded_queue.h"
+#include "datapath/base/clock.h"
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// Runs tasks in order on its own thread ("weir-fleet") and a tick in between. Post is thread-safe.
+class Executor {
+ public:
+  /// Queue bound: an agent stream has at most one task waiting, a REST worker one, a gRPC call one.
+  static constexpr size_t kQueueMax = 16384;
+
+  explicit Executor(Duration tick_interval = std::chrono::milliseconds(100));
+  ~Executor();
+
+  /// Starts the thread; `tick` runs on it at least once per interval while tasks keep coming, too.
+  void Start(std::function<void()> tick);
+  /// False when the queue is full or the executor has stopped: the task will not run.
+  bool Post(std::function<void()> task);
+  /// Runs `task` and waits for it. kUnavailable: stopped or full; kDeadlineExceeded: not done in
+  /// time (it may still run, so `task` must own what it touches). Never from the executor's own
+  /// thread.
+  Status Call(std::function<Status()> task, Duration timeout = std::chrono::seconds(5));
+  /// Runs what is queued, then joins. Later posts fail.
+  void Stop();
+
+ private:
+  void Loop();
+
+  const Duration tick_interval_;
+  BoundedQueue<std::function<void()>> queue_{kQueueMax};
+  std::function<void()> tick_;
+  std::thread thread_;
+};
+
+}  // namespace weir

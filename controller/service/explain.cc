@@ -1,0 +1,109 @@
+#include "controller/service/explain.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+namespace {
+
+constexpr int kCandidatesShown = 8;
+
+template <typename... Args>
+std::string Format(const char* format, Args... args) {
+  char line[320];
+  std::snprintf(line, sizeof(line), format, args...);
+  return line;
+}
+
+std::string Age(const v1::Estimate& estimate) {
+  return StrCat(FormatSeconds(estimate.age_s()), " old");
+}
+
+std::string Measurements(const v1::Explanation& explanation) {
+  const auto& bandwidth = explanation.bandwidth_bytes_per_s();
+  const auto& latency = explanation.latency_s();
+  std::string text = "\nMeasured when it was decided\n";
+  text += StrCat("  bandwidth  ", FormatRate(bandwidth.value()), " +/- ",
+                 FormatRate(bandwidth.deviation()), ", ", Age(bandwidth), "  (bottleneck link)\n");
+  text +=
+      StrCat("  latency    ", FormatSeconds(latency.value()), " +/- ",
+             FormatSeconds(latency.deviation()), ", ", Age(latency), "  (one way, worst link)\n");
+  text += StrCat("  compute    ", FormatSeconds(explanation.compute_s()), " per step\n");
+  return text;
+}
+
+std::string Candidates(const v1::Decision& decision) {
+  std::string text = "\nCandidates, best first (* chosen, d dense)\n";
+  text +=
+      Format("    %-44s %10s %10s %6s %11s\n", "choice", "step", "network", "gain", "objective");
+  int shown = 0;
+  for (const auto& candidate : decision.candidates()) {
+    const bool marked = candidate.chosen() || candidate.dense();
+    if (shown >= kCandidatesShown && !marked) continue;
+    ++shown;
+    text += Format("  %c %-44.44s %10s %10s %6.3f %11.5g%s\n",
+                   candidate.chosen()  ? '*'
+                   : candidate.dense() ? 'd'
+                                       : ' ',
+                   candidate.label().c_str(), FormatSeconds(candidate.step_s()).c_str(),
+                   FormatSeconds(candidate.communication_s()).c_str(), candidate.gain(),
+                   candidate.objective(),
+                   candidate.feasible() ? "" : ("  excluded: " + candidate.excluded_by()).c_str());
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string FormatRate(double bytes_per_s) {
+  if (!(bytes_per_s > 0)) return "unknown";
+  if (bytes_per_s >= 1e9) return Format("%.3g GB/s", bytes_per_s / 1e9);
+  if (bytes_per_s >= 1e6) return Format("%.3g MB/s", bytes_per_s / 1e6);
+  if (bytes_per_s >= 1e3) return Format("%.3g kB/s", bytes_per_s / 1e3);
+  return Format("%.3g B/s", bytes_per_s);
+}
+
+std::string FormatSeconds(double seconds) {
+  if (seconds == 0) return "0 s";
+  if (seconds < 1e-3) return Format("%.3g us", seconds * 1e6);
+  if (seconds < 1) return Format("%.3g ms", seconds * 1e3);
+  return Format("%.4g s", seconds);
+}
+
+std::string ExplainText(const v1::Explanation& explanation) {
+  const v1::Decision& decision = explanation.decision();
+  std::string text =
+      StrCat("Job ", decision.job(), ", step ", decision.step(), ", policy ", decision.policy(),
+             decision.id().empty() ? "" : ", decision ", decision.id(), "\n");
+  if (decision.switched()) {
+    text += StrCat("Plan ", decision.plan_version(), " (", decision.outcome(),
+                   "): ", decision.from(), " -> ", decision.to(), "\n");
+  } else {
+    text += StrCat("Plan ", decision.plan_version(), " stays: ", decision.to(), "\n");
+  }
+  text += StrCat("Why: ", decision.reason(), "\n");
+  text += StrCat("Asked by: ", decision.trigger(), ", noticed at step ", decision.trigger_step());
+  if (decision.activation_step() != 0)
+    text += StrCat(", active since step ", decision.activation_step());
+  text += "\n";
+  text += Measurements(explanation);
+  text += Candidates(decision);
+  text +=
+      StrCat("\nBinding constraint: ",
+             decision.binding_constraint().empty() ? "none" : decision.binding_constraint(), "\n");
+  text += StrCat("Dense would take ", FormatSeconds(decision.dense_step_s()),
+                 " per step, this choice ", FormatSeconds(decision.predicted_step_s()));
+  if (decision.predicted_step_s() > 0 && decision.dense_step_s() > 0) {
+    text += Format(" (%.3g times faster)", decision.dense_step_s() / decision.predicted_step_s());
+  }
+  text += "\n";
+  if (decision.actual_step_s() > 0) {
+    text +=
+        StrCat("Measured since: ", FormatSeconds(decision.actual_step_s()), " per step (median)\n");
+  }
+  return text;
+}
+
+}  // namespace weir

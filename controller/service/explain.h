@@ -1,0 +1,20 @@
+#pragma once
+// A decision as prose for a terminal.
+
+#include <string>
+
+#include "weir/v1/admin.pb.h"
+
+namespace weir {
+
+/// `explanation.decision` and what was measured, as lines of at most 110 columns: what was decided
+/// and why, the measurements with their age, the best candidates, the binding constraint, the cost
+/// of dense.
+std::string ExplainText(const v1::Explanation& explanation);
+
+/// 12400000 as "12.4 MB/s", 0 as "unknown".
+std::string FormatRate(double bytes_per_s);
+/// 0.0123 as "12.3 ms", 0 as "0 s".
+std::string FormatSeconds(double seconds);
+
+}  // namespace weir

@@ -1,0 +1,427 @@
+// Nodes, links and the flow of agents' messages. Questions of operators are in fleet_query.cc,
+// metrics in fleet_metrics.cc.
+
+#include "controller/service/fleet.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "controller/service/json.h"
+#include "controller/service/mapping.h"
+#include "datapath/base/log.h"
+
+namespace weir {
+namespace {
+
+constexpr double kSlowTickS = 0.5;
+constexpr double kPeerListDebounceS = 0.2;
+constexpr double kProbeAfterS = 3;  // passive estimates get this long before a link is probed
+constexpr double kSmoothing = 0.2;
+constexpr double kLinkEventIntervalS = 1;
+constexpr int kInterfacesMax = 64;
+
+void Smooth(double sample, double stated_deviation, uint64_t samples, double* mean,
+            double* deviation) {
+  if (samples == 0) {
+    *mean = sample;
+    *deviation = stated_deviation > 0 ? stated_deviation : sample / 4;
+    return;
+  }
+  const double error = sample - *mean;
+  *mean += kSmoothing * error;
+  *deviation = std::sqrt((1 - kSmoothing) * (*deviation * *deviation + kSmoothing * error * error));
+}
+
+}  // namespace
+
+Fleet::Fleet(FleetOptions options, const Clock& clock, Store& store, EventHub& events)
+    : options_(std::move(options)), clock_(clock), store_(store), events_(events) {}
+
+Fleet::~Fleet() = default;
+
+Status Fleet::Recover() {
+  WEIR_ASSIGN_OR_RETURN(const auto policies, store_.ListPolicies());
+  for (const StoredPolicy& policy : policies) {
+    const auto applied = policies_.Apply(policy.name, policy.source, policy.applied_unix_s, false);
+    if (!applied.ok()) {
+      Log(LogLevel::kError, "controller",
+          StrCat("stored policy '", policy.name, "' ignored: ", Message(applied.status())));
+    }
+  }
+  WEIR_ASSIGN_OR_RETURN(const auto nodes, store_.ListNodes());
+  for (const StoredNode& stored : nodes) {
+    Node node;
+    if (!FromJson(stored.payload, &node.hello).ok()) continue;
+    node.last_seen_unix_s = stored.last_seen_unix_s;
+    nodes_[stored.name] = std::move(node);
+  }
+  std::map<std::string, StoredPin> pins;
+  WEIR_ASSIGN_OR_RETURN(auto stored_pins, store_.ListPins());
+  for (StoredPin& pin : stored_pins) pins[pin.job] = std::move(pin);
+  WEIR_ASSIGN_OR_RETURN(const auto jobs, store_.ListJobs());
+  for (const StoredJob& stored : jobs) {
+    v1::Job job;
+    if (!FromJson(stored.payload, &job).ok()) continue;
+    WEIR_ASSIGN_OR_RETURN(Job * added, FindOrAddJob(stored.name));
+    const auto pin = pins.find(stored.name);
+    added->Recover(job, pin == pins.end() ? std::nullopt : std::optional<StoredPin>(pin->second));
+  }
+  WEIR_ASSIGN_OR_RETURN(capabilities_json_, store_.GetFact("capabilities"));
+  Log(LogLevel::kInfo, "controller",
+      StrCat("recovered ", nodes_.size(), " nodes, ", jobs_.size(), " jobs, ", policies.size(),
+             " policies"));
+  return OkStatus();
+}
+
+Status Fleet::OnAgentMessage(const std::shared_ptr<AgentLink>& link,
+                             const v1::AgentMessage& message) {
+  ++agent_messages_;
+  if (message.body_case() == v1::AgentMessage::kHello) return OnNodeHello(link, message.hello());
+  const auto known = names_by_link_.find(link.get());
+  if (known == names_by_link_.end()) {
+    ++agent_errors_;
+    return FailedPrecondition("the first message of an agent must be NodeHello");
+  }
+  const std::string name = known->second;
+  Node& node = nodes_[name];
+  node.last_seen = clock_.Now();
+  node.last_seen_unix_s = clock_.UnixSeconds();
+  ++node.messages;
+  switch (message.body_case()) {
+    case v1::AgentMessage::kRank:
+      return OnFromRank(name, message.rank());
+    case v1::AgentMessage::kRankGone:
+      if (Job* job = FindJob(message.rank_gone().job()); job != nullptr) {
+        job->OnRankGone(static_cast<int>(message.rank_gone().rank()), message.rank_gone().reason());
+      }
+      break;
+    case v1::AgentMessage::kLink:
+      OnLinkSample(name, message.link());
+      break;
+    case v1::AgentMessage::kProbe:
+      probes_.OnResult(message.probe().probe_id(), message.probe().bytes_used(), Now());
+      OnLinkSample(name, message.probe().sample());
+      break;
+    case v1::AgentMessage::kHeartbeat:
+    case v1::AgentMessage::kHello:
+    case v1::AgentMessage::BODY_NOT_SET:
+      break;
+  }
+  return OkStatus();
+}
+
+Status Fleet::OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::NodeHello& hello) {
+  if (const Status valid = CheckName("the node's name", hello.node()); !valid.ok()) {
+    ++agent_errors_;
+    return valid;
+  }
+  if (hello.interfaces_size() > kInterfacesMax || hello.address().size() > kNameBytesMax) {
+    ++agent_errors_;
+    return InvalidArgument(StrCat("node ", hello.node(), ": address or interface list too long"));
+  }
+  if (!nodes_.contains(hello.node()) && nodes_.size() >= kNodesMax) {
+    return ResourceExhausted(StrCat("at most ", kNodesMax, " nodes"));
+  }
+  Node& node = nodes_[hello.node()];
+  if (node.link != nullptr && node.link != link) {
+    // The newest stream wins: the agent restarted before its old connection was seen to break.
+    const auto former = node.link;
+    LoseNode(hello.node(), "replaced by a newer connection");
+    former->Close(Aborted(StrCat("a newer agent of node ", hello.node(), " connected")));
+  }
+  node.hello = hello;
+  node.link = link;
+  node.last_seen = clock_.Now();
+  node.last_seen_unix_s = clock_.UnixSeconds();
+  names_by_link_[link.get()] = hello.node();
+  v1::ControllerMessage welcome;
+  welcome.mutable_welcome()->set_heartbeat_interval_s(options_.heartbeat_interval_s);
+  welcome.mutable_welcome()->set_controller_version(options_.version);
+  link->Send(welcome);
+  peers_changed_ = true;
+  SaveNode(hello.node());
+  Log(LogLevel::kInfo, "controller",
+      StrCat("node ", hello.node(), " connected from ", hello.address()));
+  v1::Event event;
+  event.set_kind("node");
+  event.set_text(StrCat("node ", hello.node(), " connected"));
+  *event.mutable_node() = NodeProto(hello.node(), node);
+  Publish(std::move(event));
+  return OkStatus();
+}
+
+void Fleet::OnAgentClosed(const std::shared_ptr<AgentLink>& link) {
+  const auto known = names_by_link_.find(link.get());
+  if (known == names_by_link_.end()) return;
+  LoseNode(std::string(known->second), "its stream closed");
+}
+
+void Fleet::LoseNode(const std::string& name, const std::string& why) {
+  Node& node = nodes_[name];
+  if (node.link == nullptr) return;
+  names_by_link_.erase(node.link.get());
+  node.link = nullptr;
+  peers_changed_ = true;
+  probes_.OnNodeLost(name);
+  SaveNode(name);
+  for (auto& [job_name, job] : jobs_) job->OnNodeLost(name);
+  Log(LogLevel::kWarning, "controller", StrCat("node ", name, " lost: ", why));
+  v1::Event event;
+  event.set_kind("node");
+  event.set_text(StrCat("node ", name, " lost: ", why));
+  *event.mutable_node() = NodeProto(name, node);
+  Publish(std::move(event));
+}
+
+Status Fleet::OnFromRank(const std::string& node, const v1::FromRank& message) {
+  if (message.message().body_case() != v1::RankMessage::kHello) {
+    if (Job* job = FindJob(message.job()); job != nullptr) {
+      job->OnRankMessage(static_cast<int>(message.rank()), message.message());
+    }
+    return OkStatus();
+  }
+  const v1::RankHello& hello = message.message().hello();
+  Status accepted = CheckHello(hello);
+  if (accepted.ok() && (hello.job() != message.job() || hello.rank() != message.rank())) {
+    accepted =
+        InvalidArgument(StrCat("the envelope names job '", message.job(), "' rank ", message.rank(),
+                               ", the greeting job '", hello.job(), "' rank ", hello.rank()));
+  }
+  if (accepted.ok()) {
+    const auto job = FindOrAddJob(hello.job());
+    accepted = job.ok() ? (*job)->OnRankHello(node, hello) : job.status();
+  }
+  if (accepted.ok()) {
+    const std::string capabilities = ToJson(hello.capabilities());
+    if (hello.capabilities().codecs_size() > 0 && capabilities != capabilities_json_) {
+      capabilities_json_ = capabilities;
+      if (!store_.PutFact("capabilities", capabilities).ok()) ++store_errors_;
+    }
+    return OkStatus();
+  }
+  // The rank is refused; its agent and the other ranks are not to blame.
+  ++agent_errors_;
+  Log(LogLevel::kWarning, "controller",
+      StrCat("rank refused on node ", node, ": ", Message(accepted)));
+  v1::ToRank refusal;
+  refusal.set_job(message.job());
+  refusal.set_rank(message.rank());
+  refusal.mutable_command()->mutable_refusal()->set_reason(Message(accepted));
+  SendToRank(node, refusal);
+  return OkStatus();
+}
+
+void Fleet::OnLinkSample(const std::string& node, const v1::LinkSample& sample) {
+  if (!sample.error().empty() || !nodes_.contains(sample.target_node())) return;
+  const auto key = std::make_pair(node, sample.target_node());
+  if (!links_.contains(key) && links_.size() >= kLinksMax) return;
+  LinkRecord& link = links_[key];
+  const TimePoint measured_at =
+      clock_.Now() - FromSeconds(std::clamp(Finite(sample.age_s()), 0.0, 3600.0));
+  const double rtt_s = Finite(sample.rtt_s());
+  const double bandwidth = Finite(sample.bandwidth_bytes_per_s());
+  if (rtt_s > 0) {
+    Smooth(rtt_s, Finite(sample.rtt_deviation_s()), link.rtt_samples++, &link.rtt_s,
+           &link.rtt_deviation_s);
+    link.rtt_method = sample.method();
+    link.rtt_at = measured_at;
+  }
+  if (bandwidth > 0 && !sample.application_limited()) {
+    Smooth(bandwidth, Finite(sample.bandwidth_deviation_bytes_per_s()), link.bandwidth_samples++,
+           &link.bandwidth, &link.bandwidth_deviation);
+    link.bandwidth_method = sample.method();
+    link.bandwidth_at = measured_at;
+    probes_.OnBandwidthSample(node, sample.target_node(), Now());
+  }
+  if (sample.hops() > 0) link.hops = sample.hops();
+  LinkObservation observation;
+  observation.source_node = node;
+  observation.target_node = sample.target_node();
+  observation.method = sample.method();
+  observation.rtt_s = std::max(rtt_s, 0.0);
+  observation.rtt_deviation_s = std::max(Finite(sample.rtt_deviation_s()), 0.0);
+  observation.bandwidth_bytes_per_s = std::max(bandwidth, 0.0);
+  observation.application_limited = sample.application_limited();
+  observation.age_s = std::max(Finite(sample.age_s()), 0.0);
+  for (auto& [name, job] : jobs_) job->OnLink(observation);
+  if (ToSeconds(clock_.Now() - link.published_at) < kLinkEventIntervalS) return;
+  link.published_at = clock_.Now();
+  v1::Event event;
+  event.set_kind("link");
+  event.set_text(StrCat(node, " -> ", sample.target_node(), ": rtt ", link.rtt_s * 1e3,
+                        " ms, bandwidth ", link.bandwidth / 1e6, " MB/s"));
+  Publish(std::move(event));
+}
+
+Job* Fleet::FindJob(const std::string& name) const {
+  const auto found = jobs_.find(name);
+  return found == jobs_.end() ? nullptr : found->second.get();
+}
+
+StatusOr<Job*> Fleet::FindOrAddJob(const std::string& name) {
+  if (Job* job = FindJob(name); job != nullptr) return job;
+  if (jobs_.size() >= kJobsMax) {
+    // Make room by forgetting the job that ended first; its history stays in the store.
+    auto oldest = jobs_.end();
+    for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
+      const std::string state = it->second->state();
+      if (state != "ended" && state != "lost") continue;
+      if (oldest == jobs_.end() ||
+          it->second->finished_unix_s() < oldest->second->finished_unix_s()) {
+        oldest = it;
+      }
+    }
+    if (oldest == jobs_.end()) return ResourceExhausted(StrCat("at most ", kJobsMax, " jobs"));
+    jobs_.erase(oldest);
+  }
+  auto job = std::make_unique<Job>(name, *this, options_.job);
+  Job* added = job.get();
+  jobs_[name] = std::move(job);
+  return added;
+}
+
+void Fleet::OnTick() {
+  for (auto& [name, job] : jobs_) job->OnTick();
+  const TimePoint now = clock_.Now();
+  if (peers_changed_ && ToSeconds(now - peers_sent_at_) >= kPeerListDebounceS) SendPeerLists();
+  if (now < next_slow_tick_) return;
+  next_slow_tick_ = now + FromSeconds(kSlowTickS);
+  std::vector<std::string> silent;
+  for (const auto& [name, node] : nodes_) {
+    if (node.link != nullptr && ToSeconds(now - node.last_seen) > options_.node_silence_max_s) {
+      silent.push_back(name);
+    }
+  }
+  for (const std::string& name : silent) {
+    const auto link = nodes_[name].link;
+    LoseNode(name, StrCat("silent for more than ", options_.node_silence_max_s, " s"));
+    link->Close(DeadlineExceeded("no heartbeat"));
+  }
+  ScheduleProbes();
+  ForgetEndedJobs();
+}
+
+double Fleet::LatencyInterval() const {
+  double interval = Policy{}.latency_interval_s;
+  for (const auto& [name, job] : jobs_) {
+    if (job->attached()) interval = std::min(interval, job->policy().latency_interval_s);
+  }
+  return interval;
+}
+
+void Fleet::SendPeerLists() {
+  peers_changed_ = false;
+  peers_sent_at_ = clock_.Now();
+  const double interval = LatencyInterval();
+  for (const auto& [name, node] : nodes_) {
+    if (node.link == nullptr) continue;
+    v1::ControllerMessage message;
+    message.mutable_peers()->set_latency_interval_s(interval);
+    for (const auto& [other_name, other] : nodes_) {
+      if (other_name == name || other.link == nullptr) continue;
+      if (message.peers().peers_size() >= static_cast<int>(kPeersMax)) break;
+      auto* peer = message.mutable_peers()->add_peers();
+      peer->set_node(other_name);
+      peer->set_address(other.hello.address());
+      peer->set_probe_port(other.hello.probe_port());
+      peer->set_iperf_port(other.hello.iperf_port());
+    }
+    node.link->Send(message);
+  }
+}
+
+void Fleet::ScheduleProbes() {
+  for (const auto& [name, job] : jobs_) {
+    if (job->complete_for_s() < kProbeAfterS) continue;
+    const std::vector<std::string> job_nodes = job->nodes();
+    const double interval = job->policy().probe_interval_s;
+    for (const std::string& source : job_nodes) {
+      for (const std::string& target : job_nodes) {
+        if (source == target || nodes_[target].link == nullptr) continue;
+        probes_.OfferLink(source, target, nodes_[target].hello.iperf_port() != 0, interval);
+      }
+    }
+  }
+  probes_.ForgetOtherLinks();
+  for (const ScheduledProbe& probe : probes_.Next(Now())) {
+    v1::ControllerMessage message;
+    message.mutable_probe()->set_probe_id(probe.id);
+    message.mutable_probe()->set_target_node(probe.target);
+    message.mutable_probe()->set_method(probe.method);
+    message.mutable_probe()->set_bytes_max(probe.bytes_max);
+    message.mutable_probe()->set_deadline_s(probe.deadline_s);
+    const auto node = nodes_.find(probe.source);
+    if (node != nodes_.end() && node->second.link != nullptr) node->second.link->Send(message);
+  }
+}
+
+void Fleet::ForgetEndedJobs() {
+  const double now = clock_.UnixSeconds();
+  std::erase_if(jobs_, [&](const auto& entry) {
+    return entry.second->state() == "ended" && entry.second->finished_unix_s() > 0 &&
+           now - entry.second->finished_unix_s() > options_.ended_job_keep_s;
+  });
+}
+
+void Fleet::SaveNode(const std::string& name) {
+  const Node& node = nodes_[name];
+  const Status saved = store_.PutNode({name, ToJson(node.hello), node.last_seen_unix_s});
+  if (!saved.ok()) {
+    ++store_errors_;
+    Log(LogLevel::kWarning, "controller", StrCat("node ", name, " not stored: ", Message(saved)));
+  }
+}
+
+void Fleet::OnPolicyFiles(const StatusOr<std::map<std::string, std::string>>& files) {
+  if (!files.ok()) {
+    policies_.DirectoryFailed(files.status());
+    Log(LogLevel::kError, "controller", Message(files.status()));
+    return;
+  }
+  if (!policies_.LoadFiles(*files, clock_.UnixSeconds())) return;
+  for (const PolicyEntry& entry : policies_.All()) {
+    if (entry.error.empty()) continue;
+    Log(LogLevel::kError, "controller",
+        StrCat("policy rejected, the old one stays: ", entry.error));
+  }
+  v1::Event event;
+  event.set_kind("policy");
+  event.set_text(policies_.last_reload_successful() ? "policies reloaded"
+                                                    : "a policy was rejected");
+  Publish(std::move(event));
+  peers_changed_ = true;
+  for (auto& [name, job] : jobs_) job->OnPolicyChange();
+}
+
+void Fleet::SendToRank(const std::string& node, const v1::ToRank& message) {
+  const auto found = nodes_.find(node);
+  if (found == nodes_.end() || found->second.link == nullptr) return;
+  v1::ControllerMessage out;
+  *out.mutable_rank() = message;
+  found->second.link->Send(out);
+}
+
+void Fleet::Publish(v1::Event event) {
+  event.set_unix_s(clock_.UnixSeconds());
+  events_.Publish(std::move(event));
+}
+
+void Fleet::OnTrainingBytes(uint64_t bytes, const Policy& policy) {
+  probes_.OnTrainingBytes(bytes, policy.probe_budget_ratio);
+}
+
+v1::Node Fleet::NodeProto(const std::string& name, const Node& node) const {
+  v1::Node out;
+  out.set_name(name);
+  out.set_address(node.hello.address());
+  out.set_connected(node.link != nullptr);
+  out.set_last_seen_unix_s(node.last_seen_unix_s);
+  out.set_agent_version(node.hello.agent_version());
+  *out.mutable_interfaces() = node.hello.interfaces();
+  for (const auto& [job_name, job] : jobs_) {
+    if (job->UsesNode(name)) out.add_jobs(job_name);
+  }
+  return out;
+}
+
+}  // namespace weir

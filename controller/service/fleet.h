@@ -1,0 +1,153 @@
+#pragma once
+// The controller's core: every node, link and job, and what the agents say about them. Runs on one
+// thread and does no I/O of its own except the store, so tests drive it with simulated agents and a
+// fake clock.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "controller/service/event_hub.h"
+#include "controller/service/job.h"
+#include "controller/service/policy_set.h"
+#include "controller/service/probe_scheduler.h"
+#include "controller/store/store.h"
+#include "weir/v1/admin.pb.h"
+#include "weir/v1/agent.pb.h"
+
+namespace weir {
+
+/// The controller's end of one agent's stream.
+class AgentLink {
+ public:
+  virtual ~AgentLink() = default;
+  /// Queues a message; false when the stream is over or its queue is full (then the stream ends and
+  /// the agent reconnects to the state of the world).
+  virtual bool Send(const v1::ControllerMessage& message) = 0;
+  /// Ends the stream.
+  virtual void Close(const Status& why) = 0;
+};
+
+struct FleetOptions {
+  JobOptions job;
+  double heartbeat_interval_s = 5;
+  double node_silence_max_s = 20;  // a stream without a sign of life is closed
+  double ended_job_keep_s = 3600;
+  std::string version = "0";
+};
+
+/// Not thread-safe: all calls on the executor's thread.
+class Fleet : public JobHost {
+ public:
+  static constexpr size_t kNodesMax = 4096;
+  static constexpr size_t kJobsMax = 256;
+  static constexpr size_t kLinksMax = 65536;
+  static constexpr size_t kPeersMax = 256;
+
+  Fleet(FleetOptions options, const Clock& clock, Store& store, EventHub& events);
+  ~Fleet() override;
+
+  /// Loads nodes, jobs, pins and policies that a former controller stored.
+  Status Recover();
+
+  // Agents. The first message of a stream is NodeHello. An error ends the stream.
+  Status OnAgentMessage(const std::shared_ptr<AgentLink>& link, const v1::AgentMessage& message);
+  void OnAgentClosed(const std::shared_ptr<AgentLink>& link);
+  /// Several times a second.
+  void OnTick();
+  /// What the policy directory holds now, or why it cannot be read.
+  void OnPolicyFiles(const StatusOr<std::map<std::string, std::string>>& files);
+
+  // What operators ask; see admin.proto. All fill `response` on OK.
+  Status ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response);
+  Status GetNode(const v1::GetNodeRequest& request, v1::Node* response);
+  Status ListLinks(const v1::ListLinksRequest& request, v1::ListLinksResponse* response);
+  Status ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse* response);
+  Status GetJob(const v1::GetJobRequest& request, v1::Job* response);
+  Status ListDecisions(const v1::ListDecisionsRequest& request,
+                       v1::ListDecisionsResponse* response);
+  Status GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response);
+  Status Explain(const v1::ExplainRequest& request, v1::Explanation* response);
+  Status Replay(const v1::ReplayRequest& request, v1::ReplayResponse* response);
+  Status ListPolicies(const v1::ListPoliciesRequest& request, v1::ListPoliciesResponse* response);
+  Status ValidatePolicy(const v1::ValidatePolicyRequest& request,
+                        v1::ValidatePolicyResponse* response);
+  Status ApplyPolicy(const v1::ApplyPolicyRequest& request, v1::ApplyPolicyResponse* response);
+  Status Pin(const v1::PinRequest& request, v1::PinResponse* response);
+  Status Unpin(const v1::UnpinRequest& request, v1::UnpinResponse* response);
+  Status Simulate(const v1::SimulateRequest& request, v1::SimulateResponse* response);
+  Status GetSeries(const v1::GetSeriesRequest& request, v1::Series* response);
+
+  /// Prometheus text exposition of everything, units and names as in the README.
+  std::string MetricsText() const;
+  /// OK when decisions can be made and stored.
+  Status Ready();
+
+  // JobHost.
+  void SendToRank(const std::string& node, const v1::ToRank& message) override;
+  void Publish(v1::Event event) override;
+  void OnTrainingBytes(uint64_t bytes, const Policy& policy) override;
+  const PolicySet& policies() const override { return policies_; }
+  Store& store() override { return store_; }
+  const Clock& clock() const override { return clock_; }
+
+ private:
+  struct Node {
+    v1::NodeHello hello;
+    std::shared_ptr<AgentLink> link;  // null: disconnected
+    double last_seen_unix_s = 0;
+    TimePoint last_seen{};
+    uint64_t messages = 0;
+  };
+  struct LinkRecord {
+    double rtt_s = 0, rtt_deviation_s = 0, bandwidth = 0, bandwidth_deviation = 0;
+    std::string rtt_method, bandwidth_method;
+    uint64_t rtt_samples = 0, bandwidth_samples = 0;
+    TimePoint rtt_at{}, bandwidth_at{}, published_at{};
+    uint32_t hops = 0;
+  };
+
+  // fleet.cc
+  Status OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::NodeHello& hello);
+  Status OnFromRank(const std::string& node, const v1::FromRank& message);
+  void OnLinkSample(const std::string& node, const v1::LinkSample& sample);
+  void LoseNode(const std::string& name, const std::string& why);
+  Job* FindJob(const std::string& name) const;
+  StatusOr<Job*> FindOrAddJob(const std::string& name);
+  void SendPeerLists();
+  void ScheduleProbes();
+  void ForgetEndedJobs();
+  void SaveNode(const std::string& name);
+  double LatencyInterval() const;
+  double Now() const { return ToSeconds(clock_.Now().time_since_epoch()); }
+  v1::Node NodeProto(const std::string& name, const Node& node) const;
+
+  // fleet_query.cc
+  v1::Link LinkProto(const std::string& source, const std::string& target,
+                     const LinkRecord& link) const;
+  StatusOr<Job*> RequireJob(const std::string& name) const;
+  void Audit(const std::string& actor, const std::string& action, const std::string& target,
+             const std::string& detail);
+  v1::Capabilities KnownCapabilities();
+
+  const FleetOptions options_;
+  const Clock& clock_;
+  Store& store_;
+  EventHub& events_;
+  PolicySet policies_;
+  ProbeScheduler probes_;
+  std::map<std::string, Node> nodes_;
+  std::map<const AgentLink*, std::string> names_by_link_;
+  std::map<std::pair<std::string, std::string>, LinkRecord> links_;
+  std::map<std::string, std::unique_ptr<Job>> jobs_;
+  std::string capabilities_json_;  // of the newest greeting, also in the store
+  bool peers_changed_ = false;
+  TimePoint peers_sent_at_{};
+  TimePoint next_slow_tick_{};
+  uint64_t agent_errors_ = 0;
+  uint64_t agent_messages_ = 0;
+  uint64_t store_errors_ = 0;
+};
+
+}  // namespace weir

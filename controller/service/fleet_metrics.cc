@@ -1,0 +1,187 @@
+// /metrics of the controller. Labels are bounded: nodes and jobs have limits, never steps, buckets
+// or peer pairs.
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include <limits>
+
+#include "controller/service/fleet.h"
+#include "controller/service/mapping.h"
+
+namespace weir {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<std::pair<std::string, std::string>>;
+
+class Collector {
+ public:
+  void Add(const std::string& name, const std::string& help, MetricType type, const Labels& labels,
+           double value) {
+    ClientMetric metric;
+    SetLabels(labels, &metric);
+    if (type == MetricType::Counter) {
+      metric.counter.value = value;
+    } else {
+      metric.gauge.value = value;
+    }
+    FamilyOf(name, help, type).metric.push_back(std::move(metric));
+  }
+
+  void Gauge(const std::string& name, const std::string& help, const Labels& labels, double value) {
+    Add(name, help, MetricType::Gauge, labels, value);
+  }
+  void Counter(const std::string& name, const std::string& help, const Labels& labels,
+               double value) {
+    Add(name, help, MetricType::Counter, labels, value);
+  }
+
+  void AddHistogram(const std::string& name, const std::string& help, const Labels& labels,
+                    const Histogram& histogram) {
+    ClientMetric metric;
+    SetLabels(labels, &metric);
+    metric.histogram.sample_count = histogram.count;
+    metric.histogram.sample_sum = histogram.sum;
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i < histogram.counts.size(); ++i) {
+      cumulative += histogram.counts[i];
+      ClientMetric::Bucket bucket;
+      bucket.cumulative_count = cumulative;
+      bucket.upper_bound = i < Histogram::kBoundsS.size() ? Histogram::kBoundsS[i]
+                                                          : std::numeric_limits<double>::infinity();
+      metric.histogram.bucket.push_back(bucket);
+    }
+    FamilyOf(name, help, MetricType::Histogram).metric.push_back(std::move(metric));
+  }
+
+  std::string Text() const { return prometheus::TextSerializer().Serialize(families_); }
+
+ private:
+  static void SetLabels(const Labels& labels, ClientMetric* metric) {
+    for (const auto& [name, value] : labels) metric->label.push_back({name, value});
+  }
+  MetricFamily& FamilyOf(const std::string& name, const std::string& help, MetricType type) {
+    for (MetricFamily& family : families_) {
+      if (family.name == name) return family;
+    }
+    MetricFamily family;
+    family.name = name;
+    family.help = help;
+    family.type = type;
+    families_.push_back(std::move(family));
+    return families_.back();
+  }
+  std::vector<MetricFamily> families_;
+};
+
+void CollectJob(const Job& job, Collector* out) {
+  const Labels labels = {{"job", job.name()}};
+  const auto with = [&](const std::string& name, const std::string& value) {
+    Labels more = labels;
+    more.emplace_back(name, value);
+    return more;
+  };
+  const v1::Job state = job.ToProto();
+  const JobCounters& counters = job.counters();
+  out->Gauge("weir_job_ranks", "Ranks of the job that are connected.", labels,
+             static_cast<double>(std::count_if(state.ranks().begin(), state.ranks().end(),
+                                               [](const auto& rank) { return rank.connected(); })));
+  out->Gauge("weir_job_world_size", "Ranks that the job has.", labels, state.world());
+  out->Gauge("weir_job_running", "1 while all ranks of the job are connected.", labels,
+             state.state() == "running" ? 1 : 0);
+  out->Gauge("weir_plan_version", "Version of the active plan.", labels,
+             static_cast<double>(state.active_plan().version()));
+  out->Counter("weir_job_sent_bytes_total", "Bytes that the ranks sent for gradients.", labels,
+               static_cast<double>(state.bytes_sent()));
+  out->Gauge("weir_gradient_gain_ratio", "Share of the gradient's energy that is kept.", labels,
+             state.gain());
+  out->Gauge("weir_residual_ratio", "Largest residual norm over gradient norm.", labels,
+             job.residual_ratio());
+  if (const auto* point = job.series().newest(); point != nullptr) {
+    out->Gauge("weir_compression_ratio", "Kept fraction of the largest bucket.", labels,
+               point->ratio());
+  }
+  for (const auto& [reason, count] : counters.decisions) {
+    out->Counter("weir_decisions_total", "Decisions by what asked for them.",
+                 with("reason", reason), static_cast<double>(count));
+  }
+  out->Counter("weir_plan_switches_total", "Plans offered to the ranks.", labels,
+               static_cast<double>(counters.switches));
+  out->Counter("weir_plan_nacks_total", "Plans that a rank refused.", labels,
+               static_cast<double>(counters.nacks));
+  out->Counter("weir_plan_withdrawals_total", "Plans withdrawn before they were armed.", labels,
+               static_cast<double>(counters.withdrawals));
+  out->Counter("weir_plan_rollbacks_total", "Returns to dense after a plan misbehaved.", labels,
+               static_cast<double>(counters.rollbacks));
+  out->Counter("weir_skipped_steps_total", "Steps skipped for values that are not finite.", labels,
+               static_cast<double>(counters.skipped_steps));
+  out->Counter("weir_decision_errors_total", "Decisions that could not be made.", labels,
+               static_cast<double>(counters.decision_errors));
+  out->Counter("weir_decide_seconds_total", "Time spent in the solver.", labels,
+               counters.decide_s_sum);
+  if (job.series().predictions() > 0) {
+    out->Gauge("weir_prediction_error_ratio",
+               "Median absolute relative error of predicted network times.", labels,
+               job.series().PredictionErrorMedian());
+  }
+  if (job.model() != nullptr) {
+    out->Gauge("weir_bottleneck_bandwidth_bytes_per_second",
+               "Estimated bandwidth of the job's slowest link.", labels,
+               Finite(job.model()->bandwidth_bytes_per_s().value));
+    out->Gauge("weir_latency_seconds", "Estimated one-way latency of the job's worst link.", labels,
+               Finite(job.model()->latency_s().value));
+  }
+  const std::string phase_help = "Time of rank 0 per step and phase.";
+  const StepSeries& series = job.series();
+  out->AddHistogram("weir_step_phase_seconds", phase_help, with("phase", "step"), series.step);
+  out->AddHistogram("weir_step_phase_seconds", phase_help, with("phase", "compute"),
+                    series.compute);
+  out->AddHistogram("weir_step_phase_seconds", phase_help, with("phase", "exposed"),
+                    series.exposed);
+  out->AddHistogram("weir_step_phase_seconds", phase_help, with("phase", "codec"), series.codec);
+}
+
+}  // namespace
+
+std::string Fleet::MetricsText() const {
+  Collector out;
+  out.Gauge("weir_build_info", "Version of this controller.", {{"version", options_.version}}, 1);
+  out.Gauge("weir_config_last_reload_successful", "1 when every policy file was accepted.", {},
+            policies_.last_reload_successful() ? 1 : 0);
+  out.Gauge("weir_config_last_reload_success_timestamp_seconds",
+            "When every policy file was last accepted.", {}, policies_.last_success_unix_s());
+  uint64_t connected = 0;
+  for (const auto& [name, node] : nodes_) {
+    connected += node.link != nullptr ? 1 : 0;
+    out.Gauge("weir_node_connected", "1 while the node's agent is connected.", {{"node", name}},
+              node.link != nullptr ? 1 : 0);
+    out.Gauge("weir_node_last_seen_timestamp_seconds", "When the node's agent last said something.",
+              {{"node", name}}, node.last_seen_unix_s);
+  }
+  out.Gauge("weir_nodes", "Nodes whose agents are connected.", {}, static_cast<double>(connected));
+  out.Gauge("weir_jobs", "Jobs that the controller knows.", {}, static_cast<double>(jobs_.size()));
+  out.Gauge("weir_links", "Directed links with a measurement.", {},
+            static_cast<double>(links_.size()));
+  out.Gauge("weir_watchers", "Open event streams.", {}, static_cast<double>(events_.watchers()));
+  out.Counter("weir_agent_messages_total", "Messages from agents.", {},
+              static_cast<double>(agent_messages_));
+  out.Counter("weir_agent_message_errors_total", "Messages from agents that were refused.", {},
+              static_cast<double>(agent_errors_));
+  uint64_t store_errors = store_errors_;
+  for (const auto& [name, job] : jobs_) store_errors += job->counters().store_errors;
+  out.Counter("weir_store_errors_total", "Writes to the state store that failed.", {},
+              static_cast<double>(store_errors));
+  out.Counter("weir_probe_bytes_total", "Bytes granted to active bandwidth probes.", {},
+              static_cast<double>(probes_.spent_bytes()));
+  out.Gauge("weir_probe_credit_bytes", "Bytes that probes may still spend.", {},
+            probes_.credit_bytes());
+  out.Gauge("weir_probes_running", "Active probes under way.", {},
+            static_cast<double>(probes_.running()));
+  for (const auto& [name, job] : jobs_) CollectJob(*job, &out);
+  return out.Text();
+}
+
+}  // namespace weir

@@ -1,0 +1,97 @@
+#include "controller/service/grpc_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <fstream>
+
+#include "controller/service/admin_service.h"
+#include "controller/service/agent_service.h"
+
+namespace weir {
+namespace {
+
+constexpr int kMessageBytesMax = 8 << 20;
+
+StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text(std::istreambuf_iterator<char>(in), {});
+  if (!in || text.empty()) return InvalidArgument(StrCat("cannot read TLS file '", path, "'"));
+  return text;
+}
+
+StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const GrpcOptions& options) {
+  if (options.tls_cert.empty()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions tls(
+      options.tls_ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                             : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
+  WEIR_ASSIGN_OR_RETURN(pair.cert_chain, ReadFile(options.tls_cert));
+  WEIR_ASSIGN_OR_RETURN(pair.private_key, ReadFile(options.tls_key));
+  tls.pem_key_cert_pairs.push_back(std::move(pair));
+  if (!options.tls_ca.empty()) {
+    WEIR_ASSIGN_OR_RETURN(tls.pem_root_certs, ReadFile(options.tls_ca));
+  }
+  return grpc::SslServerCredentials(tls);
+}
+
+class GrpcServerImpl : public GrpcServer {
+ public:
+  GrpcServerImpl(Executor& executor, Fleet& fleet, EventHub& events,
+                 const Authenticator& authenticator)
+      : agents_(executor, fleet), admin_(executor, fleet, events, authenticator) {}
+
+  ~GrpcServerImpl() override { Stop(Duration(0)); }
+
+  Status Listen(const GrpcOptions& options) {
+    WEIR_ASSIGN_OR_RETURN(const auto credentials, Credentials(options));
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(options.address, credentials, &port_);
+    builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
+    // Two controllers on one port would each see half of the agents.
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.RegisterService(&agents_);
+    builder.RegisterService(&admin_);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port_ == 0) {
+      return Unavailable(StrCat("cannot listen on ", options.address, " for gRPC"));
+    }
+    return OkStatus();
+  }
+
+  int port() const override { return port_; }
+
+  void Stop(Duration deadline) override {
+    if (server_ == nullptr) return;
+    server_->Shutdown(std::chrono::system_clock::now() +
+                      std::chrono::duration_cast<std::chrono::microseconds>(deadline));
+    server_->Wait();
+    server_.reset();
+  }
+
+ private:
+  AgentServiceImpl agents_;
+  AdminServiceImpl admin_;
+  std::unique_ptr<grpc::Server> server_;
+  int port_ = 0;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& options,
+                                                        Executor& executor, Fleet& fleet,
+                                                        EventHub& events,
+                                                        const Authenticator& authenticator) {
+  auto server = std::make_unique<GrpcServerImpl>(executor, fleet, events, authenticator);
+  WEIR_RETURN_IF_ERROR(server->Listen(options));
+  return std::unique_ptr<GrpcServer>(std::move(server));
+}
+
+}  // namespace weir

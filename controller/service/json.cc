@@ -1,0 +1,56 @@
+#include "controller/service/json.h"
+
+#include <google/protobuf/message.h>
+#include <google/protobuf/util/json_util.h>
+
+namespace weir {
+namespace {
+
+constexpr int kDepthMax = 64;
+
+std::string Print(const google::protobuf::Message& message, bool pretty) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  options.add_whitespace = pretty;
+  std::string json;
+  (void)google::protobuf::util::MessageToJsonString(message, &json, options);
+  return json;
+}
+
+bool TooDeep(std::string_view json) {
+  int depth = 0;
+  bool text = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (text) {
+      if (c == '\\') ++i;
+      if (c == '"') text = false;
+    } else if (c == '"') {
+      text = true;
+    } else if (c == '{' || c == '[') {
+      if (++depth > kDepthMax) return true;
+    } else if (c == '}' || c == ']') {
+      --depth;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string ToJson(const google::protobuf::Message& message) { return Print(message, false); }
+std::string ToPrettyJson(const google::protobuf::Message& message) { return Print(message, true); }
+
+Status FromJson(std::string_view json, google::protobuf::Message* message) {
+  if (TooDeep(json)) return InvalidArgument(StrCat("JSON nests deeper than ", kDepthMax));
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      google::protobuf::StringPiece(json.data(), json.size()), message);
+  if (!status.ok()) {
+    return InvalidArgument(StrCat("not a ", message->GetTypeName(), ": ",
+                                  std::string(status.message().data(), status.message().size())));
+  }
+  return OkStatus();
+}
+
+}  // namespace weir

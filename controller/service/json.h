@@ -1,0 +1,24 @@
+#pragma once
+// Messages as proto3 JSON: field names as written, default values present, 64-bit integers as
+// strings.
+
+#include <string>
+#include <string_view>
+
+#include "datapath/base/status.h"
+
+namespace google::protobuf {
+class Message;
+}
+
+namespace weir {
+
+/// One line. Numbers that are not finite appear as "NaN" or "Infinity": mapping.h keeps them out.
+std::string ToJson(const google::protobuf::Message& message);
+/// The same over several lines, for people.
+std::string ToPrettyJson(const google::protobuf::Message& message);
+/// Strict: unknown fields, wrong types and trailing text are kInvalidArgument; so is nesting deeper
+/// than 64, checked before parsing.
+Status FromJson(std::string_view json, google::protobuf::Message* message);
+
+}  // namespace weir

@@ -1,0 +1,193 @@
+#include "controller/service/policy_set.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace weir {
+namespace {
+
+StatusOr<Policy> ParseOrDefault(std::string_view name, std::string_view source) {
+  if (source.empty()) return Policy{};
+  return ParsePolicy(source, name);
+}
+
+void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
+  switch (override_by.kind) {
+    case PolicyOverride::Kind::kNone:
+      return;
+    case PolicyOverride::Kind::kPin:
+      policy->objective = "fixed";
+      policy->fixed_codec = override_by.codec;
+      policy->fixed_collective = override_by.collective;
+      policy->fixed_ratio = override_by.ratio;
+      policy->ratio_min = std::min(policy->ratio_min, override_by.ratio);
+      policy->ratio_max = std::max(policy->ratio_max, override_by.ratio);
+      // The operator overrules the bounds, too.
+      policy->gain_min = 0;
+      policy->residual_ratio_max = 0;
+      policy->codecs = {};
+      policy->collectives = {};
+      break;
+    case PolicyOverride::Kind::kDenseOnly:
+      policy->objective = "time_to_accuracy";
+      policy->codecs = override_by.lossless_codecs;
+      policy->gain_min = 0;
+      break;
+  }
+  policy->dwell_min_s = 0;
+  policy->improvement_min = 0;
+  policy->flaps_max = 1000000;
+}
+
+const char* KindName(PolicyOverride::Kind kind) {
+  switch (kind) {
+    case PolicyOverride::Kind::kNone:
+      return "none";
+    case PolicyOverride::Kind::kPin:
+      return "pin";
+    case PolicyOverride::Kind::kDenseOnly:
+      return "dense_only";
+  }
+  return "";
+}
+
+}  // namespace
+
+StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string_view source,
+                                              const PolicyOverride& override_by) {
+  EffectivePolicy effective;
+  WEIR_ASSIGN_OR_RETURN(effective.policy, ParseOrDefault(name, source));
+  ApplyOverride(override_by, &effective.policy);
+  nlohmann::json record;
+  record["name"] = name;
+  record["source"] = source;
+  record["override"] = KindName(override_by.kind);
+  record["codec"] = override_by.codec;
+  record["collective"] = override_by.collective;
+  record["ratio"] = override_by.ratio;
+  record["lossless_codecs"] = override_by.lossless_codecs;
+  effective.record = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return effective;
+}
+
+StatusOr<Policy> DecodeEffectivePolicy(std::string_view record) {
+  const auto json = nlohmann::json::parse(record, nullptr, false);
+  if (!json.is_object()) return DataLoss("the stored policy is not a JSON object");
+  try {
+    PolicyOverride override_by;
+    const std::string kind = json.at("override");
+    if (kind == "pin") override_by.kind = PolicyOverride::Kind::kPin;
+    if (kind == "dense_only") override_by.kind = PolicyOverride::Kind::kDenseOnly;
+    override_by.codec = json.at("codec");
+    override_by.collective = json.at("collective");
+    override_by.ratio = json.at("ratio");
+    override_by.lossless_codecs = json.at("lossless_codecs").get<std::vector<std::string>>();
+    const std::string name = json.at("name");
+    const std::string source = json.at("source");
+    WEIR_ASSIGN_OR_RETURN(EffectivePolicy effective,
+                          MakeEffectivePolicy(name, source, override_by));
+    return std::move(effective.policy);
+  } catch (const nlohmann::json::exception& error) {
+    return DataLoss(StrCat("the stored policy is malformed: ", error.what()));
+  }
+}
+
+bool PolicySet::LoadFiles(const std::map<std::string, std::string>& files, double unix_s) {
+  bool changed = false;
+  directory_error_.clear();
+  for (auto it = files_.begin(); it != files_.end();) {
+    const bool gone = !files.contains(it->first);
+    changed |= gone;
+    it = gone ? files_.erase(it) : std::next(it);
+  }
+  for (const auto& [path, source] : files) {
+    PolicyEntry& entry = files_[path];
+    if (entry.valid && entry.error.empty() && entry.source == source) continue;
+    entry.origin = path;
+    StatusOr<Policy> parsed = source.empty() ? InvalidArgument(StrCat(path, ": the file is empty"))
+                                             : ParsePolicy(source, path);
+    if (parsed.ok()) {
+      entry.policy = std::move(*parsed);
+      entry.name = entry.policy.name;
+      entry.source = source;
+      entry.error.clear();
+      entry.valid = true;
+      entry.loaded_unix_s = unix_s;
+      changed = true;
+    } else {
+      const std::string error = Message(parsed.status());
+      changed |= entry.error != error;
+      entry.error = error;
+      if (entry.name.empty()) entry.name = path.substr(path.rfind('/') + 1);
+    }
+  }
+  if (last_reload_successful()) last_success_unix_s_ = unix_s;
+  return changed;
+}
+
+StatusOr<PolicyEntry> PolicySet::Apply(std::string_view name, std::string_view source,
+                                       double unix_s, bool dry_run) {
+  if (source.empty()) return InvalidArgument("the policy is empty");
+  WEIR_ASSIGN_OR_RETURN(Policy policy, ParsePolicy(source, name.empty() ? "policy" : name));
+  if (!name.empty() && policy.name != name) {
+    return InvalidArgument(
+        StrCat("the policy names itself '", policy.name, "', expected '", name, "'"));
+  }
+  PolicyEntry entry;
+  entry.name = policy.name;
+  entry.policy = std::move(policy);
+  entry.source = std::string(source);
+  entry.origin = "api";
+  entry.loaded_unix_s = unix_s;
+  entry.valid = true;
+  if (dry_run) return entry;
+  if (!applied_.contains(entry.name) && applied_.size() >= kPoliciesMax) {
+    return ResourceExhausted(StrCat("at most ", kPoliciesMax, " policies can be applied"));
+  }
+  applied_[entry.name] = entry;
+  return entry;
+}
+
+const PolicyEntry* PolicySet::Match(std::string_view job) const {
+  for (const auto* entries : {&applied_, &files_}) {
+    for (const auto& [key, entry] : *entries) {
+      if (entry.valid && PolicyMatches(entry.policy, job)) return &entry;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<PolicyEntry> PolicySet::All() const {
+  std::vector<PolicyEntry> all;
+  for (const auto* entries : {&applied_, &files_}) {
+    for (const auto& [key, entry] : *entries) all.push_back(entry);
+  }
+  PolicyEntry fallback;
+  fallback.name = "default";
+  fallback.origin = "built in";
+  fallback.valid = true;
+  all.push_back(std::move(fallback));
+  return all;
+}
+
+bool PolicySet::last_reload_successful() const {
+  return directory_error_.empty() &&
+         std::none_of(files_.begin(), files_.end(),
+                      [](const auto& file) { return !file.second.error.empty(); });
+}
+
+v1::Policy ToProto(const PolicyEntry& entry) {
+  v1::Policy policy;
+  policy.set_name(entry.name);
+  policy.set_source(entry.source);
+  policy.set_origin(entry.origin);
+  if (entry.valid) {
+    policy.set_objective(entry.policy.objective);
+    for (const std::string& job : entry.policy.jobs) policy.add_jobs(job);
+  }
+  policy.set_loaded_unix_s(entry.loaded_unix_s);
+  policy.set_error(entry.error);
+  return policy;
+}
+
+}  // namespace weir

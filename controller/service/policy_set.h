@@ -1,0 +1,80 @@
+#pragma once
+// The policies in force: those applied through the API, then those of the policy directory, then
+// the built-in default. A text that does not parse never replaces one that did.
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "controller/policy/policy.h"
+#include "datapath/base/status.h"
+#include "weir/v1/admin.pb.h"
+
+namespace weir {
+
+/// What the solver obeyed in one decision, enough to rebuild it for a replay.
+struct EffectivePolicy {
+  Policy policy;
+  std::string record;  // see EncodeEffectivePolicy
+};
+
+/// How an operator's pin or a rollback narrows a policy.
+struct PolicyOverride {
+  enum class Kind { kNone, kPin, kDenseOnly };
+  Kind kind = Kind::kNone;
+  std::string codec, collective;             // kPin
+  double ratio = 1;                          // kPin
+  std::vector<std::string> lossless_codecs;  // kDenseOnly
+};
+
+/// `source` (empty: the default policy) under `override`. The record is JSON and deterministic.
+StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string_view source,
+                                              const PolicyOverride& override_by);
+/// The policy that a stored record describes. kDataLoss: malformed.
+StatusOr<Policy> DecodeEffectivePolicy(std::string_view record);
+
+struct PolicyEntry {
+  Policy policy;
+  std::string name;
+  std::string source;
+  std::string origin;  // file path or "api"
+  double loaded_unix_s = 0;
+  std::string error;   // of the newest text, when rejected
+  bool valid = false;  // false: no text of it ever parsed
+};
+
+/// Not thread-safe: owned by the executor.
+class PolicySet {
+ public:
+  static constexpr size_t kPoliciesMax = 256;
+
+  /// The contents of the policy directory, file path to text. True when anything changed.
+  bool LoadFiles(const std::map<std::string, std::string>& files, double unix_s);
+  /// The directory could not be read: what is loaded stays.
+  void DirectoryFailed(const Status& status) { directory_error_ = Message(status); }
+  /// Parses and installs. `name` empty: the document's. kInvalidArgument as ParsePolicy, or when
+  /// both names are given and differ; kResourceExhausted beyond kPoliciesMax.
+  StatusOr<PolicyEntry> Apply(std::string_view name, std::string_view source, double unix_s,
+                              bool dry_run);
+
+  /// The first entry whose pattern matches; nothing: the default policy rules.
+  const PolicyEntry* Match(std::string_view job) const;
+  /// In order of precedence, the default last.
+  std::vector<PolicyEntry> All() const;
+  bool last_reload_successful() const;
+  double last_success_unix_s() const { return last_success_unix_s_; }
+
+ private:
+  std::map<std::string, PolicyEntry> applied_;  // by name
+  std::map<std::string, PolicyEntry> files_;    // by path
+  std::string directory_error_;
+  double last_success_unix_s_ = 0;
+};
+
+/// The message form of an entry.
+v1::Policy ToProto(const PolicyEntry& entry);
+
+}  // namespace weir

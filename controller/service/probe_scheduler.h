@@ -1,0 +1,80 @@
+#pragma once
+// Which bandwidth or route probe runs next. Pure: time comes in as a number. No two probes share a
+// node, and bytes come out of a bucket that fills with a share of what training itself sends.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace weir {
+
+struct ScheduledProbe {
+  std::string id, source, target;
+  std::string method;  // "iperf3" or "traceroute"
+  uint64_t bytes_max = 0;
+  double deadline_s = 0;
+};
+
+/// Not thread-safe.
+class ProbeScheduler {
+ public:
+  static constexpr uint64_t kProbeBytesMax = 2u << 20;
+  static constexpr uint64_t kProbeBytesMin = 128u << 10;
+  /// Granted to every new link once, so that a job can start from a measurement.
+  static constexpr uint64_t kInitialBytes = 1u << 20;
+  static constexpr double kDeadlineS = 3;
+  static constexpr double kRouteIntervalS = 600;
+
+  /// Training sent `bytes`; `share` of them may be spent on probes.
+  void OnTrainingBytes(uint64_t bytes, double share);
+  /// A link between two nodes of a running job; unknown links are added, `interval_s` is how old a
+  /// bandwidth estimate may become. Links not named since the last ForgetOtherLinks are dropped
+  /// there.
+  void OfferLink(const std::string& source, const std::string& target, bool iperf,
+                 double interval_s);
+  void ForgetOtherLinks();
+  /// A bandwidth sample from any method: no probe is needed for a while.
+  void OnBandwidthSample(const std::string& source, const std::string& target, double now_s);
+  void OnResult(const std::string& id, uint64_t bytes_used, double now_s);
+  void OnNodeLost(const std::string& node);
+
+  /// Probes to start now; each occupies both nodes until its result, or its deadline passed by 2 s.
+  std::vector<ScheduledProbe> Next(double now_s);
+
+  double credit_bytes() const { return credit_bytes_; }
+  uint64_t spent_bytes() const { return spent_bytes_; }
+  size_t running() const { return running_.size(); }
+
+ private:
+  struct Link {
+    bool iperf = false;
+    bool offered = true;
+    bool first_granted = false;
+    double interval_s = 30;
+    double bandwidth_at_s = -1;  // -1: never
+    double tried_at_s = -1e9;
+    double routed_at_s = -1e9;
+  };
+  struct Running {
+    std::string source, target, method;
+    uint64_t bytes_max = 0;
+    double expires_s = 0;
+  };
+  using Key = std::pair<std::string, std::string>;
+
+  void Expire(double now_s);
+  std::optional<ScheduledProbe> Pick(double now_s, const std::set<std::string>& busy);
+  ScheduledProbe Begin(const Key& key, std::string method, uint64_t bytes, double now_s);
+
+  std::map<Key, Link> links_;
+  std::map<std::string, Running> running_;
+  double credit_bytes_ = 0;
+  uint64_t spent_bytes_ = 0;
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace weir

@@ -1,0 +1,284 @@
+#include "controller/service/rest_server.h"
+
+#include <google/protobuf/message.h>
+#include <httplib.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <thread>
+
+#include "controller/service/json.h"
+#include "controller/service/openapi.h"
+#include "controller/service/routes.h"
+#include "controller/service/status_mapping.h"
+#include "controller/service/web_files.h"
+#include "controller/service/worker_pool.h"
+#include "datapath/base/log.h"
+
+namespace weir {
+namespace {
+
+using google::protobuf::Message;
+using MessagePtr = std::unique_ptr<Message>;
+
+constexpr int kQueueMax = 64;
+constexpr const char* kContentSecurityPolicy =
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src "
+    "'self'; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+MessagePtr NewMessage(const google::protobuf::Descriptor* descriptor) {
+  return MessagePtr(
+      google::protobuf::MessageFactory::generated_factory()->GetPrototype(descriptor)->New());
+}
+
+// One AdminService method of the fleet behind the untyped interface of the route table.
+Status CallFleet(Fleet& fleet, std::string_view method, const Message& request, Message* response) {
+#define WEIR_ADMIN_UNARY(name, Request, Response)               \
+  if (method == #name) {                                        \
+    return fleet.name(static_cast<const v1::Request&>(request), \
+                      static_cast<v1::Response*>(response));    \
+  }
+#include "controller/service/admin_methods.def"
+#undef WEIR_ADMIN_UNARY
+  return Unimplemented(StrCat("no method ", method));
+}
+
+void SendError(const Status& status, httplib::Response& response) {
+  response.status = HttpCode(status.code());
+  response.set_content(ErrorJson(status), "application/json");
+}
+
+class HttplibRestServer : public RestServer {
+ public:
+  HttplibRestServer(RestOptions options, Executor& executor, Fleet& fleet, EventHub& events,
+                    const Authenticator& authenticator)
+      : options_(std::move(options)),
+        executor_(executor),
+        fleet_(fleet),
+        events_(events),
+        authenticator_(authenticator) {}
+
+  ~HttplibRestServer() override { Stop(); }
+
+  Status Listen() {
+    if (options_.tls_cert.empty()) {
+      server_ = std::make_unique<httplib::Server>();
+    } else {
+      server_ =
+          std::make_unique<httplib::SSLServer>(options_.tls_cert.c_str(), options_.tls_key.c_str());
+    }
+    if (!server_->is_valid()) {
+      return InvalidArgument(
+          StrCat("cannot use TLS files '", options_.tls_cert, "' and '", options_.tls_key, "'"));
+    }
+    server_->new_task_queue = [] { return new WorkerPool(kWorkers, kQueueMax); };
+    server_->set_payload_max_length(kBodyBytesMax);
+    server_->set_read_timeout(5, 0);
+    server_->set_write_timeout(5, 0);
+    server_->set_keep_alive_timeout(1);
+    server_->set_keep_alive_max_count(1000);
+    server_->set_tcp_nodelay(true);
+    InstallHandlers();
+    port_ = options_.port;
+    if (options_.port == 0) {
+      port_ = server_->bind_to_any_port(options_.host.c_str());
+      if (port_ <= 0) return Unavailable(StrCat("cannot listen on ", options_.host));
+    } else if (!server_->bind_to_port(options_.host.c_str(), options_.port)) {
+      return Unavailable(
+          StrCat("cannot listen on ", options_.host, ":", options_.port, " for HTTP"));
+    }
+    thread_ = std::thread([this] { server_->listen_after_bind(); });
+    pthread_setname_np(thread_.native_handle(), "weir-accept");
+    return OkStatus();
+  }
+
+  int port() const override { return port_; }
+
+  void Stop() override {
+    stopping_ = true;
+    if (server_ != nullptr) server_->stop();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void InstallHandlers() {
+    const auto handler = [this](const httplib::Request& request, httplib::Response& response) {
+      Handle(request, response);
+    };
+    server_->Get(".*", handler);
+    server_->Post(".*", handler);
+    server_->Put(".*", handler);
+    server_->Delete(".*", handler);
+    server_->Patch(".*", handler);
+    server_->Options(".*", handler);
+    server_->set_error_handler([](const httplib::Request&, httplib::Response& response) {
+      if (!response.body.empty()) return;
+      Status status = InvalidArgument("the request is not valid HTTP");
+      if (response.status == 413) {
+        status = InvalidArgument(StrCat("the body has more than ", kBodyBytesMax, " bytes"));
+      } else if (response.status == 404) {
+        status = NotFound("no such path");
+      }
+      response.set_content(ErrorJson(status), "application/json");
+    });
+    server_->set_exception_handler(
+        [](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+          SendError(Internal("the request could not be handled"), response);
+        });
+  }
+
+  void Handle(const httplib::Request& request, httplib::Response& response) {
+    const std::string_view target(request.target);
+    const std::string_view path = target.substr(0, target.find('?'));
+    response.set_header("X-Content-Type-Options", "nosniff");
+    response.set_header("Content-Security-Policy", kContentSecurityPolicy);
+    response.set_header("Referrer-Policy", "no-referrer");
+    if (path.starts_with("/v1")) {
+      response.set_header("Cache-Control", "no-store");
+      const Status status = Api(request, path, response);
+      if (!status.ok()) SendError(status, response);
+      return;
+    }
+    if (request.method != "GET" && request.method != "HEAD") {
+      response.status = 405;
+      response.set_content(
+          ErrorJson(Unimplemented(StrCat(request.method, " is not possible here"))),
+          "application/json");
+      return;
+    }
+    if (path == "/healthz") {
+      response.set_content("ok\n", "text/plain");
+    } else if (path == "/readyz") {
+      const Status ready = executor_.Call([fleet = &fleet_] { return fleet->Ready(); });
+      if (!ready.ok()) return SendError(ready, response);
+      response.set_content("ok\n", "text/plain");
+    } else if (path == "/openapi.json") {
+      response.set_content(OpenApiDocument(options_.version), "application/json");
+    } else if (path == "/metrics") {
+      Metrics(request, response);
+    } else {
+      StaticFile(path, response);
+    }
+  }
+
+  void Metrics(const httplib::Request& request, httplib::Response& response) {
+    const Status allowed =
+        authenticator_.Authorize(request.get_header_value("Authorization"), Role::kViewer);
+    if (!allowed.ok()) return SendError(allowed, response);
+    auto text = std::make_shared<std::string>();
+    const Status status = executor_.Call([text, fleet = &fleet_] {
+      *text = fleet->MetricsText();
+      return OkStatus();
+    });
+    if (!status.ok()) return SendError(status, response);
+    response.set_content(*text, "text/plain; version=0.0.4; charset=utf-8");
+  }
+
+  void StaticFile(std::string_view path, httplib::Response& response) {
+    if (path == "/") path = "/index.html";
+    for (const WebFile& file : WebFiles()) {
+      if (file.path != path) continue;
+      response.set_content(reinterpret_cast<const char*>(file.bytes.data()), file.bytes.size(),
+                           std::string(file.mime_type));
+      return;
+    }
+    SendError(NotFound(StrCat("no such page '", path.substr(0, 200), "'")), response);
+  }
+
+  Status Api(const httplib::Request& request, std::string_view path, httplib::Response& response) {
+    const auto match = MatchRoute(request.method == "HEAD" ? "GET" : request.method, path);
+    if (!match.ok() && match.status().code() == StatusCode::kUnimplemented) {
+      response.status = 405;
+      response.set_content(ErrorJson(match.status()), "application/json");
+      return OkStatus();
+    }
+    WEIR_RETURN_IF_ERROR(match.status());
+    const Route& route = *match->route;
+    WEIR_RETURN_IF_ERROR(
+        authenticator_.Authorize(request.get_header_value("Authorization"), route.role));
+    std::shared_ptr<Message> message(NewMessage(MethodOf(route)->input_type()).release());
+    if (request.method == "POST" || request.method == "PUT") {
+      if (!request.body.empty()) WEIR_RETURN_IF_ERROR(FromJson(request.body, message.get()));
+    } else {
+      for (const auto& [name, value] : request.params) {
+        WEIR_RETURN_IF_ERROR(SetField(message.get(), name, value));
+      }
+    }
+    for (const auto& [name, value] : match->path_fields) {
+      WEIR_RETURN_IF_ERROR(SetField(message.get(), name, value));
+    }
+    if (route.event_stream) return Watch(static_cast<const v1::WatchRequest&>(*message), response);
+    std::shared_ptr<Message> answer(NewMessage(MethodOf(route)->output_type()).release());
+    WEIR_RETURN_IF_ERROR(executor_.Call([message, answer, method = route.method, fleet = &fleet_] {
+      return CallFleet(*fleet, method, *message, answer.get());
+    }));
+    response.set_content(ToJson(*answer), "application/json");
+    return OkStatus();
+  }
+
+  Status Watch(const v1::WatchRequest& request, httplib::Response& response) {
+    if (++event_streams_ > kEventStreamsMax) {
+      --event_streams_;
+      return ResourceExhausted(
+          StrCat("at most ", kEventStreamsMax, " event streams over HTTP at a time"));
+    }
+    auto subscription = events_.Subscribe(request);
+    if (!subscription.ok()) {
+      --event_streams_;
+      return subscription.status();
+    }
+    auto quiet_since = std::make_shared<TimePoint>();
+    response.set_chunked_content_provider(
+        "text/event-stream",
+        [this, subscription = *subscription, quiet_since](size_t, httplib::DataSink& sink) {
+          return SendEvents(*subscription, *quiet_since, sink);
+        },
+        [this, subscription = *subscription](bool) {
+          events_.Unsubscribe(subscription);
+          --event_streams_;
+        });
+    return OkStatus();
+  }
+
+  bool SendEvents(Subscription& subscription, TimePoint& quiet_since, httplib::DataSink& sink) {
+    const TimePoint now = RealClock().Now();
+    std::string text;
+    if (quiet_since == TimePoint{}) text = ": watching\n\n";  // headers reach the client at once
+    if (const auto event =
+            subscription.Next(text.empty() ? std::chrono::milliseconds(500) : Duration(0));
+        event != nullptr) {
+      text += StrCat("event: ", event->kind(), "\ndata: ", ToJson(*event), "\n\n");
+    } else if (text.empty() && ToSeconds(now - quiet_since) >= 10) {
+      text = ": still here\n\n";
+    }
+    if (stopping_ || (subscription.closed() && text.empty())) return false;
+    if (text.empty()) return true;
+    quiet_since = now;
+    return sink.write(text.data(), text.size());
+  }
+
+  const RestOptions options_;
+  Executor& executor_;
+  Fleet& fleet_;
+  EventHub& events_;
+  const Authenticator& authenticator_;
+  std::unique_ptr<httplib::Server> server_;
+  std::thread thread_;
+  int port_ = 0;
+  std::atomic<int> event_streams_{0};
+  std::atomic<bool> stopping_{false};
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<RestServer>> RestServer::Start(RestOptions options, Executor& executor,
+                                                        Fleet& fleet, EventHub& events,
+                                                        const Authenticator& authenticator) {
+  auto server = std::make_unique<HttplibRestServer>(std::move(options), executor, fleet, events,
+                                                    authenticator);
+  WEIR_RETURN_IF_ERROR(server->Listen());
+  return std::unique_ptr<RestServer>(std::move(server));
+}
+
+}  // namespace weir

@@ -1,0 +1,112 @@
+#include "controller/service/simulation.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "controller/policy/policy.h"
+#include "controller/service/mapping.h"
+
+namespace weir {
+namespace {
+
+constexpr double kGainRatios[] = {1.0,  0.5,  0.3,   0.2,   0.1,   0.05,  0.03,
+                                  0.02, 0.01, 0.005, 0.003, 0.001, 0.0003};
+
+double DoubleExponentialGain(double ratio) {
+  const double log_inverse = -std::log(ratio);
+  return std::min(1.0, ratio * (1 + log_inverse + log_inverse * log_inverse / 2));
+}
+
+Status CheckRequest(const v1::SimulateRequest& request) {
+  if (request.model_parameters() < 1) {
+    return InvalidArgument("model_parameters: expected at least 1, found 0");
+  }
+  if (request.world() < 1 || request.world() > kWorldMax) {
+    return InvalidArgument(StrCat("world: expected 1 to ", kWorldMax, ", found ", request.world()));
+  }
+  if (!(request.latency_s() >= 0 && request.latency_s() <= 10)) {
+    return InvalidArgument(
+        StrCat("latency_s: expected 0 to 10 seconds, found ", request.latency_s()));
+  }
+  if (!(request.bandwidth_bytes_per_s() > 0)) {
+    return InvalidArgument(StrCat("bandwidth_bytes_per_s: expected more than 0, found ",
+                                  request.bandwidth_bytes_per_s()));
+  }
+  if (!(request.compute_s() >= 0)) {
+    return InvalidArgument(StrCat("compute_s: expected at least 0, found ", request.compute_s()));
+  }
+  if (request.buckets() > 1024) {
+    return InvalidArgument(StrCat("buckets: expected at most 1024, found ", request.buckets()));
+  }
+  return OkStatus();
+}
+
+// Measured orders of magnitude on one core: a pass over the input for encode, a pass (lanes) or a
+// write per kept element (opaque, shared index) for decode.
+void SetTypicalCosts(CodecModel* codec) {
+  codec->encode.per_element_s = codec->lossy ? 8e-10 : 0;
+  if (codec->form == "lanes") {
+    codec->decode.per_element_s = codec->lossy ? 4e-10 : 1e-10;
+  } else {
+    codec->decode.per_element_s = 1e-10;
+    codec->decode.per_kept_s = 4e-9;
+  }
+}
+
+}  // namespace
+
+StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
+                                         const v1::Capabilities& capabilities) {
+  WEIR_RETURN_IF_ERROR(CheckRequest(request));
+  const uint32_t count = static_cast<uint32_t>(
+      std::min<uint64_t>(std::max(1u, request.buckets()), request.model_parameters()));
+  Snapshot snapshot;
+  snapshot.job = "simulation";
+  snapshot.world = static_cast<int>(request.world());
+  snapshot.trigger = "start";
+  snapshot.compute_s = {request.compute_s(), 0.02 * request.compute_s(), 0};
+  snapshot.backward_s = {request.compute_s() * 2 / 3, 0.02 * request.compute_s(), 0};
+  snapshot.latency_s = {request.latency_s(), 0.05 * request.latency_s(), 0};
+  snapshot.bandwidth_bytes_per_s = {request.bandwidth_bytes_per_s(),
+                                    0.05 * request.bandwidth_bytes_per_s(), 0};
+  for (uint32_t i = 0; i < count; ++i) {
+    BucketModel bucket;
+    bucket.key = StrCat("bucket", i);
+    bucket.elements =
+        request.model_parameters() / count + (i < request.model_parameters() % count ? 1 : 0);
+    bucket.order = static_cast<int>(i);
+    bucket.ready_s = snapshot.backward_s.value * i / count;
+    for (const double ratio : kGainRatios) {
+      bucket.gain_ratios.push_back(ratio);
+      bucket.gains.push_back(DoubleExponentialGain(ratio));
+    }
+    snapshot.buckets.push_back(std::move(bucket));
+  }
+  snapshot.codecs = CodecsOf(capabilities);
+  for (CodecModel& codec : snapshot.codecs) SetTypicalCosts(&codec);
+  snapshot.collectives = CollectivesOf(capabilities);
+  return snapshot;
+}
+
+StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
+                                        const v1::Capabilities& capabilities) {
+  Policy policy;
+  if (!request.policy_source().empty()) {
+    WEIR_ASSIGN_OR_RETURN(policy, ParsePolicy(request.policy_source(), "policy_source"));
+  }
+  WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, MakeSimulatedSnapshot(request, capabilities));
+  WEIR_ASSIGN_OR_RETURN(const Decision decision, Decide(snapshot, policy));
+  v1::Decision record;
+  FillDecision(decision, 0, &record);
+  v1::SimulateResponse response;
+  *response.mutable_candidates() = record.candidates();
+  response.set_reason(decision.reason);
+  std::vector<BucketDefinition> buckets;
+  for (const BucketModel& bucket : snapshot.buckets) {
+    buckets.push_back({bucket.key, bucket.elements, bucket.order});
+  }
+  *response.mutable_plan() = MakePlan(snapshot.job, 1, buckets, decision.chosen.choices, {});
+  return response;
+}
+
+}  // namespace weir

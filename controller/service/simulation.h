@@ -1,0 +1,23 @@
+#pragma once
+// What would be chosen for a job that does not exist yet: the same solver on a snapshot made from a
+// few numbers. Used by the Simulate call and, offline, by weirctl.
+
+#include "controller/solver/solver.h"
+#include "datapath/base/status.h"
+#include "weir/v1/admin.pb.h"
+#include "weir/v1/rank.pb.h"
+
+namespace weir {
+
+/// The snapshot of a job with equal buckets spread evenly over the backward pass (two thirds of the
+/// compute time), double-exponential gradients (gain(r) = r*(1 + L + L*L/2), L = ln(1/r)) and codec
+/// costs typical of one core. kInvalidArgument names the field that is out of range.
+StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
+                                         const v1::Capabilities& capabilities);
+
+/// Decide on MakeSimulatedSnapshot under request.policy_source (empty: the default policy). Pure.
+/// Errors: the snapshot's, ParsePolicy's and Decide's.
+StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
+                                        const v1::Capabilities& capabilities);
+
+}  // namespace weir

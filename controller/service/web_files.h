@@ -1,0 +1,19 @@
+#pragma once
+// The web page's files, compiled into the binary: the controller needs nothing but itself, and no
+// network other than its own.
+
+#include <span>
+#include <string_view>
+
+namespace weir {
+
+struct WebFile {
+  std::string_view path;  // "/index.html"
+  std::string_view mime_type;
+  std::span<const unsigned char> bytes;
+};
+
+/// Everything below dashboards/web at build time.
+std::span<const WebFile> WebFiles();
+
+}  // namespace weir
