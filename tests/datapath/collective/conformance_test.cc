@@ -1,0 +1,243 @@
+// Every registered collective over every transport, world size and element count: right sums, equal
+// bits, nothing lost at the edges, control word and flags everywhere.
+
+#include <cmath>
+#include <cstring>
+
+#include "datapath/base/random.h"
+#include "tests/datapath/collective/harness.h"
+
+namespace weir::testing {
+namespace {
+
+constexpr int kWorlds[] = {1, 2, 3, 4, 5, 7};
+constexpr size_t kCounts[] = {0, 1, 2, 3, 5, 16, 1000, 65537};
+
+class ConformanceTest : public ::testing::TestWithParam<Subject> {
+ protected:
+  const Collective& collective() const { return **Collectives().Find(GetParam().collective); }
+  PayloadForm form() const { return collective().Traits().form; }
+  World MakeWorldOf(int size) const { return MakeWorld(GetParam().transport, size); }
+};
+
+float IntegerValue(int rank, size_t i) {
+  return static_cast<float>(static_cast<int>(Mix64(i * 131 + rank) % 2001) - 1000);
+}
+
+// Rank r keeps every (r + 2)-th element; payload sizes differ between ranks and may be 0.
+Contribution IntegerContribution(int rank, size_t count) {
+  Contribution c;
+  for (size_t i = 0; i < count; ++i) {
+    c.dense.push_back(IntegerValue(rank, i));
+    if (i % (rank + 2) == 0) c.selection.push_back(static_cast<uint32_t>(i));
+  }
+  c.lanes = Bytes(c.dense);
+  const size_t payload_bytes = rank % 3 == 1 ? 0 : count * 4 + rank * 3;
+  for (size_t i = 0; i < payload_bytes; ++i) c.payload.push_back(std::byte(Mix64(i ^ rank)));
+  c.norm_squared = static_cast<double>((rank * 5 + 2) % 7);
+  c.step = 3;
+  return c;
+}
+
+void CheckExact(PayloadForm form, const std::vector<Contribution>& in,
+                const std::vector<Outcome>& out) {
+  const int world = static_cast<int>(in.size());
+  for (int rank = 0; rank < world; ++rank) {
+    ASSERT_TRUE(out[rank].status.ok()) << "rank " << rank << ": " << out[rank].status;
+    switch (form) {
+      case PayloadForm::kLanes: {
+        std::vector<float> sum(in[0].dense.size());
+        for (const Contribution& c : in) {
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += c.dense[i];
+        }
+        ASSERT_EQ(Floats(out[rank].lanes), sum) << "rank " << rank;
+        break;
+      }
+      case PayloadForm::kOpaque:
+        ASSERT_EQ(out[rank].gathered.size(), in.size());
+        for (int from = 0; from < world; ++from) {
+          ASSERT_EQ(out[rank].gathered[from], in[from].payload) << rank << " from " << from;
+        }
+        break;
+      case PayloadForm::kSharedIndex: {
+        const int leader = out[rank].report.leader;
+        ASSERT_GE(leader, 0);
+        ASSERT_LT(leader, world);
+        ASSERT_EQ(leader, out[0].report.leader);
+        ASSERT_EQ(out[rank].indices, in[leader].selection);
+        std::vector<float> sum;
+        for (const uint32_t i : in[leader].selection) {
+          sum.push_back(0);
+          for (const Contribution& c : in) sum.back() += c.dense[i];
+        }
+        ASSERT_EQ(out[rank].values, sum) << "rank " << rank;
+        break;
+      }
+    }
+  }
+}
+
+TEST_P(ConformanceTest, IntegersAreExactForEveryWorldAndCount) {
+  for (const int world_size : kWorlds) {
+    World world = MakeWorldOf(world_size);
+    ASSERT_EQ(world.size(), static_cast<size_t>(world_size));
+    for (const size_t count : kCounts) {
+      std::vector<Contribution> in;
+      for (int rank = 0; rank < world_size; ++rank) in.push_back(IntegerContribution(rank, count));
+      SCOPED_TRACE(StrCat("world ", world_size, " count ", count));
+      CheckExact(form(), in, RunAll(world, collective(), in));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(ConformanceTest, SmallSegmentsGiveTheSameResult) {
+  for (const int world_size : {2, 3, 5}) {
+    World world = MakeWorldOf(world_size);
+    ASSERT_EQ(world.size(), static_cast<size_t>(world_size));
+    // The last one meets the bound on the number of segments.
+    for (const auto& [count, segment_bytes] :
+         {std::pair<size_t, size_t>{1000, 64}, {1024, 4096}, {1000, 3}, {65537, 512}}) {
+      std::vector<Contribution> in;
+      for (int rank = 0; rank < world_size; ++rank) in.push_back(IntegerContribution(rank, count));
+      SCOPED_TRACE(StrCat("world ", world_size, " count ", count, " segment ", segment_bytes));
+      CheckExact(form(), in, RunAll(world, collective(), in, segment_bytes));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(ConformanceTest, LargeRandomFloatsAreCloseAndBitIdenticalOnAllRanks) {
+  if (form() == PayloadForm::kOpaque) GTEST_SKIP() << "opaque payloads are not summed";
+  constexpr int kWorld = 5;
+  constexpr size_t kCount = 300'001;
+  World world = MakeWorldOf(kWorld);
+  ASSERT_EQ(world.size(), size_t{kWorld});
+  std::vector<Contribution> in(kWorld);
+  std::vector<double> sum(kCount), magnitude(kCount);
+  for (int rank = 0; rank < kWorld; ++rank) {
+    Random random(rank + 1);
+    for (size_t i = 0; i < kCount; ++i) {
+      in[rank].dense.push_back(static_cast<float>(random.Uniform() - 0.5));
+      if (i % 2 == 0) in[rank].selection.push_back(static_cast<uint32_t>(i));
+      sum[i] += in[rank].dense[i];
+      magnitude[i] += std::abs(in[rank].dense[i]);
+    }
+    in[rank].lanes = Bytes(in[rank].dense);
+  }
+  const bool lanes = form() == PayloadForm::kLanes;
+  const std::vector<Outcome> out = RunAll(world, collective(), in);
+  for (int rank = 0; rank < kWorld; ++rank) {
+    ASSERT_TRUE(out[rank].status.ok()) << out[rank].status;
+    // Compared as bytes: equal floats could still differ in the sign of zero.
+    ASSERT_TRUE(lanes ? out[rank].lanes == out[0].lanes
+                      : Bytes(out[rank].values) == Bytes(out[0].values))
+        << "rank " << rank;
+  }
+  const std::vector<float> got = lanes ? Floats(out[0].lanes) : out[0].values;
+  ASSERT_EQ(got.size(), lanes ? kCount : in[0].selection.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    const size_t at = lanes ? i : in[0].selection[i];
+    ASSERT_NEAR(got[i], sum[at], magnitude[at] * kWorld * 1.2e-7) << i;
+  }
+}
+
+TEST_P(ConformanceTest, LanesOfEverySizeStayWhole) {
+  if (form() != PayloadForm::kLanes) GTEST_SKIP() << "only lanes are cut";
+  World world = MakeWorldOf(3);
+  ASSERT_EQ(world.size(), 3u);
+  for (const size_t lane_bytes : {1, 2, 3, 8, 33, 260}) {
+    for (const size_t lane_count : {0, 1, 2, 4, 1001}) {
+      std::vector<Contribution> in(3);
+      std::vector<std::byte> sum(lane_count * lane_bytes);
+      for (int rank = 0; rank < 3; ++rank) {
+        in[rank].lane_bytes = lane_bytes;
+        for (size_t i = 0; i < sum.size(); ++i) {
+          in[rank].lanes.push_back(std::byte(Mix64(i * 3 + rank)));
+        }
+        AddLanes(1, sum, in[rank].lanes);
+      }
+      SCOPED_TRACE(StrCat("lane of ", lane_bytes, " bytes, ", lane_count, " lanes"));
+      for (const Outcome& outcome : RunAll(world, collective(), in, 128)) {
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+        ASSERT_EQ(outcome.lanes, sum);
+      }
+    }
+  }
+}
+
+TEST_P(ConformanceTest, ControlWordOfRankZeroReachesEveryRank) {
+  const ControlWord announced{.version = 9, .step = 1234};
+  for (const int world_size : kWorlds) {
+    World world = MakeWorldOf(world_size);
+    ASSERT_EQ(world.size(), static_cast<size_t>(world_size));
+    for (const size_t count : {size_t{0}, size_t{1}, size_t{1000}}) {
+      std::vector<Contribution> in;
+      for (int rank = 0; rank < world_size; ++rank) in.push_back(IntegerContribution(rank, count));
+      in[0].control = announced;
+      for (const Outcome& outcome : RunAll(world, collective(), in)) {
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+        EXPECT_EQ(outcome.control, announced) << "world " << world_size << " count " << count;
+        EXPECT_EQ(outcome.flags, 0);
+      }
+    }
+  }
+}
+
+TEST_P(ConformanceTest, FlagOfAnyRankReachesEveryRank) {
+  for (const int world_size : kWorlds) {
+    World world = MakeWorldOf(world_size);
+    ASSERT_EQ(world.size(), static_cast<size_t>(world_size));
+    for (int flagged = 0; flagged < world_size; ++flagged) {
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{100}}) {
+        std::vector<Contribution> in;
+        for (int rank = 0; rank < world_size; ++rank) {
+          in.push_back(IntegerContribution(rank, count));
+        }
+        in[flagged].flags = kFlagNonFinite;
+        for (const Outcome& outcome : RunAll(world, collective(), in)) {
+          ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+          EXPECT_EQ(outcome.flags, kFlagNonFinite)
+              << "world " << world_size << " flagged " << flagged << " count " << count;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ConformanceTest, HigherControlVersionWinsAndFlagsUnite) {
+  World world = MakeWorldOf(4);
+  ASSERT_EQ(world.size(), 4u);
+  std::vector<Contribution> in;
+  for (int rank = 0; rank < 4; ++rank) in.push_back(IntegerContribution(rank, 100));
+  in[0].control = {.version = 5, .step = 50};
+  in[2].control = {.version = 7, .step = 70};
+  in[1].flags = 1;
+  in[3].flags = 4;
+  for (const Outcome& outcome : RunAll(world, collective(), in)) {
+    ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.control, (ControlWord{.version = 7, .step = 70}));
+    EXPECT_EQ(outcome.flags, 5);
+  }
+}
+
+TEST_P(ConformanceTest, ManyOperationsInARowOnOneWorld) {
+  World world = MakeWorldOf(4);
+  ASSERT_EQ(world.size(), 4u);
+  for (uint64_t op = 0; op < 50; ++op) {
+    std::vector<Contribution> in;
+    for (int rank = 0; rank < 4; ++rank) {
+      in.push_back(IntegerContribution(rank, op * 7));
+      in.back().id = {.plan_version = op / 10, .op_sequence = op, .bucket = op % 3};
+      in.back().step = op;
+    }
+    CheckExact(form(), in, RunAll(world, collective(), in));
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Registry, ConformanceTest, ::testing::ValuesIn(AllSubjects()),
+                         SubjectName);
+
+}  // namespace
+}  // namespace weir::testing
