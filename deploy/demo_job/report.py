@@ -84,8 +84,9 @@ def terminal_headline(report):
 
 def _html_table(header, rows, left=()):
     def cells(tag, row):
-        return "".join(f'<{tag}{" class=l" if i in left else ""}>{html.escape(str(c))}</{tag}>'
-                       for i, c in enumerate(row))
+        classes = ['class="l"' if i in left else "" for i in range(len(row))]
+        return "".join(f"<{tag} {kind}>{html.escape(str(cell))}</{tag}>"
+                       for kind, cell in zip(classes, row))
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><tr>{cells("th", header)}</tr>{body}</table></div>'
 

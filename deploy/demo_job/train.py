@@ -65,7 +65,7 @@ def choice_of(plan):
         codec = choice.get("codec") or "identity"
         ratio = float(choice.get("ratio") or 1.0)
         kept = f" {ratio:.3g}" if ratio < 1.0 else ""
-        names.append(f"{codec}{kept} over {choice.get('collective') or 'ring_all_reduce'}")
+        names.append(f"{codec}{kept} over {choice.get('collective') or 'ring'}")
     return max(dict.fromkeys(names), key=names.count)
 
 

@@ -126,7 +126,7 @@ def library_path():
         if place.is_file():
             return str(place)
     cause = ("WEIR_LIBRARY names a file that does not exist" if os.environ.get("WEIR_LIBRARY") else
-             "build it (target weir_shared) or set WEIR_LIBRARY")
+             "build it (target weir) or set WEIR_LIBRARY")
     raise LibraryNotFound(f"libweir.so not found: {cause}; tried " +
                           ", ".join(dict.fromkeys(map(str, places))), NOT_FOUND)
 

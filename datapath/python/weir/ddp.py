@@ -119,10 +119,10 @@ class DDPState:
         return [store.get(f"{prefix}/{r}").decode() for r in range(self.world)]
 
     def _announce(self, agent, plan_file):
-        if self.rank != 0 or plan_file or self.session.stats().agent_connected:
-            return
-        where = f"the agent at {agent} does not answer" if agent else "no agent (WEIR_AGENT)"
-        _say_once("dense", f"{where} and no plan file (WEIR_PLAN_FILE): running dense")
+        # Of an agent that does not answer, libweir itself speaks.
+        if self.rank == 0 and not plan_file and not agent:
+            _say_once("dense", "no agent (WEIR_AGENT) and no plan file (WEIR_PLAN_FILE): "
+                      "running dense")
 
     # One step.
 
@@ -134,6 +134,10 @@ class DDPState:
 
     def all_reduce(self, bucket):
         """The hook: queues the bucket and returns a future of its mean over all ranks."""
+        if self._pending and bucket.index() == 0:
+            raise WeirError("the previous backward pass raised an error after its first bucket; the "
+                            "step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
+                            self.rank)
         self.begin_step()
         buffer = bucket.buffer()
         key = self._key(bucket, buffer)

@@ -1,0 +1,360 @@
+"""weir under DistributedDataParallel: 2 and 3 ranks on loopback with the built libweir."""
+import json
+import os
+import tempfile
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import weir
+
+WIDTH = 24
+# Several buckets for a small model, so that DDP rebuilds them.
+BUCKET_MB = 0.002
+dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
+RATIO = 0.25
+
+
+def make_model():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(),
+                         nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+
+def batch(step, rank):
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def local_gradients(model, inputs):
+    """What the rank alone would compute, without disturbing the model."""
+    found = torch.autograd.grad(model(inputs).square().sum(), list(model.parameters()))
+    return [g.clone() for g in found]
+
+
+def plan_file(directory, codec, collective, ratio):
+    path = os.path.join(directory, "plan.json")
+    choice = {"codec": codec, "collective": collective, "ratio": ratio}
+    with open(path, "w", encoding="ascii") as out:
+        json.dump({"job": "training", "version": 1, "buckets": [], "fallback": choice}, out)
+    return path
+
+
+def dense_matches_gloo(rank, world):
+    """Several steps of SGD with Weir's hook and with plain DDP; returns the largest difference."""
+    models = [DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MB) for _ in range(2)]
+    state = weir.attach(models[0])
+    for step in range(5):
+        for model in models:
+            model.zero_grad()
+            model(batch(step, rank)).square().sum().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+    worst = max(float((a - b).abs().max())
+                for a, b in zip(models[0].parameters(), models[1].parameters()))
+    buckets = len(state._keys)
+    steps = state.stats().step
+    state.close()
+    return worst, buckets, steps
+
+
+def delivered_and_fed(rank, world, restart):
+    """Feeds real gradients over the rebuild, then zeros until all residuals have drained.
+
+    restart: after three steps continue in a session restored from state_dict().
+    Returns per parameter (sum of delivered means * world, sum of this rank's gradients).
+    """
+    model = make_model()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB)
+    state = weir.attach(ddp)
+    delivered = [torch.zeros_like(p) for p in model.parameters()]
+    fed = [torch.zeros_like(p) for p in model.parameters()]
+    largest_late = 0.0
+    for step in range(24):
+        real = step < 5
+        inputs = batch(step, rank)
+        if real:
+            for total, gradient in zip(fed, local_gradients(model, inputs)):
+                total += gradient
+        model.zero_grad()
+        (ddp(inputs).square().sum() * (1.0 if real else 0.0)).backward()
+        for total, p in zip(delivered, model.parameters()):
+            total += p.grad * world
+        if step == 23:
+            largest_late = max(float(p.grad.abs().max()) for p in model.parameters())
+        if restart and step == 2:
+            saved = state.state_dict()
+            state.session.close()
+            replacement = weir.DDPState(ddp)
+            replacement.load_state_dict(saved)
+            state.session = replacement.session
+            state._keys = {}
+            state._step_open = False
+    keys = len(state._keys)
+    state.session.close()
+    return [t.tolist() for t in delivered], [t.tolist() for t in fed], keys, largest_late
+
+
+class Scaled(nn.Module):
+    """A parameter of any dtype whose gradient is the input: CPUs lack half-precision matmul."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1000, dtype=dtype))
+
+    def forward(self, x):
+        return (self.weight.float() * x).sum()
+
+
+class Bucket:
+    """The part of torch.distributed.GradBucket that the hook uses."""
+    made = []
+
+    def __init__(self, parameter, gradient):
+        self._parameter, self._gradient = parameter, gradient
+        self.future = None
+        Bucket.made.append(self)
+
+    def index(self):
+        return 0
+
+    def buffer(self):
+        return self._gradient
+
+    def parameters(self):
+        return [self._parameter]
+
+
+def _reduce_now(state, bucket):
+    bucket.future = weir.ddp_hook(state, bucket)
+
+
+def half_precision(rank, world, dtype):
+    """Largest relative error of the mean of fp16 or bf16 gradients.
+
+    Gloo in torch 1.13 cannot broadcast bfloat16, so DDP itself is left out: a gradient hook hands
+    the bucket over inside the backward pass, as DDP does.
+    """
+    model = Scaled(dtype)
+    state = weir.DDPState(model)
+    model.weight.register_hook(lambda g: _reduce_now(state, Bucket(model.weight, g.clone())))
+    worst = 0.0
+    for step in range(3):
+        inputs = [1.0 + torch.rand(1000, generator=torch.Generator().manual_seed(10 * step + r))
+                  for r in range(world)]
+        del Bucket.made[:]
+        model(inputs[rank]).backward()
+        expected = sum(x.to(dtype).float() for x in inputs) / world
+        reduced = Bucket.made[0].future.value()
+        worst = max(worst, float(((reduced.float() - expected) / expected).abs().max()))
+    state.close()
+    return worst, str(reduced.dtype)
+
+
+def not_a_number(rank, world):
+    """Rank 1 meets NaN in step 1: what each step said and delivered."""
+    ddp = DistributedDataParallel(Scaled(torch.float32))
+    state = weir.attach(ddp)
+    seen = []
+    for step in range(3):
+        inputs = torch.full((1000,), float(rank + 1))
+        if step == 1 and rank == 1:
+            inputs[17] = float("nan")
+        ddp.zero_grad()
+        ddp(inputs).backward()
+        gradient = ddp.module.weight.grad
+        seen.append((state.last_step_skipped, bool(torch.isnan(gradient).any()),
+                     float(gradient[0])))
+    skipped = state.stats().steps_skipped
+    state.close()
+    return seen, skipped
+
+
+def plain_registration(rank, world):
+    """register_comm_hook without attach()."""
+    ddp = DistributedDataParallel(Scaled(torch.float32))
+    state = weir.DDPState(ddp)
+    ddp.register_comm_hook(state, weir.ddp_hook)
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(torch.full((1000,), float(rank))).backward()
+    result = float(ddp.module.weight.grad[3]), state.stats().step
+    state.close()
+    return result
+
+
+def rank_dies(rank, world):
+    """Rank 1 vanishes before its third step; the others return the error they get."""
+    ddp = DistributedDataParallel(Scaled(torch.float32))
+    state = weir.attach(ddp, operation_timeout_s=5.0)
+    for step in range(4):
+        if rank == 1 and step == 2:
+            os._exit(9)
+        try:
+            ddp(torch.ones(1000)).backward()
+        except weir.WeirError as error:
+            state.close()
+            return step, error.status, str(error)
+    return "no error"
+
+
+def broken_backward(rank, world):
+    """A backward pass that raises after buckets were queued must not make the next one hang."""
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ValueError("broken on purpose")
+
+    first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.broken = first, second, False
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.second(Fails.apply(x) if self.broken else x)
+
+    model = Model()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MB)
+    state = weir.attach(ddp)
+    for _ in range(3):
+        ddp(batch(0, rank)).sum().backward()
+    model.broken = True
+    words = []
+    for _ in range(2):
+        try:
+            ddp(batch(1, rank)).sum().backward()
+        except Exception as error:
+            words.append(f"{type(error).__name__}: {error}")
+        model.broken = False
+    state.close()
+    return words
+
+
+def foreign_parameter(rank, world):
+    """The state was made for another model."""
+    ddp = DistributedDataParallel(Scaled(torch.float32))
+    state = weir.DDPState(Scaled(torch.float32))
+    ddp.register_comm_hook(state, weir.ddp_hook)
+    try:
+        ddp(torch.ones(1000)).backward()
+    except Exception as error:
+        return str(error)
+    finally:
+        state.close()
+    return ""
+
+
+class StagedState(weir.DDPState):
+    """Pretends that buckets live on an accelerator: the hook must copy there and back."""
+
+    def _host_buffer(self, buffer):
+        return buffer.clone()
+
+
+def staged(rank, world):
+    ddp = DistributedDataParallel(Scaled(torch.float32))
+    state = StagedState(ddp)
+    ddp.register_comm_hook(state, weir.ddp_hook)
+    ddp(torch.full((1000,), float(rank))).backward()
+    state.close()
+    return float(ddp.module.weight.grad[5])
+
+
+class DdpTest(unittest.TestCase):
+
+    def test_dense_equals_plain_ddp(self):
+        for world in (2, 3):
+            for (worst, buckets, steps), _ in ranks.run(world, dense_matches_gloo):
+                self.assertLess(worst, 1e-5)
+                self.assertGreater(buckets, 2)
+                self.assertEqual(steps, 4)  # counted from 0
+
+    def test_says_once_that_it_runs_dense(self):
+        results = ranks.run(2, dense_matches_gloo)
+        self.assertEqual(results[0][1].count("running dense"), 1)
+        self.assertIn("WEIR_AGENT", results[0][1])
+        self.assertEqual(results[1][1].count("running dense"), 0)
+
+    def test_absent_agent_is_named_and_training_goes_on(self):
+        agent = "unix:/nonexistent/weir-agent.sock"
+        results = ranks.run(2, dense_matches_gloo, environment={"WEIR_AGENT": agent})
+        self.assertLess(results[0][0][0], 1e-5)
+        for _, words in results:
+            self.assertIn(agent, words)
+            self.assertEqual(words.count("running dense"), 1)
+
+    def _conserved(self, world, restart):
+        with tempfile.TemporaryDirectory() as directory:
+            plan = plan_file(directory, "top_k", "sparse_all_gather", RATIO)
+            results = ranks.run(world, delivered_and_fed, restart,
+                                environment={"WEIR_PLAN_FILE": plan})
+        fed = [[torch.tensor(p) for p in result[1]] for result, _ in results]
+        for (delivered, _, _, late), _ in results:
+            self.assertEqual(late, 0.0)
+            for index, total in enumerate(delivered):
+                expected = sum(rank[index] for rank in fed)
+                error = (torch.tensor(total) - expected).abs().max()
+                self.assertLess(float(error), 4e-3 * float(expected.abs().max()))
+        return results
+
+    def test_residuals_follow_parameters_over_bucket_rebuild(self):
+        results = self._conserved(3, False)
+        self.assertGreater(results[0][0][2], 2)  # keys of both layouts
+
+    def test_residuals_survive_state_dict(self):
+        self._conserved(2, True)
+
+    def test_half_precision(self):
+        for dtype, tolerance in ((torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
+            for (worst, found), _ in ranks.run(2, half_precision, dtype):
+                self.assertEqual(found, str(dtype))
+                self.assertLess(worst, tolerance)
+
+    def test_not_a_number_skips_the_step_on_every_rank(self):
+        for (seen, skipped), _ in ranks.run(2, not_a_number):
+            self.assertEqual([s for s, _, _ in seen], [False, True, False])
+            self.assertEqual([n for _, n, _ in seen], [False, True, False])
+            self.assertAlmostEqual(seen[2][2], 1.5, places=5)
+            self.assertEqual(skipped, 1)
+
+    def test_hook_without_attach(self):
+        for (mean, steps), _ in ranks.run(2, plain_registration):
+            self.assertAlmostEqual(mean, 0.5, places=6)
+            self.assertEqual(steps, 2)  # counted from 0
+
+    def test_lost_rank_is_named(self):
+        results = ranks.run(3, rank_dies, may_die=(1,))
+        self.assertIsNone(results[1])
+        for rank in (0, 2):
+            step, status, words = results[rank][0]
+            self.assertEqual(step, 2)
+            self.assertIn(f"rank {rank}:", words)
+            self.assertIn("rank 1", words)
+
+    def test_backward_that_raises_does_not_hang_the_next(self):
+        for words, _ in ranks.run(2, broken_backward):
+            self.assertIn("broken on purpose", words[0])
+            self.assertEqual(len(words), 2)
+
+    def test_foreign_parameter_is_an_error(self):
+        for words, _ in ranks.run(2, foreign_parameter):
+            self.assertIn("not in the model", words)
+
+    def test_buckets_on_an_accelerator_are_copied_back(self):
+        for mean, _ in ranks.run(2, staged):
+            self.assertAlmostEqual(mean, 0.5, places=6)
+
+
+if __name__ == "__main__":
+    unittest.main()

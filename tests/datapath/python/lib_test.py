@@ -1,0 +1,114 @@
+"""Finding and describing the library, sessions without torch, and `python3 -m weir check`."""
+import ctypes
+import ctypes.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import weir
+from weir import _lib
+
+HEADER = pathlib.Path(__file__).resolve().parents[3] / "datapath" / "session" / "weir.h"
+
+
+def check(**environment):
+    done = subprocess.run([sys.executable, "-m", "weir", "check"], capture_output=True, text=True,
+                          env={**os.environ, **environment}, timeout=60, check=False)
+    return done.returncode, done.stdout
+
+
+class LibraryTest(unittest.TestCase):
+
+    def test_every_function_of_the_header_is_declared(self):
+        declared = set(re.findall(r"WEIR_EXPORT\s[^;(]*?(weir_\w+)\(", HEADER.read_text()))
+        self.assertGreater(len(declared), 10)
+        self.assertEqual(declared, set(_lib._FUNCTIONS))
+
+    def test_structures_have_the_fields_of_the_header(self):
+        text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+        for name, structure in (("weir_options", _lib.Options), ("weir_parameter", _lib.Parameter),
+                                ("weir_stats", _lib.StatsStruct)):
+            body = re.search(r"typedef struct " + name + r" \{(.*?)\}", text, re.S).group(1)
+            fields = re.findall(r"(\w+);", body)
+            self.assertEqual(fields, [f for f, _ in structure._fields_], name)
+
+    def test_capabilities_name_codecs_and_collectives(self):
+        found = weir.capabilities()
+        self.assertIn("top_k", [c["name"] for c in found["codecs"]])
+        self.assertTrue(found["collectives"])
+
+    def test_missing_library_names_the_file_and_the_variable(self):
+        code, words = check(WEIR_LIBRARY="/nonexistent/libweir.so")
+        self.assertEqual(code, 1)
+        self.assertIn("missing  library", words)
+        self.assertIn("/nonexistent/libweir.so", words)
+        self.assertIn("WEIR_LIBRARY", words)
+
+    def test_other_library_is_refused(self):
+        libc = ctypes.util.find_library("m")
+        path = next(p for p in ("/lib/x86_64-linux-gnu/" + libc, "/usr/lib/" + libc)
+                    if os.path.exists(p))
+        code, words = check(WEIR_LIBRARY=path)
+        self.assertEqual(code, 1)
+        self.assertIn("cannot be used", words)
+
+    def test_check_without_agent_is_a_warning(self):
+        code, words = check(WEIR_AGENT="")
+        self.assertEqual(code, 0)
+        self.assertIn("ok       library", words)
+        self.assertIn("ok       torch", words)
+        self.assertIn("warning  agent: WEIR_AGENT is not set", words)
+
+    def test_check_names_an_agent_that_does_not_answer(self):
+        code, words = check(WEIR_AGENT="unix:/nonexistent/agent.sock")
+        self.assertEqual(code, 0)
+        self.assertIn("warning  agent", words)
+        code, words = check(WEIR_AGENT="agent.example")
+        self.assertIn("expected unix:/path or tcp:host:port", words)
+
+
+class SessionTest(unittest.TestCase):
+
+    def test_world_of_one_reduces_in_place(self):
+        with weir.Session("alone", 0, 1) as session:
+            session.connect([session.address])
+            key = session.define_bucket([("a", 3), ("b", 1)])
+            data = (ctypes.c_float * 4)(1, 2, 3, 4)
+            session.step_begin()
+            session.wait(session.all_reduce(key, ctypes.addressof(data), 0.5))
+            self.assertFalse(session.step_end())
+            self.assertEqual(list(data), [0.5, 1.0, 1.5, 2.0])
+            self.assertEqual(session.stats().steps_skipped, 0)
+            session.import_state(session.export_state())
+
+    def test_wrong_rank_says_why(self):
+        with self.assertRaises(weir.WeirError) as caught:
+            weir.Session("wrong", 3, 2)
+        self.assertEqual(caught.exception.status, _lib.INVALID_ARGUMENT)
+        self.assertIn("rank", str(caught.exception))
+
+    def test_bad_plan_file_says_why(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as plan:
+            plan.write('{"fallback": {"codec": "zip", "collective": "ring", "ratio": 1}}')
+            plan.flush()
+            with self.assertRaises(weir.WeirError) as caught:
+                weir.Session("plan", 0, 1, plan_file=plan.name)
+        self.assertIn("zip", str(caught.exception))
+        self.assertIn("top_k", str(caught.exception))  # the valid names
+
+    def test_closed_session_is_an_error_not_a_crash(self):
+        session = weir.Session("closed", 0, 1)
+        session.close()
+        session.close()
+        with self.assertRaises(weir.WeirError):
+            session.step_begin()
+        with self.assertRaises(weir.WeirError):
+            session.stats()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,74 @@
+"""Runs a function as several ranks in forked processes, with a deadline for all of them."""
+import datetime
+import multiprocessing
+import os
+import socket
+import tempfile
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+DEADLINE_S = 60.0
+_fork = multiprocessing.get_context("fork")
+
+
+def free_port():
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _rank_main(pipe, function, rank, world, port, environment, arguments):
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", **environment})
+    torch.set_num_threads(1)
+    words = tempfile.TemporaryFile()
+    os.dup2(words.fileno(), 2)  # libweir writes there too
+    try:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=DEADLINE_S))
+        kind, value = "ok", function(rank, world, *arguments)
+    except BaseException:
+        kind, value = "error", traceback.format_exc()
+    words.seek(0)
+    pipe.send((kind, value, words.read().decode(errors="replace")))
+    pipe.close()
+    os._exit(0)  # no teardown of Gloo's threads
+
+
+def run(world, function, *arguments, environment=None, may_die=()):
+    """[(result, stderr)] by rank. Raises AssertionError with a rank's traceback, or at the deadline.
+
+    Ranks in `may_die` give None when their process ended without a result.
+    """
+    port, ranks = free_port(), []
+    for rank in range(world):
+        receive, send = _fork.Pipe(duplex=False)
+        child = _fork.Process(target=_rank_main, args=(send, function, rank, world, port,
+                                                       environment or {}, arguments))
+        child.start()
+        send.close()
+        ranks.append((child, receive))
+    deadline, results = time.monotonic() + DEADLINE_S, []
+    try:
+        for rank, (child, receive) in enumerate(ranks):
+            if not receive.poll(max(0.0, deadline - time.monotonic())):
+                raise AssertionError(f"rank {rank} gave no result within {DEADLINE_S:g} s")
+            try:
+                kind, value, words = receive.recv()
+            except EOFError:
+                if rank not in may_die:
+                    raise AssertionError(f"rank {rank} died") from None
+                results.append(None)
+                continue
+            if kind == "error":
+                raise AssertionError(f"rank {rank}:\n{value}{words}")
+            results.append((value, words))
+    finally:
+        for child, receive in ranks:
+            child.kill()
+            child.join()
+            receive.close()
+    return results

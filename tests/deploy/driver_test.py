@@ -1,0 +1,221 @@
+"""The demo's driver without network and training: schedules, options, arithmetic, reports."""
+import json
+import math
+import pathlib
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "deploy"))
+
+from demo_job import __main__ as driver
+from demo_job import plots, report, schedule, stats
+from demo_job.children import Children
+from demo_job.schedule import ScheduleError
+from demo_job.training import Result
+
+PHASE = {"name": "slow", "steps": 10, "rate_mbps": 50, "delay_ms": 2}
+
+
+class ScheduleTest(unittest.TestCase):
+
+    def parse(self, document):
+        return schedule.parse(json.dumps(document), "s.json", 1.5)
+
+    def test_list_and_object_forms(self):
+        self.assertEqual(self.parse([PHASE]).target, 1.5)
+        full = self.parse({"phases": [PHASE, {"steps": 5, "rate_mbps": 0}],
+                           "target_validation_loss": 2})
+        self.assertEqual((full.steps, full.target), (15, 2.0))
+        self.assertEqual(full.phases[1].name, "phase 2")
+        self.assertEqual(full.phases[1].describe(), "unshaped, 0 ms")
+
+    def test_phase_of_each_step(self):
+        found = self.parse([PHASE, {**PHASE, "steps": 3}, PHASE])
+        self.assertEqual(found.boundaries(), [0, 10, 13])
+        self.assertEqual([found.phase_index(s) for s in (0, 9, 10, 12, 13, 22, 23, 99)],
+                         [0, 0, 1, 1, 2, 2, 2, 2])
+
+    def test_errors_name_phase_key_and_expectation(self):
+        cases = [
+            ("nonsense", "not JSON"),
+            ('[{"steps":1,"steps":2,"rate_mbps":1}]', "appears twice"),
+            ("[]", "at least one phase"),
+            ("{}", "at least one phase"),
+            ('{"phase": []}', "unknown key 'phase'"),
+            ("[3]", "phase 0: expected an object"),
+            (json.dumps([{"rate_mbps": 5}]), "'steps' is missing"),
+            (json.dumps([{"steps": 5}]), "'rate_mbps' is missing"),
+            (json.dumps([{**PHASE, "steps": 0}]), "steps: expected an integer"),
+            (json.dumps([{**PHASE, "steps": 1.5}]), "steps: expected an integer"),
+            (json.dumps([{**PHASE, "steps": True}]), "steps: expected an integer"),
+            (json.dumps([PHASE, {**PHASE, "rate_mbps": -1}]), "phase 1: rate_mbps"),
+            (json.dumps([{**PHASE, "rate_mbps": 0.01}]), "at least 0.1"),
+            (json.dumps([{**PHASE, "delay_ms": "2"}]), "delay_ms: expected a number"),
+            (json.dumps([{**PHASE, "bandwidth": 2}]), "unknown key 'bandwidth'"),
+            (json.dumps([{**PHASE, "loss": 0.01}]), "packet loss is not emulated"),
+            ('[{"steps": 2, "rate_mbps": NaN}]', "rate_mbps: expected a number"),
+        ]
+        for text, expected in cases:
+            with self.assertRaises(ScheduleError) as caught:
+                schedule.parse(text, "s.json", 1.5)
+            self.assertIn("s.json", str(caught.exception))
+            self.assertIn(expected, str(caught.exception), text)
+
+
+class OptionsTest(unittest.TestCase):
+
+    def test_runs_are_selected_in_their_order(self):
+        self.assertEqual(driver.selected_runs("adaptive,dense", False), ["dense", "adaptive"])
+        self.assertEqual(driver.selected_runs("static", False),
+                         ["static 0.1", "static 0.01", "static 0.001"])
+        self.assertEqual(driver.selected_runs(None, True), ["dense", "adaptive"])
+        self.assertEqual(len(driver.selected_runs(None, False)), 5)
+
+    def test_unknown_run_lists_the_known(self):
+        with self.assertRaisesRegex(ValueError, "unknown run 'fast'; known: dense, static 0.1"):
+            driver.selected_runs("dense,fast", False)
+
+    def test_schedule_file_and_target(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump([PHASE], file)
+            file.flush()
+            options = driver.parse(["--schedule", file.name, "--target", "2.5"])
+        self.assertEqual((options.schedule.steps, options.schedule.target), (10, 2.5))
+
+    def test_validation_interval_is_bounded(self):
+        self.assertEqual([driver.validation_interval(n) for n in (10, 250, 10000)], [5, 10, 20])
+
+
+class StatsTest(unittest.TestCase):
+
+    def test_percentiles_by_hand(self):
+        self.assertEqual(stats.median([3, 1, 2]), 2)
+        self.assertEqual(stats.median([1, 2, 3, 4]), 2.5)
+        self.assertAlmostEqual(stats.percentile(range(101), 0.99), 99)
+        self.assertIsNone(stats.median([]))
+
+    def run_of(self, name, time, loss=1.0):
+        return {"name": name, "time_to_target_s": time, "final_validation_loss": loss}
+
+    def test_ratios_use_the_best_static_that_reached_the_target(self):
+        runs = [self.run_of("dense", 100.0, 2.0), self.run_of("static 0.1", 60.0),
+                self.run_of("static 0.01", 50.0), self.run_of("static 0.001", None),
+                self.run_of("adaptive", 40.0, 2.02)]
+        found = stats.ratios(runs, 1.01)
+        self.assertAlmostEqual(found["adaptive_over_dense"], 0.4)
+        self.assertAlmostEqual(found["adaptive_over_best_static"], 0.8)
+        self.assertEqual(found["fast_network_step_ratio"], 1.01)
+        self.assertAlmostEqual(found["final_loss_adaptive_over_dense"], 1.01)
+
+    def test_ratios_of_what_did_not_run_are_unknown(self):
+        found = stats.ratios([self.run_of("adaptive", None)], None)
+        self.assertEqual(set(found.values()), {None})
+
+    def test_prediction_errors_need_both_sides(self):
+        points = [{"predicted_network_s": 1.1, "measured_network_s": 1.0},
+                  {"predicted_network_s": 0.5, "measured_network_s": 1.0},
+                  {"measured_network_s": 1.0}, {"predicted_network_s": 1.0}]
+        self.assertEqual([round(e, 6) for e in stats.prediction_errors(points)], [0.1, 0.5])
+
+    def test_reaction_is_the_first_plan_of_the_phase(self):
+        self.assertEqual(stats.reaction_steps([101, 201], [50, 108, 150]), [7, None])
+
+
+def sample_report():
+    phases = schedule.parse(json.dumps([PHASE, {**PHASE, "name": "<fast>", "steps": 5}]), "s", 1.5)
+    result = Result("dense", [])
+    result.steps = [{"step": s, "step_s": 0.1 * s, "time_s": 1.0 * s} for s in range(1, 19)]
+    result.validations = [{"step": 5, "time_s": 5.0, "loss": 2.0},
+                          {"step": 10, "time_s": 10.0, "loss": 1.4}]
+    result.end = {"steps": 18, "time_s": 18.0, "time_to_target_s": 10.0, "bytes_sent": 5_000_000,
+                  "final_validation_loss": 1.4, "steps_skipped": 0}
+    decisions = report.decisions_of([
+        {"step": "11", "activation_step": "12", "trigger_step": "11", "switched": True,
+         "from": "identity over ring", "to": "top_k 0.1 <b>", "reason": "bandwidth fell 20 x"},
+        {"step": "14", "switched": False, "from": "a", "to": "a"}])
+    runs = [result.summary(phases)]
+    document = {"schedule": [p.__dict__ for p in phases.phases], "target_validation_loss": 1.5,
+                "runs": runs, "ratios": stats.ratios(runs, None), "decisions": decisions,
+                "reactions": report.reactions(phases, decisions), "fast_network": None,
+                "prediction_median_abs_error": 0.1, "machine": {"hosts": 4, "cores": 2},
+                "model_parameters": 2_500_000, "started": "now", "notes": ["a <note>"]}
+    return document, [result]
+
+
+class ReportTest(unittest.TestCase):
+
+    def test_summary_cuts_phases_and_counts_the_extension_in_the_last(self):
+        run = sample_report()[0]["runs"][0]
+        self.assertEqual([p["steps"] for p in run["step_time_s"]], [10, 8])
+        self.assertAlmostEqual(run["step_time_s"][0]["median"], 0.55)
+        self.assertAlmostEqual(run["step_time_s"][1]["median"], 1.45)
+
+    def test_only_switches_are_decisions_and_step_is_where_they_took_effect(self):
+        document, _ = sample_report()
+        self.assertEqual([d["step"] for d in document["decisions"]], [12])
+        self.assertEqual(document["decisions"][0]["trigger_step"], 11)
+        self.assertEqual(document["reactions"], [{"phase": "<fast>", "steps": 1}])
+
+    def test_terminal_table_is_aligned(self):
+        lines = report.terminal_table(sample_report()[0]).splitlines()
+        self.assertEqual(len(lines), 2)
+        self.assertEqual(len(lines[0]), len(lines[1]))
+        self.assertIn("5 MB", lines[1])
+
+    def test_page_loads_nothing_and_escapes(self):
+        document, results = sample_report()
+        points = [{"step": s, "ratio": 0.1, "predicted_network_s": 1.0, "measured_network_s": 1.1}
+                  for s in range(1, 15)]
+        page = report.html_page(document, results, points)
+        for forbidden in ("http://", "https://", "<script", "src=", "<note>", "<fast>", "0.1 <b>"):
+            self.assertNotIn(forbidden, page)
+        self.assertEqual(page.count("<svg"), 5)
+        body = page[page.index("<body>"):page.index("</html>")]
+        xml.etree.ElementTree.fromstring(body)  # well-formed
+
+
+class PlotTest(unittest.TestCase):
+
+    def test_values_land_where_the_axes_say(self):
+        chart = plots.Chart("x", "y", [plots.Line("a", [(0, 0.0), (10, 1.0)])])
+        figure = xml.etree.ElementTree.fromstring(plots.svg(chart))
+        path = next(e for e in figure.iter("path")).attrib["d"]
+        self.assertTrue(path.startswith(f"M{plots.LEFT}.0"))
+        self.assertIn(f"L{plots.WIDTH - plots.RIGHT}.0", path)
+
+    def test_nothing_to_draw_is_said(self):
+        nan = plots.Chart("x", "y", [plots.Line("a", [(0, math.nan), (1, None)])])
+        self.assertIn("No data", plots.svg(nan))
+        zero = plots.Chart("x", "y", [plots.Line("a", [(0, 0.0)])], log_y=True)
+        self.assertIn("No data", plots.svg(zero))
+
+    def test_one_value_and_logarithms_have_finite_axes(self):
+        for log_y in (False, True):
+            chart = plots.Chart("x", "y", [plots.Line("a", [(3, 5.0)])], log_y=log_y)
+            self.assertNotIn("nan", plots.svg(chart))
+            self.assertNotIn("inf", plots.svg(chart))
+
+
+class ChildrenTest(unittest.TestCase):
+
+    def test_stop_ends_a_child_that_ignores_the_polite_signal_and_its_own_child(self):
+        children = Children()
+        script = ("import signal,subprocess,sys,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);"
+                  "c=subprocess.Popen(['sleep','60']);print(c.pid,flush=True);time.sleep(60)")
+        with tempfile.TemporaryFile() as out:
+            child = children.start([sys.executable, "-c", script], stdout=out)
+            while True:  # bounded by the test's deadline in CTest
+                out.seek(0)
+                words = out.read()
+                if words.endswith(b"\n"):
+                    break
+            children.stop()
+        self.assertIsNotNone(child.returncode)
+        stat = pathlib.Path(f"/proc/{int(words)}/stat")
+        self.assertTrue(not stat.exists() or stat.read_text().split()[2] == "Z")
+
+
+if __name__ == "__main__":
+    unittest.main()
