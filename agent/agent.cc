@@ -1,0 +1,522 @@
+#include "agent/agent.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "agent/measure/network_interfaces.h"
+#include "datapath/base/log.h"
+#include "datapath/base/random.h"
+
+namespace weir::agent {
+namespace {
+
+constexpr size_t kPeersMax = 1024;
+constexpr size_t kEventBytes = 256;  // what an event without a measured size is counted as
+constexpr size_t kReservedItems = 1024;
+constexpr uint64_t kProbeBytesDefault = 4u << 20;
+constexpr double kProbeDeadlineDefault_s = 10;
+constexpr double kProbeDeadlineMax_s = 60;
+constexpr Duration kMetricsInterval = std::chrono::seconds(1);
+constexpr Duration kHeartbeatDefault = std::chrono::seconds(5);
+
+// A duration that a peer stated: `fallback` when it is not positive and finite, within [low, high].
+double Bounded(double seconds, double fallback, double low, double high) {
+  if (!std::isfinite(seconds) || seconds <= 0) return fallback;
+  return std::clamp(seconds, low, high);
+}
+
+v1::NodeHello MakeHello(const AgentOptions& options) {
+  v1::NodeHello hello;
+  hello.set_node(options.node);
+  hello.set_address(options.address);
+  hello.set_probe_port(options.probe_port);
+  hello.set_iperf_port(options.iperf_port);
+  hello.set_agent_version(options.version);
+  hello.set_instance(options.instance);
+  for (const InterfaceInfo& info : ListInterfaces()) {
+    v1::NetworkInterface& interface = *hello.add_interfaces();
+    interface.set_name(info.name);
+    interface.set_speed_bytes_per_s(info.speed_bytes_per_s);
+    interface.set_mtu(info.mtu);
+  }
+  return hello;
+}
+
+const char* KindName(const v1::RankMessage& message) {
+  switch (message.body_case()) {
+    case v1::RankMessage::kHello:
+      return "hello";
+    case v1::RankMessage::kBuckets:
+      return "buckets";
+    case v1::RankMessage::kStep:
+      return "step";
+    case v1::RankMessage::kPaths:
+      return "paths";
+    case v1::RankMessage::kAck:
+      return "ack";
+    case v1::RankMessage::kNack:
+      return "nack";
+    case v1::RankMessage::kActive:
+      return "active";
+    case v1::RankMessage::kEvent:
+      return "event";
+    case v1::RankMessage::BODY_NOT_SET:
+      return "unknown";
+  }
+  return "unknown";
+}
+
+PathObservation ToObservation(const v1::PathSample& sample) {
+  PathObservation observation;
+  observation.rtt_s = sample.rtt_s();
+  observation.rtt_min_s = sample.rtt_min_s();
+  observation.delivery_rate_bytes_per_s = sample.delivery_rate_bytes_per_s();
+  observation.application_limited = sample.application_limited();
+  observation.bytes_acked = sample.bytes_acked();
+  observation.busy_s = sample.busy_s();
+  observation.receive_window_limited_s = sample.receive_window_limited_s();
+  observation.send_buffer_limited_s = sample.send_buffer_limited_s();
+  return observation;
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Agent>> Agent::Start(AgentOptions options, const Clock& clock) {
+  if (options.node.empty()) return InvalidArgument("expected a node name, found an empty one");
+  WEIR_ASSIGN_OR_RETURN(const SocketAddress probe_address,
+                        SocketAddress::FromIp(options.address, options.probe_port));
+  WEIR_ASSIGN_OR_RETURN(std::unique_ptr<EchoServer> echo, EchoServer::Start(probe_address, clock));
+  options.probe_port = echo->port();
+  v1::NodeHello hello = MakeHello(options);
+  std::unique_ptr<Agent> agent(new Agent(std::move(options), std::move(hello), clock));
+  agent->echo_ = std::move(echo);
+  WEIR_RETURN_IF_ERROR(agent->Open());
+  return agent;
+}
+
+Agent::Agent(AgentOptions options, v1::NodeHello hello, const Clock& clock)
+    : options_(std::move(options)),
+      clock_(clock),
+      metrics_(options_.node, options_.version),
+      inbox_(options_.inbox_items_max, options_.inbox_bytes_max),
+      subscription_(std::move(hello)),
+      budget_(options_.budget, clock.Now()),
+      heartbeat_interval_(kHeartbeatDefault) {}
+
+Status Agent::Open() {
+  if (!options_.metrics_address.empty()) {
+    WEIR_RETURN_IF_ERROR(metrics_.Serve(options_.metrics_address));
+  }
+  WEIR_ASSIGN_OR_RETURN(local_, LocalServer::Start(options_.local, *this, clock_));
+  latency_ = std::make_unique<LatencyProber>(
+      [this](LatencyResult result) { Post(std::move(result), Tier::kTelemetry, kEventBytes); },
+      MixSeed(options_.seed, 1), clock_);
+  probes_ = std::make_unique<ProbeRunner>(
+      ProbeRunner::Options{options_.helper_program, MixSeed(options_.seed, 2)},
+      [this](const ProbeTask& task, v1::ProbeResult result) {
+        Post(ProbeDone{task, std::move(result), clock_.Now()}, Tier::kControl, kEventBytes);
+      },
+      clock_);
+  if (options_.iperf_port != 0) {
+    IperfServer::Options server;
+    server.helper_program = options_.helper_program;
+    server.host = options_.address;
+    server.port = options_.iperf_port;
+    iperf_server_ = std::make_unique<IperfServer>(server, clock_);
+  }
+  if (!options_.controller.controller.empty()) {
+    stream_ = std::make_unique<ControllerStream>(
+        options_.controller, static_cast<ControllerStream::Handler&>(*this), clock_);
+  }
+  thread_ = std::thread([this] { Run(); });
+  return OkStatus();
+}
+
+Agent::~Agent() {
+  {
+    MutexLock lock(inbox_mutex_);
+    stopping_ = true;
+    inbox_ready_.NotifyAll();
+  }
+  // First the executor, which uses the others; they may still post, and nobody reads it.
+  if (thread_.joinable()) thread_.join();
+  stream_.reset();
+  local_.reset();
+  probes_.reset();
+  latency_.reset();
+  iperf_server_.reset();
+  echo_.reset();
+}
+
+bool Agent::Post(Event event, Tier tier, size_t bytes) {
+  MutexLock lock(inbox_mutex_);
+  if (stopping_) return true;
+  const bool fits =
+      inbox_.Push(std::move(event), tier, bytes) != TieredQueue<Event>::Outcome::kFull;
+  inbox_ready_.NotifyOne();
+  return fits;
+}
+
+bool Agent::OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes) {
+  const Tier tier = TierOf(message);
+  {
+    // Ranks leave room for what must not be lost: partings, the controller, finished probes.
+    MutexLock lock(inbox_mutex_);
+    if (inbox_.control_size() + kReservedItems >= options_.inbox_items_max) return false;
+  }
+  return Post(RankSaid{connection, std::move(message)}, tier, bytes + kEventBytes);
+}
+
+// These few are counted as nothing, so that they always fit: losing one would lose track of a rank
+// or of the controller. A connection, a stream or a probe each make a bounded number of them.
+void Agent::OnRankClosed(ConnectionId connection, const std::string& reason) {
+  Post(RankLeft{connection, reason}, Tier::kControl, 0);
+}
+
+void Agent::OnControllerConnected(uint64_t generation) {
+  Post(ControllerUp{generation}, Tier::kControl, 0);
+}
+
+void Agent::OnControllerMessage(uint64_t generation, v1::ControllerMessage message) {
+  const size_t bytes = message.ByteSizeLong();
+  if (!Post(ControllerSaid{generation, std::move(message)}, Tier::kControl, bytes)) {
+    Log(LogLevel::kError, "agent", "inbox full: a message of the controller is lost");
+  }
+}
+
+void Agent::OnControllerLost(uint64_t generation, const std::string& reason,
+                             std::vector<v1::AgentMessage> unsent) {
+  Post(ControllerDown{generation, reason, std::move(unsent)}, Tier::kControl, 0);
+}
+
+std::optional<Agent::Event> Agent::NextEvent(TimePoint deadline) {
+  MutexLock lock(inbox_mutex_);
+  while (!stopping_ && inbox_.empty()) {
+    if (!inbox_ready_.WaitUntil(inbox_mutex_, deadline)) break;
+  }
+  if (stopping_) return std::nullopt;
+  return inbox_.Pop();
+}
+
+void Agent::Run() {
+  NameThread("weir-agent");
+  while (true) {
+    {
+      MutexLock lock(inbox_mutex_);
+      if (stopping_) return;
+    }
+    std::optional<Event> event = NextEvent(std::min(next_metrics_, next_heartbeat_));
+    if (event) std::visit([this](auto& e) { Handle(e); }, *event);
+    Tick();
+  }
+}
+
+void Agent::Handle(RankSaid& event) {
+  metrics_.CountRankMessage(KindName(event.message));
+  ObserveTelemetry(event.connection, event.message);
+  Apply(subscription_.OnRankMessage(event.connection, std::move(event.message)));
+}
+
+void Agent::Handle(RankLeft& event) {
+  if (const RankKey* key = subscription_.FindKey(event.connection)) {
+    Log(LogLevel::kInfo, "agent", StrCat(Describe(*key), " is gone: ", event.reason));
+    passive_.Forget(Describe(*key));
+  }
+  Apply(subscription_.OnRankClosed(event.connection, event.reason));
+}
+
+void Agent::Handle(ControllerUp& event) {
+  generation_ = event.generation;
+  ++controller_connections_;
+  Log(LogLevel::kInfo, "agent", StrCat("controller ", options_.controller.controller, " reached"));
+  Apply(subscription_.OnControllerConnected());
+  next_heartbeat_ = clock_.Now() + heartbeat_interval_;
+}
+
+void Agent::Handle(ControllerDown& event) {
+  if (event.generation != generation_) return;
+  generation_ = 0;
+  Log(LogLevel::kWarning, "agent",
+      StrCat("controller ", options_.controller.controller, " lost: ", event.reason,
+             "; ranks keep their plans"));
+  subscription_.OnControllerLost(std::move(event.unsent));
+  // Who asked for these probes, and keeps them from colliding, is gone.
+  budget_.Return(probes_->DiscardAll());
+  probe_started_.clear();
+  latency_->SetPaused(false);
+}
+
+void Agent::Handle(ControllerSaid& event) {
+  if (event.generation != generation_) return;
+  switch (event.message.body_case()) {
+    case v1::ControllerMessage::kWelcome: {
+      const v1::Welcome& welcome = event.message.welcome();
+      heartbeat_interval_ = FromSeconds(
+          Bounded(welcome.heartbeat_interval_s(), ToSeconds(kHeartbeatDefault), 0.1, 300));
+      next_heartbeat_ = clock_.Now();
+      break;
+    }
+    case v1::ControllerMessage::kPeers:
+      SetPeers(event.message.peers());
+      break;
+    case v1::ControllerMessage::kProbe:
+      StartProbe(event.message.probe());
+      break;
+    case v1::ControllerMessage::kRank:
+      Apply(subscription_.OnCommand(event.message.rank()));
+      break;
+    case v1::ControllerMessage::BODY_NOT_SET:
+      break;  // of a newer controller
+  }
+}
+
+void Agent::Apply(Effects effects) {
+  for (Effect& effect : effects) {
+    if (auto* up = std::get_if<agent::SendToController>(&effect)) {
+      SendToController(std::move(up->message), up->tier);
+    } else if (auto* down = std::get_if<SendToRank>(&effect)) {
+      local_->Send(down->connection, down->command);
+    } else if (auto* refuse = std::get_if<RefuseRank>(&effect)) {
+      local_->Refuse(refuse->connection, refuse->reason);
+    }
+  }
+}
+
+void Agent::SendToController(v1::AgentMessage message, Tier tier) {
+  if (stream_ && generation_ != 0) stream_->Send(generation_, std::move(message), tier);
+}
+
+void Agent::ObserveTelemetry(ConnectionId connection, const v1::RankMessage& message) {
+  const RankKey* key = subscription_.FindKey(connection);
+  if (key == nullptr) return;
+  if (message.has_step()) {
+    for (const v1::BucketSample& bucket : message.step().buckets()) {
+      budget_.OnTrainingBytes(bucket.bytes_sent());
+    }
+    return;
+  }
+  if (!message.has_paths()) return;
+  const TimePoint now = clock_.Now();
+  for (const v1::PathSample& path : message.paths().paths()) {
+    const RankKey peer{key->job, path.peer_rank()};
+    const std::string node = NodeOf(subscription_.DatapathAddress(peer));
+    if (node.empty() || node == options_.node) continue;
+    const auto sample =
+        passive_.Observe({Describe(*key), Describe(peer)}, node, ToObservation(path), now);
+    if (!sample) continue;
+    v1::AgentMessage up;
+    v1::LinkSample& link = *up.mutable_link();
+    link.set_target_node(sample->node);
+    link.set_method("tcp_info");
+    link.set_rtt_s(sample->rtt_s);
+    link.set_rtt_deviation_s(sample->rtt_deviation_s);
+    link.set_bandwidth_bytes_per_s(sample->bandwidth_bytes_per_s);
+    link.set_bandwidth_deviation_bytes_per_s(sample->bandwidth_deviation_bytes_per_s);
+    link.set_application_limited(sample->application_limited);
+    link.set_samples(sample->samples);
+    if (!sample->application_limited && sample->bandwidth_bytes_per_s > 0) {
+      peers_.at(node).bandwidth_bytes_per_s = sample->bandwidth_bytes_per_s;
+    }
+    SendToController(std::move(up), Tier::kTelemetry);
+  }
+}
+
+// The node whose address a rank's transport has; empty when unknown.
+std::string Agent::NodeOf(const std::string& datapath_address) const {
+  const auto parts = SplitHostPort(datapath_address);
+  if (!parts.ok()) return "";
+  for (const auto& [node, state] : peers_) {
+    if (state.peer.address() == parts->first) return node;
+  }
+  return "";
+}
+
+void Agent::SetPeers(const v1::PeerList& list) {
+  std::map<std::string, PeerState> peers;
+  std::vector<LatencyTarget> targets;
+  for (const v1::Peer& peer : list.peers()) {
+    if (peer.node() == options_.node || peer.node().empty() || peers.contains(peer.node()))
+      continue;
+    if (peers.size() == kPeersMax) {
+      Log(LogLevel::kWarning, "agent",
+          StrCat("more than ", kPeersMax, " peers; the rest is left out"));
+      break;
+    }
+    const auto old = peers_.find(peer.node());
+    PeerState& state = peers[peer.node()];
+    if (old != peers_.end()) state = old->second;
+    state.peer = peer;
+    const auto address =
+        SocketAddress::FromIp(peer.address(), static_cast<uint16_t>(peer.probe_port()));
+    if (!address.ok() || peer.probe_port() < 1 || peer.probe_port() > 65535) {
+      Log(LogLevel::kWarning, "agent",
+          StrCat("node '", peer.node(), "' cannot be probed at '", peer.address(), "' port ",
+                 peer.probe_port()));
+      continue;
+    }
+    targets.push_back({peer.node(), *address});
+  }
+  peers_ = std::move(peers);
+  const double interval_s = list.latency_interval_s();
+  latency_->SetTargets(std::move(targets), std::isfinite(interval_s) && interval_s > 0
+                                               ? FromSeconds(std::min(interval_s, 3600.0))
+                                               : Duration::zero());
+}
+
+void Agent::Handle(LatencyResult& event) {
+  const auto found = peers_.find(event.node);
+  if (found == peers_.end()) return;
+  const bool is_echo = event.method == "udp_echo";
+  metrics_.CountLatencyProbe(event.method, event.rtt.ok());
+  v1::AgentMessage up;
+  v1::LinkSample& link = *up.mutable_link();
+  link.set_target_node(event.node);
+  link.set_method(event.method);
+  if (event.rtt.ok()) {
+    // The minimum of the burst: what it takes without our own queue.
+    link.set_rtt_s(event.rtt->rtt_min_s);
+    link.set_rtt_deviation_s(event.rtt->rtt_deviation_s);
+    link.set_samples(event.rtt->received);
+    link.set_loss_ratio(event.rtt->loss_ratio());
+    found->second.rtt_s = event.rtt->rtt_min_s;
+  } else {
+    link.set_error(Message(event.rtt.status()));
+    link.set_loss_ratio(1);
+  }
+  if (is_echo) found->second.loss_ratio = link.loss_ratio();
+  SendToController(std::move(up), Tier::kTelemetry);
+}
+
+StatusOr<ProbeTask> Agent::PlanProbe(const v1::ProbeRequest& request) {
+  const auto peer = peers_.find(request.target_node());
+  if (peer == peers_.end()) {
+    return NotFound(
+        StrCat("node '", request.target_node(), "' is no peer of '", options_.node, "'"));
+  }
+  ProbeTask task;
+  task.id = request.probe_id();
+  task.node = request.target_node();
+  WEIR_ASSIGN_OR_RETURN(task.method, ParseProbeMethod(request.method()));
+  WEIR_ASSIGN_OR_RETURN(
+      task.probe_address,
+      SocketAddress::FromIp(peer->second.peer.address(),
+                            static_cast<uint16_t>(peer->second.peer.probe_port())));
+  task.deadline = clock_.Now() + FromSeconds(Bounded(request.deadline_s(), kProbeDeadlineDefault_s,
+                                                     0.5, kProbeDeadlineMax_s));
+  if (task.method == ProbeMethod::kRoute) return task;
+  const uint32_t port = peer->second.peer.iperf_port();
+  if (port == 0 || port > 65535 || options_.iperf_port == 0) {
+    return FailedPrecondition(
+        StrCat("iperf3 is disabled on ", options_.iperf_port == 0 ? options_.node : task.node));
+  }
+  task.iperf_port = static_cast<uint16_t>(port);
+  const TimePoint now = clock_.Now();
+  const uint64_t wanted = request.bytes_max() != 0 ? request.bytes_max() : kProbeBytesDefault;
+  if (!budget_.TryTake(wanted, now)) {
+    return ResourceExhausted(StrCat("probe of ", wanted, " bytes is over the node's budget, ",
+                                    budget_.Available(now), " bytes at this moment"));
+  }
+  task.bytes_max = wanted;
+  return task;
+}
+
+void Agent::StartProbe(const v1::ProbeRequest& request) {
+  StatusOr<ProbeTask> task = PlanProbe(request);
+  Status status = task.status();
+  if (task.ok()) {
+    const uint64_t granted = task->bytes_max;
+    status = probes_->Enqueue(std::move(*task));
+    if (!status.ok()) budget_.Return(granted);
+  }
+  if (status.ok()) {
+    latency_->SetPaused(true);
+    probe_started_[request.probe_id()] = clock_.Now();
+    return;
+  }
+  v1::AgentMessage up;
+  v1::ProbeResult& result = *up.mutable_probe();
+  result.set_probe_id(request.probe_id());
+  result.mutable_sample()->set_target_node(request.target_node());
+  result.mutable_sample()->set_method(request.method());
+  result.mutable_sample()->set_error(Message(status));
+  SendToController(std::move(up), Tier::kControl);
+}
+
+void Agent::Handle(ProbeDone& event) {
+  const v1::ProbeResult& result = event.result;
+  const bool ok = result.sample().error().empty();
+  if (event.task.bytes_max > result.bytes_used()) {
+    budget_.Return(event.task.bytes_max - result.bytes_used());
+  }
+  const auto started = probe_started_.find(event.task.id);
+  const double seconds =
+      started == probe_started_.end() ? 0 : ToSeconds(event.at - started->second);
+  if (started != probe_started_.end()) probe_started_.erase(started);
+  metrics_.CountProbe(Name(event.task.method), ok, result.bytes_used(), seconds);
+  if (probe_started_.empty()) latency_->SetPaused(false);
+  const auto peer = peers_.find(event.task.node);
+  if (peer != peers_.end() && result.sample().bandwidth_bytes_per_s() > 0) {
+    peer->second.bandwidth_bytes_per_s = result.sample().bandwidth_bytes_per_s();
+  }
+  if (!ok) {
+    Log(LogLevel::kInfo, "agent",
+        StrCat("probe ", event.task.id, " of ", event.task.node, ": ", result.sample().error()));
+  }
+  v1::AgentMessage up;
+  *up.mutable_probe() = std::move(event.result);
+  SendToController(std::move(up), Tier::kControl);
+}
+
+void Agent::Tick() {
+  const TimePoint now = clock_.Now();
+  if (now >= next_heartbeat_) {
+    next_heartbeat_ = now + heartbeat_interval_;
+    if (generation_ != 0) SendHeartbeat();
+  }
+  if (now >= next_metrics_) {
+    next_metrics_ = now + kMetricsInterval;
+    PublishMetrics();
+  }
+}
+
+void Agent::SendHeartbeat() {
+  v1::AgentMessage up;
+  last_heartbeat_unix_s_ = clock_.UnixSeconds();
+  up.mutable_heartbeat()->set_unix_s(last_heartbeat_unix_s_);
+  SendToController(std::move(up), Tier::kTelemetry);
+}
+
+void Agent::PublishMetrics() {
+  MetricsSnapshot s;
+  s.controller_connected = generation_ != 0;
+  s.controller_heartbeat_unix_s = last_heartbeat_unix_s_;
+  s.ranks = subscription_.rank_count();
+  s.connections = local_->connection_count();
+  s.peers = peers_.size();
+  s.probe_budget_bytes = budget_.Available(clock_.Now());
+  for (const auto& [node, state] : peers_) {
+    if (state.rtt_s > 0) s.rtt_s.push_back(state.rtt_s);
+    s.loss_ratio.push_back(state.loss_ratio);
+    if (state.bandwidth_bytes_per_s > 0) {
+      s.bandwidth_bytes_per_s.push_back(state.bandwidth_bytes_per_s);
+    }
+  }
+  const PlanSubscription::Counters& counters = subscription_.counters();
+  s.controller_connections = controller_connections_;
+  s.offers = counters.offers;
+  s.acks = counters.acks;
+  s.nacks = counters.nacks;
+  s.activations = counters.activations;
+  s.stale_answers = counters.stale_answers;
+  s.refused_connections = local_->refused_count();
+  s.dropped_to_controller = stream_ ? stream_->dropped() : 0;
+  s.iperf_tests_served = iperf_server_ ? iperf_server_->tests_served() : 0;
+  {
+    MutexLock lock(inbox_mutex_);
+    s.dropped_from_ranks = inbox_.dropped();
+  }
+  metrics_.Set(s);
+}
+
+}  // namespace weir::agent

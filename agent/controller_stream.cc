@@ -1,0 +1,188 @@
+#include "agent/controller_stream.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "agent/measure/socket.h"
+#include "datapath/base/log.h"
+#include "datapath/base/random.h"
+#include "weir/v1/agent.grpc.pb.h"
+
+namespace weir::agent {
+namespace {
+
+constexpr int kReceiveBytesMax = 8 << 20;
+constexpr Duration kConnectSlice = std::chrono::milliseconds(100);  // how late a stop is noticed
+
+int Milliseconds(Duration duration) {
+  return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
+}
+
+}  // namespace
+
+struct ControllerStream::Call {
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::AgentService::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::AgentMessage, v1::ControllerMessage>> stream;
+};
+
+ControllerStream::ControllerStream(Options options, Handler& handler, const Clock& clock)
+    : options_(std::move(options)),
+      handler_(handler),
+      clock_(clock),
+      queue_(options_.queue_items_max, options_.queue_bytes_max),
+      thread_([this](const std::stop_token& stop) { Run(stop); }) {}
+
+ControllerStream::~ControllerStream() {
+  thread_.request_stop();
+  {
+    MutexLock lock(mutex_);
+    if (call_ != nullptr) call_->context.TryCancel();
+  }
+  thread_.join();
+}
+
+void ControllerStream::Send(uint64_t generation, v1::AgentMessage message, Tier tier) {
+  const size_t bytes = message.ByteSizeLong();
+  MutexLock lock(mutex_);
+  if (generation == 0 || generation != generation_ || overflowed_) return;
+  if (queue_.Push(std::move(message), tier, bytes) ==
+      TieredQueue<v1::AgentMessage>::Outcome::kFull) {
+    overflowed_ = true;
+    if (call_ != nullptr) call_->context.TryCancel();
+    return;
+  }
+  ready_.NotifyOne();
+}
+
+uint64_t ControllerStream::dropped() const {
+  MutexLock lock(mutex_);
+  return queue_.dropped();
+}
+
+void ControllerStream::Run(const std::stop_token& stop) {
+  NameThread("weir-control");
+  Random random(options_.seed);
+  Duration back_off = options_.back_off_min;
+  std::string last_failure;
+  while (!stop.stop_requested()) {
+    bool was_connected = false;
+    const Status ended = RunOnce(stop, &was_connected);
+    if (stop.stop_requested()) return;
+    if (was_connected) {
+      back_off = options_.back_off_min;
+      last_failure.clear();
+    } else if (Message(ended) != last_failure) {
+      last_failure = Message(ended);  // said once, not at every attempt
+      Log(LogLevel::kWarning, "agent",
+          StrCat("controller ", options_.controller, ": ", last_failure));
+    }
+    Pause(stop, Duration(static_cast<int64_t>(static_cast<double>(back_off.count()) *
+                                              (0.5 + random.Uniform()))));
+    back_off = std::min(back_off * 2, options_.back_off_max);
+  }
+}
+
+void ControllerStream::Pause(const std::stop_token& stop, Duration pause) {
+  std::mutex mutex;
+  std::condition_variable_any stopped;
+  std::unique_lock lock(mutex);
+  stopped.wait_for(lock, stop, pause, [] { return false; });
+}
+
+StatusOr<std::unique_ptr<ControllerStream::Call>> ControllerStream::Open(
+    const std::stop_token& stop) {
+  WEIR_ASSIGN_OR_RETURN(const auto credentials, options_.credentials());
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(options_.keepalive_interval));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(options_.keepalive_timeout));
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // A fresh connection per attempt: the back-off is ours alone.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(kReceiveBytesMax);
+  auto call = std::make_unique<Call>();
+  call->channel = grpc::CreateCustomChannel(options_.controller, credentials, arguments);
+  const TimePoint deadline = clock_.Now() + options_.connect_timeout;
+  while (!call->channel->WaitForConnected(std::chrono::system_clock::now() + kConnectSlice)) {
+    if (stop.stop_requested()) return Aborted("stopping");
+    if (clock_.Now() >= deadline) {
+      return DeadlineExceeded(
+          StrCat("no connection within ", ToSeconds(options_.connect_timeout), " s; trying on"));
+    }
+  }
+  call->stub = v1::AgentService::NewStub(call->channel);
+  call->stream = call->stub->Connect(&call->context);
+  return call;
+}
+
+Status ControllerStream::RunOnce(const std::stop_token& stop, bool* was_connected) {
+  WEIR_ASSIGN_OR_RETURN(const std::unique_ptr<Call> call, Open(stop));
+  const uint64_t generation = ++connections_;
+  {
+    MutexLock lock(mutex_);
+    call_ = call.get();
+    if (stop.stop_requested()) call->context.TryCancel();
+    generation_ = generation;
+    overflowed_ = false;
+    writing_ = true;
+  }
+  handler_.OnControllerConnected(generation);
+  std::thread writer([&] { WriteLoop(*call); });
+  v1::ControllerMessage message;
+  while (call->stream->Read(&message)) {
+    *was_connected = true;  // a message proves that a controller is there, not only a listener
+    handler_.OnControllerMessage(generation, std::move(message));
+    message.Clear();
+  }
+  std::vector<v1::AgentMessage> unsent;
+  bool overflowed = false;
+  {
+    MutexLock lock(mutex_);
+    writing_ = false;
+    generation_ = 0;
+    overflowed = overflowed_;
+    ready_.NotifyAll();
+    call->context.TryCancel();
+  }
+  writer.join();
+  {
+    MutexLock lock(mutex_);
+    call_ = nullptr;
+    unsent = queue_.TakeControl();
+  }
+  const grpc::Status finished = call->stream->Finish();
+  const std::string reason =
+      overflowed
+          ? "it did not read fast enough; starting over with the whole state"
+          : StrCat("stream ended: ", finished.error_message().empty() ? "closed by the controller"
+                                                                      : finished.error_message());
+  handler_.OnControllerLost(generation, reason, std::move(unsent));
+  return Unavailable(reason);
+}
+
+void ControllerStream::WriteLoop(Call& call) {
+  NameThread("weir-ctl-write");
+  while (true) {
+    std::optional<v1::AgentMessage> message;
+    {
+      MutexLock lock(mutex_);
+      while (writing_ && queue_.empty()) ready_.Wait(mutex_);
+      if (!writing_) return;
+      message = queue_.Pop();
+    }
+    // Waits while the controller's flow control says so; cancelling ends that wait.
+    if (!call.stream->Write(*message)) {
+      call.context.TryCancel();
+      return;
+    }
+  }
+}
+
+}  // namespace weir::agent

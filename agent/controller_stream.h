@@ -1,0 +1,86 @@
+#pragma once
+// The agent's one stream to the controller: connects, keeps alive, reconnects with back-off. A lost
+// controller is an event, never an error of the agent.
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "agent/credentials.h"
+#include "agent/tiered_queue.h"
+#include "datapath/base/clock.h"
+#include "datapath/base/mutex.h"
+#include "weir/v1/agent.pb.h"
+
+namespace weir::agent {
+
+/// Threads "weir-control" (connects and reads) and "weir-ctl-write" (one write outstanding). All
+/// methods are thread-safe.
+class ControllerStream {
+ public:
+  struct Options {
+    std::string controller;  // HOST:PORT
+    CredentialFactory credentials;
+    Duration connect_timeout = std::chrono::seconds(5);  // until the connection is ready
+    Duration back_off_min = std::chrono::milliseconds(200);
+    Duration back_off_max = std::chrono::seconds(5);
+    Duration keepalive_interval = std::chrono::seconds(30);
+    Duration keepalive_timeout = std::chrono::seconds(10);
+    size_t queue_items_max = 4096;
+    size_t queue_bytes_max = 16u << 20;
+    uint64_t seed = 0;  // of the back-off's jitter
+  };
+
+  /// Called on the stream's thread, one call at a time. `generation` counts connections from 1.
+  class Handler {
+   public:
+    virtual ~Handler() = default;
+    virtual void OnControllerConnected(uint64_t generation) = 0;
+    virtual void OnControllerMessage(uint64_t generation, v1::ControllerMessage message) = 0;
+    /// `unsent`: control messages that were queued and never written, oldest first.
+    virtual void OnControllerLost(uint64_t generation, const std::string& reason,
+                                  std::vector<v1::AgentMessage> unsent) = 0;
+  };
+
+  /// Starts connecting. `handler` and `clock` outlive the stream.
+  ControllerStream(Options options, Handler& handler, const Clock& clock);
+  /// Cancels and joins; bounded by 1 s.
+  ~ControllerStream();
+  ControllerStream(const ControllerStream&) = delete;
+  ControllerStream& operator=(const ControllerStream&) = delete;
+
+  /// Queues a message for the connection `generation`; one for another connection is dropped, since
+  /// the whole state is said again on a new one. Telemetry may push older telemetry out; a control
+  /// message without room ends the connection, which starts over.
+  void Send(uint64_t generation, v1::AgentMessage message, Tier tier);
+
+  /// Telemetry dropped for want of room.
+  uint64_t dropped() const;
+
+ private:
+  struct Call;  // one connection's gRPC objects
+  void Run(const std::stop_token& stop);
+  Status RunOnce(const std::stop_token& stop, bool* was_connected);
+  StatusOr<std::unique_ptr<Call>> Open(const std::stop_token& stop);
+  void WriteLoop(Call& call);
+  void Pause(const std::stop_token& stop, Duration pause);
+
+  const Options options_;
+  Handler& handler_;
+  const Clock& clock_;
+  mutable Mutex mutex_;
+  CondVar ready_;
+  TieredQueue<v1::AgentMessage> queue_ WEIR_GUARDED_BY(mutex_);
+  uint64_t generation_ WEIR_GUARDED_BY(mutex_) = 0;  // 0: not connected
+  bool writing_ WEIR_GUARDED_BY(mutex_) = false;     // false: the writer is to end
+  Call* call_ WEIR_GUARDED_BY(mutex_) = nullptr;
+  bool overflowed_ WEIR_GUARDED_BY(mutex_) = false;
+  uint64_t connections_ = 0;  // only the stream's thread
+  std::jthread thread_;
+};
+
+}  // namespace weir::agent

@@ -1,0 +1,33 @@
+#pragma once
+// How the agent proves itself to the controller, and the rule that plain text stays on loopback.
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "datapath/base/status.h"
+
+namespace grpc {
+class ChannelCredentials;
+}
+
+namespace weir::agent {
+
+struct CredentialOptions {
+  std::string controller;  // HOST:PORT
+  std::string ca_file;     // PEM; with any of the three, TLS is used
+  std::string cert_file;
+  std::string key_file;
+  bool insecure = false;  // plain text off loopback is wanted
+};
+
+/// Makes fresh credentials: files are read each time, so renewed certificates count at the next
+/// connection. kUnavailable names a file that cannot be read.
+using CredentialFactory = std::function<StatusOr<std::shared_ptr<grpc::ChannelCredentials>>()>;
+
+/// TLS when a file is given; plain text when the controller's host is a loopback literal,
+/// "localhost" or a Unix socket, or `insecure` is set. kInvalidArgument otherwise, or when only one
+/// of certificate and key is given, or `insecure` contradicts the files.
+StatusOr<CredentialFactory> MakeCredentialFactory(const CredentialOptions& options);
+
+}  // namespace weir::agent

@@ -1,0 +1,172 @@
+#include "agent/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <exception>
+
+namespace weir::agent {
+namespace {
+
+using Labels = std::map<std::string, std::string>;
+
+struct Statistics {
+  prometheus::Gauge* minimum;
+  prometheus::Gauge* median;
+  prometheus::Gauge* maximum;
+
+  void Set(std::vector<double> values) const {
+    if (values.empty()) return;
+    std::sort(values.begin(), values.end());
+    minimum->Set(values.front());
+    median->Set(values[values.size() / 2]);
+    maximum->Set(values.back());
+  }
+};
+
+}  // namespace
+
+struct AgentMetrics::Families {
+  std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
+  std::unique_ptr<prometheus::Exposer> exposer;
+
+  prometheus::Gauge& Gauge(const char* name, const char* help, const Labels& labels = {}) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(*registry).Add(labels);
+  }
+  prometheus::Counter& Counter(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(*registry).Add({});
+  }
+  prometheus::Family<prometheus::Counter>& Counters(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(*registry);
+  }
+  Statistics OverPeers(const char* name, const char* help) {
+    auto& family = prometheus::BuildGauge().Name(name).Help(help).Register(*registry);
+    return {&family.Add({{"statistic", "min"}}), &family.Add({{"statistic", "median"}}),
+            &family.Add({{"statistic", "max"}})};
+  }
+
+  prometheus::Gauge& connected =
+      Gauge("weir_agent_controller_connected", "1 while the stream to the controller is open.");
+  prometheus::Gauge& heartbeat = Gauge("weir_agent_heartbeat_timestamp_seconds",
+                                       "Unix time of the last heartbeat sent to the controller.");
+  prometheus::Gauge& ranks = Gauge("weir_agent_ranks", "Training ranks attached to this agent.");
+  prometheus::Gauge& open_connections =
+      Gauge("weir_agent_local_connections", "Open connections on the agent's local sockets.");
+  prometheus::Gauge& peers = Gauge("weir_agent_peers", "Other nodes whose links are measured.");
+  prometheus::Gauge& budget =
+      Gauge("weir_agent_probe_budget_bytes", "Bytes that active probes may spend at this moment.");
+  Statistics rtt = OverPeers("weir_link_rtt_seconds",
+                             "Round-trip time from this node, statistic over its peers.");
+  Statistics loss = OverPeers("weir_link_probe_loss_ratio",
+                              "Latency probes without an answer, statistic over the peers.");
+  Statistics bandwidth = OverPeers("weir_link_bandwidth_bytes_per_second",
+                                   "Measured bandwidth from this node, statistic over its peers.");
+  prometheus::Counter& connections = Counter("weir_agent_controller_connections_total",
+                                             "Streams to the controller that were opened.");
+  prometheus::Counter& refused = Counter("weir_agent_refused_connections_total",
+                                         "Local connections refused, most for malformed input.");
+  prometheus::Counter& iperf_served =
+      Counter("weir_agent_iperf_server_tests_total",
+              "iperf3 tests that this node served, failed included.");
+  prometheus::Family<prometheus::Counter>& plans = Counters(
+      "weir_agent_plan_messages_total", "Plan offers passed to ranks and what ranks answered.");
+  prometheus::Family<prometheus::Counter>& dropped = Counters(
+      "weir_agent_dropped_messages_total", "Telemetry messages dropped from a full queue.");
+  prometheus::Family<prometheus::Counter>& rank_messages =
+      Counters("weir_agent_rank_messages_total", "Messages received from ranks.");
+  prometheus::Family<prometheus::Counter>& probes =
+      Counters("weir_agent_probes_total", "Finished probes of links.");
+  prometheus::Family<prometheus::Counter>& probe_bytes =
+      Counters("weir_agent_probe_sent_bytes_total", "Bytes sent by active probes.");
+  prometheus::Family<prometheus::Histogram>& probe_time =
+      prometheus::BuildHistogram()
+          .Name("weir_agent_probe_duration_seconds")
+          .Help("Duration of scheduled probes.")
+          .Register(*registry);
+};
+
+namespace {
+
+// Counters that are kept elsewhere only ever grow.
+void RaiseTo(prometheus::Counter& counter, uint64_t value) {
+  const double difference = static_cast<double>(value) - counter.Value();
+  if (difference > 0) counter.Increment(difference);
+}
+
+}  // namespace
+
+AgentMetrics::AgentMetrics(const std::string& node, const std::string& version)
+    : families_(std::make_unique<Families>()) {
+  families_
+      ->Gauge("weir_agent_info", "The agent's node and version; always 1.",
+              {{"node", node}, {"version", version}})
+      .Set(1);
+}
+
+AgentMetrics::~AgentMetrics() = default;
+
+Status AgentMetrics::Serve(const std::string& host_port) {
+  try {  // the library throws when it cannot bind
+    families_->exposer = std::make_unique<prometheus::Exposer>(host_port, 2);
+    families_->exposer->RegisterCollectable(families_->registry);
+  } catch (const std::exception& e) {
+    return Unavailable(StrCat("serve /metrics at ", host_port, ": ", e.what()));
+  }
+  return OkStatus();
+}
+
+int AgentMetrics::port() const {
+  if (!families_->exposer) return 0;
+  const std::vector<int> ports = families_->exposer->GetListeningPorts();
+  return ports.empty() ? 0 : ports.front();
+}
+
+void AgentMetrics::Set(const MetricsSnapshot& s) {
+  Families& f = *families_;
+  f.connected.Set(s.controller_connected ? 1 : 0);
+  f.heartbeat.Set(s.controller_heartbeat_unix_s);
+  f.ranks.Set(static_cast<double>(s.ranks));
+  f.open_connections.Set(static_cast<double>(s.connections));
+  f.peers.Set(static_cast<double>(s.peers));
+  f.budget.Set(static_cast<double>(s.probe_budget_bytes));
+  f.rtt.Set(s.rtt_s);
+  f.loss.Set(s.loss_ratio);
+  f.bandwidth.Set(s.bandwidth_bytes_per_s);
+  RaiseTo(f.connections, s.controller_connections);
+  RaiseTo(f.refused, s.refused_connections);
+  RaiseTo(f.iperf_served, s.iperf_tests_served);
+  RaiseTo(f.plans.Add({{"kind", "offer"}}), s.offers);
+  RaiseTo(f.plans.Add({{"kind", "ack"}}), s.acks);
+  RaiseTo(f.plans.Add({{"kind", "nack"}}), s.nacks);
+  RaiseTo(f.plans.Add({{"kind", "activation"}}), s.activations);
+  RaiseTo(f.plans.Add({{"kind", "stale_answer"}}), s.stale_answers);
+  RaiseTo(f.dropped.Add({{"queue", "from_ranks"}}), s.dropped_from_ranks);
+  RaiseTo(f.dropped.Add({{"queue", "to_controller"}}), s.dropped_to_controller);
+}
+
+void AgentMetrics::CountRankMessage(const std::string& kind) {
+  families_->rank_messages.Add({{"kind", kind}}).Increment();
+}
+
+void AgentMetrics::CountLatencyProbe(const std::string& method, bool ok) {
+  families_->probes.Add({{"method", method}, {"outcome", ok ? "ok" : "error"}}).Increment();
+}
+
+void AgentMetrics::CountProbe(const std::string& method, bool ok, uint64_t bytes, double seconds) {
+  CountLatencyProbe(method, ok);
+  families_->probe_bytes.Add({{"method", method}}).Increment(static_cast<double>(bytes));
+  static const std::vector<double> kBounds = {0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60};
+  families_->probe_time.Add({{"method", method}}, kBounds).Observe(seconds);
+}
+
+std::string AgentMetrics::Text() const {
+  return prometheus::TextSerializer().Serialize(families_->registry->Collect());
+}
+
+}  // namespace weir::agent

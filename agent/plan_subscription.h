@@ -1,0 +1,115 @@
+#pragma once
+// What a node's ranks and the controller know of each other, as a pure state machine: no sockets,
+// no clock, no threads. After a lost connection the whole state is said again (state of the world,
+// as in xDS), so nothing depends on a message having arrived. Ranks never wait for any of this.
+
+#include <compare>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "agent/tiered_queue.h"
+#include "weir/v1/agent.pb.h"
+
+namespace weir::agent {
+
+/// One connection of a rank to this agent; never reused within a process.
+using ConnectionId = uint64_t;
+
+struct RankKey {
+  std::string job;
+  uint32_t rank = 0;
+  friend auto operator<=>(const RankKey&, const RankKey&) = default;
+};
+/// "rank 2 of job 'x'".
+std::string Describe(const RankKey& key);
+
+/// Steps and paths are telemetry; everything else is control.
+Tier TierOf(const v1::RankMessage& message);
+
+struct SendToController {
+  v1::AgentMessage message;
+  Tier tier = Tier::kControl;
+};
+struct SendToRank {
+  ConnectionId connection = 0;
+  v1::RankCommand command;
+};
+/// Say why and close.
+struct RefuseRank {
+  ConnectionId connection = 0;
+  std::string reason;
+};
+using Effect = std::variant<SendToController, SendToRank, RefuseRank>;
+/// In the order in which they are to happen.
+using Effects = std::vector<Effect>;
+
+/// Not thread-safe. Bounds: one session per connection (the server bounds those), 4 offered plans
+/// remembered per session, 256 undelivered control messages while there is no controller.
+class PlanSubscription {
+ public:
+  struct Counters {
+    uint64_t offers = 0;
+    uint64_t acks = 0;
+    uint64_t nacks = 0;
+    uint64_t activations = 0;
+    uint64_t stale_answers = 0;     // wrong nonce or version, or answered before
+    uint64_t unknown_messages = 0;  // of kinds that this version does not know
+    uint64_t undelivered_dropped = 0;
+    uint64_t replaced = 0;  // a rank that came again while its old connection was open
+  };
+
+  explicit PlanSubscription(v1::NodeHello node) : node_(std::move(node)) {}
+
+  /// The first message must be a valid RankHello, otherwise the connection is refused. A second
+  /// connection of the same rank replaces the first: a restarted process must not be locked out by
+  /// a connection whose end has not been noticed.
+  Effects OnRankMessage(ConnectionId connection, v1::RankMessage message);
+  /// Tells the controller that the rank is gone. Unknown connections are ignored.
+  Effects OnRankClosed(ConnectionId connection, const std::string& reason);
+  /// Says everything: the node, every rank with its current plan and step, its buckets, its answer
+  /// to an offer that is still open, and what could not be delivered before.
+  Effects OnControllerConnected();
+  /// `unsent`: control messages that never left.
+  void OnControllerLost(std::vector<v1::AgentMessage> unsent);
+  /// Passes a command on and remembers offers. A rank that is not here is answered with RankGone.
+  Effects OnCommand(const v1::ToRank& command);
+
+  const Counters& counters() const { return counters_; }
+  size_t rank_count() const { return by_rank_.size(); }
+  bool controller_connected() const { return controller_connected_; }
+  /// The key of an attached rank; null when the connection has not said hello or was replaced.
+  const RankKey* FindKey(ConnectionId connection) const;
+  /// Where the rank's transport listens ("host:port"); empty when the rank is not attached here.
+  std::string DatapathAddress(const RankKey& key) const;
+
+ private:
+  struct Session {
+    ConnectionId connection = 0;
+    v1::RankHello hello;  // kept up to date: active plan, version, step
+    std::optional<v1::BucketTable> buckets;
+    std::map<uint64_t, v1::Plan> offered;   // by version, newest kOfferedPlansMax
+    uint64_t open_version = 0;              // of the offer that awaits activation
+    std::string open_nonce;                 // empty: none is open
+    std::optional<v1::RankMessage> answer;  // to the open offer
+  };
+
+  Effects OnHello(ConnectionId connection, v1::RankMessage message);
+  bool AcceptAnswer(Session& session, const v1::RankMessage& message);
+  void SetActivePlan(Session& session, uint64_t version);
+  void Forward(const RankKey& key, v1::RankMessage message, Effects* effects);
+  void KeepUndelivered(v1::AgentMessage message);
+
+  const v1::NodeHello node_;
+  bool controller_connected_ = false;
+  std::map<RankKey, Session> by_rank_;
+  std::map<ConnectionId, RankKey> by_connection_;
+  std::deque<v1::AgentMessage> undelivered_;
+  Counters counters_;
+};
+
+}  // namespace weir::agent

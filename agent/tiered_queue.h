@@ -1,0 +1,93 @@
+#pragma once
+// A bounded queue of two kinds of messages: control messages, which must not be lost silently, and
+// telemetry, of which only the newest matters.
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace weir::agent {
+
+enum class Tier { kControl, kTelemetry };
+
+/// First in, first out over both tiers. Over a bound the oldest telemetry goes first. Not
+/// thread-safe.
+template <typename T>
+class TieredQueue {
+ public:
+  enum class Outcome {
+    kQueued,
+    kDroppedTelemetry,  // queued, or itself telemetry and dropped; something was lost
+    kFull,  // a control message did not fit: the caller must start over with whole state
+  };
+
+  TieredQueue(size_t items_max, size_t bytes_max) : items_max_(items_max), bytes_max_(bytes_max) {}
+
+  /// `bytes`: what the item is counted as.
+  Outcome Push(T item, Tier tier, size_t bytes) {
+    Outcome outcome = Outcome::kQueued;
+    while (size() + 1 > items_max_ || bytes_ + bytes > bytes_max_) {
+      if (telemetry_.empty()) {
+        if (tier == Tier::kControl) return Outcome::kFull;
+        ++dropped_;
+        return Outcome::kDroppedTelemetry;
+      }
+      bytes_ -= telemetry_.front().bytes;
+      telemetry_.pop_front();
+      ++dropped_;
+      outcome = Outcome::kDroppedTelemetry;
+    }
+    bytes_ += bytes;
+    (tier == Tier::kControl ? control_ : telemetry_)
+        .push_back(Entry{next_sequence_++, bytes, std::move(item)});
+    return outcome;
+  }
+
+  std::optional<T> Pop() {
+    if (empty()) return std::nullopt;
+    const bool take_control =
+        telemetry_.empty() ||
+        (!control_.empty() && control_.front().sequence < telemetry_.front().sequence);
+    std::deque<Entry>& from = take_control ? control_ : telemetry_;
+    std::optional<T> item(std::move(from.front().item));
+    bytes_ -= from.front().bytes;
+    from.pop_front();
+    return item;
+  }
+
+  /// Empties the queue and returns its control messages, oldest first.
+  std::vector<T> TakeControl() {
+    std::vector<T> taken;
+    for (Entry& entry : control_) taken.push_back(std::move(entry.item));
+    control_.clear();
+    telemetry_.clear();
+    bytes_ = 0;
+    return taken;
+  }
+
+  bool empty() const { return control_.empty() && telemetry_.empty(); }
+  size_t size() const { return control_.size() + telemetry_.size(); }
+  size_t control_size() const { return control_.size(); }
+  size_t bytes() const { return bytes_; }
+  /// Telemetry lost since the queue was made.
+  uint64_t dropped() const { return dropped_; }
+
+ private:
+  struct Entry {
+    uint64_t sequence;
+    size_t bytes;
+    T item;
+  };
+  const size_t items_max_;
+  const size_t bytes_max_;
+  std::deque<Entry> control_;
+  std::deque<Entry> telemetry_;
+  size_t bytes_ = 0;
+  uint64_t next_sequence_ = 0;
+  uint64_t dropped_ = 0;
+};
+
+}  // namespace weir::agent

@@ -1,0 +1,63 @@
+// Telemetry gives way, control messages never do.
+#include "agent/tiered_queue.h"
+
+#include <gtest/gtest.h>
+
+namespace weir::agent {
+namespace {
+
+using Queue = TieredQueue<int>;
+using Outcome = Queue::Outcome;
+
+TEST(TieredQueueTest, KeepsTheOrderOverBothTiers) {
+  Queue queue(10, 100);
+  queue.Push(1, Tier::kTelemetry, 1);
+  queue.Push(2, Tier::kControl, 1);
+  queue.Push(3, Tier::kTelemetry, 1);
+  for (const int expected : {1, 2, 3}) EXPECT_EQ(queue.Pop(), expected);
+  EXPECT_EQ(queue.Pop(), std::nullopt);
+}
+
+TEST(TieredQueueTest, DropsTheOldestTelemetryForTheNewest) {
+  Queue queue(3, 100);
+  queue.Push(1, Tier::kTelemetry, 1);
+  queue.Push(2, Tier::kControl, 1);
+  queue.Push(3, Tier::kTelemetry, 1);
+  EXPECT_EQ(queue.Push(4, Tier::kTelemetry, 1), Outcome::kDroppedTelemetry);
+  EXPECT_EQ(queue.Push(5, Tier::kControl, 1), Outcome::kDroppedTelemetry);
+  for (const int expected : {2, 4, 5}) EXPECT_EQ(queue.Pop(), expected);
+  EXPECT_EQ(queue.dropped(), 2u);
+}
+
+TEST(TieredQueueTest, ControlIsNeverDroppedForControl) {
+  Queue queue(2, 100);
+  queue.Push(1, Tier::kControl, 1);
+  queue.Push(2, Tier::kControl, 1);
+  EXPECT_EQ(queue.Push(3, Tier::kControl, 1), Outcome::kFull);
+  EXPECT_EQ(queue.Push(4, Tier::kTelemetry, 1), Outcome::kDroppedTelemetry);
+  EXPECT_EQ(queue.Pop(), 1);
+  EXPECT_EQ(queue.Pop(), 2);
+  EXPECT_TRUE(queue.empty());
+}
+
+TEST(TieredQueueTest, BoundsBytes) {
+  Queue queue(100, 10);
+  EXPECT_EQ(queue.Push(1, Tier::kTelemetry, 6), Outcome::kQueued);
+  EXPECT_EQ(queue.Push(2, Tier::kTelemetry, 6), Outcome::kDroppedTelemetry);
+  EXPECT_EQ(queue.bytes(), 6u);
+  EXPECT_EQ(queue.Push(3, Tier::kControl, 11), Outcome::kFull);
+  EXPECT_EQ(queue.Pop(), std::nullopt);  // it made room for what still did not fit
+}
+
+TEST(TieredQueueTest, TakeControlEmptiesTheQueue) {
+  Queue queue(10, 100);
+  queue.Push(1, Tier::kControl, 5);
+  queue.Push(2, Tier::kTelemetry, 5);
+  queue.Push(3, Tier::kControl, 5);
+  EXPECT_EQ(queue.TakeControl(), (std::vector<int>{1, 3}));
+  EXPECT_TRUE(queue.empty());
+  EXPECT_EQ(queue.bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace weir::agent
