@@ -19,6 +19,9 @@ void Group::Begin(const OperationId& id, ControlWord control, uint16_t flags, Ti
   bytes_sent_ = 0;
   failed_ = false;
   receives_.clear();
+  const Duration left = deadline - RealClock().Now();
+  grace_ = std::clamp<Duration>(left / 10, Duration(0), std::chrono::seconds(1));
+  heard_.assign(static_cast<size_t>(size()), false);
 }
 
 StatusOr<Ticket> Group::Send(int peer, uint32_t slot, std::span<const std::byte> payload) {
@@ -54,11 +57,14 @@ StatusOr<size_t> Group::WaitReceive(Ticket ticket) {
   WEIR_CHECK(pending != receives_.end());
   const Pending expected = *pending;
   receives_.erase(pending);
-  StatusOr<FrameHeader> header = transport_.Wait(ticket, deadline_);
+  const auto peer = static_cast<size_t>(expected.peer);
+  StatusOr<FrameHeader> header =
+      transport_.Wait(ticket, heard_[peer] ? deadline_ + grace_ : deadline_);
   if (!header.ok()) {
     return Fail(Annotate(header.status(), StrCat("waiting for rank ", expected.peer)));
   }
   if (Status status = Verify(expected, *header); !status.ok()) return Fail(status);
+  heard_[peer] = true;
   flags_ |= header->flags;
   if (header->control.version > control_.version) control_ = header->control;
   return header->payload_bytes;

@@ -40,7 +40,9 @@ class Group {
   StatusOr<Ticket> Receive(int peer, uint32_t slot, std::span<std::byte> buffer);
   Status WaitSend(Ticket ticket);
   /// The payload's size. kInternal naming both sides when the frame belongs to another plan,
-  /// operation, bucket or slot; the group then aborts its transport.
+  /// operation, bucket or slot; the group then aborts its transport. A peer that was heard in this
+  /// operation gets a tenth of the time (at most a second) longer: it waits itself, and the rank that
+  /// waits for the missing one shall be the first to name it.
   StatusOr<size_t> WaitReceive(Ticket ticket);
 
   /// Ends the operation with `status`, which must not be OK: the first failure aborts the transport
@@ -70,6 +72,8 @@ class Group {
   TimePoint deadline_{};
   uint64_t bytes_sent_ = 0;
   bool failed_ = false;
+  Duration grace_{0};          // for peers that were heard in this operation
+  std::vector<bool> heard_;
   std::vector<Pending> receives_;  // at most kPostedMax
 };
 

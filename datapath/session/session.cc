@@ -11,16 +11,13 @@
 namespace weir {
 namespace {
 
-constexpr Duration kGoodbyeTimeout = std::chrono::seconds(3);
-
 // Operation numbers: step, then position within the step, then part of the operation. A rank that
 // lost count of steps or operations meets a mismatch, never another operation's bytes.
 constexpr int kIndexShift = 2;
 constexpr int kStepShift = 20;
 constexpr uint64_t kOperationsPerStepMax = 1u << (kStepShift - kIndexShift);
 // Outside of every step.
-constexpr uint64_t kGoodbyeSequence = UINT64_MAX;
-constexpr uint64_t kStartSequence = UINT64_MAX - 1;
+constexpr uint64_t kStartSequence = UINT64_MAX;
 
 Status CheckOptions(const SessionOptions& options) {
   if (options.job.empty()) return InvalidArgument("job: expected a name, found none");
@@ -87,6 +84,7 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
     : options_(std::move(options)),
       name_(StrCat(options_.job, " rank ", options_.rank)),
       transport_(std::move(transport)),
+      address_(transport_->address()),
       stages_({options_.job, options_.rank, options_.world}, residuals_, RealClock()),
       agent_(agent),
       activation_(options_.rank, options_.world, std::move(initial)) {
@@ -139,21 +137,13 @@ void Session::Close() {
   pipeline_->Drain([this] {
     if (failed_.load()) transport_->Interrupt();
   });
-  Goodbye();
   if (link_ != nullptr) link_->Stop();
-}
-
-void Session::Goodbye() {
-  if (!connected_ || options_.world == 1) return;
-  if (failed_.load()) {
-    AbortTransport();
-    return;
-  }
-  Group group(*transport_);
-  group.Begin({ActivePlan()->version, kGoodbyeSequence, 0}, {}, 0,
-              RealClock().Now() + kGoodbyeTimeout);
-  // A rank that is gone or still busy is no error here: this session is over either way.
-  static_cast<void>(Barrier(group));
+  if (failed_.load()) AbortTransport();
+  // The transport says goodbye: peers that are still in an operation keep what was sent to them.
+  std::unique_ptr<Transport> leaving;
+  MutexLock lock(mutex_);
+  stats_.bytes_sent = transport_->bytes_sent();
+  leaving = std::move(transport_);
 }
 
 StatusOr<uint64_t> Session::DefineBucket(std::vector<ResidualParameter> parameters, Dtype dtype) {
@@ -330,8 +320,8 @@ SessionStats Session::Stats() const {
   {
     MutexLock lock(mutex_);
     stats = stats_;
+    if (transport_ != nullptr) stats.bytes_sent = transport_->bytes_sent();
   }
-  stats.bytes_sent = transport_->bytes_sent();
   stats.agent_connected = agent_ != nullptr && agent_->connected();
   return stats;
 }

@@ -57,15 +57,14 @@ class Session : public AgentHandler {
                                                    SessionParts parts = SessionParts());
   ~Session() override;
 
-  const TransportAddress& address() const { return transport_->address(); }
+  const TransportAddress& address() const { return address_; }
 
   /// Connects to all ranks and checks that all start from the same plan, then starts the agent
   /// link. Errors are the transport's; kInternal: another plan.
   Status Connect(const std::vector<TransportAddress>& addresses);
 
-  /// Ends every operation with kAborted and joins every thread. A healthy session first waits up to
-  /// 3 s for the other ranks to finish theirs: a rank that leaves fails its peers' operations.
-  /// Idempotent.
+  /// Ends every operation with kAborted, joins every thread and leaves the job. Peers that do not
+  /// need this rank any more finish what they do. Idempotent.
   void Close();
 
   /// See weir_define_bucket. kInvalidArgument; kFailedPrecondition: a parameter's bucket is in use
@@ -106,7 +105,6 @@ class Session : public AgentHandler {
           std::shared_ptr<const Plan> initial);
 
   static uint64_t OperationSequence(const Operation& op, int sub_operation);
-  void Goodbye();
   void EncodeOperation(Operation& op);
   void MoveOperation(Operation* op);
   void DecodeOperation(Operation& op);
@@ -120,8 +118,9 @@ class Session : public AgentHandler {
   void TellPaths(TimePoint now);
 
   const SessionOptions options_;
-  const std::string name_;  // "job/rank 3", for the log
-  std::unique_ptr<Transport> transport_;
+  const std::string name_;                // "job/rank 3", for the log
+  std::unique_ptr<Transport> transport_;  // null after Close
+  const TransportAddress address_;
   ResidualStore residuals_;
   OperationStages stages_;
   std::unique_ptr<Pipeline> pipeline_;

@@ -113,7 +113,7 @@ std::vector<RankMessage> Session::Greeting() {
   hello.world = options_.world;
   hello.pid = static_cast<uint32_t>(getpid());
   hello.library_version = kLibraryVersion;
-  hello.datapath_address = transport_->address();
+  hello.datapath_address = address_;
   MutexLock lock(mutex_);
   hello.active_plan = activation_.active();
   hello.active_plan_version = hello.active_plan->version;

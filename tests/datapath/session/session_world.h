@@ -1,0 +1,210 @@
+#pragma once
+// A whole job of sessions in one process. The pipeline threads of every session do the work, so one
+// test thread can drive all ranks: begin and submit return at once, only the ends wait.
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "datapath/base/random.h"
+#include "datapath/session/session.h"
+#include "tests/support/inproc_transport.h"
+#include "tests/support/world.h"
+
+namespace weir::testing {
+
+/// What a session said to its agent, and commands to it. Thread-safe.
+class FakeAgentPort : public AgentPort {
+ public:
+  void Send(RankMessage message) override {
+    MutexLock lock(mutex_);
+    messages_.push_back(std::move(message));
+  }
+  bool connected() const override { return true; }
+
+  template <typename T>
+  std::vector<T> All() const {
+    MutexLock lock(mutex_);
+    std::vector<T> found;
+    for (const RankMessage& message : messages_) {
+      if (const T* match = std::get_if<T>(&message)) found.push_back(*match);
+    }
+    return found;
+  }
+  std::vector<RankMessage> Take() {
+    MutexLock lock(mutex_);
+    return std::exchange(messages_, {});
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<RankMessage> messages_ WEIR_GUARDED_BY(mutex_);
+};
+
+struct WorldOptions {
+  int world = 2;
+  std::string transport = "tcp";  // or "inproc"
+  double operation_timeout_s = 20;
+  std::string plan_file = {};
+  std::string agent = {};
+  std::function<std::unique_ptr<Transport>(int rank, std::unique_ptr<Transport>)> wrap = {};
+};
+
+class SessionWorld {
+ public:
+  explicit SessionWorld(const WorldOptions& options) : ports(options.world) {
+    static std::atomic<int> jobs{0};
+    const auto inproc = MakeInprocFactory();
+    const int job = jobs.fetch_add(1);
+    for (int rank = 0; rank < options.world; ++rank) {
+      SessionOptions session;
+      session.job = StrCat("job-", job);
+      session.rank = rank;
+      session.world = options.world;
+      session.operation_timeout = FromSeconds(options.operation_timeout_s);
+      session.connect_timeout = std::chrono::seconds(20);
+      session.plan_file = options.plan_file;
+      session.agent = options.agent;
+      SessionParts parts;
+      if (options.agent.empty()) {
+        ports[rank] = std::make_unique<FakeAgentPort>();
+        parts.agent = ports[rank].get();
+      }
+      parts.transport = MakeTransport(options, *inproc, job, rank);
+      auto created = Session::Create(session, std::move(parts));
+      EXPECT_TRUE(created.ok()) << ToString(created.status());
+      sessions.push_back(std::move(created).value());
+    }
+  }
+
+  std::vector<Status> Connect() {
+    std::vector<TransportAddress> addresses;
+    for (const auto& session : sessions) addresses.push_back(session->address());
+    std::vector<Status> statuses(sessions.size());
+    RunRanks(static_cast<int>(sessions.size()),
+             [&](int rank) { statuses[rank] = sessions[rank]->Connect(addresses); });
+    return statuses;
+  }
+
+  /// Connects and expects success.
+  SessionWorld& Up() {
+    for (const Status& status : Connect()) EXPECT_TRUE(status.ok()) << ToString(status);
+    return *this;
+  }
+
+  uint64_t Define(const std::vector<ResidualParameter>& parameters, Dtype dtype = Dtype::kFloat32) {
+    uint64_t key = 0;
+    for (auto& session : sessions) {
+      const auto defined = session->DefineBucket(parameters, dtype);
+      EXPECT_TRUE(defined.ok()) << ToString(defined.status());
+      key = defined.value_or(0);
+    }
+    return key;
+  }
+
+  void Begin() {
+    for (auto& session : sessions) {
+      const Status status = session->BeginStep();
+      EXPECT_TRUE(status.ok()) << ToString(status);
+    }
+  }
+
+  /// data[rank] is the rank's buffer.
+  template <typename T>
+  void AllReduce(uint64_t key, std::vector<std::vector<T>>& data, double scale = 1) {
+    for (size_t rank = 0; rank < sessions.size(); ++rank) {
+      const Status status = sessions[rank]->AllReduce(key, data[rank].data(), scale, nullptr);
+      EXPECT_TRUE(status.ok()) << ToString(status);
+    }
+  }
+
+  /// Ends the step everywhere; whether it was skipped, which must be equal on all ranks.
+  bool End() {
+    bool skipped = false;
+    for (size_t rank = 0; rank < sessions.size(); ++rank) {
+      const StatusOr<bool> ended = sessions[rank]->EndStep();
+      EXPECT_TRUE(ended.ok()) << "rank " << rank << ": " << ToString(ended.status());
+      if (rank == 0) skipped = ended.value_or(false);
+      EXPECT_EQ(skipped, ended.value_or(false)) << "rank " << rank;
+    }
+    return skipped;
+  }
+
+  /// Offers, arms and switches to `plan` with an empty step... the step that carries the
+  /// announcement all-reduces `key`.
+  void Switch(const Plan& plan, uint64_t key, size_t elements) {
+    for (auto& session : sessions) session->OnCommand(PlanOffer{plan.version, "n", plan});
+    for (auto& port : ports) {
+      ASSERT_FALSE(port->All<PlanAck>().empty()) << port->All<PlanNack>().back().reason;
+      ASSERT_EQ(port->All<PlanAck>().back().version, plan.version);
+    }
+    sessions[0]->OnCommand(PlanArm{plan.version});
+    std::vector<std::vector<float>> zeros(sessions.size(), std::vector<float>(elements));
+    Begin();
+    AllReduce(key, zeros);
+    End();
+  }
+
+  std::vector<std::byte> Export(int rank) {
+    std::vector<std::byte> bytes(sessions[rank]->ExportBytes());
+    const auto size = sessions[rank]->ExportState(bytes);
+    EXPECT_TRUE(size.ok()) << ToString(size.status());
+    return bytes;
+  }
+
+  ~SessionWorld() { Close(); }
+  void Close() {
+    RunRanks(static_cast<int>(sessions.size()), [&](int rank) {
+      if (sessions[rank] != nullptr) sessions[rank]->Close();
+    });
+  }
+
+  std::vector<std::unique_ptr<FakeAgentPort>> ports;
+  std::vector<std::unique_ptr<Session>> sessions;
+
+ private:
+  static std::unique_ptr<Transport> MakeTransport(const WorldOptions& options,
+                                                  const TransportFactory& inproc, int job,
+                                                  int rank) {
+    if (options.transport == "tcp" && !options.wrap) return nullptr;
+    TransportOptions transport;
+    transport.job = 1000 + static_cast<uint64_t>(job);
+    transport.rank = rank;
+    transport.world = options.world;
+    const TransportFactory* factory =
+        options.transport == "inproc" ? &inproc : *Transports().Find(options.transport);
+    auto made = factory->Create(transport);
+    EXPECT_TRUE(made.ok()) << ToString(made.status());
+    return options.wrap ? options.wrap(rank, std::move(made).value()) : std::move(made).value();
+  }
+};
+
+inline std::vector<std::vector<float>> RandomGradients(int world, size_t n, uint64_t seed) {
+  std::vector<std::vector<float>> gradients(world, std::vector<float>(n));
+  for (int rank = 0; rank < world; ++rank) {
+    Random random(MixSeed(seed, static_cast<uint64_t>(rank)));
+    for (float& value : gradients[rank]) value = static_cast<float>(random.Normal());
+  }
+  return gradients;
+}
+
+inline std::vector<double> SumOver(const std::vector<std::vector<float>>& data) {
+  std::vector<double> sum(data.front().size());
+  for (const auto& part : data) {
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+  }
+  return sum;
+}
+
+inline Plan UniformPlan(uint64_t version, const Choice& choice) {
+  Plan plan;
+  plan.version = version;
+  plan.fallback = choice;
+  return plan;
+}
+
+}  // namespace weir::testing
