@@ -94,6 +94,10 @@ class InprocTransport : public Transport {
   Status CheckPost(int peer) WEIR_REQUIRES(mesh_->mutex);
   Status CheckPeers() WEIR_REQUIRES(mesh_->mutex);
   void Pump(int from, int to) WEIR_REQUIRES(mesh_->mutex);
+  void FinishSend(Frame& frame, int from) WEIR_REQUIRES(mesh_->mutex) {
+    mesh_->nodes[from].posted[frame.ticket] = frame.header;
+    frame.ticket = 0;
+  }
   Status Deliver(const Frame& frame, const Receive& receive, int from, int to)
       WEIR_REQUIRES(mesh_->mutex);
   void Leave() WEIR_REQUIRES(mesh_->mutex);
@@ -225,15 +229,11 @@ StatusOr<Ticket> InprocTransport::PostReceive(int peer, std::span<std::byte> buf
 // Matches frames with receives, then accepts what the freed buffer has room for.
 void InprocTransport::Pump(int from, int to) {
   Lane& lane = mesh_->lane(from, to);
-  const auto accepted = [&](Frame& frame) {
-    mesh_->nodes[from].posted[frame.ticket] = frame.header;
-    frame.ticket = 0;
-  };
   while (!lane.frames.empty() && !lane.receives.empty()) {
     Frame& frame = lane.frames.front();
     const Status status = Deliver(frame, lane.receives.front(), from, to);
     if (frame.ticket == 0) lane.buffered -= frame.owned.size();
-    if (frame.ticket != 0) accepted(frame);
+    if (frame.ticket != 0) FinishSend(frame, from);
     lane.frames.pop_front();
     lane.receives.pop_front();
     if (!status.ok() && mesh_->nodes[to].failure.ok()) mesh_->nodes[to].failure = status;
@@ -243,7 +243,7 @@ void InprocTransport::Pump(int from, int to) {
     if (lane.buffered + frame.borrowed.size() > buffer_bytes_) break;
     frame.owned.assign(frame.borrowed.begin(), frame.borrowed.end());
     lane.buffered += frame.owned.size();
-    accepted(frame);
+    FinishSend(frame, from);
   }
   mesh_->changed.NotifyAll();
 }
