@@ -12,13 +12,13 @@ namespace weir {
 
 /// One whole-job alternative with its predicted consequences.
 struct CandidatePlan {
-  std::string label;             // "top_k 0.01 over sparse_all_gather", "mixed" for differing buckets
+  std::string label;  // "top_k 0.01 over sparse_all_gather", "mixed" for differing buckets
   PlanModel choices;
   double step_s = 0, step_deviation_s = 0;
-  double communication_s = 0;    // sum over buckets of encode + network + decode
+  double communication_s = 0;  // sum over buckets of encode + network + decode
   double exposed_s = 0;
-  double gain = 1;               // dimension-weighted
-  double objective = 0;          // lower is better
+  double gain = 1;       // dimension-weighted
+  double objective = 0;  // lower is better
   bool feasible = true;
   std::string excluded_by;
   bool dense = false;
@@ -31,14 +31,14 @@ struct Decision {
   CandidatePlan dense;               // best uncompressed alternative
   std::vector<CandidatePlan> top;    // best candidates, ascending objective, at most 12
   std::vector<CandidatePlan> front;  // Pareto front of (step_s, gain), ascending step_s, at most 64
-  std::string binding_constraint;    // the policy bound that excluded a better candidate; empty: none
-  std::string reason;                // one sentence with numbers
-  std::string digest;                // 16 hexadecimal digits over everything above
+  std::string binding_constraint;  // the policy bound that excluded a better candidate; empty: none
+  std::string reason;              // one sentence with numbers
+  std::string digest;              // 16 hexadecimal digits over everything above
 };
 
 /// Chooses under `policy`. Pure and deterministic: equal inputs give bit-identical results on every
-/// machine of one architecture. Thread-safe. kFailedPrecondition when the snapshot has no bucket or no
-/// feasible candidate (says which bound excludes all); kNotFound: unknown objective, codec or
+/// machine of one architecture. Thread-safe. kFailedPrecondition when the snapshot has no bucket or
+/// no feasible candidate (says which bound excludes all); kNotFound: unknown objective, codec or
 /// collective in the policy. Complexity: buckets x candidates x Pareto labels.
 StatusOr<Decision> Decide(const Snapshot& snapshot, const Policy& policy);
 

@@ -1,0 +1,293 @@
+// See candidates.h.
+
+#include "controller/solver/candidates.h"
+
+#include <algorithm>
+
+#include "controller/model/deterministic_math.h"
+
+namespace weir {
+namespace {
+
+constexpr double kRatioGrid[] = {1, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001};
+// The smallest factor between two ratios of the grid.
+constexpr double kRatioStepMin = 1.05;
+
+bool Contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+template <typename T>
+Status CheckNames(const std::vector<std::string>& wanted, const std::vector<T>& offered,
+                  const char* what) {
+  for (const std::string& name : wanted) {
+    std::string valid;
+    bool found = false;
+    for (const T& one : offered) {
+      found |= one.name == name;
+      valid += (valid.empty() ? "" : ", ") + one.name;
+    }
+    if (!found) {
+      return NotFound(StrCat("policy names ", what, " '", name,
+                             "', which no rank or not every rank offers; valid: ", valid));
+    }
+  }
+  return OkStatus();
+}
+
+/// Grid, the policy's own bounds and the codec's own range, descending, no near-duplicates.
+std::vector<double> RatiosFor(const CodecModel& codec, const Policy& policy,
+                              const CandidateScope& scope) {
+  if (!codec.uses_ratio) return {1.0};
+  if (scope.only.has_value()) return {scope.only->ratio};
+  const bool own_ratios = !scope.ratios.empty() && codec.error_model == scope.error_model;
+  std::vector<double> exact, all;
+  if (own_ratios) {
+    all = scope.ratios;
+  } else {
+    exact = {policy.ratio_min, policy.ratio_max};
+    all = exact;
+    all.insert(all.end(), std::begin(kRatioGrid), std::end(kRatioGrid));
+  }
+  std::sort(all.begin(), all.end(), std::greater<>());
+  std::vector<double> ratios;
+  for (const double ratio : all) {
+    if (ratio < codec.ratio_min || ratio > codec.ratio_max || ratio <= 0) continue;
+    if (!ratios.empty() && ratios.back() < ratio * kRatioStepMin && !own_ratios) {
+      // Of two close ones, the policy's bound stays.
+      if (std::find(exact.begin(), exact.end(), ratio) != exact.end()) ratios.back() = ratio;
+      continue;
+    }
+    if (ratios.empty() || ratios.back() != ratio) ratios.push_back(ratio);
+  }
+  return ratios;
+}
+
+/// Steady residual of error feedback that keeps `gain` of the energy of gradient plus residual,
+/// when successive gradients are uncorrelated: r^2 = (1 - gain)(1 + r^2).
+double SteadyResidual(double gain) {
+  if (gain >= 1) return 0;
+  return DetSqrt((1 - gain) / std::max(gain, 1e-9));
+}
+
+}  // namespace
+
+StatusOr<CandidateSpace> CandidateSpace::Build(const Snapshot& snapshot, const Policy& policy,
+                                               const CandidateScope& scope) {
+  WEIR_RETURN_IF_ERROR(CheckNames(policy.codecs, snapshot.codecs, "codec"));
+  WEIR_RETURN_IF_ERROR(CheckNames(policy.collectives, snapshot.collectives, "collective"));
+  if (scope.only.has_value()) {
+    WEIR_RETURN_IF_ERROR(CheckNames({scope.only->codec}, snapshot.codecs, "codec"));
+    WEIR_RETURN_IF_ERROR(CheckNames({scope.only->collective}, snapshot.collectives, "collective"));
+  }
+  CandidateSpace space;
+  space.snapshot_ = &snapshot;
+  space.policy_ = &policy;
+  space.scope_ = scope;
+  for (const BucketModel& bucket : snapshot.buckets) {
+    space.elements_total_ += static_cast<double>(bucket.elements);
+  }
+  space.AddKinds();
+  space.CostKinds();
+  return space;
+}
+
+void CandidateSpace::AddKinds() {
+  for (const CodecModel& codec : snapshot_->codecs) {
+    for (const double ratio : RatiosFor(codec, *policy_, scope_)) {
+      for (size_t c = 0; c < snapshot_->collectives.size(); ++c) {
+        const CollectiveModel& collective = snapshot_->collectives[c];
+        if (!Compatible(codec, collective, snapshot_->world)) continue;
+        Kind kind{&codec, &collective, static_cast<int>(c), ratio, !codec.lossy, ""};
+        kind.excluded_by = KindExclusion(kind);
+        kinds_.push_back(std::move(kind));
+      }
+    }
+  }
+}
+
+std::string CandidateSpace::KindExclusion(const Kind& kind) const {
+  const std::string& codec = kind.codec->name;
+  const std::string& collective = kind.collective->name;
+  if (scope_.only.has_value()) {
+    const bool same = scope_.only->codec == codec && scope_.only->collective == collective &&
+                      (!kind.codec->uses_ratio || scope_.only->ratio == kind.ratio);
+    return same ? "" : StrCat("objective ", policy_->objective);
+  }
+  if (!scope_.error_model.empty() && kind.codec->error_model != scope_.error_model) {
+    return StrCat("objective ", policy_->objective);
+  }
+  if (!policy_->codecs.empty() && !Contains(policy_->codecs, codec)) return "codecs";
+  if (!policy_->collectives.empty() && !Contains(policy_->collectives, collective)) {
+    return "collectives";
+  }
+  if (!kind.codec->uses_ratio) return "";
+  if (kind.ratio < policy_->ratio_min) return StrCat("ratio_min ", policy_->ratio_min);
+  if (kind.ratio > policy_->ratio_max) return StrCat("ratio_max ", policy_->ratio_max);
+  return "";
+}
+
+std::string CandidateSpace::CostExclusion(const Kind& kind, size_t bucket,
+                                          const BucketCost& cost) const {
+  if (!kind.excluded_by.empty() || kind.dense || scope_.only.has_value()) return kind.excluded_by;
+  if (cost.gain < policy_->gain_min) return StrCat("gain_min ", policy_->gain_min);
+  if (policy_->residual_ratio_max > 0 && kind.codec->needs_error_feedback &&
+      SteadyResidual(cost.gain) * residual_corrections_[bucket] > policy_->residual_ratio_max) {
+    return StrCat("residual_ratio_max ", policy_->residual_ratio_max);
+  }
+  return "";
+}
+
+void CandidateSpace::CostKinds() {
+  const NetworkState network = NetworkOf(*snapshot_);
+  const double beta = 1 / EffectiveBandwidth(*snapshot_, network);
+  options_.resize(snapshot_->buckets.size());
+  residual_corrections_.assign(snapshot_->buckets.size(), 1.0);
+  for (size_t b = 0; b < snapshot_->buckets.size(); ++b) {
+    const BucketModel& bucket = snapshot_->buckets[b];
+    // How far the measured residual is from the formula on what runs now.
+    if (b < snapshot_->incumbent.size() && bucket.residual_ratio > 0) {
+      const auto running = CostOf(b, snapshot_->incumbent[b]);
+      const double expected = running.ok() ? SteadyResidual(running->gain) : 0;
+      if (expected > 0.01) {
+        residual_corrections_[b] = std::clamp(bucket.residual_ratio / expected, 0.2, 5.0);
+      }
+    }
+    options_[b].resize(kinds_.size());
+    for (size_t k = 0; k < kinds_.size(); ++k) {
+      const Kind& kind = kinds_[k];
+      BucketOption& option = options_[b][k];
+      option.cost = PredictBucket(*snapshot_, bucket, *kind.codec, *kind.collective, kind.ratio);
+      option.encode_s = option.cost.EncodeSeconds(network.alpha_s);
+      option.network_s = option.cost.NetworkSeconds(network.alpha_s, beta);
+      option.excluded_by = CostExclusion(kind, b, option.cost);
+    }
+  }
+}
+
+std::string CandidateSpace::UniformExclusion(size_t kind) const {
+  if (!kinds_[kind].excluded_by.empty()) return kinds_[kind].excluded_by;
+  for (const auto& bucket : options_) {
+    if (!bucket[kind].excluded_by.empty()) return bucket[kind].excluded_by;
+  }
+  return "";
+}
+
+ChoiceModel CandidateSpace::ChoiceOf(size_t kind) const {
+  return {kinds_[kind].codec->name, kinds_[kind].collective->name, kinds_[kind].ratio, 0};
+}
+
+std::string CandidateSpace::ExclusionOf(size_t bucket, const ChoiceModel& choice) const {
+  const auto cost = CostOf(bucket, choice);
+  if (!cost.ok()) return "not offered by every rank";
+  const int c = CollectiveIndex(choice.collective);
+  for (const CodecModel& codec : snapshot_->codecs) {
+    if (codec.name != choice.codec) continue;
+    Kind kind{&codec, &snapshot_->collectives[c], c, choice.ratio, !codec.lossy, ""};
+    kind.excluded_by = KindExclusion(kind);
+    return CostExclusion(kind, bucket, *cost);
+  }
+  return "not offered by every rank";
+}
+
+int CandidateSpace::CollectiveIndex(const std::string& name) const {
+  for (size_t c = 0; c < snapshot_->collectives.size(); ++c) {
+    if (snapshot_->collectives[c].name == name) return static_cast<int>(c);
+  }
+  return -1;
+}
+
+StatusOr<BucketCost> CandidateSpace::CostOf(size_t bucket, const ChoiceModel& choice) const {
+  const int c = CollectiveIndex(choice.collective);
+  for (const CodecModel& codec : snapshot_->codecs) {
+    if (codec.name != choice.codec || c < 0) continue;
+    if (!Compatible(codec, snapshot_->collectives[c], snapshot_->world)) break;
+    return PredictBucket(*snapshot_, snapshot_->buckets[bucket], codec, snapshot_->collectives[c],
+                         choice.ratio);
+  }
+  return NotFound(StrCat("not every rank offers ", choice.codec, " over ", choice.collective));
+}
+
+PlanEstimate EvaluatePlan(const CandidateSpace& space, const CostedPlan& plan,
+                          const NetworkState& network) {
+  const Snapshot& snapshot = space.snapshot();
+  const double beta = 1 / EffectiveBandwidth(snapshot, network);
+  PlanEstimate estimate;
+  estimate.network_s_by_collective.resize(snapshot.collectives.size());
+  std::vector<BucketTimes> buckets(plan.costs.size());
+  for (size_t b = 0; b < plan.costs.size(); ++b) {
+    const BucketCost& cost = plan.costs[b];
+    buckets[b].ready_s = snapshot.buckets[b].ready_s;
+    buckets[b].encode_s = cost.EncodeSeconds(network.alpha_s);
+    buckets[b].network_s = cost.NetworkSeconds(network.alpha_s, beta);
+    buckets[b].decode_s = cost.decode_s;
+    estimate.network_s_by_collective[plan.collective_indices[b]] +=
+        cost.relative_deviation * buckets[b].network_s;
+    estimate.codec_deviation_s += cost.codec_deviation_s;
+  }
+  estimate.times = PredictStep(buckets, snapshot.compute_s.value, snapshot.backward_s.value);
+  return estimate;
+}
+
+CostedPlan PlanOfKinds(const CandidateSpace& space, const std::vector<int>& kinds) {
+  CostedPlan plan;
+  double kept = 0;
+  for (size_t b = 0; b < kinds.size(); ++b) {
+    const Kind& kind = space.kinds()[kinds[b]];
+    plan.choices.push_back(space.ChoiceOf(kinds[b]));
+    plan.costs.push_back(space.option(b, kinds[b]).cost);
+    plan.collective_indices.push_back(kind.collective_index);
+    plan.dense &= kind.dense;
+    kept += plan.costs.back().gain * static_cast<double>(space.snapshot().buckets[b].elements);
+  }
+  plan.gain = space.elements_total() > 0 ? kept / space.elements_total() : 1;
+  return plan;
+}
+
+StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel& choices) {
+  CostedPlan plan;
+  double kept = 0;
+  for (size_t b = 0; b < choices.size(); ++b) {
+    WEIR_ASSIGN_OR_RETURN(const BucketCost cost, space.CostOf(b, choices[b]));
+    for (const CodecModel& codec : space.snapshot().codecs) {
+      if (codec.name == choices[b].codec) plan.dense &= !codec.lossy;
+    }
+    plan.costs.push_back(cost);
+    plan.collective_indices.push_back(space.CollectiveIndex(choices[b].collective));
+    kept += cost.gain * static_cast<double>(space.snapshot().buckets[b].elements);
+  }
+  plan.choices = choices;
+  plan.gain = space.elements_total() > 0 ? kept / space.elements_total() : 1;
+  return plan;
+}
+
+std::string LabelOf(const ChoiceModel& choice, bool uses_ratio) {
+  if (!uses_ratio) return StrCat(choice.codec, " over ", choice.collective);
+  return StrCat(choice.codec, " ", choice.ratio, " over ", choice.collective);
+}
+
+std::string LabelOf(const CandidateSpace& space, const PlanModel& plan) {
+  if (plan.empty()) return "";
+  std::vector<std::pair<const ChoiceModel*, double>> elements;  // few distinct choices
+  for (size_t b = 0; b < plan.size(); ++b) {
+    const auto same = std::find_if(elements.begin(), elements.end(),
+                                   [&](const auto& entry) { return *entry.first == plan[b]; });
+    const double count = static_cast<double>(space.snapshot().buckets[b].elements);
+    if (same == elements.end()) {
+      elements.push_back({&plan[b], count});
+    } else {
+      same->second += count;
+    }
+  }
+  const auto most =
+      std::max_element(elements.begin(), elements.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  bool uses_ratio = false;
+  for (const CodecModel& codec : space.snapshot().codecs) {
+    if (codec.name == most->first->codec) uses_ratio = codec.uses_ratio;
+  }
+  const std::string label = LabelOf(*most->first, uses_ratio);
+  return elements.size() == 1 ? label : StrCat("mixed (mostly ", label, ")");
+}
+
+}  // namespace weir

@@ -1,0 +1,481 @@
+// Decide: enumerate, predict, score, then ask whether the best is worth a switch.
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "controller/model/deterministic_math.h"
+#include "controller/solver/candidates.h"
+#include "controller/solver/explain.h"
+#include "controller/solver/pareto.h"
+#include "controller/solver/solver.h"
+#include "controller/solver/switching.h"
+
+namespace weir {
+namespace {
+
+constexpr double kSlowerThanDenseMax = 1.02;
+constexpr char kSlowerThanDense[] = "never slower than dense";
+constexpr size_t kTopMax = 12, kFrontMax = 64, kBucketsMax = 4096;
+// How many alternatives may be tried for confidence, best first.
+constexpr int kChallengersMax = 8;
+constexpr double kTie = 1e-9;
+
+/// One whole-job alternative before it is written out.
+struct Alternative {
+  KindPlan kinds;  // empty for an incumbent off the grid
+  CandidateEstimate estimate;
+  double score = 0;
+  std::string excluded_by;
+  bool dense = false;
+  bool uniform = false;
+};
+
+Status CheckFinite(const char* what, double value, double min) {
+  if (std::isfinite(value) && value >= min) return OkStatus();
+  return InvalidArgument(StrCat("snapshot: ", what, ": expected a finite number of at least ", min,
+                                ", found ", value));
+}
+
+Status CheckSnapshot(const Snapshot& snapshot) {
+  if (snapshot.buckets.empty()) return FailedPrecondition("snapshot has no bucket");
+  if (snapshot.buckets.size() > kBucketsMax) {
+    return InvalidArgument(StrCat("snapshot: expected at most ", kBucketsMax, " buckets, found ",
+                                  snapshot.buckets.size()));
+  }
+  if (snapshot.world < 1) {
+    return InvalidArgument(
+        StrCat("snapshot: expected a world of at least 1, found ", snapshot.world));
+  }
+  if (!snapshot.incumbent.empty() && snapshot.incumbent.size() != snapshot.buckets.size()) {
+    return InvalidArgument(StrCat("snapshot: expected a choice for each of ",
+                                  snapshot.buckets.size(), " buckets, found ",
+                                  snapshot.incumbent.size()));
+  }
+  WEIR_RETURN_IF_ERROR(CheckFinite("compute_s", snapshot.compute_s.value, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("compute_s.deviation", snapshot.compute_s.deviation, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("backward_s", snapshot.backward_s.value, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("latency_s", snapshot.latency_s.value, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("latency_s.deviation", snapshot.latency_s.deviation, 0));
+  WEIR_RETURN_IF_ERROR(
+      CheckFinite("bandwidth_bytes_per_s", snapshot.bandwidth_bytes_per_s.value, 0));
+  WEIR_RETURN_IF_ERROR(
+      CheckFinite("bandwidth_bytes_per_s.deviation", snapshot.bandwidth_bytes_per_s.deviation, 0));
+  if (snapshot.world > 1 && snapshot.bandwidth_bytes_per_s.value <= 0) {
+    return FailedPrecondition("snapshot has no bandwidth estimate");
+  }
+  for (const BucketModel& bucket : snapshot.buckets) {
+    WEIR_RETURN_IF_ERROR(CheckFinite("ready_s of a bucket", bucket.ready_s, 0));
+    WEIR_RETURN_IF_ERROR(CheckFinite("residual_ratio of a bucket", bucket.residual_ratio, 0));
+    for (const double gain : bucket.gains) WEIR_RETURN_IF_ERROR(CheckFinite("a gain", gain, 0));
+    for (const double ratio : bucket.gain_ratios) {
+      WEIR_RETURN_IF_ERROR(CheckFinite("a ratio of a gain curve", ratio, 1e-9));
+    }
+  }
+  return OkStatus();
+}
+
+/// The decision as it takes shape.
+class Decider {
+ public:
+  Decider(const CandidateSpace& space, const Policy& policy, const Objective& objective,
+          const CandidateScope& scope)
+      : space_(space), policy_(policy), objective_(objective), scope_(scope) {}
+
+  StatusOr<Decision> Run();
+
+ private:
+  CandidateEstimate EstimateKinds(const KindPlan& kinds) const;
+  void AddAlternatives();
+  void AddIncumbent();
+  void ApplyDenseGuard();
+  void ScoreAll();
+  /// The better feasible alternative comes first.
+  bool Better(size_t a, size_t b) const;
+  Status NothingFeasible() const;
+  void FindBinding();
+
+  CandidatePlan Write(size_t index) const;
+  CostedPlan Costed(size_t index) const;
+  void WriteTop(size_t chosen);
+  void WriteFront();
+
+  /// Index of what should run, with `reason` set.
+  size_t Choose(const std::vector<size_t>& ranked);
+  size_t ChooseFirst(const std::vector<size_t>& ranked);
+  size_t ChooseAgainst(const std::vector<size_t>& ranked);
+  bool SamePlan(size_t a, size_t b) const { return Costed(a).choices == Costed(b).choices; }
+  std::string Against(size_t chosen) const;
+  std::string Keeps(const std::string& why) const;
+
+  const CandidateSpace& space_;
+  const Policy& policy_;
+  const Objective& objective_;
+  const CandidateScope& scope_;
+  std::vector<Alternative> all_;
+  std::vector<size_t> front_;  // indices into all_
+  CostedPlan incumbent_plan_;
+  int incumbent_ = -1;         // index into all_; -1: none, or not predictable
+  int dense_ = -1;             // best dense alternative
+  std::string unpredictable_;  // why the incumbent has no prediction
+  Decision decision_;
+};
+
+CandidateEstimate Decider::EstimateKinds(const KindPlan& kinds) const {
+  std::vector<BucketTimes> buckets(kinds.size());
+  double kept = 0;
+  bool uniform = true;
+  for (size_t b = 0; b < kinds.size(); ++b) {
+    const BucketOption& option = space_.option(b, kinds[b]);
+    buckets[b] = {space_.snapshot().buckets[b].ready_s, option.encode_s, option.network_s,
+                  option.cost.decode_s};
+    kept += option.cost.gain * static_cast<double>(space_.snapshot().buckets[b].elements);
+    uniform &= kinds[b] == kinds[0];
+  }
+  const StepTimes times =
+      PredictStep(buckets, space_.snapshot().compute_s.value, space_.snapshot().backward_s.value);
+  CandidateEstimate estimate;
+  estimate.step_s = times.step_s;
+  estimate.exposed_s = times.exposed_s;
+  estimate.communication_s = times.communication_s;
+  estimate.gain = space_.elements_total() > 0 ? kept / space_.elements_total() : 1;
+  if (uniform) estimate.ratio = space_.kinds()[kinds[0]].ratio;
+  return estimate;
+}
+
+void Decider::AddAlternatives() {
+  const size_t buckets = space_.bucket_count();
+  for (size_t k = 0; k < space_.kinds().size(); ++k) {
+    Alternative one;
+    one.kinds.assign(buckets, static_cast<int>(k));
+    one.excluded_by = space_.UniformExclusion(k);
+    one.dense = space_.kinds()[k].dense;
+    one.uniform = true;
+    one.estimate = EstimateKinds(one.kinds);
+    all_.push_back(std::move(one));
+  }
+  if (scope_.uniform) return;
+  for (KindPlan& kinds : ParetoFront(space_)) {
+    Alternative one;
+    one.dense = std::all_of(kinds.begin(), kinds.end(),
+                            [&](int kind) { return space_.kinds()[kind].dense; });
+    one.uniform =
+        std::all_of(kinds.begin(), kinds.end(), [&](int kind) { return kind == kinds[0]; });
+    one.estimate = EstimateKinds(kinds);
+    one.kinds = std::move(kinds);
+    front_.push_back(all_.size());
+    all_.push_back(std::move(one));
+  }
+}
+
+void Decider::AddIncumbent() {
+  const PlanModel& choices = space_.snapshot().incumbent;
+  if (choices.empty()) return;
+  auto plan = PlanOfChoices(space_, choices);
+  if (!plan.ok()) {
+    unpredictable_ = Message(plan.status());
+    return;
+  }
+  incumbent_plan_ = *std::move(plan);
+  Alternative one;
+  one.dense = incumbent_plan_.dense;
+  for (size_t b = 0; b < choices.size() && one.excluded_by.empty(); ++b) {
+    one.excluded_by = space_.ExclusionOf(b, choices[b]);
+  }
+  one.estimate = EstimateOf(incumbent_plan_,
+                            EvaluatePlan(space_, incumbent_plan_, NetworkOf(space_.snapshot())));
+  one.uniform = std::all_of(choices.begin(), choices.end(),
+                            [&](const ChoiceModel& choice) { return choice == choices[0]; });
+  incumbent_ = static_cast<int>(all_.size());
+  all_.push_back(std::move(one));
+}
+
+void Decider::ApplyDenseGuard() {
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (!all_[i].dense || static_cast<int>(i) == incumbent_) continue;
+    if (dense_ < 0) {
+      dense_ = static_cast<int>(i);
+      continue;
+    }
+    const Alternative& best = all_[dense_];
+    const bool allowed = all_[i].excluded_by.empty(), best_allowed = best.excluded_by.empty();
+    if (allowed != best_allowed ? allowed : all_[i].estimate.step_s < best.estimate.step_s) {
+      dense_ = static_cast<int>(i);
+    }
+  }
+  if (dense_ >= 0 && all_[dense_].excluded_by.empty() && !scope_.may_be_slower_than_dense) {
+    const double limit = kSlowerThanDenseMax * all_[dense_].estimate.step_s;
+    for (Alternative& one : all_) {
+      if (!one.dense && one.excluded_by.empty() && one.estimate.step_s > limit) {
+        one.excluded_by = kSlowerThanDense;
+      }
+    }
+  }
+  for (Alternative& one : all_) one.estimate.feasible = one.excluded_by.empty();
+}
+
+void Decider::ScoreAll() {
+  std::vector<CandidateEstimate> estimates;
+  estimates.reserve(all_.size());
+  for (const Alternative& one : all_) estimates.push_back(one.estimate);
+  const std::vector<double> scores = objective_.Score(policy_, estimates);
+  for (size_t i = 0; i < all_.size(); ++i) all_[i].score = scores[i];
+}
+
+bool Decider::Better(size_t a, size_t b) const {
+  const Alternative &x = all_[a], &y = all_[b];
+  if (x.score != y.score) return x.score < y.score;
+  if (x.estimate.step_s != y.estimate.step_s) return x.estimate.step_s < y.estimate.step_s;
+  if (x.estimate.gain != y.estimate.gain) return x.estimate.gain > y.estimate.gain;
+  // What runs already, then what is simplest.
+  const bool x_runs = static_cast<int>(a) == incumbent_, y_runs = static_cast<int>(b) == incumbent_;
+  if (x_runs != y_runs) return x_runs;
+  if (x.uniform != y.uniform) return x.uniform;
+  return a < b;
+}
+
+Status Decider::NothingFeasible() const {
+  std::map<std::string, int> counts;
+  for (const Alternative& one : all_) ++counts[one.excluded_by];
+  std::string text;
+  for (const auto& [bound, count] : counts) {
+    text += StrCat(text.empty() ? "" : ", ", bound, " excludes ", count);
+  }
+  if (text.empty()) text = "no codec fits any collective at this world size";
+  return FailedPrecondition(
+      StrCat("policy ", policy_.name, " leaves no candidate out of ", all_.size(), ": ", text));
+}
+
+void Decider::FindBinding() {
+  double best = decision_.chosen.objective * (1 - kTie);
+  for (const Alternative& one : all_) {
+    const bool bound = !one.excluded_by.empty() && one.excluded_by != kSlowerThanDense &&
+                       one.excluded_by.rfind("objective ", 0) != 0;
+    if (!bound || !one.uniform || !(one.score < best)) continue;
+    best = one.score;
+    decision_.binding_constraint = one.excluded_by;
+  }
+}
+
+CostedPlan Decider::Costed(size_t index) const {
+  if (static_cast<int>(index) == incumbent_) return incumbent_plan_;
+  return PlanOfKinds(space_, all_[index].kinds);
+}
+
+CandidatePlan Decider::Write(size_t index) const {
+  const Alternative& one = all_[index];
+  const CostedPlan plan = Costed(index);
+  CandidatePlan out;
+  out.label = LabelOf(space_, plan.choices);
+  out.choices = plan.choices;
+  out.step_s = one.estimate.step_s;
+  out.step_deviation_s = StepDeviation(space_, plan);
+  out.communication_s = one.estimate.communication_s;
+  out.exposed_s = one.estimate.exposed_s;
+  out.gain = one.estimate.gain;
+  out.objective = one.score;
+  out.feasible = one.excluded_by.empty();
+  out.excluded_by = one.excluded_by;
+  out.dense = one.dense;
+  return out;
+}
+
+void Decider::WriteTop(size_t chosen) {
+  // The uniform alternatives, what was chosen and what runs; of equal labels the first.
+  std::vector<size_t> order;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (all_[i].uniform || i == chosen || static_cast<int>(i) == incumbent_) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return Better(a, b); });
+  std::vector<size_t> must = {chosen};
+  if (incumbent_ >= 0) must.push_back(incumbent_);
+  if (dense_ >= 0) must.push_back(dense_);
+  size_t infeasible = 0;
+  std::vector<CandidatePlan> optional, required;
+  for (const size_t i : must) {
+    CandidatePlan plan = Write(i);
+    const bool seen = std::any_of(required.begin(), required.end(),
+                                  [&](const auto& other) { return other.choices == plan.choices; });
+    if (!seen) required.push_back(std::move(plan));
+  }
+  for (const size_t i : order) {
+    if (required.size() + optional.size() >= kTopMax) break;
+    if (!all_[i].excluded_by.empty() && ++infeasible > kTopMax / 3) continue;
+    const PlanModel choices = Costed(i).choices;
+    const auto same = [&](const CandidatePlan& other) { return other.choices == choices; };
+    if (std::any_of(required.begin(), required.end(), same)) continue;
+    if (std::any_of(optional.begin(), optional.end(), same)) continue;
+    optional.push_back(Write(i));
+  }
+  decision_.top = std::move(required);
+  decision_.top.insert(decision_.top.end(), optional.begin(), optional.end());
+  std::stable_sort(decision_.top.begin(), decision_.top.end(),
+                   [](const auto& a, const auto& b) { return a.objective < b.objective; });
+}
+
+void Decider::WriteFront() {
+  std::vector<size_t> order = front_;
+  if (scope_.uniform) {
+    for (size_t i = 0; i < all_.size(); ++i) {
+      if (all_[i].excluded_by.empty() && static_cast<int>(i) != incumbent_) order.push_back(i);
+    }
+  }
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    const CandidateEstimate &x = all_[a].estimate, &y = all_[b].estimate;
+    return x.step_s != y.step_s ? x.step_s < y.step_s : x.gain > y.gain;
+  });
+  std::vector<size_t> kept;
+  for (const size_t i : order) {
+    if (kept.empty() || all_[i].estimate.gain > all_[kept.back()].estimate.gain) kept.push_back(i);
+  }
+  const size_t count = std::min(kept.size(), kFrontMax);
+  for (size_t i = 0; i < count; ++i) {
+    // Evenly spread, both ends included.
+    const size_t at = count > 1 ? i * (kept.size() - 1) / (count - 1) : 0;
+    decision_.front.push_back(Write(kept[at]));
+  }
+}
+
+std::string Decider::Against(size_t chosen) const {
+  std::string text;
+  if (dense_ >= 0 && !all_[chosen].dense) {
+    text += " against " + SecondsText(all_[dense_].estimate.step_s) + " dense";
+  }
+  if (incumbent_ >= 0 && incumbent_ != static_cast<int>(chosen) &&
+      !(all_[incumbent_].dense && !text.empty())) {
+    text += (text.empty() ? " against " : " and ") + SecondsText(all_[incumbent_].estimate.step_s) +
+            " at gain " + NumberText(all_[incumbent_].estimate.gain) + " for " +
+            LabelOf(space_, incumbent_plan_.choices);
+  }
+  return text;
+}
+
+std::string Decider::Keeps(const std::string& why) const {
+  return NetworkText(space_.snapshot()) + " " + PredictionText(Write(incumbent_)) +
+         Against(incumbent_) + " and stays: " + why;
+}
+
+size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {
+  size_t chosen = ranked[0];
+  std::string note;
+  if (!all_[chosen].dense && !scope_.immediate && dense_ >= 0 && all_[dense_].excluded_by.empty()) {
+    const double sure = ImprovementProbability(space_, objective_, policy_, Costed(chosen),
+                                               Costed(dense_), policy_.improvement_min);
+    if (sure < policy_.confidence) {
+      note = ", until " + LabelOf(space_, Costed(chosen).choices) + " is surely better (" +
+             NumberText(100 * sure) + " % now, " + NumberText(100 * policy_.confidence) +
+             " % wanted)";
+      chosen = dense_;
+    }
+  }
+  decision_.reason = "first plan: " + NetworkText(space_.snapshot()) + " " +
+                     PredictionText(Write(chosen)) + Against(chosen) + note;
+  return chosen;
+}
+
+size_t Decider::ChooseAgainst(const std::vector<size_t>& ranked) {
+  const Alternative& runs = all_[incumbent_];
+  const Snapshot& snapshot = space_.snapshot();
+  const bool too_slow = runs.excluded_by == kSlowerThanDense;
+  const std::string now = NetworkText(snapshot) + " ";
+  if (SamePlan(ranked[0], incumbent_)) {
+    decision_.reason = Keeps("nothing predicts better");
+    return incumbent_;
+  }
+  if (!runs.excluded_by.empty() && !too_slow) {
+    decision_.reason = now + PredictionText(Write(ranked[0])) + Against(ranked[0]) +
+                       "; what ran is excluded by " + runs.excluded_by;
+    return ranked[0];
+  }
+  if (scope_.immediate) {
+    decision_.reason = now + PredictionText(Write(ranked[0])) + Against(ranked[0]);
+    return ranked[0];
+  }
+  const double improvement = too_slow ? 0 : policy_.improvement_min;
+  const double dwell = DwellSeconds(policy_, snapshot.recent_switches);
+  const bool waits = snapshot.seconds_since_switch < dwell && snapshot.trigger != "policy" &&
+                     snapshot.trigger != "rollback";
+  std::string refused;
+  int tried = 0;
+  for (const size_t i : ranked) {
+    const double promised = runs.score > 0 ? 1 - all_[i].score / runs.score : 0;
+    const bool toward_dense = all_[i].dense && !runs.dense;
+    const std::string label = LabelOf(space_, Costed(i).choices);
+    if (!(all_[i].score < (1 - improvement) * runs.score) || tried++ >= kChallengersMax) {
+      if (refused.empty()) {
+        refused = label + " promises " + NumberText(100 * std::max(0.0, promised)) + " % better, " +
+                  NumberText(100 * improvement) + " % wanted";
+      }
+      break;
+    }
+    if (waits && !toward_dense) {
+      if (refused.empty()) {
+        refused = "the last switch was " + SecondsText(snapshot.seconds_since_switch) + " ago, " +
+                  SecondsText(dwell) + " of dwell wanted before " + label;
+      }
+      continue;
+    }
+    const double sure = ImprovementProbability(space_, objective_, policy_, Costed(i),
+                                               incumbent_plan_, improvement);
+    const double wanted = toward_dense || too_slow ? 0.5 : policy_.confidence;
+    if (sure >= wanted) {
+      decision_.reason = now + PredictionText(Write(i)) + Against(i) + " (" +
+                         NumberText(100 * promised) + " % better, " + NumberText(100 * sure) +
+                         " % sure)";
+      return i;
+    }
+    if (refused.empty()) {
+      refused = label + " would be " + NumberText(100 * promised) + " % better, but that is only " +
+                NumberText(100 * sure) + " % sure, " + NumberText(100 * wanted) + " % wanted";
+    }
+  }
+  decision_.reason = Keeps(refused);
+  return incumbent_;
+}
+
+size_t Decider::Choose(const std::vector<size_t>& ranked) {
+  if (incumbent_ >= 0) return ChooseAgainst(ranked);
+  if (unpredictable_.empty()) return ChooseFirst(ranked);
+  decision_.reason = NetworkText(space_.snapshot()) + " " + PredictionText(Write(ranked[0])) +
+                     Against(ranked[0]) + "; what ran cannot go on: " + unpredictable_;
+  return ranked[0];
+}
+
+StatusOr<Decision> Decider::Run() {
+  AddAlternatives();
+  AddIncumbent();
+  ApplyDenseGuard();
+  ScoreAll();
+  std::vector<size_t> ranked;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (all_[i].excluded_by.empty()) ranked.push_back(i);
+  }
+  if (ranked.empty()) return NothingFeasible();
+  std::sort(ranked.begin(), ranked.end(), [&](size_t a, size_t b) { return Better(a, b); });
+  const size_t chosen = Choose(ranked);
+  decision_.switched = static_cast<int>(chosen) != incumbent_;
+  decision_.chosen = Write(chosen);
+  if (incumbent_ >= 0) decision_.incumbent = Write(incumbent_);
+  if (dense_ >= 0) decision_.dense = Write(dense_);
+  FindBinding();
+  if (!decision_.binding_constraint.empty()) {
+    decision_.reason += "; " + decision_.binding_constraint + " excludes better";
+  }
+  WriteTop(chosen);
+  WriteFront();
+  decision_.digest = DigestOf(decision_);
+  return std::move(decision_);
+}
+
+}  // namespace
+
+StatusOr<Decision> Decide(const Snapshot& snapshot, const Policy& policy) {
+  WEIR_RETURN_IF_ERROR(CheckSnapshot(snapshot));
+  WEIR_ASSIGN_OR_RETURN(const Objective* objective, Objectives().Find(policy.objective));
+  WEIR_RETURN_IF_ERROR(objective->Validate(policy));
+  const CandidateScope scope = objective->Scope(policy);
+  WEIR_ASSIGN_OR_RETURN(const CandidateSpace space, CandidateSpace::Build(snapshot, policy, scope));
+  return Decider(space, policy, *objective, scope).Run();
+}
+
+}  // namespace weir

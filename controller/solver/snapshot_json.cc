@@ -1,0 +1,289 @@
+// Snapshots as canonical JSON: keys in alphabetical order, doubles in the shortest form that reads
+// back to the same bits. One list of fields serves both directions.
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "controller/solver/solver.h"
+
+namespace weir {
+namespace {
+
+using Json = nlohmann::json;
+constexpr size_t kSnapshotBytesMax = 16u << 20;
+
+class Writer {
+ public:
+  explicit Writer(Json* json) : json_(json) { *json_ = Json::object(); }
+  template <typename T>
+  void operator()(const char* key, T& value) {
+    Json inner;
+    Put(&inner, value);
+    (*json_)[key] = std::move(inner);
+  }
+
+ private:
+  // JSON has no infinity; the largest number stands for it, and for what is not a number, zero.
+  static void Put(Json* json, double value) {
+    if (std::isnan(value)) value = 0;
+    if (std::isinf(value)) value = value > 0 ? 1e300 : -1e300;
+    *json = value;
+  }
+  static void Put(Json* json, std::string& value) { *json = value; }
+  static void Put(Json* json, bool value) { *json = value; }
+  static void Put(Json* json, int value) { *json = value; }
+  static void Put(Json* json, uint32_t value) { *json = value; }
+  static void Put(Json* json, uint64_t value) { *json = value; }
+  template <typename T>
+  static void Put(Json* json, std::vector<T>& values) {
+    *json = Json::array();
+    for (T& value : values) {
+      Json inner;
+      Put(&inner, value);
+      json->push_back(std::move(inner));
+    }
+  }
+  template <typename T>
+  static void Put(Json* json, T& value) {
+    Writer writer(json);
+    Fields(writer, value);
+  }
+
+  Json* json_;
+};
+
+class Reader {
+ public:
+  Reader(const Json& json, std::string path) : json_(json), path_(std::move(path)) {
+    if (!json_.is_object()) Fail("an object", json_);
+  }
+  /// A key that is absent keeps its default: snapshots outlive versions of this program.
+  template <typename T>
+  void operator()(const char* key, T& value) {
+    ++known_;
+    if (!status_.ok()) return;
+    const auto found = json_.find(key);
+    if (found == json_.end()) return;
+    ++read_;
+    Get(*found, path_ + "." + key, value);
+  }
+  Status Finish() {
+    if (status_.ok() && read_ != json_.size()) {
+      status_ = InvalidArgument(StrCat(path_, ": expected at most ", known_, " known keys, found ",
+                                       json_.size() - read_, " unknown"));
+    }
+    return status_;
+  }
+
+ private:
+  void Fail(const char* expected, const Json& found) {
+    if (status_.ok()) {
+      status_ =
+          InvalidArgument(StrCat(path_, ": expected ", expected, ", found ", found.type_name()));
+    }
+  }
+  Status Wrong(const std::string& path, const char* expected, const Json& found) {
+    return InvalidArgument(StrCat(path, ": expected ", expected, ", found ", found.type_name()));
+  }
+  void Get(const Json& json, const std::string& path, double& value) {
+    if (json.is_number()) {
+      value = json.get<double>();
+    } else {
+      status_ = Wrong(path, "a number", json);
+    }
+  }
+  void Get(const Json& json, const std::string& path, std::string& value) {
+    if (json.is_string()) {
+      value = json.get<std::string>();
+    } else {
+      status_ = Wrong(path, "a string", json);
+    }
+  }
+  void Get(const Json& json, const std::string& path, bool& value) {
+    if (json.is_boolean()) {
+      value = json.get<bool>();
+    } else {
+      status_ = Wrong(path, "true or false", json);
+    }
+  }
+  template <typename Integer>
+  requires std::is_integral_v<Integer>
+  void Get(const Json& json, const std::string& path, Integer& value) {
+    const bool negative = json.is_number_integer() && !json.is_number_unsigned();
+    if (!json.is_number_integer() || (negative && std::is_unsigned_v<Integer>)) {
+      status_ = Wrong(path, "an integer in range", json);
+    } else if (negative
+                   ? json.get<int64_t>() < static_cast<int64_t>(std::numeric_limits<Integer>::min())
+                   : json.get<uint64_t>() >
+                         static_cast<uint64_t>(std::numeric_limits<Integer>::max())) {
+      status_ = Wrong(path, "an integer in range", json);
+    } else {
+      value = json.get<Integer>();
+    }
+  }
+  template <typename T>
+  void Get(const Json& json, const std::string& path, std::vector<T>& values) {
+    if (!json.is_array()) {
+      status_ = Wrong(path, "a list", json);
+      return;
+    }
+    values.clear();
+    for (size_t i = 0; i < json.size() && status_.ok(); ++i) {
+      values.emplace_back();
+      Get(json[i], StrCat(path, "[", i, "]"), values.back());
+    }
+  }
+  template <typename T>
+  requires std::is_class_v<T>
+  void Get(const Json& json, const std::string& path, T& value) {
+    Reader reader(json, path);
+    if (reader.status_.ok()) Fields(reader, value);
+    status_ = reader.Finish();
+  }
+
+  const Json& json_;
+  std::string path_;
+  size_t known_ = 0, read_ = 0;
+  Status status_;
+};
+
+template <typename V>
+void Fields(V& v, Measured& m) {
+  v("value", m.value);
+  v("deviation", m.deviation);
+  v("age_s", m.age_s);
+}
+
+template <typename V>
+void Fields(V& v, CodecModel::Time& t) {
+  v("base_s", t.base_s);
+  v("per_element_s", t.per_element_s);
+  v("per_kept_s", t.per_kept_s);
+  v("deviation_s_per_element", t.deviation_s_per_element);
+}
+
+template <typename V>
+void Fields(V& v, CodecModel& c) {
+  v("name", c.name);
+  v("form", c.form);
+  v("lossy", c.lossy);
+  v("unbiased", c.unbiased);
+  v("needs_error_feedback", c.needs_error_feedback);
+  v("shared_metadata", c.shared_metadata);
+  v("rounds", c.rounds);
+  v("fixed_bits", c.fixed_bits);
+  v("kept_bits", c.kept_bits);
+  v("indices_coded", c.indices_coded);
+  v("uses_ratio", c.uses_ratio);
+  v("ratio_min", c.ratio_min);
+  v("ratio_max", c.ratio_max);
+  v("error_model", c.error_model);
+  v("relative_error_squared", c.relative_error_squared);
+  v("levels", c.levels);
+  v("levels_divided_by_world", c.levels_divided_by_world);
+  v("error_divisor", c.error_divisor);
+  v("world_max", c.world_max);
+  v("encode", c.encode);
+  v("decode", c.decode);
+  v("payload_scale", c.payload_scale);
+}
+
+template <typename V>
+void Fields(V& v, WorldFunctionModel& f) {
+  v("constant", f.constant);
+  v("n_minus_1", f.n_minus_1);
+  v("n_minus_1_over_n", f.n_minus_1_over_n);
+  v("log2_n", f.log2_n);
+  v("n", f.n);
+}
+
+template <typename V>
+void Fields(V& v, CollectiveModel& c) {
+  v("name", c.name);
+  v("form", c.form);
+  v("latency", c.latency);
+  v("payload", c.payload);
+  v("index", c.index);
+  v("reduce", c.reduce);
+  v("world_min", c.world_min);
+  v("world_max", c.world_max);
+  v("alpha_scale", c.alpha_scale);
+  v("beta_scale", c.beta_scale);
+  v("gamma_scale", c.gamma_scale);
+  v("overhead_s", c.overhead_s);
+  v("relative_deviation", c.relative_deviation);
+  v("gain_scale", c.gain_scale);
+}
+
+template <typename V>
+void Fields(V& v, BucketModel& b) {
+  v("key", b.key);
+  v("elements", b.elements);
+  v("order", b.order);
+  v("ready_s", b.ready_s);
+  v("gain_ratios", b.gain_ratios);
+  v("gains", b.gains);
+  v("peak_over_rms", b.peak_over_rms);
+  v("residual_ratio", b.residual_ratio);
+}
+
+template <typename V>
+void Fields(V& v, ChoiceModel& c) {
+  v("codec", c.codec);
+  v("collective", c.collective);
+  v("ratio", c.ratio);
+  v("segment_bytes", c.segment_bytes);
+}
+
+template <typename V>
+void Fields(V& v, Snapshot& s) {
+  v("job", s.job);
+  v("world", s.world);
+  v("step", s.step);
+  v("trigger", s.trigger);
+  v("buckets", s.buckets);
+  v("codecs", s.codecs);
+  v("collectives", s.collectives);
+  v("compute_s", s.compute_s);
+  v("backward_s", s.backward_s);
+  v("latency_s", s.latency_s);
+  v("bandwidth_bytes_per_s", s.bandwidth_bytes_per_s);
+  v("reduce_s_per_byte", s.reduce_s_per_byte);
+  v("codec_parallelism", s.codec_parallelism);
+  v("incumbent", s.incumbent);
+  v("seconds_since_switch", s.seconds_since_switch);
+  v("measured_step_s", s.measured_step_s);
+  v("recent_switches", s.recent_switches);
+  v("metadata_overhead_s", s.metadata_overhead_s);
+  v("window_bytes", s.window_bytes);
+  v("host_bandwidth_bytes_per_s", s.host_bandwidth_bytes_per_s);
+}
+
+}  // namespace
+
+std::string SerializeSnapshot(const Snapshot& snapshot) {
+  Json json;
+  Snapshot copy = snapshot;  // the field list is shared with the reader and so takes references
+  Writer writer(&json);
+  Fields(writer, copy);
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+StatusOr<Snapshot> ParseSnapshot(std::string_view text) {
+  if (text.size() > kSnapshotBytesMax) {
+    return InvalidArgument(
+        StrCat("snapshot: expected at most ", kSnapshotBytesMax, " bytes, found ", text.size()));
+  }
+  const Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) {
+    return InvalidArgument(
+        StrCat("snapshot: expected JSON, found ", text.size(), " bytes that are not"));
+  }
+  Snapshot snapshot;
+  Reader reader(json, "snapshot");
+  if (json.is_object()) Fields(reader, snapshot);
+  WEIR_RETURN_IF_ERROR(reader.Finish());
+  return snapshot;
+}
+
+}  // namespace weir

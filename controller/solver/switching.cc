@@ -1,0 +1,149 @@
+// See switching.h.
+
+#include "controller/solver/switching.h"
+
+#include <algorithm>
+#include <array>
+
+#include "controller/model/deterministic_math.h"
+
+namespace weir {
+namespace {
+
+struct Point {
+  double z, weight;
+};
+// A standard normal in five points; the variance of these weights is 0.99.
+constexpr std::array<Point, 5> kPoints = {
+    {{-2, 0.0545}, {-1, 0.2442}, {0, 0.4026}, {1, 0.2442}, {2, 0.0545}}};
+// Beyond this many e-folds an estimate says nothing more.
+constexpr double kLogDeviationMax = 1.5;
+constexpr double kLogDeviationMin = 0.01;
+
+double LogDeviation(const Measured& measured) {
+  if (!(measured.value > 0)) return 0;
+  const double relative = std::max(0.0, measured.deviation) / measured.value;
+  return std::clamp(relative, kLogDeviationMin, kLogDeviationMax);
+}
+
+NetworkState Shifted(const NetworkState& network, double alpha_log, double beta_log) {
+  NetworkState shifted = network;
+  shifted.alpha_s *= DetExp(alpha_log);
+  shifted.beta_s_per_byte *= DetExp(beta_log);
+  return shifted;
+}
+
+double ScoreOf(const Objective& objective, const Policy& policy,
+               const CandidateEstimate& estimate) {
+  return objective.Score(policy, std::span(&estimate, 1))[0];
+}
+
+struct Scored {
+  double score = 0;
+  double slope = 0;  // of the score per second of exposed communication
+  PlanEstimate estimate;
+};
+
+Scored ScoreAt(const CandidateSpace& space, const Objective& objective, const Policy& policy,
+               const CostedPlan& plan, const NetworkState& network) {
+  Scored scored;
+  scored.estimate = EvaluatePlan(space, plan, network);
+  CandidateEstimate estimate = EstimateOf(plan, scored.estimate);
+  scored.score = ScoreOf(objective, policy, estimate);
+  if (estimate.exposed_s <= 0) return scored;
+  const double nudge = 0.05 * std::max(estimate.exposed_s, 1e-6);
+  estimate.exposed_s += nudge;
+  estimate.step_s += nudge;
+  scored.slope = (ScoreOf(objective, policy, estimate) - scored.score) / nudge;
+  return scored;
+}
+
+/// Deviation of `challenger - factor * incumbent` from errors that the network's state does not
+/// explain.
+double ModelDeviation(const CandidateSpace& space, const Scored& challenger,
+                      const Scored& incumbent, double factor) {
+  double variance = 0;
+  const auto& a = challenger.estimate;
+  const auto& b = incumbent.estimate;
+  for (size_t c = 0; c < a.network_s_by_collective.size(); ++c) {
+    const double difference = challenger.slope * a.network_s_by_collective[c] -
+                              factor * incumbent.slope * b.network_s_by_collective[c];
+    variance += difference * difference;
+  }
+  const double codec = challenger.slope * a.codec_deviation_s;
+  const double codec_other = factor * incumbent.slope * b.codec_deviation_s;
+  const double compute =
+      (challenger.slope - factor * incumbent.slope) * space.snapshot().compute_s.deviation;
+  return DetSqrt(variance + codec * codec + codec_other * codec_other + compute * compute);
+}
+
+}  // namespace
+
+CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate) {
+  CandidateEstimate view;
+  view.step_s = estimate.times.step_s;
+  view.exposed_s = estimate.times.exposed_s;
+  view.communication_s = estimate.times.communication_s;
+  view.gain = plan.gain;
+  const bool uniform = !plan.choices.empty() &&
+                       std::all_of(plan.choices.begin(), plan.choices.end(),
+                                   [&](const ChoiceModel& c) { return c == plan.choices[0]; });
+  if (uniform) view.ratio = plan.choices[0].ratio;
+  return view;
+}
+
+double ImprovementProbability(const CandidateSpace& space, const Objective& objective,
+                              const Policy& policy, const CostedPlan& challenger,
+                              const CostedPlan& incumbent, double improvement_min) {
+  const NetworkState nominal = NetworkOf(space.snapshot());
+  const double alpha_deviation = LogDeviation(space.snapshot().latency_s);
+  const double beta_deviation = LogDeviation(space.snapshot().bandwidth_bytes_per_s);
+  const double factor = 1 - improvement_min;
+  double probability = 0, weights = 0;
+  for (const Point& alpha : kPoints) {
+    for (const Point& beta : kPoints) {
+      const NetworkState network =
+          Shifted(nominal, alpha.z * alpha_deviation, beta.z * beta_deviation);
+      const Scored a = ScoreAt(space, objective, policy, challenger, network);
+      const Scored b = ScoreAt(space, objective, policy, incumbent, network);
+      const double margin = factor * b.score - a.score;
+      const double deviation = ModelDeviation(space, a, b, factor);
+      const double weight = alpha.weight * beta.weight;
+      probability += weight * (deviation > 0 ? DetNormalCdf(margin / deviation)
+                               : margin > 0  ? 1
+                                             : 0);
+      weights += weight;
+    }
+  }
+  return probability / weights;
+}
+
+double StepDeviation(const CandidateSpace& space, const CostedPlan& plan) {
+  const NetworkState nominal = NetworkOf(space.snapshot());
+  const double alpha = LogDeviation(space.snapshot().latency_s);
+  const double beta = LogDeviation(space.snapshot().bandwidth_bytes_per_s);
+  const auto step = [&](double a, double b) {
+    return EvaluatePlan(space, plan, Shifted(nominal, a, b)).times.step_s;
+  };
+  const double by_alpha = 0.5 * (step(alpha, 0) - step(-alpha, 0));
+  const double by_beta = 0.5 * (step(0, beta) - step(0, -beta));
+  const PlanEstimate estimate = EvaluatePlan(space, plan, nominal);
+  double variance = by_alpha * by_alpha + by_beta * by_beta;
+  if (estimate.times.exposed_s > 0) {
+    for (const double deviation : estimate.network_s_by_collective)
+      variance += deviation * deviation;
+    variance += estimate.codec_deviation_s * estimate.codec_deviation_s;
+  }
+  const double compute = space.snapshot().compute_s.deviation;
+  return DetSqrt(variance + compute * compute);
+}
+
+double DwellSeconds(const Policy& policy, int recent_switches) {
+  double dwell = policy.dwell_min_s;
+  for (int i = policy.flaps_max; i < recent_switches && dwell < policy.flap_window_s; ++i) {
+    dwell = std::max(dwell, 0.5) * 2;
+  }
+  return std::min(dwell, std::max(policy.flap_window_s, policy.dwell_min_s));
+}
+
+}  // namespace weir

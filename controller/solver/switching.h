@@ -1,0 +1,29 @@
+#pragma once
+// Whether a better candidate is worth a switch: how sure the improvement is, and how long the
+// running plan has been left alone.
+
+#include <string>
+
+#include "controller/objective/objective.h"
+#include "controller/solver/candidates.h"
+
+namespace weir {
+
+/// P(score of `challenger` < (1 - improvement_min) * score of `incumbent`), with latency and
+/// bandwidth log-normal, common to both plans, and the cost model's own error common to what both
+/// plans send over the same collective. Deterministic quadrature, 5 x 5 points.
+double ImprovementProbability(const CandidateSpace& space, const Objective& objective,
+                              const Policy& policy, const CostedPlan& challenger,
+                              const CostedPlan& incumbent, double improvement_min);
+
+/// One standard deviation of a plan's predicted step time.
+double StepDeviation(const CandidateSpace& space, const CostedPlan& plan);
+
+/// The objective's view of an evaluated plan.
+CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate);
+
+/// Seconds that the running plan must be left alone: policy.dwell_min_s, doubled for each switch
+/// beyond policy.flaps_max within the flap window, at most the window.
+double DwellSeconds(const Policy& policy, int recent_switches);
+
+}  // namespace weir

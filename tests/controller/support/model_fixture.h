@@ -1,0 +1,128 @@
+#pragma once
+// Codecs, collectives and snapshots as a real job would advertise them, for tests of the
+// controller's pure parts. The numbers are those of the traits in datapath/.
+
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "controller/model/cost_model.h"
+#include "controller/model/snapshot.h"
+
+namespace weir::test {
+
+/// CPU time of the process: neighbours on the machine do not count.
+inline double CpuMilliseconds() { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
+inline CodecModel Lanes(std::string name, double bits, bool lossy) {
+  CodecModel codec;
+  codec.name = std::move(name);
+  codec.form = "lanes";
+  codec.lossy = lossy;
+  codec.fixed_bits = bits;
+  codec.error_model = lossy ? "relative" : "exact";
+  return codec;
+}
+
+inline CodecModel Selecting(std::string name, std::string form, double kept_bits, bool coded) {
+  CodecModel codec;
+  codec.name = std::move(name);
+  codec.form = std::move(form);
+  codec.lossy = codec.needs_error_feedback = codec.uses_ratio = true;
+  codec.kept_bits = kept_bits;
+  codec.indices_coded = coded;
+  codec.ratio_min = 1e-6;
+  codec.ratio_max = 1;
+  codec.error_model = "selection";
+  return codec;
+}
+
+inline std::vector<CodecModel> Codecs() {
+  CodecModel fp16 = Lanes("fp16", 16, true);
+  fp16.relative_error_squared = 3.67e-8;
+  CodecModel qsgd8 = Lanes("qsgd8", 8, true);
+  qsgd8.error_model = "max_scaled";
+  qsgd8.levels = 127;
+  qsgd8.levels_divided_by_world = qsgd8.shared_metadata = true;
+  qsgd8.error_divisor = 6;
+  qsgd8.world_max = 127;
+  CodecModel random_k = Selecting("random_k", "lanes", 32, false);
+  random_k.error_model = "uniform_selection";
+  std::vector<CodecModel> codecs = {Lanes("identity", 32, false),
+                                    fp16,
+                                    Selecting("top_k", "opaque", 16, true),
+                                    Selecting("shared_top_k", "shared_index", 32, true),
+                                    random_k,
+                                    qsgd8};
+  for (CodecModel& codec : codecs) ApplyPriorTimes(&codec);
+  return codecs;
+}
+
+inline CollectiveModel Collective(std::string name, std::string form) {
+  CollectiveModel collective;
+  collective.name = std::move(name);
+  collective.form = std::move(form);
+  collective.relative_deviation = 0.1;
+  return collective;
+}
+
+inline std::vector<CollectiveModel> Collectives() {
+  CollectiveModel ring = Collective("ring", "lanes");
+  ring.latency.n_minus_1 = 2;
+  ring.payload.n_minus_1_over_n = 2;
+  ring.reduce.n_minus_1_over_n = 1;
+  CollectiveModel tree = Collective("tree", "lanes");
+  tree.latency.log2_n = 2;
+  tree.payload.constant = 2;
+  tree.reduce.constant = 1;
+  CollectiveModel gather = Collective("sparse_all_gather", "opaque");
+  gather.latency.constant = 1;
+  gather.payload.n_minus_1 = 1;
+  CollectiveModel star = Collective("ar_topk_star", "shared_index");
+  star.latency.n_minus_1 = 2;
+  star.latency.log2_n = 1;
+  star.payload.n_minus_1_over_n = 2;
+  star.index.log2_n = 1;
+  star.reduce.n_minus_1_over_n = 1;
+  star.gain_scale = 0.7;
+  return {ring, tree, gather, star};
+}
+
+/// Energy kept of exponential magnitudes, at the ratios that ranks report.
+inline void FillCurve(BucketModel* bucket) {
+  bucket->gain_ratios = {1.0,  0.5,  0.3,   0.2,   0.1,   0.05,  0.03,
+                         0.02, 0.01, 0.005, 0.003, 0.001, 0.0003};
+  bucket->gains.clear();
+  for (const double ratio : bucket->gain_ratios) {
+    BucketModel empty;
+    bucket->gains.push_back(PredictGain(Selecting("x", "opaque", 16, true),
+                                        Collective("y", "opaque"), empty, ratio, 4));
+  }
+}
+
+/// `buckets` equal buckets of 10 MB in all (float32), ready evenly over 40 ms, 100 ms of compute.
+inline Snapshot MakeSnapshot(int world, double latency_s, double bandwidth, int buckets = 1) {
+  Snapshot snapshot;
+  snapshot.job = "test";
+  snapshot.world = world;
+  snapshot.step = 100;
+  snapshot.trigger = "periodic";
+  snapshot.codecs = Codecs();
+  snapshot.collectives = Collectives();
+  snapshot.compute_s = {0.1, 0.002, 0};
+  snapshot.backward_s = {buckets > 1 ? 0.04 : 0, 0.001, 0};
+  snapshot.latency_s = {latency_s, 0.05 * latency_s, 0};
+  snapshot.bandwidth_bytes_per_s = {bandwidth, 0.05 * bandwidth, 0};
+  for (int b = 0; b < buckets; ++b) {
+    BucketModel bucket;
+    bucket.key = "bucket" + std::to_string(b);
+    bucket.elements = 2500000 / buckets;
+    bucket.order = b;
+    bucket.ready_s = buckets > 1 ? 0.04 * b / (buckets - 1) : 0;
+    FillCurve(&bucket);
+    snapshot.buckets.push_back(bucket);
+  }
+  return snapshot;
+}
+
+}  // namespace weir::test
