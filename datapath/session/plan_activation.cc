@@ -21,6 +21,7 @@ ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const 
         version, nonce,
         StrCat("version ", version, " is not above ", active_->version, ", the active one")};
   }
+  const bool newest = held_.empty() || version >= held_.rbegin()->first;
   const auto held = held_.find(version);
   if (held != held_.end()) {
     // Versions are immutable: the other content may be announced by rank 0 under this number.
@@ -29,14 +30,17 @@ ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const 
                       StrCat("version ", version, " is held with digest ",
                              Hex64(held->second.content), "; this offer has ", Hex64(content))};
     }
-    held->second.given_up = false;
-  } else {
-    for (auto& [other, entry] : held_) entry.given_up = true;  // one offer at a time: replaced
-    MakeRoom();
-    held_[version] = Held{std::move(plan), content, false};
+    if (newest) held->second.given_up = false;
+    return PlanAck{version, nonce};
   }
-  // An arm for a replaced plan dies with it, unless that plan is announced already.
-  if (armed_version_ != version) armed_version_ = 0;
+  // One offer at a time: a newer one replaces those before, one that comes late is replaced
+  // already.
+  if (newest) {
+    for (auto& [other, entry] : held_) entry.given_up = true;
+    armed_version_ = 0;  // dies with its plan, unless that is announced already
+  }
+  MakeRoom();
+  held_[version] = Held{std::move(plan), content, !newest};
   return PlanAck{version, nonce};
 }
 
