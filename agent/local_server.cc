@@ -233,10 +233,6 @@ void LocalServer::Serve() {
   std::array<epoll_event, 64> events;
   while (true) {
     const int count = epoll_wait(epoll_.get(), events.data(), events.size(), WaitMilliseconds());
-    {
-      MutexLock lock(mutex_);
-      if (stopping_) break;
-    }
     for (int i = 0; i < count; ++i) {
       const uint64_t key = events[i].data.u64;
       if (key == kWakeKey) {
@@ -248,6 +244,11 @@ void LocalServer::Serve() {
         if ((events[i].events & EPOLLOUT) != 0) Flush(key);
         if ((events[i].events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) OnReadable(key);
       }
+    }
+    {
+      // After the wake-up was read: one that came later wakes the next round.
+      MutexLock lock(mutex_);
+      if (stopping_) break;
     }
     CollectOutboxes();
     EnforceDeadlines();
