@@ -17,7 +17,8 @@ import sys
 from demo_job import report, schedule as schedules, stats, training
 from demo_job.children import Children
 from demo_job.control_plane import ControlPlane, ControlPlaneError, find_binaries
-from demo_job.network import (EmulatedNetwork, NetworkError, namespaces_refused, remove_stale)
+from demo_job.network import (EmulatedNetwork, LoopbackNetwork, NetworkError, namespaces_refused,
+                              remove_stale)
 from demo_job.progress import DecisionPoller, Progress
 
 STATIC_RATIOS = (0.1, 0.01, 0.001)
@@ -164,8 +165,7 @@ class Demo:
 
     def _compare(self):
         print("\n== unshaped network: Gloo and Weir in turns", flush=True)
-        if self.network is not None:
-            self.network.shape(0.0, 0.0)
+        self.network.shape(0.0, 0.0)
         run = training.Training(
             self.children, self.network, self.options.schedule, self.directory,
             world=self.options.hosts, model_params=0, seed=0, validate_every=1, steps_max=1)
@@ -222,11 +222,11 @@ def machine(network, hosts, torch_version):
         if line.startswith("model name"):
             model = line.split(":", 1)[1].strip()
             break
-    emulation = network.describe() if network is not None else {"rate": "loopback", "delay": "none"}
+    emulation = network.describe()
     return {"processor": model, "cores": os.cpu_count(), "kernel": platform.release(),
             "system": platform.platform(), "torch": torch_version, "hosts": hosts,
             "rate_emulation": emulation["rate"], "delay_emulation": emulation["delay"],
-            "congestion_control": emulation.get("congestion_control", "the system's"),
+            "congestion_control": emulation["congestion_control"],
             "load_average_1min": os.getloadavg()[0]}
 
 
@@ -281,10 +281,11 @@ def main():
     refused = "--loopback was given" if options.loopback else namespaces_refused()
     try:
         if refused:
-            note = (f"No network namespaces ({refused}): all ranks run on this machine's loopback, "
-                    "and rate and delay are not emulated.")
+            network = LoopbackNetwork(binaries.get("libweir-pace.so"), directory)
+            note = (f"No network namespaces ({refused}): all ranks run on this machine's loopback. "
+                    f"Rate: {network.describe()['rate']}; delays are left out.")
             print(note)
-            drive(options, None, binaries, directory, [note])
+            drive(options, network, binaries, directory, [note])
         else:
             relay = binaries.get("weir-delay-relay")
             with EmulatedNetwork(options.hosts, relay) as network:

@@ -12,6 +12,11 @@ from demo_job.forward import Forwarder
 GRPC_PORT = 7700
 HTTP_PORT = 7780
 AGENT_METRICS_PORT = 9465
+PROBE_PORT = 7446
+IPERF_PORT = 5201
+# Little, so that no bandwidth probe fills a slow link for seconds; what the ranks' own connections
+# show is worth more.
+PROBE_BUDGET_MIB = 1
 REQUEST_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 15.0
 
@@ -43,9 +48,9 @@ class ControlPlane:
         if self._policy:
             target = policies / pathlib.Path(self._policy).name
             target.write_bytes(pathlib.Path(self._policy).read_bytes())
-        inside = self._network is not None
-        host = self._network.control_address if inside else "127.0.0.1"
-        self._start("weir-controller", self._network.control if inside else None, [
+        inside = self._network.control is not None
+        host = self._network.control_address
+        self._start("weir-controller", self._network.control, [
             "--listen-grpc", f"{host}:{GRPC_PORT}", "--listen-http", f"{host}:{HTTP_PORT}",
             "--state", self._directory / "controller.db", "--policy", policies, "--insecure"])
         if inside:
@@ -55,10 +60,13 @@ class ControlPlane:
             self.url = f"http://{host}:{HTTP_PORT}"
         self._wait("the controller to answer", lambda: self.get("/v1/nodes") is not None)
         for i in range(self._hosts):
-            address = self._network.address(i) if inside else "127.0.0.1"
-            self._start("weir-agent", self._network.host(i) if inside else None, [
+            address = self._network.address(i)
+            self._start("weir-agent", self._network.host(i), [
                 "--node", f"h{i}", "--address", address, "--controller", f"{host}:{GRPC_PORT}",
                 "--socket", self.socket(i), "--insecure",
+                "--probe-port", PROBE_PORT if inside else 0,
+                "--iperf-port", IPERF_PORT if inside else 0,
+                "--probe-budget-mib", PROBE_BUDGET_MIB,
                 "--metrics", f"{address}:{AGENT_METRICS_PORT + (0 if inside else i)}"], f"-h{i}")
         self._wait(f"{self._hosts} agents to connect", self._agents_connected)
 
@@ -135,7 +143,7 @@ def _tail(path, lines=5):
 
 def find_binaries(build):
     """Paths of what a run needs below the build directory; names what is missing."""
-    wanted = {"weir-controller", "weir-agent", "weir-delay-relay", "libweir.so"}
+    wanted = {"weir-controller", "weir-agent", "weir-delay-relay", "libweir-pace.so", "libweir.so"}
     found = {}
     for directory, _, files in os.walk(build):
         for name in wanted & set(files):

@@ -80,8 +80,55 @@ def namespaces():
         return []
 
 
+class LoopbackNetwork:
+    """All hosts on this machine's loopback, for where namespaces are not permitted.
+
+    The rate holds per connection, by the kernel's pacing of each rank's sockets (libweir-pace.so in
+    the ranks); there is no delay.
+    """
+    control = None
+    control_address = "127.0.0.1"
+    interface = "lo"
+
+    def __init__(self, pace_library, directory):
+        self._file = os.path.join(directory, "pace")
+        self.environment = {}
+        if pace_library:
+            self.environment = {"LD_PRELOAD": os.path.abspath(pace_library),
+                                "WEIR_PACE_FILE": self._file}
+        self.shape(0.0, 0.0)
+
+    @staticmethod
+    def host(unused_index):
+        """No namespace."""
+        return None
+
+    @staticmethod
+    def address(unused_index):
+        """Every host is this machine."""
+        return "127.0.0.1"
+
+    def shape(self, rate_mbps, unused_delay_ms):
+        """Paces every connection of the ranks at this rate; 0: unlimited."""
+        temporary = self._file + ".next"
+        with open(temporary, "w", encoding="ascii") as out:
+            out.write(f"{int(rate_mbps * 1e6 / 8)}\n")
+        os.rename(temporary, self._file)
+
+    def describe(self):
+        """What stands in for rate and delay, for the report."""
+        return {"rate": "sockets paced per connection on loopback" if self.environment else "none",
+                "delay": "none", "congestion_control": "the system's", "relay": None}
+
+    def close(self):
+        """Nothing is held."""
+
+
 class EmulatedNetwork:
     """`hosts` training hosts and one control host. Use as a context manager; close() removes all."""
+
+    interface = "e0"
+    environment = {}
 
     def __init__(self, hosts, relay_binary):
         if not 1 <= hosts <= 64:

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import selectors
+import subprocess
 import sys
 import time
 
@@ -89,28 +90,26 @@ class Training:
 
     def start(self, module, arguments, rank, environment, log_name, stdout):
         """Starts one rank of a module of this package on its host."""
-        inside = self._network is not None
+        namespace = self._network.host(rank)
         everywhere = {
             "RANK": str(rank), "WORLD_SIZE": str(self._world),
-            "MASTER_ADDR": self._network.address(0) if inside else "127.0.0.1",
-            "MASTER_PORT": str(PORT + (0 if inside else os.getpid() % 1000)),
-            "GLOO_SOCKET_IFNAME": "e0" if inside else "lo",
+            "MASTER_ADDR": self._network.address(0),
+            "MASTER_PORT": str(PORT + (0 if namespace else os.getpid() % 1000)),
+            "GLOO_SOCKET_IFNAME": self._network.interface,
+            "WEIR_LISTEN": f"{self._network.address(rank)}:0",
             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
             "PYTHONPATH": f"{MODULES}:{WEIR_MODULES}",
         }
-        if inside:
-            everywhere["WEIR_LISTEN"] = f"{self._network.address(rank)}:0"
         log = self._directory / f"{log_name}-rank{rank}.log"
         with open(log, "wb") as stderr:
             child = self._children.start(
                 [sys.executable, "-m", module, *arguments],
-                self._network.host(rank) if inside else None,
-                {**everywhere, **environment}, stdout=stdout, stderr=stderr)
+                namespace, {**everywhere, **self._network.environment, **environment},
+                stdout=stdout, stderr=stderr)
         child.log_path = log
         return child
 
     def _start_rank(self, name, backend, rank, environment, per_rank):
-        import subprocess  # only for the constants
         extra = per_rank(rank) if per_rank else {}
         return self.start("demo_job.train", ["--backend", backend, *self._arguments], rank,
                           {**environment, **extra}, name.replace(" ", "-"),
@@ -118,8 +117,7 @@ class Training:
 
     def _apply_phase(self, result, index):
         phase = self._schedule.phases[index]
-        if self._network is not None:
-            self._network.shape(phase.rate_mbps, phase.delay_ms)
+        self._network.shape(phase.rate_mbps, phase.delay_ms)
         result.changed_at.append((len(result.steps) + 1, index))
 
     def _take(self, result, line):

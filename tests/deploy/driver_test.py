@@ -4,6 +4,7 @@ import math
 import pathlib
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 
@@ -198,6 +199,15 @@ class PlotTest(unittest.TestCase):
             self.assertNotIn("inf", plots.svg(chart))
 
 
+def running(pid):
+    """Whether the process still runs (zombies do not)."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 class ChildrenTest(unittest.TestCase):
 
     def test_stop_ends_a_child_that_ignores_the_polite_signal_and_its_own_child(self):
@@ -213,8 +223,10 @@ class ChildrenTest(unittest.TestCase):
                     break
             children.stop()
         self.assertIsNotNone(child.returncode)
-        stat = pathlib.Path(f"/proc/{int(words)}/stat")
-        self.assertTrue(not stat.exists() or stat.read_text().split()[2] == "Z")
+        deadline = time.monotonic() + 10
+        while running(int(words)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertFalse(running(int(words)))
 
 
 if __name__ == "__main__":
