@@ -96,7 +96,7 @@ void Session::Fail(const Status& status) {
 void Session::AbortTransport() {
   if (transport_aborted_) return;
   transport_aborted_ = true;
-  transport_->Abort(StrCat("rank ", options_.rank, ": ", Message(failure())));
+  transport_->Abort(Message(failure()));
 }
 
 // --- The agent

@@ -277,6 +277,16 @@ class Episode {
     }
   }
 
+  // Arms rank 0 and, about when it announces the plan, withdraws it everywhere.
+  void TakeBackAtTheWorstMoment(uint64_t version) {
+    sessions_[0]->OnCommand(PlanArm{version});
+    const uint64_t begun = gate_.begun();
+    for (uint64_t spin = random_.Below(2000); spin > 0 && gate_.begun() == begun; --spin) {
+      std::this_thread::yield();
+    }
+    for (int i = world_ - 1; i >= 0; --i) sessions_[i]->OnCommand(PlanWithdraw{version});
+  }
+
   // One plan from offer to activation, or to its withdrawal.
   void Rollout(uint64_t version) {
     const Plan plan = RandomPlan(version);
@@ -288,7 +298,7 @@ class Episode {
       Post(rank, offer);
     }
     std::vector<bool> acked(world_, false), active(world_, false);
-    const bool hasty = random_.Below(12) == 0;  // withdraws what it has armed
+    const bool hasty = random_.Below(6) == 0;  // withdraws what it has armed
     bool armed = false, refused = false;
     int patience = 2000;
     while (!failed_.load() && patience-- > 0) {
@@ -308,7 +318,10 @@ class Episode {
         armed = true;
         Post(0, PlanArm{version});
         Post(static_cast<int>(random_.Below(world_)), PlanArm{version});  // harmless elsewhere
-        if (hasty) break;
+        if (hasty) {
+          TakeBackAtTheWorstMoment(version);
+          break;
+        }
       }
       if (std::count(active.begin(), active.end(), true) == world_) {
         ++switches_;
