@@ -14,10 +14,10 @@ class ChannelCredentials;
 namespace weir::agent {
 
 struct CredentialOptions {
-  std::string controller;  // HOST:PORT
-  std::string ca_file;     // PEM; with any of the three, TLS is used
-  std::string cert_file;
-  std::string key_file;
+  std::string controller = {};  // HOST:PORT
+  std::string ca_file = {};     // PEM; with any of the three, TLS is used
+  std::string cert_file = {};
+  std::string key_file = {};
   bool insecure = false;  // plain text off loopback is wanted
 };
 

@@ -38,7 +38,8 @@ class AgentMetrics {
   AgentMetrics(const AgentMetrics&) = delete;
   AgentMetrics& operator=(const AgentMetrics&) = delete;
 
-  /// Serves /metrics at "HOST:PORT". kUnavailable when it cannot be bound.
+  /// Serves /metrics at "HOST:PORT", HOST an IP address or "localhost". kInvalidArgument when it is
+  /// neither, kUnavailable when it cannot be bound.
   Status Serve(const std::string& host_port);
   /// The port that Serve bound; 0 before.
   int port() const;

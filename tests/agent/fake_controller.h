@@ -1,0 +1,75 @@
+#pragma once
+// A controller in this process: a gRPC server that records what agents say and says what a test
+// wants.
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "datapath/base/bounded_queue.h"
+#include "datapath/base/clock.h"
+#include "datapath/base/mutex.h"
+#include "weir/v1/agent.grpc.pb.h"
+
+namespace weir::agent {
+
+class FakeController : public v1::AgentService::Service {
+ public:
+  /// Port 0: any free one.
+  explicit FakeController(int port = 0) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~FakeController() override { Stop(); }
+
+  /// Ends every stream and the server, as a crash would.
+  void Stop() {
+    if (server_) server_->Shutdown(std::chrono::system_clock::now());
+    server_.reset();
+  }
+  int port() const { return port_; }
+
+  /// The next message of any agent that `wanted` accepts, within 10 s; others are thrown away.
+  template <typename Wanted>
+  std::optional<v1::AgentMessage> Next(Wanted wanted) {
+    const TimePoint deadline = RealClock().Now() + std::chrono::seconds(10);
+    while (true) {
+      std::optional<v1::AgentMessage> message = said_.Pop(deadline);
+      if (!message || wanted(*message)) return message;
+    }
+  }
+  /// To the newest stream; false when there is none.
+  bool Send(const v1::ControllerMessage& message) {
+    MutexLock lock(mutex_);
+    return stream_ != nullptr && stream_->Write(message);
+  }
+
+ private:
+  using Stream = grpc::ServerReaderWriter<v1::ControllerMessage, v1::AgentMessage>;
+  grpc::Status Connect(grpc::ServerContext* context, Stream* stream) override {
+    v1::ControllerMessage welcome;
+    welcome.mutable_welcome()->set_heartbeat_interval_s(0.1);
+    {
+      MutexLock lock(mutex_);
+      stream->Write(welcome);
+      stream_ = stream;
+    }
+    v1::AgentMessage message;
+    while (stream->Read(&message)) said_.PushDroppingOldest(message);
+    MutexLock lock(mutex_);
+    if (stream_ == stream) stream_ = nullptr;
+    return grpc::Status::OK;
+  }
+
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+  BoundedQueue<v1::AgentMessage> said_{10000};
+  Mutex mutex_;
+  Stream* stream_ WEIR_GUARDED_BY(mutex_) = nullptr;
+};
+
+}  // namespace weir::agent

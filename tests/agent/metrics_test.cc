@@ -1,0 +1,92 @@
+// /metrics as Prometheus' own checker sees it.
+#include "agent/metrics.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+
+#include "datapath/base/clock.h"
+
+namespace weir::agent {
+namespace {
+
+MetricsSnapshot Full() {
+  MetricsSnapshot snapshot;
+  snapshot.controller_connected = true;
+  snapshot.peers = 3;
+  snapshot.rtt_s = {0.003, 0.001, 0.002};
+  snapshot.loss_ratio = {0, 0.5, 1};
+  snapshot.bandwidth_bytes_per_s = {1e6};
+  snapshot.acks = 4;
+  return snapshot;
+}
+
+TEST(MetricsTest, PromtoolFindsNothingToSay) {
+  if (std::system("command -v promtool > /dev/null") != 0) {
+    GTEST_SKIP() << "promtool (package prometheus) is not installed";
+  }
+  AgentMetrics metrics("node-a", "1.2.3");
+  metrics.Set(Full());
+  metrics.CountRankMessage("step");
+  metrics.CountProbe("iperf3", true, 1000, 0.5);
+  metrics.CountLatencyProbe("udp_echo", false);
+  const std::string path = testing::TempDir() + StrCat("weir-metrics-", getpid());
+  std::ofstream(path) << metrics.Text();
+  const std::string output = path + ".out";
+  const int status =
+      std::system(StrCat("promtool check metrics < ", path, " > ", output, " 2>&1").c_str());
+  std::ifstream said(output);
+  std::string text((std::istreambuf_iterator<char>(said)), {});
+  EXPECT_EQ(status, 0) << text;
+  EXPECT_EQ(text, "");
+  unlink(path.c_str());
+  unlink(output.c_str());
+}
+
+TEST(MetricsTest, LinksAppearAsStatisticsOverPeers) {
+  AgentMetrics metrics("node-a", "1.2.3");
+  metrics.Set(Full());
+  const std::string text = metrics.Text();
+  for (const char* line : {"weir_link_rtt_seconds{statistic=\"min\"} 0.001",
+                           "weir_link_rtt_seconds{statistic=\"median\"} 0.002",
+                           "weir_link_rtt_seconds{statistic=\"max\"} 0.003",
+                           "weir_link_probe_loss_ratio{statistic=\"max\"} 1",
+                           "weir_agent_info{node=\"node-a\",version=\"1.2.3\"} 1"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
+  }
+}
+
+TEST(MetricsTest, CountersFollowTheirSourceAndNeverFall) {
+  AgentMetrics metrics("n", "v");
+  metrics.Set(Full());
+  MetricsSnapshot later = Full();
+  later.acks = 6;
+  metrics.Set(later);
+  later.acks = 1;
+  metrics.Set(later);
+  EXPECT_NE(metrics.Text().find("weir_agent_plan_messages_total{kind=\"ack\"} 6\n"),
+            std::string::npos);
+}
+
+TEST(MetricsTest, TakenPortIsAnError) {
+  AgentMetrics first("n", "v");
+  ASSERT_TRUE(first.Serve("127.0.0.1:0").ok());
+  ASSERT_NE(first.port(), 0);
+  AgentMetrics second("n", "v");
+  EXPECT_EQ(second.Serve(StrCat("127.0.0.1:", first.port())).code(), StatusCode::kUnavailable);
+  EXPECT_EQ(second.Serve("no address").code(), StatusCode::kInvalidArgument);
+}
+
+TEST(MetricsTest, EndsAtOnceAlthoughItsServerPolls) {
+  auto metrics = std::make_unique<AgentMetrics>("n", "v");
+  ASSERT_TRUE(metrics->Serve("127.0.0.1:0").ok());
+  const TimePoint start = RealClock().Now();
+  metrics.reset();
+  EXPECT_LT(RealClock().Now() - start, std::chrono::milliseconds(1000));
+}
+
+}  // namespace
+}  // namespace weir::agent
