@@ -31,10 +31,14 @@ Status Gather(Group& group, Exchange& exchange) {
           SendPayloadSegment(group, sends, (rank + distance) % world, exchange.payload, k));
     }
   }
-  for (PayloadReceiver& receiver : receivers) {
-    for (bool more = true; more;) {
-      WEIR_ASSIGN_OR_RETURN(const auto segment, receiver.Next());
-      more = segment.has_value();
+  // In turn, as the segments were sent: no stream stands still while another one is read.
+  std::vector<bool> done(receivers.size());
+  for (size_t open = receivers.size(); open > 0;) {
+    for (size_t i = 0; i < receivers.size(); ++i) {
+      if (done[i]) continue;
+      WEIR_ASSIGN_OR_RETURN(const auto segment, receivers[i].Next());
+      done[i] = !segment.has_value();
+      open -= done[i];
     }
   }
   return sends.Drain();

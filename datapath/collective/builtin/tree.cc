@@ -5,11 +5,13 @@
 // sends a half as a leaf of the other; going down, the reverse. So the payload crosses the busiest
 // NIC twice for N >= 4 (1 time for N = 2, 1.5 times for N = 3, where the features are an upper
 // bound), and an inner rank sums two halves. Latency: floor(log2 N) hops up and as many down; the
-// feature uses ceil(log2 N), exact for powers of two. A pass down starts at the root as soon as it
-// has reduced everything, so filling the pipeline costs one segment per hop in addition. Source:
-// Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
-// Parallel Computing 35(12), 2009. Deviates: the second tree is the first one shifted by one rank
-// for every world size.
+// feature uses ceil(log2 N), exact for powers of two. Filling the pipeline costs one segment per
+// hop in addition. A leaf posts everything at once: waiting for its own inner tree between segments
+// would couple the two trees and cost a latency per segment.
+//
+// Source: Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+// scan", Parallel Computing 35(12), 2009. Deviates: the second tree is the first one shifted by one
+// rank for every world size.
 
 #include <array>
 #include <bit>
@@ -69,8 +71,7 @@ class TreePass {
     for (size_t t = 0; t < kTrees; ++t) {
       places_[t] = FindPlace(group.rank(), group.size(), static_cast<int>(t));
     }
-    // Leaf first: its sends wait for nothing.
-    if (!places_[0].children.empty()) order_ = {1, 0};
+    if (!places_[1].children.empty()) std::swap(inner_, leaf_);
   }
 
   Status Run() {
@@ -91,49 +92,51 @@ class TreePass {
     return sends_.Send(peer, Slot(tree, segment, down), partition_.Segment(tree, segment));
   }
 
-  ReceiveStream Stream(int peer, size_t tree, Scratch* scratch) {
-    return ReceiveStream(
-        group_, peer, Slot(tree, 0, scratch == nullptr), segments_, Scratch::kWindow,
-        [this, tree, scratch](size_t s) -> StatusOr<std::optional<std::span<std::byte>>> {
-          if (!partition_.Travels(tree, s)) return std::nullopt;
-          const std::span<std::byte> segment = partition_.Segment(tree, s);
-          return scratch == nullptr ? segment : scratch->Buffer(s, segment.size());
-        });
-  }
-
+  // The `inner` tree is the one in which this rank may have children; in the other it is a leaf.
   Status ReduceUp() {
-    std::vector<Scratch> scratch(2, Scratch(partition_.segment_bytes()));
-    std::array<std::vector<ReceiveStream>, kTrees> receives;
-    size_t used = 0;  // a rank has children in one tree only
-    for (size_t t = 0; t < kTrees; ++t) {
-      for (const int child : places_[t].children) {
-        receives[t].push_back(Stream(child, t, &scratch.at(used++)));
-        WEIR_RETURN_IF_ERROR(receives[t].back().Post());
-      }
+    for (size_t s = 0; s < segments_; ++s) WEIR_RETURN_IF_ERROR(SendUp(leaf_, s));
+    std::array<Scratch, 2> scratch = {Scratch(partition_.segment_bytes()),
+                                      Scratch(partition_.segment_bytes())};
+    std::vector<ReceiveStream> receives;
+    for (const int child : places_[inner_].children) {
+      Scratch& buffers = scratch[receives.size()];
+      receives.emplace_back(
+          group_, child, Slot(inner_, 0, false), segments_, Scratch::kWindow,
+          [this, &buffers](size_t s) -> StatusOr<std::optional<std::span<std::byte>>> {
+            if (!partition_.Travels(inner_, s)) return std::nullopt;
+            return buffers.Buffer(s, partition_.Segment(inner_, s).size());
+          });
+      WEIR_RETURN_IF_ERROR(receives.back().Post());
     }
     for (size_t s = 0; s < segments_; ++s) {
-      for (const size_t t : order_) {
-        for (ReceiveStream& receive : receives[t]) {
-          WEIR_ASSIGN_OR_RETURN(const std::span<std::byte> addend, receive.Next());
-          if (!addend.empty()) lanes_.accumulate(partition_.Segment(t, s), addend);
-        }
-        if (places_[t].parent < 0 || !partition_.Travels(t, s)) continue;
-        WEIR_RETURN_IF_ERROR(Send(places_[t].parent, t, s, false));
+      for (ReceiveStream& receive : receives) {
+        WEIR_ASSIGN_OR_RETURN(const std::span<std::byte> addend, receive.Next());
+        if (!addend.empty()) lanes_.accumulate(partition_.Segment(inner_, s), addend);
       }
+      WEIR_RETURN_IF_ERROR(SendUp(inner_, s));
     }
     return OkStatus();
   }
 
+  Status SendUp(size_t tree, size_t segment) {
+    if (places_[tree].parent < 0 || !partition_.Travels(tree, segment)) return OkStatus();
+    return Send(places_[tree].parent, tree, segment, false);
+  }
+
+  // All receives are posted at once: what the other tree brings lands while this one is forwarded.
   Status BroadcastDown() {
     std::array<std::optional<ReceiveStream>, kTrees> receives;
-    for (size_t t = 0; t < kTrees; ++t) {
+    for (const size_t t : {inner_, leaf_}) {
       if (places_[t].parent < 0) continue;
-      receives[t].emplace(Stream(places_[t].parent, t, nullptr));
+      receives[t].emplace(group_, places_[t].parent, Slot(t, 0, true), segments_, segments_,
+                          [this, t](size_t s) -> StatusOr<std::optional<std::span<std::byte>>> {
+                            if (!partition_.Travels(t, s)) return std::nullopt;
+                            return partition_.Segment(t, s);
+                          });
       WEIR_RETURN_IF_ERROR(receives[t]->Post());
     }
-    for (size_t s = 0; s < segments_; ++s) {
-      for (size_t i = kTrees; i-- > 0;) {  // inner first: others wait for what it forwards
-        const size_t t = order_[i];
+    for (const size_t t : {inner_, leaf_}) {
+      for (size_t s = 0; s < segments_; ++s) {
         if (receives[t].has_value()) WEIR_RETURN_IF_ERROR(receives[t]->Next().status());
         if (!partition_.Travels(t, s)) continue;
         for (const int child : places_[t].children) {
@@ -150,7 +153,7 @@ class TreePass {
   const size_t segments_;
   SendQueue sends_;
   std::array<Place, kTrees> places_;
-  std::array<size_t, kTrees> order_ = {0, 1};
+  size_t inner_ = 0, leaf_ = 1;
 };
 
 class Tree : public Collective {

@@ -1,8 +1,11 @@
 #pragma once
 // Runs one operation on every rank of a world and keeps what each rank ended with.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -27,6 +30,8 @@ struct Contribution {
   OperationId id{.plan_version = 2, .op_sequence = 17, .bucket = 0xC0FFEE};
   ControlWord control;
   uint16_t flags = 0;
+  size_t payload_bytes_max = 1 << 24;
+  Status open_status;  // what opening the indices answers on this rank
 };
 
 /// What one rank ended with.
@@ -39,7 +44,7 @@ struct Outcome {
   ControlWord control;
   uint16_t flags = 0;
   CollectiveReport report;
-  bool summed = false;  // accumulate was called
+  size_t summed_bytes = 0;  // given to accumulate
 };
 
 /// Adds lanes of one float each, or bytewise (modulo 256) when lanes are not four bytes.
@@ -70,11 +75,11 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
   exchange.accumulate = [&](std::span<std::byte> sum, std::span<const std::byte> addend) {
     EXPECT_EQ(sum.size(), addend.size());
     EXPECT_EQ(sum.size() % contribution.lane_bytes, 0u);
-    outcome.summed = true;
+    outcome.summed_bytes += addend.size();
     AddLanes(contribution.lane_bytes, sum, addend);
   };
   exchange.payload = contribution.payload;
-  exchange.payload_bytes_max = 1 << 20;
+  exchange.payload_bytes_max = contribution.payload_bytes_max;
   exchange.gathered = &outcome.gathered;
   exchange.norm_squared = contribution.norm_squared;
   exchange.step = contribution.step;
@@ -83,6 +88,7 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
   };
   exchange.values = &outcome.values;
   exchange.open = [&](std::span<const std::byte> bytes) -> Status {
+    WEIR_RETURN_IF_ERROR(contribution.open_status);
     if (bytes.size() % sizeof(uint32_t) != 0) return DataLoss("indices are not whole");
     outcome.indices.resize(bytes.size() / sizeof(uint32_t));
     if (!bytes.empty()) std::memcpy(outcome.indices.data(), bytes.data(), bytes.size());
@@ -147,14 +153,19 @@ inline void PrintTo(const Subject& subject, std::ostream* out) {
   *out << subject.collective << " over " << subject.transport;
 }
 
-inline std::vector<Subject> AllSubjects() {
+/// The collectives of these forms.
+inline std::vector<Subject> Subjects(std::initializer_list<PayloadForm> forms) {
   std::vector<Subject> subjects;
   for (const Collective* collective : Collectives().All()) {
-    for (const char* transport : {"inproc", "tcp"}) {
-      subjects.push_back({collective->Traits().name, transport});
-    }
+    const CollectiveTraits& traits = collective->Traits();
+    if (std::find(forms.begin(), forms.end(), traits.form) == forms.end()) continue;
+    for (const char* transport : {"inproc", "tcp"}) subjects.push_back({traits.name, transport});
   }
   return subjects;
+}
+
+inline std::vector<Subject> AllSubjects() {
+  return Subjects({PayloadForm::kLanes, PayloadForm::kOpaque, PayloadForm::kSharedIndex});
 }
 
 inline std::string SubjectName(const ::testing::TestParamInfo<Subject>& info) {

@@ -1,0 +1,145 @@
+// The shared steps: partitions cover every lane once, payloads of any size arrive, small exchanges
+// agree on all ranks.
+
+#include "datapath/collective/primitives.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/datapath/collective/harness.h"
+
+namespace weir::testing {
+namespace {
+
+constexpr OperationId kId{.plan_version = 1, .op_sequence = 1, .bucket = 1};
+
+TEST(PartitionTest, SegmentsCoverEveryLaneOnceInOrder) {
+  for (const size_t lane_bytes : {1, 4, 260}) {
+    for (const size_t lanes : {0, 1, 2, 6, 7, 8, 1000, 4099}) {
+      for (const size_t parts : {1, 2, 3, 7}) {
+        for (const size_t segment_bytes : {1, 64, 1000, 1 << 20}) {
+          std::vector<std::byte> bytes(lanes * lane_bytes);
+          const Partition partition(bytes, {.lane_bytes = lane_bytes,
+                                            .parts = parts,
+                                            .segment_bytes = segment_bytes,
+                                            .pipeline_depth = 4});
+          EXPECT_LE(partition.segments(), 512u);
+          const std::byte* next = bytes.data();
+          size_t travels = 0;
+          for (size_t chunk = 0; chunk < parts; ++chunk) {
+            EXPECT_LE(partition.Chunk(chunk).size(), partition.Chunk(0).size());
+            for (size_t s = 0; s < partition.segments(); ++s) {
+              const std::span<std::byte> segment = partition.Segment(chunk, s);
+              EXPECT_EQ(segment.size() % lane_bytes, 0u);
+              EXPECT_LE(segment.size(), partition.segment_bytes());
+              EXPECT_TRUE(segment.empty() || segment.data() == next);
+              next += segment.size();
+              travels += partition.Travels(chunk, s);
+              EXPECT_TRUE(segment.empty() || partition.Travels(chunk, s));
+            }
+          }
+          EXPECT_EQ(next, bytes.data() + bytes.size());
+          EXPECT_GE(travels, 1u);
+        }
+      }
+    }
+  }
+}
+
+TEST(PartitionTest, SegmentsRespectTheBoundAndThePipelineDepth) {
+  std::vector<std::byte> bytes(8 << 20);
+  PartitionOptions options{.parts = 2, .segment_bytes = 1 << 20, .pipeline_depth = 16};
+  EXPECT_EQ(Partition(bytes, options).segments(), 16u);
+  options.pipeline_depth = 1;
+  EXPECT_EQ(Partition(bytes, options).segments(), 4u);
+  options.segment_bytes = 100'000;
+  EXPECT_EQ(Partition(bytes, options).segments(), 42u);
+  EXPECT_LE(Partition(bytes, options).segment_bytes(), 100'000u);
+}
+
+// Runs `body` on a Group of every rank, all over inproc.
+void OnGroups(int world_size, size_t segment_bytes, const std::function<void(Group&)>& body) {
+  World world = MakeWorld("inproc", world_size);
+  ASSERT_EQ(world.size(), static_cast<size_t>(world_size));
+  RunRanks(world_size, [&](int rank) {
+    Group group(*world[rank], segment_bytes);
+    group.Begin(kId, {}, 0, Within(10));
+    body(group);
+  });
+}
+
+TEST(PrimitivesTest, AllReduceMaxAgrees) {
+  for (const int world : {1, 2, 5}) {
+    for (int top = 0; top < world; ++top) {
+      OnGroups(world, 64, [&](Group& group) {
+        float value = group.rank() == top ? -1.5f : -2.0f - static_cast<float>(group.rank());
+        ASSERT_TRUE(AllReduceMax(group, &value).ok());
+        EXPECT_EQ(value, -1.5f);
+      });
+    }
+  }
+}
+
+TEST(PrimitivesTest, AllReduceMaxKeepsNanAndInfinity) {
+  for (const float special :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (int where = 0; where < 3; ++where) {
+      OnGroups(3, 64, [&](Group& group) {
+        float value = group.rank() == where ? special : 1e30f;
+        ASSERT_TRUE(AllReduceMax(group, &value).ok());
+        EXPECT_EQ(std::isnan(value), std::isnan(special));
+        EXPECT_EQ(std::isinf(value), std::isinf(special));
+      });
+    }
+  }
+}
+
+TEST(PrimitivesTest, BroadcastSmallReachesEveryRankFromEveryRoot) {
+  for (int root = 0; root < 4; ++root) {
+    OnGroups(4, 64, [&](Group& group) {
+      std::vector<std::byte> bytes(16, std::byte(group.rank() == root ? 7 : 0));
+      ASSERT_TRUE(BroadcastSmall(group, root, bytes).ok());
+      EXPECT_EQ(bytes, std::vector<std::byte>(16, std::byte{7}));
+    });
+  }
+}
+
+TEST(PrimitivesTest, BarrierEndsOnlyWhenEveryRankCame) {
+  std::atomic<int> arrived = 0;
+  OnGroups(5, 64, [&](Group& group) {
+    ++arrived;
+    ASSERT_TRUE(Barrier(group).ok());
+    EXPECT_EQ(arrived, 5);
+  });
+}
+
+TEST(PrimitivesTest, BinomialBroadcastCarriesPayloadsOfEverySize) {
+  for (const int world : {2, 3, 5, 8}) {
+    for (int root = 0; root < world; root += 2) {
+      for (const size_t size : {0, 1, 63, 64, 65, 128, 1000}) {
+        std::vector<std::byte> payload(size);
+        for (size_t i = 0; i < size; ++i) payload[i] = std::byte(i * 7 + root);
+        OnGroups(world, 64, [&](Group& group) {
+          std::vector<std::byte> received;
+          const bool is_root = group.rank() == root;
+          const Status status = BinomialBroadcast(
+              group, root, is_root ? std::span<const std::byte>(payload) : std::span<std::byte>(),
+              1000, &received);
+          ASSERT_TRUE(status.ok()) << status;
+          EXPECT_TRUE(is_root || received == payload);
+        });
+      }
+    }
+  }
+}
+
+TEST(PrimitivesTest, RingAllReduceOfFloats) {
+  OnGroups(3, 64, [&](Group& group) {
+    std::vector<float> values(100, static_cast<float>(group.rank() + 1));
+    ASSERT_TRUE(RingAllReduce(group, FloatLanes(values)).ok());
+    EXPECT_EQ(values, std::vector<float>(100, 6.0f));
+  });
+}
+
+}  // namespace
+}  // namespace weir::testing
