@@ -104,7 +104,8 @@ size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std:
   const size_t rice_bytes = (RiceSizeBits(indices, rice_bits) + 7) / 8;
   const size_t bitmap_bytes = (n + 7) / 8;
   WEIR_CHECK(out.size() >= std::min(rice_bytes, bitmap_bytes));
-  if (rice_bytes <= bitmap_bytes) {
+  // With no plain bits the code is a bitmap in disguise, only slower to read.
+  if (indices.empty() || (rice_bits > 0 && rice_bytes <= bitmap_bytes)) {
     *format = {IndexCoding::kRice, static_cast<uint8_t>(rice_bits)};
     return EncodeRice(indices, rice_bits, out.data());
   }

@@ -10,13 +10,20 @@
 namespace weir::kernels {
 
 /// Elements of one block; a multiple of kSampleGroup.
-inline constexpr size_t kBlockElements = 4096;
+inline constexpr size_t kBlockElements = 2048;
 /// One run of kSampleRun elements is counted in every group of this many when a histogram is
 /// sampled.
 inline constexpr size_t kSampleGroup = 128;
 inline constexpr size_t kSampleRun = 16;
 /// Room that Select needs behind the last entry it keeps.
 inline constexpr size_t kSelectSlack = 64;
+
+/// The run of a group that a sampled histogram counts. A hash, not a fixed place: rows of tensors
+/// often have lengths that are multiples of the group.
+inline uint64_t SampledRun(uint64_t group) { return group * 0x9E3779B97F4A7C15ull >> 61; }
+inline bool IsSampled(uint64_t position) {
+  return SampledRun(position / kSampleGroup) == position % kSampleGroup / kSampleRun;
+}
 
 /// What a pass learnt; kernels add to it.
 struct Sums {
@@ -52,11 +59,6 @@ void MeasureToBytes(const Block& block, void* out, Sums* sums) noexcept;
 /// returns the number appended. energy_lost is not touched.
 size_t Select(const Block& block, float threshold, uint32_t base, float* rest, uint32_t* indices,
               float* values, Sums* sums) noexcept;
-
-/// to[i] = from[i] without leaving `to` in the caches. `to` is aligned to 64 bytes and size a
-/// multiple of 16. Call FinishStreaming before another thread reads.
-void StreamCopy(const float* from, float* to, size_t size) noexcept;
-void FinishStreaming() noexcept;
 
 /// Half precision, round to nearest even: out = fp16(clamp(e * scale, +-limit)), limit <= 65504,
 /// scale a power of two. rest, when set, is e - out / scale, exactly.

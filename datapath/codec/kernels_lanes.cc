@@ -258,12 +258,14 @@ void EncodeGridRuns(const Block& block, const Grid& grid, uint32_t counter, int8
   const VF32 levels = hn::Set(d, grid.levels);
   const VU32 key0 = hn::Set(du, static_cast<uint32_t>(grid.seed));
   const VU32 key1 = hn::Set(du, static_cast<uint32_t>(grid.seed >> 32));
+  const VU32 iota = hn::Iota(du, counter);  // costly to make, so once
   InputSums input;
   Energy lost;
   for (size_t i = 0; i < block.size; i += hn::Lanes(d)) {
     const VF32 e = LoadSum<kResidual>(block, i);
     input.Add(e);
-    const VF32 u = Noise(hn::Iota(du, counter + static_cast<uint32_t>(i)), key0, key1);
+    const VU32 number = hn::Add(iota, hn::Set(du, static_cast<uint32_t>(i)));
+    const VF32 u = Noise(number, key0, key1);
     // Clamped before rounding too: a value outside the shared range must not overflow the
     // conversion.
     const VF32 y = ClampTo(hn::Mul(e, inverse_step), levels);

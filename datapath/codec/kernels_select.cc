@@ -1,4 +1,4 @@
-// Kernels of selection: measuring, histogram, threshold with compaction, streaming copy.
+// Kernels of selection: measuring, histogram, threshold with compaction.
 
 #include "datapath/codec/kernels.h"
 
@@ -51,6 +51,7 @@ size_t SelectRuns(const Block& block, float threshold, uint32_t base, float* res
   const U32 du;
   const size_t lanes = hn::Lanes(d);
   const VF32 limit = hn::Set(d, threshold);
+  const VU32 iota = hn::Iota(du, base);  // costly to make, so once
   InputSums input;
   size_t count = 0;
   for (size_t i = 0; i < block.size; i += lanes) {
@@ -61,7 +62,7 @@ size_t SelectRuns(const Block& block, float threshold, uint32_t base, float* res
       // Compress in the register, then one plain store: compressing stores are microcoded on some
       // CPUs.
       hn::StoreU(hn::Compress(e, selected), d, values + count);
-      const VU32 position = hn::Iota(du, base + static_cast<uint32_t>(i));
+      const VU32 position = hn::Add(iota, hn::Set(du, static_cast<uint32_t>(i)));
       hn::StoreU(hn::Compress(position, hn::RebindMask(du, selected)), du, indices + count);
       count += hn::CountTrue(d, selected);
       if constexpr (kRest) e = hn::IfThenZeroElse(selected, e);
@@ -117,10 +118,7 @@ void HistogramOf(const Block& block, bool sampled, uint64_t first_group, uint32_
   for (size_t from = 0; from < block.size; from += stride) {
     size_t at = from;
     if (sampled) {
-      // A hash, not a fixed position: rows of tensors often have lengths that are multiples of the
-      // group.
-      const uint64_t group = first_group + from / kSampleGroup;
-      at += (group * 0x9E3779B97F4A7C15ull >> 61) * kRun;
+      at += SampledRun(first_group + from / kSampleGroup) * kRun;
     }
     if (at + kRun <= block.size) {
       CountRun<kResidual>(block, at, kRun, weight, bins);
@@ -140,11 +138,6 @@ void Histogram(const Block& block, bool sampled, uint64_t first_group, uint32_t 
   }
 }
 
-void StreamCopy(const float* from, float* to, size_t size) {
-  const F32 d;
-  for (size_t i = 0; i < size; i += hn::Lanes(d)) hn::Stream(hn::LoadU(d, from + i), d, to + i);
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace weir::kernels
 HWY_AFTER_NAMESPACE();
@@ -153,14 +146,11 @@ HWY_AFTER_NAMESPACE();
 #include <bit>
 #include <limits>
 
-#include "hwy/cache_control.h"
-
 namespace weir::kernels {
 
 HWY_EXPORT(Measure);
 HWY_EXPORT(Select);
 HWY_EXPORT(Histogram);
-HWY_EXPORT(StreamCopy);
 
 float Sums::max_abs() const {
   return non_finite() ? std::numeric_limits<float>::infinity() : std::bit_cast<float>(max_bits);
@@ -179,12 +169,6 @@ void Histogram(const Block& block, bool sampled, uint64_t first_group, uint32_t 
                uint32_t* bins) noexcept {
   HWY_DYNAMIC_DISPATCH(Histogram)(block, sampled, first_group, weight, bins);
 }
-
-void StreamCopy(const float* from, float* to, size_t size) noexcept {
-  HWY_DYNAMIC_DISPATCH(StreamCopy)(from, to, size);
-}
-
-void FinishStreaming() noexcept { hwy::FlushStream(); }
 
 }  // namespace weir::kernels
 #endif  // HWY_ONCE

@@ -18,8 +18,6 @@ constexpr float kSmallestNormal = std::numeric_limits<float>::min();
 /// Sample the histogram when at least this many elements are to be kept: an eighth of them still
 /// places the threshold within a few per cent.
 constexpr size_t kSampledTargetMin = 2048;
-/// From this size on a residual that is not updated in place is written past the caches.
-constexpr size_t kStreamElementsMin = size_t{1} << 20;
 /// Powers of two between the largest magnitude expected and the largest half-precision lane.
 constexpr int kHeadroomExact = 0;
 constexpr int kHeadroomStale = 2;
@@ -48,8 +46,6 @@ class Selector {
         gradient_(request.gradient.data()),
         residual_(request.residual.empty() ? nullptr : request.residual.data()),
         rest_(request.rest.empty() ? nullptr : request.rest.data()) {
-    const bool aligned = reinterpret_cast<uintptr_t>(rest_) % 64 == 0;
-    streams_ = rest_ != nullptr && rest_ != residual_ && aligned && n_ >= kStreamElementsMin;
     state_.Reserve(cap_ + kBlockElements + kernels::kSelectSlack);
   }
 
@@ -72,6 +68,7 @@ class Selector {
     const double wanted = state_.correction * static_cast<double>(target_) / n_;
     threshold_ = state_.histogram.ThresholdForRatio(std::clamp(wanted, 1e-12, 1.0));
     exponent_ = HalfExponent(state_.histogram.max_abs(), kHeadroomStale);
+    stale_threshold_ = threshold_;
     counts_histogram_ = true;
     sampled_ = target_ >= kSampledTargetMin;
     if (!Pass(/*truncate=*/false)) {
@@ -126,11 +123,7 @@ class Selector {
     float threshold = threshold_;
     for (size_t at = 0; at < n_; at += kBlockElements) {
       const Block block = BlockAt(at);
-      if (counts_histogram_) {
-        kernels::Histogram(block, sampled_, at / kernels::kSampleGroup,
-                           sampled_ ? kHistogramSampling : 1, seen_.bins().data());
-      }
-      float* target = rest_ == nullptr ? nullptr : (streams_ ? stage_ : rest_ + at);
+      float* target = rest_ == nullptr ? nullptr : rest_ + at;
       const size_t found =
           kernels::Select(block, threshold, static_cast<uint32_t>(at), target,
                           state_.indices.get() + count_, state_.values.get() + count_, &sums_);
@@ -141,22 +134,31 @@ class Selector {
           target[state_.indices[i] - at] = state_.values[i];
         }
       }
+      if (counts_histogram_) Count(block, at, kept, target);
       FinishBlock(at, kept, target);
-      if (streams_) WriteOut(block.size, rest_ + at);
       processed_ = at + block.size;
-      if (over && !truncate) return Overflow();
+      if (over && !truncate) return false;
       if (over) threshold = std::numeric_limits<float>::infinity();
     }
-    if (streams_) kernels::FinishStreaming();
     if (counts_histogram_) {
       seen_.Finish(n_, sums_.energy_in, sums_.max_abs(), sums_.non_finite());
     }
     return true;
   }
 
-  bool Overflow() {
-    if (streams_) kernels::FinishStreaming();
-    return false;
+  /// Adds a block to the histogram, after Select: its data are in the cache now. Where the rest has
+  /// replaced the input, the selected elements are zeros in it and are counted from their values.
+  void Count(const Block& block, size_t at, size_t kept, const float* target) {
+    uint32_t* bins = seen_.bins().data();
+    const uint32_t weight = sampled_ ? kHistogramSampling : 1;
+    const Block source = target == nullptr ? block : Block{.gradient = target, .size = block.size};
+    kernels::Histogram(source, sampled_, at / kernels::kSampleGroup, weight, bins);
+    if (target == nullptr) return;
+    for (size_t i = count_; i < count_ + kept; ++i) {
+      if (sampled_ && !kernels::IsSampled(state_.indices[i])) continue;
+      bins[0] -= weight;
+      bins[(std::bit_cast<uint32_t>(state_.values[i]) & 0x7FFFFFFFu) >> 19] += weight;
+    }
   }
 
   /// Accounts for the `kept` newest entries and corrects `target`, the block's part of the rest.
@@ -189,12 +191,6 @@ class Selector {
     energy_rounded_ += error_sums.energy_in;
   }
 
-  void WriteOut(size_t size, float* to) {
-    const size_t whole = size & ~size_t{15};
-    kernels::StreamCopy(stage_, to, whole);
-    std::memcpy(to + whole, stage_ + whole, (size - whole) * sizeof(float));
-  }
-
   /// Undoes a pass: `rest` becomes e itself, which then stands in for gradient and residual.
   void Restore() {
     if (rest_ == nullptr) return;
@@ -205,7 +201,6 @@ class Selector {
     }
     gradient_ = rest_;
     residual_ = nullptr;
-    streams_ = false;
   }
 
   /// Chooses the representation of the values; rounds again when the expected scale was wrong.
@@ -248,18 +243,17 @@ class Selector {
   /// above this step's threshold against how many there were (sampling), and the wanted count by
   /// how far this step's count was off (drift between steps).
   void Remember() {
-    double correction = 1, drift = 1;
-    if (counts_histogram_ && count_ > 0) {
-      const double claimed = seen_.RatioAbove(threshold_) * static_cast<double>(n_);
-      const double real = static_cast<double>(count_);
-      const double sampling = claimed >= 16 ? std::clamp(claimed / real, 0.5, 2.0) : 1.0;
-      const double miss = static_cast<double>(target_) / real;
-      drift = std::clamp(state_.drift * std::sqrt(miss), 0.25, 4.0);
-      correction = sampling * drift;
+    const double claimed = seen_.RatioAbove(stale_threshold_) * static_cast<double>(n_);
+    double sampling = 1;
+    if (stale_threshold_ > 0) {
+      // After a second pass the exact histogram says what the stale threshold would have kept.
+      const double real = counts_histogram_ ? static_cast<double>(count_) : claimed;
+      const double miss = static_cast<double>(target_) / std::max(1.0, real);
+      state_.drift = std::clamp(state_.drift * std::sqrt(miss), 0.0625, 4.0);
+      if (claimed >= 16 && real >= 16) sampling = std::clamp(claimed / real, 0.5, 2.0);
     }
     state_.histogram = seen_;
-    state_.drift = drift;
-    state_.correction = correction;
+    state_.correction = sampling * state_.drift;
   }
 
   const SelectionRequest& request_;
@@ -268,10 +262,10 @@ class Selector {
   const float* gradient_;
   const float* residual_;
   float* rest_;
-  bool streams_ = false;
   bool counts_histogram_ = false;
   bool sampled_ = false;
   float threshold_ = kSmallestNormal;
+  float stale_threshold_ = 0;  // the one that RunStale tried; 0: it did not run
   int exponent_ = 0;
   ValueFormat format_ = ValueFormat::kNone;
   size_t count_ = 0, processed_ = 0;
@@ -279,7 +273,6 @@ class Selector {
   kernels::Sums sums_;
   GradientStatistics seen_;
   alignas(64) float errors_[kBlockElements];
-  alignas(64) float stage_[kBlockElements];
 };
 
 }  // namespace

@@ -1,0 +1,168 @@
+// Encode and decode of every codec of the registry, with memcpy of the same tensor as the peer in
+// the same run. Arguments: elements, and for codecs with a ratio the ratio in millionths.
+
+#include <benchmark/benchmark.h>
+
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "datapath/base/random.h"
+#include "datapath/codec/codec.h"
+#include "datapath/codec/error_feedback.h"
+
+namespace weir {
+namespace {
+
+constexpr int64_t kElements = 25'600'000;       // ResNet-50
+constexpr int64_t kBucketElements = 6'553'600;  // a 25 MiB bucket
+
+/// Floats that start at a cache line.
+class AlignedFloats {
+ public:
+  explicit AlignedFloats(size_t size)
+      : size_(size), data_(static_cast<float*>(::operator new (size * 4, std::align_val_t{64}))) {
+    std::memset(data_, 0, size * 4);
+  }
+  ~AlignedFloats() { ::operator delete (data_, std::align_val_t{64}); }
+  AlignedFloats(const AlignedFloats&) = delete;
+  AlignedFloats& operator=(const AlignedFloats&) = delete;
+  std::span<float> span() { return {data_, size_}; }
+
+ private:
+  size_t size_;
+  float* data_;
+};
+
+void FillNormal(std::span<float> x, uint64_t seed) {
+  // One long period of normal numbers, repeated: drawing all of them would outlast the benchmark.
+  constexpr size_t kPeriod = 1'000'003;
+  Random random(seed);
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = i < kPeriod ? static_cast<float>(0.01 * random.Normal()) : x[i - kPeriod];
+  }
+}
+
+void Memcpy(benchmark::State& state) {
+  AlignedFloats from(state.range(0)), to(state.range(0));
+  FillNormal(from.span(), 1);
+  for (auto _ : state) {
+    std::memcpy(to.span().data(), from.span().data(), from.span().size_bytes());
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+BENCHMARK(Memcpy)->Arg(kBucketElements)->Arg(kElements)->Unit(benchmark::kMillisecond);
+
+enum class Mode { kEncode, kFeedback, kFeedbackInPlace, kDecode };
+
+/// The gradient of a step is a window into a longer run of noise, so that steps differ.
+constexpr size_t kWindowSlack = 1 << 16;
+
+struct Fixture {
+  const Codec& codec;
+  size_t size;
+  AlignedFloats noise, decoded;
+  ResidualStore residuals;
+  size_t step = 0;
+  EncodeContext context;
+  std::unique_ptr<CodecState> codec_state;
+  std::vector<std::byte> out;
+
+  Fixture(const Codec& which, size_t n, double ratio)
+      : codec(which), size(n), noise(n + kWindowSlack), decoded(n) {
+    WEIR_CHECK(residuals.Define(1, {{"all", n}}).ok());
+    FillNormal(noise.span(), 2);
+    context.params.ratio = codec.Traits().uses_ratio ? ratio : 1;
+    context.world = 4;
+    context.shared_max_abs = MaxAbs(noise.span(), {});
+    codec_state = codec.NewState(n, context.params);
+    context.state = codec_state.get();
+    out.resize(codec.MaxEncodedBytes(n, context.params));
+  }
+  std::span<float> Gradient() {
+    step += 7;
+    return noise.span().subspan(step * 16 % kWindowSlack, size);
+  }
+  /// One step as the session runs it: current and next change places.
+  size_t Step(bool in_place) {
+    const ResidualBuffers buffers = residuals.BeginEncode(1).value();
+    const std::span<float> to =
+        in_place ? std::span(const_cast<float*>(buffers.current.data()), size) : buffers.next;
+    const auto result = codec.EncodeWithFeedback(Gradient(), buffers.current, to, context, out);
+    WEIR_CHECK(result.ok());
+    in_place ? residuals.Discard() : residuals.Commit();
+    return result->bytes;
+  }
+};
+
+void RunCodec(benchmark::State& state, const Codec& codec, Mode mode) {
+  const auto n = static_cast<size_t>(state.range(0));
+  Fixture fixture(codec, n, static_cast<double>(state.range(1)) * 1e-6);
+  size_t bytes = 0;
+  for (int warm_up = 0; warm_up < 24; ++warm_up) bytes = fixture.Step(false);
+  for (auto _ : state) {
+    switch (mode) {
+      case Mode::kEncode: {
+        const auto result = codec.Encode(fixture.Gradient(), fixture.context, fixture.out);
+        WEIR_CHECK(result.ok());
+        bytes = result->bytes;
+        break;
+      }
+      case Mode::kFeedback:
+        bytes = fixture.Step(false);
+        break;
+      case Mode::kFeedbackInPlace:
+        bytes = fixture.Step(true);
+        break;
+      case Mode::kDecode:
+        WEIR_CHECK(codec
+                       .DecodeAdd(std::span(fixture.out).first(bytes), fixture.context, 0.25f,
+                                  fixture.decoded.span())
+                       .ok());
+        break;
+    }
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+  state.counters["payload_bits_per_element"] = 8.0 * static_cast<double>(bytes) / n;
+}
+
+void RegisterAll() {
+  const std::pair<Mode, const char*> modes[] = {{Mode::kEncode, "Encode"},
+                                                {Mode::kFeedback, "Feedback"},
+                                                {Mode::kFeedbackInPlace, "FeedbackInPlace"},
+                                                {Mode::kDecode, "DecodeAdd"}};
+  for (const Codec* codec : Codecs().All()) {
+    for (const auto& [mode, mode_name] : modes) {
+      if (mode == Mode::kDecode && codec->Traits().form == PayloadForm::kSharedIndex) continue;
+      const std::string name = codec->Traits().name + "/" + mode_name;
+      auto* run = benchmark::RegisterBenchmark(
+          name.c_str(), [codec, m = mode](benchmark::State& s) { RunCodec(s, *codec, m); });
+      run->Unit(benchmark::kMillisecond);
+      for (const int64_t n : {kBucketElements, kElements}) {
+        if (!codec->Traits().uses_ratio) {
+          run->Args({n, 1'000'000});
+        } else {
+          for (const int64_t millionths : {100'000, 10'000, 1'000}) run->Args({n, millionths});
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weir
+
+int main(int argc, char** argv) {
+  weir::RegisterAll();
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

@@ -1,0 +1,89 @@
+// The bytes of every codec, pinned: a peer of another build must read them. After a deliberate
+// change of format, bump the protocol version and rewrite the files by running this test with
+// WEIR_WRITE_GOLDEN=1 in the environment.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "datapath/codec/error_feedback.h"
+#include "tests/datapath/codec/codec_test_support.h"
+
+namespace weir {
+namespace {
+
+/// Cubes of a linear congruential sequence: the same floats everywhere, none of them drawn by libm.
+std::vector<float> GoldenInput(size_t n) {
+  std::vector<float> x(n);
+  uint32_t state = 2024;
+  for (float& v : x) {
+    state = state * 1664525u + 1013904223u;
+    const float u = static_cast<float>(static_cast<int32_t>(state) >> 8) * 0x1p-23f;
+    v = u * u * u;
+  }
+  return x;
+}
+
+std::string Hex(std::span<const std::byte> bytes) {
+  std::string text;
+  char digits[3];
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned>(bytes[i]));
+    text += digits;
+    if (i % 32 == 31 || i + 1 == bytes.size()) text += '\n';
+  }
+  return text;
+}
+
+void Compare(const std::string& name, std::span<const std::byte> bytes) {
+  const std::string path = std::string(WEIR_TEST_SOURCE_DIR) + "/golden/codec/" + name + ".hex";
+  if (std::getenv("WEIR_WRITE_GOLDEN") != nullptr) {
+    std::ofstream(path) << Hex(bytes);
+    return;
+  }
+  std::ifstream file(path);
+  ASSERT_TRUE(file.is_open()) << "no golden file " << path;
+  std::stringstream golden;
+  golden << file.rdbuf();
+  EXPECT_EQ(Hex(bytes), golden.str()) << path;
+}
+
+TEST(GoldenTest, EveryCodecKeepsItsBytes) {
+  const std::vector<float> x = GoldenInput(203);
+  for (const Codec* codec : Codecs().All()) {
+    const EncodeContext context = test::ContextFor(*codec, x, 3, 0.1);
+    Compare(codec->Traits().name, test::EncodeOrDie(*codec, x, context).payload);
+  }
+}
+
+TEST(GoldenTest, SelectionsHaveABitmapFormToo) {
+  const std::vector<float> x = GoldenInput(203);
+  for (const char* name : {"top_k", "shared_top_k"}) {
+    const Codec& codec = test::FindCodec(name);
+    const EncodeContext context = test::ContextFor(codec, x, 3, 0.6);
+    Compare(std::string(name) + "_bitmap", test::EncodeOrDie(codec, x, context).payload);
+  }
+}
+
+TEST(GoldenTest, ResidualStateKeepsItsBytes) {
+  ResidualStore store;
+  ASSERT_TRUE(store.Define(1, {{"b.bias", 2}, {"a.weight", 3}}).ok());
+  const ResidualBuffers buffers = store.BeginEncode(1).value();
+  for (size_t i = 0; i < buffers.next.size(); ++i) buffers.next[i] = static_cast<float>(i + 1);
+  store.Commit();
+  std::vector<std::byte> bytes(store.ExportBytes());
+  ASSERT_TRUE(store.Export(bytes).ok());
+  Compare("residual_state", bytes);
+}
+
+TEST(GoldenTest, WireIdsAreStable) {
+  const std::pair<const char*, int> expected[] = {
+      {"identity", 1},     {"fp16", 2},     {"bf16", 3}, {"top_k", 4},
+      {"shared_top_k", 5}, {"random_k", 6}, {"qsgd8", 7}};
+  for (const auto& [name, id] : expected) EXPECT_EQ(Codecs().WireId(name), id) << name;
+}
+
+}  // namespace
+}  // namespace weir

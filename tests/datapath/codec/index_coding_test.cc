@@ -1,0 +1,147 @@
+#include "datapath/codec/index_coding.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "datapath/base/random.h"
+
+namespace weir {
+namespace {
+
+std::vector<uint32_t> RandomSet(size_t n, double density, uint64_t seed) {
+  Random random(seed);
+  std::vector<uint32_t> set;
+  for (size_t i = 0; i < n; ++i) {
+    if (random.Uniform() < density) set.push_back(static_cast<uint32_t>(i));
+  }
+  return set;
+}
+
+struct Coded {
+  IndexFormat format;
+  std::vector<std::byte> bytes;
+};
+
+Coded Encode(const std::vector<uint32_t>& set, size_t n) {
+  Coded coded;
+  coded.bytes.resize(MaxIndexBytes(n, set.size()));
+  coded.bytes.resize(EncodeIndices(set, n, coded.bytes, &coded.format));
+  return coded;
+}
+
+StatusOr<std::vector<uint32_t>> Decode(const Coded& coded, size_t n, size_t count,
+                                       size_t batch = 64) {
+  IndexDecoder decoder(coded.format, coded.bytes, n, count, 0);
+  std::vector<uint32_t> all, part(batch);
+  while (true) {
+    WEIR_ASSIGN_OR_RETURN(const size_t size, decoder.Next(part));
+    all.insert(all.end(), part.begin(), part.begin() + size);
+    if (size < batch) break;
+  }
+  WEIR_RETURN_IF_ERROR(decoder.Finish());
+  return all;
+}
+
+TEST(IndexCodingTest, RoundTripAtEveryDensity) {
+  for (const size_t n : {size_t{1}, size_t{8}, size_t{63}, size_t{1000}, size_t{100003}}) {
+    for (const double density : {0.0, 0.0001, 0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0}) {
+      const std::vector<uint32_t> set = RandomSet(n, density, n);
+      const Coded coded = Encode(set, n);
+      const auto decoded = Decode(coded, n, set.size());
+      ASSERT_TRUE(decoded.ok()) << n << " " << density << ToString(decoded.status());
+      EXPECT_EQ(*decoded, set);
+    }
+  }
+}
+
+TEST(IndexCodingTest, ExtremesFitTheBound) {
+  // Clusters, lone ends, and every count of a small n: the bound is exact enough to be the buffer.
+  for (const size_t n : {size_t{1}, size_t{9}, size_t{64}, size_t{257}}) {
+    for (size_t count = 0; count <= n; ++count) {
+      std::vector<uint32_t> front(count), back(count);
+      for (size_t i = 0; i < count; ++i) {
+        front[i] = static_cast<uint32_t>(i);
+        back[i] = static_cast<uint32_t>(n - count + i);
+      }
+      for (const auto& set : {front, back}) {
+        const Coded coded = Encode(set, n);
+        EXPECT_LE(coded.bytes.size(), MaxIndexBytes(n, n));
+        EXPECT_EQ(Decode(coded, n, count).value(), set);
+      }
+    }
+  }
+  const size_t huge = size_t{1} << 32;
+  for (const std::vector<uint32_t>& set :
+       {std::vector<uint32_t>{0xFFFFFFFFu}, std::vector<uint32_t>{0, 0xFFFFFFFFu}}) {
+    EXPECT_EQ(Decode(Encode(set, huge), huge, set.size()).value(), set);
+  }
+}
+
+TEST(IndexCodingTest, BoundGrowsWithTheCount) {
+  for (const size_t n : {size_t{1000}, size_t{1} << 20}) {
+    size_t before = 0;
+    for (size_t count = 0; count <= n; count += 1 + n / 997) {
+      EXPECT_GE(MaxIndexBytes(n, count), before);
+      before = MaxIndexBytes(n, count);
+    }
+    EXPECT_EQ(before, (n + 7) / 8);
+  }
+}
+
+TEST(IndexCodingTest, SizeIsWithinTwoPercentOfTheEntropy) {
+  const size_t n = 1 << 20;
+  for (const double density : {0.001, 0.01, 0.1}) {
+    const std::vector<uint32_t> set = RandomSet(n, density, 5);
+    const double p = static_cast<double>(set.size()) / n;
+    const double entropy = n * (-p * std::log2(p) - (1 - p) * std::log2(1 - p)) / 8;
+    const Coded coded = Encode(set, n);
+    EXPECT_EQ(coded.format.coding, IndexCoding::kRice);
+    EXPECT_LT(static_cast<double>(coded.bytes.size()), 1.025 * entropy) << density;
+  }
+  EXPECT_EQ(Encode(RandomSet(n, 0.6, 6), n).format.coding, IndexCoding::kBitmap);
+}
+
+TEST(IndexCodingTest, KnownBytes) {
+  // n = 16, {1, 6}: rice bits floor(log2(16 / 2)) = 3; gaps 1 and 4: stop bit, then 3 plain bits.
+  const Coded coded = Encode({1, 6}, 16);
+  EXPECT_EQ(coded.format.coding, IndexCoding::kRice);
+  EXPECT_EQ(coded.format.rice_bits, 3);
+  ASSERT_EQ(coded.bytes.size(), 1u);
+  EXPECT_EQ(coded.bytes[0], std::byte{0b1001'0011});
+}
+
+TEST(IndexCodingTest, RejectsWhatItDidNotWrite) {
+  const std::vector<uint32_t> set = RandomSet(1000, 0.05, 9);
+  const Coded good = Encode(set, 1000);
+  const auto code = [](const Coded& coded, size_t n, size_t count) {
+    return Decode(coded, n, count).status().code();
+  };
+  EXPECT_EQ(code(good, 1000, set.size()), StatusCode::kOk);
+  EXPECT_EQ(code(good, set.back(), set.size()), StatusCode::kDataLoss) << "index past the end";
+  EXPECT_EQ(code(good, 1000, set.size() + 20), StatusCode::kDataLoss) << "bits ran out";
+  EXPECT_EQ(code(good, 1000, set.size() / 2), StatusCode::kDataLoss) << "surplus";
+  Coded bad = good;
+  bad.format.rice_bits = 32;
+  EXPECT_EQ(code(bad, 1000, set.size()), StatusCode::kDataLoss);
+  bad.format.coding = static_cast<IndexCoding>(7);
+  EXPECT_EQ(code(bad, 1000, set.size()), StatusCode::kDataLoss);
+  // A run of zeros that would never end.
+  EXPECT_EQ(code({{IndexCoding::kRice, 0}, std::vector<std::byte>(100000)}, 1000, 3),
+            StatusCode::kDataLoss);
+  // Bitmaps: wrong size, too few bits, a bit in the padding.
+  Coded bitmap{{IndexCoding::kBitmap, 0}, std::vector<std::byte>(2)};
+  bitmap.bytes[0] = std::byte{0b101};
+  EXPECT_EQ(code(bitmap, 10, 2), StatusCode::kOk);
+  EXPECT_EQ(code(bitmap, 10, 1), StatusCode::kDataLoss);
+  EXPECT_EQ(code(bitmap, 10, 3), StatusCode::kDataLoss);
+  EXPECT_EQ(code(bitmap, 17, 2), StatusCode::kDataLoss);
+  bitmap.bytes[1] = std::byte{0b100};
+  EXPECT_EQ(code(bitmap, 10, 2), StatusCode::kDataLoss);
+  EXPECT_EQ(code(bitmap, 10, 3), StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace weir
