@@ -1,9 +1,9 @@
 /* weir.h: the C interface of libweir, the datapath that runs inside a training process.
  *
- * Conventions: opaque handles; `struct_size` first in every public struct, set to sizeof by the caller;
- * every function that can fail returns a weir_status and never throws; every wait has a deadline. A
- * session belongs to one rank of one job. Calls on one session come from one thread at a time except
- * weir_wait, weir_last_error and weir_get_stats, which are thread-safe. */
+ * Conventions: opaque handles; `struct_size` first in every public struct, set to sizeof by the
+ * caller; every function that can fail returns a weir_status and never throws; every wait has a
+ * deadline. A session belongs to one rank of one job. Calls on one session come from one thread at
+ * a time except weir_wait, weir_last_error and weir_get_stats, which are thread-safe. */
 #ifndef WEIR_H_
 #define WEIR_H_
 
@@ -22,14 +22,14 @@ extern "C" {
 
 typedef enum weir_status {
   WEIR_OK = 0,
-  WEIR_INVALID_ARGUMENT = 1,   /* a wrong argument; weir_last_error names it */
-  WEIR_NOT_FOUND = 2,          /* an unknown name; the valid ones are listed */
-  WEIR_FAILED_PRECONDITION = 3,/* right call, wrong state */
-  WEIR_DATA_LOSS = 4,          /* malformed or corrupt bytes from a peer, file or agent */
-  WEIR_PEER_UNAVAILABLE = 5,   /* a rank is gone; weir_last_error names it */
-  WEIR_DEADLINE_EXCEEDED = 6,  /* names the rank that was waited for */
+  WEIR_INVALID_ARGUMENT = 1,    /* a wrong argument; weir_last_error names it */
+  WEIR_NOT_FOUND = 2,           /* an unknown name; the valid ones are listed */
+  WEIR_FAILED_PRECONDITION = 3, /* right call, wrong state */
+  WEIR_DATA_LOSS = 4,           /* malformed or corrupt bytes from a peer, file or agent */
+  WEIR_PEER_UNAVAILABLE = 5,    /* a rank is gone; weir_last_error names it */
+  WEIR_DEADLINE_EXCEEDED = 6,   /* names the rank that was waited for */
   WEIR_RESOURCE_EXHAUSTED = 7,
-  WEIR_ABORTED = 8,            /* another rank or weir_session_close ended the operation */
+  WEIR_ABORTED = 8, /* another rank or weir_session_close ended the operation */
   WEIR_INTERNAL = 9
 } weir_status;
 
@@ -40,22 +40,22 @@ typedef struct weir_request weir_request;
 
 typedef struct weir_options {
   size_t struct_size;
-  const char* job;             /* name of the training run, equal on all ranks */
+  const char* job; /* name of the training run, equal on all ranks */
   int32_t rank;
   int32_t world;
-  const char* transport;       /* NULL: "tcp" */
-  const char* listen;          /* "host:port", port 0: any; NULL: "127.0.0.1:0" */
-  const char* agent;           /* "unix:/path" or "tcp:host:port"; NULL or "": no agent */
-  const char* agent_token;     /* for tcp agents; may be NULL */
-  const char* plan_file;       /* static plan (JSON of weir.v1.Plan); NULL: none */
-  double operation_timeout_s;  /* per collective; 0: 60 */
-  double connect_timeout_s;    /* 0: 60 */
+  const char* transport;          /* NULL: "tcp" */
+  const char* listen;             /* "host:port", port 0: any; NULL: "127.0.0.1:0" */
+  const char* agent;              /* "unix:/path" or "tcp:host:port"; NULL or "": no agent */
+  const char* agent_token;        /* for tcp agents; may be NULL */
+  const char* plan_file;          /* static plan (JSON of weir.v1.Plan); NULL: none */
+  double operation_timeout_s;     /* per collective; 0: 60 */
+  double connect_timeout_s;       /* 0: 60 */
   const char* congestion_control; /* NULL: the system's */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */
 typedef struct weir_parameter {
-  const char* name;            /* stable over the job's life */
+  const char* name; /* stable over the job's life */
   uint64_t elements;
 } weir_parameter;
 
@@ -65,7 +65,7 @@ typedef struct weir_stats {
   uint64_t plan_version;
   uint64_t bytes_sent;
   uint64_t steps_skipped;
-  int32_t agent_connected;     /* 0 or 1 */
+  int32_t agent_connected; /* 0 or 1 */
   double last_step_s;
   double last_exposed_s;
 } weir_stats;
@@ -86,14 +86,16 @@ WEIR_EXPORT weir_status weir_session_connect(weir_session* session, const char* 
 WEIR_EXPORT void weir_session_close(weir_session* session);
 
 /* Declares a bucket of consecutive parameters; equal order on all ranks. The key is a hash of the
- * names and sizes. Residuals follow parameters across redefinitions. Needs no network. */
+ * dtype and of the parameters' names and sizes. Residuals follow parameters across redefinitions: a
+ * bucket that held one of them is dissolved. Allowed within a step for buckets unused in it; the
+ * same declaration again is free. Needs no network. */
 WEIR_EXPORT weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
                                            size_t count, weir_dtype dtype, uint64_t* key);
 
-/* A step is one optimiser step: begin, one all-reduce per bucket in the same order on all ranks, end.
- * Begin swaps to an announced plan; end waits for all operations and reports telemetry.
- * *skipped (may be NULL): 1 when some rank met NaN or infinity: every bucket's residual is as before
- * the step, and each bucket that held one was delivered as NaN on all ranks. */
+/* A step is one optimiser step: begin, one all-reduce per bucket in the same order on all ranks,
+ * end. Begin swaps to an announced plan; end waits for all operations and reports telemetry.
+ * *skipped (may be NULL): 1 when some rank met NaN or infinity: every bucket's residual is as
+ * before the step, and each bucket that held one was delivered as NaN on all ranks. */
 WEIR_EXPORT weir_status weir_step_begin(weir_session* session);
 WEIR_EXPORT weir_status weir_step_end(weir_session* session, int32_t* skipped);
 
@@ -110,14 +112,15 @@ WEIR_EXPORT weir_status weir_wait(weir_session* session, weir_request* request, 
 /* Optional: the loss of the current step, for the controller's view. */
 WEIR_EXPORT void weir_report_loss(weir_session* session, double loss);
 
-/* Error-feedback residuals of all parameters, between steps. Export with buffer NULL gives the size.
- * Import matches by parameter name; unknown names are kept for later, sizes must match. */
+/* Error-feedback residuals of all parameters, between steps. Export with buffer NULL gives the
+ * size. Import matches by parameter name; unknown names are kept for later, sizes must match. */
 WEIR_EXPORT weir_status weir_export_state(weir_session* session, void* buffer, size_t* size);
 WEIR_EXPORT weir_status weir_import_state(weir_session* session, const void* buffer, size_t size);
 
 WEIR_EXPORT weir_status weir_get_stats(weir_session* session, weir_stats* stats);
-/* The active plan as JSON (weir.v1.Plan). *size: in capacity, out length; kResourceExhausted when
- * too small. */
+/* The active plan as JSON (weir.v1.Plan) with a terminating zero. *size: capacity in, length
+ * without the zero out; WEIR_RESOURCE_EXHAUSTED when too small, *size then says how long the text
+ * is. */
 WEIR_EXPORT weir_status weir_get_plan(weir_session* session, char* buffer, size_t* size);
 
 /* Static text for a status. Never NULL. */
