@@ -1,6 +1,6 @@
 #pragma once
-// What the controller believes about one job: it digests observations into estimates with variance and
-// age, notices changes, and produces the Snapshot that a decision is made from.
+// What the controller believes about one job: it digests observations into estimates with variance
+// and age, notices changes, and produces the Snapshot that a decision is made from.
 
 #include <memory>
 #include <optional>
@@ -41,11 +41,11 @@ struct StepObservation {
 /// One sample of one directed link between two ranks' nodes.
 struct LinkObservation {
   std::string source_node, target_node;
-  std::string method;                 // "tcp_info", "tcp_connect", "udp_echo", "iperf3", "traceroute"
-  double rtt_s = 0;                   // 0: not measured
+  std::string method;  // "tcp_info", "tcp_connect", "udp_echo", "iperf3", "traceroute"
+  double rtt_s = 0;    // 0: not measured
   double rtt_deviation_s = 0;
-  double bandwidth_bytes_per_s = 0;   // 0: not measured
-  bool application_limited = false;   // the bandwidth is a lower bound only
+  double bandwidth_bytes_per_s = 0;  // 0: not measured
+  bool application_limited = false;  // the bandwidth is a lower bound only
   double age_s = 0;
 };
 
@@ -57,9 +57,11 @@ struct BucketDefinition {
 
 /// A change worth a new decision.
 struct Trigger {
-  std::string kind;      // "bandwidth_change", "latency_change", "gain_change", "periodic", "start", "rollback"
-  uint64_t step = 0;     // job's step at which it was noticed
-  std::string detail;    // "bandwidth 118 MB/s -> 12.4 MB/s (step 120)"
+  // "start", "bandwidth_change", "latency_change", "gain_change" or "periodic"; whoever drives the
+  // model adds "policy", "pin" and "rollback".
+  std::string kind;
+  uint64_t step = 0;   // job's step at which it was noticed
+  std::string detail;  // "bandwidth 118 MB/s -> 12.4 MB/s (step 120)"
 };
 
 struct LinkEstimate {
@@ -73,7 +75,7 @@ struct LinkEstimate {
 struct PredictionRecord {
   uint64_t step = 0;
   std::string bucket, collective, codec;
-  double predicted_s = 0, measured_s = 0;   // median over ranks of network_s minus arrival skew
+  double predicted_s = 0, measured_s = 0;  // from the last rank's entry to the last leave
 };
 
 /// Not thread-safe: owned by the controller's executor. Time comes from `clock` only.
@@ -83,7 +85,8 @@ class JobModel {
   ~JobModel();
 
   /// What one rank offers. The model plans with the intersection over ranks.
-  void SetCapabilities(int rank, std::vector<CodecModel> codecs, std::vector<CollectiveModel> collectives);
+  void SetCapabilities(int rank, std::vector<CodecModel> codecs,
+                       std::vector<CollectiveModel> collectives);
   /// The job's buckets, from rank 0. Estimates of keys that stay are kept.
   void SetBuckets(std::vector<BucketDefinition> buckets);
   /// Node of each rank, so that link estimates can be picked.
@@ -94,17 +97,19 @@ class JobModel {
   void OnStep(const StepObservation& observation);
   void OnLink(const LinkObservation& observation);
 
-  /// The most urgent pending trigger, once. `periodic_s`: also fire when the last decision is older.
+  /// The most urgent pending trigger, once. `periodic_s`: also fire when the last decision is
+  /// older.
   std::optional<Trigger> TakeTrigger(double periodic_s);
 
-  /// Whether a short bandwidth probe would tell the model something that training itself does not, and
-  /// why: "bandwidth is uncertain by 45 %: the last 12 collectives moved too few bytes". Empty: no need.
-  /// True for long stretches while a heavily compressed plan runs; the caller spaces and pays probes.
+  /// Whether a short bandwidth probe would tell the model something that training itself does not,
+  /// and why: "bandwidth is uncertain by 45 %: the last 12 collectives moved too few bytes". Empty:
+  /// no need. True for long stretches while a heavily compressed plan runs; the caller spaces and
+  /// pays probes.
   std::string BandwidthProbeReason() const;
   bool WantsBandwidthProbe() const { return !BandwidthProbeReason().empty(); }
 
-  /// Complete input for Decide. kFailedPrecondition says what is still missing (buckets, capabilities,
-  /// a first step, a latency or bandwidth estimate).
+  /// Complete input for Decide. kFailedPrecondition says what is still missing (buckets,
+  /// capabilities, a first step, a latency or bandwidth estimate).
   StatusOr<Snapshot> MakeSnapshot(const std::string& trigger) const;
 
   /// Estimates for people.
@@ -113,9 +118,10 @@ class JobModel {
   Measured bandwidth_bytes_per_s() const;  // bottleneck
   Measured step_s() const;
   uint64_t step() const;
-  double gain() const;                     // of the last steps, dimension-weighted
+  double gain() const;  // of the last steps, dimension-weighted
   std::optional<double> loss() const;
-  /// Bounded ring of the newest prediction records, oldest first (at most 4096), removed by the call.
+  /// Bounded ring of the newest prediction records, oldest first (at most 4096), removed by the
+  /// call.
   std::vector<PredictionRecord> TakePredictions();
 
  private:

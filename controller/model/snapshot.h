@@ -1,6 +1,6 @@
 #pragma once
-// The complete input of one decision, as plain data. What is not in here cannot influence the solver,
-// so a stored snapshot replays to the identical decision.
+// The complete input of one decision, as plain data. What is not in here cannot influence the
+// solver, so a stored snapshot replays to the identical decision.
 
 #include <cstdint>
 #include <string>
@@ -55,9 +55,9 @@ struct CollectiveModel {
   int world_min = 1, world_max = 0;
   // Calibrated multipliers of the three terms; 1 until measured.
   double alpha_scale = 1, beta_scale = 1, gamma_scale = 1;
-  double overhead_s = 0;              // fixed software cost per run
-  double relative_deviation = 0.3;    // of the predicted time
-  double gain_scale = 1;              // measured over predicted gain: one rank's indices serve all
+  double overhead_s = 0;            // fixed software cost per run
+  double relative_deviation = 0.3;  // of the predicted time
+  double gain_scale = 1;            // measured over predicted gain: one rank's indices serve all
   friend bool operator==(const CollectiveModel&, const CollectiveModel&) = default;
 };
 
@@ -65,11 +65,11 @@ struct BucketModel {
   std::string key;
   uint64_t elements = 0;
   int order = 0;
-  double ready_s = 0;                 // since the first bucket of the step was ready
-  std::vector<double> gain_ratios;    // descending; with `gains`, the measured curve
+  double ready_s = 0;               // since the first bucket of the step was ready
+  std::vector<double> gain_ratios;  // descending; with `gains`, the measured curve
   std::vector<double> gains;
   double peak_over_rms = 10;
-  double residual_ratio = 0;          // norm of residual / norm of gradient
+  double residual_ratio = 0;  // norm of residual / norm of gradient
   friend bool operator==(const BucketModel&, const BucketModel&) = default;
 };
 
@@ -88,22 +88,22 @@ struct Snapshot {
   std::string job;
   int world = 1;
   uint64_t step = 0;
-  std::string trigger;                // why a decision is asked for; see admin.proto
-  std::vector<BucketModel> buckets;   // in ready order
-  std::vector<CodecModel> codecs;     // what every rank offers
+  std::string trigger;               // why a decision is asked for; see admin.proto
+  std::vector<BucketModel> buckets;  // in ready order
+  std::vector<CodecModel> codecs;    // what every rank offers
   std::vector<CollectiveModel> collectives;
-  Measured compute_s;                 // step time without any exposed communication
-  Measured backward_s;                // first bucket ready to last bucket ready
-  Measured latency_s;                 // one way, worst link of the job
-  Measured bandwidth_bytes_per_s;     // bottleneck link of the job
-  double reduce_s_per_byte = 2e-10;   // gamma
-  double codec_parallelism = 1;       // free cores per rank for codec threads, 0 < x <= 1 slows them
-  PlanModel incumbent;                // empty: no plan yet
+  Measured compute_s;                // step time without any exposed communication
+  Measured backward_s;               // first bucket ready to last bucket ready
+  Measured latency_s;                // one way, worst link of the job
+  Measured bandwidth_bytes_per_s;    // bottleneck link of the job
+  double reduce_s_per_byte = 2e-10;  // gamma
+  double codec_parallelism = 1;      // free cores per rank for codec threads, 0 < x <= 1 slows them
+  PlanModel incumbent;               // empty: no plan yet
   double seconds_since_switch = 1e9;
-  double measured_step_s = 0;         // of the incumbent; 0: unknown
-  int recent_switches = 0;            // within the flap window
-  double metadata_overhead_s = 0;     // software cost of the exchange before encoding
-  double window_bytes = 0;            // in flight per connection at most; 0: no such cap
+  double measured_step_s = 0;             // of the incumbent; 0: unknown
+  int recent_switches = 0;                // within the flap window
+  double metadata_overhead_s = 0;         // software cost of the exchange before encoding
+  double window_bytes = 0;                // in flight per connection at most; 0: no such cap
   double host_bandwidth_bytes_per_s = 0;  // what a host can move at most; 0: no such cap
   friend bool operator==(const Snapshot&, const Snapshot&) = default;
 };

@@ -361,10 +361,13 @@ size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {
   if (!all_[chosen].dense && !scope_.immediate && dense_ >= 0 && all_[dense_].excluded_by.empty()) {
     const double sure = ImprovementProbability(space_, objective_, policy_, Costed(chosen),
                                                Costed(dense_), policy_.improvement_min);
-    if (sure < policy_.confidence) {
-      note = ", until " + LabelOf(space_, Costed(chosen).choices) + " is surely better (" +
-             NumberText(100 * sure) + " % now, " + NumberText(100 * policy_.confidence) +
-             " % wanted)";
+    const bool worth = all_[chosen].score < (1 - policy_.improvement_min) * all_[dense_].score;
+    if (!worth || sure < policy_.confidence) {
+      if (worth) {
+        note = ", until " + LabelOf(space_, Costed(chosen).choices) + " is surely better (" +
+               NumberText(100 * sure) + " % now, " + NumberText(100 * policy_.confidence) +
+               " % wanted)";
+      }
       chosen = dense_;
     }
   }

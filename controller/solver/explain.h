@@ -3,16 +3,10 @@
 
 #include <string>
 
+#include "controller/model/format.h"
 #include "controller/solver/solver.h"
 
 namespace weir {
-
-/// "3.4 s", "21 ms", "85 us".
-std::string SecondsText(double seconds);
-/// "6.2 MB/s", "1.3 GB/s".
-std::string BandwidthText(double bytes_per_s);
-/// Two significant digits: "0.41", "97".
-std::string NumberText(double value);
 
 /// "at 6.2 MB/s and 0.4 ms".
 std::string NetworkText(const Snapshot& snapshot);

@@ -1,0 +1,47 @@
+// See job_estimates.h.
+
+#include "controller/model/job_estimates.h"
+
+#include <algorithm>
+
+namespace weir {
+namespace {
+constexpr double kCurveWeight = 0.2;
+}  // namespace
+
+void RollingMedian::Add(double value) {
+  if (!std::isfinite(value)) return;
+  values_.push_back(value);
+  if (values_.size() > window_) values_.pop_front();
+}
+
+Measured RollingMedian::Get() const {
+  if (values_.empty()) return {};
+  std::vector<double> sorted(values_.begin(), values_.end());
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  Measured out;
+  out.value = *middle;
+  for (double& value : sorted) value = std::fabs(value - out.value);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  out.deviation = 1.4826 * *middle / std::sqrt(0.5 * static_cast<double>(sorted.size()));
+  return out;
+}
+
+void BucketEstimate::AddCurve(const GainObservation& curve) {
+  if (curve.ratios.empty() || curve.ratios.size() != curve.gains.size()) return;
+  for (size_t i = 0; i < curve.ratios.size(); ++i) {
+    const bool usable = curve.ratios[i] > 0 && curve.ratios[i] <= 1 && curve.gains[i] >= 0 &&
+                        curve.gains[i] <= 1 && (i == 0 || curve.ratios[i] < curve.ratios[i - 1]);
+    if (!usable) return;
+  }
+  if (curve.peak_over_rms > 0) peak_over_rms.Add(curve.peak_over_rms);
+  if (gain_ratios != curve.ratios) {
+    gain_ratios = curve.ratios;
+    gains = curve.gains;
+    return;
+  }
+  for (size_t i = 0; i < gains.size(); ++i) gains[i] += kCurveWeight * (curve.gains[i] - gains[i]);
+}
+
+}  // namespace weir

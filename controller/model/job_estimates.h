@@ -1,0 +1,59 @@
+#pragma once
+// Smoothed scalars of a job that need no model: compute time, gain curves, payload sizes.
+
+#include <cmath>
+#include <deque>
+#include <map>
+#include <string>
+
+#include "controller/model/job_model.h"
+#include "controller/model/snapshot.h"
+
+namespace weir {
+
+/// Median and spread of the newest values. O(window log window) per question.
+class RollingMedian {
+ public:
+  explicit RollingMedian(size_t window) : window_(window) {}
+  void Add(double value);
+  void Clear() { values_.clear(); }
+  size_t count() const { return values_.size(); }
+  /// 0 when empty. deviation: of the median, from the median absolute deviation.
+  Measured Get() const;
+
+ private:
+  size_t window_;
+  std::deque<double> values_;
+};
+
+/// Exponential average that starts at its first value.
+class Smoothed {
+ public:
+  explicit Smoothed(double weight) : weight_(weight) {}
+  void Add(double value) {
+    if (!std::isfinite(value)) return;
+    value_ = seen_ ? value_ + weight_ * (value - value_) : value;
+    seen_ = true;
+  }
+  double value_or(double fallback) const { return seen_ ? value_ : fallback; }
+  bool seen() const { return seen_; }
+
+ private:
+  double weight_, value_ = 0;
+  bool seen_ = false;
+};
+
+/// What is known about one bucket besides its definition.
+struct BucketEstimate {
+  Smoothed ready_s{0.1};
+  Smoothed peak_over_rms{0.2};
+  Smoothed gain{0.2};
+  double residual_ratio = 0;
+  std::vector<double> gain_ratios, gains;  // averaged curve
+
+  /// Averages a rank's curve into the bucket's; a curve over other ratios replaces it. Curves that
+  /// are not descending in ratio, or hold anything but numbers in [0, 1], are ignored.
+  void AddCurve(const GainObservation& curve);
+};
+
+}  // namespace weir

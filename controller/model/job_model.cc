@@ -1,0 +1,517 @@
+// See job_model.h. One observation's way: StepAssembler joins the ranks; the network's part of each
+// bucket goes to NetworkModel, the codec's to CodecCalibrator, gains and ready times to the bucket;
+// what shifted becomes a trigger; MakeSnapshot writes it all down as plain data.
+
+#include "controller/model/job_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "controller/model/codec_calibrator.h"
+#include "controller/model/cost_model.h"
+#include "controller/model/format.h"
+#include "controller/model/job_estimates.h"
+#include "controller/model/network_model.h"
+#include "controller/model/step_assembler.h"
+
+namespace weir {
+namespace {
+
+constexpr size_t kPredictionsMax = 4096;
+constexpr double kFlapWindowS = 300;
+constexpr uint64_t kStartSteps = 3;
+// After a change the estimate still settles: a decision is offered again after so many steps.
+constexpr uint64_t kFollowUps[] = {2, 6};
+// How far an estimate may drift from what the last decision saw before a new one is due
+// (logarithms).
+constexpr double kBandwidthDrift = 0.25, kLatencyDrift = 0.5;
+// A latency that makes up less of a step than this is not worth a decision.
+constexpr double kLatencyShareMin = 0.02;
+constexpr double kReferenceRatio = 0.01;  // gain changes are watched here
+constexpr double kPayloadWeight = 0.1;
+constexpr double kGainScalePrior = 0.7;  // one rank's indices serve all: until measured
+constexpr uint64_t kGainSteps = 5;
+
+struct CodecState {
+  CodecModel model;
+  CodecCalibrator encode, decode;
+  Smoothed payload_log{kPayloadWeight};
+  explicit CodecState(const CodecModel& codec)
+      : model(codec), encode(codec.encode), decode(codec.decode) {}
+};
+
+struct Pending {
+  Trigger trigger;
+  int urgency = 0;
+};
+
+int UrgencyOf(const std::string& kind) {
+  if (kind == "bandwidth_change") return 4;
+  if (kind == "latency_change") return 3;
+  if (kind == "gain_change") return 2;
+  return kind == "start" ? 1 : 0;
+}
+
+}  // namespace
+
+struct JobModel::State {
+  State(std::string job_name, int job_world, const Clock& job_clock)
+      : job(std::move(job_name)),
+        world(std::max(1, job_world)),
+        clock(job_clock),
+        assembler(world),
+        network(world) {}
+
+  const std::string job;
+  const int world;
+  const Clock& clock;
+  StepAssembler assembler;
+  NetworkModel network;
+
+  std::map<int, std::pair<std::vector<CodecModel>, std::vector<CollectiveModel>>> offers;
+  std::vector<CollectiveModel> collectives;
+  std::vector<CodecState> codecs;
+  std::map<std::string, Smoothed> gain_scale_log;  // by collective
+  std::vector<BucketDefinition> buckets;
+  std::map<std::string, BucketEstimate> estimates;
+  std::map<int, std::string> nodes;
+
+  uint64_t plan_version = 0;
+  PlanModel plan;
+  double plan_since_s = -1e9;
+  std::deque<double> switches_s;
+
+  uint64_t step = 0, steps = 0;
+  RollingMedian compute_s{15}, step_s{9}, metadata_s{15};
+  Smoothed backward_s{0.1}, gain{0.2}, reference_gain{0.05};
+  std::optional<double> loss;
+  ChangeDetector gain_detector;
+  std::deque<PredictionRecord> predictions;
+
+  std::map<std::string, Trigger> pending;
+  std::vector<std::pair<uint64_t, Trigger>> follow_ups;  // at step
+  bool started = false;
+  double last_decision_s = 0;
+  double decided_bandwidth = 0, decided_latency_s = 0;
+
+  double Now() const { return ToSeconds(clock.Now().time_since_epoch()); }
+  CodecState* FindCodec(const std::string& name);
+  int FindCollective(const std::string& name) const;
+  void Intersect();
+  void Learn(const AssembledStep& step);
+  void LearnBucket(const AssembledBucket& bucket, std::vector<CollectiveSample>* samples);
+  void Raise(const std::string& kind, std::string detail);
+  void RaiseNetworkChange(const NetworkChange& change);
+  void WatchGain();
+  void WatchDrift();
+  void RaiseFollowUps();
+  Status Missing() const;
+  void FillCodecs(Snapshot* snapshot) const;
+  void FillCollectives(Snapshot* snapshot) const;
+  void FillBuckets(Snapshot* snapshot) const;
+};
+
+CodecState* JobModel::State::FindCodec(const std::string& name) {
+  for (CodecState& codec : codecs) {
+    if (codec.model.name == name) return &codec;
+  }
+  return nullptr;
+}
+
+int JobModel::State::FindCollective(const std::string& name) const {
+  for (size_t i = 0; i < collectives.size(); ++i) {
+    if (collectives[i].name == name) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void JobModel::State::Intersect() {
+  const auto named = [](const auto& list, const std::string& name) {
+    return std::any_of(list.begin(), list.end(), [&](const auto& one) { return one.name == name; });
+  };
+  std::vector<CodecState> kept;
+  collectives.clear();
+  const auto& [first_codecs, first_collectives] = offers.begin()->second;
+  for (CodecModel codec : first_codecs) {
+    const bool everywhere = std::all_of(offers.begin(), offers.end(), [&](const auto& offer) {
+      return named(offer.second.first, codec.name);
+    });
+    if (!everywhere) continue;
+    ApplyPriorTimes(&codec);
+    CodecState* known = FindCodec(codec.name);
+    kept.push_back(known != nullptr ? std::move(*known) : CodecState(codec));
+  }
+  for (const CollectiveModel& collective : first_collectives) {
+    const bool everywhere = std::all_of(offers.begin(), offers.end(), [&](const auto& offer) {
+      return named(offer.second.second, collective.name);
+    });
+    if (everywhere) collectives.push_back(collective);
+  }
+  codecs = std::move(kept);
+  network.SetCollectives(collectives);
+}
+
+void JobModel::State::Raise(const std::string& kind, std::string detail) {
+  Trigger& trigger = pending[kind];
+  // The first of a kind names the step; the newest knows best what happened.
+  if (trigger.kind.empty()) trigger.step = step;
+  trigger.kind = kind;
+  trigger.detail = std::move(detail);
+}
+
+void JobModel::State::RaiseNetworkChange(const NetworkChange& change) {
+  const std::string at = StrCat(" (step ", step, ")");
+  follow_ups.clear();
+  const auto raise = [&](const char* kind, const std::string& detail) {
+    Raise(kind, detail);
+    for (const uint64_t later : kFollowUps) follow_ups.push_back({step + later, pending[kind]});
+  };
+  if (change.bandwidth) {
+    raise("bandwidth_change", "bandwidth " + BandwidthText(change.bandwidth_before) + " -> " +
+                                  BandwidthText(change.bandwidth_after) + at);
+  }
+  if (change.latency) {
+    raise("latency_change", "latency " + SecondsText(change.latency_before) + " -> " +
+                                SecondsText(change.latency_after) + at);
+  }
+}
+
+void JobModel::State::RaiseFollowUps() {
+  for (const auto& [at, trigger] : follow_ups) {
+    if (at != step) continue;
+    const auto found = pending.try_emplace(trigger.kind, trigger);
+    if (found.second) found.first->second.detail += ", settled";
+  }
+  std::erase_if(follow_ups, [&](const auto& entry) { return entry.first <= step; });
+}
+
+void JobModel::State::WatchGain() {
+  double weighted = 0, elements = 0;
+  for (const BucketDefinition& bucket : buckets) {
+    const auto found = estimates.find(bucket.key);
+    if (found == estimates.end() || found->second.gains.empty()) return;
+    BucketModel model;
+    model.gain_ratios = found->second.gain_ratios;
+    model.gains = found->second.gains;
+    CodecModel selection;
+    selection.error_model = "selection";
+    weighted += static_cast<double>(bucket.elements) *
+                PredictGain(selection, CollectiveModel{}, model, kReferenceRatio, world);
+    elements += static_cast<double>(bucket.elements);
+  }
+  if (!(elements > 0) || !(weighted > 0)) return;
+  const double value = std::log(weighted / elements);
+  const double before = reference_gain.value_or(value);
+  reference_gain.Add(value);
+  // Curves are averages already: a tenth is a lot.
+  if (gain_detector.Add((value - before) / 0.1) == 0) return;
+  Raise("gain_change", "gain at ratio " + NumberText(kReferenceRatio) + " " +
+                           NumberText(std::exp(before)) + " -> " + NumberText(std::exp(value)) +
+                           StrCat(" (step ", step, ")"));
+  reference_gain = Smoothed(0.05);
+  reference_gain.Add(value);
+}
+
+void JobModel::State::WatchDrift() {
+  if (!started || decided_bandwidth <= 0) return;
+  const double now_s = Now();
+  const double bandwidth = network.Bandwidth(now_s).value, latency_s = network.Latency(now_s).value;
+  const bool sure = network.filter().beta_log_deviation() < 0.5 * kBandwidthDrift;
+  if (sure && std::fabs(std::log(bandwidth / decided_bandwidth)) > kBandwidthDrift) {
+    Raise("bandwidth_change", "bandwidth drifted " + BandwidthText(decided_bandwidth) + " -> " +
+                                  BandwidthText(bandwidth) + StrCat(" (step ", step, ")"));
+    decided_bandwidth = bandwidth;
+  }
+  double messages = 0;
+  for (const ChoiceModel& choice : plan) {
+    const int c = FindCollective(choice.collective);
+    if (c >= 0) messages += collectives[c].latency.At(world);
+  }
+  const double moved_s = messages * std::fabs(latency_s - decided_latency_s);
+  const bool certain = network.filter().alpha_log_deviation() < 0.5 * kLatencyDrift;
+  if (certain && moved_s > kLatencyShareMin * step_s.Get().value &&
+      std::fabs(std::log(latency_s / decided_latency_s)) > kLatencyDrift) {
+    Raise("latency_change", "latency drifted " + SecondsText(decided_latency_s) + " -> " +
+                                SecondsText(latency_s) + StrCat(" (step ", step, ")"));
+    decided_latency_s = latency_s;
+  }
+}
+
+void JobModel::State::LearnBucket(const AssembledBucket& bucket,
+                                  std::vector<CollectiveSample>* samples) {
+  const auto definition = std::find_if(buckets.begin(), buckets.end(),
+                                       [&](const auto& one) { return one.key == bucket.key; });
+  CodecState* codec = FindCodec(bucket.codec);
+  const int collective = FindCollective(bucket.collective);
+  if (definition == buckets.end() || codec == nullptr || definition->elements == 0) return;
+  const double elements = static_cast<double>(definition->elements);
+  BucketEstimate& estimate = estimates[bucket.key];
+  estimate.ready_s.Add(bucket.ready_s);
+  estimate.residual_ratio = std::isfinite(bucket.residual_ratio) ? bucket.residual_ratio : 0;
+  const double kept =
+      codec->model.uses_ratio ? KeptElements(codec->model, elements, bucket.ratio) : 0;
+  codec->encode.Add(elements, kept, bucket.encode_s);
+  const double decodes = codec->model.form == "opaque" ? world : 1;
+  codec->decode.Add(elements, kept, bucket.decode_s / decodes);
+  if (world == 1 || collective < 0 || !(bucket.network_s > 0)) return;
+  if (codec->model.shared_metadata) metadata_s.Add(bucket.metadata_s);
+
+  CodecModel priced = codec->model;
+  priced.payload_scale = std::exp(codec->payload_log.value_or(0));
+  const WireBytes bytes = PredictWireBytes(priced, elements, bucket.ratio);
+  CollectiveSample sample{collective, static_cast<double>(std::max(1, codec->model.rounds)),
+                          bytes.payload, bytes.index, bucket.network_s};
+  predictions.push_back({step, bucket.key, bucket.collective, bucket.codec,
+                         network.filter().Predict(sample), bucket.network_s});
+  if (predictions.size() > kPredictionsMax) predictions.pop_front();
+  if (codec->model.form == "opaque" && bucket.payload_bytes > 0 && elements >= 1000) {
+    const double unscaled = bytes.payload / priced.payload_scale;
+    codec->payload_log.Add(std::clamp(std::log(bucket.payload_bytes / unscaled), -1.5, 1.5));
+    sample.payload_bytes = bucket.payload_bytes;
+  }
+  samples->push_back(sample);
+  if (codec->model.form == "shared_index" && !estimate.gains.empty() && bucket.gain > 0) {
+    BucketModel curve;
+    curve.gain_ratios = estimate.gain_ratios;
+    curve.gains = estimate.gains;
+    const double ideal = PredictGain(codec->model, CollectiveModel{}, curve, bucket.ratio, world);
+    if (ideal > 0) {
+      gain_scale_log.try_emplace(bucket.collective, 0.1)
+          .first->second.Add(std::clamp(std::log(bucket.gain / ideal), -2.0, 0.0));
+    }
+  }
+}
+
+void JobModel::State::Learn(const AssembledStep& assembled) {
+  step = assembled.step;
+  ++steps;
+  if (assembled.loss.has_value()) loss = assembled.loss;
+  if (assembled.skipped) return;  // what a rank with NaN measured says nothing
+  // The first step of all warms connections and caches.
+  if (steps > 1) {
+    compute_s.Add(assembled.compute_s);
+    step_s.Add(assembled.step_s);
+    backward_s.Add(assembled.backward_s);
+  }
+  std::vector<CollectiveSample> samples;
+  double busy_s = 0, kept = 0, elements = 0;
+  for (const AssembledBucket& bucket : assembled.buckets) {
+    LearnBucket(bucket, &samples);
+    busy_s += bucket.network_s;
+    for (const BucketDefinition& definition : buckets) {
+      if (definition.key != bucket.key || !std::isfinite(bucket.gain)) continue;
+      kept += bucket.gain * static_cast<double>(definition.elements);
+      elements += static_cast<double>(definition.elements);
+    }
+  }
+  if (elements > 0) gain.Add(kept / elements);
+  const double busy = assembled.step_s > 0 ? busy_s / assembled.step_s : 0;
+  const auto change = network.AddStep(Now(), samples, busy);
+  if (change.has_value()) RaiseNetworkChange(*change);
+  RaiseFollowUps();
+  WatchDrift();
+}
+
+Status JobModel::State::Missing() const {
+  if (buckets.empty()) return FailedPrecondition("no bucket is known yet");
+  if (static_cast<int>(offers.size()) < world) {
+    return FailedPrecondition(
+        StrCat("capabilities are known of ", offers.size(), " of ", world, " ranks"));
+  }
+  if (codecs.empty()) return FailedPrecondition("no codec is offered by every rank");
+  if (collectives.empty()) return FailedPrecondition("no collective is offered by every rank");
+  if (compute_s.count() == 0) {
+    return FailedPrecondition(
+        StrCat("no complete step was seen yet after the first, found ", steps));
+  }
+  if (world == 1) return OkStatus();
+  if (!network.has_latency()) return FailedPrecondition("latency was not measured yet");
+  if (!network.has_bandwidth()) return FailedPrecondition("bandwidth was not measured yet");
+  return OkStatus();
+}
+
+void JobModel::State::FillCodecs(Snapshot* snapshot) const {
+  for (const CodecState& codec : codecs) {
+    CodecModel model = codec.model;
+    if (codec.encode.samples() > 0) model.encode = codec.encode.Time();
+    if (codec.decode.samples() > 0) model.decode = codec.decode.Time();
+    model.payload_scale = std::exp(codec.payload_log.value_or(0));
+    snapshot->codecs.push_back(std::move(model));
+  }
+}
+
+void JobModel::State::FillCollectives(Snapshot* snapshot) const {
+  for (size_t i = 0; i < collectives.size(); ++i) {
+    CollectiveModel model = collectives[i];
+    network.filter().Calibrate(static_cast<int>(i), &model);
+    if (model.form == "shared_index") {
+      const auto scale = gain_scale_log.find(model.name);
+      model.gain_scale = scale == gain_scale_log.end() || !scale->second.seen()
+                             ? kGainScalePrior
+                             : std::exp(scale->second.value_or(0));
+    }
+    snapshot->collectives.push_back(std::move(model));
+  }
+}
+
+void JobModel::State::FillBuckets(Snapshot* snapshot) const {
+  for (const BucketDefinition& definition : buckets) {
+    BucketModel bucket;
+    bucket.key = definition.key;
+    bucket.elements = definition.elements;
+    bucket.order = definition.order;
+    const auto found = estimates.find(definition.key);
+    if (found != estimates.end()) {
+      bucket.ready_s = std::max(0.0, found->second.ready_s.value_or(0));
+      bucket.gain_ratios = found->second.gain_ratios;
+      bucket.gains = found->second.gains;
+      bucket.peak_over_rms = found->second.peak_over_rms.value_or(10);
+      bucket.residual_ratio = std::max(0.0, found->second.residual_ratio);
+    }
+    snapshot->buckets.push_back(std::move(bucket));
+  }
+}
+
+JobModel::JobModel(std::string job, int world, const Clock& clock)
+    : state_(std::make_unique<State>(std::move(job), world, clock)) {}
+JobModel::~JobModel() = default;
+
+void JobModel::SetCapabilities(int rank, std::vector<CodecModel> codecs,
+                               std::vector<CollectiveModel> collectives) {
+  if (rank < 0 || rank >= state_->world) return;
+  state_->offers[rank] = {std::move(codecs), std::move(collectives)};
+  state_->Intersect();
+}
+
+void JobModel::SetBuckets(std::vector<BucketDefinition> buckets) {
+  State& s = *state_;
+  std::stable_sort(buckets.begin(), buckets.end(),
+                   [](const auto& a, const auto& b) { return a.order < b.order; });
+  std::map<std::string, BucketEstimate> kept;
+  for (const BucketDefinition& bucket : buckets) {
+    const auto known = s.estimates.find(bucket.key);
+    if (known != s.estimates.end()) kept.insert(*known);
+  }
+  s.estimates = std::move(kept);
+  s.buckets = std::move(buckets);
+  // Choices belong to positions: without a plan for these buckets nothing is known to run.
+  if (s.plan.size() != s.buckets.size()) s.plan.clear();
+}
+
+void JobModel::SetRankNode(int rank, std::string node) { state_->nodes[rank] = std::move(node); }
+
+void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan) {
+  State& s = *state_;
+  if (plan.size() != s.buckets.size()) return;
+  const bool switched = version != s.plan_version || s.plan.empty();
+  s.plan_version = version;
+  s.plan = std::move(plan);
+  if (!switched) return;
+  s.plan_since_s = s.Now();
+  s.switches_s.push_back(s.plan_since_s);
+  if (s.switches_s.size() > 1000) s.switches_s.pop_front();
+  s.step_s.Clear();
+}
+
+void JobModel::OnStep(const StepObservation& observation) {
+  State& s = *state_;
+  for (const GainObservation& curve : observation.gains) {
+    const bool known = std::any_of(s.buckets.begin(), s.buckets.end(),
+                                   [&](const auto& bucket) { return bucket.key == curve.bucket; });
+    if (known) s.estimates[curve.bucket].AddCurve(curve);
+  }
+  const auto assembled = s.assembler.Add(observation);
+  if (!assembled.has_value()) return;
+  s.Learn(*assembled);
+  if (s.steps % kGainSteps == 0) s.WatchGain();
+}
+
+void JobModel::OnLink(const LinkObservation& observation) {
+  state_->network.AddLink(state_->Now(), observation);
+}
+
+std::optional<Trigger> JobModel::TakeTrigger(double periodic_s) {
+  State& s = *state_;
+  if (!s.Missing().ok()) return std::nullopt;  // what is pending stays
+  if (!s.started) {
+    if (s.steps < kStartSteps) return std::nullopt;
+    s.started = true;
+    if (s.pending.empty()) s.Raise("start", "");
+  }
+  const double now_s = s.Now();
+  if (s.pending.empty() && now_s - s.last_decision_s >= periodic_s) s.Raise("periodic", "");
+  if (s.pending.empty()) return std::nullopt;
+  // One decision answers everything that is pending; the most urgent names it.
+  std::string kind;
+  for (const auto& [name, trigger] : s.pending) {
+    if (kind.empty() || UrgencyOf(name) > UrgencyOf(kind)) kind = name;
+  }
+  Trigger taken = s.pending[kind];
+  for (const auto& [name, trigger] : s.pending) {
+    if (name != kind && !trigger.detail.empty()) {
+      taken.detail += (taken.detail.empty() ? "" : "; ") + trigger.detail;
+    }
+  }
+  s.pending.clear();
+  s.last_decision_s = now_s;
+  s.decided_bandwidth = s.network.Bandwidth(now_s).value;
+  s.decided_latency_s = s.network.Latency(now_s).value;
+  return taken;
+}
+
+std::string JobModel::BandwidthProbeReason() const {
+  return state_->world > 1 && !state_->collectives.empty() ? state_->network.ProbeReason() : "";
+}
+
+StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
+  const State& s = *state_;
+  WEIR_RETURN_IF_ERROR(s.Missing());
+  const double now_s = s.Now();
+  Snapshot snapshot;
+  snapshot.job = s.job;
+  snapshot.world = s.world;
+  snapshot.step = s.step;
+  snapshot.trigger = trigger;
+  s.FillBuckets(&snapshot);
+  s.FillCodecs(&snapshot);
+  s.FillCollectives(&snapshot);
+  snapshot.compute_s = s.compute_s.Get();
+  snapshot.backward_s.value = std::max(0.0, s.backward_s.value_or(0));
+  if (s.world > 1) {
+    snapshot.latency_s = s.network.Latency(now_s);
+    snapshot.bandwidth_bytes_per_s = s.network.Bandwidth(now_s);
+    snapshot.reduce_s_per_byte = s.network.filter().gamma_s_per_byte();
+    WorldFunctionModel levels;
+    levels.log2_n = 2;
+    snapshot.metadata_overhead_s =
+        std::max(0.0, s.metadata_s.Get().value - levels.At(s.world) * snapshot.latency_s.value);
+  }
+  snapshot.incumbent = s.plan;
+  if (!s.plan.empty()) {
+    snapshot.seconds_since_switch = std::max(0.0, now_s - s.plan_since_s);
+    snapshot.measured_step_s = s.step_s.Get().value;
+  }
+  snapshot.recent_switches =
+      static_cast<int>(std::count_if(s.switches_s.begin(), s.switches_s.end(),
+                                     [&](double at_s) { return now_s - at_s <= kFlapWindowS; }));
+  return snapshot;
+}
+
+std::vector<LinkEstimate> JobModel::Links() const { return state_->network.Links(state_->Now()); }
+Measured JobModel::latency_s() const { return state_->network.Latency(state_->Now()); }
+Measured JobModel::bandwidth_bytes_per_s() const {
+  return state_->network.Bandwidth(state_->Now());
+}
+Measured JobModel::step_s() const { return state_->step_s.Get(); }
+uint64_t JobModel::step() const { return state_->step; }
+double JobModel::gain() const { return state_->gain.value_or(1); }
+std::optional<double> JobModel::loss() const { return state_->loss; }
+
+std::vector<PredictionRecord> JobModel::TakePredictions() {
+  std::vector<PredictionRecord> taken(state_->predictions.begin(), state_->predictions.end());
+  state_->predictions.clear();
+  return taken;
+}
+
+}  // namespace weir

@@ -1,0 +1,271 @@
+// See network_filter.h.
+
+#include "controller/model/network_filter.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+namespace weir {
+namespace {
+
+enum : size_t { kAlpha, kBeta, kGamma, kShared };
+enum : size_t { kOverhead, kAlphaScale, kBetaScale, kPerCollective };
+
+struct Prior {
+  double value, log_deviation, drift_per_s, min, max;
+};
+// Drift: how far the logarithm wanders in one second (standard deviation).
+constexpr std::array<Prior, kShared> kSharedPriors = {{
+    {1e-3, 2.0, 0.02, 1e-6, 10},       // alpha
+    {1e-8, 2.3, 0.03, 1e-12, 1e-2},    // beta
+    {2e-10, 1.0, 0.005, 1e-12, 1e-7},  // gamma
+}};
+constexpr std::array<Prior, kPerCollective> kOwnPriors = {{
+    {3e-4, 1.2, 0.01, 1e-6, 1},  // overhead
+    {1, 0.2, 0.002, 0.3, 3},     // alpha_scale
+    {1, 0.15, 0.002, 0.4, 2.5},  // beta_scale
+}};
+constexpr double kLogDeviationMax = 2.5;
+constexpr double kNoiseMin = 0.04, kNoiseMax = 0.5;
+constexpr double kClockNoiseS = 1e-4;  // scheduling noise that no relative error covers
+// Buckets of one step share its disturbances: more than this many say nothing new.
+constexpr double kIndependentSamples = 3;
+constexpr double kHuber = 1.345;
+constexpr int kIterationsMax = 12;
+constexpr double kStepMax = 1;  // e-folds per iteration
+
+}  // namespace
+
+void NetworkFilter::SetCollectives(const std::vector<CollectiveModel>& collectives) {
+  const std::vector<CollectiveModel> known = std::exchange(collectives_, collectives);
+  const std::vector<double> mean = std::exchange(mean_, {});
+  const std::vector<double> covariance = std::exchange(covariance_, {});
+  const size_t size = std::exchange(size_, kShared + kPerCollective * collectives.size());
+  std::vector<int> source(size_, -1);  // where each state comes from
+  for (size_t i = 0; i < kShared && size > 0; ++i) source[i] = static_cast<int>(i);
+  features_.clear();
+  for (size_t c = 0; c < collectives.size(); ++c) {
+    features_.push_back({collectives[c].latency.At(world_), collectives[c].payload.At(world_),
+                         collectives[c].index.At(world_), collectives[c].reduce.At(world_)});
+    for (size_t k = 0; k < known.size(); ++k) {
+      if (known[k].name != collectives[c].name) continue;
+      for (size_t i = 0; i < kPerCollective; ++i) {
+        source[kShared + kPerCollective * c + i] =
+            static_cast<int>(kShared + kPerCollective * k + i);
+      }
+    }
+  }
+  mean_.resize(size_);
+  covariance_.assign(size_ * size_, 0);
+  for (size_t i = 0; i < size_; ++i) {
+    const Prior& prior =
+        i < kShared ? kSharedPriors[i] : kOwnPriors[(i - kShared) % kPerCollective];
+    mean_[i] = source[i] >= 0 ? mean[source[i]] : std::log(prior.value);
+    P(i, i) = prior.log_deviation * prior.log_deviation;
+  }
+  for (size_t i = 0; i < size_; ++i) {
+    for (size_t j = 0; j < size_; ++j) {
+      if (source[i] >= 0 && source[j] >= 0) P(i, j) = covariance[source[i] * size + source[j]];
+    }
+  }
+}
+
+void NetworkFilter::Age(double seconds) {
+  if (!(seconds > 0)) return;
+  for (size_t i = 0; i < size_; ++i) {
+    const Prior& prior =
+        i < kShared ? kSharedPriors[i] : kOwnPriors[(i - kShared) % kPerCollective];
+    // What belongs to a collective's implementation never becomes vaguer than it was at first.
+    const double limit = i < kShared ? kLogDeviationMax : prior.log_deviation;
+    P(i, i) = std::max(P(i, i), std::min(limit * limit, P(i, i) + prior.drift_per_s *
+                                                                      prior.drift_per_s * seconds));
+  }
+}
+
+NetworkFilter::Terms NetworkFilter::TermsOf(const CollectiveSample& sample,
+                                            const std::vector<double>& x) const {
+  const Features& f = features_[sample.collective];
+  const size_t own = kShared + kPerCollective * sample.collective;
+  Terms terms;
+  terms.overhead = sample.rounds * std::exp(x[own + kOverhead]);
+  terms.latency = sample.rounds * f.latency * std::exp(x[own + kAlphaScale] + x[kAlpha]);
+  terms.reduce = sample.rounds * f.reduce * sample.payload_bytes * std::exp(x[kGamma]);
+  terms.bytes = (f.payload * sample.payload_bytes + f.index * sample.index_bytes) *
+                std::exp(x[own + kBetaScale] + x[kBeta]);
+  return terms;
+}
+
+void NetworkFilter::Gradient(const CollectiveSample& sample, const std::vector<double>& x,
+                             std::vector<double>* gradient) const {
+  const Terms terms = TermsOf(sample, x);
+  const double sum = terms.Sum();
+  const size_t own = kShared + kPerCollective * sample.collective;
+  (*gradient)[kAlpha] = (*gradient)[own + kAlphaScale] = terms.latency / sum;
+  (*gradient)[kBeta] = (*gradient)[own + kBetaScale] = terms.bytes / sum;
+  (*gradient)[kGamma] = terms.reduce / sum;
+  (*gradient)[own + kOverhead] = terms.overhead / sum;
+}
+
+double NetworkFilter::Predict(const CollectiveSample& sample) const {
+  return TermsOf(sample, mean_).Sum();
+}
+
+double NetworkFilter::BetaShare(const CollectiveSample& sample) const {
+  const Terms terms = TermsOf(sample, mean_);
+  return terms.bytes / terms.Sum();
+}
+
+double NetworkFilter::LogVariance(const std::vector<CollectiveSample>& samples) const {
+  std::vector<double> total(size_, 0.0), one(size_, 0.0);
+  double sum = 0;
+  for (const CollectiveSample& sample : samples) {
+    std::fill(one.begin(), one.end(), 0.0);
+    Gradient(sample, mean_, &one);
+    const double seconds = Predict(sample);
+    for (size_t i = 0; i < size_; ++i) total[i] += seconds * one[i];
+    sum += seconds;
+  }
+  if (!(sum > 0)) return 0;
+  double variance = 0;
+  for (size_t i = 0; i < size_; ++i) {
+    if (total[i] == 0) continue;
+    for (size_t j = 0; j < size_; ++j) variance += total[i] * P(i, j) * total[j];
+  }
+  return std::max(0.0, variance / (sum * sum));
+}
+
+void NetworkFilter::Update(const std::vector<CollectiveSample>& samples) {
+  if (samples.empty()) return;
+  const double correlation =
+      std::max(1.0, static_cast<double>(samples.size()) / kIndependentSamples);
+  double predicted = 0, measured = 0;
+  for (const CollectiveSample& sample : samples) {
+    predicted += Predict(sample);
+    measured += sample.seconds;
+  }
+  // The noise level follows the error of whole steps, except for jumps: those are changes.
+  const double error = std::fabs(std::log(measured / predicted));
+  const double expected = std::sqrt(noise_ * noise_ + LogVariance(samples));
+  if (error < 3 * expected) {
+    noise_ = std::clamp(0.95 * noise_ + 0.05 * 1.25 * error, kNoiseMin, kNoiseMax);
+  }
+  for (const CollectiveSample& sample : samples) UpdateOne(sample, correlation);
+}
+
+void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation) {
+  const double observed = std::log(sample.seconds);
+  const double clock = kClockNoiseS / sample.seconds;
+  double noise = (noise_ * noise_ + 0.01 + clock * clock) * correlation;
+  std::vector<double> x = mean_, h(size_, 0.0), gain(size_, 0.0);
+  double spread = 0;  // h P h + noise
+  for (int iteration = 0; iteration < kIterationsMax; ++iteration) {
+    Gradient(sample, x, &h);
+    for (size_t i = 0; i < size_; ++i) {
+      gain[i] = 0;
+      for (size_t j = 0; j < size_; ++j) {
+        if (h[j] != 0) gain[i] += P(i, j) * h[j];
+      }
+    }
+    spread = 0;
+    for (size_t i = 0; i < size_; ++i) spread += h[i] * gain[i];
+    const double predicted = std::log(TermsOf(sample, x).Sum());
+    double innovation = observed - predicted;
+    if (iteration == 0) {
+      const double scale = std::sqrt(spread + noise);
+      if (std::fabs(innovation) > kHuber * scale) noise *= std::fabs(innovation) / (kHuber * scale);
+    }
+    for (size_t i = 0; i < size_; ++i) innovation -= h[i] * (mean_[i] - x[i]);
+    double moved = 0;
+    for (size_t i = 0; i < size_; ++i) {
+      const double target = mean_[i] + gain[i] / (spread + noise) * innovation;
+      const double step = std::clamp(target - x[i], -kStepMax, kStepMax);
+      x[i] += step;
+      moved = std::max(moved, std::fabs(step));
+    }
+    if (moved < 1e-4) break;
+  }
+  mean_ = x;
+  for (size_t i = 0; i < size_; ++i) {
+    for (size_t j = 0; j < size_; ++j) P(i, j) -= gain[i] * gain[j] / (spread + noise);
+  }
+  Clamp();
+}
+
+void NetworkFilter::ObserveState(size_t index, double value, double log_deviation) {
+  const double error = std::log(value) - mean_[index];
+  double noise = log_deviation * log_deviation;
+  const double scale = std::sqrt(P(index, index) + noise);
+  if (std::fabs(error) > kHuber * scale) noise *= std::fabs(error) / (kHuber * scale);
+  const double spread = P(index, index) + noise;
+  std::vector<double> column(size_);
+  for (size_t i = 0; i < size_; ++i) column[i] = P(i, index);
+  for (size_t i = 0; i < size_; ++i) mean_[i] += column[i] / spread * error;
+  for (size_t i = 0; i < size_; ++i) {
+    for (size_t j = 0; j < size_; ++j) P(i, j) -= column[i] * column[j] / spread;
+  }
+  Clamp();
+}
+
+void NetworkFilter::ObserveAlpha(double seconds, double log_deviation) {
+  if (size_ > 0 && seconds > 0) ObserveState(kAlpha, seconds, log_deviation);
+}
+
+void NetworkFilter::ObserveBandwidth(double bytes_per_s, double log_deviation) {
+  if (size_ > 0 && bytes_per_s > 0) ObserveState(kBeta, 1 / bytes_per_s, log_deviation);
+}
+
+void NetworkFilter::Inflate(double alpha_log_deviation, double beta_log_deviation) {
+  if (size_ == 0) return;
+  P(kAlpha, kAlpha) += alpha_log_deviation * alpha_log_deviation;
+  P(kBeta, kBeta) += beta_log_deviation * beta_log_deviation;
+}
+
+void NetworkFilter::Clamp() {
+  for (size_t i = 0; i < size_; ++i) {
+    const Prior& prior =
+        i < kShared ? kSharedPriors[i] : kOwnPriors[(i - kShared) % kPerCollective];
+    mean_[i] = std::clamp(mean_[i], std::log(prior.min), std::log(prior.max));
+    P(i, i) = std::max(P(i, i), 1e-6);
+  }
+}
+
+double NetworkFilter::alpha_s() const {
+  return size_ > 0 ? std::exp(mean_[kAlpha]) : kSharedPriors[kAlpha].value;
+}
+double NetworkFilter::beta_s_per_byte() const {
+  return size_ > 0 ? std::exp(mean_[kBeta]) : kSharedPriors[kBeta].value;
+}
+double NetworkFilter::gamma_s_per_byte() const {
+  return size_ > 0 ? std::exp(mean_[kGamma]) : kSharedPriors[kGamma].value;
+}
+double NetworkFilter::alpha_log_deviation() const {
+  return size_ > 0 ? std::sqrt(P(kAlpha, kAlpha)) : kSharedPriors[kAlpha].log_deviation;
+}
+double NetworkFilter::beta_log_deviation() const {
+  return size_ > 0 ? std::sqrt(P(kBeta, kBeta)) : kSharedPriors[kBeta].log_deviation;
+}
+
+void NetworkFilter::Calibrate(int index, CollectiveModel* model) const {
+  const size_t own = kShared + kPerCollective * index;
+  model->overhead_s = std::exp(mean_[own + kOverhead]);
+  model->alpha_scale = std::exp(mean_[own + kAlphaScale]);
+  model->beta_scale = std::exp(mean_[own + kBetaScale]);
+  model->gamma_scale = 1;
+  // For a payload of one megabyte: what this collective's own terms leave open, and half the noise
+  // of single steps, because a plan runs for many.
+  CollectiveSample typical;
+  typical.collective = index;
+  typical.payload_bytes = 1e6;
+  const Terms terms = TermsOf(typical, mean_);
+  const double sum = terms.Sum();
+  const double shares[kPerCollective] = {terms.overhead / sum, terms.latency / sum,
+                                         terms.bytes / sum};
+  double variance = 0.25 * noise_ * noise_;
+  for (size_t i = 0; i < kPerCollective; ++i)
+    variance += shares[i] * shares[i] * P(own + i, own + i);
+  model->relative_deviation = std::min(1.0, std::sqrt(variance));
+}
+
+}  // namespace weir

@@ -1,0 +1,93 @@
+#pragma once
+// The calibrated network: latency, inverse bandwidth and reduction cost of the job, and what each
+// implemented collective adds to its formula, estimated together from completed collectives.
+
+#include <string>
+#include <vector>
+
+#include "controller/model/snapshot.h"
+
+namespace weir {
+
+/// One completed collective, skew removed.
+struct CollectiveSample {
+  int collective = 0;  // index into the filter's collectives
+  double rounds = 1;
+  double payload_bytes = 0, index_bytes = 0;
+  double seconds = 0;
+};
+
+/// Extended Kalman filter (recursive least squares whose forgetting is a process noise) over the
+/// logarithms of
+///   alpha, beta, gamma, and for every collective its overhead, alpha_scale and beta_scale,
+/// so that every estimate stays positive. One observation is
+///   seconds = rounds (overhead + alpha_scale L alpha + R gamma bytes)
+///             + beta_scale (P bytes + I index_bytes) beta
+/// with L, P, I, R the collective's features at the job's world size. It is observed as a
+/// logarithm, with Huber weights against outliers and an iterated update because a logarithm of a
+/// sum bends. What keeps the parts apart: round-trip times pin alpha, narrow priors hold the scales
+/// near 1, bytes differ between buckets and plans, and a sample says about each part only what its
+/// share of the time allows: a heavily compressed plan hardly moves beta, and beta's variance then
+/// grows with time. Not thread-safe. Deterministic.
+class NetworkFilter {
+ public:
+  explicit NetworkFilter(int world) : world_(world) {}
+
+  /// Declares the collectives. Known names keep their calibration. The order is the index order.
+  void SetCollectives(const std::vector<CollectiveModel>& collectives);
+
+  /// Variances grow by the drift of `seconds`.
+  void Age(double seconds);
+  /// Predicted time of one sample (its `seconds` is ignored).
+  double Predict(const CollectiveSample& sample) const;
+  /// Variance of log(sum of predictions) from the parameters' uncertainty.
+  double LogVariance(const std::vector<CollectiveSample>& samples) const;
+  /// Learns from the collectives of one step.
+  void Update(const std::vector<CollectiveSample>& samples);
+  /// A direct measurement with its relative (log) deviation.
+  void ObserveAlpha(double seconds, double log_deviation);
+  void ObserveBandwidth(double bytes_per_s, double log_deviation);
+  /// The network may have changed: alpha and beta are open again, the collectives' own terms are
+  /// not.
+  void Inflate(double alpha_log_deviation, double beta_log_deviation);
+
+  double alpha_s() const;
+  double beta_s_per_byte() const;
+  double gamma_s_per_byte() const;
+  double alpha_log_deviation() const;
+  double beta_log_deviation() const;
+  /// Typical error of one prediction, as a logarithm: what no parameter explains.
+  double noise() const { return noise_; }
+  /// Share of a sample's predicted time that bytes cause.
+  double BetaShare(const CollectiveSample& sample) const;
+
+  /// Writes scales, overhead and relative deviation of collective `index`.
+  void Calibrate(int index, CollectiveModel* model) const;
+
+ private:
+  struct Terms {
+    double overhead = 0, latency = 0, reduce = 0, bytes = 0;
+    double Sum() const { return overhead + latency + reduce + bytes; }
+  };
+  Terms TermsOf(const CollectiveSample& sample, const std::vector<double>& x) const;
+  void Gradient(const CollectiveSample& sample, const std::vector<double>& x,
+                std::vector<double>* gradient) const;
+  void UpdateOne(const CollectiveSample& sample, double correlation);
+  void ObserveState(size_t index, double value, double log_deviation);
+  void Clamp();
+  double& P(size_t i, size_t j) { return covariance_[i * size_ + j]; }
+  double P(size_t i, size_t j) const { return covariance_[i * size_ + j]; }
+
+  int world_;
+  std::vector<CollectiveModel> collectives_;
+  struct Features {
+    double latency, payload, index, reduce;
+  };
+  std::vector<Features> features_;
+  size_t size_ = 0;
+  std::vector<double> mean_;        // logarithms
+  std::vector<double> covariance_;  // row-major size_ x size_
+  double noise_ = 0.2;
+};
+
+}  // namespace weir

@@ -1,0 +1,267 @@
+// See network_model.h. The hard cases and what handles them:
+// - A drop of bandwidth shows in the next collectives; the detector needs two or three of them,
+// then the
+//   filter is set back to before the first, opened, and taught again.
+// - While a heavily compressed plan runs, few bytes say little about bandwidth: its variance grows,
+// and
+//   ProbeReason asks for a probe.
+// - Round-trip times under load include the queue (a token bucket may hold 20 ms): only the least
+// of a
+//   short window counts, and a rise seen while the network is busy is trusted less.
+
+#include "controller/model/network_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "controller/model/format.h"
+
+namespace weir {
+namespace {
+
+constexpr double kQueueS = 0.02;       // what a loaded queue may add to a round trip
+constexpr double kRttClockS = 5e-4;    // scheduling noise of a round trip on a busy host
+constexpr double kLatencyFeedS = 0.5;  // links are asked no more often: their samples overlap
+constexpr double kBandwidthFreshS = 20;
+constexpr double kAlphaOpen = 1.0, kBetaOpen = 1.5;           // log deviations after a change
+constexpr double kBandwidthMoved = 0.2, kLatencyMoved = 0.4;  // logarithms worth a name
+constexpr double kStepNoiseMin = 0.05, kStepNoiseMax = 0.4;
+constexpr double kRttRaised = 1.5;
+constexpr int kRaisedRtts = 3;
+constexpr double kBusyMin = 0.2;    // a busier network may hold a probe in its queue
+constexpr int kWarmSteps = 4;       // before changes are looked for
+constexpr double kUncertain = 0.3;  // log deviation of bandwidth that asks for a probe
+
+double MethodDeviation(const std::string& method) { return method == "iperf3" ? 0.25 : 0.4; }
+
+}  // namespace
+
+void NetworkModel::SetCollectives(const std::vector<CollectiveModel>& collectives) {
+  std::vector<std::string> names;
+  for (const CollectiveModel& collective : collectives) names.push_back(collective.name);
+  if (names == collective_names_) return;
+  collective_names_ = std::move(names);
+  filter_.SetCollectives(collectives);
+  events_.clear();
+  detector_.Reset();
+}
+
+void NetworkModel::AgeTo(double now_s) {
+  if (aged_to_s_ >= 0) filter_.Age(now_s - aged_to_s_);
+  aged_to_s_ = std::max(aged_to_s_, now_s);
+}
+
+void NetworkModel::Apply(const Event& event) {
+  AgeTo(event.at_s);
+  switch (event.kind) {
+    case Event::Kind::kStep:
+      filter_.Update(event.samples);
+      break;
+    case Event::Kind::kAlpha:
+      filter_.ObserveAlpha(event.value, event.log_deviation);
+      break;
+    case Event::Kind::kBandwidth:
+      filter_.ObserveBandwidth(event.value, event.log_deviation);
+      break;
+  }
+}
+
+void NetworkModel::Remember(Event event) {
+  events_.push_back(std::move(event));
+  if (events_.size() > kEventsMax) events_.pop_front();
+}
+
+void NetworkModel::AddLink(double now_s, const LinkObservation& observation) {
+  const double at_s = now_s - std::max(0.0, observation.age_s);
+  LinkEstimator& link = links_[{observation.source_node, observation.target_node}];
+  if (observation.rtt_s > 0) {
+    if (observation.method != "tcp_info") WatchRtt(at_s, link, observation.rtt_s, now_s);
+    link.AddRtt(at_s, observation.rtt_s, observation.method);
+    FeedLatency(now_s);
+  }
+  // An application-limited sample is what the application wanted, not what the link could do.
+  if (observation.bandwidth_bytes_per_s > 0 && !observation.application_limited) {
+    const double deviation = MethodDeviation(observation.method);
+    link.AddBandwidth(at_s, observation.bandwidth_bytes_per_s, deviation, observation.method);
+    if (at_s > changed_at_s_) FeedBandwidth(now_s, observation, deviation);
+  }
+}
+
+void NetworkModel::WatchRtt(double at_s, const LinkEstimator& link, double rtt_s, double now_s) {
+  const auto floor = link.Rtt(now_s);
+  if (!floor.has_value()) return;
+  // The least of a window follows a rise only when the window has passed. Several round trips in a
+  // row that no queue explains say it sooner.
+  const double queue = busy_ > kBusyMin ? kQueueS : 0;
+  if (rtt_s < kRttRaised * floor->value + queue + kRttClockS) {
+    raised_rtts_ = 0;
+    return;
+  }
+  if (raised_rtts_++ == 0) raised_since_s_ = at_s;
+  const int wanted = std::min<int>(kRaisedRtts, 1 + static_cast<int>(links_.size()));
+  if (raised_rtts_ < wanted) return;
+  raised_rtts_ = 0;
+  for (auto& [pair, other] : links_) other.ForgetBefore(raised_since_s_);
+  filter_.Inflate(kAlphaOpen, kBetaOpen / 2);
+  latency_fed_s_ = -1e9;
+}
+
+void NetworkModel::FeedLatency(double now_s) {
+  if (now_s - latency_fed_s_ < kLatencyFeedS) return;
+  double worst = 0;
+  bool loaded = false;
+  for (const auto& [pair, link] : links_) {
+    const auto rtt = link.Rtt(now_s);
+    if (!rtt.has_value() || rtt->age_s > LinkEstimator::kRttWindowS || rtt->value <= worst)
+      continue;
+    worst = rtt->value;
+    loaded = link.rtt_is_loaded(now_s);
+  }
+  if (worst <= 0) return;
+  latency_fed_s_ = now_s;
+  has_latency_ = true;
+  double deviation = 0.15 + kRttClockS / worst;
+  if (worst / 2 > filter_.alpha_s()) {
+    const double queue = kQueueS * (loaded ? 1 : std::clamp(2 * busy_ - 1, 0.0, 1.0));
+    deviation += std::log((worst + queue) / worst);
+  }
+  Event event;
+  event.kind = Event::Kind::kAlpha;
+  event.at_s = now_s;
+  event.value = worst / 2;
+  event.log_deviation = deviation;
+  Apply(event);
+  Remember(std::move(event));
+}
+
+void NetworkModel::FeedBandwidth(double now_s, const LinkObservation& observation,
+                                 double deviation) {
+  // The bottleneck rules, so only the slowest link measured lately may speak, and the fewer links
+  // were measured, the less it says about the others.
+  double slowest = 1e300;
+  size_t measured = 0;
+  for (const auto& [pair, link] : links_) {
+    const auto bandwidth = link.Bandwidth(now_s);
+    if (!bandwidth.has_value() || bandwidth->age_s > kBandwidthFreshS) continue;
+    slowest = std::min(slowest, bandwidth->value);
+    ++measured;
+  }
+  if (measured == 0) return;
+  const double current = 1 / filter_.beta_s_per_byte();
+  const bool rises = slowest > current;
+  // A flow that shares its sender's interface with others, or an idle moment of the job's own
+  // traffic, looks slow without being so: a flow's rate is a lower bound of the link's.
+  if (!rises && observation.method == "tcp_info" && has_bandwidth_) return;
+  const double coverage = static_cast<double>(measured) / static_cast<double>(links_.size());
+  deviation /= std::sqrt(std::max(coverage, 0.1));
+  if (!rises) deviation += 0.5 * busy_;
+  has_bandwidth_ = true;
+  Event event;
+  event.kind = Event::Kind::kBandwidth;
+  event.at_s = now_s;
+  event.value = slowest;
+  event.log_deviation = deviation;
+  Apply(event);
+  Remember(std::move(event));
+}
+
+std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
+                                                   const std::vector<CollectiveSample>& samples,
+                                                   double busy) {
+  if (samples.empty()) return std::nullopt;
+  AgeTo(now_s);
+  busy_ = std::clamp(busy, 0.0, 1.0);
+  double predicted = 0, measured = 0, bytes = 0;
+  for (const CollectiveSample& sample : samples) {
+    const double one = filter_.Predict(sample);
+    predicted += one;
+    measured += sample.seconds;
+    bytes += one * filter_.BetaShare(sample);
+  }
+  beta_share_ += 0.2 * (bytes / predicted - beta_share_);
+  const double error = std::log(measured / predicted);
+  const double expected = std::sqrt(step_noise_ * step_noise_ + filter_.LogVariance(samples));
+  Event event;
+  event.at_s = now_s;
+  event.samples = samples;
+  event.before = filter_;
+  Apply(event);
+  Remember(std::move(event));
+  ++steps_;
+  if (steps_ <= kWarmSteps) return std::nullopt;
+  if (std::fabs(error) < 3 * expected) {
+    step_noise_ = std::clamp(0.95 * step_noise_ + 0.05 * 1.25 * std::fabs(error), kStepNoiseMin,
+                             kStepNoiseMax);
+  }
+  if (detector_.Add(error / expected) == 0) return std::nullopt;
+  NetworkChange change = Relearn(now_s, std::min(detector_.run_length(), kReplayStepsMax));
+  if (!change.bandwidth && !change.latency) return std::nullopt;
+  return change;
+}
+
+NetworkChange NetworkModel::Relearn(double now_s, int steps) {
+  // Find the step at which the change began.
+  size_t first = events_.size();
+  for (int found = 0; first > 0 && found < steps;) {
+    --first;
+    if (events_[first].kind == Event::Kind::kStep) ++found;
+  }
+  while (first < events_.size() && events_[first].kind != Event::Kind::kStep) ++first;
+  NetworkChange change;
+  if (first == events_.size()) return change;
+  filter_ = events_[first].before;
+  change.bandwidth_before = 1 / filter_.beta_s_per_byte();
+  change.latency_before = filter_.alpha_s();
+  changed_at_s_ = events_[first].at_s;
+  for (auto& [pair, link] : links_) link.ForgetBefore(changed_at_s_);
+  filter_.Inflate(kAlphaOpen, kBetaOpen);
+  for (size_t i = first; i < events_.size(); ++i) {
+    if (events_[i].kind == Event::Kind::kStep) events_[i].before = filter_;
+    Apply(events_[i]);
+  }
+  change.bandwidth_after = 1 / filter_.beta_s_per_byte();
+  change.latency_after = filter_.alpha_s();
+  change.bandwidth =
+      std::fabs(std::log(change.bandwidth_after / change.bandwidth_before)) > kBandwidthMoved;
+  change.latency =
+      std::fabs(std::log(change.latency_after / change.latency_before)) > kLatencyMoved;
+  return change;
+}
+
+Measured NetworkModel::Latency(double now_s) const {
+  const double value = filter_.alpha_s();
+  return {value, value * filter_.alpha_log_deviation(),
+          aged_to_s_ < 0 ? 0 : std::max(0.0, now_s - aged_to_s_)};
+}
+
+Measured NetworkModel::Bandwidth(double now_s) const {
+  const double value = 1 / filter_.beta_s_per_byte();
+  return {value, value * filter_.beta_log_deviation(),
+          aged_to_s_ < 0 ? 0 : std::max(0.0, now_s - aged_to_s_)};
+}
+
+std::vector<LinkEstimate> NetworkModel::Links(double now_s) const {
+  std::vector<LinkEstimate> links;
+  for (const auto& [pair, link] : links_) {
+    LinkEstimate out;
+    out.source_node = pair.first;
+    out.target_node = pair.second;
+    out.rtt_s = link.Rtt(now_s).value_or(Measured{});
+    out.bandwidth_bytes_per_s = link.Bandwidth(now_s).value_or(Measured{});
+    out.rtt_method = link.rtt_method();
+    out.bandwidth_method = link.bandwidth_method();
+    out.rtt_samples = link.rtt_samples();
+    out.bandwidth_samples = link.bandwidth_samples();
+    links.push_back(std::move(out));
+  }
+  return links;
+}
+
+std::string NetworkModel::ProbeReason() const {
+  const double deviation = filter_.beta_log_deviation();
+  if (deviation <= kUncertain) return "";
+  return StrCat("bandwidth is uncertain by ", NumberText(100 * deviation), " %: bytes make up ",
+                NumberText(100 * beta_share_), " % of the time of collectives");
+}
+
+}  // namespace weir

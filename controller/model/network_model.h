@@ -1,0 +1,89 @@
+#pragma once
+// The network as one job sees it: links, the calibrated filter, and the watch for changes.
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "controller/model/change_detector.h"
+#include "controller/model/job_model.h"
+#include "controller/model/link_estimator.h"
+#include "controller/model/network_filter.h"
+
+namespace weir {
+
+/// A lasting shift of an estimate.
+struct NetworkChange {
+  bool bandwidth = false, latency = false;  // what moved
+  double bandwidth_before = 0, bandwidth_after = 0;
+  double latency_before = 0, latency_after = 0;
+};
+
+/// Evidence in order of trust: completed collectives; tcp_info that is not application-limited, as
+/// a lower bound; probes. Times are seconds on one monotonic clock. Not thread-safe.
+class NetworkModel {
+ public:
+  explicit NetworkModel(int world) : filter_(world) {}
+
+  /// The collectives that samples refer to by index. Calibrations of known names stay; a different
+  /// list forgets the history that a change would be learned again from.
+  void SetCollectives(const std::vector<CollectiveModel>& collectives);
+  const NetworkFilter& filter() const { return filter_; }
+
+  void AddLink(double now_s, const LinkObservation& observation);
+  /// The collectives of one step. `busy`: share of the step that the network was in use. A change
+  /// is reported once, with the estimates that follow from the samples since it began.
+  std::optional<NetworkChange> AddStep(double now_s, const std::vector<CollectiveSample>& samples,
+                                       double busy);
+
+  std::vector<LinkEstimate> Links(double now_s) const;
+  bool has_latency() const { return has_latency_ || steps_ >= 3; }
+  bool has_bandwidth() const { return has_bandwidth_ || steps_ >= 1; }
+  Measured Latency(double now_s) const;
+  Measured Bandwidth(double now_s) const;
+  /// Completed steps learned from.
+  int steps() const { return steps_; }
+  /// See JobModel::BandwidthProbeReason.
+  std::string ProbeReason() const;
+
+ private:
+  /// One thing that the filter learned, kept so that a change can be learned again from its
+  /// beginning.
+  struct Event {
+    enum class Kind { kStep, kAlpha, kBandwidth } kind = Kind::kStep;
+    double at_s = 0, value = 0, log_deviation = 0;
+    std::vector<CollectiveSample> samples;
+    NetworkFilter before{1};  // kStep only: the filter before this step
+  };
+  static constexpr size_t kEventsMax = 64;
+  static constexpr int kReplayStepsMax = 8;
+
+  void AgeTo(double now_s);
+  void Apply(const Event& event);
+  void Remember(Event event);
+  void WatchRtt(double at_s, const LinkEstimator& link, double rtt_s, double now_s);
+  void FeedLatency(double now_s);
+  void FeedBandwidth(double now_s, const LinkObservation& observation, double log_deviation);
+  NetworkChange Relearn(double now_s, int steps);
+
+  NetworkFilter filter_;
+  std::vector<std::string> collective_names_;
+  std::map<std::pair<std::string, std::string>, LinkEstimator> links_;
+  std::deque<Event> events_;
+  ChangeDetector detector_;
+  double aged_to_s_ = -1;
+  double latency_fed_s_ = -1e9;
+  int raised_rtts_ = 0;  // round trips in a row, of any link, far above their link's floor
+  double raised_since_s_ = 0;
+  double changed_at_s_ = -1e9;  // bandwidth samples from before say nothing
+  double busy_ = 0;
+  double beta_share_ = 0;     // smoothed share of collective time that bytes cause
+  double step_noise_ = 0.15;  // deviation of log(measured / predicted) per step
+  bool has_latency_ = false, has_bandwidth_ = false;
+  int steps_ = 0;
+};
+
+}  // namespace weir

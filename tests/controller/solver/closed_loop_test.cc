@@ -1,0 +1,172 @@
+// The whole brain in a loop: a simulated job over a changing network, observed with noise, decided
+// by Decide, switched with the delay of a real rollout.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <optional>
+#include <vector>
+
+#include "controller/solver/solver.h"
+#include "tests/controller/support/simulated_job.h"
+
+namespace weir {
+namespace {
+
+constexpr int kRolloutSteps = 3;  // offer, ack, arm, activation
+
+struct Phase {
+  const char* name;
+  test::TrueNetwork network;
+  int steps;
+};
+
+struct Switch {
+  uint64_t step;
+  std::string from, to, trigger, reason;
+};
+
+struct Outcome {
+  std::vector<Switch> switches;
+  std::vector<double> prediction_errors;
+  double cost_s = 0;  // sum of step time / gain
+  double best_s = 0;  // the same for the best uniform plan of each phase, in hindsight
+  double dense_s = 0;
+  int probes = 0;
+};
+
+class Loop {
+ public:
+  explicit Loop(test::SimulatedJob::Options options) : job_(options, clock_) {}
+
+  void Run(const Phase& phase, const Policy& policy, Outcome* outcome) {
+    for (int i = 0; i < phase.steps; ++i) {
+      if (offered_.has_value() && job_.step() >= offered_at_ + kRolloutSteps) {
+        job_.SetPlan(++version_, *offered_);
+        offered_.reset();
+      }
+      job_.Step(phase.network);
+      outcome->cost_s += job_.TrueStep(phase.network, job_.plan()) / job_.TrueGain(job_.plan());
+      if (job_.model().WantsBandwidthProbe() && job_.clock_s() - probed_s_ > 3) {
+        probed_s_ = job_.clock_s();
+        job_.Probe(phase.network);
+      }
+      if (!offered_.has_value()) MaybeDecide(policy, outcome);
+    }
+    for (const PredictionRecord& record : job_.model().TakePredictions()) {
+      if (record.step < 2) continue;
+      outcome->prediction_errors.push_back(std::fabs(record.predicted_s / record.measured_s - 1));
+    }
+    outcome->probes = job_.probes();
+    outcome->best_s += phase.steps * Best(phase.network);
+    outcome->dense_s += phase.steps * job_.TrueStep(phase.network, Uniform({}));
+  }
+
+  test::SimulatedJob& job() { return job_; }
+
+ private:
+  PlanModel Uniform(const ChoiceModel& choice) const {
+    return PlanModel(job_.plan().size(), choice);
+  }
+
+  double Best(const test::TrueNetwork& network) const {
+    std::vector<ChoiceModel> choices = {{"identity", "ring", 1, 0}, {"fp16", "ring", 1, 0},
+                                        {"qsgd8", "ring", 1, 0},    {"identity", "tree", 1, 0},
+                                        {"fp16", "tree", 1, 0},     {"qsgd8", "tree", 1, 0}};
+    for (const double ratio : {0.3, 0.1, 0.03, 0.01, 0.003, 0.001}) {
+      choices.push_back({"top_k", "sparse_all_gather", ratio, 0});
+    }
+    double best = 1e18;
+    for (const ChoiceModel& choice : choices) {
+      const PlanModel plan = Uniform(choice);
+      best = std::min(best, job_.TrueStep(network, plan) / job_.TrueGain(plan));
+    }
+    return best;
+  }
+
+  void MaybeDecide(const Policy& policy, Outcome* outcome) {
+    const auto trigger = job_.model().TakeTrigger(10);
+    if (!trigger.has_value()) return;
+    const auto snapshot = job_.model().MakeSnapshot(trigger->kind);
+    ASSERT_TRUE(snapshot.ok()) << ToString(snapshot.status());
+    const auto decision = Decide(*snapshot, policy);
+    ASSERT_TRUE(decision.ok()) << ToString(decision.status());
+    const auto parsed = ParseSnapshot(SerializeSnapshot(*snapshot));
+    ASSERT_TRUE(parsed.ok());
+    EXPECT_EQ(Decide(*parsed, policy)->digest, decision->digest);
+    if (std::getenv("WEIR_TEST_VERBOSE") != nullptr) {
+      std::printf("step %llu %s [%s] B %.3g +- %.2g a %.3g +- %.2g: %s\n",
+                  static_cast<unsigned long long>(job_.step()), trigger->kind.c_str(),
+                  trigger->detail.c_str(), snapshot->bandwidth_bytes_per_s.value,
+                  snapshot->bandwidth_bytes_per_s.deviation / snapshot->bandwidth_bytes_per_s.value,
+                  snapshot->latency_s.value,
+                  snapshot->latency_s.deviation / snapshot->latency_s.value,
+                  decision->reason.c_str());
+    }
+    if (!decision->switched) return;
+    offered_ = decision->chosen.choices;
+    offered_at_ = job_.step();
+    outcome->switches.push_back({job_.step(), decision->incumbent.label, decision->chosen.label,
+                                 trigger->kind, decision->reason});
+  }
+
+  FakeClock clock_;
+  test::SimulatedJob job_;
+  std::optional<PlanModel> offered_;
+  uint64_t offered_at_ = 0, version_ = 0;
+  double probed_s_ = -1e9;
+};
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
+const Phase kFast = {"fast", {2e-4, 1.19e9}, 120};
+const Phase kSlow = {"slow", {2e-4, 6.2e6}, 120};
+const Phase kFar = {"high latency", {0.025, 6.2e7}, 120};
+const Phase kRecovered = {"recovered", {2e-4, 1.19e9}, 160};
+
+bool SwitchedWithin(const Outcome& outcome, uint64_t change, uint64_t steps) {
+  return std::any_of(outcome.switches.begin(), outcome.switches.end(), [&](const Switch& s) {
+    return s.step > change && s.step + kRolloutSteps <= change + steps;
+  });
+}
+
+class ClosedLoopTest : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(ClosedLoopTest, FollowsTheNetworkWithoutFlapping) {
+  test::SimulatedJob::Options options;
+  options.seed = GetParam();
+  Loop loop(options);
+  Outcome outcome;
+  const Policy policy;
+  std::vector<uint64_t> changes;
+  for (const Phase& phase : {kFast, kSlow, kFar, kRecovered}) {
+    changes.push_back(loop.job().step());
+    loop.Run(phase, policy, &outcome);
+  }
+  SCOPED_TRACE("seed " + std::to_string(options.seed));
+  // Each change is acted on, activation included, within 15 steps.
+  for (size_t i = 1; i < changes.size(); ++i) {
+    EXPECT_TRUE(SwitchedWithin(outcome, changes[i], 15)) << "change at step " << changes[i];
+  }
+  EXPECT_LE(outcome.switches.size(), 14u);
+  EXPECT_LE(Median(outcome.prediction_errors), 0.15);
+  // Of the best uniform plan of every phase in hindsight, and of dense throughout.
+  EXPECT_LE(outcome.cost_s, 1.15 * outcome.best_s);
+  EXPECT_LE(outcome.cost_s, 0.5 * outcome.dense_s);
+  std::printf(
+      "seed %llu: %zu switches, median prediction error %.3f, cost %.3f of best, %.3f of dense, %d "
+      "probes\n",
+      static_cast<unsigned long long>(options.seed), outcome.switches.size(),
+      Median(outcome.prediction_errors), outcome.cost_s / outcome.best_s,
+      outcome.cost_s / outcome.dense_s, outcome.probes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, ClosedLoopTest, testing::Values(1, 2, 3, 4, 5, 6));
+
+}  // namespace
+}  // namespace weir
