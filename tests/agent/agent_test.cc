@@ -198,7 +198,7 @@ TEST_F(AgentTest, RunsScheduledProbesWithinTheBudget) {
     return LocalAddress(bound->get())->port();
   };
   options_.iperf_port = port();
-  options_.budget.capacity_bytes = 8 << 20;
+  options_.budget.capacity_bytes = 64 << 20;
   options_.budget.floor_bytes_per_s = 0;
   StartAgent(controller.port());
   ASSERT_TRUE(controller.Next(IsHello));
@@ -213,7 +213,7 @@ TEST_F(AgentTest, RunsScheduledProbesWithinTheBudget) {
 
   const TimePoint deadline = RealClock().Now() + std::chrono::seconds(10);
   do {  // its iperf3 server may still be starting
-    ASSERT_TRUE(controller.Send(Probe("node-b", "iperf3", 2 << 20)));
+    ASSERT_TRUE(controller.Send(Probe("node-b", "iperf3", 32 << 20)));
     result = controller.Next(IsProbe);
     ASSERT_TRUE(result);
   } while (!result->probe().sample().error().empty() && RealClock().Now() < deadline);
@@ -222,7 +222,7 @@ TEST_F(AgentTest, RunsScheduledProbesWithinTheBudget) {
   EXPECT_GT(result->probe().sample().bandwidth_bytes_per_s(), 1e6);
   EXPECT_GT(result->probe().bytes_used(), 1u << 20);
 
-  ASSERT_TRUE(controller.Send(Probe("node-b", "iperf3", 8 << 20)));
+  ASSERT_TRUE(controller.Send(Probe("node-b", "iperf3", 64 << 20)));
   result = controller.Next(IsProbe);
   ASSERT_TRUE(result);
   EXPECT_THAT(result->probe().sample().error(), testing::HasSubstr("budget"));

@@ -11,6 +11,9 @@
 namespace weir::agent {
 namespace {
 
+// A shorter test may end before its receiver has read anything.
+constexpr uint64_t kMoreThanBuffersHold = 32u << 20;
+
 SocketAddress Loopback(uint16_t port) { return *SocketAddress::FromIp("127.0.0.1", port); }
 
 uint16_t FreePort() {
@@ -47,7 +50,7 @@ TEST(IperfBandwidthTest, MeasuresBothDirectionsWithinTheByteLimit) {
   for (const bool reverse : {false, true}) {
     ASSERT_TRUE(Listens(port));
     IperfOptions options = Options(port);
-    options.bytes_max = 8u << 20;
+    options.bytes_max = kMoreThanBuffersHold;
     options.reverse = reverse;
     const auto report = MeasureIperfBandwidth(options, RealClock(), {});
     ASSERT_TRUE(report.ok()) << report.status() << " reverse " << reverse;
@@ -84,7 +87,7 @@ TEST(IperfBandwidthTest, TwoTestsAtOnceShareNothing) {
   IperfServer second(ServerOptions(ports[1]), RealClock());
   ASSERT_TRUE(Listens(ports[0]));
   ASSERT_TRUE(Listens(ports[1]));
-  const uint64_t bytes[2] = {2u << 20, 16u << 20};
+  const uint64_t bytes[2] = {kMoreThanBuffersHold, 2 * kMoreThanBuffersHold};
   StatusOr<IperfReport> reports[2] = {Internal("not run"), Internal("not run")};
   std::vector<std::thread> threads;
   for (int i = 0; i < 2; ++i) {
@@ -118,7 +121,9 @@ TEST(IperfBandwidthTest, StalledClientDoesNotHoldTheServer) {
   const TimePoint deadline = RealClock().Now() + std::chrono::seconds(10);
   StatusOr<IperfReport> report = Internal("not run");
   while (!report.ok() && RealClock().Now() < deadline) {
-    report = MeasureIperfBandwidth(Options(port), RealClock(), {});
+    IperfOptions options = Options(port);
+    options.bytes_max = kMoreThanBuffersHold;
+    report = MeasureIperfBandwidth(options, RealClock(), {});
   }
   EXPECT_TRUE(report.ok()) << report.status();
   EXPECT_GE(server.tests_served(), 1u);
