@@ -6,7 +6,8 @@ class SteadyClock : public Clock {
  public:
   TimePoint Now() const override { return std::chrono::steady_clock::now(); }
   double UnixSeconds() const override {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
+        .count();
   }
 };
 }  // namespace

@@ -25,10 +25,14 @@ std::atomic<int> minimum_level{static_cast<int>(LogLevel::kInfo)};
 
 char Letter(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return 'D';
-    case LogLevel::kInfo: return 'I';
-    case LogLevel::kWarning: return 'W';
-    case LogLevel::kError: return 'E';
+    case LogLevel::kDebug:
+      return 'D';
+    case LogLevel::kInfo:
+      return 'I';
+    case LogLevel::kWarning:
+      return 'W';
+    case LogLevel::kError:
+      return 'E';
   }
   return '?';
 }
@@ -49,9 +53,9 @@ void Log(LogLevel level, std::string_view part, std::string_view message) {
   gmtime_r(&seconds, &utc);
   char stamp[32];
   std::strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &utc);
-  std::fprintf(stderr, "%s.%03dZ %c %.*s: %.*s\n", stamp, static_cast<int>(ms % 1000), Letter(level),
-               static_cast<int>(part.size()), part.data(), static_cast<int>(message.size()),
-               message.data());
+  std::fprintf(stderr, "%s.%03dZ %c %.*s: %.*s\n", stamp, static_cast<int>(ms % 1000),
+               Letter(level), static_cast<int>(part.size()), part.data(),
+               static_cast<int>(message.size()), message.data());
 }
 
 void SetMinimumLogLevel(LogLevel level) { minimum_level.store(static_cast<int>(level)); }

@@ -8,11 +8,15 @@ absl::string_view Absl(std::string_view text) { return {text.data(), text.size()
 Status MakeStatus(StatusCode code, std::string_view message) { return Status(code, Absl(message)); }
 Status InvalidArgument(std::string_view m) { return MakeStatus(StatusCode::kInvalidArgument, m); }
 Status NotFound(std::string_view m) { return MakeStatus(StatusCode::kNotFound, m); }
-Status FailedPrecondition(std::string_view m) { return MakeStatus(StatusCode::kFailedPrecondition, m); }
+Status FailedPrecondition(std::string_view m) {
+  return MakeStatus(StatusCode::kFailedPrecondition, m);
+}
 Status DataLoss(std::string_view m) { return MakeStatus(StatusCode::kDataLoss, m); }
 Status Unavailable(std::string_view m) { return MakeStatus(StatusCode::kUnavailable, m); }
 Status DeadlineExceeded(std::string_view m) { return MakeStatus(StatusCode::kDeadlineExceeded, m); }
-Status ResourceExhausted(std::string_view m) { return MakeStatus(StatusCode::kResourceExhausted, m); }
+Status ResourceExhausted(std::string_view m) {
+  return MakeStatus(StatusCode::kResourceExhausted, m);
+}
 Status Unimplemented(std::string_view m) { return MakeStatus(StatusCode::kUnimplemented, m); }
 Status Internal(std::string_view m) { return MakeStatus(StatusCode::kInternal, m); }
 Status Aborted(std::string_view m) { return MakeStatus(StatusCode::kAborted, m); }

@@ -73,7 +73,8 @@ StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderB
   }
   if (type < 1 || type > 3) return DataLoss(StrCat("frame type: expected 1..3, found ", int{type}));
   if (reserved16 != 0 || reserved32 != 0) {
-    return DataLoss(StrCat("frame reserved bytes: expected 0, found ", reserved16, " and ", reserved32));
+    return DataLoss(
+        StrCat("frame reserved bytes: expected 0, found ", reserved16, " and ", reserved32));
   }
   if (h.payload_bytes > kFramePayloadBytesMax) {
     return DataLoss(StrCat("frame payload: expected at most ", kFramePayloadBytesMax,

@@ -125,8 +125,9 @@ Status Connection::DriveReceive(TimePoint now, bool* progress) {
     *progress = true;
     WEIR_RETURN_IF_ERROR(Consume());
   }
-  if (hung_up_ && !ended_ && turn < kTurnBytes) return Drain();
-  return OkStatus();
+  if (!hung_up_ || ended_ || turn >= kTurnBytes) return OkStatus();
+  WEIR_RETURN_IF_ERROR(Drain());
+  return Consume();
 }
 
 Status Connection::ReadOnce(size_t* bytes) {

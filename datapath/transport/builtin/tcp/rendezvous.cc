@@ -91,7 +91,7 @@ Status Rendezvous::Missing() const {
   }
   if (refused_ > 0)
     missing += StrCat("; refused ", refused_, " connections, the last one: ", last_refusal_);
-  return DeadlineExceeded(StrCat("rank ", options_.rank, " of job is missing ", missing));
+  return DeadlineExceeded(StrCat("rank ", options_.rank, " is missing ", missing));
 }
 
 // Waits for the next event of any socket and handles it.
@@ -276,14 +276,10 @@ std::string Rendezvous::Judge(const Guest& guest, int* rank) {
                   options_.rank, ", found ", hello->rank);
   }
   *rank = static_cast<int>(hello->rank);
+  // The dead connection of a rank that restarted is gone by now: CheckEstablished comes first.
   if (links_[*rank].state == Link::State::kEstablished) {
-    // A rank that restarted replaces its dead connection; a second living one is an impostor.
-    char byte;
-    const bool dead = recv(links_[*rank].fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
-    if (!dead) {
-      return StrCat("rank ", *rank, " is already connected from ",
-                    RemoteEndpoint(links_[*rank].fd.get()));
-    }
+    return StrCat("rank ", *rank, " is already connected from ",
+                  RemoteEndpoint(links_[*rank].fd.get()));
   }
   return "";
 }

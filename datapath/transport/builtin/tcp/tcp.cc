@@ -330,7 +330,7 @@ class TcpFactory : public TransportFactory {
     UniqueFd poller(epoll_create1(EPOLL_CLOEXEC));
     UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     epoll_event event = {};
-    event.events = EPOLLIN;
+    event.events = EPOLLIN | EPOLLET;  // never drained: one wake-up, then interrupted_ tells
     event.data.u32 = kWakeIndex;
     if (!poller || !wake || epoll_ctl(poller.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
       return Unavailable(StrCat("epoll: ", tcp::ErrorText(errno)));
