@@ -244,7 +244,7 @@ def write_reports(demo, started):
 
 
 def interrupted(number, unused_frame):
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: through the same clean-up."""
+    """Every polite signal ends the demo as Ctrl-C does: through the same clean-up."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
@@ -273,8 +273,10 @@ def main():
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = pathlib.Path(options.out or ROOT / "out" / f"demo-{stamp}").resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupted)
+    # SIGINT too: a shell starts background jobs with it ignored. SIGHUP stays ignored under nohup.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupted)
     stale = remove_stale() if os.geteuid() == 0 else []
     if stale:
         print(f"removed namespaces of a demo that is gone: {', '.join(stale)}")

@@ -56,16 +56,15 @@ class Validation:
         return sum(total for total, _ in shares) / sum(count for _, count in shares)
 
 
-def choice_of(plan):
-    """One line for the plan's choice of the largest share of buckets."""
-    choices = [b["choice"] for b in plan.get("buckets", [])] or [plan.get("fallback") or {}]
-    names = []
-    for choice in choices:
-        codec = choice.get("codec") or "identity"
+def choice_of(choices):
+    """One line for the choice that most of the gradient travels by."""
+    elements = {}
+    for count, choice in choices:
         ratio = float(choice.get("ratio") or 1.0)
         kept = f" {ratio:.3g}" if ratio < 1.0 else ""
-        names.append(f"{codec}{kept} over {choice.get('collective') or 'ring'}")
-    return max(dict.fromkeys(names), key=names.count)
+        name = f"{choice.get('codec') or 'identity'}{kept} over {choice.get('collective') or 'ring'}"
+        elements[name] = elements.get(name, 0) + count
+    return max(elements, key=elements.get) if elements else "nothing yet"
 
 
 class Trainer:
@@ -112,7 +111,7 @@ class Trainer:
         version = self.weir.stats().plan_version
         if version != self.plan_version:
             self.plan_version = version
-            self.choice = choice_of(self.weir.plan())
+            self.choice = choice_of(self.weir.choices())
         return version
 
     def run(self):

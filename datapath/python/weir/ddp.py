@@ -85,6 +85,7 @@ class DDPState:
         self.world = (len(peers) or dist.get_world_size()) if world is None else world
         self.last_step_skipped = False
         self._keys = {}
+        self._sizes = {}       # bucket key -> elements, of the step that runs or ran last
         self._pending = []
         self._step_open = False
         agent = environment("WEIR_AGENT") if agent is None else agent
@@ -144,9 +145,11 @@ class DDPState:
         host = self._host_buffer(buffer)
         future = torch.futures.Future()
         if not self._pending:
+            self._sizes = {}
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_step)
         request = self.session.all_reduce(key, host.data_ptr(), 1.0 / self.world)
         self._pending.append((request, buffer, host, future))
+        self._sizes[key] = buffer.numel()
         return future
 
     def _finish_step(self):
@@ -198,6 +201,16 @@ class DDPState:
     def plan(self):
         """The active plan as a dictionary."""
         return self.session.plan()
+
+    def choices(self):
+        """What the last step's buckets ran: [(elements, choice)], largest first.
+
+        A choice is weir.v1.Choice as a dictionary.
+        """
+        plan = self.plan()
+        listed = {int(b["bucket"], 16): b["choice"] for b in plan.get("buckets", [])}
+        return sorted(((elements, listed.get(key, plan.get("fallback") or {}))
+                       for key, elements in self._sizes.items()), key=lambda c: -c[0])
 
     def state_dict(self):
         """This rank's error-feedback residuals, to be saved with this rank's checkpoint."""

@@ -95,6 +95,10 @@ def delivered_and_fed(rank, world, restart):
             state._keys = {}
             state._step_open = False
     keys = len(state._keys)
+    choices = state.choices()
+    assert sum(count for count, _ in choices) == sum(p.numel() for p in model.parameters())
+    assert {c["codec"] for _, c in choices} == {"top_k"}, choices
+    assert choices[0][0] >= choices[-1][0]
     state.session.close()
     return [t.tolist() for t in delivered], [t.tolist() for t in fed], keys, largest_late
 
