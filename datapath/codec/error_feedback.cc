@@ -1,7 +1,5 @@
 #include "datapath/codec/error_feedback.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +18,6 @@ constexpr uint32_t kStateMagic = 0x53455257;  // "WRES"
 constexpr uint32_t kStateVersion = 1;
 constexpr size_t kStateHeaderBytes = 12, kStateChecksumBytes = 4;
 constexpr size_t kEntryFixedBytes = 12;  // name length, elements
-constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr uint32_t kNameBytesMax = 4096;
 
 /// "00c0ffee00c0ffee".
