@@ -19,7 +19,7 @@ int ChangeDetector::Add(double standardised) {
   down_ = std::max(0.0, down_ - z - options_.slack);
   up_run_ = up_ > 0 ? up_run_ + 1 : 0;
   down_run_ = down_ > 0 ? down_run_ + 1 : 0;
-  if (up_ <= options_.threshold && down_ <= options_.threshold) return 0;
+  if (up_ < options_.threshold && down_ < options_.threshold) return 0;
   const int direction = up_ > down_ ? 1 : -1;
   alarm_run_ = direction > 0 ? up_run_ : down_run_;
   Reset();

@@ -51,8 +51,11 @@ void LinkEstimator::AddBandwidth(double now_s, double bytes_per_s, double log_de
   bandwidth_at_s_ = now_s;
 }
 
-void LinkEstimator::ForgetBefore(double since_s) {
+void LinkEstimator::ForgetRttBefore(double since_s) {
   std::erase_if(rtts_, [&](const RttSample& sample) { return sample.at_s < since_s; });
+}
+
+void LinkEstimator::ForgetBandwidthBefore(double since_s) {
   if (bandwidth_at_s_ < since_s) has_bandwidth_ = false;
 }
 

@@ -14,8 +14,8 @@ namespace weir {
 /// Times are seconds on any one monotonic clock. Not thread-safe.
 class LinkEstimator {
  public:
-  static constexpr double kRttWindowS = 4;
-  static constexpr size_t kRttSamplesMax = 8;
+  static constexpr double kRttWindowS = 10;
+  static constexpr size_t kRttSamplesMax = 16;
 
   void AddRtt(double now_s, double rtt_s, const std::string& method);
   /// Kalman filter of log(bandwidth) with the deviation that the method deserves; the variance
@@ -24,7 +24,8 @@ class LinkEstimator {
   void AddBandwidth(double now_s, double bytes_per_s, double log_deviation,
                     const std::string& method);
   /// What was measured before `since_s` no longer counts.
-  void ForgetBefore(double since_s);
+  void ForgetRttBefore(double since_s);
+  void ForgetBandwidthBefore(double since_s);
 
   /// The least of the newest samples: queueing only ever adds. Active probes outrank "tcp_info",
   /// whose round-trip times include the job's own queue. deviation: spread within the window.

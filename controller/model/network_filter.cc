@@ -33,8 +33,9 @@ constexpr double kClockNoiseS = 1e-4;  // scheduling noise that no relative erro
 // Buckets of one step share its disturbances: more than this many say nothing new.
 constexpr double kIndependentSamples = 3;
 constexpr double kHuber = 1.345;
-constexpr int kIterationsMax = 12;
-constexpr double kStepMax = 1;  // e-folds per iteration
+constexpr double kSurprise = 2.5;  // deviations
+constexpr double kStepMax = 0.25;  // e-folds of the observation per step of an update
+constexpr int kStepsMax = 24;
 
 }  // namespace
 
@@ -159,32 +160,29 @@ void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation
   const double clock = kClockNoiseS / sample.seconds;
   double noise = (noise_ * noise_ + 0.01 + clock * clock) * correlation;
   std::vector<double> x = mean_, h(size_, 0.0), gain(size_, 0.0);
-  double spread = 0;  // h P h + noise
-  for (int iteration = 0; iteration < kIterationsMax; ++iteration) {
+  double spread = 0;  // h P h
+  const auto linearise = [&] {
     Gradient(sample, x, &h);
-    for (size_t i = 0; i < size_; ++i) {
-      gain[i] = 0;
-      for (size_t j = 0; j < size_; ++j) {
-        if (h[j] != 0) gain[i] += P(i, j) * h[j];
-      }
+    std::fill(gain.begin(), gain.end(), 0.0);
+    for (size_t j = 0; j < size_; ++j) {
+      if (h[j] == 0) continue;
+      for (size_t i = 0; i < size_; ++i) gain[i] += P(i, j) * h[j];
     }
     spread = 0;
     for (size_t i = 0; i < size_; ++i) spread += h[i] * gain[i];
-    const double predicted = std::log(TermsOf(sample, x).Sum());
-    double innovation = observed - predicted;
-    if (iteration == 0) {
-      const double scale = std::sqrt(spread + noise);
-      if (std::fabs(innovation) > kHuber * scale) noise *= std::fabs(innovation) / (kHuber * scale);
-    }
-    for (size_t i = 0; i < size_; ++i) innovation -= h[i] * (mean_[i] - x[i]);
-    double moved = 0;
-    for (size_t i = 0; i < size_; ++i) {
-      const double target = mean_[i] + gain[i] / (spread + noise) * innovation;
-      const double step = std::clamp(target - x[i], -kStepMax, kStepMax);
-      x[i] += step;
-      moved = std::max(moved, std::fabs(step));
-    }
-    if (moved < 1e-4) break;
+  };
+  linearise();
+  const double innovation = observed - std::log(TermsOf(sample, x).Sum());
+  const double scale = std::sqrt(spread + noise);
+  if (std::fabs(innovation) > kHuber * scale) noise *= std::fabs(innovation) / (kHuber * scale);
+  // The share of each term changes on the way, so the way is walked in small steps, each along the
+  // gain that holds there. (Newton's iteration may jump to where another term explains everything.)
+  const int steps =
+      std::clamp(static_cast<int>(std::ceil(std::fabs(innovation) / kStepMax)), 1, kStepsMax);
+  for (int step = 0; step < steps; ++step) {
+    const double part = innovation / steps / (spread + noise);
+    for (size_t i = 0; i < size_; ++i) x[i] += gain[i] * part;
+    linearise();
   }
   mean_ = x;
   for (size_t i = 0; i < size_; ++i) {
@@ -195,9 +193,10 @@ void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation
 
 void NetworkFilter::ObserveState(size_t index, double value, double log_deviation) {
   const double error = std::log(value) - mean_[index];
-  double noise = log_deviation * log_deviation;
-  const double scale = std::sqrt(P(index, index) + noise);
-  if (std::fabs(error) > kHuber * scale) noise *= std::fabs(error) / (kHuber * scale);
+  const double noise = log_deviation * log_deviation;
+  if (error * error > kSurprise * kSurprise * (P(index, index) + noise)) {
+    P(index, index) += 0.25 * error * error;
+  }
   const double spread = P(index, index) + noise;
   std::vector<double> column(size_);
   for (size_t i = 0; i < size_; ++i) column[i] = P(i, index);

@@ -44,7 +44,8 @@ class NetworkFilter {
   double LogVariance(const std::vector<CollectiveSample>& samples) const;
   /// Learns from the collectives of one step.
   void Update(const std::vector<CollectiveSample>& samples);
-  /// A direct measurement with its relative (log) deviation.
+  /// A direct measurement with its relative (log) deviation. Callers pass what is already robust
+  /// against outliers, so a value far from the estimate opens it instead of being played down.
   void ObserveAlpha(double seconds, double log_deviation);
   void ObserveBandwidth(double bytes_per_s, double log_deviation);
   /// The network may have changed: alpha and beta are open again, the collectives' own terms are

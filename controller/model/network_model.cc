@@ -26,10 +26,12 @@ constexpr double kBandwidthFreshS = 20;
 constexpr double kAlphaOpen = 1.0, kBetaOpen = 1.5;           // log deviations after a change
 constexpr double kBandwidthMoved = 0.2, kLatencyMoved = 0.4;  // logarithms worth a name
 constexpr double kStepNoiseMin = 0.05, kStepNoiseMax = 0.4;
+constexpr double kRttFreshS = 4;
 constexpr double kRttRaised = 1.5;
 constexpr int kRaisedRtts = 3;
 constexpr double kBusyMin = 0.2;    // a busier network may hold a probe in its queue
 constexpr int kWarmSteps = 4;       // before changes are looked for
+constexpr double kSurpriseMin = 1;  // deviations, of a step that belongs to a change
 constexpr double kUncertain = 0.3;  // log deviation of bandwidth that asks for a probe
 
 double MethodDeviation(const std::string& method) { return method == "iperf3" ? 0.25 : 0.4; }
@@ -101,7 +103,7 @@ void NetworkModel::WatchRtt(double at_s, const LinkEstimator& link, double rtt_s
   const int wanted = std::min<int>(kRaisedRtts, 1 + static_cast<int>(links_.size()));
   if (raised_rtts_ < wanted) return;
   raised_rtts_ = 0;
-  for (auto& [pair, other] : links_) other.ForgetBefore(raised_since_s_);
+  for (auto& [pair, other] : links_) other.ForgetRttBefore(raised_since_s_);
   filter_.Inflate(kAlphaOpen, kBetaOpen / 2);
   latency_fed_s_ = -1e9;
 }
@@ -112,8 +114,7 @@ void NetworkModel::FeedLatency(double now_s) {
   bool loaded = false;
   for (const auto& [pair, link] : links_) {
     const auto rtt = link.Rtt(now_s);
-    if (!rtt.has_value() || rtt->age_s > LinkEstimator::kRttWindowS || rtt->value <= worst)
-      continue;
+    if (!rtt.has_value() || rtt->age_s > kRttFreshS || rtt->value <= worst) continue;
     worst = rtt->value;
     loaded = link.rtt_is_loaded(now_s);
   }
@@ -123,7 +124,8 @@ void NetworkModel::FeedLatency(double now_s) {
   double deviation = 0.15 + kRttClockS / worst;
   if (worst / 2 > filter_.alpha_s()) {
     const double queue = kQueueS * (loaded ? 1 : std::clamp(2 * busy_ - 1, 0.0, 1.0));
-    deviation += std::log((worst + queue) / worst);
+    // One window is asked many times: what may be queue must not add up to certainty.
+    deviation += 3 * std::log((worst + queue) / worst);
   }
   Event event;
   event.kind = Event::Kind::kAlpha;
@@ -185,6 +187,7 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
   event.at_s = now_s;
   event.samples = samples;
   event.before = filter_;
+  event.surprise = error / expected;
   Apply(event);
   Remember(std::move(event));
   ++steps_;
@@ -193,27 +196,33 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
     step_noise_ = std::clamp(0.95 * step_noise_ + 0.05 * 1.25 * std::fabs(error), kStepNoiseMin,
                              kStepNoiseMax);
   }
-  if (detector_.Add(error / expected) == 0) return std::nullopt;
-  NetworkChange change = Relearn(now_s, std::min(detector_.run_length(), kReplayStepsMax));
+  const int direction = detector_.Add(error / expected);
+  if (direction == 0) return std::nullopt;
+  NetworkChange change = Relearn(direction, std::min(detector_.run_length(), kReplayStepsMax));
   if (!change.bandwidth && !change.latency) return std::nullopt;
   return change;
 }
 
-NetworkChange NetworkModel::Relearn(double now_s, int steps) {
-  // Find the step at which the change began.
+NetworkChange NetworkModel::Relearn(int direction, int steps_max) {
+  // Find the step at which the change began: the run of steps that all erred its way. A step from
+  // before would close the filter again before the first that knows better.
   size_t first = events_.size();
-  for (int found = 0; first > 0 && found < steps;) {
-    --first;
-    if (events_[first].kind == Event::Kind::kStep) ++found;
+  int found = 0;
+  for (size_t i = events_.size(); i > 0 && found < steps_max; --i) {
+    if (events_[i - 1].kind != Event::Kind::kStep) continue;
+    if (found > 0 && direction * events_[i - 1].surprise < kSurpriseMin) break;
+    first = i - 1;
+    ++found;
   }
-  while (first < events_.size() && events_[first].kind != Event::Kind::kStep) ++first;
   NetworkChange change;
   if (first == events_.size()) return change;
   filter_ = events_[first].before;
   change.bandwidth_before = 1 / filter_.beta_s_per_byte();
   change.latency_before = filter_.alpha_s();
   changed_at_s_ = events_[first].at_s;
-  for (auto& [pair, link] : links_) link.ForgetBefore(changed_at_s_);
+  // Round-trip times stay: their floor is what tells a queue from a longer way, and a longer way
+  // that no queue explains is found by WatchRtt.
+  for (auto& [pair, link] : links_) link.ForgetBandwidthBefore(changed_at_s_);
   filter_.Inflate(kAlphaOpen, kBetaOpen);
   for (size_t i = first; i < events_.size(); ++i) {
     if (events_[i].kind == Event::Kind::kStep) events_[i].before = filter_;

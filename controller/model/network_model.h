@@ -55,6 +55,7 @@ class NetworkModel {
   struct Event {
     enum class Kind { kStep, kAlpha, kBandwidth } kind = Kind::kStep;
     double at_s = 0, value = 0, log_deviation = 0;
+    double surprise = 0;  // kStep only: standardised error of the prediction
     std::vector<CollectiveSample> samples;
     NetworkFilter before{1};  // kStep only: the filter before this step
   };
@@ -67,7 +68,7 @@ class NetworkModel {
   void WatchRtt(double at_s, const LinkEstimator& link, double rtt_s, double now_s);
   void FeedLatency(double now_s);
   void FeedBandwidth(double now_s, const LinkObservation& observation, double log_deviation);
-  NetworkChange Relearn(double now_s, int steps);
+  NetworkChange Relearn(int direction, int steps_max);
 
   NetworkFilter filter_;
   std::vector<std::string> collective_names_;

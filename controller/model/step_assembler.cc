@@ -8,9 +8,28 @@
 #include <cmath>
 
 namespace weir {
+namespace {
+
+constexpr double kSecondsMax = 1e6;
+
+/// Ranks are not trusted to send numbers: one NaN would stay in every average.
+bool Sane(double seconds) { return seconds >= 0 && seconds <= kSecondsMax; }
+
+bool Sane(const StepObservation& step) {
+  return Sane(step.step_s) && Sane(step.compute_s) && Sane(step.backward_s) && Sane(step.exposed_s);
+}
+
+bool Sane(const BucketObservation& bucket) {
+  return Sane(bucket.ready_s) && Sane(bucket.metadata_s) && Sane(bucket.encode_s) &&
+         Sane(bucket.network_s) && Sane(bucket.decode_s) && Sane(bucket.entry_offset_s) &&
+         Sane(bucket.residual_ratio) && std::isfinite(bucket.gain) && bucket.ratio > 0 &&
+         bucket.ratio <= 1;
+}
+
+}  // namespace
 
 std::optional<AssembledStep> StepAssembler::Add(const StepObservation& observation) {
-  if (observation.rank < 0 || observation.rank >= world_) return std::nullopt;
+  if (observation.rank < 0 || observation.rank >= world_ || !Sane(observation)) return std::nullopt;
   if (any_done_ && observation.step <= done_) return std::nullopt;
   const auto found = pending_.try_emplace(observation.step).first;
   found->second.try_emplace(observation.rank, observation);
@@ -77,7 +96,7 @@ std::optional<AssembledBucket> StepAssembler::AssembleBucket(const Ranks& ranks,
   for (const auto& [rank, report] : ranks) {
     const BucketObservation& bucket = report.buckets[index];
     if (bucket.bucket != out.key || bucket.codec != out.codec ||
-        bucket.collective != out.collective) {
+        bucket.collective != out.collective || !Sane(bucket)) {
       return std::nullopt;
     }
     out.ready_s += bucket.ready_s / world_;
