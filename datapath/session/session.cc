@@ -127,6 +127,7 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
 void Session::Close() {
   if (closed_) return;
   closed_.store(true);
+  FinishReport(RealClock().Now());
   Tell(RankEvent{"closing", "", next_step_, -1});
   bool busy;
   {

@@ -28,7 +28,8 @@ BucketSample SampleOf(const Operation& op, const StepTimes& times) {
   sample.encode_s = ToSeconds(op.times.encode);
   sample.network_s = ToSeconds(op.times.network);
   sample.decode_s = ToSeconds(op.times.decode);
-  sample.payload_bytes = op.payload_bytes;
+  // Under a shared index the values travel beside the payload that holds the positions.
+  sample.payload_bytes = op.payload_bytes + op.values.size() * sizeof(float);
   sample.bytes_sent = op.bytes_sent;
   sample.gain = op.gain;
   sample.residual_ratio = ResidualRatio(op);

@@ -471,6 +471,31 @@ TEST(SessionTest, ARankThatNeverComesIsNamedAtTheDeadline) {
   }
 }
 
+TEST(SessionTest, ACorruptPayloadFailsTheStepAndNamesItsSender) {
+  FaultOptions faults;
+  faults.rank = 1;
+  faults.every_peer.corrupt_probability = 0.02;
+  faults.seed = 1;
+  const auto factory = MakeFaultFactory(**Transports().Find("tcp"), faults);
+  SessionWorld job({.world = 3, .operation_timeout_s = 10, .factory = factory.get()});
+  job.Up();
+  const uint64_t key = job.Define({{"p", 1000}});
+  std::vector<Status> ended(3);
+  for (int step = 0; step < 1000 && ended[0].ok(); ++step) {
+    auto data = RandomGradients(3, 1000, 1);
+    for (int rank = 0; rank < 3; ++rank) {
+      ASSERT_TRUE(job.sessions[rank]->BeginStep().ok());
+      ASSERT_TRUE(job.sessions[rank]->AllReduce(key, data[rank].data(), 1, nullptr).ok());
+    }
+    for (int rank = 0; rank < 3; ++rank) ended[rank] = job.sessions[rank]->EndStep().status();
+    if (!ended[2].ok()) break;
+  }
+  for (int rank : {0, 2}) {
+    EXPECT_FALSE(ended[rank].ok());
+    EXPECT_NE(Message(ended[rank]).find("rank 1"), std::string::npos) << ToString(ended[rank]);
+  }
+}
+
 TEST(SessionTest, CloseInTheMiddleOfAStepCompletesEveryOperation) {
   SessionWorld job({.world = 2, .operation_timeout_s = 30});
   job.Up();

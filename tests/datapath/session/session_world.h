@@ -51,7 +51,7 @@ struct WorldOptions {
   double operation_timeout_s = 20;
   std::string plan_file = {};
   std::string agent = {};
-  std::function<std::unique_ptr<Transport>(int rank, std::unique_ptr<Transport>)> wrap = {};
+  const TransportFactory* factory = nullptr;  // instead of `transport`
 };
 
 class SessionWorld {
@@ -170,16 +170,15 @@ class SessionWorld {
   static std::unique_ptr<Transport> MakeTransport(const WorldOptions& options,
                                                   const TransportFactory& inproc, int job,
                                                   int rank) {
-    if (options.transport == "tcp" && !options.wrap) return nullptr;
+    if (options.transport == "tcp" && options.factory == nullptr) return nullptr;
     TransportOptions transport;
     transport.job = 1000 + static_cast<uint64_t>(job);
     transport.rank = rank;
     transport.world = options.world;
-    const TransportFactory* factory =
-        options.transport == "inproc" ? &inproc : *Transports().Find(options.transport);
+    const TransportFactory* factory = options.factory != nullptr ? options.factory : &inproc;
     auto made = factory->Create(transport);
     EXPECT_TRUE(made.ok()) << ToString(made.status());
-    return options.wrap ? options.wrap(rank, std::move(made).value()) : std::move(made).value();
+    return std::move(made).value();
   }
 };
 
