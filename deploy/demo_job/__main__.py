@@ -1,7 +1,7 @@
 """The demo's driver: `deploy/demo` builds and calls it.
 
-The same training runs over the same network schedule dense (Gloo), with fixed top-k compression, and
-adaptively with controller and agents; then table, JSON and HTML report.
+The same training runs over the same network schedule dense (Gloo), with fixed top-k compression,
+and adaptively with controller and agents; then table, JSON and HTML report.
 """
 import argparse
 import dataclasses

@@ -1,6 +1,6 @@
 """Makes a port inside a network namespace reachable on this machine's loopback.
 
-The controller listens on the control host, whose namespace an operator's shell and browser are not in.
+The controller listens on the control host; an operator's shell and browser are outside its namespace.
 """
 import ctypes
 import os

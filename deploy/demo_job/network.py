@@ -2,8 +2,8 @@
 
     h0 -- p0 [router] p1 -- h1 ...        c -- ctl: the control host, not shaped on its own port
 
-Every training host has full-duplex `rate`: a token bucket on the router's egress towards it, and one
-on an intermediate device behind the router's ingress from it. Delay sits between the two, one way,
+Every training host has full-duplex `rate`: a token bucket on the router's egress towards it, and
+one on an intermediate device behind the router's ingress from it. Delay sits between the two, one way,
 between training hosts only: netem where the kernel has it, else weir-delay-relay. With no delay
 packets pass neither.
 
@@ -125,7 +125,7 @@ class LoopbackNetwork:
 
 
 class EmulatedNetwork:
-    """`hosts` training hosts and one control host. Use as a context manager; close() removes all."""
+    """`hosts` training hosts and one control host: a context manager; close() removes all."""
 
     interface = "e0"
     environment = {}

@@ -126,7 +126,8 @@ def svg(chart):
     for number, (x0, x1, label) in enumerate(chart.bands):
         left, width = x_of(x0), x_of(x1) - x_of(x0)
         parts.append(f'<rect class="b{number % 2}" x="{left:.1f}" y="{TOP}" width="{width:.1f}" '
-                     f'height="{HEIGHT - TOP - BOTTOM}"/>' + _text(left + width / 2, TOP - 7, label))
+                     f'height="{HEIGHT - TOP - BOTTOM}"/>')
+        parts.append(_text(left + width / 2, TOP - 7, label))
     parts += _axes(chart, bounds, x_of, y_of)
     if chart.level:
         y = y_of(chart.level[0])
@@ -138,7 +139,8 @@ def svg(chart):
     for number, line in enumerate(chart.lines):
         parts.append(_draw(line, COLOURS[number % len(COLOURS)], x_of, y_of, chart.log_y))
     legend = "".join(
-        f'<span><i style="background:{COLOURS[n % len(COLOURS)]}"></i>{html.escape(line.name)}</span>'
+        f'<span><i style="background:{COLOURS[n % len(COLOURS)]}"></i>'
+        f"{html.escape(line.name)}</span>"
         for n, line in enumerate(chart.lines))
     return (f'<figure><div class="legend">{legend}</div><svg viewBox="0 0 {WIDTH} {HEIGHT}" '
             f'role="img" aria-label="{html.escape(chart.y_label)}">{"".join(parts)}</svg></figure>')

@@ -1,8 +1,8 @@
 """How many steps to the target loss a kept fraction costs, with no network and no Weir.
 
-Four workers are simulated in one process: each computes its own gradient, selects its largest entries
-bucket by bucket with error feedback, and the mean is applied. Prints one JSON line per validation and
-one summary line per ratio. The solver's progress model is judged against this.
+Four workers are simulated in one process: each computes its own gradient, selects its largest
+entries bucket by bucket with error feedback, and the mean is applied. Prints one JSON line per
+validation and one summary line per ratio. The solver's progress model is judged against this.
 
     PYTHONPATH=deploy /usr/bin/python3 -m demo_job.ratio_study --ratios 1,0.1,0.01 --steps 300
 """

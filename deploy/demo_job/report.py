@@ -5,7 +5,8 @@ from demo_job import stats
 from demo_job.plots import Chart, Line, svg
 
 STYLE = """
-:root{color-scheme:light dark;--ink:#1b1e23;--soft:#667;--paper:#fff;--rule:#dde;--a:#eef2f8;--b:#f7f8fb}
+:root{color-scheme:light dark;--ink:#1b1e23;--soft:#667;--paper:#fff;--rule:#dde;
+--a:#eef2f8;--b:#f7f8fb}
 @media(prefers-color-scheme:dark){:root{--ink:#e6e8ec;--soft:#9aa;--paper:#16181c;--rule:#333a44;
 --a:#1f242c;--b:#1a1d23}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:920px;
@@ -16,7 +17,8 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .5rem;border-bottom:1px solid var(--rule);text-align:right;vertical-align:top}
 th:first-child,td:first-child,td.l,th.l{text-align:left}th{font-weight:600;color:var(--soft)}
 figure{margin:.5rem 0}svg{width:100%;height:auto}.t{font-size:12px;fill:var(--soft)}
-.g{stroke:var(--rule)}.m{stroke:#d33;stroke-dasharray:3 3}.l{stroke:var(--soft);stroke-dasharray:6 4}
+.g{stroke:var(--rule)}.m{stroke:#d33;stroke-dasharray:3 3}
+.l{stroke:var(--soft);stroke-dasharray:6 4}
 .b0{fill:var(--a)}.b1{fill:var(--b)}.legend span{margin-right:1rem;font-size:13px}
 .legend i{display:inline-block;width:14px;height:3px;margin-right:.35rem;vertical-align:middle}
 .scroll{overflow-x:auto}
@@ -78,7 +80,7 @@ def headline(report):
 
 def terminal_headline(report):
     """The claims with what this run measured."""
-    return "\n".join(f"{label:<58} {number(value, '{:.3g}'):>8}   ({bar})"
+    return "\n".join(f"{label:<58} {number(value, '{:.4g}'):>8}   ({bar})"
                      for label, value, bar in headline(report))
 
 
@@ -101,7 +103,9 @@ def _bands(schedule):
 
 def _charts(report, results, points):
     bands = _bands(report["schedule"])
-    marks = [(d["step"], f"{d['from']} -> {d['to']}: {d['reason']}") for d in report["decisions"]]
+    # The controller counts steps from 0, rank 0's lines from 1.
+    marks = [(d["step"] + 1, f"{d['from']} -> {d['to']}: {d['reason']}")
+             for d in report["decisions"]]
     yield "Validation loss over training time", Chart(
         "training time, s", "validation loss, nats per byte",
         [Line(r.name, [(v["time_s"], v["loss"]) for v in r.validations]) for r in results],
@@ -117,13 +121,13 @@ def _charts(report, results, points):
     if points:
         yield "Kept fraction of the largest bucket (red: a new plan)", Chart(
             "step", "kept fraction (logarithmic)",
-            [Line("adaptive", [(int(p["step"]), float(p.get("ratio") or 1.0)) for p in points],
+            [Line("adaptive", [(int(p["step"]) + 1, float(p.get("ratio") or 1.0)) for p in points],
                   step=True)], bands=bands, marks=marks, log_y=True)
         yield "Network time of a step: predicted and measured", Chart(
             "step", "s (logarithmic)", [
-                Line("predicted", [(int(p["step"]), float(p.get("predicted_network_s") or 0))
+                Line("predicted", [(int(p["step"]) + 1, float(p.get("predicted_network_s") or 0))
                                    for p in points]),
-                Line("measured", [(int(p["step"]), float(p.get("measured_network_s") or 0))
+                Line("measured", [(int(p["step"]) + 1, float(p.get("measured_network_s") or 0))
                                   for p in points], dots=True)],
             bands=bands, marks=marks, log_y=True)
 
@@ -143,7 +147,7 @@ def html_page(report, results, points):
         *(f"<p><b>{html.escape(note)}</b></p>" for note in report["notes"]),
         "<h2>What it shows</h2>",
         _html_table(["claim", "this run", "wanted"],
-                    [[a, number(b, "{:.3g}"), c] for a, b, c in headline(report)]),
+                    [[a, number(b, "{:.4g}"), c] for a, b, c in headline(report)]),
         "<h2>Runs</h2>", _html_table(*table_rows(report)),
     ]
     for title, chart in _charts(report, results, points):
@@ -162,7 +166,10 @@ def html_page(report, results, points):
 
 
 def decisions_of(found):
-    """The report's `decisions` from the controller's (weir.v1.Decision): those that switched."""
+    """The report's `decisions` from the controller's (weir.v1.Decision): those that switched.
+
+    Their steps count from 0, as the controller, weirctl and the phases' boundaries do.
+    """
     result = []
     for decision in found:
         if not decision.get("switched"):
@@ -178,6 +185,5 @@ def decisions_of(found):
 
 def reactions(schedule, decisions):
     """Steps from each change of the network to the first plan activated after it."""
-    boundaries = [b + 1 for b in schedule.boundaries()[1:]]
-    steps = stats.reaction_steps(boundaries, [d["step"] for d in decisions])
+    steps = stats.reaction_steps(schedule.boundaries()[1:], [d["step"] for d in decisions])
     return [{"phase": p.name, "steps": s} for p, s in zip(schedule.phases[1:], steps)]

@@ -1,12 +1,12 @@
 """One rank of the demo's training job.
 
-    python3 -m demo_job.train --backend gloo|weir --steps N ... with RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT in the environment, as torchrun sets them.
+    python3 -m demo_job.train --backend gloo|weir --steps N ... with RANK, WORLD_SIZE, MASTER_ADDR
+    and MASTER_PORT in the environment, as torchrun sets them.
 
 Rank 0 writes JSON lines to standard output: one "ready", one "step" per optimiser step, one
-"validation" every --validate-every steps, one "end". The clock counts training only: it stands still
-while validating. A run ends with the schedule (--steps); if --target is not reached by then it goes on
-at the last learning rate until it is, or until --steps-max.
+"validation" every --validate-every steps, one "end". The clock counts training only: it stands
+still while validating. A run ends with the schedule (--steps); if --target is not reached by then it
+goes on at the last learning rate until it is, or until --steps-max.
 """
 import argparse
 import datetime
@@ -62,7 +62,8 @@ def choice_of(choices):
     for count, choice in choices:
         ratio = float(choice.get("ratio") or 1.0)
         kept = f" {ratio:.3g}" if ratio < 1.0 else ""
-        name = f"{choice.get('codec') or 'identity'}{kept} over {choice.get('collective') or 'ring'}"
+        name = (f"{choice.get('codec') or 'identity'}{kept} over "
+                f"{choice.get('collective') or 'ring'}")
         elements[name] = elements.get(name, 0) + count
     return max(elements, key=elements.get) if elements else "nothing yet"
 

@@ -157,7 +157,7 @@ class ReportTest(unittest.TestCase):
         document, _ = sample_report()
         self.assertEqual([d["step"] for d in document["decisions"]], [12])
         self.assertEqual(document["decisions"][0]["trigger_step"], 11)
-        self.assertEqual(document["reactions"], [{"phase": "<fast>", "steps": 1}])
+        self.assertEqual(document["reactions"], [{"phase": "<fast>", "steps": 2}])
 
     def test_terminal_table_is_aligned(self):
         lines = report.terminal_table(sample_report()[0]).splitlines()

@@ -43,14 +43,16 @@ while time.monotonic() < end: peer.sendall(bytes(1 << 16))
 """
 ECHO = """
 import socket
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("0.0.0.0", 5001)); print("ready", flush=True)
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("0.0.0.0", 5001))
+print("ready", flush=True)
 while True:
     data, peer = s.recvfrom(100)
     s.sendto(data, peer)
 """
 PING = """
 import socket, sys, time
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2); s.connect((sys.argv[1], 5001))
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2)
+s.connect((sys.argv[1], 5001))
 times = []
 for _ in range(60):
     t = time.monotonic(); s.send(b"x" * 64); s.recv(100); times.append(time.monotonic() - t)
@@ -115,7 +117,8 @@ class NetworkTest(unittest.TestCase):
         self.network.shape(100, 0)
         receivers = [self.goodput_mbps(0, 1)[1], self.goodput_mbps(1, 0)[1]]
         for receiver in receivers:
-            self.assertLess(abs(float(receiver.stdout.readline()) / (100 * ETHERNET_SHARE) - 1), 0.08)
+            share = float(receiver.stdout.readline()) / (100 * ETHERNET_SHARE)
+            self.assertLess(abs(share - 1), 0.08)
 
     def test_delay_is_within_three_tenths_of_a_millisecond_and_changes_live(self):
         base = self.round_trip_s()

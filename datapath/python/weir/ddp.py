@@ -2,10 +2,10 @@
 
 One bucket's way: DDP calls the hook as soon as a bucket's gradients are ready; the hook queues
 weir_all_reduce on DDP's flat buffer and returns a future. While libweir encodes, sends and decodes,
-the backward pass goes on. When it ends, one callback on the autograd engine waits for the buckets in
-order, completes their futures, and ends Weir's step; DDP then copies the means into the gradients.
-Waiting there, and not in a library thread, keeps the interpreter lock out of the datapath and lets a
-failure leave backward() as a WeirError that names the rank at fault.
+the backward pass goes on. When it ends, one callback on the autograd engine waits for the buckets
+in order, completes their futures, and ends Weir's step; DDP then copies the means into the gradients.
+Waiting there, and not in a library thread, keeps the interpreter lock out of the datapath and lets
+a failure leave backward() as a WeirError that names the rank at fault.
 
 Residuals belong to parameters, by their names in the model, so that DDP's rebuilding of the buckets
 after the first iteration moves them with their parameters.
@@ -66,8 +66,8 @@ def _route_address(towards):
 class DDPState:
     """What the hook keeps for one DistributedDataParallel model on one rank.
 
-    model: the DDP model, or the module inside it. Needs an initialised process group for rank, world
-    and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None come
+    model: the DDP model, or the module inside it. Needs an initialised process group for rank,
+    world and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None come
     from the environment (module docstring).
     """
 
@@ -136,8 +136,8 @@ class DDPState:
     def all_reduce(self, bucket):
         """The hook: queues the bucket and returns a future of its mean over all ranks."""
         if self._pending and bucket.index() == 0:
-            raise WeirError("the previous backward pass raised an error after its first bucket; the "
-                            "step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
+            raise WeirError("the previous backward pass raised an error after its first bucket; "
+                            "the step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
                             self.rank)
         self.begin_step()
         buffer = bucket.buffer()
@@ -191,7 +191,7 @@ class DDPState:
     # Around the steps.
 
     def report_loss(self, loss):
-        """Tells the controller the loss of the current step; a view for people, never waited for."""
+        """Tells the controller the loss of the current step; a view for people only."""
         self.session.report_loss(float(loss))
 
     def stats(self):
@@ -236,8 +236,9 @@ def ddp_hook(state, bucket):
 def attach(ddp_model, **options):
     """Registers Weir on a DistributedDataParallel model. Options are those of DDPState.
 
-    Returns the state. Also marks where steps begin: at the forward pass of a step, so that Weir tells
-    computing from waiting. Without that (plain register_comm_hook) a step begins at its first bucket.
+    Returns the state. Also marks where steps begin: at the forward pass of a step, so that Weir
+    tells computing from waiting. Without that (plain register_comm_hook) a step begins at its first
+    bucket.
     """
     state = DDPState(ddp_model, **options)
     ddp_model.register_comm_hook(state, ddp_hook)

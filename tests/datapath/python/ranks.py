@@ -39,9 +39,8 @@ def _rank_main(pipe, function, rank, world, port, environment, arguments):
 
 
 def run(world, function, *arguments, environment=None, may_die=()):
-    """[(result, stderr)] by rank. Raises AssertionError with a rank's traceback, or at the deadline.
-
-    Ranks in `may_die` give None when their process ended without a result.
+    """[(result, stderr)] by rank. Raises AssertionError with a rank's traceback, or at the
+    deadline. Ranks in `may_die` give None when their process ended without a result.
     """
     port, ranks = free_port(), []
     for rank in range(world):
