@@ -20,8 +20,7 @@ class ByteReader {
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
-  Status Read(T* value) {
+  requires std::is_trivially_copyable_v<T> Status Read(T* value) {
     if (bytes_.size() - offset_ < sizeof(T)) return Truncated(sizeof(T));
     std::memcpy(value, bytes_.data() + offset_, sizeof(T));
     offset_ += sizeof(T);
@@ -48,14 +47,14 @@ class ByteReader {
   size_t offset_ = 0;
 };
 
-/// Writes fixed-size values into a caller's buffer. Overflow is a bug of ours: `ok()` turns false and
-/// stays false, nothing is written past the end.
+/// Writes fixed-size values into a caller's buffer. Overflow is a bug of ours: `ok()` turns false
+/// and stays false, nothing is written past the end.
 class ByteWriter {
  public:
   explicit ByteWriter(std::span<std::byte> bytes) : bytes_(bytes) {}
 
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
   void Write(const T& value) {
     if (!ok_ || bytes_.size() - offset_ < sizeof(T)) {
       ok_ = false;

@@ -5,10 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define WEIR_CHECK(condition)                                                             \
-  do {                                                                                    \
-    if (!(condition)) [[unlikely]] {                                                      \
+#define WEIR_CHECK(condition)                                                                    \
+  do {                                                                                           \
+    if (!(condition)) [[unlikely]] {                                                             \
       std::fprintf(stderr, "weir: check failed: %s at %s:%d\n", #condition, __FILE__, __LINE__); \
-      std::abort();                                                                       \
-    }                                                                                     \
+      std::abort();                                                                              \
+    }                                                                                            \
   } while (false)

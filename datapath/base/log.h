@@ -23,6 +23,7 @@ StatusOr<LogLevel> ParseLogLevel(std::string_view name);
 
 /// Replaces standard error; an empty function restores it. Thread-safe; the sink may be called from
 /// any thread, one call at a time.
-void SetLogSink(std::function<void(LogLevel, std::string_view part, std::string_view message)> sink);
+void SetLogSink(
+    std::function<void(LogLevel, std::string_view part, std::string_view message)> sink);
 
 }  // namespace weir

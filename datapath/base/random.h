@@ -16,7 +16,9 @@ constexpr uint64_t Mix64(uint64_t z) {
 }
 
 /// A seed for (a, b): e.g. (bucket key, step). Not symmetric.
-constexpr uint64_t MixSeed(uint64_t a, uint64_t b) { return Mix64(Mix64(a) ^ (b + 0xD1B54A32D192ED03ull)); }
+constexpr uint64_t MixSeed(uint64_t a, uint64_t b) {
+  return Mix64(Mix64(a) ^ (b + 0xD1B54A32D192ED03ull));
+}
 
 /// A stream of 64-bit values from a seed. Not thread-safe; copyable.
 class Random {

@@ -1,6 +1,7 @@
 #pragma once
-// Errors as values. absl::Status carries them because its codes are gRPC's codes; this header is the
-// one place that bridges absl's own string_view (Debian builds absl with it) to std vocabulary types.
+// Errors as values. absl::Status carries them because its codes are gRPC's codes; this header is
+// the one place that bridges absl's own string_view (Debian builds absl with it) to std vocabulary
+// types.
 
 #include <sstream>
 #include <string>
@@ -26,11 +27,13 @@ std::string StrCat(const Args&... args) {
 
 inline Status OkStatus() { return absl::OkStatus(); }
 
-/// A status of `code` whose message is `message`: lowercase, no full stop, what was expected and found.
+/// A status of `code` whose message is `message`: lowercase, no full stop, what was expected and
+/// found.
 Status MakeStatus(StatusCode code, std::string_view message);
 
-Status InvalidArgument(std::string_view message);     // the caller's argument or a policy value is wrong
-Status NotFound(std::string_view message);            // an unknown name; lists the valid ones
+Status InvalidArgument(
+    std::string_view message);              // the caller's argument or a policy value is wrong
+Status NotFound(std::string_view message);  // an unknown name; lists the valid ones
 Status FailedPrecondition(std::string_view message);  // right call, wrong state
 Status DataLoss(std::string_view message);            // bytes from a peer or file are malformed
 Status Unavailable(std::string_view message);         // a peer is gone; names it
@@ -38,7 +41,7 @@ Status DeadlineExceeded(std::string_view message);    // a wait ran out; names w
 Status ResourceExhausted(std::string_view message);   // a bound was reached; names the bound
 Status Unimplemented(std::string_view message);
 Status Internal(std::string_view message);
-Status Aborted(std::string_view message);             // another rank or part ended the operation
+Status Aborted(std::string_view message);  // another rank or part ended the operation
 
 /// The message of `status` as a std::string.
 std::string Message(const Status& status);
@@ -53,16 +56,16 @@ Status Annotate(const Status& status, std::string_view context);
 #define WEIR_CONCAT(a, b) WEIR_CONCAT_INNER(a, b)
 
 /// Returns from the enclosing function when `expr` is not OK.
-#define WEIR_RETURN_IF_ERROR(expr)                     \
-  do {                                                 \
-    ::weir::Status weir_status = (expr);               \
-    if (!weir_status.ok()) return weir_status;         \
+#define WEIR_RETURN_IF_ERROR(expr)             \
+  do {                                         \
+    ::weir::Status weir_status = (expr);       \
+    if (!weir_status.ok()) return weir_status; \
   } while (false)
 
 /// WEIR_ASSIGN_OR_RETURN(auto x, Make()): assigns the value or returns the error.
-#define WEIR_ASSIGN_OR_RETURN(lhs, expr)                                              \
-  auto WEIR_CONCAT(weir_statusor_, __LINE__) = (expr);                                \
-  if (!WEIR_CONCAT(weir_statusor_, __LINE__).ok()) {                                  \
-    return WEIR_CONCAT(weir_statusor_, __LINE__).status();                            \
-  }                                                                                   \
+#define WEIR_ASSIGN_OR_RETURN(lhs, expr)                   \
+  auto WEIR_CONCAT(weir_statusor_, __LINE__) = (expr);     \
+  if (!WEIR_CONCAT(weir_statusor_, __LINE__).ok()) {       \
+    return WEIR_CONCAT(weir_statusor_, __LINE__).status(); \
+  }                                                        \
   lhs = std::move(WEIR_CONCAT(weir_statusor_, __LINE__)).value()
