@@ -112,61 +112,93 @@ std::vector<Label> Thin(std::vector<Label> labels, const Rest& rest, size_t limi
   return cells;
 }
 
+using Stages = std::vector<std::vector<StageOption>>;
+
+double Least(const std::vector<StageOption>& options, double StageOption::*time) {
+  double least = 1e18;
+  for (const StageOption& option : options) least = std::min(least, option.*time);
+  return least;
+}
+
+/// What the buckets after each bucket still need at least.
+std::vector<Rest> RestsOf(const Stages& stages) {
+  std::vector<Rest> rests(stages.size());
+  for (size_t b = stages.size() - 1; b > 0; --b) {
+    rests[b - 1] = {rests[b].encode_s + Least(stages[b], &StageOption::encode_s),
+                    rests[b].network_s + Least(stages[b], &StageOption::network_s),
+                    rests[b].decode_s + Least(stages[b], &StageOption::decode_s)};
+  }
+  return rests;
+}
+
+/// Moves the stations to where they could first matter for the next bucket; after the last, only
+/// the end counts, and not before backward is over.
+class Forwarder {
+ public:
+  Forwarder(const CandidateSpace& space, const Stages& stages, size_t bucket)
+      : last_(bucket + 1 == stages.size()) {
+    const auto& buckets = space.snapshot().buckets;
+    if (last_) {
+      ready_s_ = space.snapshot().backward_s.value;
+      for (const BucketModel& one : buckets) ready_s_ = std::max(ready_s_, one.ready_s);
+      return;
+    }
+    ready_s_ = buckets[bucket + 1].ready_s;
+    encode_s_ = Least(stages[bucket + 1], &StageOption::encode_s);
+    network_s_ = Least(stages[bucket + 1], &StageOption::network_s);
+  }
+
+  StationTimes operator()(StationTimes at) const {
+    if (last_) {
+      at.decoded_s = std::max(at.decoded_s, ready_s_);
+      at.encoded_s = at.sent_s = at.decoded_s;
+      return at;
+    }
+    at.encoded_s = std::max(at.encoded_s, ready_s_);
+    at.sent_s = std::max(at.sent_s, at.encoded_s + encode_s_);
+    at.decoded_s = std::max(at.decoded_s, at.sent_s + network_s_);
+    return at;
+  }
+
+ private:
+  bool last_;
+  double ready_s_ = 0, encode_s_ = 0, network_s_ = 0;
+};
+
+/// Every label of `before` extended by every option of one bucket.
+std::vector<Label> Extend(const std::vector<Label>& before, const std::vector<StageOption>& options,
+                          double ready_s, const Forwarder& forward) {
+  std::vector<Label> labels;
+  labels.reserve(before.size() * options.size());
+  for (size_t parent = 0; parent < before.size(); ++parent) {
+    for (const StageOption& option : options) {
+      const StationTimes at =
+          Advance(before[parent].at, {ready_s, option.encode_s, option.network_s, option.decode_s});
+      labels.push_back(
+          {forward(at), before[parent].loss + option.loss, static_cast<int>(parent), option.kind});
+    }
+  }
+  return labels;
+}
+
 }  // namespace
 
 std::vector<KindPlan> ParetoFront(const CandidateSpace& space, const ParetoOptions& options) {
   const auto& buckets = space.snapshot().buckets;
   size_t limit = options.labels_max;
-  if (limit == 0)
+  if (limit == 0) {
     limit = buckets.size() <= 5 ? 4096 : std::clamp<size_t>(6000 / buckets.size(), 60, 1000);
-  std::vector<std::vector<StageOption>> stages(buckets.size());
-  double last_ready = space.snapshot().backward_s.value;
+  }
+  Stages stages(buckets.size());
   for (size_t b = 0; b < buckets.size(); ++b) {
     stages[b] = OptionsOf(space, b);
     if (stages[b].empty()) return {};
-    last_ready = std::max(last_ready, buckets[b].ready_s);
   }
-  std::vector<Rest> rests(buckets.size());  // after each bucket
-  for (size_t b = buckets.size() - 1; b > 0; --b) {
-    const auto least = [&](double StageOption::*time) {
-      double value = 1e18;
-      for (const StageOption& option : stages[b]) value = std::min(value, option.*time);
-      return value;
-    };
-    rests[b - 1] = {rests[b].encode_s + least(&StageOption::encode_s),
-                    rests[b].network_s + least(&StageOption::network_s),
-                    rests[b].decode_s + least(&StageOption::decode_s)};
-  }
+  const std::vector<Rest> rests = RestsOf(stages);
   std::vector<std::vector<Label>> history = {{Label{}}};
   for (size_t b = 0; b < buckets.size(); ++b) {
-    double encode_min = 1e18, network_min = 1e18;
-    if (b + 1 < buckets.size()) {
-      for (const StageOption& option : stages[b + 1]) {
-        encode_min = std::min(encode_min, option.encode_s);
-        network_min = std::min(network_min, option.network_s);
-      }
-    }
-    std::vector<Label> next;
-    next.reserve(history.back().size() * stages[b].size());
-    for (size_t parent = 0; parent < history.back().size(); ++parent) {
-      const Label& from = history.back()[parent];
-      for (const StageOption& option : stages[b]) {
-        Label label{Advance(from.at, {buckets[b].ready_s, option.encode_s, option.network_s,
-                                      option.decode_s}),
-                    from.loss + option.loss, static_cast<int>(parent), option.kind};
-        StationTimes& at = label.at;
-        if (b + 1 < buckets.size()) {
-          at.encoded_s = std::max(at.encoded_s, buckets[b + 1].ready_s);
-          at.sent_s = std::max(at.sent_s, at.encoded_s + encode_min);
-          at.decoded_s = std::max(at.decoded_s, at.sent_s + network_min);
-        } else {
-          // Only the end counts, and not before backward is over.
-          at.decoded_s = std::max(at.decoded_s, last_ready);
-          at.encoded_s = at.sent_s = at.decoded_s;
-        }
-        next.push_back(label);
-      }
-    }
+    std::vector<Label> next =
+        Extend(history.back(), stages[b], buckets[b].ready_s, Forwarder(space, stages, b));
     if (next.size() > 16 * limit) next = Thin(std::move(next), rests[b], 4 * limit);
     history.push_back(Thin(Prune(std::move(next)), rests[b], limit));
   }
