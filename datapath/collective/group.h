@@ -20,11 +20,14 @@ struct OperationId {
   uint64_t bucket = 0;
 };
 
+/// Stays in the L2 cache between arrival, reduction and departure.
+inline constexpr size_t kSegmentBytesDefault = 256 << 10;
+
 /// Not thread-safe. Lives for one operation or many (Begin resets it).
 class Group {
  public:
   /// All ranks of `transport`, which outlives the group. `segment_bytes`: messages are cut at it.
-  Group(Transport& transport, size_t segment_bytes = 1 << 20);
+  Group(Transport& transport, size_t segment_bytes = kSegmentBytesDefault);
 
   int rank() const { return transport_.rank(); }
   int size() const { return transport_.world(); }
@@ -41,8 +44,8 @@ class Group {
   Status WaitSend(Ticket ticket);
   /// The payload's size. kInternal naming both sides when the frame belongs to another plan,
   /// operation, bucket or slot; the group then aborts its transport. A peer that was heard in this
-  /// operation gets a tenth of the time (at most a second) longer: it waits itself, and the rank that
-  /// waits for the missing one shall be the first to name it.
+  /// operation gets a tenth of the time (at most a second) longer: it waits itself, and the rank
+  /// that waits for the missing one shall be the first to name it.
   StatusOr<size_t> WaitReceive(Ticket ticket);
 
   /// Ends the operation with `status`, which must not be OK: the first failure aborts the transport
@@ -72,7 +75,7 @@ class Group {
   TimePoint deadline_{};
   uint64_t bytes_sent_ = 0;
   bool failed_ = false;
-  Duration grace_{0};          // for peers that were heard in this operation
+  Duration grace_{0};  // for peers that were heard in this operation
   std::vector<bool> heard_;
   std::vector<Pending> receives_;  // at most kPostedMax
 };

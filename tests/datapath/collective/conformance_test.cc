@@ -222,6 +222,16 @@ TEST_P(ConformanceTest, HigherControlVersionWinsAndFlagsUnite) {
   }
 }
 
+TEST_P(ConformanceTest, ManySegmentsOfTheDefaultSize) {
+  constexpr size_t kCount =
+      1'500'000;  // chunks of several segments that the receiver does not await
+  World world = MakeWorldOf(2);
+  ASSERT_EQ(world.size(), 2u);
+  std::vector<Contribution> in;
+  for (int rank = 0; rank < 2; ++rank) in.push_back(IntegerContribution(rank, kCount));
+  CheckExact(form(), in, RunAll(world, collective(), in, kSegmentBytesDefault));
+}
+
 TEST_P(ConformanceTest, ManyOperationsInARowOnOneWorld) {
   World world = MakeWorldOf(4);
   ASSERT_EQ(world.size(), 4u);
