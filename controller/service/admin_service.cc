@@ -25,6 +25,8 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
       return;
     }
     subscription_ = *subscription;
+    // Tells the watcher that from here on nothing is missed.
+    StartSendInitialMetadata();
   }
 
   void OnWriteDone(bool ok) override {

@@ -16,6 +16,8 @@ namespace {
 constexpr double kSlowTickS = 0.5;
 constexpr double kPeerListDebounceS = 0.2;
 constexpr double kProbeAfterS = 3;  // passive estimates get this long before a link is probed
+constexpr double kWantedProbeIntervalS = 5;  // between probes of one link that the model asks for
+constexpr double kProbeSeconds = 0.1;  // a probe moves what the link should carry in this time
 constexpr double kSmoothing = 0.2;
 constexpr double kLinkEventIntervalS = 1;
 constexpr int kInterfacesMax = 64;
@@ -334,11 +336,18 @@ void Fleet::ScheduleProbes() {
   for (const auto& [name, job] : jobs_) {
     if (job->complete_for_s() < kProbeAfterS) continue;
     const std::vector<std::string> job_nodes = job->nodes();
-    const double interval = job->policy().probe_interval_s;
+    // Training itself measures the links that it fills; a probe is for what it cannot see.
+    const bool wanted = job->model()->WantsBandwidthProbe();
+    ProbeScheduler::LinkOffer offer;
+    offer.interval_s = job->policy().probe_interval_s;
+    if (wanted) offer.interval_s = std::min(offer.interval_s, kWantedProbeIntervalS);
+    offer.bytes_wanted = static_cast<uint64_t>(
+        std::clamp(Finite(job->model()->bandwidth_bytes_per_s().value) * kProbeSeconds, 0.0, 1e12));
     for (const std::string& source : job_nodes) {
       for (const std::string& target : job_nodes) {
         if (source == target || nodes_[target].link == nullptr) continue;
-        probes_.OfferLink(source, target, nodes_[target].hello.iperf_port() != 0, interval);
+        offer.iperf = wanted && nodes_[target].hello.iperf_port() != 0;
+        probes_.OfferLink(source, target, offer);
       }
     }
   }

@@ -215,12 +215,13 @@ void Job::OnStep(int rank, const v1::StepReport& report) {
       series_.Add(point);
       return event;
     }());
-    const std::string reason = ObserveActual(step);
-    if (!reason.empty()) {
+    if (const auto found = ObserveActual(step); found.has_value()) {
       ++counters_.rollbacks;
-      dense_only_until_ = host_.clock().Now() + dense_only_hold_;
-      dense_only_hold_ = std::min<Duration>(dense_only_hold_ * 2, std::chrono::minutes(10));
-      RequestDecision("rollback", reason);
+      if (found->unsafe) {
+        dense_only_until_ = host_.clock().Now() + dense_only_hold_;
+        dense_only_hold_ = std::min<Duration>(dense_only_hold_ * 2, std::chrono::minutes(10));
+      }
+      RequestDecision("rollback", found->reason);
     }
   }
   series_.AddPredictions(model_->TakePredictions());

@@ -138,7 +138,7 @@ class Job {
   void ApplyActivePlan(uint64_t step);
   void SaveDecision(int64_t id, const v1::Decision& decision);
   void RequestDecision(std::string kind, std::string detail);
-  std::string ObserveActual(const StepObservation& step);
+  std::optional<PlanMisbehaviour> ObserveActual(const StepObservation& step);
   bool IsLossless(const std::string& codec) const;
   void Warn(const std::string& message) const;
   size_t LargestBucket() const;

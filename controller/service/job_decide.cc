@@ -108,6 +108,7 @@ void Job::MaybeDecide() {
     return;
   }
   if (host_.clock().Now() < retry_at_) return;
+  obstacle_.clear();
   const auto trigger = NextTrigger();
   if (trigger.has_value()) DecideFor(*trigger);
 }
@@ -127,7 +128,7 @@ void Job::DecideFor(const Trigger& trigger) {
   counters_.decide_s_sum += ToSeconds(RealClock().Now() - begin);
   if (!decision.ok()) {
     ++counters_.decision_errors;
-    if (obstacle_ != Message(decision.status())) Warn(Message(decision.status()));
+    if (counters_.decision_errors % 60 == 1) Warn(Message(decision.status()));
     obstacle_ = Message(decision.status());
     retry_at_ = host_.clock().Now() + FromSeconds(kRetryAfterErrorS);
     return;
@@ -320,7 +321,7 @@ void Job::ApplyActivePlan(uint64_t step) {
                  ours ? active_decision_->dense_step_s() : 0);
 }
 
-std::string Job::ObserveActual(const StepObservation& step) {
+std::optional<PlanMisbehaviour> Job::ObserveActual(const StepObservation& step) {
   if (active_decision_.has_value() && step.step >= next_actual_step_ && step.step_s > 0 &&
       actual_step_s_.size() < kActualSteps) {
     actual_step_s_.push_back(step.step_s);
@@ -332,8 +333,8 @@ std::string Job::ObserveActual(const StepObservation& step) {
     }
   }
   // An operator who pinned a choice has taken responsibility for it.
-  if (pin_.has_value() || rollout_->state() != RolloutState::kStable) return "";
-  return monitor_.OnStep(step, policy().residual_ratio_max).value_or("");
+  if (pin_.has_value() || rollout_->state() != RolloutState::kStable) return std::nullopt;
+  return monitor_.OnStep(step, policy().residual_ratio_max);
 }
 
 void Job::SaveDecision(int64_t id, const v1::Decision& decision) {

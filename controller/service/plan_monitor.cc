@@ -14,7 +14,8 @@ void PlanMonitor::Begin(uint64_t step, bool lossy, double predicted_step_s, doub
   slow_ = skipped_ = residual_ = 0;
 }
 
-std::optional<std::string> PlanMonitor::OnStep(const StepObservation& step, double residual_limit) {
+std::optional<PlanMisbehaviour> PlanMonitor::OnStep(const StepObservation& step,
+                                                    double residual_limit) {
   residual_ratio_ = 0;
   for (const auto& bucket : step.buckets)
     residual_ratio_ = std::max(residual_ratio_, bucket.residual_ratio);
@@ -28,17 +29,19 @@ std::optional<std::string> PlanMonitor::OnStep(const StepObservation& step, doub
                     dense_step_s_ > 0 && step.step_s > dense_step_s_;
   slow_ = slow ? slow_ + 1 : 0;
   std::string reason;
+  bool unsafe = true;
   if (skipped_ >= options_.skipped_steps) {
     reason = StrCat(skipped_, " steps in a row skipped for values that are not finite");
   } else if (residual_ >= options_.residual_steps) {
     reason = StrCat("residual ", residual_ratio_, " times the gradient, limit ", limit);
   } else if (slow_ >= options_.slow_steps) {
+    unsafe = false;
     reason = StrCat("step took ", step.step_s, " s against ", predicted_step_s_, " s predicted, ",
                     slow_, " times in a row");
   }
   if (reason.empty()) return std::nullopt;
   armed_ = false;
-  return reason;
+  return PlanMisbehaviour{std::move(reason), unsafe};
 }
 
 }  // namespace weir

@@ -18,6 +18,14 @@ struct PlanMonitorOptions {
   int residual_steps = 3;           // in a row
 };
 
+/// What a monitor found.
+struct PlanMisbehaviour {
+  std::string reason;
+  // The gradients themselves suffer: dense for a while, whatever is predicted. Otherwise only the
+  // prediction was wrong, and a new decision on the newest estimates is the cure.
+  bool unsafe = false;
+};
+
 /// Not thread-safe.
 class PlanMonitor {
  public:
@@ -31,7 +39,7 @@ class PlanMonitor {
   /// Why to roll back, if so; then it stays quiet until the next Begin. `residual_limit`: the
   /// policy's bound, 0 for the default. The first step after a switch is not judged: connections
   /// warm up.
-  std::optional<std::string> OnStep(const StepObservation& step, double residual_limit);
+  std::optional<PlanMisbehaviour> OnStep(const StepObservation& step, double residual_limit);
   /// Largest residual norm over gradient norm of the last step.
   double residual_ratio() const { return residual_ratio_; }
 

@@ -14,12 +14,11 @@ void ProbeScheduler::OnTrainingBytes(uint64_t bytes, double share) {
   credit_bytes_ = std::min(kCreditMax, credit_bytes_ + static_cast<double>(bytes) * share);
 }
 
-void ProbeScheduler::OfferLink(const std::string& source, const std::string& target, bool iperf,
-                               double interval_s) {
+void ProbeScheduler::OfferLink(const std::string& source, const std::string& target,
+                               const LinkOffer& offer) {
   Link& link = links_[{source, target}];
   link.offered = true;
-  link.iperf = iperf;
-  link.interval_s = interval_s;
+  link.offer = offer;
 }
 
 void ProbeScheduler::ForgetOtherLinks() {
@@ -81,8 +80,8 @@ std::optional<ScheduledProbe> ProbeScheduler::Pick(double now_s,
     }
     const double since = now_s - std::max(link.bandwidth_at_s, link.tried_at_s);
     const bool stale =
-        link.bandwidth_at_s < 0 ? now_s - link.tried_at_s >= 5 : since >= link.interval_s;
-    if (!link.iperf || !stale) continue;
+        link.bandwidth_at_s < 0 ? now_s - link.tried_at_s >= 5 : since >= link.offer.interval_s;
+    if (!link.offer.iperf || !stale) continue;
     const bool affordable =
         !link.first_granted || credit_bytes_ >= static_cast<double>(kProbeBytesMin);
     if (!affordable) continue;
@@ -95,8 +94,8 @@ std::optional<ScheduledProbe> ProbeScheduler::Pick(double now_s,
     credit_bytes_ += static_cast<double>(kInitialBytes);
   }
   link.tried_at_s = now_s;
-  const uint64_t bytes =
-      std::min<uint64_t>(kProbeBytesMax, static_cast<uint64_t>(std::max(credit_bytes_, 0.0)));
+  const uint64_t wanted = std::clamp(link.offer.bytes_wanted, kProbeBytesMin, kProbeBytesMax);
+  const uint64_t bytes = std::min(wanted, static_cast<uint64_t>(std::max(credit_bytes_, 0.0)));
   credit_bytes_ -= static_cast<double>(bytes);
   spent_bytes_ += bytes;
   return Begin(*best, "iperf3", bytes, now_s);

@@ -31,11 +31,15 @@ class ProbeScheduler {
 
   /// Training sent `bytes`; `share` of them may be spent on probes.
   void OnTrainingBytes(uint64_t bytes, double share);
-  /// A link between two nodes of a running job; unknown links are added, `interval_s` is how old a
-  /// bandwidth estimate may become. Links not named since the last ForgetOtherLinks are dropped
-  /// there.
-  void OfferLink(const std::string& source, const std::string& target, bool iperf,
-                 double interval_s);
+  /// A link between two nodes of a running job; unknown links are added. `bytes_wanted` is what a
+  /// probe of it should move, within the two bounds above. Links not named since the last
+  /// ForgetOtherLinks are dropped there.
+  struct LinkOffer {
+    bool iperf = false;      // false: routes only
+    double interval_s = 30;  // how old a bandwidth estimate may become
+    uint64_t bytes_wanted = kInitialBytes;
+  };
+  void OfferLink(const std::string& source, const std::string& target, const LinkOffer& offer);
   void ForgetOtherLinks();
   /// A bandwidth sample from any method: no probe is needed for a while.
   void OnBandwidthSample(const std::string& source, const std::string& target, double now_s);
@@ -51,10 +55,9 @@ class ProbeScheduler {
 
  private:
   struct Link {
-    bool iperf = false;
+    LinkOffer offer;
     bool offered = true;
     bool first_granted = false;
-    double interval_s = 30;
     double bandwidth_at_s = -1;  // -1: never
     double tried_at_s = -1e9;
     double routed_at_s = -1e9;

@@ -79,6 +79,12 @@ class HttplibRestServer : public RestServer {
     server_->set_keep_alive_timeout(1);
     server_->set_keep_alive_max_count(1000);
     server_->set_tcp_nodelay(true);
+    // The library's default shares the port (SO_REUSEPORT): a second controller would take half of
+    // the requests and nobody would notice.
+    server_->set_socket_options([](socket_t socket) {
+      const int yes = 1;
+      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    });
     InstallHandlers();
     port_ = options_.port;
     if (options_.port == 0) {

@@ -1,0 +1,345 @@
+#pragma once
+// Simulated nodes, agents and ranks around a Fleet: they greet, train over a simulated network,
+// report, ack plans and swap at a step's end, all on a fake clock.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "controller/service/fleet.h"
+#include "controller/service/mapping.h"
+#include "datapath/base/random.h"
+
+namespace weir {
+
+class FakeAgent : public AgentLink {
+ public:
+  bool Send(const v1::ControllerMessage& message) override {
+    if (closed) return false;
+    inbox.push_back(message);
+    return true;
+  }
+  void Close(const Status&) override { closed = true; }
+  std::vector<v1::ControllerMessage> inbox;
+  bool closed = false;
+};
+
+struct FakeNetwork {
+  double bandwidth_bytes_per_s = 100e6;
+  double latency_s = 200e-6;
+};
+
+inline v1::Capabilities FakeCapabilities() {
+  v1::Capabilities out;
+  auto* identity = out.add_codecs();
+  identity->set_name("identity");
+  identity->set_form("lanes");
+  identity->set_fixed_bits(32);
+  identity->set_ratio_min(1);
+  identity->set_ratio_max(1);
+  identity->set_error_model("exact");
+  identity->set_rounds(1);
+  auto* top_k = out.add_codecs();
+  top_k->set_name("top_k");
+  top_k->set_form("opaque");
+  top_k->set_lossy(true);
+  top_k->set_needs_error_feedback(true);
+  top_k->set_kept_bits(16);
+  top_k->set_indices_coded(true);
+  top_k->set_uses_ratio(true);
+  top_k->set_ratio_min(1e-4);
+  top_k->set_ratio_max(1);
+  top_k->set_error_model("selection");
+  top_k->set_rounds(1);
+  auto* ring = out.add_collectives();
+  ring->set_name("ring");
+  ring->set_form("lanes");
+  ring->mutable_latency()->set_n_minus_1(2);
+  ring->mutable_payload()->set_n_minus_1_over_n(2);
+  ring->mutable_reduce()->set_n_minus_1_over_n(1);
+  ring->set_world_min(1);
+  auto* gather = out.add_collectives();
+  gather->set_name("sparse_all_gather");
+  gather->set_form("opaque");
+  gather->mutable_latency()->set_n_minus_1(1);
+  gather->mutable_payload()->set_n_minus_1(1);
+  gather->set_world_min(1);
+  return out;
+}
+
+class FakeCluster {
+ public:
+  static constexpr uint64_t kBucketElements = 640 * 1024;
+  static constexpr int kBuckets = 4;
+  static constexpr double kComputeS = 0.03, kBackwardS = 0.02;
+
+  FakeCluster(int world, FakeClock& clock) : clock_(clock) {
+    for (int rank = 0; rank < world; ++rank) ranks_.emplace_back();
+  }
+
+  /// Connects every agent to `fleet` and has every rank greet, as after a start or a lost
+  /// controller.
+  void Connect(Fleet& fleet) {
+    fleet_ = &fleet;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) ConnectRank(static_cast<int>(rank));
+  }
+
+  void ConnectRank(int rank) {
+    Rank& state = ranks_[rank];
+    state.agent = std::make_shared<FakeAgent>();
+    v1::AgentMessage hello;
+    hello.mutable_hello()->set_node(Node(rank));
+    hello.mutable_hello()->set_address(StrCat("10.0.0.", rank + 1));
+    hello.mutable_hello()->set_agent_version("test");
+    ASSERT_TRUE(fleet_->OnAgentMessage(state.agent, hello).ok());
+    v1::RankMessage greeting;
+    auto* rank_hello = greeting.mutable_hello();
+    rank_hello->set_job("lm");
+    rank_hello->set_rank(static_cast<uint32_t>(rank));
+    rank_hello->set_world(static_cast<uint32_t>(ranks_.size()));
+    rank_hello->set_pid(pid);
+    *rank_hello->mutable_capabilities() = FakeCapabilities();
+    rank_hello->set_step(step_);
+    rank_hello->set_active_plan_version(active_.version());
+    if (active_.version() != 0) *rank_hello->mutable_active_plan() = active_;
+    Say(rank, greeting);
+    v1::RankMessage table;
+    for (int b = 0; b < kBuckets; ++b) {
+      auto* bucket = table.mutable_buckets()->add_buckets();
+      bucket->set_key(Key(b));
+      bucket->set_elements(kBucketElements);
+      bucket->set_order(static_cast<uint32_t>(b));
+      bucket->set_dtype("float32");
+    }
+    Say(rank, table);
+  }
+
+  void DisconnectRank(int rank) {
+    fleet_->OnAgentClosed(ranks_[rank].agent);
+    ranks_[rank].agent->closed = true;
+  }
+
+  /// One optimiser step of every rank. Returns how long it took.
+  double Step() {
+    ++step_;
+    const uint64_t stamped = ranks_[0].armed;
+    ranks_[0].armed = 0;
+    std::vector<double> network_s;
+    double end = 0;
+    for (int b = 0; b < kBuckets; ++b) {
+      const double ready = kBackwardS * b / (kBuckets - 1);
+      network_s.push_back(NetworkSeconds(ChoiceOf(b)));
+      end = std::max(end, ready) + network_s.back() + CodecSeconds(ChoiceOf(b));
+    }
+    const double exposed = std::max(0.0, end - kBackwardS);
+    const double step_s = kComputeS + exposed;
+    clock_.Advance(FromSeconds(step_s));
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].agent == nullptr || ranks_[rank].agent->closed) continue;
+      Report(static_cast<int>(rank), step_s, exposed, network_s);
+      SampleLinks(static_cast<int>(rank));
+    }
+    Deliver();
+    if (stamped != 0) Swap(stamped);
+    fleet_->OnTick();
+    Deliver();
+    return step_s;
+  }
+
+  /// Messages that agents have received and not handled.
+  void Deliver() {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].agent == nullptr) continue;
+      auto inbox = std::exchange(ranks_[rank].agent->inbox, {});
+      for (const auto& message : inbox) {
+        if (message.body_case() == v1::ControllerMessage::kRank)
+          OnCommand(static_cast<int>(rank), message.rank());
+        if (message.body_case() == v1::ControllerMessage::kPeers) peers_ = message.peers();
+      }
+    }
+  }
+
+  const v1::Plan& active() const { return active_; }
+  std::string ActiveCodec() const { return ChoiceOf(kBuckets - 1).codec(); }
+  uint64_t step() const { return step_; }
+  const v1::PeerList& peers() const { return peers_; }
+  const std::vector<std::string>& refusals() const { return refusals_; }
+  static std::string Node(int rank) { return StrCat("n", rank); }
+
+  FakeNetwork network;
+  bool nack = false;
+  double codec_slowdown = 1;  // of lossy codecs, against what is reported to the model
+  bool non_finite_when_lossy = false;
+  uint32_t pid = 100;
+
+ private:
+  struct Rank {
+    std::shared_ptr<FakeAgent> agent;
+    v1::Plan prepared;
+    uint64_t armed = 0;
+  };
+
+  static std::string Key(int bucket) { return StrCat("000000000000000", bucket); }
+
+  v1::Choice ChoiceOf(int bucket) const {
+    for (const auto& entry : active_.buckets()) {
+      if (entry.bucket() == Key(bucket)) return entry.choice();
+    }
+    v1::Choice dense;
+    dense.set_codec("identity");
+    dense.set_collective("ring");
+    dense.set_ratio(1);
+    return active_.has_fallback() ? active_.fallback() : dense;
+  }
+
+  static double PayloadBytes(const v1::Choice& choice) {
+    if (choice.codec() == "identity") return kBucketElements * 4.0;
+    const double r = choice.ratio();
+    const double entropy = r >= 1 ? 0 : -r * std::log2(r) - (1 - r) * std::log2(1 - r);
+    return kBucketElements * (16 * r + entropy) / 8;
+  }
+
+  double NetworkSeconds(const v1::Choice& choice) const {
+    const double n = static_cast<double>(ranks_.size());
+    const double payload = PayloadBytes(choice);
+    if (choice.collective() == "ring") {
+      return 2 * (n - 1) * network.latency_s +
+             2 * (n - 1) / n * payload / network.bandwidth_bytes_per_s;
+    }
+    return (n - 1) * network.latency_s + (n - 1) * payload / network.bandwidth_bytes_per_s;
+  }
+
+  double CodecSeconds(const v1::Choice& choice) const {
+    return choice.codec() == "identity" ? 1e-5 : 1e-3 * codec_slowdown;
+  }
+
+  static double Gain(double ratio) {
+    if (ratio >= 1) return 1;
+    const double l = std::log(1 / ratio);
+    return ratio * (1 + l + l * l / 2);
+  }
+
+  void Say(int rank, const v1::RankMessage& message) {
+    if (ranks_[rank].agent->closed) return;
+    v1::AgentMessage out;
+    out.mutable_rank()->set_job("lm");
+    out.mutable_rank()->set_rank(static_cast<uint32_t>(rank));
+    *out.mutable_rank()->mutable_message() = message;
+    ASSERT_TRUE(fleet_->OnAgentMessage(ranks_[rank].agent, out).ok());
+  }
+
+  void Report(int rank, double step_s, double exposed, const std::vector<double>& network_s) {
+    v1::RankMessage message;
+    auto* report = message.mutable_step();
+    report->set_step(step_);
+    report->set_plan_version(active_.version());
+    report->set_step_s(step_s);
+    report->set_compute_s(kComputeS - kBackwardS);
+    report->set_backward_s(kBackwardS);
+    report->set_exposed_s(exposed);
+    report->set_loss(3.0 / (1 + 0.01 * static_cast<double>(step_)));
+    report->set_has_loss(true);
+    report->set_skipped(non_finite_when_lossy && ActiveCodec() != "identity");
+    for (int b = 0; b < kBuckets; ++b) {
+      const v1::Choice choice = ChoiceOf(b);
+      auto* sample = report->add_buckets();
+      sample->set_bucket(Key(b));
+      sample->set_codec(choice.codec());
+      sample->set_collective(choice.collective());
+      sample->set_ratio(choice.ratio());
+      sample->set_ready_s(kBackwardS * b / (kBuckets - 1));
+      sample->set_encode_s(CodecSeconds(choice) / 2);
+      sample->set_decode_s(CodecSeconds(choice) / 2);
+      sample->set_network_s(network_s[static_cast<size_t>(b)] * (1 + 0.02 * random_.Normal()));
+      sample->set_payload_bytes(static_cast<uint64_t>(PayloadBytes(choice)));
+      sample->set_bytes_sent(static_cast<uint64_t>(PayloadBytes(choice) * 1.5));
+      sample->set_gain(Gain(choice.ratio()));
+      sample->set_residual_ratio(choice.codec() == "identity" ? 0 : 1);
+      if (step_ % 5 != 1) continue;
+      auto* curve = report->add_gains();
+      curve->set_bucket(Key(b));
+      for (double ratio = 1; ratio > 5e-4; ratio /= 2) {
+        curve->add_ratios(ratio);
+        curve->add_gains(Gain(ratio));
+      }
+      curve->set_peak_over_rms(10);
+    }
+    Say(rank, message);
+  }
+
+  void SampleLinks(int rank) {
+    v1::RankMessage message;
+    for (size_t peer = 0; peer < ranks_.size(); ++peer) {
+      if (static_cast<int>(peer) == rank) continue;
+      auto* path = message.mutable_paths()->add_paths();
+      path->set_peer_rank(static_cast<uint32_t>(peer));
+      path->set_rtt_s(2 * network.latency_s * (1 + 0.02 * std::abs(random_.Normal())));
+      path->set_rtt_min_s(2 * network.latency_s);
+      path->set_delivery_rate_bytes_per_s(network.bandwidth_bytes_per_s *
+                                          (1 + 0.02 * random_.Normal()));
+    }
+    Say(rank, message);
+    if (step_ % 10 != 1) return;
+    v1::AgentMessage link;
+    link.mutable_link()->set_target_node(Node((rank + 1) % static_cast<int>(ranks_.size())));
+    link.mutable_link()->set_method("tcp_connect");
+    link.mutable_link()->set_rtt_s(2 * network.latency_s);
+    link.mutable_link()->set_samples(1);
+    ASSERT_TRUE(fleet_->OnAgentMessage(ranks_[rank].agent, link).ok());
+  }
+
+  void OnCommand(int rank, const v1::ToRank& to_rank) {
+    Rank& state = ranks_[rank];
+    const v1::RankCommand& command = to_rank.command();
+    v1::RankMessage reply;
+    if (command.has_offer()) {
+      if (command.offer().plan().version() <= active_.version()) return;
+      if (nack) {
+        reply.mutable_nack()->set_version(command.offer().plan().version());
+        reply.mutable_nack()->set_nonce(command.offer().nonce());
+        reply.mutable_nack()->set_reason("no memory");
+      } else {
+        state.prepared = command.offer().plan();
+        reply.mutable_ack()->set_version(state.prepared.version());
+        reply.mutable_ack()->set_nonce(command.offer().nonce());
+      }
+      Say(rank, reply);
+    } else if (command.has_arm()) {
+      EXPECT_EQ(rank, 0);
+      state.armed = command.arm().version();
+    } else if (command.has_withdraw()) {
+      if (state.prepared.version() == command.withdraw().version()) state.prepared.Clear();
+    } else if (command.has_refusal()) {
+      refusals_.push_back(command.refusal().reason());
+    }
+  }
+
+  void Swap(uint64_t version) {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      ASSERT_EQ(ranks_[rank].prepared.version(), version)
+          << "rank " << rank << " does not hold the plan";
+    }
+    active_ = ranks_[0].prepared;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (ranks_[rank].agent == nullptr || ranks_[rank].agent->closed) continue;
+      v1::RankMessage message;
+      message.mutable_active()->set_version(version);
+      message.mutable_active()->set_step(step_ + 1);
+      Say(static_cast<int>(rank), message);
+    }
+  }
+
+  FakeClock& clock_;
+  Fleet* fleet_ = nullptr;
+  std::vector<Rank> ranks_;
+  v1::Plan active_;
+  v1::PeerList peers_;
+  std::vector<std::string> refusals_;
+  uint64_t step_ = 0;
+  Random random_{7};
+};
+
+}  // namespace weir

@@ -1,0 +1,169 @@
+#include "controller/service/mapping.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "controller/service/explain.h"
+#include "controller/service/json.h"
+#include "controller/service/status_mapping.h"
+
+namespace weir {
+namespace {
+
+TEST(MappingTest, CapabilitiesSurviveTheRoundTrip) {
+  v1::CodecCapability codec;
+  codec.set_name("top_k");
+  codec.set_form("opaque");
+  codec.set_lossy(true);
+  codec.set_rounds(1);
+  codec.set_kept_bits(16);
+  codec.set_indices_coded(true);
+  codec.set_uses_ratio(true);
+  codec.set_ratio_min(1e-4);
+  codec.set_ratio_max(1);
+  codec.set_error_model("selection");
+  codec.set_error_divisor(6);
+  EXPECT_EQ(ToJson(ToProto(ToModel(codec))), ToJson(codec));
+  v1::CollectiveCapability ring;
+  ring.set_name("ring");
+  ring.set_form("lanes");
+  ring.mutable_latency()->set_n_minus_1(2);
+  ring.mutable_payload()->set_n_minus_1_over_n(2);
+  ring.set_world_min(1);
+  EXPECT_EQ(ToProto(ToModel(ring)).latency().n_minus_1(), 2);
+  EXPECT_EQ(ToProto(ToModel(ring)).payload().n_minus_1_over_n(), 2);
+}
+
+TEST(MappingTest, HostileNumbersBecomeFiniteAndBounded) {
+  v1::StepReport report;
+  report.set_step_s(std::numeric_limits<double>::infinity());
+  report.set_compute_s(-3);
+  report.set_has_loss(true);
+  report.set_loss(std::numeric_limits<double>::quiet_NaN());
+  auto* sample = report.add_buckets();
+  sample->set_gain(7);
+  sample->set_network_s(std::numeric_limits<double>::quiet_NaN());
+  const StepObservation step = ToModel(3, report);
+  EXPECT_EQ(step.rank, 3);
+  EXPECT_EQ(step.step_s, 0);
+  EXPECT_EQ(step.compute_s, 0);
+  EXPECT_FALSE(step.loss.has_value());
+  EXPECT_EQ(step.buckets[0].gain, 1);
+  EXPECT_EQ(step.buckets[0].network_s, 0);
+}
+
+TEST(MappingTest, HelloAndBucketTablesAreChecked) {
+  v1::RankHello hello;
+  hello.set_job("j");
+  hello.set_world(2);
+  EXPECT_TRUE(CheckHello(hello).ok());
+  hello.set_rank(2);
+  EXPECT_THAT(Message(CheckHello(hello)), testing::HasSubstr("rank 2 of a world of 2"));
+  hello.set_rank(0);
+  hello.set_world(0);
+  EXPECT_FALSE(CheckHello(hello).ok());
+  hello.set_world(2);
+  hello.set_job(std::string("a\nb"));
+  EXPECT_FALSE(CheckHello(hello).ok());
+  hello.set_job("");
+  EXPECT_FALSE(CheckHello(hello).ok());
+
+  v1::BucketTable table;
+  EXPECT_FALSE(ToModel(table).ok());
+  for (const char* key : {"b", "a"}) {
+    auto* bucket = table.add_buckets();
+    bucket->set_key(key);
+    bucket->set_elements(5);
+    bucket->set_order(key[0] - 'a');
+  }
+  const auto buckets = ToModel(table);
+  ASSERT_TRUE(buckets.ok());
+  EXPECT_EQ((*buckets)[0].key, "a") << "ready order, not table order";
+  table.mutable_buckets(0)->set_key("a");
+  EXPECT_THAT(Message(ToModel(table).status()), testing::HasSubstr("listed twice"));
+}
+
+TEST(MappingTest, PlanDigestIgnoresVersionOnly) {
+  const std::vector<BucketDefinition> buckets = {{"k0", 10, 0}, {"k1", 20, 1}};
+  const PlanModel choices = {{"identity", "ring", 1, 0}, {"top_k", "sparse_all_gather", 0.01, 0}};
+  const v1::Plan one = MakePlan("j", 1, buckets, choices, {});
+  const v1::Plan two = MakePlan("j", 2, buckets, choices, {});
+  EXPECT_EQ(one.digest(), two.digest());
+  EXPECT_EQ(one.digest().size(), 16u);
+  PlanModel other = choices;
+  other[1].ratio = 0.02;
+  EXPECT_NE(MakePlan("j", 1, buckets, other, {}).digest(), one.digest());
+  EXPECT_NE(MakePlan("j", 1, buckets, choices, {"fp16", "ring", 1, 0}).digest(), one.digest());
+  EXPECT_EQ(ChoicesFor(one, buckets), choices);
+  EXPECT_EQ(ChoicesFor(one, {{"k9", 1, 0}, {"k1", 20, 1}})[0], ChoiceModel{}) << "fallback";
+  EXPECT_EQ(PlanLabel(choices, buckets), "mixed: top_k 0.01 over sparse_all_gather");
+}
+
+TEST(MappingTest, DenseIsAlwaysAmongTheCandidates) {
+  Decision decision;
+  decision.chosen.choices = {{"top_k", "sparse_all_gather", 0.01, 0}};
+  decision.chosen.label = "top_k";
+  decision.chosen.objective = std::numeric_limits<double>::infinity();
+  decision.dense.choices = {{"identity", "ring", 1, 0}};
+  decision.dense.label = "identity";
+  decision.dense.dense = true;
+  decision.top = {decision.chosen};
+  v1::Decision out;
+  FillDecision(decision, 0, &out);
+  ASSERT_EQ(out.candidates_size(), 2);
+  EXPECT_TRUE(out.candidates(0).chosen());
+  EXPECT_EQ(out.candidates(0).objective(), 0) << "not finite must not reach JSON";
+  EXPECT_TRUE(out.candidates(1).dense());
+}
+
+TEST(JsonTest, StrictAndBounded) {
+  v1::PinRequest pin;
+  EXPECT_TRUE(FromJson(R"({"job":"j","choice":{"codec":"fp16"}})", &pin).ok());
+  EXPECT_EQ(pin.choice().codec(), "fp16");
+  EXPECT_EQ(FromJson(R"({"jobs":"j"})", &pin).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(FromJson("{", &pin).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(FromJson(R"({"job":3})", &pin).code(), StatusCode::kInvalidArgument);
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  EXPECT_THAT(Message(FromJson(deep, &pin)), testing::HasSubstr("deeper"));
+  v1::StepReport report;
+  report.set_step(std::numeric_limits<uint64_t>::max());
+  EXPECT_THAT(ToJson(report), testing::HasSubstr("\"step\":\"18446744073709551615\""));
+}
+
+TEST(StatusMappingTest, CodesAndErrorJson) {
+  EXPECT_EQ(HttpCode(StatusCode::kOk), 200);
+  EXPECT_EQ(HttpCode(StatusCode::kNotFound), 404);
+  EXPECT_EQ(HttpCode(StatusCode::kUnauthenticated), 401);
+  EXPECT_EQ(HttpCode(StatusCode::kPermissionDenied), 403);
+  EXPECT_EQ(HttpCode(StatusCode::kUnavailable), 503);
+  EXPECT_EQ(ErrorJson(NotFound("no \"x\"")), R"({"code":5,"message":"no \"x\"","details":[]})");
+}
+
+TEST(ExplainTest, SaysWhatWasMeasuredComparedAndWhatDenseCosts) {
+  v1::Explanation explanation;
+  auto* decision = explanation.mutable_decision();
+  decision->set_job("lm");
+  decision->set_switched(true);
+  decision->set_from("identity over ring");
+  decision->set_to("top_k 0.01 over sparse_all_gather");
+  decision->set_reason("bandwidth fell");
+  decision->set_dense_step_s(1.0);
+  decision->set_predicted_step_s(0.25);
+  decision->set_binding_constraint("ratio_min 0.01");
+  auto* candidate = decision->add_candidates();
+  candidate->set_label("top_k 0.01 over sparse_all_gather");
+  candidate->set_chosen(true);
+  candidate->set_feasible(true);
+  explanation.mutable_bandwidth_bytes_per_s()->set_value(12.4e6);
+  explanation.mutable_latency_s()->set_value(0.0042);
+  const std::string text = ExplainText(explanation);
+  for (const char* part : {"12.4 MB/s", "4.2 ms", "* top_k 0.01", "ratio_min 0.01",
+                           "4 times faster", "identity over ring -> top_k", "bandwidth fell"}) {
+    EXPECT_THAT(text, testing::HasSubstr(part));
+  }
+}
+
+}  // namespace
+}  // namespace weir
