@@ -61,6 +61,21 @@ TEST(Fp16Test, WhatIsClampedStaysInTheResidual) {
   EXPECT_EQ(rest, std::vector<float>({1e6f - 65504.0f, -3e38f, 0.0f}));
 }
 
+TEST(Fp16Test, ClampedRanksStillAddUp) {
+  // Every rank clamps; what the sum delivers must be what the ranks' residuals believe was sent.
+  const Codec& codec = test::FindCodec("fp16");
+  const std::vector<float> x = {1e6f, -1e9f};
+  for (const int world : {2, 3, 4, 8}) {
+    EncodeContext context;
+    context.world = world;
+    const std::vector<float> alone = RoundTrip(codec, x, context);
+    const std::vector<float> sum = SumOverRanks(codec, x, world, 0);
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_NEAR(sum[i] / (world * alone[i]), 1, 0.002) << world;
+    }
+  }
+}
+
 TEST(LaneCodecTest, NonFiniteLanesFromAPeerAreRejected) {
   for (const char* name : {"identity", "fp16", "bf16", "random_k"}) {
     const Codec& codec = test::FindCodec(name);
