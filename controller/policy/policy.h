@@ -11,35 +11,36 @@ namespace weir {
 
 struct Policy {
   std::string name = "default";
-  std::vector<std::string> jobs = {"*"};          // shell patterns; the first matching policy rules
-  std::string objective = "time_to_accuracy";     // registered objective
+  std::vector<std::string> jobs = {"*"};       // shell patterns; the first matching policy rules
+  std::string objective = "time_to_accuracy";  // registered objective
   // Objective parameters.
-  double progress_exponent = 1;      // psi(gain) = gain^progress_exponent
-  double delay_target_s = 0;         // delay_target: exposed communication per step
-  double moo_weight_time = 0.6;      // moo: published weights
+  double progress_exponent = 1;  // psi(gain) = gain^progress_exponent
+  double delay_target_s = 0;     // delay_target: exposed communication per step
+  double moo_weight_time = 0.6;  // moo: published weights
   std::string fixed_codec = "identity", fixed_collective = "ring";  // fixed
   double fixed_ratio = 1;
   // Bounds.
   double ratio_min = 0.001, ratio_max = 1;
   double gain_min = 0;
-  double residual_ratio_max = 0;     // 0: none
+  double residual_ratio_max = 0;         // 0: none
   std::vector<std::string> codecs;       // allowed; empty: all
   std::vector<std::string> collectives;  // allowed; empty: all
   // Switching.
-  double dwell_min_s = 1;            // between switches, unless toward dense
-  double improvement_min = 0.05;     // relative gain in the objective that a switch must promise
-  double confidence = 0.9;           // probability that it is an improvement
-  int flaps_max = 6;                 // switches per flap window before dwell doubles
+  double dwell_min_s = 1;         // between switches, unless toward dense
+  double improvement_min = 0.05;  // relative gain in the objective that a switch must promise
+  double confidence = 0.9;        // probability that it is an improvement
+  int flaps_max = 6;              // switches per flap window before dwell doubles
   double flap_window_s = 300;
-  double lease_s = 0;                // controller lost longer: ranks turn dense; 0: keep the plan
+  double lease_s = 0;  // controller lost longer: ranks turn dense; 0: keep the plan
   // Probing.
-  double probe_budget_ratio = 0.005; // of training bytes
+  double probe_budget_ratio = 0.005;  // of training bytes
   double probe_interval_s = 30;
   double latency_interval_s = 1;
 };
 
 /// Parses one document. Strict: unknown or duplicate key, wrong type or value out of range is
-/// kInvalidArgument with "`origin`:line: key: what was expected and found"; nesting and size bounded.
+/// kInvalidArgument with "`origin`:line: key: what was expected and found"; nesting and size
+/// bounded.
 StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin);
 
 /// Shell pattern (* and ?) match of a job's name against policy.jobs.
