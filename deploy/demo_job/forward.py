@@ -1,6 +1,7 @@
 """Makes a port inside a network namespace reachable on this machine's loopback.
 
-The controller listens on the control host; an operator's shell and browser are outside its namespace.
+The controller listens on the control host, outside whose namespace an operator's shell and browser
+are.
 """
 import ctypes
 import os

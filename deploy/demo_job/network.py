@@ -3,9 +3,9 @@
     h0 -- p0 [router] p1 -- h1 ...        c -- ctl: the control host, not shaped on its own port
 
 Every training host has full-duplex `rate`: a token bucket on the router's egress towards it, and
-one on an intermediate device behind the router's ingress from it. Delay sits between the two, one way,
-between training hosts only: netem where the kernel has it, else weir-delay-relay. With no delay
-packets pass neither.
+one on an intermediate device behind the router's ingress from it. Delay sits between the two, one
+way, between training hosts only: netem where the kernel has it, else weir-delay-relay. With no
+delay packets pass neither.
 
 Namespaces carry the pid of the process that made them; those whose process is gone are removed.
 """

@@ -5,8 +5,8 @@
 
 Rank 0 writes JSON lines to standard output: one "ready", one "step" per optimiser step, one
 "validation" every --validate-every steps, one "end". The clock counts training only: it stands
-still while validating. A run ends with the schedule (--steps); if --target is not reached by then it
-goes on at the last learning rate until it is, or until --steps-max.
+still while validating. A run ends with the schedule (--steps); if --target is not reached by then
+it goes on at the last learning rate until it is, or until --steps-max.
 """
 import argparse
 import datetime

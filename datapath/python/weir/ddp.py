@@ -3,7 +3,8 @@
 One bucket's way: DDP calls the hook as soon as a bucket's gradients are ready; the hook queues
 weir_all_reduce on DDP's flat buffer and returns a future. While libweir encodes, sends and decodes,
 the backward pass goes on. When it ends, one callback on the autograd engine waits for the buckets
-in order, completes their futures, and ends Weir's step; DDP then copies the means into the gradients.
+in order, completes their futures, and ends Weir's step; DDP then copies the means into the
+gradients.
 Waiting there, and not in a library thread, keeps the interpreter lock out of the datapath and lets
 a failure leave backward() as a WeirError that names the rank at fault.
 
@@ -67,8 +68,8 @@ class DDPState:
     """What the hook keeps for one DistributedDataParallel model on one rank.
 
     model: the DDP model, or the module inside it. Needs an initialised process group for rank,
-    world and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None come
-    from the environment (module docstring).
+    world and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None
+    come from the environment (module docstring).
     """
 
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
