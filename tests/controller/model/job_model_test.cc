@@ -274,6 +274,30 @@ TEST(StepAssemblerTest, WaitsForAllRanksAndGivesUpOnSilentOnes) {
   EXPECT_TRUE(assembler.Add(report(1, 39)).has_value());
 }
 
+TEST(StepAssemblerTest, UnalignedClocksTakeTheLeastDurationAndMixedPlansAreLeftOut) {
+  StepAssembler assembler(2);
+  const auto report = [](int rank, double network_s, const char* codec) {
+    StepObservation one;
+    one.rank = rank;
+    one.step = 1;
+    BucketObservation bucket;
+    bucket.bucket = "a";
+    bucket.codec = "identity";
+    bucket.collective = "ring";
+    bucket.network_s = network_s;
+    one.buckets.push_back(bucket);
+    bucket.bucket = "b";
+    bucket.codec = codec;
+    one.buckets.push_back(bucket);
+    return one;
+  };
+  assembler.Add(report(0, 0.030, "fp16"));
+  const auto step = assembler.Add(report(1, 0.012, "bf16"));
+  ASSERT_TRUE(step.has_value());
+  ASSERT_EQ(step->buckets.size(), 1u);
+  EXPECT_DOUBLE_EQ(step->buckets[0].network_s, 0.012);
+}
+
 TEST(RollingMedianTest, MedianAndSpread) {
   RollingMedian median(5);
   EXPECT_EQ(median.Get().value, 0);

@@ -160,16 +160,20 @@ TEST(MooTest, TimeToAccuracyDoesDependOnTheNetwork) {
 TEST(MooTest, TakesTheFastestCollectiveOfTheChosenRatio) {
   auto candidates = Affine(0.001, 1, 0.1);
   const size_t chosen = Winner("moo", {}, candidates);
-  // The same ratio over a slower collective, and over one that is faster but not allowed.
+  // The same ratio over a collective that is slower but keeps more, and over one that is faster but
+  // not allowed: the method fixes the collective by time alone.
   CandidateEstimate slower = candidates[chosen];
   slower.communication_s *= 1.0001;
+  slower.gain *= 1.2;
   CandidateEstimate forbidden = candidates[chosen];
   forbidden.communication_s *= 0.5;
   forbidden.feasible = false;
   candidates.push_back(slower);
   candidates.push_back(forbidden);
   const auto scores = (*Objectives().Find("moo"))->Score({}, candidates);
-  EXPECT_LT(scores[chosen], scores[candidates.size() - 2]);
+  EXPECT_LT(scores[chosen], scores[41]);
+  EXPECT_EQ(std::min_element(scores.begin(), scores.begin() + 42) - scores.begin(),
+            static_cast<std::ptrdiff_t>(chosen));
 }
 
 TEST(MooTest, WeightMovesTheKnee) {
