@@ -40,6 +40,7 @@ double MethodDeviation(const std::string& method) { return method == "iperf3" ? 
 
 void NetworkModel::SetCollectives(const std::vector<CollectiveModel>& collectives) {
   std::vector<std::string> names;
+  names.reserve(collectives.size());
   for (const CollectiveModel& collective : collectives) names.push_back(collective.name);
   if (names == collective_names_) return;
   collective_names_ = std::move(names);

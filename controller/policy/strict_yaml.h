@@ -19,7 +19,7 @@ class Node;
 namespace weir {
 
 /// Bounds on a document, checked before and while it is parsed.
-inline constexpr size_t kPolicyBytesMax = 64 * 1024;
+inline constexpr size_t kPolicyBytesMax = 64u << 10;
 inline constexpr int kPolicyDepthMax = 16;
 inline constexpr size_t kPolicyListMax = 256;
 

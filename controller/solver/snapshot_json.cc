@@ -2,6 +2,7 @@
 // back to the same bits. One list of fields serves both directions.
 
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "controller/solver/solver.h"
@@ -109,13 +110,16 @@ class Reader {
   template <typename Integer>
   requires std::is_integral_v<Integer>
   void Get(const Json& json, const std::string& path, Integer& value) {
-    const bool negative = json.is_number_integer() && !json.is_number_unsigned();
-    if (!json.is_number_integer() || (negative && std::is_unsigned_v<Integer>)) {
-      status_ = Wrong(path, "an integer in range", json);
-    } else if (negative
-                   ? json.get<int64_t>() < static_cast<int64_t>(std::numeric_limits<Integer>::min())
-                   : json.get<uint64_t>() >
-                         static_cast<uint64_t>(std::numeric_limits<Integer>::max())) {
+    using Limits = std::numeric_limits<Integer>;
+    const bool unsigned_json = json.is_number_unsigned();
+    bool fits = json.is_number_integer();
+    if (fits && unsigned_json) fits = json.get<uint64_t>() <= static_cast<uint64_t>(Limits::max());
+    // The library stores every integer without a minus sign as unsigned.
+    if (fits && !unsigned_json) {
+      fits =
+          std::is_signed_v<Integer> && json.get<int64_t>() >= static_cast<int64_t>(Limits::min());
+    }
+    if (!fits) {
       status_ = Wrong(path, "an integer in range", json);
     } else {
       value = json.get<Integer>();

@@ -11,6 +11,7 @@
 // network at all.
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 
