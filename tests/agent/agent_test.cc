@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "tests/agent/fake_controller.h"
 #include "tests/agent/socket_client.h"
@@ -257,6 +259,49 @@ TEST_F(AgentTest, RefusesAHostileRankAndServesTheNext) {
   SocketClient rank(options_.local.socket_path);
   ASSERT_TRUE(rank.SendJson(kHello));
   EXPECT_TRUE(controller.Next(IsRankHello));
+}
+
+// A certificate authority and two certificates that it signed, made by openssl in `directory`.
+bool MakeCertificates(const std::string& directory) {
+  std::ofstream(directory + "/san") << "subjectAltName=IP:127.0.0.1\n";
+  const std::string in = StrCat("cd ", directory, " && openssl ");
+  const auto run = [&](const std::string& arguments) {
+    return std::system(StrCat(in, arguments, " 2> /dev/null").c_str()) == 0;
+  };
+  const std::string key = "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
+  if (!run(key + "-x509 -days 2 -subj /CN=ca -keyout ca.key -out ca.pem")) return false;
+  for (const std::string name : {"server", "agent"}) {
+    if (!run(StrCat(key, "-subj /CN=", name, " -keyout ", name, ".key -out ", name, ".csr")) ||
+        !run(StrCat("x509 -req -days 2 -in ", name, ".csr -CA ca.pem -CAkey ca.key -CAcreateserial",
+                    " -extfile san -out ", name, ".pem"))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+TEST_F(AgentTest, ProvesItselfToTheControllerByCertificate) {
+  std::filesystem::create_directories(directory_);
+  if (!MakeCertificates(directory_)) GTEST_SKIP() << "openssl cannot make certificates here";
+  grpc::SslServerCredentialsOptions tls(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  tls.pem_root_certs = Contents(directory_ + "/ca.pem");
+  tls.pem_key_cert_pairs.push_back(
+      {Contents(directory_ + "/server.key"), Contents(directory_ + "/server.pem")});
+  FakeController controller(0, grpc::SslServerCredentials(tls));
+  options_.controller.controller = StrCat("127.0.0.1:", controller.port());
+  options_.controller.credentials =
+      *MakeCredentialFactory({.controller = options_.controller.controller,
+                              .ca_file = directory_ + "/ca.pem",
+                              .cert_file = directory_ + "/agent.pem",
+                              .key_file = directory_ + "/agent.key"});
+  auto agent = Agent::Start(options_, RealClock());
+  ASSERT_TRUE(agent.ok()) << agent.status();
+  EXPECT_TRUE(controller.Next(IsHello));
 }
 
 TEST_F(AgentTest, ServesRanksWithoutAnyController) {

@@ -18,9 +18,10 @@ namespace weir::agent {
 class FakeController : public v1::AgentService::Service {
  public:
   /// Port 0: any free one.
-  explicit FakeController(int port = 0) {
+  explicit FakeController(int port = 0, std::shared_ptr<grpc::ServerCredentials> credentials =
+                                            grpc::InsecureServerCredentials()) {
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(StrCat("127.0.0.1:", port), grpc::InsecureServerCredentials(), &port_);
+    builder.AddListeningPort(StrCat("127.0.0.1:", port), std::move(credentials), &port_);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
   }
