@@ -45,8 +45,7 @@ class Moo : public Objective {
       const double exact = kRatioHigh * DetPow(kRatioLow / kRatioHigh, double(i) / (kRatios - 1));
       // Three digits, so that plans read well: 0.0112, not 0.011220184543.
       const double scale = exact >= 0.01 ? 1e4 : exact >= 0.001 ? 1e5 : 1e6;
-      scope.ratios.push_back(static_cast<double>(static_cast<int64_t>(exact * scale + 0.5)) /
-                             scale);
+      scope.ratios.push_back(std::round(exact * scale) / scale);
     }
     scope.uniform = true;
     scope.immediate = true;
