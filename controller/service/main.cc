@@ -32,7 +32,11 @@ int main(int argc, char** argv) {
                "allow addresses off loopback without TLS and tokens");
   app.add_option("--log-level", log_level, "debug, info, warning or error")->capture_default_str();
   app.set_version_flag("--version", std::string("weir-controller ") + WEIR_VERSION);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
 
   const auto level = weir::ParseLogLevel(log_level);
   if (!level.ok()) {
