@@ -2,10 +2,12 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 
 #include "datapath/session/json.h"
 
@@ -183,17 +185,21 @@ const Choice& ChoiceFor(const Plan& plan, uint64_t bucket) {
   return it == plan.buckets.end() ? plan.fallback : it->second;
 }
 
-uint64_t ChoiceMemoryBytes(const Choice& choice, uint64_t elements, int world) {
+ChoiceMemory MemoryOf(const Choice& choice, uint64_t elements, int world) {
+  ChoiceMemory memory;
   const StatusOr<const Codec*> codec = Codecs().Find(choice.codec);
-  if (!codec.ok()) return 0;
+  if (!codec.ok()) return memory;
   const CodecTraits& traits = (*codec)->Traits();
   CodecParams params;
   params.ratio = choice.ratio;
-  const uint64_t payload = (*codec)->MaxEncodedBytes(elements, params);
-  const uint64_t copies =
-      traits.form == PayloadForm::kOpaque ? 1 + static_cast<uint64_t>(world) : 1;
-  const uint64_t residuals = traits.needs_error_feedback ? 2 * elements * sizeof(float) : 0;
-  return payload * copies + residuals;
+  // Lossless float32 lanes are sent from the caller's buffer.
+  if (traits.lossy || traits.fixed_bits != 32) {
+    const uint64_t copies =
+        traits.form == PayloadForm::kOpaque ? 1 + static_cast<uint64_t>(world) : 1;
+    memory.payload_bytes = copies * (*codec)->MaxEncodedBytes(elements, params);
+  }
+  if (traits.needs_error_feedback) memory.residual_bytes = 2 * elements * sizeof(float);
+  return memory;
 }
 
 Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
@@ -205,10 +211,17 @@ Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
     WEIR_RETURN_IF_ERROR(
         Annotate(ValidateChoice(choice, limits.world), StrCat("plan bucket ", Hex64(key))));
   }
-  uint64_t needed = 0;
+  uint64_t residuals = 0, needed = 0;
+  std::vector<uint64_t> payloads;
   for (const auto& [key, elements] : limits.bucket_elements) {
-    needed += ChoiceMemoryBytes(ChoiceFor(plan, key), elements, limits.world);
+    const ChoiceMemory memory = MemoryOf(ChoiceFor(plan, key), elements, limits.world);
+    residuals += memory.residual_bytes;
+    payloads.push_back(memory.payload_bytes);
   }
+  std::sort(payloads.begin(), payloads.end(), std::greater<>());
+  payloads.resize(std::min(payloads.size(), kPayloadsInFlightMax));
+  for (const uint64_t payload : payloads) needed += payload;
+  needed += residuals - std::min(residuals, limits.residual_bytes_held);
   if (needed > limits.memory_bytes_max) {
     return ResourceExhausted(StrCat("plan ", plan.version, " needs ", needed,
                                     " bytes of memory; at most ", limits.memory_bytes_max,

@@ -72,7 +72,8 @@ struct PlanLimits {
   std::string job;
   int world = 1;
   std::map<uint64_t, uint64_t> bucket_elements;  // the buckets known so far
-  uint64_t memory_bytes_max = UINT64_MAX;        // for payloads, gathered payloads and residuals
+  uint64_t memory_bytes_max = UINT64_MAX;        // for payloads and residuals
+  uint64_t residual_bytes_held = 0;              // of those, already in use
 };
 
 /// OK when every choice can run here: job matches, names are known, forms match, parameters,
@@ -81,8 +82,16 @@ struct PlanLimits {
 /// Thread-safe.
 Status ValidatePlan(const Plan& plan, const PlanLimits& limits);
 
-/// Bytes that one bucket of n elements needs while in flight under `choice`, with residuals. The
-/// names must be known. Thread-safe.
-uint64_t ChoiceMemoryBytes(const Choice& choice, uint64_t elements, int world);
+/// Memory that one bucket of n elements needs under a choice.
+struct ChoiceMemory {
+  uint64_t payload_bytes = 0;   // while its operation is in the pipeline
+  uint64_t residual_bytes = 0;  // as long as the choice runs
+};
+
+/// The names must be known. Thread-safe.
+ChoiceMemory MemoryOf(const Choice& choice, uint64_t elements, int world);
+
+/// Operations that can hold payloads at the same time, see pipeline.h.
+inline constexpr size_t kPayloadsInFlightMax = 7;
 
 }  // namespace weir

@@ -160,6 +160,7 @@ void Session::OnOffer(PlanOffer offer) {
   }
   limits.memory_bytes_max = options_.plan_memory_bytes_max != 0 ? options_.plan_memory_bytes_max
                                                                 : AvailableMemoryBytes() / 2;
+  limits.residual_bytes_held = residuals_.MemoryBytes();
   const Status valid = ValidatePlan(*offer.plan, limits);
   auto plan = std::make_shared<const Plan>(std::move(*offer.plan));
   ActivationReply reply;

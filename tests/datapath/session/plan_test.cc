@@ -155,12 +155,21 @@ TEST(ValidatePlanTest, RefusesWhatDoesNotFitInMemory) {
   PlanLimits limits;
   limits.world = 4;
   limits.bucket_elements = {{1, 1000000}};
-  limits.memory_bytes_max = 20000000;
-  EXPECT_TRUE(ValidatePlan(PlanOf("identity", "ring"), limits).ok());
-  limits.memory_bytes_max = 4000000;
-  const Status status = ValidatePlan(PlanOf("top_k", "sparse_all_gather", 0.5), limits);
+  limits.memory_bytes_max = 1000;
+  EXPECT_TRUE(ValidatePlan(PlanOf("identity", "ring"), limits).ok());  // works in place
+  EXPECT_FALSE(ValidatePlan(PlanOf("fp16", "ring"), limits).ok());
+  limits.memory_bytes_max = 8000000;
+  const Plan sparse = PlanOf("top_k", "sparse_all_gather", 0.01);
+  const Status status = ValidatePlan(sparse, limits);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_NE(Message(status).find("4000000"), std::string::npos);
+  EXPECT_NE(Message(status).find("8000000"), std::string::npos);
+  limits.residual_bytes_held = 8000000;  // it runs already
+  EXPECT_TRUE(ValidatePlan(sparse, limits).ok());
+  // Of many small buckets only a few are in flight at a time.
+  limits.bucket_elements.clear();
+  for (uint64_t key = 0; key < 1000; ++key) limits.bucket_elements[key] = 1000;
+  limits.memory_bytes_max = 100000;
+  EXPECT_TRUE(ValidatePlan(PlanOf("fp16", "ring"), limits).ok());
 }
 
 }  // namespace
