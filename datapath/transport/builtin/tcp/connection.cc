@@ -29,7 +29,8 @@ void Connection::OnEvents(uint32_t events) {
 Status Connection::Drive(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) {
   if (!sends_.empty() && writable_) WEIR_RETURN_IF_ERROR(DriveSend(now, progress, sent));
   if (readable_ && !ended_) return DriveReceive(now, progress);
-  if (!receives_.empty() && staged() > 0) return Consume();
+  // A frame without payload is whole once its header was read, with nothing staged behind it.
+  if (!receives_.empty() && (staged() > 0 || in_frame_)) return Consume();
   return OkStatus();
 }
 

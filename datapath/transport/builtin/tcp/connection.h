@@ -37,7 +37,7 @@ class Connection {
   bool departed() const { return departed_; }
   /// The peer is gone and no byte in hand can finish `op` any more.
   bool CannotFinish(const Operation& op) const {
-    return op.send ? broken_ : departed_ && staged() == 0;
+    return op.send ? broken_ : departed_ && staged() == 0 && !in_frame_;
   }
 
   /// Forgets queued sends of which no byte left, then queues one kAbort frame of our own.
