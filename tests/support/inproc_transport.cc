@@ -133,6 +133,7 @@ void InprocTransport::Leave() {
 
 Status InprocTransport::Fail(Status status) {
   if (self().failure.ok()) self().failure = std::move(status);
+  Leave();  // a failed operation's buffers may be gone at once
   return self().failure;
 }
 
