@@ -214,13 +214,14 @@ class ChildrenTest(unittest.TestCase):
         children = Children()
         script = ("import signal,subprocess,sys,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);"
                   "c=subprocess.Popen(['sleep','60']);print(c.pid,flush=True);time.sleep(60)")
-        with tempfile.TemporaryFile() as out:
+        with tempfile.NamedTemporaryFile() as out:
             child = children.start([sys.executable, "-c", script], stdout=out)
             while True:  # bounded by the test's deadline in CTest
-                out.seek(0)
-                words = out.read()
+                # Opened anew: a shared descriptor would share its offset with the child.
+                words = pathlib.Path(out.name).read_bytes()
                 if words.endswith(b"\n"):
                     break
+                time.sleep(0.01)
             children.stop()
         self.assertIsNotNone(child.returncode)
         deadline = time.monotonic() + 10
