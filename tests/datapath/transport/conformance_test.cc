@@ -336,6 +336,37 @@ TEST_P(TransportConformance, OrderlyDepartureFailsOnlyThoseWhoStillWait) {
                 AllOf(HasSubstr("rank 2 ("), HasSubstr("closed the connection")));
 }
 
+TEST_P(TransportConformance, EveryFrameOfADepartedRankIsStillDelivered) {
+  const std::vector<size_t> sizes = {10, 0, 3000, 9000, 1, 12000, 72};
+  for (size_t received_before = 0; received_before < sizes.size(); ++received_before) {
+    SCOPED_TRACE(::testing::Message()
+                 << received_before << " frames received before the departure");
+    World world = Connect(3);
+    ASSERT_EQ(world.size(), 3u);
+    const auto receive = [&](size_t i) {
+      Bytes buffer(sizes[i]);
+      Done(*world[0], world[0]->PostReceive(2, buffer));
+      EXPECT_EQ(buffer, Pattern(sizes[i], i));
+    };
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const Bytes payload = Pattern(sizes[i], i);
+      Done(*world[2], world[2]->PostSend(0, {}, payload));
+    }
+    for (size_t i = 0; i < received_before; ++i) receive(i);
+    world[2].reset();
+    const Bytes nudge(1);
+    RunRanks(2, [&](int rank) {  // rank 0 notices the departure while it waits for somebody else
+      Bytes buffer(1);
+      Done(*world[rank],
+           rank == 1 ? world[1]->PostSend(0, {}, nudge) : world[0]->PostReceive(1, buffer));
+    });
+    for (size_t i = received_before; i < sizes.size(); ++i) receive(i);
+    Bytes buffer(1);
+    EXPECT_STATUS(Failure(*world[0], world[0]->PostReceive(2, buffer)), kUnavailable,
+                  HasSubstr("rank 2 ("));
+  }
+}
+
 TEST_P(TransportConformance, InterruptEndsAWait) {
   World world = Connect(2);
   ASSERT_EQ(world.size(), 2u);

@@ -191,7 +191,7 @@ Status Connection::ConsumeHeader(bool* more) {
                                                             kFrameHeaderBytes);
   StatusOr<FrameHeader> header = DecodeFrameHeader(bytes);
   if (!header.ok()) return Annotate(header.status(), StrCat(name_, " sent a malformed frame"));
-  if (departed_) return Corrupt("a frame after its goodbye");
+  if (said_goodbye_) return Corrupt("a frame after its goodbye");
   if (header->source_rank != peer_) {
     return Corrupt(StrCat("a frame that claims to be from rank ", header->source_rank));
   }
@@ -266,7 +266,7 @@ Status Connection::ConsumeAbort(bool* more) {
   stage_begin_ += in_.payload_bytes;
   in_frame_ = false;
   if (text.empty()) {
-    departed_ = true;
+    departed_ = said_goodbye_ = true;
     *more = true;
     return OkStatus();
   }
@@ -309,8 +309,9 @@ Status Connection::FindEnd() {
     at += kFrameHeaderBytes;
     if (header->type == FrameType::kAbort && stage_end_ - at >= header->payload_bytes) {
       if (header->payload_bytes == 0) {
+        if (at != stage_end_) return Corrupt("a frame after its goodbye");
         departed_ = true;
-        stage_end_ = at - kFrameHeaderBytes;
+        stage_end_ -= kFrameHeaderBytes;
         return OkStatus();
       }
       stage_begin_ = at;

@@ -81,10 +81,11 @@ class Connection {
   const int socket_;
   const std::string name_;
   bool readable_ = true, writable_ = true;
-  bool hung_up_ = false;  // the kernel saw the end of the stream, perhaps behind unread data
-  bool ended_ = false;    // and so did we
-  bool broken_ = false;   // sending failed
-  bool departed_ = false;
+  bool hung_up_ = false;       // the kernel saw the end of the stream, perhaps behind unread data
+  bool ended_ = false;         // and so did we
+  bool broken_ = false;        // sending failed
+  bool said_goodbye_ = false;  // read in its place in the stream
+  bool departed_ = false;      // a goodbye was read, or seen behind frames that still wait
   TimePoint last_received_, last_sent_;
 
   OperationQueue sends_;
