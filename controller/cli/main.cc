@@ -12,7 +12,7 @@
 #include "controller/cli/render.h"
 #include "controller/cli/resources.h"
 #include "controller/cli/simulate.h"
-#include "controller/policy/policy.h"
+#include "controller/service/policy_set.h"
 
 namespace weir::cli {
 namespace {
@@ -52,7 +52,7 @@ Action Remote(std::function<Status(Client&, Flags&, Output)> body) {
 
 Status Validate(Flags& flags) {
   WEIR_ASSIGN_OR_RETURN(const std::string source, ReadFile(flags.file));
-  WEIR_ASSIGN_OR_RETURN(const Policy policy, ParsePolicy(source, flags.file));
+  WEIR_ASSIGN_OR_RETURN(const Policy policy, ReadPolicy(source, flags.file));
   std::printf("%s: valid policy '%s', objective %s\n", flags.file.c_str(), policy.name.c_str(),
               policy.objective.c_str());
   return OkStatus();
@@ -60,7 +60,7 @@ Status Validate(Flags& flags) {
 
 Status Apply(Client& client, Flags& flags, Output output) {
   WEIR_ASSIGN_OR_RETURN(const std::string source, ReadFile(flags.file));
-  WEIR_ASSIGN_OR_RETURN(const Policy policy, ParsePolicy(source, flags.file));
+  WEIR_ASSIGN_OR_RETURN(const Policy policy, ReadPolicy(source, flags.file));
   v1::ApplyPolicyRequest request;
   request.set_name(policy.name);
   request.set_source(source);

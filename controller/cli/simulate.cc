@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "controller/cli/client.h"
-#include "controller/policy/policy.h"
 #include "controller/service/json.h"
+#include "controller/service/policy_set.h"
 #include "controller/service/simulation.h"
 
 namespace weir::cli {
@@ -66,7 +66,7 @@ Status SimulateOffline(const v1::SimulateRequest& request, const std::string& po
   if (!policy_file.empty()) {
     WEIR_ASSIGN_OR_RETURN(*complete.mutable_policy_source(), ReadFile(policy_file));
     // Parsed here too, so that an error names the file.
-    WEIR_RETURN_IF_ERROR(ParsePolicy(complete.policy_source(), policy_file).status());
+    WEIR_RETURN_IF_ERROR(ReadPolicy(complete.policy_source(), policy_file).status());
   }
   v1::Capabilities capabilities;
   WEIR_RETURN_IF_ERROR(FromJson(kCapabilities, &capabilities));

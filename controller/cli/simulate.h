@@ -9,7 +9,7 @@
 namespace weir::cli {
 
 /// Prints the candidates and the choice. `policy_file`: empty for the default policy. Needs no
-/// controller. Errors: those of ParsePolicy and Decide.
+/// controller. Errors: those of ReadPolicy and Decide.
 Status SimulateOffline(const v1::SimulateRequest& request, const std::string& policy_file,
                        Output output);
 

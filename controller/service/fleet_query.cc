@@ -219,7 +219,7 @@ Status Fleet::ValidatePolicy(const v1::ValidatePolicyRequest& request,
   const Status valid =
       request.source().size() > kSourceBytesMax
           ? InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"))
-          : ParsePolicy(request.source(), "policy").status();
+          : ReadPolicy(request.source(), "policy").status();
   response->set_valid(valid.ok());
   if (!valid.ok()) response->set_error(Message(valid));
   return OkStatus();

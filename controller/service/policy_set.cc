@@ -3,8 +3,18 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "controller/objective/objective.h"
+
 namespace weir {
 namespace {
+
+// The line that gives the objective its name; 1 where none is found.
+size_t ObjectiveLine(std::string_view source, std::string_view objective) {
+  const size_t key = source.find("objective");
+  const size_t at = key == source.npos ? key : source.find(objective, key);
+  if (at == source.npos) return 1;
+  return 1 + static_cast<size_t>(std::count(source.begin(), source.begin() + at, '\n'));
+}
 
 StatusOr<Policy> ParseOrDefault(std::string_view name, std::string_view source) {
   if (source.empty()) return Policy{};
@@ -52,6 +62,14 @@ const char* KindName(PolicyOverride::Kind kind) {
 }
 
 }  // namespace
+
+StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin) {
+  WEIR_ASSIGN_OR_RETURN(Policy policy, ParsePolicy(source, origin));
+  const Status fits = CheckObjective(policy);
+  if (fits.ok()) return policy;
+  return InvalidArgument(StrCat(origin, ":", ObjectiveLine(source, policy.objective),
+                                ": objective.name: ", Message(fits)));
+}
 
 StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string_view source,
                                               const PolicyOverride& override_by) {
@@ -105,7 +123,7 @@ bool PolicySet::LoadFiles(const std::map<std::string, std::string>& files, doubl
     if (entry.valid && entry.error.empty() && entry.source == source) continue;
     entry.origin = path;
     StatusOr<Policy> parsed = source.empty() ? InvalidArgument(StrCat(path, ": the file is empty"))
-                                             : ParsePolicy(source, path);
+                                             : ReadPolicy(source, path);
     if (parsed.ok()) {
       entry.policy = std::move(*parsed);
       entry.name = entry.policy.name;
@@ -128,7 +146,7 @@ bool PolicySet::LoadFiles(const std::map<std::string, std::string>& files, doubl
 StatusOr<PolicyEntry> PolicySet::Apply(std::string_view name, std::string_view source,
                                        double unix_s, bool dry_run) {
   if (source.empty()) return InvalidArgument("the policy is empty");
-  WEIR_ASSIGN_OR_RETURN(Policy policy, ParsePolicy(source, name.empty() ? "policy" : name));
+  WEIR_ASSIGN_OR_RETURN(Policy policy, ReadPolicy(source, name.empty() ? "policy" : name));
   if (!name.empty() && policy.name != name) {
     return InvalidArgument(
         StrCat("the policy names itself '", policy.name, "', expected '", name, "'"));

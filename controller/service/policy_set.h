@@ -15,6 +15,10 @@
 
 namespace weir {
 
+/// ParsePolicy, then what the objective itself demands: a known name and its parameters.
+/// kInvalidArgument names `origin`, line and key, and lists the valid objectives.
+StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin);
+
 /// What the solver obeyed in one decision, enough to rebuild it for a replay.
 struct EffectivePolicy {
   Policy policy;
@@ -55,7 +59,7 @@ class PolicySet {
   bool LoadFiles(const std::map<std::string, std::string>& files, double unix_s);
   /// The directory could not be read: what is loaded stays.
   void DirectoryFailed(const Status& status) { directory_error_ = Message(status); }
-  /// Parses and installs. `name` empty: the document's. kInvalidArgument as ParsePolicy, or when
+  /// Parses and installs. `name` empty: the document's. kInvalidArgument as ReadPolicy, or when
   /// both names are given and differ; kResourceExhausted beyond kPoliciesMax.
   StatusOr<PolicyEntry> Apply(std::string_view name, std::string_view source, double unix_s,
                               bool dry_run);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "controller/policy/policy.h"
 #include "controller/service/mapping.h"
+#include "controller/service/policy_set.h"
 
 namespace weir {
 namespace {
@@ -92,7 +92,7 @@ StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
                                         const v1::Capabilities& capabilities) {
   Policy policy;
   if (!request.policy_source().empty()) {
-    WEIR_ASSIGN_OR_RETURN(policy, ParsePolicy(request.policy_source(), "policy_source"));
+    WEIR_ASSIGN_OR_RETURN(policy, ReadPolicy(request.policy_source(), "policy_source"));
   }
   WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, MakeSimulatedSnapshot(request, capabilities));
   WEIR_ASSIGN_OR_RETURN(const Decision decision, Decide(snapshot, policy));

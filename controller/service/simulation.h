@@ -16,7 +16,7 @@ StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
                                          const v1::Capabilities& capabilities);
 
 /// Decide on MakeSimulatedSnapshot under request.policy_source (empty: the default policy). Pure.
-/// Errors: the snapshot's, ParsePolicy's and Decide's.
+/// Errors: the snapshot's, ReadPolicy's and Decide's.
 StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
                                         const v1::Capabilities& capabilities);
 

@@ -264,6 +264,27 @@ TEST(PolicySetTest, RejectedTextKeepsTheOldPolicy) {
   EXPECT_EQ(policies.Match("lm-1"), nullptr);
 }
 
+TEST(PolicySetTest, ObjectivesAreCheckedBeforeAPolicyRules) {
+  PolicySet policies;
+  const std::string unknown = "name: p\nobjective:\n  name: fastest\n";
+  EXPECT_TRUE(policies.LoadFiles({{"/p/a.yaml", unknown}}, 1));
+  EXPECT_FALSE(policies.last_reload_successful());
+  EXPECT_EQ(policies.Match("job"), nullptr);
+  const std::string why = policies.All()[0].error;
+  EXPECT_THAT(why, testing::StartsWith("/p/a.yaml:3: objective.name: "));
+  EXPECT_THAT(why, testing::HasSubstr("fastest"));
+  EXPECT_THAT(why, testing::HasSubstr("time_to_accuracy"));
+  for (const bool dry_run : {true, false}) {
+    const auto applied = policies.Apply("p", unknown, 2, dry_run);
+    EXPECT_EQ(applied.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(Message(applied.status()), testing::HasSubstr("delay_target"));
+  }
+  EXPECT_FALSE(policies.Apply("", "objective: delay_target\n", 3, false).ok())
+      << "it lacks its target";
+  EXPECT_TRUE(
+      policies.Apply("", "objective: {name: delay_target, delay_target_s: 0.1}\n", 4, false).ok());
+}
+
 TEST(PolicySetTest, AppliedPoliciesComeFirstAndDryRunChangesNothing) {
   PolicySet policies;
   policies.LoadFiles({{"/p/a.yaml", kGood}}, 1);
