@@ -33,7 +33,8 @@ struct Lane {
 };
 
 struct Node {
-  bool arrived = false;   // called Connect
+  bool arrived = false;   // called Connect and has not given up
+  bool seen = false;      // called Connect at least once
   bool departed = false;  // closed in order
   bool crashed = false;
   std::string abort_text;
@@ -160,13 +161,20 @@ Status InprocTransport::Connect(const std::vector<TransportAddress>& addresses,
     return FailedPrecondition(StrCat("rank ", rank(), " is already connected from ", address_));
   }
   self().arrived = true;
+  self().seen = true;
   mesh_->changed.NotifyAll();
   for (;;) {
-    std::string missing;
+    // A rank that gave up a moment ago was there: who never came is to blame.
+    std::string never_came, missing;
     for (int r = 0; r < world(); ++r) {
-      if (!mesh_->nodes[r].arrived) missing += StrCat(missing.empty() ? "" : "; ", mesh_->Name(r));
+      const auto add = [&](std::string* names) {
+        *names += StrCat(names->empty() ? "" : "; ", mesh_->Name(r));
+      };
+      if (!mesh_->nodes[r].seen) add(&never_came);
+      if (!mesh_->nodes[r].arrived) add(&missing);
     }
     if (missing.empty()) break;
+    if (!never_came.empty()) missing = never_came;
     if (self().interrupted) return Fail(Aborted("connecting was interrupted"));
     if (!mesh_->changed.WaitUntil(mesh_->mutex, deadline) && RealClock().Now() >= deadline) {
       self().arrived = false;
