@@ -359,8 +359,8 @@ size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {
   size_t chosen = ranked[0];
   std::string note;
   if (!all_[chosen].dense && !scope_.immediate && dense_ >= 0 && all_[dense_].excluded_by.empty()) {
-    const double sure = ImprovementProbability(space_, objective_, policy_, Costed(chosen),
-                                               Costed(dense_), policy_.improvement_min);
+    const double sure =
+        ImprovementProbability(space_, objective_, policy_, Costed(chosen), Costed(dense_));
     const bool worth = all_[chosen].score < (1 - policy_.improvement_min) * all_[dense_].score;
     if (!worth || sure < policy_.confidence) {
       if (worth) {
@@ -418,8 +418,8 @@ size_t Decider::ChooseAgainst(const std::vector<size_t>& ranked) {
       }
       continue;
     }
-    const double sure = ImprovementProbability(space_, objective_, policy_, Costed(i),
-                                               incumbent_plan_, improvement);
+    const double sure =
+        ImprovementProbability(space_, objective_, policy_, Costed(i), incumbent_plan_);
     const double wanted = toward_dense || too_slow ? 0.5 : policy_.confidence;
     if (sure >= wanted) {
       decision_.reason = now + PredictionText(Write(i)) + Against(i) + " (" +

@@ -58,22 +58,22 @@ Scored ScoreAt(const CandidateSpace& space, const Objective& objective, const Po
   return scored;
 }
 
-/// Deviation of `challenger - factor * incumbent` from errors that the network's state does not
+/// Deviation of `challenger - incumbent` from errors that the network's state does not
 /// explain.
 double ModelDeviation(const CandidateSpace& space, const Scored& challenger,
-                      const Scored& incumbent, double factor) {
+                      const Scored& incumbent) {
   double variance = 0;
   const auto& a = challenger.estimate;
   const auto& b = incumbent.estimate;
   for (size_t c = 0; c < a.network_s_by_collective.size(); ++c) {
     const double difference = challenger.slope * a.network_s_by_collective[c] -
-                              factor * incumbent.slope * b.network_s_by_collective[c];
+                              incumbent.slope * b.network_s_by_collective[c];
     variance += difference * difference;
   }
   const double codec = challenger.slope * a.codec_deviation_s;
-  const double codec_other = factor * incumbent.slope * b.codec_deviation_s;
+  const double codec_other = incumbent.slope * b.codec_deviation_s;
   const double compute =
-      (challenger.slope - factor * incumbent.slope) * space.snapshot().compute_s.deviation;
+      (challenger.slope - incumbent.slope) * space.snapshot().compute_s.deviation;
   return DetSqrt(variance + codec * codec + codec_other * codec_other + compute * compute);
 }
 
@@ -94,11 +94,10 @@ CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimat
 
 double ImprovementProbability(const CandidateSpace& space, const Objective& objective,
                               const Policy& policy, const CostedPlan& challenger,
-                              const CostedPlan& incumbent, double improvement_min) {
+                              const CostedPlan& incumbent) {
   const NetworkState nominal = NetworkOf(space.snapshot());
   const double alpha_deviation = LogDeviation(space.snapshot().latency_s);
   const double beta_deviation = LogDeviation(space.snapshot().bandwidth_bytes_per_s);
-  const double factor = 1 - improvement_min;
   double probability = 0, weights = 0;
   for (const Point& alpha : kPoints) {
     for (const Point& beta : kPoints) {
@@ -106,8 +105,8 @@ double ImprovementProbability(const CandidateSpace& space, const Objective& obje
           Shifted(nominal, alpha.z * alpha_deviation, beta.z * beta_deviation);
       const Scored a = ScoreAt(space, objective, policy, challenger, network);
       const Scored b = ScoreAt(space, objective, policy, incumbent, network);
-      const double margin = factor * b.score - a.score;
-      const double deviation = ModelDeviation(space, a, b, factor);
+      const double margin = b.score - a.score;
+      const double deviation = ModelDeviation(space, a, b);
       const double weight = alpha.weight * beta.weight;
       probability += weight * (deviation > 0 ? DetNormalCdf(margin / deviation)
                                : margin > 0  ? 1

@@ -9,12 +9,12 @@
 
 namespace weir {
 
-/// P(score of `challenger` < (1 - improvement_min) * score of `incumbent`), with latency and
-/// bandwidth log-normal, common to both plans, and the cost model's own error common to what both
-/// plans send over the same collective. Deterministic quadrature, 5 x 5 points.
+/// P(score of `challenger` < score of `incumbent`), with latency and bandwidth log-normal, common
+/// to both plans, and the cost model's own error common to what both plans send over the same
+/// collective. Deterministic quadrature, 5 x 5 points.
 double ImprovementProbability(const CandidateSpace& space, const Objective& objective,
                               const Policy& policy, const CostedPlan& challenger,
-                              const CostedPlan& incumbent, double improvement_min);
+                              const CostedPlan& incumbent);
 
 /// One standard deviation of a plan's predicted step time.
 double StepDeviation(const CandidateSpace& space, const CostedPlan& plan);

@@ -199,7 +199,7 @@ class Demo:
             "runs": runs,
             "ratios": stats.ratios(runs, self.compare["ratio"] if self.compare else None),
             "decisions": decisions,
-            "reactions": report.reactions(options.schedule, decisions) if adaptive else [],
+            "reactions": report.reactions(options.schedule, self.decisions) if adaptive else [],
             "prediction_median_abs_error": stats.median(stats.prediction_errors(self.points)),
             "fast_network": self.compare,
             "machine": machine(self.network, options.hosts, ready.get("torch", "unknown")),

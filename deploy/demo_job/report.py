@@ -73,8 +73,10 @@ def headline(report):
          "at most 0.15"),
     ]
     for change in report["reactions"]:
-        result.append((f"steps from '{change['phase']}' to the first new plan", change["steps"],
-                       "at most 15, or none needed"))
+        result.append((f"steps from '{change['phase']}' to the decision about it",
+                       change["decision_steps"], "at most 15"))
+        result.append((f"steps from '{change['phase']}' to the first new plan",
+                       change["plan_steps"], "at most 15, or none needed"))
     return result
 
 
@@ -183,7 +185,16 @@ def decisions_of(found):
     return result
 
 
-def reactions(schedule, decisions):
-    """Steps from each change of the network to the first plan activated after it."""
-    steps = stats.reaction_steps(schedule.boundaries()[1:], [d["step"] for d in decisions])
-    return [{"phase": p.name, "steps": s} for p, s in zip(schedule.phases[1:], steps)]
+def reactions(schedule, found):
+    """Steps from each change of the network to the decision that it caused and to the first new plan.
+
+    found: the controller's decisions, those included that kept the running plan. `plan_steps` is
+    None where no plan followed before the next change.
+    """
+    boundaries = schedule.boundaries()[1:]
+    caused = [int(d.get("trigger_step") or 0) for d in found
+              if d.get("trigger") in ("bandwidth_change", "latency_change")]
+    decided = stats.steps_until(boundaries, caused)
+    planned = stats.steps_until(boundaries, [d["step"] for d in decisions_of(found)])
+    return [{"phase": phase.name, "decision_steps": decision, "plan_steps": plan}
+            for phase, decision, plan in zip(schedule.phases[1:], decided, planned)]

@@ -51,15 +51,14 @@ def prediction_errors(points):
     return errors
 
 
-def reaction_steps(boundaries, activations):
-    """Steps from each change of the network to the first plan that was activated after it.
+def steps_until(boundaries, events):
+    """Steps from each boundary to the first event before the next boundary; None without one.
 
-    boundaries: first steps of the phases after the first. None where no plan followed before the
-    next change: nothing was changed, which is right when the active plan is still the best.
+    boundaries: first steps of the phases after the first; events: steps, in any order.
     """
     result = []
     for index, first in enumerate(boundaries):
         last = boundaries[index + 1] if index + 1 < len(boundaries) else math.inf
-        after = [a for a in activations if first <= a < last]
+        after = [e for e in events if first <= e < last]
         result.append(min(after) - first if after else None)
     return result

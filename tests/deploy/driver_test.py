@@ -120,8 +120,8 @@ class StatsTest(unittest.TestCase):
                   {"measured_network_s": 1.0}, {"predicted_network_s": 1.0}]
         self.assertEqual([round(e, 6) for e in stats.prediction_errors(points)], [0.1, 0.5])
 
-    def test_reaction_is_the_first_plan_of_the_phase(self):
-        self.assertEqual(stats.reaction_steps([101, 201], [50, 108, 150]), [7, None])
+    def test_steps_until_the_first_event_of_the_phase(self):
+        self.assertEqual(stats.steps_until([101, 201], [50, 108, 150]), [7, None])
 
 
 def sample_report():
@@ -132,14 +132,16 @@ def sample_report():
                           {"step": 10, "time_s": 10.0, "loss": 1.4}]
     result.end = {"steps": 18, "time_s": 18.0, "time_to_target_s": 10.0, "bytes_sent": 5_000_000,
                   "final_validation_loss": 1.4, "steps_skipped": 0}
-    decisions = report.decisions_of([
+    found = [
         {"step": "11", "activation_step": "12", "trigger_step": "11", "switched": True,
-         "from": "identity over ring", "to": "top_k 0.1 <b>", "reason": "bandwidth fell 20 x"},
-        {"step": "14", "switched": False, "from": "a", "to": "a"}])
+         "trigger": "bandwidth_change", "from": "identity over ring", "to": "top_k 0.1 <b>",
+         "reason": "bandwidth fell 20 x"},
+        {"step": "14", "switched": False, "from": "a", "to": "a"}]
+    decisions = report.decisions_of(found)
     runs = [result.summary(phases)]
     document = {"schedule": [p.__dict__ for p in phases.phases], "target_validation_loss": 1.5,
                 "runs": runs, "ratios": stats.ratios(runs, None), "decisions": decisions,
-                "reactions": report.reactions(phases, decisions), "fast_network": None,
+                "reactions": report.reactions(phases, found), "fast_network": None,
                 "prediction_median_abs_error": 0.1, "machine": {"hosts": 4, "cores": 2},
                 "model_parameters": 2_500_000, "started": "now", "notes": ["a <note>"]}
     return document, [result]
@@ -157,7 +159,8 @@ class ReportTest(unittest.TestCase):
         document, _ = sample_report()
         self.assertEqual([d["step"] for d in document["decisions"]], [12])
         self.assertEqual(document["decisions"][0]["trigger_step"], 11)
-        self.assertEqual(document["reactions"], [{"phase": "<fast>", "steps": 2}])
+        self.assertEqual(document["reactions"], [{"phase": "<fast>", "decision_steps": 1,
+                                                   "plan_steps": 2}])
 
     def test_terminal_table_is_aligned(self):
         lines = report.terminal_table(sample_report()[0]).splitlines()

@@ -381,8 +381,11 @@ TEST(SwitchingTest, SmallImprovementIsNotWorthIt) {
 TEST(SwitchingTest, UncertainImprovementWaits) {
   Snapshot snapshot = Running(2.5e7, kDense);
   snapshot.bandwidth_bytes_per_s.deviation = 1.4 * 2.5e7;
-  snapshot.compute_s.value = 1.0;
+  snapshot.compute_s.value = 0.5;
+  // Selection costs gain: on a network much faster than believed dense would be better.
   Policy policy;
+  policy.codecs = {"identity", "top_k"};
+  policy.ratio_max = 0.1;
   policy.confidence = 0.99;
   const Decision decision = MustDecide(snapshot, policy);
   EXPECT_FALSE(decision.switched) << decision.reason;
