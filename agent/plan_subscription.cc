@@ -108,9 +108,10 @@ Effects PlanSubscription::OnHello(ConnectionId connection, v1::RankMessage messa
   const auto old = by_rank_.find(key);
   if (old != by_rank_.end() && old->second.connection != connection) {
     ++counters_.replaced;
-    effects.push_back(
-        RefuseRank{old->second.connection,
-                   StrCat(Describe(key), " attached again from process ", message.hello().pid())});
+    effects.push_back(RefuseRank{
+        old->second.connection,
+        StrCat(Describe(key), " attached again on node '", node_.node(), "' from process ",
+               message.hello().pid(), "; it takes over from process ", old->second.hello.pid())});
     by_connection_.erase(old->second.connection);
     by_rank_.erase(old);
   }

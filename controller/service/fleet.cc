@@ -93,7 +93,8 @@ Status Fleet::OnAgentMessage(const std::shared_ptr<AgentLink>& link,
     case v1::AgentMessage::kRank:
       return OnFromRank(name, message.rank());
     case v1::AgentMessage::kRankGone:
-      if (Job* job = FindJob(message.rank_gone().job()); job != nullptr) {
+      if (Job* job = FindJob(message.rank_gone().job());
+          job != nullptr && job->HasRankOn(static_cast<int>(message.rank_gone().rank()), name)) {
         job->OnRankGone(static_cast<int>(message.rank_gone().rank()), message.rank_gone().reason());
       }
       break;
@@ -177,7 +178,9 @@ void Fleet::LoseNode(const std::string& name, const std::string& why) {
 
 Status Fleet::OnFromRank(const std::string& node, const v1::FromRank& message) {
   if (message.message().body_case() != v1::RankMessage::kHello) {
-    if (Job* job = FindJob(message.job()); job != nullptr) {
+    // A rank that was refused may still have something on its way.
+    if (Job* job = FindJob(message.job());
+        job != nullptr && job->HasRankOn(static_cast<int>(message.rank()), node)) {
       job->OnRankMessage(static_cast<int>(message.rank()), message.message());
     }
     return OkStatus();

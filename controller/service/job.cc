@@ -84,6 +84,13 @@ Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
     return FailedPrecondition(StrCat("job '", name_, "' runs with world size ", world_, ", rank ",
                                      rank, " of node ", node, " says ", hello.world()));
   }
+  if (model_ != nullptr && known != ranks_.end() && known->second.connected &&
+      known->second.node != node) {
+    return FailedPrecondition(
+        StrCat("rank ", rank, " of job '", name_, "' is attached on node ", known->second.node,
+               " by process ", known->second.pid, "; process ", hello.pid(), " on node ", node,
+               " must wait until that one has left, or use another job name"));
+  }
   if (model_ == nullptr || restarted || static_cast<int>(hello.world()) != world_) {
     BeginIncarnation(hello);
   }
@@ -331,6 +338,11 @@ std::vector<std::string> Job::nodes() const {
 bool Job::UsesNode(const std::string& node) const {
   return std::any_of(ranks_.begin(), ranks_.end(),
                      [&](const auto& rank) { return rank.second.node == node; });
+}
+
+bool Job::HasRankOn(int rank, const std::string& node) const {
+  const auto found = ranks_.find(rank);
+  return found != ranks_.end() && found->second.node == node;
 }
 
 size_t Job::LargestBucket() const {

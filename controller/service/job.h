@@ -64,7 +64,8 @@ class Job {
   void Recover(const v1::Job& stored, std::optional<StoredPin> pin);
 
   /// A rank's greeting through its node. kInvalidArgument or kFailedPrecondition: refused, says
-  /// why.
+  /// why; also when the rank is attached on another node: two processes must not be mixed, and the
+  /// one that trains under this controller stays.
   Status OnRankHello(const std::string& node, const v1::RankHello& hello);
   /// Everything else that a rank says. Ranks that have not greeted are ignored.
   void OnRankMessage(int rank, const v1::RankMessage& message);
@@ -90,6 +91,8 @@ class Job {
   bool attached() const;  // some rank is connected
   std::vector<std::string> nodes() const;
   bool UsesNode(const std::string& node) const;
+  /// Whether that node speaks for that rank. What others say of it is not to be listened to.
+  bool HasRankOn(int rank, const std::string& node) const;
   const JobModel* model() const { return model_.get(); }
   const StepSeries& series() const { return series_; }
   const JobCounters& counters() const { return counters_; }

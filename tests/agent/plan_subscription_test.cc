@@ -272,11 +272,17 @@ TEST_F(PlanSubscriptionTest, RankThatCameBackIsNotReportedGone) {
 
 TEST_F(PlanSubscriptionTest, SecondConnectionOfARankReplacesTheFirst) {
   (void)machine_.OnControllerConnected();
-  (void)machine_.OnRankMessage(1, Hello(0));
-  const Effects effects = machine_.OnRankMessage(2, Hello(0));
+  v1::RankMessage first = Hello(0), second = Hello(0);
+  first.mutable_hello()->set_pid(71);
+  second.mutable_hello()->set_pid(72);
+  (void)machine_.OnRankMessage(1, first);
+  const Effects effects = machine_.OnRankMessage(2, second);
   const auto refusals = Refusals(effects);
   ASSERT_EQ(refusals.size(), 1u);
   EXPECT_EQ(refusals[0].connection, 1u);
+  for (const char* part : {"rank 0 of job 'job'", "node 'node-a'", "process 72", "process 71"}) {
+    EXPECT_NE(refusals[0].reason.find(part), std::string::npos) << refusals[0].reason;
+  }
   EXPECT_EQ(Up(effects).size(), 1u);
   EXPECT_TRUE(machine_.OnRankClosed(1, "refused").empty());  // rank 0 is still here
   EXPECT_EQ(machine_.rank_count(), 1u);

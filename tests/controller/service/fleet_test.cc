@@ -325,6 +325,49 @@ TEST_F(FleetTest, StrangeMessagesAreRefusedWithoutHarm) {
   EXPECT_TRUE(fleet_->OnAgentMessage(stranger, message).ok());
 }
 
+TEST_F(FleetTest, ARankThatIsAttachedOnAnotherNodeIsRefusedAndChangesNothing) {
+  cluster_.network.bandwidth_bytes_per_s = 10e6;
+  cluster_.Connect(*fleet_);
+  Run(40);
+  const uint64_t version = cluster_.active().version();
+  ASSERT_GT(version, 0u);
+  auto stranger = std::make_shared<FakeAgent>();
+  v1::AgentMessage message;
+  message.mutable_hello()->set_node("x");
+  ASSERT_TRUE(fleet_->OnAgentMessage(stranger, message).ok());
+  stranger->inbox.clear();
+  message.mutable_rank()->set_job("lm");
+  message.mutable_rank()->set_rank(2);
+  auto* hello = message.mutable_rank()->mutable_message()->mutable_hello();
+  hello->set_job("lm");
+  hello->set_rank(2);
+  hello->set_world(4);
+  hello->set_pid(999);
+  const v1::AgentMessage greeting = message;
+  ASSERT_TRUE(fleet_->OnAgentMessage(stranger, greeting).ok());
+  ASSERT_EQ(stranger->inbox.size(), 1u);
+  const std::string why = stranger->inbox[0].rank().command().refusal().reason();
+  for (const char* part : {"rank 2 of job 'lm'", "node n2", "process 100", "999", "node x"}) {
+    EXPECT_THAT(why, testing::HasSubstr(part));
+  }
+  // What it says afterwards, and its leaving, are not the attached rank's.
+  message.mutable_rank()->mutable_message()->mutable_active()->set_version(version + 7);
+  ASSERT_TRUE(fleet_->OnAgentMessage(stranger, message).ok());
+  message.mutable_rank_gone()->set_job("lm");
+  message.mutable_rank_gone()->set_rank(2);
+  ASSERT_TRUE(fleet_->OnAgentMessage(stranger, message).ok());
+  EXPECT_EQ(Job().state(), "running");
+  EXPECT_EQ(Job().ranks(2).node(), "n2");
+  EXPECT_EQ(Job().ranks(2).plan_version(), version);
+  // Once the first has left, the other may come.
+  cluster_.DisconnectRank(2);
+  stranger->inbox.clear();
+  ASSERT_TRUE(fleet_->OnAgentMessage(stranger, greeting).ok());
+  for (const auto& answer : stranger->inbox) {
+    EXPECT_FALSE(answer.rank().command().has_refusal()) << answer.ShortDebugString();
+  }
+}
+
 TEST_F(FleetTest, RestartedTrainingIsANewRunWithHigherVersions) {
   cluster_.network.bandwidth_bytes_per_s = 10e6;
   cluster_.Connect(*fleet_);
