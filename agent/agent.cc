@@ -299,9 +299,9 @@ void Agent::ObserveTelemetry(ConnectionId connection, const v1::RankMessage& mes
   if (!message.has_paths()) return;
   const TimePoint now = clock_.Now();
   for (const v1::PathSample& path : message.paths().paths()) {
+    const std::string node = NodeOf(path.peer_address());
+    if (node.empty()) continue;  // this node itself, or one that no agent speaks for
     const RankKey peer{key->job, path.peer_rank()};
-    const std::string node = NodeOf(subscription_.DatapathAddress(peer));
-    if (node.empty() || node == options_.node) continue;
     const auto sample =
         passive_.Observe({Describe(*key), Describe(peer)}, node, ToObservation(path), now);
     if (!sample) continue;
@@ -322,14 +322,17 @@ void Agent::ObserveTelemetry(ConnectionId connection, const v1::RankMessage& mes
   }
 }
 
-// The node whose address a rank's transport has; empty when unknown.
+// The other node whose address a rank's transport has; empty when there is none.
 std::string Agent::NodeOf(const std::string& datapath_address) const {
   const auto parts = SplitHostPort(datapath_address);
-  if (!parts.ok()) return "";
+  if (!parts.ok() || parts->first == options_.address) return "";
+  std::string found;
   for (const auto& [node, state] : peers_) {
-    if (state.peer.address() == parts->first) return node;
+    if (state.peer.address() != parts->first) continue;
+    if (!found.empty()) return "";  // agents that share an address cannot be told apart
+    found = node;
   }
-  return "";
+  return found;
 }
 
 void Agent::SetPeers(const v1::PeerList& list) {

@@ -277,9 +277,4 @@ const RankKey* PlanSubscription::FindKey(ConnectionId connection) const {
   return it == by_connection_.end() ? nullptr : &it->second;
 }
 
-std::string PlanSubscription::DatapathAddress(const RankKey& key) const {
-  const auto it = by_rank_.find(key);
-  return it == by_rank_.end() ? "" : it->second.hello.datapath_address();
-}
-
 }  // namespace weir::agent

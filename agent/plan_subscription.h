@@ -84,8 +84,6 @@ class PlanSubscription {
   bool controller_connected() const { return controller_connected_; }
   /// The key of an attached rank; null when the connection has not said hello or was replaced.
   const RankKey* FindKey(ConnectionId connection) const;
-  /// Where the rank's transport listens ("host:port"); empty when the rank is not attached here.
-  std::string DatapathAddress(const RankKey& key) const;
 
  private:
   struct Session {

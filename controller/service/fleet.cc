@@ -223,6 +223,9 @@ void Fleet::OnLinkSample(const std::string& node, const v1::LinkSample& sample) 
   LinkRecord& link = links_[key];
   const TimePoint measured_at =
       clock_.Now() - FromSeconds(std::clamp(Finite(sample.age_s()), 0.0, 3600.0));
+  // The digest of what ranks report themselves: jobs hear the ranks, and a probe that a job's model
+  // asks for is one that these samples did not make needless.
+  const bool is_passive = sample.method() == "tcp_info";
   const double rtt_s = Finite(sample.rtt_s());
   const double bandwidth = Finite(sample.bandwidth_bytes_per_s());
   if (rtt_s > 0) {
@@ -236,19 +239,10 @@ void Fleet::OnLinkSample(const std::string& node, const v1::LinkSample& sample) 
            &link.bandwidth, &link.bandwidth_deviation);
     link.bandwidth_method = sample.method();
     link.bandwidth_at = measured_at;
-    probes_.OnBandwidthSample(node, sample.target_node(), Now());
+    if (!is_passive) probes_.OnBandwidthSample(node, sample.target_node(), Now());
   }
   if (sample.hops() > 0) link.hops = sample.hops();
-  LinkObservation observation;
-  observation.source_node = node;
-  observation.target_node = sample.target_node();
-  observation.method = sample.method();
-  observation.rtt_s = std::max(rtt_s, 0.0);
-  observation.rtt_deviation_s = std::max(Finite(sample.rtt_deviation_s()), 0.0);
-  observation.bandwidth_bytes_per_s = std::max(bandwidth, 0.0);
-  observation.application_limited = sample.application_limited();
-  observation.age_s = std::max(Finite(sample.age_s()), 0.0);
-  for (auto& [name, job] : jobs_) job->OnLink(observation);
+  if (!is_passive) TellJobs(node, sample);
   if (ToSeconds(clock_.Now() - link.published_at) < kLinkEventIntervalS) return;
   link.published_at = clock_.Now();
   v1::Event event;
@@ -256,6 +250,19 @@ void Fleet::OnLinkSample(const std::string& node, const v1::LinkSample& sample) 
   event.set_text(StrCat(node, " -> ", sample.target_node(), ": rtt ", link.rtt_s * 1e3,
                         " ms, bandwidth ", link.bandwidth / 1e6, " MB/s"));
   Publish(std::move(event));
+}
+
+void Fleet::TellJobs(const std::string& node, const v1::LinkSample& sample) {
+  LinkObservation observation;
+  observation.source_node = node;
+  observation.target_node = sample.target_node();
+  observation.method = sample.method();
+  observation.rtt_s = std::max(Finite(sample.rtt_s()), 0.0);
+  observation.rtt_deviation_s = std::max(Finite(sample.rtt_deviation_s()), 0.0);
+  observation.bandwidth_bytes_per_s = std::max(Finite(sample.bandwidth_bytes_per_s()), 0.0);
+  observation.application_limited = sample.application_limited();
+  observation.age_s = std::max(Finite(sample.age_s()), 0.0);
+  for (auto& [name, job] : jobs_) job->OnLink(observation);
 }
 
 Job* Fleet::FindJob(const std::string& name) const {

@@ -112,6 +112,7 @@ class Fleet : public JobHost {
   Status OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::NodeHello& hello);
   Status OnFromRank(const std::string& node, const v1::FromRank& message);
   void OnLinkSample(const std::string& node, const v1::LinkSample& sample);
+  void TellJobs(const std::string& node, const v1::LinkSample& sample);
   void LoseNode(const std::string& name, const std::string& why);
   Job* FindJob(const std::string& name) const;
   StatusOr<Job*> FindOrAddJob(const std::string& name);

@@ -171,6 +171,7 @@ json Body(const StepReport& m) {
 json Body(const PathReport& m) {
   json paths = json::array();
   for (const PathSample& p : m.paths) {
+    const bool known = p.peer >= 0 && static_cast<size_t>(p.peer) < m.addresses.size();
     paths.push_back({{"peer_rank", p.peer < 0 ? 0 : p.peer},
                      {"rtt_s", JsonDouble(p.rtt_s)},
                      {"rtt_min_s", JsonDouble(p.rtt_min_s)},
@@ -180,7 +181,8 @@ json Body(const PathReport& m) {
                      {"busy_s", JsonDouble(p.busy_s)},
                      {"receive_window_limited_s", JsonDouble(p.receive_window_limited_s)},
                      {"send_buffer_limited_s", JsonDouble(p.send_buffer_limited_s)},
-                     {"retransmits", JsonUint64(p.retransmits)}});
+                     {"retransmits", JsonUint64(p.retransmits)},
+                     {"peer_address", known ? m.addresses[p.peer] : ""}});
   }
   return {{"paths", {{"paths", std::move(paths)}}}};
 }

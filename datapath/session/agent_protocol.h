@@ -70,6 +70,7 @@ struct StepReport {
 
 struct PathReport {
   std::vector<PathSample> paths;
+  std::vector<TransportAddress> addresses;  // of every rank, as given to Connect
 };
 
 struct RankEvent {

@@ -120,6 +120,7 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
     return status;
   }
   connected_ = true;
+  addresses_ = addresses;
   if (link_ != nullptr) link_->Start();
   return OkStatus();
 }

@@ -142,6 +142,7 @@ class Session : public AgentHandler {
 
   // The caller's thread only.
   bool connected_ = false;
+  std::vector<TransportAddress> addresses_;  // of every rank
   bool step_open_ = false;
   uint64_t next_step_ = 0;
   std::shared_ptr<const Plan> plan_;  // of the open step

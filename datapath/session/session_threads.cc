@@ -196,6 +196,7 @@ void Session::TellPaths(TimePoint now) {
   paths_told_ = now;
   PathReport report;
   report.paths = transport_->Samples();
+  report.addresses = addresses_;
   if (!report.paths.empty()) Tell(std::move(report));
 }
 

@@ -180,6 +180,36 @@ TEST_F(AgentTest, MeasuresLatencyOfItsPeers) {
   }
 }
 
+TEST_F(AgentTest, ConnectionsToRanksOfOtherNodesAreSamplesOfTheLink) {
+  FakeController controller;
+  StartAgent(controller.port());
+  ASSERT_TRUE(controller.Next(IsHello));
+  v1::ControllerMessage peers = Peers("node-b", 9, 0);
+  peers.mutable_peers()->mutable_peers(0)->set_address("127.0.0.2");
+  ASSERT_TRUE(controller.Send(peers));
+  SocketClient rank(options_.local.socket_path);
+  ASSERT_TRUE(rank.SendJson(kHello));
+  // Rank 1 is not attached here; rank 2 runs on this node; nobody knows the node of rank 3.
+  const std::string path = R"("rtt_s":0.002,"delivery_rate_bytes_per_s":5e7,"peer_address":)";
+  const std::string report =
+      StrCat(R"({"paths":{"paths":[{"peer_rank":2,)", path, R"("127.0.0.1:4002"},{"peer_rank":3,)",
+             path, R"("10.9.9.9:1"},{"peer_rank":1,)", path, R"("127.0.0.2:4001"}]}})");
+  std::optional<v1::AgentMessage> sample;
+  for (int attempt = 0; attempt < 50 && !sample; ++attempt) {  // until the agent has its peers
+    ASSERT_TRUE(rank.SendJson(report));
+    const auto said = controller.Next([](const auto& m) {
+      return (m.has_link() && m.link().method() == "tcp_info") || m.has_heartbeat();
+    });
+    ASSERT_TRUE(said);
+    if (said->has_link()) sample = said;
+  }
+  ASSERT_TRUE(sample);
+  EXPECT_EQ(sample->link().target_node(), "node-b");
+  EXPECT_DOUBLE_EQ(sample->link().rtt_s(), 0.002);
+  EXPECT_DOUBLE_EQ(sample->link().bandwidth_bytes_per_s(), 5e7);
+  EXPECT_FALSE(sample->link().application_limited());
+}
+
 TEST_F(AgentTest, SilentPeerIsReportedWithTheReason) {
   FakeController controller;
   StartAgent(controller.port());

@@ -165,6 +165,7 @@ class FakeCluster {
   const v1::Plan& active() const { return active_; }
   std::string ActiveCodec() const { return ChoiceOf(kBuckets - 1).codec(); }
   uint64_t step() const { return step_; }
+  const std::shared_ptr<FakeAgent>& agent(int rank) const { return ranks_[rank].agent; }
   const v1::PeerList& peers() const { return peers_; }
   const std::vector<std::string>& refusals() const { return refusals_; }
   static std::string Node(int rank) { return StrCat("n", rank); }

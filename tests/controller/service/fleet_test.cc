@@ -368,6 +368,36 @@ TEST_F(FleetTest, ARankThatIsAttachedOnAnotherNodeIsRefusedAndChangesNothing) {
   }
 }
 
+TEST_F(FleetTest, AgentsDigestOfConnectionsIsShownAndReachesNoJobTwice) {
+  cluster_.Connect(*fleet_);
+  Run(5);
+  auto agent = std::make_shared<FakeAgent>();
+  v1::AgentMessage message;
+  message.mutable_hello()->set_node("x");
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  const auto link_to = [&](const std::string& source, const std::string& target) {
+    v1::ListLinksRequest request;
+    request.set_node(source);
+    v1::ListLinksResponse links;
+    EXPECT_TRUE(fleet_->ListLinks(request, &links).ok());
+    for (const v1::Link& link : links.links()) {
+      if (link.source() == source && link.target() == target) return link;
+    }
+    return v1::Link();
+  };
+  message.mutable_link()->set_target_node("n1");
+  message.mutable_link()->set_method("tcp_info");
+  message.mutable_link()->set_rtt_s(0.003);
+  message.mutable_link()->set_bandwidth_bytes_per_s(7e6);
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  EXPECT_EQ(link_to("x", "n1").bandwidth_bytes_per_s().method(), "tcp_info");
+  EXPECT_DOUBLE_EQ(link_to("x", "n1").bandwidth_bytes_per_s().value(), 7e6);
+  const uint64_t samples = link_to("n0", "n1").rtt_s().samples();
+  EXPECT_GT(samples, 0u);
+  ASSERT_TRUE(fleet_->OnAgentMessage(cluster_.agent(0), message).ok());
+  EXPECT_EQ(link_to("n0", "n1").rtt_s().samples(), samples);
+}
+
 TEST_F(FleetTest, RestartedTrainingIsANewRunWithHigherVersions) {
   cluster_.network.bandwidth_bytes_per_s = 10e6;
   cluster_.Connect(*fleet_);

@@ -64,11 +64,13 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   step.gains.push_back({1, {1, 0.5}, {1, 0.9}, 4});
   PathReport paths;
   paths.paths.push_back({.peer = 2});
+  paths.addresses = {"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"};
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["key"], "00000000000000ab");
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["parameters"].size(), 64u);
   EXPECT_EQ(Parsed(step)["step"]["gains"][0]["gains"][1], 0.9);
   EXPECT_EQ(Parsed(step)["step"]["buckets"].size(), 1u);
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["peer_rank"], 2);
+  EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["peer_address"], "10.0.0.3:1");
   EXPECT_EQ(Parsed(PlanAck{7, "n"})["ack"]["version"], 7);
   EXPECT_EQ(Parsed(PlanNack{7, "n", "why"})["nack"]["reason"], "why");
   EXPECT_EQ(Parsed(PlanActive{7, 8})["active"]["step"], 8);

@@ -569,7 +569,10 @@ TEST(SessionTest, ReportsSayWhatHappened) {
   const auto tables = job.ports[0]->All<BucketTable>();
   ASSERT_FALSE(tables.empty());
   EXPECT_EQ(tables.back().buckets.size(), 2u);
-  EXPECT_FALSE(job.ports[0]->All<PathReport>().empty());
+  const auto paths = job.ports[0]->All<PathReport>();
+  ASSERT_FALSE(paths.empty());
+  ASSERT_EQ(paths[0].addresses.size(), job.sessions.size());
+  EXPECT_EQ(paths[0].addresses[1], job.sessions[1]->address());
 }
 
 TEST(SessionTest, DenseBucketsReportGainCurvesFromASample) {
