@@ -61,7 +61,9 @@ using Ticket = uint64_t;
 
 /// One rank's end of a full mesh. Data calls come from one thread at a time; Samples and Interrupt
 /// are thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay
-/// untouched by the caller and alive until their ticket was waited for or the transport was closed.
+/// untouched by the caller and alive until their ticket was waited for, Abort returned or the
+/// transport was closed. A failure alone does not free them: the farewell to the peers, which Abort
+/// or else the destructor sends, first ends a frame that is half out.
 class Transport {
  public:
   virtual ~Transport() = default;
