@@ -8,7 +8,7 @@
 namespace weir::agent {
 namespace {
 
-constexpr size_t kOfferedPlansMax = 4;
+constexpr size_t kOfferedPlansMax = 8;  // plans and their lease plans
 constexpr size_t kUndeliveredMax = 256;
 constexpr size_t kJobNameBytesMax = 200;
 constexpr uint32_t kWorldMax = 65535;
@@ -247,6 +247,8 @@ Effects PlanSubscription::OnCommand(const v1::ToRank& command) {
       session.open_nonce = offer.nonce();
       session.answer.reset();
       session.offered[offer.plan().version()] = offer.plan();
+      if (offer.has_lease_plan())
+        session.offered[offer.lease_plan().version()] = offer.lease_plan();
       while (session.offered.size() > kOfferedPlansMax) {
         auto oldest = session.offered.begin();
         if (oldest->first == session.open_version) ++oldest;
@@ -262,6 +264,7 @@ Effects PlanSubscription::OnCommand(const v1::ToRank& command) {
       }
       break;
     case v1::RankCommand::kArm:
+    case v1::RankCommand::kLease:
       break;
     case v1::RankCommand::kRefusal:
       return {RefuseRank{session.connection, command.command().refusal().reason()}};

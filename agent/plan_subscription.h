@@ -48,7 +48,7 @@ using Effect = std::variant<SendToController, SendToRank, RefuseRank>;
 /// In the order in which they are to happen.
 using Effects = std::vector<Effect>;
 
-/// Not thread-safe. Bounds: one session per connection (the server bounds those), 4 offered plans
+/// Not thread-safe. Bounds: one session per connection (the server bounds those), 8 offered plans
 /// remembered per session, 256 undelivered control messages while there is no controller.
 class PlanSubscription {
  public:

@@ -57,6 +57,7 @@ void Job::BeginIncarnation(const v1::RankHello& hello) {
   ranks_.clear();
   buckets_.clear();
   plans_.clear();
+  lease_plans_.clear();
   world_ = static_cast<int>(hello.world());
   finished_unix_s_ = 0;
   complete_since_.reset();
@@ -104,6 +105,7 @@ Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
   if (hello.has_active_plan() && hello.active_plan().version() == hello.active_plan_version()) {
     plans_[hello.active_plan_version()] = hello.active_plan();
   }
+  if (rank == 0) lease_told_s_ = -1;
   model_->SetRankNode(rank, node);
   model_->SetCapabilities(rank, CodecsOf(hello.capabilities()),
                           CollectivesOf(hello.capabilities()));
@@ -300,6 +302,7 @@ void Job::OnTick() {
   if (rollout_ == nullptr) return;
   rollout_->OnTick();
   PumpRollout();
+  RenewLease();
   const TimePoint now = host_.clock().Now();
   if (now < next_check_) return;
   next_check_ = now + FromSeconds(options_.check_interval_s);

@@ -136,6 +136,9 @@ class Job {
               const Decision& decision);
   void StartRollout(const Decision& decision, v1::Decision* record);
   void PumpRollout();
+  void AddLease(const PlanModel& choices, uint64_t version, const ChoiceModel& fallback);
+  bool LacksLease(const PlanModel& choices) const;
+  void RenewLease();
   void OnPlanLog(const PlanLogEntry& entry);
   void OnPlanActive(uint64_t version, uint64_t step);
   void ApplyActivePlan(uint64_t step);
@@ -168,7 +171,10 @@ class Job {
   bool settle_known_ = false;
   uint64_t bytes_sent_ = 0;
 
-  std::map<uint64_t, v1::Plan> plans_;  // offered and active ones
+  std::map<uint64_t, v1::Plan> plans_;        // offered and active ones
+  std::map<uint64_t, v1::Plan> lease_plans_;  // by the version of the plan that has the lease
+  double lease_told_s_ = 0;                   // to rank 0; negative: it must be told
+  TimePoint next_lease_{};
   uint64_t highest_known_version_ = 0;
   std::optional<v1::PinRequest> pin_;
   std::string policy_digest_;  // of the text that ruled the last decision

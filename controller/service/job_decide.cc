@@ -13,6 +13,7 @@ namespace weir {
 namespace {
 
 constexpr double kRetryAfterErrorS = 1;
+constexpr double kLeaseRenewalS = 1;  // ranks take a lease to last 3 s at least
 constexpr double kKeptRecordIntervalS = 60;
 constexpr size_t kActualSteps = 10;
 constexpr size_t kPlansKept = 16;
@@ -159,7 +160,7 @@ void Job::Record(const Trigger& trigger, const Snapshot& snapshot, const Effecti
   for (const auto& candidate : decision.front)
     last_front_.push_back(weir::ToProto(candidate, largest));
   ++counters_.decisions[trigger.kind];
-  if (decision.switched) StartRollout(decision, &record);
+  if (decision.switched || LacksLease(decision.chosen.choices)) StartRollout(decision, &record);
   // Most looks change nothing; a sample of them is history enough.
   const bool keep = record.switched() || trigger.kind != "periodic" ||
                     !last_decision_.has_value() || last_decision_->id().empty() ||
@@ -200,25 +201,68 @@ void Job::StartRollout(const Decision& decision, v1::Decision* record) {
   const uint64_t version = std::max(rollout_->highest_version(), highest_known_version_) + 1;
   v1::Plan plan = MakePlan(name_, version, buckets_, decision.chosen.choices, fallback);
   const auto active = plans_.find(rollout_->active_version());
-  if (active != plans_.end() && active->second.digest() == plan.digest()) {
+  if (active != plans_.end() && active->second.digest() == plan.digest() &&
+      !LacksLease(decision.chosen.choices)) {
     record->set_switched(false);
     return;
   }
   plans_[version] = plan;
+  AddLease(decision.chosen.choices, version, fallback);
   const Status offered = rollout_->Offer(
       version, MakeNonce(name_, version, host_.clock().UnixSeconds()), plan.digest());
   if (!offered.ok()) {
     plans_.erase(version);
+    lease_plans_.erase(version);
     record->set_switched(false);
     record->set_outcome("withdrawn");
     Warn(StrCat("plan ", version, " not offered: ", Message(offered)));
     return;
   }
   highest_known_version_ = version;
+  if (const auto lease = lease_plans_.find(version); lease != lease_plans_.end()) {
+    highest_known_version_ = lease->second.version();
+    rollout_->ObserveVersion(highest_known_version_);
+  }
   ++counters_.switches;
   record->set_plan_version(version);
   record->set_outcome("offered");
   *record->mutable_plan() = std::move(plan);
+}
+
+// Ranks turn to this when they have not heard of the controller for the policy's lease. It is
+// stored before it is offered: after a restart its version must not be given to another plan.
+void Job::AddLease(const PlanModel& choices, uint64_t version, const ChoiceModel& fallback) {
+  const bool lossy = std::any_of(choices.begin(), choices.end(),
+                                 [&](const auto& choice) { return !IsLossless(choice.codec); });
+  if (policy().lease_s <= 0 || !lossy) return;
+  v1::Plan lease = MakePlan(name_, version + 1, {}, {}, fallback);
+  const Status saved = host_.store().PutPlan(
+      {name_, version + 1, ToJson(lease), "lease", host_.clock().UnixSeconds()});
+  if (!saved.ok()) ++counters_.store_errors;
+  lease_plans_[version] = std::move(lease);
+}
+
+// The policy came to want a lease after the active plan was offered, or another controller offered
+// it.
+bool Job::LacksLease(const PlanModel& choices) const {
+  const uint64_t version = rollout_->active_version();
+  if (policy().lease_s <= 0 || version == 0 || lease_plans_.contains(version)) return false;
+  return std::any_of(choices.begin(), choices.end(),
+                     [&](const auto& choice) { return !IsLossless(choice.codec); });
+}
+
+void Job::RenewLease() {
+  const auto zero = ranks_.find(0);
+  if (zero == ranks_.end() || !zero->second.connected) return;
+  const TimePoint now = host_.clock().Now();
+  const double lease_s = policy().lease_s;
+  if (lease_s == lease_told_s_ && (lease_s == 0 || now < next_lease_)) return;
+  lease_told_s_ = lease_s;
+  next_lease_ = now + FromSeconds(kLeaseRenewalS);
+  v1::ToRank to_rank;
+  to_rank.set_job(name_);
+  to_rank.mutable_command()->mutable_lease()->set_lease_s(lease_s);
+  host_.SendToRank(zero->second.node, to_rank);
 }
 
 void Job::PumpRollout() {
@@ -230,6 +274,9 @@ void Job::PumpRollout() {
       case RolloutMessage::Kind::kOffer:
         *to_rank.mutable_command()->mutable_offer()->mutable_plan() = plans_[message.version];
         to_rank.mutable_command()->mutable_offer()->set_nonce(message.nonce);
+        if (const auto lease = lease_plans_.find(message.version); lease != lease_plans_.end()) {
+          *to_rank.mutable_command()->mutable_offer()->mutable_lease_plan() = lease->second;
+        }
         break;
       case RolloutMessage::Kind::kArm:
         to_rank.mutable_command()->mutable_arm()->set_version(message.version);
@@ -305,6 +352,7 @@ void Job::OnPlanActive(uint64_t version, uint64_t step) {
   }
   ApplyActivePlan(step);
   while (plans_.size() > kPlansKept) plans_.erase(plans_.begin());
+  lease_plans_.erase(lease_plans_.begin(), lease_plans_.lower_bound(version));
   PublishState();
 }
 

@@ -11,6 +11,7 @@ using nlohmann::json;
 
 constexpr size_t kNonceBytesMax = 256;
 constexpr size_t kReasonBytesMax = 4096;
+constexpr double kLeaseMax_s = 1e6;
 
 std::string_view Name(PayloadForm form) {
   switch (form) {
@@ -213,7 +214,26 @@ StatusOr<RankCommand> ReadOffer(const json& value) {
   WEIR_ASSIGN_OR_RETURN(ObjectReader plan_reader, ObjectReader::Make(*plan, "offer.plan"));
   WEIR_RETURN_IF_ERROR(plan_reader.Uint64("version", &offer.version));
   offer.plan = ParsePlan(DumpJson(*plan), UnknownKeys::kIgnore);
+  if (const json* lease = reader.Find("lease_plan")) {
+    StatusOr<Plan> parsed = ParsePlan(DumpJson(*lease), UnknownKeys::kIgnore);
+    if (parsed.ok()) {
+      offer.lease_plan = std::move(*parsed);
+    } else if (offer.plan.ok()) {
+      offer.plan = Annotate(parsed.status(), "lease_plan");
+    }
+  }
   return RankCommand(std::move(offer));
+}
+
+StatusOr<RankCommand> ReadLease(const json& value) {
+  WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, "lease"));
+  PlanLease lease;
+  WEIR_RETURN_IF_ERROR(reader.Double("lease_s", &lease.lease_s));
+  if (!(lease.lease_s >= 0 && lease.lease_s <= kLeaseMax_s)) {
+    return InvalidArgument(
+        StrCat("lease.lease_s: expected 0..", kLeaseMax_s, ", found ", lease.lease_s));
+  }
+  return RankCommand(lease);
 }
 
 StatusOr<uint64_t> ReadVersion(const json& value, const char* what) {
@@ -242,6 +262,7 @@ StatusOr<RankCommand> ParseRankCommand(std::string_view text) {
     WEIR_ASSIGN_OR_RETURN(const uint64_t version, ReadVersion(*withdraw, "withdraw"));
     return RankCommand(PlanWithdraw{version});
   }
+  if (const json* lease = reader.Find("lease")) return ReadLease(*lease);
   if (const json* value = reader.Find("refusal")) {
     WEIR_ASSIGN_OR_RETURN(ObjectReader refusal, ObjectReader::Make(*value, "refusal"));
     RankRefusal result;

@@ -3,6 +3,7 @@
 // weir.v1.RankCommand (in). Pure; proto/weir/v1/rank.proto gives the meaning of every field.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -91,6 +92,7 @@ struct PlanOffer {
   uint64_t version = 0;  // also known when the plan is bad
   std::string nonce;
   StatusOr<Plan> plan = Plan{};  // not OK: readable as an offer, but its plan is wrong: nack it
+  std::optional<Plan> lease_plan = {};
 };
 struct PlanArm {
   uint64_t version = 0;
@@ -98,11 +100,16 @@ struct PlanArm {
 struct PlanWithdraw {
   uint64_t version = 0;
 };
+/// The controller was there a moment ago; the active plan may run for so long without it.
+struct PlanLease {
+  double lease_s = 0;  // finite; 0: without bound
+};
 struct RankRefusal {
   std::string reason;
 };
 /// std::monostate: a command of a later version of the protocol, to be ignored.
-using RankCommand = std::variant<std::monostate, PlanOffer, PlanArm, PlanWithdraw, RankRefusal>;
+using RankCommand =
+    std::variant<std::monostate, PlanOffer, PlanArm, PlanWithdraw, RankRefusal, PlanLease>;
 
 /// Reads one command. kInvalidArgument: not JSON, or a known command with wrong types. Unknown
 /// fields are ignored. Thread-safe.

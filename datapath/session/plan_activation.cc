@@ -1,8 +1,17 @@
 #include "datapath/session/plan_activation.h"
 
+#include "datapath/base/random.h"
 #include "datapath/session/json.h"
 
 namespace weir {
+namespace {
+
+uint64_t ContentOf(const Plan& plan, const Plan* lease) {
+  const uint64_t content = PlanDigest(plan);
+  return lease == nullptr ? content : MixSeed(content, PlanDigest(*lease));
+}
+
+}  // namespace
 
 PlanActivation::PlanActivation(int rank, int world, std::shared_ptr<const Plan> initial)
     : rank_(rank),
@@ -11,10 +20,10 @@ PlanActivation::PlanActivation(int rank, int world, std::shared_ptr<const Plan> 
       active_content_(PlanDigest(*active_)) {}
 
 ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const std::string& nonce,
-                                        const Status& valid) {
+                                        const Status& valid, std::shared_ptr<const Plan> lease) {
   const uint64_t version = plan->version;
   if (!valid.ok()) return PlanNack{version, nonce, ToString(valid)};
-  const uint64_t content = PlanDigest(*plan);
+  const uint64_t content = ContentOf(*plan, lease.get());
   if (version == active_->version && content == active_content_) return PlanAck{version, nonce};
   if (version <= active_->version) {
     return PlanNack{
@@ -33,6 +42,8 @@ ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const 
     if (newest) held->second.given_up = false;
     return PlanAck{version, nonce};
   }
+  const Status lease_fits = CheckLease(*plan, lease.get());
+  if (!lease_fits.ok()) return PlanNack{version, nonce, ToString(lease_fits)};
   // One offer at a time: a newer one replaces those before, one that comes late is replaced
   // already.
   if (newest) {
@@ -40,8 +51,29 @@ ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const 
     armed_version_ = 0;  // dies with its plan, unless that is announced already
   }
   MakeRoom();
-  held_[version] = Held{std::move(plan), content, !newest};
+  held_[version] = Held{std::move(plan), std::move(lease), content, !newest};
   return PlanAck{version, nonce};
+}
+
+// No version may stand for two contents, and a lease's version is a version.
+Status PlanActivation::CheckLease(const Plan& plan, const Plan* lease) const {
+  bool promised = IsLeasePlan(plan.version);
+  bool taken =
+      lease != nullptr && (IsLeasePlan(lease->version) || held_.count(lease->version) != 0);
+  for (const auto& [version, held] : held_) {
+    if (held.lease == nullptr) continue;
+    promised = promised || held.lease->version == plan.version;
+    taken = taken || (lease != nullptr && held.lease->version == lease->version);
+  }
+  if (promised) {
+    return FailedPrecondition(StrCat("version ", plan.version, " is promised to a plan's lease"));
+  }
+  if (taken) return FailedPrecondition(StrCat("lease version ", lease->version, " is held"));
+  if (lease != nullptr && lease->version <= plan.version) {
+    return InvalidArgument(StrCat("lease version: expected above ", plan.version,
+                                  ", the plan's, found ", lease->version));
+  }
+  return OkStatus();
 }
 
 void PlanActivation::MakeRoom() {
@@ -72,7 +104,7 @@ void PlanActivation::OnWithdraw(uint64_t version) {
   if (announced_.version != version) held_.erase(held);
 }
 
-std::optional<PlanActive> PlanActivation::BeginStep(uint64_t step) {
+std::optional<PlanActive> PlanActivation::BeginStep(uint64_t step, bool lease_expired) {
   step_ = step;
   std::optional<PlanActive> activated;
   if (announced_.version != 0) {
@@ -90,6 +122,8 @@ std::optional<PlanActive> PlanActivation::BeginStep(uint64_t step) {
   carried_ = false;
   if (armed_version_ > active_->version && held_.count(armed_version_) != 0) {
     announced_ = ControlWord{armed_version_, step + 1};
+  } else if (rank_ == 0 && lease_expired && lease_plan_ != nullptr) {
+    announced_ = ControlWord{lease_plan_->version, step + 1};
   }
   armed_version_ = 0;
   return activated;
@@ -97,10 +131,17 @@ std::optional<PlanActive> PlanActivation::BeginStep(uint64_t step) {
 
 std::optional<PlanActive> PlanActivation::Swap(uint64_t step) {
   const auto held = held_.find(announced_.version);
-  active_ = held->second.plan;
-  active_content_ = held->second.content;
+  if (held == held_.end()) {  // the lease plan
+    active_ = std::exchange(lease_plan_, nullptr);
+    active_content_ = ContentOf(*active_, nullptr);
+  } else {
+    active_ = held->second.plan;
+    lease_plan_ = held->second.lease;
+    active_content_ = held->second.content;
+  }
   active_since_step_ = step;
-  held_.erase(held_.begin(), std::next(held));  // lower versions can never be announced again
+  // Lower versions can never be announced again.
+  held_.erase(held_.begin(), held_.upper_bound(active_->version));
   return PlanActive{active_->version, step};
 }
 
@@ -124,7 +165,7 @@ Status PlanActivation::OnOperationDone(const ControlWord& word) {
     return Internal(StrCat("rank 0 announced plan ", word.version, " for step ", word.step,
                            "; rank ", rank_, " is in step ", step_));
   }
-  if (held_.count(word.version) == 0) {
+  if (held_.count(word.version) == 0 && !IsLeasePlan(word.version)) {
     return Internal(StrCat("rank 0 announced plan ", word.version, " for step ", word.step,
                            ", which rank ", rank_, " does not hold; it runs plan ",
                            active_->version));

@@ -11,6 +11,12 @@
 // Why a rank keeps plans that were withdrawn or replaced: it cannot know whether rank 0 had latched
 // them before. It may forget a plan only when a higher version is active (rank 0 never announces a
 // lower one), or when the controller withdrew or replaced it and the bound below is reached.
+//
+// Leases. A plan may be offered together with its lease plan: dense, with a higher version of its
+// own. Acking is for both, so while the plan is active every rank holds its lease plan, whatever
+// else is offered, replaced or withdrawn, and forgets it only when something is swapped in. So rank
+// 0 may announce it without a round through the controller, which is what it does when it has not
+// heard of the controller for the time of the lease. A plan that is armed goes first.
 
 #include <cstdint>
 #include <map>
@@ -55,9 +61,11 @@ class PlanActivation {
   PlanActivation(int rank, int world, std::shared_ptr<const Plan> initial);
 
   /// The agent offers `plan`; `valid` is the outcome of ValidatePlan. Repeats are answered again.
-  /// Nacks: invalid; version not above the active one; the same version held with other content.
+  /// `lease`: null, or what to turn to when the lease runs out. Nacks: invalid; version not above
+  /// the active one; the same version held with other content or promised to a lease; a lease plan
+  /// whose version is not above the plan's or is held.
   ActivationReply OnOffer(std::shared_ptr<const Plan> plan, const std::string& nonce,
-                          const Status& valid);
+                          const Status& valid, std::shared_ptr<const Plan> lease = nullptr);
   /// Rank 0: announce `version` from the next step begin on. Ignored (nothing to say, or the active
   /// version once more) on other ranks and for a version that is not the offered and acked one: an
   /// arm that is stale, early or repeated is harmless.
@@ -66,10 +74,11 @@ class PlanActivation {
   /// activates all the same; other ranks keep it, see above.
   void OnWithdraw(uint64_t version);
 
-  /// A step begins: swaps to the announced plan if one was, then latches what is armed (rank 0).
-  /// Returns the activation to report, if there was one. Steps are numbered from 0 by the owner and
-  /// rise by one.
-  std::optional<PlanActive> BeginStep(uint64_t step);
+  /// A step begins: swaps to the announced plan if one was, then latches what is armed (rank 0) or,
+  /// when nothing is and `lease_expired`, the active plan's lease plan, if it has one. Returns the
+  /// activation to report, if there was one. Steps are numbered from 0 by the owner and rise by
+  /// one.
+  std::optional<PlanActive> BeginStep(uint64_t step, bool lease_expired = false);
 
   /// What this rank's frames carry in the current step.
   ControlWord announced() const { return announced_; }
@@ -81,22 +90,30 @@ class PlanActivation {
   Status OnOperationDone(const ControlWord& word);
 
   const std::shared_ptr<const Plan>& active() const { return active_; }
+  /// Of the active plan; null when it has none.
+  const std::shared_ptr<const Plan>& lease_plan() const { return lease_plan_; }
   uint64_t step() const { return step_; }
   size_t held_count() const { return held_.size(); }
 
  private:
   struct Held {
     std::shared_ptr<const Plan> plan;
-    uint64_t content = 0;   // PlanDigest
-    bool given_up = false;  // withdrawn, or replaced by a newer offer
+    std::shared_ptr<const Plan> lease;  // may be null
+    uint64_t content = 0;               // of both
+    bool given_up = false;              // withdrawn, or replaced by a newer offer
   };
 
+  Status CheckLease(const Plan& plan, const Plan* lease) const;
+  bool IsLeasePlan(uint64_t version) const {
+    return lease_plan_ != nullptr && lease_plan_->version == version;
+  }
   void MakeRoom();
   std::optional<PlanActive> Swap(uint64_t step);
 
   const int rank_;
   const int world_;
   std::shared_ptr<const Plan> active_;
+  std::shared_ptr<const Plan> lease_plan_;
   uint64_t active_content_;
   uint64_t step_ = 0;
   uint64_t active_since_step_ = 0;

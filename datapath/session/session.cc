@@ -172,16 +172,21 @@ Status Session::BeginStep() {
   const uint64_t step = next_step_++;
   std::optional<PlanActive> activated;
   std::optional<BucketTable> table;
+  bool lapsed = false;
   {
     MutexLock lock(mutex_);
-    activated = activation_.BeginStep(step);
+    const std::shared_ptr<const Plan> lease_plan = activation_.lease_plan();
+    const bool expired = lease_ > Duration(0) && now - lease_renewed_ > lease_;
+    activated = activation_.BeginStep(step, expired);
     plan_ = activation_.active();
+    lapsed = activated.has_value() && plan_ == lease_plan;
     stats_.step = step;
     stats_.plan_version = plan_->version;
     if (buckets_changed_) table = buckets_.Describe();
   }
   buckets_changed_ = false;
   if (activated.has_value()) Tell(*activated);
+  if (lapsed) TellLapse(step);
   if (table.has_value()) Tell(std::move(*table));
   operations_.clear();
   submitted_keys_.clear();

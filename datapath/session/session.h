@@ -33,6 +33,7 @@ struct SessionOptions {
   Duration connect_timeout = std::chrono::seconds(60);
   std::string congestion_control;
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
+  Duration lease_min = std::chrono::seconds(3);  // shorter leases count as this
 };
 
 /// Replaces what a session would make itself. For tests and embedding.
@@ -114,6 +115,7 @@ class Session : public AgentHandler {
   void OnOffer(PlanOffer offer);
   void Tell(RankMessage message);
   Choice EffectiveChoice(const Plan& plan, const Bucket& bucket) const;
+  void TellLapse(uint64_t step);
   void FinishReport(TimePoint now);
   void TellPaths(TimePoint now);
 
@@ -134,6 +136,9 @@ class Session : public AgentHandler {
   Status failure_ WEIR_GUARDED_BY(mutex_);
   size_t outstanding_ WEIR_GUARDED_BY(mutex_) = 0;
   SessionStats stats_ WEIR_GUARDED_BY(mutex_);
+  // Rank 0: how long the active plan may run without a renewal; 0: without bound.
+  Duration lease_ WEIR_GUARDED_BY(mutex_) = Duration(0);
+  TimePoint lease_renewed_ WEIR_GUARDED_BY(mutex_) = TimePoint();
   std::atomic<bool> failed_{false};
   std::atomic<bool> closed_{false};
 

@@ -126,8 +126,21 @@ std::vector<RankMessage> Session::Greeting() {
 }
 
 std::string Session::Stance() {
-  const uint64_t version = ActivePlan()->version;
-  return version == 0 ? "running dense" : StrCat("keeping plan ", version);
+  MutexLock lock(mutex_);
+  const uint64_t version = activation_.active()->version;
+  if (version == 0) return "running dense";
+  if (lease_ == Duration(0) || activation_.lease_plan() == nullptr) {
+    return StrCat("keeping plan ", version);
+  }
+  return StrCat("keeping plan ", version, " for ", ToSeconds(lease_), " s, then dense");
+}
+
+void Session::TellLapse(uint64_t step) {
+  const std::string what =
+      StrCat("the plan's lease ran out without a word of the controller: dense, plan ",
+             plan_->version, ", from step ", step);
+  Log(LogLevel::kWarning, "session", StrCat(name_, ": ", what));
+  if (options_.rank == 0) Tell(RankEvent{"lease_expired", what, step, -1});
 }
 
 void Session::OnCommand(RankCommand command) {
@@ -143,6 +156,11 @@ void Session::OnCommand(RankCommand command) {
   } else if (const auto* withdraw = std::get_if<PlanWithdraw>(&command)) {
     MutexLock lock(mutex_);
     activation_.OnWithdraw(withdraw->version);
+  } else if (const auto* lease = std::get_if<PlanLease>(&command)) {
+    MutexLock lock(mutex_);
+    lease_ = lease->lease_s > 0 ? std::max(FromSeconds(lease->lease_s), options_.lease_min)
+                                : Duration(0);
+    lease_renewed_ = RealClock().Now();
   }
 }
 
@@ -161,12 +179,17 @@ void Session::OnOffer(PlanOffer offer) {
   limits.memory_bytes_max = options_.plan_memory_bytes_max != 0 ? options_.plan_memory_bytes_max
                                                                 : AvailableMemoryBytes() / 2;
   limits.residual_bytes_held = residuals_.MemoryBytes();
-  const Status valid = ValidatePlan(*offer.plan, limits);
+  Status valid = ValidatePlan(*offer.plan, limits);
+  std::shared_ptr<const Plan> lease;
+  if (offer.lease_plan.has_value()) {
+    if (valid.ok()) valid = Annotate(ValidatePlan(*offer.lease_plan, limits), "lease plan");
+    lease = std::make_shared<const Plan>(std::move(*offer.lease_plan));
+  }
   auto plan = std::make_shared<const Plan>(std::move(*offer.plan));
   ActivationReply reply;
   {
     MutexLock lock(mutex_);
-    reply = activation_.OnOffer(std::move(plan), offer.nonce, valid);
+    reply = activation_.OnOffer(std::move(plan), offer.nonce, valid, std::move(lease));
   }
   if (const auto* nack = std::get_if<PlanNack>(&reply)) {
     Log(LogLevel::kWarning, "session",

@@ -290,6 +290,27 @@ TEST_F(PlanSubscriptionTest, SecondConnectionOfARankReplacesTheFirst) {
   EXPECT_EQ(Refusals(machine_.OnRankMessage(1, Step(1, 0))).size(), 1u);
 }
 
+TEST_F(PlanSubscriptionTest, LeasesPassAndTheirPlanIsKnownWhenItRuns) {
+  (void)machine_.OnControllerConnected();
+  (void)machine_.OnRankMessage(1, Hello(0));
+  v1::ToRank offer = Offer(0, 5, "n");
+  offer.mutable_command()->mutable_offer()->mutable_lease_plan()->set_version(6);
+  offer.mutable_command()->mutable_offer()->mutable_lease_plan()->set_digest("dense");
+  (void)machine_.OnCommand(offer);
+  v1::ToRank lease = Withdraw(0, 1);
+  lease.mutable_command()->mutable_lease()->set_lease_s(4);
+  const auto down = Down(machine_.OnCommand(lease));
+  ASSERT_EQ(down.size(), 1u);
+  EXPECT_EQ(down[0].command.lease().lease_s(), 4);
+  (void)machine_.OnRankMessage(1, Active(5, 10));
+  machine_.OnControllerLost({});
+  (void)machine_.OnRankMessage(1, Active(6, 20));
+  Reconnect();
+  ASSERT_EQ(said_.size(), 2u);
+  EXPECT_EQ(said_[1].rank().message().hello().active_plan_version(), 6u);
+  EXPECT_EQ(said_[1].rank().message().hello().active_plan().digest(), "dense");
+}
+
 TEST_F(PlanSubscriptionTest, ConnectionCannotBecomeAnotherRank) {
   (void)machine_.OnRankMessage(1, Hello(0));
   EXPECT_EQ(Refusals(machine_.OnRankMessage(1, Hello(1))).size(), 1u);

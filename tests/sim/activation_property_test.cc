@@ -119,6 +119,7 @@ class Episode {
   int switches() const { return switches_; }
   int nacks() const { return nacks_; }
   int withdrawn_after_arm() const { return withdrawn_after_arm_; }
+  int lapses() const { return lapses_; }
 
  private:
   void CollectChoices() {
@@ -153,6 +154,7 @@ class Episode {
       options.world = world_;
       options.operation_timeout = std::chrono::seconds(30);
       options.connect_timeout = std::chrono::seconds(20);
+      options.lease_min = std::chrono::microseconds(1);
       ports_.push_back(std::make_unique<HubPort>(rank, inbox_));
       SessionParts parts;
       parts.agent = ports_.back().get();
@@ -270,10 +272,10 @@ class Episode {
 
   void Control() {
     const TimePoint deadline = testing::Within(kEpisodeTimeoutS);
-    uint64_t version = 0;
-    while (switches_ < kSwitchesPerWorld && !failed_.load()) {
+    // Odd versions are plans, the even ones above them their lease plans.
+    for (uint64_t version = 1; switches_ < kSwitchesPerWorld && !failed_.load(); version += 2) {
       ASSERT_LT(RealClock().Now(), deadline) << "after " << switches_ << " switches";
-      Rollout(++version);
+      Rollout(version);
     }
   }
 
@@ -291,9 +293,13 @@ class Episode {
   void Rollout(uint64_t version) {
     const Plan plan = RandomPlan(version);
     const std::string nonce = StrCat("n", version);
+    Plan lease_plan;
+    lease_plan.version = version + 1;
+    const bool leased = random_.Below(3) != 0;
     const int refusing = random_.Below(6) == 0 ? static_cast<int>(random_.Below(world_)) : -1;
     for (int rank = 0; rank < world_; ++rank) {
       PlanOffer offer{version, nonce, plan};
+      if (leased) offer.lease_plan = lease_plan;
       if (rank == refusing) offer.plan = InvalidArgument("made to be refused");
       Post(rank, offer);
     }
@@ -303,6 +309,8 @@ class Episode {
     int patience = 2000;
     while (!failed_.load() && patience-- > 0) {
       DeliverSome();
+      // Leases so short that they run out at any moment, and long ones that end those.
+      if (random_.Below(8) == 0) Post(0, PlanLease{random_.Below(3) == 0 ? 1e-4 : 10});
       if (armed && random_.Below(50) == 0) Post(0, PlanArm{version});
       const auto said = inbox_.Pop(RealClock().Now() + std::chrono::microseconds(200));
       if (!said.has_value()) continue;
@@ -312,6 +320,7 @@ class Episode {
         refused = refused || (nack->version == version && said->rank == refusing);
       } else if (const auto* activated = std::get_if<PlanActive>(&said->message)) {
         if (activated->version == version) active[said->rank] = true;
+        if (said->rank == 0 && activated->version % 2 == 0) ++lapses_;
       }
       if (refused) break;
       if (!armed && std::count(acked.begin(), acked.end(), true) == world_) {
@@ -391,7 +400,7 @@ class Episode {
   std::vector<Delivery> on_the_way_, sent_;
   StepGate gate_;
   std::atomic<bool> failed_{false};
-  int switches_ = 0, nacks_ = 0, withdrawn_after_arm_ = 0;
+  int switches_ = 0, nacks_ = 0, withdrawn_after_arm_ = 0, lapses_ = 0;
 };
 
 uint64_t BaseSeed() {
@@ -407,12 +416,15 @@ TEST_P(ActivationPropertyTest, NoStepRunsOnMixedPlans) {
   SCOPED_TRACE(StrCat("WEIR_SIM_SEED=", BaseSeed(), " world ", GetParam()));
   Episode episode(GetParam(), seed);
   episode.Run();
-  std::printf("world %d: WEIR_SIM_SEED=%llu, %d switches, %d refused, %d withdrawn after arming\n",
-              GetParam(), static_cast<unsigned long long>(BaseSeed()), episode.switches(),
-              episode.nacks(), episode.withdrawn_after_arm());
+  std::printf(
+      "world %d: WEIR_SIM_SEED=%llu, %d switches, %d refused, %d withdrawn after arming, %d leases "
+      "ran out\n",
+      GetParam(), static_cast<unsigned long long>(BaseSeed()), episode.switches(), episode.nacks(),
+      episode.withdrawn_after_arm(), episode.lapses());
   EXPECT_GE(episode.switches(), kSwitchesPerWorld);
   EXPECT_GT(episode.nacks(), 0);
   EXPECT_GT(episode.withdrawn_after_arm(), 0);
+  EXPECT_GT(episode.lapses(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, ActivationPropertyTest, ::testing::Range(2, 8));

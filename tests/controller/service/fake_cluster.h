@@ -149,6 +149,17 @@ class FakeCluster {
     return step_s;
   }
 
+  /// Rank 0 has not heard of the controller for too long: every rank turns to the lease plan.
+  /// `heard`: some controller is there to be told.
+  void LetTheLeaseRunOut(bool heard) {
+    ASSERT_NE(lease_.version(), 0u) << "the active plan has no lease";
+    for (const Rank& rank : ranks_) {
+      ASSERT_EQ(rank.prepared_lease.SerializeAsString(), lease_.SerializeAsString());
+    }
+    active_ = std::exchange(lease_, v1::Plan());
+    if (heard) TellActive(active_.version());
+  }
+
   /// Messages that agents have received and not handled.
   void Deliver() {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -163,6 +174,9 @@ class FakeCluster {
   }
 
   const v1::Plan& active() const { return active_; }
+  const v1::Plan& lease_plan() const { return lease_; }
+  double lease_s() const { return lease_s_; }  // as rank 0 was told last
+  int leases() const { return leases_; }       // how often it was
   std::string ActiveCodec() const { return ChoiceOf(kBuckets - 1).codec(); }
   uint64_t step() const { return step_; }
   const std::shared_ptr<FakeAgent>& agent(int rank) const { return ranks_[rank].agent; }
@@ -179,7 +193,7 @@ class FakeCluster {
  private:
   struct Rank {
     std::shared_ptr<FakeAgent> agent;
-    v1::Plan prepared;
+    v1::Plan prepared, prepared_lease;
     uint64_t armed = 0;
   };
 
@@ -304,6 +318,7 @@ class FakeCluster {
         reply.mutable_nack()->set_reason("no memory");
       } else {
         state.prepared = command.offer().plan();
+        state.prepared_lease = command.offer().lease_plan();
         reply.mutable_ack()->set_version(state.prepared.version());
         reply.mutable_ack()->set_nonce(command.offer().nonce());
       }
@@ -313,6 +328,10 @@ class FakeCluster {
       state.armed = command.arm().version();
     } else if (command.has_withdraw()) {
       if (state.prepared.version() == command.withdraw().version()) state.prepared.Clear();
+    } else if (command.has_lease()) {
+      EXPECT_EQ(rank, 0);
+      ++leases_;
+      lease_s_ = command.lease().lease_s();
     } else if (command.has_refusal()) {
       refusals_.push_back(command.refusal().reason());
     }
@@ -324,6 +343,11 @@ class FakeCluster {
           << "rank " << rank << " does not hold the plan";
     }
     active_ = ranks_[0].prepared;
+    lease_ = ranks_[0].prepared_lease;
+    TellActive(version);
+  }
+
+  void TellActive(uint64_t version) {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (ranks_[rank].agent == nullptr || ranks_[rank].agent->closed) continue;
       v1::RankMessage message;
@@ -336,7 +360,9 @@ class FakeCluster {
   FakeClock& clock_;
   Fleet* fleet_ = nullptr;
   std::vector<Rank> ranks_;
-  v1::Plan active_;
+  v1::Plan active_, lease_;
+  int leases_ = 0;
+  double lease_s_ = 0;
   v1::PeerList peers_;
   std::vector<std::string> refusals_;
   uint64_t step_ = 0;

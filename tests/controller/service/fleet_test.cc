@@ -165,6 +165,59 @@ TEST_F(FleetTest, KillBetweenOfferAndActivationIsHarmless) {
   EXPECT_EQ(Job().active_plan().version(), cluster_.active().version());
 }
 
+TEST_F(FleetTest, AControllerThatComesBackAfterTheLeaseFindsTheDensePlan) {
+  v1::ApplyPolicyRequest apply;
+  apply.set_source("name: leased\nswitching: {lease_s: 30}\n");
+  v1::ApplyPolicyResponse response;
+  ASSERT_TRUE(fleet_->ApplyPolicy(apply, &response).ok());
+  cluster_.network.bandwidth_bytes_per_s = 10e6;
+  cluster_.Connect(*fleet_);
+  Run(40);
+  ASSERT_EQ(cluster_.ActiveCodec(), "top_k");
+  const uint64_t lossy = cluster_.active().version();
+  ASSERT_EQ(cluster_.lease_plan().version(), lossy + 1);
+  EXPECT_EQ(cluster_.lease_plan().fallback().codec(), "identity");
+  EXPECT_EQ(cluster_.lease_s(), 30);
+  const int renewals = cluster_.leases();
+  const TimePoint before = clock_.Now();
+  Run(100);
+  const double seconds = ToSeconds(clock_.Now() - before);
+  EXPECT_NEAR(cluster_.leases() - renewals, seconds, 0.3 * seconds + 1) << "one a second";
+  KillController();
+  const v1::Plan lease = cluster_.lease_plan();
+  StartController();
+  cluster_.LetTheLeaseRunOut(/*heard=*/false);
+  cluster_.Connect(*fleet_);
+  EXPECT_EQ(Job().active_plan().version(), lease.version());
+  EXPECT_EQ(Job().active_plan().digest(), lease.digest());
+  EXPECT_LE(StepsUntil([&] { return cluster_.ActiveCodec() == "top_k"; }, 120), 120);
+  EXPECT_GT(cluster_.active().version(), lease.version());
+}
+
+TEST_F(FleetTest, ALeaseThatThePolicyGainsLaterReachesTheRanks) {
+  cluster_.network.bandwidth_bytes_per_s = 10e6;
+  cluster_.Connect(*fleet_);
+  Run(40);
+  ASSERT_EQ(cluster_.ActiveCodec(), "top_k");
+  EXPECT_EQ(cluster_.lease_plan().version(), 0u);
+  EXPECT_EQ(cluster_.lease_s(), 0);
+  v1::ApplyPolicyRequest apply;
+  apply.set_source("name: leased\nswitching: {lease_s: 30}\n");
+  v1::ApplyPolicyResponse response;
+  ASSERT_TRUE(fleet_->ApplyPolicy(apply, &response).ok());
+  EXPECT_LE(StepsUntil([&] { return cluster_.lease_plan().version() != 0; }, 30), 30);
+  EXPECT_EQ(cluster_.lease_s(), 30);
+  // The fallback happens under this very controller when only rank 0 is cut off from it.
+  cluster_.LetTheLeaseRunOut(/*heard=*/true);
+  const uint64_t dense = cluster_.active().version();
+  EXPECT_EQ(Job().active_plan().version(), dense);
+  EXPECT_LE(StepsUntil([&] { return cluster_.ActiveCodec() == "top_k"; }, 120), 120);
+  EXPECT_GT(cluster_.active().version(), dense);
+  apply.set_source("name: leased\n");
+  ASSERT_TRUE(fleet_->ApplyPolicy(apply, &response).ok());
+  EXPECT_LE(StepsUntil([&] { return cluster_.lease_s() == 0; }, 30), 30);
+}
+
 TEST_F(FleetTest, NackKeepsTheLastPlanAndIsVisible) {
   cluster_.network.bandwidth_bytes_per_s = 10e6;
   cluster_.nack = true;

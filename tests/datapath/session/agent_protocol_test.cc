@@ -91,6 +91,14 @@ TEST(RankCommandTest, ReadsEachCommandWithIntegersInBothForms) {
             4u);
   EXPECT_EQ(std::get<RankRefusal>(*ParseRankCommand(R"({"refusal": {"reason": "r"}})")).reason,
             "r");
+  EXPECT_FALSE(o.lease_plan.has_value());
+  const auto leased = ParseRankCommand(
+      R"({"offer": {"nonce": "n", "plan": {"version": 12}, "lease_plan": {"version": "13"}}})");
+  ASSERT_TRUE(leased.ok()) << ToString(leased.status());
+  ASSERT_TRUE(std::get<PlanOffer>(*leased).lease_plan.has_value());
+  EXPECT_EQ(std::get<PlanOffer>(*leased).lease_plan->version, 13u);
+  EXPECT_EQ(std::get<PlanLease>(*ParseRankCommand(R"({"lease": {"lease_s": 2.5}})")).lease_s, 2.5);
+  EXPECT_EQ(std::get<PlanLease>(*ParseRankCommand(R"({"lease": {}})")).lease_s, 0);
   EXPECT_TRUE(std::holds_alternative<std::monostate>(*ParseRankCommand(R"({"future": {}})")));
 }
 
@@ -102,18 +110,35 @@ TEST(RankCommandTest, AWrongPlanInAReadableOfferCanBeNacked) {
   EXPECT_EQ(o.version, 12u);
   EXPECT_FALSE(o.plan.ok());
   EXPECT_NE(Message(o.plan.status()).find("plan.buckets"), std::string::npos);
+  const auto lease = ParseRankCommand(
+      R"({"offer": {"nonce": "n", "plan": {"version": 12}, "lease_plan": {"buckets": 3}}})");
+  ASSERT_TRUE(lease.ok());
+  EXPECT_NE(Message(std::get<PlanOffer>(*lease).plan.status()).find("lease_plan"),
+            std::string::npos);
 }
 
 TEST(RankCommandTest, HostileTextsAreErrors) {
   for (const std::string& text :
-       {std::string(), std::string("{"), std::string("null"), std::string("[1]"),
-        std::string(R"({"arm": 3})"), std::string(R"({"arm": {"version": -3}})"),
-        std::string(R"({"arm": {"version": 1e30}})"), std::string(R"({"arm": {}})"),
-        std::string(R"({"offer": {}})"), std::string(R"({"offer": {"plan": []}})"),
+       {std::string(),
+        std::string("{"),
+        std::string("null"),
+        std::string("[1]"),
+        std::string(R"({"arm": 3})"),
+        std::string(R"({"arm": {"version": -3}})"),
+        std::string(R"({"arm": {"version": 1e30}})"),
+        std::string(R"({"arm": {}})"),
+        std::string(R"({"offer": {}})"),
+        std::string(R"({"offer": {"plan": []}})"),
         std::string(R"({"offer": {"nonce": 3, "plan": {}}})"),
-        std::string(R"({"refusal": {"reason": {}}})"), std::string("{\"arm\": \xff}"),
+        std::string(R"({"refusal": {"reason": {}}})"),
+        std::string("{\"arm\": \xff}"),
+        std::string(R"({"lease": {"lease_s": -1}})"),
+        std::string(R"({"lease": {"lease_s": "NaN"}})"),
+        std::string(R"({"lease": 3})"),
+        std::string(R"({"lease": {"lease_s": 1e300}})"),
         R"({"offer": {"nonce": ")" + std::string(1000, 'x') + R"(", "plan": {}}})",
-        std::string(100000, '['), R"({"a":)" + std::string(50000, '{')}) {
+        std::string(100000, '['),
+        R"({"a":)" + std::string(50000, '{')}) {
     const auto command = ParseRankCommand(text);
     EXPECT_FALSE(command.ok()) << text.substr(0, 60);
     EXPECT_EQ(command.status().code(), StatusCode::kInvalidArgument);

@@ -52,6 +52,7 @@ struct WorldOptions {
   std::string plan_file = {};
   std::string agent = {};
   const TransportFactory* factory = nullptr;  // instead of `transport`
+  double lease_min_s = 3;
 };
 
 class SessionWorld {
@@ -69,6 +70,7 @@ class SessionWorld {
       session.connect_timeout = std::chrono::seconds(20);
       session.plan_file = options.plan_file;
       session.agent = options.agent;
+      session.lease_min = FromSeconds(options.lease_min_s);
       SessionParts parts;
       if (options.agent.empty()) {
         ports[rank] = std::make_unique<FakeAgentPort>();
