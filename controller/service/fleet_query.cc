@@ -171,16 +171,16 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
         "no decision for job '", request.job(),
         "' yet: ", job->last_obstacle().empty() ? "nothing measured" : job->last_obstacle()));
   }
+  if (job->last_inputs().has_value()) *response = *job->last_inputs();
   *response->mutable_decision() = *job->last_decision();
   for (const auto& candidate : job->last_front()) *response->add_front() = candidate;
   const auto id = ParseId("decision", response->decision().id());
   if (id.ok()) {
     if (const auto stored = store_.GetDecision(*id); stored.ok()) {
       response->mutable_decision()->set_snapshot_json(stored->snapshot);
-      if (const auto snapshot = ParseSnapshot(stored->snapshot); snapshot.ok()) {
-        *response->mutable_latency_s() = weir::ToProto(snapshot->latency_s);
-        *response->mutable_bandwidth_bytes_per_s() = weir::ToProto(snapshot->bandwidth_bytes_per_s);
-        response->set_compute_s(Finite(snapshot->compute_s.value));
+      const auto snapshot = ParseSnapshot(stored->snapshot);
+      if (snapshot.ok() && !job->last_inputs().has_value()) {
+        response->MergeFrom(DescribeInputs(*snapshot, {}));
       }
     }
   }

@@ -99,6 +99,8 @@ class Job {
   const Rollout* rollout() const { return rollout_.get(); }
   const std::optional<v1::Decision>& last_decision() const { return last_decision_; }
   const std::vector<v1::Candidate>& last_front() const { return last_front_; }
+  /// What the last decision was made from; empty when a former controller made it.
+  const std::optional<v1::Explanation>& last_inputs() const { return last_inputs_; }
   std::string last_obstacle() const { return obstacle_; }
   double complete_for_s() const;
   Policy policy() const;
@@ -181,6 +183,7 @@ class Job {
   std::optional<Trigger> requested_;
   std::optional<v1::Decision> last_decision_;
   std::vector<v1::Candidate> last_front_;
+  std::optional<v1::Explanation> last_inputs_;
   std::optional<v1::Decision> rolling_decision_;  // its plan is offered or armed
   std::optional<v1::Decision> active_decision_;   // its plan is active
   std::vector<double> actual_step_s_;

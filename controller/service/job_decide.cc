@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "controller/service/explain.h"
 #include "controller/service/job.h"
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
@@ -177,6 +178,7 @@ void Job::Record(const Trigger& trigger, const Snapshot& snapshot, const Effecti
       Warn(StrCat("decision not stored: ", Message(id.status())));
     }
     last_decision_ = record;
+    last_inputs_ = DescribeInputs(snapshot, model_->Links());
   }
   if (record.outcome() == "offered") rolling_decision_ = record;
   if (!keep) return;

@@ -326,9 +326,23 @@ TEST_F(FleetTest, ExplainShowsInputsCandidatesAndDense) {
   Run(60);
   ASSERT_TRUE(fleet_->Explain(request, &explanation).ok());
   EXPECT_NEAR(explanation.bandwidth_bytes_per_s().value(), 10e6, 5e6);
+  for (const auto& estimate : {explanation.bandwidth_bytes_per_s(), explanation.latency_s()}) {
+    EXPECT_THAT(estimate.method(), testing::AnyOf("tcp_info", "tcp_connect"));
+    EXPECT_GT(estimate.samples(), 0u);
+    EXPECT_GT(estimate.deviation(), 0);
+    EXPECT_THAT(explanation.text(), testing::HasSubstr(StrCat(estimate.method(), ", ",
+                                                              estimate.samples(), " samples, ")));
+  }
   EXPECT_THAT(explanation.text(), testing::HasSubstr("Dense would take"));
   EXPECT_GT(explanation.front_size(), 0);
   EXPECT_GT(explanation.decision().dense_step_s(), explanation.decision().predicted_step_s());
+  // What another controller decided is explained from what it stored.
+  KillController();
+  StartController();
+  v1::Explanation stored;
+  ASSERT_TRUE(fleet_->Explain(request, &stored).ok());
+  EXPECT_EQ(stored.bandwidth_bytes_per_s().value(), explanation.bandwidth_bytes_per_s().value());
+  EXPECT_EQ(stored.bandwidth_bytes_per_s().method(), "collectives");
   std::printf("%s", explanation.text().c_str());
 }
 
