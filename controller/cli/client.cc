@@ -8,6 +8,8 @@
 #include <iostream>
 #include <iterator>
 
+#include "controller/service/grpc_server.h"
+
 namespace weir::cli {
 namespace {
 constexpr size_t kFileBytesMax = 1 << 20;
@@ -63,7 +65,10 @@ StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
     credentials = grpc::SslCredentials(tls);
   }
   std::unique_ptr<Client> client(new Client(options));
-  client->stub_ = v1::AdminService::NewStub(grpc::CreateChannel(options.controller, credentials));
+  grpc::ChannelArguments arguments;  // gRPC's own bound is below what the controller may send
+  arguments.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
+  client->stub_ = v1::AdminService::NewStub(
+      grpc::CreateCustomChannel(options.controller, credentials, arguments));
   return client;
 }
 

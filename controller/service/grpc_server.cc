@@ -12,7 +12,9 @@
 namespace weir {
 namespace {
 
-constexpr int kMessageBytesMax = 8 << 20;
+int Milliseconds(Duration duration) {
+  return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
+}
 
 StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -50,11 +52,13 @@ class GrpcServerImpl : public GrpcServer {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     builder.AddListeningPort(options.address, credentials, &port_);
-    builder.SetMaxReceiveMessageSize(kMessageBytesMax);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
-    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000);
+    builder.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
+    builder.SetMaxSendMessageSize(kGrpcMessageBytesMax);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(kGrpcKeepaliveInterval));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(kGrpcKeepaliveTimeout));
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10000);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                               Milliseconds(kGrpcPingIntervalMin));
     // Two controllers on one port would each see half of the agents.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.RegisterService(&agents_);

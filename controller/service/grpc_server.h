@@ -17,7 +17,16 @@ struct GrpcOptions {
       tls_ca;  // files; empty: no TLS. With a CA clients must show certificates
 };
 
-/// Bounds: 8 MiB a message; pings at most every 10 s; a silent client is dropped after 30 s + 10 s.
+/// Largest message either way. What grows with a job is bounded below it: 16384 buckets in a plan.
+inline constexpr int kGrpcMessageBytesMax = 8 << 20;
+/// A connection without a sign of life is asked after the interval and dropped after the timeout,
+/// whether or not a call is open on it.
+inline constexpr Duration kGrpcKeepaliveInterval = std::chrono::seconds(30);
+inline constexpr Duration kGrpcKeepaliveTimeout = std::chrono::seconds(10);
+/// Clients may ask as often as this, with or without open calls; one that asks more often thrice is
+/// told "too many pings" and dropped. Agents ask every 30 s.
+inline constexpr Duration kGrpcPingIntervalMin = std::chrono::seconds(10);
+
 class GrpcServer {
  public:
   /// kUnavailable: the address is taken; kInvalidArgument: unreadable TLS files. All references
