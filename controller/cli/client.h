@@ -14,7 +14,7 @@ enum ExitCode {
   kOk = 0,
   kFailure = 1,       // the call failed for another reason, or a check found a problem
   kUsage = 2,         // wrong flags or arguments
-  kNotFoundExit = 3,  // the named thing does not exist
+  kNotFoundExit = 3,  // the named thing does not exist, or the file
   kUnreachable = 4,   // no controller answers
   kConflict = 5,      // the controller refuses in its present state, or the document is invalid
 };

@@ -96,7 +96,7 @@ Status Doctor(Client& client) {
     }
   }
   if (findings.failed() > 0) {
-    return FailedPrecondition(StrCat(findings.failed(), " checks failed"));
+    return Internal(StrCat(findings.failed(), " checks failed"));
   }
   return OkStatus();
 }

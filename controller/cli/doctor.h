@@ -5,7 +5,7 @@
 
 namespace weir::cli {
 
-/// Prints one line per check, "ok", "warn" or "FAIL" first. kFailedPrecondition when any failed.
+/// Prints one line per check, "ok", "warn" or "FAIL" first. kInternal when any failed.
 Status Doctor(Client& client);
 
 }  // namespace weir::cli

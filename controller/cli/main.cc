@@ -128,22 +128,24 @@ Status SimulateCommand(Flags& flags) {
 
 void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
   const char* const kinds = "nodes, links, jobs, decisions or policies";
+  const CLI::IsMember known({"nodes", "links", "jobs", "decisions", "policies", "node", "link",
+                             "job", "decision", "policy"});
   auto* get = app.add_subcommand("get", "list resources, or show one");
-  get->add_option("kind", flags.resource.kind, kinds)->required();
+  get->add_option("kind", flags.resource.kind, kinds)->required()->check(known);
   get->add_option("name", flags.resource.name, "one item; links: a node");
   get->add_option("--job", flags.resource.job, "decisions of this job");
   get->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output) { return Get(client, f.resource); });
   });
   auto* describe = app.add_subcommand("describe", "everything known of a resource");
-  describe->add_option("kind", flags.resource.kind, kinds)->required();
+  describe->add_option("kind", flags.resource.kind, kinds)->required()->check(known);
   describe->add_option("name", flags.resource.name, "one item");
   describe->add_option("--job", flags.resource.job, "decisions of this job");
   describe->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output) { return Describe(client, f.resource); });
   });
   auto* watch = app.add_subcommand("watch", "print events as they happen");
-  watch->add_option("kind", flags.resource.kind, kinds)->required();
+  watch->add_option("kind", flags.resource.kind, kinds)->required()->check(known);
   watch->add_option("name", flags.resource.name, "only this job");
   watch->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output) { return Watch(client, f.resource); });
@@ -212,14 +214,21 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();
   app.footer(
-      "exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 controller unreachable, 5 refused or "
-      "invalid");
+      "exit codes:\n"
+      "  0  ok\n"
+      "  1  failure, or a check of doctor or replay found something wrong\n"
+      "  2  wrong flags or arguments\n"
+      "  3  not found: the named job, node, decision, policy, codec or file\n"
+      "  4  no controller answers\n"
+      "  5  refused: an invalid policy, or not possible in the present state");
   Flags flags;
   Action action;
   app.add_option("--controller", flags.client.controller, "host:port of the gRPC API")
       ->envname("WEIR_CONTROLLER")
       ->capture_default_str();
-  app.add_option("-o,--output", flags.output, "table, json or yaml")->capture_default_str();
+  app.add_option("-o,--output", flags.output, "table, json or yaml")
+      ->check(CLI::IsMember({"table", "json", "yaml"}))
+      ->capture_default_str();
   app.add_option("--timeout", flags.client.timeout_s, "seconds per call")->capture_default_str();
   app.add_option("--token-file", flags.token_file, "bearer token")->envname("WEIR_TOKEN_FILE");
   app.add_option("--ca", flags.client.ca_file, "CA certificate: use TLS");

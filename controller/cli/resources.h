@@ -15,8 +15,8 @@ struct ResourceRequest {
   Output output = Output::kTable;
 };
 
-/// Prints a list, or one item as a table row. Errors: kNotFound for an unknown kind (lists the
-/// valid ones) or name.
+/// Prints a list, or one item as a table row. Errors: kInvalidArgument for an unknown kind (lists
+/// the valid ones), kNotFound for a name.
 Status Get(Client& client, const ResourceRequest& request);
 
 /// Prints one item with everything known of it; YAML unless JSON was asked for.

@@ -1,0 +1,183 @@
+// The operator's command as operators run it: every verb, output and exit code.
+
+#include <yaml-cpp/yaml.h>
+
+#include "tests/controller/cli/weirctl_world.h"
+
+namespace weir::cli {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+TEST_F(WeirctlTest, GetAndDescribeShowEveryResourceInEveryOutput) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  const struct {
+    std::string kind, name, header, in_table;
+  } kKinds[] = {{"nodes", "w1", "ADDRESS", "connected"},
+                {"links", "w0", "BANDWIDTH", "tcp_"},
+                {"jobs", "wire", "STEP-TIME", "running"},
+                {"decisions", "1", "TRIGGER", "wire"},
+                {"policies", "default", "OBJECTIVE", "built in"}};
+  for (const auto& kind : kKinds) {
+    const Ran table = Run({"get", kind.kind});
+    EXPECT_EQ(table.code, kOk) << table.error;
+    EXPECT_THAT(table.output, AllOf(HasSubstr(kind.header), HasSubstr(kind.in_table)));
+    const nlohmann::json all = Json({"get", kind.kind});
+    ASSERT_TRUE(all.contains(kind.kind)) << all.dump();
+    EXPECT_FALSE(all[kind.kind].empty()) << kind.kind;
+    const Ran yaml = Run({"get", kind.kind, "-o", "yaml"});
+    ASSERT_EQ(yaml.code, kOk);
+    EXPECT_EQ(YAML::Load(yaml.output)[kind.kind].size(), all[kind.kind].size()) << yaml.output;
+    const Ran described = Run({"describe", kind.kind, kind.name});
+    ASSERT_EQ(described.code, kOk) << described.error;
+    EXPECT_TRUE(YAML::Load(described.output).IsMap()) << described.output;
+    EXPECT_FALSE(Json({"describe", kind.kind, kind.name}).empty());
+  }
+  EXPECT_EQ(Json({"get", "jobs", "wire"})["world"], 2);
+  EXPECT_EQ(Json({"get", "decisions", "--job", "nobody"})["decisions"].size(), 0u);
+  EXPECT_THAT(Json({"describe", "decisions", "1"})["snapshot_json"].get<std::string>(),
+              StartsWith("{"));
+}
+
+TEST_F(WeirctlTest, WatchPrintsEventsOfEveryKindAsTheyHappen) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  const std::string policy = File("p.yaml", "name: watched\njobs: [nothing]\n");
+  const struct {
+    std::string kind;
+    std::vector<std::string> cause;
+  } kKinds[] = {{"node", {}},
+                {"link", {}},
+                {"job", {"pin", "wire", "--reason", "watch"}},
+                {"decision", {"unpin", "wire"}},
+                {"policy", {"apply", "-f", policy}}};
+  for (const auto& kind : kKinds) {
+    Program watch(CommandLine({"watch", kind.kind, "-o", "json"}));
+    std::unique_ptr<WireAgent> another;
+    // The command subscribes some time after its start, so the cause comes again until it is seen.
+    const bool seen = Eventually([&] {
+      if (!kind.cause.empty()) {
+        EXPECT_EQ(Run(kind.cause).code, kOk);
+      }
+      if (kind.kind == "node") another = std::make_unique<WireAgent>(target_, 2, 2);
+      const TimePoint pause = RealClock().Now() + std::chrono::milliseconds(300);
+      return watch.ReadUntil([&] {
+        return watch.output.find('\n') != npos || RealClock().Now() > pause;
+      }) && watch.output.find('\n') != npos;
+    });
+    ASSERT_TRUE(seen) << kind.kind << ": " << watch.error;
+    const auto event =
+        nlohmann::json::parse(watch.output.substr(0, watch.output.find('\n')), nullptr, false);
+    ASSERT_TRUE(event.is_object()) << watch.output;
+    EXPECT_EQ(event["kind"], kind.kind);
+  }
+}
+
+TEST_F(WeirctlTest, ExplainSaysWhyAndReplaysIdentically) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  const Ran text = Run({"explain", "wire", "--replay"});
+  EXPECT_EQ(text.code, kOk) << text.error;
+  EXPECT_THAT(text.output, AllOf(HasSubstr("Why:"), HasSubstr("Measured"), HasSubstr("CANDIDATE"),
+                                 HasSubstr("identity over ring"), HasSubstr("dense would take")));
+  EXPECT_THAT(text.error, HasSubstr("replay: identical"));
+  const nlohmann::json json = Json({"explain", "wire", "--replay"});
+  EXPECT_GT(json["decision"]["candidates"].size(), 1u);
+  EXPECT_GT(json["bandwidth_bytes_per_s"]["value"].get<double>(), 0);
+}
+
+TEST_F(WeirctlTest, PinHoldsUntilUnpin) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  const Ran pinned = Run({"pin", "wire", "--codec", "top_k", "--collective", "sparse_all_gather",
+                          "--ratio", "0.05", "--actor", "amy", "--reason", "trial"});
+  EXPECT_EQ(pinned.code, kOk) << pinned.error;
+  EXPECT_TRUE(Eventually([&] {
+    return Run({"get", "jobs"}).output.find("top_k 0.05 over sparse_all_gather") != npos;
+  }));
+  EXPECT_THAT(Run({"get", "jobs"}).output, HasSubstr("running,pinned"));
+  EXPECT_THAT(Json({"get", "jobs", "wire"})["pinned"].get<std::string>(),
+              AllOf(HasSubstr("amy"), HasSubstr("trial")));
+  EXPECT_EQ(Run({"unpin", "wire", "--actor", "amy"}).code, kOk);
+  EXPECT_EQ(Json({"get", "jobs", "wire"})["pinned"], "");
+}
+
+TEST_F(WeirctlTest, PoliciesAreValidatedAppliedAndRefusedWithFileAndKey) {
+  const std::string good = File("good.yaml", "name: mild\nbounds: {ratio_min: 0.1}\n");
+  const std::string objective = File("objective.yaml", "name: x\nobjective: fastest\n");
+  const std::string key = File("key.json", R"({"name": "x", "bounds": {"ratio": 1}})");
+  EXPECT_EQ(Run({"validate", "-f", good}).code, kOk);
+  EXPECT_EQ(Run({"apply", "-f", good, "--dry-run"}).code, kOk);
+  EXPECT_EQ(Json({"get", "policies"})["policies"].size(), 1u) << "a dry run changes nothing";
+  EXPECT_EQ(Run({"apply", "-f", good, "--actor", "amy"}).code, kOk);
+  EXPECT_EQ(Json({"get", "policies", "mild"})["origin"], "api");
+  for (const std::string verb : {"validate", "apply"}) {
+    const Ran unknown = Run({verb, "-f", objective});
+    EXPECT_EQ(unknown.code, kConflict);
+    EXPECT_THAT(unknown.error,
+                AllOf(HasSubstr(objective + ":2: objective.name"), HasSubstr("time_to_accuracy")));
+    const Ran bad = Run({verb, "-f", key});
+    EXPECT_EQ(bad.code, kConflict);
+    EXPECT_THAT(bad.error, AllOf(HasSubstr(key), HasSubstr("ratio_min")));
+    EXPECT_EQ(Run({verb, "-f", directory_ / "absent"}).code, kNotFoundExit);
+  }
+  EXPECT_EQ(Json({"get", "policies"})["policies"].size(), 2u);
+}
+
+TEST_F(WeirctlTest, SimulateNeedsNoController) {
+  Program offline({WEIRCTL_PROGRAM, "--controller", "127.0.0.1:1", "simulate", "--bandwidth",
+                   "50Mb/s", "--latency", "5ms", "--compute", "50ms"});
+  offline.ReadUntil([] { return false; });
+  EXPECT_EQ(offline.Wait(), kOk) << offline.error;
+  EXPECT_THAT(offline.output, AllOf(HasSubstr("CANDIDATE"), HasSubstr("dense")));
+  const nlohmann::json slow = Json({"simulate", "--bandwidth", "50Mb/s", "--compute", "50ms"});
+  EXPECT_NE(slow["plan"]["buckets"][0]["choice"]["codec"], "identity");
+  const std::string dense = File("dense.yaml", "bounds: {codecs: [identity]}\n");
+  const nlohmann::json held = Json({"simulate", "--bandwidth", "50Mb/s", "--policy", dense});
+  EXPECT_EQ(held["plan"]["buckets"][0]["choice"]["codec"], "identity");
+}
+
+TEST_F(WeirctlTest, DoctorIsContentOrNamesWhatIsWrong) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  const Ran well = Run({"doctor"});
+  EXPECT_EQ(well.code, kOk) << well.output;
+  EXPECT_THAT(well.output, HasSubstr("ok    job wire: 2 of 2 ranks attached"));
+  EndTraining();
+  EXPECT_TRUE(Eventually([&] { return Run({"doctor"}).code == kFailure; }));
+  EXPECT_THAT(Run({"doctor"}).output, HasSubstr("FAIL  agent on w0"));
+}
+
+TEST_F(WeirctlTest, ExitCodesAreStableAndDocumented) {
+  const Ran help = Run({"--help"});
+  EXPECT_EQ(help.code, kOk);
+  for (const char* line : {"exit codes", "0  ok", "1  failure", "2  wrong flags", "3  not found",
+                           "4  no controller", "5  refused"}) {
+    EXPECT_THAT(help.output, HasSubstr(line));
+  }
+  const std::vector<std::vector<std::string>> usage = {{},
+                                                       {"frobnicate"},
+                                                       {"get"},
+                                                       {"get", "gadgets"},
+                                                       {"get", "jobs", "-o", "xml"},
+                                                       {"apply"},
+                                                       {"pin", "wire", "--nope"},
+                                                       {"explain"}};
+  for (const auto& arguments : usage) {
+    EXPECT_EQ(Run(arguments).code, kUsage) << nlohmann::json(arguments).dump();
+  }
+  const std::vector<std::vector<std::string>> absent = {
+      {"get", "jobs", "nope"},         {"get", "nodes", "nope"}, {"describe", "decisions", "999"},
+      {"get", "policies", "nope"},     {"explain", "nope"},      {"unpin", "nope"},
+      {"pin", "nope", "--reason", "r"}};
+  for (const auto& arguments : absent) {
+    const Ran ran = Run(arguments);
+    EXPECT_EQ(ran.code, kNotFoundExit) << nlohmann::json(arguments).dump() << ran.error;
+    EXPECT_THAT(ran.error, StartsWith("weirctl: "));
+  }
+  Program unreachable({WEIRCTL_PROGRAM, "--controller", "127.0.0.1:1", "get", "jobs"});
+  unreachable.ReadUntil([] { return false; });
+  EXPECT_EQ(unreachable.Wait(), kUnreachable);
+  EXPECT_THAT(unreachable.error, HasSubstr("127.0.0.1:1"));
+}
+
+}  // namespace
+}  // namespace weir::cli
