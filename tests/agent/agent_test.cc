@@ -11,6 +11,7 @@
 
 #include "tests/agent/fake_controller.h"
 #include "tests/agent/socket_client.h"
+#include "tests/support/certificates.h"
 
 namespace weir::agent {
 namespace {
@@ -291,33 +292,10 @@ TEST_F(AgentTest, RefusesAHostileRankAndServesTheNext) {
   EXPECT_TRUE(controller.Next(IsRankHello));
 }
 
-// A certificate authority and two certificates that it signed, made by openssl in `directory`.
-bool MakeCertificates(const std::string& directory) {
-  std::ofstream(directory + "/san") << "subjectAltName=IP:127.0.0.1\n";
-  const std::string in = StrCat("cd ", directory, " && openssl ");
-  const auto run = [&](const std::string& arguments) {
-    return std::system(StrCat(in, arguments, " 2> /dev/null").c_str()) == 0;
-  };
-  const std::string key = "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
-  if (!run(key + "-x509 -days 2 -subj /CN=ca -keyout ca.key -out ca.pem")) return false;
-  for (const std::string name : {"server", "agent"}) {
-    if (!run(StrCat(key, "-subj /CN=", name, " -keyout ", name, ".key -out ", name, ".csr")) ||
-        !run(StrCat("x509 -req -days 2 -in ", name, ".csr -CA ca.pem -CAkey ca.key -CAcreateserial",
-                    " -extfile san -out ", name, ".pem"))) {
-      return false;
-    }
-  }
-  return true;
-}
-
-std::string Contents(const std::string& path) {
-  std::ifstream file(path);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 TEST_F(AgentTest, ProvesItselfToTheControllerByCertificate) {
   std::filesystem::create_directories(directory_);
-  if (!MakeCertificates(directory_)) GTEST_SKIP() << "openssl cannot make certificates here";
+  if (!MakeCertificates(directory_, "ca", {"server", "agent"}))
+    GTEST_SKIP() << "openssl cannot make certificates here";
   grpc::SslServerCredentialsOptions tls(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   tls.pem_root_certs = Contents(directory_ + "/ca.pem");
   tls.pem_key_cert_pairs.push_back(
