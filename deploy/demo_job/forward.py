@@ -46,9 +46,8 @@ class Forwarder:
             except OSError:
                 client.close()
                 continue
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=_pump, args=(source, sink), name="forward-pump",
-                                 daemon=True).start()
+            threading.Thread(target=_join, args=(client, server), name="forward-join",
+                             daemon=True).start()
 
     def _accept(self):
         while True:
@@ -68,6 +67,16 @@ class Forwarder:
         self._requests.put(None)
         for thread in self._threads:
             thread.join(timeout=CONNECT_TIMEOUT_S + 1)
+
+
+def _join(client, server):
+    """Passes bytes both ways until both have ended."""
+    with client, server:
+        back = threading.Thread(target=_pump, args=(server, client), name="forward-pump",
+                                daemon=True)
+        back.start()
+        _pump(client, server)
+        back.join()
 
 
 def _pump(source, sink):
