@@ -1,20 +1,16 @@
 // The controller's page: reads the REST API, follows the event stream, shows one job at a time.
 // Read-only: operators change things with weirctl or the API.
 
+import { follow, forgetToken, get, hasToken, keepToken, newDecisions, TokenNeeded } from "./api.js";
 import { Charts } from "./charts.js";
 import { age, bitsPerSecond, bytes, choiceLabel, number, seconds, significant } from "./format.js";
 
 const pointsMax = 2000;
-const state = { job: null, points: [], decisions: [], refreshing: false };
+const decisionPagesMax = 20;
+const rowsMax = 100;
+const state = { job: null, points: [], decisions: new Map(), refreshing: false, following: false };
 const charts = new Charts();
 const element = (id) => document.getElementById(id);
-
-async function api(path) {
-  const response = await fetch(path, { headers: { Accept: "application/json" } });
-  const body = await response.json();
-  if (!response.ok) throw new Error(`${path}: ${body.message || response.status}`);
-  return body;
-}
 
 function showError(error) {
   element("error").hidden = !error;
@@ -28,24 +24,25 @@ function row(cells, className) {
   for (const cell of cells) {
     const td = document.createElement(cell.head ? "th" : "td");
     td.textContent = cell.text;
-    if (cell.number) td.className = "number";
+    if (cell.className) td.className = cell.className;
     line.append(td);
   }
   return line;
 }
 
 const text = (value) => ({ text: value });
-const figure = (value) => ({ text: value, number: true });
-const heads = (...names) => row(names.map((name) => ({ text: name, head: true, number: name.startsWith("#") }))
-  .map((cell) => ({ ...cell, text: cell.text.replace(/^#/, "") })));
+const figure = (value) => ({ text: value, className: "number" });
+const short = (value) => ({ text: value, className: "short" });
+const heads = (...names) => row(names.map((name) => ({
+  text: name.replace(/^#/, ""), head: true, className: name.startsWith("#") ? "number" : "" })));
 
 function fill(id, header, rows) {
   element(id).replaceChildren(header, ...rows);
 }
 
-function tile(label, value, note) {
+function tile(label, value, note, wide) {
   const box = document.createElement("div");
-  box.className = "tile";
+  box.className = wide ? "tile wide" : "tile";
   const strong = document.createElement("b");
   strong.textContent = value;
   const caption = document.createElement("span");
@@ -72,7 +69,7 @@ function drawTiles(job, explanation) {
   const bandwidth = explanation.bandwidth_bytes_per_s || {};
   const latency = explanation.latency_s || {};
   element("tiles").replaceChildren(
-    tile("running now", choiceLabel(largestChoice(job)), job.pinned ? `pinned: ${job.pinned}` : job.policy),
+    tile("running now", choiceLabel(largestChoice(job)), job.pinned ? `pinned: ${job.pinned}` : `policy ${job.policy}`, true),
     tile("step time", seconds(step), `dense would take ${seconds(dense)}`),
     tile("faster than dense", saved, "predicted dense over measured"),
     tile("gradient gain", significant(number(job.gain)), "share of gradient energy sent"),
@@ -98,19 +95,37 @@ function drawExplanation(explanation) {
     ], candidate.chosen ? "chosen" : candidate.feasible ? "" : "infeasible")));
 }
 
+// Newest first.
+function knownDecisions() {
+  return [...state.decisions.values()].sort((a, b) => number(b.id) - number(a.id));
+}
+
+// Switches that took effect or are about to, oldest first: the marks of the charts.
+function switches() {
+  return knownDecisions().filter((decision) => decision.switched).reverse();
+}
+
+const stepOf = (decision) => number(decision.activation_step) || number(decision.step);
+
 function drawDecisions() {
+  const all = knownDecisions();
+  const shown = element("all-decisions").checked ? all : all.filter((decision) => decision.switched);
   fill("decisions", heads("#step", "when", "trigger", "from", "to", "outcome", "reason"),
-    state.decisions.map((decision) => row([
+    shown.slice(0, rowsMax).map((decision) => row([
       figure(String(number(decision.step))),
-      text(age(Date.now() / 1000 - number(decision.unix_s))), text(decision.trigger || ""),
+      short(age(Date.now() / 1000 - number(decision.unix_s))), short(decision.trigger || ""),
       text(decision.from || ""), text(decision.switched ? decision.to || "" : "(kept)"),
-      text(decision.outcome || ""), text(decision.reason || ""),
+      short(decision.outcome || ""), text(decision.reason || ""),
     ])));
-  const switches = state.decisions.filter((decision) => decision.switched);
-  element("marks").replaceChildren(...switches.slice(0, 30).map((decision) => {
+  const kept = all.length - all.filter((decision) => decision.switched).length;
+  element("kept-count").textContent = `also the ${kept} that kept the plan`;
+  const marks = switches();
+  element("marks").start = marks.length;
+  element("marks").replaceChildren(...marks.reverse().map((decision) => {
     const item = document.createElement("li");
-    item.textContent = `step ${number(decision.activation_step) || number(decision.step)}: ` +
-      `${decision.from || "start"} → ${decision.to || ""}. ${decision.reason || ""}`;
+    const change = document.createElement("b");
+    change.textContent = `step ${stepOf(decision)}: ${decision.from || "start"} → ${decision.to || ""}. `;
+    item.append(change, decision.reason || "");
     return item;
   }));
 }
@@ -139,14 +154,14 @@ function drawNodes(nodes, job) {
     ])));
 }
 
-function drawCharts() {
-  const marks = state.decisions.filter((decision) => decision.switched)
-    .map((decision) => number(decision.activation_step) || number(decision.step));
-  charts.draw(state.points, marks);
+function forgetJob() {
+  state.points = [];
+  state.decisions.clear();
+  charts.clear();
 }
 
 async function refreshJobs() {
-  const jobs = (await api("/v1/jobs")).jobs || [];
+  const jobs = (await get("/v1/jobs")).jobs || [];
   const select = element("job");
   const names = jobs.map((job) => job.name);
   const shown = [...select.options].map((option) => option.value);
@@ -156,72 +171,110 @@ async function refreshJobs() {
   if (!names.includes(state.job)) {
     const running = jobs.filter((job) => job.state === "running");
     state.job = (running.at(-1) || jobs.at(-1) || {}).name || null;
-    state.points = [];
-    charts.clear();
+    forgetJob();
   }
   if (state.job) select.value = state.job;
+  element("job-label").hidden = names.length === 0;
   element("empty").hidden = names.length > 0;
   element("content").hidden = names.length === 0;
   return jobs.find((job) => job.name === state.job);
 }
 
+async function refreshJob(job) {
+  const name = encodeURIComponent(job.name);
+  const last = state.points.length ? number(state.points.at(-1).step) : 0;
+  const [series, decisions, links, nodes] = await Promise.all([
+    get(`/v1/jobs/${name}/series?since_step=${last}`),
+    newDecisions(job.name, state.decisions, decisionPagesMax), get("/v1/links"), get("/v1/nodes"),
+  ]);
+  // Without a decision there is nothing to explain, and the answer would be an error.
+  const explanation = decisions.length > 0 ? await get(`/v1/jobs/${name}:explain`).catch(() => ({})) : {};
+  if (job.name !== state.job) return;
+  const fresh = (series.points || []).filter((point) => number(point.step) > last);
+  state.points = [...state.points, ...fresh].slice(-pointsMax);
+  for (const decision of decisions) state.decisions.set(decision.id, decision);
+  drawTiles(job, explanation);
+  drawExplanation(explanation);
+  drawDecisions();
+  drawLinks(links.links || []);
+  drawNodes(nodes.nodes || [], job);
+  charts.draw(state.points, switches().map(stepOf));
+}
+
 async function refresh() {
-  if (state.refreshing) return;
+  if (state.refreshing || !element("token-form").hidden) return;
   state.refreshing = true;
   try {
     const job = await refreshJobs();
-    if (job) {
-      const name = encodeURIComponent(job.name);
-      const last = state.points.length ? number(state.points.at(-1).step) : 0;
-      const [explanation, series, decisions, links, nodes] = await Promise.all([
-        api(`/v1/jobs/${name}:explain`).catch(() => ({})),
-        api(`/v1/jobs/${name}/series?since_step=${last}`),
-        api(`/v1/decisions?job=${name}&page_size=100`), api("/v1/links"), api("/v1/nodes"),
-      ]);
-      if (job.name !== state.job) return;
-      const fresh = (series.points || []).filter((point) => number(point.step) > last);
-      state.points = [...state.points, ...fresh].slice(-pointsMax);
-      state.decisions = decisions.decisions || [];
-      drawTiles(job, explanation);
-      drawExplanation(explanation);
-      drawDecisions();
-      drawLinks(links.links || []);
-      drawNodes(nodes.nodes || [], job);
-      drawCharts();
-    }
+    if (job) await refreshJob(job);
     showError(null);
-    setConnection(true);
+    setConnection("live", `live, ${new Date().toLocaleTimeString()}`);
+    followEvents();
   } catch (error) {
-    showError(error);
-    setConnection(false);
+    if (error instanceof TokenNeeded) {
+      askForToken(error);
+    } else {
+      showError(error);
+      setConnection("lost", "controller does not answer; retrying");
+    }
   } finally {
     state.refreshing = false;
   }
 }
 
-function setConnection(live) {
-  const badge = element("connection");
-  badge.className = `badge ${live ? "live" : "lost"}`;
-  badge.textContent = live ? `live, ${new Date().toLocaleTimeString()}` : "controller does not answer; retrying";
+function setConnection(className, words) {
+  element("connection").className = `badge ${className}`;
+  element("connection").textContent = words;
+  element("forget-token").hidden = !hasToken();
 }
 
-element("job").addEventListener("change", (event) => {
-  state.job = event.target.value;
-  state.points = [];
-  charts.clear();
+// Nothing is asked of the controller while the form is shown.
+function askForToken(error) {
+  element("token-note").textContent = hasToken() ? `The controller refused the token: ${error.message}.`
+    : "This controller wants a token.";
+  forgetToken();
+  element("token-form").hidden = false;
+  for (const id of ["job-label", "content", "empty"]) element(id).hidden = true;
+  showError(null);
+  setConnection("lost", "token needed");
+  element("token").focus();
+}
+
+element("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const problem = keepToken(element("token").value);
+  element("token").value = "";
+  element("token-note").textContent = problem;
+  if (problem) return;
+  element("token-form").hidden = true;
   refresh();
 });
 
-// Events only say that something changed; the state itself is read. At most two refreshes a second.
+element("forget-token").addEventListener("click", () => {
+  forgetToken();
+  window.location.reload();
+});
+
+element("job").addEventListener("change", (event) => {
+  state.job = event.target.value;
+  forgetJob();
+  refresh();
+});
+
+element("all-decisions").addEventListener("change", drawDecisions);
+
+// Events only say that something changed; the state itself is read. At most one refresh a second.
 let pending = null;
 function refreshSoon() {
-  if (!pending) pending = setTimeout(() => { pending = null; refresh(); }, 500);
+  if (!pending) pending = setTimeout(() => { pending = null; refresh(); }, 1000);
 }
 
-const events = new EventSource("/v1/watch");
-events.onmessage = refreshSoon;
-for (const kind of ["node", "link", "job", "decision", "policy", "step", "rank"]) {
-  events.addEventListener(kind, refreshSoon);
+async function followEvents() {
+  if (state.following) return;
+  state.following = true;
+  await follow("/v1/watch", refreshSoon);
+  state.following = false;
 }
+
 setInterval(refresh, 3000);
 refresh();

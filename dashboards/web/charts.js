@@ -34,7 +34,7 @@ const definitions = [
     { label: "gain", of: positive("gain"), scale: "gain" }] },
 ];
 
-// Vertical lines at the steps where a decision switched the plan.
+// Vertical lines at the steps where a decision switched the plan, numbered as in the list of reasons.
 function decisionMarks(steps) {
   return {
     hooks: {
@@ -42,10 +42,17 @@ function decisionMarks(steps) {
         const { ctx } = plot;
         ctx.save();
         ctx.strokeStyle = "#d1822b";
+        ctx.fillStyle = "#d1822b";
+        ctx.font = `${Math.round(11 * devicePixelRatio)}px system-ui, sans-serif`;
         ctx.setLineDash([4, 4]);
-        for (const step of steps()) {
+        let labelled = -Infinity;
+        for (const [index, step] of steps().entries()) {
           const x = plot.valToPos(step, "x", true);
           if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) continue;
+          if (x - labelled > 14 * devicePixelRatio) {
+            ctx.fillText(String(index + 1), x + 2, plot.bbox.top + 10 * devicePixelRatio);
+            labelled = x;
+          }
           ctx.beginPath();
           ctx.moveTo(x, plot.bbox.top);
           ctx.lineTo(x, plot.bbox.top + plot.bbox.height);
@@ -72,7 +79,7 @@ function build(definition, element, data, marks) {
       label: series.label, stroke: palette[index], width: 1.5, spanGaps: true,
       scale: series.scale || "y",
       paths: series.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-      points: { show: data[0].length < 30 },
+      points: { show: (plot) => plot.data[0].length < 30 },
     }))],
     plugins: [decisionMarks(marks)],
   };
@@ -102,13 +109,15 @@ export class Charts {
     const steps = points.map((point) => number(point.step));
     for (const definition of definitions) {
       const data = [steps, ...definition.series.map((series) => points.map(series.of))];
-      const plot = this.plots.get(definition.id);
+      let plot = this.plots.get(definition.id);
       if (plot) {
         plot.setData(data);
       } else {
-        const element = document.getElementById(definition.id);
-        this.plots.set(definition.id, build(definition, element, data, () => this.marks));
+        plot = build(definition, document.getElementById(definition.id), data, () => this.marks);
+        this.plots.set(definition.id, plot);
       }
+      // The newest values, where no pointer asks for others.
+      if (plot.cursor.idx === null || plot.cursor.left < 0) plot.setLegend({ idx: steps.length - 1 });
     }
   }
 }
