@@ -90,7 +90,8 @@ function drawExplanation(explanation) {
       figure(seconds(number(candidate.step_deviation_s))),
       figure(seconds(number(candidate.communication_s))), figure(significant(number(candidate.gain))),
       figure(significant(number(candidate.objective))),
-      text([candidate.chosen ? "chosen" : "", candidate.dense ? "dense" : "", candidate.excluded_by || ""]
+      text([candidate.chosen ? "chosen" : "", candidate.dense ? "dense" : "",
+        candidate.excluded_by ? `excluded: ${candidate.excluded_by}` : ""]
         .filter(Boolean).join(", ")),
     ], candidate.chosen ? "chosen" : candidate.feasible ? "" : "infeasible")));
 }
