@@ -32,6 +32,7 @@ constexpr double kReferenceRatio = 0.01;  // gain changes are watched here
 constexpr double kPayloadWeight = 0.1;
 constexpr double kGainScalePrior = 0.7;  // one rank's indices serve all: until measured
 constexpr uint64_t kGainSteps = 5;
+constexpr uint64_t kCurveWaitSteps = 10;  // longer than ranks take to sample new buckets
 
 struct CodecState {
   CodecModel model;
@@ -45,6 +46,13 @@ struct Pending {
   Trigger trigger;
   int urgency = 0;
 };
+
+/// The slowest rank holds up the others.
+CodecModel::Time Slower(const CodecModel::Time& a, const CodecModel::Time& b) {
+  return {std::max(a.base_s, b.base_s), std::max(a.per_element_s, b.per_element_s),
+          std::max(a.per_kept_s, b.per_kept_s),
+          std::max(a.deviation_s_per_element, b.deviation_s_per_element)};
+}
 
 int UrgencyOf(const std::string& kind) {
   if (kind == "bandwidth_change") return 4;
@@ -83,6 +91,7 @@ struct JobModel::State {
   std::deque<double> switches_s;
 
   uint64_t step = 0, steps = 0;
+  uint64_t steps_before_buckets = 0;
   RollingMedian compute_s{15}, step_s{9}, metadata_s{15};
   Smoothed backward_s{0.1}, gain{0.2}, reference_gain{0.05};
   std::optional<double> loss;
@@ -138,9 +147,16 @@ void JobModel::State::Intersect() {
       return named(offer.second.first, codec.name);
     });
     if (!everywhere) continue;
+    for (const auto& [rank, offer] : offers) {
+      const auto one = std::find_if(offer.first.begin(), offer.first.end(),
+                                    [&](const auto& other) { return other.name == codec.name; });
+      codec.encode = Slower(codec.encode, one->encode);
+      codec.decode = Slower(codec.decode, one->decode);
+    }
     ApplyPriorTimes(&codec);
     CodecState* known = FindCodec(codec.name);
-    kept.push_back(known != nullptr ? std::move(*known) : CodecState(codec));
+    const bool ran = known != nullptr && known->encode.samples() > 0;
+    kept.push_back(ran ? std::move(*known) : CodecState(codec));
   }
   for (const CollectiveModel& collective : first_collectives) {
     const bool everywhere = std::all_of(offers.begin(), offers.end(), [&](const auto& offer) {
@@ -325,6 +341,13 @@ Status JobModel::State::Missing() const {
     return FailedPrecondition(
         StrCat("no complete step was seen yet after the first, found ", steps));
   }
+  for (const BucketDefinition& bucket : buckets) {
+    if (steps >= steps_before_buckets + kCurveWaitSteps) break;
+    const auto found = estimates.find(bucket.key);
+    if (found != estimates.end() && !found->second.gains.empty()) continue;
+    return FailedPrecondition(
+        StrCat("the gradient of bucket ", bucket.key, " was not sampled yet"));
+  }
   if (world == 1) return OkStatus();
   if (!network.has_latency()) return FailedPrecondition("latency was not measured yet");
   if (!network.has_bandwidth()) return FailedPrecondition("bandwidth was not measured yet");
@@ -395,6 +418,7 @@ void JobModel::SetBuckets(std::vector<BucketDefinition> buckets) {
   }
   s.estimates = std::move(kept);
   s.buckets = std::move(buckets);
+  s.steps_before_buckets = s.steps;
   // Choices belong to positions: without a plan for these buckets nothing is known to run.
   if (s.plan.size() != s.buckets.size()) s.plan.clear();
 }

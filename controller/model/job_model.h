@@ -84,7 +84,8 @@ class JobModel {
   JobModel(std::string job, int world, const Clock& clock);
   ~JobModel();
 
-  /// What one rank offers. The model plans with the intersection over ranks.
+  /// What one rank offers. The model plans with the intersection over ranks and, until codecs have
+  /// run, with the longest of the times that ranks measured.
   void SetCapabilities(int rank, std::vector<CodecModel> codecs,
                        std::vector<CollectiveModel> collectives);
   /// The job's buckets, from rank 0. Estimates of keys that stay are kept.

@@ -83,6 +83,14 @@ Status CheckHello(const v1::RankHello& hello) {
   return OkStatus();
 }
 
+CodecModel::Time ToModel(const v1::CodecTime& in) {
+  CodecModel::Time out;
+  out.per_element_s = Positive(in.per_element_s());
+  out.per_kept_s = Positive(in.per_kept_s());
+  out.deviation_s_per_element = 0.5 * out.per_element_s;
+  return out;
+}
+
 CodecModel ToModel(const v1::CodecCapability& in) {
   CodecModel out;
   out.name = in.name();
@@ -104,6 +112,8 @@ CodecModel ToModel(const v1::CodecCapability& in) {
   out.levels_divided_by_world = in.levels_divided_by_world();
   out.error_divisor = in.error_divisor() > 0 ? Finite(in.error_divisor()) : 12;
   out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
+  out.encode = ToModel(in.encode());
+  out.decode = ToModel(in.decode());
   return out;
 }
 
@@ -117,6 +127,13 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.reduce = ToModel(in.reduce());
   out.world_min = static_cast<int>(std::clamp<uint32_t>(in.world_min(), 1, kWorldMax));
   out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
+  return out;
+}
+
+v1::CodecTime ToProto(const CodecModel::Time& in) {
+  v1::CodecTime out;
+  out.set_per_element_s(in.per_element_s);
+  out.set_per_kept_s(in.per_kept_s);
   return out;
 }
 
@@ -141,6 +158,8 @@ v1::CodecCapability ToProto(const CodecModel& in) {
   out.set_levels_divided_by_world(in.levels_divided_by_world);
   out.set_error_divisor(in.error_divisor);
   out.set_world_max(static_cast<uint32_t>(in.world_max));
+  *out.mutable_encode() = ToProto(in.encode);
+  *out.mutable_decode() = ToProto(in.decode);
   return out;
 }
 

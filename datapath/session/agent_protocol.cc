@@ -82,9 +82,22 @@ json ToJson(const CollectiveTraits& t) {
           {"world_max", t.world_max}};
 }
 
-json CapabilitiesDocument() {
+json ToJson(const CodecTime& t) {
+  return {{"per_element_s", JsonDouble(t.per_element_s)}, {"per_kept_s", JsonDouble(t.per_kept_s)}};
+}
+
+/// `timings`: null leaves the measured times out.
+json CapabilitiesDocument(const std::map<std::string, CodecTiming>* timings) {
   json codecs = json::array(), collectives = json::array();
-  for (const Codec* codec : Codecs().All()) codecs.push_back(ToJson(codec->Traits()));
+  for (const Codec* codec : Codecs().All()) {
+    json described = ToJson(codec->Traits());
+    if (timings != nullptr && timings->contains(codec->Traits().name)) {
+      const CodecTiming& timing = timings->at(codec->Traits().name);
+      described["encode"] = ToJson(timing.encode);
+      described["decode"] = ToJson(timing.decode);
+    }
+    codecs.push_back(std::move(described));
+  }
   for (const Collective* collective : Collectives().All()) {
     collectives.push_back(ToJson(collective->Traits()));
   }
@@ -98,7 +111,7 @@ json Body(const RankHello& m) {
                {"pid", m.pid},
                {"library_version", m.library_version},
                {"datapath_address", m.datapath_address},
-               {"capabilities", CapabilitiesDocument()},
+               {"capabilities", CapabilitiesDocument(m.codec_timings)},
                {"active_plan_version", JsonUint64(m.active_plan_version)},
                {"step", JsonUint64(m.step)}};
   if (m.active_plan != nullptr && m.active_plan->version != 0) {
@@ -273,7 +286,7 @@ StatusOr<RankCommand> ParseRankCommand(std::string_view text) {
 }
 
 const std::string& CapabilitiesJson() {
-  static const std::string* text = new std::string(DumpJson(CapabilitiesDocument()));
+  static const std::string* text = new std::string(DumpJson(CapabilitiesDocument(nullptr)));
   return *text;
 }
 

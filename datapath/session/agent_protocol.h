@@ -3,6 +3,7 @@
 // weir.v1.RankCommand (in). Pure; proto/weir/v1/rank.proto gives the meaning of every field.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "datapath/base/status.h"
+#include "datapath/session/codec_timing.h"
 #include "datapath/session/plan.h"
 #include "datapath/session/plan_activation.h"
 #include "datapath/transport/transport.h"
@@ -28,6 +30,8 @@ struct RankHello {
   uint64_t active_plan_version = 0;
   uint64_t step = 0;
   std::shared_ptr<const Plan> active_plan;  // may be null
+  // Outlives the message; null: not measured.
+  const std::map<std::string, CodecTiming>* codec_timings = nullptr;
 };
 
 struct BucketDescription {

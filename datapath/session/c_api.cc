@@ -130,6 +130,7 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   options.agent_token = Text(c.agent_token, "");
   options.plan_file = Text(c.plan_file, "");
   options.congestion_control = Text(c.congestion_control, "");
+  options.measure_codecs = true;
   WEIR_ASSIGN_OR_RETURN(options.operation_timeout,
                         Timeout(c.operation_timeout_s, "operation_timeout_s", 60));
   WEIR_ASSIGN_OR_RETURN(options.connect_timeout,

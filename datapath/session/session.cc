@@ -246,8 +246,9 @@ Status Session::AllReduce(uint64_t bucket_key, void* data, double scale,
   if (!collective.ok()) return refuse(collective.status());
   op.codec = *codec;
   op.collective = *collective;
-  op.sample_statistics =
-      op.step % kGainCurveEverySteps == 0 && agent_ != nullptr && agent_->connected();
+  // The first steps too: the controller's first decision wants curves.
+  const bool due = op.step < kGainCurveEverySteps || op.step % kGainCurveEverySteps == 0;
+  op.sample_statistics = due && agent_ != nullptr && agent_->connected();
   op.done = std::move(done);
   op.times.submitted = RealClock().Now();
   if (submitted_keys_.empty()) times_.first_submit = op.times.submitted;

@@ -114,6 +114,7 @@ std::vector<RankMessage> Session::Greeting() {
   hello.pid = static_cast<uint32_t>(getpid());
   hello.library_version = kLibraryVersion;
   hello.datapath_address = address_;
+  if (options_.measure_codecs) hello.codec_timings = &CodecTimings();
   MutexLock lock(mutex_);
   hello.active_plan = activation_.active();
   hello.active_plan_version = hello.active_plan->version;

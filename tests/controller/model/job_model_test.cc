@@ -52,6 +52,22 @@ TEST(JobModelTest, PlansWithWhatEveryRankOffers) {
   for (const auto& codec : snapshot->codecs) EXPECT_NE(codec.name, "fp16");
 }
 
+TEST(JobModelTest, UntilACodecRanTheSlowestRanksTimesHold) {
+  FakeClock clock;
+  test::SimulatedJob job({}, clock);
+  auto codecs = test::Codecs();
+  ASSERT_EQ(codecs[1].name, "fp16");
+  for (int rank = 0; rank < 4; ++rank) {
+    codecs[1].encode = {};
+    codecs[1].encode.per_element_s = rank == 2 ? 5e-9 : 1e-9;
+    job.model().SetCapabilities(rank, codecs, test::Collectives());
+  }
+  for (int i = 0; i < 5; ++i) job.Step(kFast);
+  const auto snapshot = job.model().MakeSnapshot("start");
+  ASSERT_TRUE(snapshot.ok()) << ToString(snapshot.status());
+  EXPECT_EQ(snapshot->codecs[1].encode.per_element_s, 5e-9);
+}
+
 TEST(JobModelTest, SnapshotHoldsWhatWasMeasured) {
   FakeClock clock;
   test::SimulatedJob job({}, clock);
@@ -96,6 +112,8 @@ TEST(JobModelTest, RebuiltBucketsKeepTheEstimatesOfTheirKeys) {
   for (int i = 0; i < 10; ++i) job.Step(kFast);
   job.SetPlan(1, PlanModel(3));
   job.model().SetBuckets({{"other", 500, 1}, {"bucket2", 900000, 0}});
+  EXPECT_THAT(MissingOf(job.model()), HasSubstr("bucket other was not sampled yet"));
+  for (int i = 0; i < 10; ++i) job.Step(kFast);  // ranks that sample nothing hold up no job
   const auto snapshot = job.model().MakeSnapshot("start");
   ASSERT_TRUE(snapshot.ok());
   ASSERT_EQ(snapshot->buckets.size(), 2u);

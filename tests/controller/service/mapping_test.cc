@@ -25,6 +25,8 @@ TEST(MappingTest, CapabilitiesSurviveTheRoundTrip) {
   codec.set_ratio_max(1);
   codec.set_error_model("selection");
   codec.set_error_divisor(6);
+  codec.mutable_encode()->set_per_element_s(1e-9);
+  codec.mutable_decode()->set_per_kept_s(8e-9);
   EXPECT_EQ(ToJson(ToProto(ToModel(codec))), ToJson(codec));
   v1::CollectiveCapability ring;
   ring.set_name("ring");

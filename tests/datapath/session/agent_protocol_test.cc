@@ -43,8 +43,21 @@ TEST(RankMessageTest, HelloCarriesThePlanAndWhatThisBuildCanDo) {
     EXPECT_EQ(codec["form"], "opaque");
     EXPECT_EQ(codec["error_model"], "selection");
     EXPECT_EQ(codec["uses_ratio"], true);
+    EXPECT_FALSE(codec.contains("encode"));
   }
   EXPECT_TRUE(found);
+}
+
+TEST(RankMessageTest, HelloCarriesMeasuredCodecTimes) {
+  const std::map<std::string, CodecTiming> timings = {{"top_k", {{1e-9, 5e-9}, {0, 8e-9}}}};
+  RankHello hello;
+  hello.codec_timings = &timings;
+  for (const auto& codec : Parsed(hello)["hello"]["capabilities"]["codecs"]) {
+    ASSERT_EQ(codec.contains("encode"), codec["name"] == "top_k");
+    if (codec["name"] != "top_k") continue;
+    EXPECT_EQ(codec["encode"]["per_kept_s"], 5e-9);
+    EXPECT_EQ(codec["decode"]["per_element_s"], 0.0);
+  }
 }
 
 TEST(RankMessageTest, NonFiniteNumbersAreTheTextsOfProto3) {
