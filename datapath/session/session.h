@@ -33,7 +33,7 @@ struct SessionOptions {
   Duration connect_timeout = std::chrono::seconds(60);
   std::string congestion_control;
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
-  bool measure_codecs = false;  // tell the controller CodecTimings()
+  bool measure_codecs = false;         // tell the controller CodecTimings()
   Duration lease_min = std::chrono::seconds(3);  // shorter leases count as this
 };
 
