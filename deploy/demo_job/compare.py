@@ -28,7 +28,8 @@ class Contender:
     def __init__(self, options, attach):
         torch.manual_seed(options.seed)
         model = ByteModel(options.model_params, recipe.CONTEXT)
-        self.ddp = DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb,
+                                           broadcast_buffers=False)
         self.weir = None
         if attach:
             import weir

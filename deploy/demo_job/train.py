@@ -77,7 +77,9 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.corpus = Corpus()
         self.model = ByteModel(options.model_params, recipe.CONTEXT)
-        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=options.bucket_mb)
+        # The one buffer is a constant mask. DDP would send it by Gloo before every step.
+        self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=options.bucket_mb,
+                                           broadcast_buffers=False)
         self.weir = None
         if options.backend == "weir":
             import weir
