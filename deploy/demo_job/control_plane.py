@@ -45,6 +45,9 @@ class ControlPlane:
         self._directory.mkdir(parents=True, exist_ok=True)
         policies = self._directory / "policy"
         policies.mkdir(exist_ok=True)
+        # An earlier run with the same --out: neither its decisions nor its policy are this run's.
+        for stale in (*self._directory.glob("controller.db*"), *policies.iterdir()):
+            stale.unlink()
         if self._policy:
             target = policies / pathlib.Path(self._policy).name
             target.write_bytes(pathlib.Path(self._policy).read_bytes())

@@ -86,8 +86,6 @@ class Cluster:
     def __init__(self, name, hosts=2, model_params=300_000):
         self.directory = OUT / name
         self.directory.mkdir(parents=True, exist_ok=True)
-        for stale in self.directory.glob("control/*.db*"):
-            stale.unlink()
         binaries, missing = find_binaries(BUILD)
         if missing:
             raise AssertionError(f"not built below {BUILD}: {', '.join(missing)}")
