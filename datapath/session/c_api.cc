@@ -138,7 +138,7 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   return options;
 }
 
-StatusOr<weir::Dtype> ToDtype(weir_dtype dtype) {
+StatusOr<weir::Dtype> ToDtype(int32_t dtype) {
   switch (dtype) {
     case WEIR_FLOAT32:
       return weir::Dtype::kFloat32;
@@ -147,7 +147,7 @@ StatusOr<weir::Dtype> ToDtype(weir_dtype dtype) {
     case WEIR_BFLOAT16:
       return weir::Dtype::kBrain16;
   }
-  return InvalidArgument(StrCat("dtype: expected 0..2, found ", static_cast<int>(dtype)));
+  return InvalidArgument(StrCat("dtype: expected 0..2, found ", dtype));
 }
 
 void CopyText(const std::string& text, char* buffer, size_t size) {
@@ -258,7 +258,7 @@ void weir_session_close(weir_session* session) {
 }
 
 weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
-                               size_t count, weir_dtype dtype, uint64_t* key) {
+                               size_t count, int32_t dtype, uint64_t* key) {
   return Guard(session, [&]() -> Status {
     if (parameters == nullptr && count > 0) return InvalidArgument("parameters: is null");
     if (key == nullptr) return InvalidArgument("key: is null");
@@ -350,7 +350,7 @@ weir_status weir_get_plan(weir_session* session, char* buffer, size_t* size) {
   });
 }
 
-const char* weir_strerror(weir_status status) {
+const char* weir_strerror(int32_t status) {
   switch (status) {
     case WEIR_OK:
       return "ok";

@@ -33,6 +33,7 @@ typedef enum weir_status {
   WEIR_INTERNAL = 9
 } weir_status;
 
+/* Passed as int32_t: an enum parameter could not hold, and so not refuse, an unknown value. */
 typedef enum weir_dtype { WEIR_FLOAT32 = 0, WEIR_FLOAT16 = 1, WEIR_BFLOAT16 = 2 } weir_dtype;
 
 typedef struct weir_session weir_session;
@@ -90,7 +91,7 @@ WEIR_EXPORT void weir_session_close(weir_session* session);
  * bucket that held one of them is dissolved. Allowed within a step for buckets unused in it; the
  * same declaration again is free. Needs no network. */
 WEIR_EXPORT weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
-                                           size_t count, weir_dtype dtype, uint64_t* key);
+                                           size_t count, int32_t dtype, uint64_t* key);
 
 /* A step is one optimiser step: begin, one all-reduce per bucket in the same order on all ranks,
  * end. Begin swaps to an announced plan; end waits for all operations and reports telemetry.
@@ -124,7 +125,7 @@ WEIR_EXPORT weir_status weir_get_stats(weir_session* session, weir_stats* stats)
 WEIR_EXPORT weir_status weir_get_plan(weir_session* session, char* buffer, size_t* size);
 
 /* Static text for a status. Never NULL. */
-WEIR_EXPORT const char* weir_strerror(weir_status status);
+WEIR_EXPORT const char* weir_strerror(int32_t status);
 /* The last error on this session, with rank, peer and numbers; valid until the next failing call of
  * the calling thread. Never NULL. */
 WEIR_EXPORT const char* weir_last_error(const weir_session* session);

@@ -52,7 +52,8 @@ TEST(RankMessageTest, HelloCarriesMeasuredCodecTimes) {
   const std::map<std::string, CodecTiming> timings = {{"top_k", {{1e-9, 5e-9}, {0, 8e-9}}}};
   RankHello hello;
   hello.codec_timings = &timings;
-  for (const auto& codec : Parsed(hello)["hello"]["capabilities"]["codecs"]) {
+  const auto json = Parsed(hello);
+  for (const auto& codec : json["hello"]["capabilities"]["codecs"]) {
     ASSERT_EQ(codec.contains("encode"), codec["name"] == "top_k");
     if (codec["name"] != "top_k") continue;
     EXPECT_EQ(codec["encode"]["per_kept_s"], 5e-9);
