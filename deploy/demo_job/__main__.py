@@ -165,7 +165,7 @@ class Demo:
 
     def _compare(self):
         print("\n== unshaped network: Gloo and Weir in turns", flush=True)
-        self.network.shape(0.0, 0.0)
+        self.network.shape(0.0)
         run = training.Training(
             self.children, self.network, self.options.schedule, self.directory,
             world=self.options.hosts, model_params=0, seed=0, validate_every=1, steps_max=1)

@@ -1,15 +1,19 @@
-// Holds forwarded packets for a fixed time, where the kernel has no netem: the emulator's delay.
+// Holds forwarded packets for a fixed time and drops some, where the kernel has no netem: the
+// emulator's delay and loss.
 //
 // Packets stay in the kernel. NFQUEUE hands over their ids in arrival order; this process only
 // times the verdicts, one batched verdict per wake-up, so that a few thousand packets a second cost
 // a few per cent of a core. A packet is due at its arrival plus the delay *now in force*: a shorter
-// delay releases the waiting packets at once and never reorders them.
+// delay releases the waiting packets at once and never reorders them. What is dropped is what the
+// kernel hands over: one segment, or several that it has not cut yet (the emulator bounds these).
+// Which ones, a generator of fixed seed says.
 //
 //   weir-delay-relay --queue 1 --delay-us 0 [--lead-us N]
 //
 // Commands on standard input, one per line, each answered by one line on standard output:
 //   delay MICROSECONDS   ->  "ok"
-//   stats                ->  {"packets":N,"waiting":N,"late_us_p50":X,"late_us_p99":X}
+//   loss MILLIONTHS      ->  "ok"
+//   stats                ->  {"packets":N,"dropped":N,"waiting":N,"late_us_p50":X,"late_us_p99":X}
 // End of input ends the process: the emulator cannot leave it behind.
 #include <arpa/inet.h>
 #include <libmnl/libmnl.h>
@@ -30,6 +34,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -38,6 +43,7 @@ namespace {
 constexpr int64_t kNanosecondsPerMicrosecond = 1000;
 constexpr int64_t kNanosecondsPerSecond = 1000000000;
 constexpr uint32_t kQueuedPacketsMax = 100000;
+constexpr int64_t kMillion = 1000000;
 constexpr size_t kReceiveBytes = 64 << 10;
 constexpr size_t kLatenessSamplesMax = 4096;
 constexpr int kCalibrationSleeps = 100;
@@ -168,9 +174,24 @@ class Relay {
     if (header == nullptr) return MNL_CB_OK;
     const auto* packet = static_cast<const nfqnl_msg_packet_hdr*>(mnl_attr_get_payload(header));
     Relay* relay = static_cast<Relay*>(self);
-    relay->waiting_.push_back({relay->now_ns_, ntohl(packet->packet_id)});
     ++relay->packets_;
+    const uint32_t id = ntohl(packet->packet_id);
+    const bool lost = relay->loss_millionths_ > 0 &&
+                      int64_t(relay->random_() % kMillion) < relay->loss_millionths_;
+    if (lost) {
+      relay->Drop(id);
+    } else {
+      relay->waiting_.push_back({relay->now_ns_, id});
+    }
     return MNL_CB_OK;
+  }
+
+  void Drop(uint32_t id) {
+    ++dropped_;
+    std::array<char, 256> buffer;
+    nlmsghdr* message = nfq_nlmsg_put(buffer.data(), NFQNL_MSG_VERDICT, queue_);
+    nfq_nlmsg_verdict_put(message, int(id), NF_DROP);
+    if (!Send(message)) Fail("cannot send a verdict");
   }
 
   void Receive() {
@@ -231,15 +252,26 @@ class Relay {
       } else {
         puts("error: expected delay MICROSECONDS, 0 to 10000000");
       }
+    } else if (command.rfind("loss ", 0) == 0) {
+      const int64_t millionths = strtoll(command.c_str() + 5, &end, 10);
+      if (*end == 0 && millionths >= 0 && millionths <= kMillion) {
+        loss_millionths_ = millionths;
+        puts("ok");
+      } else {
+        puts("error: expected loss MILLIONTHS, 0 to 1000000");
+      }
     } else if (command == "stats") {
       std::sort(late_.begin(), late_.end());
       const auto at = [&](double q) {
         return late_.empty() ? 0.0 : double(late_[size_t(q * double(late_.size() - 1))]) / 1000.0;
       };
-      printf("{\"packets\":%llu,\"waiting\":%zu,\"late_us_p50\":%.1f,\"late_us_p99\":%.1f}\n",
-             static_cast<unsigned long long>(packets_), waiting_.size(), at(0.5), at(0.99));
+      printf(
+          "{\"packets\":%llu,\"dropped\":%llu,\"waiting\":%zu,\"late_us_p50\":%.1f,"
+          "\"late_us_p99\":%.1f}\n",
+          static_cast<unsigned long long>(packets_), static_cast<unsigned long long>(dropped_),
+          waiting_.size(), at(0.5), at(0.99));
     } else {
-      printf("error: unknown command '%s'; known: delay, stats\n", command.c_str());
+      printf("error: unknown command '%s'; known: delay, loss, stats\n", command.c_str());
     }
     fflush(stdout);
   }
@@ -249,7 +281,9 @@ class Relay {
   int64_t lead_ns_;
   mnl_socket* socket_ = nullptr;
   int64_t now_ns_ = 0;
-  uint64_t packets_ = 0;
+  int64_t loss_millionths_ = 0;
+  std::mt19937 random_;
+  uint64_t packets_ = 0, dropped_ = 0;
   std::deque<Waiting> waiting_;
   std::vector<int64_t> late_;
   std::string input_;

@@ -3,9 +3,9 @@
     h0 -- p0 [router] p1 -- h1 ...        c -- ctl: the control host, not shaped on its own port
 
 Every training host has full-duplex `rate`: a token bucket on the router's egress towards it, and
-one on an intermediate device behind the router's ingress from it. Delay sits between the two, one
-way, between training hosts only: netem where the kernel has it, else weir-delay-relay. With no
-delay packets pass neither.
+one on an intermediate device behind the router's ingress from it. Delay and loss sit between the
+two, one way, between training hosts only: netem where the kernel has it, else weir-delay-relay.
+With neither delay nor loss packets pass neither.
 
 Namespaces carry the pid of the process that made them; those whose process is gone are removed.
 """
@@ -84,7 +84,7 @@ class LoopbackNetwork:
     """All hosts on this machine's loopback, for where namespaces are not permitted.
 
     The rate holds per connection, by the kernel's pacing of each rank's sockets (libweir-pace.so in
-    the ranks); there is no delay.
+    the ranks); there is neither delay nor loss.
     """
     control = None
     control_address = "127.0.0.1"
@@ -96,7 +96,7 @@ class LoopbackNetwork:
         if pace_library:
             self.environment = {"LD_PRELOAD": os.path.abspath(pace_library),
                                 "WEIR_PACE_FILE": self._file}
-        self.shape(0.0, 0.0)
+        self.shape(0.0)
 
     @staticmethod
     def host(unused_index):
@@ -108,7 +108,7 @@ class LoopbackNetwork:
         """Every host is this machine."""
         return "127.0.0.1"
 
-    def shape(self, rate_mbps, unused_delay_ms):
+    def shape(self, rate_mbps, unused_delay_ms=0.0, unused_loss_ratio=0.0):
         """Paces every connection of the ranks at this rate; 0: unlimited."""
         temporary = self._file + ".next"
         with open(temporary, "w", encoding="ascii") as out:
@@ -137,7 +137,7 @@ class EmulatedNetwork:
         self._relay_binary = relay_binary
         self._relay = None
         self._delay_device = None   # "netem" or "relay" once a delay was set
-        self._delay_on = False
+        self._impaired = False
         self._shaped = False
         stem = f"{PREFIX}-{os.getpid()}-"
         self._stem = stem
@@ -145,6 +145,7 @@ class EmulatedNetwork:
         self.control = stem + "ctl"
         self.rate_mbps = 0.0
         self.delay_ms = 0.0
+        self.loss_ratio = 0.0
 
     def __enter__(self):
         try:
@@ -211,13 +212,13 @@ class EmulatedNetwork:
             "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle; "
             "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save")
 
-    def shape(self, rate_mbps, delay_ms):
-        """Sets every training host's rate (0: unshaped) and the one-way delay between hosts."""
+    def shape(self, rate_mbps, delay_ms=0.0, loss_ratio=0.0):
+        """Sets every training host's rate (0: unshaped), and delay and loss, one way, between hosts."""
         if rate_mbps != self.rate_mbps:
             self._set_rate(rate_mbps)
-        if delay_ms != self.delay_ms:
-            self._set_delay(delay_ms)
-        self.rate_mbps, self.delay_ms = rate_mbps, delay_ms
+        if (delay_ms, loss_ratio) != (self.delay_ms, self.loss_ratio):
+            self._impair(delay_ms, loss_ratio)
+        self.rate_mbps, self.delay_ms, self.loss_ratio = rate_mbps, delay_ms, loss_ratio
 
     def _set_rate(self, rate_mbps):
         if rate_mbps and not 0.1 <= rate_mbps <= TBF_RATE_MBPS_MAX:
@@ -235,23 +236,27 @@ class EmulatedNetwork:
             run("tc", "-n", self.router, "-batch", "-", text="\n".join(lines) + "\n")
         self._shaped = bool(rate_mbps)
 
-    def _set_delay(self, delay_ms):
+    def _impair(self, delay_ms, loss_ratio):
         if not 0 <= delay_ms <= 10000:
             raise NetworkError(f"delay_ms: expected 0 to 10000, found {delay_ms}")
+        if not 0 <= loss_ratio <= 1:
+            raise NetworkError(f"loss_ratio: expected 0 to 1, found {loss_ratio}")
+        impaired = delay_ms > 0 or loss_ratio > 0
         if self._delay_device is None:
             self._delay_device = "netem" if self._netem_works() else "relay"
         if self._delay_device == "netem":
-            self._netem(delay_ms)
+            self._netem(delay_ms, loss_ratio)
             return
         if self._relay is None:
             self._start_relay()
         self._command(f"delay {round(delay_ms * 1000)}")
-        if (delay_ms > 0) != self._delay_on:
+        self._command(f"loss {round(loss_ratio * 1e6)}")
+        if impaired != self._impaired:
             iptables = "iptables-legacy" if shutil.which("iptables-legacy") else "iptables"
-            run("ip", "netns", "exec", self.router, iptables, "-A" if delay_ms > 0 else "-D",
+            run("ip", "netns", "exec", self.router, iptables, "-A" if impaired else "-D",
                 "FORWARD", "-i", "p+", "-o", "p+", "-j", "NFQUEUE",
                 "--queue-num", str(QUEUE_NUMBER))
-            self._delay_on = delay_ms > 0
+            self._impaired = impaired
 
     def _netem_works(self):
         probe = subprocess.run(["tc", "-n", self.router, "qdisc", "add", "dev", "c", "root",
@@ -260,21 +265,24 @@ class EmulatedNetwork:
             run("tc", "-n", self.router, "qdisc", "del", "dev", "c", "root")
         return probe.returncode == 0
 
-    def _netem(self, delay_ms):
+    def _netem(self, delay_ms, loss_ratio):
         # On the hosts' side of the uplink, where no token bucket sits; the packets of a host's
-        # control traffic are delayed too, unlike with the relay.
+        # control traffic are delayed and lost too, unlike with the relay.
+        impaired = delay_ms > 0 or loss_ratio > 0
         for i in range(self.hosts):
-            if delay_ms > 0:
+            if impaired:
                 run("tc", "-n", self.host(i), "qdisc", "replace", "dev", "e0", "root", "netem",
-                    "delay", f"{delay_ms:g}ms", "limit", "100000")
-            elif self._delay_on:
+                    "delay", f"{delay_ms:g}ms", "loss", f"{100 * loss_ratio:g}%",
+                    "limit", "100000")
+            elif self._impaired:
                 run("tc", "-n", self.host(i), "qdisc", "del", "dev", "e0", "root")
-        self._delay_on = delay_ms > 0
+        self._impaired = impaired
 
     def _start_relay(self):
         if not self._relay_binary or not os.access(self._relay_binary, os.X_OK):
             raise NetworkError("this kernel has no netem and weir-delay-relay is not built: "
-                               "build the target weir-delay-relay, or use a schedule with no delay")
+                               "build the target weir-delay-relay, or use a schedule without delay "
+                               "and loss")
         self._relay = subprocess.Popen(
             ["ip", "netns", "exec", self.router, str(self._relay_binary),
              "--queue", str(QUEUE_NUMBER)],
@@ -303,7 +311,7 @@ class EmulatedNetwork:
         return answer
 
     def describe(self):
-        """What emulates rate and delay here, for the report."""
+        """What emulates rate, delay and loss here, for the report."""
         delay = {None: "none set", "netem": "netem",
                  "relay": "weir-delay-relay (no netem in this kernel)"}[self._delay_device]
         return {"rate": "tbf on both directions of every training host", "delay": delay,

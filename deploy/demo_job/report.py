@@ -139,7 +139,8 @@ def html_page(report, results, points):
     decisions = [[d["step"], d["trigger_step"], d["from"], d["to"], d["reason"]]
                  for d in report["decisions"]]
     schedule = [[p["name"], p["steps"], number(p["rate_mbps"], "{:g}") if p["rate_mbps"] else
-                 "unshaped", f"{p['delay_ms']:g}"] for p in report["schedule"]]
+                 "unshaped", f"{p['delay_ms']:g}", f"{100 * p['loss_ratio']:g}"]
+                for p in report["schedule"]]
     machine = [[key, value] for key, value in report["machine"].items()]
     sections = [
         "<h1>Weir: adaptive against fixed compression on a changing network</h1>",
@@ -159,7 +160,7 @@ def html_page(report, results, points):
         _html_table(["step", "noticed at", "from", "to", "reason"], decisions, (2, 3, 4))
         if decisions else "<p>No plan was changed.</p>",
         "<h2>Network schedule</h2>",
-        _html_table(["phase", "steps", "Mb/s", "one-way delay, ms"], schedule),
+        _html_table(["phase", "steps", "Mb/s", "one-way delay, ms", "lost, %"], schedule),
         "<h2>Machine and network</h2>", _html_table(["", ""], machine, (1,)),
     ]
     return (f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" '
@@ -176,7 +177,8 @@ def decisions_of(found):
     for decision in found:
         if not decision.get("switched"):
             continue
-        step = int(decision.get("activation_step") or decision.get("step") or 0)
+        # 64-bit integers are strings in proto3 JSON: "0" would be true.
+        step = int(decision.get("activation_step") or 0) or int(decision.get("step") or 0)
         result.append({"step": step, "from": decision.get("from", ""), "to": decision.get("to", ""),
                        "reason": decision.get("reason", ""),
                        "trigger_step": int(decision.get("trigger_step") or 0),

@@ -1,15 +1,17 @@
 """The network schedule: phases counted in optimiser steps, so that every run meets them alike.
 
 A file holds either a list of phases or {"phases": [...], "target_validation_loss": X}. A phase is
-{"name": "slow", "steps": 80, "rate_mbps": 50, "delay_ms": 2}: rate 0 is unshaped, delay is one way.
+{"name": "slow", "steps": 80, "rate_mbps": 50, "delay_ms": 2, "loss_ratio": 0.001}: rate 0 is
+unshaped; delay and loss are of one way, and 0 where left out.
 """
 import dataclasses
 import json
 
-KEYS = ("name", "steps", "rate_mbps", "delay_ms")
+KEYS = ("name", "steps", "rate_mbps", "delay_ms", "loss_ratio")
 STEPS_MAX = 1_000_000
 RATE_MBPS_MIN, RATE_MBPS_MAX = 0.1, 32000.0
 DELAY_MS_MAX = 1000.0
+LOSS_RATIO_MAX = 0.5
 
 
 class ScheduleError(ValueError):
@@ -23,11 +25,13 @@ class Phase:
     steps: int
     rate_mbps: float
     delay_ms: float
+    loss_ratio: float = 0.0
 
     def describe(self):
-        """"50 Mb/s, 2 ms"."""
+        """"50 Mb/s, 2 ms, 0.1 % lost"."""
         rate = f"{self.rate_mbps:g} Mb/s" if self.rate_mbps else "unshaped"
-        return f"{rate}, {self.delay_ms:g} ms"
+        lost = f", {100 * self.loss_ratio:g} % lost" if self.loss_ratio else ""
+        return f"{rate}, {self.delay_ms:g} ms{lost}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +114,6 @@ def _phase(value, index, origin):
     where = f"{origin}: phase {index}"
     if not isinstance(value, dict):
         raise ScheduleError(f"{where}: expected an object, found {type(value).__name__}")
-    if "loss" in value or "loss_ratio" in value:
-        raise ScheduleError(f"{where}: packet loss is not emulated; allowed: {', '.join(KEYS)}")
     for key in value:
         if key not in KEYS:
             raise ScheduleError(f"{where}: unknown key '{key}'; allowed: {', '.join(KEYS)}")
@@ -130,7 +132,8 @@ def _phase(value, index, origin):
     if not isinstance(name, str) or not 1 <= len(name) <= 40:
         raise ScheduleError(f"{where}: name: expected 1 to 40 characters, found {name!r}")
     return Phase(name, steps, rate,
-                 _number(value.get("delay_ms", 0.0), where, "delay_ms", 0.0, DELAY_MS_MAX))
+                 _number(value.get("delay_ms", 0.0), where, "delay_ms", 0.0, DELAY_MS_MAX),
+                 _number(value.get("loss_ratio", 0.0), where, "loss_ratio", 0.0, LOSS_RATIO_MAX))
 
 
 def _number(value, where, key, low, high):

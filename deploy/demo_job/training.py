@@ -117,7 +117,7 @@ class Training:
 
     def _apply_phase(self, result, index):
         phase = self._schedule.phases[index]
-        self._network.shape(phase.rate_mbps, phase.delay_ms)
+        self._network.shape(phase.rate_mbps, phase.delay_ms, phase.loss_ratio)
         result.changed_at.append((len(result.steps) + 1, index))
 
     def _take(self, result, line):

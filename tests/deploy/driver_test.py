@@ -55,7 +55,8 @@ class ScheduleTest(unittest.TestCase):
             (json.dumps([{**PHASE, "rate_mbps": 0.01}]), "at least 0.1"),
             (json.dumps([{**PHASE, "delay_ms": "2"}]), "delay_ms: expected a number"),
             (json.dumps([{**PHASE, "bandwidth": 2}]), "unknown key 'bandwidth'"),
-            (json.dumps([{**PHASE, "loss": 0.01}]), "packet loss is not emulated"),
+            (json.dumps([{**PHASE, "loss": 0.01}]), "unknown key 'loss'"),
+            (json.dumps([{**PHASE, "loss_ratio": 0.6}]), "loss_ratio: expected a number from 0"),
             ('[{"steps": 2, "rate_mbps": NaN}]', "rate_mbps: expected a number"),
         ]
         for text, expected in cases:
@@ -161,6 +162,11 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(document["decisions"][0]["trigger_step"], 11)
         self.assertEqual(document["reactions"], [{"phase": "<fast>", "decision_steps": 1,
                                                    "plan_steps": 2}])
+
+    def test_switch_that_never_took_effect_has_the_step_of_its_decision(self):
+        found = report.decisions_of([{"step": "118", "activation_step": "0", "trigger_step": "117",
+                                      "switched": True, "outcome": "withdrawn"}])
+        self.assertEqual([(d["step"], d["outcome"]) for d in found], [(118, "withdrawn")])
 
     def test_terminal_table_is_aligned(self):
         lines = report.terminal_table(sample_report()[0]).splitlines()

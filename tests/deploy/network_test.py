@@ -49,6 +49,27 @@ while True:
     data, peer = s.recvfrom(100)
     s.sendto(data, peer)
 """
+COUNTER = """
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("0.0.0.0", 5002))
+s.settimeout(20); print("ready", flush=True)
+got = 0
+while True:
+    data = s.recv(100)
+    s.settimeout(1)
+    if data == b"end": break
+    got += 1
+print(got, flush=True)
+"""
+BLAST = """
+import socket, sys, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect((sys.argv[1], 5002))
+for i in range(int(sys.argv[2])):
+    s.send(b"x" * 64)
+    if i % 20 == 19: time.sleep(0.005)
+time.sleep(0.05)
+for _ in range(50): s.send(b"end")
+"""
 PING = """
 import socket, sys, time
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(2)
@@ -96,6 +117,13 @@ class NetworkTest(unittest.TestCase):
         echo.wait()
         return found
 
+    def lost_ratio(self, sender, receiver, count):
+        """Share of `count` datagrams that do not arrive."""
+        counter = self.start(receiver, COUNTER)
+        self.assertEqual(counter.stdout.readline().strip(), "ready")
+        self.start(sender, BLAST, self.network.address(receiver), count)
+        return 1 - int(counter.stdout.readline()) / count
+
     def test_rate_is_within_five_percent(self):
         for rate in (50, 200, 1000):
             self.network.shape(rate, 0)
@@ -127,6 +155,13 @@ class NetworkTest(unittest.TestCase):
             one_way_ms = (self.round_trip_s() - base) / 2 * 1000
             self.assertLess(abs(one_way_ms - delay_ms), 0.3, f"{delay_ms} ms")
 
+    def test_loss_is_what_was_asked_for_and_changes_live(self):
+        for loss, delay_ms in ((0.05, 0), (0.2, 2), (0.0, 2)):
+            self.network.shape(0, delay_ms, loss)
+            found = self.lost_ratio(0, 1, 4000)
+            # Four standard deviations of a binomial.
+            self.assertLessEqual(abs(found - loss), 4 * (loss * (1 - loss) / 4000) ** 0.5, loss)
+
     def test_change_under_load_loses_no_connection(self):
         self.network.shape(100, 20)
         sender, receiver = self.goodput_mbps(0, 1)
@@ -143,9 +178,9 @@ class NetworkTest(unittest.TestCase):
         self.assertIn(f"congctl {network.CONGESTION_CONTROL}", found)
 
     def test_bad_values_are_refused(self):
-        for rate, delay in ((-5, 0), (0.01, 0), (10, -1), (10, 1e9)):
+        for bad in ((-5, 0), (0.01, 0), (10, -1), (10, 1e9), (10, 0, -0.1), (10, 0, 1.5)):
             with self.assertRaises(network.NetworkError):
-                self.network.shape(rate, delay)
+                self.network.shape(*bad)
 
     def test_close_removes_every_namespace(self):
         mine = [n for n in network.namespaces() if f"-{os.getpid()}-" in n]
