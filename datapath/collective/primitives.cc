@@ -156,8 +156,7 @@ namespace {
 class RingPass {
  public:
   RingPass(Group& group, const Lanes& lanes)
-      : group_(group),
-        lanes_(lanes),
+      : lanes_(lanes),
         world_(static_cast<size_t>(group.size())),
         rank_(static_cast<size_t>(group.rank())),
         partition_(lanes.bytes, {.lane_bytes = lanes.lane_bytes,
@@ -216,7 +215,6 @@ class RingPass {
     return std::optional(Received(k));
   }
 
-  Group& group_;
   const Lanes& lanes_;
   const size_t world_, rank_;
   const Partition partition_;

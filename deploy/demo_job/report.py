@@ -197,6 +197,7 @@ def reactions(schedule, found):
     caused = [int(d.get("trigger_step") or 0) for d in found
               if d.get("trigger") in ("bandwidth_change", "latency_change")]
     decided = stats.steps_until(boundaries, caused)
-    planned = stats.steps_until(boundaries, [d["step"] for d in decisions_of(found)])
+    planned = stats.steps_until(boundaries, [d["step"] for d in decisions_of(found)
+                                            if d["outcome"] == "active"])
     return [{"phase": phase.name, "decision_steps": decision, "plan_steps": plan}
             for phase, decision, plan in zip(schedule.phases[1:], decided, planned)]

@@ -135,7 +135,7 @@ def sample_report():
                   "final_validation_loss": 1.4, "steps_skipped": 0}
     found = [
         {"step": "11", "activation_step": "12", "trigger_step": "11", "switched": True,
-         "trigger": "bandwidth_change", "from": "identity over ring", "to": "top_k 0.1 <b>",
+         "trigger": "bandwidth_change", "outcome": "active", "from": "identity over ring", "to": "top_k 0.1 <b>",
          "reason": "bandwidth fell 20 x"},
         {"step": "14", "switched": False, "from": "a", "to": "a"}]
     decisions = report.decisions_of(found)
