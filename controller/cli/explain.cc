@@ -5,31 +5,13 @@
 namespace weir::cli {
 namespace {
 
-Table CandidateTable(const google::protobuf::RepeatedPtrField<v1::Candidate>& candidates) {
-  Table table{{"", "CANDIDATE", "STEP", "+-", "COMMUNICATION", "GAIN", "OBJECTIVE", "NOTE"}, {}};
-  for (const v1::Candidate& candidate : candidates) {
-    std::string note = candidate.dense() ? "dense" : "";
-    if (!candidate.excluded_by().empty())
-      note += (note.empty() ? "" : ", ") + candidate.excluded_by();
-    table.rows.push_back({candidate.chosen() ? "*" : " ", candidate.label(),
-                          Seconds(candidate.step_s()), Seconds(candidate.step_deviation_s()),
-                          Seconds(candidate.communication_s()), Figure(candidate.gain()),
-                          Figure(candidate.objective()), note});
-  }
-  return table;
-}
-
+/// The controller's own text, and by which numbers its history knows the decision.
 std::string ExplanationText(const v1::Explanation& explanation) {
   const v1::Decision& decision = explanation.decision();
   std::string text = explanation.text();
   if (text.empty() || text.back() != '\n') text += "\n";
-  text +=
-      StrCat("\ndecision ", decision.id(), " at step ", decision.step(), " (", decision.trigger(),
-             "), outcome ", decision.outcome(), ", digest ", decision.digest(), "\n\n");
-  text += Render(CandidateTable(decision.candidates()));
-  text += StrCat("\nbinding constraint: ",
-                 decision.binding_constraint().empty() ? "none" : decision.binding_constraint(),
-                 "\ndense would take:   ", Seconds(decision.dense_step_s()), " per step\n");
+  text += StrCat("decision ", decision.id(), " at step ", decision.step(), " (", decision.trigger(),
+                 "), outcome ", decision.outcome(), ", digest ", decision.digest(), "\n");
   return text;
 }
 

@@ -112,8 +112,8 @@ class OperateTest(unittest.TestCase):
                                "--replay"], timeout=30, capture_output=True, text=True, check=True)
         self.assertRegex(done.stderr, r"replay: identical \([0-9a-f]+\)")
         self.assertRegex(done.stdout, r"decision \d+ at step \d+ \(\w+\), outcome \w+")
-        self.assertRegex(done.stdout, r"(?m)^\* +\S+ .*over ")
-        self.assertRegex(done.stdout, r"dense would take:? +[\d.]+ ?m?s per step")
+        self.assertRegex(done.stdout, r"(?m)^ +\* +\S+ .*over ")
+        self.assertRegex(done.stdout, r"Dense would take +[\d.]+ ?m?s per step")
         document = json.loads(self.weirctl("explain", JOB, "-o", "json"))
         self.assertEqual(sum(c.get("chosen", False) for c in document["decision"]["candidates"]), 1)
 

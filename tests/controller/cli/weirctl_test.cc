@@ -78,8 +78,9 @@ TEST_F(WeirctlTest, ExplainSaysWhyAndReplaysIdentically) {
   ASSERT_NO_FATAL_FAILURE(StartTraining());
   const Ran text = Run({"explain", "wire", "--replay"});
   EXPECT_EQ(text.code, kOk) << text.error;
-  EXPECT_THAT(text.output, AllOf(HasSubstr("Why:"), HasSubstr("Measured"), HasSubstr("CANDIDATE"),
-                                 HasSubstr("identity over ring"), HasSubstr("dense would take")));
+  EXPECT_THAT(text.output,
+              AllOf(HasSubstr("Why:"), HasSubstr("Measured"), HasSubstr("Candidates, best first"),
+                    HasSubstr("identity over ring"), HasSubstr("Dense would take")));
   EXPECT_THAT(text.error, HasSubstr("replay: identical"));
   const nlohmann::json json = Json({"explain", "wire", "--replay"});
   EXPECT_GT(json["decision"]["candidates"].size(), 1u);
