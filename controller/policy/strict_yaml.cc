@@ -2,12 +2,14 @@
 
 #include "controller/policy/strict_yaml.h"
 
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <set>
+#include <sstream>
 
 namespace weir {
 namespace {
@@ -98,6 +100,39 @@ Status CheckSource(std::string_view source, const std::string& origin) {
     }
   }
   return OkStatus();
+}
+
+/// Where each document begins; its content is passed over.
+class DocumentStarts : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& mark) override { marks_.push_back(mark); }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+  const std::vector<YAML::Mark>& marks() const { return marks_; }
+
+ private:
+  std::vector<YAML::Mark> marks_;
+};
+
+/// YAML::LoadAll never ends on a stray "," (yaml-cpp 0.7): every empty document leaves it where it
+/// is. So documents are counted first, and never more than two.
+Status CheckOneDocument(const std::string& source, const std::string& origin) {
+  std::istringstream stream(source);
+  YAML::Parser parser(stream);
+  DocumentStarts starts;
+  while (starts.marks().size() < 2 && parser.HandleNextDocument(starts)) {
+  }
+  if (starts.marks().size() < 2) return OkStatus();
+  return Wrong(origin, starts.marks()[1], "", "expected one document, found a second");
 }
 
 }  // namespace
@@ -239,14 +274,12 @@ Status ReadStrictYaml(std::string_view source, const std::string& origin,
                       const StrictSection& section) {
   WEIR_RETURN_IF_ERROR(CheckSource(source, origin));
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(source));
-    if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) {
+    WEIR_RETURN_IF_ERROR(CheckOneDocument(std::string(source), origin));
+    const YAML::Node document = YAML::Load(std::string(source));
+    if (!document.IsDefined() || document.IsNull()) {
       return InvalidArgument(StrCat(origin, ":1: document: expected a section, found nothing"));
     }
-    if (documents.size() > 1) {
-      return Wrong(origin, documents[1].Mark(), "", "expected one document, found a second");
-    }
-    return section.Read(documents[0], "");
+    return section.Read(document, "");
   } catch (const YAML::Exception& error) {
     return Wrong(origin, error.mark, "", StrCat("expected YAML or JSON, found: ", error.msg));
   } catch (const std::exception& error) {

@@ -123,6 +123,13 @@ TEST(PolicyTest, WrongShapesAreRefused) {
   EXPECT_THAT(ErrorOf("name: [unclosed"), HasSubstr("expected YAML or JSON"));
 }
 
+// yaml-cpp 0.7 makes empty documents of a stray comma without end.
+TEST(PolicyTest, StrayCommasEnd) {
+  for (const char* source : {",", "[],", "{},", ",[", "name: a\n---\n,"}) {
+    EXPECT_THAT(ErrorOf(source), HasSubstr("p.yaml:")) << source;
+  }
+}
+
 TEST(PolicyTest, SizeAndNestingAreBounded) {
   EXPECT_THAT(ErrorOf(std::string(70000, '#')), HasSubstr("at most 65536 bytes, found 70000"));
   EXPECT_THAT(ErrorOf("name: " + std::string(60000, '[')), HasSubstr("nesting of at most 16"));
