@@ -111,6 +111,7 @@ struct JobModel::State {
   void Learn(const AssembledStep& step);
   void LearnBucket(const AssembledBucket& bucket, std::vector<CollectiveSample>* samples);
   void Raise(const std::string& kind, std::string detail);
+  void RaiseAndFollowUp(const std::string& kind, std::string detail);
   void RaiseNetworkChange(const NetworkChange& change);
   void WatchGain();
   void WatchDrift();
@@ -176,20 +177,21 @@ void JobModel::State::Raise(const std::string& kind, std::string detail) {
   trigger.detail = std::move(detail);
 }
 
+void JobModel::State::RaiseAndFollowUp(const std::string& kind, std::string detail) {
+  Raise(kind, std::move(detail));
+  std::erase_if(follow_ups, [&](const auto& entry) { return entry.second.kind == kind; });
+  for (const uint64_t later : kFollowUps) follow_ups.push_back({step + later, pending[kind]});
+}
+
 void JobModel::State::RaiseNetworkChange(const NetworkChange& change) {
   const std::string at = StrCat(" (step ", step, ")");
-  follow_ups.clear();
-  const auto raise = [&](const char* kind, const std::string& detail) {
-    Raise(kind, detail);
-    for (const uint64_t later : kFollowUps) follow_ups.push_back({step + later, pending[kind]});
-  };
   if (change.bandwidth) {
-    raise("bandwidth_change", "bandwidth " + BandwidthText(change.bandwidth_before) + " -> " +
-                                  BandwidthText(change.bandwidth_after) + at);
+    RaiseAndFollowUp("bandwidth_change", "bandwidth " + BandwidthText(change.bandwidth_before) +
+                                             " -> " + BandwidthText(change.bandwidth_after) + at);
   }
   if (change.latency) {
-    raise("latency_change", "latency " + SecondsText(change.latency_before) + " -> " +
-                                SecondsText(change.latency_after) + at);
+    RaiseAndFollowUp("latency_change", "latency " + SecondsText(change.latency_before) + " -> " +
+                                           SecondsText(change.latency_after) + at);
   }
 }
 
@@ -235,8 +237,9 @@ void JobModel::State::WatchDrift() {
   const double bandwidth = network.Bandwidth(now_s).value, latency_s = network.Latency(now_s).value;
   const bool sure = network.filter().beta_log_deviation() < 0.5 * kBandwidthDrift;
   if (sure && std::fabs(std::log(bandwidth / decided_bandwidth)) > kBandwidthDrift) {
-    Raise("bandwidth_change", "bandwidth drifted " + BandwidthText(decided_bandwidth) + " -> " +
-                                  BandwidthText(bandwidth) + StrCat(" (step ", step, ")"));
+    RaiseAndFollowUp("bandwidth_change", "bandwidth drifted " + BandwidthText(decided_bandwidth) +
+                                             " -> " + BandwidthText(bandwidth) +
+                                             StrCat(" (step ", step, ")"));
     decided_bandwidth = bandwidth;
   }
   double messages = 0;
@@ -248,8 +251,9 @@ void JobModel::State::WatchDrift() {
   const bool certain = network.filter().alpha_log_deviation() < 0.5 * kLatencyDrift;
   if (certain && moved_s > kLatencyShareMin * step_s.Get().value &&
       std::fabs(std::log(latency_s / decided_latency_s)) > kLatencyDrift) {
-    Raise("latency_change", "latency drifted " + SecondsText(decided_latency_s) + " -> " +
-                                SecondsText(latency_s) + StrCat(" (step ", step, ")"));
+    RaiseAndFollowUp("latency_change", "latency drifted " + SecondsText(decided_latency_s) +
+                                           " -> " + SecondsText(latency_s) +
+                                           StrCat(" (step ", step, ")"));
     decided_latency_s = latency_s;
   }
 }

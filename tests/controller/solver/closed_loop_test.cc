@@ -221,6 +221,22 @@ TEST_P(ClosedLoopTest, FourfoldBandwidthAndFivefoldLatencyAreNoticed) {
   }
 }
 
+TEST_P(ClosedLoopTest, SmallPayloadsOnAFarSlowerLinkAreNotTakenForLatency) {
+  test::SimulatedJob::Options options;
+  options.seed = GetParam() + 300;
+  options.world = 2;
+  options.elements = {100000, 200000};
+  options.compute_s = 0.01;
+  options.backward_s = 0.01;
+  Loop loop(options);
+  Outcome before, after;
+  loop.Run({"fast", {2e-4, 1.19e8}, 100}, {}, &before);
+  loop.Run({"slow", {2e-4, 2.4e6}, 80}, {}, &after);
+  EXPECT_TRUE(SwitchedWithin(after, 100, 15)) << "seed " << options.seed;
+  EXPECT_LE(after.cost_s, 1.6 * after.best_s) << "seed " << options.seed;
+  EXPECT_LE(after.cost_s, 0.5 * after.dense_s) << "seed " << options.seed;
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, ClosedLoopTest, testing::Range<uint64_t>(1, 9));
 
 }  // namespace
