@@ -108,6 +108,9 @@ Status Agent::Open() {
   if (!options_.metrics_address.empty()) {
     WEIR_RETURN_IF_ERROR(metrics_.Serve(options_.metrics_address));
   }
+  if (!options_.health_address.empty()) {
+    WEIR_ASSIGN_OR_RETURN(health_, HealthServer::Start(options_.health_address, clock_));
+  }
   WEIR_ASSIGN_OR_RETURN(local_, LocalServer::Start(options_.local, *this, clock_));
   latency_ = std::make_unique<LatencyProber>(
       [this](LatencyResult result) { Post(std::move(result), Tier::kTelemetry, kEventBytes); },
@@ -299,6 +302,7 @@ void Agent::ObserveTelemetry(ConnectionId connection, const v1::RankMessage& mes
   if (!message.has_paths()) return;
   const TimePoint now = clock_.Now();
   for (const v1::PathSample& path : message.paths().paths()) {
+    if (path.medium() == "shm") continue;  // no network was used
     const std::string node = NodeOf(path.peer_address());
     if (node.empty()) continue;  // this node itself, or one that no agent speaks for
     const RankKey peer{key->job, path.peer_rank()};
@@ -473,6 +477,7 @@ void Agent::Handle(ProbeDone& event) {
 
 void Agent::Tick() {
   const TimePoint now = clock_.Now();
+  if (health_ != nullptr) health_->Beat();
   if (now >= next_heartbeat_) {
     next_heartbeat_ = now + heartbeat_interval_;
     if (generation_ != 0) SendHeartbeat();

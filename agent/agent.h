@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "agent/controller_stream.h"
+#include "agent/health_server.h"
 #include "agent/latency_prober.h"
 #include "agent/local_server.h"
 #include "agent/measure/byte_budget.h"
@@ -37,6 +38,7 @@ struct AgentOptions {
   uint16_t iperf_port = 0;      // 0: iperf3 disabled, as server and as client
   std::string helper_program;   // this program, started again for iperf3 tests
   std::string metrics_address;  // HOST:PORT; empty: none
+  std::string health_address;   // HOST:PORT of gRPC health checks; empty: none
   LocalServer::Options local;
   ControllerStream::Options controller;  // no address: runs without a controller
   ByteBudget::Options budget;
@@ -59,6 +61,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   uint16_t probe_port() const { return echo_->port(); }
   uint16_t local_tcp_port() const { return local_->tcp_port(); }
   int metrics_port() const { return metrics_.port(); }
+  int health_port() const { return health_ == nullptr ? 0 : health_->port(); }
 
  private:
   struct RankSaid {
@@ -150,6 +153,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   double last_heartbeat_unix_s_ = 0;
   std::map<std::string, TimePoint> probe_started_;  // by id; at most what the runner holds
 
+  std::unique_ptr<HealthServer> health_;
   std::unique_ptr<EchoServer> echo_;
   std::unique_ptr<IperfServer> iperf_server_;
   std::unique_ptr<LatencyProber> latency_;

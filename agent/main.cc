@@ -1,7 +1,5 @@
 // weir-agent: reads flags and the clock, starts the agent, waits for a signal.
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -16,6 +14,8 @@
 #include "agent/measure/iperf_helper.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/log.h"
+#include "datapath/base/program/hidden_command.h"
+#include "datapath/base/program/stop_signal.h"
 
 namespace weir::agent {
 namespace {
@@ -39,23 +39,35 @@ void DefineFlags(CLI::App& app, Flags* flags) {
   agent.local.socket_path = "/run/weir/agent.sock";
   app.set_version_flag("--version", "weir-agent " WEIR_VERSION);
   app.add_option("--node", agent.node, "name of this node, unique in the cluster")
-      ->capture_default_str();
+      ->default_str("this host's name");
   app.add_option("--address", agent.address, "IP address that other nodes reach this one at")
+      ->type_name("IP")
       ->capture_default_str();
   app.add_option("--controller", flags->credentials.controller,
-                 "HOST:PORT of the controller; without it the agent only serves local ranks");
+                 "HOST:PORT of the controller; without it the agent only serves local ranks")
+      ->type_name("ADDRESS");
   app.add_option("--socket", agent.local.socket_path, "Unix socket for ranks; empty for none")
+      ->type_name("FILE")
       ->capture_default_str();
   app.add_option("--socket-mode", flags->socket_mode, "octal permissions of the socket file")
+      ->type_name("MODE")
       ->capture_default_str();
   app.add_option("--listen-ranks", flags->listen_ranks,
-                 "IP:PORT for ranks over TCP; needs --token-file");
-  app.add_option("--token-file", flags->token_file, "file with the token that TCP ranks present");
+                 "IP:PORT for ranks over TCP; needs --token-file")
+      ->type_name("ADDRESS");
+  app.add_option("--token-file", flags->token_file, "file with the token that TCP ranks present")
+      ->type_name("FILE");
   app.add_option("--probe-port", agent.probe_port, "UDP echo and TCP connect probes; 0: any free")
+      ->type_name("PORT")
       ->capture_default_str();
   app.add_option("--iperf-port", agent.iperf_port, "iperf3 server; 0: no iperf3")
+      ->type_name("PORT")
       ->capture_default_str();
-  app.add_option("--metrics", agent.metrics_address, "ADDR:PORT for /metrics; without it none");
+  app.add_option("--metrics", agent.metrics_address, "ADDR:PORT for /metrics; without it none")
+      ->type_name("ADDRESS");
+  app.add_option("--health", agent.health_address,
+                 "ADDR:PORT for gRPC health checks, in plain text; without it none")
+      ->type_name("ADDRESS");
   app.add_option("--probe-share", agent.budget.share,
                  "probe bytes as a share of the training bytes sent by local ranks")
       ->check(CLI::Range(0.0, 1.0))
@@ -66,10 +78,14 @@ void DefineFlags(CLI::App& app, Flags* flags) {
       ->capture_default_str();
   app.add_flag("--insecure", flags->credentials.insecure,
                "allow plain text to a controller that is not on loopback");
-  app.add_option("--ca", flags->credentials.ca_file, "PEM file: who may be the controller");
-  app.add_option("--cert", flags->credentials.cert_file, "PEM file: this agent's certificate");
-  app.add_option("--key", flags->credentials.key_file, "PEM file: this agent's private key");
-  app.add_option("--log-level", flags->log_level, "debug, info, warning or error")
+  app.add_option("--ca", flags->credentials.ca_file, "PEM file: who may be the controller")
+      ->type_name("FILE");
+  app.add_option("--cert", flags->credentials.cert_file, "PEM file: this agent's certificate")
+      ->type_name("FILE");
+  app.add_option("--key", flags->credentials.key_file, "PEM file: this agent's private key")
+      ->type_name("FILE");
+  app.add_option("--log-level", flags->log_level, "what is written to standard error")
+      ->type_name("LEVEL:{debug,info,warning,error}")
       ->capture_default_str();
 }
 
@@ -136,16 +152,11 @@ int Main(int argc, char** argv) {
       "controller"};
   Flags flags;
   DefineFlags(app, &flags);
+  const ProgramPage page{"weir-agent", {"weir-controller 1", "weirctl 1"}, nullptr};
+  if (const auto answered = AnswerHiddenCommand(app, page, argc, argv)) return *answered;
   CLI11_PARSE(app, argc, argv);
 
-  // Blocked before any thread starts, so that only sigwait below receives them.
-  signal(SIGPIPE, SIG_IGN);
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-
+  HoldStopSignals();
   const Status complete = Complete(&flags);
   if (!complete.ok()) return Fail(complete);
   const auto agent = Agent::Start(flags.agent, RealClock());
@@ -153,8 +164,7 @@ int Main(int argc, char** argv) {
   Log(LogLevel::kInfo, "agent",
       StrCat("node ", flags.agent.node, " serves ranks at ", flags.agent.local.socket_path,
              ", probes at port ", (*agent)->probe_port()));
-  int received = 0;
-  sigwait(&signals, &received);
+  const int received = WaitForStopSignal();
   Log(LogLevel::kInfo, "agent", StrCat("ending on signal ", received));
   return 0;
 }

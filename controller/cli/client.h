@@ -51,6 +51,24 @@ class Client {
     return ToStatus((stub_.get()->*method)(&context, request, response));
   }
 
+  /// All pages of a list, joined: each has the deadline of a call. kInternal: the list has no end.
+  template <typename Request, typename Response>
+  Status CallAllPages(grpc::Status (v1::AdminService::Stub::*method)(grpc::ClientContext*,
+                                                                     const Request&, Response*),
+                      Request request, Response* all) {
+    constexpr int kPagesMax = 10000;
+    for (int pages = 0; pages < kPagesMax; ++pages) {
+      Response page;
+      WEIR_RETURN_IF_ERROR(Call(method, request, &page));
+      if (!page.next_page_token().empty() && page.next_page_token() == request.page_token()) break;
+      request.set_page_token(page.next_page_token());
+      page.clear_next_page_token();
+      all->MergeFrom(page);
+      if (request.page_token().empty()) return OkStatus();
+    }
+    return Internal("the controller's list of pages has no end");
+  }
+
  private:
   explicit Client(ClientOptions options) : options_(std::move(options)) {}
   ClientOptions options_;

@@ -1,103 +1,194 @@
 #include "controller/cli/doctor.h"
 
+#include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <map>
+#include <set>
 
+#include "controller/cli/machine.h"
 #include "controller/cli/render.h"
 
 namespace weir::cli {
 namespace {
 
-class Findings {
- public:
-  void Ok(const std::string& text) { std::printf("ok    %s\n", text.c_str()); }
-  void Warn(const std::string& text) { std::printf("warn  %s\n", text.c_str()); }
-  void Fail(const std::string& text) {
-    std::printf("FAIL  %s\n", text.c_str());
-    ++failed_;
-  }
-  int failed() const { return failed_; }
+using Findings = std::vector<Finding>;
 
- private:
-  int failed_ = 0;
-};
+constexpr double kClockSkewS = 5;
+constexpr double kStaleS = 60;
 
-void CheckNodes(const v1::ListNodesResponse& nodes, Findings* findings) {
-  if (nodes.nodes().empty()) {
-    findings->Warn("no agent has connected; start weir-agent on every training node");
+void JudgeNodes(const FleetFacts& facts, Findings* found) {
+  if (facts.nodes.nodes().empty()) {
+    found->push_back({Verdict::kWarn, "no agent has connected",
+                      "start weir-agent on every training node, with --controller"});
   }
-  for (const v1::Node& node : nodes.nodes()) {
-    if (node.connected()) {
-      findings->Ok(StrCat("agent on ", node.name(), " (", node.address(), ") is connected"));
-    } else {
-      findings->Fail(StrCat("agent on ", node.name(), " (", node.address(),
-                            ") is not connected; its ranks keep their active plan"));
+  for (const v1::Node& node : facts.nodes.nodes()) {
+    const std::string agent = StrCat("agent on ", node.name(), " (", node.address(), ")");
+    if (!node.connected()) {
+      found->push_back({Verdict::kFail,
+                        StrCat(agent, " is not connected; its ranks keep their active plan"),
+                        StrCat("look at its log on ", node.name(),
+                               " (journalctl -u weir-agent): it names the address that it dials "
+                               "and why that fails")});
+      continue;
+    }
+    found->push_back({Verdict::kOk, StrCat(agent, " is connected")});
+    if (std::abs(node.clock_ahead_s()) > kClockSkewS) {
+      found->push_back(
+          {Verdict::kWarn,
+           StrCat("the clock of ", node.name(), " is ", Age(std::abs(node.clock_ahead_s())),
+                  node.clock_ahead_s() > 0 ? " ahead of" : " behind",
+                  " the controller's: times of logs and charts do not fit together"),
+           "timedatectl set-ntp true on both"});
     }
   }
 }
 
-void CheckLinks(const v1::ListLinksResponse& links, Findings* findings) {
-  constexpr double kStaleSeconds = 60;
-  for (const v1::Link& link : links.links()) {
-    if (link.rtt_s().samples() > 0 && link.rtt_s().age_s() > kStaleSeconds) {
-      findings->Warn(StrCat("link ", link.source(), " -> ", link.target(),
-                            ": latency was last measured ", Age(link.rtt_s().age_s()), " ago"));
-    }
+void JudgeVersions(const FleetFacts& facts, const std::string& version, Findings* found) {
+  const std::string& controller = facts.nodes.controller_version();
+  std::string others;
+  if (controller != version) others = StrCat("weirctl is ", version);
+  for (const v1::Node& node : facts.nodes.nodes()) {
+    if (!node.connected() || node.agent_version() == controller) continue;
+    others += StrCat(others.empty() ? "" : ", ", "the agent on ", node.name(), " is ",
+                     node.agent_version().empty() ? "unknown" : node.agent_version());
   }
-  findings->Ok(StrCat(links.links_size(), " directed links have measurements"));
+  if (others.empty()) {
+    found->push_back({Verdict::kOk, StrCat("controller, agents and weirctl are ", version)});
+  } else {
+    found->push_back(
+        {Verdict::kWarn,
+         StrCat("versions differ: the controller is ",
+                controller.empty() ? "unknown (older than this check)" : controller, ", ", others),
+         "upgrade the controller first, then agents (deploy/packages/README.md)"});
+  }
 }
 
-void CheckJobs(const v1::ListJobsResponse& jobs, Findings* findings) {
-  if (jobs.jobs().empty()) {
-    findings->Warn("no training job has attached; set WEIR_AGENT in the job's environment");
+// A pair that is measured one way only: packets, or the answers to them, do not come through.
+void JudgeReachability(const FleetFacts& facts, Findings* found) {
+  std::set<std::string> connected;
+  for (const v1::Node& node : facts.nodes.nodes()) {
+    if (node.connected()) connected.insert(node.name());
   }
-  for (const v1::Job& job : jobs.jobs()) {
-    if (job.state() == "ended") continue;
-    int connected = 0;
-    for (const v1::Rank& rank : job.ranks()) {
-      connected += rank.connected() ? 1 : 0;
-      if (rank.connected() && rank.plan_version() != job.active_plan().version()) {
-        findings->Warn(StrCat("job ", job.name(), ": rank ", rank.rank(), " reports plan ",
-                              rank.plan_version(), ", the job's is ", job.active_plan().version()));
-      }
+  std::set<std::pair<std::string, std::string>> fresh;
+  int stale = 0;
+  for (const v1::Link& link : facts.links.links()) {
+    if (!connected.contains(link.source()) || !connected.contains(link.target())) continue;
+    if (link.rtt_s().samples() == 0) continue;
+    if (link.rtt_s().age_s() <= kStaleS) {
+      fresh.insert({link.source(), link.target()});
+      continue;
     }
-    const std::string ranks =
-        StrCat("job ", job.name(), ": ", connected, " of ", job.world(), " ranks attached");
-    if (connected == static_cast<int>(job.world())) {
-      findings->Ok(ranks);
-    } else {
-      findings->Fail(ranks);
+    ++stale;
+    found->push_back({Verdict::kWarn,
+                      StrCat("link ", link.source(), " -> ", link.target(),
+                             ": latency was last measured ", Age(link.rtt_s().age_s()), " ago"),
+                      StrCat("ping ", link.target(), " from ", link.source(),
+                             "; a firewall must let UDP and TCP port 7446 of agents through")});
+  }
+  for (const auto& [source, target] : fresh) {
+    if (fresh.contains({target, source})) continue;
+    found->push_back({Verdict::kWarn,
+                      StrCat(source, " reaches ", target, ", and nothing has measured ", target,
+                             " -> ", source, " for a minute"),
+                      StrCat("look for a firewall or a missing route from ", target, " to ", source,
+                             ": UDP and TCP port 7446, and what the ranks listen at")});
+  }
+  found->push_back({Verdict::kOk, StrCat(fresh.size(), " directed links have fresh measurements",
+                                         stale == 0 ? "" : StrCat(", ", stale, " have old ones"))});
+}
+
+void JudgeJob(const v1::Job& job, Findings* found) {
+  int connected = 0;
+  for (const v1::Rank& rank : job.ranks()) {
+    connected += rank.connected() ? 1 : 0;
+    if (rank.connected() && rank.plan_version() != job.active_plan().version()) {
+      found->push_back({Verdict::kWarn,
+                        StrCat("job ", job.name(), ": rank ", rank.rank(), " reports plan ",
+                               rank.plan_version(), ", the job's is ", job.active_plan().version()),
+                        "if it stays so, read that rank's log: it says which plan it refuses"});
     }
   }
+  const std::string ranks =
+      StrCat("job ", job.name(), ": ", connected, " of ", job.world(), " ranks attached");
+  if (connected == static_cast<int>(job.world())) {
+    found->push_back({Verdict::kOk, ranks});
+  } else {
+    found->push_back({Verdict::kFail, ranks,
+                      "set WEIR_AGENT on the nodes that lack (weirctl describe job " + job.name() +
+                          " names them), and see that their agents run"});
+  }
+}
+
+void Print(const Finding& finding) {
+  const char* words[] = {"ok  ", "warn", "FAIL"};
+  std::printf("%s  %s\n", words[static_cast<int>(finding.verdict)], finding.text.c_str());
+  if (!finding.fix.empty()) std::printf("      fix: %s\n", finding.fix.c_str());
+}
+
+StatusOr<FleetFacts> AskFleet(Client& client) {
+  FleetFacts facts;
+  facts.controller = client.options().controller;
+  using Stub = v1::AdminService::Stub;
+  WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListNodes, {}, &facts.nodes));
+  WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListLinks, {}, &facts.links));
+  WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListJobs, {}, &facts.jobs));
+  WEIR_RETURN_IF_ERROR(
+      client.Call(&Stub::ListPolicies, v1::ListPoliciesRequest(), &facts.policies));
+  return facts;
 }
 
 }  // namespace
 
-Status Doctor(Client& client) {
-  Findings findings;
-  v1::ListNodesResponse nodes;
-  WEIR_RETURN_IF_ERROR(
-      client.Call(&v1::AdminService::Stub::ListNodes, v1::ListNodesRequest(), &nodes));
-  findings.Ok(StrCat("controller at ", client.options().controller, " answers"));
-  v1::ListLinksResponse links;
-  WEIR_RETURN_IF_ERROR(
-      client.Call(&v1::AdminService::Stub::ListLinks, v1::ListLinksRequest(), &links));
-  v1::ListJobsResponse jobs;
-  WEIR_RETURN_IF_ERROR(
-      client.Call(&v1::AdminService::Stub::ListJobs, v1::ListJobsRequest(), &jobs));
-  v1::ListPoliciesResponse policies;
-  WEIR_RETURN_IF_ERROR(
-      client.Call(&v1::AdminService::Stub::ListPolicies, v1::ListPoliciesRequest(), &policies));
-  CheckNodes(nodes, &findings);
-  CheckLinks(links, &findings);
-  CheckJobs(jobs, &findings);
-  for (const v1::Policy& policy : policies.policies()) {
-    if (!policy.error().empty()) {
-      findings.Fail(StrCat("policy ", policy.name(), ": newest text rejected: ", policy.error()));
+Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double unix_s) {
+  Findings found;
+  found.push_back({Verdict::kOk, StrCat("controller at ", facts.controller, " answers")});
+  if (const double theirs = facts.nodes.controller_unix_s();
+      theirs > 0 && std::abs(unix_s - theirs) > kClockSkewS) {
+    found.push_back({Verdict::kWarn,
+                     StrCat("this machine's clock is ", Age(std::abs(unix_s - theirs)),
+                            unix_s > theirs ? " ahead of" : " behind", " the controller's"),
+                     "timedatectl set-ntp true on both"});
+  }
+  JudgeVersions(facts, version, &found);
+  JudgeNodes(facts, &found);
+  JudgeReachability(facts, &found);
+  if (facts.jobs.jobs().empty()) {
+    found.push_back({Verdict::kWarn, "no training job has attached",
+                     "set WEIR_AGENT in the job's environment"});
+  }
+  for (const v1::Job& job : facts.jobs.jobs()) {
+    if (job.state() != "ended") JudgeJob(job, &found);
+  }
+  size_t refused = 0;
+  for (const v1::Policy& policy : facts.policies.policies()) {
+    if (policy.error().empty()) continue;
+    ++refused;
+    found.push_back({Verdict::kFail,
+                     StrCat("policy ", policy.name(), ": newest text rejected: ", policy.error()),
+                     "mend the file; weirctl validate -f FILE says whether it is right"});
+  }
+  if (refused == 0) {
+    found.push_back(
+        {Verdict::kOk, StrCat(facts.policies.policies_size(), " policies are in force")});
+  }
+  return found;
+}
+
+Status Doctor(Client& client, const std::string& version) {
+  int failed = 0;
+  const auto print = [&failed](const Findings& all) {
+    for (const Finding& finding : all) {
+      Print(finding);
+      failed += finding.verdict == Verdict::kFail ? 1 : 0;
     }
-  }
-  if (findings.failed() > 0) {
-    return Internal(StrCat(findings.failed(), " checks failed"));
-  }
+    std::fflush(stdout);
+  };
+  print(JudgeMachine(LookAtMachine(), version));
+  WEIR_ASSIGN_OR_RETURN(const FleetFacts facts, AskFleet(client));
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  print(JudgeFleet(facts, version, std::chrono::duration<double>(now).count()));
+  if (failed > 0) return Internal(StrCat(failed, " checks failed"));
   return OkStatus();
 }
 

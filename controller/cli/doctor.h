@@ -1,11 +1,28 @@
 #pragma once
 // doctor: does everything that Weir needs answer, and what is wrong if not.
 
+#include <vector>
+
 #include "controller/cli/client.h"
+#include "controller/cli/finding.h"
 
 namespace weir::cli {
 
-/// Prints one line per check, "ok", "warn" or "FAIL" first. kInternal when any failed.
-Status Doctor(Client& client);
+/// What the controller knows, all pages of it.
+struct FleetFacts {
+  std::string controller;  // its address
+  v1::ListNodesResponse nodes;
+  v1::ListLinksResponse links;
+  v1::ListJobsResponse jobs;
+  v1::ListPoliciesResponse policies;
+};
+
+/// One finding per matter. version: of this program; unix_s: this machine's time. Pure.
+std::vector<Finding> JudgeFleet(const FleetFacts& facts, const std::string& version, double unix_s);
+
+/// Prints one line per check, "ok", "warn" or "FAIL" first, and below it what mends it: of this
+/// machine, then of the fleet. kInternal when any failed; errors of calls, once this machine's
+/// findings are printed.
+Status Doctor(Client& client, const std::string& version);
 
 }  // namespace weir::cli

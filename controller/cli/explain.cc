@@ -34,6 +34,7 @@ Status Explain(Client& client, const std::string& job, bool replay, Output outpu
     return Internal(StrCat("replay of decision ", again.id(), " differs: stored ",
                            answer.stored_digest(), ", replayed ", answer.replayed_digest()));
   }
+  std::fflush(stdout);  // into one file both come in this order, too
   std::fprintf(stderr, "replay: identical (%s)\n", answer.replayed_digest().c_str());
   return OkStatus();
 }

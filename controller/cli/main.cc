@@ -1,18 +1,25 @@
 // weirctl: the operator's command. Reads flags and environment; everything else is in the library.
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
 
 #include "controller/cli/client.h"
+#include "controller/cli/cost_table.h"
 #include "controller/cli/doctor.h"
 #include "controller/cli/explain.h"
 #include "controller/cli/render.h"
 #include "controller/cli/resources.h"
 #include "controller/cli/simulate.h"
+#include "controller/cli/top.h"
 #include "controller/service/policy_set.h"
+#include "datapath/base/program/hidden_command.h"
 
 namespace weir::cli {
 namespace {
@@ -23,10 +30,14 @@ struct Flags {
   std::string output = "table";
   ResourceRequest resource;
   std::string file, actor, reason, codec = "identity", collective = "ring", policy_name;
-  std::string parameters = "25M", latency = "1ms", bandwidth = "1Gb/s", compute = "0";
+  std::string parameters = "25M", latency = "1ms", bandwidth = "1Gb/s", compute = "0",
+              aggregator = "0";
+  std::vector<std::string> links;
   double ratio = 1;
+  uint32_t bits = 0;
+  TopOptions top;
   uint32_t world = 4, buckets = 4;
-  bool replay = false, dry_run = false;
+  bool replay = false, dry_run = false, table = false;
 };
 
 using Action = std::function<Status(Flags&)>;
@@ -93,6 +104,7 @@ Status PinJob(Client& client, Flags& flags, Output output) {
   request.mutable_choice()->set_codec(flags.codec);
   request.mutable_choice()->set_collective(flags.collective);
   request.mutable_choice()->set_ratio(flags.ratio);
+  request.mutable_choice()->set_bits(flags.bits);
   v1::PinResponse response;
   WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::Pin, request, &response));
   PrintJob(response.job(), "pinned", output);
@@ -117,23 +129,58 @@ Status SimulateCommand(Flags& flags) {
   WEIR_ASSIGN_OR_RETURN(const double latency, ParseSeconds(flags.latency));
   WEIR_ASSIGN_OR_RETURN(const double bandwidth, ParseRate(flags.bandwidth));
   WEIR_ASSIGN_OR_RETURN(const double compute, ParseSeconds(flags.compute));
+  if (flags.table) {
+    return PrintCostTable({.world = static_cast<int>(flags.world),
+                           .latency_s = latency,
+                           .bytes_per_s = bandwidth,
+                           .bytes = 4 * parameters},
+                          output);
+  }
   request.set_model_parameters(static_cast<uint64_t>(parameters));
   request.set_world(flags.world);
   request.set_latency_s(latency);
   request.set_bandwidth_bytes_per_s(bandwidth);
   request.set_compute_s(compute);
   request.set_buckets(flags.buckets);
+  WEIR_ASSIGN_OR_RETURN(const double aggregator, ParseRate(flags.aggregator));
+  request.set_aggregator_bytes_per_s(aggregator);
+  for (const std::string& text : flags.links) {
+    WEIR_ASSIGN_OR_RETURN(const v1::LinkRate link, ParseLink(text));
+    *request.add_links() = link;
+    v1::LinkRate* const back = request.add_links();
+    *back = link;
+    back->set_source_rank(link.target_rank());
+    back->set_target_rank(link.source_rank());
+  }
   return SimulateOffline(request, flags.file, output);
 }
 
+Status TopCommand(Client& client, Flags& flags, Output output) {
+  if (output != Output::kTable) {
+    return InvalidArgument("top draws tables only; get and watch print JSON and YAML");
+  }
+  winsize size{};
+  if (isatty(STDOUT_FILENO) == 1) {
+    const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    flags.top.terminal_columns = known ? size.ws_col : 80;
+  }
+  return Top(client, flags.top);
+}
+
 void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
-  const char* const kinds = "nodes, links, jobs, decisions or policies";
-  const CLI::IsMember known({"nodes", "links", "jobs", "decisions", "policies", "node", "link",
-                             "job", "decision", "policy"});
+  const char* const kinds = "nodes, links, jobs, decisions, aggregators or policies";
+  const CLI::IsMember known({"nodes", "links", "jobs", "decisions", "aggregators", "policies",
+                             "node", "link", "job", "decision", "aggregator", "policy"});
+  const char* const watched_kinds = "nodes, links, jobs, decisions or policies";
+  const CLI::IsMember watched({"nodes", "links", "jobs", "decisions", "policies", "node", "link",
+                               "job", "decision", "policy"});
   auto* get = app.add_subcommand("get", "list resources, or show one");
   get->add_option("kind", flags.resource.kind, kinds)->required()->check(known);
   get->add_option("name", flags.resource.name, "one item; links: a node");
   get->add_option("--job", flags.resource.job, "decisions of this job");
+  get->add_option("--limit", flags.resource.limit, "newest decisions to list; 0: all")
+      ->type_name("COUNT")
+      ->capture_default_str();
   get->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output) { return Get(client, f.resource); });
   });
@@ -145,22 +192,34 @@ void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
     *action = Remote([](Client& client, Flags& f, Output) { return Describe(client, f.resource); });
   });
   auto* watch = app.add_subcommand("watch", "print events as they happen");
-  watch->add_option("kind", flags.resource.kind, kinds)->required()->check(known);
+  watch->add_option("kind", flags.resource.kind, watched_kinds)->required()->check(watched);
   watch->add_option("name", flags.resource.name, "only this job");
   watch->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output) { return Watch(client, f.resource); });
   });
+  auto* top =
+      app.add_subcommand("top", "a table of the running jobs, drawn again as steps come in");
+  top->add_option("job", flags.top.job, "only this job");
+  top->add_option("--interval", flags.top.interval_s, "seconds between two tables, at least")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  top->add_option("--iterations", flags.top.iterations, "tables; 0: until interrupted")
+      ->type_name("COUNT")
+      ->capture_default_str();
+  top->callback([action] { *action = Remote(TopCommand); });
 }
 
 void AddPolicyCommands(CLI::App& app, Flags& flags, Action* action) {
   auto* apply = app.add_subcommand("apply", "apply a policy file to the running controller");
   apply->add_option("-f,--file", flags.file, "policy (YAML or JSON), - for standard input")
+      ->type_name("FILE")
       ->required();
   apply->add_flag("--dry-run", flags.dry_run, "validate on the controller, change nothing");
   apply->add_option("--actor", flags.actor, "who applies it, for the audit trail");
   apply->callback([action] { *action = Remote(Apply); });
   auto* validate = app.add_subcommand("validate", "check a policy file; needs no controller");
   validate->add_option("-f,--file", flags.file, "policy (YAML or JSON), - for standard input")
+      ->type_name("FILE")
       ->required();
   validate->callback([action] { *action = Validate; });
 }
@@ -179,6 +238,8 @@ void AddJobCommands(CLI::App& app, Flags& flags, Action* action) {
   pin->add_option("--codec", flags.codec, "codec")->capture_default_str();
   pin->add_option("--collective", flags.collective, "collective")->capture_default_str();
   pin->add_option("--ratio", flags.ratio, "kept fraction")->capture_default_str();
+  pin->add_option("--bits", flags.bits, "width of values; 0: the codec's default")
+      ->capture_default_str();
   pin->add_option("--actor", flags.actor, "who pins");
   pin->add_option("--reason", flags.reason, "why")->required();
   pin->callback([action] { *action = Remote(PinJob); });
@@ -199,13 +260,54 @@ void AddOtherCommands(CLI::App& app, Flags& flags, Action* action) {
   simulate->add_option("--compute", flags.compute, "step time without communication: 50ms")
       ->capture_default_str();
   simulate->add_option("--buckets", flags.buckets, "equal buckets")->capture_default_str();
-  simulate->add_option("--policy", flags.file, "policy file; default policy when absent");
+  simulate
+      ->add_option("--aggregator", flags.aggregator,
+                   "payload that an aggregator takes in from all ranks: 10Gb/s; 0: there is none")
+      ->type_name("RATE")
+      ->capture_default_str();
+  simulate
+      ->add_option("--link", flags.links,
+                   "rate between two ranks where it differs, both ways: 1-2=10Mb/s")
+      ->type_name("RANK-RANK=RATE");
+  simulate->add_option("--policy", flags.file, "policy file; default policy when absent")
+      ->type_name("FILE");
+  simulate->add_flag("--table", flags.table,
+                     "cost formulas of the literature, crossovers and published tables instead");
   simulate->callback([action] { *action = SimulateCommand; });
   auto* doctor =
       app.add_subcommand("doctor", "check that controller, agents, links and jobs are well");
   doctor->callback([action] {
-    *action = Remote([](Client& client, Flags&, Output) { return Doctor(client); });
+    *action = Remote([](Client& client, Flags&, Output) { return Doctor(client, WEIR_VERSION); });
   });
+}
+
+// Names for the shell's completion: what the controller on the line knows, within a second.
+std::vector<std::string> ValuesFor(const std::string& command, const std::string& name,
+                                   const GivenValues& given) {
+  const auto value = [&](const char* option) {
+    const auto found = given.find(option);
+    return found == given.end() ? std::string() : found->second;
+  };
+  if (name == "--codec" || name == "--collective") return BuiltinNames(name.substr(2));
+  const bool job = name == "job" || name == "--job" || (command == "watch" && name == "name");
+  if (!job && name != "name") return {};
+  const auto from_environment = [](const char* variable) {
+    const char* const set = std::getenv(variable);
+    return std::string(set == nullptr ? "" : set);
+  };
+  Flags flags;
+  flags.client.timeout_s = 1;
+  std::string controller = value("--controller");
+  if (controller.empty()) controller = from_environment("WEIR_CONTROLLER");
+  if (!controller.empty()) flags.client.controller = controller;
+  flags.client.ca_file = value("--ca");
+  flags.client.cert_file = value("--cert");
+  flags.client.key_file = value("--key");
+  flags.token_file = value("--token-file");
+  if (flags.token_file.empty()) flags.token_file = from_environment("WEIR_TOKEN_FILE");
+  const auto client = Connect(flags);
+  return client.ok() ? ResourceNames(**client, job ? "jobs" : value("kind"))
+                     : std::vector<std::string>();
 }
 
 int Main(int argc, char** argv) {
@@ -214,30 +316,37 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.fallthrough();
   app.footer(
-      "exit codes:\n"
+      "exit status:\n"
       "  0  ok\n"
       "  1  failure, or a check of doctor or replay found something wrong\n"
       "  2  wrong flags or arguments\n"
-      "  3  not found: the named job, node, decision, policy, codec or file\n"
+      "  3  not found: the named job, node, decision, aggregator, policy, codec or file\n"
       "  4  no controller answers\n"
       "  5  refused: an invalid policy, or not possible in the present state");
   Flags flags;
   Action action;
   app.add_option("--controller", flags.client.controller, "host:port of the gRPC API")
+      ->type_name("ADDRESS")
       ->envname("WEIR_CONTROLLER")
       ->capture_default_str();
-  app.add_option("-o,--output", flags.output, "table, json or yaml")
+  app.add_option("-o,--output", flags.output, "form of what is printed")
       ->check(CLI::IsMember({"table", "json", "yaml"}))
       ->capture_default_str();
-  app.add_option("--timeout", flags.client.timeout_s, "seconds per call")->capture_default_str();
-  app.add_option("--token-file", flags.token_file, "bearer token")->envname("WEIR_TOKEN_FILE");
-  app.add_option("--ca", flags.client.ca_file, "CA certificate: use TLS");
-  app.add_option("--cert", flags.client.cert_file, "client certificate");
-  app.add_option("--key", flags.client.key_file, "client key");
+  app.add_option("--timeout", flags.client.timeout_s, "seconds per call")
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  app.add_option("--token-file", flags.token_file, "bearer token")
+      ->type_name("FILE")
+      ->envname("WEIR_TOKEN_FILE");
+  app.add_option("--ca", flags.client.ca_file, "CA certificate: use TLS")->type_name("FILE");
+  app.add_option("--cert", flags.client.cert_file, "client certificate")->type_name("FILE");
+  app.add_option("--key", flags.client.key_file, "client key")->type_name("FILE");
   AddResourceCommands(app, flags, &action);
   AddPolicyCommands(app, flags, &action);
   AddJobCommands(app, flags, &action);
   AddOtherCommands(app, flags, &action);
+  const ProgramPage page{"weirctl", {"weir-agent 1", "weir-controller 1"}, ValuesFor};
+  if (const auto answered = AnswerHiddenCommand(app, page, argc, argv)) return *answered;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

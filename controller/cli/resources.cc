@@ -1,10 +1,13 @@
 #include "controller/cli/resources.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
@@ -12,7 +15,7 @@
 namespace weir::cli {
 namespace {
 
-using google::protobuf::Message;
+using ProtoMessage = google::protobuf::Message;
 
 double UnixNow() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -92,6 +95,32 @@ Table DecisionTable(const v1::ListDecisionsResponse& response) {
   return table;
 }
 
+// "train-7:64,train-8:128": who holds how many slots.
+std::string Holders(const v1::Aggregator& aggregator) {
+  std::string text;
+  for (const v1::GrantedLease& lease : aggregator.leases()) {
+    if (text.size() > 60) return text + ",...";
+    text += StrCat(text.empty() ? "" : ",", lease.job(), ":", lease.slots());
+  }
+  return text.empty() ? "-" : text;
+}
+
+Table AggregatorTable(const v1::ListAggregatorsResponse& response) {
+  Table table{{"NAME", "STATE", "SINCE", "SLOTS", "FREE", "LEASES", "WAITS", "URL"}, {}};
+  for (const v1::Aggregator& aggregator : response.aggregators()) {
+    double waiting_s = 0;
+    for (const auto& lease : aggregator.leases())
+      waiting_s = std::max(waiting_s, lease.waiting_s());
+    const bool reachable = aggregator.reachable();
+    table.rows.push_back({aggregator.name(), reachable ? "reachable" : aggregator.error(),
+                          Age(UnixNow() - aggregator.since_unix_s()),
+                          std::to_string(aggregator.slots()),
+                          std::to_string(aggregator.slots_free()), Holders(aggregator),
+                          waiting_s > 0 ? Seconds(waiting_s) : "-", aggregator.url()});
+  }
+  return table;
+}
+
 Table PolicyTable(const v1::ListPoliciesResponse& response) {
   Table table{{"NAME", "OBJECTIVE", "JOBS", "ORIGIN", "LOADED", "ERROR"}, {}};
   for (const v1::Policy& policy : response.policies()) {
@@ -107,17 +136,16 @@ Table PolicyTable(const v1::ListPoliciesResponse& response) {
 struct Kind {
   const char* plural;
   const char* event;
-  std::function<Status(Client&, const ResourceRequest&, std::unique_ptr<Message>* answer,
+  std::function<Status(Client&, const ResourceRequest&, std::unique_ptr<ProtoMessage>* answer,
                        Table* table)>
       fetch;
 };
 
-Status FetchNodes(Client& client, const ResourceRequest& request, std::unique_ptr<Message>* answer,
-                  Table* table) {
+Status FetchNodes(Client& client, const ResourceRequest& request,
+                  std::unique_ptr<ProtoMessage>* answer, Table* table) {
   auto list = std::make_unique<v1::ListNodesResponse>();
   if (request.name.empty()) {
-    WEIR_RETURN_IF_ERROR(
-        client.Call(&v1::AdminService::Stub::ListNodes, v1::ListNodesRequest(), list.get()));
+    WEIR_RETURN_IF_ERROR(client.CallAllPages(&v1::AdminService::Stub::ListNodes, {}, list.get()));
     *table = NodeTable(*list);
     *answer = std::move(list);
     return OkStatus();
@@ -132,23 +160,22 @@ Status FetchNodes(Client& client, const ResourceRequest& request, std::unique_pt
   return OkStatus();
 }
 
-Status FetchLinks(Client& client, const ResourceRequest& request, std::unique_ptr<Message>* answer,
-                  Table* table) {
+Status FetchLinks(Client& client, const ResourceRequest& request,
+                  std::unique_ptr<ProtoMessage>* answer, Table* table) {
   v1::ListLinksRequest links;
   links.set_node(request.name);
   auto list = std::make_unique<v1::ListLinksResponse>();
-  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::ListLinks, links, list.get()));
+  WEIR_RETURN_IF_ERROR(client.CallAllPages(&v1::AdminService::Stub::ListLinks, links, list.get()));
   *table = LinkTable(*list);
   *answer = std::move(list);
   return OkStatus();
 }
 
-Status FetchJobs(Client& client, const ResourceRequest& request, std::unique_ptr<Message>* answer,
-                 Table* table) {
+Status FetchJobs(Client& client, const ResourceRequest& request,
+                 std::unique_ptr<ProtoMessage>* answer, Table* table) {
   auto list = std::make_unique<v1::ListJobsResponse>();
   if (request.name.empty()) {
-    WEIR_RETURN_IF_ERROR(
-        client.Call(&v1::AdminService::Stub::ListJobs, v1::ListJobsRequest(), list.get()));
+    WEIR_RETURN_IF_ERROR(client.CallAllPages(&v1::AdminService::Stub::ListJobs, {}, list.get()));
     *table = JobTable(*list);
     *answer = std::move(list);
     return OkStatus();
@@ -163,14 +190,28 @@ Status FetchJobs(Client& client, const ResourceRequest& request, std::unique_ptr
   return OkStatus();
 }
 
+// The newest `limit` decisions, page by page.
+Status FetchNewest(Client& client, const ResourceRequest& request,
+                   v1::ListDecisionsResponse* newest) {
+  v1::ListDecisionsRequest ask;
+  ask.set_job(request.job);
+  for (uint64_t left = request.limit == 0 ? UINT64_MAX : request.limit; left > 0;) {
+    ask.set_page_size(static_cast<uint32_t>(std::min<uint64_t>(left, 500)));
+    v1::ListDecisionsResponse page;
+    WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::ListDecisions, ask, &page));
+    newest->mutable_decisions()->MergeFrom(page.decisions());
+    if (page.next_page_token().empty()) break;
+    left -= std::min<uint64_t>(left, static_cast<uint64_t>(page.decisions_size()));
+    ask.set_page_token(page.next_page_token());
+  }
+  return OkStatus();
+}
+
 Status FetchDecisions(Client& client, const ResourceRequest& request,
-                      std::unique_ptr<Message>* answer, Table* table) {
+                      std::unique_ptr<ProtoMessage>* answer, Table* table) {
   auto list = std::make_unique<v1::ListDecisionsResponse>();
   if (request.name.empty()) {
-    v1::ListDecisionsRequest page;
-    page.set_job(request.job);
-    page.set_page_size(100);
-    WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::ListDecisions, page, list.get()));
+    WEIR_RETURN_IF_ERROR(FetchNewest(client, request, list.get()));
     *table = DecisionTable(*list);
     *answer = std::move(list);
     return OkStatus();
@@ -185,8 +226,33 @@ Status FetchDecisions(Client& client, const ResourceRequest& request,
   return OkStatus();
 }
 
+Status FetchAggregators(Client& client, const ResourceRequest& request,
+                        std::unique_ptr<ProtoMessage>* answer, Table* table) {
+  auto list = std::make_unique<v1::ListAggregatorsResponse>();
+  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::ListAggregators,
+                                   v1::ListAggregatorsRequest(), list.get()));
+  if (request.name.empty()) {
+    *table = AggregatorTable(*list);
+    *answer = std::move(list);
+    return OkStatus();
+  }
+  std::string valid;
+  for (const v1::Aggregator& aggregator : list->aggregators()) {
+    if (aggregator.name() == request.name) {
+      v1::ListAggregatorsResponse one;
+      *one.add_aggregators() = aggregator;
+      *table = AggregatorTable(one);
+      *answer = std::make_unique<v1::Aggregator>(aggregator);
+      return OkStatus();
+    }
+    valid += (valid.empty() ? "" : ", ") + aggregator.name();
+  }
+  return NotFound(
+      StrCat("unknown aggregator '", request.name, "'; valid: ", valid.empty() ? "none" : valid));
+}
+
 Status FetchPolicies(Client& client, const ResourceRequest& request,
-                     std::unique_ptr<Message>* answer, Table* table) {
+                     std::unique_ptr<ProtoMessage>* answer, Table* table) {
   auto list = std::make_unique<v1::ListPoliciesResponse>();
   WEIR_RETURN_IF_ERROR(
       client.Call(&v1::AdminService::Stub::ListPolicies, v1::ListPoliciesRequest(), list.get()));
@@ -214,25 +280,36 @@ StatusOr<Kind> FindKind(const std::string& name) {
                                {"links", "link", FetchLinks},
                                {"jobs", "job", FetchJobs},
                                {"decisions", "decision", FetchDecisions},
+                               {"aggregators", "aggregator", FetchAggregators},
                                {"policies", "policy", FetchPolicies}};
   for (const Kind& kind : kinds) {
     if (name == kind.plural || name == kind.event) return kind;
   }
-  return InvalidArgument(
-      StrCat("unknown resource '", name, "'; valid: nodes, links, jobs, decisions, policies"));
+  return InvalidArgument(StrCat("unknown resource '", name,
+                                "'; valid: nodes, links, jobs, decisions, aggregators, policies"));
 }
 
 }  // namespace
 
 Status Get(Client& client, const ResourceRequest& request) {
   WEIR_ASSIGN_OR_RETURN(const Kind kind, FindKind(request.kind));
-  std::unique_ptr<Message> answer;
+  std::unique_ptr<ProtoMessage> answer;
   Table table;
   WEIR_RETURN_IF_ERROR(kind.fetch(client, request, &answer, &table));
   const std::string text =
       request.output == Output::kTable ? Render(table) : Render(*answer, request.output);
   std::fputs(text.c_str(), stdout);
   return OkStatus();
+}
+
+std::vector<std::string> ResourceNames(Client& client, const std::string& kind_name) {
+  const StatusOr<Kind> kind = FindKind(kind_name);
+  std::unique_ptr<ProtoMessage> answer;
+  Table table;
+  if (!kind.ok() || !kind->fetch(client, ResourceRequest(), &answer, &table).ok()) return {};
+  std::set<std::string> names;
+  for (const auto& row : table.rows) names.insert(row.at(0));
+  return {names.begin(), names.end()};
 }
 
 Status Describe(Client& client, const ResourceRequest& request) {

@@ -2,6 +2,7 @@
 // get, describe and watch: one entry per kind of resource.
 
 #include <string>
+#include <vector>
 
 #include "controller/cli/client.h"
 #include "controller/cli/render.h"
@@ -9,9 +10,11 @@
 namespace weir::cli {
 
 struct ResourceRequest {
-  std::string kind;  // "nodes", "links", "jobs", "decisions", "policies", or their singular
+  std::string kind;  // "nodes", "links", "jobs", "decisions", "aggregators", "policies", or their
+                     // singular
   std::string name;  // empty: all
   std::string job;   // decisions of this job
+  uint32_t limit = 100;  // newest decisions to list; 0: all that are kept
   Output output = Output::kTable;
 };
 
@@ -21,6 +24,10 @@ Status Get(Client& client, const ResourceRequest& request);
 
 /// Prints one item with everything known of it; YAML unless JSON was asked for.
 Status Describe(Client& client, const ResourceRequest& request);
+
+/// Names of all of a kind, for completion; links: the nodes that they begin at. Empty when the
+/// controller does not answer or the kind is unknown.
+std::vector<std::string> ResourceNames(Client& client, const std::string& kind);
 
 /// Prints events of one kind as they happen until the stream ends or the process is interrupted.
 Status Watch(Client& client, const ResourceRequest& request);

@@ -52,12 +52,39 @@ StatusOr<double> ParseRate(const std::string& text) {
                               {"gbit", 125e6}});
 }
 
+StatusOr<v1::LinkRate> ParseLink(const std::string& text) {
+  unsigned from = 0, to = 0;
+  int used = -1;
+  if (std::sscanf(text.c_str(), "%6u-%6u=%n", &from, &to, &used) != 2 || used < 0) {
+    return InvalidArgument(
+        StrCat("'", text, "': expected two ranks and the rate between them, as 1-2=10Mb/s"));
+  }
+  v1::LinkRate link;
+  link.set_source_rank(from);
+  link.set_target_rank(to);
+  WEIR_ASSIGN_OR_RETURN(const double rate, ParseRate(text.substr(static_cast<size_t>(used))));
+  link.set_bandwidth_bytes_per_s(rate);
+  return link;
+}
+
 StatusOr<double> ParseSeconds(const std::string& text) {
   return ParseQuantity(text, {{"", 1}, {"s", 1}, {"ms", 1e-3}, {"us", 1e-6}});
 }
 
 StatusOr<double> ParseCount(const std::string& text) {
   return ParseQuantity(text, {{"", 1}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"B", 1e9}, {"G", 1e9}});
+}
+
+std::vector<std::string> BuiltinNames(const std::string& kind) {
+  v1::Capabilities capabilities;
+  std::vector<std::string> names;
+  if (!FromJson(kCapabilities, &capabilities).ok()) return names;
+  if (kind == "codec") {
+    for (const auto& codec : capabilities.codecs()) names.push_back(codec.name());
+  } else if (kind == "collective") {
+    for (const auto& collective : capabilities.collectives()) names.push_back(collective.name());
+  }
+  return names;
 }
 
 Status SimulateOffline(const v1::SimulateRequest& request, const std::string& policy_file,

@@ -56,6 +56,29 @@ double WorldFunctionModel::At(int world) const {
   return std::max(0.0, value);
 }
 
+const CodecModel* FindCodec(const std::vector<CodecModel>& codecs, const std::string& name,
+                            int bits) {
+  for (const CodecModel& codec : codecs) {
+    if (codec.name == name && (bits == 0 || codec.bits == bits)) return &codec;
+  }
+  return nullptr;
+}
+
+bool SendsIndicesApart(const CodecModel& codec) {
+  return codec.form == "shared_index" || codec.form == "union_index";
+}
+
+CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world) {
+  CodecWork work;
+  if (collective.form == "regions") {
+    work.encodes_inside = 1.0 / std::max(1, world);
+    work.decodes_inside = 1;
+  } else if (codec.form == "opaque") {
+    work.decodes = std::max(1, world);
+  }
+  return work;
+}
+
 NetworkState NetworkOf(const Snapshot& snapshot) {
   NetworkState network;
   network.alpha_s = std::max(0.0, snapshot.latency_s.value);
@@ -82,7 +105,7 @@ WireBytes PredictWireBytes(const CodecModel& codec, double elements, double rati
   const double index_bits = codec.indices_coded ? BinaryEntropy(kept) : 0;
   double payload_bits = codec.fixed_bits + kept * codec.kept_bits;
   WireBytes bytes;
-  if (codec.form == "shared_index") {
+  if (SendsIndicesApart(codec)) {
     bytes.index = codec.payload_scale * index_bits * elements / 8;
   } else {
     payload_bits += index_bits;
@@ -91,21 +114,42 @@ WireBytes PredictWireBytes(const CodecModel& codec, double elements, double rati
   return bytes;
 }
 
+/// Largest first, every further kept part adds no more than the one before, so that the gain lies
+/// above the chords from the measured point to (0, 0) and (1, 1). Those are taken.
+double UniformSelectionGain(double loss, double ratio) {
+  if (!(loss < 1)) return ratio;
+  const double measured = std::clamp(1 - loss * (1 - kUniformLossRatio), 0.0, 1.0);
+  if (ratio <= kUniformLossRatio) return measured * ratio / kUniformLossRatio;
+  return measured + (1 - measured) * (ratio - kUniformLossRatio) / (1 - kUniformLossRatio);
+}
+
+/// What is lost when payloads that add at random are summed one after the other, as in a ring, over
+/// the square of the sum. Contributions of ranks count as independent: the sum of k of them has k
+/// times the energy of one, and every addition loses its part of that.
+double SumLoss(double sum_error_squared, int world) {
+  const double ranks = std::max(1, world);
+  return sum_error_squared * (ranks * (ranks + 1) / 2 - 1) / ranks;
+}
+
 double PredictGain(const CodecModel& codec, const CollectiveModel& collective,
                    const BucketModel& bucket, double ratio, int world) {
   double gain = 1;
   if (codec.error_model == "selection") {
-    gain = CurveGain(bucket, ratio);
+    gain = CurveGain(bucket, ratio) * (1 - codec.relative_error_squared);
   } else if (codec.error_model == "uniform_selection") {
-    gain = std::min(1.0, ratio);
+    gain = UniformSelectionGain(codec.uniform_loss, std::clamp(ratio, 0.0, 1.0));
   } else if (codec.error_model == "relative") {
     gain = 1 - codec.relative_error_squared;
   } else if (codec.error_model == "max_scaled" && codec.levels > 0 && codec.error_divisor > 0) {
     double levels = codec.levels;
     if (codec.levels_divided_by_world) levels /= std::max(1, world);
-    const double step = bucket.peak_over_rms / levels;
+    const double peak = codec.peak_over_rms > 0 ? codec.peak_over_rms : bucket.peak_over_rms;
+    const double step = peak / levels;
     gain = 1 - step * step / codec.error_divisor;
   }
+  gain -= SumLoss(codec.sum_error_squared, world);
+  // The second encoding keeps about the same share of the sum as the first of each part.
+  if (collective.form == "regions") gain *= gain;
   if (codec.lossy && ratio < 1) gain *= collective.gain_scale;
   return std::clamp(gain, 0.0, 1.0);
 }
@@ -119,18 +163,23 @@ double CodecSeconds(const CodecModel::Time& time, double elements, double kept) 
 }
 
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
-                         const CodecModel& codec, const CollectiveModel& collective, double ratio) {
+                         const CodecModel& codec, const CollectiveModel& collective, double ratio,
+                         double ring_speedup) {
   const double elements = static_cast<double>(bucket.elements);
   const double kept = KeptElements(codec, elements, ratio);
   const int world = std::max(1, snapshot.world);
   const double slowdown = 1 / std::clamp(snapshot.codec_parallelism, 1e-3, 1.0);
   BucketCost cost;
   cost.gain = PredictGain(codec, collective, bucket, ratio, world);
-  cost.encode_fixed_s = CodecSeconds(codec.encode, elements, kept) * slowdown;
-  const double decodes = codec.form == "opaque" ? world : 1;
-  cost.decode_s = CodecSeconds(codec.decode, elements, kept) * decodes * slowdown;
+  const CodecWork work = WorkOf(codec, collective, world);
+  const double encode_s = CodecSeconds(codec.encode, elements, kept) * slowdown;
+  const double decode_s = CodecSeconds(codec.decode, elements, kept) * slowdown;
+  cost.encode_fixed_s = encode_s;
+  cost.decode_s = decode_s * work.decodes;
+  cost.network_fixed_s = work.encodes_inside * encode_s + work.decodes_inside * decode_s;
   cost.codec_deviation_s =
-      (codec.encode.deviation_s_per_element + codec.decode.deviation_s_per_element * decodes) *
+      (codec.encode.deviation_s_per_element * (1 + work.encodes_inside) +
+       codec.decode.deviation_s_per_element * (work.decodes + work.decodes_inside)) *
       elements * slowdown;
   if (world == 1) return cost;
   if (codec.shared_metadata) {
@@ -141,19 +190,32 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   }
   const WireBytes bytes = PredictWireBytes(codec, elements, ratio);
   const double rounds = std::max(1, codec.rounds);
-  cost.network_fixed_s =
+  cost.network_fixed_s +=
       rounds * (collective.overhead_s + collective.gamma_scale * collective.reduce.At(world) *
                                             snapshot.reduce_s_per_byte * bytes.payload);
   cost.network_alphas = rounds * collective.alpha_scale * collective.latency.At(world);
-  cost.network_beta_bytes = collective.beta_scale * (collective.payload.At(world) * bytes.payload +
-                                                     collective.index.At(world) * bytes.index);
+  const double around = collective.walks_ring ? std::max(ring_speedup, 1e-6) : 1;
+  cost.network_beta_bytes =
+      collective.beta_scale * (collective.payload.At(world) * bytes.payload / around +
+                               collective.index.At(world) * bytes.index);
+  if (collective.bandwidth_max_bytes_per_s > 0) {
+    cost.network_bytes_min_s = cost.network_beta_bytes / collective.bandwidth_max_bytes_per_s;
+  }
   cost.relative_deviation = collective.relative_deviation;
   return cost;
 }
 
+bool Carries(const CollectiveModel& collective, const CodecModel& codec) {
+  if (collective.form == "float_lanes") {
+    return codec.form == "lanes" && !codec.lossy && codec.fixed_bits == 32;
+  }
+  if (collective.form == "table_lanes") return codec.form == "lanes" && codec.tabled;
+  if (collective.form != "regions") return codec.form == collective.form;
+  return codec.form == "opaque" && !codec.shared_metadata && !codec.opt_in;
+}
+
 bool Compatible(const CodecModel& codec, const CollectiveModel& collective, int world) {
-  if (codec.form != collective.form) return false;
-  if (codec.world_max > 0 && world > codec.world_max) return false;
+  if (!Carries(collective, codec)) return false;
   if (world < collective.world_min) return false;
   return collective.world_max <= 0 || world <= collective.world_max;
 }
@@ -167,8 +229,7 @@ void ApplyPriorTimes(CodecModel* codec) {
   }
   if (AllZero(codec->decode)) {
     codec->decode.base_s = 1e-5;
-    codec->decode.per_element_s =
-        codec->form == "opaque" || codec->form == "shared_index" ? 0 : 3e-10;
+    codec->decode.per_element_s = codec->form == "lanes" || !codec->uses_ratio ? 3e-10 : 0;
     codec->decode.per_kept_s = codec->uses_ratio ? 3e-9 : 0;
     codec->decode.deviation_s_per_element = 0.5 * codec->decode.per_element_s;
   }

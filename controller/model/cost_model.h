@@ -2,6 +2,8 @@
 // What one bucket costs under one choice: bytes, seconds and gain, from data that agents advertise
 // and the estimators calibrate. Knows no codec and no collective by name.
 
+#include <algorithm>
+
 #include "controller/model/snapshot.h"
 
 namespace weir {
@@ -20,6 +22,19 @@ NetworkState NetworkOf(const Snapshot& snapshot);
 /// 0 for a cap means that the snapshot knows none.
 double EffectiveBandwidth(const Snapshot& snapshot, const NetworkState& network);
 
+/// True for codecs whose payload holds indices only; the values at them follow by themselves.
+bool SendsIndicesApart(const CodecModel& codec);
+
+/// How often one rank encodes and decodes a bucket's worth of elements.
+struct CodecWork {
+  double decodes = 1;                             // beside one encode, outside of the collective
+  double encodes_inside = 0, decodes_inside = 0;  // while the collective runs
+};
+
+/// Opaque payloads are decoded one for each rank. A collective of regions sums and encodes one N-th
+/// of the bucket again, for which it decodes N parts of that size.
+CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world);
+
 /// What one rank puts on the wire for one bucket.
 struct WireBytes {
   double payload = 0;
@@ -27,12 +42,16 @@ struct WireBytes {
 };
 
 /// payload = (fixed_bits + ratio * kept_bits + H(ratio) if indices_coded) * elements / 8, times the
-/// codec's measured payload_scale. A "shared_index" codec's H(ratio) part goes to `index`.
+/// codec's measured payload_scale. Where SendsIndicesApart the H(ratio)
+/// part goes to `index`.
 WireBytes PredictWireBytes(const CodecModel& codec, double elements, double ratio);
+
+/// Where CodecModel.uniform_loss was measured (CodecLoss in rank.proto).
+inline constexpr double kUniformLossRatio = 0.05;
 
 /// Share of the gradient's energy that survives, in [0, 1]. Selection reads the bucket's measured
 /// curve, interpolated in log(ratio); without a curve it assumes exponential magnitudes:
-/// r (1 + L + L^2/2), L = ln 1/r.
+/// r (1 + L + L^2/2), L = ln 1/r. Where a collective encodes twice, the square of that.
 double PredictGain(const CodecModel& codec, const CollectiveModel& collective,
                    const BucketModel& bucket, double ratio, int world);
 
@@ -45,6 +64,7 @@ double KeptElements(const CodecModel& codec, double elements, double ratio);
 struct BucketCost {
   double encode_fixed_s = 0, encode_alphas = 0;  // encode plus the metadata exchange before it
   double network_fixed_s = 0, network_alphas = 0, network_beta_bytes = 0;
+  double network_bytes_min_s = 0;  // what the bytes take at least, whatever the network
   double decode_s = 0;
   double gain = 1;
   double relative_deviation = 0;  // of the network time
@@ -52,17 +72,28 @@ struct BucketCost {
 
   double EncodeSeconds(double alpha_s) const { return encode_fixed_s + encode_alphas * alpha_s; }
   double NetworkSeconds(double alpha_s, double beta_s_per_byte) const {
-    return network_fixed_s + network_alphas * alpha_s + network_beta_bytes * beta_s_per_byte;
+    return network_fixed_s + network_alphas * alpha_s +
+           std::max(network_beta_bytes * beta_s_per_byte, network_bytes_min_s);
   }
 };
 
 /// network = overhead + alpha_scale latency(N) alpha + beta_scale (payload(N) bytes + index(N)
 /// index bytes) / B_eff + gamma_scale reduce(N) gamma bytes, per codec round; nothing in a world of
-/// one. The metadata exchange is a small all-reduce: overhead + 2 ceil(log2 N) alpha.
+/// one; and what codecs do inside of the collective. B_eff is no more than the
+/// collective's aggregator has for one rank; payloads that go around a ring move `ring_speedup`
+/// times as fast, see Snapshot. The metadata exchange is a small all-reduce: overhead
+/// + 2 ceil(log2 N) alpha.
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
-                         const CodecModel& codec, const CollectiveModel& collective, double ratio);
+                         const CodecModel& codec, const CollectiveModel& collective, double ratio,
+                         double ring_speedup = 1);
 
-/// True when the collective carries the codec's payloads and both allow the world size.
+/// True when the collective carries the codec's payloads: those of its own form; in "float_lanes",
+/// lanes that are the float32 elements themselves; or, in regions, the opaque ones of codecs that
+/// need nothing else. Codecs that only a policy names are not looked
+/// for there, though ranks may take them.
+bool Carries(const CollectiveModel& collective, const CodecModel& codec);
+
+/// True when the collective carries the codec's payloads and allows the world size.
 bool Compatible(const CodecModel& codec, const CollectiveModel& collective, int world);
 
 /// Replaces an all-zero encode or decode time by a prior, so that a codec that never ran is not

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "controller/model/ring_choice.h"
+
 namespace weir {
 namespace {
 constexpr double kCurveWeight = 0.2;
@@ -42,6 +44,32 @@ void BucketEstimate::AddCurve(const GainObservation& curve) {
     return;
   }
   for (size_t i = 0; i < gains.size(); ++i) gains[i] += kCurveWeight * (curve.gains[i] - gains[i]);
+}
+
+NodeLinks LinksBetween(const std::map<int, std::string>& nodes, int world,
+                       const std::vector<LinkEstimate>& estimates) {
+  NodeLinks links;
+  std::map<std::string, int> numbers;
+  for (int rank = 0; rank < world; ++rank) {
+    const auto node = nodes.find(rank);
+    if (node == nodes.end()) return {};
+    const int next = static_cast<int>(numbers.size());
+    links.nodes.push_back(numbers.try_emplace(node->second, next).first->second);
+  }
+  const size_t count = numbers.size();
+  if (count > static_cast<size_t>(kRingNodesMax)) return {};
+  links.s_per_byte.assign(count * count, -1);
+  for (size_t i = 0; i < count; ++i) links.s_per_byte[i * count + i] = 0;
+  for (const LinkEstimate& link : estimates) {
+    const auto from = numbers.find(link.source_node), to = numbers.find(link.target_node);
+    const Measured& bandwidth = link.bandwidth_bytes_per_s;
+    if (from == numbers.end() || to == numbers.end() || !(bandwidth.value > 0)) continue;
+    const auto at = static_cast<size_t>(from->second) * count + static_cast<size_t>(to->second);
+    links.s_per_byte[at] = 1 / bandwidth.value;
+    links.relative_deviation =
+        std::max(links.relative_deviation, bandwidth.deviation / bandwidth.value);
+  }
+  return links;
 }
 
 }  // namespace weir

@@ -1,5 +1,5 @@
 #pragma once
-// Smoothed scalars of a job that need no model: compute time, gain curves, payload sizes.
+// What a job's observations say without any model: compute time, gain curves, payload sizes, links.
 
 #include <cmath>
 #include <deque>
@@ -55,5 +55,10 @@ struct BucketEstimate {
   /// are not descending in ratio, or hold anything but numbers in [0, 1], are ignored.
   void AddCurve(const GainObservation& curve);
 };
+
+/// What is known of the links between the nodes of ranks 0 .. world - 1, which are numbered by
+/// their first ranks. Empty until every rank's node is known, and on more than kRingNodesMax nodes.
+NodeLinks LinksBetween(const std::map<int, std::string>& nodes, int world,
+                       const std::vector<LinkEstimate>& estimates);
 
 }  // namespace weir

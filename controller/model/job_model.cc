@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "controller/model/codec_calibrator.h"
 #include "controller/model/cost_model.h"
 #include "controller/model/format.h"
 #include "controller/model/job_estimates.h"
 #include "controller/model/network_model.h"
+#include "controller/model/ring_choice.h"
 #include "controller/model/step_assembler.h"
 
 namespace weir {
@@ -30,7 +32,9 @@ constexpr double kBandwidthDrift = 0.25, kLatencyDrift = 0.5;
 constexpr double kLatencyShareMin = 0.02;
 constexpr double kReferenceRatio = 0.01;  // gain changes are watched here
 constexpr double kPayloadWeight = 0.1;
-constexpr double kGainScalePrior = 0.7;  // one rank's indices serve all: until measured
+constexpr double kLossWeight = 0.05;
+// Share of the gain that is left when ranks share indices, until measured.
+constexpr double kGainScalePrior = 0.7, kUnionGainScalePrior = 0.85;
 constexpr uint64_t kGainSteps = 5;
 constexpr uint64_t kCurveWaitSteps = 10;  // longer than ranks take to sample new buckets
 
@@ -38,6 +42,7 @@ struct CodecState {
   CodecModel model;
   CodecCalibrator encode, decode;
   Smoothed payload_log{kPayloadWeight};
+  Smoothed relative_loss{kLossWeight};  // measured on the job's gradients, by all ranks
   explicit CodecState(const CodecModel& codec)
       : model(codec), encode(codec.encode), decode(codec.decode) {}
 };
@@ -87,6 +92,7 @@ struct JobModel::State {
 
   uint64_t plan_version = 0;
   PlanModel plan;
+  RingInUse ring;
   double plan_since_s = -1e9;
   std::deque<double> switches_s;
 
@@ -105,11 +111,13 @@ struct JobModel::State {
   double decided_bandwidth = 0, decided_latency_s = 0;
 
   double Now() const { return ToSeconds(clock.Now().time_since_epoch()); }
-  CodecState* FindCodec(const std::string& name);
+  CodecState* FindCodecState(const std::string& name, int bits);
   int FindCollective(const std::string& name) const;
   void Intersect();
   void Learn(const AssembledStep& step);
-  void LearnBucket(const AssembledBucket& bucket, std::vector<CollectiveSample>* samples);
+  void LearnBucket(const AssembledBucket& bucket, double speedup,
+                   std::vector<CollectiveSample>* samples);
+  NodeLinks LinksOfNodes() const { return LinksBetween(nodes, world, network.Links(Now())); }
   void Raise(const std::string& kind, std::string detail);
   void RaiseAndFollowUp(const std::string& kind, std::string detail);
   void RaiseNetworkChange(const NetworkChange& change);
@@ -122,9 +130,9 @@ struct JobModel::State {
   void FillBuckets(Snapshot* snapshot) const;
 };
 
-CodecState* JobModel::State::FindCodec(const std::string& name) {
+CodecState* JobModel::State::FindCodecState(const std::string& name, int bits) {
   for (CodecState& codec : codecs) {
-    if (codec.model.name == name) return &codec;
+    if (codec.model.name == name && (bits == 0 || codec.model.bits == bits)) return &codec;
   }
   return nullptr;
 }
@@ -144,18 +152,22 @@ void JobModel::State::Intersect() {
   collectives.clear();
   const auto& [first_codecs, first_collectives] = offers.begin()->second;
   for (CodecModel codec : first_codecs) {
+    const auto in = [&](const std::vector<CodecModel>& offered) {
+      return std::find_if(offered.begin(), offered.end(), [&](const auto& other) {
+        return other.name == codec.name && other.bits == codec.bits;
+      });
+    };
     const bool everywhere = std::all_of(offers.begin(), offers.end(), [&](const auto& offer) {
-      return named(offer.second.first, codec.name);
+      return in(offer.second.first) != offer.second.first.end();
     });
     if (!everywhere) continue;
     for (const auto& [rank, offer] : offers) {
-      const auto one = std::find_if(offer.first.begin(), offer.first.end(),
-                                    [&](const auto& other) { return other.name == codec.name; });
+      const auto one = in(offer.first);
       codec.encode = Slower(codec.encode, one->encode);
       codec.decode = Slower(codec.decode, one->decode);
     }
     ApplyPriorTimes(&codec);
-    CodecState* known = FindCodec(codec.name);
+    CodecState* known = FindCodecState(codec.name, codec.bits);
     const bool ran = known != nullptr && known->encode.samples() > 0;
     kept.push_back(ran ? std::move(*known) : CodecState(codec));
   }
@@ -258,11 +270,11 @@ void JobModel::State::WatchDrift() {
   }
 }
 
-void JobModel::State::LearnBucket(const AssembledBucket& bucket,
+void JobModel::State::LearnBucket(const AssembledBucket& bucket, double speedup,
                                   std::vector<CollectiveSample>* samples) {
   const auto definition = std::find_if(buckets.begin(), buckets.end(),
                                        [&](const auto& one) { return one.key == bucket.key; });
-  CodecState* codec = FindCodec(bucket.codec);
+  CodecState* codec = FindCodecState(bucket.codec, bucket.bits);
   const int collective = FindCollective(bucket.collective);
   if (definition == buckets.end() || codec == nullptr || definition->elements == 0) return;
   const double elements = static_cast<double>(definition->elements);
@@ -271,17 +283,19 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket,
   estimate.residual_ratio = std::isfinite(bucket.residual_ratio) ? bucket.residual_ratio : 0;
   const double kept =
       codec->model.uses_ratio ? KeptElements(codec->model, elements, bucket.ratio) : 0;
-  codec->encode.Add(elements, kept, bucket.encode_s);
-  const double decodes = codec->model.form == "opaque" ? world : 1;
-  codec->decode.Add(elements, kept, bucket.decode_s / decodes);
+  const CodecWork work =
+      WorkOf(codec->model, collective < 0 ? CollectiveModel{} : collectives[collective], world);
+  codec->encode.Add(elements, kept, bucket.encode_s / (1 + work.encodes_inside));
+  codec->decode.Add(elements, kept, bucket.decode_s / (work.decodes + work.decodes_inside));
   if (world == 1 || collective < 0 || !(bucket.network_s > 0)) return;
   if (codec->model.shared_metadata) metadata_s.Add(bucket.metadata_s);
 
   CodecModel priced = codec->model;
   priced.payload_scale = std::exp(codec->payload_log.value_or(0));
   const WireBytes bytes = PredictWireBytes(priced, elements, bucket.ratio);
-  CollectiveSample sample{collective, static_cast<double>(std::max(1, codec->model.rounds)),
-                          bytes.payload, bytes.index, bucket.network_s};
+  CollectiveSample sample{collective,       static_cast<double>(std::max(1, codec->model.rounds)),
+                          bytes.payload,    bytes.index,
+                          bucket.network_s, speedup};
   predictions.push_back({step, bucket.key, bucket.collective, bucket.codec,
                          network.filter().Predict(sample), bucket.network_s});
   if (predictions.size() > kPredictionsMax) predictions.pop_front();
@@ -291,7 +305,7 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket,
     sample.payload_bytes = bucket.payload_bytes;
   }
   samples->push_back(sample);
-  if (codec->model.form == "shared_index" && !estimate.gains.empty() && bucket.gain > 0) {
+  if (SendsIndicesApart(codec->model) && !estimate.gains.empty() && bucket.gain > 0) {
     BucketModel curve;
     curve.gain_ratios = estimate.gain_ratios;
     curve.gains = estimate.gains;
@@ -316,8 +330,10 @@ void JobModel::State::Learn(const AssembledStep& assembled) {
   }
   std::vector<CollectiveSample> samples;
   double busy_s = 0, kept = 0, elements = 0;
+  const double speedup =
+      assembled.plan_version == plan_version ? ring.speedup : ring.former_speedup;
   for (const AssembledBucket& bucket : assembled.buckets) {
-    LearnBucket(bucket, &samples);
+    LearnBucket(bucket, speedup, &samples);
     busy_s += bucket.network_s;
     for (const BucketDefinition& definition : buckets) {
       if (definition.key != bucket.key || !std::isfinite(bucket.gain)) continue;
@@ -364,6 +380,14 @@ void JobModel::State::FillCodecs(Snapshot* snapshot) const {
     if (codec.encode.samples() > 0) model.encode = codec.encode.Time();
     if (codec.decode.samples() > 0) model.decode = codec.decode.Time();
     model.payload_scale = std::exp(codec.payload_log.value_or(0));
+    // What loses more than it sends of normal input lets residuals grow as soon as they look like
+    // it, however well the slices suited it that were measured (sparse ones are exact at one bit).
+    const bool contracts = model.relative_error_squared < 1;
+    if (contracts && (model.error_model == "relative" || model.error_model == "selection")) {
+      model.relative_error_squared = codec.relative_loss.value_or(model.relative_error_squared);
+    } else if (model.error_model == "uniform_selection") {
+      model.uniform_loss = codec.relative_loss.value_or(model.uniform_loss);
+    }
     snapshot->codecs.push_back(std::move(model));
   }
 }
@@ -372,10 +396,11 @@ void JobModel::State::FillCollectives(Snapshot* snapshot) const {
   for (size_t i = 0; i < collectives.size(); ++i) {
     CollectiveModel model = collectives[i];
     network.filter().Calibrate(static_cast<int>(i), &model);
-    if (model.form == "shared_index") {
+    if (model.form == "shared_index" || model.form == "union_index") {
+      const double prior = model.form == "shared_index" ? kGainScalePrior : kUnionGainScalePrior;
       const auto scale = gain_scale_log.find(model.name);
       model.gain_scale = scale == gain_scale_log.end() || !scale->second.seen()
-                             ? kGainScalePrior
+                             ? prior
                              : std::exp(scale->second.value_or(0));
     }
     snapshot->collectives.push_back(std::move(model));
@@ -411,6 +436,10 @@ void JobModel::SetCapabilities(int rank, std::vector<CodecModel> codecs,
   state_->Intersect();
 }
 
+void JobModel::SetRateMax(const std::string& collective, double bytes_per_s) {
+  state_->network.SetRateMax(state_->FindCollective(collective), bytes_per_s);
+}
+
 void JobModel::SetBuckets(std::vector<BucketDefinition> buckets) {
   State& s = *state_;
   std::stable_sort(buckets.begin(), buckets.end(),
@@ -429,13 +458,17 @@ void JobModel::SetBuckets(std::vector<BucketDefinition> buckets) {
 
 void JobModel::SetRankNode(int rank, std::string node) { state_->nodes[rank] = std::move(node); }
 
-void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan) {
+void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan,
+                             std::vector<int> ring_order) {
   State& s = *state_;
   if (plan.size() != s.buckets.size()) return;
   const bool switched = version != s.plan_version || s.plan.empty();
   s.plan_version = version;
   s.plan = std::move(plan);
   if (!switched) return;
+  // What a rank says that it runs need not make sense.
+  if (!IsRingOrder(ring_order, s.world)) ring_order.clear();
+  s.ring.Turn(std::move(ring_order), s.LinksOfNodes());
   s.plan_since_s = s.Now();
   s.switches_s.push_back(s.plan_since_s);
   if (s.switches_s.size() > 1000) s.switches_s.pop_front();
@@ -448,6 +481,10 @@ void JobModel::OnStep(const StepObservation& observation) {
     const bool known = std::any_of(s.buckets.begin(), s.buckets.end(),
                                    [&](const auto& bucket) { return bucket.key == curve.bucket; });
     if (known) s.estimates[curve.bucket].AddCurve(curve);
+  }
+  for (const CodecLossObservation& seen : observation.codec_losses) {
+    CodecState* codec = s.FindCodecState(seen.codec, seen.bits);
+    if (codec != nullptr) codec->relative_loss.Add(seen.relative_loss);
   }
   const auto assembled = s.assembler.Add(observation);
   if (!assembled.has_value()) return;
@@ -492,6 +529,17 @@ std::string JobModel::BandwidthProbeReason() const {
   return state_->world > 1 && !state_->collectives.empty() ? state_->network.ProbeReason() : "";
 }
 
+bool JobModel::WantsLinkProbe(const std::string& source, const std::string& target) const {
+  const State& s = *state_;
+  const bool walks = std::any_of(s.collectives.begin(), s.collectives.end(),
+                                 [](const auto& collective) { return collective.walks_ring; });
+  std::set<std::string> nodes;
+  for (const auto& [rank, node] : s.nodes) nodes.insert(node);
+  // Two nodes have one ring.
+  if (!walks || nodes.size() < 3 || nodes.size() > static_cast<size_t>(kRingNodesMax)) return false;
+  return !s.network.KnowsBandwidth(source, target, s.Now(), kLinkProbeS);
+}
+
 StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
   const State& s = *state_;
   WEIR_RETURN_IF_ERROR(s.Missing());
@@ -516,6 +564,9 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
         std::max(0.0, s.metadata_s.Get().value - levels.At(s.world) * snapshot.latency_s.value);
   }
   snapshot.incumbent = s.plan;
+  if (s.world > 1) snapshot.node_links = s.LinksOfNodes();
+  snapshot.ring_order = s.ring.order;
+  snapshot.ring_speedup = s.ring.speedup;
   if (!s.plan.empty()) {
     snapshot.seconds_since_switch = std::max(0.0, now_s - s.plan_since_s);
     snapshot.measured_step_s = s.step_s.Get().value;

@@ -17,6 +17,7 @@ namespace weir {
 struct BucketObservation {
   std::string bucket, codec, collective;
   double ratio = 1;
+  int bits = 0;
   double ready_s = 0, metadata_s = 0, encode_s = 0, network_s = 0, decode_s = 0;
   uint64_t payload_bytes = 0, bytes_sent = 0;
   double gain = 1, residual_ratio = 0, entry_offset_s = 0;
@@ -28,6 +29,12 @@ struct GainObservation {
   double peak_over_rms = 0;
 };
 
+struct CodecLossObservation {
+  std::string codec;
+  int bits = 0;
+  double relative_loss = 0;
+};
+
 struct StepObservation {
   int rank = 0;
   uint64_t step = 0, plan_version = 0;
@@ -36,6 +43,7 @@ struct StepObservation {
   std::optional<double> loss;
   std::vector<BucketObservation> buckets;
   std::vector<GainObservation> gains;
+  std::vector<CodecLossObservation> codec_losses;
 };
 
 /// One sample of one directed link between two ranks' nodes.
@@ -92,8 +100,14 @@ class JobModel {
   void SetBuckets(std::vector<BucketDefinition> buckets);
   /// Node of each rank, so that link estimates can be picked.
   void SetRankNode(int rank, std::string node);
-  /// The plan in force since `step`, in bucket order of SetBuckets; resets dwell.
-  void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan);
+  /// The plan in force since `step`, in bucket order of SetBuckets, and who follows whom around its
+  /// ring (empty, or not of each rank once: ascending); resets dwell.
+  void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan,
+                     std::vector<int> ring_order = {});
+
+  /// What the aggregator under `collective` takes in from one rank, in bytes per second, so that a
+  /// step which waited for it says nothing about the network; 0: nothing limits it.
+  void SetRateMax(const std::string& collective, double bytes_per_s);
 
   void OnStep(const StepObservation& observation);
   void OnLink(const LinkObservation& observation);
@@ -108,6 +122,11 @@ class JobModel {
   /// pays probes.
   std::string BandwidthProbeReason() const;
   bool WantsBandwidthProbe() const { return !BandwidthProbeReason().empty(); }
+
+  /// Whether the order of the ring could be chosen if the bandwidth from one node to the other were
+  /// known, which it is not: no sample of that link is younger than kLinkProbeS.
+  bool WantsLinkProbe(const std::string& source, const std::string& target) const;
+  static constexpr double kLinkProbeS = 300;
 
   /// Complete input for Decide. kFailedPrecondition says what is still missing (buckets,
   /// capabilities, a first step, a latency or bandwidth estimate).

@@ -9,7 +9,7 @@ namespace weir {
 namespace {
 // A link's share drifts by about 3 % in a second, 16 % in half a minute.
 constexpr double kDriftPerSecond = 0.03 * 0.03;
-constexpr double kVarianceMax = 4;
+constexpr double kLogVarianceMax = 4;
 // tcp_info counts only when no active probe was heard for so long.
 constexpr double kActiveSilenceS = 10;
 }  // namespace
@@ -37,7 +37,7 @@ void LinkEstimator::AddBandwidth(double now_s, double bytes_per_s, double log_de
   bandwidth_method_ = method;
   ++bandwidth_samples_;
   const double age_s = has_bandwidth_ ? std::max(0.0, now_s - bandwidth_at_s_) : 0;
-  variance_ = std::min(kVarianceMax, variance_ + kDriftPerSecond * age_s);
+  variance_ = std::min(kLogVarianceMax, variance_ + kDriftPerSecond * age_s);
   const double error = sample - log_bandwidth_;
   if (!has_bandwidth_ || error * error > 9 * (variance_ + noise)) {
     log_bandwidth_ = sample;
@@ -84,7 +84,7 @@ std::optional<Measured> LinkEstimator::Rtt(double now_s) const {
 std::optional<Measured> LinkEstimator::Bandwidth(double now_s) const {
   if (!has_bandwidth_) return std::nullopt;
   const double age_s = std::max(0.0, now_s - bandwidth_at_s_);
-  const double variance = std::min(kVarianceMax, variance_ + kDriftPerSecond * age_s);
+  const double variance = std::min(kLogVarianceMax, variance_ + kDriftPerSecond * age_s);
   const double value = std::exp(log_bandwidth_);
   return Measured{value, value * std::sqrt(variance), age_s};
 }

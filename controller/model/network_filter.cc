@@ -32,10 +32,13 @@ constexpr double kNoiseMin = 0.04, kNoiseMax = 0.5;
 constexpr double kClockNoiseS = 1e-4;  // scheduling noise that no relative error covers
 // Buckets of one step share its disturbances: more than this many say nothing new.
 constexpr double kIndependentSamples = 3;
-constexpr double kHuber = 1.345;
+constexpr double kInnovationHuber = 1.345;
 constexpr double kSurprise = 2.5;  // deviations
 constexpr double kStepMax = 0.25;  // e-folds of the observation per step of an update
 constexpr int kStepsMax = 24;
+// An aggregator a little slower than the network leaves some of the time to it: that bend is where
+// the filter finds back to beta when the network becomes the slower one.
+constexpr double kRateBend = 4;
 
 }  // namespace
 
@@ -49,7 +52,8 @@ void NetworkFilter::SetCollectives(const std::vector<CollectiveModel>& collectiv
   features_.clear();
   for (size_t c = 0; c < collectives.size(); ++c) {
     features_.push_back({collectives[c].latency.At(world_), collectives[c].payload.At(world_),
-                         collectives[c].index.At(world_), collectives[c].reduce.At(world_)});
+                         collectives[c].index.At(world_), collectives[c].reduce.At(world_),
+                         collectives[c].walks_ring});
     for (size_t k = 0; k < known.size(); ++k) {
       if (known[k].name != collectives[c].name) continue;
       for (size_t i = 0; i < kPerCollective; ++i) {
@@ -73,6 +77,12 @@ void NetworkFilter::SetCollectives(const std::vector<CollectiveModel>& collectiv
   }
 }
 
+void NetworkFilter::SetRateMax(int index, double bytes_per_s) {
+  if (index < 0 || index >= static_cast<int>(features_.size())) return;
+  features_[index].byte_s_min =
+      bytes_per_s > 0 ? std::min(1 / bytes_per_s, kSharedPriors[kBeta].max) : 0;
+}
+
 void NetworkFilter::Age(double seconds) {
   if (!(seconds > 0)) return;
   for (size_t i = 0; i < size_; ++i) {
@@ -93,8 +103,10 @@ NetworkFilter::Terms NetworkFilter::TermsOf(const CollectiveSample& sample,
   terms.overhead = sample.rounds * std::exp(x[own + kOverhead]);
   terms.latency = sample.rounds * f.latency * std::exp(x[own + kAlphaScale] + x[kAlpha]);
   terms.reduce = sample.rounds * f.reduce * sample.payload_bytes * std::exp(x[kGamma]);
-  terms.bytes = (f.payload * sample.payload_bytes + f.index * sample.index_bytes) *
-                std::exp(x[own + kBetaScale] + x[kBeta]);
+  const double beta = std::exp(x[kBeta]), around = f.walks_ring ? sample.ring_speedup : 1;
+  terms.bytes = (f.payload * sample.payload_bytes / around + f.index * sample.index_bytes) *
+                std::exp(x[own + kBetaScale]) * std::max(beta, f.byte_s_min);
+  terms.beta_weight = 1 / (1 + std::pow(f.byte_s_min / beta, kRateBend));
   return terms;
 }
 
@@ -104,7 +116,8 @@ void NetworkFilter::Gradient(const CollectiveSample& sample, const std::vector<d
   const double sum = terms.Sum();
   const size_t own = kShared + kPerCollective * sample.collective;
   (*gradient)[kAlpha] = (*gradient)[own + kAlphaScale] = terms.latency / sum;
-  (*gradient)[kBeta] = (*gradient)[own + kBetaScale] = terms.bytes / sum;
+  (*gradient)[own + kBetaScale] = terms.bytes / sum;
+  (*gradient)[kBeta] = terms.beta_weight * terms.bytes / sum;
   (*gradient)[kGamma] = terms.reduce / sum;
   (*gradient)[own + kOverhead] = terms.overhead / sum;
 }
@@ -115,7 +128,7 @@ double NetworkFilter::Predict(const CollectiveSample& sample) const {
 
 double NetworkFilter::BetaShare(const CollectiveSample& sample) const {
   const Terms terms = TermsOf(sample, mean_);
-  return terms.bytes / terms.Sum();
+  return terms.beta_weight * terms.bytes / terms.Sum();
 }
 
 double NetworkFilter::LogVariance(const std::vector<CollectiveSample>& samples) const {
@@ -174,7 +187,8 @@ void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation
   linearise();
   const double innovation = observed - std::log(TermsOf(sample, x).Sum());
   const double scale = std::sqrt(spread + noise);
-  if (std::fabs(innovation) > kHuber * scale) noise *= std::fabs(innovation) / (kHuber * scale);
+  if (std::fabs(innovation) > kInnovationHuber * scale)
+    noise *= std::fabs(innovation) / (kInnovationHuber * scale);
   // The share of each term changes on the way, so the way is walked in small steps, each along the
   // gain that holds there. (Newton's iteration may jump to where another term explains everything.)
   const int steps =

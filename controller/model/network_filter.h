@@ -15,6 +15,7 @@ struct CollectiveSample {
   double rounds = 1;
   double payload_bytes = 0, index_bytes = 0;
   double seconds = 0;
+  double ring_speedup = 1;  // of payloads around a ring, see Snapshot
 };
 
 /// Extended Kalman filter (recursive least squares whose forgetting is a process noise) over the
@@ -22,19 +23,24 @@ struct CollectiveSample {
 ///   alpha, beta, gamma, and for every collective its overhead, alpha_scale and beta_scale,
 /// so that every estimate stays positive. One observation is
 ///   seconds = rounds (overhead + alpha_scale L alpha + R gamma bytes)
-///             + beta_scale (P bytes + I index_bytes) beta
-/// with L, P, I, R the collective's features at the job's world size. It is observed as a
+///             + beta_scale (P bytes / ring_speedup + I index_bytes) max(beta, 1 / rate)
+/// with L, P, I, R the collective's features at the job's world size, and rate what an aggregator
+/// that it runs on takes in from a rank, infinite for all others. It is observed as a
 /// logarithm, with Huber weights against outliers and an iterated update because a logarithm of a
 /// sum bends. What keeps the parts apart: round-trip times pin alpha, narrow priors hold the scales
 /// near 1, bytes differ between buckets and plans, and a sample says about each part only what its
-/// share of the time allows: a heavily compressed plan hardly moves beta, and beta's variance then
-/// grows with time. Not thread-safe. Deterministic.
+/// share of the time allows: a heavily compressed plan hardly moves beta, nor does an aggregator
+/// that takes in less than the network carries, and beta's variance then grows with time. Not
+/// thread-safe. Deterministic.
 class NetworkFilter {
  public:
   explicit NetworkFilter(int world) : world_(world) {}
 
   /// Declares the collectives. Known names keep their calibration. The order is the index order.
   void SetCollectives(const std::vector<CollectiveModel>& collectives);
+
+  /// What the aggregator under collective `index` takes in from one rank; 0: nothing limits it.
+  void SetRateMax(int index, double bytes_per_s);
 
   /// Variances grow by the drift of `seconds`.
   void Age(double seconds);
@@ -68,6 +74,7 @@ class NetworkFilter {
  private:
   struct Terms {
     double overhead = 0, latency = 0, reduce = 0, bytes = 0;
+    double beta_weight = 1;  // share of `bytes` that beta decides
     double Sum() const { return overhead + latency + reduce + bytes; }
   };
   Terms TermsOf(const CollectiveSample& sample, const std::vector<double>& x) const;
@@ -83,6 +90,8 @@ class NetworkFilter {
   std::vector<CollectiveModel> collectives_;
   struct Features {
     double latency, payload, index, reduce;
+    bool walks_ring;
+    double byte_s_min = 0;  // of an aggregator
   };
   std::vector<Features> features_;
   size_t size_ = 0;

@@ -45,8 +45,15 @@ void NetworkModel::SetCollectives(const std::vector<CollectiveModel>& collective
   if (names == collective_names_) return;
   collective_names_ = std::move(names);
   filter_.SetCollectives(collectives);
+  rates_max_.assign(collectives.size(), 0.0);
   events_.clear();
   detector_.Reset();
+}
+
+void NetworkModel::SetRateMax(int index, double bytes_per_s) {
+  if (index < 0 || index >= static_cast<int>(rates_max_.size())) return;
+  rates_max_[index] = bytes_per_s;
+  filter_.SetRateMax(index, bytes_per_s);
 }
 
 void NetworkModel::AgeTo(double now_s) {
@@ -218,6 +225,9 @@ NetworkChange NetworkModel::Relearn(int direction, int steps_max) {
   NetworkChange change;
   if (first == events_.size()) return change;
   filter_ = events_[first].before;
+  for (size_t i = 0; i < rates_max_.size(); ++i) {
+    filter_.SetRateMax(static_cast<int>(i), rates_max_[i]);
+  }
   change.bandwidth_before = 1 / filter_.beta_s_per_byte();
   change.latency_before = filter_.alpha_s();
   changed_at_s_ = events_[first].at_s;
@@ -265,6 +275,14 @@ std::vector<LinkEstimate> NetworkModel::Links(double now_s) const {
     links.push_back(std::move(out));
   }
   return links;
+}
+
+bool NetworkModel::KnowsBandwidth(const std::string& source, const std::string& target,
+                                  double now_s, double age_max_s) const {
+  const auto link = links_.find({source, target});
+  if (link == links_.end()) return false;
+  const auto bandwidth = link->second.Bandwidth(now_s);
+  return bandwidth.has_value() && bandwidth->age_s < age_max_s;
 }
 
 std::string NetworkModel::ProbeReason() const {

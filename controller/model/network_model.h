@@ -31,6 +31,8 @@ class NetworkModel {
   /// The collectives that samples refer to by index. Calibrations of known names stay; a different
   /// list forgets the history that a change would be learned again from.
   void SetCollectives(const std::vector<CollectiveModel>& collectives);
+  /// As NetworkFilter::SetRateMax. A rate is forgotten with a different list of collectives.
+  void SetRateMax(int index, double bytes_per_s);
   const NetworkFilter& filter() const { return filter_; }
 
   void AddLink(double now_s, const LinkObservation& observation);
@@ -40,6 +42,9 @@ class NetworkModel {
                                        double busy);
 
   std::vector<LinkEstimate> Links(double now_s) const;
+  /// Whether a sample of that link's bandwidth is younger than `age_max_s`. O(log links).
+  bool KnowsBandwidth(const std::string& source, const std::string& target, double now_s,
+                      double age_max_s) const;
   bool has_latency() const { return has_latency_ || steps_ >= 3; }
   bool has_bandwidth() const { return has_bandwidth_ || steps_ >= 1; }
   Measured Latency(double now_s) const;
@@ -72,6 +77,7 @@ class NetworkModel {
 
   NetworkFilter filter_;
   std::vector<std::string> collective_names_;
+  std::vector<double> rates_max_;  // by collective; what a restored filter is told again
   std::map<std::pair<std::string, std::string>, LinkEstimator> links_;
   std::deque<Event> events_;
   ChangeDetector detector_;

@@ -16,11 +16,14 @@ struct Measured {
   friend bool operator==(const Measured&, const Measured&) = default;
 };
 
-/// See CodecTraits in datapath/codec/codec.h; field for field what agents advertise.
+/// One setting of one codec that the job's world size allows; see CodecTraits and CodecSetting in
+/// datapath/codec/codec.h. No two have equal name and bits.
 struct CodecModel {
   std::string name;
-  std::string form;  // "lanes", "opaque", "shared_index"
+  int bits = 0;      // value width that a choice names
+  std::string form;  // "lanes", "opaque", "shared_index", "union_index"
   bool lossy = false, unbiased = false, needs_error_feedback = false, shared_metadata = false;
+  bool opt_in = false;  // a candidate only where the policy names it
   int rounds = 1;
   double fixed_bits = 0, kept_bits = 0;
   bool indices_coded = false, uses_ratio = false;
@@ -28,8 +31,13 @@ struct CodecModel {
   std::string error_model;
   double relative_error_squared = 0, levels = 0;
   bool levels_divided_by_world = false;
+  double peak_over_rms = 0;  // of what is quantised; 0: the bucket's own
   double error_divisor = 12;
-  int world_max = 0;
+  bool tabled = false;  // its lanes are levels of a table, which "table_lanes" collectives carry
+  double sum_error_squared = 0;  // of adding two payloads, over the square of their sum
+  // "uniform_selection": what is lost at kUniformLossRatio over what a random choice would lose;
+  // below 1 where ranks measured structure in the gradients.
+  double uniform_loss = 1;
   // Calibrated time of encode and of one decode: base + per_element * n + per_kept * kept.
   struct Time {
     double base_s = 0, per_element_s = 0, per_kept_s = 0;
@@ -50,14 +58,20 @@ struct WorldFunctionModel {
 
 struct CollectiveModel {
   std::string name;
-  std::string form;
+  std::string form;  // as of codecs, or "regions", "float_lanes" or "table_lanes"
   WorldFunctionModel latency, payload, index, reduce;
   int world_min = 1, world_max = 0;
+  bool walks_ring = false;  // payloads go from each rank to the next of the ring's order alone
   // Calibrated multipliers of the three terms; 1 until measured.
   double alpha_scale = 1, beta_scale = 1, gamma_scale = 1;
   double overhead_s = 0;            // fixed software cost per run
   double relative_deviation = 0.3;  // of the predicted time
   double gain_scale = 1;            // measured over predicted gain: one rank's indices serve all
+  // Collectives on an aggregator's slots run only while the job has, or could have, a lease of
+  // them.
+  bool needs_lease = false, lease_available = false;
+  std::string lease_why_not;             // "switchml: no aggregator has 64 free slots (a has 12)"
+  double bandwidth_max_bytes_per_s = 0;  // of one rank's payload there; 0: no such cap
   friend bool operator==(const CollectiveModel&, const CollectiveModel&) = default;
 };
 
@@ -77,8 +91,22 @@ struct ChoiceModel {
   std::string codec = "identity";
   std::string collective = "ring";
   double ratio = 1;
+  int bits = 0;  // 0: the codec's default
   uint32_t segment_bytes = 0;
   friend bool operator==(const ChoiceModel&, const ChoiceModel&) = default;
+};
+
+/// The codec of that name and width; bits 0: the first of that name, its default. Null: not there.
+const CodecModel* FindCodec(const std::vector<CodecModel>& codecs, const std::string& name,
+                            int bits);
+
+/// Where ranks are, and what lies between.
+struct NodeLinks {
+  std::vector<int> nodes;  // of each rank: 0, 1, ... by their first ranks; empty: not known
+  // Of the link from node i to node j at [i * nodes + j]: 1 / bandwidth; negative: not measured.
+  std::vector<double> s_per_byte;
+  double relative_deviation = 0;  // of the least certain bandwidth
+  friend bool operator==(const NodeLinks&, const NodeLinks&) = default;
 };
 
 /// One choice per bucket, in the snapshot's bucket order.
@@ -99,6 +127,10 @@ struct Snapshot {
   double reduce_s_per_byte = 2e-10;  // gamma
   double codec_parallelism = 1;      // free cores per rank for codec threads, 0 < x <= 1 slows them
   PlanModel incumbent;               // empty: no plan yet
+  NodeLinks node_links;
+  std::vector<int> ring_order;  // of the incumbent: who follows whom; empty: ascending
+  // Rate of payloads around that ring over bandwidth_bytes_per_s; 1 where no order was ever chosen.
+  double ring_speedup = 1;
   double seconds_since_switch = 1e9;
   double measured_step_s = 0;             // of the incumbent; 0: unknown
   int recent_switches = 0;                // within the flap window

@@ -89,6 +89,7 @@ std::optional<AssembledBucket> StepAssembler::AssembleBucket(const Ranks& ranks,
   out.codec = first.codec;
   out.collective = first.collective;
   out.ratio = first.ratio;
+  out.bits = first.bits;
   out.metadata_s = 1e18;
   out.gain = 0;
   std::vector<ClockAlignment::Interval> intervals;

@@ -14,6 +14,7 @@ namespace weir {
 struct AssembledBucket {
   std::string key, codec, collective;
   double ratio = 1;
+  int bits = 0;
   double ready_s = 0;                 // mean over ranks
   double encode_s = 0, decode_s = 0;  // mean over ranks
   double metadata_s = 0;              // least over ranks: the last to enter waits for nobody

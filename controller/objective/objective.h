@@ -28,6 +28,7 @@ struct CandidateScope {
   struct Only {
     std::string codec, collective;
     double ratio = 1;
+    int bits = 0;
   };
   std::optional<Only> only;    // exactly this choice for every bucket
   std::string error_model;     // only lossy codecs of this error model; empty: all

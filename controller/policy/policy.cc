@@ -18,7 +18,8 @@ StrictSection ObjectiveSection(const std::string& origin, Policy* policy) {
       .Number("moo_weight_time", {.min = 0, .max = 1}, &policy->moo_weight_time)
       .Name("codec", &policy->fixed_codec)
       .Name("collective", &policy->fixed_collective)
-      .Number("ratio", {.min = 0, .max = 1, .min_open = true}, &policy->fixed_ratio);
+      .Number("ratio", {.min = 0, .max = 1, .min_open = true}, &policy->fixed_ratio)
+      .Integer("bits", {.min = 0, .max = 64}, &policy->fixed_bits);
   return section;
 }
 

@@ -19,6 +19,7 @@ struct Policy {
   double moo_weight_time = 0.6;  // moo: published weights
   std::string fixed_codec = "identity", fixed_collective = "ring";  // fixed
   double fixed_ratio = 1;
+  int fixed_bits = 0;  // 0: the codec's default
   // Bounds.
   double ratio_min = 0.001, ratio_max = 1;
   double gain_min = 0;

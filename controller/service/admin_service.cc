@@ -27,6 +27,7 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
     subscription_ = *subscription;
     // Tells the watcher that from here on nothing is missed.
     StartSendInitialMetadata();
+    PumpLocked();  // events from before
   }
 
   void OnWriteDone(bool ok) override {

@@ -1,6 +1,7 @@
 #include "controller/service/controller.h"
 
 #include <charconv>
+#include <fstream>
 
 #include "controller/service/event_hub.h"
 #include "controller/service/executor.h"
@@ -53,6 +54,31 @@ Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, con
   return OkStatus();
 }
 
+// A bearer token is a secret, and so is what a lease's answer holds.
+StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
+  GatewayOptions out;
+  out.ca_file = options.aggregator_ca;
+  if (!options.aggregator_token_file.empty()) {
+    std::ifstream file(options.aggregator_token_file);
+    if (!(file >> out.token) || out.token.size() > 512) {
+      return InvalidArgument(
+          StrCat("--aggregator-token-file: expected a token of up to 512 bytes "
+                 "in '",
+                 options.aggregator_token_file, "'"));
+    }
+  }
+  for (const std::string& text : options.aggregators) {
+    WEIR_ASSIGN_OR_RETURN(const AggregatorAddress address, ParseAggregator(text));
+    if (!address.url.starts_with("https://") && !IsLoopback(HostOf(address)) && !options.insecure) {
+      return FailedPrecondition(StrCat("--aggregator ", text,
+                                       ": tokens and cookies would cross the network in clear: "
+                                       "give an https address, or --insecure"));
+    }
+    out.aggregators.push_back(address);
+  }
+  return out;
+}
+
 class ControllerImpl : public Controller {
  public:
   explicit ControllerImpl(ControllerOptions options) : options_(std::move(options)) {}
@@ -64,6 +90,7 @@ class ControllerImpl : public Controller {
     if (rest_ != nullptr) rest_->Stop();
     // Handlers may still have posted: the executor drains before the fleet goes.
     executor_.Stop();
+    gateway_.reset();
   }
 
   Status Run() {
@@ -82,6 +109,7 @@ class ControllerImpl : public Controller {
       // Before the first decision; later changes come from the watcher.
       fleet_->OnPolicyFiles(ReadPolicyDirectory(options_.policy_directory));
     }
+    WEIR_RETURN_IF_ERROR(StartAggregators());
     executor_.Start([this] { fleet_->OnTick(); });
     if (!options_.policy_directory.empty()) {
       watcher_ = std::make_unique<PolicyWatcher>(
@@ -107,12 +135,30 @@ class ControllerImpl : public Controller {
   int http_port() const override { return rest_->port(); }
 
  private:
+  Status StartAggregators() {
+    if (options_.aggregators.empty()) return OkStatus();
+    WEIR_ASSIGN_OR_RETURN(GatewayOptions gateway, ReadAggregators(options_));
+    const std::vector<AggregatorAddress> aggregators = gateway.aggregators;
+    GatewayEvents events;
+    events.state = [this](v1::Aggregator said) {
+      executor_.Post([this, said = std::move(said)] { fleet_->OnAggregator(said); });
+    };
+    events.answer = [this](const LeaseAsk& ask, StatusOr<v1::AggregatorLease> answer) {
+      executor_.Post(
+          [this, ask, answer = std::move(answer)] { fleet_->OnLeaseAnswer(ask, answer); });
+    };
+    WEIR_ASSIGN_OR_RETURN(gateway_, StartHttpGateway(std::move(gateway), std::move(events)));
+    fleet_->UseAggregators(aggregators, gateway_.get());
+    return OkStatus();
+  }
+
   const ControllerOptions options_;
   Authenticator authenticator_;
   std::unique_ptr<Store> store_;
   EventHub events_;
   std::unique_ptr<Fleet> fleet_;
   Executor executor_;
+  std::unique_ptr<LeaseGateway> gateway_;
   std::unique_ptr<PolicyWatcher> watcher_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<RestServer> rest_;

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "controller/service/auth.h"
 #include "controller/service/fleet.h"
@@ -19,6 +20,9 @@ struct ControllerOptions {
   std::string token_file;        // empty: no tokens
   std::string tls_cert, tls_key, tls_ca;
   bool insecure = false;
+  std::vector<std::string> aggregators;  // NAME=http(s)://HOST:PORT
+  std::string aggregator_token_file;     // empty: no token
+  std::string aggregator_ca;             // PEM file; empty: the system's
   FleetOptions fleet;
 };
 

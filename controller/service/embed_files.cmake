@@ -25,12 +25,14 @@ foreach(file IN LISTS files)
   else()
     set(type "text/plain; charset=utf-8")
   endif()
+  file(SHA256 "${ROOT}/${file}" digest)
+  string(SUBSTRING "${digest}" 0 16 digest)
   # An empty file still needs an array: the span leaves the terminator out.
   string(APPEND arrays "constexpr unsigned char kFile${index}[] = {\n${bytes}0};\n")
-  string(APPEND table "    {\"/${file}\", \"${type}\", {kFile${index}, sizeof(kFile${index}) - 1}},\n")
+  string(APPEND table "    {\"/${file}\", \"${type}\", \"\\\"${digest}\\\"\", {kFile${index}, sizeof(kFile${index}) - 1}},\n")
   math(EXPR index "${index} + 1")
 endforeach()
-file(WRITE "${OUTPUT}" "// Generated from dashboards/web.
+file(WRITE "${OUTPUT}" "// Generated from dashboards/web/dist.
 #include \"controller/service/web_files.h\"
 
 namespace weir {

@@ -1,6 +1,27 @@
 #include "controller/service/event_hub.h"
 
 namespace weir {
+namespace {
+
+// What stays of an event for those who come later; bodies may hold thousands of buckets.
+std::shared_ptr<const v1::Event> ForHistory(const v1::Event& event) {
+  if (event.kind() == "step" || event.kind() == "link") return nullptr;
+  v1::Event kept;
+  kept.set_kind(event.kind());
+  kept.set_unix_s(event.unix_s());
+  kept.set_job(event.job());
+  kept.set_text(event.text());
+  kept.set_id(event.id());
+  if (event.has_rank_event()) *kept.mutable_rank_event() = event.rank_event();
+  if (event.has_decision()) {
+    *kept.mutable_decision() = event.decision();
+    kept.mutable_decision()->clear_plan();
+    kept.mutable_decision()->clear_candidates();
+  }
+  return std::make_shared<const v1::Event>(std::move(kept));
+}
+
+}  // namespace
 
 Subscription::Subscription(const v1::WatchRequest& request, std::function<void()> wake)
     : kinds_(request.kinds().begin(), request.kinds().end()),
@@ -15,6 +36,10 @@ bool Subscription::Wants(const v1::Event& event) const {
 void Subscription::Push(std::shared_ptr<const v1::Event> event) {
   if (!queue_.PushDroppingOldest(std::move(event))) ++dropped_;
   Wake();
+}
+
+void Subscription::Prefill(std::shared_ptr<const v1::Event> event) {
+  if (!queue_.PushDroppingOldest(std::move(event))) ++dropped_;
 }
 
 void Subscription::Wake() {
@@ -59,6 +84,14 @@ StatusOr<std::shared_ptr<Subscription>> EventHub::Subscribe(const v1::WatchReque
     return ResourceExhausted(StrCat("at most ", kWatchersMax, " watchers at a time"));
   }
   subscriptions_.push_back(std::make_shared<Subscription>(request, std::move(wake)));
+  if (request.replay()) {
+    const uint64_t after = request.after_id() > last_id_ ? 0 : request.after_id();
+    for (const auto& event : history_) {
+      if (event->id() > after && subscriptions_.back()->Wants(*event)) {
+        subscriptions_.back()->Prefill(event);
+      }
+    }
+  }
   return subscriptions_.back();
 }
 
@@ -71,6 +104,11 @@ void EventHub::Publish(v1::Event event) {
   std::vector<std::shared_ptr<Subscription>> wanting;
   {
     MutexLock lock(mutex_);
+    event.set_id(++last_id_);
+    if (auto kept = ForHistory(event); kept != nullptr) {
+      history_.push_back(std::move(kept));
+      if (history_.size() > kHistoryMax) history_.pop_front();
+    }
     for (const auto& subscription : subscriptions_) {
       if (subscription->Wants(event)) wanting.push_back(subscription);
     }

@@ -2,6 +2,7 @@
 // Fans events out to watchers. A slow watcher loses its oldest events, never the controller's time.
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
@@ -23,6 +24,8 @@ class Subscription {
   Subscription(const v1::WatchRequest& request, std::function<void()> wake);
 
   bool Wants(const v1::Event& event) const;
+  /// Events from before the watch began. Does not call `wake`.
+  void Prefill(std::shared_ptr<const v1::Event> event);
   void Push(std::shared_ptr<const v1::Event> event);
   /// The next event, or nothing after `timeout` or once the hub has closed.
   std::shared_ptr<const v1::Event> Next(Duration timeout);
@@ -50,10 +53,12 @@ class Subscription {
 class EventHub {
  public:
   static constexpr size_t kWatchersMax = 64;
+  static constexpr size_t kHistoryMax = 256;
 
-  /// `wake` runs after every push, on the publisher's thread, and must not block or call the hub.
-  /// kResourceExhausted: too many watchers; kUnavailable: closed; kInvalidArgument: an unknown
-  /// kind.
+  /// What `request` wants of the kept events is in the queue when this returns: the newest
+  /// kHistoryMax of all kinds but step and link. `wake` runs after every push, on the publisher's
+  /// thread, and must not block or call the hub. kResourceExhausted: too many watchers;
+  /// kUnavailable: closed; kInvalidArgument: an unknown kind.
   StatusOr<std::shared_ptr<Subscription>> Subscribe(const v1::WatchRequest& request,
                                                     std::function<void()> wake = {});
   void Unsubscribe(const std::shared_ptr<Subscription>& subscription);
@@ -65,6 +70,8 @@ class EventHub {
  private:
   mutable Mutex mutex_;
   std::list<std::shared_ptr<Subscription>> subscriptions_ WEIR_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<const v1::Event>> history_ WEIR_GUARDED_BY(mutex_);
+  uint64_t last_id_ WEIR_GUARDED_BY(mutex_) = 0;
   bool closed_ WEIR_GUARDED_BY(mutex_) = false;
 };
 

@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "controller/service/job_lease.h"
 #include "controller/service/mapping.h"
 #include "datapath/base/status.h"
 
 namespace weir {
 namespace {
 
-constexpr int kCandidatesShown = 8;
+constexpr size_t kCandidatesShown = 8;
+// Of the column that names a choice; the widest makes lines of 110 columns.
+constexpr size_t kLabelWidthMin = 44, kLabelWidthMax = 65;
 
 template <typename... Args>
 std::string Format(const char* format, Args... args) {
@@ -45,25 +48,69 @@ std::string Measurements(const v1::Explanation& explanation) {
   return text;
 }
 
+bool SumsOnAggregator(const v1::Candidate& candidate) {
+  return !LeaseModeOf(candidate.choice().collective()).empty();
+}
+
 std::string Candidates(const v1::Decision& decision) {
   std::string text = "\nCandidates, best first (* chosen, d dense)\n";
-  text +=
-      Format("    %-44s %10s %10s %6s %11s\n", "choice", "step", "network", "gain", "objective");
-  int shown = 0;
+  std::vector<const v1::Candidate*> shown;
+  size_t width = kLabelWidthMin;
   for (const auto& candidate : decision.candidates()) {
-    const bool marked = candidate.chosen() || candidate.dense();
-    if (shown >= kCandidatesShown && !marked) continue;
-    ++shown;
-    text += Format("  %c %-44.44s %10s %10s %6.3f %11.5g%s\n",
-                   candidate.chosen()  ? '*'
-                   : candidate.dense() ? 'd'
-                                       : ' ',
-                   candidate.label().c_str(), FormatSeconds(candidate.step_s()).c_str(),
-                   FormatSeconds(candidate.communication_s()).c_str(), candidate.gain(),
-                   candidate.objective(),
-                   candidate.feasible() ? "" : ("  excluded: " + candidate.excluded_by()).c_str());
+    const bool marked = candidate.chosen() || candidate.dense() || SumsOnAggregator(candidate);
+    if (shown.size() >= kCandidatesShown && !marked) continue;
+    shown.push_back(&candidate);
+    width = std::max(width, candidate.label().size());
+  }
+  const int columns = static_cast<int>(std::min(width, kLabelWidthMax));
+  text += Format("    %-*s %10s %10s %6s %11s\n", columns, "choice", "step", "network", "gain",
+                 "objective");
+  for (const v1::Candidate* each : shown) {
+    const v1::Candidate& candidate = *each;
+    text += Format(
+        "  %c %-*.*s %10s %10s %6.3f %11.5g%s\n",
+        candidate.chosen()  ? '*'
+        : candidate.dense() ? 'd'
+                            : ' ',
+        columns, columns, candidate.label().c_str(), FormatSeconds(candidate.step_s()).c_str(),
+        FormatSeconds(candidate.communication_s()).c_str(), candidate.gain(), candidate.objective(),
+        candidate.feasible() ? "" : ("  excluded: " + candidate.excluded_by()).c_str());
   }
   return text;
+}
+
+/// The fastest of those that are allowed, else of all; null without any.
+const v1::Candidate* Fastest(const v1::Decision& decision, bool on_aggregator) {
+  const v1::Candidate* best = nullptr;
+  for (const auto& candidate : decision.candidates()) {
+    if (SumsOnAggregator(candidate) != on_aggregator) continue;
+    const bool better =
+        best == nullptr || (candidate.feasible() && !best->feasible()) ||
+        (candidate.feasible() == best->feasible() && candidate.step_s() < best->step_s());
+    if (better) best = &candidate;
+  }
+  return best;
+}
+
+// What an aggregator would bring, or why not; empty where ranks know no way to use one.
+std::string OffloadText(const v1::Decision& decision) {
+  const v1::Candidate* there = Fastest(decision, true);
+  const v1::Candidate* here = Fastest(decision, false);
+  if (there == nullptr) return "";
+  const std::string& label = there->label();
+  const std::string& why_not = there->excluded_by();
+  if (!there->feasible()) {
+    const bool names_itself = why_not.starts_with(there->choice().collective() + ": ");
+    return StrCat("Aggregator: ", names_itself ? "" : StrCat(label, " is excluded by "), why_not,
+                  "\n");
+  }
+  std::string text = StrCat("Aggregator: ", label, there->chosen() ? " takes " : " would take ",
+                            FormatSeconds(there->step_s()), " per step");
+  if (here != nullptr) {
+    text += StrCat(", ", here->label(), here->chosen() ? " takes " : " would take ",
+                   FormatSeconds(here->step_s()));
+  }
+  return text + "\n";
 }
 
 }  // namespace
@@ -119,6 +166,7 @@ std::string ExplainText(const v1::Explanation& explanation) {
     text += StrCat("Plan ", decision.plan_version(), " stays: ", decision.to(), "\n");
   }
   text += StrCat("Why: ", decision.reason(), "\n");
+  if (!decision.ring().empty()) text += StrCat("Ring: ", decision.ring(), "\n");
   text += StrCat("Asked by: ", decision.trigger(), ", noticed at step ", decision.trigger_step());
   if (decision.activation_step() != 0)
     text += StrCat(", active since step ", decision.activation_step());
@@ -128,6 +176,7 @@ std::string ExplainText(const v1::Explanation& explanation) {
   text +=
       StrCat("\nBinding constraint: ",
              decision.binding_constraint().empty() ? "none" : decision.binding_constraint(), "\n");
+  text += OffloadText(decision);
   text += StrCat("Dense would take ", FormatSeconds(decision.dense_step_s()),
                  " per step, this choice ", FormatSeconds(decision.predicted_step_s()));
   if (decision.predicted_step_s() > 0 && decision.dense_step_s() > 0) {

@@ -11,8 +11,8 @@
 namespace weir {
 
 /// `explanation.decision` and what was measured, as lines of at most 110 columns: what was decided
-/// and why, the measurements with their age, the best candidates, the binding constraint, the cost
-/// of dense.
+/// and why, the measurements with their age, the best candidates, the binding constraint, what an
+/// aggregator would bring or why there is none, the cost of dense.
 std::string ExplainText(const v1::Explanation& explanation);
 
 /// Latency, bandwidth and compute time as the decision on `snapshot` took them. Method, samples and

@@ -21,6 +21,8 @@ constexpr double kProbeSeconds = 0.1;  // a probe moves what the link should car
 constexpr double kSmoothing = 0.2;
 constexpr double kLinkEventIntervalS = 1;
 constexpr int kInterfacesMax = 64;
+constexpr size_t kInterfaceNameMax = 63;  // Linux has 15
+constexpr size_t kVersionMax = 63;
 
 void Smooth(double sample, double stated_deviation, uint64_t samples, double* mean,
             double* deviation) {
@@ -106,6 +108,10 @@ Status Fleet::OnAgentMessage(const std::shared_ptr<AgentLink>& link,
       OnLinkSample(name, message.probe().sample());
       break;
     case v1::AgentMessage::kHeartbeat:
+      if (message.heartbeat().unix_s() > 0) {
+        node.clock_ahead_s = Finite(message.heartbeat().unix_s() - node.last_seen_unix_s);
+      }
+      break;
     case v1::AgentMessage::kHello:
     case v1::AgentMessage::BODY_NOT_SET:
       break;
@@ -118,9 +124,16 @@ Status Fleet::OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::Node
     ++agent_errors_;
     return valid;
   }
-  if (hello.interfaces_size() > kInterfacesMax || hello.address().size() > kNameBytesMax) {
+  // Bounded, because lists of nodes hold all of it.
+  const bool long_name = std::any_of(
+      hello.interfaces().begin(), hello.interfaces().end(),
+      [](const v1::NetworkInterface& each) { return each.name().size() > kInterfaceNameMax; });
+  if (hello.interfaces_size() > kInterfacesMax || long_name ||
+      hello.address().size() > kNameBytesMax || hello.agent_version().size() > kVersionMax) {
     ++agent_errors_;
-    return InvalidArgument(StrCat("node ", hello.node(), ": address or interface list too long"));
+    return InvalidArgument(StrCat("node ", hello.node(), ": expected an address of at most ",
+                                  kNameBytesMax, " bytes, a version of ", kVersionMax, " and ",
+                                  kInterfacesMax, " interfaces with names of ", kInterfaceNameMax));
   }
   if (!nodes_.contains(hello.node()) && nodes_.size() >= kNodesMax) {
     return ResourceExhausted(StrCat("at most ", kNodesMax, " nodes"));
@@ -346,7 +359,8 @@ void Fleet::ScheduleProbes() {
   for (const auto& [name, job] : jobs_) {
     if (job->complete_for_s() < kProbeAfterS) continue;
     const std::vector<std::string> job_nodes = job->nodes();
-    // Training itself measures the links that it fills; a probe is for what it cannot see.
+    // Training itself measures the links that it fills; a probe is for what it cannot see: among
+    // that, the links that another order of the ring would use.
     const bool wanted = job->model()->WantsBandwidthProbe();
     ProbeScheduler::LinkOffer offer;
     offer.interval_s = job->policy().probe_interval_s;
@@ -356,7 +370,8 @@ void Fleet::ScheduleProbes() {
     for (const std::string& source : job_nodes) {
       for (const std::string& target : job_nodes) {
         if (source == target || nodes_[target].link == nullptr) continue;
-        offer.iperf = wanted && nodes_[target].hello.iperf_port() != 0;
+        const bool link_wanted = wanted || job->model()->WantsLinkProbe(source, target);
+        offer.iperf = link_wanted && nodes_[target].hello.iperf_port() != 0;
         probes_.OfferLink(source, target, offer);
       }
     }
@@ -436,6 +451,7 @@ v1::Node Fleet::NodeProto(const std::string& name, const Node& node) const {
   out.set_connected(node.link != nullptr);
   out.set_last_seen_unix_s(node.last_seen_unix_s);
   out.set_agent_version(node.hello.agent_version());
+  out.set_clock_ahead_s(node.clock_ahead_s);
   *out.mutable_interfaces() = node.hello.interfaces();
   for (const auto& [job_name, job] : jobs_) {
     if (job->UsesNode(name)) out.add_jobs(job_name);

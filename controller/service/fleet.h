@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "controller/service/aggregator_gateway.h"
 #include "controller/service/event_hub.h"
 #include "controller/service/job.h"
 #include "controller/service/policy_set.h"
@@ -59,6 +60,12 @@ class Fleet : public JobHost {
   /// What the policy directory holds now, or why it cannot be read.
   void OnPolicyFiles(const StatusOr<std::map<std::string, std::string>>& files);
 
+  /// Before the first decision. `gateway` outlives the last call, but not the fleet.
+  void UseAggregators(const std::vector<AggregatorAddress>& aggregators, LeaseGateway* gateway);
+  /// What the gateway learned, in its order.
+  void OnAggregator(v1::Aggregator said);
+  void OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<v1::AggregatorLease>& answer);
+
   // What operators ask; see admin.proto. All fill `response` on OK.
   Status ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response);
   Status GetNode(const v1::GetNodeRequest& request, v1::Node* response);
@@ -70,6 +77,8 @@ class Fleet : public JobHost {
   Status GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response);
   Status Explain(const v1::ExplainRequest& request, v1::Explanation* response);
   Status Replay(const v1::ReplayRequest& request, v1::ReplayResponse* response);
+  Status ListAggregators(const v1::ListAggregatorsRequest& request,
+                         v1::ListAggregatorsResponse* response);
   Status ListPolicies(const v1::ListPoliciesRequest& request, v1::ListPoliciesResponse* response);
   Status ValidatePolicy(const v1::ValidatePolicyRequest& request,
                         v1::ValidatePolicyResponse* response);
@@ -91,6 +100,9 @@ class Fleet : public JobHost {
   const PolicySet& policies() const override { return policies_; }
   Store& store() override { return store_; }
   const Clock& clock() const override { return clock_; }
+  const AggregatorMap& aggregators() const override { return aggregators_; }
+  bool AskLease(const LeaseAsk& ask) override;
+  void EndLease(const std::string& aggregator, const std::string& job, uint32_t epoch) override;
 
  private:
   struct Node {
@@ -99,6 +111,7 @@ class Fleet : public JobHost {
     double last_seen_unix_s = 0;
     TimePoint last_seen{};
     uint64_t messages = 0;
+    double clock_ahead_s = 0;
   };
   struct LinkRecord {
     double rtt_s = 0, rtt_deviation_s = 0, bandwidth = 0, bandwidth_deviation = 0;
@@ -124,6 +137,8 @@ class Fleet : public JobHost {
   double Now() const { return ToSeconds(clock_.Now().time_since_epoch()); }
   v1::Node NodeProto(const std::string& name, const Node& node) const;
 
+  double StalestLinkS() const;  // fleet_metrics.cc
+
   // fleet_query.cc
   v1::Link LinkProto(const std::string& source, const std::string& target,
                      const LinkRecord& link) const;
@@ -136,6 +151,8 @@ class Fleet : public JobHost {
   const Clock& clock_;
   Store& store_;
   EventHub& events_;
+  AggregatorMap aggregators_;
+  LeaseGateway* gateway_ = nullptr;  // null: no aggregators
   PolicySet policies_;
   ProbeScheduler probes_;
   std::map<std::string, Node> nodes_;

@@ -78,7 +78,8 @@ class Collector {
 };
 
 void CollectJob(const Job& job, Collector* out) {
-  const Labels labels = {{"job", job.name()}};
+  // Not "job": Prometheus puts its own label of that name on every series, and renames ours.
+  const Labels labels = {{"training_job", job.name()}};
   const auto with = [&](const std::string& name, const std::string& value) {
     Labels more = labels;
     more.emplace_back(name, value);
@@ -104,6 +105,8 @@ void CollectJob(const Job& job, Collector* out) {
     out->Gauge("weir_compression_ratio", "Kept fraction of the largest bucket.", labels,
                point->ratio());
   }
+  out->Gauge("weir_policy_gain_min_ratio", "Least gain that the job's policy allows.", labels,
+             job.policy().gain_min);
   for (const auto& [reason, count] : counters.decisions) {
     out->Counter("weir_decisions_total", "Decisions by what asked for them.",
                  with("reason", reason), static_cast<double>(count));
@@ -146,6 +149,42 @@ void CollectJob(const Job& job, Collector* out) {
 
 }  // namespace
 
+namespace {
+
+void CollectAggregator(const std::string& name, const v1::Aggregator& said, Collector* out) {
+  const Labels labels = {{"aggregator", name}};
+  out->Gauge("weir_controller_aggregator_reachable", "1 while the aggregator answers.", labels,
+             said.reachable() ? 1 : 0);
+  out->Gauge("weir_controller_aggregator_slots_granted",
+             "Slots that leases hold, when it answered.", labels,
+             said.slots() - std::min(said.slots(), said.slots_free()));
+  out->Gauge("weir_controller_aggregator_slots_free", "Slots that no lease holds.", labels,
+             said.slots_free());
+  out->Gauge("weir_controller_aggregator_leases", "Leases of all jobs.", labels,
+             said.leases_size());
+  double stalled_s = 0;
+  for (const auto& lease : said.leases()) stalled_s = std::max(stalled_s, lease.waiting_s());
+  out->Gauge("weir_controller_aggregator_stalled_seconds",
+             "Age of the round that has waited longest for a worker, when it answered.", labels,
+             stalled_s);
+}
+
+}  // namespace
+
+double Fleet::StalestLinkS() const {
+  const auto connected = [this](const std::string& name) {
+    const auto node = nodes_.find(name);
+    return node != nodes_.end() && node->second.link != nullptr;
+  };
+  double oldest_s = 0;
+  for (const auto& [ends, link] : links_) {
+    if (!connected(ends.first) || !connected(ends.second)) continue;
+    const TimePoint newest = std::max(link.rtt_at, link.bandwidth_at);
+    oldest_s = std::max(oldest_s, ToSeconds(clock_.Now() - newest));
+  }
+  return oldest_s;
+}
+
 std::string Fleet::MetricsText() const {
   Collector out;
   out.Gauge("weir_build_info", "Version of this controller.", {{"version", options_.version}}, 1);
@@ -165,6 +204,10 @@ std::string Fleet::MetricsText() const {
   out.Gauge("weir_jobs", "Jobs that the controller knows.", {}, static_cast<double>(jobs_.size()));
   out.Gauge("weir_links", "Directed links with a measurement.", {},
             static_cast<double>(links_.size()));
+  out.Gauge("weir_link_age_seconds",
+            "Time since the newest sample of that link between connected nodes which was measured "
+            "longest ago.",
+            {}, StalestLinkS());
   out.Gauge("weir_watchers", "Open event streams.", {}, static_cast<double>(events_.watchers()));
   out.Counter("weir_agent_messages_total", "Messages from agents.", {},
               static_cast<double>(agent_messages_));
@@ -180,6 +223,7 @@ std::string Fleet::MetricsText() const {
             probes_.credit_bytes());
   out.Gauge("weir_probes_running", "Active probes under way.", {},
             static_cast<double>(probes_.running()));
+  for (const auto& [name, state] : aggregators_) CollectAggregator(name, state.said, &out);
   for (const auto& [name, job] : jobs_) CollectJob(*job, &out);
   return out.Text();
 }

@@ -13,8 +13,13 @@
 namespace weir {
 namespace {
 
-constexpr uint32_t kPageDefault = 50;
-constexpr uint32_t kPageMax = 500;
+constexpr uint32_t kDecisionsDefault = 50;
+constexpr uint32_t kDecisionsMax = 500;
+constexpr uint32_t kPageDefault = 1000;
+constexpr uint32_t kPageMax = 5000;
+// Half of what gRPC's own clients take in one message unless told otherwise. A job of many ranks
+// and buckets takes hundreds of KiB.
+constexpr size_t kPageBytes = 2u << 20;
 constexpr size_t kSourceBytesMax = 1u << 20;
 
 StatusOr<int64_t> ParseId(const std::string& what, const std::string& text) {
@@ -24,6 +29,51 @@ StatusOr<int64_t> ParseId(const std::string& what, const std::string& text) {
     return InvalidArgument(StrCat(what, " '", text.substr(0, 40), "', expected a positive number"));
   }
   return id;
+}
+
+// What fits into the page of a list. The first item always does: a list must come to its end.
+class Page {
+ public:
+  explicit Page(uint32_t asked, uint32_t size_default = kPageDefault, uint32_t size_max = kPageMax)
+      : size_(std::min(asked == 0 ? size_default : asked, size_max)) {}
+  uint32_t size() const { return size_; }
+  /// Whether `item` belongs to this page; if so it is counted.
+  bool Takes(const google::protobuf::Message& item) {
+    const size_t bytes = item.ByteSizeLong();
+    if (items_ > 0 && (items_ >= size_ || bytes_ + bytes > kPageBytes)) return false;
+    ++items_;
+    bytes_ += bytes;
+    return true;
+  }
+
+ private:
+  const uint32_t size_;
+  uint32_t items_ = 0;
+  size_t bytes_ = 0;
+};
+
+// Where a page begins: tokens are the key before, so a page stays right where entries come and go.
+template <typename Map, typename Key>
+auto PageBegin(const Map& map, const std::string& token, const Key& after) {
+  return token.empty() ? map.begin() : map.upper_bound(after);
+}
+
+// "<bytes of source>:<source><target>", since names may hold anything.
+std::string LinkToken(const std::pair<std::string, std::string>& key) {
+  return StrCat(key.first.size(), ":", key.first, key.second);
+}
+
+StatusOr<std::pair<std::string, std::string>> ParseLinkToken(const std::string& token) {
+  std::pair<std::string, std::string> key;
+  if (token.empty()) return key;
+  size_t size = 0;
+  const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), size);
+  const auto at = static_cast<size_t>(end - token.data()) + 1;
+  if (error != std::errc() || at > token.size() || *end != ':' || size > token.size() - at) {
+    return InvalidArgument(StrCat("page_token '", token.substr(0, 40),
+                                  "', expected the next_page_token of a list of links"));
+  }
+  return std::make_pair(token.substr(at, size), token.substr(at + size));
 }
 
 template <typename Map>
@@ -59,8 +109,19 @@ void Fleet::Audit(const std::string& actor, const std::string& action, const std
   if (!store_.AddAudit({clock_.UnixSeconds(), actor, action, target, detail}).ok()) ++store_errors_;
 }
 
-Status Fleet::ListNodes(const v1::ListNodesRequest&, v1::ListNodesResponse* response) {
-  for (const auto& [name, node] : nodes_) *response->add_nodes() = NodeProto(name, node);
+Status Fleet::ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response) {
+  Page page(request.page_size());
+  auto at = PageBegin(nodes_, request.page_token(), request.page_token());
+  for (; at != nodes_.end(); ++at) {
+    v1::Node node = NodeProto(at->first, at->second);
+    if (!page.Takes(node)) {
+      response->set_next_page_token(response->nodes().rbegin()->name());
+      break;
+    }
+    *response->add_nodes() = std::move(node);
+  }
+  response->set_controller_version(options_.version);
+  response->set_controller_unix_s(clock_.UnixSeconds());
   return OkStatus();
 }
 
@@ -98,6 +159,7 @@ v1::Link Fleet::LinkProto(const std::string& source, const std::string& target,
 }
 
 Status Fleet::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksResponse* response) {
+  WEIR_ASSIGN_OR_RETURN(const auto after, ParseLinkToken(request.page_token()));
   std::map<std::pair<std::string, std::string>, v1::Link> all;
   for (const auto& [key, link] : links_) all[key] = LinkProto(key.first, key.second, link);
   // A job's estimate of its own links rests on the training traffic too: it is the better one.
@@ -119,16 +181,31 @@ Status Fleet::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksRespon
       }
     }
   }
-  for (auto& [key, link] : all) {
-    if (!request.node().empty() && key.first != request.node() && key.second != request.node())
-      continue;
-    *response->add_links() = std::move(link);
+  Page page(request.page_size());
+  for (auto at = PageBegin(all, request.page_token(), after); at != all.end(); ++at) {
+    const auto& [source, target] = at->first;
+    if (!request.node().empty() && source != request.node() && target != request.node()) continue;
+    if (!page.Takes(at->second)) {
+      const v1::Link& last = *response->links().rbegin();
+      response->set_next_page_token(LinkToken({last.source(), last.target()}));
+      break;
+    }
+    *response->add_links() = at->second;
   }
   return OkStatus();
 }
 
-Status Fleet::ListJobs(const v1::ListJobsRequest&, v1::ListJobsResponse* response) {
-  for (const auto& [name, job] : jobs_) *response->add_jobs() = job->ToProto();
+Status Fleet::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse* response) {
+  Page page(request.page_size());
+  auto at = PageBegin(jobs_, request.page_token(), request.page_token());
+  for (; at != jobs_.end(); ++at) {
+    v1::Job job = at->second->ToProto();
+    if (!page.Takes(job)) {
+      response->set_next_page_token(std::prev(at)->first);
+      break;
+    }
+    *response->add_jobs() = std::move(job);
+  }
   return OkStatus();
 }
 
@@ -144,15 +221,16 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
   if (!request.page_token().empty()) {
     WEIR_ASSIGN_OR_RETURN(before, ParseId("page_token", request.page_token()));
   }
-  const uint32_t size =
-      std::min(request.page_size() == 0 ? kPageDefault : request.page_size(), kPageMax);
-  WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, size + 1));
-  const bool more = stored.size() > size;
-  if (more) stored.resize(size);
+  Page page(request.page_size(), kDecisionsDefault, kDecisionsMax);
+  WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1));
   for (const StoredDecision& entry : stored) {
-    WEIR_ASSIGN_OR_RETURN(*response->add_decisions(), DecisionOf(entry));
+    WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(entry));
+    if (!page.Takes(decision)) {
+      response->set_next_page_token(response->decisions().rbegin()->id());
+      break;
+    }
+    *response->add_decisions() = std::move(decision);
   }
-  if (more) response->set_next_page_token(std::to_string(stored.back().id));
   return OkStatus();
 }
 
@@ -216,12 +294,16 @@ Status Fleet::ListPolicies(const v1::ListPoliciesRequest&, v1::ListPoliciesRespo
 
 Status Fleet::ValidatePolicy(const v1::ValidatePolicyRequest& request,
                              v1::ValidatePolicyResponse* response) {
-  const Status valid =
+  const StatusOr<Policy> policy =
       request.source().size() > kSourceBytesMax
           ? InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"))
-          : ReadPolicy(request.source(), "policy").status();
-  response->set_valid(valid.ok());
-  if (!valid.ok()) response->set_error(Message(valid));
+          : ReadPolicy(request.source(), "policy");
+  response->set_valid(policy.ok());
+  if (policy.ok()) {
+    response->set_name(policy->name);
+  } else {
+    response->set_error(Message(policy.status()));
+  }
   return OkStatus();
 }
 
@@ -231,6 +313,13 @@ Status Fleet::ApplyPolicy(const v1::ApplyPolicyRequest& request,
     return InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"));
   }
   const double now = clock_.UnixSeconds();
+  const PolicyEntry* present = policies_.Find(request.name());
+  const std::string tag = SourceTag(present == nullptr ? "" : present->source);
+  if (!request.if_match().empty() && request.if_match() != tag) {
+    return MakeStatus(StatusCode::kAborted,
+                      StrCat("policy ", request.name(), " was changed meanwhile: its etag is ", tag,
+                             ", expected ", request.if_match().substr(0, 40)));
+  }
   // Tried without effect first, then stored, then in force: what rules is what a restart will know.
   WEIR_ASSIGN_OR_RETURN(PolicyEntry entry,
                         policies_.Apply(request.name(), request.source(), now, true));

@@ -10,9 +10,30 @@
 #include "datapath/base/log.h"
 
 namespace weir {
+namespace {
+
+// Where a step's time went, besides what is exposed: these overlap with each other.
+void AddBusyTimes(const StepObservation& step, v1::SeriesPoint* point) {
+  double encode_s = 0, decode_s = 0, network_s = 0;
+  for (const auto& bucket : step.buckets) {
+    encode_s += bucket.encode_s;
+    decode_s += bucket.decode_s;
+    network_s += bucket.network_s;
+  }
+  point->set_encode_s(encode_s);
+  point->set_decode_s(decode_s);
+  point->set_codec_s(encode_s + decode_s);
+  point->set_network_s(network_s);
+  point->set_backward_s(step.backward_s);
+}
+
+}  // namespace
 
 Job::Job(std::string name, JobHost& host, JobOptions options)
     : name_(std::move(name)), host_(host), options_(options) {
+  for (const std::string& collective : LeasedCollectives()) {
+    leases_.try_emplace(collective, name_, host_, host_.clock(), &lease_backoff_);
+  }
   const auto highest = host_.store().HighestPlanVersion(name_);
   if (highest.ok()) highest_known_version_ = *highest;
 }
@@ -52,6 +73,7 @@ void Job::BeginIncarnation(const v1::RankHello& hello) {
   if (hello.step() == 0 || started_unix_s_ == 0) {
     started_unix_s_ = host_.clock().UnixSeconds();
     bytes_sent_ = 0;
+    saved_s_ = compared_s_ = 0;
     series_ = StepSeries();
   }
   ranks_.clear();
@@ -59,6 +81,8 @@ void Job::BeginIncarnation(const v1::RankHello& hello) {
   plans_.clear();
   lease_plans_.clear();
   world_ = static_cast<int>(hello.world());
+  epoch_ = hello.epoch();
+  for (auto& [collective, lease] : leases_) lease.Begin(world_);
   finished_unix_s_ = 0;
   complete_since_.reset();
   was_complete_ = settle_known_ = false;
@@ -71,6 +95,7 @@ void Job::BeginIncarnation(const v1::RankHello& hello) {
   rollout_ = std::make_unique<Rollout>(world_, host_.clock(), options_.rollout);
   rollout_->ObserveVersion(highest_known_version_);
   monitor_ = PlanMonitor();
+  dense_step_s_ = 0;
 }
 
 Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
@@ -81,18 +106,25 @@ Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
   const bool restarted =
       model_ != nullptr && known != ranks_.end() && known->second.pid != 0 &&
       (known->second.pid != hello.pid() || hello.step() + 2 < known->second.step);
-  if (model_ != nullptr && !restarted && static_cast<int>(hello.world()) != world_ && attached()) {
+  // Survivors and replacements, renumbered: what is known of rank numbers is of other ranks.
+  const bool formed_anew = model_ != nullptr && hello.epoch() > epoch_;
+  if (model_ != nullptr && !restarted && hello.epoch() < epoch_ && attached()) {
+    return FailedPrecondition(StrCat("job '", name_, "' runs in epoch ", epoch_, ", rank ", rank,
+                                     " of node ", node, " says ", hello.epoch()));
+  }
+  if (model_ != nullptr && !restarted && !formed_anew &&
+      static_cast<int>(hello.world()) != world_ && attached()) {
     return FailedPrecondition(StrCat("job '", name_, "' runs with world size ", world_, ", rank ",
                                      rank, " of node ", node, " says ", hello.world()));
   }
-  if (model_ != nullptr && known != ranks_.end() && known->second.connected &&
+  if (model_ != nullptr && !formed_anew && known != ranks_.end() && known->second.connected &&
       known->second.node != node) {
     return FailedPrecondition(
         StrCat("rank ", rank, " of job '", name_, "' is attached on node ", known->second.node,
                " by process ", known->second.pid, "; process ", hello.pid(), " on node ", node,
                " must wait until that one has left, or use another job name"));
   }
-  if (model_ == nullptr || restarted || static_cast<int>(hello.world()) != world_) {
+  if (model_ == nullptr || restarted || formed_anew || static_cast<int>(hello.world()) != world_) {
     BeginIncarnation(hello);
   }
   RankState& state = ranks_[rank];
@@ -105,9 +137,11 @@ Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
   if (hello.has_active_plan() && hello.active_plan().version() == hello.active_plan_version()) {
     plans_[hello.active_plan_version()] = hello.active_plan();
   }
+  for (auto& [collective, lease] : leases_) lease.SetAddress(rank, hello.aggregation_address());
+  if (hello.has_active_plan()) AdoptLeases(hello.active_plan());
   if (rank == 0) lease_told_s_ = -1;
   model_->SetRankNode(rank, node);
-  model_->SetCapabilities(rank, CodecsOf(hello.capabilities()),
+  model_->SetCapabilities(rank, CodecsOf(hello.capabilities(), world_),
                           CollectivesOf(hello.capabilities()));
   if (hello.capabilities().codecs_size() > 0) capabilities_ = hello.capabilities();
   highest_known_version_ = std::max(highest_known_version_, hello.active_plan_version());
@@ -196,6 +230,10 @@ void Job::OnStep(int rank, const v1::StepReport& report) {
   host_.OnTrainingBytes(bytes, policy());
   if (rank == 0) {
     if (step.skipped) ++counters_.skipped_steps;
+    if (dense_step_s_ > 0 && !step.skipped) {
+      saved_s_ += dense_step_s_ - step.step_s;
+      compared_s_ += step.step_s;
+    }
     host_.Publish([&] {
       v1::Event event;
       event.set_kind("step");
@@ -211,13 +249,14 @@ void Job::OnStep(int rank, const v1::StepReport& report) {
       point.set_loss(step.loss.value_or(model_->loss().value_or(0)));
       point.set_bandwidth_bytes_per_s(Finite(model_->bandwidth_bytes_per_s().value));
       point.set_latency_s(Finite(model_->latency_s().value));
-      double codec_s = 0;
-      for (const auto& bucket : step.buckets) codec_s += bucket.encode_s + bucket.decode_s;
-      point.set_codec_s(codec_s);
+      AddBusyTimes(step, &point);
+      point.set_skipped(step.skipped);
+      point.set_dense_step_s(dense_step_s_);
       const size_t largest = LargestBucket();
       for (const auto& bucket : step.buckets) {
         if (largest >= buckets_.size() || bucket.bucket != buckets_[largest].key) continue;
         point.set_ratio(bucket.ratio);
+        point.set_bits(static_cast<uint32_t>(bucket.bits));
         point.set_codec(bucket.codec);
         point.set_collective(bucket.collective);
       }
@@ -267,6 +306,7 @@ void Job::OnRankEvent(int rank, const v1::RankEvent& rank_event) {
   *event.mutable_rank_event() = rank_event;
   if (rank_event.kind() == "peer_failed") Warn(event.text());
   host_.Publish(std::move(event));
+  if (rank_event.kind() == "offload_failed") OnOffloadFailed(rank, rank_event.detail());
 }
 
 void Job::OnRankGone(int rank, const std::string& reason) {
@@ -275,6 +315,9 @@ void Job::OnRankGone(int rank, const std::string& reason) {
   found->second.connected = false;
   found->second.gone = true;
   complete_since_.reset();
+  for (auto& [collective, lease] : leases_) {
+    if (lease.held().has_value()) (void)lease.Fail(StrCat("rank ", rank, " left"));
+  }
   if (rollout_ != nullptr) {
     rollout_->OnRankLost(rank, reason);
     PumpRollout();
@@ -303,6 +346,7 @@ void Job::OnTick() {
   rollout_->OnTick();
   PumpRollout();
   RenewLease();
+  WatchLeases();
   const TimePoint now = host_.clock().Now();
   if (now < next_check_) return;
   next_check_ = now + FromSeconds(options_.check_interval_s);
@@ -375,6 +419,8 @@ v1::Job Job::ToProto() const {
   out.set_bytes_sent(bytes_sent_);
   out.set_state(state());
   out.set_started_unix_s(started_unix_s_);
+  out.set_saved_s(saved_s_);
+  out.set_compared_s(compared_s_);
   out.set_policy(PolicyName());
   out.set_rollout_state("stable");
   if (pin_.has_value()) {
@@ -384,7 +430,7 @@ v1::Job Job::ToProto() const {
   }
   if (model_ == nullptr) {
     // Known from the store only: the newest plan that it names.
-    if (!plans_.empty()) *out.mutable_active_plan() = plans_.rbegin()->second;
+    if (!plans_.empty()) *out.mutable_active_plan() = Redacted(plans_.rbegin()->second);
     return out;
   }
   out.set_step_s(Finite(model_->step_s().value));
@@ -392,11 +438,11 @@ v1::Job Job::ToProto() const {
   out.set_gain(Finite(model_->gain()));
   out.set_rollout_state(std::string(RolloutStateName(rollout_->state())));
   if (const auto plan = plans_.find(rollout_->active_version()); plan != plans_.end()) {
-    *out.mutable_active_plan() = plan->second;
+    *out.mutable_active_plan() = Redacted(plan->second);
   }
   if (rollout_->pending_version() != 0) {
     const auto plan = plans_.find(rollout_->pending_version());
-    if (plan != plans_.end()) *out.mutable_offered_plan() = plan->second;
+    if (plan != plans_.end()) *out.mutable_offered_plan() = Redacted(plan->second);
   }
   return out;
 }

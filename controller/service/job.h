@@ -12,6 +12,7 @@
 
 #include "controller/model/job_model.h"
 #include "controller/rollout/rollout.h"
+#include "controller/service/job_lease.h"
 #include "controller/service/plan_monitor.h"
 #include "controller/service/policy_set.h"
 #include "controller/service/step_series.h"
@@ -25,9 +26,8 @@
 namespace weir {
 
 /// What a job needs from its surroundings. Calls come back on the caller's thread.
-class JobHost {
+class JobHost : public LeaseHost {
  public:
-  virtual ~JobHost() = default;
   virtual void SendToRank(const std::string& node, const v1::ToRank& message) = 0;
   virtual void Publish(v1::Event event) = 0;
   /// Training of `job` sent this many bytes since the last call.
@@ -76,6 +76,9 @@ class Job {
   void OnTick();
   /// A policy changed somewhere: decide again if the one that rules this job did.
   void OnPolicyChange();
+
+  /// What an aggregator answered to an ask of this job.
+  void OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<v1::AggregatorLease>& answer);
 
   /// Fixes the choice for all buckets. kNotFound: unknown codec or collective (lists the valid
   /// ones); kInvalidArgument: they do not fit each other, the world size or the ratio;
@@ -129,6 +132,18 @@ class Job {
   void PublishState();
   void Save();
 
+  // job_offload.cc: slots of aggregators.
+  void FillLeases(Snapshot* snapshot);
+  bool AwaitLease(const Snapshot& snapshot, const PlanModel& choices);
+  bool LacksSlots(const PlanModel& choices) const;
+  void AddSlots(const PlanModel& choices, v1::Plan* plan) const;
+  bool HoldsSlots(uint64_t version, const JobLease& lease) const;
+  std::string LeaseAwaited() const;
+  void AdoptLeases(const v1::Plan& plan);
+  void EndUnusedLeases(uint64_t version);
+  void WatchLeases();
+  void OnOffloadFailed(int rank, const std::string& detail);
+
   // job_decide.cc: decisions and rollouts.
   void MaybeDecide();
   std::optional<Trigger> NextTrigger();
@@ -142,6 +157,7 @@ class Job {
   bool LacksLease(const PlanModel& choices) const;
   void RenewLease();
   void OnPlanLog(const PlanLogEntry& entry);
+  void PublishNack(const PlanLogEntry& entry);
   void OnPlanActive(uint64_t version, uint64_t step);
   void ApplyActivePlan(uint64_t step);
   void SaveDecision(int64_t id, const v1::Decision& decision);
@@ -155,6 +171,7 @@ class Job {
   JobHost& host_;
   const JobOptions options_;
   int world_ = 0;
+  uint64_t epoch_ = 0;  // of the mesh that its ranks formed, see RankHello
   std::map<int, RankState> ranks_;
   std::vector<BucketDefinition> buckets_;
   v1::BucketTable bucket_table_;
@@ -163,6 +180,8 @@ class Job {
   std::unique_ptr<Rollout> rollout_;
   StepSeries series_;
   PlanMonitor monitor_;
+  LeaseBackoff lease_backoff_;
+  std::map<std::string, JobLease> leases_;  // by collective, of all that need one
   JobCounters counters_;
 
   double started_unix_s_ = 0;
@@ -172,6 +191,8 @@ class Job {
   uint64_t settled_at_step_ = 0;
   bool settle_known_ = false;
   uint64_t bytes_sent_ = 0;
+  double dense_step_s_ = 0;              // of the newest decision; 0: none yet
+  double saved_s_ = 0, compared_s_ = 0;  // see Job in admin.proto
 
   std::map<uint64_t, v1::Plan> plans_;        // offered and active ones
   std::map<uint64_t, v1::Plan> lease_plans_;  // by the version of the plan that has the lease

@@ -64,6 +64,7 @@ StatusOr<EffectivePolicy> Job::CurrentPolicy() const {
     override_by.codec = choice.codec;
     override_by.collective = choice.collective;
     override_by.ratio = choice.ratio;
+    override_by.bits = choice.bits;
   } else if (dense_only_until_.has_value()) {
     override_by.kind = PolicyOverride::Kind::kDenseOnly;
     for (const auto& codec : capabilities_.codecs()) {
@@ -109,6 +110,10 @@ void Job::MaybeDecide() {
     obstacle_ = Message(possible);
     return;
   }
+  if (const std::string awaited = LeaseAwaited(); !awaited.empty()) {
+    obstacle_ = awaited;
+    return;
+  }
   if (host_.clock().Now() < retry_at_) return;
   obstacle_.clear();
   const auto trigger = NextTrigger();
@@ -116,7 +121,7 @@ void Job::MaybeDecide() {
 }
 
 void Job::DecideFor(const Trigger& trigger) {
-  const auto snapshot = model_->MakeSnapshot(trigger.kind);
+  auto snapshot = model_->MakeSnapshot(trigger.kind);
   const auto policy = CurrentPolicy();
   const Status inputs = snapshot.ok() ? policy.status() : snapshot.status();
   if (!inputs.ok()) {
@@ -125,6 +130,7 @@ void Job::DecideFor(const Trigger& trigger) {
     retry_at_ = host_.clock().Now() + FromSeconds(options_.check_interval_s);
     return;
   }
+  FillLeases(&*snapshot);
   const TimePoint begin = RealClock().Now();
   const auto decision = Decide(*snapshot, policy->policy);
   counters_.decide_s_sum += ToSeconds(RealClock().Now() - begin);
@@ -135,6 +141,7 @@ void Job::DecideFor(const Trigger& trigger) {
     retry_at_ = host_.clock().Now() + FromSeconds(kRetryAfterErrorS);
     return;
   }
+  if (AwaitLease(*snapshot, decision->chosen.choices)) return;  // then it is decided again
   obstacle_.clear();
   requested_.reset();
   policy_digest_ = policy->record;
@@ -147,6 +154,7 @@ void Job::Record(const Trigger& trigger, const Snapshot& snapshot, const Effecti
   const size_t largest = LargestBucket();
   v1::Decision record;
   FillDecision(decision, largest, &record);
+  dense_step_s_ = record.dense_step_s();
   record.set_job(name_);
   record.set_step(snapshot.step);
   record.set_unix_s(now);
@@ -161,7 +169,10 @@ void Job::Record(const Trigger& trigger, const Snapshot& snapshot, const Effecti
   for (const auto& candidate : decision.front)
     last_front_.push_back(weir::ToProto(candidate, largest));
   ++counters_.decisions[trigger.kind];
-  if (decision.switched || LacksLease(decision.chosen.choices)) StartRollout(decision, &record);
+  if (decision.switched || LacksLease(decision.chosen.choices) ||
+      LacksSlots(decision.chosen.choices)) {
+    StartRollout(decision, &record);
+  }
   // Most looks change nothing; a sample of them is history enough.
   const bool keep = record.switched() || trigger.kind != "periodic" ||
                     !last_decision_.has_value() || last_decision_->id().empty() ||
@@ -201,7 +212,9 @@ void Job::StartRollout(const Decision& decision, v1::Decision* record) {
   const ChoiceModel fallback =
       largest < decision.dense.choices.size() ? decision.dense.choices[largest] : ChoiceModel{};
   const uint64_t version = std::max(rollout_->highest_version(), highest_known_version_) + 1;
-  v1::Plan plan = MakePlan(name_, version, buckets_, decision.chosen.choices, fallback);
+  v1::Plan plan = MakePlan(name_, version, buckets_, decision.chosen.choices,
+                           decision.chosen.ring_order, fallback);
+  AddSlots(decision.chosen.choices, &plan);
   const auto active = plans_.find(rollout_->active_version());
   if (active != plans_.end() && active->second.digest() == plan.digest() &&
       !LacksLease(decision.chosen.choices)) {
@@ -228,7 +241,7 @@ void Job::StartRollout(const Decision& decision, v1::Decision* record) {
   ++counters_.switches;
   record->set_plan_version(version);
   record->set_outcome("offered");
-  *record->mutable_plan() = std::move(plan);
+  *record->mutable_plan() = Redacted(std::move(plan));
 }
 
 // Ranks turn to this when they have not heard of the controller for the policy's lease. It is
@@ -237,7 +250,7 @@ void Job::AddLease(const PlanModel& choices, uint64_t version, const ChoiceModel
   const bool lossy = std::any_of(choices.begin(), choices.end(),
                                  [&](const auto& choice) { return !IsLossless(choice.codec); });
   if (policy().lease_s <= 0 || !lossy) return;
-  v1::Plan lease = MakePlan(name_, version + 1, {}, {}, fallback);
+  v1::Plan lease = MakePlan(name_, version + 1, {}, {}, {}, fallback);
   const Status saved = host_.store().PutPlan(
       {name_, version + 1, ToJson(lease), "lease", host_.clock().UnixSeconds()});
   if (!saved.ok()) ++counters_.store_errors;
@@ -292,12 +305,24 @@ void Job::PumpRollout() {
   for (const PlanLogEntry& entry : rollout_->TakeLog()) OnPlanLog(entry);
 }
 
+// Refusals come to watchers as events of ranks, among what else went wrong there.
+void Job::PublishNack(const PlanLogEntry& entry) {
+  v1::Event event;
+  event.set_kind("rank");
+  event.set_job(name_);
+  event.set_text(StrCat("rank ", entry.rank, " refuses plan ", entry.version, ": ", entry.detail));
+  event.mutable_rank_event()->set_kind("plan_nack");
+  event.mutable_rank_event()->set_detail(entry.detail);
+  event.mutable_rank_event()->set_guilty_rank(entry.rank);
+  host_.Publish(std::move(event));
+}
+
 void Job::OnPlanLog(const PlanLogEntry& entry) {
   const auto plan = plans_.find(entry.version);
   if (plan != plans_.end()) {
-    const Status saved = host_.store().PutPlan({name_, entry.version, ToJson(plan->second),
-                                                std::string(PlanLogKindName(entry.kind)),
-                                                host_.clock().UnixSeconds()});
+    const Status saved = host_.store().PutPlan(
+        {name_, entry.version, ToJson(Redacted(plan->second)),
+         std::string(PlanLogKindName(entry.kind)), host_.clock().UnixSeconds()});
     if (!saved.ok()) ++counters_.store_errors;
   }
   const bool ours =
@@ -309,6 +334,7 @@ void Job::OnPlanLog(const PlanLogEntry& entry) {
     case PlanLogEntry::Kind::kNacked:
       ++counters_.nacks;
       Warn(StrCat("rank ", entry.rank, " refuses plan ", entry.version, ": ", entry.detail));
+      PublishNack(entry);
       if (ours) rolling_decision_->set_outcome("nacked");
       break;
     case PlanLogEntry::Kind::kWithdrawn:
@@ -355,6 +381,7 @@ void Job::OnPlanActive(uint64_t version, uint64_t step) {
   ApplyActivePlan(step);
   while (plans_.size() > kPlansKept) plans_.erase(plans_.begin());
   lease_plans_.erase(lease_plans_.begin(), lease_plans_.lower_bound(version));
+  if (version != 0) EndUnusedLeases(version);
   PublishState();
 }
 
@@ -363,7 +390,8 @@ void Job::ApplyActivePlan(uint64_t step) {
   const auto plan = plans_.find(version);
   if (version == 0 || plan == plans_.end() || buckets_.empty()) return;
   const PlanModel choices = ChoicesFor(plan->second, buckets_);
-  model_->SetActivePlan(version, step, choices);
+  model_->SetActivePlan(version, step, choices,
+                        {plan->second.ring_order().begin(), plan->second.ring_order().end()});
   const bool lossy = std::any_of(choices.begin(), choices.end(),
                                  [&](const auto& choice) { return !IsLossless(choice.codec); });
   const bool ours = active_decision_.has_value() && active_decision_->plan_version() == version;
@@ -422,7 +450,15 @@ Status Job::Pin(const v1::PinRequest& request) {
   if (collective == nullptr) {
     return NotFound(StrCat("unknown collective '", choice.collective, "'; valid: ", collectives));
   }
-  if (codec->form() != collective->form()) {
+  const bool regions = collective->form() == "regions" && codec->form() == "opaque" &&
+                       !codec->shared_metadata() && !codec->needs_momentum() && !codec->ef21();
+  const bool floats = collective->form() == "float_lanes" && codec->form() == "lanes" &&
+                      !codec->lossy() && codec->settings_size() > 0 &&
+                      codec->settings(0).fixed_bits() == 32;
+  const std::vector<CodecModel> models = CodecsOf(capabilities_, world_);
+  const CodecModel* const model = FindCodec(models, choice.codec, choice.bits);
+  const bool tables = collective->form() == "table_lanes" && model != nullptr && model->tabled;
+  if (codec->form() != collective->form() && !regions && !floats && !tables) {
     return InvalidArgument(StrCat(choice.collective, " carries ", collective->form(), " payloads, ",
                                   choice.codec, " makes ", codec->form()));
   }
@@ -430,6 +466,16 @@ Status Job::Pin(const v1::PinRequest& request) {
       (choice.ratio < codec->ratio_min() || choice.ratio > codec->ratio_max())) {
     return InvalidArgument(StrCat("ratio ", choice.ratio, " of ", choice.codec, ", expected ",
                                   codec->ratio_min(), " to ", codec->ratio_max()));
+  }
+  if (model == nullptr) {
+    std::string settings;
+    for (const auto& setting : codec->settings()) {
+      settings +=
+          StrCat(settings.empty() ? "" : ", ", setting.bits(), " on ", setting.world_min(), " to ",
+                 setting.world_max() == 0 ? kWorldMax : setting.world_max(), " ranks");
+    }
+    return InvalidArgument(StrCat(choice.codec, " with bits ", choice.bits, " on ", world_,
+                                  " ranks; allowed: ", settings));
   }
   const auto world = static_cast<uint32_t>(world_);
   if (world < collective->world_min() ||

@@ -1,13 +1,55 @@
 // weir-controller: reads flags, starts the controller, waits for SIGTERM or SIGINT.
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <CLI/CLI.hpp>
 #include <cstdio>
 
 #include "controller/service/controller.h"
 #include "datapath/base/log.h"
+#include "datapath/base/program/hidden_command.h"
+#include "datapath/base/program/stop_signal.h"
+
+namespace {
+
+void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& log_level) {
+  app.add_option("--listen-grpc", options.listen_grpc, "host:port for agents and weirctl")
+      ->type_name("ADDRESS")
+      ->capture_default_str();
+  app.add_option("--listen-http", options.listen_http, "host:port for REST, web page and /metrics")
+      ->type_name("ADDRESS")
+      ->capture_default_str();
+  app.add_option("--state", options.state_file, "SQLite file, or :memory:")
+      ->type_name("FILE")
+      ->capture_default_str();
+  app.add_option("--policy", options.policy_directory,
+                 "directory of policy files, reloaded when it changes")
+      ->type_name("DIRECTORY");
+  app.add_option("--token-file", options.token_file,
+                 "lines 'role token' or 'role sha256:<hex>'; roles: viewer, operator, admin")
+      ->type_name("FILE");
+  app.add_option("--tls-cert", options.tls_cert, "certificate file (PEM) of both listeners")
+      ->type_name("FILE");
+  app.add_option("--tls-key", options.tls_key, "its key file (PEM)")->type_name("FILE");
+  app.add_option("--tls-ca", options.tls_ca,
+                 "CA file (PEM) that signs agents' and weirctl's certificates")
+      ->type_name("FILE");
+  app.add_option("--aggregator", options.aggregators,
+                 "NAME=http(s)://HOST:PORT of an aggregator whose slots jobs may use; repeatable")
+      ->type_name("AGGREGATOR");
+  app.add_option("--aggregator-token-file", options.aggregator_token_file,
+                 "bearer token of the aggregators")
+      ->type_name("FILE");
+  app.add_option("--aggregator-ca", options.aggregator_ca,
+                 "CA file (PEM) that signs the aggregators' certificates; the system's without")
+      ->type_name("FILE");
+  app.add_flag("--insecure", options.insecure,
+               "allow addresses off loopback without TLS and tokens");
+  app.add_option("--log-level", log_level, "what is written to standard error")
+      ->type_name("LEVEL:{debug,info,warning,error}")
+      ->capture_default_str();
+  app.set_version_flag("--version", std::string("weir-controller ") + WEIR_VERSION);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   weir::ControllerOptions options;
@@ -15,23 +57,9 @@ int main(int argc, char** argv) {
   std::string log_level = "info";
   CLI::App app(
       "Weir's controller: measures training jobs through their agents and steers what they send");
-  app.add_option("--listen-grpc", options.listen_grpc, "host:port for agents and weirctl")
-      ->capture_default_str();
-  app.add_option("--listen-http", options.listen_http, "host:port for REST, web page and /metrics")
-      ->capture_default_str();
-  app.add_option("--state", options.state_file, "SQLite file, or :memory:")->capture_default_str();
-  app.add_option("--policy", options.policy_directory,
-                 "directory of policy files, reloaded when it changes");
-  app.add_option("--token-file", options.token_file,
-                 "lines 'role token' or 'role sha256:<hex>'; roles: viewer, operator, admin");
-  app.add_option("--tls-cert", options.tls_cert, "certificate file (PEM) of both listeners");
-  app.add_option("--tls-key", options.tls_key, "its key file (PEM)");
-  app.add_option("--tls-ca", options.tls_ca,
-                 "CA file (PEM) that signs agents' and weirctl's certificates");
-  app.add_flag("--insecure", options.insecure,
-               "allow addresses off loopback without TLS and tokens");
-  app.add_option("--log-level", log_level, "debug, info, warning or error")->capture_default_str();
-  app.set_version_flag("--version", std::string("weir-controller ") + WEIR_VERSION);
+  DefineFlags(app, options, log_level);
+  const weir::ProgramPage page{"weir-controller", {"weir-agent 1", "weirctl 1"}, nullptr};
+  if (const auto answered = weir::AnswerHiddenCommand(app, page, argc, argv)) return *answered;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -46,21 +74,13 @@ int main(int argc, char** argv) {
   }
   weir::SetMinimumLogLevel(*level);
 
-  // Every thread inherits the mask, so only sigwait sees these signals.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-
+  weir::HoldStopSignals();
   auto controller = weir::Controller::Start(options);
   if (!controller.ok()) {
     std::fprintf(stderr, "weir-controller: %s\n", weir::Message(controller.status()).c_str());
     return 1;
   }
-  int received = 0;
-  sigwait(&signals, &received);
+  weir::WaitForStopSignal();
   weir::Log(weir::LogLevel::kInfo, "controller", "stopping");
   controller->reset();
   return 0;

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <set>
 
+#include "controller/service/job_lease.h"
+
 namespace weir {
 namespace {
 
@@ -31,6 +33,7 @@ BucketObservation ToModel(const v1::BucketSample& sample) {
   out.codec = sample.codec();
   out.collective = sample.collective();
   out.ratio = std::clamp(Finite(sample.ratio()), 0.0, 1.0);
+  out.bits = static_cast<int>(std::min(sample.bits(), kBitsMax));
   out.ready_s = Positive(sample.ready_s());
   out.metadata_s = Positive(sample.metadata_s());
   out.encode_s = Positive(sample.encode_s());
@@ -47,8 +50,8 @@ BucketObservation ToModel(const v1::BucketSample& sample) {
 std::string CanonicalChoice(const v1::Choice& choice) {
   char ratio[40];
   std::snprintf(ratio, sizeof(ratio), "%.17g", choice.ratio());
-  return StrCat(choice.codec(), " ", choice.collective(), " ", ratio, " ", choice.segment_bytes(),
-                "\n");
+  return StrCat(choice.codec(), " ", choice.collective(), " ", ratio, " ", choice.bits(), " ",
+                choice.segment_bytes(), "\n");
 }
 
 }  // namespace
@@ -91,29 +94,50 @@ CodecModel::Time ToModel(const v1::CodecTime& in) {
   return out;
 }
 
-CodecModel ToModel(const v1::CodecCapability& in) {
+CodecModel ToModel(const v1::CodecCapability& in, const v1::CodecSetting& setting) {
   CodecModel out;
   out.name = in.name();
+  out.bits = static_cast<int>(std::min(setting.bits(), kBitsMax));
   out.form = in.form();
   out.lossy = in.lossy();
   out.unbiased = in.unbiased();
   out.needs_error_feedback = in.needs_error_feedback();
   out.shared_metadata = in.shared_metadata();
+  out.opt_in = in.opt_in();
   out.rounds = static_cast<int>(std::clamp(in.rounds(), 1u, 1000u));
-  out.fixed_bits = Positive(in.fixed_bits());
-  out.kept_bits = Positive(in.kept_bits());
+  out.fixed_bits = Positive(setting.fixed_bits());
+  out.kept_bits = Positive(setting.kept_bits());
   out.indices_coded = in.indices_coded();
   out.uses_ratio = in.uses_ratio();
   out.ratio_min = std::clamp(Finite(in.ratio_min()), 0.0, 1.0);
   out.ratio_max = std::clamp(Finite(in.ratio_max()), 0.0, 1.0);
   out.error_model = in.error_model();
-  out.relative_error_squared = Positive(in.relative_error_squared());
-  out.levels = Positive(in.levels());
+  out.relative_error_squared = Positive(setting.relative_error_squared());
+  out.levels = Positive(setting.levels());
   out.levels_divided_by_world = in.levels_divided_by_world();
+  out.peak_over_rms = Positive(in.peak_over_rms());
   out.error_divisor = in.error_divisor() > 0 ? Finite(in.error_divisor()) : 12;
-  out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
+  out.sum_error_squared = Positive(in.sum_error_squared());
   out.encode = ToModel(in.encode());
   out.decode = ToModel(in.decode());
+  return out;
+}
+
+/// One model for each setting that the world size allows.
+std::vector<CodecModel> ToModels(const v1::CodecCapability& in, int world) {
+  std::vector<CodecModel> out;
+  const auto ranks = static_cast<uint32_t>(world);
+  for (const v1::CodecSetting& setting : in.settings()) {
+    if (ranks < setting.world_min()) continue;
+    if (setting.world_max() != 0 && ranks > setting.world_max()) continue;
+    CodecModel model = ToModel(in, setting);
+    const bool known = std::any_of(out.begin(), out.end(),
+                                   [&](const auto& other) { return other.bits == model.bits; });
+    if (known) continue;  // a second one could never be asked for
+    // A job has one lease of a table, so one table.
+    model.tabled = out.empty() && setting.lane_levels_size() > 0;
+    out.push_back(std::move(model));
+  }
   return out;
 }
 
@@ -127,39 +151,8 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.reduce = ToModel(in.reduce());
   out.world_min = static_cast<int>(std::clamp<uint32_t>(in.world_min(), 1, kWorldMax));
   out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
-  return out;
-}
-
-v1::CodecTime ToProto(const CodecModel::Time& in) {
-  v1::CodecTime out;
-  out.set_per_element_s(in.per_element_s);
-  out.set_per_kept_s(in.per_kept_s);
-  return out;
-}
-
-v1::CodecCapability ToProto(const CodecModel& in) {
-  v1::CodecCapability out;
-  out.set_name(in.name);
-  out.set_form(in.form);
-  out.set_lossy(in.lossy);
-  out.set_unbiased(in.unbiased);
-  out.set_needs_error_feedback(in.needs_error_feedback);
-  out.set_shared_metadata(in.shared_metadata);
-  out.set_rounds(static_cast<uint32_t>(in.rounds));
-  out.set_fixed_bits(in.fixed_bits);
-  out.set_kept_bits(in.kept_bits);
-  out.set_indices_coded(in.indices_coded);
-  out.set_uses_ratio(in.uses_ratio);
-  out.set_ratio_min(in.ratio_min);
-  out.set_ratio_max(in.ratio_max);
-  out.set_error_model(in.error_model);
-  out.set_relative_error_squared(in.relative_error_squared);
-  out.set_levels(in.levels);
-  out.set_levels_divided_by_world(in.levels_divided_by_world);
-  out.set_error_divisor(in.error_divisor);
-  out.set_world_max(static_cast<uint32_t>(in.world_max));
-  *out.mutable_encode() = ToProto(in.encode);
-  *out.mutable_decode() = ToProto(in.decode);
+  out.walks_ring = in.walks_ring();
+  out.needs_lease = !LeaseModeOf(out.name).empty();
   return out;
 }
 
@@ -171,14 +164,17 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   *out.mutable_payload() = ToProto(in.payload);
   *out.mutable_index() = ToProto(in.index);
   *out.mutable_reduce() = ToProto(in.reduce);
+  out.set_walks_ring(in.walks_ring);
   out.set_world_min(static_cast<uint32_t>(in.world_min));
   out.set_world_max(static_cast<uint32_t>(in.world_max));
   return out;
 }
 
-std::vector<CodecModel> CodecsOf(const v1::Capabilities& capabilities) {
+std::vector<CodecModel> CodecsOf(const v1::Capabilities& capabilities, int world) {
   std::vector<CodecModel> out;
-  for (const auto& codec : capabilities.codecs()) out.push_back(ToModel(codec));
+  for (const auto& codec : capabilities.codecs()) {
+    for (CodecModel& model : ToModels(codec, world)) out.push_back(std::move(model));
+  }
   return out;
 }
 
@@ -190,8 +186,8 @@ std::vector<CollectiveModel> CollectivesOf(const v1::Capabilities& capabilities)
 
 StatusOr<std::vector<BucketDefinition>> ToModel(const v1::BucketTable& table) {
   if (table.buckets_size() == 0) return InvalidArgument("the bucket table is empty");
-  if (table.buckets_size() > kBucketsMax) {
-    return InvalidArgument(StrCat(table.buckets_size(), " buckets, at most ", kBucketsMax));
+  if (table.buckets_size() > kTableBucketsMax) {
+    return InvalidArgument(StrCat(table.buckets_size(), " buckets, at most ", kTableBucketsMax));
   }
   std::vector<BucketDefinition> out;
   std::set<std::string> keys;
@@ -232,12 +228,20 @@ StepObservation ToModel(int rank, const v1::StepReport& report) {
     gain.peak_over_rms = Positive(curve.peak_over_rms());
     out.gains.push_back(std::move(gain));
   }
+  for (const auto& loss : report.codec_losses()) {
+    if (!std::isfinite(loss.relative_loss())) continue;
+    out.codec_losses.push_back({loss.codec(), static_cast<int>(std::min(loss.bits(), kBitsMax)),
+                                std::clamp(loss.relative_loss(), 0.0, 1e6)});
+  }
   return out;
 }
 
 ChoiceModel ToModel(const v1::Choice& choice) {
-  return {choice.codec(), choice.collective(),
-          choice.ratio() > 0 ? std::min(choice.ratio(), 1.0) : 1, choice.segment_bytes()};
+  return {.codec = choice.codec(),
+          .collective = choice.collective(),
+          .ratio = choice.ratio() > 0 ? std::min(choice.ratio(), 1.0) : 1,
+          .bits = static_cast<int>(std::min(choice.bits(), kBitsMax)),
+          .segment_bytes = choice.segment_bytes()};
 }
 
 v1::Choice ToProto(const ChoiceModel& choice) {
@@ -245,6 +249,7 @@ v1::Choice ToProto(const ChoiceModel& choice) {
   out.set_codec(choice.codec);
   out.set_collective(choice.collective);
   out.set_ratio(choice.ratio);
+  out.set_bits(static_cast<uint32_t>(choice.bits));
   out.set_segment_bytes(choice.segment_bytes);
   return out;
 }
@@ -259,7 +264,8 @@ v1::Estimate ToProto(const Measured& measured) {
 
 std::string ChoiceLabel(const ChoiceModel& choice) {
   const std::string ratio = choice.ratio < 1 ? StrCat(" ", choice.ratio) : "";
-  return StrCat(choice.codec, ratio, " over ", choice.collective);
+  const std::string bits = choice.bits == 0 ? "" : StrCat(" ", choice.bits, "-bit");
+  return StrCat(choice.codec, bits, ratio, " over ", choice.collective);
 }
 
 std::string PlanLabel(const PlanModel& plan, const std::vector<BucketDefinition>& buckets) {
@@ -275,7 +281,7 @@ std::string PlanLabel(const PlanModel& plan, const std::vector<BucketDefinition>
 
 v1::Plan MakePlan(const std::string& job, uint64_t version,
                   const std::vector<BucketDefinition>& buckets, const PlanModel& choices,
-                  const ChoiceModel& fallback) {
+                  const std::vector<int>& ring_order, const ChoiceModel& fallback) {
   v1::Plan plan;
   plan.set_job(job);
   plan.set_version(version);
@@ -284,7 +290,15 @@ v1::Plan MakePlan(const std::string& job, uint64_t version,
     bucket->set_bucket(buckets[i].key);
     *bucket->mutable_choice() = ToProto(choices[i]);
   }
+  for (const int rank : ring_order) plan.add_ring_order(static_cast<uint32_t>(rank));
   *plan.mutable_fallback() = ToProto(fallback);
+  plan.set_digest(PlanDigest(plan));
+  return plan;
+}
+
+v1::Plan Redacted(v1::Plan plan) {
+  if (plan.leases_size() == 0) return plan;
+  for (auto& lease : *plan.mutable_leases()) lease.clear_cookie();
   plan.set_digest(PlanDigest(plan));
   return plan;
 }
@@ -304,6 +318,16 @@ std::string PlanDigest(const v1::Plan& plan) {
   for (const auto& bucket : plan.buckets()) {
     text += StrCat(bucket.bucket(), " ", CanonicalChoice(bucket.choice()));
   }
+  for (const auto& lease : plan.leases()) {
+    text += StrCat("lease|", lease.collective(), "|", lease.aggregator(), "|", lease.address(), "|",
+                   lease.mode(), "|", lease.id(), "|", lease.epoch(), "|", lease.cookie(), "|",
+                   lease.slots(), "|", lease.lanes(),
+                   lease.columns() == 0 ? "" : StrCat("|", lease.columns()));
+    if (lease.sum_bits() > 0) text += StrCat("|", lease.sum_bits(), "|");
+    for (const uint32_t level : lease.levels()) text += StrCat(level, ",");
+    text += "\n";
+  }
+  for (const uint32_t rank : plan.ring_order()) text += StrCat("ring|", rank, "\n");
   text += StrCat("fallback ", CanonicalChoice(plan.fallback()));
   uint64_t hash = 0xcbf29ce484222325ull;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
@@ -328,13 +352,21 @@ v1::Candidate ToProto(const CandidatePlan& candidate, size_t largest) {
   return out;
 }
 
+namespace {
+
+bool SamePlanOf(const CandidatePlan& a, const CandidatePlan& b) {
+  return a.choices == b.choices && a.ring_order == b.ring_order;
+}
+
+}  // namespace
+
 void FillDecision(const Decision& decision, size_t largest, v1::Decision* out) {
   bool chosen_listed = false;
   bool dense_listed = false;
   for (const CandidatePlan& candidate : decision.top) {
     v1::Candidate* added = out->add_candidates();
     *added = ToProto(candidate, largest);
-    added->set_chosen(!chosen_listed && candidate.choices == decision.chosen.choices);
+    added->set_chosen(!chosen_listed && SamePlanOf(candidate, decision.chosen));
     chosen_listed = chosen_listed || added->chosen();
     dense_listed = dense_listed || candidate.choices == decision.dense.choices;
   }
@@ -348,6 +380,7 @@ void FillDecision(const Decision& decision, size_t largest, v1::Decision* out) {
   if (!dense_listed && !decision.dense.choices.empty()) {
     *out->add_candidates() = ToProto(decision.dense, largest);
   }
+  out->set_ring(decision.ring);
   out->set_reason(decision.reason);
   out->set_switched(decision.switched);
   out->set_from(decision.incumbent.choices.empty() ? "" : decision.incumbent.label);

@@ -17,8 +17,9 @@
 namespace weir {
 
 constexpr int kWorldMax = 4096;
-constexpr int kBucketsMax = 16384;
+constexpr int kTableBucketsMax = 16384;
 constexpr int kCapabilitiesMax = 256;
+constexpr uint32_t kBitsMax = 64;
 constexpr size_t kNameBytesMax = 253;
 
 /// `value`, or 0 when it is not finite.
@@ -28,11 +29,10 @@ Status CheckName(std::string_view what, std::string_view name);
 /// World size, rank and names within bounds.
 Status CheckHello(const v1::RankHello& hello);
 
-CodecModel ToModel(const v1::CodecCapability& capability);
 CollectiveModel ToModel(const v1::CollectiveCapability& capability);
-v1::CodecCapability ToProto(const CodecModel& codec);
 v1::CollectiveCapability ToProto(const CollectiveModel& collective);
-std::vector<CodecModel> CodecsOf(const v1::Capabilities& capabilities);
+/// One model for each setting of each codec that `world` ranks can use.
+std::vector<CodecModel> CodecsOf(const v1::Capabilities& capabilities, int world);
 std::vector<CollectiveModel> CollectivesOf(const v1::Capabilities& capabilities);
 
 /// In ready order. kInvalidArgument: none, too many, an empty or repeated key, no elements.
@@ -48,16 +48,19 @@ std::string ChoiceLabel(const ChoiceModel& choice);
 /// The choice of the largest bucket, with "mixed: " before it when others differ.
 std::string PlanLabel(const PlanModel& plan, const std::vector<BucketDefinition>& buckets);
 
-/// Sets keys, choices, fallback and digest.
+/// Sets keys, choices, the ring's order, fallback and digest.
 v1::Plan MakePlan(const std::string& job, uint64_t version,
                   const std::vector<BucketDefinition>& buckets, const PlanModel& choices,
-                  const ChoiceModel& fallback);
+                  const std::vector<int>& ring_order, const ChoiceModel& fallback);
 /// One choice per bucket of `buckets`; the plan's fallback where it lists none.
 PlanModel ChoicesFor(const v1::Plan& plan, const std::vector<BucketDefinition>& buckets);
 /// 16 hexadecimal digits over the canonical text: one line "key codec collective ratio
-/// segment_bytes" per bucket in plan order, then "fallback ..."; the version is left out. FNV-1a,
-/// 64 bits.
+/// segment_bytes" per bucket in plan order, then one per lease by collective and per rank of the
+/// ring's order, then "fallback ..."; the version is left out. FNV-1a, 64 bits.
 std::string PlanDigest(const v1::Plan& plan);
+/// The plan for everybody but the job's ranks: without the cookies of its leases, and with the
+/// digest of what is left, since a digest would give a cookie away to who tries.
+v1::Plan Redacted(v1::Plan plan);
 
 /// `largest`: index of the bucket whose choice stands for the candidate.
 v1::Candidate ToProto(const CandidatePlan& candidate, size_t largest);

@@ -15,6 +15,11 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using Json = nlohmann::ordered_json;
 
+// What any operation may answer beside 200 (status_mapping.h), and only those that take a body.
+constexpr const char* kErrors[] = {"400", "401", "403", "404",    "429",
+                                   "500", "503", "504", "default"};
+constexpr const char* kErrorsWithBody[] = {"409", "413"};
+
 std::string Reference(const Descriptor* message) {
   return "#/components/schemas/" + message->name();
 }
@@ -98,9 +103,14 @@ Json Operation(const Route& route, std::set<const Descriptor*>* used) {
   operation["responses"]["200"] = {
       {"description", "OK"},
       {"content", {{media, {{"schema", {{"$ref", Reference(method->output_type())}}}}}}}};
-  operation["responses"]["default"] = {
-      {"description", "The error as google.rpc.Status"},
-      {"content", {{"application/json", {{"schema", {{"$ref", "#/components/schemas/Status"}}}}}}}};
+  for (const char* code : kErrors) {
+    operation["responses"][code]["$ref"] = "#/components/responses/Error";
+  }
+  if (std::string_view(route.verb) != "GET") {
+    for (const char* code : kErrorsWithBody) {
+      operation["responses"][code]["$ref"] = "#/components/responses/Error";
+    }
+  }
   operation["x-role"] = RoleName(route.role);
   return operation;
 }
@@ -134,6 +144,9 @@ std::string OpenApiDocument(const std::string& version) {
         {"message", {{"type", "string"}}},
         {"details", {{"type", "array"}, {"items", {{"type", "object"}}}}}}},
       {"required", {"code", "message", "details"}}};
+  document["components"]["responses"]["Error"] = {
+      {"description", "The error as google.rpc.Status"},
+      {"content", {{"application/json", {{"schema", {{"$ref", "#/components/schemas/Status"}}}}}}}};
   document["components"]["securitySchemes"]["bearer"] = {{"type", "http"}, {"scheme", "bearer"}};
   return document.dump(1);
 }

@@ -1,6 +1,7 @@
 #include "controller/service/policy_set.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "controller/objective/objective.h"
@@ -30,6 +31,7 @@ void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
       policy->fixed_codec = override_by.codec;
       policy->fixed_collective = override_by.collective;
       policy->fixed_ratio = override_by.ratio;
+      policy->fixed_bits = override_by.bits;
       policy->ratio_min = std::min(policy->ratio_min, override_by.ratio);
       policy->ratio_max = std::max(policy->ratio_max, override_by.ratio);
       // The operator overrules the bounds, too.
@@ -47,6 +49,16 @@ void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
   policy->dwell_min_s = 0;
   policy->improvement_min = 0;
   policy->flaps_max = 1000000;
+}
+
+void FillBounds(const Policy& policy, v1::PolicyBounds* out) {
+  out->set_ratio_min(policy.ratio_min);
+  out->set_ratio_max(policy.ratio_max);
+  out->set_gain_min(policy.gain_min);
+  out->set_residual_ratio_max(policy.residual_ratio_max);
+  for (const std::string& codec : policy.codecs) out->add_codecs(codec);
+  for (const std::string& collective : policy.collectives) out->add_collectives(collective);
+  out->set_delay_target_s(policy.objective == "delay_target" ? policy.delay_target_s : 0);
 }
 
 const char* KindName(PolicyOverride::Kind kind) {
@@ -83,6 +95,7 @@ StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string
   record["codec"] = override_by.codec;
   record["collective"] = override_by.collective;
   record["ratio"] = override_by.ratio;
+  record["bits"] = override_by.bits;
   record["lossless_codecs"] = override_by.lossless_codecs;
   effective.record = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return effective;
@@ -99,6 +112,7 @@ StatusOr<Policy> DecodeEffectivePolicy(std::string_view record) {
     override_by.codec = json.at("codec");
     override_by.collective = json.at("collective");
     override_by.ratio = json.at("ratio");
+    override_by.bits = json.at("bits");
     override_by.lossless_codecs = json.at("lossless_codecs").get<std::vector<std::string>>();
     const std::string name = json.at("name");
     const std::string source = json.at("source");
@@ -141,6 +155,15 @@ bool PolicySet::LoadFiles(const std::map<std::string, std::string>& files, doubl
   }
   if (last_reload_successful()) last_success_unix_s_ = unix_s;
   return changed;
+}
+
+const PolicyEntry* PolicySet::Find(std::string_view name) const {
+  for (const auto* entries : {&applied_, &files_}) {
+    for (const auto& [key, entry] : *entries) {
+      if (entry.name == name) return &entry;
+    }
+  }
+  return nullptr;
 }
 
 StatusOr<PolicyEntry> PolicySet::Apply(std::string_view name, std::string_view source,
@@ -194,6 +217,16 @@ bool PolicySet::last_reload_successful() const {
                       [](const auto& file) { return !file.second.error.empty(); });
 }
 
+std::string SourceTag(std::string_view source) {
+  uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a, 64 bits
+  for (const char c : source) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  }
+  char digits[17];
+  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash));
+  return digits;
+}
+
 v1::Policy ToProto(const PolicyEntry& entry) {
   v1::Policy policy;
   policy.set_name(entry.name);
@@ -202,9 +235,11 @@ v1::Policy ToProto(const PolicyEntry& entry) {
   if (entry.valid) {
     policy.set_objective(entry.policy.objective);
     for (const std::string& job : entry.policy.jobs) policy.add_jobs(job);
+    FillBounds(entry.policy, policy.mutable_bounds());
   }
   policy.set_loaded_unix_s(entry.loaded_unix_s);
   policy.set_error(entry.error);
+  policy.set_etag(SourceTag(entry.source));
   return policy;
 }
 

@@ -31,6 +31,7 @@ struct PolicyOverride {
   Kind kind = Kind::kNone;
   std::string codec, collective;             // kPin
   double ratio = 1;                          // kPin
+  int bits = 0;                              // kPin
   std::vector<std::string> lossless_codecs;  // kDenseOnly
 };
 
@@ -64,6 +65,8 @@ class PolicySet {
   StatusOr<PolicyEntry> Apply(std::string_view name, std::string_view source, double unix_s,
                               bool dry_run);
 
+  /// The policy of that name, those applied first; nothing: there is none, or the built-in one.
+  const PolicyEntry* Find(std::string_view name) const;
   /// The first entry whose pattern matches; nothing: the default policy rules.
   const PolicyEntry* Match(std::string_view job) const;
   /// In order of precedence, the default last.
@@ -78,6 +81,9 @@ class PolicySet {
   double last_success_unix_s_ = 0;
 };
 
+/// 16 hexadecimal digits that change with the text: for noticing that somebody else was faster, not
+/// for trusting a text.
+std::string SourceTag(std::string_view source);
 /// The message form of an entry.
 v1::Policy ToProto(const PolicyEntry& entry);
 

@@ -103,7 +103,7 @@ std::optional<ScheduledProbe> ProbeScheduler::Pick(double now_s,
 
 ScheduledProbe ProbeScheduler::Begin(const Key& key, std::string method, uint64_t bytes,
                                      double now_s) {
-  ScheduledProbe probe{"p" + std::to_string(next_id_++),
+  ScheduledProbe probe{std::string("p").append(std::to_string(next_id_++)),
                        key.first,
                        key.second,
                        std::move(method),

@@ -18,14 +18,14 @@
 namespace weir {
 namespace {
 
-using google::protobuf::Message;
-using MessagePtr = std::unique_ptr<Message>;
+using ProtoMessage = google::protobuf::Message;
+using MessagePtr = std::unique_ptr<ProtoMessage>;
 
 constexpr int kQueueMax = 64;
 constexpr const char* kContentSecurityPolicy =
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src "
-    "'self'; "
-    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'";
 
 MessagePtr NewMessage(const google::protobuf::Descriptor* descriptor) {
   return MessagePtr(
@@ -33,7 +33,8 @@ MessagePtr NewMessage(const google::protobuf::Descriptor* descriptor) {
 }
 
 // One AdminService method of the fleet behind the untyped interface of the route table.
-Status CallFleet(Fleet& fleet, std::string_view method, const Message& request, Message* response) {
+Status CallFleet(Fleet& fleet, std::string_view method, const ProtoMessage& request,
+                 ProtoMessage* response) {
 #define WEIR_ADMIN_UNARY(name, Request, Response)               \
   if (method == #name) {                                        \
     return fleet.name(static_cast<const v1::Request&>(request), \
@@ -140,6 +141,8 @@ class HttplibRestServer : public RestServer {
     response.set_header("X-Content-Type-Options", "nosniff");
     response.set_header("Content-Security-Policy", kContentSecurityPolicy);
     response.set_header("Referrer-Policy", "no-referrer");
+    response.set_header("Cross-Origin-Opener-Policy", "same-origin");
+    response.set_header("Cross-Origin-Resource-Policy", "same-origin");
     if (path.starts_with("/v1")) {
       response.set_header("Cache-Control", "no-store");
       const Status status = Api(request, path, response);
@@ -164,7 +167,7 @@ class HttplibRestServer : public RestServer {
     } else if (path == "/metrics") {
       Metrics(request, response);
     } else {
-      StaticFile(path, response);
+      StaticFile(path, request.get_header_value("If-None-Match"), response);
     }
   }
 
@@ -181,10 +184,18 @@ class HttplibRestServer : public RestServer {
     response.set_content(*text, "text/plain; version=0.0.4; charset=utf-8");
   }
 
-  void StaticFile(std::string_view path, httplib::Response& response) {
+  // Files change with the binary only: a browser asks whether they did, and takes them from its
+  // cache where not.
+  void StaticFile(std::string_view path, const std::string& known, httplib::Response& response) {
     if (path == "/") path = "/index.html";
     for (const WebFile& file : WebFiles()) {
       if (file.path != path) continue;
+      response.set_header("Cache-Control", "no-cache");
+      response.set_header("ETag", std::string(file.etag));
+      if (known.find(file.etag) != std::string::npos) {
+        response.status = 304;
+        return;
+      }
       response.set_content(reinterpret_cast<const char*>(file.bytes.data()), file.bytes.size(),
                            std::string(file.mime_type));
       return;
@@ -201,9 +212,12 @@ class HttplibRestServer : public RestServer {
     }
     WEIR_RETURN_IF_ERROR(match.status());
     const Route& route = *match->route;
-    WEIR_RETURN_IF_ERROR(
-        authenticator_.Authorize(request.get_header_value("Authorization"), route.role));
-    std::shared_ptr<Message> message(NewMessage(MethodOf(route)->input_type()).release());
+    const std::string authorization = request.get_header_value("Authorization");
+    if (const auto role = authenticator_.Authenticate(authorization); role.ok()) {
+      response.set_header("Weir-Role", std::string(RoleName(*role)));
+    }
+    WEIR_RETURN_IF_ERROR(authenticator_.Authorize(authorization, route.role));
+    std::shared_ptr<ProtoMessage> message(NewMessage(MethodOf(route)->input_type()).release());
     if (request.method == "POST" || request.method == "PUT") {
       if (!request.body.empty()) WEIR_RETURN_IF_ERROR(FromJson(request.body, message.get()));
     } else {
@@ -214,12 +228,28 @@ class HttplibRestServer : public RestServer {
     for (const auto& [name, value] : match->path_fields) {
       WEIR_RETURN_IF_ERROR(SetField(message.get(), name, value));
     }
+    WEIR_RETURN_IF_ERROR(TakeHeaders(request, message.get()));
     if (route.event_stream) return Watch(static_cast<const v1::WatchRequest&>(*message), response);
-    std::shared_ptr<Message> answer(NewMessage(MethodOf(route)->output_type()).release());
+    std::shared_ptr<ProtoMessage> answer(NewMessage(MethodOf(route)->output_type()).release());
     WEIR_RETURN_IF_ERROR(executor_.Call([message, answer, method = route.method, fleet = &fleet_] {
       return CallFleet(*fleet, method, *message, answer.get());
     }));
     response.set_content(ToJson(*answer), "application/json");
+    return OkStatus();
+  }
+
+  // Conditions that HTTP has headers for.
+  static Status TakeHeaders(const httplib::Request& request, ProtoMessage* message) {
+    const auto* descriptor = message->GetDescriptor();
+    if (descriptor == v1::ApplyPolicyRequest::descriptor() && request.has_header("If-Match")) {
+      std::string tag = request.get_header_value("If-Match");
+      std::erase(tag, '"');
+      return SetField(message, "if_match", tag);
+    }
+    if (descriptor == v1::WatchRequest::descriptor() && request.has_header("Last-Event-ID")) {
+      static_cast<v1::WatchRequest*>(message)->set_replay(true);
+      return SetField(message, "after_id", request.get_header_value("Last-Event-ID"));
+    }
     return OkStatus();
   }
 
@@ -254,7 +284,8 @@ class HttplibRestServer : public RestServer {
     if (const auto event =
             subscription.Next(text.empty() ? std::chrono::milliseconds(500) : Duration(0));
         event != nullptr) {
-      text += StrCat("event: ", event->kind(), "\ndata: ", ToJson(*event), "\n\n");
+      text += StrCat("id: ", event->id(), "\nevent: ", event->kind(), "\ndata: ", ToJson(*event),
+                     "\n\n");
     } else if (text.empty() && ToSeconds(now - quiet_since) >= 10) {
       text = ": still here\n\n";
     }

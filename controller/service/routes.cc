@@ -13,16 +13,17 @@ namespace weir {
 namespace {
 
 constexpr Route kRoutes[] = {
-    {"GET", "/v1/nodes", "ListNodes", Role::kViewer, "All nodes"},
+    {"GET", "/v1/nodes", "ListNodes", Role::kViewer, "Nodes by name"},
     {"GET", "/v1/nodes/{name}", "GetNode", Role::kViewer, "One node"},
     {"GET", "/v1/links", "ListLinks", Role::kViewer, "Measured links, of one node if named"},
-    {"GET", "/v1/jobs", "ListJobs", Role::kViewer, "All jobs"},
+    {"GET", "/v1/jobs", "ListJobs", Role::kViewer, "Jobs by name"},
     {"GET", "/v1/jobs/{name}", "GetJob", Role::kViewer, "One job"},
     {"GET", "/v1/decisions", "ListDecisions", Role::kViewer, "Decisions, newest first"},
     {"GET", "/v1/decisions/{id}", "GetDecision", Role::kViewer, "One decision with its inputs"},
     {"GET", "/v1/jobs/{job}:explain", "Explain", Role::kViewer, "Why the job runs what it runs"},
     {"POST", "/v1/decisions/{id}:replay", "Replay", Role::kViewer,
      "Decides again on the stored inputs"},
+    {"GET", "/v1/aggregators", "ListAggregators", Role::kViewer, "Aggregators, leases and slots"},
     {"GET", "/v1/policies", "ListPolicies", Role::kViewer, "Policies in order of precedence"},
     {"POST", "/v1/policies:validate", "ValidatePolicy", Role::kViewer,
      "Checks a policy without effect"},

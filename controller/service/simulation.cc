@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "controller/model/ring_choice.h"
 #include "controller/service/mapping.h"
 #include "controller/service/policy_set.h"
 
@@ -35,15 +36,20 @@ Status CheckRequest(const v1::SimulateRequest& request) {
   if (!(request.compute_s() >= 0)) {
     return InvalidArgument(StrCat("compute_s: expected at least 0, found ", request.compute_s()));
   }
+  if (!(request.aggregator_bytes_per_s() >= 0)) {
+    return InvalidArgument(StrCat("aggregator_bytes_per_s: expected at least 0, found ",
+                                  request.aggregator_bytes_per_s()));
+  }
   if (request.buckets() > 1024) {
     return InvalidArgument(StrCat("buckets: expected at most 1024, found ", request.buckets()));
   }
   return OkStatus();
 }
 
-// Measured orders of magnitude on one core: a pass over the input for encode, a pass (lanes) or a
-// write per kept element (opaque, shared index) for decode.
+// For codecs that no rank has measured: orders of magnitude on one core, a pass over the input for
+// encode, a pass (lanes) or a write per kept element (opaque, shared index) for decode.
 void SetTypicalCosts(CodecModel* codec) {
+  if (codec->encode.per_element_s > 0 || codec->encode.per_kept_s > 0) return;
   codec->encode.per_element_s = codec->lossy ? 8e-10 : 0;
   if (codec->form == "lanes") {
     codec->decode.per_element_s = codec->lossy ? 4e-10 : 1e-10;
@@ -51,6 +57,41 @@ void SetTypicalCosts(CodecModel* codec) {
     codec->decode.per_element_s = 1e-10;
     codec->decode.per_kept_s = 4e-9;
   }
+}
+
+// What is on every link, and what the slowest one leaves to collectives that use it.
+Status SetLinks(const v1::SimulateRequest& request, Snapshot* snapshot) {
+  if (request.links_size() == 0) return OkStatus();
+  const uint32_t world = request.world();
+  if (world > static_cast<uint32_t>(kRingNodesMax)) {
+    return InvalidArgument(
+        StrCat("links: expected at most ", kRingNodesMax, " ranks with them, found ", world));
+  }
+  NodeLinks& links = snapshot->node_links;
+  links.s_per_byte.assign(size_t{world} * world, 1 / request.bandwidth_bytes_per_s());
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    links.nodes.push_back(static_cast<int>(rank));
+    links.s_per_byte[size_t{rank} * world + rank] = 0;
+  }
+  double slowest = request.bandwidth_bytes_per_s();
+  for (const v1::LinkRate& link : request.links()) {
+    const uint32_t from = link.source_rank(), to = link.target_rank();
+    if (from >= world || to >= world || from == to) {
+      return InvalidArgument(StrCat("links: expected two different ranks below ", world, ", found ",
+                                    from, " and ", to));
+    }
+    if (!(link.bandwidth_bytes_per_s() > 0) || !std::isfinite(link.bandwidth_bytes_per_s())) {
+      return InvalidArgument(StrCat("links: expected a bandwidth above 0 from rank ", from,
+                                    " to rank ", to, ", found ", link.bandwidth_bytes_per_s()));
+    }
+    links.s_per_byte[size_t{from} * world + to] = 1 / link.bandwidth_bytes_per_s();
+    slowest = std::min(slowest, link.bandwidth_bytes_per_s());
+  }
+  snapshot->bandwidth_bytes_per_s = {slowest, 0.05 * slowest, 0};
+  if (const double ascending = RingSecondsPerByte(links, {}); ascending > 0) {
+    snapshot->ring_speedup = 1 / (slowest * ascending);
+  }
+  return OkStatus();
 }
 
 }  // namespace
@@ -82,9 +123,19 @@ StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
     }
     snapshot.buckets.push_back(std::move(bucket));
   }
-  snapshot.codecs = CodecsOf(capabilities);
+  snapshot.codecs = CodecsOf(capabilities, snapshot.world);
   for (CodecModel& codec : snapshot.codecs) SetTypicalCosts(&codec);
   snapshot.collectives = CollectivesOf(capabilities);
+  for (CollectiveModel& collective : snapshot.collectives) {
+    if (!collective.needs_lease) continue;
+    collective.lease_available = request.aggregator_bytes_per_s() > 0;
+    // As after some runs: caution about what never ran would hide what it brings.
+    collective.relative_deviation = std::min(collective.relative_deviation, 0.1);
+    collective.lease_why_not = StrCat(collective.name, ": without an aggregator");
+    collective.bandwidth_max_bytes_per_s =
+        std::min(request.aggregator_bytes_per_s(), 1e15) / snapshot.world;
+  }
+  WEIR_RETURN_IF_ERROR(SetLinks(request, &snapshot));
   return snapshot;
 }
 
@@ -105,7 +156,8 @@ StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
   for (const BucketModel& bucket : snapshot.buckets) {
     buckets.push_back({bucket.key, bucket.elements, bucket.order});
   }
-  *response.mutable_plan() = MakePlan(snapshot.job, 1, buckets, decision.chosen.choices, {});
+  *response.mutable_plan() =
+      MakePlan(snapshot.job, 1, buckets, decision.chosen.choices, decision.chosen.ring_order, {});
   return response;
 }
 

@@ -10,10 +10,11 @@ namespace weir {
 struct WebFile {
   std::string_view path;  // "/index.html"
   std::string_view mime_type;
+  std::string_view etag;  // quoted, of the bytes
   std::span<const unsigned char> bytes;
 };
 
-/// Everything below dashboards/web at build time.
+/// Everything below dashboards/web/dist at build time.
 std::span<const WebFile> WebFiles();
 
 }  // namespace weir

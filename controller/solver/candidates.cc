@@ -17,6 +17,11 @@ bool Contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+/// What any plan may fall back on.
+bool IsDense(const CodecModel& codec, const CollectiveModel& collective) {
+  return !codec.lossy && !collective.needs_lease;
+}
+
 template <typename T>
 Status CheckNames(const std::vector<std::string>& wanted, const std::vector<T>& offered,
                   const char* what) {
@@ -73,7 +78,7 @@ double SteadyResidual(double gain) {
 }  // namespace
 
 StatusOr<CandidateSpace> CandidateSpace::Build(const Snapshot& snapshot, const Policy& policy,
-                                               const CandidateScope& scope) {
+                                               const CandidateScope& scope, double ring_speedup) {
   WEIR_RETURN_IF_ERROR(CheckNames(policy.codecs, snapshot.codecs, "codec"));
   WEIR_RETURN_IF_ERROR(CheckNames(policy.collectives, snapshot.collectives, "collective"));
   if (scope.only.has_value()) {
@@ -84,6 +89,7 @@ StatusOr<CandidateSpace> CandidateSpace::Build(const Snapshot& snapshot, const P
   space.snapshot_ = &snapshot;
   space.policy_ = &policy;
   space.scope_ = scope;
+  space.ring_speedup_ = ring_speedup;
   for (const BucketModel& bucket : snapshot.buckets) {
     space.elements_total_ += static_cast<double>(bucket.elements);
   }
@@ -94,11 +100,12 @@ StatusOr<CandidateSpace> CandidateSpace::Build(const Snapshot& snapshot, const P
 
 void CandidateSpace::AddKinds() {
   for (const CodecModel& codec : snapshot_->codecs) {
+    if (codec.opt_in && policy_->codecs.empty() && !scope_.only.has_value()) continue;
     for (const double ratio : RatiosFor(codec, *policy_, scope_)) {
       for (size_t c = 0; c < snapshot_->collectives.size(); ++c) {
         const CollectiveModel& collective = snapshot_->collectives[c];
         if (!Compatible(codec, collective, snapshot_->world)) continue;
-        Kind kind{&codec, &collective, static_cast<int>(c), ratio, !codec.lossy, ""};
+        Kind kind{&codec, &collective, static_cast<int>(c), ratio, IsDense(codec, collective), ""};
         kind.excluded_by = KindExclusion(kind);
         kinds_.push_back(std::move(kind));
       }
@@ -109,8 +116,13 @@ void CandidateSpace::AddKinds() {
 std::string CandidateSpace::KindExclusion(const Kind& kind) const {
   const std::string& codec = kind.codec->name;
   const std::string& collective = kind.collective->name;
+  if (kind.collective->needs_lease && !kind.collective->lease_available) {
+    const std::string& why_not = kind.collective->lease_why_not;
+    return why_not.empty() ? StrCat(collective, ": no aggregator is registered") : why_not;
+  }
   if (scope_.only.has_value()) {
     const bool same = scope_.only->codec == codec && scope_.only->collective == collective &&
+                      FindCodec(snapshot_->codecs, codec, scope_.only->bits) == kind.codec &&
                       (!kind.codec->uses_ratio || scope_.only->ratio == kind.ratio);
     return same ? "" : StrCat("objective ", policy_->objective);
   }
@@ -118,6 +130,7 @@ std::string CandidateSpace::KindExclusion(const Kind& kind) const {
     return StrCat("objective ", policy_->objective);
   }
   if (!policy_->codecs.empty() && !Contains(policy_->codecs, codec)) return "codecs";
+  if (kind.codec->opt_in && policy_->codecs.empty()) return "codecs";
   if (!policy_->collectives.empty() && !Contains(policy_->collectives, collective)) {
     return "collectives";
   }
@@ -147,7 +160,7 @@ void CandidateSpace::CostKinds() {
     const BucketModel& bucket = snapshot_->buckets[b];
     // How far the measured residual is from the formula on what runs now.
     if (b < snapshot_->incumbent.size() && bucket.residual_ratio > 0) {
-      const auto running = CostOf(b, snapshot_->incumbent[b]);
+      const auto running = CostOf(b, snapshot_->incumbent[b], ring_speedup_);
       const double expected = running.ok() ? SteadyResidual(running->gain) : 0;
       if (expected > 0.01) {
         residual_corrections_[b] = std::clamp(bucket.residual_ratio / expected, 0.2, 5.0);
@@ -157,7 +170,8 @@ void CandidateSpace::CostKinds() {
     for (size_t k = 0; k < kinds_.size(); ++k) {
       const Kind& kind = kinds_[k];
       BucketOption& option = options_[b][k];
-      option.cost = PredictBucket(*snapshot_, bucket, *kind.codec, *kind.collective, kind.ratio);
+      option.cost = PredictBucket(*snapshot_, bucket, *kind.codec, *kind.collective, kind.ratio,
+                                  ring_speedup_);
       option.encode_s = option.cost.EncodeSeconds(network.alpha_s);
       option.network_s = option.cost.NetworkSeconds(network.alpha_s, beta);
       option.excluded_by = CostExclusion(kind, b, option.cost);
@@ -174,20 +188,21 @@ std::string CandidateSpace::UniformExclusion(size_t kind) const {
 }
 
 ChoiceModel CandidateSpace::ChoiceOf(size_t kind) const {
-  return {kinds_[kind].codec->name, kinds_[kind].collective->name, kinds_[kind].ratio, 0};
+  return {.codec = kinds_[kind].codec->name,
+          .collective = kinds_[kind].collective->name,
+          .ratio = kinds_[kind].ratio,
+          .bits = kinds_[kind].codec->bits};
 }
 
 std::string CandidateSpace::ExclusionOf(size_t bucket, const ChoiceModel& choice) const {
-  const auto cost = CostOf(bucket, choice);
+  const auto cost = CostOf(bucket, choice, ring_speedup_);
   if (!cost.ok()) return "not offered by every rank";
   const int c = CollectiveIndex(choice.collective);
-  for (const CodecModel& codec : snapshot_->codecs) {
-    if (codec.name != choice.codec) continue;
-    Kind kind{&codec, &snapshot_->collectives[c], c, choice.ratio, !codec.lossy, ""};
-    kind.excluded_by = KindExclusion(kind);
-    return CostExclusion(kind, bucket, *cost);
-  }
-  return "not offered by every rank";
+  const CodecModel& codec = *FindCodec(snapshot_->codecs, choice.codec, choice.bits);
+  const CollectiveModel& collective = snapshot_->collectives[c];
+  Kind kind{&codec, &collective, c, choice.ratio, IsDense(codec, collective), ""};
+  kind.excluded_by = KindExclusion(kind);
+  return CostExclusion(kind, bucket, *cost);
 }
 
 int CandidateSpace::CollectiveIndex(const std::string& name) const {
@@ -197,13 +212,21 @@ int CandidateSpace::CollectiveIndex(const std::string& name) const {
   return -1;
 }
 
-StatusOr<BucketCost> CandidateSpace::CostOf(size_t bucket, const ChoiceModel& choice) const {
+bool CandidateSpace::WalksRing(const PlanModel& choices) const {
+  return std::any_of(choices.begin(), choices.end(), [&](const ChoiceModel& choice) {
+    const int c = CollectiveIndex(choice.collective);
+    return c >= 0 && snapshot_->collectives[static_cast<size_t>(c)].walks_ring;
+  });
+}
+
+StatusOr<BucketCost> CandidateSpace::CostOf(size_t bucket, const ChoiceModel& choice,
+                                            double ring_speedup) const {
   const int c = CollectiveIndex(choice.collective);
-  for (const CodecModel& codec : snapshot_->codecs) {
-    if (codec.name != choice.codec || c < 0) continue;
-    if (!Compatible(codec, snapshot_->collectives[c], snapshot_->world)) break;
-    return PredictBucket(*snapshot_, snapshot_->buckets[bucket], codec, snapshot_->collectives[c],
-                         choice.ratio);
+  const CodecModel* codec = FindCodec(snapshot_->codecs, choice.codec, choice.bits);
+  if (codec != nullptr && c >= 0 &&
+      Compatible(*codec, snapshot_->collectives[c], snapshot_->world)) {
+    return PredictBucket(*snapshot_, snapshot_->buckets[bucket], *codec, snapshot_->collectives[c],
+                         choice.ratio, ring_speedup);
   }
   return NotFound(StrCat("not every rank offers ", choice.codec, " over ", choice.collective));
 }
@@ -244,16 +267,17 @@ CostedPlan PlanOfKinds(const CandidateSpace& space, const std::vector<int>& kind
   return plan;
 }
 
-StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel& choices) {
+StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel& choices,
+                                   double ring_speedup) {
   CostedPlan plan;
   double kept = 0;
   for (size_t b = 0; b < choices.size(); ++b) {
-    WEIR_ASSIGN_OR_RETURN(const BucketCost cost, space.CostOf(b, choices[b]));
-    for (const CodecModel& codec : space.snapshot().codecs) {
-      if (codec.name == choices[b].codec) plan.dense &= !codec.lossy;
-    }
+    WEIR_ASSIGN_OR_RETURN(const BucketCost cost, space.CostOf(b, choices[b], ring_speedup));
+    const int c = space.CollectiveIndex(choices[b].collective);
+    plan.dense &= IsDense(*FindCodec(space.snapshot().codecs, choices[b].codec, choices[b].bits),
+                          space.snapshot().collectives[static_cast<size_t>(c)]);
     plan.costs.push_back(cost);
-    plan.collective_indices.push_back(space.CollectiveIndex(choices[b].collective));
+    plan.collective_indices.push_back(c);
     kept += cost.gain * static_cast<double>(space.snapshot().buckets[b].elements);
   }
   plan.choices = choices;
@@ -262,8 +286,9 @@ StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel&
 }
 
 std::string LabelOf(const ChoiceModel& choice, bool uses_ratio) {
-  if (!uses_ratio) return StrCat(choice.codec, " over ", choice.collective);
-  return StrCat(choice.codec, " ", choice.ratio, " over ", choice.collective);
+  const std::string bits = choice.bits == 0 ? "" : StrCat(" ", choice.bits, "-bit");
+  const std::string ratio = uses_ratio ? StrCat(" ", choice.ratio) : "";
+  return StrCat(choice.codec, bits, ratio, " over ", choice.collective);
 }
 
 std::string LabelOf(const CandidateSpace& space, const PlanModel& plan) {
@@ -282,10 +307,9 @@ std::string LabelOf(const CandidateSpace& space, const PlanModel& plan) {
   const auto most =
       std::max_element(elements.begin(), elements.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });
-  bool uses_ratio = false;
-  for (const CodecModel& codec : space.snapshot().codecs) {
-    if (codec.name == most->first->codec) uses_ratio = codec.uses_ratio;
-  }
+  const CodecModel* codec =
+      FindCodec(space.snapshot().codecs, most->first->codec, most->first->bits);
+  const bool uses_ratio = codec != nullptr && codec->uses_ratio;
   const std::string label = LabelOf(*most->first, uses_ratio);
   return elements.size() == 1 ? label : StrCat("mixed (mostly ", label, ")");
 }

@@ -18,7 +18,7 @@ struct Kind {
   const CollectiveModel* collective = nullptr;
   int collective_index = 0;  // in Snapshot::collectives
   double ratio = 1;
-  bool dense = false;       // loses nothing
+  bool dense = false;       // loses nothing, and needs nobody but the ranks
   std::string excluded_by;  // the bound of the policy that excludes it everywhere; empty: allowed
 };
 
@@ -33,9 +33,10 @@ struct BucketOption {
 /// outlive it.
 class CandidateSpace {
  public:
-  /// kNotFound: the policy names a codec or collective that the job does not offer.
+  /// `ring_speedup`: of the ring that candidates go around, see PredictBucket. kNotFound: the
+  /// policy names a codec or collective that the job does not offer.
   static StatusOr<CandidateSpace> Build(const Snapshot& snapshot, const Policy& policy,
-                                        const CandidateScope& scope);
+                                        const CandidateScope& scope, double ring_speedup = 1);
 
   const Snapshot& snapshot() const { return *snapshot_; }
   /// In canonical order: codecs and collectives as the snapshot lists them, ratios descending.
@@ -48,8 +49,12 @@ class CandidateSpace {
   ChoiceModel ChoiceOf(size_t kind) const;
   /// The bound that excludes any choice, on or off the grid, on this bucket; empty: allowed.
   std::string ExclusionOf(size_t bucket, const ChoiceModel& choice) const;
-  /// Costs of any choice, on or off the grid. kNotFound: not offered, or outside the codec's range.
-  StatusOr<BucketCost> CostOf(size_t bucket, const ChoiceModel& choice) const;
+  /// Costs of any choice, on or off the grid, around a ring of that speed. kNotFound: not offered,
+  /// or outside the codec's range.
+  StatusOr<BucketCost> CostOf(size_t bucket, const ChoiceModel& choice, double ring_speedup) const;
+  /// Whether any choice goes around the ring.
+  bool WalksRing(const PlanModel& choices) const;
+  double ring_speedup() const { return ring_speedup_; }
   int CollectiveIndex(const std::string& name) const;
   double elements_total() const { return elements_total_; }
 
@@ -62,6 +67,7 @@ class CandidateSpace {
   const Snapshot* snapshot_ = nullptr;
   const Policy* policy_ = nullptr;
   CandidateScope scope_;
+  double ring_speedup_ = 1;
   std::vector<double> residual_corrections_;  // per bucket: measured over predicted residual
   std::vector<Kind> kinds_;
   std::vector<std::vector<BucketOption>> options_;  // [bucket][kind]
@@ -89,8 +95,9 @@ PlanEstimate EvaluatePlan(const CandidateSpace& space, const CostedPlan& plan,
 
 CostedPlan PlanOfKinds(const CandidateSpace& space, const std::vector<int>& kinds);
 
-/// The costs of any plan. kNotFound as CandidateSpace::CostOf.
-StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel& choices);
+/// The costs of any plan around a ring of that speed. kNotFound as CandidateSpace::CostOf.
+StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel& choices,
+                                   double ring_speedup);
 
 /// "top_k 0.01 over sparse_all_gather", "identity over ring".
 std::string LabelOf(const ChoiceModel& choice, bool uses_ratio);

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "controller/model/deterministic_math.h"
+#include "controller/model/ring_choice.h"
 #include "controller/solver/candidates.h"
 #include "controller/solver/explain.h"
 #include "controller/solver/pareto.h"
@@ -29,6 +30,7 @@ struct Alternative {
   std::string excluded_by;
   bool dense = false;
   bool uniform = false;
+  bool leased = false;  // uniform, over a collective that needs a lease
 };
 
 Status CheckFinite(const char* what, double value, double min) {
@@ -52,6 +54,7 @@ Status CheckSnapshot(const Snapshot& snapshot) {
                                   snapshot.buckets.size(), " buckets, found ",
                                   snapshot.incumbent.size()));
   }
+  WEIR_RETURN_IF_ERROR(CheckRing(snapshot));
   WEIR_RETURN_IF_ERROR(CheckFinite("compute_s", snapshot.compute_s.value, 0));
   WEIR_RETURN_IF_ERROR(CheckFinite("compute_s.deviation", snapshot.compute_s.deviation, 0));
   WEIR_RETURN_IF_ERROR(CheckFinite("backward_s", snapshot.backward_s.value, 0));
@@ -75,12 +78,16 @@ Status CheckSnapshot(const Snapshot& snapshot) {
   return OkStatus();
 }
 
+bool SameChoices(const CandidatePlan& a, const CandidatePlan& b) {
+  return a.choices == b.choices && a.ring_order == b.ring_order;
+}
+
 /// The decision as it takes shape.
 class Decider {
  public:
   Decider(const CandidateSpace& space, const Policy& policy, const Objective& objective,
-          const CandidateScope& scope)
-      : space_(space), policy_(policy), objective_(objective), scope_(scope) {}
+          const CandidateScope& scope, const RingChoice& ring)
+      : space_(space), policy_(policy), objective_(objective), scope_(scope), ring_(ring) {}
 
   StatusOr<Decision> Run();
 
@@ -104,7 +111,9 @@ class Decider {
   size_t Choose(const std::vector<size_t>& ranked);
   size_t ChooseFirst(const std::vector<size_t>& ranked);
   size_t ChooseAgainst(const std::vector<size_t>& ranked);
-  bool SamePlan(size_t a, size_t b) const { return Costed(a).choices == Costed(b).choices; }
+  bool SamePlan(size_t a, size_t b) const;
+  std::vector<int> RingOf(size_t index, const PlanModel& choices) const;
+  std::string Label(size_t index, const PlanModel& choices) const;
   std::string Against(size_t chosen) const;
   std::string Keeps(const std::string& why) const;
 
@@ -112,6 +121,7 @@ class Decider {
   const Policy& policy_;
   const Objective& objective_;
   const CandidateScope& scope_;
+  const RingChoice& ring_;  // of all but the incumbent
   std::vector<Alternative> all_;
   std::vector<size_t> front_;  // indices into all_
   CostedPlan incumbent_plan_;
@@ -151,6 +161,7 @@ void Decider::AddAlternatives() {
     one.excluded_by = space_.UniformExclusion(k);
     one.dense = space_.kinds()[k].dense;
     one.uniform = true;
+    one.leased = space_.kinds()[k].collective->needs_lease;
     one.estimate = EstimateKinds(one.kinds);
     all_.push_back(std::move(one));
   }
@@ -171,7 +182,7 @@ void Decider::AddAlternatives() {
 void Decider::AddIncumbent() {
   const PlanModel& choices = space_.snapshot().incumbent;
   if (choices.empty()) return;
-  auto plan = PlanOfChoices(space_, choices);
+  auto plan = PlanOfChoices(space_, choices, space_.snapshot().ring_speedup);
   if (!plan.ok()) {
     unpredictable_ = Message(plan.status());
     return;
@@ -262,12 +273,31 @@ CostedPlan Decider::Costed(size_t index) const {
   return PlanOfKinds(space_, all_[index].kinds);
 }
 
+/// The ring matters where payloads go around one.
+std::vector<int> Decider::RingOf(size_t index, const PlanModel& choices) const {
+  if (static_cast<int>(index) == incumbent_) return space_.snapshot().ring_order;
+  return space_.WalksRing(choices) ? ring_.order : std::vector<int>();
+}
+
+std::string Decider::Label(size_t index, const PlanModel& choices) const {
+  std::string label = LabelOf(space_, choices);
+  const std::vector<int> order = RingOf(index, choices);
+  return order.empty() || !space_.WalksRing(choices) ? label
+                                                     : label + " (ring " + OrderText(order) + ")";
+}
+
+bool Decider::SamePlan(size_t a, size_t b) const {
+  const PlanModel x = Costed(a).choices, y = Costed(b).choices;
+  return x == y && (!space_.WalksRing(x) || RingOf(a, x) == RingOf(b, y));
+}
+
 CandidatePlan Decider::Write(size_t index) const {
   const Alternative& one = all_[index];
   const CostedPlan plan = Costed(index);
   CandidatePlan out;
-  out.label = LabelOf(space_, plan.choices);
+  out.label = Label(index, plan.choices);
   out.choices = plan.choices;
+  out.ring_order = RingOf(index, plan.choices);
   out.step_s = one.estimate.step_s;
   out.step_deviation_s = StepDeviation(space_, plan);
   out.communication_s = one.estimate.communication_s;
@@ -290,19 +320,29 @@ void Decider::WriteTop(size_t chosen) {
   std::vector<size_t> must = {chosen};
   if (incumbent_ >= 0) must.push_back(incumbent_);
   if (dense_ >= 0) must.push_back(dense_);
+  // Operators who run aggregators always see what they would bring, or why they do not.
+  const auto is_leased = [&](size_t i) { return all_[i].leased; };
+  auto leased = std::find_if(order.begin(), order.end(), [&](size_t i) {
+    return all_[i].leased &&
+           (all_[i].excluded_by.empty() || all_[i].excluded_by == kSlowerThanDense);
+  });
+  if (leased == order.end()) leased = std::find_if(order.begin(), order.end(), is_leased);
+  if (leased != order.end()) must.push_back(*leased);
   size_t infeasible = 0;
   std::vector<CandidatePlan> optional, required;
   for (const size_t i : must) {
     CandidatePlan plan = Write(i);
     const bool seen = std::any_of(required.begin(), required.end(),
-                                  [&](const auto& other) { return other.choices == plan.choices; });
+                                  [&](const auto& other) { return SameChoices(other, plan); });
     if (!seen) required.push_back(std::move(plan));
   }
   for (const size_t i : order) {
     if (required.size() + optional.size() >= kTopMax) break;
     if (!all_[i].excluded_by.empty() && ++infeasible > kTopMax / 3) continue;
-    const PlanModel choices = Costed(i).choices;
-    const auto same = [&](const CandidatePlan& other) { return other.choices == choices; };
+    CandidatePlan plan;
+    plan.choices = Costed(i).choices;
+    plan.ring_order = RingOf(i, plan.choices);
+    const auto same = [&](const CandidatePlan& other) { return SameChoices(other, plan); };
     if (std::any_of(required.begin(), required.end(), same)) continue;
     if (std::any_of(optional.begin(), optional.end(), same)) continue;
     optional.push_back(Write(i));
@@ -345,7 +385,7 @@ std::string Decider::Against(size_t chosen) const {
       !(all_[incumbent_].dense && !text.empty())) {
     text += (text.empty() ? " against " : " and ") + SecondsText(all_[incumbent_].estimate.step_s) +
             " at gain " + NumberText(all_[incumbent_].estimate.gain) + " for " +
-            LabelOf(space_, incumbent_plan_.choices);
+            Label(static_cast<size_t>(incumbent_), incumbent_plan_.choices);
   }
   return text;
 }
@@ -364,11 +404,11 @@ size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {
     const bool worth = all_[chosen].score < (1 - policy_.improvement_min) * all_[dense_].score;
     if (!worth || sure < policy_.confidence) {
       if (worth) {
-        note = ", until " + LabelOf(space_, Costed(chosen).choices) + " is surely better (" +
+        note = ", until " + Label(chosen, Costed(chosen).choices) + " is surely better (" +
                NumberText(100 * sure) + " % now, " + NumberText(100 * policy_.confidence) +
                " % wanted)";
       }
-      chosen = dense_;
+      chosen = static_cast<size_t>(dense_);
     }
   }
   decision_.reason = "first plan: " + NetworkText(space_.snapshot()) + " " +
@@ -403,7 +443,7 @@ size_t Decider::ChooseAgainst(const std::vector<size_t>& ranked) {
   for (const size_t i : ranked) {
     const double promised = runs.score > 0 ? 1 - all_[i].score / runs.score : 0;
     const bool toward_dense = all_[i].dense && !runs.dense;
-    const std::string label = LabelOf(space_, Costed(i).choices);
+    const std::string label = Label(i, Costed(i).choices);
     if (!(all_[i].score < (1 - improvement) * runs.score) || tried++ >= kChallengersMax) {
       if (refused.empty()) {
         refused = label + " promises " + NumberText(100 * std::max(0.0, promised)) + " % better, " +
@@ -460,6 +500,10 @@ StatusOr<Decision> Decider::Run() {
   decision_.chosen = Write(chosen);
   if (incumbent_ >= 0) decision_.incumbent = Write(incumbent_);
   if (dense_ >= 0) decision_.dense = Write(dense_);
+  if (!decision_.chosen.ring_order.empty() && space_.WalksRing(decision_.chosen.choices)) {
+    decision_.ring = RingText(space_.snapshot(), decision_.chosen.ring_order);
+    if (decision_.switched) decision_.reason += "; " + decision_.ring;
+  }
   FindBinding();
   if (!decision_.binding_constraint.empty()) {
     decision_.reason += "; " + decision_.binding_constraint + " excludes better";
@@ -477,8 +521,10 @@ StatusOr<Decision> Decide(const Snapshot& snapshot, const Policy& policy) {
   WEIR_ASSIGN_OR_RETURN(const Objective* objective, Objectives().Find(policy.objective));
   WEIR_RETURN_IF_ERROR(objective->Validate(policy));
   const CandidateScope scope = objective->Scope(policy);
-  WEIR_ASSIGN_OR_RETURN(const CandidateSpace space, CandidateSpace::Build(snapshot, policy, scope));
-  return Decider(space, policy, *objective, scope).Run();
+  const RingChoice ring = ChooseRing(snapshot);
+  WEIR_ASSIGN_OR_RETURN(const CandidateSpace space,
+                        CandidateSpace::Build(snapshot, policy, scope, ring.speedup));
+  return Decider(space, policy, *objective, scope, ring).Run();
 }
 
 }  // namespace weir

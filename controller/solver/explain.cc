@@ -37,8 +37,11 @@ class Canonical {
       Add(choice.codec);
       Add(choice.collective);
       Add(choice.ratio);
+      AddInteger(static_cast<uint64_t>(choice.bits));
       AddInteger(choice.segment_bytes);
     }
+    AddInteger(plan.ring_order.size());
+    for (const int rank : plan.ring_order) AddInteger(static_cast<uint64_t>(rank));
     for (const double value : {plan.step_s, plan.step_deviation_s, plan.communication_s,
                                plan.exposed_s, plan.gain, plan.objective}) {
       Add(value);
@@ -79,6 +82,7 @@ std::string DigestOf(const Decision& decision) {
   canonical.Add(decision.top);
   canonical.Add(decision.front);
   canonical.Add(decision.binding_constraint);
+  canonical.Add(decision.ring);
   canonical.Add(decision.reason);
   const std::string& text = canonical.text();
   char digest[17];

@@ -169,11 +169,13 @@ void Fields(V& v, CodecModel::Time& t) {
 template <typename V>
 void Fields(V& v, CodecModel& c) {
   v("name", c.name);
+  v("bits", c.bits);
   v("form", c.form);
   v("lossy", c.lossy);
   v("unbiased", c.unbiased);
   v("needs_error_feedback", c.needs_error_feedback);
   v("shared_metadata", c.shared_metadata);
+  v("opt_in", c.opt_in);
   v("rounds", c.rounds);
   v("fixed_bits", c.fixed_bits);
   v("kept_bits", c.kept_bits);
@@ -185,8 +187,11 @@ void Fields(V& v, CodecModel& c) {
   v("relative_error_squared", c.relative_error_squared);
   v("levels", c.levels);
   v("levels_divided_by_world", c.levels_divided_by_world);
+  v("peak_over_rms", c.peak_over_rms);
   v("error_divisor", c.error_divisor);
-  v("world_max", c.world_max);
+  v("tabled", c.tabled);
+  v("sum_error_squared", c.sum_error_squared);
+  v("uniform_loss", c.uniform_loss);
   v("encode", c.encode);
   v("decode", c.decode);
   v("payload_scale", c.payload_scale);
@@ -211,12 +216,17 @@ void Fields(V& v, CollectiveModel& c) {
   v("reduce", c.reduce);
   v("world_min", c.world_min);
   v("world_max", c.world_max);
+  v("walks_ring", c.walks_ring);
   v("alpha_scale", c.alpha_scale);
   v("beta_scale", c.beta_scale);
   v("gamma_scale", c.gamma_scale);
   v("overhead_s", c.overhead_s);
   v("relative_deviation", c.relative_deviation);
   v("gain_scale", c.gain_scale);
+  v("needs_lease", c.needs_lease);
+  v("lease_available", c.lease_available);
+  v("lease_why_not", c.lease_why_not);
+  v("bandwidth_max_bytes_per_s", c.bandwidth_max_bytes_per_s);
 }
 
 template <typename V>
@@ -236,7 +246,15 @@ void Fields(V& v, ChoiceModel& c) {
   v("codec", c.codec);
   v("collective", c.collective);
   v("ratio", c.ratio);
+  v("bits", c.bits);
   v("segment_bytes", c.segment_bytes);
+}
+
+template <typename V>
+void Fields(V& v, NodeLinks& n) {
+  v("nodes", n.nodes);
+  v("s_per_byte", n.s_per_byte);
+  v("relative_deviation", n.relative_deviation);
 }
 
 template <typename V>
@@ -255,6 +273,9 @@ void Fields(V& v, Snapshot& s) {
   v("reduce_s_per_byte", s.reduce_s_per_byte);
   v("codec_parallelism", s.codec_parallelism);
   v("incumbent", s.incumbent);
+  v("node_links", s.node_links);
+  v("ring_order", s.ring_order);
+  v("ring_speedup", s.ring_speedup);
   v("seconds_since_switch", s.seconds_since_switch);
   v("measured_step_s", s.measured_step_s);
   v("recent_switches", s.recent_switches);

@@ -14,6 +14,7 @@ namespace weir {
 struct CandidatePlan {
   std::string label;  // "top_k 0.01 over sparse_all_gather", "mixed" for differing buckets
   PlanModel choices;
+  std::vector<int> ring_order;  // who follows whom; empty: ascending, or nothing goes around a ring
   double step_s = 0, step_deviation_s = 0;
   double communication_s = 0;  // sum over buckets of encode + network + decode
   double exposed_s = 0;
@@ -32,6 +33,7 @@ struct Decision {
   std::vector<CandidatePlan> top;    // best candidates, ascending objective, at most 12
   std::vector<CandidatePlan> front;  // Pareto front of (step_s, gain), ascending step_s, at most 64
   std::string binding_constraint;  // the policy bound that excluded a better candidate; empty: none
+  std::string ring;                // what the chosen order of the ring avoids; empty: ascending
   std::string reason;              // one sentence with numbers
   std::string digest;              // 16 hexadecimal digits over everything above
 };

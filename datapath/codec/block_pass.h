@@ -13,6 +13,9 @@ namespace weir {
 
 /// Elements from which statistics are sampled rather than counted in full.
 inline constexpr size_t kSampledElementsMin = size_t{1} << 16;
+/// Elements from which a rest that goes to other memory than the residual is written past the
+/// caches: it would not stay there until the next step anyway.
+inline constexpr size_t kStreamedElementsMin = size_t{1} << 20;
 
 /// The operands of Encode (residual and rest empty) or EncodeWithFeedback.
 struct PassOperands {

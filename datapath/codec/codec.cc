@@ -7,6 +7,28 @@
 
 namespace weir {
 
+bool Satisfies(const CodecTraits& traits, PayloadForm form) {
+  if (form == PayloadForm::kFloatLanes) {
+    return !traits.lossy && traits.form == PayloadForm::kLanes &&
+           traits.settings.front().fixed_bits == 32;
+  }
+  if (form == PayloadForm::kTableLanes) {
+    return traits.form == PayloadForm::kLanes && !traits.settings.front().lane_levels.empty();
+  }
+  if (form != PayloadForm::kRegions) return traits.form == form;
+  return traits.form == PayloadForm::kOpaque && !traits.needs_momentum && !traits.ef21 &&
+         traits.shared_metadata == SharedMetadata::kNone;
+}
+
+const CodecSetting* FindSetting(const CodecTraits& traits, const CodecParams& params, int world) {
+  for (const CodecSetting& setting : traits.settings) {
+    if (params.bits != 0 && params.bits != setting.bits) continue;
+    if (world < setting.world_min) continue;
+    if (setting.world_max == 0 || world <= setting.world_max) return &setting;
+  }
+  return nullptr;
+}
+
 Status Codec::Validate(const CodecParams& params, int world) const {
   const CodecTraits& traits = Traits();
   // Written so that NaN fails.
@@ -15,14 +37,34 @@ Status Codec::Validate(const CodecParams& params, int world) const {
     return InvalidArgument(StrCat(traits.name, ": ratio ", params.ratio, " outside [",
                                   traits.ratio_min, ", ", traits.ratio_max, "]"));
   }
-  if (world < 1 || (traits.world_max > 0 && world > traits.world_max)) {
-    return InvalidArgument(StrCat(traits.name, ": world size ", world, ", allowed 1 to ",
-                                  traits.world_max > 0 ? traits.world_max : INT32_MAX));
+  if (world >= 1 && FindSetting(traits, params, world) != nullptr) return OkStatus();
+  std::string offered;
+  for (const CodecSetting& setting : traits.settings) {
+    if (!offered.empty()) offered += ", ";
+    if (setting.bits != 0) offered += StrCat(setting.bits, " bits on ");
+    offered += StrCat(setting.world_min, " to ",
+                      setting.world_max > 0 ? setting.world_max : INT32_MAX, " ranks");
   }
-  return OkStatus();
+  return InvalidArgument(StrCat(traits.name, ": world size ", world, " with bits ", params.bits,
+                                "; allowed: ", offered));
 }
 
-std::unique_ptr<CodecState> Codec::NewState(size_t, const CodecParams&) const { return nullptr; }
+std::vector<std::byte> CodecState::Save() const { return {}; }
+
+Status CodecState::Load(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return OkStatus();
+  return DataLoss(
+      StrCat("codec state: expected nothing at offset 0, found ", bytes.size(), " bytes"));
+}
+
+void CodecState::Scale(double) {}
+
+std::unique_ptr<CodecState> Codec::NewState(size_t, const EncodeContext&) const { return nullptr; }
+
+float Codec::LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                      const EncodeContext&) const {
+  return MaxAbs(gradient, residual);
+}
 
 StatusOr<EncodeResult> Codec::EncodeWithFeedback(std::span<const float> gradient,
                                                  std::span<const float> residual,
@@ -44,13 +86,20 @@ StatusOr<EncodeResult> Codec::EncodeWithFeedback(std::span<const float> gradient
   return result;
 }
 
-void Codec::Accumulate(std::span<std::byte>, std::span<const std::byte>) const {
+void Codec::Finish(const EncodeContext&, float, std::span<float>) const {}
+
+size_t Codec::LaneBytes(const EncodeContext&) const { return 0; }
+
+void Codec::Accumulate(const EncodeContext&, std::span<std::byte>,
+                       std::span<const std::byte>) const {
   WEIR_CHECK(!"Accumulate called on a codec whose payloads do not add lane by lane");
 }
 
 Status Codec::DecodeIndices(std::span<const std::byte>, size_t, std::vector<uint32_t>*) const {
   return Unimplemented(StrCat(Traits().name, " does not select elements"));
 }
+
+void Codec::LearnSelection(const EncodeContext&, size_t, size_t) const {}
 
 #define WEIR_CODEC(Name, wire_id) void Register##Name(Registry<Codec>& registry, uint8_t id);
 #include "datapath/codec/builtin_codecs.def"

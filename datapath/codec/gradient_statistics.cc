@@ -11,9 +11,7 @@
 namespace weir {
 namespace {
 
-constexpr int kFirstNormalBin = 16;       // below it: zero and subnormal magnitudes
-constexpr int kFirstNonFiniteBin = 4080;  // exponent 255
-constexpr float kSmallestNormal = std::numeric_limits<float>::min();
+constexpr int kFirstNormalBin = 16;  // below it: zero and subnormal magnitudes
 
 /// The smallest magnitude that falls into `bin`.
 double LowerEdge(int bin) {

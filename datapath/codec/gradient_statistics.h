@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "datapath/base/status.h"
@@ -13,6 +14,12 @@ namespace weir {
 /// The ratios at which a gain curve is reported, descending.
 inline constexpr std::array<double, 13> kGainCurveRatios = {
     1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005, 0.003, 0.001, 0.0003};
+
+/// The bin of the histogram where exponent 255 begins.
+inline constexpr int kFirstNonFiniteBin = 4080;
+
+/// No threshold is below it, so exact zeros are never selected.
+inline constexpr float kSmallestNormal = std::numeric_limits<float>::min();
 
 /// Mergeable histogram of magnitudes. A sampled element counts kHistogramSampling times, so that
 /// histograms of different buckets merge with their true weights. Not thread-safe.

@@ -19,51 +19,82 @@ unsigned RiceBits(size_t n, size_t count) {
   return std::min(bits, kRiceBitsMax);
 }
 
+/// A gap from here on follows this octet as four octets.
+constexpr uint32_t kLongGap = 255;
+/// With fewer plain bits Rice codes take at most an octet each: there are at most two zeros a
+/// position.
+constexpr unsigned kOctetsRiceBitsMin = 6;
+
+size_t OctetsSize(std::span<const uint32_t> indices) {
+  size_t long_gaps = 0;
+  uint32_t next = 0;
+  for (const uint32_t index : indices) {
+    long_gaps += index - next >= kLongGap;
+    next = index + 1;
+  }
+  return indices.size() + long_gaps * sizeof(uint32_t);
+}
+
+size_t EncodeOctets(std::span<const uint32_t> indices, std::byte* out) {
+  std::byte* to = out;
+  uint32_t next = 0;
+  for (const uint32_t index : indices) {
+    const uint32_t gap = index - next;
+    next = index + 1;
+    *to++ = static_cast<std::byte>(std::min(gap, kLongGap));
+    if (gap < kLongGap) continue;
+    std::memcpy(to, &gap, sizeof(gap));
+    to += sizeof(gap);
+  }
+  return static_cast<size_t>(to - out);
+}
+
 /// Least significant bit first, into bytes that the caller sized.
 class BitWriter {
  public:
-  explicit BitWriter(std::byte* out) : out_(out) {}
+  explicit BitWriter(std::span<std::byte> out) : out_(out) {}
 
   /// Appends the low `bits` <= 32 bits of value; higher ones are zero.
   void Put(uint64_t value, unsigned bits) {
     pending_ |= value << pending_bits_;
     pending_bits_ += bits;
-    if (pending_bits_ < 32) return;
-    std::memcpy(out_ + bytes_, &pending_, 4);
-    bytes_ += 4;
-    pending_ >>= 32;
-    pending_bits_ -= 32;
+    const unsigned whole = pending_bits_ / 8;
+    // Always eight octets where there is room: a branch on how many are ready would often be wrong.
+    if (bytes_ + sizeof(pending_) <= out_.size()) {
+      std::memcpy(out_.data() + bytes_, &pending_, sizeof(pending_));
+    } else {
+      std::memcpy(out_.data() + bytes_, &pending_, whole);
+    }
+    bytes_ += whole;
+    pending_ >>= 8 * whole;
+    pending_bits_ %= 8;
   }
   void PutZeros(uint64_t count) {
     for (; count > 32; count -= 32) Put(0, 32);
     Put(0, static_cast<unsigned>(count));
   }
   size_t Finish() {
-    for (; pending_bits_ > 0; pending_bits_ -= std::min(8u, pending_bits_)) {
-      out_[bytes_++] = static_cast<std::byte>(pending_);
-      pending_ >>= 8;
-    }
+    if (pending_bits_ > 0) out_[bytes_++] = static_cast<std::byte>(pending_);
     return bytes_;
   }
 
  private:
-  std::byte* out_;
+  std::span<std::byte> out_;
   size_t bytes_ = 0;
   uint64_t pending_ = 0;
-  unsigned pending_bits_ = 0;
+  unsigned pending_bits_ = 0;  // below 8 between calls
 };
 
 uint64_t RiceSizeBits(std::span<const uint32_t> indices, unsigned rice_bits) {
-  uint64_t quotients = 0;
-  uint32_t next = 0;
-  for (const uint32_t index : indices) {
-    quotients += (index - next) >> rice_bits;
-    next = index + 1;
+  if (indices.empty()) return 0;
+  uint64_t quotients = indices[0] >> rice_bits;
+  for (size_t i = 1; i < indices.size(); ++i) {
+    quotients += (indices[i] - indices[i - 1] - 1) >> rice_bits;
   }
   return quotients + indices.size() * (rice_bits + 1);
 }
 
-size_t EncodeRice(std::span<const uint32_t> indices, unsigned rice_bits, std::byte* out) {
+size_t EncodeRice(std::span<const uint32_t> indices, unsigned rice_bits, std::span<std::byte> out) {
   BitWriter writer(out);
   const uint32_t mask = (uint32_t{1} << rice_bits) - 1;
   uint32_t next = 0;
@@ -104,10 +135,14 @@ size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std:
   const size_t rice_bytes = (RiceSizeBits(indices, rice_bits) + 7) / 8;
   const size_t bitmap_bytes = (n + 7) / 8;
   WEIR_CHECK(out.size() >= std::min(rice_bytes, bitmap_bytes));
+  if (rice_bits >= kOctetsRiceBitsMin && OctetsSize(indices) < std::min(rice_bytes, bitmap_bytes)) {
+    *format = {IndexCoding::kOctets, 0};
+    return EncodeOctets(indices, out.data());
+  }
   // With no plain bits the code is a bitmap in disguise, only slower to read.
   if (indices.empty() || (rice_bits > 0 && rice_bytes <= bitmap_bytes)) {
     *format = {IndexCoding::kRice, static_cast<uint8_t>(rice_bits)};
-    return EncodeRice(indices, rice_bits, out.data());
+    return EncodeRice(indices, rice_bits, out);
   }
   *format = {IndexCoding::kBitmap, 0};
   std::memset(out.data(), 0, bitmap_bytes);
@@ -143,47 +178,94 @@ StatusOr<size_t> IndexDecoder::Next(std::span<uint32_t> out) {
       return NextRice(out);
     case IndexCoding::kBitmap:
       return NextBitmap(out);
+    case IndexCoding::kOctets:
+      return NextOctets(out);
   }
   return Error("unknown index coding");
 }
 
 StatusOr<size_t> IndexDecoder::NextRice(std::span<uint32_t> out) {
-  const unsigned rice_bits = format_.rice_bits;
-  if (rice_bits > kRiceBitsMax) return Error("rice parameter above 31");
-  const uint64_t quotient_max = n_ >> rice_bits;
-  const size_t end = bytes_.size() * 8;
+  if (format_.rice_bits > kRiceBitsMax) return Error("rice parameter above 31");
   size_t filled = 0;
-  for (; filled < out.size() && left_ > 0; ++filled) {
-    uint64_t quotient = 0;
-    size_t valid = 0;
-    uint64_t window = 0;
-    while (true) {
-      if (bit_ >= end) return Error("bits ran out");
-      window = Window(&valid);
-      if (window != 0) break;
-      quotient += valid;
-      bit_ += valid;
-      if (quotient > quotient_max) return Error("index past the end");
-    }
-    const unsigned zeros = static_cast<unsigned>(std::countr_zero(window));
-    quotient += zeros;
-    if (quotient > quotient_max) return Error("index past the end");
-    if (end - bit_ < zeros + 1 + rice_bits) return Error("bits ran out");
-    bit_ += zeros + 1;
-    if (valid < zeros + 1 + rice_bits) {
-      window = rice_bits == 0 ? 0 : Window(&valid);  // at least 57 bits, or all that are left
-    } else {
-      window = window >> zeros >> 1;
-    }
-    bit_ += rice_bits;
-    const uint64_t low = window & ((uint64_t{1} << rice_bits) - 1);
-    const uint64_t index = next_min_ + (quotient << rice_bits | low);
-    if (index >= n_) return Error("index past the end");
-    out[filled] = static_cast<uint32_t>(index);
-    next_min_ = index + 1;
+  while (true) {
+    const size_t some = ShortRice(out.subspan(filled));
+    filled += some;
+    left_ -= some;
+    if (filled == out.size() || left_ == 0) return filled;
+    WEIR_RETURN_IF_ERROR(OneRice(&out[filled]));
+    ++filled;
     --left_;
   }
+}
+
+/// Decodes codes as long as each lies whole in the eight octets around the read position and yields
+/// an index below n; OneRice goes on where it stops and says what is wrong. Several codes are taken
+/// from one load, since a load that waits for the length of the code before is what costs.
+size_t IndexDecoder::ShortRice(std::span<uint32_t> out) {
+  const unsigned rice_bits = format_.rice_bits;
+  const uint64_t mask = (uint64_t{1} << rice_bits) - 1;
+  const size_t most = std::min(out.size(), left_);
+  uint64_t next = next_min_;
+  size_t filled = 0;
+  bool stuck = false;
+  while (!stuck && filled < most && bit_ / 8 + 8 <= bytes_.size()) {
+    uint64_t window = 0;
+    std::memcpy(&window, bytes_.data() + bit_ / 8, 8);
+    window >>= bit_ % 8;
+    const unsigned valid = 64 - static_cast<unsigned>(bit_ % 8);
+    unsigned used = 0;
+    const size_t before = filled;
+    while (filled < most && window != 0) {
+      const auto zeros = static_cast<unsigned>(std::countr_zero(window));
+      if (used + zeros + 1 + rice_bits > valid) break;
+      const uint64_t tail = window >> zeros >> 1;
+      const uint64_t index = next + (uint64_t{zeros} << rice_bits | (tail & mask));
+      if (index >= n_) break;
+      out[filled++] = static_cast<uint32_t>(index);
+      next = index + 1;
+      window = tail >> rice_bits;
+      used += zeros + 1 + rice_bits;
+    }
+    bit_ += used;
+    stuck = filled == before;
+  }
+  next_min_ = next;
   return filled;
+}
+
+/// Decodes one code of any length.
+Status IndexDecoder::OneRice(uint32_t* out) {
+  const unsigned rice_bits = format_.rice_bits;
+  const uint64_t quotient_max = n_ >> rice_bits;
+  const size_t end = bytes_.size() * 8;
+  uint64_t quotient = 0;
+  size_t valid = 0;
+  uint64_t window = 0;
+  while (true) {
+    if (bit_ >= end) return Error("bits ran out");
+    window = Window(&valid);
+    if (window != 0) break;
+    quotient += valid;
+    bit_ += valid;
+    if (quotient > quotient_max) return Error("index past the end");
+  }
+  const unsigned zeros = static_cast<unsigned>(std::countr_zero(window));
+  quotient += zeros;
+  if (quotient > quotient_max) return Error("index past the end");
+  if (end - bit_ < zeros + 1 + rice_bits) return Error("bits ran out");
+  bit_ += zeros + 1;
+  if (valid < zeros + 1 + rice_bits) {
+    window = rice_bits == 0 ? 0 : Window(&valid);  // at least 57 bits, or all that are left
+  } else {
+    window = window >> zeros >> 1;
+  }
+  bit_ += rice_bits;
+  const uint64_t low = window & ((uint64_t{1} << rice_bits) - 1);
+  const uint64_t index = next_min_ + (quotient << rice_bits | low);
+  if (index >= n_) return Error("index past the end");
+  *out = static_cast<uint32_t>(index);
+  next_min_ = index + 1;
+  return OkStatus();
 }
 
 StatusOr<size_t> IndexDecoder::NextBitmap(std::span<uint32_t> out) {
@@ -206,10 +288,32 @@ StatusOr<size_t> IndexDecoder::NextBitmap(std::span<uint32_t> out) {
   return filled;
 }
 
+StatusOr<size_t> IndexDecoder::NextOctets(std::span<uint32_t> out) {
+  size_t filled = 0;
+  for (; filled < out.size() && left_ > 0; ++filled) {
+    size_t at = bit_ / 8;
+    if (at >= bytes_.size()) return Error("bytes ran out");
+    auto gap = static_cast<uint32_t>(bytes_[at++]);
+    if (gap == kLongGap) {
+      if (bytes_.size() - at < sizeof(gap)) return Error("bytes ran out");
+      std::memcpy(&gap, bytes_.data() + at, sizeof(gap));
+      at += sizeof(gap);
+      if (gap < kLongGap) return Error("short gap in the long form");
+    }
+    const uint64_t index = next_min_ + gap;
+    if (index >= n_) return Error("index past the end");
+    bit_ = at * 8;
+    out[filled] = static_cast<uint32_t>(index);
+    next_min_ = index + 1;
+    --left_;
+  }
+  return filled;
+}
+
 Status IndexDecoder::Finish() {
   const size_t end = bytes_.size() * 8;
   if (left_ > 0) return Error("finished early");
-  if (format_.coding == IndexCoding::kRice && end - bit_ >= 8) return Error("surplus bytes");
+  if (format_.coding != IndexCoding::kBitmap && end - bit_ >= 8) return Error("surplus bytes");
   while (bit_ < end) {
     size_t valid = 0;
     if (Window(&valid) != 0) return Error("surplus bits are set");

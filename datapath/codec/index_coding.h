@@ -1,6 +1,6 @@
 #pragma once
-// How a set of positions becomes bytes: Rice-coded gaps or a bitmap, whichever is smaller. Bytes:
-// proto/WIRE.md section 3.
+// How a set of positions becomes bytes: Rice-coded gaps, gaps of an octet each, or a bitmap,
+// whichever is smallest. Bytes: proto/WIRE.md section 3.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,12 @@
 
 namespace weir {
 
-enum class IndexCoding : uint8_t { kRice = 0, kBitmap = 1 };
+enum class IndexCoding : uint8_t {
+  kRice = 0,    // best where positions lie at random
+  kBitmap = 1,  // and where a third of them or more is selected
+  kOctets = 2,  // best where few positions crowd together
+};
+inline constexpr IndexCoding kIndexCodingLast = IndexCoding::kOctets;
 
 /// What a decoder must know besides the bytes.
 struct IndexFormat {
@@ -23,8 +28,9 @@ size_t MaxIndexBytes(size_t n, size_t count_max);
 
 /// Writes ascending, distinct positions < n (at most 2^32) into out (at least MaxIndexBytes).
 /// Returns the bytes written and sets `format`. Within 2 % of the entropy of a random set.
-/// O(count), for the bitmap O(n / 8). Source: Rice, "Some practical universal noiseless coding
-/// techniques", JPL 1979.
+/// O(count), for the bitmap O(n / 8). Sources: Rice, "Some practical universal noiseless coding
+/// techniques", JPL 1979; octets: Jiang et al., "SketchML", SIGMOD 2018 (delta-binary encoding of
+/// keys); deviates: one octet or five a gap, in place of two bits that say how many.
 size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std::byte> out,
                      IndexFormat* format);
 
@@ -46,7 +52,10 @@ class IndexDecoder {
 
  private:
   StatusOr<size_t> NextRice(std::span<uint32_t> out);
+  Status OneRice(uint32_t* out);
+  size_t ShortRice(std::span<uint32_t> out);
   StatusOr<size_t> NextBitmap(std::span<uint32_t> out);
+  StatusOr<size_t> NextOctets(std::span<uint32_t> out);
   uint64_t Window(size_t* valid) const;
   Status Error(const char* what) const;
 

@@ -33,6 +33,7 @@ struct Sums {
 
   bool non_finite() const { return max_bits >= 0x7F800000u; }
   float max_abs() const;  // +infinity when non_finite
+  void Add(const Sums& other);
 };
 
 /// One block of a pass over e = gradient + residual. All pointers may be unaligned unless said.
@@ -54,11 +55,53 @@ void Measure(const Block& block, float* out, Sums* sums) noexcept;
 /// As Measure, storing e as unaligned float32 bytes.
 void MeasureToBytes(const Block& block, void* out, Sums* sums) noexcept;
 
+/// What Select stores of e.
+struct SelectRest {
+  float* rest = nullptr;  // null: nothing; may equal residual
+  /// Of the selected elements: zero, e itself, or what half precision times `scale` lacks of e.
+  enum class Kept { kNothing, kWhole, kHalfError } kept = Kept::kNothing;
+  float scale = 1;  // a power of two
+  /// Past the caches; rest is aligned to 64 bytes. FlushStreams before another thread may read.
+  bool streamed = false;
+};
 /// Appends (base + position, e) of every |e| > threshold to indices and values (room for size +
-/// kSelectSlack), stores e with the selected zeroed to `rest` when set (may equal residual), and
-/// returns the number appended. energy_lost is not touched.
-size_t Select(const Block& block, float threshold, uint32_t base, float* rest, uint32_t* indices,
-              float* values, Sums* sums) noexcept;
+/// kSelectSlack), stores e as `rest` says, and returns the number appended. energy_lost is not
+/// touched.
+size_t Select(const Block& block, float threshold, uint32_t base, const SelectRest& rest,
+              uint32_t* indices, float* values, Sums* sums) noexcept;
+void FlushStreams() noexcept;
+
+/// What lies above a threshold t: moments of the excess y = |e| - t. Kernels add to it.
+struct TailMoments {
+  uint64_t count = 0;
+  double sum = 0;                     // of y
+  double sum_squares = 0;             // of y
+  float smallest = 3.402823466e+38f;  // of |e|
+  float largest = 0;                  // of |e|
+  double sum_logs = 0;                // of ln |e|; by LogsAbove
+};
+/// Adds the elements of the block with |e| > threshold; NaN is not above. With `sampled` only the
+/// runs that Histogram counts. The last bits of the sums depend on the target.
+void MomentsAbove(const Block& block, float threshold, bool sampled, uint64_t first_group,
+                  TailMoments* moments) noexcept;
+/// Likewise sum_logs, nothing else. threshold is a normal number.
+void LogsAbove(const Block& block, float threshold, bool sampled, uint64_t first_group,
+               TailMoments* moments) noexcept;
+
+/// next = factor * current + gradient; next may be current.
+void AddMomentum(const float* gradient, const float* current, size_t size, float factor,
+                 float* next) noexcept;
+
+/// A grid of magnitudes low + q * step, 0 <= q <= levels; levels + 1 is a power of two and the next
+/// bit of a code is the sign.
+struct MagnitudeGrid {
+  float low = 0;
+  float step = 0;  // 0: only low
+  int levels = 127;
+};
+/// Rounds |values| to the nearest grid point; values become what is lost by it.
+void QuantiseMagnitudes(float* values, size_t size, const MagnitudeGrid& grid,
+                        uint8_t* codes) noexcept;
 
 /// Half precision, round to nearest even: out = fp16(clamp(e * scale, +-limit)), limit <= 65504,
 /// scale a power of two. rest, when set, is e - out / scale, exactly.
@@ -68,27 +111,20 @@ void EncodeHalf(const Block& block, float scale, float limit, uint16_t* out, flo
 bool DecodeAddHalf(const uint16_t* in, size_t size, float factor, float* out) noexcept;
 /// sum += addend in half precision, saturating at +-65504.
 void AccumulateHalf(uint16_t* sum, const uint16_t* addend, size_t size) noexcept;
-/// values[i] -> fp16(values[i] * scale); values[i] becomes the rounding error in the unscaled
-/// domain.
-void RoundToHalf(float* values, size_t size, float scale, uint16_t* out) noexcept;
+/// Sums of squares of values and of what rounding took from them.
+struct RoundingEnergy {
+  double values = 0;
+  double errors = 0;
+};
+/// out[i] = fp16(values[i] * scale), errors[i] is what that lacks of values[i]; errors may be
+/// values. All three arrays have room up to the next multiple of 16, which is used.
+RoundingEnergy RoundToHalf(const float* values, size_t size, float scale, uint16_t* out,
+                           float* errors) noexcept;
 
 /// bfloat16, round to nearest even; finite values that would round to infinity saturate.
 void EncodeBrain(const Block& block, uint16_t* out, float* rest, Sums* sums) noexcept;
 bool DecodeAddBrain(const uint16_t* in, size_t size, float factor, float* out) noexcept;
 void AccumulateBrain(uint16_t* sum, const uint16_t* addend, size_t size) noexcept;
-
-/// The stochastic 8-bit grid. out = clamp(floor(e * inverse_step + u), +-levels), u uniform in [0,
-/// 1) from a hash of (seed, counter + position). rest, when set, is e - out * step.
-struct Grid {
-  float step = 0;
-  float inverse_step = 0;
-  float levels = 0;  // <= 127
-  uint64_t seed = 0;
-};
-void EncodeGrid(const Block& block, const Grid& grid, uint32_t counter, int8_t* out, float* rest,
-                Sums* sums) noexcept;
-void DecodeAddGrid(const int8_t* in, size_t size, float factor, float* out) noexcept;
-void AccumulateGrid(int8_t* sum, const int8_t* addend, size_t size) noexcept;
 
 /// out[i] += factor * in[i]; `in` may be unaligned bytes. False when an input is NaN or infinite.
 bool DecodeAddFloat(const void* in, size_t size, float factor, float* out) noexcept;

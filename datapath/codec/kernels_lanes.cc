@@ -1,4 +1,4 @@
-// Kernels of the lane codecs: half precision, bfloat16, the 8-bit grid and plain floats.
+// Kernels of the lane codecs: half precision, bfloat16 and plain floats.
 
 #include "datapath/codec/kernels.h"
 
@@ -13,71 +13,20 @@ HWY_BEFORE_NAMESPACE();
 namespace weir::kernels {
 namespace HWY_NAMESPACE {
 
-// Targets whose half-precision conversions are hardware and round to nearest even.
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
-#define WEIR_NATIVE_HALF 1
-#else
-#define WEIR_NATIVE_HALF 0
-#endif
-
-using U16 = hn::Rebind<uint16_t, F32>;
-using F16 = hn::Rebind<hwy::float16_t, F32>;
-using I8 = hn::Rebind<int8_t, F32>;
-using VU16 = hn::Vec<U16>;
-
-// --- Number formats. Each is Encode (finite f32 to lane bits), Decode and a test of lane validity.
-// ---
-
-/// IEEE half precision. Input within +-65504.
-struct Half {
-  static HWY_INLINE VU16 Encode(VF32 v) {
-#if WEIR_NATIVE_HALF
-    return hn::BitCast(U16(), hn::DemoteTo(F16(), v));
-#else
-    const U32 du;
-    const VU32 bits = hn::BitCast(du, v);
-    const VU32 sign = hn::And(bits, hn::Set(du, 0x80000000u));
-    const VU32 magnitude = hn::Xor(bits, sign);
-    // Normal: round the mantissa to 10 bits, ties to even, and rebias the exponent by 112.
-    const VU32 odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
-    const VU32 rounded = hn::Add(hn::Add(magnitude, hn::Set(du, 0xFFFu)), odd);
-    const VU32 normal = hn::Sub(hn::ShiftRight<13>(rounded), hn::Set(du, 112u << 10));
-    // Subnormal: the last place of 0.5f is half precision's smallest step, so the adder rounds.
-    const VF32 shifted = hn::Add(hn::BitCast(F32(), magnitude), hn::Set(F32(), 0.5f));
-    const VU32 subnormal = hn::Sub(hn::BitCast(du, shifted), hn::Set(du, 0x3F000000u));
-    const auto is_normal = hn::Gt(magnitude, hn::Set(du, 0x387FFFFFu));
-    const VU32 half = hn::IfThenElse(is_normal, normal, subnormal);
-    return hn::TruncateTo(U16(), hn::Or(half, hn::ShiftRight<16>(sign)));
-#endif
-  }
-  static HWY_INLINE VF32 Decode(VU16 lanes) {
-#if WEIR_NATIVE_HALF
-    return hn::PromoteTo(F32(), hn::BitCast(F16(), lanes));
-#else
-    const U32 du;
-    const VU32 bits = hn::PromoteTo(du, lanes);
-    const VU32 sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
-    const VU32 magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7FFFu)));
-    // The product rebias the exponent by 112 and normalises subnormals, both exactly.
-    const VF32 value = hn::Mul(hn::BitCast(F32(), magnitude), hn::Set(F32(), 0x1p112f));
-    return hn::BitCast(F32(), hn::Or(hn::BitCast(du, value), sign));
-#endif
-  }
-  static HWY_INLINE bool AnyNonFinite(VU16 lanes) {
-    const VU16 exponent = hn::Set(U16(), 0x7C00);
-    return !hn::AllFalse(U16(), hn::Eq(hn::And(lanes, exponent), exponent));
-  }
-  static constexpr float kLargest = 65504.0f;
-};
-
 /// bfloat16. Input within the largest finite value.
 struct Brain {
-  static HWY_INLINE VU16 Encode(VF32 v) {
+  static constexpr bool kScaled = false;
+  static HWY_INLINE VU16 Encode(VF32 v, VF32* value) {
     const U32 du;
     const VU32 bits = hn::BitCast(du, v);
     const VU32 odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
     const VU32 rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd);
+    *value = hn::BitCast(F32(), hn::And(rounded, hn::Set(du, 0xFFFF0000u)));
     return hn::TruncateTo(U16(), hn::ShiftRight<16>(rounded));
+  }
+  static HWY_INLINE VU16 Encode(VF32 v) {
+    VF32 ignored;
+    return Encode(v, &ignored);
   }
   static HWY_INLINE VF32 Decode(VU16 lanes) {
     return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), lanes)));
@@ -89,8 +38,6 @@ struct Brain {
   static constexpr float kLargest = 0x1.FEp127f;
 };
 
-HWY_INLINE VF32 ClampTo(VF32 v, VF32 limit) { return hn::Max(hn::Min(v, limit), hn::Neg(limit)); }
-
 // --- 16-bit lanes ------------------------------------------------------------------------------
 
 template <class Format, bool kResidual, bool kRest>
@@ -101,18 +48,33 @@ void Encode16Runs(const Block& block, float scale, float limit, uint16_t* out, f
   const VF32 from_lane = hn::Set(d, 1.0f / scale);
   const VF32 bound = hn::Set(d, limit);
   InputSums input;
-  Energy lost;
+  Loss lost;
   for (size_t i = 0; i < block.size; i += hn::Lanes(d)) {
+    if (i % kRun == 0) {
+      ReadAhead(block.gradient + i, kBlockElements);
+      if constexpr (kResidual) ReadAhead(block.residual + i, kBlockElements);
+    }
     const VF32 e = LoadSum<kResidual>(block, i);
     input.Add(e);
-    const VU16 lanes = Format::Encode(ClampTo(hn::Mul(e, to_lane), bound));
-    hn::StoreU(lanes, U16(), out + i);
-    const VF32 error = hn::Sub(e, hn::Mul(Format::Decode(lanes), from_lane));
+    VF32 value;
+    const VF32 scaled = Format::kScaled ? hn::Mul(e, to_lane) : e;
+    hn::StoreU(Format::Encode(ClampTo(scaled, bound), &value), U16(), out + i);
+    const VF32 error = hn::Sub(e, Format::kScaled ? hn::Mul(value, from_lane) : value);
     lost.Add(error);
     if constexpr (kRest) hn::StoreU(error, d, rest + i);
   }
+  const uint32_t max_bits = input.MaxBits();
   input.Store(sums);
-  sums->energy_lost += lost.Total();
+  if (HWY_LIKELY(Loss::Holds(max_bits))) {
+    sums->energy_lost += lost.Total();
+  } else if constexpr (kRest) {
+    sums->energy_lost += EnergyOf(rest, block.size);
+  } else {
+    float left[kBlockElements];
+    Sums again;
+    Encode16Runs<Format, kResidual, true>(block, scale, limit, out, left, &again);
+    sums->energy_lost += again.energy_lost;
+  }
 }
 
 template <class Format>
@@ -211,128 +173,24 @@ void AccumulateBrain(uint16_t* sum, const uint16_t* addend, size_t size) {
   Accumulate16<Brain>(sum, addend, size);
 }
 
-void RoundToHalf(float* values, size_t size, float scale, uint16_t* out) {
+RoundingEnergy RoundToHalf(const float* values, size_t size, float scale, uint16_t* out,
+                           float* errors) {
   const F32 d;
   const VF32 to_lane = hn::Set(d, scale);
   const VF32 from_lane = hn::Set(d, 1.0f / scale);
-  float padded[kRun] = {};
-  uint16_t lanes_out[kRun];
-  for (size_t i = 0; i < size; i += kRun) {
-    const size_t count = std::min(kRun, size - i);
-    std::memcpy(padded, values + i, count * sizeof(float));
-    for (size_t j = 0; j < kRun; j += hn::Lanes(d)) {
-      const VF32 v = hn::LoadU(d, padded + j);
-      const VU16 lanes = Half::Encode(ClampTo(hn::Mul(v, to_lane), hn::Set(d, Half::kLargest)));
-      hn::StoreU(lanes, U16(), lanes_out + j);
-      hn::StoreU(hn::Sub(v, hn::Mul(Half::Decode(lanes), from_lane)), d, padded + j);
-    }
-    std::memcpy(values + i, padded, count * sizeof(float));
-    std::memcpy(out + i, lanes_out, count * sizeof(uint16_t));
-  }
-}
-
-// --- The 8-bit grid ------------------------------------------------------------------------------
-
-/// Uniform in [0, 1) from the element's number and the seed. Mixing constants: C. Wellons,
-/// "Prospecting for hash functions" (lowbias32). The second key enters between the rounds, so that
-/// the streams of two seeds are not shifts of each other.
-HWY_INLINE VF32 Noise(VU32 counter, VU32 key0, VU32 key1) {
-  const U32 du;
-  VU32 x = hn::Xor(counter, key0);
-  x = hn::Xor(x, hn::ShiftRight<16>(x));
-  x = hn::Mul(x, hn::Set(du, 0x7FEB352Du));
-  x = hn::Xor(hn::Xor(x, hn::ShiftRight<15>(x)), key1);
-  x = hn::Mul(x, hn::Set(du, 0x846CA68Bu));
-  x = hn::Xor(x, hn::ShiftRight<16>(x));
-  const VI32 top = hn::BitCast(I32(), hn::ShiftRight<8>(x));
-  return hn::Mul(hn::ConvertTo(F32(), top), hn::Set(F32(), 0x1p-24f));
-}
-
-template <bool kResidual, bool kRest>
-void EncodeGridRuns(const Block& block, const Grid& grid, uint32_t counter, int8_t* out,
-                    float* rest, Sums* sums) {
-  const F32 d;
-  const U32 du;
-  const VF32 inverse_step = hn::Set(d, grid.inverse_step);
-  const VF32 step = hn::Set(d, grid.step);
-  const VF32 levels = hn::Set(d, grid.levels);
-  const VU32 key0 = hn::Set(du, static_cast<uint32_t>(grid.seed));
-  const VU32 key1 = hn::Set(du, static_cast<uint32_t>(grid.seed >> 32));
-  const VU32 iota = hn::Iota(du, counter);  // costly to make, so once
-  InputSums input;
-  Energy lost;
-  for (size_t i = 0; i < block.size; i += hn::Lanes(d)) {
-    const VF32 e = LoadSum<kResidual>(block, i);
-    input.Add(e);
-    const VU32 number = hn::Add(iota, hn::Set(du, static_cast<uint32_t>(i)));
-    const VF32 u = Noise(number, key0, key1);
-    // Clamped before rounding too: a value outside the shared range must not overflow the
-    // conversion.
-    const VF32 y = ClampTo(hn::Mul(e, inverse_step), levels);
-    const VF32 q = ClampTo(hn::Floor(hn::Add(y, u)), levels);
-    hn::StoreU(hn::DemoteTo(I8(), hn::ConvertTo(I32(), q)), I8(), out + i);
-    const VF32 error = hn::Sub(e, hn::Mul(q, step));
-    lost.Add(error);
-    if constexpr (kRest) hn::StoreU(error, d, rest + i);
-  }
-  input.Store(sums);
-  sums->energy_lost += lost.Total();
-}
-
-void EncodeGridDispatch(const Block& block, const Grid& grid, uint32_t counter, int8_t* out,
-                        float* rest, Sums* sums) {
-  const auto run =
-      block.residual != nullptr
-          ? (rest != nullptr ? EncodeGridRuns<true, true> : EncodeGridRuns<true, false>)
-          : (rest != nullptr ? EncodeGridRuns<false, true> : EncodeGridRuns<false, false>);
-  run(block, grid, counter, out, rest, sums);
-}
-
-void EncodeGrid(const Block& block, const Grid& grid, uint32_t counter, int8_t* out, float* rest,
-                Sums* sums) {
-  const Block whole = WholeRuns(block);
-  if (whole.size > 0) EncodeGridDispatch(whole, grid, counter, out, rest, sums);
-  if (whole.size == block.size) return;
-  // Zeros stay zeros: floor(0 + u) = 0, so padding adds nothing to the sums.
-  const PaddedTail tail(block, whole.size);
-  int8_t lanes[kRun];
-  float left[kRun];
-  EncodeGridDispatch(tail.block, grid, counter + static_cast<uint32_t>(whole.size), lanes, left,
-                     sums);
-  std::memcpy(out + whole.size, lanes, tail.size);
-  if (rest != nullptr) std::memcpy(rest + whole.size, left, tail.size * sizeof(float));
-}
-
-void DecodeAddGridRuns(const int8_t* in, size_t size, float factor, float* out) {
-  const F32 d;
-  const VF32 scale = hn::Set(d, factor);
+  const VF32 bound = hn::Set(d, Half::kLargest);
+  Energy value_energy, error_energy;
   for (size_t i = 0; i < size; i += hn::Lanes(d)) {
-    const VF32 q = hn::ConvertTo(d, hn::PromoteTo(I32(), hn::LoadU(I8(), in + i)));
-    hn::StoreU(hn::Add(hn::LoadU(d, out + i), hn::Mul(q, scale)), d, out + i);
+    // What lies behind the end may be anything.
+    const VF32 v = hn::IfThenElseZero(hn::FirstN(d, size - i), hn::LoadU(d, values + i));
+    const VU16 lanes = Half::Encode(ClampTo(hn::Mul(v, to_lane), bound));
+    const VF32 error = hn::Sub(v, hn::Mul(Half::Decode(lanes), from_lane));
+    hn::StoreU(lanes, U16(), out + i);
+    hn::StoreU(error, d, errors + i);
+    value_energy.Add(v);
+    error_energy.Add(error);
   }
-}
-
-void DecodeAddGrid(const int8_t* in, size_t size, float factor, float* out) {
-  const size_t whole = size & ~(kRun - 1), left = size - whole;
-  DecodeAddGridRuns(in, whole, factor, out);
-  if (left == 0) return;
-  int8_t lanes[kRun] = {};
-  float sum[kRun] = {};
-  std::memcpy(lanes, in + whole, left);
-  std::memcpy(sum, out + whole, left * sizeof(float));
-  DecodeAddGridRuns(lanes, kRun, factor, sum);
-  std::memcpy(out + whole, sum, left * sizeof(float));
-}
-
-void AccumulateGrid(int8_t* sum, const int8_t* addend, size_t size) {
-  const hn::ScalableTag<int8_t> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= size; i += lanes) {
-    hn::StoreU(hn::Add(hn::LoadU(d, sum + i), hn::LoadU(d, addend + i)), d, sum + i);
-  }
-  for (; i < size; ++i)
-    sum[i] = static_cast<int8_t>(static_cast<uint8_t>(sum[i]) + static_cast<uint8_t>(addend[i]));
+  return {value_energy.Total(), error_energy.Total()};
 }
 
 // --- Plain floats
@@ -420,8 +278,6 @@ void AccumulateFloat(uint8_t* sum, const uint8_t* addend, size_t size) {
   }
 }
 
-#undef WEIR_NATIVE_HALF
-
 }  // namespace HWY_NAMESPACE
 }  // namespace weir::kernels
 HWY_AFTER_NAMESPACE();
@@ -436,9 +292,6 @@ HWY_EXPORT(RoundToHalf);
 HWY_EXPORT(EncodeBrain);
 HWY_EXPORT(DecodeAddBrain);
 HWY_EXPORT(AccumulateBrain);
-HWY_EXPORT(EncodeGrid);
-HWY_EXPORT(DecodeAddGrid);
-HWY_EXPORT(AccumulateGrid);
 HWY_EXPORT(MeasureToBytes);
 HWY_EXPORT(DecodeAddFloat);
 HWY_EXPORT(AccumulateFloat);
@@ -453,8 +306,9 @@ bool DecodeAddHalf(const uint16_t* in, size_t size, float factor, float* out) no
 void AccumulateHalf(uint16_t* sum, const uint16_t* addend, size_t size) noexcept {
   HWY_DYNAMIC_DISPATCH(AccumulateHalf)(sum, addend, size);
 }
-void RoundToHalf(float* values, size_t size, float scale, uint16_t* out) noexcept {
-  HWY_DYNAMIC_DISPATCH(RoundToHalf)(values, size, scale, out);
+RoundingEnergy RoundToHalf(const float* values, size_t size, float scale, uint16_t* out,
+                           float* errors) noexcept {
+  return HWY_DYNAMIC_DISPATCH(RoundToHalf)(values, size, scale, out, errors);
 }
 void EncodeBrain(const Block& block, uint16_t* out, float* rest, Sums* sums) noexcept {
   HWY_DYNAMIC_DISPATCH(EncodeBrain)(block, out, rest, sums);
@@ -464,16 +318,6 @@ bool DecodeAddBrain(const uint16_t* in, size_t size, float factor, float* out) n
 }
 void AccumulateBrain(uint16_t* sum, const uint16_t* addend, size_t size) noexcept {
   HWY_DYNAMIC_DISPATCH(AccumulateBrain)(sum, addend, size);
-}
-void EncodeGrid(const Block& block, const Grid& grid, uint32_t counter, int8_t* out, float* rest,
-                Sums* sums) noexcept {
-  HWY_DYNAMIC_DISPATCH(EncodeGrid)(block, grid, counter, out, rest, sums);
-}
-void DecodeAddGrid(const int8_t* in, size_t size, float factor, float* out) noexcept {
-  HWY_DYNAMIC_DISPATCH(DecodeAddGrid)(in, size, factor, out);
-}
-void AccumulateGrid(int8_t* sum, const int8_t* addend, size_t size) noexcept {
-  HWY_DYNAMIC_DISPATCH(AccumulateGrid)(sum, addend, size);
 }
 void MeasureToBytes(const Block& block, void* out, Sums* sums) noexcept {
   HWY_DYNAMIC_DISPATCH(MeasureToBytes)(block, static_cast<uint8_t*>(out), sums);

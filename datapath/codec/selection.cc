@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "datapath/base/check.h"
+#include "datapath/codec/block_pass.h"
 
 namespace weir {
 namespace {
@@ -14,24 +14,41 @@ namespace {
 using kernels::Block;
 using kernels::kBlockElements;
 
-constexpr float kSmallestNormal = std::numeric_limits<float>::min();
+/// Elements that the kernels of a pass visit in turn. Half a block: beside these, the first-level
+/// cache holds the next ones on their way.
+constexpr size_t kStep = kBlockElements / 2;
+static_assert(kStep % kernels::kSampleGroup == 0);
 /// Sample the histogram when at least this many elements are to be kept: an eighth of them still
 /// places the threshold within a few per cent.
 constexpr size_t kSampledTargetMin = 2048;
 /// Powers of two between the largest magnitude expected and the largest half-precision lane.
 constexpr int kHeadroomExact = 0;
 constexpr int kHeadroomStale = 2;
+/// The same between a threshold and the largest lane: magnitudes of 2^18 times the threshold fit.
+constexpr int kHeadroomAboveThreshold = 17;
+/// How far the wanted count may be corrected.
+constexpr double kDriftMin = 0.0625, kDriftMax = 4;
 
-/// 2^exponent as a float, -126 <= exponent <= 127.
-float PowerOfTwo(int exponent) {
-  return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
+float SmallestValue(const SelectionState& state, size_t count) {
+  float smallest = std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < count; ++i) smallest = std::min(smallest, std::abs(state.values[i]));
+  return smallest;
 }
 
-/// The power of two that brings magnitudes up to max_abs below 2^15, `headroom` powers lower.
-int HalfExponent(float max_abs, int headroom) {
-  int exponent = 0;
-  std::frexp(max_abs, &exponent);  // max_abs < 2^exponent
-  return std::clamp(15 - headroom - exponent, -113, 120);
+/// Whether values of these magnitudes survive as half precision times 2^exponent: lanes hold at
+/// most 65504, and what rounds to zero, below 2^-25, was selected in vain.
+bool FitsHalf(float smallest, float largest, int exponent) {
+  return std::ldexp(largest, exponent) <= 65504.0f && std::ldexp(smallest, exponent) >= 0x1p-24f;
+}
+
+/// Energy of the first `count` floats.
+double EnergyOf(const float* values, size_t count) {
+  kernels::Sums sums;
+  for (size_t at = 0; at < count; at += kBlockElements) {
+    kernels::Measure({.gradient = values + at, .size = std::min(kBlockElements, count - at)},
+                     nullptr, &sums);
+  }
+  return sums.energy_in;
 }
 
 /// One attempt after another at one selection.
@@ -52,17 +69,52 @@ class Selector {
   Selection Run() {
     const bool warm = state_.histogram.count() > 0;
     if (!(warm && RunStale())) RunExact();
-    if (!sums_.non_finite()) {
-      FixFormat();
-      Remember();
+    if (!sums_.non_finite()) Remember();
+    return Finish();
+  }
+
+  Selection RunGiven(float threshold, TooFew too_few) {
+    threshold_ = threshold >= kSmallestNormal ? threshold : kSmallestNormal;
+    exponent_ = HalfExponent(threshold_, kHeadroomAboveThreshold);
+    counts_histogram_ = request_.statistics != nullptr;
+    sampled_ = n_ >= kSampledElementsMin;
+    asks_keep_ = static_cast<bool>(request_.keep);
+    overflowed_ = !Pass(/*truncate=*/false);
+    asks_keep_ = false;
+    const bool repair = too_few == TooFew::kRepair && !sums_.non_finite() &&
+                        count_ < (target_ + 1) / 2 && threshold_ > kSmallestNormal;
+    if (overflowed_ || repair) {
+      Restore();
+      RunExact();
     }
-    if (request_.statistics != nullptr) *request_.statistics = seen_;
-    if (sums_.non_finite()) return {.sums = sums_};
-    sums_.energy_lost = std::max(0.0, sums_.energy_in - energy_kept_ + energy_rounded_);
-    return {count_, sums_, format_, exponent_};
+    return Finish();
   }
 
  private:
+  Selection Finish() {
+    if (request_.statistics != nullptr) *request_.statistics = seen_;
+    if (sums_.non_finite()) return {.sums = sums_};
+    sums_.energy_lost = std::max(0.0, sums_.energy_in - energy_kept_);
+    Selection selection{.count = count_,
+                        .sums = sums_,
+                        .format = request_.format,
+                        .exponent = exponent_,
+                        .overflowed = overflowed_};
+    if (request_.format == ValueFormat::kHalf && (count_ == 0 || RoundedRight())) {
+      selection.sums.energy_lost += energy_rounded_;
+    } else if (request_.format != ValueFormat::kNone) {
+      RepresentValues(request_.format, request_.rest, state_, &selection);
+    }
+    return selection;
+  }
+
+  /// Whether the exponent of the passes suits all values. The smallest value is looked for only
+  /// when the threshold does not settle the matter.
+  bool RoundedRight() const {
+    return FitsHalf(threshold_, sums_.max_abs(), exponent_) ||
+           FitsHalf(SmallestValue(state_, count_), sums_.max_abs(), exponent_);
+  }
+
   /// One pass with last step's threshold. False when it missed and RunExact must follow.
   bool RunStale() {
     const double wanted = state_.correction * static_cast<double>(target_) / n_;
@@ -84,7 +136,7 @@ class Selector {
   /// A counting pass, then the selection.
   void RunExact() {
     seen_.Clear();
-    for (size_t at = 0; at < n_; at += kBlockElements) {
+    for (size_t at = 0; at < n_; at += kStep) {
       kernels::Histogram(BlockAt(at), /*sampled=*/false, 0, 1, seen_.bins().data());
     }
     counts_histogram_ = false;
@@ -110,7 +162,20 @@ class Selector {
   Block BlockAt(size_t at) const {
     return {.gradient = gradient_ + at,
             .residual = residual_ == nullptr ? nullptr : residual_ + at,
-            .size = std::min(kBlockElements, n_ - at)};
+            .size = std::min(kStep, n_ - at)};
+  }
+
+  /// How the passes store the rest: what becomes of selected elements is settled while they are in
+  /// registers, as far as it is known by then.
+  kernels::SelectRest RestFormat() const {
+    using Kept = kernels::SelectRest::Kept;
+    kernels::SelectRest format{.scale = PowerOfTwo(exponent_)};
+    if (request_.format == ValueFormat::kNone) format.kept = Kept::kWhole;
+    if (request_.format == ValueFormat::kHalf) format.kept = Kept::kHalfError;
+    // The next to read the rest is the next step: it need not pass through the caches.
+    format.streamed = rest_ != nullptr && rest_ != residual_ && rest_ != gradient_ &&
+                      n_ >= kStreamedElementsMin && reinterpret_cast<uintptr_t>(rest_) % 64 == 0;
+    return format;
   }
 
   /// Goes over all blocks with threshold_. False when more than cap_ elements passed it and
@@ -121,74 +186,73 @@ class Selector {
     energy_kept_ = energy_rounded_ = 0;
     if (counts_histogram_) seen_.Clear();
     float threshold = threshold_;
-    for (size_t at = 0; at < n_; at += kBlockElements) {
+    kernels::SelectRest rest = RestFormat();
+    bool stopped = false;
+    for (size_t at = 0; at < n_ && !stopped; at += kStep) {
       const Block block = BlockAt(at);
-      float* target = rest_ == nullptr ? nullptr : rest_ + at;
-      const size_t found =
-          kernels::Select(block, threshold, static_cast<uint32_t>(at), target,
-                          state_.indices.get() + count_, state_.values.get() + count_, &sums_);
-      const size_t kept = std::min(found, cap_ - count_);
-      const bool over = kept < found;
-      if (target != nullptr) {
-        for (size_t i = count_ + kept; i < count_ + found; ++i) {
-          target[state_.indices[i] - at] = state_.values[i];
-        }
+      rest.rest = rest_ == nullptr ? nullptr : rest_ + at;
+      // First, since the rest may replace the residual.
+      if (counts_histogram_) {
+        kernels::Histogram(block, sampled_, at / kernels::kSampleGroup,
+                           sampled_ ? kHistogramSampling : 1, seen_.bins().data());
       }
-      if (counts_histogram_) Count(block, at, kept, target);
-      FinishBlock(at, kept, target);
+      const size_t found =
+          kernels::Select(block, threshold, static_cast<uint32_t>(at), rest,
+                          state_.indices.get() + count_, state_.values.get() + count_, &sums_);
+      const size_t wanted = asks_keep_ ? Ask(found) : found;
+      const size_t kept = std::min(wanted, cap_ - count_);
+      GiveBack(count_ + kept, count_ + wanted);
+      count_ += kept;
       processed_ = at + block.size;
-      if (over && !truncate) return false;
-      if (over) threshold = std::numeric_limits<float>::infinity();
+      if (kept < wanted) threshold = std::numeric_limits<float>::infinity();
+      stopped = kept < wanted && !truncate;
     }
+    if (rest.streamed) kernels::FlushStreams();
+    if (stopped) return false;
+    if (!sums_.non_finite()) Account();
     if (counts_histogram_) {
       seen_.Finish(n_, sums_.energy_in, sums_.max_abs(), sums_.non_finite());
     }
     return true;
   }
 
-  /// Adds a block to the histogram, after Select: its data are in the cache now. Where the rest has
-  /// replaced the input, the selected elements are zeros in it and are counted from their values.
-  void Count(const Block& block, size_t at, size_t kept, const float* target) {
-    uint32_t* bins = seen_.bins().data();
-    const uint32_t weight = sampled_ ? kHistogramSampling : 1;
-    const Block source = target == nullptr ? block : Block{.gradient = target, .size = block.size};
-    kernels::Histogram(source, sampled_, at / kernels::kSampleGroup, weight, bins);
-    if (target == nullptr) return;
-    for (size_t i = count_; i < count_ + kept; ++i) {
-      if (sampled_ && !kernels::IsSampled(state_.indices[i])) continue;
-      bins[0] -= weight;
-      bins[(std::bit_cast<uint32_t>(state_.values[i]) & 0x7FFFFFFFu) >> 19] += weight;
-    }
-  }
-
-  /// Accounts for the `kept` newest entries and corrects `target`, the block's part of the rest.
-  void FinishBlock(size_t at, size_t kept, float* target) {
-    if (kept == 0) return;
-    const uint32_t* indices = state_.indices.get() + count_;
-    const float* values = state_.values.get() + count_;
-    kernels::Sums kept_sums;
-    kernels::Measure({.gradient = values, .size = kept}, nullptr, &kept_sums);
-    energy_kept_ += kept_sums.energy_in;
-    if (!request_.values_wanted) {
-      if (target != nullptr) {
-        for (size_t i = 0; i < kept; ++i) target[indices[i] - at] = values[i];
-      }
-    } else {
-      Round(values, kept, state_.halves.get() + count_);
-      if (target != nullptr) {
-        for (size_t i = 0; i < kept; ++i) target[indices[i] - at] = errors_[i];
+  /// Drops those of the `found` newest entries that the request does not keep; returns the rest's
+  /// number.
+  size_t Ask(size_t found) {
+    uint32_t* indices = state_.indices.get() + count_;
+    float* values = state_.values.get() + count_;
+    size_t kept = 0;
+    for (size_t i = 0; i < found; ++i) {
+      if (request_.keep(values[i])) {
+        indices[kept] = indices[i];
+        values[kept++] = values[i];
+      } else if (rest_ != nullptr) {
+        rest_[indices[i]] = values[i];
       }
     }
-    count_ += kept;
+    return kept;
   }
 
-  /// Rounds up to a block of values to half precision; the errors go to errors_.
-  void Round(const float* values, size_t size, uint16_t* halves) {
-    std::memcpy(errors_, values, size * sizeof(float));
-    kernels::RoundToHalf(errors_, size, PowerOfTwo(exponent_), halves);
-    kernels::Sums error_sums;
-    kernels::Measure({.gradient = errors_, .size = size}, nullptr, &error_sums);
-    energy_rounded_ += error_sums.energy_in;
+  /// Entries from..to are not kept after all.
+  void GiveBack(size_t from, size_t to) {
+    if (rest_ == nullptr) return;
+    for (size_t i = from; i < to; ++i) rest_[state_.indices[i]] = state_.values[i];
+  }
+
+  /// Measures what is kept and rounds it to half precision when that is wanted; the other formats
+  /// are represented later.
+  void Account() {
+    if (request_.format != ValueFormat::kHalf) {
+      energy_kept_ = EnergyOf(state_.values.get(), count_);
+      return;
+    }
+    for (size_t at = 0; at < count_; at += kStep) {
+      const kernels::RoundingEnergy energy =
+          kernels::RoundToHalf(state_.values.get() + at, std::min(kStep, count_ - at),
+                               PowerOfTwo(exponent_), state_.halves.get() + at, errors_);
+      energy_kept_ += energy.values;
+      energy_rounded_ += energy.errors;
+    }
   }
 
   /// Undoes a pass: `rest` becomes e itself, which then stands in for gradient and residual.
@@ -196,47 +260,11 @@ class Selector {
     if (rest_ == nullptr) return;
     for (size_t i = 0; i < count_; ++i) rest_[state_.indices[i]] = state_.values[i];
     kernels::Sums ignored;
-    for (size_t at = processed_; at < n_; at += kBlockElements) {
+    for (size_t at = processed_; at < n_; at += kStep) {
       kernels::Measure(BlockAt(at), rest_ + at, &ignored);
     }
     gradient_ = rest_;
     residual_ = nullptr;
-  }
-
-  /// Chooses the representation of the values; rounds again when the expected scale was wrong.
-  void FixFormat() {
-    if (!request_.values_wanted || count_ == 0) {
-      format_ = request_.values_wanted ? ValueFormat::kHalf : ValueFormat::kNone;
-      return;
-    }
-    // Lanes hold at most 65504 and round to zero below 2^-25; what would round to zero was selected
-    // in vain. The smallest value is looked for only when the threshold does not settle the matter.
-    const auto fits = [this](int exponent) {
-      if (std::ldexp(sums_.max_abs(), exponent) > 65504.0f) return false;
-      return std::ldexp(threshold_, exponent) >= 0x1p-24f ||
-             std::ldexp(SmallestValue(), exponent) >= 0x1p-24f;
-    };
-    format_ = ValueFormat::kHalf;
-    if (fits(exponent_)) return;
-    exponent_ = HalfExponent(sums_.max_abs(), kHeadroomExact);
-    if (!fits(exponent_)) format_ = ValueFormat::kFloat;
-    energy_rounded_ = 0;
-    for (size_t at = 0; at < count_; at += kBlockElements) {
-      const size_t size = std::min(kBlockElements, count_ - at);
-      if (format_ == ValueFormat::kHalf) {
-        Round(state_.values.get() + at, size, state_.halves.get() + at);
-      } else {
-        std::memset(errors_, 0, size * sizeof(float));
-      }
-      if (rest_ == nullptr) continue;
-      for (size_t i = 0; i < size; ++i) rest_[state_.indices[at + i]] = errors_[i];
-    }
-  }
-
-  float SmallestValue() const {
-    float smallest = std::numeric_limits<float>::infinity();
-    for (size_t i = 0; i < count_; ++i) smallest = std::min(smallest, std::abs(state_.values[i]));
-    return smallest;
   }
 
   /// Prepares the next step's threshold. The histogram is corrected by how many elements it claims
@@ -249,7 +277,7 @@ class Selector {
       // After a second pass the exact histogram says what the stale threshold would have kept.
       const double real = counts_histogram_ ? static_cast<double>(count_) : claimed;
       const double miss = static_cast<double>(target_) / std::max(1.0, real);
-      state_.drift = std::clamp(state_.drift * std::sqrt(miss), 0.0625, 4.0);
+      state_.drift = std::clamp(state_.drift * std::sqrt(miss), kDriftMin, kDriftMax);
       if (claimed >= 16 && real >= 16) sampling = std::clamp(claimed / real, 0.5, 2.0);
     }
     state_.histogram = seen_;
@@ -267,12 +295,13 @@ class Selector {
   float threshold_ = kSmallestNormal;
   float stale_threshold_ = 0;  // the one that RunStale tried; 0: it did not run
   int exponent_ = 0;
-  ValueFormat format_ = ValueFormat::kNone;
+  bool asks_keep_ = false;
+  bool overflowed_ = false;
   size_t count_ = 0, processed_ = 0;
   double energy_kept_ = 0, energy_rounded_ = 0;
   kernels::Sums sums_;
   GradientStatistics seen_;
-  alignas(64) float errors_[kBlockElements];
+  alignas(64) float errors_[kStep];
 };
 
 }  // namespace
@@ -297,9 +326,111 @@ void SelectionState::Reserve(size_t entries) {
   room = entries;
 }
 
+std::vector<std::byte> SelectionState::Save() const {
+  StateWriter writer;
+  writer.Write(correction);
+  writer.Write(drift);
+  writer.Write(histogram.count());
+  writer.Write(histogram.sum_squares());
+  writer.Write(histogram.max_abs());
+  const auto& bins = histogram.bins();
+  const auto used = static_cast<uint16_t>(
+      std::count_if(bins.begin(), bins.end(), [](uint32_t count) { return count != 0; }));
+  writer.Write(used);
+  for (size_t bin = 0; bin < bins.size(); ++bin) {
+    if (bins[bin] == 0) continue;
+    writer.Write(static_cast<uint16_t>(bin));
+    writer.Write(bins[bin]);
+  }
+  SaveMore(writer);
+  return writer.Take();
+}
+
+Status SelectionState::Load(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  WEIR_RETURN_IF_ERROR(ReadStateVersion(reader));
+  WEIR_RETURN_IF_ERROR(ReadWithin(reader, kDriftMin / 2, kDriftMax * 2, &correction));
+  WEIR_RETURN_IF_ERROR(ReadWithin(reader, kDriftMin, kDriftMax, &drift));
+  uint64_t count = 0;
+  double sum_squares = 0;
+  float max_abs = 0;
+  uint16_t used = 0;
+  WEIR_RETURN_IF_ERROR(reader.Read(&count));
+  WEIR_RETURN_IF_ERROR(ReadWithin(reader, 0.0, std::numeric_limits<double>::max(), &sum_squares));
+  WEIR_RETURN_IF_ERROR(ReadWithin(reader, 0.0f, std::numeric_limits<float>::max(), &max_abs));
+  // A count goes with bins: thresholds are looked up in them.
+  WEIR_RETURN_IF_ERROR(ReadWithin<uint16_t>(reader, count > 0 ? 1 : 0,
+                                            count > 0 ? uint16_t{kFirstNonFiniteBin} : 0, &used));
+  histogram.Clear();
+  uint16_t least = 0;
+  for (uint16_t i = 0; i < used; ++i) {
+    uint16_t bin = 0;
+    uint32_t elements = 0;
+    WEIR_RETURN_IF_ERROR(ReadWithin<uint16_t>(reader, least, kFirstNonFiniteBin - 1, &bin));
+    WEIR_RETURN_IF_ERROR(ReadWithin<uint32_t>(reader, 1, UINT32_MAX, &elements));
+    histogram.bins()[bin] = elements;
+    least = bin + 1;
+  }
+  histogram.Finish(count, sum_squares, max_abs, false);
+  WEIR_RETURN_IF_ERROR(LoadMore(reader));
+  return CheckStateEnd(reader);
+}
+
+void SelectionState::Scale(double) {
+  histogram.Clear();
+  correction = drift = 1;
+}
+
+void SelectionState::SaveMore(StateWriter&) const {}
+
+Status SelectionState::LoadMore(ByteReader&) { return OkStatus(); }
+
 Selection SelectLargest(const SelectionRequest& request, SelectionState& state) {
   WEIR_CHECK(request.ratio > 0 && request.ratio <= 1);
   return Selector(request, state).Run();
+}
+
+Selection SelectAbove(const SelectionRequest& request, float threshold, TooFew too_few,
+                      SelectionState& state) {
+  WEIR_CHECK(request.ratio > 0 && request.ratio <= 1);
+  return Selector(request, state).RunGiven(threshold, too_few);
+}
+
+void RepresentValues(ValueFormat format, std::span<float> rest, SelectionState& state,
+                     Selection* selection) {
+  const size_t count = selection->count;
+  const float largest = selection->sums.max_abs();
+  selection->format = format;
+  if (format == ValueFormat::kHalf && count > 0) {
+    selection->exponent = HalfExponent(largest, kHeadroomExact);
+    if (!FitsHalf(SmallestValue(state, count), largest, selection->exponent)) {
+      selection->format = ValueFormat::kFloat;
+    }
+  }
+  float* errors = state.values.get();
+  switch (selection->format) {
+    case ValueFormat::kNone:
+      return;
+    case ValueFormat::kFloat:
+      // The values stay what they are; a rounding that did not suit may have left errors.
+      for (size_t i = 0; i < count && !rest.empty(); ++i) rest[state.indices[i]] = 0;
+      return;
+    case ValueFormat::kHalf:
+      selection->sums.energy_lost +=
+          kernels::RoundToHalf(errors, count, PowerOfTwo(selection->exponent), state.halves.get(),
+                               errors)
+              .errors;
+      break;
+    case ValueFormat::kInt8:
+    case ValueFormat::kInt4:
+    case ValueFormat::kTwoMeans:
+    case ValueFormat::kQuantiles8:
+    case ValueFormat::kQuantiles6:
+      EncodeValues(format, {errors, count}, state.bytes());
+      selection->sums.energy_lost += EnergyOf(errors, count);
+      break;
+  }
+  for (size_t i = 0; i < count && !rest.empty(); ++i) rest[state.indices[i]] = errors[i];
 }
 
 }  // namespace weir

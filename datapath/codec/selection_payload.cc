@@ -1,40 +1,44 @@
 #include "datapath/codec/selection_payload.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "datapath/base/byte_cursor.h"
 #include "datapath/base/check.h"
 #include "datapath/codec/index_coding.h"
-#include "datapath/codec/kernels.h"
 
 namespace weir {
 namespace {
 
-constexpr size_t kBatch = 1024;
+/// Positions decoded at a time: their lines of the output fit the first-level cache.
+constexpr size_t kBatch = 256;
+static_assert(kBatch % kValueBlock == 0);
 
-struct Header {
-  IndexFormat index = {};
-  ValueFormat format = ValueFormat::kNone;
-  int8_t exponent = 0;
-  uint32_t count = 0;
-  uint32_t index_bytes = 0;
-};
-
-size_t ValueBytes(ValueFormat format) {
-  switch (format) {
-    case ValueFormat::kNone:
-      return 0;
-    case ValueFormat::kHalf:
-      return 2;
-    case ValueFormat::kFloat:
-      return 4;
-  }
-  return 0;
+/// The next positions, and their lines of `out` asked for: they are scattered over memory, and
+/// arrive while the positions after them are decoded.
+StatusOr<size_t> NextBatch(IndexDecoder& decoder, std::span<const float> out,
+                           std::span<uint32_t> indices) {
+  WEIR_ASSIGN_OR_RETURN(const size_t size, decoder.Next(indices));
+  for (size_t i = 0; i < size; ++i) __builtin_prefetch(&out[indices[i]], 1);
+  return size;
 }
 
-void WriteHeader(const Header& header, std::span<std::byte> out) {
+/// The header of a selection of n elements, checked against the payload's size.
+StatusOr<SelectionHeader> ReadHeader(std::span<const std::byte> payload, size_t n) {
+  SelectionHeader header;
+  WEIR_RETURN_IF_ERROR(ReadSelectionHeader(payload, n, &header));
+  const uint64_t expected = uint64_t{header.index_bytes} + ValueBytes(header.format, header.count);
+  const size_t found = payload.size() - kSelectionHeaderBytes;
+  if (expected != found) {
+    return DataLoss(StrCat("payload body at offset ", kSelectionHeaderBytes, ": expected ",
+                           expected, " bytes, found ", found));
+  }
+  return header;
+}
+
+}  // namespace
+
+void WriteSelectionHeader(const SelectionHeader& header, std::span<std::byte> out) {
   ByteWriter writer(out.first(kSelectionHeaderBytes));
   writer.Write(static_cast<uint8_t>(header.index.coding));
   writer.Write(header.index.rice_bits);
@@ -45,105 +49,83 @@ void WriteHeader(const Header& header, std::span<std::byte> out) {
   WEIR_CHECK(writer.ok() && writer.offset() == kSelectionHeaderBytes);
 }
 
-/// Reads and checks the header against n and the payload's size.
-StatusOr<Header> ReadHeader(std::span<const std::byte> payload, size_t n) {
+Status ReadSelectionHeader(std::span<const std::byte> payload, size_t positions,
+                           SelectionHeader* header) {
   ByteReader reader(payload);
-  Header header;
   uint8_t coding = 0, format = 0;
   WEIR_RETURN_IF_ERROR(reader.Read(&coding));
-  WEIR_RETURN_IF_ERROR(reader.Read(&header.index.rice_bits));
+  WEIR_RETURN_IF_ERROR(reader.Read(&header->index.rice_bits));
   WEIR_RETURN_IF_ERROR(reader.Read(&format));
-  WEIR_RETURN_IF_ERROR(reader.Read(&header.exponent));
-  WEIR_RETURN_IF_ERROR(reader.Read(&header.count));
-  WEIR_RETURN_IF_ERROR(reader.Read(&header.index_bytes));
-  if (coding > static_cast<uint8_t>(IndexCoding::kBitmap)) {
-    return DataLoss(StrCat("index coding at offset 0: expected 0 or 1, found ", int{coding}));
+  WEIR_RETURN_IF_ERROR(reader.Read(&header->exponent));
+  WEIR_RETURN_IF_ERROR(reader.Read(&header->count));
+  WEIR_RETURN_IF_ERROR(reader.Read(&header->index_bytes));
+  if (coding > static_cast<uint8_t>(kIndexCodingLast)) {
+    return DataLoss(StrCat("index coding at offset 0: expected at most ",
+                           static_cast<int>(kIndexCodingLast), ", found ", int{coding}));
   }
-  if (header.index.rice_bits > 31) {
+  if (header->index.rice_bits > 31) {
     return DataLoss(StrCat("rice parameter at offset 1: expected at most 31, found ",
-                           int{header.index.rice_bits}));
+                           int{header->index.rice_bits}));
   }
-  if (format > static_cast<uint8_t>(ValueFormat::kFloat)) {
-    return DataLoss(StrCat("value format at offset 2: expected 0, 1 or 2, found ", int{format}));
+  if (format > static_cast<uint8_t>(kValueFormatLast)) {
+    return DataLoss(StrCat("value format at offset 2: expected at most ",
+                           static_cast<int>(kValueFormatLast), ", found ", int{format}));
   }
-  header.index.coding = static_cast<IndexCoding>(coding);
-  header.format = static_cast<ValueFormat>(format);
-  if (header.exponent < -126 || header.exponent > 126) {
+  header->index.coding = static_cast<IndexCoding>(coding);
+  header->format = static_cast<ValueFormat>(format);
+  if (header->exponent < -126 || header->exponent > 126) {
     return DataLoss(
-        StrCat("exponent at offset 3: expected -126 to 126, found ", int{header.exponent}));
+        StrCat("exponent at offset 3: expected -126 to 126, found ", int{header->exponent}));
   }
-  if (header.count > n) {
-    return DataLoss(StrCat("count at offset 4: expected at most ", n, ", found ", header.count));
+  if (header->count > positions) {
+    return DataLoss(
+        StrCat("count at offset 4: expected at most ", positions, ", found ", header->count));
   }
-  const uint64_t expected =
-      uint64_t{header.index_bytes} + uint64_t{header.count} * ValueBytes(header.format);
-  if (expected != reader.remaining()) {
-    return DataLoss(StrCat("payload body at offset ", kSelectionHeaderBytes, ": expected ",
-                           expected, " bytes, found ", reader.remaining()));
-  }
-  return header;
+  return OkStatus();
 }
 
-/// Decodes `size` <= kBatch values that start at byte `at` of the payload.
-Status ReadValues(const Header& header, std::span<const std::byte> payload, size_t at, size_t size,
-                  float* values) {
-  std::memset(values, 0, size * sizeof(float));
-  bool finite = true;
-  if (header.format == ValueFormat::kHalf) {
-    uint16_t lanes[kBatch];
-    std::memcpy(lanes, payload.data() + at, size * sizeof(uint16_t));
-    const float factor = std::bit_cast<float>(static_cast<uint32_t>(127 - header.exponent) << 23);
-    finite = kernels::DecodeAddHalf(lanes, size, factor, values);
-  } else {
-    finite = kernels::DecodeAddFloat(payload.data() + at, size, 1.0f, values);
-  }
-  if (finite) return OkStatus();
-  return DataLoss(StrCat("value that is not finite in the batch at offset ", at));
-}
-
-}  // namespace
-
-size_t MaxSelectionBytes(size_t n, double ratio, bool with_values) {
-  const size_t cap = SelectionCap(n, ratio);
-  return kSelectionHeaderBytes + MaxIndexBytes(n, cap) + (with_values ? cap * sizeof(float) : 0);
+size_t MaxSelectionBytes(size_t n, size_t cap, ValueFormat format) {
+  return kSelectionHeaderBytes + MaxIndexBytes(n, cap) + MaxValueBytes(format, cap);
 }
 
 size_t WriteSelection(const Selection& selection, const SelectionState& state, size_t n,
                       std::span<std::byte> out) {
-  Header header{.format = selection.format,
-                .exponent = static_cast<int8_t>(selection.exponent),
-                .count = static_cast<uint32_t>(selection.count)};
+  SelectionHeader header{.format = selection.format,
+                         .exponent = static_cast<int8_t>(selection.exponent),
+                         .count = static_cast<uint32_t>(selection.count)};
   if (header.format != ValueFormat::kHalf) header.exponent = 0;
   header.index_bytes =
       static_cast<uint32_t>(EncodeIndices({state.indices.get(), selection.count}, n,
                                           out.subspan(kSelectionHeaderBytes), &header.index));
-  WriteHeader(header, out);
+  WriteSelectionHeader(header, out);
   const size_t values_at = kSelectionHeaderBytes + header.index_bytes;
-  const size_t value_bytes = selection.count * ValueBytes(header.format);
+  const size_t value_bytes = ValueBytes(header.format, selection.count);
   WEIR_CHECK(values_at + value_bytes <= out.size());
-  const void* values = header.format == ValueFormat::kHalf
-                           ? static_cast<const void*>(state.halves.get())
-                           : static_cast<const void*>(state.values.get());
+  const void* values = header.format == ValueFormat::kFloat
+                           ? static_cast<const void*>(state.values.get())
+                           : static_cast<const void*>(state.bytes());
   if (value_bytes > 0) std::memcpy(out.data() + values_at, values, value_bytes);
   return values_at + value_bytes;
 }
 
 Status AddSelection(std::span<const std::byte> payload, float scale, std::span<float> out) {
-  WEIR_ASSIGN_OR_RETURN(const Header header, ReadHeader(payload, out.size()));
+  WEIR_ASSIGN_OR_RETURN(const SelectionHeader header, ReadHeader(payload, out.size()));
   if (header.format == ValueFormat::kNone && header.count > 0) {
-    return DataLoss("value format at offset 2: expected 1 or 2, found 0");
+    return DataLoss("value format at offset 2: expected values, found 0");
   }
   IndexDecoder decoder(header.index, payload.subspan(kSelectionHeaderBytes, header.index_bytes),
                        out.size(), header.count, kSelectionHeaderBytes);
-  uint32_t indices[kBatch];
+  uint32_t batches[2][kBatch];
   float values[kBatch];
-  size_t at = kSelectionHeaderBytes + header.index_bytes;
-  while (true) {
-    WEIR_ASSIGN_OR_RETURN(const size_t size, decoder.Next(indices));
-    if (size == 0) break;
-    WEIR_RETURN_IF_ERROR(ReadValues(header, payload, at, size, values));
+  ValueDecoder value_decoder(header.format, header.exponent, payload,
+                             kSelectionHeaderBytes + header.index_bytes, header.count);
+  WEIR_ASSIGN_OR_RETURN(size_t size, NextBatch(decoder, out, batches[0]));
+  for (size_t batch = 0; size > 0; ++batch) {
+    WEIR_ASSIGN_OR_RETURN(const size_t next, NextBatch(decoder, out, batches[(batch + 1) % 2]));
+    WEIR_RETURN_IF_ERROR(value_decoder.Next(size, values));
+    const uint32_t* indices = batches[batch % 2];
     for (size_t i = 0; i < size; ++i) out[indices[i]] += scale * values[i];
-    at += size * ValueBytes(header.format);
+    size = next;
   }
   return decoder.Finish();
 }
@@ -151,7 +133,7 @@ Status AddSelection(std::span<const std::byte> payload, float scale, std::span<f
 Status ReadSelectionIndices(std::span<const std::byte> payload, size_t n,
                             std::vector<uint32_t>* indices) {
   indices->clear();
-  WEIR_ASSIGN_OR_RETURN(const Header header, ReadHeader(payload, n));
+  WEIR_ASSIGN_OR_RETURN(const SelectionHeader header, ReadHeader(payload, n));
   // A Rice code is at least one bit: a count beyond the bits there are must not size an allocation.
   if (header.count > uint64_t{header.index_bytes} * 8) {
     return DataLoss(StrCat("count at offset 4: expected at most ", uint64_t{header.index_bytes} * 8,

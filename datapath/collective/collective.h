@@ -7,12 +7,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "datapath/base/registry.h"
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
 #include "datapath/collective/group.h"
+#include "datapath/collective/sparse_regions.h"
 
 namespace weir {
 
@@ -29,7 +31,7 @@ struct WorldFunction {
 struct CollectiveCost {
   WorldFunction latency{};  // sequential message latencies
   WorldFunction payload{};  // times the payload crosses the busiest link
-  WorldFunction index{};    // kSharedIndex: times the index payload crosses it
+  WorldFunction index{};    // HoldsIndicesOnly: times the index payload crosses it
   WorldFunction reduce{};   // times the payload is summed on the busiest rank
 };
 
@@ -37,8 +39,11 @@ struct CollectiveTraits {
   std::string name;
   std::string summary;  // one line with the source
   PayloadForm form = PayloadForm::kLanes;
+  bool own_values = false;  // kSharedIndex: each rank sends its own selection, see Exchange
   CollectiveCost cost;
+  bool walks_ring = false;           // payloads go along Group::RankAtRingPlace, to the next alone
   int world_min = 1, world_max = 0;  // 0: any
+  std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none
 };
 
 /// One rank's contribution to one operation, and where the result goes. Which part is used follows
@@ -51,26 +56,46 @@ struct Exchange {
 
   // kOpaque: own payload in; on success one payload per rank, in rank order (own included).
   std::span<const std::byte> payload;
-  size_t payload_bytes_max = 0;  // bound that every rank's payload (kSharedIndex: index payload)
-                                 // respects; 0: kFramePayloadBytesMax
+  size_t payload_bytes_max = 0;  // bound that every rank's payload (HoldsIndicesOnly: index
+                                 // payload) respects; 0: kFramePayloadBytesMax
   std::vector<std::vector<std::byte>>* gathered = nullptr;
 
-  // kSharedIndex: every rank offers its own selection and its squared norm; the chosen rank's
-  // indices are broadcast and the values at them summed. On success `indices` and `values` (sum
-  // over ranks) are identical on every rank.
+  // kRegions: the bucket is cut into one region for each rank. Own payloads of all regions in, an
+  // empty one for a region without elements; payload_bytes_max holds for each. Of its own region
+  // the rank is handed every rank's payload, its own included, in rank order, and then encodes
+  // their sum. On success `gathered` holds those encoded sums in the order of regions, the same
+  // bytes on every rank, the owner included.
+  std::span<const std::span<const std::byte>> regions;
+  std::function<Status(int from, std::span<const std::byte> payload)> add_region;
   std::function<StatusOr<std::span<const std::byte>>()>
-      select;  // own index payload; called on the chosen rank only
+      encode_sum;  // valid until Run returns; flags that it announces at the group reach all ranks
+
+  // kSharedIndex: every rank offers its own selection and its squared norm; the chosen rank's
+  // indices are broadcast, or those of all gathered, and the values at them summed. On success
+  // `indices` and `values` (sum over ranks) are identical on every rank.
+  std::function<StatusOr<std::span<const std::byte>>()>
+      select;  // own index payload; called where it is needed
   double norm_squared = 0;
   uint64_t step = 0;  // round-robin choice
   std::function<Status(std::span<const std::byte> index_payload)>
       open;  // decodes, fills `values` from own data
+  std::function<Status(std::span<const std::vector<std::byte>> index_payloads)>
+      open_all;  // as open, of the union of all ranks' selections; in rank order
   std::vector<float>* values = nullptr;
+  // With Traits().own_values every rank is handed its own selection by `open`, which fills
+  // `indices`, ascending and below `elements`, too. The sum at an index is of those ranks alone
+  // that selected it. On success both hold about `kept_target` of the sums, the largest.
+  std::vector<uint32_t>* indices = nullptr;
+  size_t elements = 0, kept_target = 0;
+  SparseBalance* balance = nullptr;  // of the bucket, equal on all ranks and updated; null: none
 };
 
 /// What one run did.
 struct CollectiveReport {
   uint64_t bytes_sent = 0;
   int leader = -1;  // kSharedIndex: the rank whose indices were used
+  std::string_view ran_instead =
+      {};  // the collective whose algorithm did all the work; static text
 };
 
 /// Stateless and thread-safe. Any world size in Traits(), any size >= 0 including different opaque

@@ -11,6 +11,20 @@ namespace weir {
 Group::Group(Transport& transport, size_t segment_bytes)
     : transport_(transport), segment_bytes_(std::max<size_t>(segment_bytes, 1)) {}
 
+void Group::SetNodes(std::vector<int> nodes) {
+  WEIR_CHECK(nodes.empty() || nodes.size() == static_cast<size_t>(transport_.world()));
+  nodes_ = std::move(nodes);
+}
+
+void Group::SetRing(std::vector<int> order) {
+  WEIR_CHECK(order.empty() || order.size() == static_cast<size_t>(transport_.world()));
+  ring_ = std::move(order);
+  if (ring_.empty()) return;
+  const auto own = std::find(ring_.begin(), ring_.end(), transport_.rank());
+  WEIR_CHECK(own != ring_.end());
+  ring_place_ = static_cast<int>(own - ring_.begin());
+}
+
 void Group::Begin(const OperationId& id, ControlWord control, uint16_t flags, TimePoint deadline) {
   id_ = id;
   control_ = control;
@@ -21,14 +35,19 @@ void Group::Begin(const OperationId& id, ControlWord control, uint16_t flags, Ti
   receives_.clear();
   const Duration left = deadline - RealClock().Now();
   grace_ = std::clamp<Duration>(left / 10, Duration(0), std::chrono::seconds(1));
-  heard_.assign(static_cast<size_t>(size()), false);
+  const auto world = static_cast<size_t>(transport_.world());
+  heard_.assign(world, false);
+  sent_.assign(world, 0);
+  awaited_.assign(world, 0);
 }
 
-StatusOr<Ticket> Group::Send(int peer, uint32_t slot, std::span<const std::byte> payload) {
+StatusOr<Ticket> Group::Send(int member, uint32_t slot, std::span<const std::byte> payload) {
+  const int peer = NameOf(member);
   FrameHeader header;
   header.type = FrameType::kData;
   header.flags = flags_;
-  header.slot = slot;
+  header.slot = slot + slot_offset_;
+  header.message = sent_[static_cast<size_t>(peer)]++;
   header.plan_version = id_.plan_version;
   header.op_sequence = id_.op_sequence;
   header.bucket = id_.bucket;
@@ -39,10 +58,11 @@ StatusOr<Ticket> Group::Send(int peer, uint32_t slot, std::span<const std::byte>
   return ticket;
 }
 
-StatusOr<Ticket> Group::Receive(int peer, uint32_t slot, std::span<std::byte> buffer) {
+StatusOr<Ticket> Group::Receive(int member, uint32_t slot, std::span<std::byte> buffer) {
+  const int peer = NameOf(member);
   StatusOr<Ticket> ticket = transport_.PostReceive(peer, buffer);
   if (!ticket.ok()) return Fail(Annotate(ticket.status(), StrCat("receiving from rank ", peer)));
-  receives_.push_back({*ticket, peer, slot});
+  receives_.push_back({*ticket, peer, slot + slot_offset_, awaited_[static_cast<size_t>(peer)]++});
   return ticket;
 }
 
@@ -73,7 +93,7 @@ StatusOr<size_t> Group::WaitReceive(Ticket ticket) {
 Status Group::Verify(const Pending& expected, const FrameHeader& found) const {
   if (found.type == FrameType::kData && found.plan_version == id_.plan_version &&
       found.op_sequence == id_.op_sequence && found.bucket == id_.bucket &&
-      found.slot == expected.slot) {
+      found.slot == expected.slot && found.message == expected.message) {
     return OkStatus();
   }
   FrameHeader wanted = found;
@@ -82,8 +102,9 @@ Status Group::Verify(const Pending& expected, const FrameHeader& found) const {
   wanted.op_sequence = id_.op_sequence;
   wanted.bucket = id_.bucket;
   wanted.slot = expected.slot;
-  return Internal(StrCat("rank ", expected.peer, " sent ", Describe(found), "; rank ", rank(),
-                         " expected ", Describe(wanted)));
+  wanted.message = expected.message;
+  return Internal(StrCat("rank ", expected.peer, " sent ", Describe(found), "; rank ",
+                         transport_.rank(), " expected ", Describe(wanted)));
 }
 
 Status Group::Fail(const Status& status) {
@@ -93,6 +114,20 @@ Status Group::Fail(const Status& status) {
     transport_.Abort(Message(status));
   }
   return status;
+}
+
+GroupPart::GroupPart(Group& group, std::vector<int> members, uint32_t slot_offset) : group_(group) {
+  WEIR_CHECK(group.members_.empty());
+  const auto own = std::find(members.begin(), members.end(), group.transport_.rank());
+  WEIR_CHECK(own != members.end());
+  group.part_rank_ = static_cast<int>(own - members.begin());
+  group.slot_offset_ = slot_offset;
+  group.members_ = std::move(members);
+}
+
+GroupPart::~GroupPart() {
+  group_.members_.clear();
+  group_.slot_offset_ = 0;
 }
 
 }  // namespace weir

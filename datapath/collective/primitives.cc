@@ -42,6 +42,20 @@ StatusOr<Lanes> LanesOf(Group& group, const Exchange& exchange) {
   return Lanes{exchange.lanes, exchange.lane_bytes, exchange.accumulate};
 }
 
+StatusOr<std::vector<std::vector<std::byte>>*> GatheredOf(Group& group, const Exchange& exchange) {
+  if (exchange.gathered == nullptr) {
+    return group.Fail(InvalidArgument("expected a place for the gathered payloads, found none"));
+  }
+  if (exchange.payload_bytes_max != 0 && exchange.payload.size() > exchange.payload_bytes_max) {
+    return group.Fail(InvalidArgument(StrCat("payload of rank ", group.rank(),
+                                             ": expected at most ", exchange.payload_bytes_max,
+                                             " bytes, found ", exchange.payload.size())));
+  }
+  exchange.gathered->resize(group.size());
+  (*exchange.gathered)[group.rank()].assign(exchange.payload.begin(), exchange.payload.end());
+  return exchange.gathered;
+}
+
 Lanes FloatLanes(std::span<float> values) {
   return {std::as_writable_bytes(values), sizeof(float), AddFloats};
 }
@@ -135,9 +149,10 @@ StatusOr<std::span<std::byte>> ReceiveStream::Next() {
   if (!next.ticket.has_value()) return next.buffer;
   WEIR_ASSIGN_OR_RETURN(const size_t bytes, group_.WaitReceive(*next.ticket));
   if (bytes != next.buffer.size()) {
-    return group_.Fail(Internal(
-        StrCat("rank ", peer_, " sent a message of ", bytes, " bytes, rank ", group_.rank(),
-               " expected ", next.buffer.size(), ": the ranks disagree on the operation's size")));
+    return group_.Fail(
+        Internal(StrCat("rank ", group_.NameOf(peer_), " sent a message of ", bytes,
+                        " bytes, rank ", group_.NameOf(group_.rank()), " expected ",
+                        next.buffer.size(), ": the ranks disagree on the operation's size")));
   }
   return next.buffer;
 }
@@ -149,16 +164,17 @@ std::span<std::byte> Scratch::Buffer(size_t k, size_t bytes) {
 
 namespace {
 
-// One all-reduce around the ring. Message k = step * segments + segment. In step s this rank sends
-// chunk (rank - s) and receives chunk (rank - s - 1), modulo N: for s < N-1 the received chunk is
-// added to the own one (reduce-scatter), afterwards it replaces it (all-gather). Message k +
-// segments carries on what message k brought.
+// One all-reduce around the ring. Message k = step * segments + segment. In step s the rank at
+// place p sends chunk (p - s) and receives chunk (p - s - 1), modulo N: for s < N-1 the received
+// chunk is added to the own one (reduce-scatter), afterwards it replaces it (all-gather). Message k
+// + segments carries on what message k brought.
 class RingPass {
  public:
   RingPass(Group& group, const Lanes& lanes)
       : lanes_(lanes),
         world_(static_cast<size_t>(group.size())),
-        rank_(static_cast<size_t>(group.rank())),
+        place_(static_cast<size_t>(group.ring_place())),
+        next_(group.RankAtRingPlace(static_cast<int>((place_ + 1) % world_))),
         partition_(lanes.bytes, {.lane_bytes = lanes.lane_bytes,
                                  .parts = world_,
                                  .segment_bytes = group.segment_bytes(),
@@ -168,8 +184,8 @@ class RingPass {
         scratch_(partition_.segment_bytes()),
         sends_(group),
         sends_before_(messages_ + 1, 0),
-        receives_(group, static_cast<int>((rank_ + world_ - 1) % world_), 0, messages_,
-                  Scratch::kWindow, [this](size_t k) { return BufferOf(k); }) {}
+        receives_(group, group.RankAtRingPlace(static_cast<int>((place_ + world_ - 1) % world_)), 0,
+                  messages_, Scratch::kWindow, [this](size_t k) { return BufferOf(k); }) {}
 
   Status Run() {
     for (size_t k = 0; k < segments_; ++k) WEIR_RETURN_IF_ERROR(Send(k));
@@ -184,7 +200,7 @@ class RingPass {
  private:
   bool Reduces(size_t k) const { return k < (world_ - 1) * segments_; }
   size_t ChunkAfter(size_t steps_back) const {
-    return (rank_ + 2 * world_ - steps_back) % world_;  // steps_back <= 2N - 2
+    return (place_ + 2 * world_ - steps_back) % world_;  // steps_back <= 2N - 2
   }
   size_t SentChunk(size_t k) const { return ChunkAfter(k / segments_); }
   size_t ReceivedChunk(size_t k) const { return ChunkAfter(k / segments_ + 1); }
@@ -194,8 +210,7 @@ class RingPass {
 
   Status Send(size_t k) {
     if (partition_.Travels(SentChunk(k), k % segments_)) {
-      const int next = static_cast<int>((rank_ + 1) % world_);
-      WEIR_RETURN_IF_ERROR(sends_.Send(next, static_cast<uint32_t>(k),
+      WEIR_RETURN_IF_ERROR(sends_.Send(next_, static_cast<uint32_t>(k),
                                        partition_.Segment(SentChunk(k), k % segments_)));
     }
     sends_before_[k + 1] = sends_.posted();
@@ -216,7 +231,8 @@ class RingPass {
   }
 
   const Lanes& lanes_;
-  const size_t world_, rank_;
+  const size_t world_, place_;
+  const int next_;
   const Partition partition_;
   const size_t segments_, messages_;
   Scratch scratch_;
@@ -250,6 +266,61 @@ Status SmallAllGather(Group& group, std::span<const std::byte> own, std::span<st
   }
   for (ReceiveStream& receive : receives) WEIR_RETURN_IF_ERROR(receive.Next().status());
   return sends.Drain();
+}
+
+Status PayloadExchange(Group& group, std::span<const std::span<const std::byte>> outgoing,
+                       size_t bytes_max, std::vector<std::vector<std::byte>>* incoming,
+                       const std::function<Status(int rank)>& arrived) {
+  const int world = group.size(), rank = group.rank();
+  WEIR_CHECK(outgoing.size() == static_cast<size_t>(world));
+  std::vector<std::vector<std::byte>>& received = *incoming;
+  received.resize(world);
+  received[rank].assign(outgoing[rank].begin(), outgoing[rank].end());
+  std::vector<PayloadReceiver> receivers;  // in order of distance
+  receivers.reserve(world);
+  size_t rounds = 0;
+  for (int distance = 1; distance < world; ++distance) {
+    const int peer = (rank + world - distance) % world;
+    receivers.emplace_back(group, peer, bytes_max, &received[peer]);
+    WEIR_RETURN_IF_ERROR(receivers.back().Start());
+    rounds = std::max(rounds, PayloadSegments(group, outgoing[peer].size()));
+  }
+  SendQueue sends(group);
+  for (size_t k = 0; k < rounds; ++k) {
+    for (int distance = 1; distance < world; ++distance) {
+      const int peer = (rank + distance) % world;
+      if (k >= PayloadSegments(group, outgoing[peer].size())) continue;
+      WEIR_RETURN_IF_ERROR(SendPayloadSegment(group, sends, peer, outgoing[peer], k));
+    }
+  }
+  std::vector<bool> done(world);
+  int told = 0;
+  const auto finish = [&](int peer) {
+    done[peer] = true;
+    for (; told < world && done[told]; ++told) {
+      if (arrived) WEIR_RETURN_IF_ERROR(arrived(told));
+    }
+    return OkStatus();
+  };
+  WEIR_RETURN_IF_ERROR(finish(rank));
+  // In turn, as the segments were sent: no stream stands still while another one is read.
+  for (size_t open = receivers.size(); open > 0;) {
+    for (int distance = 1; distance < world; ++distance) {
+      const int peer = (rank + world - distance) % world;
+      if (done[peer]) continue;
+      WEIR_ASSIGN_OR_RETURN(const auto segment, receivers[distance - 1].Next());
+      if (segment.has_value()) continue;
+      --open;
+      WEIR_RETURN_IF_ERROR(finish(peer));
+    }
+  }
+  return sends.Drain();
+}
+
+Status PayloadAllGather(Group& group, std::span<const std::byte> own, size_t bytes_max,
+                        std::vector<std::vector<std::byte>>* all) {
+  const std::vector<std::span<const std::byte>> outgoing(group.size(), own);
+  return PayloadExchange(group, outgoing, bytes_max, all);
 }
 
 Status AllReduceMax(Group& group, float* value) {
@@ -319,8 +390,8 @@ StatusOr<std::span<const std::byte>> PayloadReceiver::AwaitFirst() {
     WEIR_ASSIGN_OR_RETURN(const size_t length_bytes, group_.WaitReceive(ticket));
     if (length_bytes != sizeof length || length < bytes || length > bytes_max_) {
       return group_.Fail(DataLoss(
-          StrCat("rank ", peer_, " announced a payload of ", length, " bytes in ", length_bytes,
-                 " bytes, expected 8 bytes and ", bytes, " to ", bytes_max_)));
+          StrCat("rank ", group_.NameOf(peer_), " announced a payload of ", length, " bytes in ",
+                 length_bytes, " bytes, expected 8 bytes and ", bytes, " to ", bytes_max_)));
     }
   }
   out_->resize(length);

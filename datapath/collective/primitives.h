@@ -29,6 +29,11 @@ struct Lanes {
 /// the bytes are not whole lanes or `accumulate` is missing.
 StatusOr<Lanes> LanesOf(Group& group, const Exchange& exchange);
 
+/// Where the gathered payloads of `exchange` go: one per rank, the own one already in place.
+/// kInvalidArgument (after failing the group) when there is no place or the own payload is longer
+/// than the bound.
+StatusOr<std::vector<std::vector<std::byte>>*> GatheredOf(Group& group, const Exchange& exchange);
+
 /// float32 lanes over `values` that add as IEEE floats.
 Lanes FloatLanes(std::span<float> values);
 
@@ -82,6 +87,7 @@ class SendQueue {
   /// Sends awaited so far.
   size_t awaited() const { return awaited_; }
   size_t posted() const { return awaited_ + tickets_.size(); }
+  size_t open() const { return tickets_.size(); }
 
  private:
   Group& group_;
@@ -134,9 +140,9 @@ class Scratch {
   std::vector<std::byte> storage_;
 };
 
-/// Sums `lanes` over all ranks, in place: reduce-scatter and all-gather around a ring. Each element
-/// is summed in the order of the ranks after its owner, on every rank the same bits. Scratch: four
-/// segments. 2(N-1) sequential messages, 2(N-1)/N of the lanes out of every rank.
+/// Sums `lanes` over all ranks, in place: reduce-scatter and all-gather around the group's ring.
+/// Each element is summed in the order of the ring after its owner, on every rank the same bits.
+/// Scratch: four segments. 2(N-1) sequential messages, 2(N-1)/N of the lanes out of every rank.
 /// Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009; segments of a
 /// chunk are forwarded as soon as they are reduced.
 Status RingAllReduce(Group& group, const Lanes& lanes);
@@ -145,6 +151,21 @@ Status RingAllReduce(Group& group, const Lanes& lanes);
 /// own.size() bytes. One message from every rank to every other, so one latency and (N-1) *
 /// own.size() bytes.
 Status SmallAllGather(Group& group, std::span<const std::byte> own, std::span<std::byte> all);
+
+/// Sends outgoing[r] (world entries, of any sizes up to bytes_max; 0: kFramePayloadBytesMax) to
+/// rank r and fills `incoming` with what every rank sent, the own one included: a direct exchange
+/// between all pairs, in which empty payloads travel, too. `arrived`, where set, is called once for
+/// each rank in rank order as soon as its payload and those before are complete; an error of it is
+/// returned. One latency; every payload crosses each NIC once.
+Status PayloadExchange(Group& group, std::span<const std::span<const std::byte>> outgoing,
+                       size_t bytes_max, std::vector<std::vector<std::byte>>* incoming,
+                       const std::function<Status(int rank)>& arrived = {});
+
+/// Fills `all` with every rank's `own`, of any sizes up to bytes_max (0: kFramePayloadBytesMax), in
+/// rank order: a direct exchange between all pairs. One latency, N-1 copies of the own payload out
+/// of every rank.
+Status PayloadAllGather(Group& group, std::span<const std::byte> own, size_t bytes_max,
+                        std::vector<std::vector<std::byte>>* all);
 
 /// The maximum of `*value` over all ranks, the same bits everywhere; NaN when any rank's value is
 /// NaN.

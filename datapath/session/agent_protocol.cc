@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "datapath/codec/codec_names.h"
 #include "datapath/session/json.h"
 
 namespace weir {
@@ -13,54 +14,24 @@ constexpr size_t kNonceBytesMax = 256;
 constexpr size_t kReasonBytesMax = 4096;
 constexpr double kLeaseMax_s = 1e6;
 
-std::string_view Name(PayloadForm form) {
-  switch (form) {
-    case PayloadForm::kLanes:
-      return "lanes";
-    case PayloadForm::kOpaque:
-      return "opaque";
-    case PayloadForm::kSharedIndex:
-      return "shared_index";
+/// Visits fields into a JSON object.
+struct FieldsToJson {
+  json& object;
+  void operator()(const char* name, double value) const { object[name] = JsonDouble(value); }
+  template <typename T>
+  void operator()(const char* name, const T& value) const {
+    object[name] = value;
   }
-  return "";
-}
-
-std::string_view Name(ErrorModel model) {
-  switch (model) {
-    case ErrorModel::kExact:
-      return "exact";
-    case ErrorModel::kSelection:
-      return "selection";
-    case ErrorModel::kUniformSelection:
-      return "uniform_selection";
-    case ErrorModel::kRelative:
-      return "relative";
-    case ErrorModel::kMaxScaled:
-      return "max_scaled";
-  }
-  return "";
-}
+};
 
 json ToJson(const CodecTraits& t) {
-  return {{"name", t.name},
-          {"form", Name(t.form)},
-          {"lossy", t.lossy},
-          {"unbiased", t.unbiased},
-          {"needs_error_feedback", t.needs_error_feedback},
-          {"shared_metadata", t.shared_metadata != SharedMetadata::kNone},
-          {"rounds", t.rounds},
-          {"fixed_bits", JsonDouble(t.fixed_bits)},
-          {"kept_bits", JsonDouble(t.kept_bits)},
-          {"indices_coded", t.indices_coded},
-          {"uses_ratio", t.uses_ratio},
-          {"ratio_min", JsonDouble(t.ratio_min)},
-          {"ratio_max", JsonDouble(t.ratio_max)},
-          {"error_model", Name(t.error_model)},
-          {"relative_error_squared", JsonDouble(t.relative_error_squared)},
-          {"levels", JsonDouble(t.levels)},
-          {"levels_divided_by_world", t.levels_divided_by_world},
-          {"error_divisor", JsonDouble(t.error_divisor)},
-          {"world_max", t.world_max}};
+  json settings = json::array();
+  for (const CodecSetting& setting : t.settings) {
+    VisitFields(setting, FieldsToJson{settings.emplace_back(json::object())});
+  }
+  json described = {{"settings", std::move(settings)}};
+  VisitFields(t, FieldsToJson{described});
+  return described;
 }
 
 json ToJson(const WorldFunction& f) {
@@ -73,13 +44,14 @@ json ToJson(const WorldFunction& f) {
 
 json ToJson(const CollectiveTraits& t) {
   return {{"name", t.name},
-          {"form", Name(t.form)},
+          {"form", NameOf(t.form)},
           {"latency", ToJson(t.cost.latency)},
           {"payload", ToJson(t.cost.payload)},
           {"index", ToJson(t.cost.index)},
           {"reduce", ToJson(t.cost.reduce)},
           {"world_min", t.world_min},
-          {"world_max", t.world_max}};
+          {"world_max", t.world_max},
+          {"walks_ring", t.walks_ring}};
 }
 
 json ToJson(const CodecTime& t) {
@@ -114,6 +86,8 @@ json Body(const RankHello& m) {
                {"capabilities", CapabilitiesDocument(m.codec_timings)},
                {"active_plan_version", JsonUint64(m.active_plan_version)},
                {"step", JsonUint64(m.step)}};
+  if (!m.aggregation_address.empty()) body["aggregation_address"] = m.aggregation_address;
+  if (m.epoch != 0) body["epoch"] = JsonUint64(m.epoch);
   if (m.active_plan != nullptr && m.active_plan->version != 0) {
     body["active_plan"] = json::parse(PlanToJson(*m.active_plan));
   }
@@ -141,6 +115,7 @@ json ToJson(const BucketSample& s) {
           {"codec", s.codec},
           {"collective", s.collective},
           {"ratio", JsonDouble(s.ratio)},
+          {"bits", s.bits},
           {"ready_s", JsonDouble(s.ready_s)},
           {"metadata_s", JsonDouble(s.metadata_s)},
           {"encode_s", JsonDouble(s.encode_s)},
@@ -160,13 +135,18 @@ json Numbers(const std::vector<double>& values) {
 }
 
 json Body(const StepReport& m) {
-  json buckets = json::array(), gains = json::array();
+  json buckets = json::array(), gains = json::array(), losses = json::array();
   for (const BucketSample& sample : m.buckets) buckets.push_back(ToJson(sample));
   for (const GainCurve& curve : m.gains) {
     gains.push_back({{"bucket", Hex64(curve.bucket)},
                      {"ratios", Numbers(curve.ratios)},
                      {"gains", Numbers(curve.gains)},
                      {"peak_over_rms", JsonDouble(curve.peak_over_rms)}});
+  }
+  for (const CodecLoss& loss : m.codec_losses) {
+    losses.push_back({{"codec", loss.codec},
+                      {"bits", loss.bits},
+                      {"relative_loss", JsonDouble(loss.relative_loss)}});
   }
   return {{"step",
            {{"step", JsonUint64(m.step)},
@@ -179,7 +159,8 @@ json Body(const StepReport& m) {
             {"loss", JsonDouble(m.loss)},
             {"has_loss", m.has_loss},
             {"buckets", std::move(buckets)},
-            {"gains", std::move(gains)}}}};
+            {"gains", std::move(gains)},
+            {"codec_losses", std::move(losses)}}}};
 }
 
 json Body(const PathReport& m) {
@@ -196,7 +177,8 @@ json Body(const PathReport& m) {
                      {"receive_window_limited_s", JsonDouble(p.receive_window_limited_s)},
                      {"send_buffer_limited_s", JsonDouble(p.send_buffer_limited_s)},
                      {"retransmits", JsonUint64(p.retransmits)},
-                     {"peer_address", known ? m.addresses[p.peer] : ""}});
+                     {"peer_address", known ? m.addresses[p.peer] : ""},
+                     {"medium", p.medium}});
   }
   return {{"paths", {{"paths", std::move(paths)}}}};
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "datapath/base/status.h"
+#include "datapath/session/codec_loss.h"
 #include "datapath/session/codec_timing.h"
 #include "datapath/session/plan.h"
 #include "datapath/session/plan_activation.h"
@@ -27,8 +28,10 @@ struct RankHello {
   uint32_t pid = 0;
   std::string library_version;
   std::string datapath_address;
+  std::string aggregation_address;  // empty: none
   uint64_t active_plan_version = 0;
   uint64_t step = 0;
+  uint64_t epoch = 0;
   std::shared_ptr<const Plan> active_plan;  // may be null
   // Outlives the message; null: not measured.
   const std::map<std::string, CodecTiming>* codec_timings = nullptr;
@@ -50,6 +53,7 @@ struct BucketSample {
   uint64_t bucket = 0;
   std::string codec, collective;
   double ratio = 1;
+  uint32_t bits = 0;
   double ready_s = 0, metadata_s = 0, encode_s = 0, network_s = 0, decode_s = 0;
   uint64_t payload_bytes = 0, bytes_sent = 0;
   double gain = 1;
@@ -71,6 +75,7 @@ struct StepReport {
   bool has_loss = false;
   std::vector<BucketSample> buckets;
   std::vector<GainCurve> gains;
+  std::vector<CodecLoss> codec_losses;
 };
 
 struct PathReport {

@@ -8,6 +8,14 @@
 #include "datapath/session/json.h"
 
 namespace weir {
+namespace {
+
+TensorShape ShapeOf(const ResidualParameter& parameter) {
+  if (parameter.columns == 0) return {.rows = 1, .columns = parameter.elements};
+  return {.rows = parameter.elements / parameter.columns, .columns = parameter.columns};
+}
+
+}  // namespace
 
 std::string_view DtypeName(Dtype dtype) {
   switch (dtype) {
@@ -27,7 +35,8 @@ uint64_t BucketKey(std::span<const ResidualParameter> parameters, Dtype dtype) {
   // The dtype is part of the key: ranks that disagree on it must not meet in one operation.
   std::string text = StrCat(DtypeName(dtype), "\n");
   for (const ResidualParameter& parameter : parameters) {
-    text += StrCat(parameter.name.size(), ":", parameter.name, ":", parameter.elements, "\n");
+    text += StrCat(parameter.name.size(), ":", parameter.name, ":", parameter.elements, ":",
+                   parameter.columns, "\n");
   }
   return XXH3_64bits(text.data(), text.size());
 }
@@ -49,6 +58,10 @@ StatusOr<Bucket*> BucketRegistry::Define(std::vector<ResidualParameter> paramete
       return InvalidArgument(StrCat("bucket of parameter '", parameter.name, "': expected at most ",
                                     kBucketElementsMax, " elements"));
     }
+    if (parameter.columns != 0 && parameter.elements % parameter.columns != 0) {
+      return InvalidArgument(StrCat("bucket parameter '", parameter.name, "': ", parameter.elements,
+                                    " elements are not whole rows of ", parameter.columns));
+    }
   }
   const uint64_t key = BucketKey(parameters, dtype);
   if (entries_.size() >= kBucketsMax && entries_.count(key) == 0) {
@@ -65,6 +78,9 @@ StatusOr<Bucket*> BucketRegistry::Define(std::vector<ResidualParameter> paramete
     entry.bucket->key = key;
     entry.bucket->elements = elements;
     entry.bucket->dtype = dtype;
+    for (const ResidualParameter& parameter : parameters) {
+      entry.bucket->shape.push_back(ShapeOf(parameter));
+    }
     entry.bucket->parameters = std::move(parameters);
     entry.order = static_cast<uint32_t>(entries_.size() - 1);
   }
@@ -80,6 +96,14 @@ StatusOr<Bucket*> BucketRegistry::Find(uint64_t key) const {
         StrCat("bucket ", Hex64(key), " was dissolved: a later definition took its parameters"));
   }
   return it->second.bucket.get();
+}
+
+std::vector<Bucket*> BucketRegistry::Live() const {
+  std::vector<Bucket*> live;
+  for (const auto& [key, entry] : entries_) {
+    if (entry.live) live.push_back(entry.bucket.get());
+  }
+  return live;
 }
 
 bool BucketRegistry::SetOrder(const std::vector<uint64_t>& keys) {
@@ -113,12 +137,12 @@ BucketTable BucketRegistry::Describe() const {
   return table;
 }
 
-std::map<uint64_t, uint64_t> BucketRegistry::Elements() const {
-  std::map<uint64_t, uint64_t> elements;
+std::map<uint64_t, BucketSize> BucketRegistry::Sizes() const {
+  std::map<uint64_t, BucketSize> sizes;
   for (const auto& [key, entry] : entries_) {
-    if (entry.live) elements[key] = entry.bucket->elements;
+    if (entry.live) sizes[key] = {entry.bucket->elements, entry.bucket->shape};
   }
-  return elements;
+  return sizes;
 }
 
 }  // namespace weir

@@ -13,8 +13,10 @@
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/error_feedback.h"
+#include "datapath/collective/sparse_regions.h"
 #include "datapath/session/agent_protocol.h"
 #include "datapath/session/plan.h"
+#include "datapath/session/regions.h"
 
 namespace weir {
 
@@ -32,9 +34,12 @@ struct Bucket {
   uint64_t elements = 0;
   Dtype dtype = Dtype::kFloat32;
   std::vector<ResidualParameter> parameters;
+  std::vector<TensorShape> shape;  // of the parameters, in order
 
   std::unique_ptr<CodecState> codec_state;
   Choice codec_state_choice;
+  RegionStates region_states;  // in its place when the collective carries regions
+  SparseBalance balance;       // beside it, of collectives with own_values
   double gradient_energy = 0;  // of this rank's gradient when it was last sampled; 0: never
 };
 
@@ -43,17 +48,20 @@ class BucketRegistry {
  public:
   /// Declares a bucket, or revives an equal declaration. Buckets that hold one of its parameters
   /// leave the table's view but stay in memory. kInvalidArgument: an empty or repeated name, too
-  /// many elements; kResourceExhausted: kBucketsMax declarations.
+  /// many elements, columns that do not divide them; kResourceExhausted: kBucketsMax declarations.
   StatusOr<Bucket*> Define(std::vector<ResidualParameter> parameters, Dtype dtype);
 
   /// kNotFound: never defined or dissolved by a later definition.
   StatusOr<Bucket*> Find(uint64_t key) const;
+  /// Those that Find finds, by key.
+  std::vector<Bucket*> Live() const;
 
   /// Takes `keys`, the order of the last step's operations, as ready order. True when it changed.
   bool SetOrder(const std::vector<uint64_t>& keys);
 
   BucketTable Describe() const;
-  std::map<uint64_t, uint64_t> Elements() const;
+  /// What codecs need to know of every live bucket.
+  std::map<uint64_t, BucketSize> Sizes() const;
 
  private:
   struct Entry {
@@ -65,7 +73,7 @@ class BucketRegistry {
   std::map<std::string, uint64_t, std::less<>> owner_;  // parameter -> key of the live bucket
 };
 
-/// The key of a bucket: XXH3-64 over its dtype and its parameters' names and sizes in order. Equal
+/// The key of a bucket: XXH3-64 over its dtype and its parameters' names and shapes in order. Equal
 /// on every machine. Thread-safe.
 uint64_t BucketKey(std::span<const ResidualParameter> parameters, Dtype dtype);
 

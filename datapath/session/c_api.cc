@@ -1,17 +1,15 @@
 // The C face of Session. Nothing that is thrown below crosses it, and every argument is checked.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <map>
 #include <memory>
-#include <new>
 #include <string>
 
 #include "datapath/base/mutex.h"
 #include "datapath/session/agent_protocol.h"
+#include "datapath/session/c_support.h"
 #include "datapath/session/session.h"
 #include "datapath/session/version.h"
 #include "datapath/session/weir.h"
@@ -26,9 +24,15 @@ struct weir_request {
 
 struct weir_session {
   uint64_t id = 0;  // never reused, unlike addresses
-  std::unique_ptr<weir::Session> session;
-  weir::Mutex mutex;
+  mutable weir::Mutex mutex;
+  // Replaced by weir_session_reform while thread-safe calls may still use it.
+  std::shared_ptr<weir::Session> session WEIR_GUARDED_BY(mutex);
   std::map<weir_request*, std::unique_ptr<weir_request>> requests WEIR_GUARDED_BY(mutex);
+
+  std::shared_ptr<weir::Session> current() const {
+    weir::MutexLock lock(mutex);
+    return session;
+  }
 };
 
 namespace {
@@ -36,86 +40,21 @@ namespace {
 using weir::InvalidArgument;
 using weir::OkStatus;
 using weir::Status;
-using weir::StatusCode;
 using weir::StatusOr;
 using weir::StrCat;
 
-struct LastError {
-  uint64_t session_id = 0;
-  std::string text;
-};
-thread_local LastError last_error;
+using weir::c_api::CopyText;
+using weir::c_api::ReadStruct;
+using weir::c_api::Text;
+using weir::c_api::Timeout;
+using weir::c_api::ToC;
 
-weir_status ToC(const Status& status) {
-  switch (status.code()) {
-    case StatusCode::kOk:
-      return WEIR_OK;
-    case StatusCode::kInvalidArgument:
-      return WEIR_INVALID_ARGUMENT;
-    case StatusCode::kNotFound:
-      return WEIR_NOT_FOUND;
-    case StatusCode::kFailedPrecondition:
-      return WEIR_FAILED_PRECONDITION;
-    case StatusCode::kDataLoss:
-      return WEIR_DATA_LOSS;
-    case StatusCode::kUnavailable:
-      return WEIR_PEER_UNAVAILABLE;
-    case StatusCode::kDeadlineExceeded:
-      return WEIR_DEADLINE_EXCEEDED;
-    case StatusCode::kResourceExhausted:
-      return WEIR_RESOURCE_EXHAUSTED;
-    case StatusCode::kAborted:
-      return WEIR_ABORTED;
-    default:
-      return WEIR_INTERNAL;  // codes of absl that this library never makes
-  }
-}
-
-// Runs `body` and turns its status, or whatever it throws, into a code and a last error.
 template <typename Body>
 weir_status Guard(const weir_session* session, Body&& body) noexcept {
-  try {
-    Status status;
-    try {
-      status = session == nullptr ? InvalidArgument("session: is null") : body();
-    } catch (const std::bad_alloc&) {
-      status = weir::ResourceExhausted("out of memory");
-    } catch (const std::exception& error) {
-      status = weir::Internal(error.what());
-    } catch (...) {
-      status = weir::Internal("an unknown exception");
-    }
-    if (status.ok()) return WEIR_OK;
-    last_error.session_id = session == nullptr ? 0 : session->id;
-    last_error.text = weir::Message(status);
-    return ToC(status);
-  } catch (...) {
-    return WEIR_RESOURCE_EXHAUSTED;  // no memory to say why
-  }
-}
-
-// A copy of the caller's struct, whose size tells which version of the header it was built with.
-template <typename T>
-StatusOr<T> ReadStruct(const T* given, const char* name) {
-  if (given == nullptr) return InvalidArgument(StrCat(name, ": is null"));
-  if (given->struct_size < sizeof(size_t) || given->struct_size > 4096) {
-    return InvalidArgument(
-        StrCat(name, ".struct_size: expected ", sizeof(T), ", found ", given->struct_size));
-  }
-  T copy{};
-  std::memcpy(&copy, given, std::min(sizeof(T), given->struct_size));
-  return copy;
-}
-
-std::string Text(const char* text, const char* otherwise) {
-  return text == nullptr || *text == '\0' ? otherwise : text;
-}
-
-StatusOr<weir::Duration> Timeout(double seconds, const char* name, double otherwise) {
-  if (std::isnan(seconds) || seconds < 0 || seconds > 1e6) {
-    return InvalidArgument(StrCat(name, ": expected 0..1e6 seconds, found ", seconds));
-  }
-  return weir::FromSeconds(seconds == 0 ? otherwise : seconds);
+  return weir::c_api::Guard(session == nullptr ? 0 : session->id, [&]() -> Status {
+    if (session == nullptr) return InvalidArgument("session: is null");
+    return body();
+  });
 }
 
 StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
@@ -124,7 +63,7 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   options.job = Text(c.job, "");
   options.rank = c.rank;
   options.world = c.world;
-  options.transport = Text(c.transport, "tcp");
+  options.transport = Text(c.transport, "auto");
   options.listen = Text(c.listen, "127.0.0.1:0");
   options.agent = Text(c.agent, "");
   options.agent_token = Text(c.agent_token, "");
@@ -135,6 +74,10 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
                         Timeout(c.operation_timeout_s, "operation_timeout_s", 60));
   WEIR_ASSIGN_OR_RETURN(options.connect_timeout,
                         Timeout(c.connect_timeout_s, "connect_timeout_s", 60));
+  WEIR_ASSIGN_OR_RETURN(options.busy_poll, Timeout(c.busy_poll_s, "busy_poll_s", 0));
+  WEIR_ASSIGN_OR_RETURN(options.operation_timeout_floor,
+                        Timeout(c.operation_timeout_floor_s, "operation_timeout_floor_s", 10));
+  options.epoch = c.epoch;
   return options;
 }
 
@@ -150,13 +93,6 @@ StatusOr<weir::Dtype> ToDtype(int32_t dtype) {
   return InvalidArgument(StrCat("dtype: expected 0..2, found ", dtype));
 }
 
-void CopyText(const std::string& text, char* buffer, size_t size) {
-  if (buffer == nullptr || size == 0) return;
-  const size_t copied = std::min(size - 1, text.size());
-  std::memcpy(buffer, text.data(), copied);
-  buffer[copied] = '\0';
-}
-
 Status Submit(weir_session* session, uint64_t bucket, void* data, double scale,
               weir_callback callback, void* context, weir_request** request) {
   weir_request* pending = nullptr;
@@ -167,7 +103,7 @@ Status Submit(weir_session* session, uint64_t bucket, void* data, double scale,
     weir::MutexLock lock(session->mutex);
     session->requests[pending] = std::move(owned);
   }
-  const Status status = session->session->AllReduce(
+  const Status status = session->current()->AllReduce(
       bucket, data, scale, [callback, context, pending](const Status& outcome) {
         if (callback != nullptr) callback(context, ToC(outcome));
         if (pending == nullptr) return;
@@ -188,7 +124,7 @@ Status Submit(weir_session* session, uint64_t bucket, void* data, double scale,
 Status Await(weir_session* session, weir_request* request, double timeout_s) {
   WEIR_ASSIGN_OR_RETURN(const weir::Duration timeout,
                         Timeout(timeout_s, "timeout_s",
-                                weir::ToSeconds(session->session->options().operation_timeout)));
+                                weir::ToSeconds(session->current()->options().operation_timeout)));
   {
     weir::MutexLock lock(session->mutex);
     if (session->requests.count(request) == 0) {
@@ -219,23 +155,27 @@ extern "C" {
 weir_status weir_session_create(const weir_options* options, weir_session** session, char* error,
                                 size_t error_size) {
   if (session != nullptr) *session = nullptr;
-  static std::atomic<uint64_t> next_id{1};
   weir_session placeholder;  // errors of creation belong to no session
   const weir_status status = Guard(&placeholder, [&]() -> Status {
     if (session == nullptr) return InvalidArgument("session: is null");
     WEIR_ASSIGN_OR_RETURN(weir::SessionOptions converted, ToOptions(options));
     auto created = std::make_unique<weir_session>();
-    created->id = next_id.fetch_add(1);
-    WEIR_ASSIGN_OR_RETURN(created->session, weir::Session::Create(std::move(converted)));
+    created->id = weir::c_api::NextOwner();
+    WEIR_ASSIGN_OR_RETURN(std::shared_ptr<weir::Session> made,
+                          weir::Session::Create(std::move(converted)));
+    {
+      weir::MutexLock lock(created->mutex);
+      created->session = std::move(made);
+    }
     *session = created.release();
     return OkStatus();
   });
-  if (status != WEIR_OK) CopyText(last_error.text, error, error_size);
+  if (status != WEIR_OK) CopyText(weir::c_api::Last().text, error, error_size);
   return status;
 }
 
 const char* weir_session_address(const weir_session* session) {
-  return session == nullptr ? "" : session->session->address().c_str();
+  return session == nullptr ? "" : session->current()->address().c_str();
 }
 
 weir_status weir_session_connect(weir_session* session, const char* const* addresses,
@@ -244,14 +184,39 @@ weir_status weir_session_connect(weir_session* session, const char* const* addre
     if (addresses == nullptr || count < 0) return InvalidArgument("addresses: is null");
     std::vector<weir::TransportAddress> list;
     for (int32_t i = 0; i < count; ++i) list.push_back(Text(addresses[i], ""));
-    return session->session->Connect(list);
+    return session->current()->Connect(list);
+  });
+}
+
+weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh) {
+  return Guard(session, [&]() -> Status {
+    WEIR_ASSIGN_OR_RETURN(const weir_mesh c, ReadStruct(mesh, "mesh"));
+    const std::shared_ptr<weir::Session> former = session->current();
+    weir::SessionOptions options = former->options();
+    if (c.epoch <= options.epoch) {
+      return InvalidArgument(
+          StrCat("mesh.epoch: expected above ", options.epoch, ", found ", c.epoch));
+    }
+    options.epoch = c.epoch;
+    options.rank = c.rank;
+    options.world = c.world;
+    options.listen = Text(c.listen, options.listen.c_str());
+    WEIR_RETURN_IF_ERROR(weir::Session::CheckOptions(options));
+    former->Close();
+    weir::SessionParts parts;
+    parts.former = former.get();
+    WEIR_ASSIGN_OR_RETURN(std::shared_ptr<weir::Session> made,
+                          weir::Session::Create(std::move(options), std::move(parts)));
+    weir::MutexLock lock(session->mutex);
+    session->session = std::move(made);
+    return OkStatus();
   });
 }
 
 void weir_session_close(weir_session* session) {
   if (session == nullptr) return;
   Guard(session, [&]() -> Status {
-    session->session->Close();
+    session->current()->Close();
     return OkStatus();
   });
   delete session;
@@ -267,19 +232,20 @@ weir_status weir_define_bucket(weir_session* session, const weir_parameter* para
     for (size_t i = 0; i < count; ++i) {
       list[i].name = Text(parameters[i].name, "");
       list[i].elements = parameters[i].elements;
+      list[i].columns = parameters[i].columns;
     }
-    WEIR_ASSIGN_OR_RETURN(*key, session->session->DefineBucket(std::move(list), converted));
+    WEIR_ASSIGN_OR_RETURN(*key, session->current()->DefineBucket(std::move(list), converted));
     return OkStatus();
   });
 }
 
 weir_status weir_step_begin(weir_session* session) {
-  return Guard(session, [&] { return session->session->BeginStep(); });
+  return Guard(session, [&] { return session->current()->BeginStep(); });
 }
 
 weir_status weir_step_end(weir_session* session, int32_t* skipped) {
   return Guard(session, [&]() -> Status {
-    WEIR_ASSIGN_OR_RETURN(const bool was_skipped, session->session->EndStep());
+    WEIR_ASSIGN_OR_RETURN(const bool was_skipped, session->current()->EndStep());
     if (skipped != nullptr) *skipped = was_skipped ? 1 : 0;
     return OkStatus();
   });
@@ -296,18 +262,18 @@ weir_status weir_wait(weir_session* session, weir_request* request, double timeo
 }
 
 void weir_report_loss(weir_session* session, double loss) {
-  if (session != nullptr) session->session->ReportLoss(loss);
+  if (session != nullptr) session->current()->ReportLoss(loss);
 }
 
 weir_status weir_export_state(weir_session* session, void* buffer, size_t* size) {
   return Guard(session, [&]() -> Status {
     if (size == nullptr) return InvalidArgument("size: is null");
     if (buffer == nullptr) {
-      *size = session->session->ExportBytes();
+      WEIR_ASSIGN_OR_RETURN(*size, session->current()->ExportBytes());
       return OkStatus();
     }
-    WEIR_ASSIGN_OR_RETURN(*size,
-                          session->session->ExportState({static_cast<std::byte*>(buffer), *size}));
+    WEIR_ASSIGN_OR_RETURN(
+        *size, session->current()->ExportState({static_cast<std::byte*>(buffer), *size}));
     return OkStatus();
   });
 }
@@ -315,14 +281,18 @@ weir_status weir_export_state(weir_session* session, void* buffer, size_t* size)
 weir_status weir_import_state(weir_session* session, const void* buffer, size_t size) {
   return Guard(session, [&]() -> Status {
     if (buffer == nullptr) return InvalidArgument("buffer: is null");
-    return session->session->ImportState({static_cast<const std::byte*>(buffer), size});
+    return session->current()->ImportState({static_cast<const std::byte*>(buffer), size});
   });
+}
+
+weir_status weir_scale_state(weir_session* session, double factor) {
+  return Guard(session, [&] { return session->current()->ScaleState(factor); });
 }
 
 weir_status weir_get_stats(weir_session* session, weir_stats* stats) {
   return Guard(session, [&]() -> Status {
     WEIR_ASSIGN_OR_RETURN(weir_stats out, ReadStruct(stats, "stats"));
-    const weir::SessionStats now = session->session->Stats();
+    const weir::SessionStats now = session->current()->Stats();
     out.step = now.step;
     out.plan_version = now.plan_version;
     out.bytes_sent = now.bytes_sent;
@@ -330,6 +300,10 @@ weir_status weir_get_stats(weir_session* session, weir_stats* stats) {
     out.agent_connected = now.agent_connected ? 1 : 0;
     out.last_step_s = now.last_step_s;
     out.last_exposed_s = now.last_exposed_s;
+    out.peers_shared_memory = now.peers_shared_memory;
+    out.model_source = now.model_source;
+    out.epoch = now.epoch;
+    out.next_step = now.next_step;
     std::memcpy(stats, &out, std::min(sizeof out, stats->struct_size));
     return OkStatus();
   });
@@ -338,7 +312,7 @@ weir_status weir_get_stats(weir_session* session, weir_stats* stats) {
 weir_status weir_get_plan(weir_session* session, char* buffer, size_t* size) {
   return Guard(session, [&]() -> Status {
     if (size == nullptr) return InvalidArgument("size: is null");
-    const std::string text = weir::PlanToJson(*session->session->ActivePlan());
+    const std::string text = weir::PlanToJson(*session->current()->ActivePlan());
     const size_t capacity = buffer == nullptr ? 0 : *size;
     *size = text.size();
     if (capacity < text.size() + 1) {
@@ -378,11 +352,12 @@ const char* weir_strerror(int32_t status) {
 
 const char* weir_last_error(const weir_session* session) {
   try {
-    if (session != nullptr && last_error.session_id == session->id) return last_error.text.c_str();
-    if (session == nullptr || session->session == nullptr) return last_error.text.c_str();
+    weir::c_api::LastError& last_error = weir::c_api::Last();
+    if (session != nullptr && last_error.owner == session->id) return last_error.text.c_str();
+    if (session == nullptr || session->current() == nullptr) return last_error.text.c_str();
     // Nothing failed on this thread; an operation may have failed on the session's own.
-    last_error.session_id = 0;
-    last_error.text = weir::Message(session->session->failure());
+    last_error.owner = 0;
+    last_error.text = weir::Message(session->current()->failure());
     return last_error.text.c_str();
   } catch (...) {
     return "out of memory";

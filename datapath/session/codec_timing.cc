@@ -12,7 +12,7 @@
 namespace weir {
 namespace {
 
-constexpr size_t kElements = 1 << 19;
+constexpr size_t kElements = 1 << 18;
 constexpr int kRepetitions = 3;  // after one that warms caches and pages; the median counts
 // Far apart, so that the cost of a kept element stands out from the cost of looking at all.
 constexpr double kRatioHigh = 0.1, kRatioLow = 0.01;
@@ -26,33 +26,36 @@ class Workbench {
  public:
   Workbench() : gradient_(kElements), residual_(kElements), sum_(kElements) {
     Random random(1);
-    for (float& x : gradient_) {
-      x = static_cast<float>(random.Normal());
-      max_abs_ = std::max(max_abs_, std::fabs(x));
-    }
+    for (float& x : gradient_) x = static_cast<float>(random.Normal());
   }
 
   std::optional<Seconds> Time(const Codec& codec, double ratio) {
     EncodeContext context;
     context.params.ratio = ratio;
     context.seed = 1;
-    context.shared_max_abs = max_abs_;
-    const auto state = codec.NewState(kElements, context.params);
+    context.shared_max = codec.LocalMax(gradient_, {}, context);
+    const auto state = codec.NewState(kElements, context);
     context.state = state.get();
     GradientStatistics statistics;
     context.statistics = &statistics;
-    payload_.resize(codec.MaxEncodedBytes(kElements, context.params));
+    payload_.resize(codec.MaxEncodedBytes(kElements, context));
     std::vector<double> encodes, decodes;
     for (int i = 0; i <= kRepetitions; ++i) {
       const TimePoint begin = RealClock().Now();
-      const auto encoded =
-          codec.Traits().needs_error_feedback
-              ? codec.EncodeWithFeedback(gradient_, residual_, residual_, context, payload_)
-              : codec.Encode(gradient_, context, payload_);
+      size_t bytes = 0;
+      for (context.round = 0; context.round < codec.Traits().rounds; ++context.round) {
+        context.previous = std::span(payload_).first(bytes);
+        const std::span<std::byte> out = std::span(payload_).subspan(bytes);
+        const auto encoded =
+            codec.Traits().needs_error_feedback
+                ? codec.EncodeWithFeedback(gradient_, residual_, residual_, context, out)
+                : codec.Encode(gradient_, context, out);
+        if (!encoded.ok()) return std::nullopt;
+        bytes += encoded->bytes;
+      }
       const TimePoint middle = RealClock().Now();
-      if (!encoded.ok()) return std::nullopt;
       // What shares indices is not decoded this way; its time stays unknown.
-      const auto payload = std::span<const std::byte>(payload_).first(encoded->bytes);
+      const auto payload = std::span<const std::byte>(payload_).first(bytes);
       const bool decoded = codec.DecodeAdd(payload, context, 0.25f, sum_).ok();
       if (i == 0) continue;
       encodes.push_back(ToSeconds(middle - begin));
@@ -69,7 +72,6 @@ class Workbench {
 
   std::vector<float> gradient_, residual_, sum_;
   std::vector<std::byte> payload_;
-  float max_abs_ = 0;
 };
 
 /// The line through two points, neither coefficient negative.

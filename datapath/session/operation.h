@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "datapath/base/clock.h"
@@ -18,6 +19,7 @@
 #include "datapath/session/agent_protocol.h"
 #include "datapath/session/bucket_table.h"
 #include "datapath/session/plan.h"
+#include "datapath/session/regions.h"
 #include "datapath/session/scratch_pool.h"
 
 namespace weir {
@@ -48,16 +50,21 @@ struct Operation {
   bool in_place = false;  // dense float32: the network works on the caller's buffer
   ScratchLoan dense;      // float32 copy of a 16-bit bucket
   ScratchLoan payload;
-  size_t payload_bytes = 0;
+  size_t payload_bytes = 0;   // of all rounds so far
+  size_t round_at = 0;        // where this round's part of the payload begins
   std::span<float> gradient;  // the caller's buffer or `dense`
   std::optional<ResidualBuffers> residual;
+  std::optional<Ef21Buffers> ef21;  // in place of a residual; `residual` then names the memory
+  float estimate_scale = 1;         // ef21: what `scale` was asked to be
   EncodeContext context;
-  float local_max_abs = 0;
+  float local_max = 0;
   bool encode_pending = false;  // waits for shared metadata
   double selection_energy = 0;  // shared index: energy of this rank's own selection
   std::vector<std::vector<std::byte>> gathered;
+  std::optional<RegionWork> regions;  // when the collective carries them
   std::vector<uint32_t> indices;
   std::vector<float> values;
+  std::vector<uint32_t> own_indices;  // own values: what this rank selected
 
   // Outcome.
   Status status;
@@ -68,8 +75,19 @@ struct Operation {
   double gain = 1;
   double residual_energy = -1;  // negative: no residual in use
   uint64_t bytes_sent = 0;
+  std::string_view ran_instead;  // of the collective that was chosen; empty: that one ran
   std::optional<GainCurve> gain_curve;
+  std::vector<CodecLoss> codec_losses;
 };
+
+/// Whether the sum of this operation is encoded again on its way.
+bool CarriesRegions(const Operation& op);
+
+/// True when what a codec keeps under one choice serves the other.
+bool SameStateChoice(const Choice& a, const Choice& b);
+
+/// x *= scale; false when an element is NaN or infinite, before or after.
+bool ScaleFinite(std::span<float> x, float scale);
 
 /// What the stages share. Thread-safe as each operation is in one stage at a time and no two
 /// operations of one step name the same bucket.
@@ -87,7 +105,7 @@ class OperationStages {
   Status Encode(Operation& op);
 
   /// Network thread, operations in order: the metadata exchange if any, then the collective.
-  /// `begin` starts sub-operation n (0, 1, 2) of this operation on the group; `finish` hears of
+  /// `begin` starts sub-operation n (0, 1, ...) of this operation on the group; `finish` hears of
   /// each sub- operation that succeeded. Errors are the collective's, annotated with bucket, codec,
   /// collective.
   struct NetworkHooks {
@@ -102,13 +120,42 @@ class OperationStages {
 
  private:
   Status PrepareGradient(Operation& op);
+  Status TakeResidual(Operation& op);
+  Status TakeServerResidual(Operation& op);
+  Status TakeEf21(Operation& op);
   Status EncodeLanesOrOpaque(Operation& op);
   Status EncodeShared(Operation& op);
   Status RunEncoder(Operation& op);
+  Status EncodeRound(Operation& op, int round);
   void Sample(Operation& op, const GradientStatistics& fused);
   Status RunMetadata(Operation& op, Group& group, const NetworkHooks& hooks);
   Status RunCollective(Operation& op, Group& group);
+  Status RunSubOperation(Operation& op, Group& group, const NetworkHooks& hooks, int number,
+                         const std::function<Status()>& run);
   Status OpenShared(Operation& op, std::span<const std::byte> index_payload);
+  /// As OpenShared, of the union of the selections of all ranks.
+  Status OpenUnion(Operation& op, std::span<const std::vector<std::byte>> index_payloads);
+  /// Fills op.values at op.indices.
+  void FillShared(Operation& op);
+  /// FillShared, and accounts for what those values take.
+  void TakeShared(Operation& op);
+  /// Where each rank sends its own selection: this rank's.
+  Status OpenOwn(Operation& op, std::span<const std::byte> index_payload);
+  /// Leaves in op.own_indices what the ranks kept of it, and accounts for that.
+  void TakeOwn(Operation& op);
+  // Regions, regions.cc.
+  enum class Encoding { kPart, kSum };  // of what: a rank's part of a region, or its sum
+  void PrepareRegions(Operation& op);
+  /// How `encoder` encoded a region; without state.
+  EncodeContext RegionContext(const Operation& op, size_t region, int encoder,
+                              Encoding encoding) const;
+  Status EncodeRegions(Operation& op);
+  Status RunRegions(Operation& op, Group& group);
+  StatusOr<std::span<const std::byte>> EncodeSum(Operation& op, Group& group);
+  /// out += scale * what the payload of a region decodes to; out has the region's size.
+  Status DecodeRegion(const Operation& op, size_t region, int encoder, Encoding encoding,
+                      std::span<const std::byte> payload, float scale, std::span<float> out) const;
+  Status DecodeRegions(Operation& op);
   Status DecodeDense(Operation& op);
   Status DecodeShared(Operation& op);
   void Deliver(Operation& op);
@@ -117,6 +164,7 @@ class OperationStages {
   const uint64_t job_hash_;
   ResidualStore& residuals_;
   const Clock& clock_;
+  const CodecLossProbe loss_probe_;
   ScratchPool pool_{16};
 };
 

@@ -14,6 +14,7 @@
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
 #include "datapath/collective/collective.h"
+#include "datapath/session/aggregator_lease.h"
 
 namespace weir {
 
@@ -27,9 +28,13 @@ struct Choice {
   std::string codec;
   std::string collective;
   double ratio = 1;
+  uint32_t bits = 0;           // width of values; 0: the codec's default
   uint32_t segment_bytes = 0;  // 0: the group's default
   friend bool operator==(const Choice&, const Choice&) = default;
 };
+
+/// The parameters of a choice's codec. Thread-safe.
+CodecParams ParamsOf(const Choice& choice);
 
 /// Dense float32 by ring: what runs without any plan.
 Choice DenseChoice();
@@ -41,6 +46,8 @@ struct Plan {
   std::map<uint64_t, Choice> buckets;
   Choice fallback = DenseChoice();  // buckets that are not listed
   std::string digest;               // as received; empty when the sender gave none
+  std::map<std::string, AggregatorLease> leases = {};  // by collective
+  std::vector<int> ring_order = {};  // every rank once, each sends to the next; empty: ascending
 };
 
 enum class UnknownKeys {
@@ -56,40 +63,51 @@ StatusOr<Plan> ParsePlan(std::string_view text, UnknownKeys unknown_keys);
 /// absent version means 1. kNotFound: no such file.
 StatusOr<Plan> ReadPlanFile(const std::string& path);
 
-/// The JSON form of weir.v1.Plan, buckets by ascending key. Thread-safe.
+/// The JSON form of weir.v1.Plan, buckets by ascending key, leases by collective. Thread-safe.
 std::string PlanToJson(const Plan& plan);
 
-/// XXH3-64 of the plan's canonical text (job, version, fallback, buckets by ascending key; numbers
-/// as shortest round-trip decimals). Equal plans have equal digests on every machine. Thread-safe,
-/// O(n).
+/// XXH3-64 of the plan's canonical text (job, version, fallback, buckets by ascending key, leases
+/// by ascending collective, the ring's order if any; numbers as shortest round-trip decimals).
+/// Equal plans have equal digests on every machine. Thread-safe, O(n).
 uint64_t PlanDigest(const Plan& plan);
 
 /// The choice for a bucket. Thread-safe.
 const Choice& ChoiceFor(const Plan& plan, uint64_t bucket);
 
+/// What a bucket is to a codec.
+struct BucketSize {
+  uint64_t elements = 0;
+  std::vector<TensorShape> shape;  // of its tensors in order; empty: one vector
+};
+
 /// What a plan is checked against before it is acked.
 struct PlanLimits {
   std::string job;
   int world = 1;
-  std::map<uint64_t, uint64_t> bucket_elements;  // the buckets known so far
-  uint64_t memory_bytes_max = UINT64_MAX;        // for payloads and residuals
-  uint64_t residual_bytes_held = 0;              // of those, already in use
+  std::map<uint64_t, BucketSize> buckets;  // the buckets known so far
+  uint64_t memory_bytes_max = UINT64_MAX;  // for payloads and residuals
+  uint64_t residual_bytes_held = 0;        // of those, already in use
 };
 
 /// OK when every choice can run here: job matches, names are known, forms match, parameters,
-/// segment and world size are in range, and the memory it needs stays under the limit. kNotFound
-/// lists valid names; kInvalidArgument and kResourceExhausted say which bucket or "fallback".
-/// Thread-safe.
+/// segment and world size are in range, leases make sense and are there for the collectives that
+/// need one, the ring's order names every rank once, and the memory it needs stays under the limit.
+/// kNotFound lists valid names; kInvalidArgument and kResourceExhausted say which bucket,
+/// "fallback" or lease. Thread-safe.
 Status ValidatePlan(const Plan& plan, const PlanLimits& limits);
 
-/// Memory that one bucket of n elements needs under a choice.
+/// Memory that one bucket needs under a choice.
 struct ChoiceMemory {
   uint64_t payload_bytes = 0;   // while its operation is in the pipeline
   uint64_t residual_bytes = 0;  // as long as the choice runs
 };
 
 /// The names must be known. Thread-safe.
-ChoiceMemory MemoryOf(const Choice& choice, uint64_t elements, int world);
+ChoiceMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int world);
+
+/// True when the payload is the floats themselves, so that the caller's buffer can be the payload.
+/// Thread-safe.
+bool IsRawFloat(const Codec& codec);
 
 /// Operations that can hold payloads at the same time, see pipeline.h.
 inline constexpr size_t kPayloadsInFlightMax = 7;

@@ -19,6 +19,14 @@ PlanActivation::PlanActivation(int rank, int world, std::shared_ptr<const Plan> 
       active_(std::move(initial)),
       active_content_(PlanDigest(*active_)) {}
 
+void PlanActivation::StartFrom(std::shared_ptr<const Plan> initial) {
+  active_ = std::move(initial);
+  active_content_ = PlanDigest(*active_);
+  lease_plan_ = nullptr;
+  held_.clear();
+  armed_version_ = 0;
+}
+
 ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const std::string& nonce,
                                         const Status& valid, std::shared_ptr<const Plan> lease) {
   const uint64_t version = plan->version;

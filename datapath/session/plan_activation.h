@@ -60,6 +60,9 @@ class PlanActivation {
   /// `initial` is what runs from the first step (version 0: dense); equal on all ranks.
   PlanActivation(int rank, int world, std::shared_ptr<const Plan> initial);
 
+  /// Before the first step: `initial` instead, and nothing else is held.
+  void StartFrom(std::shared_ptr<const Plan> initial);
+
   /// The agent offers `plan`; `valid` is the outcome of ValidatePlan. Repeats are answered again.
   /// `lease`: null, or what to turn to when the lease runs out. Nacks: invalid; version not above
   /// the active one; the same version held with other content or promised to a lease; a lease plan

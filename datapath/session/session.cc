@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "datapath/base/log.h"
+#include "datapath/base/random.h"
 #include "datapath/collective/primitives.h"
 #include "datapath/session/json.h"
 
@@ -13,32 +15,21 @@ namespace {
 
 // Operation numbers: step, then position within the step, then part of the operation. A rank that
 // lost count of steps or operations meets a mismatch, never another operation's bytes.
-constexpr int kIndexShift = 2;
+constexpr int kIndexShift = 3;
 constexpr int kStepShift = 20;
 constexpr uint64_t kOperationsPerStepMax = 1u << (kStepShift - kIndexShift);
-// Outside of every step.
-constexpr uint64_t kStartSequence = UINT64_MAX;
-
-Status CheckOptions(const SessionOptions& options) {
-  if (options.job.empty()) return InvalidArgument("job: expected a name, found none");
-  if (options.world < 1 || options.world > 65535) {
-    return InvalidArgument(StrCat("world: expected 1..65535, found ", options.world));
-  }
-  if (options.rank < 0 || options.rank >= options.world) {
-    return InvalidArgument(
-        StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
-  }
-  return OkStatus();
-}
-
 StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
   WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory, Transports().Find(options.transport));
   TransportOptions transport;
-  transport.job = XXH3_64bits(options.job.data(), options.job.size());
+  // Meshes of other epochs are other jobs to the transport: none takes a late caller of theirs.
+  const uint64_t job = XXH3_64bits(options.job.data(), options.job.size());
+  transport.job = options.epoch == 0 ? job : MixSeed(job, options.epoch);
   transport.rank = options.rank;
   transport.world = options.world;
   transport.listen = options.listen;
   transport.congestion_control = options.congestion_control;
+  transport.busy_poll = options.busy_poll;
+  transport.host_silence_min = options.operation_timeout_floor;
   return factory->Create(transport);
 }
 
@@ -54,6 +45,18 @@ StatusOr<std::shared_ptr<const Plan>> InitialPlan(const SessionOptions& options)
 }
 
 }  // namespace
+
+Status Session::CheckOptions(const SessionOptions& options) {
+  if (options.job.empty()) return InvalidArgument("job: expected a name, found none");
+  if (options.world < 1 || options.world > 65535) {
+    return InvalidArgument(StrCat("world: expected 1..65535, found ", options.world));
+  }
+  if (options.rank < 0 || options.rank >= options.world) {
+    return InvalidArgument(
+        StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
+  }
+  return OkStatus();
+}
 
 uint64_t Session::OperationSequence(const Operation& op, int sub_operation) {
   return op.step << kStepShift | op.index << kIndexShift | static_cast<uint64_t>(sub_operation);
@@ -76,6 +79,7 @@ StatusOr<std::unique_ptr<Session>> Session::Create(SessionOptions options, Sessi
     WEIR_ASSIGN_OR_RETURN(session->link_, AgentLink::Create(std::move(link), *session));
     session->agent_ = session->link_.get();
   }
+  if (parts.former != nullptr) session->Inherit(*parts.former);
   return session;
 }
 
@@ -85,10 +89,22 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
       name_(StrCat(options_.job, " rank ", options_.rank)),
       transport_(std::move(transport)),
       address_(transport_->address()),
-      stages_({options_.job, options_.rank, options_.world}, residuals_, RealClock()),
+      aggregators_({.rank = options_.rank,
+                    .world = options_.world,
+                    .failed = [this](const std::string& detail) { OnOffloadFailed(detail); }}),
+      residuals_(std::make_unique<ResidualStore>()),
+      stages_(std::make_unique<OperationStages>(
+          OperationStages::Options{options_.job, options_.rank, options_.world}, *residuals_,
+          RealClock())),
       agent_(agent),
-      activation_(options_.rank, options_.world, std::move(initial)) {
+      activation_(options_.rank, options_.world, std::move(initial)),
+      patience_({options_.operation_timeout_floor, options_.operation_timeout}) {
+  stats_.epoch = options_.epoch;
   stats_.plan_version = activation_.active()->version;
+  // A job of which no controller knows and whose plan has no lease can never use one.
+  if (agent_ != nullptr || !options_.agent.empty() || !activation_.active()->leases.empty()) {
+    aggregators_.Bind(address_);
+  }
   pipeline_ = std::make_unique<Pipeline>(Pipeline::Stages{
       [this](Operation& op) { EncodeOperation(op); }, [this](Operation* op) { MoveOperation(op); },
       [this](Operation& op) { DecodeOperation(op); }});
@@ -104,25 +120,43 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
                                   " ranks, found ", addresses.size()));
   }
   Status status = transport_->Connect(addresses, deadline);
-  if (status.ok()) {
-    Group group(*transport_);
-    // The digest stands where operations carry their bucket: ranks that start from unlike plans
-    // meet a mismatch here and not in the middle of training.
-    const std::shared_ptr<const Plan> plan = ActivePlan();
-    group.Begin({plan->version, kStartSequence, PlanDigest(*plan)}, {}, 0, deadline);
-    status = Barrier(group);
-    if (status.code() == StatusCode::kInternal) {
-      status = Annotate(status, "ranks start from different plans; give all the same plan file");
-    }
-  }
+  if (status.ok() && options_.epoch > 0) status = Agree(deadline);
+  if (status.ok()) status = CheckStart(deadline);
   if (!status.ok()) {
+    if (options_.epoch > 0) status = Annotate(status, StrCat("epoch ", options_.epoch));
     Fail(status);
     return status;
   }
   connected_ = true;
+  survivor_ = survivor_ || options_.epoch == 0;
   addresses_ = addresses;
+  CountMedia();
   if (link_ != nullptr) link_->Start();
   return OkStatus();
+}
+
+Status Session::LearnNodes(Group& group) {
+  // Each rank goes by the lowest rank that it reaches through memory; all ranks by the same list.
+  int32_t node = options_.rank;
+  for (const PathSample& path : transport_->Samples()) {
+    if (path.medium == "shm") node = std::min(node, path.peer);
+  }
+  std::vector<int32_t> nodes(static_cast<size_t>(options_.world));
+  WEIR_RETURN_IF_ERROR(SmallAllGather(group, std::as_bytes(std::span(&node, 1)),
+                                      std::as_writable_bytes(std::span(nodes))));
+  nodes_.assign(nodes.begin(), nodes.end());
+  return OkStatus();
+}
+
+void Session::CountMedia() {
+  int shared = 0, others = 0;
+  for (const PathSample& path : transport_->Samples()) ++(path.medium == "shm" ? shared : others);
+  if (options_.rank == 0 && shared > 0) {
+    Log(LogLevel::kInfo, "session",
+        StrCat(name_, ": ", shared, " peers by shared memory, ", others, " over the network"));
+  }
+  MutexLock lock(mutex_);
+  stats_.peers_shared_memory = shared;
 }
 
 void Session::Close() {
@@ -144,7 +178,7 @@ void Session::Close() {
   // The transport says goodbye: peers that are still in an operation keep what was sent to them.
   std::unique_ptr<Transport> leaving;
   MutexLock lock(mutex_);
-  stats_.bytes_sent = transport_->bytes_sent();
+  stats_.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();
   leaving = std::move(transport_);
 }
 
@@ -156,9 +190,10 @@ StatusOr<uint64_t> Session::DefineBucket(std::vector<ResidualParameter> paramete
     BucketRegistry trial;  // argument errors first, so that nothing changes on an error
     WEIR_RETURN_IF_ERROR(trial.Define(parameters, dtype).status());
   }
-  WEIR_RETURN_IF_ERROR(residuals_.Define(key, parameters));
+  WEIR_RETURN_IF_ERROR(residuals_->Define(key, parameters));
   MutexLock lock(mutex_);
-  WEIR_RETURN_IF_ERROR(buckets_.Define(std::move(parameters), dtype).status());
+  WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, buckets_.Define(std::move(parameters), dtype));
+  TakeRestored(*bucket);
   buckets_changed_ = true;
   return key;
 }
@@ -167,6 +202,7 @@ Status Session::BeginStep() {
   WEIR_RETURN_IF_ERROR(failure());
   if (!connected_ || closed_) return FailedPrecondition("the session is not connected");
   if (step_open_) return FailedPrecondition(StrCat("step ", next_step_ - 1, " was not ended"));
+  WEIR_RETURN_IF_ERROR(ApplyAgreement());
   const TimePoint now = RealClock().Now();
   FinishReport(now);
   const uint64_t step = next_step_++;
@@ -181,6 +217,7 @@ Status Session::BeginStep() {
     plan_ = activation_.active();
     lapsed = activated.has_value() && plan_ == lease_plan;
     stats_.step = step;
+    stats_.next_step = next_step_;
     stats_.plan_version = plan_->version;
     if (buckets_changed_) table = buckets_.Describe();
   }
@@ -292,9 +329,10 @@ StatusOr<bool> Session::EndStep() {
   }
   const Status failed = failure();
   if (!failed.ok()) {
-    residuals_.Discard();
+    residuals_->Discard();
     return failed;
   }
+  steps_done_ = next_step_;
   report_pending_ = true;
   FillReport(operations_, times_, &report_);
   bool order_changed;
@@ -306,21 +344,12 @@ StatusOr<bool> Session::EndStep() {
   }
   buckets_changed_ = buckets_changed_ || order_changed;
   if (report_.skipped) {
-    residuals_.Discard();
+    residuals_->Discard();
     Tell(RankEvent{"non_finite", "a gradient held NaN or infinity", report_.step, -1});
   } else {
-    residuals_.Commit();
+    residuals_->Commit();
   }
   return report_.skipped;
-}
-
-StatusOr<size_t> Session::ExportState(std::span<std::byte> out) const {
-  return residuals_.Export(out);
-}
-
-Status Session::ImportState(std::span<const std::byte> bytes) {
-  if (step_open_) return FailedPrecondition("state is imported between steps");
-  return residuals_.Import(bytes);
 }
 
 SessionStats Session::Stats() const {
@@ -328,7 +357,7 @@ SessionStats Session::Stats() const {
   {
     MutexLock lock(mutex_);
     stats = stats_;
-    if (transport_ != nullptr) stats.bytes_sent = transport_->bytes_sent();
+    if (transport_ != nullptr) stats.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();
   }
   stats.agent_connected = agent_ != nullptr && agent_->connected();
   return stats;

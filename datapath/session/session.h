@@ -5,6 +5,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,7 +13,9 @@
 #include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
 #include "datapath/session/agent_link.h"
+#include "datapath/session/aggregator_port.h"
 #include "datapath/session/bucket_table.h"
+#include "datapath/session/patience.h"
 #include "datapath/session/pipeline.h"
 #include "datapath/session/plan_activation.h"
 #include "datapath/session/telemetry.h"
@@ -24,7 +27,7 @@ struct SessionOptions {
   std::string job;
   int rank = 0;
   int world = 1;
-  std::string transport = "tcp";
+  std::string transport = "auto";
   std::string listen = "127.0.0.1:0";
   std::string agent;  // empty: none
   std::string agent_token;
@@ -32,21 +35,33 @@ struct SessionOptions {
   Duration operation_timeout = std::chrono::seconds(60);
   Duration connect_timeout = std::chrono::seconds(60);
   std::string congestion_control;
+  Duration busy_poll{};                // TransportOptions::busy_poll
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
   bool measure_codecs = false;         // tell the controller CodecTimings()
-  Duration lease_min = std::chrono::seconds(3);  // shorter leases count as this
+  Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
+  Duration operation_timeout_floor = std::chrono::seconds(10);  // see Patience
+  uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
 };
+
+class Session;
 
 /// Replaces what a session would make itself. For tests and embedding.
 struct SessionParts {
   std::unique_ptr<Transport> transport;
   AgentPort* agent = nullptr;  // outlives the session; its owner calls OnCommand and Greeting
+  /// Closed. The session made takes over what this one holds of the job: residuals, momenta,
+  /// buckets, the number of steps, the active plan. It is of no more use then; on an error it keeps
+  /// all.
+  Session* former = nullptr;
 };
 
 struct SessionStats {
   uint64_t step = 0, plan_version = 0, bytes_sent = 0, steps_skipped = 0;
   bool agent_connected = false;
+  int peers_shared_memory = 0;  // peers on this node that are reached without the network
   double last_step_s = 0, last_exposed_s = 0;
+  uint64_t epoch = 0, next_step = 0;
+  int model_source = -1;  // whose model every rank takes after the mesh was formed anew; -1: none
 };
 
 /// Steps, buckets and state calls come from one thread at a time; Stats, ActivePlan, failure and
@@ -58,16 +73,28 @@ class Session : public AgentHandler {
   static StatusOr<std::unique_ptr<Session>> Create(SessionOptions options,
                                                    SessionParts parts = SessionParts());
   ~Session() override;
+  /// kInvalidArgument: job, rank or world cannot be.
+  static Status CheckOptions(const SessionOptions& options);
 
   const TransportAddress& address() const { return address_; }
 
   /// Connects to all ranks and checks that all start from the same plan, then starts the agent
   /// link. Errors are the transport's; kInternal: another plan.
+  ///
+  /// In an epoch above 0 the ranks are survivors of a former mesh (SessionParts::former) and
+  /// newcomers, which agree here on where to go on: at the step that the rank with the fewest
+  /// completed steps has to do next. Ranks that completed that step already undo what it did to
+  /// residuals and momenta at the next BeginStep, and their callers take the model of
+  /// SessionStats::model_source, the first survivor that did not. All take that rank's active plan
+  /// if this world may run it, else dense. What codecs keep besides residuals, and the memory of
+  /// EF21, begins anew. kInternal: completed steps differ by more than one; kFailedPrecondition: no
+  /// rank is a survivor.
   Status Connect(const std::vector<TransportAddress>& addresses);
 
   /// Ends every operation with kAborted, joins every thread and leaves the job. Peers that do not
   /// need this rank any more finish what they do. Idempotent.
   void Close();
+  bool closed() const { return closed_.load(); }
 
   /// See weir_define_bucket. kInvalidArgument; kFailedPrecondition: a parameter's bucket is in use
   /// in this step.
@@ -87,11 +114,19 @@ class Session : public AgentHandler {
 
   void ReportLoss(double loss) { report_.loss = loss, report_.has_loss = true; }
 
-  StatusOr<size_t> ExportState(std::span<std::byte> out) const;
-  size_t ExportBytes() const { return residuals_.ExportBytes(); }
+  /// Residuals, momenta and the states of codecs, between steps. See ResidualStore, whose errors
+  /// these are; of a codec's state besides: kDataLoss when the codec does not take it, kNotFound
+  /// when this build has no such codec.
+  StatusOr<size_t> ExportState(std::span<std::byte> out);
+  StatusOr<size_t> ExportBytes();
   Status ImportState(std::span<const std::byte> bytes);
+  /// See weir_scale_state.
+  Status ScaleState(double factor);
 
   SessionStats Stats() const;
+  /// Of every rank, once connected: ranks with equal numbers share memory, by what each said of
+  /// itself, so the list is the same everywhere.
+  const std::vector<int>& nodes() const { return nodes_; }
   std::shared_ptr<const Plan> ActivePlan() const;
   /// Why the session failed; OK while it works.
   Status failure() const;
@@ -106,15 +141,38 @@ class Session : public AgentHandler {
   Session(SessionOptions options, std::unique_ptr<Transport> transport, AgentPort* agent,
           std::shared_ptr<const Plan> initial);
 
+  /// A codec's state out of a checkpoint, and the choice that it belongs to.
+  struct RestoredState {
+    Choice choice;
+    std::unique_ptr<CodecState> state;
+  };
+  using RestoredStates = std::map<uint64_t, RestoredState>;
+  std::vector<SavedCodecState> SaveCodecStates() const;
+  StatusOr<RestoredStates> LoadCodecStates(const std::vector<SavedCodecState>& saved) const;
+  void TakeRestored(Bucket& bucket);
+
+  /// What a rank says of itself when a mesh is formed anew.
+  struct Standing;
+  Status Agree(TimePoint deadline);
+  Status TakePlan(Group& group, const std::vector<Standing>& all, int source);
+  Status CheckStart(TimePoint deadline);
+  void Inherit(Session& former);
+  Status ApplyAgreement();
+
   static uint64_t OperationSequence(const Operation& op, int sub_operation);
   void EncodeOperation(Operation& op);
   void MoveOperation(Operation* op);
   void DecodeOperation(Operation& op);
   Status RunOnNetwork(Operation& op);
+  Status RunWithin(Operation& op, Duration allowed);
   void Fail(const Status& status);
   void AbortTransport();
+  void CountMedia();
+  /// Every rank tells every other which node it is on; a barrier besides.
+  Status LearnNodes(Group& group);
   void OnOffer(PlanOffer offer);
   void Tell(RankMessage message);
+  void OnOffloadFailed(const std::string& detail);
   Choice EffectiveChoice(const Plan& plan, const Bucket& bucket) const;
   void TellLapse(uint64_t step);
   void FinishReport(TimePoint now);
@@ -124,8 +182,9 @@ class Session : public AgentHandler {
   const std::string name_;                // "job/rank 3", for the log
   std::unique_ptr<Transport> transport_;  // null after Close
   const TransportAddress address_;
-  ResidualStore residuals_;
-  OperationStages stages_;
+  AggregatorPort aggregators_;
+  std::unique_ptr<ResidualStore> residuals_;
+  std::unique_ptr<OperationStages> stages_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<AgentLink> link_;
   AgentPort* agent_;  // link_, a test's, or null
@@ -137,6 +196,7 @@ class Session : public AgentHandler {
   Status failure_ WEIR_GUARDED_BY(mutex_);
   size_t outstanding_ WEIR_GUARDED_BY(mutex_) = 0;
   SessionStats stats_ WEIR_GUARDED_BY(mutex_);
+  uint64_t former_bytes_sent_ = 0;  // in former meshes; never changes once Create returned
   // Rank 0: how long the active plan may run without a renewal; 0: without bound.
   Duration lease_ WEIR_GUARDED_BY(mutex_) = Duration(0);
   TimePoint lease_renewed_ WEIR_GUARDED_BY(mutex_) = TimePoint();
@@ -145,16 +205,23 @@ class Session : public AgentHandler {
 
   // The network thread only (after Drain: the closing thread).
   bool transport_aborted_ = false;
+  Patience patience_;
+  uint64_t confirmed_step_ = UINT64_MAX;  // the residuals of the step before it are final
 
   // The caller's thread only.
   bool connected_ = false;
   std::vector<TransportAddress> addresses_;  // of every rank
+  std::vector<int> nodes_;                   // of every rank; equal numbers share memory
   bool step_open_ = false;
   uint64_t next_step_ = 0;
+  uint64_t steps_done_ = 0;           // completed, skipped ones too
+  bool survivor_ = false;             // the caller's model is that of steps_done_ steps
+  bool agreement_pending_ = false;    // the caller has not gone on since Agree
   std::shared_ptr<const Plan> plan_;  // of the open step
   std::deque<Operation> operations_;  // of the open or last step
   std::vector<uint64_t> submitted_keys_;
   bool buckets_changed_ = false;
+  RestoredStates restored_;  // of buckets that were not defined again yet
   StepTimes times_;
   StepReport report_;
   bool report_pending_ = false;

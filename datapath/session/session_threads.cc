@@ -14,7 +14,7 @@ namespace weir {
 
 void Session::EncodeOperation(Operation& op) {
   if (failed_.load()) return;  // MoveOperation says so
-  op.status = stages_.Encode(op);
+  op.status = stages_->Encode(op);
 }
 
 void Session::MoveOperation(Operation* op) {
@@ -28,6 +28,11 @@ void Session::MoveOperation(Operation* op) {
     return;
   }
   if (op->status.ok()) op->status = RunOnNetwork(*op);
+  if (op->status.ok() && op->bucket->elements > 0 && op->step != confirmed_step_) {
+    // Every rank had a part in it, so every rank has ended the step before.
+    confirmed_step_ = op->step;
+    residuals_->Confirm();
+  }
   if (!op->status.ok()) {
     Fail(op->status);
     AbortTransport();  // the other ranks wait for this one's part
@@ -36,8 +41,19 @@ void Session::MoveOperation(Operation* op) {
 }
 
 Status Session::RunOnNetwork(Operation& op) {
+  const TimePoint begin = RealClock().Now();
+  const Duration allowed = patience_.Begin(op.step, op.bucket->key, PatienceKey(op.choice), begin);
+  Status status = RunWithin(op, allowed);
+  if (status.ok() && op.bucket->elements > 0) patience_.Finish(RealClock().Now());
+  if (status.code() == StatusCode::kDeadlineExceeded) {
+    status = DeadlineExceeded(StrCat(Message(status), patience_.Explain()));
+  }
+  return status;
+}
+
+Status Session::RunWithin(Operation& op, Duration allowed) {
   OperationStages::NetworkHooks hooks;
-  hooks.begin = [this](Group& group, const Operation& running, int sub_operation) {
+  hooks.begin = [this, allowed](Group& group, const Operation& running, int sub_operation) {
     ControlWord word;
     {
       MutexLock lock(mutex_);
@@ -45,23 +61,24 @@ Status Session::RunOnNetwork(Operation& op) {
     }
     const OperationId id{running.plan->version, OperationSequence(running, sub_operation),
                          running.bucket->key};
-    group.Begin(id, word, running.flags, RealClock().Now() + options_.operation_timeout);
+    group.Begin(id, word, running.flags, RealClock().Now() + allowed);
   };
   hooks.finish = [this](Group& group) {
     MutexLock lock(mutex_);
     return activation_.OnOperationDone(group.control());
   };
-  if (op.choice.segment_bytes != 0) {
-    Group group(*transport_, op.choice.segment_bytes);
-    return stages_.Exchange(op, group, hooks);
-  }
-  Group group(*transport_);
-  return stages_.Exchange(op, group, hooks);
+  const size_t segment_bytes =
+      op.choice.segment_bytes != 0 ? op.choice.segment_bytes : kSegmentBytesDefault;
+  Group group(*transport_, segment_bytes);
+  group.SetNodes(nodes_);
+  group.SetRing(op.plan->ring_order);
+  group.SetOffload(aggregators_.OffloadOf(*op.plan, op.choice.collective));
+  return stages_->Exchange(op, group, hooks);
 }
 
 void Session::DecodeOperation(Operation& op) {
   if (op.status.ok()) {
-    op.status = stages_.Decode(op);
+    op.status = stages_->Decode(op);
     if (!op.status.ok()) {
       Fail(op.status);
       pipeline_->Nudge();  // the network thread tells the other ranks
@@ -93,6 +110,18 @@ void Session::Fail(const Status& status) {
       RankEvent{"peer_failed", ToString(status), step, GuiltyRank(Message(status), options_.rank)});
 }
 
+void Session::OnOffloadFailed(const std::string& detail) {
+  uint64_t step;
+  {
+    MutexLock lock(mutex_);
+    step = activation_.step();
+  }
+  Log(LogLevel::kWarning, "session",
+      StrCat(name_, ": ", detail,
+             "; the ranks sum among themselves until another lease is granted"));
+  Tell(RankEvent{"offload_failed", detail, step, -1});
+}
+
 void Session::AbortTransport() {
   if (transport_aborted_) return;
   transport_aborted_ = true;
@@ -114,6 +143,8 @@ std::vector<RankMessage> Session::Greeting() {
   hello.pid = static_cast<uint32_t>(getpid());
   hello.library_version = kLibraryVersion;
   hello.datapath_address = address_;
+  hello.aggregation_address = aggregators_.address();
+  hello.epoch = options_.epoch;
   if (options_.measure_codecs) hello.codec_timings = &CodecTimings();
   MutexLock lock(mutex_);
   hello.active_plan = activation_.active();
@@ -175,11 +206,11 @@ void Session::OnOffer(PlanOffer offer) {
   limits.world = options_.world;
   {
     MutexLock lock(mutex_);
-    limits.bucket_elements = buckets_.Elements();
+    limits.buckets = buckets_.Sizes();
   }
   limits.memory_bytes_max = options_.plan_memory_bytes_max != 0 ? options_.plan_memory_bytes_max
                                                                 : AvailableMemoryBytes() / 2;
-  limits.residual_bytes_held = residuals_.MemoryBytes();
+  limits.residual_bytes_held = residuals_->MemoryBytes();
   Status valid = ValidatePlan(*offer.plan, limits);
   std::shared_ptr<const Plan> lease;
   if (offer.lease_plan.has_value()) {

@@ -21,8 +21,10 @@ BucketSample SampleOf(const Operation& op, const StepTimes& times) {
   BucketSample sample;
   sample.bucket = op.bucket->key;
   sample.codec = op.choice.codec;
-  sample.collective = op.choice.collective;
+  // Whoever calibrates by it learns of what took the time.
+  sample.collective = op.ran_instead.empty() ? op.choice.collective : std::string(op.ran_instead);
   sample.ratio = op.choice.ratio;
+  sample.bits = op.choice.bits;
   sample.ready_s = SecondsBetween(times.first_submit, op.times.submitted);
   sample.metadata_s = ToSeconds(op.times.metadata);
   sample.encode_s = ToSeconds(op.times.encode);
@@ -43,6 +45,7 @@ void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
                 StepReport* report) {
   report->buckets.clear();
   report->gains.clear();
+  report->codec_losses.clear();
   if (operations.empty()) return;
   report->compute_s = SecondsBetween(times.begin, times.first_submit);
   report->backward_s = SecondsBetween(times.first_submit, times.last_submit);
@@ -50,6 +53,8 @@ void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
   for (const Operation& op : operations) {
     report->buckets.push_back(SampleOf(op, times));
     if (op.gain_curve.has_value()) report->gains.push_back(*op.gain_curve);
+    report->codec_losses.insert(report->codec_losses.end(), op.codec_losses.begin(),
+                                op.codec_losses.end());
   }
 }
 

@@ -34,7 +34,17 @@ typedef enum weir_status {
 } weir_status;
 
 /* Passed as int32_t: an enum parameter could not hold, and so not refuse, an unknown value. */
-typedef enum weir_dtype { WEIR_FLOAT32 = 0, WEIR_FLOAT16 = 1, WEIR_BFLOAT16 = 2 } weir_dtype;
+typedef enum weir_dtype {
+  WEIR_FLOAT32 = 0,
+  WEIR_FLOAT16 = 1,
+  WEIR_BFLOAT16 = 2,
+  /* of communicators only, not of buckets: */
+  WEIR_FLOAT64 = 3,
+  WEIR_INT8 = 4,
+  WEIR_UINT8 = 5,
+  WEIR_INT32 = 6,
+  WEIR_INT64 = 7
+} weir_dtype;
 
 typedef struct weir_session weir_session;
 typedef struct weir_request weir_request;
@@ -44,20 +54,33 @@ typedef struct weir_options {
   const char* job; /* name of the training run, equal on all ranks */
   int32_t rank;
   int32_t world;
-  const char* transport;          /* NULL: "tcp" */
-  const char* listen;             /* "host:port", port 0: any; NULL: "127.0.0.1:0" */
+  const char* transport;          /* "auto": shared memory within a node, else TCP; "shm"; "tcp";
+                                     "udp"; "verbs" where it was built. NULL: "auto" */
+  const char* listen;             /* "host:port", port 0: any; NULL: "127.0.0.1:0"; for transport
+                                     "verbs" also "device:port" or "device/gid-index:port" */
   const char* agent;              /* "unix:/path" or "tcp:host:port"; NULL or "": no agent */
   const char* agent_token;        /* for tcp agents; may be NULL */
   const char* plan_file;          /* static plan (JSON of weir.v1.Plan); NULL: none */
   double operation_timeout_s;     /* per collective; 0: 60 */
   double connect_timeout_s;       /* 0: 60 */
   const char* congestion_control; /* NULL: the system's */
+  double busy_poll_s; /* wait so long without sleeping, where the transport can; 0: not */
+  /* The deadline of an operation is ten times what this bucket's operations and steps took lately
+   * (smoothed, plus four deviations), but at least this, 0: 10, and at most operation_timeout_s.
+   * operation_timeout_s alone counts until eight of each were measured, after each change of plan,
+   * and for the first operation of every step, which waits for ranks that are late for it:
+   * checkpoints, evaluations. Over tcp a host that gives no sign of life, while its kernel would,
+   * is given up after ten of its usual round trips, but at least this, in every operation. At or
+   * above operation_timeout_s: nothing is adapted. */
+  double operation_timeout_floor_s;
+  uint64_t epoch; /* of the mesh to join: 0, or that of weir_session_reform for a replacement */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */
 typedef struct weir_parameter {
   const char* name; /* stable over the job's life */
   uint64_t elements;
+  uint64_t columns; /* of a matrix, row-major, for codecs that look at rows; 0: a vector */
 } weir_parameter;
 
 typedef struct weir_stats {
@@ -69,7 +92,20 @@ typedef struct weir_stats {
   int32_t agent_connected; /* 0 or 1 */
   double last_step_s;
   double last_exposed_s;
+  int32_t peers_shared_memory; /* peers reached through memory instead of the network */
+  int32_t model_source;        /* see weir_session_reform; -1: none */
+  uint64_t epoch;
+  uint64_t next_step; /* number of the next step to begin */
 } weir_stats;
+
+/* The mesh to form, see weir_session_reform. */
+typedef struct weir_mesh {
+  size_t struct_size;
+  uint64_t epoch; /* above that of the session */
+  int32_t rank;   /* of this process in it */
+  int32_t world;
+  const char* listen; /* NULL: as before */
+} weir_mesh;
 
 /* Completion of one all-reduce: called on a session thread, must not call into the session. */
 typedef void (*weir_callback)(void* context, weir_status status);
@@ -78,17 +114,33 @@ typedef void (*weir_callback)(void* context, weir_status status);
  * up to error_size bytes of the reason. */
 WEIR_EXPORT weir_status weir_session_create(const weir_options* options, weir_session** session,
                                             char* error, size_t error_size);
-/* Where peers reach this rank: "host:port". Valid as long as the session. */
+/* Where peers reach this rank: "host:port". Valid until weir_session_reform or close. */
 WEIR_EXPORT const char* weir_session_address(const weir_session* session);
 /* Connects to all ranks; addresses[r] is rank r's weir_session_address. Collective call. */
 WEIR_EXPORT weir_status weir_session_connect(weir_session* session, const char* const* addresses,
                                              int32_t count);
+/* After a failure, or between steps: leaves the mesh, whatever its state, within 5 s and listens
+ * for another, of the survivors (numbered anew) or with replacements in the places of those who are
+ * gone. The caller sees to it that all of them name the same epoch, another rank each and the same
+ * world (a store, a scheduler). As after weir_session_create the address is new and
+ * weir_session_connect follows, by survivors and replacements alike; those come from
+ * weir_session_create with that epoch. Should connect fail, reform again with the next epoch:
+ * nothing is lost. On an error the session is closed but keeps all, for another attempt.
+ *
+ * Buckets stay defined. A step that is not complete on every survivor is void on all: connect
+ * agrees on the step to go on with (weir_stats.next_step), and residuals and momenta of ranks that
+ * completed it are what they were before. Before the next step every rank, replacements too, takes
+ * the model and optimiser of weir_stats.model_source, a survivor that has not completed that step,
+ * by the caller's means. The gradients of the void step are to be computed anew. All go on with
+ * that rank's plan if the new world may run it, else dense. Lost are the residuals of ranks that
+ * are gone; replacements begin with none. */
+WEIR_EXPORT weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh);
 /* Ends every operation, joins every thread, frees the session. Bounded by 5 s. NULL is allowed. */
 WEIR_EXPORT void weir_session_close(weir_session* session);
 
 /* Declares a bucket of consecutive parameters; equal order on all ranks. The key is a hash of the
- * dtype and of the parameters' names and sizes. Residuals follow parameters across redefinitions: a
- * bucket that held one of them is dissolved. Allowed within a step for buckets unused in it; the
+ * dtype and of the parameters' names and shapes. Residuals follow parameters across redefinitions:
+ * a bucket that held one of them is dissolved. Allowed within a step for buckets unused in it; the
  * same declaration again is free. Needs no network. */
 WEIR_EXPORT weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
                                            size_t count, int32_t dtype, uint64_t* key);
@@ -113,10 +165,20 @@ WEIR_EXPORT weir_status weir_wait(weir_session* session, weir_request* request, 
 /* Optional: the loss of the current step, for the controller's view. */
 WEIR_EXPORT void weir_report_loss(weir_session* session, double loss);
 
-/* Error-feedback residuals of all parameters, between steps. Export with buffer NULL gives the
- * size. Import matches by parameter name; unknown names are kept for later, sizes must match. */
+/* What must be checkpointed, between steps: error-feedback residuals and momenta of all parameters,
+ * and what codecs keep of the buckets. Export with buffer NULL gives the size. Import replaces it
+ * all; residuals are matched by parameter name, codecs' states by bucket key; unknown ones are kept
+ * for later, sizes must match. On error nothing changes. */
 WEIR_EXPORT weir_status weir_export_state(weir_session* session, void* buffer, size_t* size);
 WEIR_EXPORT weir_status weir_import_state(weir_session* session, const void* buffer, size_t size);
+
+/* Gradients come `factor` times as large from the next step on: residuals, momenta and thresholds
+ * follow. For a loss scale that changes (its new value over the old one) and, where the learning
+ * rate is applied after the all-reduce and what was left behind shall count at the rate of its own
+ * step, for the rate (the old one over the new). Between steps, on every rank alike.
+ * WEIR_INVALID_ARGUMENT: factor is not finite and above 0, or an element would overflow; then
+ * nothing changes. */
+WEIR_EXPORT weir_status weir_scale_state(weir_session* session, double factor);
 
 WEIR_EXPORT weir_status weir_get_stats(weir_session* session, weir_stats* stats);
 /* The active plan as JSON (weir.v1.Plan) with a terminating zero. *size: capacity in, length
@@ -132,6 +194,108 @@ WEIR_EXPORT const char* weir_last_error(const weir_session* session);
 WEIR_EXPORT const char* weir_version(void);
 /* This build's codecs and collectives as JSON (weir.v1.Capabilities). */
 WEIR_EXPORT const char* weir_capabilities(void);
+
+/* ---- Communicators: exact point-to-point and collective operations between ranks, with neither
+ * plans nor agents, beside sessions or alone. All functions are thread-safe but create, connect and
+ * close. Operations are asynchronous: they return when queued, with an operation that is waited for
+ * or tested and then released. Buffers stay alive and untouched until it is done. Every rank calls
+ * the same collectives in the same order with the same sizes; they run one after another, and an
+ * operation that meets an unlike one fails on both sides. Messages progress whatever a collective
+ * waits for, and the other way round. A failed collective ends the communicator's collectives, a
+ * message that missed its deadline or whose peer died its messages; errors name the rank. */
+typedef struct weir_communicator weir_communicator;
+typedef struct weir_operation weir_operation;
+
+typedef struct weir_communicator_options {
+  size_t struct_size;
+  const char* job; /* equal on all ranks; other communicators between the same ranks have others */
+  int32_t rank;
+  int32_t world;              /* at most 1024 */
+  const char* transport;      /* as weir_options.transport */
+  const char* listen;         /* as weir_options.listen; messages take any port of the same host */
+  double operation_timeout_s; /* per operation, from when it runs; 0: 60 */
+  double connect_timeout_s;   /* 0: 60 */
+} weir_communicator_options;
+
+/* Passed as int32_t. Integers wrap around; 16-bit floats are rounded after every step; minima and
+ * maxima with NaN are NaN. */
+typedef enum weir_reduction {
+  WEIR_SUM = 0,
+  WEIR_PRODUCT = 1,
+  WEIR_MIN = 2,
+  WEIR_MAX = 3,
+  WEIR_AVERAGE = 4 /* of floating-point elements */
+} weir_reduction;
+
+#define WEIR_ANY_RANK (-1)
+
+/* As weir_session_create, weir_session_address, weir_session_connect and weir_session_close. Close
+ * ends what is under way with WEIR_ABORTED and frees the operations that were not released: no
+ * other thread may still use them. */
+WEIR_EXPORT weir_status weir_communicator_create(const weir_communicator_options* options,
+                                                 weir_communicator** communicator, char* error,
+                                                 size_t error_size);
+WEIR_EXPORT const char* weir_communicator_address(const weir_communicator* communicator);
+WEIR_EXPORT weir_status weir_communicator_connect(weir_communicator* communicator,
+                                                  const char* const* addresses, int32_t count);
+WEIR_EXPORT void weir_communicator_close(weir_communicator* communicator);
+/* Ends what is under way with WEIR_ABORTED, as weir_communicator_close does, and frees nothing. For
+ * closing while other threads wait: shut down, let them return, close. */
+WEIR_EXPORT weir_status weir_communicator_shutdown(weir_communicator* communicator);
+
+/* In place; the same bits on every rank. `count` elements, `dtype` a weir_dtype, `reduction` a
+ * weir_reduction. Of reduce only the root's data change. */
+WEIR_EXPORT weir_status weir_communicator_all_reduce(weir_communicator* communicator, void* data,
+                                                     uint64_t count, int32_t dtype,
+                                                     int32_t reduction, weir_operation** operation);
+WEIR_EXPORT weir_status weir_communicator_reduce(weir_communicator* communicator, void* data,
+                                                 uint64_t count, int32_t dtype, int32_t reduction,
+                                                 int32_t root, weir_operation** operation);
+/* `input` holds world runs of `count` elements; `output` receives the reduction of run `rank`. */
+WEIR_EXPORT weir_status weir_communicator_reduce_scatter(weir_communicator* communicator,
+                                                         const void* input, void* output,
+                                                         uint64_t count, int32_t dtype,
+                                                         int32_t reduction,
+                                                         weir_operation** operation);
+/* `output` receives world runs of `bytes` bytes in rank order; `input` may be the own one. */
+WEIR_EXPORT weir_status weir_communicator_all_gather(weir_communicator* communicator,
+                                                     const void* input, void* output,
+                                                     uint64_t bytes, weir_operation** operation);
+WEIR_EXPORT weir_status weir_communicator_broadcast(weir_communicator* communicator, void* data,
+                                                    uint64_t bytes, int32_t root,
+                                                    weir_operation** operation);
+/* outgoing[r], of outgoing_bytes[r] bytes, goes to rank r, incoming[r] comes from it. Sizes agree
+ * pairwise; the arrays have world entries and are copied. Gather: all but outgoing[root] and, on
+ * the root, incoming are empty. Scatter: the other way round. */
+WEIR_EXPORT weir_status weir_communicator_all_to_all(
+    weir_communicator* communicator, const void* const* outgoing, const uint64_t* outgoing_bytes,
+    void* const* incoming, const uint64_t* incoming_bytes, weir_operation** operation);
+WEIR_EXPORT weir_status weir_communicator_barrier(weir_communicator* communicator,
+                                                  weir_operation** operation);
+
+/* Messages match by rank and tag, in order, with equal sizes (WEIR_INVALID_ARGUMENT on both sides
+ * otherwise). A send is done when the receiver has taken it. peer of receive: or WEIR_ANY_RANK. */
+WEIR_EXPORT weir_status weir_communicator_send(weir_communicator* communicator, const void* data,
+                                               uint64_t bytes, int32_t peer, uint64_t tag,
+                                               weir_operation** operation);
+WEIR_EXPORT weir_status weir_communicator_receive(weir_communicator* communicator, void* data,
+                                                  uint64_t bytes, int32_t peer, uint64_t tag,
+                                                  weir_operation** operation);
+
+/* Waits until the operation is done, at most timeout_s seconds (WEIR_DEADLINE_EXCEEDED, and it goes
+ * on); 0: for as long as it takes, which its own deadline bounds. Its outcome; *peer (may be NULL):
+ * the other rank of a message. Unlike weir_wait it frees nothing: any thread may ask again. */
+WEIR_EXPORT weir_status weir_communicator_wait(weir_communicator* communicator,
+                                               weir_operation* operation, double timeout_s,
+                                               int32_t* peer);
+/* *done: 1 when the operation has ended, 0 while it is under way. */
+WEIR_EXPORT weir_status weir_communicator_test(weir_communicator* communicator,
+                                               weir_operation* operation, int32_t* done);
+/* Frees an operation that is done. WEIR_FAILED_PRECONDITION while it is under way. */
+WEIR_EXPORT weir_status weir_communicator_release(weir_communicator* communicator,
+                                                  weir_operation* operation);
+/* The last error of the calling thread on this communicator. Never NULL. */
+WEIR_EXPORT const char* weir_communicator_last_error(const weir_communicator* communicator);
 
 #ifdef __cplusplus
 }

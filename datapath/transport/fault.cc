@@ -26,7 +26,8 @@ class Faults {
   Decision Next(int peer) {
     Decision decision;
     if (!active_) return decision;
-    if (options_.disconnect_after_frames > 0 && ++frames_ > options_.disconnect_after_frames) {
+    ++frames_;
+    if (options_.disconnect_after_frames > 0 && frames_ > options_.disconnect_after_frames) {
       decision.below = FrameFault::kDisconnect;
       return decision;
     }
@@ -37,7 +38,7 @@ class Faults {
     if (random.Uniform() < faults.delay_probability) {
       decision.delay = FromSeconds(ToSeconds(faults.delay_max) * random.Uniform());
     }
-    decision.drop = random.Uniform() < faults.drop_probability;
+    decision.drop = random.Uniform() < faults.drop_probability || frames_ == options_.drop_frame;
     if (random.Uniform() < faults.corrupt_probability) decision.below = FrameFault::kCorrupt;
     return decision;
   }
@@ -91,6 +92,15 @@ class FaultTransport : public Transport {
     return header;
   }
 
+  StatusOr<std::optional<size_t>> WaitAny(std::span<const Ticket> tickets,
+                                          TimePoint deadline) override {
+    for (size_t i = 0; i < tickets.size(); ++i) {
+      if (dropped_.count(tickets[i]) != 0) return std::optional(i);
+    }
+    return inner_->WaitAny(tickets, deadline);
+  }
+
+  void Wake() override { inner_->Wake(); }
   void Abort(std::string_view reason) override { inner_->Abort(reason); }
   void Interrupt() override { inner_->Interrupt(); }
   std::vector<PathSample> Samples() const override { return inner_->Samples(); }

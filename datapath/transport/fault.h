@@ -25,6 +25,7 @@ struct FaultOptions {
   PeerFaults every_peer;
   std::map<int, PeerFaults> peers;       // instead of every_peer, by rank
   uint64_t disconnect_after_frames = 0;  // so many frames to any peer, then a crash; 0: never
+  uint64_t drop_frame = 0;               // the one of that number, counted from 1; 0: none
 };
 
 /// Makes transports of `inner` that follow `options`; `inner` outlives the factory and its

@@ -6,14 +6,19 @@ namespace weir {
 
 #define WEIR_TRANSPORT(name, id) \
   void Register##name(Registry<TransportFactory>& registry, uint8_t wire_id);
+#define WEIR_OPTIONAL_TRANSPORT(name, id) WEIR_TRANSPORT(name, id)
 #include "datapath/transport/builtin_transports.def"
+#undef WEIR_OPTIONAL_TRANSPORT
 #undef WEIR_TRANSPORT
 
 const Registry<TransportFactory>& Transports() {
   static const Registry<TransportFactory> registry = [] {
     Registry<TransportFactory> filled("transport");
 #define WEIR_TRANSPORT(name, id) Register##name(filled, id);
+#define WEIR_OPTIONAL_TRANSPORT(name, id) \
+  if constexpr (WEIR_HAVE_##name) Register##name(filled, id);
 #include "datapath/transport/builtin_transports.def"
+#undef WEIR_OPTIONAL_TRANSPORT
 #undef WEIR_TRANSPORT
     return filled;
   }();

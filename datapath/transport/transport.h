@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,13 +17,15 @@
 
 namespace weir {
 
-/// Where a rank listens: "10.0.0.1:29500" for tcp. The meaning belongs to the transport.
+/// Where a rank listens: "10.0.0.1:29500" for tcp; for verbs such an address of an RDMA device, or
+/// "mlx5_0:29500", or "mlx5_0/3:29500" with a GID index. The meaning belongs to the transport.
 using TransportAddress = std::string;
 
 struct TransportTraits {
   std::string name;
   bool lossless = true;  // delivers every byte in order or reports failure
   bool crosses_hosts = true;
+  bool needs_device = false;  // Create is kUnavailable, naming the device, where there is none
 };
 
 /// What fault injection does to one outgoing frame.
@@ -38,15 +41,35 @@ struct TransportOptions {
   int world = 1;
   TransportAddress listen = "127.0.0.1:0";
   std::string congestion_control;  // empty: the system's
-  int send_buffer_bytes = 0;       // 0: the system's
+  int send_buffer_bytes = 0;       // 0: the system's; of shared memory: a ring's size
   int receive_buffer_bytes = 0;
+  /// How long a wait asks the device again and again before it sleeps, where a transport can: lower
+  /// latency for a core. 0: it sleeps at once.
+  Duration busy_poll{};
+  /// tcp, and what auto leaves on it: connections per pair of ranks, over which the bytes are dealt
+  /// in turn, for paths where one connection does not fill the link. Every rank has to say the
+  /// same.
+  int connections = 1;
+  /// Likewise: the kernel sends at most so many bytes per second to one peer; 0: as fast as it can.
+  uint64_t pacing_bytes_per_s = 0;
+  /// Likewise: frames of at least so many bytes leave from the caller's memory without a copy, as
+  /// long as kernel and device can (MSG_ZEROCOPY); 0: none do.
+  size_t zero_copy_bytes_min = 0;
+  /// tcp, and what auto leaves on it: a host that answers neither data nor probes, whose process
+  /// may be alive or not, is given up after ten of its usual round trips (smoothed plus four
+  /// deviations), but not before this. Whoever waits notices, whatever the deadline. 0: the
+  /// kernel's 40 s.
+  Duration host_silence_min = std::chrono::seconds(10);
   /// Fault injection (fault.h): asked once per PostSend, by the calling thread. Empty: no faults.
   std::function<FrameFault(int peer)> frame_fault;
 };
 
+inline constexpr int kConnectionsMax = 16;
+
 /// What the kernel or device knows of the path to one peer. Zero means unknown.
 struct PathSample {
   int peer = -1;
+  std::string medium = {};  // "tcp", "shm", "udp" or "verbs": what carries the bytes
   double rtt_s = 0, rtt_min_s = 0, rtt_deviation_s = 0;
   double delivery_rate_bytes_per_s = 0;
   bool application_limited = true;  // the rate says nothing about the path
@@ -59,8 +82,8 @@ struct PathSample {
 /// A posted operation. 0 is never issued.
 using Ticket = uint64_t;
 
-/// One rank's end of a full mesh. Data calls come from one thread at a time; Samples and Interrupt
-/// are thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay
+/// One rank's end of a full mesh. Data calls come from one thread at a time; Samples, Interrupt and
+/// Wake are thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay
 /// untouched by the caller and alive until their ticket was waited for, Abort returned or the
 /// transport was closed. A failure alone does not free them: the farewell to the peers, which Abort
 /// or else the destructor sends, first ends a frame that is half out.
@@ -92,6 +115,17 @@ class Transport {
   /// error the transport is failed: every later call returns the same error.
   virtual StatusOr<FrameHeader> Wait(Ticket ticket, TimePoint deadline) = 0;
 
+  /// Drives all posted operations until one of `tickets` is done, whose index it returns, or until
+  /// Wake or `deadline`: nothing then. For those who serve several operations at once, whichever
+  /// ends first. The ticket stays posted: Wait takes it, at once. Errors are those of Wait, except
+  /// that a deadline, which may have passed already, fails nothing, and that the tickets of a peer
+  /// which closed its connection in order are merely never done. O(tickets) at every turn.
+  virtual StatusOr<std::optional<size_t>> WaitAny(std::span<const Ticket> tickets,
+                                                  TimePoint deadline) = 0;
+
+  /// Makes a WaitAny in progress, or else the next one, return soon; fails nothing. Thread-safe.
+  virtual void Wake() = 0;
+
   /// Tells every live peer that this rank fails the current operation, best effort and bounded by
   /// 200 ms, so that they can name the guilty rank, then fails the transport locally.
   virtual void Abort(std::string_view reason) = 0;
@@ -113,7 +147,8 @@ class TransportFactory {
  public:
   virtual ~TransportFactory() = default;
   virtual const TransportTraits& Traits() const = 0;
-  /// Binds and listens. kUnavailable or kInvalidArgument names the address and the cause.
+  /// Binds and listens. kUnavailable or kInvalidArgument names the address and the cause;
+  /// kResourceExhausted: the system grants too little locked memory or the device too few entries.
   virtual StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const = 0;
 };
 

@@ -34,7 +34,7 @@ void EncodeFrameHeader(const FrameHeader& h, std::span<std::byte, kFrameHeaderBy
   writer.Write(h.control.step);
   writer.Write(h.payload_bytes);
   writer.Write(h.payload_checksum);
-  writer.Write(uint32_t{0});
+  writer.Write(h.message);
   writer.Write(Checksum(out.first<kChecksummedBytes>()));
   WEIR_CHECK(writer.ok() && writer.offset() == kFrameHeaderBytes);
 }
@@ -42,7 +42,7 @@ void EncodeFrameHeader(const FrameHeader& h, std::span<std::byte, kFrameHeaderBy
 StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes) {
   ByteReader reader(bytes);
   FrameHeader h;
-  uint32_t magic = 0, reserved32 = 0, checksum = 0;
+  uint32_t magic = 0, checksum = 0;
   uint8_t version = 0, type = 0;
   uint16_t reserved16 = 0;
   WEIR_RETURN_IF_ERROR(reader.Read(&magic));
@@ -59,7 +59,7 @@ StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderB
   WEIR_RETURN_IF_ERROR(reader.Read(&h.control.step));
   WEIR_RETURN_IF_ERROR(reader.Read(&h.payload_bytes));
   WEIR_RETURN_IF_ERROR(reader.Read(&h.payload_checksum));
-  WEIR_RETURN_IF_ERROR(reader.Read(&reserved32));
+  WEIR_RETURN_IF_ERROR(reader.Read(&h.message));
   WEIR_RETURN_IF_ERROR(reader.Read(&checksum));
   if (magic != kMagic) {
     return DataLoss(StrCat("frame magic: expected ", Hex(kMagic), ", found ", Hex(magic)));
@@ -72,9 +72,8 @@ StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderB
     return DataLoss(StrCat("frame header checksum: expected ", computed, ", found ", checksum));
   }
   if (type < 1 || type > 3) return DataLoss(StrCat("frame type: expected 1..3, found ", int{type}));
-  if (reserved16 != 0 || reserved32 != 0) {
-    return DataLoss(
-        StrCat("frame reserved bytes: expected 0, found ", reserved16, " and ", reserved32));
+  if (reserved16 != 0) {
+    return DataLoss(StrCat("frame reserved bytes: expected 0, found ", reserved16));
   }
   if (h.payload_bytes > kFramePayloadBytesMax) {
     return DataLoss(StrCat("frame payload: expected at most ", kFramePayloadBytesMax,
@@ -85,8 +84,8 @@ StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderB
 }
 
 std::string Describe(const FrameHeader& h) {
-  return StrCat("plan ", h.plan_version, " op ", h.op_sequence, " slot ", h.slot, " bucket ",
-                Hex(h.bucket), " from rank ", h.source_rank);
+  return StrCat("plan ", h.plan_version, " op ", h.op_sequence, " message ", h.message, " slot ",
+                h.slot, " bucket ", Hex(h.bucket), " from rank ", h.source_rank);
 }
 
 }  // namespace weir

@@ -32,6 +32,7 @@ struct FrameHeader {
   uint16_t flags = 0;
   uint16_t source_rank = 0;
   uint32_t slot = 0;          // position inside the operation, counted alike on both sides
+  uint32_t message = 0;       // how many the sender sent to this receiver in the operation before
   uint64_t plan_version = 0;  // the plan that both sides must be on
   uint64_t op_sequence = 0;   // the operation, counted alike on every rank since the job began
   uint64_t bucket = 0;        // key of the bucket
@@ -54,7 +55,7 @@ StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderB
 /// Low 32 bits of XXH3-64. Thread-safe, O(n).
 uint32_t Checksum(std::span<const std::byte> bytes);
 
-/// "plan 3 op 17 slot 2 bucket 00c0ffee00c0ffee from rank 1", for error messages.
+/// "plan 3 op 17 message 4 slot 2 bucket 00c0ffee00c0ffee from rank 1", for error messages.
 std::string Describe(const FrameHeader& header);
 
 }  // namespace weir

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 
-from demo_job import report, schedule as schedules, stats, training
+from demo_job import offload, report, schedule as schedules, stats, training
 from demo_job.children import Children
 from demo_job.control_plane import ControlPlane, ControlPlaneError, find_binaries
 from demo_job.network import (EmulatedNetwork, LoopbackNetwork, NetworkError, namespaces_refused,
@@ -34,6 +34,9 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="deploy/demo", description=__doc__.splitlines()[2])
     parser.add_argument("--quick", action="store_true",
                         help="dense against adaptive on a short schedule, under 3 minutes")
+    parser.add_argument("--aggregator", action="store_true",
+                        help="dense against adaptive without compression, with an aggregator in "
+                        "the network: when it is leased and why; about 5 minutes")
     parser.add_argument("--runs", help=f"comma list of: {', '.join(RUN_NAMES)} "
                         "(static: all three)")
     parser.add_argument("--schedule", metavar="FILE", help="JSON list of phases")
@@ -54,10 +57,13 @@ def parse(arguments):
     options = parser.parse_args(arguments)
     if not 1 <= options.hosts <= 16:
         parser.error(f"--hosts: expected 1 to 16, found {options.hosts}")
+    if options.aggregator and options.hosts < 2:
+        parser.error(f"--aggregator: expected at least 2 hosts, found {options.hosts}")
     if not 10_000 <= options.model_params <= 200_000_000:
         parser.error(f"--model-params: expected 10000 to 200000000, found {options.model_params}")
+    options.no_fast_network |= options.aggregator   # not what that run asks
     try:
-        options.runs = selected_runs(options.runs, options.quick)
+        options.runs = selected_runs(options.runs, options.quick or options.aggregator)
         options.schedule = chosen_schedule(options)
     except ValueError as error:
         parser.error(str(error))
@@ -82,6 +88,8 @@ def selected_runs(text, quick):
 def chosen_schedule(options):
     """The schedule of the options. ScheduleError or OSError says what is wrong with a file."""
     default = schedules.QUICK if options.quick else schedules.FULL
+    if options.aggregator:
+        default = schedules.AGGREGATOR
     if options.schedule:
         text = pathlib.Path(options.schedule).read_text(encoding="utf-8")
         default = schedules.parse(text, options.schedule, default.target)
@@ -102,6 +110,7 @@ class Demo:
         self.decisions = []
         self.points = []
         self.compare = None
+        self.offload = None
         self.notes = []
 
     def run(self):
@@ -126,33 +135,53 @@ class Demo:
         path.write_text(json.dumps({"job": JOB, "version": 1, "buckets": [], "fallback": choice}))
         return path
 
-    def _train(self, name, backend, environment, poller=None, per_rank=None):
+    def _train(self, name, backend, environment, poller=None, per_rank=None, also=None):
         options = self.options
         run = training.Training(
             self.children, self.network, options.schedule, self.directory, world=options.hosts,
             model_params=options.model_params, seed=options.seed,
             validate_every=validation_interval(options.schedule.steps),
             steps_max=int(options.schedule.steps * STEPS_MAX_FACTOR))
-        result = run.run(name, backend, environment, Progress(options.schedule, poller), per_rank)
+        progress = Progress(options.schedule, poller)
+
+        def on_line(result, line):
+            progress(result, line)
+            if also:
+                also(result, line)
+        result = run.run(name, backend, environment, on_line, per_rank)
         self.results.append(result)
         with open(self.directory / f"{name.replace(' ', '-')}.jsonl", "w") as out:
             for line in (result.ready, *result.steps, *result.validations, result.end):
                 out.write(json.dumps(line) + "\n")
-        return run
+        return result
+
+    def _policy(self):
+        """The controller's policy file; None for its own default."""
+        if self.options.policy or not self.options.aggregator:
+            return self.options.policy
+        path = self.directory / "dense-sums.yaml"
+        path.write_text(offload.POLICY)
+        return path
 
     def _adaptive(self):
+        goodput = offload.GOODPUT_GBIT_S if self.options.aggregator else 0.0
         self.control_plane = ControlPlane(
             self.children, self.binaries, self.directory / "control", self.network,
-            self.options.hosts, self.options.policy, self.options.web_port)
+            self.options.hosts, self._policy(), self.options.web_port, goodput)
         self.control_plane.start()
         print(f"controller: {self.control_plane.url} (web page and REST while this run goes on)",
               flush=True)
-        poller = DecisionPoller(self.control_plane, JOB)
+        poller = DecisionPoller(self.control_plane, JOB, self.options.aggregator)
+        log = offload.LeaseLog(
+            len(self.options.schedule.phases), poller.aggregator,
+            self.control_plane.aggregator_metrics) if self.options.aggregator else None
         try:
-            self._train("adaptive", "weir", self._library(), poller, self._agent_of)
+            result = self._train("adaptive", "weir", self._library(), poller, self._agent_of, log)
         finally:
             poller.stop()
         self.decisions = self.control_plane.decisions(JOB) or poller.latest()
+        if log:
+            self.offload = offload.report_of(self.options.schedule, result, self.decisions, log)
         self.points = self.control_plane.series(JOB)
         with open(self.directory / "decisions.json", "w") as out:
             json.dump({"decisions": self.decisions, "series": self.points}, out)
@@ -202,6 +231,7 @@ class Demo:
             "reactions": report.reactions(options.schedule, self.decisions) if adaptive else [],
             "prediction_median_abs_error": stats.median(stats.prediction_errors(self.points)),
             "fast_network": self.compare,
+            "offload": self.offload,
             "machine": machine(self.network, options.hosts, ready.get("torch", "unknown")),
             "model_parameters": ready.get("parameters", options.model_params),
             "seed": options.seed,
@@ -240,6 +270,8 @@ def write_reports(demo, started):
     if demo.options.json:
         pathlib.Path(demo.options.json).write_text(text + "\n")
     print("\n" + report.terminal_table(document) + "\n\n" + report.terminal_headline(document))
+    if document["offload"]:
+        print("\n" + report.terminal_offload(document))
     print(f"\nreport: {demo.directory / 'report.html'}", flush=True)
 
 
@@ -267,6 +299,7 @@ def main():
     binaries, missing = find_binaries(options.build)
     needed = {"libweir.so"} if any(r != "dense" for r in options.runs) else set()
     needed |= {"weir-controller", "weir-agent"} if "adaptive" in options.runs else set()
+    needed |= {"weir-aggregator"} if options.aggregator else set()
     if needed & set(missing):
         sys.exit(f"deploy/demo: not built below {options.build}: "
                  f"{', '.join(sorted(needed & set(missing)))}")
@@ -281,6 +314,9 @@ def main():
     if stale:
         print(f"removed namespaces of a demo that is gone: {', '.join(stale)}")
     refused = "--loopback was given" if options.loopback else namespaces_refused()
+    if refused and options.aggregator:
+        sys.exit(f"deploy/demo: --aggregator: no network namespaces ({refused}), and on loopback "
+                 "nothing would slow its packets down")
     try:
         if refused:
             network = LoopbackNetwork(binaries.get("libweir-pace.so"), directory)
@@ -290,7 +326,7 @@ def main():
             drive(options, network, binaries, directory, [note])
         else:
             relay = binaries.get("weir-delay-relay")
-            with EmulatedNetwork(options.hosts, relay) as network:
+            with EmulatedNetwork(options.hosts, relay, options.aggregator) as network:
                 drive(options, network, binaries, directory, [])
     except KeyboardInterrupt:
         print("\ndeploy/demo: interrupted; everything it started has been ended", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Controller and agents of a demo run, and what the driver reads from the controller's REST API."""
+"""Controller, agents and aggregator of a demo run, and what the driver reads from them."""
 import json
 import os
 import pathlib
@@ -12,6 +12,9 @@ from demo_job.forward import Forwarder
 GRPC_PORT = 7700
 HTTP_PORT = 7780
 AGENT_METRICS_PORT = 9465
+AGGREGATOR_HTTP_PORT = 9466
+AGGREGATOR_NAME = "tor"
+AGGREGATOR_SLOTS = 64   # of a KiB: what the emulated links' queues hold at 50 Mb/s
 PROBE_PORT = 7446
 IPERF_PORT = 5201
 # Little, so that no bandwidth probe fills a slow link for seconds; what the ranks' own connections
@@ -26,9 +29,14 @@ class ControlPlaneError(RuntimeError):
 
 
 class ControlPlane:
-    """One controller on the control host and one agent per training host."""
+    """One controller on the control host and one agent per training host.
 
-    def __init__(self, children, binaries, directory, network, hosts, policy=None, port=0):
+    Where the network has a host for it, an aggregator runs there and the controller may lease its
+    slots to jobs. goodput_gbit_s is what it states that it takes in; 0: it states nothing.
+    """
+
+    def __init__(self, children, binaries, directory, network, hosts, policy=None, port=0,
+                 goodput_gbit_s=0.0):
         self._children = children
         self._binaries = binaries
         self._directory = pathlib.Path(directory)
@@ -36,8 +44,10 @@ class ControlPlane:
         self._hosts = hosts
         self._policy = policy
         self._port = port
+        self._goodput_gbit_s = goodput_gbit_s
         self._started = []
         self._forwarder = None
+        self._aggregator_forwarder = None
         self.url = ""
 
     def start(self):
@@ -55,7 +65,8 @@ class ControlPlane:
         host = self._network.control_address
         self._start("weir-controller", self._network.control, [
             "--listen-grpc", f"{host}:{GRPC_PORT}", "--listen-http", f"{host}:{HTTP_PORT}",
-            "--state", self._directory / "controller.db", "--policy", policies, "--insecure"])
+            "--state", self._directory / "controller.db", "--policy", policies, "--insecure",
+            *self._start_aggregator()])
         if inside:
             self._forwarder = Forwarder(self._network.control, (host, HTTP_PORT), self._port)
             self.url = f"http://127.0.0.1:{self._forwarder.port}"
@@ -72,6 +83,41 @@ class ControlPlane:
                 "--probe-budget-mib", PROBE_BUDGET_MIB,
                 "--metrics", f"{address}:{AGENT_METRICS_PORT + (0 if inside else i)}"], f"-h{i}")
         self._wait(f"{self._hosts} agents to connect", self._agents_connected)
+        if self._network.aggregator:
+            self._wait("the aggregator to answer the controller", self._aggregator_answers)
+
+    def _start_aggregator(self):
+        """The controller's flags for it; none where the network has no place for it."""
+        if not self._network.aggregator:
+            return []
+        address = self._network.aggregator_address
+        http = f"{address}:{AGGREGATOR_HTTP_PORT}"
+        self._start("weir-aggregator", self._network.aggregator, [
+            "--listen", address, "--http", http, "--insecure",
+            "--goodput-gbit-s", self._goodput_gbit_s,
+            "--slots-per-job", AGGREGATOR_SLOTS])
+        self._aggregator_forwarder = Forwarder(self._network.control,
+                                               (address, AGGREGATOR_HTTP_PORT))
+        return ["--aggregator", f"{AGGREGATOR_NAME}=http://{http}"]
+
+    def aggregator(self):
+        """The aggregator (weir.v1.Aggregator) as the controller knows it; empty: not at all."""
+        found = (self.get("/v1/aggregators") or {}).get("aggregators", [])
+        return found[0] if found else {}
+
+    def aggregator_metrics(self):
+        """The /metrics text of the aggregator; None while it does not answer."""
+        if self._aggregator_forwarder is None:
+            return None
+        url = f"http://127.0.0.1:{self._aggregator_forwarder.port}/metrics"
+        try:
+            with urllib.request.urlopen(url, timeout=REQUEST_TIMEOUT_S) as answer:
+                return answer.read().decode()
+        except (OSError, ValueError):
+            return None
+
+    def _aggregator_answers(self):
+        return bool(self.aggregator().get("reachable"))
 
     def socket(self, index):
         """Unix socket of the agent of host `index`."""
@@ -131,10 +177,10 @@ class ControlPlane:
         return answer.get("points", [])
 
     def stop(self):
-        """Ends controller, agents and the forwarded port."""
-        if self._forwarder is not None:
-            self._forwarder.close()
-            self._forwarder = None
+        """Ends controller, agents, aggregator and the forwarded ports."""
+        for forwarder in filter(None, (self._forwarder, self._aggregator_forwarder)):
+            forwarder.close()
+        self._forwarder = self._aggregator_forwarder = None
         self._children.stop(self._started)
         self._started = []
 
@@ -146,9 +192,12 @@ def _tail(path, lines=5):
 
 def find_binaries(build):
     """Paths of what a run needs below the build directory; names what is missing."""
-    wanted = {"weir-controller", "weir-agent", "weir-delay-relay", "libweir-pace.so", "libweir.so"}
+    wanted = {"weir-controller", "weir-agent", "weir-aggregator", "weir-delay-relay",
+              "libweir-pace.so", "libweir.so"}
     found = {}
     for directory, _, files in os.walk(build):
         for name in wanted & set(files):
-            found.setdefault(name, os.path.join(directory, name))
+            path = os.path.join(directory, name)
+            if os.access(path, os.X_OK):  # shell completions have the programs' names, too
+                found.setdefault(name, path)
     return found, sorted(wanted - set(found))

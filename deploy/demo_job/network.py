@@ -1,11 +1,13 @@
 """The emulated network: namespaces as hosts, a router namespace that shapes and delays.
 
     h0 -- p0 [router] p1 -- h1 ...        c -- ctl: the control host, not shaped on its own port
+                                          pa -- agg: where asked for, likewise
 
 Every training host has full-duplex `rate`: a token bucket on the router's egress towards it, and
 one on an intermediate device behind the router's ingress from it. Delay and loss sit between the
 two, one way, between training hosts only: netem where the kernel has it, else weir-delay-relay.
-With neither delay nor loss packets pass neither.
+With neither delay nor loss packets pass neither. An aggregator's host is as far away as any other,
+but its port has room for all of them at once, as a switch between them would have.
 
 Namespaces carry the pid of the process that made them; those whose process is gone are removed.
 """
@@ -24,6 +26,7 @@ BURST_BYTES_MIN = 16384
 BURST_S = 0.001
 QUEUE_S = 0.020
 QUEUE_NUMBER = 1
+AGGREGATOR_SUBNET = 200   # hosts have 1 to 64
 CONGESTION_CONTROL = "cubic"
 TBF_RATE_MBPS_MAX = 32000.0
 
@@ -88,14 +91,17 @@ class LoopbackNetwork:
     """
     control = None
     control_address = "127.0.0.1"
+    aggregator = None
     interface = "lo"
 
     def __init__(self, pace_library, directory):
         self._file = os.path.join(directory, "pace")
-        self.environment = {}
+        # Ranks that stand for hosts must not find that they share memory.
+        self.environment = {"WEIR_TRANSPORT": "tcp"}
+        self._paced = bool(pace_library)
         if pace_library:
-            self.environment = {"LD_PRELOAD": os.path.abspath(pace_library),
-                                "WEIR_PACE_FILE": self._file}
+            self.environment |= {"LD_PRELOAD": os.path.abspath(pace_library),
+                                 "WEIR_PACE_FILE": self._file}
         self.shape(0.0)
 
     @staticmethod
@@ -117,7 +123,7 @@ class LoopbackNetwork:
 
     def describe(self):
         """What stands in for rate and delay, for the report."""
-        return {"rate": "sockets paced per connection on loopback" if self.environment else "none",
+        return {"rate": "sockets paced per connection on loopback" if self._paced else "none",
                 "delay": "none", "congestion_control": "the system's", "relay": None}
 
     def close(self):
@@ -125,12 +131,15 @@ class LoopbackNetwork:
 
 
 class EmulatedNetwork:
-    """`hosts` training hosts and one control host: a context manager; close() removes all."""
+    """`hosts` training hosts, one control host and, if asked for, one for an aggregator.
+
+    A context manager; close() removes all.
+    """
 
     interface = "e0"
     environment = {}
 
-    def __init__(self, hosts, relay_binary):
+    def __init__(self, hosts, relay_binary, aggregator=False):
         if not 1 <= hosts <= 64:
             raise NetworkError(f"hosts: expected 1 to 64, found {hosts}")
         self.hosts = hosts
@@ -143,6 +152,7 @@ class EmulatedNetwork:
         self._stem = stem
         self.router = stem + "r"
         self.control = stem + "ctl"
+        self.aggregator = stem + "agg" if aggregator else None
         self.rate_mbps = 0.0
         self.delay_ms = 0.0
         self.loss_ratio = 0.0
@@ -172,10 +182,18 @@ class EmulatedNetwork:
         """IPv4 address of the control host."""
         return "10.77.0.2"
 
+    @property
+    def aggregator_address(self):
+        """IPv4 address of the aggregator's host."""
+        return f"10.77.{AGGREGATOR_SUBNET}.2"
+
     def open(self):
         """Builds namespaces, links and routes; unshaped and without delay."""
         names = [(self.host(i), f"p{i}", i + 1) for i in range(self.hosts)]
         names.append((self.control, "c", 0))
+        if self.aggregator:
+            # Its port's name makes the relay's rule for training hosts hold for it.
+            names.append((self.aggregator, "pa", AGGREGATOR_SUBNET))
         run("ip", "netns", "add", self.router)
         for name, _, _ in names:
             run("ip", "netns", "add", name)
@@ -269,13 +287,14 @@ class EmulatedNetwork:
         # On the hosts' side of the uplink, where no token bucket sits; the packets of a host's
         # control traffic are delayed and lost too, unlike with the relay.
         impaired = delay_ms > 0 or loss_ratio > 0
-        for i in range(self.hosts):
+        hosts = [self.host(i) for i in range(self.hosts)]
+        for name in hosts + ([self.aggregator] if self.aggregator else []):
             if impaired:
-                run("tc", "-n", self.host(i), "qdisc", "replace", "dev", "e0", "root", "netem",
+                run("tc", "-n", name, "qdisc", "replace", "dev", "e0", "root", "netem",
                     "delay", f"{delay_ms:g}ms", "loss", f"{100 * loss_ratio:g}%",
                     "limit", "100000")
             elif self._impaired:
-                run("tc", "-n", self.host(i), "qdisc", "del", "dev", "e0", "root")
+                run("tc", "-n", name, "qdisc", "del", "dev", "e0", "root")
         self._impaired = impaired
 
     def _start_relay(self):

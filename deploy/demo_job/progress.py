@@ -11,8 +11,10 @@ POLL_INTERVAL_S = 1.0
 class DecisionPoller:
     """Follows the controller's decisions from a thread, so that a slow answer delays nothing."""
 
-    def __init__(self, control_plane, job):
+    def __init__(self, control_plane, job, aggregator=False):
         self._control_plane = control_plane
+        self._asks_aggregator = aggregator
+        self._aggregator = {}
         self._job = job
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -23,9 +25,16 @@ class DecisionPoller:
     def _follow(self):
         while not self._stop.wait(POLL_INTERVAL_S):
             found = self._control_plane.decisions(self._job)
+            aggregator = self._control_plane.aggregator() if self._asks_aggregator else {}
             with self._lock:
                 if found:
                     self._latest = found
+                self._aggregator = aggregator or self._aggregator
+
+    def aggregator(self):
+        """The aggregator (weir.v1.Aggregator) as the controller said last; empty: not known."""
+        with self._lock:
+            return self._aggregator
 
     def latest(self):
         """All decisions known so far, oldest first."""

@@ -1,7 +1,7 @@
 """What a demo leaves: a table for the terminal, one JSON object, one self-contained HTML page."""
 import html
 
-from demo_job import stats
+from demo_job import offload, stats
 from demo_job.plots import Chart, Line, svg
 
 STYLE = """
@@ -49,7 +49,18 @@ def table_rows(report):
 
 def terminal_table(report):
     """The summary table as aligned text."""
-    header, rows = table_rows(report)
+    return _aligned(*table_rows(report))
+
+
+def terminal_offload(report):
+    """The aggregator's part as text: its leases, a table of the phases, and why below it."""
+    header, rows = offload.table(report["offload"])
+    why = [f"{row[0]}: {row[-1]}" for row in rows]
+    return "\n".join([*offload.lease_lines(report["offload"]),
+                      _aligned(header[:-1], [row[:-1] for row in rows]), *why])
+
+
+def _aligned(header, rows):
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, *rows]:
@@ -155,6 +166,11 @@ def html_page(report, results, points):
     ]
     for title, chart in _charts(report, results, points):
         sections += [f"<h2>{title}</h2>", svg(chart)]
+    if report["offload"]:
+        sections += ["<h2>Aggregator</h2>",
+                     *(f"<p>{html.escape(line)}</p>" for line in
+                       offload.lease_lines(report["offload"])),
+                     _html_table(*offload.table(report["offload"]), (6,))]
     sections += [
         "<h2>Decisions</h2>",
         _html_table(["step", "noticed at", "from", "to", "reason"], decisions, (2, 3, 4))

@@ -81,6 +81,14 @@ QUICK = Schedule((
     Phase("recovering", 48, 500.0, 1.0),
 ), 1.89)
 
+# Between hosts that compress nothing: in the middle the links are slow enough that sending half
+# as much again, as ranks among themselves do, costs more than an aggregator does.
+AGGREGATOR = Schedule((
+    Phase("fast", 40, 1000.0, 0.0),
+    Phase("slow", 30, 50.0, 1.0),
+    Phase("recovering", 40, 500.0, 1.0),
+), 1.89)
+
 
 def parse(text, origin, default_target):
     """Schedule from JSON text. ScheduleError names what is wrong and what was expected."""

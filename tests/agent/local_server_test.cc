@@ -16,7 +16,7 @@
 namespace weir::agent {
 namespace {
 
-constexpr char kHello[] = R"({"hello":{"job":"j","rank":0,"world":2}})";
+constexpr char kGreeting[] = R"({"hello":{"job":"j","rank":0,"world":2}})";
 
 struct Said {
   ConnectionId connection;
@@ -57,7 +57,7 @@ class LocalServerTest : public testing::Test {
   void ExpectAlive() {
     SocketClient client(options_.socket_path);
     ASSERT_TRUE(client.connected());
-    ASSERT_TRUE(client.SendJson(kHello));
+    ASSERT_TRUE(client.SendJson(kGreeting));
     while (true) {
       const auto said = recorder_.Next();
       ASSERT_TRUE(said) << "the server no longer answers";
@@ -74,7 +74,7 @@ class LocalServerTest : public testing::Test {
 TEST_F(LocalServerTest, CarriesMessagesBothWays) {
   Start();
   SocketClient client(options_.socket_path);
-  ASSERT_TRUE(client.SendJson(kHello));
+  ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said && said->message);
   EXPECT_EQ(said->message->hello().job(), "j");
@@ -186,8 +186,8 @@ TEST_F(LocalServerTest, TruncatedMessageIsAPartingAndNoMore) {
   Start();
   {
     SocketClient client(options_.socket_path);
-    ASSERT_TRUE(client.SendJson(kHello));
-    ASSERT_TRUE(client.SendBytes(std::string(EncodeSocketFrame(kHello)).substr(0, 20)));
+    ASSERT_TRUE(client.SendJson(kGreeting));
+    ASSERT_TRUE(client.SendBytes(std::string(EncodeSocketFrame(kGreeting)).substr(0, 20)));
   }
   ASSERT_TRUE(recorder_.Next());
   const auto closed = recorder_.Next();
@@ -199,7 +199,7 @@ TEST_F(LocalServerTest, TruncatedMessageIsAPartingAndNoMore) {
 TEST_F(LocalServerTest, MessageInSingleBytesArrivesWhole) {
   Start();
   SocketClient client(options_.socket_path);
-  for (const char byte : EncodeSocketFrame(kHello)) {
+  for (const char byte : EncodeSocketFrame(kGreeting)) {
     ASSERT_TRUE(client.SendBytes(std::string_view(&byte, 1)));
   }
   const auto said = recorder_.Next();
@@ -213,7 +213,7 @@ TEST_F(LocalServerTest, ConnectionsAreBounded) {
   std::vector<std::unique_ptr<SocketClient>> clients;
   for (int i = 0; i < 3; ++i) {
     clients.push_back(std::make_unique<SocketClient>(options_.socket_path));
-    ASSERT_TRUE(clients.back()->SendJson(kHello));
+    ASSERT_TRUE(clients.back()->SendJson(kGreeting));
     ASSERT_TRUE(recorder_.Next());
   }
   SocketClient extra(options_.socket_path);
@@ -234,7 +234,7 @@ TEST_F(LocalServerTest, RankThatDoesNotReadIsClosed) {
   options_.output_bytes_max = 100000;
   Start();
   SocketClient client(options_.socket_path);
-  ASSERT_TRUE(client.SendJson(kHello));
+  ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said);
   v1::RankCommand command;
@@ -248,7 +248,7 @@ TEST_F(LocalServerTest, RankThatDoesNotReadIsClosed) {
 TEST_F(LocalServerTest, ManyCommandsArriveInOrder) {
   Start();
   SocketClient client(options_.socket_path);
-  ASSERT_TRUE(client.SendJson(kHello));
+  ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said);
   for (int i = 1; i <= 500; ++i) {
@@ -267,7 +267,7 @@ TEST_F(LocalServerTest, ManyCommandsArriveInOrder) {
 TEST_F(LocalServerTest, RefuseSaysWhyAndCloses) {
   Start();
   SocketClient client(options_.socket_path);
-  ASSERT_TRUE(client.SendJson(kHello));
+  ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said);
   server_->Refuse(said->connection, "wrong job");
@@ -284,7 +284,7 @@ TEST_F(LocalServerTest, TcpNeedsTheTokenFirst) {
   Start();
   const SocketAddress tcp = *SocketAddress::FromIp("127.0.0.1", server_->tcp_port());
   for (const std::string& first :
-       {std::string(R"({"token":"wrong"})"), std::string(R"({"token":""})"), std::string(kHello),
+       {std::string(R"({"token":"wrong"})"), std::string(R"({"token":""})"), std::string(kGreeting),
         std::string(R"({"token":"correct horse batter"})"), std::string("{")}) {
     SocketClient client(tcp);
     ASSERT_TRUE(client.SendJson(first));
@@ -296,7 +296,7 @@ TEST_F(LocalServerTest, TcpNeedsTheTokenFirst) {
   EXPECT_THAT(flood.ReceiveRefusal(), testing::HasSubstr("4 KiB"));
   SocketClient client(tcp);
   ASSERT_TRUE(client.SendJson(R"({"token":"correct horse battery"})"));
-  ASSERT_TRUE(client.SendJson(kHello));
+  ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said && said->message);
   EXPECT_TRUE(said->message->has_hello());
@@ -312,7 +312,7 @@ TEST_F(LocalServerTest, TokenOnTheUnixSocketIsIgnored) {
   Start();
   SocketClient client(options_.socket_path);
   ASSERT_TRUE(client.SendJson(R"({"token":"whatever"})"));
-  ASSERT_TRUE(client.SendJson(kHello));
+  ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said && said->message);
   EXPECT_TRUE(said->message->has_hello());
@@ -324,7 +324,7 @@ TEST_F(LocalServerTest, RandomBytesNeverStopIt) {
   for (int i = 0; i < 200; ++i) {
     SocketClient client(options_.socket_path);
     std::string bytes;
-    if (random.Below(2) == 0) bytes = EncodeSocketFrame(kHello);
+    if (random.Below(2) == 0) bytes = EncodeSocketFrame(kGreeting);
     for (uint64_t n = random.Below(400); n > 0; --n) bytes += static_cast<char>(random.Below(256));
     (void)client.SendBytes(bytes);
   }

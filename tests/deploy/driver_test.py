@@ -1,4 +1,5 @@
 """The demo's driver without network and training: schedules, options, arithmetic, reports."""
+import io
 import json
 import math
 import pathlib
@@ -7,11 +8,12 @@ import tempfile
 import time
 import unittest
 import xml.etree.ElementTree
+from contextlib import redirect_stderr
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "deploy"))
 
 from demo_job import __main__ as driver
-from demo_job import plots, report, schedule, stats
+from demo_job import offload, plots, report, schedule, stats
 from demo_job.children import Children
 from demo_job.schedule import ScheduleError
 from demo_job.training import Result
@@ -86,6 +88,18 @@ class OptionsTest(unittest.TestCase):
             options = driver.parse(["--schedule", file.name, "--target", "2.5"])
         self.assertEqual((options.schedule.steps, options.schedule.target), (10, 2.5))
 
+    def test_aggregator_has_its_own_schedule_and_leaves_the_others_alone(self):
+        options = driver.parse(["--aggregator"])
+        self.assertEqual(options.runs, ["dense", "adaptive"])
+        self.assertIs(options.schedule, schedule.AGGREGATOR)
+        self.assertTrue(options.no_fast_network)
+        plain, quick = driver.parse([]), driver.parse(["--quick"])
+        self.assertEqual((plain.schedule, quick.schedule), (schedule.FULL, schedule.QUICK))
+        self.assertFalse(plain.no_fast_network or quick.no_fast_network or plain.aggregator)
+        with redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit):
+            driver.parse(["--aggregator", "--hosts", "1"])
+        self.assertIn("--aggregator: expected at least 2 hosts, found 1", said.getvalue())
+
     def test_validation_interval_is_bounded(self):
         self.assertEqual([driver.validation_interval(n) for n in (10, 250, 10000)], [5, 10, 20])
 
@@ -142,7 +156,7 @@ def sample_report():
     runs = [result.summary(phases)]
     document = {"schedule": [p.__dict__ for p in phases.phases], "target_validation_loss": 1.5,
                 "runs": runs, "ratios": stats.ratios(runs, None), "decisions": decisions,
-                "reactions": report.reactions(phases, found), "fast_network": None,
+                "reactions": report.reactions(phases, found), "fast_network": None, "offload": None,
                 "prediction_median_abs_error": 0.1, "machine": {"hosts": 4, "cores": 2},
                 "model_parameters": 2_500_000, "started": "now", "notes": ["a <note>"]}
     return document, [result]
@@ -184,6 +198,97 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(page.count("<svg"), 5)
         body = page[page.index("<body>"):page.index("</html>")]
         xml.etree.ElementTree.fromstring(body)  # well-formed
+
+
+METRICS = """# HELP weir_aggregator_packets_total Packets received, by what became of them.
+weir_aggregator_packets_total{shard="0",outcome="added"} %d
+weir_aggregator_packets_total{shard="0",outcome="completed"} %d
+weir_aggregator_packets_total{shard="0",outcome="duplicate"} 7
+"""
+
+
+def candidate(label, step_s, excluded_by=""):
+    return {"label": label, "step_s": step_s, "feasible": not excluded_by,
+            "excluded_by": excluded_by}
+
+
+class OffloadTest(unittest.TestCase):
+    """Two phases of 10 and 5 steps; the second one runs on an aggregator until that is lost."""
+
+    def setUp(self):
+        self.schedule = schedule.parse(json.dumps([PHASE, {**PHASE, "name": "b", "steps": 5}]), "s", 1)
+        self.result = Result("adaptive", [])
+        self.result.changed_at = [(1, 0)]
+        self.said, self.metrics = {}, METRICS % (0, 0)
+        self.log = offload.LeaseLog(2, lambda: self.said, lambda: self.metrics)
+
+    def step(self, choice):
+        step = len(self.result.steps) + 1
+        line = {"kind": "step", "step": step, "choice": choice}
+        self.result.steps.append(line)
+        if step == 10:   # as Training does: the phase ends with this step
+            self.result.changed_at.append((11, 1))
+        self.log(self.result, line)
+
+    def run_all(self):
+        for _ in range(10):
+            self.step("identity over ring")
+        self.metrics = METRICS % (900, 300)
+        lease = {"job": "demo", "epoch": 3, "slots": 64, "workers": ["a", "b"]}
+        self.said = {"name": "tor", "slots": 1024, "goodput_bits_per_s": 8e8, "leases": [lease]}
+        for _ in range(4):
+            self.step("identity over switchml")
+        self.said = {**self.said, "leases": []}
+        self.step("identity over ring")
+        self.log(self.result, {"kind": "end"})
+        ring = candidate("identity over ring", 0.3)
+        return offload.report_of(self.schedule, self.result, [
+            {"step": "4", "reason": "nothing predicts better", "candidates": [
+                candidate("identity over switchml", 0.2, "switchml: no aggregator is reachable"),
+                ring, candidate("identity over tree", 0.5)]},
+            {"step": "11", "reason": "30 % better", "candidates": [
+                candidate("identity over switchml", 0.25), ring]},
+            {"step": "14", "trigger": "aggregator", "reason": "offload failed on rank 1"}], self.log)
+
+    def test_phases_say_what_ran_and_what_was_predicted(self):
+        first, second = self.run_all()["phases"]
+        self.assertEqual((first["steps"], first["steps_on_aggregator"], first["packets_summed"]),
+                         (10, 0, 0))
+        self.assertEqual((first["predicted_step_s_with"], first["predicted_step_s_without"]),
+                         (0.2, 0.3))
+        self.assertEqual(first["excluded_by"], "switchml: no aggregator is reachable")
+        self.assertEqual((second["steps"], second["steps_on_aggregator"], second["packets_summed"]),
+                         (5, 4, 1200))
+        self.assertEqual((second["predicted_step_s_with"], second["why"]),
+                         (None, "offload failed on rank 1"))
+
+    def test_leases_and_failures(self):
+        found = self.run_all()
+        self.assertEqual(found["leases"], [{"job": "demo", "epoch": 3, "slots": 64, "workers": 2,
+                                            "first_step": 11, "last_step": 14}])
+        self.assertEqual(found["failures"], ["offload failed on rank 1"])
+        self.assertEqual(found["aggregator"], {"name": "tor", "slots": 1024, "goodput_gbit_s": 0.8})
+
+    def test_restarted_or_silent_aggregator_counts_nothing(self):
+        self.metrics = METRICS % (50, 50)
+        self.log(self.result, {"kind": "end"})
+        self.metrics = METRICS % (10, 0)   # it began anew
+        self.log(self.result, {"kind": "end"})
+        self.metrics = None
+        self.log(self.result, {"kind": "end"})
+        self.assertEqual(self.log.packets(), [100, None])
+
+    def test_reports_show_it(self):
+        document, results = sample_report()
+        document["offload"] = self.run_all()
+        text = report.terminal_offload(document)
+        self.assertIn("lease of 64 slots on tor, epoch 3: seen from step 11 to 14, 2 ranks", text)
+        self.assertIn("given up: offload failed on rank 1", text)
+        self.assertIn("slow: switchml: no aggregator is reachable", text)
+        page = report.html_page(document, results, [])
+        self.assertIn("<h2>Aggregator</h2>", page)
+        body = page[page.index("<body>"):page.index("</html>")]
+        xml.etree.ElementTree.fromstring(body)
 
 
 class PlotTest(unittest.TestCase):

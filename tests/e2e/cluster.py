@@ -83,19 +83,23 @@ class Controls(ControlPlane):
 class Cluster:
     """A context manager: hosts, agents, controller, and a training once start_ranks was called."""
 
-    def __init__(self, name, hosts=2, model_params=300_000):
+    def __init__(self, name, hosts=2, model_params=300_000, *, aggregator=False, policy=None,
+                 goodput_gbit_s=0.0):
         self.directory = OUT / name
         self.directory.mkdir(parents=True, exist_ok=True)
         binaries, missing = find_binaries(BUILD)
-        if missing:
+        if set(missing) - (set() if aggregator else {"weir-aggregator"}):
             raise AssertionError(f"not built below {BUILD}: {', '.join(missing)}")
         self.binaries = binaries
         self.hosts = hosts
         self.model_params = model_params
         self.children = Children()
-        self.network = network.EmulatedNetwork(hosts, binaries["weir-delay-relay"])
+        self.network = network.EmulatedNetwork(hosts, binaries["weir-delay-relay"], aggregator)
+        if policy:
+            (self.directory / "policy.yaml").write_text(policy, encoding="utf-8")
+            policy = self.directory / "policy.yaml"
         self.controls = Controls(self.children, binaries, self.directory / "control", self.network,
-                                 hosts)
+                                 hosts, policy, goodput_gbit_s=goodput_gbit_s)
         self.ranks = []
         self._forwarders = []
 

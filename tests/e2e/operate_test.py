@@ -94,7 +94,8 @@ class OperateTest(unittest.TestCase):
             self.assertEqual(list(document)[0], kind)
             self.assertGreaterEqual(len(document[kind]), 1)
             from_yaml = yaml.safe_load(self.weirctl("get", kind, "-o", "yaml"))
-            self.assertEqual(len(from_yaml[kind]), len(document[kind]))
+            # The training runs on: a decision or a link may have been added between the two calls.
+            self.assertGreaterEqual(len(from_yaml[kind]), len(document[kind]))
         self.assertEqual(json.loads(self.weirctl("get", "jobs", JOB, "-o", "json"))["world"], 2)
 
     def test_describe_shows_everything_of_one(self):
@@ -129,7 +130,7 @@ class OperateTest(unittest.TestCase):
         self.assertEqual(watch.wait(timeout=10), -signal.SIGINT)
 
     def test_exit_codes_are_those_of_the_help(self):
-        self.assertRegex(self.weirctl("--help"), r"(?s)exit codes:\s+0 +ok\b.*\b1 +failure.*\b2 .*"
+        self.assertRegex(self.weirctl("--help"), r"(?s)exit status:\s+0 +ok\b.*\b1 +failure.*\b2 .*"
                          r"\b3 +not found.*\b4 .*controller.*\b5 +refused")
         self.weirctl("get", code=USAGE)
         self.weirctl("bogus", code=USAGE)

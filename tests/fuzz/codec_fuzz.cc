@@ -25,10 +25,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   weir::EncodeContext context;
   context.world = 1 + data[1] % 64;
   context.params.ratio = codec.Traits().uses_ratio ? (1 + data[2]) / 256.0 : 1;
-  context.shared_max_abs = 1;
+  context.shared_max = 1;
+  const std::vector<weir::CodecSetting>& settings = codec.Traits().settings;
+  context.params.bits = settings[data[3] % settings.size()].bits;
+  if (!codec.Validate(context.params, context.world).ok()) context.world = 1;
   // n follows the payload's size for lane codecs, so that more than the size check is reached.
-  const size_t n = codec.LaneBytes() > 0 && !codec.Traits().uses_ratio
-                       ? payload.size() / codec.LaneBytes()
+  const size_t n = codec.LaneBytes(context) > 0 && !codec.Traits().uses_ratio
+                       ? payload.size() / codec.LaneBytes(context)
                        : size_t{data[3]} * 16;
   std::vector<float> out(n, 0.0f);
   (void)codec.DecodeAdd(payload, context, 0.5f, out).ok();

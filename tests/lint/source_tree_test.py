@@ -47,6 +47,13 @@ class SourceTreeTest(unittest.TestCase):
                            "tests/datapath/codec/builtin/b_test.cc": "int x;\n"})
         self.assertEqual(found, ["tests/elsewhere/a_test.cc: not built by any CMakeLists.txt"])
 
+    def test_clock_that_jumps_is_found(self):
+        line = "auto now = std::chrono::system_clock::now();\n"
+        found = self.tree({"datapath/wire/a.cc": "int x;\n" + line, "datapath/base/log.cc": line,
+                           "agent/a.cc": line, "datapath/wire/b.cc": "int t = time(nullptr);\n"})
+        self.assertEqual([f.split(": ")[0] for f in sorted(found)],
+                         ["datapath/wire/a.cc:2", "datapath/wire/b.cc:1"])
+
     def test_long_file_and_unfinished_mark_are_found(self):
         found = self.tree({"datapath/base/long.cc": "int x;\n" * 601,
                            "datapath/base/mark.cc": "// TO" "DO: later\n"})

@@ -122,10 +122,19 @@ class Episode {
   int lapses() const { return lapses_; }
 
  private:
+  // Whether what is delivered and what is kept back add up to the gradients, as far as this world
+  // asks for. Not with momentum inside, with estimates, nor with votes.
+  bool Accountable(const CodecTraits& traits) const {
+    if (traits.needs_momentum || traits.ef21 || traits.lanes_are_votes) return false;
+    if (!traits.lossy || traits.needs_error_feedback) return true;
+    return !exact() && traits.error_model == ErrorModel::kRelative &&
+           traits.settings.front().relative_error_squared < 1e-4;
+  }
+
   void CollectChoices() {
     for (const Codec* codec : Codecs().All()) {
       for (const Collective* collective : Collectives().All()) {
-        if (exact() && codec->Traits().lossy && !codec->Traits().needs_error_feedback) continue;
+        if (!Accountable(codec->Traits())) continue;
         Choice choice;
         choice.codec = codec->Traits().name;
         choice.collective = collective->Traits().name;
@@ -361,7 +370,7 @@ class Episode {
     const size_t n = kBucketSizes[bucket];
     std::vector<double> found = history_[0].delivered[bucket];
     for (auto& session : sessions_) {
-      std::vector<std::byte> state(session->ExportBytes());
+      std::vector<std::byte> state(session->ExportBytes().value());
       ASSERT_TRUE(session->ExportState(state).ok());
       ResidualStore store;
       ASSERT_TRUE(store.Define(1, {{StrCat("p", bucket), n}}).ok());

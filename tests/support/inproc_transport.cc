@@ -39,6 +39,7 @@ struct Node {
   bool crashed = false;
   std::string abort_text;
   bool interrupted = false;
+  bool woken = false;
   Status failure;
   std::map<Ticket, std::optional<FrameHeader>> posted;  // the header once done
   TimePoint last_sent{};
@@ -81,6 +82,9 @@ class InprocTransport : public Transport {
                             std::span<const std::byte> payload) override;
   StatusOr<Ticket> PostReceive(int peer, std::span<std::byte> buffer) override;
   StatusOr<FrameHeader> Wait(Ticket ticket, TimePoint deadline) override;
+  StatusOr<std::optional<size_t>> WaitAny(std::span<const Ticket> tickets,
+                                          TimePoint deadline) override;
+  void Wake() override;
   void Abort(std::string_view reason) override;
   void Interrupt() override;
   std::vector<PathSample> Samples() const override;
@@ -314,6 +318,34 @@ StatusOr<FrameHeader> InprocTransport::Wait(Ticket ticket, TimePoint deadline) {
   self().posted.erase(ticket);
   peers_.erase(found);
   return header;
+}
+
+StatusOr<std::optional<size_t>> InprocTransport::WaitAny(std::span<const Ticket> tickets,
+                                                         TimePoint deadline) {
+  MutexLock lock(mesh_->mutex);
+  if (!connected_) return FailedPrecondition("the transport is not connected");
+  for (;;) {
+    if (!self().failure.ok()) return self().failure;
+    if (self().interrupted) return Fail(Aborted("waiting was interrupted"));
+    if (const Status status = CheckPeers(); !status.ok()) return Fail(status);
+    for (size_t i = 0; i < tickets.size(); ++i) {
+      const auto found = self().posted.find(tickets[i]);
+      if (found == self().posted.end()) {
+        return InvalidArgument(StrCat("ticket ", tickets[i], " is not posted"));
+      }
+      if (found->second.has_value()) return std::optional(i);
+    }
+    if (std::exchange(self().woken, false)) return std::optional<size_t>();
+    if (RealClock().Now() >= deadline) return std::optional<size_t>();
+    mesh_->changed.WaitUntil(mesh_->mutex, deadline);
+  }
+}
+
+void InprocTransport::Wake() {
+  MutexLock lock(mesh_->mutex);
+  if (!Belongs()) return;
+  self().woken = true;
+  mesh_->changed.NotifyAll();
 }
 
 void InprocTransport::Abort(std::string_view reason) {

@@ -2,25 +2,47 @@
 // Worlds of threads: every rank of a job in one process, so that tests of collectives and sessions
 // need neither processes nor ports.
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "datapath/transport/transport.h"
 
 namespace weir::testing {
 
+/// Seconds; a test that needs them has failed.
+inline constexpr double kPatience = 20;
+
 /// Now plus `seconds`: every wait of a test has a bound.
 TimePoint Within(double seconds);
+
+/// `size` random bytes, equal for equal seeds.
+std::vector<std::byte> Pattern(size_t size, uint64_t seed);
 
 /// Calls body(rank) for ranks 0..world-1, each on its own thread, and joins them all.
 void RunRanks(int world, const std::function<void(int rank)>& body);
 
+/// Where `rank` listens: a loopback port, or, for transports that need a device, the hosts that the
+/// environment variable WEIR_TEST_DEVICE_HOSTS lists ("10.0.0.1,10.0.0.2"), each rank the next one.
+TransportAddress ListenAddress(const TransportFactory& factory, int rank);
+
+/// Why `factory` can make no transport here, for a test that has to be skipped: its device is
+/// missing. Empty when it can, and when WEIR_TEST_DEVICE_HOSTS says that it must.
+std::string MissingDevice(const TransportFactory& factory);
+
+/// The build's transports that can be made here, to run a suite over. Those that miss their device
+/// are left out; their own tests say why.
+std::vector<const TransportFactory*> UsableFactories();
+
 /// Creates and connects a whole world; entry r is rank r. `options` gives what ranks share; its
-/// rank and world are overwritten. The first error of any rank, or all transports.
+/// rank and world are overwritten, and the default of listen. The first error of any rank, or all
+/// transports.
 StatusOr<std::vector<std::unique_ptr<Transport>>> ConnectWorld(const TransportFactory& factory,
                                                                int world,
                                                                TransportOptions options = {},
-                                                               double timeout_s = 20);
+                                                               double timeout_s = kPatience);
 
 }  // namespace weir::testing

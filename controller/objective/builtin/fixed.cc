@@ -13,7 +13,8 @@ class Fixed : public Objective {
 
   CandidateScope Scope(const Policy& policy) const override {
     CandidateScope scope;
-    scope.only = {policy.fixed_codec, policy.fixed_collective, policy.fixed_ratio};
+    scope.only = {policy.fixed_codec, policy.fixed_collective, policy.fixed_ratio,
+                  policy.fixed_bits};
     scope.uniform = true;
     scope.immediate = true;
     scope.may_be_slower_than_dense = true;

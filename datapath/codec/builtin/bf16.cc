@@ -4,32 +4,17 @@
 #include <cstdint>
 
 #include "datapath/codec/block_pass.h"
-#include "datapath/codec/codec.h"
+#include "datapath/codec/fused_codec.h"
 
 namespace weir {
 namespace {
 
-class Bf16Codec : public Codec {
+class Bf16Codec : public FusedCodec {
  public:
   const CodecTraits& Traits() const override { return traits_; }
 
-  size_t MaxEncodedBytes(size_t n, const CodecParams&) const override {
+  size_t MaxEncodedBytes(size_t n, const EncodeContext&) const override {
     return n * sizeof(uint16_t);
-  }
-
-  /// One pass, O(n).
-  StatusOr<EncodeResult> Encode(std::span<const float> x, const EncodeContext& context,
-                                std::span<std::byte> out) const override {
-    return Pass({.gradient = x}, context, out);
-  }
-
-  /// One pass, O(n).
-  StatusOr<EncodeResult> EncodeWithFeedback(std::span<const float> gradient,
-                                            std::span<const float> residual,
-                                            std::span<float> residual_out,
-                                            const EncodeContext& context,
-                                            std::span<std::byte> out) const override {
-    return Pass({gradient, residual, residual_out}, context, out);
   }
 
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext&, float scale,
@@ -40,8 +25,9 @@ class Bf16Codec : public Codec {
     return DataLoss("bf16 payload: a lane is not finite (offset 0 or later)");
   }
 
-  size_t LaneBytes() const override { return sizeof(uint16_t); }
-  void Accumulate(std::span<std::byte> sum, std::span<const std::byte> addend) const override {
+  size_t LaneBytes(const EncodeContext&) const override { return sizeof(uint16_t); }
+  void Accumulate(const EncodeContext&, std::span<std::byte> sum,
+                  std::span<const std::byte> addend) const override {
     WEIR_CHECK(sum.size() == addend.size() && sum.size() % sizeof(uint16_t) == 0);
     kernels::AccumulateBrain(reinterpret_cast<uint16_t*>(sum.data()),
                              reinterpret_cast<const uint16_t*>(addend.data()),
@@ -49,8 +35,9 @@ class Bf16Codec : public Codec {
   }
 
  private:
+  /// One pass, O(n).
   StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
-                              std::span<std::byte> out) const {
+                              std::span<std::byte> out) const override {
     const size_t bytes = operands.gradient.size() * sizeof(uint16_t);
     WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
     auto* lanes = reinterpret_cast<uint16_t*>(out.data());
@@ -66,10 +53,10 @@ class Bf16Codec : public Codec {
       .name = "bf16",
       .summary = "bfloat16 lanes",
       .form = PayloadForm::kLanes,
-      .fixed_bits = 16,
-      .error_model = ErrorModel::kRelative,
       // As fp16 with three mantissa bits less: 2^-14 / 12 / 2.164.
-      .relative_error_squared = 2.35e-6,
+      .settings = {{.fixed_bits = 16, .relative_error_squared = 2.35e-6}},
+      .error_model = ErrorModel::kRelative,
+      .contraction = 0.999,
   };
 };
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "datapath/codec/block_pass.h"
-#include "datapath/codec/codec.h"
+#include "datapath/codec/fused_codec.h"
 
 namespace weir {
 namespace {
@@ -28,27 +28,12 @@ struct LaneScale {
   }
 };
 
-class Fp16Codec : public Codec {
+class Fp16Codec : public FusedCodec {
  public:
   const CodecTraits& Traits() const override { return traits_; }
 
-  size_t MaxEncodedBytes(size_t n, const CodecParams&) const override {
+  size_t MaxEncodedBytes(size_t n, const EncodeContext&) const override {
     return n * sizeof(uint16_t);
-  }
-
-  /// One pass, O(n).
-  StatusOr<EncodeResult> Encode(std::span<const float> x, const EncodeContext& context,
-                                std::span<std::byte> out) const override {
-    return Pass({.gradient = x}, context, out);
-  }
-
-  /// One pass, O(n).
-  StatusOr<EncodeResult> EncodeWithFeedback(std::span<const float> gradient,
-                                            std::span<const float> residual,
-                                            std::span<float> residual_out,
-                                            const EncodeContext& context,
-                                            std::span<std::byte> out) const override {
-    return Pass({gradient, residual, residual_out}, context, out);
   }
 
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
@@ -61,8 +46,9 @@ class Fp16Codec : public Codec {
     return DataLoss("fp16 payload: a lane is not finite (offset 0 or later)");
   }
 
-  size_t LaneBytes() const override { return sizeof(uint16_t); }
-  void Accumulate(std::span<std::byte> sum, std::span<const std::byte> addend) const override {
+  size_t LaneBytes(const EncodeContext&) const override { return sizeof(uint16_t); }
+  void Accumulate(const EncodeContext&, std::span<std::byte> sum,
+                  std::span<const std::byte> addend) const override {
     WEIR_CHECK(sum.size() == addend.size() && sum.size() % sizeof(uint16_t) == 0);
     kernels::AccumulateHalf(reinterpret_cast<uint16_t*>(sum.data()),
                             reinterpret_cast<const uint16_t*>(addend.data()),
@@ -70,8 +56,9 @@ class Fp16Codec : public Codec {
   }
 
  private:
+  /// One pass, O(n).
   StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
-                              std::span<std::byte> out) const {
+                              std::span<std::byte> out) const override {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
     const size_t bytes = operands.gradient.size() * sizeof(uint16_t);
     WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
@@ -89,10 +76,9 @@ class Fp16Codec : public Codec {
       .name = "fp16",
       .summary = "half-precision lanes, scaled so that the sum over all ranks cannot overflow",
       .form = PayloadForm::kLanes,
-      .fixed_bits = 16,
-      .error_model = ErrorModel::kRelative,
       // Rounding error of variance ulp^2 / 12 against log-uniform mantissas: 2^-20 / 12 / 2.164.
-      .relative_error_squared = 3.67e-8,
+      .settings = {{.fixed_bits = 16, .relative_error_squared = 3.67e-8}},
+      .error_model = ErrorModel::kRelative,
   };
 };
 

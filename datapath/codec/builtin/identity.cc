@@ -2,30 +2,17 @@
 // codec. Payload: n little-endian float32.
 
 #include "datapath/codec/block_pass.h"
-#include "datapath/codec/codec.h"
+#include "datapath/codec/fused_codec.h"
 
 namespace weir {
 namespace {
 
-class IdentityCodec : public Codec {
+class IdentityCodec : public WithFloatLanes<FusedCodec> {
  public:
   const CodecTraits& Traits() const override { return traits_; }
 
-  size_t MaxEncodedBytes(size_t n, const CodecParams&) const override { return n * sizeof(float); }
-
-  /// One pass, O(n).
-  StatusOr<EncodeResult> Encode(std::span<const float> x, const EncodeContext& context,
-                                std::span<std::byte> out) const override {
-    return Pass({.gradient = x}, context, out);
-  }
-
-  /// One pass, O(n); everything is sent, so residual_out becomes zero.
-  StatusOr<EncodeResult> EncodeWithFeedback(std::span<const float> gradient,
-                                            std::span<const float> residual,
-                                            std::span<float> residual_out,
-                                            const EncodeContext& context,
-                                            std::span<std::byte> out) const override {
-    return Pass({gradient, residual, residual_out}, context, out);
+  size_t MaxEncodedBytes(size_t n, const EncodeContext&) const override {
+    return n * sizeof(float);
   }
 
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext&, float scale,
@@ -35,15 +22,10 @@ class IdentityCodec : public Codec {
     return DataLoss("identity payload: a lane is not finite (offset 0 or later)");
   }
 
-  size_t LaneBytes() const override { return sizeof(float); }
-  void Accumulate(std::span<std::byte> sum, std::span<const std::byte> addend) const override {
-    WEIR_CHECK(sum.size() == addend.size() && sum.size() % sizeof(float) == 0);
-    kernels::AccumulateFloat(sum.data(), addend.data(), sum.size() / sizeof(float));
-  }
-
  private:
+  /// One pass, O(n).
   StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
-                              std::span<std::byte> out) const {
+                              std::span<std::byte> out) const override {
     const size_t bytes = operands.gradient.size() * sizeof(float);
     WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
     const kernels::Sums sums = ForEachBlock(
@@ -61,7 +43,7 @@ class IdentityCodec : public Codec {
       .lossy = false,
       .unbiased = true,
       .form = PayloadForm::kLanes,
-      .fixed_bits = 32,
+      .settings = {{.fixed_bits = 32}},
       .error_model = ErrorModel::kExact,
   };
 };

@@ -8,54 +8,51 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "datapath/base/random.h"
 #include "datapath/codec/block_pass.h"
-#include "datapath/codec/codec.h"
+#include "datapath/codec/fused_codec.h"
 #include "datapath/codec/selection.h"
 
 namespace weir {
 namespace {
 
-/// The positions of one (seed, n, k).
+constexpr size_t kDrawBatch = 256;
+
+/// The positions of one (seed, n, k), in order: edge j of the strata is floor(j * n / k), reached
+/// by adding up quotient and remainder of n / k rather than by a division for each.
 class Strata {
  public:
-  Strata(uint64_t seed, size_t n, size_t k) : seed_(seed), n_(n), k_(k) {}
+  Strata(uint64_t seed, size_t n, size_t k)
+      : seed_(seed), quotient_(k == 0 ? 0 : n / k), remainder_(k == 0 ? 0 : n % k), k_(k) {}
 
-  size_t Position(size_t j) const {
-    const size_t begin = Edge(j), size = Edge(j + 1) - begin;
-    const auto product = static_cast<unsigned __int128>(MixSeed(seed_, j)) * size;
+  /// To be called k times.
+  size_t Next() {
+    const size_t begin = edge_;
+    edge_ += quotient_;
+    carry_ += remainder_;
+    if (carry_ >= k_) {
+      carry_ -= k_;
+      ++edge_;
+    }
+    const auto product = static_cast<unsigned __int128>(MixSeed(seed_, drawn_++)) * (edge_ - begin);
     return begin + static_cast<size_t>(product >> 64);
   }
 
  private:
-  size_t Edge(size_t j) const {
-    return static_cast<size_t>(static_cast<unsigned __int128>(j) * n_ / k_);
-  }
-  uint64_t seed_;
-  size_t n_, k_;
+  const uint64_t seed_;
+  const size_t quotient_, remainder_, k_;
+  size_t edge_ = 0, carry_ = 0;
+  uint64_t drawn_ = 0;
 };
 
-class RandomKCodec : public Codec {
+class RandomKCodec : public WithFloatLanes<FusedCodec> {
  public:
   const CodecTraits& Traits() const override { return traits_; }
 
-  size_t MaxEncodedBytes(size_t n, const CodecParams& params) const override {
-    return SelectionTarget(n, params.ratio) * sizeof(float);
-  }
-
-  /// One pass for the energies, O(n), and O(k) for the values.
-  StatusOr<EncodeResult> Encode(std::span<const float> x, const EncodeContext& context,
-                                std::span<std::byte> out) const override {
-    return Pass({.gradient = x}, context, out);
-  }
-
-  StatusOr<EncodeResult> EncodeWithFeedback(std::span<const float> gradient,
-                                            std::span<const float> residual,
-                                            std::span<float> residual_out,
-                                            const EncodeContext& context,
-                                            std::span<std::byte> out) const override {
-    return Pass({gradient, residual, residual_out}, context, out);
+  size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override {
+    return SelectionTarget(n, context.params.ratio) * sizeof(float);
   }
 
   /// O(k).
@@ -64,49 +61,63 @@ class RandomKCodec : public Codec {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
     const size_t k = SelectionTarget(out.size(), context.params.ratio);
     WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, payload, k * sizeof(float)));
-    const Strata strata(context.seed, out.size(), k);
-    for (size_t j = 0; j < k; ++j) {
-      float value;
-      std::memcpy(&value, payload.data() + j * sizeof(float), sizeof(value));
-      if (!std::isfinite(value)) {
-        return DataLoss(
-            StrCat("random_k payload: lane at offset ", j * sizeof(float), " is not finite"));
+    Strata strata(context.seed, out.size(), k);
+    // Positions are drawn a batch ahead of their sums, while memory fetches what they name.
+    size_t places[2][kDrawBatch];
+    const auto draw = [&](size_t batch) {
+      const size_t from = std::min(k, batch * kDrawBatch), count = std::min(kDrawBatch, k - from);
+      for (size_t i = 0; i < count; ++i) {
+        places[batch % 2][i] = strata.Next();
+        __builtin_prefetch(&out[places[batch % 2][i]], 1);
       }
-      out[strata.Position(j)] += scale * value;
+      return count;
+    };
+    size_t count = draw(0);
+    for (size_t batch = 0, j = 0; count > 0; ++batch) {
+      const size_t next = draw(batch + 1);
+      for (size_t i = 0; i < count; ++i, ++j) {
+        float value;
+        std::memcpy(&value, payload.data() + j * sizeof(float), sizeof(value));
+        if (!std::isfinite(value)) {
+          return DataLoss(
+              StrCat("random_k payload: lane at offset ", j * sizeof(float), " is not finite"));
+        }
+        out[places[batch % 2][i]] += scale * value;
+      }
+      count = next;
     }
     return OkStatus();
   }
 
-  size_t LaneBytes() const override { return sizeof(float); }
-  void Accumulate(std::span<std::byte> sum, std::span<const std::byte> addend) const override {
-    WEIR_CHECK(sum.size() == addend.size() && sum.size() % sizeof(float) == 0);
-    kernels::AccumulateFloat(sum.data(), addend.data(), sum.size() / sizeof(float));
-  }
-
  private:
+  /// One pass for the energies, O(n), and O(k) for the values.
   StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
-                              std::span<std::byte> out) const {
+                              std::span<std::byte> out) const override {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
     const size_t n = operands.gradient.size();
     const size_t k = SelectionTarget(n, context.params.ratio);
     WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, k * sizeof(float)));
-    const Strata strata(context.seed, n, k);
-    // The values before the pass: the rest may overwrite the residual.
+    Strata strata(context.seed, n, k);
     double kept = 0;
-    for (size_t j = 0; j < k; ++j) {
-      const size_t at = strata.Position(j);
-      float value = operands.gradient[at];
-      if (!operands.residual.empty()) value += operands.residual[at];
-      std::memcpy(out.data() + j * sizeof(float), &value, sizeof(value));
-      kept += static_cast<double>(value) * value;
-    }
-    kernels::Sums sums =
-        ForEachBlock(operands, context.statistics,
-                     [](const kernels::Block& block, size_t, float* rest,
-                        kernels::Sums* pass_sums) { kernels::Measure(block, rest, pass_sums); });
-    if (!operands.rest.empty()) {
-      for (size_t j = 0; j < k; ++j) operands.rest[strata.Position(j)] = 0;
-    }
+    size_t j = 0, next = k > 0 ? strata.Next() : n;
+    kernels::Sums sums = ForEachBlock(
+        operands, context.statistics,
+        [&](const kernels::Block& block, size_t at, float* rest, kernels::Sums* pass_sums) {
+          // First, as it brings the block into the cache.
+          kernels::Measure(block, rest, pass_sums);
+          for (; next < at + block.size; next = ++j < k ? strata.Next() : n) {
+            const size_t place = next - at;
+            float value = 0;
+            if (rest != nullptr) {
+              value = std::exchange(rest[place], 0.0f);
+            } else {
+              value = block.gradient[place];
+              if (block.residual != nullptr) value += block.residual[place];
+            }
+            std::memcpy(out.data() + j * sizeof(float), &value, sizeof(value));
+            kept += static_cast<double>(value) * value;
+          }
+        });
     sums.energy_lost = std::max(0.0, sums.energy_in - kept);
     return LaneResult(sums, out.first(k * sizeof(float)));
   }
@@ -116,11 +127,13 @@ class RandomKCodec : public Codec {
       .summary = "a seeded random subset, equal on all ranks (Stich et al. 2018)",
       .needs_error_feedback = true,
       .form = PayloadForm::kLanes,
-      .kept_bits = 32,
+      .settings = {{.kept_bits = 32}},
       .uses_ratio = true,
       .ratio_min = 1e-6,
       .ratio_max = 1,
       .error_model = ErrorModel::kUniformSelection,
+      // Rounding the count down halves it at most.
+      .contraction = 0.5,
   };
 };
 

@@ -61,6 +61,7 @@ class ArTopkStar : public Collective {
       .summary = "indices from the ranks in turn, ring over the values (Tyagi and Swany 2023)",
       .form = PayloadForm::kSharedIndex,
       .cost = kStarCost,
+      .walks_ring = true,
   };
 };
 
@@ -98,6 +99,7 @@ class ArTopkVar : public Collective {
           "indices from the rank of largest norm, ring over the values (Tyagi and Swany 2023)",
       .form = PayloadForm::kSharedIndex,
       .cost = Cost(),
+      .walks_ring = true,
   };
 };
 

@@ -31,6 +31,7 @@ class Ring : public Collective {
       .cost = {.latency = {.n_minus_1 = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},
+      .walks_ring = true,
   };
 };
 

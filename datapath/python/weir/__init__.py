@@ -6,12 +6,21 @@
 
 That is all: gradients now travel through libweir, the node's agent (WEIR_AGENT) steers codec and
 collective, and without an agent or a plan file training runs dense.
+
+After `import weir`, torch.distributed.init_process_group("weir") runs every collective and message
+of torch.distributed on CPU tensors through libweir, exactly.
 """
 from weir._lib import LibraryNotFound, WeirError, capabilities, library_path, version
-from weir.ddp import DDPState, attach, ddp_hook, report_loss
+from weir.communicator import Communicator
+from weir.ddp import DDPState, attach, ddp_hook, report_loss, share
+from weir.process_group import WeirProcessGroup, register_process_group
+from weir.regroup import Regrouped, reform, rejoin
 from weir.session import Session, Stats
 
 __all__ = [
-    "DDPState", "LibraryNotFound", "Session", "Stats", "WeirError", "attach", "capabilities",
-    "ddp_hook", "library_path", "report_loss", "version",
+    "Communicator", "DDPState", "LibraryNotFound", "Regrouped", "Session", "Stats",
+    "WeirError", "WeirProcessGroup", "attach", "capabilities", "ddp_hook", "library_path",
+    "reform", "register_process_group", "rejoin", "report_loss", "share", "version",
 ]
+
+register_process_group()

@@ -5,6 +5,7 @@ import socket
 import sys
 
 AGENT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 10.0
 
 
 def check_library():
@@ -15,6 +16,34 @@ def check_library():
     codecs = ", ".join(c["name"] for c in abilities.get("codecs", []))
     collectives = ", ".join(c["name"] for c in abilities.get("collectives", []))
     return (f"{path}, version {_lib.version()}; codecs: {codecs}; collectives: {collectives}")
+
+
+def check_transport():
+    """Two ranks in this process meet; says what carries their bytes."""
+    import threading
+    import weir
+    job = f"check-{os.getpid()}"
+    transport = os.environ.get("WEIR_TRANSPORT")
+    with weir.Session(job, 0, 2, transport=transport, connect_timeout_s=CONNECT_TIMEOUT_S) as one, \
+            weir.Session(job, 1, 2, transport=transport, connect_timeout_s=CONNECT_TIMEOUT_S) as two:
+        addresses = [one.address, two.address]
+        failures = []
+
+        def connect(session):
+            try:
+                session.connect(addresses)
+            except weir.WeirError as error:
+                failures.append(error)
+
+        other = threading.Thread(target=connect, args=(two,))
+        other.start()
+        connect(one)
+        other.join()
+        if failures:
+            raise failures[0]
+        if one.stats().peers_shared_memory:
+            return "ranks of this machine share memory"
+        return "ranks of this machine use TCP (they cannot share memory, or WEIR_TRANSPORT says so)"
 
 
 def check_torch():
@@ -52,7 +81,8 @@ def check_agent(agent):
 def check(agent):
     """Prints every finding; 0 when training could run, 1 when not. No agent is only a warning."""
     failed = False
-    findings = (("library", check_library, True), ("torch", check_torch, True),
+    findings = (("library", check_library, True), ("transport", check_transport, True),
+                ("torch", check_torch, True),
                 ("agent", lambda: check_agent(agent), False))
     for name, finding, needed in findings:
         try:

@@ -7,6 +7,10 @@ import functools
 import json
 import os
 import pathlib
+import sysconfig
+
+# What the package libweir0 installs; the plain name is for those who compile.
+SONAME = "libweir.so.0"
 
 OK = 0
 INVALID_ARGUMENT = 1
@@ -22,6 +26,18 @@ INTERNAL = 9
 FLOAT32 = 0
 FLOAT16 = 1
 BFLOAT16 = 2
+FLOAT64 = 3  # these and the following in communicators only
+INT8 = 4
+UINT8 = 5
+INT32 = 6
+INT64 = 7
+
+SUM = 0
+PRODUCT = 1
+MIN = 2
+MAX = 3
+AVERAGE = 4
+ANY_RANK = -1
 
 
 class WeirError(RuntimeError):
@@ -53,12 +69,41 @@ class Options(ctypes.Structure):
         ("operation_timeout_s", ctypes.c_double),
         ("connect_timeout_s", ctypes.c_double),
         ("congestion_control", ctypes.c_char_p),
+        ("busy_poll_s", ctypes.c_double),
+        ("operation_timeout_floor_s", ctypes.c_double),
+        ("epoch", ctypes.c_uint64),
+    ]
+
+
+class Mesh(ctypes.Structure):
+    """struct weir_mesh."""
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("epoch", ctypes.c_uint64),
+        ("rank", ctypes.c_int32),
+        ("world", ctypes.c_int32),
+        ("listen", ctypes.c_char_p),
+    ]
+
+
+class CommunicatorOptions(ctypes.Structure):
+    """struct weir_communicator_options."""
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("job", ctypes.c_char_p),
+        ("rank", ctypes.c_int32),
+        ("world", ctypes.c_int32),
+        ("transport", ctypes.c_char_p),
+        ("listen", ctypes.c_char_p),
+        ("operation_timeout_s", ctypes.c_double),
+        ("connect_timeout_s", ctypes.c_double),
     ]
 
 
 class Parameter(ctypes.Structure):
     """struct weir_parameter."""
-    _fields_ = [("name", ctypes.c_char_p), ("elements", ctypes.c_uint64)]
+    _fields_ = [("name", ctypes.c_char_p), ("elements", ctypes.c_uint64),
+                ("columns", ctypes.c_uint64)]
 
 
 class StatsStruct(ctypes.Structure):
@@ -72,11 +117,18 @@ class StatsStruct(ctypes.Structure):
         ("agent_connected", ctypes.c_int32),
         ("last_step_s", ctypes.c_double),
         ("last_exposed_s", ctypes.c_double),
+        ("peers_shared_memory", ctypes.c_int32),
+        ("model_source", ctypes.c_int32),
+        ("epoch", ctypes.c_uint64),
+        ("next_step", ctypes.c_uint64),
     ]
 
 
 _pointer = ctypes.c_void_p
 _text = ctypes.c_char_p
+_int = ctypes.c_int32
+_size = ctypes.c_uint64
+_out = ctypes.POINTER(_pointer)
 _size_pointer = ctypes.POINTER(ctypes.c_size_t)
 # name -> (result, arguments); handles and buffers are void pointers.
 _FUNCTIONS = {
@@ -84,6 +136,7 @@ _FUNCTIONS = {
                                            ctypes.c_size_t]),
     "weir_session_address": (_text, [_pointer]),
     "weir_session_connect": (ctypes.c_int, [_pointer, ctypes.POINTER(_text), ctypes.c_int32]),
+    "weir_session_reform": (ctypes.c_int, [_pointer, ctypes.POINTER(Mesh)]),
     "weir_session_close": (None, [_pointer]),
     "weir_define_bucket": (ctypes.c_int, [_pointer, ctypes.POINTER(Parameter), ctypes.c_size_t,
                                           ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)]),
@@ -95,12 +148,35 @@ _FUNCTIONS = {
     "weir_report_loss": (None, [_pointer, ctypes.c_double]),
     "weir_export_state": (ctypes.c_int, [_pointer, _pointer, _size_pointer]),
     "weir_import_state": (ctypes.c_int, [_pointer, _pointer, ctypes.c_size_t]),
+    "weir_scale_state": (ctypes.c_int, [_pointer, ctypes.c_double]),
     "weir_get_stats": (ctypes.c_int, [_pointer, ctypes.POINTER(StatsStruct)]),
     "weir_get_plan": (ctypes.c_int, [_pointer, _pointer, _size_pointer]),
     "weir_strerror": (_text, [ctypes.c_int]),
     "weir_last_error": (_text, [_pointer]),
     "weir_version": (_text, []),
     "weir_capabilities": (_text, []),
+    "weir_communicator_create": (ctypes.c_int, [ctypes.POINTER(CommunicatorOptions),
+                                                ctypes.POINTER(_pointer), _text, ctypes.c_size_t]),
+    "weir_communicator_address": (_text, [_pointer]),
+    "weir_communicator_connect": (ctypes.c_int, [_pointer, ctypes.POINTER(_text), ctypes.c_int32]),
+    "weir_communicator_shutdown": (ctypes.c_int, [_pointer]),
+    "weir_communicator_close": (None, [_pointer]),
+    "weir_communicator_all_reduce": (ctypes.c_int, [_pointer, _pointer, _size, _int, _int, _out]),
+    "weir_communicator_reduce": (ctypes.c_int, [_pointer, _pointer, _size, _int, _int, _int, _out]),
+    "weir_communicator_reduce_scatter": (ctypes.c_int, [_pointer, _pointer, _pointer, _size, _int,
+                                                        _int, _out]),
+    "weir_communicator_all_gather": (ctypes.c_int, [_pointer, _pointer, _pointer, _size, _out]),
+    "weir_communicator_broadcast": (ctypes.c_int, [_pointer, _pointer, _size, _int, _out]),
+    "weir_communicator_all_to_all": (ctypes.c_int, [_pointer, _out, ctypes.POINTER(_size), _out,
+                                                    ctypes.POINTER(_size), _out]),
+    "weir_communicator_barrier": (ctypes.c_int, [_pointer, _out]),
+    "weir_communicator_send": (ctypes.c_int, [_pointer, _pointer, _size, _int, _size, _out]),
+    "weir_communicator_receive": (ctypes.c_int, [_pointer, _pointer, _size, _int, _size, _out]),
+    "weir_communicator_wait": (ctypes.c_int, [_pointer, _pointer, ctypes.c_double,
+                                              ctypes.POINTER(_int)]),
+    "weir_communicator_test": (ctypes.c_int, [_pointer, _pointer, ctypes.POINTER(_int)]),
+    "weir_communicator_release": (ctypes.c_int, [_pointer, _pointer]),
+    "weir_communicator_last_error": (_text, [_pointer]),
 }
 
 
@@ -111,11 +187,16 @@ def _candidates():
         return [pathlib.Path(named)]
     here = pathlib.Path(__file__).resolve().parent
     places = [here / "libweir.so"]
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    # PREFIX/lib/python3/dist-packages/weir: the library of the same installation comes first.
+    if here.parent.name == "dist-packages":
+        places += [here.parents[2] / multiarch / SONAME, here.parents[2] / SONAME]
     for root in (here.parents[2], pathlib.Path.cwd()):  # a source tree with its build directory
         places += [root / "build" / "datapath" / "session" / "libweir.so",
                    root / "build" / "libweir.so"]
-    places += [pathlib.Path(p) / "libweir.so"
-               for p in ("/usr/local/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib")]
+    for directory in ("/usr/local/lib", "/usr/lib"):
+        places += [pathlib.Path(directory) / part / name
+                   for part in dict.fromkeys((multiarch, "")) for name in ("libweir.so", SONAME)]
     return places
 
 

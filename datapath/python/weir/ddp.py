@@ -11,11 +11,16 @@ a failure leave backward() as a WeirError that names the rank at fault.
 Residuals belong to parameters, by their names in the model, so that DDP's rebuilding of the buckets
 after the first iteration moves them with their parameters.
 
-Mixed precision: gradients that carry a loss scale (torch.cuda.amp.GradScaler) must not meet error
-feedback at a changing scale, since the residual of one step is added at the scale of the next. Keep
-the scale constant, or train in bfloat16, which needs none. A step in which any rank meets NaN or
-infinity is delivered as NaN everywhere, which GradScaler recognises; others look at
-`state.last_step_skipped` after backward() and leave the optimiser step out.
+Mixed precision: gradients that carry a loss scale (torch.cuda.amp.GradScaler) meet residuals of
+earlier steps, which carry the scale of theirs. Give attach() the scaler: before each step the
+residuals are brought to its scale. (Without, keep the scale constant, or train in bfloat16, which
+needs none.) A step in which any rank meets NaN or infinity is delivered as NaN everywhere, which
+GradScaler recognises; others look at `state.last_step_skipped` after backward() and leave the
+optimiser step out.
+
+Learning rate: residuals hold gradients, so what was left behind is applied at the rate of the step
+that delivers it. Where that matters, state.scale_state(old_rate / new_rate) after each change
+applies it at the rate of its own step.
 
 Environment, where attach() is not told otherwise:
   WEIR_AGENT               unix:/path or tcp:host:port of this node's agent
@@ -24,6 +29,7 @@ Environment, where attach() is not told otherwise:
   WEIR_JOB                 name of the run (else TORCHELASTIC_RUN_ID, else "training")
   WEIR_LISTEN              host:port of this rank's datapath; port 0: any
   WEIR_PEERS               comma-separated host:port of all ranks, in rank order: no store is needed
+  WEIR_TRANSPORT           auto (shared memory within a node, else TCP), shm or tcp; default auto
   WEIR_CONGESTION_CONTROL  TCP congestion control of the datapath
   WEIR_TIMEOUT_S           deadline of one collective, default 60
 """
@@ -37,7 +43,9 @@ import torch
 import torch.distributed as dist
 
 from weir import _lib
+from weir import regroup
 from weir._lib import WeirError
+from weir.communicator import Communicator
 from weir.session import Session
 
 _DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
@@ -54,6 +62,13 @@ def _say_once(key, message):
         print(f"weir: {message}", file=sys.stderr, flush=True)
 
 
+def _columns(parameter):
+    """Length of a row for codecs that see matrices; 0: a vector."""
+    if parameter.dim() < 2 or parameter.shape[0] == 0:
+        return 0
+    return parameter.numel() // parameter.shape[0]
+
+
 def _route_address(towards):
     """This host's address on the way to `towards`; no packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -64,20 +79,29 @@ def _route_address(towards):
             return "127.0.0.1"
 
 
+def _raiser(error):
+    def fail():
+        raise error
+    return fail
+
+
 class DDPState:
     """What the hook keeps for one DistributedDataParallel model on one rank.
 
     model: the DDP model, or the module inside it. Needs an initialised process group for rank,
     world and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None
     come from the environment (module docstring).
+    scaler: the torch.cuda.amp.GradScaler of the training loop, or what has its get_scale(); its
+    scale must be equal on all ranks, which it is when all skip the same steps.
     """
 
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
                  plan_file=None, peers=None, listen=None, operation_timeout_s=None,
-                 congestion_control=None):
+                 congestion_control=None, transport=None, scaler=None):
         global _attach_count
         environment = os.environ.get
         module = getattr(model, "module", model)
+        self._module = weakref.ref(module)
         self._names = {id(p): name for name, p in module.named_parameters()}
         # Names are looked up by identity, so the parameters must live as long as this table.
         self._parameters = list(module.parameters())
@@ -89,6 +113,8 @@ class DDPState:
         self._sizes = {}       # bucket key -> elements, of the step that runs or ran last
         self._pending = []
         self._step_open = False
+        self._scaler = scaler
+        self._loss_scale = None  # of the residuals
         agent = environment("WEIR_AGENT") if agent is None else agent
         plan_file = environment("WEIR_PLAN_FILE") if plan_file is None else plan_file
         job = job or environment("WEIR_JOB") or environment("TORCHELASTIC_RUN_ID") or "training"
@@ -102,6 +128,7 @@ class DDPState:
         self.session = Session(
             job, self.rank, self.world, listen=listen, agent=agent or None,
             agent_token=agent_token or environment("WEIR_AGENT_TOKEN"), plan_file=plan_file or None,
+            transport=transport or environment("WEIR_TRANSPORT"),
             operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
             connect_timeout_s=CONNECT_TIMEOUT_S,
             congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"))
@@ -131,8 +158,20 @@ class DDPState:
     def begin_step(self):
         """Begins a step unless one is open. attach() arranges that each forward pass does this."""
         if not self._step_open:
+            if self._scaler is not None:
+                self._follow_loss_scale(float(self._scaler.get_scale()))
             self.session.step_begin()
             self._step_open = True
+
+    def _follow_loss_scale(self, scale):
+        """Brings the residuals of earlier steps to the loss scale of the next."""
+        if self._loss_scale is not None and scale != self._loss_scale:
+            self.session.scale_state(scale / self._loss_scale)
+        self._loss_scale = scale
+
+    def scale_state(self, factor):
+        """See weir_scale_state: gradients come `factor` times as large from the next step on."""
+        self.session.scale_state(factor)
 
     def all_reduce(self, bucket):
         """The hook: queues the bucket and returns a future of its mean over all ranks."""
@@ -155,13 +194,26 @@ class DDPState:
 
     def _finish_step(self):
         pending, self._pending = self._pending, []
+        failure = None
         for request, buffer, host, future in pending:
-            self.session.wait(request)
-            if host is not buffer:
+            try:
+                if failure is None:
+                    self.session.wait(request)
+            except WeirError as error:
+                failure = error
+            if failure is not None:
+                buffer.zero_()
+            elif host is not buffer:
                 buffer.copy_(host)
             future.set_result(buffer)
         self._step_open = False
-        self.last_step_skipped = self.session.step_end()
+        try:
+            self.last_step_skipped = self.session.step_end()
+        except WeirError as error:
+            failure = failure or error
+        if failure is not None:
+            # Later, so that DDP ends the iteration in order and can begin another one.
+            torch.autograd.Variable._execution_engine.queue_callback(_raiser(failure))
 
     def _key(self, bucket, buffer):
         parameters = bucket.parameters()
@@ -172,7 +224,8 @@ class DDPState:
                 raise WeirError(f"gradients of {buffer.dtype}: expected float32, float16 or "
                                 "bfloat16", _lib.INVALID_ARGUMENT, self.rank)
             key = self.session.define_bucket(
-                [(self._name(p, bucket), p.numel()) for p in parameters], _DTYPES[buffer.dtype])
+                [(self._name(p, bucket), p.numel(), _columns(p)) for p in parameters],
+                _DTYPES[buffer.dtype])
             self._keys[identity] = key
         return key
 
@@ -188,6 +241,27 @@ class DDPState:
     def _host_buffer(self, buffer):
         """The bucket where libweir can reach it; a copy for buffers of an accelerator."""
         return buffer if buffer.device.type == "cpu" else buffer.to("cpu")
+
+    def reform(self, store=None, *, expected=None, settle_s=5.0, timeout_s=60.0, tensors=()):
+        """Goes on with the ranks that are left, after backward() has raised a WeirError.
+
+        The ranks meet in `store` (None: that of the process group); see weir.regroup. Parameters
+        and buffers of the model, and `tensors` besides (the optimiser's, equally shaped on all
+        ranks), become those of a rank that has not applied the step to be done anew: its
+        gradients are void. Returns a weir.Regrouped. DDP itself goes on as long as it needs no
+        collective of its own process group: attach to a model without buffers, or with
+        broadcast_buffers=False, and without find_unused_parameters.
+        """
+        store = store or dist.distributed_c10d._get_default_store()
+        self._pending, self._step_open = [], False
+        found = regroup.reform(self.session, store, expected=expected, settle_s=settle_s,
+                               timeout_s=timeout_s)
+        self.rank, self.world = found.rank, found.world
+        module = self._module()
+        with torch.no_grad():
+            share(store, self.session.job, found,
+                  [*module.parameters(), *module.buffers(), *tensors], timeout_s)
+        return found
 
     # Around the steps.
 
@@ -214,19 +288,39 @@ class DDPState:
                        for key, elements in self._sizes.items()), key=lambda c: -c[0])
 
     def state_dict(self):
-        """This rank's error-feedback residuals, to be saved with this rank's checkpoint."""
+        """This rank's residuals and codecs' states, to be saved with this rank's checkpoint."""
         state = self.session.export_state()
         return {"residuals": torch.frombuffer(bytearray(state), dtype=torch.uint8)
-                if state else torch.empty(0, dtype=torch.uint8)}
+                if state else torch.empty(0, dtype=torch.uint8), "loss_scale": self._loss_scale}
 
     def load_state_dict(self, state):
         """Restores state_dict() between steps. Parameters are matched by name."""
         self.session.import_state(state["residuals"].numpy().tobytes())
+        self._loss_scale = state.get("loss_scale", self._loss_scale)
 
     def close(self):
         """Leaves the job. Called at exit; safe to call twice."""
         self.session.close()
         _attached.discard(self)
+
+
+def share(store, job, regrouped, tensors, timeout_s=60.0):
+    """Every rank of a regrouped job gets the `tensors` (equal shapes) of rank model_source."""
+    rank, world = regrouped.rank, regrouped.world
+    name = f"{job}/share/{regrouped.epoch}"
+    with Communicator(name, rank, world, operation_timeout_s=timeout_s,
+                      connect_timeout_s=timeout_s,
+                      transport=os.environ.get("WEIR_TRANSPORT")) as group:
+        group.connect(regroup.exchange(store, f"weir/{name}", rank, world, group.address,
+                                       timeout_s))
+        for tensor in tensors:
+            host = tensor.detach().to("cpu", copy=True).contiguous()
+            operation = group.broadcast(host.data_ptr(), host.numel() * host.element_size(),
+                                        regrouped.model_source)
+            group.wait(operation)
+            group.release(operation)
+            if rank != regrouped.model_source:
+                tensor.detach().copy_(host)
 
 
 def ddp_hook(state, bucket):

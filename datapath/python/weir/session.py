@@ -10,7 +10,7 @@ ERROR_BYTES = 2048
 
 Stats = collections.namedtuple(
     "Stats", "step plan_version bytes_sent steps_skipped agent_connected last_step_s "
-             "last_exposed_s")
+             "last_exposed_s peers_shared_memory model_source epoch next_step")
 
 
 def _bytes(text):
@@ -26,15 +26,18 @@ class Session:
 
     def __init__(self, job, rank, world, *, listen=None, agent=None, agent_token=None,
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
-                 congestion_control=None):
+                 congestion_control=None, busy_poll_s=0.0, operation_timeout_floor_s=0.0,
+                 epoch=0):
         self._library = _lib.library()
+        self.job = job
         self.rank = rank
         self.world = world
         self._handle = ctypes.c_void_p()
         options = _lib.Options(
             ctypes.sizeof(_lib.Options), _bytes(job), rank, world, _bytes(transport),
             _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
-            operation_timeout_s, connect_timeout_s, _bytes(congestion_control))
+            operation_timeout_s, connect_timeout_s, _bytes(congestion_control), busy_poll_s,
+            operation_timeout_floor_s, epoch)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)
@@ -67,10 +70,23 @@ class Session:
         self._check(self._library.weir_session_connect(self._open_handle(), array,
                                                        len(addresses)))
 
+    def reform(self, epoch, rank, world, listen=None):
+        """Leaves the mesh and listens for another, as `rank` of `world`; connect() follows.
+
+        After a failure or between steps; see weir_session_reform, and weir.reform for how ranks
+        find each other.
+        """
+        mesh = _lib.Mesh(ctypes.sizeof(_lib.Mesh), epoch, rank, world, _bytes(listen))
+        self._check(self._library.weir_session_reform(self._open_handle(), ctypes.byref(mesh)))
+        self.rank, self.world = rank, world
+
     def define_bucket(self, parameters, dtype=_lib.FLOAT32):
-        """Key of the bucket that consists of these (name, elements) pairs in this order."""
+        """Key of the bucket that consists of these parameters in this order.
+
+        parameters: (name, elements) pairs, or (name, elements, columns) for matrices, row-major.
+        """
         array = (_lib.Parameter * len(parameters))(
-            *[_lib.Parameter(name.encode(), elements) for name, elements in parameters])
+            *[_lib.Parameter(name.encode(), *shape) for name, *shape in parameters])
         key = ctypes.c_uint64()
         self._check(self._library.weir_define_bucket(self._open_handle(), array, len(parameters),
                                                      dtype, ctypes.byref(key)))
@@ -102,7 +118,7 @@ class Session:
         self._library.weir_report_loss(self._open_handle(), float(loss))
 
     def export_state(self):
-        """Error-feedback residuals of all parameters as bytes; call between steps."""
+        """Residuals, momenta and codecs' states as bytes; call between steps."""
         size = ctypes.c_size_t()
         self._check(self._library.weir_export_state(self._open_handle(), None, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(max(1, size.value))
@@ -114,12 +130,20 @@ class Session:
         state = bytes(state)
         self._check(self._library.weir_import_state(self._open_handle(), state, len(state)))
 
+    def scale_state(self, factor):
+        """Gradients come `factor` times as large from the next step on; residuals follow.
+
+        Between steps, on every rank alike.
+        """
+        self._check(self._library.weir_scale_state(self._open_handle(), float(factor)))
+
     def stats(self):
         """Counters of this rank. Thread-safe."""
         stats = _lib.StatsStruct(ctypes.sizeof(_lib.StatsStruct))
         self._check(self._library.weir_get_stats(self._open_handle(), ctypes.byref(stats)))
         return Stats(stats.step, stats.plan_version, stats.bytes_sent, stats.steps_skipped,
-                     bool(stats.agent_connected), stats.last_step_s, stats.last_exposed_s)
+                     bool(stats.agent_connected), stats.last_step_s, stats.last_exposed_s,
+                     stats.peers_shared_memory, stats.model_source, stats.epoch, stats.next_step)
 
     def plan(self):
         """The active plan (weir.v1.Plan) as a dictionary."""

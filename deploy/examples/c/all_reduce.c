@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "datapath/session/weir.h"
+#include <weir.h>
 
 enum { kWorld = 2, kElements = 1000, kSteps = 5, kAddressBytes = 64 };
 
@@ -33,7 +33,7 @@ static int Rendezvous(int in, int out, const char* own, char* other) {
 }
 
 static int Train(weir_session* session, int rank) {
-  const weir_parameter parameter = {"layer.weight", kElements};
+  const weir_parameter parameter = {"layer.weight", kElements, 0};
   uint64_t bucket = 0;
   weir_status status = weir_define_bucket(session, &parameter, 1, WEIR_FLOAT32, &bucket);
   if (status != WEIR_OK) return Fail(session, "define", status);

@@ -7,14 +7,13 @@
 #include <thread>
 
 #include "agent/measure/tcp_connect_rtt.h"
+#include "tests/agent/measure/loopback.h"
 
 namespace weir::agent {
 namespace {
 
 // A shorter test may end before its receiver has read anything.
 constexpr uint64_t kMoreThanBuffersHold = 32u << 20;
-
-SocketAddress Loopback(uint16_t port) { return *SocketAddress::FromIp("127.0.0.1", port); }
 
 uint16_t FreePort() {
   const auto bound = BindSocket(Loopback(0), SOCK_STREAM);

@@ -10,11 +10,10 @@
 #include <thread>
 
 #include "agent/measure/udp_echo.h"
+#include "tests/agent/measure/loopback.h"
 
 namespace weir::agent {
 namespace {
-
-SocketAddress Loopback(uint16_t port) { return *SocketAddress::FromIp("127.0.0.1", port); }
 
 RouteOptions Options() {
   RouteOptions options;

@@ -4,11 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "agent/measure/udp_echo.h"
+#include "tests/agent/measure/loopback.h"
 
 namespace weir::agent {
 namespace {
-
-SocketAddress Loopback(uint16_t port) { return *SocketAddress::FromIp("127.0.0.1", port); }
 
 TEST(TcpConnectRttTest, MeasuresAnOpenPort) {
   const auto server = EchoServer::Start(Loopback(0), RealClock());

@@ -8,10 +8,10 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/agent/measure/loopback.h"
+
 namespace weir::agent {
 namespace {
-
-SocketAddress Loopback(uint16_t port) { return *SocketAddress::FromIp("127.0.0.1", port); }
 
 class UdpEchoTest : public testing::Test {
  protected:

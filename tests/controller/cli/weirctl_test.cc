@@ -41,25 +41,41 @@ TEST_F(WeirctlTest, GetAndDescribeShowEveryResourceInEveryOutput) {
               StartsWith("{"));
 }
 
+TEST_F(WeirctlTest, AggregatorsAreListedWithWhatKeepsThemAway) {
+  EXPECT_EQ(Json({"get", "aggregators"})["aggregators"].size(), 0u);
+  EndController();
+  StartController({"--aggregator", "sum-1=http://127.0.0.1:1"});
+  ASSERT_TRUE(Eventually([&] {
+    const std::string table = Run({"get", "aggregators"}).output;
+    return table.find("cannot connect") != npos && table.find("http://127.0.0.1:1") != npos;
+  }));
+  EXPECT_EQ(Json({"get", "aggregators", "sum-1"})["reachable"], false);
+  EXPECT_THAT(Run({"describe", "aggregator", "sum-1"}).output, HasSubstr("name: \"sum-1\""));
+  EXPECT_EQ(Run({"get", "aggregators", "sum-2"}).code, 3);
+  Program refused({WEIR_CONTROLLER_PROGRAM, "--listen-grpc", "127.0.0.1:0", "--listen-http",
+                   "127.0.0.1:0", "--state", ":memory:", "--aggregator", "a=http://10.0.0.9:1"});
+  refused.ReadUntil([] { return false; });
+  EXPECT_EQ(refused.Wait(), 1);
+  EXPECT_THAT(refused.error, HasSubstr("give an https address, or --insecure"));
+}
+
 TEST_F(WeirctlTest, WatchPrintsEventsOfEveryKindAsTheyHappen) {
   ASSERT_NO_FATAL_FAILURE(StartTraining());
   const std::string policy = File("p.yaml", "name: watched\njobs: [nothing]\n");
   const struct {
     std::string kind;
-    std::vector<std::string> cause;
+    std::vector<std::vector<std::string>> causes;
   } kKinds[] = {{"node", {}},
                 {"link", {}},
-                {"job", {"pin", "wire", "--reason", "watch"}},
-                {"decision", {"unpin", "wire"}},
-                {"policy", {"apply", "-f", policy}}};
+                {"job", {{"pin", "wire", "--reason", "watch"}}},
+                {"decision", {{"pin", "wire", "--reason", "watch"}, {"unpin", "wire"}}},
+                {"policy", {{"apply", "-f", policy}}}};
   for (const auto& kind : kKinds) {
     Program watch(CommandLine({"watch", kind.kind, "-o", "json"}));
     std::unique_ptr<WireAgent> another;
     // The command subscribes some time after its start, so the cause comes again until it is seen.
     const bool seen = Eventually([&] {
-      if (!kind.cause.empty()) {
-        EXPECT_EQ(Run(kind.cause).code, kOk);
-      }
+      for (const auto& cause : kind.causes) EXPECT_EQ(Run(cause).code, kOk);
       if (kind.kind == "node") another = std::make_unique<WireAgent>(target_, 2, 2);
       const TimePoint pause = RealClock().Now() + std::chrono::milliseconds(300);
       return watch.ReadUntil([&] {
@@ -137,20 +153,67 @@ TEST_F(WeirctlTest, SimulateNeedsNoController) {
   EXPECT_EQ(held["plan"]["buckets"][0]["choice"]["codec"], "identity");
 }
 
+TEST_F(WeirctlTest, SimulateGoesAroundASlowLink) {
+  const std::string dense =
+      File("ring.yaml", "bounds: {codecs: [identity], collectives: [ring]}\n");
+  const auto simulate = [&](std::vector<std::string> more) {
+    std::vector<std::string> line = {"simulate", "--world",  "4",  "--bandwidth",
+                                     "1Gb/s",    "--policy", dense};
+    line.insert(line.end(), more.begin(), more.end());
+    return Json(line);
+  };
+  EXPECT_TRUE(simulate({})["plan"]["ring_order"].empty());
+  const nlohmann::json around = simulate({"--link", "1-2=10Mb/s"});
+  EXPECT_EQ(around["plan"]["ring_order"], nlohmann::json({0, 1, 3, 2}));
+  EXPECT_THAT(around["reason"].get<std::string>(), HasSubstr("from rank 1 to rank 2"));
+  for (const char* wrong : {"1-2", "1=10Mb/s", "1-1=10Mb/s", "1-4=10Mb/s", "1-2=x", "1-2=0"}) {
+    EXPECT_NE(Run({"simulate", "--world", "4", "--link", wrong}).code, kOk) << wrong;
+  }
+}
+
+// The formulas give the published times: Table VI to the printed digit where it was computed.
+TEST_F(WeirctlTest, SimulateTableReproducesThePublishedTables) {
+  const Ran shown = Run({"simulate", "--table", "--world", "8"});
+  EXPECT_EQ(shown.code, kOk) << shown.error;
+  EXPECT_THAT(shown.output, AllOf(HasSubstr("8 ranks"), HasSubstr("AR-Topk, ring"),
+                                  HasSubstr("Table VI"), HasSubstr("Table II")));
+  const nlohmann::json document = Json({"simulate", "--table", "--world", "8"});
+  std::vector<double> errors;
+  for (const auto& entry : document["published"]) {
+    const double formula = entry["formula_ms"], published = entry["published_ms"];
+    if (entry["table"] == "VI") errors.push_back(std::abs(formula / published - 1));
+  }
+  ASSERT_EQ(errors.size(), 108u);
+  std::sort(errors.begin(), errors.end());
+  EXPECT_LE(errors[54], 0.03);
+  EXPECT_LE(errors.back(), 0.12);
+  const Ran refused = Run({"simulate", "--table", "--world", "1"});
+  EXPECT_EQ(refused.code, kConflict);
+  EXPECT_THAT(refused.error, HasSubstr("at least 2 ranks"));
+}
+
 TEST_F(WeirctlTest, DoctorIsContentOrNamesWhatIsWrong) {
   ASSERT_NO_FATAL_FAILURE(StartTraining());
   const Ran well = Run({"doctor"});
   EXPECT_EQ(well.code, kOk) << well.output;
   EXPECT_THAT(well.output, HasSubstr("ok    job wire: 2 of 2 ranks attached"));
+  EXPECT_THAT(well.output, HasSubstr("share memory"));
   EndTraining();
   EXPECT_TRUE(Eventually([&] { return Run({"doctor"}).code == kFailure; }));
   EXPECT_THAT(Run({"doctor"}).output, HasSubstr("FAIL  agent on w0"));
 }
 
+TEST_F(WeirctlTest, DoctorLooksAtTheMachineWhereNoControllerAnswers) {
+  Program alone({WEIRCTL_PROGRAM, "--controller", "127.0.0.1:1", "doctor"});
+  alone.ReadUntil([] { return false; });
+  EXPECT_EQ(alone.Wait(), kUnreachable);
+  EXPECT_THAT(alone.output, AllOf(HasSubstr("kernel"), HasSubstr("share memory")));
+}
+
 TEST_F(WeirctlTest, ExitCodesAreStableAndDocumented) {
   const Ran help = Run({"--help"});
   EXPECT_EQ(help.code, kOk);
-  for (const char* line : {"exit codes", "0  ok", "1  failure", "2  wrong flags", "3  not found",
+  for (const char* line : {"exit status", "0  ok", "1  failure", "2  wrong flags", "3  not found",
                            "4  no controller", "5  refused"}) {
     EXPECT_THAT(help.output, HasSubstr(line));
   }

@@ -87,6 +87,44 @@ TEST(JobModelTest, SnapshotHoldsWhatWasMeasured) {
   EXPECT_EQ(job.model().step(), 60u);
 }
 
+TEST(JobModelTest, WhatRanksMeasuredOfBlocksAndRanksPricesThem) {
+  FakeClock clock;
+  test::SimulatedJob job({}, clock);
+  for (int i = 0; i < 5; ++i) job.Step(kFast);
+  const auto loss = [&] {
+    const auto snapshot = job.model().MakeSnapshot("periodic");
+    for (const CodecModel& codec : snapshot->codecs) {
+      if (codec.name == "random_k") return codec.uniform_loss;
+    }
+    return -1.0;
+  };
+  EXPECT_EQ(loss(), 1) << "until measured";
+  StepObservation seen;
+  seen.codec_losses = {{"random_k", 0, 0.3}};
+  for (int i = 0; i < 3; ++i) job.model().OnStep(seen);
+  EXPECT_NEAR(loss(), 0.3, 1e-9);
+}
+
+TEST(JobModelTest, ASettingThatLosesMoreThanItSendsIsNotPricedByASliceThatSuitsIt) {
+  FakeClock clock;
+  test::SimulatedJob job({}, clock);
+  auto codecs = test::Codecs();
+  for (const double declared : {0.5, 9.67}) {
+    codecs[1].error_model = "relative";
+    codecs[1].relative_error_squared = declared;
+    for (int rank = 0; rank < 4; ++rank) {
+      job.model().SetCapabilities(rank, codecs, test::Collectives());
+    }
+    for (int i = 0; i < 5; ++i) job.Step(kFast);
+    StepObservation seen;
+    seen.codec_losses = {{codecs[1].name, codecs[1].bits, 0.02}};
+    for (int i = 0; i < 3; ++i) job.model().OnStep(seen);
+    const auto snapshot = job.model().MakeSnapshot("periodic");
+    ASSERT_TRUE(snapshot.ok()) << ToString(snapshot.status());
+    EXPECT_NEAR(snapshot->codecs[1].relative_error_squared, declared < 1 ? 0.02 : declared, 1e-9);
+  }
+}
+
 TEST(JobModelTest, ActivePlanIsTheIncumbentAndItsAgeCounts) {
   FakeClock clock;
   test::SimulatedJob job({}, clock);

@@ -1,9 +1,11 @@
 #include "controller/model/network_filter.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "controller/model/network_model.h"
 #include "datapath/base/random.h"
 #include "tests/controller/support/model_fixture.h"
 
@@ -95,6 +97,86 @@ TEST_F(NetworkFilterTest, FewBytesSayLittleAboutBandwidth) {
   // A probe is believed the more for it.
   filter_.ObserveBandwidth(truth_.bandwidth, 0.25);
   EXPECT_NEAR(std::log(filter_.beta_s_per_byte() * truth_.bandwidth), 0, 1.2);
+}
+
+// A collective that runs on an aggregator, which is slower than the network.
+class AggregatorRateTest : public NetworkFilterTest {
+ protected:
+  static constexpr int kSwitch = 1;
+  static constexpr double kRate = 1e7;
+
+  AggregatorRateTest() {
+    for (int i = 0; i < 20; ++i) filter_.ObserveAlpha(truth_.alpha_s, 0.1);
+    Teach(60, 0, {4e6, 2e6}, 0.03);
+    filter_.SetRateMax(kSwitch, kRate);
+  }
+  void Sum(int steps) {
+    const double network = truth_.bandwidth;
+    truth_.bandwidth = std::min(network, kRate);
+    Teach(steps, kSwitch, {4e6, 2e6}, 0.03);
+    truth_.bandwidth = network;
+  }
+  double LogError() const { return std::log(filter_.beta_s_per_byte() * truth_.bandwidth); }
+};
+
+TEST_F(AggregatorRateTest, WhatItLimitsSaysNothingOfTheNetwork) {
+  const double deviation = filter_.beta_log_deviation();
+  Sum(200);
+  EXPECT_NEAR(LogError(), 0, 0.2);
+  EXPECT_GT(filter_.beta_log_deviation(), 0.8 * deviation) << "no surer than before";
+  const double payload = collectives_[kSwitch].payload.At(4) * 3e6;
+  EXPECT_GT(filter_.Predict({kSwitch, 1, 3e6, 0, 0}), 0.9 * payload / kRate);
+  EXPECT_LT(filter_.BetaShare({kSwitch, 1, 3e6, 0, 0}), 0.05);
+}
+
+TEST_F(AggregatorRateTest, FindsASlowNetworkInFrontOfIt) {
+  Sum(20);
+  truth_.bandwidth = 2e6;
+  filter_.Inflate(1, 1.5);
+  Sum(4);
+  EXPECT_NEAR(LogError(), 0, 0.35);
+}
+
+TEST_F(AggregatorRateTest, ANetworkThatBecameFasterIsUncertainUntilAProbeTells) {
+  truth_.bandwidth = 2e6;
+  filter_.Inflate(1, 1.5);
+  Sum(40);
+  truth_.bandwidth = 1e8;
+  filter_.Inflate(1, 1.5);
+  Sum(20);
+  EXPECT_GT(filter_.beta_log_deviation(), 0.3);
+  filter_.ObserveBandwidth(truth_.bandwidth, 0.25);
+  Sum(20);
+  EXPECT_NEAR(LogError(), 0, 0.5);
+}
+
+TEST_F(AggregatorRateTest, AnotherRateOrNoneHoldsFromThenOn) {
+  filter_.SetRateMax(kSwitch, 1e-300);  // absurd, but a number
+  EXPECT_TRUE(std::isfinite(filter_.Predict({kSwitch, 1, 3e6, 0, 0})));
+  filter_.SetRateMax(-1, 1);
+  filter_.SetRateMax(1000, 1);
+  filter_.SetRateMax(kSwitch, 0);
+  const double payload = collectives_[kSwitch].payload.At(4) * 3e6;
+  EXPECT_LT(filter_.Predict({kSwitch, 1, 3e6, 0, 0}), 0.5 * payload / kRate);
+}
+
+TEST(NetworkModelTest, WhatIsLearnedAgainKnowsTheAggregatorsRate) {
+  std::vector<CollectiveModel> collectives = test::Collectives();
+  NetworkModel model(4);
+  model.SetCollectives(collectives);
+  double now_s = 0;
+  const auto steps = [&](int count, double bandwidth) {
+    bool changed = false;
+    for (int i = 0; i < count; ++i, now_s += 0.2) {
+      const double seconds = 1e-3 + collectives[1].payload.At(4) * 4e6 / bandwidth;
+      changed |= model.AddStep(now_s, {{1, 1, 4e6, 0, seconds}}, 0.5).has_value();
+    }
+    return changed;
+  };
+  steps(60, 1e6);
+  model.SetRateMax(1, 1e7);
+  EXPECT_TRUE(steps(30, 1e7)) << "the network is so fast by now that the aggregator limits it";
+  EXPECT_THAT(model.ProbeReason(), testing::HasSubstr("bandwidth is uncertain"));
 }
 
 TEST_F(NetworkFilterTest, EveryEstimateStaysPositiveAndFinite) {

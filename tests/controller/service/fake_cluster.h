@@ -30,6 +30,8 @@ class FakeAgent : public AgentLink {
 struct FakeNetwork {
   double bandwidth_bytes_per_s = 100e6;
   double latency_s = 200e-6;
+  // Ranks 1 and 2 have a slower link between them; 0: they do not.
+  double slow_pair_bytes_per_s = 0;
 };
 
 inline v1::Capabilities FakeCapabilities() {
@@ -37,7 +39,7 @@ inline v1::Capabilities FakeCapabilities() {
   auto* identity = out.add_codecs();
   identity->set_name("identity");
   identity->set_form("lanes");
-  identity->set_fixed_bits(32);
+  identity->add_settings()->set_fixed_bits(32);
   identity->set_ratio_min(1);
   identity->set_ratio_max(1);
   identity->set_error_model("exact");
@@ -47,7 +49,7 @@ inline v1::Capabilities FakeCapabilities() {
   top_k->set_form("opaque");
   top_k->set_lossy(true);
   top_k->set_needs_error_feedback(true);
-  top_k->set_kept_bits(16);
+  top_k->add_settings()->set_kept_bits(16);
   top_k->set_indices_coded(true);
   top_k->set_uses_ratio(true);
   top_k->set_ratio_min(1e-4);
@@ -61,6 +63,7 @@ inline v1::Capabilities FakeCapabilities() {
   ring->mutable_payload()->set_n_minus_1_over_n(2);
   ring->mutable_reduce()->set_n_minus_1_over_n(1);
   ring->set_world_min(1);
+  ring->set_walks_ring(true);
   auto* gather = out.add_collectives();
   gather->set_name("sparse_all_gather");
   gather->set_form("opaque");
@@ -102,6 +105,11 @@ class FakeCluster {
     rank_hello->set_world(static_cast<uint32_t>(ranks_.size()));
     rank_hello->set_pid(pid);
     *rank_hello->mutable_capabilities() = FakeCapabilities();
+    if (offload) AddSwitch(rank_hello->mutable_capabilities());
+    if (offload && rank != deaf_rank) {
+      rank_hello->set_aggregation_address(StrCat("10.0.0.", rank + 1, ":", aggregation_port));
+    }
+    rank_hello->set_epoch(mesh_epoch);
     rank_hello->set_step(step_);
     rank_hello->set_active_plan_version(active_.version());
     if (active_.version() != 0) *rank_hello->mutable_active_plan() = active_;
@@ -184,7 +192,29 @@ class FakeCluster {
   const std::vector<std::string>& refusals() const { return refusals_; }
   static std::string Node(int rank) { return StrCat("n", rank); }
 
+  /// An event that `rank` tells of.
+  void Tell(int rank, const std::string& kind, const std::string& detail) {
+    v1::RankMessage message;
+    message.mutable_event()->set_kind(kind);
+    message.mutable_event()->set_detail(detail);
+    message.mutable_event()->set_step(step_);
+    Say(rank, message);
+  }
+  /// The process of `rank` is gone, its agent is not.
+  void LoseRank(int rank) {
+    v1::AgentMessage gone;
+    gone.mutable_rank_gone()->set_job("lm");
+    gone.mutable_rank_gone()->set_rank(static_cast<uint32_t>(rank));
+    gone.mutable_rank_gone()->set_reason("killed");
+    ASSERT_TRUE(fleet_->OnAgentMessage(ranks_[static_cast<size_t>(rank)].agent, gone).ok());
+  }
+  std::string ActiveCollective() const { return ChoiceOf(kBuckets - 1).collective(); }
+
   FakeNetwork network;
+  bool offload = false;  // ranks can use an aggregator
+  int deaf_rank = -1;    // but this one has no port for it
+  int aggregation_port = 40000;
+  uint64_t mesh_epoch = 0;
   bool nack = false;
   double codec_slowdown = 1;  // of lossy codecs, against what is reported to the model
   bool non_finite_when_lossy = false;
@@ -210,6 +240,22 @@ class FakeCluster {
     return active_.has_fallback() ? active_.fallback() : dense;
   }
 
+  static void AddSwitch(v1::Capabilities* capabilities) {
+    auto* through = capabilities->add_collectives();
+    through->set_name("switchml");
+    through->set_form("lanes");
+    through->mutable_latency()->set_constant(2);
+    through->mutable_latency()->set_log2_n(2);
+    through->mutable_payload()->set_constant(1);
+    through->set_world_min(2);
+    through->set_world_max(64);
+    const v1::CollectiveCapability sums = *through;
+    auto* sparse = capabilities->add_collectives();
+    *sparse = sums;
+    sparse->set_name("omnireduce");
+    sparse->mutable_payload()->set_constant(1.02);
+  }
+
   static double PayloadBytes(const v1::Choice& choice) {
     if (choice.codec() == "identity") return kBucketElements * 4.0;
     const double r = choice.ratio();
@@ -217,14 +263,36 @@ class FakeCluster {
     return kBucketElements * (16 * r + entropy) / 8;
   }
 
+  double LinkBandwidth(size_t from, size_t to) const {
+    const bool slow = (from == 1 && to == 2) || (from == 2 && to == 1);
+    return slow && network.slow_pair_bytes_per_s > 0 ? network.slow_pair_bytes_per_s
+                                                     : network.bandwidth_bytes_per_s;
+  }
+
+  /// Of the slowest link between ranks that follow each other.
+  double RingBandwidth() const {
+    double slowest = network.bandwidth_bytes_per_s;
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      const size_t next = (i + 1) % ranks_.size();
+      const auto at = [&](size_t place) {
+        return active_.ring_order_size() == 0 ? place : active_.ring_order(static_cast<int>(place));
+      };
+      slowest = std::min(slowest, LinkBandwidth(at(i), at(next)));
+    }
+    return slowest;
+  }
+
   double NetworkSeconds(const v1::Choice& choice) const {
     const double n = static_cast<double>(ranks_.size());
     const double payload = PayloadBytes(choice);
     if (choice.collective() == "ring") {
-      return 2 * (n - 1) * network.latency_s +
-             2 * (n - 1) / n * payload / network.bandwidth_bytes_per_s;
+      return 2 * (n - 1) * network.latency_s + 2 * (n - 1) / n * payload / RingBandwidth();
     }
-    return (n - 1) * network.latency_s + (n - 1) * payload / network.bandwidth_bytes_per_s;
+    if (choice.collective() == "switchml" || choice.collective() == "omnireduce") {
+      return (2 + 2 * std::ceil(std::log2(n))) * network.latency_s +
+             payload / network.bandwidth_bytes_per_s;
+    }
+    return (n - 1) * network.latency_s + (n - 1) * payload / LinkBandwidth(1, 2);
   }
 
   double CodecSeconds(const v1::Choice& choice) const {
@@ -293,7 +361,7 @@ class FakeCluster {
       path->set_peer_rank(static_cast<uint32_t>(peer));
       path->set_rtt_s(2 * network.latency_s * (1 + 0.02 * std::abs(random_.Normal())));
       path->set_rtt_min_s(2 * network.latency_s);
-      path->set_delivery_rate_bytes_per_s(network.bandwidth_bytes_per_s *
+      path->set_delivery_rate_bytes_per_s(LinkBandwidth(static_cast<size_t>(rank), peer) *
                                           (1 + 0.02 * random_.Normal()));
     }
     Say(rank, message);

@@ -22,8 +22,7 @@ class FleetTest : public testing::Test {
     StartController();
   }
   void TearDown() override {
-    fleet_.reset();
-    store_.reset();
+    KillController();
     std::filesystem::remove_all(directory_);
   }
 
@@ -35,10 +34,7 @@ class FleetTest : public testing::Test {
     ASSERT_TRUE(fleet_->Recover().ok());
   }
   // As kill -9: no farewell, only what the store holds remains.
-  void KillController() {
-    fleet_.reset();
-    store_.reset();
-  }
+  void KillController() { fleet_.reset(), store_.reset(); }
 
   v1::Job Job() {
     v1::Job job;
@@ -284,6 +280,38 @@ TEST_F(FleetTest, PolicyChangeIsADecisionAtOnce) {
   EXPECT_EQ(Job().policy(), "dense") << "applied policies survive";
 }
 
+TEST_F(FleetTest, TheRingGoesAroundASlowLinkAndSaysSo) {
+  cluster_.network.bandwidth_bytes_per_s = 100e6;
+  cluster_.network.slow_pair_bytes_per_s = 10e6;
+  v1::ApplyPolicyRequest policy;
+  policy.set_source("name: lossless\nbounds: {codecs: [identity]}\n");
+  v1::ApplyPolicyResponse applied;
+  ASSERT_TRUE(fleet_->ApplyPolicy(policy, &applied).ok());
+  cluster_.Connect(*fleet_);
+  const double ascending_s = cluster_.Step();
+  ASSERT_LE(StepsUntil([&] { return cluster_.active().ring_order_size() > 0; }, 200), 200);
+  EXPECT_THAT(cluster_.active().ring_order(), testing::ElementsAre(0, 1, 3, 2));
+  EXPECT_LT(cluster_.Step(), 0.3 * ascending_s);
+  v1::ExplainRequest request;
+  request.set_job("lm");
+  v1::Explanation explanation;
+  ASSERT_TRUE(fleet_->Explain(request, &explanation).ok());
+  EXPECT_THAT(explanation.text(), testing::HasSubstr("Ring: the ring goes 0 1 3 2"));
+  // The order is why steps became fast, and is known to be: no other network is learned from it.
+  const uint64_t version = cluster_.active().version();
+  Run(60);
+  EXPECT_EQ(cluster_.active().version(), version);
+  ASSERT_TRUE(fleet_->Explain(request, &explanation).ok());
+  const double predicted_s = explanation.decision().predicted_step_s();
+  EXPECT_NEAR(cluster_.Step(), predicted_s, 0.3 * predicted_s);
+  // Another controller goes on with the order that it finds.
+  KillController();
+  StartController();
+  cluster_.Connect(*fleet_);
+  Run(60);
+  EXPECT_THAT(cluster_.active().ring_order(), testing::ElementsAre(0, 1, 3, 2));
+}
+
 TEST_F(FleetTest, NonFiniteStepsRollBackToDense) {
   cluster_.network.bandwidth_bytes_per_s = 10e6;
   cluster_.Connect(*fleet_);
@@ -359,7 +387,25 @@ TEST_F(FleetTest, SeriesAndPredictionError) {
   EXPECT_NEAR(series.points(49).predicted_network_s(), series.points(49).measured_network_s(),
               0.15 * series.points(49).measured_network_s());
   EXPECT_THAT(fleet_->MetricsText(),
-              testing::HasSubstr("weir_prediction_error_ratio{job=\"lm\"} 0.0"));
+              testing::HasSubstr("weir_prediction_error_ratio{training_job=\"lm\"} 0.0"));
+  EXPECT_THAT(fleet_->MetricsText(),
+              testing::HasSubstr("weir_policy_gain_min_ratio{training_job=\"lm\"} 0\n"));
+}
+
+TEST_F(FleetTest, TheLinkThatWasMeasuredLongestAgoIsTold) {
+  const auto age_s = [this] {
+    const std::string text = fleet_->MetricsText();
+    const std::string name = "\nweir_link_age_seconds ";
+    const size_t at = text.find(name);
+    return at == std::string::npos ? -1 : std::stod(text.substr(at + name.size()));
+  };
+  cluster_.Connect(*fleet_);
+  EXPECT_EQ(age_s(), 0);  // no link yet
+  Run(20);
+  const double before_s = age_s();
+  EXPECT_GE(before_s, 0);
+  clock_.Advance(std::chrono::seconds(30));
+  EXPECT_NEAR(age_s(), before_s + 30, 1e-6);
 }
 
 TEST_F(FleetTest, StrangeMessagesAreRefusedWithoutHarm) {
@@ -481,6 +527,42 @@ TEST_F(FleetTest, RestartedTrainingIsANewRunWithHigherVersions) {
   EXPECT_GT(again.active().version(), version);
 }
 
+TEST_F(FleetTest, RanksThatFormedTheirMeshAnewAreAnotherIncarnation) {
+  cluster_.Connect(*fleet_);
+  ASSERT_EQ(Job().state(), "running");
+  // The former ranks 2 and 3 are ranks 1 and 2 now; that they left may be heard of later.
+  auto agent = std::make_shared<FakeAgent>();
+  v1::AgentMessage message;
+  message.mutable_hello()->set_node("x");
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  const auto greet = [&](uint32_t rank, uint32_t world, uint64_t epoch) {
+    agent->inbox.clear();
+    message.mutable_rank()->set_job("lm");
+    message.mutable_rank()->set_rank(rank);
+    auto* hello = message.mutable_rank()->mutable_message()->mutable_hello();
+    hello->set_job("lm");
+    hello->set_rank(rank);
+    hello->set_world(world);
+    hello->set_pid(1000 + rank);
+    hello->set_epoch(epoch);
+    EXPECT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+    std::string refusal;
+    for (const auto& answer : agent->inbox) {
+      if (answer.rank().command().has_refusal()) {
+        refusal = answer.rank().command().refusal().reason();
+      }
+    }
+    return refusal;
+  };
+  EXPECT_EQ(greet(1, 3, 1), "");
+  EXPECT_EQ(Job().world(), 3u);
+  EXPECT_EQ(Job().state(), "waiting");
+  EXPECT_THAT(greet(3, 4, 0), testing::HasSubstr("runs in epoch 1"));
+  EXPECT_EQ(greet(2, 3, 1), "");
+  EXPECT_EQ(greet(0, 3, 1), "");
+  EXPECT_EQ(Job().state(), "running");
+}
+
 TEST_F(FleetTest, NewerAgentReplacesTheOldStreamAndSilenceEndsIt) {
   cluster_.Connect(*fleet_);
   cluster_.ConnectRank(1);
@@ -506,8 +588,10 @@ TEST_F(FleetTest, SimulateUsesWhatRanksAdvertised) {
   request.set_latency_s(1e-6);
   ASSERT_TRUE(fleet_->Simulate(request, &response).ok());
   EXPECT_EQ(response.plan().buckets(0).choice().codec(), "identity");
-  request.set_world(0);
-  EXPECT_EQ(fleet_->Simulate(request, &response).code(), StatusCode::kInvalidArgument);
+  for (const uint32_t world : {0u, 4097u}) {
+    request.set_world(world);
+    EXPECT_EQ(fleet_->Simulate(request, &response).code(), StatusCode::kInvalidArgument) << world;
+  }
 }
 
 }  // namespace

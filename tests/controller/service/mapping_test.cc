@@ -12,22 +12,55 @@
 namespace weir {
 namespace {
 
-TEST(MappingTest, CapabilitiesSurviveTheRoundTrip) {
-  v1::CodecCapability codec;
-  codec.set_name("top_k");
-  codec.set_form("opaque");
+TEST(MappingTest, CodecsBecomeOneModelPerSettingThatTheWorldAllows) {
+  v1::Capabilities capabilities;
+  v1::CodecCapability& codec = *capabilities.add_codecs();
+  codec.set_name("grid");
+  codec.set_form("lanes");
   codec.set_lossy(true);
-  codec.set_rounds(1);
-  codec.set_kept_bits(16);
-  codec.set_indices_coded(true);
-  codec.set_uses_ratio(true);
-  codec.set_ratio_min(1e-4);
-  codec.set_ratio_max(1);
-  codec.set_error_model("selection");
+  codec.set_opt_in(true);
+  codec.set_rounds(2);
+  codec.set_error_model("max_scaled");
   codec.set_error_divisor(6);
+  codec.set_sum_error_squared(0.07);
+  codec.set_peak_over_rms(3.7);
   codec.mutable_encode()->set_per_element_s(1e-9);
   codec.mutable_decode()->set_per_kept_s(8e-9);
-  EXPECT_EQ(ToJson(ToProto(ToModel(codec))), ToJson(codec));
+  const auto add = [&](uint32_t bits, double fixed_bits, uint32_t world_min, uint32_t world_max) {
+    v1::CodecSetting& setting = *codec.add_settings();
+    setting.set_bits(bits);
+    setting.set_fixed_bits(fixed_bits);
+    setting.set_levels(bits + 1);
+    setting.set_world_min(world_min);
+    setting.set_world_max(world_max);
+  };
+  add(8, 8, 1, 127);
+  add(4, 4, 1, 7);
+  add(4, 8, 8, 0);
+  add(4, 9, 1, 0);  // could never be asked for
+  const std::vector<CodecModel> few = CodecsOf(capabilities, 4), many = CodecsOf(capabilities, 200);
+  ASSERT_EQ(few.size(), 2u);
+  EXPECT_EQ(few[0].bits, 8);
+  EXPECT_EQ(few[0].fixed_bits, 8);
+  EXPECT_EQ(few[1].bits, 4);
+  EXPECT_EQ(few[1].fixed_bits, 4);
+  EXPECT_EQ(few[1].levels, 5);
+  for (const CodecModel& model : few) {
+    EXPECT_EQ(model.name, "grid");
+    EXPECT_TRUE(model.opt_in && model.lossy);
+    EXPECT_EQ(model.rounds, 2);
+    EXPECT_EQ(model.peak_over_rms, 3.7);
+    EXPECT_EQ(model.error_divisor, 6);
+    EXPECT_EQ(model.sum_error_squared, 0.07);
+    EXPECT_EQ(model.encode.per_element_s, 1e-9);
+    EXPECT_EQ(model.decode.per_kept_s, 8e-9);
+  }
+  ASSERT_EQ(many.size(), 1u);
+  EXPECT_EQ(many[0].bits, 4);
+  EXPECT_EQ(many[0].fixed_bits, 8);
+}
+
+TEST(MappingTest, CollectivesSurviveTheRoundTrip) {
   v1::CollectiveCapability ring;
   ring.set_name("ring");
   ring.set_form("lanes");
@@ -90,14 +123,15 @@ TEST(MappingTest, HelloAndBucketTablesAreChecked) {
 TEST(MappingTest, PlanDigestIgnoresVersionOnly) {
   const std::vector<BucketDefinition> buckets = {{"k0", 10, 0}, {"k1", 20, 1}};
   const PlanModel choices = {{"identity", "ring", 1, 0}, {"top_k", "sparse_all_gather", 0.01, 0}};
-  const v1::Plan one = MakePlan("j", 1, buckets, choices, {});
-  const v1::Plan two = MakePlan("j", 2, buckets, choices, {});
+  const v1::Plan one = MakePlan("j", 1, buckets, choices, {}, {});
+  const v1::Plan two = MakePlan("j", 2, buckets, choices, {}, {});
   EXPECT_EQ(one.digest(), two.digest());
   EXPECT_EQ(one.digest().size(), 16u);
   PlanModel other = choices;
   other[1].ratio = 0.02;
-  EXPECT_NE(MakePlan("j", 1, buckets, other, {}).digest(), one.digest());
-  EXPECT_NE(MakePlan("j", 1, buckets, choices, {"fp16", "ring", 1, 0}).digest(), one.digest());
+  EXPECT_NE(MakePlan("j", 1, buckets, choices, {0, 2, 1}, {}).digest(), one.digest());
+  EXPECT_NE(MakePlan("j", 1, buckets, other, {}, {}).digest(), one.digest());
+  EXPECT_NE(MakePlan("j", 1, buckets, choices, {}, {"fp16", "ring", 1, 0}).digest(), one.digest());
   EXPECT_EQ(ChoicesFor(one, buckets), choices);
   EXPECT_EQ(ChoicesFor(one, {{"k9", 1, 0}, {"k1", 20, 1}})[0], ChoiceModel{}) << "fallback";
   EXPECT_EQ(PlanLabel(choices, buckets), "mixed: top_k 0.01 over sparse_all_gather");
@@ -165,6 +199,44 @@ TEST(ExplainTest, SaysWhatWasMeasuredComparedAndWhatDenseCosts) {
                            "4 times faster", "identity over ring -> top_k", "bandwidth fell"}) {
     EXPECT_THAT(text, testing::HasSubstr(part));
   }
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("Aggregator:")));
+}
+
+v1::Candidate* AddCandidate(v1::Decision* decision, const char* collective, double step_s,
+                            const char* excluded_by = "") {
+  auto* candidate = decision->add_candidates();
+  candidate->set_label(StrCat("identity over ", collective));
+  candidate->mutable_choice()->set_collective(collective);
+  candidate->set_step_s(step_s);
+  candidate->set_excluded_by(excluded_by);
+  candidate->set_feasible(candidate->excluded_by().empty());
+  return candidate;
+}
+
+TEST(ExplainTest, SaysWhatAnAggregatorWouldBring) {
+  v1::Explanation explanation;
+  auto* decision = explanation.mutable_decision();
+  AddCandidate(decision, "tree", 0.1, "collectives");
+  AddCandidate(decision, "ring", 0.5)->set_chosen(true);
+  AddCandidate(decision, "recursive_doubling", 0.6);
+  auto* there = AddCandidate(decision, "switchml", 0.75);
+  EXPECT_THAT(ExplainText(explanation),
+              testing::HasSubstr("\nAggregator: identity over switchml would take 750 ms per step, "
+                                 "identity over ring takes 500 ms\n"));
+  there->set_chosen(true);
+  decision->mutable_candidates(1)->set_chosen(false);
+  EXPECT_THAT(ExplainText(explanation),
+              testing::HasSubstr("\nAggregator: identity over switchml takes 750 ms per step, "
+                                 "identity over ring would take 500 ms\n"));
+  there->set_feasible(false);
+  there->set_excluded_by("switchml: no aggregator has 64 free slots (tor has 12)");
+  EXPECT_THAT(
+      ExplainText(explanation),
+      testing::HasSubstr("\nAggregator: switchml: no aggregator has 64 free slots (tor has 12)\n"));
+  there->set_excluded_by("collectives");
+  EXPECT_THAT(
+      ExplainText(explanation),
+      testing::HasSubstr("\nAggregator: identity over switchml is excluded by collectives\n"));
 }
 
 }  // namespace

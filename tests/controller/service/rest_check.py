@@ -17,10 +17,12 @@ base = f"http://127.0.0.1:{sys.argv[1]}"
 job = sys.argv[2]
 
 
-def call(method, path, body=None, raw=False):
+def call(method, path, body=None, raw=False, send=None):
     data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(base + path, data=data, method=method)
     request.add_header("Content-Type", "application/json")
+    for name, value in (send or {}).items():
+        request.add_header(name, value)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             content = answer.read()
@@ -87,7 +89,7 @@ for path, verbs in document["paths"].items():
         if operation["operationId"] in bodies:
             request_schema = operation["requestBody"]["content"]["application/json"]["schema"]
             validate(request_schema, bodies[operation["operationId"]], operation["operationId"] + " request")
-check(operations == 17, "every AdminService method has a path")
+check(operations == 18, "every AdminService method has a path")
 
 for verb, path, body, code in [
         ("GET", "/v1/jobs/absent", None, 404),
@@ -115,18 +117,43 @@ for path in ["/healthz", "/readyz"]:
     check(call("GET", path, raw=True)[0] == 200, path)
 code, headers, page = call("GET", "/", raw=True)
 check(code == 200 and b"<html" in page.lower() and "text/html" in headers["Content-Type"], "the page")
-check("default-src 'none'" in headers["Content-Security-Policy"], "with a strict policy for content")
+policy = dict(part.strip().partition(" ")[::2] for part in headers["Content-Security-Policy"].split(";"))
+check(policy["default-src"] == "'none'", "its policy allows nothing that is not named")
+for kind in ("script-src", "style-src", "img-src", "connect-src"):
+    check(policy[kind] == "'self'", f"{kind} is this controller only: nothing inline, nothing from elsewhere")
+check(policy["frame-ancestors"] == policy["form-action"] == policy["base-uri"] == "'none'", "no frames, forms, bases")
+check(policy["trusted-types"] == "'none'" and "require-trusted-types-for" in policy, "no markup from strings")
+for path, kind in (("/", "text/html"), ("/app.js", "text/javascript"), ("/style.css", "text/css"),
+                   ("/favicon.svg", "image/svg+xml")):
+    code, headers, content = call("GET", path, raw=True)
+    check(code == 200 and headers["Content-Type"].startswith(kind) and content, f"{path} is {kind}")
+    check(headers["Cache-Control"] == "no-cache" and headers["ETag"], f"{path} may be kept, and is asked about")
+    again, _, nothing = call("GET", path, raw=True, send={"If-None-Match": headers["ETag"]})
+    check(again == 304 and not nothing, f"{path} is not sent twice")
+    check(call("GET", path, raw=True, send={"If-None-Match": '"other"'})[0] == 200, f"{path} is sent where it changed")
+code, headers, _ = call("GET", "/v1/nodes")
+check(headers["Cache-Control"] == "no-store" and headers["Weir-Role"] == "admin", "answers are not kept and tell the role")
+code, _, _ = call("PUT", "/v1/policies/checked", {"source": "name: checked\n", "dry_run": True},
+                  send={"If-Match": '"0000000000000000"'})
+check(code == 409, f"If-Match of another text is refused (got {code})")
 
 request = urllib.request.urlopen(base + "/v1/watch?kinds=step,job", timeout=10)
 event = None
 while event is None:
     line = request.readline().decode()
     check(line != "", "the event stream stays open")
+    if line.startswith("id: "):
+        identifier = line[4:].strip()
     if line.startswith("data: "):
         event = json.loads(line[6:])
+check(event["id"] == identifier, "the stream numbers its events")
 validate({"$ref": "#/components/schemas/Event"}, event, "a server-sent event")
 check(event["kind"] in ("step", "job"), "of a kind asked for")
 request.close()
+with urllib.request.urlopen(urllib.request.Request(
+        base + "/v1/watch?kinds=job,decision", headers={"Last-Event-ID": "0"}), timeout=10) as request:
+    lines = [request.readline().decode() for _ in range(3)]
+check(any(line.startswith("id: ") for line in lines), "a stream that is taken up again begins with what was missed")
 
 code, headers, metrics = call("GET", "/metrics", raw=True)
 check(code == 200 and b"weir_prediction_error_ratio" in metrics, "/metrics")

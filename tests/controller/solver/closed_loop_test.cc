@@ -74,8 +74,8 @@ class Loop {
 
   double Best(const test::TrueNetwork& network) const {
     std::vector<ChoiceModel> choices = {{"identity", "ring", 1, 0}, {"fp16", "ring", 1, 0},
-                                        {"qsgd8", "ring", 1, 0},    {"identity", "tree", 1, 0},
-                                        {"fp16", "tree", 1, 0},     {"qsgd8", "tree", 1, 0}};
+                                        {"qsgd", "ring", 1, 0},     {"identity", "tree", 1, 0},
+                                        {"fp16", "tree", 1, 0},     {"qsgd", "tree", 1, 0}};
     for (const double ratio : {0.3, 0.1, 0.03, 0.01, 0.003, 0.001}) {
       choices.push_back({"top_k", "sparse_all_gather", ratio, 0});
     }

@@ -11,7 +11,7 @@
 namespace weir {
 namespace {
 
-struct Outcome {
+struct TimeAndGain {
   double exposed_s, gain;
 };
 
@@ -40,7 +40,7 @@ Snapshot RandomSnapshot(uint64_t seed, int buckets) {
   return snapshot;
 }
 
-Outcome OutcomeOf(const CandidateSpace& space, const KindPlan& kinds) {
+TimeAndGain OutcomeOf(const CandidateSpace& space, const KindPlan& kinds) {
   const CostedPlan plan = PlanOfKinds(space, kinds);
   const PlanEstimate estimate = EvaluatePlan(space, plan, NetworkOf(space.snapshot()));
   return {estimate.times.exposed_s, plan.gain};
@@ -63,7 +63,7 @@ void ForEachPlan(const CandidateSpace& space, F visit) {
 
 Policy FewKinds() {
   Policy policy;
-  policy.codecs = {"identity", "top_k", "qsgd8"};
+  policy.codecs = {"identity", "top_k", "qsgd"};
   policy.ratio_min = 0.01;
   policy.ratio_max = 0.1;
   return policy;
@@ -73,22 +73,22 @@ TEST(ParetoFrontTest, EqualsBruteForceUpToFiveBuckets) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     const int buckets = 1 + static_cast<int>(seed % 5);
     Snapshot snapshot = RandomSnapshot(seed, buckets);
-    // Few kinds, so that enumeration stays possible: identity, top_k and qsgd8, all over one form
+    // Few kinds, so that enumeration stays possible: identity, top_k and qsgd, all over one form
     // each.
     snapshot.codecs = {snapshot.codecs[0], snapshot.codecs[2], snapshot.codecs[5]};
     snapshot.collectives = {snapshot.collectives[0], snapshot.collectives[2]};
     const Policy policy = FewKinds();
     const auto space = CandidateSpace::Build(snapshot, policy, {});
     ASSERT_TRUE(space.ok()) << ToString(space.status());
-    std::vector<Outcome> all;
+    std::vector<TimeAndGain> all;
     ForEachPlan(*space, [&](const KindPlan& plan) { all.push_back(OutcomeOf(*space, plan)); });
     const std::vector<KindPlan> front = ParetoFront(*space);
     ASSERT_FALSE(front.empty());
     // For every bound on time, the front holds a plan of the greatest gain that brute force finds.
-    for (const Outcome& target : all) {
+    for (const TimeAndGain& target : all) {
       double best = -1;
       for (const KindPlan& plan : front) {
-        const Outcome outcome = OutcomeOf(*space, plan);
+        const TimeAndGain outcome = OutcomeOf(*space, plan);
         if (outcome.exposed_s <= target.exposed_s) best = std::max(best, outcome.gain);
       }
       ASSERT_GE(best, target.gain - 1e-12) << "seed " << seed << " buckets " << buckets;
@@ -103,7 +103,7 @@ TEST(ParetoFrontTest, IsSortedAndHoldsNoDominatedPlan) {
   const std::vector<KindPlan> front = ParetoFront(*space);
   ASSERT_GT(front.size(), 3u);
   for (size_t i = 1; i < front.size(); ++i) {
-    const Outcome a = OutcomeOf(*space, front[i - 1]), b = OutcomeOf(*space, front[i]);
+    const TimeAndGain a = OutcomeOf(*space, front[i - 1]), b = OutcomeOf(*space, front[i]);
     EXPECT_LT(a.exposed_s, b.exposed_s);
     EXPECT_LT(a.gain, b.gain);
   }
@@ -117,7 +117,7 @@ TEST(ParetoFrontTest, ThinningLosesLittle) {
     const auto score = [&](const std::vector<KindPlan>& front) {
       double best = 1e18;
       for (const KindPlan& plan : front) {
-        const Outcome outcome = OutcomeOf(*space, plan);
+        const TimeAndGain outcome = OutcomeOf(*space, plan);
         best = std::min(best, (0.1 + outcome.exposed_s) / outcome.gain);
       }
       return best;

@@ -40,12 +40,11 @@ inline CodecModel Selecting(std::string name, std::string form, double kept_bits
 inline std::vector<CodecModel> Codecs() {
   CodecModel fp16 = Lanes("fp16", 16, true);
   fp16.relative_error_squared = 3.67e-8;
-  CodecModel qsgd8 = Lanes("qsgd8", 8, true);
-  qsgd8.error_model = "max_scaled";
-  qsgd8.levels = 127;
-  qsgd8.levels_divided_by_world = qsgd8.shared_metadata = true;
-  qsgd8.error_divisor = 6;
-  qsgd8.world_max = 127;
+  CodecModel qsgd = Lanes("qsgd", 8, true);
+  qsgd.error_model = "max_scaled";
+  qsgd.levels = 127;
+  qsgd.levels_divided_by_world = qsgd.shared_metadata = true;
+  qsgd.error_divisor = 6;
   CodecModel random_k = Selecting("random_k", "lanes", 32, false);
   random_k.error_model = "uniform_selection";
   std::vector<CodecModel> codecs = {Lanes("identity", 32, false),
@@ -53,7 +52,7 @@ inline std::vector<CodecModel> Codecs() {
                                     Selecting("top_k", "opaque", 16, true),
                                     Selecting("shared_top_k", "shared_index", 32, true),
                                     random_k,
-                                    qsgd8};
+                                    qsgd};
   for (CodecModel& codec : codecs) ApplyPriorTimes(&codec);
   return codecs;
 }

@@ -1,6 +1,9 @@
 #pragma once
 // Inputs and small operations that the codec tests share.
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -71,15 +74,29 @@ inline double SquaredNorm(std::span<const float> x) {
   return sum;
 }
 
+/// Calls check(codec, bits) for every codec and every setting that differs in its bits.
+inline void ForEachSetting(const std::function<void(const Codec&, int bits)>& check) {
+  for (const Codec* codec : Codecs().All()) {
+    std::vector<int> seen;
+    for (const CodecSetting& setting : codec->Traits().settings) {
+      if (std::find(seen.begin(), seen.end(), setting.bits) != seen.end()) continue;
+      seen.push_back(setting.bits);
+      SCOPED_TRACE(codec->Traits().name + " with bits " + std::to_string(setting.bits));
+      check(*codec, setting.bits);
+    }
+  }
+}
+
 /// A context fit for `codec`: ratio 0.1, fixed seed, the shared maximum of `x` where it is needed.
 inline EncodeContext ContextFor(const Codec& codec, std::span<const float> x, int world = 1,
-                                double ratio = 0.1) {
+                                double ratio = 0.1, int bits = 0) {
   EncodeContext context;
   context.params.ratio = codec.Traits().uses_ratio ? ratio : 1;
+  context.params.bits = bits;
   context.world = world;
   context.seed = 0x5EED;
-  if (codec.Traits().shared_metadata == SharedMetadata::kMaxAbs) {
-    context.shared_max_abs = MaxAbs(x, {});
+  if (codec.Traits().shared_metadata == SharedMetadata::kMax) {
+    context.shared_max = codec.LocalMax(x, {}, context);
   }
   return context;
 }
@@ -89,17 +106,75 @@ struct Encoded {
   EncodeResult result;
 };
 
-/// Encodes into a buffer of exactly MaxEncodedBytes.
+/// What one round of all ranks of a world comes to: every rank's payload (all rounds) and the sum.
+struct Exchanged {
+  std::vector<Encoded> ranks;
+  std::vector<std::byte> sum;  // of lanes; else rank 0's payload
+};
+
+/// Encodes every rank's input into a buffer of exactly MaxEncodedBytes, round by round, adding
+/// lanes as a collective would. `contexts` may differ in rank only. A payload holds the sums of the
+/// rounds before the last, then the rank's own last part.
+inline Exchanged ExchangeOrDie(const Codec& codec, std::span<const std::vector<float>> inputs,
+                               std::vector<EncodeContext> contexts) {
+  Exchanged exchanged;
+  exchanged.ranks.resize(inputs.size());
+  size_t at = 0;
+  for (int round = 0; round < codec.Traits().rounds; ++round) {
+    std::vector<std::byte> sum;
+    for (size_t rank = 0; rank < inputs.size(); ++rank) {
+      Encoded& encoded = exchanged.ranks[rank];
+      EncodeContext& context = contexts[rank];
+      encoded.payload.resize(codec.MaxEncodedBytes(inputs[rank].size(), context));
+      std::copy(exchanged.sum.begin(), exchanged.sum.end(), encoded.payload.begin());
+      context.round = round;
+      context.previous = exchanged.sum;
+      const auto result =
+          codec.Encode(inputs[rank], context, std::span(encoded.payload).subspan(at));
+      if (!result.ok()) std::fprintf(stderr, "%s\n", ToString(result.status()).c_str());
+      WEIR_CHECK(result.ok() && at + result->bytes <= encoded.payload.size());
+      encoded.result = *result;
+      encoded.payload.resize(at + result->bytes);
+      const auto part = std::span<const std::byte>(encoded.payload).subspan(at);
+      if (rank == 0) {
+        sum.assign(part.begin(), part.end());
+      } else if (codec.Traits().form == PayloadForm::kLanes) {
+        WEIR_CHECK(sum.size() == part.size());
+        codec.Accumulate(context, sum, part);
+      }
+    }
+    exchanged.sum.insert(exchanged.sum.end(), sum.begin(), sum.end());
+    at = exchanged.sum.size();
+  }
+  return exchanged;
+}
+
+/// One rank's part, all rounds; what the others would add is zero.
 inline Encoded EncodeOrDie(const Codec& codec, std::span<const float> x,
                            const EncodeContext& context) {
-  Encoded encoded;
-  encoded.payload.resize(codec.MaxEncodedBytes(x.size(), context.params));
-  const auto result = codec.Encode(x, context, encoded.payload);
-  if (!result.ok()) std::fprintf(stderr, "%s\n", ToString(result.status()).c_str());
-  WEIR_CHECK(result.ok() && result->bytes <= encoded.payload.size());
-  encoded.result = *result;
-  encoded.payload.resize(result->bytes);
-  return encoded;
+  const std::vector<float> input(x.begin(), x.end());
+  return ExchangeOrDie(codec, std::span(&input, 1), {context}).ranks[0];
+}
+
+/// EncodeWithFeedback of one rank, all rounds; *payload holds them all.
+inline EncodeResult FeedbackOrDie(const Codec& codec, std::span<const float> gradient,
+                                  std::span<const float> residual, std::span<float> residual_out,
+                                  EncodeContext context, std::vector<std::byte>* payload) {
+  payload->resize(codec.MaxEncodedBytes(gradient.size(), context));
+  EncodeResult result;
+  size_t at = 0;
+  for (context.round = 0; context.round < codec.Traits().rounds; ++context.round) {
+    context.previous = std::span(*payload).first(at);
+    const auto encoded = codec.EncodeWithFeedback(gradient, residual, residual_out, context,
+                                                  std::span(*payload).subspan(at));
+    if (!encoded.ok()) std::fprintf(stderr, "%s\n", ToString(encoded.status()).c_str());
+    WEIR_CHECK(encoded.ok());
+    result = *encoded;
+    at += result.bytes;
+    if (result.non_finite) break;
+  }
+  payload->resize(at);
+  return result;
 }
 
 /// What a payload of `codec` stands for. For a selection without values: x at the selected
@@ -109,7 +184,7 @@ inline StatusOr<std::vector<float>> DecodeFor(const Codec& codec,
                                               const EncodeContext& context,
                                               std::span<const float> x) {
   std::vector<float> decoded(x.size(), 0.0f);
-  if (codec.Traits().form == PayloadForm::kSharedIndex) {
+  if (HoldsIndicesOnly(codec.Traits().form)) {
     std::vector<uint32_t> indices;
     WEIR_RETURN_IF_ERROR(codec.DecodeIndices(payload, x.size(), &indices));
     for (const uint32_t i : indices) decoded[i] = x[i];
@@ -117,6 +192,13 @@ inline StatusOr<std::vector<float>> DecodeFor(const Codec& codec,
     WEIR_RETURN_IF_ERROR(codec.DecodeAdd(payload, context, 1.0f, decoded));
   }
   return decoded;
+}
+
+/// What x stands for after `codec`; dies on any error.
+inline std::vector<float> RoundTrip(const Codec& codec, std::span<const float> x,
+                                    const EncodeContext& context) {
+  const Encoded encoded = EncodeOrDie(codec, x, context);
+  return DecodeFor(codec, encoded.payload, context, x).value();
 }
 
 }  // namespace weir::test

@@ -8,30 +8,42 @@
 
 #include "datapath/codec/codec.h"
 #include "tests/datapath/codec/codec_test_support.h"
+#include "tests/datapath/codec/conformance.h"
 
 namespace weir {
 namespace {
 
-using test::ContextFor;
+using test::CodecConformanceTest;
 using test::DecodeFor;
 using test::Encoded;
 using test::EncodeOrDie;
 
 const std::vector<size_t> kSizes = {0, 1, 2, 3, 15, 16, 17, 127, 128, 129, 997, 4096, 4099, 65537};
 
-class CodecConformanceTest : public testing::TestWithParam<std::string> {
- protected:
-  const Codec& codec() const { return test::FindCodec(GetParam()); }
-};
+/// Of codecs that declare how their error grows.
+class CodecErrorModelTest : public CodecConformanceTest {};
 
 TEST_P(CodecConformanceTest, TraitsAreComplete) {
   const CodecTraits& traits = codec().Traits();
-  EXPECT_EQ(traits.name, GetParam());
+  EXPECT_EQ(traits.name, GetParam().name);
   EXPECT_FALSE(traits.summary.empty());
   EXPECT_GT(Codecs().WireId(traits.name), 0);
-  EXPECT_GT(traits.fixed_bits + traits.kept_bits, 0);
-  EXPECT_EQ(traits.form == PayloadForm::kLanes, codec().LaneBytes() > 0);
+  ASSERT_FALSE(traits.settings.empty());
+  for (const CodecSetting& each : traits.settings) {
+    EXPECT_GT(each.fixed_bits + each.kept_bits + (traits.indices_coded ? 1 : 0), 0);
+    EXPECT_GE(each.world_min, 1);
+    if (traits.error_model == ErrorModel::kMaxScaled) {
+      EXPECT_GT(each.levels, 0);
+    }
+  }
+  const EncodeContext context = ContextFor(codec(), {});
+  EXPECT_EQ(traits.form == PayloadForm::kLanes, codec().LaneBytes(context) > 0);
+  EXPECT_GE(traits.rounds, 1);
+  EXPECT_LE(traits.rounds, 6);  // numbered within an operation by three bits
+  EXPECT_TRUE(traits.rounds == 1 || traits.form == PayloadForm::kLanes);
   EXPECT_EQ(traits.lossy, traits.error_model != ErrorModel::kExact);
+  EXPECT_TRUE(traits.error_model != ErrorModel::kUnknown || traits.opt_in);
+  EXPECT_TRUE(traits.sum_error_squared == 0 || traits.form == PayloadForm::kLanes);
   if (traits.uses_ratio) {
     EXPECT_GT(traits.ratio_min, 0);
     EXPECT_LE(traits.ratio_max, 1);
@@ -50,19 +62,20 @@ TEST_P(CodecConformanceTest, LossIsReportedExactly) {
     const double energy = test::SquaredNorm(x), lost = test::SquaredNorm(error);
     EXPECT_FALSE(encoded.result.non_finite);
     EXPECT_NEAR(encoded.result.energy_in, energy, 1e-9 * energy) << n;
-    EXPECT_NEAR(encoded.result.energy_lost, lost, 1e-9 * energy) << n;
+    EXPECT_NEAR(encoded.result.energy_lost, lost, 1e-6 * std::max(energy, lost)) << n;
     if (!codec().Traits().lossy) {
       EXPECT_EQ(lost, 0) << n;
     }
   }
 }
 
-TEST_P(CodecConformanceTest, LossFollowsTheDeclaredModel) {
+TEST_P(CodecErrorModelTest, LossFollowsTheDeclaredModel) {
   const size_t n = 200000;
   const std::vector<float> x = test::NormalVector(n, 5, 0.01);
   GradientStatistics statistics;
   statistics.Add(x);
   for (const int world : {1, 4}) {
+    if (!Allows(world)) continue;
     const EncodeContext context = ContextFor(codec(), x, world, 0.05);
     const EncodeResult result = EncodeOrDie(codec(), x, context).result;
     const double loss = result.energy_lost / result.energy_in;
@@ -72,39 +85,70 @@ TEST_P(CodecConformanceTest, LossFollowsTheDeclaredModel) {
       case ErrorModel::kExact:
         break;
       case ErrorModel::kSelection:
-        expected = 1 - statistics.GainAtRatio(0.05);
+        expected = 1 - statistics.GainAtRatio(0.05) * (1 - setting(world).relative_error_squared);
         break;
       case ErrorModel::kUniformSelection:
         expected = 0.95;
         break;
       case ErrorModel::kRelative:
-        expected = traits.relative_error_squared;
+        expected = setting(world).relative_error_squared;
         break;
       case ErrorModel::kMaxScaled: {
-        const double levels = traits.levels / (traits.levels_divided_by_world ? world : 1);
-        const double step = context.shared_max_abs / std::floor(levels);
-        expected = static_cast<double>(n) * step * step / traits.error_divisor / result.energy_in;
+        const double levels = setting(world).levels / (traits.levels_divided_by_world ? world : 1);
+        const double rms = std::sqrt(result.energy_in / n);
+        const double peak =
+            traits.peak_over_rms > 0 ? traits.peak_over_rms : statistics.max_abs() / rms;
+        const double step = peak / std::floor(levels);
+        expected = step * step / traits.error_divisor;
+        break;
       }
+      case ErrorModel::kUnknown:
+        break;
     }
     // Where a distribution lies between two powers of two moves a relative error by some 20 %.
     const double tolerance = traits.error_model == ErrorModel::kRelative ? 0.25 : 0.15;
-    EXPECT_NEAR(loss, expected, tolerance * expected) << "world " << world;
+    // With one level left, elements lie far from the even spread that the model assumes.
+    if (traits.error_model == ErrorModel::kMaxScaled && OneLevel(world)) {
+      EXPECT_GT(loss, 0.5 * expected) << "world " << world;
+      EXPECT_LT(loss, expected) << "world " << world;
+      continue;
+    }
+    double least = expected, most = expected;
+    if (traits.error_model == ErrorModel::kSelection && traits.count_tolerance > 0) {
+      const double kept = 1 - setting(world).relative_error_squared, t = traits.count_tolerance;
+      least = 1 - statistics.GainAtRatio(0.05 * (1 + t)) * kept;
+      most = 1 - statistics.GainAtRatio(std::max(1e-6, 0.05 * (1 - t))) * kept;
+    }
+    EXPECT_GE(loss, least - tolerance * expected) << "world " << world;
+    EXPECT_LE(loss, most + tolerance * expected) << "world " << world;
   }
 }
 
-TEST_P(CodecConformanceTest, PayloadBitsFollowTheTraits) {
+TEST_P(CodecErrorModelTest, PayloadBitsFollowTheTraits) {
   const size_t n = 200000;
   const std::vector<float> x = test::NormalVector(n, 6);
   const CodecTraits& traits = codec().Traits();
   for (const double ratio : {0.3, 0.05, 0.01, 0.001}) {
     const EncodeContext context = ContextFor(codec(), x, 1, ratio);
-    const double bits = 8.0 * EncodeOrDie(codec(), x, context).payload.size() / n;
-    const double r = context.params.ratio;
+    const size_t bytes = EncodeOrDie(codec(), x, context).payload.size();
+    if (traits.size_in_steps) {
+      EXPECT_EQ(bytes, codec().MaxEncodedBytes(n, context));
+      if (ratio < 0.3) continue;  // few steps
+    }
+    const double bits = 8.0 * static_cast<double>(bytes) / n;
+    double r = context.params.ratio;
+    if (traits.kept_block > 1) {  // whole blocks, at least one
+      const double blocks = std::ceil(static_cast<double>(n) / traits.kept_block);
+      r = std::max(1.0, std::floor(r * blocks)) * traits.kept_block / n;
+    }
     // Values of a shared selection travel beside the payload.
-    const bool values_inside = traits.form != PayloadForm::kSharedIndex;
-    double expected = traits.fixed_bits + (values_inside ? r * traits.kept_bits : 0);
+    const bool values_inside = !HoldsIndicesOnly(traits.form);
+    const CodecSetting& costs = setting(1);
+    double expected = costs.fixed_bits + (values_inside ? r * costs.kept_bits : 0);
     if (traits.indices_coded) expected += -r * std::log2(r) - (1 - r) * std::log2(1 - r);
-    EXPECT_NEAR(bits, expected, 0.06 * expected) << "ratio " << ratio;
+    const double header_bits = 8.0 * 24 / n;
+    EXPECT_NEAR(bits, expected, (0.06 + traits.count_tolerance) * expected + header_bits)
+        << "ratio " << ratio;
   }
 }
 
@@ -131,13 +175,13 @@ TEST_P(CodecConformanceTest, NeverExceedsMaxEncodedBytes) {
 TEST_P(CodecConformanceTest, TooLittleRoomIsAnErrorNotAnOverrun) {
   const std::vector<float> x = test::NormalVector(1000, 3);
   const EncodeContext context = ContextFor(codec(), x);
-  std::vector<std::byte> out(codec().MaxEncodedBytes(x.size(), context.params) - 1);
+  std::vector<std::byte> out(codec().MaxEncodedBytes(x.size(), context) - 1);
   EXPECT_EQ(codec().Encode(x, context, out).status().code(), StatusCode::kInternal);
 }
 
 TEST_P(CodecConformanceTest, SameInputGivesSameBytes) {
   const std::vector<float> x = test::NormalVector(10007, 8);
-  const EncodeContext context = ContextFor(codec(), x, 3);
+  const EncodeContext context = ContextFor(codec(), x, Allows(3) ? 3 : 1);
   EXPECT_EQ(EncodeOrDie(codec(), x, context).payload, EncodeOrDie(codec(), x, context).payload);
 }
 
@@ -151,8 +195,14 @@ TEST_P(CodecConformanceTest, RejectsParametersOutsideItsTraits) {
   const CodecTraits& traits = codec().Traits();
   EXPECT_TRUE(codec().Validate({}, 1).ok());
   EXPECT_FALSE(codec().Validate({}, 0).ok());
-  if (traits.world_max > 0) {
-    EXPECT_FALSE(codec().Validate({}, traits.world_max + 1).ok());
+  EXPECT_FALSE(codec().Validate({.bits = 31}, 1).ok());
+  EXPECT_FALSE(codec().Validate({.bits = -1}, 1).ok());
+  int world_max = 0;
+  for (const CodecSetting& each : traits.settings) {
+    world_max = each.world_max == 0 ? INT32_MAX : std::max(world_max, each.world_max);
+  }
+  if (world_max < INT32_MAX) {
+    EXPECT_FALSE(codec().Validate({}, world_max + 1).ok());
   }
   if (!traits.uses_ratio) return;
   const std::vector<float> x(10, 1.0f);
@@ -168,40 +218,46 @@ TEST_P(CodecConformanceTest, RejectsParametersOutsideItsTraits) {
 // --- Error feedback ------------------------------------------------------------------------------
 
 /// payload + residual must be gradient + residual before, up to `tolerance` of the largest input.
-void CheckFeedback(const Codec& codec, size_t n, bool in_place, bool with_state) {
+void CheckFeedback(const Codec& codec, int bits, size_t n, bool in_place, bool with_state) {
   const std::vector<float> g = test::NormalVector(n, 11, 0.01),
                            r0 = test::NormalVector(n, 12, 0.02);
   std::vector<float> e(n);
   for (size_t i = 0; i < n; ++i) e[i] = g[i] + r0[i];
-  EncodeContext context = ContextFor(codec, e, 2);
-  const std::unique_ptr<CodecState> state = codec.NewState(n, context.params);
+  // A vote decodes alone only where there is no other.
+  const bool pair =
+      !codec.Traits().lanes_are_votes && FindSetting(codec.Traits(), {.bits = bits}, 2) != nullptr;
+  EncodeContext context = test::ContextFor(codec, e, pair ? 2 : 1, 0.1, bits);
+  const std::unique_ptr<CodecState> state = codec.NewState(n, context);
   if (with_state) context.state = state.get();
-  std::vector<std::byte> out(codec.MaxEncodedBytes(n, context.params));
+  const double rms = n == 0 ? 0 : std::sqrt(test::SquaredNorm(e) / static_cast<double>(n));
   for (int step = 0; step < (with_state ? 3 : 1); ++step) {
     std::vector<float> residual = r0, separate(n, 7.0f);
     std::vector<float>& target = in_place ? residual : separate;
-    const auto result = codec.EncodeWithFeedback(g, residual, target, context, out);
-    ASSERT_TRUE(result.ok()) << ToString(result.status());
-    const auto decoded = DecodeFor(codec, std::span(out).first(result->bytes), context, e);
-    ASSERT_TRUE(decoded.ok());
-    const bool keeps = codec.Traits().form == PayloadForm::kSharedIndex;
+    std::vector<std::byte> out;
+    const EncodeResult result = test::FeedbackOrDie(codec, g, residual, target, context, &out);
+    const auto decoded = DecodeFor(codec, out, context, e);
+    ASSERT_TRUE(decoded.ok()) << ToString(decoded.status());
+    const bool keeps = HoldsIndicesOnly(codec.Traits().form);
     double lost = 0;
     for (size_t i = 0; i < n; ++i) {
       const float sent = keeps ? 0.0f : (*decoded)[i];
-      ASSERT_NEAR(sent + target[i], e[i], 1e-7 * std::abs(e[i]) + 1e-9) << i << " step " << step;
+      // What is sent may be larger than e and round more coarsely.
+      ASSERT_NEAR(sent + target[i], e[i], 1e-7 * (std::abs(e[i]) + std::abs(sent)) + 1e-6 * rms)
+          << i << " step " << step;
       const double left = keeps ? e[i] - (*decoded)[i] : target[i];
       lost += left * left;
     }
     const double energy = test::SquaredNorm(e);
-    EXPECT_NEAR(result->energy_in, energy, 1e-9 * energy);
-    EXPECT_NEAR(result->energy_lost, lost, 1e-9 * energy);
+    EXPECT_NEAR(result.energy_in, energy, 1e-9 * energy);
+    EXPECT_NEAR(result.energy_lost, lost, 1e-6 * std::max(energy, lost));
   }
 }
 
 TEST_P(CodecConformanceTest, FeedbackLosesNothing) {
   for (const size_t n : {size_t{0}, size_t{1}, size_t{17}, size_t{4099}, size_t{70001}}) {
     for (const bool in_place : {false, true}) {
-      for (const bool with_state : {false, true}) CheckFeedback(codec(), n, in_place, with_state);
+      for (const bool with_state : {false, true})
+        CheckFeedback(codec(), GetParam().bits, n, in_place, with_state);
     }
   }
 }
@@ -212,34 +268,37 @@ TEST_P(CodecConformanceTest, FeedbackEncodesTheSum) {
   const std::vector<float> g = test::NormalVector(n, 21), r = test::NormalVector(n, 22);
   std::vector<float> e(n), rest(n);
   for (size_t i = 0; i < n; ++i) e[i] = g[i] + r[i];
-  const EncodeContext context = ContextFor(codec(), e, 2);
-  std::vector<std::byte> out(codec().MaxEncodedBytes(n, context.params));
-  const auto result = codec().EncodeWithFeedback(g, r, rest, context, out);
-  ASSERT_TRUE(result.ok());
-  out.resize(result->bytes);
+  const EncodeContext context = ContextFor(codec(), e, Allows(2) ? 2 : 1);
+  std::vector<std::byte> out;
+  test::FeedbackOrDie(codec(), g, r, rest, context, &out);
   EXPECT_EQ(out, EncodeOrDie(codec(), e, context).payload);
 }
 
 TEST_P(CodecConformanceTest, FeedbackDeliversEverythingInTheLongRun) {
   // The same gradient step after step: the mean of what was delivered approaches it.
+  if (codec().Traits().needs_momentum && !codec().Traits().needs_error_feedback) {
+    GTEST_SKIP() << "sends a moving sum and keeps no account of the gradient";
+  }
   const size_t n = 2000;
   const int steps = 200;
   const std::vector<float> g = test::NormalVector(n, 31);
   std::vector<float> residual(n, 0.0f), delivered(n, 0.0f), e(n);
   EncodeContext context = ContextFor(codec(), g, 1, 0.1);
-  const std::unique_ptr<CodecState> state = codec().NewState(n, context.params);
+  const std::unique_ptr<CodecState> state = codec().NewState(n, context);
   context.state = state.get();
-  std::vector<std::byte> out(codec().MaxEncodedBytes(n, context.params));
+  std::vector<std::byte> out;
   for (int step = 0; step < steps; ++step) {
     context.seed = step;
     for (size_t i = 0; i < n; ++i) e[i] = g[i] + residual[i];
-    context.shared_max_abs = MaxAbs(g, residual);
-    const auto result = codec().EncodeWithFeedback(g, residual, residual, context, out);
-    ASSERT_TRUE(result.ok());
-    const auto decoded = DecodeFor(codec(), std::span(out).first(result->bytes), context, e);
+    context.shared_max = codec().LocalMax(g, residual, context);
+    const EncodeResult result = test::FeedbackOrDie(codec(), g, residual, residual, context, &out);
+    if (step == 0 && result.energy_lost >= result.energy_in) {
+      GTEST_SKIP() << "no contraction: residuals may grow";
+    }
+    const auto decoded = DecodeFor(codec(), out, context, e);
     ASSERT_TRUE(decoded.ok());
     for (size_t i = 0; i < n; ++i) delivered[i] += (*decoded)[i];
-    if (codec().Traits().form == PayloadForm::kSharedIndex) {
+    if (HoldsIndicesOnly(codec().Traits().form)) {
       for (size_t i = 0; i < n; ++i) residual[i] -= (*decoded)[i];
     }
   }
@@ -264,7 +323,12 @@ TEST_P(CodecConformanceTest, NonFiniteInputGivesAnAllZeroPayload) {
         EXPECT_TRUE(encoded.result.non_finite) << n << " at " << at;
         const auto decoded = DecodeFor(codec(), encoded.payload, context, x);
         ASSERT_TRUE(decoded.ok());
-        EXPECT_EQ(test::SquaredNorm(*decoded), 0);
+        if (!codec().Traits().lanes_are_votes) {
+          EXPECT_EQ(test::SquaredNorm(*decoded), 0);
+        }
+        EXPECT_TRUE(std::all_of(encoded.payload.begin(), encoded.payload.end(),
+                                [](std::byte b) { return b == std::byte{0}; }) ||
+                    codec().Traits().form != PayloadForm::kLanes);
       }
     }
   }
@@ -274,24 +338,22 @@ TEST_P(CodecConformanceTest, NonFiniteStepLeavesTheStateAsItWas) {
   const size_t n = 5000;
   const std::vector<float> g = test::NormalVector(n, 42), zero(n, 0.0f);
   EncodeContext context = ContextFor(codec(), g);
-  const auto plain = codec().NewState(n, context.params), hit = codec().NewState(n, context.params);
+  const auto plain = codec().NewState(n, context), hit = codec().NewState(n, context);
   if (plain == nullptr) GTEST_SKIP() << "keeps no state";
-  std::vector<std::byte> a(codec().MaxEncodedBytes(n, context.params)), b = a;
+  std::vector<std::byte> a, b, ignored;
   std::vector<float> rest(n);
   std::vector<float> bad = g;
   bad[n / 3] = std::numeric_limits<float>::infinity();
   EncodeContext other = context;
   context.state = plain.get();
   other.state = hit.get();
-  size_t bytes_a = 0, bytes_b = 0;
   for (int step = 0; step < 3; ++step) {
-    bytes_a = codec().EncodeWithFeedback(g, zero, rest, context, a)->bytes;
-    bytes_b = codec().EncodeWithFeedback(g, zero, rest, other, b)->bytes;
-    EXPECT_TRUE(codec().EncodeWithFeedback(bad, zero, rest, other, a)->non_finite);
-    bytes_a = codec().EncodeWithFeedback(g, zero, rest, context, a)->bytes;
-    bytes_b = codec().EncodeWithFeedback(g, zero, rest, other, b)->bytes;
-    ASSERT_EQ(bytes_a, bytes_b);
-    EXPECT_TRUE(std::equal(a.begin(), a.begin() + bytes_a, b.begin())) << "step " << step;
+    test::FeedbackOrDie(codec(), g, zero, rest, context, &a);
+    test::FeedbackOrDie(codec(), g, zero, rest, other, &b);
+    EXPECT_TRUE(test::FeedbackOrDie(codec(), bad, zero, rest, other, &ignored).non_finite);
+    test::FeedbackOrDie(codec(), g, zero, rest, context, &a);
+    test::FeedbackOrDie(codec(), g, zero, rest, other, &b);
+    ASSERT_EQ(a, b) << "step " << step;
   }
 }
 
@@ -306,12 +368,12 @@ TEST_P(CodecConformanceTest, StatisticsDescribeGradientPlusResidual) {
     GradientStatistics reference, seen;
     reference.Add(e);
     EncodeContext context = ContextFor(codec(), e);
-    const auto state = codec().NewState(n, context.params);
+    const auto state = codec().NewState(n, context);
     context.state = state.get();
     context.statistics = &seen;
-    std::vector<std::byte> out(codec().MaxEncodedBytes(n, context.params));
+    std::vector<std::byte> out;
     for (int step = 0; step < 2; ++step) {  // the second is the warm pass of a stateful codec
-      ASSERT_TRUE(codec().EncodeWithFeedback(g, r, rest, context, out).ok());
+      test::FeedbackOrDie(codec(), g, r, rest, context, &out);
       EXPECT_EQ(seen.count(), n);
       EXPECT_EQ(seen.max_abs(), reference.max_abs());
       EXPECT_NEAR(seen.sum_squares(), reference.sum_squares(), 1e-9 * reference.sum_squares());
@@ -319,58 +381,6 @@ TEST_P(CodecConformanceTest, StatisticsDescribeGradientPlusResidual) {
       EXPECT_NEAR(seen.ThresholdForRatio(0.1) / reference.ThresholdForRatio(0.1), 1, 0.02);
     }
   }
-}
-
-// --- Lanes
-// ---------------------------------------------------------------------------------------------
-
-TEST_P(CodecConformanceTest, SumOfPayloadsDecodesToSumOfDecodings) {
-  if (codec().Traits().form != PayloadForm::kLanes) GTEST_SKIP() << "no lanes";
-  const size_t n = 4099;
-  for (int world = 2; world <= 8; ++world) {
-    std::vector<float> sum_of_decodings(n, 0.0f);
-    std::vector<std::byte> sum;
-    EncodeContext context;
-    double largest = 0;
-    for (int rank = 0; rank < world; ++rank) {
-      const std::vector<float> x = test::NormalVector(n, 60 + rank, 0.1);
-      context = ContextFor(codec(), x, world);
-      context.rank = rank;
-      if (context.shared_max_abs > 0) context.shared_max_abs = 1.0f;  // one value for all ranks
-      for (const float v : x) largest = std::max<double>(largest, std::abs(v));
-      const Encoded encoded = EncodeOrDie(codec(), x, context);
-      ASSERT_EQ(encoded.payload.size() % codec().LaneBytes(), 0u);
-      ASSERT_TRUE(codec().DecodeAdd(encoded.payload, context, 1.0f, sum_of_decodings).ok());
-      if (rank == 0) {
-        sum = encoded.payload;
-      } else {
-        codec().Accumulate(sum, encoded.payload);
-      }
-    }
-    std::vector<float> decoded_sum(n, 0.0f);
-    ASSERT_TRUE(codec().DecodeAdd(sum, context, 1.0f, decoded_sum).ok());
-    // 16-bit lanes round at every addition: a unit in the last place of the sum each time.
-    const double lane_error = codec().LaneBytes() == 2 ? world * largest * 0x1p-8 : 1e-5 * largest;
-    for (size_t i = 0; i < n; ++i) {
-      ASSERT_NEAR(decoded_sum[i], sum_of_decodings[i], lane_error) << i << " world " << world;
-    }
-  }
-}
-
-TEST_P(CodecConformanceTest, LanesMayBeAddedInPieces) {
-  if (codec().Traits().form != PayloadForm::kLanes) GTEST_SKIP() << "no lanes";
-  const std::vector<float> x = test::NormalVector(1000, 71), y = test::NormalVector(1000, 72);
-  EncodeContext context = ContextFor(codec(), x, 2, 1.0);
-  const Encoded a = EncodeOrDie(codec(), x, context), b = EncodeOrDie(codec(), y, context);
-  std::vector<std::byte> whole = a.payload, pieces = a.payload;
-  codec().Accumulate(whole, b.payload);
-  const size_t lane = codec().LaneBytes();
-  for (size_t at = 0, lanes = 1; at < pieces.size(); lanes = lanes * 2 + 1) {
-    const size_t size = std::min(lanes * lane, pieces.size() - at);
-    codec().Accumulate(std::span(pieces).subspan(at, size), std::span(b.payload).subspan(at, size));
-    at += size;
-  }
-  EXPECT_EQ(whole, pieces);
 }
 
 // --- Hostile payloads
@@ -383,7 +393,7 @@ void DecodeAnything(const Codec& codec, std::span<const std::byte> payload,
   const std::vector<std::byte> exact(payload.begin(), payload.end());
   std::vector<float> out(n, 0.0f);
   const Status status = codec.DecodeAdd(exact, context, 1.0f, out);
-  if (codec.Traits().form == PayloadForm::kSharedIndex) {
+  if (HoldsIndicesOnly(codec.Traits().form)) {
     EXPECT_EQ(status.code(), StatusCode::kUnimplemented);
   } else if (!status.ok()) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << ToString(status);
@@ -458,14 +468,14 @@ TEST_P(CodecConformanceTest, MutatedPayloadsNeverCrash) {
   }
 }
 
-std::vector<std::string> AllNames() {
-  std::vector<std::string> names;
-  for (const Codec* codec : Codecs().All()) names.push_back(codec->Traits().name);
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Registry, CodecConformanceTest, testing::ValuesIn(AllNames()),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Registry, CodecConformanceTest,
+                         testing::ValuesIn(test::CasesOf([](const CodecTraits&) { return true; })),
+                         test::kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Registry, CodecErrorModelTest,
+                         testing::ValuesIn(test::CasesOf([](const CodecTraits& traits) {
+                           return traits.error_model != ErrorModel::kUnknown;
+                         })),
+                         test::kNameOfCase);
 
 }  // namespace
 }  // namespace weir

@@ -67,21 +67,84 @@ TEST(GoldenTest, SelectionsHaveABitmapFormToo) {
   }
 }
 
+TEST(GoldenTest, SelectionsHaveAnOctetFormToo) {
+  std::vector<float> x(40000, 0.0f);
+  for (size_t i = 0; i < 100; ++i) x[i / 50 * 30000 + 77 + i % 50] = 1.0f + i;
+  const Codec& codec = test::FindCodec("shared_top_k");
+  const EncodeContext context = test::ContextFor(codec, x, 3, 0.0025);
+  const std::vector<std::byte> payload = test::EncodeOrDie(codec, x, context).payload;
+  EXPECT_EQ(payload.at(0), std::byte{2});
+  Compare("shared_top_k_octets", payload);
+}
+
+TEST(GoldenTest, SelectionsHaveNarrowValuesToo) {
+  const std::vector<float> x = GoldenInput(203);
+  for (const int bits : {8, 4}) {
+    const Codec& codec = test::FindCodec("top_k");
+    const EncodeContext context = test::ContextFor(codec, x, 3, 0.1, bits);
+    Compare("top_k_" + std::to_string(bits), test::EncodeOrDie(codec, x, context).payload);
+  }
+}
+
 TEST(GoldenTest, ResidualStateKeepsItsBytes) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"b.bias", 2}, {"a.weight", 3}}).ok());
   const ResidualBuffers buffers = store.BeginEncode(1).value();
   for (size_t i = 0; i < buffers.next.size(); ++i) buffers.next[i] = static_cast<float>(i + 1);
+  const MomentumBuffers momentum = store.BeginMomentum(1).value();
+  for (size_t i = 0; i < momentum.next.size(); ++i) momentum.next[i] = 0.5f * (i + 1);
   store.Commit();
-  std::vector<std::byte> bytes(store.ExportBytes());
-  ASSERT_TRUE(store.Export(bytes).ok());
+  // A state that no codec wrote; those of codecs have their own version.
+  const std::vector<SavedCodecState> codecs = {
+      {0x0123456789ABCDEF, "dgc", {.ratio = 0.25, .bits = 8}, {std::byte{1}, std::byte{2}}}};
+  std::vector<std::byte> bytes(store.ExportBytes(codecs));
+  ASSERT_TRUE(store.Export(bytes, codecs).ok());
   Compare("residual_state", bytes);
 }
 
 TEST(GoldenTest, WireIdsAreStable) {
-  const std::pair<const char*, int> expected[] = {
-      {"identity", 1},     {"fp16", 2},     {"bf16", 3}, {"top_k", 4},
-      {"shared_top_k", 5}, {"random_k", 6}, {"qsgd8", 7}};
+  const std::pair<const char*, int> expected[] = {{"identity", 1},
+                                                  {"fp16", 2},
+                                                  {"bf16", 3},
+                                                  {"top_k", 4},
+                                                  {"shared_top_k", 5},
+                                                  {"random_k", 6},
+                                                  {"qsgd", 7},
+                                                  {"layer_wise_top_k", 20},
+                                                  {"ms_top_k", 21},
+                                                  {"threshold", 22},
+                                                  {"hard_threshold", 23},
+                                                  {"dgc", 24},
+                                                  {"sidco_e", 25},
+                                                  {"sidco_gp", 26},
+                                                  {"sidco_p", 27},
+                                                  {"sidco", 28},
+                                                  {"gaussian_k", 29},
+                                                  {"redsync", 30},
+                                                  {"adaq", 31},
+                                                  {"block_top_k", 32},
+                                                  {"qsgd_bucketed", 40},
+                                                  {"natural", 41},
+                                                  {"terngrad", 42},
+                                                  {"signsgd", 43},
+                                                  {"signum", 44},
+                                                  {"ef_signsgd", 45},
+                                                  {"onebit", 46},
+                                                  {"u8bit", 47},
+                                                  {"inceptionn", 48},
+                                                  {"sketchml", 49},
+                                                  {"global_qsgd", 50},
+                                                  {"global_qsgd_exp", 51},
+                                                  {"minmax", 52},
+                                                  {"drive", 60},
+                                                  {"eden", 61},
+                                                  {"thc_uniform", 62},
+                                                  {"thc", 63},
+                                                  {"power_sgd", 64},
+                                                  {"arc_top_k", 65},
+                                                  {"nominated_top_k", 66},
+                                                  {"ef21_top_k", 70},
+                                                  {"ef21_random_k", 71}};
   for (const auto& [name, id] : expected) EXPECT_EQ(Codecs().WireId(name), id) << name;
 }
 

@@ -20,19 +20,19 @@ std::vector<uint32_t> RandomSet(size_t n, double density, uint64_t seed) {
   return set;
 }
 
-struct Coded {
+struct CodedIndices {
   IndexFormat format;
   std::vector<std::byte> bytes;
 };
 
-Coded Encode(const std::vector<uint32_t>& set, size_t n) {
-  Coded coded;
+CodedIndices Encode(const std::vector<uint32_t>& set, size_t n) {
+  CodedIndices coded;
   coded.bytes.resize(MaxIndexBytes(n, set.size()));
   coded.bytes.resize(EncodeIndices(set, n, coded.bytes, &coded.format));
   return coded;
 }
 
-StatusOr<std::vector<uint32_t>> Decode(const Coded& coded, size_t n, size_t count,
+StatusOr<std::vector<uint32_t>> Decode(const CodedIndices& coded, size_t n, size_t count,
                                        size_t batch = 64) {
   IndexDecoder decoder(coded.format, coded.bytes, n, count, 0);
   std::vector<uint32_t> all, part(batch);
@@ -49,7 +49,7 @@ TEST(IndexCodingTest, RoundTripAtEveryDensity) {
   for (const size_t n : {size_t{1}, size_t{8}, size_t{63}, size_t{1000}, size_t{100003}}) {
     for (const double density : {0.0, 0.0001, 0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0}) {
       const std::vector<uint32_t> set = RandomSet(n, density, n);
-      const Coded coded = Encode(set, n);
+      const CodedIndices coded = Encode(set, n);
       const auto decoded = Decode(coded, n, set.size());
       ASSERT_TRUE(decoded.ok()) << n << " " << density << ToString(decoded.status());
       EXPECT_EQ(*decoded, set);
@@ -67,7 +67,7 @@ TEST(IndexCodingTest, ExtremesFitTheBound) {
         back[i] = static_cast<uint32_t>(n - count + i);
       }
       for (const auto& set : {front, back}) {
-        const Coded coded = Encode(set, n);
+        const CodedIndices coded = Encode(set, n);
         EXPECT_LE(coded.bytes.size(), MaxIndexBytes(n, n));
         EXPECT_EQ(Decode(coded, n, count).value(), set);
       }
@@ -97,7 +97,7 @@ TEST(IndexCodingTest, SizeIsWithinTwoPercentOfTheEntropy) {
     const std::vector<uint32_t> set = RandomSet(n, density, 5);
     const double p = static_cast<double>(set.size()) / n;
     const double entropy = n * (-p * std::log2(p) - (1 - p) * std::log2(1 - p)) / 8;
-    const Coded coded = Encode(set, n);
+    const CodedIndices coded = Encode(set, n);
     EXPECT_EQ(coded.format.coding, IndexCoding::kRice);
     EXPECT_LT(static_cast<double>(coded.bytes.size()), 1.025 * entropy) << density;
   }
@@ -106,24 +106,75 @@ TEST(IndexCodingTest, SizeIsWithinTwoPercentOfTheEntropy) {
 
 TEST(IndexCodingTest, KnownBytes) {
   // n = 16, {1, 6}: rice bits floor(log2(16 / 2)) = 3; gaps 1 and 4: stop bit, then 3 plain bits.
-  const Coded coded = Encode({1, 6}, 16);
+  const CodedIndices coded = Encode({1, 6}, 16);
   EXPECT_EQ(coded.format.coding, IndexCoding::kRice);
   EXPECT_EQ(coded.format.rice_bits, 3);
   ASSERT_EQ(coded.bytes.size(), 1u);
   EXPECT_EQ(coded.bytes[0], std::byte{0b1001'0011});
 }
 
+/// Ten runs of `length` positions, far apart.
+std::vector<uint32_t> Runs(size_t length, size_t n) {
+  std::vector<uint32_t> set;
+  for (size_t i = 0; i < 10 * length; ++i) {
+    set.push_back(static_cast<uint32_t>(i / length * (n / 10) + 300 + i % length));
+  }
+  return set;
+}
+
+TEST(IndexCodingTest, CrowdsAreSentInOctets) {
+  const size_t n = 1 << 20, length = 100;
+  const std::vector<uint32_t> set = Runs(length, n);
+  const CodedIndices coded = Encode(set, n);
+  EXPECT_EQ(coded.format.coding, IndexCoding::kOctets);
+  EXPECT_EQ(coded.format.rice_bits, 0);
+  EXPECT_EQ(coded.bytes.size(), set.size() + 10 * 4);
+  for (const size_t batch : {1, 7, 64, 4096}) {
+    EXPECT_EQ(Decode(coded, n, set.size(), batch).value(), set);
+  }
+  // At 1000 of 2^20 a Rice code has 11 bits or more.
+  EXPECT_LT(coded.bytes.size(), set.size() * 11 / 8);
+}
+
+TEST(IndexCodingTest, OctetsHoldGapsOfEverySize) {
+  // 253 to 256 lie around the long form; the last position is the largest of all.
+  std::vector<uint32_t> set = {0};
+  for (const uint32_t gap : {253u, 254u, 255u, 256u, 70000u}) set.push_back(set.back() + 1 + gap);
+  for (uint32_t i = 0; i < 100; ++i) set.push_back(set.back() + 1);
+  set.push_back(0xFFFFFFFFu);
+  const size_t n = size_t{1} << 32;
+  const CodedIndices coded = Encode(set, n);
+  EXPECT_EQ(coded.format.coding, IndexCoding::kOctets);
+  EXPECT_EQ(coded.bytes.size(), set.size() + 4 * 4);
+  EXPECT_EQ(Decode(coded, n, set.size()).value(), set);
+}
+
+TEST(IndexCodingTest, RejectsOctetsThatItDidNotWrite) {
+  const auto code = [](std::vector<uint8_t> octets, size_t n, size_t count) {
+    CodedIndices coded{{IndexCoding::kOctets, 0}, {}};
+    for (const uint8_t octet : octets) coded.bytes.push_back(std::byte{octet});
+    return Decode(coded, n, count).status().code();
+  };
+  EXPECT_EQ(code({3, 255, 0, 1, 0, 0}, 1000, 2), StatusCode::kOk);
+  EXPECT_EQ(code({3, 255, 0, 1, 0, 0}, 260, 2), StatusCode::kDataLoss) << "index past the end";
+  EXPECT_EQ(code({3, 255, 0, 1, 0, 0}, 1000, 3), StatusCode::kDataLoss) << "bytes ran out";
+  EXPECT_EQ(code({3, 255, 0, 1, 0, 0}, 1000, 1), StatusCode::kDataLoss) << "surplus";
+  EXPECT_EQ(code({3, 255, 0, 1, 0}, 1000, 2), StatusCode::kDataLoss) << "a long gap cut short";
+  EXPECT_EQ(code({3, 255, 254, 0, 0, 0}, 1000, 2), StatusCode::kDataLoss) << "not long";
+  EXPECT_EQ(code({255, 255, 255, 255, 255, 0}, size_t{1} << 32, 2), StatusCode::kDataLoss);
+}
+
 TEST(IndexCodingTest, RejectsWhatItDidNotWrite) {
   const std::vector<uint32_t> set = RandomSet(1000, 0.05, 9);
-  const Coded good = Encode(set, 1000);
-  const auto code = [](const Coded& coded, size_t n, size_t count) {
+  const CodedIndices good = Encode(set, 1000);
+  const auto code = [](const CodedIndices& coded, size_t n, size_t count) {
     return Decode(coded, n, count).status().code();
   };
   EXPECT_EQ(code(good, 1000, set.size()), StatusCode::kOk);
   EXPECT_EQ(code(good, set.back(), set.size()), StatusCode::kDataLoss) << "index past the end";
   EXPECT_EQ(code(good, 1000, set.size() + 20), StatusCode::kDataLoss) << "bits ran out";
   EXPECT_EQ(code(good, 1000, set.size() / 2), StatusCode::kDataLoss) << "surplus";
-  Coded bad = good;
+  CodedIndices bad = good;
   bad.format.rice_bits = 32;
   EXPECT_EQ(code(bad, 1000, set.size()), StatusCode::kDataLoss);
   bad.format.coding = static_cast<IndexCoding>(7);
@@ -132,7 +183,7 @@ TEST(IndexCodingTest, RejectsWhatItDidNotWrite) {
   EXPECT_EQ(code({{IndexCoding::kRice, 0}, std::vector<std::byte>(100000)}, 1000, 3),
             StatusCode::kDataLoss);
   // Bitmaps: wrong size, too few bits, a bit in the padding.
-  Coded bitmap{{IndexCoding::kBitmap, 0}, std::vector<std::byte>(2)};
+  CodedIndices bitmap{{IndexCoding::kBitmap, 0}, std::vector<std::byte>(2)};
   bitmap.bytes[0] = std::byte{0b101};
   EXPECT_EQ(code(bitmap, 10, 2), StatusCode::kOk);
   EXPECT_EQ(code(bitmap, 10, 1), StatusCode::kDataLoss);

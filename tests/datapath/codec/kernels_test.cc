@@ -93,20 +93,18 @@ TEST(KernelsTest, EveryTargetGivesTheSameBytes) {
     for (const int64_t target : targets) {
       const ScopedTarget scoped(target);
       EncodeContext context = test::ContextFor(*codec, g, 4, 0.05);
-      const auto state = codec->NewState(n, context.params);
+      const auto state = codec->NewState(n, context);
       context.state = state.get();
-      std::vector<std::byte> out(codec->MaxEncodedBytes(n, context.params));
+      std::vector<std::byte> out;
       std::vector<float> residual = r0;
-      size_t bytes = 0;
       for (int step = 0; step < 3; ++step) {
-        const auto result = codec->EncodeWithFeedback(g, residual, residual, context, out);
-        ASSERT_TRUE(result.ok());
-        bytes = result->bytes;
+        test::FeedbackOrDie(*codec, g, residual, residual, context, &out);
       }
-      out.resize(bytes);
       std::vector<float> rest = residual;
-      if (codec->Traits().form != PayloadForm::kSharedIndex) {
-        if (codec->LaneBytes() > 0) codec->Accumulate(out, std::vector<std::byte>(out));
+      if (!HoldsIndicesOnly(codec->Traits().form)) {
+        if (codec->Traits().form == PayloadForm::kLanes) {
+          codec->Accumulate(context, out, std::vector<std::byte>(out));
+        }
         ASSERT_TRUE(codec->DecodeAdd(out, context, 0.3f, rest).ok());
       }
       if (expected_payload.empty()) {
@@ -144,27 +142,69 @@ TEST(KernelsTest, SaturatingSumsStayFinite) {
   EXPECT_EQ(brain, std::vector<uint16_t>(20, 0xFF7F));
 }
 
+TEST(KernelsTest, LossesAreRightAtMagnitudesWhoseSquaresAreNot) {
+  for (const double scale : {1.0, 0x1p-90, 0x1p90}) {
+    const std::vector<float> x = test::NormalVector(1000, 3, scale);
+    for (const char* name : {"bf16", "natural", "minmax"}) {
+      const Codec& codec = test::FindCodec(name);
+      const EncodeContext context = test::ContextFor(codec, x);
+      std::vector<float> rest(x.size(), 0.0f);
+      std::vector<std::byte> out;
+      const test::Encoded plain = test::EncodeOrDie(codec, x, context);
+      const EncodeResult fed = test::FeedbackOrDie(codec, x, rest, rest, context, &out);
+      const double lost = test::SquaredNorm(rest);
+      EXPECT_GT(lost, 0);
+      EXPECT_NEAR(plain.result.energy_lost / lost, 1, 1e-5) << name << " " << scale;
+      EXPECT_NEAR(fed.energy_lost / lost, 1, 1e-5) << name << " " << scale;
+    }
+  }
+}
+
+/// What Select should leave of a selected element.
+float LeftOf(float e, const kernels::SelectRest& rest) {
+  switch (rest.kept) {
+    case kernels::SelectRest::Kept::kNothing:
+      return 0;
+    case kernels::SelectRest::Kept::kWhole:
+      return e;
+    case kernels::SelectRest::Kept::kHalfError:
+      break;
+  }
+  const uint16_t lane = ReferenceHalf(e * rest.scale);
+  float value = 0;
+  EXPECT_TRUE(kernels::DecodeAddHalf(&lane, 1, 1 / rest.scale, &value));
+  return e - value;
+}
+
 TEST(KernelsTest, SelectIsStrictAndOrdered) {
+  using Kept = kernels::SelectRest::Kept;
   for (const size_t size : {size_t{1}, size_t{15}, size_t{16}, size_t{100}, size_t{2048}}) {
     std::vector<float> x = test::NormalVector(size, size);
     x[0] = 1.0f;  // equal to the threshold: not selected
-    std::vector<uint32_t> indices(size + kernels::kSelectSlack);
-    std::vector<float> values(indices.size()), rest(size);
-    kernels::Sums sums;
-    const size_t count = kernels::Select({.gradient = x.data(), .size = size}, 1.0f, 1000,
-                                         rest.data(), indices.data(), values.data(), &sums);
-    size_t next = 0;
-    for (size_t i = 0; i < size; ++i) {
-      if (std::abs(x[i]) > 1.0f) {
-        ASSERT_LT(next, count);
-        EXPECT_EQ(indices[next], 1000 + i);
-        EXPECT_EQ(values[next++], x[i]);
-        EXPECT_EQ(rest[i], 0);
-      } else {
-        EXPECT_EQ(rest[i], x[i]);
+    for (const Kept kept : {Kept::kNothing, Kept::kWhole, Kept::kHalfError}) {
+      for (const bool streamed : {false, true}) {
+        std::vector<uint32_t> indices(size + kernels::kSelectSlack);
+        std::vector<float> values(indices.size());
+        alignas(64) float rest[2048];
+        const kernels::SelectRest format{rest, kept, 0x1p3f, streamed};
+        kernels::Sums sums;
+        const size_t count = kernels::Select({.gradient = x.data(), .size = size}, 1.0f, 1000,
+                                             format, indices.data(), values.data(), &sums);
+        kernels::FlushStreams();
+        size_t next = 0;
+        for (size_t i = 0; i < size; ++i) {
+          if (std::abs(x[i]) > 1.0f) {
+            ASSERT_LT(next, count);
+            EXPECT_EQ(indices[next], 1000 + i);
+            EXPECT_EQ(values[next++], x[i]);
+            EXPECT_EQ(rest[i], LeftOf(x[i], format));
+          } else {
+            EXPECT_EQ(rest[i], x[i]);
+          }
+        }
+        EXPECT_EQ(next, count);
       }
     }
-    EXPECT_EQ(next, count);
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <set>
 
 #include "datapath/base/random.h"
 #include "tests/datapath/collective/harness.h"
@@ -22,6 +24,7 @@ class ConformanceTest : public ::testing::TestWithParam<Subject> {
 
 class SummingConformanceTest : public ConformanceTest {};
 class LanesConformanceTest : public ConformanceTest {};
+class RegionsConformanceTest : public ConformanceTest {};
 
 float IntegerValue(int rank, size_t i) {
   return static_cast<float>(static_cast<int>(Mix64(i * 131 + rank) % 2001) - 1000);
@@ -42,13 +45,15 @@ Contribution IntegerContribution(int rank, size_t count) {
   return c;
 }
 
-void CheckExact(PayloadForm form, const std::vector<Contribution>& in,
+void CheckExact(const CollectiveTraits& traits, const std::vector<Contribution>& in,
                 const std::vector<Outcome>& out) {
   const int world = static_cast<int>(in.size());
   for (int rank = 0; rank < world; ++rank) {
     ASSERT_TRUE(out[rank].status.ok()) << "rank " << rank << ": " << out[rank].status;
-    switch (form) {
-      case PayloadForm::kLanes: {
+    switch (traits.form) {
+      case PayloadForm::kLanes:
+      case PayloadForm::kFloatLanes:
+      case PayloadForm::kTableLanes: {
         std::vector<float> sum(in[0].dense.size());
         for (const Contribution& c : in) {
           for (size_t i = 0; i < sum.size(); ++i) sum[i] += c.dense[i];
@@ -62,18 +67,44 @@ void CheckExact(PayloadForm form, const std::vector<Contribution>& in,
           ASSERT_EQ(out[rank].gathered[from], in[from].payload) << rank << " from " << from;
         }
         break;
-      case PayloadForm::kSharedIndex: {
+      case PayloadForm::kSharedIndex:
+      case PayloadForm::kUnionIndex: {
         const int leader = out[rank].report.leader;
-        ASSERT_GE(leader, 0);
-        ASSERT_LT(leader, world);
-        ASSERT_EQ(leader, out[0].report.leader);
-        ASSERT_EQ(out[rank].indices, in[leader].selection);
+        std::vector<uint32_t> chosen;
+        const bool own = traits.own_values;
+        if (own || traits.form == PayloadForm::kUnionIndex) {
+          ASSERT_EQ(leader, -1);
+          std::set<uint32_t> all;
+          for (const Contribution& c : in) all.insert(c.selection.begin(), c.selection.end());
+          chosen.assign(all.begin(), all.end());
+        } else {
+          ASSERT_GE(leader, 0);
+          ASSERT_LT(leader, world);
+          ASSERT_EQ(leader, out[0].report.leader);
+          chosen = in[leader].selection;
+        }
+        ASSERT_EQ(out[rank].indices, chosen);
         std::vector<float> sum;
-        for (const uint32_t i : in[leader].selection) {
+        for (const uint32_t i : chosen) {
           sum.push_back(0);
-          for (const Contribution& c : in) sum.back() += c.dense[i];
+          for (const Contribution& c : in) {
+            const bool selected = std::binary_search(c.selection.begin(), c.selection.end(), i);
+            if (!own || selected) sum.back() += c.dense[i];
+          }
         }
         ASSERT_EQ(out[rank].values, sum) << "rank " << rank;
+        break;
+      }
+      case PayloadForm::kRegions: {
+        std::vector<float> sum(in[0].dense.size());
+        for (const Contribution& c : in) {
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += c.dense[i];
+        }
+        ASSERT_EQ(out[rank].gathered.size(), in.size());
+        ASSERT_EQ(Floats(Joined(out[rank].gathered)), sum) << "rank " << rank;
+        std::vector<int> order(in.size());
+        std::iota(order.begin(), order.end(), 0);
+        ASSERT_EQ(out[rank].added, order);
         break;
       }
     }
@@ -88,7 +119,7 @@ TEST_P(ConformanceTest, IntegersAreExactForEveryWorldAndCount) {
       std::vector<Contribution> in;
       for (int rank = 0; rank < world_size; ++rank) in.push_back(IntegerContribution(rank, count));
       SCOPED_TRACE(StrCat("world ", world_size, " count ", count));
-      CheckExact(form(), in, RunAll(world, collective(), in));
+      CheckExact(collective().Traits(), in, RunAll(world, collective(), in));
       if (HasFatalFailure()) return;
     }
   }
@@ -104,7 +135,7 @@ TEST_P(ConformanceTest, SmallSegmentsGiveTheSameResult) {
       std::vector<Contribution> in;
       for (int rank = 0; rank < world_size; ++rank) in.push_back(IntegerContribution(rank, count));
       SCOPED_TRACE(StrCat("world ", world_size, " count ", count, " segment ", segment_bytes));
-      CheckExact(form(), in, RunAll(world, collective(), in, segment_bytes));
+      CheckExact(collective().Traits(), in, RunAll(world, collective(), in, segment_bytes));
       if (HasFatalFailure()) return;
     }
   }
@@ -127,8 +158,13 @@ TEST_P(SummingConformanceTest, LargeRandomFloatsAreCloseAndBitIdenticalOnAllRank
     }
     in[rank].lanes = Bytes(in[rank].dense);
   }
-  const bool lanes = form() == PayloadForm::kLanes;
-  const std::vector<Outcome> out = RunAll(world, collective(), in);
+  // All elements arrive, not those that a selection names.
+  const bool lanes = form() == PayloadForm::kLanes || form() == PayloadForm::kFloatLanes ||
+                     form() == PayloadForm::kTableLanes || form() == PayloadForm::kRegions;
+  std::vector<Outcome> out = RunAll(world, collective(), in);
+  for (Outcome& each : out) {
+    if (form() == PayloadForm::kRegions) each.lanes = Joined(each.gathered);
+  }
   for (int rank = 0; rank < kWorld; ++rank) {
     ASSERT_TRUE(out[rank].status.ok()) << out[rank].status;
     // Compared as bytes: equal floats could still differ in the sign of zero.
@@ -229,7 +265,7 @@ TEST_P(ConformanceTest, ManySegmentsOfTheDefaultSize) {
   ASSERT_EQ(world.size(), 2u);
   std::vector<Contribution> in;
   for (int rank = 0; rank < 2; ++rank) in.push_back(IntegerContribution(rank, kCount));
-  CheckExact(form(), in, RunAll(world, collective(), in, kSegmentBytesDefault));
+  CheckExact(collective().Traits(), in, RunAll(world, collective(), in, kSegmentBytesDefault));
 }
 
 TEST_P(ConformanceTest, ManyOperationsInARowOnOneWorld) {
@@ -242,8 +278,24 @@ TEST_P(ConformanceTest, ManyOperationsInARowOnOneWorld) {
       in.back().id = {.plan_version = op / 10, .op_sequence = op, .bucket = op % 3};
       in.back().step = op;
     }
-    CheckExact(form(), in, RunAll(world, collective(), in));
+    CheckExact(collective().Traits(), in, RunAll(world, collective(), in));
     if (HasFatalFailure()) return;
+  }
+}
+
+// The owner of a region learns last that its sum is not finite.
+TEST_P(RegionsConformanceTest, FlagsRaisedOverASumReachEveryRank) {
+  for (const int world_size : {2, 5}) {
+    World world = MakeWorldOf(world_size);
+    for (int owner = 0; owner < world_size; ++owner) {
+      std::vector<Contribution> in;
+      for (int rank = 0; rank < world_size; ++rank) in.push_back(IntegerContribution(rank, 3));
+      in[owner].sum_flags = kFlagNonFinite;
+      for (const Outcome& outcome : RunAll(world, collective(), in)) {
+        ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+        EXPECT_EQ(outcome.flags, kFlagNonFinite) << "world " << world_size << " owner " << owner;
+      }
+    }
   }
 }
 
@@ -251,9 +303,14 @@ INSTANTIATE_TEST_SUITE_P(Registry, ConformanceTest, ::testing::ValuesIn(AllSubje
                          SubjectName);
 INSTANTIATE_TEST_SUITE_P(
     Registry, SummingConformanceTest,
-    ::testing::ValuesIn(Subjects({PayloadForm::kLanes, PayloadForm::kSharedIndex})), SubjectName);
+    ::testing::ValuesIn(Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes,
+                                  PayloadForm::kTableLanes, PayloadForm::kSharedIndex,
+                                  PayloadForm::kUnionIndex, PayloadForm::kRegions})),
+    SubjectName);
 INSTANTIATE_TEST_SUITE_P(Registry, LanesConformanceTest,
                          ::testing::ValuesIn(Subjects({PayloadForm::kLanes})), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, RegionsConformanceTest,
+                         ::testing::ValuesIn(Subjects({PayloadForm::kRegions})), SubjectName);
 
 }  // namespace
 }  // namespace weir::testing

@@ -74,6 +74,10 @@ class VirtualTransport : public Transport {
     return header;
   }
 
+  StatusOr<std::optional<size_t>> WaitAny(std::span<const Ticket>, TimePoint) override {
+    return Unimplemented("collectives wait for one message at a time");
+  }
+  void Wake() override { inner_.Wake(); }
   void Abort(std::string_view reason) override { inner_.Abort(reason); }
   void Interrupt() override { inner_.Interrupt(); }
   std::vector<PathSample> Samples() const override { return {}; }
@@ -111,6 +115,7 @@ struct Measured {
   double makespan_s = 0;   // until the last rank is done
   double busiest_nic = 0;  // bytes of payload through the busiest side of any NIC
   double busiest_sum = 0;  // bytes that the busiest rank added
+  double regions = 0;      // bytes of payload that the busiest rank decoded and added
 };
 
 // One run with `count` floats, indices or opaque words per rank; the selection is every element, so
@@ -131,7 +136,7 @@ Measured Measure(const Collective& collective, int world_size, size_t count, dou
     in.dense.assign(count, 1);
     in.lanes = in.payload = Bytes(in.dense);
     for (uint32_t i = 0; i < count; ++i) in.selection.push_back(i);
-    out[rank] = RunRank(*world[rank], collective, in, 64 << 10, Within(30));
+    out[rank] = RunRank(*world[rank], collective, in, 64 << 10, Within(120));
   });
   Measured measured;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -141,9 +146,17 @@ Measured Measure(const Collective& collective, int world_size, size_t count, dou
         std::max(measured.busiest_nic, static_cast<double>(world[rank]->busiest_bytes()));
     measured.busiest_sum =
         std::max(measured.busiest_sum, static_cast<double>(out[rank].summed_bytes));
+    measured.regions = std::max(measured.regions, static_cast<double>(out[rank].added_bytes));
   }
   return measured;
 }
+
+// The thread sanitizer finds in four ranks what it would in eight, in a tenth of the time.
+#ifdef __SANITIZE_THREAD__
+constexpr int kWorldMax = 4;
+#else
+constexpr int kWorldMax = 8;
+#endif
 
 class CostTest : public ::testing::TestWithParam<std::string> {
  protected:
@@ -155,7 +168,7 @@ class CostTest : public ::testing::TestWithParam<std::string> {
 // exactly for powers of two, within two latencies otherwise (ceil(log2 N) is an approximation
 // there).
 TEST_P(CostTest, LatencyIsTheCriticalPath) {
-  for (int world = 2; world <= 8; ++world) {
+  for (int world = 2; world <= kWorldMax; ++world) {
     const double measured = Measure(collective(), world, 64, 1, 0).makespan_s;
     const double tolerance = std::has_single_bit(static_cast<unsigned>(world)) ? 0 : 2;
     EXPECT_NEAR(measured, cost().latency.At(world), tolerance) << "world " << world;
@@ -166,8 +179,10 @@ constexpr size_t kCount = 5 * 7 * 8 * 9 * 400;  // divides evenly among up to 10
 
 double PayloadFeature(const Collective& collective, int world) {
   const CollectiveTraits& traits = collective.Traits();
-  const double index = traits.form == PayloadForm::kSharedIndex ? traits.cost.index.At(world) : 0;
-  return traits.cost.payload.At(world) + index;
+  const double index = HoldsIndicesOnly(traits.form) ? traits.cost.index.At(world) : 0;
+  // Plain indices are as large as values. Those that a collective codes itself take a bit each
+  // when every element is selected.
+  return traits.cost.payload.At(world) + (traits.own_values ? index / 32 : index);
 }
 
 // The double tree only reaches its feature from four ranks on.
@@ -180,8 +195,8 @@ double FillAllowance(const std::string& name) { return name == "tree" ? 1.3 : 1.
 // One large run without latency: bytes through the busiest NIC and summed bytes equal the features,
 // and the payload feature is the time it takes.
 TEST_P(CostTest, PayloadAndReduceDescribeLargeRuns) {
-  const bool shared_index = collective().Traits().form == PayloadForm::kSharedIndex;
-  for (int world = 2; world <= 8; ++world) {
+  const bool shared_index = HoldsIndicesOnly(collective().Traits().form);
+  for (int world = 2; world <= kWorldMax; ++world) {
     SCOPED_TRACE(StrCat("world ", world));
     const Measured measured = Measure(collective(), world, kCount, 0, 1.0 / (4 * kCount));
     const double payloads = measured.busiest_nic / (4 * kCount);
@@ -197,6 +212,9 @@ TEST_P(CostTest, PayloadAndReduceDescribeLargeRuns) {
     if (!shared_index) {  // AR-Topk adds floats itself, by the ring that is measured here, too
       EXPECT_LE(sums, cost().reduce.At(world) * 1.01);
     }
+    // The form says that one payload is decoded inside.
+    const bool regions = collective().Traits().form == PayloadForm::kRegions;
+    EXPECT_NEAR(measured.regions / (4 * kCount), regions ? 1 : 0, 0.01);
     if (OnlyBounds(GetParam(), world)) continue;
     EXPECT_GE(payloads, feature * 0.99);
     EXPECT_GE(measured.makespan_s, time * 0.85);
@@ -209,6 +227,8 @@ TEST_P(CostTest, PayloadAndReduceDescribeLargeRuns) {
 std::vector<std::string> Names() {
   std::vector<std::string> names;
   for (const Collective* collective : Collectives().All()) {
+    // Those describe another network, too, which is not there.
+    if (!collective->Traits().lease_mode.empty()) continue;
     names.push_back(collective->Traits().name);
   }
   return names;
@@ -232,7 +252,18 @@ TEST(CollectivesTest, WireIdsStay) {
                                           {"sparse_all_gather", 5},
                                           {"ar_topk_star", 6},
                                           {"ar_topk_var", 7},
-                                          {"mesh", 8}};
+                                          {"mesh", 8},
+                                          {"ar_topk_union", 9},
+                                          {"halving_doubling", 10},
+                                          {"ring_all_gather", 11},
+                                          {"bruck_all_gather", 12},
+                                          {"reencode", 13},
+                                          {"hierarchical", 14},
+                                          {"switchml", 15},
+                                          {"ok_topk", 16},
+                                          {"block_mesh", 17},
+                                          {"omnireduce", 18},
+                                          {"thc_table", 19}};
   EXPECT_EQ(Collectives().All().size(), ids.size());
   for (const auto& [name, id] : ids) EXPECT_EQ(Collectives().WireId(name), id) << name;
 }

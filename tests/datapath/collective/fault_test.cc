@@ -21,9 +21,11 @@ class FaultTest : public ::testing::TestWithParam<Subject> {
 };
 
 class SummingFaultTest : public FaultTest {};
-class SharedIndexFaultTest : public FaultTest {};
+class LostMessageTest : public FaultTest {};
+class CallbackFaultTest : public FaultTest {};
 class PayloadFaultTest : public FaultTest {};
 class LanesFaultTest : public FaultTest {};
+class RegionsFaultTest : public FaultTest {};
 
 std::vector<Contribution> Contributions(int world, size_t count = 1000) {
   std::vector<Contribution> in(world);
@@ -36,6 +38,29 @@ std::vector<Contribution> Contributions(int world, size_t count = 1000) {
     in[rank].norm_squared = rank;
   }
   return in;
+}
+
+// All of the same size, so that a message taken for another one is not noticed by its length.
+std::vector<Contribution> SmallContributions() {
+  std::vector<Contribution> in(kWorld);
+  for (int rank = 0; rank < kWorld; ++rank) {
+    for (int i = 0; i < 64; ++i) in[rank].dense.push_back(static_cast<float>(100 * rank + i));
+    for (int i = 0; i < 16; ++i) in[rank].selection.push_back(4 * i + rank);
+    in[rank].lanes = in[rank].payload = Bytes(in[rank].dense);
+    in[rank].norm_squared = rank;
+    in[rank].step = 1;
+  }
+  return in;
+}
+
+std::vector<Subject> Over(const std::string& transport, std::vector<Subject> subjects) {
+  std::erase_if(subjects, [&](const Subject& s) { return s.transport != transport; });
+  return subjects;
+}
+
+bool SameResult(const Outcome& a, const Outcome& b) {
+  return a.lanes == b.lanes && a.gathered == b.gathered && a.indices == b.indices &&
+         a.values == b.values;
 }
 
 // Every rank of a world in which rank 1 differs fails; each message contains both texts.
@@ -91,7 +116,7 @@ TEST_P(SummingFaultTest, AnotherElementCountIsAnErrorOnEveryRank) {
   std::vector<Contribution> in = Contributions(kWorld);
   in[1] = Contributions(kWorld, 1400)[1];
   in[1].norm_squared = 0;
-  if (form() == PayloadForm::kSharedIndex) {
+  if (HoldsIndicesOnly(form())) {
     in[1].dense.resize(500);  // indices of the others lie outside
     in[1].step = in[0].step = in[2].step = in[3].step = 2;
   }
@@ -134,6 +159,37 @@ TEST_P(FaultTest, CorruptionIsNamedOnEveryOtherRank) {
   }
 }
 
+// However a message is lost, no rank takes the next one for it.
+TEST_P(LostMessageTest, NobodyEndsWithAWrongResult) {
+  constexpr int kFaulty = 1;
+  for (const size_t segment_bytes : {size_t{1} << 20, size_t{160}}) {
+    const std::vector<Contribution> in = SmallContributions();
+    const std::vector<Outcome> expected = [&] {
+      World whole = MakeWorldOf(kWorld);
+      return RunAll(whole, collective(), in, segment_bytes);
+    }();
+    int failed = 0;
+    for (uint64_t frame = 1;; ++frame) {
+      FaultOptions faults;
+      faults.rank = kFaulty;
+      faults.drop_frame = frame;
+      const auto factory = MakeFaultFactory(FactoryNamed(GetParam().transport), faults);
+      StatusOr<World> world = ConnectWorld(*factory, kWorld);
+      ASSERT_TRUE(world.ok()) << world.status();
+      const std::vector<Outcome> out = RunAll(*world, collective(), in, segment_bytes, 0.1);
+      int wrong = 0, late = 0;
+      for (int rank = 0; rank < kWorld; ++rank) {
+        late += !out[rank].status.ok();
+        wrong += out[rank].status.ok() && !SameResult(out[rank], expected[rank]);
+      }
+      EXPECT_EQ(wrong, 0) << "frame " << frame << ", segments of " << segment_bytes;
+      failed += late > 0;
+      if (late == 0) break;  // it sends no frame of that number
+    }
+    EXPECT_GT(failed, 0);
+  }
+}
+
 TEST_P(FaultTest, ASilentRankEndsTheOthersAtTheDeadline) {
   World world = MakeWorldOf(3);
   const std::vector<Contribution> in = Contributions(3);
@@ -153,7 +209,7 @@ TEST_P(FaultTest, ASilentRankEndsTheOthersAtTheDeadline) {
   EXPECT_GE(named, 1) << out[0].status << "\n" << out[2].status;
 }
 
-TEST_P(SharedIndexFaultTest, AFailedCallbackIsReportedToEveryRank) {
+TEST_P(CallbackFaultTest, AFailedCallbackIsReportedToEveryRank) {
   World world = MakeWorldOf(kWorld);
   std::vector<Contribution> in = Contributions(kWorld);
   in[2].open_status = DataLoss("index 99 past the end");
@@ -169,13 +225,29 @@ TEST_P(PayloadFaultTest, APayloadBeyondTheBoundIsRefused) {
     for (Contribution& c : in) c.payload_bytes_max = 3999, c.step = 1;  // payloads have 4000 bytes
     in[1].payload_bytes_max = 4000;
     in[1].norm_squared = 100;
-    for (const int rank : {0, 2, 3}) in[rank].payload.resize(100);
+    for (const int rank : {0, 2, 3}) {
+      in[rank].payload.resize(100);
+      in[rank].selection.resize(25);
+    }
     const std::vector<Outcome> out = RunAll(world, collective(), in, segment_bytes, 5);
     for (const int rank : {0, 2, 3}) {
       ASSERT_FALSE(out[rank].status.ok()) << "rank " << rank;
       EXPECT_THAT(Message(out[rank].status), HasSubstr("rank 1"));
       EXPECT_THAT(Message(out[rank].status), HasSubstr("3999"));
     }
+  }
+}
+
+TEST_P(RegionsFaultTest, ARegionBeyondTheBoundIsRefused) {
+  World world = MakeWorldOf(kWorld);
+  std::vector<Contribution> in = Contributions(kWorld);  // regions of 1000 bytes
+  for (Contribution& c : in) c.payload_bytes_max = 999;
+  in[1].payload_bytes_max = 1000;
+  for (const int rank : {0, 2, 3}) in[rank].dense.resize(100);
+  const std::vector<Outcome> out = RunAll(world, collective(), in, 1 << 20, 5);
+  for (const int rank : {0, 2, 3}) {
+    EXPECT_FALSE(out[rank].status.ok()) << "rank " << rank;
+    EXPECT_NE(out[rank].status.code(), StatusCode::kDeadlineExceeded) << out[rank].status;
   }
 }
 
@@ -189,14 +261,32 @@ TEST_P(LanesFaultTest, PartialLanesAreRefusedOnEveryRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, FaultTest, ::testing::ValuesIn(AllSubjects()), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, LostMessageTest,
+                         ::testing::ValuesIn(Over("inproc", AllSubjects())), SubjectName);
 INSTANTIATE_TEST_SUITE_P(
     Registry, SummingFaultTest,
-    ::testing::ValuesIn(Subjects({PayloadForm::kLanes, PayloadForm::kSharedIndex})), SubjectName);
-INSTANTIATE_TEST_SUITE_P(Registry, SharedIndexFaultTest,
-                         ::testing::ValuesIn(Subjects({PayloadForm::kSharedIndex})), SubjectName);
-INSTANTIATE_TEST_SUITE_P(
-    Registry, PayloadFaultTest,
-    ::testing::ValuesIn(Subjects({PayloadForm::kOpaque, PayloadForm::kSharedIndex})), SubjectName);
+    ::testing::ValuesIn(Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes,
+                                  PayloadForm::kTableLanes, PayloadForm::kSharedIndex,
+                                  PayloadForm::kUnionIndex, PayloadForm::kRegions})),
+    SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, CallbackFaultTest,
+                         ::testing::ValuesIn(Subjects({PayloadForm::kSharedIndex,
+                                                       PayloadForm::kUnionIndex,
+                                                       PayloadForm::kRegions})),
+                         SubjectName);
+// Collectives with own_values send no index payloads but what they make of them.
+std::vector<Subject> PayloadSubjects() {
+  std::vector<Subject> subjects =
+      Subjects({PayloadForm::kOpaque, PayloadForm::kSharedIndex, PayloadForm::kUnionIndex});
+  std::erase_if(subjects, [](const Subject& subject) {
+    return (*Collectives().Find(subject.collective))->Traits().own_values;
+  });
+  return subjects;
+}
+INSTANTIATE_TEST_SUITE_P(Registry, PayloadFaultTest, ::testing::ValuesIn(PayloadSubjects()),
+                         SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, RegionsFaultTest,
+                         ::testing::ValuesIn(Subjects({PayloadForm::kRegions})), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Registry, LanesFaultTest,
                          ::testing::ValuesIn(Subjects({PayloadForm::kLanes})), SubjectName);
 

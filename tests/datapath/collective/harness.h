@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "datapath/collective/collective.h"
+#include "datapath/collective/offload.h"
 #include "datapath/collective/primitives.h"
 #include "tests/support/inproc_transport.h"
 #include "tests/support/world.h"
@@ -22,6 +23,8 @@ namespace weir::testing {
 struct Contribution {
   std::vector<std::byte> lanes;
   size_t lane_bytes = 4;
+  // What adds lanes; AddLanes when empty.
+  std::function<void(std::span<std::byte> sum, std::span<const std::byte> addend)> accumulate = {};
   std::vector<std::byte> payload;   // opaque
   std::vector<float> dense;         // shared index: the rank's own gradient
   std::vector<uint32_t> selection;  // and the indices it would choose
@@ -31,7 +34,13 @@ struct Contribution {
   ControlWord control;
   uint16_t flags = 0;
   size_t payload_bytes_max = 1 << 24;
-  Status open_status;  // what opening the indices answers on this rank
+  Status open_status;  // what opening the indices, or adding a region, answers on this rank
+  std::vector<int> nodes = {};       // of all ranks; empty: nobody knows
+  std::vector<int> ring = {};        // who follows whom; empty: ascending
+  uint16_t sum_flags = 0;            // regions: announced while the sum is encoded
+  size_t kept_target = 0;            // own values: 0 stands for all elements
+  SparseBalance* balance = nullptr;  // of this rank
+  LaneOffload* offload = nullptr;
 };
 
 /// What one rank ended with.
@@ -45,7 +54,15 @@ struct Outcome {
   uint16_t flags = 0;
   CollectiveReport report;
   size_t summed_bytes = 0;  // given to accumulate
+  size_t added_bytes = 0;   // given to add_region
+  std::vector<int> added;   // from which ranks, in order
 };
+
+/// Region `region` of `world` almost equal ones of `values`.
+inline std::span<const float> RegionOf(std::span<const float> values, int region, int world) {
+  const size_t begin = values.size() * region / world;
+  return values.subspan(begin, values.size() * (region + 1) / world - begin);
+}
 
 /// Adds lanes of one float each, or bytewise (modulo 256) when lanes are not four bytes.
 inline void AddLanes(size_t lane_bytes, std::span<std::byte> sum,
@@ -68,6 +85,9 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
   Outcome outcome;
   outcome.lanes = contribution.lanes;
   Group group(transport, segment_bytes);
+  group.SetNodes(contribution.nodes);
+  group.SetRing(contribution.ring);
+  group.SetOffload(contribution.offload);
   group.Begin(contribution.id, contribution.control, contribution.flags, deadline);
   Exchange exchange;
   exchange.lanes = outcome.lanes;
@@ -76,7 +96,11 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
     EXPECT_EQ(sum.size(), addend.size());
     EXPECT_EQ(sum.size() % contribution.lane_bytes, 0u);
     outcome.summed_bytes += addend.size();
-    AddLanes(contribution.lane_bytes, sum, addend);
+    if (contribution.accumulate) {
+      contribution.accumulate(sum, addend);
+    } else {
+      AddLanes(contribution.lane_bytes, sum, addend);
+    }
   };
   exchange.payload = contribution.payload;
   exchange.payload_bytes_max = contribution.payload_bytes_max;
@@ -87,17 +111,56 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
     return std::as_bytes(std::span(contribution.selection));
   };
   exchange.values = &outcome.values;
-  exchange.open = [&](std::span<const std::byte> bytes) -> Status {
-    WEIR_RETURN_IF_ERROR(contribution.open_status);
-    if (bytes.size() % sizeof(uint32_t) != 0) return DataLoss("indices are not whole");
-    outcome.indices.resize(bytes.size() / sizeof(uint32_t));
-    if (!bytes.empty()) std::memcpy(outcome.indices.data(), bytes.data(), bytes.size());
+  exchange.indices = &outcome.indices;
+  exchange.elements = exchange.kept_target = contribution.dense.size();
+  if (contribution.kept_target > 0) exchange.kept_target = contribution.kept_target;
+  exchange.balance = contribution.balance;
+  const auto fill = [&]() -> Status {
     outcome.values.clear();
     for (const uint32_t i : outcome.indices) {
       if (i >= contribution.dense.size()) return DataLoss("index past the end");
       outcome.values.push_back(contribution.dense[i]);
     }
     return OkStatus();
+  };
+  exchange.open = [&](std::span<const std::byte> bytes) -> Status {
+    WEIR_RETURN_IF_ERROR(contribution.open_status);
+    if (bytes.size() % sizeof(uint32_t) != 0) return DataLoss("indices are not whole");
+    outcome.indices.resize(bytes.size() / sizeof(uint32_t));
+    if (!bytes.empty()) std::memcpy(outcome.indices.data(), bytes.data(), bytes.size());
+    return fill();
+  };
+  exchange.open_all = [&](std::span<const std::vector<std::byte>> all) -> Status {
+    WEIR_RETURN_IF_ERROR(contribution.open_status);
+    std::vector<uint32_t> chosen;
+    for (const std::vector<std::byte>& bytes : all) {
+      if (bytes.size() % sizeof(uint32_t) != 0) return DataLoss("indices are not whole");
+      const size_t before = chosen.size();
+      chosen.resize(before + bytes.size() / sizeof(uint32_t));
+      if (!bytes.empty()) std::memcpy(chosen.data() + before, bytes.data(), bytes.size());
+      std::inplace_merge(chosen.begin(), chosen.begin() + before, chosen.end());
+    }
+    chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+    outcome.indices = chosen;
+    return fill();
+  };
+  std::vector<std::span<const std::byte>> regions;
+  for (int region = 0; region < group.size(); ++region) {
+    regions.push_back(std::as_bytes(RegionOf(contribution.dense, region, group.size())));
+  }
+  exchange.regions = regions;
+  std::vector<float> sum(regions[group.rank()].size() / sizeof(float));
+  exchange.add_region = [&](int from, std::span<const std::byte> bytes) -> Status {
+    WEIR_RETURN_IF_ERROR(contribution.open_status);
+    if (bytes.size() != sum.size() * sizeof(float)) return DataLoss("region of another size");
+    AddLanes(sizeof(float), std::as_writable_bytes(std::span(sum)), bytes);
+    outcome.added_bytes += bytes.size();
+    outcome.added.push_back(from);
+    return OkStatus();
+  };
+  exchange.encode_sum = [&]() -> StatusOr<std::span<const std::byte>> {
+    group.Announce(contribution.sum_flags);
+    return std::as_bytes(std::span(sum));
   };
   StatusOr<CollectiveReport> report = collective.Run(group, exchange);
   outcome.status = report.status();
@@ -144,6 +207,13 @@ inline std::vector<float> Floats(std::span<const std::byte> bytes) {
   return values;
 }
 
+/// The pieces of `gathered`, one after another.
+inline std::vector<std::byte> Joined(const std::vector<std::vector<std::byte>>& gathered) {
+  std::vector<std::byte> whole;
+  for (const auto& part : gathered) whole.insert(whole.end(), part.begin(), part.end());
+  return whole;
+}
+
 /// One parameterised test per registered collective and transport.
 struct Subject {
   std::string collective, transport;
@@ -153,19 +223,34 @@ inline void PrintTo(const Subject& subject, std::ostream* out) {
   *out << subject.collective << " over " << subject.transport;
 }
 
+/// The transports under test; `auto` is shm here. Those that need a device only where there is one.
+inline std::vector<std::string> TransportNames() {
+  std::vector<std::string> names = {"inproc", "shm", "tcp"};
+  for (const TransportFactory* factory : Transports().All()) {
+    if (factory->Traits().needs_device && MissingDevice(*factory).empty()) {
+      names.push_back(factory->Traits().name);
+    }
+  }
+  return names;
+}
+
 /// The collectives of these forms.
 inline std::vector<Subject> Subjects(std::initializer_list<PayloadForm> forms) {
   std::vector<Subject> subjects;
   for (const Collective* collective : Collectives().All()) {
     const CollectiveTraits& traits = collective->Traits();
     if (std::find(forms.begin(), forms.end(), traits.form) == forms.end()) continue;
-    for (const char* transport : {"inproc", "tcp"}) subjects.push_back({traits.name, transport});
+    for (const std::string& transport : TransportNames()) {
+      subjects.push_back({traits.name, transport});
+    }
   }
   return subjects;
 }
 
 inline std::vector<Subject> AllSubjects() {
-  return Subjects({PayloadForm::kLanes, PayloadForm::kOpaque, PayloadForm::kSharedIndex});
+  return Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes, PayloadForm::kTableLanes,
+                   PayloadForm::kOpaque, PayloadForm::kSharedIndex, PayloadForm::kUnionIndex,
+                   PayloadForm::kRegions});
 }
 
 inline std::string SubjectName(const ::testing::TestParamInfo<Subject>& info) {

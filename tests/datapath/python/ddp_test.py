@@ -233,6 +233,7 @@ def broken_backward(rank, world):
     state = weir.attach(ddp)
     for _ in range(3):
         ddp(batch(0, rank)).sum().backward()
+    dist.barrier()  # whoever is ahead would abort the others' last good step
     model.broken = True
     words = []
     for _ in range(2):
@@ -273,6 +274,44 @@ def staged(rank, world):
     ddp(torch.full((1000,), float(rank))).backward()
     state.close()
     return float(ddp.module.weight.grad[5])
+
+
+class Scaler:
+    """The part of torch.cuda.amp.GradScaler that the hook uses; CPUs have no other."""
+
+    def __init__(self):
+        self.scale = 1024.0
+
+    def get_scale(self):
+        return self.scale
+
+
+def changing_loss_scale(rank, world, restart):
+    """Gradients under a scale that is halved and doubled: unscaled sums of what came and went in.
+
+    restart: after two steps continue in a session restored from state_dict().
+    """
+    torch.manual_seed(rank)
+    ddp, scaler = DistributedDataParallel(Scaled(torch.float32)), Scaler()
+    state = weir.attach(ddp, scaler=scaler)
+    delivered, fed = torch.zeros(1000), torch.zeros(1000)
+    for step in range(16):
+        inputs = torch.randn(1000) if step < 4 else torch.zeros(1000)
+        fed += inputs
+        scaler.scale = (1024.0, 512.0, 512.0, 4096.0)[step % 4]
+        ddp.zero_grad()
+        (ddp(inputs) * scaler.scale).backward()
+        delivered += ddp.module.weight.grad * (world / scaler.scale)
+        if restart and step == 1:
+            saved = state.state_dict()
+            assert saved["loss_scale"] == 512.0, saved["loss_scale"]
+            state.session.close()
+            replacement = weir.DDPState(ddp)
+            state.session = replacement.session
+            state.load_state_dict(saved)
+            state._keys, state._step_open = {}, False
+    state.close()
+    return delivered.tolist(), fed.tolist()
 
 
 class DdpTest(unittest.TestCase):
@@ -318,6 +357,17 @@ class DdpTest(unittest.TestCase):
 
     def test_residuals_survive_state_dict(self):
         self._conserved(2, True)
+
+    def test_residuals_follow_the_loss_scale(self):
+        with tempfile.TemporaryDirectory() as directory:
+            plan = plan_file(directory, "top_k", "sparse_all_gather", RATIO)
+            for restart in (False, True):
+                results = ranks.run(2, changing_loss_scale, restart,
+                                    environment={"WEIR_PLAN_FILE": plan})
+                expected = sum(torch.tensor(fed) for (_, fed), _ in results)
+                for (delivered, _), _ in results:
+                    error = (torch.tensor(delivered) - expected).abs().max()
+                    self.assertLess(float(error), 1e-2)
 
     def test_half_precision(self):
         for dtype, tolerance in ((torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):

@@ -31,7 +31,8 @@ class LibraryTest(unittest.TestCase):
     def test_structures_have_the_fields_of_the_header(self):
         text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
         for name, structure in (("weir_options", _lib.Options), ("weir_parameter", _lib.Parameter),
-                                ("weir_stats", _lib.StatsStruct)):
+                                ("weir_communicator_options", _lib.CommunicatorOptions),
+                                ("weir_stats", _lib.StatsStruct), ("weir_mesh", _lib.Mesh)):
             body = re.search(r"typedef struct " + name + r" \{(.*?)\}", text, re.S).group(1)
             fields = re.findall(r"(\w+);", body)
             self.assertEqual(fields, [f for f, _ in structure._fields_], name)
@@ -61,6 +62,9 @@ class LibraryTest(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("ok       library", words)
         self.assertIn("ok       torch", words)
+        self.assertIn("ok       transport: ranks of this machine share memory", words)
+        words = check(WEIR_AGENT="", WEIR_TRANSPORT="tcp")[1]
+        self.assertIn("ok       transport: ranks of this machine use TCP", words)
         self.assertIn("warning  agent: WEIR_AGENT is not set", words)
 
     def test_check_names_an_agent_that_does_not_answer(self):
@@ -84,6 +88,10 @@ class SessionTest(unittest.TestCase):
             self.assertEqual(list(data), [0.5, 1.0, 1.5, 2.0])
             self.assertEqual(session.stats().steps_skipped, 0)
             session.import_state(session.export_state())
+            session.scale_state(0.5)
+            with self.assertRaises(weir.WeirError) as caught:
+                session.scale_state(0.0)
+            self.assertEqual(caught.exception.status, _lib.INVALID_ARGUMENT)
 
     def test_wrong_rank_says_why(self):
         with self.assertRaises(weir.WeirError) as caught:

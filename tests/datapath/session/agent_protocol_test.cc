@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <set>
 
 #include "datapath/base/random.h"
 #include "datapath/session/json.h"
@@ -29,7 +31,10 @@ TEST(RankMessageTest, HelloCarriesThePlanAndWhatThisBuildCanDo) {
   plan.version = 9;
   hello.active_plan = std::make_shared<const Plan>(plan);
   hello.active_plan_version = 9;
+  EXPECT_FALSE(Parsed(hello)["hello"].contains("aggregation_address"));
+  hello.aggregation_address = "10.0.0.7:40000";
   const auto json = Parsed(hello)["hello"];
+  EXPECT_EQ(json["aggregation_address"], "10.0.0.7:40000");
   EXPECT_EQ(json["rank"], 3);
   EXPECT_EQ(json["step"], "9007199254740992");  // beyond what a double holds
   EXPECT_EQ(json["active_plan"]["version"], 9);
@@ -43,9 +48,49 @@ TEST(RankMessageTest, HelloCarriesThePlanAndWhatThisBuildCanDo) {
     EXPECT_EQ(codec["form"], "opaque");
     EXPECT_EQ(codec["error_model"], "selection");
     EXPECT_EQ(codec["uses_ratio"], true);
+    EXPECT_GT(codec["contraction"], 0);
+    EXPECT_EQ(codec["rotated"], false);
+    EXPECT_FALSE(codec["summary"].get<std::string>().empty());
     EXPECT_FALSE(codec.contains("encode"));
   }
   EXPECT_TRUE(found);
+}
+
+/// Names of the fields of a message of rank.proto.
+std::set<std::string> FieldsOf(const std::string& message) {
+  std::ifstream file(std::string(WEIR_TEST_SOURCE_DIR) + "/../proto/weir/v1/rank.proto");
+  EXPECT_TRUE(file.is_open());
+  std::set<std::string> fields;
+  bool inside = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line == "message " + message + " {") inside = true;
+    if (line == "}") inside = false;
+    const size_t equals = line.find(" = ");
+    if (!inside || equals == line.npos || line.find("//") < equals) continue;
+    const size_t begin = line.rfind(' ', equals - 1) + 1;
+    fields.insert(line.substr(begin, equals - begin));
+  }
+  return fields;
+}
+
+TEST(RankMessageTest, CapabilitiesHaveTheFieldsOfTheProto) {
+  const std::map<std::string, CodecTiming> timings = {{"top_k", {}}};
+  RankHello hello;
+  hello.codec_timings = &timings;
+  const auto keys = [](const nlohmann::json& object) {
+    std::set<std::string> names;
+    for (const auto& [name, value] : object.items()) names.insert(name);
+    return names;
+  };
+  const auto message = Parsed(hello);  // items() does not keep it alive
+  size_t seen = 0;
+  for (const auto& codec : message["hello"]["capabilities"]["codecs"]) {
+    if (codec["name"] != "top_k") continue;
+    EXPECT_EQ(keys(codec), FieldsOf("CodecCapability"));
+    EXPECT_EQ(keys(codec["settings"][0]), FieldsOf("CodecSetting"));
+    ++seen;
+  }
+  EXPECT_EQ(seen, 1u);
 }
 
 TEST(RankMessageTest, HelloCarriesMeasuredCodecTimes) {
@@ -77,13 +122,14 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   step.buckets.emplace_back();
   step.gains.push_back({1, {1, 0.5}, {1, 0.9}, 4});
   PathReport paths;
-  paths.paths.push_back({.peer = 2});
+  paths.paths.push_back({.peer = 2, .medium = "shm"});
   paths.addresses = {"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"};
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["key"], "00000000000000ab");
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["parameters"].size(), 64u);
   EXPECT_EQ(Parsed(step)["step"]["gains"][0]["gains"][1], 0.9);
   EXPECT_EQ(Parsed(step)["step"]["buckets"].size(), 1u);
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["peer_rank"], 2);
+  EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["medium"], "shm");
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["peer_address"], "10.0.0.3:1");
   EXPECT_EQ(Parsed(PlanAck{7, "n"})["ack"]["version"], 7);
   EXPECT_EQ(Parsed(PlanNack{7, "n", "why"})["nack"]["reason"], "why");

@@ -27,9 +27,10 @@ weir_options Options(int rank, int world) {
 
 class CApiTest : public ::testing::Test {
  protected:
-  void Open(int world) {
+  void Open(int world, const char* transport = nullptr) {
     for (int rank = 0; rank < world; ++rank) {
-      const weir_options options = Options(rank, world);
+      weir_options options = Options(rank, world);
+      options.transport = transport;
       weir_session* session = nullptr;
       char error[256] = "";
       ASSERT_EQ(weir_session_create(&options, &session, error, sizeof error), WEIR_OK) << error;
@@ -42,10 +43,12 @@ class CApiTest : public ::testing::Test {
           << weir_last_error(sessions[rank]);
     });
   }
-  ~CApiTest() override {
+  void Close() {
     weir::testing::RunRanks(static_cast<int>(sessions.size()),
                             [&](int rank) { weir_session_close(sessions[rank]); });
+    sessions.clear();
   }
+  ~CApiTest() override { Close(); }
   std::vector<weir_session*> sessions;
 };
 
@@ -85,6 +88,33 @@ TEST_F(CApiTest, CreateChecksItsOptions) {
   EXPECT_EQ(weir_session_create(&options, nullptr, error, 1), WEIR_INVALID_ARGUMENT);
 }
 
+TEST_F(CApiTest, RanksOfOneNodeShareMemoryUnlessToldOtherwise) {
+  for (const char* transport : {static_cast<const char*>(nullptr), "auto", "shm", "tcp"}) {
+    Open(3, transport);
+    uint64_t key = 0;
+    const weir_parameter parameter = {"p", 1000, 0};
+    for (weir_session* s : sessions) {
+      ASSERT_EQ(weir_define_bucket(s, &parameter, 1, WEIR_FLOAT32, &key), WEIR_OK);
+    }
+    weir::testing::RunRanks(3, [&](int rank) {
+      std::vector<float> data(1000, 1.0f);
+      ASSERT_EQ(weir_step_begin(sessions[rank]), WEIR_OK);
+      ASSERT_EQ(weir_all_reduce(sessions[rank], key, data.data(), 1, nullptr, nullptr, nullptr),
+                WEIR_OK);
+      ASSERT_EQ(weir_step_end(sessions[rank], nullptr), WEIR_OK);
+      EXPECT_EQ(data, std::vector<float>(1000, 3.0f));
+    });
+    for (weir_session* s : sessions) {
+      weir_stats stats = {};
+      stats.struct_size = sizeof stats;
+      ASSERT_EQ(weir_get_stats(s, &stats), WEIR_OK);
+      const bool tcp = transport != nullptr && std::string(transport) == "tcp";
+      EXPECT_EQ(stats.peers_shared_memory, tcp ? 0 : 2) << (transport ? transport : "default");
+    }
+    Close();
+  }
+}
+
 TEST_F(CApiTest, NullArgumentsAreRefusedEverywhere) {
   Open(1);
   weir_session* s = sessions[0];
@@ -116,7 +146,7 @@ TEST_F(CApiTest, RequestsAndCallbacksComplete) {
   std::vector<uint64_t> keys(2);
   std::vector<weir_request*> requests(2);
   std::atomic<int> calls{0};
-  const weir_parameter parameter = {"w", 1000};
+  const weir_parameter parameter = {"w", 1000, 0};
   for (int rank = 0; rank < 2; ++rank) {
     ASSERT_EQ(weir_define_bucket(sessions[rank], &parameter, 1, WEIR_FLOAT32, &keys[rank]),
               WEIR_OK);
@@ -152,7 +182,7 @@ TEST_F(CApiTest, WaitingTooShortKeepsTheRequest) {
   std::vector<std::vector<float>> data(2, std::vector<float>(10));
   uint64_t key = 0;
   weir_request* request = nullptr;
-  const weir_parameter parameter = {"w", 10};
+  const weir_parameter parameter = {"w", 10, 0};
   for (weir_session* s : sessions) {
     ASSERT_EQ(weir_define_bucket(s, &parameter, 1, WEIR_FLOAT32, &key), WEIR_OK);
     ASSERT_EQ(weir_step_begin(s), WEIR_OK);
@@ -176,7 +206,7 @@ TEST_F(CApiTest, LastErrorBelongsToThreadAndSession) {
 TEST_F(CApiTest, DeadPeerIsNamed) {
   Open(3);
   std::vector<float> data(1000);
-  const weir_parameter parameter = {"w", 1000};
+  const weir_parameter parameter = {"w", 1000, 0};
   uint64_t key = 0;
   for (int rank : {0, 1}) {
     ASSERT_EQ(weir_define_bucket(sessions[rank], &parameter, 1, WEIR_FLOAT32, &key), WEIR_OK);
@@ -192,6 +222,59 @@ TEST_F(CApiTest, DeadPeerIsNamed) {
     EXPECT_NE(std::string(weir_last_error(sessions[rank])).find("rank 2"), std::string::npos)
         << weir_last_error(sessions[rank]);
   }
+}
+
+TEST_F(CApiTest, SurvivorsReformOnTheSameHandles) {
+  Open(3);
+  const weir_parameter parameter = {"w", 4, 0};
+  uint64_t key = 0;
+  for (weir_session* s : sessions) {
+    ASSERT_EQ(weir_define_bucket(s, &parameter, 1, WEIR_FLOAT32, &key), WEIR_OK);
+  }
+  weir_session_close(sessions[1]);
+  sessions.erase(sessions.begin() + 1);
+  float data[2][4] = {{1, 2, 3, 4}, {10, 20, 30, 40}};
+  weir_request* request = nullptr;
+  ASSERT_EQ(weir_step_begin(sessions[0]), WEIR_OK);
+  ASSERT_EQ(weir_all_reduce(sessions[0], key, data[0], 1, nullptr, nullptr, &request), WEIR_OK);
+  weir_mesh mesh = {sizeof(weir_mesh), 0, 0, 2, nullptr};
+  EXPECT_EQ(weir_session_reform(sessions[0], nullptr), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_session_reform(nullptr, &mesh), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_session_reform(sessions[0], &mesh), WEIR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(weir_last_error(sessions[0])).find("mesh.epoch"), std::string::npos);
+  mesh.epoch = 5;
+  mesh.rank = 2;
+  EXPECT_EQ(weir_session_reform(sessions[0], &mesh), WEIR_INVALID_ARGUMENT) << "rank 2 of 2";
+  std::vector<std::string> addresses;
+  for (int rank = 0; rank < 2; ++rank) {
+    mesh.rank = rank;
+    ASSERT_EQ(weir_session_reform(sessions[rank], &mesh), WEIR_OK)
+        << weir_last_error(sessions[rank]);
+    addresses.emplace_back(weir_session_address(sessions[rank]));
+  }
+  EXPECT_NE(weir_wait(sessions[0], request, 1), WEIR_OK) << "its step is void";
+  const char* list[] = {addresses[0].c_str(), addresses[1].c_str()};
+  weir::testing::RunRanks(2, [&](int rank) {
+    EXPECT_EQ(weir_session_connect(sessions[rank], list, 2), WEIR_OK)
+        << weir_last_error(sessions[rank]);
+  });
+  for (int rank = 0; rank < 2; ++rank) {
+    data[0][0] = 1;
+    ASSERT_EQ(weir_step_begin(sessions[rank]), WEIR_OK) << weir_last_error(sessions[rank]);
+    ASSERT_EQ(weir_all_reduce(sessions[rank], key, data[rank], 1, nullptr, nullptr, nullptr),
+              WEIR_OK);
+  }
+  for (weir_session* s : sessions) {
+    EXPECT_EQ(weir_step_end(s, nullptr), WEIR_OK) << weir_last_error(s);
+    weir_stats stats = {};
+    stats.struct_size = sizeof stats;
+    ASSERT_EQ(weir_get_stats(s, &stats), WEIR_OK);
+    EXPECT_EQ(stats.epoch, 5u);
+    EXPECT_EQ(stats.next_step, 1u);
+    EXPECT_EQ(stats.model_source, 0);
+  }
+  EXPECT_EQ(data[0][0], 11);
+  EXPECT_EQ(data[1][3], 44);
 }
 
 TEST_F(CApiTest, StateAndPlanGoThroughBuffersOfTheCaller) {

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "datapath/session/session.h"
+#include "tests/datapath/session/activation_reply.h"
 #include "tests/datapath/session/session_world.h"
 
 namespace weir {
@@ -15,25 +16,20 @@ using ::testing::HasSubstr;
 using testing::SessionWorld;
 using testing::UniformPlan;
 
-std::shared_ptr<const Plan> PlanOf(uint64_t version, const char* codec = "fp16") {
+std::shared_ptr<const Plan> LeasedPlan(uint64_t version, const char* codec = "fp16") {
   Plan plan;
   plan.version = version;
   plan.fallback.codec = codec;
   return std::make_shared<const Plan>(plan);
 }
-std::shared_ptr<const Plan> Dense(uint64_t version) { return PlanOf(version, "identity"); }
-
-std::string NackOf(const ActivationReply& reply) {
-  const auto* nack = std::get_if<PlanNack>(&reply);
-  return nack == nullptr ? "" : nack->reason;
-}
+std::shared_ptr<const Plan> Dense(uint64_t version) { return LeasedPlan(version, "identity"); }
 
 // Rank 0 and rank 1 that run plan 1, whose lease plan is 2.
 class LeaseTest : public ::testing::Test {
  protected:
   void SetUp() override {
     for (PlanActivation* rank : {&zero_, &one_}) {
-      EXPECT_EQ(NackOf(rank->OnOffer(PlanOf(1), "n", OkStatus(), Dense(2))), "");
+      EXPECT_EQ(NackOf(rank->OnOffer(LeasedPlan(1), "n", OkStatus(), Dense(2))), "");
     }
     zero_.OnArm(1);
     Step();
@@ -69,7 +65,7 @@ TEST_F(LeaseTest, WhenItRunsOutEveryRankSwapsToItsPlanAtTheSameStep) {
   EXPECT_EQ(one_.lease_plan(), nullptr);
   // The controller is back and goes on above both versions.
   for (PlanActivation* rank : {&zero_, &one_}) {
-    EXPECT_EQ(NackOf(rank->OnOffer(PlanOf(3), "n", OkStatus(), Dense(4))), "");
+    EXPECT_EQ(NackOf(rank->OnOffer(LeasedPlan(3), "n", OkStatus(), Dense(4))), "");
   }
   zero_.OnArm(3);
   Step();
@@ -81,7 +77,7 @@ TEST_F(LeaseTest, WhenItRunsOutEveryRankSwapsToItsPlanAtTheSameStep) {
 TEST_F(LeaseTest, OnlyRankZeroAnnouncesAndOnlyWhatIsPromised) {
   one_.BeginStep(step_, true);
   EXPECT_EQ(one_.announced(), ControlWord{});
-  PlanActivation bare(0, 2, PlanOf(5));
+  PlanActivation bare(0, 2, LeasedPlan(5));
   bare.BeginStep(0, true);
   EXPECT_EQ(bare.announced(), ControlWord{});
 }
@@ -89,7 +85,8 @@ TEST_F(LeaseTest, OnlyRankZeroAnnouncesAndOnlyWhatIsPromised) {
 TEST_F(LeaseTest, ThePlanStaysHeldWhateverElseIsOffered) {
   for (uint64_t version = 3; version < 3 + 2 * kHeldPlansMax; version += 2) {
     for (PlanActivation* rank : {&zero_, &one_}) {
-      EXPECT_EQ(NackOf(rank->OnOffer(PlanOf(version), "n", OkStatus(), Dense(version + 1))), "");
+      EXPECT_EQ(NackOf(rank->OnOffer(LeasedPlan(version), "n", OkStatus(), Dense(version + 1))),
+                "");
       rank->OnWithdraw(version);
       rank->OnWithdraw(2);
     }
@@ -100,14 +97,16 @@ TEST_F(LeaseTest, ThePlanStaysHeldWhateverElseIsOffered) {
 }
 
 TEST_F(LeaseTest, AnArmedPlanGoesFirst) {
-  for (PlanActivation* rank : {&zero_, &one_}) rank->OnOffer(PlanOf(3), "n", OkStatus(), Dense(4));
+  for (PlanActivation* rank : {&zero_, &one_})
+    rank->OnOffer(LeasedPlan(3), "n", OkStatus(), Dense(4));
   zero_.OnArm(3);
   Step(true);
   EXPECT_EQ(zero_.announced().version, 3u);
   Step(false);
   EXPECT_EQ(one_.active()->version, 3u);
   // Armed after the lease plan was announced: that one first, then the armed one.
-  for (PlanActivation* rank : {&zero_, &one_}) rank->OnOffer(PlanOf(5), "n", OkStatus(), Dense(6));
+  for (PlanActivation* rank : {&zero_, &one_})
+    rank->OnOffer(LeasedPlan(5), "n", OkStatus(), Dense(6));
   Step(true);
   zero_.OnArm(5);
   Step(true);
@@ -128,16 +127,16 @@ TEST_F(LeaseTest, AnnouncedInAStepWithoutOperationsItMayStillBeRenewed) {
 }
 
 TEST_F(LeaseTest, AVersionStandsForOneContent) {
-  EXPECT_THAT(NackOf(one_.OnOffer(PlanOf(2), "n", OkStatus())), HasSubstr("promised"));
-  EXPECT_THAT(NackOf(one_.OnOffer(PlanOf(3), "n", OkStatus(), Dense(2))), HasSubstr("is held"));
-  EXPECT_THAT(NackOf(one_.OnOffer(PlanOf(3), "n", OkStatus(), Dense(3))), HasSubstr("above 3"));
-  EXPECT_EQ(NackOf(one_.OnOffer(PlanOf(3), "n", OkStatus(), Dense(4))), "");
-  EXPECT_EQ(NackOf(one_.OnOffer(PlanOf(3), "m", OkStatus(), Dense(4))), "") << "a repetition";
-  EXPECT_THAT(NackOf(one_.OnOffer(PlanOf(3), "n", OkStatus(), Dense(5))), HasSubstr("digest"));
-  EXPECT_THAT(NackOf(one_.OnOffer(PlanOf(3), "n", OkStatus())), HasSubstr("digest"));
-  EXPECT_THAT(NackOf(one_.OnOffer(PlanOf(4), "n", OkStatus())), HasSubstr("promised"));
-  EXPECT_THAT(NackOf(one_.OnOffer(PlanOf(5), "n", OkStatus(), Dense(4))), HasSubstr("is held"));
-  EXPECT_EQ(NackOf(one_.OnOffer(PlanOf(1), "n", OkStatus(), Dense(2))), "") << "the active one";
+  EXPECT_THAT(NackOf(one_.OnOffer(LeasedPlan(2), "n", OkStatus())), HasSubstr("promised"));
+  EXPECT_THAT(NackOf(one_.OnOffer(LeasedPlan(3), "n", OkStatus(), Dense(2))), HasSubstr("is held"));
+  EXPECT_THAT(NackOf(one_.OnOffer(LeasedPlan(3), "n", OkStatus(), Dense(3))), HasSubstr("above 3"));
+  EXPECT_EQ(NackOf(one_.OnOffer(LeasedPlan(3), "n", OkStatus(), Dense(4))), "");
+  EXPECT_EQ(NackOf(one_.OnOffer(LeasedPlan(3), "m", OkStatus(), Dense(4))), "") << "a repetition";
+  EXPECT_THAT(NackOf(one_.OnOffer(LeasedPlan(3), "n", OkStatus(), Dense(5))), HasSubstr("digest"));
+  EXPECT_THAT(NackOf(one_.OnOffer(LeasedPlan(3), "n", OkStatus())), HasSubstr("digest"));
+  EXPECT_THAT(NackOf(one_.OnOffer(LeasedPlan(4), "n", OkStatus())), HasSubstr("promised"));
+  EXPECT_THAT(NackOf(one_.OnOffer(LeasedPlan(5), "n", OkStatus(), Dense(4))), HasSubstr("is held"));
+  EXPECT_EQ(NackOf(one_.OnOffer(LeasedPlan(1), "n", OkStatus(), Dense(2))), "") << "the active one";
 }
 
 // --- Whole sessions

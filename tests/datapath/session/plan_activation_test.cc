@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/datapath/session/activation_reply.h"
+
 namespace weir {
 namespace {
 
@@ -19,10 +21,6 @@ PlanActivation Rank(int rank, int world = 2) {
 }
 
 bool Acked(const ActivationReply& reply) { return std::holds_alternative<PlanAck>(reply); }
-std::string NackOf(const ActivationReply& reply) {
-  const auto* nack = std::get_if<PlanNack>(&reply);
-  return nack == nullptr ? "" : nack->reason;
-}
 
 TEST(PlanActivationTest, OfferArmAnnounceSwap) {
   PlanActivation zero = Rank(0), one = Rank(1);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 
 namespace weir {
 namespace {
@@ -49,7 +50,63 @@ TEST(PlanTest, DigestDependsOnContentAlone) {
   pinned.job = "j";
   pinned.version = 7;
   pinned.buckets[255] = Choice{"top_k", "sparse_all_gather", 0.01, 65536};
-  EXPECT_EQ(PlanDigest(pinned), 0xe19047ed37b400ca);
+  EXPECT_EQ(PlanDigest(pinned), 0x73c80c205411bd7d);
+}
+
+constexpr char kLeased[] = R"({"version": 7,
+  "fallback": {"codec": "identity", "collective": "switchml"},
+  "leases": [{"collective": "switchml", "aggregator": "tor-1", "address": "10.0.0.9:7000",
+              "mode": "sum", "id": 3, "epoch": 12, "cookie": "00ff00ff00ff00fe", "slots": 64,
+              "lanes": 256}]})";
+
+TEST(PlanTest, ReadsLeasesAndWritesThemAgain) {
+  const auto plan = ParsePlan(kLeased, UnknownKeys::kReject);
+  ASSERT_TRUE(plan.ok()) << ToString(plan.status());
+  ASSERT_EQ(plan->leases.size(), 1u);
+  const AggregatorLease expected = {.collective = "switchml",
+                                    .aggregator = "tor-1",
+                                    .address = "10.0.0.9:7000",
+                                    .mode = "sum",
+                                    .id = 3,
+                                    .epoch = 12,
+                                    .cookie = 0x00ff00ff00ff00fe,
+                                    .slots = 64,
+                                    .lanes = 256};
+  EXPECT_EQ(plan->leases.at("switchml"), expected);
+  const auto again = ParsePlan(PlanToJson(*plan), UnknownKeys::kReject);
+  ASSERT_TRUE(again.ok()) << ToString(again.status());
+  EXPECT_EQ(again->leases, plan->leases);
+  EXPECT_EQ(PlanDigest(*again), PlanDigest(*plan));
+}
+
+// Pinned: ranks of different builds compare it, by the text that WIRE section 2 gives.
+TEST(PlanTest, DigestCoversLeases) {
+  Plan plan;
+  plan.job = "j";
+  plan.version = 7;
+  plan.leases["switchml"] = {"switchml", "tor-1", "10.0.0.9:7000", "sum", 3, 12, 0xfe, 64, 256};
+  EXPECT_EQ(PlanDigest(plan), 0xe1cf476ba7b1811d);
+  Plan other = plan;
+  other.leases["switchml"].epoch = 13;
+  EXPECT_NE(PlanDigest(other), PlanDigest(plan));
+  other = plan;
+  other.leases["switchml"].columns = 4;
+  EXPECT_NE(PlanDigest(other), PlanDigest(plan));
+}
+
+TEST(PlanTest, ReadsAndDigestsTheOrderOfTheRing) {
+  const auto plan = ParsePlan(R"({"version": 7, "ring_order": [0, 2, 1]})", UnknownKeys::kReject);
+  ASSERT_TRUE(plan.ok()) << ToString(plan.status());
+  EXPECT_EQ(plan->ring_order, (std::vector{0, 2, 1}));
+  const auto again = ParsePlan(PlanToJson(*plan), UnknownKeys::kReject);
+  ASSERT_TRUE(again.ok()) << ToString(again.status());
+  EXPECT_EQ(again->ring_order, plan->ring_order);
+  EXPECT_EQ(PlanDigest(*again), PlanDigest(*plan));
+  Plan other = *plan;
+  other.ring_order = {0, 1, 2};
+  EXPECT_NE(PlanDigest(other), PlanDigest(*plan));
+  other.ring_order = {};
+  EXPECT_NE(PlanDigest(other), PlanDigest(*plan));
 }
 
 struct BadPlan {
@@ -93,7 +150,23 @@ INSTANTIATE_TEST_SUITE_P(
         BadPlan{R"({"buckets": [
             {"bucket": "00000000000000f0", "choice": {"codec": "c", "collective": "r"}},
             {"bucket": "00000000000000F0", "choice": {"codec": "c", "collective": "r"}}]})",
-                "plan.buckets[1].bucket: duplicate"}));
+                "plan.buckets[1].bucket: duplicate"},
+        BadPlan{R"({"ring_order": 3})", "plan.ring_order"},
+        BadPlan{R"({"ring_order": [0, -1]})", "plan.ring_order[1]"},
+        BadPlan{R"({"ring_order": [0, 1.5]})", "plan.ring_order[1]"},
+        BadPlan{R"({"ring_order": [4294967296]})", "plan.ring_order[0]"},
+        BadPlan{R"({"leases": {}})", "plan.leases"},
+        BadPlan{R"({"leases": [3]})", "plan.leases[0]"},
+        BadPlan{R"({"leases": [{"cookie": "00000000000000f0"}]})", "plan.leases[0].collective"},
+        BadPlan{R"({"leases": [{"collective": "s", "cookie": "12"}]})", "plan.leases[0].cookie"},
+        BadPlan{R"({"leases": [{"collective": "s"}]})", "plan.leases[0].cookie"},
+        BadPlan{R"({"leases": [{"collective": "s", "cookie": "00000000000000f0", "id": -1}]})",
+                "plan.leases[0].id"},
+        BadPlan{R"({"leases": [{"collective": "s", "cookie": "00000000000000f0", "bits": 1}]})",
+                "plan.leases[0].bits: unknown key"},
+        BadPlan{R"({"leases": [{"collective": "s", "cookie": "00000000000000f0"},
+                               {"collective": "s", "cookie": "00000000000000f1"}]})",
+                "plan.leases[1].collective: duplicate"}));
 
 TEST(PlanTest, UnknownKeysFromTheAgentAreIgnored) {
   EXPECT_TRUE(ParsePlan(R"({"version": 1, "later": [{}]})", UnknownKeys::kIgnore).ok());
@@ -147,14 +220,133 @@ TEST(ValidatePlanTest, RefusesWhatCannotRunHere) {
   foreign.job = "other";
   EXPECT_NE(Message(ValidatePlan(foreign, limits)).find("plan.job"), std::string::npos);
   Plan listed = PlanOf("identity", "ring");
-  listed.buckets[0xabc] = Choice{"qsgd8", "nope", 1, 0};
+  listed.buckets[0xabc] = Choice{"qsgd", "nope", 1, 0};
   EXPECT_NE(Message(ValidatePlan(listed, limits)).find("0000000000000abc"), std::string::npos);
+}
+
+TEST(ValidatePlanTest, RefusesARingThatIsNotOfEveryRankOnce) {
+  PlanLimits limits;
+  limits.job = "j";
+  limits.world = 4;
+  Plan plan = PlanOf("identity", "ring");
+  plan.ring_order = {2, 0, 3, 1};
+  EXPECT_TRUE(ValidatePlan(plan, limits).ok());
+  for (const std::vector<int>& order : {std::vector{0, 1, 2}, std::vector{0, 1, 2, 3, 4},
+                                        std::vector{0, 1, 2, 2}, std::vector{0, 1, 2, 4}}) {
+    plan.ring_order = order;
+    const Status status = ValidatePlan(plan, limits);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(Message(status).find("plan.ring_order: expected each of 4 ranks once"),
+              std::string::npos)
+        << ToString(status);
+  }
+}
+
+TEST(ValidatePlanTest, RefusesChoicesWithoutTheirLease) {
+  PlanLimits limits;
+  limits.world = 4;
+  const Status none = ValidatePlan(PlanOf("identity", "switchml"), limits);
+  EXPECT_EQ(none.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(Message(none).find("lease"), std::string::npos) << ToString(none);
+  const Plan leased = *ParsePlan(kLeased, UnknownKeys::kReject);
+  EXPECT_TRUE(ValidatePlan(leased, limits).ok()) << ToString(ValidatePlan(leased, limits));
+  Plan narrow = leased;
+  narrow.fallback.codec = "fp16";
+  const Status form = ValidatePlan(narrow, limits);
+  EXPECT_NE(Message(form).find("float_lanes"), std::string::npos) << ToString(form);
+  limits.world = 65;
+  EXPECT_FALSE(ValidatePlan(leased, limits).ok());
+}
+
+TEST(ValidatePlanTest, TakesLeasesInColumns) {
+  PlanLimits limits;
+  limits.world = 4;
+  Plan plan = PlanOf("identity", "omnireduce");
+  EXPECT_FALSE(ValidatePlan(plan, limits).ok());
+  plan.leases["omnireduce"] = {"omnireduce", "tor-1", "10.0.0.9:7000", "sparse", 3, 12, 0xfe, 64,
+                               64,           4};
+  EXPECT_TRUE(ValidatePlan(plan, limits).ok()) << ToString(ValidatePlan(plan, limits));
+  const auto again = ParsePlan(PlanToJson(plan), UnknownKeys::kReject);
+  ASSERT_TRUE(again.ok()) << ToString(again.status());
+  EXPECT_EQ(again->leases, plan.leases);
+}
+
+TEST(ValidatePlanTest, TakesTheTableOfTheCodecAlone) {
+  PlanLimits limits;
+  limits.world = 4;
+  Plan plan = PlanOf("thc", "thc_table");
+  plan.fallback.bits = 8;
+  AggregatorLease lease = {.collective = "thc_table",
+                           .aggregator = "tor-1",
+                           .address = "10.0.0.9:7000",
+                           .mode = "table",
+                           .id = 3,
+                           .epoch = 12,
+                           .cookie = 0xfe,
+                           .slots = 64,
+                           .lanes = 1024};
+  const auto status = [&] {
+    plan.leases["thc_table"] = lease;
+    return ValidatePlan(plan, limits);
+  };
+  EXPECT_NE(Message(status()).find("sum bits"), std::string::npos) << ToString(status());
+  lease.sum_bits = 8;
+  const CodecSetting* setting = FindSetting((*Codecs().Find("thc"))->Traits(), {.bits = 8}, 4);
+  lease.levels = setting->lane_levels;
+  lease.levels.resize(16, setting->lane_levels.back());
+  EXPECT_TRUE(status().ok()) << ToString(status());
+  EXPECT_EQ(plan.leases, ParsePlan(PlanToJson(plan), UnknownKeys::kReject)->leases);
+  const uint64_t digest = PlanDigest(plan);
+  // Lanes of other levels would add up to something else without anybody noticing.
+  --lease.levels[1];
+  EXPECT_NE(Message(status()).find("table of the lease: expected 8 bits"), std::string::npos)
+      << ToString(status());
+  EXPECT_NE(PlanDigest(plan), digest);
+  ++lease.levels[1];
+  plan.fallback.bits = 16;
+  EXPECT_FALSE(status().ok());
+  plan.fallback = {.codec = "thc_uniform", .collective = "thc_table"};
+  EXPECT_NE(Message(status()).find("table_lanes"), std::string::npos) << ToString(status());
+}
+
+TEST(ValidatePlanTest, RefusesLeasesThatMakeNoSense) {
+  PlanLimits limits;
+  limits.world = 4;
+  const auto refusal = [&](const std::function<void(AggregatorLease*)>& spoil) {
+    Plan plan = *ParsePlan(kLeased, UnknownKeys::kReject);
+    spoil(&plan.leases.at("switchml"));
+    const Status status = ValidatePlan(plan, limits);
+    EXPECT_EQ(Message(status).find("00ff00ff"), std::string::npos) << "tells the cookie";
+    return status.ok() ? "accepted" : Message(status);
+  };
+  EXPECT_NE(refusal([](auto* l) { l->address = "tor-1:7000"; }).find("address"), std::string::npos);
+  EXPECT_NE(refusal([](auto* l) { l->mode = "max"; }).find("mode: expected 'sum'"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* l) { l->id = 65536; }).find("id: expected at most 65535"),
+            std::string::npos);
+  EXPECT_NE(refusal([](auto* l) { l->slots = 0; }).find("slots"), std::string::npos);
+  EXPECT_NE(refusal([](auto* l) { l->slots = 65536; }).find("slots"), std::string::npos);
+  EXPECT_NE(refusal([](auto* l) { l->lanes = 257; }).find("lanes"), std::string::npos);
+  EXPECT_NE(refusal([](auto* l) { l->epoch = 0; }).find("epoch"), std::string::npos);
+  EXPECT_NE(refusal([](auto* l) { l->columns = 4; }).find("columns"), std::string::npos);
+  const auto sparse = [](uint32_t lanes, uint32_t columns) {
+    return [=](auto* l) {
+      *l = {"omnireduce", "tor-1", l->address, "sparse", 3, 12, l->cookie, 64, lanes, columns};
+    };
+  };
+  EXPECT_NE(refusal(sparse(64, 0)).find("columns"), std::string::npos);
+  EXPECT_NE(refusal(sparse(64, 5)).find("lanes times columns"), std::string::npos);
+  EXPECT_NE(refusal(sparse(1, 260)).find("columns: expected at most 32"), std::string::npos);
+  Plan plan = *ParsePlan(kLeased, UnknownKeys::kReject);
+  plan.leases["ring"] = plan.leases.at("switchml");
+  plan.leases["ring"].collective = "ring";
+  EXPECT_NE(Message(ValidatePlan(plan, limits)).find("uses no aggregator"), std::string::npos);
 }
 
 TEST(ValidatePlanTest, RefusesWhatDoesNotFitInMemory) {
   PlanLimits limits;
   limits.world = 4;
-  limits.bucket_elements = {{1, 1000000}};
+  limits.buckets = {{1, {.elements = 1000000, .shape = {}}}};
   limits.memory_bytes_max = 1000;
   EXPECT_TRUE(ValidatePlan(PlanOf("identity", "ring"), limits).ok());  // works in place
   EXPECT_FALSE(ValidatePlan(PlanOf("fp16", "ring"), limits).ok());
@@ -166,8 +358,8 @@ TEST(ValidatePlanTest, RefusesWhatDoesNotFitInMemory) {
   limits.residual_bytes_held = 8000000;  // it runs already
   EXPECT_TRUE(ValidatePlan(sparse, limits).ok());
   // Of many small buckets only a few are in flight at a time.
-  limits.bucket_elements.clear();
-  for (uint64_t key = 0; key < 1000; ++key) limits.bucket_elements[key] = 1000;
+  limits.buckets.clear();
+  for (uint64_t key = 0; key < 1000; ++key) limits.buckets[key].elements = 1000;
   limits.memory_bytes_max = 100000;
   EXPECT_TRUE(ValidatePlan(PlanOf("fp16", "ring"), limits).ok());
 }

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <limits>
 
-#include "datapath/session/half.h"
+#include "datapath/base/half.h"
 #include "datapath/transport/fault.h"
 #include "tests/datapath/session/session_world.h"
 
@@ -20,7 +20,6 @@ using testing::RunRanks;
 using testing::SessionWorld;
 using testing::SumOver;
 using testing::UniformPlan;
-using testing::WorldOptions;
 
 // This rank's residual, by handing its exported state to a store that flushes it.
 std::vector<float> ResidualOf(SessionWorld& world, int rank,
@@ -54,11 +53,11 @@ std::vector<Choice> CompatibleChoices(int world) {
 
 // Gradients of several steps against outputs plus what stayed behind.
 void CheckConservation(int world, const Choice& choice) {
+  // Momentum inside repeats gradients by design, and so do estimates.
+  const CodecTraits& codec = (*Codecs().Find(choice.codec))->Traits();
+  if (codec.needs_momentum || codec.ef21) return;
   SCOPED_TRACE(StrCat("world ", world, " ", choice.codec, " ", choice.collective));
-  WorldOptions options;
-  options.world = world;
-  options.transport = "inproc";
-  SessionWorld job(options);
+  SessionWorld job({.world = world, .transport = "inproc"});
   job.Up();
   const std::vector<ResidualParameter> parameters = {{"a", 700}, {"b", 1301}};
   const size_t n = 2001;
@@ -88,11 +87,24 @@ void CheckConservation(int world, const Choice& choice) {
     }
   }
   for (size_t i = 0; i < n; ++i) error = std::max(error, std::fabs(delivered[i] - expected[i]));
-  if (traits.uses_ratio) {
-    EXPECT_GT(left, 1.0);  // or nothing was compressed
+  if (traits.uses_ratio && !traits.size_in_steps) {  // these leave vectors whole
+    EXPECT_GT(left, 1.0);                            // or nothing was compressed
   }
-  // bfloat16 keeps 8 bits of sums up to about 4 * world; codecs with feedback lose nothing.
-  const double bound = traits.lossy && !traits.needs_error_feedback ? 0.25 * world : 2e-3 * world;
+  // bfloat16 keeps 8 bits of sums up to about 4 * world; unbiased codecs add noise of known
+  // variance in every step and rank; codecs with feedback lose nothing.
+  double bound = 2e-3 * world;
+  if (traits.lossy && !traits.needs_error_feedback) {
+    const CodecSetting* setting = FindSetting(traits, {.ratio = choice.ratio}, world);
+    bound = 0.25 * world + 6 * std::sqrt(4.0 * world * setting->relative_error_squared);
+    // Where sums are rounded, errors follow the sums' sizes: some are far above their deviation.
+    bound += 12 * std::sqrt(4.0 * world * world * traits.sum_error_squared);
+    // So do those of sums that are encoded again, noise of the first time included.
+    const double loss = setting->relative_error_squared;
+    const CollectiveTraits& collective = (*Collectives().Find(choice.collective))->Traits();
+    if (collective.form == PayloadForm::kRegions) {
+      bound += 12 * std::sqrt(4.0 * world * (1 + loss) * loss);
+    }
+  }
   EXPECT_LE(error, bound);
 }
 
@@ -196,9 +208,9 @@ void CheckNonFinite(const Choice& choice, float poison) {
   };
   step(false);
   std::vector<std::vector<std::byte>> before;
-  for (int rank = 0; rank < 3; ++rank) before.push_back(job.Export(rank));
+  for (int rank = 0; rank < 3; ++rank) before.push_back(job.ExportResiduals(rank));
   step(true);
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(job.Export(rank), before[rank]);
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(job.ExportResiduals(rank), before[rank]);
   step(false);
   EXPECT_EQ(job.sessions[2]->Stats().steps_skipped, 1u);
   EXPECT_EQ(job.ports[2]->All<RankEvent>().size(), 1u);
@@ -226,25 +238,6 @@ TEST(SessionTest, AllZeroGradientsUnderEveryChoiceStayZeroAndCarryTheSwitch) {
     EXPECT_FALSE(job.End());
     for (const auto& session : job.sessions) EXPECT_EQ(session->ActivePlan()->version, 2u);
     for (const float value : zeros[1]) EXPECT_EQ(value, 0.0f);
-  }
-}
-
-TEST(SessionTest, NonFiniteUnderAnEmptySelectionIsStillSkippedEverywhere) {
-  // The rank in turn selects nothing, so no values travel; another rank holds NaN.
-  Choice choice;
-  choice.codec = "shared_top_k";
-  choice.collective = "ar_topk_star";
-  choice.ratio = 0.1;
-  SessionWorld job({.world = 3, .transport = "inproc"});
-  job.Up();
-  const uint64_t key = job.Define({{"a", 50}});
-  job.Switch(UniformPlan(1, choice), key, 50);
-  for (int step = 0; step < 3; ++step) {  // every rank is the giver once
-    std::vector<std::vector<float>> data(3, std::vector<float>(50));
-    data[1][3] = std::numeric_limits<float>::quiet_NaN();
-    job.Begin();
-    job.AllReduce(key, data);
-    EXPECT_TRUE(job.End());
   }
 }
 
@@ -425,7 +418,7 @@ TEST(SessionTest, ADifferentBucketOnOneRankFailsBothAndNamesThem) {
 }
 
 TEST(SessionTest, OthersNameTheRankThatDied) {
-  for (const std::string transport : {"tcp", "inproc"}) {
+  for (const std::string transport : {"auto", "tcp", "inproc"}) {
     SessionWorld job({.world = 4, .transport = transport, .operation_timeout_s = 10});
     job.Up();
     const uint64_t key = job.Define({{"p", 100000}});
@@ -574,6 +567,7 @@ TEST(SessionTest, ReportsSayWhatHappened) {
   ASSERT_FALSE(paths.empty());
   ASSERT_EQ(paths[0].addresses.size(), job.sessions.size());
   EXPECT_EQ(paths[0].addresses[1], job.sessions[1]->address());
+  EXPECT_EQ(paths[0].paths[0].medium, "shm");
 }
 
 TEST(SessionTest, DenseBucketsReportGainCurvesFromASample) {

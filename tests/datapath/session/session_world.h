@@ -47,12 +47,14 @@ class FakeAgentPort : public AgentPort {
 
 struct WorldOptions {
   int world = 2;
-  std::string transport = "tcp";  // or "inproc"
+  std::string transport = "auto";  // or another of the registry, or "inproc"
   double operation_timeout_s = 20;
   std::string plan_file = {};
   std::string agent = {};
   const TransportFactory* factory = nullptr;  // instead of `transport`
   double lease_min_s = 3;
+  double operation_timeout_floor_s = 10;
+  std::string job = {};  // its name, from which seeds follow; empty: one of its own
 };
 
 class SessionWorld {
@@ -63,13 +65,15 @@ class SessionWorld {
     const int job = jobs.fetch_add(1);
     for (int rank = 0; rank < options.world; ++rank) {
       SessionOptions session;
-      session.job = StrCat("job-", job);
+      session.job = options.job.empty() ? StrCat("job-", job) : options.job;
       session.rank = rank;
       session.world = options.world;
       session.operation_timeout = FromSeconds(options.operation_timeout_s);
       session.connect_timeout = std::chrono::seconds(20);
       session.plan_file = options.plan_file;
       session.agent = options.agent;
+      if (options.transport != "inproc") session.transport = options.transport;
+      session.operation_timeout_floor = FromSeconds(options.operation_timeout_floor_s);
       session.lease_min = FromSeconds(options.lease_min_s);
       SessionParts parts;
       if (options.agent.empty()) {
@@ -152,9 +156,18 @@ class SessionWorld {
   }
 
   std::vector<std::byte> Export(int rank) {
-    std::vector<std::byte> bytes(sessions[rank]->ExportBytes());
+    std::vector<std::byte> bytes(sessions[rank]->ExportBytes().value());
     const auto size = sessions[rank]->ExportState(bytes);
     EXPECT_TRUE(size.ok()) << ToString(size.status());
+    return bytes;
+  }
+
+  /// Residuals and momenta alone: what codecs keep may learn from a step that is skipped.
+  std::vector<std::byte> ExportResiduals(int rank) {
+    ResidualStore store;
+    EXPECT_TRUE(store.Import(Export(rank)).ok());
+    std::vector<std::byte> bytes(store.ExportBytes());
+    EXPECT_TRUE(store.Export(bytes).ok());
     return bytes;
   }
 
@@ -172,7 +185,7 @@ class SessionWorld {
   static std::unique_ptr<Transport> MakeTransport(const WorldOptions& options,
                                                   const TransportFactory& inproc, int job,
                                                   int rank) {
-    if (options.transport == "tcp" && options.factory == nullptr) return nullptr;
+    if (options.transport != "inproc" && options.factory == nullptr) return nullptr;
     TransportOptions transport;
     transport.job = 1000 + static_cast<uint64_t>(job);
     transport.rank = rank;

@@ -1,52 +1,18 @@
 // What every transport must do, run over each one of the registry and the in-memory one, plain and
 // with random delays.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <thread>
 
 #include "datapath/base/random.h"
-#include "datapath/transport/fault.h"
-#include "tests/support/inproc_transport.h"
-#include "tests/support/world.h"
+#include "tests/datapath/transport/conformance.h"
 
 namespace weir::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Bytes = std::vector<std::byte>;
-using World = std::vector<std::unique_ptr<Transport>>;
-
-constexpr double kPatience = 20;  // seconds; a test that needs it has failed
-
-Bytes Pattern(size_t size, uint64_t seed) {
-  Bytes bytes(size);
-  Random random(seed);
-  size_t at = 0;
-  for (; at + 8 <= size; at += 8) {
-    const uint64_t word = random.Next();
-    std::memcpy(bytes.data() + at, &word, 8);
-  }
-  for (; at < size; ++at) bytes[at] = static_cast<std::byte>(random.Next());
-  return bytes;
-}
-
-const TransportFactory& Inproc() {
-  static const std::unique_ptr<TransportFactory> factory = MakeInprocFactory();
-  return *factory;
-}
-
-// Every transport of the build and the in-memory one.
-std::vector<const TransportFactory*> PlainFactories() {
-  std::vector<const TransportFactory*> factories = Transports().All();
-  factories.push_back(&Inproc());
-  return factories;
-}
 
 std::vector<const TransportFactory*> AllFactories() {
   static const auto* delayed = [] {
@@ -64,44 +30,6 @@ std::vector<const TransportFactory*> AllFactories() {
   for (const auto& factory : *delayed) factories.push_back(factory.get());
   return factories;
 }
-
-TransportOptions FreshJob() {
-  static std::atomic<uint64_t> job = 1000;
-  TransportOptions options;
-  options.job = ++job;
-  return options;
-}
-
-class TransportConformance : public ::testing::TestWithParam<const TransportFactory*> {
- protected:
-  World Connect(int world, const TransportFactory* factory = nullptr) {
-    StatusOr<World> connected = ConnectWorld(factory ? *factory : *GetParam(), world, FreshJob());
-    EXPECT_TRUE(connected.ok()) << connected.status();
-    return connected.ok() ? std::move(*connected) : World();
-  }
-};
-
-// A wait that must succeed.
-FrameHeader Done(Transport& transport, const StatusOr<Ticket>& ticket) {
-  EXPECT_TRUE(ticket.ok()) << ticket.status();
-  if (!ticket.ok()) return {};
-  const StatusOr<FrameHeader> header = transport.Wait(*ticket, Within(kPatience));
-  EXPECT_TRUE(header.ok()) << header.status();
-  return header.ok() ? *header : FrameHeader();
-}
-
-// A wait that must fail.
-Status Failure(Transport& transport, const StatusOr<Ticket>& ticket, double seconds = kPatience) {
-  if (!ticket.ok()) return ticket.status();
-  return transport.Wait(*ticket, Within(seconds)).status();
-}
-
-#define EXPECT_STATUS(status, wanted_code, matcher)                            \
-  do {                                                                         \
-    const Status actual_status = (status);                                     \
-    EXPECT_EQ(actual_status.code(), StatusCode::wanted_code) << actual_status; \
-    EXPECT_THAT(Message(actual_status), matcher);                              \
-  } while (false)
 
 TEST_P(TransportConformance, DeliversEverySizeInOrderWithItsHeader) {
   World world = Connect(2);
@@ -423,6 +351,7 @@ TEST_P(TransportConformance, ConnectNamesTheMissingRank) {
   std::vector<std::unique_ptr<Transport>> transports;
   std::vector<TransportAddress> addresses;
   for (options.rank = 0; options.rank < 3; ++options.rank) {
+    options.listen = ListenAddress(*GetParam(), options.rank);
     StatusOr<std::unique_ptr<Transport>> transport = GetParam()->Create(options);
     ASSERT_TRUE(transport.ok()) << transport.status();
     addresses.push_back((*transport)->address());
@@ -454,6 +383,7 @@ TEST_P(TransportConformance, WrongCallsSayWhatWasExpected) {
   options.world = 0;
   EXPECT_STATUS(GetParam()->Create(options).status(), kInvalidArgument, HasSubstr("found 0"));
   options.world = 2;
+  options.listen = ListenAddress(*GetParam(), 0);
   StatusOr<std::unique_ptr<Transport>> lonely = GetParam()->Create(options);
   ASSERT_TRUE(lonely.ok());
   Bytes buffer(8);

@@ -12,26 +12,20 @@
 namespace weir {
 namespace {
 
-std::vector<float> RoundTrip(const Codec& codec, std::span<const float> x,
-                             const EncodeContext& context) {
-  const test::Encoded encoded = test::EncodeOrDie(codec, x, context);
-  return test::DecodeFor(codec, encoded.payload, context, x).value();
-}
-
 /// The sum over `world` ranks that all contribute x, as decoded from summed lanes.
 std::vector<float> SumOverRanks(const Codec& codec, std::span<const float> x, int world,
-                                float shared_max_abs) {
+                                float shared_max) {
   std::vector<std::byte> sum;
   EncodeContext context;
   context.world = world;
-  context.shared_max_abs = shared_max_abs;
+  context.shared_max = shared_max;
   for (int rank = 0; rank < world; ++rank) {
     context.rank = rank;
     const test::Encoded encoded = test::EncodeOrDie(codec, x, context);
     if (rank == 0) {
       sum = encoded.payload;
     } else {
-      codec.Accumulate(sum, encoded.payload);
+      codec.Accumulate(context, sum, encoded.payload);
     }
   }
   return test::DecodeFor(codec, sum, context, x).value();
@@ -68,7 +62,7 @@ TEST(Fp16Test, ClampedRanksStillAddUp) {
   for (const int world : {2, 3, 4, 8}) {
     EncodeContext context;
     context.world = world;
-    const std::vector<float> alone = RoundTrip(codec, x, context);
+    const std::vector<float> alone = test::RoundTrip(codec, x, context);
     const std::vector<float> sum = SumOverRanks(codec, x, world, 0);
     for (size_t i = 0; i < x.size(); ++i) {
       EXPECT_NEAR(sum[i] / (world * alone[i]), 1, 0.002) << world;
@@ -80,7 +74,7 @@ TEST(LaneCodecTest, NonFiniteLanesFromAPeerAreRejected) {
   for (const char* name : {"identity", "fp16", "bf16", "random_k"}) {
     const Codec& codec = test::FindCodec(name);
     for (const size_t n : {size_t{1}, size_t{40}}) {
-      const size_t lane = codec.LaneBytes();
+      const size_t lane = codec.LaneBytes({});
       std::vector<std::byte> payload(n * lane);
       payload[payload.size() - 1] = std::byte{0x7F};  // exponent all ones
       payload[payload.size() - 2] = std::byte{0xFF};
@@ -90,8 +84,8 @@ TEST(LaneCodecTest, NonFiniteLanesFromAPeerAreRejected) {
   }
 }
 
-TEST(Qsgd8Test, SumsNeverWrapAtAnyWorldSize) {
-  const Codec& codec = test::FindCodec("qsgd8");
+TEST(QsgdTest, SumsNeverWrapAtAnyWorldSize) {
+  const Codec& codec = test::FindCodec("qsgd");
   std::vector<float> x(1000);
   for (size_t i = 0; i < x.size(); ++i) x[i] = i % 2 == 0 ? 2.0f : -2.0f;
   for (int world = 1; world <= 127; ++world) {
@@ -100,13 +94,13 @@ TEST(Qsgd8Test, SumsNeverWrapAtAnyWorldSize) {
   }
 }
 
-TEST(Qsgd8Test, IsUnbiased) {
-  const Codec& codec = test::FindCodec("qsgd8");
+TEST(QsgdTest, IsUnbiased) {
+  const Codec& codec = test::FindCodec("qsgd");
   const std::vector<float> x(100000, 0.3217f);
   EncodeContext context;
   context.world = 8;  // 15 levels
-  context.shared_max_abs = 1;
-  const std::vector<float> decoded = RoundTrip(codec, x, context);
+  context.shared_max = 1;
+  const std::vector<float> decoded = test::RoundTrip(codec, x, context);
   double mean = 0;
   for (const float v : decoded) mean += v;
   mean /= static_cast<double>(x.size());
@@ -114,17 +108,17 @@ TEST(Qsgd8Test, IsUnbiased) {
   EXPECT_EQ(std::set<float>(decoded.begin(), decoded.end()).size(), 2u);
 }
 
-TEST(Qsgd8Test, NoiseDiffersBetweenRanksStepsAndElements) {
-  const Codec& codec = test::FindCodec("qsgd8");
+TEST(QsgdTest, NoiseDiffersBetweenRanksStepsAndElements) {
+  const Codec& codec = test::FindCodec("qsgd");
   const size_t n = 20000;
   const std::vector<float> x(n, 0.5f);
   const auto bits = [&](uint64_t seed, int rank) {
     EncodeContext context;
     context.world = 8;
-    context.shared_max_abs = 1;
+    context.shared_max = 1;
     context.seed = seed;
     context.rank = rank;
-    return RoundTrip(codec, x, context);
+    return test::RoundTrip(codec, x, context);
   };
   const std::vector<float> a = bits(1, 0);
   for (const auto& b : {bits(1, 1), bits(2, 0)}) {
@@ -139,12 +133,12 @@ TEST(Qsgd8Test, NoiseDiffersBetweenRanksStepsAndElements) {
   }
 }
 
-TEST(Qsgd8Test, ValuesBeyondTheSharedMaximumAreClampedAndKept) {
-  const Codec& codec = test::FindCodec("qsgd8");
+TEST(QsgdTest, ValuesBeyondTheSharedMaximumAreClampedAndKept) {
+  const Codec& codec = test::FindCodec("qsgd");
   const std::vector<float> g = {5.0f, -7.0f, 1e30f}, zero(3, 0.0f);
   std::vector<float> rest(3);
   EncodeContext context;
-  context.shared_max_abs = 1;
+  context.shared_max = 1;
   std::vector<std::byte> out(3);
   ASSERT_TRUE(codec.EncodeWithFeedback(g, zero, rest, context, out).ok());
   EXPECT_EQ(out[0], std::byte{127});
@@ -153,20 +147,20 @@ TEST(Qsgd8Test, ValuesBeyondTheSharedMaximumAreClampedAndKept) {
   EXPECT_NEAR(rest[1], -6, 1e-6);
 }
 
-TEST(Qsgd8Test, DegenerateScalesSendZeros) {
-  const Codec& codec = test::FindCodec("qsgd8");
+TEST(QsgdTest, DegenerateScalesSendZeros) {
+  const Codec& codec = test::FindCodec("qsgd");
   const std::vector<float> x = {1e-40f, -1e-40f, 0.0f};
   for (const float scale : {0.0f, 1e-40f}) {
     EncodeContext context;
-    context.shared_max_abs = scale;
+    context.shared_max = scale;
     const test::Encoded encoded = test::EncodeOrDie(codec, x, context);
     EXPECT_FALSE(encoded.result.non_finite);
     EXPECT_EQ(encoded.payload, std::vector<std::byte>(3));
   }
   EncodeContext context;
-  context.shared_max_abs = std::numeric_limits<float>::infinity();  // another rank met NaN
+  context.shared_max = std::numeric_limits<float>::infinity();  // another rank met NaN
   EXPECT_TRUE(test::EncodeOrDie(codec, x, context).result.non_finite);
-  context.shared_max_abs = -1;
+  context.shared_max = -1;
   std::vector<std::byte> out(3);
   EXPECT_EQ(codec.Encode(x, context, out).status().code(), StatusCode::kInvalidArgument);
 }
@@ -181,7 +175,7 @@ TEST(RandomKTest, PositionsAreDistinctAndCoverEverythingEvenly) {
   context.params.ratio = 0.1;
   for (int draw = 0; draw < draws; ++draw) {
     context.seed = draw;
-    const std::vector<float> decoded = RoundTrip(codec, x, context);
+    const std::vector<float> decoded = test::RoundTrip(codec, x, context);
     // A position drawn twice would decode to 2.
     EXPECT_EQ(std::count(decoded.begin(), decoded.end(), 1.0f), 100);
     for (size_t i = 0; i < n; ++i) hits[i] += decoded[i];

@@ -159,9 +159,9 @@ struct WarmRun {
 
   WarmRun(size_t n, double ratio) : residual(n, 0.0f) {
     context.params.ratio = ratio;
-    state = TopK().NewState(n, context.params);
+    state = TopK().NewState(n, context);
     context.state = state.get();
-    out.resize(TopK().MaxEncodedBytes(n, context.params));
+    out.resize(TopK().MaxEncodedBytes(n, context));
   }
   size_t Step(std::span<const float> gradient) {
     const auto result = TopK().EncodeWithFeedback(gradient, residual, residual, context, out);
@@ -236,7 +236,7 @@ TEST(SharedTopKTest, SendsPositionsAndKeepsEverythingInTheResidual) {
   const size_t n = 10000;
   const std::vector<float> g = test::NormalVector(n, 1), r = test::NormalVector(n, 2);
   EncodeContext context = test::ContextFor(codec, g, 4, 0.02);
-  std::vector<std::byte> out(codec.MaxEncodedBytes(n, context.params));
+  std::vector<std::byte> out(codec.MaxEncodedBytes(n, context));
   std::vector<float> rest(n);
   const auto result = codec.EncodeWithFeedback(g, r, rest, context, out);
   ASSERT_TRUE(result.ok());
@@ -245,6 +245,31 @@ TEST(SharedTopKTest, SendsPositionsAndKeepsEverythingInTheResidual) {
   ASSERT_TRUE(codec.DecodeIndices(std::span(out).first(result->bytes), n, &indices).ok());
   EXPECT_NEAR(static_cast<double>(indices.size()), 200, 40);
   EXPECT_LT(result->bytes, indices.size() * 2);
+}
+
+TEST(TopKTest, RestIsTheSameInPlaceAndInOtherMemory) {
+  // Long and aligned enough to be written past the caches.
+  const size_t n = (size_t{1} << 20) + 77;
+  const std::vector<float> g = test::NormalVector(n, 12);
+  const auto aligned = [n](std::vector<float>& memory) {
+    memory.resize(n + 16);
+    const size_t skip = (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64 / sizeof(float);
+    return std::span(memory).subspan(skip, n);
+  };
+  std::vector<float> first, second, third;
+  std::span<float> current = aligned(first), next = aligned(second), in_place = aligned(third);
+  EncodeContext context = test::ContextFor(TopK(), g, 1, 0.01);
+  const auto state = TopK().NewState(n, context), other = TopK().NewState(n, context);
+  std::vector<std::byte> out, expected;
+  for (int step = 0; step < 4; ++step) {
+    context.state = state.get();
+    test::FeedbackOrDie(TopK(), g, current, next, context, &out);
+    std::swap(current, next);
+    context.state = other.get();
+    test::FeedbackOrDie(TopK(), g, in_place, in_place, context, &expected);
+    ASSERT_EQ(out, expected) << step;
+    ASSERT_TRUE(std::equal(current.begin(), current.end(), in_place.begin())) << step;
+  }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "datapath/transport/builtin/tcp/hello.h"
+#include "datapath/transport/mesh/hello.h"
 
 namespace weir::testing {
 
@@ -21,7 +21,7 @@ class RawPeer {
   /// Connects to "127.0.0.1:port".
   explicit RawPeer(const TransportAddress& address)
       : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    const auto resolved = tcp::ResolveAddress(address);
+    const auto resolved = mesh::ResolveAddress(address);
     const timeval patience = {10, 0};
     setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     connected_ = resolved.ok() && connect(fd_.get(), resolved->get(), resolved->size) == 0;
@@ -34,7 +34,7 @@ class RawPeer {
            static_cast<ssize_t>(bytes.size());
   }
   void HalfClose() { shutdown(fd_.get(), SHUT_WR); }
-  void Close() { fd_ = tcp::UniqueFd(); }
+  void Close() { fd_ = mesh::UniqueFd(); }
   /// Closes with a reset instead of an orderly end of stream.
   void Reset() {
     const linger abrupt = {1, 0};
@@ -55,8 +55,8 @@ class RawPeer {
   }
 
   /// Says hello and reads the answer.
-  StatusOr<FrameHeader> Introduce(const tcp::Hello& hello, std::string* text = nullptr) {
-    if (!Send(tcp::EncodeHello(hello))) return Unavailable("cannot send");
+  StatusOr<FrameHeader> Introduce(const mesh::Hello& hello, std::string* text = nullptr) {
+    if (!Send(mesh::EncodeHello(hello))) return Unavailable("cannot send");
     return ReadFrame(text);
   }
 
@@ -71,13 +71,13 @@ class RawPeer {
     return true;
   }
 
-  tcp::UniqueFd fd_;
+  mesh::UniqueFd fd_;
   bool connected_ = false;
 };
 
 /// A data frame as rank `rank` would send it.
 inline Bytes DataFrame(int rank, std::span<const std::byte> payload) {
-  return tcp::EncodeFrame(FrameType::kData, rank, payload);
+  return mesh::EncodeFrame(FrameType::kData, rank, payload);
 }
 
 }  // namespace weir::testing

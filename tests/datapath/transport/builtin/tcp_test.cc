@@ -1,11 +1,7 @@
-// What only the tcp transport has: addresses, options, TCP_INFO, late starters and killed
-// processes.
+// What only the tcp transport has: addresses, options, TCP_INFO, resets.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <barrier>
@@ -20,13 +16,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr double kPatience = 20;
-
 const TransportFactory& Tcp() { return **Transports().Find("tcp"); }
 
-TransportOptions Options(int rank, int world, uint64_t job = 5) {
+TransportOptions TcpOptions(int rank, int world) {
   TransportOptions options;
-  options.job = job;
   options.rank = rank;
   options.world = world;
   return options;
@@ -49,7 +42,7 @@ TEST(TcpTransportTest, BadAddressesAreNamed) {
       {"127.0.0.1:-1", "expected a port"},
   };
   for (const auto& [address, expected] : cases) {
-    TransportOptions options = Options(0, 2);
+    TransportOptions options = TcpOptions(0, 2);
     options.listen = address;
     const auto created = Tcp().Create(options);
     EXPECT_EQ(created.status().code(), StatusCode::kInvalidArgument) << created.status();
@@ -58,9 +51,9 @@ TEST(TcpTransportTest, BadAddressesAreNamed) {
 }
 
 TEST(TcpTransportTest, TakenPortIsUnavailable) {
-  auto first = Tcp().Create(Options(0, 2));
+  auto first = Tcp().Create(TcpOptions(0, 2));
   ASSERT_TRUE(first.ok());
-  TransportOptions options = Options(1, 2);
+  TransportOptions options = TcpOptions(1, 2);
   options.listen = (*first)->address();
   const auto second = Tcp().Create(options);
   EXPECT_EQ(second.status().code(), StatusCode::kUnavailable);
@@ -69,7 +62,7 @@ TEST(TcpTransportTest, TakenPortIsUnavailable) {
 }
 
 TEST(TcpTransportTest, UnknownCongestionControlListsThoseOfTheSystem) {
-  TransportOptions options = Options(0, 2);
+  TransportOptions options = TcpOptions(0, 2);
   options.congestion_control = "warp";
   const auto created = Tcp().Create(options);
   EXPECT_EQ(created.status().code(), StatusCode::kInvalidArgument);
@@ -78,7 +71,7 @@ TEST(TcpTransportTest, UnknownCongestionControlListsThoseOfTheSystem) {
 }
 
 TEST(TcpTransportTest, Ipv6AndChosenCongestionControlWork) {
-  TransportOptions options = Options(0, 2);
+  TransportOptions options = TcpOptions(0, 2);
   options.listen = "[::1]:0";
   options.congestion_control = "reno";
   options.send_buffer_bytes = options.receive_buffer_bytes = 1 << 16;
@@ -97,77 +90,8 @@ TEST(TcpTransportTest, Ipv6AndChosenCongestionControlWork) {
   EXPECT_EQ(buffer, payload);
 }
 
-TEST(TcpTransportTest, RankThatListensLateIsDialedAgain) {
-  auto rank1 = Tcp().Create(Options(1, 2));
-  ASSERT_TRUE(rank1.ok());
-  TransportAddress address;  // a port that was free a moment ago
-  {
-    auto placeholder = Tcp().Create(Options(0, 2));
-    ASSERT_TRUE(placeholder.ok());
-    address = (*placeholder)->address();
-  }
-  Status status0, status1;
-  std::atomic<bool> dialing = false;
-  std::thread dialer([&] {
-    dialing = true;
-    dialing.notify_all();
-    status1 = (*rank1)->Connect({address, (*rank1)->address()}, Within(kPatience));
-  });
-  dialing.wait(false);
-  TransportOptions options = Options(0, 2);
-  options.listen = address;
-  auto rank0 = Tcp().Create(options);
-  ASSERT_TRUE(rank0.ok()) << rank0.status();
-  status0 = (*rank0)->Connect({address, (*rank1)->address()}, Within(kPatience));
-  dialer.join();
-  EXPECT_TRUE(status0.ok()) << status0;
-  EXPECT_TRUE(status1.ok()) << status1;
-}
-
-TEST(TcpTransportTest, RefusedRankLearnsWhyAndTheRefuserSaysWhoCame) {
-  auto rank0 = Tcp().Create(Options(0, 2, 5)), rank1 = Tcp().Create(Options(1, 2, 6));
-  ASSERT_TRUE(rank0.ok() && rank1.ok());
-  const std::vector<TransportAddress> addresses = {(*rank0)->address(), (*rank1)->address()};
-  Status statuses[2];
-  RunRanks(2, [&](int rank) {
-    statuses[rank] =
-        (rank == 0 ? *rank0 : *rank1)->Connect(addresses, Within(rank == 0 ? 0.5 : kPatience));
-  });
-  EXPECT_EQ(statuses[1].code(), StatusCode::kFailedPrecondition) << statuses[1];
-  EXPECT_THAT(Message(statuses[1]), AllOf(HasSubstr("rank 0 (" + addresses[0] + ") refused rank 1"),
-                                          HasSubstr("job: expected 5, found 6")));
-  EXPECT_EQ(statuses[0].code(), StatusCode::kDeadlineExceeded) << statuses[0];
-  EXPECT_THAT(Message(statuses[0]),
-              AllOf(HasSubstr("rank 1 ("), HasSubstr("job: expected 5, found 6")));
-}
-
-TEST(TcpTransportTest, FailedConnectTellsThoseWhoWereConnected) {
-  auto rank0 = Tcp().Create(Options(0, 3)), rank1 = Tcp().Create(Options(1, 3));
-  ASSERT_TRUE(rank0.ok() && rank1.ok());
-  const std::vector<TransportAddress> addresses = {(*rank0)->address(), (*rank1)->address(),
-                                                   "127.0.0.1:1"};
-  Status statuses[2];
-  RunRanks(2, [&](int rank) {
-    statuses[rank] =
-        (rank == 0 ? *rank0 : *rank1)->Connect(addresses, Within(rank == 0 ? 0.3 : kPatience));
-  });
-  EXPECT_THAT(Message(statuses[0]), HasSubstr("rank 2 (127.0.0.1:1)"));
-  EXPECT_EQ(statuses[1].code(), StatusCode::kUnavailable) << statuses[1];
-  EXPECT_THAT(Message(statuses[1]),
-              AllOf(HasSubstr("rank 0 reported:"), HasSubstr("rank 2 (127.0.0.1:1)")));
-}
-
-TEST(TcpTransportTest, InterruptEndsConnect) {
-  auto rank0 = Tcp().Create(Options(0, 2));
-  ASSERT_TRUE(rank0.ok());
-  std::thread interrupter([&] { (*rank0)->Interrupt(); });
-  const Status status = (*rank0)->Connect({(*rank0)->address(), "127.0.0.1:1"}, Within(kPatience));
-  interrupter.join();
-  EXPECT_EQ(status.code(), StatusCode::kAborted) << status;
-}
-
 TEST(TcpTransportTest, SamplesDescribeThePathWhileTrafficRuns) {
-  auto world = ConnectWorld(Tcp(), 2, Options(0, 2));
+  auto world = ConnectWorld(Tcp(), 2, TcpOptions(0, 2));
   ASSERT_TRUE(world.ok()) << world.status();
   std::atomic<bool> stop = false;
   std::thread sampler([&] {
@@ -201,7 +125,7 @@ TEST(TcpTransportTest, SamplesDescribeThePathWhileTrafficRuns) {
 
 // Closing a socket with unread input resets the connection; what was sent must arrive all the same.
 TEST(TcpTransportTest, DepartureWithUnreadInputLosesNothing) {
-  TransportOptions options = Options(0, 2);
+  TransportOptions options = TcpOptions(0, 2);
   options.receive_buffer_bytes = 1 << 16;  // most of the payload is still ours when we leave
   auto world = ConnectWorld(Tcp(), 2, options);
   ASSERT_TRUE(world.ok()) << world.status();
@@ -223,44 +147,6 @@ TEST(TcpTransportTest, DepartureWithUnreadInputLosesNothing) {
     const auto received = (*world)[1]->Wait(*ticket, Within(kPatience));
     EXPECT_TRUE(received.ok()) << received.status();
     EXPECT_EQ(buffer, payload);
-  });
-}
-
-TEST(TcpTransportTest, KilledProcessIsNamedBySurvivors) {
-  constexpr int kWorld = 3;
-  std::vector<std::unique_ptr<Transport>> ranks;
-  std::vector<TransportAddress> addresses;
-  for (int rank = 0; rank < kWorld; ++rank) {
-    auto transport = Tcp().Create(Options(rank, kWorld, 9));
-    ASSERT_TRUE(transport.ok());
-    addresses.push_back((*transport)->address());
-    ranks.push_back(std::move(*transport));
-  }
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {  // rank 2 connects, sends what nobody reads, and hangs
-    alarm(60);
-    const Bytes payload(100000);
-    if (ranks[2]->Connect(addresses, Within(kPatience)).ok())
-      (void)ranks[2]->PostSend(0, {}, payload);
-    for (;;) pause();
-  }
-  ranks[2].reset();  // this process's copy; the child has its own
-  std::barrier both_connected(2);
-  RunRanks(2, [&](int rank) {
-    const Status connected = ranks[rank]->Connect(addresses, Within(kPatience));
-    EXPECT_TRUE(connected.ok()) << connected;
-    both_connected.arrive_and_wait();  // a rank that dies earlier may still come back
-    Bytes first(72);
-    if (rank == 0) {
-      kill(child, SIGKILL);
-      waitpid(child, nullptr, 0);
-    }
-    const auto ticket = ranks[rank]->PostReceive(1 - rank, first);
-    const Status status =
-        ticket.ok() ? ranks[rank]->Wait(*ticket, Within(kPatience)).status() : ticket.status();
-    EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
-    EXPECT_THAT(Message(status), HasSubstr("rank 2 (" + addresses[2] + ") closed the connection"));
   });
 }
 

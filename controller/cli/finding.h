@@ -1,0 +1,16 @@
+#pragma once
+// What a check of doctor found, and how to mend it.
+
+#include <string>
+
+namespace weir::cli {
+
+enum class Verdict { kOk, kWarn, kFail };
+
+struct Finding {
+  Verdict verdict = Verdict::kOk;
+  std::string text;
+  std::string fix = {};  // a sentence or a command; empty where nothing is wrong
+};
+
+}  // namespace weir::cli

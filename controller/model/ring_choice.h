@@ -1,0 +1,58 @@
+#pragma once
+// Which order of ranks around a ring a job should run on, by the links that were measured. The
+// algorithm that finds orders is ring_order.h; this file says what a link costs, when a better
+// order is worth a change, and puts it into words.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "controller/model/snapshot.h"
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// A better order must make the slowest link this much faster, or by twice the deviation of the
+/// least certain link if that is more: estimates move, and every order is as good on equal links.
+inline constexpr double kRingGainMin = 1.15;
+/// Jobs on more nodes keep their order.
+inline constexpr int kRingNodesMax = 64;
+
+struct RingChoice {
+  std::vector<int> order;  // empty: ascending
+  double speedup = 1;      // see Snapshot::ring_speedup
+};
+
+/// The order that the next plan should have: the incumbent's unless another one is better by
+/// kRingGainMin. Ranks of a node stay together, so that each node is entered once; then nodes are
+/// in the order whose slowest link is fastest. Links that nobody measured count as the slowest
+/// known one, so no order is chosen for them. Pure. Complexity: BestRingOrder of the nodes.
+RingChoice ChooseRing(const Snapshot& snapshot);
+
+/// Seconds per byte of the slowest link of the ring `order` (empty: ascending), where a link that
+/// the ring crosses k times in one direction takes k times as long; 0: no link of it was measured.
+double RingSecondsPerByte(const NodeLinks& links, std::span<const int> order);
+
+/// The order that a job runs on.
+struct RingInUse {
+  std::vector<int> order;
+  double speedup = 1;         // see Snapshot::ring_speedup
+  double former_speedup = 1;  // of the plan before, whose last steps may still be reported
+  /// `next` (empty: ascending) begins. What `links` say now of both orders is what the next steps
+  /// are predicted and learned with; where they say nothing ascending order has speedup 1.
+  void Turn(std::vector<int> next, const NodeLinks& links);
+};
+
+/// What an order does: "the ring goes 0 2 1 3: its slowest link gives 118 MB/s, ascending order
+/// would use 1.2 MB/s from rank 1 to rank 2".
+std::string RingText(const Snapshot& snapshot, std::span<const int> order);
+/// "0 2 1 3"; of more than 16 ranks the first ones and how many there are.
+std::string OrderText(std::span<const int> order);
+
+/// Whether `order` is empty or names each of `world` ranks once.
+bool IsRingOrder(std::span<const int> order, int world);
+
+/// kInvalidArgument: nodes, links or the order do not fit the world.
+Status CheckRing(const Snapshot& snapshot);
+
+}  // namespace weir

@@ -1,0 +1,234 @@
+#include "controller/service/aggregator_api.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace weir {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kNameMax = 63, kHostMax = 253, kTextMax = 160;
+constexpr size_t kLeaseJobMax = 128, kLeasesMax = 4096, kWorkersMax = 64;
+
+bool Plain(unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; }
+
+StatusOr<Json> Parse(std::string_view text) {
+  Json json = Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
+    return DataLoss(StrCat("expected a JSON object, found '", text.substr(0, 60), "'"));
+  }
+  return json;
+}
+
+uint32_t Number(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number_unsigned()) return 0;
+  return static_cast<uint32_t>(std::min<uint64_t>(found->get<uint64_t>(), UINT32_MAX));
+}
+
+double Real(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number()) return 0;
+  const double value = found->get<double>();
+  return std::isfinite(value) ? std::max(value, 0.0) : 0;
+}
+
+// What comes from elsewhere is shown to people and written to logs: no control characters.
+std::string Text(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_string()) return "";
+  std::string text = found->get_ref<const std::string&>().substr(0, kTextMax);
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');
+  return text;
+}
+
+void ReadWaiting(const Json& waiting, v1::GrantedLease* lease) {
+  if (!waiting.is_object()) return;
+  lease->set_waiting_s(Real(waiting, "age_s"));
+  lease->set_waiting_slot(Number(waiting, "slot"));
+  const auto missing = waiting.find("missing");
+  if (missing == waiting.end() || !missing->is_array()) return;
+  for (const Json& worker : *missing) {
+    if (!worker.is_object() || lease->missing_size() >= static_cast<int>(kWorkersMax)) continue;
+    lease->add_missing(StrCat(Number(worker, "worker"), " (", Text(worker, "address"), ")"));
+  }
+}
+
+}  // namespace
+
+StatusOr<AggregatorAddress> ParseAggregator(std::string_view text) {
+  const auto wrong = [&](std::string_view what) {
+    return InvalidArgument(StrCat("aggregator '", text.substr(0, kTextMax), "': ", what,
+                                  "; expected NAME=http(s)://HOST:PORT"));
+  };
+  const size_t equals = text.find('=');
+  if (equals == std::string_view::npos) return wrong("found no '='");
+  const std::string_view name = text.substr(0, equals);
+  if (name.empty() || name.size() > kNameMax || !std::all_of(name.begin(), name.end(), Plain)) {
+    return wrong("the name has to be 1 to 63 letters, digits, '.', '_' or '-'");
+  }
+  const std::string_view url = text.substr(equals + 1);
+  const size_t scheme = url.starts_with("https://") ? 8 : url.starts_with("http://") ? 7 : 0;
+  if (scheme == 0) return wrong("found neither http:// nor https://");
+  const std::string_view address = url.substr(scheme);
+  const size_t colon = address.rfind(':');
+  if (colon == std::string_view::npos) return wrong("found no port");
+  std::string_view host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+    const bool numeric = std::all_of(host.begin(), host.end(), [](unsigned char c) {
+      return std::isxdigit(c) != 0 || c == ':' || c == '.';
+    });
+    if (!numeric) return wrong("found no IPv6 address in the brackets");
+  } else if (host.empty() || host.size() > kHostMax ||
+             !std::all_of(host.begin(), host.end(), Plain)) {
+    return wrong("found no host");
+  }
+  const std::string_view port = address.substr(colon + 1);
+  uint16_t number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (error != std::errc() || end != port.data() + port.size() || number == 0) {
+    return wrong("found no port of 1 to 65535");
+  }
+  return AggregatorAddress{std::string(name), std::string(url)};
+}
+
+std::string HostOf(const AggregatorAddress& address) {
+  const size_t begin = address.url.find("://") + 3;
+  const std::string host = address.url.substr(begin, address.url.rfind(':') - begin);
+  return host.starts_with('[') ? host.substr(1, host.size() - 2) : host;
+}
+
+std::string LeaseJobName(const std::string& job) {
+  if (!job.empty() && job.size() <= kLeaseJobMax && std::all_of(job.begin(), job.end(), Plain)) {
+    return job;
+  }
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  char digits[18];
+  std::snprintf(digits, sizeof(digits), "-%016llx", static_cast<unsigned long long>(hash));
+  std::string name = job.substr(0, kLeaseJobMax - 17);
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return !Plain(c); }, '_');
+  return name + digits;
+}
+
+// With a character that no name of an aggregator has, so that LeaseJobName tells it from all jobs.
+std::string LeaseOwner(const std::string& job, const std::string& mode) {
+  return mode.empty() || mode == "sum" ? job : StrCat(job, "/", mode);
+}
+
+std::string LeaseAskJson(const LeaseAsk& ask) {
+  Json json{{"job", LeaseJobName(LeaseOwner(ask.job, ask.mode))},
+            {"mode", ask.mode},
+            {"slots", ask.slots},
+            {"lanes", ask.lanes},
+            {"workers", ask.workers}};
+  if (ask.columns > 0) json["columns"] = ask.columns;
+  if (ask.table.sum_bits > 0) {
+    json["sum_bits"] = ask.table.sum_bits;
+    json["levels"] = ask.table.levels;
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Status ReadCapacity(std::string_view text, v1::Aggregator* out) {
+  WEIR_ASSIGN_OR_RETURN(const Json json, Parse(text));
+  out->set_shards(Number(json, "shards"));
+  out->set_slots(Number(json, "slots"));
+  out->set_slots_free(Number(json, "slots_free"));
+  out->set_slots_free_of_shard(Number(json, "slots_free_of_shard"));
+  out->set_slots_per_job(Number(json, "slots_per_job"));
+  out->set_leases_free(Number(json, "leases_free"));
+  out->set_lanes_max(Number(json, "lanes_max"));
+  out->set_workers_max(Number(json, "workers_max"));
+  out->set_goodput_bits_per_s(Real(json, "goodput_bits_per_s"));
+  if (out->shards() == 0 || out->slots_per_job() == 0 || out->lanes_max() == 0) {
+    return DataLoss("capacity: expected shards, slots_per_job and lanes_max above 0");
+  }
+  return OkStatus();
+}
+
+Status ReadLeases(std::string_view text, v1::Aggregator* out) {
+  WEIR_ASSIGN_OR_RETURN(const Json json, Parse(text));
+  const auto leases = json.find("leases");
+  if (leases == json.end() || !leases->is_array()) return DataLoss("leases: expected a list");
+  for (const Json& one : *leases) {
+    if (!one.is_object()) return DataLoss("leases: expected objects in the list");
+    if (out->leases_size() >= static_cast<int>(kLeasesMax)) break;
+    v1::GrantedLease* lease = out->add_leases();
+    lease->set_job(Text(one, "job"));
+    lease->set_mode(Text(one, "mode"));
+    lease->set_address(Text(one, "address"));
+    lease->set_epoch(Number(one, "epoch"));
+    lease->set_slots(Number(one, "slots"));
+    lease->set_lanes(Number(one, "lanes"));
+    lease->set_idle_s(Real(one, "idle_s"));
+    const auto workers = one.find("workers");
+    if (workers != one.end() && workers->is_array()) {
+      for (const Json& worker : *workers) {
+        if (lease->workers_size() >= static_cast<int>(kWorkersMax)) break;
+        lease->add_workers(Text(Json{{"address", worker}}, "address"));
+      }
+    }
+    if (const auto waiting = one.find("waiting"); waiting != one.end())
+      ReadWaiting(*waiting, lease);
+  }
+  return OkStatus();
+}
+
+StatusOr<v1::AggregatorLease> ReadGrant(std::string_view text, const LeaseAsk& ask) {
+  WEIR_ASSIGN_OR_RETURN(const Json json, Parse(text));
+  v1::AggregatorLease lease;
+  lease.set_collective(ask.collective);
+  lease.set_aggregator(ask.aggregator);
+  lease.set_address(Text(json, "address"));
+  lease.set_mode(Text(json, "mode"));
+  lease.set_id(Number(json, "lease"));
+  lease.set_epoch(Number(json, "epoch"));
+  lease.set_cookie(Text(json, "cookie"));
+  lease.set_slots(Number(json, "slots"));
+  lease.set_lanes(Number(json, "lanes"));
+  lease.set_columns(Number(json, "columns"));
+  lease.set_sum_bits(ask.table.sum_bits);
+  lease.mutable_levels()->Assign(ask.table.levels.begin(), ask.table.levels.end());
+  // Ranks that take other levels than the aggregator has would all be wrong alike.
+  const auto levels = json.find("levels");
+  const Json asked = ask.table.levels;
+  if (ask.table.sum_bits > 0 && (Number(json, "sum_bits") != ask.table.sum_bits ||
+                                 levels == json.end() || *levels != asked)) {
+    return DataLoss(StrCat("grant: expected ", ask.table.sum_bits, " bits and levels ",
+                           asked.dump(), ", found others"));
+  }
+  const auto hexadecimal = [](unsigned char c) { return std::isxdigit(c) != 0; };
+  const std::string& cookie = lease.cookie();
+  if (cookie.size() != 16 || !std::all_of(cookie.begin(), cookie.end(), hexadecimal)) {
+    return DataLoss("grant: expected a cookie of 16 hexadecimal digits");  // which is not told
+  }
+  if (lease.mode() != ask.mode || lease.id() == 0 || lease.id() > UINT16_MAX ||
+      lease.epoch() == 0 || lease.slots() == 0 || lease.lanes() == 0 ||
+      lease.columns() != ask.columns || lease.address().empty()) {
+    return DataLoss(StrCat("grant: expected mode ", ask.mode, " in ", ask.columns,
+                           " columns and lease, epoch, slots, lanes and an address; found mode ",
+                           lease.mode(), ", lease ", lease.id(), ", epoch ", lease.epoch(), ", ",
+                           lease.slots(), " slots of ", lease.lanes(), " lanes in ",
+                           lease.columns(), " columns at '", lease.address(), "'"));
+  }
+  return lease;
+}
+
+std::string ReadRefusal(std::string_view text) {
+  const auto json = Parse(text);
+  if (json.ok()) {
+    if (const std::string message = Text(*json, "message"); !message.empty()) return message;
+  }
+  return Text(Json{{"text", std::string(text.substr(0, kTextMax))}}, "text");
+}
+
+}  // namespace weir

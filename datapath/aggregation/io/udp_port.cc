@@ -1,0 +1,291 @@
+#include "datapath/aggregation/io/udp_port.h"
+
+#include <netinet/udp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "datapath/aggregation/io/address.h"
+#include "datapath/base/check.h"
+
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+namespace weir::aggregation {
+namespace {
+
+constexpr size_t kJoinedMax = 65536;    // the kernel joins no more
+constexpr size_t kRowBytesMax = 64000;  // of one message that the kernel cuts
+constexpr size_t kRowPacketsMax = 60;
+constexpr size_t kLineBytes = size_t{1} << 20;
+constexpr size_t kRowsMax = 1024;
+constexpr Duration kFlushMax = std::chrono::milliseconds(10);
+
+// A privileged program may take more than the administrator's limit, which matters: a window of
+// packets of all workers arrives at once.
+void SetBuffer(int fd, int forced, int polite, int bytes) {
+  if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) == 0) return;
+  setsockopt(fd, SOL_SOCKET, polite, &bytes, sizeof bytes);
+}
+
+}  // namespace
+
+// What accompanies a message: the size of the pieces that a row was joined from or is cut into.
+struct UdpPort::Control {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> bytes = {};
+};
+
+struct UdpPort::Incoming {
+  std::array<mmsghdr, kSlots> messages = {};
+  std::array<iovec, kSlots> parts = {};
+  std::array<sockaddr_in, kSlots> from = {};
+  std::array<Control, kSlots> control;
+  int slots = kSlots;
+};
+
+struct UdpPort::Outgoing {
+  std::array<mmsghdr, kBatch> messages = {};
+  std::array<iovec, kBatch> parts = {};
+  std::array<sockaddr_in, kBatch> to = {};
+  std::array<Control, kBatch> control;
+  std::array<Row, kBatch> rows = {};
+  size_t count = 0;
+};
+
+UdpPort::UdpPort(mesh::UniqueFd fd, bool rows)
+    : fd_(std::move(fd)),
+      incoming_(std::make_unique<Incoming>()),
+      outgoing_(std::make_unique<Outgoing>()) {
+  int value = 0;
+  socklen_t size = sizeof value;
+  segments_ = rows && getsockopt(fd_.get(), SOL_UDP, UDP_SEGMENT, &value, &size) == 0;
+  const int on = 1;
+  const bool joins = rows && setsockopt(fd_.get(), SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
+  slot_bytes_ = joins ? kJoinedMax : kPacketBytesMax + 1;
+  slots_.resize(kSlots * slot_bytes_);
+  line_.resize(kLineBytes);
+  rows_.reserve(kRowsMax);
+  addresses_.reserve(kRowsMax * 4);
+}
+
+UdpPort::~UdpPort() = default;
+
+StatusOr<std::unique_ptr<UdpPort>> UdpPort::Bind(const UdpPortOptions& options) {
+  WEIR_ASSIGN_OR_RETURN(const SourceAddress listen, ParseSourceAddress(options.listen));
+  mesh::UniqueFd fd(socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd) return Unavailable(StrCat("cannot create a socket: ", mesh::ErrorText(errno)));
+  SetBuffer(fd.get(), SO_SNDBUFFORCE, SO_SNDBUF, options.buffer_bytes);
+  SetBuffer(fd.get(), SO_RCVBUFFORCE, SO_RCVBUF, options.buffer_bytes);
+  sockaddr_in address = ToSocketAddress(listen);
+  socklen_t size = sizeof address;
+  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    return Unavailable(StrCat("cannot bind UDP ", options.listen, ": ", mesh::ErrorText(errno)));
+  }
+  std::unique_ptr<UdpPort> port(new UdpPort(std::move(fd), options.rows));
+  port->address_ = ToSourceAddress(address);
+  return port;
+}
+
+Status UdpPort::Connect(SourceAddress peer) {
+  const sockaddr_in address = ToSocketAddress(peer);
+  if (connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    return Unavailable(StrCat("cannot reach ", AddressText(peer), ": ", mesh::ErrorText(errno)));
+  }
+  connected_ = true;
+  return OkStatus();
+}
+
+void UdpPort::Wait(TimePoint now, TimePoint deadline, int wake_fd) const {
+  pollfd ready[2] = {{fd_.get(), POLLIN, 0}, {wake_fd, POLLIN, 0}};  // negative ones are skipped
+  poll(ready, 2, mesh::PollTimeout(deadline - now));
+}
+
+// ---- receiving
+
+bool UdpPort::Receive(const Sink& sink) {
+  Incoming& in = *incoming_;
+  for (int i = 0; i < in.slots; ++i) {
+    in.parts[i] = {slots_.data() + static_cast<size_t>(i) * slot_bytes_, slot_bytes_};
+    msghdr& message = in.messages[i].msg_hdr;
+    message = {};
+    message.msg_name = &in.from[i];
+    message.msg_namelen = sizeof in.from[i];
+    message.msg_iov = &in.parts[i];
+    message.msg_iovlen = 1;
+    message.msg_control = in.control[i].bytes.data();
+    message.msg_controllen = in.control[i].bytes.size();
+  }
+  const int count = recvmmsg(fd_.get(), in.messages.data(), static_cast<unsigned>(in.slots),
+                             MSG_DONTWAIT, nullptr);
+  if (count < 0) {
+    if (errno == ECONNREFUSED) ++counters_.refused;
+    return errno == ECONNREFUSED || errno == EINTR;
+  }
+  size_t bytes_received = 0;
+  for (int i = 0; i < count; ++i) {
+    msghdr& message = in.messages[i].msg_hdr;
+    if ((message.msg_flags & MSG_TRUNC) != 0) {
+      ++counters_.truncated;
+      continue;
+    }
+    std::span<const std::byte> bytes(slots_.data() + static_cast<size_t>(i) * slot_bytes_,
+                                     in.messages[i].msg_len);
+    bytes_received += bytes.size();
+    const size_t segment = mesh::JoinedSegmentBytes(message);
+    const SourceAddress from = ToSourceAddress(in.from[i]);
+    do {  // an empty datagram is one, too
+      const size_t size = segment == 0 ? bytes.size() : std::min(segment, bytes.size());
+      ++counters_.received;
+      sink(from, bytes.first(size));
+      bytes = bytes.subspan(size);
+    } while (!bytes.empty());
+  }
+  // Joined datagrams fill the cache soon, and then it is better to work off few of them at a time.
+  constexpr size_t kCacheBytes = size_t{256} << 10;
+  const size_t each = count == 0 ? 1 : bytes_received / static_cast<size_t>(count) + 1;
+  in.slots = static_cast<int>(std::clamp<size_t>(kCacheBytes / each, 4, kSlots));
+  return count > 0;
+}
+
+// ---- sending
+
+bool UdpPort::Extends(const Row& row, std::span<const SourceAddress> to, size_t size) const {
+  // A row ends with its first packet that is shorter than the others.
+  if (size == 0 || size > row.segment || row.size != row.packets * row.segment) return false;
+  if (row.packets == kRowPacketsMax || row.size + size > kRowBytesMax) return false;
+  return row.to_count == to.size() &&
+         std::equal(to.begin(), to.end(), addresses_.begin() + static_cast<ptrdiff_t>(row.to));
+}
+
+void UdpPort::Send(std::span<const SourceAddress> to, std::span<const std::byte> packet) {
+  WEIR_CHECK(packet.size() <= kPacketBytesMax && to.size() <= kWorkersMax);
+  if (line_size_ + packet.size() > line_.size() || rows_.size() == kRowsMax) Flush();
+  if (!packet.empty()) std::memcpy(line_.data() + line_size_, packet.data(), packet.size());
+  if (!rows_.empty() && Extends(rows_.back(), to, packet.size())) {
+    rows_.back().size += packet.size();
+    ++rows_.back().packets;
+  } else {
+    rows_.push_back({.to = addresses_.size(),
+                     .to_count = to.size(),
+                     .at = line_size_,
+                     .size = packet.size(),
+                     .segment = packet.size(),
+                     .packets = 1});
+    addresses_.insert(addresses_.end(), to.begin(), to.end());
+  }
+  line_size_ += packet.size();
+}
+
+void UdpPort::Flush() {
+  if (rows_.empty()) return;
+  const TimePoint deadline = RealClock().Now() + kFlushMax;
+  for (const Row& row : rows_) {
+    for (size_t i = 0; i < row.to_count; ++i) {
+      const SourceAddress to = addresses_[row.to + i];
+      if (segments_) {
+        AddMessage(row, to, deadline);
+        continue;
+      }
+      for (size_t p = 0; p < row.packets; ++p) {
+        Row one = row;
+        one.at = row.at + p * row.segment;
+        one.size = std::min(row.segment, row.at + row.size - one.at);
+        one.packets = 1;
+        AddMessage(one, to, deadline);
+      }
+    }
+  }
+  SendMessages(deadline);
+  rows_.clear();
+  addresses_.clear();
+  line_size_ = 0;
+}
+
+void UdpPort::AddMessage(const Row& row, SourceAddress to, TimePoint deadline) {
+  Outgoing& out = *outgoing_;
+  if (out.count == kBatch) SendMessages(deadline);
+  const size_t i = out.count++;
+  out.rows[i] = row;
+  out.parts[i] = {line_.data() + row.at, row.size};
+  msghdr& message = out.messages[i].msg_hdr;
+  message = {};
+  message.msg_iov = &out.parts[i];
+  message.msg_iovlen = 1;
+  if (!connected_) {
+    out.to[i] = ToSocketAddress(to);
+    message.msg_name = &out.to[i];
+    message.msg_namelen = sizeof out.to[i];
+  }
+  if (row.packets == 1) return;
+  message.msg_control = out.control[i].bytes.data();
+  message.msg_controllen = CMSG_SPACE(sizeof(uint16_t));
+  cmsghdr* const c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_UDP;
+  c->cmsg_type = UDP_SEGMENT;
+  c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+  const auto segment = static_cast<uint16_t>(row.segment);
+  std::memcpy(CMSG_DATA(c), &segment, sizeof segment);
+}
+
+void UdpPort::SendMessages(TimePoint deadline) {
+  Outgoing& out = *outgoing_;
+  size_t done = 0;
+  bool repeated = false;  // an error of an earlier datagram is reported by the next call
+  while (done < out.count) {
+    const int count =
+        sendmmsg(fd_.get(), out.messages.data() + done, static_cast<unsigned>(out.count - done),
+                 MSG_DONTWAIT | MSG_NOSIGNAL);
+    for (int i = 0; i < count; ++i) counters_.sent += out.rows[done++].packets;
+    if (count > 0) {
+      repeated = false;
+      continue;
+    }
+    const int error = errno;
+    if (error == EINTR) continue;
+    if (error == ECONNREFUSED) ++counters_.refused;
+    if (error == ECONNREFUSED && !repeated) {
+      repeated = true;
+      continue;
+    }
+    const TimePoint now = RealClock().Now();
+    if ((error == EAGAIN || error == EWOULDBLOCK) && now < deadline) {
+      pollfd room = {fd_.get(), POLLOUT, 0};
+      poll(&room, 1, mesh::PollTimeout(deadline - now));
+      continue;
+    }
+    OnSendError(error, done++);
+    repeated = false;
+  }
+  out.count = 0;
+}
+
+void UdpPort::OnSendError(int error, size_t message) {
+  const Row& row = outgoing_->rows[message];
+  const bool cannot_cut = error == EINVAL || error == EIO || error == EOPNOTSUPP;
+  if (row.packets == 1 || !cannot_cut) {
+    counters_.unsent += row.packets;
+    return;
+  }
+  segments_ = false;
+  msghdr one = outgoing_->messages[message].msg_hdr;
+  one.msg_control = nullptr;
+  one.msg_controllen = 0;
+  for (size_t at = 0; at < row.size; at += row.segment) {
+    iovec part = {line_.data() + row.at + at, std::min(row.segment, row.size - at)};
+    one.msg_iov = &part;
+    const bool sent = sendmsg(fd_.get(), &one, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
+    ++(sent ? counters_.sent : counters_.unsent);
+  }
+}
+
+}  // namespace weir::aggregation

@@ -1,0 +1,189 @@
+#include "datapath/aggregation/lane_kernels.h"
+
+#include <algorithm>
+#include <cstring>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "datapath/aggregation/lane_kernels.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// Compiled once per target from here on.
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weir::aggregation {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE uint32_t HostLane(const std::byte* in, size_t i, bool little_endian) {
+  uint32_t lane;
+  std::memcpy(&lane, in + i * 4, sizeof lane);
+  return little_endian ? lane : __builtin_bswap32(lane);
+}
+
+bool AddAll(const std::byte* in, bool little_endian, uint32_t* state, size_t count) {
+  uint32_t wrapped = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t addend = HostLane(in, i, little_endian);
+    const uint32_t sum = state[i] + addend;
+    wrapped |= (state[i] ^ sum) & (addend ^ sum);
+    state[i] = sum;
+  }
+  return wrapped >> 31 != 0;
+}
+
+void MaxAll(const std::byte* in, bool little_endian, uint32_t* state, size_t count) {
+  for (size_t i = 0; i < count; ++i) state[i] = std::max(state[i], HostLane(in, i, little_endian));
+}
+
+void SwapAll(const std::byte* in, std::byte* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t lane = HostLane(in, i, false);
+    std::memcpy(out + i * 4, &lane, sizeof lane);
+  }
+}
+
+void AddLevelsAll(const std::byte* in, const uint8_t* levels, uint32_t* state, size_t count) {
+  for (size_t i = 0; i + 2 <= count; i += 2) {
+    const auto pair = static_cast<uint8_t>(in[i / 2]);
+    state[i] += levels[pair >> 4];
+    state[i + 1] += levels[pair & 15];
+  }
+}
+#else
+using U32 = hn::ScalableTag<uint32_t>;
+using U8 = hn::Repartition<uint8_t, U32>;
+using VU32 = hn::Vec<U32>;
+
+HWY_INLINE hn::Vec<U8> SwapOrder() {
+  alignas(16) static constexpr uint8_t kOrder[16] = {3,  2,  1, 0, 7,  6,  5,  4,
+                                                     11, 10, 9, 8, 15, 14, 13, 12};
+  return hn::LoadDup128(U8(), kOrder);
+}
+
+template <bool kSwap>
+HWY_INLINE VU32 HostLanes(const std::byte* in, hn::Vec<U8> order) {
+  const auto octets = hn::LoadU(U8(), reinterpret_cast<const uint8_t*>(in));
+  if constexpr (kSwap) return hn::BitCast(U32(), hn::TableLookupBytes(octets, order));
+  return hn::BitCast(U32(), octets);
+}
+
+/// step(lanes of the packet, lanes of the state) gives the new state; the last few lanes go through
+/// padded copies.
+template <bool kSwap, typename Step>
+HWY_INLINE void EachVector(const std::byte* in, uint32_t* state, size_t count, Step step) {
+  const U32 d;
+  const size_t width = hn::Lanes(d);
+  const auto order = SwapOrder();
+  size_t i = 0;
+  for (; i + width <= count; i += width) {
+    hn::StoreU(step(HostLanes<kSwap>(in + i * 4, order), hn::LoadU(d, state + i)), d, state + i);
+  }
+  if (i == count) return;
+  alignas(64) std::byte octets[hn::MaxLanes(U8())] = {};
+  alignas(64) uint32_t rest[hn::MaxLanes(U32())] = {};
+  std::memcpy(octets, in + i * 4, (count - i) * 4);
+  std::memcpy(rest, state + i, (count - i) * 4);
+  hn::Store(step(HostLanes<kSwap>(octets, order), hn::Load(d, rest)), d, rest);
+  std::memcpy(state + i, rest, (count - i) * 4);
+}
+
+template <bool kSwap>
+HWY_INLINE bool AddVectors(const std::byte* in, uint32_t* state, size_t count) {
+  const U32 d;
+  VU32 wrapped = hn::Zero(d);
+  EachVector<kSwap>(in, state, count, [&wrapped](VU32 addend, VU32 before) HWY_ATTR {
+    const VU32 sum = hn::Add(addend, before);
+    // A set sign bit: the operands agreed in sign, and the sum does not.
+    wrapped = hn::Or(wrapped, hn::And(hn::Xor(before, sum), hn::Xor(addend, sum)));
+    return sum;
+  });
+  const hn::RebindToSigned<U32> ds;
+  return !hn::AllFalse(ds, hn::Lt(hn::BitCast(ds, wrapped), hn::Zero(ds)));
+}
+
+template <bool kSwap>
+HWY_INLINE void MaxVectors(const std::byte* in, uint32_t* state, size_t count) {
+  EachVector<kSwap>(in, state, count,
+                    [](VU32 lane, VU32 before) HWY_ATTR { return hn::Max(lane, before); });
+}
+
+bool AddAll(const std::byte* in, bool little_endian, uint32_t* state, size_t count) {
+  return little_endian ? AddVectors<false>(in, state, count) : AddVectors<true>(in, state, count);
+}
+
+void MaxAll(const std::byte* in, bool little_endian, uint32_t* state, size_t count) {
+  little_endian ? MaxVectors<false>(in, state, count) : MaxVectors<true>(in, state, count);
+}
+
+void AddLevelsAll(const std::byte* in, const uint8_t* levels, uint32_t* state, size_t count) {
+  const hn::CappedTag<uint8_t, 16> d8;  // as many as there are levels
+  const hn::CappedTag<uint32_t, 16> d32;
+  const hn::Rebind<uint8_t, decltype(d32)> narrow;
+  const auto table = hn::LoadU(d8, levels);
+  const auto low = hn::Set(d8, uint8_t{15});
+  size_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const auto pairs = hn::LoadU(d8, reinterpret_cast<const uint8_t*>(in + i / 2));
+    const auto even = hn::TableLookupBytes(table, hn::ShiftRight<4>(pairs));
+    const auto odd = hn::TableLookupBytes(table, hn::And(pairs, low));
+    alignas(64) uint8_t values[32];
+    hn::Store(hn::InterleaveLower(d8, even, odd), d8, values);
+    hn::Store(hn::InterleaveUpper(d8, even, odd), d8, values + 16);
+    for (size_t k = 0; k < 32; k += hn::Lanes(d32)) {
+      const auto addend = hn::PromoteTo(d32, hn::LoadU(narrow, values + k));
+      hn::StoreU(hn::Add(hn::LoadU(d32, state + i + k), addend), d32, state + i + k);
+    }
+  }
+  for (; i + 2 <= count; i += 2) {
+    const auto pair = static_cast<uint8_t>(in[i / 2]);
+    state[i] += levels[pair >> 4];
+    state[i + 1] += levels[pair & 15];
+  }
+}
+
+void SwapAll(const std::byte* in, std::byte* out, size_t count) {
+  const size_t width = hn::Lanes(U32());
+  const auto order = SwapOrder();
+  size_t i = 0;
+  for (; i + width <= count; i += width) {
+    const auto lanes = hn::BitCast(U8(), HostLanes<true>(in + i * 4, order));
+    hn::StoreU(lanes, U8(), reinterpret_cast<uint8_t*>(out + i * 4));
+  }
+  for (; i < count; ++i) {
+    uint32_t lane;
+    std::memcpy(&lane, in + i * 4, sizeof lane);
+    lane = __builtin_bswap32(lane);
+    std::memcpy(out + i * 4, &lane, sizeof lane);
+  }
+}
+#endif
+
+}  // namespace HWY_NAMESPACE
+}  // namespace weir::aggregation
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace weir::aggregation {
+
+HWY_EXPORT(AddAll);
+HWY_EXPORT(MaxAll);
+HWY_EXPORT(SwapAll);
+HWY_EXPORT(AddLevelsAll);
+
+bool AddLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept {
+  return HWY_DYNAMIC_DISPATCH(AddAll)(in, little_endian, state, count);
+}
+void RaiseLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept {
+  HWY_DYNAMIC_DISPATCH(MaxAll)(in, little_endian, state, count);
+}
+void SwapLanes(const std::byte* in, std::byte* out, size_t count) noexcept {
+  HWY_DYNAMIC_DISPATCH(SwapAll)(in, out, count);
+}
+void AddLevels(const std::byte* in, const uint8_t* levels, uint32_t* state, size_t count) noexcept {
+  HWY_DYNAMIC_DISPATCH(AddLevelsAll)(in, levels, state, count);
+}
+
+}  // namespace weir::aggregation
+#endif

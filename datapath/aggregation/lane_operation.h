@@ -1,0 +1,40 @@
+#pragma once
+// What an aggregator does with the lanes of a round: the part of a slot pool that differs between
+// modes.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "datapath/aggregation/lease.h"
+
+namespace weir::aggregation {
+
+/// Immutable, thread-safe; the state belongs to the caller: StateWords(lease) words, undefined
+/// before the first contribution. All O(lanes), no allocation, none fails: the packet fits the
+/// lease and has lanes.
+class LaneOperation {
+ public:
+  virtual ~LaneOperation() = default;
+
+  /// state = the first contribution to a round. It overwrites, so that no pass clears.
+  virtual void Set(const Packet& packet, std::span<uint32_t> state) const = 0;
+
+  /// Adds a further one. False when some lane did not fit.
+  virtual bool Add(const Packet& packet, std::span<uint32_t> state) const = 0;
+
+  /// Writes the sum to a payload of PayloadBytes(*header) octets, after setting header->detail
+  /// where the mode has something to say there. `out` has room for any.
+  virtual void Write(std::span<const uint32_t> state, PacketHeader* header,
+                     std::span<std::byte> out) const = 0;
+};
+
+/// For a lease that is valid. kFloat adds exactly with `exact`, else as a switch that can shift
+/// only the incoming number (FPISA-A).
+std::unique_ptr<LaneOperation> MakeLaneOperation(const Lease& lease, bool exact_floats = true);
+
+/// The operation of kFloat, see float_lanes.cc.
+std::unique_ptr<LaneOperation> MakeFloatOperation(const Lease& lease, bool exact);
+
+}  // namespace weir::aggregation

@@ -1,0 +1,221 @@
+#include "datapath/aggregation/packet.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "datapath/aggregation/lane_kernels.h"
+#include "datapath/base/byte_cursor.h"
+#include "datapath/base/check.h"
+#include "datapath/wire/frame.h"
+
+namespace weir::aggregation {
+namespace {
+
+constexpr uint16_t kPacketMagic = 0x5741;  // "WA"
+constexpr uint8_t kPacketVersion = 1;
+constexpr size_t kChecksumAt = 44;
+constexpr uint8_t kFlagsKnown = kPacketReply | kPacketLittleEndian | kPacketChecked |
+                                kPacketOverflow | kPacketNotice | kPacketLead;
+
+constexpr uint8_t Swap(uint8_t v) { return v; }
+constexpr uint16_t Swap(uint16_t v) { return __builtin_bswap16(v); }
+constexpr uint32_t Swap(uint32_t v) { return __builtin_bswap32(v); }
+constexpr uint64_t Swap(uint64_t v) { return __builtin_bswap64(v); }
+
+template <typename T>
+void Put(T value, ByteWriter* writer) {
+  writer->Write(Swap(value));
+}
+
+template <typename T>
+T Get(ByteReader* reader) {
+  T value = 0;
+  WEIR_CHECK(reader->Read(&value).ok());  // the caller has checked the length
+  return Swap(value);
+}
+
+uint32_t PacketChecksum(std::span<const std::byte> packet) {
+  // In one piece: at this size, hashing pieces costs more than putting them together.
+  std::array<std::byte, kPacketBytesMax> joined;
+  const size_t payload = packet.size() - kPacketHeaderBytes;
+  WEIR_CHECK(packet.size() <= joined.size());
+  std::memcpy(joined.data(), packet.data(), kChecksumAt);
+  if (payload > 0) {
+    std::memcpy(joined.data() + kChecksumAt, packet.data() + kPacketHeaderBytes, payload);
+  }
+  return Checksum(std::span(joined).first(kChecksumAt + payload));
+}
+
+Status Wrong(std::string_view field, std::string_view expected, uint64_t found) {
+  return DataLoss(StrCat("packet ", field, ": expected ", expected, ", found ", found));
+}
+
+/// Flags that contradict each other or the mode would be read differently by different aggregators.
+Status CheckFlags(const PacketHeader& h) {
+  const bool reply = (h.flags & kPacketReply) != 0;
+  if ((h.flags & ~kFlagsKnown) != 0) return Wrong("flags", "known ones", h.flags);
+  if (!reply && (h.flags & (kPacketOverflow | kPacketNotice)) != 0) {
+    return Wrong("flags", "no overflow and no notice in a request", h.flags);
+  }
+  if ((h.flags & kPacketLead) != 0 && h.mode != PacketMode::kSum) {
+    return Wrong("flags", "a lead in mode 1 only", h.flags);
+  }
+  if (!reply && h.contributions != 0) return Wrong("contributions", "0", h.contributions);
+  if (h.contributions > kWorldMax) return Wrong("contributions", "at most 4096", h.contributions);
+  return OkStatus();
+}
+
+Status CheckShape(const PacketHeader& h) {
+  if ((h.flags & kPacketNotice) != 0) {
+    if (h.detail < 1 || h.detail > 2) return Wrong("notice", "1 or 2", h.detail);
+    return OkStatus();
+  }
+  if (h.lanes == 0) return Wrong("lanes", "at least 1", 0);
+  switch (h.mode) {
+    case PacketMode::kSum:
+    case PacketMode::kMax:
+    case PacketMode::kFloat:
+      if (h.lanes > kPacketLanesMax) return Wrong("lanes", "at most 256", h.lanes);
+      if (h.detail != 0) return Wrong("detail", "0", h.detail);
+      break;
+    case PacketMode::kTable:
+      if (h.detail != 8 && h.detail != 16) return Wrong("sum bits", "8 or 16", h.detail);
+      if (h.lanes % 2 != 0) return Wrong("lanes", "an even number", h.lanes);
+      if (h.lanes > kPacketTableLanesMax * 8 / h.detail) {
+        return Wrong("lanes", "at most 1024 of 8 or 512 of 16 bits", h.lanes);
+      }
+      break;
+    case PacketMode::kSparse:
+      if (h.columns == 0 || h.columns > kColumnsMax) {
+        return Wrong("columns", "1 .. 32", h.columns);
+      }
+      if (size_t{h.lanes} * h.columns > kPacketLanesMax) {
+        return Wrong("lanes", "at most 256 in all columns", h.lanes);
+      }
+      if (uint64_t{h.detail} >> h.columns != 0) {
+        return Wrong("set of columns", "those that exist", h.detail);
+      }
+      break;
+  }
+  if (h.mode != PacketMode::kSparse && h.columns != 0) return Wrong("columns", "0", h.columns);
+  return OkStatus();
+}
+
+PacketHeader ReadFields(std::span<const std::byte> bytes) {
+  ByteReader reader(bytes);
+  PacketHeader h;
+  Get<uint32_t>(&reader);  // magic, version, mode
+  h.mode = static_cast<PacketMode>(bytes[3]);
+  h.flags = Get<uint8_t>(&reader);
+  h.columns = Get<uint8_t>(&reader);
+  h.lease = Get<uint16_t>(&reader);
+  h.epoch = Get<uint32_t>(&reader);
+  h.cookie = Get<uint64_t>(&reader);
+  h.slot = Get<uint16_t>(&reader);
+  h.lanes = Get<uint16_t>(&reader);
+  h.round = Get<uint32_t>(&reader);
+  h.operation = Get<uint32_t>(&reader);
+  h.offset = Get<uint32_t>(&reader);
+  h.contributions = Get<uint16_t>(&reader);
+  h.exponent = Get<uint16_t>(&reader);
+  h.detail = Get<uint32_t>(&reader);
+  h.checksum = Get<uint32_t>(&reader);
+  return h;
+}
+
+}  // namespace
+
+size_t PayloadBytes(const PacketHeader& h) {
+  if ((h.flags & (kPacketNotice | kPacketLead)) != 0) return 0;
+  switch (h.mode) {
+    case PacketMode::kSum:
+    case PacketMode::kMax:
+    case PacketMode::kFloat:
+      return size_t{h.lanes} * 4;
+    case PacketMode::kTable:
+      if ((h.flags & kPacketReply) == 0) return h.lanes / 2;
+      return kContributorBytes + size_t{h.lanes} * h.detail / 8;
+    case PacketMode::kSparse:
+      return size_t{h.columns} * 4 + std::popcount(h.detail) * size_t{h.lanes} * 4;
+  }
+  return 0;
+}
+
+void EncodePacketHeader(const PacketHeader& h, std::span<std::byte, kPacketHeaderBytes> out) {
+  ByteWriter writer(out);
+  Put(kPacketMagic, &writer);
+  Put(kPacketVersion, &writer);
+  Put(static_cast<uint8_t>(h.mode), &writer);
+  Put(h.flags, &writer);
+  Put(h.columns, &writer);
+  Put(h.lease, &writer);
+  Put(h.epoch, &writer);
+  Put(h.cookie, &writer);
+  Put(h.slot, &writer);
+  Put(h.lanes, &writer);
+  Put(h.round, &writer);
+  Put(h.operation, &writer);
+  Put(h.offset, &writer);
+  Put(h.contributions, &writer);
+  Put(h.exponent, &writer);
+  Put(h.detail, &writer);
+  Put(uint32_t{0}, &writer);
+  WEIR_CHECK(writer.ok() && writer.offset() == kPacketHeaderBytes);
+}
+
+void SealPacket(std::span<std::byte> packet) {
+  WEIR_CHECK(packet.size() >= kPacketHeaderBytes);
+  packet[4] |= std::byte{kPacketChecked};
+  const uint32_t checksum = Swap(PacketChecksum(packet));
+  std::memcpy(packet.data() + kChecksumAt, &checksum, sizeof checksum);
+}
+
+StatusOr<Packet> DecodePacket(std::span<const std::byte> datagram) {
+  if (datagram.size() < kPacketHeaderBytes) {
+    return Wrong("length", "a header of 48 octets", datagram.size());
+  }
+  const uint16_t magic = static_cast<uint16_t>(std::to_integer<int>(datagram[0]) << 8 |
+                                               std::to_integer<int>(datagram[1]));
+  if (magic != kPacketMagic) return Wrong("magic", "22337", magic);
+  const auto version = std::to_integer<uint8_t>(datagram[2]);
+  if (version != kPacketVersion) return Wrong("version", "1", version);
+  const auto mode = std::to_integer<uint8_t>(datagram[3]);
+  if (mode < 1 || mode > 5) return Wrong("mode", "1 .. 5", mode);
+  Packet packet{.header = ReadFields(datagram), .payload = datagram.subspan(kPacketHeaderBytes)};
+  const PacketHeader& h = packet.header;
+  WEIR_RETURN_IF_ERROR(CheckFlags(h));
+  WEIR_RETURN_IF_ERROR(CheckShape(h));
+  if (packet.payload.size() != PayloadBytes(h)) {
+    return Wrong("payload", StrCat(PayloadBytes(h), " octets"), packet.payload.size());
+  }
+  if ((h.flags & kPacketChecked) == 0) {
+    if (h.checksum != 0) return Wrong("checksum", "0 where it does not count", h.checksum);
+  } else if (const uint32_t computed = PacketChecksum(datagram); computed != h.checksum) {
+    return Wrong("checksum", StrCat(computed), h.checksum);
+  }
+  return packet;
+}
+
+std::string Describe(const PacketHeader& h) {
+  return StrCat("lease ", h.lease, " epoch ", h.epoch, " slot ", h.slot, " round ", h.round,
+                " operation ", h.operation, " offset ", h.offset);
+}
+
+void LoadLanes(std::span<const std::byte> payload, bool little_endian, std::span<uint32_t> lanes) {
+  WEIR_CHECK(payload.size() >= lanes.size_bytes());
+  if (lanes.empty()) return;
+  const std::span<std::byte> out = std::as_writable_bytes(lanes);
+  if (!little_endian) return SwapLanes(payload.data(), out.data(), lanes.size());
+  std::memcpy(out.data(), payload.data(), out.size());
+}
+
+void StoreLanes(std::span<const uint32_t> lanes, bool little_endian, std::span<std::byte> payload) {
+  WEIR_CHECK(payload.size() >= lanes.size_bytes());
+  if (lanes.empty()) return;
+  const std::span<const std::byte> in = std::as_bytes(lanes);
+  if (!little_endian) return SwapLanes(in.data(), payload.data(), lanes.size());
+  std::memcpy(payload.data(), in.data(), in.size());
+}
+
+}  // namespace weir::aggregation

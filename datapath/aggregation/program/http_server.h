@@ -1,0 +1,33 @@
+#pragma once
+// The aggregator's control interface over HTTP: leases, capacity, /metrics, /healthz.
+
+#include <memory>
+#include <string>
+
+#include "datapath/aggregation/io/server.h"
+#include "datapath/base/status.h"
+
+namespace weir::aggregation {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";
+  uint16_t port = 0;  // 0: any free one
+  /// "Bearer TOKEN" that everything but /healthz asks for; empty: nothing does.
+  std::string token;
+  std::string tls_cert, tls_key;  // PEM files; empty: plain text
+  std::string version;
+  double goodput_bits_per_s = 0;  // as in CapacityJson
+};
+
+/// Answers from a few threads with a bounded queue; requests of at most kLeaseBytesMax octets.
+class HttpServer {
+ public:
+  virtual ~HttpServer() = default;
+
+  /// `server` outlives the result. kInvalidArgument: TLS files; kUnavailable: the port is taken.
+  static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options,
+                                                     AggregatorServer* server);
+  virtual int port() const = 0;
+};
+
+}  // namespace weir::aggregation

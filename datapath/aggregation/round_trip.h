@@ -1,0 +1,56 @@
+#pragma once
+// How long a worker waits for a reply before it sends again.
+
+#include <algorithm>
+
+#include "datapath/base/clock.h"
+
+namespace weir::aggregation {
+
+struct TimeoutLimits {
+  Duration first = std::chrono::milliseconds(100);  // before any measurement
+  Duration min = std::chrono::milliseconds(1);
+  Duration max = std::chrono::seconds(1);
+};
+
+/// Source: RFC 6298, sections 2 and 5, with the limits' first and least instead of a second: an
+/// aggregator is near. Not thread-safe. O(1).
+class RoundTripEstimate {
+ public:
+  explicit RoundTripEstimate(const TimeoutLimits& limits) : limits_(limits), rto_(limits.first) {}
+
+  /// A reply to a packet that was sent once (Karn's rule: others are ambiguous).
+  void OnSample(Duration rtt) {
+    if (srtt_ == Duration::zero()) {
+      srtt_ = rtt;
+      variation_ = rtt / 2;
+    } else {
+      const Duration error = srtt_ > rtt ? srtt_ - rtt : rtt - srtt_;
+      variation_ += (error - variation_) / 4;
+      srtt_ += (rtt - srtt_) / 8;
+    }
+    rto_ = std::clamp(srtt_ + 4 * variation_, limits_.min, limits_.max);
+  }
+
+  /// Some packet was not answered in time: doubles the time-out, at most once per time-out, since
+  /// the packets of one window tend to expire together.
+  void OnExpiry(TimePoint now) {
+    if (backed_off_ && now - backed_off_at_ < rto_) return;
+    backed_off_ = true;
+    backed_off_at_ = now;
+    rto_ = std::min(rto_ * 2, limits_.max);
+  }
+
+  Duration timeout() const { return rto_; }
+  Duration smoothed() const { return srtt_; }
+
+ private:
+  TimeoutLimits limits_;
+  Duration rto_;
+  Duration srtt_ = Duration::zero();
+  Duration variation_ = Duration::zero();
+  bool backed_off_ = false;
+  TimePoint backed_off_at_;
+};
+
+}  // namespace weir::aggregation

@@ -1,0 +1,100 @@
+#pragma once
+// The aggregator's side of one lease: slots with two sets each, in which packets of many workers
+// become one. Pure: no clock, no network, no address.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "datapath/aggregation/lane_operation.h"
+#include "datapath/aggregation/lease.h"
+#include "datapath/aggregation/packet.h"
+#include "datapath/base/clock.h"
+
+namespace weir::aggregation {
+
+/// What became of a packet.
+enum class Verdict {
+  kAdded,      // in the sum; no reply yet
+  kCompleted,  // the last one: the reply goes to all workers
+  kServed,     // the round was complete: the reply goes to the sender alone
+  kNoticed,    // a notice goes to the sender alone
+  kDuplicate,  // in the sum already, which is not complete
+  kStale,      // of a round whose slot has gone on
+  kEarly,      // of a round that cannot have begun
+};
+
+struct Outcome {
+  Verdict verdict = Verdict::kStale;
+  std::span<const std::byte> reply = {};  // valid until the next call to the pool
+};
+
+/// A round that waits for somebody.
+struct OpenRound {
+  uint16_t slot = 0;
+  uint32_t round = 0;
+  uint32_t operation = 0;
+  uint64_t missing = 0;  // bit w: worker w has not contributed
+  TimePoint opened_at;
+};
+
+/// Not thread-safe; copyable. Memory is bounded by the lease: slots * 2 * (StateWords * 4 + one
+/// packet).
+///
+/// Packets are matched by slot and round exactly (WIRE section 4, "Rounds"), whatever their order
+/// and however often they come. Source: Sapio et al., "Scaling distributed machine learning with
+/// in-network aggregation", NSDI 2021, section 3.5; deviates: the published protocol tells two uses
+/// of a set apart by the bitmap alone, and so takes a late duplicate for a contribution to the next
+/// use.
+class SlotPool {
+ public:
+  /// lease: valid.
+  explicit SlotPool(const Lease& lease, bool exact_floats = true);
+
+  /// A request of `worker` (0 .. workers - 1) that Fits() the lease. O(lanes).
+  Outcome OnPacket(int worker, const Packet& packet, TimePoint now);
+
+  /// Ends rounds that have waited for the lease's cut-off and have its quorum; on_reply gets each
+  /// reply, for all workers. O(slots), nothing without a cut-off.
+  void OnTimer(TimePoint now, const std::function<void(std::span<const std::byte>)>& on_reply);
+
+  /// Who holds the pool up, if anyone. O(slots).
+  std::optional<OpenRound> OldestOpenRound() const;
+
+  /// Appends all that decides which outcomes packets will have, times and headers apart.
+  void AppendStateForTest(std::vector<uint64_t>* out) const;
+
+ private:
+  struct Set {
+    uint32_t round = 0;
+    uint64_t contributors = 0;
+    int count = 0;
+    bool complete = false;
+    PacketHeader header;  // of the first contribution
+    TimePoint opened_at;
+    std::vector<std::byte> reply;  // room for any, from the first round on
+    size_t reply_bytes = 0;
+    std::span<const std::byte> Reply() const { return std::span(reply).first(reply_bytes); }
+  };
+  struct Slot {
+    int64_t newest = -1;  // round; -1: none
+    Set sets[2];
+  };
+
+  std::span<uint32_t> State(size_t slot, uint32_t round);
+  void Open(Slot* slot, const PacketHeader& header, TimePoint now);
+  Outcome Contribute(int worker, const Packet& packet, Set* set);
+  void Complete(const PacketHeader& header, Set* set);
+  Outcome Tell(const PacketHeader& header, Notice notice);
+
+  const Lease lease_;
+  const std::shared_ptr<const LaneOperation> operation_;  // immutable, so copies share it
+  const size_t words_;
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> state_;
+  std::vector<std::byte> notice_;
+};
+
+}  // namespace weir::aggregation

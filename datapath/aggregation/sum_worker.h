@@ -1,0 +1,43 @@
+#pragma once
+// An all-reduce of floats by SwitchML's protocol: integers up, sums down, scales one window ahead.
+
+#include <span>
+#include <vector>
+
+#include "datapath/aggregation/worker.h"
+
+namespace weir::aggregation {
+
+/// Not thread-safe. See Worker for the loop.
+class SumWorker : public ChunkWorker {
+ public:
+  /// lease: valid, mode kSum.
+  SumWorker(const Lease& lease, const TimeoutLimits& limits, int rank);
+
+  /// Starts to replace `data` by the sum over all workers, whose data has the same size; it must
+  /// outlive the operation. operation: counted alike on all workers. Every worker gets the same
+  /// bits, whatever the order of packets: the sum of the elements rounded to a chunk's grid (see
+  /// quantise.h). A chunk with NaN or infinity on any worker becomes NaN on all. Errors: as
+  /// Worker::Start.
+  Status Begin(std::span<float> data, uint32_t operation, TimePoint deadline);
+
+  /// Chunks of the last operation that were not finite on some worker.
+  uint64_t non_finite_chunks() const { return non_finite_chunks_; }
+
+ protected:
+  void Build(uint64_t index, PacketHeader* header, std::span<std::byte> payload) override;
+  Status AcceptChunk(uint64_t index, const Packet& packet) override;
+
+ private:
+  std::span<float> Chunk(uint64_t chunk) const;
+
+  const int bits_;
+  std::span<float> data_;
+  uint64_t chunks_ = 0;
+  uint64_t lead_ = 0;                // packets without lanes at the start
+  std::vector<uint16_t> exponents_;  // by chunk: ours until the reply, then the greatest
+  std::vector<uint32_t> lanes_;
+  uint64_t non_finite_chunks_ = 0;
+};
+
+}  // namespace weir::aggregation

@@ -1,0 +1,22 @@
+#include "datapath/aggregation/xdp/program_object.h"
+
+// The file comes from the build (CMakeLists.txt), which compiles aggregate.bpf.c.
+__asm__(
+    ".section .rodata\n"
+    ".balign 16\n"
+    "weir_xdp_program_begin:\n"
+    ".incbin \"" WEIR_XDP_PROGRAM_FILE
+    "\"\n"
+    "weir_xdp_program_end:\n"
+    ".byte 0\n"
+    ".previous\n");
+
+extern "C" const std::byte weir_xdp_program_begin[], weir_xdp_program_end[];
+
+namespace weir::aggregation {
+
+std::span<const std::byte> XdpProgramObject() {
+  return {weir_xdp_program_begin, weir_xdp_program_end};
+}
+
+}  // namespace weir::aggregation

@@ -1,0 +1,351 @@
+// PowerSGD: every matrix M of the bucket as P Q^T of low rank. Round 0 sums P = M Q over the ranks;
+// all orthonormalise the sum to the same P'; round 1 sums Q = M^T P' and what is not a matrix; the
+// bucket is the sum of P' Q^T. What P' P'^T M lacks stays in the residual. With a state, Q of the
+// last step starts the next (with unit columns), which makes the steps a power iteration; the
+// state's first Q, or every Q without a state, is drawn from the shared seed. The rank r of a
+// matrix of n rows and m columns is the nearest to ratio * n * m / (n + m), at least 1; vectors,
+// small matrices and those that would not shrink travel as they are. Without shapes the bucket is
+// one near-square matrix and a rest. Payload: round 0: for each matrix n rows of r float32; round
+// 1: for each part in order, either r rows of m float32 or its elements. Source: Vogels,
+// Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019; deviates: rank from a ratio, uniform start in place
+// of normal (no libm in what ranks must agree on), dense parts with the second round, columns that
+// depend on others are dropped (zero) rather than normalised from rounding errors. Memory: O(r (n +
+// m)) beside payload and residual.
+
+#include <algorithm>
+
+#include "datapath/base/random.h"
+#include "datapath/codec/fused_codec.h"
+#include "datapath/codec/kernels_matrix.h"
+#include "datapath/codec/matrices.h"
+#include "datapath/codec/state_bytes.h"
+
+namespace weir {
+namespace {
+
+/// A part and its rank; 0 for one that is sent as it is.
+struct Factor {
+  MatrixPart part;
+  size_t rank = 0;
+
+  size_t first_floats() const { return part.rows * rank; }
+  size_t last_floats() const { return rank > 0 ? part.columns * rank : part.elements(); }
+};
+
+struct FactorLayout {
+  std::vector<Factor> factors;
+  size_t first_floats = 0, last_floats = 0;
+  size_t bytes() const { return (first_floats + last_floats) * sizeof(float); }
+};
+
+class PowerSgdState : public CodecState {
+ public:
+  std::vector<std::vector<float>> q;  // for each factor: rank rows of `columns`; empty at first
+
+  std::vector<std::byte> Save() const override {
+    StateWriter writer;
+    writer.Write(static_cast<uint32_t>(q.size()));
+    for (const std::vector<float>& factor : q) {
+      writer.Write(uint64_t{factor.size()});
+      for (const float v : factor) writer.Write(v);
+    }
+    return writer.Take();
+  }
+
+  Status Load(std::span<const std::byte> bytes) override {
+    ByteReader reader(bytes);
+    uint32_t factors = 0;
+    WEIR_RETURN_IF_ERROR(ReadStateVersion(reader));
+    WEIR_RETURN_IF_ERROR(reader.Read(&factors));
+    q.clear();
+    for (uint32_t i = 0; i < factors; ++i) {
+      uint64_t size = 0;
+      WEIR_RETURN_IF_ERROR(
+          ReadWithin<uint64_t>(reader, 0, reader.remaining() / sizeof(float), &size));
+      std::vector<float>& factor = q.emplace_back(size);
+      for (float& v : factor) WEIR_RETURN_IF_ERROR(ReadWithin(reader, -kUnit, kUnit, &v));
+    }
+    return CheckStateEnd(reader);
+  }
+
+ private:
+  static constexpr float kUnit = 1.001f;  // columns have unit length
+};
+
+size_t RankOf(const MatrixPart& part, double ratio) {
+  if (part.rows < 2 || part.columns < 2 || part.elements() < kMatrixElementsMin) return 0;
+  const double ends = static_cast<double>(part.rows) + static_cast<double>(part.columns);
+  const double elements = static_cast<double>(part.elements());
+  const double rank = std::max(1.0, std::floor(ratio * elements / ends + 0.5));
+  return rank * ends < elements ? static_cast<size_t>(rank) : 0;
+}
+
+/// Q of step 0: uniform in [-1, 1).
+std::vector<float> DrawStart(uint64_t seed, size_t factor, size_t count) {
+  const uint64_t stream = MixSeed(seed, factor);
+  std::vector<float> q(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto top = static_cast<int64_t>(MixSeed(stream, i)) >> 40;  // 24 bits, signed
+    q[i] = static_cast<float>(top) * 0x1p-23f;
+  }
+  return q;
+}
+
+double Dot(const std::vector<double>& a, const std::vector<double>& b) {
+  double sums[4] = {};
+  for (size_t i = 0; i < a.size(); ++i) sums[i % 4] += a[i] * b[i];
+  return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+/// Modified Gram-Schmidt on the columns of `rows` x `rank` floats, in double and a fixed order: all
+/// ranks get the same bits. O(rows * rank^2).
+void Orthonormalise(size_t rank, std::vector<float>& p) {
+  /// Below this part of its length a column is what rounding left of others.
+  constexpr double kDependent = 1e-5;
+  const size_t rows = p.size() / rank;
+  std::vector<std::vector<double>> columns(rank, std::vector<double>(rows));
+  for (size_t i = 0; i < rows; ++i) {
+    for (size_t k = 0; k < rank; ++k) columns[k][i] = p[i * rank + k];
+  }
+  for (size_t k = 0; k < rank; ++k) {
+    std::vector<double>& column = columns[k];
+    const double before = std::sqrt(Dot(column, column));
+    for (size_t j = 0; j < k; ++j) {
+      const double along = Dot(column, columns[j]);
+      for (size_t i = 0; i < rows; ++i) column[i] -= along * columns[j][i];
+    }
+    const double length = std::sqrt(Dot(column, column));
+    const bool keep = length > kDependent * before && length > 0;
+    const double factor = keep ? 1 / length : 0;
+    for (double& v : column) v *= factor;
+    for (size_t i = 0; i < rows; ++i) p[i * rank + k] = static_cast<float>(column[i]);
+  }
+}
+
+/// Rows of unit length: only the direction of Q matters to the next step.
+void NormaliseRows(size_t rank, std::vector<float>& q) {
+  const size_t columns = q.size() / rank;
+  for (size_t k = 0; k < rank; ++k) {
+    const auto row = std::span(q).subspan(k * columns, columns);
+    double square = 0;
+    for (const float v : row) square += static_cast<double>(v) * v;
+    const double factor = square > 0 ? 1 / std::sqrt(square) : 0;
+    for (float& v : row) v = static_cast<float>(v * factor);
+  }
+}
+
+/// P = M Q of one matrix.
+std::vector<float> LeftFactor(const PassOperands& operands, const Factor& factor,
+                              const std::vector<float>& q, kernels::Sums* sums) {
+  const size_t rank = factor.rank, columns = factor.part.columns;
+  std::vector<float> p(factor.first_floats());
+  std::vector<double> dots(rank);
+  ForEachStretch(
+      operands, factor.part, sums, [&](size_t row, size_t column, const float* e, size_t size) {
+        if (column == 0) std::fill(dots.begin(), dots.end(), 0.0);
+        kernels::AddDotProducts(
+            e, size, {.data = q.data() + column, .stride = columns, .count = rank}, dots.data());
+        if (column + size < columns) return;
+        for (size_t k = 0; k < rank; ++k) {
+          p[row * rank + k] = static_cast<float>(dots[k]);
+        }
+      });
+  return p;
+}
+
+/// Q = M^T P of one matrix, transposed: rank rows.
+std::vector<float> RightFactor(const PassOperands& operands, const Factor& factor,
+                               const std::vector<float>& p, kernels::Sums* sums) {
+  std::vector<float> q(factor.last_floats(), 0.0f);
+  ForEachStretch(operands, factor.part, sums,
+                 [&](size_t row, size_t column, const float* e, size_t size) {
+                   kernels::AddOuterProduct(p.data() + row * factor.rank, factor.rank, e, size,
+                                            factor.part.columns, q.data() + column);
+                 });
+  return q;
+}
+
+/// rest = M - P Q^T; returns its energy.
+double SubtractProduct(const PassOperands& operands, const Factor& factor,
+                       const std::vector<float>& p, const std::vector<float>& q) {
+  kernels::Sums lost;
+  std::vector<float> negative(p);
+  for (float& v : negative) v = -v;
+  ForEachStretch(
+      operands, factor.part, nullptr, [&](size_t row, size_t column, float* e, size_t size) {
+        kernels::AddCombination(
+            negative.data() + row * factor.rank,
+            {.data = q.data() + column, .stride = factor.part.columns, .count = factor.rank}, size,
+            e);
+        const size_t at = factor.part.at + row * factor.part.columns + column;
+        kernels::Measure({.gradient = e, .size = size},
+                         operands.rest.empty() ? nullptr : operands.rest.data() + at, &lost);
+      });
+  return lost.energy_in;
+}
+
+class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
+ public:
+  const CodecTraits& Traits() const override { return traits_; }
+
+  size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override {
+    const StatusOr<FactorLayout> layout = MakeLayout(n, context);
+    WEIR_CHECK(layout.ok());
+    return layout->bytes();
+  }
+
+  std::unique_ptr<CodecState> NewState(size_t, const EncodeContext&) const override {
+    return std::make_unique<PowerSgdState>();
+  }
+
+  /// O(n * rank). With a state, the sum of Q becomes the next step's start.
+  Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
+                   std::span<float> out) const override {
+    WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
+    WEIR_ASSIGN_OR_RETURN(const FactorLayout layout, MakeLayout(out.size(), context));
+    WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, payload, layout.bytes()));
+    WEIR_RETURN_IF_ERROR(CheckFinite(traits_, payload));
+    std::vector<std::vector<float>> next(layout.factors.size());
+    size_t first = 0, last = layout.first_floats;
+    for (size_t index = 0; index < layout.factors.size(); ++index) {
+      const Factor& factor = layout.factors[index];
+      next[index] = LoadFloats(payload, last, factor.last_floats());
+      last += factor.last_floats();
+      float* to = out.data() + factor.part.at;
+      if (factor.rank == 0) {
+        for (size_t i = 0; i < factor.part.elements(); ++i) to[i] += scale * next[index][i];
+        next[index].clear();
+        continue;
+      }
+      std::vector<float> p = LoadFloats(payload, first, factor.first_floats());
+      first += factor.first_floats();
+      Orthonormalise(factor.rank, p);
+      for (float& v : p) v *= scale;
+      AddProduct(factor, p, next[index], to);
+      NormaliseRows(factor.rank, next[index]);
+    }
+    if (auto* state = dynamic_cast<PowerSgdState*>(context.state)) state->q = std::move(next);
+    return OkStatus();
+  }
+
+ private:
+  StatusOr<FactorLayout> MakeLayout(size_t n, const EncodeContext& context) const {
+    WEIR_ASSIGN_OR_RETURN(const std::vector<MatrixPart> parts,
+                          SplitIntoMatrices(traits_, n, context));
+    FactorLayout layout;
+    for (const MatrixPart& part : parts) {
+      layout.factors.push_back({.part = part, .rank = RankOf(part, context.params.ratio)});
+      layout.first_floats += layout.factors.back().first_floats();
+      layout.last_floats += layout.factors.back().last_floats();
+    }
+    return layout;
+  }
+
+  static void AddProduct(const Factor& factor, const std::vector<float>& p,
+                         const std::vector<float>& q, float* to) {
+    const size_t columns = factor.part.columns;
+    for (size_t row = 0; row < factor.part.rows; ++row) {
+      for (size_t at = 0; at < columns; at += kernels::kBlockElements) {
+        kernels::AddCombination(p.data() + row * factor.rank,
+                                {.data = q.data() + at, .stride = columns, .count = factor.rank},
+                                std::min(kernels::kBlockElements, columns - at),
+                                to + row * columns + at);
+      }
+    }
+  }
+
+  /// Round 0: O(n * rank). Round 1: twice that, and O(rows * rank^2).
+  StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
+                              std::span<std::byte> out) const override {
+    WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
+    WEIR_ASSIGN_OR_RETURN(const FactorLayout layout, MakeLayout(operands.gradient.size(), context));
+    const size_t first_bytes = layout.first_floats * sizeof(float);
+    if (context.round == 0) {
+      WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, layout.bytes()));
+      return First(operands, context, layout, out.first(first_bytes));
+    }
+    WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, layout.bytes() - first_bytes));
+    WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, context.previous, first_bytes));
+    return Last(operands, context, layout, out.first(layout.bytes() - first_bytes));
+  }
+
+  EncodeResult First(const PassOperands& operands, const EncodeContext& context,
+                     const FactorLayout& layout, std::span<std::byte> out) const {
+    const auto* state = dynamic_cast<const PowerSgdState*>(context.state);
+    kernels::Sums sums;
+    size_t at = 0;
+    for (size_t index = 0; index < layout.factors.size(); ++index) {
+      const Factor& factor = layout.factors[index];
+      if (factor.rank == 0) {
+        const size_t begin = factor.part.at, size = factor.part.elements();
+        const kernels::Sums dense = MeasureOperands(
+            {.gradient = operands.gradient.subspan(begin, size),
+             .residual = operands.residual.empty() ? operands.residual
+                                                   : operands.residual.subspan(begin, size)},
+            nullptr);
+        sums.max_bits = std::max(sums.max_bits, dense.max_bits);
+        continue;
+      }
+      const size_t floats = factor.last_floats();
+      // A state made for other parameters starts anew.
+      const bool warm =
+          state != nullptr && index < state->q.size() && state->q[index].size() == floats;
+      const std::vector<float> q = warm ? state->q[index] : DrawStart(context.seed, index, floats);
+      StoreFloats(LeftFactor(operands, factor, q, &sums), out, at);
+      at += factor.first_floats();
+    }
+    return LaneResult(sums, out);
+  }
+
+  EncodeResult Last(const PassOperands& operands, const EncodeContext& context,
+                    const FactorLayout& layout, std::span<std::byte> out) const {
+    if (context.statistics != nullptr) MeasureOperands(operands, context.statistics);
+    kernels::Sums sums;
+    size_t from = 0, at = 0;
+    for (const Factor& factor : layout.factors) {
+      if (factor.rank == 0) {
+        ForEachStretch(operands, factor.part, &sums,
+                       [&](size_t row, size_t column, const float* e, size_t size) {
+                         const size_t offset = row * factor.part.columns + column;
+                         StoreFloats({e, size}, out, at + offset);
+                         if (operands.rest.empty()) return;
+                         std::fill_n(operands.rest.data() + factor.part.at + offset, size, 0.0f);
+                       });
+      } else {
+        std::vector<float> p = LoadFloats(context.previous, from, factor.first_floats());
+        from += factor.first_floats();
+        Orthonormalise(factor.rank, p);
+        const std::vector<float> q = RightFactor(operands, factor, p, &sums);
+        StoreFloats(q, out, at);
+        sums.energy_lost += SubtractProduct(operands, factor, p, q);
+      }
+      at += factor.last_floats();
+    }
+    return LaneResult(sums, out);
+  }
+
+  const CodecTraits traits_ = {
+      .name = "power_sgd",
+      .summary = "low-rank factors by warm-started power iteration (Vogels et al. 2019)",
+      .needs_error_feedback = true,
+      .form = PayloadForm::kLanes,
+      .rounds = 2,
+      .settings = {{.kept_bits = 32}},
+      .size_in_steps = true,
+      .uses_ratio = true,
+      .ratio_min = 1e-6,
+      .ratio_max = 1,
+      // What matrices without structure lose; the gain of gradients shows when it runs.
+      .error_model = ErrorModel::kUniformSelection,
+      // Of a matrix with equal singular values half the ratio, the rank rounded.
+      .contraction = 0.25,
+  };
+};
+
+}  // namespace
+
+void RegisterPowerSgd(Registry<Codec>& registry, uint8_t id) {
+  registry.Add(id, std::make_unique<PowerSgdCodec>());
+}
+
+}  // namespace weir

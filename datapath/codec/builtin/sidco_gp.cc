@@ -1,0 +1,23 @@
+// SIDCo as published, a gamma distribution fitted first, then generalised Pareto. The number of
+// stages starts at 1 and is looked at every 5 steps: one less when more than 1.2 times the wanted
+// number was kept on average, one more below 0.8. Payload: selection (proto/WIRE.md section 3).
+// Source: Abdelmoniem et al., "An efficient statistical-based gradient compression technique for
+// distributed training systems", MLSys 2021; deviates: stages are counted per bucket, moments come
+// from a sample of the elements where 16384 or more are wanted, a threshold that more than
+// twice the wanted number pass is replaced by the histogram's, zeros
+// are left out of the gamma fit.
+
+#include "datapath/codec/staged_threshold.h"
+
+namespace weir {
+
+void RegisterSidcoGp(Registry<Codec>& registry, uint8_t id) {
+  registry.Add(
+      id,
+      std::make_unique<StagedThresholdCodec>(
+          StagedTraits("sidco_gp",
+                       "threshold from a gamma fit, then Pareto fits (Abdelmoniem et al. 2021)"),
+          TailFit::kGammaThenPareto));
+}
+
+}  // namespace weir

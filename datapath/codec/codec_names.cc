@@ -1,0 +1,43 @@
+#include "datapath/codec/codec_names.h"
+
+namespace weir {
+
+std::string_view NameOf(PayloadForm form) {
+  switch (form) {
+    case PayloadForm::kLanes:
+      return "lanes";
+    case PayloadForm::kOpaque:
+      return "opaque";
+    case PayloadForm::kSharedIndex:
+      return "shared_index";
+    case PayloadForm::kUnionIndex:
+      return "union_index";
+    case PayloadForm::kRegions:
+      return "regions";
+    case PayloadForm::kFloatLanes:
+      return "float_lanes";
+    case PayloadForm::kTableLanes:
+      return "table_lanes";
+  }
+  return "";
+}
+
+std::string_view NameOf(ErrorModel model) {
+  switch (model) {
+    case ErrorModel::kExact:
+      return "exact";
+    case ErrorModel::kSelection:
+      return "selection";
+    case ErrorModel::kUniformSelection:
+      return "uniform_selection";
+    case ErrorModel::kRelative:
+      return "relative";
+    case ErrorModel::kMaxScaled:
+      return "max_scaled";
+    case ErrorModel::kUnknown:
+      return "unknown";
+  }
+  return "";
+}
+
+}  // namespace weir

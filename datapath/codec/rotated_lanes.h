@@ -1,0 +1,56 @@
+#pragma once
+// The engine of the codecs that rotate and then round to integer lanes on a range that all ranks
+// share, so that payloads add: thc_uniform and thc differ in their levels only.
+
+#include <vector>
+
+#include "datapath/codec/fused_codec.h"
+#include "datapath/codec/kernels_hadamard.h"
+
+namespace weir {
+
+/// What one setting's lanes mean: numbers from -centre to centre, uniform over +-range.
+struct RotatedLevels {
+  float range = 0;  // in units of a coordinate's standard deviation at the shared norm
+  int centre = 1;   // world_max * centre fits the setting's lanes
+  std::vector<int32_t> cells =
+      {};  // as kernels::SparseGrid has them; empty: all numbers are levels
+};
+
+/// Thread-safe. shared_max is the root mean square of gradient + residual of the rank where it is
+/// largest; outside 2^-100 .. 2^100 zeros are sent. Lanes have CodecSetting::bits: 4, 8 or 16.
+class RotatedLaneCodec : public FusedCodec {
+ public:
+  /// `levels` belong to traits.settings one by one.
+  RotatedLaneCodec(CodecTraits traits, std::vector<RotatedLevels> levels);
+
+  const CodecTraits& Traits() const override { return traits_; }
+
+  /// bits / 8 octets for each coordinate: see RotatedElements.
+  size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override;
+
+  /// The root mean square, +infinity when not finite.
+  float LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                 const EncodeContext& context) const override;
+
+  Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
+                   std::span<float> out) const override;
+
+  size_t LaneBytes(const EncodeContext& context) const override;
+  void Accumulate(const EncodeContext& context, std::span<std::byte> sum,
+                  std::span<const std::byte> addend) const override;
+
+ private:
+  struct Choice;
+  Choice Choose(const EncodeContext& context) const;
+
+  /// One pass, O(n log 1024). A shared_max that is not finite gives a non-finite result, a negative
+  /// one kInvalidArgument.
+  StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
+                              std::span<std::byte> out) const override;
+
+  const CodecTraits traits_;
+  const std::vector<RotatedLevels> levels_;
+};
+
+}  // namespace weir

@@ -1,0 +1,63 @@
+#pragma once
+// Writing and reading the bytes of a codec's state. They come back from files, so every reader
+// checks what it takes.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "datapath/base/byte_cursor.h"
+
+namespace weir {
+
+/// The first octet of every saved state; a codec that changes its layout takes the next number.
+inline constexpr uint8_t kCodecStateVersion = 1;
+
+/// A growing run of little-endian values, begun with the version. Not thread-safe.
+class StateWriter {
+ public:
+  StateWriter() { Write(kCodecStateVersion); }
+
+  template <typename T>
+  requires std::is_trivially_copyable_v<T>
+  void Write(const T& value) {
+    const size_t at = bytes_.size();
+    bytes_.resize(at + sizeof(T));
+    std::memcpy(bytes_.data() + at, &value, sizeof(T));
+  }
+
+  std::vector<std::byte> Take() { return std::move(bytes_); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+/// kDataLoss unless the next octet is kCodecStateVersion.
+inline Status ReadStateVersion(ByteReader& reader) {
+  uint8_t version = 0;
+  WEIR_RETURN_IF_ERROR(reader.Read(&version));
+  if (version == kCodecStateVersion) return OkStatus();
+  return DataLoss(StrCat("codec state: version ", int{version}, " at offset ", reader.offset() - 1,
+                         ", expected ", int{kCodecStateVersion}));
+}
+
+/// Reads a number that must lie in [low, high]: kDataLoss with its offset otherwise, NaN included.
+template <typename T>
+Status ReadWithin(ByteReader& reader, T low, T high, T* value) {
+  WEIR_RETURN_IF_ERROR(reader.Read(value));
+  if (*value >= low && *value <= high) return OkStatus();
+  return DataLoss(StrCat("codec state: ", *value, " at offset ", reader.offset() - sizeof(T),
+                         ", expected ", low, " to ", high));
+}
+
+/// kDataLoss when bytes are left.
+inline Status CheckStateEnd(const ByteReader& reader) {
+  if (reader.remaining() == 0) return OkStatus();
+  return DataLoss(
+      StrCat("codec state: ", reader.remaining(), " surplus bytes at offset ", reader.offset()));
+}
+
+}  // namespace weir

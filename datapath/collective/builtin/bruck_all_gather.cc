@@ -1,0 +1,70 @@
+// Bruck all-gather: in round i every rank hands the payloads that it holds, 2^i of them, to the
+// rank 2^i before it. Few messages between few pairs: for small payloads in large worlds.
+//
+// Cost: ceil(log2 N) latencies, the payloads of N-1 ranks through every NIC; nothing is summed,
+// since decoding adds. Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for
+// all-to-all communications in multiport message-passing systems", IEEE TPDS 8(11), 1997; payloads
+// differ in size, so each travels as messages of its own.
+
+#include <algorithm>
+
+#include "datapath/collective/collective.h"
+#include "datapath/collective/primitives.h"
+
+namespace weir {
+namespace {
+
+// Before the round of distance d a rank holds the payloads of ranks rank .. rank + d - 1.
+Status RunBruck(Group& group, size_t bytes_max, std::vector<std::vector<std::byte>>& gathered) {
+  const int world = group.size(), rank = group.rank();
+  SendQueue sends(group);
+  for (int distance = 1; distance < world; distance *= 2) {
+    const int to = (rank + world - distance) % world, from = (rank + distance) % world;
+    const int count = std::min(distance, world - distance);
+    for (int sent = 0, i = 0; i < count; ++i) {
+      PayloadReceiver receiver(group, from, bytes_max, &gathered[(from + i) % world]);
+      WEIR_RETURN_IF_ERROR(receiver.Start());
+      // Everything at once, but for payloads so large that a send might wait for a receive that the
+      // peer, busy sending too, has not posted.
+      for (; sent <= i || (sent < count && sends.open() < kPostedMax / 4); ++sent) {
+        const std::vector<std::byte>& held = gathered[(rank + sent) % world];
+        for (size_t k = 0; k < PayloadSegments(group, held.size()); ++k) {
+          WEIR_RETURN_IF_ERROR(SendPayloadSegment(group, sends, to, held, k));
+        }
+      }
+      for (bool more = true; more;) {
+        WEIR_ASSIGN_OR_RETURN(const auto segment, receiver.Next());
+        more = segment.has_value();
+      }
+    }
+  }
+  return sends.Drain();
+}
+
+class BruckAllGather : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    const uint64_t before = group.bytes_sent();
+    WEIR_ASSIGN_OR_RETURN(auto* gathered, GatheredOf(group, exchange));
+    WEIR_RETURN_IF_ERROR(RunBruck(group, exchange.payload_bytes_max, *gathered));
+    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+  }
+
+ private:
+  const CollectiveTraits traits_{
+      .name = "bruck_all_gather",
+      .summary = "payloads of any size, doubled with every round (Bruck et al. 1997)",
+      .form = PayloadForm::kOpaque,
+      .cost = {.latency = {.log2_n = 1}, .payload = {.n_minus_1 = 1}},
+  };
+};
+
+}  // namespace
+
+void RegisterBruckAllGather(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<BruckAllGather>());
+}
+
+}  // namespace weir

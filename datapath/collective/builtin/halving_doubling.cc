@@ -1,0 +1,48 @@
+// Recursive halving, then recursive doubling, for any world size: a reduce-scatter in ceil(log2 N)
+// rounds, each with about half as much data as the one before, and an all-gather that runs the same
+// rounds backwards. One partner to send to and one to receive from at a time, unlike a mesh, and a
+// latency that grows with log N, unlike a ring.
+//
+// Cost: 2 ceil(log2 N) sequential messages; (N-1)/N of the payload leaves every rank twice; each
+// rank sums (N-1)/N of it. Exact for every N. Source: J. L. Traeff, "Optimal, Non-pipelined
+// Reduce-scatter and Allreduce Algorithms", 2024: partners are a fixed distance apart (a circulant
+// graph) where Rabenseifner's form, Thakur et al. 2005 section 4.5, pairs ranks by bits and folds
+// those beyond a power of two. For powers of two both move the same bytes. Chunks are cut into
+// segments, which are summed as they arrive. An element is summed once, by the owner of its chunk,
+// so its bits are equal on all ranks.
+
+#include "datapath/collective/circulant.h"
+#include "datapath/collective/collective.h"
+
+namespace weir {
+namespace {
+
+class HalvingDoubling : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    const uint64_t before = group.bytes_sent();
+    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
+    WEIR_RETURN_IF_ERROR(CirculantAllReduce(group, lanes));
+    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+  }
+
+ private:
+  const CollectiveTraits traits_{
+      .name = "halving_doubling",
+      .summary = "recursive halving and doubling on a circulant graph (Traeff 2024)",
+      .form = PayloadForm::kLanes,
+      .cost = {.latency = {.log2_n = 2},
+               .payload = {.n_minus_1_over_n = 2},
+               .reduce = {.n_minus_1_over_n = 1}},
+  };
+};
+
+}  // namespace
+
+void RegisterHalvingDoubling(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<HalvingDoubling>());
+}
+
+}  // namespace weir

@@ -1,0 +1,163 @@
+// Hierarchical all-reduce: the ranks of a node sum among themselves first, so that what crosses the
+// network has no more than one payload for every node.
+//
+// Where all nodes have equally many ranks (p ranks on each of n nodes): a reduce-scatter within the
+// node leaves each rank a shard, ranks of equal place on their nodes all-reduce it, an all-gather
+// within the node completes it. Out of each rank go 2 (n-1)/(n p) payloads across the network, in
+// 2 ceil(log2 n) latencies, p ranks at a time; the node's own memory carries 2 (p-1)/p payloads in
+// 2 ceil(log2 p) of its latencies. Otherwise the first rank of each node sums its node, the first
+// ones all-reduce, and each hands the total to its node.
+//
+// The cost features know only the world's size: they are those of ranks that stand alone, where the
+// algorithm is that of halving_doubling.cc, and bound the others from above; what nodes save shows
+// in the multipliers that a planner calibrates. Every rank goes by the same list of nodes
+// (Group::nodes), each element is summed once, in an order that the list and the place of the
+// element fix. Source: Traeff,
+// Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020, for
+// equal nodes; Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize
+// collective operation performance", IPDPS 2000, for the others; both on the circulant rounds of
+// circulant.h.
+
+#include <algorithm>
+#include <map>
+
+#include "datapath/collective/broadcast.h"
+#include "datapath/collective/circulant.h"
+#include "datapath/collective/collective.h"
+#include "datapath/collective/primitives.h"
+
+namespace weir {
+namespace {
+
+// Slots of the steps, apart from each other.
+constexpr uint32_t kAcrossSlots = 0x10000000, kBackSlots = 0x20000000;
+
+// Who works with this rank.
+struct NodePlaces {
+  std::vector<int> node;     // ranks of the own node
+  std::vector<int> across;   // equal nodes: ranks of equal place on their nodes
+  std::vector<int> leaders;  // first ranks of all nodes
+  bool equal = true;
+};
+
+NodePlaces NodePlacesOf(const Group& group) {
+  std::map<int, std::vector<int>> ranks;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    ranks[group.nodes().empty() ? rank : group.nodes()[rank]].push_back(rank);
+  }
+  NodePlaces places;
+  places.node = ranks.at(group.nodes().empty() ? group.rank() : group.nodes()[group.rank()]);
+  const auto place = std::find(places.node.begin(), places.node.end(), group.rank());
+  const auto index = static_cast<size_t>(place - places.node.begin());
+  for (const auto& [number, members] : ranks) {
+    places.equal = places.equal && members.size() == places.node.size();
+    places.leaders.push_back(members.front());
+    if (index < members.size()) places.across.push_back(members[index]);
+  }
+  std::sort(places.leaders.begin(), places.leaders.end());
+  std::sort(places.across.begin(), places.across.end());
+  return places;
+}
+
+// Adds the lanes of all members at member 0, in their order, segment by segment.
+Status ReduceToFirst(Group& group, const Lanes& lanes) {
+  const Partition partition(lanes.bytes, {.lane_bytes = lanes.lane_bytes,
+                                          .parts = 1,
+                                          .segment_bytes = group.segment_bytes(),
+                                          .pipeline_depth = 4});
+  if (group.rank() > 0) {
+    SendQueue sends(group);
+    for (size_t s = 0; s < partition.segments(); ++s) {
+      WEIR_RETURN_IF_ERROR(sends.Send(0, static_cast<uint32_t>(s), partition.Segment(0, s)));
+    }
+    return sends.Drain();
+  }
+  const size_t peers = static_cast<size_t>(group.size()) - 1;
+  std::vector<Scratch> scratch(peers, Scratch(partition.segment_bytes()));
+  std::vector<ReceiveStream> receives;
+  receives.reserve(peers);
+  for (size_t peer = 0; peer < peers; ++peer) {
+    Scratch& buffers = scratch[peer];
+    receives.emplace_back(group, static_cast<int>(peer) + 1, 0, partition.segments(),
+                          Scratch::kWindow,
+                          [&](size_t s) -> StatusOr<std::optional<std::span<std::byte>>> {
+                            return buffers.Buffer(s, partition.Segment(0, s).size());
+                          });
+    WEIR_RETURN_IF_ERROR(receives.back().Post());
+  }
+  for (size_t s = 0; s < partition.segments(); ++s) {
+    for (ReceiveStream& receive : receives) {
+      WEIR_ASSIGN_OR_RETURN(const std::span<std::byte> addend, receive.Next());
+      lanes.accumulate(partition.Segment(0, s), addend);
+    }
+  }
+  return OkStatus();
+}
+
+Status ReduceEqualNodes(Group& group, const NodePlaces& places, const Lanes& lanes) {
+  Lanes shard = lanes;
+  {
+    const GroupPart node(group, places.node, 0);
+    WEIR_RETURN_IF_ERROR(CirculantReduceScatter(group, lanes));
+    shard.bytes = CirculantChunk(lanes, group.rank(), group.size());
+  }
+  {
+    const GroupPart across(group, places.across, kAcrossSlots);
+    WEIR_RETURN_IF_ERROR(CirculantAllReduce(group, shard));
+  }
+  const GroupPart node(group, places.node, kBackSlots);
+  return CirculantAllGather(group, lanes);
+}
+
+Status ReduceByLeaders(Group& group, const NodePlaces& places, const Lanes& lanes) {
+  const bool leads = group.rank() == places.node.front();
+  {
+    const GroupPart node(group, places.node, 0);
+    WEIR_RETURN_IF_ERROR(ReduceToFirst(group, lanes));
+  }
+  if (leads) {
+    const GroupPart across(group, places.leaders, kAcrossSlots);
+    WEIR_RETURN_IF_ERROR(CirculantAllReduce(group, lanes));
+  }
+  const GroupPart node(group, places.node, kBackSlots);
+  return Broadcast(group, 0, lanes.bytes);
+}
+
+class Hierarchical : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    const uint64_t before = group.bytes_sent();
+    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
+    WEIR_RETURN_IF_ERROR(Reduce(group, lanes));
+    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+  }
+
+ private:
+  static Status Reduce(Group& group, const Lanes& lanes) {
+    if (group.size() == 1) return OkStatus();
+    // Control word and flags travel even so.
+    if (lanes.bytes.empty()) return Barrier(group);
+    const NodePlaces places = NodePlacesOf(group);
+    if (places.equal) return ReduceEqualNodes(group, places, lanes);
+    return ReduceByLeaders(group, places, lanes);
+  }
+
+  const CollectiveTraits traits_{
+      .name = "hierarchical",
+      .summary = "sums within nodes, shards all-reduced across them (Traeff and Hunold 2020)",
+      .form = PayloadForm::kLanes,
+      .cost = {.latency = {.log2_n = 2},
+               .payload = {.n_minus_1_over_n = 2},
+               .reduce = {.n_minus_1_over_n = 1}},
+  };
+};
+
+}  // namespace
+
+void RegisterHierarchical(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<Hierarchical>());
+}
+
+}  // namespace weir

@@ -1,0 +1,65 @@
+// All-reduce of block-sparse lanes through an aggregator in the network: every rank sends its
+// blocks that hold something once and receives the sums of those in which any rank held something,
+// whatever the number of ranks. Source: Fei, Ho, Sahu, Canini, Sapio, "Efficient sparse collective
+// communication and its application to accelerate distributed deep learning", SIGCOMM 2021; the
+// packets are the offload's business.
+//
+// An operation goes as that of switchml does, and falls back as it does, to block_mesh, which
+// leaves out the same blocks without an aggregator. Lanes of which some rank's are NaN or infinite
+// have no grid that fits them: they go to block_mesh, too, and the offload is used again
+// afterwards.
+//
+// Not exact: an element is rounded to one grid for the whole bucket. With e the least exponent for
+// which 2^e exceeds every magnitude on all N ranks, and k the greatest with N * 2^k < 2^31 (29 for
+// two ranks, 24 for 64), the error of a sum is at most N * 2^(e - k - 1) plus half a unit in its
+// last place. Sums do not depend on the order of packets.
+//
+// Cost: D_w payloads leave and D_u reach each rank, the densities of blocks (256 to 1024 bytes, as
+// the lease says) of one rank and of the union of all, in packets that add 64 octets to 1024; and a
+// small answer for each packet of others. The features cannot know densities: they are those of
+// dense lanes, D_w = D_u = 1. What a job's gradients save shows in the multipliers that the
+// controller calibrates. Without an offload, or after it was abandoned, the cost is block_mesh's.
+
+#include <utility>
+
+#include "datapath/collective/collective.h"
+#include "datapath/collective/offload.h"
+
+namespace weir {
+namespace {
+
+constexpr int kSparseWorldMax = 64;  // workers of one aggregator
+
+class OmniReduce : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    if (exchange.lane_bytes != sizeof(float)) {
+      return group.Fail(InvalidArgument(StrCat(
+          "omnireduce: expected float32 lanes, found lanes of ", exchange.lane_bytes, " bytes")));
+    }
+    return SumThroughOffload(group, exchange, "block_mesh");
+  }
+
+ private:
+  const CollectiveTraits traits_{
+      .name = "omnireduce",
+      .summary = "float32 blocks summed by an aggregator, else by block_mesh (Fei et al. 2021)",
+      .form = PayloadForm::kFloatLanes,
+      .cost = {.latency = {.constant = 2, .log2_n = 2},
+               .payload = {.constant = 1088.0 / 1024},
+               .reduce = {.constant = 2}},
+      .world_min = 2,
+      .world_max = kSparseWorldMax,
+      .lease_mode = "sparse",
+  };
+};
+
+}  // namespace
+
+void RegisterOmniReduce(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<OmniReduce>());
+}
+
+}  // namespace weir

@@ -1,0 +1,71 @@
+// Ring all-gather: payloads of any size travel around a ring, each rank forwarding to the next what
+// it got from the one before. Every rank has one sender, so nothing bursts into a switch; the price
+// is a latency that grows with the world.
+//
+// Cost: N-1 latencies, the payloads of N-1 ranks through every NIC; nothing is summed, since
+// decoding adds. Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication
+// operations in MPICH", IJHPCA 19(1), 2005, section 4.1; payloads differ in size and are forwarded
+// segment by segment.
+
+#include "datapath/collective/collective.h"
+#include "datapath/collective/primitives.h"
+
+namespace weir {
+namespace {
+
+// In turn t the payload of the rank at place (own place - 1 - t) arrives; the last one to arrive
+// goes no further.
+Status RunRing(Group& group, std::span<const std::byte> own, size_t bytes_max,
+               std::vector<std::vector<std::byte>>& gathered) {
+  const int world = group.size(), place = group.ring_place();
+  const int next = group.RankAtRingPlace((place + 1) % world);
+  const int previous = group.RankAtRingPlace((place + world - 1) % world);
+  SendQueue sends(group);
+  for (int turn = 0; turn < world - 1; ++turn) {
+    std::vector<std::byte>& arriving =
+        gathered[group.RankAtRingPlace((place + world - 1 - turn) % world)];
+    PayloadReceiver receiver(group, previous, bytes_max, &arriving);
+    WEIR_RETURN_IF_ERROR(receiver.Start());
+    if (turn == 0) {
+      for (size_t k = 0; k < PayloadSegments(group, own.size()); ++k) {
+        WEIR_RETURN_IF_ERROR(SendPayloadSegment(group, sends, next, own, k));
+      }
+    }
+    for (size_t k = 0;; ++k) {
+      WEIR_ASSIGN_OR_RETURN(const auto segment, receiver.Next());
+      if (!segment.has_value()) break;
+      if (turn + 1 == world - 1) continue;
+      WEIR_RETURN_IF_ERROR(SendPayloadSegment(group, sends, next, arriving, k));
+    }
+  }
+  return sends.Drain();
+}
+
+class RingAllGather : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    const uint64_t before = group.bytes_sent();
+    WEIR_ASSIGN_OR_RETURN(auto* gathered, GatheredOf(group, exchange));
+    WEIR_RETURN_IF_ERROR(RunRing(group, exchange.payload, exchange.payload_bytes_max, *gathered));
+    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+  }
+
+ private:
+  const CollectiveTraits traits_{
+      .name = "ring_all_gather",
+      .summary = "payloads of any size forwarded around a ring (Thakur et al. 2005)",
+      .form = PayloadForm::kOpaque,
+      .cost = {.latency = {.n_minus_1 = 1}, .payload = {.n_minus_1 = 1}},
+      .walks_ring = true,
+  };
+};
+
+}  // namespace
+
+void RegisterRingAllGather(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<RingAllGather>());
+}
+
+}  // namespace weir

@@ -1,0 +1,65 @@
+// All-reduce through an aggregator in the network: every rank sends its lanes once and receives the
+// sum once, whatever the number of ranks. Source: Sapio et al., "Scaling distributed machine
+// learning with in-network aggregation", NSDI 2021; the packets are the offload's business.
+//
+// An operation has three parts (offload.h). The ranks agree over their own connections that all of
+// them are here and ready: from then on nobody is late, so whoever waits for a sum waits for the
+// aggregator. Each sums into memory of the offload. Then they agree whether all of them have the
+// sum. Only then do the lanes change; otherwise all ranks run the ring on the lanes as they were,
+// in the same operation, and leave the offload alone from then on. The two agreements carry control
+// word and flags, which the aggregator's packets cannot.
+//
+// Not exact: an element is rounded to a grid before it is added. With e the least exponent for
+// which 2^e exceeds every magnitude of a packet's elements on all N ranks, and k the greatest with
+// N * 2^k < 2^31 (29 for two ranks, 24 for 64), the error of a sum is at most N * 2^(e - k - 1)
+// plus half a unit in its last place. An element that is NaN or infinite on some rank makes its
+// packet's elements NaN on all.
+//
+// Cost: four one-way latencies for the exponents and the first window, and two small all-reduces;
+// the payload leaves and enters each rank once, in packets that add 48 octets to 1024; it is
+// rounded and converted back, two passes. Without an offload, or after it was abandoned, the cost
+// is the ring's.
+
+#include <utility>
+
+#include "datapath/collective/collective.h"
+#include "datapath/collective/offload.h"
+
+namespace weir {
+namespace {
+
+constexpr int kWorldMax = 64;  // workers of one aggregator
+
+class SwitchMl : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    if (exchange.lane_bytes != sizeof(float)) {
+      return group.Fail(InvalidArgument(StrCat("switchml: expected float32 lanes, found lanes of ",
+                                               exchange.lane_bytes, " bytes")));
+    }
+    return SumThroughOffload(group, exchange, "ring");
+  }
+
+ private:
+  const CollectiveTraits traits_{
+      .name = "switchml",
+      .summary = "float32 lanes summed by an aggregator, else around a ring (Sapio et al. 2021)",
+      .form = PayloadForm::kFloatLanes,
+      .cost = {.latency = {.constant = 4, .log2_n = 2},
+               .payload = {.constant = 1072.0 / 1024},
+               .reduce = {.constant = 2}},
+      .world_min = 2,
+      .world_max = kWorldMax,
+      .lease_mode = "sum",
+  };
+};
+
+}  // namespace
+
+void RegisterSwitchMl(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<SwitchMl>());
+}
+
+}  // namespace weir

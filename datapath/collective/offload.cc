@@ -1,0 +1,100 @@
+#include "datapath/collective/offload.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "datapath/collective/collective.h"
+#include "datapath/collective/primitives.h"
+
+namespace weir {
+namespace {
+
+// Messages of the agreements can be mistaken neither for each other nor for the fallback's, whose
+// slots count from 0.
+constexpr uint32_t kReadySlots = 1u << 30;
+constexpr uint32_t kSummedSlots = 1u << 31;
+constexpr uint32_t kNobody = UINT32_MAX;
+
+// What the ranks agree on.
+struct Agreement {
+  uint32_t failed = kNobody;  // the lowest rank that did
+  uint32_t greatest = 0;
+};
+
+/// The same on every rank: the lowest that failed, and the greatest of all numbers.
+Status Agree(Group& group, uint32_t slots, Agreement* agreement) {
+  std::vector<int> members(static_cast<size_t>(group.size()));
+  std::iota(members.begin(), members.end(), 0);
+  std::array<uint32_t, 2> words = {agreement->failed, agreement->greatest};
+  Exchange exchange;
+  exchange.lanes = std::as_writable_bytes(std::span(words));
+  exchange.lane_bytes = sizeof words;
+  exchange.accumulate = [](std::span<std::byte> sum, std::span<const std::byte> addend) {
+    std::array<uint32_t, 2> a, b;
+    if (sum.size() != sizeof a || addend.size() != sizeof b) return;
+    std::memcpy(a.data(), sum.data(), sizeof a);
+    std::memcpy(b.data(), addend.data(), sizeof b);
+    a = {std::min(a[0], b[0]), std::max(a[1], b[1])};
+    std::memcpy(sum.data(), a.data(), sizeof a);
+  };
+  WEIR_ASSIGN_OR_RETURN(const Collective* doubling, Collectives().Find("recursive_doubling"));
+  const GroupPart all(group, std::move(members), slots);
+  WEIR_RETURN_IF_ERROR(doubling->Run(group, exchange).status());
+  *agreement = {.failed = words[0], .greatest = words[1]};
+  return OkStatus();
+}
+
+/// True when `lanes` hold the sum. False: all ranks know, and `lanes` are as they were.
+StatusOr<bool> SumElsewhere(Group& group, LaneOffload& offload, std::span<std::byte> lanes) {
+  const auto own = static_cast<uint32_t>(group.rank());
+  const StatusOr<uint32_t> found = offload.Survey(lanes);
+  Agreement ready{.failed = found.ok() ? kNobody : own, .greatest = found.value_or(0)};
+  WEIR_RETURN_IF_ERROR(Agree(group, kReadySlots, &ready));
+  if (ready.failed != kNobody) {
+    offload.Abandon(static_cast<int>(ready.failed));
+    return false;
+  }
+  if (ready.greatest == LaneOffload::kNotTheseLanes) return false;
+  // At most half of the time, so that the fallback has the rest.
+  const TimePoint now = RealClock().Now();
+  const StatusOr<uint64_t> sent =
+      offload.Sum(lanes, ready.greatest, now + (group.deadline() - now) / 2);
+  Agreement summed{.failed = sent.ok() ? kNobody : own};
+  WEIR_RETURN_IF_ERROR(Agree(group, kSummedSlots, &summed));
+  if (summed.failed != kNobody) {
+    offload.Abandon(static_cast<int>(summed.failed));
+    return false;
+  }
+  offload.Store(lanes);
+  group.CountSent(*sent);
+  return true;
+}
+
+}  // namespace
+
+StatusOr<CollectiveReport> SumThroughOffload(Group& group, Exchange& exchange,
+                                             std::string_view fallback) {
+  const uint64_t before = group.bytes_sent();
+  WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
+  LaneOffload* const offload = group.offload();
+  const bool tries =
+      offload != nullptr && !offload->abandoned() && group.size() > 1 && !lanes.bytes.empty();
+  bool done = false;
+  if (tries) {
+    WEIR_ASSIGN_OR_RETURN(done, SumElsewhere(group, *offload, lanes.bytes));
+  }
+  std::string_view ran_instead;
+  if (!done) {
+    const auto instead = Collectives().Find(fallback);
+    if (!instead.ok()) return group.Fail(instead.status());
+    WEIR_RETURN_IF_ERROR((*instead)->Run(group, exchange).status());
+    if (!tries) ran_instead = (*instead)->Traits().name;
+  }
+  return CollectiveReport{.bytes_sent = group.bytes_sent() - before, .ran_instead = ran_instead};
+}
+
+}  // namespace weir

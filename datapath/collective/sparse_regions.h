@@ -1,0 +1,85 @@
+#pragma once
+// Sums of sparse vectors, the index space cut into one region for each rank: how regions are cut,
+// how a part of one travels, which sums are kept, and what ranks learn from that for later steps.
+// Pure arithmetic on bytes and floats; who sends what to whom is the collective's business.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// What the ranks remember of one bucket between operations. Made from bytes that all of them hold,
+/// so equal on all as long as all begin anew together; where they did not, the regions that every
+/// payload names differ, and the operation fails.
+struct SparseBalance {
+  uint64_t uses = 0;
+  float threshold = -1;   // magnitude from which sums are kept; negative: none known yet
+  bool summarise = true;  // the next operation tells how its sums are spread
+  std::vector<uint64_t> begins = {};  // of all regions but the first; empty: regions of equal size
+
+  /// From the next operation on values are `factor` times as large, finite and positive.
+  void Scale(double factor);
+};
+
+/// Positions begin .. begin + size - 1.
+struct SparseRange {
+  uint64_t begin = 0, size = 0;
+};
+
+/// Values at ascending positions; both of one size.
+struct SparseVector {
+  std::vector<uint32_t> indices;
+  std::vector<float> values;
+};
+
+/// How the magnitudes of an owner's sums are spread: of `count` of them, point j is the one at
+/// place (j + 1/2) count / points when the largest is first.
+struct SparseSummary {
+  static constexpr size_t kPoints = 64;
+  uint64_t count = 0;
+  std::array<float, kPoints> magnitudes{};
+};
+
+/// The regions of `world` ranks, which cover `elements` positions in order; some may be empty. A
+/// balance of another world or size counts as none. O(world). Thread-safe.
+std::vector<SparseRange> SparseRegions(const SparseBalance& balance, uint64_t elements, int world);
+
+/// The part of `all` that lies in `range`, with the range's bounds and, if given, a summary:
+/// positions coded as in index_coding.h, values as float32. O(part + log all). Layout:
+/// proto/WIRE.md section 2.
+std::vector<std::byte> EncodeSparse(const SparseVector& all, const SparseRange& range,
+                                    const std::optional<SparseSummary>& summary = {});
+
+/// Worst case of EncodeSparse for `range`. O(1).
+size_t SparseBytesMax(const SparseRange& range);
+
+/// Reads what EncodeSparse wrote for `range` and appends it to `out`, whose positions are below the
+/// range's. Trusts nothing: kDataLoss naming offset or both ranges; `out` may then hold a part.
+Status DecodeSparse(std::span<const std::byte> bytes, const SparseRange& range, SparseVector* out,
+                    std::optional<SparseSummary>* summary);
+
+/// a + b; where only one of them has a position, its value. O(a + b).
+SparseVector AddSparse(const SparseVector& a, const SparseVector& b);
+
+SparseSummary SummaryOf(const SparseVector& sums);
+
+/// What one owner keeps of its sums: those from the balance's threshold on, at most its share of
+/// twice the target; without a threshold the largest, its share of the target. NaN counts as
+/// largest, and the lower position wins among equals. O(sums).
+SparseVector KeepSparse(const SparseVector& sums, const SparseBalance& balance, uint64_t target,
+                        int world);
+
+/// Learns from one operation: `kept` is what all ranks keep, `summaries` those of all owners, or
+/// none. The threshold follows the summaries, or is that of the target-th of `kept` when they are
+/// too many; with summaries, or when too few were kept, the regions share `kept` out equally.
+/// O(kept). The same everywhere.
+void LearnSparse(const SparseVector& kept, std::span<const SparseSummary> summaries,
+                 uint64_t elements, uint64_t target, int world, SparseBalance* balance);
+
+}  // namespace weir

@@ -1,0 +1,130 @@
+#pragma once
+// Messages with tags between pairs of ranks, over a transport of their own. A message is offered,
+// accepted once the receiver has a place for it, and then sent straight into that place, so nothing
+// is ever buffered: two ranks that send each other anything before they receive do not stand still.
+// Bytes: proto/WIRE.md section 1, "Messages between two ranks". Protocol logic only: one thread.
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "datapath/base/clock.h"
+#include "datapath/base/status.h"
+#include "datapath/transport/transport.h"
+
+namespace weir {
+
+inline constexpr int kAnyRank = -1;
+inline constexpr int kPointToPointWorldMax = 1024;
+/// Messages of one rank that are under way, and offers of one peer that nobody has asked for.
+inline constexpr size_t kMessagesMax = 4096;
+
+/// A message to send or to receive. `bytes` stays alive and, for sends, unchanged until `done`.
+struct PointToPointMessage {
+  int peer = kAnyRank;  // kAnyRank: receives only
+  uint64_t tag = 0;
+  std::span<std::byte> bytes;
+  Duration timeout{};
+  /// Called once, with the peer. kInvalidArgument: sizes differ; kUnavailable names the peer that
+  /// left; kDeadlineExceeded names whom it waited for. The last one, and the death of any peer,
+  /// end every message of this rank, and what the others have under way.
+  std::function<void(const Status& status, int peer)> done;
+};
+
+/// Messages of equal tag between two ranks are matched in the order sent and received. Not
+/// thread-safe. Its transport, which nobody else uses, is destroyed before it.
+class PointToPoint {
+ public:
+  /// `transport` is connected; at most kPointToPointWorldMax ranks.
+  explicit PointToPoint(Transport& transport);
+
+  void Send(PointToPointMessage message);
+  void Receive(PointToPointMessage message);
+
+  /// Serves the next thing that happens; returns also at the transport's Wake and at `until`. An
+  /// error ended every message and ends every later one.
+  Status Serve(TimePoint until);
+
+  /// What ended everything; OK while nothing has.
+  const Status& failure() const { return failure_; }
+
+  /// Ends all messages with kAborted and tells the peers, within 200 ms, that nothing will follow.
+  void Leave();
+
+ private:
+  static constexpr size_t kControlBytes = 32;
+  static constexpr size_t kSegmentBytes = 1 << 20;
+
+  enum class Kind : uint8_t { kOffer = 1, kAccept, kRefuse, kData, kGoodbye };
+  struct Control {
+    Kind kind = Kind::kOffer;
+    uint64_t id = 0;  // the sender's number of the message
+    uint64_t tag = 0;
+    uint64_t bytes = 0;
+  };
+  struct Open : PointToPointMessage {
+    uint64_t id = 0;
+    size_t moved = 0;       // bytes
+    bool accepted = false;  // sends: the receiver has a place
+    TimePoint deadline;
+  };
+  struct Posted {
+    Ticket ticket = 0;
+    std::array<std::byte, kControlBytes> control;
+    uint64_t finishes = 0;  // the message whose last bytes this is; 0: none
+  };
+  struct Peer {
+    bool departed = false;     // its goodbye was read
+    bool unreachable = false;  // nothing can be sent to it any more
+    Ticket receive = 0;        // 0: none posted
+    bool payload = false;      // `receive` is for message `arriving`
+    uint64_t arriving = 0;
+    size_t arriving_bytes = 0;
+    std::array<std::byte, kControlBytes> control;
+    std::deque<Control> offers;         // not asked for yet, in order
+    std::map<uint64_t, Open> incoming;  // accepted, by the peer's id
+    std::map<uint64_t, Open> outgoing;  // offered, by own id
+    std::deque<uint64_t> accepted;      // of them, those to be sent now
+    std::deque<Control> controls;       // to be posted
+    std::deque<Posted> posted;          // a deque: addresses stay
+  };
+
+  Status CheckOrder(const PointToPointMessage& message, bool sends) const;
+  Open Admit(PointToPointMessage message);
+  void Match(Open receive, int peer, const Control& offer);
+  void Finish(Open message, const Status& status, int peer);
+
+  Status Fill(int peer);
+  Status Post(int peer, const Control& control);
+  Status PostSegment(int peer);
+  Status PostControlReceive(int peer);
+  Status OnSent(int peer);
+  Status OnReceive(int peer);
+  Status OnControl(int peer, const Control& control);
+  Status OnOffer(int peer, const Control& offer);
+  Status OnAnswer(int peer, const Control& answer);
+  Status OnData(int peer, const Control& data);
+  Status OnPayload(int peer);
+  Status OnGoodbye(int peer);
+
+  Status CheckDeadlines(TimePoint now);
+  Status Fail(const Status& status);
+  void EndAll(const Status& status);
+
+  Transport& transport_;
+  Status failure_;
+  size_t window_ = 0;  // frames to one peer in the transport's hands
+  uint64_t issued_ = 0;
+  TimePoint earliest_ = TimePoint::max();  // no message's deadline is earlier
+  size_t open_ = 0;
+  std::vector<Peer> peers_;    // by rank; the own one unused
+  std::deque<Open> receives_;  // unmatched, in order
+  std::vector<Ticket> tickets_;
+  std::vector<int> owners_;
+};
+
+}  // namespace weir

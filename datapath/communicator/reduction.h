@@ -1,0 +1,40 @@
+#pragma once
+// Element types and how two runs of them become one: what dense reductions compute.
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+
+enum class ElementType : uint8_t {
+  kFloat32,
+  kFloat16,
+  kBrain16,
+  kFloat64,
+  kInt8,
+  kUint8,
+  kInt32,
+  kInt64
+};
+
+/// kAverage is the sum divided by the number of ranks, for floating-point elements only.
+enum class ReduceOperation : uint8_t { kSum, kProduct, kMin, kMax, kAverage };
+
+/// Bytes of one element.
+size_t ElementBytes(ElementType type);
+
+/// result[i] = result[i] op addend[i] over equal numbers of whole, aligned elements.
+using Accumulate = std::function<void(std::span<std::byte> result, std::span<const std::byte>)>;
+
+/// Sums and products of integers wrap around; 16-bit floats are computed in float32 and rounded to
+/// nearest after every step; a minimum or maximum with NaN is NaN. kInvalidArgument: an average of
+/// integers. The function is thread-safe, O(n).
+StatusOr<Accumulate> MakeAccumulate(ElementType type, ReduceOperation operation);
+
+/// Divides floating-point elements by `divisor`, in place. Other types are left alone. O(n).
+void Divide(ElementType type, std::span<std::byte> elements, int divisor);
+
+}  // namespace weir

@@ -1,0 +1,160 @@
+"""One rank's libweir communicator as a Python object. Knows nothing of torch."""
+import contextlib
+import ctypes
+import threading
+
+from weir import _lib
+from weir._lib import WeirError
+
+ERROR_BYTES = 2048
+
+
+class Communicator:
+    """Exact collectives and messages between ranks: create, connect, operate, close.
+
+    Buffers are addresses (integers) that must stay valid until their operation is done. Operations
+    return a handle for wait, test and release. Thread-safe; failures raise WeirError with the
+    library's words, which name the rank at fault.
+    """
+
+    def __init__(self, job, rank, world, *, transport=None, listen=None, operation_timeout_s=0.0,
+                 connect_timeout_s=0.0):
+        self._library = _lib.library()
+        self.rank = rank
+        self.world = world
+        self._handle = ctypes.c_void_p()
+        self._inside = 0  # calls that use the handle now
+        self._closing = False
+        self._changed = threading.Condition()
+
+        def text(value):
+            return None if value is None else str(value).encode()
+
+        options = _lib.CommunicatorOptions(
+            ctypes.sizeof(_lib.CommunicatorOptions), text(job), rank, world, text(transport),
+            text(listen), operation_timeout_s, connect_timeout_s)
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        status = self._library.weir_communicator_create(
+            ctypes.byref(options), ctypes.byref(self._handle), error, ERROR_BYTES)
+        if status != _lib.OK:
+            self._handle = None
+            raise WeirError(error.value.decode(errors="replace") or
+                            self._library.weir_strerror(status).decode(), status, rank)
+
+    @contextlib.contextmanager
+    def _open(self):
+        with self._changed:
+            if self._closing or not self._handle:
+                raise WeirError("the communicator is closed", _lib.FAILED_PRECONDITION, self.rank)
+            self._inside += 1
+        try:
+            yield self._handle
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def _check(self, handle, status):
+        if status != _lib.OK:
+            words = self._library.weir_communicator_last_error(handle).decode(errors="replace")
+            raise WeirError(words or self._library.weir_strerror(status).decode(), status,
+                            self.rank)
+
+    def _call(self, name, *arguments):
+        with self._open() as handle:
+            self._check(handle, getattr(self._library, name)(handle, *arguments))
+
+    def _submit(self, name, *arguments):
+        operation = ctypes.c_void_p()
+        self._call(name, *arguments, ctypes.byref(operation))
+        return operation
+
+    @property
+    def address(self):
+        """Where peers reach this rank."""
+        with self._open() as handle:
+            return self._library.weir_communicator_address(handle).decode()
+
+    def connect(self, addresses):
+        """Connects to all ranks; addresses[r] is rank r's address. Every rank must call it."""
+        array = (ctypes.c_char_p * len(addresses))(*[a.encode() for a in addresses])
+        self._call("weir_communicator_connect", array, len(addresses))
+
+    def all_reduce(self, data, count, dtype, reduction):
+        """Reduces `count` elements over all ranks, in place."""
+        return self._submit("weir_communicator_all_reduce", data, count, dtype, reduction)
+
+    def reduce(self, data, count, dtype, reduction, root):
+        """The same, for the root only."""
+        return self._submit("weir_communicator_reduce", data, count, dtype, reduction, root)
+
+    def reduce_scatter(self, source, target, count, dtype, reduction):
+        """`target`, of `count` elements, becomes the reduction of the own run of `source`."""
+        return self._submit("weir_communicator_reduce_scatter", source, target, count, dtype,
+                            reduction)
+
+    def all_gather(self, source, target, size):
+        """`target` receives `size` bytes of every rank, in rank order."""
+        return self._submit("weir_communicator_all_gather", source, target, size)
+
+    def broadcast(self, data, size, root):
+        """`size` bytes of the root to all ranks."""
+        return self._submit("weir_communicator_broadcast", data, size, root)
+
+    def all_to_all(self, outgoing, incoming):
+        """(address, bytes) pairs by rank: what goes there and what comes from there."""
+        def arrays(runs):
+            return ((ctypes.c_void_p * self.world)(*[address for address, _ in runs]),
+                    (ctypes.c_uint64 * self.world)(*[size for _, size in runs]))
+        return self._submit("weir_communicator_all_to_all", *arrays(outgoing), *arrays(incoming))
+
+    def barrier(self):
+        """Done when every rank has called it."""
+        return self._submit("weir_communicator_barrier")
+
+    def send(self, data, size, peer, tag):
+        """A message; done when rank `peer` has taken it."""
+        return self._submit("weir_communicator_send", data, size, peer, tag)
+
+    def receive(self, data, size, peer, tag):
+        """The next message of `tag` from rank `peer` or ANY_RANK."""
+        return self._submit("weir_communicator_receive", data, size, peer, tag)
+
+    def wait(self, operation, timeout_s=0.0):
+        """Waits for one operation, 0: until it ends. Returns the other rank of a message."""
+        peer = ctypes.c_int32()
+        self._call("weir_communicator_wait", operation, timeout_s, ctypes.byref(peer))
+        return peer.value
+
+    def test(self, operation):
+        """True when the operation has ended."""
+        done = ctypes.c_int32()
+        self._call("weir_communicator_test", operation, ctypes.byref(done))
+        return bool(done.value)
+
+    def release(self, operation):
+        """Frees an operation that has ended. Nothing to do once closed."""
+        try:
+            self._call("weir_communicator_release", operation)
+        except WeirError as error:
+            if error.status == _lib.INVALID_ARGUMENT:
+                raise
+
+    def close(self):
+        """Ends every operation and frees the communicator, within 5 s. Safe to call twice."""
+        with self._changed:
+            handle, self._handle = self._handle, None
+            self._closing = True
+        if not handle:
+            return
+        self._library.weir_communicator_shutdown(handle)
+        with self._changed:
+            left = self._changed.wait_for(lambda: self._inside == 0, timeout=5.0)
+        if left:  # otherwise a thread never came back: its handle must stay
+            self._library.weir_communicator_close(handle)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.close()

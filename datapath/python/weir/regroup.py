@@ -1,0 +1,168 @@
+"""How the ranks of a job find each other again after some of them were lost.
+
+Any store will do that has add, set, get and wait as torch.distributed.Store has them and that
+outlives the ranks: the one of torchrun's agent, or a TCPStore in a process of its own. (A store in
+rank 0's process is lost with rank 0.)
+
+A regrouping is numbered by its epoch. Whoever takes part signs a list; the first to sign closes it,
+when as many have signed as were expected or when nobody has come for a while. Whoever signs later
+is too late and tries the next epoch. Numbers follow from the list, by the same rule everywhere:
+survivors keep theirs if all fit into the new world, newcomers fill the gaps; otherwise survivors
+close ranks, in their order, with newcomers behind.
+"""
+import collections
+import datetime
+import json
+import os
+import socket
+import time
+import uuid
+
+from weir import _lib
+from weir._lib import WeirError
+from weir.session import Session
+
+ATTEMPTS = 3
+Regrouped = collections.namedtuple("Regrouped", "epoch rank world next_step model_source former")
+
+
+def seats(members):
+    """{name: rank} of a closed list. members: [(name, former rank or None)] in order of arrival."""
+    world = len(members)
+    survivors = sorted((rank, name) for name, rank in members if rank is not None)
+    newcomers = [name for name, rank in members if rank is None]
+    if survivors and survivors[-1][0] < world:
+        numbers = {name: rank for rank, name in survivors}
+    else:
+        numbers = {name: rank for rank, (_, name) in enumerate(survivors)}
+    free = iter(sorted(set(range(world)) - set(numbers.values())))
+    numbers.update((name, next(free)) for name in newcomers)
+    return numbers
+
+
+def _wait(store, keys, timeout_s):
+    store.wait(keys, datetime.timedelta(seconds=timeout_s))
+
+
+def _close_list(store, key, expected, settle_s, timeout_s):
+    """Publishes who has signed, once they are `expected` or nobody came for settle_s."""
+    signed, since, end = 1, time.monotonic(), time.monotonic() + timeout_s
+    while (expected is None or signed < expected) and time.monotonic() < end:
+        count = store.add(f"{key}/signed", 0)
+        if count > signed:
+            signed, since = count, time.monotonic()
+        elif time.monotonic() - since >= settle_s:
+            break
+        else:
+            time.sleep(0.02)
+    members = []
+    for ticket in range(1, signed + 1):
+        try:
+            _wait(store, [f"{key}/member/{ticket}"], settle_s)
+        except RuntimeError:
+            continue  # died between taking its ticket and signing
+        members.append(json.loads(store.get(f"{key}/member/{ticket}").decode()))
+    store.set(f"{key}/list", json.dumps(members))
+
+
+def meet(store, prefix, epoch, rank, *, expected=None, settle_s=5.0, timeout_s=60.0):
+    """Signs the list of `epoch`; returns (own new rank, new world, {new rank: former rank}).
+
+    rank: the former rank, None for a newcomer. WeirError: the list was closed before, or whoever
+    had to close it has died; the next epoch is another chance.
+    """
+    key = f"{prefix}/{epoch}"
+    name = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
+    ticket = store.add(f"{key}/signed", 1)
+    store.set(f"{key}/member/{ticket}", json.dumps([name, rank]))
+    if ticket == 1:
+        _close_list(store, key, expected, settle_s, timeout_s)
+    try:
+        _wait(store, [f"{key}/list"], timeout_s + settle_s)
+    except RuntimeError:
+        raise WeirError(f"epoch {epoch}: the list of ranks was not closed within "
+                        f"{timeout_s + settle_s:g} s", _lib.DEADLINE_EXCEEDED, rank) from None
+    members = [tuple(member) for member in json.loads(store.get(f"{key}/list").decode())]
+    numbers = seats(members)
+    if name not in numbers:
+        raise WeirError(f"epoch {epoch}: this rank came too late, {len(members)} ranks have gone "
+                        "on without it", _lib.FAILED_PRECONDITION, rank)
+    return numbers[name], len(members), {numbers[n]: former for n, former in members}
+
+
+def exchange(store, key, rank, world, address, timeout_s=60.0):
+    """All ranks' addresses through the store."""
+    store.set(f"{key}/{rank}", address)
+    keys = [f"{key}/{r}" for r in range(world)]
+    try:
+        _wait(store, keys, timeout_s)
+    except RuntimeError:
+        raise WeirError(f"not all of {world} ranks gave their address within {timeout_s:g} s",
+                        _lib.DEADLINE_EXCEEDED, rank) from None
+    return [store.get(k).decode() for k in keys]
+
+
+def _attempts(first, attempt):
+    """attempt(epoch) for the next epochs until one succeeds; the last error."""
+    for epoch in range(first, first + ATTEMPTS):
+        try:
+            return attempt(epoch)
+        except WeirError as error:
+            last = error
+    raise last
+
+
+def reform(session, store, *, expected=None, settle_s=5.0, timeout_s=60.0):
+    """A survivor goes on with the others that are left, and with replacements that have come.
+
+    expected: close the list as soon as so many ranks have signed; without, or if fewer come, it is
+    closed when nobody has come for settle_s. Returns a Regrouped: every rank then takes the model
+    and optimiser of rank model_source and does step next_step anew.
+    """
+    prefix = f"weir/regroup/{session.job}"
+    rank = session.rank
+
+    def attempt(epoch):
+        new_rank, world, former = meet(store, prefix, epoch, rank, expected=expected,
+                                       settle_s=settle_s, timeout_s=timeout_s)
+        session.reform(epoch, new_rank, world)
+        session.connect(exchange(store, f"{prefix}/{epoch}/address", new_rank, world,
+                                 session.address, timeout_s))
+        if new_rank == 0:
+            store.set(f"{prefix}/epoch", str(epoch))
+        stats = session.stats()
+        return Regrouped(epoch, new_rank, world, stats.next_step, stats.model_source, former)
+
+    return _attempts(session.stats().epoch + 1, attempt)
+
+
+def rejoin(job, store, *, epoch=None, expected=None, settle_s=5.0, timeout_s=60.0, **options):
+    """A replacement joins a job whose ranks regroup: (session, Regrouped).
+
+    epoch: that of the regrouping, 1 for the first of a job; None: the one after the last that
+    succeeded. options: those of Session. Buckets are to be defined as on the other ranks, and the
+    model and optimiser of rank model_source to be taken, before the first step.
+    """
+    prefix = f"weir/regroup/{job}"
+    if epoch is None:
+        # add() would create the key.
+        try:
+            _wait(store, [f"{prefix}/epoch"], 0.05)
+            epoch = int(store.get(f"{prefix}/epoch")) + 1
+        except RuntimeError:
+            epoch = 1
+
+    def attempt(number):
+        rank, world, former = meet(store, prefix, number, None, expected=expected,
+                                   settle_s=settle_s, timeout_s=timeout_s)
+        session = Session(job, rank, world, epoch=number, **options)
+        try:
+            session.connect(exchange(store, f"{prefix}/{number}/address", rank, world,
+                                     session.address, timeout_s))
+        except BaseException:
+            session.close()
+            raise
+        stats = session.stats()
+        return session, Regrouped(number, rank, world, stats.next_step, stats.model_source, former)
+
+    return _attempts(epoch, attempt)

@@ -1,0 +1,123 @@
+#include "datapath/session/aggregator_port.h"
+
+#include <utility>
+
+#include "datapath/aggregation/io/address.h"
+#include "datapath/base/check.h"
+#include "datapath/session/offload_mode.h"
+
+namespace weir {
+namespace {
+
+// All ranks have said that they are ready, so what is silent for so long is the aggregator, or a
+// rank whose thread the system keeps waiting. The latter passes, and a lease that is given up is
+// lost until the controller grants another epoch; so this is longer than such delays, and it is
+// waited once for each epoch.
+constexpr Duration kSilence = std::chrono::milliseconds(500);
+
+}  // namespace
+
+/// One lease, in any mode that adds lanes.
+class AggregatorPort::LeasedOffload : public LaneOffload {
+ public:
+  LeasedOffload(AggregatorPort& owner, AggregatorLease lease)
+      : owner_(owner), lease_(std::move(lease)) {
+    error_ = Prepare();
+  }
+
+  const AggregatorLease& lease() const { return lease_; }
+
+  bool abandoned() const override { return abandoned_; }
+
+  StatusOr<uint32_t> Survey(std::span<const std::byte> lanes) override {
+    if (mode_ == nullptr) return error_;
+    StatusOr<uint32_t> found = mode_->Survey(lanes);
+    error_ = found.status();
+    return found;
+  }
+
+  StatusOr<uint64_t> Sum(std::span<const std::byte> lanes, uint32_t greatest,
+                         TimePoint deadline) override {
+    WEIR_CHECK(mode_ != nullptr);
+    error_ = mode_->Begin(lanes, greatest, operation_++, deadline);
+    if (error_.ok()) error_ = owner_.port_->Run(aggregator_, &mode_->worker());
+    if (!error_.ok()) return error_;
+    return mode_->bytes_sent();
+  }
+
+  void Store(std::span<std::byte> lanes) override { mode_->Store(lanes); }
+
+  void Abandon(int culprit) override {
+    Close();
+    if (culprit != owner_.options_.rank || !owner_.options_.failed) return;
+    owner_.options_.failed(StrCat("aggregator '", lease_.aggregator, "' at ", lease_.address,
+                                  " for ", lease_.collective, ": ", Message(error_)));
+  }
+
+  /// Nothing is tried any more; gives the memory back.
+  void Close() {
+    abandoned_ = true;
+    mode_ = nullptr;
+  }
+
+ private:
+  Status Prepare() {
+    if (owner_.port_ == nullptr) return owner_.missing_;
+    WEIR_ASSIGN_OR_RETURN(const aggregation::Lease terms, TermsOf(lease_, owner_.options_.world));
+    WEIR_ASSIGN_OR_RETURN(aggregator_, aggregation::ParseSourceAddress(lease_.address));
+    WEIR_ASSIGN_OR_RETURN(mode_, MakeOffloadMode(terms, owner_.options_.rank));
+    mode_->worker().EndWhenSilent(kSilence);
+    return OkStatus();
+  }
+
+  AggregatorPort& owner_;
+  const AggregatorLease lease_;
+  aggregation::SourceAddress aggregator_ = 0;
+  std::unique_ptr<OffloadMode> mode_;  // null: not ready, see error_, or abandoned
+  bool abandoned_ = false;
+  uint32_t operation_ = 0;  // all ranks try alike
+  Status error_;            // of Prepare or the last try
+};
+
+AggregatorPort::AggregatorPort(Options options)
+    : options_(std::move(options)),
+      missing_(FailedPrecondition(
+          StrCat("rank ", options_.rank, " has no port for packets of aggregators"))) {}
+
+AggregatorPort::~AggregatorPort() = default;
+
+void AggregatorPort::Bind(const TransportAddress& datapath) {
+  aggregation::UdpPortOptions options;
+  options.listen = datapath;
+  auto bound = aggregation::WorkerPort::Bind(options);
+  if (bound.status().code() == StatusCode::kUnavailable) {
+    options.listen = datapath.substr(0, datapath.rfind(':')) + ":0";
+    bound = aggregation::WorkerPort::Bind(options);
+  }
+  if (!bound.ok()) {
+    missing_ = Annotate(bound.status(), Message(missing_));
+    return;
+  }
+  port_ = std::move(*bound);
+  address_ = aggregation::AddressText(port_->address());
+}
+
+AggregatorPort::LeasedOffload& AggregatorPort::Take(const AggregatorLease& lease) {
+  std::unique_ptr<LeasedOffload>& offload = offloads_[lease.collective];
+  if (offload == nullptr || offload->lease() != lease) {
+    offload = nullptr;  // its memory first
+    offload = std::make_unique<LeasedOffload>(*this, lease);
+  }
+  return *offload;
+}
+
+LaneOffload* AggregatorPort::OffloadOf(const Plan& plan, const std::string& collective) {
+  const auto lease = plan.leases.find(collective);
+  return lease == plan.leases.end() ? nullptr : &Take(lease->second);
+}
+
+void AggregatorPort::Disown(const Plan& plan) {
+  for (const auto& [collective, lease] : plan.leases) Take(lease).Close();
+}
+
+}  // namespace weir

@@ -1,0 +1,41 @@
+#pragma once
+// What lanes are to a mode of aggregators: which worker brings them there, and what comes back.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "datapath/aggregation/lease.h"
+#include "datapath/aggregation/worker.h"
+#include "datapath/base/clock.h"
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// One lease's way of adding lanes. Survey, Begin, then the worker's loop until it is done, then
+/// Store, with the same lanes, which outlive the four. Not thread-safe.
+class OffloadMode {
+ public:
+  virtual ~OffloadMode() = default;
+
+  /// As LaneOffload::Survey.
+  virtual StatusOr<uint32_t> Survey(std::span<const std::byte> lanes) = 0;
+
+  /// Starts the worker's operation. Errors: the worker's.
+  virtual Status Begin(std::span<const std::byte> lanes, uint32_t greatest, uint32_t operation,
+                       TimePoint deadline) = 0;
+
+  virtual aggregation::Worker& worker() = 0;
+
+  /// Bytes of lanes that the last operation sent.
+  virtual uint64_t bytes_sent() const = 0;
+
+  /// Makes `lanes` the sum.
+  virtual void Store(std::span<std::byte> lanes) = 0;
+};
+
+/// terms: valid. kUnimplemented: a mode that adds no lanes of any collective.
+StatusOr<std::unique_ptr<OffloadMode>> MakeOffloadMode(const aggregation::Lease& terms, int rank);
+
+}  // namespace weir

@@ -1,0 +1,66 @@
+#include "datapath/session/patience.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+
+void TimeEstimate::Add(double seconds) {
+  if (samples_ == 0) {
+    smoothed_ = seconds;
+    deviation_ = seconds / 2;
+  } else {
+    deviation_ += (std::abs(seconds - smoothed_) - deviation_) / 4;
+    smoothed_ += (seconds - smoothed_) / 8;
+  }
+  samples_ = std::min(samples_ + 1, Patience::kSamplesMin);
+}
+
+Duration Patience::Begin(uint64_t step, uint64_t bucket, const std::string& choice, TimePoint now) {
+  if (!any_step_ || step != step_) {
+    // Only from one step to the next: steps without operations would count as one long one.
+    if (any_step_ && step == step_ + 1) steps_.Add(ToSeconds(now - step_began_));
+    any_step_ = true;
+    step_ = step;
+    step_began_ = now;
+    all_here_ = false;
+  }
+  Entry& entry = buckets_[bucket];
+  if (entry.choice != choice) entry = Entry{choice, {}};
+  running_ = &entry;
+  began_ = now;
+  allowed_ = options_.ceiling;
+  if (all_here_ && entry.took.samples() >= kSamplesMin && steps_.samples() >= kSamplesMin) {
+    const double seconds = kFactor * (entry.took.upper_s() + steps_.upper_s());
+    // Compared as seconds: a duration could not hold what a clock that jumps makes of it.
+    if (seconds < ToSeconds(options_.ceiling)) {
+      allowed_ = std::min(options_.ceiling, std::max(options_.floor, FromSeconds(seconds)));
+    }
+  }
+  return allowed_;
+}
+
+void Patience::Finish(TimePoint now) {
+  running_->took.Add(ToSeconds(now - began_));
+  all_here_ = true;
+}
+
+std::string Patience::Explain() const {
+  const std::string allowed = StrCat(ToSeconds(allowed_), " s were allowed");
+  if (running_ == nullptr) return "; " + allowed;
+  if (!all_here_) return StrCat("; ", allowed, ", as for the first operation of every step");
+  if (running_->took.samples() < kSamplesMin || steps_.samples() < kSamplesMin) {
+    return StrCat("; ", allowed, ", as too little was measured so far");
+  }
+  return StrCat("; this operation usually takes ", running_->took.smoothed_s(), " s and a step ",
+                steps_.smoothed_s(), " s, so ", allowed);
+}
+
+std::string PatienceKey(const Choice& choice) {
+  return StrCat(choice.codec, "/", choice.ratio, "/", choice.bits, "/", choice.collective, "/",
+                choice.segment_bytes);
+}
+
+}  // namespace weir

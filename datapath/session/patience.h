@@ -1,0 +1,86 @@
+#pragma once
+// How long an operation may take before somebody must be missing, learnt from the operations and
+// steps before it. Pure: times come in, deadlines go out.
+//
+// What is waited for in an operation is of two kinds. The first operation of a step also waits for
+// the rank that comes last out of whatever it does between steps: a checkpoint, an evaluation, a
+// data loader. That has no bound that could be learnt, so the ceiling counts; a rank that died, or
+// whose host answers nothing any more, is named by the transport without any deadline. But an
+// all-reduce ends on no rank without the part of every rank. So once one operation of a step is
+// done, all ranks are known to be in the backward pass of this step, and a rank that then stays
+// silent for the time of ten steps is missing.
+//
+// The estimates are those of TCP's retransmission timer: smoothed time plus four deviations. The
+// factor ten stands for networks and ranks that become ten times as slow from one step to the next;
+// the estimate has followed by the step after.
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "datapath/base/clock.h"
+#include "datapath/session/plan.h"
+
+namespace weir {
+
+/// Smoothed time plus four deviations. Source: RFC 6298, section 2; deviates: no clock granularity.
+class TimeEstimate {
+ public:
+  void Add(double seconds);
+  int samples() const { return samples_; }
+  double smoothed_s() const { return smoothed_; }
+  double upper_s() const { return smoothed_ + 4 * deviation_; }
+
+ private:
+  int samples_ = 0;  // counts up to kSamplesMin
+  double smoothed_ = 0, deviation_ = 0;
+};
+
+/// Not thread-safe. Memory: one entry per bucket that ever ran.
+class Patience {
+ public:
+  /// Operations of a bucket under one choice, and steps, before their times count.
+  static constexpr int kSamplesMin = 8;
+  static constexpr double kFactor = 10;
+
+  struct Options {
+    Duration floor{};    // no deadline is shorter, unless the ceiling is
+    Duration ceiling{};  // nor longer
+  };
+  explicit Patience(const Options& options) : options_(options) {}
+
+  /// An operation of `step` begins to communicate at `now`. Returns what it may take: the ceiling
+  /// for the first of a step and until enough was measured, else ten times the estimates of this
+  /// bucket's operation and of a step, between the bounds. `choice` names codec and collective with
+  /// their settings: another than last time begins anew. Steps never run backwards.
+  Duration Begin(uint64_t step, uint64_t bucket, const std::string& choice, TimePoint now);
+
+  /// The operation that began last succeeded. One that failed is told to nobody.
+  void Finish(TimePoint now);
+
+  /// "; this one usually takes 0.012 s and a step 0.3 s, so 5 s were allowed", or why the ceiling
+  /// counts, for the error of the operation that began last.
+  std::string Explain() const;
+
+ private:
+  struct Entry {
+    std::string choice;
+    TimeEstimate took;
+  };
+
+  const Options options_;
+  std::map<uint64_t, Entry> buckets_;
+  TimeEstimate steps_;
+  bool any_step_ = false;
+  uint64_t step_ = 0;
+  TimePoint step_began_{};
+  bool all_here_ = false;  // an operation of this step is done
+  Entry* running_ = nullptr;
+  TimePoint began_{};
+  Duration allowed_{};
+};
+
+/// The text that names a choice to Patience.
+std::string PatienceKey(const Choice& choice);
+
+}  // namespace weir

@@ -1,0 +1,46 @@
+#pragma once
+// How a bucket is cut for collectives that carry regions (PayloadForm::kRegions), and what an
+// operation and a bucket keep of each region.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "datapath/codec/codec.h"
+#include "datapath/codec/error_feedback.h"
+#include "datapath/session/plan.h"
+#include "datapath/session/scratch_pool.h"
+
+namespace weir {
+
+/// Elements begin .. begin + size - 1 of a bucket, which one rank sums for all.
+struct Region {
+  size_t begin = 0, size = 0;
+  std::vector<TensorShape> shape;  // tensors that lie in it whole; cut ones as vectors
+};
+
+/// One region for each rank, in rank order: almost equal runs of whole cache lines, so the last
+/// ones are empty where a bucket has fewer lines than the world ranks. Equal on all ranks, whatever
+/// the ratio: a codec's ratio holds for each region by itself. O(world + tensors). Thread-safe.
+std::vector<Region> CutRegions(const BucketSize& bucket, int world);
+
+/// What the codec keeps of one bucket under such a choice: of this rank's part of each region, and
+/// last of the sum that it encodes for all. Not part of checkpoints: codecs begin anew there.
+struct RegionStates {
+  Choice choice;
+  std::vector<std::unique_ptr<CodecState>> states;
+};
+
+/// What an operation holds between the stages.
+struct RegionWork {
+  std::vector<Region> regions;
+  std::vector<std::span<const std::byte>> payloads;  // own, by region; parts of Operation::payload
+  size_t payload_bytes_max = 0;                      // of any region
+  std::optional<ResidualBuffers> server;             // second residual, of the own region
+  ScratchLoan sum, sum_payload;                      // of the own region over all ranks
+};
+
+}  // namespace weir

@@ -1,0 +1,186 @@
+// How a session goes on in another mesh: what it takes over from the one before, and what all ranks
+// of the new one agree on before their first step.
+//
+// The ranks of a mesh that fails need not agree on which step was the last. An all-reduce may have
+// ended on some of them and not on others, so some have completed step s, applied it to their model
+// and committed its residuals, and others have not. They are never more than one step apart: nobody
+// completes an operation of step s+1 without the part of a rank that has yet to complete s.
+//
+// A step that is not complete everywhere is void everywhere. Those who could not complete it cannot
+// do so any more (the sums of the others are not theirs to give: under a shared index or EF21 they
+// need more than the sum), so those who did go back: residuals and momenta to what they were before
+// its commit, which the ResidualStore keeps until an operation of the next step is done; models by
+// taking that of a rank that did not complete the step. Then the step is done anew by the ranks of
+// the new mesh, and every gradient plus residual has been delivered or is kept, once.
+//
+// What is not kept: the residuals of ranks that are gone, whose mass is lost (an error of the size
+// of one of their steps); codecs' states (thresholds, warm starts) and the memory of EF21, which
+// have to be equal on all ranks and hold no mass of their own.
+
+#include "datapath/base/byte_cursor.h"
+#include "datapath/base/log.h"
+#include "datapath/collective/primitives.h"
+#include "datapath/session/session.h"
+
+namespace weir {
+namespace {
+
+// Outside of every step.
+constexpr uint64_t kStartSequence = UINT64_MAX;
+constexpr uint64_t kAgreeSequence = UINT64_MAX - 1;
+constexpr size_t kStandingBytes = 16;
+
+}  // namespace
+
+struct Session::Standing {
+  uint64_t steps_done = 0;
+  bool survivor = false;
+};
+
+void Session::Inherit(Session& former) {
+  // What the former's last step wrote is void unless the step was completed.
+  former.residuals_->Discard();
+  residuals_ = std::move(former.residuals_);
+  residuals_->ForgetEf21();
+  stages_ = std::make_unique<OperationStages>(
+      OperationStages::Options{options_.job, options_.rank, options_.world}, *residuals_,
+      RealClock());
+  steps_done_ = former.steps_done_;
+  survivor_ = former.survivor_;
+  next_step_ = steps_done_;
+  former.operations_.clear();
+  std::shared_ptr<const Plan> plan;
+  BucketRegistry buckets;
+  SessionStats stats;
+  {
+    MutexLock lock(former.mutex_);
+    buckets = std::exchange(former.buckets_, BucketRegistry());
+    stats = former.stats_;
+    plan = former.activation_.active();
+  }
+  former_bytes_sent_ = stats.bytes_sent;
+  buckets_changed_ = true;
+  MutexLock lock(mutex_);
+  buckets_ = std::move(buckets);
+  stats_ = stats;
+  stats_.epoch = options_.epoch;
+  stats_.peers_shared_memory = 0;
+  stats_.next_step = next_step_;
+  stats_.model_source = -1;
+  for (Bucket* bucket : buckets_.Live()) {
+    bucket->codec_state = nullptr;
+    bucket->codec_state_choice = Choice();
+    bucket->balance = {};
+  }
+  activation_.StartFrom(std::move(plan));
+}
+
+Status Session::Agree(TimePoint deadline) {
+  std::vector<std::byte> own(kStandingBytes);
+  ByteWriter writer(own);
+  writer.Write(steps_done_);
+  writer.Write(uint64_t{survivor_});
+  std::vector<std::byte> bytes(kStandingBytes * static_cast<size_t>(options_.world));
+  Group group(*transport_);
+  group.Begin({0, kAgreeSequence, 0}, {}, 0, deadline);
+  WEIR_RETURN_IF_ERROR(SmallAllGather(group, own, bytes));
+  std::vector<Standing> all(static_cast<size_t>(options_.world));
+  ByteReader reader(bytes);
+  int source = -1;
+  for (int rank = 0; rank < options_.world; ++rank) {
+    uint64_t survivor = 0;
+    WEIR_RETURN_IF_ERROR(reader.Read(&all[rank].steps_done));
+    WEIR_RETURN_IF_ERROR(reader.Read(&survivor));
+    all[rank].survivor = survivor != 0;
+    if (survivor != 0 && (source < 0 || all[rank].steps_done < all[source].steps_done)) {
+      source = rank;
+    }
+  }
+  if (source < 0) {
+    return FailedPrecondition(StrCat(
+        "epoch ", options_.epoch, ": no rank has anything to go on from; a job begins in epoch 0"));
+  }
+  const uint64_t resume = all[source].steps_done;
+  for (int rank = 0; rank < options_.world; ++rank) {
+    if (all[rank].survivor && all[rank].steps_done > resume + 1) {
+      return Internal(StrCat("rank ", rank, " completed ", all[rank].steps_done, " steps and rank ",
+                             source, " ", resume, ": expected at most one more"));
+    }
+  }
+  WEIR_RETURN_IF_ERROR(TakePlan(group, all, source));
+  aggregators_.Disown(*ActivePlan());
+  agreement_pending_ = true;
+  next_step_ = resume;
+  const bool undo = survivor_ && steps_done_ > resume;
+  Log(LogLevel::kInfo, "session",
+      StrCat(name_, ": epoch ", options_.epoch, ", ", options_.world, " ranks go on with step ",
+             resume, undo ? ", which others did not complete" : ""));
+  MutexLock lock(mutex_);
+  stats_.next_step = next_step_;
+  stats_.model_source = source;
+  stats_.plan_version = activation_.active()->version;
+  return OkStatus();
+}
+
+// The plan of `source`, for all. Nothing travels for "dense, without a plan".
+Status Session::TakePlan(Group& group, const std::vector<Standing>& all, int source) {
+  PlanLimits limits;
+  limits.job = options_.job;
+  limits.world = static_cast<int>(all.size());
+  std::string text;
+  if (options_.rank == source) {
+    const std::shared_ptr<const Plan> plan = ActivePlan();
+    {
+      MutexLock lock(mutex_);
+      limits.buckets = buckets_.Sizes();
+    }
+    const Status valid = ValidatePlan(*plan, limits);
+    if (valid.ok() && plan->version != 0) text = PlanToJson(*plan);
+    if (!valid.ok()) {
+      Log(LogLevel::kWarning, "session",
+          StrCat(name_, ": plan ", plan->version, " cannot run on ", options_.world,
+                 " ranks, so all run dense: ", ToString(valid)));
+    }
+  }
+  std::vector<std::byte> received;
+  WEIR_RETURN_IF_ERROR(
+      BinomialBroadcast(group, source, std::as_bytes(std::span(text)), kPlanBytesMax, &received));
+  if (options_.rank != source) {
+    text.assign(reinterpret_cast<const char*>(received.data()), received.size());
+  }
+  auto plan = std::make_shared<Plan>();
+  if (!text.empty()) {
+    StatusOr<Plan> parsed = ParsePlan(text, UnknownKeys::kIgnore);
+    if (!parsed.ok()) {
+      return group.Fail(Annotate(parsed.status(), StrCat("the plan of rank ", source)));
+    }
+    *plan = std::move(*parsed);
+  }
+  MutexLock lock(mutex_);
+  activation_.StartFrom(std::move(plan));
+  return OkStatus();
+}
+
+// The digest stands where operations carry their bucket: ranks that start from unlike plans meet a
+// mismatch here and not in the middle of training.
+Status Session::CheckStart(TimePoint deadline) {
+  Group group(*transport_);
+  const std::shared_ptr<const Plan> plan = ActivePlan();
+  group.Begin({plan->version, kStartSequence, PlanDigest(*plan)}, {}, 0, deadline);
+  const Status status = LearnNodes(group);
+  if (status.code() != StatusCode::kInternal) return status;
+  return Annotate(status, "ranks start from different plans; give all the same plan file");
+}
+
+// Only when the caller goes on: until then the mesh may fail once more, and a rank must still say
+// which steps its model holds.
+Status Session::ApplyAgreement() {
+  if (!agreement_pending_) return OkStatus();
+  if (survivor_ && steps_done_ > next_step_) WEIR_RETURN_IF_ERROR(residuals_->Undo());
+  agreement_pending_ = false;
+  survivor_ = true;
+  steps_done_ = next_step_;
+  return OkStatus();
+}
+
+}  // namespace weir

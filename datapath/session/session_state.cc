@@ -1,0 +1,110 @@
+// What of a Session outlives its process: residuals and momenta by parameter, and what codecs keep
+// of a bucket. All of it on the caller's thread between steps, when no stage works on a bucket.
+
+#include "datapath/session/json.h"
+#include "datapath/session/session.h"
+
+namespace weir {
+
+std::vector<SavedCodecState> Session::SaveCodecStates() const {
+  std::map<uint64_t, SavedCodecState> saved;
+  const auto add = [&saved](uint64_t key, const Choice& choice, const CodecState* state) {
+    if (state == nullptr) return;
+    std::vector<std::byte> bytes = state->Save();
+    if (bytes.empty()) return;
+    saved[key] = {key, choice.codec, ParamsOf(choice), std::move(bytes)};
+  };
+  for (const auto& [key, restored] : restored_) add(key, restored.choice, restored.state.get());
+  MutexLock lock(mutex_);
+  for (const Bucket* bucket : buckets_.Live()) {
+    add(bucket->key, bucket->codec_state_choice, bucket->codec_state.get());
+  }
+  std::vector<SavedCodecState> ascending;
+  for (auto& [key, state] : saved) ascending.push_back(std::move(state));
+  return ascending;
+}
+
+StatusOr<Session::RestoredStates> Session::LoadCodecStates(
+    const std::vector<SavedCodecState>& saved) const {
+  RestoredStates restored;
+  for (const SavedCodecState& each : saved) {
+    WEIR_ASSIGN_OR_RETURN(const Codec* codec, Codecs().Find(each.codec));
+    // A world of another size may not allow the setting; then no plan can ask for it either.
+    if (!codec->Validate(each.params, options_.world).ok()) continue;
+    EncodeContext context;
+    context.params = each.params;
+    context.world = options_.world;
+    // Of no elements yet: a state fits whatever bucket it meets, or begins anew there.
+    std::unique_ptr<CodecState> state = codec->NewState(0, context);
+    const Status loaded =
+        state != nullptr ? state->Load(each.bytes) : DataLoss("the codec keeps no state");
+    if (!loaded.ok()) {
+      return Annotate(loaded, StrCat("state of ", each.codec, " in bucket ", Hex64(each.bucket)));
+    }
+    Choice choice;
+    choice.codec = each.codec;
+    choice.ratio = each.params.ratio;
+    choice.bits = static_cast<uint32_t>(each.params.bits);
+    restored[each.bucket] = {std::move(choice), std::move(state)};
+  }
+  return restored;
+}
+
+void Session::TakeRestored(Bucket& bucket) {
+  const auto found = restored_.find(bucket.key);
+  if (found == restored_.end()) return;
+  bucket.codec_state = std::move(found->second.state);
+  bucket.codec_state_choice = std::move(found->second.choice);
+  restored_.erase(found);
+}
+
+StatusOr<size_t> Session::ExportState(std::span<std::byte> out) {
+  if (step_open_) return FailedPrecondition("state is exported between steps");
+  WEIR_RETURN_IF_ERROR(ApplyAgreement());
+  return residuals_->Export(out, SaveCodecStates());
+}
+
+StatusOr<size_t> Session::ExportBytes() {
+  if (step_open_) return FailedPrecondition("state is exported between steps");
+  WEIR_RETURN_IF_ERROR(ApplyAgreement());
+  return residuals_->ExportBytes(SaveCodecStates());
+}
+
+Status Session::ImportState(std::span<const std::byte> bytes) {
+  if (step_open_) return FailedPrecondition("state is imported between steps");
+  WEIR_RETURN_IF_ERROR(ApplyAgreement());
+  RestoredStates restored;
+  WEIR_RETURN_IF_ERROR(
+      residuals_->Import(bytes, [&](const std::vector<SavedCodecState>& saved) -> Status {
+        WEIR_ASSIGN_OR_RETURN(restored, LoadCodecStates(saved));
+        return OkStatus();
+      }));
+  restored_ = std::move(restored);
+  MutexLock lock(mutex_);
+  for (Bucket* bucket : buckets_.Live()) {
+    bucket->codec_state = nullptr;
+    bucket->codec_state_choice = Choice();
+    bucket->region_states = {};
+    bucket->balance = {};
+    TakeRestored(*bucket);
+  }
+  return OkStatus();
+}
+
+Status Session::ScaleState(double factor) {
+  if (step_open_) return FailedPrecondition("state is scaled between steps");
+  WEIR_RETURN_IF_ERROR(ApplyAgreement());
+  WEIR_RETURN_IF_ERROR(residuals_->Scale(factor));
+  for (auto& [key, restored] : restored_) restored.state->Scale(factor);
+  MutexLock lock(mutex_);
+  for (Bucket* bucket : buckets_.Live()) {
+    if (bucket->codec_state != nullptr) bucket->codec_state->Scale(factor);
+    bucket->balance.Scale(factor);
+    for (auto& state : bucket->region_states.states) {
+      if (state != nullptr) state->Scale(factor);
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace weir

@@ -1,0 +1,311 @@
+#include "datapath/transport/builtin/shm/attach.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "datapath/base/byte_cursor.h"
+#include "datapath/base/check.h"
+#include "datapath/base/log.h"
+#include "datapath/transport/mesh/hello.h"
+
+namespace weir::shm {
+namespace {
+
+using mesh::ErrorText;
+using mesh::UniqueFd;
+using std::chrono::milliseconds;
+
+constexpr size_t kGuestsBeyondWorld = 64;
+constexpr size_t kOfferBytes = 32;
+constexpr uint32_t kStaysTcp = 0, kIsAttached = 1;
+
+// A frame of one letter, checked.
+struct Frame {
+  FrameHeader header;
+  std::span<const std::byte> payload;
+};
+
+StatusOr<Frame> ParseFrame(std::span<const std::byte> bytes) {
+  if (bytes.size() < kFrameHeaderBytes) {
+    return DataLoss(StrCat("a letter of ", bytes.size(), " bytes"));
+  }
+  Frame frame;
+  WEIR_ASSIGN_OR_RETURN(frame.header, DecodeFrameHeader(bytes.first<kFrameHeaderBytes>()));
+  frame.payload = bytes.subspan(kFrameHeaderBytes);
+  if (frame.header.payload_bytes != frame.payload.size() ||
+      Checksum(frame.payload) != frame.header.payload_checksum) {
+    return DataLoss("a corrupt letter");
+  }
+  return frame;
+}
+
+std::span<const std::byte> AsBytes(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+}  // namespace
+
+struct Attacher::Link {
+  enum class State { kAwaitingAnswer, kAwaitingVerdict, kDone };
+  Neighbour peer;
+  State state = State::kAwaitingVerdict;
+  std::unique_ptr<Attachment> attachment;
+  std::string why_not;
+  mesh::HandshakeReader verdict;
+
+  std::string name() const { return StrCat("rank ", peer.rank, " (", peer.address, ")"); }
+};
+
+struct Attacher::Guest {
+  UniqueFd control;
+  pid_t process = 0;
+};
+
+Attacher::Attacher(const AttachOptions& options) : options_(options) {}
+Attacher::~Attacher() = default;
+
+StatusOr<std::vector<AttachResult>> Attacher::Run(std::vector<Neighbour> neighbours,
+                                                  TimePoint deadline) {
+  for (Neighbour& peer : neighbours) {
+    links_.emplace_back().peer = std::move(peer);
+  }
+  for (Link& link : links_) {
+    if (link.peer.rank > options_.rank) continue;
+    Knock(link);
+    if (link.state != Link::State::kAwaitingAnswer) {
+      WEIR_RETURN_IF_ERROR(Tell(link, false, link.why_not));
+    }
+  }
+  const auto done = [](const Link& link) { return link.state == Link::State::kDone; };
+  while (!std::all_of(links_.begin(), links_.end(), done)) {
+    WEIR_RETURN_IF_ERROR(Round(deadline));
+  }
+  std::vector<AttachResult> results;
+  for (Link& link : links_) {
+    results.push_back({std::move(link.attachment), std::move(link.why_not)});
+  }
+  return results;
+}
+
+Status Attacher::Unfinished() const {
+  std::string names;
+  for (const Link& link : links_) {
+    if (link.state == Link::State::kDone) continue;
+    names += StrCat(names.empty() ? "" : "; ", link.name());
+  }
+  return DeadlineExceeded(
+      StrCat("rank ", options_.rank, " agreed on shared memory with all but ", names));
+}
+
+// Waits for the next event of any socket and handles it.
+Status Attacher::Round(TimePoint deadline) {
+  const TimePoint now = RealClock().Now();
+  if (now >= deadline) return Unfinished();
+  std::vector<pollfd> polled = {{options_.wake, POLLIN, 0}, {options_.door, POLLIN, 0}};
+  for (const Link& link : links_) {
+    int fd = -1;  // ignored by poll
+    if (link.state == Link::State::kAwaitingAnswer) fd = link.attachment->control.get();
+    if (link.state == Link::State::kAwaitingVerdict) fd = link.peer.socket;
+    polled.push_back({fd, POLLIN, 0});
+  }
+  const size_t guests_at = polled.size();
+  for (const Guest& guest : guests_) polled.push_back({guest.control.get(), POLLIN, 0});
+  const int wait = mesh::PollTimeout(std::min<Duration>(deadline - now, milliseconds(1000)));
+  if (poll(polled.data(), polled.size(), wait) < 0 && errno != EINTR) {
+    return Internal(StrCat("poll: ", ErrorText(errno)));
+  }
+  if (polled[0].revents != 0) return Aborted("connecting was interrupted");
+  // Guests before verdicts: a verdict speaks of a guest that has come.
+  if (polled[1].revents != 0) Admit();
+  for (size_t i = 0; i < guests_.size(); ++i) {
+    const bool is_new = guests_at + i >= polled.size();
+    if (is_new || polled[guests_at + i].revents != 0) OnGuest(guests_[i]);
+  }
+  std::erase_if(guests_, [](const Guest& guest) { return !guest.control; });
+  for (size_t i = 0; i < links_.size(); ++i) {
+    if (polled[2 + i].revents == 0) continue;
+    Link& link = links_[i];
+    if (link.state == Link::State::kAwaitingAnswer) WEIR_RETURN_IF_ERROR(OnAnswer(link));
+    if (link.state == Link::State::kAwaitingVerdict) WEIR_RETURN_IF_ERROR(OnVerdict(link));
+  }
+  return OkStatus();
+}
+
+// ---- the higher rank of a pair
+
+void Attacher::Knock(Link& link) {
+  link.attachment = std::make_unique<Attachment>();
+  const Status offered = Offer(link);
+  if (offered.ok()) {
+    link.state = Link::State::kAwaitingAnswer;
+    return;
+  }
+  link.attachment = nullptr;
+  link.why_not = weir::Message(offered);
+}
+
+Status Attacher::Offer(Link& link) {
+  Attachment& attachment = *link.attachment;
+  UniqueFd memory;
+  WEIR_ASSIGN_OR_RETURN(attachment.segment, Segment::Create(options_.ring_bytes, &memory));
+  attachment.created = true;
+  WEIR_ASSIGN_OR_RETURN(attachment.control, KnockAt(link.peer.door));
+  WEIR_ASSIGN_OR_RETURN(const pid_t process, CheckPeer(attachment.control.get()));
+  attachment.process = WatchProcess(process);
+  std::array<std::byte, kOfferBytes> payload;
+  ByteWriter writer(payload);
+  writer.Write(options_.job);
+  writer.Write(static_cast<uint32_t>(options_.rank));
+  writer.Write(static_cast<uint32_t>(options_.world));
+  writer.Write(static_cast<uint32_t>(link.peer.rank));
+  writer.Write(kLayoutVersion);
+  writer.Write(static_cast<uint64_t>(options_.ring_bytes));
+  WEIR_CHECK(writer.ok() && writer.offset() == kOfferBytes);
+  const int descriptors[] = {memory.get(), options_.bell};
+  return SendLetter(attachment.control.get(),
+                    mesh::EncodeFrame(FrameType::kHello, options_.rank, payload), descriptors);
+}
+
+Status Attacher::OnAnswer(Link& link) {
+  StatusOr<std::optional<Letter>> letter = ReceiveLetter(link.attachment->control.get());
+  if (letter.ok() && !letter->has_value()) return OkStatus();
+  const Status taken = letter.ok() ? TakeAnswer(link, **letter) : letter.status();
+  if (taken.ok()) {
+    link.attachment->peer_bell = std::move((*letter)->descriptors[0]);
+  } else {
+    link.attachment = nullptr;
+  }
+  return Tell(link, taken.ok(), weir::Message(taken));
+}
+
+Status Attacher::TakeAnswer(Link& link, const Letter& letter) {
+  WEIR_ASSIGN_OR_RETURN(const Frame frame, ParseFrame(letter.bytes));
+  if (frame.header.type == FrameType::kAbort) {
+    return Unavailable(StrCat("it refused: ", mesh::PrintableText(frame.payload)));
+  }
+  if (frame.header.type != FrameType::kHello || frame.header.source_rank != link.peer.rank ||
+      letter.descriptors.size() != 1) {
+    return DataLoss(StrCat("expected rank ", link.peer.rank, "'s hello and its bell"));
+  }
+  return CheckBell(letter.descriptors[0].get());
+}
+
+// The verdict over TCP: the same on both ends from here on.
+Status Attacher::Tell(Link& link, bool attached, std::string why_not) {
+  link.state = Link::State::kDone;
+  link.why_not = attached ? "" : why_not.substr(0, 1024);
+  std::vector<std::byte> payload(sizeof(uint32_t) + link.why_not.size());
+  ByteWriter writer(payload);
+  writer.Write(attached ? kIsAttached : kStaysTcp);
+  writer.WriteBytes(AsBytes(link.why_not));
+  if (mesh::WriteFrame(link.peer.socket,
+                       mesh::EncodeFrame(FrameType::kHello, options_.rank, payload))) {
+    return OkStatus();
+  }
+  return Unavailable(StrCat(link.name(), " closed the connection"));
+}
+
+// ---- the lower rank of a pair
+
+void Attacher::Admit() {
+  const size_t guests_max = static_cast<size_t>(options_.world) + kGuestsBeyondWorld;
+  for (;;) {
+    UniqueFd fd(accept4(options_.door, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd) return;
+    const StatusOr<pid_t> process = CheckPeer(fd.get());
+    if (!process.ok()) continue;
+    if (guests_.size() >= guests_max) guests_.erase(guests_.begin());  // it waits longest
+    guests_.push_back({std::move(fd), *process});
+  }
+}
+
+void Attacher::OnGuest(Guest& guest) {
+  StatusOr<std::optional<Letter>> letter = ReceiveLetter(guest.control.get());
+  if (letter.ok() && !letter->has_value()) return;
+  const Status welcomed = letter.ok() ? Welcome(guest, std::move(**letter)) : letter.status();
+  if (!welcomed.ok()) {
+    const std::string why = weir::Message(welcomed);
+    Log(LogLevel::kWarning, "transport",
+        StrCat("rank ", options_.rank, " refused to share memory: ", why));
+    // Best effort: whoever it was learns from the end of the connection, too.
+    (void)SendLetter(guest.control.get(), mesh::EncodeAbort(options_.rank, why), {});
+  }
+  guest.control = UniqueFd();
+}
+
+Status Attacher::Welcome(Guest& guest, Letter letter) {
+  WEIR_ASSIGN_OR_RETURN(const Frame frame, ParseFrame(letter.bytes));
+  if (frame.header.type != FrameType::kHello || letter.descriptors.size() != 2) {
+    return DataLoss("expected a hello with memory and a bell");
+  }
+  ByteReader reader(frame.payload);
+  uint64_t job = 0, ring_bytes = 0;
+  uint32_t rank = 0, world = 0, called = 0, version = 0;
+  WEIR_RETURN_IF_ERROR(reader.Read(&job));
+  WEIR_RETURN_IF_ERROR(reader.Read(&rank));
+  WEIR_RETURN_IF_ERROR(reader.Read(&world));
+  WEIR_RETURN_IF_ERROR(reader.Read(&called));
+  WEIR_RETURN_IF_ERROR(reader.Read(&version));
+  WEIR_RETURN_IF_ERROR(reader.Read(&ring_bytes));
+  if (job != options_.job || world != static_cast<uint32_t>(options_.world) ||
+      called != static_cast<uint32_t>(options_.rank)) {
+    return FailedPrecondition(StrCat("expected job ", options_.job, ", rank ", options_.rank,
+                                     " of ", options_.world, ", found job ", job, ", rank ", called,
+                                     " of ", world));
+  }
+  if (version != kLayoutVersion) {
+    return FailedPrecondition(
+        StrCat("memory layout: expected ", kLayoutVersion, ", found ", version));
+  }
+  const auto found = std::find_if(links_.begin(), links_.end(), [&](const Link& link) {
+    return static_cast<uint32_t>(link.peer.rank) == rank &&
+           link.state == Link::State::kAwaitingVerdict && link.attachment == nullptr;
+  });
+  if (found == links_.end()) return FailedPrecondition(StrCat("rank ", rank, " is not awaited"));
+  auto attachment = std::make_unique<Attachment>();
+  WEIR_RETURN_IF_ERROR(CheckBell(letter.descriptors[1].get()));
+  WEIR_ASSIGN_OR_RETURN(attachment->segment, Segment::Map(letter.descriptors[0].get(), ring_bytes));
+  attachment->process = WatchProcess(guest.process);
+  attachment->peer_bell = std::move(letter.descriptors[1]);
+  const int descriptors[] = {options_.bell};
+  WEIR_RETURN_IF_ERROR(SendLetter(
+      guest.control.get(), mesh::EncodeFrame(FrameType::kHello, options_.rank, {}), descriptors));
+  attachment->control = std::move(guest.control);
+  found->attachment = std::move(attachment);
+  return OkStatus();
+}
+
+Status Attacher::OnVerdict(Link& link) {
+  const StatusOr<bool> complete = link.verdict.Read(link.peer.socket);
+  if (!complete.ok()) {
+    if (complete.status().code() != StatusCode::kUnavailable) {
+      return Annotate(complete.status(), StrCat(link.name(), " sent a malformed frame"));
+    }
+    return Unavailable(StrCat(link.name(), " closed the connection"));
+  }
+  if (!*complete) return OkStatus();
+  if (link.verdict.header().type == FrameType::kAbort) {
+    if (link.verdict.payload().empty()) {
+      return Unavailable(StrCat(link.name(), " closed the connection"));
+    }
+    return Unavailable(StrCat("rank ", link.peer.rank, " reported: ", link.verdict.text()));
+  }
+  ByteReader reader(link.verdict.payload());
+  uint32_t verdict = 0;
+  WEIR_RETURN_IF_ERROR(Annotate(reader.Read(&verdict), StrCat(link.name(), " sent a verdict")));
+  if (verdict > kIsAttached || (verdict == kIsAttached && link.attachment == nullptr)) {
+    return DataLoss(StrCat(link.name(), " sent verdict ", verdict, " on shared memory that ",
+                           link.attachment == nullptr ? "was never offered" : "was offered"));
+  }
+  if (verdict == kStaysTcp) {
+    link.attachment = nullptr;
+    link.why_not = StrCat("it says: ", mesh::PrintableText(reader.rest()));
+  }
+  link.state = Link::State::kDone;
+  return OkStatus();
+}
+
+}  // namespace weir::shm

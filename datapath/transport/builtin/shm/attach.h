@@ -1,0 +1,81 @@
+#pragma once
+// Moves pairs of ranks from their TCP connection to shared memory. Being on one node is not
+// believed but tried: the higher rank of a pair knocks at the lower one's door, hands over the
+// memory, and tells over TCP what came of it, so both ends always agree. Bytes: proto/WIRE.md
+// section 1.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "datapath/transport/builtin/shm/door.h"
+#include "datapath/transport/builtin/shm/segment.h"
+
+namespace weir::shm {
+
+/// What a pair of ranks shares once attached.
+struct Attachment {
+  Segment segment;
+  bool created = false;      // this rank made the segment and writes ring 0
+  mesh::UniqueFd control;    // unix socket: its end is the peer's end
+  mesh::UniqueFd process;    // pidfd of the peer; may be none
+  mesh::UniqueFd peer_bell;  // wakes the peer
+};
+
+/// A peer that said it has the same node, reached by TCP.
+struct Neighbour {
+  int rank = -1;
+  TransportAddress address;
+  int socket = -1;   // TCP, no data sent yet
+  std::string door;  // of lower ranks
+};
+
+/// What came of one neighbour: an attachment, or why there is none.
+struct AttachResult {
+  std::unique_ptr<Attachment> attachment;
+  std::string why_not;
+};
+
+struct AttachOptions {
+  uint64_t job = 0;
+  int rank = 0;
+  int world = 1;
+  size_t ring_bytes = 0;
+  int door = -1;  // listening; -1: this rank cannot be reached
+  int bell = -1;  // this rank's eventfd
+  int wake = -1;  // readable on Interrupt
+};
+
+/// One run of attaching. Not thread-safe.
+class Attacher {
+ public:
+  explicit Attacher(const AttachOptions& options);
+  ~Attacher();
+
+  /// Results in the order of `neighbours`. Both ends of a pair get an attachment or neither does.
+  /// kUnavailable: a neighbour died or reported a failure; kDataLoss: one spoke nonsense over TCP;
+  /// kDeadlineExceeded names those that did not finish; kAborted: interrupted.
+  StatusOr<std::vector<AttachResult>> Run(std::vector<Neighbour> neighbours, TimePoint deadline);
+
+ private:
+  struct Link;   // the way to one neighbour
+  struct Guest;  // came to the door, has not said who it is
+
+  void Knock(Link& link);
+  Status Offer(Link& link);
+  Status Tell(Link& link, bool attached, std::string why_not);
+  Status OnAnswer(Link& link);
+  Status TakeAnswer(Link& link, const Letter& letter);
+  Status OnVerdict(Link& link);
+  void Admit();
+  void OnGuest(Guest& guest);
+  Status Welcome(Guest& guest, Letter letter);
+  Status Round(TimePoint deadline);
+  Status Unfinished() const;
+
+  const AttachOptions options_;
+  std::vector<Link> links_;
+  std::vector<Guest> guests_;
+};
+
+}  // namespace weir::shm

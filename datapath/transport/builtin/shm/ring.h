@@ -1,0 +1,92 @@
+#pragma once
+// A ring of bytes in memory that two processes map: one writes, one reads, neither waits. Positions
+// count all bytes ever moved; each end keeps its own in private memory, so a peer that overwrites
+// the shared ones can spoil data but never make us leave the ring.
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace weir::shm {
+
+/// The shared words of one ring, zero at first. Each has a cache line of its own, so that what one
+/// end looks at all the time is only taken away from it when the other has something to say.
+struct RingControl {
+  alignas(64) std::atomic<uint64_t> written;        // by the writer
+  alignas(64) std::atomic<uint64_t> read;           // by the reader
+  alignas(64) std::atomic<uint32_t> reader_sleeps;  // set by the reader, taken by the writer
+  alignas(64) std::atomic<uint32_t> writer_sleeps;  // set by the writer, taken by the reader
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+static_assert(sizeof(RingControl) == 256);
+
+/// Bytes are published and released in pieces, so that both ends copy at the same time.
+inline constexpr size_t kRingPieceBytes = 64 << 10;
+
+// Why no wake-up is lost: an end that wants to sleep stores its wish and then loads the other's
+// position; the other stores its position and then loads the wish. All four are sequentially
+// consistent, so at least one of them sees the other's store.
+
+/// The memory of one ring and the bell that wakes its other end: an eventfd, -1: none.
+struct RingEnd {
+  RingControl* control = nullptr;
+  std::byte* data = nullptr;
+  size_t capacity = 0;  // a power of two
+  int bell = -1;
+
+  void Ring() const;
+};
+
+/// Not thread-safe; the memory and the bell outlive it.
+class RingWriter {
+ public:
+  explicit RingWriter(const RingEnd& end) : end_(end) {}
+  /// Copies what fits. Bytes taken; -EAGAIN: no room; -EPROTO: the reader's position cannot be.
+  ssize_t Write(std::span<const iovec> parts);
+  /// True also when Write would return an error.
+  bool Writable() { return Room(1) > 0 || broken_; }
+  /// Asks to be woken when there is room. False: there is some now.
+  bool PrepareSleep();
+  void Awake() { end_.control->writer_sleeps.store(0, std::memory_order_relaxed); }
+
+ private:
+  size_t Room(size_t wanted);
+  void Publish();
+
+  const RingEnd end_;
+  uint64_t written_ = 0, published_ = 0;
+  uint64_t read_ = 0;  // as last seen
+  bool broken_ = false;
+};
+
+/// Not thread-safe; the memory and the bell outlive it.
+class RingReader {
+ public:
+  explicit RingReader(const RingEnd& end) : end_(end) {}
+  /// Bytes read; -EAGAIN: none there; -EPROTO: the writer's position cannot be.
+  ssize_t Read(std::span<const iovec> parts);
+  /// True also when Read would return an error.
+  bool Readable() { return Available() > 0 || broken_; }
+  /// Wakes a writer that waits for whatever room there is. While reading it is only woken for half
+  /// the ring, or it would be woken for every piece.
+  void TurnEnds();
+  /// Asks to be woken when there are bytes. False: there are some now.
+  bool PrepareSleep();
+  void Awake() { end_.control->reader_sleeps.store(0, std::memory_order_relaxed); }
+
+ private:
+  size_t Available();
+  void Release();
+
+  const RingEnd end_;
+  uint64_t read_ = 0, released_ = 0;
+  uint64_t written_ = 0;  // as last seen
+  bool broken_ = false;
+};
+
+}  // namespace weir::shm

@@ -1,0 +1,39 @@
+#pragma once
+// TCP connections as a stream of bytes.
+
+#include <memory>
+
+#include "datapath/transport/builtin/tcp/zero_copy.h"
+#include "datapath/transport/mesh/byte_stream.h"
+#include "datapath/transport/mesh/rendezvous.h"
+
+namespace weir::tcp {
+
+/// One connection.
+class SocketStream : public mesh::ByteStream {
+ public:
+  /// `socket` is connected and configured. zero_copy_bytes_min: see TransportOptions.
+  SocketStream(mesh::UniqueFd socket, size_t zero_copy_bytes_min);
+
+  ssize_t Write(std::span<const iovec> parts) override;
+  ssize_t Read(std::span<const iovec> parts) override;
+  size_t Retained() override { return zero_copy_.Retained(); }
+  void CloseWrite() override;
+  Status Register(int poller, uint32_t index) override;
+  uint32_t OnEvents(uint32_t events) override;
+  void AppendSockets(std::vector<int>* sockets) const override {
+    sockets->push_back(socket_.get());
+  }
+  Silence HostSilence() const override;
+  PathSample Sample(int peer) const override;
+
+ private:
+  const mesh::UniqueFd socket_;
+  ZeroCopy zero_copy_;
+};
+
+/// The stream over all `sockets` of a pair of ranks, at least one; connected and configured.
+std::unique_ptr<mesh::ByteStream> MakeStream(mesh::Sockets sockets,
+                                             const TransportOptions& options);
+
+}  // namespace weir::tcp

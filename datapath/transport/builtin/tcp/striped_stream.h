@@ -1,0 +1,44 @@
+#pragma once
+// Several TCP connections as one stream of bytes, in order.
+
+#include <memory>
+#include <vector>
+
+#include "datapath/transport/builtin/tcp/socket_stream.h"
+
+namespace weir::tcp {
+
+/// Deals the stream out in pieces of kPieceBytes, one connection after the other, so that nothing
+/// but the position says which connection has a byte. The slowest connection sets the pace of all.
+/// proto/WIRE.md, section 1.
+class StripedStream : public mesh::ByteStream {
+ public:
+  static constexpr size_t kPieceBytes = 128 << 10;
+
+  /// `lanes` in the order of the connections' numbers, at least two.
+  explicit StripedStream(std::vector<std::unique_ptr<SocketStream>> lanes);
+
+  ssize_t Write(std::span<const iovec> parts) override;
+  ssize_t Read(std::span<const iovec> parts) override;
+  size_t Retained() override;
+  void CloseWrite() override;
+  Status Register(int poller, uint32_t index) override;
+  uint32_t OnEvents(uint32_t events) override;
+  /// A failure that came behind bytes is told by the next call, without another event.
+  bool Readable() override { return read_failed_; }
+  bool Writable() override { return write_failed_; }
+  void AppendSockets(std::vector<int>* sockets) const override;
+  Silence HostSilence() const override;
+  PathSample Sample(int peer) const override;
+
+ private:
+  template <typename Move>
+  ssize_t Deal(std::span<const iovec> parts, uint64_t* position, bool* failed, Move move);
+
+  const std::vector<std::unique_ptr<SocketStream>> lanes_;
+  uint64_t written_ = 0, read_ = 0;
+  bool write_failed_ = false, read_failed_ = false;
+  bool cut_ = false;  // a lane is, and not all have ended
+};
+
+}  // namespace weir::tcp

@@ -1,0 +1,274 @@
+#include "datapath/transport/builtin/verbs/rendezvous.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "datapath/transport/mesh/frames.h"
+
+namespace weir::verbs {
+namespace {
+using mesh::ErrorText;
+using State = mesh::RollCall::State;
+constexpr int kResolveMs = 2000;
+// Codes of InfiniBand's connection manager, which RoCE shares.
+constexpr int kRejectedByConsumer = 28;
+constexpr int kRejectedNobodyListens = 8;
+
+rdma_conn_param Parameters(std::span<const std::byte> private_data, uint32_t queue_pair) {
+  rdma_conn_param parameters = {};
+  parameters.private_data = private_data.data();
+  parameters.private_data_len = static_cast<uint8_t>(private_data.size());
+  // Lost packets are sent again 6 times, some 15 s, before a peer counts as dead: 7 means for ever
+  // to soft-RoCE. An unready receiver, which credits prevent, is asked for ever: the operation's
+  // deadline ends that.
+  parameters.retry_count = 6;
+  parameters.rnr_retry_count = 7;
+  parameters.qp_num = queue_pair;
+  return parameters;
+}
+}  // namespace
+
+Rendezvous::Rendezvous(const TransportOptions& options, const TransportAddress& own, Mesh* mesh,
+                       int wake)
+    : options_(options), own_(own), mesh_(mesh), wake_(wake), roll_(options) {}
+
+Status Rendezvous::Run(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
+  WEIR_RETURN_IF_ERROR(roll_.Begin(addresses));
+  while (!roll_.Complete()) {
+    const TimePoint now = RealClock().Now();
+    WEIR_RETURN_IF_ERROR(now >= deadline ? roll_.Missing() : Round(now, deadline));
+  }
+  return OkStatus();
+}
+
+// Waits for the next events and handles them.
+Status Rendezvous::Round(TimePoint now, TimePoint deadline) {
+  WEIR_RETURN_IF_ERROR(StartDue(now));
+  const TimePoint wake_at = roll_.WakeAt(now, deadline);
+  pollfd polled[] = {{wake_, POLLIN, 0}, {mesh_->channel()->fd, POLLIN, 0}};
+  if (poll(polled, std::size(polled), mesh::PollTimeout(wake_at - now)) < 0 && errno != EINTR) {
+    return Internal(StrCat("poll: ", ErrorText(errno)));
+  }
+  now = RealClock().Now();
+  if (polled[0].revents != 0) return Aborted("connecting was interrupted");
+  while (!roll_.Complete()) {
+    WEIR_ASSIGN_OR_RETURN(const std::optional<ConnectionEvent> event, mesh_->NextEvent());
+    if (!event) break;
+    WEIR_RETURN_IF_ERROR(OnEvent(*event, now));
+  }
+  return CheckLost(now);
+}
+
+Status Rendezvous::OnEvent(const ConnectionEvent& event, TimePoint now) {
+  if (event.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+    OnRequest(event, now);
+    return OkStatus();
+  }
+  if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
+    return Unavailable(StrCat("RDMA device ", mesh_->device().name(), " was removed"));
+  }
+  if (event.rank < 0 || event.rank >= options_.world) return OkStatus();  // the listener's
+  Peer& peer = mesh_->peers()[event.rank];
+  if (event.id != peer.id.get()) return OkStatus();
+  switch (roll_[event.rank].state) {
+    case State::kIdle:
+      return OkStatus();
+    case State::kDialing:
+    case State::kAwaitingAnswer:
+      return OnDialed(event, now);
+    case State::kAnswered:
+      if (event.type == RDMA_CM_EVENT_ESTABLISHED) {
+        roll_[event.rank].state = State::kEstablished;
+        return OkStatus();
+      }
+      [[fallthrough]];
+    case State::kEstablished:
+      // What else may come, such as the end of a late handshake, means the same: it is gone.
+      if (event.type != RDMA_CM_EVENT_TIMEWAIT_EXIT) peer.lost = true;
+      return OkStatus();
+  }
+  return OkStatus();
+}
+
+// ---- dialing lower ranks
+
+Status Rendezvous::StartDue(TimePoint now) {
+  for (int r = 0; r < options_.rank; ++r) {
+    if (!roll_.IsDue(r, now)) continue;
+    WEIR_RETURN_IF_ERROR(mesh_->NewId(r));
+    rdma_cm_id* const id = mesh_->peers()[r].id.get();
+    // From the address that we listen at: so every connection is on the same device.
+    WEIR_ASSIGN_OR_RETURN(mesh::SocketAddress own,
+                          mesh::ResolveAddress(own_.substr(0, own_.rfind(':')) + ":0"));
+    roll_[r].state = State::kDialing;
+    if (rdma_resolve_addr(id, reinterpret_cast<sockaddr*>(&own.storage),
+                          reinterpret_cast<sockaddr*>(&roll_[r].address.storage),
+                          kResolveMs) != 0) {
+      Retry(r, StrCat("cannot be reached: ", ErrorText(errno)), now);
+    }
+  }
+  return OkStatus();
+}
+
+void Rendezvous::Retry(int rank, std::string why, TimePoint now) {
+  mesh_->Drop(rank);
+  roll_.Retry(rank, std::move(why), now);
+}
+
+Hello Rendezvous::OwnHello(uint32_t called) const {
+  const mesh::Introduction own = roll_.Own(called);
+  return {own.job, own.rank, own.world, own.expected_peer, mesh_->device().plan().receive};
+}
+
+Status Rendezvous::OnDialed(const ConnectionEvent& event, TimePoint now) {
+  const int rank = event.rank;
+  const std::string cause = event.status < 0 ? ErrorText(-event.status) : StrCat(event.status);
+  switch (event.type) {
+    case RDMA_CM_EVENT_ADDR_RESOLVED:
+      if (rdma_resolve_route(event.id, kResolveMs) != 0) {
+        Retry(rank, StrCat("has no route: ", ErrorText(errno)), now);
+      }
+      return OkStatus();
+    case RDMA_CM_EVENT_ROUTE_RESOLVED:
+      return Ask(rank, now);
+    case RDMA_CM_EVENT_CONNECT_RESPONSE:
+      return OnAnswer(event, now);
+    case RDMA_CM_EVENT_REJECTED:
+      return OnRejected(event, now);
+    case RDMA_CM_EVENT_ADDR_ERROR:
+      Retry(rank, StrCat("has no RDMA address: ", cause), now);
+      return OkStatus();
+    case RDMA_CM_EVENT_ROUTE_ERROR:
+      Retry(rank, StrCat("has no route: ", cause), now);
+      return OkStatus();
+    case RDMA_CM_EVENT_UNREACHABLE:
+      Retry(rank, StrCat("does not answer: ", cause), now);
+      return OkStatus();
+    default:
+      Retry(rank, StrCat("cannot be connected: ", rdma_event_str(event.type)), now);
+      return OkStatus();
+  }
+}
+
+Status Rendezvous::Ask(int rank, TimePoint now) {
+  WEIR_RETURN_IF_ERROR(mesh_->MakePair(rank));
+  Peer& peer = mesh_->peers()[rank];
+  const auto hello = EncodeHello(OwnHello(static_cast<uint32_t>(rank)));
+  rdma_conn_param parameters = Parameters(hello, peer.pair->number());
+  if (rdma_connect(peer.id.get(), &parameters) != 0) {
+    Retry(rank, StrCat("cannot be asked: ", ErrorText(errno)), now);
+    return OkStatus();
+  }
+  roll_[rank].state = State::kAwaitingAnswer;
+  roll_[rank].last_failure = "was asked and does not answer";
+  return OkStatus();
+}
+
+Status Rendezvous::OnAnswer(const ConnectionEvent& event, TimePoint now) {
+  const int rank = event.rank;
+  const StatusOr<Hello> hello = DecodeHello(event.private_data);
+  if (!hello.ok()) {
+    // Something else may have had this port for a moment: only the deadline ends the attempts.
+    Retry(rank, StrCat("does not speak Weir: ", Message(hello.status())), now);
+    return OkStatus();
+  }
+  WEIR_RETURN_IF_ERROR(roll_.CheckAnswer(rank, mesh::IntroductionOf(*hello)));
+  Peer& peer = mesh_->peers()[rank];
+  const Status active = peer.pair->Activate(event.id);
+  if (!active.ok() || rdma_establish(event.id) != 0) {
+    Retry(rank, active.ok() ? ErrorText(errno) : Message(active), now);
+    return OkStatus();
+  }
+  peer.connected = true;
+  mesh_->MakeStream(rank, roll_.AddressOf(rank), hello->window);
+  roll_[rank].state = State::kEstablished;
+  return OkStatus();
+}
+
+Status Rendezvous::OnRejected(const ConnectionEvent& event, TimePoint now) {
+  std::span<const std::byte> text = event.private_data;
+  while (!text.empty() && text.back() == std::byte{0}) text = text.first(text.size() - 1);
+  if (event.status == kRejectedByConsumer && !text.empty()) {
+    return FailedPrecondition(StrCat(roll_.NameOf(event.rank), " refused rank ", options_.rank,
+                                     ": ", mesh::PrintableText(text)));
+  }
+  Retry(event.rank,
+        event.status == kRejectedNobodyListens
+            ? std::string("is not listening")
+            : StrCat("rejects the connection (code ", event.status, ")"),
+        now);
+  return OkStatus();
+}
+
+// ---- answering higher ranks
+
+void Rendezvous::OnRequest(const ConnectionEvent& event, TimePoint now) {
+  Hello hello;
+  std::string why = Judge(event, &hello);
+  if (why.empty() && Answer(event, hello).ok()) return;
+  if (why.empty()) {  // the id is the mesh's by now, and the asker will come again
+    Retry(static_cast<int>(hello.rank), "could not be answered", now);
+    return;
+  }
+  Refuse(event.id, why);
+  rdma_destroy_id(event.id);
+}
+
+// Empty when the request is from the rank that it says and that rank is awaited.
+std::string Rendezvous::Judge(const ConnectionEvent& event, Hello* hello) const {
+  const StatusOr<Hello> decoded = DecodeHello(event.private_data);
+  if (!decoded.ok()) return Message(decoded.status());
+  *hello = *decoded;
+  if (std::string why = roll_.Judge(mesh::IntroductionOf(*hello)); !why.empty()) return why;
+  if (event.id->verbs == nullptr ||
+      mesh_->device().name() != ibv_get_device_name(event.id->verbs->device)) {
+    return StrCat("device: expected ", mesh_->device().name(), ", found another");
+  }
+  const Peer& peer = mesh_->peers()[hello->rank];
+  if (roll_[static_cast<int>(hello->rank)].state == State::kEstablished && !peer.lost) {
+    return StrCat("rank ", hello->rank, " is already connected");
+  }
+  return "";
+}
+
+// Whatever that rank had before, an attempt that it gave up or a connection that died, is replaced.
+Status Rendezvous::Answer(const ConnectionEvent& event, const Hello& hello) {
+  const auto rank = static_cast<int>(hello.rank);
+  mesh_->TakeId(rank, event.id);
+  roll_[rank].state = State::kAnswered;
+  roll_[rank].last_failure = "asked to connect and then did not confirm it";
+  WEIR_RETURN_IF_ERROR(mesh_->MakePair(rank));
+  Peer& peer = mesh_->peers()[rank];
+  WEIR_RETURN_IF_ERROR(peer.pair->Activate(event.id));
+  // Messages may come before the confirmation does.
+  mesh_->MakeStream(rank, roll_.AddressOf(rank), hello.window);
+  const auto reply = EncodeHello(OwnHello(mesh::kUnknownPeer));
+  rdma_conn_param parameters = Parameters(reply, peer.pair->number());
+  if (rdma_accept(event.id, &parameters) != 0) {
+    return Unavailable(StrCat("rdma_accept: ", ErrorText(errno)));
+  }
+  peer.connected = true;
+  return OkStatus();
+}
+
+void Rendezvous::Refuse(rdma_cm_id* id, const std::string& why) {
+  roll_.NoteRefusal(why);
+  rdma_reject(id, why.data(), static_cast<uint8_t>(std::min(why.size(), kRefusalBytesMax)));
+}
+
+// An established peer is gone while others are still missing: it failed, or it will come again.
+Status Rendezvous::CheckLost(TimePoint now) {
+  bool any = false, progress = false;
+  for (const Peer& peer : mesh_->peers()) any |= peer.lost;
+  if (!any) return OkStatus();
+  WEIR_RETURN_IF_ERROR(mesh_->TakeCompletions(now, &progress));
+  for (int r = 0; r < options_.world; ++r) {
+    if (mesh_->peers()[r].lost) Retry(r, "connected, then closed the connection", now);
+  }
+  return OkStatus();
+}
+
+}  // namespace weir::verbs

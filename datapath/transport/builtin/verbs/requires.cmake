@@ -1,0 +1,6 @@
+pkg_check_modules(WEIR_RDMA QUIET IMPORTED_TARGET GLOBAL librdmacm libibverbs)
+if(WEIR_RDMA_FOUND)
+  set(transport_libraries PkgConfig::WEIR_RDMA)
+else()
+  set(transport_missing "librdmacm and libibverbs (Debian: librdmacm-dev libibverbs-dev)")
+endif()

@@ -1,0 +1,248 @@
+#include "datapath/transport/builtin/verbs/stream.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "datapath/transport/mesh/hello.h"
+
+namespace weir::verbs {
+
+Stream::Stream(Options options, MessagePort* port)
+    : Peer(options.self, options.peer, options.address, true),
+      options_(std::move(options)),
+      port_(port),
+      credit_batch_((options_.ours.slots + kCreditMessagesMax - 1) / kCreditMessagesMax),
+      last_heard_(RealClock().Now()),
+      last_probe_(last_heard_),
+      credits_(options_.theirs.slots),
+      sent_bytes_(options_.send_slots) {
+  WEIR_CHECK(options_.send_slots >= kSendSlotsMin && options_.ours.slots >= kSlotsMin);
+}
+
+// Both sides compute it, so a receiver knows the size of every piece before it comes.
+size_t Stream::PieceMax() const {
+  return std::min(options_.ours.slot_bytes, options_.theirs.slot_bytes);
+}
+
+Status Stream::Drive(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) {
+  WEIR_RETURN_IF_ERROR(Deliver(progress));
+  if (!out().empty()) WEIR_RETURN_IF_ERROR(DriveSend(now, progress, sent));
+  return ReturnCredits();
+}
+
+// ---- sending
+
+Status Stream::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) {
+  while (!out().empty() && credits_ > 0 && !ended_ && !departed() &&
+         outstanding() + kReservedSendSlots < options_.send_slots) {
+    WEIR_RETURN_IF_ERROR(SendPiece(out().front(), sent));
+    NoteSent(now);
+    *progress = true;
+  }
+  return OkStatus();
+}
+
+Status Stream::SendPiece(mesh::Operation* op, std::atomic<uint64_t>* sent) {
+  out().Encode(op);
+  const size_t front_sent = out().front_sent();
+  const std::span<std::byte> slot = port_->SendSlot(posted_ % options_.send_slots);
+  const size_t frame = kFrameHeaderBytes + op->payload.size();
+  const size_t bytes = std::min(frame - front_sent, PieceMax());
+  size_t filled = 0;
+  if (front_sent == 0) {
+    std::memcpy(slot.data(), op->wire.data(), kFrameHeaderBytes);
+    filled = kFrameHeaderBytes;
+  }
+  if (bytes > filled) {
+    std::memcpy(slot.data() + filled,
+                op->payload.data() + (front_sent + filled - kFrameHeaderBytes), bytes - filled);
+  }
+  WEIR_RETURN_IF_ERROR(Post(bytes, MessageKind::kData, false));
+  --credits_;
+  sent->fetch_add(bytes, std::memory_order_relaxed);
+  out().Sent(bytes);
+  return OkStatus();
+}
+
+// Every message takes along what the peer may send again.
+Status Stream::Post(size_t bytes, MessageKind kind, bool last) {
+  const auto slot = static_cast<uint32_t>(posted_ % options_.send_slots);
+  // Often enough that a full ring always has a completion coming.
+  const bool signaled = last || ++unsignaled_ >= options_.send_slots / 4;
+  if (signaled) unsignaled_ = 0;
+  sent_bytes_[slot] = static_cast<uint32_t>(bytes);
+  const Status status = port_->Send(slot, bytes, Immediate(kind, freed_), signaled);
+  if (!status.ok()) return Annotate(status, StrCat("sending to ", name()));
+  freed_ = 0;
+  ++posted_;
+  return OkStatus();
+}
+
+Status Stream::ReturnCredits() {
+  if (freed_ < credit_batch_ || ended_ || departed()) return OkStatus();
+  if (outstanding() + 1 >= options_.send_slots)
+    return OkStatus();  // the last slot is the farewell's
+  return Post(0, MessageKind::kCredits, false);
+}
+
+void Stream::OnSent(uint32_t slot, TimePoint now) {
+  const auto slots = options_.send_slots;
+  const uint64_t last = done_ + (slot + slots - done_ % slots) % slots + 1;
+  if (last > posted_) return;  // nothing that is under way
+  uint64_t bytes = 0;
+  for (; done_ < last; ++done_) bytes += sent_bytes_[done_ % slots];
+  acked_.fetch_add(bytes, std::memory_order_relaxed);
+  last_heard_ = now;
+}
+
+Status Stream::ProbeIfSilent(TimePoint now, Duration silence) {
+  if (ended_ || departed() || now - std::max(last_heard_, last_probe_) < silence) return OkStatus();
+  if (outstanding() + kReservedSendSlots >= options_.send_slots) return OkStatus();
+  last_probe_ = now;
+  const auto slot = static_cast<uint32_t>(posted_ % options_.send_slots);
+  sent_bytes_[slot] = 0;
+  unsignaled_ = 0;
+  WEIR_RETURN_IF_ERROR(port_->Probe(slot));
+  ++posted_;
+  return OkStatus();
+}
+
+Status Stream::QueueFarewell(std::string_view text) {
+  out().Forget();
+  if (ended_ || departed() || outstanding() >= options_.send_slots) return OkStatus();
+  const std::vector<std::byte> frame = mesh::EncodeAbort(options_.self, text);
+  std::copy(frame.begin(), frame.end(), port_->SendSlot(posted_ % options_.send_slots).begin());
+  return Post(frame.size(), MessageKind::kFarewell, true);
+}
+
+// ---- receiving
+
+Status Stream::OnMessage(uint32_t slot, size_t bytes, uint32_t immediate, TimePoint now) {
+  NoteReceived(now);
+  last_heard_ = now;
+  if (departed()) return in().Corrupt("a message after its goodbye");
+  credits_ += immediate & 0xffff;
+  if (credits_ > options_.theirs.slots) {
+    return in().Corrupt(StrCat("credits for ", credits_, " slots; it has ", options_.theirs.slots));
+  }
+  switch (immediate >> 16) {
+    case static_cast<uint32_t>(MessageKind::kData):
+      if (held_slots_ >= options_.ours.slots) {
+        return in().Corrupt(StrCat("more than the ", options_.ours.slots, " messages it may"));
+      }
+      received_total_.fetch_add(bytes, std::memory_order_relaxed);
+      held_.push_back({slot, static_cast<uint32_t>(bytes), nullptr});
+      ++held_slots_;
+      return OkStatus();
+    case static_cast<uint32_t>(MessageKind::kCredits):
+      if (bytes != 0) return in().Corrupt(StrCat("credits with ", bytes, " bytes; expected none"));
+      return port_->Receive(slot);
+    case static_cast<uint32_t>(MessageKind::kFarewell):
+      return OnFarewell(port_->ReceiveSlot(slot).first(bytes));
+    default:
+      return in().Corrupt(StrCat("a message of unknown kind ", immediate >> 16));
+  }
+}
+
+StatusOr<FrameHeader> Stream::ReadHeader(std::span<const std::byte> bytes) const {
+  if (bytes.size() < kFrameHeaderBytes) {
+    return in().Corrupt(StrCat("the beginning of a frame in ", bytes.size(),
+                               " bytes; expected at least ", kFrameHeaderBytes));
+  }
+  WEIR_ASSIGN_OR_RETURN(const FrameHeader header, in().Decode(bytes.first<kFrameHeaderBytes>()));
+  WEIR_RETURN_IF_ERROR(in().Check(header));
+  return header;
+}
+
+// Handled on arrival: a reason must not wait behind frames that nobody asks for, and after a
+// goodbye only what is held can still be delivered.
+Status Stream::OnFarewell(std::span<const std::byte> frame) {
+  WEIR_ASSIGN_OR_RETURN(const FrameHeader header, ReadHeader(frame));
+  const std::span<const std::byte> text = frame.subspan(kFrameHeaderBytes);
+  if (header.type != FrameType::kAbort || header.payload_bytes != text.size()) {
+    return in().Corrupt("a corrupt abort frame");
+  }
+  const Status status = in().ReadAbort(header, text);
+  if (status.code() != StatusCode::kDataLoss) Depart();
+  return status;
+}
+
+Status Stream::Deliver(bool* progress) {
+  while (!held_.empty()) {
+    if (!in().in_frame()) WEIR_RETURN_IF_ERROR(BeginFrame(held_.front()));
+    WEIR_RETURN_IF_ERROR(in().Aim());
+    if (!in().aimed()) return Spill();
+    WEIR_RETURN_IF_ERROR(TakePiece());
+    *progress = true;
+  }
+  return OkStatus();
+}
+
+std::span<const std::byte> Stream::BytesOf(const Held& piece) {
+  if (piece.copy) return {piece.copy.get(), piece.bytes};
+  return port_->ReceiveSlot(piece.slot).first(piece.bytes);
+}
+
+// Lets the slot of `piece` receive again, unless nothing can come any more.
+Status Stream::Release(const Held& piece) {
+  --held_slots_;
+  ++freed_;
+  return ended_ || departed() ? OkStatus() : port_->Receive(piece.slot);
+}
+
+// Ranks that each send hundreds of small frames before they receive would else wait for each other
+// for ever, although so little memory would do.
+Status Stream::Spill() {
+  if (held_slots_ * 2 < options_.ours.slots) return OkStatus();
+  uint32_t left = held_slots_;
+  for (auto piece = held_.rbegin(); left > 0; ++piece) {  // the newest are in slots
+    if (piece->copy) continue;
+    --left;
+    if (spilled_bytes_ + piece->bytes > kSpillBytesMax) continue;
+    auto copy = std::make_unique<std::byte[]>(piece->bytes);
+    std::memcpy(copy.get(), BytesOf(*piece).data(), piece->bytes);
+    spilled_bytes_ += piece->bytes;
+    WEIR_RETURN_IF_ERROR(Release(*piece));
+    piece->copy = std::move(copy);
+  }
+  return OkStatus();
+}
+
+Status Stream::BeginFrame(const Held& piece) {
+  WEIR_ASSIGN_OR_RETURN(const FrameHeader header, ReadHeader(BytesOf(piece)));
+  if (header.type == FrameType::kAbort) return in().Corrupt("an abort frame among its data");
+  in().Begin(header);
+  front_offset_ = kFrameHeaderBytes;
+  return OkStatus();
+}
+
+Status Stream::TakePiece() {
+  const Held& piece = held_.front();
+  const size_t expected = std::min(front_offset_ + in().rest(), PieceMax());
+  if (piece.bytes != expected) {
+    return in().Corrupt(StrCat("a piece of ", piece.bytes, " bytes in a frame of ",
+                               in().header().payload_bytes, "; expected ", expected));
+  }
+  const size_t size = piece.bytes - front_offset_;
+  if (size > 0) std::memcpy(in().room(), BytesOf(piece).data() + front_offset_, size);
+  in().Advance(size);
+  front_offset_ = 0;
+  if (piece.copy) {
+    spilled_bytes_ -= piece.bytes;
+  } else {
+    WEIR_RETURN_IF_ERROR(Release(piece));
+  }
+  held_.pop_front();
+  bool whole = false;
+  return in().Conclude(&whole);
+}
+
+// ---- the end
+
+Status Stream::OnEnd(std::string_view why) {
+  ended_ = true;
+  if (departed()) return OkStatus();
+  return in().Closed(why);
+}
+
+}  // namespace weir::verbs

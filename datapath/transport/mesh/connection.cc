@@ -1,0 +1,268 @@
+#include "datapath/transport/mesh/connection.h"
+
+#include <sys/epoll.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "datapath/transport/mesh/socket.h"
+
+namespace weir::mesh {
+
+Connection::Connection(int self, int peer, const TransportAddress& address, ByteStream& stream)
+    : Peer(self, peer, address, stream.checks_payload()), stream_(stream), stage_(kStageBytes) {}
+
+void Connection::OnEvents(uint32_t events) {
+  events = stream_.OnEvents(events);
+  if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) readable_ = true;
+  if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) writable_ = true;
+  if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) hung_up_ = true;
+}
+
+Status Connection::Drive(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) {
+  if (!out().empty() || out().holds()) WEIR_RETURN_IF_ERROR(DriveSend(now, progress, sent));
+  if (!ended_ && (readable_ || stream_.Readable())) {
+    readable_ = true;
+    const Status status = DriveReceive(now, progress);
+    stream_.TurnEnds();
+    return status;
+  }
+  // A frame without payload is whole once its header was read, with nothing staged behind it.
+  if (!in().empty() && (staged() > 0 || in().in_frame())) return Consume();
+  return OkStatus();
+}
+
+// ---- sending
+
+Status Connection::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) {
+  if (out().holds()) out().Release(stream_.Retained());
+  if (!CanWrite()) return OkStatus();
+  size_t turn = 0;
+  while (writable_ && !out().empty() && turn < kTurnBytes) {
+    iovec parts[2 * kBatchFrames];
+    size_t count = 0, wanted = 0, skip = out().front_sent();
+    const auto add = [&](std::span<const std::byte> bytes) {
+      const size_t skipped = std::min(skip, bytes.size());
+      skip -= skipped;
+      if (skipped == bytes.size()) return;
+      parts[count++] = {const_cast<std::byte*>(bytes.data()) + skipped, bytes.size() - skipped};
+      wanted += bytes.size() - skipped;
+    };
+    for (Operation* op = out().front(); op != nullptr; op = op->next) {
+      if (count + 2 > std::size(parts) || wanted >= kTurnBytes) break;
+      out().Encode(op);
+      add(op->wire);
+      add(op->payload);
+    }
+    const ssize_t n = stream_.Write(std::span(parts, count));
+    if (n < 0) {
+      writable_ = false;
+      if (n == -EAGAIN) break;
+      // The peer is gone; only what it sent before says why.
+      broken_ = hung_up_ = true;
+      WEIR_RETURN_IF_ERROR(Drain());
+      return ended_ ? OkStatus() : OnEnd(static_cast<int>(-n));
+    }
+    sent->fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
+    out().Sent(static_cast<size_t>(n), stream_.Retained());
+    turn += static_cast<size_t>(n);
+    NoteSent(now);
+    *progress = true;
+    if (static_cast<size_t>(n) < wanted)
+      writable_ = false;  // the kernel reports when there is room
+  }
+  return OkStatus();
+}
+
+Status Connection::QueueFarewell(std::string_view text) {
+  out().ForgetAllButHalfSent();
+  farewell_text_ = text.substr(0, kAbortTextMax);
+  farewell_ = Operation();
+  farewell_.header.type = FrameType::kAbort;
+  farewell_.payload = std::as_bytes(std::span(farewell_text_));
+  PostSend(&farewell_);
+  return OkStatus();
+}
+
+// Twice, because the question may have been asked just now: with a closed window the kernel asks
+// every two minutes.
+Status Connection::CheckHost(Duration least) {
+  if (ended_) return OkStatus();
+  constexpr int kRoundTrips = 10;
+  const auto [lasts, round_trip] = stream_.HostSilence();
+  const Duration allowed = std::max(least, kRoundTrips * round_trip);
+  const bool silent = lasts > allowed;
+  if (!std::exchange(suspected_, silent) || !silent) return OkStatus();
+  return Unavailable(
+      StrCat(in().name(), " gives no sign of life: its host has answered nothing for ",
+             ToSeconds(lasts), " s, ", ToSeconds(allowed),
+             " s were allowed; an answer usually takes ", ToSeconds(round_trip), " s"));
+}
+
+// ---- receiving
+
+Status Connection::DriveReceive(TimePoint now, bool* progress) {
+  WEIR_RETURN_IF_ERROR(Consume());
+  size_t turn = 0;
+  while (readable_ && !ended_ && turn < kTurnBytes) {
+    const bool in_payload = in().in_frame() && in().header().type == FrameType::kData;
+    if (in_payload && !in().aimed()) break;  // nobody asked yet
+    size_t bytes = 0;
+    WEIR_RETURN_IF_ERROR(ReadOnce(&bytes));
+    if (bytes == 0) break;
+    turn += bytes;
+    NoteReceived(now);
+    *progress = true;
+    WEIR_RETURN_IF_ERROR(Consume());
+  }
+  if (!hung_up_ || ended_ || turn >= kTurnBytes) return OkStatus();
+  WEIR_RETURN_IF_ERROR(Drain());
+  return Consume();
+}
+
+Status Connection::ReadOnce(size_t* bytes) {
+  iovec parts[2];
+  int count = 0;
+  size_t wanted = 0;
+  bool look_ahead = true;
+  if (in().aimed()) {  // the stage is empty: Consume used it up
+    const size_t piece = std::min(in().rest(), kPieceBytes);
+    look_ahead = piece == in().rest();
+    parts[count++] = {in().room(), piece};
+    wanted = piece;
+  }
+  const size_t direct = wanted;
+  if (look_ahead) {
+    if (stage_begin_ > 0) {
+      std::memmove(stage_.data(), stage_.data() + stage_begin_, staged());
+      stage_end_ -= stage_begin_;
+      stage_begin_ = 0;
+    }
+    parts[count++] = {stage_.data() + stage_end_, stage_.size() - stage_end_};
+    wanted += stage_.size() - stage_end_;
+  }
+  const ssize_t n = stream_.Read(std::span(parts, static_cast<size_t>(count)));
+  if (n <= 0) {
+    readable_ = false;
+    return n == -EAGAIN ? OkStatus() : OnEnd(static_cast<int>(-n));
+  }
+  *bytes = static_cast<size_t>(n);
+  // A short read means an empty socket, unless the stream's end waits behind it.
+  if (*bytes < wanted && !hung_up_) readable_ = false;
+  in().Advance(std::min(*bytes, direct));
+  stage_end_ += *bytes - std::min(*bytes, direct);
+  return OkStatus();
+}
+
+Status Connection::Consume() {
+  bool more = true;
+  while (more) {
+    more = false;
+    if (!in().in_frame()) {
+      WEIR_RETURN_IF_ERROR(ConsumeHeader(&more));
+    } else if (in().header().type == FrameType::kData) {
+      WEIR_RETURN_IF_ERROR(ConsumePayload(&more));
+    } else {
+      WEIR_RETURN_IF_ERROR(ConsumeAbort(&more));
+    }
+  }
+  return OkStatus();
+}
+
+Status Connection::ConsumeHeader(bool* more) {
+  if (staged() < kFrameHeaderBytes) return OkStatus();
+  const std::span<const std::byte, kFrameHeaderBytes> bytes(stage_.data() + stage_begin_,
+                                                            kFrameHeaderBytes);
+  const StatusOr<FrameHeader> header = in().Decode(bytes);
+  if (!header.ok()) return header.status();
+  if (said_goodbye_) return in().Corrupt("a frame after its goodbye");
+  WEIR_RETURN_IF_ERROR(in().Check(*header));
+  stage_begin_ += kFrameHeaderBytes;
+  in().Begin(*header);
+  *more = true;
+  return OkStatus();
+}
+
+Status Connection::ConsumePayload(bool* more) {
+  WEIR_RETURN_IF_ERROR(in().Aim());
+  if (!in().aimed()) return OkStatus();
+  const size_t copy = std::min(staged(), in().rest());
+  if (copy > 0) {
+    std::memcpy(in().room(), stage_.data() + stage_begin_, copy);
+    stage_begin_ += copy;
+    in().Advance(copy);
+  }
+  return in().Conclude(more);
+}
+
+Status Connection::ConsumeAbort(bool* more) {
+  const FrameHeader& header = in().header();
+  if (staged() < header.payload_bytes) return OkStatus();
+  const std::span<const std::byte> text(stage_.data() + stage_begin_, header.payload_bytes);
+  WEIR_RETURN_IF_ERROR(in().ReadAbort(header, text));
+  said_goodbye_ = true;
+  Depart();
+  in().End();
+  *more = true;
+  return OkStatus();
+}
+
+// ---- the end of the stream
+
+// Reads everything up to the end of the stream, which has already arrived, so its size is bounded
+// by the socket's buffer. Frames of a peer that left in order wait in the stage for their receives.
+Status Connection::Drain() {
+  while (!ended_) {
+    if (stage_.size() - stage_end_ < kStageBytes) {
+      if (staged() > kDrainBytesMax) return OnEnd(ENOBUFS);
+      stage_.resize(stage_.size() * 2);
+    }
+    const iovec part = {stage_.data() + stage_end_, stage_.size() - stage_end_};
+    const ssize_t n = stream_.Read(std::span(&part, 1));
+    if (n == -EAGAIN) {
+      readable_ = false;
+      return OkStatus();
+    }
+    if (n <= 0) return OnEnd(static_cast<int>(-n));
+    stage_end_ += static_cast<size_t>(n);
+  }
+  return OkStatus();
+}
+
+// Walks the staged frames to the last one: was it a goodbye, or a reason?
+Status Connection::FindEnd() {
+  size_t at = stage_begin_;
+  if (in().in_frame()) at += in().rest();
+  while (at <= stage_end_ && stage_end_ - at >= kFrameHeaderBytes) {
+    const std::span<const std::byte, kFrameHeaderBytes> bytes(stage_.data() + at,
+                                                              kFrameHeaderBytes);
+    WEIR_ASSIGN_OR_RETURN(const FrameHeader header, in().Decode(bytes));
+    at += kFrameHeaderBytes;
+    if (header.type == FrameType::kAbort && stage_end_ - at >= header.payload_bytes) {
+      const std::span<const std::byte> text(stage_.data() + at, header.payload_bytes);
+      WEIR_RETURN_IF_ERROR(in().ReadAbort(header, text));
+      if (at != stage_end_) return in().Corrupt("a frame after its goodbye");
+      Depart();
+      stage_end_ -= kFrameHeaderBytes;
+      return OkStatus();
+    }
+    at += header.payload_bytes;
+  }
+  return OkStatus();
+}
+
+Status Connection::OnEnd(int error) {
+  ended_ = true;
+  out().Release(stream_.Retained());  // what the peer acknowledged before it left
+  readable_ = writable_ = false;
+  broken_ = true;
+  if (error == EPROTO) return in().Corrupt("ring positions that cannot be");
+  if (!departed()) WEIR_RETURN_IF_ERROR(FindEnd());
+  if (departed()) return OkStatus();
+  return in().Closed(error == 0 ? std::string() : ErrorText(error));
+}
+
+}  // namespace weir::mesh

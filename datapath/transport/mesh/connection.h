@@ -1,0 +1,90 @@
+#pragma once
+// The frame stream to one peer over a stream of bytes: sends posted frames straight from the
+// caller's memory, receives payloads straight into it, and finds out how the peer left.
+
+#include <atomic>
+#include <cstddef>
+#include <vector>
+
+#include "datapath/transport/mesh/byte_stream.h"
+#include "datapath/transport/mesh/peer.h"
+
+namespace weir::mesh {
+
+/// Edge-triggered: OnEvents says what may be possible, Drive... works until the socket has no more.
+class Connection : public Peer {
+ public:
+  /// `stream` outlives it.
+  Connection(int self, int peer, const TransportAddress& address, ByteStream& stream);
+
+  /// Takes the bits of epoll.
+  void OnEvents(uint32_t events);
+
+  /// Moves what can be moved now, bounded so that other peers get their turn. *progress is set when
+  /// bytes moved; `sent` counts them. kUnavailable: the peer died or aborted; kDataLoss: bad frame.
+  Status Drive(TimePoint now, bool* progress, std::atomic<uint64_t>* sent);
+  Status DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) override;
+
+  /// To be called every now and then, at intervals longer than a round trip. kUnavailable: twice in
+  /// a row the peer's host had been silent for ten round trips, and for `least`.
+  Status CheckHost(Duration least);
+
+  /// Keeps a send that is half out.
+  Status QueueFarewell(std::string_view text) override;
+  bool flushed() const override { return (out().empty() && !out().holds()) || broken_; }
+  bool CannotFinish(const Operation& op) const override {
+    return op.send ? broken_ : departed() && staged() == 0 && !in().in_frame();
+  }
+
+  /// Shared memory only: something can be moved now. Epoll does not tell.
+  bool HasNews() {
+    return (WantsBytes() && stream_.Readable()) || (WantsRoom() && stream_.Writable());
+  }
+  /// See ByteStream.
+  bool PrepareSleep(bool receives) {
+    return stream_.PrepareSleep(receives && WantsBytes(), WantsRoom());
+  }
+  bool shares_memory() const { return stream_.shares_memory(); }
+  void Awake() { stream_.Awake(); }
+  ByteStream& stream() { return stream_; }
+
+ private:
+  static constexpr size_t kStageBytes = 8192;       // look-ahead: small messages need one read
+  static constexpr size_t kPieceBytes = 256 << 10;  // checksummed while in the L2 cache
+  static constexpr size_t kTurnBytes = 1 << 20;     // then another peer's turn
+  static constexpr size_t kDrainBytesMax = 64 << 20;
+  static constexpr int kBatchFrames = 16;
+
+  size_t staged() const { return stage_end_ - stage_begin_; }
+  // Not when the next payload waits for its receive: back-pressure belongs to the medium.
+  bool WantsBytes() const {
+    return !ended_ && !(in().in_frame() && in().header().type == FrameType::kData && in().empty());
+  }
+  bool WantsRoom() const { return !broken_ && !out().empty(); }
+  bool CanWrite() { return !broken_ && (writable_ = writable_ || stream_.Writable()); }
+  Status DriveReceive(TimePoint now, bool* progress);
+  /// One read into the posted buffer and the stage; *bytes 0 means end of stream or nothing there.
+  Status ReadOnce(size_t* bytes);
+  Status Consume();
+  Status ConsumeHeader(bool* more);
+  Status ConsumePayload(bool* more);
+  Status ConsumeAbort(bool* more);
+  Status Drain();
+  Status FindEnd();
+  Status OnEnd(int error);
+
+  ByteStream& stream_;
+  bool readable_ = true, writable_ = true;
+  bool hung_up_ = false;       // the kernel saw the end of the stream, perhaps behind unread data
+  bool ended_ = false;         // and so did we
+  bool broken_ = false;        // sending failed
+  bool suspected_ = false;     // the host was silent when it was looked at last
+  bool said_goodbye_ = false;  // read in its place in the stream
+  Operation farewell_;
+  std::string farewell_text_;
+
+  std::vector<std::byte> stage_;
+  size_t stage_begin_ = 0, stage_end_ = 0;
+};
+
+}  // namespace weir::mesh

@@ -1,0 +1,221 @@
+#include "datapath/transport/mesh/mesh_transport.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace weir::mesh {
+namespace {
+using std::chrono::milliseconds;
+constexpr int kWorldMax = 65535;  // FrameHeader::source_rank
+}  // namespace
+
+StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
+  if (options.world < 1 || options.world > kWorldMax) {
+    return InvalidArgument(StrCat("world: expected 1..", kWorldMax, ", found ", options.world));
+  }
+  if (options.rank < 0 || options.rank >= options.world) {
+    return InvalidArgument(
+        StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
+  }
+  MeshParts parts;
+  parts.options = options;
+  parts.poller = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
+  parts.wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!parts.poller || !parts.wake) return Unavailable(StrCat("epoll: ", ErrorText(errno)));
+  // Never read off: every write is one wake-up.
+  WEIR_RETURN_IF_ERROR(Watch(parts.poller.get(), parts.wake.get(), EPOLLIN | EPOLLET, kWakeIndex));
+  return parts;
+}
+
+MeshTransport::MeshTransport(MeshParts parts)
+    : options_(std::move(parts.options)),
+      address_(std::move(parts.address)),
+      poller_(std::move(parts.poller)),
+      wake_(std::move(parts.wake)) {}
+
+Status MeshTransport::Connect(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
+  if (!failure_.ok()) return failure_;
+  if (connected_) return FailedPrecondition("the transport is already connected");
+  if (addresses.size() != static_cast<size_t>(world())) {
+    return InvalidArgument(
+        StrCat("addresses: expected ", world(), " (the world), found ", addresses.size()));
+  }
+  if (const Status status = Join(addresses, deadline); !status.ok()) return Fail(status);
+  connected_ = true;
+  return OkStatus();
+}
+
+Status MeshTransport::Fail(Status status) {
+  if (failure_.ok()) failure_ = std::move(status);
+  return failure_;
+}
+
+// ---- posting
+
+StatusOr<Operation*> MeshTransport::NewOperation(int peer) {
+  if (!failure_.ok()) return failure_;
+  if (!connected_) return FailedPrecondition("the transport is not connected");
+  if (peer < 0 || peer >= world() || peer == rank()) {
+    return InvalidArgument(
+        StrCat("peer: expected another rank of 0..", world() - 1, ", found ", peer));
+  }
+  Operation* const op = operations_.Take();
+  if (op == nullptr) {
+    return ResourceExhausted(StrCat("more than ", kPostedMax, " posted operations"));
+  }
+  op->peer = peer;
+  return op;
+}
+
+StatusOr<Ticket> MeshTransport::PostSend(int to, FrameHeader header,
+                                         std::span<const std::byte> payload) {
+  if (payload.size() > kFramePayloadBytesMax) {
+    return InvalidArgument(StrCat("payload: expected at most ", kFramePayloadBytesMax,
+                                  " bytes, found ", payload.size()));
+  }
+  WEIR_ASSIGN_OR_RETURN(Operation* const op, NewOperation(to));
+  Peer& receiver = *peer(to);
+  if (receiver.departed()) {
+    operations_.Return(op);
+    return receiver.Closed();
+  }
+  op->send = true;
+  op->header = header;
+  op->header.type = FrameType::kData;
+  op->payload = payload;
+  if (options_.frame_fault) {
+    const FrameFault fault = options_.frame_fault(to);
+    op->corrupt = fault == FrameFault::kCorrupt;
+    if (fault == FrameFault::kDisconnect) {
+      connected_ = false;
+      Disconnect();
+      return Fail(Unavailable(StrCat("rank ", rank(), " was cut off by fault injection")));
+    }
+  }
+  const Ticket ticket = op->ticket;
+  receiver.PostSend(op);
+  bool progress = false;
+  const Status status = receiver.DriveSend(RealClock().Now(), &progress, &bytes_sent_);
+  if (!status.ok()) return Fail(status);
+  return ticket;
+}
+
+StatusOr<Ticket> MeshTransport::PostReceive(int from, std::span<std::byte> buffer) {
+  WEIR_ASSIGN_OR_RETURN(Operation* const op, NewOperation(from));
+  op->buffer = buffer;
+  peer(from)->PostReceive(op);
+  return op->ticket;
+}
+
+// ---- waiting
+
+StatusOr<FrameHeader> MeshTransport::Wait(Ticket ticket, TimePoint deadline) {
+  if (!failure_.ok()) return failure_;
+  Operation* const op = operations_.Find(ticket);
+  if (op == nullptr) return InvalidArgument(StrCat("ticket ", ticket, " is not posted"));
+  const Peer& awaited = *peer(op->peer);
+  while (!op->done) {
+    if (interrupted_.load(std::memory_order_relaxed)) {
+      return Fail(Aborted("waiting was interrupted"));
+    }
+    bool progress = false;
+    const TimePoint now = RealClock().Now();
+    if (const Status status = DriveAll(now, &progress); !status.ok()) return Fail(status);
+    if (op->done) break;
+    if (awaited.CannotFinish(*op)) return Fail(awaited.Closed());
+    if (now >= deadline) return Fail(DeadlineExceeded(awaited.DescribeWait(*op, now)));
+    const Status status = Rest(&awaited, now, deadline, progress);
+    if (!status.ok()) return Fail(status);
+  }
+  const FrameHeader header = op->header;
+  operations_.Return(op);
+  return header;
+}
+
+// Nothing when none is done.
+StatusOr<std::optional<size_t>> MeshTransport::FirstDone(std::span<const Ticket> tickets) {
+  for (size_t i = 0; i < tickets.size(); ++i) {
+    const Operation* const op = operations_.Find(tickets[i]);
+    if (op == nullptr) return InvalidArgument(StrCat("ticket ", tickets[i], " is not posted"));
+    if (op->done) return std::optional(i);
+  }
+  return std::optional<size_t>();
+}
+
+StatusOr<std::optional<size_t>> MeshTransport::WaitAny(std::span<const Ticket> tickets,
+                                                       TimePoint deadline) {
+  // Looks for news once even when the deadline has passed, for those who only ask.
+  for (bool looked = false;; looked = true) {
+    if (!failure_.ok()) return failure_;
+    if (!connected_) return FailedPrecondition("the transport is not connected");
+    if (interrupted_.load(std::memory_order_relaxed)) {
+      return Fail(Aborted("waiting was interrupted"));
+    }
+    bool progress = false;
+    const TimePoint now = RealClock().Now();
+    if (const Status status = DriveAll(now, &progress); !status.ok()) return Fail(status);
+    WEIR_ASSIGN_OR_RETURN(const std::optional<size_t> first, FirstDone(tickets));
+    if (first.has_value()) return first;
+    if (woken_.exchange(false) || (looked && now >= deadline)) return first;
+    const Status status = Rest(nullptr, now, deadline, progress);
+    if (!status.ok()) return Fail(status);
+  }
+}
+
+void MeshTransport::Interrupt() {
+  interrupted_.store(true, std::memory_order_relaxed);
+  Ring();
+}
+
+void MeshTransport::Wake() {
+  woken_.store(true);
+  Ring();
+}
+
+void MeshTransport::Ring() {
+  const uint64_t one = 1;
+  // Cannot fail but by overflow, and then the counter is readable already.
+  [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
+}
+
+// ---- ending
+
+void MeshTransport::Abort(std::string_view reason) {
+  if (connected_ && !said_farewell_) {
+    SendFarewell(reason.empty() ? "aborted without a reason" : reason, kFarewellMax);
+  }
+  (void)Fail(Aborted(StrCat("rank ", rank(), " aborted: ", reason)));
+}
+
+void MeshTransport::SendFarewell(std::string_view text, Duration bound) {
+  said_farewell_ = true;
+  const TimePoint deadline = RealClock().Now() + bound;
+  for (int r = 0; r < world(); ++r) {
+    // An error means that this peer needs no farewell any more.
+    if (peer(r) != nullptr) (void)peer(r)->QueueFarewell(text);
+  }
+  for (;;) {
+    const TimePoint now = RealClock().Now();
+    bool flushed = true, progress = false;
+    DriveFarewell(now, &progress);
+    for (int r = 0; r < world(); ++r) flushed &= peer(r) == nullptr || peer(r)->flushed();
+    if (flushed || now >= deadline) break;
+    if (progress) continue;
+    if (!RestInFarewell(std::min<Duration>(deadline - now, milliseconds(10))).ok()) break;
+  }
+  EndSending();
+}
+
+bool MeshTransport::Leave(Duration orderly_max) {
+  if (!connected_) return false;
+  if (!said_farewell_) {
+    SendFarewell(orderly() ? "" : Message(failure_), orderly() ? orderly_max : kFarewellMax);
+  }
+  return true;
+}
+
+}  // namespace weir::mesh

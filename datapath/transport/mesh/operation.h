@@ -1,0 +1,89 @@
+#pragma once
+// Posted operations and their queues: fixed slots and intrusive lists, so that posting and
+// finishing an operation neither allocates nor locks.
+
+#include <array>
+#include <deque>
+#include <vector>
+
+#include "datapath/base/check.h"
+#include "datapath/transport/transport.h"
+
+namespace weir::mesh {
+
+/// One posted send or receive. Lives in an OperationPool.
+struct Operation {
+  Ticket ticket = 0;
+  int peer = -1;
+  bool send = false;
+  bool done = false;
+  bool encoded = false;                // send: `wire` holds the header
+  bool corrupt = false;                // send: fault injection spoils the checksum
+  FrameHeader header;                  // receive: the verified header once done
+  std::span<const std::byte> payload;  // send
+  std::span<std::byte> buffer;         // receive
+  std::array<std::byte, kFrameHeaderBytes> wire;
+  uint64_t ends = 0;  // send: position behind it in all that has left for the peer
+  Operation* next = nullptr;
+};
+
+/// First in, first out, through Operation::next. Owns nothing.
+class OperationQueue {
+ public:
+  bool empty() const { return first_ == nullptr; }
+  Operation* front() const { return first_; }
+  void Push(Operation* op) {
+    op->next = nullptr;
+    (first_ == nullptr ? first_ : last_->next) = op;
+    last_ = op;
+  }
+  void Pop() {
+    first_ = first_->next;
+    if (first_ == nullptr) last_ = nullptr;
+  }
+
+ private:
+  Operation* first_ = nullptr;
+  Operation* last_ = nullptr;
+};
+
+/// At most kPostedMax operations, found by ticket in O(1). A ticket is never issued twice.
+class OperationPool {
+ public:
+  /// Null when all are in use.
+  Operation* Take() {
+    size_t index = operations_.size();
+    if (!free_.empty()) {
+      index = free_.back();
+      free_.pop_back();
+    } else if (index < kPostedMax) {
+      operations_.emplace_back();
+    } else {
+      return nullptr;
+    }
+    Operation& op = operations_[index];
+    op = Operation();
+    op.ticket = ++issued_ * kPostedMax + index;
+    return &op;
+  }
+
+  /// Null when `ticket` was never issued or is already returned.
+  Operation* Find(Ticket ticket) {
+    const size_t index = ticket % kPostedMax;
+    if (index >= operations_.size() || operations_[index].ticket != ticket) return nullptr;
+    return &operations_[index];
+  }
+
+  void Return(Operation* op) {
+    WEIR_CHECK(op->ticket != 0);
+    free_.push_back(static_cast<uint32_t>(op->ticket % kPostedMax));
+    op->ticket = 0;
+  }
+
+ private:
+  uint64_t issued_ = 0;
+  std::deque<Operation> operations_;  // addresses stay
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace weir::mesh

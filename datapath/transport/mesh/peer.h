@@ -1,0 +1,59 @@
+#pragma once
+// One peer of a mesh, as the mesh sees it: takes posted operations, sends, and says how it stands.
+// What moves the bytes derives from it.
+
+#include <atomic>
+#include <string>
+
+#include "datapath/transport/mesh/frames.h"
+
+namespace weir::mesh {
+
+/// Not thread-safe. Every error names the peer and means that the whole transport fails.
+class Peer {
+ public:
+  virtual ~Peer() = default;
+
+  void PostSend(Operation* op) { out_.Post(op); }
+  void PostReceive(Operation* op) { in_.Post(op); }
+
+  /// Sends what can leave now, bounded so that other peers get their turn. *progress is set when
+  /// bytes moved; `sent` counts them. kUnavailable: the peer died or aborted.
+  virtual Status DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) = 0;
+  /// Forgets what has not begun to leave and queues one kAbort frame, which says goodbye when
+  /// `text` is empty.
+  virtual Status QueueFarewell(std::string_view text) = 0;
+  /// Everything queued has left for the peer, or never can.
+  virtual bool flushed() const = 0;
+  /// The peer is gone and nothing in hand can finish `op` any more.
+  virtual bool CannotFinish(const Operation& op) const = 0;
+
+  /// The peer said how it left: what it sent before is still delivered, nothing more will come.
+  bool departed() const { return departed_; }
+  /// "rank 2 (10.0.0.3:40000)".
+  const std::string& name() const { return in_.name(); }
+  /// kUnavailable: "<name> closed the connection".
+  Status Closed() const { return in_.Closed(); }
+  /// "no answer from ...: last received anything 3.2 s ago" for a deadline's message.
+  std::string DescribeWait(const Operation& op, TimePoint now) const;
+
+ protected:
+  /// `address` is where the peer listens; for messages.
+  Peer(int self, int peer, const TransportAddress& address, bool checks_payload);
+
+  FrameSender& out() { return out_; }
+  const FrameSender& out() const { return out_; }
+  FrameReceiver& in() { return in_; }
+  const FrameReceiver& in() const { return in_; }
+  void Depart() { departed_ = true; }
+  void NoteSent(TimePoint now) { last_sent_ = now; }
+  void NoteReceived(TimePoint now) { last_received_ = now; }
+
+ private:
+  FrameSender out_;
+  FrameReceiver in_;
+  bool departed_ = false;
+  TimePoint last_received_, last_sent_;
+};
+
+}  // namespace weir::mesh

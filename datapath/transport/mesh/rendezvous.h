@@ -1,0 +1,75 @@
+#pragma once
+// Makes the full mesh: higher ranks dial lower ones, both ends say who they are, strangers are told
+// why they are refused.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "datapath/transport/mesh/hello.h"
+#include "datapath/transport/mesh/roll_call.h"
+
+namespace weir::mesh {
+
+/// Whether two ranks could share memory: each says which node's it has. The answer to a dialer of
+/// the same node carries the door where that rank asks for it (builtin/shm).
+struct Neighbourhood {
+  uint32_t node = 0;  // 0: none
+  std::string door;   // kDoorBytes
+};
+
+/// The connections of one pair of ranks.
+using Sockets = std::vector<UniqueFd>;
+
+/// One run of Connect. Not thread-safe. The connections of a pair are made one after the other:
+/// first all pairs have their first one, then all a second, and so on.
+class Rendezvous {
+ public:
+  /// `listener` is this rank's listening socket; `wake` becomes readable on Interrupt. Both outlive
+  /// it. `own` is told to peers.
+  Rendezvous(const TransportOptions& options, int listener, int wake, Neighbourhood own = {});
+  ~Rendezvous();
+
+  /// Connected sockets by rank, options.connections each and none for the own one. Refused dials
+  /// fail at once with the refuser's reason (kFailedPrecondition); kDeadlineExceeded names the
+  /// missing ranks and what was tried; kAborted on interrupt; kUnavailable when a connected rank
+  /// aborts meanwhile.
+  StatusOr<std::vector<Sockets>> Run(const std::vector<TransportAddress>& addresses,
+                                     TimePoint deadline);
+  /// After Run: what rank `rank` said; its door when this rank dialed it and both nodes are one.
+  const Neighbourhood& neighbour(int rank) const;
+
+ private:
+  struct Link;   // the way to one rank
+  struct Guest;  // accepted, has not said who it is
+
+  StatusOr<std::vector<UniqueFd>> RunOne(const std::vector<TransportAddress>& addresses,
+                                         TimePoint deadline);
+  Status Missing() const;
+  Status Round(TimePoint now, TimePoint deadline);
+  Status StartDue(TimePoint now);
+  Status OnLink(int rank, short events, TimePoint now);
+  Status OnReply(int rank, TimePoint now);
+  void Retry(int rank, std::string why, TimePoint now);
+  Hello OwnHello(uint32_t called, const std::string& door) const;
+  void Accept(TimePoint now);
+  void OnGuest(size_t index);
+  void Admit(Guest& guest);
+  std::string Judge(const Guest& guest, Hello* hello);
+  void Refuse(Guest& guest, const std::string& why);
+  Status CheckEstablished(int rank);
+
+  const TransportOptions& options_;
+  const int listener_, wake_;
+  const Neighbourhood own_;
+  RollCall roll_;
+  std::vector<Link> links_;
+  std::vector<Guest> guests_;
+  int connection_ = 0;        // the one that all pairs make now
+  std::vector<Guest> early_;  // at most one per rank: those who make the next one already
+  std::vector<Neighbourhood> neighbours_;
+  int accept_failure_ = 0;  // the last lack of a descriptor or of memory
+  TimePoint accept_at_{};
+};
+
+}  // namespace weir::mesh

@@ -1,0 +1,77 @@
+#pragma once
+// Who is expected, who is here, and why not: what every rendezvous keeps count of, however its
+// connections are made.
+
+#include <string>
+#include <vector>
+
+#include "datapath/base/random.h"
+#include "datapath/transport/mesh/socket.h"
+
+namespace weir::mesh {
+
+inline constexpr uint32_t kUnknownPeer = UINT32_MAX;
+
+/// What every hello says of its sender, and whom that believes to be talking to.
+struct Introduction {
+  uint64_t job = 0;
+  uint32_t rank = 0;
+  uint32_t world = 0;
+  uint32_t expected_peer = 0;  // kUnknownPeer: the sender accepted and cannot know
+};
+
+template <typename Hello>
+Introduction IntroductionOf(const Hello& hello) {
+  return {hello.job, hello.rank, hello.world, hello.expected_peer};
+}
+
+/// Higher ranks dial lower ones. Not thread-safe.
+class RollCall {
+ public:
+  enum class State { kIdle, kDialing, kAwaitingAnswer, kAnswered, kEstablished };
+  struct Entry {
+    State state = State::kIdle;
+    SocketAddress address;  // of lower ranks
+    TimePoint next_dial{};
+    Duration back_off{};
+    std::string last_failure = "has not connected";
+  };
+
+  /// `options` outlives it.
+  explicit RollCall(const TransportOptions& options);
+
+  /// Starts anew. kInvalidArgument names the rank whose address is none.
+  Status Begin(const std::vector<TransportAddress>& addresses);
+  Entry& operator[](int rank) { return entries_[rank]; }
+  const Entry& operator[](int rank) const { return entries_[rank]; }
+  const TransportAddress& AddressOf(int rank) const { return addresses_[rank]; }
+  /// "rank 2 (10.0.0.3:40000)".
+  std::string NameOf(int rank) const;
+
+  bool Complete() const;
+  /// kDeadlineExceeded: names the missing ranks and what was tried.
+  Status Missing() const;
+  bool IsDue(int rank, TimePoint now) const;
+  /// When a wait for events has to end, at the latest.
+  TimePoint WakeAt(TimePoint now, TimePoint deadline) const;
+  /// What was tried failed: the rank is idle, to be dialed again after a while.
+  void Retry(int rank, std::string why, TimePoint now);
+  /// Counts and logs somebody who was sent away.
+  void NoteRefusal(std::string whom_and_why);
+
+  Introduction Own(uint32_t called) const;
+  /// Why a caller is none of the ranks that dial this one. Empty: it is.
+  std::string Judge(const Introduction& caller) const;
+  /// kFailedPrecondition: the answer to a dial of `rank` is somebody else's.
+  Status CheckAnswer(int rank, const Introduction& answer) const;
+
+ private:
+  const TransportOptions& options_;
+  Random random_;
+  std::vector<TransportAddress> addresses_;
+  std::vector<Entry> entries_;
+  int refused_ = 0;
+  std::string last_refusal_;
+};
+
+}  // namespace weir::mesh

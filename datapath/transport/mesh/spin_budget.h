@@ -1,0 +1,55 @@
+#pragma once
+// How long a rank looks for news before it sleeps. A neighbour on this machine often answers sooner
+// than a sleep and a wake-up take; somebody else may need the core.
+
+#include <algorithm>
+
+#include "datapath/base/clock.h"
+
+namespace weir::mesh {
+
+/// Looking pays as long as recent waits of the same kind were short. Waits soon after other news
+/// are one kind: the messages of one operation follow each other closely. The first wait after a
+/// pause is the other: it lasts until the slowest rank has computed. Each learns from its own, so
+/// long pauses between operations do not slow those down, and idle ranks leave the cores to others.
+/// Not thread-safe. O(1).
+class SpinBudget {
+ public:
+  static constexpr Duration kMax = std::chrono::microseconds(50);
+  /// News this long ago make a wait one of an operation in progress.
+  static constexpr Duration kPause = std::chrono::microseconds(200);
+
+  Duration limit(TimePoint now) const {
+    return now < barred_until_ ? Duration(0) : limit_[InOperation(now)];
+  }
+
+  /// A wait that began at `start` ended at `end`. Counts as short up to twice kMax: sleeping and
+  /// waking would have taken about the difference.
+  void Learn(TimePoint start, TimePoint end) {
+    Duration& limit = limit_[InOperation(start)];
+    limit = end - start < 2 * kMax ? std::min(2 * limit + std::chrono::microseconds(1), kMax)
+                                   : limit / 2;
+    last_news_ = end;
+  }
+
+  /// What a yield took. A long one gave the core to somebody who computes, for a whole time slice:
+  /// then sleeping, from which the kernel wakes ahead of such, is better for seconds, up to a
+  /// minute.
+  void OnYield(TimePoint now, Duration took) {
+    if (took < kStolen) return;
+    const bool again = now < barred_until_ + bar_;
+    bar_ = again ? std::min<Duration>(2 * bar_, std::chrono::seconds(64)) : std::chrono::seconds(1);
+    barred_until_ = now + bar_;
+  }
+
+ private:
+  static constexpr Duration kStolen = std::chrono::microseconds(500);
+  bool InOperation(TimePoint now) const { return now - last_news_ < kPause; }
+
+  Duration limit_[2] = {kMax, kMax};  // after a pause, within an operation
+  TimePoint last_news_{};
+  Duration bar_{};
+  TimePoint barred_until_{};
+};
+
+}  // namespace weir::mesh

@@ -1,0 +1,192 @@
+#include "datapath/transport/mesh/stream_mesh.h"
+
+#include <linux/sockios.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace weir::mesh {
+namespace {
+constexpr Duration kLingerMax = std::chrono::milliseconds(1000);
+constexpr Duration kLookMin = std::chrono::milliseconds(50);
+}  // namespace
+
+StatusOr<StreamMeshParts> MakeStreamMeshParts(const TransportOptions& options) {
+  if (options.connections < 1 || options.connections > kConnectionsMax) {
+    return InvalidArgument(
+        StrCat("connections: expected 1..", kConnectionsMax, ", found ", options.connections));
+  }
+  StreamMeshParts parts;
+  WEIR_ASSIGN_OR_RETURN(parts.mesh, MakeMeshParts(options));
+  WEIR_ASSIGN_OR_RETURN(parts.listener, Listen(options, options.world + 64, &parts.mesh.address));
+  return parts;
+}
+
+StreamMesh::StreamMesh(StreamMeshParts parts)
+    : MeshTransport(std::move(parts.mesh)), listener_(std::move(parts.listener)) {}
+
+StreamMesh::~StreamMesh() {
+  if (Leave(kFarewellMax)) Linger(orderly() ? kLingerMax : kFarewellMax);
+  Disconnect();
+}
+
+Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
+  WEIR_ASSIGN_OR_RETURN(Streams streams, MakeStreams(addresses, deadline));
+  listener_ = UniqueFd();  // the mesh is complete: strangers find nobody
+  for (int r = 0; r < world(); ++r) {
+    connections_.emplace_back();
+    if (r == rank()) continue;
+    ByteStream& stream = *streams[r];
+    connections_[r] = std::make_unique<Connection>(rank(), r, addresses[r], stream);
+    if (stream.shares_memory()) shared_.push_back(connections_[r].get());
+    WEIR_RETURN_IF_ERROR(stream.Register(poller(), static_cast<uint32_t>(r)));
+  }
+  MutexLock lock(streams_mutex_);
+  streams_ = std::move(streams);
+  return OkStatus();
+}
+
+// Never read off: every write is one wake-up.
+Status StreamMesh::AddDoorbell(int fd) {
+  return Watch(poller(), fd, EPOLLIN | EPOLLET, kWakeIndex);
+}
+
+// ---- waiting
+
+Status StreamMesh::DriveAll(TimePoint now, bool* progress) {
+  for (const auto& connection : connections_) {
+    if (connection) WEIR_RETURN_IF_ERROR(connection->Drive(now, progress, sent()));
+  }
+  return OkStatus();
+}
+
+Status StreamMesh::Rest(const Peer* awaited, TimePoint now, TimePoint deadline, bool progress) {
+  if (now >= next_look_) WEIR_RETURN_IF_ERROR(LookForSilence(now));
+  if (progress) return OkStatus();
+  deadline = std::min(deadline, next_look_);
+  if (awaited == nullptr) return Poll(deadline - now);
+  const bool sockets = !static_cast<const Connection*>(awaited)->shares_memory();
+  WEIR_ASSIGN_OR_RETURN(const bool news, Spin(now, sockets));
+  if (!news) WEIR_RETURN_IF_ERROR(Poll(deadline - now));
+  spin_.Learn(now, RealClock().Now());
+  return OkStatus();
+}
+
+Status StreamMesh::LookForSilence(TimePoint now) {
+  const Duration least = options().host_silence_min;
+  if (least <= Duration(0)) {
+    next_look_ = TimePoint::max();
+    return OkStatus();
+  }
+  next_look_ = now + std::max(least / 8, kLookMin);
+  for (const auto& connection : connections_) {
+    if (connection) WEIR_RETURN_IF_ERROR(connection->CheckHost(least));
+  }
+  return OkStatus();
+}
+
+// True when some shared memory, or else with `sockets` some socket, has news. Yields at every turn:
+// where ranks outnumber the cores, the awaited one may need this core.
+StatusOr<bool> StreamMesh::Spin(TimePoint now, bool sockets) {
+  const TimePoint end = now + std::max(spin_.limit(now), options().busy_poll);
+  for (;;) {
+    for (Connection* connection : shared_) {
+      if (connection->HasNews()) return true;
+    }
+    const TimePoint before = RealClock().Now();
+    if (before >= end) return false;
+    if (sockets) {
+      WEIR_ASSIGN_OR_RETURN(const int events, TakeEvents(Duration(0)));
+      if (events > 0) return true;
+    }
+    sched_yield();
+    const TimePoint after = RealClock().Now();
+    spin_.OnYield(after, after - before);
+  }
+}
+
+// The count of events that came within `timeout`.
+StatusOr<int> StreamMesh::TakeEvents(Duration timeout) {
+  epoll_event events[64];
+  const int n = epoll_wait(poller(), events, std::size(events), PollTimeout(timeout));
+  if (n < 0 && errno != EINTR) return Internal(StrCat("epoll: ", ErrorText(errno)));
+  for (int i = 0; i < n; ++i) {
+    const uint64_t data = events[i].data.u64;
+    if (data == kWakeIndex) continue;  // Wait or a ring sees the rest
+    const bool hang_up = (data & ByteStream::kHangUpBit) != 0;
+    connections_[static_cast<uint32_t>(data)]->OnEvents(hang_up ? EPOLLHUP : events[i].events);
+  }
+  return std::max(n, 0);
+}
+
+Status StreamMesh::Poll(Duration timeout) {
+  bool news = false;
+  for (Connection* connection : shared_) news |= !connection->PrepareSleep(!said_farewell());
+  if (news) timeout = Duration(0);
+  const Status status = TakeEvents(timeout).status();
+  for (Connection* connection : shared_) connection->Awake();
+  return status;
+}
+
+// ---- ending
+
+void StreamMesh::DriveFarewell(TimePoint now, bool* progress) {
+  for (const auto& connection : connections_) {
+    // An error means that this peer needs no farewell any more.
+    if (connection && !connection->flushed()) (void)connection->DriveSend(now, progress, sent());
+  }
+}
+
+void StreamMesh::EndSending() {
+  for (const auto& connection : connections_) {
+    if (connection) connection->stream().CloseWrite();
+  }
+}
+
+// Closing a socket with unread input resets the connection, which would destroy what the peer has
+// not acknowledged yet: so input is read off until everything of ours has arrived.
+void StreamMesh::Linger(Duration bound) {
+  std::vector<char> sink(64 << 10);
+  std::vector<int> sockets;
+  for (const auto& connection : connections_) {
+    if (connection) connection->stream().AppendSockets(&sockets);
+  }
+  std::vector<pollfd> open;
+  for (const int socket : sockets) open.push_back({socket, POLLIN, 0});
+  const TimePoint deadline = RealClock().Now() + bound;
+  while (!open.empty() && RealClock().Now() < deadline) {
+    std::erase_if(open, [&](const pollfd& entry) {
+      ssize_t n;
+      int rounds = 64;
+      do {
+        n = recv(entry.fd, sink.data(), sink.size(), MSG_DONTWAIT);
+      } while ((n > 0 || (n < 0 && errno == EINTR)) && --rounds > 0);
+      if (n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK)) return true;
+      int unacknowledged = 0;
+      return n < 0 && ioctl(entry.fd, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged == 0;
+    });
+    if (!open.empty()) poll(open.data(), open.size(), 2);
+  }
+}
+
+void StreamMesh::Disconnect() {
+  shared_.clear();
+  connections_.clear();
+  MutexLock lock(streams_mutex_);
+  streams_.clear();
+}
+
+std::vector<PathSample> StreamMesh::Samples() const {
+  std::vector<PathSample> samples;
+  MutexLock lock(streams_mutex_);
+  for (size_t r = 0; r < streams_.size(); ++r) {
+    if (streams_[r]) samples.push_back(streams_[r]->Sample(static_cast<int>(r)));
+  }
+  return samples;
+}
+
+}  // namespace weir::mesh

@@ -1,0 +1,65 @@
+#pragma once
+// A transport over one stream of bytes per peer, whatever the streams are made of.
+
+#include <memory>
+#include <vector>
+
+#include "datapath/transport/mesh/connection.h"
+#include "datapath/transport/mesh/mesh_transport.h"
+#include "datapath/transport/mesh/spin_budget.h"
+
+namespace weir::mesh {
+
+/// What a mesh of streams needs before it is connected.
+struct StreamMeshParts {
+  MeshParts mesh;
+  UniqueFd listener;  // of TCP
+};
+
+/// Checks the options and listens. kInvalidArgument, kUnavailable.
+StatusOr<StreamMeshParts> MakeStreamMeshParts(const TransportOptions& options);
+
+/// By rank, none for the own one.
+using Streams = std::vector<std::unique_ptr<ByteStream>>;
+
+class StreamMesh : public MeshTransport {
+ public:
+  explicit StreamMesh(StreamMeshParts parts);
+  ~StreamMesh() override;
+
+  std::vector<PathSample> Samples() const override;
+
+ protected:
+  /// Reaches every peer. addresses.size() is the world.
+  virtual StatusOr<Streams> MakeStreams(const std::vector<TransportAddress>& addresses,
+                                        TimePoint deadline) = 0;
+  int listener() const { return listener_.get(); }
+  /// Adds a descriptor whose events only end a sleep.
+  Status AddDoorbell(int fd);
+
+ private:
+  Status Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) override;
+  Peer* peer(int rank) override { return connections_[rank].get(); }
+  Status DriveAll(TimePoint now, bool* progress) override;
+  Status Rest(const Peer* awaited, TimePoint now, TimePoint deadline, bool progress) override;
+  void DriveFarewell(TimePoint now, bool* progress) override;
+  Status RestInFarewell(Duration timeout) override { return Poll(timeout); }
+  void EndSending() override;
+  void Disconnect() override;
+  Status LookForSilence(TimePoint now);
+  StatusOr<bool> Spin(TimePoint now, bool sockets);
+  StatusOr<int> TakeEvents(Duration timeout);
+  Status Poll(Duration timeout);
+  void Linger(Duration bound);
+
+  UniqueFd listener_;
+  SpinBudget spin_;
+  TimePoint next_look_{};                                 // for silent hosts
+  std::vector<std::unique_ptr<Connection>> connections_;  // by rank; none for the own one
+  std::vector<Connection*> shared_;                       // those over shared memory
+
+  mutable Mutex streams_mutex_;  // guards the streams' lifetime against Samples, nothing else
+  Streams streams_ WEIR_GUARDED_BY(streams_mutex_);
+};
+
+}  // namespace weir::mesh

@@ -1,0 +1,189 @@
+#pragma once
+// One rank of a set of contestants that the script collective_bench drives: lines over a Unix
+// socket tell which contestant runs next, so that implementations in different processes take turns
+// and those who wait their turn sleep.
+
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace weir::bench {
+
+/// Something that sums a vector over all ranks. `meet` returns when every rank has called it.
+struct Contestant {
+  std::string transport, algorithm;
+  std::function<void(std::vector<float>&)> run;
+  std::function<void()> meet;
+  // The square of a sum's error may be so much of all ranks' squared norms; 0: sums are exact.
+  double error_squared_max = 0;
+};
+
+/// Ends the process with status 1: a rank that is missing ends the whole run.
+[[noreturn]] inline void Die(const std::string& what) {
+  std::fprintf(stderr, "collective worker: %s\n", what.c_str());
+  std::_Exit(1);
+}
+
+/// A connection to the script, a line each way at a time. Not thread-safe.
+class Channel {
+ public:
+  explicit Channel(const std::string& path) : socket_(socket(AF_UNIX, SOCK_STREAM, 0)) {
+    sockaddr_un address = {};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof address.sun_path) Die("socket path too long: " + path);
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    if (connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+      Die("connect to " + path + ": " + std::strerror(errno));
+    }
+  }
+  ~Channel() { close(socket_); }
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  void Send(std::string line) {
+    line += '\n';
+    if (send(socket_, line.data(), line.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(line.size()))
+      Die("the script is gone");
+  }
+
+  /// The words of the next line; none at the end.
+  std::vector<std::string> Receive() {
+    size_t end;
+    while ((end = pending_.find('\n')) == std::string::npos) {
+      char buffer[4096];
+      const ssize_t n = recv(socket_, buffer, sizeof buffer, 0);
+      if (n <= 0) return {};
+      pending_.append(buffer, static_cast<size_t>(n));
+    }
+    std::istringstream line(pending_.substr(0, end));
+    pending_.erase(0, end + 1);
+    std::vector<std::string> words;
+    for (std::string word; line >> word;) words.push_back(word);
+    return words;
+  }
+
+ private:
+  int socket_;
+  std::string pending_;
+};
+
+/// User and system time of all threads.
+inline double CpuSeconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+/// The machine's monotonic clock: equal in all processes.
+inline double NowSeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// What of a vector holds something: whole blocks of 1 KiB, the same ones on every rank, spread
+/// evenly.
+class Contents {
+ public:
+  static constexpr size_t kBlockFloats = 256;
+
+  void Resize(size_t floats) { values_.assign(floats, 0.0f); }
+  void SetDensity(double density) { density_ = density; }
+  std::vector<float>& values() { return values_; }
+
+  /// Small integers, whose sums are exact in every order.
+  void SetParts(int rank) {
+    Fill([&](size_t i) { return Part(i, rank); });
+  }
+
+  /// The square of the sum's error over all ranks' squared norms.
+  double ErrorSquared(int world) const {
+    double error = 0, norms = 0;
+    for (size_t i = 0; i < values_.size(); ++i) {
+      float expected = 0;
+      for (int rank = 0; rank < world && Holds(i / kBlockFloats); ++rank) {
+        const float part = Part(i, rank);
+        expected += part;
+        norms += part * part;
+      }
+      error += (values_[i] - expected) * (values_[i] - expected);
+    }
+    return error == 0 ? 0 : error / norms;
+  }
+
+ private:
+  static float Part(size_t i, int rank) {
+    return static_cast<float>(static_cast<int>((i + 13 * static_cast<size_t>(rank)) & 127) - 50);
+  }
+  bool Holds(size_t block) const {
+    const auto below = [&](size_t b) { return std::floor(static_cast<double>(b) * density_); };
+    return below(block + 1) > below(block);
+  }
+  template <typename Value>
+  void Fill(const Value& value) {
+    for (size_t at = 0; at < values_.size(); at += kBlockFloats) {
+      const size_t end = std::min(values_.size(), at + kBlockFloats);
+      if (!Holds(at / kBlockFloats)) {
+        std::fill(values_.begin() + at, values_.begin() + end, 0.0f);
+      } else {
+        for (size_t i = at; i < end; ++i) values_[i] = value(i);
+      }
+    }
+  }
+
+  std::vector<float> values_;
+  double density_ = 1;
+};
+
+/// Names the contestants, then obeys until the connection ends:
+///   size BYTES   -> ok                  the vector has so many bytes from now on
+///   density PPM  -> ok                  so many of a million of its blocks hold something
+///   verify I     -> START END CPU ERR   as run; a sum that is too wrong ends the process
+///   run I        -> START END CPU 0     seconds in which contestant I sums; all ranks meet first
+/// Every rank gets the same lines.
+inline void Serve(Channel& channel, int rank, int world,
+                  const std::vector<Contestant>& contestants) {
+  std::string names = "contestants";
+  for (const Contestant& c : contestants) names += " " + c.transport + "/" + c.algorithm;
+  channel.Send(names);
+  Contents contents;
+  for (auto words = channel.Receive(); words.size() == 2; words = channel.Receive()) {
+    const size_t number = std::stoull(words[1]);
+    if (words[0] == "size" || words[0] == "density") {
+      if (words[0] == "size") contents.Resize(number / sizeof(float));
+      if (words[0] == "density") contents.SetDensity(static_cast<double>(number) / 1e6);
+      channel.Send("ok");
+      continue;
+    }
+    const Contestant& contestant = contestants.at(number);
+    contents.SetParts(rank);
+    contestant.meet();
+    const double cpu_s = CpuSeconds(), start_s = NowSeconds();
+    contestant.run(contents.values());
+    const double end_s = NowSeconds(), used_s = CpuSeconds() - cpu_s;
+    const double error = words[0] == "verify" ? contents.ErrorSquared(world) : 0;
+    if (!(error <= contestant.error_squared_max)) {
+      Die(contestant.transport + "/" + contestant.algorithm + ": relative squared error " +
+          std::to_string(error) + ", expected at most " +
+          std::to_string(contestant.error_squared_max));
+    }
+    char line[128];
+    std::snprintf(line, sizeof line, "%.9f %.9f %.9f %.9f", start_s, end_s, used_s, error);
+    channel.Send(line);
+  }
+}
+
+}  // namespace weir::bench

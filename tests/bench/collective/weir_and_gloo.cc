@@ -1,0 +1,328 @@
+// One rank of the benchmark collective_bench: Weir's dense collectives over its transports, and
+// Gloo's, which PyTorch runs on CPUs.
+//
+//   collective_weir_and_gloo SOCKET RANK WORLD HOST GLOO_STORE TRANSPORTS SEGMENT_BYTES
+//   BUFFER_BYTES AGGREGATOR
+//
+// HOST is the address to listen at, TRANSPORTS a comma-separated list, BUFFER_BYTES 0 for defaults,
+// AGGREGATOR 1 when the script brings a plan with leases, else 0.
+
+#include <gloo/allreduce.h>
+#include <gloo/math.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/file_store.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+
+#include "datapath/collective/collective.h"
+#include "datapath/collective/primitives.h"
+#include "datapath/session/aggregator_port.h"
+#include "tests/bench/collective/contestant.h"
+
+namespace weir::bench {
+namespace {
+
+struct Options {
+  std::string socket;
+  int rank = 0, world = 1;
+  std::string host, gloo_store;
+  std::vector<std::string> transports;
+  size_t segment_bytes = kSegmentBytesDefault;
+  int buffer_bytes = 0;
+  bool aggregator = false;
+};
+
+TimePoint Soon() { return RealClock().Now() + std::chrono::minutes(5); }
+
+void AddFloats(std::span<std::byte> sum, std::span<const std::byte> addend) {
+  auto* __restrict a = reinterpret_cast<float*>(sum.data());
+  const auto* __restrict b = reinterpret_cast<const float*>(addend.data());
+  const size_t n = sum.size() / sizeof(float);
+  for (size_t i = 0; i < n; ++i) a[i] += b[i];
+}
+
+// A mesh of one transport, and the operations on it.
+class Mesh {
+ public:
+  Mesh(const std::string& name, const Options& options, uint64_t job)
+      : name_(name), segment_bytes_(options.segment_bytes) {
+    TransportOptions transport;
+    transport.rank = options.rank;
+    transport.world = options.world;
+    transport.job = job;
+    transport.listen = options.host + ":0";
+    transport.send_buffer_bytes = options.buffer_bytes;
+    const size_t colon = name.find(':');
+    if (colon != std::string::npos) Configure(name.substr(colon + 1), &transport);
+    const auto factory = Transports().Find(name.substr(0, colon));
+    if (!factory.ok()) Die(ToString(factory.status()));
+    auto made = (*factory)->Create(transport);
+    if (!made.ok()) Die(ToString(made.status()));
+    transport_ = std::move(*made);
+  }
+
+  const std::string& name() const { return name_; }
+  const TransportAddress& address() const { return transport_->address(); }
+
+  void Connect(const std::vector<TransportAddress>& addresses) {
+    if (Status status = transport_->Connect(addresses, Soon()); !status.ok()) Die(ToString(status));
+  }
+
+  void Meet() {
+    Group group = Begin();
+    if (Status status = Barrier(group); !status.ok()) Die(ToString(status));
+  }
+
+  void Run(const Collective& collective, std::vector<float>& values,
+           LaneOffload* offload = nullptr) {
+    Exchange exchange;
+    exchange.lanes = std::as_writable_bytes(std::span(values));
+    exchange.accumulate = AddFloats;
+    Run(collective, exchange, offload);
+  }
+
+  void Run(const Collective& collective, Exchange& exchange, LaneOffload* offload) {
+    Group group = Begin();
+    group.SetOffload(offload);
+    const auto report = collective.Run(group, exchange);
+    if (!report.ok()) Die(ToString(report.status()));
+    if (offload != nullptr && offload->abandoned()) Die("the aggregator was given up");
+  }
+
+ private:
+  // "connections=4+busy_poll_us=50".
+  static void Configure(const std::string& text, TransportOptions* options) {
+    std::istringstream settings(text);
+    for (std::string setting; std::getline(settings, setting, '+');) {
+      const size_t equals = setting.find('=');
+      if (equals == std::string::npos) Die("expected NAME=NUMBER, found " + setting);
+      const std::string key = setting.substr(0, equals);
+      const uint64_t value = std::stoull(setting.substr(equals + 1));
+      if (key == "connections") {
+        options->connections = static_cast<int>(value);
+      } else if (key == "pacing") {
+        options->pacing_bytes_per_s = value;
+      } else if (key == "zero_copy") {
+        options->zero_copy_bytes_min = value;
+      } else if (key == "busy_poll_us") {
+        options->busy_poll = std::chrono::microseconds(value);
+      } else {
+        Die("expected connections, pacing, zero_copy or busy_poll_us, found " + key);
+      }
+    }
+  }
+
+  Group Begin() {
+    Group group(*transport_, segment_bytes_);
+    group.Begin({.plan_version = 0, .op_sequence = op_++, .bucket = 0}, {}, 0, Soon());
+    return group;
+  }
+
+  const std::string name_;
+  const size_t segment_bytes_;
+  std::unique_ptr<Transport> transport_;
+  uint64_t op_ = 0;
+};
+
+// THC as a job runs it: the ranks agree on a norm, rotate and round, levels are summed, the sum is
+// rotated back. Without error feedback, which belongs to steps that follow each other.
+class Thc {
+ public:
+  explicit Thc(int rank, int world) : codec_(**Codecs().Find("thc")) {
+    context_.rank = rank;
+    context_.world = world;
+    context_.params.bits = FindSetting(codec_.Traits(), {}, world)->bits;
+  }
+
+  // Errors of ranks are independent, each of its setting's share of the greatest norm. It is a
+  // mean: vectors of a MiB and more stay within a tenth of it.
+  double ErrorSquaredMax() const {
+    return 1.1 *
+           FindSetting(codec_.Traits(), context_.params, context_.world)->relative_error_squared;
+  }
+
+  void Run(Mesh& mesh, const Collective& collective, std::vector<float>& values,
+           LaneOffload* offload) {
+    float norm = codec_.LocalMax(values, {}, context_);
+    Exchange greatest;
+    greatest.lanes = std::as_writable_bytes(std::span(&norm, 1));
+    greatest.accumulate = [](std::span<std::byte> sum, std::span<const std::byte> addend) {
+      float a = 0, b = 0;
+      if (sum.size() != sizeof a || addend.size() != sizeof b) return;
+      std::memcpy(&a, sum.data(), sizeof a);
+      std::memcpy(&b, addend.data(), sizeof b);
+      a = std::max(a, b);
+      std::memcpy(sum.data(), &a, sizeof a);
+    };
+    mesh.Run(**Collectives().Find("recursive_doubling"), greatest, nullptr);
+    context_.shared_max = norm;
+    ++context_.seed;
+    payload_.resize(codec_.MaxEncodedBytes(values.size(), context_));
+    const auto encoded = codec_.Encode(values, context_, payload_);
+    if (!encoded.ok()) Die(ToString(encoded.status()));
+    Exchange lanes;
+    lanes.lanes = std::span(payload_).first(encoded->bytes);
+    lanes.lane_bytes = codec_.LaneBytes(context_);
+    lanes.accumulate = [this](std::span<std::byte> sum, std::span<const std::byte> addend) {
+      codec_.Accumulate(context_, sum, addend);
+    };
+    mesh.Run(collective, lanes, offload);
+    std::fill(values.begin(), values.end(), 0.0f);
+    const Status decoded = codec_.DecodeAdd(lanes.lanes, context_, 1.0f, values);
+    if (!decoded.ok()) Die(ToString(decoded));
+  }
+
+ private:
+  const Codec& codec_;
+  EncodeContext context_;
+  std::vector<std::byte> payload_;
+};
+
+class Gloo {
+ public:
+  explicit Gloo(const Options& options) {
+    gloo::transport::tcp::attr attributes(options.host.c_str());
+    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    gloo::rendezvous::FileStore store(options.gloo_store);
+    context_ = std::make_shared<gloo::rendezvous::Context>(options.rank, options.world);
+    context_->setTimeout(std::chrono::minutes(5));
+    context_->connectFullMesh(store, device);
+  }
+
+  void Run(gloo::AllreduceOptions::Algorithm algorithm, std::vector<float>& values) {
+    gloo::AllreduceOptions options(context_);
+    options.setOutput(values.data(), values.size());
+    options.setAlgorithm(algorithm);
+    options.setReduceFunction([](void* out, const void* a, const void* b, size_t n) {
+      gloo::sum<float>(static_cast<float*>(out), static_cast<const float*>(a),
+                       static_cast<const float*>(b), n);
+    });
+    options.setTag(tag_++);
+    gloo::allreduce(options);
+  }
+
+ private:
+  std::shared_ptr<gloo::rendezvous::Context> context_;
+  uint32_t tag_ = 0;
+};
+
+/// "BITS:LEVEL,LEVEL..." of the codec thc.
+std::string ThcTable(int world) {
+  const CodecSetting& setting = *FindSetting((*Codecs().Find("thc"))->Traits(), {}, world);
+  std::vector<uint8_t> levels = setting.lane_levels;
+  levels.resize(aggregation::kTableLevels, levels.back());
+  std::string text = std::to_string(setting.bits);
+  char separator = ':';
+  for (const uint8_t level : levels) {
+    text += separator;
+    text += std::to_string(level);
+    separator = ',';
+  }
+  return text;
+}
+
+// Tells where this rank listens and learns where all others do.
+void MeetAll(Channel& channel, const Options& options, const AggregatorPort& port,
+             std::vector<std::unique_ptr<Mesh>>& meshes) {
+  std::string hello = "hello " + std::to_string(options.rank);
+  for (const auto& mesh : meshes) hello += " " + mesh->address();
+  if (options.aggregator) hello += " " + ThcTable(options.world) + " " + port.address();
+  channel.Send(hello);
+  for (auto& mesh : meshes) {
+    const std::vector<TransportAddress> addresses = channel.Receive();
+    if (addresses.size() != static_cast<size_t>(options.world)) Die("no addresses of the others");
+    mesh->Connect(addresses);
+  }
+}
+
+/// What the script was granted for all ranks.
+Plan ReceivePlan(Channel& channel, const Options& options) {
+  const std::vector<std::string> words = channel.Receive();
+  if (words.size() != 1) Die("expected a plan without blanks");
+  StatusOr<Plan> plan = ParsePlan(words[0], UnknownKeys::kReject);
+  if (plan.ok()) {
+    const Status valid = ValidatePlan(*plan, {.job = {}, .world = options.world, .buckets = {}});
+    if (!valid.ok()) plan = valid;
+  }
+  if (!plan.ok()) Die(ToString(plan.status()));
+  return *std::move(plan);
+}
+
+void Main(const Options& options) {
+  Channel channel(options.socket);
+  AggregatorPort port({.rank = options.rank, .world = options.world, .failed = [](auto& detail) {
+                         std::fprintf(stderr, "%s\n", detail.c_str());
+                       }});
+  if (options.aggregator) port.Bind(options.host + ":0");
+  std::vector<std::unique_ptr<Mesh>> meshes;
+  for (const std::string& name : options.transports)
+    meshes.push_back(std::make_unique<Mesh>(name, options, meshes.size()));
+  MeetAll(channel, options, port, meshes);
+  Plan plan;
+  if (options.aggregator) plan = ReceivePlan(channel, options);
+  Gloo gloo(options);
+  Thc thc(options.rank, options.world);
+  std::vector<Contestant> contestants;
+  for (auto& mesh : meshes) {
+    for (const Collective* collective : Collectives().All()) {
+      if (collective->Traits().form != PayloadForm::kLanes) continue;
+      contestants.push_back({mesh->name(), collective->Traits().name,
+                             [collective, &mesh](auto& values) { mesh->Run(*collective, values); },
+                             [&mesh] { mesh->Meet(); }});
+    }
+  }
+  for (const auto& [name, lease] : plan.leases) {
+    const Collective* through = *Collectives().Find(name);
+    LaneOffload* offload = port.OffloadOf(plan, name);
+    const bool table = through->Traits().form == PayloadForm::kTableLanes;
+    for (auto& mesh : meshes) {
+      const auto run = [=, &mesh, &thc](std::vector<float>& values) {
+        if (table) {
+          thc.Run(*mesh, *through, values, offload);
+        } else {
+          mesh->Run(*through, values, offload);
+        }
+      };
+      contestants.push_back(
+          {mesh->name(), name, run, [&mesh] { mesh->Meet(); }, table ? thc.ErrorSquaredMax() : 0});
+    }
+  }
+  using Algorithm = gloo::AllreduceOptions::Algorithm;
+  for (const auto& [name, algorithm] :
+       {std::pair{"gloo_ring", Algorithm::RING}, std::pair{"gloo_bcube", Algorithm::BCUBE}}) {
+    contestants.push_back({"tcp", name,
+                           [&gloo, algorithm](auto& values) { gloo.Run(algorithm, values); },
+                           [&meshes] { meshes.front()->Meet(); }});
+  }
+  Serve(channel, options.rank, options.world, contestants);
+}
+
+}  // namespace
+}  // namespace weir::bench
+
+int main(int argc, char** argv) {
+  if (argc != 10)
+    weir::bench::Die("expected 9 arguments; tests/bench/collective_bench starts this");
+  weir::bench::Options options;
+  options.socket = argv[1];
+  options.host = argv[4];
+  options.gloo_store = argv[5];
+  try {
+    options.rank = std::stoi(argv[2]);
+    options.world = std::stoi(argv[3]);
+    std::istringstream names(argv[6]);
+    for (std::string name; std::getline(names, name, ',');) options.transports.push_back(name);
+    options.segment_bytes = std::stoull(argv[7]);
+    options.buffer_bytes = std::stoi(argv[8]);
+    options.aggregator = std::stoi(argv[9]) != 0;
+    if (options.transports.empty()) weir::bench::Die("no transports");
+    weir::bench::Main(options);
+  } catch (const std::exception& error) {
+    weir::bench::Die(error.what());  // Gloo throws
+  }
+  return 0;
+}

@@ -1,0 +1,310 @@
+// What doctor says of facts, and that lists of many pages are followed to their end.
+
+#include "controller/cli/doctor.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <grpcpp/server_builder.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "controller/cli/machine.h"
+
+namespace weir::cli {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr double kNow = 1.8e9;
+
+/// The finding whose text has `part`; fails the test where there is none.
+Finding With(const std::vector<Finding>& all, const std::string& part) {
+  for (const Finding& finding : all) {
+    if (finding.text.find(part) != std::string::npos) return finding;
+  }
+  ADD_FAILURE() << "no finding has '" << part << "'";
+  return {};
+}
+
+int Count(const std::vector<Finding>& all, Verdict verdict) {
+  int count = 0;
+  for (const Finding& finding : all) {
+    count += finding.verdict == verdict ? 1 : 0;
+    EXPECT_EQ(finding.fix.empty(), finding.verdict == Verdict::kOk) << finding.text;
+  }
+  return count;
+}
+
+v1::Link* AddLink(const std::string& source, const std::string& target, double age_s,
+                  FleetFacts* facts) {
+  v1::Link* link = facts->links.add_links();
+  link->set_source(source);
+  link->set_target(target);
+  link->mutable_rtt_s()->set_samples(3);
+  link->mutable_rtt_s()->set_age_s(age_s);
+  return link;
+}
+
+FleetFacts HealthyFleet() {
+  FleetFacts facts;
+  facts.nodes.set_controller_version("1.2");
+  facts.nodes.set_controller_unix_s(kNow);
+  for (const char* name : {"a", "b"}) {
+    v1::Node* node = facts.nodes.add_nodes();
+    node->set_name(name);
+    node->set_connected(true);
+    node->set_agent_version("1.2");
+  }
+  AddLink("a", "b", 1, &facts);
+  AddLink("b", "a", 1, &facts);
+  v1::Job* job = facts.jobs.add_jobs();
+  job->set_name("lm");
+  job->set_world(1);
+  job->add_ranks()->set_connected(true);
+  facts.policies.add_policies()->set_name("default");
+  return facts;
+}
+
+TEST(DoctorTest, HealthyFleetHasNothingToMend) {
+  const auto found = JudgeFleet(HealthyFleet(), "1.2", kNow + 1);
+  EXPECT_EQ(Count(found, Verdict::kOk), static_cast<int>(found.size()));
+  EXPECT_EQ(With(found, "2 directed links").verdict, Verdict::kOk);
+}
+
+TEST(DoctorTest, VersionSkewNamesWhoIsOlder) {
+  FleetFacts facts = HealthyFleet();
+  facts.nodes.mutable_nodes(1)->set_agent_version("1.1");
+  const Finding agent = With(JudgeFleet(facts, "1.2", kNow), "versions differ");
+  EXPECT_EQ(agent.verdict, Verdict::kWarn);
+  EXPECT_THAT(agent.text, HasSubstr("the agent on b is 1.1"));
+  EXPECT_THAT(With(JudgeFleet(HealthyFleet(), "1.3", kNow), "versions differ").text,
+              HasSubstr("weirctl is 1.3"));
+}
+
+TEST(DoctorTest, ClocksApartAreNamedWithDirection) {
+  FleetFacts facts = HealthyFleet();
+  facts.nodes.mutable_nodes(0)->set_clock_ahead_s(-90);
+  const auto found = JudgeFleet(facts, "1.2", kNow + 3600);
+  EXPECT_THAT(With(found, "clock of a").text, HasSubstr("behind the controller's"));
+  EXPECT_THAT(With(found, "this machine's clock").text, HasSubstr("ahead of the controller's"));
+  EXPECT_THAT(With(found, "clock of a").fix, HasSubstr("set-ntp"));
+}
+
+TEST(DoctorTest, OneWayLinksAndOldOnesAreNamed) {
+  FleetFacts facts = HealthyFleet();
+  facts.links.mutable_links()->DeleteSubrange(1, 1);
+  EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "nothing has measured b -> a").verdict,
+            Verdict::kWarn);
+  AddLink("b", "a", 300, &facts);
+  const auto found = JudgeFleet(facts, "1.2", kNow);
+  EXPECT_THAT(With(found, "link b -> a").fix, HasSubstr("7446"));
+  facts.nodes.mutable_nodes(1)->set_connected(false);  // then it is no matter of links
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
+  EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "agent on b").verdict, Verdict::kFail);
+}
+
+TEST(DoctorTest, RanksThatLackAndPoliciesThatAreRefusedFail) {
+  FleetFacts facts = HealthyFleet();
+  facts.jobs.mutable_jobs(0)->set_world(2);
+  facts.policies.mutable_policies(0)->set_error("p.yaml:3: bounds");
+  const auto found = JudgeFleet(facts, "1.2", kNow);
+  EXPECT_EQ(Count(found, Verdict::kFail), 2);
+  EXPECT_THAT(With(found, "p.yaml:3").fix, HasSubstr("weirctl validate"));
+  facts.jobs.mutable_jobs(0)->set_state("ended");
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kFail), 1);
+}
+
+TEST(DoctorTest, FleetThatIsNotThereYetIsSaid) {
+  FleetFacts facts;
+  facts.nodes.set_controller_version("1.2");
+  facts.nodes.set_controller_unix_s(kNow);
+  const auto found = JudgeFleet(facts, "1.2", kNow);
+  EXPECT_EQ(Count(found, Verdict::kWarn), 2);
+  EXPECT_THAT(With(found, "no agent has connected").fix, HasSubstr("weir-agent"));
+  EXPECT_THAT(With(found, "no training job").fix, HasSubstr("WEIR_AGENT"));
+}
+
+TEST(DoctorTest, RankThatRunsAnotherPlanIsNamed) {
+  FleetFacts facts = HealthyFleet();
+  v1::Job* job = facts.jobs.mutable_jobs(0);
+  job->mutable_active_plan()->set_version(5);
+  job->mutable_ranks(0)->set_plan_version(4);
+  const Finding rank = With(JudgeFleet(facts, "1.2", kNow), "rank 0 reports plan 4");
+  EXPECT_EQ(rank.verdict, Verdict::kWarn);
+  EXPECT_THAT(rank.text, HasSubstr("the job's is 5"));
+}
+
+MachineFacts GoodMachine() {
+  MachineFacts facts;
+  facts.kernel = "6.1";
+  facts.udp_segments = true;
+  facts.receive_buffer_bytes = 16u << 20;
+  facts.open_files = 65536;
+  facts.memlock_bytes = 64 << 10;
+  facts.agent_socket = "/run/weir/agent.sock";
+  facts.probe_port = 7446;
+  facts.probe_port_taken = true;
+  facts.libraries = {{"/usr/lib/libweir.so.0", "1.2"}};
+  return facts;
+}
+
+TEST(DoctorTest, GoodMachineHasNothingToMend) {
+  const auto found = JudgeMachine(GoodMachine(), "1.2");
+  EXPECT_EQ(Count(found, Verdict::kOk), static_cast<int>(found.size()));
+  MachineFacts facts = GoodMachine();
+  facts.rdma_devices = true;
+  facts.memlock_bytes = UINT64_MAX;
+  EXPECT_EQ(Count(JudgeMachine(facts, "1.2"), Verdict::kOk), static_cast<int>(found.size()));
+}
+
+TEST(DoctorTest, WhatAMachineLacksIsNamedWithItsFix) {
+  MachineFacts facts = GoodMachine();
+  facts.udp_segments = false;
+  facts.shared_memory_error = "Operation not permitted";
+  facts.receive_buffer_bytes = 212992;
+  facts.open_files = 256;
+  facts.rdma_devices = true;
+  facts.agent_error = "Permission denied";
+  facts.libraries["/usr/local/lib/libweir.so.0"] = "1.1";
+  const auto found = JudgeMachine(facts, "1.2");
+  EXPECT_EQ(Count(found, Verdict::kOk), 0);
+  EXPECT_EQ(Count(found, Verdict::kFail), 2);
+  EXPECT_THAT(With(found, "cannot share memory").fix, HasSubstr("seccomp"));
+  EXPECT_THAT(With(found, "208 KiB").fix, HasSubstr("net.core.rmem_max"));
+  EXPECT_THAT(With(found, "256 files").fix, HasSubstr("ulimit -n"));
+  EXPECT_THAT(With(found, "RDMA").fix, HasSubstr("ulimit -l"));
+  EXPECT_THAT(With(found, "no agent").fix, HasSubstr("group weir"));
+  EXPECT_THAT(With(found, "taken").fix, HasSubstr("--probe-port"));
+  EXPECT_THAT(With(found, "clash").text, HasSubstr("/usr/local/lib/libweir.so.0 (1.1)"));
+}
+
+TEST(DoctorTest, LibraryThatIsMissingOrOldIsNamed) {
+  MachineFacts facts = GoodMachine();
+  facts.libraries = {{"/usr/lib/libweir.so.0", "1.1"}};
+  const Finding old = With(JudgeMachine(facts, "1.2"), "not of weirctl's version 1.2");
+  EXPECT_EQ(old.verdict, Verdict::kWarn);
+  EXPECT_THAT(old.text, HasSubstr("/usr/lib/libweir.so.0 (1.1)"));
+  facts.libraries.clear();
+  EXPECT_THAT(With(JudgeMachine(facts, "1.2"), "no libweir.so").fix, HasSubstr("WEIR_LIBRARY"));
+}
+
+/// A socket that listens; -1 where it cannot.
+int Listen(int family, const sockaddr* address, socklen_t size) {
+  const int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (bind(fd, address, size) == 0 && listen(fd, 1) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
+TEST(DoctorTest, SeesTheAgentAndALibraryOfThePath) {
+  char directory[] = "/tmp/weir-doctor-XXXXXX";
+  ASSERT_NE(mkdtemp(directory), nullptr);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  snprintf(address.sun_path, sizeof(address.sun_path), "%s/agent.sock", directory);
+  const int fd = Listen(AF_UNIX, reinterpret_cast<sockaddr*>(&address), sizeof(address));
+  const std::string library = StrCat(directory, "/libweir.so.0");
+  std::ofstream(library) << "no library";
+  setenv("WEIR_AGENT", StrCat("unix:", address.sun_path).c_str(), 1);
+  setenv("LD_LIBRARY_PATH", directory, 1);
+  const MachineFacts facts = LookAtMachine();
+  unsetenv("WEIR_AGENT");
+  unsetenv("LD_LIBRARY_PATH");
+  EXPECT_GE(fd, 0);
+  EXPECT_EQ(facts.agent_error, "");
+  EXPECT_TRUE(facts.libraries.contains(library));
+  close(fd);
+  std::filesystem::remove_all(directory);
+}
+
+TEST(DoctorTest, SeesWhoeverHasTheProbesPort) {
+  bool permitted = false, before = false, after = false;
+  std::thread([&] {  // which alone is in a namespace of its own
+    permitted = unshare(CLONE_NEWNET) == 0;
+    if (!permitted) return;
+    before = LookAtMachine().probe_port_taken;
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(7446);
+    const int fd = Listen(AF_INET, reinterpret_cast<sockaddr*>(&address), sizeof(address));
+    after = LookAtMachine().probe_port_taken;
+    close(fd);
+  })
+      .join();
+  if (!permitted) GTEST_SKIP() << "network namespaces are not permitted";
+  EXPECT_FALSE(before);
+  EXPECT_TRUE(after);
+}
+
+TEST(DoctorTest, LooksAtThisMachine) {
+  setenv("WEIR_AGENT", "unix:/nowhere/agent.sock", 1);
+  setenv("WEIR_LIBRARY", "/etc/hostname", 1);  // is no library
+  const MachineFacts facts = LookAtMachine();
+  unsetenv("WEIR_AGENT");
+  unsetenv("WEIR_LIBRARY");
+  EXPECT_FALSE(facts.kernel.empty());
+  EXPECT_EQ(facts.agent_socket, "/nowhere/agent.sock");
+  EXPECT_EQ(facts.agent_error, "No such file or directory");
+  rlimit files{}, locked{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files) + getrlimit(RLIMIT_MEMLOCK, &locked), 0);
+  EXPECT_EQ(facts.open_files, files.rlim_cur);  // RLIM_INFINITY is UINT64_MAX here
+  EXPECT_EQ(facts.memlock_bytes, locked.rlim_cur);
+  EXPECT_GT(facts.receive_buffer_bytes, 0u);
+  EXPECT_EQ(facts.shared_memory_error, "");
+  ASSERT_TRUE(facts.libraries.contains("/etc/hostname"));
+  EXPECT_THAT(facts.libraries.at("/etc/hostname"), HasSubstr("cannot be loaded"));
+}
+
+/// Nodes n0 .. n4, two a page; from n9 on a list without an end.
+class PagedAdmin : public v1::AdminService::Service {
+ public:
+  grpc::Status ListNodes(grpc::ServerContext*, const v1::ListNodesRequest* request,
+                         v1::ListNodesResponse* response) override {
+    if (endless) {
+      response->set_next_page_token("again");
+      return grpc::Status::OK;
+    }
+    const int from = request->page_token().empty() ? 0 : std::stoi(request->page_token());
+    for (int i = from; i < std::min(from + 2, 5); ++i) {
+      response->add_nodes()->set_name(StrCat("n", i));
+    }
+    if (from + 2 < 5) response->set_next_page_token(std::to_string(from + 2));
+    response->set_controller_version("1.2");
+    return grpc::Status::OK;
+  }
+  bool endless = false;
+};
+
+TEST(PagesTest, ListIsFollowedToItsEndAndNotFurther) {
+  PagedAdmin admin;
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&admin);
+  const auto server = builder.BuildAndStart();
+  ClientOptions options;
+  options.controller = StrCat("127.0.0.1:", port);
+  const auto client = Client::Create(options);
+  ASSERT_TRUE(client.ok());
+  v1::ListNodesResponse all;
+  const auto method = &v1::AdminService::Stub::ListNodes;
+  ASSERT_TRUE((*client)->CallAllPages(method, {}, &all).ok());
+  ASSERT_EQ(all.nodes_size(), 5);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(all.nodes(i).name(), StrCat("n", i));
+  EXPECT_EQ(all.next_page_token(), "");
+  EXPECT_EQ(all.controller_version(), "1.2");
+  admin.endless = true;
+  EXPECT_EQ((*client)->CallAllPages(method, {}, &all).code(), StatusCode::kInternal);
+  server->Shutdown();
+}
+
+}  // namespace
+}  // namespace weir::cli

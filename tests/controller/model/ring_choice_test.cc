@@ -1,0 +1,168 @@
+// Which order of the ring is chosen, when one is worth a change, and what is said of it.
+
+#include "controller/model/ring_choice.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/controller/support/simulated_job.h"
+
+namespace weir {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kFast = 1e8, kSlow = 1e6;
+
+/// One rank a node, links of kFast, but of `slow` in both directions of each pair.
+Snapshot WithSlowPairs(int world, const std::vector<std::pair<int, int>>& pairs,
+                       double slow = kSlow) {
+  Snapshot snapshot = test::MakeSnapshot(world, 1e-4, slow);
+  NodeLinks& links = snapshot.node_links;
+  links.s_per_byte.assign(static_cast<size_t>(world * world), 1 / kFast);
+  for (int rank = 0; rank < world; ++rank) {
+    links.nodes.push_back(rank);
+    links.s_per_byte[static_cast<size_t>(rank * world + rank)] = 0;
+  }
+  for (const auto& [a, b] : pairs) {
+    links.s_per_byte[static_cast<size_t>(a * world + b)] = 1 / slow;
+    links.s_per_byte[static_cast<size_t>(b * world + a)] = 1 / slow;
+  }
+  return snapshot;
+}
+
+TEST(RingChoiceTest, AvoidsASlowPair) {
+  const Snapshot snapshot = WithSlowPairs(4, {{1, 2}});
+  const RingChoice ring = ChooseRing(snapshot);
+  EXPECT_EQ(ring.order, (std::vector{0, 1, 3, 2}));
+  EXPECT_DOUBLE_EQ(ring.speedup, 100);
+  EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, {}), 1 / kSlow);
+  EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, ring.order), 1 / kFast);
+  const std::string text = RingText(snapshot, ring.order);
+  EXPECT_THAT(text, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 100 MB/s"));
+  EXPECT_THAT(text, HasSubstr("would use 1.0 MB/s from rank 1 to rank 2"));
+}
+
+TEST(RingChoiceTest, KeepsTheOrderWhereNoneIsBetter) {
+  // Equal links; a slow pair that is not used; a slow node, which every ring enters.
+  for (const Snapshot& snapshot :
+       {WithSlowPairs(4, {}), WithSlowPairs(4, {{0, 2}}), WithSlowPairs(3, {{0, 1}}),
+        WithSlowPairs(4, {{0, 1}, {0, 2}, {0, 3}}), WithSlowPairs(2, {{0, 1}})}) {
+    EXPECT_TRUE(ChooseRing(snapshot).order.empty());
+    EXPECT_EQ(ChooseRing(snapshot).speedup, 1);
+  }
+}
+
+TEST(RingChoiceTest, SmallOrUncertainDifferencesChangeNothing) {
+  EXPECT_TRUE(ChooseRing(WithSlowPairs(4, {{1, 2}}, kFast / 1.1)).order.empty());
+  Snapshot snapshot = WithSlowPairs(4, {{1, 2}}, kFast / 1.5);
+  EXPECT_FALSE(ChooseRing(snapshot).order.empty());
+  snapshot.node_links.relative_deviation = 0.3;
+  EXPECT_TRUE(ChooseRing(snapshot).order.empty());
+}
+
+TEST(RingChoiceTest, AnIncumbentOrderStaysUntilAnotherIsClearlyBetter) {
+  Snapshot snapshot = WithSlowPairs(4, {{1, 2}});
+  snapshot.ring_order = {0, 2, 3, 1};  // as good as the first one
+  snapshot.ring_speedup = 100;
+  EXPECT_EQ(ChooseRing(snapshot).order, snapshot.ring_order);
+  EXPECT_EQ(ChooseRing(snapshot).speedup, 100);
+  snapshot.ring_order = {0, 1, 2, 3};
+  snapshot.ring_speedup = 1;
+  EXPECT_EQ(ChooseRing(snapshot).order, (std::vector{0, 1, 3, 2}));
+  // What it avoided is fast, what it uses is not: ascending order again.
+  snapshot = WithSlowPairs(4, {{1, 3}});
+  snapshot.ring_order = {0, 1, 3, 2};
+  snapshot.ring_speedup = 100;
+  EXPECT_TRUE(ChooseRing(snapshot).order.empty());
+  EXPECT_DOUBLE_EQ(ChooseRing(snapshot).speedup, 100 * 100);
+}
+
+TEST(RingChoiceTest, LinksThatNobodyMeasuredAttractNoOrder) {
+  Snapshot snapshot = WithSlowPairs(4, {});
+  std::vector<double>& costs = snapshot.node_links.s_per_byte;
+  for (size_t i = 0; i < 4; ++i) {
+    for (size_t j = 0; j < 4; ++j) {
+      if (i != j) costs[i * 4 + j] = -1;
+    }
+  }
+  EXPECT_TRUE(ChooseRing(snapshot).order.empty());
+  EXPECT_EQ(RingSecondsPerByte(snapshot.node_links, {}), 0);
+  costs[1 * 4 + 2] = 1 / kSlow;
+  EXPECT_TRUE(ChooseRing(snapshot).order.empty());
+  // The ways around it, once known.
+  for (const auto& [a, b] : {std::pair{0, 1}, {1, 3}, {3, 2}, {2, 0}}) {
+    costs[static_cast<size_t>(a * 4 + b)] = 1 / kFast;
+  }
+  EXPECT_EQ(ChooseRing(snapshot).order, (std::vector{0, 1, 3, 2}));
+}
+
+TEST(RingChoiceTest, RanksOfANodeStayTogether) {
+  Snapshot snapshot =
+      WithSlowPairs(3, {{0, 1}});  // three nodes have two rings, each with all links
+  snapshot.world = 6;
+  snapshot.node_links.nodes = {0, 1, 2, 0, 1, 2};
+  // 0 1 2 0 1 2 enters each node twice.
+  const RingChoice ring = ChooseRing(snapshot);
+  EXPECT_EQ(ring.order, (std::vector{0, 3, 1, 4, 2, 5}));
+  EXPECT_DOUBLE_EQ(ring.speedup, 2);
+}
+
+TEST(RingChoiceTest, SnapshotsThatDoNotFitAreRefused) {
+  EXPECT_TRUE(CheckRing(WithSlowPairs(4, {{1, 2}})).ok());
+  Snapshot snapshot = WithSlowPairs(4, {});
+  snapshot.ring_order = {0, 1, 2, 2};
+  EXPECT_THAT(Message(CheckRing(snapshot)), HasSubstr("ring_order: expected each of 4 ranks once"));
+  snapshot = WithSlowPairs(4, {});
+  snapshot.node_links.nodes[3] = 7;
+  EXPECT_THAT(Message(CheckRing(snapshot)), HasSubstr("node_links"));
+  snapshot = WithSlowPairs(4, {});
+  snapshot.node_links.s_per_byte.pop_back();
+  EXPECT_THAT(Message(CheckRing(snapshot)), HasSubstr("node_links"));
+  snapshot = WithSlowPairs(4, {});
+  snapshot.ring_speedup = 0;
+  EXPECT_THAT(Message(CheckRing(snapshot)), HasSubstr("ring_speedup"));
+}
+
+TEST(RingInUseTest, SpeedupFollowsTheOrderAndNothingIsLearntOfTheNetwork) {
+  const NodeLinks links = WithSlowPairs(4, {{1, 2}}).node_links;
+  RingInUse ring;
+  ring.Turn({0, 1, 3, 2}, links);
+  EXPECT_DOUBLE_EQ(ring.speedup, 100);
+  EXPECT_EQ(ring.former_speedup, 1);
+  ring.Turn({0, 1, 3, 2}, NodeLinks{});  // a later plan in the same order
+  EXPECT_DOUBLE_EQ(ring.speedup, 100);
+  EXPECT_DOUBLE_EQ(ring.former_speedup, 100);
+  ring.Turn({}, links);
+  EXPECT_DOUBLE_EQ(ring.speedup, 1);
+  // Where no link is known an order keeps what was learnt with the one before.
+  ring.Turn({0, 2, 1, 3}, NodeLinks{});
+  EXPECT_DOUBLE_EQ(ring.speedup, 1);
+}
+
+TEST(JobModelRingTest, AnOrderThatMakesNoSenseCountsAsAscending) {
+  FakeClock clock;
+  test::SimulatedJob job({}, clock);
+  for (int i = 0; i < 5; ++i) job.Step({2e-4, 1.19e8});
+  for (const std::vector<int>& order :
+       {std::vector{3, 2, 1, 9}, std::vector{0, 1}, std::vector{0, 0, 1, 2}}) {
+    job.model().SetActivePlan(1 + order.size() + static_cast<uint64_t>(order[0]), 6, job.plan(),
+                              order);
+    const auto snapshot = job.model().MakeSnapshot("start");
+    ASSERT_TRUE(snapshot.ok()) << ToString(snapshot.status());
+    EXPECT_TRUE(snapshot->ring_order.empty());
+    EXPECT_TRUE(CheckRing(*snapshot).ok());
+  }
+  job.model().SetActivePlan(20, 6, job.plan(), {0, 2, 1, 3});
+  EXPECT_EQ(job.model().MakeSnapshot("start")->ring_order, (std::vector{0, 2, 1, 3}));
+  EXPECT_EQ(job.model().MakeSnapshot("start")->node_links.nodes, (std::vector{0, 1, 2, 3}));
+}
+
+TEST(RingChoiceTest, LongOrdersAreShownInPart) {
+  std::vector<int> order(20);
+  for (int i = 0; i < 20; ++i) order[static_cast<size_t>(i)] = i;
+  EXPECT_EQ(OrderText(order), "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 ... of 20");
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,302 @@
+// One job's lease on an aggregator, from asking to its end.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controller/service/aggregator_api.h"
+#include "controller/service/job_lease.h"
+
+namespace weir {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class JobLeaseTest : public testing::Test, public LeaseHost {
+ protected:
+  void SetUp() override {
+    Add("sum-1", 128);
+    lease_.Begin(2);
+    lease_.SetAddress(0, "10.0.0.1:5");
+    lease_.SetAddress(1, "10.0.0.2:5");
+    network_.world = 2;
+    network_.latency_s.value = 1e-4;
+    network_.bandwidth_bytes_per_s.value = 1e8;
+  }
+  v1::Aggregator& Add(const std::string& name, uint32_t free) {
+    AggregatorState& state = states_[name];
+    state.said.set_name(name);
+    state.said.set_reachable(true);
+    state.said.set_shards(1);
+    state.said.set_slots_free_of_shard(free);
+    state.said.set_slots_per_job(512);
+    state.said.set_leases_free(4);
+    state.said.set_lanes_max(256);
+    state.said.set_workers_max(64);
+    state.answered_at = state.since = clock_.Now();
+    return state.said;
+  }
+  const AggregatorMap& aggregators() const override { return states_; }
+  bool AskLease(const LeaseAsk& ask) override {
+    asks_.push_back(ask);
+    return true;
+  }
+  void EndLease(const std::string& aggregator, const std::string&, uint32_t epoch) override {
+    ended_.push_back(StrCat(aggregator, " ", epoch));
+  }
+
+  CollectiveModel Describe() {
+    CollectiveModel model;
+    model.name = "switchml";
+    model.needs_lease = true;
+    lease_.Describe(network_, &model);
+    return model;
+  }
+  std::string WhyNot() { return Describe().lease_why_not; }
+  v1::AggregatorLease Granted(uint32_t epoch) {
+    v1::AggregatorLease lease;
+    lease.set_collective("switchml");
+    lease.set_aggregator("sum-1");
+    lease.set_epoch(epoch);
+    lease.set_slots(64);
+    lease.set_lanes(256);
+    lease.set_cookie("0123456789abcdef");
+    return lease;
+  }
+  void Hold(uint32_t epoch) {
+    lease_.Ask(network_, "switchml");
+    ASSERT_TRUE(lease_.asking());
+    lease_.OnAnswer(asks_.back().id, Granted(epoch));
+    ASSERT_TRUE(lease_.held().has_value());
+  }
+  void Lists(uint32_t epoch) {
+    v1::Aggregator& said = states_["sum-1"].said;
+    said.clear_leases();
+    auto* one = said.add_leases();
+    one->set_job("lm");
+    one->set_epoch(epoch);
+    one->add_workers("10.0.0.1:5");
+    one->add_workers("10.0.0.2:5");
+    clock_.Advance(std::chrono::milliseconds(1));
+    states_["sum-1"].answered_at = clock_.Now();
+  }
+
+  FakeClock clock_;
+  AggregatorMap states_;
+  std::vector<LeaseAsk> asks_;
+  std::vector<std::string> ended_;
+  Snapshot network_;
+  JobLease lease_{"lm", *this, clock_};
+};
+
+TEST_F(JobLeaseTest, SaysWhyThereIsNone) {
+  EXPECT_TRUE(Describe().lease_available);
+  EXPECT_EQ(WhyNot(), "");
+  lease_.SetAddress(1, "");
+  EXPECT_EQ(WhyNot(), "switchml: rank 1 gave no aggregation address");
+  lease_.SetAddress(1, "10.0.0.1:5");
+  EXPECT_EQ(WhyNot(), "switchml: ranks 0 and 1 gave the same aggregation address 10.0.0.1:5");
+  lease_.SetAddress(1, std::string(100, 'x'));
+  EXPECT_EQ(WhyNot(), "switchml: rank 1 gave no aggregation address");
+  lease_.SetAddress(1, "10.0.0.2:5");
+  states_["sum-1"].said.set_slots_free_of_shard(12);
+  EXPECT_EQ(WhyNot(), "switchml: no aggregator has 64 free slots (sum-1 has 12)");
+  Add("sum-2", 500).set_leases_free(0);
+  EXPECT_EQ(WhyNot(),
+            "switchml: no aggregator has 64 free slots (sum-1 has 12, sum-2 has no lease left)");
+  states_.erase("sum-2");
+  states_["sum-1"].said.set_workers_max(1);
+  EXPECT_EQ(WhyNot(), "switchml: no aggregator takes 2 workers (sum-1 takes 1)");
+  states_["sum-1"].said.set_reachable(false);
+  states_["sum-1"].said.set_error("Connection");
+  EXPECT_EQ(WhyNot(), "switchml: no aggregator is reachable (sum-1: Connection)");
+  states_.clear();
+  EXPECT_EQ(WhyNot(), "switchml: no aggregator is registered");
+}
+
+TEST_F(JobLeaseTest, AsksTheFreestForABandwidthDelayProduct) {
+  Add("sum-2", 2000);
+  Add("sum-3", 100);
+  network_.latency_s.value = 1e-3;  // twice 200 kB in flight: 391 packets
+  lease_.Ask(network_, "switchml");
+  ASSERT_EQ(asks_.size(), 1u);
+  EXPECT_EQ(asks_[0].aggregator, "sum-2");
+  EXPECT_EQ(asks_[0].slots, 512u);
+  EXPECT_EQ(asks_[0].lanes, 256u);
+  EXPECT_EQ(asks_[0].mode, "sum");
+  EXPECT_THAT(asks_[0].workers, ElementsAre("10.0.0.1:5", "10.0.0.2:5"));
+  EXPECT_EQ(lease_.Waiting(), "waiting for sum-2 to grant 512 slots");
+  lease_.Ask(network_, "switchml");
+  EXPECT_EQ(asks_.size(), 1u) << "one at a time";
+}
+
+TEST_F(JobLeaseTest, AsksForBlocksInColumnsAsThePacketsHaveRoom) {
+  lease_.Ask(network_, "omnireduce");
+  ASSERT_EQ(asks_.size(), 1u);
+  EXPECT_EQ(asks_[0].mode, "sparse");
+  EXPECT_EQ(asks_[0].lanes, 64u);
+  EXPECT_EQ(asks_[0].columns, 4u);
+  lease_.OnAnswer(asks_[0].id, Unavailable("later"));
+  clock_.Advance(FromSeconds(JobLease::kBackoffMinS));
+  states_["sum-1"].said.set_lanes_max(128);
+  lease_.Ask(network_, "omnireduce");
+  ASSERT_EQ(asks_.size(), 2u);
+  EXPECT_EQ(asks_[1].lanes, 64u);
+  EXPECT_EQ(asks_[1].columns, 2u);
+}
+
+TEST_F(JobLeaseTest, AsksForATableAndAsManyNarrowLanesAsThePacketsHaveRoom) {
+  const LeaseTable table{8, {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30}};
+  lease_.Ask(network_, "thc_table", table);
+  ASSERT_EQ(asks_.size(), 1u);
+  EXPECT_EQ(asks_[0].mode, "table");
+  EXPECT_EQ(asks_[0].lanes, 1024u);
+  EXPECT_EQ(asks_[0].columns, 0u);
+  EXPECT_THAT(LeaseAskJson(asks_[0]), HasSubstr(R"("levels":[0,3,5,7,9,11,13,14,16,17,)"));
+  EXPECT_THAT(LeaseAskJson(asks_[0]), HasSubstr(R"("sum_bits":8)"));
+  const auto answer = [&](int first) {
+    return ReadGrant(
+        StrCat(R"({"address":"a:1","cookie":"5ad1c0ffee5ad1c0","epoch":7,"lanes":1024,)"
+               R"("lease":3,"mode":"table","slots":64,"sum_bits":8,"levels":[)",
+               first, ",3,5,7,9,11,13,14,16,17,19,21,23,25,27,30]}"),
+        asks_[0]);
+  };
+  const auto granted = answer(0);
+  ASSERT_TRUE(granted.ok()) << ToString(granted.status());
+  EXPECT_EQ(granted->sum_bits(), 8u);
+  EXPECT_EQ(granted->levels_size(), 16);
+  EXPECT_FALSE(answer(1).ok()) << "other levels than were asked for";
+}
+
+TEST_F(JobLeaseTest, GoodputIsSharedAndSlotsLimitARoundTrip) {
+  // 64 slots of 1 KiB each 0.2 ms: 328 MB/s.
+  EXPECT_NEAR(Describe().bandwidth_max_bytes_per_s, 64 * 1024 / 2e-4, 1);
+  states_["sum-1"].said.set_goodput_bits_per_s(8e8);
+  EXPECT_NEAR(Describe().bandwidth_max_bytes_per_s, 50e6, 1) << "100 MB/s for two ranks";
+  states_["sum-1"].said.add_leases()->set_job("other");
+  EXPECT_NEAR(Describe().bandwidth_max_bytes_per_s, 25e6, 1) << "and for two jobs";
+}
+
+TEST_F(JobLeaseTest, RefusalsBackOffDoublingAndSaySo) {
+  double wait = JobLease::kBackoffMinS;
+  for (int i = 0; i < 3; ++i, wait *= 2) {
+    lease_.Ask(network_, "switchml");
+    ASSERT_EQ(asks_.size(), static_cast<size_t>(i + 1));
+    lease_.OnAnswer(asks_.back().id, ResourceExhausted("all 4 leases are granted"));
+    EXPECT_EQ(WhyNot(), "switchml: sum-1 gives no lease: all 4 leases are granted");
+    clock_.Advance(FromSeconds(wait - 0.1));
+    EXPECT_FALSE(Describe().lease_available);
+    clock_.Advance(FromSeconds(0.2));
+    EXPECT_TRUE(Describe().lease_available);
+  }
+}
+
+TEST_F(JobLeaseTest, ALostJobsLeaseEndsWhenItSendsNothingEither) {
+  Hold(5);
+  const auto says = [&](double idle_s) {
+    Lists(5);
+    states_["sum-1"].said.mutable_leases(0)->set_idle_s(idle_s);
+    EXPECT_FALSE(lease_.OnTick({.planned = true, .lost = true}).has_value());
+  };
+  says(JobLease::kLostIdleMaxS - 1);
+  EXPECT_TRUE(lease_.held().has_value()) << "ranks sum on while their agents are away";
+  says(JobLease::kLostIdleMaxS + 1);
+  EXPECT_FALSE(lease_.held().has_value());
+  EXPECT_THAT(ended_, ElementsAre("sum-1 5"));
+  lease_.Adopt(Granted(5));  // the ranks come back with it
+  EXPECT_FALSE(lease_.held().has_value());
+}
+
+TEST_F(JobLeaseTest, AJobThatIsHeardOfMayPause) {
+  Hold(5);
+  Lists(5);
+  states_["sum-1"].said.mutable_leases(0)->set_idle_s(10 * JobLease::kLostIdleMaxS);
+  EXPECT_FALSE(lease_.OnTick({.planned = true, .lost = false}).has_value());
+  EXPECT_TRUE(lease_.held().has_value());
+}
+
+TEST_F(JobLeaseTest, ALateGrantIsGivenBack) {
+  lease_.Ask(network_, "switchml");
+  clock_.Advance(FromSeconds(JobLease::kAskDeadlineS));
+  EXPECT_THAT(lease_.OnTick({.planned = false}).value_or(""),
+              HasSubstr("sum-1 did not answer within 8 s"));
+  lease_.OnAnswer(asks_[0].id, Granted(5));
+  EXPECT_FALSE(lease_.held().has_value());
+  EXPECT_THAT(ended_, ElementsAre("sum-1 5"));
+}
+
+TEST_F(JobLeaseTest, IsLostWhenTheAggregatorSaysSo) {
+  Hold(5);
+  EXPECT_FALSE(lease_.OnTick({.planned = true}).has_value()) << "an older list says nothing";
+  Lists(5);
+  EXPECT_FALSE(lease_.OnTick({.planned = true}).has_value());
+  Lists(6);
+  EXPECT_THAT(lease_.OnTick({.planned = true}).value_or(""),
+              HasSubstr("ended the lease of epoch 5"));
+  EXPECT_FALSE(lease_.held().has_value());
+  EXPECT_THAT(WhyNot(), HasSubstr("ended the lease"));
+}
+
+TEST_F(JobLeaseTest, OutlivesAShortSilenceOfItsAggregator) {
+  Hold(5);
+  Lists(5);
+  states_["sum-1"].said.set_reachable(false);
+  states_["sum-1"].since = clock_.Now();
+  clock_.Advance(FromSeconds(JobLease::kUnreachableMaxS - 1));
+  EXPECT_FALSE(lease_.OnTick({.planned = true}).has_value());
+  EXPECT_TRUE(Describe().lease_available);
+  clock_.Advance(FromSeconds(2));
+  EXPECT_THAT(lease_.OnTick({.planned = true}).value_or(""), HasSubstr("sum-1 does not answer"));
+}
+
+TEST_F(JobLeaseTest, EndsWithTheRanksOfItsAddressesAndWithoutAUse) {
+  Hold(5);
+  Lists(5);
+  lease_.SetAddress(1, "10.0.0.2:6");
+  EXPECT_FALSE(lease_.held().has_value());
+  EXPECT_THAT(ended_, ElementsAre("sum-1 5"));
+  lease_.SetAddress(1, "10.0.0.2:5");
+  Hold(6);
+  Lists(6);
+  EXPECT_FALSE(lease_.OnTick({.planned = false}).has_value());
+  clock_.Advance(FromSeconds(JobLease::kUnusedMaxS + 1));
+  EXPECT_FALSE(lease_.OnTick({.planned = false}).has_value());
+  EXPECT_FALSE(lease_.held().has_value());
+  EXPECT_TRUE(Describe().lease_available) << "nothing failed";
+  Hold(7);
+  lease_.Begin(2);
+  EXPECT_FALSE(lease_.held().has_value());
+  EXPECT_EQ(ended_.back(), "sum-1 7");
+}
+
+TEST_F(JobLeaseTest, OneFailureCountsOnceAndALongLifeForgivesIt) {
+  Hold(5);
+  EXPECT_TRUE(lease_.Fail("offload failed on rank 0: timeout"));
+  EXPECT_FALSE(lease_.Fail("offload failed on rank 1: timeout"));
+  EXPECT_EQ(WhyNot(), "switchml: offload failed on rank 0: timeout");
+  clock_.Advance(FromSeconds(JobLease::kBackoffMinS));
+  Hold(6);
+  Lists(6);
+  clock_.Advance(FromSeconds(JobLease::kGoodAfterS));
+  EXPECT_TRUE(lease_.Fail("again"));
+  clock_.Advance(FromSeconds(JobLease::kBackoffMinS));
+  EXPECT_TRUE(Describe().lease_available) << "not twice as long";
+}
+
+TEST_F(JobLeaseTest, TakesOverWhatTheRanksHold) {
+  v1::Plan plan;
+  *plan.add_leases() = Granted(5);
+  plan.mutable_leases(0)->clear_cookie();
+  lease_.Adopt(plan.leases(0));
+  EXPECT_FALSE(lease_.held().has_value()) << "a redacted plan cannot be offered again";
+  plan.mutable_leases(0)->set_cookie("0123456789abcdef");
+  plan.mutable_leases(0)->set_aggregator("unknown");
+  lease_.Adopt(plan.leases(0));
+  EXPECT_FALSE(lease_.held().has_value());
+  plan.mutable_leases(0)->set_aggregator("sum-1");
+  lease_.Adopt(plan.leases(0));
+  EXPECT_TRUE(lease_.held().has_value());
+}
+
+}  // namespace
+}  // namespace weir

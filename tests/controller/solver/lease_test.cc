@@ -1,0 +1,126 @@
+// Collectives that need an aggregator's slots, as the solver weighs them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controller/solver/solver.h"
+#include "tests/controller/support/model_fixture.h"
+
+namespace weir {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kMegabit = 1e6 / 8;
+
+Snapshot WithSwitch(int world, double latency_s, double bandwidth) {
+  Snapshot snapshot = test::MakeSnapshot(world, latency_s, bandwidth, 4);
+  CollectiveModel through = test::Collective("switchml", "lanes");
+  through.latency.constant = 2;
+  through.latency.log2_n = 2;
+  through.payload.constant = 1;
+  through.needs_lease = through.lease_available = true;
+  snapshot.collectives.push_back(through);
+  return snapshot;
+}
+
+Decision Lossless(const Snapshot& snapshot) {
+  Policy policy;
+  policy.codecs = {"identity"};
+  const auto decision = Decide(snapshot, policy);
+  EXPECT_TRUE(decision.ok()) << ToString(decision.status());
+  return decision.ok() ? *decision : Decision{};
+}
+
+TEST(LeaseTest, PaysOnASlowNetworkAndIsNotWhatDenseIs) {
+  const Decision decision = Lossless(WithSwitch(8, 2e-4, 1000 * kMegabit));
+  EXPECT_EQ(decision.chosen.label, "identity over switchml");
+  EXPECT_FALSE(decision.chosen.dense) << "ranks alone could not run it";
+  EXPECT_NE(decision.dense.choices[0].collective, "switchml");
+  EXPECT_LT(decision.chosen.step_s, decision.dense.step_s);
+  EXPECT_EQ(decision.chosen.gain, 1);
+}
+
+TEST(LeaseTest, DoesNotPayWhereTheNetworkIsHidden) {
+  const Decision decision = Lossless(WithSwitch(8, 2e-5, 12.5e9));
+  EXPECT_TRUE(decision.chosen.dense) << decision.reason;
+}
+
+TEST(LeaseTest, WithoutOneTheReasonIsTold) {
+  Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
+  snapshot.collectives.back().lease_available = false;
+  snapshot.collectives.back().lease_why_not = "switchml: no aggregator has 64 free slots";
+  const Decision decision = Lossless(snapshot);
+  EXPECT_TRUE(decision.chosen.dense);
+  EXPECT_EQ(decision.binding_constraint, "switchml: no aggregator has 64 free slots");
+  bool told = false;
+  for (const CandidatePlan& candidate : decision.top) {
+    if (candidate.choices[0].collective != "switchml") continue;
+    told = true;
+    EXPECT_FALSE(candidate.feasible);
+    EXPECT_EQ(candidate.excluded_by, snapshot.collectives.back().lease_why_not);
+  }
+  EXPECT_TRUE(told);
+  snapshot.collectives.back().lease_why_not.clear();
+  EXPECT_EQ(Lossless(snapshot).binding_constraint, "switchml: no aggregator is registered");
+}
+
+TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {
+  Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
+  snapshot.incumbent.assign(snapshot.buckets.size(), {"identity", "switchml", 1, 0});
+  snapshot.seconds_since_switch = 0.1;  // dwell does not hold it
+  snapshot.measured_step_s = 0.2;
+  EXPECT_FALSE(Lossless(snapshot).switched);
+  snapshot.collectives.back().lease_available = false;
+  snapshot.collectives.back().lease_why_not = "switchml: offload failed on rank 2";
+  const Decision decision = Lossless(snapshot);
+  EXPECT_TRUE(decision.switched);
+  EXPECT_TRUE(decision.chosen.dense);
+  EXPECT_THAT(decision.reason, HasSubstr("what ran is excluded by switchml: offload failed"));
+}
+
+TEST(LeaseTest, AnAggregatorIsNoFasterThanItIs) {
+  Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
+  const double free_s = Lossless(snapshot).chosen.step_s;
+  snapshot.collectives.back().bandwidth_max_bytes_per_s = 900 * kMegabit;
+  const Decision near = Lossless(snapshot);
+  EXPECT_EQ(near.chosen.label, "identity over switchml");
+  EXPECT_GT(near.chosen.step_s, free_s);
+  snapshot.collectives.back().bandwidth_max_bytes_per_s = 200 * kMegabit;
+  const Decision slow = Lossless(snapshot);
+  EXPECT_TRUE(slow.chosen.dense) << slow.reason;
+  const auto found = std::find_if(slow.top.begin(), slow.top.end(), [](const auto& candidate) {
+    return candidate.label == "identity over switchml";
+  });
+  ASSERT_NE(found, slow.top.end());
+  EXPECT_EQ(found->excluded_by, "never slower than dense");
+}
+
+TEST(LeaseTest, PoliciesMayExcludeItAndPinsCannotForceIt) {
+  Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
+  Policy policy;
+  policy.codecs = {"identity"};
+  policy.collectives = {"ring", "tree"};
+  const auto allowed = Decide(snapshot, policy);
+  ASSERT_TRUE(allowed.ok());
+  EXPECT_NE(allowed->chosen.choices[0].collective, "switchml");
+  policy.collectives = {"switchml"};
+  ASSERT_TRUE(Decide(snapshot, policy).ok());
+  snapshot.collectives.back().lease_available = false;
+  const auto forced = Decide(snapshot, policy);
+  EXPECT_EQ(forced.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(forced.status()), HasSubstr("switchml: no aggregator is registered"));
+}
+
+TEST(LeaseTest, SnapshotsKeepEveryField) {
+  Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
+  snapshot.collectives.back().lease_available = false;
+  snapshot.collectives.back().lease_why_not = "switchml: why";
+  snapshot.collectives.back().bandwidth_max_bytes_per_s = 123.5;
+  const auto again = ParseSnapshot(SerializeSnapshot(snapshot));
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(*again, snapshot);
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,109 @@
+// The order of the ring as part of a decision.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controller/solver/solver.h"
+#include "tests/controller/support/model_fixture.h"
+
+namespace weir {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// Four ranks on nodes of their own; between 1 and 2 a link of a tenth of the others' rate, which
+/// is what the ring in ascending order gets.
+Snapshot WithSlowPair() {
+  constexpr double kSlow = 2e7, kFast = 2e8;
+  Snapshot snapshot = test::MakeSnapshot(4, 2e-4, kSlow, 4);
+  for (CollectiveModel& collective : snapshot.collectives) {
+    collective.walks_ring = collective.name == "ring";
+  }
+  snapshot.node_links.nodes = {0, 1, 2, 3};
+  snapshot.node_links.s_per_byte.assign(16, 1 / kFast);
+  for (const int at : {6, 9}) snapshot.node_links.s_per_byte[static_cast<size_t>(at)] = 1 / kSlow;
+  for (const int at : {0, 5, 10, 15}) snapshot.node_links.s_per_byte[static_cast<size_t>(at)] = 0;
+  snapshot.measured_step_s = 1;
+  return snapshot;
+}
+
+Decision Lossless(const Snapshot& snapshot) {
+  Policy policy;
+  policy.codecs = {"identity"};
+  const auto decision = Decide(snapshot, policy);
+  EXPECT_TRUE(decision.ok()) << ToString(decision.status());
+  return decision.ok() ? *decision : Decision{};
+}
+
+PlanModel Everywhere(const Snapshot& snapshot, const ChoiceModel& choice) {
+  return PlanModel(snapshot.buckets.size(), choice);
+}
+
+const ChoiceModel kDenseRing = {"identity", "ring", 1, 0, 0};
+
+TEST(RingDecisionTest, AnOrderIsASwitchThatIsExplained) {
+  Snapshot snapshot = WithSlowPair();
+  snapshot.incumbent = Everywhere(snapshot, kDenseRing);
+  const Decision decision = Lossless(snapshot);
+  EXPECT_TRUE(decision.switched) << decision.reason;
+  EXPECT_EQ(decision.chosen.ring_order, (std::vector{0, 1, 3, 2}));
+  EXPECT_EQ(decision.chosen.label, "identity over ring (ring 0 1 3 2)");
+  EXPECT_EQ(decision.incumbent.label, "identity over ring");
+  EXPECT_TRUE(decision.incumbent.ring_order.empty());
+  // Three quarters of 20 MB a tenth as long.
+  EXPECT_LT(decision.chosen.communication_s, 0.2 * decision.incumbent.communication_s);
+  EXPECT_THAT(decision.ring, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 200 MB/s"));
+  EXPECT_THAT(decision.reason, HasSubstr("20 MB/s from rank 1 to rank 2"));
+}
+
+TEST(RingDecisionTest, TheOrderThatRunsStaysAndIsWhatIsPredicted) {
+  Snapshot snapshot = WithSlowPair();
+  snapshot.incumbent = Everywhere(snapshot, kDenseRing);
+  snapshot.ring_order = {0, 2, 3, 1};
+  snapshot.ring_speedup = 10;
+  const Decision decision = Lossless(snapshot);
+  EXPECT_FALSE(decision.switched) << decision.reason;
+  EXPECT_EQ(decision.chosen.ring_order, snapshot.ring_order);
+  EXPECT_THAT(decision.reason, HasSubstr("nothing predicts better"));
+  snapshot.ring_order.clear();
+  snapshot.ring_speedup = 1;
+  EXPECT_NEAR(Lossless(snapshot).chosen.communication_s, decision.chosen.communication_s, 1e-9);
+}
+
+TEST(RingDecisionTest, DwellHoldsForOrdersToo) {
+  Snapshot snapshot = WithSlowPair();
+  snapshot.incumbent = Everywhere(snapshot, kDenseRing);
+  snapshot.seconds_since_switch = 0.1;
+  const Decision decision = Lossless(snapshot);
+  EXPECT_FALSE(decision.switched) << decision.reason;
+  EXPECT_TRUE(decision.chosen.ring_order.empty());
+  EXPECT_THAT(decision.reason, HasSubstr("of dwell wanted"));
+  EXPECT_TRUE(decision.ring.empty());
+}
+
+TEST(RingDecisionTest, WithoutARingThereIsNoOrder) {
+  Snapshot snapshot = WithSlowPair();
+  for (CollectiveModel& collective : snapshot.collectives) collective.walks_ring = false;
+  snapshot.incumbent = Everywhere(snapshot, kDenseRing);
+  const Decision decision = Lossless(snapshot);
+  EXPECT_TRUE(decision.chosen.ring_order.empty());
+  for (const CandidatePlan& candidate : decision.top) {
+    EXPECT_THAT(candidate.label, Not(HasSubstr("(ring")));
+  }
+}
+
+TEST(RingDecisionTest, ReplaysToTheSameDigest) {
+  Snapshot snapshot = WithSlowPair();
+  snapshot.incumbent = Everywhere(snapshot, kDenseRing);
+  const auto again = ParseSnapshot(SerializeSnapshot(snapshot));
+  ASSERT_TRUE(again.ok()) << ToString(again.status());
+  EXPECT_EQ(*again, snapshot);
+  EXPECT_EQ(Lossless(*again).digest, Lossless(snapshot).digest);
+  Snapshot broken = snapshot;
+  broken.ring_order = {0, 1};
+  EXPECT_EQ(Decide(broken, Policy{}).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace weir

@@ -1,0 +1,134 @@
+// One socket: rows of packets as one message, bounds, and what it says of a dead peer.
+#include "datapath/aggregation/io/udp_port.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "datapath/aggregation/io/address.h"
+
+namespace weir::aggregation {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::byte> Bytes(size_t size, int fill) {
+  return std::vector<std::byte>(size, static_cast<std::byte>(fill));
+}
+
+/// What a port receives until `count` datagrams are there, at most two seconds.
+std::vector<std::vector<std::byte>> Collect(UdpPort* port, size_t count,
+                                            SourceAddress* from = nullptr) {
+  std::vector<std::vector<std::byte>> all;
+  const TimePoint deadline = RealClock().Now() + std::chrono::seconds(2);
+  while (all.size() < count && RealClock().Now() < deadline) {
+    port->Wait(RealClock().Now(), deadline);
+    port->Receive([&](SourceAddress source, std::span<const std::byte> datagram) {
+      if (from != nullptr) *from = source;
+      all.emplace_back(datagram.begin(), datagram.end());
+    });
+  }
+  return all;
+}
+
+TEST(AddressTest, TextAndNumberAgree) {
+  for (const char* text : {"127.0.0.1:1", "10.200.3.255:65535", "0.0.0.0:0"}) {
+    const auto address = ParseSourceAddress(text);
+    ASSERT_TRUE(address.ok()) << address.status();
+    EXPECT_EQ(AddressText(*address), text);
+    EXPECT_EQ(ToSourceAddress(ToSocketAddress(*address)), *address);
+  }
+  EXPECT_EQ(*ParseSourceAddress("localhost:80"), *ParseSourceAddress("127.0.0.1:80"));
+  for (const char* text : {"", ":", "1.2.3.4", "1.2.3.4:", "1.2.3:4", "1.2.3.4:65536", "1.2.3.4:-1",
+                           "1.2.3.4:1x", "host:1", "[::1]:1", "1.2.3.4 :1"}) {
+    EXPECT_EQ(ParseSourceAddress(text).status().code(), StatusCode::kInvalidArgument) << text;
+  }
+}
+
+class UdpPortRowsTest : public testing::TestWithParam<std::pair<bool, bool>> {};
+
+INSTANTIATE_TEST_SUITE_P(EachEnd, UdpPortRowsTest,
+                         testing::Values(std::pair(true, true), std::pair(true, false),
+                                         std::pair(false, true), std::pair(false, false)));
+
+TEST_P(UdpPortRowsTest, PacketsArriveOneByOneInOrder) {
+  const auto receiver = UdpPort::Bind({.rows = GetParam().first});
+  const auto sender = UdpPort::Bind({.rows = GetParam().second});
+  ASSERT_TRUE(receiver.ok() && sender.ok());
+  // Sizes that begin and end rows: equal, shorter, longer again, empty, and more than one row
+  // holds.
+  std::vector<size_t> sizes(100, 1072);
+  sizes.insert(sizes.end(), {48, 48, 1072, 0, 0, 7, kPacketBytesMax, 1, 2});
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    (*sender)->Send((*receiver)->address(), Bytes(sizes[i], static_cast<int>(i)));
+  }
+  (*sender)->Flush();
+  SourceAddress from = 0;
+  const auto all = Collect(receiver->get(), sizes.size(), &from);
+  ASSERT_EQ(all.size(), sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    ASSERT_EQ(all[i], Bytes(sizes[i], static_cast<int>(i))) << i;
+  }
+  EXPECT_EQ(from, (*sender)->address());
+  EXPECT_EQ((*sender)->counters().sent, sizes.size());
+  EXPECT_EQ((*receiver)->counters().received, sizes.size());
+}
+
+TEST(UdpPortTest, EveryAddresseeGetsEveryPacket) {
+  const auto sender = UdpPort::Bind({});
+  ASSERT_TRUE(sender.ok());
+  std::vector<std::unique_ptr<UdpPort>> receivers;
+  std::vector<SourceAddress> to;
+  for (int i = 0; i < 3; ++i) {
+    receivers.push_back(std::move(*UdpPort::Bind({})));
+    to.push_back(receivers.back()->address());
+  }
+  for (int i = 0; i < 5; ++i) (*sender)->Send(to, Bytes(100, i));
+  (*sender)->Send(to[1], Bytes(100, 9));  // the row goes on for one of them only
+  (*sender)->Flush();
+  for (size_t r = 0; r < receivers.size(); ++r) {
+    const size_t expected = r == 1 ? 6 : 5;
+    const auto all = Collect(receivers[r].get(), expected);
+    ASSERT_EQ(all.size(), expected);
+    for (size_t i = 0; i < expected; ++i) {
+      EXPECT_EQ(all[i], Bytes(100, i == 5 ? 9 : static_cast<int>(i)));
+    }
+  }
+}
+
+TEST(UdpPortTest, DeadPeerIsNoticedAndForeignDatagramsStayAway) {
+  auto peer = UdpPort::Bind({});
+  const auto port = UdpPort::Bind({});
+  const auto stranger = UdpPort::Bind({});
+  ASSERT_TRUE(peer.ok() && port.ok() && stranger.ok());
+  ASSERT_TRUE((*port)->Connect((*peer)->address()).ok());
+  (*stranger)->Send((*port)->address(), Bytes(10, 1));
+  (*stranger)->Flush();
+  (*peer)->Send((*port)->address(), Bytes(10, 2));
+  (*peer)->Flush();
+  const auto all = Collect(port->get(), 1);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0], Bytes(10, 2));
+  peer->reset();
+  const SourceAddress anybody = (*stranger)->address();
+  for (int i = 0; i < 3; ++i) {
+    (*port)->Send(anybody, Bytes(10, 3));
+    (*port)->Flush();
+  }
+  EXPECT_GT((*port)->counters().refused, 0u);
+}
+
+TEST(UdpPortTest, TakenPortIsNamed) {
+  const auto first = UdpPort::Bind({});
+  ASSERT_TRUE(first.ok());
+  const std::string address = AddressText((*first)->address());
+  const auto second = UdpPort::Bind({.listen = address});
+  EXPECT_EQ(second.status().code(), StatusCode::kUnavailable);
+  EXPECT_THAT(Message(second.status()), HasSubstr(address));
+  EXPECT_EQ(UdpPort::Bind({.listen = "nowhere"}).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace weir::aggregation

@@ -1,0 +1,115 @@
+// Vectors against the definition, at every length and alignment.
+#include "datapath/aggregation/lane_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "datapath/base/random.h"
+
+namespace weir::aggregation {
+namespace {
+
+constexpr size_t kCountMax = 67;
+
+uint32_t LaneOf(const std::byte* in, size_t i, bool little) {
+  const auto* octets = reinterpret_cast<const uint8_t*>(in) + i * 4;
+  uint32_t lane = 0;
+  for (int o = 0; o < 4; ++o) lane = lane << 8 | octets[little ? 3 - o : o];
+  return lane;
+}
+
+struct LaneCase {
+  std::vector<std::byte> octets;  // one in front, so that lanes are not aligned
+  std::vector<uint32_t> state;
+  const std::byte* in() const { return octets.data() + 1; }
+};
+
+/// Numbers below 2^30 in magnitude, whose sums fit.
+LaneCase RandomLanes(size_t count, uint64_t seed, bool little) {
+  Random random(seed);
+  LaneCase c{.octets = std::vector<std::byte>(count * 4 + 1), .state = {}};
+  for (size_t i = 0; i < count; ++i) {
+    const auto lane = static_cast<uint32_t>(static_cast<int32_t>(random.Next()) >> 2);
+    for (int o = 0; o < 4; ++o) {
+      c.octets[1 + i * 4 + static_cast<size_t>(o)] =
+          static_cast<std::byte>(lane >> 8 * (little ? o : 3 - o));
+    }
+    c.state.push_back(static_cast<uint32_t>(static_cast<int32_t>(random.Next()) >> 2));
+  }
+  return c;
+}
+
+TEST(LaneKernelsTest, AddFollowsTheDefinition) {
+  for (size_t count = 0; count <= kCountMax; ++count) {
+    for (const bool little : {false, true}) {
+      LaneCase c = RandomLanes(count, count, little);
+      std::vector<uint32_t> expected = c.state;
+      for (size_t i = 0; i < count; ++i) expected[i] += LaneOf(c.in(), i, little);
+      EXPECT_FALSE(AddLanes(c.in(), little, c.state.data(), count));
+      ASSERT_EQ(c.state, expected) << count << " lanes, little " << little;
+    }
+  }
+}
+
+TEST(LaneKernelsTest, EveryLaneThatWrapsIsNoticed) {
+  for (size_t count = 1; count <= kCountMax; ++count) {
+    for (size_t at = 0; at < count; ++at) {
+      for (const uint32_t sign : {0u, 0x80000000u}) {
+        LaneCase c = RandomLanes(count, at, true);
+        const uint32_t lane = sign == 0 ? 0x7FFFFFFFu : 0x80000000u;
+        std::memcpy(c.octets.data() + 1 + at * 4, &lane, sizeof lane);
+        c.state[at] = sign == 0 ? 1 : 0xFFFFFFFFu;
+        ASSERT_TRUE(AddLanes(c.in(), true, c.state.data(), count)) << at << " of " << count;
+      }
+    }
+  }
+}
+
+TEST(LaneKernelsTest, RaiseTakesTheGreaterWithoutSign) {
+  for (size_t count = 0; count <= kCountMax; ++count) {
+    for (const bool little : {false, true}) {
+      LaneCase c = RandomLanes(count, count, little);
+      std::vector<uint32_t> expected = c.state;
+      for (size_t i = 0; i < count; ++i) {
+        expected[i] = std::max(expected[i], LaneOf(c.in(), i, little));
+      }
+      RaiseLanes(c.in(), little, c.state.data(), count);
+      ASSERT_EQ(c.state, expected) << count;
+    }
+  }
+}
+
+TEST(LaneKernelsTest, LevelsOfBothHalvesAreAdded) {
+  Random random(1);
+  uint8_t levels[16];
+  for (uint8_t& level : levels) level = static_cast<uint8_t>(random.Below(256));
+  for (size_t count = 0; count <= 140; count += 2) {
+    LaneCase c = RandomLanes(count, count, false);
+    std::vector<uint32_t> expected = c.state;
+    for (size_t i = 0; i < count; ++i) {
+      const auto pair = static_cast<uint8_t>(c.in()[i / 2]);
+      expected[i] += levels[i % 2 == 0 ? pair >> 4 : pair & 15];
+    }
+    AddLevels(c.in(), levels, c.state.data(), count);
+    ASSERT_EQ(c.state, expected) << count;
+  }
+}
+
+TEST(LaneKernelsTest, SwapTurnsEveryLaneAndNothingElse) {
+  for (size_t count = 0; count <= kCountMax; ++count) {
+    const LaneCase c = RandomLanes(count, count, false);
+    std::vector<std::byte> out(count * 4 + 2, std::byte{0x5A});
+    SwapLanes(c.in(), out.data() + 1, count);
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(LaneOf(out.data() + 1, i, true), LaneOf(c.in(), i, false)) << i << " of " << count;
+    }
+    EXPECT_EQ(out.front(), std::byte{0x5A});
+    EXPECT_EQ(out.back(), std::byte{0x5A});
+  }
+}
+
+}  // namespace
+}  // namespace weir::aggregation

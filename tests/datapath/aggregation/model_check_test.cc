@@ -1,0 +1,233 @@
+// Exhaustive search of the slot protocol: every order in which a network may deliver, repeat and
+// lose packets, for small worlds. A message once sent may be delivered at any later time, any
+// number of times or never, which covers all three. A worker is what WIRE section 4 says: it sends
+// round r + 1 of a slot after the reply to r, and takes a reply for the round that it waits for.
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "datapath/aggregation/slot_pool.h"
+#include "tests/datapath/aggregation/published_switch.h"
+
+namespace weir::aggregation {
+namespace {
+
+struct ModelWorld {
+  int workers = 2;
+  int slots = 2;
+  int rounds = 4;  // both sets used twice
+};
+
+/// Distinct in worker, slot and round, so that a sum says what went into it.
+uint32_t ModelValue(int worker, int slot, int round) {
+  return static_cast<uint32_t>(round + 1 + 8 * slot) << (8 * worker);
+}
+
+uint32_t ModelSum(const ModelWorld& world, int slot, int round) {
+  uint32_t sum = 0;
+  for (int w = 0; w < world.workers; ++w) sum += ModelValue(w, slot, round);
+  return sum;
+}
+
+struct ModelReply {
+  enum class To { kNobody, kSender, kAll } to = To::kNobody;
+  int round = 0;  // modulo 2 where the plane does not say
+  uint32_t value = 0;
+};
+
+class OurModelPlane {
+ public:
+  explicit OurModelPlane(const ModelWorld& world)
+      : pool_({.id = 1,
+               .epoch = 1,
+               .workers = world.workers,
+               .slots = static_cast<uint16_t>(world.slots),
+               .lanes = 1,
+               .checked = false}) {}
+
+  ModelReply Deliver(int worker, int slot, int round) {
+    std::byte lane[4];
+    const uint32_t value = ModelValue(worker, slot, round);
+    StoreLanes({&value, 1}, false, lane);
+    const Packet packet = {.header = {.epoch = 1,
+                                      .slot = static_cast<uint16_t>(slot),
+                                      .lanes = 1,
+                                      .round = static_cast<uint32_t>(round),
+                                      .offset = static_cast<uint32_t>(round)},
+                           .payload = lane};
+    const Outcome outcome = pool_.OnPacket(worker, packet, TimePoint{});
+    if (outcome.reply.empty()) return {};
+    const StatusOr<Packet> reply = DecodePacket(outcome.reply);
+    EXPECT_TRUE(reply.ok());
+    ModelReply result{.to = outcome.verdict == Verdict::kCompleted ? ModelReply::To::kAll
+                                                                   : ModelReply::To::kSender,
+                      .round = static_cast<int>(reply->header.round)};
+    LoadLanes(reply->payload, false, {&result.value, 1});
+    return result;
+  }
+
+  static bool SameRound(int reply, int waiting) { return reply == waiting; }
+  void AppendState(std::vector<uint64_t>* out) const { pool_.AppendStateForTest(out); }
+
+ private:
+  SlotPool pool_;
+};
+
+class PublishedModelPlane {
+ public:
+  explicit PublishedModelPlane(const ModelWorld& world) : switch_(world.workers, world.slots) {}
+
+  ModelReply Deliver(int worker, int slot, int round) {
+    const PublishedSwitch::Result result =
+        switch_.OnPacket(worker, round % 2, slot, ModelValue(worker, slot, round));
+    return {.to = static_cast<ModelReply::To>(result.to), .round = round, .value = result.value};
+  }
+
+  // The published packet names the chunk, too, and the reply repeats the last one's.
+  static bool SameRound(int reply, int waiting) { return reply == waiting; }
+  void AppendState(std::vector<uint64_t>* out) const { switch_.AppendStateForTest(out); }
+
+ private:
+  PublishedSwitch switch_;
+};
+
+/// Where every worker stands in every slot, and which replies for its present round are on the way.
+struct ModelPosition {
+  int round = 0;  // waits for this one; the world's number: done
+  bool reply_sent = false;
+};
+
+template <typename Plane>
+struct ModelState {
+  Plane plane;
+  std::vector<ModelPosition> positions;  // worker * slots + slot
+};
+
+template <typename Plane>
+class ModelCheck {
+ public:
+  explicit ModelCheck(const ModelWorld& world) : world_(world) {}
+
+  /// Explores all states, until one is wrong. Empty, or what is wrong.
+  std::string Run() {
+    ModelState<Plane> start{Plane(world_), {}};
+    start.positions.resize(static_cast<size_t>(world_.workers * world_.slots));
+    Visit(std::move(start));
+    while (!frontier_.empty() && wrong_.empty()) {
+      const auto [number, state] = std::move(frontier_.front());
+      frontier_.pop_front();
+      from_ = number;
+      for (int w = 0; w < world_.workers; ++w) {
+        for (int s = 0; s < world_.slots; ++s) Expand(state, w, s);
+      }
+    }
+    return wrong_.empty() ? CheckThatAllCanEnd() : wrong_;
+  }
+
+  size_t states() const { return numbers_.size(); }
+
+ private:
+  ModelPosition& At(ModelState<Plane>* state, int worker, int slot) const {
+    return state->positions[static_cast<size_t>(worker * world_.slots + slot)];
+  }
+
+  void Expand(const ModelState<Plane>& state, int worker, int slot) {
+    const ModelPosition position =
+        state.positions[static_cast<size_t>(worker * world_.slots + slot)];
+    for (int round = 0; round <= position.round && round < world_.rounds; ++round) {
+      ModelState<Plane> next = state;
+      const ModelReply reply = next.plane.Deliver(worker, slot, round);
+      for (int w = 0; w < world_.workers; ++w) {
+        if (reply.to == ModelReply::To::kNobody) break;
+        if (reply.to == ModelReply::To::kSender && w != worker) continue;
+        ModelPosition& reached = At(&next, w, slot);
+        if (!Plane::SameRound(reply.round, reached.round)) continue;  // it will ignore it
+        if (reply.value != ModelSum(world_, slot, reached.round)) {
+          wrong_ = "worker " + std::to_string(w) + " is told " + std::to_string(reply.value) +
+                   " for slot " + std::to_string(slot) + " round " + std::to_string(reached.round);
+          return;
+        }
+        reached.reply_sent = true;
+      }
+      Visit(std::move(next));
+    }
+    if (!position.reply_sent) return;
+    ModelState<Plane> next = state;
+    At(&next, worker, slot) = {.round = position.round + 1};
+    Visit(std::move(next));
+  }
+
+  void Visit(ModelState<Plane> state) {
+    std::vector<uint64_t> key;
+    state.plane.AppendState(&key);
+    bool ended = true;
+    for (const ModelPosition& position : state.positions) {
+      key.push_back(static_cast<uint64_t>(position.round) * 2 + (position.reply_sent ? 1 : 0));
+      ended = ended && position.round == world_.rounds;
+    }
+    const auto [at, inserted] = numbers_.emplace(std::move(key), numbers_.size());
+    if (inserted) {
+      sources_.emplace_back();
+      if (ended) ended_.push_back(at->second);
+      frontier_.emplace_back(at->second, std::move(state));
+    }
+    if (at->second != from_) sources_[at->second].push_back(static_cast<uint32_t>(from_));
+  }
+
+  /// No state is a trap: from each, some deliveries lead to the end.
+  std::string CheckThatAllCanEnd() const {
+    std::vector<bool> good(numbers_.size());
+    std::vector<size_t> line = ended_;
+    size_t reached = 0;
+    while (!line.empty()) {
+      const size_t number = line.back();
+      line.pop_back();
+      if (good[number]) continue;
+      good[number] = true;
+      ++reached;
+      line.insert(line.end(), sources_[number].begin(), sources_[number].end());
+    }
+    if (reached == numbers_.size()) return "";
+    return std::to_string(numbers_.size() - reached) + " states never end";
+  }
+
+  const ModelWorld world_;
+  std::map<std::vector<uint64_t>, size_t> numbers_;
+  std::deque<std::pair<size_t, ModelState<Plane>>> frontier_;
+  std::vector<std::vector<uint32_t>> sources_;
+  std::vector<size_t> ended_;
+  size_t from_ = 0;
+  std::string wrong_;
+};
+
+TEST(SlotProtocolModelTest, TwoWorkersAndTwoSlotsNeverSumWronglyNorStick) {
+  ModelCheck<OurModelPlane> check({.workers = 2, .slots = 2, .rounds = 6});
+  EXPECT_EQ(check.Run(), "");
+  EXPECT_GT(check.states(), 1000u);
+  RecordProperty("states", static_cast<int>(check.states()));
+}
+
+TEST(SlotProtocolModelTest, ThreeWorkersAndTwoSlotsNeverSumWronglyNorStick) {
+  ModelCheck<OurModelPlane> check({.workers = 3, .slots = 2, .rounds = 4});
+  EXPECT_EQ(check.Run(), "");
+  EXPECT_GT(check.states(), 1000u);
+  RecordProperty("states", static_cast<int>(check.states()));
+}
+
+TEST(SlotProtocolModelTest, ThreeWorkersThroughSixRoundsOfASlot) {
+  ModelCheck<OurModelPlane> check({.workers = 3, .slots = 1, .rounds = 6});
+  EXPECT_EQ(check.Run(), "");
+  RecordProperty("states", static_cast<int>(check.states()));
+}
+
+TEST(SlotProtocolModelTest, TheSearchFindsThePublishedProtocolsWrongSum) {
+  ModelCheck<PublishedModelPlane> check({.workers = 2, .slots = 1, .rounds = 3});
+  EXPECT_NE(check.Run().find("is told"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace weir::aggregation

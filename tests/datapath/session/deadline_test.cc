@@ -1,0 +1,67 @@
+// Deadlines of a session's operations, which follow what operations and steps took.
+
+#include <atomic>
+#include <thread>
+
+#include "tests/datapath/session/session_world.h"
+
+namespace weir::testing {
+namespace {
+
+// True when `done` became true within `seconds`.
+bool Comes(const std::atomic<bool>& done, double seconds) {
+  const TimePoint deadline = Within(seconds);
+  while (!done.load() && RealClock().Now() < deadline) std::this_thread::yield();
+  return done.load();
+}
+
+/// Enough steps of two buckets for deadlines to follow what they took.
+void Settle(SessionWorld& job, uint64_t first, uint64_t second) {
+  for (int step = 0; step < 12; ++step) {
+    auto one = RandomGradients(2, 100, 1), two = RandomGradients(2, 200, 2);
+    job.Begin();
+    job.AllReduce(first, one);
+    job.AllReduce(second, two);
+    job.End();
+  }
+}
+
+TEST(DeadlineTest, SilenceWithinAStepIsNoticedByWhatStepsTakeNotByTheTimeout) {
+  std::vector<std::vector<float>> data = RandomGradients(2, 200, 1);
+  SessionWorld job({.world = 2, .operation_timeout_s = 300, .operation_timeout_floor_s = 0.5});
+  job.Up();
+  const uint64_t first = job.Define({{"p", 100}}), second = job.Define({{"q", 200}});
+  Settle(job, first, second);
+  job.Begin();
+  job.AllReduce(first, data);
+  const TimePoint begin = RealClock().Now();
+  ASSERT_TRUE(job.sessions[0]->AllReduce(second, data[0].data(), 1, nullptr).ok());
+  const Status status = job.sessions[0]->EndStep().status();
+  EXPECT_LT(ToSeconds(RealClock().Now() - begin), 60);
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
+  EXPECT_NE(Message(status).find("no answer from rank 1"), std::string::npos) << ToString(status);
+  EXPECT_NE(Message(status).find("usually takes"), std::string::npos) << ToString(status);
+  // The other rank hears of it in its next operation.
+  ASSERT_TRUE(job.sessions[1]->AllReduce(second, data[1].data(), 1, nullptr).ok());
+  const Status other = job.sessions[1]->EndStep().status();
+  EXPECT_NE(Message(other).find("rank 0 reported"), std::string::npos) << ToString(other);
+}
+
+TEST(DeadlineTest, ARankThatIsLateForAStepIsWaitedFor) {
+  std::atomic<bool> done = false;
+  std::vector<std::vector<float>> data = RandomGradients(2, 200, 1);
+  SessionWorld job({.world = 2, .operation_timeout_s = 300, .operation_timeout_floor_s = 0.3});
+  job.Up();
+  const uint64_t first = job.Define({{"p", 100}}), second = job.Define({{"q", 200}});
+  Settle(job, first, second);
+  job.Begin();
+  ASSERT_TRUE(job.sessions[0]
+                  ->AllReduce(first, data[0].data(), 1, [&](const Status&) { done = true; })
+                  .ok());
+  EXPECT_FALSE(Comes(done, 3)) << "rank 1 writes a checkpoint";
+  ASSERT_TRUE(job.sessions[1]->AllReduce(first, data[1].data(), 1, nullptr).ok());
+  job.End();
+}
+
+}  // namespace
+}  // namespace weir::testing

@@ -1,0 +1,83 @@
+// What sessions know of where ranks are: which share a node, who follows whom around a ring, and
+// the collectives that go by it.
+
+#include "tests/datapath/session/session_world.h"
+
+namespace weir {
+namespace {
+
+using testing::RandomGradients;
+using testing::SessionWorld;
+using testing::SumOver;
+using testing::UniformPlan;
+
+/// A dense step over `hierarchical`.
+void CheckHierarchicalSum(SessionWorld& job, int world) {
+  job.Up();
+  const uint64_t key = job.Define({{"a", 5000}});
+  Choice choice = DenseChoice();
+  choice.collective = "hierarchical";
+  job.Switch(UniformPlan(1, choice), key, 5000);
+  auto data = RandomGradients(world, 5000, 3);
+  const std::vector<double> sum = SumOver(data);
+  job.Begin();
+  job.AllReduce(key, data);
+  EXPECT_FALSE(job.End());
+  for (int rank = 0; rank < world; ++rank) {
+    ASSERT_EQ(data[rank], data[0]) << rank;
+    EXPECT_EQ(job.sessions[rank]->nodes().size(), static_cast<size_t>(world));
+  }
+  for (size_t i = 0; i < 5000; ++i) ASSERT_NEAR(data[0][i], sum[i], 1e-5) << i;
+}
+
+TEST(NodesTest, RanksThatShareMemoryAreOnOneNode) {
+  SessionWorld job({.world = 4, .transport = "shm"});
+  CheckHierarchicalSum(job, 4);
+  EXPECT_EQ(job.sessions[2]->nodes(), std::vector<int>(4, 0));
+}
+
+TEST(NodesTest, RanksOverTheNetworkStandAlone) {
+  SessionWorld job({.world = 3, .transport = "tcp"});
+  CheckHierarchicalSum(job, 3);
+  EXPECT_EQ(job.sessions[1]->nodes(), (std::vector<int>{0, 1, 2}));
+}
+
+TEST(NodesTest, ThePlanSaysWhoFollowsWhomAroundTheRing) {
+  SessionWorld job({.world = 4});
+  job.Up();
+  const uint64_t key = job.Define({{"a", 5000}});
+  const auto gradients = RandomGradients(4, 5000, 3);
+  const std::vector<double> sum = SumOver(gradients);
+  const auto reduce = [&] {
+    auto data = gradients;
+    job.Begin();
+    job.AllReduce(key, data);
+    EXPECT_FALSE(job.End());
+    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(data[rank], data[0]) << rank;
+    for (size_t i = 0; i < 5000; ++i) EXPECT_NEAR(data[0][i], sum[i], 1e-5) << i;
+    return data[0];
+  };
+  const std::vector<float> ascending = reduce();
+  Plan plan = UniformPlan(1, DenseChoice());
+  plan.ring_order = {0, 2, 1, 3};
+  job.Switch(plan, key, 5000);
+  // The order of ranks is the order of addition, which rounding shows.
+  EXPECT_NE(reduce(), ascending);
+  // A plan without an order is of the ranks as they count.
+  job.Switch(UniformPlan(2, DenseChoice()), key, 5000);
+  EXPECT_EQ(reduce(), ascending);
+}
+
+TEST(NodesTest, APlanWhoseRingLacksARankIsRefused) {
+  SessionWorld job({.world = 3});
+  job.Up();
+  Plan plan = UniformPlan(1, DenseChoice());
+  plan.ring_order = {0, 2, 2};
+  job.sessions[1]->OnCommand(PlanOffer{1, "n", plan});
+  const auto nacks = job.ports[1]->All<PlanNack>();
+  ASSERT_EQ(nacks.size(), 1u);
+  EXPECT_NE(nacks[0].reason.find("plan.ring_order"), std::string::npos) << nacks[0].reason;
+}
+
+}  // namespace
+}  // namespace weir

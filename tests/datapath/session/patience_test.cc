@@ -1,0 +1,123 @@
+// Deadlines that follow what was measured, on times that the test makes up.
+
+#include "datapath/session/patience.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "datapath/base/status.h"
+
+namespace weir {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr uint64_t kBucket = 7, kOther = 8;
+
+/// A job whose operations and steps take as long as it is told.
+class Steps {
+ public:
+  explicit Steps(Duration floor = milliseconds(10), Duration ceiling = seconds(60))
+      : patience_({floor, ceiling}) {}
+
+  /// One operation; what it was allowed.
+  Duration Run(uint64_t bucket, Duration takes, const std::string& choice = "dense") {
+    const Duration allowed = patience_.Begin(step_, bucket, choice, now_);
+    now_ += takes;
+    patience_.Finish(now_);
+    return allowed;
+  }
+  /// `count` steps of two operations of 2 ms in 100 ms each; what the last one's second was
+  /// allowed.
+  Duration Steady(int count, const std::string& choice = "dense") {
+    Duration allowed{};
+    for (int i = 0; i < count; ++i) {
+      Run(kBucket, milliseconds(2), choice);
+      allowed = Run(kOther, milliseconds(2), choice);
+      Next(milliseconds(96));
+    }
+    return allowed;
+  }
+  void Next(Duration pause) {
+    now_ += pause;
+    ++step_;
+  }
+  Patience& patience() { return patience_; }
+
+ private:
+  Patience patience_;
+  uint64_t step_ = 0;
+  TimePoint now_{seconds(1000)};
+};
+
+TEST(PatienceTest, TheCeilingCountsUntilEnoughWasMeasured) {
+  Steps steps;
+  for (int i = 0; i < Patience::kSamplesMin; ++i) {
+    EXPECT_EQ(steps.Steady(1), seconds(60)) << "step " << i;
+  }
+  EXPECT_LT(steps.Steady(1), seconds(10));
+}
+
+TEST(PatienceTest, ASettledJobGetsTenStepsAndOperations) {
+  Steps steps;
+  const double allowed = ToSeconds(steps.Steady(100));
+  EXPECT_NEAR(allowed, 10 * (0.1 + 0.002), 0.05);
+  EXPECT_THAT(steps.patience().Explain(), HasSubstr("usually takes 0.002 s and a step 0.1 s"));
+}
+
+TEST(PatienceTest, TheFirstOperationOfAStepMayAlwaysWaitForALateRank) {
+  Steps steps;
+  steps.Steady(100);
+  EXPECT_EQ(steps.Run(kBucket, seconds(30)), seconds(60));  // somebody writes a checkpoint
+  EXPECT_LT(steps.Run(kOther, milliseconds(2)), seconds(60));
+  EXPECT_THAT(steps.patience().Explain(), HasSubstr("were allowed"));
+}
+
+TEST(PatienceTest, ANetworkTenTimesSlowerIsSurvivedAndThenExpected) {
+  Steps steps;
+  const Duration before = steps.Steady(100);
+  EXPECT_GT(before, 10 * milliseconds(2));
+  Duration allowed{};
+  for (int i = 0; i < 50; ++i) {
+    steps.Run(kBucket, milliseconds(20));
+    allowed = steps.Run(kOther, milliseconds(20));
+    EXPECT_GT(allowed, milliseconds(20)) << "step " << i;
+    steps.Next(milliseconds(960));
+  }
+  EXPECT_GT(allowed, 5 * before);
+}
+
+TEST(PatienceTest, StragglersWhoseStepsBecomeTenTimesAsLongAreSurvived) {
+  Steps steps;
+  // Late in the middle of a backward pass of, now, a second.
+  EXPECT_GT(steps.Steady(100), seconds(1));
+}
+
+TEST(PatienceTest, AnotherChoiceBeginsAnew) {
+  Steps steps;
+  EXPECT_LT(steps.Steady(20, "dense"), seconds(60));
+  for (int i = 0; i < Patience::kSamplesMin; ++i) {
+    EXPECT_EQ(steps.Steady(1, "top_k"), seconds(60)) << "step " << i;
+  }
+  EXPECT_LT(steps.Steady(1, "top_k"), seconds(60));
+}
+
+TEST(PatienceTest, FloorAndCeilingHold) {
+  EXPECT_EQ(Steps(seconds(5)).Steady(50), seconds(5));
+  EXPECT_EQ(Steps(milliseconds(1), milliseconds(500)).Steady(50), milliseconds(500));
+  EXPECT_EQ(Steps(seconds(90), seconds(60)).Steady(50), seconds(60));
+}
+
+TEST(PatienceTest, AnHourBetweenStepsEndsAtTheCeilingAndIsForgotten) {
+  Steps steps;
+  steps.Steady(20);
+  steps.Run(kBucket, milliseconds(2));
+  steps.Next(std::chrono::hours(1));
+  EXPECT_EQ(steps.Steady(1), seconds(60));
+  EXPECT_LT(steps.Steady(200), seconds(2));
+}
+
+}  // namespace
+}  // namespace weir

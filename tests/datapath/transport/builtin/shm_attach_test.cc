@@ -1,0 +1,206 @@
+// How pairs of ranks agree on shared memory when the other end misbehaves: a raw peer speaks to one
+// Attacher, over a socket pair in place of TCP and at the door.
+
+#include "datapath/transport/builtin/shm/attach.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "datapath/base/byte_cursor.h"
+#include "datapath/transport/mesh/hello.h"
+#include "tests/support/world.h"
+
+namespace weir::shm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::Within;
+using Bytes = std::vector<std::byte>;
+
+constexpr uint64_t kJob = 77;
+constexpr size_t kRing = 4096;
+
+struct OfferFields {
+  uint64_t job = kJob;
+  uint32_t rank = 1, world = 2, called = 0, version = kLayoutVersion;
+  uint64_t ring_bytes = kRing;
+};
+
+Bytes OfferFrame(const OfferFields& fields) {
+  Bytes payload(32);
+  ByteWriter writer(payload);
+  writer.Write(fields.job);
+  writer.Write(fields.rank);
+  writer.Write(fields.world);
+  writer.Write(fields.called);
+  writer.Write(fields.version);
+  writer.Write(fields.ring_bytes);
+  return mesh::EncodeFrame(FrameType::kHello, 1, payload);
+}
+
+Bytes VerdictFrame(uint32_t verdict, const std::string& text = "") {
+  Bytes payload(sizeof verdict + text.size());
+  ByteWriter writer(payload);
+  writer.Write(verdict);
+  writer.WriteBytes(std::as_bytes(std::span(text)));
+  return mesh::EncodeFrame(FrameType::kHello, 1, payload);
+}
+
+// Rank 0 of 2 runs; rank 1 is the test.
+struct RawPair {
+  RawPair() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    tcp_of_0 = mesh::UniqueFd(ends[0]);
+    tcp_of_1 = mesh::UniqueFd(ends[1]);
+    door = *OpenDoor(door_name, 16);
+  }
+  AttachOptions Options() const {
+    return {.job = kJob,
+            .rank = 0,
+            .world = 2,
+            .ring_bytes = kRing,
+            .door = door.get(),
+            .bell = bell.get(),
+            .wake = wake.get()};
+  }
+  StatusOr<std::vector<AttachResult>> Run(double seconds = 20) {
+    Attacher attacher(Options());
+    return attacher.Run({{1, "raw", tcp_of_0.get(), ""}}, Within(seconds));
+  }
+  void Verdict(const Bytes& frame) { EXPECT_TRUE(mesh::WriteFrame(tcp_of_1.get(), frame)); }
+  // Knocks with what `bytes` and `descriptors` say; the answer's text, "" for a welcome.
+  std::string Knock(const Bytes& bytes, const std::vector<int>& descriptors) {
+    control = *KnockAt(door_name);
+    EXPECT_TRUE(SendLetter(control.get(), bytes, descriptors).ok());
+    for (;;) {
+      StatusOr<std::optional<Letter>> letter = ReceiveLetter(control.get());
+      if (!letter.ok()) return weir::Message(letter.status());
+      if (!letter->has_value()) {
+        std::this_thread::yield();
+        continue;
+      }
+      const auto header =
+          DecodeFrameHeader(std::span<const std::byte>((*letter)->bytes).first<72>());
+      EXPECT_TRUE(header.ok()) << header.status();
+      if (header->type == FrameType::kHello) return "";
+      return mesh::PrintableText(std::span((*letter)->bytes).subspan(kFrameHeaderBytes));
+    }
+  }
+
+  const std::string door_name = NewDoor();
+  mesh::UniqueFd door, control, tcp_of_0, tcp_of_1;
+  mesh::UniqueFd bell{eventfd(0, EFD_NONBLOCK)}, wake{eventfd(0, EFD_NONBLOCK)};
+};
+
+TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
+  RawPair pair;
+  mesh::UniqueFd memory, other;
+  ASSERT_TRUE(Segment::Create(kRing, &memory).ok());
+  const mesh::UniqueFd unsealed(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(unsealed.get(), 4096 + 2 * kRing), 0);
+  const mesh::UniqueFd bell(eventfd(0, EFD_NONBLOCK));
+  Bytes damaged = OfferFrame({});
+  damaged.back() ^= std::byte{1};
+  const std::vector<int> good = {memory.get(), bell.get()};
+  struct Case {
+    Bytes bytes;
+    std::vector<int> descriptors;
+    std::string expected;
+  };
+  const std::vector<Case> cases = {
+      {Bytes(10), good, "a letter of 10 bytes"},
+      {Bytes(200), good, "magic"},
+      {damaged, good, "a corrupt letter"},
+      {OfferFrame({.job = 1}), good, "found job 1"},
+      {OfferFrame({.world = 3}), good, "of 3"},
+      {OfferFrame({.called = 4}), good, "found job 77, rank 4"},
+      {OfferFrame({.version = 9}), good, "memory layout: expected 1, found 9"},
+      {OfferFrame({.rank = 5}), good, "rank 5 is not awaited"},
+      {OfferFrame({.ring_bytes = 8192}), good, "expected 20480 bytes, found 12288"},
+      {OfferFrame({}), {memory.get()}, "expected a hello with memory and a bell"},
+      {OfferFrame({}), {}, "expected a hello with memory and a bell"},
+      {OfferFrame({}), {unsealed.get(), bell.get()}, "sealed"},
+      {OfferFrame({}), {bell.get(), bell.get()}, "shared memory"},
+      {OfferFrame({}), {memory.get(), memory.get()}, "expected an eventfd"},
+      {mesh::EncodeFrame(FrameType::kHello, 1, Bytes(31)), good, "truncated"},
+  };
+  std::thread raw([&] {
+    for (const Case& bad : cases) {
+      EXPECT_THAT(pair.Knock(bad.bytes, bad.descriptors), HasSubstr(bad.expected));
+    }
+    EXPECT_EQ(pair.Knock(OfferFrame({}), good), "");
+    pair.Verdict(VerdictFrame(1));
+  });
+  auto results = pair.Run();
+  raw.join();
+  ASSERT_TRUE(results.ok()) << results.status();
+  ASSERT_NE((*results)[0].attachment, nullptr);
+  EXPECT_TRUE((*results)[0].attachment->segment);
+  EXPECT_FALSE((*results)[0].attachment->created);
+}
+
+TEST(ShmAttachTest, APairThatFailsStaysOnTcpOnBothEnds) {
+  RawPair pair;
+  pair.Verdict(VerdictFrame(0, "memfd: not\npermitted"));
+  auto results = pair.Run();
+  ASSERT_TRUE(results.ok()) << results.status();
+  EXPECT_EQ((*results)[0].attachment, nullptr);
+  EXPECT_THAT((*results)[0].why_not, HasSubstr("memfd: not?permitted"));
+}
+
+TEST(ShmAttachTest, TheDialerOfADoorThatIsNotThereSaysSo) {
+  RawPair pair;
+  AttachOptions options = pair.Options();
+  options.rank = 1;
+  Attacher attacher(options);
+  auto results = attacher.Run({{0, "raw", pair.tcp_of_0.get(), NewDoor()}}, Within(20));
+  ASSERT_TRUE(results.ok()) << results.status();
+  EXPECT_THAT((*results)[0].why_not, HasSubstr("cannot reach its unix socket"));
+  mesh::HandshakeReader verdict;
+  const auto complete = verdict.Read(pair.tcp_of_1.get());
+  ASSERT_TRUE(complete.ok() && *complete);
+  EXPECT_EQ(verdict.payload()[0], std::byte{0});
+  EXPECT_THAT(verdict.text(), HasSubstr("cannot reach its unix socket"));
+}
+
+TEST(ShmAttachTest, FailuresOfThePeerAreNamed) {
+  const std::string reason = "rank 7 is missing";
+  const std::vector<std::tuple<Bytes, StatusCode, std::string>> cases = {
+      {VerdictFrame(1), StatusCode::kDataLoss, "verdict 1 on shared memory that was never offered"},
+      {VerdictFrame(2), StatusCode::kDataLoss, "verdict 2"},
+      {mesh::EncodeFrame(FrameType::kHello, 1, {}), StatusCode::kDataLoss, "truncated"},
+      {Bytes(72), StatusCode::kDataLoss, "malformed"},
+      {mesh::EncodeFrame(FrameType::kAbort, 1, std::as_bytes(std::span(reason))),
+       StatusCode::kUnavailable, "rank 1 reported: rank 7 is missing"},
+      {mesh::EncodeFrame(FrameType::kAbort, 1, {}), StatusCode::kUnavailable,
+       "rank 1 (raw) closed the connection"},
+  };
+  for (const auto& [bytes, code, expected] : cases) {
+    RawPair pair;
+    pair.Verdict(bytes);
+    const Status status = pair.Run().status();
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(weir::Message(status), AllOf(HasSubstr("rank 1"), HasSubstr(expected)));
+  }
+  RawPair closed;
+  closed.tcp_of_1 = mesh::UniqueFd();
+  EXPECT_THAT(weir::Message(closed.Run().status()), HasSubstr("rank 1 (raw) closed"));
+  RawPair silent;
+  const Status status = silent.Run(0.05).status();
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(weir::Message(status), HasSubstr("rank 1 (raw)"));
+  RawPair interrupted;
+  const uint64_t one = 1;
+  ASSERT_EQ(write(interrupted.wake.get(), &one, sizeof one), 8);
+  EXPECT_EQ(interrupted.Run().status().code(), StatusCode::kAborted);
+}
+
+}  // namespace
+}  // namespace weir::shm

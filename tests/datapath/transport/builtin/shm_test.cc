@@ -1,0 +1,378 @@
+// What only the transports over shared memory have: the choice of the medium per pair, systems that
+// permit none, killed processes, nothing left behind, and ranks that sleep.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <thread>
+
+#include "datapath/transport/mesh/stream_mesh.h"
+#include "tests/support/world.h"
+
+namespace weir::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Bytes = std::vector<std::byte>;
+using World = std::vector<std::unique_ptr<Transport>>;
+
+const TransportFactory& Named(const std::string& name) { return **Transports().Find(name); }
+
+// Ranks made by the transports of `names`, unconnected.
+struct Job {
+  explicit Job(const std::vector<std::string>& names, uint64_t job = 5, int ring_bytes = 0) {
+    TransportOptions options;
+    options.job = job;
+    options.world = static_cast<int>(names.size());
+    options.send_buffer_bytes = ring_bytes;
+    for (const std::string& name : names) {
+      auto made = Named(name).Create(options);
+      EXPECT_TRUE(made.ok()) << made.status();
+      addresses.push_back((*made)->address());
+      ranks.push_back(std::move(*made));
+      ++options.rank;
+    }
+  }
+  int world() const { return static_cast<int>(ranks.size()); }
+  // Connects all; `before` runs on each rank's thread first.
+  std::vector<Status> Connect(const std::function<void(int)>& before = {}) {
+    std::vector<Status> statuses(ranks.size());
+    RunRanks(world(), [&](int rank) {
+      if (before) before(rank);
+      statuses[rank] = ranks[rank]->Connect(addresses, Within(kPatience));
+    });
+    return statuses;
+  }
+  void ConnectAll(const std::function<void(int)>& before = {}) {
+    for (const Status& status : Connect(before)) ASSERT_TRUE(status.ok()) << status;
+  }
+  std::string Media(int rank) const {
+    std::string media;
+    for (const PathSample& sample : ranks[rank]->Samples()) {
+      media += (media.empty() ? "" : " ") + sample.medium;
+    }
+    return media;
+  }
+  // Every pair exchanges numbered messages of growing size both ways.
+  void Exchange() {
+    constexpr int kMessages = 24;
+    RunRanks(world(), [&](int rank) {
+      std::vector<StatusOr<Ticket>> tickets;
+      std::vector<Bytes> out, in(static_cast<size_t>(world() * kMessages));
+      const auto size_of = [](int i) { return static_cast<size_t>(i * i * i * 9); };
+      for (int i = 0; i < kMessages; ++i) {
+        out.emplace_back(size_of(i), static_cast<std::byte>(rank * 32 + i));
+      }
+      for (int i = 0; i < kMessages; ++i) {
+        for (int peer = 0; peer < world(); ++peer) {
+          if (peer == rank) continue;
+          Bytes& buffer = in[static_cast<size_t>(peer * kMessages + i)];
+          buffer.resize(size_of(i));
+          tickets.push_back(ranks[rank]->PostReceive(peer, buffer));
+          tickets.push_back(ranks[rank]->PostSend(peer, {}, out[static_cast<size_t>(i)]));
+        }
+      }
+      for (const auto& ticket : tickets) {
+        ASSERT_TRUE(ticket.ok()) << ticket.status();
+        const auto header = ranks[rank]->Wait(*ticket, Within(kPatience));
+        ASSERT_TRUE(header.ok()) << header.status();
+      }
+      for (int peer = 0; peer < world(); ++peer) {
+        for (int i = 0; peer != rank && i < kMessages; ++i) {
+          EXPECT_EQ(in[static_cast<size_t>(peer * kMessages + i)],
+                    Bytes(size_of(i), static_cast<std::byte>(peer * 32 + i)));
+        }
+      }
+    });
+  }
+
+  World ranks;
+  std::vector<TransportAddress> addresses;
+};
+
+TEST(ShmTransportTest, RanksOfOneNodeShareMemoryByThemselves) {
+  for (const char* name : {"shm", "auto"}) {
+    Job job({name, name, name});
+    job.ConnectAll();
+    EXPECT_EQ(job.Media(0), "shm shm") << name;
+    EXPECT_EQ(job.Media(2), "shm shm") << name;
+    job.Exchange();
+    EXPECT_GT(job.ranks[0]->Samples()[1].bytes_acked, 100000u);
+    EXPECT_GT(job.ranks[0]->Samples()[1].bytes_received, 100000u);
+  }
+}
+
+TEST(ShmTransportTest, ARankThatIsForcedToTcpGetsTcpFromThoseThatChoose) {
+  Job job({"auto", "tcp", "auto", "auto", "tcp"});
+  job.ConnectAll();
+  EXPECT_EQ(job.Media(0), "tcp shm shm tcp");
+  EXPECT_EQ(job.Media(1), "tcp tcp tcp tcp");
+  EXPECT_EQ(job.Media(3), "shm tcp shm tcp");
+  job.Exchange();
+}
+
+TEST(ShmTransportTest, WorldsFromOneToEightAndSmallRings) {
+  for (const int world : {1, 2, 8}) {
+    Job job(std::vector<std::string>(static_cast<size_t>(world), "shm"), 5, 4096);
+    job.ConnectAll();
+    job.Exchange();
+  }
+}
+
+TEST(ShmTransportTest, TwoJobsOfOneNodeStayApart) {
+  Job first({"auto", "auto"}, 1), second({"auto", "auto"}, 2);
+  std::thread other([&] {
+    second.ConnectAll();
+    second.Exchange();
+  });
+  first.ConnectAll();
+  first.Exchange();
+  other.join();
+}
+
+// From here on this thread, and only it, gets EPERM from one system call.
+void ForbidSystemCall(int number) {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {std::size(filter), filter};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    ADD_FAILURE() << "seccomp is not available";
+  }
+}
+
+TEST(ShmTransportTest, WhereSharedMemoryIsNotPermittedAutoUsesTcpAndShmSaysWhy) {
+  // What an end needs: memory on the dialing side, a bell on either.
+  for (const auto& [number, rank] :
+       {std::pair(SYS_memfd_create, 1), std::pair(SYS_eventfd2, 0), std::pair(SYS_eventfd2, 1)}) {
+    Job choosing({"auto", "auto"});
+    const auto forbid = [&, number = number, rank = rank](int self) {
+      if (self == rank) ForbidSystemCall(static_cast<int>(number));
+    };
+    choosing.ConnectAll(forbid);
+    EXPECT_EQ(choosing.Media(0), "tcp") << number;
+    EXPECT_EQ(choosing.Media(1), "tcp") << number;
+    choosing.Exchange();
+
+    Job forced({"shm", "shm"});
+    for (const Status& status : forced.Connect(forbid)) {
+      EXPECT_FALSE(status.ok());
+      EXPECT_TRUE(status.code() == StatusCode::kFailedPrecondition ||
+                  status.code() == StatusCode::kUnavailable)
+          << status;
+    }
+  }
+  Job forced({"shm", "shm"});
+  const Status status = forced.Connect([](int rank) {
+    if (rank == 1) ForbidSystemCall(SYS_memfd_create);
+  })[1];
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr("no shared memory with rank 0 (" + forced.addresses[0]),
+                    HasSubstr("operation not permitted")));
+}
+
+TEST(ShmTransportTest, RanksThatShareMemoryLearnWhyAnotherLeft) {
+  Job job({"shm", "shm", "shm"});
+  // Rank 1 cannot make memory, which it would for its pair with rank 0 only.
+  const auto statuses = job.Connect([](int rank) {
+    if (rank == 1) ForbidSystemCall(SYS_memfd_create);
+  });
+  EXPECT_EQ(statuses[0].code(), StatusCode::kFailedPrecondition) << statuses[0];
+  EXPECT_EQ(statuses[1].code(), StatusCode::kFailedPrecondition) << statuses[1];
+  Status third = statuses[2];
+  if (third.ok()) {
+    Bytes buffer(1);
+    const auto ticket = job.ranks[2]->PostReceive(0, buffer);
+    third = ticket.ok() ? job.ranks[2]->Wait(*ticket, Within(kPatience)).status() : ticket.status();
+  }
+  EXPECT_EQ(third.code(), StatusCode::kUnavailable) << third;
+  EXPECT_THAT(Message(third), AllOf(HasSubstr("reported: rank"), HasSubstr("no shared memory")));
+}
+
+// A rank of another network namespace reaches the others by TCP (here: by a socket that it made
+// before) but not their Unix sockets.
+TEST(ShmTransportTest, AnotherNetworkNamespaceMeansTcp) {
+  Job job({"auto", "auto"});
+  std::atomic<bool> moved = true;
+  const auto statuses = job.Connect([&](int rank) {
+    if (rank == 0 && unshare(CLONE_NEWNET) != 0) moved = false;
+  });
+  for (const Status& status : statuses) ASSERT_TRUE(status.ok()) << status;
+  if (!moved) GTEST_SKIP() << "needs the right to make a network namespace";
+  EXPECT_EQ(job.Media(0), "tcp");
+  EXPECT_EQ(job.Media(1), "tcp");
+  job.Exchange();
+}
+
+// Names that Weir's processes could leave behind on this machine.
+std::set<std::string> Traces() {
+  std::set<std::string> traces;
+  for (const char* directory : {"/dev/shm", "/tmp"}) {
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
+      const std::string name = entry.path().filename();
+      // Directories are other tests' own.
+      if (name.find("weir") != std::string::npos && !entry.is_directory(ignored)) {
+        traces.insert(entry.path());
+      }
+    }
+  }
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    const size_t at = line.find("@weir-");
+    // A listening one: what connected sockets are called after it lives as long as they.
+    if (at != std::string::npos && line.find(" 00010000 ") != std::string::npos) {
+      traces.insert(line.substr(at));
+    }
+  }
+  return traces;
+}
+
+// What is new since `before` and stays: tests that run beside this one come and go.
+std::set<std::string> Remains(const std::set<std::string>& before) {
+  std::set<std::string> remains = Traces();
+  for (int i = 0; i < 100 && !remains.empty(); ++i) {
+    const std::set<std::string> now = Traces();
+    std::erase_if(remains, [&](const std::string& trace) {
+      return before.contains(trace) || !now.contains(trace);
+    });
+    if (!remains.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return remains;
+}
+
+// Rank 2 of 3 runs in a child that is killed in the middle of a large message to rank 0. With
+// `orphan` a process that inherited the child's descriptors lives on, as data loaders do.
+void KillInTheMiddle(const std::string& name, bool orphan) {
+  SCOPED_TRACE(name + (orphan ? " with a surviving grandchild" : ""));
+  const std::set<std::string> before = Traces();
+  Job job({name, name, name}, 9);
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    const Bytes payload(64 << 20, std::byte{7});
+    pid_t grandchild = 0;
+    if (job.ranks[2]->Connect(job.addresses, Within(kPatience)).ok()) {
+      (void)job.ranks[2]->PostSend(0, {}, payload);
+      if (orphan) grandchild = fork();
+      if (orphan && grandchild == 0) {
+        alarm(60);
+        for (;;) pause();
+      }
+    }
+    [[maybe_unused]] const ssize_t n = write(pipe_ends[1], &grandchild, sizeof grandchild);
+    for (;;) pause();
+  }
+  job.ranks[2].reset();
+  std::barrier both_connected(2);
+  pid_t grandchild = 0;
+  RunRanks(2, [&](int rank) {
+    const Status connected = job.ranks[rank]->Connect(job.addresses, Within(kPatience));
+    EXPECT_TRUE(connected.ok()) << connected;
+    both_connected.arrive_and_wait();
+    Bytes buffer(64 << 20);
+    TimePoint killed{};
+    if (rank == 0) {
+      EXPECT_EQ(read(pipe_ends[0], &grandchild, sizeof grandchild),
+                static_cast<ssize_t>(sizeof grandchild));
+      kill(child, SIGKILL);
+      waitpid(child, nullptr, 0);
+      killed = RealClock().Now();
+    }
+    // Rank 0 waits for the message, rank 1 for somebody else.
+    const auto ticket = job.ranks[rank]->PostReceive(rank == 0 ? 2 : 0, buffer);
+    const Status status =
+        ticket.ok() ? job.ranks[rank]->Wait(*ticket, Within(kPatience)).status() : ticket.status();
+    EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
+    EXPECT_THAT(Message(status),
+                HasSubstr("rank 2 (" + job.addresses[2] + ") closed the connection"));
+    EXPECT_TRUE(rank == 1 || ToSeconds(RealClock().Now() - killed) < 5);
+  });
+  if (grandchild > 0) kill(grandchild, SIGKILL);
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
+  EXPECT_EQ(Remains(before), std::set<std::string>());
+}
+
+TEST(ShmTransportTest, AProcessKilledInTheMiddleOfAMessageIsNamedAndLeavesNothing) {
+  for (const char* name : {"shm", "auto"}) KillInTheMiddle(name, false);
+}
+
+TEST(ShmTransportTest, ADeathIsNoticedThoughAForkedChildLivesOn) {
+#ifdef SYS_pidfd_open
+  KillInTheMiddle("shm", true);
+#else
+  GTEST_SKIP() << "no pidfd_open";
+#endif
+}
+
+double ThreadCpuSeconds() {
+  timespec used = {};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+TEST(ShmTransportTest, ARankThatWaitsSleeps) {
+  Job job({"shm", "shm", "shm", "shm"});
+  job.ConnectAll();
+  constexpr double kWaitS = 0.3;
+  std::vector<double> used(4);
+  RunRanks(4, [&](int rank) {
+    Bytes buffer(8);
+    const auto ticket = job.ranks[rank]->PostReceive((rank + 1) % 4, buffer);
+    const double before = ThreadCpuSeconds();
+    EXPECT_EQ(job.ranks[rank]->Wait(*ticket, Within(kWaitS)).status().code(),
+              StatusCode::kDeadlineExceeded);
+    used[rank] = ThreadCpuSeconds() - before;
+  });
+  for (const double seconds : used) EXPECT_LT(seconds, kWaitS / 10);
+}
+
+// Ranks with neighbours of both kinds, of which the awaited one comes last and the others have
+// unread messages in their rings.
+TEST(ShmTransportTest, UnreadMessagesOfOthersKeepNobodyAwake) {
+  // Both stay posted until the job is closed: rank 1's farewell may end the frame that is half out.
+  const Bytes unread(3 << 20);
+  Bytes buffer(8);
+  Job job({"auto", "auto", "tcp"});
+  job.ConnectAll();
+  RunRanks(3, [&](int rank) {
+    if (rank == 1) {  // more than the ring holds, and nobody asks for it
+      EXPECT_TRUE(job.ranks[1]->PostSend(0, {}, unread).ok());
+    } else if (rank == 0) {
+      const auto ticket = job.ranks[0]->PostReceive(2, buffer);
+      const double before = ThreadCpuSeconds();
+      EXPECT_EQ(job.ranks[0]->Wait(*ticket, Within(0.3)).status().code(),
+                StatusCode::kDeadlineExceeded);
+      EXPECT_LT(ThreadCpuSeconds() - before, 0.03);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace weir::testing

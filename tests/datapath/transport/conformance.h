@@ -1,0 +1,119 @@
+#pragma once
+// What the tests of all transports share: which ones there are, how to connect them, and waits that
+// must succeed or fail.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "datapath/transport/fault.h"
+#include "tests/support/inproc_transport.h"
+#include "tests/support/world.h"
+
+namespace weir::testing {
+
+using Bytes = std::vector<std::byte>;
+using World = std::vector<std::unique_ptr<Transport>>;
+
+inline const TransportFactory& Inproc() {
+  static const std::unique_ptr<TransportFactory> factory = MakeInprocFactory();
+  return *factory;
+}
+
+/// Even ranks choose their medium, odd ones are forced to tcp: one mesh over two media.
+class MixedFactory : public TransportFactory {
+ public:
+  const TransportTraits& Traits() const override { return traits_; }
+  StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const override {
+    return (*Transports().Find(options.rank % 2 == 0 ? "auto" : "tcp"))->Create(options);
+  }
+
+ private:
+  const TransportTraits traits_ = {.name = "mixed"};
+};
+
+/// tcp with options that change how its bytes travel.
+class TunedTcpFactory : public TransportFactory {
+ public:
+  TunedTcpFactory(std::string name, std::function<void(TransportOptions*)> tune)
+      : traits_{.name = std::move(name)}, tune_(std::move(tune)) {}
+  const TransportTraits& Traits() const override { return traits_; }
+  StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const override {
+    TransportOptions tuned = options;
+    tune_(&tuned);
+    return (*Transports().Find("tcp"))->Create(tuned);
+  }
+
+ private:
+  const TransportTraits traits_;
+  const std::function<void(TransportOptions*)> tune_;
+};
+
+/// Every transport that can be made here, a mixture, and tcp with several connections and with all
+/// else.
+inline std::vector<const TransportFactory*> WiredFactories() {
+  static const MixedFactory mixed;
+  static const TunedTcpFactory striped("tcp_striped",
+                                       [](TransportOptions* options) { options->connections = 3; });
+  static const TunedTcpFactory tuned("tcp_tuned", [](TransportOptions* options) {
+    options->zero_copy_bytes_min = 1;
+    options->pacing_bytes_per_s = uint64_t{8} << 30;
+    options->busy_poll = std::chrono::microseconds(20);
+  });
+  std::vector<const TransportFactory*> factories = UsableFactories();
+  factories.insert(factories.end(), {&mixed, &striped, &tuned});
+  return factories;
+}
+
+/// And the in-memory one.
+inline std::vector<const TransportFactory*> PlainFactories() {
+  std::vector<const TransportFactory*> factories = WiredFactories();
+  factories.push_back(&Inproc());
+  return factories;
+}
+
+/// Options of a job that no other test uses.
+inline TransportOptions FreshJob() {
+  static std::atomic<uint64_t> job = 1000;
+  TransportOptions options;
+  options.job = ++job;
+  return options;
+}
+
+class TransportConformance : public ::testing::TestWithParam<const TransportFactory*> {
+ protected:
+  World Connect(int world, const TransportFactory* factory = nullptr) {
+    StatusOr<World> connected = ConnectWorld(factory ? *factory : *GetParam(), world, FreshJob());
+    EXPECT_TRUE(connected.ok()) << connected.status();
+    return connected.ok() ? std::move(*connected) : World();
+  }
+};
+
+/// A wait that must succeed.
+inline FrameHeader Done(Transport& transport, const StatusOr<Ticket>& ticket) {
+  EXPECT_TRUE(ticket.ok()) << ticket.status();
+  if (!ticket.ok()) return {};
+  const StatusOr<FrameHeader> header = transport.Wait(*ticket, Within(kPatience));
+  EXPECT_TRUE(header.ok()) << header.status();
+  return header.ok() ? *header : FrameHeader();
+}
+
+/// A wait that must fail.
+inline Status Failure(Transport& transport, const StatusOr<Ticket>& ticket,
+                      double seconds = kPatience) {
+  if (!ticket.ok()) return ticket.status();
+  return transport.Wait(*ticket, Within(seconds)).status();
+}
+
+#define EXPECT_STATUS(status, wanted_code, matcher)                            \
+  do {                                                                         \
+    const Status actual_status = (status);                                     \
+    EXPECT_EQ(actual_status.code(), StatusCode::wanted_code) << actual_status; \
+    EXPECT_THAT(Message(actual_status), matcher);                              \
+  } while (false)
+
+}  // namespace weir::testing

@@ -1,0 +1,367 @@
+"""The Kubernetes manifests: every overlay renders, follows our rules, and starts the programs."""
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "deploy"))
+from demo_job import network  # noqa: E402  pylint: disable=wrong-import-position
+
+HERE = ROOT / "deploy" / "kubernetes"
+BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
+PROGRAMS = {"controller": BUILD / "controller" / "service" / "weir-controller",
+            "agent": BUILD / "agent" / "weir-agent",
+            "aggregator": BUILD / "datapath" / "aggregation" / "program" / "weir-aggregator"}
+OVERLAYS = sorted(path.name for path in (HERE / "overlays").iterdir())
+EVERYTHING = ["base"] + [f"overlays/{name}" for name in OVERLAYS]
+
+
+def kustomize_refused():
+    """Why overlays cannot be rendered here; an empty string where they can."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not installed"
+    done = subprocess.run(["kubectl", "version", "--client", "-o", "json"], timeout=30, text=True,
+                          capture_output=True, check=False)
+    version = json.loads(done.stdout or "{}").get("kustomizeVersion", "v0")
+    return "" if int(re.match(r"v(\d+)", version)[1]) >= 5 else f"kubectl has Kustomize {version}"
+
+
+REFUSED = kustomize_refused()
+
+
+def render(folder):
+    """The objects of an overlay."""
+    done = subprocess.run(["kubectl", "kustomize", HERE / folder], timeout=60, text=True,
+                          capture_output=True, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"{folder}: {done.stderr}")
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def selected(item, labels):
+    """Whether an object, or the pods that it makes, has all the labels."""
+    pod = item.get("spec", {}).get("template", {}).get("metadata", {})
+    return any(labels.items() <= of.get("labels", {}).items() for of in (item["metadata"], pod))
+
+
+def secrets_of(value):
+    """(name, key or "") of all secrets that an object refers to."""
+    if isinstance(value, list):
+        for part in value:
+            yield from secrets_of(part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if key == "secret" and isinstance(part, dict):
+                yield part.get("secretName", part.get("name")), part.get("key", "")
+            elif key == "credentials":
+                yield part["name"], part["key"]
+            elif key == "secretKeyRef":
+                yield part["name"], part["key"]
+            else:
+                yield from secrets_of(part)
+
+
+def containers_of(item):
+    """(container, its pod's spec) of an object, init containers included."""
+    spec = item.get("spec", {}).get("template", {}).get("spec", {})
+    for container in spec.get("initContainers", []) + spec.get("containers", []):
+        yield container, spec
+
+
+@unittest.skipIf(REFUSED, f"no Kustomize: {REFUSED}")
+class RulesTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.rendered = {folder: render(folder) for folder in EVERYTHING}
+        cls.examples = [item for path in sorted((HERE / "examples").glob("*.yaml"))
+                        for item in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+        cls.help = {name: subprocess.run([program, "--help"], timeout=30, text=True, check=True,
+                                         capture_output=True).stdout
+                    for name, program in PROGRAMS.items()}
+
+    def workloads(self):
+        for folder, items in self.rendered.items():
+            for item in items:
+                for container, spec in containers_of(item):
+                    yield f"{folder}: {item['metadata']['name']}/{container['name']}", container, spec
+
+    def test_overlays_have_what_they_say(self):
+        kinds = {folder: {item["kind"] for item in items} for folder, items in self.rendered.items()}
+        for folder in EVERYTHING:
+            self.assertLessEqual({"Deployment", "DaemonSet", "Service", "NetworkPolicy", "ConfigMap",
+                                  "PersistentVolumeClaim", "ServiceAccount", "Namespace"},
+                                 kinds[folder], folder)
+        self.assertIn("Certificate", kinds["overlays/tls"])
+        self.assertIn("PodMonitor", kinds["overlays/production"])
+        for folder, items in self.rendered.items():
+            names = [(i["kind"], i["metadata"].get("namespace"), i["metadata"]["name"]) for i in items]
+            self.assertEqual(len(names), len(set(names)), folder)
+
+    def test_images_are_versions_and_containers_bounded_and_confined(self):
+        for where, container, spec in self.workloads():
+            self.assertRegex(container["image"], r":\d+\.\d+\.\d+$", where)
+            for kind in ("requests", "limits"):
+                self.assertLessEqual({"cpu", "memory"}, set(container["resources"][kind]), where)
+            security = {**spec["securityContext"], **container["securityContext"]}
+            self.assertTrue(security["readOnlyRootFilesystem"], where)
+            self.assertFalse(security["allowPrivilegeEscalation"], where)
+            self.assertEqual(security["capabilities"]["drop"], ["ALL"], where)
+            if container["name"] != "socket-directory":  # it makes the directory for all others
+                self.assertTrue(security["runAsNonRoot"], where)
+                self.assertNotIn("add", security["capabilities"], where)
+            self.assertFalse(spec["automountServiceAccountToken"], where)
+        for item in self.examples:
+            text = json.dumps(item)
+            self.assertNotIn(":latest", text)
+            for container, _ in containers_of(item):
+                self.assertIn("limits", container["resources"])
+
+    def test_nothing_is_mounted_by_sub_path_and_every_mount_has_a_volume(self):
+        for where, container, spec in self.workloads():
+            volumes = {volume["name"] for volume in spec["volumes"]}
+            for mount in container["volumeMounts"]:
+                self.assertNotIn("subPath", mount, where)
+                self.assertIn(mount["name"], volumes, where)
+
+    def test_every_flag_exists_every_file_is_mounted_and_every_port_matches(self):
+        for where, container, _ in self.workloads():
+            if container["name"] not in PROGRAMS:
+                continue
+            flags = dict(a.partition("=")[::2] for a in container["args"])
+            for flag in flags:
+                self.assertRegex(self.help[container["name"]], rf"(?m)^  {flag}\b", where)
+            mounts = tuple(mount["mountPath"] for mount in container["volumeMounts"])
+            for value in flags.values():
+                self.assertTrue(not value.startswith("/") or value.startswith(mounts), where)
+            listening = {int(match[1]) for flag, value in flags.items() if flag != "--aggregator"
+                         and (match := re.search(r":(\d+)$", value))}
+            listening |= {int(v) for k, v in flags.items() if k.endswith("-port")}
+            listening -= {7700} if container["name"] == "agent" else set()   # the controller's
+            self.assertEqual({port["containerPort"] for port in container["ports"]}, listening, where)
+            names = {port["name"] for port in container["ports"]}
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                if "grpc" in container[probe]:
+                    self.assertIn(container[probe]["grpc"]["port"], listening, where)
+                else:
+                    self.assertIn(container[probe]["httpGet"]["port"], names, where)
+            if container["name"] == "agent":  # says nothing of the controller
+                self.assertIn("grpc", container["livenessProbe"], where)
+
+    def test_services_and_network_policies_name_ports_that_exist(self):
+        for folder, items in self.rendered.items():
+            for part in ("controller", "aggregator"):
+                containers = [c for i in items for c, _ in containers_of(i) if c["name"] == part]
+                named = {i["kind"]: i.get("spec") for i in items if i["metadata"]["name"] == f"weir-{part}"}
+                if not containers:
+                    self.assertNotIn("Service", named)
+                    continue
+                names = {port["name"]: port["containerPort"] for port in containers[0]["ports"]}
+                for port in named["Service"]["ports"]:
+                    self.assertEqual(names[port["targetPort"]], port["port"], folder)
+                for rule in named["NetworkPolicy"]["ingress"]:
+                    for port in rule["ports"]:
+                        self.assertIn(port["port"], names, folder)
+
+    def test_every_program_is_scraped_where_the_operator_is_expected(self):
+        for folder, items in self.rendered.items():
+            monitors = [i for i in items if i["kind"] in ("ServiceMonitor", "PodMonitor")]
+            if folder in ("base", "overlays/single-node"):
+                self.assertEqual(monitors, [], folder)
+                continue
+            scraped = []
+            for monitor in monitors:
+                pods = monitor["kind"] == "PodMonitor"
+                kinds = ("Deployment", "DaemonSet") if pods else ("Service",)
+                labels = monitor["spec"]["selector"]["matchLabels"]
+                found = [i for i in items if i["kind"] in kinds and selected(i, labels)
+                         and i["metadata"]["namespace"] == monitor["metadata"]["namespace"]]
+                where = f"{folder}: {monitor['metadata']['name']}"
+                self.assertEqual(len(found), 1, where)
+                owner = next(i for i in items if i["kind"] in ("Deployment", "DaemonSet")
+                             and i["metadata"]["name"] == found[0]["metadata"]["name"])
+                container = owner["spec"]["template"]["spec"]["containers"][0]
+                ports = {p["name"] for p in (container["ports"] if pods else found[0]["spec"]["ports"])}
+                endpoint, = monitor["spec"]["podMetricsEndpoints" if pods else "endpoints"]
+                self.assertIn(endpoint["port"], ports, where)
+                self.assertEqual(endpoint["path"], "/metrics", where)
+                secure = any(a.startswith("--tls-cert=") for a in container["args"])
+                self.assertEqual(endpoint.get("scheme", "http"), "https" if secure else "http", where)
+                if secure:
+                    self.assertEqual(endpoint["tlsConfig"]["serverName"], "{name}.{namespace}.svc".format(
+                        **found[0]["metadata"]), where)
+                scraped.append(container["name"])
+            running = [c["name"] for i in items if i["kind"] in ("Deployment", "DaemonSet")
+                       for c, _ in containers_of(i) if c["name"] in PROGRAMS]
+            self.assertEqual(sorted(scraped), sorted(running), folder)
+
+    def test_every_secret_is_made_here_or_announced(self):
+        announced = "".join(line for path in sorted(HERE.rglob("kustomization.yaml"))
+                            for line in path.read_text(encoding="utf-8").splitlines(True)
+                            if line.startswith("#"))
+        for folder, items in self.rendered.items():
+            for item in items:
+                for name, key in secrets_of(item):
+                    line = re.search(rf"(?m)^# +{item['metadata']['namespace']}/{name} (.*)$", announced)
+                    self.assertTrue(line, f"{folder}: {item['metadata']['name']}: secret {name}")
+                    self.assertIn(key, line[1], f"{folder}: {item['metadata']['name']}: secret {name}")
+
+    @unittest.skipIf(shutil.which("yamllint") is None, "yamllint is not installed")
+    def test_yaml_is_clean(self):
+        done = subprocess.run(["yamllint", "--strict", "-c", ROOT / "tests" / "deploy" / "yamllint.yaml", HERE,
+                               ROOT / "deploy" / "policies", ROOT / "dashboards" / "prometheus",
+                               ROOT / "dashboards" / "grafana"],
+                              timeout=60, text=True, capture_output=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_whom_the_controller_calls_exists_and_may_be_called(self):
+        for folder, items in self.rendered.items():
+            container = next(c for i in items for c, _ in containers_of(i) if c["name"] == "controller")
+            egress = next(i for i in items if i["kind"] == "NetworkPolicy"
+                          and i["metadata"]["name"] == "weir-controller")["spec"]["egress"]
+            called = [re.search(r"https://(\S+)\.(\S+)\.svc:(\d+)$", a).groups() for a in container["args"]
+                      if a.startswith("--aggregator=")]
+            self.assertEqual(len(called), folder == "overlays/aggregator", folder)
+            self.assertEqual(bool(egress), bool(called), folder)   # else nothing goes out
+            for name, space, port in called:
+                service = next(i for i in items if i["kind"] == "Service" and i["metadata"]["name"] == name)
+                self.assertEqual((service["metadata"]["namespace"], service["spec"]["ports"][0]["port"]),
+                                 (space, int(port)), folder)
+                to = egress[0]["to"][0]["podSelector"]["matchLabels"]
+                pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
+                self.assertTrue(selected(pods, to), folder)
+                self.assertIn({"protocol": "TCP", "port": int(port)}, egress[0]["ports"], folder)
+
+    def test_nothing_is_insecure_but_the_overlay_that_says_so(self):
+        for folder, items in self.rendered.items():
+            args = [a for i in items for c, _ in containers_of(i) for a in c.get("args", [])]
+            self.assertEqual("--insecure" in args, folder == "overlays/single-node", folder)
+            if folder not in ("base", "overlays/single-node"):
+                for flag in ("--tls-cert=", "--token-file=", "--cert="):
+                    self.assertTrue([a for a in args if a.startswith(flag)], (folder, flag))
+
+    def test_the_policy_is_the_documented_default(self):
+        for items in self.rendered.values():
+            policies = next(i for i in items if i["kind"] == "ConfigMap")
+            self.assertEqual(policies["metadata"]["name"], "weir-policies")
+            self.assertEqual(policies["data"]["default.yaml"],
+                             (ROOT / "deploy/policies/default.yaml").read_text(encoding="utf-8"))
+
+
+@unittest.skipIf(REFUSED, f"no Kustomize: {REFUSED}")
+@unittest.skipIf(network.namespaces_refused(), "no network namespaces")
+class StartTest(unittest.TestCase):
+    """The programs with exactly the rendered arguments, and files where the manifests mount them."""
+
+    def setUp(self):
+        self.directory = pathlib.Path(self.enterContext(
+            tempfile.TemporaryDirectory(prefix="weir-kubernetes-")))
+        self.namespace = f"weirdemo-{os.getpid()}-k"
+        network.run("ip", "netns", "add", self.namespace)
+        self.addCleanup(network.run, "ip", "netns", "del", self.namespace)
+        network.run("ip", "-n", self.namespace, "link", "set", "lo", "up")
+
+    def certificates(self, folder):
+        """A CA and a certificate for this host, as a secret of type kubernetes.io/tls holds them."""
+        folder.mkdir(parents=True)
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+        network.run("openssl", "req", "-x509", *key, "-keyout", str(folder / "ca.key"), "-out",
+                    str(folder / "ca.crt"), "-subj", "/CN=weir-ca")
+        network.run("openssl", "req", "-x509", *key, "-keyout", str(folder / "tls.key"), "-out",
+                    str(folder / "tls.crt"), "-subj", "/CN=weir", "-CA", str(folder / "ca.crt"), "-CAkey",
+                    str(folder / "ca.key"), "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
+
+    def command(self, folder, name):
+        """The rendered command line, with mounted paths below this test's directory."""
+        item, container = next((i, c) for i in render(folder) for c, _ in containers_of(i)
+                               if c["name"] == name)
+        mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        for volume, path in mounts.items():
+            place = self.directory / path.lstrip("/")
+            if volume == "tls":
+                self.certificates(place)
+            else:
+                place.mkdir(parents=True, exist_ok=True)
+            if volume == "policies":
+                shutil.copy(ROOT / "deploy/policies/default.yaml", place)
+            if volume == "tokens":
+                (place / "tokens").write_text("viewer " + secrets.token_hex(16) + "\n", encoding="ascii")
+            if volume.endswith("-token"):
+                (place / "token").write_text(secrets.token_hex(16) + "\n", encoding="ascii")
+        arguments = []
+        for argument in container["args"]:
+            argument = re.sub(r"\$\((HOST|POD)_IP\)", "127.0.0.1", argument.replace("$(NODE_NAME)", "node-a"))
+            flag, equals, value = argument.partition("=")
+            if value.startswith(tuple(mounts.values())):
+                value = str(self.directory / value.lstrip("/"))
+            arguments.append(flag + equals + value)
+        self.assertEqual(item["spec"]["template"]["spec"].get("hostNetwork", False), name == "agent")
+        return [str(PROGRAMS[name]), *arguments], self.readiness(container)
+
+    def readiness(self, container):
+        """curl's arguments for what the kubelet would ask, and the octets that mean ready."""
+        probe = container["readinessProbe"]
+        if "grpc" in probe:  # an empty request, and the answer SERVING
+            (self.directory / "request").write_bytes(bytes(5))
+            return ["--http2-prior-knowledge", "-H", "content-type: application/grpc", "-H", "te: trailers",
+                    "--data-binary", f"@{self.directory}/request",
+                    f"http://127.0.0.1:{probe['grpc']['port']}/grpc.health.v1.Health/Check"], \
+                b"\x00\x00\x00\x00\x02\x08\x01"
+        ready = probe["httpGet"]
+        port = next(p["containerPort"] for p in container["ports"] if p["name"] == ready["port"])
+        return ["-k", f"{ready.get('scheme', 'HTTP').lower()}://127.0.0.1:{port}{ready['path']}"], None
+
+    def starts(self, folder, name):
+        command, (asked, expected) = self.command(folder, name)
+        inside = ["ip", "netns", "exec", self.namespace]
+        log = self.directory / f"{name}.log"
+        with open(log, "wb") as out:
+            child = subprocess.Popen([*inside, *command], stdout=out, stderr=out)
+        try:
+            end = time.monotonic() + 30
+            while True:
+                done = subprocess.run([*inside, "curl", "-s", "-f", "-m", "2", *asked], timeout=10,
+                                      capture_output=True, check=False)
+                if done.returncode == 0 and expected in (None, done.stdout):
+                    break
+                self.assertIsNone(child.poll(), log.read_text(errors="replace"))
+                self.assertLess(time.monotonic(), end, f"{asked[-1]}: {done.stdout}\n" +
+                                log.read_text(errors="replace"))
+                time.sleep(0.1)
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+            status = child.wait(15)
+        self.assertEqual(status, 0, log.read_text(errors="replace"))
+
+    def test_single_node(self):
+        self.starts("overlays/single-node", "controller")
+        self.starts("overlays/single-node", "agent")
+
+    def test_production(self):
+        self.starts("overlays/production", "controller")
+        shutil.rmtree(self.directory / "etc")
+        self.starts("overlays/production", "agent")
+
+    def test_aggregator(self):
+        self.starts("overlays/aggregator", "aggregator")
+        shutil.rmtree(self.directory / "etc")
+        self.starts("overlays/aggregator", "controller")
+
+    def test_ranks_over_tcp(self):
+        self.starts("overlays/restricted-pods", "agent")
+
+
+if __name__ == "__main__":
+    unittest.main()

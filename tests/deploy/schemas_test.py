@@ -1,0 +1,107 @@
+"""Every rendered manifest against the types of Kubernetes' own API, by the TypeScript compiler."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "deploy")]
+import kubernetes_test  # noqa: E402  pylint: disable=wrong-import-position
+import npm_packages  # noqa: E402  pylint: disable=wrong-import-position
+
+BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
+EXAMPLES = ROOT / "deploy" / "kubernetes" / "examples"
+# The package that types a group; Kubernetes' own groups are not listed.
+PACKAGES = {"cert-manager.io": "@kubernetes-models/cert-manager",
+            "monitoring.coreos.com": "@kubernetes-models/prometheus-operator"}
+
+
+def jobs_of_a_set(item):
+    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]},
+             "spec": job["template"]["spec"]} for job in item["spec"]["replicatedJobs"]]
+
+
+def pod_of_a_trainer(item):
+    trainer = dict(item["spec"]["trainer"])
+    trainer["resources"] = trainer.pop("resourcesPerNode")
+    assert isinstance(trainer.pop("numNodes"), int)
+    return [{"apiVersion": "v1", "kind": "Pod", "metadata": item["metadata"],
+             "spec": {"containers": [{"name": "node", **trainer}]}}]
+
+
+# Kinds without types, and the typed objects in them.
+UNTYPED = {"JobSet": jobs_of_a_set, "TrainJob": pod_of_a_trainer}
+OPTIONS = ["--noEmit", "--strict", "--skipLibCheck", "--module", "esnext", "--moduleResolution", "bundler",
+           "--target", "es2022", "--pretty", "false"]
+
+
+def typed(item):
+    """The objects in an item that there are types for."""
+    return UNTYPED[item["kind"]](item) if item["kind"] in UNTYPED else [item]
+
+
+def as_typescript(items):
+    """A module in which every object is a constant of its type."""
+    lines = []
+    for number, item in enumerate(items):
+        group = item["apiVersion"].split("/")[0]
+        module = f"{PACKAGES.get(group, 'kubernetes-models')}/{item['apiVersion']}"
+        lines.append(f"import type {{ I{item['kind']} as T{number} }} from {json.dumps(module)};")
+        lines.append(f"export const o{number}: T{number} = {json.dumps(item)};")
+    return "\n".join(lines) + "\n"
+
+
+@unittest.skipIf(kubernetes_test.REFUSED, f"no Kustomize: {kubernetes_test.REFUSED}")
+class SchemasTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.modules, reason = npm_packages.modules(ROOT / "tests" / "deploy" / "schemas",
+                                                   BUILD / "kubernetes-schemas")
+        if cls.modules is None:
+            raise unittest.SkipTest(f"no Kubernetes types: {reason}")
+        cls.items = [typed_item for folder in kubernetes_test.EVERYTHING
+                     for item in kubernetes_test.render(folder) for typed_item in typed(item)]
+        cls.items += [typed_item for path in sorted(EXAMPLES.glob("*.yaml"))
+                      for item in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+                      for typed_item in typed(item)]
+
+    def complaints(self, files):
+        """What the compiler says, by file; `files`: name to items."""
+        with tempfile.TemporaryDirectory(prefix="weir-schemas-") as name:
+            directory = pathlib.Path(name)
+            (directory / "node_modules").symlink_to(self.modules)
+            for file, items in files.items():
+                (directory / file).write_text(as_typescript(items), encoding="utf-8")
+            done = subprocess.run([npm_packages.NODE, str(self.modules / "typescript" / "bin" / "tsc"), *OPTIONS,
+                                   *files], cwd=directory, timeout=170, text=True, check=False,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        said = {file: [] for file in files}
+        for line in done.stdout.splitlines():
+            if line.split("(")[0] in said:
+                said[line.split("(")[0]].append(line[:600])
+        self.assertEqual(bool(done.returncode), any(said.values()), done.stdout[-2000:])
+        return said
+
+    def test_every_object_has_its_type_and_breaches_are_found(self):
+        deployment = next(i for i in self.items if i["kind"] == "Deployment")
+        misspelt, mistyped, incomplete = (json.loads(json.dumps(deployment)) for _ in range(3))
+        container = misspelt["spec"]["template"]["spec"]["containers"][0]
+        container["readynessProbe"] = container.pop("readinessProbe")
+        mistyped["spec"]["replicas"] = "one"
+        del incomplete["spec"]["selector"]
+        said = self.complaints({"manifests.ts": self.items, "misspelt.ts": [misspelt],
+                                "mistyped.ts": [mistyped], "incomplete.ts": [incomplete]})
+        self.assertEqual(said["manifests.ts"], [])
+        self.assertIn("readynessProbe", "".join(said["misspelt.ts"]))
+        self.assertIn("string", "".join(said["mistyped.ts"]))
+        self.assertIn("selector", "".join(said["incomplete.ts"]))
+
+
+if __name__ == "__main__":
+    unittest.main()

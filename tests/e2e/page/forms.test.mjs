@@ -1,0 +1,214 @@
+// What people can ask and change: what-if questions, policies, tokens.
+
+import assert from "node:assert/strict";
+import {mkdtempSync, rmSync, writeFileSync} from "node:fs";
+import {tmpdir} from "node:os";
+import {join} from "node:path";
+import {after, before, test} from "node:test";
+
+import {Fixture, launch, openTab, screenshot, texts, waitFor} from "./harness.mjs";
+
+const tokens = {
+  viewer: "viewer-token-of-the-test",
+  admin: "admin-token-of-the-test"
+};
+let browser;
+let open;
+let guarded;
+let directory;
+
+before(async () => {
+  directory = mkdtempSync(join(tmpdir(), "weir-page-"));
+  const file = join(directory, "tokens");
+  writeFileSync(file, Object.entries(tokens).map(([role, token]) => `${role} ${token}\n`).join(""));
+  [browser, open, guarded] = await Promise.all([launch(), Fixture.start(), Fixture.start(file)]);
+  await Promise.all([open.tell("history"), guarded.tell("history")]);
+});
+
+after(async () => {
+  await browser.close();
+  await Promise.all([open.stop(), guarded.stop()]);
+  rmSync(directory, {recursive: true});
+});
+
+for (const scheme of ["light", "dark"]) {
+  test(`what if, ${scheme}`, async () => {
+    const tab = await openTab(browser, open.url, {scheme, address: "/#/what-if"});
+    const {page} = tab;
+    await waitFor(page, "#if-job", /lm/);
+    await page.fill("#if-bandwidth_bytes_per_s", "100");
+    await page.press("#if-world", "Enter");
+    assert.match(await waitFor(page, "#if-answer .headline", /dense/),
+        /^top_k [\d.]+ over \w+ · [\d.]+× faster than dense · gain/);
+    assert.match(
+        await page.locator("#if-answer .reason").innerText(), /12 MB\/s|13 MB\/s|12\.5 MB\/s/);
+    assert.equal(await page.locator("#if-answer tr.chosen").count(), 1);
+    assert.equal(await page.locator("figure.chart .point.chosen").count() > 0, true);
+    await screenshot(page, `what-if-${scheme}`);
+    const free = await page.locator("#if-answer .headline b").innerText();
+    await page.selectOption("#if-policy", "lm-bounds");
+    await page.fill("#if-bandwidth_bytes_per_s", "1");
+    await page.click("text=What would be chosen?");
+    await waitFor(page, "#if-answer", /excluded: gain_min 0\.2/);
+    assert.notEqual(await page.locator("#if-answer .headline b").innerText(), "", free);
+    await tab.check();
+    await tab.close();
+  });
+}
+
+test("a what-if question can begin with a running job", async () => {
+  const tab = await openTab(browser, open.url, {address: "/#/what-if"});
+  await waitFor(tab.page, "#if-job", /lm/);
+  await tab.page.click("#if-take");
+  await tab.page.waitForFunction(() => document.getElementById("if-world").value === "6");
+  assert.equal(await tab.page.inputValue("#if-model_parameters"), "2.62144");
+  assert.equal(await tab.page.inputValue("#if-buckets"), "4");
+  assert.equal(await tab.page.inputValue("#if-compute_s"), "30");
+  await tab.check();
+  await tab.close();
+});
+
+test("what the controller refuses is shown at its field", async () => {
+  const tab = await openTab(browser, open.url, {address: "/#/what-if"});
+  const {page} = tab;
+  await waitFor(page, "#if-job", /lm/);
+  await page.fill("#if-world", "0");
+  await page.press("#if-world", "Enter");
+  assert.equal(
+      await page.evaluate(() => document.getElementById("what-if").checkValidity()), false);
+  assert.equal(await page.locator("#if-answer").innerText(), "", "nothing was asked");
+  await page.evaluate(() => document.getElementById("if-world").removeAttribute("max"));
+  await page.fill("#if-world", "5000");
+  await page.press("#if-world", "Enter");
+  await waitFor(page, "#if-answer .error", /world: expected 1 to 4096, found 5000/);
+  assert.equal(await page.getAttribute("#if-world", "aria-invalid"), "true");
+  await tab.check(/400 \(Bad Request\)/);
+  await tab.close();
+});
+
+for (const scheme of ["light", "dark"]) {
+  test(`a policy is checked, compared and applied, ${scheme}`, async () => {
+    const tab = await openTab(browser, open.url, {scheme, address: "/#/policies/lm-bounds"});
+    const {page} = tab;
+    await waitFor(page, "#policies", /lm-bounds.*built in/s);
+    assert.equal(await page.isDisabled("#policy-apply"), true);
+    const text = await page.inputValue("#policy-text");
+    await page.fill("#policy-text", "name: lm-bounds\nbounds:\n  gain_min: 7\n");
+    await page.click("#policy-check");
+    await waitFor(
+        page, "#policy-verdict.error", /policy:3: bounds\.gain_min: expected .*found '7'/);
+    assert.equal(await page.evaluate(() => document.getSelection().toString()), "  gain_min: 7");
+    assert.equal(await page.isDisabled("#policy-apply"), true);
+    const gain = scheme === "light" ? "0.3" : "0.4";
+    await page.fill("#policy-text", text.replace(/gain_min: [\d.]+/, `gain_min: ${gain}`));
+    await page.click("#policy-check");
+    await waitFor(
+        page, "#policy-verdict", /Valid; 2 lines differ from what is in force as lm-bounds/);
+    assert.match((await texts(page, "#policy-diff .line-removed"))[0], /- {3}gain_min: 0\.[23]/);
+    assert.match(
+        (await texts(page, "#policy-diff .line-added"))[0], new RegExp(`\\+ {3}gain_min: ${gain}`));
+    await screenshot(page, `policy-${scheme}`);
+    await page.fill("#policy-actor", "somebody");
+    await page.click("#policy-apply");
+    await waitFor(page, "#policy-verdict", /Applied: lm-bounds is in force/);
+    const {policies} = await (await fetch(`${open.url}/v1/policies`)).json();
+    assert.equal(
+        policies.find((policy) => policy.name === "lm-bounds").bounds.gain_min, Number(gain));
+    await tab.check();
+    await tab.close();
+  });
+}
+
+const put = (source, name) => fetch(`${open.url}/v1/policies/${encodeURIComponent(name)}`,
+    {method: "PUT", body: JSON.stringify({source, actor: "other"})});
+
+test("who was slower does not undo what another has applied", async () => {
+  const tab = await openTab(browser, open.url, {address: "/#/policies/lm-bounds"});
+  const {page} = tab;
+  await waitFor(page, "#policies", /lm-bounds/);
+  await page.fill("#policy-text", "name: lm-bounds\njobs: [\"lm*\"]\nbounds: {gain_min: 0.1}\n");
+  await page.click("#policy-check");
+  await waitFor(page, "#policy-verdict", /Valid/);
+  assert.equal((await put("name: lm-bounds\nbounds: {gain_min: 0.45}\n", "lm-bounds")).status, 200);
+  await page.click("#policy-apply");
+  await waitFor(page, "#policy-verdict.error", /Not applied: somebody changed it/);
+  assert.match(await page.inputValue("#policy-text"), /gain_min: 0\.1/, "the text is kept");
+  assert.equal(await page.isDisabled("#policy-apply"), true);
+  await page.click("#policy-check");
+  await waitFor(page, "#policy-diff .line-removed", /0\.45/);
+  // Looking elsewhere loses no text.
+  await page.click("text=Fleet");
+  await waitFor(page, "#heatmap", /n0/);
+  await page.goBack();
+  await waitFor(page, "#policy-verdict", /your text from before/);
+  assert.match(await page.inputValue("#policy-text"), /gain_min: 0\.1/);
+  await page.click("#policy-discard");
+  assert.match(await page.inputValue("#policy-text"), /gain_min: 0\.45/);
+  await tab.check(/409 \(Conflict\)/);
+  await tab.close();
+});
+
+test("what the controller says is text, never markup", async () => {
+  const tab = await openTab(browser, open.url, {address: "/#/policies"});
+  const {page} = tab;
+  await waitFor(page, "#policies", /lm-bounds/);
+  await page.fill("#policy-text", "name: x\njobs: [\"<img src=x onerror=alert(1)>\"]\n");
+  await page.click("#policy-check");
+  await waitFor(page, "#policy-verdict.error", /found the entry '<img src=x onerror=alert\(1\)>'/);
+  assert.equal(await page.locator("main img").count(), 0);
+  await tab.check();
+  await tab.close();
+});
+
+async function giveToken(page, token) {
+  await page.fill("#token", token);
+  await page.press("#token", "Enter");
+}
+
+test("a token is asked for, kept for the tab, and can be forgotten", async () => {
+  const tab = await openTab(browser, guarded.url);
+  const {page} = tab;
+  await waitFor(page, "#token-note", /wants a token/);
+  await waitFor(page, "#connection", /token needed/);
+  assert.equal(await page.locator("main").isVisible(), false, "nothing is shown");
+  await screenshot(page, "token");
+  await giveToken(page, "not-the-token");
+  await waitFor(page, "#token-note", /refused the token: unknown token/);
+  await giveToken(page, "two words");
+  await waitFor(page, "#token-note", /one word/);
+  await giveToken(page, tokens.viewer);
+  await waitFor(page, "#headline", /faster than dense/);
+  await waitFor(page, "#role", /role: viewer/);
+  const kept = await page.evaluate(() => [location.href + document.cookie, localStorage.length]);
+  assert.ok(!kept[0].includes(tokens.viewer));
+  assert.equal(kept[1], 0);
+  await page.reload();
+  await waitFor(page, "#headline", /faster than dense/);
+  await tab.check(/401 \(Unauthorized\)/);
+  await page.click("#forget-token");
+  await waitFor(page, "#token-note", /wants a token/);
+  await tab.close();
+});
+
+test("without the role a policy can be tried, not applied", async () => {
+  const tab = await openTab(browser, guarded.url, {address: "/#/policies/lm-bounds"});
+  const {page} = tab;
+  await giveToken(page, tokens.viewer);
+  await waitFor(page, "#policies", /lm-bounds/);
+  await page.fill("#policy-text", "name: lm-bounds\n");
+  await page.click("#policy-check");
+  await waitFor(page, "#policy-verdict", /Valid; \d+ lines differ/);
+  assert.equal(await page.isVisible("#policy-apply"), true);
+  assert.equal(await page.isDisabled("#policy-apply"), true);
+  await waitFor(page, "#policy-role", /needs the role admin; this token has viewer/);
+  await screenshot(page, "policy-viewer");
+  await page.click("#forget-token");
+  await giveToken(page, tokens.admin);
+  await waitFor(page, "#policies", /lm-bounds/);
+  await page.fill("#policy-text", "name: lm-bounds\n");
+  await page.click("#policy-check");
+  await waitFor(page, "#policy-verdict", /Valid/);
+  assert.equal(await page.isDisabled("#policy-apply"), false);
+  await tab.check(/401 \(Unauthorized\)/);
+  await tab.close();
+});
