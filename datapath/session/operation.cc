@@ -28,7 +28,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -41,32 +40,9 @@
 #include "datapath/codec/selection.h"
 #include "datapath/collective/primitives.h"
 #include "datapath/session/json.h"
+#include "datapath/session/passes.h"
 
 namespace weir {
-namespace {
-
-// Statistics of a codec that makes none look at one block in eight: below 1 % of a step.
-constexpr size_t kSampleBlock = 4096;
-constexpr size_t kSampleEvery = 8;
-
-constexpr uint32_t kExponentMask = 0x7F800000;
-
-}  // namespace
-
-bool ScaleFinite(std::span<float> x, float scale) {
-  uint32_t bad = 0;
-  if (scale == 1) {
-    for (const float value : x) {
-      bad |= (std::bit_cast<uint32_t>(value) & kExponentMask) == kExponentMask;
-    }
-  } else {
-    for (float& value : x) {
-      value *= scale;
-      bad |= (std::bit_cast<uint32_t>(value) & kExponentMask) == kExponentMask;
-    }
-  }
-  return bad == 0;
-}
 
 bool SameStateChoice(const Choice& a, const Choice& b) {
   return a.codec == b.codec && ParamsOf(a) == ParamsOf(b);
@@ -74,35 +50,12 @@ bool SameStateChoice(const Choice& a, const Choice& b) {
 
 namespace {
 
-// Whether every element stays finite when rounded to `dtype`.
-bool FitsDtype(std::span<const float> x, Dtype dtype) {
-  if (dtype == Dtype::kFloat32) return true;
-  // The smallest magnitudes that round to infinity.
-  const float limit = dtype == Dtype::kFloat16 ? 65520.0f : 0x1.FFp127f;
-  bool fits = true;
-  for (const float value : x) fits &= std::fabs(value) < limit;
-  return fits;
-}
-
 // Those values leave the residual.
 void AccountFor(std::span<const float> values, Operation& op) {
   double kept = 0;
   for (const float value : values) kept += static_cast<double>(value) * value;
   if (op.energy_in > 0) op.gain = std::min(1.0, kept / op.energy_in);
   op.residual_energy = std::max(0.0, op.residual_energy - kept);
-}
-
-double SampledEnergy(std::span<const float> x) {
-  double energy = 0;
-  size_t seen = 0;
-  for (size_t at = 0; at < x.size(); at += kSampleBlock * kSampleEvery) {
-    const auto block = x.subspan(at, std::min(kSampleBlock, x.size() - at));
-    float sum = 0;
-    for (const float value : block) sum += value * value;
-    energy += sum;
-    seen += block.size();
-  }
-  return seen == 0 ? 0 : energy * static_cast<double>(x.size()) / static_cast<double>(seen);
 }
 
 }  // namespace

@@ -86,9 +86,6 @@ bool CarriesRegions(const Operation& op);
 /// True when what a codec keeps under one choice serves the other.
 bool SameStateChoice(const Choice& a, const Choice& b);
 
-/// x *= scale; false when an element is NaN or infinite, before or after.
-bool ScaleFinite(std::span<float> x, float scale);
-
 /// What the stages share. Thread-safe as each operation is in one stage at a time and no two
 /// operations of one step name the same bucket.
 class OperationStages {

@@ -10,6 +10,7 @@
 
 #include "datapath/base/random.h"
 #include "datapath/session/operation.h"
+#include "datapath/session/passes.h"
 #include "datapath/session/regions.h"
 
 namespace weir {

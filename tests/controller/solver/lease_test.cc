@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "controller/solver/solver.h"
+#include "tests/controller/support/lossless.h"
 #include "tests/controller/support/model_fixture.h"
 
 namespace weir {
@@ -24,16 +25,8 @@ Snapshot WithSwitch(int world, double latency_s, double bandwidth) {
   return snapshot;
 }
 
-Decision Lossless(const Snapshot& snapshot) {
-  Policy policy;
-  policy.codecs = {"identity"};
-  const auto decision = Decide(snapshot, policy);
-  EXPECT_TRUE(decision.ok()) << ToString(decision.status());
-  return decision.ok() ? *decision : Decision{};
-}
-
 TEST(LeaseTest, PaysOnASlowNetworkAndIsNotWhatDenseIs) {
-  const Decision decision = Lossless(WithSwitch(8, 2e-4, 1000 * kMegabit));
+  const Decision decision = test::Lossless(WithSwitch(8, 2e-4, 1000 * kMegabit));
   EXPECT_EQ(decision.chosen.label, "identity over switchml");
   EXPECT_FALSE(decision.chosen.dense) << "ranks alone could not run it";
   EXPECT_NE(decision.dense.choices[0].collective, "switchml");
@@ -42,7 +35,7 @@ TEST(LeaseTest, PaysOnASlowNetworkAndIsNotWhatDenseIs) {
 }
 
 TEST(LeaseTest, DoesNotPayWhereTheNetworkIsHidden) {
-  const Decision decision = Lossless(WithSwitch(8, 2e-5, 12.5e9));
+  const Decision decision = test::Lossless(WithSwitch(8, 2e-5, 12.5e9));
   EXPECT_TRUE(decision.chosen.dense) << decision.reason;
 }
 
@@ -50,7 +43,7 @@ TEST(LeaseTest, WithoutOneTheReasonIsTold) {
   Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
   snapshot.collectives.back().lease_available = false;
   snapshot.collectives.back().lease_why_not = "switchml: no aggregator has 64 free slots";
-  const Decision decision = Lossless(snapshot);
+  const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.chosen.dense);
   EXPECT_EQ(decision.binding_constraint, "switchml: no aggregator has 64 free slots");
   bool told = false;
@@ -62,7 +55,7 @@ TEST(LeaseTest, WithoutOneTheReasonIsTold) {
   }
   EXPECT_TRUE(told);
   snapshot.collectives.back().lease_why_not.clear();
-  EXPECT_EQ(Lossless(snapshot).binding_constraint, "switchml: no aggregator is registered");
+  EXPECT_EQ(test::Lossless(snapshot).binding_constraint, "switchml: no aggregator is registered");
 }
 
 TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {
@@ -70,10 +63,10 @@ TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {
   snapshot.incumbent.assign(snapshot.buckets.size(), {"identity", "switchml", 1, 0});
   snapshot.seconds_since_switch = 0.1;  // dwell does not hold it
   snapshot.measured_step_s = 0.2;
-  EXPECT_FALSE(Lossless(snapshot).switched);
+  EXPECT_FALSE(test::Lossless(snapshot).switched);
   snapshot.collectives.back().lease_available = false;
   snapshot.collectives.back().lease_why_not = "switchml: offload failed on rank 2";
-  const Decision decision = Lossless(snapshot);
+  const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.switched);
   EXPECT_TRUE(decision.chosen.dense);
   EXPECT_THAT(decision.reason, HasSubstr("what ran is excluded by switchml: offload failed"));
@@ -81,13 +74,13 @@ TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {
 
 TEST(LeaseTest, AnAggregatorIsNoFasterThanItIs) {
   Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
-  const double free_s = Lossless(snapshot).chosen.step_s;
+  const double free_s = test::Lossless(snapshot).chosen.step_s;
   snapshot.collectives.back().bandwidth_max_bytes_per_s = 900 * kMegabit;
-  const Decision near = Lossless(snapshot);
+  const Decision near = test::Lossless(snapshot);
   EXPECT_EQ(near.chosen.label, "identity over switchml");
   EXPECT_GT(near.chosen.step_s, free_s);
   snapshot.collectives.back().bandwidth_max_bytes_per_s = 200 * kMegabit;
-  const Decision slow = Lossless(snapshot);
+  const Decision slow = test::Lossless(snapshot);
   EXPECT_TRUE(slow.chosen.dense) << slow.reason;
   const auto found = std::find_if(slow.top.begin(), slow.top.end(), [](const auto& candidate) {
     return candidate.label == "identity over switchml";

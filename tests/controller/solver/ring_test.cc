@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "controller/solver/solver.h"
+#include "tests/controller/support/lossless.h"
 #include "tests/controller/support/model_fixture.h"
 
 namespace weir {
@@ -28,14 +29,6 @@ Snapshot WithSlowPair() {
   return snapshot;
 }
 
-Decision Lossless(const Snapshot& snapshot) {
-  Policy policy;
-  policy.codecs = {"identity"};
-  const auto decision = Decide(snapshot, policy);
-  EXPECT_TRUE(decision.ok()) << ToString(decision.status());
-  return decision.ok() ? *decision : Decision{};
-}
-
 PlanModel Everywhere(const Snapshot& snapshot, const ChoiceModel& choice) {
   return PlanModel(snapshot.buckets.size(), choice);
 }
@@ -45,7 +38,7 @@ const ChoiceModel kDenseRing = {"identity", "ring", 1, 0, 0};
 TEST(RingDecisionTest, AnOrderIsASwitchThatIsExplained) {
   Snapshot snapshot = WithSlowPair();
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
-  const Decision decision = Lossless(snapshot);
+  const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.switched) << decision.reason;
   EXPECT_EQ(decision.chosen.ring_order, (std::vector{0, 1, 3, 2}));
   EXPECT_EQ(decision.chosen.label, "identity over ring (ring 0 1 3 2)");
@@ -62,20 +55,21 @@ TEST(RingDecisionTest, TheOrderThatRunsStaysAndIsWhatIsPredicted) {
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   snapshot.ring_order = {0, 2, 3, 1};
   snapshot.ring_speedup = 10;
-  const Decision decision = Lossless(snapshot);
+  const Decision decision = test::Lossless(snapshot);
   EXPECT_FALSE(decision.switched) << decision.reason;
   EXPECT_EQ(decision.chosen.ring_order, snapshot.ring_order);
   EXPECT_THAT(decision.reason, HasSubstr("nothing predicts better"));
   snapshot.ring_order.clear();
   snapshot.ring_speedup = 1;
-  EXPECT_NEAR(Lossless(snapshot).chosen.communication_s, decision.chosen.communication_s, 1e-9);
+  EXPECT_NEAR(test::Lossless(snapshot).chosen.communication_s, decision.chosen.communication_s,
+              1e-9);
 }
 
 TEST(RingDecisionTest, DwellHoldsForOrdersToo) {
   Snapshot snapshot = WithSlowPair();
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   snapshot.seconds_since_switch = 0.1;
-  const Decision decision = Lossless(snapshot);
+  const Decision decision = test::Lossless(snapshot);
   EXPECT_FALSE(decision.switched) << decision.reason;
   EXPECT_TRUE(decision.chosen.ring_order.empty());
   EXPECT_THAT(decision.reason, HasSubstr("of dwell wanted"));
@@ -86,7 +80,7 @@ TEST(RingDecisionTest, WithoutARingThereIsNoOrder) {
   Snapshot snapshot = WithSlowPair();
   for (CollectiveModel& collective : snapshot.collectives) collective.walks_ring = false;
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
-  const Decision decision = Lossless(snapshot);
+  const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.chosen.ring_order.empty());
   for (const CandidatePlan& candidate : decision.top) {
     EXPECT_THAT(candidate.label, Not(HasSubstr("(ring")));
@@ -99,7 +93,7 @@ TEST(RingDecisionTest, ReplaysToTheSameDigest) {
   const auto again = ParseSnapshot(SerializeSnapshot(snapshot));
   ASSERT_TRUE(again.ok()) << ToString(again.status());
   EXPECT_EQ(*again, snapshot);
-  EXPECT_EQ(Lossless(*again).digest, Lossless(snapshot).digest);
+  EXPECT_EQ(test::Lossless(*again).digest, test::Lossless(snapshot).digest);
   Snapshot broken = snapshot;
   broken.ring_order = {0, 1};
   EXPECT_EQ(Decide(broken, Policy{}).status().code(), StatusCode::kInvalidArgument);

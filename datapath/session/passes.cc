@@ -1,0 +1,53 @@
+#include "datapath/session/passes.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace weir {
+namespace {
+
+constexpr uint32_t kExponentMask = 0x7F800000;
+
+}  // namespace
+
+bool ScaleFinite(std::span<float> x, float scale) {
+  uint32_t bad = 0;
+  if (scale == 1) {
+    for (const float value : x) {
+      bad |= (std::bit_cast<uint32_t>(value) & kExponentMask) == kExponentMask;
+    }
+  } else {
+    for (float& value : x) {
+      value *= scale;
+      bad |= (std::bit_cast<uint32_t>(value) & kExponentMask) == kExponentMask;
+    }
+  }
+  return bad == 0;
+}
+
+bool FitsDtype(std::span<const float> x, Dtype dtype) {
+  if (dtype == Dtype::kFloat32) return true;
+  // The smallest magnitudes that round to infinity.
+  const float limit = dtype == Dtype::kFloat16 ? 65520.0f : 0x1.FFp127f;
+  bool fits = true;
+  for (const float value : x) fits &= std::fabs(value) < limit;
+  return fits;
+}
+
+double SampledEnergy(std::span<const float> x) {
+  double energy = 0;
+  size_t seen = 0;
+  for (size_t at = 0; at < x.size(); at += kSampleBlock * kSampleEvery) {
+    const auto block = x.subspan(at, std::min(kSampleBlock, x.size() - at));
+    float sum = 0;
+    for (const float value : block) sum += value * value;
+    energy += sum;
+    seen += block.size();
+  }
+  return seen == 0 ? 0 : energy * static_cast<double>(x.size()) / static_cast<double>(seen);
+}
+
+}  // namespace weir

@@ -1,0 +1,19 @@
+#pragma once
+// What the solver decides where no policy allows compression.
+
+#include <gtest/gtest.h>
+
+#include "controller/solver/solver.h"
+
+namespace weir::test {
+
+/// The decision with `identity` as the only codec; fails the test where there is none.
+inline Decision Lossless(const Snapshot& snapshot) {
+  Policy policy;
+  policy.codecs = {"identity"};
+  const auto decision = Decide(snapshot, policy);
+  EXPECT_TRUE(decision.ok()) << ToString(decision.status());
+  return decision.ok() ? *decision : Decision{};
+}
+
+}  // namespace weir::test
