@@ -133,8 +133,7 @@ StatusOr<FleetFacts> AskFleet(Client& client) {
   WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListNodes, {}, &facts.nodes));
   WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListLinks, {}, &facts.links));
   WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListJobs, {}, &facts.jobs));
-  WEIR_RETURN_IF_ERROR(
-      client.Call(&Stub::ListPolicies, v1::ListPoliciesRequest(), &facts.policies));
+  WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListPolicies, {}, &facts.policies));
   return facts;
 }
 

@@ -229,8 +229,8 @@ Status FetchDecisions(Client& client, const ResourceRequest& request,
 Status FetchAggregators(Client& client, const ResourceRequest& request,
                         std::unique_ptr<ProtoMessage>* answer, Table* table) {
   auto list = std::make_unique<v1::ListAggregatorsResponse>();
-  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::ListAggregators,
-                                   v1::ListAggregatorsRequest(), list.get()));
+  WEIR_RETURN_IF_ERROR(
+      client.CallAllPages(&v1::AdminService::Stub::ListAggregators, {}, list.get()));
   if (request.name.empty()) {
     *table = AggregatorTable(*list);
     *answer = std::move(list);
@@ -254,8 +254,7 @@ Status FetchAggregators(Client& client, const ResourceRequest& request,
 Status FetchPolicies(Client& client, const ResourceRequest& request,
                      std::unique_ptr<ProtoMessage>* answer, Table* table) {
   auto list = std::make_unique<v1::ListPoliciesResponse>();
-  WEIR_RETURN_IF_ERROR(
-      client.Call(&v1::AdminService::Stub::ListPolicies, v1::ListPoliciesRequest(), list.get()));
+  WEIR_RETURN_IF_ERROR(client.CallAllPages(&v1::AdminService::Stub::ListPolicies, {}, list.get()));
   if (!request.name.empty()) {
     std::string valid;
     for (const v1::Policy& policy : list->policies()) {

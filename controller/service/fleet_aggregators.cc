@@ -65,10 +65,4 @@ void Fleet::EndLease(const std::string& aggregator, const std::string& job, uint
   if (gateway_ != nullptr) gateway_->End(aggregator, job, epoch);
 }
 
-Status Fleet::ListAggregators(const v1::ListAggregatorsRequest&,
-                              v1::ListAggregatorsResponse* response) {
-  for (const auto& [name, state] : aggregators_) *response->add_aggregators() = state.said;
-  return OkStatus();
-}
-
 }  // namespace weir

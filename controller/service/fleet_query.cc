@@ -76,6 +76,12 @@ StatusOr<std::pair<std::string, std::string>> ParseLinkToken(const std::string& 
   return std::make_pair(token.substr(at, size), token.substr(at + size));
 }
 
+// Grows in order of precedence: applied by name, then files by path, then the default.
+std::string PolicyToken(const PolicyEntry& entry) {
+  if (entry.origin == "api") return "a" + entry.name;
+  return entry.origin == "built in" ? "c" : "b" + entry.origin;
+}
+
 template <typename Map>
 std::string Names(const Map& map) {
   std::string names;
@@ -287,8 +293,35 @@ Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* respo
   return OkStatus();
 }
 
-Status Fleet::ListPolicies(const v1::ListPoliciesRequest&, v1::ListPoliciesResponse* response) {
-  for (const PolicyEntry& entry : policies_.All()) *response->add_policies() = weir::ToProto(entry);
+Status Fleet::ListPolicies(const v1::ListPoliciesRequest& request,
+                           v1::ListPoliciesResponse* response) {
+  Page page(request.page_size());
+  std::string last;
+  for (const PolicyEntry& entry : policies_.All()) {
+    const std::string token = PolicyToken(entry);
+    if (token <= request.page_token()) continue;
+    v1::Policy policy = weir::ToProto(entry);
+    if (!page.Takes(policy)) {
+      response->set_next_page_token(last);
+      break;
+    }
+    *response->add_policies() = std::move(policy);
+    last = token;
+  }
+  return OkStatus();
+}
+
+Status Fleet::ListAggregators(const v1::ListAggregatorsRequest& request,
+                              v1::ListAggregatorsResponse* response) {
+  Page page(request.page_size());
+  auto at = PageBegin(aggregators_, request.page_token(), request.page_token());
+  for (; at != aggregators_.end(); ++at) {
+    if (!page.Takes(at->second.said)) {
+      response->set_next_page_token(std::prev(at)->first);
+      break;
+    }
+    *response->add_aggregators() = at->second.said;
+  }
   return OkStatus();
 }
 

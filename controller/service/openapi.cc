@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;
 // What any operation may answer beside 200 (status_mapping.h), and only those that take a body.
 constexpr const char* kErrors[] = {"400", "401", "403", "404",    "429",
                                    "500", "503", "504", "default"};
-constexpr const char* kErrorsWithBody[] = {"409", "413"};
+constexpr const char* kErrorsWithBody[] = {"409", "412", "413"};
 
 std::string Reference(const Descriptor* message) {
   return "#/components/schemas/" + message->name();

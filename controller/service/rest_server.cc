@@ -231,9 +231,15 @@ class HttplibRestServer : public RestServer {
     WEIR_RETURN_IF_ERROR(TakeHeaders(request, message.get()));
     if (route.event_stream) return Watch(static_cast<const v1::WatchRequest&>(*message), response);
     std::shared_ptr<ProtoMessage> answer(NewMessage(MethodOf(route)->output_type()).release());
-    WEIR_RETURN_IF_ERROR(executor_.Call([message, answer, method = route.method, fleet = &fleet_] {
+    const Status called = executor_.Call([message, answer, method = route.method, fleet = &fleet_] {
       return CallFleet(*fleet, method, *message, answer.get());
-    }));
+    });
+    if (called.code() == StatusCode::kAborted && request.has_header("If-Match")) {
+      response.status = 412;
+      response.set_content(ErrorJson(called), "application/json");
+      return OkStatus();
+    }
+    WEIR_RETURN_IF_ERROR(called);
     response.set_content(ToJson(*answer), "application/json");
     return OkStatus();
   }

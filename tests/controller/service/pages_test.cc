@@ -87,6 +87,54 @@ TEST_F(PagesTest, ListsComeInPages) {
   EXPECT_EQ(InPages<v1::ListLinksRequest>(only_its, 1), of_node);
 }
 
+TEST_F(PagesTest, PoliciesComeInOrderOfPrecedence) {
+  constexpr size_t kClientBytesMax = 4u << 20;  // gRPC's default
+  constexpr int kPolicies = 70;                 // of the largest: more than that
+  std::vector<std::string> expected;
+  for (int i = kPolicies; i-- > 0;) {
+    const std::string name = StrCat("p", 100 + i);
+    expected.insert(expected.begin(), name);
+    v1::ApplyPolicyRequest apply;
+    apply.set_name(name);
+    apply.set_source(StrCat("name: ", name, "\n# ", std::string(63 << 10, 'x'), "\n"));
+    v1::ApplyPolicyResponse applied;
+    ASSERT_TRUE(fleet_->ApplyPolicy(apply, &applied).ok());
+  }
+  expected.emplace_back("default");
+  const auto policies = [&](const v1::ListPoliciesRequest& request) {
+    v1::ListPoliciesResponse answer;
+    EXPECT_TRUE(fleet_->ListPolicies(request, &answer).ok());
+    EXPECT_LE(answer.ByteSizeLong(), kClientBytesMax);
+    std::vector<std::string> names;
+    for (const v1::Policy& policy : answer.policies()) names.push_back(policy.name());
+    return std::make_pair(names, answer.next_page_token());
+  };
+  for (const uint32_t size : {1u, 7u, 100000u}) {
+    EXPECT_EQ(InPages<v1::ListPoliciesRequest>(policies, size), expected) << size;
+  }
+  v1::ListPoliciesRequest gone;
+  gone.set_page_token("ap1671");  // an entry that is there no more
+  EXPECT_THAT(policies(gone).first, testing::ElementsAre("p168", "p169", "default"));
+}
+
+TEST_F(PagesTest, AggregatorsComeByName) {
+  fleet_->UseAggregators({{"tor-2", "http://10.0.0.2:1"},
+                          {"tor-1", "http://10.0.0.1:1"},
+                          {"spine", "http://10.0.0.3:1"}},
+                         nullptr);
+  const auto aggregators = [&](const v1::ListAggregatorsRequest& request) {
+    v1::ListAggregatorsResponse answer;
+    EXPECT_TRUE(fleet_->ListAggregators(request, &answer).ok());
+    std::vector<std::string> names;
+    for (const v1::Aggregator& one : answer.aggregators()) names.push_back(one.name());
+    return std::make_pair(names, answer.next_page_token());
+  };
+  for (const uint32_t size : {1u, 2u, 100000u}) {
+    EXPECT_THAT(InPages<v1::ListAggregatorsRequest>(aggregators, size),
+                testing::ElementsAre("spine", "tor-1", "tor-2"));
+  }
+}
+
 v1::AgentMessage LargestHello(int number) {
   v1::AgentMessage message;
   auto* hello = message.mutable_hello();

@@ -135,7 +135,7 @@ code, headers, _ = call("GET", "/v1/nodes")
 check(headers["Cache-Control"] == "no-store" and headers["Weir-Role"] == "admin", "answers are not kept and tell the role")
 code, _, _ = call("PUT", "/v1/policies/checked", {"source": "name: checked\n", "dry_run": True},
                   send={"If-Match": '"0000000000000000"'})
-check(code == 409, f"If-Match of another text is refused (got {code})")
+check(code == 412, f"If-Match of another text is refused (got {code})")
 
 request = urllib.request.urlopen(base + "/v1/watch?kinds=step,job", timeout=10)
 event = None

@@ -58,7 +58,7 @@ export default class JobView {
     await this.history.load();
     // Without a decision there is nothing to explain, and the answer would be an error.
     const explanation = this.history.decisions.size > 0 ? await this.explain() : {};
-    const policies = (await this.api.get("/v1/policies")).policies || [];
+    const policies = await this.api.getList("/v1/policies", "policies");
     this.showHeadline(job, explanation.decision || {});
     this.showTiles(job, explanation);
     this.showWhy(explanation);

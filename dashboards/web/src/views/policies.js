@@ -53,7 +53,7 @@ export default class PoliciesView {
   }
 
   async load() {
-    this.policies = (await this.api.get("/v1/policies")).policies || [];
+    this.policies = await this.api.getList("/v1/policies", "policies");
     show(this.list,
         table("Policies",
             [
@@ -130,7 +130,7 @@ export default class PoliciesView {
     const source = this.text.value;
     try {
       const answer = await this.api.send("POST", "/v1/policies:validate", {source});
-      const policies = (await this.api.get("/v1/policies")).policies || [];
+      const policies = await this.api.getList("/v1/policies", "policies");
       if (source !== this.text.value) return;
       if (!answer.valid) {
         this.checked = null;

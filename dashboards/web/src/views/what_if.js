@@ -93,8 +93,8 @@ export default class WhatIfView {
   // The form is a person's: only the choices are kept up to date.
   async load() {
     const [policies, jobs] =
-        await Promise.all([this.api.get("/v1/policies"), this.api.getList("/v1/jobs", "jobs")]);
-    this.policies = (policies.policies || []).filter((policy) => policy.source);
+        await Promise.all(["policies", "jobs"].map((kind) => this.api.getList(`/v1/${kind}`, kind)));
+    this.policies = policies.filter((policy) => policy.source);
     this.jobs = jobs;
     show(this.policy, h("option", {value: ""}, "default"),
         this.policies.map((policy) => h("option", {value: policy.name}, policy.name)));
