@@ -103,11 +103,23 @@ class RulesTest(unittest.TestCase):
             self.assertLessEqual({"Deployment", "DaemonSet", "Service", "NetworkPolicy", "ConfigMap",
                                   "PersistentVolumeClaim", "ServiceAccount", "Namespace"},
                                  kinds[folder], folder)
-        self.assertIn("Certificate", kinds["overlays/tls"])
         self.assertIn("PodMonitor", kinds["overlays/production"])
         for folder, items in self.rendered.items():
             names = [(i["kind"], i["metadata"].get("namespace"), i["metadata"]["name"]) for i in items]
             self.assertEqual(len(names), len(set(names)), folder)
+
+    def test_certificates_are_made_for_every_program(self):
+        for folder in ("overlays/tls", "overlays/tls-aggregator"):
+            items = self.rendered[folder]
+            made = {(i["metadata"]["namespace"], i["spec"]["secretName"]): i["spec"] for i in items
+                    if i["kind"] == "Certificate" and not i["spec"].get("isCA")}
+            used = {(i["metadata"]["namespace"], name) for i in items
+                    if i["kind"] in ("Deployment", "DaemonSet") for name, _ in secrets_of(i)
+                    if name.endswith("-tls")}
+            self.assertEqual(set(made), used, folder)
+            for service in (i["metadata"] for i in items if i["kind"] == "Service"):
+                host = f"{service['name']}.{service['namespace']}.svc"
+                self.assertIn(host, made[service["namespace"], f"{service['name']}-tls"]["dnsNames"], folder)
 
     def test_images_are_versions_and_containers_bounded_and_confined(self):
         for where, container, spec in self.workloads():
@@ -232,7 +244,7 @@ class RulesTest(unittest.TestCase):
                           and i["metadata"]["name"] == "weir-controller")["spec"]["egress"]
             called = [re.search(r"https://(\S+)\.(\S+)\.svc:(\d+)$", a).groups() for a in container["args"]
                       if a.startswith("--aggregator=")]
-            self.assertEqual(len(called), folder == "overlays/aggregator", folder)
+            self.assertEqual(len(called), folder in ("overlays/aggregator", "overlays/tls-aggregator"), folder)
             self.assertEqual(bool(egress), bool(called), folder)   # else nothing goes out
             for name, space, port in called:
                 service = next(i for i in items if i["kind"] == "Service" and i["metadata"]["name"] == name)
