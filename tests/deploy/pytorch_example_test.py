@@ -19,7 +19,7 @@ TRAIN = ROOT / "deploy" / "examples" / "pytorch" / "train.py"
 CONTROLLER = BUILD / "controller" / "service" / "weir-controller"
 AGENT = BUILD / "agent" / "weir-agent"
 PATIENCE_S = 60
-STEPS = 150
+STEPS = 1000  # seconds: time for the controller to decide
 # torch 1.13 cannot say "redirect nothing" under Python 3.11; rank 9, which there is not, may.
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=9:1",
             "--tee=9:1"]
