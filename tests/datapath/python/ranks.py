@@ -38,6 +38,19 @@ def _rank_main(pipe, function, rank, world, port, environment, arguments):
     os._exit(0)  # no teardown of Gloo's threads
 
 
+def _other_errors(ranks, first):
+    """What ranks after `first` say within seconds: the cause is often another's."""
+    text = ""
+    for rank, (_, receive) in list(enumerate(ranks))[first + 1:]:
+        try:
+            if receive.poll(2.0):
+                kind, value, words = receive.recv()
+                text += f"\nrank {rank}:\n{value}{words}" if kind == "error" else ""
+        except EOFError:
+            text += f"\nrank {rank} died"
+    return text
+
+
 def run(world, function, *arguments, environment=None, may_die=()):
     """[(result, stderr)] by rank. Raises AssertionError with a rank's traceback, or at the
     deadline. Ranks in `may_die` give None when their process ended without a result.
@@ -63,7 +76,7 @@ def run(world, function, *arguments, environment=None, may_die=()):
                 results.append(None)
                 continue
             if kind == "error":
-                raise AssertionError(f"rank {rank}:\n{value}{words}")
+                raise AssertionError(f"rank {rank}:\n{value}{words}" + _other_errors(ranks, rank))
             results.append((value, words))
     finally:
         for child, receive in ranks:
