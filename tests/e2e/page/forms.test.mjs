@@ -144,7 +144,7 @@ test("who was slower does not undo what another has applied", async () => {
   assert.match(await page.inputValue("#policy-text"), /gain_min: 0\.1/);
   await page.click("#policy-discard");
   assert.match(await page.inputValue("#policy-text"), /gain_min: 0\.45/);
-  await tab.check(/409 \(Conflict\)/);
+  await tab.check(/412 \(Precondition Failed\)/);
   await tab.close();
 });
 
