@@ -78,6 +78,7 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   WEIR_ASSIGN_OR_RETURN(options.operation_timeout_floor,
                         Timeout(c.operation_timeout_floor_s, "operation_timeout_floor_s", 10));
   options.epoch = c.epoch;
+  if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
   return options;
 }
 

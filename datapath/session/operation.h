@@ -97,8 +97,8 @@ class OperationStages {
   };
   OperationStages(Options options, ResidualStore& residuals, const Clock& clock);
 
-  /// Encode thread: converts to float32, adds the residual, encodes (unless shared metadata must be
-  /// agreed on first). Errors are the codec's.
+  /// Encode threads: converts to float32, adds the residual, encodes (unless shared metadata must
+  /// be agreed on first). Errors are the codec's.
   Status Encode(Operation& op);
 
   /// Network thread, operations in order: the metadata exchange if any, then the collective.

@@ -22,20 +22,23 @@ std::thread Start(const char* name, std::function<void()> body) {
 
 }  // namespace
 
-Pipeline::Pipeline(Stages stages) : stages_(std::move(stages)) {
-  encode_ = Start("weir-encode", [this] { EncodeLoop(); });
+Pipeline::Pipeline(Stages stages, int encode_workers)
+    : stages_(std::move(stages)), encoders_(encode_workers) {
+  for (int worker = 0; worker < encode_workers; ++worker) {
+    encode_.push_back(Start("weir-encode", [this] { EncodeLoop(); }));
+  }
   network_ = Start("weir-network", [this] { NetworkLoop(); });
   decode_ = Start("weir-decode", [this] { DecodeLoop(); });
 }
 
-Pipeline::~Pipeline() { WEIR_CHECK(!encode_.joinable()); }
+Pipeline::~Pipeline() { WEIR_CHECK(!network_.joinable()); }
 
 bool Pipeline::Submit(Operation* op) { return submitted_.TryPush(op); }
 
 void Pipeline::Nudge() { encoded_.TryPush(nullptr); }
 
 void Pipeline::Drain(const std::function<void()>& interrupt) {
-  if (!encode_.joinable()) return;
+  if (!network_.joinable()) return;
   submitted_.Close();
   {
     MutexLock lock(mutex_);
@@ -44,17 +47,30 @@ void Pipeline::Drain(const std::function<void()>& interrupt) {
       if (network_running_ && interrupt) interrupt();
     }
   }
-  encode_.join();
+  for (std::thread& worker : encode_) worker.join();
   network_.join();
   decode_.join();
 }
 
 void Pipeline::EncodeLoop() {
-  while (std::optional<Operation*> op = submitted_.Pop()) {
+  while (true) {
+    std::optional<Operation*> op;
+    uint64_t turn;
+    {
+      MutexLock lock(taking_);
+      op = submitted_.Pop();
+      turn = taken_++;
+    }
+    if (!op.has_value()) break;
     stages_.encode(**op);
+    MutexLock lock(handing_);
+    while (handed_ != turn) handed_on_.Wait(handing_);
     WEIR_CHECK(encoded_.Push(*op, FarDeadline()));
+    ++handed_;
+    handed_on_.NotifyAll();
   }
-  encoded_.Close();
+  MutexLock lock(handing_);
+  if (--encoders_ == 0) encoded_.Close();
 }
 
 void Pipeline::NetworkLoop() {

@@ -377,7 +377,7 @@ Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
     payloads.push_back(memory.payload_bytes);
   }
   std::sort(payloads.begin(), payloads.end(), std::greater<>());
-  payloads.resize(std::min(payloads.size(), kPayloadsInFlightMax));
+  payloads.resize(std::min(payloads.size(), kPayloadsPastEncodingMax + limits.encode_workers));
   for (const uint64_t payload : payloads) needed += payload;
   needed += residuals - std::min(residuals, limits.residual_bytes_held);
   if (needed > limits.memory_bytes_max) {

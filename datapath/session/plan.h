@@ -87,6 +87,7 @@ struct PlanLimits {
   std::map<uint64_t, BucketSize> buckets;  // the buckets known so far
   uint64_t memory_bytes_max = UINT64_MAX;  // for payloads and residuals
   uint64_t residual_bytes_held = 0;        // of those, already in use
+  int encode_workers = 1;                  // each may hold a payload
 };
 
 /// OK when every choice can run here: job matches, names are known, forms match, parameters,
@@ -109,7 +110,7 @@ ChoiceMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int world)
 /// Thread-safe.
 bool IsRawFloat(const Codec& codec);
 
-/// Operations that can hold payloads at the same time, see pipeline.h.
-inline constexpr size_t kPayloadsInFlightMax = 7;
+/// Operations that can hold payloads at the same time beside those being encoded, see pipeline.h.
+inline constexpr size_t kPayloadsPastEncodingMax = 6;
 
 }  // namespace weir

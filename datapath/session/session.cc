@@ -55,6 +55,10 @@ Status Session::CheckOptions(const SessionOptions& options) {
     return InvalidArgument(
         StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
   }
+  if (options.encode_workers < 1 || options.encode_workers > kEncodeWorkersMax) {
+    return InvalidArgument(StrCat("encode_workers: expected 1..", kEncodeWorkersMax, ", found ",
+                                  options.encode_workers));
+  }
   return OkStatus();
 }
 
@@ -105,9 +109,11 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
   if (agent_ != nullptr || !options_.agent.empty() || !activation_.active()->leases.empty()) {
     aggregators_.Bind(address_);
   }
-  pipeline_ = std::make_unique<Pipeline>(Pipeline::Stages{
-      [this](Operation& op) { EncodeOperation(op); }, [this](Operation* op) { MoveOperation(op); },
-      [this](Operation& op) { DecodeOperation(op); }});
+  pipeline_ =
+      std::make_unique<Pipeline>(Pipeline::Stages{[this](Operation& op) { EncodeOperation(op); },
+                                                  [this](Operation* op) { MoveOperation(op); },
+                                                  [this](Operation& op) { DecodeOperation(op); }},
+                                 options_.encode_workers);
 }
 
 Session::~Session() { Close(); }

@@ -35,13 +35,16 @@ struct SessionOptions {
   Duration operation_timeout = std::chrono::seconds(60);
   Duration connect_timeout = std::chrono::seconds(60);
   std::string congestion_control;
-  Duration busy_poll{};                // TransportOptions::busy_poll
+  Duration busy_poll{};    // TransportOptions::busy_poll
+  int encode_workers = 1;  // threads that encode, each another bucket; 1 to kEncodeWorkersMax
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
   bool measure_codecs = false;         // tell the controller CodecTimings()
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
   Duration operation_timeout_floor = std::chrono::seconds(10);  // see Patience
   uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
 };
+
+inline constexpr int kEncodeWorkersMax = 16;
 
 class Session;
 
@@ -73,7 +76,7 @@ class Session : public AgentHandler {
   static StatusOr<std::unique_ptr<Session>> Create(SessionOptions options,
                                                    SessionParts parts = SessionParts());
   ~Session() override;
-  /// kInvalidArgument: job, rank or world cannot be.
+  /// kInvalidArgument: job, rank, world or encode_workers cannot be.
   static Status CheckOptions(const SessionOptions& options);
 
   const TransportAddress& address() const { return address_; }

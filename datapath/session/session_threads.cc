@@ -211,6 +211,7 @@ void Session::OnOffer(PlanOffer offer) {
   limits.memory_bytes_max = options_.plan_memory_bytes_max != 0 ? options_.plan_memory_bytes_max
                                                                 : AvailableMemoryBytes() / 2;
   limits.residual_bytes_held = residuals_->MemoryBytes();
+  limits.encode_workers = options_.encode_workers;
   Status valid = ValidatePlan(*offer.plan, limits);
   std::shared_ptr<const Plan> lease;
   if (offer.lease_plan.has_value()) {

@@ -74,6 +74,8 @@ typedef struct weir_options {
    * above operation_timeout_s: nothing is adapted. */
   double operation_timeout_floor_s;
   uint64_t epoch; /* of the mesh to join: 0, or that of weir_session_reform for a replacement */
+  int32_t encode_workers; /* threads that encode, each another bucket, at most 16; 0: one. More pay
+                             where cores are free and steps wait for encoding */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */

@@ -1,5 +1,7 @@
 // Encode and decode of every codec of the registry, with memcpy of the same tensor as the peer in
-// the same run. Arguments: elements, and for codecs with a ratio the ratio in millionths.
+// the same run. Arguments: elements, and for codecs with a ratio the ratio in millionths. Rows with
+// "threads:2" have two workers, each with a bucket of its own, as sessions with two of them: items
+// per second against those of one worker are how they scale.
 
 #include <benchmark/benchmark.h>
 
@@ -59,6 +61,7 @@ void Memcpy(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 BENCHMARK(Memcpy)->Arg(kBucketElements)->Arg(kElements)->Unit(benchmark::kMillisecond);
+BENCHMARK(Memcpy)->Arg(kBucketElements)->Threads(2)->UseRealTime()->Unit(benchmark::kMillisecond);
 
 enum class Mode { kEncode, kFeedback, kFeedbackInPlace, kDecode };
 
@@ -160,7 +163,20 @@ void RunCodec(benchmark::State& state, const Codec& codec, Mode mode) {
     benchmark::ClobberMemory();
   }
   state.SetItemsProcessed(state.iterations() * state.range(0));
-  state.counters["payload_bits_per_element"] = 8.0 * static_cast<double>(bytes) / n;
+  state.counters["payload_bits_per_element"] = benchmark::Counter(
+      8.0 * static_cast<double>(bytes) / static_cast<double>(n), benchmark::Counter::kAvgThreads);
+}
+
+/// One worker's bucket of ratio 1 % or none, and two of them.
+void RegisterWorkers(const Codec* codec, Mode mode, const std::string& name) {
+  for (const int threads : {1, 2}) {
+    benchmark::RegisterBenchmark((name + "/workers").c_str(),
+                                 [codec, mode](benchmark::State& s) { RunCodec(s, *codec, mode); })
+        ->Args({kBucketElements, codec->Traits().uses_ratio ? 10'000 : 1'000'000})
+        ->Threads(threads)
+        ->UseRealTime()
+        ->Unit(benchmark::kMillisecond);
+  }
 }
 
 void RegisterAll() {
@@ -182,6 +198,7 @@ void RegisterAll() {
           for (const int64_t millionths : {100'000, 10'000, 1'000}) run->Args({n, millionths});
         }
       }
+      if (mode == Mode::kFeedback) RegisterWorkers(codec, mode, name);
     }
   }
 }

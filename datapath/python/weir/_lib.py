@@ -72,6 +72,7 @@ class Options(ctypes.Structure):
         ("busy_poll_s", ctypes.c_double),
         ("operation_timeout_floor_s", ctypes.c_double),
         ("epoch", ctypes.c_uint64),
+        ("encode_workers", ctypes.c_int32),
     ]
 
 

@@ -32,6 +32,7 @@ Environment, where attach() is not told otherwise:
   WEIR_TRANSPORT           auto (shared memory within a node, else TCP), shm or tcp; default auto
   WEIR_CONGESTION_CONTROL  TCP congestion control of the datapath
   WEIR_TIMEOUT_S           deadline of one collective, default 60
+  WEIR_ENCODE_WORKERS      threads that encode, each another bucket, at most 16; default 1
 """
 import atexit
 import os
@@ -97,7 +98,7 @@ class DDPState:
 
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
                  plan_file=None, peers=None, listen=None, operation_timeout_s=None,
-                 congestion_control=None, transport=None, scaler=None):
+                 congestion_control=None, transport=None, scaler=None, encode_workers=None):
         global _attach_count
         environment = os.environ.get
         module = getattr(model, "module", model)
@@ -131,7 +132,8 @@ class DDPState:
             transport=transport or environment("WEIR_TRANSPORT"),
             operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"))
+            congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"),
+            encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")))
         _attach_count += 1
         try:
             self.session.connect(peers or self._exchange(f"weir/{job}/{_attach_count}"))

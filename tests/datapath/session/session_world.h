@@ -54,6 +54,7 @@ struct WorldOptions {
   const TransportFactory* factory = nullptr;  // instead of `transport`
   double lease_min_s = 3;
   double operation_timeout_floor_s = 10;
+  int encode_workers = 1;
   std::string job = {};  // its name, from which seeds follow; empty: one of its own
 };
 
@@ -74,6 +75,7 @@ class SessionWorld {
       session.agent = options.agent;
       if (options.transport != "inproc") session.transport = options.transport;
       session.operation_timeout_floor = FromSeconds(options.operation_timeout_floor_s);
+      session.encode_workers = options.encode_workers;
       session.lease_min = FromSeconds(options.lease_min_s);
       SessionParts parts;
       if (options.agent.empty()) {
