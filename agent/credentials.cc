@@ -2,12 +2,8 @@
 
 #include <grpcpp/security/credentials.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <sstream>
-
 #include "agent/measure/socket.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir::agent {
 namespace {
@@ -19,16 +15,6 @@ bool IsLoopback(const std::string& controller) {
   if (parts->first == "localhost") return true;
   const auto address = SocketAddress::FromIp(parts->first, parts->second);
   return address.ok() && address->is_loopback();
-}
-
-StatusOr<std::string> ReadPem(const std::string& path) {
-  if (path.empty()) return std::string();
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf())) {
-    return Unavailable(StrCat("read ", path, ": ", std::strerror(errno)));
-  }
-  return text.str();
 }
 
 }  // namespace
@@ -51,11 +37,14 @@ StatusOr<CredentialFactory> MakeCredentialFactory(const CredentialOptions& optio
       return grpc::InsecureChannelCredentials();
     });
   }
-  return CredentialFactory([options]() -> StatusOr<std::shared_ptr<grpc::ChannelCredentials>> {
+  const auto files = std::make_shared<TlsFiles>(
+      TlsPaths{.cert = options.cert_file, .key = options.key_file, .ca = options.ca_file});
+  return CredentialFactory([files]() -> StatusOr<std::shared_ptr<grpc::ChannelCredentials>> {
+    WEIR_ASSIGN_OR_RETURN(const auto material, files->Current());
     grpc::SslCredentialsOptions ssl;
-    WEIR_ASSIGN_OR_RETURN(ssl.pem_root_certs, ReadPem(options.ca_file));
-    WEIR_ASSIGN_OR_RETURN(ssl.pem_cert_chain, ReadPem(options.cert_file));
-    WEIR_ASSIGN_OR_RETURN(ssl.pem_private_key, ReadPem(options.key_file));
+    ssl.pem_root_certs = material->ca;
+    ssl.pem_cert_chain = material->cert;
+    ssl.pem_private_key = material->key;
     return grpc::SslCredentials(ssl);
   });
 }

@@ -21,8 +21,9 @@ struct CredentialOptions {
   bool insecure = false;  // plain text off loopback is wanted
 };
 
-/// Makes fresh credentials: files are read each time, so renewed certificates count at the next
-/// connection. kUnavailable names a file that cannot be read.
+/// Makes fresh credentials: renewed files count at the next connection; when they are not good,
+/// those before do, and the log says so (base/tls). Without any before: kUnavailable names a file
+/// that cannot be read, kInvalidArgument one with wrong content.
 using CredentialFactory = std::function<StatusOr<std::shared_ptr<grpc::ChannelCredentials>>()>;
 
 /// TLS when a file is given; plain text when the controller's host is a loopback literal,

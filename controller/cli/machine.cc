@@ -79,11 +79,11 @@ std::string ConnectError(const std::string& path) {
   return error;
 }
 
-bool PortTaken(uint16_t port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+bool PortTaken(int type, uint16_t port) {
+  const int fd = socket(AF_INET, type | SOCK_CLOEXEC, 0);
   if (fd < 0) return false;
-  const int yes = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  const int yes = 1;  // for TCP: what old connections left does not count; for UDP it would share
+  if (type == SOCK_STREAM) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
@@ -171,12 +171,16 @@ Finding JudgeAgent(const MachineFacts& facts) {
 Finding JudgeProbePort(const MachineFacts& facts) {
   const std::string port = StrCat("port ", facts.probe_port, " of agents' probes");
   const bool agent = facts.agent_error.empty();
-  if (facts.probe_port_taken && !agent) {
-    return {Verdict::kWarn, StrCat(port, " is taken, and not by an agent that answers"),
+  const bool taken = facts.probe_port_taken || facts.probe_udp_port_taken;
+  if (taken && !agent) {
+    const char* which = !facts.probe_port_taken      ? " (UDP)"
+                        : facts.probe_udp_port_taken ? ""
+                                                     : " (TCP)";
+    return {Verdict::kWarn, StrCat(port, which, " is taken, and not by an agent that answers"),
             StrCat("end what listens there (ss -lp 'sport = :", facts.probe_port,
                    "'), or give weir-agent another --probe-port")};
   }
-  return {Verdict::kOk, StrCat(port, facts.probe_port_taken ? " is the agent's" : " is free")};
+  return {Verdict::kOk, StrCat(port, taken ? " is the agent's" : " is free")};
 }
 
 }  // namespace
@@ -201,7 +205,8 @@ MachineFacts LookAtMachine() {
   }
   facts.agent_error = ConnectError(facts.agent_socket);
   facts.probe_port = kProbePort;
-  facts.probe_port_taken = PortTaken(kProbePort);
+  facts.probe_port_taken = PortTaken(SOCK_STREAM, kProbePort);
+  facts.probe_udp_port_taken = PortTaken(SOCK_DGRAM, kProbePort);
   facts.libraries = FindLibraries();
   return facts;
 }

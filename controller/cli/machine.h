@@ -22,7 +22,8 @@ struct MachineFacts {
   std::string agent_socket;           // looked at
   std::string agent_error;            // why no agent accepts there; empty: one does
   uint16_t probe_port = 0;            // of agents
-  bool probe_port_taken = false;      // somebody listens there
+  bool probe_port_taken = false;      // somebody listens there for TCP
+  bool probe_udp_port_taken = false;  // and for UDP
   std::map<std::string, std::string> libraries;  // libweir.so by path -> its version, or an error
 };
 

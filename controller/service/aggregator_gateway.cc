@@ -12,6 +12,7 @@
 
 #include "datapath/base/bounded_queue.h"
 #include "datapath/base/log.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir {
 namespace {
@@ -41,6 +42,7 @@ class Line {
         events_(events),
         host_(HostOf(address_)),
         lookup_(host_, options.start_lookup, RealClock()),
+        authorities_({.ca = options.ca_file}),
         client_(address_.url) {
     client_.set_connection_timeout(options_.connect_timeout);
     client_.set_read_timeout(options_.answer_timeout);
@@ -81,10 +83,21 @@ class Line {
     }
   }
 
+  // The client reads its file once; a store replaces what it read.
+  Status TrustCurrentAuthorities() {
+    if (options_.ca_file.empty() || !address_.url.starts_with("https:")) return OkStatus();
+    WEIR_ASSIGN_OR_RETURN(auto now, authorities_.Current());
+    if (now == trusted_) return OkStatus();
+    client_.set_ca_cert_store(MakeAuthorityStore(*now));
+    trusted_ = std::move(now);
+    return OkStatus();
+  }
+
   // The body of an answer with a status of 200 or 201.
   StatusOr<std::string> Talk(const char* method, const std::string& path, const std::string& body) {
     if (stopping_) return Unavailable("the controller stops");
     WEIR_ASSIGN_OR_RETURN(const std::string numeric, lookup_.Address(options_.connect_timeout));
+    WEIR_RETURN_IF_ERROR(TrustCurrentAuthorities());
     // The certificate is still checked against the name.
     if (numeric != host_) client_.set_hostname_addr_map({{host_, numeric}});
     const TimePoint deadline = RealClock().Now() + options_.call_timeout;
@@ -165,6 +178,8 @@ class Line {
   const GatewayEvents& events_;
   const std::string host_;
   NameLookup lookup_;  // of the thread alone
+  TlsFiles authorities_;
+  std::shared_ptr<const TlsMaterial> trusted_;  // of the thread alone
   httplib::Client client_;
   BoundedQueue<Call> calls_{kCallsMax};
   std::atomic<bool> stopping_{false};

@@ -26,7 +26,7 @@ class LeaseGateway {
 struct GatewayOptions {
   std::vector<AggregatorAddress> aggregators;  // at most kAggregatorsMax, of different names
   std::string token;                           // bearer token of all; empty: none
-  std::string ca_file;                         // PEM, for https; empty: the system's
+  std::string ca_file;  // PEM, for https, read again when it changes; empty: the system's
   Duration poll_interval = std::chrono::seconds(2);
   Duration connect_timeout = std::chrono::seconds(1);
   Duration answer_timeout = std::chrono::seconds(2);  // of an answer without a sign of life

@@ -4,10 +4,10 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
-#include <fstream>
-
 #include "controller/service/admin_service.h"
 #include "controller/service/agent_service.h"
+#include "controller/service/tls_credentials.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir {
 namespace {
@@ -16,38 +16,22 @@ int Milliseconds(Duration duration) {
   return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
 }
 
-StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text(std::istreambuf_iterator<char>(in), {});
-  if (!in || text.empty()) return InvalidArgument(StrCat("cannot read TLS file '", path, "'"));
-  return text;
-}
-
-StatusOr<std::shared_ptr<grpc::ServerCredentials>> Credentials(const GrpcOptions& options) {
-  if (options.tls_cert.empty()) return grpc::InsecureServerCredentials();
-  grpc::SslServerCredentialsOptions tls(
-      options.tls_ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
-                             : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
-  WEIR_ASSIGN_OR_RETURN(pair.cert_chain, ReadFile(options.tls_cert));
-  WEIR_ASSIGN_OR_RETURN(pair.private_key, ReadFile(options.tls_key));
-  tls.pem_key_cert_pairs.push_back(std::move(pair));
-  if (!options.tls_ca.empty()) {
-    WEIR_ASSIGN_OR_RETURN(tls.pem_root_certs, ReadFile(options.tls_ca));
-  }
-  return grpc::SslServerCredentials(tls);
-}
-
 class GrpcServerImpl : public GrpcServer {
  public:
-  GrpcServerImpl(Executor& executor, Fleet& fleet, EventHub& events,
+  GrpcServerImpl(const GrpcOptions& options, Executor& executor, Fleet& fleet, EventHub& events,
                  const Authenticator& authenticator)
-      : agents_(executor, fleet), admin_(executor, fleet, events, authenticator) {}
+      : tls_({.cert = options.tls_cert, .key = options.tls_key, .ca = options.tls_ca}),
+        agents_(executor, fleet),
+        admin_(executor, fleet, events, authenticator) {}
 
   ~GrpcServerImpl() override { Stop(Duration(0)); }
 
   Status Listen(const GrpcOptions& options) {
-    WEIR_ASSIGN_OR_RETURN(const auto credentials, Credentials(options));
+    std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
+    if (!options.tls_cert.empty()) {
+      WEIR_RETURN_IF_ERROR(tls_.Current().status());
+      credentials = RenewedServerCredentials(&tls_);
+    }
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
@@ -81,6 +65,7 @@ class GrpcServerImpl : public GrpcServer {
   }
 
  private:
+  TlsFiles tls_;
   AgentServiceImpl agents_;
   AdminServiceImpl admin_;
   std::unique_ptr<grpc::Server> server_;
@@ -93,7 +78,7 @@ StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& optio
                                                         Executor& executor, Fleet& fleet,
                                                         EventHub& events,
                                                         const Authenticator& authenticator) {
-  auto server = std::make_unique<GrpcServerImpl>(executor, fleet, events, authenticator);
+  auto server = std::make_unique<GrpcServerImpl>(options, executor, fleet, events, authenticator);
   WEIR_RETURN_IF_ERROR(server->Listen(options));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

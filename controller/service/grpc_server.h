@@ -13,8 +13,9 @@ namespace weir {
 
 struct GrpcOptions {
   std::string address = "127.0.0.1:7700";  // port 0: any
-  std::string tls_cert, tls_key,
-      tls_ca;  // files; empty: no TLS. With a CA clients must show certificates
+  /// PEM files; empty: no TLS. With a CA clients must show certificates. Renewed ones count for the
+  /// next connection (base/tls).
+  std::string tls_cert, tls_key, tls_ca;
 };
 
 /// Largest message either way. What grows with a job is bounded below it: 16384 buckets in a plan.
@@ -29,8 +30,8 @@ inline constexpr Duration kGrpcPingIntervalMin = std::chrono::seconds(10);
 
 class GrpcServer {
  public:
-  /// kUnavailable: the address is taken; kInvalidArgument: unreadable TLS files. All references
-  /// must outlive the server.
+  /// kUnavailable: the address is taken or a TLS file cannot be read; kInvalidArgument: TLS files.
+  /// All references must outlive the server.
   static StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcOptions& options, Executor& executor,
                                                      Fleet& fleet, EventHub& events,
                                                      const Authenticator& authenticator);

@@ -14,6 +14,7 @@
 #include "controller/service/web_files.h"
 #include "controller/service/worker_pool.h"
 #include "datapath/base/log.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir {
 namespace {
@@ -58,7 +59,8 @@ class HttplibRestServer : public RestServer {
         executor_(executor),
         fleet_(fleet),
         events_(events),
-        authenticator_(authenticator) {}
+        authenticator_(authenticator),
+        tls_({.cert = options_.tls_cert, .key = options_.tls_key}) {}
 
   ~HttplibRestServer() override { Stop(); }
 
@@ -66,13 +68,11 @@ class HttplibRestServer : public RestServer {
     if (options_.tls_cert.empty()) {
       server_ = std::make_unique<httplib::Server>();
     } else {
-      server_ =
-          std::make_unique<httplib::SSLServer>(options_.tls_cert.c_str(), options_.tls_key.c_str());
+      WEIR_RETURN_IF_ERROR(tls_.Current().status());
+      server_ = std::make_unique<httplib::SSLServer>(
+          [this](SSL_CTX& context) { return ServeTls(&context, &tls_); });
     }
-    if (!server_->is_valid()) {
-      return InvalidArgument(
-          StrCat("cannot use TLS files '", options_.tls_cert, "' and '", options_.tls_key, "'"));
-    }
+    if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
     server_->new_task_queue = [] { return new WorkerPool(kWorkers, kQueueMax); };
     server_->set_payload_max_length(kBodyBytesMax);
     server_->set_read_timeout(5, 0);
@@ -306,6 +306,7 @@ class HttplibRestServer : public RestServer {
   Fleet& fleet_;
   EventHub& events_;
   const Authenticator& authenticator_;
+  TlsFiles tls_;
   std::unique_ptr<httplib::Server> server_;
   std::thread thread_;
   int port_ = 0;

@@ -14,8 +14,9 @@ namespace weir {
 
 struct RestOptions {
   std::string host = "127.0.0.1";
-  int port = 7780;                // 0: any
-  std::string tls_cert, tls_key;  // files; empty: plain HTTP
+  int port = 7780;  // 0: any
+  /// PEM files; empty: plain HTTP. Renewed ones count for the next connection (base/tls).
+  std::string tls_cert, tls_key;
   std::string version = "0";
 };
 
@@ -28,8 +29,8 @@ class RestServer {
   static constexpr int kWorkers = 24;
   static constexpr int kEventStreamsMax = 12;
 
-  /// Listens and serves on its own threads. kUnavailable: the address is taken; kInvalidArgument:
-  /// TLS files. All references must outlive the server.
+  /// Listens and serves on its own threads. kUnavailable: the address is taken or a TLS file cannot
+  /// be read; kInvalidArgument: TLS files. All references must outlive the server.
   static StatusOr<std::unique_ptr<RestServer>> Start(RestOptions options, Executor& executor,
                                                      Fleet& fleet, EventHub& events,
                                                      const Authenticator& authenticator);

@@ -83,19 +83,36 @@ class RulesTest(unittest.TestCase):
 
 class RehearsalTest(unittest.TestCase):
 
-    def test_images_build_and_are_healthy(self):
+    @classmethod
+    def setUpClass(cls):
         if not (packages_test.FRESH / "etc" / "debian_version").is_file():
-            self.skipTest(f"no fresh root at {packages_test.FRESH}: see packages_test.py --make-root")
-        with tempfile.TemporaryDirectory(prefix="weir-images-") as name:
-            packages = pathlib.Path(name) / "packages"
-            packages.mkdir()
-            packages_test.make_packages(packages)
-            for target in ("controller", "agent", "aggregator"):
-                done = subprocess.run([IMAGES / "rehearse", "--root", packages_test.FRESH, "--packages",
-                                       packages, target], timeout=120, text=True, check=False,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-                self.assertEqual(done.returncode, 0, done.stdout)
-                self.assertIn("healthy as 64820:64820", done.stdout)
+            raise unittest.SkipTest(f"no fresh root at {packages_test.FRESH}: see packages_test.py --make-root")
+        directory = cls.enterClassContext(tempfile.TemporaryDirectory(prefix="weir-images-"))
+        cls.packages = pathlib.Path(directory) / "packages"
+        cls.packages.mkdir()
+        packages_test.make_packages(cls.packages)
+
+    def rehearse(self, target):
+        done = subprocess.run([IMAGES / "rehearse", "--root", packages_test.FRESH, "--packages", self.packages,
+                               target], timeout=150, text=True, check=False, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("healthy as 64820:64820", done.stdout)
+        return done.stdout
+
+    def test_programs_are_healthy(self):
+        for target in ("controller", "agent", "aggregator"):
+            self.rehearse(target)
+
+    def test_the_example_trains_under_an_agent(self):
+        if not (packages_test.FRESH / "usr/lib/python3/dist-packages/torch").exists():
+            self.skipTest(f"no torch in {packages_test.FRESH}: see packages_test.py --make-root DIR --torch")
+        said = self.rehearse("pytorch-example")
+        losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", said)]
+        self.assertEqual(len(losses), 4, said)
+        self.assertLess(losses[-1], losses[0] / 2, said)
+        self.assertNotRegex(said, "(?i)running dense")
+        self.assertIn("2 ranks attached", said)
 
 
 if __name__ == "__main__":

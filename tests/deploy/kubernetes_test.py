@@ -24,6 +24,11 @@ PROGRAMS = {"controller": BUILD / "controller" / "service" / "weir-controller",
             "agent": BUILD / "agent" / "weir-agent",
             "aggregator": BUILD / "datapath" / "aggregation" / "program" / "weir-aggregator"}
 OVERLAYS = sorted(path.name for path in (HERE / "overlays").iterdir())
+WITH_AGGREGATOR = ("overlays/aggregator", "overlays/aggregator-xdp", "overlays/tls-aggregator")
+IN_KERNEL = "overlays/aggregator-xdp"
+# Capabilities that the aggregator in the kernel needs, as its unit for systemd has them.
+KERNEL_CAPABILITIES = re.search(r"(?m)^AmbientCapabilities=(.*)$", (
+    ROOT / "deploy/systemd/weir-aggregator-xdp.conf").read_text(encoding="utf-8"))[1].replace("CAP_", "").split()
 EVERYTHING = ["base"] + [f"overlays/{name}" for name in OVERLAYS]
 
 
@@ -130,7 +135,9 @@ class RulesTest(unittest.TestCase):
             self.assertTrue(security["readOnlyRootFilesystem"], where)
             self.assertFalse(security["allowPrivilegeEscalation"], where)
             self.assertEqual(security["capabilities"]["drop"], ["ALL"], where)
-            if container["name"] != "socket-directory":  # it makes the directory for all others
+            if where == f"{IN_KERNEL}: weir-aggregator/aggregator":
+                self.assertEqual(security["capabilities"]["add"], KERNEL_CAPABILITIES, where)
+            elif container["name"] != "socket-directory":  # it makes the directory for all others
                 self.assertTrue(security["runAsNonRoot"], where)
                 self.assertNotIn("add", security["capabilities"], where)
             self.assertFalse(spec["automountServiceAccountToken"], where)
@@ -175,6 +182,7 @@ class RulesTest(unittest.TestCase):
         for folder, items in self.rendered.items():
             for part in ("controller", "aggregator"):
                 containers = [c for i in items for c, _ in containers_of(i) if c["name"] == part]
+                on_node = any(s.get("hostNetwork") for i in items for c, s in containers_of(i) if c["name"] == part)
                 named = {i["kind"]: i.get("spec") for i in items if i["metadata"]["name"] == f"weir-{part}"}
                 if not containers:
                     self.assertNotIn("Service", named)
@@ -182,7 +190,8 @@ class RulesTest(unittest.TestCase):
                 names = {port["name"]: port["containerPort"] for port in containers[0]["ports"]}
                 for port in named["Service"]["ports"]:
                     self.assertEqual(names[port["targetPort"]], port["port"], folder)
-                for rule in named["NetworkPolicy"]["ingress"]:
+                self.assertEqual("NetworkPolicy" in named, not on_node, folder)   # none holds on the node's network
+                for rule in named.get("NetworkPolicy", {"ingress": []})["ingress"]:
                     for port in rule["ports"]:
                         self.assertIn(port["port"], names, folder)
 
@@ -244,16 +253,25 @@ class RulesTest(unittest.TestCase):
                           and i["metadata"]["name"] == "weir-controller")["spec"]["egress"]
             called = [re.search(r"https://(\S+)\.(\S+)\.svc:(\d+)$", a).groups() for a in container["args"]
                       if a.startswith("--aggregator=")]
-            self.assertEqual(len(called), folder in ("overlays/aggregator", "overlays/tls-aggregator"), folder)
+            self.assertEqual(len(called), folder in WITH_AGGREGATOR, folder)
             self.assertEqual(bool(egress), bool(called), folder)   # else nothing goes out
             for name, space, port in called:
                 service = next(i for i in items if i["kind"] == "Service" and i["metadata"]["name"] == name)
                 self.assertEqual((service["metadata"]["namespace"], service["spec"]["ports"][0]["port"]),
                                  (space, int(port)), folder)
-                to = egress[0]["to"][0]["podSelector"]["matchLabels"]
                 pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
-                self.assertTrue(selected(pods, to), folder)
+                if pods["spec"]["template"]["spec"].get("hostNetwork"):
+                    self.assertNotIn("to", egress[0], folder)   # an address of a node is no pod's
+                else:
+                    self.assertTrue(selected(pods, egress[0]["to"][0]["podSelector"]["matchLabels"]), folder)
                 self.assertIn({"protocol": "TCP", "port": int(port)}, egress[0]["ports"], folder)
+
+    def test_a_namespace_allows_what_its_pods_want(self):
+        for folder, items in self.rendered.items():
+            wants = {i["metadata"]["namespace"] for i in items for _, s in containers_of(i) if s.get("hostNetwork")}
+            allows = {i["metadata"]["name"] for i in items if i["kind"] == "Namespace" and
+                      i["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"}
+            self.assertEqual(allows, wants, folder)
 
     def test_nothing_is_insecure_but_the_overlay_that_says_so(self):
         for folder, items in self.rendered.items():
@@ -318,8 +336,13 @@ class StartTest(unittest.TestCase):
             if value.startswith(tuple(mounts.values())):
                 value = str(self.directory / value.lstrip("/"))
             arguments.append(flag + equals + value)
-        self.assertEqual(item["spec"]["template"]["spec"].get("hostNetwork", False), name == "agent")
-        return [str(PROGRAMS[name]), *arguments], self.readiness(container)
+        self.assertEqual(item["spec"]["template"]["spec"].get("hostNetwork", False),
+                         name == "agent" or (folder, name) == (IN_KERNEL, "aggregator"))
+        added = container["securityContext"]["capabilities"].get("add", [])
+        held = ",".join(["-all"] + [f"+{name.lower()}" for name in added])
+        # Root within a container has what is added and no more.
+        return ["setpriv", f"--bounding-set={held}", f"--inh-caps={held}", str(PROGRAMS[name]), *arguments], \
+            self.readiness(container)
 
     def readiness(self, container):
         """curl's arguments for what the kubelet would ask, and the octets that mean ready."""
@@ -370,6 +393,23 @@ class StartTest(unittest.TestCase):
         self.starts("overlays/aggregator", "aggregator")
         shutil.rmtree(self.directory / "etc")
         self.starts("overlays/aggregator", "controller")
+
+    def test_aggregator_in_the_kernel(self):
+        network.run("ip", "-n", self.namespace, "link", "add", "eth0", "type", "veth", "peer", "name", "far")
+        network.run("ip", "-n", self.namespace, "link", "set", "eth0", "up")
+        try:
+            self.starts(IN_KERNEL, "aggregator")
+        except AssertionError as error:
+            if "cannot load its program into the kernel" in str(error) and self.kernel_refuses_root():
+                self.skipTest(f"no program may be loaded here: {error}")
+            raise
+
+    def kernel_refuses_root(self):
+        """Whether not even the whole of root may load the aggregator's program."""
+        done = subprocess.run(["ip", "netns", "exec", self.namespace, "timeout", "5", PROGRAMS["aggregator"], "--xdp",
+                               "eth0", "--port", "0", "--http", "127.0.0.1:0"], timeout=20, text=True, check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return "cannot load its program into the kernel" in done.stdout
 
     def test_ranks_over_tcp(self):
         self.starts("overlays/restricted-pods", "agent")

@@ -1,8 +1,9 @@
 """The Debian packages: made by CPack, judged by lintian, installed, started as their units say, purged.
 
 They are installed into an overlay of a root file system that nothing else sees. --make-root DIR makes
-a fresh Debian there (minutes; needs a mirror); a test whose WEIR_PACKAGE_ROOT names it uses it, and so
-sees whether dependencies are complete. Otherwise this machine's own root is the lower layer.
+a fresh Debian there (minutes; needs a mirror), with --torch what python3-weir needs, too (a gigabyte); a
+test whose WEIR_PACKAGE_ROOT names it uses it, and so sees whether dependencies are complete. Otherwise
+this machine's own root is the lower layer.
 """
 import os
 import pathlib
@@ -194,16 +195,17 @@ class PackagesTest(unittest.TestCase):
         self.assertNotIn("left: ", done.stdout)
 
 
-def make_root(root):
-    """A minimal Debian with what the packages depend on, and not the packages."""
+def make_root(root, torch):
+    """A minimal Debian with what the packages depend on, and not the packages; `torch`: python3-weir's, too."""
     with tempfile.TemporaryDirectory(prefix="weir-packages-") as name:
         packages = make_packages(pathlib.Path(name))
         if not (root / "etc" / "debian_version").is_file():
             subprocess.run(["debootstrap", "--variant=minbase", "bookworm", str(root), mirror()], check=True)
-        for package, path in packages.items():
-            if package != "python3-weir":   # torch is most of a gigabyte
-                shutil.copy(path, root / "tmp")
-        names = " ".join(p for p in packages if p != "python3-weir")
+        if not torch:
+            del packages["python3-weir"]
+        for path in packages.values():
+            shutil.copy(path, root / "tmp")
+        names = " ".join(packages)
         subprocess.run(["chroot", str(root), "sh", "-ec",
                         "apt-get update -qq; apt-get install -y -qq --no-install-recommends"
                         " systemd-standalone-sysusers systemd-standalone-tmpfiles /tmp/*.deb;"
@@ -214,6 +216,6 @@ def make_root(root):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--make-root"]:
-        make_root(pathlib.Path(sys.argv[2]).resolve())
+        make_root(pathlib.Path(sys.argv[2]).resolve(), "--torch" in sys.argv[3:])
     else:
         unittest.main()

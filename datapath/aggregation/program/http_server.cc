@@ -13,6 +13,7 @@
 #include "datapath/aggregation/program/lease_api.h"
 #include "datapath/aggregation/program/metrics.h"
 #include "datapath/base/bounded_queue.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir::aggregation {
 namespace {
@@ -82,7 +83,9 @@ void AnswerError(const Status& status, httplib::Response& response) {
 class HttplibServer : public HttpServer {
  public:
   HttplibServer(const HttpOptions& options, AggregatorServer* server)
-      : options_(options), aggregator_(*server) {}
+      : options_(options),
+        aggregator_(*server),
+        tls_({.cert = options.tls_cert, .key = options.tls_key}) {}
 
   ~HttplibServer() override {
     if (server_ != nullptr) server_->stop();
@@ -93,13 +96,11 @@ class HttplibServer : public HttpServer {
     if (options_.tls_cert.empty()) {
       server_ = std::make_unique<httplib::Server>();
     } else {
-      server_ =
-          std::make_unique<httplib::SSLServer>(options_.tls_cert.c_str(), options_.tls_key.c_str());
+      WEIR_RETURN_IF_ERROR(tls_.Current().status());
+      server_ = std::make_unique<httplib::SSLServer>(
+          [this](SSL_CTX& context) { return ServeTls(&context, &tls_); });
     }
-    if (!server_->is_valid()) {
-      return InvalidArgument(
-          StrCat("cannot use TLS files '", options_.tls_cert, "' and '", options_.tls_key, "'"));
-    }
+    if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
     server_->new_task_queue = [] { return new BoundedPool; };
     server_->set_payload_max_length(kLeaseBytesMax);
     server_->set_read_timeout(5, 0);
@@ -220,6 +221,7 @@ class HttplibServer : public HttpServer {
 
   const HttpOptions options_;
   AggregatorServer& aggregator_;
+  TlsFiles tls_;
   std::unique_ptr<httplib::Server> server_;
   std::thread thread_;
   int port_ = 0;

@@ -14,7 +14,8 @@ struct HttpOptions {
   uint16_t port = 0;  // 0: any free one
   /// "Bearer TOKEN" that everything but /healthz asks for; empty: nothing does.
   std::string token;
-  std::string tls_cert, tls_key;  // PEM files; empty: plain text
+  /// PEM files; empty: plain text. Renewed ones count for the next connection (base/tls).
+  std::string tls_cert, tls_key;
   std::string version;
   double goodput_bits_per_s = 0;  // as in CapacityJson
 };
@@ -24,7 +25,8 @@ class HttpServer {
  public:
   virtual ~HttpServer() = default;
 
-  /// `server` outlives the result. kInvalidArgument: TLS files; kUnavailable: the port is taken.
+  /// `server` outlives the result. kInvalidArgument: TLS files; kUnavailable: one of them cannot be
+  /// read, or the port is taken.
   static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options,
                                                      AggregatorServer* server);
   virtual int port() const = 0;

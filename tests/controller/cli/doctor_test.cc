@@ -6,12 +6,18 @@
 #include <gmock/gmock.h>
 #include <grpcpp/server_builder.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <netinet/udp.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -151,7 +157,7 @@ MachineFacts GoodMachine() {
   facts.memlock_bytes = 64 << 10;
   facts.agent_socket = "/run/weir/agent.sock";
   facts.probe_port = 7446;
-  facts.probe_port_taken = true;
+  facts.probe_port_taken = facts.probe_udp_port_taken = true;
   facts.libraries = {{"/usr/lib/libweir.so.0", "1.2"}};
   return facts;
 }
@@ -242,6 +248,60 @@ TEST(DoctorTest, SeesWhoeverHasTheProbesPort) {
   if (!permitted) GTEST_SKIP() << "network namespaces are not permitted";
   EXPECT_FALSE(before);
   EXPECT_TRUE(after);
+}
+
+TEST(DoctorTest, SaysWhoMayHaveTheProbesPortForUdp) {
+  bool permitted = false;
+  std::vector<Finding> before, after;
+  setenv("WEIR_AGENT", "unix:/nowhere/agent.sock", 1);
+  std::thread([&] {  // which alone is in a namespace of its own
+    permitted = unshare(CLONE_NEWNET) == 0;
+    if (!permitted) return;
+    before = JudgeMachine(LookAtMachine(), "1.2");
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(7446);
+    const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    after = JudgeMachine(LookAtMachine(), "1.2");
+    close(fd);
+  })
+      .join();
+  unsetenv("WEIR_AGENT");
+  if (!permitted) GTEST_SKIP() << "network namespaces are not permitted";
+  EXPECT_EQ(With(before, "port 7446").verdict, Verdict::kOk);
+  const Finding taken = With(after, "port 7446 of agents' probes (UDP) is taken");
+  EXPECT_EQ(taken.verdict, Verdict::kWarn);
+  EXPECT_THAT(taken.fix, HasSubstr("ss -lp 'sport = :7446'"));
+}
+
+// A kernel that knows no rows of datagrams says ENOPROTOOPT; a filter says so in its place.
+bool ForgetUdpSegments() {
+  sock_filter steps[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_setsockopt, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[2])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, UDP_SEGMENT, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOPROTOOPT),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  sock_fprog program = {.len = std::size(steps), .filter = steps};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(DoctorTest, SaysThatAKernelIsTooOldForUdpRows) {
+  bool permitted = false;
+  std::vector<Finding> found;
+  std::thread([&] {  // a filter is for the thread that asks for it
+    permitted = ForgetUdpSegments();
+    if (permitted) found = JudgeMachine(LookAtMachine(), "1.2");
+  })
+      .join();
+  if (!permitted) GTEST_SKIP() << "seccomp is not permitted";
+  const Finding old = With(found, "has no UDP GSO and GRO");
+  EXPECT_EQ(old.verdict, Verdict::kWarn);
+  EXPECT_EQ(old.fix, "Linux 5.0 or later");
 }
 
 TEST(DoctorTest, LooksAtThisMachine) {

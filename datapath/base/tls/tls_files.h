@@ -1,0 +1,71 @@
+#pragma once
+// The certificate, key and authorities of a program, as files that are renewed while it runs. There
+// is no thread and no interval: whoever starts a connection asks, and a changed file counts for
+// that connection at once.
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "datapath/base/mutex.h"
+#include "datapath/base/status.h"
+
+struct ssl_ctx_st;     // OpenSSL's SSL_CTX
+struct x509_store_st;  // and X509_STORE
+
+namespace weir {
+
+/// A longer file is refused.
+inline constexpr size_t kTlsFileBytesMax = 1u << 20;
+
+struct TlsPaths {
+  std::string cert = {}, key = {};  // PEM; both, or neither
+  std::string ca = {};              // PEM; empty: none
+};
+
+/// Certificate and key as OpenSSL holds them.
+struct TlsPair;
+
+/// What files held at one time: every part could be parsed, and the key is that of the certificate.
+struct TlsMaterial {
+  std::string cert, key, ca;            // PEM; empty where the path is
+  std::shared_ptr<const TlsPair> pair;  // of cert and key; null without them
+};
+
+/// Thread-safe.
+class TlsFiles {
+ public:
+  explicit TlsFiles(TlsPaths paths) : paths_(std::move(paths)) {}
+  const TlsPaths& paths() const { return paths_; }
+
+  /// What the files hold. They are looked at in every call (stat) and read when one of them, or
+  /// what a symbolic link on the way to it means, has changed. When they are not good then, because
+  /// one is missing, cut short or not of the other, the material from before is returned and the
+  /// cause logged as an error, once for each such state of the files. Without one from before, the
+  /// cause is the result: kUnavailable for a file that cannot be read, kInvalidArgument for one
+  /// whose content is wrong.
+  StatusOr<std::shared_ptr<const TlsMaterial>> Current() WEIR_EXCLUDES(mutex_);
+
+ private:
+  // Identity, size and times of each file: zeros for one that is not there.
+  using Fingerprint = std::array<int64_t, 3 * 7>;
+
+  Fingerprint Look() const;
+  StatusOr<std::shared_ptr<const TlsMaterial>> Read() const;
+
+  const TlsPaths paths_;
+  Mutex mutex_;
+  Fingerprint seen_ WEIR_GUARDED_BY(mutex_) = {};
+  Status refused_ WEIR_GUARDED_BY(mutex_);  // why what `seen_` describes is not current
+  std::shared_ptr<const TlsMaterial> current_ WEIR_GUARDED_BY(mutex_);
+};
+
+/// Makes servers of `context` show what `files` hold when a connection begins; TLS 1.2 is the least
+/// that they speak. `files` have a certificate and outlive the context. False: OpenSSL refused.
+bool ServeTls(ssl_ctx_st* context, TlsFiles* files);
+
+/// A new store of the authorities of `material`, which the caller owns.
+x509_store_st* MakeAuthorityStore(const TlsMaterial& material);
+
+}  // namespace weir

@@ -1,0 +1,232 @@
+"""Renewed certificates: what the programs show to connections that begin after their files changed, by a
+symbolic link to a directory that is exchanged (as Kubernetes mounts secrets) or by renamed files; and after they
+changed to something that is no certificate with its key."""
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+import unittest
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
+CONTROLLER = BUILD / "controller" / "service" / "weir-controller"
+AGENT = BUILD / "agent" / "weir-agent"
+AGGREGATOR = BUILD / "datapath" / "aggregation" / "program" / "weir-aggregator"
+PATIENCE_S = 20
+NAMES = ("first", "second", "third")
+
+
+def openssl(directory, *arguments):
+    subprocess.run(["openssl", *arguments], cwd=directory, check=True, timeout=30, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL)
+
+
+def make_certificates(directory):
+    """An authority, and a directory with tls.crt and tls.key for each of NAMES."""
+    key = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    openssl(directory, *key, "-x509", "-days", "2", "-subj", "/CN=ca", "-keyout", "ca.key", "-out", "ca.crt")
+    (directory / "san").write_text("subjectAltName=IP:127.0.0.1\n", encoding="utf-8")
+    for name in NAMES:
+        (directory / name).mkdir()
+        openssl(directory, *key, "-subj", f"/CN={name}", "-keyout", f"{name}/tls.key", "-out", f"{name}.csr")
+        openssl(directory, "x509", "-req", "-days", "2", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
+                "-CAcreateserial", "-extfile", "san", "-out", f"{name}/tls.crt")
+
+
+def name_in(certificate):
+    """The common name of what getpeercert() gave; None without one."""
+    return next((value for part in (certificate or {}).get("subject", ()) for key, value in part
+                 if key == "commonName"), None)
+
+
+class CertificatesTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.made = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="weir-made-")))
+        make_certificates(cls.made)
+
+    def setUp(self):
+        self.directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(prefix="weir-tls-")))
+
+    # What a program is given: files of `mounted` are links to ..data/FILE, and ..data is a link.
+
+    def mount(self, name):
+        """Exchanges what the mounted files are for those of `name`, in one rename."""
+        mounted = self.directory / "mounted"
+        mounted.mkdir(exist_ok=True)
+        for file in ("tls.crt", "tls.key"):
+            if not (mounted / file).is_symlink():
+                (mounted / file).symlink_to(f"..data/{file}")
+        (mounted / "..data_tmp").symlink_to(self.made / name)
+        os.replace(mounted / "..data_tmp", mounted / "..data")
+        return [mounted / "tls.crt", mounted / "tls.key"]
+
+    def put(self, file, content):
+        """Renames a file with this content to `file` of a directory without links."""
+        plain = self.directory / "plain"
+        plain.mkdir(exist_ok=True)
+        (plain / "new").write_bytes(content)
+        os.replace(plain / "new", plain / file)
+        return plain / file
+
+    def content(self, name, file):
+        return (self.made / name / file).read_bytes()
+
+    def start(self, *arguments):
+        """A program that ends with the test; its log."""
+        log = self.directory / f"{arguments[0].name}.log"
+        with open(log, "wb") as output:
+            child = subprocess.Popen([str(part) for part in arguments], stdout=output, stderr=output,
+                                     stdin=subprocess.DEVNULL)
+        self.addCleanup(self.end, child)
+        return log
+
+    def end(self, child):
+        child.send_signal(signal.SIGTERM)
+        self.assertEqual(child.wait(timeout=PATIENCE_S), 0)
+
+    def wait_for(self, log, pattern):
+        end = time.monotonic() + PATIENCE_S
+        while not (found := re.search(pattern, log.read_text(errors="replace"))):
+            self.assertLess(time.monotonic(), end, f"no {pattern} in\n{log.read_text(errors='replace')}")
+            time.sleep(0.02)
+        return found
+
+    def shown(self, address):
+        """The name in the certificate that a new connection is shown; it is checked against the authority."""
+        context = ssl.create_default_context(cafile=self.made / "ca.crt")
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        host, port = address.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as plain:
+            with context.wrap_socket(plain, server_hostname=host) as connection:
+                return name_in(connection.getpeercert())
+
+    def check_server(self, start):
+        """start(CERTIFICATE, KEY) gives (addresses, log) of a server."""
+        addresses, log = start(*self.mount("first"))
+        self.assertEqual([self.shown(a) for a in addresses], ["first"] * len(addresses))
+        self.mount("second")   # no waiting: the next connection is the bound
+        self.assertEqual([self.shown(a) for a in addresses], ["second"] * len(addresses))
+        self.wait_for(log, r" I tls: renewed TLS files are in use: \S+/mounted/tls.crt")
+        (self.directory / "mounted" / "..data").unlink()
+        self.assertEqual([self.shown(a) for a in addresses], ["second"] * len(addresses))
+        self.wait_for(log, r" E tls: .*those before stay.*cannot read TLS file '\S+/tls.crt': No such file")
+        self.mount("third")
+        self.assertEqual([self.shown(a) for a in addresses], ["third"] * len(addresses))
+
+    def check_renames(self, start):
+        addresses, log = start(*[self.put(f, self.content("first", f)) for f in ("tls.crt", "tls.key")])
+        kept = ["first"] * len(addresses)
+        whole = self.content("second", "tls.crt")
+        for broken, cause in ((whole[:len(whole) // 2], r"expected certificates, found 0 and then: \S"),
+                              (b"", "expected certificates, found 0 and then: no start line"),
+                              (whole + whole[:60], r"expected certificates, found 1 and then: \S"),
+                              (whole, r"the key in '\S+/tls.key' is not that of the certificate in '\S+/tls.crt'")):
+            self.put("tls.crt", broken)
+            for _ in range(2):
+                self.assertEqual([self.shown(a) for a in addresses], kept)
+            self.wait_for(log, " E tls: renewed TLS files are not good, those before stay in use: .*" + cause)
+        self.put("tls.key", self.content("second", "tls.key")[:80])
+        self.assertEqual([self.shown(a) for a in addresses], kept)
+        self.wait_for(log, r"TLS file '\S+/tls.key': expected a private key: \S")
+        # Each listener says each cause once, however many connections come.
+        said = re.findall(" E tls: .*", log.read_text(encoding="utf-8"))
+        self.assertEqual(len(said), 5 * len(addresses), said)
+        self.put("tls.key", self.content("second", "tls.key"))
+        self.assertEqual([self.shown(a) for a in addresses], ["second"] * len(addresses))
+
+    def start_controller(self, cert, key):
+        log = self.start(CONTROLLER, "--state", ":memory:", "--listen-grpc", "127.0.0.1:0", "--listen-http",
+                         "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key, "--tls-ca", self.made / "ca.crt")
+        return self.wait_for(log, r"gRPC on (\S+), HTTP on ([^,\s]+)").groups(), log
+
+    def start_aggregator(self, cert, key):
+        log = self.start(AGGREGATOR, "--http", "127.0.0.1:0", "--port", "0", "--tls-cert", cert, "--tls-key", key)
+        return [self.wait_for(log, r"(?m)^https? (\S+)")[1]], log
+
+    def test_the_controllers_listeners_show_an_exchanged_directory(self):
+        self.check_server(self.start_controller)
+
+    def test_the_controllers_listeners_keep_what_was_good(self):
+        self.check_renames(self.start_controller)
+
+    @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
+    def test_the_aggregator_shows_an_exchanged_directory(self):
+        self.check_server(self.start_aggregator)
+
+    @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
+    def test_the_aggregator_keeps_what_was_good(self):
+        self.check_renames(self.start_aggregator)
+
+    @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
+    def test_the_controller_believes_renewed_authorities_of_aggregators(self):
+        url = self.start_aggregator(*self.mount("first"))[0][0]
+        other = self.put("ca.crt", self.content("third", "tls.crt"))
+        log = self.start(CONTROLLER, "--state", ":memory:", "--listen-grpc", "127.0.0.1:0", "--listen-http",
+                         "127.0.0.1:0", "--aggregator", f"sum=https://{url}", "--aggregator-ca", other)
+        rest = self.wait_for(log, r"HTTP on ([^,\s]+)")[1]
+
+        def wait_until(found):
+            end = time.monotonic() + PATIENCE_S
+            while True:
+                with urllib.request.urlopen(f"http://{rest}/v1/aggregators", timeout=PATIENCE_S) as answer:
+                    aggregator = json.load(answer)["aggregators"][0]
+                if found(aggregator):
+                    return
+                self.assertLess(time.monotonic(), end, aggregator)
+                time.sleep(0.1)
+
+        wait_until(lambda aggregator: "not trusted" in aggregator.get("error", ""))
+        self.put("ca.crt", (self.made / "ca.crt").read_bytes())
+        wait_until(lambda aggregator: aggregator.get("reachable"))
+
+    def test_the_agent_shows_renewed_files_at_its_next_connection(self):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.made / "first" / "tls.crt", self.made / "first" / "tls.key")
+        context.load_verify_locations(self.made / "ca.crt")
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols(["h2"])
+        listener = self.enterContext(socket.create_server(("127.0.0.1", 0)))
+        listener.settimeout(PATIENCE_S)
+
+        def presented():
+            """Who connects next; it is hung up on."""
+            plain, _ = listener.accept()
+            plain.settimeout(PATIENCE_S)
+            with plain, context.wrap_socket(plain, server_side=True) as connection:
+                return name_in(connection.getpeercert())
+
+        def becomes(name):
+            end = time.monotonic() + PATIENCE_S
+            while presented() != name:   # a connection may have begun before the files changed
+                self.assertLess(time.monotonic(), end)
+            return True
+
+        cert, key = self.mount("first")
+        log = self.start(AGENT, "--node", "here", "--controller", f"127.0.0.1:{listener.getsockname()[1]}",
+                         "--socket", self.directory / "agent.sock", "--probe-port", "0", "--iperf-port", "0",
+                         "--ca", self.made / "ca.crt", "--cert", cert, "--key", key)
+        self.assertTrue(becomes("first"))
+        self.mount("second")
+        self.assertTrue(becomes("second"))
+        (self.directory / "mounted" / "..data").unlink()
+        self.wait_for_while(log, r" E tls: .*cannot read TLS file '\S+/tls.crt'", presented)
+        self.assertEqual(presented(), "second")
+
+    def wait_for_while(self, log, pattern, serve):
+        end = time.monotonic() + PATIENCE_S
+        while not re.search(pattern, log.read_text(errors="replace")):
+            self.assertLess(time.monotonic(), end, log.read_text(errors="replace"))
+            serve()
+
+
+if __name__ == "__main__":
+    unittest.main()
