@@ -136,6 +136,9 @@ check(headers["Cache-Control"] == "no-store" and headers["Weir-Role"] == "admin"
 code, _, _ = call("PUT", "/v1/policies/checked", {"source": "name: checked\n", "dry_run": True},
                   send={"If-Match": '"0000000000000000"'})
 check(code == 412, f"If-Match of another text is refused (got {code})")
+code, _, _ = call("PUT", "/v1/policies/checked",
+                  {"source": "name: checked\n", "dry_run": True, "if_match": "0000000000000000"})
+check(code == 409, f"the same said in the body is a conflict (got {code})")
 
 request = urllib.request.urlopen(base + "/v1/watch?kinds=step,job", timeout=10)
 event = None

@@ -84,7 +84,7 @@ TEST_F(ServerTest, AgentsTrainWhileEveryRestAnswerMatchesTheDocument) {
   for (int rank = 0; rank < 2; ++rank)
     agents.push_back(std::make_unique<WireAgent>(Target(), rank, 2));
   ASSERT_TRUE(Eventually([&] { return Job().state() == "running"; }));
-  EXPECT_TRUE(agents[0]->welcomed());
+  EXPECT_TRUE(Eventually([&] { return agents[0]->welcomed(); }));
   std::atomic<bool> stop{false};
   std::thread training([&] {
     for (uint64_t step = 1; !stop; ++step) {
@@ -199,6 +199,21 @@ TEST_F(ServerTest, RefusesToStartInsecurely) {
   options_.listen_grpc = "nowhere";
   EXPECT_THAT(Message(Controller::Start(options_).status()),
               testing::HasSubstr("expected host:port"));
+}
+
+TEST_F(ServerTest, ReflectionNamesTheServices) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  int code = 0;
+  // ServerReflectionRequest{list_services: ""} in a frame of gRPC.
+  const std::string answer = RunCommand(
+      StrCat("printf '\\000\\000\\000\\000\\002\\072\\000' | curl -s -m 10 --http2-prior-knowledge "
+             "-H 'content-type: application/grpc' -H 'te: trailers' --data-binary @- http://",
+             Target(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+      &code);
+  EXPECT_EQ(code, 0);
+  for (const char* service : {"weir.v1.AdminService", "weir.v1.AgentService", "grpc.health.v1"}) {
+    EXPECT_THAT(answer, testing::HasSubstr(service));
+  }
 }
 
 TEST_F(ServerTest, PortInUseIsAClearError) {
