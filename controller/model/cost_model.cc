@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "controller/model/deterministic_math.h"
+#include "controller/model/node_layout.h"
 
 namespace weir {
 namespace {
@@ -190,14 +191,18 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   }
   const WireBytes bytes = PredictWireBytes(codec, elements, ratio);
   const double rounds = std::max(1, codec.rounds);
+  const bool knows_nodes = collective.by_node || collective.all_pairs;
+  const CollectiveFeatures features =
+      FeaturesOf(collective, world, knows_nodes ? LayoutOf(snapshot.memory) : NodeLayout{});
   cost.network_fixed_s +=
-      rounds * (collective.overhead_s + collective.gamma_scale * collective.reduce.At(world) *
-                                            snapshot.reduce_s_per_byte * bytes.payload);
-  cost.network_alphas = rounds * collective.alpha_scale * collective.latency.At(world);
+      rounds *
+          (collective.overhead_s + collective.alpha_scale * features.within_latency_s +
+           collective.gamma_scale * features.reduce * snapshot.reduce_s_per_byte * bytes.payload) +
+      collective.beta_scale * features.within_s_per_byte * bytes.payload;
+  cost.network_alphas = rounds * collective.alpha_scale * features.latency;
   const double around = collective.walks_ring ? std::max(ring_speedup, 1e-6) : 1;
-  cost.network_beta_bytes =
-      collective.beta_scale * (collective.payload.At(world) * bytes.payload / around +
-                               collective.index.At(world) * bytes.index);
+  cost.network_beta_bytes = collective.beta_scale * (features.payload * bytes.payload / around +
+                                                     features.index * bytes.index);
   if (collective.bandwidth_max_bytes_per_s > 0) {
     cost.network_bytes_min_s = cost.network_beta_bytes / collective.bandwidth_max_bytes_per_s;
   }

@@ -77,11 +77,13 @@ struct BucketCost {
   }
 };
 
-/// network = overhead + alpha_scale latency(N) alpha + beta_scale (payload(N) bytes + index(N)
-/// index bytes) / B_eff + gamma_scale reduce(N) gamma bytes, per codec round; nothing in a world of
-/// one; and what codecs do inside of the collective. B_eff is no more than the
-/// collective's aggregator has for one rank; payloads that go around a ring move `ring_speedup`
-/// times as fast, see Snapshot. The metadata exchange is a small all-reduce: overhead
+/// network = overhead + alpha_scale (latency alpha + within_latency_s)
+///           + beta_scale ((payload bytes + index index_bytes) / B_eff + within_s_per_byte bytes)
+///           + gamma_scale reduce gamma bytes
+/// with the collective's FeaturesOf the job's nodes, per codec round; nothing in a world of one;
+/// and what codecs do inside of the collective. B_eff is no more than the collective's aggregator
+/// has for one rank; payloads that go around a ring move `ring_speedup` times as fast, see
+/// Snapshot. The metadata exchange is a small all-reduce: overhead
 /// + 2 ceil(log2 N) alpha.
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          const CodecModel& codec, const CollectiveModel& collective, double ratio,

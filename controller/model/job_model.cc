@@ -255,9 +255,10 @@ void JobModel::State::WatchDrift() {
     decided_bandwidth = bandwidth;
   }
   double messages = 0;
+  const NodeLayout layout = LayoutOf(network.memory());
   for (const ChoiceModel& choice : plan) {
     const int c = FindCollective(choice.collective);
-    if (c >= 0) messages += collectives[c].latency.At(world);
+    if (c >= 0) messages += FeaturesOf(collectives[c], world, layout).latency;
   }
   const double moved_s = messages * std::fabs(latency_s - decided_latency_s);
   const bool certain = network.filter().alpha_log_deviation() < 0.5 * kLatencyDrift;
@@ -458,6 +459,8 @@ void JobModel::SetBuckets(std::vector<BucketDefinition> buckets) {
 
 void JobModel::SetRankNode(int rank, std::string node) { state_->nodes[rank] = std::move(node); }
 
+void JobModel::SetLowestRank(int rank, int lowest) { state_->network.SetLowestRank(rank, lowest); }
+
 void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan,
                              std::vector<int> ring_order) {
   State& s = *state_;
@@ -565,6 +568,7 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
   }
   snapshot.incumbent = s.plan;
   if (s.world > 1) snapshot.node_links = s.LinksOfNodes();
+  snapshot.memory = s.network.memory();
   snapshot.ring_order = s.ring.order;
   snapshot.ring_speedup = s.ring.speedup;
   if (!s.plan.empty()) {

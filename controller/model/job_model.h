@@ -100,6 +100,9 @@ class JobModel {
   void SetBuckets(std::vector<BucketDefinition> buckets);
   /// Node of each rank, so that link estimates can be picked.
   void SetRankNode(int rank, std::string node);
+  /// The lowest rank that `rank` shares memory with; itself, as long as nothing is said, where it
+  /// stands alone. Numbers outside of the job are ignored.
+  void SetLowestRank(int rank, int lowest);
   /// The plan in force since `step`, in bucket order of SetBuckets, and who follows whom around its
   /// ring (empty, or not of each rank once: ascending); resets dwell.
   void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan,

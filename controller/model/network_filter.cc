@@ -51,9 +51,7 @@ void NetworkFilter::SetCollectives(const std::vector<CollectiveModel>& collectiv
   for (size_t i = 0; i < kShared && size > 0; ++i) source[i] = static_cast<int>(i);
   features_.clear();
   for (size_t c = 0; c < collectives.size(); ++c) {
-    features_.push_back({collectives[c].latency.At(world_), collectives[c].payload.At(world_),
-                         collectives[c].index.At(world_), collectives[c].reduce.At(world_),
-                         collectives[c].walks_ring});
+    features_.push_back({FeaturesOf(collectives[c], world_, layout_), collectives[c].walks_ring});
     for (size_t k = 0; k < known.size(); ++k) {
       if (known[k].name != collectives[c].name) continue;
       for (size_t i = 0; i < kPerCollective; ++i) {
@@ -74,6 +72,13 @@ void NetworkFilter::SetCollectives(const std::vector<CollectiveModel>& collectiv
     for (size_t j = 0; j < size_; ++j) {
       if (source[i] >= 0 && source[j] >= 0) P(i, j) = covariance[source[i] * size + source[j]];
     }
+  }
+}
+
+void NetworkFilter::SetLayout(const NodeLayout& layout) {
+  layout_ = layout;
+  for (size_t c = 0; c < features_.size(); ++c) {
+    features_[c].cost = FeaturesOf(collectives_[c], world_, layout_);
   }
 }
 
@@ -101,11 +106,16 @@ NetworkFilter::Terms NetworkFilter::TermsOf(const CollectiveSample& sample,
   const size_t own = kShared + kPerCollective * sample.collective;
   Terms terms;
   terms.overhead = sample.rounds * std::exp(x[own + kOverhead]);
-  terms.latency = sample.rounds * f.latency * std::exp(x[own + kAlphaScale] + x[kAlpha]);
-  terms.reduce = sample.rounds * f.reduce * sample.payload_bytes * std::exp(x[kGamma]);
+  const double alpha_scale = std::exp(x[own + kAlphaScale]);
+  terms.latency = sample.rounds * f.cost.latency * alpha_scale * std::exp(x[kAlpha]);
+  terms.within_latency = sample.rounds * f.cost.within_latency_s * alpha_scale;
+  terms.reduce = sample.rounds * f.cost.reduce * sample.payload_bytes * std::exp(x[kGamma]);
   const double beta = std::exp(x[kBeta]), around = f.walks_ring ? sample.ring_speedup : 1;
-  terms.bytes = (f.payload * sample.payload_bytes / around + f.index * sample.index_bytes) *
-                std::exp(x[own + kBetaScale]) * std::max(beta, f.byte_s_min);
+  const double beta_scale = std::exp(x[own + kBetaScale]);
+  terms.bytes =
+      (f.cost.payload * sample.payload_bytes / around + f.cost.index * sample.index_bytes) *
+      beta_scale * std::max(beta, f.byte_s_min);
+  terms.within_bytes = f.cost.within_s_per_byte * sample.payload_bytes * beta_scale;
   terms.beta_weight = 1 / (1 + std::pow(f.byte_s_min / beta, kRateBend));
   return terms;
 }
@@ -115,8 +125,9 @@ void NetworkFilter::Gradient(const CollectiveSample& sample, const std::vector<d
   const Terms terms = TermsOf(sample, x);
   const double sum = terms.Sum();
   const size_t own = kShared + kPerCollective * sample.collective;
-  (*gradient)[kAlpha] = (*gradient)[own + kAlphaScale] = terms.latency / sum;
-  (*gradient)[own + kBetaScale] = terms.bytes / sum;
+  (*gradient)[kAlpha] = terms.latency / sum;
+  (*gradient)[own + kAlphaScale] = (terms.latency + terms.within_latency) / sum;
+  (*gradient)[own + kBetaScale] = (terms.bytes + terms.within_bytes) / sum;
   (*gradient)[kBeta] = terms.beta_weight * terms.bytes / sum;
   (*gradient)[kGamma] = terms.reduce / sum;
   (*gradient)[own + kOverhead] = terms.overhead / sum;
@@ -273,8 +284,9 @@ void NetworkFilter::Calibrate(int index, CollectiveModel* model) const {
   typical.payload_bytes = 1e6;
   const Terms terms = TermsOf(typical, mean_);
   const double sum = terms.Sum();
-  const double shares[kPerCollective] = {terms.overhead / sum, terms.latency / sum,
-                                         terms.bytes / sum};
+  const double shares[kPerCollective] = {terms.overhead / sum,
+                                         (terms.latency + terms.within_latency) / sum,
+                                         (terms.bytes + terms.within_bytes) / sum};
   double variance = 0.25 * noise_ * noise_;
   for (size_t i = 0; i < kPerCollective; ++i)
     variance += shares[i] * shares[i] * P(own + i, own + i);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "controller/model/node_layout.h"
 #include "controller/model/snapshot.h"
 
 namespace weir {
@@ -22,9 +23,11 @@ struct CollectiveSample {
 /// logarithms of
 ///   alpha, beta, gamma, and for every collective its overhead, alpha_scale and beta_scale,
 /// so that every estimate stays positive. One observation is
-///   seconds = rounds (overhead + alpha_scale L alpha + R gamma bytes)
-///             + beta_scale (P bytes / ring_speedup + I index_bytes) max(beta, 1 / rate)
-/// with L, P, I, R the collective's features at the job's world size, and rate what an aggregator
+///   seconds = rounds (overhead + alpha_scale (L alpha + W) + R gamma bytes)
+///             + beta_scale ((P bytes / ring_speedup + I index_bytes) max(beta, 1 / rate) + V
+///             bytes)
+/// with L, P, I, R the collective's features in the job's world, W and V what it does within nodes
+/// (FeaturesOf; their latency and bandwidth are given, not estimated), and rate what an aggregator
 /// that it runs on takes in from a rank, infinite for all others. It is observed as a
 /// logarithm, with Huber weights against outliers and an iterated update because a logarithm of a
 /// sum bends. What keeps the parts apart: round-trip times pin alpha, narrow priors hold the scales
@@ -38,6 +41,9 @@ class NetworkFilter {
 
   /// Declares the collectives. Known names keep their calibration. The order is the index order.
   void SetCollectives(const std::vector<CollectiveModel>& collectives);
+
+  /// Where the job's ranks are. Nothing learnt is forgotten.
+  void SetLayout(const NodeLayout& layout);
 
   /// What the aggregator under collective `index` takes in from one rank; 0: nothing limits it.
   void SetRateMax(int index, double bytes_per_s);
@@ -75,7 +81,10 @@ class NetworkFilter {
   struct Terms {
     double overhead = 0, latency = 0, reduce = 0, bytes = 0;
     double beta_weight = 1;  // share of `bytes` that beta decides
-    double Sum() const { return overhead + latency + reduce + bytes; }
+    double within_latency = 0, within_bytes = 0;
+    double Sum() const {
+      return overhead + latency + reduce + bytes + within_latency + within_bytes;
+    }
   };
   Terms TermsOf(const CollectiveSample& sample, const std::vector<double>& x) const;
   void Gradient(const CollectiveSample& sample, const std::vector<double>& x,
@@ -88,8 +97,9 @@ class NetworkFilter {
 
   int world_;
   std::vector<CollectiveModel> collectives_;
+  NodeLayout layout_;
   struct Features {
-    double latency, payload, index, reduce;
+    CollectiveFeatures cost;
     bool walks_ring;
     double byte_s_min = 0;  // of an aggregator
   };

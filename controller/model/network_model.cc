@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "controller/model/format.h"
 
@@ -56,6 +57,29 @@ void NetworkModel::SetRateMax(int index, double bytes_per_s) {
   filter_.SetRateMax(index, bytes_per_s);
 }
 
+void NetworkModel::SetLowestRank(int rank, int lowest) {
+  if (rank < 0 || rank >= world_ || lowest < 0 || lowest >= world_) return;
+  if (memory_.lowest_ranks.empty()) {
+    memory_.lowest_ranks.resize(static_cast<size_t>(world_));
+    std::iota(memory_.lowest_ranks.begin(), memory_.lowest_ranks.end(), 0);
+  }
+  memory_.lowest_ranks[static_cast<size_t>(rank)] = lowest;
+  filter_.SetLayout(LayoutOf(memory_));
+}
+
+void NetworkModel::MeasureWithin(double now_s) {
+  memory_.latency_s = memory_.s_per_byte = 0;
+  for (const auto& [pair, link] : links_) {
+    if (pair.first != pair.second) continue;
+    const auto rtt = link.Rtt(now_s), bandwidth = link.Bandwidth(now_s);
+    if (rtt.has_value()) memory_.latency_s = std::max(memory_.latency_s, rtt->value / 2);
+    if (bandwidth.has_value() && bandwidth->value > 0) {
+      memory_.s_per_byte = std::max(memory_.s_per_byte, 1 / bandwidth->value);
+    }
+  }
+  filter_.SetLayout(LayoutOf(memory_));
+}
+
 void NetworkModel::AgeTo(double now_s) {
   if (aged_to_s_ >= 0) filter_.Age(now_s - aged_to_s_);
   aged_to_s_ = std::max(aged_to_s_, now_s);
@@ -95,6 +119,7 @@ void NetworkModel::AddLink(double now_s, const LinkObservation& observation) {
     link.AddBandwidth(at_s, observation.bandwidth_bytes_per_s, deviation, observation.method);
     if (at_s > changed_at_s_) FeedBandwidth(now_s, observation, deviation);
   }
+  if (observation.source_node == observation.target_node) MeasureWithin(now_s);
 }
 
 void NetworkModel::WatchRtt(double at_s, const LinkEstimator& link, double rtt_s, double now_s) {
@@ -228,6 +253,7 @@ NetworkChange NetworkModel::Relearn(int direction, int steps_max) {
   for (size_t i = 0; i < rates_max_.size(); ++i) {
     filter_.SetRateMax(static_cast<int>(i), rates_max_[i]);
   }
+  filter_.SetLayout(LayoutOf(memory_));
   change.bandwidth_before = 1 / filter_.beta_s_per_byte();
   change.latency_before = filter_.alpha_s();
   changed_at_s_ = events_[first].at_s;

@@ -12,6 +12,7 @@
 #include "controller/model/job_model.h"
 #include "controller/model/link_estimator.h"
 #include "controller/model/network_filter.h"
+#include "controller/model/node_layout.h"
 
 namespace weir {
 
@@ -26,13 +27,17 @@ struct NetworkChange {
 /// a lower bound; probes. Times are seconds on one monotonic clock. Not thread-safe.
 class NetworkModel {
  public:
-  explicit NetworkModel(int world) : filter_(world) {}
+  explicit NetworkModel(int world) : world_(world), filter_(world) {}
 
   /// The collectives that samples refer to by index. Calibrations of known names stay; a different
   /// list forgets the history that a change would be learned again from.
   void SetCollectives(const std::vector<CollectiveModel>& collectives);
   /// As NetworkFilter::SetRateMax. A rate is forgotten with a different list of collectives.
   void SetRateMax(int index, double bytes_per_s);
+  /// As JobModel::SetLowestRank.
+  void SetLowestRank(int rank, int lowest);
+  /// Latency and bandwidth are the slowest that links of nodes to themselves showed.
+  const SharedMemory& memory() const { return memory_; }
   const NetworkFilter& filter() const { return filter_; }
 
   void AddLink(double now_s, const LinkObservation& observation);
@@ -68,6 +73,7 @@ class NetworkModel {
   static constexpr int kReplayStepsMax = 8;
 
   void AgeTo(double now_s);
+  void MeasureWithin(double now_s);
   void Apply(const Event& event);
   void Remember(Event event);
   void WatchRtt(double at_s, const LinkEstimator& link, double rtt_s, double now_s);
@@ -75,9 +81,11 @@ class NetworkModel {
   void FeedBandwidth(double now_s, const LinkObservation& observation, double log_deviation);
   NetworkChange Relearn(int direction, int steps_max);
 
+  int world_;
   NetworkFilter filter_;
   std::vector<std::string> collective_names_;
   std::vector<double> rates_max_;  // by collective; what a restored filter is told again
+  SharedMemory memory_;            // what a restored filter is told again
   std::map<std::pair<std::string, std::string>, LinkEstimator> links_;
   std::deque<Event> events_;
   ChangeDetector detector_;

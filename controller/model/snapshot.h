@@ -56,12 +56,22 @@ struct WorldFunctionModel {
   friend bool operator==(const WorldFunctionModel&, const WorldFunctionModel&) = default;
 };
 
+/// Steps within nodes, as functions of the ranks of the fullest node.
+struct WithinNodeModel {
+  WorldFunctionModel latency, payload, reduce;
+  friend bool operator==(const WithinNodeModel&, const WithinNodeModel&) = default;
+};
+
 struct CollectiveModel {
   std::string name;
   std::string form;  // as of codecs, or "regions", "float_lanes" or "table_lanes"
   WorldFunctionModel latency, payload, index, reduce;
   int world_min = 1, world_max = 0;
   bool walks_ring = false;  // payloads go from each rank to the next of the ring's order alone
+  bool all_pairs = false;   // each rank exchanges alike with every other at once
+  // Works within nodes first and last; the four functions are then of the number of nodes.
+  bool by_node = false;
+  WithinNodeModel within_even, within_uneven;  // all nodes hold equally many ranks, or not
   // Calibrated multipliers of the three terms; 1 until measured.
   double alpha_scale = 1, beta_scale = 1, gamma_scale = 1;
   double overhead_s = 0;            // fixed software cost per run
@@ -109,6 +119,14 @@ struct NodeLinks {
   friend bool operator==(const NodeLinks&, const NodeLinks&) = default;
 };
 
+/// Which ranks share memory, as they found when they connected, and how fast they are among
+/// themselves.
+struct SharedMemory {
+  std::vector<int> lowest_ranks;  // of each rank: the lowest that it shares with; empty: none does
+  double latency_s = 0, s_per_byte = 0;  // one way, 1 / bandwidth; 0: not measured
+  friend bool operator==(const SharedMemory&, const SharedMemory&) = default;
+};
+
 /// One choice per bucket, in the snapshot's bucket order.
 using PlanModel = std::vector<ChoiceModel>;
 
@@ -128,6 +146,7 @@ struct Snapshot {
   double codec_parallelism = 1;      // free cores per rank for codec threads, 0 < x <= 1 slows them
   PlanModel incumbent;               // empty: no plan yet
   NodeLinks node_links;
+  SharedMemory memory;
   std::vector<int> ring_order;  // of the incumbent: who follows whom; empty: ascending
   // Rate of payloads around that ring over bandwidth_bytes_per_s; 1 where no order was ever chosen.
   double ring_speedup = 1;

@@ -141,6 +141,10 @@ Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
   if (hello.has_active_plan()) AdoptLeases(hello.active_plan());
   if (rank == 0) lease_told_s_ = -1;
   model_->SetRankNode(rank, node);
+  if (hello.memory_group() > 0) {
+    model_->SetLowestRank(
+        rank, static_cast<int>(std::min<uint32_t>(hello.memory_group(), kWorldMax)) - 1);
+  }
   model_->SetCapabilities(rank, CodecsOf(hello.capabilities(), world_),
                           CollectivesOf(hello.capabilities()));
   if (hello.capabilities().codecs_size() > 0) capabilities_ = hello.capabilities();

@@ -141,6 +141,18 @@ std::vector<CodecModel> ToModels(const v1::CodecCapability& in, int world) {
   return out;
 }
 
+WithinNodeModel ToModel(const v1::WithinNodeCost& in) {
+  return {ToModel(in.latency()), ToModel(in.payload()), ToModel(in.reduce())};
+}
+
+v1::WithinNodeCost ToProto(const WithinNodeModel& in) {
+  v1::WithinNodeCost out;
+  *out.mutable_latency() = ToProto(in.latency);
+  *out.mutable_payload() = ToProto(in.payload);
+  *out.mutable_reduce() = ToProto(in.reduce);
+  return out;
+}
+
 CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   CollectiveModel out;
   out.name = in.name();
@@ -152,6 +164,10 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.world_min = static_cast<int>(std::clamp<uint32_t>(in.world_min(), 1, kWorldMax));
   out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
   out.walks_ring = in.walks_ring();
+  out.all_pairs = in.all_pairs();
+  out.by_node = in.has_node_cost();
+  out.within_even = ToModel(in.node_cost().even());
+  out.within_uneven = ToModel(in.node_cost().uneven());
   out.needs_lease = !LeaseModeOf(out.name).empty();
   return out;
 }
@@ -165,6 +181,11 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   *out.mutable_index() = ToProto(in.index);
   *out.mutable_reduce() = ToProto(in.reduce);
   out.set_walks_ring(in.walks_ring);
+  out.set_all_pairs(in.all_pairs);
+  if (in.by_node) {
+    *out.mutable_node_cost()->mutable_even() = ToProto(in.within_even);
+    *out.mutable_node_cost()->mutable_uneven() = ToProto(in.within_uneven);
+  }
   out.set_world_min(static_cast<uint32_t>(in.world_min));
   out.set_world_max(static_cast<uint32_t>(in.world_max));
   return out;

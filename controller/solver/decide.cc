@@ -5,6 +5,7 @@
 #include <map>
 
 #include "controller/model/deterministic_math.h"
+#include "controller/model/node_layout.h"
 #include "controller/model/ring_choice.h"
 #include "controller/solver/candidates.h"
 #include "controller/solver/explain.h"
@@ -55,6 +56,7 @@ Status CheckSnapshot(const Snapshot& snapshot) {
                                   snapshot.incumbent.size()));
   }
   WEIR_RETURN_IF_ERROR(CheckRing(snapshot));
+  WEIR_RETURN_IF_ERROR(CheckMemory(snapshot));
   WEIR_RETURN_IF_ERROR(CheckFinite("compute_s", snapshot.compute_s.value, 0));
   WEIR_RETURN_IF_ERROR(CheckFinite("compute_s.deviation", snapshot.compute_s.deviation, 0));
   WEIR_RETURN_IF_ERROR(CheckFinite("backward_s", snapshot.backward_s.value, 0));

@@ -207,6 +207,13 @@ void Fields(V& v, WorldFunctionModel& f) {
 }
 
 template <typename V>
+void Fields(V& v, WithinNodeModel& w) {
+  v("latency", w.latency);
+  v("payload", w.payload);
+  v("reduce", w.reduce);
+}
+
+template <typename V>
 void Fields(V& v, CollectiveModel& c) {
   v("name", c.name);
   v("form", c.form);
@@ -217,6 +224,10 @@ void Fields(V& v, CollectiveModel& c) {
   v("world_min", c.world_min);
   v("world_max", c.world_max);
   v("walks_ring", c.walks_ring);
+  v("all_pairs", c.all_pairs);
+  v("by_node", c.by_node);
+  v("within_even", c.within_even);
+  v("within_uneven", c.within_uneven);
   v("alpha_scale", c.alpha_scale);
   v("beta_scale", c.beta_scale);
   v("gamma_scale", c.gamma_scale);
@@ -258,6 +269,13 @@ void Fields(V& v, NodeLinks& n) {
 }
 
 template <typename V>
+void Fields(V& v, SharedMemory& m) {
+  v("lowest_ranks", m.lowest_ranks);
+  v("latency_s", m.latency_s);
+  v("s_per_byte", m.s_per_byte);
+}
+
+template <typename V>
 void Fields(V& v, Snapshot& s) {
   v("job", s.job);
   v("world", s.world);
@@ -274,6 +292,7 @@ void Fields(V& v, Snapshot& s) {
   v("codec_parallelism", s.codec_parallelism);
   v("incumbent", s.incumbent);
   v("node_links", s.node_links);
+  v("memory", s.memory);
   v("ring_order", s.ring_order);
   v("ring_speedup", s.ring_speedup);
   v("seconds_since_switch", s.seconds_since_switch);

@@ -35,12 +35,31 @@ struct CollectiveCost {
   WorldFunction reduce{};   // times the payload is summed on the busiest rank
 };
 
+/// What steps within nodes add to CollectiveCost, as functions of the ranks of the fullest node:
+/// there the latency and bandwidth are those between ranks of one node.
+struct WithinNodeCost {
+  WorldFunction latency{}, payload{}, reduce{};
+};
+
+/// A collective by nodes (Group::nodes) works within nodes first and last. Its CollectiveCost is
+/// then of the steps between nodes, N the number of nodes and the busiest link a node's; where all
+/// nodes hold p ranks each rank sums a p-th of it. With every rank on a node of its own nothing is
+/// added.
+struct NodeCost {
+  bool by_node = false;
+  WithinNodeCost even, uneven;  // all nodes hold equally many ranks, or not
+};
+
 struct CollectiveTraits {
   std::string name;
   std::string summary;  // one line with the source
   PayloadForm form = PayloadForm::kLanes;
   bool own_values = false;  // kSharedIndex: each rank sends its own selection, see Exchange
   CollectiveCost cost;
+  NodeCost node_cost = {};
+  // Each rank exchanges alike with every other at once. Where p ranks share a node, its interface
+  // carries p (N-p)/(N-1) times what cost says of one rank's.
+  bool all_pairs = false;
   bool walks_ring = false;           // payloads go along Group::RankAtRingPlace, to the next alone
   int world_min = 1, world_max = 0;  // 0: any
   std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none

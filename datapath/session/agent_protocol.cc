@@ -42,16 +42,27 @@ json ToJson(const WorldFunction& f) {
           {"n", f.n}};
 }
 
+json ToJson(const WithinNodeCost& c) {
+  return {
+      {"latency", ToJson(c.latency)}, {"payload", ToJson(c.payload)}, {"reduce", ToJson(c.reduce)}};
+}
+
 json ToJson(const CollectiveTraits& t) {
-  return {{"name", t.name},
-          {"form", NameOf(t.form)},
-          {"latency", ToJson(t.cost.latency)},
-          {"payload", ToJson(t.cost.payload)},
-          {"index", ToJson(t.cost.index)},
-          {"reduce", ToJson(t.cost.reduce)},
-          {"world_min", t.world_min},
-          {"world_max", t.world_max},
-          {"walks_ring", t.walks_ring}};
+  json described = {{"name", t.name},
+                    {"form", NameOf(t.form)},
+                    {"latency", ToJson(t.cost.latency)},
+                    {"payload", ToJson(t.cost.payload)},
+                    {"index", ToJson(t.cost.index)},
+                    {"reduce", ToJson(t.cost.reduce)},
+                    {"world_min", t.world_min},
+                    {"world_max", t.world_max},
+                    {"walks_ring", t.walks_ring},
+                    {"all_pairs", t.all_pairs}};
+  if (t.node_cost.by_node) {
+    described["node_cost"] = {{"even", ToJson(t.node_cost.even)},
+                              {"uneven", ToJson(t.node_cost.uneven)}};
+  }
+  return described;
 }
 
 json ToJson(const CodecTime& t) {
@@ -87,6 +98,7 @@ json Body(const RankHello& m) {
                {"active_plan_version", JsonUint64(m.active_plan_version)},
                {"step", JsonUint64(m.step)}};
   if (!m.aggregation_address.empty()) body["aggregation_address"] = m.aggregation_address;
+  if (m.lowest_rank >= 0) body["memory_group"] = m.lowest_rank + 1;
   if (m.epoch != 0) body["epoch"] = JsonUint64(m.epoch);
   if (m.active_plan != nullptr && m.active_plan->version != 0) {
     body["active_plan"] = json::parse(PlanToJson(*m.active_plan));

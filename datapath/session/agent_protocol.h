@@ -29,6 +29,7 @@ struct RankHello {
   std::string library_version;
   std::string datapath_address;
   std::string aggregation_address;  // empty: none
+  int lowest_rank = -1;             // that shares memory with this one; -1: not known
   uint64_t active_plan_version = 0;
   uint64_t step = 0;
   uint64_t epoch = 0;

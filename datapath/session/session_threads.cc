@@ -144,6 +144,7 @@ std::vector<RankMessage> Session::Greeting() {
   hello.library_version = kLibraryVersion;
   hello.datapath_address = address_;
   hello.aggregation_address = aggregators_.address();
+  if (!nodes_.empty()) hello.lowest_rank = nodes_[static_cast<size_t>(options_.rank)];
   hello.epoch = options_.epoch;
   if (options_.measure_codecs) hello.codec_timings = &CodecTimings();
   MutexLock lock(mutex_);

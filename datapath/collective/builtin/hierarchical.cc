@@ -8,11 +8,16 @@
 // 2 ceil(log2 p) of its latencies. Otherwise the first rank of each node sums its node, the first
 // ones all-reduce, and each hands the total to its node.
 //
-// The cost features know only the world's size: they are those of ranks that stand alone, where the
-// algorithm is that of halving_doubling.cc, and bound the others from above; what nodes save shows
-// in the multipliers that a planner calibrates. Every rank goes by the same list of nodes
-// (Group::nodes), each element is summed once, in an order that the list and the place of the
-// element fix. Source: Traeff,
+// Cost, with alpha, beta, gamma of the network, alpha', beta' of a node's memory, M bytes of lanes:
+//   equal nodes: 2 ceil(log2 n) alpha + 2 (n-1)/n M beta + (n-1)/(n p) M gamma
+//                + 2 ceil(log2 p) alpha' + 2 (p-1)/p M beta' + (p-1)/p M gamma,
+// where the p ranks of a node share one network interface; ranks that stand alone (p = 1) run
+// halving_doubling.cc. Otherwise, p ranks on the fullest node:
+//                2 ceil(log2 n) alpha + 2 (n-1)/n M beta + (n-1)/n M gamma
+//                + (2 + ceil(log2 p)) alpha' + ((p-1) + 2 (p-1)/p) M beta' + (p-1) M gamma,
+// an upper bound: the broadcast may need two latencies or (p-2)/p payloads fewer. Every rank
+// goes by the same list of nodes (Group::nodes), each element is summed once, in an order that the
+// list and the place of the element fix. Source: Traeff,
 // Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020, for
 // equal nodes; Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize
 // collective operation performance", IPDPS 2000, for the others; both on the circulant rounds of
@@ -151,6 +156,13 @@ class Hierarchical : public Collective {
       .cost = {.latency = {.log2_n = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},
+      .node_cost = {.by_node = true,
+                    .even = {.latency = {.log2_n = 2},
+                             .payload = {.n_minus_1_over_n = 2},
+                             .reduce = {.n_minus_1_over_n = 1}},
+                    .uneven = {.latency = {.constant = 2, .log2_n = 1},
+                               .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
+                               .reduce = {.n_minus_1 = 1}}},
   };
 };
 

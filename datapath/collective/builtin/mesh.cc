@@ -130,6 +130,7 @@ class Mesh : public Collective {
       .cost = {.latency = {.constant = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},
+      .all_pairs = true,
       .world_max = 256,
   };
 };

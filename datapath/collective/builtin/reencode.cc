@@ -65,6 +65,7 @@ class Reencode : public Collective {
       .summary = "owners decode, sum and encode regions again (DoubleSqueeze, Tang et al. 2019)",
       .form = PayloadForm::kRegions,
       .cost = {.latency = {.constant = 2}, .payload = {.n_minus_1_over_n = 2}},
+      .all_pairs = true,
       .world_max = 256,
   };
 };

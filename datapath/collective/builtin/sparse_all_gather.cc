@@ -30,6 +30,7 @@ class SparseAllGather : public Collective {
       .summary = "direct exchange of payloads of any size between all pairs (Thakur et al. 2005)",
       .form = PayloadForm::kOpaque,
       .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+      .all_pairs = true,
       .world_max = 256,
   };
 };

@@ -106,6 +106,10 @@ class FakeCluster {
     rank_hello->set_pid(pid);
     *rank_hello->mutable_capabilities() = FakeCapabilities();
     if (offload) AddSwitch(rank_hello->mutable_capabilities());
+    if (memory_ranks > 0) {
+      AddByNode(rank_hello->mutable_capabilities());
+      rank_hello->set_memory_group(static_cast<uint32_t>(1 + rank / memory_ranks * memory_ranks));
+    }
     if (offload && rank != deaf_rank) {
       rank_hello->set_aggregation_address(StrCat("10.0.0.", rank + 1, ":", aggregation_port));
     }
@@ -212,6 +216,7 @@ class FakeCluster {
 
   FakeNetwork network;
   bool offload = false;  // ranks can use an aggregator
+  int memory_ranks = 0;  // so many share memory each time, and can sum by nodes; 0: they cannot
   int deaf_rank = -1;    // but this one has no port for it
   int aggregation_port = 40000;
   uint64_t mesh_epoch = 0;
@@ -256,6 +261,20 @@ class FakeCluster {
     sparse->mutable_payload()->set_constant(1.02);
   }
 
+  static void AddByNode(v1::Capabilities* capabilities) {
+    auto* by_node = capabilities->add_collectives();
+    by_node->set_name("hierarchical");
+    by_node->set_form("lanes");
+    by_node->mutable_latency()->set_log2_n(2);
+    by_node->mutable_payload()->set_n_minus_1_over_n(2);
+    by_node->mutable_reduce()->set_n_minus_1_over_n(1);
+    by_node->set_world_min(1);
+    v1::WithinNodeCost* even = by_node->mutable_node_cost()->mutable_even();
+    *even->mutable_latency() = by_node->latency();
+    *even->mutable_payload() = by_node->payload();
+    *even->mutable_reduce() = by_node->reduce();
+  }
+
   static double PayloadBytes(const v1::Choice& choice) {
     if (choice.codec() == "identity") return kBucketElements * 4.0;
     const double r = choice.ratio();
@@ -287,6 +306,12 @@ class FakeCluster {
     const double payload = PayloadBytes(choice);
     if (choice.collective() == "ring") {
       return 2 * (n - 1) * network.latency_s + 2 * (n - 1) / n * payload / RingBandwidth();
+    }
+    if (choice.collective() == "hierarchical") {
+      const double p = memory_ranks, nodes = n / p;
+      return 2 * std::ceil(std::log2(nodes)) * network.latency_s +
+             2 * (nodes - 1) / nodes * payload / network.bandwidth_bytes_per_s +
+             2 * std::ceil(std::log2(p)) * 1e-5 + 2 * (p - 1) / p * payload / 2e9;
     }
     if (choice.collective() == "switchml" || choice.collective() == "omnireduce") {
       return (2 + 2 * std::ceil(std::log2(n))) * network.latency_s +

@@ -69,6 +69,21 @@ TEST(MappingTest, CollectivesSurviveTheRoundTrip) {
   ring.set_world_min(1);
   EXPECT_EQ(ToProto(ToModel(ring)).latency().n_minus_1(), 2);
   EXPECT_EQ(ToProto(ToModel(ring)).payload().n_minus_1_over_n(), 2);
+  EXPECT_FALSE(ToModel(ring).by_node);
+  EXPECT_FALSE(ToProto(ToModel(ring)).has_node_cost());
+  ring.set_all_pairs(true);
+  EXPECT_TRUE(ToModel(ring).all_pairs);
+  EXPECT_TRUE(ToProto(ToModel(ring)).all_pairs());
+  ring.set_all_pairs(false);
+  v1::CollectiveCapability by_node = ring;
+  by_node.mutable_node_cost()->mutable_even()->mutable_latency()->set_log2_n(3);
+  by_node.mutable_node_cost()->mutable_uneven()->mutable_payload()->set_n_minus_1(5);
+  const CollectiveModel model = ToModel(by_node);
+  EXPECT_TRUE(model.by_node);
+  EXPECT_FALSE(model.all_pairs);
+  EXPECT_EQ(model.within_even.latency.log2_n, 3);
+  EXPECT_EQ(model.within_uneven.payload.n_minus_1, 5);
+  EXPECT_EQ(ToModel(ToProto(model)), model);
 }
 
 TEST(MappingTest, HostileNumbersBecomeFiniteAndBounded) {

@@ -87,6 +87,21 @@ inline std::vector<CollectiveModel> Collectives() {
   return {ring, tree, gather, star};
 }
 
+/// Sums within nodes, then across them; no overhead.
+inline CollectiveModel ByNode() {
+  CollectiveModel collective = Collective("hierarchical", "lanes");
+  collective.latency.log2_n = 2;
+  collective.payload.n_minus_1_over_n = 2;
+  collective.reduce.n_minus_1_over_n = 1;
+  collective.by_node = true;
+  collective.within_even = {collective.latency, collective.payload, collective.reduce};
+  WithinNodeModel& uneven = collective.within_uneven;
+  uneven.latency.constant = 2;
+  uneven.latency.log2_n = uneven.payload.n_minus_1 = uneven.reduce.n_minus_1 = 1;
+  uneven.payload.n_minus_1_over_n = 2;
+  return collective;
+}
+
 /// Energy kept of exponential magnitudes, at the ratios that ranks report.
 inline void FillCurve(BucketModel* bucket) {
   bucket->gain_ratios = {1.0,  0.5,  0.3,   0.2,   0.1,   0.05,  0.03,

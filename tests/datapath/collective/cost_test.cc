@@ -22,8 +22,9 @@ TEST(WorldFunctionTest, EvaluatesEveryTerm) {
 
 // Departure times of messages in flight, by (sender, receiver).
 struct VirtualNetwork {
-  double alpha_s = 0;          // one-way latency
-  double beta_s_per_byte = 0;  // per NIC and direction
+  double alpha_s = 0;           // one-way latency
+  double beta_s_per_byte = 0;   // per NIC and direction
+  std::vector<int> nodes = {};  // of all ranks; not empty: only messages within nodes take time
   Mutex mutex;
   std::map<std::pair<int, int>, std::deque<double>> arrivals WEIR_GUARDED_BY(mutex);
 };
@@ -42,11 +43,18 @@ class VirtualTransport : public Transport {
   StatusOr<Ticket> PostSend(int peer, FrameHeader header,
                             std::span<const std::byte> payload) override {
     const double bytes = static_cast<double>(payload.size());
-    out_free_s_ = std::max(out_free_s_, clock_s_) + bytes * network_.beta_s_per_byte;
-    bytes_out_ += payload.size();
+    const bool across = Across(peer);
+    double departure_s = clock_s_;
+    if (across) {
+      across_out_ += payload.size();
+    } else {
+      departure_s = out_free_s_ =
+          std::max(out_free_s_, clock_s_) + bytes * network_.beta_s_per_byte;
+      bytes_out_ += payload.size();
+    }
     {
       MutexLock lock(network_.mutex);
-      network_.arrivals[{rank(), peer}].push_back(out_free_s_ + network_.alpha_s);
+      network_.arrivals[{rank(), peer}].push_back(departure_s + (across ? 0 : network_.alpha_s));
     }
     return inner_.PostSend(peer, header, payload);
   }
@@ -68,7 +76,13 @@ class VirtualTransport : public Transport {
       arrival_s = waiting.front();
       waiting.pop_front();
     }
+    const bool across = Across(sender->second);
     senders_.erase(sender);
+    if (across) {
+      across_in_ += header.payload_bytes;
+      clock_s_ = std::max(clock_s_, arrival_s);
+      return header;
+    }
     bytes_in_ += header.payload_bytes;
     clock_s_ = std::max(clock_s_, Occupy(arrival_s, header.payload_bytes));
     return header;
@@ -85,8 +99,13 @@ class VirtualTransport : public Transport {
 
   double clock_s() const { return clock_s_; }
   uint64_t busiest_bytes() const { return std::max(bytes_in_, bytes_out_); }
+  uint64_t across_in() const { return across_in_; }
+  uint64_t across_out() const { return across_out_; }
 
  private:
+  bool Across(int peer) const {
+    return !network_.nodes.empty() && network_.nodes[peer] != network_.nodes[rank()];
+  }
   // The incoming side of the NIC takes one message at a time: the earliest free stretch from the
   // moment the message could have begun to arrive, in whatever order messages are waited for.
   // Returns when its last byte is there.
@@ -108,21 +127,23 @@ class VirtualTransport : public Transport {
   std::map<double, double> busy_s_;  // begin -> end, disjoint
   std::map<Ticket, int> senders_;
   double clock_s_ = 0, out_free_s_ = 0;
-  uint64_t bytes_in_ = 0, bytes_out_ = 0;
+  uint64_t bytes_in_ = 0, bytes_out_ = 0, across_in_ = 0, across_out_ = 0;
 };
 
 struct Measured {
-  double makespan_s = 0;   // until the last rank is done
-  double busiest_nic = 0;  // bytes of payload through the busiest side of any NIC
-  double busiest_sum = 0;  // bytes that the busiest rank added
-  double regions = 0;      // bytes of payload that the busiest rank decoded and added
+  double makespan_s = 0;    // until the last rank is done
+  double busiest_nic = 0;   // bytes of payload through the busiest side of any NIC
+  double busiest_node = 0;  // bytes of payload through the busiest side of all ranks of any node
+  double busiest_sum = 0;   // bytes that the busiest rank added
+  double regions = 0;       // bytes of payload that the busiest rank decoded and added
 };
 
 // One run with `count` floats, indices or opaque words per rank; the selection is every element, so
 // that index payload, values and lanes all have 4 * count bytes.
 Measured Measure(const Collective& collective, int world_size, size_t count, double alpha_s,
-                 double beta_s_per_byte) {
+                 double beta_s_per_byte, const std::vector<int>& nodes = {}) {
   VirtualNetwork network;
+  network.nodes = nodes;
   network.alpha_s = alpha_s;
   network.beta_s_per_byte = beta_s_per_byte;
   World inner = MakeWorld("inproc", world_size);
@@ -135,6 +156,7 @@ Measured Measure(const Collective& collective, int world_size, size_t count, dou
     Contribution in;
     in.dense.assign(count, 1);
     in.lanes = in.payload = Bytes(in.dense);
+    in.nodes = nodes;
     for (uint32_t i = 0; i < count; ++i) in.selection.push_back(i);
     out[rank] = RunRank(*world[rank], collective, in, 64 << 10, Within(120));
   });
@@ -147,6 +169,13 @@ Measured Measure(const Collective& collective, int world_size, size_t count, dou
     measured.busiest_sum =
         std::max(measured.busiest_sum, static_cast<double>(out[rank].summed_bytes));
     measured.regions = std::max(measured.regions, static_cast<double>(out[rank].added_bytes));
+  }
+  std::map<int, std::pair<double, double>> across;
+  for (size_t rank = 0; rank < nodes.size(); ++rank) {
+    auto& [in, out_of] = across[nodes[rank]];
+    in += static_cast<double>(world[rank]->across_in());
+    out_of += static_cast<double>(world[rank]->across_out());
+    measured.busiest_node = std::max({measured.busiest_node, in, out_of});
   }
   return measured;
 }
@@ -221,6 +250,58 @@ TEST_P(CostTest, PayloadAndReduceDescribeLargeRuns) {
     if (!shared_index) {
       EXPECT_GE(sums, cost().reduce.At(world) * 0.99);
     }
+  }
+}
+
+struct NodeCase {
+  std::vector<int> nodes;
+  int count, fullest;
+  bool even;
+};
+
+// Collectives by nodes: what crosses between nodes follows the functions of their number, the time
+// within nodes and the sums those of the fullest one's ranks.
+TEST_P(CostTest, NodesShareTheWork) {
+  const NodeCost& node_cost = collective().Traits().node_cost;
+  if (!node_cost.by_node) return;
+  for (const NodeCase& one : {NodeCase{{0, 0, 1, 1}, 2, 2, true},
+                              {{0, 1, 0, 1}, 2, 2, true},
+                              {{0, 0, 0, 0}, 1, 4, true},
+                              {{0, 0, 0, 1}, 2, 3, false},
+                              {{0, 1, 1, 2}, 3, 2, false},
+                              {{0, 0, 0, 0, 1}, 2, 4, false}}) {
+    if (static_cast<int>(one.nodes.size()) > kWorldMax) continue;
+    const int world = static_cast<int>(one.nodes.size());
+    SCOPED_TRACE(StrCat(world, " ranks on ", one.count, " nodes, at most ", one.fullest));
+    const WithinNodeCost& within = one.even ? node_cost.even : node_cost.uneven;
+    const Measured large = Measure(collective(), world, kCount, 0, 1.0 / (4 * kCount), one.nodes);
+    EXPECT_NEAR(large.busiest_node / (4 * kCount), cost().payload.At(one.count), 0.01);
+    const double sums =
+        within.reduce.At(one.fullest) + cost().reduce.At(one.count) / (one.even ? one.fullest : 1);
+    EXPECT_NEAR(large.busiest_sum / (4 * kCount), sums, 0.01 * sums);
+    // Uneven nodes may broadcast with fewer bytes than scatter and all-gather.
+    EXPECT_LE(large.makespan_s, within.payload.At(one.fullest) * 1.15);
+    EXPECT_GE(large.makespan_s, within.payload.At(one.fullest) * (one.even ? 0.95 : 0.75));
+    const double latency = Measure(collective(), world, 64, 1, 0, one.nodes).makespan_s;
+    EXPECT_LE(latency, within.latency.At(one.fullest));
+    EXPECT_GE(latency, within.latency.At(one.fullest) - (one.even ? 0 : 2));
+  }
+}
+
+// What leaves or enters a node on behalf of all of its ranks.
+TEST_P(CostTest, PairsShareTheInterface) {
+  if (!collective().Traits().all_pairs) return;
+  for (const NodeCase& one : {NodeCase{{0, 0, 1, 1}, 2, 2, true},
+                              {{0, 0, 0, 1}, 2, 3, false},
+                              {{0, 1, 1, 2}, 3, 2, false},
+                              {{0, 0, 0, 0, 1, 2}, 3, 4, false}}) {
+    const int world = static_cast<int>(one.nodes.size());
+    if (world > kWorldMax) continue;
+    const double others = world - one.fullest;
+    const double expected = cost().payload.At(world) * one.fullest * others / (world - 1);
+    const Measured measured = Measure(collective(), world, kCount, 0, 0, one.nodes);
+    EXPECT_NEAR(measured.busiest_node / (4 * kCount), expected, 0.01 * expected)
+        << world << " ranks on " << one.count << " nodes";
   }
 }
 

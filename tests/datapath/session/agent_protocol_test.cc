@@ -32,6 +32,9 @@ TEST(RankMessageTest, HelloCarriesThePlanAndWhatThisBuildCanDo) {
   hello.active_plan = std::make_shared<const Plan>(plan);
   hello.active_plan_version = 9;
   EXPECT_FALSE(Parsed(hello)["hello"].contains("aggregation_address"));
+  EXPECT_FALSE(Parsed(hello)["hello"].contains("memory_group"));
+  hello.lowest_rank = 2;
+  EXPECT_EQ(Parsed(hello)["hello"]["memory_group"], 3);
   hello.aggregation_address = "10.0.0.7:40000";
   const auto json = Parsed(hello)["hello"];
   EXPECT_EQ(json["aggregation_address"], "10.0.0.7:40000");

@@ -34,12 +34,14 @@ TEST(NodesTest, RanksThatShareMemoryAreOnOneNode) {
   SessionWorld job({.world = 4, .transport = "shm"});
   CheckHierarchicalSum(job, 4);
   EXPECT_EQ(job.sessions[2]->nodes(), std::vector<int>(4, 0));
+  EXPECT_EQ(std::get<RankHello>(job.sessions[2]->Greeting().front()).lowest_rank, 0);
 }
 
 TEST(NodesTest, RanksOverTheNetworkStandAlone) {
   SessionWorld job({.world = 3, .transport = "tcp"});
   CheckHierarchicalSum(job, 3);
   EXPECT_EQ(job.sessions[1]->nodes(), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(std::get<RankHello>(job.sessions[1]->Greeting().front()).lowest_rank, 1);
 }
 
 TEST(NodesTest, ThePlanSaysWhoFollowsWhomAroundTheRing) {

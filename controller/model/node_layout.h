@@ -1,0 +1,50 @@
+#pragma once
+// How many nodes a job's ranks are on, and what a collective therefore costs: steps within a node
+// take that node's latency and bandwidth, steps between nodes the network's.
+
+#include "controller/model/snapshot.h"
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// Between two ranks of one node, until it was measured: through shared memory, on a busy host.
+inline constexpr double kWithinLatencyS = 1e-5, kWithinSecondsPerByte = 1 / 2e9;
+
+struct NodeLayout {
+  int nodes = 0;                              // 0: not known, so every rank stands alone
+  int ranks_max = 1;                          // of the fullest node
+  bool even = true;                           // all nodes hold equally many
+  double latency_s = kWithinLatencyS;         // between ranks of one node, one way
+  double s_per_byte = kWithinSecondsPerByte;  // 1 / bandwidth there
+  friend bool operator==(const NodeLayout&, const NodeLayout&) = default;
+};
+
+/// A node is what shares memory. O(ranks).
+NodeLayout LayoutOf(const SharedMemory& memory);
+
+/// kInvalidArgument: the snapshot's memory does not fit its world.
+Status CheckMemory(const Snapshot& snapshot);
+
+/// One run of a collective that carries M payload and I index bytes takes
+///   latency alpha + within_latency_s + (payload M + index I) beta + within_s_per_byte M
+///   + reduce gamma M,
+/// see CollectiveCost in datapath/collective/collective.h.
+struct CollectiveFeatures {
+  double latency = 0, payload = 0, index = 0, reduce = 0;
+  double within_latency_s = 0, within_s_per_byte = 0;
+};
+
+/// The features of `collective` in a world of `world` ranks. Those that know no nodes, and any
+/// where each rank has a node of its own, have their functions of the world size. Where p ranks
+/// share an interface and each exchanges alike with all N - 1 others, N - p of them elsewhere, it
+/// carries p (N-p)/(N-1) times what one rank's would; what stays within the node goes on meanwhile.
+/// By nodes, with n nodes of at most p ranks, the network carries the functions of n, and the
+/// functions of p are added within nodes; a network that is one node (n = 1) is what alpha and beta
+/// were measured on, so the functions of p take those. Source: the sum of the levels' costs,
+/// Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
+/// operation performance", IPDPS 2000; p lanes at a time through one interface as in Traeff and
+/// Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020.
+CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
+                              const NodeLayout& layout);
+
+}  // namespace weir
