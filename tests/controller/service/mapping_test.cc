@@ -233,6 +233,11 @@ TEST(ExplainTest, SaysWhatAnAggregatorWouldBring) {
   EXPECT_THAT(
       ExplainText(explanation),
       testing::HasSubstr("\nAggregator: switchml: no aggregator has 64 free slots (tor has 12)\n"));
+  // What the policy does not name says nothing about aggregators, however fast it were.
+  AddCandidate(decision, "omnireduce", 0.01, "collectives");
+  EXPECT_THAT(ExplainText(explanation),
+              testing::HasSubstr("\nAggregator: switchml: no aggregator"));
+  decision->mutable_candidates()->RemoveLast();
   there->set_excluded_by("collectives");
   EXPECT_THAT(
       ExplainText(explanation),
