@@ -104,7 +104,8 @@ NetworkFilter::Terms NetworkFilter::TermsOf(const CollectiveSample& sample,
   terms.latency = sample.rounds * f.latency * std::exp(x[own + kAlphaScale] + x[kAlpha]);
   terms.reduce = sample.rounds * f.reduce * sample.payload_bytes * std::exp(x[kGamma]);
   const double beta = std::exp(x[kBeta]), around = f.walks_ring ? sample.ring_speedup : 1;
-  terms.bytes = (f.payload * sample.payload_bytes / around + f.index * sample.index_bytes) *
+  terms.bytes = (f.payload * sample.payload_share * sample.payload_bytes / around +
+                 f.index * sample.index_bytes) *
                 std::exp(x[own + kBetaScale]) * std::max(beta, f.byte_s_min);
   terms.beta_weight = 1 / (1 + std::pow(f.byte_s_min / beta, kRateBend));
   return terms;

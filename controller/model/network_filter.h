@@ -15,7 +15,8 @@ struct CollectiveSample {
   double rounds = 1;
   double payload_bytes = 0, index_bytes = 0;
   double seconds = 0;
-  double ring_speedup = 1;  // of payloads around a ring, see Snapshot
+  double ring_speedup = 1;   // of payloads around a ring, see Snapshot
+  double payload_share = 1;  // of the payload term, see BlockSaving
 };
 
 /// Extended Kalman filter (recursive least squares whose forgetting is a process noise) over the
@@ -23,7 +24,7 @@ struct CollectiveSample {
 ///   alpha, beta, gamma, and for every collective its overhead, alpha_scale and beta_scale,
 /// so that every estimate stays positive. One observation is
 ///   seconds = rounds (overhead + alpha_scale L alpha + R gamma bytes)
-///             + beta_scale (P bytes / ring_speedup + I index_bytes) max(beta, 1 / rate)
+///             + beta_scale (P share bytes / ring_speedup + I index_bytes) max(beta, 1 / rate)
 /// with L, P, I, R the collective's features at the job's world size, and rate what an aggregator
 /// that it runs on takes in from a rank, infinite for all others. It is observed as a
 /// logarithm, with Huber weights against outliers and an iterated update because a logarithm of a

@@ -62,6 +62,10 @@ struct CollectiveModel {
   WorldFunctionModel latency, payload, index, reduce;
   int world_min = 1, world_max = 0;
   bool walks_ring = false;  // payloads go from each rank to the next of the ring's order alone
+  // Blocks of so many elements in which all are zero are left out; 0: none are. The shares of the
+  // payload term that go with BlockDensityModel::own and with its union.
+  uint32_t block_elements = 0;
+  double own_block_share = 0, union_block_share = 0;
   // Calibrated multipliers of the three terms; 1 until measured.
   double alpha_scale = 1, beta_scale = 1, gamma_scale = 1;
   double overhead_s = 0;            // fixed software cost per run
@@ -75,6 +79,14 @@ struct CollectiveModel {
   friend bool operator==(const CollectiveModel&, const CollectiveModel&) = default;
 };
 
+/// Shares of a bucket's blocks that hold anything but zeros.
+struct BlockDensityModel {
+  uint32_t block_elements = 0;
+  double own = 1;        // of one rank: the densest
+  Measured union_of{1};  // of all ranks together, measured or expected
+  friend bool operator==(const BlockDensityModel&, const BlockDensityModel&) = default;
+};
+
 struct BucketModel {
   std::string key;
   uint64_t elements = 0;
@@ -83,7 +95,8 @@ struct BucketModel {
   std::vector<double> gain_ratios;  // descending; with `gains`, the measured curve
   std::vector<double> gains;
   double peak_over_rms = 10;
-  double residual_ratio = 0;  // norm of residual / norm of gradient
+  double residual_ratio = 0;                       // norm of residual / norm of gradient
+  std::vector<BlockDensityModel> block_densities;  // ascending block_elements; empty: dense
   friend bool operator==(const BucketModel&, const BucketModel&) = default;
 };
 

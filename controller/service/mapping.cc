@@ -25,6 +25,8 @@ v1::WorldFunction ToProto(const WorldFunctionModel& function) {
   return out;
 }
 
+constexpr uint32_t kBlockElementsMax = 1u << 24;
+
 double Positive(double value) { return std::max(Finite(value), 0.0); }
 
 BucketObservation ToModel(const v1::BucketSample& sample) {
@@ -152,6 +154,10 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.world_min = static_cast<int>(std::clamp<uint32_t>(in.world_min(), 1, kWorldMax));
   out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
   out.walks_ring = in.walks_ring();
+  out.block_elements = std::min(in.block_elements(), kBlockElementsMax);
+  out.own_block_share = std::clamp(Finite(in.own_block_share()), 0.0, 1.0);
+  out.union_block_share =
+      std::clamp(Finite(in.union_block_share()), 0.0, 1.0 - out.own_block_share);
   out.needs_lease = !LeaseModeOf(out.name).empty();
   return out;
 }
@@ -165,6 +171,9 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   *out.mutable_index() = ToProto(in.index);
   *out.mutable_reduce() = ToProto(in.reduce);
   out.set_walks_ring(in.walks_ring);
+  out.set_block_elements(in.block_elements);
+  out.set_own_block_share(in.own_block_share);
+  out.set_union_block_share(in.union_block_share);
   out.set_world_min(static_cast<uint32_t>(in.world_min));
   out.set_world_max(static_cast<uint32_t>(in.world_max));
   return out;
@@ -232,6 +241,13 @@ StepObservation ToModel(int rank, const v1::StepReport& report) {
     if (!std::isfinite(loss.relative_loss())) continue;
     out.codec_losses.push_back({loss.codec(), static_cast<int>(std::min(loss.bits(), kBitsMax)),
                                 std::clamp(loss.relative_loss(), 0.0, 1e6)});
+  }
+  for (const auto& density : report.block_densities()) {
+    if (!std::isfinite(density.own()) || !std::isfinite(density.combined())) continue;
+    BlockDensityObservation seen{density.bucket(), density.block_elements(),
+                                 std::clamp(density.own(), 0.0, 1.0), std::nullopt};
+    if (density.has_combined()) seen.combined = std::clamp(density.combined(), 0.0, 1.0);
+    out.block_densities.push_back(std::move(seen));
   }
   return out;
 }

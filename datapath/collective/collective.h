@@ -35,12 +35,21 @@ struct CollectiveCost {
   WorldFunction reduce{};   // times the payload is summed on the busiest rank
 };
 
+/// Of a collective that leaves out blocks in which everything is zero: the payload feature times
+/// 1 - own_share - union_share + own_share D_w + union_share D_u, with the shares D_w of blocks in
+/// which one rank, and D_u of those in which any rank holds something.
+struct BlockTraits {
+  uint32_t elements = 0;  // of float32 in a block; 0: it leaves out nothing
+  double own_share = 0, union_share = 0;
+};
+
 struct CollectiveTraits {
   std::string name;
   std::string summary;  // one line with the source
   PayloadForm form = PayloadForm::kLanes;
   bool own_values = false;  // kSharedIndex: each rank sends its own selection, see Exchange
   CollectiveCost cost;
+  BlockTraits blocks = {};
   bool walks_ring = false;           // payloads go along Group::RankAtRingPlace, to the next alone
   int world_min = 1, world_max = 0;  // 0: any
   std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none

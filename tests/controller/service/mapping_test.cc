@@ -69,6 +69,14 @@ TEST(MappingTest, CollectivesSurviveTheRoundTrip) {
   ring.set_world_min(1);
   EXPECT_EQ(ToProto(ToModel(ring)).latency().n_minus_1(), 2);
   EXPECT_EQ(ToProto(ToModel(ring)).payload().n_minus_1_over_n(), 2);
+  ring.set_block_elements(64);
+  ring.set_own_block_share(0.25);
+  ring.set_union_block_share(7);  // more than there is
+  const CollectiveModel model = ToModel(ring);
+  EXPECT_EQ(model.union_block_share, 0.75);
+  EXPECT_EQ(ToProto(model).block_elements(), 64u);
+  EXPECT_EQ(ToProto(model).own_block_share(), 0.25);
+  EXPECT_EQ(ToProto(model).union_block_share(), 0.75);
 }
 
 TEST(MappingTest, HostileNumbersBecomeFiniteAndBounded) {
@@ -80,7 +88,15 @@ TEST(MappingTest, HostileNumbersBecomeFiniteAndBounded) {
   auto* sample = report.add_buckets();
   sample->set_gain(7);
   sample->set_network_s(std::numeric_limits<double>::quiet_NaN());
+  auto* density = report.add_block_densities();
+  density->set_block_elements(64);
+  density->set_own(1.5);
+  density->set_combined(0.5);
+  report.add_block_densities()->set_own(std::numeric_limits<double>::quiet_NaN());
   const StepObservation step = ToModel(3, report);
+  ASSERT_EQ(step.block_densities.size(), 1u);
+  EXPECT_EQ(step.block_densities[0].own, 1);
+  EXPECT_FALSE(step.block_densities[0].combined.has_value()) << "not said to be measured";
   EXPECT_EQ(step.rank, 3);
   EXPECT_EQ(step.step_s, 0);
   EXPECT_EQ(step.compute_s, 0);
