@@ -42,6 +42,9 @@ double CurveGain(const BucketModel& bucket, double ratio) {
   return gains[n - 1] * ratio / ratios[n - 1];
 }
 
+// Below that other terms decide, however little is known of the share.
+constexpr double kShareMin = 0.01;
+
 bool AllZero(const CodecModel::Time& time) {
   return time.base_s == 0 && time.per_element_s == 0 && time.per_kept_s == 0;
 }
@@ -163,6 +166,21 @@ double CodecSeconds(const CodecModel::Time& time, double elements, double kept) 
   return std::max(0.0, time.base_s + time.per_element_s * elements + time.per_kept_s * kept);
 }
 
+BlockSaving PredictBlockSaving(const CodecModel& codec, const CollectiveModel& collective,
+                               const std::vector<BlockDensityModel>& densities) {
+  const bool floats = codec.form == "lanes" && !codec.lossy && codec.fixed_bits == 32;
+  if (collective.block_elements == 0 || !floats) return {};
+  for (const BlockDensityModel& density : densities) {
+    if (density.block_elements != collective.block_elements) continue;
+    const double own = 1 - std::clamp(density.own, 0.0, 1.0);
+    const double all = 1 - std::clamp(density.union_of.value, 0.0, 1.0);
+    return {
+        std::max(0.0, 1 - collective.own_block_share * own - collective.union_block_share * all),
+        collective.union_block_share * std::max(0.0, density.union_of.deviation)};
+  }
+  return {};
+}
+
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          const CodecModel& codec, const CollectiveModel& collective, double ratio,
                          double ring_speedup) {
@@ -201,12 +219,19 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
       collective.beta_scale * features.within_s_per_byte * bytes.payload;
   cost.network_alphas = rounds * collective.alpha_scale * features.latency;
   const double around = collective.walks_ring ? std::max(ring_speedup, 1e-6) : 1;
-  cost.network_beta_bytes = collective.beta_scale * (features.payload * bytes.payload / around +
-                                                     features.index * bytes.index);
+  const BlockSaving saving = PredictBlockSaving(codec, collective, bucket.block_densities);
+  cost.network_beta_bytes =
+      collective.beta_scale *
+      (features.payload * saving.share * bytes.payload / around + features.index * bytes.index);
   if (collective.bandwidth_max_bytes_per_s > 0) {
     cost.network_bytes_min_s = cost.network_beta_bytes / collective.bandwidth_max_bytes_per_s;
   }
   cost.relative_deviation = collective.relative_deviation;
+  if (saving.deviation > 0) {
+    const double open = saving.deviation / std::max(saving.share, kShareMin);
+    cost.relative_deviation =
+        std::min(1.0, DetSqrt(cost.relative_deviation * cost.relative_deviation + open * open));
+  }
   return cost;
 }
 

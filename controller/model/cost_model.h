@@ -59,6 +59,19 @@ double PredictGain(const CodecModel& codec, const CollectiveModel& collective,
 double CodecSeconds(const CodecModel::Time& time, double elements, double kept);
 double KeptElements(const CodecModel& codec, double elements, double ratio);
 
+/// What leaving out blocks of zeros makes of a payload.
+struct BlockSaving {
+  double share = 1;      // of the dense payload term that is left
+  double deviation = 0;  // one standard deviation of `share`
+};
+
+/// 1 - a - b + a own + b union, with a, b the collective's shares. Of lanes that are the float32
+/// elements themselves, and once the bucket's densities were measured; else everything travels.
+/// Source: Fei et al., SIGCOMM 2021, section 3.1: only non-zero blocks are sent, and those of the
+/// union come back.
+BlockSaving PredictBlockSaving(const CodecModel& codec, const CollectiveModel& collective,
+                               const std::vector<BlockDensityModel>& densities);
+
 /// One bucket under one choice, kept linear in alpha and effective beta so that "what if the
 /// network were different" costs nothing.
 struct BucketCost {
@@ -80,10 +93,11 @@ struct BucketCost {
 /// network = overhead + alpha_scale (latency alpha + within_latency_s)
 ///           + beta_scale ((payload bytes + index index_bytes) / B_eff + within_s_per_byte bytes)
 ///           + gamma_scale reduce gamma bytes
-/// with the collective's FeaturesOf the job's nodes, per codec round; nothing in a world of one;
-/// and what codecs do inside of the collective. B_eff is no more than the collective's aggregator
-/// has for one rank; payloads that go around a ring move `ring_speedup` times as fast, see
-/// Snapshot. The metadata exchange is a small all-reduce: overhead
+/// with the collective's FeaturesOf the job's nodes, the payload less what PredictBlockSaving saves
+/// of it, per codec round; nothing in a world of one; and what codecs do inside of the collective.
+/// B_eff is no more than the collective's aggregator has for one rank; payloads that go around a
+/// ring move `ring_speedup` times as fast, see Snapshot. The metadata exchange is a small
+/// all-reduce: overhead
 /// + 2 ceil(log2 N) alpha.
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          const CodecModel& codec, const CollectiveModel& collective, double ratio,

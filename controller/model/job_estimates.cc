@@ -46,6 +46,22 @@ void BucketEstimate::AddCurve(const GainObservation& curve) {
   for (size_t i = 0; i < gains.size(); ++i) gains[i] += kCurveWeight * (curve.gains[i] - gains[i]);
 }
 
+void AddDensities(const StepObservation& observation, double now_s,
+                  std::map<std::string, BucketEstimate>* estimates) {
+  for (const BlockDensityObservation& seen : observation.block_densities) {
+    const auto found = estimates->find(seen.bucket);
+    if (found == estimates->end() || seen.block_elements == 0) continue;
+    auto& densities = found->second.densities;
+    if (densities.size() >= kBlockSizesMax && !densities.contains(seen.block_elements)) continue;
+    BlockDensityEstimate& estimate = densities[seen.block_elements];
+    estimate.AddOwn(observation.rank, seen.own);
+    // All ranks see the same sum: one of them is enough.
+    if (observation.rank == 0 && seen.combined.has_value()) {
+      estimate.AddUnion(*seen.combined, now_s);
+    }
+  }
+}
+
 NodeLinks LinksBetween(const std::map<int, std::string>& nodes, int world,
                        const std::vector<LinkEstimate>& estimates) {
   NodeLinks links;

@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "controller/model/block_density.h"
 #include "controller/model/job_model.h"
 #include "controller/model/snapshot.h"
 
@@ -49,12 +50,17 @@ struct BucketEstimate {
   Smoothed peak_over_rms{0.2};
   Smoothed gain{0.2};
   double residual_ratio = 0;
-  std::vector<double> gain_ratios, gains;  // averaged curve
+  std::vector<double> gain_ratios, gains;              // averaged curve
+  std::map<uint32_t, BlockDensityEstimate> densities;  // by block_elements; at most kBlockSizesMax
 
   /// Averages a rank's curve into the bucket's; a curve over other ratios replaces it. Curves that
   /// are not descending in ratio, or hold anything but numbers in [0, 1], are ignored.
   void AddCurve(const GainObservation& curve);
 };
+
+/// Takes in the block densities that a rank reports at `now_s`, of known buckets.
+void AddDensities(const StepObservation& observation, double now_s,
+                  std::map<std::string, BucketEstimate>* estimates);
 
 /// What is known of the links between the nodes of ranks 0 .. world - 1, which are numbered by
 /// their first ranks. Empty until every rank's node is known, and on more than kRingNodesMax nodes.

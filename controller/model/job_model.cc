@@ -47,11 +47,6 @@ struct CodecState {
       : model(codec), encode(codec.encode), decode(codec.decode) {}
 };
 
-struct Pending {
-  Trigger trigger;
-  int urgency = 0;
-};
-
 /// The slowest rank holds up the others.
 CodecModel::Time Slower(const CodecModel::Time& a, const CodecModel::Time& b) {
   return {std::max(a.base_s, b.base_s), std::max(a.per_element_s, b.per_element_s),
@@ -297,6 +292,9 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, double speedup,
   CollectiveSample sample{collective,       static_cast<double>(std::max(1, codec->model.rounds)),
                           bytes.payload,    bytes.index,
                           bucket.network_s, speedup};
+  sample.payload_share = PredictBlockSaving(codec->model, collectives[collective],
+                                            DensitiesOf(estimate.densities, world, Now()))
+                             .share;
   predictions.push_back({step, bucket.key, bucket.collective, bucket.codec,
                          network.filter().Predict(sample), bucket.network_s});
   if (predictions.size() > kPredictionsMax) predictions.pop_front();
@@ -421,6 +419,7 @@ void JobModel::State::FillBuckets(Snapshot* snapshot) const {
       bucket.gains = found->second.gains;
       bucket.peak_over_rms = found->second.peak_over_rms.value_or(10);
       bucket.residual_ratio = std::max(0.0, found->second.residual_ratio);
+      bucket.block_densities = DensitiesOf(found->second.densities, world, Now());
     }
     snapshot->buckets.push_back(std::move(bucket));
   }
@@ -489,6 +488,7 @@ void JobModel::OnStep(const StepObservation& observation) {
     CodecState* codec = s.FindCodecState(seen.codec, seen.bits);
     if (codec != nullptr) codec->relative_loss.Add(seen.relative_loss);
   }
+  AddDensities(observation, s.Now(), &s.estimates);
   const auto assembled = s.assembler.Add(observation);
   if (!assembled.has_value()) return;
   s.Learn(*assembled);

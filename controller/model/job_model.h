@@ -35,6 +35,14 @@ struct CodecLossObservation {
   double relative_loss = 0;
 };
 
+/// See BlockDensity in rank.proto.
+struct BlockDensityObservation {
+  std::string bucket;
+  uint32_t block_elements = 0;
+  double own = 1;
+  std::optional<double> combined;  // of the exact sum
+};
+
 struct StepObservation {
   int rank = 0;
   uint64_t step = 0, plan_version = 0;
@@ -44,6 +52,7 @@ struct StepObservation {
   std::vector<BucketObservation> buckets;
   std::vector<GainObservation> gains;
   std::vector<CodecLossObservation> codec_losses;
+  std::vector<BlockDensityObservation> block_densities;
 };
 
 /// One sample of one directed link between two ranks' nodes.

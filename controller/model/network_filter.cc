@@ -112,9 +112,9 @@ NetworkFilter::Terms NetworkFilter::TermsOf(const CollectiveSample& sample,
   terms.reduce = sample.rounds * f.cost.reduce * sample.payload_bytes * std::exp(x[kGamma]);
   const double beta = std::exp(x[kBeta]), around = f.walks_ring ? sample.ring_speedup : 1;
   const double beta_scale = std::exp(x[own + kBetaScale]);
-  terms.bytes =
-      (f.cost.payload * sample.payload_bytes / around + f.cost.index * sample.index_bytes) *
-      beta_scale * std::max(beta, f.byte_s_min);
+  terms.bytes = (f.cost.payload * sample.payload_share * sample.payload_bytes / around +
+                 f.cost.index * sample.index_bytes) *
+                beta_scale * std::max(beta, f.byte_s_min);
   terms.within_bytes = f.cost.within_s_per_byte * sample.payload_bytes * beta_scale;
   terms.beta_weight = 1 / (1 + std::pow(f.byte_s_min / beta, kRateBend));
   return terms;

@@ -16,7 +16,8 @@ struct CollectiveSample {
   double rounds = 1;
   double payload_bytes = 0, index_bytes = 0;
   double seconds = 0;
-  double ring_speedup = 1;  // of payloads around a ring, see Snapshot
+  double ring_speedup = 1;   // of payloads around a ring, see Snapshot
+  double payload_share = 1;  // of the payload term, see BlockSaving
 };
 
 /// Extended Kalman filter (recursive least squares whose forgetting is a process noise) over the
@@ -24,8 +25,8 @@ struct CollectiveSample {
 ///   alpha, beta, gamma, and for every collective its overhead, alpha_scale and beta_scale,
 /// so that every estimate stays positive. One observation is
 ///   seconds = rounds (overhead + alpha_scale (L alpha + W) + R gamma bytes)
-///             + beta_scale ((P bytes / ring_speedup + I index_bytes) max(beta, 1 / rate) + V
-///             bytes)
+///             + beta_scale ((P share bytes / ring_speedup + I index_bytes) max(beta, 1 / rate)
+///             + V bytes)
 /// with L, P, I, R the collective's features in the job's world, W and V what it does within nodes
 /// (FeaturesOf; their latency and bandwidth are given, not estimated), and rate what an aggregator
 /// that it runs on takes in from a rank, infinite for all others. It is observed as a

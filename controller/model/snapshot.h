@@ -72,6 +72,10 @@ struct CollectiveModel {
   // Works within nodes first and last; the four functions are then of the number of nodes.
   bool by_node = false;
   WithinNodeModel within_even, within_uneven;  // all nodes hold equally many ranks, or not
+  // Blocks of so many elements in which all are zero are left out; 0: none are. The shares of the
+  // payload term that go with BlockDensityModel::own and with its union.
+  uint32_t block_elements = 0;
+  double own_block_share = 0, union_block_share = 0;
   // Calibrated multipliers of the three terms; 1 until measured.
   double alpha_scale = 1, beta_scale = 1, gamma_scale = 1;
   double overhead_s = 0;            // fixed software cost per run
@@ -85,6 +89,14 @@ struct CollectiveModel {
   friend bool operator==(const CollectiveModel&, const CollectiveModel&) = default;
 };
 
+/// Shares of a bucket's blocks that hold anything but zeros.
+struct BlockDensityModel {
+  uint32_t block_elements = 0;
+  double own = 1;        // of one rank: the densest
+  Measured union_of{1};  // of all ranks together, measured or expected
+  friend bool operator==(const BlockDensityModel&, const BlockDensityModel&) = default;
+};
+
 struct BucketModel {
   std::string key;
   uint64_t elements = 0;
@@ -93,7 +105,8 @@ struct BucketModel {
   std::vector<double> gain_ratios;  // descending; with `gains`, the measured curve
   std::vector<double> gains;
   double peak_over_rms = 10;
-  double residual_ratio = 0;  // norm of residual / norm of gradient
+  double residual_ratio = 0;                       // norm of residual / norm of gradient
+  std::vector<BlockDensityModel> block_densities;  // ascending block_elements; empty: dense
   friend bool operator==(const BucketModel&, const BucketModel&) = default;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "controller/service/job_lease.h"
 #include "controller/service/mapping.h"
@@ -79,15 +80,22 @@ std::string Candidates(const v1::Decision& decision) {
   return text;
 }
 
-/// The fastest of those that are allowed, else of all; null without any.
+// 0: allowed. 1: a bound, or a lease that is missing. 2: the policy's lists leave it out.
+int HowExcluded(const v1::Candidate& candidate) {
+  if (candidate.feasible()) return 0;
+  return candidate.excluded_by() == "codecs" || candidate.excluded_by() == "collectives" ? 2 : 1;
+}
+
+/// The fastest of those that are allowed, else of those that the policy names, else of all; null
+/// without any.
 const v1::Candidate* Fastest(const v1::Decision& decision, bool on_aggregator) {
   const v1::Candidate* best = nullptr;
   for (const auto& candidate : decision.candidates()) {
     if (SumsOnAggregator(candidate) != on_aggregator) continue;
-    const bool better =
-        best == nullptr || (candidate.feasible() && !best->feasible()) ||
-        (candidate.feasible() == best->feasible() && candidate.step_s() < best->step_s());
-    if (better) best = &candidate;
+    const auto rank = [](const v1::Candidate& one) {
+      return std::pair(HowExcluded(one), one.step_s());
+    };
+    if (best == nullptr || rank(candidate) < rank(*best)) best = &candidate;
   }
   return best;
 }

@@ -25,6 +25,8 @@ v1::WorldFunction ToProto(const WorldFunctionModel& function) {
   return out;
 }
 
+constexpr uint32_t kBlockElementsMax = 1u << 24;
+
 double Positive(double value) { return std::max(Finite(value), 0.0); }
 
 BucketObservation ToModel(const v1::BucketSample& sample) {
@@ -168,6 +170,10 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.by_node = in.has_node_cost();
   out.within_even = ToModel(in.node_cost().even());
   out.within_uneven = ToModel(in.node_cost().uneven());
+  out.block_elements = std::min(in.block_elements(), kBlockElementsMax);
+  out.own_block_share = std::clamp(Finite(in.own_block_share()), 0.0, 1.0);
+  out.union_block_share =
+      std::clamp(Finite(in.union_block_share()), 0.0, 1.0 - out.own_block_share);
   out.needs_lease = !LeaseModeOf(out.name).empty();
   return out;
 }
@@ -186,6 +192,9 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
     *out.mutable_node_cost()->mutable_even() = ToProto(in.within_even);
     *out.mutable_node_cost()->mutable_uneven() = ToProto(in.within_uneven);
   }
+  out.set_block_elements(in.block_elements);
+  out.set_own_block_share(in.own_block_share);
+  out.set_union_block_share(in.union_block_share);
   out.set_world_min(static_cast<uint32_t>(in.world_min));
   out.set_world_max(static_cast<uint32_t>(in.world_max));
   return out;
@@ -253,6 +262,13 @@ StepObservation ToModel(int rank, const v1::StepReport& report) {
     if (!std::isfinite(loss.relative_loss())) continue;
     out.codec_losses.push_back({loss.codec(), static_cast<int>(std::min(loss.bits(), kBitsMax)),
                                 std::clamp(loss.relative_loss(), 0.0, 1e6)});
+  }
+  for (const auto& density : report.block_densities()) {
+    if (!std::isfinite(density.own()) || !std::isfinite(density.combined())) continue;
+    BlockDensityObservation seen{density.bucket(), density.block_elements(),
+                                 std::clamp(density.own(), 0.0, 1.0), std::nullopt};
+    if (density.has_combined()) seen.combined = std::clamp(density.combined(), 0.0, 1.0);
+    out.block_densities.push_back(std::move(seen));
   }
   return out;
 }

@@ -105,21 +105,17 @@ void CandidateSpace::AddKinds() {
       for (size_t c = 0; c < snapshot_->collectives.size(); ++c) {
         const CollectiveModel& collective = snapshot_->collectives[c];
         if (!Compatible(codec, collective, snapshot_->world)) continue;
-        Kind kind{&codec, &collective, static_cast<int>(c), ratio, IsDense(codec, collective), ""};
-        kind.excluded_by = KindExclusion(kind);
+        Kind kind{&codec, &collective, static_cast<int>(c), ratio, IsDense(codec, collective)};
+        Exclude(&kind);
         kinds_.push_back(std::move(kind));
       }
     }
   }
 }
 
-std::string CandidateSpace::KindExclusion(const Kind& kind) const {
+std::string CandidateSpace::ListExclusion(const Kind& kind) const {
   const std::string& codec = kind.codec->name;
   const std::string& collective = kind.collective->name;
-  if (kind.collective->needs_lease && !kind.collective->lease_available) {
-    const std::string& why_not = kind.collective->lease_why_not;
-    return why_not.empty() ? StrCat(collective, ": no aggregator is registered") : why_not;
-  }
   if (scope_.only.has_value()) {
     const bool same = scope_.only->codec == codec && scope_.only->collective == collective &&
                       FindCodec(snapshot_->codecs, codec, scope_.only->bits) == kind.codec &&
@@ -134,10 +130,25 @@ std::string CandidateSpace::KindExclusion(const Kind& kind) const {
   if (!policy_->collectives.empty() && !Contains(policy_->collectives, collective)) {
     return "collectives";
   }
-  if (!kind.codec->uses_ratio) return "";
+  return "";
+}
+
+std::string CandidateSpace::BoundExclusion(const Kind& kind) const {
+  if (kind.collective->needs_lease && !kind.collective->lease_available) {
+    const std::string& why_not = kind.collective->lease_why_not;
+    return why_not.empty() ? StrCat(kind.collective->name, ": no aggregator is registered")
+                           : why_not;
+  }
+  if (scope_.only.has_value() || !kind.codec->uses_ratio) return "";
   if (kind.ratio < policy_->ratio_min) return StrCat("ratio_min ", policy_->ratio_min);
   if (kind.ratio > policy_->ratio_max) return StrCat("ratio_max ", policy_->ratio_max);
   return "";
+}
+
+void CandidateSpace::Exclude(Kind* kind) const {
+  kind->excluded_by = ListExclusion(*kind);
+  kind->listed = kind->excluded_by.empty();
+  if (kind->listed) kind->excluded_by = BoundExclusion(*kind);
 }
 
 std::string CandidateSpace::CostExclusion(const Kind& kind, size_t bucket,
@@ -200,8 +211,8 @@ std::string CandidateSpace::ExclusionOf(size_t bucket, const ChoiceModel& choice
   const int c = CollectiveIndex(choice.collective);
   const CodecModel& codec = *FindCodec(snapshot_->codecs, choice.codec, choice.bits);
   const CollectiveModel& collective = snapshot_->collectives[c];
-  Kind kind{&codec, &collective, c, choice.ratio, IsDense(codec, collective), ""};
-  kind.excluded_by = KindExclusion(kind);
+  Kind kind{&codec, &collective, c, choice.ratio, IsDense(codec, collective)};
+  Exclude(&kind);
   return CostExclusion(kind, bucket, *cost);
 }
 

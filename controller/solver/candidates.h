@@ -18,8 +18,11 @@ struct Kind {
   const CollectiveModel* collective = nullptr;
   int collective_index = 0;  // in Snapshot::collectives
   double ratio = 1;
-  bool dense = false;       // loses nothing, and needs nobody but the ranks
-  std::string excluded_by;  // the bound of the policy that excludes it everywhere; empty: allowed
+  bool dense = false;  // loses nothing, and needs nobody but the ranks
+  bool listed = true;  // the policy's lists and objective name it; bounds may yet exclude it
+  // What excludes it everywhere: the policy's lists before the lease that it lacks or a bound;
+  // empty: allowed.
+  std::string excluded_by = {};
 };
 
 /// The costs of one kind on one bucket.
@@ -61,7 +64,9 @@ class CandidateSpace {
  private:
   void AddKinds();
   void CostKinds();
-  std::string KindExclusion(const Kind& kind) const;
+  std::string ListExclusion(const Kind& kind) const;
+  std::string BoundExclusion(const Kind& kind) const;
+  void Exclude(Kind* kind) const;
   std::string CostExclusion(const Kind& kind, size_t bucket, const BucketCost& cost) const;
 
   const Snapshot* snapshot_ = nullptr;

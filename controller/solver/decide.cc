@@ -32,6 +32,7 @@ struct Alternative {
   bool dense = false;
   bool uniform = false;
   bool leased = false;  // uniform, over a collective that needs a lease
+  bool listed = true;   // uniform: the policy's lists name it
 };
 
 Status CheckFinite(const char* what, double value, double min) {
@@ -164,6 +165,7 @@ void Decider::AddAlternatives() {
     one.dense = space_.kinds()[k].dense;
     one.uniform = true;
     one.leased = space_.kinds()[k].collective->needs_lease;
+    one.listed = space_.kinds()[k].listed;
     one.estimate = EstimateKinds(one.kinds);
     all_.push_back(std::move(one));
   }
@@ -259,13 +261,19 @@ Status Decider::NothingFeasible() const {
       StrCat("policy ", policy_.name, " leaves no candidate out of ", all_.size(), ": ", text));
 }
 
+// What the policy's lists leave out does not compete with what a bound keeps back from them: only
+// where no bound does is a list the constraint.
 void Decider::FindBinding() {
   double best = decision_.chosen.objective * (1 - kTie);
+  bool listed = false;
   for (const Alternative& one : all_) {
     const bool bound = !one.excluded_by.empty() && one.excluded_by != kSlowerThanDense &&
                        one.excluded_by.rfind("objective ", 0) != 0;
-    if (!bound || !one.uniform || !(one.score < best)) continue;
+    if (!bound || !one.uniform || one.listed < listed) continue;
+    const double than = one.listed && !listed ? decision_.chosen.objective * (1 - kTie) : best;
+    if (!(one.score < than)) continue;
     best = one.score;
+    listed = one.listed;
     decision_.binding_constraint = one.excluded_by;
   }
 }
@@ -328,6 +336,10 @@ void Decider::WriteTop(size_t chosen) {
     return all_[i].leased &&
            (all_[i].excluded_by.empty() || all_[i].excluded_by == kSlowerThanDense);
   });
+  if (leased == order.end()) {
+    leased = std::find_if(order.begin(), order.end(),
+                          [&](size_t i) { return all_[i].leased && all_[i].listed; });
+  }
   if (leased == order.end()) leased = std::find_if(order.begin(), order.end(), is_leased);
   if (leased != order.end()) must.push_back(*leased);
   size_t infeasible = 0;

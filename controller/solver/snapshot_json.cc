@@ -228,6 +228,9 @@ void Fields(V& v, CollectiveModel& c) {
   v("by_node", c.by_node);
   v("within_even", c.within_even);
   v("within_uneven", c.within_uneven);
+  v("block_elements", c.block_elements);
+  v("own_block_share", c.own_block_share);
+  v("union_block_share", c.union_block_share);
   v("alpha_scale", c.alpha_scale);
   v("beta_scale", c.beta_scale);
   v("gamma_scale", c.gamma_scale);
@@ -241,6 +244,13 @@ void Fields(V& v, CollectiveModel& c) {
 }
 
 template <typename V>
+void Fields(V& v, BlockDensityModel& d) {
+  v("block_elements", d.block_elements);
+  v("own", d.own);
+  v("union_of", d.union_of);
+}
+
+template <typename V>
 void Fields(V& v, BucketModel& b) {
   v("key", b.key);
   v("elements", b.elements);
@@ -250,6 +260,7 @@ void Fields(V& v, BucketModel& b) {
   v("gains", b.gains);
   v("peak_over_rms", b.peak_over_rms);
   v("residual_ratio", b.residual_ratio);
+  v("block_densities", b.block_densities);
 }
 
 template <typename V>

@@ -78,7 +78,7 @@ StatusOr<SlotRange> Aggregator::Grant(const Lease& lease, std::span<const Source
     WEIR_ASSIGN_OR_RETURN(granted.leaf, Leaf::Create(lease, TermsAbove(lease, *parent)));
     granted.parent = parent;
   } else {
-    granted.pool = std::make_unique<SlotPool>(lease);
+    granted.pool = std::make_unique<SlotPool>(lease, limits_.exact_floats);
   }
   leases_.insert_or_assign(lease.id, std::move(granted));
   last_epochs_[lease.id] = lease.epoch;

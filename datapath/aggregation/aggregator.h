@@ -38,6 +38,8 @@ struct AggregatorLimits {
   uint32_t slots = 8192;         // of all leases
   uint32_t slots_per_job = 512;  // of one
   uint32_t leases = 64;
+  // Mode kFloat: exactly, else as a switch that cannot shift a register (FPISA-A).
+  bool exact_floats = true;
 };
 
 /// Packets by what became of them; only ever grow.

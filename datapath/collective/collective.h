@@ -50,6 +50,14 @@ struct NodeCost {
   WithinNodeCost even, uneven;  // all nodes hold equally many ranks, or not
 };
 
+/// Of a collective that leaves out blocks in which everything is zero: the payload feature times
+/// 1 - own_share - union_share + own_share D_w + union_share D_u, with the shares D_w of blocks in
+/// which one rank, and D_u of those in which any rank holds something.
+struct BlockTraits {
+  uint32_t elements = 0;  // of float32 in a block; 0: it leaves out nothing
+  double own_share = 0, union_share = 0;
+};
+
 struct CollectiveTraits {
   std::string name;
   std::string summary;  // one line with the source
@@ -60,6 +68,7 @@ struct CollectiveTraits {
   // Each rank exchanges alike with every other at once. Where p ranks share a node, its interface
   // carries p (N-p)/(N-1) times what cost says of one rank's.
   bool all_pairs = false;
+  BlockTraits blocks = {};
   bool walks_ring = false;           // payloads go along Group::RankAtRingPlace, to the next alone
   int world_min = 1, world_max = 0;  // 0: any
   std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none

@@ -57,7 +57,10 @@ json ToJson(const CollectiveTraits& t) {
                     {"world_min", t.world_min},
                     {"world_max", t.world_max},
                     {"walks_ring", t.walks_ring},
-                    {"all_pairs", t.all_pairs}};
+                    {"all_pairs", t.all_pairs},
+                    {"block_elements", t.blocks.elements},
+                    {"own_block_share", JsonDouble(t.blocks.own_share)},
+                    {"union_block_share", JsonDouble(t.blocks.union_share)}};
   if (t.node_cost.by_node) {
     described["node_cost"] = {{"even", ToJson(t.node_cost.even)},
                               {"uneven", ToJson(t.node_cost.uneven)}};
@@ -146,8 +149,21 @@ json Numbers(const std::vector<double>& values) {
   return array;
 }
 
+json ToJson(const BlockDensity& d) {
+  json density = {{"bucket", Hex64(d.bucket)},
+                  {"block_elements", d.block_elements},
+                  {"own", JsonDouble(d.own)}};
+  if (d.combined >= 0) {
+    density["combined"] = JsonDouble(d.combined);
+    density["has_combined"] = true;
+  }
+  return density;
+}
+
 json Body(const StepReport& m) {
   json buckets = json::array(), gains = json::array(), losses = json::array();
+  json densities = json::array();
+  for (const BlockDensity& density : m.block_densities) densities.push_back(ToJson(density));
   for (const BucketSample& sample : m.buckets) buckets.push_back(ToJson(sample));
   for (const GainCurve& curve : m.gains) {
     gains.push_back({{"bucket", Hex64(curve.bucket)},
@@ -172,7 +188,8 @@ json Body(const StepReport& m) {
             {"has_loss", m.has_loss},
             {"buckets", std::move(buckets)},
             {"gains", std::move(gains)},
-            {"codec_losses", std::move(losses)}}}};
+            {"codec_losses", std::move(losses)},
+            {"block_densities", std::move(densities)}}}};
 }
 
 json Body(const PathReport& m) {

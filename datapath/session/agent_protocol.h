@@ -68,6 +68,13 @@ struct GainCurve {
   double peak_over_rms = 0;
 };
 
+/// Shares of a bucket's blocks that hold something; negative: not measured.
+struct BlockDensity {
+  uint64_t bucket = 0;
+  uint32_t block_elements = 0;
+  double own = -1, combined = -1;
+};
+
 struct StepReport {
   uint64_t step = 0, plan_version = 0;
   double step_s = 0, compute_s = 0, backward_s = 0, exposed_s = 0;
@@ -77,6 +84,7 @@ struct StepReport {
   std::vector<BucketSample> buckets;
   std::vector<GainCurve> gains;
   std::vector<CodecLoss> codec_losses;
+  std::vector<BlockDensity> block_densities;
 };
 
 struct PathReport {

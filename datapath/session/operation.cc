@@ -58,6 +58,15 @@ void AccountFor(std::span<const float> values, Operation& op) {
   op.residual_energy = std::max(0.0, op.residual_energy - kept);
 }
 
+std::set<uint32_t> BlockSizes() {
+  std::set<uint32_t> sizes;
+  for (const Collective* collective : Collectives().All()) {
+    if (collective->Traits().blocks.elements > 0)
+      sizes.insert(collective->Traits().blocks.elements);
+  }
+  return sizes;
+}
+
 }  // namespace
 
 OperationStages::OperationStages(Options options, ResidualStore& residuals, const Clock& clock)
@@ -65,7 +74,8 @@ OperationStages::OperationStages(Options options, ResidualStore& residuals, cons
       job_hash_(XXH3_64bits(options_.job.data(), options_.job.size())),
       residuals_(residuals),
       clock_(clock),
-      loss_probe_(options_.world) {}
+      loss_probe_(options_.world),
+      block_sizes_(BlockSizes()) {}
 
 Status OperationStages::PrepareGradient(Operation& op) {
   const size_t n = op.bucket->elements;
@@ -97,6 +107,7 @@ Status OperationStages::Encode(Operation& op) {
   } else {
     op.bucket->region_states = {};
   }
+  if (op.sample_statistics && options_.world > 1) SampleBlocks(op);
   WEIR_RETURN_IF_ERROR(TakeResidual(op));
   if (op.sample_statistics && op.residual.has_value()) {
     op.bucket->gradient_energy = SampledEnergy(op.gradient);
@@ -261,6 +272,21 @@ void OperationStages::Sample(Operation& op, const GradientStatistics& fused) {
   op.codec_losses = loss_probe_.Measure(
       op.gradient, op.residual.has_value() ? op.residual->current : std::span<const float>(),
       op.context.shape, op.context.seed);
+}
+
+void OperationStages::SampleBlocks(Operation& op) const {
+  for (const uint32_t block : block_sizes_) {
+    op.block_densities.push_back({.bucket = op.bucket->key,
+                                  .block_elements = block,
+                                  .own = BlockDensityOf(op.gradient, block)});
+  }
+  op.sums_gradients = !op.codec->Traits().lossy && !residuals_.HasResidual(op.bucket->key);
+}
+
+void OperationStages::SampleSummedBlocks(Operation& op) const {
+  for (BlockDensity& density : op.block_densities) {
+    density.combined = BlockDensityOf(op.gradient, density.block_elements);
+  }
 }
 
 Status OperationStages::RunMetadata(Operation& op, Group& group, const NetworkHooks& hooks) {
@@ -459,6 +485,8 @@ Status OperationStages::Decode(Operation& op) {
   if (!op.non_finite && !FitsDtype(op.gradient, op.bucket->dtype)) op.non_finite = true;
   if (op.non_finite) {
     std::fill(op.gradient.begin(), op.gradient.end(), std::numeric_limits<float>::quiet_NaN());
+  } else if (op.sums_gradients) {
+    SampleSummedBlocks(op);
   }
   Deliver(op);
   op.payload.Release();

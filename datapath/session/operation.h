@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -78,6 +79,8 @@ struct Operation {
   std::string_view ran_instead;  // of the collective that was chosen; empty: that one ran
   std::optional<GainCurve> gain_curve;
   std::vector<CodecLoss> codec_losses;
+  std::vector<BlockDensity> block_densities;
+  bool sums_gradients = false;  // the sum is exact, and of what the gradients hold alone
 };
 
 /// Whether the sum of this operation is encoded again on its way.
@@ -125,6 +128,10 @@ class OperationStages {
   Status RunEncoder(Operation& op);
   Status EncodeRound(Operation& op, int round);
   void Sample(Operation& op, const GradientStatistics& fused);
+  /// Before a residual is added.
+  void SampleBlocks(Operation& op) const;
+  /// Once the sum is there.
+  void SampleSummedBlocks(Operation& op) const;
   Status RunMetadata(Operation& op, Group& group, const NetworkHooks& hooks);
   Status RunCollective(Operation& op, Group& group);
   Status RunSubOperation(Operation& op, Group& group, const NetworkHooks& hooks, int number,
@@ -162,6 +169,7 @@ class OperationStages {
   ResidualStore& residuals_;
   const Clock& clock_;
   const CodecLossProbe loss_probe_;
+  const std::set<uint32_t> block_sizes_;  // that some collective leaves out
   ScratchPool pool_{16};
 };
 

@@ -37,6 +37,16 @@ bool FitsDtype(std::span<const float> x, Dtype dtype) {
   return fits;
 }
 
+double BlockDensityOf(std::span<const float> x, size_t block) {
+  size_t blocks = 0, held = 0;
+  for (size_t at = 0; at < x.size(); at += block) {
+    const auto part = x.subspan(at, std::min(block, x.size() - at));
+    held += std::any_of(part.begin(), part.end(), [](float value) { return value != 0; });
+    ++blocks;
+  }
+  return blocks == 0 ? 0 : static_cast<double>(held) / static_cast<double>(blocks);
+}
+
 double SampledEnergy(std::span<const float> x) {
   double energy = 0;
   size_t seen = 0;

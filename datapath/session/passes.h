@@ -19,6 +19,11 @@ bool ScaleFinite(std::span<float> x, float scale);
 /// Whether every element stays finite when rounded to `dtype`. O(n); thread-safe.
 bool FitsDtype(std::span<const float> x, Dtype dtype);
 
+/// The share of blocks of `block` elements, the last one perhaps shorter, that hold anything but
+/// zeros; 0 of nothing. block >= 1. Reads a block up to its first such element: O(n) of zeros, O(n
+/// / block) of a dense gradient. Thread-safe.
+double BlockDensityOf(std::span<const float> x, size_t block);
+
 /// The sum of squares, estimated from those blocks. Thread-safe.
 double SampledEnergy(std::span<const float> x);
 

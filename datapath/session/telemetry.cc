@@ -46,6 +46,7 @@ void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
   report->buckets.clear();
   report->gains.clear();
   report->codec_losses.clear();
+  report->block_densities.clear();
   if (operations.empty()) return;
   report->compute_s = SecondsBetween(times.begin, times.first_submit);
   report->backward_s = SecondsBetween(times.first_submit, times.last_submit);
@@ -55,6 +56,8 @@ void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
     if (op.gain_curve.has_value()) report->gains.push_back(*op.gain_curve);
     report->codec_losses.insert(report->codec_losses.end(), op.codec_losses.begin(),
                                 op.codec_losses.end());
+    report->block_densities.insert(report->block_densities.end(), op.block_densities.begin(),
+                                   op.block_densities.end());
   }
 }
 

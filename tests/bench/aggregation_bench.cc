@@ -1,8 +1,8 @@
 // What summing packets costs: the state machine alone, and the software aggregator with its
 // sockets, fed over loopback by workers that only send and count.
 //
-//   aggregation_bench [--plane all|xdp] [--seconds S] [--workers 2,4,8,16] [--loss 0,0.01] [--slots
-//   N]
+//   aggregation_bench [--plane all|xdp] [--protocol all|NAME] [--seconds S] [--workers 2,4,8,16]
+//                     [--loss 0,0.01] [--slots N]
 //
 // Plane xdp: what the kernel's program takes (modes sum and table, no checksums), on frames and
 // without an interface, beside the other two doing the same; needs root.
@@ -35,9 +35,10 @@ namespace {
 
 struct BenchOptions {
   bool xdp = false;
+  std::string protocol = "all";
   double seconds = 1;
   std::vector<double> workers = {2, 4, 8, 16};
-  std::vector<double> loss = {0, 0.01};
+  std::vector<double> loss = {0, 0.001, 0.01, 0.05};
   int slots = 64;
 };
 
@@ -45,11 +46,13 @@ struct Protocol {
   const char* name;
   PacketMode mode;
   uint16_t lanes;
+  bool exact_floats = true;
 };
 constexpr Protocol kProtocols[] = {{"switchml", PacketMode::kSum, 256},
                                    {"omnireduce", PacketMode::kSparse, 64},
                                    {"thc", PacketMode::kTable, 1024},
-                                   {"fpisa", PacketMode::kFloat, 256}};
+                                   {"fpisa", PacketMode::kFloat, 256},
+                                   {"fpisa_approximate", PacketMode::kFloat, 256, false}};
 
 Lease MakeLease(const Protocol& protocol, int workers, int slots, bool checked) {
   Lease lease{.id = 1,
@@ -134,7 +137,7 @@ void MeasureStateMachine(const Protocol& protocol, int workers, const BenchOptio
   Duration spent = {};
   uint64_t count = 0, passes = 0;
   while (ToSeconds(spent) < options.seconds) {
-    Aggregator aggregator({});
+    Aggregator aggregator({.exact_floats = protocol.exact_floats});
     WEIR_CHECK(aggregator.Grant(lease, sources).ok());
     const TimePoint start = RealClock().Now();
     for (size_t i = 0; i < packets.size(); ++i) {
@@ -308,7 +311,8 @@ ShardCounters CountersOf(AggregatorServer* server) {
 
 void MeasureSoftware(const Protocol& protocol, int workers, double loss,
                      const BenchOptions& options) {
-  const auto server = AggregatorServer::Start({.drop = loss});
+  const auto server =
+      AggregatorServer::Start({.limits = {.exact_floats = protocol.exact_floats}, .drop = loss});
   WEIR_CHECK(server.ok());
   SimulatedWorkers senders(workers);
   const auto grant =
@@ -342,11 +346,16 @@ void MeasureSoftware(const Protocol& protocol, int workers, double loss,
   Print(row);
 }
 
+/// Whether such a job may have a lease: 16 levels of up to 15 times the workers fit eight bits.
+bool FitsJob(const Protocol& protocol, double workers) {
+  return protocol.mode != PacketMode::kTable || workers <= 17;
+}
+
 int MeasureBesideKernel(const BenchOptions& options) {
   for (const double count : options.workers) {
     const int workers = static_cast<int>(count);
     for (const Protocol& protocol : {kProtocols[0], kProtocols[2]}) {
-      if (protocol.mode == PacketMode::kTable && workers > 17) continue;
+      if (!FitsJob(protocol, workers)) continue;
       if (!MeasureKernel(protocol, workers, options)) return 1;
       MeasureStateMachine(protocol, workers, options);
       MeasureSoftware(protocol, workers, 0, options);
@@ -370,6 +379,15 @@ std::vector<double> Numbers(const char* text) {
 bool ParseFlags(int argc, char** argv, BenchOptions* options) {
   for (int i = 1; i < argc; i += 2) {
     const std::string flag = argv[i];
+    if (flag == "--protocol" && i + 1 < argc) {
+      options->protocol = argv[i + 1];
+      const auto named = [&](const Protocol& one) { return one.name == options->protocol; };
+      if (options->protocol != "all" &&
+          std::none_of(std::begin(kProtocols), std::end(kProtocols), named)) {
+        return false;
+      }
+      continue;
+    }
     if (flag == "--plane" && i + 1 < argc) {
       options->xdp = std::string(argv[i + 1]) == "xdp";
       if (!options->xdp && std::string(argv[i + 1]) != "all") return false;
@@ -398,22 +416,32 @@ int Main(int argc, char** argv) {
   BenchOptions options;
   if (!ParseFlags(argc, argv, &options)) {
     std::fprintf(stderr,
-                 "usage: aggregation_bench [--plane all|xdp] [--seconds S] [--workers 2,4,8,16] "
-                 "[--loss 0,0.01] "
-                 "[--slots 1..512]\n");
+                 "usage: aggregation_bench [--plane all|xdp] [--protocol "
+                 "all|switchml|omnireduce|thc|fpisa|fpisa_approximate] [--seconds S] "
+                 "[--workers 2,4,8,16] [--loss 0,0.01] [--slots 1..512]\n");
     return 2;
   }
   if (options.xdp) return MeasureBesideKernel(options);
+  const auto wanted = [&](const Protocol& protocol, double workers) {
+    return (options.protocol == "all" || options.protocol == protocol.name) &&
+           FitsJob(protocol, workers);
+  };
   for (const double workers : options.workers) {
     for (const Protocol& protocol : kProtocols) {
-      // 16 levels of up to 15 times the workers must fit eight bits.
-      if (protocol.mode == PacketMode::kTable && workers > 17) continue;
-      MeasureStateMachine(protocol, static_cast<int>(workers), options);
+      if (wanted(protocol, workers)) {
+        MeasureStateMachine(protocol, static_cast<int>(workers), options);
+      }
     }
   }
-  for (const double workers : options.workers) {
-    for (const double loss : options.loss) {
-      MeasureSoftware(kProtocols[0], static_cast<int>(workers), loss, options);
+  for (const Protocol& protocol : kProtocols) {
+    // What comes next in sparse streams depends on replies, which simulated workers do not read.
+    if (protocol.mode == PacketMode::kSparse) continue;
+    for (const double workers : options.workers) {
+      for (const double loss : options.loss) {
+        if (wanted(protocol, workers)) {
+          MeasureSoftware(protocol, static_cast<int>(workers), loss, options);
+        }
+      }
     }
   }
   return 0;

@@ -56,6 +56,8 @@ void DefineFlags(CLI::App& app, AggregatorFlags* flags) {
   app.add_option("--leases", server.limits.leases, "most leases of a shard")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
+  app.add_flag("!--approximate-floats", server.limits.exact_floats,
+               "leases of mode float add as a switch does that cannot shift a register");
   app.add_option("--buffer-mib", flags->buffer_mib, "kernel buffer of a shard, each way")
       ->check(CLI::Range(0.0625, 1024.0))
       ->capture_default_str();

@@ -11,13 +11,12 @@
 // lanes are.
 //
 // Cost: 2 latencies; (N-1)/N (D_w + D_u) of the payload leaves, and reaches, every rank, where D_w
-// is the share of blocks in which a rank holds something and D_u that in which any rank does.
-// Features cannot know either: they are those of dense lanes, D_w = D_u = 1, where 16 bytes a
-// message and a bit a block come on top of the mesh's. What a job's gradients save shows in the
-// multipliers that the controller calibrates. Source: Fei, Ho, Sahu, Canini, Sapio, "Efficient
-// sparse collective communication and its application to accelerate distributed deep learning",
-// SIGCOMM 2021, sections 3.1 and 3.2; deviates: every rank is the aggregator of a chunk, transports
-// are reliable, and segments of many blocks stand for its packets.
+// is the share of blocks in which a rank holds something and D_u that in which any rank does: the
+// features are those of dense lanes, D_w = D_u = 1, where 16 bytes a message and a bit a block come
+// on top of the mesh's, and `blocks` says what to multiply them by. Source: Fei, Ho, Sahu, Canini,
+// Sapio, "Efficient sparse collective communication and its application to accelerate distributed
+// deep learning", SIGCOMM 2021, sections 3.1 and 3.2; deviates: every rank is the aggregator of a
+// chunk, transports are reliable, and segments of many blocks stand for its packets.
 
 #include <algorithm>
 #include <cstring>
@@ -388,6 +387,7 @@ class BlockMesh : public Collective {
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},
       .all_pairs = true,
+      .blocks = {.elements = kBlockBytes / sizeof(float), .own_share = 0.5, .union_share = 0.5},
       .world_max = 256,
   };
 };

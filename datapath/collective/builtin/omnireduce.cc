@@ -16,9 +16,9 @@
 //
 // Cost: D_w payloads leave and D_u reach each rank, the densities of blocks (256 to 1024 bytes, as
 // the lease says) of one rank and of the union of all, in packets that add 64 octets to 1024; and a
-// small answer for each packet of others. The features cannot know densities: they are those of
-// dense lanes, D_w = D_u = 1. What a job's gradients save shows in the multipliers that the
-// controller calibrates. Without an offload, or after it was abandoned, the cost is block_mesh's.
+// small answer for each packet of others. The features are those of dense lanes, D_w = D_u = 1;
+// what reaches a rank is more than what leaves it, so the payload goes with D_u alone. Without an
+// offload, or after it was abandoned, the cost is block_mesh's.
 
 #include <utility>
 
@@ -28,7 +28,8 @@
 namespace weir {
 namespace {
 
-constexpr int kSparseWorldMax = 64;  // workers of one aggregator
+constexpr int kSparseWorldMax = 64;      // workers of one aggregator
+constexpr uint32_t kBlockElements = 64;  // the smallest blocks of leases, which controllers ask for
 
 class OmniReduce : public Collective {
  public:
@@ -50,6 +51,7 @@ class OmniReduce : public Collective {
       .cost = {.latency = {.constant = 2, .log2_n = 2},
                .payload = {.constant = 1088.0 / 1024},
                .reduce = {.constant = 2}},
+      .blocks = {.elements = kBlockElements, .union_share = 1},
       .world_min = 2,
       .world_max = kSparseWorldMax,
       .lease_mode = "sparse",

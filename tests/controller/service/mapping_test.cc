@@ -84,6 +84,14 @@ TEST(MappingTest, CollectivesSurviveTheRoundTrip) {
   EXPECT_EQ(model.within_even.latency.log2_n, 3);
   EXPECT_EQ(model.within_uneven.payload.n_minus_1, 5);
   EXPECT_EQ(ToModel(ToProto(model)), model);
+  ring.set_block_elements(64);
+  ring.set_own_block_share(0.25);
+  ring.set_union_block_share(7);  // more than there is
+  const CollectiveModel sparse = ToModel(ring);
+  EXPECT_EQ(sparse.union_block_share, 0.75);
+  EXPECT_EQ(ToProto(sparse).block_elements(), 64u);
+  EXPECT_EQ(ToProto(sparse).own_block_share(), 0.25);
+  EXPECT_EQ(ToProto(sparse).union_block_share(), 0.75);
 }
 
 TEST(MappingTest, HostileNumbersBecomeFiniteAndBounded) {
@@ -95,7 +103,15 @@ TEST(MappingTest, HostileNumbersBecomeFiniteAndBounded) {
   auto* sample = report.add_buckets();
   sample->set_gain(7);
   sample->set_network_s(std::numeric_limits<double>::quiet_NaN());
+  auto* density = report.add_block_densities();
+  density->set_block_elements(64);
+  density->set_own(1.5);
+  density->set_combined(0.5);
+  report.add_block_densities()->set_own(std::numeric_limits<double>::quiet_NaN());
   const StepObservation step = ToModel(3, report);
+  ASSERT_EQ(step.block_densities.size(), 1u);
+  EXPECT_EQ(step.block_densities[0].own, 1);
+  EXPECT_FALSE(step.block_densities[0].combined.has_value()) << "not said to be measured";
   EXPECT_EQ(step.rank, 3);
   EXPECT_EQ(step.step_s, 0);
   EXPECT_EQ(step.compute_s, 0);
@@ -248,6 +264,11 @@ TEST(ExplainTest, SaysWhatAnAggregatorWouldBring) {
   EXPECT_THAT(
       ExplainText(explanation),
       testing::HasSubstr("\nAggregator: switchml: no aggregator has 64 free slots (tor has 12)\n"));
+  // What the policy does not name says nothing about aggregators, however fast it were.
+  AddCandidate(decision, "omnireduce", 0.01, "collectives");
+  EXPECT_THAT(ExplainText(explanation),
+              testing::HasSubstr("\nAggregator: switchml: no aggregator"));
+  decision->mutable_candidates()->RemoveLast();
   there->set_excluded_by("collectives");
   EXPECT_THAT(
       ExplainText(explanation),

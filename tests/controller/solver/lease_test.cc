@@ -49,13 +49,45 @@ TEST(LeaseTest, WithoutOneTheReasonIsTold) {
   bool told = false;
   for (const CandidatePlan& candidate : decision.top) {
     if (candidate.choices[0].collective != "switchml") continue;
-    told = true;
     EXPECT_FALSE(candidate.feasible);
-    EXPECT_EQ(candidate.excluded_by, snapshot.collectives.back().lease_why_not);
+    const bool listed = candidate.choices[0].codec == "identity";
+    told |= listed;
+    EXPECT_EQ(candidate.excluded_by, listed ? snapshot.collectives.back().lease_why_not : "codecs");
   }
   EXPECT_TRUE(told);
   snapshot.collectives.back().lease_why_not.clear();
   EXPECT_EQ(test::Lossless(snapshot).binding_constraint, "switchml: no aggregator is registered");
+}
+
+TEST(LeaseTest, WhatThePolicyExcludesIsNotSaidToWantALease) {
+  Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
+  snapshot.collectives.back().lease_available = false;
+  CollectiveModel other = snapshot.collectives.back();
+  other.name = "omnireduce";
+  other.payload.constant = 0.5;  // better, if it were allowed
+  snapshot.collectives.push_back(other);
+  Policy policy;
+  policy.codecs = {"identity"};
+  policy.collectives = {"ring", "switchml"};
+  const auto decision = Decide(snapshot, policy);
+  ASSERT_TRUE(decision.ok());
+  EXPECT_EQ(decision->binding_constraint, "switchml: no aggregator is registered");
+  bool told = false;
+  for (const CandidatePlan& candidate : decision->top) {
+    const ChoiceModel& choice = candidate.choices[0];
+    if (choice.collective == "omnireduce") {
+      EXPECT_THAT(candidate.excluded_by, testing::AnyOf("collectives", "codecs"));
+    } else if (choice.collective == "switchml" && choice.codec == "identity") {
+      told = true;
+      EXPECT_EQ(candidate.excluded_by, "switchml: no aggregator is registered");
+    }
+  }
+  EXPECT_TRUE(told) << "operators who run aggregators see why not";
+  // With no bound that keeps anything back from the lists, the list is the constraint.
+  policy.collectives = {"ring"};
+  const auto listed = Decide(snapshot, policy);
+  ASSERT_TRUE(listed.ok());
+  EXPECT_THAT(listed->binding_constraint, testing::AnyOf("collectives", "codecs"));
 }
 
 TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {

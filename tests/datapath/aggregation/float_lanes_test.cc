@@ -204,5 +204,22 @@ TEST(FloatWorkerTest, AllWorkersGetTheSameBitsNearTheSum) {
   }
 }
 
+TEST(FloatWorkerTest, AnAggregatorAddsExactlyOrAsASwitchThatCannotShift) {
+  const Lease lease = {
+      .id = 1, .epoch = 1, .mode = PacketMode::kFloat, .workers = 2, .slots = 1, .lanes = 8};
+  for (const bool exact : {true, false}) {
+    LossyWorld world(lease, {}, nullptr, exact);
+    FloatWorker first(lease, kFastTimeouts, 0), second(lease, kFastTimeouts, 1);
+    std::vector<float> small = {1}, large = {1024};  // ten bits apart, more than are free
+    ASSERT_TRUE(first.Begin(small, 0, world.now() + std::chrono::seconds(9)).ok());
+    ASSERT_TRUE(second.Begin(large, 0, world.now() + std::chrono::seconds(9)).ok());
+    const std::vector<Worker*> both = {&first, &second};
+    world.Run(both);
+    ASSERT_TRUE(first.status().ok() && second.status().ok());
+    EXPECT_EQ(small[0], exact ? 1025 : 1024);
+    EXPECT_EQ(large, small);
+  }
+}
+
 }  // namespace
 }  // namespace weir::aggregation

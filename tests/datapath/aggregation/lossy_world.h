@@ -37,12 +37,13 @@ inline std::vector<SourceAddress> AddressesOf(int workers) {
 
 class LossyWorld : public ReplySink {
  public:
-  /// plane: sums in place of the pure aggregator.
-  LossyWorld(const Lease& lease, LinkFaults faults, DataPlane* plane = nullptr)
+  /// plane: sums in place of the pure aggregator. exact_floats: as of AggregatorLimits.
+  LossyWorld(const Lease& lease, LinkFaults faults, DataPlane* plane = nullptr,
+             bool exact_floats = true)
       : faults_(std::move(faults)),
         plane_(plane),
         random_(faults_.seed),
-        aggregator_({.slots = 1024, .slots_per_job = 1024}) {
+        aggregator_({.slots = 1024, .slots_per_job = 1024, .exact_floats = exact_floats}) {
     const auto range = aggregator_.Grant(lease, AddressesOf(lease.workers));
     WEIR_CHECK(range.ok());
     if (plane_ != nullptr) plane_->Grant(lease);

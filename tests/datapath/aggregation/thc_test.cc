@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <memory>
 #include <vector>
 
@@ -117,6 +118,100 @@ TEST(ThcTest, TheSumOfIndicesIsTheCodecsSumOfLanes) {
     for (size_t i = 0; i < lanes; ++i) {
       ASSERT_EQ(std::lround(means[w][i] * kWorkers), static_cast<int8_t>(own_sum[i])) << i;
     }
+  }
+}
+
+/// One job's operation at a loss each way: gradients, and what the workers made of them.
+struct LossyRun {
+  std::vector<std::vector<float>> gradients;
+  std::vector<std::vector<float>> means;  // by worker, of lanes
+  EncodeContext context;                  // of the last worker
+  std::vector<std::byte> own_sum;         // of the codec's payloads, added by the codec
+  uint64_t repeated = 0;
+};
+
+LossyRun RunThc(double loss, uint64_t seed) {
+  const Codec& codec = ThcCodec();
+  const std::vector<int> table =
+      OptimalThcTable({.bits = 4, .granularity = kGranularity, .range = 2.4177f});
+  constexpr size_t kElements = 200 * kLanes;
+  Random random(seed);
+  LossyRun run;
+  run.gradients.assign(kWorkers, std::vector<float>(kElements));
+  run.context.params.bits = 8;
+  run.context.world = kWorkers;
+  run.context.seed = seed;
+  for (auto& gradient : run.gradients) {
+    for (float& x : gradient) x = static_cast<float>(random.Normal());
+    run.context.shared_max =
+        std::max(run.context.shared_max, codec.LocalMax(gradient, {}, run.context));
+  }
+  const size_t lanes = codec.MaxEncodedBytes(kElements, run.context);
+  std::vector<std::vector<uint8_t>> indices(kWorkers, std::vector<uint8_t>(lanes));
+  for (int w = 0; w < kWorkers; ++w) {
+    run.context.rank = w;
+    std::vector<std::byte> payload(lanes);
+    EXPECT_TRUE(codec.Encode(run.gradients[static_cast<size_t>(w)], run.context, payload).ok());
+    for (size_t i = 0; i < lanes; ++i) {
+      const int level = static_cast<int8_t>(payload[i]) + kGranularity / 2;
+      indices[static_cast<size_t>(w)][i] =
+          static_cast<uint8_t>(std::find(table.begin(), table.end(), level) - table.begin());
+    }
+    if (w == 0) {
+      run.own_sum = payload;
+    } else {
+      codec.Accumulate(run.context, run.own_sum, payload);
+    }
+  }
+  const Lease lease = ThcLease(table);
+  LossyWorld world(lease, {.loss = loss, .seed = seed});
+  run.means.assign(kWorkers, std::vector<float>(lanes));
+  std::vector<std::unique_ptr<TableWorker>> workers;
+  std::vector<Worker*> all;
+  for (size_t w = 0; w < kWorkers; ++w) {
+    workers.push_back(std::make_unique<TableWorker>(lease, kFastTimeouts, static_cast<int>(w)));
+    all.push_back(workers[w].get());
+    EXPECT_TRUE(workers[w]
+                    ->Begin(indices[w], run.means[w], 0, world.now() + std::chrono::seconds(50))
+                    .ok());
+  }
+  world.Run(all);
+  for (const auto& worker : workers) EXPECT_TRUE(worker->status().ok()) << worker->status();
+  const AggregatorCounters& counters = world.aggregator().counters();
+  run.repeated = counters.duplicate + counters.served;
+  return run;
+}
+
+TEST(ThcTest, LossCostsTimeAndNoAccuracy) {
+  const Codec& codec = ThcCodec();
+  for (const double loss : {0.0, 0.001, 0.01, 0.05}) {
+    SCOPED_TRACE(::testing::Message() << "loss " << loss);
+    const LossyRun run = RunThc(loss, 21);
+    EXPECT_EQ(run.repeated > 0, loss > 0) << "packets that were lost are sent again";
+    std::vector<std::byte> sum(run.own_sum.size());
+    for (const auto& means : run.means) {
+      for (size_t i = 0; i < sum.size(); ++i) {
+        sum[i] = static_cast<std::byte>(std::lround(means[i] * kWorkers));
+      }
+      ASSERT_EQ(sum, run.own_sum) << "the very sum that the codec would have made";
+    }
+    // The stated bound: each worker's relative error is the codec's, and independent of the
+    // others', so that of the mean's is the same share of the mean's energy at most.
+    std::vector<float> mean(run.gradients[0].size());
+    ASSERT_TRUE(codec.DecodeAdd(sum, run.context, 1.0f / kWorkers, mean).ok());
+    codec.Finish(run.context, 1.0f / kWorkers, mean);
+    double lost = 0, energy = 0;
+    for (size_t i = 0; i < mean.size(); ++i) {
+      double exact = 0;
+      for (const auto& gradient : run.gradients) exact += gradient[i] / double{kWorkers};
+      lost += (mean[i] - exact) * (mean[i] - exact);
+      energy += exact * exact;
+    }
+    const double stated = codec.Traits().settings[0].relative_error_squared;
+    EXPECT_LT(lost / energy, 1.1 * stated);
+    EXPECT_GT(lost / energy, 0.5 * stated);
+    std::printf("loss %g: error %.5f of the energy, stated %.5f, %llu packets repeated\n", loss,
+                lost / energy, stated, static_cast<unsigned long long>(run.repeated));
   }
 }
 

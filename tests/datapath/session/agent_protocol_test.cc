@@ -124,6 +124,7 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   StepReport step;
   step.buckets.emplace_back();
   step.gains.push_back({1, {1, 0.5}, {1, 0.9}, 4});
+  step.block_densities = {{1, 64, 0.25, 0.5}, {1, 256, 0.75}};
   PathReport paths;
   paths.paths.push_back({.peer = 2, .medium = "shm"});
   paths.addresses = {"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"};
@@ -131,6 +132,13 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["parameters"].size(), 64u);
   EXPECT_EQ(Parsed(step)["step"]["gains"][0]["gains"][1], 0.9);
   EXPECT_EQ(Parsed(step)["step"]["buckets"].size(), 1u);
+  const auto densities = Parsed(step)["step"]["block_densities"];
+  EXPECT_EQ(densities[0]["bucket"], "0000000000000001");
+  EXPECT_EQ(densities[0]["combined"], 0.5);
+  EXPECT_EQ(densities[0]["has_combined"], true);
+  EXPECT_EQ(densities[1]["block_elements"], 256);
+  EXPECT_EQ(densities[1]["own"], 0.75);
+  EXPECT_FALSE(densities[1].contains("has_combined"));
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["peer_rank"], 2);
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["medium"], "shm");
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["peer_address"], "10.0.0.3:1");

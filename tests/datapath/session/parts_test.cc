@@ -8,6 +8,7 @@
 
 #include "datapath/base/half.h"
 #include "datapath/session/bucket_table.h"
+#include "datapath/session/passes.h"
 #include "datapath/session/scratch_pool.h"
 #include "datapath/session/telemetry.h"
 
@@ -94,6 +95,19 @@ TEST(ScratchPoolTest, ReusesTheTightestFitAndBoundsWhatIsIdle) {
     EXPECT_TRUE(same.empty());
     EXPECT_EQ(moved.bytes().data(), first);
   }
+}
+
+TEST(PassesTest, BlockDensityCountsBlocksThatHoldAnything) {
+  EXPECT_EQ(BlockDensityOf({}, 4), 0);
+  std::vector<float> x(10);
+  EXPECT_EQ(BlockDensityOf(x, 4), 0);
+  x[9] = 1e-30f;  // in the last block, of two elements
+  EXPECT_DOUBLE_EQ(BlockDensityOf(x, 4), 1.0 / 3);
+  x[0] = -0.0f;
+  EXPECT_DOUBLE_EQ(BlockDensityOf(x, 4), 1.0 / 3);
+  x[3] = std::nanf("");
+  EXPECT_DOUBLE_EQ(BlockDensityOf(x, 4), 2.0 / 3);
+  EXPECT_DOUBLE_EQ(BlockDensityOf(x, 100), 1);
 }
 
 TEST(BucketTableTest, KeysFollowNamesSizesOrderAndDtype) {

@@ -86,7 +86,10 @@ TEST(BlockMeshTest, SendsWhatBlocksHoldAndHardlyMoreThanDenseLanes) {
     std::vector<Contribution> in;
     for (int rank = 0; rank < kRanks; ++rank) in.push_back(Sparse(rank, kCount, density));
     const double any = 1 - std::pow(1 - density, kRanks);
-    const double expected = dense * (density + any) / 2;
+    // As the trait says, by which controllers price it.
+    const BlockTraits& blocks = BlockMesh().Traits().blocks;
+    const double expected =
+        dense * (1 - blocks.own_share * (1 - density) - blocks.union_share * (1 - any));
     for (const Outcome& outcome : RunAll(world, BlockMesh(), in, 256 << 10)) {
       ASSERT_TRUE(outcome.status.ok()) << outcome.status;
       const auto sent = static_cast<double>(outcome.report.bytes_sent);
