@@ -36,7 +36,7 @@ struct Flags {
   double ratio = 1;
   uint32_t bits = 0;
   TopOptions top;
-  uint32_t world = 4, buckets = 4;
+  uint32_t world = 4, ranks_per_node = 1, buckets = 4;
   bool replay = false, dry_run = false, table = false;
 };
 
@@ -138,6 +138,7 @@ Status SimulateCommand(Flags& flags) {
   }
   request.set_model_parameters(static_cast<uint64_t>(parameters));
   request.set_world(flags.world);
+  request.set_ranks_per_node(flags.ranks_per_node);
   request.set_latency_s(latency);
   request.set_bandwidth_bytes_per_s(bandwidth);
   request.set_compute_s(compute);
@@ -255,6 +256,8 @@ void AddOtherCommands(CLI::App& app, Flags& flags, Action* action) {
   simulate->add_option("--parameters", flags.parameters, "model size: 25M, 7B")
       ->capture_default_str();
   simulate->add_option("--world", flags.world, "ranks")->capture_default_str();
+  simulate->add_option("--ranks-per-node", flags.ranks_per_node, "that share memory, in order")
+      ->capture_default_str();
   simulate->add_option("--latency", flags.latency, "one way: 1ms")->capture_default_str();
   simulate->add_option("--bandwidth", flags.bandwidth, "per node: 1Gb/s")->capture_default_str();
   simulate->add_option("--compute", flags.compute, "step time without communication: 50ms")

@@ -40,6 +40,13 @@ Status CheckRequest(const v1::SimulateRequest& request) {
     return InvalidArgument(StrCat("aggregator_bytes_per_s: expected at least 0, found ",
                                   request.aggregator_bytes_per_s()));
   }
+  if (request.ranks_per_node() > request.world()) {
+    return InvalidArgument(StrCat("ranks_per_node: expected at most the world of ", request.world(),
+                                  " ranks, found ", request.ranks_per_node()));
+  }
+  if (request.ranks_per_node() > 1 && request.links_size() > 0) {
+    return InvalidArgument("links: expected none where ranks share nodes");
+  }
   if (request.buckets() > 1024) {
     return InvalidArgument(StrCat("buckets: expected at most 1024, found ", request.buckets()));
   }
@@ -136,6 +143,11 @@ StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
         std::min(request.aggregator_bytes_per_s(), 1e15) / snapshot.world;
   }
   WEIR_RETURN_IF_ERROR(SetLinks(request, &snapshot));
+  if (const uint32_t together = request.ranks_per_node(); together > 1) {
+    for (uint32_t rank = 0; rank < request.world(); ++rank) {
+      snapshot.memory.lowest_ranks.push_back(static_cast<int>(rank - rank % together));
+    }
+  }
   return snapshot;
 }
 

@@ -171,6 +171,21 @@ TEST_F(WeirctlTest, SimulateGoesAroundASlowLink) {
   }
 }
 
+TEST_F(WeirctlTest, SimulateKnowsWhichRanksShareANode) {
+  const std::string dense = File("dense.yaml", "bounds: {codecs: [identity]}\n");
+  const auto collective = [&](const char* together) {
+    return Json({"simulate", "--world", "8", "--bandwidth", "1Gb/s", "--policy", dense,
+                 "--ranks-per-node", together})["plan"]["buckets"][0]["choice"]["collective"];
+  };
+  EXPECT_NE(collective("1"), "hierarchical");
+  EXPECT_EQ(collective("4"), "hierarchical");
+  EXPECT_EQ(collective("3"), "hierarchical");
+  EXPECT_NE(collective("8"), "hierarchical") << "there is one node";
+  EXPECT_NE(Run({"simulate", "--world", "4", "--ranks-per-node", "5"}).code, kOk);
+  EXPECT_NE(Run({"simulate", "--world", "4", "--ranks-per-node", "2", "--link", "1-2=1Mb/s"}).code,
+            kOk);
+}
+
 // The formulas give the published times: Table VI to the printed digit where it was computed.
 TEST_F(WeirctlTest, SimulateTableReproducesThePublishedTables) {
   const Ran shown = Run({"simulate", "--table", "--world", "8"});

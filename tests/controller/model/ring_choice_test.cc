@@ -12,14 +12,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr double kFast = 1e8, kSlow = 1e6;
+constexpr double kFastLink = 1e8, kSlow = 1e6;
 
-/// One rank a node, links of kFast, but of `slow` in both directions of each pair.
+/// One rank a node, links of kFastLink, but of `slow` in both directions of each pair.
 Snapshot WithSlowPairs(int world, const std::vector<std::pair<int, int>>& pairs,
                        double slow = kSlow) {
   Snapshot snapshot = test::MakeSnapshot(world, 1e-4, slow);
   NodeLinks& links = snapshot.node_links;
-  links.s_per_byte.assign(static_cast<size_t>(world * world), 1 / kFast);
+  links.s_per_byte.assign(static_cast<size_t>(world * world), 1 / kFastLink);
   for (int rank = 0; rank < world; ++rank) {
     links.nodes.push_back(rank);
     links.s_per_byte[static_cast<size_t>(rank * world + rank)] = 0;
@@ -37,7 +37,7 @@ TEST(RingChoiceTest, AvoidsASlowPair) {
   EXPECT_EQ(ring.order, (std::vector{0, 1, 3, 2}));
   EXPECT_DOUBLE_EQ(ring.speedup, 100);
   EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, {}), 1 / kSlow);
-  EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, ring.order), 1 / kFast);
+  EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, ring.order), 1 / kFastLink);
   const std::string text = RingText(snapshot, ring.order);
   EXPECT_THAT(text, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 100 MB/s"));
   EXPECT_THAT(text, HasSubstr("would use 1.0 MB/s from rank 1 to rank 2"));
@@ -54,8 +54,8 @@ TEST(RingChoiceTest, KeepsTheOrderWhereNoneIsBetter) {
 }
 
 TEST(RingChoiceTest, SmallOrUncertainDifferencesChangeNothing) {
-  EXPECT_TRUE(ChooseRing(WithSlowPairs(4, {{1, 2}}, kFast / 1.1)).order.empty());
-  Snapshot snapshot = WithSlowPairs(4, {{1, 2}}, kFast / 1.5);
+  EXPECT_TRUE(ChooseRing(WithSlowPairs(4, {{1, 2}}, kFastLink / 1.1)).order.empty());
+  Snapshot snapshot = WithSlowPairs(4, {{1, 2}}, kFastLink / 1.5);
   EXPECT_FALSE(ChooseRing(snapshot).order.empty());
   snapshot.node_links.relative_deviation = 0.3;
   EXPECT_TRUE(ChooseRing(snapshot).order.empty());
@@ -92,7 +92,7 @@ TEST(RingChoiceTest, LinksThatNobodyMeasuredAttractNoOrder) {
   EXPECT_TRUE(ChooseRing(snapshot).order.empty());
   // The ways around it, once known.
   for (const auto& [a, b] : {std::pair{0, 1}, {1, 3}, {3, 2}, {2, 0}}) {
-    costs[static_cast<size_t>(a * 4 + b)] = 1 / kFast;
+    costs[static_cast<size_t>(a * 4 + b)] = 1 / kFastLink;
   }
   EXPECT_EQ(ChooseRing(snapshot).order, (std::vector{0, 1, 3, 2}));
 }
