@@ -209,7 +209,7 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   }
   const WireBytes bytes = PredictWireBytes(codec, elements, ratio);
   const double rounds = std::max(1, codec.rounds);
-  const bool knows_nodes = collective.by_node || collective.all_pairs;
+  const bool knows_nodes = collective.by_node || collective.all_pairs || collective.needs_lease;
   const CollectiveFeatures features =
       FeaturesOf(collective, world, knows_nodes ? LayoutOf(snapshot.memory) : NodeLayout{});
   cost.network_fixed_s +=

@@ -46,9 +46,9 @@ CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
     features.payload = collective.payload.At(world);
     features.index = collective.index.At(world);
     features.reduce = collective.reduce.At(world);
-    if (collective.all_pairs && !alone && layout.nodes > 1) {
+    if ((collective.all_pairs || collective.needs_lease) && !alone && layout.nodes > 1) {
       const double ranks = layout.ranks_max;
-      const double shared = ranks * (world - ranks) / (world - 1);
+      const double shared = collective.all_pairs ? ranks * (world - ranks) / (world - 1) : ranks;
       features.payload *= shared;
       features.index *= shared;
     }

@@ -38,6 +38,7 @@ struct CollectiveFeatures {
 /// where each rank has a node of its own, have their functions of the world size. Where p ranks
 /// share an interface and each exchanges alike with all N - 1 others, N - p of them elsewhere, it
 /// carries p (N-p)/(N-1) times what one rank's would; what stays within the node goes on meanwhile.
+/// Where each rank talks to an aggregator (needs_lease) it carries p times as much.
 /// By nodes, with n nodes of at most p ranks, the network carries the functions of n, and the
 /// functions of p are added within nodes; a network that is one node (n = 1) is what alpha and beta
 /// were measured on, so the functions of p take those. Source: the sum of the levels' costs,

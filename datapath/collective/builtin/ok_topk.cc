@@ -147,6 +147,7 @@ class OkTopk : public Collective {
                .payload = {.n_minus_1_over_n = 2},
                .index = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},
+      .all_pairs = true,
       .world_max = 256,
   };
 };

@@ -79,6 +79,15 @@ TEST(NodeCostTest, RanksOfANodeShareItsInterfaceForPairs) {
   }
 }
 
+TEST(NodeCostTest, EachRankOfANodeSendsToTheAggregator) {
+  CollectiveModel offload = test::Collective("switchml", "float_lanes");
+  offload.payload.constant = 1;
+  EXPECT_DOUBLE_EQ(FeaturesOf(offload, 4, LayoutOf({{0, 0, 2, 2}, 0, 0})).payload, 1);
+  offload.needs_lease = true;
+  EXPECT_DOUBLE_EQ(FeaturesOf(offload, 4, LayoutOf({{0, 0, 2, 2}, 0, 0})).payload, 2);
+  EXPECT_DOUBLE_EQ(FeaturesOf(offload, 4, LayoutOf({{0, 1, 2, 3}, 0, 0})).payload, 1);
+}
+
 TEST(NodeCostTest, PayloadsGoAroundARingWhereRanksShareAnInterface) {
   const auto seconds = [](const CollectiveModel& collective, std::vector<int> lowest_ranks) {
     Snapshot snapshot = test::MakeSnapshot(8, 5e-4, 1e8);

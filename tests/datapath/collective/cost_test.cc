@@ -298,7 +298,8 @@ TEST_P(CostTest, PairsShareTheInterface) {
     const int world = static_cast<int>(one.nodes.size());
     if (world > kWorldMax) continue;
     const double others = world - one.fullest;
-    const double expected = cost().payload.At(world) * one.fullest * others / (world - 1);
+    const double feature = PayloadFeature(collective(), world);
+    const double expected = feature * one.fullest * others / (world - 1);
     const Measured measured = Measure(collective(), world, kCount, 0, 0, one.nodes);
     EXPECT_NEAR(measured.busiest_node / (4 * kCount), expected, 0.01 * expected)
         << world << " ranks on " << one.count << " nodes";
