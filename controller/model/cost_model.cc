@@ -151,7 +151,8 @@ double PredictGain(const CodecModel& codec, const CollectiveModel& collective,
     const double step = peak / levels;
     gain = 1 - step * step / codec.error_divisor;
   }
-  gain -= SumLoss(codec.sum_error_squared, world);
+  // Below 0 where more is lost than sent, which twice is no gain either.
+  gain = std::max(0.0, gain - SumLoss(codec.sum_error_squared, world));
   // The second encoding keeps about the same share of the sum as the first of each part.
   if (collective.form == "regions") gain *= gain;
   if (codec.lossy && ratio < 1) gain *= collective.gain_scale;

@@ -299,6 +299,19 @@ TEST(CostModelTest, RegionsDecodeTwiceEncodeOnceMoreAndLoseTwice) {
   EXPECT_DOUBLE_EQ(WorkOf(codec, gather, 8).decodes, 8);
 }
 
+TEST(CostModelTest, WhatLosesMoreThanItSendsGainsNothingTwiceEither) {
+  const Snapshot snapshot = test::MakeSnapshot(4, 1e-3, 1e8);
+  CodecModel codec = test::Selecting("minmax", "opaque", 1, true);
+  codec.error_model = "relative";
+  codec.relative_error_squared = 5.4;
+  const CollectiveModel regions = test::Collective("r", "regions"),
+                        gather = test::Collective("g", "opaque");
+  BucketModel bucket;
+  bucket.elements = 1000000;
+  EXPECT_EQ(PredictBucket(snapshot, bucket, codec, gather, 1).gain, 0);
+  EXPECT_EQ(PredictBucket(snapshot, bucket, codec, regions, 1).gain, 0);
+}
+
 TEST(CostModelTest, RegionsCarryOpaquePayloadsThatNeedNothingElse) {
   const CollectiveModel regions = test::Collective("r", "regions");
   CodecModel codec = test::Selecting("top_k", "opaque", 16, true);
