@@ -1,13 +1,16 @@
-// Encode and decode of every codec of the registry, with memcpy of the same tensor as the peer in
-// the same run. Arguments: elements, and for codecs with a ratio the ratio in millionths. Rows with
-// "threads:2" have two workers, each with a bucket of its own, as sessions with two of them: items
-// per second against those of one worker are how they scale.
+// Encode and decode of every codec of the registry, with memcpy of the same tensor and what a
+// PyTorch user would call instead (rows "CODEC/Peer") as peers in the same run. Arguments:
+// elements, and for codecs with a ratio the ratio in millionths. Rows with "threads:2" have two
+// workers, each with a bucket of its own, as sessions with two of them: items per second against
+// those of one worker are how they scale.
 
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <new>
 #include <span>
@@ -17,6 +20,7 @@
 #include "datapath/base/random.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/error_feedback.h"
+#include "tests/bench/codec_peers.h"
 
 namespace weir {
 namespace {
@@ -167,6 +171,42 @@ void RunCodec(benchmark::State& state, const Codec& codec, Mode mode) {
       8.0 * static_cast<double>(bytes) / static_cast<double>(n), benchmark::Counter::kAvgThreads);
 }
 
+/// One call of PyTorch's for what the codec does, on one core; the row's label names the call.
+void RunPeer(benchmark::State& state, const Codec& codec) {
+  static std::map<int64_t, CodecPeers> processes;
+  CodecPeers& peers = processes.try_emplace(state.range(0), true, state.range(0)).first->second;
+  EncodeContext context;
+  context.world = 4;
+  context.params.ratio = static_cast<double>(state.range(1)) * 1e-6;
+  const double bits = PromisedBits(codec.Traits(), context);
+  for (auto _ : state) {
+    const CodecPeers::Answer answer = peers.Run(codec.Traits(), context.params, bits);
+    if (answer.name.empty()) {
+      state.SkipWithError("PyTorch gave no time: is python3-torch there?");
+      break;
+    }
+    state.SetLabel(answer.name);
+    state.SetIterationTime(answer.seconds);
+  }
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+
+/// The codecs beside which PyTorch's calls are timed: one for each call.
+constexpr const char* kPeered[] = {"bf16",     "fp16",    "power_sgd", "qsgd",
+                                   "random_k", "signsgd", "top_k"};
+
+/// Sizes and, for codecs that have one, ratios.
+void AddArguments(benchmark::internal::Benchmark* run, const CodecTraits& traits) {
+  run->Unit(benchmark::kMillisecond);
+  for (const int64_t n : {kBucketElements, kElements}) {
+    if (!traits.uses_ratio) {
+      run->Args({n, 1'000'000});
+    } else {
+      for (const int64_t millionths : {100'000, 10'000, 1'000}) run->Args({n, millionths});
+    }
+  }
+}
+
 /// One worker's bucket of ratio 1 % or none, and two of them.
 void RegisterWorkers(const Codec* codec, Mode mode, const std::string& name) {
   for (const int threads : {1, 2}) {
@@ -190,15 +230,14 @@ void RegisterAll() {
       const std::string name = codec->Traits().name + "/" + mode_name;
       auto* run = benchmark::RegisterBenchmark(
           name.c_str(), [codec, m = mode](benchmark::State& s) { RunCodec(s, *codec, m); });
-      run->Unit(benchmark::kMillisecond);
-      for (const int64_t n : {kBucketElements, kElements}) {
-        if (!codec->Traits().uses_ratio) {
-          run->Args({n, 1'000'000});
-        } else {
-          for (const int64_t millionths : {100'000, 10'000, 1'000}) run->Args({n, millionths});
-        }
-      }
+      AddArguments(run, codec->Traits());
       if (mode == Mode::kFeedback) RegisterWorkers(codec, mode, name);
+    }
+    if (std::ranges::find(kPeered, codec->Traits().name) != std::end(kPeered)) {
+      auto* run =
+          benchmark::RegisterBenchmark((codec->Traits().name + "/Peer").c_str(),
+                                       [codec](benchmark::State& s) { RunPeer(s, *codec); });
+      AddArguments(run->UseManualTime(), codec->Traits());
     }
   }
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
-"""Times what a PyTorch user would call instead of a codec: the peer process of codec_table.
+"""Times what a PyTorch user would call instead of a codec: the peer process of codec_table and
+codec_bench.
 
     codec_peers.py ELEMENTS
 

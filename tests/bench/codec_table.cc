@@ -27,7 +27,7 @@
 #include "datapath/base/random.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/codec_names.h"
-#include "tests/bench/peer_process.h"
+#include "tests/bench/codec_peers.h"
 
 namespace weir {
 namespace {
@@ -227,41 +227,7 @@ class Runner {
   double encode_s_ = 0, shared_max_s_ = 0, decode_s_ = 0;
 };
 
-/// The PyTorch process; without one, no row has a peer.
-class Peers {
- public:
-  Peers(bool wanted, size_t elements) {
-    if (!wanted) return;
-    process_.emplace(
-        std::vector<std::string>{"/usr/bin/python3", WEIR_CODEC_PEERS, std::to_string(elements)});
-    if (process_->Receive() == "ready") return;
-    std::fprintf(stderr, "codec_table: no peers: codec_peers.py did not start (is torch there?)\n");
-    process_.reset();
-  }
-
-  struct Answer {
-    std::string name;
-    double seconds = 0;
-  };
-  Answer Run(const Case& which, double bits_per_element) {
-    if (!process_.has_value()) return {};
-    const CodecTraits& traits = which.codec->Traits();
-    std::ostringstream request;
-    request << traits.name << '\t' << NameOf(traits.error_model) << '\t'
-            << (traits.uses_ratio ? which.params.ratio : 1) << '\t' << which.params.bits << '\t'
-            << bits_per_element << '\t' << traits.rounds;
-    if (!process_->Send(request.str())) return {};
-    const std::string line = process_->Receive();
-    const size_t tab = line.find('\t');
-    if (tab == std::string::npos || tab == 0) return {};
-    return {line.substr(0, tab), std::strtod(line.c_str() + tab, nullptr)};
-  }
-
- private:
-  std::optional<PeerProcess> process_;
-};
-
-nlohmann::json Measure(const Case& which, Buffers& buffers, Peers& peers) {
+nlohmann::json Measure(const Case& which, Buffers& buffers, CodecPeers& peers) {
   const CodecTraits& traits = which.codec->Traits();
   Runner runner(which, buffers);
   const EncodeResult first = runner.First();
@@ -282,7 +248,7 @@ nlohmann::json Measure(const Case& which, Buffers& buffers, Peers& peers) {
     shared_max.push_back(runner.shared_max_s());
     decode.push_back(runner.decode_s());
     if (i >= kPeerRepetitions) continue;
-    const Peers::Answer answer = peers.Run(which, bits);
+    const CodecPeers::Answer answer = peers.Run(which.codec->Traits(), which.params, bits);
     peer_name = answer.name;
     if (!answer.name.empty()) peer.push_back(answer.seconds);
   }
@@ -381,7 +347,7 @@ bool Parse(int argc, char** argv, Options* options) {
 
 int Run(const Options& options) {
   Buffers buffers(options.elements);
-  Peers peers(options.peers, options.elements);
+  CodecPeers peers(options.peers, options.elements);
   nlohmann::json rows = nlohmann::json::array();
   std::printf(
       "%zu elements; encode, plain, max and decode over memcpy of the same tensor; ! misses its "
