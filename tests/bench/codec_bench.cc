@@ -192,8 +192,8 @@ void RunPeer(benchmark::State& state, const Codec& codec) {
 }
 
 /// The codecs beside which PyTorch's calls are timed: one for each call.
-constexpr const char* kPeered[] = {"bf16",     "fp16",    "power_sgd", "qsgd",
-                                   "random_k", "signsgd", "top_k"};
+constexpr const char* kPeered[] = {"bf16", "ef_signsgd", "fp16", "power_sgd",
+                                   "qsgd", "random_k",   "top_k"};
 
 /// Sizes and, for codecs that have one, ratios.
 void AddArguments(benchmark::internal::Benchmark* run, const CodecTraits& traits) {
