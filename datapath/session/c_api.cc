@@ -79,6 +79,9 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
                         Timeout(c.operation_timeout_floor_s, "operation_timeout_floor_s", 10));
   options.epoch = c.epoch;
   if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
+  if (c.tcp_connections != 0) options.tcp_connections = c.tcp_connections;
+  options.tcp_pacing_bytes_per_s = c.tcp_pacing_bytes_per_s;
+  options.tcp_zero_copy_bytes_min = c.tcp_zero_copy_bytes_min;
   return options;
 }
 

@@ -29,6 +29,9 @@ StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options
   transport.listen = options.listen;
   transport.congestion_control = options.congestion_control;
   transport.busy_poll = options.busy_poll;
+  transport.connections = options.tcp_connections;
+  transport.pacing_bytes_per_s = options.tcp_pacing_bytes_per_s;
+  transport.zero_copy_bytes_min = options.tcp_zero_copy_bytes_min;
   transport.host_silence_min = options.operation_timeout_floor;
   return factory->Create(transport);
 }
@@ -54,6 +57,10 @@ Status Session::CheckOptions(const SessionOptions& options) {
   if (options.rank < 0 || options.rank >= options.world) {
     return InvalidArgument(
         StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
+  }
+  if (options.tcp_connections < 1 || options.tcp_connections > kConnectionsMax) {
+    return InvalidArgument(StrCat("tcp_connections: expected 1..", kConnectionsMax, ", found ",
+                                  options.tcp_connections));
   }
   if (options.encode_workers < 1 || options.encode_workers > kEncodeWorkersMax) {
     return InvalidArgument(StrCat("encode_workers: expected 1..", kEncodeWorkersMax, ", found ",

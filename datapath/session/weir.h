@@ -76,6 +76,12 @@ typedef struct weir_options {
   uint64_t epoch; /* of the mesh to join: 0, or that of weir_session_reform for a replacement */
   int32_t encode_workers; /* threads that encode, each another bucket, at most 16; 0: one. More pay
                              where cores are free and steps wait for encoding */
+  /* Of TCP connections to other nodes; all ranks have to say the same of the first. */
+  int32_t tcp_connections;          /* for each pair of ranks, at most 16, for paths that one does
+                                       not fill; 0: one */
+  uint64_t tcp_pacing_bytes_per_s;  /* the kernel sends at most so much to one peer; 0: no limit */
+  uint64_t tcp_zero_copy_bytes_min; /* frames of so many bytes or more leave without a copy where
+                                       kernel and device can; 0: none */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */

@@ -73,6 +73,9 @@ class Options(ctypes.Structure):
         ("operation_timeout_floor_s", ctypes.c_double),
         ("epoch", ctypes.c_uint64),
         ("encode_workers", ctypes.c_int32),
+        ("tcp_connections", ctypes.c_int32),
+        ("tcp_pacing_bytes_per_s", ctypes.c_uint64),
+        ("tcp_zero_copy_bytes_min", ctypes.c_uint64),
     ]
 
 

@@ -33,6 +33,9 @@ Environment, where attach() is not told otherwise:
   WEIR_CONGESTION_CONTROL  TCP congestion control of the datapath
   WEIR_TIMEOUT_S           deadline of one collective, default 60
   WEIR_ENCODE_WORKERS      threads that encode, each another bucket, at most 16; default 1
+  WEIR_TCP_CONNECTIONS     TCP connections for each pair of ranks, at most 16, equal on all; default 1
+  WEIR_TCP_PACING_BYTES_PER_S   the kernel sends at most so much to one peer; default: no limit
+  WEIR_TCP_ZERO_COPY_BYTES_MIN  frames of so many bytes leave without a copy; default: none
 """
 import atexit
 import os
@@ -52,6 +55,7 @@ from weir.session import Session
 _DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
            torch.bfloat16: _lib.BFLOAT16}
 CONNECT_TIMEOUT_S = 60.0
+TCP_OPTIONS = ("tcp_connections", "tcp_pacing_bytes_per_s", "tcp_zero_copy_bytes_min")
 _attached = weakref.WeakSet()
 _attach_count = 0
 _said = set()
@@ -133,7 +137,8 @@ class DDPState:
             operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
             connect_timeout_s=CONNECT_TIMEOUT_S,
             congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"),
-            encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")))
+            encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
+            **{name: int(environment(f"WEIR_{name.upper()}", "0")) for name in TCP_OPTIONS})
         _attach_count += 1
         try:
             self.session.connect(peers or self._exchange(f"weir/{job}/{_attach_count}"))

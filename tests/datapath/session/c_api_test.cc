@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <functional>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,10 +31,12 @@ weir_options Options(int rank, int world) {
 
 class CApiTest : public ::testing::Test {
  protected:
-  void Open(int world, const char* transport = nullptr) {
+  void Open(int world, const char* transport = nullptr,
+            const std::function<void(weir_options*)>& change = {}) {
     for (int rank = 0; rank < world; ++rank) {
       weir_options options = Options(rank, world);
       options.transport = transport;
+      if (change) change(&options);
       weir_session* session = nullptr;
       char error[256] = "";
       ASSERT_EQ(weir_session_create(&options, &session, error, sizeof error), WEIR_OK) << error;
@@ -81,11 +87,57 @@ TEST_F(CApiTest, CreateChecksItsOptions) {
   options.agent = "carrier";
   EXPECT_EQ(create(options), WEIR_INVALID_ARGUMENT);
   options = Options(0, 1);
+  options.tcp_connections = 17;
+  EXPECT_EQ(create(options), WEIR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(error).find("tcp_connections: expected 1..16"), std::string::npos) << error;
+  options = Options(0, 1);
   options.operation_timeout_s = NAN;
   EXPECT_EQ(create(options), WEIR_INVALID_ARGUMENT);
   EXPECT_EQ(weir_session_create(nullptr, &session, nullptr, 0), WEIR_INVALID_ARGUMENT);
   options = Options(0, 1);
   EXPECT_EQ(weir_session_create(&options, nullptr, error, 1), WEIR_INVALID_ARGUMENT);
+}
+
+// The time that one step takes in which both ranks sum `elements` ones.
+double StepSeconds(const std::vector<weir_session*>& sessions, size_t elements) {
+  uint64_t key = 0;
+  const weir_parameter parameter = {"p", elements, 0};
+  for (weir_session* s : sessions) {
+    EXPECT_EQ(weir_define_bucket(s, &parameter, 1, WEIR_FLOAT32, &key), WEIR_OK);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  weir::testing::RunRanks(static_cast<int>(sessions.size()), [&](int rank) {
+    std::vector<float> data(elements, 1.0f);
+    ASSERT_EQ(weir_step_begin(sessions[rank]), WEIR_OK);
+    ASSERT_EQ(weir_all_reduce(sessions[rank], key, data.data(), 1, nullptr, nullptr, nullptr),
+              WEIR_OK);
+    ASSERT_EQ(weir_step_end(sessions[rank], nullptr), WEIR_OK) << weir_last_error(sessions[rank]);
+    EXPECT_EQ(data, std::vector<float>(elements, static_cast<float>(sessions.size())));
+  });
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+size_t OpenDescriptors() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST_F(CApiTest, TcpOptionsReachTheConnections) {
+  const size_t before = OpenDescriptors();
+  Open(2, "tcp");
+  const size_t with_one = OpenDescriptors() - before;
+  StepSeconds(sessions, 1000);
+  Close();
+  Open(2, "tcp", [](weir_options* options) {
+    options->tcp_connections = 3;
+    options->tcp_zero_copy_bytes_min = 4096;
+  });
+  EXPECT_EQ(OpenDescriptors() - before, with_one + 4);  // two more connections, both ends
+  StepSeconds(sessions, 100'000);
+  Close();
+  // 1 MB each way at 2 MB/s; loopback alone takes a few milliseconds.
+  Open(2, "tcp", [](weir_options* options) { options->tcp_pacing_bytes_per_s = 2'000'000; });
+  EXPECT_GT(StepSeconds(sessions, 250'000), 0.2);
 }
 
 TEST_F(CApiTest, RanksOfOneNodeShareMemoryUnlessToldOtherwise) {
