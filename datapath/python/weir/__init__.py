@@ -12,14 +12,14 @@ of torch.distributed on CPU tensors through libweir, exactly.
 """
 from weir._lib import LibraryNotFound, WeirError, capabilities, library_path, version
 from weir.communicator import Communicator
-from weir.ddp import DDPState, attach, ddp_hook, report_loss, share
+from weir.ddp import DDPState, attach, attach_replacement, ddp_hook, report_loss, share
 from weir.process_group import WeirProcessGroup, register_process_group
 from weir.regroup import Regrouped, reform, rejoin
 from weir.session import Session, Stats
 
 __all__ = [
     "Communicator", "DDPState", "LibraryNotFound", "Regrouped", "Session", "Stats",
-    "WeirError", "WeirProcessGroup", "attach", "capabilities", "ddp_hook", "library_path",
+    "WeirError", "WeirProcessGroup", "attach", "attach_replacement", "capabilities", "ddp_hook", "library_path",
     "reform", "register_process_group", "rejoin", "report_loss", "share", "version",
 ]
 

@@ -98,12 +98,14 @@ class DDPState:
     come from the environment (module docstring).
     scaler: the torch.cuda.amp.GradScaler of the training loop, or what has its get_scale(); its
     scale must be equal on all ranks, which it is when all skip the same steps.
+    join: makes the connected Session of (job, options of Session) in place of all that says where
+    the peers are; see attach_replacement.
     """
 
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
                  plan_file=None, peers=None, listen=None, operation_timeout_s=None,
-                 congestion_control=None, transport=None, scaler=None, encode_workers=None):
-        global _attach_count
+                 congestion_control=None, transport=None, scaler=None, encode_workers=None,
+                 join=None):
         environment = os.environ.get
         module = getattr(model, "module", model)
         self._module = weakref.ref(module)
@@ -130,8 +132,8 @@ class DDPState:
         if listen is None:
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")
             listen = peers[self.rank] if peers else f"{_route_address(host)}:0"
-        self.session = Session(
-            job, self.rank, self.world, listen=listen, agent=agent or None,
+        options = dict(
+            listen=listen, agent=agent or None,
             agent_token=agent_token or environment("WEIR_AGENT_TOKEN"), plan_file=plan_file or None,
             transport=transport or environment("WEIR_TRANSPORT"),
             operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
@@ -139,20 +141,27 @@ class DDPState:
             congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"),
             encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
             **{name: int(environment(f"WEIR_{name.upper()}", "0")) for name in TCP_OPTIONS})
-        _attach_count += 1
-        try:
-            self.session.connect(peers or self._exchange(f"weir/{job}/{_attach_count}"))
-        except BaseException:
-            self.session.close()
-            raise
+        self.session = join(job, options) if join else self._join(job, options, peers)
+        self.rank, self.world = self.session.rank, self.session.world
         _attached.add(self)
         self._announce(agent, plan_file)
 
-    def _exchange(self, prefix):
-        """All ranks' addresses through the process group's own store."""
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"{prefix}/{self.rank}", self.session.address)
-        return [store.get(f"{prefix}/{r}").decode() for r in range(self.world)]
+    def _join(self, job, options, peers):
+        """A session connected to `peers`, or to whom the process group's own store names."""
+        global _attach_count
+        _attach_count += 1
+        session = Session(job, self.rank, self.world, **options)
+        try:
+            if not peers:
+                store = dist.distributed_c10d._get_default_store()
+                prefix = f"weir/{job}/{_attach_count}"
+                store.set(f"{prefix}/{self.rank}", session.address)
+                peers = [store.get(f"{prefix}/{r}").decode() for r in range(self.world)]
+            session.connect(peers)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def _announce(self, agent, plan_file):
         # Of an agent that does not answer, libweir itself speaks.
@@ -264,11 +273,15 @@ class DDPState:
         found = regroup.reform(self.session, store, expected=expected, settle_s=settle_s,
                                timeout_s=timeout_s)
         self.rank, self.world = found.rank, found.world
+        self.take_over(store, found, tensors, timeout_s)
+        return found
+
+    def take_over(self, store, regrouped, tensors=(), timeout_s=60.0):
+        """Model and `tensors` become those of rank model_source; all ranks of the job call it."""
         module = self._module()
         with torch.no_grad():
-            share(store, self.session.job, found,
+            share(store, self.session.job, regrouped,
                   [*module.parameters(), *module.buffers(), *tensors], timeout_s)
-        return found
 
     # Around the steps.
 
@@ -343,6 +356,41 @@ def attach(ddp_model, **options):
     bucket.
     """
     state = DDPState(ddp_model, **options)
+    _register(ddp_model, state)
+    return state
+
+
+def attach_replacement(ddp_model, store, *, epoch=None, expected=None, settle_s=5.0,
+                       timeout_s=60.0, tensors=(), **options):
+    """attach() for a process that takes the place of a lost rank: (state, weir.Regrouped).
+
+    The others call state.reform(expected=..., tensors=...) with `tensors` of the same shapes;
+    `store`, `epoch`, `expected` and the times are those of weir.rejoin, options those of DDPState.
+    DDP's constructor asks for a process group of its own kind: the lost one's is gone, so give it
+    one of this process alone. DDP also cuts its buckets anew after its first backward pass, and
+    ranks sum buckets that are cut alike: run forward and backward twice, on any input, before.
+    Parameters, buffers and `tensors` are then taken from a rank that has them.
+    """
+    joined = []
+
+    def join(job, session_options):
+        session, found = regroup.rejoin(job, store, epoch=epoch, expected=expected,
+                                        settle_s=settle_s, timeout_s=timeout_s, **session_options)
+        joined.append(found)
+        return session
+
+    state = DDPState(ddp_model, rank=0, world=1, join=join, **options)
+    try:
+        state.take_over(store, joined[0], tensors, timeout_s)
+        _register(ddp_model, state)
+    except BaseException:
+        state.close()
+        raise
+    return state, joined[0]
+
+
+def _register(ddp_model, state):
+    """The hook, and where steps begin."""
     ddp_model.register_comm_hook(state, ddp_hook)
     reference = weakref.ref(state)
 
@@ -352,7 +400,6 @@ def attach(ddp_model, **options):
             current.begin_step()
 
     ddp_model.register_forward_pre_hook(before_forward)
-    return state
 
 
 def report_loss(loss):

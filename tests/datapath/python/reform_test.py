@@ -130,6 +130,46 @@ def replaced(rank, world):
     return found._asdict(), losses, [p.detach().flatten().tolist() for p in model.parameters()]
 
 
+def replaced_under_ddp(rank, world):
+    """As `replaced`, under DDP: the survivors' process group has lost a rank, the newcomer's is new."""
+    store = dist.distributed_c10d._get_default_store()
+    groups = [dist.new_group([0, 1, 2]), dist.new_group([3])]
+    ddp = DistributedDataParallel(make_model(), bucket_cap_mb=0.0005,
+                                  process_group=groups[rank // 3])
+    options = {"job": "replaced", "operation_timeout_s": 30.0}
+    counted = torch.tensor([float(rank)])  # stands for what an optimiser keeps
+    step, found, losses = 0, None, []
+    if rank == 3:
+        regroup._wait(store, ["dying"], 60.0)
+        for _ in range(2):
+            loss_of(ddp, 99, rank).backward()
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p.zero_()
+        state, found = weir.attach_replacement(ddp, store, expected=3, tensors=[counted], **options)
+        step = found.next_step
+    else:
+        state = weir.attach(ddp, rank=rank, world=3, **options)
+    while step < STEPS:
+        if rank == VICTIM and step == LAST_WORDS:
+            store.set("dying", "1")
+            os.kill(os.getpid(), signal.SIGKILL)
+        ddp.zero_grad()
+        loss = loss_of(ddp, step, state.rank)
+        try:
+            loss.backward()
+        except weir.WeirError:
+            found = state.reform(store, expected=3, tensors=[counted])
+            step = found.next_step
+            continue
+        descend(ddp.module)
+        losses.append(float(loss))
+        step += 1
+    state.close()
+    return (found._asdict(), losses, [p.detach().flatten().tolist() for p in ddp.module.parameters()],
+            float(counted))
+
+
 class SeatsTest(unittest.TestCase):
     """Numbers in the new world."""
 
@@ -207,6 +247,19 @@ class ReformTest(unittest.TestCase):
             found, losses, parameters = results[rank][0]
             self.assertEqual((found["rank"], found["world"], found["next_step"]),
                              (new_rank, 3, LAST_WORDS))
+            self.assertLess(sum(losses[-3:]), 0.8 * sum(losses[:3]))
+            for got, want in zip(parameters, expected):
+                self.assertTrue(torch.allclose(torch.tensor(got), torch.tensor(want), atol=1e-5))
+
+    def test_replacement_joins_under_ddp(self):
+        results = ranks.run(4, replaced_under_ddp, may_die=(VICTIM,))
+        self.assertIsNone(results[VICTIM])
+        expected = reference([3] * STEPS)
+        for rank, new_rank in ((0, 0), (2, 2), (3, VICTIM)):
+            found, losses, parameters, counted = results[rank][0]
+            self.assertEqual((found["rank"], found["world"], found["next_step"]),
+                             (new_rank, 3, LAST_WORDS))
+            self.assertEqual(counted, results[found["model_source"]][0][3])
             self.assertLess(sum(losses[-3:]), 0.8 * sum(losses[:3]))
             for got, want in zip(parameters, expected):
                 self.assertTrue(torch.allclose(torch.tensor(got), torch.tensor(want), atol=1e-5))
