@@ -113,6 +113,21 @@ class RulesTest(unittest.TestCase):
             names = [(i["kind"], i["metadata"].get("namespace"), i["metadata"]["name"]) for i in items]
             self.assertEqual(len(names), len(set(names)), folder)
 
+    def test_a_drain_waits_for_the_controller_but_on_a_single_node(self):
+        for folder, items in self.rendered.items():
+            budgets = {i["metadata"]["name"]: i for i in items if i["kind"] == "PodDisruptionBudget"}
+            if folder == "overlays/single-node":
+                self.assertEqual(budgets, {}, folder)
+                continue
+            self.assertIn("weir-controller", budgets, folder)
+            for name, budget in budgets.items():
+                pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
+                self.assertEqual(budget["metadata"]["namespace"], pods["metadata"]["namespace"], folder)
+                labels = pods["spec"]["template"]["metadata"]["labels"]
+                self.assertTrue(budget["spec"]["selector"]["matchLabels"], folder)   # none would mean all pods
+                self.assertLessEqual(budget["spec"]["selector"]["matchLabels"].items(), labels.items(), folder)
+                self.assertEqual((pods["spec"]["replicas"], budget["spec"]["maxUnavailable"]), (1, 0), folder)
+
     def test_certificates_are_made_for_every_program(self):
         for folder in ("overlays/tls", "overlays/tls-aggregator"):
             items = self.rendered[folder]
