@@ -162,6 +162,26 @@ class RulesTest(unittest.TestCase):
             for container, _ in containers_of(item):
                 self.assertIn("limits", container["resources"])
 
+    def test_every_pod_has_an_account_of_its_own_that_may_nothing(self):
+        for folder, items in self.rendered.items():
+            accounts = {(i["metadata"]["namespace"], i["metadata"]["name"]): i for i in items
+                        if i["kind"] == "ServiceAccount"}
+            pods = {(i["metadata"]["namespace"], i["spec"]["template"]["spec"]["serviceAccountName"])
+                    for i in items if i["kind"] in ("Deployment", "DaemonSet")}
+            self.assertEqual(set(accounts), pods, folder)
+            for account in accounts.values():
+                self.assertFalse(account["automountServiceAccountToken"], folder)
+            self.assertFalse([i for i in items if "Role" in i["kind"]], folder)   # nobody asks the API server
+
+    def test_critical_pods_are_admitted_where_a_quota_must_allow_them(self):
+        for folder, items in self.rendered.items():
+            critical = {(i["metadata"]["namespace"], i["spec"]["template"]["spec"]["priorityClassName"]) for i in items
+                        if i["kind"] in ("Deployment", "DaemonSet")
+                        and "priorityClassName" in i["spec"]["template"]["spec"]}
+            allowed = {(i["metadata"]["namespace"], value) for i in items if i["kind"] == "ResourceQuota"
+                       for value in i["spec"]["scopeSelector"]["matchExpressions"][0]["values"]}
+            self.assertEqual(allowed, critical, folder)
+
     def test_nothing_is_mounted_by_sub_path_and_every_mount_has_a_volume(self):
         for where, container, spec in self.workloads():
             volumes = {volume["name"] for volume in spec["volumes"]}
