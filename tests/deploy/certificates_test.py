@@ -247,7 +247,7 @@ class CertificatesTest(unittest.TestCase):
         self.wait_for_while(log, r" E tls: .*cannot read TLS file '\S+/tls.crt'", presented)
         self.assertEqual(presented(), "second")
 
-    def test_the_agent_tells_of_renewals_between_connections(self):
+    def test_the_agent_tells_of_renewals(self):
         listener = self.enterContext(socket.create_server(("127.0.0.1", 0)))   # accepts nobody
         cert, key = self.mount("first")
         with socket.create_server(("127.0.0.1", 0)) as free:
