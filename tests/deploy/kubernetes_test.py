@@ -162,6 +162,18 @@ class RulesTest(unittest.TestCase):
             for container, _ in containers_of(item):
                 self.assertIn("limits", container["resources"])
 
+    def test_agents_are_where_gpus_are_and_know_the_node(self):
+        for folder, items in self.rendered.items():
+            container, spec = next((c, s) for i in items if i["kind"] == "DaemonSet" for c, s in containers_of(i)
+                                   if c["name"] == "agent")
+            self.assertEqual((spec["hostNetwork"], spec["dnsPolicy"]), (True, "ClusterFirstWithHostNet"), folder)
+            tolerated = {t["key"] for t in spec["tolerations"] if t["operator"] == "Exists" and "effect" not in t}
+            self.assertLessEqual({"nvidia.com/gpu", "amd.com/gpu"}, tolerated, folder)
+            known = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container["env"]}
+            self.assertLessEqual({("NODE_NAME", "spec.nodeName"), ("HOST_IP", "status.hostIP")}, set(known.items()),
+                                 folder)
+            self.assertLessEqual({"--node=$(NODE_NAME)", "--address=$(HOST_IP)"}, set(container["args"]), folder)
+
     def test_every_pod_has_an_account_of_its_own_that_may_nothing(self):
         for folder, items in self.rendered.items():
             accounts = {(i["metadata"]["namespace"], i["metadata"]["name"]): i for i in items
