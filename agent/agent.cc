@@ -7,6 +7,7 @@
 #include "agent/measure/network_interfaces.h"
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir::agent {
 namespace {
@@ -510,6 +511,8 @@ void Agent::PublishMetrics() {
       s.bandwidth_bytes_per_s.push_back(state.bandwidth_bytes_per_s);
     }
   }
+  // Also says in the log when files are renewed to something that is no good.
+  if (TlsFiles* files = options_.controller.credentials.files()) s.tls = files->Health();
   const PlanSubscription::Counters& counters = subscription_.counters();
   s.controller_connections = controller_connections_;
   s.offers = counters.offers;

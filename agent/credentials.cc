@@ -2,6 +2,8 @@
 
 #include <grpcpp/security/credentials.h>
 
+#include <utility>
+
 #include "agent/measure/socket.h"
 #include "datapath/base/tls/tls_files.h"
 
@@ -19,6 +21,18 @@ bool IsLoopback(const std::string& controller) {
 
 }  // namespace
 
+CredentialFactory::CredentialFactory(std::shared_ptr<TlsFiles> files) : files_(std::move(files)) {}
+
+StatusOr<std::shared_ptr<grpc::ChannelCredentials>> CredentialFactory::operator()() const {
+  if (files_ == nullptr) return grpc::InsecureChannelCredentials();
+  WEIR_ASSIGN_OR_RETURN(const auto material, files_->Current());
+  grpc::SslCredentialsOptions ssl;
+  ssl.pem_root_certs = material->ca;
+  ssl.pem_cert_chain = material->cert;
+  ssl.pem_private_key = material->key;
+  return grpc::SslCredentials(ssl);
+}
+
 StatusOr<CredentialFactory> MakeCredentialFactory(const CredentialOptions& options) {
   const bool tls =
       !options.ca_file.empty() || !options.cert_file.empty() || !options.key_file.empty();
@@ -32,21 +46,9 @@ StatusOr<CredentialFactory> MakeCredentialFactory(const CredentialOptions& optio
     return InvalidArgument(StrCat("plain text to the controller at ", options.controller,
                                   " is refused: give --ca, --cert and --key, or --insecure"));
   }
-  if (!tls) {
-    return CredentialFactory([]() -> StatusOr<std::shared_ptr<grpc::ChannelCredentials>> {
-      return grpc::InsecureChannelCredentials();
-    });
-  }
-  const auto files = std::make_shared<TlsFiles>(
-      TlsPaths{.cert = options.cert_file, .key = options.key_file, .ca = options.ca_file});
-  return CredentialFactory([files]() -> StatusOr<std::shared_ptr<grpc::ChannelCredentials>> {
-    WEIR_ASSIGN_OR_RETURN(const auto material, files->Current());
-    grpc::SslCredentialsOptions ssl;
-    ssl.pem_root_certs = material->ca;
-    ssl.pem_cert_chain = material->cert;
-    ssl.pem_private_key = material->key;
-    return grpc::SslCredentials(ssl);
-  });
+  if (!tls) return CredentialFactory();
+  return CredentialFactory(std::make_shared<TlsFiles>(
+      TlsPaths{.cert = options.cert_file, .key = options.key_file, .ca = options.ca_file}));
 }
 
 }  // namespace weir::agent

@@ -47,6 +47,7 @@ struct AgentMetrics::Families {
   prometheus::Counter& Counter(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(*registry).Add({});
   }
+  void Set(const TlsHealth& tls);
   prometheus::Family<prometheus::Counter>& Counters(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(*registry);
   }
@@ -106,6 +107,17 @@ void RaiseTo(prometheus::Counter& counter, uint64_t value) {
 
 }  // namespace
 
+// In plain text there are none of these.
+void AgentMetrics::Families::Set(const TlsHealth& tls) {
+  Gauge("weir_tls_last_reload_successful", "1 when the TLS files that are there are in use.")
+      .Set(tls.renewed ? 1 : 0);
+  RaiseTo(Counter("weir_tls_reload_failures_total", "Times that changed TLS files were not good."),
+          tls.refused);
+  if (tls.certificate_end_unix_s == 0) return;
+  Gauge("weir_tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends.")
+      .Set(tls.certificate_end_unix_s);
+}
+
 AgentMetrics::AgentMetrics(const std::string& node, const std::string& version)
     : families_(std::make_unique<Families>()) {
   families_
@@ -160,6 +172,7 @@ void AgentMetrics::Set(const MetricsSnapshot& s) {
   f.rtt.Set(s.rtt_s);
   f.loss.Set(s.loss_ratio);
   f.bandwidth.Set(s.bandwidth_bytes_per_s);
+  if (s.tls.has_value()) f.Set(*s.tls);
   RaiseTo(f.connections, s.controller_connections);
   RaiseTo(f.refused, s.refused_connections);
   RaiseTo(f.iperf_served, s.iperf_tests_served);

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "datapath/base/status.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir::agent {
 
@@ -19,6 +21,7 @@ struct MetricsSnapshot {
   size_t connections = 0;
   size_t peers = 0;
   uint64_t probe_budget_bytes = 0;
+  std::optional<TlsHealth> tls;               // none in plain text
   std::vector<double> rtt_s;                  // newest per peer
   std::vector<double> loss_ratio;             // newest per peer
   std::vector<double> bandwidth_bytes_per_s;  // newest per peer

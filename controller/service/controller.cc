@@ -10,6 +10,7 @@
 #include "controller/service/rest_server.h"
 #include "controller/store/store.h"
 #include "datapath/base/log.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir {
 namespace {
@@ -102,6 +103,11 @@ class ControllerImpl : public Controller {
     } else {
       WEIR_ASSIGN_OR_RETURN(authenticator_, Authenticator::FromFile(options_.token_file));
     }
+    if (!options_.tls_cert.empty()) {
+      tls_ = std::make_unique<TlsFiles>(
+          TlsPaths{.cert = options_.tls_cert, .key = options_.tls_key, .ca = options_.tls_ca});
+      WEIR_RETURN_IF_ERROR(tls_->Current().status());
+    }
     WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(options_.state_file));
     fleet_ = std::make_unique<Fleet>(options_.fleet, RealClock(), *store_, events_);
     WEIR_RETURN_IF_ERROR(fleet_->Recover());
@@ -118,11 +124,9 @@ class ControllerImpl : public Controller {
                 [this, contents = std::move(contents)] { fleet_->OnPolicyFiles(contents); });
           });
     }
-    WEIR_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start({options_.listen_grpc, options_.tls_cert,
-                                                    options_.tls_key, options_.tls_ca},
-                                                   executor_, *fleet_, events_, authenticator_));
-    RestOptions rest{http.host, http.port, options_.tls_cert, options_.tls_key,
-                     options_.fleet.version};
+    WEIR_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start({options_.listen_grpc, tls_.get()}, executor_,
+                                                   *fleet_, events_, authenticator_));
+    RestOptions rest{http.host, http.port, tls_.get(), options_.fleet.version};
     WEIR_ASSIGN_OR_RETURN(rest_,
                           RestServer::Start(rest, executor_, *fleet_, events_, authenticator_));
     Log(LogLevel::kInfo, "controller",
@@ -154,6 +158,7 @@ class ControllerImpl : public Controller {
 
   const ControllerOptions options_;
   Authenticator authenticator_;
+  std::unique_ptr<TlsFiles> tls_;  // of both listeners; null: plain text
   std::unique_ptr<Store> store_;
   EventHub events_;
   std::unique_ptr<Fleet> fleet_;

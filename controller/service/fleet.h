@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "controller/service/policy_set.h"
 #include "controller/service/probe_scheduler.h"
 #include "controller/store/store.h"
+#include "datapath/base/tls/tls_files.h"
 #include "weir/v1/admin.pb.h"
 #include "weir/v1/agent.pb.h"
 
@@ -88,8 +90,9 @@ class Fleet : public JobHost {
   Status Simulate(const v1::SimulateRequest& request, v1::SimulateResponse* response);
   Status GetSeries(const v1::GetSeriesRequest& request, v1::Series* response);
 
-  /// Prometheus text exposition of everything, units and names as in the README.
-  std::string MetricsText() const;
+  /// Prometheus text exposition of everything, units and names as in the README. `tls`: of the
+  /// listeners' certificate, where there is one.
+  std::string MetricsText(const std::optional<TlsHealth>& tls = std::nullopt) const;
   /// OK when decisions can be made and stored.
   Status Ready();
 

@@ -169,6 +169,15 @@ void CollectAggregator(const std::string& name, const v1::Aggregator& said, Coll
              stalled_s);
 }
 
+void CollectTls(const TlsHealth& tls, Collector* out) {
+  out->Gauge("weir_tls_last_reload_successful", "1 when the TLS files that are there are in use.",
+             {}, tls.renewed ? 1 : 0);
+  out->Counter("weir_tls_reload_failures_total", "Times that changed TLS files were not good.", {},
+               static_cast<double>(tls.refused));
+  out->Gauge("weir_tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends.",
+             {}, tls.certificate_end_unix_s);
+}
+
 }  // namespace
 
 double Fleet::StalestLinkS() const {
@@ -185,7 +194,7 @@ double Fleet::StalestLinkS() const {
   return oldest_s;
 }
 
-std::string Fleet::MetricsText() const {
+std::string Fleet::MetricsText(const std::optional<TlsHealth>& tls) const {
   Collector out;
   out.Gauge("weir_build_info", "Version of this controller.", {{"version", options_.version}}, 1);
   out.Gauge("weir_config_last_reload_successful", "1 when every policy file was accepted.", {},
@@ -223,6 +232,7 @@ std::string Fleet::MetricsText() const {
             probes_.credit_bytes());
   out.Gauge("weir_probes_running", "Active probes under way.", {},
             static_cast<double>(probes_.running()));
+  if (tls.has_value()) CollectTls(*tls, &out);
   for (const auto& [name, state] : aggregators_) CollectAggregator(name, state.said, &out);
   for (const auto& [name, job] : jobs_) CollectJob(*job, &out);
   return out.Text();

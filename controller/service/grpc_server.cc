@@ -7,7 +7,6 @@
 #include "controller/service/admin_service.h"
 #include "controller/service/agent_service.h"
 #include "controller/service/tls_credentials.h"
-#include "datapath/base/tls/tls_files.h"
 
 namespace weir {
 namespace {
@@ -18,20 +17,15 @@ int Milliseconds(Duration duration) {
 
 class GrpcServerImpl : public GrpcServer {
  public:
-  GrpcServerImpl(const GrpcOptions& options, Executor& executor, Fleet& fleet, EventHub& events,
+  GrpcServerImpl(Executor& executor, Fleet& fleet, EventHub& events,
                  const Authenticator& authenticator)
-      : tls_({.cert = options.tls_cert, .key = options.tls_key, .ca = options.tls_ca}),
-        agents_(executor, fleet),
-        admin_(executor, fleet, events, authenticator) {}
+      : agents_(executor, fleet), admin_(executor, fleet, events, authenticator) {}
 
   ~GrpcServerImpl() override { Stop(Duration(0)); }
 
   Status Listen(const GrpcOptions& options) {
     std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
-    if (!options.tls_cert.empty()) {
-      WEIR_RETURN_IF_ERROR(tls_.Current().status());
-      credentials = RenewedServerCredentials(&tls_);
-    }
+    if (options.tls != nullptr) credentials = RenewedServerCredentials(options.tls);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
@@ -65,7 +59,6 @@ class GrpcServerImpl : public GrpcServer {
   }
 
  private:
-  TlsFiles tls_;
   AgentServiceImpl agents_;
   AdminServiceImpl admin_;
   std::unique_ptr<grpc::Server> server_;
@@ -78,7 +71,7 @@ StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& optio
                                                         Executor& executor, Fleet& fleet,
                                                         EventHub& events,
                                                         const Authenticator& authenticator) {
-  auto server = std::make_unique<GrpcServerImpl>(options, executor, fleet, events, authenticator);
+  auto server = std::make_unique<GrpcServerImpl>(executor, fleet, events, authenticator);
   WEIR_RETURN_IF_ERROR(server->Listen(options));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

@@ -11,11 +11,13 @@
 
 namespace weir {
 
+class TlsFiles;
+
 struct GrpcOptions {
   std::string address = "127.0.0.1:7700";  // port 0: any
-  /// PEM files; empty: no TLS. With a CA clients must show certificates. Renewed ones count for the
-  /// next connection (base/tls).
-  std::string tls_cert, tls_key, tls_ca;
+  /// With a certificate, good now; outlives the server. Null: no TLS. With a CA clients must show
+  /// certificates. Renewed files count for the next connection.
+  TlsFiles* tls = nullptr;
 };
 
 /// Largest message either way. What grows with a job is bounded below it: 16384 buckets in a plan.
@@ -30,8 +32,7 @@ inline constexpr Duration kGrpcPingIntervalMin = std::chrono::seconds(10);
 
 class GrpcServer {
  public:
-  /// kUnavailable: the address is taken or a TLS file cannot be read; kInvalidArgument: TLS files.
-  /// All references must outlive the server.
+  /// kUnavailable: the address is taken. All references must outlive the server.
   static StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcOptions& options, Executor& executor,
                                                      Fleet& fleet, EventHub& events,
                                                      const Authenticator& authenticator);

@@ -59,18 +59,16 @@ class HttplibRestServer : public RestServer {
         executor_(executor),
         fleet_(fleet),
         events_(events),
-        authenticator_(authenticator),
-        tls_({.cert = options_.tls_cert, .key = options_.tls_key}) {}
+        authenticator_(authenticator) {}
 
   ~HttplibRestServer() override { Stop(); }
 
   Status Listen() {
-    if (options_.tls_cert.empty()) {
+    if (options_.tls == nullptr) {
       server_ = std::make_unique<httplib::Server>();
     } else {
-      WEIR_RETURN_IF_ERROR(tls_.Current().status());
       server_ = std::make_unique<httplib::SSLServer>(
-          [this](SSL_CTX& context) { return ServeTls(&context, &tls_); });
+          [this](SSL_CTX& context) { return ServeTls(&context, options_.tls); });
     }
     if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
     server_->new_task_queue = [] { return new WorkerPool(kWorkers, kQueueMax); };
@@ -175,9 +173,11 @@ class HttplibRestServer : public RestServer {
     const Status allowed =
         authenticator_.Authorize(request.get_header_value("Authorization"), Role::kViewer);
     if (!allowed.ok()) return SendError(allowed, response);
+    std::optional<TlsHealth> tls;
+    if (options_.tls != nullptr) tls = options_.tls->Health();
     auto text = std::make_shared<std::string>();
-    const Status status = executor_.Call([text, fleet = &fleet_] {
-      *text = fleet->MetricsText();
+    const Status status = executor_.Call([text, tls, fleet = &fleet_] {
+      *text = fleet->MetricsText(tls);
       return OkStatus();
     });
     if (!status.ok()) return SendError(status, response);
@@ -306,7 +306,6 @@ class HttplibRestServer : public RestServer {
   Fleet& fleet_;
   EventHub& events_;
   const Authenticator& authenticator_;
-  TlsFiles tls_;
   std::unique_ptr<httplib::Server> server_;
   std::thread thread_;
   int port_ = 0;

@@ -12,11 +12,14 @@
 
 namespace weir {
 
+class TlsFiles;
+
 struct RestOptions {
   std::string host = "127.0.0.1";
   int port = 7780;  // 0: any
-  /// PEM files; empty: plain HTTP. Renewed ones count for the next connection (base/tls).
-  std::string tls_cert, tls_key;
+  /// With a certificate, good now; outlives the server. Null: plain HTTP. Renewed files count for
+  /// the next connection.
+  TlsFiles* tls = nullptr;
   std::string version = "0";
 };
 
@@ -29,8 +32,8 @@ class RestServer {
   static constexpr int kWorkers = 24;
   static constexpr int kEventStreamsMax = 12;
 
-  /// Listens and serves on its own threads. kUnavailable: the address is taken or a TLS file cannot
-  /// be read; kInvalidArgument: TLS files. All references must outlive the server.
+  /// Listens and serves on its own threads. kUnavailable: the address is taken. All references must
+  /// outlive the server.
   static StatusOr<std::unique_ptr<RestServer>> Start(RestOptions options, Executor& executor,
                                                      Fleet& fleet, EventHub& events,
                                                      const Authenticator& authenticator);

@@ -292,7 +292,7 @@ TEST_F(AgentTest, RefusesAHostileRankAndServesTheNext) {
   EXPECT_TRUE(controller.Next(IsRankHello));
 }
 
-TEST_F(AgentTest, ProvesItselfToTheControllerByCertificate) {
+TEST_F(AgentTest, ProvesItselfByCertificateAndTellsOfARenewalThatFailed) {
   std::filesystem::create_directories(directory_);
   if (!MakeCertificates(directory_, "ca", {"server", "agent"}))
     GTEST_SKIP() << "openssl cannot make certificates here";
@@ -307,9 +307,20 @@ TEST_F(AgentTest, ProvesItselfToTheControllerByCertificate) {
                               .ca_file = directory_ + "/ca.pem",
                               .cert_file = directory_ + "/agent.pem",
                               .key_file = directory_ + "/agent.key"});
+  options_.metrics_address = "127.0.0.1:0";
   auto agent = Agent::Start(options_, RealClock());
   ASSERT_TRUE(agent.ok()) << agent.status();
   EXPECT_TRUE(controller.Next(IsHello));
+  // The stream lasts, so nobody but the agent looks at the files.
+  std::ofstream(directory_ + "/agent.key", std::ios::trunc).close();
+  const std::string ask =
+      StrCat("curl -s -m 5 http://127.0.0.1:", (*agent)->metrics_port(), "/metrics > ", directory_,
+             "/page; cd ", directory_, "; grep -qx 'weir_tls_last_reload_successful 0' page && ",
+             "grep -qx 'weir_agent_controller_connections_total 1' page");
+  const TimePoint deadline = RealClock().Now() + std::chrono::seconds(20);
+  while (std::system(ask.c_str()) != 0) {
+    ASSERT_LT(RealClock().Now(), deadline) << Contents(directory_ + "/page");
+  }
 }
 
 TEST_F(AgentTest, ServesRanksWithoutAnyController) {

@@ -21,6 +21,7 @@ MetricsSnapshot Full() {
   snapshot.loss_ratio = {0, 0.5, 1};
   snapshot.bandwidth_bytes_per_s = {1e6};
   snapshot.acks = 4;
+  snapshot.tls = TlsHealth{.renewed = false, .refused = 2, .certificate_end_unix_s = 86400};
   return snapshot;
 }
 
@@ -56,6 +57,22 @@ TEST(MetricsTest, LinksAppearAsStatisticsOverPeers) {
                            "weir_link_probe_loss_ratio{statistic=\"max\"} 1",
                            "weir_agent_info{node=\"node-a\",version=\"1.2.3\"} 1"}) {
     EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
+  }
+}
+
+TEST(MetricsTest, CertificatesAppearWhereThereAreAny) {
+  AgentMetrics metrics("n", "v");
+  metrics.Set({});
+  EXPECT_EQ(metrics.Text().find("weir_tls_"), std::string::npos);
+  MetricsSnapshot authorities_alone;
+  authorities_alone.tls = TlsHealth{};
+  metrics.Set(authorities_alone);
+  EXPECT_EQ(metrics.Text().find("weir_tls_certificate_expiry"), std::string::npos);
+  for (int again = 0; again < 2; ++again) metrics.Set(Full());
+  for (const char* line :
+       {"\nweir_tls_last_reload_successful 0\n", "\nweir_tls_reload_failures_total 2\n",
+        "\nweir_tls_certificate_expiry_timestamp_seconds 86400\n"}) {
+    EXPECT_NE(metrics.Text().find(line), std::string::npos) << line << metrics.Text();
   }
 }
 

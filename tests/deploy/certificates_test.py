@@ -1,6 +1,7 @@
 """Renewed certificates: what the programs show to connections that begin after their files changed, by a
 symbolic link to a directory that is exchanged (as Kubernetes mounts secrets) or by renamed files; and after they
 changed to something that is no certificate with its key."""
+import contextlib
 import json
 import os
 import pathlib
@@ -38,6 +39,14 @@ def make_certificates(directory):
         openssl(directory, *key, "-subj", f"/CN={name}", "-keyout", f"{name}/tls.key", "-out", f"{name}.csr")
         openssl(directory, "x509", "-req", "-days", "2", "-in", f"{name}.csr", "-CA", "ca.crt", "-CAkey", "ca.key",
                 "-CAcreateserial", "-extfile", "san", "-out", f"{name}/tls.crt")
+
+
+def tls_metrics(url, authority=None):
+    """What /metrics says of certificates, by name without weir_tls_."""
+    context = ssl.create_default_context(cafile=authority) if authority else None
+    with urllib.request.urlopen(url, timeout=PATIENCE_S, context=context) as answer:
+        text = answer.read().decode()
+    return {name: float(value) for name, value in re.findall(r"(?m)^weir_tls_(\w+) (\S+)$", text)}
 
 
 def name_in(certificate):
@@ -126,6 +135,8 @@ class CertificatesTest(unittest.TestCase):
         addresses, log = start(*[self.put(f, self.content("first", f)) for f in ("tls.crt", "tls.key")])
         kept = ["first"] * len(addresses)
         whole = self.content("second", "tls.crt")
+        self.assertEqual(self.reloads(addresses), (True, 0))
+        refused = 1
         for broken, cause in ((whole[:len(whole) // 2], r"expected certificates, found 0 and then: \S"),
                               (b"", "expected certificates, found 0 and then: no start line"),
                               (whole + whole[:60], r"expected certificates, found 1 and then: \S"),
@@ -134,14 +145,24 @@ class CertificatesTest(unittest.TestCase):
             for _ in range(2):
                 self.assertEqual([self.shown(a) for a in addresses], kept)
             self.wait_for(log, " E tls: renewed TLS files are not good, those before stay in use: .*" + cause)
+            self.assertEqual(self.reloads(addresses), (False, refused))
+            refused += 1
         self.put("tls.key", self.content("second", "tls.key")[:80])
         self.assertEqual([self.shown(a) for a in addresses], kept)
         self.wait_for(log, r"TLS file '\S+/tls.key': expected a private key: \S")
-        # Each listener says each cause once, however many connections come.
+        # Each cause is said once, however many connections come to however many listeners.
         said = re.findall(" E tls: .*", log.read_text(encoding="utf-8"))
-        self.assertEqual(len(said), 5 * len(addresses), said)
+        self.assertEqual(len(said), refused, said)
+        self.assertEqual(self.reloads(addresses), (False, refused))
         self.put("tls.key", self.content("second", "tls.key"))
         self.assertEqual([self.shown(a) for a in addresses], ["second"] * len(addresses))
+        self.assertEqual(self.reloads(addresses), (True, refused))
+
+    def reloads(self, addresses):
+        """(whether the files that are there are in use, how often they were not good), from the HTTP listener."""
+        said = tls_metrics(f"https://{addresses[-1]}/metrics", self.made / "ca.crt")
+        self.assertAlmostEqual(said["certificate_expiry_timestamp_seconds"], time.time() + 2 * 86400, delta=300)
+        return said["last_reload_successful"] == 1, said["reload_failures_total"]
 
     def start_controller(self, cert, key):
         log = self.start(CONTROLLER, "--state", ":memory:", "--listen-grpc", "127.0.0.1:0", "--listen-http",
@@ -225,6 +246,32 @@ class CertificatesTest(unittest.TestCase):
         (self.directory / "mounted" / "..data").unlink()
         self.wait_for_while(log, r" E tls: .*cannot read TLS file '\S+/tls.crt'", presented)
         self.assertEqual(presented(), "second")
+
+    def test_the_agent_tells_of_renewals(self):
+        listener = self.enterContext(socket.create_server(("127.0.0.1", 0)))   # accepts nobody
+        cert, key = self.mount("first")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            metrics = "127.0.0.1:{}".format(free.getsockname()[1])
+        self.start(AGENT, "--node", "here", "--controller", f"127.0.0.1:{listener.getsockname()[1]}", "--socket",
+                   self.directory / "agent.sock", "--probe-port", "0", "--iperf-port", "0", "--metrics", metrics,
+                   "--ca", self.made / "ca.crt", "--cert", cert, "--key", key)
+
+        def wait_until(successful, refused):
+            end = time.monotonic() + PATIENCE_S
+            while True:
+                said = {}
+                with contextlib.suppress(OSError):
+                    said = tls_metrics(f"http://{metrics}/metrics")
+                if (said.get("last_reload_successful"), said.get("reload_failures_total")) == (successful, refused):
+                    return said["certificate_expiry_timestamp_seconds"]
+                self.assertLess(time.monotonic(), end, said)
+                time.sleep(0.1)
+
+        self.assertAlmostEqual(wait_until(1, 0), time.time() + 2 * 86400, delta=300)
+        (self.directory / "mounted" / "..data").unlink()
+        wait_until(0, 1)
+        self.mount("second")
+        wait_until(1, 1)
 
     def wait_for_while(self, log, pattern, serve):
         end = time.monotonic() + PATIENCE_S

@@ -12,8 +12,10 @@ sys.path.insert(0, str(IMAGES))
 sys.path.insert(0, str(ROOT / "tests" / "deploy"))
 import dockerfile  # noqa: E402  pylint: disable=wrong-import-position
 import packages_test  # noqa: E402  pylint: disable=wrong-import-position
+import rootless  # noqa: E402  pylint: disable=wrong-import-position
 
 TEXT = (IMAGES / "Dockerfile").read_text(encoding="utf-8")
+CAPTURED = {"timeout": 150, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 # (what is replaced, by what, what is then found)
 BROKEN = [
     ("slim@${BASE_DIGEST} AS runtime", "slim AS runtime", "runtime: base .* is not pinned"),
@@ -85,18 +87,22 @@ class RehearsalTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        if not (packages_test.FRESH / "etc" / "debian_version").is_file():
-            raise unittest.SkipTest(f"no fresh root at {packages_test.FRESH}: see packages_test.py --make-root")
+        if refused := rootless.refused():
+            raise unittest.SkipTest(f"no rehearsal: {refused}")
         directory = cls.enterClassContext(tempfile.TemporaryDirectory(prefix="weir-images-"))
         cls.packages = pathlib.Path(directory) / "packages"
         cls.packages.mkdir()
-        packages_test.make_packages(cls.packages)
+        if refused := packages_test.root_refused(packages_test.make_packages(cls.packages)):
+            raise unittest.SkipTest(f"no rehearsal: no root: {refused}")
 
     def rehearse(self, target):
-        done = subprocess.run([IMAGES / "rehearse", "--root", packages_test.FRESH, "--packages", self.packages,
-                               target], timeout=150, text=True, check=False, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT)
+        return self.agreed(subprocess.run([IMAGES / "rehearse", "--root", packages_test.FRESH, "--packages",
+                                           self.packages, target], check=False, **CAPTURED))
+
+    def agreed(self, done):
+        """What was said, if it went well and as nobody outside."""
         self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertRegex(done.stdout, r"root in here is user [1-9]\d* outside")
         self.assertIn("healthy as 64820:64820", done.stdout)
         return done.stdout
 
@@ -104,9 +110,18 @@ class RehearsalTest(unittest.TestCase):
         for target in ("controller", "agent", "aggregator"):
             self.rehearse(target)
 
+    def test_a_plain_user_may_start_it(self):
+        root = packages_test.FRESH
+        if root.is_dir():
+            self.skipTest(f"{root} is a directory, which only root can give")
+        places = {"context": ROOT, "packages": self.packages, "root": root.parent}
+        self.agreed(rootless.run(lambda at: [sys.executable, "-B", at["context"] / "deploy/images/rehearse", "--root",
+                                             at["root"] / root.name, "--packages", at["packages"], "agent"],
+                                 places, **CAPTURED))
+
     def test_the_example_trains_under_an_agent(self):
-        if not (packages_test.FRESH / "usr/lib/python3/dist-packages/torch").exists():
-            self.skipTest(f"no torch in {packages_test.FRESH}: see packages_test.py --make-root DIR --torch")
+        if not packages_test.holds(packages_test.FRESH, packages_test.TORCH):
+            self.skipTest(f"no torch in {packages_test.FRESH}: see packages_test.py --make-root FILE.tar --torch")
         said = self.rehearse("pytorch-example")
         losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", said)]
         self.assertEqual(len(losses), 4, said)

@@ -113,6 +113,21 @@ class RulesTest(unittest.TestCase):
             names = [(i["kind"], i["metadata"].get("namespace"), i["metadata"]["name"]) for i in items]
             self.assertEqual(len(names), len(set(names)), folder)
 
+    def test_a_drain_waits_for_the_controller_but_on_a_single_node(self):
+        for folder, items in self.rendered.items():
+            budgets = {i["metadata"]["name"]: i for i in items if i["kind"] == "PodDisruptionBudget"}
+            if folder == "overlays/single-node":
+                self.assertEqual(budgets, {}, folder)
+                continue
+            self.assertIn("weir-controller", budgets, folder)
+            for name, budget in budgets.items():
+                pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
+                self.assertEqual(budget["metadata"]["namespace"], pods["metadata"]["namespace"], folder)
+                labels = pods["spec"]["template"]["metadata"]["labels"]
+                self.assertTrue(budget["spec"]["selector"]["matchLabels"], folder)   # none would mean all pods
+                self.assertLessEqual(budget["spec"]["selector"]["matchLabels"].items(), labels.items(), folder)
+                self.assertEqual((pods["spec"]["replicas"], budget["spec"]["maxUnavailable"]), (1, 0), folder)
+
     def test_certificates_are_made_for_every_program(self):
         for folder in ("overlays/tls", "overlays/tls-aggregator"):
             items = self.rendered[folder]
@@ -146,6 +161,38 @@ class RulesTest(unittest.TestCase):
             self.assertNotIn(":latest", text)
             for container, _ in containers_of(item):
                 self.assertIn("limits", container["resources"])
+
+    def test_agents_are_where_gpus_are_and_know_the_node(self):
+        for folder, items in self.rendered.items():
+            container, spec = next((c, s) for i in items if i["kind"] == "DaemonSet" for c, s in containers_of(i)
+                                   if c["name"] == "agent")
+            self.assertEqual((spec["hostNetwork"], spec["dnsPolicy"]), (True, "ClusterFirstWithHostNet"), folder)
+            tolerated = {t["key"] for t in spec["tolerations"] if t["operator"] == "Exists" and "effect" not in t}
+            self.assertLessEqual({"nvidia.com/gpu", "amd.com/gpu"}, tolerated, folder)
+            known = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container["env"]}
+            self.assertLessEqual({("NODE_NAME", "spec.nodeName"), ("HOST_IP", "status.hostIP")}, set(known.items()),
+                                 folder)
+            self.assertLessEqual({"--node=$(NODE_NAME)", "--address=$(HOST_IP)"}, set(container["args"]), folder)
+
+    def test_every_pod_has_an_account_of_its_own_that_may_nothing(self):
+        for folder, items in self.rendered.items():
+            accounts = {(i["metadata"]["namespace"], i["metadata"]["name"]): i for i in items
+                        if i["kind"] == "ServiceAccount"}
+            pods = {(i["metadata"]["namespace"], i["spec"]["template"]["spec"]["serviceAccountName"])
+                    for i in items if i["kind"] in ("Deployment", "DaemonSet")}
+            self.assertEqual(set(accounts), pods, folder)
+            for account in accounts.values():
+                self.assertFalse(account["automountServiceAccountToken"], folder)
+            self.assertFalse([i for i in items if "Role" in i["kind"]], folder)   # nobody asks the API server
+
+    def test_critical_pods_are_admitted_where_a_quota_must_allow_them(self):
+        for folder, items in self.rendered.items():
+            critical = {(i["metadata"]["namespace"], i["spec"]["template"]["spec"]["priorityClassName"]) for i in items
+                        if i["kind"] in ("Deployment", "DaemonSet")
+                        and "priorityClassName" in i["spec"]["template"]["spec"]}
+            allowed = {(i["metadata"]["namespace"], value) for i in items if i["kind"] == "ResourceQuota"
+                       for value in i["spec"]["scopeSelector"]["matchExpressions"][0]["values"]}
+            self.assertEqual(allowed, critical, folder)
 
     def test_nothing_is_mounted_by_sub_path_and_every_mount_has_a_volume(self):
         for where, container, spec in self.workloads():

@@ -1,9 +1,9 @@
 """The Debian packages: made by CPack, judged by lintian, installed, started as their units say, purged.
 
-They are installed into an overlay of a root file system that nothing else sees. --make-root DIR makes
-a fresh Debian there (minutes; needs a mirror), with --torch what python3-weir needs, too (a gigabyte); a
-test whose WEIR_PACKAGE_ROOT names it uses it, and so sees whether dependencies are complete. Otherwise
-this machine's own root is the lower layer.
+They are installed into an overlay of a root file system that nothing else sees. --make-root FILE.tar makes
+a fresh Debian there (needs a mirror, but no privilege), with --torch what python3-weir needs, too (a gigabyte);
+a test whose WEIR_PACKAGE_ROOT names it, or a directory that root has, uses it, and so sees whether dependencies
+are complete. Without, it is the one that images_test.py made, or this machine's own root is the lower layer.
 """
 import os
 import pathlib
@@ -15,11 +15,17 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "deploy" / "images"))
+import rootless  # noqa: E402  pylint: disable=wrong-import-position
+
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
-FRESH = pathlib.Path(os.environ.get("WEIR_PACKAGE_ROOT", BUILD / "package-root"))
+FRESH = pathlib.Path(os.environ.get("WEIR_PACKAGE_ROOT", BUILD / "package-root.tar"))
 PACKAGES = ["libweir-dev", "libweir0", "python3-weir", "weir-agent", "weir-aggregator", "weir-common",
             "weir-controller", "weirctl"]
+TORCH = "usr/lib/python3/dist-packages/torch/__init__.py"
 PATIENCE_S = 120
+SUITE = "bookworm"
+MAKING_S = 120   # what a test may take to make a root
 # The maintainer's address is a placeholder until somebody publishes packages (WEIR_PACKAGE_MAINTAINER).
 # CPack calls ldconfig from scripts of its own beside the trigger that we give; only scripts without
 # content would keep it from that.
@@ -81,12 +87,18 @@ for left in /etc/weir /usr/share/weir /var/lib/weir/state.db /usr/bin/weirctl; d
 done
 echo purged
 """
-# $1 lower layer, $2 scratch directory, $3 packages, $4 shell script, $5 its argument
+# $1 lower layer, a directory or a tar, $2 scratch directory, $3 packages, $4 shell script, $5 its argument
 OVERLAY = r"""
 set -eu
 mkdir "$2/upper" "$2/work" "$2/root"
 mount -t tmpfs tmpfs "$2/upper" && mkdir "$2/upper/u" "$2/upper/w"
-mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper/u,workdir=$2/upper/w" "$2/root"
+lower=$1
+if [ -f "$1" ]; then
+  lower=$2/upper/lower
+  mkdir "$lower"
+  tar -x --exclude='./dev/*' -C "$lower" -f "$1"
+fi
+mount -t overlay overlay -o "lowerdir=$lower,upperdir=$2/upper/u,workdir=$2/upper/w" "$2/root"
 ip link set lo up
 mount -t proc proc "$2/root/proc"
 mount --rbind /dev "$2/root/dev"
@@ -112,8 +124,9 @@ def make_packages(directory):
 
 
 def mirror():
-    """Where this machine gets its packages from."""
-    return run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages").stdout.split()[0]
+    """Where this machine gets its packages from; empty where that is unknown."""
+    return next(iter(run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages",
+                         "Origin: Debian", f"Codename: {SUITE}").stdout.split()), "")
 
 
 def overlay_refused(directory):
@@ -173,12 +186,12 @@ class PackagesTest(unittest.TestCase):
         refused = overlay_refused(self.directory)
         if refused:
             self.skipTest(f"no overlay: {refused}")
-        fresh = (FRESH / "etc" / "debian_version").is_file()
+        fresh = FRESH.exists() and holds(FRESH, "etc/debian_version")
         print("root:", FRESH if fresh else "this machine's; dependencies are not proven complete")
         scratch = self.directory / "rehearsal"
         scratch.mkdir()
-        lower = FRESH if fresh else "/"
-        torch = any((pathlib.Path(lower) / "usr/lib/python3/dist-packages").glob("torch"))
+        lower = FRESH if fresh else pathlib.Path("/")
+        torch = holds(lower, TORCH)
         done = run("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", OVERLAY,
                    "overlay", lower, scratch, self.directory, REHEARSAL, "yes" if torch else "no")
         self.assertEqual(done.returncode, 0, done.stdout)
@@ -195,27 +208,76 @@ class PackagesTest(unittest.TestCase):
         self.assertNotIn("left: ", done.stdout)
 
 
-def make_root(root, torch):
-    """A minimal Debian with what the packages depend on, and not the packages; `torch`: python3-weir's, too."""
+def needs(packages):
+    """The names of what these packages depend on, other than each other."""
+    found = {"systemd-standalone-sysusers", "systemd-standalone-tmpfiles"}
+    for path in packages.values():
+        for group in filter(None, run("dpkg-deb", "-f", path, "Depends").stdout.strip().split(", ")):
+            names = [re.match(r"[^ (:]+", name)[0] for name in group.split(" | ")]
+            if not found & set(names) and not set(PACKAGES) & set(names):
+                found.add(names[0])
+    return sorted(found)
+
+
+def make_root(file, packages, limit_s):
+    """A minimal Debian as a tar, with what these packages depend on, and not the packages. Without privilege.
+    TimeoutError after limit_s."""
+    names = needs(packages)
+    part = file.with_suffix(".part")
+    with open(part, "wb") as out:
+        done = rootless.run(lambda _: ["timeout", "-k", "10", limit_s, "mmdebstrap", "--mode=unshare",
+                                       "--variant=minbase", "--format=tar", "--quiet", f"--include={','.join(names)}",
+                                       SUITE, "-", mirror()], {},
+                            stdout=out, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        part.unlink()
+        if done.returncode in (124, 137):
+            raise TimeoutError
+        raise AssertionError(f"mmdebstrap: exit {done.returncode}: {done.stderr.decode(errors='replace')}")
+    part.rename(file)
+    names_of(file).write_text("\n".join(names), encoding="ascii")
+
+
+def names_of(root):
+    """Where it is written what a root was made for."""
+    return root.with_suffix(".needs")
+
+
+def root_refused(packages):
+    """Makes the root if nobody named one and the one before was made for less; why it cannot, or empty."""
+    if "WEIR_PACKAGE_ROOT" in os.environ:
+        if not FRESH.exists():
+            return f"WEIR_PACKAGE_ROOT: no {FRESH}"
+        return f"{FRESH} is a directory, expected a tar" if FRESH.is_dir() and os.geteuid() != 0 else ""
+    packages = {name: path for name, path in packages.items() if name != "python3-weir"}
+    if names_of(FRESH).is_file() and FRESH.is_file():
+        if set(needs(packages)) <= set(names_of(FRESH).read_text(encoding="ascii").split()):
+            return ""
+    if shutil.which("mmdebstrap") is None:
+        return "mmdebstrap is not installed"
     with tempfile.TemporaryDirectory(prefix="weir-packages-") as name:
-        packages = make_packages(pathlib.Path(name))
-        if not (root / "etc" / "debian_version").is_file():
-            subprocess.run(["debootstrap", "--variant=minbase", "bookworm", str(root), mirror()], check=True)
-        if not torch:
-            del packages["python3-weir"]
-        for path in packages.values():
-            shutil.copy(path, root / "tmp")
-        names = " ".join(packages)
-        subprocess.run(["chroot", str(root), "sh", "-ec",
-                        "apt-get update -qq; apt-get install -y -qq --no-install-recommends"
-                        " systemd-standalone-sysusers systemd-standalone-tmpfiles /tmp/*.deb;"
-                        f" dpkg -P {names}; userdel weir; rm -rf /tmp/*.deb /etc/weir /var/lib/weir; apt-get clean"
-                        ], check=True,
-                       env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"})
+        place = f"{mirror()}dists/{SUITE}/InRelease"
+        reached = run("timeout", "20", "/usr/lib/apt/apt-helper", "download-file", place, f"{name}/InRelease")
+    if reached.returncode != 0:
+        return f"cannot get {place}"
+    try:
+        make_root(FRESH, packages, MAKING_S)
+    except TimeoutError:
+        return f"making one took more than {MAKING_S} s"
+    return ""
+
+
+def holds(root, path):
+    """Whether a root, a directory or a tar, has this file."""
+    return (root / path).exists() if root.is_dir() else run("tar", "-tf", root, f"./{path}").returncode == 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--make-root"]:
-        make_root(pathlib.Path(sys.argv[2]).resolve(), "--torch" in sys.argv[3:])
+        with tempfile.TemporaryDirectory(prefix="weir-packages-") as made_in:
+            made = make_packages(pathlib.Path(made_in))
+            if "--torch" not in sys.argv[3:]:
+                del made["python3-weir"]
+            make_root(pathlib.Path(sys.argv[2]).resolve(), made, 3600)
     else:
         unittest.main()

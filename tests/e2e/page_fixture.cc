@@ -56,7 +56,7 @@ class Fixture {
     v1::ApplyPolicyResponse applied;
     WEIR_RETURN_IF_ERROR(fleet_->ApplyPolicy(policy, &applied));
     executor_.Start([] {});
-    WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start({"127.0.0.1", 0, "", "", "fixture"}, executor_,
+    WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start({"127.0.0.1", 0, nullptr, "fixture"}, executor_,
                                                    *fleet_, events_, authenticator_));
     return OkStatus();
   }

@@ -124,6 +124,18 @@ void AddShards(const std::vector<ShardStatus>& shards, Page* page) {
          [](const ShardStatus& s) { return s.leases; });
 }
 
+void AddTls(const TlsHealth& tls, Page* page) {
+  page->Family("weir_tls_last_reload_successful", "1 when the TLS files that are there are in use.",
+               MetricType::Gauge);
+  page->Add({}, tls.renewed ? 1.0 : 0.0);
+  page->Family("weir_tls_reload_failures_total", "Times that changed TLS files were not good.",
+               MetricType::Counter);
+  page->Add({}, tls.refused);
+  page->Family("weir_tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends.",
+               MetricType::Gauge);
+  page->Add({}, tls.certificate_end_unix_s);
+}
+
 // Not "job": Prometheus puts its own on everything that it scrapes.
 MetricLabels LabelsOf(const LeaseGrant& grant) {
   return {{"training_job", grant.job}, {"mode", std::string(ModeName(grant.lease.mode))}};
@@ -133,13 +145,15 @@ MetricLabels LabelsOf(const LeaseGrant& grant) {
 
 std::string MetricsText(const std::string& version, const std::vector<ShardStatus>& shards,
                         const std::vector<LeaseStatus>& leases,
-                        const std::optional<OffloadStatus>& kernel) {
+                        const std::optional<OffloadStatus>& kernel,
+                        const std::optional<TlsHealth>& tls) {
   Page page;
   page.Family("weir_aggregator_info", "The aggregator's version; always 1.", MetricType::Gauge);
   page.Add({{"version", version}}, 1.0);
   AddPackets(shards, &page);
   AddShards(shards, &page);
   if (kernel.has_value()) AddKernel(*kernel, &page);
+  if (tls.has_value()) AddTls(*tls, &page);
   page.Family("weir_aggregator_oldest_round_age_seconds",
               "How long the job's oldest incomplete round has waited; 0: none waits.",
               MetricType::Gauge);

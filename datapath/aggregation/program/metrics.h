@@ -7,13 +7,15 @@
 #include <vector>
 
 #include "datapath/aggregation/io/server.h"
+#include "datapath/base/tls/tls_files.h"
 
 namespace weir::aggregation {
 
 /// The page as Prometheus reads it. kernel: of the data plane in the kernel, where there is one.
-/// Thread-safe.
+/// tls: of the certificate, where there is one. Thread-safe.
 std::string MetricsText(const std::string& version, const std::vector<ShardStatus>& shards,
                         const std::vector<LeaseStatus>& leases,
-                        const std::optional<OffloadStatus>& kernel);
+                        const std::optional<OffloadStatus>& kernel,
+                        const std::optional<TlsHealth>& tls);
 
 }  // namespace weir::aggregation

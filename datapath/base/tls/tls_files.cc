@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <utility>
 #include <vector>
@@ -110,6 +111,15 @@ bool Show(SSL* connection, const TlsPair& pair) {
                               1) == 1;
 }
 
+double EndOf(const X509& certificate) {
+  std::tm end = {};
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(&certificate), &end) != 1) {
+    ERR_clear_error();
+    return 0;
+  }
+  return static_cast<double>(timegm(&end));
+}
+
 // OpenSSL calls this in a handshake, before it needs the certificate.
 int ShowCurrent(SSL* connection, void* files) {
   const auto material = static_cast<TlsFiles*>(files)->Current();
@@ -144,6 +154,7 @@ StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Read() const {
   WEIR_ASSIGN_OR_RETURN(material->ca, ReadPemFile(paths_.ca));
   if (!paths_.cert.empty()) {
     WEIR_ASSIGN_OR_RETURN(material->pair, ParsePair(*material, paths_));
+    material->certificate_end_unix_s = EndOf(*material->pair->chain.front());
   }
   if (!paths_.ca.empty()) {
     WEIR_RETURN_IF_ERROR(ParseCertificates(material->ca, paths_.ca).status());
@@ -151,29 +162,40 @@ StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Read() const {
   return std::shared_ptr<const TlsMaterial>(std::move(material));
 }
 
-StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Current() {
-  MutexLock lock(mutex_);
+void TlsFiles::Refresh() {
   // Looked at before it is read: what changes meanwhile is read again at the next call.
   const Fingerprint now = Look();
-  const bool known = now == seen_ && (current_ != nullptr || !refused_.ok());
-  if (!known) {
-    seen_ = now;
-    auto read = Read();
-    refused_ = read.status();
-    if (read.ok()) {
-      if (current_ != nullptr) {
-        Log(LogLevel::kInfo, "tls",
-            StrCat("renewed TLS files are in use: ",
-                   paths_.cert.empty() ? paths_.ca : paths_.cert));
-      }
-      current_ = *std::move(read);
-    } else if (current_ != nullptr) {
-      Log(LogLevel::kError, "tls",
-          StrCat("renewed TLS files are not good, those before stay in use: ", Message(refused_)));
-    }
+  if (now == seen_ && (current_ != nullptr || !refused_.ok())) return;
+  seen_ = now;
+  auto read = Read();
+  refused_ = read.status();
+  if (!read.ok()) {
+    ++refusals_;
+    if (current_ == nullptr) return;
+    Log(LogLevel::kError, "tls",
+        StrCat("renewed TLS files are not good, those before stay in use: ", Message(refused_)));
+    return;
   }
+  if (current_ != nullptr) {
+    Log(LogLevel::kInfo, "tls",
+        StrCat("renewed TLS files are in use: ", paths_.cert.empty() ? paths_.ca : paths_.cert));
+  }
+  current_ = *std::move(read);
+}
+
+StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Current() {
+  MutexLock lock(mutex_);
+  Refresh();
   if (current_ == nullptr) return refused_;
   return current_;
+}
+
+TlsHealth TlsFiles::Health() {
+  MutexLock lock(mutex_);
+  Refresh();
+  return {.renewed = refused_.ok(),
+          .refused = refusals_,
+          .certificate_end_unix_s = current_ == nullptr ? 0 : current_->certificate_end_unix_s};
 }
 
 bool ServeTls(ssl_ctx_st* context, TlsFiles* files) {

@@ -1,7 +1,8 @@
 #pragma once
 // The certificate, key and authorities of a program, as files that are renewed while it runs. There
 // is no thread and no interval: whoever starts a connection asks, and a changed file counts for
-// that connection at once.
+// that connection at once. Whoever reports on them asks, too: a renewal that failed is known before
+// a connection needs it.
 
 #include <array>
 #include <memory>
@@ -31,6 +32,14 @@ struct TlsPair;
 struct TlsMaterial {
   std::string cert, key, ca;            // PEM; empty where the path is
   std::shared_ptr<const TlsPair> pair;  // of cert and key; null without them
+  double certificate_end_unix_s = 0;    // until when the first of `cert` holds; 0 without any
+};
+
+/// How renewals go, for /metrics.
+struct TlsHealth {
+  bool renewed = true;                // what the files hold now is what is in use
+  uint64_t refused = 0;               // states of the files that were not good, since the start
+  double certificate_end_unix_s = 0;  // of the material in use; 0 without a certificate
 };
 
 /// Thread-safe.
@@ -47,17 +56,22 @@ class TlsFiles {
   /// whose content is wrong.
   StatusOr<std::shared_ptr<const TlsMaterial>> Current() WEIR_EXCLUDES(mutex_);
 
+  /// Looks at the files as Current() does, and says what came of it.
+  TlsHealth Health() WEIR_EXCLUDES(mutex_);
+
  private:
   // Identity, size and times of each file: zeros for one that is not there.
   using Fingerprint = std::array<int64_t, 3 * 7>;
 
   Fingerprint Look() const;
   StatusOr<std::shared_ptr<const TlsMaterial>> Read() const;
+  void Refresh() WEIR_REQUIRES(mutex_);
 
   const TlsPaths paths_;
   Mutex mutex_;
   Fingerprint seen_ WEIR_GUARDED_BY(mutex_) = {};
   Status refused_ WEIR_GUARDED_BY(mutex_);  // why what `seen_` describes is not current
+  uint64_t refusals_ WEIR_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const TlsMaterial> current_ WEIR_GUARDED_BY(mutex_);
 };
 

@@ -20,7 +20,7 @@ TEST(AggregatorMetricsTest, TheKernelsPlaneHasFamiliesOfItsOwn) {
   kernel.counters.unsent = 1;
   kernel.slots_granted = 64;
   kernel.leases = 2;
-  const std::string text = MetricsText("1.0", {ShardStatus{}}, {}, kernel);
+  const std::string text = MetricsText("1.0", {ShardStatus{}}, {}, kernel, std::nullopt);
   for (const char* line :
        {"weir_aggregator_kernel_packets_total{outcome=\"added\"} 7\n",
         "weir_aggregator_kernel_packets_total{outcome=\"completed\"} 3\n",
@@ -36,8 +36,17 @@ TEST(AggregatorMetricsTest, TheKernelsPlaneHasFamiliesOfItsOwn) {
 }
 
 TEST(AggregatorMetricsTest, WithoutThatPlaneNothingIsSaidOfIt) {
-  const std::string text = MetricsText("1.0", {ShardStatus{}}, {}, std::nullopt);
+  const std::string text = MetricsText("1.0", {ShardStatus{}}, {}, std::nullopt, std::nullopt);
   EXPECT_THAT(text, Not(HasSubstr("weir_aggregator_kernel")));
+}
+
+TEST(AggregatorMetricsTest, TheCertificateIsToldOfWhereThereIsOne) {
+  EXPECT_THAT(MetricsText("1.0", {}, {}, std::nullopt, std::nullopt), Not(HasSubstr("weir_tls_")));
+  const TlsHealth tls{.renewed = false, .refused = 2, .certificate_end_unix_s = 86400};
+  const std::string text = MetricsText("1.0", {}, {}, std::nullopt, tls);
+  EXPECT_THAT(text, HasSubstr("\nweir_tls_last_reload_successful 0\n"));
+  EXPECT_THAT(text, HasSubstr("\nweir_tls_reload_failures_total 2\n"));
+  EXPECT_THAT(text, HasSubstr("\nweir_tls_certificate_expiry_timestamp_seconds 86400\n"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <filesystem>
 
 #include "tests/support/certificates.h"
@@ -72,6 +73,36 @@ TEST_F(TlsFilesTest, UnchangedFilesAreReadOnceAndAnyChangeIsSeen) {
   const auto third = files.Current();
   EXPECT_EQ((*third)->cert, Contents(File("b.pem")));
   EXPECT_EQ((*third)->key, Contents(File("b.key")));
+}
+
+TEST_F(TlsFilesTest, HealthLooksForItselfAndTellsRefusalsAndTheEnd) {
+  TlsFiles files({.cert = File("a.pem"), .key = File("a.key"), .ca = File("ca.pem")});
+  TlsHealth health = files.Health();
+  EXPECT_TRUE(health.renewed);
+  EXPECT_EQ(health.refused, 0u);
+  EXPECT_NEAR(health.certificate_end_unix_s, static_cast<double>(time(nullptr)) + 2 * 86400, 60);
+  EXPECT_EQ(health.certificate_end_unix_s, (*files.Current())->certificate_end_unix_s);
+  Put("a.pem", Contents(File("b.pem")));
+  for (int i = 0; i < 2; ++i) {
+    health = files.Health();
+    EXPECT_FALSE(health.renewed) << "its key is still a's";
+    EXPECT_EQ(health.refused, 1u) << "one state, however often it is looked at";
+    EXPECT_NE(health.certificate_end_unix_s, 0) << "what was good before is in use";
+  }
+  Put("a.key", "");
+  EXPECT_EQ(files.Health().refused, 2u);
+  Put("a.key", Contents(File("b.key")));
+  health = files.Health();
+  EXPECT_TRUE(health.renewed);
+  EXPECT_EQ(health.refused, 2u);
+}
+
+TEST_F(TlsFilesTest, AuthoritiesAloneHaveNoEndAndMissingFilesAreRefused) {
+  EXPECT_EQ(TlsFiles({.ca = File("ca.pem")}).Health().certificate_end_unix_s, 0);
+  TlsFiles late({.cert = File("late.pem"), .key = File("a.key")});
+  EXPECT_FALSE(late.Health().renewed);
+  EXPECT_EQ(late.Health().refused, 1u);
+  EXPECT_EQ(late.Health().certificate_end_unix_s, 0);
 }
 
 TEST_F(TlsFilesTest, FilesThatBecomeGoodCountWithoutAnyBefore) {
