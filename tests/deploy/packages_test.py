@@ -221,7 +221,7 @@ def needs(packages):
 
 def make_root(file, packages, limit_s):
     """A minimal Debian as a tar, with what these packages depend on, and not the packages. Without privilege.
-    TimeoutError after limit_s."""
+    TimeoutError after limit_s, RuntimeError with mmdebstrap's words."""
     names = needs(packages)
     part = file.with_suffix(".part")
     with open(part, "wb") as out:
@@ -233,7 +233,7 @@ def make_root(file, packages, limit_s):
         part.unlink()
         if done.returncode in (124, 137):
             raise TimeoutError
-        raise AssertionError(f"mmdebstrap: exit {done.returncode}: {done.stderr.decode(errors='replace')}")
+        raise RuntimeError(f"mmdebstrap: exit {done.returncode}: {done.stderr.decode(errors='replace')}")
     part.rename(file)
     names_of(file).write_text("\n".join(names), encoding="ascii")
 
@@ -264,6 +264,8 @@ def root_refused(packages):
         make_root(FRESH, packages, MAKING_S)
     except TimeoutError:
         return f"making one took more than {MAKING_S} s"
+    except RuntimeError as error:  # a mirror that breaks off says nothing about images
+        return str(error)
     return ""
 
 
