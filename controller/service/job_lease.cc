@@ -215,14 +215,15 @@ void JobLease::Describe(const Snapshot& network, CollectiveModel* collective) co
   }
 }
 
-void JobLease::Ask(const Snapshot& network, const std::string& collective,
-                   const LeaseTable& table) {
+void JobLease::Ask(const Snapshot& network, const std::string& collective, const LeaseTable& table,
+                   const LeaseCutoff& cutoff) {
   if (pending_.has_value() || held_.has_value()) return;
   const Pick pick = PickFor(network);
   if (pick.aggregator == nullptr) return Block(pick.why_not);
   LeaseAsk ask{pick.aggregator->name(), job_,      ++last_id_, collective,
                LeaseModeOf(collective), Workers(), pick.slots};
   ask.table = table;
+  if (table.sum_bits > 0) ask.cutoff = cutoff;  // exact sums are of all ranks
   SetShape(*pick.aggregator, &ask);
   if (!host_.AskLease(ask)) return Block(StrCat("too much waits for ", ask.aggregator));
   pending_ = std::move(ask);

@@ -80,8 +80,9 @@ class JobLease {
 
   /// Asks the aggregator that Describe had in mind. An answer, a refusal or the deadline follows;
   /// where nobody can be asked the collective is blocked at once.
-  /// table: of the codec whose lanes it carries, where it carries such.
-  void Ask(const Snapshot& network, const std::string& collective, const LeaseTable& table = {});
+  /// table: of the codec whose lanes it carries, where it carries such; cutoff: for those alone.
+  void Ask(const Snapshot& network, const std::string& collective, const LeaseTable& table = {},
+           const LeaseCutoff& cutoff = {});
   bool asking() const { return pending_.has_value(); }
   /// "waiting for sum-1 to grant 64 slots"; empty: not asking.
   std::string Waiting() const;

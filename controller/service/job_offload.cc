@@ -2,6 +2,7 @@
 // lease is there; after one that does not is active, the lease goes.
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "controller/service/job.h"
@@ -43,6 +44,13 @@ LeaseTable TableOf(const v1::Capabilities& capabilities, const PlanModel& choice
   return {};
 }
 
+LeaseCutoff CutoffOf(const Policy& policy, int world) {
+  if (policy.quorum <= 0) return {};
+  const double wanted = std::ceil(policy.quorum * world - 1e-9);
+  const auto quorum = static_cast<uint32_t>(std::clamp(wanted, 1.0, std::max(1.0, 1.0 * world)));
+  return {.quorum = quorum, .cutoff_ms = static_cast<uint32_t>(policy.cutoff_ms)};
+}
+
 }  // namespace
 
 void Job::FillLeases(Snapshot* snapshot) {
@@ -63,7 +71,8 @@ bool Job::AwaitLease(const Snapshot& snapshot, const PlanModel& choices) {
     JobLease& lease = leases_.at(collective);
     if (lease.held().has_value()) continue;
     missing = true;
-    lease.Ask(snapshot, collective, TableOf(capabilities_, choices, collective, world_));
+    lease.Ask(snapshot, collective, TableOf(capabilities_, choices, collective, world_),
+              CutoffOf(policy(), world_));
   }
   if (!missing) return false;
   obstacle_ = LeaseAwaited();
