@@ -90,6 +90,15 @@ std::vector<std::string> LeasedCollectives() {
   return names;
 }
 
+// Rounded up, but for what decimals lose: 0.7 of 10 ranks are 7.
+LeaseCutoff CutoffOf(const Policy& policy, int world) {
+  if (policy.quorum <= 0) return {};
+  const int quorum = std::max(1, static_cast<int>(std::ceil(policy.quorum * world - 1e-9)));
+  if (quorum >= world) return {};
+  return {.quorum = static_cast<uint32_t>(quorum),
+          .cutoff_ms = static_cast<uint32_t>(policy.cutoff_ms)};
+}
+
 JobLease::JobLease(std::string job, LeaseHost& host, const Clock& clock, LeaseBackoff* backoff)
     : job_(std::move(job)),
       host_(host),

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "controller/model/snapshot.h"
+#include "controller/policy/policy.h"
 #include "controller/service/aggregator_api.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/status.h"
@@ -39,6 +40,9 @@ std::string LeaseModeOf(const std::string& collective);
 
 /// All collectives that need one, by name.
 std::vector<std::string> LeasedCollectives();
+
+/// What the policy asks for in a job of `world` ranks; zeros where it needs all of them.
+LeaseCutoff CutoffOf(const Policy& policy, int world);
 
 /// How long a job leaves aggregators alone after one refused it, was lost or failed. All leases of
 /// a job have the same: what one of them met, the others would meet, too.

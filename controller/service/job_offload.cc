@@ -2,7 +2,6 @@
 // lease is there; after one that does not is active, the lease goes.
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "controller/service/job.h"
@@ -42,13 +41,6 @@ LeaseTable TableOf(const v1::Capabilities& capabilities, const PlanModel& choice
     }
   }
   return {};
-}
-
-LeaseCutoff CutoffOf(const Policy& policy, int world) {
-  if (policy.quorum <= 0) return {};
-  const double wanted = std::ceil(policy.quorum * world - 1e-9);
-  const auto quorum = static_cast<uint32_t>(std::clamp(wanted, 1.0, std::max(1.0, 1.0 * world)));
-  return {.quorum = quorum, .cutoff_ms = static_cast<uint32_t>(policy.cutoff_ms)};
 }
 
 }  // namespace

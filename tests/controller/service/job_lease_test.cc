@@ -168,6 +168,24 @@ TEST_F(JobLeaseTest, AsksForATableAndAsManyNarrowLanesAsThePacketsHaveRoom) {
   EXPECT_FALSE(answer(1).ok()) << "other levels than were asked for";
 }
 
+TEST(CutoffOfTest, IsAShareOfTheRanksRoundedUpAndNothingWhereThatIsAll) {
+  const auto quorum = [](double share, int world) {
+    Policy policy;
+    policy.quorum = share;
+    policy.cutoff_ms = 20;
+    const LeaseCutoff cutoff = CutoffOf(policy, world);
+    EXPECT_EQ(cutoff.cutoff_ms, cutoff.quorum > 0 ? 20u : 0u);
+    return cutoff.quorum;
+  };
+  EXPECT_EQ(quorum(0.75, 4), 3u);
+  EXPECT_EQ(quorum(0.7, 10), 7u);
+  EXPECT_EQ(quorum(0.5, 5), 3u);
+  EXPECT_EQ(quorum(0.01, 5), 1u);
+  EXPECT_EQ(quorum(0.75, 3), 0u) << "all three";
+  EXPECT_EQ(quorum(1, 64), 0u);
+  EXPECT_EQ(quorum(0, 64), 0u);
+}
+
 TEST_F(JobLeaseTest, AQuorumIsAskedForWhereSumsAreOfATableAndMustBeGrantedAsAsked) {
   const LeaseCutoff cutoff{.quorum = 3, .cutoff_ms = 20};
   const LeaseTable table{8, {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30}};
