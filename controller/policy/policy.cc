@@ -3,12 +3,18 @@
 
 #include "controller/policy/policy.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "controller/policy/strict_yaml.h"
 
 namespace weir {
 namespace {
 
 constexpr double kSecondsMax = 86400;
+constexpr double kCutoffMsMax = 60000;  // as aggregators have it
+// The one whose sums may leave ranks out.
+constexpr std::string_view kCutoffCollective = "thc_table";
 
 StrictSection ObjectiveSection(const std::string& origin, Policy* policy) {
   StrictSection section(origin);
@@ -53,6 +59,38 @@ StrictSection ProbingSection(const std::string& origin, Policy* policy) {
   return section;
 }
 
+StrictSection AggregationSection(const std::string& origin, Policy* policy) {
+  StrictSection section(origin);
+  section.Number("quorum", {.min = 0, .max = 1, .min_open = true}, &policy->quorum)
+      .Integer("cutoff_ms", {.min = 1, .max = kCutoffMsMax}, &policy->cutoff_ms);
+  return section;
+}
+
+// Where a rank may be left out it must keep what it has, and only lossy lanes have a residual.
+Status CheckAggregation(const std::string& origin, const Policy& policy) {
+  if (policy.quorum <= 0 && policy.cutoff_ms <= 0) return OkStatus();
+  if (policy.quorum <= 0 || policy.cutoff_ms <= 0) {
+    return InvalidArgument(StrCat(origin, ":1: aggregation: expected quorum and cutoff_ms, found ",
+                                  policy.quorum > 0 ? "quorum" : "cutoff_ms", " alone"));
+  }
+  const auto refuse = [&](const std::string& key, const std::string& found) {
+    return InvalidArgument(StrCat(
+        origin, ":1: ", key, ": expected ", kCutoffCollective,
+        " for aggregation.quorum, since every rank must be in sums of exact lanes, found ", found));
+  };
+  if (policy.objective == "fixed" && policy.fixed_collective != kCutoffCollective) {
+    return refuse("objective.collective", policy.fixed_collective);
+  }
+  const auto& allowed = policy.collectives;
+  if (!allowed.empty() &&
+      std::find(allowed.begin(), allowed.end(), kCutoffCollective) == allowed.end()) {
+    std::string found;
+    for (const std::string& name : allowed) found += StrCat(found.empty() ? "" : ", ", name);
+    return refuse("bounds.collectives", found);
+  }
+  return OkStatus();
+}
+
 bool PatternMatches(std::string_view pattern, std::string_view text) {
   // Greedy with one remembered star: linear in |pattern| * |text| at worst, no recursion.
   size_t p = 0, t = 0, star = std::string_view::npos, retry = 0;
@@ -85,6 +123,7 @@ StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin) {
       .NameOrSection("objective", &policy.objective, ObjectiveSection(name, &policy))
       .Section("bounds", BoundsSection(name, &policy))
       .Section("switching", SwitchingSection(name, &policy))
+      .Section("aggregation", AggregationSection(name, &policy))
       .Section("probing", ProbingSection(name, &policy));
   WEIR_RETURN_IF_ERROR(ReadStrictYaml(source, name, document));
   if (policy.ratio_min > policy.ratio_max) {
@@ -97,6 +136,7 @@ StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin) {
                                   "objective delay_target, found ",
                                   policy.delay_target_s));
   }
+  WEIR_RETURN_IF_ERROR(CheckAggregation(name, policy));
   return policy;
 }
 

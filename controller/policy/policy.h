@@ -33,6 +33,9 @@ struct Policy {
   int flaps_max = 6;              // switches per flap window before dwell doubles
   double flap_window_s = 300;
   double lease_s = 0;  // controller lost longer: ranks turn dense; 0: keep the plan
+  // Aggregation.
+  double quorum = 0;  // share of the ranks that is enough for a lossy sum after cutoff_ms; 0: all
+  int cutoff_ms = 0;
   // Probing.
   double probe_budget_ratio = 0.005;  // of training bytes
   double probe_interval_s = 30;

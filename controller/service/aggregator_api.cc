@@ -135,6 +135,10 @@ std::string LeaseAskJson(const LeaseAsk& ask) {
     json["sum_bits"] = ask.table.sum_bits;
     json["levels"] = ask.table.levels;
   }
+  if (ask.cutoff.quorum > 0) {
+    json["quorum"] = ask.cutoff.quorum;
+    json["cutoff_ms"] = ask.cutoff.cutoff_ms;
+  }
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -205,6 +209,16 @@ StatusOr<v1::AggregatorLease> ReadGrant(std::string_view text, const LeaseAsk& a
                                  levels == json.end() || *levels != asked)) {
     return DataLoss(StrCat("grant: expected ", ask.table.sum_bits, " bits and levels ",
                            asked.dump(), ", found others"));
+  }
+  // An aggregator that waits for all ranks would still be right, but not what the operator asked
+  // for.
+  lease.set_quorum(ask.cutoff.quorum);
+  lease.set_cutoff_us(ask.cutoff.cutoff_ms * 1000);
+  if (ask.cutoff.quorum > 0 && (Number(json, "quorum") != ask.cutoff.quorum ||
+                                Number(json, "cutoff_ms") != ask.cutoff.cutoff_ms)) {
+    return DataLoss(StrCat("grant: expected a quorum of ", ask.cutoff.quorum, " after ",
+                           ask.cutoff.cutoff_ms, " ms, found ", Number(json, "quorum"), " after ",
+                           Number(json, "cutoff_ms"), " ms"));
   }
   const auto hexadecimal = [](unsigned char c) { return std::isxdigit(c) != 0; };
   const std::string& cookie = lease.cookie();

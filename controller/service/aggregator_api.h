@@ -33,6 +33,12 @@ struct LeaseTable {
   std::vector<uint32_t> levels;
 };
 
+/// When an aggregator answers without the workers that are late; zeros: never.
+struct LeaseCutoff {
+  uint32_t quorum = 0;  // workers that are enough
+  uint32_t cutoff_ms = 0;
+};
+
 /// What a job asks of an aggregator.
 struct LeaseAsk {
   std::string aggregator;
@@ -44,6 +50,7 @@ struct LeaseAsk {
   uint32_t slots = 0, lanes = 0;
   uint32_t columns = 0;  // mode "sparse": blocks per packet
   LeaseTable table = {};
+  LeaseCutoff cutoff = {};  // mode "table"
 };
 
 /// Who holds a job's lease of that mode (empty: "sum"): a job has one of each at most, and leases

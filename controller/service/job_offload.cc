@@ -63,7 +63,8 @@ bool Job::AwaitLease(const Snapshot& snapshot, const PlanModel& choices) {
     JobLease& lease = leases_.at(collective);
     if (lease.held().has_value()) continue;
     missing = true;
-    lease.Ask(snapshot, collective, TableOf(capabilities_, choices, collective, world_));
+    lease.Ask(snapshot, collective, TableOf(capabilities_, choices, collective, world_),
+              CutoffOf(policy(), world_));
   }
   if (!missing) return false;
   obstacle_ = LeaseAwaited();

@@ -151,6 +151,7 @@ void Aggregator::OnPacket(SourceAddress source, std::span<const std::byte> datag
   const Outcome outcome = granted.pool->OnPacket(number->second, *packet, now);
   Count(outcome.verdict);
   if (outcome.verdict == Verdict::kCompleted) {
+    if (outcome.partial) ++counters_.cut_off;
     sink->SendToAll(granted.workers, outcome.reply);
   } else if (!outcome.reply.empty()) {
     sink->Send(source, outcome.reply);

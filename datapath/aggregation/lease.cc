@@ -32,8 +32,12 @@ Status ValidateTable(const Lease& lease) {
     return Term("levels times workers", StrCat("at most ", lane_max),
                 int64_t{greatest} * lease.workers);
   }
-  if (lease.cutoff > Duration::zero() && (lease.quorum < 1 || lease.quorum > lease.workers)) {
+  if (lease.cutoff == Duration::zero() && lease.quorum == 0) return OkStatus();
+  if (lease.quorum < 1 || lease.quorum > lease.workers) {
     return Term("quorum", "1 .. workers", lease.quorum);
+  }
+  if (lease.cutoff <= Duration::zero() || lease.cutoff > kCutoffMax) {
+    return Term("cut-off", "a time of at most 60 s, in ns", lease.cutoff.count());
   }
   return OkStatus();
 }

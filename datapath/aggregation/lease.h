@@ -16,6 +16,9 @@ namespace weir::aggregation {
 /// Four-bit indices name levels: indices are added as levels[index].
 inline constexpr size_t kTableLevels = 16;
 
+/// No round waits longer for workers that are late, where it does not wait for ever.
+inline constexpr Duration kCutoffMax = std::chrono::seconds(60);
+
 /// A range of slots for one job, from its grant to its end. A worker that lost its place, or any
 /// change, takes another epoch for the whole job: slots and rounds then start afresh.
 struct Lease {
@@ -23,15 +26,16 @@ struct Lease {
   uint32_t epoch = 0;   // grows with every grant of this id; from 1
   uint64_t cookie = 0;  // unguessable
   PacketMode mode = PacketMode::kSum;
-  int workers = 0;                     // 1 .. kWorkersMax
-  int world = 0;                       // kSum, kMax: below the root of a tree; 0: workers
-  uint16_t slots = 0;                  // packets that a worker may have under way; at least 1
-  uint16_t lanes = kPacketLanesMax;    // per packet; kSparse: per block
-  uint8_t columns = 0;                 // kSparse: blocks per packet
-  int sum_bits = 0;                    // kTable: 8 or 16
-  std::vector<uint8_t> levels = {};    // kTable: kTableLevels; workers * greatest fits sum_bits
-  int quorum = 0;                      // kTable: workers that make a round complete after cutoff
-  Duration cutoff = Duration::zero();  // kTable: how long a round waits for the others; 0: for ever
+  int workers = 0;                   // 1 .. kWorkersMax
+  int world = 0;                     // kSum, kMax: below the root of a tree; 0: workers
+  uint16_t slots = 0;                // packets that a worker may have under way; at least 1
+  uint16_t lanes = kPacketLanesMax;  // per packet; kSparse: per block
+  uint8_t columns = 0;               // kSparse: blocks per packet
+  int sum_bits = 0;                  // kTable: 8 or 16
+  std::vector<uint8_t> levels = {};  // kTable: kTableLevels; workers * greatest fits sum_bits
+  // kTable: after cutoff, at most kCutoffMax, quorum workers make a round complete; 0 and 0: all.
+  int quorum = 0;
+  Duration cutoff = Duration::zero();
   bool little_endian = false;
   bool checked = true;  // packets without a checksum that counts are dropped
 };

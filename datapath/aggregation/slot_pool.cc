@@ -11,6 +11,7 @@ SlotPool::SlotPool(const Lease& lease, bool exact_floats)
     : lease_(lease),
       operation_(MakeLaneOperation(lease, exact_floats)),
       words_(StateWords(lease)),
+      everybody_(~uint64_t{0} >> (kWorkersMax - static_cast<size_t>(lease.workers))),
       slots_(lease.slots),
       state_(size_t{lease.slots} * 2 * words_) {}
 
@@ -20,6 +21,9 @@ std::span<uint32_t> SlotPool::State(size_t slot, uint32_t round) {
 
 void SlotPool::Open(Slot* slot, const PacketHeader& header, TimePoint now) {
   slot->newest = header.round;
+  // Nobody begins an operation before all rounds of the one before are complete.
+  if (header.operation != late_operation_) late_ = 0;
+  late_operation_ = header.operation;
   Set& set = slot->sets[header.round & 1];
   set.round = header.round;
   set.contributors = 0;
@@ -74,9 +78,15 @@ Outcome SlotPool::Contribute(int worker, const Packet& packet, Set* set) {
   set->header.exponent = std::max(set->header.exponent, h.exponent);
   set->contributors |= bit;
   ++set->count;
-  if (set->count < lease_.workers) return {.verdict = Verdict::kAdded};
+  if (!HasAllAwaited(*set)) return {.verdict = Verdict::kAdded};
   Complete(set->header, set);
-  return {.verdict = Verdict::kCompleted, .reply = set->Reply()};
+  return {.verdict = Verdict::kCompleted,
+          .reply = set->Reply(),
+          .partial = set->count < lease_.workers};
+}
+
+bool SlotPool::HasAllAwaited(const Set& set) const {
+  return (set.contributors | late_) == everybody_ && set.count >= lease_.quorum;
 }
 
 void SlotPool::Complete(const PacketHeader& header, Set* set) {
@@ -117,7 +127,9 @@ void SlotPool::OnTimer(TimePoint now,
   for (Slot& slot : slots_) {
     if (slot.newest < 0) continue;
     Set& set = slot.sets[slot.newest & 1];
-    if (set.complete || set.count < lease_.quorum || now - set.opened_at < lease_.cutoff) continue;
+    if (set.complete || set.count < lease_.quorum) continue;
+    if (!HasAllAwaited(set) && now - set.opened_at < lease_.cutoff) continue;
+    late_ |= everybody_ & ~set.contributors;
     Complete(set.header, &set);
     on_reply(set.Reply());
   }
@@ -132,15 +144,15 @@ std::optional<OpenRound> SlotPool::OldestOpenRound() const {
     oldest = &set;
   }
   if (oldest == nullptr) return std::nullopt;
-  const uint64_t all = ~uint64_t{0} >> (kWorkersMax - static_cast<size_t>(lease_.workers));
   return OpenRound{.slot = oldest->header.slot,
                    .round = oldest->round,
                    .operation = oldest->header.operation,
-                   .missing = all & ~oldest->contributors,
+                   .missing = everybody_ & ~oldest->contributors,
                    .opened_at = oldest->opened_at};
 }
 
 void SlotPool::AppendStateForTest(std::vector<uint64_t>* out) const {
+  out->push_back(late_);
   for (size_t s = 0; s < slots_.size(); ++s) {
     const Slot& slot = slots_[s];
     out->push_back(static_cast<uint64_t>(slot.newest));

@@ -29,6 +29,7 @@ enum class Verdict {
 struct Outcome {
   Verdict verdict = Verdict::kStale;
   std::span<const std::byte> reply = {};  // valid until the next call to the pool
+  bool partial = false;                   // kCompleted: without workers that are not waited for
 };
 
 /// A round that waits for somebody.
@@ -57,7 +58,9 @@ class SlotPool {
   Outcome OnPacket(int worker, const Packet& packet, TimePoint now);
 
   /// Ends rounds that have waited for the lease's cut-off and have its quorum; on_reply gets each
-  /// reply, for all workers. O(slots), nothing without a cut-off.
+  /// reply, for all workers. Who was missing is not waited for any more in that operation, where it
+  /// counts only if it comes before the last of the others: so a worker delays an operation by one
+  /// cut-off, not by one for each round. O(slots), nothing without a cut-off.
   void OnTimer(TimePoint now, const std::function<void(std::span<const std::byte>)>& on_reply);
 
   /// Who holds the pool up, if anyone. O(slots).
@@ -86,12 +89,17 @@ class SlotPool {
   std::span<uint32_t> State(size_t slot, uint32_t round);
   void Open(Slot* slot, const PacketHeader& header, TimePoint now);
   Outcome Contribute(int worker, const Packet& packet, Set* set);
+  /// Whether nobody is missing for whom a round waits.
+  bool HasAllAwaited(const Set& set) const;
   void Complete(const PacketHeader& header, Set* set);
   Outcome Tell(const PacketHeader& header, Notice notice);
 
   const Lease lease_;
   const std::shared_ptr<const LaneOperation> operation_;  // immutable, so copies share it
   const size_t words_;
+  const uint64_t everybody_;
+  uint64_t late_ = 0;            // bit w: worker w has missed a cut-off of late_operation_
+  uint32_t late_operation_ = 0;  // of the round that was opened last
   std::vector<Slot> slots_;
   std::vector<uint32_t> state_;
   std::vector<std::byte> notice_;

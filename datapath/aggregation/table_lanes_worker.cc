@@ -21,8 +21,7 @@ TableLanesWorker::TableLanesWorker(const Lease& lease, const TimeoutLimits& limi
     : ChunkWorker(lease, limits, rank),
       lane_bytes_(static_cast<size_t>(lease.sum_bits) / 8),
       half_(GreatestLevel(lease) / 2) {
-  WEIR_CHECK(lease.mode == PacketMode::kTable && lease.cutoff == Duration::zero() &&
-             GreatestLevel(lease) % 2 == 0);
+  WEIR_CHECK(lease.mode == PacketMode::kTable && GreatestLevel(lease) % 2 == 0);
   index_.fill(kNoIndex);
   for (size_t i = 0; i < lease.levels.size(); ++i) {
     uint8_t& index = index_[lease.levels[i]];
@@ -58,12 +57,12 @@ Status TableLanesWorker::Begin(std::span<const std::byte> lanes, std::span<std::
     return InvalidArgument(StrCat("operation ", operation, ": expected room for ", lanes.size(),
                                   " bytes of sums, found ", sums.size()));
   }
-  const size_t chunk = lease().lanes * lane_bytes_;
-  WEIR_RETURN_IF_ERROR(StartChunks({.operation = operation,
-                                    .packets = (lanes.size() + chunk - 1) / chunk,
-                                    .deadline = deadline}));
+  const size_t packets = (lanes.size() + packet_lane_bytes() - 1) / packet_lane_bytes();
+  WEIR_RETURN_IF_ERROR(
+      StartChunks({.operation = operation, .packets = packets, .deadline = deadline}));
   lanes_ = lanes;
   sums_ = sums;
+  contributors_.assign(packets, 0);
   return OkStatus();
 }
 
@@ -84,7 +83,7 @@ void TableLanesWorker::Pack(std::span<const std::byte> lanes, std::span<std::byt
 }
 
 void TableLanesWorker::Build(uint64_t index, PacketHeader*, std::span<std::byte> payload) {
-  const size_t chunk = lease().lanes * lane_bytes_;
+  const size_t chunk = packet_lane_bytes();
   const auto lanes = lanes_.subspan(index * chunk, std::min(chunk, lanes_.size() - index * chunk));
   const std::span<std::byte> indices = payload.first(lease().lanes / size_t{2});
   if (lane_bytes_ == 1) {
@@ -94,17 +93,25 @@ void TableLanesWorker::Build(uint64_t index, PacketHeader*, std::span<std::byte>
   }
 }
 
+std::span<std::byte> TableLanesWorker::Sums(uint64_t index) const {
+  const size_t at = index * packet_lane_bytes();
+  return sums_.subspan(at, std::min(packet_lane_bytes(), sums_.size() - at));
+}
+
 Status TableLanesWorker::AcceptChunk(uint64_t index, const Packet& packet) {
   uint64_t contributors;
   std::memcpy(&contributors, packet.payload.data(), sizeof contributors);
+  contributors = __builtin_bswap64(contributors);
   const int count = std::popcount(contributors);
-  if (count != lease().workers || count != packet.header.contributions) {
+  const int least = lease().quorum == 0 ? lease().workers : lease().quorum;
+  const bool strangers = lease().workers < 64 && contributors >> lease().workers != 0;
+  if (count < least || strangers || count != packet.header.contributions) {
     return DataLoss(StrCat("rank ", rank(), ": reply to ", Describe(packet.header), ": expected ",
-                           lease().workers, " contributions, found ", packet.header.contributions,
-                           " of a set of ", count));
+                           least, " contributions or more among ", lease().workers, ", found ",
+                           packet.header.contributions, " of a set of ", count));
   }
-  const size_t chunk = lease().lanes * lane_bytes_;
-  const auto out = sums_.subspan(index * chunk, std::min(chunk, sums_.size() - index * chunk));
+  contributors_[index] = contributors;
+  const std::span<std::byte> out = Sums(index);
   const std::byte* const in = packet.payload.data() + kContributorBytes;
   const int centre = count * half_;
   if (lane_bytes_ == 1) {
@@ -120,6 +127,13 @@ Status TableLanesWorker::AcceptChunk(uint64_t index, const Packet& packet) {
     const auto lane = static_cast<int16_t>(sum - centre);
     std::memcpy(&out[i], &lane, sizeof lane);
   }
+  return OkStatus();
+}
+
+Status TableLanesWorker::AcceptChunkLoss(uint64_t index) {
+  if (lease().cutoff == Duration::zero()) return ChunkWorker::AcceptChunkLoss(index);
+  const std::span<std::byte> out = Sums(index);
+  std::fill(out.begin(), out.end(), std::byte(0));
   return OkStatus();
 }
 

@@ -100,9 +100,13 @@ void Worker::OnPacket(std::span<const std::byte> datagram, TimePoint now) {
   }
   const PacketHeader& h = packet->header;
   const Flight& flight = flights_[h.slot];
-  // Nobody answers what was never sent, but a reply may be forged: only then is `offset` unset.
-  if (!flight.waiting || !flight.sent || h.round != flight.round || h.operation != operation_ ||
-      h.offset != flight.offset) {
+  // Nobody answers what was never sent (a reply may be forged), unless rounds end without this
+  // worker: then the others' reply may come while its packet stands in line, and asking for it
+  // again may be what is slow. Only then is `offset` unset, and the index stands for it.
+  const bool others_may_end_it = lease_.cutoff > Duration::zero();
+  const uint32_t offset = flight.sent ? flight.offset : static_cast<uint32_t>(flight.index);
+  if (!flight.waiting || (!flight.sent && !others_may_end_it) || h.round != flight.round ||
+      h.operation != operation_ || h.offset != offset) {
     ++counters_.unexpected;
     return;
   }
@@ -131,6 +135,13 @@ void Worker::OnReply(const Packet& packet, TimePoint now) {
 Status Worker::AcceptLoss(uint64_t index) {
   return DataLoss(StrCat("rank ", rank_, ": the aggregator has forgotten the round of packet ",
                          index, " of operation ", operation_));
+}
+
+void Worker::SkipTo(size_t slot, uint32_t next_round) {
+  Flight& flight = flights_[slot];
+  if (flight.waiting) --waiting_;
+  flight.waiting = false;
+  next_rounds_[slot] = next_round;
 }
 
 void Worker::Fail(const Status& status) { status_ = status; }
@@ -166,6 +177,7 @@ void Worker::OnTimer(TimePoint now) {
   if (now >= deadline_) return Fail(DeadlineExceeded(DescribeWait()));
   if (!heard_at_.has_value()) heard_at_ = now;
   if (const auto silent_at = SilentAt(); silent_at.has_value() && now >= *silent_at) {
+    if (answered_ > 0 && GiveUp()) return;
     return Fail(
         Unavailable(StrCat(DescribeWait(), "; silent for ", ToSeconds(now - *heard_at_), " s")));
   }
@@ -190,6 +202,8 @@ Status ChunkWorker::StartChunks(const Plan& plan) {
   WEIR_RETURN_IF_ERROR(Start(plan.operation, plan.deadline));
   plan_ = plan;
   received_.assign(plan.packets, false);
+  first_rounds_.clear();
+  for (size_t slot = 0; slot < slots(); ++slot) first_rounds_.push_back(NextRound(slot));
   for (uint64_t index = 0; index < std::min<uint64_t>(plan.packets, slots()); ++index) {
     LaunchIfReady(index);
   }
@@ -219,6 +233,21 @@ Status ChunkWorker::AcceptLoss(uint64_t index) {
   WEIR_RETURN_IF_ERROR(AcceptChunkLoss(index));
   LaunchAfter(index);
   return OkStatus();
+}
+
+bool ChunkWorker::GiveUp() {
+  if (lease().cutoff == Duration::zero()) return false;
+  for (size_t slot = 0; slot < slots(); ++slot) {
+    const uint64_t further = plan_.packets > slot ? (plan_.packets - slot - 1) / slots() + 1 : 0;
+    if (further > std::numeric_limits<uint32_t>::max() - first_rounds_[slot]) return false;
+    SkipTo(slot, first_rounds_[slot] + static_cast<uint32_t>(further));
+  }
+  for (uint64_t index = 0; index < plan_.packets; ++index) {
+    if (received_[index]) continue;
+    received_[index] = true;
+    if (!AcceptChunkLoss(index).ok()) return false;
+  }
+  return true;
 }
 
 }  // namespace weir::aggregation

@@ -40,7 +40,9 @@ class Worker {
 
   /// For callers who know that all workers have begun, so that silence is not theirs: from now on
   /// an operation also ends when no reply has come for `floor` or eight smoothed round trips
-  /// (before any measurement: eight first time-outs), whichever is longer.
+  /// (before any measurement: eight first time-outs), whichever is longer. Where rounds may end
+  /// without some workers and replies have come before, that is no error: what is missing counts as
+  /// lost (AcceptLoss), since it may be this worker's own packets that do not get through.
   void EndWhenSilent(Duration floor) { silence_floor_ = floor; }
 
   /// No operation runs, or the last one has ended. After an error the lease is spent: the whole job
@@ -86,6 +88,14 @@ class Worker {
   virtual Status Accept(uint64_t index, const Packet& packet) = 0;
   /// The round of packet `index` ended without this worker, and the result is lost; else as Accept.
   virtual Status AcceptLoss(uint64_t index);
+  /// Counts all that is missing of the operation as lost, so that the next one can begin with the
+  /// rounds that the others have. False: it cannot.
+  virtual bool GiveUp() { return false; }
+
+  /// The round of the packet that is launched next in `slot`.
+  uint32_t NextRound(size_t slot) const { return next_rounds_[slot]; }
+  /// What waits in `slot` does so no more, and the next packet there is of round `next_round`.
+  void SkipTo(size_t slot, uint32_t next_round);
 
   int rank() const { return rank_; }
   size_t slots() const { return flights_.size(); }
@@ -152,11 +162,13 @@ class ChunkWorker : public Worker {
  private:
   Status Accept(uint64_t index, const Packet& packet) final;
   Status AcceptLoss(uint64_t index) final;
+  bool GiveUp() final;
   void LaunchIfReady(uint64_t index);
   void LaunchAfter(uint64_t index);
 
   Plan plan_;
   std::vector<bool> received_;
+  std::vector<uint32_t> first_rounds_;  // of the operation, by slot
 };
 
 }  // namespace weir::aggregation

@@ -74,6 +74,8 @@ struct CollectiveTraits {
   std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none
 };
 
+struct LaneShares;
+
 /// One rank's contribution to one operation, and where the result goes. Which part is used follows
 /// from the collective's PayloadForm.
 struct Exchange {
@@ -81,6 +83,7 @@ struct Exchange {
   std::span<std::byte> lanes;
   size_t lane_bytes = 4;
   std::function<void(std::span<std::byte> sum, std::span<const std::byte> addend)> accumulate;
+  LaneShares* shares = nullptr;  // kTableLanes: where sums may leave ranks out, whose they are
 
   // kOpaque: own payload in; on success one payload per rank, in rank order (own included).
   std::span<const std::byte> payload;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "datapath/collective/broadcast.h"
 #include "datapath/collective/collective.h"
 #include "datapath/collective/primitives.h"
 
@@ -17,6 +18,8 @@ namespace {
 // slots count from 0.
 constexpr uint32_t kReadySlots = 1u << 30;
 constexpr uint32_t kSummedSlots = 1u << 31;
+constexpr uint32_t kWholeSlots = 3u << 30;
+constexpr uint32_t kResultSlots = kWholeSlots + (1u << 29);
 constexpr uint32_t kNobody = UINT32_MAX;
 
 // What the ranks agree on.
@@ -25,10 +28,14 @@ struct Agreement {
   uint32_t greatest = 0;
 };
 
-/// The same on every rank: the lowest that failed, and the greatest of all numbers.
-Status Agree(Group& group, uint32_t slots, Agreement* agreement) {
+std::vector<int> AllMembers(const Group& group) {
   std::vector<int> members(static_cast<size_t>(group.size()));
   std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
+/// The same on every rank: the lowest that failed, and the greatest of all numbers.
+Status Agree(Group& group, uint32_t slots, Agreement* agreement) {
   std::array<uint32_t, 2> words = {agreement->failed, agreement->greatest};
   Exchange exchange;
   exchange.lanes = std::as_writable_bytes(std::span(words));
@@ -42,14 +49,32 @@ Status Agree(Group& group, uint32_t slots, Agreement* agreement) {
     std::memcpy(sum.data(), a.data(), sizeof a);
   };
   WEIR_ASSIGN_OR_RETURN(const Collective* doubling, Collectives().Find("recursive_doubling"));
-  const GroupPart all(group, std::move(members), slots);
+  const GroupPart all(group, AllMembers(group), slots);
   WEIR_RETURN_IF_ERROR(doubling->Run(group, exchange).status());
   *agreement = {.failed = words[0], .greatest = words[1]};
   return OkStatus();
 }
 
+/// After a Sum that succeeded on all ranks: gives every rank the whole result, from the lowest rank
+/// that has it. False: no rank has.
+StatusOr<bool> ShareResult(Group& group, LaneOffload& offload) {
+  const auto world = static_cast<uint32_t>(group.size());
+  const auto own = static_cast<uint32_t>(group.rank());
+  // `failed`: the lowest that lacks something; `greatest`: of the lowest that has all.
+  Agreement parts{.failed = offload.complete() ? kNobody : own,
+                  .greatest = offload.complete() ? world - own : 0};
+  WEIR_RETURN_IF_ERROR(Agree(group, kWholeSlots, &parts));
+  if (parts.failed == kNobody) return true;
+  if (parts.greatest == 0) return false;
+  const GroupPart all(group, AllMembers(group), kResultSlots);
+  WEIR_RETURN_IF_ERROR(
+      Broadcast(group, static_cast<int>(world - parts.greatest), offload.result()));
+  return true;
+}
+
 /// True when `lanes` hold the sum. False: all ranks know, and `lanes` are as they were.
-StatusOr<bool> SumElsewhere(Group& group, LaneOffload& offload, std::span<std::byte> lanes) {
+StatusOr<bool> SumElsewhere(Group& group, LaneOffload& offload, std::span<std::byte> lanes,
+                            LaneShares* shares) {
   const auto own = static_cast<uint32_t>(group.rank());
   const StatusOr<uint32_t> found = offload.Survey(lanes);
   Agreement ready{.failed = found.ok() ? kNobody : own, .greatest = found.value_or(0)};
@@ -69,7 +94,11 @@ StatusOr<bool> SumElsewhere(Group& group, LaneOffload& offload, std::span<std::b
     offload.Abandon(static_cast<int>(summed.failed));
     return false;
   }
-  offload.Store(lanes);
+  if (offload.partial()) {
+    WEIR_ASSIGN_OR_RETURN(const bool whole, ShareResult(group, offload));
+    if (!whole) return false;
+  }
+  offload.Store(lanes, shares);
   group.CountSent(*sent);
   return true;
 }
@@ -81,11 +110,12 @@ StatusOr<CollectiveReport> SumThroughOffload(Group& group, Exchange& exchange,
   const uint64_t before = group.bytes_sent();
   WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
   LaneOffload* const offload = group.offload();
-  const bool tries =
-      offload != nullptr && !offload->abandoned() && group.size() > 1 && !lanes.bytes.empty();
+  const bool tries = offload != nullptr && !offload->abandoned() && group.size() > 1 &&
+                     !lanes.bytes.empty() && (!offload->partial() || exchange.shares != nullptr);
+  if (exchange.shares != nullptr) *exchange.shares = {};
   bool done = false;
   if (tries) {
-    WEIR_ASSIGN_OR_RETURN(done, SumElsewhere(group, *offload, lanes.bytes));
+    WEIR_ASSIGN_OR_RETURN(done, SumElsewhere(group, *offload, lanes.bytes, exchange.shares));
   }
   std::string_view ran_instead;
   if (!done) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "datapath/base/clock.h"
 #include "datapath/base/status.h"
@@ -15,6 +16,16 @@ namespace weir {
 class Group;
 struct CollectiveReport;
 struct Exchange;
+
+/// Whose the sums of lanes are where they may be of fewer than all ranks. The lanes are cut into
+/// runs of run_bytes, the last one perhaps shorter; bit r of a run's set: rank r is in its sum.
+/// Runs and sets are the same on every rank.
+struct LaneShares {
+  size_t run_bytes = 0;  // 0: all sums are of all ranks, and the rest is empty
+  std::vector<uint64_t> contributors;
+  // This rank's own lanes where it is not in the sum, zeros elsewhere; empty: it is in all.
+  std::vector<std::byte> missed;
+};
 
 /// One rank's access to sums that are made elsewhere. All ranks call it alike; what it answers may
 /// differ between them, so they agree on every outcome over their own connections. Not thread-safe.
@@ -40,8 +51,20 @@ class LaneOffload {
   virtual StatusOr<uint64_t> Sum(std::span<const std::byte> lanes, uint32_t greatest,
                                  TimePoint deadline) = 0;
 
-  /// Makes `lanes` the sum, after a Sum of them that succeeded.
-  virtual void Store(std::span<std::byte> lanes) = 0;
+  /// Whether sums may leave ranks out; equal on all ranks. A Sum then succeeds, too, where it lacks
+  /// parts of what the others have.
+  virtual bool partial() const { return false; }
+
+  /// Where partial(): whether the last Sum lacks nothing.
+  virtual bool complete() const { return true; }
+
+  /// Where partial(): all that a rank needs of the last Sum's result, the same bytes on all ranks
+  /// that are complete(), of equal sizes on all. A rank that is not may be given another's bytes.
+  virtual std::span<std::byte> result() { return {}; }
+
+  /// Makes `lanes` the sum, after a Sum of them that succeeded and is complete, and says whose it
+  /// is. shares: not null where partial().
+  virtual void Store(std::span<std::byte> lanes, LaneShares* shares) = 0;
 
   /// All ranks have agreed that `culprit`, the lowest of those that failed, was not ready or got no
   /// sum; from now on it is abandoned.
@@ -53,6 +76,9 @@ class LaneOffload {
 /// change. In every other case (no offload or an abandoned one, one rank alone, lanes that it
 /// cannot add, a failure of any rank) all ranks run `fallback` on the lanes as they were, in the
 /// same operation. Control word and flags travel in the agreements. Errors: as Collective::Run.
+/// Where sums may leave ranks out, the exchange's `shares` say whose they are; without a place for
+/// that the fallback runs. A rank that lacks parts of such a sum gets it from another one; if all
+/// lack some, the fallback runs, and the offload is used again afterwards.
 /// fallback: the name of a collective that carries lanes. Cost beside the sum's own: two small
 /// all-reduces.
 StatusOr<CollectiveReport> SumThroughOffload(Group& group, Exchange& exchange,

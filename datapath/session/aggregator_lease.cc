@@ -43,6 +43,8 @@ StatusOr<aggregation::Lease> Terms(const AggregatorLease& lease, int world) {
   terms.columns = static_cast<uint8_t>(lease.columns);
   terms.sum_bits = static_cast<int>(std::min<uint32_t>(lease.sum_bits, 255));
   terms.levels = lease.levels;
+  terms.quorum = static_cast<int>(std::min<uint32_t>(lease.quorum, INT32_MAX));
+  terms.cutoff = std::chrono::microseconds(lease.cutoff_us);
   WEIR_RETURN_IF_ERROR(aggregation::Validate(terms));
   return terms;
 }
@@ -78,14 +80,15 @@ Status CheckTable(const AggregatorLease& lease, const CodecSetting& setting) {
                                 " bits and levels ", LevelsText(lease.levels)));
 }
 
-// Columns and table are there where a lease has some: the texts of other leases are as old as they
-// are.
+// Columns, table and quorum are there where a lease has some: the texts of other leases are as old
+// as they are.
 std::string CanonicalText(const AggregatorLease& lease) {
   return StrCat(
       "lease|", lease.collective, "|", lease.aggregator, "|", lease.address, "|", lease.mode, "|",
       lease.id, "|", lease.epoch, "|", Hex64(lease.cookie), "|", lease.slots, "|", lease.lanes,
       lease.columns == 0 ? "" : StrCat("|", lease.columns),
-      lease.sum_bits == 0 ? "" : StrCat("|", lease.sum_bits, "|", LevelsText(lease.levels)), "\n");
+      lease.sum_bits == 0 ? "" : StrCat("|", lease.sum_bits, "|", LevelsText(lease.levels)),
+      lease.quorum == 0 ? "" : StrCat("|quorum|", lease.quorum, "|", lease.cutoff_us), "\n");
 }
 
 }  // namespace weir

@@ -29,6 +29,8 @@ struct AggregatorLease {
   // Mode "table": of a sum, and what indices stand for, which must be the codec's table.
   uint32_t sum_bits = 0;
   std::vector<uint8_t> levels = {};
+  // Mode "table": so many ranks are enough for a sum once it has waited cutoff_us; 0: all ranks.
+  uint32_t quorum = 0, cutoff_us = 0;
   friend bool operator==(const AggregatorLease&, const AggregatorLease&) = default;
 };
 

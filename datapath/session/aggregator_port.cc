@@ -45,7 +45,13 @@ class AggregatorPort::LeasedOffload : public LaneOffload {
     return mode_->bytes_sent();
   }
 
-  void Store(std::span<std::byte> lanes) override { mode_->Store(lanes); }
+  bool partial() const override { return lease_.quorum > 0; }
+  bool complete() const override { return mode_->complete(); }
+  std::span<std::byte> result() override { return mode_->result(); }
+
+  void Store(std::span<std::byte> lanes, LaneShares* shares) override {
+    mode_->Store(lanes, shares);
+  }
 
   void Abandon(int culprit) override {
     Close();
@@ -66,7 +72,7 @@ class AggregatorPort::LeasedOffload : public LaneOffload {
     WEIR_ASSIGN_OR_RETURN(const aggregation::Lease terms, TermsOf(lease_, owner_.options_.world));
     WEIR_ASSIGN_OR_RETURN(aggregator_, aggregation::ParseSourceAddress(lease_.address));
     WEIR_ASSIGN_OR_RETURN(mode_, MakeOffloadMode(terms, owner_.options_.rank));
-    mode_->worker().EndWhenSilent(kSilence);
+    mode_->worker().EndWhenSilent(kSilence + terms.cutoff);
     return OkStatus();
   }
 

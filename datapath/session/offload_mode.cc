@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "datapath/aggregation/quantise.h"
@@ -49,7 +50,7 @@ class SumMode : public OffloadMode {
 
   aggregation::Worker& worker() override { return worker_; }
   uint64_t bytes_sent() const override { return sum_.size_bytes(); }
-  void Store(std::span<std::byte> lanes) override {
+  void Store(std::span<std::byte> lanes, LaneShares*) override {
     std::memcpy(lanes.data(), sum_.data(), sum_.size_bytes());
   }
 
@@ -84,7 +85,9 @@ class SparseMode : public OffloadMode {
   uint64_t bytes_sent() const override {
     return (worker_.blocks_sent() - blocks_before_) * block_lanes_ * sizeof(float);
   }
-  void Store(std::span<std::byte> lanes) override { sums_.Store(block_lanes_, Floats(lanes)); }
+  void Store(std::span<std::byte> lanes, LaneShares*) override {
+    sums_.Store(block_lanes_, Floats(lanes));
+  }
 
  private:
   aggregation::SparseWorker worker_;
@@ -94,11 +97,15 @@ class SparseMode : public OffloadMode {
   uint64_t blocks_before_ = 0;
 };
 
-/// THC: lanes as the codec thc makes them.
+/// THC: lanes as the codec thc makes them. The result is the sums and then, where ranks may be left
+/// out, the set of contributors of each packet in memory's byte order: ranks of one job have one.
 class TableMode : public OffloadMode {
  public:
   TableMode(const Lease& terms, int rank)
-      : worker_(terms, kTimeouts, rank), lane_bytes_(static_cast<size_t>(terms.sum_bits) / 8) {}
+      : worker_(terms, kTimeouts, rank),
+        rank_(rank),
+        partial_(terms.cutoff > Duration::zero()),
+        lane_bytes_(static_cast<size_t>(terms.sum_bits) / 8) {}
 
   StatusOr<uint32_t> Survey(std::span<const std::byte> lanes) override {
     return worker_.Carries(lanes) ? 0 : LaneOffload::kNotTheseLanes;
@@ -106,22 +113,66 @@ class TableMode : public OffloadMode {
 
   Status Begin(std::span<const std::byte> lanes, uint32_t, uint32_t operation,
                TimePoint deadline) override {
-    if (lanes.size() > room_.size()) room_.resize(lanes.size());
-    sums_ = std::span(room_).first(lanes.size());
-    return worker_.Begin(lanes, sums_, operation, deadline);
+    lanes_bytes_ = lanes.size();
+    const size_t packets =
+        (lanes.size() + worker_.packet_lane_bytes() - 1) / worker_.packet_lane_bytes();
+    sets_at_ = (lanes.size() + sizeof(uint64_t) - 1) / sizeof(uint64_t) * sizeof(uint64_t);
+    const size_t bytes = sets_at_ + packets * sizeof(uint64_t);
+    if (bytes > room_.size()) room_.resize(bytes);
+    result_ = std::span(room_).first(bytes);
+    const auto padding = result_.subspan(lanes.size(), sets_at_ - lanes.size());
+    std::fill(padding.begin(), padding.end(), std::byte(0));
+    sets_taken_ = false;
+    return worker_.Begin(lanes, result_.first(lanes.size()), operation, deadline);
   }
 
   aggregation::Worker& worker() override { return worker_; }
-  uint64_t bytes_sent() const override { return sums_.size() / lane_bytes_ / 2; }
-  void Store(std::span<std::byte> lanes) override {
-    std::memcpy(lanes.data(), sums_.data(), sums_.size());
+  uint64_t bytes_sent() const override { return lanes_bytes_ / lane_bytes_ / 2; }
+
+  bool complete() const override {
+    const auto sets = worker_.contributors();
+    return std::find(sets.begin(), sets.end(), uint64_t{0}) == sets.end();
+  }
+
+  std::span<std::byte> result() override {
+    if (!std::exchange(sets_taken_, true)) {
+      const auto sets = std::as_bytes(worker_.contributors());
+      std::copy(sets.begin(), sets.end(), result_.begin() + static_cast<ptrdiff_t>(sets_at_));
+    }
+    return result_;
+  }
+
+  void Store(std::span<std::byte> lanes, LaneShares* shares) override {
+    if (partial_) {
+      const std::span<const std::byte> sets = result().subspan(sets_at_);
+      shares->run_bytes = worker_.packet_lane_bytes();
+      shares->contributors.resize(sets.size() / sizeof(uint64_t));
+      std::copy(sets.begin(), sets.end(),
+                std::as_writable_bytes(std::span(shares->contributors)).begin());
+      KeepMissed(lanes, shares);
+    }
+    std::memcpy(lanes.data(), result_.data(), lanes.size());
   }
 
  private:
+  void KeepMissed(std::span<const std::byte> lanes, LaneShares* shares) const {
+    for (size_t run = 0; run < shares->contributors.size(); ++run) {
+      if ((shares->contributors[run] >> rank_ & 1) != 0) continue;
+      shares->missed.resize(lanes.size());
+      const size_t at = run * shares->run_bytes;
+      const auto own = lanes.subspan(at, std::min(shares->run_bytes, lanes.size() - at));
+      std::copy(own.begin(), own.end(), shares->missed.begin() + static_cast<ptrdiff_t>(at));
+    }
+  }
+
   aggregation::TableLanesWorker worker_;
+  const int rank_;
+  const bool partial_;
   const size_t lane_bytes_;
+  size_t lanes_bytes_ = 0, sets_at_ = 0;
+  bool sets_taken_ = false;  // from the worker into the result
   std::vector<std::byte> room_;
-  std::span<std::byte> sums_;
+  std::span<std::byte> result_;
 };
 
 }  // namespace
@@ -132,9 +183,8 @@ StatusOr<std::unique_ptr<OffloadMode>> MakeOffloadMode(const Lease& terms, int r
   if (terms.mode == PacketMode::kTable) {
     // Lanes are levels minus half the greatest.
     const int greatest = *std::max_element(terms.levels.begin(), terms.levels.end());
-    if (greatest % 2 != 0 || terms.cutoff != Duration::zero()) {
-      return InvalidArgument(StrCat("table: expected an even greatest level and no cut-off, found ",
-                                    greatest, " and ", ToSeconds(terms.cutoff), " s"));
+    if (greatest % 2 != 0) {
+      return InvalidArgument(StrCat("table: expected an even greatest level, found ", greatest));
     }
     return std::make_unique<TableMode>(terms, rank);
   }

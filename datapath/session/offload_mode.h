@@ -13,6 +13,8 @@
 
 namespace weir {
 
+struct LaneShares;
+
 /// One lease's way of adding lanes. Survey, Begin, then the worker's loop until it is done, then
 /// Store, with the same lanes, which outlive the four. Not thread-safe.
 class OffloadMode {
@@ -31,8 +33,12 @@ class OffloadMode {
   /// Bytes of lanes that the last operation sent.
   virtual uint64_t bytes_sent() const = 0;
 
-  /// Makes `lanes` the sum.
-  virtual void Store(std::span<std::byte> lanes) = 0;
+  /// As those of LaneOffload, once the worker is done.
+  virtual bool complete() const { return true; }
+  virtual std::span<std::byte> result() { return {}; }
+
+  /// As LaneOffload::Store.
+  virtual void Store(std::span<std::byte> lanes, LaneShares* shares) = 0;
 };
 
 /// terms: valid. kUnimplemented: a mode that adds no lanes of any collective.

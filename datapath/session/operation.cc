@@ -323,6 +323,7 @@ Status OperationStages::RunCollective(Operation& op, Group& group) {
           op.in_place ? std::as_writable_bytes(op.gradient)
                       : op.payload.bytes().subspan(op.round_at, op.payload_bytes - op.round_at);
       exchange.lane_bytes = codec->LaneBytes(op.context);
+      exchange.shares = &op.shares;
       exchange.accumulate = [codec, &op](std::span<std::byte> sum,
                                          std::span<const std::byte> addend) {
         codec->Accumulate(op.context, sum, addend);
@@ -358,6 +359,7 @@ Status OperationStages::RunCollective(Operation& op, Group& group) {
   const StatusOr<CollectiveReport> report = op.collective->Run(group, exchange);
   WEIR_RETURN_IF_ERROR(report.status());
   op.ran_instead = report->ran_instead;
+  WEIR_RETURN_IF_ERROR(KeepMissed(op));
   if (own) TakeOwn(op);
   return OkStatus();
 }
@@ -503,7 +505,9 @@ Status OperationStages::DecodeDense(Operation& op) {
     return OkStatus();
   }
   std::fill(op.gradient.begin(), op.gradient.end(), 0.0f);
-  if (op.codec->Traits().form == PayloadForm::kLanes) {
+  if (op.shares.run_bytes > 0) {
+    WEIR_RETURN_IF_ERROR(DecodeShares(op));
+  } else if (op.codec->Traits().form == PayloadForm::kLanes) {
     WEIR_RETURN_IF_ERROR(op.codec->DecodeAdd(op.payload.bytes().first(op.payload_bytes), op.context,
                                              op.scale, op.gradient));
   } else {

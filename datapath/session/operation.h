@@ -17,6 +17,7 @@
 #include "datapath/base/status.h"
 #include "datapath/codec/error_feedback.h"
 #include "datapath/collective/collective.h"
+#include "datapath/collective/offload.h"
 #include "datapath/session/agent_protocol.h"
 #include "datapath/session/bucket_table.h"
 #include "datapath/session/plan.h"
@@ -61,6 +62,7 @@ struct Operation {
   float local_max = 0;
   bool encode_pending = false;  // waits for shared metadata
   double selection_energy = 0;  // shared index: energy of this rank's own selection
+  LaneShares shares;            // of the lanes' sums
   std::vector<std::vector<std::byte>> gathered;
   std::optional<RegionWork> regions;  // when the collective carries them
   std::vector<uint32_t> indices;
@@ -160,6 +162,11 @@ class OperationStages {
   Status DecodeRegion(const Operation& op, size_t region, int encoder, Encoding encoding,
                       std::span<const std::byte> payload, float scale, std::span<float> out) const;
   Status DecodeRegions(Operation& op);
+  // Sums of fewer than all ranks, partial_sums.cc.
+  /// What of this rank's lanes is in no sum goes back into its residual.
+  Status KeepMissed(Operation& op) const;
+  /// op.gradient += op.scale times the sum, each run times world over contributors.
+  Status DecodeShares(Operation& op) const;
   Status DecodeDense(Operation& op);
   Status DecodeShared(Operation& op);
   void Deliver(Operation& op);

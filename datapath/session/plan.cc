@@ -99,6 +99,8 @@ Status ReadLease(const json& value, std::string path, UnknownKeys unknown_keys, 
   WEIR_RETURN_IF_ERROR(reader.Uint32("columns", &lease.columns));
   WEIR_RETURN_IF_ERROR(reader.Uint32("sum_bits", &lease.sum_bits));
   WEIR_RETURN_IF_ERROR(ReadLevels(&reader, &lease.levels));
+  WEIR_RETURN_IF_ERROR(reader.Uint32("quorum", &lease.quorum));
+  WEIR_RETURN_IF_ERROR(reader.Uint32("cutoff_us", &lease.cutoff_us));
   const StatusOr<uint64_t> secret = ParseHex64(cookie);
   if (!secret.ok()) {  // without what was found: it may be most of a cookie
     return InvalidArgument(StrCat(reader.PathOf("cookie"), ": expected 16 hexadecimal digits"));
@@ -182,7 +184,9 @@ json LeaseToJson(const AggregatorLease& lease) {
           {"lanes", lease.lanes},
           {"columns", lease.columns},
           {"sum_bits", lease.sum_bits},
-          {"levels", std::move(levels)}};
+          {"levels", std::move(levels)},
+          {"quorum", lease.quorum},
+          {"cutoff_us", lease.cutoff_us}};
 }
 
 Status ValidateChoice(const Choice& choice, const Plan& plan, int world) {
@@ -206,7 +210,12 @@ Status ValidateChoice(const Choice& choice, const Plan& plan, int world) {
   }
   if (traits.form == PayloadForm::kTableLanes) {
     const CodecSetting* setting = FindSetting(codec->Traits(), ParamsOf(choice), world);
-    WEIR_RETURN_IF_ERROR(CheckTable(plan.leases.at(choice.collective), *setting));
+    const AggregatorLease& lease = plan.leases.at(choice.collective);
+    WEIR_RETURN_IF_ERROR(CheckTable(lease, *setting));
+    if (lease.quorum > 0 && !codec->Traits().needs_error_feedback) {
+      return InvalidArgument(StrCat("codec '", choice.codec, "' keeps no residual for what a sum ",
+                                    "of ", lease.quorum, " ranks leaves out"));
+    }
   }
   return OkStatus();
 }

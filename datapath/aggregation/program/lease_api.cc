@@ -130,6 +130,9 @@ json LeaseObject(const LeaseGrant& grant) {
           {"columns", grant.lease.columns},
           {"sum_bits", grant.lease.sum_bits},
           {"levels", std::move(levels)},
+          {"quorum", grant.lease.quorum},
+          {"cutoff_ms",
+           std::chrono::duration_cast<std::chrono::milliseconds>(grant.lease.cutoff).count()},
           {"workers", std::move(workers)}};
 }
 

@@ -152,6 +152,29 @@ TEST(PolicyTest, ContradictionsAreRefused) {
   EXPECT_THAT(ErrorOf("objective: delay_target"), HasSubstr("objective.delay_target_s"));
 }
 
+TEST(PolicyTest, AQuorumIsForLossyLanesAlone) {
+  const auto policy = ParsePolicy("aggregation: {quorum: 0.75, cutoff_ms: 20}\n", "p.yaml");
+  ASSERT_TRUE(policy.ok()) << ToString(policy.status());
+  EXPECT_EQ(policy->quorum, 0.75);
+  EXPECT_EQ(policy->cutoff_ms, 20);
+  const std::string both = "aggregation: {quorum: 0.75, cutoff_ms: 20}\n";
+  EXPECT_TRUE(
+      ParsePolicy(both + "objective: {name: fixed, codec: thc, collective: thc_table}", "p").ok());
+  EXPECT_TRUE(ParsePolicy(both + "bounds: {collectives: [ring, thc_table]}", "p").ok());
+  EXPECT_THAT(ErrorOf("aggregation: {quorum: 0.75}"), HasSubstr("found quorum alone"));
+  EXPECT_THAT(ErrorOf("aggregation: {cutoff_ms: 5}"), HasSubstr("found cutoff_ms alone"));
+  EXPECT_THAT(ErrorOf("aggregation: {quorum: 1.5, cutoff_ms: 5}"), HasSubstr("aggregation.quorum"));
+  EXPECT_THAT(ErrorOf("aggregation: {quorum: 0, cutoff_ms: 5}"), HasSubstr("aggregation.quorum"));
+  EXPECT_THAT(ErrorOf("aggregation: {quorum: 0.5, cutoff_ms: 60001}"),
+              HasSubstr("aggregation.cutoff_ms"));
+  EXPECT_THAT(ErrorOf("aggregation: {quorum: 0.5, cutof_ms: 5}"), HasSubstr("unknown key"));
+  EXPECT_THAT(ErrorOf(both + "objective: {name: fixed, collective: switchml}"),
+              HasSubstr("objective.collective: expected thc_table for aggregation.quorum, since "
+                        "every rank must be in sums of exact lanes, found switchml"));
+  EXPECT_THAT(ErrorOf(both + "bounds: {collectives: [switchml, ring]}"),
+              HasSubstr("bounds.collectives: expected thc_table"));
+}
+
 TEST(PolicyTest, EveryPrefixOfADocumentIsAnsweredWithoutThrowing) {
   const std::string text =
       "name: a\nobjective: {name: moo, moo_weight_time: 0.5}\njobs: ['a*', \"b\"]\n";

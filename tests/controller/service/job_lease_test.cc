@@ -168,6 +168,51 @@ TEST_F(JobLeaseTest, AsksForATableAndAsManyNarrowLanesAsThePacketsHaveRoom) {
   EXPECT_FALSE(answer(1).ok()) << "other levels than were asked for";
 }
 
+TEST(CutoffOfTest, IsAShareOfTheRanksRoundedUpAndNothingWhereThatIsAll) {
+  const auto quorum = [](double share, int world) {
+    Policy policy;
+    policy.quorum = share;
+    policy.cutoff_ms = 20;
+    const LeaseCutoff cutoff = CutoffOf(policy, world);
+    EXPECT_EQ(cutoff.cutoff_ms, cutoff.quorum > 0 ? 20u : 0u);
+    return cutoff.quorum;
+  };
+  EXPECT_EQ(quorum(0.75, 4), 3u);
+  EXPECT_EQ(quorum(0.7, 10), 7u);
+  EXPECT_EQ(quorum(0.5, 5), 3u);
+  EXPECT_EQ(quorum(0.01, 5), 1u);
+  EXPECT_EQ(quorum(0.75, 3), 0u) << "all three";
+  EXPECT_EQ(quorum(1, 64), 0u);
+  EXPECT_EQ(quorum(0, 64), 0u);
+}
+
+TEST_F(JobLeaseTest, AQuorumIsAskedForWhereSumsAreOfATableAndMustBeGrantedAsAsked) {
+  const LeaseCutoff cutoff{.quorum = 3, .cutoff_ms = 20};
+  const LeaseTable table{8, {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30}};
+  lease_.Ask(network_, "thc_table", table, cutoff);
+  ASSERT_EQ(asks_.size(), 1u);
+  EXPECT_THAT(LeaseAskJson(asks_[0]), HasSubstr(R"("cutoff_ms":20)"));
+  EXPECT_THAT(LeaseAskJson(asks_[0]), HasSubstr(R"("quorum":3)"));
+  const auto answer = [&](const std::string& more) {
+    return ReadGrant(StrCat(R"({"address":"a:1","cookie":"5ad1c0ffee5ad1c0","epoch":7,)"
+                            R"("lanes":1024,"lease":3,"mode":"table","slots":64,"sum_bits":8,)"
+                            R"("levels":[0,3,5,7,9,11,13,14,16,17,19,21,23,25,27,30])",
+                            more, "}"),
+                     asks_[0]);
+  };
+  const auto granted = answer(R"(,"quorum":3,"cutoff_ms":20)");
+  ASSERT_TRUE(granted.ok()) << ToString(granted.status());
+  EXPECT_EQ(granted->quorum(), 3u);
+  EXPECT_EQ(granted->cutoff_us(), 20000u);
+  EXPECT_THAT(Message(answer("").status()), HasSubstr("expected a quorum of 3 after 20 ms"));
+  EXPECT_FALSE(answer(R"(,"quorum":2,"cutoff_ms":20)").ok());
+  lease_.OnAnswer(asks_[0].id, Unavailable("later"));
+  clock_.Advance(FromSeconds(JobLease::kBackoffMinS));
+  lease_.Ask(network_, "switchml", {}, cutoff);
+  ASSERT_EQ(asks_.size(), 2u);
+  EXPECT_EQ(asks_[1].cutoff.quorum, 0u) << "exact sums are of all ranks";
+}
+
 TEST_F(JobLeaseTest, GoodputIsSharedAndSlotsLimitARoundTrip) {
   // 64 slots of 1 KiB each 0.2 ms: 328 MB/s.
   EXPECT_NEAR(Describe().bandwidth_max_bytes_per_s, 64 * 1024 / 2e-4, 1);

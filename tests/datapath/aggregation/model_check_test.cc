@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <deque>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "datapath/aggregation/slot_pool.h"
@@ -20,6 +22,7 @@ struct ModelWorld {
   int workers = 2;
   int slots = 2;
   int rounds = 4;  // both sets used twice
+  int quorum = 0;  // where rounds end without some workers
 };
 
 /// Distinct in worker, slot and round, so that a sum says what went into it.
@@ -37,6 +40,7 @@ struct ModelReply {
   enum class To { kNobody, kSender, kAll } to = To::kNobody;
   int round = 0;  // modulo 2 where the plane does not say
   uint32_t value = 0;
+  bool lost = false;  // told that the result is gone, so that there is no value
 };
 
 class OurModelPlane {
@@ -75,6 +79,106 @@ class OurModelPlane {
 
  private:
   SlotPool pool_;
+};
+
+/// Rounds end without some workers at any time. A reply is right when it holds what its set of
+/// contributors brought, that set is a quorum, and all replies to a round have the same one; then
+/// its value is said to be everybody's sum, which is what the search compares.
+class CutoffModelPlane {
+ public:
+  explicit CutoffModelPlane(const ModelWorld& world)
+      : world_(world),
+        pool_(LeaseOf(world)),
+        sets_(static_cast<size_t>(world.slots * world.rounds)) {}
+
+  ModelReply Deliver(int worker, int slot, int round) {
+    // A byte holds two indices.
+    const auto bytes = static_cast<std::byte>(IndexOf(worker, round) * 17);
+    PacketHeader header = RequestHeader(LeaseOf(world_));
+    header.slot = static_cast<uint16_t>(slot);
+    header.round = static_cast<uint32_t>(round);
+    header.offset = static_cast<uint32_t>(round);
+    header.operation = static_cast<uint32_t>(round) / 2;  // so that some follow others
+    const Outcome outcome =
+        pool_.OnPacket(worker, {.header = header, .payload = {&bytes, 1}}, TimePoint{});
+    if (outcome.reply.empty()) return {};
+    return Read(outcome.reply, outcome.verdict == Verdict::kCompleted ? ModelReply::To::kAll
+                                                                      : ModelReply::To::kSender)
+        .second;
+  }
+
+  /// All rounds that may end now do: slot and reply of each.
+  std::vector<std::pair<int, ModelReply>> CutOff() {
+    std::vector<std::pair<int, ModelReply>> replies;
+    pool_.OnTimer(TimePoint{} + Duration(1), [&](std::span<const std::byte> reply) {
+      replies.push_back(Read(reply, ModelReply::To::kAll));
+    });
+    return replies;
+  }
+
+  static bool SameRound(int reply, int waiting) { return reply == waiting; }
+  void AppendState(std::vector<uint64_t>* out) const {
+    pool_.AppendStateForTest(out);
+    out->insert(out->end(), sets_.begin(), sets_.end());
+  }
+
+ private:
+  static uint8_t Level(int worker, int round) {
+    constexpr int kWeights[] = {1, 5, 25};
+    return static_cast<uint8_t>((round % 4 + 1) * kWeights[worker]);
+  }
+  static int IndexOf(int worker, int round) { return worker * 4 + round % 4; }
+
+  static Lease LeaseOf(const ModelWorld& world) {
+    Lease lease = {.id = 1,
+                   .epoch = 1,
+                   .mode = PacketMode::kTable,
+                   .workers = world.workers,
+                   .slots = static_cast<uint16_t>(world.slots),
+                   .lanes = 2,
+                   .sum_bits = 16,
+                   .levels = std::vector<uint8_t>(kTableLevels),
+                   .quorum = world.quorum,
+                   .cutoff = Duration(1),
+                   .checked = false};
+    for (int w = 0; w < 3; ++w) {
+      for (int r = 0; r < 4; ++r) lease.levels[static_cast<size_t>(IndexOf(w, r))] = Level(w, r);
+    }
+    return lease;
+  }
+
+  std::pair<int, ModelReply> Read(std::span<const std::byte> bytes, ModelReply::To to) {
+    const StatusOr<Packet> reply = DecodePacket(bytes);
+    EXPECT_TRUE(reply.ok());
+    const PacketHeader& h = reply->header;
+    const int slot = h.slot, round = static_cast<int>(h.round);
+    if ((h.flags & kPacketNotice) != 0) {
+      EXPECT_EQ(h.detail, static_cast<uint32_t>(Notice::kExpired));
+      return {slot, {.to = to, .round = round, .lost = true}};
+    }
+    uint64_t set = 0, sum = 0, held = 0;
+    int count = 0;
+    for (size_t i = 0; i < 8; ++i) set = set << 8 | std::to_integer<uint64_t>(reply->payload[i]);
+    for (size_t i = 8; i < 10; ++i) sum = sum << 8 | std::to_integer<uint64_t>(reply->payload[i]);
+    for (int w = 0; w < world_.workers; ++w) {
+      if ((set >> w & 1) == 0) continue;
+      held += Level(w, round);
+      ++count;
+    }
+    for (int old = 0; old + 1 < round; ++old) {  // there are no replies to those any more
+      sets_[static_cast<size_t>(slot * world_.rounds + old)] = 0;
+    }
+    uint64_t& first = sets_[static_cast<size_t>(slot * world_.rounds + round)];
+    const bool agrees = first == 0 || first == set;
+    first = set;
+    const bool right = agrees && sum == held && count >= world_.quorum && count == h.contributions;
+    const uint32_t everybody = ModelSum(world_, slot, round);
+    return {slot, {.to = to, .round = round, .value = right ? everybody : ~everybody}};
+  }
+
+  ModelWorld world_;
+  SlotPool pool_;
+  std::vector<uint64_t> sets_;  // of the first reply to each slot and round
 };
 
 class PublishedModelPlane {
@@ -121,6 +225,7 @@ class ModelCheck {
       const auto [number, state] = std::move(frontier_.front());
       frontier_.pop_front();
       from_ = number;
+      ExpandCutOff(state);
       for (int w = 0; w < world_.workers; ++w) {
         for (int s = 0; s < world_.slots; ++s) Expand(state, w, s);
       }
@@ -141,24 +246,41 @@ class ModelCheck {
     for (int round = 0; round <= position.round && round < world_.rounds; ++round) {
       ModelState<Plane> next = state;
       const ModelReply reply = next.plane.Deliver(worker, slot, round);
-      for (int w = 0; w < world_.workers; ++w) {
-        if (reply.to == ModelReply::To::kNobody) break;
-        if (reply.to == ModelReply::To::kSender && w != worker) continue;
-        ModelPosition& reached = At(&next, w, slot);
-        if (!Plane::SameRound(reply.round, reached.round)) continue;  // it will ignore it
-        if (reply.value != ModelSum(world_, slot, reached.round)) {
-          wrong_ = "worker " + std::to_string(w) + " is told " + std::to_string(reply.value) +
-                   " for slot " + std::to_string(slot) + " round " + std::to_string(reached.round);
-          return;
-        }
-        reached.reply_sent = true;
-      }
+      if (!Tell(reply, worker, slot, &next)) return;
       Visit(std::move(next));
     }
     if (!position.reply_sent) return;
     ModelState<Plane> next = state;
     At(&next, worker, slot) = {.round = position.round + 1};
     Visit(std::move(next));
+  }
+
+  /// The reply is on its way. False: it is wrong.
+  bool Tell(const ModelReply& reply, int sender, int slot, ModelState<Plane>* next) {
+    for (int w = 0; w < world_.workers; ++w) {
+      if (reply.to == ModelReply::To::kNobody) break;
+      if (reply.to == ModelReply::To::kSender && w != sender) continue;
+      ModelPosition& reached = At(next, w, slot);
+      if (!Plane::SameRound(reply.round, reached.round)) continue;  // it will ignore it
+      if (!reply.lost && reply.value != ModelSum(world_, slot, reached.round)) {
+        wrong_ = "worker " + std::to_string(w) + " is told " + std::to_string(reply.value) +
+                 " for slot " + std::to_string(slot) + " round " + std::to_string(reached.round);
+        return false;
+      }
+      reached.reply_sent = true;
+    }
+    return true;
+  }
+
+  /// Rounds end that have waited long enough.
+  void ExpandCutOff(const ModelState<Plane>& state) {
+    if constexpr (requires(Plane plane) { plane.CutOff(); }) {
+      ModelState<Plane> next = state;
+      for (const auto& [slot, reply] : next.plane.CutOff()) {
+        if (!Tell(reply, 0, slot, &next)) return;
+      }
+      Visit(std::move(next));
+    }
   }
 
   void Visit(ModelState<Plane> state) {
@@ -222,6 +344,17 @@ TEST(SlotProtocolModelTest, ThreeWorkersThroughSixRoundsOfASlot) {
   ModelCheck<OurModelPlane> check({.workers = 3, .slots = 1, .rounds = 6});
   EXPECT_EQ(check.Run(), "");
   RecordProperty("states", static_cast<int>(check.states()));
+}
+
+TEST(SlotProtocolModelTest, RoundsThatEndWithoutAWorkerAreTheSameForAllAndNobodySticks) {
+  for (const ModelWorld& world : {ModelWorld{3, 1, 4, 2}, ModelWorld{3, 1, 3, 1},
+                                  ModelWorld{2, 2, 2, 1}, ModelWorld{2, 1, 6, 1}}) {
+    ModelCheck<CutoffModelPlane> check(world);
+    EXPECT_EQ(check.Run(), "") << world.workers << " workers, quorum " << world.quorum;
+    std::printf("%d workers, %d slots, %d rounds, quorum %d: %zu states\n", world.workers,
+                world.slots, world.rounds, world.quorum, check.states());
+    EXPECT_GT(check.states(), 500u);
+  }
 }
 
 TEST(SlotProtocolModelTest, TheSearchFindsThePublishedProtocolsWrongSum) {

@@ -69,6 +69,54 @@ TEST(TableLanesWorkerTest, SumsAreThoseOfTheLanes) {
   ExpectSumsOfLanes<int16_t>(little, 3000);
 }
 
+// What a worker has is what its contributors brought, the same for all that have it.
+TEST(TableLanesWorkerTest, SumsAfterACutOffAreOfTheWorkersThatTheySayTheyAreOf) {
+  constexpr size_t kLanes = 64 * 20 + 17;
+  Lease lease = TableLanesLease(4, 8, 64);
+  lease.quorum = 2;
+  lease.cutoff = std::chrono::milliseconds(2);
+  uint64_t partial = 0;
+  for (uint64_t seed = 1; seed <= 8; ++seed) {
+    LossyWorld world(lease, BadNetwork(seed));
+    std::vector<std::vector<int8_t>> lanes(4, std::vector<int8_t>(kLanes)), sums = lanes;
+    std::vector<std::unique_ptr<TableLanesWorker>> workers;
+    std::vector<Worker*> all;
+    Random random(seed);
+    for (size_t w = 0; w < 4; ++w) {
+      for (int8_t& lane : lanes[w]) {
+        lane = static_cast<int8_t>(lease.levels[random.Next() % kTableLevels] - 15);
+      }
+      workers.push_back(
+          std::make_unique<TableLanesWorker>(lease, kFastTimeouts, static_cast<int>(w)));
+      all.push_back(workers[w].get());
+      ASSERT_TRUE(workers[w]
+                      ->Begin(std::as_bytes(std::span(lanes[w])),
+                              std::as_writable_bytes(std::span(sums[w])), 0,
+                              world.now() + std::chrono::seconds(50))
+                      .ok());
+    }
+    world.Run(all);
+    for (size_t packet = 0; packet < 21; ++packet) {
+      uint64_t agreed = 0;
+      for (size_t w = 0; w < 4; ++w) {
+        ASSERT_TRUE(workers[w]->status().ok()) << workers[w]->status();
+        const uint64_t set = workers[w]->contributors()[packet];
+        if (agreed == 0) agreed = set;
+        EXPECT_TRUE(set == 0 || set == agreed);
+        for (size_t i = packet * 64; i < std::min<size_t>(kLanes, (packet + 1) * 64); ++i) {
+          int expected = 0;
+          for (size_t other = 0; other < 4; ++other) {
+            if ((set >> other & 1) != 0) expected += lanes[other][i];
+          }
+          ASSERT_EQ(sums[w][i], expected) << "seed " << seed << " worker " << w << " lane " << i;
+        }
+      }
+      partial += agreed != 15 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(partial, 0u) << "nobody was left out";
+}
+
 TEST(TableLanesWorkerTest, CarriesWholeLanesOfItsLevelsAlone) {
   const TableLanesWorker narrow(TableLanesLease(2, 8, 64), kFastTimeouts, 0);
   const TableLanesWorker wide(TableLanesLease(2, 16, 64), kFastTimeouts, 0);

@@ -41,6 +41,7 @@ struct Contribution {
   size_t kept_target = 0;            // own values: 0 stands for all elements
   SparseBalance* balance = nullptr;  // of this rank
   LaneOffload* offload = nullptr;
+  bool takes_shares = true;
 };
 
 /// What one rank ended with.
@@ -53,6 +54,7 @@ struct Outcome {
   ControlWord control;
   uint16_t flags = 0;
   CollectiveReport report;
+  LaneShares shares;
   size_t summed_bytes = 0;  // given to accumulate
   size_t added_bytes = 0;   // given to add_region
   std::vector<int> added;   // from which ranks, in order
@@ -92,6 +94,7 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
   Exchange exchange;
   exchange.lanes = outcome.lanes;
   exchange.lane_bytes = contribution.lane_bytes;
+  if (contribution.takes_shares) exchange.shares = &outcome.shares;
   exchange.accumulate = [&](std::span<std::byte> sum, std::span<const std::byte> addend) {
     EXPECT_EQ(sum.size(), addend.size());
     EXPECT_EQ(sum.size() % contribution.lane_bytes, 0u);

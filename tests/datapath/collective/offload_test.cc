@@ -47,7 +47,7 @@ class LaneAdder {
   std::vector<std::optional<std::vector<float>>> parts_ WEIR_GUARDED_BY(mutex_);
 };
 
-enum class Trouble { kNone, kNotReady, kBefore, kAfter };
+enum class Trouble { kNone, kNotReady, kBefore, kAfter, kLacksSome };
 
 class FakeOffload : public LaneOffload {
  public:
@@ -71,7 +71,7 @@ class FakeOffload : public LaneOffload {
     if (trouble_ == Trouble::kAfter) return Unavailable("fails when the others are done");
     return lanes.size() / 3;
   }
-  void Store(std::span<std::byte> lanes) override {
+  void Store(std::span<std::byte> lanes, LaneShares*) override {
     EXPECT_EQ(lanes.size(), sum_.size() * sizeof(float));
     std::memcpy(lanes.data(), sum_.data(), lanes.size());
   }
@@ -99,6 +99,36 @@ struct Through {
 };
 
 void PrintTo(const Through& through, std::ostream* out) { *out << through.collective; }
+
+/// As if rank kRanks - 1 were left out of the sum's second half. Who lacks some knows nothing.
+class PartialOffload : public FakeOffload {
+ public:
+  PartialOffload(int rank, LaneAdder* adder, Trouble trouble)
+      : FakeOffload(rank, adder, trouble == Trouble::kLacksSome ? Trouble::kNone : trouble),
+        lacks_(trouble == Trouble::kLacksSome) {}
+
+  static LaneShares Shares() {
+    return {.run_bytes = kLaneCount / 2 * sizeof(float), .contributors = {15, 7, 7}, .missed = {}};
+  }
+
+  bool partial() const override { return true; }
+  bool complete() const override { return !lacks_; }
+  std::span<std::byte> result() override {
+    if (result_.empty()) {
+      result_ = std::vector<std::byte>(kLaneCount * sizeof(float));
+      if (!lacks_) FakeOffload::Store(result_, nullptr);
+    }
+    return result_;
+  }
+  void Store(std::span<std::byte> lanes, LaneShares* shares) override {
+    std::memcpy(lanes.data(), result().data(), lanes.size());
+    *shares = Shares();
+  }
+
+ private:
+  const bool lacks_;
+  std::vector<std::byte> result_;
+};
 
 class OffloadTest : public ::testing::TestWithParam<Through> {
  protected:
@@ -235,6 +265,36 @@ TEST_P(OffloadTest, LanesThatARankCannotHandOverAreSummedByTheFallbackAlone) {
   offloads_[2]->Say(0);
   ExpectSums(RunAll(world_, collective(), in_));
   for (const auto& offload : offloads_) EXPECT_EQ(offload->calls(), 1);
+}
+
+// A part that one rank lacks comes from another; it is no failure.
+TEST_P(OffloadTest, ARankThatLacksPartsGetsThemFromAnother) {
+  for (const std::vector<int>& lacking :
+       {std::vector<int>{}, {3}, {0}, {0, 1, 2}, {1, 2, 3}, {0, 1, 2, 3}}) {
+    for (const bool takes_shares : {true, false}) {
+      SCOPED_TRACE(StrCat(lacking.size(), " ranks lack some, shares ", takes_shares));
+      adder_ = std::make_unique<LaneAdder>(kRanks);
+      offloads_.clear();
+      for (int rank = 0; rank < kRanks; ++rank) {
+        const bool lacks = std::count(lacking.begin(), lacking.end(), rank) > 0;
+        offloads_.push_back(std::make_unique<PartialOffload>(
+            rank, adder_.get(), lacks ? Trouble::kLacksSome : Trouble::kNone));
+        in_[rank].offload = offloads_.back().get();
+        in_[rank].takes_shares = takes_shares;
+      }
+      const auto out = RunAll(world_, collective(), in_);
+      ExpectSums(out);
+      const bool nobody_has_all = lacking.size() == kRanks;
+      for (int rank = 0; rank < kRanks; ++rank) {
+        EXPECT_FALSE(offloads_[rank]->abandoned());
+        EXPECT_EQ(offloads_[rank]->calls(), takes_shares ? 1 : 0);
+        EXPECT_EQ(out[rank].summed_bytes > 0, nobody_has_all || !takes_shares) << "the fallback";
+        const bool partial = takes_shares && !nobody_has_all;
+        EXPECT_EQ(out[rank].shares.run_bytes, partial ? PartialOffload::Shares().run_bytes : 0);
+        EXPECT_EQ(out[rank].shares.contributors.size(), partial ? 3u : 0u);
+      }
+    }
+  }
 }
 
 // One rank has left the offload and the others have not: a bug that must not become a sum.

@@ -297,6 +297,17 @@ TEST(ValidatePlanTest, TakesTheTableOfTheCodecAlone) {
   EXPECT_TRUE(status().ok()) << ToString(status());
   EXPECT_EQ(plan.leases, ParsePlan(PlanToJson(plan), UnknownKeys::kReject)->leases);
   const uint64_t digest = PlanDigest(plan);
+  lease.quorum = 3;
+  EXPECT_NE(Message(status()).find("cut-off"), std::string::npos) << ToString(status());
+  lease.cutoff_us = 20'000;
+  EXPECT_TRUE(status().ok()) << ToString(status());
+  EXPECT_EQ(plan.leases, ParsePlan(PlanToJson(plan), UnknownKeys::kReject)->leases);
+  EXPECT_NE(PlanDigest(plan), digest);
+  EXPECT_EQ(TermsOf(lease, 4)->quorum, 3);
+  EXPECT_EQ(TermsOf(lease, 4)->cutoff, std::chrono::milliseconds(20));
+  lease.quorum = 5;
+  EXPECT_NE(Message(status()).find("quorum: expected 1 .. workers, found 5"), std::string::npos);
+  lease.quorum = lease.cutoff_us = 0;
   // Lanes of other levels would add up to something else without anybody noticing.
   --lease.levels[1];
   EXPECT_NE(Message(status()).find("table of the lease: expected 8 bits"), std::string::npos)
@@ -329,6 +340,9 @@ TEST(ValidatePlanTest, RefusesLeasesThatMakeNoSense) {
   EXPECT_NE(refusal([](auto* l) { l->lanes = 257; }).find("lanes"), std::string::npos);
   EXPECT_NE(refusal([](auto* l) { l->epoch = 0; }).find("epoch"), std::string::npos);
   EXPECT_NE(refusal([](auto* l) { l->columns = 4; }).find("columns"), std::string::npos);
+  EXPECT_NE(refusal([](auto* l) { l->quorum = l->cutoff_us = 3; }).find("in table mode only"),
+            std::string::npos)
+      << "sums of float32 and int32 lanes are exact, or no sums";
   const auto sparse = [](uint32_t lanes, uint32_t columns) {
     return [=](auto* l) {
       *l = {"omnireduce", "tor-1", l->address, "sparse", 3, 12, l->cookie, 64, lanes, columns};

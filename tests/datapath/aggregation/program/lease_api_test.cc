@@ -126,6 +126,10 @@ TEST(LeaseApiTest, ListNamesTheMissingAndKeepsTheCookie) {
   LeaseGrant grant{.job = "j", .lease = {}, .address = *ParseSourceAddress("127.0.0.1:9")};
   grant.lease.cookie = 0x0123456789ABCDEF;
   grant.workers = {*ParseSourceAddress("127.0.0.1:1"), *ParseSourceAddress("127.0.0.1:2")};
+  grant.lease.quorum = 3;
+  grant.lease.cutoff = std::chrono::milliseconds(20);
+  EXPECT_THAT(GrantJson(grant), HasSubstr("\"cutoff_ms\":20"));
+  EXPECT_THAT(GrantJson(grant), HasSubstr("\"quorum\":3"));
   EXPECT_THAT(GrantJson(grant), HasSubstr("0123456789abcdef"));
   StalledRound stalled{.round = {}, .age = std::chrono::milliseconds(1500), .missing = {1}};
   stalled.round.slot = 3;
