@@ -41,10 +41,12 @@ struct CollectiveFeatures {
 /// Where each rank talks to an aggregator (needs_lease) it carries p times as much.
 /// By nodes, with n nodes of at most p ranks, the network carries the functions of n, and the
 /// functions of p are added within nodes; a network that is one node (n = 1) is what alpha and beta
-/// were measured on, so the functions of p take those. Source: the sum of the levels' costs,
-/// Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
-/// operation performance", IPDPS 2000; p lanes at a time through one interface as in Traeff and
-/// Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020.
+/// were measured on, so the functions of p take those. All-gathers of opaque payloads have p of
+/// them for each node, so there the network carries p times, and each node n times as much. Source:
+/// the sum of the levels' costs, Karonis et al., "Exploiting hierarchy in parallel computer
+/// networks to optimize collective operation performance", IPDPS 2000; p lanes at a time through
+/// one interface as in Traeff and Hunold, "Decomposing MPI collectives for exploiting multi-lane
+/// communication", CLUSTER 2020.
 CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
                               const NodeLayout& layout);
 

@@ -44,7 +44,8 @@ struct WithinNodeCost {
 /// A collective by nodes (Group::nodes) works within nodes first and last. Its CollectiveCost is
 /// then of the steps between nodes, N the number of nodes and the busiest link a node's; where all
 /// nodes hold p ranks each rank sums a p-th of it. With every rank on a node of its own nothing is
-/// added.
+/// added. All-gathers (kOpaque) have one payload for each rank: between nodes p times their payload
+/// function, within nodes n times.
 struct NodeCost {
   bool by_node = false;
   WithinNodeCost even, uneven;  // all nodes hold equally many ranks, or not

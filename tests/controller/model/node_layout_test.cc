@@ -79,6 +79,20 @@ TEST(NodeCostTest, RanksOfANodeShareItsInterfaceForPairs) {
   }
 }
 
+TEST(NodeCostTest, AllGathersByNodesBringEachPayloadAcrossOnce) {
+  CollectiveModel gather = test::Collective("node_all_gather", "opaque");
+  gather.latency.constant = gather.payload.n_minus_1 = 1;
+  gather.by_node = true;
+  gather.within_even = gather.within_uneven = {gather.latency, gather.payload, {}};
+  const CollectiveFeatures four = FeaturesOf(gather, 8, LayoutOf({{0, 0, 0, 0, 4, 4, 4, 4}, 0, 0}));
+  EXPECT_DOUBLE_EQ(four.payload, 4);
+  EXPECT_DOUBLE_EQ(four.latency, 1);
+  EXPECT_DOUBLE_EQ(four.within_latency_s, kWithinLatencyS);
+  EXPECT_DOUBLE_EQ(four.within_s_per_byte, 2 * 3 * kWithinSecondsPerByte);
+  EXPECT_DOUBLE_EQ(FeaturesOf(gather, 4, LayoutOf({{0, 0, 0, 0}, 0, 0})).payload, 3);
+  EXPECT_DOUBLE_EQ(FeaturesOf(gather, 4, LayoutOf({{0, 1, 2, 3}, 0, 0})).payload, 3);
+}
+
 TEST(NodeCostTest, EachRankOfANodeSendsToTheAggregator) {
   CollectiveModel offload = test::Collective("switchml", "float_lanes");
   offload.payload.constant = 1;
