@@ -37,6 +37,10 @@ Status CheckMemory(const Snapshot& snapshot) {
                                 " s per byte"));
 }
 
+bool SumsNodes(const CollectiveModel& collective) {
+  return collective.form == "node_sums" || collective.form == "node_shards";
+}
+
 CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
                               const NodeLayout& layout) {
   const bool alone = layout.nodes == 0 || layout.ranks_max == 1;
@@ -60,9 +64,10 @@ CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
   const double latency = within.latency.At(layout.ranks_max);
   const double payload = within.payload.At(layout.ranks_max) * (gathers ? layout.nodes : 1);
   features.reduce = within.reduce.At(layout.ranks_max);
+  features.floats_within = SumsNodes(collective);
   if (layout.nodes == 1) {
     features.latency = latency;
-    features.payload = payload;
+    (features.floats_within ? features.dense : features.payload) = payload;
     return features;
   }
   features.latency = collective.latency.At(layout.nodes);
