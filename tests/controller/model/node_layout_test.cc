@@ -199,6 +199,36 @@ TEST(NodeCostTest, MemoryThatDoesNotFitTheWorldIsRefused) {
   }
 }
 
+TEST(NodeCostTest, TheFilterPredictsSumsOfNodesAsTheCostModelDoes) {
+  const std::vector<CollectiveModel> orders = {test::NodeSums("node_shards"),
+                                               test::NodeSums("node_sums")};
+  CodecModel codec = test::Selecting("x", "opaque", 16, true);
+  codec.encode = codec.decode = {};
+  for (const std::vector<int>& lowest : {std::vector{0, 0, 2, 2}, {0, 0, 0, 3}, {0, 0, 0, 0}}) {
+    NetworkModel network(4);
+    network.SetCollectives(orders);
+    for (int rank = 0; rank < 4; ++rank) network.SetLowestRank(rank, lowest[rank]);
+    for (int order = 0; order < 2; ++order) {
+      Snapshot snapshot;
+      snapshot.world = 4;
+      snapshot.collectives = orders;
+      network.filter().Calibrate(order, &snapshot.collectives[order]);
+      snapshot.reduce_s_per_byte = network.filter().gamma_s_per_byte();
+      snapshot.memory = network.memory();
+      BucketModel bucket;
+      bucket.elements = 1000000;
+      const double predicted =
+          PredictBucket(snapshot, bucket, codec, snapshot.collectives[order], 0.1)
+              .NetworkSeconds(network.filter().alpha_s(), network.filter().beta_s_per_byte());
+      CollectiveSample sample;
+      sample.collective = order;
+      sample.payload_bytes = PredictWireBytes(codec, 1e6, 0.1).payload;
+      sample.dense_bytes = 4e6;
+      EXPECT_NEAR(network.filter().Predict(sample) / predicted, 1, 1e-9) << order;
+    }
+  }
+}
+
 TEST(NodeCostTest, TheFilterPredictsWhatTheCostModelDoes) {
   NetworkModel network(4);
   network.SetCollectives({test::ByNode()});
