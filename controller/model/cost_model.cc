@@ -72,9 +72,18 @@ bool SendsIndicesApart(const CodecModel& codec) {
   return codec.form == "shared_index" || codec.form == "union_index";
 }
 
-CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world) {
+CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world,
+                 const NodeLayout& layout) {
   CodecWork work;
-  if (collective.form == "regions") {
+  if (SumsNodes(collective)) {
+    const double ranks = std::max(1, world), nodes = layout.nodes > 0 ? layout.nodes : ranks;
+    const bool shared = collective.form == "node_shards" && layout.even;
+    work.encodes = work.decodes = 0;
+    work.encodes_inside = shared ? nodes / ranks : 1;
+    work.decodes_inside = nodes * work.encodes_inside;
+    work.payload_share = nodes / ranks;
+    work.mean_share = work.payload_share / work.encodes_inside;
+  } else if (collective.form == "regions") {
     work.encodes_inside = 1.0 / std::max(1, world);
     work.decodes_inside = 1;
   } else if (codec.form == "opaque") {
@@ -191,14 +200,15 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   const double slowdown = 1 / std::clamp(snapshot.codec_parallelism, 1e-3, 1.0);
   BucketCost cost;
   cost.gain = PredictGain(codec, collective, bucket, ratio, world);
-  const CodecWork work = WorkOf(codec, collective, world);
+  const NodeLayout nodes = LayoutOf(snapshot.memory);
+  const CodecWork work = WorkOf(codec, collective, world, nodes);
   const double encode_s = CodecSeconds(codec.encode, elements, kept) * slowdown;
   const double decode_s = CodecSeconds(codec.decode, elements, kept) * slowdown;
-  cost.encode_fixed_s = encode_s;
+  cost.encode_fixed_s = encode_s * work.encodes;
   cost.decode_s = decode_s * work.decodes;
   cost.network_fixed_s = work.encodes_inside * encode_s + work.decodes_inside * decode_s;
   cost.codec_deviation_s =
-      (codec.encode.deviation_s_per_element * (1 + work.encodes_inside) +
+      (codec.encode.deviation_s_per_element * (work.encodes + work.encodes_inside) +
        codec.decode.deviation_s_per_element * (work.decodes + work.decodes_inside)) *
       elements * slowdown;
   if (world == 1) return cost;
@@ -212,18 +222,20 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   const double rounds = std::max(1, codec.rounds);
   const bool knows_nodes = collective.by_node || collective.all_pairs || collective.needs_lease;
   const CollectiveFeatures features =
-      FeaturesOf(collective, world, knows_nodes ? LayoutOf(snapshot.memory) : NodeLayout{});
+      FeaturesOf(collective, world, knows_nodes ? nodes : NodeLayout{});
+  const double floats = elements * sizeof(float);
+  const double within_bytes = features.floats_within ? floats : bytes.payload;
   cost.network_fixed_s +=
       rounds *
           (collective.overhead_s + collective.alpha_scale * features.within_latency_s +
-           collective.gamma_scale * features.reduce * snapshot.reduce_s_per_byte * bytes.payload) +
-      collective.beta_scale * features.within_s_per_byte * bytes.payload;
+           collective.gamma_scale * features.reduce * snapshot.reduce_s_per_byte * within_bytes) +
+      collective.beta_scale * features.within_s_per_byte * within_bytes;
   cost.network_alphas = rounds * collective.alpha_scale * features.latency;
   const double around = collective.walks_ring ? std::max(ring_speedup, 1e-6) : 1;
   const BlockSaving saving = PredictBlockSaving(codec, collective, bucket.block_densities);
   cost.network_beta_bytes =
-      collective.beta_scale *
-      (features.payload * saving.share * bytes.payload / around + features.index * bytes.index);
+      collective.beta_scale * (features.payload * saving.share * bytes.payload / around +
+                               features.index * bytes.index + features.dense * floats);
   if (collective.bandwidth_max_bytes_per_s > 0) {
     cost.network_bytes_min_s = cost.network_beta_bytes / collective.bandwidth_max_bytes_per_s;
   }
@@ -241,7 +253,7 @@ bool Carries(const CollectiveModel& collective, const CodecModel& codec) {
     return codec.form == "lanes" && !codec.lossy && codec.fixed_bits == 32;
   }
   if (collective.form == "table_lanes") return codec.form == "lanes" && codec.tabled;
-  if (collective.form != "regions") return codec.form == collective.form;
+  if (collective.form != "regions" && !SumsNodes(collective)) return codec.form == collective.form;
   return codec.form == "opaque" && !codec.shared_metadata && !codec.opt_in;
 }
 

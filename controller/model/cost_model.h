@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "controller/model/node_layout.h"
 #include "controller/model/snapshot.h"
 
 namespace weir {
@@ -25,15 +26,23 @@ double EffectiveBandwidth(const Snapshot& snapshot, const NetworkState& network)
 /// True for codecs whose payload holds indices only; the values at them follow by themselves.
 bool SendsIndicesApart(const CodecModel& codec);
 
-/// How often one rank encodes and decodes a bucket's worth of elements.
+/// How often the busiest rank encodes and decodes a bucket's worth of elements.
 struct CodecWork {
-  double decodes = 1;                             // beside one encode, outside of the collective
+  double encodes = 1, decodes = 1;                // outside of the collective
   double encodes_inside = 0, decodes_inside = 0;  // while the collective runs
+  double mean_share = 1;                          // of all of it, what the mean rank does
+  double payload_share = 1;                       // of a bucket's payload, in the mean over ranks
+
+  double MeanEncodes() const { return (encodes + encodes_inside) * mean_share; }
+  double MeanDecodes() const { return (decodes + decodes_inside) * mean_share; }
 };
 
 /// Opaque payloads are decoded one for each rank. A collective of regions sums and encodes one N-th
-/// of the bucket again, for which it decodes N parts of that size.
-CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world);
+/// of the bucket again, for which it decodes N parts of that size. Where the sums of n nodes are
+/// encoded, all is done inside: each node encodes the bucket once and decodes it n times, by its
+/// first rank, or where all hold p ranks and the form is "node_shards" a p-th by each.
+CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world,
+                 const NodeLayout& layout = {});
 
 /// What one rank puts on the wire for one bucket.
 struct WireBytes {
@@ -93,6 +102,7 @@ struct BucketCost {
 /// network = overhead + alpha_scale (latency alpha + within_latency_s)
 ///           + beta_scale ((payload bytes + index index_bytes) / B_eff + within_s_per_byte bytes)
 ///           + gamma_scale reduce gamma bytes
+/// (where SumsNodes, within nodes the bytes are those of float32 elements)
 /// with the collective's FeaturesOf the job's nodes, the payload less what PredictBlockSaving saves
 /// of it, per codec round; nothing in a world of one; and what codecs do inside of the collective.
 /// B_eff is no more than the collective's aggregator has for one rank; payloads that go around a
@@ -104,9 +114,9 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          double ring_speedup = 1);
 
 /// True when the collective carries the codec's payloads: those of its own form; in "float_lanes",
-/// lanes that are the float32 elements themselves; or, in regions, the opaque ones of codecs that
-/// need nothing else. Codecs that only a policy names are not looked
-/// for there, though ranks may take them.
+/// lanes that are the float32 elements themselves; or, in regions and sums of nodes, the opaque
+/// ones of codecs that need nothing else. Codecs that only a policy names are not looked for there,
+/// though ranks may take them.
 bool Carries(const CollectiveModel& collective, const CodecModel& codec);
 
 /// True when the collective carries the codec's payloads and allows the world size.

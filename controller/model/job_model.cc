@@ -279,19 +279,19 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, double speedup,
   estimate.residual_ratio = std::isfinite(bucket.residual_ratio) ? bucket.residual_ratio : 0;
   const double kept =
       codec->model.uses_ratio ? KeptElements(codec->model, elements, bucket.ratio) : 0;
-  const CodecWork work =
-      WorkOf(codec->model, collective < 0 ? CollectiveModel{} : collectives[collective], world);
-  codec->encode.Add(elements, kept, bucket.encode_s / (1 + work.encodes_inside));
-  codec->decode.Add(elements, kept, bucket.decode_s / (work.decodes + work.decodes_inside));
+  const CollectiveModel ran = collective < 0 ? CollectiveModel{} : collectives[collective];
+  const CodecWork work = WorkOf(codec->model, ran, world, LayoutOf(network.memory()));
+  codec->encode.Add(elements, kept, bucket.encode_s / work.MeanEncodes());
+  codec->decode.Add(elements, kept, bucket.decode_s / work.MeanDecodes());
   if (world == 1 || collective < 0 || !(bucket.network_s > 0)) return;
   if (codec->model.shared_metadata) metadata_s.Add(bucket.metadata_s);
 
   CodecModel priced = codec->model;
   priced.payload_scale = std::exp(codec->payload_log.value_or(0));
   const WireBytes bytes = PredictWireBytes(priced, elements, bucket.ratio);
-  CollectiveSample sample{collective,       static_cast<double>(std::max(1, codec->model.rounds)),
-                          bytes.payload,    bytes.index,
-                          bucket.network_s, speedup};
+  const double rounds = std::max(1, codec->model.rounds), floats = elements * sizeof(float);
+  CollectiveSample sample{collective,       rounds,  bytes.payload, bytes.index,
+                          bucket.network_s, speedup, floats};
   sample.payload_share = PredictBlockSaving(codec->model, collectives[collective],
                                             DensitiesOf(estimate.densities, world, Now()))
                              .share;
@@ -299,9 +299,9 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, double speedup,
                          network.filter().Predict(sample), bucket.network_s});
   if (predictions.size() > kPredictionsMax) predictions.pop_front();
   if (codec->model.form == "opaque" && bucket.payload_bytes > 0 && elements >= 1000) {
-    const double unscaled = bytes.payload / priced.payload_scale;
-    codec->payload_log.Add(std::clamp(std::log(bucket.payload_bytes / unscaled), -1.5, 1.5));
-    sample.payload_bytes = bucket.payload_bytes;
+    sample.payload_bytes = bucket.payload_bytes / work.payload_share;
+    const double relative = sample.payload_bytes * priced.payload_scale / bytes.payload;
+    codec->payload_log.Add(std::clamp(std::log(relative), -1.5, 1.5));
   }
   samples->push_back(sample);
   if (SendsIndicesApart(codec->model) && !estimate.gains.empty() && bucket.gain > 0) {

@@ -109,13 +109,14 @@ NetworkFilter::Terms NetworkFilter::TermsOf(const CollectiveSample& sample,
   const double alpha_scale = std::exp(x[own + kAlphaScale]);
   terms.latency = sample.rounds * f.cost.latency * alpha_scale * std::exp(x[kAlpha]);
   terms.within_latency = sample.rounds * f.cost.within_latency_s * alpha_scale;
-  terms.reduce = sample.rounds * f.cost.reduce * sample.payload_bytes * std::exp(x[kGamma]);
+  const double within = f.cost.floats_within ? sample.dense_bytes : sample.payload_bytes;
+  terms.reduce = sample.rounds * f.cost.reduce * within * std::exp(x[kGamma]);
   const double beta = std::exp(x[kBeta]), around = f.walks_ring ? sample.ring_speedup : 1;
   const double beta_scale = std::exp(x[own + kBetaScale]);
   terms.bytes = (f.cost.payload * sample.payload_share * sample.payload_bytes / around +
-                 f.cost.index * sample.index_bytes) *
+                 f.cost.index * sample.index_bytes + f.cost.dense * sample.dense_bytes) *
                 beta_scale * std::max(beta, f.byte_s_min);
-  terms.within_bytes = f.cost.within_s_per_byte * sample.payload_bytes * beta_scale;
+  terms.within_bytes = f.cost.within_s_per_byte * within * beta_scale;
   terms.beta_weight = 1 / (1 + std::pow(f.byte_s_min / beta, kRateBend));
   return terms;
 }
@@ -281,7 +282,7 @@ void NetworkFilter::Calibrate(int index, CollectiveModel* model) const {
   // of single steps, because a plan runs for many.
   CollectiveSample typical;
   typical.collective = index;
-  typical.payload_bytes = 1e6;
+  typical.payload_bytes = typical.dense_bytes = 1e6;
   const Terms terms = TermsOf(typical, mean_);
   const double sum = terms.Sum();
   const double shares[kPerCollective] = {terms.overhead / sum,

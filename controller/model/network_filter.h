@@ -17,6 +17,7 @@ struct CollectiveSample {
   double payload_bytes = 0, index_bytes = 0;
   double seconds = 0;
   double ring_speedup = 1;   // of payloads around a ring, see Snapshot
+  double dense_bytes = 0;    // of the bucket as float32, which nodes add where SumsNodes
   double payload_share = 1;  // of the payload term, see BlockSaving
 };
 

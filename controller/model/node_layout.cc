@@ -37,6 +37,10 @@ Status CheckMemory(const Snapshot& snapshot) {
                                 " s per byte"));
 }
 
+bool SumsNodes(const CollectiveModel& collective) {
+  return collective.form == "node_sums" || collective.form == "node_shards";
+}
+
 CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
                               const NodeLayout& layout) {
   const bool alone = layout.nodes == 0 || layout.ranks_max == 1;
@@ -55,16 +59,19 @@ CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
     return features;
   }
   const WithinNodeModel& within = layout.even ? collective.within_even : collective.within_uneven;
+  // All-gathers: each rank of a node brings a payload across, each node hands one round.
+  const bool gathers = collective.form == "opaque";
   const double latency = within.latency.At(layout.ranks_max);
-  const double payload = within.payload.At(layout.ranks_max);
+  const double payload = within.payload.At(layout.ranks_max) * (gathers ? layout.nodes : 1);
   features.reduce = within.reduce.At(layout.ranks_max);
+  features.floats_within = SumsNodes(collective);
   if (layout.nodes == 1) {
     features.latency = latency;
-    features.payload = payload;
+    (features.floats_within ? features.dense : features.payload) = payload;
     return features;
   }
   features.latency = collective.latency.At(layout.nodes);
-  features.payload = collective.payload.At(layout.nodes);
+  features.payload = collective.payload.At(layout.nodes) * (gathers ? layout.ranks_max : 1);
   features.index = collective.index.At(layout.nodes);
   features.reduce += collective.reduce.At(layout.nodes) / (layout.even ? layout.ranks_max : 1);
   features.within_latency_s = latency * layout.latency_s;

@@ -29,10 +29,16 @@ Status CheckMemory(const Snapshot& snapshot);
 ///   latency alpha + within_latency_s + (payload M + index I) beta + within_s_per_byte M
 ///   + reduce gamma M,
 /// see CollectiveCost in datapath/collective/collective.h.
+/// Where nodes are summed before anything is encoded (SumsNodes), `reduce` and within_s_per_byte
+/// are of the bucket's float32 bytes D in place of M, and dense beta D is added.
 struct CollectiveFeatures {
-  double latency = 0, payload = 0, index = 0, reduce = 0;
+  double latency = 0, payload = 0, index = 0, reduce = 0, dense = 0;
   double within_latency_s = 0, within_s_per_byte = 0;
+  bool floats_within = false;
 };
+
+/// True for collectives whose ranks add float32 elements within nodes and encode the nodes' sums.
+bool SumsNodes(const CollectiveModel& collective);
 
 /// The features of `collective` in a world of `world` ranks. Those that know no nodes, and any
 /// where each rank has a node of its own, have their functions of the world size. Where p ranks
@@ -41,10 +47,12 @@ struct CollectiveFeatures {
 /// Where each rank talks to an aggregator (needs_lease) it carries p times as much.
 /// By nodes, with n nodes of at most p ranks, the network carries the functions of n, and the
 /// functions of p are added within nodes; a network that is one node (n = 1) is what alpha and beta
-/// were measured on, so the functions of p take those. Source: the sum of the levels' costs,
-/// Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective
-/// operation performance", IPDPS 2000; p lanes at a time through one interface as in Traeff and
-/// Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020.
+/// were measured on, so the functions of p take those. All-gathers of opaque payloads have p of
+/// them for each node, so there the network carries p times, and each node n times as much. Source:
+/// the sum of the levels' costs, Karonis et al., "Exploiting hierarchy in parallel computer
+/// networks to optimize collective operation performance", IPDPS 2000; p lanes at a time through
+/// one interface as in Traeff and Hunold, "Decomposing MPI collectives for exploiting multi-lane
+/// communication", CLUSTER 2020.
 CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
                               const NodeLayout& layout);
 

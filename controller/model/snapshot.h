@@ -64,7 +64,8 @@ struct WithinNodeModel {
 
 struct CollectiveModel {
   std::string name;
-  std::string form;  // as of codecs, or "regions", "float_lanes" or "table_lanes"
+  // As of codecs, or "regions", "node_sums", "node_shards", "float_lanes" or "table_lanes".
+  std::string form;
   WorldFunctionModel latency, payload, index, reduce;
   int world_min = 1, world_max = 0;
   bool walks_ring = false;  // payloads go from each rank to the next of the ring's order alone

@@ -92,6 +92,16 @@ std::optional<AssembledBucket> StepAssembler::AssembleBucket(const Ranks& ranks,
   out.bits = first.bits;
   out.metadata_s = 1e18;
   out.gain = 0;
+  // Where some ranks encode for others (sums of nodes), those know no gain, and what codecs do
+  // inside of the collective they have waited for.
+  int encoders = 0;
+  double codecs_s = 0;
+  for (const auto& [rank, report] : ranks) {
+    const BucketObservation& bucket = report.buckets[index];
+    if (bucket.payload_bytes == 0) continue;
+    ++encoders;
+    codecs_s = std::max(codecs_s, bucket.encode_s + bucket.decode_s);
+  }
   std::vector<ClockAlignment::Interval> intervals;
   double least = 1e18;
   for (const auto& [rank, report] : ranks) {
@@ -105,10 +115,12 @@ std::optional<AssembledBucket> StepAssembler::AssembleBucket(const Ranks& ranks,
     out.decode_s += bucket.decode_s / world_;
     out.metadata_s = std::min(out.metadata_s, bucket.metadata_s);
     out.payload_bytes += static_cast<double>(bucket.payload_bytes) / world_;
-    out.gain += bucket.gain / world_;
+    const bool idle = encoders > 0 && bucket.payload_bytes == 0;
+    if (!idle) out.gain += bucket.gain / (encoders > 0 ? encoders : world_);
+    const double network_s = std::max(0.0, bucket.network_s - (idle ? codecs_s : 0));
     out.residual_ratio = std::max(out.residual_ratio, bucket.residual_ratio);
-    intervals.push_back({bucket.entry_offset_s, bucket.entry_offset_s + bucket.network_s});
-    least = std::min(least, bucket.network_s);
+    intervals.push_back({bucket.entry_offset_s, bucket.entry_offset_s + network_s});
+    least = std::min(least, network_s);
   }
   out.network_s = world_ > 1 ? alignment_.Add(intervals) : 0;
   // Not aligned yet: the last to enter waits for nobody, so the least duration is nearest.

@@ -18,9 +18,10 @@ struct AssembledBucket {
   double ready_s = 0;                 // mean over ranks
   double encode_s = 0, decode_s = 0;  // mean over ranks
   double metadata_s = 0;              // least over ranks: the last to enter waits for nobody
-  double network_s = 0;               // last entry to last leave: waiting for late ranks left out
+  double network_s = 0;               // last entry to last leave: waiting for late ranks left out,
+                                      // and for codecs of ranks that encode for others
   double payload_bytes = 0;           // mean over ranks
-  double gain = 1;                    // mean over ranks
+  double gain = 1;                    // mean over ranks that encoded
   double residual_ratio = 0;          // greatest
 };
 

@@ -450,8 +450,10 @@ Status Job::Pin(const v1::PinRequest& request) {
   if (collective == nullptr) {
     return NotFound(StrCat("unknown collective '", choice.collective, "'; valid: ", collectives));
   }
-  const bool regions = collective->form() == "regions" && codec->form() == "opaque" &&
-                       !codec->shared_metadata() && !codec->needs_momentum() && !codec->ef21();
+  const bool sums = collective->form() == "regions" || collective->form() == "node_sums" ||
+                    collective->form() == "node_shards";
+  const bool regions = sums && codec->form() == "opaque" && !codec->shared_metadata() &&
+                       !codec->needs_momentum() && !codec->ef21();
   const bool floats = collective->form() == "float_lanes" && codec->form() == "lanes" &&
                       !codec->lossy() && codec->settings_size() > 0 &&
                       codec->settings(0).fixed_bits() == 32;

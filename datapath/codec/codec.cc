@@ -15,7 +15,7 @@ bool Satisfies(const CodecTraits& traits, PayloadForm form) {
   if (form == PayloadForm::kTableLanes) {
     return traits.form == PayloadForm::kLanes && !traits.settings.front().lane_levels.empty();
   }
-  if (form != PayloadForm::kRegions) return traits.form == form;
+  if (form != PayloadForm::kRegions && !EncodesNodeSums(form)) return traits.form == form;
   return traits.form == PayloadForm::kOpaque && !traits.needs_momentum && !traits.ef21 &&
          traits.shared_metadata == SharedMetadata::kNone;
 }

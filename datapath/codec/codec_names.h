@@ -7,7 +7,8 @@
 
 namespace weir {
 
-/// "lanes", "opaque", "shared_index", "union_index", "regions", "float_lanes" or "table_lanes".
+/// "lanes", "opaque", "shared_index", "union_index", "regions", "node_sums",
+/// "node_shards", "float_lanes" or "table_lanes".
 /// Static text. Thread-safe.
 std::string_view NameOf(PayloadForm form);
 /// "exact", "selection", "uniform_selection", "relative", "max_scaled" or "unknown". As above.

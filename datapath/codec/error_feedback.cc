@@ -30,6 +30,12 @@ void AddRange(std::span<float> sum, const float* addend, size_t begin, size_t en
   for (size_t i = begin; i < end; ++i) sum[i] += addend[i];
 }
 
+Status CheckSize(uint64_t key, size_t elements, std::span<const float> gradient) {
+  if (gradient.size() == elements) return OkStatus();
+  return InvalidArgument(StrCat("bucket ", BucketKeyName(key), ": expected ", elements,
+                                " elements, found ", gradient.size()));
+}
+
 }  // namespace
 
 /// Zeroed floats aligned for the kernels; empty until allocated. Pages that nobody writes take no
@@ -269,26 +275,23 @@ StatusOr<ResidualStore::Bucket*> ResidualStore::FindEncoded(uint64_t key,
     return FailedPrecondition(StrCat("second residual of bucket ", BucketKeyName(key),
                                      " is taken once per step, after its residual"));
   }
-  if (gradient.size() != bucket.elements) {
-    return InvalidArgument(StrCat("bucket ", BucketKeyName(key), ": expected ", bucket.elements,
-                                  " elements, found ", gradient.size()));
-  }
+  WEIR_RETURN_IF_ERROR(CheckSize(key, bucket.elements, gradient));
   return &bucket;
 }
 
-StatusOr<ResidualBuffers> ResidualStore::BeginServer(uint64_t key, Range region,
-                                                     std::span<float> gradient) {
-  MutexLock lock(mutex_);
-  WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindEncoded(key, gradient));
+Status ResidualStore::CheckRegion(uint64_t key, const Bucket& bucket, Range region) {
+  const size_t end = region.begin + region.size;
+  if (end <= bucket.elements && end >= region.begin) return OkStatus();
+  return InvalidArgument(StrCat("bucket ", BucketKeyName(key), ": region of ", region.size,
+                                " from ", region.begin, " in ", bucket.elements, " elements"));
+}
+
+ResidualBuffers ResidualStore::TakeServer(Bucket& bucket, Range region, std::span<float> gradient) {
   const size_t begin = region.begin, end = begin + region.size;
-  if (end > bucket->elements || end < begin) {
-    return InvalidArgument(StrCat("bucket ", BucketKeyName(key), ": region of ", region.size,
-                                  " from ", begin, " in ", bucket->elements, " elements"));
-  }
-  Buffer& current = bucket->current[kServer];
-  Buffer& next = bucket->next[kServer];
-  current.Allocate(bucket->elements);
-  bucket->AllocateNext(kServer);
+  Buffer& current = bucket.current[kServer];
+  Buffer& next = bucket.next[kServer];
+  current.Allocate(bucket.elements);
+  bucket.AllocateNext(kServer);
   const Range held = current.held;
   const size_t held_end = held.begin + held.size;
   AddRange(gradient, current.data(), held.begin, std::min(held_end, begin));
@@ -297,8 +300,28 @@ StatusOr<ResidualBuffers> ResidualStore::BeginServer(uint64_t key, Range region,
     std::fill_n(next.data() + next.held.begin, next.held.size, 0.0f);
     next.held = region;
   }
-  bucket->server_use = ServerUse::kEncoded;
-  return ResidualBuffers{{current.data() + begin, region.size}, {next.data() + begin, region.size}};
+  bucket.server_use = ServerUse::kEncoded;
+  return {{current.data() + begin, region.size}, {next.data() + begin, region.size}};
+}
+
+StatusOr<ResidualBuffers> ResidualStore::BeginServer(uint64_t key, Range region,
+                                                     std::span<float> gradient) {
+  MutexLock lock(mutex_);
+  WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindEncoded(key, gradient));
+  WEIR_RETURN_IF_ERROR(CheckRegion(key, *bucket, region));
+  return TakeServer(*bucket, region, gradient);
+}
+
+StatusOr<ResidualBuffers> ResidualStore::BeginSum(uint64_t key, Range region,
+                                                  std::span<float> gradient) {
+  MutexLock lock(mutex_);
+  WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
+  WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
+  WEIR_RETURN_IF_ERROR(CheckRegion(key, *bucket, region));
+  const float* residual = bucket->current[kResidual].data();
+  if (residual != nullptr) AddRange(gradient, residual, 0, gradient.size());
+  bucket->use = Use::kSummed;
+  return TakeServer(*bucket, region, gradient);
 }
 
 Status ResidualStore::FlushServer(uint64_t key, std::span<float> gradient) {
@@ -338,10 +361,7 @@ void ResidualStore::DropEf21(uint64_t key) {
 StatusOr<bool> ResidualStore::Flush(uint64_t key, std::span<float> gradient) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
-  if (gradient.size() != bucket->elements) {
-    return InvalidArgument(StrCat("bucket ", BucketKeyName(key), ": expected ", bucket->elements,
-                                  " elements, found ", gradient.size()));
-  }
+  WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
   bucket->use = Use::kFlushed;
   const float* residual = bucket->current[kResidual].data();
   const float* server = bucket->current[kServer].data();
@@ -362,7 +382,9 @@ void ResidualStore::Commit() {
     const bool encoded = use == Use::kEncoded;
     bucket->Advance(kResidual, !encoded);
     bucket->Advance(kMomentum, !encoded || !bucket->momentum_used);
-    if (!encoded || bucket->server_use != ServerUse::kKept) {
+    if (use == Use::kSummed) {
+      bucket->Advance(kServer, false);
+    } else if (!encoded || bucket->server_use != ServerUse::kKept) {
       bucket->Advance(kServer, !encoded || bucket->server_use == ServerUse::kFlushed);
     }
     if (encoded) continue;

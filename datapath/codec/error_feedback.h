@@ -64,6 +64,8 @@ struct Ef21Buffers {
 ///
 /// Where sums are encoded again on their way (PayloadForm::kRegions), each rank keeps a second
 /// residual, of the region of the sum that it encodes for all: 8 bytes for each of its elements.
+/// Where the sum of a node is encoded (kNodeSums, kNodeShards) there is that one alone, of the part
+/// of its node's sum that the rank encodes.
 /// The result being a sum over ranks, what is owed there may as well be owed by this rank's own
 /// gradient; so whatever the next step does not encode again (another region, another collective, a
 /// dense step, another world after a checkpoint) joins the gradient, and nothing is lost.
@@ -110,6 +112,12 @@ class ResidualStore {
   /// above; kFailedPrecondition: BeginEncode did not come first, or asked twice; kInvalidArgument:
   /// the region or `gradient` does not fit the bucket. O(what moves).
   StatusOr<ResidualBuffers> BeginServer(uint64_t key, Range region, std::span<float> gradient);
+
+  /// For a step in which the gradient is summed before anything is encoded: what BeginServer does,
+  /// without a BeginEncode before it. The residual of the bucket is added to `gradient`, too, and
+  /// becomes zero at Commit. kNotFound, kFailedPrecondition as BeginEncode; kInvalidArgument as
+  /// BeginServer, and then nothing has changed.
+  StatusOr<ResidualBuffers> BeginSum(uint64_t key, Range region, std::span<float> gradient);
 
   /// In place of BeginServer, for a step in which no sum is encoded again: gradient += the second
   /// residual, which becomes zero at Commit. Without either call it stays. Errors as above.
@@ -179,7 +187,7 @@ class ResidualStore {
   // Of exported entries: residual, momentum, two of EF21, second residual.
   static constexpr int kKinds = 5;
   class Buffer;
-  enum class Use { kUnused, kEncoded, kFlushed, kEf21 };
+  enum class Use { kUnused, kEncoded, kSummed, kFlushed, kEf21 };
   enum class ServerUse { kKept, kEncoded, kFlushed };
   struct Bucket;
   using Kept = std::map<std::string, std::vector<float>, std::less<>>;
@@ -187,6 +195,8 @@ class ResidualStore {
   StatusOr<Bucket*> FindUnused(uint64_t key) WEIR_REQUIRES(mutex_);
   StatusOr<Bucket*> FindEncoded(uint64_t key, std::span<const float> gradient)
       WEIR_REQUIRES(mutex_);
+  static Status CheckRegion(uint64_t key, const Bucket& bucket, Range region);
+  static ResidualBuffers TakeServer(Bucket& bucket, Range region, std::span<float> gradient);
   Status CheckDefinition(const std::vector<ResidualParameter>& parameters) const
       WEIR_REQUIRES(mutex_);
   StatusOr<std::vector<uint64_t>> BucketsToDissolve(

@@ -44,7 +44,8 @@ struct WithinNodeCost {
 /// A collective by nodes (Group::nodes) works within nodes first and last. Its CollectiveCost is
 /// then of the steps between nodes, N the number of nodes and the busiest link a node's; where all
 /// nodes hold p ranks each rank sums a p-th of it. With every rank on a node of its own nothing is
-/// added.
+/// added. All-gathers (kOpaque) have one payload for each rank: between nodes p times their payload
+/// function, within nodes n times.
 struct NodeCost {
   bool by_node = false;
   WithinNodeCost even, uneven;  // all nodes hold equally many ranks, or not
@@ -100,6 +101,16 @@ struct Exchange {
   std::function<Status(int from, std::span<const std::byte> payload)> add_region;
   std::function<StatusOr<std::span<const std::byte>>()>
       encode_sum;  // valid until Run returns; flags that it announces at the group reach all ranks
+
+  // kNodeSums, kNodeShards: `lanes` are the float32 elements. Ranks of a node add theirs exactly
+  // and exchange parts of the node's sum across nodes. `node_parts` are consecutive spans that make
+  // up the lanes, NodePartsOf (node_parts.h) many, the first the largest; part i is that of the
+  // rank at place i of its node. Once the part holds its node's sum, encode_sum encodes it and
+  // leaves zeros there; then add_region adds, by ascending rank of the job, what each node's
+  // payload of the part decodes to, the own one included. Neither is called for a part without
+  // elements. On success `lanes` hold the total of what the payloads decode to, the same bits on
+  // every rank. payload_bytes_max holds for the payload of every part.
+  std::span<const std::span<std::byte>> node_parts;
 
   // kSharedIndex: every rank offers its own selection and its squared norm; the chosen rank's
   // indices are broadcast, or those of all gathered, and the values at them summed. On success

@@ -10,6 +10,9 @@
 // see regions.cc. A step that uses residuals and encodes no sum takes it into the gradient; one
 // that flushes takes both.
 //
+// Where nodes are summed first, that sum takes the residual along, and what is lost when it is
+// encoded is the second one's, see node_stages.cc.
+//
 // Where each rank sends its own selection (own_values), a rank's residual loses only what it sent
 // and the ranks kept: what was dropped from a sum stays with all who contributed to it.
 //
@@ -104,12 +107,15 @@ Status OperationStages::Encode(Operation& op) {
   op.context.seed = MixSeed(job_hash_ ^ op.bucket->key, op.step);
   if (CarriesRegions(op)) {
     PrepareRegions(op);
+  } else if (CarriesNodeSums(op)) {
+    PrepareNodeParts(op);
   } else {
     op.bucket->region_states = {};
   }
   if (op.sample_statistics && options_.world > 1) SampleBlocks(op);
   WEIR_RETURN_IF_ERROR(TakeResidual(op));
-  if (op.sample_statistics && op.residual.has_value()) {
+  const bool owes = op.regions.has_value() && op.regions->server.has_value();
+  if (op.sample_statistics && (op.residual.has_value() || owes)) {
     op.bucket->gradient_energy = SampledEnergy(op.gradient);
   }
   if (op.regions.has_value()) {
@@ -123,7 +129,9 @@ Status OperationStages::Encode(Operation& op) {
   }
   op.context.state = op.bucket->codec_state.get();
   Status status;
-  if (op.regions.has_value()) {
+  if (CarriesNodeSums(op)) {
+    if (op.sample_statistics) Sample(op, GradientStatistics());  // encoded once nodes have summed
+  } else if (op.regions.has_value()) {
     status = EncodeRegions(op);
   } else if (HoldsIndicesOnly(traits.form)) {
     status = EncodeShared(op);
@@ -140,6 +148,7 @@ Status OperationStages::TakeResidual(Operation& op) {
   if (traits.ef21) return TakeEf21(op);
   residuals_.DropEf21(key);
   if (!traits.lossy) return residuals_.Flush(key, op.gradient).status();
+  if (CarriesNodeSums(op)) return TakeNodeResidual(op);
   if (!traits.needs_momentum) {
     if (traits.needs_error_feedback || HoldsIndicesOnly(traits.form) ||
         residuals_.HasResidual(key)) {
@@ -355,6 +364,9 @@ Status OperationStages::RunCollective(Operation& op, Group& group) {
       break;
     case PayloadForm::kRegions:
       return RunRegions(op, group);
+    case PayloadForm::kNodeSums:
+    case PayloadForm::kNodeShards:
+      return RunNodeParts(op, group);
   }
   const StatusOr<CollectiveReport> report = op.collective->Run(group, exchange);
   WEIR_RETURN_IF_ERROR(report.status());
@@ -469,6 +481,8 @@ Status OperationStages::Decode(Operation& op) {
     Status status;
     if (HoldsIndicesOnly(op.codec->Traits().form)) {
       status = DecodeShared(op);
+    } else if (CarriesNodeSums(op)) {
+      status = DeliverNodeSums(op);
     } else if (op.regions.has_value()) {
       status = DecodeRegions(op);
     } else {

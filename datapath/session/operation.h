@@ -88,6 +88,9 @@ struct Operation {
 /// Whether the sum of this operation is encoded again on its way.
 bool CarriesRegions(const Operation& op);
 
+/// Whether it sums within nodes and only then encodes.
+bool CarriesNodeSums(const Operation& op);
+
 /// True when what a codec keeps under one choice serves the other.
 bool SameStateChoice(const Choice& a, const Choice& b);
 
@@ -101,6 +104,9 @@ class OperationStages {
     int world = 1;
   };
   OperationStages(Options options, ResidualStore& residuals, const Clock& clock);
+
+  /// Which ranks share a node, as Group::SetNodes; before the first operation.
+  void SetNodes(std::vector<int> nodes) { nodes_ = std::move(nodes); }
 
   /// Encode threads: converts to float32, adds the residual, encodes (unless shared metadata must
   /// be agreed on first). Errors are the codec's.
@@ -149,15 +155,19 @@ class OperationStages {
   Status OpenOwn(Operation& op, std::span<const std::byte> index_payload);
   /// Leaves in op.own_indices what the ranks kept of it, and accounts for that.
   void TakeOwn(Operation& op);
-  // Regions, regions.cc.
+  // Regions, region_stages.cc.
   enum class Encoding { kPart, kSum };  // of what: a rank's part of a region, or its sum
   void PrepareRegions(Operation& op);
+  /// True when what codecs keep of regions is not of the operation's choice, and empty now.
+  static bool RenewsRegionStates(Operation& op);
   /// How `encoder` encoded a region; without state.
   EncodeContext RegionContext(const Operation& op, size_t region, int encoder,
                               Encoding encoding) const;
   Status EncodeRegions(Operation& op);
   Status RunRegions(Operation& op, Group& group);
-  StatusOr<std::span<const std::byte>> EncodeSum(Operation& op, Group& group);
+  /// Of the own region, whose sum `sum` is.
+  StatusOr<std::span<const std::byte>> EncodeSum(Operation& op, Group& group,
+                                                 std::span<const float> sum);
   /// out += scale * what the payload of a region decodes to; out has the region's size.
   Status DecodeRegion(const Operation& op, size_t region, int encoder, Encoding encoding,
                       std::span<const std::byte> payload, float scale, std::span<float> out) const;
@@ -167,11 +177,17 @@ class OperationStages {
   Status KeepMissed(Operation& op) const;
   /// op.gradient += op.scale times the sum, each run times world over contributors.
   Status DecodeShares(Operation& op) const;
+  // Sums of nodes, node_stages.cc.
+  void PrepareNodeParts(Operation& op);
+  Status TakeNodeResidual(Operation& op);
+  Status RunNodeParts(Operation& op, Group& group);
+  Status DeliverNodeSums(Operation& op);
   Status DecodeDense(Operation& op);
   Status DecodeShared(Operation& op);
   void Deliver(Operation& op);
 
   const Options options_;
+  std::vector<int> nodes_;
   const uint64_t job_hash_;
   ResidualStore& residuals_;
   const Clock& clock_;

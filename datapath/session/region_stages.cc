@@ -23,16 +23,23 @@ void OperationStages::PrepareRegions(Operation& op) {
   Bucket& bucket = *op.bucket;
   op.regions.emplace();
   op.regions->regions = CutRegions({bucket.elements, bucket.shape}, options_.world);
-  if (SameStateChoice(bucket.region_states.choice, op.choice)) return;
-  bucket.region_states.choice = op.choice;
+  op.regions->own = options_.rank;
+  if (!RenewsRegionStates(op)) return;
   auto& states = bucket.region_states.states;
-  states.clear();
   const auto add = [&](size_t region, Encoding encoding) {
     states.push_back(op.codec->NewState(op.regions->regions[region].size,
                                         RegionContext(op, region, options_.rank, encoding)));
   };
   for (size_t r = 0; r < op.regions->regions.size(); ++r) add(r, Encoding::kPart);
   add(options_.rank, Encoding::kSum);
+}
+
+bool OperationStages::RenewsRegionStates(Operation& op) {
+  RegionStates& kept = op.bucket->region_states;
+  const PayloadForm form = op.collective->Traits().form;
+  if (kept.form == form && SameStateChoice(kept.choice, op.choice)) return false;
+  kept = {.choice = op.choice, .form = form, .states = {}};
+  return true;
 }
 
 EncodeContext OperationStages::RegionContext(const Operation& op, size_t region, int encoder,
@@ -106,7 +113,7 @@ Status OperationStages::RunRegions(Operation& op, Group& group) {
   };
   exchange.encode_sum = [&] {
     const TimePoint begin = clock_.Now();
-    StatusOr<std::span<const std::byte>> payload = EncodeSum(op, group);
+    StatusOr<std::span<const std::byte>> payload = EncodeSum(op, group, work.sum.floats(own));
     const Duration took = clock_.Now() - begin;
     op.times.encode += took;
     op.times.network -= took;
@@ -115,15 +122,14 @@ Status OperationStages::RunRegions(Operation& op, Group& group) {
   return op.collective->Run(group, exchange).status();
 }
 
-StatusOr<std::span<const std::byte>> OperationStages::EncodeSum(Operation& op, Group& group) {
+StatusOr<std::span<const std::byte>> OperationStages::EncodeSum(Operation& op, Group& group,
+                                                                std::span<const float> sum) {
   RegionWork& work = *op.regions;
-  const size_t own = work.regions[options_.rank].size;
-  if (own == 0) return std::span<const std::byte>();
-  EncodeContext context = RegionContext(op, options_.rank, options_.rank, Encoding::kSum);
+  if (sum.empty()) return std::span<const std::byte>();
+  EncodeContext context = RegionContext(op, work.own, options_.rank, Encoding::kSum);
   context.state = op.bucket->region_states.states.back().get();
-  work.sum_payload = pool_.Take(op.codec->MaxEncodedBytes(own, context));
+  work.sum_payload = pool_.Take(op.codec->MaxEncodedBytes(sum.size(), context));
   const std::span<std::byte> out = work.sum_payload.bytes();
-  const std::span<const float> sum = work.sum.floats(own);
   WEIR_ASSIGN_OR_RETURN(
       const EncodeResult result,
       work.server.has_value()
@@ -134,9 +140,9 @@ StatusOr<std::span<const std::byte>> OperationStages::EncodeSum(Operation& op, G
   } else if (result.energy_in > 0) {
     op.gain *= 1 - result.energy_lost / result.energy_in;
   }
-  // As if every rank owed its share of every region's sum.
+  // As if every rank that has a part of the sum owed its share of it.
   if (work.server.has_value()) {
-    op.residual_energy += result.energy_lost / options_.world;
+    op.residual_energy += result.energy_lost / static_cast<double>(work.regions.size());
   }
   return std::span<const std::byte>(out.first(result.bytes));
 }

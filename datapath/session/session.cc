@@ -158,6 +158,7 @@ Status Session::LearnNodes(Group& group) {
   WEIR_RETURN_IF_ERROR(SmallAllGather(group, std::as_bytes(std::span(&node, 1)),
                                       std::as_writable_bytes(std::span(nodes))));
   nodes_.assign(nodes.begin(), nodes.end());
+  stages_->SetNodes(nodes_);
   return OkStatus();
 }
 

@@ -70,6 +70,7 @@ void Session::Inherit(Session& former) {
   for (Bucket* bucket : buckets_.Live()) {
     bucket->codec_state = nullptr;
     bucket->codec_state_choice = Choice();
+    bucket->region_states = {};
     bucket->balance = {};
   }
   activation_.StartFrom(std::move(plan));

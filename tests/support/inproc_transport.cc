@@ -65,9 +65,10 @@ struct Mesh {
 
 class InprocTransport : public Transport {
  public:
-  InprocTransport(TransportOptions options, size_t buffer_bytes, std::shared_ptr<Mesh> mesh)
+  InprocTransport(TransportOptions options, const InprocOptions& more, std::shared_ptr<Mesh> mesh)
       : options_(std::move(options)),
-        buffer_bytes_(buffer_bytes),
+        buffer_bytes_(more.buffer_bytes),
+        nodes_(more.nodes),
         address_(StrCat("inproc:", options_.job, "/", options_.rank)),
         mesh_(std::move(mesh)) {}
   ~InprocTransport() override;
@@ -109,6 +110,7 @@ class InprocTransport : public Transport {
 
   const TransportOptions options_;
   const size_t buffer_bytes_;
+  const std::vector<int> nodes_;
   const TransportAddress address_;
   const std::shared_ptr<Mesh> mesh_;
   std::atomic<uint64_t> bytes_sent_ = 0;
@@ -371,6 +373,7 @@ std::vector<PathSample> InprocTransport::Samples() const {
     if (r == options_.rank) continue;
     samples.emplace_back();
     samples.back().peer = r;
+    if (!nodes_.empty() && nodes_[r] == nodes_[options_.rank]) samples.back().medium = "shm";
   }
   return samples;
 }
@@ -393,7 +396,7 @@ class InprocFactory : public TransportFactory {
       mesh = std::make_shared<Mesh>(options.job, options.world);
       meshes_[options.job] = mesh;
     }
-    return std::make_unique<InprocTransport>(options, options_.buffer_bytes, std::move(mesh));
+    return std::make_unique<InprocTransport>(options, options_, std::move(mesh));
   }
 
  private:

@@ -3,6 +3,7 @@
 // named ranks, aborts, checksums and limited buffering.
 
 #include <memory>
+#include <vector>
 
 #include "datapath/transport/transport.h"
 
@@ -12,6 +13,8 @@ struct InprocOptions {
   /// Bytes that a direction buffers before a send has to wait for its receive: a program that
   /// relies on more buffering than a network gives then meets its deadline here, too.
   size_t buffer_bytes = 64 << 10;
+  /// Of each rank: those of equal numbers say of each other that they share memory. Empty: none do.
+  std::vector<int> nodes = {};
 };
 
 /// Transports that it makes reach those of the same factory and job; addresses read

@@ -23,46 +23,14 @@
 // collective operation performance", IPDPS 2000, for the others; both on the circulant rounds of
 // circulant.h.
 
-#include <algorithm>
-#include <map>
-
 #include "datapath/collective/broadcast.h"
 #include "datapath/collective/circulant.h"
 #include "datapath/collective/collective.h"
+#include "datapath/collective/node_places.h"
 #include "datapath/collective/primitives.h"
 
 namespace weir {
 namespace {
-
-// Slots of the steps, apart from each other.
-constexpr uint32_t kAcrossSlots = 0x10000000, kBackSlots = 0x20000000;
-
-// Who works with this rank.
-struct NodePlaces {
-  std::vector<int> node;     // ranks of the own node
-  std::vector<int> across;   // equal nodes: ranks of equal place on their nodes
-  std::vector<int> leaders;  // first ranks of all nodes
-  bool equal = true;
-};
-
-NodePlaces NodePlacesOf(const Group& group) {
-  std::map<int, std::vector<int>> ranks;
-  for (int rank = 0; rank < group.size(); ++rank) {
-    ranks[group.nodes().empty() ? rank : group.nodes()[rank]].push_back(rank);
-  }
-  NodePlaces places;
-  places.node = ranks.at(group.nodes().empty() ? group.rank() : group.nodes()[group.rank()]);
-  const auto place = std::find(places.node.begin(), places.node.end(), group.rank());
-  const auto index = static_cast<size_t>(place - places.node.begin());
-  for (const auto& [number, members] : ranks) {
-    places.equal = places.equal && members.size() == places.node.size();
-    places.leaders.push_back(members.front());
-    if (index < members.size()) places.across.push_back(members[index]);
-  }
-  std::sort(places.leaders.begin(), places.leaders.end());
-  std::sort(places.across.begin(), places.across.end());
-  return places;
-}
 
 // Adds the lanes of all members at member 0, in their order, segment by segment.
 Status ReduceToFirst(Group& group, const Lanes& lanes) {
@@ -107,10 +75,10 @@ Status ReduceEqualNodes(Group& group, const NodePlaces& places, const Lanes& lan
     shard.bytes = CirculantChunk(lanes, group.rank(), group.size());
   }
   {
-    const GroupPart across(group, places.across, kAcrossSlots);
+    const GroupPart across(group, places.across, kAcrossNodesSlots);
     WEIR_RETURN_IF_ERROR(CirculantAllReduce(group, shard));
   }
-  const GroupPart node(group, places.node, kBackSlots);
+  const GroupPart node(group, places.node, kBackWithinNodeSlots);
   return CirculantAllGather(group, lanes);
 }
 
@@ -121,10 +89,10 @@ Status ReduceByLeaders(Group& group, const NodePlaces& places, const Lanes& lane
     WEIR_RETURN_IF_ERROR(ReduceToFirst(group, lanes));
   }
   if (leads) {
-    const GroupPart across(group, places.leaders, kAcrossSlots);
+    const GroupPart across(group, places.leaders, kAcrossNodesSlots);
     WEIR_RETURN_IF_ERROR(CirculantAllReduce(group, lanes));
   }
-  const GroupPart node(group, places.node, kBackSlots);
+  const GroupPart node(group, places.node, kBackWithinNodeSlots);
   return Broadcast(group, 0, lanes.bytes);
 }
 
@@ -144,7 +112,7 @@ class Hierarchical : public Collective {
     if (group.size() == 1) return OkStatus();
     // Control word and flags travel even so.
     if (lanes.bytes.empty()) return Barrier(group);
-    const NodePlaces places = NodePlacesOf(group);
+    const NodePlaces places = NodePlacesOf(group.nodes(), group.rank(), group.size());
     if (places.equal) return ReduceEqualNodes(group, places, lanes);
     return ReduceByLeaders(group, places, lanes);
   }

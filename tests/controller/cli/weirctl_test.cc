@@ -186,6 +186,20 @@ TEST_F(WeirctlTest, SimulateKnowsWhichRanksShareANode) {
             kOk);
 }
 
+TEST_F(WeirctlTest, SimulateSumsNodesBeforeItEncodesWhereThatIsBest) {
+  const std::string lossy = File("opaque.yaml", "bounds: {codecs: [identity, top_k]}\n");
+  const auto simulate = [&](const char* together) {
+    return Json({"simulate", "--world", "8", "--bandwidth", "50Mb/s", "--policy", lossy,
+                 "--ranks-per-node", together});
+  };
+  const auto sums_nodes = [](const nlohmann::json& collective) {
+    return collective == "node_shards" || collective == "node_sums";
+  };
+  const nlohmann::json four = simulate("4");
+  EXPECT_TRUE(sums_nodes(four["plan"]["buckets"][0]["choice"]["collective"])) << four.dump(1);
+  EXPECT_FALSE(sums_nodes(simulate("1")["plan"]["buckets"][0]["choice"]["collective"]));
+}
+
 // The formulas give the published times: Table VI to the printed digit where it was computed.
 TEST_F(WeirctlTest, SimulateTableReproducesThePublishedTables) {
   const Ran shown = Run({"simulate", "--table", "--world", "8"});

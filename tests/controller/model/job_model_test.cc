@@ -354,6 +354,33 @@ TEST(StepAssemblerTest, UnalignedClocksTakeTheLeastDurationAndMixedPlansAreLeftO
   EXPECT_DOUBLE_EQ(step->buckets[0].network_s, 0.012);
 }
 
+TEST(StepAssemblerTest, RanksThatOthersEncodeForKnowNoGainAndWaitForCodecs) {
+  StepAssembler assembler(2);
+  const auto report = [](int rank, uint64_t payload_bytes, double network_s, double gain) {
+    StepObservation one;
+    one.rank = rank;
+    one.step = 1;
+    BucketObservation bucket;
+    bucket.bucket = "a";
+    bucket.codec = "top_k";
+    bucket.collective = "node_sums";
+    bucket.payload_bytes = payload_bytes;
+    bucket.encode_s = payload_bytes > 0 ? 0.006 : 0;
+    bucket.decode_s = payload_bytes > 0 ? 0.002 : 0;
+    bucket.network_s = network_s;
+    bucket.gain = gain;
+    one.buckets.push_back(bucket);
+    return one;
+  };
+  assembler.Add(report(0, 1000, 0.013, 0.4));
+  const auto step = assembler.Add(report(1, 0, 0.020, 1));
+  ASSERT_TRUE(step.has_value());
+  ASSERT_EQ(step->buckets.size(), 1u);
+  EXPECT_DOUBLE_EQ(step->buckets[0].gain, 0.4);
+  EXPECT_NEAR(step->buckets[0].network_s, 0.012, 1e-12);
+  EXPECT_DOUBLE_EQ(step->buckets[0].payload_bytes, 500);
+}
+
 TEST(RollingMedianTest, MedianAndSpread) {
   RollingMedian median(5);
   EXPECT_EQ(median.Get().value, 0);

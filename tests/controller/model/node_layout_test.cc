@@ -79,6 +79,78 @@ TEST(NodeCostTest, RanksOfANodeShareItsInterfaceForPairs) {
   }
 }
 
+TEST(NodeCostTest, AllGathersByNodesBringEachPayloadAcrossOnce) {
+  CollectiveModel gather = test::Collective("node_all_gather", "opaque");
+  gather.latency.constant = gather.payload.n_minus_1 = 1;
+  gather.by_node = true;
+  gather.within_even = gather.within_uneven = {gather.latency, gather.payload, {}};
+  const CollectiveFeatures four = FeaturesOf(gather, 8, LayoutOf({{0, 0, 0, 0, 4, 4, 4, 4}, 0, 0}));
+  EXPECT_DOUBLE_EQ(four.payload, 4);
+  EXPECT_DOUBLE_EQ(four.latency, 1);
+  EXPECT_DOUBLE_EQ(four.within_latency_s, kWithinLatencyS);
+  EXPECT_DOUBLE_EQ(four.within_s_per_byte, 2 * 3 * kWithinSecondsPerByte);
+  EXPECT_DOUBLE_EQ(FeaturesOf(gather, 4, LayoutOf({{0, 0, 0, 0}, 0, 0})).payload, 3);
+  EXPECT_DOUBLE_EQ(FeaturesOf(gather, 4, LayoutOf({{0, 1, 2, 3}, 0, 0})).payload, 3);
+}
+
+TEST(NodeCostTest, SumsOfNodesMoveFloatsWithinAndPayloadsAcross) {
+  Snapshot snapshot = test::MakeSnapshot(8, 5e-4, 1e8);
+  snapshot.reduce_s_per_byte = 1e-9;
+  CodecModel codec = test::Selecting("x", "opaque", 16, true);
+  codec.encode.per_element_s = 4e-9;
+  codec.decode.per_element_s = 1e-9;
+  BucketModel bucket;
+  bucket.elements = 1000000;
+  const CollectiveModel shards = test::NodeSums("node_shards"), sums = test::NodeSums("node_sums");
+  const double payload = PredictWireBytes(codec, 1e6, 0.1).payload;
+  const auto cost = [&](const CollectiveModel& collective, std::vector<int> lowest_ranks) {
+    snapshot.memory.lowest_ranks = std::move(lowest_ranks);
+    return PredictBucket(snapshot, bucket, codec, collective, 0.1);
+  };
+  // Two nodes of four. Four ranks encode a fourth each and decode two of that size.
+  const BucketCost four = cost(shards, {0, 0, 0, 0, 4, 4, 4, 4});
+  EXPECT_EQ(four.encode_fixed_s, 0);
+  EXPECT_EQ(four.decode_s, 0);
+  EXPECT_DOUBLE_EQ(four.network_alphas, 1);
+  EXPECT_NEAR(four.network_beta_bytes, payload, 1e-6);
+  EXPECT_NEAR(four.network_fixed_s,
+              1e-3 + 2 * 0.25e-3 + 2 * kWithinLatencyS + 1.5 * 4e6 * kWithinSecondsPerByte +
+                  0.75 * 4e6 * 1e-9,
+              1e-9);
+  // The first ranks encode and decode all of it.
+  const BucketCost first = cost(sums, {0, 0, 0, 0, 4, 4, 4, 4});
+  EXPECT_NEAR(first.network_beta_bytes, payload, 1e-6);
+  EXPECT_NEAR(
+      first.network_fixed_s,
+      4e-3 + 2e-3 + 4 * kWithinLatencyS + 4.5 * 4e6 * kWithinSecondsPerByte + 3 * 4e6 * 1e-9, 1e-9);
+  // What is lost is lost once, however many ranks a node has.
+  EXPECT_DOUBLE_EQ(four.gain, PredictGain(codec, test::Collective("g", "opaque"), bucket, 0.1, 8));
+  // Uneven nodes are the first ranks' in both orders, ranks that stand alone nodes of one.
+  const std::vector<int> uneven = {0, 0, 0, 0, 0, 5, 5, 5}, alone = {0, 1, 2, 3, 4, 5, 6, 7};
+  EXPECT_DOUBLE_EQ(cost(shards, uneven).network_fixed_s, cost(sums, uneven).network_fixed_s);
+  EXPECT_NEAR(cost(shards, alone).network_beta_bytes, 7 * payload, 1e-6);
+  EXPECT_NEAR(cost(shards, alone).network_fixed_s, 4e-3 + 8e-3, 1e-9);
+  // One node is the network that was measured, and carries floats alone.
+  const BucketCost one = cost(shards, std::vector<int>(8, 0));
+  EXPECT_NEAR(one.network_beta_bytes, 2 * 7.0 / 8 * 4e6, 1e-6);
+  EXPECT_DOUBLE_EQ(one.network_alphas, 2);
+}
+
+// What ranks report in the mean over all of them gives back the times of one bucket.
+TEST(NodeCostTest, WorkOnSumsOfNodesIsThatOfTheMeanRank) {
+  const CodecModel codec = test::Selecting("x", "opaque", 16, true);
+  const NodeLayout even = LayoutOf({{0, 0, 0, 0, 4, 4, 4, 4}, 0, 0});
+  for (const char* form : {"node_sums", "node_shards"}) {
+    const CodecWork work = WorkOf(codec, test::NodeSums(form), 8, even);
+    EXPECT_DOUBLE_EQ(work.MeanEncodes(), 0.25) << form;
+    EXPECT_DOUBLE_EQ(work.MeanDecodes(), 0.5) << form;
+    EXPECT_DOUBLE_EQ(work.payload_share, 0.25) << form;
+  }
+  const CodecWork gathered = WorkOf(codec, test::Collective("g", "opaque"), 8, even);
+  EXPECT_DOUBLE_EQ(gathered.MeanEncodes(), 1);
+  EXPECT_DOUBLE_EQ(gathered.MeanDecodes(), 8);
+}
+
 TEST(NodeCostTest, EachRankOfANodeSendsToTheAggregator) {
   CollectiveModel offload = test::Collective("switchml", "float_lanes");
   offload.payload.constant = 1;
@@ -124,6 +196,36 @@ TEST(NodeCostTest, MemoryThatDoesNotFitTheWorldIsRefused) {
   for (const std::vector<int>& wrong : {std::vector{0, 0, 2}, {0, 0, 2, 4}, {0, -1, 2, 2}}) {
     snapshot.memory.lowest_ranks = wrong;
     EXPECT_EQ(CheckMemory(snapshot).code(), StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(NodeCostTest, TheFilterPredictsSumsOfNodesAsTheCostModelDoes) {
+  const std::vector<CollectiveModel> orders = {test::NodeSums("node_shards"),
+                                               test::NodeSums("node_sums")};
+  CodecModel codec = test::Selecting("x", "opaque", 16, true);
+  codec.encode = codec.decode = {};
+  for (const std::vector<int>& lowest : {std::vector{0, 0, 2, 2}, {0, 0, 0, 3}, {0, 0, 0, 0}}) {
+    NetworkModel network(4);
+    network.SetCollectives(orders);
+    for (int rank = 0; rank < 4; ++rank) network.SetLowestRank(rank, lowest[rank]);
+    for (int order = 0; order < 2; ++order) {
+      Snapshot snapshot;
+      snapshot.world = 4;
+      snapshot.collectives = orders;
+      network.filter().Calibrate(order, &snapshot.collectives[order]);
+      snapshot.reduce_s_per_byte = network.filter().gamma_s_per_byte();
+      snapshot.memory = network.memory();
+      BucketModel bucket;
+      bucket.elements = 1000000;
+      const double predicted =
+          PredictBucket(snapshot, bucket, codec, snapshot.collectives[order], 0.1)
+              .NetworkSeconds(network.filter().alpha_s(), network.filter().beta_s_per_byte());
+      CollectiveSample sample;
+      sample.collective = order;
+      sample.payload_bytes = PredictWireBytes(codec, 1e6, 0.1).payload;
+      sample.dense_bytes = 4e6;
+      EXPECT_NEAR(network.filter().Predict(sample) / predicted, 1, 1e-9) << order;
+    }
   }
 }
 

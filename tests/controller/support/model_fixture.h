@@ -102,6 +102,23 @@ inline CollectiveModel ByNode() {
   return collective;
 }
 
+/// Sums nodes and encodes the sums: by first ranks ("node_sums") or all ranks ("node_shards").
+inline CollectiveModel NodeSums(std::string form) {
+  CollectiveModel collective = Collective(form, form);
+  collective.latency.constant = collective.payload.n_minus_1 = 1;
+  collective.by_node = true;
+  WithinNodeModel& uneven = collective.within_uneven;
+  uneven.latency.constant = uneven.payload.n_minus_1_over_n = 2;
+  uneven.latency.log2_n = uneven.payload.n_minus_1 = uneven.reduce.n_minus_1 = 1;
+  collective.within_even = uneven;
+  if (form == "node_shards") {
+    collective.within_even = {};
+    collective.within_even.latency.constant = collective.within_even.payload.n_minus_1_over_n = 2;
+    collective.within_even.reduce.n_minus_1_over_n = 1;
+  }
+  return collective;
+}
+
 /// Energy kept of exponential magnitudes, at the ratios that ranks report.
 inline void FillCurve(BucketModel* bucket) {
   bucket->gain_ratios = {1.0,  0.5,  0.3,   0.2,   0.1,   0.05,  0.03,

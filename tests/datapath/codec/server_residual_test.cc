@@ -165,6 +165,48 @@ TEST(ResidualStoreServerTest, FollowsParametersThroughRebuildScaleAndCheckpoint)
   EXPECT_EQ(SecondOf(other, 7, 5), Values(5, 0.0f));
 }
 
+TEST(ResidualStoreServerTest, ASumTakesTheResidualAlongAndKeepsItsOwnPart) {
+  ResidualStore store;
+  ASSERT_TRUE(store.Define(1, {{"a", 4}}).ok());
+  LeaveServer(store, 1, 4, {0, 3}, 5);
+  LeaveResidual(store, 1, 1);  // 1, 2, ...
+  Values gradient(4);
+  ResidualBuffers part = store.BeginSum(1, {2, 2}, gradient).value();
+  EXPECT_EQ(gradient, Values({6, 7, 3, 4})) << "the residual, and the second one outside the part";
+  EXPECT_EQ(part.current[0], 5);
+  EXPECT_EQ(part.current[1], 0);
+  std::fill(part.next.begin(), part.next.end(), 9.0f);
+  EXPECT_EQ(store.BeginEncode(1).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(store.BeginServer(1, {0, 1}, gradient).status().code(),
+            StatusCode::kFailedPrecondition);
+  const std::vector<std::byte> before = [&] {
+    store.Discard();
+    return StateOf(store);
+  }();
+  gradient.assign(4, 0);
+  part = store.BeginSum(1, {2, 2}, gradient).value();
+  EXPECT_EQ(gradient, Values({6, 7, 3, 4})) << "a skipped step changes nothing";
+  std::fill(part.next.begin(), part.next.end(), 9.0f);
+  store.Commit();
+  EXPECT_EQ(SecondOf(store, 1, 4), Values({0, 0, 9, 9}));
+  ASSERT_TRUE(store.Undo().ok());
+  EXPECT_EQ(StateOf(store), before);
+  gradient.assign(4, 0);
+  part = store.BeginSum(1, {2, 2}, gradient).value();
+  std::fill(part.next.begin(), part.next.end(), 9.0f);
+  store.Commit();
+  store.Confirm();
+  EXPECT_LE(store.MemoryBytes(), 2 * 3 * 4u) << "no residual of the bucket beside it";
+  // A rank without a part gives all of it back.
+  gradient.assign(4, 0);
+  ASSERT_TRUE(store.BeginSum(1, {0, 0}, gradient).ok());
+  EXPECT_EQ(gradient, Values({0, 0, 9, 9}));
+  store.Commit();
+  gradient.assign(4, 0);
+  EXPECT_TRUE(store.Flush(1, gradient).ok());
+  EXPECT_EQ(gradient, Values(4, 0.0f));
+}
+
 TEST(ResidualStoreServerTest, WrongUseIsRefused) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 3}}).ok());
@@ -177,6 +219,12 @@ TEST(ResidualStoreServerTest, WrongUseIsRefused) {
   EXPECT_EQ(store.BeginServer(1, {2, 2}, gradient).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(store.BeginServer(1, {1, SIZE_MAX}, gradient).status().code(),
             StatusCode::kInvalidArgument);
+  EXPECT_EQ(store.BeginSum(2, {0, 1}, gradient).status().code(), StatusCode::kNotFound);
+  ResidualStore unused;
+  ASSERT_TRUE(unused.Define(1, {{"a", 3}}).ok());
+  EXPECT_EQ(unused.BeginSum(1, {0, 1}, shorter).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(unused.BeginSum(1, {2, 2}, gradient).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(unused.BeginEncode(1).ok()) << "nothing has changed";
   EXPECT_TRUE(store.FlushServer(1, gradient).ok());
   EXPECT_EQ(store.FlushServer(1, gradient).code(), StatusCode::kFailedPrecondition);
 }

@@ -53,7 +53,9 @@ void CheckExact(const CollectiveTraits& traits, const std::vector<Contribution>&
     switch (traits.form) {
       case PayloadForm::kLanes:
       case PayloadForm::kFloatLanes:
-      case PayloadForm::kTableLanes: {
+      case PayloadForm::kTableLanes:
+      case PayloadForm::kNodeSums:
+      case PayloadForm::kNodeShards: {
         std::vector<float> sum(in[0].dense.size());
         for (const Contribution& c : in) {
           for (size_t i = 0; i < sum.size(); ++i) sum[i] += c.dense[i];
@@ -160,7 +162,8 @@ TEST_P(SummingConformanceTest, LargeRandomFloatsAreCloseAndBitIdenticalOnAllRank
   }
   // All elements arrive, not those that a selection names.
   const bool lanes = form() == PayloadForm::kLanes || form() == PayloadForm::kFloatLanes ||
-                     form() == PayloadForm::kTableLanes || form() == PayloadForm::kRegions;
+                     form() == PayloadForm::kTableLanes || form() == PayloadForm::kRegions ||
+                     EncodesNodeSums(form());
   std::vector<Outcome> out = RunAll(world, collective(), in);
   for (Outcome& each : out) {
     if (form() == PayloadForm::kRegions) each.lanes = Joined(each.gathered);
@@ -305,12 +308,16 @@ INSTANTIATE_TEST_SUITE_P(
     Registry, SummingConformanceTest,
     ::testing::ValuesIn(Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes,
                                   PayloadForm::kTableLanes, PayloadForm::kSharedIndex,
-                                  PayloadForm::kUnionIndex, PayloadForm::kRegions})),
+                                  PayloadForm::kUnionIndex, PayloadForm::kRegions,
+                                  PayloadForm::kNodeSums, PayloadForm::kNodeShards})),
     SubjectName);
 INSTANTIATE_TEST_SUITE_P(Registry, LanesConformanceTest,
                          ::testing::ValuesIn(Subjects({PayloadForm::kLanes})), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Registry, RegionsConformanceTest,
-                         ::testing::ValuesIn(Subjects({PayloadForm::kRegions})), SubjectName);
+                         ::testing::ValuesIn(Subjects({PayloadForm::kRegions,
+                                                       PayloadForm::kNodeSums,
+                                                       PayloadForm::kNodeShards})),
+                         SubjectName);
 
 }  // namespace
 }  // namespace weir::testing

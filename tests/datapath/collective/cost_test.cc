@@ -241,9 +241,10 @@ TEST_P(CostTest, PayloadAndReduceDescribeLargeRuns) {
     if (!shared_index) {  // AR-Topk adds floats itself, by the ring that is measured here, too
       EXPECT_LE(sums, cost().reduce.At(world) * 1.01);
     }
-    // The form says that one payload is decoded inside.
-    const bool regions = collective().Traits().form == PayloadForm::kRegions;
-    EXPECT_NEAR(measured.regions / (4 * kCount), regions ? 1 : 0, 0.01);
+    // The form says how many payloads are decoded inside: one in parts, or those of all nodes.
+    const PayloadForm form = collective().Traits().form;
+    const int decoded = EncodesNodeSums(form) ? world : form == PayloadForm::kRegions ? 1 : 0;
+    EXPECT_NEAR(measured.regions / (4 * kCount), decoded, 0.01);
     if (OnlyBounds(GetParam(), world)) continue;
     EXPECT_GE(payloads, feature * 0.99);
     EXPECT_GE(measured.makespan_s, time * 0.85);
@@ -260,7 +261,8 @@ struct NodeCase {
 };
 
 // Collectives by nodes: what crosses between nodes follows the functions of their number, the time
-// within nodes and the sums those of the fullest one's ranks.
+// within nodes and the sums those of the fullest one's ranks. All-gathers bring as many payloads
+// across as a node has ranks, and hand round within it as many as there are nodes.
 TEST_P(CostTest, NodesShareTheWork) {
   const NodeCost& node_cost = collective().Traits().node_cost;
   if (!node_cost.by_node) return;
@@ -274,17 +276,26 @@ TEST_P(CostTest, NodesShareTheWork) {
     const int world = static_cast<int>(one.nodes.size());
     SCOPED_TRACE(StrCat(world, " ranks on ", one.count, " nodes, at most ", one.fullest));
     const WithinNodeCost& within = one.even ? node_cost.even : node_cost.uneven;
+    const bool gathers = collective().Traits().form == PayloadForm::kOpaque;
+    // Through first ranks everything goes as on uneven nodes.
+    const bool bounds = !one.even || collective().Traits().form == PayloadForm::kNodeSums;
+    const double payloads = within.payload.At(one.fullest) * (gathers ? one.count : 1);
     const Measured large = Measure(collective(), world, kCount, 0, 1.0 / (4 * kCount), one.nodes);
-    EXPECT_NEAR(large.busiest_node / (4 * kCount), cost().payload.At(one.count), 0.01);
+    EXPECT_NEAR(large.busiest_node / (4 * kCount),
+                cost().payload.At(one.count) * (gathers ? one.fullest : 1), 0.01);
     const double sums =
         within.reduce.At(one.fullest) + cost().reduce.At(one.count) / (one.even ? one.fullest : 1);
     EXPECT_NEAR(large.busiest_sum / (4 * kCount), sums, 0.01 * sums);
     // Uneven nodes may broadcast with fewer bytes than scatter and all-gather.
-    EXPECT_LE(large.makespan_s, within.payload.At(one.fullest) * 1.15);
-    EXPECT_GE(large.makespan_s, within.payload.At(one.fullest) * (one.even ? 0.95 : 0.75));
+    EXPECT_LE(large.makespan_s, payloads * 1.15);
+    EXPECT_GE(large.makespan_s, payloads * (bounds ? 0.7 : 0.95));
+    if (EncodesNodeSums(collective().Traits().form)) {
+      const double share = one.even && !bounds ? one.fullest : 1;
+      EXPECT_NEAR(large.regions / (4 * kCount), one.count / share, 0.01) << "decoded by one rank";
+    }
     const double latency = Measure(collective(), world, 64, 1, 0, one.nodes).makespan_s;
     EXPECT_LE(latency, within.latency.At(one.fullest));
-    EXPECT_GE(latency, within.latency.At(one.fullest) - (one.even ? 0 : 2));
+    EXPECT_GE(latency, within.latency.At(one.fullest) - (bounds ? 2 : 0));
   }
 }
 
@@ -345,7 +356,10 @@ TEST(CollectivesTest, WireIdsStay) {
                                           {"ok_topk", 16},
                                           {"block_mesh", 17},
                                           {"omnireduce", 18},
-                                          {"thc_table", 19}};
+                                          {"thc_table", 19},
+                                          {"node_all_gather", 20},
+                                          {"node_sums", 21},
+                                          {"node_shards", 22}};
   EXPECT_EQ(Collectives().All().size(), ids.size());
   for (const auto& [name, id] : ids) EXPECT_EQ(Collectives().WireId(name), id) << name;
 }

@@ -267,7 +267,8 @@ INSTANTIATE_TEST_SUITE_P(
     Registry, SummingFaultTest,
     ::testing::ValuesIn(Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes,
                                   PayloadForm::kTableLanes, PayloadForm::kSharedIndex,
-                                  PayloadForm::kUnionIndex, PayloadForm::kRegions})),
+                                  PayloadForm::kUnionIndex, PayloadForm::kRegions,
+                                  PayloadForm::kNodeSums, PayloadForm::kNodeShards})),
     SubjectName);
 INSTANTIATE_TEST_SUITE_P(Registry, CallbackFaultTest,
                          ::testing::ValuesIn(Subjects({PayloadForm::kSharedIndex,

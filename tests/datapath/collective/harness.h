@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "datapath/collective/collective.h"
+#include "datapath/collective/node_parts.h"
 #include "datapath/collective/offload.h"
 #include "datapath/collective/primitives.h"
 #include "tests/support/inproc_transport.h"
@@ -79,6 +80,12 @@ inline void AddLanes(size_t lane_bytes, std::span<std::byte> sum,
     sum[i] =
         static_cast<std::byte>(static_cast<unsigned>(sum[i]) + static_cast<unsigned>(addend[i]));
   }
+}
+
+inline std::vector<float> Floats(std::span<const std::byte> bytes) {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
 }
 
 /// Runs `collective` as one rank.
@@ -153,16 +160,41 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
   }
   exchange.regions = regions;
   std::vector<float> sum(regions[group.rank()].size() / sizeof(float));
+  // Parts of a node's sum, which replace the regions where the collective has them.
+  const PayloadForm form = collective.Traits().form;
+  std::vector<std::span<std::byte>> parts;
+  std::span<std::byte> own_part;
+  if (EncodesNodeSums(form)) {
+    const NodeEncoders encoders =
+        form == PayloadForm::kNodeShards ? NodeEncoders::kAll : NodeEncoders::kFirst;
+    const int count =
+        NodePartsOf(encoders, contribution.nodes, transport.rank(), transport.world());
+    const size_t elements = outcome.lanes.size() / sizeof(float);
+    for (int part = 0, at = 0; part < count; ++part) {
+      const size_t size = elements / count + (part < static_cast<int>(elements % count) ? 1 : 0);
+      parts.push_back(std::span(outcome.lanes).subspan(at * sizeof(float), size * sizeof(float)));
+      at += static_cast<int>(size);
+    }
+    const int own = OwnNodePart(encoders, contribution.nodes, transport.rank(), transport.world());
+    if (own >= 0) own_part = parts[own];
+  }
+  exchange.node_parts = parts;
   exchange.add_region = [&](int from, std::span<const std::byte> bytes) -> Status {
     WEIR_RETURN_IF_ERROR(contribution.open_status);
-    if (bytes.size() != sum.size() * sizeof(float)) return DataLoss("region of another size");
-    AddLanes(sizeof(float), std::as_writable_bytes(std::span(sum)), bytes);
+    const std::span<std::byte> into =
+        EncodesNodeSums(form) ? own_part : std::as_writable_bytes(std::span(sum));
+    if (bytes.size() != into.size()) return DataLoss("region of another size");
+    AddLanes(sizeof(float), into, bytes);
     outcome.added_bytes += bytes.size();
     outcome.added.push_back(from);
     return OkStatus();
   };
   exchange.encode_sum = [&]() -> StatusOr<std::span<const std::byte>> {
     group.Announce(contribution.sum_flags);
+    if (EncodesNodeSums(form)) {
+      sum = Floats(own_part);
+      std::fill(own_part.begin(), own_part.end(), std::byte{0});
+    }
     return std::as_bytes(std::span(sum));
   };
   StatusOr<CollectiveReport> report = collective.Run(group, exchange);
@@ -202,12 +234,6 @@ inline World MakeWorld(const std::string& transport, int size) {
 inline std::vector<std::byte> Bytes(std::span<const float> values) {
   const auto bytes = std::as_bytes(values);
   return {bytes.begin(), bytes.end()};
-}
-
-inline std::vector<float> Floats(std::span<const std::byte> bytes) {
-  std::vector<float> values(bytes.size() / sizeof(float));
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
 }
 
 /// The pieces of `gathered`, one after another.
@@ -253,7 +279,7 @@ inline std::vector<Subject> Subjects(std::initializer_list<PayloadForm> forms) {
 inline std::vector<Subject> AllSubjects() {
   return Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes, PayloadForm::kTableLanes,
                    PayloadForm::kOpaque, PayloadForm::kSharedIndex, PayloadForm::kUnionIndex,
-                   PayloadForm::kRegions});
+                   PayloadForm::kRegions, PayloadForm::kNodeSums, PayloadForm::kNodeShards});
 }
 
 inline std::string SubjectName(const ::testing::TestParamInfo<Subject>& info) {

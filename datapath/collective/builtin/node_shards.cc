@@ -1,0 +1,54 @@
+// Sums of nodes, encoded once by all of their ranks: intra reduce-scatter -> compress -> inter ->
+// intra all-gather. Where all nodes hold p ranks, each rank sums a p-th of the float32 elements of
+// its node and encodes that; ranks of equal place exchange these payloads directly, decode and add
+// them in the order of the ranks, and hand their totals round within the node as float32.
+//
+// As node_sums.cc, but p ranks encode, send and decode at a time, and within nodes 2 (p-1)/p of the
+// elements leave each rank instead of p-1 and more the first. Where nodes hold unequally many ranks
+// it is node_sums.cc.
+//
+// Cost, with n nodes of p ranks, payloads of P bytes of a whole bucket and E bytes of float32
+// elements:
+//   alpha + (n-1) P beta + 2 alpha' + 2 (p-1)/p E beta' + (p-1)/p E gamma,
+// where the p ranks of a node share one network interface. Ranks that stand alone are nodes of one:
+// then it is a direct all-gather of payloads that decodes inside. Source: Traeff, Hunold,
+// "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020, for the
+// levels, with an all-gather of payloads in place of the all-reduce across.
+
+#include "datapath/collective/node_parts.h"
+
+namespace weir {
+namespace {
+
+class NodeShards : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    return RunNodeSums(group, exchange, NodeEncoders::kAll);
+  }
+
+ private:
+  const CollectiveTraits traits_{
+      .name = "node_shards",
+      .summary = "ranks sum and encode shards of their node's sum and gather them across nodes",
+      .form = PayloadForm::kNodeShards,
+      .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+      .node_cost = {.by_node = true,
+                    .even = {.latency = {.constant = 2},
+                             .payload = {.n_minus_1_over_n = 2},
+                             .reduce = {.n_minus_1_over_n = 1}},
+                    .uneven = {.latency = {.constant = 2, .log2_n = 1},
+                               .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
+                               .reduce = {.n_minus_1 = 1}}},
+      .world_max = 256,
+  };
+};
+
+}  // namespace
+
+void RegisterNodeShards(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<NodeShards>());
+}
+
+}  // namespace weir

@@ -1,0 +1,54 @@
+// Sums of nodes, encoded once by their first ranks: intra -> compress -> inter -> intra. The ranks
+// of a node send their float32 elements to its first one, which adds them and encodes the sum. The
+// first ranks of all nodes exchange these payloads directly, each decodes and adds them in the
+// order of the ranks, and hands the total to its node as float32.
+//
+// Against encoding at every rank (compress -> intra -> inter, see node_all_gather.cc): one payload
+// crosses for each node and not for each rank, one encoding loses and not one for each rank, and
+// what a node decodes does not grow with its ranks; within nodes float32 elements travel. All but
+// the first rank wait while it encodes and decodes. Whoever supplies the callbacks keeps what the
+// encoding lost at the rank that encodes.
+//
+// Cost, with n nodes of at most p ranks, payloads of P bytes and E bytes of float32 elements:
+//   alpha + (n-1) P beta + (2 + ceil(log2 p)) alpha' + ((p-1) + 2 (p-1)/p) E beta' + (p-1) E gamma,
+// of which the broadcast may need less, see hierarchical.cc. Ranks that stand alone are nodes of
+// one: then it is a direct all-gather of payloads that decodes inside. Source: Goyal et
+// al., "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017, section 4, for the order
+// (sums within servers, a step between servers, broadcasts within), with payloads of the sums in
+// place of the sums.
+
+#include "datapath/collective/node_parts.h"
+
+namespace weir {
+namespace {
+
+class NodeSums : public Collective {
+ public:
+  const CollectiveTraits& Traits() const override { return traits_; }
+
+  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
+    return RunNodeSums(group, exchange, NodeEncoders::kFirst);
+  }
+
+ private:
+  static constexpr WithinNodeCost kThroughFirst = {
+      .latency = {.constant = 2, .log2_n = 1},
+      .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
+      .reduce = {.n_minus_1 = 1}};
+  const CollectiveTraits traits_{
+      .name = "node_sums",
+      .summary = "first ranks sum their nodes, encode the sums and gather them",
+      .form = PayloadForm::kNodeSums,
+      .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+      .node_cost = {.by_node = true, .even = kThroughFirst, .uneven = kThroughFirst},
+      .world_max = 256,
+  };
+};
+
+}  // namespace
+
+void RegisterNodeSums(Registry<Collective>& registry, uint8_t wire_id) {
+  registry.Add(wire_id, std::make_unique<NodeSums>());
+}
+
+}  // namespace weir

@@ -1,0 +1,158 @@
+#include "datapath/collective/node_parts.h"
+
+#include <algorithm>
+
+#include "datapath/collective/broadcast.h"
+#include "datapath/collective/node_places.h"
+#include "datapath/collective/primitives.h"
+
+namespace weir {
+namespace {
+
+using Parts = std::span<const std::span<std::byte>>;
+
+// Cuts a part into messages.
+struct PartSegments {
+  std::span<std::byte> bytes;
+  size_t segment_bytes;
+  size_t count() const { return (bytes.size() + segment_bytes - 1) / segment_bytes; }
+  std::span<std::byte> operator[](size_t k) const {
+    const size_t begin = k * segment_bytes;
+    return bytes.subspan(begin, std::min(segment_bytes, bytes.size() - begin));
+  }
+};
+
+// Leaves part i summed at rank i, over all ranks: its own first, then those of the others by
+// ascending rank.
+Status ReduceParts(Group& group, const Lanes& lanes, Parts parts) {
+  const int world = group.size(), rank = group.rank();
+  const size_t whole = group.segment_bytes() / lanes.lane_bytes * lanes.lane_bytes;
+  const size_t segment_bytes = std::max(whole, lanes.lane_bytes);
+  const auto part_of = [&](int place) {
+    const bool has = static_cast<size_t>(place) < parts.size();
+    return PartSegments{has ? parts[static_cast<size_t>(place)] : std::span<std::byte>(),
+                        segment_bytes};
+  };
+  const PartSegments own = part_of(rank);
+  std::vector<Scratch> scratch(world, Scratch(std::min(segment_bytes, own.bytes.size())));
+  std::vector<ReceiveStream> receives;
+  receives.reserve(world);
+  size_t rounds = own.count();
+  for (int peer = 0; peer < world; ++peer) {
+    rounds = std::max(rounds, part_of(peer).count());
+    if (peer == rank || own.count() == 0) continue;
+    Scratch& buffers = scratch[peer];
+    receives.emplace_back(group, peer, 0, own.count(), Scratch::kWindow,
+                          [&](size_t k) -> StatusOr<std::optional<std::span<std::byte>>> {
+                            return buffers.Buffer(k, own[k].size());
+                          });
+    WEIR_RETURN_IF_ERROR(receives.back().Post());
+  }
+  SendQueue sends(group);
+  for (size_t k = 0; k < rounds; ++k) {
+    for (int distance = 1; distance < world; ++distance) {
+      const int peer = (rank + distance) % world;
+      const PartSegments part = part_of(peer);
+      if (k < part.count()) {
+        WEIR_RETURN_IF_ERROR(sends.Send(peer, static_cast<uint32_t>(k), part[k]));
+      }
+    }
+    if (k >= own.count()) continue;
+    for (ReceiveStream& receive : receives) {
+      WEIR_ASSIGN_OR_RETURN(const std::span<std::byte> addend, receive.Next());
+      lanes.accumulate(own[k], addend);
+    }
+  }
+  return sends.Drain();
+}
+
+// Each rank's part is what its owner holds there.
+Status GatherParts(Group& group, const Lanes& lanes, Parts parts) {
+  if (parts.size() == 1) return Broadcast(group, 0, lanes.bytes);
+  std::vector<std::span<const std::byte>> outgoing(group.size(), parts[group.rank()]);
+  std::vector<std::span<std::byte>> incoming(parts.begin(), parts.end());
+  incoming[group.rank()] = {};
+  return DirectExchange(group, outgoing, incoming);
+}
+
+// The payloads of one part, of all nodes, in the order of the ranks that encoded them.
+Status CrossNodes(Group& group, const Exchange& exchange) {
+  StatusOr<std::span<const std::byte>> sum = exchange.encode_sum();
+  if (!sum.ok()) return group.Fail(Annotate(sum.status(), "the sum of a node"));
+  const size_t bytes_max = exchange.payload_bytes_max;
+  if (bytes_max != 0 && sum->size() > bytes_max) {
+    return group.Fail(
+        InvalidArgument(StrCat("payload of rank ", group.NameOf(group.rank()),
+                               ": expected at most ", bytes_max, " bytes, found ", sum->size())));
+  }
+  std::vector<std::vector<std::byte>> payloads;
+  const std::vector<std::span<const std::byte>> outgoing(group.size(), *sum);
+  return PayloadExchange(group, outgoing, bytes_max, &payloads, [&](int from) {
+    const int encoder = group.NameOf(from);
+    const Status status = exchange.add_region(encoder, payloads[from]);
+    if (status.ok()) return OkStatus();
+    return group.Fail(Annotate(status, StrCat("sum of the node of rank ", encoder)));
+  });
+}
+
+Status CheckNodeParts(Group& group, const Exchange& exchange, size_t expected) {
+  if (!exchange.encode_sum || !exchange.add_region) {
+    return group.Fail(InvalidArgument("expected encode_sum and add_region, found one missing"));
+  }
+  const std::byte* at = exchange.lanes.data();
+  bool whole = exchange.node_parts.size() == expected;
+  for (const std::span<std::byte> part : exchange.node_parts) {
+    whole = whole && (part.empty() || part.data() == at) && part.size() % exchange.lane_bytes == 0;
+    whole = whole && (part.size() > 0 || at != exchange.lanes.data() || exchange.lanes.empty());
+    at += part.size();
+  }
+  if (whole && at == exchange.lanes.data() + exchange.lanes.size()) return OkStatus();
+  return group.Fail(
+      InvalidArgument(StrCat("expected ", expected, " parts, the first not empty, of ",
+                             exchange.lanes.size(), " bytes, found ", exchange.node_parts.size())));
+}
+
+}  // namespace
+
+int NodePartsOf(NodeEncoders encoders, std::span<const int> nodes, int rank, int world) {
+  const NodePlaces places = NodePlacesOf(nodes, rank, world);
+  const bool all = encoders == NodeEncoders::kAll && places.equal;
+  return all ? static_cast<int>(places.node.size()) : 1;
+}
+
+int OwnNodePart(NodeEncoders encoders, std::span<const int> nodes, int rank, int world) {
+  const int place = NodePlacesOf(nodes, rank, world).place;
+  return place < NodePartsOf(encoders, nodes, rank, world) ? place : -1;
+}
+
+StatusOr<CollectiveReport> RunNodeSums(Group& group, Exchange& exchange, NodeEncoders encoders) {
+  const uint64_t before = group.bytes_sent();
+  const auto report = [&] { return CollectiveReport{.bytes_sent = group.bytes_sent() - before}; };
+  WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
+  const int count = NodePartsOf(encoders, group.nodes(), group.rank(), group.size());
+  WEIR_RETURN_IF_ERROR(CheckNodeParts(group, exchange, static_cast<size_t>(count)));
+  if (lanes.bytes.empty()) {
+    // Control word and flags travel even so.
+    WEIR_RETURN_IF_ERROR(Barrier(group));
+    return report();
+  }
+  const NodePlaces places = NodePlacesOf(group.nodes(), group.rank(), group.size());
+  const Parts parts = exchange.node_parts;
+  const bool together = places.node.size() > 1;
+  if (together) {
+    const GroupPart node(group, places.node, 0);
+    WEIR_RETURN_IF_ERROR(ReduceParts(group, lanes, parts));
+  }
+  // Part 0 is the largest: whoever has one without elements lets the others speak for it.
+  if (places.place < count && !parts[places.place].empty()) {
+    const GroupPart across(group, count > 1 ? places.across : places.leaders, kAcrossNodesSlots);
+    WEIR_RETURN_IF_ERROR(CrossNodes(group, exchange));
+  }
+  if (together) {
+    const GroupPart node(group, places.node, kBackWithinNodeSlots);
+    WEIR_RETURN_IF_ERROR(GatherParts(group, lanes, parts));
+  }
+  return report();
+}
+
+}  // namespace weir

@@ -1,0 +1,27 @@
+#pragma once
+// Who works with whom in collectives that go by the nodes that ranks share (Group::nodes).
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace weir {
+
+/// Slots of the steps of one operation by nodes, apart from each other: within nodes 0, then these.
+inline constexpr uint32_t kAcrossNodesSlots = 0x10000000, kBackWithinNodeSlots = 0x20000000;
+
+/// Ranks are those of the group and ascend.
+struct NodePlaces {
+  std::vector<int> node;                // ranks of the own node
+  int place = 0;                        // of the own rank among them
+  std::vector<int> across;              // equal nodes: ranks of equal place on their nodes
+  std::vector<int> leaders;             // first ranks of all nodes
+  std::vector<std::vector<int>> nodes;  // ranks of every node
+  bool equal = true;                    // all nodes hold as many ranks
+};
+
+/// As `rank` of `world` sees it; `nodes` as of Group::nodes, empty: every rank stands alone. Pure,
+/// O(world log world).
+NodePlaces NodePlacesOf(std::span<const int> nodes, int rank, int world);
+
+}  // namespace weir
