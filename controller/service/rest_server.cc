@@ -23,6 +23,7 @@ using ProtoMessage = google::protobuf::Message;
 using MessagePtr = std::unique_ptr<ProtoMessage>;
 
 constexpr int kQueueMax = 64;
+constexpr auto kStartPoll = std::chrono::milliseconds(1);
 constexpr const char* kContentSecurityPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -93,7 +94,10 @@ class HttplibRestServer : public RestServer {
       return Unavailable(
           StrCat("cannot listen on ", options_.host, ":", options_.port, " for HTTP"));
     }
-    thread_ = std::thread([this] { server_->listen_after_bind(); });
+    thread_ = std::thread([this] {
+      server_->listen_after_bind();
+      ended_ = true;
+    });
     pthread_setname_np(thread_.native_handle(), "weir-accept");
     return OkStatus();
   }
@@ -102,8 +106,11 @@ class HttplibRestServer : public RestServer {
 
   void Stop() override {
     stopping_ = true;
-    if (server_ != nullptr) server_->stop();
-    if (thread_.joinable()) thread_.join();
+    if (!thread_.joinable()) return;
+    // The library forgets a stop that comes before its loop has begun, and would accept for ever.
+    while (!server_->is_running() && !ended_) std::this_thread::sleep_for(kStartPoll);
+    server_->stop();
+    thread_.join();
   }
 
  private:
@@ -310,7 +317,7 @@ class HttplibRestServer : public RestServer {
   std::thread thread_;
   int port_ = 0;
   std::atomic<int> event_streams_{0};
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, ended_{false};  // ended_: nobody accepts any more
 };
 
 }  // namespace
