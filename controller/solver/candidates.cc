@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "controller/model/deterministic_math.h"
+#include "controller/model/node_layout.h"
 
 namespace weir {
 namespace {
@@ -99,12 +100,18 @@ StatusOr<CandidateSpace> CandidateSpace::Build(const Snapshot& snapshot, const P
 }
 
 void CandidateSpace::AddKinds() {
+  const NodeLayout layout = LayoutOf(snapshot_->memory);
+  const bool alone = layout.nodes == 0 || layout.ranks_max == 1;
   for (const CodecModel& codec : snapshot_->codecs) {
     if (codec.opt_in && policy_->codecs.empty() && !scope_.only.has_value()) continue;
     for (const double ratio : RatiosFor(codec, *policy_, scope_)) {
       for (size_t c = 0; c < snapshot_->collectives.size(); ++c) {
         const CollectiveModel& collective = snapshot_->collectives[c];
         if (!Compatible(codec, collective, snapshot_->world)) continue;
+        // Where every rank has a node of its own, another collective does the same.
+        const bool named =
+            scope_.only.has_value() || Contains(policy_->collectives, collective.name);
+        if (collective.by_node && alone && !named) continue;
         Kind kind{&codec, &collective, static_cast<int>(c), ratio, IsDense(codec, collective)};
         Exclude(&kind);
         kinds_.push_back(std::move(kind));

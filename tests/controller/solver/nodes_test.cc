@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "controller/solver/solver.h"
 #include "tests/controller/support/lossless.h"
 #include "tests/controller/support/model_fixture.h"
@@ -55,6 +57,24 @@ TEST(NodesDecisionTest, PredictsWhatTheLinksOfBothLevelsSay) {
   // Besides, two passes of 0.75 ms over 2.5 M elements, each 10 us more.
   const double expected = 1.52e-3 + 1e-3 + 0.1 + 4e-5 + 0.015 + (0.125 + 0.75) * 2e-10 * 1e7;
   EXPECT_NEAR(test::Lossless(snapshot).chosen.communication_s, expected, 1e-6);
+}
+
+// What goes by nodes is then another collective under another name.
+TEST(NodesDecisionTest, NothingGoesByNodesWhereEveryRankStandsAlone) {
+  const auto offered = [](const Snapshot& snapshot) {
+    const Decision decision = test::Lossless(snapshot);
+    return std::any_of(decision.top.begin(), decision.top.end(), [](const CandidatePlan& plan) {
+      return plan.choices[0].collective == "hierarchical";
+    });
+  };
+  EXPECT_TRUE(offered(OnNodes({0, 0, 1, 2, 3, 4, 5, 6})));
+  EXPECT_FALSE(offered(OnNodes({0, 1, 2, 3, 4, 5, 6, 7})));
+  Policy named;
+  named.codecs = {"identity"};
+  named.collectives = {"hierarchical"};
+  const auto decision = Decide(OnNodes({0, 1, 2, 3, 4, 5, 6, 7}), named);
+  ASSERT_TRUE(decision.ok()) << ToString(decision.status());
+  EXPECT_EQ(decision->chosen.choices[0].collective, "hierarchical");
 }
 
 TEST(NodesDecisionTest, ReplaysToTheSameDigest) {
