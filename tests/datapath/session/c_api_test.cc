@@ -310,8 +310,8 @@ TEST_F(CApiTest, SurvivorsReformOnTheSameHandles) {
     EXPECT_EQ(weir_session_connect(sessions[rank], list, 2), WEIR_OK)
         << weir_last_error(sessions[rank]);
   });
+  data[0][0] = 1;
   for (int rank = 0; rank < 2; ++rank) {
-    data[0][0] = 1;
     ASSERT_EQ(weir_step_begin(sessions[rank]), WEIR_OK) << weir_last_error(sessions[rank]);
     ASSERT_EQ(weir_all_reduce(sessions[rank], key, data[rank], 1, nullptr, nullptr, nullptr),
               WEIR_OK);
