@@ -86,7 +86,7 @@ size_t PayloadBytes(const PacketHeader& header);
 void EncodePacketHeader(const PacketHeader& header, std::span<std::byte, kPacketHeaderBytes> out);
 
 /// Sets kPacketChecked and the checksum of a whole packet: low 32 bits of XXH3-64 of all octets but
-/// the checksum's. O(n).
+/// the checksum's. At most kPacketBytesMax octets. O(n).
 void SealPacket(std::span<std::byte> packet);
 
 /// A header and where its payload lies in the datagram.
