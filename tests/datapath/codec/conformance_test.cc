@@ -335,11 +335,11 @@ TEST_P(CodecConformanceTest, NonFiniteInputGivesAnAllZeroPayload) {
 }
 
 TEST_P(CodecConformanceTest, NonFiniteStepLeavesTheStateAsItWas) {
+  // Whoever keeps no state in `context` must not keep one elsewhere either.
   const size_t n = 5000;
   const std::vector<float> g = test::NormalVector(n, 42), zero(n, 0.0f);
   EncodeContext context = ContextFor(codec(), g);
   const auto plain = codec().NewState(n, context), hit = codec().NewState(n, context);
-  if (plain == nullptr) GTEST_SKIP() << "keeps no state";
   std::vector<std::byte> a, b, ignored;
   std::vector<float> rest(n);
   std::vector<float> bad = g;

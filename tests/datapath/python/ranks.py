@@ -35,6 +35,8 @@ def _rank_main(pipe, function, rank, world, port, environment, arguments):
     words.seek(0)
     pipe.send((kind, value, words.read().decode(errors="replace")))
     pipe.close()
+    if rank == 0:  # the default group's store is served from here, and others may still ask it
+        time.sleep(DEADLINE_S)  # until `run` has everyone's result and kills
     os._exit(0)  # no teardown of Gloo's threads
 
 
