@@ -134,12 +134,12 @@ class CutoffTest : public ::testing::Test {
     workers[kStraggler] = path_->address();
     AggregatorLease lease = Grant(workers);
     path_->SetAggregator(lease.address);
-    std::vector<Plan> plans(kCutoffWorld, UniformPlan(1, Choice{"thc", "thc_table", 1, 8}));
+    plans_.assign(kCutoffWorld, UniformPlan(0, Choice{"thc", "thc_table", 1, 8}));
     for (int rank = 0; rank < kCutoffWorld; ++rank) {
       if (rank == kStraggler) lease.address = path_->address();
-      plans[rank].leases["thc_table"] = lease;
+      plans_[rank].leases["thc_table"] = lease;
     }
-    Switch(plans);
+    Switch(plans_);
   }
 
   AggregatorLease Grant(const std::vector<std::string>& workers) {
@@ -176,8 +176,10 @@ class CutoffTest : public ::testing::Test {
             .cutoff_us = 100'000};
   }
 
-  /// As SessionWorld::Switch, with a plan for each rank.
-  void Switch(const std::vector<Plan>& plans) {
+  /// As SessionWorld::Switch, with a plan for each rank, in the next version.
+  void Switch(std::vector<Plan> plans) {
+    ++version_;
+    for (Plan& plan : plans) plan.version = version_;
     for (int rank = 0; rank < kCutoffWorld; ++rank) {
       job_.sessions[rank]->OnCommand(PlanOffer{plans[rank].version, "n", plans[rank]});
       ASSERT_TRUE(job_.ports[rank]->All<PlanNack>().empty())
@@ -203,6 +205,14 @@ class CutoffTest : public ::testing::Test {
     return took_s;
   }
 
+  /// Nothing is left of what earlier steps brought; then `thc_table` again.
+  void Flush() {
+    Switch(std::vector<Plan>(kCutoffWorld, UniformPlan(0, DenseChoice())));
+    std::vector<std::vector<float>> zeros(kCutoffWorld, std::vector<float>(kCutoffFloats));
+    Step(zeros);
+    Switch(plans_);
+  }
+
   /// By the aggregator's one shard.
   aggregation::AggregatorCounters Counted() {
     const auto shards = server_->Shards();
@@ -223,7 +233,8 @@ class CutoffTest : public ::testing::Test {
   std::unique_ptr<aggregation::AggregatorServer> server_;
   SessionWorld job_{{.world = kCutoffWorld}};
   std::unique_ptr<SlowPath> path_;
-  uint64_t key_ = 0;
+  uint64_t key_ = 0, version_ = 0;
+  std::vector<Plan> plans_;
   std::vector<float> switched_;  // what the step of the last Switch delivered
 };
 
@@ -256,12 +267,15 @@ class Ledger {
 
 TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
   constexpr Duration kDelay = std::chrono::milliseconds(1500);
-  for (int attempt = 0; attempt < 5; ++attempt) {
+  constexpr int kAttempts = 5;
+  int slow = 0;  // attempts that the straggler alone made slow
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    if (attempt > 0) Flush();
     Ledger ledger;
     const uint64_t before = RoundsCutOff();
     auto data = RandomGradients(kCutoffWorld, kCutoffFloats, 1);
     ledger.Bring(data);
-    Step(data);
+    const double undisturbed_s = Step(data);
     ledger.Deliver(data[0], 1);
     const uint64_t undisturbed = RoundsCutOff();
 
@@ -273,6 +287,7 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
       others[i] = double{data[0][i]} + data[1][i] + data[2][i];
       missing[i] = data[kStraggler][i];
     }
+    const uint64_t late_before = path_->passed_late();
     const TimePoint begun = RealClock().Now();
     const double took_s = Step(data);
     ledger.Deliver(data[0], 0.75);
@@ -280,7 +295,6 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
     path_->SetDelay(Duration::zero());
 
     // What it sent comes late, in the middle of other operations.
-    const uint64_t late_before = path_->passed_late();
     uint64_t disturbed = undisturbed - before;
     for (uint64_t step = 3; RealClock().Now() < begun + kDelay + kCutoff; ++step) {
       auto more = RandomGradients(kCutoffWorld, kCutoffFloats, step);
@@ -293,18 +307,23 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
     EXPECT_GT(path_->passed_late(), late_before);
     EXPECT_FALSE(AnyFailure());
     EXPECT_EQ(job_.ports[0]->All<StepReport>().back().buckets[0].collective, "thc_table");
-    if (disturbed > 0) continue;  // the machine was too slow for some other rank
+    // Instrumented or on a busy machine some other rank is cut off, too, or the clock tells
+    // nothing.
+    if (disturbed > 0 || undisturbed_s > ToSeconds(kCutoff) / 2) continue;
+    if (took_s > 4 * ToSeconds(kCutoff)) {  // five rounds, one cut-off
+      ++slow;
+      continue;
+    }
 
     EXPECT_EQ(cut_off, 40u);
     EXPECT_GT(took_s, 0.9 * ToSeconds(kCutoff));
-    EXPECT_LT(took_s, 4 * ToSeconds(kCutoff)) << "five rounds, one cut-off";
     // The others' sum times 4/3 and nothing of the straggler's; quantised, so not exactly.
     EXPECT_NEAR(Dot(data[0], others) / Dot({others.begin(), others.end()}, others), 4.0 / 3, 0.06);
     EXPECT_NEAR(Dot(data[0], missing) / Dot({missing.begin(), missing.end()}, missing), 0, 0.1);
 
     // The step that announces a lossless codec delivers some of the rest, that codec all of it.
     const uint64_t switching = RoundsCutOff();
-    Switch(std::vector<Plan>(kCutoffWorld, UniformPlan(2, DenseChoice())));
+    Switch(std::vector<Plan>(kCutoffWorld, UniformPlan(0, DenseChoice())));
     if (RoundsCutOff() != switching) break;
     ledger.Deliver(switched_, 1);
     std::vector<std::vector<float>> zeros(kCutoffWorld, std::vector<float>(kCutoffFloats));
@@ -313,7 +332,8 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
     EXPECT_LT(ledger.Greatest(), 1e-3);
     return;
   }
-  GTEST_SKIP() << "some rank that was not meant to was cut off in each of five attempts";
+  EXPECT_LT(slow, kAttempts) << "a step waits for the straggler";
+  GTEST_SKIP() << "in each of " << kAttempts << " attempts the machine was too slow";
 }
 
 TEST_F(CutoffTest, ARankThatMissesResultsGetsThemFromTheOthers) {
@@ -334,13 +354,14 @@ TEST_F(CutoffTest, ARankThatMissesResultsGetsThemFromTheOthers) {
 // It cannot even ask for what it missed: its packets take longer than anybody waits for a reply.
 TEST_F(CutoffTest, ARankThatMissesResultsAndCannotAskGetsThemFromTheOthers) {
   auto data = RandomGradients(kCutoffWorld, kCutoffFloats, 1);
-  Step(data);
+  const double undisturbed_s = Step(data);
   path_->SetDelay(std::chrono::seconds(3));
   data = RandomGradients(kCutoffWorld, kCutoffFloats, 2);
   Step(data);  // its own packets are not needed for it
   data = RandomGradients(kCutoffWorld, kCutoffFloats, 3);
   path_->LoseSomeReplies(7);
-  EXPECT_LT(Step(data), 2);
+  const double took_s = Step(data);
+  if (undisturbed_s < ToSeconds(kCutoff) / 2) EXPECT_LT(took_s, 2);
   path_->SetDelay(Duration::zero());
   for (uint64_t step = 4; step < 8; ++step) {
     data = RandomGradients(kCutoffWorld, kCutoffFloats, step);
