@@ -62,7 +62,8 @@ StrictSection ProbingSection(const std::string& origin, Policy* policy) {
 StrictSection AggregationSection(const std::string& origin, Policy* policy) {
   StrictSection section(origin);
   section.Number("quorum", {.min = 0, .max = 1, .min_open = true}, &policy->quorum)
-      .Integer("cutoff_ms", {.min = 1, .max = kCutoffMsMax}, &policy->cutoff_ms);
+      .Integer("cutoff_ms", {.min = 1, .max = kCutoffMsMax}, &policy->cutoff_ms)
+      .Boolean("checksums", &policy->checksums);
   return section;
 }
 

@@ -36,6 +36,7 @@ struct Policy {
   // Aggregation.
   double quorum = 0;  // share of the ranks that is enough for a lossy sum after cutoff_ms; 0: all
   int cutoff_ms = 0;
+  bool checksums = true;  // packets carry one of their own, beyond what the network has
   // Probing.
   double probe_budget_ratio = 0.005;  // of training bytes
   double probe_interval_s = 30;

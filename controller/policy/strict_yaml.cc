@@ -169,6 +169,18 @@ StrictSection& StrictSection::Integer(const std::string& key, NumberRange range,
   });
 }
 
+StrictSection& StrictSection::Boolean(const std::string& key, bool* out) {
+  return Add(key, [this_origin = origin_, out](const YAML::Node& value, const std::string& path) {
+    const std::string text = value.IsScalar() && value.Tag() == "?" ? value.Scalar() : "";
+    if (text != "true" && text != "false") {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected true or false, found ", Shown(value)));
+    }
+    *out = text == "true";
+    return OkStatus();
+  });
+}
+
 StrictSection& StrictSection::Name(const std::string& key, std::string* out) {
   return Add(key, [this_origin = origin_, out](const YAML::Node& value, const std::string& path) {
     if (!value.IsScalar() || !IsName(value.Scalar(), false)) {

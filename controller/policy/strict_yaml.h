@@ -40,6 +40,8 @@ class StrictSection {
 
   StrictSection& Number(const std::string& key, NumberRange range, double* out);
   StrictSection& Integer(const std::string& key, NumberRange range, int* out);
+  /// true or false, as such.
+  StrictSection& Boolean(const std::string& key, bool* out);
   /// A non-empty name of letters, digits and . _ - (at most 128 characters).
   StrictSection& Name(const std::string& key, std::string* out);
   /// A list of names, or of shell patterns when `patterns`.

@@ -135,10 +135,11 @@ std::string LeaseAskJson(const LeaseAsk& ask) {
     json["sum_bits"] = ask.table.sum_bits;
     json["levels"] = ask.table.levels;
   }
-  if (ask.cutoff.quorum > 0) {
-    json["quorum"] = ask.cutoff.quorum;
-    json["cutoff_ms"] = ask.cutoff.cutoff_ms;
+  if (ask.wish.quorum > 0) {
+    json["quorum"] = ask.wish.quorum;
+    json["cutoff_ms"] = ask.wish.cutoff_ms;
   }
+  if (!ask.wish.checked) json["checked"] = false;
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -170,6 +171,7 @@ Status ReadLeases(std::string_view text, v1::Aggregator* out) {
     lease->set_job(Text(one, "job"));
     lease->set_mode(Text(one, "mode"));
     lease->set_address(Text(one, "address"));
+    lease->set_plane(Text(one, "plane"));
     lease->set_epoch(Number(one, "epoch"));
     lease->set_slots(Number(one, "slots"));
     lease->set_lanes(Number(one, "lanes"));
@@ -212,13 +214,20 @@ StatusOr<v1::AggregatorLease> ReadGrant(std::string_view text, const LeaseAsk& a
   }
   // An aggregator that waits for all ranks would still be right, but not what the operator asked
   // for.
-  lease.set_quorum(ask.cutoff.quorum);
-  lease.set_cutoff_us(ask.cutoff.cutoff_ms * 1000);
-  if (ask.cutoff.quorum > 0 && (Number(json, "quorum") != ask.cutoff.quorum ||
-                                Number(json, "cutoff_ms") != ask.cutoff.cutoff_ms)) {
-    return DataLoss(StrCat("grant: expected a quorum of ", ask.cutoff.quorum, " after ",
-                           ask.cutoff.cutoff_ms, " ms, found ", Number(json, "quorum"), " after ",
+  lease.set_quorum(ask.wish.quorum);
+  lease.set_cutoff_us(ask.wish.cutoff_ms * 1000);
+  if (ask.wish.quorum > 0 && (Number(json, "quorum") != ask.wish.quorum ||
+                              Number(json, "cutoff_ms") != ask.wish.cutoff_ms)) {
+    return DataLoss(StrCat("grant: expected a quorum of ", ask.wish.quorum, " after ",
+                           ask.wish.cutoff_ms, " ms, found ", Number(json, "quorum"), " after ",
                            Number(json, "cutoff_ms"), " ms"));
+  }
+  // Packets without a checksum that is asked for are all dropped.
+  lease.set_unchecked(!ask.wish.checked);
+  if (const Json checked = json.value("checked", Json(true)); checked != ask.wish.checked) {
+    return DataLoss(StrCat("grant: expected \"checked\": ", Json(ask.wish.checked).dump(),
+                           ", found ",
+                           checked.dump(-1, ' ', false, Json::error_handler_t::replace)));
   }
   const auto hexadecimal = [](unsigned char c) { return std::isxdigit(c) != 0; };
   const std::string& cookie = lease.cookie();

@@ -33,10 +33,11 @@ struct LeaseTable {
   std::vector<uint32_t> levels;
 };
 
-/// When an aggregator answers without the workers that are late; zeros: never.
-struct LeaseCutoff {
-  uint32_t quorum = 0;  // workers that are enough
-  uint32_t cutoff_ms = 0;
+/// What an operator says of leases.
+struct LeaseWish {
+  // Mode "table": how many workers are enough, once a round has waited so long; zeros: all.
+  uint32_t quorum = 0, cutoff_ms = 0;
+  bool checked = true;  // packets carry a checksum
 };
 
 /// What a job asks of an aggregator.
@@ -50,7 +51,7 @@ struct LeaseAsk {
   uint32_t slots = 0, lanes = 0;
   uint32_t columns = 0;  // mode "sparse": blocks per packet
   LeaseTable table = {};
-  LeaseCutoff cutoff = {};  // mode "table"
+  LeaseWish wish = {};
 };
 
 /// Who holds a job's lease of that mode (empty: "sum"): a job has one of each at most, and leases

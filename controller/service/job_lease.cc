@@ -91,12 +91,14 @@ std::vector<std::string> LeasedCollectives() {
 }
 
 // Rounded up, but for what decimals lose: 0.7 of 10 ranks are 7.
-LeaseCutoff CutoffOf(const Policy& policy, int world) {
-  if (policy.quorum <= 0) return {};
+LeaseWish WishOf(const Policy& policy, int world) {
+  LeaseWish wish{.checked = policy.checksums};
+  if (policy.quorum <= 0) return wish;
   const int quorum = std::max(1, static_cast<int>(std::ceil(policy.quorum * world - 1e-9)));
-  if (quorum >= world) return {};
-  return {.quorum = static_cast<uint32_t>(quorum),
-          .cutoff_ms = static_cast<uint32_t>(policy.cutoff_ms)};
+  if (quorum >= world) return wish;
+  wish.quorum = static_cast<uint32_t>(quorum);
+  wish.cutoff_ms = static_cast<uint32_t>(policy.cutoff_ms);
+  return wish;
 }
 
 JobLease::JobLease(std::string job, LeaseHost& host, const Clock& clock, LeaseBackoff* backoff)
@@ -225,14 +227,15 @@ void JobLease::Describe(const Snapshot& network, CollectiveModel* collective) co
 }
 
 void JobLease::Ask(const Snapshot& network, const std::string& collective, const LeaseTable& table,
-                   const LeaseCutoff& cutoff) {
+                   const LeaseWish& wish) {
   if (pending_.has_value() || held_.has_value()) return;
   const Pick pick = PickFor(network);
   if (pick.aggregator == nullptr) return Block(pick.why_not);
   LeaseAsk ask{pick.aggregator->name(), job_,      ++last_id_, collective,
                LeaseModeOf(collective), Workers(), pick.slots};
   ask.table = table;
-  if (table.sum_bits > 0) ask.cutoff = cutoff;  // exact sums are of all ranks
+  ask.wish = wish;
+  if (table.sum_bits == 0) ask.wish.quorum = ask.wish.cutoff_ms = 0;  // exact sums are of all ranks
   SetShape(*pick.aggregator, &ask);
   if (!host_.AskLease(ask)) return Block(StrCat("too much waits for ", ask.aggregator));
   pending_ = std::move(ask);

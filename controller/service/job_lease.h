@@ -41,8 +41,8 @@ std::string LeaseModeOf(const std::string& collective);
 /// All collectives that need one, by name.
 std::vector<std::string> LeasedCollectives();
 
-/// What the policy asks for in a job of `world` ranks; zeros where it needs all of them.
-LeaseCutoff CutoffOf(const Policy& policy, int world);
+/// What the policy asks for in a job of `world` ranks; no quorum where it needs all of them.
+LeaseWish WishOf(const Policy& policy, int world);
 
 /// How long a job leaves aggregators alone after one refused it, was lost or failed. All leases of
 /// a job have the same: what one of them met, the others would meet, too.
@@ -84,9 +84,10 @@ class JobLease {
 
   /// Asks the aggregator that Describe had in mind. An answer, a refusal or the deadline follows;
   /// where nobody can be asked the collective is blocked at once.
-  /// table: of the codec whose lanes it carries, where it carries such; cutoff: for those alone.
+  /// table: of the codec whose lanes it carries, where it carries such; a quorum is for those
+  /// alone.
   void Ask(const Snapshot& network, const std::string& collective, const LeaseTable& table = {},
-           const LeaseCutoff& cutoff = {});
+           const LeaseWish& wish = {});
   bool asking() const { return pending_.has_value(); }
   /// "waiting for sum-1 to grant 64 slots"; empty: not asking.
   std::string Waiting() const;

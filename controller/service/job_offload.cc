@@ -64,7 +64,7 @@ bool Job::AwaitLease(const Snapshot& snapshot, const PlanModel& choices) {
     if (lease.held().has_value()) continue;
     missing = true;
     lease.Ask(snapshot, collective, TableOf(capabilities_, choices, collective, world_),
-              CutoffOf(policy(), world_));
+              WishOf(policy(), world_));
   }
   if (!missing) return false;
   obstacle_ = LeaseAwaited();

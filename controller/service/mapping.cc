@@ -363,6 +363,7 @@ std::string PlanDigest(const v1::Plan& plan) {
     if (lease.sum_bits() > 0) text += StrCat("|", lease.sum_bits(), "|");
     for (const uint32_t level : lease.levels()) text += StrCat(level, ",");
     if (lease.quorum() > 0) text += StrCat("|quorum|", lease.quorum(), "|", lease.cutoff_us());
+    if (lease.unchecked()) text += "|unchecked";
     text += "\n";
   }
   for (const uint32_t rank : plan.ring_order()) text += StrCat("ring|", rank, "\n");

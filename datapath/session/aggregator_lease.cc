@@ -45,6 +45,7 @@ StatusOr<aggregation::Lease> Terms(const AggregatorLease& lease, int world) {
   terms.levels = lease.levels;
   terms.quorum = static_cast<int>(std::min<uint32_t>(lease.quorum, INT32_MAX));
   terms.cutoff = std::chrono::microseconds(lease.cutoff_us);
+  terms.checked = !lease.unchecked;
   WEIR_RETURN_IF_ERROR(aggregation::Validate(terms));
   return terms;
 }
@@ -88,7 +89,8 @@ std::string CanonicalText(const AggregatorLease& lease) {
       lease.id, "|", lease.epoch, "|", Hex64(lease.cookie), "|", lease.slots, "|", lease.lanes,
       lease.columns == 0 ? "" : StrCat("|", lease.columns),
       lease.sum_bits == 0 ? "" : StrCat("|", lease.sum_bits, "|", LevelsText(lease.levels)),
-      lease.quorum == 0 ? "" : StrCat("|quorum|", lease.quorum, "|", lease.cutoff_us), "\n");
+      lease.quorum == 0 ? "" : StrCat("|quorum|", lease.quorum, "|", lease.cutoff_us),
+      lease.unchecked ? "|unchecked" : "", "\n");
 }
 
 }  // namespace weir

@@ -31,6 +31,7 @@ struct AggregatorLease {
   std::vector<uint8_t> levels = {};
   // Mode "table": so many ranks are enough for a sum once it has waited cutoff_us; 0: all ranks.
   uint32_t quorum = 0, cutoff_us = 0;
+  bool unchecked = false;  // packets carry no checksum
   friend bool operator==(const AggregatorLease&, const AggregatorLease&) = default;
 };
 

@@ -216,6 +216,14 @@ Status ObjectReader::Double(const char* key, double* out) {
   return OkStatus();
 }
 
+Status ObjectReader::Boolean(const char* key, bool* out) {
+  const json* value = Find(key);
+  if (value == nullptr) return OkStatus();
+  if (!value->is_boolean()) return Wrong(key, "true or false", *value);
+  *out = value->get<bool>();
+  return OkStatus();
+}
+
 StatusOr<const json*> ObjectReader::FindArray(const char* key, size_t count_max) {
   const json* value = Find(key);
   if (value == nullptr) return nullptr;

@@ -46,6 +46,7 @@ class ObjectReader {
   Status Uint64(const char* key, uint64_t* out);
   Status Uint32(const char* key, uint32_t* out);
   Status Double(const char* key, double* out);
+  Status Boolean(const char* key, bool* out);
   /// The field's value, null pointer when absent. For nested objects and arrays.
   const nlohmann::json* Find(const char* key);
   /// Same, but kInvalidArgument unless it is an array of at most `count_max` (null when absent).

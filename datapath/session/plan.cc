@@ -101,6 +101,7 @@ Status ReadLease(const json& value, std::string path, UnknownKeys unknown_keys, 
   WEIR_RETURN_IF_ERROR(ReadLevels(&reader, &lease.levels));
   WEIR_RETURN_IF_ERROR(reader.Uint32("quorum", &lease.quorum));
   WEIR_RETURN_IF_ERROR(reader.Uint32("cutoff_us", &lease.cutoff_us));
+  WEIR_RETURN_IF_ERROR(reader.Boolean("unchecked", &lease.unchecked));
   const StatusOr<uint64_t> secret = ParseHex64(cookie);
   if (!secret.ok()) {  // without what was found: it may be most of a cookie
     return InvalidArgument(StrCat(reader.PathOf("cookie"), ": expected 16 hexadecimal digits"));
@@ -186,7 +187,8 @@ json LeaseToJson(const AggregatorLease& lease) {
           {"sum_bits", lease.sum_bits},
           {"levels", std::move(levels)},
           {"quorum", lease.quorum},
-          {"cutoff_us", lease.cutoff_us}};
+          {"cutoff_us", lease.cutoff_us},
+          {"unchecked", lease.unchecked}};
 }
 
 Status ValidateChoice(const Choice& choice, const Plan& plan, int world) {

@@ -33,10 +33,11 @@ class ControlPlane:
 
     Where the network has a host for it, an aggregator runs there and the controller may lease its
     slots to jobs. goodput_gbit_s is what it states that it takes in; 0: it states nothing.
+    aggregator_flags are further ones of its.
     """
 
     def __init__(self, children, binaries, directory, network, hosts, policy=None, port=0,
-                 goodput_gbit_s=0.0):
+                 goodput_gbit_s=0.0, aggregator_flags=()):
         self._children = children
         self._binaries = binaries
         self._directory = pathlib.Path(directory)
@@ -45,6 +46,7 @@ class ControlPlane:
         self._policy = policy
         self._port = port
         self._goodput_gbit_s = goodput_gbit_s
+        self._aggregator_flags = aggregator_flags
         self._started = []
         self._forwarder = None
         self._aggregator_forwarder = None
@@ -95,7 +97,7 @@ class ControlPlane:
         self._start("weir-aggregator", self._network.aggregator, [
             "--listen", address, "--http", http, "--insecure",
             "--goodput-gbit-s", self._goodput_gbit_s,
-            "--slots-per-job", AGGREGATOR_SLOTS])
+            "--slots-per-job", AGGREGATOR_SLOTS, *self._aggregator_flags])
         self._aggregator_forwarder = Forwarder(self._network.control,
                                                (address, AGGREGATOR_HTTP_PORT))
         return ["--aggregator", f"{AGGREGATOR_NAME}=http://{http}"]

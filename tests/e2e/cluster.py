@@ -84,7 +84,7 @@ class Cluster:
     """A context manager: hosts, agents, controller, and a training once start_ranks was called."""
 
     def __init__(self, name, hosts=2, model_params=300_000, *, aggregator=False, policy=None,
-                 goodput_gbit_s=0.0):
+                 goodput_gbit_s=0.0, aggregator_flags=()):
         self.directory = OUT / name
         self.directory.mkdir(parents=True, exist_ok=True)
         binaries, missing = find_binaries(BUILD)
@@ -99,7 +99,8 @@ class Cluster:
             (self.directory / "policy.yaml").write_text(policy, encoding="utf-8")
             policy = self.directory / "policy.yaml"
         self.controls = Controls(self.children, binaries, self.directory / "control", self.network,
-                                 hosts, policy, goodput_gbit_s=goodput_gbit_s)
+                                 hosts, policy, goodput_gbit_s=goodput_gbit_s,
+                                 aggregator_flags=aggregator_flags)
         self.ranks = []
         self._forwarders = []
 

@@ -28,16 +28,6 @@ Status Integer(ObjectReader* reader, const char* key, uint32_t max, T* out) {
   return OkStatus();
 }
 
-Status Boolean(ObjectReader* reader, const char* key, bool* out) {
-  const json* value = reader->Find(key);
-  if (value == nullptr) return OkStatus();
-  if (!value->is_boolean()) {
-    return InvalidArgument(StrCat(reader->PathOf(key), ": expected true or false"));
-  }
-  *out = value->get<bool>();
-  return OkStatus();
-}
-
 Status ReadWorkers(ObjectReader* reader, LeaseRequest* request) {
   WEIR_ASSIGN_OR_RETURN(const json* workers, reader->FindArray("workers", kWorkersMax));
   if (workers == nullptr || workers->empty()) {
@@ -81,8 +71,8 @@ Status ReadTerms(ObjectReader* reader, Lease* terms) {
   uint32_t cutoff_ms = 0;
   WEIR_RETURN_IF_ERROR(Integer(reader, "cutoff_ms", kCutoffMsMax, &cutoff_ms));
   terms->cutoff = std::chrono::milliseconds(cutoff_ms);
-  WEIR_RETURN_IF_ERROR(Boolean(reader, "little_endian", &terms->little_endian));
-  WEIR_RETURN_IF_ERROR(Boolean(reader, "checked", &terms->checked));
+  WEIR_RETURN_IF_ERROR(reader->Boolean("little_endian", &terms->little_endian));
+  WEIR_RETURN_IF_ERROR(reader->Boolean("checked", &terms->checked));
   return ReadLevels(reader, terms);
 }
 
@@ -133,6 +123,7 @@ json LeaseObject(const LeaseGrant& grant) {
           {"quorum", grant.lease.quorum},
           {"cutoff_ms",
            std::chrono::duration_cast<std::chrono::milliseconds>(grant.lease.cutoff).count()},
+          {"checked", grant.lease.checked},
           {"workers", std::move(workers)}};
 }
 

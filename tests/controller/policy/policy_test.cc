@@ -175,6 +175,17 @@ TEST(PolicyTest, AQuorumIsForLossyLanesAlone) {
               HasSubstr("bounds.collectives: expected thc_table"));
 }
 
+TEST(PolicyTest, ChecksumsAreThereUnlessSaidOtherwise) {
+  EXPECT_TRUE(ParsePolicy("name: a\n", "p")->checksums);
+  EXPECT_FALSE(ParsePolicy("aggregation: {checksums: false}", "p")->checksums);
+  EXPECT_TRUE(ParsePolicy("aggregation: {checksums: true}", "p")->checksums);
+  for (const char* other : {"0", "no", "False", "\"true\"", "''", "~", "[true]"}) {
+    EXPECT_THAT(ErrorOf(StrCat("aggregation: {checksums: ", other, "}")),
+                HasSubstr("aggregation.checksums: expected true or false"))
+        << other;
+  }
+}
+
 TEST(PolicyTest, EveryPrefixOfADocumentIsAnsweredWithoutThrowing) {
   const std::string text =
       "name: a\nobjective: {name: moo, moo_weight_time: 0.5}\njobs: ['a*', \"b\"]\n";

@@ -168,14 +168,14 @@ TEST_F(JobLeaseTest, AsksForATableAndAsManyNarrowLanesAsThePacketsHaveRoom) {
   EXPECT_FALSE(answer(1).ok()) << "other levels than were asked for";
 }
 
-TEST(CutoffOfTest, IsAShareOfTheRanksRoundedUpAndNothingWhereThatIsAll) {
+TEST(WishOfTest, IsAShareOfTheRanksRoundedUpAndNothingWhereThatIsAll) {
   const auto quorum = [](double share, int world) {
     Policy policy;
     policy.quorum = share;
     policy.cutoff_ms = 20;
-    const LeaseCutoff cutoff = CutoffOf(policy, world);
-    EXPECT_EQ(cutoff.cutoff_ms, cutoff.quorum > 0 ? 20u : 0u);
-    return cutoff.quorum;
+    const LeaseWish wish = WishOf(policy, world);
+    EXPECT_EQ(wish.cutoff_ms, wish.quorum > 0 ? 20u : 0u);
+    return wish.quorum;
   };
   EXPECT_EQ(quorum(0.75, 4), 3u);
   EXPECT_EQ(quorum(0.7, 10), 7u);
@@ -187,9 +187,9 @@ TEST(CutoffOfTest, IsAShareOfTheRanksRoundedUpAndNothingWhereThatIsAll) {
 }
 
 TEST_F(JobLeaseTest, AQuorumIsAskedForWhereSumsAreOfATableAndMustBeGrantedAsAsked) {
-  const LeaseCutoff cutoff{.quorum = 3, .cutoff_ms = 20};
+  const LeaseWish wish{.quorum = 3, .cutoff_ms = 20};
   const LeaseTable table{8, {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30}};
-  lease_.Ask(network_, "thc_table", table, cutoff);
+  lease_.Ask(network_, "thc_table", table, wish);
   ASSERT_EQ(asks_.size(), 1u);
   EXPECT_THAT(LeaseAskJson(asks_[0]), HasSubstr(R"("cutoff_ms":20)"));
   EXPECT_THAT(LeaseAskJson(asks_[0]), HasSubstr(R"("quorum":3)"));
@@ -208,9 +208,35 @@ TEST_F(JobLeaseTest, AQuorumIsAskedForWhereSumsAreOfATableAndMustBeGrantedAsAske
   EXPECT_FALSE(answer(R"(,"quorum":2,"cutoff_ms":20)").ok());
   lease_.OnAnswer(asks_[0].id, Unavailable("later"));
   clock_.Advance(FromSeconds(JobLease::kBackoffMinS));
-  lease_.Ask(network_, "switchml", {}, cutoff);
+  lease_.Ask(network_, "switchml", {}, wish);
   ASSERT_EQ(asks_.size(), 2u);
-  EXPECT_EQ(asks_[1].cutoff.quorum, 0u) << "exact sums are of all ranks";
+  EXPECT_EQ(asks_[1].wish.quorum, 0u) << "exact sums are of all ranks";
+}
+
+TEST_F(JobLeaseTest, ChecksumsAreLeftOutWhereThePolicySaysSoAndTheAggregatorAgrees) {
+  Policy policy;
+  policy.checksums = false;
+  lease_.Ask(network_, "switchml", {}, WishOf(policy, 2));
+  ASSERT_EQ(asks_.size(), 1u);
+  EXPECT_THAT(LeaseAskJson(asks_[0]), HasSubstr(R"("checked":false)"));
+  const auto answer = [](LeaseAsk ask, const std::string& more) {
+    return ReadGrant(StrCat(R"({"address":"a:1","cookie":"5ad1c0ffee5ad1c0","epoch":7,"lanes":256,)"
+                            R"("lease":3,"mode":"sum","slots":64)",
+                            more, "}"),
+                     ask);
+  };
+  const auto granted = answer(asks_[0], R"(,"checked":false)");
+  ASSERT_TRUE(granted.ok()) << ToString(granted.status());
+  EXPECT_TRUE(granted->unchecked());
+  for (const char* other : {"", R"(,"checked":true)", R"(,"checked":0)", R"(,"checked":null)"}) {
+    EXPECT_THAT(Message(answer(asks_[0], other).status()),
+                HasSubstr("expected \"checked\": false"));
+  }
+  LeaseAsk with = asks_[0];
+  with.wish.checked = true;
+  EXPECT_THAT(LeaseAskJson(with), Not(HasSubstr("checked")));
+  EXPECT_FALSE(answer(with, R"(,"checked":true)")->unchecked());
+  EXPECT_FALSE(answer(with, R"(,"checked":false)").ok());
 }
 
 TEST_F(JobLeaseTest, GoodputIsSharedAndSlotsLimitARoundTrip) {

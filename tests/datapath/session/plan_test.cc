@@ -308,6 +308,13 @@ TEST(ValidatePlanTest, TakesTheTableOfTheCodecAlone) {
   lease.quorum = 5;
   EXPECT_NE(Message(status()).find("quorum: expected 1 .. workers, found 5"), std::string::npos);
   lease.quorum = lease.cutoff_us = 0;
+  EXPECT_TRUE(TermsOf(lease, 4)->checked);
+  lease.unchecked = true;
+  EXPECT_TRUE(status().ok()) << ToString(status());
+  EXPECT_EQ(plan.leases, ParsePlan(PlanToJson(plan), UnknownKeys::kReject)->leases);
+  EXPECT_NE(PlanDigest(plan), digest);
+  EXPECT_FALSE(TermsOf(lease, 4)->checked);
+  lease.unchecked = false;
   // Lanes of other levels would add up to something else without anybody noticing.
   --lease.levels[1];
   EXPECT_NE(Message(status()).find("table of the lease: expected 8 bits"), std::string::npos)
