@@ -304,7 +304,6 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
       ledger.Deliver(more[0], 1);
       disturbed += RoundsCutOff() - so_far;
     }
-    EXPECT_GT(path_->passed_late(), late_before);
     EXPECT_FALSE(AnyFailure());
     EXPECT_EQ(job_.ports[0]->All<StepReport>().back().buckets[0].collective, "thc_table");
     // Instrumented or on a busy machine some other rank is cut off, too, or the clock tells
@@ -315,6 +314,7 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
       continue;
     }
 
+    EXPECT_GT(path_->passed_late(), late_before);
     EXPECT_EQ(cut_off, 40u);
     EXPECT_GT(took_s, 0.9 * ToSeconds(kCutoff));
     // The others' sum times 4/3 and nothing of the straggler's; quantised, so not exactly.
