@@ -2,7 +2,7 @@
 import math
 import re
 
-COLLECTIVES = ("switchml",)   # those that sum on an aggregator
+COLLECTIVES = ("omnireduce", "switchml", "thc_table")   # those that sum on an aggregator
 # The demo's model compresses so well that compression always beats an aggregator, which adds what
 # ranks send but needs all of it; and much of its gradient is zero, which other collectives leave out.
 # So this is the policy of somebody whose model is not so.
