@@ -192,6 +192,7 @@ MachineFacts LookAtMachine() {
   facts.udp_segments = HasUdpSegments();
   facts.shared_memory_error = SharedMemoryError();
   facts.receive_buffer_bytes = NumberIn("/proc/sys/net/core/rmem_max");
+  facts.slow_start_after_idle = NumberIn("/proc/sys/net/ipv4/tcp_slow_start_after_idle") != 0;
   facts.open_files = SoftLimit(RLIMIT_NOFILE);
   facts.memlock_bytes = SoftLimit(RLIMIT_MEMLOCK);
   std::error_code error;
@@ -238,6 +239,14 @@ std::vector<Finding> JudgeMachine(const MachineFacts& facts, const std::string& 
                      StrCat("socket buffers may have ", facts.receive_buffer_bytes / 1024,
                             " KiB only: bursts to udp and aggregators are lost and sent again"),
                      "sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216"});
+  }
+  if (facts.slow_start_after_idle) {
+    found.push_back({Verdict::kWarn,
+                     "TCP connections begin again with ten packets after each pause between steps, "
+                     "which costs round trips on long links",
+                     "sysctl -w net.ipv4.tcp_slow_start_after_idle=0"});
+  } else {
+    found.push_back({Verdict::kOk, "TCP connections keep their window between steps"});
   }
   if (facts.open_files >= kOpenFilesMin) {
     found.push_back({Verdict::kOk, "enough files may be open"});

@@ -12,18 +12,19 @@
 namespace weir::cli {
 
 struct MachineFacts {
-  std::string kernel;                 // release, as uname prints it
-  bool udp_segments = false;          // the kernel cuts and joins rows of datagrams (GSO, GRO)
-  std::string shared_memory_error;    // why ranks here cannot share memory; empty: they can
-  uint64_t receive_buffer_bytes = 0;  // net.core.rmem_max
-  uint64_t open_files = 0;            // soft limit; UINT64_MAX: none
-  uint64_t memlock_bytes = 0;         // soft limit; UINT64_MAX: none
-  bool rdma_devices = false;          // /sys/class/infiniband has some
-  std::string agent_socket;           // looked at
-  std::string agent_error;            // why no agent accepts there; empty: one does
-  uint16_t probe_port = 0;            // of agents
-  bool probe_port_taken = false;      // somebody listens there for TCP
-  bool probe_udp_port_taken = false;  // and for UDP
+  std::string kernel;                  // release, as uname prints it
+  bool udp_segments = false;           // the kernel cuts and joins rows of datagrams (GSO, GRO)
+  std::string shared_memory_error;     // why ranks here cannot share memory; empty: they can
+  uint64_t receive_buffer_bytes = 0;   // net.core.rmem_max
+  bool slow_start_after_idle = false;  // net.ipv4.tcp_slow_start_after_idle
+  uint64_t open_files = 0;             // soft limit; UINT64_MAX: none
+  uint64_t memlock_bytes = 0;          // soft limit; UINT64_MAX: none
+  bool rdma_devices = false;           // /sys/class/infiniband has some
+  std::string agent_socket;            // looked at
+  std::string agent_error;             // why no agent accepts there; empty: one does
+  uint16_t probe_port = 0;             // of agents
+  bool probe_port_taken = false;       // somebody listens there for TCP
+  bool probe_udp_port_taken = false;   // and for UDP
   std::map<std::string, std::string> libraries;  // libweir.so by path -> its version, or an error
 };
 

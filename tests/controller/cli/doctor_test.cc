@@ -176,6 +176,7 @@ TEST(DoctorTest, WhatAMachineLacksIsNamedWithItsFix) {
   facts.udp_segments = false;
   facts.shared_memory_error = "Operation not permitted";
   facts.receive_buffer_bytes = 212992;
+  facts.slow_start_after_idle = true;
   facts.open_files = 256;
   facts.rdma_devices = true;
   facts.agent_error = "Permission denied";
@@ -185,6 +186,7 @@ TEST(DoctorTest, WhatAMachineLacksIsNamedWithItsFix) {
   EXPECT_EQ(Count(found, Verdict::kFail), 2);
   EXPECT_THAT(With(found, "cannot share memory").fix, HasSubstr("seccomp"));
   EXPECT_THAT(With(found, "208 KiB").fix, HasSubstr("net.core.rmem_max"));
+  EXPECT_THAT(With(found, "begin again").fix, HasSubstr("tcp_slow_start_after_idle=0"));
   EXPECT_THAT(With(found, "256 files").fix, HasSubstr("ulimit -n"));
   EXPECT_THAT(With(found, "RDMA").fix, HasSubstr("ulimit -l"));
   EXPECT_THAT(With(found, "no agent").fix, HasSubstr("group weir"));
