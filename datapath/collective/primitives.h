@@ -117,6 +117,7 @@ class ReceiveStream {
   /// Posts as many receives as the window allows.
   Status Post();
   /// Until it is called again, messages from `end` on are not posted: their buffers are in use.
+  /// Next is for messages below.
   void Hold(size_t end) { end_ = std::min(end, count_); }
   /// Waits for the next message; its buffer, empty when it does not travel. The buffer of the
   /// previous message is given back. kInternal naming both sides when its size is not the expected
