@@ -8,6 +8,7 @@
 
 #include "controller/model/deterministic_math.h"
 #include "controller/model/node_layout.h"
+#include "controller/model/plan_layout.h"
 
 namespace weir {
 namespace {
@@ -193,7 +194,7 @@ BlockSaving PredictBlockSaving(const CodecModel& codec, const CollectiveModel& c
 
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          const CodecModel& codec, const CollectiveModel& collective, double ratio,
-                         double ring_speedup) {
+                         const LayoutSpeedup& speedup) {
   const double elements = static_cast<double>(bucket.elements);
   const double kept = KeptElements(codec, elements, ratio);
   const int world = std::max(1, snapshot.world);
@@ -231,11 +232,11 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
            collective.gamma_scale * features.reduce * snapshot.reduce_s_per_byte * within_bytes) +
       collective.beta_scale * features.within_s_per_byte * within_bytes;
   cost.network_alphas = rounds * collective.alpha_scale * features.latency;
-  const double around = collective.walks_ring ? std::max(ring_speedup, 1e-6) : 1;
   const BlockSaving saving = PredictBlockSaving(codec, collective, bucket.block_densities);
   cost.network_beta_bytes =
-      collective.beta_scale * (features.payload * saving.share * bytes.payload / around +
-                               features.index * bytes.index + features.dense * floats);
+      collective.beta_scale *
+      (features.payload * saving.share * bytes.payload / SpeedupOf(speedup, collective) +
+       features.index * bytes.index + features.dense * floats);
   if (collective.bandwidth_max_bytes_per_s > 0) {
     cost.network_bytes_min_s = cost.network_beta_bytes / collective.bandwidth_max_bytes_per_s;
   }

@@ -106,12 +106,12 @@ struct BucketCost {
 /// with the collective's FeaturesOf the job's nodes, the payload less what PredictBlockSaving saves
 /// of it, per codec round; nothing in a world of one; and what codecs do inside of the collective.
 /// B_eff is no more than the collective's aggregator has for one rank; payloads that go around a
-/// ring move `ring_speedup` times as fast, see Snapshot. The metadata exchange is a small
-/// all-reduce: overhead
+/// ring or are cut by shares move as many times as fast as `speedup` says. The metadata exchange is
+/// a small all-reduce: overhead
 /// + 2 ceil(log2 N) alpha.
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          const CodecModel& codec, const CollectiveModel& collective, double ratio,
-                         double ring_speedup = 1);
+                         const LayoutSpeedup& speedup = {});
 
 /// True when the collective carries the codec's payloads: those of its own form; in "float_lanes",
 /// lanes that are the float32 elements themselves; or, in regions and sums of nodes, the opaque

@@ -14,7 +14,9 @@
 #include "controller/model/format.h"
 #include "controller/model/job_estimates.h"
 #include "controller/model/network_model.h"
+#include "controller/model/plan_layout.h"
 #include "controller/model/ring_choice.h"
+#include "controller/model/shard_choice.h"
 #include "controller/model/step_assembler.h"
 
 namespace weir {
@@ -87,7 +89,7 @@ struct JobModel::State {
 
   uint64_t plan_version = 0;
   PlanModel plan;
-  RingInUse ring;
+  LayoutInUse in_use;
   double plan_since_s = -1e9;
   std::deque<double> switches_s;
 
@@ -110,7 +112,7 @@ struct JobModel::State {
   int FindCollective(const std::string& name) const;
   void Intersect();
   void Learn(const AssembledStep& step);
-  void LearnBucket(const AssembledBucket& bucket, double speedup,
+  void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
                    std::vector<CollectiveSample>* samples);
   NodeLinks LinksOfNodes() const { return LinksBetween(nodes, world, network.Links(Now())); }
   void Raise(const std::string& kind, std::string detail);
@@ -266,7 +268,7 @@ void JobModel::State::WatchDrift() {
   }
 }
 
-void JobModel::State::LearnBucket(const AssembledBucket& bucket, double speedup,
+void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
                                   std::vector<CollectiveSample>* samples) {
   const auto definition = std::find_if(buckets.begin(), buckets.end(),
                                        [&](const auto& one) { return one.key == bucket.key; });
@@ -290,8 +292,9 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, double speedup,
   priced.payload_scale = std::exp(codec->payload_log.value_or(0));
   const WireBytes bytes = PredictWireBytes(priced, elements, bucket.ratio);
   const double rounds = std::max(1, codec->model.rounds), floats = elements * sizeof(float);
-  CollectiveSample sample{collective,       rounds,  bytes.payload, bytes.index,
-                          bucket.network_s, speedup, floats};
+  CollectiveSample sample{collective,  rounds,           bytes.payload,
+                          bytes.index, bucket.network_s, SpeedupOf(speedup, ran),
+                          floats};
   sample.payload_share = PredictBlockSaving(codec->model, collectives[collective],
                                             DensitiesOf(estimate.densities, world, Now()))
                              .share;
@@ -329,8 +332,7 @@ void JobModel::State::Learn(const AssembledStep& assembled) {
   }
   std::vector<CollectiveSample> samples;
   double busy_s = 0, kept = 0, elements = 0;
-  const double speedup =
-      assembled.plan_version == plan_version ? ring.speedup : ring.former_speedup;
+  const LayoutSpeedup& speedup = in_use.SpeedupOf(assembled.plan_version == plan_version);
   for (const AssembledBucket& bucket : assembled.buckets) {
     LearnBucket(bucket, speedup, &samples);
     busy_s += bucket.network_s;
@@ -460,17 +462,15 @@ void JobModel::SetRankNode(int rank, std::string node) { state_->nodes[rank] = s
 
 void JobModel::SetLowestRank(int rank, int lowest) { state_->network.SetLowestRank(rank, lowest); }
 
-void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan,
-                             std::vector<int> ring_order) {
+void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout) {
   State& s = *state_;
   if (plan.size() != s.buckets.size()) return;
   const bool switched = version != s.plan_version || s.plan.empty();
   s.plan_version = version;
   s.plan = std::move(plan);
   if (!switched) return;
-  // What a rank says that it runs need not make sense.
-  if (!IsRingOrder(ring_order, s.world)) ring_order.clear();
-  s.ring.Turn(std::move(ring_order), s.LinksOfNodes());
+  s.in_use.Turn(std::move(layout), s.world, s.LinksOfNodes(),
+                UnpipelinedShare(s.buckets, s.collectives, s.world));
   s.plan_since_s = s.Now();
   s.switches_s.push_back(s.plan_since_s);
   if (s.switches_s.size() > 1000) s.switches_s.pop_front();
@@ -534,12 +534,11 @@ std::string JobModel::BandwidthProbeReason() const {
 
 bool JobModel::WantsLinkProbe(const std::string& source, const std::string& target) const {
   const State& s = *state_;
-  const bool walks = std::any_of(s.collectives.begin(), s.collectives.end(),
-                                 [](const auto& collective) { return collective.walks_ring; });
+  const bool lays = std::any_of(s.collectives.begin(), s.collectives.end(), GoesByLayout);
   std::set<std::string> nodes;
   for (const auto& [rank, node] : s.nodes) nodes.insert(node);
-  // Two nodes have one ring.
-  if (!walks || nodes.size() < 3 || nodes.size() > static_cast<size_t>(kRingNodesMax)) return false;
+  // Two nodes have one ring, and shards of any size move alike.
+  if (!lays || nodes.size() < 3 || nodes.size() > static_cast<size_t>(kRingNodesMax)) return false;
   return !s.network.KnowsBandwidth(source, target, s.Now(), kLinkProbeS);
 }
 
@@ -569,8 +568,8 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
   snapshot.incumbent = s.plan;
   if (s.world > 1) snapshot.node_links = s.LinksOfNodes();
   snapshot.memory = s.network.memory();
-  snapshot.ring_order = s.ring.order;
-  snapshot.ring_speedup = s.ring.speedup;
+  snapshot.layout = s.in_use.layout;
+  snapshot.speedup = s.in_use.speedup;
   if (!s.plan.empty()) {
     snapshot.seconds_since_switch = std::max(0.0, now_s - s.plan_since_s);
     snapshot.measured_step_s = s.step_s.Get().value;

@@ -112,10 +112,9 @@ class JobModel {
   /// The lowest rank that `rank` shares memory with; itself, as long as nothing is said, where it
   /// stands alone. Numbers outside of the job are ignored.
   void SetLowestRank(int rank, int lowest);
-  /// The plan in force since `step`, in bucket order of SetBuckets, and who follows whom around its
-  /// ring (empty, or not of each rank once: ascending); resets dwell.
-  void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan,
-                     std::vector<int> ring_order = {});
+  /// The plan in force since `step`, in bucket order of SetBuckets, and its layout, of which parts
+  /// that make no sense count as empty; resets dwell.
+  void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout = {});
 
   /// What the aggregator under `collective` takes in from one rank, in bytes per second, so that a
   /// step which waited for it says nothing about the network; 0: nothing limits it.
@@ -135,7 +134,7 @@ class JobModel {
   std::string BandwidthProbeReason() const;
   bool WantsBandwidthProbe() const { return !BandwidthProbeReason().empty(); }
 
-  /// Whether the order of the ring could be chosen if the bandwidth from one node to the other were
+  /// Whether the plan's layout could be chosen if the bandwidth from one node to the other were
   /// known, which it is not: no sample of that link is younger than kLinkProbeS.
   bool WantsLinkProbe(const std::string& source, const std::string& target) const;
   static constexpr double kLinkProbeS = 300;

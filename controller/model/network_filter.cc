@@ -51,7 +51,7 @@ void NetworkFilter::SetCollectives(const std::vector<CollectiveModel>& collectiv
   for (size_t i = 0; i < kShared && size > 0; ++i) source[i] = static_cast<int>(i);
   features_.clear();
   for (size_t c = 0; c < collectives.size(); ++c) {
-    features_.push_back({FeaturesOf(collectives[c], world_, layout_), collectives[c].walks_ring});
+    features_.push_back({FeaturesOf(collectives[c], world_, layout_)});
     for (size_t k = 0; k < known.size(); ++k) {
       if (known[k].name != collectives[c].name) continue;
       for (size_t i = 0; i < kPerCollective; ++i) {
@@ -111,9 +111,9 @@ NetworkFilter::Terms NetworkFilter::TermsOf(const CollectiveSample& sample,
   terms.within_latency = sample.rounds * f.cost.within_latency_s * alpha_scale;
   const double within = f.cost.floats_within ? sample.dense_bytes : sample.payload_bytes;
   terms.reduce = sample.rounds * f.cost.reduce * within * std::exp(x[kGamma]);
-  const double beta = std::exp(x[kBeta]), around = f.walks_ring ? sample.ring_speedup : 1;
+  const double beta = std::exp(x[kBeta]);
   const double beta_scale = std::exp(x[own + kBetaScale]);
-  terms.bytes = (f.cost.payload * sample.payload_share * sample.payload_bytes / around +
+  terms.bytes = (f.cost.payload * sample.payload_share * sample.payload_bytes / sample.speedup +
                  f.cost.index * sample.index_bytes + f.cost.dense * sample.dense_bytes) *
                 beta_scale * std::max(beta, f.byte_s_min);
   terms.within_bytes = f.cost.within_s_per_byte * within * beta_scale;

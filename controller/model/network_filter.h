@@ -16,7 +16,7 @@ struct CollectiveSample {
   double rounds = 1;
   double payload_bytes = 0, index_bytes = 0;
   double seconds = 0;
-  double ring_speedup = 1;   // of payloads around a ring, see Snapshot
+  double speedup = 1;        // of payloads under the plan's layout, see SpeedupOf
   double dense_bytes = 0;    // of the bucket as float32, which nodes add where SumsNodes
   double payload_share = 1;  // of the payload term, see BlockSaving
 };
@@ -26,7 +26,7 @@ struct CollectiveSample {
 ///   alpha, beta, gamma, and for every collective its overhead, alpha_scale and beta_scale,
 /// so that every estimate stays positive. One observation is
 ///   seconds = rounds (overhead + alpha_scale (L alpha + W) + R gamma bytes)
-///             + beta_scale ((P share bytes / ring_speedup + I index_bytes) max(beta, 1 / rate)
+///             + beta_scale ((P share bytes / speedup + I index_bytes) max(beta, 1 / rate)
 ///             + V bytes)
 /// with L, P, I, R the collective's features in the job's world, W and V what it does within nodes
 /// (FeaturesOf; their latency and bandwidth are given, not estimated), and rate what an aggregator
@@ -102,7 +102,6 @@ class NetworkFilter {
   NodeLayout layout_;
   struct Features {
     CollectiveFeatures cost;
-    bool walks_ring;
     double byte_s_min = 0;  // of an aggregator
   };
   std::vector<Features> features_;

@@ -82,7 +82,7 @@ double RingSecondsPerByte(const NodeLinks& links, std::span<const int> order) {
 }
 
 RingChoice ChooseRing(const Snapshot& snapshot) {
-  RingChoice choice{snapshot.ring_order, snapshot.ring_speedup};
+  RingChoice choice{snapshot.layout.ring_order, snapshot.speedup.ring};
   const NodeLinks& links = snapshot.node_links;
   const int nodes = CountNodes(links);
   if (nodes < 2 || nodes > kRingNodesMax) return choice;
@@ -97,22 +97,10 @@ RingChoice ChooseRing(const Snapshot& snapshot) {
     order.clear();
     cost = ascending;
   }
-  const double running = RingSecondsPerByte(links, snapshot.ring_order);
+  const double running = RingSecondsPerByte(links, snapshot.layout.ring_order);
   const double wanted = std::max(kRingGainMin, 1 + 2 * links.relative_deviation);
   if (!(cost > 0) || running < wanted * cost) return choice;
-  return {std::move(order), snapshot.ring_speedup * running / cost};
-}
-
-void RingInUse::Turn(std::vector<int> next, const NodeLinks& links) {
-  former_speedup = speedup;
-  if (next == order) return;
-  const double before = RingSecondsPerByte(links, order), after = RingSecondsPerByte(links, next);
-  if (before > 0 && after > 0) {
-    speedup *= before / after;
-  } else if (next.empty()) {
-    speedup = 1;
-  }
-  order = std::move(next);
+  return {std::move(order), snapshot.speedup.ring * running / cost};
 }
 
 std::string OrderText(std::span<const int> order) {
@@ -146,13 +134,13 @@ bool IsRingOrder(std::span<const int> order, int world) {
 Status CheckRing(const Snapshot& snapshot) {
   const NodeLinks& links = snapshot.node_links;
   const auto world = static_cast<size_t>(std::max(0, snapshot.world));
-  if (!IsRingOrder(snapshot.ring_order, snapshot.world)) {
+  if (!IsRingOrder(snapshot.layout.ring_order, snapshot.world)) {
     return InvalidArgument(StrCat("snapshot: ring_order: expected each of ", world,
-                                  " ranks once, found ", OrderText(snapshot.ring_order)));
+                                  " ranks once, found ", OrderText(snapshot.layout.ring_order)));
   }
-  if (!std::isfinite(snapshot.ring_speedup) || !(snapshot.ring_speedup > 0)) {
+  if (!std::isfinite(snapshot.speedup.ring) || !(snapshot.speedup.ring > 0)) {
     return InvalidArgument(StrCat(
-        "snapshot: ring_speedup: expected a finite number above 0, found ", snapshot.ring_speedup));
+        "snapshot: ring_speedup: expected a finite number above 0, found ", snapshot.speedup.ring));
   }
   if (links.nodes.empty() && links.s_per_byte.empty()) return OkStatus();
   const bool fits = links.nodes.size() == world &&

@@ -20,7 +20,7 @@ inline constexpr int kRingNodesMax = 64;
 
 struct RingChoice {
   std::vector<int> order;  // empty: ascending
-  double speedup = 1;      // see Snapshot::ring_speedup
+  double speedup = 1;      // see Snapshot::speedup
 };
 
 /// The order that the next plan should have: the incumbent's unless another one is better by
@@ -32,16 +32,6 @@ RingChoice ChooseRing(const Snapshot& snapshot);
 /// Seconds per byte of the slowest link of the ring `order` (empty: ascending), where a link that
 /// the ring crosses k times in one direction takes k times as long; 0: no link of it was measured.
 double RingSecondsPerByte(const NodeLinks& links, std::span<const int> order);
-
-/// The order that a job runs on.
-struct RingInUse {
-  std::vector<int> order;
-  double speedup = 1;         // see Snapshot::ring_speedup
-  double former_speedup = 1;  // of the plan before, whose last steps may still be reported
-  /// `next` (empty: ascending) begins. What `links` say now of both orders is what the next steps
-  /// are predicted and learned with; where they say nothing ascending order has speedup 1.
-  void Turn(std::vector<int> next, const NodeLinks& links);
-};
 
 /// What an order does: "the ring goes 0 2 1 3: its slowest link gives 118 MB/s, ascending order
 /// would use 1.2 MB/s from rank 1 to rank 2".

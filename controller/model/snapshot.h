@@ -69,7 +69,9 @@ struct CollectiveModel {
   WorldFunctionModel latency, payload, index, reduce;
   int world_min = 1, world_max = 0;
   bool walks_ring = false;  // payloads go from each rank to the next of the ring's order alone
-  bool all_pairs = false;   // each rank exchanges alike with every other at once
+  // Cuts payloads into shards by a layout's shares, in segments of so many bytes; 0: evenly.
+  uint32_t shard_segment_bytes = 0;
+  bool all_pairs = false;  // each rank exchanges alike with every other at once
   // Works within nodes first and last; the four functions are then of the number of nodes.
   bool by_node = false;
   WithinNodeModel within_even, within_uneven;  // all nodes hold equally many ranks, or not
@@ -124,6 +126,24 @@ struct ChoiceModel {
 const CodecModel* FindCodec(const std::vector<CodecModel>& codecs, const std::string& name,
                             int bits);
 
+/// What the shares of a layout add up to.
+inline constexpr uint32_t kShareUnits = 65536;
+
+/// How a plan lays work over the ranks.
+struct PlanLayout {
+  std::vector<int> ring_order;         // who follows whom; empty: ascending
+  std::vector<uint32_t> shard_shares;  // of each rank, in 1/kShareUnits; empty: even
+  friend bool operator==(const PlanLayout&, const PlanLayout&) = default;
+};
+
+/// Rates of payloads under a layout over what bandwidth_bytes_per_s means for them; 1 where no such
+/// layout was ever chosen.
+struct LayoutSpeedup {
+  double ring = 1;    // around the ring
+  double shards = 1;  // where a collective cuts by shares
+  friend bool operator==(const LayoutSpeedup&, const LayoutSpeedup&) = default;
+};
+
 /// Where ranks are, and what lies between.
 struct NodeLinks {
   std::vector<int> nodes;  // of each rank: 0, 1, ... by their first ranks; empty: not known
@@ -161,9 +181,8 @@ struct Snapshot {
   PlanModel incumbent;               // empty: no plan yet
   NodeLinks node_links;
   SharedMemory memory;
-  std::vector<int> ring_order;  // of the incumbent: who follows whom; empty: ascending
-  // Rate of payloads around that ring over bandwidth_bytes_per_s; 1 where no order was ever chosen.
-  double ring_speedup = 1;
+  PlanLayout layout;      // of the incumbent
+  LayoutSpeedup speedup;  // of that
   double seconds_since_switch = 1e9;
   double measured_step_s = 0;             // of the incumbent; 0: unknown
   int recent_switches = 0;                // within the flap window

@@ -175,6 +175,7 @@ std::string ExplainText(const v1::Explanation& explanation) {
   }
   text += StrCat("Why: ", decision.reason(), "\n");
   if (!decision.ring().empty()) text += StrCat("Ring: ", decision.ring(), "\n");
+  if (!decision.shards().empty()) text += StrCat("Shards: ", decision.shards(), "\n");
   text += StrCat("Asked by: ", decision.trigger(), ", noticed at step ", decision.trigger_step());
   if (decision.activation_step() != 0)
     text += StrCat(", active since step ", decision.activation_step());

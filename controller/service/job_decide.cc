@@ -212,8 +212,8 @@ void Job::StartRollout(const Decision& decision, v1::Decision* record) {
   const ChoiceModel fallback =
       largest < decision.dense.choices.size() ? decision.dense.choices[largest] : ChoiceModel{};
   const uint64_t version = std::max(rollout_->highest_version(), highest_known_version_) + 1;
-  v1::Plan plan = MakePlan(name_, version, buckets_, decision.chosen.choices,
-                           decision.chosen.ring_order, fallback);
+  v1::Plan plan =
+      MakePlan(name_, version, buckets_, decision.chosen.choices, decision.chosen.layout, fallback);
   AddSlots(decision.chosen.choices, &plan);
   const auto active = plans_.find(rollout_->active_version());
   if (active != plans_.end() && active->second.digest() == plan.digest() &&
@@ -390,8 +390,7 @@ void Job::ApplyActivePlan(uint64_t step) {
   const auto plan = plans_.find(version);
   if (version == 0 || plan == plans_.end() || buckets_.empty()) return;
   const PlanModel choices = ChoicesFor(plan->second, buckets_);
-  model_->SetActivePlan(version, step, choices,
-                        {plan->second.ring_order().begin(), plan->second.ring_order().end()});
+  model_->SetActivePlan(version, step, choices, LayoutIn(plan->second));
   const bool lossy = std::any_of(choices.begin(), choices.end(),
                                  [&](const auto& choice) { return !IsLossless(choice.codec); });
   const bool ours = active_decision_.has_value() && active_decision_->plan_version() == version;

@@ -167,6 +167,7 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
   out.walks_ring = in.walks_ring();
   out.all_pairs = in.all_pairs();
+  out.shard_segment_bytes = in.shard_segment_bytes();
   out.by_node = in.has_node_cost();
   out.within_even = ToModel(in.node_cost().even());
   out.within_uneven = ToModel(in.node_cost().uneven());
@@ -188,6 +189,7 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   *out.mutable_reduce() = ToProto(in.reduce);
   out.set_walks_ring(in.walks_ring);
   out.set_all_pairs(in.all_pairs);
+  out.set_shard_segment_bytes(in.shard_segment_bytes);
   if (in.by_node) {
     *out.mutable_node_cost()->mutable_even() = ToProto(in.within_even);
     *out.mutable_node_cost()->mutable_uneven() = ToProto(in.within_uneven);
@@ -318,7 +320,7 @@ std::string PlanLabel(const PlanModel& plan, const std::vector<BucketDefinition>
 
 v1::Plan MakePlan(const std::string& job, uint64_t version,
                   const std::vector<BucketDefinition>& buckets, const PlanModel& choices,
-                  const std::vector<int>& ring_order, const ChoiceModel& fallback) {
+                  const PlanLayout& layout, const ChoiceModel& fallback) {
   v1::Plan plan;
   plan.set_job(job);
   plan.set_version(version);
@@ -327,10 +329,16 @@ v1::Plan MakePlan(const std::string& job, uint64_t version,
     bucket->set_bucket(buckets[i].key);
     *bucket->mutable_choice() = ToProto(choices[i]);
   }
-  for (const int rank : ring_order) plan.add_ring_order(static_cast<uint32_t>(rank));
+  for (const int rank : layout.ring_order) plan.add_ring_order(static_cast<uint32_t>(rank));
+  for (const uint32_t share : layout.shard_shares) plan.add_shard_shares(share);
   *plan.mutable_fallback() = ToProto(fallback);
   plan.set_digest(PlanDigest(plan));
   return plan;
+}
+
+PlanLayout LayoutIn(const v1::Plan& plan) {
+  return {{plan.ring_order().begin(), plan.ring_order().end()},
+          {plan.shard_shares().begin(), plan.shard_shares().end()}};
 }
 
 v1::Plan Redacted(v1::Plan plan) {
@@ -367,6 +375,7 @@ std::string PlanDigest(const v1::Plan& plan) {
     text += "\n";
   }
   for (const uint32_t rank : plan.ring_order()) text += StrCat("ring|", rank, "\n");
+  for (const uint32_t share : plan.shard_shares()) text += StrCat("share|", share, "\n");
   text += StrCat("fallback ", CanonicalChoice(plan.fallback()));
   uint64_t hash = 0xcbf29ce484222325ull;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
@@ -394,7 +403,7 @@ v1::Candidate ToProto(const CandidatePlan& candidate, size_t largest) {
 namespace {
 
 bool SamePlanOf(const CandidatePlan& a, const CandidatePlan& b) {
-  return a.choices == b.choices && a.ring_order == b.ring_order;
+  return a.choices == b.choices && a.layout == b.layout;
 }
 
 }  // namespace
@@ -420,6 +429,7 @@ void FillDecision(const Decision& decision, size_t largest, v1::Decision* out) {
     *out->add_candidates() = ToProto(decision.dense, largest);
   }
   out->set_ring(decision.ring);
+  out->set_shards(decision.shards);
   out->set_reason(decision.reason);
   out->set_switched(decision.switched);
   out->set_from(decision.incumbent.choices.empty() ? "" : decision.incumbent.label);

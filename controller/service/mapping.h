@@ -48,15 +48,18 @@ std::string ChoiceLabel(const ChoiceModel& choice);
 /// The choice of the largest bucket, with "mixed: " before it when others differ.
 std::string PlanLabel(const PlanModel& plan, const std::vector<BucketDefinition>& buckets);
 
-/// Sets keys, choices, the ring's order, fallback and digest.
+/// Sets keys, choices, the layout, fallback and digest.
 v1::Plan MakePlan(const std::string& job, uint64_t version,
                   const std::vector<BucketDefinition>& buckets, const PlanModel& choices,
-                  const std::vector<int>& ring_order, const ChoiceModel& fallback);
+                  const PlanLayout& layout, const ChoiceModel& fallback);
+/// What `plan` says of the ring's order and the shares of shards, unchecked.
+PlanLayout LayoutIn(const v1::Plan& plan);
 /// One choice per bucket of `buckets`; the plan's fallback where it lists none.
 PlanModel ChoicesFor(const v1::Plan& plan, const std::vector<BucketDefinition>& buckets);
 /// 16 hexadecimal digits over the canonical text: one line "key codec collective ratio
 /// segment_bytes" per bucket in plan order, then one per lease by collective and per rank of the
-/// ring's order, then "fallback ..."; the version is left out. FNV-1a, 64 bits.
+/// ring's order, the shares of shards, then "fallback ..."; the version is left out. FNV-1a, 64
+/// bits.
 std::string PlanDigest(const v1::Plan& plan);
 /// The plan for everybody but the job's ranks: without the cookies of its leases, and with the
 /// digest of what is left, since a digest would give a cookie away to who tries.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "controller/model/ring_choice.h"
+#include "controller/model/shard_choice.h"
 #include "controller/service/mapping.h"
 #include "controller/service/policy_set.h"
 
@@ -96,7 +97,13 @@ Status SetLinks(const v1::SimulateRequest& request, Snapshot* snapshot) {
   }
   snapshot->bandwidth_bytes_per_s = {slowest, 0.05 * slowest, 0};
   if (const double ascending = RingSecondsPerByte(links, {}); ascending > 0) {
-    snapshot->ring_speedup = 1 / (slowest * ascending);
+    snapshot->speedup.ring = 1 / (slowest * ascending);
+  }
+  // The same of even shards, for which the features take what all links at the slowest one's rate
+  // would: two phases of (N-1)/N of a payload.
+  const double unpipelined = UnpipelinedShare(snapshot->buckets, snapshot->collectives, world);
+  if (const double even = ShardSecondsPerByte(links, {}, unpipelined); even > 0) {
+    snapshot->speedup.shards = 2.0 * (world - 1) / world / (slowest * even);
   }
   return OkStatus();
 }
@@ -169,7 +176,7 @@ StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
     buckets.push_back({bucket.key, bucket.elements, bucket.order});
   }
   *response.mutable_plan() =
-      MakePlan(snapshot.job, 1, buckets, decision.chosen.choices, decision.chosen.ring_order, {});
+      MakePlan(snapshot.job, 1, buckets, decision.chosen.choices, decision.chosen.layout, {});
   return response;
 }
 

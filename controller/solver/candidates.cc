@@ -79,7 +79,8 @@ double SteadyResidual(double gain) {
 }  // namespace
 
 StatusOr<CandidateSpace> CandidateSpace::Build(const Snapshot& snapshot, const Policy& policy,
-                                               const CandidateScope& scope, double ring_speedup) {
+                                               const CandidateScope& scope,
+                                               const LayoutSpeedup& speedup) {
   WEIR_RETURN_IF_ERROR(CheckNames(policy.codecs, snapshot.codecs, "codec"));
   WEIR_RETURN_IF_ERROR(CheckNames(policy.collectives, snapshot.collectives, "collective"));
   if (scope.only.has_value()) {
@@ -90,7 +91,7 @@ StatusOr<CandidateSpace> CandidateSpace::Build(const Snapshot& snapshot, const P
   space.snapshot_ = &snapshot;
   space.policy_ = &policy;
   space.scope_ = scope;
-  space.ring_speedup_ = ring_speedup;
+  space.speedup_ = speedup;
   for (const BucketModel& bucket : snapshot.buckets) {
     space.elements_total_ += static_cast<double>(bucket.elements);
   }
@@ -178,7 +179,7 @@ void CandidateSpace::CostKinds() {
     const BucketModel& bucket = snapshot_->buckets[b];
     // How far the measured residual is from the formula on what runs now.
     if (b < snapshot_->incumbent.size() && bucket.residual_ratio > 0) {
-      const auto running = CostOf(b, snapshot_->incumbent[b], ring_speedup_);
+      const auto running = CostOf(b, snapshot_->incumbent[b], speedup_);
       const double expected = running.ok() ? SteadyResidual(running->gain) : 0;
       if (expected > 0.01) {
         residual_corrections_[b] = std::clamp(bucket.residual_ratio / expected, 0.2, 5.0);
@@ -188,8 +189,8 @@ void CandidateSpace::CostKinds() {
     for (size_t k = 0; k < kinds_.size(); ++k) {
       const Kind& kind = kinds_[k];
       BucketOption& option = options_[b][k];
-      option.cost = PredictBucket(*snapshot_, bucket, *kind.codec, *kind.collective, kind.ratio,
-                                  ring_speedup_);
+      option.cost =
+          PredictBucket(*snapshot_, bucket, *kind.codec, *kind.collective, kind.ratio, speedup_);
       option.encode_s = option.cost.EncodeSeconds(network.alpha_s);
       option.network_s = option.cost.NetworkSeconds(network.alpha_s, beta);
       option.excluded_by = CostExclusion(kind, b, option.cost);
@@ -213,7 +214,7 @@ ChoiceModel CandidateSpace::ChoiceOf(size_t kind) const {
 }
 
 std::string CandidateSpace::ExclusionOf(size_t bucket, const ChoiceModel& choice) const {
-  const auto cost = CostOf(bucket, choice, ring_speedup_);
+  const auto cost = CostOf(bucket, choice, speedup_);
   if (!cost.ok()) return "not offered by every rank";
   const int c = CollectiveIndex(choice.collective);
   const CodecModel& codec = *FindCodec(snapshot_->codecs, choice.codec, choice.bits);
@@ -230,21 +231,31 @@ int CandidateSpace::CollectiveIndex(const std::string& name) const {
   return -1;
 }
 
-bool CandidateSpace::WalksRing(const PlanModel& choices) const {
+template <typename Trait>
+bool CandidateSpace::AnyCollective(const PlanModel& choices, const Trait& trait) const {
   return std::any_of(choices.begin(), choices.end(), [&](const ChoiceModel& choice) {
     const int c = CollectiveIndex(choice.collective);
-    return c >= 0 && snapshot_->collectives[static_cast<size_t>(c)].walks_ring;
+    return c >= 0 && trait(snapshot_->collectives[static_cast<size_t>(c)]);
   });
 }
 
+bool CandidateSpace::WalksRing(const PlanModel& choices) const {
+  return AnyCollective(choices, [](const CollectiveModel& one) { return one.walks_ring; });
+}
+
+bool CandidateSpace::CutsByShares(const PlanModel& choices) const {
+  return AnyCollective(choices,
+                       [](const CollectiveModel& one) { return one.shard_segment_bytes > 0; });
+}
+
 StatusOr<BucketCost> CandidateSpace::CostOf(size_t bucket, const ChoiceModel& choice,
-                                            double ring_speedup) const {
+                                            const LayoutSpeedup& speedup) const {
   const int c = CollectiveIndex(choice.collective);
   const CodecModel* codec = FindCodec(snapshot_->codecs, choice.codec, choice.bits);
   if (codec != nullptr && c >= 0 &&
       Compatible(*codec, snapshot_->collectives[c], snapshot_->world)) {
     return PredictBucket(*snapshot_, snapshot_->buckets[bucket], *codec, snapshot_->collectives[c],
-                         choice.ratio, ring_speedup);
+                         choice.ratio, speedup);
   }
   return NotFound(StrCat("not every rank offers ", choice.codec, " over ", choice.collective));
 }
@@ -286,11 +297,11 @@ CostedPlan PlanOfKinds(const CandidateSpace& space, const std::vector<int>& kind
 }
 
 StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel& choices,
-                                   double ring_speedup) {
+                                   const LayoutSpeedup& speedup) {
   CostedPlan plan;
   double kept = 0;
   for (size_t b = 0; b < choices.size(); ++b) {
-    WEIR_ASSIGN_OR_RETURN(const BucketCost cost, space.CostOf(b, choices[b], ring_speedup));
+    WEIR_ASSIGN_OR_RETURN(const BucketCost cost, space.CostOf(b, choices[b], speedup));
     const int c = space.CollectiveIndex(choices[b].collective);
     plan.dense &= IsDense(*FindCodec(space.snapshot().codecs, choices[b].codec, choices[b].bits),
                           space.snapshot().collectives[static_cast<size_t>(c)]);

@@ -36,10 +36,11 @@ struct BucketOption {
 /// outlive it.
 class CandidateSpace {
  public:
-  /// `ring_speedup`: of the ring that candidates go around, see PredictBucket. kNotFound: the
+  /// `speedup`: of the layout that candidates have, see PredictBucket. kNotFound: the
   /// policy names a codec or collective that the job does not offer.
   static StatusOr<CandidateSpace> Build(const Snapshot& snapshot, const Policy& policy,
-                                        const CandidateScope& scope, double ring_speedup = 1);
+                                        const CandidateScope& scope,
+                                        const LayoutSpeedup& speedup = {});
 
   const Snapshot& snapshot() const { return *snapshot_; }
   /// In canonical order: codecs and collectives as the snapshot lists them, ratios descending.
@@ -52,16 +53,21 @@ class CandidateSpace {
   ChoiceModel ChoiceOf(size_t kind) const;
   /// The bound that excludes any choice, on or off the grid, on this bucket; empty: allowed.
   std::string ExclusionOf(size_t bucket, const ChoiceModel& choice) const;
-  /// Costs of any choice, on or off the grid, around a ring of that speed. kNotFound: not offered,
+  /// Costs of any choice, on or off the grid, under a layout of that speed. kNotFound: not offered,
   /// or outside the codec's range.
-  StatusOr<BucketCost> CostOf(size_t bucket, const ChoiceModel& choice, double ring_speedup) const;
+  StatusOr<BucketCost> CostOf(size_t bucket, const ChoiceModel& choice,
+                              const LayoutSpeedup& speedup) const;
   /// Whether any choice goes around the ring.
   bool WalksRing(const PlanModel& choices) const;
-  double ring_speedup() const { return ring_speedup_; }
+  /// Whether any choice cuts by the shares of a layout.
+  bool CutsByShares(const PlanModel& choices) const;
   int CollectiveIndex(const std::string& name) const;
   double elements_total() const { return elements_total_; }
 
  private:
+  /// Whether any choice's collective has `trait`.
+  template <typename Trait>
+  bool AnyCollective(const PlanModel& choices, const Trait& trait) const;
   void AddKinds();
   void CostKinds();
   std::string ListExclusion(const Kind& kind) const;
@@ -72,7 +78,7 @@ class CandidateSpace {
   const Snapshot* snapshot_ = nullptr;
   const Policy* policy_ = nullptr;
   CandidateScope scope_;
-  double ring_speedup_ = 1;
+  LayoutSpeedup speedup_;
   std::vector<double> residual_corrections_;  // per bucket: measured over predicted residual
   std::vector<Kind> kinds_;
   std::vector<std::vector<BucketOption>> options_;  // [bucket][kind]
@@ -100,9 +106,9 @@ PlanEstimate EvaluatePlan(const CandidateSpace& space, const CostedPlan& plan,
 
 CostedPlan PlanOfKinds(const CandidateSpace& space, const std::vector<int>& kinds);
 
-/// The costs of any plan around a ring of that speed. kNotFound as CandidateSpace::CostOf.
+/// The costs of any plan under a layout of that speed. kNotFound as CandidateSpace::CostOf.
 StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel& choices,
-                                   double ring_speedup);
+                                   const LayoutSpeedup& speedup);
 
 /// "top_k 0.01 over sparse_all_gather", "identity over ring".
 std::string LabelOf(const ChoiceModel& choice, bool uses_ratio);

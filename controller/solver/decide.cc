@@ -6,7 +6,9 @@
 
 #include "controller/model/deterministic_math.h"
 #include "controller/model/node_layout.h"
+#include "controller/model/plan_layout.h"
 #include "controller/model/ring_choice.h"
+#include "controller/model/shard_choice.h"
 #include "controller/solver/candidates.h"
 #include "controller/solver/explain.h"
 #include "controller/solver/pareto.h"
@@ -56,7 +58,7 @@ Status CheckSnapshot(const Snapshot& snapshot) {
                                   snapshot.buckets.size(), " buckets, found ",
                                   snapshot.incumbent.size()));
   }
-  WEIR_RETURN_IF_ERROR(CheckRing(snapshot));
+  WEIR_RETURN_IF_ERROR(CheckLayout(snapshot));
   WEIR_RETURN_IF_ERROR(CheckMemory(snapshot));
   WEIR_RETURN_IF_ERROR(CheckFinite("compute_s", snapshot.compute_s.value, 0));
   WEIR_RETURN_IF_ERROR(CheckFinite("compute_s.deviation", snapshot.compute_s.deviation, 0));
@@ -82,15 +84,15 @@ Status CheckSnapshot(const Snapshot& snapshot) {
 }
 
 bool SameChoices(const CandidatePlan& a, const CandidatePlan& b) {
-  return a.choices == b.choices && a.ring_order == b.ring_order;
+  return a.choices == b.choices && a.layout == b.layout;
 }
 
 /// The decision as it takes shape.
 class Decider {
  public:
   Decider(const CandidateSpace& space, const Policy& policy, const Objective& objective,
-          const CandidateScope& scope, const RingChoice& ring)
-      : space_(space), policy_(policy), objective_(objective), scope_(scope), ring_(ring) {}
+          const CandidateScope& scope, const PlanLayout& layout)
+      : space_(space), policy_(policy), objective_(objective), scope_(scope), layout_(layout) {}
 
   StatusOr<Decision> Run();
 
@@ -115,7 +117,7 @@ class Decider {
   size_t ChooseFirst(const std::vector<size_t>& ranked);
   size_t ChooseAgainst(const std::vector<size_t>& ranked);
   bool SamePlan(size_t a, size_t b) const;
-  std::vector<int> RingOf(size_t index, const PlanModel& choices) const;
+  PlanLayout LayoutFor(size_t index, const PlanModel& choices) const;
   std::string Label(size_t index, const PlanModel& choices) const;
   std::string Against(size_t chosen) const;
   std::string Keeps(const std::string& why) const;
@@ -124,7 +126,7 @@ class Decider {
   const Policy& policy_;
   const Objective& objective_;
   const CandidateScope& scope_;
-  const RingChoice& ring_;  // of all but the incumbent
+  const PlanLayout& layout_;  // of all but the incumbent
   std::vector<Alternative> all_;
   std::vector<size_t> front_;  // indices into all_
   CostedPlan incumbent_plan_;
@@ -186,7 +188,7 @@ void Decider::AddAlternatives() {
 void Decider::AddIncumbent() {
   const PlanModel& choices = space_.snapshot().incumbent;
   if (choices.empty()) return;
-  auto plan = PlanOfChoices(space_, choices, space_.snapshot().ring_speedup);
+  auto plan = PlanOfChoices(space_, choices, space_.snapshot().speedup);
   if (!plan.ok()) {
     unpredictable_ = Message(plan.status());
     return;
@@ -283,22 +285,25 @@ CostedPlan Decider::Costed(size_t index) const {
   return PlanOfKinds(space_, all_[index].kinds);
 }
 
-/// The ring matters where payloads go around one.
-std::vector<int> Decider::RingOf(size_t index, const PlanModel& choices) const {
-  if (static_cast<int>(index) == incumbent_) return space_.snapshot().ring_order;
-  return space_.WalksRing(choices) ? ring_.order : std::vector<int>();
+/// The ring matters where payloads go around one, shares where they are cut by them.
+PlanLayout Decider::LayoutFor(size_t index, const PlanModel& choices) const {
+  PlanLayout layout = static_cast<int>(index) == incumbent_ ? space_.snapshot().layout : layout_;
+  if (!space_.WalksRing(choices)) layout.ring_order.clear();
+  if (!space_.CutsByShares(choices)) layout.shard_shares.clear();
+  return layout;
 }
 
 std::string Decider::Label(size_t index, const PlanModel& choices) const {
   std::string label = LabelOf(space_, choices);
-  const std::vector<int> order = RingOf(index, choices);
-  return order.empty() || !space_.WalksRing(choices) ? label
-                                                     : label + " (ring " + OrderText(order) + ")";
+  const PlanLayout layout = LayoutFor(index, choices);
+  if (!layout.ring_order.empty()) label += " (ring " + OrderText(layout.ring_order) + ")";
+  if (!layout.shard_shares.empty()) label += " (shards " + ShareText(layout.shard_shares) + ")";
+  return label;
 }
 
 bool Decider::SamePlan(size_t a, size_t b) const {
   const PlanModel x = Costed(a).choices, y = Costed(b).choices;
-  return x == y && (!space_.WalksRing(x) || RingOf(a, x) == RingOf(b, y));
+  return x == y && LayoutFor(a, x) == LayoutFor(b, y);
 }
 
 CandidatePlan Decider::Write(size_t index) const {
@@ -307,7 +312,7 @@ CandidatePlan Decider::Write(size_t index) const {
   CandidatePlan out;
   out.label = Label(index, plan.choices);
   out.choices = plan.choices;
-  out.ring_order = RingOf(index, plan.choices);
+  out.layout = LayoutFor(index, plan.choices);
   out.step_s = one.estimate.step_s;
   out.step_deviation_s = StepDeviation(space_, plan);
   out.communication_s = one.estimate.communication_s;
@@ -355,7 +360,7 @@ void Decider::WriteTop(size_t chosen) {
     if (!all_[i].excluded_by.empty() && ++infeasible > kTopMax / 3) continue;
     CandidatePlan plan;
     plan.choices = Costed(i).choices;
-    plan.ring_order = RingOf(i, plan.choices);
+    plan.layout = LayoutFor(i, plan.choices);
     const auto same = [&](const CandidatePlan& other) { return SameChoices(other, plan); };
     if (std::any_of(required.begin(), required.end(), same)) continue;
     if (std::any_of(optional.begin(), optional.end(), same)) continue;
@@ -514,9 +519,13 @@ StatusOr<Decision> Decider::Run() {
   decision_.chosen = Write(chosen);
   if (incumbent_ >= 0) decision_.incumbent = Write(incumbent_);
   if (dense_ >= 0) decision_.dense = Write(dense_);
-  if (!decision_.chosen.ring_order.empty() && space_.WalksRing(decision_.chosen.choices)) {
-    decision_.ring = RingText(space_.snapshot(), decision_.chosen.ring_order);
+  if (!decision_.chosen.layout.ring_order.empty()) {
+    decision_.ring = RingText(space_.snapshot(), decision_.chosen.layout.ring_order);
     if (decision_.switched) decision_.reason += "; " + decision_.ring;
+  }
+  if (!decision_.chosen.layout.shard_shares.empty()) {
+    decision_.shards = ShardText(space_.snapshot(), decision_.chosen.layout.shard_shares);
+    if (decision_.switched) decision_.reason += "; " + decision_.shards;
   }
   FindBinding();
   if (!decision_.binding_constraint.empty()) {
@@ -535,10 +544,10 @@ StatusOr<Decision> Decide(const Snapshot& snapshot, const Policy& policy) {
   WEIR_ASSIGN_OR_RETURN(const Objective* objective, Objectives().Find(policy.objective));
   WEIR_RETURN_IF_ERROR(objective->Validate(policy));
   const CandidateScope scope = objective->Scope(policy);
-  const RingChoice ring = ChooseRing(snapshot);
+  const LayoutChoice next = ChooseLayout(snapshot);
   WEIR_ASSIGN_OR_RETURN(const CandidateSpace space,
-                        CandidateSpace::Build(snapshot, policy, scope, ring.speedup));
-  return Decider(space, policy, *objective, scope, ring).Run();
+                        CandidateSpace::Build(snapshot, policy, scope, next.speedup));
+  return Decider(space, policy, *objective, scope, next.layout).Run();
 }
 
 }  // namespace weir

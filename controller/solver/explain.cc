@@ -40,8 +40,12 @@ class Canonical {
       AddInteger(static_cast<uint64_t>(choice.bits));
       AddInteger(choice.segment_bytes);
     }
-    AddInteger(plan.ring_order.size());
-    for (const int rank : plan.ring_order) AddInteger(static_cast<uint64_t>(rank));
+    const PlanLayout& layout = plan.layout;
+    AddInteger(layout.ring_order.size());
+    for (const int rank : layout.ring_order) AddInteger(static_cast<uint64_t>(rank));
+    // Even shares add nothing, so that decisions of before there were others keep their digest.
+    if (!layout.shard_shares.empty()) Add("shards");
+    for (const uint32_t share : layout.shard_shares) AddInteger(share);
     for (const double value : {plan.step_s, plan.step_deviation_s, plan.communication_s,
                                plan.exposed_s, plan.gain, plan.objective}) {
       Add(value);
@@ -83,6 +87,7 @@ std::string DigestOf(const Decision& decision) {
   canonical.Add(decision.front);
   canonical.Add(decision.binding_constraint);
   canonical.Add(decision.ring);
+  if (!decision.shards.empty()) canonical.Add(decision.shards);
   canonical.Add(decision.reason);
   const std::string& text = canonical.text();
   char digest[17];

@@ -224,6 +224,7 @@ void Fields(V& v, CollectiveModel& c) {
   v("world_min", c.world_min);
   v("world_max", c.world_max);
   v("walks_ring", c.walks_ring);
+  v("shard_segment_bytes", c.shard_segment_bytes);
   v("all_pairs", c.all_pairs);
   v("by_node", c.by_node);
   v("within_even", c.within_even);
@@ -304,8 +305,10 @@ void Fields(V& v, Snapshot& s) {
   v("incumbent", s.incumbent);
   v("node_links", s.node_links);
   v("memory", s.memory);
-  v("ring_order", s.ring_order);
-  v("ring_speedup", s.ring_speedup);
+  v("ring_order", s.layout.ring_order);
+  v("ring_speedup", s.speedup.ring);
+  v("shard_shares", s.layout.shard_shares);
+  v("shard_speedup", s.speedup.shards);
   v("seconds_since_switch", s.seconds_since_switch);
   v("measured_step_s", s.measured_step_s);
   v("recent_switches", s.recent_switches);

@@ -14,7 +14,7 @@ namespace weir {
 struct CandidatePlan {
   std::string label;  // "top_k 0.01 over sparse_all_gather", "mixed" for differing buckets
   PlanModel choices;
-  std::vector<int> ring_order;  // who follows whom; empty: ascending, or nothing goes around a ring
+  PlanLayout layout;  // parts that the choices' collectives do not go by are empty
   double step_s = 0, step_deviation_s = 0;
   double communication_s = 0;  // sum over buckets of encode + network + decode
   double exposed_s = 0;
@@ -34,12 +34,14 @@ struct Decision {
   std::vector<CandidatePlan> front;  // Pareto front of (step_s, gain), ascending step_s, at most 64
   std::string binding_constraint;  // the policy bound that excluded a better candidate; empty: none
   std::string ring;                // what the chosen order of the ring avoids; empty: ascending
+  std::string shards;              // who owns how much of a bucket, and why; empty: all alike
   std::string reason;              // one sentence with numbers
   std::string digest;              // 16 hexadecimal digits over everything above
 };
 
 /// Chooses under `policy`. Pure and deterministic: equal inputs give bit-identical results on every
-/// machine of one architecture. Thread-safe. kFailedPrecondition when the snapshot has no bucket or
+/// machine of one architecture, shares of shards with one build of their solver (shard_shares.h).
+/// Thread-safe. kFailedPrecondition when the snapshot has no bucket or
 /// no feasible candidate (says which bound excludes all); kNotFound: unknown objective, codec or
 /// collective in the policy. Complexity: buckets x candidates x Pareto labels.
 StatusOr<Decision> Decide(const Snapshot& snapshot, const Policy& policy);

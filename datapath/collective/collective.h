@@ -70,6 +70,10 @@ struct CollectiveTraits {
   // carries p (N-p)/(N-1) times what cost says of one rank's.
   bool all_pairs = false;
   BlockTraits blocks = {};
+  // The payload is cut into shards of Group::shards, each summed by its rank and sent on in
+  // segments of about so many bytes: with smaller shards the two phases do not overlap. 0: shards
+  // are even.
+  uint32_t shard_segment_bytes = 0;
   bool walks_ring = false;           // payloads go along Group::RankAtRingPlace, to the next alone
   int world_min = 1, world_max = 0;  // 0: any
   std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none

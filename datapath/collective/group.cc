@@ -25,6 +25,11 @@ void Group::SetRing(std::vector<int> order) {
   ring_place_ = static_cast<int>(own - ring_.begin());
 }
 
+void Group::SetShards(std::vector<uint32_t> shares) {
+  WEIR_CHECK(shares.empty() || shares.size() == static_cast<size_t>(transport_.world()));
+  shards_ = std::move(shares);
+}
+
 void Group::Begin(const OperationId& id, ControlWord control, uint16_t flags, TimePoint deadline) {
   id_ = id;
   control_ = control;

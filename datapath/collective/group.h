@@ -55,6 +55,15 @@ class Group {
     return RingIsNatural() ? place : ring_[static_cast<size_t>(place)];
   }
 
+  /// How much of what is summed each rank owns where a collective cuts it into a shard for each
+  /// (CollectiveTraits::shard_segment_bytes): in 1/kShardShareTotal (primitives.h), in rank order,
+  /// together that, 0 allowed, the same on every rank. Empty (the default): even. Parts are even.
+  /// Outlives Begin.
+  void SetShards(std::vector<uint32_t> shares);
+  std::span<const uint32_t> shards() const {
+    return members_.empty() ? std::span<const uint32_t>(shards_) : std::span<const uint32_t>();
+  }
+
   /// What the collective that runs next may use: null (the default), or the same kind of access on
   /// every rank, which outlives the group. Outlives Begin.
   void SetOffload(LaneOffload* offload) { offload_ = offload; }
@@ -119,6 +128,7 @@ class Group {
   std::vector<int> nodes_;
   std::vector<int> ring_;
   int ring_place_ = 0;
+  std::vector<uint32_t> shards_;
   LaneOffload* offload_ = nullptr;
   std::vector<int> members_;  // of the GroupPart that lives; empty: all ranks
   int part_rank_ = 0;

@@ -65,7 +65,20 @@ Partition::Partition(std::span<std::byte> bytes, const PartitionOptions& options
       lane_bytes_(options.lane_bytes),
       parts_(options.parts),
       lanes_(bytes.size() / options.lane_bytes) {
-  const size_t chunk_lanes = CeilDivide(lanes_, parts_);
+  size_t chunk_lanes = CeilDivide(lanes_, parts_);
+  if (!options.shares.empty()) {
+    WEIR_CHECK(options.shares.size() == parts_);
+    uint64_t shares = 0;
+    chunk_lanes = 0;
+    first_lanes_.push_back(0);
+    for (const uint32_t share : options.shares) {
+      shares += share;
+      // Lanes are far fewer than 2^48.
+      first_lanes_.push_back(lanes_ * shares / kShardShareTotal);
+      chunk_lanes = std::max(chunk_lanes, first_lanes_.back() - first_lanes_.end()[-2]);
+    }
+    WEIR_CHECK(shares == kShardShareTotal);
+  }
   const size_t deep_bytes =
       std::max(CeilDivide(chunk_lanes * lane_bytes_, options.pipeline_depth), kSegmentBytesMin);
   const size_t wanted_lanes = std::min(options.segment_bytes, deep_bytes) / lane_bytes_;
@@ -77,6 +90,7 @@ Partition::Partition(std::span<std::byte> bytes, const PartitionOptions& options
 }
 
 size_t Partition::FirstLane(size_t chunk) const {
+  if (!first_lanes_.empty()) return first_lanes_[chunk];
   return chunk * (lanes_ / parts_) + std::min(chunk, lanes_ % parts_);
 }
 
@@ -124,10 +138,11 @@ ReceiveStream::ReceiveStream(Group& group, int peer, uint32_t first_slot, size_t
       first_slot_(first_slot),
       count_(count),
       window_(window),
+      end_(count),
       buffer_of_(std::move(buffer_of)) {}
 
 Status ReceiveStream::Post() {
-  while (next_posted_ < count_ && posted_.size() < window_) {
+  while (next_posted_ < end_ && posted_.size() < window_) {
     const size_t k = next_posted_++;
     WEIR_ASSIGN_OR_RETURN(const std::optional<std::span<std::byte>> buffer, buffer_of_(k));
     Posted posted;

@@ -5,6 +5,7 @@
 // Terms: a *chunk* is the part of the lanes that one rank is responsible for, a *segment* is the
 // part of a chunk that travels in one message.
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -37,6 +38,9 @@ StatusOr<std::vector<std::vector<std::byte>>*> GatheredOf(Group& group, const Ex
 /// float32 lanes over `values` that add as IEEE floats.
 Lanes FloatLanes(std::span<float> values);
 
+/// What the shares of shards add up to, see Group::SetShards.
+inline constexpr uint32_t kShardShareTotal = 65536;
+
 /// How lanes are cut.
 struct PartitionOptions {
   size_t lane_bytes = 4;
@@ -44,16 +48,19 @@ struct PartitionOptions {
   size_t segment_bytes = 1;   // upper bound of a segment, raised only to respect segments_max
   size_t pipeline_depth = 1;  // segments that a chunk is cut into while they stay above 64 KiB
   size_t segments_max = 512;  // per chunk
+  // Of the chunks, in 1/kShardShareTotal, together that; empty: even. Read by the constructor only.
+  std::span<const uint32_t> shares = {};
 };
 
-/// Lanes cut into chunks of almost equal size and every chunk into equally many segments. Chunk 0
-/// is the largest, so it alone tells whether anything travels. Pure arithmetic, identical on all
-/// ranks.
+/// Lanes cut into chunks of almost equal size, of which chunk 0 is the largest, or of `shares` of
+/// them, each chunk then ending at the whole lane below what those up to it add up to; some may be
+/// empty. Segments are of one size in all chunks, and of the largest chunk all are there. Pure
+/// arithmetic, identical on all ranks.
 class Partition {
  public:
   Partition(std::span<std::byte> bytes, const PartitionOptions& options);
 
-  /// Segments per chunk, at least 1.
+  /// Segments of the largest chunk, at least 1; others have as many, of which the last are empty.
   size_t segments() const { return segments_; }
   /// Largest segment.
   size_t segment_bytes() const { return segment_lanes_ * lane_bytes_; }
@@ -70,6 +77,7 @@ class Partition {
   size_t lane_bytes_;
   size_t parts_;
   size_t lanes_;
+  std::vector<size_t> first_lanes_;  // of each chunk, and behind the last; empty: even
   size_t segment_lanes_;
   size_t segments_;
 };
@@ -108,6 +116,9 @@ class ReceiveStream {
 
   /// Posts as many receives as the window allows.
   Status Post();
+  /// Until it is called again, messages from `end` on are not posted: their buffers are in use.
+  /// Next is for messages below.
+  void Hold(size_t end) { end_ = std::min(end, count_); }
   /// Waits for the next message; its buffer, empty when it does not travel. The buffer of the
   /// previous message is given back. kInternal naming both sides when its size is not the expected
   /// one.
@@ -122,6 +133,7 @@ class ReceiveStream {
   int peer_;
   uint32_t first_slot_;
   size_t count_, window_;
+  size_t end_;  // of what may be posted
   BufferOf buffer_of_;
   size_t next_posted_ = 0;
   std::deque<Posted> posted_;

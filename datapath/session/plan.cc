@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "datapath/codec/codec_names.h"
+#include "datapath/collective/primitives.h"
 #include "datapath/session/json.h"
 #include "datapath/session/regions.h"
 
@@ -151,6 +152,32 @@ Status ValidateRingOrder(const std::vector<int>& order, int world) {
   return OkStatus();
 }
 
+Status ReadShardShares(ObjectReader& reader, Plan* plan) {
+  WEIR_ASSIGN_OR_RETURN(const json* shares, reader.FindArray("shard_shares", kRingOrderMax));
+  for (size_t i = 0; shares != nullptr && i < shares->size(); ++i) {
+    const json& share = (*shares)[i];
+    if (!share.is_number_unsigned() || share.get<uint64_t>() > kShardShareTotal) {
+      return InvalidArgument(StrCat("plan.shard_shares[", i, "]: expected an integer of 0 to ",
+                                    kShardShareTotal, ", found ", DumpJson(share).substr(0, 40)));
+    }
+    plan->shard_shares.push_back(share.get<uint32_t>());
+  }
+  return OkStatus();
+}
+
+Status ValidateShardShares(const std::vector<uint32_t>& shares, int world) {
+  if (shares.empty()) return OkStatus();
+  if (shares.size() != static_cast<size_t>(world)) {
+    return InvalidArgument(StrCat("plan.shard_shares: expected a share for each of ", world,
+                                  " ranks, found ", shares.size()));
+  }
+  uint64_t sum = 0;
+  for (const uint32_t share : shares) sum += share;
+  if (sum == kShardShareTotal) return OkStatus();
+  return InvalidArgument(
+      StrCat("plan.shard_shares: expected a sum of ", kShardShareTotal, ", found ", sum));
+}
+
 // Shortest decimal that reads back as the same double: the same text on every machine.
 std::string CanonicalNumber(double value) {
   char text[32];
@@ -262,6 +289,7 @@ StatusOr<Plan> ParsePlan(std::string_view text, UnknownKeys unknown_keys) {
         ReadLease((*leases)[i], StrCat("plan.leases[", i, "]"), unknown_keys, &plan));
   }
   WEIR_RETURN_IF_ERROR(ReadRingOrder(reader, &plan));
+  WEIR_RETURN_IF_ERROR(ReadShardShares(reader, &plan));
   if (unknown_keys == UnknownKeys::kReject) WEIR_RETURN_IF_ERROR(reader.RejectUnknown());
   return plan;
 }
@@ -292,6 +320,7 @@ std::string PlanToJson(const Plan& plan) {
     document["leases"].push_back(LeaseToJson(lease));
   }
   if (!plan.ring_order.empty()) document["ring_order"] = plan.ring_order;
+  if (!plan.shard_shares.empty()) document["shard_shares"] = plan.shard_shares;
   return DumpJson(document);
 }
 
@@ -304,6 +333,11 @@ uint64_t PlanDigest(const Plan& plan) {
   if (!plan.ring_order.empty()) {
     text += "ring_order";
     for (const int rank : plan.ring_order) text += StrCat("|", rank);
+    text += "\n";
+  }
+  if (!plan.shard_shares.empty()) {
+    text += "shard_shares";
+    for (const uint32_t share : plan.shard_shares) text += StrCat("|", share);
     text += "\n";
   }
   return XXH3_64bits(text.data(), text.size());
@@ -371,6 +405,7 @@ Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
     return InvalidArgument(StrCat("plan.job: expected '", limits.job, "', found '", plan.job, "'"));
   }
   WEIR_RETURN_IF_ERROR(ValidateRingOrder(plan.ring_order, limits.world));
+  WEIR_RETURN_IF_ERROR(ValidateShardShares(plan.shard_shares, limits.world));
   for (const auto& [collective, lease] : plan.leases) {
     WEIR_RETURN_IF_ERROR(TermsOf(lease, limits.world).status());
   }

@@ -48,6 +48,7 @@ struct Plan {
   std::string digest;               // as received; empty when the sender gave none
   std::map<std::string, AggregatorLease> leases = {};  // by collective
   std::vector<int> ring_order = {};  // every rank once, each sends to the next; empty: ascending
+  std::vector<uint32_t> shard_shares = {};  // of each rank, in 1/kShardShareTotal; empty: even
 };
 
 enum class UnknownKeys {
@@ -67,8 +68,8 @@ StatusOr<Plan> ReadPlanFile(const std::string& path);
 std::string PlanToJson(const Plan& plan);
 
 /// XXH3-64 of the plan's canonical text (job, version, fallback, buckets by ascending key, leases
-/// by ascending collective, the ring's order if any; numbers as shortest round-trip decimals).
-/// Equal plans have equal digests on every machine. Thread-safe, O(n).
+/// by ascending collective, the ring's order and the shares of shards if any; numbers as shortest
+/// round-trip decimals). Equal plans have equal digests on every machine. Thread-safe, O(n).
 uint64_t PlanDigest(const Plan& plan);
 
 /// The choice for a bucket. Thread-safe.
@@ -92,7 +93,8 @@ struct PlanLimits {
 
 /// OK when every choice can run here: job matches, names are known, forms match, parameters,
 /// segment and world size are in range, leases make sense and are there for the collectives that
-/// need one, the ring's order names every rank once, and the memory it needs stays under the limit.
+/// need one, the ring's order names every rank once, every rank has a share of shards and they add
+/// up, and the memory it needs stays under the limit.
 /// kNotFound lists valid names; kInvalidArgument and kResourceExhausted say which bucket,
 /// "fallback" or lease. Thread-safe.
 Status ValidatePlan(const Plan& plan, const PlanLimits& limits);

@@ -72,6 +72,7 @@ Status Session::RunWithin(Operation& op, Duration allowed) {
   Group group(*transport_, segment_bytes);
   group.SetNodes(nodes_);
   group.SetRing(op.plan->ring_order);
+  group.SetShards(op.plan->shard_shares);
   group.SetOffload(aggregators_.OffloadOf(*op.plan, op.choice.collective));
   return stages_->Exchange(op, group, hooks);
 }

@@ -1,5 +1,8 @@
 // Mesh all-reduce: rank r sums chunk r of every rank and sends the total to all. Every pair talks
-// directly, so the latency does not grow with the world.
+// directly, so the latency does not grow with the world. Chunks are even or of the group's shards:
+// a rank of share w sends 1-w of the payload first and (N-1) w then, so that one on a slow link
+// that owns nothing moves one payload each way, where even shares make it 2(N-1)/N. That pays only
+// where both phases overlap, so totals are awaited while later contributions still leave.
 //
 // Cost: 2 sequential messages; (N-1)/N of the payload leaves (and reaches) every rank twice, as in
 // a ring; each rank sums (N-1)/N of it. The price is N-1 simultaneous senders per receiver, which a
@@ -29,22 +32,22 @@ class MeshPass {
                                  .parts = static_cast<size_t>(world_),
                                  .segment_bytes = group.segment_bytes(),
                                  .pipeline_depth = 4,
-                                 .segments_max = std::max<size_t>(512 / world_, 1)}),
+                                 .segments_max = std::max<size_t>(512 / world_, 1),
+                                 .shares = group.shards()}),
         segments_(partition_.segments()),
         sends_(group) {}
 
   Status Run() {
+    std::vector<size_t> contributed;  // sends up to that of each segment's last contribution
     for (size_t s = 0; s < segments_; ++s) {
       for (int distance = 1; distance < world_; ++distance) {
         const int peer = (rank_ + distance) % world_;
         WEIR_RETURN_IF_ERROR(Send(peer, peer, s, s));
       }
+      contributed.push_back(sends_.posted());
     }
-    const size_t contributions = sends_.posted();
     WEIR_RETURN_IF_ERROR(ReduceOwnChunk());
-    // Totals overwrite chunks that were sent in phase 1.
-    WEIR_RETURN_IF_ERROR(sends_.Drain(sends_.posted() - std::max(contributions, sends_.awaited())));
-    WEIR_RETURN_IF_ERROR(CollectTotals());
+    WEIR_RETURN_IF_ERROR(CollectTotals(contributed));
     return sends_.Drain();
   }
 
@@ -82,7 +85,8 @@ class MeshPass {
     return OkStatus();
   }
 
-  Status CollectTotals() {
+  // A total overwrites what was sent of its segment in phase 1, so it is let in when that has left.
+  Status CollectTotals(const std::vector<size_t>& contributed) {
     std::vector<ReceiveStream> receives;
     receives.reserve(world_);
     for (int distance = 1; distance < world_; ++distance) {
@@ -93,12 +97,18 @@ class MeshPass {
             if (!partition_.Travels(peer, s)) return std::nullopt;
             return partition_.Segment(peer, s);
           });
-      WEIR_RETURN_IF_ERROR(receives.back().Post());
     }
-    for (size_t s = 0; s < segments_; ++s) {
-      for (ReceiveStream& receive : receives) {
-        WEIR_RETURN_IF_ERROR(receive.Next().status());
+    for (size_t s = 0; s < segments_ + Scratch::kWindow - 1; ++s) {
+      if (s < segments_) {
+        WEIR_RETURN_IF_ERROR(
+            sends_.Drain(sends_.posted() - std::max(contributed[s], sends_.awaited())));
+        for (ReceiveStream& receive : receives) {
+          receive.Hold(s + 1);
+          WEIR_RETURN_IF_ERROR(receive.Post());
+        }
       }
+      if (s + 1 < Scratch::kWindow) continue;
+      for (ReceiveStream& receive : receives) WEIR_RETURN_IF_ERROR(receive.Next().status());
     }
     return OkStatus();
   }
@@ -131,6 +141,7 @@ class Mesh : public Collective {
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},
       .all_pairs = true,
+      .shard_segment_bytes = kSegmentBytesDefault,
       .world_max = 256,
   };
 };

@@ -171,6 +171,20 @@ TEST_F(WeirctlTest, SimulateGoesAroundASlowLink) {
   }
 }
 
+TEST_F(WeirctlTest, SimulateGivesASlowHostSmallShards) {
+  const std::string mesh = File("mesh.yaml", "bounds: {codecs: [identity], collectives: [mesh]}\n");
+  std::vector<std::string> line = {"simulate",    "--parameters", "25M",      "--world", "4",
+                                   "--bandwidth", "1Gb/s",        "--policy", mesh};
+  EXPECT_TRUE(Json(line)["plan"]["shard_shares"].empty());
+  for (const char* link : {"3-0", "3-1", "3-2"}) {
+    line.insert(line.end(), {"--link", std::string(link) + "=100Mb/s"});
+  }
+  const nlohmann::json slow = Json(line);
+  ASSERT_EQ(slow["plan"]["shard_shares"].size(), 4u);
+  EXPECT_LT(slow["plan"]["shard_shares"][3], 65536 / 50);
+  EXPECT_THAT(slow["reason"].get<std::string>(), HasSubstr("rank 3 owns least"));
+}
+
 TEST_F(WeirctlTest, SimulateKnowsWhichRanksShareANode) {
   const std::string dense = File("dense.yaml", "bounds: {codecs: [identity]}\n");
   const auto collective = [&](const char* together) {

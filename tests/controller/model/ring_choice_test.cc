@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/controller/support/simulated_job.h"
+#include "tests/controller/support/model_fixture.h"
 
 namespace weir {
 namespace {
@@ -63,17 +63,17 @@ TEST(RingChoiceTest, SmallOrUncertainDifferencesChangeNothing) {
 
 TEST(RingChoiceTest, AnIncumbentOrderStaysUntilAnotherIsClearlyBetter) {
   Snapshot snapshot = WithSlowPairs(4, {{1, 2}});
-  snapshot.ring_order = {0, 2, 3, 1};  // as good as the first one
-  snapshot.ring_speedup = 100;
-  EXPECT_EQ(ChooseRing(snapshot).order, snapshot.ring_order);
+  snapshot.layout.ring_order = {0, 2, 3, 1};  // as good as the first one
+  snapshot.speedup.ring = 100;
+  EXPECT_EQ(ChooseRing(snapshot).order, snapshot.layout.ring_order);
   EXPECT_EQ(ChooseRing(snapshot).speedup, 100);
-  snapshot.ring_order = {0, 1, 2, 3};
-  snapshot.ring_speedup = 1;
+  snapshot.layout.ring_order = {0, 1, 2, 3};
+  snapshot.speedup.ring = 1;
   EXPECT_EQ(ChooseRing(snapshot).order, (std::vector{0, 1, 3, 2}));
   // What it avoided is fast, what it uses is not: ascending order again.
   snapshot = WithSlowPairs(4, {{1, 3}});
-  snapshot.ring_order = {0, 1, 3, 2};
-  snapshot.ring_speedup = 100;
+  snapshot.layout.ring_order = {0, 1, 3, 2};
+  snapshot.speedup.ring = 100;
   EXPECT_TRUE(ChooseRing(snapshot).order.empty());
   EXPECT_DOUBLE_EQ(ChooseRing(snapshot).speedup, 100 * 100);
 }
@@ -111,7 +111,7 @@ TEST(RingChoiceTest, RanksOfANodeStayTogether) {
 TEST(RingChoiceTest, SnapshotsThatDoNotFitAreRefused) {
   EXPECT_TRUE(CheckRing(WithSlowPairs(4, {{1, 2}})).ok());
   Snapshot snapshot = WithSlowPairs(4, {});
-  snapshot.ring_order = {0, 1, 2, 2};
+  snapshot.layout.ring_order = {0, 1, 2, 2};
   EXPECT_THAT(Message(CheckRing(snapshot)), HasSubstr("ring_order: expected each of 4 ranks once"));
   snapshot = WithSlowPairs(4, {});
   snapshot.node_links.nodes[3] = 7;
@@ -120,42 +120,8 @@ TEST(RingChoiceTest, SnapshotsThatDoNotFitAreRefused) {
   snapshot.node_links.s_per_byte.pop_back();
   EXPECT_THAT(Message(CheckRing(snapshot)), HasSubstr("node_links"));
   snapshot = WithSlowPairs(4, {});
-  snapshot.ring_speedup = 0;
+  snapshot.speedup.ring = 0;
   EXPECT_THAT(Message(CheckRing(snapshot)), HasSubstr("ring_speedup"));
-}
-
-TEST(RingInUseTest, SpeedupFollowsTheOrderAndNothingIsLearntOfTheNetwork) {
-  const NodeLinks links = WithSlowPairs(4, {{1, 2}}).node_links;
-  RingInUse ring;
-  ring.Turn({0, 1, 3, 2}, links);
-  EXPECT_DOUBLE_EQ(ring.speedup, 100);
-  EXPECT_EQ(ring.former_speedup, 1);
-  ring.Turn({0, 1, 3, 2}, NodeLinks{});  // a later plan in the same order
-  EXPECT_DOUBLE_EQ(ring.speedup, 100);
-  EXPECT_DOUBLE_EQ(ring.former_speedup, 100);
-  ring.Turn({}, links);
-  EXPECT_DOUBLE_EQ(ring.speedup, 1);
-  // Where no link is known an order keeps what was learnt with the one before.
-  ring.Turn({0, 2, 1, 3}, NodeLinks{});
-  EXPECT_DOUBLE_EQ(ring.speedup, 1);
-}
-
-TEST(JobModelRingTest, AnOrderThatMakesNoSenseCountsAsAscending) {
-  FakeClock clock;
-  test::SimulatedJob job({}, clock);
-  for (int i = 0; i < 5; ++i) job.Step({2e-4, 1.19e8});
-  for (const std::vector<int>& order :
-       {std::vector{3, 2, 1, 9}, std::vector{0, 1}, std::vector{0, 0, 1, 2}}) {
-    job.model().SetActivePlan(1 + order.size() + static_cast<uint64_t>(order[0]), 6, job.plan(),
-                              order);
-    const auto snapshot = job.model().MakeSnapshot("start");
-    ASSERT_TRUE(snapshot.ok()) << ToString(snapshot.status());
-    EXPECT_TRUE(snapshot->ring_order.empty());
-    EXPECT_TRUE(CheckRing(*snapshot).ok());
-  }
-  job.model().SetActivePlan(20, 6, job.plan(), {0, 2, 1, 3});
-  EXPECT_EQ(job.model().MakeSnapshot("start")->ring_order, (std::vector{0, 2, 1, 3}));
-  EXPECT_EQ(job.model().MakeSnapshot("start")->node_links.nodes, (std::vector{0, 1, 2, 3}));
 }
 
 TEST(RingChoiceTest, LongOrdersAreShownInPart) {

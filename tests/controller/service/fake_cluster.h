@@ -32,6 +32,8 @@ struct FakeNetwork {
   double latency_s = 200e-6;
   // Ranks 1 and 2 have a slower link between them; 0: they do not.
   double slow_pair_bytes_per_s = 0;
+  // Whatever rank 3 sends or receives goes through an interface of this; 0: of the others'.
+  double slow_host_bytes_per_s = 0;
 };
 
 inline v1::Capabilities FakeCapabilities() {
@@ -105,6 +107,7 @@ class FakeCluster {
     rank_hello->set_world(static_cast<uint32_t>(ranks_.size()));
     rank_hello->set_pid(pid);
     *rank_hello->mutable_capabilities() = FakeCapabilities();
+    if (mesh) AddMesh(rank_hello->mutable_capabilities());
     if (offload) AddSwitch(rank_hello->mutable_capabilities());
     if (memory_ranks > 0) {
       AddByNode(rank_hello->mutable_capabilities());
@@ -216,6 +219,7 @@ class FakeCluster {
 
   FakeNetwork network;
   bool offload = false;  // ranks can use an aggregator
+  bool mesh = false;     // ranks can exchange shards, of any shares
   int memory_ranks = 0;  // so many share memory each time, and can sum by nodes; 0: they cannot
   int deaf_rank = -1;    // but this one has no port for it
   int aggregation_port = 40000;
@@ -243,6 +247,19 @@ class FakeCluster {
     dense.set_collective("ring");
     dense.set_ratio(1);
     return active_.has_fallback() ? active_.fallback() : dense;
+  }
+
+  static constexpr uint32_t kShardSegmentBytes = 1 << 15;
+  static void AddMesh(v1::Capabilities* capabilities) {
+    auto* pairs = capabilities->add_collectives();
+    pairs->set_name("mesh");
+    pairs->set_form("lanes");
+    pairs->mutable_latency()->set_constant(2);
+    pairs->mutable_payload()->set_n_minus_1_over_n(2);
+    pairs->mutable_reduce()->set_n_minus_1_over_n(1);
+    pairs->set_world_min(1);
+    pairs->set_all_pairs(true);
+    pairs->set_shard_segment_bytes(kShardSegmentBytes);
   }
 
   static void AddSwitch(v1::Capabilities* capabilities) {
@@ -284,8 +301,31 @@ class FakeCluster {
 
   double LinkBandwidth(size_t from, size_t to) const {
     const bool slow = (from == 1 && to == 2) || (from == 2 && to == 1);
-    return slow && network.slow_pair_bytes_per_s > 0 ? network.slow_pair_bytes_per_s
-                                                     : network.bandwidth_bytes_per_s;
+    if (slow && network.slow_pair_bytes_per_s > 0) return network.slow_pair_bytes_per_s;
+    return std::min(HostBandwidth(from), HostBandwidth(to));
+  }
+
+  double HostBandwidth(size_t rank) const {
+    return rank == 3 && network.slow_host_bytes_per_s > 0 ? network.slow_host_bytes_per_s
+                                                          : network.bandwidth_bytes_per_s;
+  }
+
+  /// Of the busiest interface: what leaves it in the first phase, 1-w, and in the second, (n-1) w;
+  /// sums follow contributions by a segment of the largest shard.
+  double MeshSeconds(double payload) const {
+    const double n = static_cast<double>(ranks_.size());
+    double busiest = 0, largest = 0;
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const double share = active_.shard_shares_size() == 0
+                               ? 1 / n
+                               : active_.shard_shares(static_cast<int>(rank)) / 65536.0;
+      largest = std::max(largest, share);
+      busiest = std::max(busiest, (1 - share + (n - 1) * share) * payload / HostBandwidth(rank));
+    }
+    const double segments = std::max(1.0, std::floor(largest * payload / kShardSegmentBytes));
+    const double slowest = std::min(HostBandwidth(3 % ranks_.size()), HostBandwidth(0));
+    const bool even = active_.shard_shares_size() == 0;
+    return 2 * network.latency_s + busiest + (even ? 0 : payload / segments / slowest);
   }
 
   /// Of the slowest link between ranks that follow each other.
@@ -307,6 +347,7 @@ class FakeCluster {
     if (choice.collective() == "ring") {
       return 2 * (n - 1) * network.latency_s + 2 * (n - 1) / n * payload / RingBandwidth();
     }
+    if (choice.collective() == "mesh") return MeshSeconds(payload);
     if (choice.collective() == "hierarchical") {
       const double p = memory_ranks, nodes = n / p;
       return 2 * std::ceil(std::log2(nodes)) * network.latency_s +

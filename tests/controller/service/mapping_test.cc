@@ -160,7 +160,14 @@ TEST(MappingTest, PlanDigestIgnoresVersionOnly) {
   EXPECT_EQ(one.digest().size(), 16u);
   PlanModel other = choices;
   other[1].ratio = 0.02;
-  EXPECT_NE(MakePlan("j", 1, buckets, choices, {0, 2, 1}, {}).digest(), one.digest());
+  const PlanLayout ring = {{0, 2, 1}, {}}, shards = {{}, {0, 32768, 32768}};
+  const v1::Plan around = MakePlan("j", 1, buckets, choices, ring, {});
+  const v1::Plan shared = MakePlan("j", 1, buckets, choices, shards, {});
+  EXPECT_NE(around.digest(), one.digest());
+  EXPECT_NE(shared.digest(), one.digest());
+  EXPECT_EQ(LayoutIn(one), PlanLayout{});
+  EXPECT_EQ(LayoutIn(around), ring);
+  EXPECT_EQ(LayoutIn(shared), shards);
   EXPECT_NE(MakePlan("j", 1, buckets, other, {}, {}).digest(), one.digest());
   EXPECT_NE(MakePlan("j", 1, buckets, choices, {}, {"fp16", "ring", 1, 0}).digest(), one.digest());
   EXPECT_EQ(ChoicesFor(one, buckets), choices);

@@ -40,10 +40,10 @@ TEST(RingDecisionTest, AnOrderIsASwitchThatIsExplained) {
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.switched) << decision.reason;
-  EXPECT_EQ(decision.chosen.ring_order, (std::vector{0, 1, 3, 2}));
+  EXPECT_EQ(decision.chosen.layout.ring_order, (std::vector{0, 1, 3, 2}));
   EXPECT_EQ(decision.chosen.label, "identity over ring (ring 0 1 3 2)");
   EXPECT_EQ(decision.incumbent.label, "identity over ring");
-  EXPECT_TRUE(decision.incumbent.ring_order.empty());
+  EXPECT_TRUE(decision.incumbent.layout.ring_order.empty());
   // Three quarters of 20 MB a tenth as long.
   EXPECT_LT(decision.chosen.communication_s, 0.2 * decision.incumbent.communication_s);
   EXPECT_THAT(decision.ring, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 200 MB/s"));
@@ -53,14 +53,14 @@ TEST(RingDecisionTest, AnOrderIsASwitchThatIsExplained) {
 TEST(RingDecisionTest, TheOrderThatRunsStaysAndIsWhatIsPredicted) {
   Snapshot snapshot = WithSlowPair();
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
-  snapshot.ring_order = {0, 2, 3, 1};
-  snapshot.ring_speedup = 10;
+  snapshot.layout.ring_order = {0, 2, 3, 1};
+  snapshot.speedup.ring = 10;
   const Decision decision = test::Lossless(snapshot);
   EXPECT_FALSE(decision.switched) << decision.reason;
-  EXPECT_EQ(decision.chosen.ring_order, snapshot.ring_order);
+  EXPECT_EQ(decision.chosen.layout.ring_order, snapshot.layout.ring_order);
   EXPECT_THAT(decision.reason, HasSubstr("nothing predicts better"));
-  snapshot.ring_order.clear();
-  snapshot.ring_speedup = 1;
+  snapshot.layout.ring_order.clear();
+  snapshot.speedup.ring = 1;
   EXPECT_NEAR(test::Lossless(snapshot).chosen.communication_s, decision.chosen.communication_s,
               1e-9);
 }
@@ -71,7 +71,7 @@ TEST(RingDecisionTest, DwellHoldsForOrdersToo) {
   snapshot.seconds_since_switch = 0.1;
   const Decision decision = test::Lossless(snapshot);
   EXPECT_FALSE(decision.switched) << decision.reason;
-  EXPECT_TRUE(decision.chosen.ring_order.empty());
+  EXPECT_TRUE(decision.chosen.layout.ring_order.empty());
   EXPECT_THAT(decision.reason, HasSubstr("of dwell wanted"));
   EXPECT_TRUE(decision.ring.empty());
 }
@@ -81,7 +81,7 @@ TEST(RingDecisionTest, WithoutARingThereIsNoOrder) {
   for (CollectiveModel& collective : snapshot.collectives) collective.walks_ring = false;
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   const Decision decision = test::Lossless(snapshot);
-  EXPECT_TRUE(decision.chosen.ring_order.empty());
+  EXPECT_TRUE(decision.chosen.layout.ring_order.empty());
   for (const CandidatePlan& candidate : decision.top) {
     EXPECT_THAT(candidate.label, Not(HasSubstr("(ring")));
   }
@@ -95,7 +95,7 @@ TEST(RingDecisionTest, ReplaysToTheSameDigest) {
   EXPECT_EQ(*again, snapshot);
   EXPECT_EQ(test::Lossless(*again).digest, test::Lossless(snapshot).digest);
   Snapshot broken = snapshot;
-  broken.ring_order = {0, 1};
+  broken.layout.ring_order = {0, 1};
   EXPECT_EQ(Decide(broken, Policy{}).status().code(), StatusCode::kInvalidArgument);
 }
 

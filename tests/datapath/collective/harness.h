@@ -36,11 +36,12 @@ struct Contribution {
   uint16_t flags = 0;
   size_t payload_bytes_max = 1 << 24;
   Status open_status;  // what opening the indices, or adding a region, answers on this rank
-  std::vector<int> nodes = {};       // of all ranks; empty: nobody knows
-  std::vector<int> ring = {};        // who follows whom; empty: ascending
-  uint16_t sum_flags = 0;            // regions: announced while the sum is encoded
-  size_t kept_target = 0;            // own values: 0 stands for all elements
-  SparseBalance* balance = nullptr;  // of this rank
+  std::vector<int> nodes = {};        // of all ranks; empty: nobody knows
+  std::vector<int> ring = {};         // who follows whom; empty: ascending
+  std::vector<uint32_t> shards = {};  // of kShardShareTotal; empty: even
+  uint16_t sum_flags = 0;             // regions: announced while the sum is encoded
+  size_t kept_target = 0;             // own values: 0 stands for all elements
+  SparseBalance* balance = nullptr;   // of this rank
   LaneOffload* offload = nullptr;
   bool takes_shares = true;
 };
@@ -96,6 +97,7 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
   Group group(transport, segment_bytes);
   group.SetNodes(contribution.nodes);
   group.SetRing(contribution.ring);
+  group.SetShards(contribution.shards);
   group.SetOffload(contribution.offload);
   group.Begin(contribution.id, contribution.control, contribution.flags, deadline);
   Exchange exchange;

@@ -70,6 +70,37 @@ TEST(NodesTest, ThePlanSaysWhoFollowsWhomAroundTheRing) {
   EXPECT_EQ(reduce(), ascending);
 }
 
+TEST(NodesTest, ThePlanSaysHowMuchEachRankSums) {
+  SessionWorld job({.world = 3});
+  job.Up();
+  const uint64_t key = job.Define({{"a", 5000}});
+  const auto gradients = RandomGradients(3, 5000, 3);
+  const std::vector<double> sum = SumOver(gradients);
+  const auto reduce = [&] {
+    auto data = gradients;
+    job.Begin();
+    job.AllReduce(key, data);
+    EXPECT_FALSE(job.End());
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(data[rank], data[0]) << rank;
+    for (size_t i = 0; i < 5000; ++i) EXPECT_NEAR(data[0][i], sum[i], 1e-5) << i;
+    return data[0];
+  };
+  Choice mesh = DenseChoice();
+  mesh.collective = "mesh";
+  Plan plan = UniformPlan(1, mesh);
+  job.Switch(plan, key, 5000);
+  const std::vector<float> even = reduce();
+  // Who owns an element adds the others' to its own, which rounding shows.
+  plan = UniformPlan(2, mesh);
+  plan.shard_shares = {0, 65536, 0};
+  job.Switch(plan, key, 5000);
+  const std::vector<float> one_owns_all = reduce();
+  EXPECT_NE(one_owns_all, even);
+  EXPECT_TRUE(std::equal(even.begin() + 1667, even.begin() + 3334, one_owns_all.begin() + 1667));
+  job.Switch(UniformPlan(3, mesh), key, 5000);
+  EXPECT_EQ(reduce(), even);
+}
+
 TEST(NodesTest, APlanWhoseRingLacksARankIsRefused) {
   SessionWorld job({.world = 3});
   job.Up();

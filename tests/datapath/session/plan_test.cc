@@ -109,6 +109,22 @@ TEST(PlanTest, ReadsAndDigestsTheOrderOfTheRing) {
   EXPECT_NE(PlanDigest(other), PlanDigest(*plan));
 }
 
+TEST(PlanTest, ReadsAndDigestsTheSharesOfShards) {
+  const auto plan =
+      ParsePlan(R"({"version": 7, "shard_shares": [65536, 0, 0]})", UnknownKeys::kReject);
+  ASSERT_TRUE(plan.ok()) << ToString(plan.status());
+  EXPECT_EQ(plan->shard_shares, (std::vector<uint32_t>{65536, 0, 0}));
+  const auto again = ParsePlan(PlanToJson(*plan), UnknownKeys::kReject);
+  ASSERT_TRUE(again.ok()) << ToString(again.status());
+  EXPECT_EQ(again->shard_shares, plan->shard_shares);
+  EXPECT_EQ(PlanDigest(*again), PlanDigest(*plan));
+  Plan other = *plan;
+  other.shard_shares = {0, 65536, 0};
+  EXPECT_NE(PlanDigest(other), PlanDigest(*plan));
+  other.shard_shares = {};
+  EXPECT_NE(PlanDigest(other), PlanDigest(*plan));
+}
+
 struct BadPlan {
   const char* text;
   const char* blamed;  // what the message must contain
@@ -155,6 +171,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadPlan{R"({"ring_order": [0, -1]})", "plan.ring_order[1]"},
         BadPlan{R"({"ring_order": [0, 1.5]})", "plan.ring_order[1]"},
         BadPlan{R"({"ring_order": [4294967296]})", "plan.ring_order[0]"},
+        BadPlan{R"({"shard_shares": {}})", "plan.shard_shares"},
+        BadPlan{R"({"shard_shares": [0, -1]})", "plan.shard_shares[1]"},
+        BadPlan{R"({"shard_shares": [0.5]})", "plan.shard_shares[0]"},
+        BadPlan{R"({"shard_shares": [65537]})",
+                "plan.shard_shares[0]: expected an integer of 0 to 65536, found 65537"},
         BadPlan{R"({"leases": {}})", "plan.leases"},
         BadPlan{R"({"leases": [3]})", "plan.leases[0]"},
         BadPlan{R"({"leases": [{"cookie": "00000000000000f0"}]})", "plan.leases[0].collective"},
@@ -240,6 +261,28 @@ TEST(ValidatePlanTest, RefusesARingThatIsNotOfEveryRankOnce) {
               std::string::npos)
         << ToString(status);
   }
+}
+
+TEST(ValidatePlanTest, RefusesSharesThatAreNotOfEveryRankOrDoNotAddUp) {
+  PlanLimits limits;
+  limits.job = "j";
+  limits.world = 3;
+  Plan plan = PlanOf("identity", "mesh");
+  for (const std::vector<uint32_t>& shares :
+       {std::vector<uint32_t>{65536, 0, 0}, std::vector<uint32_t>{21846, 21845, 21845}}) {
+    plan.shard_shares = shares;
+    EXPECT_TRUE(ValidatePlan(plan, limits).ok());
+  }
+  plan.shard_shares = {32768, 32768};
+  EXPECT_NE(Message(ValidatePlan(plan, limits))
+                .find("plan.shard_shares: expected a share for each of 3 ranks, found 2"),
+            std::string::npos);
+  plan.shard_shares = {32768, 32768, 1};
+  const Status status = ValidatePlan(plan, limits);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(Message(status).find("plan.shard_shares: expected a sum of 65536, found 65537"),
+            std::string::npos)
+      << ToString(status);
 }
 
 TEST(ValidatePlanTest, RefusesChoicesWithoutTheirLease) {
