@@ -44,21 +44,23 @@ TEST(NodesTest, RanksOverTheNetworkStandAlone) {
   EXPECT_EQ(std::get<RankHello>(job.sessions[1]->Greeting().front()).lowest_rank, 1);
 }
 
+/// A step's sum, which is the same on all ranks.
+std::vector<float> SumOnAll(SessionWorld& job, uint64_t key, std::vector<std::vector<float>> data) {
+  const std::vector<double> sum = SumOver(data);
+  job.Begin();
+  job.AllReduce(key, data);
+  EXPECT_FALSE(job.End());
+  for (size_t rank = 1; rank < data.size(); ++rank) EXPECT_EQ(data[rank], data[0]) << rank;
+  for (size_t i = 0; i < sum.size(); ++i) EXPECT_NEAR(data[0][i], sum[i], 1e-5) << i;
+  return data[0];
+}
+
 TEST(NodesTest, ThePlanSaysWhoFollowsWhomAroundTheRing) {
   SessionWorld job({.world = 4});
   job.Up();
   const uint64_t key = job.Define({{"a", 5000}});
   const auto gradients = RandomGradients(4, 5000, 3);
-  const std::vector<double> sum = SumOver(gradients);
-  const auto reduce = [&] {
-    auto data = gradients;
-    job.Begin();
-    job.AllReduce(key, data);
-    EXPECT_FALSE(job.End());
-    for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(data[rank], data[0]) << rank;
-    for (size_t i = 0; i < 5000; ++i) EXPECT_NEAR(data[0][i], sum[i], 1e-5) << i;
-    return data[0];
-  };
+  const auto reduce = [&] { return SumOnAll(job, key, gradients); };
   const std::vector<float> ascending = reduce();
   Plan plan = UniformPlan(1, DenseChoice());
   plan.ring_order = {0, 2, 1, 3};
@@ -75,16 +77,7 @@ TEST(NodesTest, ThePlanSaysHowMuchEachRankSums) {
   job.Up();
   const uint64_t key = job.Define({{"a", 5000}});
   const auto gradients = RandomGradients(3, 5000, 3);
-  const std::vector<double> sum = SumOver(gradients);
-  const auto reduce = [&] {
-    auto data = gradients;
-    job.Begin();
-    job.AllReduce(key, data);
-    EXPECT_FALSE(job.End());
-    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(data[rank], data[0]) << rank;
-    for (size_t i = 0; i < 5000; ++i) EXPECT_NEAR(data[0][i], sum[i], 1e-5) << i;
-    return data[0];
-  };
+  const auto reduce = [&] { return SumOnAll(job, key, gradients); };
   Choice mesh = DenseChoice();
   mesh.collective = "mesh";
   Plan plan = UniformPlan(1, mesh);
