@@ -82,6 +82,8 @@ typedef struct weir_options {
   uint64_t tcp_pacing_bytes_per_s;  /* the kernel sends at most so much to one peer; 0: no limit */
   uint64_t tcp_zero_copy_bytes_min; /* frames of so many bytes or more leave without a copy where
                                        kernel and device can; 0: none */
+  const char* tcp_event_loop;       /* "epoll" or, where build and kernel have it, "io_uring";
+                                       NULL: "epoll" */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */

@@ -55,6 +55,10 @@ struct TransportOptions {
   /// Likewise: frames of at least so many bytes leave from the caller's memory without a copy, as
   /// long as kernel and device can (MSG_ZEROCOPY); 0: none do.
   size_t zero_copy_bytes_min = 0;
+  /// Likewise, and of what auto and shm wait for: "epoll", or "io_uring", which shows events in
+  /// memory, so that looking for news takes no system call; where there is none, Create fails and
+  /// says why.
+  std::string event_loop = "epoll";
   /// tcp, and what auto leaves on it: a host that answers neither data nor probes, whose process
   /// may be alive or not, is given up after ten of its usual round trips (smoothed plus four
   /// deviations), but not before this. Whoever waits notices, whatever the deadline. 0: the

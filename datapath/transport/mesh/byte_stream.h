@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "datapath/transport/mesh/event_set.h"
 #include "datapath/transport/transport.h"
 
 namespace weir::mesh {
@@ -29,19 +30,19 @@ class ByteStream {
   /// The peer reads the end of the stream behind what was written.
   virtual void CloseWrite() = 0;
 
-  /// Adds what epoll can watch, edge-triggered, with `index` in data.u64. An event that carries
+  /// Adds what can be watched, edge-triggered, with `index` as data. An event that carries
   /// kHangUpBit there means EPOLLHUP.
-  virtual Status Register(int poller, uint32_t index) = 0;
+  virtual Status Register(EventSet& events, uint32_t index) = 0;
   static constexpr uint64_t kHangUpBit = uint64_t{1} << 32;
-  /// What epoll said of it. Returns what of that the reader of frames has to know.
+  /// The bits that the set told of it. Returns what of that the reader of frames has to know.
   virtual uint32_t OnEvents(uint32_t events) { return events; }
 
-  /// True when bytes or room are there now. Media that epoll watches say false: it tells.
+  /// True when bytes or room are there now. Media that the set watches say false: it tells.
   virtual bool Readable() { return false; }
   virtual bool Writable() { return false; }
   /// The reader turns to other peers: a writer that waits for room hears of it.
   virtual void TurnEnds() {}
-  /// Before this rank sleeps in epoll: asks the peer to wake it when the wanted thing comes. False
+  /// Before this rank sleeps: asks the peer to wake it when the wanted thing comes. False
   /// when it is there already. Awake takes the request back.
   virtual bool PrepareSleep(bool wants_bytes, bool wants_room) { return true; }
   virtual void Awake() {}

@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 constexpr int kWorldMax = 65535;  // FrameHeader::source_rank
 }  // namespace
 
-StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
+StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options, std::string_view event_loop) {
   if (options.world < 1 || options.world > kWorldMax) {
     return InvalidArgument(StrCat("world: expected 1..", kWorldMax, ", found ", options.world));
   }
@@ -23,19 +23,19 @@ StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
   }
   MeshParts parts;
   parts.options = options;
-  parts.poller = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
   parts.wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!parts.poller || !parts.wake) return Unavailable(StrCat("epoll: ", ErrorText(errno)));
+  if (!parts.wake) return Unavailable(StrCat("eventfd: ", ErrorText(errno)));
+  WEIR_ASSIGN_OR_RETURN(parts.events, MakeEventSet(event_loop));
   // Never read off: every write is one wake-up.
-  WEIR_RETURN_IF_ERROR(Watch(parts.poller.get(), parts.wake.get(), EPOLLIN | EPOLLET, kWakeIndex));
+  WEIR_RETURN_IF_ERROR(parts.events->Add(parts.wake.get(), EPOLLIN | EPOLLET, kWakeIndex));
   return parts;
 }
 
 MeshTransport::MeshTransport(MeshParts parts)
     : options_(std::move(parts.options)),
       address_(std::move(parts.address)),
-      poller_(std::move(parts.poller)),
-      wake_(std::move(parts.wake)) {}
+      wake_(std::move(parts.wake)),
+      events_(std::move(parts.events)) {}
 
 Status MeshTransport::Connect(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
   if (!failure_.ok()) return failure_;

@@ -3,10 +3,12 @@
 // waiting, failing and ending. What the connections are made of derives from it.
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
+#include "datapath/transport/mesh/event_set.h"
 #include "datapath/transport/mesh/operation.h"
 #include "datapath/transport/mesh/peer.h"
 #include "datapath/transport/mesh/socket.h"
@@ -19,13 +21,14 @@ inline constexpr Duration kFarewellMax = std::chrono::milliseconds(200);
 struct MeshParts {
   TransportOptions options;
   TransportAddress address;
-  UniqueFd poller;  // an epoll set that holds `wake`
-  UniqueFd wake;    // an eventfd, for Interrupt and Wake
+  std::unique_ptr<EventSet> events;  // holds `wake`
+  UniqueFd wake;                     // an eventfd, for Interrupt and Wake
 };
 
-/// Checks rank and world and makes the epoll set; the address is left to whoever listens.
-/// kInvalidArgument, kUnavailable.
-StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options);
+/// Checks rank and world and makes the set of events; the address is left to whoever listens.
+/// kInvalidArgument, kUnavailable, kUnimplemented.
+StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options,
+                                  std::string_view event_loop = "epoll");
 
 /// The data of `wake`, whose events say nothing by themselves.
 inline constexpr uint64_t kWakeIndex = UINT32_MAX;
@@ -81,7 +84,7 @@ class MeshTransport : public Transport {
   const TransportOptions& options() const { return options_; }
   bool orderly() const { return failure_.ok(); }
   bool said_farewell() const { return said_farewell_; }
-  int poller() const { return poller_.get(); }
+  EventSet& events() { return *events_; }
   int wake() const { return wake_.get(); }
   /// What peers count their sent bytes with.
   std::atomic<uint64_t>* sent() { return &bytes_sent_; }
@@ -94,8 +97,8 @@ class MeshTransport : public Transport {
 
   const TransportOptions options_;
   const TransportAddress address_;
-  const UniqueFd poller_;
   const UniqueFd wake_;
+  const std::unique_ptr<EventSet> events_;
   std::atomic<bool> interrupted_ = false;
   std::atomic<bool> woken_ = false;
   std::atomic<uint64_t> bytes_sent_ = 0;

@@ -5,7 +5,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -187,14 +186,6 @@ int TakeSocketError(int fd) {
   int error = 0;
   socklen_t size = sizeof error;
   return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
-}
-
-Status Watch(int poller, int fd, uint32_t events, uint64_t data) {
-  epoll_event event = {};
-  event.events = events;
-  event.data.u64 = data;
-  if (epoll_ctl(poller, EPOLL_CTL_ADD, fd, &event) == 0) return OkStatus();
-  return Unavailable(StrCat("epoll: ", ErrorText(errno)));
 }
 
 int PollTimeout(Duration left) {

@@ -70,9 +70,6 @@ bool IsSelfConnected(int fd);
 /// The pending error of a socket, 0 if none.
 int TakeSocketError(int fd);
 
-/// Adds `fd` to an epoll set, with `data` in data.u64. kUnavailable.
-Status Watch(int poller, int fd, uint32_t events, uint64_t data);
-
 /// `left` for poll and epoll_wait, in milliseconds of 0 to an hour. Rounded up: a millisecond late
 /// beats a busy last millisecond.
 int PollTimeout(Duration left);

@@ -21,7 +21,7 @@ StatusOr<StreamMeshParts> MakeStreamMeshParts(const TransportOptions& options) {
         StrCat("connections: expected 1..", kConnectionsMax, ", found ", options.connections));
   }
   StreamMeshParts parts;
-  WEIR_ASSIGN_OR_RETURN(parts.mesh, MakeMeshParts(options));
+  WEIR_ASSIGN_OR_RETURN(parts.mesh, MakeMeshParts(options, options.event_loop));
   WEIR_ASSIGN_OR_RETURN(parts.listener, Listen(options, options.world + 64, &parts.mesh.address));
   return parts;
 }
@@ -43,7 +43,7 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
     ByteStream& stream = *streams[r];
     connections_[r] = std::make_unique<Connection>(rank(), r, addresses[r], stream);
     if (stream.shares_memory()) shared_.push_back(connections_[r].get());
-    WEIR_RETURN_IF_ERROR(stream.Register(poller(), static_cast<uint32_t>(r)));
+    WEIR_RETURN_IF_ERROR(stream.Register(events(), static_cast<uint32_t>(r)));
   }
   MutexLock lock(streams_mutex_);
   streams_ = std::move(streams);
@@ -51,9 +51,7 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
 }
 
 // Never read off: every write is one wake-up.
-Status StreamMesh::AddDoorbell(int fd) {
-  return Watch(poller(), fd, EPOLLIN | EPOLLET, kWakeIndex);
-}
+Status StreamMesh::AddDoorbell(int fd) { return events().Add(fd, EPOLLIN | EPOLLET, kWakeIndex); }
 
 // ---- waiting
 
@@ -111,16 +109,13 @@ StatusOr<bool> StreamMesh::Spin(TimePoint now, bool sockets) {
 
 // The count of events that came within `timeout`.
 StatusOr<int> StreamMesh::TakeEvents(Duration timeout) {
-  epoll_event events[64];
-  const int n = epoll_wait(poller(), events, std::size(events), PollTimeout(timeout));
-  if (n < 0 && errno != EINTR) return Internal(StrCat("epoll: ", ErrorText(errno)));
-  for (int i = 0; i < n; ++i) {
-    const uint64_t data = events[i].data.u64;
+  WEIR_ASSIGN_OR_RETURN(const std::span<const Event> news, events().Wait(timeout));
+  for (const auto& [bits, data] : news) {
     if (data == kWakeIndex) continue;  // Wait or a ring sees the rest
     const bool hang_up = (data & ByteStream::kHangUpBit) != 0;
-    connections_[static_cast<uint32_t>(data)]->OnEvents(hang_up ? EPOLLHUP : events[i].events);
+    connections_[static_cast<uint32_t>(data)]->OnEvents(hang_up ? uint32_t{EPOLLHUP} : bits);
   }
-  return std::max(n, 0);
+  return static_cast<int>(news.size());
 }
 
 Status StreamMesh::Poll(Duration timeout) {
@@ -174,6 +169,7 @@ void StreamMesh::Linger(Duration bound) {
 }
 
 void StreamMesh::Disconnect() {
+  events().Clear();
   shared_.clear();
   connections_.clear();
   MutexLock lock(streams_mutex_);

@@ -99,8 +99,12 @@ class Mesh {
     std::istringstream settings(text);
     for (std::string setting; std::getline(settings, setting, '+');) {
       const size_t equals = setting.find('=');
-      if (equals == std::string::npos) Die("expected NAME=NUMBER, found " + setting);
+      if (equals == std::string::npos) Die("expected NAME=VALUE, found " + setting);
       const std::string key = setting.substr(0, equals);
+      if (key == "event_loop") {
+        options->event_loop = setting.substr(equals + 1);
+        continue;
+      }
       const uint64_t value = std::stoull(setting.substr(equals + 1));
       if (key == "connections") {
         options->connections = static_cast<int>(value);
@@ -111,7 +115,7 @@ class Mesh {
       } else if (key == "busy_poll_us") {
         options->busy_poll = std::chrono::microseconds(value);
       } else {
-        Die("expected connections, pacing, zero_copy or busy_poll_us, found " + key);
+        Die("expected connections, pacing, zero_copy, busy_poll_us or event_loop, found " + key);
       }
     }
   }

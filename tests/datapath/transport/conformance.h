@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "datapath/transport/fault.h"
+#include "datapath/transport/mesh/event_set.h"
 #include "tests/support/inproc_transport.h"
 #include "tests/support/world.h"
 
@@ -64,7 +65,11 @@ inline std::vector<const TransportFactory*> WiredFactories() {
     options->pacing_bytes_per_s = uint64_t{8} << 30;
     options->busy_poll = std::chrono::microseconds(20);
   });
+  static const TunedTcpFactory uring(
+      "tcp_io_uring", [](TransportOptions* options) { options->event_loop = "io_uring"; });
   std::vector<const TransportFactory*> factories = UsableFactories();
+  // Left out where kernel or build have none; EventSetTest says why.
+  if (mesh::MakeEventSet("io_uring").ok()) factories.push_back(&uring);
   factories.insert(factories.end(), {&mixed, &striped, &tuned});
   return factories;
 }

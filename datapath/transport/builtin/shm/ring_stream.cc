@@ -32,12 +32,12 @@ class RingStream : public mesh::ByteStream {
 
   void CloseWrite() override { shutdown(attached_.control.get(), SHUT_WR); }
 
-  Status Register(int poller, uint32_t index) override {
+  Status Register(mesh::EventSet& events, uint32_t index) override {
     constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLET;
-    WEIR_RETURN_IF_ERROR(mesh::Watch(poller, attached_.control.get(), kEvents, index));
+    WEIR_RETURN_IF_ERROR(events.Add(attached_.control.get(), kEvents, index));
     if (!attached_.process) return OkStatus();
     // A forked child of the peer may hold the socket open after the peer's death.
-    return mesh::Watch(poller, attached_.process.get(), kEvents, index | kHangUpBit);
+    return events.Add(attached_.process.get(), kEvents, index | kHangUpBit);
   }
 
   uint32_t OnEvents(uint32_t events) override {

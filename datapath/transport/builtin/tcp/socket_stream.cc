@@ -82,8 +82,8 @@ ssize_t SocketStream::Read(std::span<const iovec> parts) {
 
 void SocketStream::CloseWrite() { shutdown(socket_.get(), SHUT_WR); }
 
-Status SocketStream::Register(int poller, uint32_t index) {
-  return mesh::Watch(poller, socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, index);
+Status SocketStream::Register(mesh::EventSet& events, uint32_t index) {
+  return events.Add(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, index);
 }
 
 // A report of zero_copy_ shows as EPOLLERR; a connection that is cut has EPOLLHUP, too.

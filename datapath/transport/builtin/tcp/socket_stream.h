@@ -19,7 +19,7 @@ class SocketStream : public mesh::ByteStream {
   ssize_t Read(std::span<const iovec> parts) override;
   size_t Retained() override { return zero_copy_.Retained(); }
   void CloseWrite() override;
-  Status Register(int poller, uint32_t index) override;
+  Status Register(mesh::EventSet& events, uint32_t index) override;
   uint32_t OnEvents(uint32_t events) override;
   void AppendSockets(std::vector<int>* sockets) const override {
     sockets->push_back(socket_.get());

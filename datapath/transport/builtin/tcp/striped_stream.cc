@@ -99,8 +99,8 @@ void StripedStream::CloseWrite() {
   for (const auto& lane : lanes_) lane->CloseWrite();
 }
 
-Status StripedStream::Register(int poller, uint32_t index) {
-  for (const auto& lane : lanes_) WEIR_RETURN_IF_ERROR(lane->Register(poller, index));
+Status StripedStream::Register(mesh::EventSet& events, uint32_t index) {
+  for (const auto& lane : lanes_) WEIR_RETURN_IF_ERROR(lane->Register(events, index));
   return OkStatus();
 }
 

@@ -22,7 +22,7 @@ class StripedStream : public mesh::ByteStream {
   ssize_t Read(std::span<const iovec> parts) override;
   size_t Retained() override;
   void CloseWrite() override;
-  Status Register(int poller, uint32_t index) override;
+  Status Register(mesh::EventSet& events, uint32_t index) override;
   uint32_t OnEvents(uint32_t events) override;
   /// A failure that came behind bytes is told by the next call, without another event.
   bool Readable() override { return read_failed_; }

@@ -133,7 +133,7 @@ class LinkStream : public mesh::ByteStream {
   ssize_t Read(std::span<const iovec> parts) override { return endpoint_.Read(rank_, parts); }
   void CloseWrite() override { endpoint_.CloseWrite(rank_); }
   /// The socket is the endpoint's.
-  Status Register(int, uint32_t) override { return OkStatus(); }
+  Status Register(mesh::EventSet&, uint32_t) override { return OkStatus(); }
   bool Readable() override { return endpoint_.Readable(rank_); }
   bool Writable() override { return endpoint_.Writable(rank_); }
   PathSample Sample(int) const override { return endpoint_.Sample(rank_); }

@@ -178,10 +178,7 @@ Status UdpTransport::Rest(const mesh::Peer*, TimePoint now, TimePoint deadline, 
 Status UdpTransport::Poll(Duration timeout) {
   const TimePoint now = RealClock().Now();
   timeout = std::min<Duration>(timeout, endpoint_->NextTimer(now) - now);
-  epoll_event events[4];
-  const int n = epoll_wait(poller(), events, std::size(events), mesh::PollTimeout(timeout));
-  if (n < 0 && errno != EINTR) return Internal(StrCat("epoll: ", mesh::ErrorText(errno)));
-  return OkStatus();
+  return events().Wait(timeout).status();
 }
 
 // ---- ending
@@ -243,7 +240,7 @@ class UdpFactory : public TransportFactory {
     WEIR_ASSIGN_OR_RETURN(mesh::MeshParts parts, mesh::MakeMeshParts(options));
     WEIR_ASSIGN_OR_RETURN(udp::DatagramSocket socket,
                           udp::DatagramSocket::Bind(options, &parts.address));
-    WEIR_RETURN_IF_ERROR(mesh::Watch(parts.poller.get(), socket.fd(), EPOLLIN, kSocketIndex));
+    WEIR_RETURN_IF_ERROR(parts.events->Add(socket.fd(), EPOLLIN, kSocketIndex));
     std::array<uint64_t, 2> secret;
     WEIR_ASSIGN_OR_RETURN(secret[0], udp::UnpredictableNumber());
     WEIR_ASSIGN_OR_RETURN(secret[1], udp::UnpredictableNumber());

@@ -115,11 +115,9 @@ Status VerbsTransport::Rest(const mesh::Peer*, TimePoint now, TimePoint deadline
 }
 
 Status VerbsTransport::Poll(Duration timeout) {
-  epoll_event events[8];
-  const int n = epoll_wait(poller(), events, std::size(events), mesh::PollTimeout(timeout));
-  if (n < 0 && errno != EINTR) return Internal(StrCat("epoll: ", mesh::ErrorText(errno)));
-  for (int i = 0; i < n; ++i) {
-    switch (static_cast<Source>(events[i].data.u64)) {
+  WEIR_ASSIGN_OR_RETURN(const std::span<const mesh::Event> news, events().Wait(timeout));
+  for (const mesh::Event& event : news) {
+    switch (static_cast<Source>(event.data)) {
       case Source::kWake:
         break;  // Wait sees the rest
       case Source::kCompletion:
@@ -221,8 +219,7 @@ class VerbsFactory : public TransportFactory {
         {channel->fd, Source::kConnection},
         {device->context()->async_fd, Source::kDevice}};
     for (const auto& [fd, source] : watched) {
-      WEIR_RETURN_IF_ERROR(
-          mesh::Watch(parts.poller.get(), fd, EPOLLIN, static_cast<uint64_t>(source)));
+      WEIR_RETURN_IF_ERROR(parts.events->Add(fd, EPOLLIN, static_cast<uint64_t>(source)));
     }
     parts.address = verbs::BoundAddress(listener.get());
     auto mesh = std::make_unique<Mesh>(options.rank, options.world, std::move(channel),

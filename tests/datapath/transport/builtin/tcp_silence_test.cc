@@ -103,7 +103,7 @@ class SaidSilence : public mesh::ByteStream {
   ssize_t Write(std::span<const iovec> /*parts*/) override { return -EAGAIN; }
   ssize_t Read(std::span<const iovec> /*parts*/) override { return -EAGAIN; }
   void CloseWrite() override {}
-  Status Register(int /*poller*/, uint32_t /*index*/) override { return OkStatus(); }
+  Status Register(mesh::EventSet& /*events*/, uint32_t /*index*/) override { return OkStatus(); }
   Silence HostSilence() const override { return silence; }
   PathSample Sample(int /*peer*/) const override { return {}; }
 };

@@ -263,7 +263,7 @@ class KeepingStream : public mesh::ByteStream {
   ssize_t Read(std::span<const iovec> /*parts*/) override { return -EAGAIN; }
   size_t Retained() override { return kept; }
   void CloseWrite() override {}
-  Status Register(int /*poller*/, uint32_t /*index*/) override { return OkStatus(); }
+  Status Register(mesh::EventSet& /*events*/, uint32_t /*index*/) override { return OkStatus(); }
   PathSample Sample(int /*peer*/) const override { return {}; }
 };
 

@@ -1,0 +1,49 @@
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "datapath/transport/mesh/event_set.h"
+#include "datapath/transport/mesh/socket.h"
+
+namespace weir::mesh {
+namespace {
+
+class EpollSet : public EventSet {
+ public:
+  explicit EpollSet(UniqueFd epoll) : epoll_(std::move(epoll)) {}
+
+  Status Add(int fd, uint32_t bits, uint64_t data) override {
+    epoll_event event = {};
+    event.events = bits;
+    event.data.u64 = data;
+    if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return OkStatus();
+    return Unavailable(StrCat("epoll: ", ErrorText(errno)));
+  }
+
+  StatusOr<std::span<const Event>> Wait(Duration timeout) override {
+    epoll_event news[std::tuple_size_v<decltype(events_)>];
+    const int n = epoll_wait(epoll_.get(), news, std::size(news), PollTimeout(timeout));
+    if (n < 0 && errno != EINTR) return Internal(StrCat("epoll: ", ErrorText(errno)));
+    const size_t count = static_cast<size_t>(std::max(n, 0));
+    for (size_t i = 0; i < count; ++i) events_[i] = {news[i].events, news[i].data.u64};
+    return std::span<const Event>(events_.data(), count);
+  }
+
+  void Clear() override { epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC)); }
+
+ private:
+  UniqueFd epoll_;
+  std::array<Event, 64> events_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<EventSet>> MakeEpollSet() {
+  UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll) return Unavailable(StrCat("epoll: ", ErrorText(errno)));
+  return std::make_unique<EpollSet>(std::move(epoll));
+}
+
+}  // namespace weir::mesh

@@ -1,0 +1,191 @@
+// The sets of watched descriptors, each alike: what is news, when it comes, and to which thread.
+
+#include "datapath/transport/mesh/event_set.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
+#include <thread>
+
+#include "datapath/transport/mesh/socket.h"
+#include "tests/support/world.h"
+
+namespace weir::testing {
+namespace {
+using mesh::EventSet;
+using mesh::UniqueFd;
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+constexpr uint32_t kIn = EPOLLIN | EPOLLET;
+
+UniqueFd Bell() { return UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
+
+void RingBell(const UniqueFd& bell) {
+  const uint64_t one = 1;
+  ASSERT_EQ(write(bell.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+}
+
+class EventSetTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    StatusOr<std::unique_ptr<EventSet>> made = mesh::MakeEventSet(GetParam());
+    if (!made.ok() && std::string(GetParam()) != "epoll") {
+      // Only what is documented as absence may skip.
+      ASSERT_TRUE(made.status().code() == StatusCode::kUnavailable ||
+                  made.status().code() == StatusCode::kUnimplemented)
+          << made.status();
+      GTEST_SKIP() << made.status();
+    }
+    ASSERT_TRUE(made.ok()) << made.status();
+    set = std::move(*made);
+  }
+
+  // Bits by data of all that comes until there is something, and a little longer.
+  std::map<uint64_t, uint32_t> News(Duration patience = std::chrono::seconds(10)) {
+    std::map<uint64_t, uint32_t> news;
+    const TimePoint end = RealClock().Now() + patience;
+    while (RealClock().Now() < end) {
+      const auto events = set->Wait(news.empty() ? end - RealClock().Now() : milliseconds(20));
+      EXPECT_TRUE(events.ok()) << events.status();
+      if (!events.ok() || (events->empty() && !news.empty())) break;
+      EXPECT_LE(events->size(), 64u);
+      for (const mesh::Event& event : *events) news[event.data] |= event.bits;
+    }
+    return news;
+  }
+  void ExpectQuiet() { EXPECT_TRUE(News(milliseconds(50)).empty()); }
+
+  std::unique_ptr<EventSet> set;
+};
+
+TEST_P(EventSetTest, TellsWhatIsTrueWhenAddedOnceOnly) {
+  const UniqueFd bell = Bell();
+  RingBell(bell);
+  ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok());
+  EXPECT_EQ(News(), (std::map<uint64_t, uint32_t>{{7, EPOLLIN}}));
+  ExpectQuiet();  // nobody read it, but nothing happened either
+  RingBell(bell);
+  EXPECT_EQ(News(), (std::map<uint64_t, uint32_t>{{7, EPOLLIN}}));
+  ExpectQuiet();
+}
+
+TEST_P(EventSetTest, LookingWithoutWaitingFindsNews) {
+  const UniqueFd bell = Bell();
+  ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok());
+  ASSERT_TRUE(set->Wait(Duration(0))->empty());
+  RingBell(bell);
+  const TimePoint end = Within(kPatience);
+  size_t found = 0;
+  while (found == 0 && RealClock().Now() < end) found = set->Wait(Duration(0))->size();
+  EXPECT_EQ(found, 1u);
+}
+
+TEST_P(EventSetTest, WaitsAsLongAsItIsTold) {
+  const UniqueFd bell = Bell();
+  ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok());
+  const TimePoint begin = RealClock().Now();
+  // A signal, or the end of another ring, may end a wait earlier.
+  int waits = 0;
+  while (RealClock().Now() - begin < milliseconds(30) && ++waits < 20) {
+    EXPECT_TRUE(set->Wait(milliseconds(30))->empty());
+  }
+  EXPECT_GE(RealClock().Now() - begin, milliseconds(30));
+  EXPECT_LT(RealClock().Now() - begin, std::chrono::seconds(5));
+}
+
+TEST_P(EventSetTest, AnotherThreadEndsAWait) {
+  const UniqueFd bell = Bell();
+  ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok());
+  std::thread ringer([&] { RingBell(bell); });
+  EXPECT_EQ(News().count(7), 1u);
+  ringer.join();
+}
+
+TEST_P(EventSetTest, AThreadMayAddAndEndAndOthersWait) {
+  const UniqueFd bell = Bell();
+  std::thread([&] { ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok()); }).join();
+  for (int turn = 0; turn < 3; ++turn) {
+    (void)News(milliseconds(20));  // being watched anew may tell what is true
+    std::thread([&] {
+      (void)News(milliseconds(20));
+      RingBell(bell);
+      EXPECT_EQ(News().count(7), 1u);
+    }).join();
+    RingBell(bell);
+    EXPECT_EQ(News().count(7), 1u);
+  }
+}
+
+TEST_P(EventSetTest, TellsOfHangUps) {
+  int fds[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+  const UniqueFd mine(fds[0]);
+  UniqueFd other(fds[1]);
+  ASSERT_TRUE(set->Add(mine.get(), kIn | EPOLLOUT | EPOLLRDHUP, 9).ok());
+  EXPECT_EQ(News(), (std::map<uint64_t, uint32_t>{{9, EPOLLOUT}}));
+  other.Reset();
+  EXPECT_EQ(News()[9] & (EPOLLHUP | EPOLLRDHUP | EPOLLIN), EPOLLHUP | EPOLLRDHUP | EPOLLIN);
+}
+
+// More than one call tells, and more than the ring of completions holds.
+TEST_P(EventSetTest, TellsOfManyAndOfManyTimes) {
+  constexpr uint64_t kBells = 200;
+  std::vector<UniqueFd> bells;
+  for (uint64_t i = 0; i < kBells; ++i) {
+    bells.push_back(Bell());
+    ASSERT_TRUE(set->Add(bells.back().get(), kIn, i).ok());
+  }
+  ExpectQuiet();
+  for (int turn = 0; turn < 20; ++turn) {
+    for (const UniqueFd& bell : bells) RingBell(bell);
+  }
+  EXPECT_EQ(News().size(), kBells);
+  ExpectQuiet();
+  for (const UniqueFd& bell : bells) RingBell(bell);
+  EXPECT_EQ(News().size(), kBells);
+}
+
+TEST_P(EventSetTest, ClearedItKeepsNothingOpen) {
+  int fds[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+  UniqueFd mine(fds[0]);
+  const UniqueFd other(fds[1]);
+  ASSERT_TRUE(set->Add(mine.get(), kIn, 9).ok());
+  ExpectQuiet();
+  set->Clear();
+  mine.Reset();
+  const timeval patience = {.tv_sec = 10, .tv_usec = 0};
+  ASSERT_EQ(setsockopt(other.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
+  char byte;
+  ssize_t n;
+  do {
+    n = read(other.get(), &byte, 1);
+  } while (n < 0 && errno == EINTR);  // the kernel's work for the ring interrupts, too
+  EXPECT_EQ(n, 0);
+  ExpectQuiet();
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryLoop, EventSetTest, ::testing::Values("epoll", "io_uring"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(MakeEventSetTest, NamesTheLoopsThereAre) {
+  const Status status = mesh::MakeEventSet("kqueue").status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(status), HasSubstr("expected epoll or io_uring, found 'kqueue'"));
+}
+
+TEST(MakeEventSetTest, TransportsRefuseOthers) {
+  TransportOptions options;
+  options.event_loop = "kqueue";
+  const Status status = (*Transports().Find("tcp"))->Create(options).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status;
+}
+
+}  // namespace
+}  // namespace weir::testing
