@@ -1,32 +1,48 @@
 // What summing packets costs: the state machine alone, and the software aggregator with its
 // sockets, fed over loopback by workers that only send and count.
 //
-//   aggregation_bench [--plane all|xdp] [--protocol all|NAME] [--seconds S] [--workers 2,4,8,16]
+//   aggregation_bench [--plane all|xdp|veth] [--protocol all|NAME] [--seconds S] [--workers
+//   2,4,8,16]
 //                     [--loss 0,0.01] [--slots N]
 //
 // Plane xdp: what the kernel's program takes (modes sum and table, no checksums), on frames and
 // without an interface, beside the other two doing the same; needs root.
 //
+// Plane veth: user space and the kernel's program on the same network, a pair of virtual interfaces
+// between two namespaces, for the same packets, a frame each; needs root. ns_per_packet is then
+// what the aggregator's own threads and its program used, process_ns_per_packet what all threads
+// did, the workers' and the stack below both sides among it: the program runs inside the workers'
+// calls, as does the receiving half of the stack in front of a socket.
+//
 // JSON lines: goodput_gbps is the payload of packets that entered sums, per second of the clock;
 // gbps_per_core the same per second of the shard's processor time, to which what the kernel does
 // inside the shard's calls counts (on loopback that includes the workers' receiving side).
 
-#include <poll.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <latch>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "datapath/aggregation/aggregator.h"
 #include "datapath/aggregation/io/server.h"
 #include "datapath/base/check.h"
-#include "datapath/base/random.h"
+#include "tests/bench/aggregation/simulated_workers.h"
 
 #ifdef WEIR_XDP
-#include "datapath/aggregation/xdp/xdp_plane.h"
+#include <linux/bpf.h>
+
+#include "datapath/aggregation/xdp/xdp_offload.h"
 #include "tests/datapath/aggregation/xdp/frame.h"
 #endif
 
@@ -35,70 +51,12 @@ namespace {
 
 struct BenchOptions {
   bool xdp = false;
+  bool veth = false;
   std::string protocol = "all";
   double seconds = 1;
   std::vector<double> workers = {2, 4, 8, 16};
   std::vector<double> loss = {0, 0.001, 0.01, 0.05};
   int slots = 64;
-};
-
-struct Protocol {
-  const char* name;
-  PacketMode mode;
-  uint16_t lanes;
-  bool exact_floats = true;
-};
-constexpr Protocol kProtocols[] = {{"switchml", PacketMode::kSum, 256},
-                                   {"omnireduce", PacketMode::kSparse, 64},
-                                   {"thc", PacketMode::kTable, 1024},
-                                   {"fpisa", PacketMode::kFloat, 256},
-                                   {"fpisa_approximate", PacketMode::kFloat, 256, false}};
-
-Lease MakeLease(const Protocol& protocol, int workers, int slots, bool checked) {
-  Lease lease{.id = 1,
-              .epoch = 1,
-              .cookie = 42,
-              .mode = protocol.mode,
-              .workers = workers,
-              .slots = static_cast<uint16_t>(slots),
-              .lanes = protocol.lanes,
-              .checked = checked};
-  if (protocol.mode == PacketMode::kSparse) lease.columns = 4;
-  if (protocol.mode == PacketMode::kTable) {
-    lease.sum_bits = 8;
-    for (int i = 0; i < 16; ++i) lease.levels.push_back(static_cast<uint8_t>(i));
-  }
-  return lease;
-}
-
-/// A worker's packet of one slot, whose round can be changed.
-struct SlotPacket {
-  PacketHeader header;
-  bool checked;
-  std::vector<std::byte> bytes;
-
-  SlotPacket(const Lease& lease, uint16_t slot, uint64_t seed)
-      : header(RequestHeader(lease)), checked(lease.checked) {
-    header.slot = slot;
-    if (lease.mode == PacketMode::kTable) header.detail = static_cast<uint32_t>(lease.sum_bits);
-    if (lease.mode == PacketMode::kSparse) header.detail = (1u << lease.columns) - 1;
-    bytes.resize(kPacketHeaderBytes + PayloadBytes(header));
-    Random random(seed);
-    for (size_t i = kPacketHeaderBytes; i < bytes.size(); ++i) {
-      // Small in the octets that count most, so that neither integers nor floats overflow.
-      bytes[i] = static_cast<std::byte>(i % 4 == 0 ? 0 : random.Below(256));
-    }
-    SetRound(0);
-  }
-  void SetRound(uint32_t round) {
-    header.round = round;
-    header.offset = round;
-    header.checksum = 0;
-    header.flags &= static_cast<uint8_t>(~kPacketChecked);
-    EncodePacketHeader(header, std::span(bytes).first<kPacketHeaderBytes>());
-    if (checked) SealPacket(bytes);
-  }
-  size_t payload_bytes() const { return bytes.size() - kPacketHeaderBytes; }
 };
 
 struct NullSink : ReplySink {
@@ -112,8 +70,13 @@ void Print(nlohmann::ordered_json row) {
   std::fflush(stdout);
 }
 
+/// What nobody fills in stays null: only collective_bench's sums have rings beside them.
 nlohmann::ordered_json Row(const char* plane, const Protocol& protocol, int workers, double loss) {
-  return {{"plane", plane}, {"protocol", protocol.name}, {"workers", workers}, {"loss", loss}};
+  return {{"plane", plane},           {"protocol", protocol.name},
+          {"workers", workers},       {"loss", loss},
+          {"elements", nullptr},      {"goodput_gbps", nullptr},
+          {"ns_per_packet", nullptr}, {"over_ring", nullptr},
+          {"over_gloo", nullptr}};
 }
 
 // ---- the state machine alone
@@ -215,94 +178,6 @@ bool MeasureKernel(const Protocol&, int, const BenchOptions&) {
 
 // ---- with sockets
 
-uint32_t Field(std::span<const std::byte> packet, size_t at, size_t octets) {
-  uint32_t value = 0;
-  for (size_t i = 0; i < octets; ++i)
-    value = value << 8 | std::to_integer<uint32_t>(packet[at + i]);
-  return value;
-}
-
-/// All workers of a job in one thread. Each sends the next round of a slot when it has the reply to
-/// the one before, and repeats what is not answered in time; what replies say is not looked at.
-class SimulatedWorkers {
- public:
-  explicit SimulatedWorkers(int workers) {
-    for (int w = 0; w < workers; ++w) {
-      auto port = UdpPort::Bind({});
-      WEIR_CHECK(port.ok());
-      addresses_.push_back((*port)->address());
-      ports_.push_back(std::move(*port));
-    }
-  }
-
-  const std::vector<SourceAddress>& addresses() const { return addresses_; }
-
-  void Attach(const LeaseGrant& grant) {
-    aggregator_ = grant.address;
-    for (size_t w = 0; w < ports_.size(); ++w) {
-      slots_.emplace_back();
-      for (uint16_t s = 0; s < grant.lease.slots; ++s) {
-        slots_.back().push_back({.packet = SlotPacket(grant.lease, s, s)});
-      }
-      WEIR_CHECK(ports_[w]->Connect(aggregator_).ok());
-    }
-  }
-
-  void RunUntil(TimePoint deadline) {
-    constexpr Duration kRepeat = std::chrono::milliseconds(5);
-    std::vector<pollfd> ready;
-    for (const auto& port : ports_) ready.push_back({port->fd(), POLLIN, 0});
-    TimePoint repeat_at = RealClock().Now();
-    while (true) {
-      const TimePoint now = RealClock().Now();
-      if (now >= deadline) return;
-      const bool repeats = now >= repeat_at;
-      if (repeats) repeat_at = now + kRepeat;
-      for (size_t w = 0; w < ports_.size(); ++w)
-        SendDue(w, repeats ? now - kRepeat : TimePoint{}, now);
-      if (poll(ready.data(), ready.size(), 1) <= 0) continue;
-      for (size_t w = 0; w < ports_.size(); ++w) {
-        if (ready[w].revents == 0) continue;
-        ports_[w]->Receive(
-            [&](SourceAddress, std::span<const std::byte> reply) { OnReply(w, reply); });
-      }
-    }
-  }
-
- private:
-  struct SimulatedSlot {
-    SlotPacket packet;
-    uint32_t round = 0;
-    bool due = true;
-    TimePoint sent_at = {};
-  };
-
-  void SendDue(size_t w, TimePoint repeat_before, TimePoint now) {
-    for (SimulatedSlot& slot : slots_[w]) {
-      if (!slot.due && slot.sent_at > repeat_before) continue;
-      slot.due = false;
-      slot.sent_at = now;
-      ports_[w]->Send(aggregator_, slot.packet.bytes);
-    }
-    ports_[w]->Flush();
-  }
-
-  void OnReply(size_t w, std::span<const std::byte> reply) {
-    if (reply.size() < kPacketHeaderBytes) return;
-    const uint32_t number = Field(reply, 20, 2);
-    if (number >= slots_[w].size()) return;
-    SimulatedSlot& slot = slots_[w][number];
-    if (slot.due || Field(reply, 24, 4) != slot.round) return;
-    slot.packet.SetRound(++slot.round);
-    slot.due = true;
-  }
-
-  SourceAddress aggregator_ = 0;
-  std::vector<SourceAddress> addresses_;
-  std::vector<std::unique_ptr<UdpPort>> ports_;
-  std::vector<std::vector<SimulatedSlot>> slots_;  // by worker
-};
-
 ShardCounters CountersOf(AggregatorServer* server) {
   const auto shards = server->Shards();
   WEIR_CHECK(shards.ok());
@@ -345,6 +220,156 @@ void MeasureSoftware(const Protocol& protocol, int workers, double loss,
   row["unsent"] = after.port.unsent - before.port.unsent;
   Print(row);
 }
+
+#ifdef WEIR_XDP
+// ---- over a pair of virtual interfaces
+
+double ProcessorSeconds(int who) {
+  rusage used = {};
+  WEIR_CHECK(getrusage(who, &used) == 0);
+  const auto seconds = [](timeval t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
+/// Nanoseconds in the program that this process loaded last, as the kernel counts them.
+double ProgramNanoseconds() {
+  long newest = -1;
+  double found = 0;
+  for (int fd = 0; fd < 256; ++fd) {
+    std::ifstream info(StrCat("/proc/self/fdinfo/", fd));
+    long id = -1;
+    double run_ns = 0;
+    std::string key;
+    for (double value = 0; info >> key;) {
+      if (key == "prog_id:" && info >> value) id = static_cast<long>(value);
+      if (key == "run_time_ns:" && info >> value) run_ns = value;
+    }
+    if (id > newest) {
+      newest = id;
+      found = run_ns;
+    }
+  }
+  return found;
+}
+
+bool Shell(const std::string& commands) { return std::system(commands.c_str()) == 0; }
+
+/// Packets that entered sums, on either plane.
+double Summed(AggregatorServer* server, bool kernel) {
+  AggregatorCounters packets = CountersOf(server).packets;
+  if (kernel) {
+    const auto offload = server->Offload();
+    WEIR_CHECK(offload.ok() && offload->has_value());
+    packets = (*offload)->counters.packets;
+  }
+  return static_cast<double>(packets.added + packets.completed);
+}
+
+/// Runs in a thread that has entered a namespace of its own; `senders` are in the other one.
+void MeasureVeth(const Protocol& protocol, bool kernel, SimulatedWorkers* senders,
+                 const BenchOptions& options) {
+  const auto server = AggregatorServer::Start({.listen = "10.78.0.1"});
+  WEIR_CHECK(server.ok());
+  if (kernel) {
+    auto offload = XdpOffload::Start(
+        {.interfaces = {"near0"}, .mode = XdpAttachMode::kNative, .socket = (*server)->socket()});
+    WEIR_CHECK(offload.ok());
+    (*server)->UseOffload(std::move(*offload));
+  }
+  const int workers = static_cast<int>(senders->addresses().size());
+  const auto grant = (*server)->Grant({.job = "bench",
+                                       .terms = MakeLease(protocol, workers, options.slots, false),
+                                       .workers = senders->addresses()});
+  WEIR_CHECK(grant.ok() && grant->offloaded == kernel);
+  senders->Attach(*grant);
+  senders->RunUntil(RealClock().Now() + std::chrono::milliseconds(100));  // warm
+  const double summed_before = Summed(server->get(), kernel);
+  const double program_before = kernel ? ProgramNanoseconds() : 0;
+  const double all_before = ProcessorSeconds(RUSAGE_SELF);
+  const double own_before = ProcessorSeconds(RUSAGE_THREAD);
+  const TimePoint start = RealClock().Now();
+  senders->RunUntil(start + FromSeconds(options.seconds));
+  const double seconds = ToSeconds(RealClock().Now() - start);
+  const double senders_s = ProcessorSeconds(RUSAGE_THREAD) - own_before;
+  const double all_s = ProcessorSeconds(RUSAGE_SELF) - all_before;
+  const double program_s = kernel ? (ProgramNanoseconds() - program_before) * 1e-9 : 0;
+  const double packets = Summed(server->get(), kernel) - summed_before;
+  const SlotPacket example(grant->lease, 0, 0);
+  auto row = Row(kernel ? "xdp_veth" : "software_veth", protocol, workers, 0);
+  row["elements"] = packets / workers * grant->lease.lanes;
+  row["goodput_gbps"] = packets * static_cast<double>(example.payload_bytes()) * 8e-9 / seconds;
+  row["ns_per_packet"] = (all_s - senders_s + program_s) * 1e9 / packets;
+  row["program_ns_per_packet"] =
+      kernel ? nlohmann::ordered_json(program_s * 1e9 / packets) : nullptr;
+  row["process_ns_per_packet"] = all_s * 1e9 / packets;
+  Print(row);
+}
+
+/// One plane, in two namespaces that end with their threads and sockets.
+void MeasureInNamespaces(const Protocol& protocol, int workers, bool kernel,
+                         const BenchOptions& options) {
+  std::latch born(1), wired(1), bound(1), done(1);
+  pid_t far = 0;
+  std::unique_ptr<SimulatedWorkers> senders;
+  std::unique_ptr<XdpPlane> passes;
+  std::thread peer([&] {
+    WEIR_CHECK(unshare(CLONE_NEWNET) == 0);
+    far = gettid();
+    born.count_down();
+    wired.wait();
+    WEIR_CHECK(Shell("ip addr add 10.78.0.2/24 dev far0 && ip link set far0 up"));
+    if (kernel) {  // a driver takes frames back only where the other end has a program, too
+      auto plane = XdpPlane::Load({.limits = {.slots = 64, .slots_per_job = 64, .leases = 4}});
+      WEIR_CHECK(plane.ok() && (*plane)->Attach("far0", XdpAttachMode::kNative).ok());
+      passes = std::move(*plane);
+    }
+    senders = std::make_unique<SimulatedWorkers>(
+        workers, UdpPortOptions{.listen = "10.78.0.2:0", .rows = false});
+    bound.count_down();
+    done.wait();
+  });
+  std::thread aggregator([&] {
+    WEIR_CHECK(unshare(CLONE_NEWNET) == 0);
+    born.wait();
+    WEIR_CHECK(Shell(StrCat("ip link add near0 type veth peer name far0 netns ", far,
+                            " && ip addr add 10.78.0.1/24 dev near0 && ip link set near0 up")));
+    wired.count_down();
+    bound.wait();
+    MeasureVeth(protocol, kernel, senders.get(), options);
+    done.count_down();
+  });
+  peer.join();
+  aggregator.join();
+}
+
+bool MeasureBothOverVeth(const BenchOptions& options) {
+  if (geteuid() != 0) {
+    std::fprintf(stderr, "plane veth needs root\n");
+    return false;
+  }
+  bpf_attr wanted = {};
+  wanted.enable_stats.type = BPF_STATS_RUN_TIME;
+  const mesh::UniqueFd stats(
+      static_cast<int>(syscall(__NR_bpf, BPF_ENABLE_STATS, &wanted, sizeof wanted)));
+  if (!stats) {
+    std::fprintf(stderr, "the kernel does not say how long its programs run\n");
+    return false;
+  }
+  for (const double workers : options.workers) {
+    for (const bool kernel : {false, true}) {
+      MeasureInNamespaces(kProtocols[0], static_cast<int>(workers), kernel, options);
+    }
+  }
+  return true;
+}
+#else
+bool MeasureBothOverVeth(const BenchOptions&) {
+  std::fprintf(stderr, "this build has no aggregator in the kernel\n");
+  return false;
+}
+#endif
 
 /// Whether such a job may have a lease: 16 levels of up to 15 times the workers fit eight bits.
 bool FitsJob(const Protocol& protocol, double workers) {
@@ -390,7 +415,8 @@ bool ParseFlags(int argc, char** argv, BenchOptions* options) {
     }
     if (flag == "--plane" && i + 1 < argc) {
       options->xdp = std::string(argv[i + 1]) == "xdp";
-      if (!options->xdp && std::string(argv[i + 1]) != "all") return false;
+      options->veth = std::string(argv[i + 1]) == "veth";
+      if (!options->xdp && !options->veth && std::string(argv[i + 1]) != "all") return false;
       continue;
     }
     const std::vector<double> values = i + 1 < argc ? Numbers(argv[i + 1]) : std::vector<double>();
@@ -416,11 +442,12 @@ int Main(int argc, char** argv) {
   BenchOptions options;
   if (!ParseFlags(argc, argv, &options)) {
     std::fprintf(stderr,
-                 "usage: aggregation_bench [--plane all|xdp] [--protocol "
+                 "usage: aggregation_bench [--plane all|xdp|veth] [--protocol "
                  "all|switchml|omnireduce|thc|fpisa|fpisa_approximate] [--seconds S] "
                  "[--workers 2,4,8,16] [--loss 0,0.01] [--slots 1..512]\n");
     return 2;
   }
+  if (options.veth) return MeasureBothOverVeth(options) ? 0 : 1;
   if (options.xdp) return MeasureBesideKernel(options);
   const auto wanted = [&](const Protocol& protocol, double workers) {
     return (options.protocol == "all" || options.protocol == protocol.name) &&
