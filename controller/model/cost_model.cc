@@ -128,6 +128,14 @@ WireBytes PredictWireBytes(const CodecModel& codec, double elements, double rati
   return bytes;
 }
 
+/// What crosses a rank's link before encoding: datapath/collective/maximum.h.
+double MetadataBytes(const CodecModel& codec, double elements, double world) {
+  if (!codec.shared_metadata || codec.shared_block <= 0) return 0;
+  constexpr double kGatheredBytesMax = 64 << 10;
+  const double own = sizeof(float) * std::ceil(elements / codec.shared_block);
+  return own * (own * world <= kGatheredBytesMax ? world - 1 : 2 * (world - 1) / world);
+}
+
 /// Largest first, every further kept part adds no more than the one before, so that the gain lies
 /// above the chords from the measured point to (0, 0) and (1, 1). Those are taken.
 double UniformSelectionGain(double loss, double ratio) {
@@ -235,8 +243,9 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   const BlockSaving saving = PredictBlockSaving(codec, collective, bucket.block_densities);
   cost.network_beta_bytes =
       collective.beta_scale *
-      (features.payload * saving.share * bytes.payload / SpeedupOf(speedup, collective) +
-       features.index * bytes.index + features.dense * floats);
+          (features.payload * saving.share * bytes.payload / SpeedupOf(speedup, collective) +
+           features.index * bytes.index + features.dense * floats) +
+      MetadataBytes(codec, elements, world);
   if (collective.bandwidth_max_bytes_per_s > 0) {
     cost.network_bytes_min_s = cost.network_beta_bytes / collective.bandwidth_max_bytes_per_s;
   }

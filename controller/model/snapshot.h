@@ -34,6 +34,7 @@ struct CodecModel {
   double peak_over_rms = 0;  // of what is quantised; 0: the bucket's own
   double error_divisor = 12;
   bool tabled = false;  // its lanes are levels of a table, which "table_lanes" collectives carry
+  double shared_block = 0;  // the exchange before encoding has a float for so many elements; 0: one
   double sum_error_squared = 0;  // of adding two payloads, over the square of their sum
   // "uniform_selection": what is lost at kUniformLossRatio over what a random choice would lose;
   // below 1 where ranks measured structure in the gradients.

@@ -119,6 +119,7 @@ CodecModel ToModel(const v1::CodecCapability& in, const v1::CodecSetting& settin
   out.levels_divided_by_world = in.levels_divided_by_world();
   out.peak_over_rms = Positive(in.peak_over_rms());
   out.error_divisor = in.error_divisor() > 0 ? Finite(in.error_divisor()) : 12;
+  out.shared_block = in.shared_block();
   out.sum_error_squared = Positive(in.sum_error_squared());
   out.encode = ToModel(in.encode());
   out.decode = ToModel(in.decode());

@@ -190,6 +190,7 @@ void Fields(V& v, CodecModel& c) {
   v("peak_over_rms", c.peak_over_rms);
   v("error_divisor", c.error_divisor);
   v("tabled", c.tabled);
+  v("shared_block", c.shared_block);
   v("sum_error_squared", c.sum_error_squared);
   v("uniform_loss", c.uniform_loss);
   v("encode", c.encode);

@@ -61,8 +61,8 @@ void CodecState::Scale(double) {}
 
 std::unique_ptr<CodecState> Codec::NewState(size_t, const EncodeContext&) const { return nullptr; }
 
-float Codec::LocalMax(std::span<const float> gradient, std::span<const float> residual,
-                      const EncodeContext&) const {
+SharedMax Codec::LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                          const EncodeContext&) const {
   return MaxAbs(gradient, residual);
 }
 

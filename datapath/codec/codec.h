@@ -12,6 +12,7 @@
 #include "datapath/base/registry.h"
 #include "datapath/base/status.h"
 #include "datapath/codec/gradient_statistics.h"
+#include "datapath/codec/shared_max.h"
 
 namespace weir {
 
@@ -43,7 +44,7 @@ constexpr bool HoldsIndicesOnly(PayloadForm form) {
 /// What all ranks must agree on before any of them encodes.
 enum class SharedMetadata {
   kNone,
-  kMax,  // one float: the maximum over ranks of Codec::LocalMax
+  kMax,  // the maximum over ranks of Codec::LocalMax
 };
 
 /// How the loss of a codec follows from statistics of the input, so that whoever plans can predict
@@ -93,6 +94,8 @@ struct CodecTraits {
   bool opt_in = false;
   PayloadForm form = PayloadForm::kOpaque;
   SharedMetadata shared_metadata = SharedMetadata::kNone;
+  // kMax: one magnitude for each aligned block of so many elements; 0: one for the bucket.
+  int shared_block = 0;
   // kLanes that count votes: the sum of all ranks decodes to (2 * count - world) * shared_max, a
   // payload alone does not, and no payload stands for zeros.
   bool lanes_are_votes = false;
@@ -180,7 +183,7 @@ struct EncodeContext {
   int rank = 0;       // who encodes, so that quantiser noise differs; kOpaque: who encoded
   // The tensors of the bucket in order; their sizes add up to n. Empty: one vector.
   std::span<const TensorShape> shape;
-  float shared_max = 0;                 // when Traits().shared_metadata == kMax
+  SharedMax shared_max;                 // when Traits().shared_metadata == kMax
   int round = 0;                        // below Traits().rounds
   std::span<const std::byte> previous;  // summed payloads of the rounds before, one after another
   MomentumBuffers momentum;             // when Traits().needs_momentum; empty: zero, and not kept
@@ -214,11 +217,11 @@ class Codec {
   /// State for one bucket of n elements; null when the codec keeps none. Context as above.
   virtual std::unique_ptr<CodecState> NewState(size_t n, const EncodeContext& context) const;
 
-  /// This rank's part of shared_max: at least 0, +infinity when gradient + residual is not finite,
-  /// so that all ranks learn of it. `residual` is empty or as long as `gradient`. The default is
-  /// MaxAbs. O(n).
-  virtual float LocalMax(std::span<const float> gradient, std::span<const float> residual,
-                         const EncodeContext& context) const;
+  /// This rank's part of shared_max: at least 0, +infinity where gradient + residual is not finite,
+  /// so that all ranks learn of it; as many as Traits().shared_block says. `residual` is empty or
+  /// as long as `gradient`. The default is MaxAbs of the bucket. O(n).
+  virtual SharedMax LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                             const EncodeContext& context) const;
 
   /// Encodes x (n float32) into out (at least MaxEncodedBytes(n), less what earlier rounds wrote).
   /// No overlap. Does not change x. Non-finite input is not an error: see EncodeResult, which

@@ -37,10 +37,10 @@ void VisitFields(const CodecSetting& setting, Visit&& visit) {
 template <typename Visit>
 void VisitFields(const CodecTraits& traits, Visit&& visit) {
   const auto& [name, summary, lossy, unbiased, needs_error_feedback, needs_momentum, ef21, opt_in,
-               form, shared_metadata, lanes_are_votes, sum_error_squared, rounds, settings,
-               indices_coded, size_in_steps, uses_ratio, ratio_min, ratio_max, count_tolerance,
-               kept_block, error_model, levels_divided_by_world, peak_over_rms, error_divisor,
-               contraction, rotated] = traits;
+               form, shared_metadata, shared_block, lanes_are_votes, sum_error_squared, rounds,
+               settings, indices_coded, size_in_steps, uses_ratio, ratio_min, ratio_max,
+               count_tolerance, kept_block, error_model, levels_divided_by_world, peak_over_rms,
+               error_divisor, contraction, rotated] = traits;
   static_cast<void>(settings);
   visit("name", name);
   visit("summary", summary);
@@ -52,6 +52,7 @@ void VisitFields(const CodecTraits& traits, Visit&& visit) {
   visit("opt_in", opt_in);
   visit("form", NameOf(form));
   visit("shared_metadata", shared_metadata != SharedMetadata::kNone);
+  visit("shared_block", shared_block);
   visit("lanes_are_votes", lanes_are_votes);
   visit("sum_error_squared", sum_error_squared);
   visit("rounds", rounds);

@@ -18,8 +18,8 @@ class Ef21Codec : public Codec {
   std::unique_ptr<CodecState> NewState(size_t n, const EncodeContext& context) const override {
     return inner_.NewState(n, context);
   }
-  float LocalMax(std::span<const float> gradient, std::span<const float> residual,
-                 const EncodeContext& context) const override {
+  SharedMax LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                     const EncodeContext& context) const override {
     return inner_.LocalMax(gradient, residual, context);
   }
   StatusOr<EncodeResult> Encode(std::span<const float> x, const EncodeContext& context,

@@ -37,9 +37,9 @@ StatusOr<EncodeResult> LaneCodec::Pass(const PassOperands& operands, const Encod
   const int bits = LaneBits(context);
   const size_t bytes = PackedBytes(operands.gradient.size(), bits);
   WEIR_RETURN_IF_ERROR(CheckRoom(Traits(), out, bytes));
-  if (context.shared_max < 0) {
-    return InvalidArgument(
-        StrCat(Traits().name, ": shared maximum ", context.shared_max, ", expected at least 0"));
+  if (context.shared_max.one() < 0) {
+    return InvalidArgument(StrCat(Traits().name, ": shared maximum ", context.shared_max.one(),
+                                  ", expected at least 0"));
   }
   auto* const to = reinterpret_cast<uint8_t*>(out.data());
   uint8_t codes8[kernels::kBlockElements];
@@ -60,7 +60,7 @@ StatusOr<EncodeResult> LaneCodec::Pass(const PassOperands& operands, const Encod
         }
       });
   // Some rank's input was not finite, even if this one's was.
-  if (!IsFinite(context.shared_max)) sums.max_bits = 0x7F800000u;
+  if (!context.shared_max.finite()) sums.max_bits = 0x7F800000u;
   return LaneResult(sums, out.first(bytes));
 }
 
@@ -96,9 +96,10 @@ kernels::Grid GridLaneCodec::MakeGrid(const EncodeContext& context) const {
   grid.levels = Levels(context);
   // Independent noise on every rank: it averages out in the sum.
   grid.seed = MixSeed(context.seed, static_cast<uint64_t>(context.rank));
-  if (context.shared_max >= kMaxAbsMin && IsFinite(context.shared_max)) {
-    grid.step = context.shared_max / grid.levels;
-    grid.inverse_step = grid.levels / context.shared_max;
+  const float greatest = context.shared_max.one();
+  if (greatest >= kMaxAbsMin && IsFinite(greatest)) {
+    grid.step = greatest / grid.levels;
+    grid.inverse_step = grid.levels / greatest;
   }
   return grid;
 }
@@ -135,7 +136,8 @@ void GridLaneCodec::AddLanes(const EncodeContext& context, const uint8_t* lanes,
 // --- VoteLaneCodec -------------------------------------------------------------------------------
 
 float VoteLaneCodec::Magnitude(const EncodeContext& context) {
-  return IsFinite(context.shared_max) ? context.shared_max : 0.0f;
+  const float greatest = context.shared_max.one();
+  return IsFinite(greatest) ? greatest : 0.0f;
 }
 
 void VoteLaneCodec::AddLanes(const EncodeContext& context, const uint8_t* lanes, float scale,

@@ -17,19 +17,21 @@ constexpr float kNormMin = 0x1p-100f, kNormMax = 0x1p100f;
 struct Lanes {
   int bits;
   const RotatedLevels& levels;
-  float norm;     // 0 when unusable
+  const SharedMax& norms;
   uint64_t seed;  // of the noise
 
-  /// Coordinates of a block of `size` have the standard deviation norm / sqrt(size).
-  float Step(size_t size) const {
+  /// Coordinates have the standard deviation norm / sqrt(size). 0 when the norm is unusable.
+  float Step(const RotatedBlock& block) const {
+    const float norm = norms.Of(block.index);
+    if (!(norm >= kNormMin && norm <= kNormMax)) return 0;
     return norm * levels.range /
-           (std::sqrt(static_cast<float>(size)) * static_cast<float>(levels.centre));
+           (std::sqrt(static_cast<float>(block.size)) * static_cast<float>(levels.centre));
   }
 
   template <typename Lane>
   void Quantise(const RotatedBlock& block, Lane* lanes) const {
-    const float step = Step(block.size);
-    const float inverse_step = norm > 0 ? 1.0f / step : 0.0f;
+    const float step = Step(block);
+    const float inverse_step = step > 0 ? 1.0f / step : 0.0f;
     const auto counter = static_cast<uint32_t>(block.at);
     if (levels.cells.empty()) {
       const kernels::RotatedGrid grid{.step = step,
@@ -71,7 +73,7 @@ struct Lanes {
 
   void Load(const RotatedBlock& block, const std::byte* payload) const {
     const std::byte* from = payload + block.at * bits / 8;
-    const float step = Step(block.size);
+    const float step = Step(block);
     if (bits == 16) {
       kernels::LoadRotated16(from, block.size, step, block.y);
     } else if (bits == 8) {
@@ -93,11 +95,10 @@ struct RotatedLaneCodec::Choice {
 
   size_t Bytes(size_t n) const { return RotatedElements(n) * setting.bits / 8; }
   Lanes MakeLanes(const EncodeContext& context) const {
-    const bool usable = context.shared_max >= kNormMin && context.shared_max <= kNormMax;
     // Independent noise on every rank: it averages out in the sum.
     return {.bits = setting.bits,
             .levels = levels,
-            .norm = usable ? context.shared_max : 0.0f,
+            .norms = context.shared_max,
             .seed = MixSeed(context.seed, static_cast<uint64_t>(context.rank))};
   }
 };
@@ -124,16 +125,24 @@ size_t RotatedLaneCodec::MaxEncodedBytes(size_t n, const EncodeContext& context)
   return Choose(context).Bytes(n);
 }
 
-float RotatedLaneCodec::LocalMax(std::span<const float> gradient, std::span<const float> residual,
-                                 const EncodeContext&) const {
-  const kernels::Sums sums =
-      ForEachBlock({.gradient = gradient, .residual = residual}, nullptr,
-                   [](const kernels::Block& block, size_t, float*, kernels::Sums* pass_sums) {
-                     kernels::Measure(block, nullptr, pass_sums);
-                   });
-  if (sums.non_finite()) return std::numeric_limits<float>::infinity();
-  if (gradient.empty()) return 0;
-  return static_cast<float>(std::sqrt(sums.energy_in / static_cast<double>(gradient.size())));
+SharedMax RotatedLaneCodec::LocalMax(std::span<const float> gradient,
+                                     std::span<const float> residual, const EncodeContext&) const {
+  constexpr size_t kSize = kernels::kRotationElements;
+  std::vector<float> norms;
+  norms.reserve(gradient.size() / kSize + 1);
+  for (size_t at = 0; at < gradient.size(); at += kSize) {
+    const size_t count = std::min(kSize, gradient.size() - at);
+    kernels::Sums sums;
+    kernels::Measure({.gradient = gradient.data() + at,
+                      .residual = residual.empty() ? nullptr : residual.data() + at,
+                      .size = count},
+                     nullptr, &sums);
+    norms.push_back(sums.non_finite()
+                        ? std::numeric_limits<float>::infinity()
+                        : static_cast<float>(std::sqrt(
+                              sums.energy_in / static_cast<double>(RotatedElements(count)))));
+  }
+  return SharedMax(std::move(norms));
 }
 
 StatusOr<EncodeResult> RotatedLaneCodec::Pass(const PassOperands& operands,
@@ -143,9 +152,10 @@ StatusOr<EncodeResult> RotatedLaneCodec::Pass(const PassOperands& operands,
   const Choice choice = Choose(context);
   const size_t bytes = choice.Bytes(operands.gradient.size());
   WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
-  if (context.shared_max < 0) {
-    return InvalidArgument(
-        StrCat(traits_.name, ": shared norm ", context.shared_max, ", expected at least 0"));
+  for (const float norm : context.shared_max.values()) {
+    if (norm < 0) {
+      return InvalidArgument(StrCat(traits_.name, ": shared norm ", norm, ", expected at least 0"));
+    }
   }
   const Lanes lanes = choice.MakeLanes(context);
   kernels::Sums sums =
@@ -153,7 +163,7 @@ StatusOr<EncodeResult> RotatedLaneCodec::Pass(const PassOperands& operands,
         lanes.Encode(block, out.data());
       });
   // Some rank's input was not finite, even if this one's was.
-  if (!(context.shared_max < std::numeric_limits<float>::infinity())) sums.max_bits = 0x7F800000u;
+  if (!context.shared_max.finite()) sums.max_bits = 0x7F800000u;
   return LaneResult(sums, out.first(bytes));
 }
 

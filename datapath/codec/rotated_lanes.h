@@ -11,14 +11,17 @@ namespace weir {
 
 /// What one setting's lanes mean: numbers from -centre to centre, uniform over +-range.
 struct RotatedLevels {
-  float range = 0;  // in units of a coordinate's standard deviation at the shared norm
+  float range = 0;  // in units of a coordinate's standard deviation at its block's shared norm
   int centre = 1;   // world_max * centre fits the setting's lanes
   std::vector<int32_t> cells =
       {};  // as kernels::SparseGrid has them; empty: all numbers are levels
 };
 
-/// Thread-safe. shared_max is the root mean square of gradient + residual of the rank where it is
-/// largest; outside 2^-100 .. 2^100 zeros are sent. Lanes have CodecSetting::bits: 4, 8 or 16.
+/// Thread-safe. shared_max holds for each rotation the root mean square of its part of gradient +
+/// residual, padding included, of the rank where it is largest; one outside 2^-100 .. 2^100 sends
+/// zeros. A norm of the whole bucket would not do: rotations spread what is large over 1024
+/// coordinates and no further, so it would clip those of dense regions and round those of nearly
+/// empty ones to noise. Lanes have CodecSetting::bits: 4, 8 or 16.
 class RotatedLaneCodec : public FusedCodec {
  public:
   /// `levels` belong to traits.settings one by one.
@@ -29,9 +32,9 @@ class RotatedLaneCodec : public FusedCodec {
   /// bits / 8 octets for each coordinate: see RotatedElements.
   size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override;
 
-  /// The root mean square, +infinity when not finite.
-  float LocalMax(std::span<const float> gradient, std::span<const float> residual,
-                 const EncodeContext& context) const override;
+  /// The root mean squares, +infinity where not finite.
+  SharedMax LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                     const EncodeContext& context) const override;
 
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
                    std::span<float> out) const override;

@@ -338,19 +338,6 @@ Status PayloadAllGather(Group& group, std::span<const std::byte> own, size_t byt
   return PayloadExchange(group, outgoing, bytes_max, all);
 }
 
-Status AllReduceMax(Group& group, float* value) {
-  std::vector<float> all(group.size());
-  WEIR_RETURN_IF_ERROR(SmallAllGather(group, std::as_bytes(std::span(value, 1)),
-                                      std::as_writable_bytes(std::span(all))));
-  float maximum = all[0];
-  for (const float x : all) {
-    if (std::isnan(x) || x > maximum) maximum = x;
-    if (std::isnan(maximum)) break;
-  }
-  *value = maximum;
-  return OkStatus();
-}
-
 Status BroadcastSmall(Group& group, int root, std::span<std::byte> bytes) {
   SendQueue sends(group);
   if (group.rank() != root) {

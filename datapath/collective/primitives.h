@@ -179,10 +179,6 @@ Status PayloadExchange(Group& group, std::span<const std::span<const std::byte>>
 Status PayloadAllGather(Group& group, std::span<const std::byte> own, size_t bytes_max,
                         std::vector<std::vector<std::byte>>* all);
 
-/// The maximum of `*value` over all ranks, the same bits everywhere; NaN when any rank's value is
-/// NaN.
-Status AllReduceMax(Group& group, float* value);
-
 /// Copies `bytes` of rank `root` (equal sizes) to all other ranks by direct messages.
 Status BroadcastSmall(Group& group, int root, std::span<std::byte> bytes);
 

@@ -41,6 +41,7 @@
 #include "datapath/base/random.h"
 #include "datapath/codec/ef21.h"
 #include "datapath/codec/selection.h"
+#include "datapath/collective/maximum.h"
 #include "datapath/collective/primitives.h"
 #include "datapath/session/json.h"
 #include "datapath/session/passes.h"
@@ -196,7 +197,7 @@ Status OperationStages::EncodeLanesOrOpaque(Operation& op) {
   if (op.codec->Traits().shared_metadata == SharedMetadata::kMax) {
     const std::span<const float> residual =
         op.residual.has_value() ? op.residual->current : std::span<const float>();
-    op.local_max = op.codec->LocalMax(op.gradient, residual, op.context);
+    op.context.shared_max = op.codec->LocalMax(op.gradient, residual, op.context);
     op.encode_pending = true;
     return OkStatus();
   }
@@ -301,19 +302,17 @@ void OperationStages::SampleSummedBlocks(Operation& op) const {
 Status OperationStages::RunMetadata(Operation& op, Group& group, const NetworkHooks& hooks) {
   const TimePoint begin = clock_.Now();
   hooks.begin(group, op, 0);
-  float shared_max = op.local_max;
-  WEIR_RETURN_IF_ERROR(AllReduceMax(group, &shared_max));
+  WEIR_RETURN_IF_ERROR(AllReduceMax(group, op.context.shared_max.values()));
   WEIR_RETURN_IF_ERROR(hooks.finish(group));
   op.bytes_sent += group.bytes_sent();
   const TimePoint agreed = clock_.Now();
   op.times.metadata += agreed - begin;
   op.encode_pending = false;
-  if (!std::isfinite(shared_max)) {
+  if (!op.context.shared_max.finite()) {
     // Every rank knows now: nothing is left to send.
     op.non_finite = true;
     return OkStatus();
   }
-  op.context.shared_max = shared_max;
   const Status status = RunEncoder(op);
   op.times.encode += clock_.Now() - agreed;
   return status;

@@ -59,8 +59,7 @@ struct Operation {
   std::optional<Ef21Buffers> ef21;  // in place of a residual; `residual` then names the memory
   float estimate_scale = 1;         // ef21: what `scale` was asked to be
   EncodeContext context;
-  float local_max = 0;
-  bool encode_pending = false;  // waits for shared metadata
+  bool encode_pending = false;  // shared_max is this rank's own so far
   double selection_energy = 0;  // shared index: energy of this rank's own selection
   LaneShares shares;            // of the lanes' sums
   std::vector<std::vector<std::byte>> gathered;

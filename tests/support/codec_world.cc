@@ -57,7 +57,7 @@ StatusOr<CodecWorld::Step> CodecWorld::Exchange(Gradients gradients, std::span<f
 }
 
 void CodecWorld::BeginStep(Gradients gradients, Step* step) {
-  float shared_max = 0;
+  SharedMax shared_max;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     Rank& each = ranks_[rank];
     each.context.seed = MixSeed(options_.seed, step_);
@@ -66,8 +66,7 @@ void CodecWorld::BeginStep(Gradients gradients, Step* step) {
     each.payload.clear();
     if (traits_.shared_metadata != SharedMetadata::kMax) continue;
     const TimePoint begin = RealClock().Now();
-    shared_max = std::max(shared_max,
-                          options_.codec->LocalMax(gradients[rank], each.residual, each.context));
+    shared_max.Merge(options_.codec->LocalMax(gradients[rank], each.residual, each.context));
     if (rank == 0) step->encode_s += ToSeconds(RealClock().Now() - begin);
   }
   for (Rank& each : ranks_) each.context.shared_max = shared_max;

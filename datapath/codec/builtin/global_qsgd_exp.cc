@@ -37,7 +37,7 @@ constexpr int kHeadroom = 24;
 
 /// The biased exponent at level 0.
 int ExponentMin(const EncodeContext& context) {
-  const auto exponent = static_cast<int>(std::bit_cast<uint32_t>(context.shared_max) >> 23);
+  const auto exponent = static_cast<int>(std::bit_cast<uint32_t>(context.shared_max.one()) >> 23);
   return std::clamp(exponent + kHeadroom - kLevelMax, 0, 254 - kLevelMax);
 }
 

@@ -17,8 +17,8 @@ class SignSgdCodec : public VoteLaneCodec {
  public:
   const CodecTraits& Traits() const override { return traits_; }
 
-  float LocalMax(std::span<const float> gradient, std::span<const float> residual,
-                 const EncodeContext&) const override {
+  SharedMax LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                     const EncodeContext&) const override {
     double magnitudes = 0;
     const kernels::Sums sums =
         ForEachBlock({gradient, residual, {}}, nullptr,

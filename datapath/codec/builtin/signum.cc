@@ -18,8 +18,8 @@ class SignumCodec : public VoteLaneCodec {
  public:
   const CodecTraits& Traits() const override { return traits_; }
 
-  float LocalMax(std::span<const float> gradient, std::span<const float> residual,
-                 const EncodeContext& context) const override {
+  SharedMax LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                     const EncodeContext& context) const override {
     double magnitudes = 0;
     float moved[kernels::kBlockElements];
     const kernels::Sums sums =

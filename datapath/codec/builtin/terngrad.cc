@@ -23,8 +23,8 @@ class TernGradCodec : public GridLaneCodec {
  public:
   const CodecTraits& Traits() const override { return traits_; }
 
-  float LocalMax(std::span<const float> gradient, std::span<const float> residual,
-                 const EncodeContext&) const override {
+  SharedMax LocalMax(std::span<const float> gradient, std::span<const float> residual,
+                     const EncodeContext&) const override {
     double squares = 0;
     const kernels::Sums sums =
         ForEachBlock({gradient, residual, {}}, nullptr,

@@ -50,6 +50,7 @@ std::unique_ptr<Codec> MakeThcUniform() {
       .needs_error_feedback = true,
       .form = PayloadForm::kLanes,
       .shared_metadata = SharedMetadata::kMax,
+      .shared_block = static_cast<int>(kernels::kRotationElements),
       .settings = {},
       .error_model = ErrorModel::kRelative,
       .rotated = true,

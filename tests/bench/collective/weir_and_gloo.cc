@@ -19,6 +19,7 @@
 #include <memory>
 
 #include "datapath/collective/collective.h"
+#include "datapath/collective/maximum.h"
 #include "datapath/collective/primitives.h"
 #include "datapath/session/aggregator_port.h"
 #include "tests/bench/collective/contestant.h"
@@ -93,6 +94,11 @@ class Mesh {
     if (offload != nullptr && offload->abandoned()) Die("the aggregator was given up");
   }
 
+  void AgreeOnMaxima(std::span<float> values) {
+    Group group = Begin();
+    if (Status status = AllReduceMax(group, values); !status.ok()) Die(ToString(status));
+  }
+
  private:
   // "connections=4+busy_poll_us=50".
   static void Configure(const std::string& text, TransportOptions* options) {
@@ -132,7 +138,7 @@ class Mesh {
   uint64_t op_ = 0;
 };
 
-// THC as a job runs it: the ranks agree on a norm, rotate and round, levels are summed, the sum is
+// THC as a job runs it: the ranks agree on norms, rotate and round, levels are summed, the sum is
 // rotated back. Without error feedback, which belongs to steps that follow each other.
 class Thc {
  public:
@@ -142,7 +148,7 @@ class Thc {
     context_.params.bits = FindSetting(codec_.Traits(), {}, world)->bits;
   }
 
-  // Errors of ranks are independent, each of its setting's share of the greatest norm. It is a
+  // Errors of ranks are independent, each of its setting's share of the greatest norms. It is a
   // mean: vectors of a MiB and more stay within a tenth of it.
   double ErrorSquaredMax() const {
     return 1.1 *
@@ -151,19 +157,8 @@ class Thc {
 
   void Run(Mesh& mesh, const Collective& collective, std::vector<float>& values,
            LaneOffload* offload) {
-    float norm = codec_.LocalMax(values, {}, context_);
-    Exchange greatest;
-    greatest.lanes = std::as_writable_bytes(std::span(&norm, 1));
-    greatest.accumulate = [](std::span<std::byte> sum, std::span<const std::byte> addend) {
-      float a = 0, b = 0;
-      if (sum.size() != sizeof a || addend.size() != sizeof b) return;
-      std::memcpy(&a, sum.data(), sizeof a);
-      std::memcpy(&b, addend.data(), sizeof b);
-      a = std::max(a, b);
-      std::memcpy(sum.data(), &a, sizeof a);
-    };
-    mesh.Run(**Collectives().Find("recursive_doubling"), greatest, nullptr);
-    context_.shared_max = norm;
+    context_.shared_max = codec_.LocalMax(values, {}, context_);
+    mesh.AgreeOnMaxima(context_.shared_max.values());
     ++context_.seed;
     payload_.resize(codec_.MaxEncodedBytes(values.size(), context_));
     const auto encoded = codec_.Encode(values, context_, payload_);

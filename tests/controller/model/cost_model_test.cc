@@ -248,6 +248,22 @@ TEST(CostModelTest, SharedMetadataPrecedesEncoding) {
   EXPECT_NEAR(with.EncodeSeconds(1e-3) - without.EncodeSeconds(1e-3), 5e-4 + 4e-3, 1e-12);
 }
 
+TEST(CostModelTest, MetadataOfBlocksCrossesTheLink) {
+  Snapshot snapshot = test::MakeSnapshot(4, 1e-3, 1e8);
+  CodecModel codec = test::Lanes("q", 8, true);
+  codec.shared_metadata = true;
+  const auto ring = test::Collectives()[0];
+  const auto bytes = [&](double elements, double block) {
+    codec.shared_block = block;
+    BucketModel bucket = snapshot.buckets[0];
+    bucket.elements = elements;
+    return PredictBucket(snapshot, bucket, codec, ring, 1).network_beta_bytes;
+  };
+  // Few go from each rank to the three others, many around.
+  EXPECT_NEAR(bytes(1e6, 1024) - bytes(1e6, 0), 3 * 4 * 977, 1e-6);
+  EXPECT_NEAR(bytes(1e8, 1024) - bytes(1e8, 0), 1.5 * 4 * 97657, 1e-6);
+}
+
 TEST(CostModelTest, AWorldOfOneNeedsNoNetwork) {
   Snapshot snapshot = test::MakeSnapshot(1, 0, 0);
   for (const auto& codec : test::Codecs()) {

@@ -23,6 +23,7 @@ TEST(MappingTest, CodecsBecomeOneModelPerSettingThatTheWorldAllows) {
   codec.set_error_model("max_scaled");
   codec.set_error_divisor(6);
   codec.set_sum_error_squared(0.07);
+  codec.set_shared_block(1024);
   codec.set_peak_over_rms(3.7);
   codec.mutable_encode()->set_per_element_s(1e-9);
   codec.mutable_decode()->set_per_kept_s(8e-9);
@@ -52,6 +53,7 @@ TEST(MappingTest, CodecsBecomeOneModelPerSettingThatTheWorldAllows) {
     EXPECT_EQ(model.peak_over_rms, 3.7);
     EXPECT_EQ(model.error_divisor, 6);
     EXPECT_EQ(model.sum_error_squared, 0.07);
+    EXPECT_EQ(model.shared_block, 1024);
     EXPECT_EQ(model.encode.per_element_s, 1e-9);
     EXPECT_EQ(model.decode.per_kept_s, 8e-9);
   }

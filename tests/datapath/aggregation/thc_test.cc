@@ -42,23 +42,28 @@ Lease ThcLease(const std::vector<int>& table) {
   return lease;
 }
 
-/// The greatest norm, by the protocol.
-float ExchangeNorms(const std::vector<float>& norms) {
+/// The greatest norms of every rotation, by the protocol.
+SharedMax ExchangeNorms(const std::vector<SharedMax>& norms) {
   const Lease lease = {
       .id = 2, .epoch = 1, .mode = PacketMode::kMax, .workers = kWorkers, .slots = 1, .lanes = 2};
   LossyWorld world(lease, BadNetwork(8));
-  std::vector<uint32_t> bits;
-  for (const float norm : norms) bits.push_back(std::bit_cast<uint32_t>(norm));
+  std::vector<std::vector<uint32_t>> bits;
+  for (const SharedMax& own : norms) {
+    bits.emplace_back();
+    for (const float norm : own.values()) bits.back().push_back(std::bit_cast<uint32_t>(norm));
+  }
   std::vector<std::unique_ptr<MaxWorker>> workers;
   std::vector<Worker*> all;
   for (size_t w = 0; w < norms.size(); ++w) {
     workers.push_back(std::make_unique<MaxWorker>(lease, kFastTimeouts, static_cast<int>(w)));
     all.push_back(workers[w].get());
-    EXPECT_TRUE(workers[w]->Begin({&bits[w], 1}, 0, world.now() + std::chrono::seconds(9)).ok());
+    EXPECT_TRUE(workers[w]->Begin(bits[w], 0, world.now() + std::chrono::seconds(9)).ok());
   }
   world.Run(all);
-  for (const uint32_t found : bits) EXPECT_EQ(found, bits[0]);
-  return std::bit_cast<float>(bits[0]);
+  std::vector<float> greatest;
+  for (const auto& found : bits) EXPECT_EQ(found, bits[0]);
+  for (const uint32_t norm : bits[0]) greatest.push_back(std::bit_cast<float>(norm));
+  return SharedMax(std::move(greatest));
 }
 
 TEST(ThcTest, TheSumOfIndicesIsTheCodecsSumOfLanes) {
@@ -69,7 +74,8 @@ TEST(ThcTest, TheSumOfIndicesIsTheCodecsSumOfLanes) {
   constexpr size_t kElements = 5000;
   Random random(11);
   std::vector<std::vector<float>> gradients(kWorkers, std::vector<float>(kElements));
-  std::vector<float> norms;
+  std::vector<SharedMax> norms;
+  SharedMax expected;
   EncodeContext context;
   context.params.bits = 8;
   context.world = kWorkers;
@@ -77,9 +83,11 @@ TEST(ThcTest, TheSumOfIndicesIsTheCodecsSumOfLanes) {
   for (auto& gradient : gradients) {
     for (float& x : gradient) x = static_cast<float>(random.Normal());
     norms.push_back(codec.LocalMax(gradient, {}, context));
+    expected.Merge(norms.back());
   }
   context.shared_max = ExchangeNorms(norms);
-  EXPECT_EQ(context.shared_max, *std::max_element(norms.begin(), norms.end()));
+  ASSERT_EQ(context.shared_max.values().size(), 5);  // 5000 elements
+  EXPECT_TRUE(std::ranges::equal(context.shared_max.values(), expected.values()));
 
   const size_t lanes = codec.MaxEncodedBytes(kElements, context);
   std::vector<std::vector<uint8_t>> indices(kWorkers, std::vector<uint8_t>(lanes));
@@ -143,8 +151,7 @@ LossyRun RunThc(double loss, uint64_t seed) {
   run.context.seed = seed;
   for (auto& gradient : run.gradients) {
     for (float& x : gradient) x = static_cast<float>(random.Normal());
-    run.context.shared_max =
-        std::max(run.context.shared_max, codec.LocalMax(gradient, {}, run.context));
+    run.context.shared_max.Merge(codec.LocalMax(gradient, {}, run.context));
   }
   const size_t lanes = codec.MaxEncodedBytes(kElements, run.context);
   std::vector<std::vector<uint8_t>> indices(kWorkers, std::vector<uint8_t>(lanes));

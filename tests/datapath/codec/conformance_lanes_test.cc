@@ -36,12 +36,12 @@ TEST_P(CodecLanesTest, SumOfPayloadsDecodesToSumOfDecodings) {
     std::vector<std::vector<float>> inputs;
     std::vector<EncodeContext> contexts;
     double largest = 0;
-    float shared_max = 0;
+    SharedMax shared_max;
     for (int rank = 0; rank < world; ++rank) {
       inputs.push_back(test::NormalVector(n, 60 + rank, 0.1));
       contexts.push_back(ContextFor(codec(), inputs.back(), world));
       contexts.back().rank = rank;
-      shared_max = std::max(shared_max, contexts.back().shared_max);
+      shared_max.Merge(contexts.back().shared_max);
       for (const float v : inputs.back()) largest = std::max<double>(largest, std::abs(v));
     }
     for (EncodeContext& context : contexts) context.shared_max = shared_max;
@@ -59,7 +59,7 @@ TEST_P(CodecLanesTest, SumOfPayloadsDecodesToSumOfDecodings) {
     const double lane_error = rounds ? world * largest * 0x1p-8 : 1e-5 * largest;
     // Alone, each of a world's votes also subtracts the votes of the others.
     const double offset =
-        codec().Traits().lanes_are_votes ? world * (world - 1.0) * shared_max : 0.0;
+        codec().Traits().lanes_are_votes ? world * (world - 1.0) * shared_max.one() : 0.0;
     for (size_t i = 0; i < n; ++i) {
       ASSERT_NEAR(decoded_sum[i], sum_of_decodings[i] + offset, lane_error)
           << i << " world " << world;

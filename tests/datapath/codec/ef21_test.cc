@@ -40,8 +40,8 @@ class Ef21World {
     context.seed = seed;
     context.shared_max = 0;
     for (int rank = 0; rank < kEf21World; ++rank) {
-      context.shared_max = std::max(
-          context.shared_max, codec_.LocalMax(gradients_[rank], memories_[rank].negative, context));
+      context.shared_max.Merge(
+          codec_.LocalMax(gradients_[rank], memories_[rank].negative, context));
     }
     std::vector<float> sum(kEf21Size);
     for (int rank = 0; rank < kEf21World; ++rank) {

@@ -282,7 +282,7 @@ void CheckSums(const Codec& codec, int bits, int world, bool opposed) {
   }
   ASSERT_TRUE(codec.DecodeAdd(exchanged.sum, contexts[0], 1.0f, decoded_sum).ok());
   const double offset =
-      codec.Traits().lanes_are_votes ? world * (world - 1.0) * contexts[0].shared_max : 0.0;
+      codec.Traits().lanes_are_votes ? world * (world - 1.0) * contexts[0].shared_max.one() : 0.0;
   for (size_t i = 0; i < n; ++i) {
     ASSERT_NEAR(decoded_sum[i], sum_of_decodings[i] + offset, 1e-4 * world * world)
         << i << " world " << world;

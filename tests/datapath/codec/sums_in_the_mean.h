@@ -21,12 +21,12 @@ inline double CheckSumsInTheMean(const Codec& codec, int bits, int world) {
   const int draws = 300;
   std::vector<std::vector<float>> inputs;
   std::vector<EncodeContext> contexts;
-  float shared_max = 0;
+  SharedMax shared_max;
   for (int rank = 0; rank < world; ++rank) {
     inputs.push_back(NormalVector(n, 60 + rank, 0.1));
     contexts.push_back(ContextFor(codec, inputs.back(), world, 0.1, bits));
     contexts.back().rank = rank;
-    shared_max = std::max(shared_max, contexts.back().shared_max);
+    shared_max.Merge(contexts.back().shared_max);
   }
   std::vector<double> sum(n, 0.0), squares(n, 0.0);
   double along = 0, energy = 0;

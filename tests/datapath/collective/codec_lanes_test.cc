@@ -16,7 +16,7 @@ constexpr size_t kElements = 30'011;
 /// What each rank sends in the first round of `codec`.
 std::vector<Contribution> Payloads(const Codec& codec, std::vector<EncodeContext>& contexts) {
   std::vector<std::vector<float>> inputs;
-  float shared_max = 0;
+  SharedMax shared_max;
   for (EncodeContext& context : contexts) {
     Random random(10 + inputs.size());
     inputs.emplace_back();
@@ -27,7 +27,7 @@ std::vector<Contribution> Payloads(const Codec& codec, std::vector<EncodeContext
     context.rank = static_cast<int>(inputs.size()) - 1;
     context.seed = 99;
     context.params.ratio = codec.Traits().uses_ratio ? 0.1 : 1;
-    shared_max = std::max(shared_max, codec.LocalMax(inputs.back(), {}, context));
+    shared_max.Merge(codec.LocalMax(inputs.back(), {}, context));
   }
   std::vector<Contribution> in(contexts.size());
   for (size_t rank = 0; rank < in.size(); ++rank) {

@@ -3,8 +3,6 @@
 
 #include "datapath/collective/primitives.h"
 
-#include <cmath>
-#include <limits>
 #include <map>
 #include <set>
 
@@ -69,32 +67,6 @@ void OnGroups(int world_size, size_t segment_bytes, const std::function<void(Gro
     group.Begin(kFirstId, {}, 0, Within(10));
     body(group);
   });
-}
-
-TEST(PrimitivesTest, AllReduceMaxAgrees) {
-  for (const int world : {1, 2, 5}) {
-    for (int top = 0; top < world; ++top) {
-      OnGroups(world, 64, [&](Group& group) {
-        float value = group.rank() == top ? -1.5f : -2.0f - static_cast<float>(group.rank());
-        ASSERT_TRUE(AllReduceMax(group, &value).ok());
-        EXPECT_EQ(value, -1.5f);
-      });
-    }
-  }
-}
-
-TEST(PrimitivesTest, AllReduceMaxKeepsNanAndInfinity) {
-  for (const float special :
-       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    for (int where = 0; where < 3; ++where) {
-      OnGroups(3, 64, [&](Group& group) {
-        float value = group.rank() == where ? special : 1e30f;
-        ASSERT_TRUE(AllReduceMax(group, &value).ok());
-        EXPECT_EQ(std::isnan(value), std::isnan(special));
-        EXPECT_EQ(std::isinf(value), std::isinf(special));
-      });
-    }
-  }
 }
 
 TEST(PrimitivesTest, BroadcastSmallReachesEveryRankFromEveryRoot) {

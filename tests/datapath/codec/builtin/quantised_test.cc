@@ -27,12 +27,12 @@ std::vector<float> AllReduce(const Codec& codec, const std::vector<std::vector<f
                              float scale, uint64_t seed = 0x5EED) {
   const int world = static_cast<int>(inputs.size());
   std::vector<EncodeContext> contexts;
-  float shared_max = 0;
+  SharedMax shared_max;
   for (int rank = 0; rank < world; ++rank) {
     contexts.push_back(test::ContextFor(codec, inputs[rank], world));
     contexts.back().rank = rank;
     contexts.back().seed = seed;
-    shared_max = std::max(shared_max, contexts.back().shared_max);
+    shared_max.Merge(contexts.back().shared_max);
   }
   for (EncodeContext& context : contexts) context.shared_max = shared_max;
   const test::Exchanged exchanged = test::ExchangeOrDie(codec, inputs, contexts);
@@ -313,7 +313,7 @@ TEST(TernGradTest, SendsThreeValuesWithTheRightChances) {
   const Codec& codec = test::FindCodec("terngrad");
   std::vector<float> x(100000, 0.25f);
   EncodeContext context = test::ContextFor(codec, x);
-  EXPECT_FLOAT_EQ(context.shared_max, 0.25f);  // 2.5 times the root mean square would be more
+  EXPECT_FLOAT_EQ(context.shared_max.one(), 0.25f);  // 2.5 times the root mean square would be more
   context.shared_max = 1;
   const std::vector<float> decoded = test::RoundTrip(codec, x, context);
   const auto ones = std::count(decoded.begin(), decoded.end(), 1.0f);
@@ -326,7 +326,7 @@ TEST(TernGradTest, OneOutlierDoesNotSetTheScale) {
   std::vector<float> x = test::NormalVector(10000, 8);
   x[77] = 50;
   const double rms = std::sqrt(test::SquaredNorm(x) / 1e4);
-  EXPECT_NEAR(codec.LocalMax(x, {}, {}), 2.5 * rms, 1e-5);
+  EXPECT_NEAR(codec.LocalMax(x, {}, {}).one(), 2.5 * rms, 1e-5);
   const std::vector<float> decoded = test::RoundTrip(codec, x, test::ContextFor(codec, x));
   EXPECT_NEAR(decoded[77], 2.5 * rms, 1e-5);
 }
@@ -388,7 +388,7 @@ TEST(SignSgdTest, TheMajorityDecidesAndTiesAreZero) {
 TEST(SignSgdTest, OneRankThatIsNotFiniteIsKnownToAll) {
   const Codec& codec = test::FindCodec("signsgd");
   std::vector<float> x = {1.0f, std::numeric_limits<float>::quiet_NaN()};
-  EXPECT_EQ(codec.LocalMax(x, {}, {}), std::numeric_limits<float>::infinity());
+  EXPECT_EQ(codec.LocalMax(x, {}, {}).one(), std::numeric_limits<float>::infinity());
   EncodeContext context;
   context.shared_max = std::numeric_limits<float>::infinity();
   x[1] = 2;
@@ -411,7 +411,7 @@ TEST(SignumTest, VotesWithTheMovingSum) {
     // In place and apart must be the same.
     context.momentum = {momentum, step % 2 == 0 ? std::span(next) : std::span(momentum)};
     context.shared_max = codec.LocalMax(g, {}, context);
-    EXPECT_NEAR(context.shared_max, mean, 1e-5);
+    EXPECT_NEAR(context.shared_max.one(), mean, 1e-5);
     const std::vector<float> decoded = test::RoundTrip(codec, g, context);
     if (step % 2 == 0) momentum = next;
     for (size_t i = 0; i < n; ++i) {

@@ -297,7 +297,8 @@ void CheckFullWorld(const std::string& name, const CodecSetting& setting) {
   spike[5] = 100;  // spreads evenly over its rotation: +-100/32 in every coordinate
   spike[1500] = -0.1f;
   EncodeContext context = ContextFor(codec, spike, setting.world_max, 1, setting.bits);
-  context.shared_max /= 4;  // so that all coordinates of the first rotation are clamped
+  for (float& norm : context.shared_max.values())
+    norm /= 4;  // so that all coordinates of the first rotation are clamped
   const std::vector<std::byte> one = EncodeOrDie(codec, spike, context).payload;
   std::vector<std::byte> sum = one;
   for (int rank = 1; rank < setting.world_max; ++rank) codec.Accumulate(context, sum, one);
@@ -361,7 +362,7 @@ TEST(ThcTest, RoundingIsUnbiasedInsideTheRange) {
     double loss = 0;
     for (int draw = 0; draw < draws; ++draw) {
       EncodeContext context = ContextFor(codec, x, 8);
-      context.shared_max *= 2;
+      for (float& norm : context.shared_max.values()) norm *= 2;
       context.rank = draw;  // other noise, the same rotation
       const test::Encoded encoded = EncodeOrDie(codec, x, context);
       const auto decoded = DecodeFor(codec, encoded.payload, context, x).value();
@@ -371,6 +372,33 @@ TEST(ThcTest, RoundingIsUnbiasedInsideTheRange) {
     double bias = 0;
     for (size_t i = 0; i < x.size(); ++i) bias += std::pow(mean[i] - x[i], 2);
     EXPECT_NEAR(bias / (loss / draws), 1, 0.2) << name;  // 1024 degrees of freedom: 4 % and 5 sigma
+  }
+}
+
+TEST(ThcTest, EveryRotationLosesItsShareWhateverTheOthersHold) {
+  // As gradients are: dense, sparse and empty regions in one bucket. By one norm for all, the
+  // first would be clipped and the others rounded to noise.
+  constexpr size_t kRotation = 1024;
+  const double scales[] = {100, 1, 1e-3, 0, 1e-6, 7};
+  std::vector<float> x = test::NormalVector(std::size(scales) * kRotation - 300, 21);
+  for (size_t i = 0; i < x.size(); ++i) x[i] *= static_cast<float>(scales[i / kRotation]);
+  for (const char* name : {"thc_uniform", "thc"}) {
+    const Codec& codec = test::FindCodec(name);
+    for (const CodecSetting& setting : codec.Traits().settings) {
+      const EncodeContext context = ContextFor(codec, x, setting.world_max, 1, setting.bits);
+      const auto decoded =
+          DecodeFor(codec, EncodeOrDie(codec, x, context).payload, context, x).value();
+      for (size_t at = 0; at < x.size(); at += kRotation) {
+        double lost = 0, energy = 0;
+        for (size_t i = at; i < std::min(at + kRotation, x.size()); ++i) {
+          lost += std::pow(decoded[i] - x[i], 2);
+          energy += std::pow(x[i], 2);
+        }
+        EXPECT_NEAR(lost, setting.relative_error_squared * energy,
+                    0.5 * setting.relative_error_squared * energy)
+            << name << setting.bits << " world " << setting.world_max << " at " << at;
+      }
+    }
   }
 }
 
