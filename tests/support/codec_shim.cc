@@ -158,7 +158,7 @@ WEIR_SHIM int64_t weir_codec_encode(void* handle, uint64_t seed, float shared_ma
   context.seed = seed;
   context.previous = {};
   context.shared_max =
-      shared_max >= 0 ? SharedMax(shared_max) : self->codec->LocalMax(g, r, context);
+      shared_max >= 0 ? weir::SharedMax(shared_max) : self->codec->LocalMax(g, r, context);
   self->payload.resize(self->codec->MaxEncodedBytes(self->elements, context));
   size_t at = 0;
   for (context.round = 0; context.round < self->codec->Traits().rounds; ++context.round) {
