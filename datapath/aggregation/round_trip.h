@@ -14,7 +14,9 @@ struct TimeoutLimits {
 };
 
 /// Source: RFC 6298, sections 2 and 5, with the limits' first and least instead of a second: an
-/// aggregator is near. Not thread-safe. O(1).
+/// aggregator is near; deviates: waits at least two round trips. A reply also waits for the slowest
+/// worker, and a window of packets that is sent again because that one was late fills its link and
+/// makes the others late in turn. Not thread-safe. O(1).
 class RoundTripEstimate {
  public:
   explicit RoundTripEstimate(const TimeoutLimits& limits) : limits_(limits), rto_(limits.first) {}
@@ -29,7 +31,7 @@ class RoundTripEstimate {
       variation_ += (error - variation_) / 4;
       srtt_ += (rtt - srtt_) / 8;
     }
-    rto_ = std::clamp(srtt_ + 4 * variation_, limits_.min, limits_.max);
+    rto_ = std::clamp(srtt_ + std::max(srtt_, 4 * variation_), limits_.min, limits_.max);
   }
 
   /// Some packet was not answered in time: doubles the time-out, at most once per time-out, since

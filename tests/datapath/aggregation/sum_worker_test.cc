@@ -363,5 +363,12 @@ TEST(RoundTripEstimateTest, FollowsTheStandard) {
   EXPECT_EQ(estimate.timeout(), ms(1000));
 }
 
+TEST(RoundTripEstimateTest, SteadyRoundTripsStillLeaveTimeForASlowWorker) {
+  const auto ms = [](int64_t n) { return Duration(std::chrono::milliseconds(n)); };
+  RoundTripEstimate estimate({.first = ms(100), .min = ms(1), .max = ms(1000)});
+  for (int i = 0; i < 100; ++i) estimate.OnSample(ms(20));  // no variation is left
+  EXPECT_EQ(estimate.timeout(), ms(40));
+}
+
 }  // namespace
 }  // namespace weir::aggregation
