@@ -24,7 +24,10 @@ namespace weir::aggregation {
 namespace {
 
 constexpr size_t kJoinedMax = 65536;    // the kernel joins no more
-constexpr size_t kRowBytesMax = 64000;  // of one message that the kernel cuts
+// Of one message that the kernel cuts. An interface that takes less at once (gso_max_size) has every
+// row cut in software on the way in, which costs what rows save; and the other end of a window that
+// goes out as one row waits for the whole of it.
+constexpr size_t kRowBytesMax = 14000;
 constexpr size_t kRowPacketsMax = 60;
 constexpr size_t kLineBytes = size_t{1} << 20;
 constexpr size_t kRowsMax = 1024;
