@@ -15,6 +15,40 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+template <typename Lane>
+HWY_INLINE Lane LaneAt(const std::byte* in, size_t i) {
+  Lane lane;
+  std::memcpy(&lane, in + i * sizeof lane, sizeof lane);
+  return lane;
+}
+
+/// 16: none.
+template <typename Lane>
+HWY_INLINE int LevelIndex(const LevelLanes& lanes, size_t i) {
+  const int level = LaneAt<Lane>(lanes.in, i) + lanes.half;
+  int k = 0;
+  while (k < 16 && lanes.levels[k] != level) ++k;
+  return k;
+}
+
+template <typename Lane>
+HWY_INLINE bool AreLevelsFrom(const LevelLanes& lanes, size_t i) {
+  for (; i < lanes.count; ++i) {
+    if (LevelIndex<Lane>(lanes, i) == 16) return false;
+  }
+  return true;
+}
+
+/// i: even.
+template <typename Lane>
+HWY_INLINE void PackLevelsFrom(const LevelLanes& lanes, size_t i, std::byte* out) {
+  for (; i < lanes.count; i += 2) {
+    const int even = std::min(LevelIndex<Lane>(lanes, i), 15);
+    const int odd = i + 1 < lanes.count ? std::min(LevelIndex<Lane>(lanes, i + 1), 15) : 0;
+    out[i / 2] = static_cast<std::byte>(even << 4 | odd);
+  }
+}
+
 #if HWY_TARGET == HWY_SCALAR
 HWY_INLINE uint32_t HostLane(const std::byte* in, size_t i, bool little_endian) {
   uint32_t lane;
@@ -50,6 +84,16 @@ void AddLevelsAll(const std::byte* in, const uint8_t* levels, uint32_t* state, s
     state[i] += levels[pair >> 4];
     state[i + 1] += levels[pair & 15];
   }
+}
+
+template <typename Lane>
+bool AreLevelsAll(const LevelLanes& lanes) {
+  return AreLevelsFrom<Lane>(lanes, 0);
+}
+
+template <typename Lane>
+void PackLevelsAll(const LevelLanes& lanes, std::byte* out) {
+  PackLevelsFrom<Lane>(lanes, 0, out);
 }
 #else
 using U32 = hn::ScalableTag<uint32_t>;
@@ -143,6 +187,47 @@ void AddLevelsAll(const std::byte* in, const uint8_t* levels, uint32_t* state, s
   }
 }
 
+template <typename Lane>
+HWY_INLINE Lane LaneOf(const LevelLanes& lanes, int k) {
+  return static_cast<Lane>(lanes.levels[k] - lanes.half);
+}
+
+template <typename Lane>
+bool AreLevelsAll(const LevelLanes& lanes) {
+  const hn::ScalableTag<Lane> d;
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= lanes.count; i += hn::Lanes(d)) {
+    const auto v = hn::LoadU(d, reinterpret_cast<const Lane*>(lanes.in) + i);
+    auto found = hn::Eq(v, hn::Set(d, LaneOf<Lane>(lanes, 0)));
+    for (int k = 1; k < 16; ++k) {
+      found = hn::Or(found, hn::Eq(v, hn::Set(d, LaneOf<Lane>(lanes, k))));
+    }
+    if (!hn::AllTrue(d, found)) return false;
+  }
+  return AreLevelsFrom<Lane>(lanes, i);
+}
+
+template <typename Lane>
+void PackLevelsAll(const LevelLanes& lanes, std::byte* out) {
+  const hn::ScalableTag<Lane> d;
+  const hn::RepartitionToWide<hn::RebindToUnsigned<decltype(d)>> pair;
+  const hn::Rebind<uint8_t, decltype(pair)> octet;
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= lanes.count; i += hn::Lanes(d)) {
+    const auto v = hn::LoadU(d, reinterpret_cast<const Lane*>(lanes.in) + i);
+    auto index = hn::Set(d, Lane{15});
+    for (int k = 14; k >= 0; --k) {  // the first one that matches is looked at last
+      index = hn::IfThenElse(hn::Eq(v, hn::Set(d, LaneOf<Lane>(lanes, k))),
+                             hn::Set(d, static_cast<Lane>(k)), index);
+    }
+    // In memory's order the even lane is the lower half of a pair.
+    const auto both = hn::BitCast(pair, index);
+    const auto packed = hn::Or(hn::ShiftLeft<4>(both), hn::ShiftRight<sizeof(Lane) * 8>(both));
+    hn::StoreU(hn::TruncateTo(octet, packed), octet, reinterpret_cast<uint8_t*>(out + i / 2));
+  }
+  PackLevelsFrom<Lane>(lanes, i, out);
+}
+
 void SwapAll(const std::byte* in, std::byte* out, size_t count) {
   const size_t width = hn::Lanes(U32());
   const auto order = SwapOrder();
@@ -160,6 +245,14 @@ void SwapAll(const std::byte* in, std::byte* out, size_t count) {
 }
 #endif
 
+bool AreLevels8Or16(const LevelLanes& lanes) {
+  return lanes.lane_bytes == 1 ? AreLevelsAll<int8_t>(lanes) : AreLevelsAll<int16_t>(lanes);
+}
+
+void PackLevels8Or16(const LevelLanes& lanes, std::byte* out) {
+  lanes.lane_bytes == 1 ? PackLevelsAll<int8_t>(lanes, out) : PackLevelsAll<int16_t>(lanes, out);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace weir::aggregation
 HWY_AFTER_NAMESPACE();
@@ -171,6 +264,8 @@ HWY_EXPORT(AddAll);
 HWY_EXPORT(MaxAll);
 HWY_EXPORT(SwapAll);
 HWY_EXPORT(AddLevelsAll);
+HWY_EXPORT(AreLevels8Or16);
+HWY_EXPORT(PackLevels8Or16);
 
 bool AddLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept {
   return HWY_DYNAMIC_DISPATCH(AddAll)(in, little_endian, state, count);
@@ -183,6 +278,12 @@ void SwapLanes(const std::byte* in, std::byte* out, size_t count) noexcept {
 }
 void AddLevels(const std::byte* in, const uint8_t* levels, uint32_t* state, size_t count) noexcept {
   HWY_DYNAMIC_DISPATCH(AddLevelsAll)(in, levels, state, count);
+}
+bool AreLevels(const LevelLanes& lanes) noexcept {
+  return HWY_DYNAMIC_DISPATCH(AreLevels8Or16)(lanes);
+}
+void PackLevels(const LevelLanes& lanes, std::byte* out) noexcept {
+  HWY_DYNAMIC_DISPATCH(PackLevels8Or16)(lanes, out);
 }
 
 }  // namespace weir::aggregation

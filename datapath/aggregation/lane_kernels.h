@@ -23,4 +23,20 @@ void SwapLanes(const std::byte* in, std::byte* out, size_t count) noexcept;
 /// in: count / 2 octets, count even; levels: 16.
 void AddLevels(const std::byte* in, const uint8_t* levels, uint32_t* state, size_t count) noexcept;
 
+/// Lanes of 1 or 2 octets in memory's order, each a level minus `half`.
+struct LevelLanes {
+  const std::byte* in = nullptr;
+  size_t count = 0;
+  size_t lane_bytes = 1;            // 1 or 2
+  const uint8_t* levels = nullptr;  // 16, each of which minus `half` fits a lane
+  int half = 0;
+};
+
+/// Whether each lane is one of the levels.
+bool AreLevels(const LevelLanes& lanes) noexcept;
+
+/// The inverse of what AddLevels reads: each lane's index among the levels, the first one that
+/// matches, 15 where none does. out: (count + 1) / 2 octets; a missing odd lane has index 0.
+void PackLevels(const LevelLanes& lanes, std::byte* out) noexcept;
+
 }  // namespace weir::aggregation

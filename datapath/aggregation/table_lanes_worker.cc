@@ -9,8 +9,6 @@
 namespace weir::aggregation {
 namespace {
 
-constexpr uint8_t kNoIndex = 0xFF;
-
 int GreatestLevel(const Lease& lease) {
   return *std::max_element(lease.levels.begin(), lease.levels.end());
 }
@@ -22,33 +20,18 @@ TableLanesWorker::TableLanesWorker(const Lease& lease, const TimeoutLimits& limi
       lane_bytes_(static_cast<size_t>(lease.sum_bits) / 8),
       half_(GreatestLevel(lease) / 2) {
   WEIR_CHECK(lease.mode == PacketMode::kTable && GreatestLevel(lease) % 2 == 0);
-  index_.fill(kNoIndex);
-  for (size_t i = 0; i < lease.levels.size(); ++i) {
-    uint8_t& index = index_[lease.levels[i]];
-    if (index == kNoIndex) index = static_cast<uint8_t>(i);  // short tables repeat a level
-  }
 }
 
-template <typename Lane>
-uint8_t TableLanesWorker::IndexOf(const std::byte* lane) const {
-  Lane value;
-  std::memcpy(&value, lane, sizeof value);
-  const auto level = static_cast<unsigned>(value + half_);
-  return level < index_.size() ? index_[level] : kNoIndex;
-}
-
-template <typename Lane>
-bool TableLanesWorker::AllCarried(std::span<const std::byte> lanes) const {
-  unsigned greatest = 0;
-  for (size_t at = 0; at < lanes.size(); at += sizeof(Lane)) {
-    greatest = std::max<unsigned>(greatest, IndexOf<Lane>(&lanes[at]));
-  }
-  return greatest < kTableLevels;
+LevelLanes TableLanesWorker::AsLevels(std::span<const std::byte> lanes) const {
+  return {.in = lanes.data(),
+          .count = lanes.size() / lane_bytes_,
+          .lane_bytes = lane_bytes_,
+          .levels = lease().levels.data(),
+          .half = half_};
 }
 
 bool TableLanesWorker::Carries(std::span<const std::byte> lanes) const {
-  if (lanes.size() % lane_bytes_ != 0) return false;
-  return lane_bytes_ == 1 ? AllCarried<int8_t>(lanes) : AllCarried<int16_t>(lanes);
+  return lanes.size() % lane_bytes_ == 0 && AreLevels(AsLevels(lanes));
 }
 
 Status TableLanesWorker::Begin(std::span<const std::byte> lanes, std::span<std::byte> sums,
@@ -66,31 +49,14 @@ Status TableLanesWorker::Begin(std::span<const std::byte> lanes, std::span<std::
   return OkStatus();
 }
 
-// The even element in the high four bits. What fills up the last packet is in nobody's sum.
-template <typename Lane>
-void TableLanesWorker::Pack(std::span<const std::byte> lanes, std::span<std::byte> payload) const {
-  const size_t pairs = lanes.size() / (2 * sizeof(Lane));
-  for (size_t i = 0; i < pairs; ++i) {
-    const std::byte* const pair = &lanes[2 * i * sizeof(Lane)];
-    payload[i] =
-        static_cast<std::byte>(IndexOf<Lane>(pair) << 4 | IndexOf<Lane>(pair + sizeof(Lane)));
-  }
-  std::fill(payload.begin() + static_cast<ptrdiff_t>(pairs), payload.end(), std::byte(0));
-  if (lanes.size() % (2 * sizeof(Lane)) != 0) {
-    const std::byte* const last = &lanes[2 * pairs * sizeof(Lane)];
-    payload[pairs] = static_cast<std::byte>(IndexOf<Lane>(last) << 4);
-  }
-}
-
 void TableLanesWorker::Build(uint64_t index, PacketHeader*, std::span<std::byte> payload) {
   const size_t chunk = packet_lane_bytes();
   const auto lanes = lanes_.subspan(index * chunk, std::min(chunk, lanes_.size() - index * chunk));
-  const std::span<std::byte> indices = payload.first(lease().lanes / size_t{2});
-  if (lane_bytes_ == 1) {
-    Pack<int8_t>(lanes, indices);
-  } else {
-    Pack<int16_t>(lanes, indices);
-  }
+  PackLevels(AsLevels(lanes), payload.data());
+  // What fills up the last packet is in nobody's sum.
+  const size_t packed = (lanes.size() / lane_bytes_ + 1) / 2;
+  std::fill(payload.begin() + static_cast<ptrdiff_t>(packed),
+            payload.begin() + lease().lanes / 2, std::byte(0));
 }
 
 std::span<std::byte> TableLanesWorker::Sums(uint64_t index) const {

@@ -2,11 +2,11 @@
 // THC for lanes that a codec has made: levels of a table go up as four-bit indices, sums of levels
 // come down and become sums of lanes.
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "datapath/aggregation/lane_kernels.h"
 #include "datapath/aggregation/worker.h"
 
 namespace weir::aggregation {
@@ -45,17 +45,11 @@ class TableLanesWorker : public ChunkWorker {
   Status AcceptChunkLoss(uint64_t index) override;
 
  private:
-  template <typename Lane>
-  uint8_t IndexOf(const std::byte* lane) const;
-  template <typename Lane>
-  bool AllCarried(std::span<const std::byte> lanes) const;
-  template <typename Lane>
-  void Pack(std::span<const std::byte> lanes, std::span<std::byte> payload) const;
+  LevelLanes AsLevels(std::span<const std::byte> lanes) const;
   std::span<std::byte> Sums(uint64_t index) const;
 
   const size_t lane_bytes_;
-  const int half_;                       // of the greatest level
-  std::array<uint8_t, 256> index_ = {};  // by level; kNoIndex: none
+  const int half_;  // of the greatest level
   std::span<const std::byte> lanes_;
   std::span<std::byte> sums_;
   std::vector<uint64_t> contributors_;

@@ -98,6 +98,43 @@ TEST(LaneKernelsTest, LevelsOfBothHalvesAreAdded) {
   }
 }
 
+template <typename Lane>
+void CheckPacking(size_t count) {
+  Random random(count);
+  std::vector<uint8_t> levels = {30, 0, 2, 3, 5, 7, 9, 11, 13, 17, 19, 21, 23, 25, 28, 30};
+  constexpr int kHalf = 15;
+  std::vector<std::byte> octets(count * sizeof(Lane) + 1);  // from the second one on: unaligned
+  std::vector<std::byte> expected((count + 1) / 2, std::byte(0));
+  for (size_t i = 0; i < count; ++i) {
+    const size_t k = random.Below(16);
+    const auto lane = static_cast<Lane>(levels[k] - kHalf);
+    std::memcpy(octets.data() + 1 + i * sizeof lane, &lane, sizeof lane);
+    const size_t first = levels[k] == 30 ? 0 : k;
+    expected[i / 2] |= static_cast<std::byte>(i % 2 == 0 ? first << 4 : first);
+  }
+  const LevelLanes lanes = {octets.data() + 1, count, sizeof(Lane), levels.data(), kHalf};
+  EXPECT_TRUE(AreLevels(lanes)) << count;
+  std::vector<std::byte> out(expected.size() + 1, std::byte{0x5A});
+  PackLevels(lanes, out.data());
+  EXPECT_EQ(out.back(), std::byte{0x5A}) << count;
+  out.pop_back();
+  EXPECT_EQ(out, expected) << count;
+  for (size_t at = 0; at < count; ++at) {
+    const std::vector<std::byte> before = octets;
+    const auto lane = static_cast<Lane>(1 - kHalf);  // no level
+    std::memcpy(octets.data() + 1 + at * sizeof lane, &lane, sizeof lane);
+    EXPECT_FALSE(AreLevels(lanes)) << at << " of " << count;
+    octets = before;
+  }
+}
+
+TEST(LaneKernelsTest, LevelsAreKnownAndPackedByTheFirstIndex) {
+  for (size_t count = 0; count <= 140; ++count) {
+    CheckPacking<int8_t>(count);
+    CheckPacking<int16_t>(count);
+  }
+}
+
 TEST(LaneKernelsTest, SwapTurnsEveryLaneAndNothingElse) {
   for (size_t count = 0; count <= kCountMax; ++count) {
     const LaneCase c = RandomLanes(count, count, false);
