@@ -186,7 +186,8 @@ class PackagesTest(unittest.TestCase):
         refused = overlay_refused(self.directory)
         if refused:
             self.skipTest(f"no overlay: {refused}")
-        fresh = FRESH.exists() and holds(FRESH, "etc/debian_version")
+        fresh = (FRESH.exists() and ("WEIR_PACKAGE_ROOT" in os.environ or made_for(self.packages))
+                 and holds(FRESH, "etc/debian_version"))
         print("root:", FRESH if fresh else "this machine's; dependencies are not proven complete")
         scratch = self.directory / "rehearsal"
         scratch.mkdir()
@@ -243,16 +244,21 @@ def names_of(root):
     return root.with_suffix(".needs")
 
 
+def made_for(packages):
+    """Whether the root that was made here has what these packages need; one of an older tree may lack some."""
+    packages = {name: path for name, path in packages.items() if name != "python3-weir"}
+    return (names_of(FRESH).is_file() and FRESH.is_file()
+            and set(needs(packages)) <= set(names_of(FRESH).read_text(encoding="ascii").split()))
+
+
 def root_refused(packages):
     """Makes the root if nobody named one and the one before was made for less; why it cannot, or empty."""
     if "WEIR_PACKAGE_ROOT" in os.environ:
         if not FRESH.exists():
             return f"WEIR_PACKAGE_ROOT: no {FRESH}"
         return f"{FRESH} is a directory, expected a tar" if FRESH.is_dir() and os.geteuid() != 0 else ""
-    packages = {name: path for name, path in packages.items() if name != "python3-weir"}
-    if names_of(FRESH).is_file() and FRESH.is_file():
-        if set(needs(packages)) <= set(names_of(FRESH).read_text(encoding="ascii").split()):
-            return ""
+    if made_for(packages):
+        return ""
     if shutil.which("mmdebstrap") is None:
         return "mmdebstrap is not installed"
     with tempfile.TemporaryDirectory(prefix="weir-packages-") as name:
