@@ -11,6 +11,9 @@ namespace {
 // A reply that takes eight times as long as usual is no reply: retransmissions, which double their
 // time-out, have gone out three times by then.
 constexpr int kSilentRoundTrips = 8;
+// Of the smoothed round trip, what a reply may be late by after later packets' replies have come.
+// Source: RFC 8985 (RACK), section 6.2, which takes a quarter of the least round trip.
+constexpr int kReorderingPart = 4;
 
 }  // namespace
 
@@ -122,7 +125,10 @@ void Worker::OnReply(const Packet& packet, TimePoint now) {
     return Fail(FailedPrecondition(
         StrCat("rank ", rank_, ": the others sum another operation or offset than ", Describe(h))));
   }
-  if (!notice && !flight.resent && !flight.in_line) round_trip_.OnSample(now - flight.sent_at);
+  if (!notice && !flight.resent && !flight.in_line) {
+    round_trip_.OnSample(now - flight.sent_at);
+    overtaken_at_ = std::max(overtaken_at_, flight.sent_at);
+  }
   ++(notice ? counters_.expired : counters_.replies);
   heard_at_ = now;
   flight.waiting = false;
@@ -163,11 +169,20 @@ std::string Worker::DescribeWait() const {
                 answered_ == 0 ? "any packet" : StrCat("this packet after ", answered_, " others"));
 }
 
+// All workers send in the same order, so a slow one delays all replies alike: those of later packets
+// say that this one, or another worker's part of it, is lost. When nothing gets through nobody
+// overtakes, and the time-out decides.
+TimePoint Worker::LostAt(const Flight& flight) const {
+  if (flight.sent_at >= overtaken_at_) return flight.expires_at;
+  const Duration smoothed = round_trip_.smoothed();
+  return std::min(flight.expires_at, flight.sent_at + smoothed + smoothed / kReorderingPart);
+}
+
 std::optional<TimePoint> Worker::NextTimer() const {
   if (done()) return std::nullopt;
   TimePoint next = std::min(deadline_, SilentAt().value_or(deadline_));
   for (const Flight& flight : flights_) {
-    if (flight.waiting && !flight.in_line) next = std::min(next, flight.expires_at);
+    if (flight.waiting && !flight.in_line) next = std::min(next, LostAt(flight));
   }
   return next;
 }
@@ -184,8 +199,8 @@ void Worker::OnTimer(TimePoint now) {
   bool expired = false;
   for (size_t slot = 0; slot < flights_.size(); ++slot) {
     Flight& flight = flights_[slot];
-    if (!flight.waiting || flight.in_line || now < flight.expires_at) continue;
-    expired = true;
+    if (!flight.waiting || flight.in_line || now < LostAt(flight)) continue;
+    expired = expired || now >= flight.expires_at;
     flight.resent = true;
     Queue(slot);
   }

@@ -113,6 +113,8 @@ class Worker {
   };
 
   void Queue(size_t slot);
+  /// When a packet that was sent, and has no reply, counts as lost.
+  TimePoint LostAt(const Flight& flight) const;
   void OnReply(const Packet& packet, TimePoint now);
   void Fail(const Status& status);
   /// Which flight waits, and how much was answered before.
@@ -125,6 +127,7 @@ class Worker {
   RoundTripEstimate round_trip_;
   Duration silence_floor_ = Duration::zero();  // 0: silence ends nothing
   std::optional<TimePoint> heard_at_;          // of this operation: its first timer, then replies
+  TimePoint overtaken_at_ = {};  // the newest packet that was sent once and answered went out then
   Status status_;
   uint32_t operation_ = 0;
   TimePoint deadline_;

@@ -285,6 +285,46 @@ TEST(SumWorkerTest, GarbageAndForeignRepliesChangeNothing) {
   ASSERT_TRUE(worker.status().ok());
 }
 
+TEST(SumWorkerTest, RepliesToLaterPacketsSayThatOneIsLostLongBeforeItsTimeOut) {
+  const auto ms = [](int64_t n) { return Duration(std::chrono::milliseconds(n)); };
+  const TimeoutLimits limits = {.first = ms(100), .min = ms(1), .max = ms(1000)};
+  std::vector<float> data(8, 1.0f);
+  SumWorker worker(SumLease(1, 4, 2), limits, 0);
+  TimePoint now{};
+  ASSERT_TRUE(worker.Begin(data, 0, now + std::chrono::seconds(10)).ok());
+  std::vector<PacketHeader> sent;
+  for (int i = 0; i < 4; ++i) {
+    now = TimePoint() + ms(i);
+    sent.push_back(DecodePacket(worker.NextPacket(now))->header);
+  }
+  const auto answer = [&](size_t i, TimePoint at) {
+    PacketHeader reply = sent[i];
+    reply.flags |= kPacketReply;
+    reply.contributions = 1;
+    std::vector<std::byte> bytes(kPacketHeaderBytes);
+    EncodePacketHeader(reply, std::span(bytes).first<kPacketHeaderBytes>());
+    SealPacket(bytes);
+    worker.OnPacket(bytes, at);
+  };
+  answer(1, TimePoint() + ms(9));  // a round trip of 8 ms: the first packet is late from 10 ms on
+  const TimePoint late = TimePoint() + ms(10);
+  worker.OnTimer(late - ms(1));
+  for (auto packet = worker.NextPacket(late); !packet.empty(); packet = worker.NextPacket(late)) {
+    EXPECT_NE(DecodePacket(packet)->header.slot, sent[0].slot);
+  }
+  EXPECT_EQ(worker.NextTimer(), late);
+  worker.OnTimer(late);
+  const auto again = worker.NextPacket(late);
+  ASSERT_FALSE(again.empty());
+  EXPECT_EQ(DecodePacket(again)->header.slot, sent[0].slot);
+  EXPECT_TRUE(worker.NextPacket(late).empty()) << "what nothing has overtaken is waited for";
+  EXPECT_EQ(worker.counters().resent, 1u);
+  EXPECT_EQ(worker.round_trip().timeout(), ms(24)) << "no sign of a longer round trip";
+  // What is sent again is not overtaken by what went out before it.
+  answer(2, late + ms(1));
+  EXPECT_GT(worker.NextTimer(), late + ms(10));
+}
+
 TEST(SumWorkerTest, AReplyThatLowersOurExponentIsAnError) {
   const Lease lease = SumLease(1, 1, 2);
   std::vector<float> data = {1, 2};
