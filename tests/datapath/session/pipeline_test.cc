@@ -100,7 +100,10 @@ TEST(PipelineTest, ThreeWorkersComeToTheBitsOfOne) {
 
 TEST(PipelineTest, NumbersOfWorkersThatCannotBeAreRefused) {
   for (const int workers : {-1, 0, kEncodeWorkersMax + 1}) {
-    const Status status = Session::CheckOptions({.job = "j", .encode_workers = workers});
+    SessionOptions options;
+    options.job = "j";
+    options.encode_workers = workers;
+    const Status status = Session::CheckOptions(options);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << workers;
     EXPECT_NE(Message(status).find("encode_workers: expected 1..16"), std::string::npos);
   }
