@@ -5,7 +5,7 @@
 //   2,4,8,16]
 //                     [--loss 0,0.01] [--slots N]
 //
-// Packets in flight are as many for any number of workers (944 in all, at most 512 a worker),
+// Packets in flight are as many for any number of workers (944 in all, 128 of plane veth),
 // unless --slots says how many a worker has: workers' rates and the time around add up to that
 // number, and few of them with few packets each would measure how long threads sleep.
 //
@@ -26,6 +26,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -67,8 +68,12 @@ struct BenchOptions {
 // 16 times 59 packets of 256 lanes, which a kernel takes as one message.
 constexpr int kInFlight = 944;
 
+// Over virtual interfaces with a program, which queue 256 frames and drop the others.
+constexpr int kInFlightVeth = 128;
+
 int SlotsOf(int workers, const BenchOptions& options) {
-  return options.slots > 0 ? options.slots : std::clamp(kInFlight / workers, 1, 512);
+  const int in_flight = options.veth ? kInFlightVeth : kInFlight;
+  return options.slots > 0 ? options.slots : std::clamp(in_flight / workers, 1, 512);
 }
 
 struct NullSink : ReplySink {
