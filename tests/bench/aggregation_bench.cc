@@ -351,11 +351,11 @@ void MeasureInNamespaces(const Protocol& protocol, int workers, bool kernel,
     born.count_down();
     wired.wait();
     WEIR_CHECK(Shell("ip addr add 10.78.0.2/24 dev far0 && ip link set far0 up"));
-    if (kernel) {  // a driver takes frames back only where the other end has a program, too
-      auto plane = XdpPlane::Load({.limits = {.slots = 64, .slots_per_job = 64, .leases = 4}});
-      WEIR_CHECK(plane.ok() && (*plane)->Attach("far0", XdpAttachMode::kNative).ok());
-      passes = std::move(*plane);
-    }
+    // A driver takes frames back only where the other end has a program, too; which costs every
+    // frame that comes in there, so that user space has it as well.
+    auto plane = XdpPlane::Load({.limits = {.slots = 64, .slots_per_job = 64, .leases = 4}});
+    WEIR_CHECK(plane.ok() && (*plane)->Attach("far0", XdpAttachMode::kNative).ok());
+    passes = std::move(*plane);
     senders = std::make_unique<SimulatedWorkers>(
         workers, UdpPortOptions{.listen = "10.78.0.2:0", .rows = false});
     bound.count_down();
