@@ -120,6 +120,14 @@ void Aggregator::Count(Verdict verdict) {
   }
 }
 
+int Aggregator::Granted::Number(SourceAddress source) {
+  if (workers[recent] == source) return static_cast<int>(recent);
+  const auto found = numbers.find(source);
+  if (found == numbers.end()) return -1;
+  recent = static_cast<size_t>(found->second);
+  return found->second;
+}
+
 void Aggregator::OnPacket(SourceAddress source, std::span<const std::byte> datagram, TimePoint now,
                           ReplySink* sink) {
   const StatusOr<Packet> packet = DecodePacket(datagram);
@@ -139,16 +147,16 @@ void Aggregator::OnPacket(SourceAddress source, std::span<const std::byte> datag
     return;
   }
   Granted& granted = found->second;
-  const auto number = granted.numbers.find(source);
-  if (number == granted.numbers.end() || !Fits(granted.lease, packet->header)) {
+  const int number = granted.Number(source);
+  if (number < 0 || !Fits(granted.lease, packet->header)) {
     ++counters_.foreign;
     return;
   }
   granted.used_at = now;
   if (granted.leaf != nullptr) {
-    return OnLeafRequest(&granted, source, number->second, *packet, now, sink);
+    return OnLeafRequest(&granted, source, number, *packet, now, sink);
   }
-  const Outcome outcome = granted.pool->OnPacket(number->second, *packet, now);
+  const Outcome outcome = granted.pool->OnPacket(number, *packet, now);
   Count(outcome.verdict);
   if (outcome.verdict == Verdict::kCompleted) {
     if (outcome.partial) ++counters_.cut_off;

@@ -113,10 +113,12 @@ class Aggregator {
     SlotRange range;
     std::vector<SourceAddress> workers = {};
     std::unordered_map<SourceAddress, int> numbers = {};
+    size_t recent = 0;                    // the worker that sent last: packets of one come in rows
     std::unique_ptr<SlotPool> pool = {};  // null: leaf
     std::optional<ParentLease> parent = {};
     std::unique_ptr<Leaf> leaf = {};
     std::optional<TimePoint> used_at = {};
+    int Number(SourceAddress source);  // -1: not a worker of the lease
   };
 
   std::optional<uint32_t> FreeRange(uint16_t id, uint32_t count) const;

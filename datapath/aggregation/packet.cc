@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "datapath/aggregation/lane_kernels.h"
-#include "datapath/base/byte_cursor.h"
 #include "datapath/base/check.h"
 #include "datapath/wire/frame.h"
 
@@ -23,21 +22,25 @@ constexpr uint16_t Swap(uint16_t v) { return __builtin_bswap16(v); }
 constexpr uint32_t Swap(uint32_t v) { return __builtin_bswap32(v); }
 constexpr uint64_t Swap(uint64_t v) { return __builtin_bswap64(v); }
 
+// Fields are at fixed places of a header that is all there: plain loads and stores, which the
+// compiler makes of these; a cursor that can fail takes a call for each of them.
 template <typename T>
-void Put(T value, ByteWriter* writer) {
-  writer->Write(Swap(value));
+void Put(T value, std::byte* at) {
+  const T wire = Swap(value);
+  std::memcpy(at, &wire, sizeof wire);
 }
 
 template <typename T>
-T Get(ByteReader* reader) {
-  T value = 0;
-  WEIR_CHECK(reader->Read(&value).ok());  // the caller has checked the length
-  return Swap(value);
+T Get(const std::byte* at) {
+  T wire;
+  std::memcpy(&wire, at, sizeof wire);
+  return Swap(wire);
 }
 
 uint32_t PacketChecksum(std::span<const std::byte> packet) {
   // In one piece: at this size, hashing pieces costs more than putting them together.
-  std::array<std::byte, kPacketBytesMax> joined;
+  // Aligned as vectors are, or the hash loads across what the copy has just stored, and waits.
+  alignas(64) std::array<std::byte, kPacketBytesMax> joined;
   const size_t payload = packet.size() - kPacketHeaderBytes;
   WEIR_CHECK(packet.size() <= joined.size());
   std::memcpy(joined.data(), packet.data(), kChecksumAt);
@@ -102,25 +105,23 @@ Status CheckShape(const PacketHeader& h) {
   return OkStatus();
 }
 
-PacketHeader ReadFields(std::span<const std::byte> bytes) {
-  ByteReader reader(bytes);
+PacketHeader ReadFields(const std::byte* at) {
   PacketHeader h;
-  Get<uint32_t>(&reader);  // magic, version, mode
-  h.mode = static_cast<PacketMode>(bytes[3]);
-  h.flags = Get<uint8_t>(&reader);
-  h.columns = Get<uint8_t>(&reader);
-  h.lease = Get<uint16_t>(&reader);
-  h.epoch = Get<uint32_t>(&reader);
-  h.cookie = Get<uint64_t>(&reader);
-  h.slot = Get<uint16_t>(&reader);
-  h.lanes = Get<uint16_t>(&reader);
-  h.round = Get<uint32_t>(&reader);
-  h.operation = Get<uint32_t>(&reader);
-  h.offset = Get<uint32_t>(&reader);
-  h.contributions = Get<uint16_t>(&reader);
-  h.exponent = Get<uint16_t>(&reader);
-  h.detail = Get<uint32_t>(&reader);
-  h.checksum = Get<uint32_t>(&reader);
+  h.mode = static_cast<PacketMode>(at[3]);
+  h.flags = Get<uint8_t>(at + 4);
+  h.columns = Get<uint8_t>(at + 5);
+  h.lease = Get<uint16_t>(at + 6);
+  h.epoch = Get<uint32_t>(at + 8);
+  h.cookie = Get<uint64_t>(at + 12);
+  h.slot = Get<uint16_t>(at + 20);
+  h.lanes = Get<uint16_t>(at + 22);
+  h.round = Get<uint32_t>(at + 24);
+  h.operation = Get<uint32_t>(at + 28);
+  h.offset = Get<uint32_t>(at + 32);
+  h.contributions = Get<uint16_t>(at + 36);
+  h.exponent = Get<uint16_t>(at + 38);
+  h.detail = Get<uint32_t>(at + 40);
+  h.checksum = Get<uint32_t>(at + kChecksumAt);
   return h;
 }
 
@@ -143,46 +144,51 @@ size_t PayloadBytes(const PacketHeader& h) {
 }
 
 void EncodePacketHeader(const PacketHeader& h, std::span<std::byte, kPacketHeaderBytes> out) {
-  ByteWriter writer(out);
-  Put(kPacketMagic, &writer);
-  Put(kPacketVersion, &writer);
-  Put(static_cast<uint8_t>(h.mode), &writer);
-  Put(h.flags, &writer);
-  Put(h.columns, &writer);
-  Put(h.lease, &writer);
-  Put(h.epoch, &writer);
-  Put(h.cookie, &writer);
-  Put(h.slot, &writer);
-  Put(h.lanes, &writer);
-  Put(h.round, &writer);
-  Put(h.operation, &writer);
-  Put(h.offset, &writer);
-  Put(h.contributions, &writer);
-  Put(h.exponent, &writer);
-  Put(h.detail, &writer);
-  Put(uint32_t{0}, &writer);
-  WEIR_CHECK(writer.ok() && writer.offset() == kPacketHeaderBytes);
+  std::byte* const at = out.data();
+  Put(kPacketMagic, at);
+  Put(kPacketVersion, at + 2);
+  Put(static_cast<uint8_t>(h.mode), at + 3);
+  Put(h.flags, at + 4);
+  Put(h.columns, at + 5);
+  Put(h.lease, at + 6);
+  Put(h.epoch, at + 8);
+  Put(h.cookie, at + 12);
+  Put(h.slot, at + 20);
+  Put(h.lanes, at + 22);
+  Put(h.round, at + 24);
+  Put(h.operation, at + 28);
+  Put(h.offset, at + 32);
+  Put(h.contributions, at + 36);
+  Put(h.exponent, at + 38);
+  Put(h.detail, at + 40);
+  Put(uint32_t{0}, at + kChecksumAt);
 }
 
 void SealPacket(std::span<std::byte> packet) {
   WEIR_CHECK(packet.size() >= kPacketHeaderBytes);
+  WEIR_CHECK(packet.size() <= kPacketBytesMax);
   packet[4] |= std::byte{kPacketChecked};
-  const uint32_t checksum = Swap(PacketChecksum(packet));
-  std::memcpy(packet.data() + kChecksumAt, &checksum, sizeof checksum);
+  // The header moves up over its checksum meanwhile, which puts in one piece what is hashed.
+  std::array<std::byte, kChecksumAt> header;
+  std::memcpy(header.data(), packet.data(), kChecksumAt);
+  std::memcpy(packet.data() + sizeof(uint32_t), header.data(), kChecksumAt);
+  const uint32_t checksum = Checksum(packet.subspan(sizeof(uint32_t)));
+  std::memcpy(packet.data(), header.data(), kChecksumAt);
+  Put(checksum, packet.data() + kChecksumAt);
 }
 
 StatusOr<Packet> DecodePacket(std::span<const std::byte> datagram) {
   if (datagram.size() < kPacketHeaderBytes) {
     return Wrong("length", "a header of 48 octets", datagram.size());
   }
-  const uint16_t magic = static_cast<uint16_t>(std::to_integer<int>(datagram[0]) << 8 |
-                                               std::to_integer<int>(datagram[1]));
+  const auto magic = Get<uint16_t>(datagram.data());
   if (magic != kPacketMagic) return Wrong("magic", "22337", magic);
   const auto version = std::to_integer<uint8_t>(datagram[2]);
   if (version != kPacketVersion) return Wrong("version", "1", version);
   const auto mode = std::to_integer<uint8_t>(datagram[3]);
   if (mode < 1 || mode > 5) return Wrong("mode", "1 .. 5", mode);
-  Packet packet{.header = ReadFields(datagram), .payload = datagram.subspan(kPacketHeaderBytes)};
+  Packet packet{.header = ReadFields(datagram.data()),
+                .payload = datagram.subspan(kPacketHeaderBytes)};
   const PacketHeader& h = packet.header;
   WEIR_RETURN_IF_ERROR(CheckFlags(h));
   WEIR_RETURN_IF_ERROR(CheckShape(h));

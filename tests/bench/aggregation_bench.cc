@@ -5,6 +5,10 @@
 //   2,4,8,16]
 //                     [--loss 0,0.01] [--slots N]
 //
+// Packets in flight are as many for any number of workers (944 in all, 128 of plane veth),
+// unless --slots says how many a worker has: workers' rates and the time around add up to that
+// number, and few of them with few packets each would measure how long threads sleep.
+//
 // Plane xdp: what the kernel's program takes (modes sum and table, no checksums), on frames and
 // without an interface, beside the other two doing the same; needs root.
 //
@@ -14,13 +18,15 @@
 // did, the workers' and the stack below both sides among it: the program runs inside the workers'
 // calls, as does the receiving half of the stack in front of a socket.
 //
-// JSON lines: goodput_gbps is the payload of packets that entered sums, per second of the clock;
-// gbps_per_core the same per second of the shard's processor time, to which what the kernel does
-// inside the shard's calls counts (on loopback that includes the workers' receiving side).
+// JSON lines: goodput_gbps is the payload of packets that entered sums, per second of the clock (of
+// the thread's processor time for the state machine alone); gbps_per_core the same per second of
+// the shard's processor time, to which what the kernel does inside the shard's calls counts (on
+// loopback that includes the workers' receiving side).
 
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -56,8 +62,19 @@ struct BenchOptions {
   double seconds = 1;
   std::vector<double> workers = {2, 4, 8, 16};
   std::vector<double> loss = {0, 0.001, 0.01, 0.05};
-  int slots = 64;
+  int slots = 0;  // of a lease; 0: as many as keep kInFlight packets of all workers under way
 };
+
+// 16 times 59 packets of 256 lanes, which a kernel takes as one message.
+constexpr int kInFlight = 944;
+
+// Over virtual interfaces with a program, which queue 256 frames and drop the others.
+constexpr int kInFlightVeth = 128;
+
+int SlotsOf(int workers, const BenchOptions& options) {
+  const int in_flight = options.veth ? kInFlightVeth : kInFlight;
+  return options.slots > 0 ? options.slots : std::clamp(in_flight / workers, 1, 512);
+}
 
 struct NullSink : ReplySink {
   uint64_t replies = 0;
@@ -81,14 +98,23 @@ nlohmann::ordered_json Row(const char* plane, const Protocol& protocol, int work
 
 // ---- the state machine alone
 
+Duration ThreadCpuTime() {
+  timespec used = {};
+  WEIR_CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) == 0);
+  return std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec);
+}
+
 void MeasureStateMachine(const Protocol& protocol, int workers, const BenchOptions& options) {
-  constexpr uint32_t kRounds = 4;  // the packets of a pass stay within a second-level cache or so
-  constexpr int kSlots = 16;
+  // Two rounds are not timed: the first use of a set takes memory. The packets of a pass are about
+  // as many for any number of workers, and stay within a second-level cache or so.
+  constexpr uint32_t kWarmRounds = 2;
+  constexpr int kSlots = 8;
+  const uint32_t rounds = kWarmRounds + std::max(1u, 64u / static_cast<uint32_t>(workers));
   const Lease lease = MakeLease(protocol, workers, kSlots, !options.xdp);
   std::vector<SlotPacket> packets;
   std::vector<SourceAddress> sources;
   for (int w = 0; w < workers; ++w) sources.push_back(1000 + static_cast<SourceAddress>(w));
-  for (uint32_t round = 0; round < kRounds; ++round) {
+  for (uint32_t round = 0; round < rounds; ++round) {
     for (uint16_t slot = 0; slot < kSlots; ++slot) {
       for (int w = 0; w < workers; ++w) {
         packets.emplace_back(lease, slot, packets.size());
@@ -102,18 +128,21 @@ void MeasureStateMachine(const Protocol& protocol, int workers, const BenchOptio
   while (ToSeconds(spent) < options.seconds) {
     Aggregator aggregator({.exact_floats = protocol.exact_floats});
     WEIR_CHECK(aggregator.Grant(lease, sources).ok());
-    const TimePoint start = RealClock().Now();
+    const size_t warm = packets.size() / rounds * kWarmRounds;
+    Duration start = {};
     for (size_t i = 0; i < packets.size(); ++i) {
-      aggregator.OnPacket(sources[i % sources.size()], packets[i].bytes, start, &sink);
+      if (i == warm) start = ThreadCpuTime();
+      aggregator.OnPacket(sources[i % sources.size()], packets[i].bytes, TimePoint{}, &sink);
     }
-    spent += RealClock().Now() - start;
-    count += packets.size();
+    spent += ThreadCpuTime() - start;
+    count += packets.size() - warm;
     ++passes;
-    WEIR_CHECK(aggregator.counters().completed == kRounds * kSlots);
+    WEIR_CHECK(aggregator.counters().completed == rounds * kSlots);
   }
   const double bits = static_cast<double>(count * packets[0].payload_bytes() * 8);
   auto row = Row("state_machine", protocol, workers, 0);
-  row["elements"] = passes * kRounds * kSlots * lease.lanes * std::max<uint8_t>(lease.columns, 1);
+  row["elements"] =
+      passes * (rounds - kWarmRounds) * kSlots * lease.lanes * std::max<uint8_t>(lease.columns, 1);
   row["goodput_gbps"] = bits / ToSeconds(spent) * 1e-9;
   row["ns_per_packet"] = ToSeconds(spent) * 1e9 / static_cast<double>(count);
   Print(row);
@@ -190,10 +219,10 @@ void MeasureSoftware(const Protocol& protocol, int workers, double loss,
       AggregatorServer::Start({.limits = {.exact_floats = protocol.exact_floats}, .drop = loss});
   WEIR_CHECK(server.ok());
   SimulatedWorkers senders(workers);
-  const auto grant =
-      (*server)->Grant({.job = "bench",
-                        .terms = MakeLease(protocol, workers, options.slots, !options.xdp),
-                        .workers = senders.addresses()});
+  const auto grant = (*server)->Grant(
+      {.job = "bench",
+       .terms = MakeLease(protocol, workers, SlotsOf(workers, options), !options.xdp),
+       .workers = senders.addresses()});
   WEIR_CHECK(grant.ok());
   senders.Attach(*grant);
   senders.RunUntil(RealClock().Now() + std::chrono::milliseconds(100));  // warm
@@ -213,6 +242,7 @@ void MeasureSoftware(const Protocol& protocol, int workers, double loss,
   row["goodput_gbps"] = bits / seconds * 1e-9;
   row["ns_per_packet"] =
       cpu_s * 1e9 / static_cast<double>(after.port.received - before.port.received);
+  row["slots"] = grant->lease.slots;
   row["gbps_per_core"] = bits / cpu_s * 1e-9;
   row["shard_busy"] = cpu_s / seconds;
   row["repeated"] = after.packets.duplicate + after.packets.served - before.packets.duplicate -
@@ -279,9 +309,10 @@ void MeasureVeth(const Protocol& protocol, bool kernel, SimulatedWorkers* sender
     (*server)->UseOffload(std::move(*offload));
   }
   const int workers = static_cast<int>(senders->addresses().size());
-  const auto grant = (*server)->Grant({.job = "bench",
-                                       .terms = MakeLease(protocol, workers, options.slots, false),
-                                       .workers = senders->addresses()});
+  const auto grant =
+      (*server)->Grant({.job = "bench",
+                        .terms = MakeLease(protocol, workers, SlotsOf(workers, options), false),
+                        .workers = senders->addresses()});
   WEIR_CHECK(grant.ok() && grant->offloaded == kernel);
   senders->Attach(*grant);
   senders->RunUntil(RealClock().Now() + std::chrono::milliseconds(100));  // warm
@@ -320,11 +351,11 @@ void MeasureInNamespaces(const Protocol& protocol, int workers, bool kernel,
     born.count_down();
     wired.wait();
     WEIR_CHECK(Shell("ip addr add 10.78.0.2/24 dev far0 && ip link set far0 up"));
-    if (kernel) {  // a driver takes frames back only where the other end has a program, too
-      auto plane = XdpPlane::Load({.limits = {.slots = 64, .slots_per_job = 64, .leases = 4}});
-      WEIR_CHECK(plane.ok() && (*plane)->Attach("far0", XdpAttachMode::kNative).ok());
-      passes = std::move(*plane);
-    }
+    // A driver takes frames back only where the other end has a program, too; which costs every
+    // frame that comes in there, so that user space has it as well.
+    auto plane = XdpPlane::Load({.limits = {.slots = 64, .slots_per_job = 64, .leases = 4}});
+    WEIR_CHECK(plane.ok() && (*plane)->Attach("far0", XdpAttachMode::kNative).ok());
+    passes = std::move(*plane);
     senders = std::make_unique<SimulatedWorkers>(
         workers, UdpPortOptions{.listen = "10.78.0.2:0", .rows = false});
     bound.count_down();
@@ -434,7 +465,7 @@ bool ParseFlags(int argc, char** argv, BenchOptions* options) {
     }
   }
   const auto [least, most] = std::minmax_element(options->workers.begin(), options->workers.end());
-  return *least >= 1 && *most <= static_cast<double>(kWorkersMax) && options->slots >= 1 &&
+  return *least >= 1 && *most <= static_cast<double>(kWorkersMax) && options->slots >= 0 &&
          options->slots <= 512;
 }
 

@@ -65,19 +65,21 @@ struct UdpPort::Outgoing {
 };
 
 UdpPort::UdpPort(mesh::UniqueFd fd, bool rows)
-    : fd_(std::move(fd)),
-      incoming_(std::make_unique<Incoming>()),
-      outgoing_(std::make_unique<Outgoing>()) {
+    : fd_(std::move(fd)), outgoing_(std::make_unique<Outgoing>()) {
   int value = 0;
   socklen_t size = sizeof value;
   segments_ = rows && getsockopt(fd_.get(), SOL_UDP, UDP_SEGMENT, &value, &size) == 0;
+  line_.resize(kLineBytes);
+  rows_.reserve(kRowsMax);
+  addresses_.reserve(kRowsMax * 4);
+}
+
+void UdpPort::PrepareToReceive(bool rows) {
   const int on = 1;
   const bool joins = rows && setsockopt(fd_.get(), SOL_UDP, UDP_GRO, &on, sizeof on) == 0;
   slot_bytes_ = joins ? kJoinedMax : kPacketBytesMax + 1;
   slots_.resize(kSlots * slot_bytes_);
-  line_.resize(kLineBytes);
-  rows_.reserve(kRowsMax);
-  addresses_.reserve(kRowsMax * 4);
+  incoming_ = std::make_unique<Incoming>();
 }
 
 UdpPort::~UdpPort() = default;
@@ -95,6 +97,19 @@ StatusOr<std::unique_ptr<UdpPort>> UdpPort::Bind(const UdpPortOptions& options) 
     return Unavailable(StrCat("cannot bind UDP ", options.listen, ": ", mesh::ErrorText(errno)));
   }
   std::unique_ptr<UdpPort> port(new UdpPort(std::move(fd), options.rows));
+  port->PrepareToReceive(options.rows);
+  port->address_ = ToSourceAddress(address);
+  return port;
+}
+
+StatusOr<std::unique_ptr<UdpPort>> UdpPort::ForSending(mesh::UniqueFd fd) {
+  sockaddr_in address = {};
+  socklen_t size = sizeof address;
+  if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      address.sin_family != AF_INET) {
+    return Unavailable("no IPv4 socket to send from");
+  }
+  std::unique_ptr<UdpPort> port(new UdpPort(std::move(fd), true));
   port->address_ = ToSourceAddress(address);
   return port;
 }
@@ -116,6 +131,7 @@ void UdpPort::Wait(TimePoint now, TimePoint deadline, int wake_fd) const {
 // ---- receiving
 
 bool UdpPort::Receive(const Sink& sink) {
+  WEIR_CHECK(incoming_ != nullptr);
   Incoming& in = *incoming_;
   for (int i = 0; i < in.slots; ++i) {
     in.parts[i] = {slots_.data() + static_cast<size_t>(i) * slot_bytes_, slot_bytes_};

@@ -39,6 +39,9 @@ class UdpPort {
  public:
   /// kInvalidArgument: no IPv4 address; kUnavailable: it cannot be bound, with the cause.
   static StatusOr<std::unique_ptr<UdpPort>> Bind(const UdpPortOptions& options);
+  /// A line of its own to a bound IPv4 socket of which somebody else receives. kUnavailable: `fd`
+  /// is none.
+  static StatusOr<std::unique_ptr<UdpPort>> ForSending(mesh::UniqueFd fd);
   ~UdpPort();
   UdpPort(const UdpPort&) = delete;
   UdpPort& operator=(const UdpPort&) = delete;
@@ -87,6 +90,7 @@ class UdpPort {
   struct Outgoing;
 
   UdpPort(mesh::UniqueFd fd, bool rows);
+  void PrepareToReceive(bool rows);
   bool Extends(const Row& row, std::span<const SourceAddress> to, size_t size) const;
   void AddMessage(const Row& row, SourceAddress to, TimePoint deadline);
   void SendMessages(TimePoint deadline);

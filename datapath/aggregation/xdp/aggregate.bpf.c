@@ -168,33 +168,47 @@ INLINE int fits(const struct weir_xdp_terms* lease, const struct wire_header* h)
 // beforehand and from the number of lanes. So nothing that the first loop has learnt outlives it,
 // and the verifier need not follow what comes next once for every number of turns.
 
-INLINE __u32 add_lane(const __u32* at, __u32* state, __u32 keep, int swap) {
-  const __u32 addend = swap ? __builtin_bswap32(*at) : *at;
-  const __u32 before = *state & keep, sum = before + addend;
+// Two lanes in one word are added without a carry between them: bits 31 apart, then put back.
+// Lanes that are turned round come and go as one word, so that of each two the first is the upper
+// half, and their order in the word is the wire's again when it is turned back.
+enum { kPairsMax = kLanesMax / 2 };
+#define LOW_BITS 0x7FFFFFFF7FFFFFFFULL
+
+INLINE __u64 add_pair(const __u64* at, __u64* state, __u64 keep, int swap) {
+  const __u64 addend = swap ? __builtin_bswap64(*at) : *at;
+  const __u64 before = *state & keep, differ = before ^ addend;
+  const __u64 sum = ((before & LOW_BITS) + (addend & LOW_BITS)) ^ (differ & ~LOW_BITS);
   *state = sum;
-  return (before ^ sum) & (addend ^ sum);
+  return (before ^ sum) & ~differ;
 }
 
-// state = (state & keep) + lanes of the packet. Bit 31 set: some sum, as numbers with sign, did not
-// fit.
-INLINE __u32 add_lanes(const __u32* at, const void* end, __u32* state, __u32 lanes, __u32 keep,
+// state = (state & keep) + lanes of the packet. Bit 31 or 63 set: some sum, as numbers with sign,
+// did not fit.
+INLINE __u64 add_lanes(const __u8* octets, const void* end, __u64* state, __u32 lanes, __u64 keep,
                        int swap) {
-  const __u32 whole = lanes & 0xF8;  // 0 of 256, of which no rest is left
-  const __u32* rest = at + whole;
-  __u32* rest_state = state + whole;
-  __u32 wrapped = 0;
-  for (__u32 chunk = 0; chunk < kLanesMax / 8; ++chunk) {
-    if (chunk * 8 + 8 > lanes || (const void*)(at + 8) > end) break;
+  const __u64* at = (const __u64*)octets;
+  const __u32 pairs = lanes / 2, whole = pairs & 0x78;  // 0 of 128, of which no rest is left
+  const __u64* rest = at + whole;
+  __u64* rest_state = state + whole;
+  const __u32* last = (const __u32*)(octets + (lanes & 0xFE) * 4);
+  __u64* last_state = state + (pairs & 0x7F);
+  __u64 wrapped = 0;
+  for (__u32 chunk = 0; chunk < kPairsMax / 8; ++chunk) {
+    if (chunk * 8 + 8 > pairs || (const void*)(at + 8) > end) break;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) wrapped |= add_lane(at + i, state + i, keep, swap);
+    for (int i = 0; i < 8; ++i) wrapped |= add_pair(at + i, state + i, keep, swap);
     at += 8;
     state += 8;
   }
   for (__u32 i = 0; i < 7; ++i) {
-    if (i >= (lanes & 7) || (const void*)(rest + 1) > end) break;
-    wrapped |= add_lane(rest, rest_state, keep, swap);
+    if (i >= (pairs & 7) || (const void*)(rest + 1) > end) break;
+    wrapped |= add_pair(rest, rest_state, keep, swap);
     ++rest;
     ++rest_state;
+  }
+  if ((lanes & 1) != 0 && (const void*)(last + 1) <= end) {
+    const __u64 alone = *last;  // and a lane of zeros behind it
+    wrapped |= add_pair(&alone, last_state, keep, swap);
   }
   return wrapped;
 }
@@ -258,30 +272,29 @@ INLINE void add(const struct contribution* c, const void* payload, const void* e
     }
     return;
   }
-  __u32* state = (__u32*)set->state;
-  const __u32 wrapped = lease->little_endian
-                            ? add_lanes(payload, end, state, lease->lanes, (__u32)keep, 0)
-                            : add_lanes(payload, end, state, lease->lanes, (__u32)keep, 1);
-  set->overflow |= wrapped >> 31;
+  const __u64 wrapped = lease->little_endian
+                            ? add_lanes(payload, end, set->state, lease->lanes, keep, 0)
+                            : add_lanes(payload, end, set->state, lease->lanes, keep, 1);
+  set->overflow |= (wrapped >> 31 | wrapped >> 63) & 1;
 }
 
-INLINE __u32 turned(__u32 word, int swap) {
-  if (swap == 4) return __builtin_bswap32(word);
-  if (swap == 2) return (word & 0x00FF00FF) << 8 | (word >> 8 & 0x00FF00FF);
+INLINE __u64 turned(__u64 word, int swap) {
+  if (swap == 4) return __builtin_bswap64(word);  // and the two lanes change places
+  if (swap == 2) return (word & 0x00FF00FF00FF00FF) << 8 | (word >> 8 & 0x00FF00FF00FF00FF);
   return word;
 }
 
 // Copies lanes of `size` octets in all into a reply; `swap`: 4 or 2 octets are turned round, 1:
 // none.
 INLINE void copy_lanes(void* to, const void* end, const __u64* state, __u32 size, int swap) {
-  const __u32 words = size / 4, whole = words & 0xF8;  // 0 of 256
-  __u32* at = to;
-  __u32* rest = at + whole;
-  const __u32* from = (const __u32*)state;
-  const __u32* rest_from = from + whole;
-  __u16* last = to + (size & 0x3FC);  // lanes are an even number of octets: at most two are left
-  const __u16* last_from = (const void*)state + (size & 0x3FC);
-  for (__u32 chunk = 0; chunk < WEIR_XDP_STATE_WORDS / 4; ++chunk) {
+  const __u32 words = size / 8, whole = words & 0x78;  // 0 of 128
+  __u64* at = to;
+  __u64* rest = at + whole;
+  const __u64* from = state;
+  const __u64* rest_from = from + whole;
+  __u16* last = to + (size & 0x3F8);  // lanes are an even number of octets: at most six are left
+  __u64 tail = turned(state[words & 0x7F], swap);
+  for (__u32 chunk = 0; chunk < WEIR_XDP_STATE_WORDS / 8; ++chunk) {
     if (chunk * 8 + 8 > words || (const void*)(at + 8) > end) break;
 #pragma unroll
     for (int i = 0; i < 8; ++i) at[i] = turned(from[i], swap);
@@ -294,8 +307,11 @@ INLINE void copy_lanes(void* to, const void* end, const __u64* state, __u32 size
     ++rest;
     ++rest_from;
   }
-  if ((size & 2) != 0 && (const void*)(last + 1) <= end) {
-    *last = swap == 2 ? __builtin_bswap16(*last_from) : *last_from;
+  for (__u32 i = 0; i < 3; ++i) {
+    if (i >= (size & 6) / 2 || (const void*)(last + 1) > end) break;
+    *last = (__u16)tail;
+    tail >>= 16;
+    ++last;
   }
 }
 

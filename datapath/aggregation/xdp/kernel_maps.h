@@ -55,7 +55,9 @@ struct weir_xdp_set {
   __u16 count;
   __u16 exponent;
   __u8 complete, lead, overflow, unused;
-  __u64 state[WEIR_XDP_STATE_WORDS];  // lanes next to each other, in host order
+  // Lanes next to each other, in host order. Mode sum, unless lanes are little-endian: of the two
+  // in a word the first one is the upper half.
+  __u64 state[WEIR_XDP_STATE_WORDS];
 };
 
 struct weir_xdp_slot {

@@ -7,12 +7,14 @@
 namespace weir::aggregation {
 namespace {
 
-// The kernel keeps lanes next to each other in host order; a reply has them in the lease's.
+// The kernel keeps lanes as kernel_maps.h says; a reply has them in the lease's order.
 void WriteLanes(const Lease& lease, const weir_xdp_set& set, std::span<std::byte> payload) {
   if (lease.mode == PacketMode::kSum) {
-    uint32_t lanes[kPacketLanesMax];
-    std::memcpy(lanes, set.state, sizeof lanes);
-    StoreLanes(std::span(lanes).first(lease.lanes), lease.little_endian, payload);
+    uint64_t words[WEIR_XDP_STATE_WORDS];
+    for (size_t i = 0; i < WEIR_XDP_STATE_WORDS; ++i) {
+      words[i] = lease.little_endian ? set.state[i] : __builtin_bswap64(set.state[i]);
+    }
+    std::memcpy(payload.data(), words, size_t{lease.lanes} * 4);
     return;
   }
   const uint64_t contributors = __builtin_bswap64(set.contributors);

@@ -2,12 +2,8 @@
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/socket.h>
 
-#include <array>
 #include <utility>
-
-#include "datapath/aggregation/io/address.h"
 
 namespace weir::aggregation {
 namespace {
@@ -24,15 +20,16 @@ StatusOr<std::unique_ptr<XdpOffload>> XdpOffload::Start(const XdpOffloadOptions&
   }
   mesh::UniqueFd socket(fcntl(options.socket, F_DUPFD_CLOEXEC, 0));
   if (!socket) return Unavailable("xdp: no socket to reply from");
+  WEIR_ASSIGN_OR_RETURN(std::unique_ptr<UdpPort> port, UdpPort::ForSending(std::move(socket)));
   WEIR_ASSIGN_OR_RETURN(std::unique_ptr<XdpPlane> plane, XdpPlane::Load(options.plane));
   for (const std::string& interface : options.interfaces) {
     WEIR_RETURN_IF_ERROR(plane->Attach(interface, options.mode));
   }
-  return std::unique_ptr<XdpOffload>(new XdpOffload(std::move(plane), std::move(socket)));
+  return std::unique_ptr<XdpOffload>(new XdpOffload(std::move(plane), std::move(port)));
 }
 
-XdpOffload::XdpOffload(std::unique_ptr<XdpPlane> plane, mesh::UniqueFd socket)
-    : plane_(std::move(plane)), socket_(std::move(socket)) {
+XdpOffload::XdpOffload(std::unique_ptr<XdpPlane> plane, std::unique_ptr<UdpPort> port)
+    : plane_(std::move(plane)), port_(std::move(port)) {
   thread_ = std::thread([this] { Loop(); });
   pthread_setname_np(thread_.native_handle(), "weir-xdp");
 }
@@ -51,35 +48,22 @@ StatusOr<OffloadCounters> XdpOffload::Counters() const {
                          .unsent = unsent_};
 }
 
+// Replies that wait together leave together: rounds that were completed in a row have the same
+// recipients, mostly, and are a row of packets to each of them.
 void XdpOffload::Loop() {
-  while (!stopping_) plane_->SendReplies(kLookEvery, this);
+  while (!stopping_) {
+    plane_->SendReplies(kLookEvery, this);
+    port_->Flush();
+    unsent_ = port_->counters().unsent;
+  }
 }
 
 void XdpOffload::Send(SourceAddress to, std::span<const std::byte> packet) {
-  SendToAll({&to, 1}, packet);
+  port_->Send(to, packet);
 }
 
 void XdpOffload::SendToAll(std::span<const SourceAddress> to, std::span<const std::byte> packet) {
-  std::array<sockaddr_in, kWorkersMax> addresses;
-  std::array<mmsghdr, kWorkersMax> messages = {};
-  iovec body = {.iov_base = const_cast<std::byte*>(packet.data()), .iov_len = packet.size()};
-  for (size_t i = 0; i < to.size(); ++i) {
-    addresses[i] = ToSocketAddress(to[i]);
-    msghdr& message = messages[i].msg_hdr;
-    message.msg_name = &addresses[i];
-    message.msg_namelen = sizeof addresses[i];
-    message.msg_iov = &body;
-    message.msg_iovlen = 1;
-  }
-  size_t sent = 0;
-  while (sent < to.size()) {
-    const int more = sendmmsg(socket_.get(), messages.data() + sent,
-                              static_cast<unsigned>(to.size() - sent), MSG_DONTWAIT);
-    // The first of these could not be sent, be it that the buffer is full or that there is no
-    // route: its worker asks again.
-    if (more <= 0) ++unsent_;
-    sent += more > 0 ? static_cast<size_t>(more) : 1;
-  }
+  port_->Send(to, packet);
 }
 
 }  // namespace weir::aggregation

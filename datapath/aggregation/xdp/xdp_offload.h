@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "datapath/aggregation/io/lease_offload.h"
+#include "datapath/aggregation/io/udp_port.h"
 #include "datapath/aggregation/xdp/xdp_plane.h"
 #include "datapath/base/status.h"
 
@@ -45,13 +46,13 @@ class XdpOffload : public LeaseOffload, private ReplySink {
   StatusOr<OffloadCounters> Counters() const override;
 
  private:
-  XdpOffload(std::unique_ptr<XdpPlane> plane, mesh::UniqueFd socket);
+  XdpOffload(std::unique_ptr<XdpPlane> plane, std::unique_ptr<UdpPort> port);
   void Loop();
   void Send(SourceAddress to, std::span<const std::byte> packet) override;
   void SendToAll(std::span<const SourceAddress> to, std::span<const std::byte> packet) override;
 
   const std::unique_ptr<XdpPlane> plane_;
-  const mesh::UniqueFd socket_;
+  const std::unique_ptr<UdpPort> port_;  // of the thread alone
   std::atomic<uint64_t> unsent_ = 0;
   std::atomic<bool> stopping_ = false;
   std::thread thread_;  // last: it uses all of the above

@@ -11,6 +11,7 @@
 #include "datapath/aggregation/io/server.h"
 #include "datapath/aggregation/io/udp_port.h"
 #include "datapath/aggregation/packet.h"
+#include "datapath/aggregation/round_trip.h"
 #include "datapath/base/check.h"
 #include "datapath/base/random.h"
 
@@ -83,7 +84,8 @@ inline uint32_t Field(std::span<const std::byte> packet, size_t at, size_t octet
 }
 
 /// All workers of a job in one thread. Each sends the next round of a slot when it has the reply to
-/// the one before, and repeats what is not answered in time; what replies say is not looked at.
+/// the one before, and repeats what is not answered in time, as a worker does; what replies say is
+/// not looked at.
 class SimulatedWorkers {
  public:
   explicit SimulatedWorkers(int workers, const UdpPortOptions& options = {}) {
@@ -109,7 +111,7 @@ class SimulatedWorkers {
   }
 
   void RunUntil(TimePoint deadline) {
-    constexpr Duration kRepeat = std::chrono::milliseconds(5);
+    constexpr Duration kLookEvery = std::chrono::milliseconds(1);
     std::vector<pollfd> ready;
     for (const auto& port : ports_) ready.push_back({port->fd(), POLLIN, 0});
     TimePoint repeat_at = RealClock().Now();
@@ -117,14 +119,15 @@ class SimulatedWorkers {
       const TimePoint now = RealClock().Now();
       if (now >= deadline) return;
       const bool repeats = now >= repeat_at;
-      if (repeats) repeat_at = now + kRepeat;
+      if (repeats) repeat_at = now + kLookEvery;
       for (size_t w = 0; w < ports_.size(); ++w)
-        SendDue(w, repeats ? now - kRepeat : TimePoint{}, now);
+        SendDue(w, repeats ? now - round_trip_.timeout() : TimePoint{}, now);
       if (poll(ready.data(), ready.size(), 1) <= 0) continue;
+      const TimePoint came = RealClock().Now();
       for (size_t w = 0; w < ports_.size(); ++w) {
         if (ready[w].revents == 0) continue;
         ports_[w]->Receive(
-            [&](SourceAddress, std::span<const std::byte> reply) { OnReply(w, reply); });
+            [&](SourceAddress, std::span<const std::byte> reply) { OnReply(w, reply, came); });
       }
     }
   }
@@ -134,12 +137,14 @@ class SimulatedWorkers {
     SlotPacket packet;
     uint32_t round = 0;
     bool due = true;
+    bool repeated = false;
     TimePoint sent_at = {};
   };
 
   void SendDue(size_t w, TimePoint repeat_before, TimePoint now) {
     for (SimulatedSlot& slot : slots_[w]) {
       if (!slot.due && slot.sent_at > repeat_before) continue;
+      slot.repeated = !slot.due;
       slot.due = false;
       slot.sent_at = now;
       ports_[w]->Send(aggregator_, slot.packet.bytes);
@@ -147,17 +152,21 @@ class SimulatedWorkers {
     ports_[w]->Flush();
   }
 
-  void OnReply(size_t w, std::span<const std::byte> reply) {
+  void OnReply(size_t w, std::span<const std::byte> reply, TimePoint now) {
     if (reply.size() < kPacketHeaderBytes) return;
     const uint32_t number = Field(reply, 20, 2);
     if (number >= slots_[w].size()) return;
     SimulatedSlot& slot = slots_[w][number];
     if (slot.due || Field(reply, 24, 4) != slot.round) return;
+    if (!slot.repeated) round_trip_.OnSample(now - slot.sent_at);
     slot.packet.SetRound(++slot.round);
     slot.due = true;
   }
 
   SourceAddress aggregator_ = 0;
+  // Of all workers, as each has its own: a time-out that is too short for a busy machine makes the
+  // aggregator answer twice.
+  RoundTripEstimate round_trip_{{.min = std::chrono::milliseconds(5)}};
   std::vector<SourceAddress> addresses_;
   std::vector<std::unique_ptr<UdpPort>> ports_;
   std::vector<std::vector<SimulatedSlot>> slots_;  // by worker

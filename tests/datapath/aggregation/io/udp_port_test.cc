@@ -1,6 +1,8 @@
 // One socket: rows of packets as one message, bounds, and what it says of a dead peer.
 #include "datapath/aggregation/io/udp_port.h"
 
+#include <unistd.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -74,6 +76,20 @@ TEST_P(UdpPortRowsTest, PacketsArriveOneByOneInOrder) {
   EXPECT_EQ(from, (*sender)->address());
   EXPECT_EQ((*sender)->counters().sent, sizes.size());
   EXPECT_EQ((*receiver)->counters().received, sizes.size());
+}
+
+TEST(UdpPortTest, ALineOfItsOwnSendsFromTheSameSocket) {
+  const auto owner = UdpPort::Bind({});
+  const auto receiver = UdpPort::Bind({});
+  ASSERT_TRUE(owner.ok() && receiver.ok());
+  const auto line = UdpPort::ForSending(mesh::UniqueFd(dup((*owner)->fd())));
+  ASSERT_TRUE(line.ok());
+  EXPECT_EQ((*line)->address(), (*owner)->address());
+  (*line)->Send((*receiver)->address(), std::vector<std::byte>(100));
+  (*line)->Flush();
+  EXPECT_EQ(Collect(receiver->get(), 1).size(), 1u);
+  EXPECT_EQ(Message(UdpPort::ForSending(mesh::UniqueFd(-1)).status()),
+            "no IPv4 socket to send from");
 }
 
 TEST(UdpPortTest, EveryAddresseeGetsEveryPacket) {
