@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "datapath/aggregation/io/address.h"
+#include "datapath/aggregation/io/row_limit.h"
 #include "datapath/base/check.h"
 
 #ifndef UDP_SEGMENT
@@ -24,10 +25,6 @@ namespace weir::aggregation {
 namespace {
 
 constexpr size_t kJoinedMax = 65536;    // the kernel joins no more
-// Of one message that the kernel cuts. An interface that takes less at once (gso_max_size) has every
-// row cut in software on the way in, which costs what rows save; and the other end of a window that
-// goes out as one row waits for the whole of it.
-constexpr size_t kRowBytesMax = 14000;
 constexpr size_t kRowPacketsMax = 60;
 constexpr size_t kLineBytes = size_t{1} << 20;
 constexpr size_t kRowsMax = 1024;
@@ -99,6 +96,7 @@ StatusOr<std::unique_ptr<UdpPort>> UdpPort::Bind(const UdpPortOptions& options) 
   std::unique_ptr<UdpPort> port(new UdpPort(std::move(fd), options.rows));
   port->PrepareToReceive(options.rows);
   port->address_ = ToSourceAddress(address);
+  port->row_bytes_ = RowBytesFor(port->address_);
   return port;
 }
 
@@ -111,6 +109,7 @@ StatusOr<std::unique_ptr<UdpPort>> UdpPort::ForSending(mesh::UniqueFd fd) {
   }
   std::unique_ptr<UdpPort> port(new UdpPort(std::move(fd), true));
   port->address_ = ToSourceAddress(address);
+  port->row_bytes_ = RowBytesFor(port->address_);
   return port;
 }
 
@@ -181,7 +180,7 @@ bool UdpPort::Receive(const Sink& sink) {
 bool UdpPort::Extends(const Row& row, std::span<const SourceAddress> to, size_t size) const {
   // A row ends with its first packet that is shorter than the others.
   if (size == 0 || size > row.segment || row.size != row.packets * row.segment) return false;
-  if (row.packets == kRowPacketsMax || row.size + size > kRowBytesMax) return false;
+  if (row.packets == kRowPacketsMax || row.size + size > row_bytes_) return false;
   return row.to_count == to.size() &&
          std::equal(to.begin(), to.end(), addresses_.begin() + static_cast<ptrdiff_t>(row.to));
 }

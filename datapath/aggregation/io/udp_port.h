@@ -100,6 +100,7 @@ class UdpPort {
   SourceAddress address_ = 0;
   bool connected_ = false;
   bool segments_ = false;  // the kernel cuts; else every packet is a message
+  size_t row_bytes_ = 0;   // of a row that the interface takes whole
   size_t slot_bytes_ = 0;
   std::vector<std::byte> slots_;
   std::vector<std::byte> line_;

@@ -1,15 +1,19 @@
 // One socket: rows of packets as one message, bounds, and what it says of a dead peer.
 #include "datapath/aggregation/io/udp_port.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "datapath/aggregation/io/address.h"
+#include "datapath/aggregation/io/row_limit.h"
 
 namespace weir::aggregation {
 namespace {
@@ -47,6 +51,27 @@ TEST(AddressTest, TextAndNumberAgree) {
                            "1.2.3.4:1x", "host:1", "[::1]:1", "1.2.3.4 :1"}) {
     EXPECT_EQ(ParseSourceAddress(text).status().code(), StatusCode::kInvalidArgument) << text;
   }
+}
+
+TEST(RowLimitTest, AnInterfaceThatTakesLessAtOnceSetsTheLimit) {
+  EXPECT_EQ(RowBytesFor(*ParseSourceAddress("127.0.0.1:1")), kRowBytesMax);
+  EXPECT_EQ(RowBytesFor(*ParseSourceAddress("192.0.2.1:1")), kRowBytesMax) << "nobody's address";
+  bool separate = false;
+  size_t one = 0, all = 0, loopback = 0;
+  std::thread([&] {  // in a network of its own, which ends with the thread
+    separate = unshare(CLONE_NEWNET) == 0;
+    if (!separate) return;
+    ASSERT_EQ(std::system("ip link set lo up && ip link add d0 type veth peer name d1 && "
+                          "ip addr add 192.0.2.1/24 dev d0 && ip link set d0 up gso_max_size 14600"),
+              0);
+    one = RowBytesFor(*ParseSourceAddress("192.0.2.1:1"));
+    all = RowBytesFor(*ParseSourceAddress("0.0.0.0:1"));
+    loopback = RowBytesFor(*ParseSourceAddress("127.0.0.1:1"));
+  }).join();
+  if (!separate) GTEST_SKIP() << "no network namespace may be made here";
+  EXPECT_EQ(one, 14536u);
+  EXPECT_EQ(all, 14536u);
+  EXPECT_EQ(loopback, kRowBytesMax);
 }
 
 class UdpPortRowsTest : public testing::TestWithParam<std::pair<bool, bool>> {};
