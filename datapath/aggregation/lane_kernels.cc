@@ -210,7 +210,7 @@ bool AreLevelsAll(const LevelLanes& lanes) {
 template <typename Lane>
 void PackLevelsAll(const LevelLanes& lanes, std::byte* out) {
   const hn::ScalableTag<Lane> d;
-  const hn::RepartitionToWide<hn::RebindToUnsigned<decltype(d)>> pair;
+  const hn::RepartitionToWide<hn::RebindToUnsigned<decltype(d)> > pair;
   const hn::Rebind<uint8_t, decltype(pair)> octet;
   size_t i = 0;
   for (; i + hn::Lanes(d) <= lanes.count; i += hn::Lanes(d)) {

@@ -55,8 +55,8 @@ void TableLanesWorker::Build(uint64_t index, PacketHeader*, std::span<std::byte>
   PackLevels(AsLevels(lanes), payload.data());
   // What fills up the last packet is in nobody's sum.
   const size_t packed = (lanes.size() / lane_bytes_ + 1) / 2;
-  std::fill(payload.begin() + static_cast<ptrdiff_t>(packed),
-            payload.begin() + lease().lanes / 2, std::byte(0));
+  std::fill(payload.begin() + static_cast<ptrdiff_t>(packed), payload.begin() + lease().lanes / 2,
+            std::byte(0));
 }
 
 std::span<std::byte> TableLanesWorker::Sums(uint64_t index) const {

@@ -169,9 +169,9 @@ std::string Worker::DescribeWait() const {
                 answered_ == 0 ? "any packet" : StrCat("this packet after ", answered_, " others"));
 }
 
-// All workers send in the same order, so a slow one delays all replies alike: those of later packets
-// say that this one, or another worker's part of it, is lost. When nothing gets through nobody
-// overtakes, and the time-out decides.
+// All workers send in the same order, so a slow one delays all replies alike: those of later
+// packets say that this one, or another worker's part of it, is lost. When nothing gets through
+// nobody overtakes, and the time-out decides.
 TimePoint Worker::LostAt(const Flight& flight) const {
   if (flight.sent_at >= overtaken_at_) return flight.expires_at;
   const Duration smoothed = round_trip_.smoothed();

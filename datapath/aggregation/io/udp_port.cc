@@ -24,7 +24,7 @@
 namespace weir::aggregation {
 namespace {
 
-constexpr size_t kJoinedMax = 65536;    // the kernel joins no more
+constexpr size_t kJoinedMax = 65536;  // the kernel joins no more
 constexpr size_t kRowPacketsMax = 60;
 constexpr size_t kLineBytes = size_t{1} << 20;
 constexpr size_t kRowsMax = 1024;

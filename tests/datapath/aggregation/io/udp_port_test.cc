@@ -61,13 +61,15 @@ TEST(RowLimitTest, AnInterfaceThatTakesLessAtOnceSetsTheLimit) {
   std::thread([&] {  // in a network of its own, which ends with the thread
     separate = unshare(CLONE_NEWNET) == 0;
     if (!separate) return;
-    ASSERT_EQ(std::system("ip link set lo up && ip link add d0 type veth peer name d1 && "
-                          "ip addr add 192.0.2.1/24 dev d0 && ip link set d0 up gso_max_size 14600"),
-              0);
+    ASSERT_EQ(
+        std::system("ip link set lo up && ip link add d0 type veth peer name d1 && "
+                    "ip addr add 192.0.2.1/24 dev d0 && ip link set d0 up gso_max_size 14600"),
+        0);
     one = RowBytesFor(*ParseSourceAddress("192.0.2.1:1"));
     all = RowBytesFor(*ParseSourceAddress("0.0.0.0:1"));
     loopback = RowBytesFor(*ParseSourceAddress("127.0.0.1:1"));
-  }).join();
+  })
+      .join();
   if (!separate) GTEST_SKIP() << "no network namespace may be made here";
   EXPECT_EQ(one, 14536u);
   EXPECT_EQ(all, 14536u);
