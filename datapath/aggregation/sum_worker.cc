@@ -12,12 +12,18 @@ SumWorker::SumWorker(const Lease& lease, const TimeoutLimits& limits, int rank)
   WEIR_CHECK(lease.mode == PacketMode::kSum);
 }
 
-Status SumWorker::Begin(std::span<float> data, uint32_t operation, TimePoint deadline) {
+Status SumWorker::Begin(std::span<const float> data, std::span<float> sums, uint32_t operation,
+                        TimePoint deadline) {
+  if (data.size() != sums.size()) {
+    return InvalidArgument(StrCat("operation ", operation, ": expected room for ", data.size(),
+                                  " sums, found ", sums.size()));
+  }
   const uint64_t chunks = (data.size() + lease().lanes - 1) / lease().lanes;
   const uint64_t lead = std::min<uint64_t>(chunks, lease().slots);
   WEIR_RETURN_IF_ERROR(StartChunks(
       {.operation = operation, .packets = chunks + lead, .lag = lead, .deadline = deadline}));
   data_ = data;
+  sums_ = sums;
   chunks_ = chunks;
   lead_ = lead;
   exponents_.assign(chunks, kExponentZero);
@@ -25,23 +31,24 @@ Status SumWorker::Begin(std::span<float> data, uint32_t operation, TimePoint dea
   return OkStatus();
 }
 
-std::span<float> SumWorker::Chunk(uint64_t chunk) const {
+template <typename Float>
+std::span<Float> SumWorker::Chunk(std::span<Float> all, uint64_t chunk) const {
   const size_t at = chunk * lease().lanes;
-  return data_.subspan(at, std::min<size_t>(lease().lanes, data_.size() - at));
+  return all.subspan(at, std::min<size_t>(lease().lanes, all.size() - at));
 }
 
-// Chunk c is overwritten by the reply to packet c + lead, after which neither that packet nor
-// packet c, which came before it, is ever built again.
+// In place, too: chunk c is overwritten by the reply to packet c + lead, after which neither that
+// packet nor packet c, which came before it, is ever built again.
 void SumWorker::Build(uint64_t index, PacketHeader* header, std::span<std::byte> payload) {
   if (index < chunks_) {
-    exponents_[index] = ExponentCode(Chunk(index));
+    exponents_[index] = ExponentCode(Chunk(data_, index));
     header->exponent = exponents_[index];
   }
   if (index < lead_) {
     header->flags |= kPacketLead;
     return;
   }
-  Quantise(Chunk(index - lead_), exponents_[index - lead_], bits_, lanes_);
+  Quantise(Chunk(data_, index - lead_), exponents_[index - lead_], bits_, lanes_);
   StoreLanes(lanes_, lease().little_endian, payload);
 }
 
@@ -69,7 +76,7 @@ Status SumWorker::AcceptChunk(uint64_t index, const Packet& packet) {
   const uint16_t code = exponents_[index - lead_];
   if (code == kExponentNonFinite) ++non_finite_chunks_;
   LoadLanes(packet.payload, lease().little_endian, lanes_);
-  Dequantise(lanes_, code, bits_, Chunk(index - lead_));
+  Dequantise(lanes_, code, bits_, Chunk(sums_, index - lead_));
   return OkStatus();
 }
 

@@ -14,12 +14,17 @@ class SumWorker : public ChunkWorker {
   /// lease: valid, mode kSum.
   SumWorker(const Lease& lease, const TimeoutLimits& limits, int rank);
 
-  /// Starts to replace `data` by the sum over all workers, whose data has the same size; it must
-  /// outlive the operation. operation: counted alike on all workers. Every worker gets the same
-  /// bits, whatever the order of packets: the sum of the elements rounded to a chunk's grid (see
-  /// quantise.h). A chunk with NaN or infinity on any worker becomes NaN on all. Errors: as
-  /// Worker::Start.
-  Status Begin(std::span<float> data, uint32_t operation, TimePoint deadline);
+  /// Starts to fill `sums` with the sum of `data` over all workers, whose data has the same size.
+  /// Both have one size, may be the same memory, and must outlive the operation. operation: counted
+  /// alike on all workers. Every worker gets the same bits, whatever the order of packets: the sum
+  /// of the elements rounded to a chunk's grid (see quantise.h). A chunk with NaN or infinity on
+  /// any worker becomes NaN on all. kInvalidArgument: sizes differ; else as Worker::Start.
+  Status Begin(std::span<const float> data, std::span<float> sums, uint32_t operation,
+               TimePoint deadline);
+  /// In place.
+  Status Begin(std::span<float> data, uint32_t operation, TimePoint deadline) {
+    return Begin(data, data, operation, deadline);
+  }
 
   /// Chunks of the last operation that were not finite on some worker.
   uint64_t non_finite_chunks() const { return non_finite_chunks_; }
@@ -29,10 +34,12 @@ class SumWorker : public ChunkWorker {
   Status AcceptChunk(uint64_t index, const Packet& packet) override;
 
  private:
-  std::span<float> Chunk(uint64_t chunk) const;
+  template <typename Float>
+  std::span<Float> Chunk(std::span<Float> all, uint64_t chunk) const;
 
   const int bits_;
-  std::span<float> data_;
+  std::span<const float> data_;
+  std::span<float> sums_;
   uint64_t chunks_ = 0;
   uint64_t lead_ = 0;                // packets without lanes at the start
   std::vector<uint16_t> exponents_;  // by chunk: ours until the reply, then the greatest

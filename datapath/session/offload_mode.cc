@@ -32,7 +32,7 @@ std::span<float> Floats(std::span<std::byte> lanes) {
   return {reinterpret_cast<float*>(lanes.data()), lanes.size() / sizeof(float)};
 }
 
-/// SwitchML: the worker sums in place, so it gets a copy.
+/// SwitchML. Lanes stay as they are until all sums are there: another collective may need them.
 class SumMode : public OffloadMode {
  public:
   SumMode(const Lease& terms, int rank) : worker_(terms, kTimeouts, rank) {}
@@ -44,8 +44,7 @@ class SumMode : public OffloadMode {
     const std::span<const float> in = Floats(lanes);
     if (in.size() > room_.size()) room_.resize(in.size());
     sum_ = std::span(room_).first(in.size());
-    std::copy(in.begin(), in.end(), sum_.begin());
-    return worker_.Begin(sum_, operation, deadline);
+    return worker_.Begin(in, sum_, operation, deadline);
   }
 
   aggregation::Worker& worker() override { return worker_; }

@@ -233,6 +233,23 @@ TEST(SumWorkerTest, ACrashedWorkerIsNamedByTheAggregatorAndEndsTheOthersInTime) 
             StatusCode::kFailedPrecondition);
 }
 
+TEST(SumWorkerTest, SumsElsewhereLeaveTheDataAsItIs) {
+  const Lease lease = SumLease(3, 4, 8);
+  const Tensors tensors = RandomTensors(3, 100, 7), before = tensors;
+  Tensors sums(3, std::vector<float>(100));
+  Fleet fleet(lease);
+  LossyWorld world(lease, {.loss = 0.1, .seed = 3});
+  const TimePoint deadline = world.now() + std::chrono::seconds(50);
+  for (size_t w = 0; w < sums.size(); ++w) {
+    EXPECT_EQ(fleet.owned[w]->Begin(tensors[w], std::span(sums[w]).first(99), 0, deadline).code(),
+              StatusCode::kInvalidArgument);
+    ASSERT_TRUE(fleet.owned[w]->Begin(tensors[w], sums[w], 0, deadline).ok());
+  }
+  world.Run(fleet.all);
+  for (const auto& sum : sums) ExpectSame(sum, ExpectedSum(before, lease.lanes));
+  EXPECT_EQ(tensors, before);
+}
+
 TEST(SumWorkerTest, WorkersOnDifferentOperationsFailInsteadOfSumming) {
   const Lease lease = SumLease(2, 2, 2);
   Tensors tensors = RandomTensors(2, 8, 1);
