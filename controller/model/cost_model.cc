@@ -200,17 +200,29 @@ BlockSaving PredictBlockSaving(const CodecModel& codec, const CollectiveModel& c
   return {};
 }
 
+Placement PlacementOf(const Snapshot& snapshot, const CollectiveModel& collective) {
+  Placement placement = {.nodes = LayoutOf(snapshot.memory), .features = {}};
+  placement.features = FeaturesOf(collective, std::max(1, snapshot.world), placement.nodes);
+  return placement;
+}
+
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          const CodecModel& codec, const CollectiveModel& collective, double ratio,
                          const LayoutSpeedup& speedup) {
+  return PredictBucket(snapshot, bucket, codec, collective, PlacementOf(snapshot, collective),
+                       ratio, speedup);
+}
+
+BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
+                         const CodecModel& codec, const CollectiveModel& collective,
+                         const Placement& placement, double ratio, const LayoutSpeedup& speedup) {
   const double elements = static_cast<double>(bucket.elements);
   const double kept = KeptElements(codec, elements, ratio);
   const int world = std::max(1, snapshot.world);
   const double slowdown = 1 / std::clamp(snapshot.codec_parallelism, 1e-3, 1.0);
   BucketCost cost;
   cost.gain = PredictGain(codec, collective, bucket, ratio, world);
-  const NodeLayout nodes = LayoutOf(snapshot.memory);
-  const CodecWork work = WorkOf(codec, collective, world, nodes);
+  const CodecWork work = WorkOf(codec, collective, world, placement.nodes);
   const double encode_s = CodecSeconds(codec.encode, elements, kept) * slowdown;
   const double decode_s = CodecSeconds(codec.decode, elements, kept) * slowdown;
   cost.encode_fixed_s = encode_s * work.encodes;
@@ -229,9 +241,7 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   }
   const WireBytes bytes = PredictWireBytes(codec, elements, ratio);
   const double rounds = std::max(1, codec.rounds);
-  const bool knows_nodes = collective.by_node || collective.all_pairs || collective.needs_lease;
-  const CollectiveFeatures features =
-      FeaturesOf(collective, world, knows_nodes ? nodes : NodeLayout{});
+  const CollectiveFeatures& features = placement.features;
   const double floats = elements * sizeof(float);
   const double within_bytes = features.floats_within ? floats : bytes.payload;
   cost.network_fixed_s +=

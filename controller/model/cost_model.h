@@ -99,6 +99,14 @@ struct BucketCost {
   }
 };
 
+/// What a collective costs where the job's ranks are, whatever it carries: once for a decision.
+struct Placement {
+  NodeLayout nodes;
+  CollectiveFeatures features;
+};
+/// Pure. O(N log N) for N ranks.
+Placement PlacementOf(const Snapshot& snapshot, const CollectiveModel& collective);
+
 /// network = overhead + alpha_scale (latency alpha + within_latency_s)
 ///           + beta_scale ((payload bytes + index index_bytes) / B_eff + within_s_per_byte bytes)
 ///           + gamma_scale reduce gamma bytes
@@ -109,6 +117,11 @@ struct BucketCost {
 /// ring or are cut by shares move as many times as fast as `speedup` says. The metadata exchange is
 /// a small all-reduce: overhead
 /// + 2 ceil(log2 N) alpha.
+BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
+                         const CodecModel& codec, const CollectiveModel& collective,
+                         const Placement& placement, double ratio,
+                         const LayoutSpeedup& speedup = {});
+/// With PlacementOf(snapshot, collective).
 BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          const CodecModel& codec, const CollectiveModel& collective, double ratio,
                          const LayoutSpeedup& speedup = {});

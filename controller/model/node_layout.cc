@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <vector>
+
+#include "controller/model/node_share.h"
 
 namespace weir {
 
@@ -10,6 +13,7 @@ NodeLayout LayoutOf(const SharedMemory& memory) {
   NodeLayout layout;
   if (memory.latency_s > 0) layout.latency_s = memory.latency_s;
   if (memory.s_per_byte > 0) layout.s_per_byte = memory.s_per_byte;
+  layout.node_of = memory.lowest_ranks;
   std::vector<int> counts(memory.lowest_ranks.size());
   for (const int lowest : memory.lowest_ranks) ++counts[static_cast<size_t>(lowest)];
   for (const int count : counts) {
@@ -41,6 +45,31 @@ bool SumsNodes(const CollectiveModel& collective) {
   return collective.form == "node_sums" || collective.form == "node_shards";
 }
 
+namespace {
+
+/// What ranks that are together on nodes make of the features of a collective that knows none.
+void ShareInterfaces(const CollectiveModel& collective, const NodeLayout& layout,
+                     CollectiveFeatures* features) {
+  if (collective.needs_lease && !collective.all_pairs) {
+    features->payload *= layout.ranks_max;
+    features->index *= layout.ranks_max;
+    return;
+  }
+  constexpr std::string_view kPairs = "pairs";
+  const NodeShare payload =
+      ShareOf(collective.all_pairs ? kPairs : collective.payload_pattern, layout.node_of);
+  const NodeShare index =
+      ShareOf(collective.all_pairs ? kPairs : collective.index_pattern, layout.node_of);
+  const double within = payload.latencies_within + index.latencies_within;
+  features->payload *= payload.payloads;
+  features->index *= index.payloads;
+  features->latency = std::max(0.0, features->latency - within);
+  features->within_latency_s = within * layout.latency_s;
+  features->within_s_per_byte = payload.payloads_within * layout.s_per_byte;
+}
+
+}  // namespace
+
 CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
                               const NodeLayout& layout) {
   const bool alone = layout.nodes == 0 || layout.ranks_max == 1;
@@ -50,12 +79,7 @@ CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
     features.payload = collective.payload.At(world);
     features.index = collective.index.At(world);
     features.reduce = collective.reduce.At(world);
-    if ((collective.all_pairs || collective.needs_lease) && !alone && layout.nodes > 1) {
-      const double ranks = layout.ranks_max;
-      const double shared = collective.all_pairs ? ranks * (world - ranks) / (world - 1) : ranks;
-      features.payload *= shared;
-      features.index *= shared;
-    }
+    if (!alone && layout.nodes > 1) ShareInterfaces(collective, layout, &features);
     return features;
   }
   const WithinNodeModel& within = layout.even ? collective.within_even : collective.within_uneven;

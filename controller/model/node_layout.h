@@ -2,6 +2,8 @@
 // How many nodes a job's ranks are on, and what a collective therefore costs: steps within a node
 // take that node's latency and bandwidth, steps between nodes the network's.
 
+#include <vector>
+
 #include "controller/model/snapshot.h"
 #include "datapath/base/status.h"
 
@@ -16,6 +18,7 @@ struct NodeLayout {
   bool even = true;                           // all nodes hold equally many
   double latency_s = kWithinLatencyS;         // between ranks of one node, one way
   double s_per_byte = kWithinSecondsPerByte;  // 1 / bandwidth there
+  std::vector<int> node_of = {};              // of each rank, the lowest there; empty: not known
   friend bool operator==(const NodeLayout&, const NodeLayout&) = default;
 };
 
@@ -40,11 +43,11 @@ struct CollectiveFeatures {
 /// True for collectives whose ranks add float32 elements within nodes and encode the nodes' sums.
 bool SumsNodes(const CollectiveModel& collective);
 
-/// The features of `collective` in a world of `world` ranks. Those that know no nodes, and any
-/// where each rank has a node of its own, have their functions of the world size. Where p ranks
-/// share an interface and each exchanges alike with all N - 1 others, N - p of them elsewhere, it
-/// carries p (N-p)/(N-1) times what one rank's would; what stays within the node goes on meanwhile.
-/// Where each rank talks to an aggregator (needs_lease) it carries p times as much.
+/// The features of `collective` in a world of `world` ranks: where each rank has a node of its own
+/// the functions of the world size. Where p ranks share an interface it carries as many times what
+/// one rank's would as ShareOf says of who sends to whom, and what stays within the node goes on
+/// meanwhile, but for rounds that nothing crosses in. Payloads that go around a ring share nothing.
+/// Where each rank talks to an aggregator (needs_lease) the interface carries p times as much.
 /// By nodes, with n nodes of at most p ranks, the network carries the functions of n, and the
 /// functions of p are added within nodes; a network that is one node (n = 1) is what alpha and beta
 /// were measured on, so the functions of p take those. All-gathers of opaque payloads have p of

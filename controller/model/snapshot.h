@@ -73,6 +73,9 @@ struct CollectiveModel {
   // Cuts payloads into shards by a layout's shares, in segments of so many bytes; 0: evenly.
   uint32_t shard_segment_bytes = 0;
   bool all_pairs = false;  // each rank exchanges alike with every other at once
+  // Otherwise: how the ranks exchange payloads and index payloads, see node_share.h; empty: in a
+  // way that does not matter, or that is not known.
+  std::string payload_pattern, index_pattern;
   // Works within nodes first and last; the four functions are then of the number of nodes.
   bool by_node = false;
   WithinNodeModel within_even, within_uneven;  // all nodes hold equally many ranks, or not

@@ -168,6 +168,8 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
   out.walks_ring = in.walks_ring();
   out.all_pairs = in.all_pairs();
+  out.payload_pattern = in.payload_pattern();
+  out.index_pattern = in.index_pattern();
   out.shard_segment_bytes = in.shard_segment_bytes();
   out.by_node = in.has_node_cost();
   out.within_even = ToModel(in.node_cost().even());
@@ -190,6 +192,8 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   *out.mutable_reduce() = ToProto(in.reduce);
   out.set_walks_ring(in.walks_ring);
   out.set_all_pairs(in.all_pairs);
+  out.set_payload_pattern(in.payload_pattern);
+  out.set_index_pattern(in.index_pattern);
   out.set_shard_segment_bytes(in.shard_segment_bytes);
   if (in.by_node) {
     *out.mutable_node_cost()->mutable_even() = ToProto(in.within_even);

@@ -95,6 +95,9 @@ StatusOr<CandidateSpace> CandidateSpace::Build(const Snapshot& snapshot, const P
   for (const BucketModel& bucket : snapshot.buckets) {
     space.elements_total_ += static_cast<double>(bucket.elements);
   }
+  for (const CollectiveModel& collective : snapshot.collectives) {
+    space.placements_.push_back(PlacementOf(snapshot, collective));
+  }
   space.AddKinds();
   space.CostKinds();
   return space;
@@ -189,8 +192,9 @@ void CandidateSpace::CostKinds() {
     for (size_t k = 0; k < kinds_.size(); ++k) {
       const Kind& kind = kinds_[k];
       BucketOption& option = options_[b][k];
-      option.cost =
-          PredictBucket(*snapshot_, bucket, *kind.codec, *kind.collective, kind.ratio, speedup_);
+      option.cost = PredictBucket(*snapshot_, bucket, *kind.codec, *kind.collective,
+                                  placements_[static_cast<size_t>(kind.collective_index)],
+                                  kind.ratio, speedup_);
       option.encode_s = option.cost.EncodeSeconds(network.alpha_s);
       option.network_s = option.cost.NetworkSeconds(network.alpha_s, beta);
       option.excluded_by = CostExclusion(kind, b, option.cost);
@@ -255,7 +259,7 @@ StatusOr<BucketCost> CandidateSpace::CostOf(size_t bucket, const ChoiceModel& ch
   if (codec != nullptr && c >= 0 &&
       Compatible(*codec, snapshot_->collectives[c], snapshot_->world)) {
     return PredictBucket(*snapshot_, snapshot_->buckets[bucket], *codec, snapshot_->collectives[c],
-                         choice.ratio, speedup);
+                         placements_[static_cast<size_t>(c)], choice.ratio, speedup);
   }
   return NotFound(StrCat("not every rank offers ", choice.codec, " over ", choice.collective));
 }

@@ -79,6 +79,7 @@ class CandidateSpace {
   const Policy* policy_ = nullptr;
   CandidateScope scope_;
   LayoutSpeedup speedup_;
+  std::vector<Placement> placements_;         // by collective of the snapshot
   std::vector<double> residual_corrections_;  // per bucket: measured over predicted residual
   std::vector<Kind> kinds_;
   std::vector<std::vector<BucketOption>> options_;  // [bucket][kind]

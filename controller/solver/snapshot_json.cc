@@ -227,6 +227,8 @@ void Fields(V& v, CollectiveModel& c) {
   v("walks_ring", c.walks_ring);
   v("shard_segment_bytes", c.shard_segment_bytes);
   v("all_pairs", c.all_pairs);
+  v("payload_pattern", c.payload_pattern);
+  v("index_pattern", c.index_pattern);
   v("by_node", c.by_node);
   v("within_even", c.within_even);
   v("within_uneven", c.within_uneven);

@@ -69,6 +69,12 @@ struct CollectiveTraits {
   // Each rank exchanges alike with every other at once. Where p ranks share a node, its interface
   // carries p (N-p)/(N-1) times what cost says of one rank's.
   bool all_pairs = false;
+  // Otherwise: who sends to whom, so that planners know what ranks of one node share of its
+  // interface (controller/model/node_share.cc). "doubling": with rank xor 2^k; "circulant": as
+  // circulant.h; "bruck": 2^k back; "trees": as tree.cc; "star": with rank 0; "broadcast": down a
+  // binomial tree; "pairs": as all_pairs. Empty: to the next alone, or by nodes.
+  // A new pattern needs its walk there; one that is not known there counts as if nothing is shared.
+  std::string payload_pattern = {}, index_pattern = {};
   BlockTraits blocks = {};
   // The payload is cut into shards of Group::shards, each summed by its rank and sent on in
   // segments of about so many bytes: with smaller shards the two phases do not overlap. 0: shards

@@ -58,6 +58,8 @@ json ToJson(const CollectiveTraits& t) {
                     {"world_max", t.world_max},
                     {"walks_ring", t.walks_ring},
                     {"all_pairs", t.all_pairs},
+                    {"payload_pattern", t.payload_pattern},
+                    {"index_pattern", t.index_pattern},
                     {"shard_segment_bytes", t.shard_segment_bytes},
                     {"block_elements", t.blocks.elements},
                     {"own_block_share", JsonDouble(t.blocks.own_share)},

@@ -61,6 +61,7 @@ class ArTopkStar : public Collective {
       .summary = "indices from the ranks in turn, ring over the values (Tyagi and Swany 2023)",
       .form = PayloadForm::kSharedIndex,
       .cost = kStarCost,
+      .index_pattern = "broadcast",
       .walks_ring = true,
   };
 };
@@ -99,6 +100,7 @@ class ArTopkVar : public Collective {
           "indices from the rank of largest norm, ring over the values (Tyagi and Swany 2023)",
       .form = PayloadForm::kSharedIndex,
       .cost = Cost(),
+      .index_pattern = "broadcast",
       .walks_ring = true,
   };
 };

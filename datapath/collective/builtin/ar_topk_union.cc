@@ -41,6 +41,7 @@ class ArTopkUnion : public Collective {
                .payload = {.n_minus_1_over_n = 2},
                .index = {.n_minus_1 = 1},
                .reduce = {.n_minus_1_over_n = 1}},
+      .index_pattern = "pairs",
       .walks_ring = true,
       .world_max = 256,
   };

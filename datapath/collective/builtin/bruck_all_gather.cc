@@ -58,6 +58,7 @@ class BruckAllGather : public Collective {
       .summary = "payloads of any size, doubled with every round (Bruck et al. 1997)",
       .form = PayloadForm::kOpaque,
       .cost = {.latency = {.log2_n = 1}, .payload = {.n_minus_1 = 1}},
+      .payload_pattern = "bruck",
   };
 };
 

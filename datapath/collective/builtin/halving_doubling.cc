@@ -36,6 +36,7 @@ class HalvingDoubling : public Collective {
       .cost = {.latency = {.log2_n = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},
+      .payload_pattern = "circulant",
   };
 };
 

@@ -97,6 +97,7 @@ class ParameterServerStar : public Collective {
       .summary = "rank 0 sums for all (Li et al. 2014, one server)",
       .form = PayloadForm::kLanes,
       .cost = {.latency = {.constant = 2}, .payload = {.n_minus_1 = 1}, .reduce = {.n_minus_1 = 1}},
+      .payload_pattern = "star",
   };
 };
 

@@ -105,6 +105,7 @@ class RecursiveDoubling : public Collective {
       .summary = "log2 N exchanges of the whole payload (Thakur et al. 2005)",
       .form = PayloadForm::kLanes,
       .cost = {.latency = {.log2_n = 1}, .payload = {.log2_n = 1}, .reduce = {.log2_n = 1}},
+      .payload_pattern = "doubling",
   };
 };
 

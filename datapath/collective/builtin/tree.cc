@@ -173,6 +173,7 @@ class Tree : public Collective {
       .summary = "pipelined double binary tree (Sanders, Speck and Traeff 2009)",
       .form = PayloadForm::kLanes,
       .cost = {.latency = {.log2_n = 2}, .payload = {.constant = 2}, .reduce = {.constant = 1}},
+      .payload_pattern = "trees",
   };
 };
 

@@ -12,9 +12,10 @@ namespace {
 TEST(NodeLayoutTest, CountsNodesAndTheFullestOne) {
   EXPECT_EQ(LayoutOf({}), NodeLayout{});
   const NodeLayout even = LayoutOf({{0, 1, 0, 1, 4, 4}, 3e-6, 2e-10});
-  EXPECT_EQ(even, (NodeLayout{3, 2, true, 3e-6, 2e-10}));
+  EXPECT_EQ(even, (NodeLayout{3, 2, true, 3e-6, 2e-10, {0, 1, 0, 1, 4, 4}}));
   const NodeLayout uneven = LayoutOf({{0, 0, 0, 3}, 0, 0});
-  EXPECT_EQ(uneven, (NodeLayout{2, 3, false, kWithinLatencyS, kWithinSecondsPerByte}));
+  EXPECT_EQ(uneven,
+            (NodeLayout{2, 3, false, kWithinLatencyS, kWithinSecondsPerByte, {0, 0, 0, 3}}));
 }
 
 /// 12 MB of float32 over the by-node collective of the fixture: alpha 1 ms, 100 MB/s, gamma 1 ns;

@@ -77,6 +77,10 @@ TEST(MappingTest, CollectivesSurviveTheRoundTrip) {
   EXPECT_TRUE(ToModel(ring).all_pairs);
   EXPECT_TRUE(ToProto(ToModel(ring)).all_pairs());
   ring.set_all_pairs(false);
+  ring.set_payload_pattern("doubling");
+  ring.set_index_pattern("broadcast");
+  EXPECT_EQ(ToModel(ring).payload_pattern, "doubling");
+  EXPECT_EQ(ToProto(ToModel(ring)).index_pattern(), "broadcast");
   v1::CollectiveCapability by_node = ring;
   by_node.mutable_node_cost()->mutable_even()->mutable_latency()->set_log2_n(3);
   by_node.mutable_node_cost()->mutable_uneven()->mutable_payload()->set_n_minus_1(5);
