@@ -6,6 +6,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -65,6 +66,7 @@ class RawPeer {
     size_t at = 0;
     while (at < out.size()) {
       const ssize_t n = recv(fd_.get(), out.data() + at, out.size() - at, 0);
+      if (n < 0 && errno == EINTR) continue;  // with a time-out the kernel does not restart it
       if (n <= 0) return false;
       at += static_cast<size_t>(n);
     }

@@ -49,8 +49,11 @@ class PlainUdpSocket {
     Bytes bytes(65536);
     mesh::SocketAddress sender;
     sender.size = sizeof sender.storage;
-    const ssize_t n = recvfrom(fd_.get(), bytes.data(), bytes.size(), wait ? 0 : MSG_DONTWAIT,
-                               reinterpret_cast<sockaddr*>(&sender.storage), &sender.size);
+    ssize_t n;
+    do {
+      n = recvfrom(fd_.get(), bytes.data(), bytes.size(), wait ? 0 : MSG_DONTWAIT,
+                   reinterpret_cast<sockaddr*>(&sender.storage), &sender.size);
+    } while (n < 0 && errno == EINTR);  // with a time-out the kernel does not restart it
     if (n > 0 && from != nullptr) *from = sender;
     bytes.resize(n > 0 ? static_cast<size_t>(n) : 0);
     return bytes;
