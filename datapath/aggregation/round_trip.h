@@ -10,19 +10,23 @@ namespace weir::aggregation {
 struct TimeoutLimits {
   Duration first = std::chrono::milliseconds(100);  // before any measurement
   Duration min = std::chrono::milliseconds(1);
-  Duration max = std::chrono::seconds(1);
+  Duration max = std::chrono::seconds(1);  // where the least round trip is at most half of it
 };
 
 /// Source: RFC 6298, sections 2 and 5, with the limits' first and least instead of a second: an
 /// aggregator is near; deviates: waits at least two round trips. A reply also waits for the slowest
 /// worker, and a window of packets that is sent again because that one was late fills its link and
-/// makes the others late in turn. Not thread-safe. O(1).
+/// makes the others late in turn. So `max` gives way to two of the least round trips measured: on a
+/// path longer than the limits foresaw everything would be sent twice. For the same reason it gives
+/// way to four times `first` until there is a measurement, which what is sent twice never gives.
+/// Not thread-safe. O(1).
 class RoundTripEstimate {
  public:
   explicit RoundTripEstimate(const TimeoutLimits& limits) : limits_(limits), rto_(limits.first) {}
 
   /// A reply to a packet that was sent once (Karn's rule: others are ambiguous).
   void OnSample(Duration rtt) {
+    least_ = least_ == Duration::zero() ? rtt : std::min(least_, rtt);
     if (srtt_ == Duration::zero()) {
       srtt_ = rtt;
       variation_ = rtt / 2;
@@ -31,7 +35,7 @@ class RoundTripEstimate {
       variation_ += (error - variation_) / 4;
       srtt_ += (rtt - srtt_) / 8;
     }
-    rto_ = std::clamp(srtt_ + std::max(srtt_, 4 * variation_), limits_.min, limits_.max);
+    rto_ = std::clamp(srtt_ + std::max(srtt_, 4 * variation_), limits_.min, Ceiling());
   }
 
   /// Some packet was not answered in time: doubles the time-out, at most once per time-out, since
@@ -40,15 +44,20 @@ class RoundTripEstimate {
     if (backed_off_ && now - backed_off_at_ < rto_) return;
     backed_off_ = true;
     backed_off_at_ = now;
-    rto_ = std::min(rto_ * 2, limits_.max);
+    rto_ = std::min(rto_ * 2, Ceiling());
   }
 
   Duration timeout() const { return rto_; }
   Duration smoothed() const { return srtt_; }
 
  private:
+  Duration Ceiling() const {
+    return std::max(limits_.max, least_ == Duration::zero() ? 4 * limits_.first : 2 * least_);
+  }
+
   TimeoutLimits limits_;
   Duration rto_;
+  Duration least_ = Duration::zero();
   Duration srtt_ = Duration::zero();
   Duration variation_ = Duration::zero();
   bool backed_off_ = false;

@@ -72,9 +72,9 @@ struct Fleet {
   std::vector<std::unique_ptr<SumWorker>> owned;
   std::vector<Worker*> all;
 
-  explicit Fleet(const Lease& lease) {
+  explicit Fleet(const Lease& lease, const TimeoutLimits& limits = kFastTimeouts) {
     for (int w = 0; w < lease.workers; ++w) {
-      owned.push_back(std::make_unique<SumWorker>(lease, kFastTimeouts, w));
+      owned.push_back(std::make_unique<SumWorker>(lease, limits, w));
       all.push_back(owned.back().get());
     }
   }
@@ -248,6 +248,21 @@ TEST(SumWorkerTest, SumsElsewhereLeaveTheDataAsItIs) {
   world.Run(fleet.all);
   for (const auto& sum : sums) ExpectSame(sum, ExpectedSum(before, lease.lanes));
   EXPECT_EQ(tensors, before);
+}
+
+TEST(SumWorkerTest, APathLongerThanTheTimeOutsIsNotSentEverythingTwice) {
+  const auto ms = [](int64_t n) { return Duration(std::chrono::milliseconds(n)); };
+  const Lease lease = SumLease(2, 4, 8);
+  Tensors tensors = RandomTensors(2, 8 * 100, 1);
+  Fleet fleet(lease, {.first = ms(50), .min = ms(1), .max = ms(60)});
+  LossyWorld world(lease, {.delay_min = ms(40), .delay_max = ms(40)});
+  fleet.Begin(&tensors, 0, world.now());
+  const Duration took = world.Run(fleet.all);
+  for (const auto& worker : fleet.owned) {
+    ASSERT_TRUE(worker->done() && worker->status().ok()) << worker->status();
+    EXPECT_LE(worker->counters().resent, 4u) << "of 100 packets only the first four, at first";
+  }
+  EXPECT_LE(took, ms(80) * (100 / 4 + 2));
 }
 
 TEST(SumWorkerTest, WorkersOnDifferentOperationsFailInsteadOfSumming) {
@@ -425,6 +440,25 @@ TEST(RoundTripEstimateTest, SteadyRoundTripsStillLeaveTimeForASlowWorker) {
   RoundTripEstimate estimate({.first = ms(100), .min = ms(1), .max = ms(1000)});
   for (int i = 0; i < 100; ++i) estimate.OnSample(ms(20));  // no variation is left
   EXPECT_EQ(estimate.timeout(), ms(40));
+}
+
+TEST(RoundTripEstimateTest, OnALongPathTheCeilingIsTwoOfTheLeastRoundTrips) {
+  const auto ms = [](int64_t n) { return Duration(std::chrono::milliseconds(n)); };
+  RoundTripEstimate estimate({.first = ms(50), .min = ms(1), .max = ms(60)});
+  TimePoint now{};
+  estimate.OnExpiry(now);  // the first reply is still on its way
+  EXPECT_EQ(estimate.timeout(), ms(100)) << "or no packet would ever be sent once";
+  for (int i = 0; i < 10; ++i) estimate.OnExpiry(now += ms(2000));
+  EXPECT_EQ(estimate.timeout(), ms(200));
+  for (int i = 0; i < 100; ++i) estimate.OnSample(ms(80));
+  EXPECT_EQ(estimate.timeout(), ms(160));
+  for (int i = 0; i < 10; ++i) estimate.OnExpiry(now += ms(2000));
+  EXPECT_EQ(estimate.timeout(), ms(160));
+  // A stall is no longer path: the ceiling stays where the least of them leaves it.
+  for (int i = 0; i < 20; ++i) estimate.OnSample(ms(500));
+  EXPECT_EQ(estimate.timeout(), ms(160));
+  estimate.OnSample(ms(10));
+  EXPECT_EQ(estimate.timeout(), ms(60));
 }
 
 }  // namespace
