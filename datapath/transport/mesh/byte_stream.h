@@ -47,7 +47,7 @@ class ByteStream {
   virtual bool PrepareSleep(bool wants_bytes, bool wants_room) { return true; }
   virtual void Awake() {}
 
-  /// False for media whose bytes cannot change on the way: payloads then carry checksum 0.
+  /// False for media whose bytes cannot change on the way: payloads then carry no checksum.
   virtual bool checks_payload() const { return true; }
   /// True when looking for news costs less than sleeping for a moment.
   virtual bool shares_memory() const { return false; }

@@ -38,7 +38,7 @@ class Peer {
   std::string DescribeWait(const Operation& op, TimePoint now) const;
 
  protected:
-  /// `address` is where the peer listens; for messages.
+  /// `address` is where the peer listens; for messages. checks_payload: of what is sent.
   Peer(int self, int peer, const TransportAddress& address, bool checks_payload);
 
   FrameSender& out() { return out_; }

@@ -41,7 +41,8 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
     connections_.emplace_back();
     if (r == rank()) continue;
     ByteStream& stream = *streams[r];
-    connections_[r] = std::make_unique<Connection>(rank(), r, addresses[r], stream);
+    connections_[r] =
+        std::make_unique<Connection>(rank(), r, addresses[r], stream, options().checksums);
     if (stream.shares_memory()) shared_.push_back(connections_[r].get());
     WEIR_RETURN_IF_ERROR(stream.Register(events(), static_cast<uint32_t>(r)));
   }

@@ -66,7 +66,9 @@ TEST(ShardsTest, CutsCoverEveryLaneOnceByTheirShares) {
         for (size_t chunk = 0; chunk < shares.size(); ++chunk) {
           const double wanted = 1.0 * lanes * shares[chunk] / kShardShareTotal;
           EXPECT_NEAR(partition.Chunk(chunk).size() / 4.0, wanted, 1) << lanes;
-          if (shares[chunk] == 0) EXPECT_TRUE(partition.Chunk(chunk).empty());
+          if (shares[chunk] == 0) {
+            EXPECT_TRUE(partition.Chunk(chunk).empty());
+          }
           for (size_t s = 0; s < partition.segments(); ++s) {
             const auto segment = partition.Segment(chunk, s);
             EXPECT_EQ(partition.Travels(chunk, s),
@@ -135,11 +137,11 @@ TEST_P(ShardsOverTest, WordAndFlagsOfEveryRankReachAll) {
       World ranks = MakeWorld(GetParam(), 4);
       auto in = ContributionsWith(shares, count, 4);
       in[speaker].control = {.version = 9, .step = 40};
-      in[speaker].flags = 2;
+      in[speaker].flags = 4;
       for (const Outcome& out : RunAll(ranks, **Collectives().Find("mesh"), in, 4096, 10)) {
         ASSERT_TRUE(out.status.ok()) << out.status;
         EXPECT_EQ(out.control.version, 9u) << speaker;
-        EXPECT_EQ(out.flags, 2) << speaker;
+        EXPECT_EQ(out.flags, 4) << speaker;
       }
     }
   }

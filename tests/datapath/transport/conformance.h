@@ -54,8 +54,8 @@ class TunedTcpFactory : public TransportFactory {
   const std::function<void(TransportOptions*)> tune_;
 };
 
-/// Every transport that can be made here, a mixture, and tcp with several connections and with all
-/// else.
+/// Every transport that can be made here, a mixture, and tcp with several connections, without
+/// checksums and with all else.
 inline std::vector<const TransportFactory*> WiredFactories() {
   static const MixedFactory mixed;
   static const TunedTcpFactory striped("tcp_striped",
@@ -65,12 +65,14 @@ inline std::vector<const TransportFactory*> WiredFactories() {
     options->pacing_bytes_per_s = uint64_t{8} << 30;
     options->busy_poll = std::chrono::microseconds(20);
   });
+  static const TunedTcpFactory unchecked(
+      "tcp_unchecked", [](TransportOptions* options) { options->checksums = false; });
   static const TunedTcpFactory uring(
       "tcp_io_uring", [](TransportOptions* options) { options->event_loop = "io_uring"; });
   std::vector<const TransportFactory*> factories = UsableFactories();
   // Left out where kernel or build have none; EventSetTest says why.
   if (mesh::MakeEventSet("io_uring").ok()) factories.push_back(&uring);
-  factories.insert(factories.end(), {&mixed, &striped, &tuned});
+  factories.insert(factories.end(), {&mixed, &striped, &tuned, &unchecked});
   return factories;
 }
 

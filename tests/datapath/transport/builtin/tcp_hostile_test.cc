@@ -19,11 +19,12 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kJob = 77;
-std::unique_ptr<Transport> NewTcp(int rank, int world, uint64_t job = kJob) {
+std::unique_ptr<Transport> NewTcp(int rank, int world, uint64_t job = kJob, bool checksums = true) {
   TransportOptions options;
   options.job = job;
   options.rank = rank;
   options.world = world;
+  options.checksums = checksums;
   auto transport = (*Transports().Find("tcp"))->Create(options);
   EXPECT_TRUE(transport.ok()) << transport.status();
   return std::move(*transport);
@@ -31,15 +32,17 @@ std::unique_ptr<Transport> NewTcp(int rank, int world, uint64_t job = kJob) {
 
 // Rank 0 of two, connected to a raw rank 1.
 struct HalfRawWorld {
-  std::unique_ptr<Transport> rank0 = NewTcp(0, 2);
-  RawPeer raw{rank0->address()};
+  std::unique_ptr<Transport> rank0;
+  RawPeer raw;
   Status status;
 
-  HalfRawWorld() {
+  explicit HalfRawWorld(bool checksums = true)
+      : rank0(NewTcp(0, 2, kJob, checksums)), raw(rank0->address()) {
     std::thread connecting([this] {
       status = rank0->Connect({rank0->address(), "raw"}, Within(kPatience));
     });
-    EXPECT_TRUE(raw.Introduce({kJob, 1, 2, 0}).ok());
+    const StatusOr<FrameHeader> answer = raw.Introduce({kJob, 1, 2, 0});
+    EXPECT_TRUE(answer.ok()) << answer.status();
     connecting.join();
     EXPECT_TRUE(status.ok()) << status;
   }
@@ -252,6 +255,59 @@ TEST(TcpHostilePeerTest, LyingFramesAreNamed) {
     const Status status = world.Receive(buffer);
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
     EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 1 (raw) sent "), HasSubstr(expected)));
+  }
+}
+
+TEST(TcpHostilePeerTest, WithoutChecksumsFramesSaySo) {
+  for (const bool checksums : {true, false}) {
+    HalfRawWorld world(checksums);
+    const Bytes payload(3000, std::byte{7});
+    FrameHeader header;
+    header.flags = kFlagNonFinite;
+    const StatusOr<Ticket> sent = world.rank0->PostSend(1, header, payload);
+    EXPECT_TRUE(world.rank0->Wait(*sent, Within(kPatience)).ok());
+    const StatusOr<FrameHeader> data = world.raw.ReadFrame();
+    ASSERT_TRUE(data.ok()) << data.status();
+    EXPECT_EQ(data->flags, checksums ? kFlagNonFinite : kFlagNonFinite | kFlagUnchecked);
+    EXPECT_EQ(data->payload_checksum, checksums ? Checksum(payload) : 0u);
+
+    world.rank0->Abort("enough");  // is checked all the same
+    std::string text;
+    const StatusOr<FrameHeader> farewell = world.raw.ReadFrame(&text);
+    ASSERT_TRUE(farewell.ok()) << farewell.status();
+    EXPECT_EQ(farewell->flags, 0);
+    EXPECT_EQ(farewell->payload_checksum, Checksum(std::as_bytes(std::span(text))));
+  }
+}
+
+TEST(TcpHostilePeerTest, FramesWithoutChecksumsAreTakenWhateverTheOwnSetting) {
+  for (const bool checksums : {true, false}) {
+    HalfRawWorld world(checksums);
+    const Bytes payload(3000, std::byte{7});
+    FrameHeader header;
+    header.source_rank = 1;
+    header.flags = kFlagNonFinite | kFlagUnchecked;
+    header.payload_bytes = 3000;
+    const auto frame = [&](uint32_t checksum) {
+      header.payload_checksum = checksum;
+      Bytes bytes(kFrameHeaderBytes);
+      EncodeFrameHeader(header,
+                        std::span<std::byte, kFrameHeaderBytes>(bytes.data(), kFrameHeaderBytes));
+      bytes.insert(bytes.end(), payload.begin(), payload.end());
+      return bytes;
+    };
+    ASSERT_TRUE(world.raw.Send(frame(0)));
+    Bytes buffer(3000);
+    const StatusOr<Ticket> ticket = world.rank0->PostReceive(1, buffer);
+    const StatusOr<FrameHeader> received = world.rank0->Wait(*ticket, Within(kPatience));
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_EQ(received->flags, kFlagNonFinite);
+    EXPECT_EQ(buffer, payload);
+    // The flag says that there is none, so there must be none.
+    ASSERT_TRUE(world.raw.Send(frame(Checksum(payload))));
+    const Status status = world.Receive(buffer);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+    EXPECT_THAT(Message(status), HasSubstr("corrupt payload"));
   }
 }
 
