@@ -63,7 +63,7 @@ typedef struct weir_options {
   const char* plan_file;          /* static plan (JSON of weir.v1.Plan); NULL: none */
   double operation_timeout_s;     /* per collective; 0: 60 */
   double connect_timeout_s;       /* 0: 60 */
-  const char* congestion_control; /* NULL: the system's */
+  const char* congestion_control; /* NULL: the system's, reno within a host */
   double busy_poll_s; /* wait so long without sleeping, where the transport can; 0: not */
   /* The deadline of an operation is ten times what this bucket's operations and steps took lately
    * (smoothed, plus four deviations), but at least this, 0: 10, and at most operation_timeout_s.

@@ -40,7 +40,7 @@ struct TransportOptions {
   int rank = 0;
   int world = 1;
   TransportAddress listen = "127.0.0.1:0";
-  std::string congestion_control;  // empty: the system's
+  std::string congestion_control;  // empty: the system's, reno within a host
   int send_buffer_bytes = 0;       // 0: the system's; of shared memory: a ring's size
   int receive_buffer_bytes = 0;
   /// How long a wait asks the device again and again before it sleeps, where a transport can: lower

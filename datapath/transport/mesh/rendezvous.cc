@@ -169,7 +169,7 @@ Status Rendezvous::OnLink(int rank, short events, TimePoint now) {
         Retry(rank, error != 0 ? ErrorText(error) : "is not listening", now);
         return OkStatus();
       }
-      ConfigureConnection(link.fd.get(), options_.host_silence_min);
+      ConfigureConnection(link.fd.get(), options_);
       const Hello hello = OwnHello(static_cast<uint32_t>(rank), "");
       if (!WriteFrame(link.fd.get(), EncodeHello(hello))) {
         Retry(rank, "closed the connection", now);
@@ -231,7 +231,7 @@ void Rendezvous::Accept(TimePoint now) {
       return;
     }
     if (guests_.size() >= guests_max) guests_.erase(guests_.begin());  // the one that waits longest
-    ConfigureConnection(fd.get(), options_.host_silence_min);
+    ConfigureConnection(fd.get(), options_);
     std::string endpoint = RemoteEndpoint(fd.get());
     guests_.push_back({std::move(fd), std::move(endpoint), now + kGuestMax, HandshakeReader()});
   }

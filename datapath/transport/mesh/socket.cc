@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 #include <system_error>
 
 namespace weir::mesh {
@@ -30,11 +31,31 @@ bool SetOption(int fd, int level, int name, const T& value) {
   return setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
-std::string EndpointOf(int fd, int (*ask)(int, sockaddr*, socklen_t*)) {
+// Size 0 when it cannot be told.
+SocketAddress AddressOf(int fd, int (*ask)(int, sockaddr*, socklen_t*)) {
   SocketAddress address;
   address.size = sizeof address.storage;
-  if (ask(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size) != 0) return "unknown";
+  if (ask(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size) != 0) address.size = 0;
+  return address;
+}
+
+std::string EndpointOf(int fd, int (*ask)(int, sockaddr*, socklen_t*)) {
+  const SocketAddress address = AddressOf(fd, ask);
   return Endpoint(address.get(), address.size);
+}
+
+// Who dials an address of its own host gets that one as its own, too.
+bool StaysOnThisHost(int fd) {
+  const SocketAddress own = AddressOf(fd, getsockname), peer = AddressOf(fd, getpeername);
+  if (own.size == 0 || peer.size == 0) return false;
+  if (own.storage.ss_family != peer.storage.ss_family) return false;
+  if (own.storage.ss_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in&>(own.storage).sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in&>(peer.storage).sin_addr.s_addr;
+  }
+  return own.storage.ss_family == AF_INET6 &&
+         IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(own.storage).sin6_addr,
+                            &reinterpret_cast<const sockaddr_in6&>(peer.storage).sin6_addr);
 }
 
 std::string AvailableCongestionControls() {
@@ -167,7 +188,14 @@ size_t JoinedSegmentBytes(msghdr& message) {
   return 0;
 }
 
-void ConfigureConnection(int fd, Duration silence_min) {
+void ConfigureConnection(int fd, const TransportOptions& options) {
+  // One that paces, as bbr does, waits for a timer between segments to spare queues that a host
+  // does not have. Every kernel has reno.
+  if (options.congestion_control.empty() && StaysOnThisHost(fd)) {
+    constexpr std::string_view kReno = "reno";
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kReno.data(), kReno.size());
+  }
+  const Duration silence_min = options.host_silence_min;
   int every_s = kKeepAliveIdleS;
   if (silence_min > Duration(0)) {
     every_s = static_cast<int>(std::clamp(ToSeconds(silence_min) / 4, 1.0, 1.0 * kKeepAliveIdleS));

@@ -60,9 +60,10 @@ StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOption
 /// one.
 size_t JoinedSegmentBytes(msghdr& message);
 
-/// The options every data connection has: no Nagle delay, keepalive so that a dead host is noticed;
-/// asked four times within `silence_min`, if that is not 0.
-void ConfigureConnection(int fd, Duration silence_min);
+/// The options every data connection has: no Nagle delay; keepalive, so that a dead host is
+/// noticed, asked four times within `host_silence_min`, if that is not 0; within a host, unless the
+/// options name one, a congestion control that does not pace.
+void ConfigureConnection(int fd, const TransportOptions& options);
 
 /// True when a loopback dial met itself, which TCP permits on an ephemeral port nobody listens on.
 bool IsSelfConnected(int fd);

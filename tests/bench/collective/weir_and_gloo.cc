@@ -111,6 +111,10 @@ class Mesh {
         options->event_loop = setting.substr(equals + 1);
         continue;
       }
+      if (key == "congestion") {
+        options->congestion_control = setting.substr(equals + 1);
+        continue;
+      }
       if (key == "checksums") {
         const std::string value = setting.substr(equals + 1);
         if (value != "on" && value != "off") Die("checksums: expected on or off, found " + value);
@@ -127,8 +131,8 @@ class Mesh {
       } else if (key == "busy_poll_us") {
         options->busy_poll = std::chrono::microseconds(value);
       } else {
-        Die("expected connections, pacing, zero_copy, checksums, busy_poll_us or event_loop, "
-            "found " +
+        Die("expected connections, pacing, zero_copy, checksums, busy_poll_us, congestion or "
+            "event_loop, found " +
             key);
       }
     }
