@@ -24,7 +24,7 @@ class CirculantPass {
                                  .pipeline_depth = 4,
                                  .segments_max = std::max<size_t>(512 / world_, 1)}),
         segments_(partition_.segments()),
-        scratch_(partition_.segment_bytes()),
+        scratch_(group, partition_.segment_bytes()),
         sends_(group) {
     skips_ = {world_};
     while (skips_.back() > 1) skips_.push_back((skips_.back() + 1) / 2);

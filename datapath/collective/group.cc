@@ -8,8 +8,10 @@
 
 namespace weir {
 
-Group::Group(Transport& transport, size_t segment_bytes)
-    : transport_(transport), segment_bytes_(std::max<size_t>(segment_bytes, 1)) {}
+Group::Group(Transport& transport, size_t segment_bytes, ScratchPool* scratch)
+    : transport_(transport),
+      segment_bytes_(std::max<size_t>(segment_bytes, 1)),
+      scratch_(scratch) {}
 
 void Group::SetNodes(std::vector<int> nodes) {
   WEIR_CHECK(nodes.empty() || nodes.size() == static_cast<size_t>(transport_.world()));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "datapath/base/clock.h"
+#include "datapath/base/scratch_pool.h"
 #include "datapath/base/status.h"
 #include "datapath/transport/transport.h"
 #include "datapath/wire/frame.h"
@@ -25,11 +26,16 @@ struct OperationId {
 /// Stays in the L2 cache between arrival, reduction and departure.
 inline constexpr size_t kSegmentBytesDefault = 256 << 10;
 
+/// What a pool for groups keeps idle: collectives borrow a buffer of some segments for each peer.
+inline constexpr size_t kScratchIdleMax = 64, kScratchIdleBytesMax = 64 << 20;
+
 /// Not thread-safe. Lives for one operation or many (Begin resets it).
 class Group {
  public:
   /// All ranks of `transport`, which outlives the group. `segment_bytes`: messages are cut at it.
-  Group(Transport& transport, size_t segment_bytes = kSegmentBytesDefault);
+  /// `scratch`: where operations borrow their buffers, outlives the group; null: a pool of its own.
+  Group(Transport& transport, size_t segment_bytes = kSegmentBytesDefault,
+        ScratchPool* scratch = nullptr);
 
   int rank() const { return members_.empty() ? transport_.rank() : part_rank_; }
   int size() const {
@@ -40,6 +46,7 @@ class Group {
     return members_.empty() ? peer : members_[static_cast<size_t>(peer)];
   }
   size_t segment_bytes() const { return segment_bytes_; }
+  ScratchPool& scratch() { return scratch_ != nullptr ? *scratch_ : own_scratch_; }
 
   /// Which ranks share a node: their nodes' numbers, any numbers, the same list on every rank.
   /// Empty (the default): nobody knows, so every rank stands alone. Outlives Begin.
@@ -115,6 +122,8 @@ class Group {
 
   Transport& transport_;
   size_t segment_bytes_;
+  ScratchPool* scratch_;
+  ScratchPool own_scratch_{kScratchIdleMax, kScratchIdleBytesMax};
   OperationId id_;
   ControlWord control_;
   uint16_t flags_ = 0;

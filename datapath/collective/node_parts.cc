@@ -34,7 +34,8 @@ Status ReduceParts(Group& group, const Lanes& lanes, Parts parts) {
                         segment_bytes};
   };
   const PartSegments own = part_of(rank);
-  std::vector<Scratch> scratch(world, Scratch(std::min(segment_bytes, own.bytes.size())));
+  std::vector<Scratch> scratch =
+      ScratchFor(group, world, std::min(segment_bytes, own.bytes.size()));
   std::vector<ReceiveStream> receives;
   receives.reserve(world);
   size_t rounds = own.count();

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "datapath/base/check.h"
+#include "datapath/codec/fused_codec.h"
 
 namespace weir {
 namespace {
@@ -21,13 +22,6 @@ constexpr uint32_t kLengthSlot = 0xEFFFFFFF;
 constexpr size_t kSegmentBytesMin = 64 << 10;
 
 size_t CeilDivide(size_t a, size_t b) { return (a + b - 1) / b; }
-
-void AddFloats(std::span<std::byte> sum, std::span<const std::byte> addend) {
-  auto* a = reinterpret_cast<float*>(sum.data());
-  const auto* b = reinterpret_cast<const float*>(addend.data());
-  const size_t n = sum.size() / sizeof(float);
-  for (size_t i = 0; i < n; ++i) a[i] += b[i];
-}
 
 }  // namespace
 
@@ -57,7 +51,7 @@ StatusOr<std::vector<std::vector<std::byte>>*> GatheredOf(Group& group, const Ex
 }
 
 Lanes FloatLanes(std::span<float> values) {
-  return {std::as_writable_bytes(values), sizeof(float), AddFloats};
+  return {std::as_writable_bytes(values), sizeof(float), AccumulateFloatLanes};
 }
 
 Partition::Partition(std::span<std::byte> bytes, const PartitionOptions& options)
@@ -173,8 +167,15 @@ StatusOr<std::span<std::byte>> ReceiveStream::Next() {
 }
 
 std::span<std::byte> Scratch::Buffer(size_t k, size_t bytes) {
-  if (storage_.empty()) storage_.resize(kWindow * segment_bytes_);
-  return std::span(storage_).subspan((k % kWindow) * segment_bytes_, bytes);
+  if (storage_.empty()) storage_ = group_->scratch().Take(kWindow * segment_bytes_);
+  return storage_.bytes().subspan((k % kWindow) * segment_bytes_, bytes);
+}
+
+std::vector<Scratch> ScratchFor(Group& group, size_t count, size_t segment_bytes) {
+  std::vector<Scratch> scratch;
+  scratch.reserve(count);
+  while (scratch.size() < count) scratch.emplace_back(group, segment_bytes);
+  return scratch;
 }
 
 namespace {
@@ -196,7 +197,7 @@ class RingPass {
                                  .pipeline_depth = 4}),
         segments_(partition_.segments()),
         messages_(2 * (world_ - 1) * segments_),
-        scratch_(partition_.segment_bytes()),
+        scratch_(group, partition_.segment_bytes()),
         sends_(group),
         sends_before_(messages_ + 1, 0),
         receives_(group, group.RankAtRingPlace(static_cast<int>((place_ + world_ - 1) % world_)), 0,
@@ -376,8 +377,8 @@ PayloadReceiver::PayloadReceiver(Group& group, int peer, size_t bytes_max,
       out_(out) {}
 
 Status PayloadReceiver::Start() {
-  out_->resize(std::min(group_.segment_bytes(), bytes_max_));
-  WEIR_ASSIGN_OR_RETURN(first_, group_.Receive(peer_, kPayloadSlot, *out_));
+  first_bytes_ = group_.scratch().Take(std::min(group_.segment_bytes(), bytes_max_));
+  WEIR_ASSIGN_OR_RETURN(first_, group_.Receive(peer_, kPayloadSlot, first_bytes_.bytes()));
   return OkStatus();
 }
 
@@ -396,7 +397,11 @@ StatusOr<std::span<const std::byte>> PayloadReceiver::AwaitFirst() {
                  length_bytes, " bytes, expected 8 bytes and ", bytes, " to ", bytes_max_)));
     }
   }
+  const std::span<const std::byte> first = first_bytes_.bytes().first(bytes);
+  out_->reserve(length);
+  out_->assign(first.begin(), first.end());
   out_->resize(length);
+  first_bytes_.Release();
   segments_ = PayloadSegments(group_, length);
   rest_.emplace(group_, peer_, kPayloadSlot + 1, segments_ - 1, Scratch::kWindow,
                 [=, this](size_t k) {

@@ -139,18 +139,23 @@ class ReceiveStream {
   std::deque<Posted> posted_;
 };
 
-/// Scratch for the receives of one ReceiveStream: `window` buffers used in turn.
+/// Scratch for the receives of one ReceiveStream: kWindow buffers used in turn, borrowed from the
+/// group, which outlives it, when the first is asked for. Movable.
 class Scratch {
  public:
   static constexpr size_t kWindow = 4;
-  explicit Scratch(size_t segment_bytes) : segment_bytes_(segment_bytes) {}
+  Scratch(Group& group, size_t segment_bytes) : group_(&group), segment_bytes_(segment_bytes) {}
   /// Buffer for message k, shared with message k + kWindow.
   std::span<std::byte> Buffer(size_t k, size_t bytes);
 
  private:
+  Group* group_;
   size_t segment_bytes_;
-  std::vector<std::byte> storage_;
+  ScratchLoan storage_;
 };
+
+/// One for each of `count` streams.
+std::vector<Scratch> ScratchFor(Group& group, size_t count, size_t segment_bytes);
 
 /// Sums `lanes` over all ranks, in place: reduce-scatter and all-gather around the group's ring.
 /// Each element is summed in the order of the ring after its owner, on every rank the same bits.
@@ -214,6 +219,7 @@ class PayloadReceiver {
   int peer_;
   size_t bytes_max_;
   std::vector<std::byte>* out_;
+  ScratchLoan first_bytes_;  // how long the payload is, and so `out`, is known when they are there
   Ticket first_ = 0;
   size_t segments_ = 0, taken_ = 0;    // segments_ 0: not yet known
   std::optional<ReceiveStream> rest_;  // segments 1 and later

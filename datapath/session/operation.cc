@@ -340,6 +340,7 @@ Status OperationStages::RunCollective(Operation& op, Group& group) {
     case PayloadForm::kOpaque:
       exchange.payload = op.payload.bytes().first(op.payload_bytes);
       exchange.payload_bytes_max = codec->MaxEncodedBytes(op.gradient.size(), op.context);
+      op.gathered = gathered_pool_.Take();
       exchange.gathered = &op.gathered;
       break;
     case PayloadForm::kSharedIndex:
@@ -506,7 +507,7 @@ Status OperationStages::Decode(Operation& op) {
   Deliver(op);
   op.payload.Release();
   op.dense.Release();
-  op.gathered.clear();
+  gathered_pool_.Return(op.gathered);
   op.regions.reset();
   op.times.decode += clock_.Now() - begin;
   return OkStatus();

@@ -14,15 +14,16 @@
 #include <vector>
 
 #include "datapath/base/clock.h"
+#include "datapath/base/scratch_pool.h"
 #include "datapath/base/status.h"
 #include "datapath/codec/error_feedback.h"
 #include "datapath/collective/collective.h"
 #include "datapath/collective/offload.h"
 #include "datapath/session/agent_protocol.h"
 #include "datapath/session/bucket_table.h"
+#include "datapath/session/gathered_pool.h"
 #include "datapath/session/plan.h"
 #include "datapath/session/regions.h"
-#include "datapath/session/scratch_pool.h"
 
 namespace weir {
 
@@ -193,6 +194,7 @@ class OperationStages {
   const CodecLossProbe loss_probe_;
   const std::set<uint32_t> block_sizes_;  // that some collective leaves out
   ScratchPool pool_{16};
+  GatheredPool gathered_pool_{8};
 };
 
 }  // namespace weir

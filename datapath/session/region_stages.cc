@@ -100,6 +100,7 @@ Status OperationStages::RunRegions(Operation& op, Group& group) {
   weir::Exchange exchange;
   exchange.regions = work.payloads;
   exchange.payload_bytes_max = work.payload_bytes_max;
+  op.gathered = gathered_pool_.Take();
   exchange.gathered = &op.gathered;
   // What codecs do inside of the collective is theirs and not the network's.
   exchange.add_region = [&](int from, std::span<const std::byte> payload) {

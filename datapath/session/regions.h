@@ -9,10 +9,10 @@
 #include <span>
 #include <vector>
 
+#include "datapath/base/scratch_pool.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/error_feedback.h"
 #include "datapath/session/plan.h"
-#include "datapath/session/scratch_pool.h"
 
 namespace weir {
 

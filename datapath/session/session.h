@@ -188,8 +188,9 @@ class Session : public AgentHandler {
   void TellPaths(TimePoint now);
 
   const SessionOptions options_;
-  const std::string name_;                // "job/rank 3", for the log
-  std::unique_ptr<Transport> transport_;  // null after Close
+  const std::string name_;                                      // "job/rank 3", for the log
+  ScratchPool scratch_{kScratchIdleMax, kScratchIdleBytesMax};  // of the network thread
+  std::unique_ptr<Transport> transport_;                        // null after Close
   const TransportAddress address_;
   AggregatorPort aggregators_;
   std::unique_ptr<ResidualStore> residuals_;

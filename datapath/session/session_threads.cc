@@ -69,7 +69,7 @@ Status Session::RunWithin(Operation& op, Duration allowed) {
   };
   const size_t segment_bytes =
       op.choice.segment_bytes != 0 ? op.choice.segment_bytes : kSegmentBytesDefault;
-  Group group(*transport_, segment_bytes);
+  Group group(*transport_, segment_bytes, &scratch_);
   group.SetNodes(nodes_);
   group.SetRing(op.plan->ring_order);
   group.SetShards(op.plan->shard_shares);

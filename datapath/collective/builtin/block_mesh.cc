@@ -56,6 +56,12 @@ class Blocks {
   size_t bitmap_bytes() const { return (count() + 63) / 64 * 8; }
   size_t begin(size_t block) const { return block * block_bytes_; }
   size_t bytes(size_t block) const { return std::min(block_bytes_, segment_bytes_ - begin(block)); }
+  // Of the blocks that are there.
+  size_t BytesIn(std::span<const uint8_t> bitmap) const {
+    size_t sum = 0;
+    for (size_t b = 0; b < count(); ++b) sum += Has(bitmap, b) ? bytes(b) : 0;
+    return sum;
+  }
   Bitmap NonZero(std::span<const std::byte> segment) const {
     Bitmap bitmap(bitmap_bytes());
     for (size_t b = 0; b < count(); ++b) {
@@ -109,7 +115,7 @@ class BlockMeshPass {
     size_t first_slot = 0;
     size_t next = 0;  // segment
     Ticket ticket = 0;
-    std::vector<std::byte> bytes = {};
+    ScratchLoan bytes = {};
     BlockMessage message = {};
   };
 
@@ -125,27 +131,26 @@ class BlockMeshPass {
     for (int r = 1; r < world_; ++r) lanes_.accumulate(absent_, zeros_);
   }
 
-  void Append(std::span<const std::byte> bytes, std::vector<std::byte>& message) {
-    message.insert(message.end(), bytes.begin(), bytes.end());
-  }
-
   // Sends one message with the blocks of `segment` to all of `peers`.
   Status Send(std::span<const int> peers, int chunk, size_t segment, size_t slot, size_t next,
               const Bitmap& bitmap) {
     const std::span<const std::byte> lanes = partition_.Segment(chunk, segment);
     const Blocks blocks = BlocksOf(chunk, segment);
-    std::vector<std::byte> message(kBlockHeaderBytes);
-    ByteWriter writer(message);
+    ScratchLoan message =
+        group_.scratch().Take(kBlockHeaderBytes + blocks.bitmap_bytes() + blocks.BytesIn(bitmap));
+    ByteWriter writer(message.bytes());
     writer.Write(static_cast<uint64_t>(lanes_.bytes.size()));
     writer.Write(static_cast<uint32_t>(block_bytes_));
     writer.Write(static_cast<uint32_t>(next));
-    Append(std::as_bytes(std::span(bitmap)), message);
+    writer.WriteBytes(std::as_bytes(std::span(bitmap)));
     for (size_t b = 0; b < blocks.count(); ++b) {
-      if (Has(bitmap, b)) Append(lanes.subspan(blocks.begin(b), blocks.bytes(b)), message);
+      if (Has(bitmap, b)) writer.WriteBytes(lanes.subspan(blocks.begin(b), blocks.bytes(b)));
     }
+    WEIR_CHECK(writer.ok());
+    const std::span<const std::byte> written = message.bytes();
     messages_.push_back({std::move(message), sends_.posted() + peers.size()});
     for (const int peer : peers) {
-      WEIR_RETURN_IF_ERROR(sends_.Send(peer, static_cast<uint32_t>(slot), messages_.back().first));
+      WEIR_RETURN_IF_ERROR(sends_.Send(peer, static_cast<uint32_t>(slot), written));
     }
     while (!messages_.empty() && messages_.front().second <= sends_.awaited()) {
       messages_.pop_front();
@@ -183,12 +188,14 @@ class BlockMeshPass {
   Status Post(Stream& stream) {
     if (stream.next >= segments_) return OkStatus();
     const Blocks blocks = BlocksOf(stream.chunk, stream.next);
-    stream.bytes.resize(kBlockHeaderBytes + blocks.bitmap_bytes() +
-                        partition_.Segment(stream.chunk, stream.next).size());
+    const size_t most = kBlockHeaderBytes + blocks.bitmap_bytes() +
+                        partition_.Segment(stream.chunk, stream.next).size();
+    // Later segments are not larger.
+    if (stream.bytes.empty()) stream.bytes = group_.scratch().Take(most);
     WEIR_ASSIGN_OR_RETURN(
         stream.ticket,
         group_.Receive(stream.peer, static_cast<uint32_t>(stream.first_slot + stream.next),
-                       stream.bytes));
+                       stream.bytes.bytes().first(most)));
     return OkStatus();
   }
 
@@ -196,7 +203,7 @@ class BlockMeshPass {
   Status Await(Stream& stream) {
     WEIR_ASSIGN_OR_RETURN(const size_t size, group_.WaitReceive(stream.ticket));
     const Blocks blocks = BlocksOf(stream.chunk, stream.next);
-    ByteReader reader(std::span<const std::byte>(stream.bytes).first(size));
+    ByteReader reader(std::span<const std::byte>(stream.bytes.bytes()).first(size));
     uint64_t all = 0;
     uint32_t block_bytes = 0, next = 0;
     std::span<const std::byte> bitmap;
@@ -221,10 +228,7 @@ class BlockMeshPass {
 
   Status Check(const Stream& stream, const Blocks& blocks) const {
     const BlockMessage& message = stream.message;
-    size_t expected = 0;
-    for (size_t b = 0; b < blocks.count(); ++b) {
-      if (Has(message.bitmap, b)) expected += blocks.bytes(b);
-    }
+    const size_t expected = blocks.BytesIn(message.bitmap);
     if (message.blocks.size() != expected) {
       return DataLoss(StrCat("expected ", expected, " bytes of blocks in segment ", stream.next,
                              ", found ", message.blocks.size()));
@@ -364,7 +368,7 @@ class BlockMeshPass {
   const size_t segments_, block_bytes_;
   std::vector<std::byte> zeros_, absent_;  // a block each
   SendQueue sends_;
-  std::deque<std::pair<std::vector<std::byte>, size_t>> messages_;  // and by which send it is gone
+  std::deque<std::pair<ScratchLoan, size_t>> messages_;  // and by which send it is gone
 };
 
 class BlockMesh : public Collective {

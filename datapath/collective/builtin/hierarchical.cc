@@ -46,7 +46,7 @@ Status ReduceToFirst(Group& group, const Lanes& lanes) {
     return sends.Drain();
   }
   const size_t peers = static_cast<size_t>(group.size()) - 1;
-  std::vector<Scratch> scratch(peers, Scratch(partition.segment_bytes()));
+  std::vector<Scratch> scratch = ScratchFor(group, peers, partition.segment_bytes());
   std::vector<ReceiveStream> receives;
   receives.reserve(peers);
   for (size_t peer = 0; peer < peers; ++peer) {

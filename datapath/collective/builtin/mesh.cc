@@ -58,7 +58,7 @@ class MeshPass {
   }
 
   Status ReduceOwnChunk() {
-    std::vector<Scratch> scratch(world_, Scratch(partition_.segment_bytes()));
+    std::vector<Scratch> scratch = ScratchFor(group_, world_, partition_.segment_bytes());
     std::vector<ReceiveStream> receives;
     receives.reserve(world_);
     for (int distance = 1; distance < world_; ++distance) {

@@ -29,7 +29,7 @@ class StarPass {
 
   // Slots: push s, then segments + s for the pull.
   Status Serve() {
-    std::vector<Scratch> scratch(group_.size(), Scratch(partition_.segment_bytes()));
+    std::vector<Scratch> scratch = ScratchFor(group_, group_.size(), partition_.segment_bytes());
     std::vector<ReceiveStream> pushes;
     pushes.reserve(group_.size());
     for (int peer = 1; peer < group_.size(); ++peer) {

@@ -25,7 +25,7 @@ class DoublingPass {
             lanes.bytes,
             {.lane_bytes = lanes.lane_bytes, .parts = 1, .segment_bytes = group.segment_bytes()}),
         segments_(partition_.segments()),
-        received_(lanes.bytes.size()),
+        received_(group.scratch().Take(lanes.bytes.size())),
         sends_(group) {}
 
   Status Run() {
@@ -38,13 +38,13 @@ class DoublingPass {
     }
     const bool has_surplus = rank + power < world;
     if (has_surplus) {
-      WEIR_RETURN_IF_ERROR(Receive(rank + power, received_));
+      WEIR_RETURN_IF_ERROR(Receive(rank + power, received_.bytes()));
       AddReceived(true);
     }
     for (int bit = 1; bit < power; bit <<= 1) {
       const int partner = rank ^ bit;
       WEIR_RETURN_IF_ERROR(Send(partner));
-      WEIR_RETURN_IF_ERROR(Receive(partner, received_));
+      WEIR_RETURN_IF_ERROR(Receive(partner, received_.bytes()));
       WEIR_RETURN_IF_ERROR(sends_.Drain());  // the next line changes what was sent
       AddReceived(rank < partner);
     }
@@ -71,20 +71,21 @@ class DoublingPass {
   }
 
   void AddReceived(bool own_is_lower) {
-    if (received_.empty()) return;
+    const std::span<std::byte> received = received_.bytes();
+    if (received.empty()) return;
     if (own_is_lower) {
-      lanes_.accumulate(lanes_.bytes, received_);
+      lanes_.accumulate(lanes_.bytes, received);
       return;
     }
-    lanes_.accumulate(received_, lanes_.bytes);
-    std::memcpy(lanes_.bytes.data(), received_.data(), received_.size());
+    lanes_.accumulate(received, lanes_.bytes);
+    std::memcpy(lanes_.bytes.data(), received.data(), received.size());
   }
 
   Group& group_;
   const Lanes& lanes_;
   const Partition partition_;
   const size_t segments_;
-  std::vector<std::byte> received_;
+  ScratchLoan received_;
   SendQueue sends_;
 };
 

@@ -95,8 +95,7 @@ class TreePass {
   // The `inner` tree is the one in which this rank may have children; in the other it is a leaf.
   Status ReduceUp() {
     for (size_t s = 0; s < segments_; ++s) WEIR_RETURN_IF_ERROR(SendUp(leaf_, s));
-    std::array<Scratch, 2> scratch = {Scratch(partition_.segment_bytes()),
-                                      Scratch(partition_.segment_bytes())};
+    std::vector<Scratch> scratch = ScratchFor(group_, 2, partition_.segment_bytes());
     std::vector<ReceiveStream> receives;
     for (const int child : places_[inner_].children) {
       Scratch& buffers = scratch[receives.size()];

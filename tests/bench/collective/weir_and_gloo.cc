@@ -18,6 +18,7 @@
 #include <exception>
 #include <memory>
 
+#include "datapath/codec/fused_codec.h"
 #include "datapath/collective/collective.h"
 #include "datapath/collective/maximum.h"
 #include "datapath/collective/primitives.h"
@@ -39,18 +40,10 @@ struct Options {
 
 TimePoint Soon() { return RealClock().Now() + std::chrono::minutes(5); }
 
-void AddFloats(std::span<std::byte> sum, std::span<const std::byte> addend) {
-  auto* __restrict a = reinterpret_cast<float*>(sum.data());
-  const auto* __restrict b = reinterpret_cast<const float*>(addend.data());
-  const size_t n = sum.size() / sizeof(float);
-  for (size_t i = 0; i < n; ++i) a[i] += b[i];
-}
-
 // A mesh of one transport, and the operations on it.
 class Mesh {
  public:
-  Mesh(const std::string& name, const Options& options, uint64_t job)
-      : name_(name), segment_bytes_(options.segment_bytes) {
+  Mesh(const std::string& name, const Options& options, uint64_t job) : name_(name) {
     TransportOptions transport;
     transport.rank = options.rank;
     transport.world = options.world;
@@ -64,6 +57,7 @@ class Mesh {
     auto made = (*factory)->Create(transport);
     if (!made.ok()) Die(ToString(made.status()));
     transport_ = std::move(*made);
+    group_ = std::make_unique<Group>(*transport_, options.segment_bytes);
   }
 
   const std::string& name() const { return name_; }
@@ -74,7 +68,7 @@ class Mesh {
   }
 
   void Meet() {
-    Group group = Begin();
+    Group& group = Begin();
     if (Status status = Barrier(group); !status.ok()) Die(ToString(status));
   }
 
@@ -82,12 +76,12 @@ class Mesh {
            LaneOffload* offload = nullptr) {
     Exchange exchange;
     exchange.lanes = std::as_writable_bytes(std::span(values));
-    exchange.accumulate = AddFloats;
+    exchange.accumulate = AccumulateFloatLanes;  // as the codec identity has it
     Run(collective, exchange, offload);
   }
 
   void Run(const Collective& collective, Exchange& exchange, LaneOffload* offload) {
-    Group group = Begin();
+    Group& group = Begin();
     group.SetOffload(offload);
     const auto report = collective.Run(group, exchange);
     if (!report.ok()) Die(ToString(report.status()));
@@ -95,7 +89,7 @@ class Mesh {
   }
 
   void AgreeOnMaxima(std::span<float> values) {
-    Group group = Begin();
+    Group& group = Begin();
     if (Status status = AllReduceMax(group, values); !status.ok()) Die(ToString(status));
   }
 
@@ -138,15 +132,14 @@ class Mesh {
     }
   }
 
-  Group Begin() {
-    Group group(*transport_, segment_bytes_);
-    group.Begin({.plan_version = 0, .op_sequence = op_++, .bucket = 0}, {}, 0, Soon());
-    return group;
+  Group& Begin() {
+    group_->Begin({.plan_version = 0, .op_sequence = op_++, .bucket = 0}, {}, 0, Soon());
+    return *group_;
   }
 
   const std::string name_;
-  const size_t segment_bytes_;
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Group> group_;
   uint64_t op_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include "datapath/collective/group.h"
 
+#include "datapath/collective/primitives.h"
 #include "tests/datapath/collective/harness.h"
 
 namespace weir::testing {
@@ -91,6 +92,23 @@ TEST_F(GroupTest, BeginForgetsTheLastOperation) {
   EXPECT_EQ(group.control(), ControlWord());
   EXPECT_EQ(group.flags(), 0);
   EXPECT_EQ(group.bytes_sent(), 0u);
+}
+
+TEST_F(GroupTest, WhatOneOperationBorrowedTheNextOneGets) {
+  ScratchPool pool(8);
+  const std::byte* memory = nullptr;
+  for (int operation = 0; operation < 3; ++operation) {
+    Group group(*world_[0], kSegmentBytesDefault, &pool);
+    Scratch scratch(group, 70'000);
+    const std::span<std::byte> first = scratch.Buffer(0, 70'000), third = scratch.Buffer(2, 10);
+    if (operation == 0) memory = first.data();
+    EXPECT_EQ(first.data(), memory);
+    EXPECT_EQ(third.data(), memory + 2 * 70'000);
+    EXPECT_EQ(scratch.Buffer(Scratch::kWindow, 1).data(), memory);
+  }
+  Group lone(*world_[0]);
+  Scratch scratch(lone, 70'000);
+  EXPECT_NE(scratch.Buffer(0, 1).data(), memory);
 }
 
 TEST_F(GroupTest, DeadlineNamesTheRankThatWasWaitedFor) {

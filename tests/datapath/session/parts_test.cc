@@ -1,4 +1,4 @@
-// The small parts of the session: 16-bit conversion, scratch buffers, bucket keys, guilty ranks.
+// The small parts of the session: 16-bit conversion, gathered payloads, bucket keys, guilty ranks.
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 
 #include "datapath/base/half.h"
 #include "datapath/session/bucket_table.h"
+#include "datapath/session/gathered_pool.h"
 #include "datapath/session/passes.h"
-#include "datapath/session/scratch_pool.h"
 #include "datapath/session/telemetry.h"
 
 namespace weir {
@@ -76,25 +76,23 @@ TEST(BrainTest, RoundsToEvenAndKeepsNan) {
   EXPECT_EQ(out, -5.0f);
 }
 
-TEST(ScratchPoolTest, ReusesTheTightestFitAndBoundsWhatIsIdle) {
-  ScratchPool pool(2);
-  std::byte* first = nullptr;
-  {
-    ScratchLoan loan = pool.Take(100000);
-    first = loan.bytes().data();
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
-    EXPECT_EQ(loan.bytes().size(), 100000u);
-  }
-  {
-    ScratchLoan small = pool.Take(10);  // far smaller: not the idle large one
-    EXPECT_NE(small.bytes().data(), first);
-    ScratchLoan same = pool.Take(90000);
-    EXPECT_EQ(same.bytes().data(), first);
-    EXPECT_EQ(same.bytes().size(), 90000u);
-    ScratchLoan moved = std::move(same);
-    EXPECT_TRUE(same.empty());
-    EXPECT_EQ(moved.bytes().data(), first);
-  }
+TEST(GatheredPoolTest, KeepsTheMemoryOfWhatIsReturnedAndBoundsIt) {
+  GatheredPool pool(1);
+  Gathered list = pool.Take(), other = pool.Take();
+  EXPECT_TRUE(list.empty());
+  list.resize(2);
+  list[1].resize(5000);
+  other.resize(3);
+  const std::byte* const memory = list[1].data();
+  pool.Return(list);
+  EXPECT_TRUE(list.empty());
+  pool.Return(other);  // one too many
+  list = pool.Take();
+  ASSERT_EQ(list.size(), 2u);
+  EXPECT_TRUE(list[0].empty() && list[1].empty());
+  list[1].resize(5000);
+  EXPECT_EQ(list[1].data(), memory);
+  EXPECT_TRUE(pool.Take().empty());
 }
 
 TEST(PassesTest, BlockDensityCountsBlocksThatHoldAnything) {

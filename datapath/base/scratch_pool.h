@@ -3,7 +3,7 @@
 // fresh pages cost more than the encode itself.
 
 #include <cstddef>
-#include <cstdlib>
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <span>
@@ -40,11 +40,12 @@ class ScratchLoan {
   size_t capacity_ = 0;
 };
 
-/// Thread-safe. Keeps at most `idle_max` returned buffers, freeing the smallest beyond. Outlives
-/// its loans.
+/// Thread-safe. Keeps at most `idle_max` returned buffers, freeing the smallest beyond, and of
+/// those at most `idle_bytes_max` bytes, freeing those returned longest ago. Outlives its loans.
 class ScratchPool {
  public:
-  explicit ScratchPool(size_t idle_max) : idle_max_(idle_max) {}
+  explicit ScratchPool(size_t idle_max, size_t idle_bytes_max = SIZE_MAX)
+      : idle_max_(idle_max), idle_bytes_max_(idle_bytes_max) {}
   ~ScratchPool();
   ScratchPool(const ScratchPool&) = delete;
   ScratchPool& operator=(const ScratchPool&) = delete;
@@ -61,9 +62,10 @@ class ScratchPool {
   };
   void Return(std::byte* data, size_t capacity) WEIR_EXCLUDES(mutex_);
 
-  const size_t idle_max_;
+  const size_t idle_max_, idle_bytes_max_;
   Mutex mutex_;
-  std::vector<Idle> idle_ WEIR_GUARDED_BY(mutex_);
+  std::vector<Idle> idle_ WEIR_GUARDED_BY(mutex_);  // in the order in which they were returned
+  size_t idle_bytes_ WEIR_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace weir

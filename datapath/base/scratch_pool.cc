@@ -1,4 +1,4 @@
-#include "datapath/session/scratch_pool.h"
+#include "datapath/base/scratch_pool.h"
 
 #include <algorithm>
 
@@ -42,6 +42,7 @@ ScratchLoan ScratchPool::Take(size_t size) {
     if (best != idle_.end()) {
       const Idle idle = *best;
       idle_.erase(best);
+      idle_bytes_ -= idle.capacity;
       return ScratchLoan(this, idle.data, size, idle.capacity);
     }
   }
@@ -50,19 +51,24 @@ ScratchLoan ScratchPool::Take(size_t size) {
 }
 
 void ScratchPool::Return(std::byte* data, size_t capacity) {
-  std::byte* surplus = nullptr;
+  std::vector<Idle> surplus;
   {
     MutexLock lock(mutex_);
     idle_.push_back({data, capacity});
+    idle_bytes_ += capacity;
+    const auto give_up = [&](std::vector<Idle>::iterator idle) WEIR_REQUIRES(mutex_) {
+      surplus.push_back(*idle);
+      idle_bytes_ -= idle->capacity;
+      idle_.erase(idle);
+    };
     if (idle_.size() > idle_max_) {
-      const auto smallest =
-          std::min_element(idle_.begin(), idle_.end(),
-                           [](const Idle& a, const Idle& b) { return a.capacity < b.capacity; });
-      surplus = smallest->data;
-      idle_.erase(smallest);
+      give_up(std::min_element(idle_.begin(), idle_.end(), [](const Idle& a, const Idle& b) {
+        return a.capacity < b.capacity;
+      }));
     }
+    while (idle_bytes_ > idle_bytes_max_) give_up(idle_.begin());
   }
-  if (surplus != nullptr) ::operator delete(surplus, kAlignment);
+  for (const Idle& idle : surplus) ::operator delete(idle.data, kAlignment);
 }
 
 }  // namespace weir

@@ -1,0 +1,45 @@
+#pragma once
+// Reuse of gathered payloads between operations, for the reason of base/scratch_pool.h: a list of
+// fresh vectors for every operation is fresh pages for every operation.
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "datapath/base/mutex.h"
+
+namespace weir {
+
+/// One payload for each rank.
+using Gathered = std::vector<std::vector<std::byte>>;
+
+/// Thread-safe. Keeps at most `idle_max` lists that were returned, with what memory they have.
+class GatheredPool {
+ public:
+  explicit GatheredPool(size_t idle_max) : idle_max_(idle_max) {}
+
+  /// A list of empty payloads, of any length.
+  Gathered Take() WEIR_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (idle_.empty()) return {};
+    Gathered list = std::move(idle_.back());
+    idle_.pop_back();
+    return list;
+  }
+
+  /// Leaves `list` empty.
+  void Return(Gathered& list) WEIR_EXCLUDES(mutex_) {
+    Gathered returned = std::exchange(list, {});
+    if (returned.empty()) return;
+    for (std::vector<std::byte>& payload : returned) payload.clear();
+    MutexLock lock(mutex_);
+    if (idle_.size() < idle_max_) idle_.push_back(std::move(returned));
+  }
+
+ private:
+  const size_t idle_max_;
+  Mutex mutex_;
+  std::vector<Gathered> idle_ WEIR_GUARDED_BY(mutex_);
+};
+
+}  // namespace weir
