@@ -25,7 +25,8 @@ std::vector<std::byte> Pattern(size_t size, uint64_t seed);
 /// Calls body(rank) for ranks 0..world-1, each on its own thread, and joins them all.
 void RunRanks(int world, const std::function<void(int rank)>& body);
 
-/// Where `rank` listens: a loopback port, or, for transports that need a device, the hosts that the
+/// Where `rank` listens: a port of 127.0.0.2 (who dials it is at 127.0.0.1, so that nobody can tell
+/// that both are one host), or, for transports that need a device, the hosts that the
 /// environment variable WEIR_TEST_DEVICE_HOSTS lists ("10.0.0.1,10.0.0.2"), each rank the next one.
 TransportAddress ListenAddress(const TransportFactory& factory, int rank);
 

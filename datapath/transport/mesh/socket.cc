@@ -44,20 +44,6 @@ std::string EndpointOf(int fd, int (*ask)(int, sockaddr*, socklen_t*)) {
   return Endpoint(address.get(), address.size);
 }
 
-// Who dials an address of its own host gets that one as its own, too.
-bool StaysOnThisHost(int fd) {
-  const SocketAddress own = AddressOf(fd, getsockname), peer = AddressOf(fd, getpeername);
-  if (own.size == 0 || peer.size == 0) return false;
-  if (own.storage.ss_family != peer.storage.ss_family) return false;
-  if (own.storage.ss_family == AF_INET) {
-    return reinterpret_cast<const sockaddr_in&>(own.storage).sin_addr.s_addr ==
-           reinterpret_cast<const sockaddr_in&>(peer.storage).sin_addr.s_addr;
-  }
-  return own.storage.ss_family == AF_INET6 &&
-         IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(own.storage).sin6_addr,
-                            &reinterpret_cast<const sockaddr_in6&>(peer.storage).sin6_addr);
-}
-
 std::string AvailableCongestionControls() {
   std::ifstream file("/proc/sys/net/ipv4/tcp_available_congestion_control");
   std::string line;
@@ -176,6 +162,20 @@ StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOption
     *in_progress = true;
   }
   return fd;
+}
+
+// Who dials an address of its own host gets that one as its own, too.
+bool StaysOnThisHost(int fd) {
+  const SocketAddress own = AddressOf(fd, getsockname), peer = AddressOf(fd, getpeername);
+  if (own.size == 0 || peer.size == 0) return false;
+  if (own.storage.ss_family != peer.storage.ss_family) return false;
+  if (own.storage.ss_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in&>(own.storage).sin_addr.s_addr ==
+           reinterpret_cast<const sockaddr_in&>(peer.storage).sin_addr.s_addr;
+  }
+  return own.storage.ss_family == AF_INET6 &&
+         IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(own.storage).sin6_addr,
+                            &reinterpret_cast<const sockaddr_in6&>(peer.storage).sin6_addr);
 }
 
 size_t JoinedSegmentBytes(msghdr& message) {

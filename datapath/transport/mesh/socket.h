@@ -60,6 +60,9 @@ StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOption
 /// one.
 size_t JoinedSegmentBytes(msghdr& message);
 
+/// Whether both ends of a connection have the same address, so that its bytes cross no network.
+bool StaysOnThisHost(int fd);
+
 /// The options every data connection has: no Nagle delay; keepalive, so that a dead host is
 /// noticed, asked four times within `host_silence_min`, if that is not 0; within a host, unless the
 /// options name one, a congestion control that does not pace.

@@ -54,10 +54,14 @@ class TunedTcpFactory : public TransportFactory {
   const std::function<void(TransportOptions*)> tune_;
 };
 
-/// Every transport that can be made here, a mixture, and tcp with several connections, without
-/// checksums and with all else.
+/// Every transport that can be made here, a mixture, and tcp within a host, with several
+/// connections, without checksums and with all else.
 inline std::vector<const TransportFactory*> WiredFactories() {
   static const MixedFactory mixed;
+  static const TunedTcpFactory within_host("tcp_within_host", [](TransportOptions* options) {
+    std::string& listen = options->listen;
+    if (listen.starts_with("127.0.0.2:")) listen.replace(0, 9, "127.0.0.1");
+  });
   static const TunedTcpFactory striped("tcp_striped",
                                        [](TransportOptions* options) { options->connections = 3; });
   static const TunedTcpFactory tuned("tcp_tuned", [](TransportOptions* options) {
@@ -72,7 +76,7 @@ inline std::vector<const TransportFactory*> WiredFactories() {
   std::vector<const TransportFactory*> factories = UsableFactories();
   // Left out where kernel or build have none; EventSetTest says why.
   if (mesh::MakeEventSet("io_uring").ok()) factories.push_back(&uring);
-  factories.insert(factories.end(), {&mixed, &striped, &tuned, &unchecked});
+  factories.insert(factories.end(), {&mixed, &within_host, &striped, &tuned, &unchecked});
   return factories;
 }
 

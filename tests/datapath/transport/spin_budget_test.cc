@@ -46,20 +46,37 @@ TEST(SpinBudgetTest, DistantPeersEndItWithinOperationsToo) {
   EXPECT_EQ(spin.limit(now), Duration(0));
 }
 
-// Another rank's turn is no harm; a stranger's time slice ends it for 1 s, then 2 s.
+// Another rank's turn is no harm; a stranger's time slice of 3 ms ends it for 600 ms, then 1200 ms.
 TEST(SpinBudgetTest, StrangersWhoComputeEndIt) {
   const TimePoint start = TimePoint() + seconds(100);
   SpinBudget spin;
   spin.OnYield(start, microseconds(100));
   EXPECT_EQ(spin.limit(start), SpinBudget::kMax);
   spin.OnYield(start, microseconds(3000));
-  EXPECT_EQ(spin.limit(start + microseconds(999999)), Duration(0));
-  EXPECT_EQ(spin.limit(start + seconds(1)), SpinBudget::kMax);
-  spin.OnYield(start + seconds(1), microseconds(3000));
-  EXPECT_EQ(spin.limit(start + microseconds(2999999)), Duration(0));
-  EXPECT_EQ(spin.limit(start + seconds(3)), SpinBudget::kMax);
+  EXPECT_EQ(spin.limit(start + microseconds(599999)), Duration(0));
+  EXPECT_EQ(spin.limit(start + microseconds(600000)), SpinBudget::kMax);
+  spin.OnYield(start + microseconds(700000), microseconds(3000));
+  EXPECT_EQ(spin.limit(start + microseconds(1899999)), Duration(0));
+  EXPECT_EQ(spin.limit(start + microseconds(1900000)), SpinBudget::kMax);
   spin.OnYield(start + seconds(100), microseconds(3000));
-  EXPECT_EQ(spin.limit(start + seconds(101)), SpinBudget::kMax);
+  EXPECT_EQ(spin.limit(start + microseconds(100600000)), SpinBudget::kMax);
+}
+
+TEST(SpinBudgetTest, WhereSomebodyAlwaysComputesLookingCostsLittle) {
+  SpinBudget spin;
+  TimePoint now = TimePoint() + seconds(100);
+  const TimePoint start = now;
+  Duration lost = {};
+  while (now < start + seconds(1000)) {
+    if (spin.limit(now) > Duration(0)) {
+      now += microseconds(3000);
+      lost += microseconds(3000);
+      spin.OnYield(now, microseconds(3000));
+    }
+    now += microseconds(1000);
+  }
+  EXPECT_GT(lost, Duration(0));
+  EXPECT_LT(ToSeconds(lost), 0.0015 * 1000);
 }
 
 }  // namespace

@@ -54,7 +54,9 @@ ssize_t Result(Call call) {
 }  // namespace
 
 SocketStream::SocketStream(UniqueFd socket, size_t zero_copy_bytes_min)
-    : socket_(std::move(socket)), zero_copy_(socket_.get(), zero_copy_bytes_min) {}
+    : socket_(std::move(socket)),
+      within_host_(mesh::StaysOnThisHost(socket_.get())),
+      zero_copy_(socket_.get(), zero_copy_bytes_min) {}
 
 ssize_t SocketStream::Write(std::span<const iovec> parts) {
   msghdr message = {};
