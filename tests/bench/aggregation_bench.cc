@@ -182,7 +182,7 @@ bool MeasureKernel(const Protocol& protocol, int workers, const BenchOptions& op
       ++count;
     }
     const TimePoint before = RealClock().Now();
-    plane.SendReplies(Duration::zero(), &sink);
+    plane.SendReplies(&sink);
     replies += RealClock().Now() - before;
   }
   const auto counters = plane.Counters();

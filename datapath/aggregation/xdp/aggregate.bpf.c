@@ -359,6 +359,16 @@ INLINE enum verdict contribute(const struct contribution* c, const void* payload
   return kCompleted;
 }
 
+INLINE void describe(struct weir_xdp_request* request, const struct contribution* c, __u32 id,
+                     __u32 slot, __u64 recipients, __u32 bytes) {
+  request->generation = c->terms.generation;
+  request->recipients = recipients;
+  request->lease = id;
+  request->slot = slot;
+  request->round = c->round;
+  request->bytes = bytes;
+}
+
 // Asks the loading program to send a reply, from what the slot holds.
 INLINE void hand_over(const struct contribution* c, __u32 id, __u32 slot, __u64 recipients) {
   struct weir_xdp_request* request = bpf_ringbuf_reserve(&requests, sizeof *request, 0);
@@ -366,13 +376,27 @@ INLINE void hand_over(const struct contribution* c, __u32 id, __u32 slot, __u64 
     ++c->counted->ring_full;
     return;
   }
-  request->generation = c->terms.generation;
-  request->recipients = recipients;
-  request->lease = id;
-  request->slot = slot;
-  request->round = c->round;
-  request->unused = 0;
+  describe(request, c, id, slot, recipients, 0);
   bpf_ringbuf_submit(request, 0);
+  ++c->counted->handed;
+}
+
+// The same with the reply, which the frame holds: a copy of it is cheaper than that of a slot.
+INLINE void hand_over_frame(struct xdp_md* ctx, const struct contribution* c, __u32 id, __u32 slot,
+                            __u64 recipients, __u32 payload_bytes) {
+  const __u32 bytes = kHeaderBytes + (payload_bytes & 0x7FF);
+  struct weir_xdp_handed* handed = bpf_ringbuf_reserve(&requests, sizeof *handed, 0);
+  if (!handed) {
+    ++c->counted->ring_full;
+    return;
+  }
+  if (bytes > sizeof handed->packet ||
+      bpf_xdp_load_bytes(ctx, kHeaderAt, handed->packet, bytes) != 0) {
+    bpf_ringbuf_discard(handed, 0);
+    return;
+  }
+  describe(&handed->request, c, id, slot, recipients, bytes);
+  bpf_ringbuf_submit(handed, 0);
   ++c->counted->handed;
 }
 
@@ -461,7 +485,6 @@ INLINE int send_reply(struct xdp_md* ctx, const struct contribution* c, __u32 id
     hand_over(c, id, slot, others | sender);
     return XDP_DROP;
   }
-  if (others != 0) hand_over(c, id, slot, others);
   void *data = (void*)(long)ctx->data, *end = (void*)(long)ctx->data_end;
   if (data + kPayloadAt > end) return XDP_DROP;
   struct frame f = frame_at(data);
@@ -475,6 +498,7 @@ INLINE int send_reply(struct xdp_md* ctx, const struct contribution* c, __u32 id
   if (data + kPayloadAt > end) return XDP_DROP;
   f = frame_at(data);
   turn_round(&f, kHeaderBytes + bytes);
+  if (others != 0) hand_over_frame(ctx, c, id, slot, others, bytes);
   return XDP_TX;
 }
 

@@ -7,6 +7,7 @@
 
 #define WEIR_XDP_STATE_WORDS 128  // of 64 bits: 256 lanes of 32, 512 of 16 or 1024 of 8 bits
 #define WEIR_XDP_PAIRS 256
+#define WEIR_XDP_REPLY_BYTES_MAX 1080  // header, contributors, lanes
 
 // A map may give the place of an entry that is deleted to another one while the program still looks
 // at it. So what decides about a packet begins with a generation, which is written first: the
@@ -83,5 +84,11 @@ struct weir_xdp_request {
   __u32 lease;
   __u32 slot;  // of the lease
   __u32 round;
-  __u32 unused;
+  __u32 bytes;  // of the packet behind it; 0: there is none
+};
+
+// The same with the packet, as the sender of the last contribution gets it.
+struct weir_xdp_handed {
+  struct weir_xdp_request request;
+  __u8 packet[WEIR_XDP_REPLY_BYTES_MAX];
 };

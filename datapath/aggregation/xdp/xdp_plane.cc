@@ -323,17 +323,21 @@ StatusOr<XdpPlaneCounters> XdpPlane::Counters() const {
 int XdpPlane::OnRequest(void* self, void* data, size_t size) {
   auto* plane = static_cast<XdpPlane*>(self);
   weir_xdp_request request;
-  if (size != sizeof request) return 0;
+  if (size < sizeof request) return 0;
   std::memcpy(&request, data, sizeof request);
-  plane->SendReply(request, plane->sink_);
+  const std::span<const std::byte> behind(static_cast<const std::byte*>(data) + sizeof request,
+                                          size - sizeof request);
+  if (request.bytes <= behind.size()) plane->SendReply(request, behind.first(request.bytes));
   return ++plane->taken_ < kRepliesMax ? 0 : -EAGAIN;  // what is below 0 ends the call
 }
 
-bool XdpPlane::SendReplies(Duration wait, ReplySink* sink) {
-  const auto wait_ms = std::chrono::duration_cast<std::chrono::milliseconds>(wait).count();
-  // Without the lock: leases come and go while nothing is to be sent.
+// Without the lock: leases come and go while nothing is to be sent.
+bool XdpPlane::AwaitReplies(Duration wait) const {
   pollfd ready = {.fd = ring_buffer__epoll_fd(ring_.get()), .events = POLLIN, .revents = 0};
-  if (wait_ms > 0 && poll(&ready, 1, static_cast<int>(wait_ms)) <= 0) return false;
+  return poll(&ready, 1, mesh::PollTimeout(wait)) > 0;
+}
+
+bool XdpPlane::SendReplies(ReplySink* sink) {
   MutexLock lock(mutex_);
   sink_ = sink;
   taken_ = 0;
@@ -342,22 +346,22 @@ bool XdpPlane::SendReplies(Duration wait, ReplySink* sink) {
   return taken_ > 0;
 }
 
-// A slot that has gone on needs no reply: all workers have had it.
-void XdpPlane::SendReply(const weir_xdp_request& request, ReplySink* sink) {
+void XdpPlane::SendReply(const weir_xdp_request& request, std::span<const std::byte> packet) {
   const auto held = granted_.find(static_cast<uint16_t>(request.lease));
   if (held == granted_.end() || held->second.generation != request.generation) return;
   const Granted& granted = held->second;
+  recipients_.clear();
+  for (size_t w = 0; w < granted.workers.size(); ++w) {
+    if ((request.recipients >> w & 1) != 0) recipients_.push_back(granted.workers[w]);
+  }
+  if (!packet.empty()) return sink_->SendToAll(recipients_, packet);
   weir_xdp_slot slot;
   if (request.slot >= granted.range.count) return;
   if (!ReadSlot(granted.range.first + request.slot, &slot)) return;
   if (slot.generation != granted.generation) return;
+  // A slot that has gone on needs no reply: all workers have had it.
   const std::vector<std::byte> reply = XdpReply(granted.lease, request, slot);
-  if (reply.empty()) return;
-  std::vector<SourceAddress> to;
-  for (size_t w = 0; w < granted.workers.size(); ++w) {
-    if ((request.recipients >> w & 1) != 0) to.push_back(granted.workers[w]);
-  }
-  sink->SendToAll(to, reply);
+  if (!reply.empty()) sink_->SendToAll(recipients_, reply);
 }
 
 StatusOr<XdpTestRun> XdpPlane::RunForTest(std::span<const std::byte> frame, int repeat) const {

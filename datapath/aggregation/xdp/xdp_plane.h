@@ -26,8 +26,8 @@ namespace weir::aggregation {
 
 struct XdpPlaneOptions {
   AggregatorLimits limits = {};  // a slot takes 2.2 KiB of the kernel's memory
-  uint32_t ring_bytes =
-      1u << 20;  // of replies to send, 48 octets each; a power of two, 4096 or more
+  /// Of replies to send, 1128 octets each; a power of two, 4096 or more.
+  uint32_t ring_bytes = 1u << 21;
 };
 
 /// Where the interface runs the program: in its driver, or behind it, where every interface can.
@@ -84,9 +84,11 @@ class XdpPlane {
   StatusOr<XdpPlaneCounters> Counters() const;
 
   /// A frame goes back to where it came from, but a result has other recipients, too: gives `sink`
-  /// the replies that wait, some thousand at most in a call; it must not call this object. Waits
-  /// for the first for at most `wait`. True when there were some.
-  bool SendReplies(Duration wait, ReplySink* sink) WEIR_EXCLUDES(mutex_);
+  /// the replies that wait, some thousand at most in a call; it must not call this object. True
+  /// when there were some.
+  bool SendReplies(ReplySink* sink) WEIR_EXCLUDES(mutex_);
+  /// Until replies wait, at most for `wait`. True when some do.
+  bool AwaitReplies(Duration wait) const;
 
   /// Runs the program on an Ethernet frame of at most 3,500 octets, without an interface. The first
   /// `repeat` - 1 runs are only timed. kUnavailable: the kernel refuses.
@@ -111,7 +113,8 @@ class XdpPlane {
   Status Publish(const Granted& granted, SourceAddress aggregator) WEIR_REQUIRES(mutex_);
   void Withdraw(const Granted& granted) WEIR_REQUIRES(mutex_);
   bool ReadSlot(uint32_t index, weir_xdp_slot* slot) const;
-  void SendReply(const weir_xdp_request& request, ReplySink* sink) WEIR_REQUIRES(mutex_);
+  void SendReply(const weir_xdp_request& request, std::span<const std::byte> packet)
+      WEIR_REQUIRES(mutex_);
   static int OnRequest(void* self, void* data, size_t size) WEIR_NO_THREAD_SAFETY_ANALYSIS;
 
   std::unique_ptr<bpf_object, ObjectDeleter> object_;
@@ -123,6 +126,7 @@ class XdpPlane {
   std::unique_ptr<ring_buffer, RingDeleter> ring_;
   ReplySink* sink_ WEIR_GUARDED_BY(mutex_) = nullptr;  // during SendReplies
   int taken_ WEIR_GUARDED_BY(mutex_) = 0;
+  std::vector<SourceAddress> recipients_ WEIR_GUARDED_BY(mutex_);  // of one reply
   std::vector<mesh::UniqueFd> links_ WEIR_GUARDED_BY(mutex_);
 };
 

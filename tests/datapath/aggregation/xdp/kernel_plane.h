@@ -67,7 +67,7 @@ class KernelPlane : public DataPlane, private ReplySink {
       EXPECT_EQ(GetBig(frame, 26, 4) << 16 | GetBig(frame, 34, 2), kKernelAddress);
       Send(GetBig(frame, 30, 4) << 16 | GetBig(frame, 36, 2), frame.subspan(kFrameHeaderBytes));
     }
-    plane_->SendReplies(Duration::zero(), this);
+    plane_->SendReplies(this);
     std::sort(sent_.begin(), sent_.end(),
               [](const Emission& a, const Emission& b) { return a.to < b.to; });
     return sent_;

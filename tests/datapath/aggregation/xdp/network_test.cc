@@ -155,7 +155,7 @@ class Star {
     if (plane == nullptr || !failure_.empty()) return;
     PortSink sink(port->get());
     while (!done_) {
-      plane->SendReplies(std::chrono::milliseconds(5), &sink);
+      if (plane->AwaitReplies(std::chrono::milliseconds(5))) plane->SendReplies(&sink);
       (*port)->Flush();
       (*port)->Receive([&](SourceAddress, std::span<const std::byte>) { ++to_socket; });
     }
