@@ -49,7 +49,43 @@ HWY_INLINE void PackLevelsFrom(const LevelLanes& lanes, size_t i, std::byte* out
   }
 }
 
+HWY_INLINE uint32_t MagnitudeBits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7FFFFFFF;
+}
+
+// A double of this size has no bits below the unit, so adding it rounds as the hardware does.
+constexpr double kUnit = 6755399441055744.0;  // 1.5 * 2^52
+
+HWY_INLINE uint32_t RoundLane(float x, const LaneGrid& grid) {
+  const double scaled = std::clamp(x * grid.scale, -grid.limit, grid.limit);
+  return static_cast<uint32_t>(static_cast<int32_t>((scaled + kUnit) - kUnit));
+}
+
+HWY_INLINE float ScaleLane(uint32_t lane, double step) {
+  return static_cast<float>(static_cast<int32_t>(lane) * step);
+}
+
 #if HWY_TARGET == HWY_SCALAR
+uint32_t GreatestAll(const float* in, size_t count) {
+  uint32_t greatest = 0;
+  for (size_t i = 0; i < count; ++i) greatest = std::max(greatest, MagnitudeBits(in[i]));
+  return greatest;
+}
+
+void RoundAll(const float* in, const LaneGrid& grid, uint32_t* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = RoundLane(in[i], grid);
+}
+
+void ScaleAll(const uint32_t* in, double step, float* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = ScaleLane(in[i], step);
+}
+
+void NarrowAll(const uint32_t* in, std::byte* out, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = static_cast<std::byte>(in[i]);
+}
+
 HWY_INLINE uint32_t HostLane(const std::byte* in, size_t i, bool little_endian) {
   uint32_t lane;
   std::memcpy(&lane, in + i * 4, sizeof lane);
@@ -96,6 +132,62 @@ void PackLevelsAll(const LevelLanes& lanes, std::byte* out) {
   PackLevelsFrom<Lane>(lanes, 0, out);
 }
 #else
+uint32_t GreatestAll(const float* in, size_t count) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const auto magnitude = hn::Set(du, 0x7FFFFFFFu);
+  auto greatest = hn::Zero(du);
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+    const auto bits = hn::And(hn::BitCast(du, hn::LoadU(d, in + i)), magnitude);
+    greatest = hn::Max(greatest, bits);
+  }
+  uint32_t all = hn::GetLane(hn::MaxOfLanes(du, greatest));
+  for (; i < count; ++i) all = std::max(all, MagnitudeBits(in[i]));
+  return all;
+}
+
+void RoundAll(const float* in, const LaneGrid& grid, uint32_t* out, size_t count) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> narrow;
+  const hn::Rebind<int32_t, decltype(d)> lanes;
+  const auto scale = hn::Set(d, grid.scale), unit = hn::Set(d, kUnit);
+  const auto most = hn::Set(d, grid.limit), least = hn::Set(d, -grid.limit);
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+    const auto scaled = hn::Mul(hn::PromoteTo(d, hn::LoadU(narrow, in + i)), scale);
+    const auto within = hn::Min(hn::Max(scaled, least), most);
+    const auto rounded = hn::Sub(hn::Add(within, unit), unit);
+    hn::StoreU(hn::DemoteTo(lanes, rounded), lanes, reinterpret_cast<int32_t*>(out + i));
+  }
+  for (; i < count; ++i) out[i] = RoundLane(in[i], grid);
+}
+
+void ScaleAll(const uint32_t* in, double step, float* out, size_t count) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> narrow;
+  const hn::Rebind<int32_t, decltype(d)> lanes;
+  const auto factor = hn::Set(d, step);
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+    const auto lane = hn::LoadU(lanes, reinterpret_cast<const int32_t*>(in + i));
+    const auto scaled = hn::Mul(hn::PromoteTo(d, lane), factor);
+    hn::StoreU(hn::DemoteTo(narrow, scaled), narrow, out + i);
+  }
+  for (; i < count; ++i) out[i] = ScaleLane(in[i], step);
+}
+
+void NarrowAll(const uint32_t* in, std::byte* out, size_t count) {
+  const hn::ScalableTag<uint32_t> d;
+  const hn::Rebind<uint8_t, decltype(d)> octet;
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
+    hn::StoreU(hn::TruncateTo(octet, hn::LoadU(d, in + i)), octet,
+               reinterpret_cast<uint8_t*>(out + i));
+  }
+  for (; i < count; ++i) out[i] = static_cast<std::byte>(in[i]);
+}
+
 using U32 = hn::ScalableTag<uint32_t>;
 using U8 = hn::Repartition<uint8_t, U32>;
 using VU32 = hn::Vec<U32>;
@@ -260,6 +352,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace weir::aggregation {
 
+HWY_EXPORT(GreatestAll);
+HWY_EXPORT(RoundAll);
+HWY_EXPORT(ScaleAll);
+HWY_EXPORT(NarrowAll);
 HWY_EXPORT(AddAll);
 HWY_EXPORT(MaxAll);
 HWY_EXPORT(SwapAll);
@@ -267,6 +363,18 @@ HWY_EXPORT(AddLevelsAll);
 HWY_EXPORT(AreLevels8Or16);
 HWY_EXPORT(PackLevels8Or16);
 
+uint32_t GreatestMagnitude(const float* in, size_t count) noexcept {
+  return HWY_DYNAMIC_DISPATCH(GreatestAll)(in, count);
+}
+void RoundLanes(const float* in, const LaneGrid& grid, uint32_t* out, size_t count) noexcept {
+  HWY_DYNAMIC_DISPATCH(RoundAll)(in, grid, out, count);
+}
+void ScaleLanes(const uint32_t* in, double step, float* out, size_t count) noexcept {
+  HWY_DYNAMIC_DISPATCH(ScaleAll)(in, step, out, count);
+}
+void NarrowLanes(const uint32_t* in, std::byte* out, size_t count) noexcept {
+  HWY_DYNAMIC_DISPATCH(NarrowAll)(in, out, count);
+}
 bool AddLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept {
   return HWY_DYNAMIC_DISPATCH(AddAll)(in, little_endian, state, count);
 }

@@ -23,6 +23,26 @@ void SwapLanes(const std::byte* in, std::byte* out, size_t count) noexcept;
 /// in: count / 2 octets, count even; levels: 16.
 void AddLevels(const std::byte* in, const uint8_t* levels, uint32_t* state, size_t count) noexcept;
 
+/// The greatest of what is left of each number's bits without its sign: of magnitudes, which order
+/// as their bits do, infinity and NaN above all others.
+uint32_t GreatestMagnitude(const float* in, size_t count) noexcept;
+
+/// Factors of RoundLanes.
+struct LaneGrid {
+  double scale = 1;
+  double limit = 0;  // at most 2^31 - 1
+};
+
+/// out[i] = in[i] * scale, exact in double, clamped to -limit .. limit and rounded, halves to even;
+/// as int32. No number is NaN.
+void RoundLanes(const float* in, const LaneGrid& grid, uint32_t* out, size_t count) noexcept;
+
+/// out[i] = in[i], as int32, times step, rounded once to float32.
+void ScaleLanes(const uint32_t* in, double step, float* out, size_t count) noexcept;
+
+/// out[i] = the low octet of in[i]. out: count octets.
+void NarrowLanes(const uint32_t* in, std::byte* out, size_t count) noexcept;
+
 /// Lanes of 1 or 2 octets in memory's order, each a level minus `half`.
 struct LevelLanes {
   const std::byte* in = nullptr;

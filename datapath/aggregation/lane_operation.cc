@@ -59,11 +59,8 @@ class TableOperation : public LaneOperation {
   void Write(std::span<const uint32_t> state, PacketHeader* header,
              std::span<std::byte> out) const override {
     std::byte* lane = out.data() + kContributorBytes;
+    if (header->detail == 8) return NarrowLanes(state.data(), lane, state.size());
     for (const uint32_t sum : state) {
-      if (header->detail == 8) {
-        *lane++ = static_cast<std::byte>(sum);
-        continue;
-      }
       const auto low = static_cast<uint16_t>(sum);
       const uint16_t value = LittleEndian(*header) ? low : __builtin_bswap16(low);
       std::memcpy(lane, &value, sizeof value);

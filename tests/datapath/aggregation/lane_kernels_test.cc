@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "datapath/base/random.h"
@@ -144,6 +148,81 @@ TEST(LaneKernelsTest, SwapTurnsEveryLaneAndNothingElse) {
       ASSERT_EQ(LaneOf(out.data() + 1, i, true), LaneOf(c.in(), i, false)) << i << " of " << count;
     }
     EXPECT_EQ(out.front(), std::byte{0x5A});
+    EXPECT_EQ(out.back(), std::byte{0x5A});
+  }
+}
+
+/// Of every exponent, subnormal ones and zeros of both signs included; a quarter are halves.
+std::vector<float> RandomFloats(size_t count, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> x;
+  while (x.size() < count) {
+    const auto bits = static_cast<uint32_t>(random.Next());
+    if (random.Next() % 4 == 0) {
+      x.push_back(static_cast<float>(static_cast<int32_t>(bits) >> 16) + 0.5f);
+    } else if (const float value = std::bit_cast<float>(bits); std::isfinite(value)) {
+      x.push_back(random.Next() % 16 == 0 ? std::copysign(0.0f, value) : value);
+    }
+  }
+  return x;
+}
+
+TEST(LaneKernelsTest, TheGreatestMagnitudeIsFoundWhereverItIs) {
+  for (size_t count = 0; count <= kCountMax; ++count) {
+    std::vector<float> x = RandomFloats(count, count);
+    uint32_t expected = 0;
+    for (const float value : x) {
+      expected = std::max(expected, std::bit_cast<uint32_t>(std::fabs(value)));
+    }
+    ASSERT_EQ(GreatestMagnitude(x.data(), count), expected) << count;
+    for (size_t at = 0; at < count; ++at) {
+      for (const float odd : {-std::numeric_limits<float>::infinity(), std::nanf("")}) {
+        const float kept = std::exchange(x[at], odd);
+        ASSERT_GE(GreatestMagnitude(x.data(), count), 0x7F800000u) << at << " of " << count;
+        x[at] = kept;
+      }
+    }
+  }
+}
+
+TEST(LaneKernelsTest, LanesAreRoundedToTheGridAsNearbyintDoesAndKeptWithinTheLimit) {
+  for (size_t count = 0; count <= kCountMax; ++count) {
+    const std::vector<float> x = RandomFloats(count, 100 + count);
+    for (const int power : {-120, -3, 0, 1, 27, 150}) {
+      const LaneGrid grid{.scale = std::ldexp(1.0, power), .limit = std::ldexp(1.0, 29)};
+      std::vector<uint32_t> lanes(count + 1, 0x5A5A5A5A);
+      RoundLanes(x.data(), grid, lanes.data(), count);
+      for (size_t i = 0; i < count; ++i) {
+        const double exact = std::nearbyint(std::ldexp(static_cast<double>(x[i]), power));
+        ASSERT_EQ(static_cast<int32_t>(lanes[i]), std::clamp(exact, -grid.limit, grid.limit))
+            << x[i] << " at " << i << " of " << count << ", scaled by 2^" << power;
+      }
+      EXPECT_EQ(lanes.back(), 0x5A5A5A5Au);
+    }
+  }
+}
+
+TEST(LaneKernelsTest, LanesComeBackAsTheNearestNumber) {
+  for (size_t count = 0; count <= kCountMax; ++count) {
+    const std::vector<uint32_t> lanes = RandomLanes(count, 7 + count, false).state;
+    for (const int power : {-149, -30, 0, 90}) {
+      std::vector<float> x(count + 1, 3.0f);
+      ScaleLanes(lanes.data(), std::ldexp(1.0, power), x.data(), count);
+      for (size_t i = 0; i < count; ++i) {
+        const double exact = std::ldexp(static_cast<int32_t>(lanes[i]), power);
+        ASSERT_EQ(x[i], static_cast<float>(exact)) << i << " of " << count << ", 2^" << power;
+      }
+      EXPECT_EQ(x.back(), 3.0f);
+    }
+  }
+}
+
+TEST(LaneKernelsTest, NarrowKeepsTheLowOctet) {
+  for (size_t count = 0; count <= kCountMax; ++count) {
+    const std::vector<uint32_t> lanes = RandomLanes(count, count, false).state;
+    std::vector<std::byte> out(count + 1, std::byte{0x5A});
+    NarrowLanes(lanes.data(), out.data(), count);
+    for (size_t i = 0; i < count; ++i) ASSERT_EQ(out[i], static_cast<std::byte>(lanes[i] & 0xFF));
     EXPECT_EQ(out.back(), std::byte{0x5A});
   }
 }
