@@ -37,7 +37,7 @@ Environment, where attach() is not told otherwise:
   WEIR_TCP_PACING_BYTES_PER_S   the kernel sends at most so much to one peer; default: no limit
   WEIR_TCP_ZERO_COPY_BYTES_MIN  frames of so many bytes leave without a copy; default: none
   WEIR_TCP_EVENT_LOOP      epoll or, where build and kernel have it, io_uring; default epoll
-  WEIR_TCP_UNCHECKED       1: what this rank sends has no checksums but those of TCP and the network
+  WEIR_TCP_UNCHECKED       1: what this rank sends to other hosts has TCP's checksums alone
 """
 import atexit
 import os
