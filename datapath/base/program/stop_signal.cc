@@ -3,6 +3,8 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 
 namespace weir {
@@ -16,12 +18,28 @@ sigset_t StopSignals() {
   return signals;
 }
 
+std::atomic<pthread_t> holder;
+static_assert(std::atomic<pthread_t>::is_always_lock_free, "a signal handler reads it");
+
+// Runs in a thread that a library started before main, as OpenBLAS does when it is loaded: it does
+// not block the signal, and by default the process would end. The holder blocks it.
+void PassToHolder(int number) {
+  const int before = errno;
+  pthread_kill(holder.load(), number);
+  errno = before;
+}
+
 }  // namespace
 
 void HoldStopSignals() {
   signal(SIGPIPE, SIG_IGN);
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  holder = pthread_self();
+  struct sigaction pass = {};
+  pass.sa_handler = PassToHolder;
+  pass.sa_flags = SA_RESTART;
+  for (const int number : {SIGINT, SIGTERM}) sigaction(number, &pass, nullptr);
 }
 
 int WaitForStopSignal() {

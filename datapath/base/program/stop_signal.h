@@ -5,11 +5,12 @@
 
 namespace weir {
 
-/// Blocks SIGINT and SIGTERM and ignores SIGPIPE. To be called before any thread starts, as threads
-/// inherit the mask: only WaitForStopSignal then receives them.
+/// Blocks SIGINT and SIGTERM and ignores SIGPIPE. To be called before the program starts threads, as
+/// they inherit the mask: only WaitForStopSignal then receives them. A thread that is there already
+/// (libraries start some when they are loaded) passes them on to the caller's.
 void HoldStopSignals();
 
-/// Waits for one of them. Returns its number.
+/// Waits for one of them, in the thread that holds them. Returns its number.
 int WaitForStopSignal();
 
 /// As above, at most `patience`; 0: none came.

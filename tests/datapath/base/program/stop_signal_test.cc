@@ -40,5 +40,23 @@ TEST(StopSignalTest, OtherThreadsDoNotTakeIt) {
   EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), SIGTERM);
 }
 
+// Nor do those that a library started before main: they do not block the signal.
+TEST(StopSignalTest, ThreadsFromBeforePassItOn) {
+  std::jthread before([](std::stop_token stop) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int number : {SIGTERM, SIGINT}) sigaddset(&signals, number);
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    while (!stop.stop_requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  HoldStopSignals();
+  for (const int number : {SIGTERM, SIGINT}) {
+    pthread_kill(before.native_handle(), number);
+    EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), number);
+    kill(getpid(), number);
+    EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), number);
+  }
+}
+
 }  // namespace
 }  // namespace weir
