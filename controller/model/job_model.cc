@@ -106,6 +106,7 @@ struct JobModel::State {
   bool started = false;
   double last_decision_s = 0;
   double decided_bandwidth = 0, decided_latency_s = 0;
+  double planned_bandwidth = 0;  // what the decision for the plan in force saw; 0: not known
 
   double Now() const { return ToSeconds(clock.Now().time_since_epoch()); }
   CodecState* FindCodecState(const std::string& name, int bits);
@@ -121,6 +122,7 @@ struct JobModel::State {
   void WatchGain();
   void WatchDrift();
   void RaiseFollowUps();
+  std::string SincePlan() const;
   Status Missing() const;
   void FillCodecs(Snapshot* snapshot) const;
   void FillCollectives(Snapshot* snapshot) const;
@@ -266,6 +268,21 @@ void JobModel::State::WatchDrift() {
                                            StrCat(" (step ", step, ")"));
     decided_latency_s = latency_s;
   }
+}
+
+// Nothing may have been switched meanwhile, or something else be the trigger: who reads why a plan
+// ends wants to know how far the network is from what the plan was made for. Empty: not far, or the
+// change that is pending began there.
+std::string JobModel::State::SincePlan() const {
+  const auto apart = [](double a, double b) { return std::fabs(std::log(a / b)); };
+  const double bandwidth = network.Bandwidth(Now()).value;
+  if (!(planned_bandwidth > 0) || !(bandwidth > 0)) return "";
+  const double noise = std::max(kBandwidthDrift, 2 * network.filter().beta_log_deviation());
+  const bool told = pending.contains("bandwidth_change") &&
+                    apart(decided_bandwidth, planned_bandwidth) <= kBandwidthDrift;
+  if (told || apart(bandwidth, planned_bandwidth) <= noise) return "";
+  return StrCat("bandwidth ", BandwidthText(planned_bandwidth), " -> ", BandwidthText(bandwidth),
+                " since plan ", plan_version);
 }
 
 void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
@@ -471,6 +488,7 @@ void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, Pl
   if (!switched) return;
   s.in_use.Turn(std::move(layout), s.world, s.LinksOfNodes(),
                 UnpipelinedShare(s.buckets, s.collectives, s.world));
+  s.planned_bandwidth = s.decided_bandwidth;
   s.plan_since_s = s.Now();
   s.switches_s.push_back(s.plan_since_s);
   if (s.switches_s.size() > 1000) s.switches_s.pop_front();
@@ -516,11 +534,13 @@ std::optional<Trigger> JobModel::TakeTrigger(double periodic_s) {
     if (kind.empty() || UrgencyOf(name) > UrgencyOf(kind)) kind = name;
   }
   Trigger taken = s.pending[kind];
+  const auto add = [&](const std::string& detail) {
+    if (!detail.empty()) taken.detail += (taken.detail.empty() ? "" : "; ") + detail;
+  };
   for (const auto& [name, trigger] : s.pending) {
-    if (name != kind && !trigger.detail.empty()) {
-      taken.detail += (taken.detail.empty() ? "" : "; ") + trigger.detail;
-    }
+    if (name != kind) add(trigger.detail);
   }
+  add(s.SincePlan());
   s.pending.clear();
   s.last_decision_s = now_s;
   s.decided_bandwidth = s.network.Bandwidth(now_s).value;

@@ -18,6 +18,7 @@ constexpr double kLeaseRenewalS = 1;  // ranks take a lease to last 3 s at least
 constexpr double kKeptRecordIntervalS = 60;
 constexpr size_t kActualSteps = 10;
 constexpr size_t kPlansKept = 16;
+constexpr size_t kDetailBytesMax = 500;  // of a reason, before the next trigger is left out
 
 std::string MakeNonce(const std::string& job, uint64_t version, double unix_s) {
   uint64_t hash = Mix64(version);
@@ -87,7 +88,11 @@ std::optional<Trigger> Job::NextTrigger() {
     if (trigger->kind == "bandwidth_change" || trigger->kind == "latency_change") {
       monitor_.ForgivePrediction();
     }
-    if (!requested_.has_value() || requested_->kind == "periodic") requested_ = std::move(trigger);
+    if (!requested_.has_value() || requested_->kind == "periodic") {
+      requested_ = std::move(trigger);
+    } else if (!trigger->detail.empty() && requested_->detail.size() < kDetailBytesMax) {
+      requested_->detail += "; " + trigger->detail;  // one decision answers both
+    }
   }
   return requested_;
 }

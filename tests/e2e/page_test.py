@@ -5,7 +5,7 @@ import page_tools
 from cluster import FAST_MBPS, REFUSED, SKIP_REASON, SLOW_MBPS, Cluster
 
 DIRECTORY, MISSING = page_tools.browser_tools()
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 
 @unittest.skipIf(MISSING, MISSING)

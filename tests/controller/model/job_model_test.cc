@@ -209,6 +209,28 @@ TEST(JobModelTest, GainShiftTriggers) {
   EXPECT_THAT(trigger->detail, HasSubstr("gain at ratio 0.01"));
 }
 
+// Decisions that kept the plan, and triggers of other kinds, do not hide what became of the network.
+TEST(JobModelTest, TriggersTellTheNetworkSinceThePlan) {
+  FakeClock clock;
+  test::SimulatedJob job({}, clock);
+  for (int i = 0; i < 40; ++i) job.Step(kFast);
+  while (job.model().TakeTrigger(kNever).has_value()) {
+  }
+  EXPECT_EQ(job.model().TakeTrigger(0)->detail, "");
+  job.model().SetActivePlan(7, job.step(), PlanModel(3, ChoiceModel{"identity", "ring"}));
+  std::string first, last;
+  for (int i = 0; i < 30; ++i) {
+    job.Step({2e-4, 6.2e6});
+    const auto trigger = job.model().TakeTrigger(kNever);
+    if (trigger.has_value() && first.empty()) first = trigger->detail;
+  }
+  EXPECT_THAT(first, testing::Not(HasSubstr("since plan"))) << "the trigger says it itself";
+  const auto trigger = job.model().TakeTrigger(0);
+  EXPECT_EQ(trigger->kind, "periodic");
+  EXPECT_THAT(trigger->detail,
+              testing::MatchesRegex("bandwidth 1[0-9]+ MB/s -> [67][.0-9]* MB/s since plan 7"));
+}
+
 TEST(JobModelTest, PredictionsPrecedeTheirSamplesAndAreBounded) {
   FakeClock clock;
   test::SimulatedJob job({}, clock);

@@ -9,7 +9,7 @@ import {createInterface} from "node:readline";
 
 const {chromium} = createRequire(join(process.env.WEIR_NODE_MODULES, "x"))("playwright-core");
 const out = process.env.WEIR_PAGE_OUT;
-const stepTimeoutMs = 20000;
+const stepTimeoutMs = 40000;  // a training on the same cores goes on
 
 // weir-page-fixture; see there for what it can be told.
 export class Fixture {
