@@ -1,6 +1,7 @@
 // See job_model.h. One observation's way: StepAssembler joins the ranks; the network's part of each
 // bucket goes to NetworkModel, the codec's to CodecCalibrator, gains and ready times to the bucket;
-// what shifted becomes a trigger; MakeSnapshot writes it all down as plain data.
+// what shifted becomes a trigger (job_model_triggers.cc); MakeSnapshot writes it all down as plain
+// data.
 
 #include "controller/model/job_model.h"
 
@@ -9,45 +10,18 @@
 #include <map>
 #include <set>
 
-#include "controller/model/codec_calibrator.h"
 #include "controller/model/cost_model.h"
-#include "controller/model/format.h"
-#include "controller/model/job_estimates.h"
-#include "controller/model/network_model.h"
-#include "controller/model/plan_layout.h"
-#include "controller/model/ring_choice.h"
-#include "controller/model/shard_choice.h"
-#include "controller/model/step_assembler.h"
+#include "controller/model/job_model_state.h"
 
 namespace weir {
 namespace {
 
 constexpr size_t kPredictionsMax = 4096;
 constexpr double kFlapWindowS = 300;
-constexpr uint64_t kStartSteps = 3;
-// After a change the estimate still settles: a decision is offered again after so many steps.
-constexpr uint64_t kFollowUps[] = {2, 6};
-// How far an estimate may drift from what the last decision saw before a new one is due
-// (logarithms).
-constexpr double kBandwidthDrift = 0.25, kLatencyDrift = 0.5;
-// A latency that makes up less of a step than this is not worth a decision.
-constexpr double kLatencyShareMin = 0.02;
-constexpr double kReferenceRatio = 0.01;  // gain changes are watched here
-constexpr double kPayloadWeight = 0.1;
-constexpr double kLossWeight = 0.05;
 // Share of the gain that is left when ranks share indices, until measured.
 constexpr double kGainScalePrior = 0.7, kUnionGainScalePrior = 0.85;
 constexpr uint64_t kGainSteps = 5;
 constexpr uint64_t kCurveWaitSteps = 10;  // longer than ranks take to sample new buckets
-
-struct CodecState {
-  CodecModel model;
-  CodecCalibrator encode, decode;
-  Smoothed payload_log{kPayloadWeight};
-  Smoothed relative_loss{kLossWeight};  // measured on the job's gradients, by all ranks
-  explicit CodecState(const CodecModel& codec)
-      : model(codec), encode(codec.encode), decode(codec.decode) {}
-};
 
 /// The slowest rank holds up the others.
 CodecModel::Time Slower(const CodecModel::Time& a, const CodecModel::Time& b) {
@@ -56,81 +30,10 @@ CodecModel::Time Slower(const CodecModel::Time& a, const CodecModel::Time& b) {
           std::max(a.deviation_s_per_element, b.deviation_s_per_element)};
 }
 
-int UrgencyOf(const std::string& kind) {
-  if (kind == "bandwidth_change") return 4;
-  if (kind == "latency_change") return 3;
-  if (kind == "gain_change") return 2;
-  return kind == "start" ? 1 : 0;
-}
-
 }  // namespace
 
-struct JobModel::State {
-  State(std::string job_name, int job_world, const Clock& job_clock)
-      : job(std::move(job_name)),
-        world(std::max(1, job_world)),
-        clock(job_clock),
-        assembler(world),
-        network(world) {}
-
-  const std::string job;
-  const int world;
-  const Clock& clock;
-  StepAssembler assembler;
-  NetworkModel network;
-
-  std::map<int, std::pair<std::vector<CodecModel>, std::vector<CollectiveModel>>> offers;
-  std::vector<CollectiveModel> collectives;
-  std::vector<CodecState> codecs;
-  std::map<std::string, Smoothed> gain_scale_log;  // by collective
-  std::vector<BucketDefinition> buckets;
-  std::map<std::string, BucketEstimate> estimates;
-  std::map<int, std::string> nodes;
-
-  uint64_t plan_version = 0;
-  PlanModel plan;
-  LayoutInUse in_use;
-  double plan_since_s = -1e9;
-  std::deque<double> switches_s;
-
-  uint64_t step = 0, steps = 0;
-  uint64_t steps_before_buckets = 0;
-  RollingMedian compute_s{15}, step_s{9}, metadata_s{15};
-  Smoothed backward_s{0.1}, gain{0.2}, reference_gain{0.05};
-  std::optional<double> loss;
-  ChangeDetector gain_detector;
-  std::deque<PredictionRecord> predictions;
-
-  std::map<std::string, Trigger> pending;
-  std::vector<std::pair<uint64_t, Trigger>> follow_ups;  // at step
-  bool started = false;
-  double last_decision_s = 0;
-  double decided_bandwidth = 0, decided_latency_s = 0;
-  double planned_bandwidth = 0;  // what the decision for the plan in force saw; 0: not known
-
-  double Now() const { return ToSeconds(clock.Now().time_since_epoch()); }
-  CodecState* FindCodecState(const std::string& name, int bits);
-  int FindCollective(const std::string& name) const;
-  void Intersect();
-  void Learn(const AssembledStep& step);
-  void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
-                   std::vector<CollectiveSample>* samples);
-  NodeLinks LinksOfNodes() const { return LinksBetween(nodes, world, network.Links(Now())); }
-  void Raise(const std::string& kind, std::string detail);
-  void RaiseAndFollowUp(const std::string& kind, std::string detail);
-  void RaiseNetworkChange(const NetworkChange& change);
-  void WatchGain();
-  void WatchDrift();
-  void RaiseFollowUps();
-  std::string SincePlan() const;
-  Status Missing() const;
-  void FillCodecs(Snapshot* snapshot) const;
-  void FillCollectives(Snapshot* snapshot) const;
-  void FillBuckets(Snapshot* snapshot) const;
-};
-
-CodecState* JobModel::State::FindCodecState(const std::string& name, int bits) {
-  for (CodecState& codec : codecs) {
+CodecEstimate* JobModel::State::FindEstimate(const std::string& name, int bits) {
+  for (CodecEstimate& codec : codecs) {
     if (codec.model.name == name && (bits == 0 || codec.model.bits == bits)) return &codec;
   }
   return nullptr;
@@ -147,7 +50,7 @@ void JobModel::State::Intersect() {
   const auto named = [](const auto& list, const std::string& name) {
     return std::any_of(list.begin(), list.end(), [&](const auto& one) { return one.name == name; });
   };
-  std::vector<CodecState> kept;
+  std::vector<CodecEstimate> kept;
   collectives.clear();
   const auto& [first_codecs, first_collectives] = offers.begin()->second;
   for (CodecModel codec : first_codecs) {
@@ -166,9 +69,9 @@ void JobModel::State::Intersect() {
       codec.decode = Slower(codec.decode, one->decode);
     }
     ApplyPriorTimes(&codec);
-    CodecState* known = FindCodecState(codec.name, codec.bits);
+    CodecEstimate* known = FindEstimate(codec.name, codec.bits);
     const bool ran = known != nullptr && known->encode.samples() > 0;
-    kept.push_back(ran ? std::move(*known) : CodecState(codec));
+    kept.push_back(ran ? std::move(*known) : CodecEstimate(codec));
   }
   for (const CollectiveModel& collective : first_collectives) {
     const bool everywhere = std::all_of(offers.begin(), offers.end(), [&](const auto& offer) {
@@ -180,116 +83,11 @@ void JobModel::State::Intersect() {
   network.SetCollectives(collectives);
 }
 
-void JobModel::State::Raise(const std::string& kind, std::string detail) {
-  Trigger& trigger = pending[kind];
-  // The first of a kind names the step; the newest knows best what happened.
-  if (trigger.kind.empty()) trigger.step = step;
-  trigger.kind = kind;
-  trigger.detail = std::move(detail);
-}
-
-void JobModel::State::RaiseAndFollowUp(const std::string& kind, std::string detail) {
-  Raise(kind, std::move(detail));
-  std::erase_if(follow_ups, [&](const auto& entry) { return entry.second.kind == kind; });
-  for (const uint64_t later : kFollowUps) follow_ups.push_back({step + later, pending[kind]});
-}
-
-void JobModel::State::RaiseNetworkChange(const NetworkChange& change) {
-  const std::string at = StrCat(" (step ", step, ")");
-  if (change.bandwidth) {
-    RaiseAndFollowUp("bandwidth_change", "bandwidth " + BandwidthText(change.bandwidth_before) +
-                                             " -> " + BandwidthText(change.bandwidth_after) + at);
-  }
-  if (change.latency) {
-    RaiseAndFollowUp("latency_change", "latency " + SecondsText(change.latency_before) + " -> " +
-                                           SecondsText(change.latency_after) + at);
-  }
-}
-
-void JobModel::State::RaiseFollowUps() {
-  for (const auto& [at, trigger] : follow_ups) {
-    if (at != step) continue;
-    const auto found = pending.try_emplace(trigger.kind, trigger);
-    if (found.second) found.first->second.detail += ", settled";
-  }
-  std::erase_if(follow_ups, [&](const auto& entry) { return entry.first <= step; });
-}
-
-void JobModel::State::WatchGain() {
-  double weighted = 0, elements = 0;
-  for (const BucketDefinition& bucket : buckets) {
-    const auto found = estimates.find(bucket.key);
-    if (found == estimates.end() || found->second.gains.empty()) return;
-    BucketModel model;
-    model.gain_ratios = found->second.gain_ratios;
-    model.gains = found->second.gains;
-    CodecModel selection;
-    selection.error_model = "selection";
-    weighted += static_cast<double>(bucket.elements) *
-                PredictGain(selection, CollectiveModel{}, model, kReferenceRatio, world);
-    elements += static_cast<double>(bucket.elements);
-  }
-  if (!(elements > 0) || !(weighted > 0)) return;
-  const double value = std::log(weighted / elements);
-  const double before = reference_gain.value_or(value);
-  reference_gain.Add(value);
-  // Curves are averages already: a tenth is a lot.
-  if (gain_detector.Add((value - before) / 0.1) == 0) return;
-  Raise("gain_change", "gain at ratio " + NumberText(kReferenceRatio) + " " +
-                           NumberText(std::exp(before)) + " -> " + NumberText(std::exp(value)) +
-                           StrCat(" (step ", step, ")"));
-  reference_gain = Smoothed(0.05);
-  reference_gain.Add(value);
-}
-
-void JobModel::State::WatchDrift() {
-  if (!started || decided_bandwidth <= 0) return;
-  const double now_s = Now();
-  const double bandwidth = network.Bandwidth(now_s).value, latency_s = network.Latency(now_s).value;
-  const bool sure = network.filter().beta_log_deviation() < 0.5 * kBandwidthDrift;
-  if (sure && std::fabs(std::log(bandwidth / decided_bandwidth)) > kBandwidthDrift) {
-    RaiseAndFollowUp("bandwidth_change", "bandwidth drifted " + BandwidthText(decided_bandwidth) +
-                                             " -> " + BandwidthText(bandwidth) +
-                                             StrCat(" (step ", step, ")"));
-    decided_bandwidth = bandwidth;
-  }
-  double messages = 0;
-  const NodeLayout layout = LayoutOf(network.memory());
-  for (const ChoiceModel& choice : plan) {
-    const int c = FindCollective(choice.collective);
-    if (c >= 0) messages += FeaturesOf(collectives[c], world, layout).latency;
-  }
-  const double moved_s = messages * std::fabs(latency_s - decided_latency_s);
-  const bool certain = network.filter().alpha_log_deviation() < 0.5 * kLatencyDrift;
-  if (certain && moved_s > kLatencyShareMin * step_s.Get().value &&
-      std::fabs(std::log(latency_s / decided_latency_s)) > kLatencyDrift) {
-    RaiseAndFollowUp("latency_change", "latency drifted " + SecondsText(decided_latency_s) +
-                                           " -> " + SecondsText(latency_s) +
-                                           StrCat(" (step ", step, ")"));
-    decided_latency_s = latency_s;
-  }
-}
-
-// Nothing may have been switched meanwhile, or something else be the trigger: who reads why a plan
-// ends wants to know how far the network is from what the plan was made for. Empty: not far, or the
-// change that is pending began there.
-std::string JobModel::State::SincePlan() const {
-  const auto apart = [](double a, double b) { return std::fabs(std::log(a / b)); };
-  const double bandwidth = network.Bandwidth(Now()).value;
-  if (!(planned_bandwidth > 0) || !(bandwidth > 0)) return "";
-  const double noise = std::max(kBandwidthDrift, 2 * network.filter().beta_log_deviation());
-  const bool told = pending.contains("bandwidth_change") &&
-                    apart(decided_bandwidth, planned_bandwidth) <= kBandwidthDrift;
-  if (told || apart(bandwidth, planned_bandwidth) <= noise) return "";
-  return StrCat("bandwidth ", BandwidthText(planned_bandwidth), " -> ", BandwidthText(bandwidth),
-                " since plan ", plan_version);
-}
-
 void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
                                   std::vector<CollectiveSample>* samples) {
   const auto definition = std::find_if(buckets.begin(), buckets.end(),
                                        [&](const auto& one) { return one.key == bucket.key; });
-  CodecState* codec = FindCodecState(bucket.codec, bucket.bits);
+  CodecEstimate* codec = FindEstimate(bucket.codec, bucket.bits);
   const int collective = FindCollective(bucket.collective);
   if (definition == buckets.end() || codec == nullptr || definition->elements == 0) return;
   const double elements = static_cast<double>(definition->elements);
@@ -393,7 +191,7 @@ Status JobModel::State::Missing() const {
 }
 
 void JobModel::State::FillCodecs(Snapshot* snapshot) const {
-  for (const CodecState& codec : codecs) {
+  for (const CodecEstimate& codec : codecs) {
     CodecModel model = codec.model;
     if (codec.encode.samples() > 0) model.encode = codec.encode.Time();
     if (codec.decode.samples() > 0) model.decode = codec.decode.Time();
@@ -503,7 +301,7 @@ void JobModel::OnStep(const StepObservation& observation) {
     if (known) s.estimates[curve.bucket].AddCurve(curve);
   }
   for (const CodecLossObservation& seen : observation.codec_losses) {
-    CodecState* codec = s.FindCodecState(seen.codec, seen.bits);
+    CodecEstimate* codec = s.FindEstimate(seen.codec, seen.bits);
     if (codec != nullptr) codec->relative_loss.Add(seen.relative_loss);
   }
   AddDensities(observation, s.Now(), &s.estimates);
@@ -515,37 +313,6 @@ void JobModel::OnStep(const StepObservation& observation) {
 
 void JobModel::OnLink(const LinkObservation& observation) {
   state_->network.AddLink(state_->Now(), observation);
-}
-
-std::optional<Trigger> JobModel::TakeTrigger(double periodic_s) {
-  State& s = *state_;
-  if (!s.Missing().ok()) return std::nullopt;  // what is pending stays
-  if (!s.started) {
-    if (s.steps < kStartSteps) return std::nullopt;
-    s.started = true;
-    if (s.pending.empty()) s.Raise("start", "");
-  }
-  const double now_s = s.Now();
-  if (s.pending.empty() && now_s - s.last_decision_s >= periodic_s) s.Raise("periodic", "");
-  if (s.pending.empty()) return std::nullopt;
-  // One decision answers everything that is pending; the most urgent names it.
-  std::string kind;
-  for (const auto& [name, trigger] : s.pending) {
-    if (kind.empty() || UrgencyOf(name) > UrgencyOf(kind)) kind = name;
-  }
-  Trigger taken = s.pending[kind];
-  const auto add = [&](const std::string& detail) {
-    if (!detail.empty()) taken.detail += (taken.detail.empty() ? "" : "; ") + detail;
-  };
-  for (const auto& [name, trigger] : s.pending) {
-    if (name != kind) add(trigger.detail);
-  }
-  add(s.SincePlan());
-  s.pending.clear();
-  s.last_decision_s = now_s;
-  s.decided_bandwidth = s.network.Bandwidth(now_s).value;
-  s.decided_latency_s = s.network.Latency(now_s).value;
-  return taken;
 }
 
 std::string JobModel::BandwidthProbeReason() const {

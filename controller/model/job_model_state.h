@@ -1,0 +1,96 @@
+#pragma once
+// What JobModel keeps of a job; for job_model*.cc alone.
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "controller/model/change_detector.h"
+#include "controller/model/codec_calibrator.h"
+#include "controller/model/job_estimates.h"
+#include "controller/model/job_model.h"
+#include "controller/model/network_model.h"
+#include "controller/model/plan_layout.h"
+#include "controller/model/ring_choice.h"
+#include "controller/model/shard_choice.h"
+#include "controller/model/step_assembler.h"
+
+namespace weir {
+
+struct CodecEstimate {
+  CodecModel model;
+  CodecCalibrator encode, decode;
+  Smoothed payload_log{0.1};
+  Smoothed relative_loss{0.05};  // measured on the job's gradients, by all ranks
+  explicit CodecEstimate(const CodecModel& codec)
+      : model(codec), encode(codec.encode), decode(codec.decode) {}
+};
+
+struct JobModel::State {
+  State(std::string job_name, int job_world, const Clock& job_clock)
+      : job(std::move(job_name)),
+        world(std::max(1, job_world)),
+        clock(job_clock),
+        assembler(world),
+        network(world) {}
+
+  const std::string job;
+  const int world;
+  const Clock& clock;
+  StepAssembler assembler;
+  NetworkModel network;
+
+  std::map<int, std::pair<std::vector<CodecModel>, std::vector<CollectiveModel>>> offers;
+  std::vector<CollectiveModel> collectives;
+  std::vector<CodecEstimate> codecs;
+  std::map<std::string, Smoothed> gain_scale_log;  // by collective
+  std::vector<BucketDefinition> buckets;
+  std::map<std::string, BucketEstimate> estimates;
+  std::map<int, std::string> nodes;
+
+  uint64_t plan_version = 0;
+  PlanModel plan;
+  LayoutInUse in_use;
+  double plan_since_s = -1e9;
+  std::deque<double> switches_s;
+
+  uint64_t step = 0, steps = 0;
+  uint64_t steps_before_buckets = 0;
+  RollingMedian compute_s{15}, step_s{9}, metadata_s{15};
+  Smoothed backward_s{0.1}, gain{0.2}, reference_gain{0.05};
+  std::optional<double> loss;
+  ChangeDetector gain_detector;
+  std::deque<PredictionRecord> predictions;
+
+  std::map<std::string, Trigger> pending;
+  std::vector<std::pair<uint64_t, Trigger>> follow_ups;  // at step
+  bool started = false;
+  double last_decision_s = 0;
+  double decided_bandwidth = 0, decided_latency_s = 0;
+  double planned_bandwidth = 0;  // what the decision for the plan in force saw; 0: not known
+
+  double Now() const { return ToSeconds(clock.Now().time_since_epoch()); }
+  CodecEstimate* FindEstimate(const std::string& name, int bits);
+  int FindCollective(const std::string& name) const;
+  void Intersect();
+  void Learn(const AssembledStep& step);
+  void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
+                   std::vector<CollectiveSample>* samples);
+  NodeLinks LinksOfNodes() const { return LinksBetween(nodes, world, network.Links(Now())); }
+  void Raise(const std::string& kind, std::string detail);
+  void RaiseAndFollowUp(const std::string& kind, std::string detail);
+  void RaiseNetworkChange(const NetworkChange& change);
+  void WatchGain();
+  void WatchDrift();
+  void RaiseFollowUps();
+  std::string SincePlan() const;
+  Status Missing() const;
+  void FillCodecs(Snapshot* snapshot) const;
+  void FillCollectives(Snapshot* snapshot) const;
+  void FillBuckets(Snapshot* snapshot) const;
+};
+
+}  // namespace weir

@@ -1,0 +1,168 @@
+// What shifted becomes a trigger; see job_model.h.
+
+#include <algorithm>
+#include <cmath>
+
+#include "controller/model/cost_model.h"
+#include "controller/model/format.h"
+#include "controller/model/job_model_state.h"
+
+namespace weir {
+namespace {
+
+constexpr uint64_t kStartSteps = 3;
+// After a change the estimate still settles: a decision is offered again after so many steps.
+constexpr uint64_t kFollowUps[] = {2, 6};
+// How far an estimate may drift from what the last decision saw before a new one is due
+// (logarithms).
+constexpr double kBandwidthDrift = 0.25, kLatencyDrift = 0.5;
+// A latency that makes up less of a step than this is not worth a decision.
+constexpr double kLatencyShareMin = 0.02;
+constexpr double kReferenceRatio = 0.01;  // gain changes are watched here
+
+int UrgencyOf(const std::string& kind) {
+  if (kind == "bandwidth_change") return 4;
+  if (kind == "latency_change") return 3;
+  if (kind == "gain_change") return 2;
+  return kind == "start" ? 1 : 0;
+}
+
+}  // namespace
+
+void JobModel::State::Raise(const std::string& kind, std::string detail) {
+  Trigger& trigger = pending[kind];
+  // The first of a kind names the step; the newest knows best what happened.
+  if (trigger.kind.empty()) trigger.step = step;
+  trigger.kind = kind;
+  trigger.detail = std::move(detail);
+}
+
+void JobModel::State::RaiseAndFollowUp(const std::string& kind, std::string detail) {
+  Raise(kind, std::move(detail));
+  std::erase_if(follow_ups, [&](const auto& entry) { return entry.second.kind == kind; });
+  for (const uint64_t later : kFollowUps) follow_ups.push_back({step + later, pending[kind]});
+}
+
+void JobModel::State::RaiseNetworkChange(const NetworkChange& change) {
+  const std::string at = StrCat(" (step ", step, ")");
+  if (change.bandwidth) {
+    RaiseAndFollowUp("bandwidth_change", "bandwidth " + BandwidthText(change.bandwidth_before) +
+                                             " -> " + BandwidthText(change.bandwidth_after) + at);
+  }
+  if (change.latency) {
+    RaiseAndFollowUp("latency_change", "latency " + SecondsText(change.latency_before) + " -> " +
+                                           SecondsText(change.latency_after) + at);
+  }
+}
+
+void JobModel::State::RaiseFollowUps() {
+  for (const auto& [at, trigger] : follow_ups) {
+    if (at != step) continue;
+    const auto found = pending.try_emplace(trigger.kind, trigger);
+    if (found.second) found.first->second.detail += ", settled";
+  }
+  std::erase_if(follow_ups, [&](const auto& entry) { return entry.first <= step; });
+}
+
+void JobModel::State::WatchGain() {
+  double weighted = 0, elements = 0;
+  for (const BucketDefinition& bucket : buckets) {
+    const auto found = estimates.find(bucket.key);
+    if (found == estimates.end() || found->second.gains.empty()) return;
+    BucketModel model;
+    model.gain_ratios = found->second.gain_ratios;
+    model.gains = found->second.gains;
+    CodecModel selection;
+    selection.error_model = "selection";
+    weighted += static_cast<double>(bucket.elements) *
+                PredictGain(selection, CollectiveModel{}, model, kReferenceRatio, world);
+    elements += static_cast<double>(bucket.elements);
+  }
+  if (!(elements > 0) || !(weighted > 0)) return;
+  const double value = std::log(weighted / elements);
+  const double before = reference_gain.value_or(value);
+  reference_gain.Add(value);
+  // Curves are averages already: a tenth is a lot.
+  if (gain_detector.Add((value - before) / 0.1) == 0) return;
+  Raise("gain_change", "gain at ratio " + NumberText(kReferenceRatio) + " " +
+                           NumberText(std::exp(before)) + " -> " + NumberText(std::exp(value)) +
+                           StrCat(" (step ", step, ")"));
+  reference_gain = Smoothed(0.05);
+  reference_gain.Add(value);
+}
+
+void JobModel::State::WatchDrift() {
+  if (!started || decided_bandwidth <= 0) return;
+  const double now_s = Now();
+  const double bandwidth = network.Bandwidth(now_s).value, latency_s = network.Latency(now_s).value;
+  const bool sure = network.filter().beta_log_deviation() < 0.5 * kBandwidthDrift;
+  if (sure && std::fabs(std::log(bandwidth / decided_bandwidth)) > kBandwidthDrift) {
+    RaiseAndFollowUp("bandwidth_change", "bandwidth drifted " + BandwidthText(decided_bandwidth) +
+                                             " -> " + BandwidthText(bandwidth) +
+                                             StrCat(" (step ", step, ")"));
+    decided_bandwidth = bandwidth;
+  }
+  double messages = 0;
+  const NodeLayout layout = LayoutOf(network.memory());
+  for (const ChoiceModel& choice : plan) {
+    const int c = FindCollective(choice.collective);
+    if (c >= 0) messages += FeaturesOf(collectives[c], world, layout).latency;
+  }
+  const double moved_s = messages * std::fabs(latency_s - decided_latency_s);
+  const bool certain = network.filter().alpha_log_deviation() < 0.5 * kLatencyDrift;
+  if (certain && moved_s > kLatencyShareMin * step_s.Get().value &&
+      std::fabs(std::log(latency_s / decided_latency_s)) > kLatencyDrift) {
+    RaiseAndFollowUp("latency_change", "latency drifted " + SecondsText(decided_latency_s) +
+                                           " -> " + SecondsText(latency_s) +
+                                           StrCat(" (step ", step, ")"));
+    decided_latency_s = latency_s;
+  }
+}
+
+// Nothing may have been switched meanwhile, or something else be the trigger: who reads why a plan
+// ends wants to know how far the network is from what the plan was made for. Empty: not far, or the
+// change that is pending began there.
+std::string JobModel::State::SincePlan() const {
+  const auto apart = [](double a, double b) { return std::fabs(std::log(a / b)); };
+  const double bandwidth = network.Bandwidth(Now()).value;
+  if (!(planned_bandwidth > 0) || !(bandwidth > 0)) return "";
+  const double noise = std::max(kBandwidthDrift, 2 * network.filter().beta_log_deviation());
+  const bool told = pending.contains("bandwidth_change") &&
+                    apart(decided_bandwidth, planned_bandwidth) <= kBandwidthDrift;
+  if (told || apart(bandwidth, planned_bandwidth) <= noise) return "";
+  return StrCat("bandwidth ", BandwidthText(planned_bandwidth), " -> ", BandwidthText(bandwidth),
+                " since plan ", plan_version);
+}
+
+std::optional<Trigger> JobModel::TakeTrigger(double periodic_s) {
+  State& s = *state_;
+  if (!s.Missing().ok()) return std::nullopt;  // what is pending stays
+  if (!s.started) {
+    if (s.steps < kStartSteps) return std::nullopt;
+    s.started = true;
+    if (s.pending.empty()) s.Raise("start", "");
+  }
+  const double now_s = s.Now();
+  if (s.pending.empty() && now_s - s.last_decision_s >= periodic_s) s.Raise("periodic", "");
+  if (s.pending.empty()) return std::nullopt;
+  // One decision answers everything that is pending; the most urgent names it.
+  std::string kind;
+  for (const auto& [name, trigger] : s.pending) {
+    if (kind.empty() || UrgencyOf(name) > UrgencyOf(kind)) kind = name;
+  }
+  Trigger taken = s.pending[kind];
+  const auto add = [&](const std::string& detail) {
+    if (!detail.empty()) taken.detail += (taken.detail.empty() ? "" : "; ") + detail;
+  };
+  for (const auto& [name, trigger] : s.pending) {
+    if (name != kind) add(trigger.detail);
+  }
+  add(s.SincePlan());
+  s.pending.clear();
+  s.last_decision_s = now_s;
+  s.decided_bandwidth = s.network.Bandwidth(now_s).value;
+  s.decided_latency_s = s.network.Latency(now_s).value;
+  return taken;
+}
+
+}  // namespace weir
