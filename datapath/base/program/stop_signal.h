@@ -5,9 +5,9 @@
 
 namespace weir {
 
-/// Blocks SIGINT and SIGTERM and ignores SIGPIPE. To be called before the program starts threads, as
-/// they inherit the mask: only WaitForStopSignal then receives them. A thread that is there already
-/// (libraries start some when they are loaded) passes them on to the caller's.
+/// Blocks SIGINT and SIGTERM and ignores SIGPIPE. To be called before the program starts threads,
+/// as they inherit the mask: only WaitForStopSignal then receives them. A thread that is there
+/// already (libraries start some when they are loaded) passes them on to the caller's.
 void HoldStopSignals();
 
 /// Waits for one of them, in the thread that holds them. Returns its number.

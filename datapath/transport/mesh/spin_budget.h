@@ -18,6 +18,10 @@ class SpinBudget {
   static constexpr Duration kMax = std::chrono::microseconds(50);
   /// News this long ago make a wait one of an operation in progress.
   static constexpr Duration kPause = std::chrono::microseconds(200);
+  /// Looking so long without a yield is cheaper than yields, where ranks have a core each.
+  static constexpr Duration kAlone = std::chrono::microseconds(10);
+  /// A yield that took longer gave the core to somebody.
+  static constexpr Duration kGiven = std::chrono::microseconds(6);
 
   Duration limit(TimePoint now) const {
     return now < barred_until_ ? Duration(0) : limit_[InOperation(now)];

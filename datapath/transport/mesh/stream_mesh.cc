@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <thread>
 
 namespace weir::mesh {
 namespace {
@@ -37,6 +38,7 @@ StreamMesh::~StreamMesh() {
 Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
   WEIR_ASSIGN_OR_RETURN(Streams streams, MakeStreams(addresses, deadline));
   listener_ = UniqueFd();  // the mesh is complete: strangers find nobody
+  unsigned neighbours = 0;
   for (int r = 0; r < world(); ++r) {
     connections_.emplace_back();
     if (r == rank()) continue;
@@ -44,8 +46,11 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
     connections_[r] =
         std::make_unique<Connection>(rank(), r, addresses[r], stream, options().checksums);
     if (stream.shares_memory()) shared_.push_back(connections_[r].get());
+    if (!stream.checks_payload()) ++neighbours;  // nothing on the way: it is on this host
     WEIR_RETURN_IF_ERROR(stream.Register(events(), static_cast<uint32_t>(r)));
   }
+  // Of those that this process may use. 0: not known.
+  crowded_ = neighbours + 1 > std::thread::hardware_concurrency();
   MutexLock lock(streams_mutex_);
   streams_ = std::move(streams);
   return OkStatus();
@@ -88,10 +93,14 @@ Status StreamMesh::LookForSilence(TimePoint now) {
   return OkStatus();
 }
 
-// True when some shared memory, or else with `sockets` some socket, has news. Yields at every turn:
-// where ranks outnumber the cores, the awaited one may need this core.
+// True when some shared memory, or else with `sockets` some socket, has news. Where ranks outnumber
+// the cores it yields at every turn: the awaited one may need this core. Elsewhere only after a
+// while, as a yield takes as long as a message; and if somebody ran meanwhile, it sleeps at once:
+// two ranks that take turns on one core would stay there, a sleeper is woken on an idle one.
 StatusOr<bool> StreamMesh::Spin(TimePoint now, bool sockets) {
-  const TimePoint end = now + std::max(spin_.limit(now), options().busy_poll);
+  const TimePoint asked = now + options().busy_poll;
+  const TimePoint end = std::max(now + spin_.limit(now), asked);
+  const TimePoint polite = crowded_ ? now : now + SpinBudget::kAlone;
   for (;;) {
     for (Connection* connection : shared_) {
       if (connection->HasNews()) return true;
@@ -102,9 +111,11 @@ StatusOr<bool> StreamMesh::Spin(TimePoint now, bool sockets) {
       WEIR_ASSIGN_OR_RETURN(const int events, TakeEvents(Duration(0)));
       if (events > 0) return true;
     }
+    if (before < polite) continue;
     sched_yield();
     const TimePoint after = RealClock().Now();
     spin_.OnYield(after, after - before);
+    if (!crowded_ && after >= asked && after - before > SpinBudget::kGiven) return false;
   }
 }
 

@@ -54,6 +54,7 @@ class StreamMesh : public MeshTransport {
 
   UniqueFd listener_;
   SpinBudget spin_;
+  bool crowded_ = true;                                   // more ranks than cores on this host
   TimePoint next_look_{};                                 // for silent hosts
   std::vector<std::unique_ptr<Connection>> connections_;  // by rank; none for the own one
   std::vector<Connection*> shared_;                       // those over shared memory

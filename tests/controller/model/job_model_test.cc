@@ -209,7 +209,8 @@ TEST(JobModelTest, GainShiftTriggers) {
   EXPECT_THAT(trigger->detail, HasSubstr("gain at ratio 0.01"));
 }
 
-// Decisions that kept the plan, and triggers of other kinds, do not hide what became of the network.
+// Decisions that kept the plan, and triggers of other kinds, do not hide what became of the
+// network.
 TEST(JobModelTest, TriggersTellTheNetworkSinceThePlan) {
   FakeClock clock;
   test::SimulatedJob job({}, clock);
