@@ -10,8 +10,10 @@ namespace weir {
 namespace {
 const ChecksumKernels& Kernels() {
   static const ChecksumKernels& chosen = []() -> const ChecksumKernels& {
-    const ChecksumKernels* wide = Avx2ChecksumKernels();
-    return wide != nullptr ? *wide : BaselineChecksumKernels();
+    for (const ChecksumKernels* wide : {Avx512ChecksumKernels(), Avx2ChecksumKernels()}) {
+      if (wide != nullptr) return *wide;
+    }
+    return BaselineChecksumKernels();
   }();
   return chosen;
 }

@@ -14,7 +14,8 @@ struct ChecksumKernels {
 };
 
 const ChecksumKernels& BaselineChecksumKernels();
-/// Null where the CPU or the compiler lacks AVX2.
+/// Null where the CPU or the compiler lacks AVX2 and AVX-512.
 const ChecksumKernels* Avx2ChecksumKernels();
+const ChecksumKernels* Avx512ChecksumKernels();
 
 }  // namespace weir

@@ -29,9 +29,11 @@ TEST(ChecksumTest, IsTheLowHalfOfXxh3) {
   EXPECT_EQ(Checksum({}), 0x38d394c2u);
 }
 
-TEST(ChecksumTest, EveryInstructionSetAgrees) {
-  const ChecksumKernels* wide = Avx2ChecksumKernels();
-  if (wide == nullptr) GTEST_SKIP() << "no AVX2 on this machine";
+class WideChecksumTest : public testing::TestWithParam<const ChecksumKernels*> {};
+
+TEST_P(WideChecksumTest, AgreesWithTheBaseline) {
+  const ChecksumKernels* wide = GetParam();
+  if (wide == nullptr) GTEST_SKIP() << "this machine lacks the instructions";
   for (const size_t size : kSizes) {
     const auto bytes = Pattern(size);
     EXPECT_EQ(wide->hash(bytes.data(), size), BaselineChecksumKernels().hash(bytes.data(), size))
@@ -45,6 +47,10 @@ TEST(ChecksumTest, EveryInstructionSetAgrees) {
     EXPECT_EQ(wide->digest(state[0]), BaselineChecksumKernels().digest(state[1])) << size;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Sets, WideChecksumTest,
+                         testing::Values(Avx2ChecksumKernels(), Avx512ChecksumKernels()),
+                         [](const auto& info) { return info.index == 0 ? "avx2" : "avx512"; });
 
 TEST(ChecksumTest, StreamEqualsWholeHoweverItIsCut) {
   constexpr uint64_t kSeed = 31;
