@@ -67,6 +67,25 @@ HWY_INLINE float ScaleLane(uint32_t lane, double step) {
   return static_cast<float>(static_cast<int32_t>(lane) * step);
 }
 
+HWY_INLINE uint32_t HostLane(const std::byte* in, size_t i, bool little_endian) {
+  uint32_t lane;
+  std::memcpy(&lane, in + i * 4, sizeof lane);
+  return little_endian ? lane : __builtin_bswap32(lane);
+}
+
+HWY_INLINE bool AddToFrom(const std::byte* in, bool little_endian, const uint32_t* state,
+                          std::byte* out, size_t i, size_t count) {
+  uint32_t wrapped = 0;
+  for (; i < count; ++i) {
+    const uint32_t addend = HostLane(in, i, little_endian);
+    const uint32_t sum = state[i] + addend;
+    wrapped |= (state[i] ^ sum) & (addend ^ sum);
+    const uint32_t lane = little_endian ? sum : __builtin_bswap32(sum);
+    std::memcpy(out + i * 4, &lane, sizeof lane);
+  }
+  return wrapped >> 31 != 0;
+}
+
 #if HWY_TARGET == HWY_SCALAR
 uint32_t GreatestAll(const float* in, size_t count) {
   uint32_t greatest = 0;
@@ -86,12 +105,6 @@ void NarrowAll(const uint32_t* in, std::byte* out, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = static_cast<std::byte>(in[i]);
 }
 
-HWY_INLINE uint32_t HostLane(const std::byte* in, size_t i, bool little_endian) {
-  uint32_t lane;
-  std::memcpy(&lane, in + i * 4, sizeof lane);
-  return little_endian ? lane : __builtin_bswap32(lane);
-}
-
 bool AddAll(const std::byte* in, bool little_endian, uint32_t* state, size_t count) {
   uint32_t wrapped = 0;
   for (size_t i = 0; i < count; ++i) {
@@ -101,6 +114,11 @@ bool AddAll(const std::byte* in, bool little_endian, uint32_t* state, size_t cou
     state[i] = sum;
   }
   return wrapped >> 31 != 0;
+}
+
+bool AddToAll(const std::byte* in, bool little_endian, const uint32_t* state, std::byte* out,
+              size_t count) {
+  return AddToFrom(in, little_endian, state, out, 0, count);
 }
 
 void MaxAll(const std::byte* in, bool little_endian, uint32_t* state, size_t count) {
@@ -225,18 +243,46 @@ HWY_INLINE void EachVector(const std::byte* in, uint32_t* state, size_t count, S
   std::memcpy(state + i, rest, (count - i) * 4);
 }
 
+// A set sign bit: the operands agreed in sign, and the sum does not.
+HWY_INLINE VU32 Wrapped(VU32 a, VU32 b, VU32 sum) {
+  return hn::And(hn::Xor(a, sum), hn::Xor(b, sum));
+}
+
+HWY_INLINE bool AnySignBit(VU32 lanes) {
+  const hn::RebindToSigned<U32> ds;
+  return !hn::AllFalse(ds, hn::Lt(hn::BitCast(ds, lanes), hn::Zero(ds)));
+}
+
 template <bool kSwap>
 HWY_INLINE bool AddVectors(const std::byte* in, uint32_t* state, size_t count) {
   const U32 d;
   VU32 wrapped = hn::Zero(d);
   EachVector<kSwap>(in, state, count, [&wrapped](VU32 addend, VU32 before) HWY_ATTR {
     const VU32 sum = hn::Add(addend, before);
-    // A set sign bit: the operands agreed in sign, and the sum does not.
-    wrapped = hn::Or(wrapped, hn::And(hn::Xor(before, sum), hn::Xor(addend, sum)));
+    wrapped = hn::Or(wrapped, Wrapped(addend, before, sum));
     return sum;
   });
-  const hn::RebindToSigned<U32> ds;
-  return !hn::AllFalse(ds, hn::Lt(hn::BitCast(ds, wrapped), hn::Zero(ds)));
+  return AnySignBit(wrapped);
+}
+
+template <bool kSwap>
+HWY_INLINE bool AddVectorsTo(const std::byte* in, const uint32_t* state, std::byte* out,
+                             size_t count) {
+  const U32 d;
+  const size_t width = hn::Lanes(d);
+  const auto order = SwapOrder();
+  VU32 wrapped = hn::Zero(d);
+  size_t i = 0;
+  for (; i + width <= count; i += width) {
+    const VU32 addend = HostLanes<kSwap>(in + i * 4, order), before = hn::LoadU(d, state + i);
+    const VU32 sum = hn::Add(addend, before);
+    wrapped = hn::Or(wrapped, Wrapped(addend, before, sum));
+    auto octets = hn::BitCast(U8(), sum);
+    if constexpr (kSwap) octets = hn::TableLookupBytes(octets, order);
+    hn::StoreU(octets, U8(), reinterpret_cast<uint8_t*>(out + i * 4));
+  }
+  const bool rest = AddToFrom(in, !kSwap, state, out, i, count);
+  return AnySignBit(wrapped) || rest;
 }
 
 template <bool kSwap>
@@ -247,6 +293,12 @@ HWY_INLINE void MaxVectors(const std::byte* in, uint32_t* state, size_t count) {
 
 bool AddAll(const std::byte* in, bool little_endian, uint32_t* state, size_t count) {
   return little_endian ? AddVectors<false>(in, state, count) : AddVectors<true>(in, state, count);
+}
+
+bool AddToAll(const std::byte* in, bool little_endian, const uint32_t* state, std::byte* out,
+              size_t count) {
+  return little_endian ? AddVectorsTo<false>(in, state, out, count)
+                       : AddVectorsTo<true>(in, state, out, count);
 }
 
 void MaxAll(const std::byte* in, bool little_endian, uint32_t* state, size_t count) {
@@ -357,6 +409,7 @@ HWY_EXPORT(RoundAll);
 HWY_EXPORT(ScaleAll);
 HWY_EXPORT(NarrowAll);
 HWY_EXPORT(AddAll);
+HWY_EXPORT(AddToAll);
 HWY_EXPORT(MaxAll);
 HWY_EXPORT(SwapAll);
 HWY_EXPORT(AddLevelsAll);
@@ -377,6 +430,10 @@ void NarrowLanes(const uint32_t* in, std::byte* out, size_t count) noexcept {
 }
 bool AddLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept {
   return HWY_DYNAMIC_DISPATCH(AddAll)(in, little_endian, state, count);
+}
+bool AddLanesTo(const std::byte* in, bool little_endian, const uint32_t* state, std::byte* out,
+                size_t count) noexcept {
+  return HWY_DYNAMIC_DISPATCH(AddToAll)(in, little_endian, state, out, count);
 }
 void RaiseLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept {
   HWY_DYNAMIC_DISPATCH(MaxAll)(in, little_endian, state, count);

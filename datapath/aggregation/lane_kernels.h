@@ -13,6 +13,10 @@ namespace weir::aggregation {
 /// state[i] += lane i modulo 2^32. True when some sum, as numbers with sign, did not fit.
 bool AddLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept;
 
+/// The same sums and verdict, to the lanes of `out`, in the order of `in`; the state stays.
+bool AddLanesTo(const std::byte* in, bool little_endian, const uint32_t* state, std::byte* out,
+                size_t count) noexcept;
+
 /// state[i] = the greater of itself and lane i, as numbers without sign.
 void RaiseLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept;
 

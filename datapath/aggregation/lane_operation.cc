@@ -18,14 +18,11 @@ uint32_t LaneAt(std::span<const std::byte> payload, size_t index, bool little) {
   return little ? value : __builtin_bswap32(value);
 }
 
-class SumOperation : public LaneOperation {
+/// One 32-bit lane in, one out.
+class WordOperation : public LaneOperation {
  public:
   void Set(const Packet& packet, std::span<uint32_t> state) const override {
     LoadLanes(packet.payload, LittleEndian(packet.header), state);
-  }
-  bool Add(const Packet& packet, std::span<uint32_t> state) const override {
-    return !AddLanes(packet.payload.data(), LittleEndian(packet.header), state.data(),
-                     state.size());
   }
   void Write(std::span<const uint32_t> state, PacketHeader* header,
              std::span<std::byte> out) const override {
@@ -33,7 +30,20 @@ class SumOperation : public LaneOperation {
   }
 };
 
-class MaxOperation : public SumOperation {
+class SumOperation : public WordOperation {
+ public:
+  bool Add(const Packet& packet, std::span<uint32_t> state) const override {
+    return !AddLanes(packet.payload.data(), LittleEndian(packet.header), state.data(),
+                     state.size());
+  }
+  bool AddAndWrite(const Packet& packet, std::span<uint32_t> state, PacketHeader*,
+                   std::span<std::byte> out) const override {
+    return !AddLanesTo(packet.payload.data(), LittleEndian(packet.header), state.data(), out.data(),
+                       state.size());
+  }
+};
+
+class MaxOperation : public WordOperation {
  public:
   bool Add(const Packet& packet, std::span<uint32_t> state) const override {
     RaiseLanes(packet.payload.data(), LittleEndian(packet.header), state.data(), state.size());

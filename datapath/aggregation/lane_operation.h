@@ -28,6 +28,15 @@ class LaneOperation {
   /// where the mode has something to say there. `out` has room for any.
   virtual void Write(std::span<const uint32_t> state, PacketHeader* header,
                      std::span<std::byte> out) const = 0;
+
+  /// Add of the last contribution and Write, after which the state is undefined: nobody asks for it
+  /// again. An override saves a pass.
+  virtual bool AddAndWrite(const Packet& packet, std::span<uint32_t> state, PacketHeader* header,
+                           std::span<std::byte> out) const {
+    const bool fits = Add(packet, state);
+    Write(state, header, out);
+    return fits;
+  }
 };
 
 /// For a lease that is valid. kFloat adds exactly with `exact`, else as a switch that can shift

@@ -67,19 +67,18 @@ Outcome SlotPool::Contribute(int worker, const Packet& packet, Set* set) {
   if (set->complete) return {.verdict = Verdict::kServed, .reply = set->Reply()};
   const uint64_t bit = uint64_t{1} << worker;
   if ((set->contributors & bit) != 0) return {.verdict = Verdict::kDuplicate};
-  const std::span<uint32_t> state = State(h.slot, h.round);
-  if (!lead) {
-    if (set->contributors == 0) {
-      operation_->Set(packet, state);
-    } else if (!operation_->Add(packet, state)) {
-      set->header.flags |= kPacketOverflow;
-    }
-  }
+  const bool first = set->contributors == 0;
   set->header.exponent = std::max(set->header.exponent, h.exponent);
   set->contributors |= bit;
   ++set->count;
-  if (!HasAllAwaited(*set)) return {.verdict = Verdict::kAdded};
-  Complete(set->header, set);
+  const bool complete = HasAllAwaited(*set);
+  if (!lead && first) {
+    operation_->Set(packet, State(h.slot, h.round));
+  } else if (!lead && !complete && !operation_->Add(packet, State(h.slot, h.round))) {
+    set->header.flags |= kPacketOverflow;
+  }
+  if (!complete) return {.verdict = Verdict::kAdded};
+  Complete(lead || first ? nullptr : &packet, set);
   return {.verdict = Verdict::kCompleted,
           .reply = set->Reply(),
           .partial = set->count < lease_.workers};
@@ -89,14 +88,19 @@ bool SlotPool::HasAllAwaited(const Set& set) const {
   return (set.contributors | late_) == everybody_ && set.count >= lease_.quorum;
 }
 
-void SlotPool::Complete(const PacketHeader& header, Set* set) {
-  PacketHeader reply = header;
+void SlotPool::Complete(const Packet* last, Set* set) {
+  PacketHeader reply = set->header;
   reply.flags = static_cast<uint8_t>((reply.flags & ~kPacketChecked) | kPacketReply);
   reply.contributions = static_cast<uint16_t>(set->count);
   reply.checksum = 0;
   const std::span<std::byte> payload = std::span(set->reply).subspan(kPacketHeaderBytes);
   if ((reply.flags & kPacketLead) == 0) {
-    operation_->Write(State(reply.slot, reply.round), &reply, payload);
+    const std::span<uint32_t> state = State(reply.slot, reply.round);
+    if (last == nullptr) {
+      operation_->Write(state, &reply, payload);
+    } else if (!operation_->AddAndWrite(*last, state, &reply, payload)) {
+      reply.flags |= kPacketOverflow;
+    }
     if (lease_.mode == PacketMode::kTable) {
       const uint64_t contributors = __builtin_bswap64(set->contributors);
       std::memcpy(payload.data(), &contributors, sizeof contributors);
@@ -130,7 +134,7 @@ void SlotPool::OnTimer(TimePoint now,
     if (set.complete || set.count < lease_.quorum) continue;
     if (!HasAllAwaited(set) && now - set.opened_at < lease_.cutoff) continue;
     late_ |= everybody_ & ~set.contributors;
-    Complete(set.header, &set);
+    Complete(nullptr, &set);
     on_reply(set.Reply());
   }
 }
@@ -159,6 +163,10 @@ void SlotPool::AppendStateForTest(std::vector<uint64_t>* out) const {
     for (int64_t round = std::max<int64_t>(0, slot.newest - 1); round <= slot.newest; ++round) {
       const Set& set = slot.sets[round & 1];
       out->push_back(set.contributors << 1 | (set.complete ? 1 : 0));
+      if (set.complete) {  // the state is undefined then
+        for (const std::byte octet : set.Reply()) out->push_back(std::to_integer<uint64_t>(octet));
+        continue;
+      }
       const size_t at = (s * 2 + static_cast<size_t>(round & 1)) * words_;
       out->insert(out->end(), state_.begin() + static_cast<ptrdiff_t>(at),
                   state_.begin() + static_cast<ptrdiff_t>(at + words_));

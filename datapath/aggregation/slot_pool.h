@@ -91,7 +91,8 @@ class SlotPool {
   Outcome Contribute(int worker, const Packet& packet, Set* set);
   /// Whether nobody is missing for whom a round waits.
   bool HasAllAwaited(const Set& set) const;
-  void Complete(const PacketHeader& header, Set* set);
+  /// last: whose lanes are not in the state yet; may be null.
+  void Complete(const Packet* last, Set* set);
   Outcome Tell(const PacketHeader& header, Notice notice);
 
   const Lease lease_;

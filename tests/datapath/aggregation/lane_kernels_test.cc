@@ -52,6 +52,11 @@ TEST(LaneKernelsTest, AddFollowsTheDefinition) {
       LaneCase c = RandomLanes(count, count, little);
       std::vector<uint32_t> expected = c.state;
       for (size_t i = 0; i < count; ++i) expected[i] += LaneOf(c.in(), i, little);
+      std::vector<std::byte> sums(count * 4 + 1);
+      EXPECT_FALSE(AddLanesTo(c.in(), little, c.state.data(), sums.data() + 1, count));
+      for (size_t i = 0; i < count; ++i) {
+        ASSERT_EQ(LaneOf(sums.data() + 1, i, little), expected[i]) << i << " of " << count;
+      }
       EXPECT_FALSE(AddLanes(c.in(), little, c.state.data(), count));
       ASSERT_EQ(c.state, expected) << count << " lanes, little " << little;
     }
@@ -66,6 +71,8 @@ TEST(LaneKernelsTest, EveryLaneThatWrapsIsNoticed) {
         const uint32_t lane = sign == 0 ? 0x7FFFFFFFu : 0x80000000u;
         std::memcpy(c.octets.data() + 1 + at * 4, &lane, sizeof lane);
         c.state[at] = sign == 0 ? 1 : 0xFFFFFFFFu;
+        std::vector<std::byte> sums(count * 4);
+        ASSERT_TRUE(AddLanesTo(c.in(), true, c.state.data(), sums.data(), count)) << at;
         ASSERT_TRUE(AddLanes(c.in(), true, c.state.data(), count)) << at << " of " << count;
       }
     }
