@@ -1,5 +1,5 @@
-// XXH3 with 512-bit vectors. CMake compiles this file with -mavx512f on x86-64; nothing else may live
-// here, for its code runs only after the CPU was asked.
+// XXH3 with 512-bit vectors. CMake compiles this file with -mavx512f on x86-64; nothing else may
+// live here, for its code runs only after the CPU was asked.
 
 #include "datapath/wire/checksum_kernels.h"
 
