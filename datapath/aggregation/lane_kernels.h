@@ -7,13 +7,14 @@
 
 namespace weir::aggregation {
 
-/// Lanes are octets of a datagram, which no type aligns: `in` and `out` have count * 4 octets and
-/// do not overlap. All thread-safe, O(count), the same results on every instruction set.
+/// Lanes are octets of a datagram, which no type aligns: `in` and `out` have count * 4 octets. What
+/// is read and what is written is one place or two that do not overlap. All thread-safe, O(count),
+/// the same results on every instruction set.
 
 /// state[i] += lane i modulo 2^32. True when some sum, as numbers with sign, did not fit.
 bool AddLanes(const std::byte* in, bool little_endian, uint32_t* state, size_t count) noexcept;
 
-/// The same sums and verdict, to the lanes of `out`, in the order of `in`; the state stays.
+/// The same sums and verdict, to the lanes of `out`, in the order of `in`.
 bool AddLanesTo(const std::byte* in, bool little_endian, const uint32_t* state, std::byte* out,
                 size_t count) noexcept;
 

@@ -21,6 +21,7 @@ uint32_t LaneAt(std::span<const std::byte> payload, size_t index, bool little) {
 /// One 32-bit lane in, one out.
 class WordOperation : public LaneOperation {
  public:
+  bool SumsInPlace() const override { return true; }
   void Set(const Packet& packet, std::span<uint32_t> state) const override {
     LoadLanes(packet.payload, LittleEndian(packet.header), state);
   }

@@ -12,11 +12,15 @@
 namespace weir::aggregation {
 
 /// Immutable, thread-safe; the state belongs to the caller: StateWords(lease) words, undefined
-/// before the first contribution. All O(lanes), no allocation, none fails: the packet fits the
-/// lease and has lanes.
+/// before the first contribution. It lies apart from the packet, and from `out` unless
+/// SumsInPlace(), where it may begin where `out` does. All O(lanes), no allocation, none fails: the
+/// packet fits the lease and has lanes.
 class LaneOperation {
  public:
   virtual ~LaneOperation() = default;
+
+  /// The state is as long as the lanes of the reply and may be kept in them: half the memory.
+  virtual bool SumsInPlace() const { return false; }
 
   /// state = the first contribution to a round. It overwrites, so that no pass clears.
   virtual void Set(const Packet& packet, std::span<uint32_t> state) const = 0;

@@ -221,7 +221,7 @@ void StoreLanes(std::span<const uint32_t> lanes, bool little_endian, std::span<s
   if (lanes.empty()) return;
   const std::span<const std::byte> in = std::as_bytes(lanes);
   if (!little_endian) return SwapLanes(in.data(), payload.data(), lanes.size());
-  std::memcpy(payload.data(), in.data(), in.size());
+  if (payload.data() != in.data()) std::memcpy(payload.data(), in.data(), in.size());
 }
 
 }  // namespace weir::aggregation

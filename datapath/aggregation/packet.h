@@ -104,7 +104,8 @@ StatusOr<Packet> DecodePacket(std::span<const std::byte> datagram);
 /// "lease 3 epoch 2 slot 5 round 7 operation 9 offset 1", for messages.
 std::string Describe(const PacketHeader& header);
 
-/// lanes[i] = the i-th 32-bit lane of the payload, which has lanes.size() * 4 octets or more.
+/// lanes[i] = the i-th 32-bit lane of the payload, which has lanes.size() * 4 octets or more. Where
+/// stored, they may be one place.
 void LoadLanes(std::span<const std::byte> payload, bool little_endian, std::span<uint32_t> lanes);
 void StoreLanes(std::span<const uint32_t> lanes, bool little_endian, std::span<std::byte> payload);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "datapath/base/check.h"
 
@@ -13,10 +14,19 @@ SlotPool::SlotPool(const Lease& lease, bool exact_floats)
       words_(StateWords(lease)),
       everybody_(~uint64_t{0} >> (kWorkersMax - static_cast<size_t>(lease.workers))),
       slots_(lease.slots),
-      state_(size_t{lease.slots} * 2 * words_) {}
+      state_(operation_->SumsInPlace() ? 0 : size_t{lease.slots} * 2 * words_) {}
+
+std::span<const uint32_t> SlotPool::State(size_t slot, uint32_t round) const {
+  if (!state_.empty()) {
+    return std::span(state_).subspan((slot * 2 + (round & 1)) * words_, words_);
+  }
+  const std::byte* lanes = slots_[slot].sets[round & 1].reply.data() + kPacketHeaderBytes;
+  return {reinterpret_cast<const uint32_t*>(lanes), words_};
+}
 
 std::span<uint32_t> SlotPool::State(size_t slot, uint32_t round) {
-  return std::span(state_).subspan((slot * 2 + (round & 1)) * words_, words_);
+  const std::span<const uint32_t> state = std::as_const(*this).State(slot, round);
+  return {const_cast<uint32_t*>(state.data()), state.size()};
 }
 
 void SlotPool::Open(Slot* slot, const PacketHeader& header, TimePoint now) {
@@ -167,9 +177,8 @@ void SlotPool::AppendStateForTest(std::vector<uint64_t>* out) const {
         for (const std::byte octet : set.Reply()) out->push_back(std::to_integer<uint64_t>(octet));
         continue;
       }
-      const size_t at = (s * 2 + static_cast<size_t>(round & 1)) * words_;
-      out->insert(out->end(), state_.begin() + static_cast<ptrdiff_t>(at),
-                  state_.begin() + static_cast<ptrdiff_t>(at + words_));
+      const std::span<const uint32_t> state = State(s, static_cast<uint32_t>(round));
+      out->insert(out->end(), state.begin(), state.end());
     }
   }
 }

@@ -42,7 +42,7 @@ struct OpenRound {
 };
 
 /// Not thread-safe; copyable. Memory is bounded by the lease: slots * 2 * (StateWords * 4 + one
-/// packet).
+/// packet), without the first where sums are made in the reply.
 ///
 /// Packets are matched by slot and round exactly (WIRE section 4, "Rounds"), whatever their order
 /// and however often they come. Source: Sapio et al., "Scaling distributed machine learning with
@@ -86,6 +86,7 @@ class SlotPool {
     Set sets[2];
   };
 
+  std::span<const uint32_t> State(size_t slot, uint32_t round) const;
   std::span<uint32_t> State(size_t slot, uint32_t round);
   void Open(Slot* slot, const PacketHeader& header, TimePoint now);
   Outcome Contribute(int worker, const Packet& packet, Set* set);
@@ -102,7 +103,7 @@ class SlotPool {
   uint64_t late_ = 0;            // bit w: worker w has missed a cut-off of late_operation_
   uint32_t late_operation_ = 0;  // of the round that was opened last
   std::vector<Slot> slots_;
-  std::vector<uint32_t> state_;
+  std::vector<uint32_t> state_;  // empty where the state of a set lies in its reply
   std::vector<std::byte> notice_;
 };
 
