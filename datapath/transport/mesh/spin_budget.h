@@ -23,6 +23,10 @@ class SpinBudget {
   /// A yield that took longer gave the core to somebody.
   static constexpr Duration kGiven = std::chrono::microseconds(6);
 
+  /// How many ranks there are for each core, 1 until said. A wait lasts their turns, too, and a
+  /// yield may give each of the others one.
+  void ShareCore(int ranks) { share_ = std::clamp(ranks, 1, 4); }
+
   Duration limit(TimePoint now) const {
     return now < barred_until_ ? Duration(0) : limit_[InOperation(now)];
   }
@@ -31,7 +35,8 @@ class SpinBudget {
   /// waking would have taken about the difference.
   void Learn(TimePoint start, TimePoint end) {
     Duration& limit = limit_[InOperation(start)];
-    limit = end - start < 2 * kMax ? std::min(2 * limit + std::chrono::microseconds(1), kMax)
+    const Duration most = share_ * kMax;
+    limit = end - start < 2 * most ? std::min(2 * limit + std::chrono::microseconds(1), most)
                                    : limit / 2;
     last_news_ = end;
   }
@@ -41,7 +46,7 @@ class SpinBudget {
   /// what was lost: 200 times as long, so that of all time at most 0.5 % goes that way, and twice
   /// as long each time that it happens soon again, up to 800 times.
   void OnYield(TimePoint now, Duration took) {
-    if (took < kStolen) return;
+    if (took < share_ * kStolen) return;
     const bool again = now < barred_until_ + (barred_until_ - barred_at_);
     factor_ = again ? std::min(2 * factor_, 4 * kBar) : kBar;
     barred_at_ = now;
@@ -53,6 +58,7 @@ class SpinBudget {
   static constexpr int kBar = 200;
   bool InOperation(TimePoint now) const { return now - last_news_ < kPause; }
 
+  int share_ = 1;
   Duration limit_[2] = {kMax, kMax};  // after a pause, within an operation
   TimePoint last_news_{};
   int factor_ = kBar;

@@ -50,7 +50,9 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
     WEIR_RETURN_IF_ERROR(stream.Register(events(), static_cast<uint32_t>(r)));
   }
   // Of those that this process may use. 0: not known.
-  crowded_ = neighbours + 1 > std::thread::hardware_concurrency();
+  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+  crowded_ = neighbours + 1 > cores;
+  spin_.ShareCore(static_cast<int>((neighbours + cores) / cores));
   MutexLock lock(streams_mutex_);
   streams_ = std::move(streams);
   return OkStatus();

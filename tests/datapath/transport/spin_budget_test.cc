@@ -62,6 +62,22 @@ TEST(SpinBudgetTest, StrangersWhoComputeEndIt) {
   EXPECT_EQ(spin.limit(start + microseconds(100600000)), SpinBudget::kMax);
 }
 
+// Four ranks a core: the turns of three others are no stranger's slice, and no reason to sleep.
+TEST(SpinBudgetTest, RanksThatShareACoreAllowForTheOthersTurns) {
+  TimePoint now = TimePoint() + seconds(100);
+  SpinBudget spin;
+  spin.ShareCore(4);
+  spin.OnYield(now, microseconds(1900));
+  now = Waits(spin, now, 10, microseconds(10), microseconds(390));
+  EXPECT_EQ(spin.limit(now), 4 * SpinBudget::kMax);
+  spin.OnYield(now, microseconds(3000));
+  EXPECT_EQ(spin.limit(now), Duration(0));
+
+  SpinBudget alone;
+  now = Waits(alone, now, 20, microseconds(10), microseconds(390));
+  EXPECT_EQ(alone.limit(now), Duration(0));
+}
+
 TEST(SpinBudgetTest, WhereSomebodyAlwaysComputesLookingCostsLittle) {
   SpinBudget spin;
   TimePoint now = TimePoint() + seconds(100);
