@@ -35,10 +35,16 @@ StreamMesh::~StreamMesh() {
   Disconnect();
 }
 
+int RanksPerCore(size_t ranks) {
+  // Of those that this process may use. 0: not known.
+  const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<int>((ranks + cores - 1) / cores);
+}
+
 Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
   WEIR_ASSIGN_OR_RETURN(Streams streams, MakeStreams(addresses, deadline));
   listener_ = UniqueFd();  // the mesh is complete: strangers find nobody
-  unsigned neighbours = 0;
+  size_t neighbours = 0;
   for (int r = 0; r < world(); ++r) {
     connections_.emplace_back();
     if (r == rank()) continue;
@@ -49,10 +55,9 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
     if (!stream.checks_payload()) ++neighbours;  // nothing on the way: it is on this host
     WEIR_RETURN_IF_ERROR(stream.Register(events(), static_cast<uint32_t>(r)));
   }
-  // Of those that this process may use. 0: not known.
-  const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-  crowded_ = neighbours + 1 > cores;
-  spin_.ShareCore(static_cast<int>((neighbours + cores) / cores));
+  const int share = RanksPerCore(neighbours + 1);
+  crowded_ = share > 1;
+  spin_.ShareCore(share);
   MutexLock lock(streams_mutex_);
   streams_ = std::move(streams);
   return OkStatus();

@@ -22,6 +22,9 @@ StatusOr<StreamMeshParts> MakeStreamMeshParts(const TransportOptions& options);
 /// By rank, none for the own one.
 using Streams = std::vector<std::unique_ptr<ByteStream>>;
 
+/// How many of `ranks` on this host there are for each core that this process may use, rounded up.
+int RanksPerCore(size_t ranks);
+
 class StreamMesh : public MeshTransport {
  public:
   explicit StreamMesh(StreamMeshParts parts);

@@ -13,10 +13,12 @@
 
 namespace weir::shm {
 
-/// The shared words of one ring, zero at first. Each has a cache line of its own, so that what one
-/// end looks at all the time is only taken away from it when the other has something to say.
+/// The shared words of one ring, zero at first. Those of different writers have cache lines of
+/// their own, so that what one end looks at all the time is only taken away from it when the other
+/// has something to say.
 struct RingControl {
   alignas(64) std::atomic<uint64_t> written;        // by the writer
+  std::atomic<uint64_t> origin;                     // by the writer: the position at the first byte
   alignas(64) std::atomic<uint64_t> read;           // by the reader
   alignas(64) std::atomic<uint32_t> reader_sleeps;  // set by the reader, taken by the writer
   alignas(64) std::atomic<uint32_t> writer_sleeps;  // set by the writer, taken by the reader
@@ -27,6 +29,10 @@ static_assert(sizeof(RingControl) == 256);
 
 /// Bytes are published and released in pieces, so that both ends copy at the same time.
 inline constexpr size_t kRingPieceBytes = 64 << 10;
+
+/// Behind so many bytes a writer that finds the ring empty starts at its beginning again: a large
+/// ring then costs small operations no more memory and cache than a small one.
+inline constexpr size_t kRingRewindBytes = 512 << 10;
 
 // Why no wake-up is lost: an end that wants to sleep stores its wish and then loads the other's
 // position; the other stores its position and then loads the wish. All four are sequentially
@@ -56,9 +62,13 @@ class RingWriter {
 
  private:
   size_t Room(size_t wanted);
+  void Populate(size_t end);
+  void Rewind();
   void Publish();
 
   const RingEnd end_;
+  size_t populated_ = 0;  // bytes of the ring that have had memory since this end asked for it
+  uint64_t origin_ = 0;
   uint64_t written_ = 0, published_ = 0;
   uint64_t read_ = 0;  // as last seen
   bool broken_ = false;
@@ -85,7 +95,7 @@ class RingReader {
 
   const RingEnd end_;
   uint64_t read_ = 0, released_ = 0;
-  uint64_t written_ = 0;  // as last seen
+  uint64_t written_ = 0, origin_ = 0;  // as last seen
   bool broken_ = false;
 };
 

@@ -19,19 +19,23 @@ namespace {
 
 using mesh::UniqueFd;
 
-// A ring stays in the second-level cache and holds two segments of the collectives; all rings of a
-// rank have a bound.
-constexpr size_t kRingBytesDefault = 512 << 10;
+// A ring stays in the second-level cache and holds two segments of the collectives. Where ranks
+// outnumber the cores it is larger: a rank that can hand over all it has for another before that
+// one gets a core saves both some switches. All rings of a rank have a bound.
+constexpr size_t kRingBytesDefault = 512 << 10, kRingBytesCrowded = 2 << 20;
 constexpr size_t kRingBytesAtWorldMax = 64 << 10;
 constexpr size_t kRankBytesMax = 16 << 20;
 
-size_t RingBytes(const TransportOptions& options) {
+/// Of a rank with so many neighbours on its node.
+size_t RingBytes(const TransportOptions& options, size_t neighbours) {
   if (options.send_buffer_bytes > 0) {
     const auto wanted = static_cast<size_t>(options.send_buffer_bytes);
     return std::bit_ceil(std::clamp(wanted, kRingBytesMin, kRingBytesMax));
   }
-  const size_t share = kRankBytesMax / static_cast<size_t>(options.world);
-  return std::clamp(std::bit_floor(share), kRingBytesAtWorldMax, kRingBytesDefault);
+  const size_t most =
+      mesh::RanksPerCore(neighbours + 1) > 1 ? kRingBytesCrowded : kRingBytesDefault;
+  const size_t share = kRankBytesMax / (neighbours + 1);
+  return std::clamp(std::bit_floor(share), kRingBytesAtWorldMax, most);
 }
 
 class ShmMesh : public mesh::StreamMesh {
@@ -111,7 +115,7 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   Attacher attacher({.job = options().job,
                      .rank = rank(),
                      .world = world(),
-                     .ring_bytes = RingBytes(options()),
+                     .ring_bytes = RingBytes(options(), neighbours.size()),
                      .door = door_.get(),
                      .bell = bell_.get(),
                      .wake = wake()});

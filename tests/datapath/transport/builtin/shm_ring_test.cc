@@ -94,6 +94,45 @@ TEST(ShmRingTest, TakesExactlyItsCapacity) {
   EXPECT_EQ(Write(ring.writer, bytes), 1);
 }
 
+TEST(ShmRingTest, EmptyRingBehindTheRewindMarkStartsAtItsBeginning) {
+  mesh::UniqueFd fd;
+  StatusOr<Segment> segment = Segment::Create(4 * kRingRewindBytes, &fd);
+  ASSERT_TRUE(segment.ok());
+  const RingEnd end = segment->End(0, -1);
+  RingWriter writer(end);
+  RingReader reader(end);
+  std::vector<uint8_t> bytes(4 * kRingRewindBytes), out(bytes.size());
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i * 7 >> 3);
+  size_t written = 0, read = 0;  // counts that start again with `bytes`
+  const auto write = [&](size_t n) {
+    ASSERT_EQ(Write(writer, std::span(bytes).subspan(written, n)), static_cast<ssize_t>(n));
+    written += n;
+  };
+  const auto read_all = [&] {
+    const size_t n = written - read;
+    ASSERT_EQ(Read(reader, out), static_cast<ssize_t>(n));
+    ASSERT_TRUE(std::equal(out.begin(), out.begin() + static_cast<ssize_t>(n),
+                           bytes.begin() + static_cast<ssize_t>(read)));
+    read += n;
+  };
+  write(kRingRewindBytes - 1);
+  read_all();
+  write(1);
+  EXPECT_EQ(end.control->origin.load(), 0u) << "before the mark";
+  read_all();
+  write(kRingRewindBytes);
+  EXPECT_EQ(end.control->origin.load(), kRingRewindBytes);
+  EXPECT_EQ(end.data[0], static_cast<std::byte>(bytes[kRingRewindBytes]));
+  write(1);
+  EXPECT_EQ(end.control->origin.load(), kRingRewindBytes) << "not all was read";
+  read_all();
+  written = read = 0;
+  write(bytes.size());
+  EXPECT_EQ(end.control->origin.load(), 2 * kRingRewindBytes + 1);
+  EXPECT_FALSE(writer.Writable());
+  read_all();
+}
+
 TEST(ShmRingTest, PositionsThatCannotBeAreFoundByBothEnds) {
   for (const uint64_t position : {uint64_t{1}, uint64_t{kCapacity + 1}, UINT64_MAX - kCapacity}) {
     RingPair ring;
