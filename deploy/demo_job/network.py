@@ -19,9 +19,10 @@ import shutil
 import subprocess
 
 PREFIX = "weirdemo"
-# Packets are at most this large, so that a small token bucket never has to cut them: a bucket of
-# 64 KiB would pass the whole of a compressed gradient at once on a slow link.
-GSO_BYTES_MAX = 14600
+# Packets are large, which spares the cores that carry all hosts a third of their work, where a token
+# bucket never has to cut them and none is lost: a bucket of 64 KiB would pass the whole of a compressed
+# gradient at once on a slow link.
+PACKET_BYTES_MIN, PACKET_BYTES_MAX = 14600, 65536
 BURST_BYTES_MIN = 16384
 BURST_S = 0.001
 QUEUE_S = 0.020
@@ -81,6 +82,11 @@ def namespaces():
         return sorted(os.listdir("/var/run/netns"))
     except FileNotFoundError:
         return []
+
+
+def burst_bytes(rate_mbps):
+    """Of a token bucket with this rate: a millisecond's worth."""
+    return max(BURST_BYTES_MIN, int(rate_mbps * 1e6 / 8 * BURST_S))
 
 
 class LoopbackNetwork:
@@ -148,11 +154,18 @@ class EmulatedNetwork:
         self._delay_device = None   # "netem" or "relay" once a delay was set
         self._impaired = False
         self._shaped = False
+        self._packet_bytes = PACKET_BYTES_MAX   # the kernel's own
         stem = f"{PREFIX}-{os.getpid()}-"
         self._stem = stem
         self.router = stem + "r"
         self.control = stem + "ctl"
         self.aggregator = stem + "agg" if aggregator else None
+        # (namespace, the router's port to it, subnet)
+        self._names = [(self.host(i), f"p{i}", i + 1) for i in range(hosts)]
+        self._names.append((self.control, "c", 0))
+        if aggregator:
+            # Its port's name makes the relay's rule for training hosts hold for it.
+            self._names.append((self.aggregator, "pa", AGGREGATOR_SUBNET))
         self.rate_mbps = 0.0
         self.delay_ms = 0.0
         self.loss_ratio = 0.0
@@ -189,16 +202,11 @@ class EmulatedNetwork:
 
     def open(self):
         """Builds namespaces, links and routes; unshaped and without delay."""
-        names = [(self.host(i), f"p{i}", i + 1) for i in range(self.hosts)]
-        names.append((self.control, "c", 0))
-        if self.aggregator:
-            # Its port's name makes the relay's rule for training hosts hold for it.
-            names.append((self.aggregator, "pa", AGGREGATOR_SUBNET))
         run("ip", "netns", "add", self.router)
-        for name, _, _ in names:
+        for name, _, _ in self._names:
             run("ip", "netns", "add", name)
         run("ip", "-n", self.router, "link", "set", "lo", "up")
-        for name, port, subnet in names:
+        for name, port, subnet in self._names:
             self._connect(name, port, subnet)
         run("ip", "netns", "exec", self.router, "sh", "-c",
             "echo 1 > /proc/sys/net/ipv4/ip_forward")
@@ -215,10 +223,9 @@ class EmulatedNetwork:
         run("ip", "-n", self.router, "link", "add", "name", port, "type", "veth",
             "peer", "name", "e0", "netns", name)
         run("ip", "-n", self.router, "addr", "add", f"10.77.{subnet}.1/24", "dev", port)
-        run("ip", "-n", self.router, "link", "set", port, "up", "gso_max_size",
-            str(GSO_BYTES_MAX))
+        run("ip", "-n", self.router, "link", "set", port, "up")
         run(*ip, "addr", "add", f"10.77.{subnet}.2/24", "dev", "e0")
-        run(*ip, "link", "set", "e0", "up", "gso_max_size", str(GSO_BYTES_MAX))
+        run(*ip, "link", "set", "e0", "up")
         run(*ip, "link", "set", "lo", "up")
         # Per route, because a namespace may not name a congestion control that the machine's
         # administrator has not allowed, and the machine's own setting is not ours to change.
@@ -232,11 +239,22 @@ class EmulatedNetwork:
 
     def shape(self, rate_mbps, delay_ms=0.0, loss_ratio=0.0):
         """Sets every training host's rate (0: unshaped), and delay and loss, one way, between hosts."""
+        small = loss_ratio > 0 or (rate_mbps and burst_bytes(rate_mbps) < PACKET_BYTES_MAX)
+        self._set_packets(PACKET_BYTES_MIN if small else PACKET_BYTES_MAX)
         if rate_mbps != self.rate_mbps:
             self._set_rate(rate_mbps)
         if (delay_ms, loss_ratio) != (self.delay_ms, self.loss_ratio):
             self._impair(delay_ms, loss_ratio)
         self.rate_mbps, self.delay_ms, self.loss_ratio = rate_mbps, delay_ms, loss_ratio
+
+    def _set_packets(self, size):
+        """The largest packet on any link; connections made before may go on with theirs."""
+        if size == self._packet_bytes:
+            return
+        for name, port, _ in self._names:
+            for place, device in ((self.router, port), (name, self.interface)):
+                run("ip", "-n", place, "link", "set", device, "gso_max_size", str(size))
+        self._packet_bytes = size
 
     def _set_rate(self, rate_mbps):
         if rate_mbps and not 0.1 <= rate_mbps <= TBF_RATE_MBPS_MAX:
@@ -246,7 +264,7 @@ class EmulatedNetwork:
         if not rate_mbps:
             lines = [f"qdisc del dev {d} root" for d in devices] if self._shaped else []
         else:
-            burst = max(BURST_BYTES_MIN, int(rate_mbps * 1e6 / 8 * BURST_S))
+            burst = burst_bytes(rate_mbps)
             verb = "change" if self._shaped else "replace"
             lines = [f"qdisc {verb} dev {d} root tbf rate {rate_mbps:g}mbit burst {burst}b "
                      f"latency {QUEUE_S * 1000:g}ms" for d in devices]

@@ -141,6 +141,20 @@ class NetworkTest(unittest.TestCase):
             self.network.shape(rate, 0)
             self.assert_measured(share, 1, 0.05, f"{rate} Mb/s")
 
+    def test_packets_are_large_only_where_no_bucket_cuts_them_and_none_is_lost(self):
+        def largest():
+            found = set()
+            for place, device in (("router", "p0"), ("host", "e0")):
+                name = self.network.router if place == "router" else self.network.host(0)
+                link = subprocess.run(["ip", "-n", name, "-d", "-j", "link", "show", "dev", device],
+                                      capture_output=True, check=True, timeout=20).stdout
+                found.add(json.loads(link)[0]["gso_max_size"])
+            return found
+        for rate, loss, expected in ((0, 0, 65536), (1000, 0, 65536), (100, 0, 14600), (0, 0.01, 14600),
+                                     (0, 0, 65536)):
+            self.network.shape(rate, 0, loss)
+            self.assertEqual(largest(), {expected}, f"{rate} Mb/s, loss {loss}")
+
     def test_uplink_is_shared_by_its_receivers(self):
         def share():
             receivers = [self.start(host, RECEIVER, 0.7) for host in (1, 2)]
