@@ -19,7 +19,7 @@ import shutil
 import subprocess
 
 PREFIX = "weirdemo"
-# Packets are large, which spares the cores that carry all hosts a third of their work, where a token
+# Packets are large, which spares the cores that carry all hosts most of their work, where a token
 # bucket never has to cut them and none is lost: a bucket of 64 KiB would pass the whole of a compressed
 # gradient at once on a slow link.
 PACKET_BYTES_MIN, PACKET_BYTES_MAX = 14600, 65536
