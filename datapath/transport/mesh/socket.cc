@@ -51,11 +51,29 @@ std::string AvailableCongestionControls() {
   return line.empty() ? "unknown" : line;
 }
 
+// Every kernel has it, and it does not pace. Whoever paced once does so for good, with another
+// control too, so connections begin with it.
+constexpr std::string_view kReno = "reno";
+
+bool SetCongestionControl(int fd, std::string_view name) {
+  return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(),
+                    static_cast<socklen_t>(name.size())) == 0;
+}
+
+// Empty: not known.
+std::string CongestionControlOf(int fd) {
+  char name[64] = {};
+  socklen_t size = sizeof name - 1;
+  const bool known = getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &size) == 0;
+  return known ? name : "";
+}
+
 // Everything that must be set before a connection exists: accepted sockets inherit it.
 Status SetCreationOptions(int fd, const TransportOptions& options) {
   const std::string& name = options.congestion_control;
-  if (!name.empty() && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(),
-                                  static_cast<socklen_t>(name.size())) != 0) {
+  if (name.empty()) {
+    SetCongestionControl(fd, kReno);
+  } else if (!SetCongestionControl(fd, name)) {
     return InvalidArgument(StrCat("congestion control '", name, "': ", ErrorText(errno),
                                   "; available: ", AvailableCongestionControls()));
   }
@@ -189,11 +207,11 @@ size_t JoinedSegmentBytes(msghdr& message) {
 }
 
 void ConfigureConnection(int fd, const TransportOptions& options) {
-  // One that paces, as bbr does, waits for a timer between segments to spare queues that a host
-  // does not have. Every kernel has reno.
-  if (options.congestion_control.empty() && StaysOnThisHost(fd)) {
-    constexpr std::string_view kReno = "reno";
-    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, kReno.data(), kReno.size());
+  // Between hosts it is the system's, that of a new socket, unless the route named one.
+  if (options.congestion_control.empty() && !StaysOnThisHost(fd) &&
+      CongestionControlOf(fd) == kReno) {
+    const auto fresh = NewSocket(AF_INET);
+    if (fresh.ok()) SetCongestionControl(fd, CongestionControlOf(fresh->get()));
   }
   const Duration silence_min = options.host_silence_min;
   int every_s = kKeepAliveIdleS;

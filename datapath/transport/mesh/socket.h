@@ -64,8 +64,9 @@ size_t JoinedSegmentBytes(msghdr& message);
 bool StaysOnThisHost(int fd);
 
 /// The options every data connection has: no Nagle delay; keepalive, so that a dead host is
-/// noticed, asked four times within `host_silence_min`, if that is not 0; within a host, unless the
-/// options name one, a congestion control that does not pace.
+/// noticed, asked four times within `host_silence_min`, if that is not 0; between hosts, unless the
+/// options or the route name one, the system's congestion control. Sockets of Listen and StartDial
+/// begin with one that does not pace, which those within a host keep.
 void ConfigureConnection(int fd, const TransportOptions& options);
 
 /// True when a loopback dial met itself, which TCP permits on an ephemeral port nobody listens on.
