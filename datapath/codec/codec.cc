@@ -1,5 +1,6 @@
 #include "datapath/codec/codec.h"
 
+#include <algorithm>
 #include <array>
 
 #include "datapath/base/check.h"
@@ -84,6 +85,21 @@ StatusOr<EncodeResult> Codec::EncodeWithFeedback(std::span<const float> gradient
   if (result.non_finite) return result;
   WEIR_RETURN_IF_ERROR(DecodeAdd(out.first(result.bytes), context, -1.0f, residual_out));
   return result;
+}
+
+Status Codec::DecodeSum(std::span<const std::vector<std::byte>> payloads,
+                        const EncodeContext& context, float scale, std::span<float> out,
+                        const std::function<void(std::span<float>)>& done) const {
+  std::fill(out.begin(), out.end(), 0.0f);
+  EncodeContext sender = context;
+  for (size_t rank = 0; rank < payloads.size(); ++rank) {
+    sender.rank = static_cast<int>(rank);
+    const Status status = DecodeAdd(payloads[rank], sender, scale, out);
+    if (!status.ok()) return Annotate(status, StrCat("payload of rank ", rank));
+  }
+  Finish(context, scale, out);
+  done(out);
+  return OkStatus();
 }
 
 void Codec::Finish(const EncodeContext&, float, std::span<float>) const {}

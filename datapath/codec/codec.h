@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -247,6 +248,14 @@ class Codec {
   /// learns what all ranks decoded.
   virtual Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context,
                            float scale, std::span<float> out) const = 0;
+
+  /// out = scale * the sum of the payloads of ranks 0, 1 and so on, added in this order, and Finish
+  /// done. `done` gets one part of it after the other when nothing is added any more, while it is
+  /// in the cache. Errors as DecodeAdd's, naming the rank; `context` is anybody's. The default
+  /// calls DecodeAdd for every payload.
+  virtual Status DecodeSum(std::span<const std::vector<std::byte>> payloads,
+                           const EncodeContext& context, float scale, std::span<float> out,
+                           const std::function<void(std::span<float>)>& done) const;
 
   /// What is left to do to the decoded sum, once, where aggregation is not a sum (majority vote).
   /// `out` is scale times the sum over all ranks. The default does nothing. O(n).

@@ -10,19 +10,6 @@
 namespace weir {
 namespace {
 
-/// Positions decoded at a time: their lines of the output fit the first-level cache.
-constexpr size_t kBatch = 256;
-static_assert(kBatch % kValueBlock == 0);
-
-/// The next positions, and their lines of `out` asked for: they are scattered over memory, and
-/// arrive while the positions after them are decoded.
-StatusOr<size_t> NextBatch(IndexDecoder& decoder, std::span<const float> out,
-                           std::span<uint32_t> indices) {
-  WEIR_ASSIGN_OR_RETURN(const size_t size, decoder.Next(indices));
-  for (size_t i = 0; i < size; ++i) __builtin_prefetch(&out[indices[i]], 1);
-  return size;
-}
-
 /// The header of a selection of n elements, checked against the payload's size.
 StatusOr<SelectionHeader> ReadHeader(std::span<const std::byte> payload, size_t n) {
   SelectionHeader header;
@@ -108,26 +95,52 @@ size_t WriteSelection(const Selection& selection, const SelectionState& state, s
   return values_at + value_bytes;
 }
 
-Status AddSelection(std::span<const std::byte> payload, float scale, std::span<float> out) {
-  WEIR_ASSIGN_OR_RETURN(const SelectionHeader header, ReadHeader(payload, out.size()));
+StatusOr<SelectionReader> SelectionReader::Open(std::span<const std::byte> payload, size_t n) {
+  WEIR_ASSIGN_OR_RETURN(const SelectionHeader header, ReadHeader(payload, n));
   if (header.format == ValueFormat::kNone && header.count > 0) {
     return DataLoss("value format at offset 2: expected values, found 0");
   }
-  IndexDecoder decoder(header.index, payload.subspan(kSelectionHeaderBytes, header.index_bytes),
-                       out.size(), header.count, kSelectionHeaderBytes);
-  uint32_t batches[2][kBatch];
-  float values[kBatch];
-  ValueDecoder value_decoder(header.format, header.exponent, payload,
-                             kSelectionHeaderBytes + header.index_bytes, header.count);
-  WEIR_ASSIGN_OR_RETURN(size_t size, NextBatch(decoder, out, batches[0]));
-  for (size_t batch = 0; size > 0; ++batch) {
-    WEIR_ASSIGN_OR_RETURN(const size_t next, NextBatch(decoder, out, batches[(batch + 1) % 2]));
-    WEIR_RETURN_IF_ERROR(value_decoder.Next(size, values));
-    const uint32_t* indices = batches[batch % 2];
-    for (size_t i = 0; i < size; ++i) out[indices[i]] += scale * values[i];
-    size = next;
+  return SelectionReader(header, payload, n);
+}
+
+SelectionReader::SelectionReader(const SelectionHeader& header, std::span<const std::byte> payload,
+                                 size_t n)
+    : indices_(header.index, payload.subspan(kSelectionHeaderBytes, header.index_bytes), n,
+               header.count, kSelectionHeaderBytes),
+      values_(header.format, header.exponent, payload, kSelectionHeaderBytes + header.index_bytes,
+              header.count) {}
+
+/// The next batch becomes the current one, the one after it is decoded, and its lines of `out`
+/// asked for: they are scattered over memory, and arrive while the values are decoded and added.
+Status SelectionReader::Advance(std::span<const float> out) {
+  current_ ^= 1;
+  added_ = 0;
+  Batch& next = batches_[current_ ^ 1];
+  WEIR_ASSIGN_OR_RETURN(next.size, indices_.Next(next.positions));
+  for (size_t i = 0; i < next.size && next.positions[i] - begin_ < out.size(); ++i) {
+    __builtin_prefetch(&out[next.positions[i] - begin_], 1);
   }
-  return decoder.Finish();
+  return values_.Next(batches_[current_].size, numbers_);
+}
+
+Status SelectionReader::AddNext(float scale, std::span<float> out) {
+  if (!opened_) {
+    opened_ = true;
+    WEIR_RETURN_IF_ERROR(Advance(out));
+    WEIR_RETURN_IF_ERROR(Advance(out));
+  }
+  const size_t end = begin_ + out.size();
+  for (;;) {
+    const uint32_t* const positions = batches_[current_].positions;
+    const size_t size = batches_[current_].size;
+    const auto stop = static_cast<size_t>(
+        std::lower_bound(positions + added_, positions + size, end) - positions);
+    for (; added_ < stop; ++added_) out[positions[added_] - begin_] += scale * numbers_[added_];
+    if (added_ < size || size == 0) break;
+    WEIR_RETURN_IF_ERROR(Advance(out));
+  }
+  begin_ = end;
+  return OkStatus();
 }
 
 Status ReadSelectionIndices(std::span<const std::byte> payload, size_t n,

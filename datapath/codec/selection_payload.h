@@ -10,6 +10,7 @@
 #include "datapath/base/status.h"
 #include "datapath/codec/index_coding.h"
 #include "datapath/codec/selection.h"
+#include "datapath/codec/value_coding.h"
 
 namespace weir {
 
@@ -38,9 +39,41 @@ size_t MaxSelectionBytes(size_t n, size_t cap, ValueFormat format);
 size_t WriteSelection(const Selection& selection, const SelectionState& state, size_t n,
                       std::span<std::byte> out);
 
-/// out += scale * decoded values. Trusts nothing: kDataLoss with the offset, `out` may then hold a
-/// partial sum. O(kept).
-Status AddSelection(std::span<const std::byte> payload, float scale, std::span<float> out);
+/// Decodes a selection of n elements from the front, trusting nothing. Not thread-safe; `payload`
+/// outlives it.
+class SelectionReader {
+ public:
+  /// kDataLoss with the offset: a bad header, or no values.
+  static StatusOr<SelectionReader> Open(std::span<const std::byte> payload, size_t n);
+
+  /// out += scale * the elements that follow those of the last call, at most up to the n-th.
+  /// kDataLoss with the offset, `out` may then hold a partial sum. O(kept of them).
+  Status AddNext(float scale, std::span<float> out);
+
+  /// To be called when all n were added: kDataLoss when something is left over.
+  Status Finish() { return indices_.Finish(); }
+
+ private:
+  /// Positions decoded at a time: their lines of the output fit the first-level cache.
+  static constexpr size_t kBatch = 256;
+  static_assert(kBatch % kValueBlock == 0);
+  struct Batch {
+    size_t size = 0;
+    uint32_t positions[kBatch] = {};
+  };
+
+  SelectionReader(const SelectionHeader& header, std::span<const std::byte> payload, size_t n);
+  Status Advance(std::span<const float> out);
+
+  IndexDecoder indices_;
+  ValueDecoder values_;
+  size_t begin_ = 0;            // position of the next call's first element
+  size_t added_ = 0;            // of the current batch
+  uint32_t current_ = 0;        // of the two
+  bool opened_ = false;         // the first batch was decoded
+  Batch batches_[2];            // the current one, and the one whose lines are on their way
+  float numbers_[kBatch] = {};  // values of the current one
+};
 
 /// The positions alone, ascending. kDataLoss with the offset.
 Status ReadSelectionIndices(std::span<const std::byte> payload, size_t n,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "datapath/base/check.h"
 #include "datapath/base/random.h"
@@ -132,7 +134,38 @@ std::unique_ptr<CodecState> ThresholdCodec::NewState(size_t, const EncodeContext
 
 Status ThresholdCodec::DecodeAdd(std::span<const std::byte> payload, const EncodeContext&,
                                  float scale, std::span<float> out) const {
-  return AddSelection(payload, scale, out);
+  WEIR_ASSIGN_OR_RETURN(SelectionReader reader, SelectionReader::Open(payload, out.size()));
+  WEIR_RETURN_IF_ERROR(reader.AddNext(scale, out));
+  return reader.Finish();
+}
+
+Status ThresholdCodec::DecodeSum(std::span<const std::vector<std::byte>> payloads,
+                                 const EncodeContext&, float scale, std::span<float> out,
+                                 const std::function<void(std::span<float>)>& done) const {
+  // Of all ranks' payloads the elements of one piece after the other, each piece in the cache.
+  constexpr size_t kPiece = 32768;
+  std::vector<SelectionReader> readers;
+  readers.reserve(payloads.size());
+  const auto annotate = [](const Status& status, size_t rank) {
+    return status.ok() ? status : Annotate(status, StrCat("payload of rank ", rank));
+  };
+  for (const std::vector<std::byte>& payload : payloads) {
+    StatusOr<SelectionReader> reader = SelectionReader::Open(payload, out.size());
+    WEIR_RETURN_IF_ERROR(annotate(reader.status(), readers.size()));
+    readers.push_back(*std::move(reader));
+  }
+  for (size_t at = 0; at < out.size(); at += kPiece) {
+    const std::span<float> piece = out.subspan(at, std::min(kPiece, out.size() - at));
+    std::fill(piece.begin(), piece.end(), 0.0f);
+    for (size_t rank = 0; rank < readers.size(); ++rank) {
+      WEIR_RETURN_IF_ERROR(annotate(readers[rank].AddNext(scale, piece), rank));
+    }
+    done(piece);
+  }
+  for (size_t rank = 0; rank < readers.size(); ++rank) {
+    WEIR_RETURN_IF_ERROR(annotate(readers[rank].Finish(), rank));
+  }
+  return OkStatus();
 }
 
 Status ThresholdCodec::DecodeIndices(std::span<const std::byte> payload, size_t n,

@@ -2,7 +2,9 @@
 // The common part of the codecs that keep the elements above a threshold: what differs between them
 // is how the threshold is found, and that is all that a new one writes.
 
+#include <functional>
 #include <span>
+#include <vector>
 
 #include "datapath/codec/fused_codec.h"
 #include "datapath/codec/selection.h"
@@ -23,6 +25,9 @@ class ThresholdCodec : public FusedCodec {
   /// O(kept).
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
                    std::span<float> out) const override;
+  Status DecodeSum(std::span<const std::vector<std::byte>> payloads, const EncodeContext& context,
+                   float scale, std::span<float> out,
+                   const std::function<void(std::span<float>)>& done) const final;
   Status DecodeIndices(std::span<const std::byte> payload, size_t n,
                        std::vector<uint32_t>* indices) const override;
 

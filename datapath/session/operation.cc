@@ -518,20 +518,21 @@ Status OperationStages::DecodeDense(Operation& op) {
     op.non_finite = !ScaleFinite(op.gradient, op.scale);
     return OkStatus();
   }
+  if (op.shares.run_bytes == 0 && op.codec->Traits().form != PayloadForm::kLanes) {
+    // In rank order: the same bits everywhere.
+    bool finite = true;
+    WEIR_RETURN_IF_ERROR(op.codec->DecodeSum(
+        op.gathered, op.context, op.scale, op.gradient,
+        [&finite](std::span<float> part) { finite = ScaleFinite(part, 1) && finite; }));
+    op.non_finite = !finite;
+    return OkStatus();
+  }
   std::fill(op.gradient.begin(), op.gradient.end(), 0.0f);
   if (op.shares.run_bytes > 0) {
     WEIR_RETURN_IF_ERROR(DecodeShares(op));
-  } else if (op.codec->Traits().form == PayloadForm::kLanes) {
+  } else {
     WEIR_RETURN_IF_ERROR(op.codec->DecodeAdd(op.payload.bytes().first(op.payload_bytes), op.context,
                                              op.scale, op.gradient));
-  } else {
-    EncodeContext sender = op.context;
-    for (size_t rank = 0; rank < op.gathered.size();
-         ++rank) {  // rank order: the same bits everywhere
-      sender.rank = static_cast<int>(rank);
-      const Status status = op.codec->DecodeAdd(op.gathered[rank], sender, op.scale, op.gradient);
-      if (!status.ok()) return Annotate(status, StrCat("payload of rank ", rank));
-    }
   }
   op.codec->Finish(op.context, op.scale, op.gradient);
   op.non_finite = !ScaleFinite(op.gradient, 1);

@@ -35,6 +35,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                        : size_t{data[3]} * 16;
   std::vector<float> out(n, 0.0f);
   (void)codec.DecodeAdd(payload, context, 0.5f, out).ok();
+  if (codec.Traits().form == weir::PayloadForm::kOpaque) {
+    const std::vector<std::vector<std::byte>> both(2, {payload.begin(), payload.end()});
+    size_t told = 0;
+    const auto count = [&](std::span<float> part) { told += part.size(); };
+    if (codec.DecodeSum(both, context, 0.5f, out, count).ok() && told != n) std::abort();
+  }
   std::vector<uint32_t> indices;
   if (codec.DecodeIndices(payload, n, &indices).ok()) {
     for (size_t i = 0; i < indices.size(); ++i) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "datapath/codec/codec.h"
@@ -22,6 +24,9 @@ const std::vector<size_t> kSizes = {0, 1, 2, 3, 15, 16, 17, 127, 128, 129, 997, 
 
 /// Of codecs that declare how their error grows.
 class CodecErrorModelTest : public CodecConformanceTest {};
+
+/// Of codecs whose payloads are decoded one by one.
+class CodecSumTest : public CodecConformanceTest {};
 
 TEST_P(CodecConformanceTest, TraitsAreComplete) {
   const CodecTraits& traits = codec().Traits();
@@ -357,6 +362,49 @@ TEST_P(CodecConformanceTest, NonFiniteStepLeavesTheStateAsItWas) {
   }
 }
 
+// --- Sums of payloads
+
+// Bit for bit what DecodeAdd makes of them one after the other, in parts that cover the sum once
+// and are final when they are told of. Sizes around the pieces that selections are decoded in.
+TEST_P(CodecSumTest, PayloadsAreSummedInTheOrderOfRanks) {
+  constexpr int kWorld = 3;
+  ASSERT_TRUE(Allows(kWorld));
+  for (const size_t n : {size_t{1}, size_t{600}, size_t{32768}, size_t{100001}}) {
+    std::vector<std::vector<float>> inputs;
+    std::vector<float> largest(n, 0.0f);
+    for (int rank = 0; rank < kWorld; ++rank) {
+      inputs.push_back(test::NormalVector(n, 90 + rank));
+      for (size_t i = 0; i < n; ++i) {
+        largest[i] = std::max(largest[i], std::fabs(inputs.back()[i]));
+      }
+    }
+    const EncodeContext context = ContextFor(codec(), largest, kWorld);
+    std::vector<std::vector<std::byte>> payloads;
+    std::vector<float> expected(n, 0.0f);
+    EncodeContext sender = context;
+    for (sender.rank = 0; sender.rank < kWorld; ++sender.rank) {
+      payloads.push_back(EncodeOrDie(codec(), inputs[sender.rank], sender).payload);
+      ASSERT_TRUE(codec().DecodeAdd(payloads.back(), sender, 0.25f, expected).ok());
+    }
+    codec().Finish(context, 0.25f, expected);
+
+    std::vector<float> sum(n, std::numeric_limits<float>::quiet_NaN()), told;
+    const Status status =
+        codec().DecodeSum(payloads, context, 0.25f, sum, [&](std::span<float> part) {
+          ASSERT_EQ(part.data(), sum.data() + told.size());
+          told.insert(told.end(), part.begin(), part.end());
+        });
+    ASSERT_TRUE(status.ok()) << n << ": " << ToString(status);
+    EXPECT_EQ(told, sum) << n;
+    EXPECT_EQ(std::memcmp(sum.data(), expected.data(), n * sizeof(float)), 0) << n;
+
+    payloads[1].pop_back();
+    const Status cut = codec().DecodeSum(payloads, context, 0.25f, sum, [](std::span<float>) {});
+    EXPECT_EQ(cut.code(), StatusCode::kDataLoss) << n;
+    EXPECT_NE(Message(cut).find("payload of rank 1"), std::string::npos) << Message(cut);
+  }
+}
+
 // --- Statistics
 // --------------------------------------------------------------------------------------
 
@@ -398,6 +446,11 @@ void DecodeAnything(const Codec& codec, std::span<const std::byte> payload,
   } else if (!status.ok()) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << ToString(status);
     EXPECT_NE(Message(status).find("offset"), std::string::npos) << Message(status);
+  }
+  if (codec.Traits().form == PayloadForm::kOpaque) {
+    const std::vector<std::vector<std::byte>> both = {exact, exact};
+    EXPECT_EQ(codec.DecodeSum(both, context, 1.0f, out, [](std::span<float>) {}).code(),
+              status.code());
   }
   std::vector<uint32_t> indices;
   const Status selected = codec.DecodeIndices(exact, n, &indices);
@@ -470,6 +523,10 @@ TEST_P(CodecConformanceTest, MutatedPayloadsNeverCrash) {
 
 INSTANTIATE_TEST_SUITE_P(Registry, CodecConformanceTest,
                          testing::ValuesIn(test::CasesOf([](const CodecTraits&) { return true; })),
+                         test::kNameOfCase);
+INSTANTIATE_TEST_SUITE_P(Registry, CodecSumTest, testing::ValuesIn(test::CasesOf([](const auto& t) {
+                           return t.form == PayloadForm::kOpaque;
+                         })),
                          test::kNameOfCase);
 INSTANTIATE_TEST_SUITE_P(Registry, CodecErrorModelTest,
                          testing::ValuesIn(test::CasesOf([](const CodecTraits& traits) {
