@@ -37,6 +37,10 @@ class ByteStream {
   /// The bits that the set told of it. Returns what of that the reader of frames has to know.
   virtual uint32_t OnEvents(uint32_t events) { return events; }
 
+  /// Read said that there is nothing more yet, and at least so many bytes, 1 or more, must still
+  /// come: an event may wait for them, unless the stream ends before.
+  virtual void Expect(size_t bytes) {}
+
   /// True when bytes or room are there now. Media that the set watches say false: it tells.
   virtual bool Readable() { return false; }
   virtual bool Writable() { return false; }

@@ -121,6 +121,7 @@ Status Connection::DriveReceive(TimePoint now, bool* progress) {
     *progress = true;
     WEIR_RETURN_IF_ERROR(Consume());
   }
+  if (!readable_ && !ended_) stream_.Expect(in().aimed() ? in().rest() : 1);
   if (!hung_up_ || ended_ || turn >= kTurnBytes) return OkStatus();
   WEIR_RETURN_IF_ERROR(Drain());
   return Consume();

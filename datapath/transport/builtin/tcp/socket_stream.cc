@@ -84,6 +84,20 @@ ssize_t SocketStream::Read(std::span<const iovec> parts) {
 
 void SocketStream::CloseWrite() { shutdown(socket_.get(), SHUT_WR); }
 
+// A link brings a long payload in many packets, and each would wake this rank, which costs about as
+// much as copying it. Within a host the sender's copying and ours should overlap. Short rests come
+// in one packet anyway.
+void SocketStream::Expect(size_t bytes) {
+  constexpr size_t kShort = 16 << 10, kMost = 256 << 10;
+  if (within_host_) return;
+  const size_t low_water = bytes < kShort ? 1 : std::min(bytes, kMost);
+  if (low_water == low_water_) return;
+  const int value = static_cast<int>(low_water);
+  if (setsockopt(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, &value, sizeof value) == 0) {
+    low_water_ = low_water;
+  }
+}
+
 Status SocketStream::Register(mesh::EventSet& events, uint32_t index) {
   return events.Add(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, index);
 }

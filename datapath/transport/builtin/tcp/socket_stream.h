@@ -19,6 +19,7 @@ class SocketStream : public mesh::ByteStream {
   ssize_t Read(std::span<const iovec> parts) override;
   size_t Retained() override { return zero_copy_.Retained(); }
   void CloseWrite() override;
+  void Expect(size_t bytes) override;
   Status Register(mesh::EventSet& events, uint32_t index) override;
   uint32_t OnEvents(uint32_t events) override;
   void AppendSockets(std::vector<int>* sockets) const override {
@@ -32,6 +33,7 @@ class SocketStream : public mesh::ByteStream {
  private:
   const mesh::UniqueFd socket_;
   const bool within_host_;
+  size_t low_water_ = 1;  // bytes that the kernel tells of
   ZeroCopy zero_copy_;
 };
 

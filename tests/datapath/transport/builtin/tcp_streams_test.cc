@@ -60,6 +60,110 @@ ssize_t ReadFrom(mesh::ByteStream& stream, std::span<std::byte> bytes) {
   return stream.Read(std::span(&part, 1));
 }
 
+// A connection from `from` to 127.0.0.1, watched at the end that accepted it.
+class WatchedConnection {
+ public:
+  explicit WatchedConnection(const char* from, int receive_buffer_bytes = 0) {
+    TransportOptions options;
+    options.receive_buffer_bytes = receive_buffer_bytes;
+    TransportAddress bound;
+    const auto listener = mesh::Listen(options, 1, &bound);
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    dialer_ = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto source = mesh::ResolveAddress(StrCat(from, ":0")), to = mesh::ResolveAddress(bound);
+    EXPECT_EQ(bind(dialer_.get(), source->get(), source->size), 0);
+    EXPECT_EQ(connect(dialer_.get(), to->get(), to->size), 0);
+    pollfd waits = {listener->get(), POLLIN, 0};
+    EXPECT_EQ(poll(&waits, 1, 10'000), 1);
+    stream_ = std::make_unique<tcp::SocketStream>(
+        UniqueFd(accept4(listener->get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)), 0);
+    EXPECT_TRUE(stream_->Register(*events_, 0).ok());
+    (void)TellsWithin(std::chrono::milliseconds(0));  // that there is room
+  }
+  mesh::ByteStream& stream() { return *stream_; }
+  void Send(size_t bytes) {
+    const Bytes some(bytes);
+    EXPECT_EQ(send(dialer_.get(), some.data(), bytes, 0), static_cast<ssize_t>(bytes));
+  }
+  void Hangup() { dialer_ = UniqueFd(); }
+  bool TellsWithin(Duration timeout) {
+    const TimePoint end = RealClock().Now() + timeout;
+    for (;;) {  // there are events of other kinds
+      const auto news = events_->Wait(std::max(end - RealClock().Now(), Duration(0)));
+      EXPECT_TRUE(news.ok());
+      for (const mesh::Event& event : *news) {
+        if ((event.bits & EPOLLIN) != 0) return true;
+      }
+      if (RealClock().Now() >= end) return false;
+    }
+  }
+  /// How many bytes there were.
+  size_t ReadAll() {
+    Bytes buffer(1 << 20);
+    size_t bytes = 0;
+    ssize_t n;
+    while ((n = ReadFrom(*stream_, buffer)) > 0) bytes += static_cast<size_t>(n);
+    return bytes;
+  }
+
+ private:
+  UniqueFd dialer_;
+  std::unique_ptr<tcp::SocketStream> stream_;
+  std::unique_ptr<mesh::EventSet> events_ = *mesh::MakeEpollSet();
+};
+
+constexpr Duration kSoon = std::chrono::milliseconds(50), kSurely = std::chrono::seconds(10);
+
+TEST(SocketStreamTest, OfALongPayloadFromAnotherHostItTellsWhenItIsThere) {
+  WatchedConnection connection("127.0.0.2");
+  connection.stream().Expect(100'000);
+  connection.Send(50'000);
+  EXPECT_FALSE(connection.TellsWithin(kSoon));
+  connection.Send(50'000);
+  EXPECT_TRUE(connection.TellsWithin(kSurely));
+  connection.ReadAll();
+
+  connection.Send(10);
+  EXPECT_FALSE(connection.TellsWithin(kSoon));
+  connection.stream().Expect(1);  // what is there already counts
+  EXPECT_TRUE(connection.TellsWithin(kSurely));
+  connection.ReadAll();
+  connection.Send(1);
+  EXPECT_TRUE(connection.TellsWithin(kSurely));
+  connection.ReadAll();
+
+  connection.stream().Expect(100'000);
+  connection.Send(10);
+  connection.Hangup();
+  EXPECT_TRUE(connection.TellsWithin(kSurely));
+}
+
+// More than a socket holds: it must not wait for what has no room.
+TEST(SocketStreamTest, WhatASocketCannotHoldIsToldOfEarlier) {
+  for (const int buffer_bytes : {0, 32768}) {
+    WatchedConnection connection("127.0.0.2", buffer_bytes);
+    connection.stream().Expect(size_t{64} << 20);
+    constexpr size_t kSent = 8 << 20;
+    std::thread sender([&] { connection.Send(kSent); });
+    size_t read = 0;
+    while (read < kSent - (256 << 10) && connection.TellsWithin(kSurely)) {
+      read += connection.ReadAll();
+    }
+    connection.stream().Expect(1);
+    while (read < kSent && connection.TellsWithin(kSurely)) read += connection.ReadAll();
+    EXPECT_EQ(read, kSent) << buffer_bytes;
+    connection.ReadAll();
+    sender.join();
+  }
+}
+
+TEST(SocketStreamTest, WithinAHostItTellsOfEveryByte) {
+  WatchedConnection connection("127.0.0.1");
+  connection.stream().Expect(100'000);
+  connection.Send(10);
+  EXPECT_TRUE(connection.TellsWithin(kSurely));
+}
+
 TEST(StripedStreamTest, PieceByPieceGoesToOneConnectionAfterTheOther) {
   Lanes lanes(3);
   tcp::StripedStream stream = lanes.Stream(0);
