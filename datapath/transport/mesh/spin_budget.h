@@ -16,6 +16,9 @@ namespace weir::mesh {
 class SpinBudget {
  public:
   static constexpr Duration kMax = std::chrono::microseconds(50);
+  /// Between ranks of one host that have a core each: nobody waits for the core, and two of them
+  /// that were woken together begin 50 to 100 us apart on a virtual machine.
+  static constexpr Duration kMaxApart = std::chrono::microseconds(150);
   /// News this long ago make a wait one of an operation in progress.
   static constexpr Duration kPause = std::chrono::microseconds(200);
   /// Looking so long without a yield is cheaper than yields, where ranks have a core each.
@@ -23,21 +26,24 @@ class SpinBudget {
   /// A yield that took longer gave the core to somebody.
   static constexpr Duration kGiven = std::chrono::microseconds(6);
 
-  /// How many ranks there are for each core, 1 until said. A wait lasts their turns, too, and a
-  /// yield may give each of the others one.
-  void ShareCore(int ranks) { share_ = std::clamp(ranks, 1, 4); }
+  /// There are others on this host, and so many ranks for each core. Where it is more than one a
+  /// wait lasts their turns, too, and a yield may give each of the others one.
+  void ShareHost(int ranks_per_core) {
+    share_ = std::clamp(ranks_per_core, 1, 4);
+    most_ = share_ == 1 ? kMaxApart : share_ * kMax;
+    for (Duration& limit : limit_) limit = most_;
+  }
 
   Duration limit(TimePoint now) const {
     return now < barred_until_ ? Duration(0) : limit_[InOperation(now)];
   }
 
-  /// A wait that began at `start` ended at `end`. Counts as short up to twice kMax: sleeping and
-  /// waking would have taken about the difference.
+  /// A wait that began at `start` ended at `end`. Counts as short up to twice the longest look:
+  /// sleeping and waking would have taken about the difference.
   void Learn(TimePoint start, TimePoint end) {
     Duration& limit = limit_[InOperation(start)];
-    const Duration most = share_ * kMax;
-    limit = end - start < 2 * most ? std::min(2 * limit + std::chrono::microseconds(1), most)
-                                   : limit / 2;
+    limit = end - start < 2 * most_ ? std::min(2 * limit + std::chrono::microseconds(1), most_)
+                                    : limit / 2;
     last_news_ = end;
   }
 
@@ -59,6 +65,7 @@ class SpinBudget {
   bool InOperation(TimePoint now) const { return now - last_news_ < kPause; }
 
   int share_ = 1;
+  Duration most_ = kMax;
   Duration limit_[2] = {kMax, kMax};  // after a pause, within an operation
   TimePoint last_news_{};
   int factor_ = kBar;

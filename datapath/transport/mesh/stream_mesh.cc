@@ -57,7 +57,7 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
   }
   const int share = RanksPerCore(neighbours + 1);
   crowded_ = share > 1;
-  spin_.ShareCore(share);
+  if (neighbours > 0) spin_.ShareHost(share);
   MutexLock lock(streams_mutex_);
   streams_ = std::move(streams);
   return OkStatus();

@@ -66,7 +66,8 @@ TEST(SpinBudgetTest, StrangersWhoComputeEndIt) {
 TEST(SpinBudgetTest, RanksThatShareACoreAllowForTheOthersTurns) {
   TimePoint now = TimePoint() + seconds(100);
   SpinBudget spin;
-  spin.ShareCore(4);
+  spin.ShareHost(4);
+  EXPECT_EQ(spin.limit(now), 4 * SpinBudget::kMax);
   spin.OnYield(now, microseconds(1900));
   now = Waits(spin, now, 10, microseconds(10), microseconds(390));
   EXPECT_EQ(spin.limit(now), 4 * SpinBudget::kMax);
@@ -76,6 +77,18 @@ TEST(SpinBudgetTest, RanksThatShareACoreAllowForTheOthersTurns) {
   SpinBudget alone;
   now = Waits(alone, now, 20, microseconds(10), microseconds(390));
   EXPECT_EQ(alone.limit(now), Duration(0));
+}
+
+// A core each: who was woken 100 us later is still waited for, who computes is not.
+TEST(SpinBudgetTest, NeighboursWithACoreEachAreWaitedForLonger) {
+  TimePoint now = TimePoint() + seconds(100);
+  SpinBudget spin;
+  spin.ShareHost(1);
+  EXPECT_EQ(spin.limit(now), SpinBudget::kMaxApart);
+  now = Waits(spin, now, 20, microseconds(10), microseconds(250));
+  EXPECT_EQ(spin.limit(now), SpinBudget::kMaxApart);
+  now = Waits(spin, now, 20, microseconds(10), microseconds(390));
+  EXPECT_EQ(spin.limit(now), Duration(0));
 }
 
 TEST(SpinBudgetTest, WhereSomebodyAlwaysComputesLookingCostsLittle) {
