@@ -9,6 +9,9 @@ import traceback
 
 import torch
 import torch.distributed as dist
+import weir
+import weir.ddp
+import weir.process_group
 
 DEADLINE_S = 60.0
 _fork = multiprocessing.get_context("fork")
@@ -35,6 +38,9 @@ def _rank_main(pipe, function, rank, world, port, environment, arguments):
     words.seek(0)
     pipe.send((kind, value, words.read().decode(errors="replace")))
     pipe.close()
+    if kind == "ok":  # an end without a goodbye is a death to those who still exchange with others
+        for module in (weir.ddp, weir.process_group):
+            module._close_all()  # pylint: disable=protected-access
     if rank == 0:  # the default group's store is served from here, and others may still ask it
         time.sleep(DEADLINE_S)  # until `run` has everyone's result and kills
     os._exit(0)  # no teardown of Gloo's threads
