@@ -15,6 +15,7 @@ struct MachineFacts {
   std::string kernel;                  // release, as uname prints it
   bool udp_segments = false;           // the kernel cuts and joins rows of datagrams (GSO, GRO)
   std::string shared_memory_error;     // why ranks here cannot share memory; empty: they can
+  std::string peer_memory_error;       // why none may read another's memory; empty: they may
   uint64_t receive_buffer_bytes = 0;   // net.core.rmem_max
   bool slow_start_after_idle = false;  // net.ipv4.tcp_slow_start_after_idle
   uint64_t open_files = 0;             // soft limit; UINT64_MAX: none

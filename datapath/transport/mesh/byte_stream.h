@@ -22,10 +22,11 @@ class ByteStream {
   /// can be sent any more.
   virtual ssize_t Write(std::span<const iovec> parts) = 0;
   /// Bytes read, at least 1; 0 at the end of the stream; -EAGAIN when there is nothing yet; -EPROTO
-  /// when the peer broke the rules of the medium; another negative errno when the stream is cut.
+  /// when the peer broke the rules of the medium; -ECONNRESET when the rest of a payload is lost,
+  /// behind which there may be more; another negative errno when the stream is cut.
   virtual ssize_t Read(std::span<const iovec> parts) = 0;
   /// Of the bytes taken, how many at the end are still read from the memory they were given in:
-  /// their sends are not over. An event tells when there are fewer.
+  /// their sends are not over. An event, or Releases, tells when there are fewer.
   virtual size_t Retained() { return 0; }
   /// The peer reads the end of the stream behind what was written.
   virtual void CloseWrite() = 0;
@@ -44,11 +45,16 @@ class ByteStream {
   /// True when bytes or room are there now. Media that the set watches say false: it tells.
   virtual bool Readable() { return false; }
   virtual bool Writable() { return false; }
+  /// True when fewer bytes are retained than Retained last said.
+  virtual bool Releases() { return false; }
   /// The reader turns to other peers: a writer that waits for room hears of it.
   virtual void TurnEnds() {}
-  /// Before this rank sleeps: asks the peer to wake it when the wanted thing comes. False
-  /// when it is there already. Awake takes the request back.
-  virtual bool PrepareSleep(bool wants_bytes, bool wants_room) { return true; }
+  /// Before this rank sleeps: asks the peer to wake it when a wanted thing comes. False when one is
+  /// there already. Awake takes the request back.
+  struct Wish {
+    bool bytes = false, room = false, release = false;
+  };
+  virtual bool PrepareSleep(const Wish& wish) { return true; }
   virtual void Awake() {}
 
   /// False for media whose bytes cannot change on the way: payloads then carry no checksum.

@@ -258,12 +258,51 @@ Status Connection::FindEnd() {
   return OkStatus();
 }
 
+// Behind a payload that is lost there may still be why the peer left. Other frames are passed over.
+Status Connection::FindReason() {
+  std::vector<std::byte> bytes(kStageBytes);
+  size_t end = 0, skip = 0, read = 0;
+  while (read < kDrainBytesMax) {
+    const iovec part = {bytes.data() + end, bytes.size() - end};
+    const ssize_t n = stream_.Read(std::span(&part, 1));
+    if (n == -ECONNRESET) {  // the frame ends where its payload is lost
+      end = skip = 0;
+      read += kStageBytes;  // a bound on these, too
+      continue;
+    }
+    if (n <= 0) break;
+    read += static_cast<size_t>(n);
+    end += static_cast<size_t>(n);
+    size_t at = 0;
+    for (;;) {
+      const size_t skipped = std::min(skip, end - at);
+      skip -= skipped;
+      at += skipped;
+      if (skip > 0 || end - at < kFrameHeaderBytes) break;
+      const std::span<const std::byte> rest(bytes.data() + at, end - at);
+      WEIR_ASSIGN_OR_RETURN(const FrameHeader header, in().Decode(rest.first<kFrameHeaderBytes>()));
+      WEIR_RETURN_IF_ERROR(in().Check(header));
+      const std::span<const std::byte> behind = rest.subspan(kFrameHeaderBytes);
+      if (header.type == FrameType::kAbort) {
+        if (behind.size() < header.payload_bytes) break;
+        return in().ReadAbort(header, behind.first(header.payload_bytes));
+      }
+      at += kFrameHeaderBytes;
+      skip = header.payload_bytes;
+    }
+    std::memmove(bytes.data(), bytes.data() + at, end - at);
+    end -= at;
+  }
+  return OkStatus();
+}
+
 Status Connection::OnEnd(int error) {
   ended_ = true;
   out().Release(stream_.Retained());  // what the peer acknowledged before it left
   readable_ = writable_ = false;
   broken_ = true;
   if (error == EPROTO) return in().Corrupt("ring positions that cannot be");
+  if (error == ECONNRESET) WEIR_RETURN_IF_ERROR(FindReason());
   if (!departed()) WEIR_RETURN_IF_ERROR(FindEnd());
   if (departed()) return OkStatus();
   return in().Closed(error == 0 ? std::string() : ErrorText(error));

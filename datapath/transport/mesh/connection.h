@@ -38,14 +38,19 @@ class Connection : public Peer {
     return op.send ? broken_ : departed() && staged() == 0 && !in().in_frame();
   }
 
+  /// What the awaited operation can use.
+  struct Interest {
+    bool receives = true;  // false: nothing more is read
+    bool sends = true;     // false: that a send is over changes nothing
+  };
   /// Shared memory only: something can be moved now. Epoll does not tell.
-  bool HasNews() {
-    return (WantsBytes() && stream_.Readable()) || (WantsRoom() && stream_.Writable());
+  bool HasNews(const Interest& interest) {
+    const ByteStream::Wish wish = WishFor(interest);
+    return (wish.bytes && stream_.Readable()) || (wish.room && stream_.Writable()) ||
+           (wish.release && stream_.Releases());
   }
   /// See ByteStream.
-  bool PrepareSleep(bool receives) {
-    return stream_.PrepareSleep(receives && WantsBytes(), WantsRoom());
-  }
+  bool PrepareSleep(const Interest& interest) { return stream_.PrepareSleep(WishFor(interest)); }
   bool shares_memory() const { return stream_.shares_memory(); }
   void Awake() { stream_.Awake(); }
   ByteStream& stream() { return stream_; }
@@ -63,6 +68,11 @@ class Connection : public Peer {
     return !ended_ && !(in().in_frame() && in().header().type == FrameType::kData && in().empty());
   }
   bool WantsRoom() const { return !broken_ && !out().empty(); }
+  ByteStream::Wish WishFor(const Interest& interest) const {
+    return {.bytes = interest.receives && WantsBytes(),
+            .room = WantsRoom(),
+            .release = interest.sends && !broken_ && out().holds()};
+  }
   bool CanWrite() { return !broken_ && (writable_ = writable_ || stream_.Writable()); }
   Status DriveReceive(TimePoint now, bool* progress);
   /// One read into the posted buffer and the stage; *bytes 0 means end of stream or nothing there.
@@ -73,6 +83,7 @@ class Connection : public Peer {
   Status ConsumeAbort(bool* more);
   Status Drain();
   Status FindEnd();
+  Status FindReason();
   Status OnEnd(int error);
 
   ByteStream& stream_;

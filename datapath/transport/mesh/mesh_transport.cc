@@ -128,7 +128,7 @@ StatusOr<FrameHeader> MeshTransport::Wait(Ticket ticket, TimePoint deadline) {
     if (op->done) break;
     if (awaited.CannotFinish(*op)) return Fail(awaited.Closed());
     if (now >= deadline) return Fail(DeadlineExceeded(awaited.DescribeWait(*op, now)));
-    const Status status = Rest(&awaited, now, deadline, progress);
+    const Status status = Rest(op, now, deadline, progress);
     if (!status.ok()) return Fail(status);
   }
   const FrameHeader header = op->header;

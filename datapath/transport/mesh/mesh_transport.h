@@ -62,9 +62,10 @@ class MeshTransport : public Transport {
   virtual Peer* peer(int rank) = 0;
   /// Moves what can be moved now, of all peers. *progress is set when anything moved.
   virtual Status DriveAll(TimePoint now, bool* progress) = 0;
-  /// After DriveAll, while `awaited` (none: any peer) has not answered: until something may have
+  /// After DriveAll, while `awaited` (none: any operation) is not done: until something may have
   /// happened, at most until `deadline`.
-  virtual Status Rest(const Peer* awaited, TimePoint now, TimePoint deadline, bool progress) = 0;
+  virtual Status Rest(const Operation* awaited, TimePoint now, TimePoint deadline,
+                      bool progress) = 0;
   /// Moves what is still to be sent. Errors mean that a peer needs no farewell any more.
   virtual void DriveFarewell(TimePoint now, bool* progress) = 0;
   /// Until more can be sent, about. An error gives up.

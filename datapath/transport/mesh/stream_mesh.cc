@@ -75,14 +75,16 @@ Status StreamMesh::DriveAll(TimePoint now, bool* progress) {
   return OkStatus();
 }
 
-Status StreamMesh::Rest(const Peer* awaited, TimePoint now, TimePoint deadline, bool progress) {
+Status StreamMesh::Rest(const Operation* awaited, TimePoint now, TimePoint deadline,
+                        bool progress) {
   if (now >= next_look_) WEIR_RETURN_IF_ERROR(LookForSilence(now));
   if (progress) return OkStatus();
   deadline = std::min(deadline, next_look_);
-  if (awaited == nullptr) return Poll(deadline - now);
-  const bool sockets = !static_cast<const Connection*>(awaited)->shares_memory();
-  WEIR_ASSIGN_OR_RETURN(const bool news, Spin(now, sockets));
-  if (!news) WEIR_RETURN_IF_ERROR(Poll(deadline - now));
+  if (awaited == nullptr) return Poll({}, deadline - now);
+  const Connection::Interest interest = {.sends = awaited->send};
+  const bool sockets = !connections_[awaited->peer]->shares_memory();
+  WEIR_ASSIGN_OR_RETURN(const bool news, Spin(interest, now, sockets));
+  if (!news) WEIR_RETURN_IF_ERROR(Poll(interest, deadline - now));
   spin_.Learn(now, RealClock().Now());
   return OkStatus();
 }
@@ -104,13 +106,13 @@ Status StreamMesh::LookForSilence(TimePoint now) {
 // the cores it yields at every turn: the awaited one may need this core. Elsewhere only after a
 // while, as a yield takes as long as a message; and if somebody ran meanwhile, it sleeps at once:
 // two ranks that take turns on one core would stay there, a sleeper is woken on an idle one.
-StatusOr<bool> StreamMesh::Spin(TimePoint now, bool sockets) {
+StatusOr<bool> StreamMesh::Spin(const Connection::Interest& interest, TimePoint now, bool sockets) {
   const TimePoint asked = now + options().busy_poll;
   const TimePoint end = std::max(now + spin_.limit(now), asked);
   const TimePoint polite = crowded_ ? now : now + SpinBudget::kAlone;
   for (;;) {
     for (Connection* connection : shared_) {
-      if (connection->HasNews()) return true;
+      if (connection->HasNews(interest)) return true;
     }
     const TimePoint before = RealClock().Now();
     if (before >= end) return false;
@@ -137,9 +139,9 @@ StatusOr<int> StreamMesh::TakeEvents(Duration timeout) {
   return static_cast<int>(news.size());
 }
 
-Status StreamMesh::Poll(Duration timeout) {
+Status StreamMesh::Poll(const Connection::Interest& interest, Duration timeout) {
   bool news = false;
-  for (Connection* connection : shared_) news |= !connection->PrepareSleep(!said_farewell());
+  for (Connection* connection : shared_) news |= !connection->PrepareSleep(interest);
   if (news) timeout = Duration(0);
   const Status status = TakeEvents(timeout).status();
   for (Connection* connection : shared_) connection->Awake();

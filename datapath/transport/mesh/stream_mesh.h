@@ -44,15 +44,15 @@ class StreamMesh : public MeshTransport {
   Status Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) override;
   Peer* peer(int rank) override { return connections_[rank].get(); }
   Status DriveAll(TimePoint now, bool* progress) override;
-  Status Rest(const Peer* awaited, TimePoint now, TimePoint deadline, bool progress) override;
+  Status Rest(const Operation* awaited, TimePoint now, TimePoint deadline, bool progress) override;
   void DriveFarewell(TimePoint now, bool* progress) override;
-  Status RestInFarewell(Duration timeout) override { return Poll(timeout); }
+  Status RestInFarewell(Duration timeout) override { return Poll({.receives = false}, timeout); }
   void EndSending() override;
   void Disconnect() override;
   Status LookForSilence(TimePoint now);
-  StatusOr<bool> Spin(TimePoint now, bool sockets);
+  StatusOr<bool> Spin(const Connection::Interest& interest, TimePoint now, bool sockets);
   StatusOr<int> TakeEvents(Duration timeout);
-  Status Poll(Duration timeout);
+  Status Poll(const Connection::Interest& interest, Duration timeout);
   void Linger(Duration bound);
 
   UniqueFd listener_;

@@ -27,6 +27,7 @@
 namespace weir::cli {
 namespace {
 
+using testing::AnyOf;
 using testing::HasSubstr;
 
 constexpr double kNow = 1.8e9;
@@ -174,6 +175,9 @@ TEST(DoctorTest, GoodMachineHasNothingToMend) {
 TEST(DoctorTest, WhatAMachineLacksIsNamedWithItsFix) {
   MachineFacts facts = GoodMachine();
   facts.udp_segments = false;
+  facts.peer_memory_error = "Operation not permitted";
+  EXPECT_THAT(With(JudgeMachine(facts, "1.0"), "copy long payloads twice").fix,
+              HasSubstr("ptrace_scope"));
   facts.shared_memory_error = "Operation not permitted";
   facts.receive_buffer_bytes = 212992;
   facts.slow_start_after_idle = true;
@@ -321,6 +325,7 @@ TEST(DoctorTest, LooksAtThisMachine) {
   EXPECT_EQ(facts.memlock_bytes, locked.rlim_cur);
   EXPECT_GT(facts.receive_buffer_bytes, 0u);
   EXPECT_EQ(facts.shared_memory_error, "");
+  EXPECT_THAT(facts.peer_memory_error, AnyOf("", "Operation not permitted"));
   ASSERT_TRUE(facts.libraries.contains("/etc/hostname"));
   EXPECT_THAT(facts.libraries.at("/etc/hostname"), HasSubstr("cannot be loaded"));
 }

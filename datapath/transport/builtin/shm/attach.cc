@@ -153,8 +153,8 @@ Status Attacher::Offer(Link& link) {
   WEIR_ASSIGN_OR_RETURN(attachment.segment, Segment::Create(options_.ring_bytes, &memory));
   attachment.created = true;
   WEIR_ASSIGN_OR_RETURN(attachment.control, KnockAt(link.peer.door));
-  WEIR_ASSIGN_OR_RETURN(const pid_t process, CheckPeer(attachment.control.get()));
-  attachment.process = WatchProcess(process);
+  WEIR_ASSIGN_OR_RETURN(attachment.peer, CheckPeer(attachment.control.get()));
+  attachment.process = WatchProcess(attachment.peer);
   std::array<std::byte, kOfferBytes> payload;
   ByteWriter writer(payload);
   writer.Write(options_.job);
@@ -268,6 +268,7 @@ Status Attacher::Welcome(Guest& guest, Letter letter) {
   auto attachment = std::make_unique<Attachment>();
   WEIR_RETURN_IF_ERROR(CheckBell(letter.descriptors[1].get()));
   WEIR_ASSIGN_OR_RETURN(attachment->segment, Segment::Map(letter.descriptors[0].get(), ring_bytes));
+  attachment->peer = guest.process;
   attachment->process = WatchProcess(guest.process);
   attachment->peer_bell = std::move(letter.descriptors[1]);
   const int descriptors[] = {options_.bell};

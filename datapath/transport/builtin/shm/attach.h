@@ -18,6 +18,7 @@ struct Attachment {
   Segment segment;
   bool created = false;      // this rank made the segment and writes ring 0
   mesh::UniqueFd control;    // unix socket: its end is the peer's end
+  pid_t peer = 0;            // 0: hidden from this process
   mesh::UniqueFd process;    // pidfd of the peer; may be none
   mesh::UniqueFd peer_bell;  // wakes the peer
 };

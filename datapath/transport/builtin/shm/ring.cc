@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace weir::shm {
 
@@ -44,6 +45,7 @@ void RingWriter::Rewind() {
 
 void RingWriter::Publish() {
   published_ = written_;
+  lent_ = false;
   end_.control->written.store(written_, std::memory_order_seq_cst);
   std::atomic<uint32_t>& sleeps = end_.control->reader_sleeps;
   if (sleeps.load(std::memory_order_seq_cst) != 0 && sleeps.exchange(0) != 0) end_.Ring();
@@ -53,22 +55,30 @@ ssize_t RingWriter::Write(std::span<const iovec> parts) {
   size_t total = 0;
   Rewind();
   for (const iovec& part : parts) {
+    const std::span bytes(static_cast<const std::byte*>(part.iov_base), part.iov_len);
     size_t at = 0;
-    while (at < part.iov_len) {
-      const size_t room = Room(part.iov_len - at);
+    if (lender_.Lend(written_, taken_ + total, bytes)) {
+      lent_ = true;
+      at = bytes.size();
+      total += at;
+    }
+    while (at < bytes.size()) {
+      const size_t room = Room(bytes.size() - at);
       const size_t offset = static_cast<size_t>(written_ - origin_) & (end_.capacity - 1);
-      const size_t n = std::min({part.iov_len - at, room, end_.capacity - offset, kRingPieceBytes});
+      const size_t n = std::min({bytes.size() - at, room, end_.capacity - offset, kRingPieceBytes});
       if (n == 0) break;
       if (offset + n > populated_) Populate(offset + n);
-      std::memcpy(end_.data + offset, static_cast<const std::byte*>(part.iov_base) + at, n);
+      std::memcpy(end_.data + offset, bytes.data() + at, n);
       written_ += n;
       at += n;
       total += n;
       if (written_ - published_ >= kRingPieceBytes) Publish();
     }
-    if (at < part.iov_len) break;
+    if (at < bytes.size()) break;
   }
-  if (published_ != written_) Publish();
+  if (published_ != written_ || lent_) Publish();
+  broken_ = broken_ || lender_.broken();
+  taken_ += total;
   if (broken_) return -EPROTO;
   return total > 0 ? static_cast<ssize_t>(total) : -EAGAIN;
 }
@@ -80,13 +90,18 @@ bool RingWriter::PrepareSleep() {
 
 // ---- reading
 
+// In the ring and in front of the next loan.
 size_t RingReader::Available() {
-  if (!broken_ && written_ == read_) {
+  if (error_ == 0 && written_ == read_) {
     written_ = end_.control->written.load(std::memory_order_acquire);
     origin_ = end_.control->origin.load(std::memory_order_relaxed);
-    broken_ = written_ - read_ > end_.capacity;
+    borrower_.Look();
+    if (written_ - read_ > end_.capacity || borrower_.broken()) error_ = -EPROTO;
   }
-  return broken_ ? 0 : static_cast<size_t>(written_ - read_);
+  if (borrower_.open() && borrower_.at() - read_ > end_.capacity) error_ = -EPROTO;
+  if (error_ != 0) return 0;
+  return static_cast<size_t>((borrower_.open() ? std::min(borrower_.at(), written_) : written_) -
+                             read_);
 }
 
 void RingReader::Release() {
@@ -98,27 +113,46 @@ void RingReader::Release() {
   if (half_empty && sleeps.exchange(0) != 0) end_.Ring();
 }
 
+// Up to the end of a piece; 0: none there.
+size_t RingReader::ReadRing(std::span<std::byte> out) {
+  const size_t available = Available();  // tells the origin, too
+  const size_t offset = static_cast<size_t>(read_ - origin_) & (end_.capacity - 1);
+  const size_t n = std::min({out.size(), available, end_.capacity - offset, kRingPieceBytes});
+  if (n > 0) std::memcpy(out.data(), end_.data + offset, n);
+  read_ += n;
+  if (read_ - released_ >= kRingPieceBytes) Release();
+  return n;
+}
+
+size_t RingReader::ReadLoan(std::span<std::byte> out) {
+  bool awaited = false;
+  const ssize_t n = borrower_.Read(out, &awaited);
+  if (awaited) end_.Ring();
+  if (n < 0) error_ = static_cast<int>(n);
+  return n < 0 ? 0 : static_cast<size_t>(n);
+}
+
 ssize_t RingReader::Read(std::span<const iovec> parts) {
   size_t total = 0;
   for (const iovec& part : parts) {
-    size_t at = 0;
-    while (at < part.iov_len) {
-      const size_t available = Available();  // tells the origin, too
-      const size_t offset = static_cast<size_t>(read_ - origin_) & (end_.capacity - 1);
-      const size_t n =
-          std::min({part.iov_len - at, available, end_.capacity - offset, kRingPieceBytes});
+    std::span out(static_cast<std::byte*>(part.iov_base), part.iov_len);
+    while (!out.empty()) {
+      size_t n = ReadRing(out);
+      if (n == 0 && LoanIsNext() && error_ == 0) {
+        // Looking ahead for the next header must not cut off the beginning of a payload.
+        if (total > 0 && out.size() < kBorrowBytesMin) break;
+        n = ReadLoan(out);
+      }
       if (n == 0) break;
-      std::memcpy(static_cast<std::byte*>(part.iov_base) + at, end_.data + offset, n);
-      read_ += n;
-      at += n;
+      out = out.subspan(n);
       total += n;
-      if (read_ - released_ >= kRingPieceBytes) Release();
     }
-    if (at < part.iov_len) break;
+    if (!out.empty()) break;
   }
   if (released_ != read_) Release();
-  if (broken_ && total == 0) return -EPROTO;
-  return total > 0 ? static_cast<ssize_t>(total) : -EAGAIN;
+  if (total > 0) return static_cast<ssize_t>(total);
+  if (error_ == 0) return -EAGAIN;
+  return error_ == -ECONNRESET ? std::exchange(error_, 0) : error_;
 }
 
 void RingReader::TurnEnds() {
@@ -130,7 +164,8 @@ void RingReader::TurnEnds() {
 
 bool RingReader::PrepareSleep() {
   end_.control->reader_sleeps.store(1, std::memory_order_seq_cst);
-  return end_.control->written.load(std::memory_order_seq_cst) == read_ && !broken_;
+  return end_.control->written.load(std::memory_order_seq_cst) == read_ && borrower_.NoNews() &&
+         !borrower_.open() && error_ == 0;
 }
 
 }  // namespace weir::shm

@@ -13,8 +13,11 @@ class RingStream : public mesh::ByteStream {
  public:
   explicit RingStream(Attachment attachment)
       : attached_(std::move(attachment)),
+        memory_(attached_.peer, attached_.process.get(), attached_.control.get()),
         writer_(attached_.segment.End(attached_.created ? 0 : 1, attached_.peer_bell.get())),
-        reader_(attached_.segment.End(attached_.created ? 1 : 0, attached_.peer_bell.get())) {}
+        reader_(attached_.segment.End(attached_.created ? 1 : 0, attached_.peer_bell.get()),
+                &memory_) {}
+  ~RingStream() override { writer_.lender().Revoke(); }
 
   ssize_t Write(std::span<const iovec> parts) override {
     if (hung_up_) return -EPIPE;
@@ -30,7 +33,13 @@ class RingStream : public mesh::ByteStream {
     return n == -EAGAIN && hung_up_ ? 0 : n;
   }
 
-  void CloseWrite() override { shutdown(attached_.control.get(), SHUT_WR); }
+  size_t Retained() override { return writer_.Retained(); }
+  bool Releases() override { return writer_.lender().Repaid(); }
+
+  void CloseWrite() override {
+    writer_.lender().Revoke();
+    shutdown(attached_.control.get(), SHUT_WR);
+  }
 
   Status Register(mesh::EventSet& events, uint32_t index) override {
     constexpr uint32_t kEvents = EPOLLIN | EPOLLRDHUP | EPOLLET;
@@ -49,14 +58,16 @@ class RingStream : public mesh::ByteStream {
   bool Writable() override { return !hung_up_ && writer_.Writable(); }
   void TurnEnds() override { reader_.TurnEnds(); }
 
-  bool PrepareSleep(bool wants_bytes, bool wants_room) override {
-    const bool bytes_wait = wants_bytes && !reader_.PrepareSleep();
-    const bool room_waits = wants_room && !writer_.PrepareSleep();
-    return !bytes_wait && !room_waits;
+  bool PrepareSleep(const Wish& wish) override {
+    const bool bytes_wait = wish.bytes && !reader_.PrepareSleep();
+    const bool room_waits = wish.room && !writer_.PrepareSleep();
+    const bool release_waits = wish.release && !writer_.lender().PrepareSleep();
+    return !bytes_wait && !room_waits && !release_waits;
   }
   void Awake() override {
     reader_.Awake();
     writer_.Awake();
+    writer_.lender().Awake();
   }
 
   bool checks_payload() const override { return false; }
@@ -73,6 +84,7 @@ class RingStream : public mesh::ByteStream {
 
  private:
   const Attachment attached_;
+  const PeerMemory memory_;
   RingWriter writer_;
   RingReader reader_;
   bool hung_up_ = false;

@@ -12,7 +12,7 @@
 
 namespace weir::shm {
 
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 inline constexpr size_t kControlBytes = 4096;
 inline constexpr size_t kRingBytesMin = 4096;
 inline constexpr size_t kRingBytesMax = 64 << 20;

@@ -115,7 +115,8 @@ class UdpTransport : public mesh::MeshTransport {
     return index < peers_.connections.size() ? peers_.connections[index].get() : nullptr;
   }
   Status DriveAll(TimePoint now, bool* progress) override;
-  Status Rest(const mesh::Peer* awaited, TimePoint now, TimePoint deadline, bool progress) override;
+  Status Rest(const mesh::Operation* awaited, TimePoint now, TimePoint deadline,
+              bool progress) override;
   void DriveFarewell(TimePoint now, bool* progress) override;
   Status RestInFarewell(Duration timeout) override { return Poll(timeout); }
   void EndSending() override;
@@ -162,7 +163,8 @@ Status UdpTransport::DriveAll(TimePoint now, bool* progress) {
   return OkStatus();
 }
 
-Status UdpTransport::Rest(const mesh::Peer*, TimePoint now, TimePoint deadline, bool progress) {
+Status UdpTransport::Rest(const mesh::Operation*, TimePoint now, TimePoint deadline,
+                          bool progress) {
   // Looks again and again for so long after news or after a wait began.
   if (progress || now - rested_ > options().busy_poll) busy_until_ = now + options().busy_poll;
   Status status = OkStatus();

@@ -43,7 +43,8 @@ class VerbsTransport : public mesh::MeshTransport {
   Status Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) override;
   mesh::Peer* peer(int rank) override { return mesh_->peers()[rank].stream.get(); }
   Status DriveAll(TimePoint now, bool* progress) override;
-  Status Rest(const mesh::Peer* awaited, TimePoint now, TimePoint deadline, bool progress) override;
+  Status Rest(const mesh::Operation* awaited, TimePoint now, TimePoint deadline,
+              bool progress) override;
   void DriveFarewell(TimePoint now, bool* progress) override;
   Status RestInFarewell(Duration timeout) override;
   void EndSending() override;
@@ -97,7 +98,8 @@ Status VerbsTransport::CheckLost() {
 
 // Until something may have happened: not at all after progress, busily for as long as the options
 // say, then asleep.
-Status VerbsTransport::Rest(const mesh::Peer*, TimePoint now, TimePoint deadline, bool progress) {
+Status VerbsTransport::Rest(const mesh::Operation*, TimePoint now, TimePoint deadline,
+                            bool progress) {
   if (progress) busy_until_ = now + options().busy_poll;
   if (progress || now < busy_until_) {
     if (now < next_event_check_) return OkStatus();

@@ -3,20 +3,28 @@
 
 #include "datapath/transport/builtin/shm/ring.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <vector>
 
 #include "datapath/base/random.h"
+#include "datapath/transport/builtin/shm/door.h"
 #include "datapath/transport/builtin/shm/segment.h"
 
 namespace weir::shm {
@@ -206,6 +214,358 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
     if (n == -EAGAIN && ring.reader.PrepareSleep() && !sleep(ring.reader_bell)) {
       ADD_FAILURE() << "lost after " << received << " bytes";
       _exit(1);  // the writer waits for ever
+    }
+    ring.reader.Awake();
+  }
+  writer.join();
+}
+
+// ---- loans
+
+constexpr size_t kLong = 2 * kLoanBytesMin;
+
+// A ring whose reader may read this process's memory as the writer's.
+struct LendingPair : RingPair {
+  static std::array<int, 2> MakeSockets() {
+    std::array<int, 2> made;
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, made.data()), 0);
+    return made;
+  }
+  ~LendingPair() {
+    close(sockets[0]);
+    close(sockets[1]);
+  }
+  // The reader tells that it can borrow when it looks for the first time.
+  void Meet() {
+    std::vector<uint8_t> byte(1);
+    ASSERT_EQ(Write(writer, byte), 1);
+    ASSERT_EQ(Read(reader, byte), 1);
+    ASSERT_EQ(control->loans.borrows.load(), 1u);
+  }
+
+  const std::array<int, 2> sockets = MakeSockets();
+  mesh::UniqueFd process = WatchProcess(getpid());
+  PeerMemory memory{getpid(), process.get(), sockets[0]};
+  RingReader reader{segment->End(0, writer_bell.get()), &memory};
+};
+
+std::vector<uint8_t> Numbered(size_t size, uint64_t seed) {
+  std::vector<uint8_t> bytes(size);
+  Random random(seed);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.Next());
+  return bytes;
+}
+
+TEST(ShmLoanTest, LongPartsComeInTheirPlaceWithoutPassingThroughTheRing) {
+  LendingPair ring;
+  ring.Meet();
+  std::vector<uint8_t> head = Numbered(100, 1), body = Numbered(kLong, 2), tail = Numbered(50, 3);
+  const iovec parts[] = {
+      {head.data(), head.size()}, {body.data(), body.size()}, {tail.data(), tail.size()}};
+  const size_t all = head.size() + body.size() + tail.size();
+  EXPECT_EQ(ring.writer.Write(parts), static_cast<ssize_t>(all));
+  EXPECT_EQ(ring.control->written.load(), 1 + head.size() + tail.size());
+  EXPECT_EQ(ring.writer.Retained(), body.size() + tail.size());
+  body[0] ^= 1;  // it is read when it is read
+
+  std::vector<uint8_t> out(all);
+  size_t read = 0;
+  const auto take = [&](size_t most) {
+    const ssize_t n = Read(ring.reader, std::span(out).subspan(read, most));
+    ASSERT_GT(n, 0);
+    read += static_cast<size_t>(n);
+  };
+  take(head.size() + 8);
+  EXPECT_EQ(read, head.size()) << "looking ahead must not cut off the beginning of what is lent";
+  take(kLoanBytesMin);
+  take(body.size() - kLoanBytesMin - 1);
+  EXPECT_FALSE(ring.writer.lender().Repaid());
+  EXPECT_EQ(ring.writer.Retained(), body.size() + tail.size());
+  take(1);
+  EXPECT_TRUE(ring.writer.lender().Repaid());
+  EXPECT_EQ(ring.writer.Retained(), 0u);
+  EXPECT_FALSE(ring.writer.lender().Repaid()) << "no more than Retained has told";
+  take(tail.size());
+  EXPECT_TRUE(std::equal(head.begin(), head.end(), out.begin()));
+  EXPECT_TRUE(std::equal(body.begin(), body.end(), out.begin() + 100));
+  EXPECT_TRUE(std::equal(tail.begin(), tail.end(), out.end() - 50));
+  EXPECT_EQ(Read(ring.reader, out), -EAGAIN);
+}
+
+TEST(ShmLoanTest, ShortAndLongPartsOfEverySizeComeOutInOrder) {
+  LendingPair ring;
+  ring.Meet();
+  constexpr uint64_t kSeed = 8;
+  SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
+  Random random(kSeed);
+  struct Sent {
+    std::vector<uint8_t> bytes;  // stay where they are: they may be lent
+    size_t taken = 0, read = 0;
+  };
+  std::deque<Sent> sent;  // what has not been read
+  size_t long_parts = 0, retained_max = 0;
+  std::vector<uint8_t> out(3 * kLong);
+  for (int round = 0; round < 6000; ++round) {
+    if (sent.empty() || sent.back().taken == sent.back().bytes.size()) {
+      const bool is_long = random.Below(4) == 0;
+      long_parts += is_long;
+      const size_t size = is_long ? kLoanBytesMin + random.Below(kLoanBytesMin) : random.Below(700);
+      sent.push_back({Numbered(1 + size, random.Next())});
+    }
+    Sent& last = sent.back();
+    const ssize_t n = Write(ring.writer, std::span(last.bytes).subspan(last.taken));
+    if (n > 0) last.taken += static_cast<size_t>(n);
+    size_t unread = 0;
+    for (const Sent& one : sent) unread += one.taken - one.read;
+    const size_t retained = ring.writer.Retained();
+    retained_max = std::max(retained_max, retained);
+    ASSERT_LE(retained, unread + sent.front().read);
+    if (random.Below(3) == 0) continue;
+    const ssize_t read = Read(ring.reader, std::span(out).first(1 + random.Below(out.size())));
+    for (size_t at = 0; read > 0 && at < static_cast<size_t>(read);) {
+      ASSERT_FALSE(sent.empty());
+      Sent& first = sent.front();
+      const size_t piece = std::min(first.taken - first.read, static_cast<size_t>(read) - at);
+      ASSERT_GT(piece, 0u);
+      ASSERT_EQ(std::memcmp(first.bytes.data() + first.read, out.data() + at, piece), 0);
+      first.read += piece;
+      at += piece;
+      if (first.read == first.bytes.size()) sent.pop_front();
+    }
+  }
+  EXPECT_GT(long_parts, 300u);
+  EXPECT_GT(retained_max, kLong);
+}
+
+TEST(ShmLoanTest, MoreThanCanBeLentGoesThroughTheRing) {
+  LendingPair ring;
+  ring.Meet();
+  const std::vector<uint8_t> bytes = Numbered(kLong, 1);
+  for (size_t i = 0; i < kLoansMax; ++i) {
+    EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong)) << i;
+  }
+  EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kCapacity));
+  std::vector<uint8_t> out(kLong);
+  for (size_t i = 0; i < kLoansMax; ++i) {
+    EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong)) << i;
+    EXPECT_EQ(out, bytes) << i;
+  }
+  EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kCapacity));
+  EXPECT_EQ(ring.writer.Retained(), 0u);
+}
+
+TEST(ShmLoanTest, AReaderThatCannotBorrowGetsAllThroughTheRing) {
+  const PeerMemory hidden(0, 0, 0), unwatched(getpid(), -1, 0);
+  for (const PeerMemory* memory : {static_cast<const PeerMemory*>(nullptr), &hidden, &unwatched}) {
+    RingPair ring;
+    RingReader reader(ring.segment->End(0, -1), memory);
+    std::vector<uint8_t> bytes(kLong), out(kLong);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kCapacity));
+      EXPECT_EQ(ring.writer.Retained(), 0u);
+      EXPECT_EQ(Read(reader, out), static_cast<ssize_t>(kCapacity));
+    }
+    EXPECT_EQ(ring.control->loans.borrows.load(), 0u);
+  }
+}
+
+TEST(ShmLoanTest, AnotherProcessOfThePeersNumberIsNotRead) {
+  LendingPair ring;
+  ring.control->loans.probe.store(ring.control->loans.probe.load() + 1);
+  std::vector<uint8_t> byte(1);
+  EXPECT_EQ(Write(ring.writer, byte), 1);
+  EXPECT_EQ(Read(ring.reader, byte), 1);
+  EXPECT_EQ(ring.control->loans.borrows.load(), 0u);
+}
+
+TEST(ShmLoanTest, MemoryThatTheKernelReadsForNobodyIsNotLent) {
+#ifdef SYS_memfd_secret
+  const mesh::UniqueFd fd(static_cast<int>(syscall(SYS_memfd_secret, O_CLOEXEC)));
+  void* memory = MAP_FAILED;
+  if (fd && ftruncate(fd.get(), kLong) == 0) {
+    memory = mmap(nullptr, kLong, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  }
+  if (memory == MAP_FAILED) GTEST_SKIP() << "this system has no secret memory";
+  const std::span secret(static_cast<uint8_t*>(memory), kLong);
+  std::fill(secret.begin(), secret.end(), 7);
+  LendingPair ring;
+  ring.Meet();
+  EXPECT_EQ(Write(ring.writer, secret), static_cast<ssize_t>(kCapacity));
+  EXPECT_EQ(ring.writer.Retained(), 0u);
+  munmap(memory, kLong);
+#else
+  GTEST_SKIP() << "this system has no secret memory";
+#endif
+}
+
+TEST(ShmLoanTest, WhatWasRevokedIsNeverTaken) {
+  LendingPair ring;
+  ring.Meet();
+  std::vector<uint8_t> bytes(kLong, 1), out(kLong);
+  EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+  EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong));
+  ring.writer.lender().Revoke();
+  EXPECT_EQ(ring.control->loans.revoked.load(), 0u) << "nothing was open";
+  EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+  EXPECT_EQ(Read(ring.reader, std::span(out).first(kLoanBytesMin)),
+            static_cast<ssize_t>(kLoanBytesMin));
+  ring.writer.lender().Revoke();
+  bytes.assign(kLong, 2);
+  EXPECT_EQ(Write(ring.writer, std::span(bytes).first(5)), 5);
+  EXPECT_EQ(Read(ring.reader, out), -ECONNRESET);
+  EXPECT_EQ(Read(ring.reader, out), 5) << "what comes behind it";
+  EXPECT_EQ(out[4], 2);
+  EXPECT_EQ(ring.writer.Retained(), kLong + 5) << "nobody has taken it";
+}
+
+TEST(ShmLoanTest, WhatADeadProcessLentIsNotTaken) {
+  LendingPair ring;
+  std::vector<uint8_t> bytes = Numbered(kLong, 4), out(kLong);
+  int done[2];
+  ASSERT_EQ(pipe(done), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    char go;
+    (void)!read(done[0], &go, 1);  // ends when the parent closes
+    _exit(0);
+  }
+  const mesh::UniqueFd process = WatchProcess(child);
+  ASSERT_TRUE(process);
+  const PeerMemory memory(child, process.get(), ring.sockets[0]);
+  RingReader reader(ring.segment->End(0, -1), &memory);
+  std::vector<uint8_t> byte(1);
+  ASSERT_EQ(Write(ring.writer, byte), 1);
+  ASSERT_EQ(Read(reader, byte), 1);
+  ASSERT_EQ(ring.control->loans.borrows.load(), 1u) << "the child has what its parent had";
+  ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+  ASSERT_EQ(Read(reader, std::span(out).first(kLoanBytesMin)), static_cast<ssize_t>(kLoanBytesMin));
+  close(done[1]);
+  close(done[0]);
+  kill(child, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(Read(reader, out), -ECONNRESET);
+}
+
+TEST(ShmLoanTest, LoansOfAPeerThatHungUpAreNotTaken) {
+  LendingPair ring;
+  ring.Meet();
+  std::vector<uint8_t> bytes(kLong), out(kLong);
+  ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+  shutdown(ring.sockets[1], SHUT_WR);  // as a program does that another takes the place of
+  EXPECT_EQ(Read(ring.reader, out), -ECONNRESET);
+}
+
+TEST(ShmLoanTest, LoansThatCannotBeAreFoundByBothEnds) {
+  std::vector<uint8_t> bytes(kLong), out(kLong);
+  for (const uint64_t lent : {uint64_t{kLoansMax + 1}, UINT64_MAX}) {
+    LendingPair ring;
+    ring.Meet();
+    ring.control->loans.lent.store(lent);
+    EXPECT_TRUE(ring.reader.Readable());
+    EXPECT_EQ(Read(ring.reader, out), -EPROTO) << lent;
+  }
+  {
+    LendingPair ring;
+    ring.Meet();
+    ring.control->loans.lent.store(1);  // of no bytes
+    EXPECT_EQ(Read(ring.reader, out), -EPROTO);
+  }
+  for (const uint64_t at : {uint64_t{0}, uint64_t{kCapacity + 2}, UINT64_MAX}) {
+    LendingPair ring;
+    ring.Meet();
+    ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+    ring.control->loans.loans[0].at.store(at);
+    EXPECT_EQ(Read(ring.reader, out), -EPROTO) << at;
+  }
+  {
+    LendingPair ring;
+    ring.Meet();
+    ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+    ring.control->loans.loans[0].address.store(8);
+    EXPECT_EQ(Read(ring.reader, out), -EFAULT);
+  }
+  {
+    RingPair ring;  // whose reader has never said that it borrows
+    ring.control->loans.lent.store(1);
+    EXPECT_EQ(Read(ring.reader, out), -EPROTO);
+  }
+  for (const uint64_t repaid : {uint64_t{2}, UINT64_MAX}) {
+    LendingPair ring;
+    ring.Meet();
+    ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+    ring.control->loans.repaid.store(repaid);
+    EXPECT_EQ(Write(ring.writer, bytes), -EPROTO) << repaid;
+    EXPECT_GE(ring.writer.Retained(), kLong) << "the memory is not free";
+  }
+}
+
+TEST(ShmLoanTest, OnlySleepersAreWoken) {
+  LendingPair ring;
+  ring.Meet();
+  std::vector<uint8_t> bytes(kLong), out(kLong);
+  EXPECT_TRUE(ring.reader.PrepareSleep());
+  EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+  EXPECT_TRUE(HasRung(ring.reader_bell));
+  EXPECT_FALSE(ring.reader.PrepareSleep()) << "a loan is there";
+  ring.reader.Awake();
+  EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong));
+  EXPECT_FALSE(HasRung(ring.writer_bell));
+  EXPECT_FALSE(ring.writer.lender().PrepareSleep()) << "it is repaid";
+  ring.writer.lender().Awake();
+  EXPECT_EQ(ring.writer.Retained(), 0u);
+  EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
+  EXPECT_TRUE(ring.writer.lender().PrepareSleep());
+  EXPECT_EQ(Read(ring.reader, std::span(out).first(100)), 100);
+  EXPECT_FALSE(HasRung(ring.writer_bell));
+  EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong) - 100);
+  EXPECT_TRUE(HasRung(ring.writer_bell));
+}
+
+// As NoWakeUpIsLost, with a writer that waits for each loan.
+TEST(ShmLoanTest, NoWakeUpIsLost) {
+  LendingPair ring;
+  ring.Meet();
+  constexpr int kRounds = 2000, kPatienceMs = 20000;
+  const auto sleep = [](const mesh::UniqueFd& bell) {
+    pollfd entry = {bell.get(), POLLIN, 0};
+    const bool woken = poll(&entry, 1, kPatienceMs) == 1;
+    HasRung(bell);
+    return woken;
+  };
+  std::thread writer([&] {
+    std::vector<uint8_t> bytes(kLoanBytesMin, 1);
+    for (int round = 0; round < kRounds; ++round) {
+      ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(bytes.size()));
+      while (ring.writer.Retained() > 0) {
+        if (ring.writer.lender().PrepareSleep() && !sleep(ring.writer_bell)) {
+          ADD_FAILURE() << "the writer's, in round " << round;
+          _exit(1);  // the reader waits for ever
+        }
+        ring.writer.lender().Awake();
+      }
+      std::fill(bytes.begin(), bytes.end(), static_cast<uint8_t>(round));
+    }
+  });
+  std::vector<uint8_t> out(kLoanBytesMin);
+  for (uint64_t received = 0; received < uint64_t{kRounds} * kLoanBytesMin;) {
+    const ssize_t n = Read(ring.reader, out);
+    if (n > 0) {
+      const auto round = static_cast<int>(received / kLoanBytesMin);
+      const auto expected = static_cast<uint8_t>(round == 0 ? 1 : round - 1);
+      ASSERT_TRUE(std::all_of(out.begin(), out.begin() + n, [&](uint8_t b) {
+        return b == expected;
+      })) << round;
+      received += static_cast<uint64_t>(n);
+    }
+    if (n < 0 && n != -EAGAIN) {
+      ADD_FAILURE() << "error " << n << " after " << received << " bytes";
+      _exit(1);  // the writer waits for ever
+    }
+    if (n == -EAGAIN && ring.reader.PrepareSleep() && !sleep(ring.reader_bell)) {
+      ADD_FAILURE() << "the reader's, after " << received << " bytes";
+      _exit(1);
     }
     ring.reader.Awake();
   }

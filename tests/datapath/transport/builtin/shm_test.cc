@@ -37,8 +37,8 @@ const TransportFactory& Named(const std::string& name) { return **Transports().F
 
 // Ranks made by the transports of `names`, unconnected.
 struct Job {
-  explicit Job(const std::vector<std::string>& names, uint64_t job = 5, int ring_bytes = 0) {
-    TransportOptions options;
+  explicit Job(const std::vector<std::string>& names, uint64_t job = 5, int ring_bytes = 0,
+               TransportOptions options = {}) {
     options.job = job;
     options.world = static_cast<int>(names.size());
     options.send_buffer_bytes = ring_bytes;
@@ -372,6 +372,117 @@ TEST(ShmTransportTest, UnreadMessagesOfOthersKeepNobodyAwake) {
       EXPECT_LT(ThreadCpuSeconds() - before, 0.03);
     }
   });
+}
+
+// Both ranks have heard of each other, and know whether they can read each other's memory.
+void Greet(Transport& self, int peer) {
+  Bytes byte(1), heard(1);
+  const auto in = self.PostReceive(peer, heard), out = self.PostSend(peer, {}, byte);
+  ASSERT_TRUE(in.ok() && out.ok());
+  for (const Ticket ticket : {*in, *out}) {
+    const auto done = self.Wait(ticket, Within(kPatience));
+    ASSERT_TRUE(done.ok()) << done.status();
+  }
+}
+
+constexpr size_t kLong = 1 << 20;
+
+TEST(ShmTransportTest, ALongSendIsOverWhenItsReaderHasIt) {
+  TransportOptions options;
+  options.host_silence_min = Duration(0);        // nothing but its reader wakes the sender
+  Job job({"shm", "shm"}, 5, 4 << 20, options);  // all of it would fit into the ring
+  job.ConnectAll();
+  std::atomic<bool> asked = false;
+  RunRanks(2, [&](int rank) {
+    Greet(*job.ranks[rank], 1 - rank);
+    Bytes buffer(kLong, static_cast<std::byte>(rank));
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      asked = true;
+      const auto ticket = job.ranks[1]->PostReceive(0, buffer);
+      const auto received = job.ranks[1]->Wait(*ticket, Within(kPatience));
+      ASSERT_TRUE(received.ok()) << received.status();
+      EXPECT_EQ(buffer, Bytes(kLong, std::byte{0}));
+      return;
+    }
+    const auto ticket = job.ranks[0]->PostSend(1, {}, buffer);
+    const double cpu = ThreadCpuSeconds();
+    const TimePoint before = RealClock().Now();
+    const auto sent = job.ranks[0]->Wait(*ticket, Within(kPatience));
+    ASSERT_TRUE(sent.ok()) << sent.status();
+    EXPECT_LT(ToSeconds(RealClock().Now() - before), kPatience / 2) << "it was not woken";
+    EXPECT_TRUE(asked) << "it was copied into the ring";
+    EXPECT_LT(ThreadCpuSeconds() - cpu, 0.1) << "it was not asleep";
+    buffer.assign(kLong, std::byte{9});
+  });
+}
+
+TEST(ShmTransportTest, WhereNobodyMayReadAnothersMemoryAllGoesThroughRings) {
+  for (const int forbidden : {0, 1, 2}) {  // 2: to both
+    Job job({"shm", "shm"}, 5, 4 << 20);
+    std::atomic<int> sent_alone = 0;
+    RunRanks(2, [&](int rank) {
+      if (forbidden == rank || forbidden == 2) {
+        ForbidSystemCall(static_cast<int>(SYS_process_vm_readv));
+      }
+      const Status connected = job.ranks[rank]->Connect(job.addresses, Within(kPatience));
+      ASSERT_TRUE(connected.ok()) << connected;
+      Greet(*job.ranks[rank], 1 - rank);
+      const Bytes out(kLong, static_cast<std::byte>(rank));
+      Bytes in(kLong, std::byte{7});
+      for (int i = 0; i < 3; ++i) {
+        const auto send = job.ranks[rank]->PostSend(1 - rank, {}, out);
+        ASSERT_TRUE(send.ok()) << send.status();
+        // A rank offers nobody what it may not do to itself.
+        const auto over = job.ranks[rank]->WaitAny(std::span(&*send, 1), RealClock().Now());
+        ASSERT_TRUE(over.ok()) << over.status();
+        sent_alone += over->has_value();
+        const auto receive = job.ranks[rank]->PostReceive(1 - rank, in);
+        ASSERT_TRUE(job.ranks[rank]->Wait(*receive, Within(kPatience)).ok());
+        ASSERT_TRUE(job.ranks[rank]->Wait(*send, Within(kPatience)).ok());
+        ASSERT_EQ(in, Bytes(kLong, static_cast<std::byte>(1 - rank)));
+      }
+    });
+    EXPECT_EQ(sent_alone, 6) << "over before they were read";
+    EXPECT_EQ(job.Media(0), "shm");
+  }
+}
+
+// What an aborted rank had lent is not read any more, and its reason is heard all the same.
+TEST(ShmTransportTest, AnAbortTakesBackWhatWasLentAndSaysWhy) {
+  for (const bool posted : {false, true}) {
+    Job job({"shm", "shm"});
+    job.ConnectAll();
+    std::barrier lent(2), aborted(2);
+    RunRanks(2, [&](int rank) {
+      Greet(*job.ranks[rank], 1 - rank);
+      Bytes buffer(kLong, std::byte{1});
+      if (rank == 0) {
+        for (int i = 0; i < 3; ++i) ASSERT_TRUE(job.ranks[0]->PostSend(1, {}, buffer).ok());
+        lent.arrive_and_wait();
+        const TimePoint before = RealClock().Now();
+        job.ranks[0]->Abort("bucket 17 differs");
+        EXPECT_LT(ToSeconds(RealClock().Now() - before), 2);
+        buffer.assign(kLong, std::byte{2});
+        job.ranks[0].reset();
+        aborted.arrive_and_wait();
+        return;
+      }
+      lent.arrive_and_wait();
+      aborted.arrive_and_wait();
+      Status status = OkStatus();
+      if (posted) {
+        const auto ticket = job.ranks[1]->PostReceive(0, buffer);
+        status =
+            ticket.ok() ? job.ranks[1]->Wait(*ticket, Within(kPatience)).status() : ticket.status();
+      } else {
+        const auto any = job.ranks[1]->WaitAny({}, Within(kPatience));
+        status = any.status();
+      }
+      EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
+      EXPECT_THAT(Message(status), HasSubstr("rank 0 reported: bucket 17 differs"));
+    });
+  }
 }
 
 }  // namespace
