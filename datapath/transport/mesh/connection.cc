@@ -38,6 +38,12 @@ Status Connection::Drive(TimePoint now, bool* progress, std::atomic<uint64_t>* s
   return OkStatus();
 }
 
+Status Connection::TryReceive(TimePoint now, bool* progress) {
+  if (ended_ || !WantsBytes()) return OkStatus();
+  readable_ = true;
+  return DriveReceive(now, progress);
+}
+
 // ---- sending
 
 Status Connection::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) {

@@ -31,6 +31,9 @@ class Connection : public Peer {
   /// a row the peer's host had been silent for ten round trips, and for `least`.
   Status CheckHost(Duration least);
 
+  /// Reads what can be read now, although no event may have told of it yet.
+  Status TryReceive(TimePoint now, bool* progress);
+
   /// Keeps a send that is half out.
   Status QueueFarewell(std::string_view text) override;
   bool flushed() const override { return (out().empty() && !out().holds()) || broken_; }

@@ -82,8 +82,7 @@ Status StreamMesh::Rest(const Operation* awaited, TimePoint now, TimePoint deadl
   deadline = std::min(deadline, next_look_);
   if (awaited == nullptr) return Poll({}, deadline - now);
   const Connection::Interest interest = {.sends = awaited->send};
-  const bool sockets = !connections_[awaited->peer]->shares_memory();
-  WEIR_ASSIGN_OR_RETURN(const bool news, Spin(interest, now, sockets));
+  WEIR_ASSIGN_OR_RETURN(const bool news, Spin(*awaited, now));
   if (!news) WEIR_RETURN_IF_ERROR(Poll(interest, deadline - now));
   spin_.Learn(now, RealClock().Now());
   return OkStatus();
@@ -106,17 +105,26 @@ Status StreamMesh::LookForSilence(TimePoint now) {
 // the cores it yields at every turn: the awaited one may need this core. Elsewhere only after a
 // while, as a yield takes as long as a message; and if somebody ran meanwhile, it sleeps at once:
 // two ranks that take turns on one core would stay there, a sleeper is woken on an idle one.
-StatusOr<bool> StreamMesh::Spin(const Connection::Interest& interest, TimePoint now, bool sockets) {
+StatusOr<bool> StreamMesh::Spin(const Operation& awaited, TimePoint now) {
+  const Connection::Interest interest = {.sends = awaited.send};
+  Connection& connection = *connections_[awaited.peer];
+  const bool sockets = !connection.shares_memory();
+  // Reading in vain costs about what asking epoll does, and succeeding saves the question.
+  const bool reads = sockets && !awaited.send && options().event_loop == "epoll";
   const TimePoint asked = now + options().busy_poll;
   const TimePoint end = std::max(now + spin_.limit(now), asked);
   const TimePoint polite = crowded_ ? now : now + SpinBudget::kAlone;
-  for (;;) {
-    for (Connection* connection : shared_) {
-      if (connection->HasNews(interest)) return true;
+  for (unsigned turn = 0;; ++turn) {
+    for (Connection* shared : shared_) {
+      if (shared->HasNews(interest)) return true;
     }
     const TimePoint before = RealClock().Now();
     if (before >= end) return false;
-    if (sockets) {
+    if (reads && turn % 4 != 3) {  // others may have news, too
+      bool progress = false;
+      WEIR_RETURN_IF_ERROR(connection.TryReceive(before, &progress));
+      if (progress) return true;
+    } else if (sockets) {
       WEIR_ASSIGN_OR_RETURN(const int events, TakeEvents(Duration(0)));
       if (events > 0) return true;
     }

@@ -50,7 +50,7 @@ class StreamMesh : public MeshTransport {
   void EndSending() override;
   void Disconnect() override;
   Status LookForSilence(TimePoint now);
-  StatusOr<bool> Spin(const Connection::Interest& interest, TimePoint now, bool sockets);
+  StatusOr<bool> Spin(const Operation& awaited, TimePoint now);
   StatusOr<int> TakeEvents(Duration timeout);
   Status Poll(const Connection::Interest& interest, Duration timeout);
   void Linger(Duration bound);
