@@ -31,13 +31,14 @@ bool IsLendable(pid_t self, std::span<const std::byte> bytes) {
 
 // ---- lending
 
-Lender::Lender(LoanControl& control) : control_(control), self_(getpid()), probe_(NewProbe()) {
+Lender::Lender(LoanControl& control, size_t bytes_min)
+    : control_(control), bytes_min_(bytes_min), self_(getpid()), probe_(NewProbe()) {
   control_.probe.store(probe_, std::memory_order_relaxed);
   control_.probe_address.store(reinterpret_cast<uint64_t>(&probe_), std::memory_order_release);
 }
 
 bool Lender::Lend(uint64_t at, uint64_t begins, std::span<const std::byte> bytes) {
-  if (bytes.size() < kLoanBytesMin || control_.borrows.load(std::memory_order_relaxed) == 0) {
+  if (bytes.size() < bytes_min_ || control_.borrows.load(std::memory_order_relaxed) == 0) {
     return false;
   }
   OpenFrom(0);

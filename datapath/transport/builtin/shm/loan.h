@@ -15,8 +15,10 @@ namespace weir::shm {
 /// Loans that can be open at a time.
 inline constexpr size_t kLoansMax = 16;
 
-/// Shorter pieces go through the ring: a system call and looking up pages cost more than the copy.
+/// Shorter pieces go through the ring: a system call and looking up pages cost more than a copy.
 inline constexpr size_t kLoanBytesMin = 96 << 10;
+/// Between ranks that have a core each: both ends of a ring copy at the same time.
+inline constexpr size_t kLoanBytesMinApart = 192 << 10;
 
 /// The shared words of one direction, zero at first, on lines by who writes them.
 struct LoanControl {
@@ -39,7 +41,8 @@ static_assert(sizeof(LoanControl) == 576);
 /// The writer's end. Not thread-safe, and stays where it is.
 class Lender {
  public:
-  explicit Lender(LoanControl& control);
+  /// Lends nothing shorter than `bytes_min`.
+  Lender(LoanControl& control, size_t bytes_min);
   Lender(const Lender&) = delete;
   Lender& operator=(const Lender&) = delete;
 
@@ -61,6 +64,7 @@ class Lender {
 
  private:
   LoanControl& control_;
+  const size_t bytes_min_;
   const pid_t self_;
   const uint64_t probe_;
   uint64_t lent_ = 0, repaid_ = 0;  // the latter as last seen

@@ -58,7 +58,8 @@ struct RingEnd {
 /// Not thread-safe; the memory and the bell outlive it.
 class RingWriter {
  public:
-  explicit RingWriter(const RingEnd& end) : end_(end), lender_(end.control->loans) {}
+  explicit RingWriter(const RingEnd& end, size_t loan_bytes_min = kLoanBytesMin)
+      : end_(end), lender_(end.control->loans, loan_bytes_min) {}
   /// Lends long parts where the reader can borrow, and copies what fits of the others. Bytes taken;
   /// -EAGAIN: no room; -EPROTO: the reader's position cannot be.
   ssize_t Write(std::span<const iovec> parts);

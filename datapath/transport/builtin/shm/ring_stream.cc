@@ -11,10 +11,11 @@ namespace {
 
 class RingStream : public mesh::ByteStream {
  public:
-  explicit RingStream(Attachment attachment)
+  RingStream(Attachment attachment, size_t loan_bytes_min)
       : attached_(std::move(attachment)),
         memory_(attached_.peer, attached_.process.get(), attached_.control.get()),
-        writer_(attached_.segment.End(attached_.created ? 0 : 1, attached_.peer_bell.get())),
+        writer_(attached_.segment.End(attached_.created ? 0 : 1, attached_.peer_bell.get()),
+                loan_bytes_min),
         reader_(attached_.segment.End(attached_.created ? 1 : 0, attached_.peer_bell.get()),
                 &memory_) {}
   ~RingStream() override { writer_.lender().Revoke(); }
@@ -93,8 +94,8 @@ class RingStream : public mesh::ByteStream {
 
 }  // namespace
 
-std::unique_ptr<mesh::ByteStream> MakeRingStream(Attachment attachment) {
-  return std::make_unique<RingStream>(std::move(attachment));
+std::unique_ptr<mesh::ByteStream> MakeRingStream(Attachment attachment, size_t loan_bytes_min) {
+  return std::make_unique<RingStream>(std::move(attachment), loan_bytes_min);
 }
 
 }  // namespace weir::shm

@@ -8,6 +8,8 @@
 
 namespace weir::shm {
 
-std::unique_ptr<mesh::ByteStream> MakeRingStream(Attachment attachment);
+/// Payloads from `loan_bytes_min` on are lent where that works.
+std::unique_ptr<mesh::ByteStream> MakeRingStream(Attachment attachment,
+                                                 size_t loan_bytes_min = kLoanBytesMin);
 
 }  // namespace weir::shm

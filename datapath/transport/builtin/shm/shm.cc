@@ -26,14 +26,15 @@ constexpr size_t kRingBytesDefault = 512 << 10, kRingBytesCrowded = 2 << 20;
 constexpr size_t kRingBytesAtWorldMax = 64 << 10;
 constexpr size_t kRankBytesMax = 16 << 20;
 
+bool Crowded(size_t neighbours) { return mesh::RanksPerCore(neighbours + 1) > 1; }
+
 /// Of a rank with so many neighbours on its node.
 size_t RingBytes(const TransportOptions& options, size_t neighbours) {
   if (options.send_buffer_bytes > 0) {
     const auto wanted = static_cast<size_t>(options.send_buffer_bytes);
     return std::bit_ceil(std::clamp(wanted, kRingBytesMin, kRingBytesMax));
   }
-  const size_t most =
-      mesh::RanksPerCore(neighbours + 1) > 1 ? kRingBytesCrowded : kRingBytesDefault;
+  const size_t most = Crowded(neighbours) ? kRingBytesCrowded : kRingBytesDefault;
   const size_t share = kRankBytesMax / (neighbours + 1);
   return std::clamp(std::bit_floor(share), kRingBytesAtWorldMax, most);
 }
@@ -127,7 +128,8 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   for (int r = 0; r < world(); ++r) {
     streams.emplace_back();
     if (results[r].attachment != nullptr) {
-      streams.back() = MakeRingStream(std::move(*results[r].attachment));
+      streams.back() = MakeRingStream(std::move(*results[r].attachment),
+                                      Crowded(ranks.size()) ? kLoanBytesMin : kLoanBytesMinApart);
     } else if (r != rank()) {
       // The higher rank speaks for the pair, and only where memory was expected.
       const bool tried = r < rank() && std::find(ranks.begin(), ranks.end(), r) != ranks.end();
