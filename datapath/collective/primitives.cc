@@ -19,7 +19,6 @@ namespace {
 constexpr uint32_t kSmallExchangeSlot = 0xF0000000;
 constexpr uint32_t kPayloadSlot = 0xE0000000;
 constexpr uint32_t kLengthSlot = 0xEFFFFFFF;
-constexpr size_t kSegmentBytesMin = 64 << 10;
 
 size_t CeilDivide(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -73,8 +72,8 @@ Partition::Partition(std::span<std::byte> bytes, const PartitionOptions& options
     }
     WEIR_CHECK(shares == kShardShareTotal);
   }
-  const size_t deep_bytes =
-      std::max(CeilDivide(chunk_lanes * lane_bytes_, options.pipeline_depth), kSegmentBytesMin);
+  const size_t deep_bytes = std::max(CeilDivide(chunk_lanes * lane_bytes_, options.pipeline_depth),
+                                     options.pipeline_bytes_min);
   const size_t wanted_lanes = std::min(options.segment_bytes, deep_bytes) / lane_bytes_;
   segment_lanes_ =
       std::max<size_t>({wanted_lanes, CeilDivide(chunk_lanes, options.segments_max), 1});

@@ -46,7 +46,8 @@ struct PartitionOptions {
   size_t lane_bytes = 4;
   size_t parts = 1;           // chunks
   size_t segment_bytes = 1;   // upper bound of a segment, raised only to respect segments_max
-  size_t pipeline_depth = 1;  // segments that a chunk is cut into while they stay above 64 KiB
+  size_t pipeline_depth = 1;  // segments that a chunk is cut into, unless they become too short:
+  size_t pipeline_bytes_min = 128 << 10;
   size_t segments_max = 512;  // per chunk
   // Of the chunks, in 1/kShardShareTotal, together that; empty: even. Read by the constructor only.
   std::span<const uint32_t> shares = {};

@@ -23,7 +23,8 @@ class StarPass {
         partition_(lanes.bytes, {.lane_bytes = lanes.lane_bytes,
                                  .parts = 1,
                                  .segment_bytes = group.segment_bytes(),
-                                 .pipeline_depth = 16}),
+                                 .pipeline_depth = 16,
+                                 .pipeline_bytes_min = 64 << 10}),
         segments_(partition_.segments()),
         sends_(group) {}
 

@@ -65,7 +65,8 @@ class TreePass {
         partition_(lanes.bytes, {.lane_bytes = lanes.lane_bytes,
                                  .parts = kTrees,
                                  .segment_bytes = group.segment_bytes(),
-                                 .pipeline_depth = 16}),
+                                 .pipeline_depth = 16,
+                                 .pipeline_bytes_min = 64 << 10}),
         segments_(partition_.segments()),
         sends_(group) {
     for (size_t t = 0; t < kTrees; ++t) {
