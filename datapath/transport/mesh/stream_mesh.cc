@@ -103,37 +103,49 @@ Status StreamMesh::LookForSilence(TimePoint now) {
 
 // True when some shared memory, or else with `sockets` some socket, has news. Where ranks outnumber
 // the cores it yields at every turn: the awaited one may need this core. Elsewhere only after a
-// while, as a yield takes as long as a message; and if somebody ran meanwhile, it sleeps at once:
-// two ranks that take turns on one core would stay there, a sleeper is woken on an idle one.
+// while, as a yield takes as long as a message, or at once where the last yield brought the news:
+// two ranks that share a core though there is another pass it to each other. If somebody ran
+// meanwhile and brought none, it sleeps: a sleeper is woken on an idle core.
 StatusOr<bool> StreamMesh::Spin(const Operation& awaited, TimePoint now) {
-  const Connection::Interest interest = {.sends = awaited.send};
-  Connection& connection = *connections_[awaited.peer];
-  const bool sockets = !connection.shares_memory();
-  // Reading in vain costs about what asking epoll does, and succeeding saves the question.
-  const bool reads = sockets && !awaited.send && options().event_loop == "epoll";
   const TimePoint asked = now + options().busy_poll;
   const TimePoint end = std::max(now + spin_.limit(now), asked);
-  const TimePoint polite = crowded_ ? now : now + SpinBudget::kAlone;
+  TimePoint polite = crowded_ || yields_help_ ? now : now + SpinBudget::kAlone;
+  bool yielded = false, given = false;
   for (unsigned turn = 0;; ++turn) {
-    for (Connection* shared : shared_) {
-      if (shared->HasNews(interest)) return true;
-    }
     const TimePoint before = RealClock().Now();
+    WEIR_ASSIGN_OR_RETURN(const bool news, Look(awaited, before, turn));
+    if (news || yielded) yields_help_ = news && yielded;
+    if (news) return true;
     if (before >= end) return false;
-    if (reads && turn % 4 != 3) {  // others may have news, too
-      bool progress = false;
-      WEIR_RETURN_IF_ERROR(connection.TryReceive(before, &progress));
-      if (progress) return true;
-    } else if (sockets) {
-      WEIR_ASSIGN_OR_RETURN(const int events, TakeEvents(Duration(0)));
-      if (events > 0) return true;
+    if (yielded && !crowded_) {
+      if (given && before >= asked) return false;
+      polite = before + SpinBudget::kAlone;
     }
-    if (before < polite) continue;
+    yielded = before >= polite;
+    if (!yielded) continue;
     sched_yield();
     const TimePoint after = RealClock().Now();
     spin_.OnYield(after, after - before);
-    if (!crowded_ && after >= asked && after - before > SpinBudget::kGiven) return false;
+    given = after - before > SpinBudget::kGiven;
   }
+}
+
+StatusOr<bool> StreamMesh::Look(const Operation& awaited, TimePoint now, unsigned turn) {
+  const Connection::Interest interest = {.sends = awaited.send};
+  for (Connection* connection : shared_) {
+    if (connection->HasNews(interest)) return true;
+  }
+  Connection& connection = *connections_[awaited.peer];
+  if (connection.shares_memory()) return false;
+  // Reading in vain costs about what asking epoll does, and succeeding saves the question. Now and
+  // then it is asked all the same: others may have news.
+  if (!awaited.send && options().event_loop == "epoll" && turn % 4 != 3) {
+    bool progress = false;
+    WEIR_RETURN_IF_ERROR(connection.TryReceive(now, &progress));
+    return progress;
+  }
+  WEIR_ASSIGN_OR_RETURN(const int events, TakeEvents(Duration(0)));
+  return events > 0;
 }
 
 // The count of events that came within `timeout`.

@@ -51,12 +51,14 @@ class StreamMesh : public MeshTransport {
   void Disconnect() override;
   Status LookForSilence(TimePoint now);
   StatusOr<bool> Spin(const Operation& awaited, TimePoint now);
+  StatusOr<bool> Look(const Operation& awaited, TimePoint now, unsigned turn);
   StatusOr<int> TakeEvents(Duration timeout);
   Status Poll(const Connection::Interest& interest, Duration timeout);
   void Linger(Duration bound);
 
   UniqueFd listener_;
   SpinBudget spin_;
+  bool yields_help_ = false;                              // the last yield brought the news
   bool crowded_ = true;                                   // more ranks than cores on this host
   TimePoint next_look_{};                                 // for silent hosts
   std::vector<std::unique_ptr<Connection>> connections_;  // by rank; none for the own one
