@@ -47,6 +47,26 @@ class SpinBudget {
     last_news_ = end;
   }
 
+  /// What came of a look, behind a yield or not. News behind a yield: the awaited one runs on this
+  /// core.
+  void OnLook(bool news, bool yielded) {
+    if (!news && !yielded) return;
+    yields_first_ = news && yielded;
+    together_ = yields_first_ ? together_ + 1 : 0;
+    if (!yields_first_) together_max_ = kTogetherMax;
+  }
+  /// Where ranks have a core each: the next wait begins with a yield, as the last one brought news.
+  bool yields_first() const { return yields_first_; }
+  /// Likewise, once before a wait: it sleeps at once, after a few that yields ended, as a sleeper
+  /// is woken on an idle core and then stays there. Where that does not help, as all are busy, it
+  /// is tried less often.
+  bool MovesAway() {
+    if (together_ < together_max_) return false;
+    together_ = 0;
+    together_max_ = std::min(2 * together_max_, 4 * kTogetherMax);
+    return true;
+  }
+
   /// What a yield took. A long one gave the core to somebody who computes, for a whole time slice:
   /// then sleeping, from which the kernel wakes ahead of such, is better. For how long follows from
   /// what was lost: 200 times as long, so that of all time at most 0.5 % goes that way, and twice
@@ -62,12 +82,15 @@ class SpinBudget {
  private:
   static constexpr Duration kStolen = std::chrono::microseconds(500);
   static constexpr int kBar = 200;
+  static constexpr int kTogetherMax = 3;
   bool InOperation(TimePoint now) const { return now - last_news_ < kPause; }
 
   int share_ = 1;
   Duration most_ = kMax;
   Duration limit_[2] = {kMax, kMax};  // after a pause, within an operation
   TimePoint last_news_{};
+  bool yields_first_ = false;
+  int together_ = 0, together_max_ = kTogetherMax;  // waits in a row that yields ended
   int factor_ = kBar;
   TimePoint barred_at_{}, barred_until_{};
 };

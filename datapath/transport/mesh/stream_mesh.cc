@@ -104,17 +104,18 @@ Status StreamMesh::LookForSilence(TimePoint now) {
 // True when some shared memory, or else with `sockets` some socket, has news. Where ranks outnumber
 // the cores it yields at every turn: the awaited one may need this core. Elsewhere only after a
 // while, as a yield takes as long as a message, or at once where the last yield brought the news:
-// two ranks that share a core though there is another pass it to each other. If somebody ran
-// meanwhile and brought none, it sleeps: a sleeper is woken on an idle core.
+// two ranks that share a core though there is another pass it to each other, a few times. If
+// somebody ran meanwhile and brought none, it sleeps: a sleeper is woken on an idle core.
 StatusOr<bool> StreamMesh::Spin(const Operation& awaited, TimePoint now) {
   const TimePoint asked = now + options().busy_poll;
   const TimePoint end = std::max(now + spin_.limit(now), asked);
-  TimePoint polite = crowded_ || yields_help_ ? now : now + SpinBudget::kAlone;
+  if (!crowded_ && asked <= now && spin_.MovesAway()) return false;
+  TimePoint polite = crowded_ || spin_.yields_first() ? now : now + SpinBudget::kAlone;
   bool yielded = false, given = false;
   for (unsigned turn = 0;; ++turn) {
     const TimePoint before = RealClock().Now();
     WEIR_ASSIGN_OR_RETURN(const bool news, Look(awaited, before, turn));
-    if (news || yielded) yields_help_ = news && yielded;
+    spin_.OnLook(news, yielded);
     if (news) return true;
     if (before >= end) return false;
     if (yielded && !crowded_) {

@@ -58,7 +58,6 @@ class StreamMesh : public MeshTransport {
 
   UniqueFd listener_;
   SpinBudget spin_;
-  bool yields_help_ = false;                              // the last yield brought the news
   bool crowded_ = true;                                   // more ranks than cores on this host
   TimePoint next_look_{};                                 // for silent hosts
   std::vector<std::unique_ptr<Connection>> connections_;  // by rank; none for the own one

@@ -108,5 +108,54 @@ TEST(SpinBudgetTest, WhereSomebodyAlwaysComputesLookingCostsLittle) {
   EXPECT_LT(ToSeconds(lost), 0.0015 * 1000);
 }
 
+TEST(SpinBudgetTest, RanksOnOneCoreYieldAtOnceAndThenPart) {
+  SpinBudget spin;
+  EXPECT_FALSE(spin.yields_first());
+  spin.OnLook(false, false);
+  spin.OnLook(true, false);
+  EXPECT_FALSE(spin.yields_first()) << "news without a yield";
+  // One wait whose second look found news.
+  const auto wait = [&spin](bool behind_yield) {
+    const bool moved = spin.MovesAway();
+    spin.OnLook(false, false);
+    spin.OnLook(true, behind_yield);
+    return moved;
+  };
+  EXPECT_FALSE(wait(true));
+  EXPECT_TRUE(spin.yields_first());
+  EXPECT_FALSE(wait(true));
+  spin.OnLook(false, true);
+  EXPECT_FALSE(spin.yields_first()) << "a yield in vain";
+  // Only in a row they count, and where sleeping does not help it is tried less often.
+  const auto moves_in = [&wait](int waits, bool together) {
+    int moves = 0;
+    for (int i = 0; i < waits; ++i) moves += wait(together);
+    return moves;
+  };
+  spin = SpinBudget();
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_EQ(moves_in(2, true), 0) << i;
+    EXPECT_EQ(moves_in(1, false), 0) << i;
+  }
+  const auto in_row = [&spin](int waits) {
+    int moves = 0;
+    for (int i = 0; i < waits; ++i) {
+      moves += spin.MovesAway();
+      spin.OnLook(true, true);
+    }
+    return moves;
+  };
+  EXPECT_EQ(in_row(3), 0);
+  EXPECT_EQ(in_row(1), 1);
+  EXPECT_EQ(in_row(5), 0);
+  EXPECT_EQ(in_row(1), 1);
+  const int later = in_row(1200);
+  EXPECT_GE(later, 95);
+  EXPECT_LE(later, 105);
+  spin.OnLook(true, false);
+  EXPECT_EQ(in_row(3), 0);
+  EXPECT_EQ(in_row(1), 1) << "apart and together again";
+}
+
 }  // namespace
 }  // namespace weir::mesh
