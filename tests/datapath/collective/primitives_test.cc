@@ -56,6 +56,11 @@ TEST(PartitionTest, SegmentsRespectTheBoundAndThePipelineDepth) {
   options.segment_bytes = 100'000;
   EXPECT_EQ(Partition(bytes, options).segments(), 42u);
   EXPECT_LE(Partition(bytes, options).segment_bytes(), 100'000u);
+  std::vector<std::byte> short_chunk(256 << 10);
+  options = {.parts = 1, .segment_bytes = 1 << 20, .pipeline_depth = 4};
+  EXPECT_EQ(Partition(short_chunk, options).segments(), 2u) << "of 128 KiB";
+  options.pipeline_bytes_min = 64 << 10;
+  EXPECT_EQ(Partition(short_chunk, options).segments(), 4u);
 }
 
 // Runs `body` on a Group of every rank, all over inproc.

@@ -49,6 +49,15 @@ bool HasRung(const mesh::UniqueFd& bell) {
   return read(bell.get(), &count, sizeof count) == sizeof count;
 }
 
+// Sleeps until the bell rings. False: it did not in 20 s.
+bool IsWoken(const mesh::UniqueFd& bell) {
+  constexpr int kPatienceMs = 20000;
+  pollfd entry = {bell.get(), POLLIN, 0};
+  const bool woken = poll(&entry, 1, kPatienceMs) == 1;
+  HasRung(bell);
+  return woken;
+}
+
 ssize_t Write(RingWriter& writer, std::span<const uint8_t> bytes) {
   const iovec part = {const_cast<uint8_t*>(bytes.data()), bytes.size()};
   return writer.Write(std::span(&part, 1));
@@ -186,13 +195,6 @@ TEST(ShmRingTest, OnlySleepersAreWoken) {
 TEST(ShmRingTest, NoWakeUpIsLost) {
   RingPair ring;
   constexpr uint64_t kBytes = 8 << 20;
-  constexpr int kPatienceMs = 20000;
-  const auto sleep = [](const mesh::UniqueFd& bell) {
-    pollfd entry = {bell.get(), POLLIN, 0};
-    const bool woken = poll(&entry, 1, kPatienceMs) == 1;
-    HasRung(bell);
-    return woken;
-  };
   std::thread writer([&] {
     Random random(1);
     const std::vector<uint8_t> bytes(2 * kCapacity, 1);
@@ -201,7 +203,7 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
       const ssize_t n = Write(ring.writer, std::span(bytes).first(size));
       if (n > 0) sent += static_cast<uint64_t>(n);
       const bool may_sleep = n == -EAGAIN && ring.writer.PrepareSleep();
-      ASSERT_TRUE(!may_sleep || sleep(ring.writer_bell)) << sent;
+      ASSERT_TRUE(!may_sleep || IsWoken(ring.writer_bell)) << sent;
       ring.writer.Awake();
     }
   });
@@ -211,7 +213,7 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
     const ssize_t n = Read(ring.reader, std::span(out).first(1 + random.Below(out.size())));
     if (n > 0) received += static_cast<uint64_t>(n);
     ring.reader.TurnEnds();
-    if (n == -EAGAIN && ring.reader.PrepareSleep() && !sleep(ring.reader_bell)) {
+    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_bell)) {
       ADD_FAILURE() << "lost after " << received << " bytes";
       _exit(1);  // the writer waits for ever
     }
@@ -527,19 +529,13 @@ TEST(ShmLoanTest, OnlySleepersAreWoken) {
 TEST(ShmLoanTest, NoWakeUpIsLost) {
   LendingPair ring;
   ring.Meet();
-  constexpr int kRounds = 2000, kPatienceMs = 20000;
-  const auto sleep = [](const mesh::UniqueFd& bell) {
-    pollfd entry = {bell.get(), POLLIN, 0};
-    const bool woken = poll(&entry, 1, kPatienceMs) == 1;
-    HasRung(bell);
-    return woken;
-  };
+  constexpr int kRounds = 2000;
   std::thread writer([&] {
     std::vector<uint8_t> bytes(kLoanBytesMin, 1);
     for (int round = 0; round < kRounds; ++round) {
       ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(bytes.size()));
       while (ring.writer.Retained() > 0) {
-        if (ring.writer.lender().PrepareSleep() && !sleep(ring.writer_bell)) {
+        if (ring.writer.lender().PrepareSleep() && !IsWoken(ring.writer_bell)) {
           ADD_FAILURE() << "the writer's, in round " << round;
           _exit(1);  // the reader waits for ever
         }
@@ -563,7 +559,7 @@ TEST(ShmLoanTest, NoWakeUpIsLost) {
       ADD_FAILURE() << "error " << n << " after " << received << " bytes";
       _exit(1);  // the writer waits for ever
     }
-    if (n == -EAGAIN && ring.reader.PrepareSleep() && !sleep(ring.reader_bell)) {
+    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_bell)) {
       ADD_FAILURE() << "the reader's, after " << received << " bytes";
       _exit(1);
     }

@@ -417,6 +417,31 @@ TEST(ShmTransportTest, ALongSendIsOverWhenItsReaderHasIt) {
   });
 }
 
+// Where both ends can copy at the same time the ring is faster for longer.
+TEST(ShmTransportTest, WhatIsLentDependsOnTheCores) {
+  const bool apart = mesh::RanksPerCore(2) == 1;
+  for (const auto& [bytes, lent] :
+       {std::pair(64 << 10, false), std::pair(128 << 10, !apart), std::pair(256 << 10, true)}) {
+    Job job({"shm", "shm"}, 5, 4 << 20);  // it would fit into the ring
+    job.ConnectAll();
+    std::barrier looked(2);
+    RunRanks(2, [&, bytes = bytes, lent = lent](int rank) {
+      Transport& self = *job.ranks[rank];
+      Greet(self, 1 - rank);
+      Bytes buffer(static_cast<size_t>(bytes));
+      const auto ticket = rank == 0 ? self.PostSend(1, {}, buffer) : StatusOr<Ticket>(Ticket{0});
+      if (rank == 0) {
+        const auto over = self.WaitAny(std::span(&*ticket, 1), RealClock().Now());
+        EXPECT_EQ(over.ok() && over->has_value(), !lent) << bytes;
+      }
+      looked.arrive_and_wait();
+      const auto awaited = rank == 0 ? ticket : self.PostReceive(0, buffer);
+      const auto done = self.Wait(*awaited, Within(kPatience));
+      EXPECT_TRUE(done.ok()) << done.status();
+    });
+  }
+}
+
 TEST(ShmTransportTest, WhereNobodyMayReadAnothersMemoryAllGoesThroughRings) {
   for (const int forbidden : {0, 1, 2}) {  // 2: to both
     Job job({"shm", "shm"}, 5, 4 << 20);
