@@ -76,6 +76,9 @@ class Group {
   void SetOffload(LaneOffload* offload) { offload_ = offload; }
   LaneOffload* offload() const { return offload_; }
 
+  /// By rank of the group; null: none, on every rank alike. Parts have none.
+  const Stages* stages() const { return members_.empty() ? transport_.stages() : nullptr; }
+
   /// Starts an operation. `control` and `flags` are what this rank itself announces.
   void Begin(const OperationId& id, ControlWord control, uint16_t flags, TimePoint deadline);
 

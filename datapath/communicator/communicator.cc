@@ -10,6 +10,7 @@
 #include "datapath/collective/broadcast.h"
 #include "datapath/collective/circulant.h"
 #include "datapath/collective/collective.h"
+#include "datapath/collective/staged_sum.h"
 
 namespace weir {
 namespace {
@@ -62,6 +63,8 @@ StatusOr<std::unique_ptr<Transport>> Listen(const CommunicatorOptions& options,
 }
 
 Status AllReduceOn(Group& group, Bytes data, size_t lane_bytes, const Accumulate& accumulate) {
+  const Lanes lanes{data, lane_bytes, accumulate};
+  if (CanStage(group, lanes)) return StagedAllReduce(group, lanes);
   const char* name = data.size() <= kDoublingBytesMax    ? "recursive_doubling"
                      : data.size() <= kCirculantBytesMax ? "halving_doubling"
                                                          : "ring";

@@ -18,6 +18,10 @@ namespace {
 constexpr int kIndexShift = 3;
 constexpr int kStepShift = 20;
 constexpr uint64_t kOperationsPerStepMax = 1u << (kStepShift - kIndexShift);
+
+// Of dense sums without a plan where Transport::stages are there.
+constexpr std::string_view kStagedCollective = "mesh";
+
 StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
   WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory, Transports().Find(options.transport));
   TransportOptions transport;
@@ -146,6 +150,9 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
   survivor_ = survivor_ || options_.epoch == 0;
   addresses_ = addresses;
   CountMedia();
+  const StatusOr<const Collective*> mesh = Collectives().Find(kStagedCollective);
+  sums_on_stages_ =
+      transport_->stages() != nullptr && mesh.ok() && options_.world <= (*mesh)->Traits().world_max;
   if (link_ != nullptr) link_->Start();
   return OkStatus();
 }
@@ -257,6 +264,8 @@ Choice Session::EffectiveChoice(const Plan& plan, const Bucket& bucket) const {
   // Without any plan a 16-bit bucket stays 16 bits wide on the wire, as dense libraries do.
   if (plan.version == 0 && bucket.dtype == Dtype::kFloat16) choice.codec = "fp16";
   if (plan.version == 0 && bucket.dtype == Dtype::kBrain16) choice.codec = "bf16";
+  // Nor does it walk around a ring where all ranks see each other's memory.
+  if (plan.version == 0 && sums_on_stages_) choice.collective = kStagedCollective;
   return choice;
 }
 

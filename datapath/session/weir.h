@@ -99,7 +99,7 @@ typedef struct weir_stats {
   size_t struct_size;
   uint64_t step;
   uint64_t plan_version;
-  uint64_t bytes_sent;
+  uint64_t bytes_sent; /* in messages; not what ranks of one host show each other in memory */
   uint64_t steps_skipped;
   int32_t agent_connected; /* 0 or 1 */
   double last_step_s;

@@ -87,6 +87,14 @@ struct PathSample {
   uint64_t retransmits = 0;
 };
 
+/// Memory by which all ranks of a job on one host show bytes to each other: each writes its own
+/// stage and reads the others'. Equal sizes, whole pages. When to write and read is told by
+/// messages, which order memory, too.
+struct Stages {
+  std::span<std::byte> own;
+  std::vector<std::span<const std::byte>> of;  // by rank; the own one may be read there, too
+};
+
 /// A posted operation. 0 is never issued.
 using Ticket = uint64_t;
 
@@ -134,6 +142,10 @@ class Transport {
   /// Makes a WaitAny in progress, or else the next one, return soon; fails nothing. Thread-safe.
   virtual void Wake() = 0;
 
+  /// Null where there are none, which is the same on all ranks. Valid once connected, as long as
+  /// the transport lives, whatever becomes of its peers.
+  virtual const Stages* stages() const { return nullptr; }
+
   /// Tells every live peer that this rank fails the current operation, best effort and bounded by
   /// 200 ms, so that they can name the guilty rank, then fails the transport locally.
   virtual void Abort(std::string_view reason) = 0;
@@ -144,7 +156,8 @@ class Transport {
   /// One sample per connected peer. Thread-safe.
   virtual std::vector<PathSample> Samples() const = 0;
 
-  /// Bytes handed to the network since Connect, headers included. Thread-safe.
+  /// Bytes handed to the network or to peers' memory by messages since Connect, headers included;
+  /// what ranks show on stages is not counted. Thread-safe.
   virtual uint64_t bytes_sent() const = 0;
 };
 

@@ -14,6 +14,7 @@
 
 #include "datapath/collective/collective.h"
 #include "datapath/collective/primitives.h"
+#include "datapath/collective/staged_sum.h"
 
 namespace weir {
 namespace {
@@ -128,7 +129,10 @@ class Mesh : public Collective {
   StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
     const uint64_t before = group.bytes_sent();
     WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) WEIR_RETURN_IF_ERROR(MeshPass(group, lanes).Run());
+    if (group.size() > 1) {
+      WEIR_RETURN_IF_ERROR(CanStage(group, lanes) ? StagedAllReduce(group, lanes)
+                                                  : MeshPass(group, lanes).Run());
+    }
     return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
   }
 

@@ -42,6 +42,16 @@ StatusOr<Frame> ParseFrame(std::span<const std::byte> bytes) {
   return frame;
 }
 
+// Of a letter: the bell, and behind it the stage of a rank that has one.
+Status TakeBellAndStage(std::span<UniqueFd> descriptors, Attachment* attachment) {
+  WEIR_RETURN_IF_ERROR(CheckBell(descriptors[0].get()));
+  attachment->peer_bell = std::move(descriptors[0]);
+  if (descriptors.size() == 1) return OkStatus();
+  WEIR_ASSIGN_OR_RETURN(attachment->stage, SealedMemory::Map(descriptors[1].get(), kStageBytes,
+                                                             SealedMemory::Peers::kRead));
+  return OkStatus();
+}
+
 std::span<const std::byte> AsBytes(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
@@ -49,12 +59,12 @@ std::span<const std::byte> AsBytes(const std::string& text) {
 }  // namespace
 
 struct Attacher::Link {
-  enum class State { kAwaitingAnswer, kAwaitingVerdict, kDone };
+  enum class State { kAwaitingAnswer, kAwaitingVerdict, kAwaitingStages, kDone };
   Neighbour peer;
   State state = State::kAwaitingVerdict;
   std::unique_ptr<Attachment> attachment;
   std::string why_not;
-  mesh::HandshakeReader verdict;
+  mesh::HandshakeReader told;
 
   std::string name() const { return StrCat("rank ", peer.rank, " (", peer.address, ")"); }
 };
@@ -79,15 +89,31 @@ StatusOr<std::vector<AttachResult>> Attacher::Run(std::vector<Neighbour> neighbo
       WEIR_RETURN_IF_ERROR(Tell(link, false, link.why_not));
     }
   }
-  const auto done = [](const Link& link) { return link.state == Link::State::kDone; };
-  while (!std::all_of(links_.begin(), links_.end(), done)) {
-    WEIR_RETURN_IF_ERROR(Round(deadline));
+  WEIR_RETURN_IF_ERROR(RunUntilDone(deadline));
+  all_stages_ = options_.stage >= 0 && links_.size() + 1 == static_cast<size_t>(options_.world) &&
+                std::all_of(links_.begin(), links_.end(), [](const Link& link) {
+                  return link.attachment != nullptr && link.attachment->stage;
+                });
+  // Whoever lacks a pair or a stage tells all that it is attached to; the others of that pair know
+  // by themselves.
+  const bool has_all = all_stages_;
+  for (Link& link : links_) {
+    if (link.attachment != nullptr) WEIR_RETURN_IF_ERROR(TellOfStages(link, has_all));
   }
+  WEIR_RETURN_IF_ERROR(RunUntilDone(deadline));
   std::vector<AttachResult> results;
   for (Link& link : links_) {
     results.push_back({std::move(link.attachment), std::move(link.why_not)});
   }
   return results;
+}
+
+Status Attacher::RunUntilDone(TimePoint deadline) {
+  const auto done = [](const Link& link) { return link.state == Link::State::kDone; };
+  while (!std::all_of(links_.begin(), links_.end(), done)) {
+    WEIR_RETURN_IF_ERROR(Round(deadline));
+  }
+  return OkStatus();
 }
 
 Status Attacher::Unfinished() const {
@@ -108,7 +134,9 @@ Status Attacher::Round(TimePoint deadline) {
   for (const Link& link : links_) {
     int fd = -1;  // ignored by poll
     if (link.state == Link::State::kAwaitingAnswer) fd = link.attachment->control.get();
-    if (link.state == Link::State::kAwaitingVerdict) fd = link.peer.socket;
+    if (link.state == Link::State::kAwaitingVerdict || link.state == Link::State::kAwaitingStages) {
+      fd = link.peer.socket;
+    }
     polled.push_back({fd, POLLIN, 0});
   }
   const size_t guests_at = polled.size();
@@ -128,8 +156,19 @@ Status Attacher::Round(TimePoint deadline) {
   for (size_t i = 0; i < links_.size(); ++i) {
     if (polled[2 + i].revents == 0) continue;
     Link& link = links_[i];
-    if (link.state == Link::State::kAwaitingAnswer) WEIR_RETURN_IF_ERROR(OnAnswer(link));
-    if (link.state == Link::State::kAwaitingVerdict) WEIR_RETURN_IF_ERROR(OnVerdict(link));
+    switch (link.state) {
+      case Link::State::kAwaitingAnswer:
+        WEIR_RETURN_IF_ERROR(OnAnswer(link));
+        break;
+      case Link::State::kAwaitingVerdict:
+        WEIR_RETURN_IF_ERROR(OnVerdict(link));
+        break;
+      case Link::State::kAwaitingStages:
+        WEIR_RETURN_IF_ERROR(OnStages(link));
+        break;
+      case Link::State::kDone:
+        break;
+    }
   }
   return OkStatus();
 }
@@ -164,7 +203,8 @@ Status Attacher::Offer(Link& link) {
   writer.Write(kLayoutVersion);
   writer.Write(static_cast<uint64_t>(options_.ring_bytes));
   WEIR_CHECK(writer.ok() && writer.offset() == kOfferBytes);
-  const int descriptors[] = {memory.get(), options_.bell};
+  std::vector<int> descriptors = {memory.get(), options_.bell};
+  if (options_.stage >= 0) descriptors.push_back(options_.stage);
   return SendLetter(attachment.control.get(),
                     mesh::EncodeFrame(FrameType::kHello, options_.rank, payload), descriptors);
 }
@@ -172,25 +212,21 @@ Status Attacher::Offer(Link& link) {
 Status Attacher::OnAnswer(Link& link) {
   StatusOr<std::optional<Letter>> letter = ReceiveLetter(link.attachment->control.get());
   if (letter.ok() && !letter->has_value()) return OkStatus();
-  const Status taken = letter.ok() ? TakeAnswer(link, **letter) : letter.status();
-  if (taken.ok()) {
-    link.attachment->peer_bell = std::move((*letter)->descriptors[0]);
-  } else {
-    link.attachment = nullptr;
-  }
+  const Status taken = letter.ok() ? TakeAnswer(link, std::move(**letter)) : letter.status();
+  if (!taken.ok()) link.attachment = nullptr;
   return Tell(link, taken.ok(), weir::Message(taken));
 }
 
-Status Attacher::TakeAnswer(Link& link, const Letter& letter) {
+Status Attacher::TakeAnswer(Link& link, Letter letter) {
   WEIR_ASSIGN_OR_RETURN(const Frame frame, ParseFrame(letter.bytes));
   if (frame.header.type == FrameType::kAbort) {
     return Unavailable(StrCat("it refused: ", mesh::PrintableText(frame.payload)));
   }
   if (frame.header.type != FrameType::kHello || frame.header.source_rank != link.peer.rank ||
-      letter.descriptors.size() != 1) {
+      letter.descriptors.empty() || letter.descriptors.size() > 2) {
     return DataLoss(StrCat("expected rank ", link.peer.rank, "'s hello and its bell"));
   }
-  return CheckBell(letter.descriptors[0].get());
+  return TakeBellAndStage(std::span(letter.descriptors), link.attachment.get());
 }
 
 // The verdict over TCP: the same on both ends from here on.
@@ -238,7 +274,8 @@ void Attacher::OnGuest(Guest& guest) {
 
 Status Attacher::Welcome(Guest& guest, Letter letter) {
   WEIR_ASSIGN_OR_RETURN(const Frame frame, ParseFrame(letter.bytes));
-  if (frame.header.type != FrameType::kHello || letter.descriptors.size() != 2) {
+  if (frame.header.type != FrameType::kHello || letter.descriptors.size() < 2 ||
+      letter.descriptors.size() > 3) {
     return DataLoss("expected a hello with memory and a bell");
   }
   ByteReader reader(frame.payload);
@@ -266,12 +303,13 @@ Status Attacher::Welcome(Guest& guest, Letter letter) {
   });
   if (found == links_.end()) return FailedPrecondition(StrCat("rank ", rank, " is not awaited"));
   auto attachment = std::make_unique<Attachment>();
-  WEIR_RETURN_IF_ERROR(CheckBell(letter.descriptors[1].get()));
+  WEIR_RETURN_IF_ERROR(
+      TakeBellAndStage(std::span(letter.descriptors).subspan(1), attachment.get()));
   WEIR_ASSIGN_OR_RETURN(attachment->segment, Segment::Map(letter.descriptors[0].get(), ring_bytes));
   attachment->peer = guest.process;
   attachment->process = WatchProcess(guest.process);
-  attachment->peer_bell = std::move(letter.descriptors[1]);
-  const int descriptors[] = {options_.bell};
+  std::vector<int> descriptors = {options_.bell};
+  if (options_.stage >= 0) descriptors.push_back(options_.stage);
   WEIR_RETURN_IF_ERROR(SendLetter(
       guest.control.get(), mesh::EncodeFrame(FrameType::kHello, options_.rank, {}), descriptors));
   attachment->control = std::move(guest.control);
@@ -279,22 +317,29 @@ Status Attacher::Welcome(Guest& guest, Letter letter) {
   return OkStatus();
 }
 
-Status Attacher::OnVerdict(Link& link) {
-  const StatusOr<bool> complete = link.verdict.Read(link.peer.socket);
+// The payload of the next frame over TCP; nothing while it is not complete.
+StatusOr<std::optional<std::span<const std::byte>>> Attacher::ReadTold(Link& link) {
+  const StatusOr<bool> complete = link.told.Read(link.peer.socket);
   if (!complete.ok()) {
     if (complete.status().code() != StatusCode::kUnavailable) {
       return Annotate(complete.status(), StrCat(link.name(), " sent a malformed frame"));
     }
     return Unavailable(StrCat(link.name(), " closed the connection"));
   }
-  if (!*complete) return OkStatus();
-  if (link.verdict.header().type == FrameType::kAbort) {
-    if (link.verdict.payload().empty()) {
+  if (!*complete) return std::nullopt;
+  if (link.told.header().type == FrameType::kAbort) {
+    if (link.told.payload().empty()) {
       return Unavailable(StrCat(link.name(), " closed the connection"));
     }
-    return Unavailable(StrCat("rank ", link.peer.rank, " reported: ", link.verdict.text()));
+    return Unavailable(StrCat("rank ", link.peer.rank, " reported: ", link.told.text()));
   }
-  ByteReader reader(link.verdict.payload());
+  return link.told.payload();
+}
+
+Status Attacher::OnVerdict(Link& link) {
+  WEIR_ASSIGN_OR_RETURN(const auto told, ReadTold(link));
+  if (!told.has_value()) return OkStatus();
+  ByteReader reader(*told);
   uint32_t verdict = 0;
   WEIR_RETURN_IF_ERROR(Annotate(reader.Read(&verdict), StrCat(link.name(), " sent a verdict")));
   if (verdict > kIsAttached || (verdict == kIsAttached && link.attachment == nullptr)) {
@@ -305,6 +350,35 @@ Status Attacher::OnVerdict(Link& link) {
     link.attachment = nullptr;
     link.why_not = StrCat("it says: ", mesh::PrintableText(reader.rest()));
   }
+  link.state = Link::State::kDone;
+  return OkStatus();
+}
+
+// ---- both, once their pairs are settled
+
+Status Attacher::TellOfStages(Link& link, bool has_all) {
+  std::array<std::byte, sizeof(uint32_t)> payload;
+  ByteWriter writer(payload);
+  writer.Write(uint32_t{has_all});
+  link.state = Link::State::kAwaitingStages;
+  link.told = mesh::HandshakeReader();
+  if (mesh::WriteFrame(link.peer.socket,
+                       mesh::EncodeFrame(FrameType::kHello, options_.rank, payload))) {
+    return OkStatus();
+  }
+  return Unavailable(StrCat(link.name(), " closed the connection"));
+}
+
+Status Attacher::OnStages(Link& link) {
+  WEIR_ASSIGN_OR_RETURN(const auto told, ReadTold(link));
+  if (!told.has_value()) return OkStatus();
+  ByteReader reader(*told);
+  uint32_t has_all = 0;
+  WEIR_RETURN_IF_ERROR(Annotate(reader.Read(&has_all), StrCat(link.name(), " spoke of stages")));
+  if (has_all > 1) {
+    return DataLoss(StrCat(link.name(), " spoke of stages: expected 0 or 1, found ", has_all));
+  }
+  all_stages_ = all_stages_ && has_all == 1;
   link.state = Link::State::kDone;
   return OkStatus();
 }

@@ -1,14 +1,17 @@
 #pragma once
 // Moves pairs of ranks from their TCP connection to shared memory. Being on one node is not
 // believed but tried: the higher rank of a pair knocks at the lower one's door, hands over the
-// memory, and tells over TCP what came of it, so both ends always agree. Bytes: proto/WIRE.md
-// section 1.
+// memory, and tells over TCP what came of it, so both ends always agree. Then all of them tell each
+// other whether every rank reaches every stage. Bytes: proto/WIRE.md section 1.
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "datapath/transport/builtin/shm/door.h"
+#include "datapath/transport/builtin/shm/sealed_memory.h"
 #include "datapath/transport/builtin/shm/segment.h"
 
 namespace weir::shm {
@@ -21,6 +24,7 @@ struct Attachment {
   pid_t peer = 0;            // 0: hidden from this process
   mesh::UniqueFd process;    // pidfd of the peer; may be none
   mesh::UniqueFd peer_bell;  // wakes the peer
+  SealedMemory stage;        // the peer's, to be read; none when it has none
 };
 
 /// A peer that said it has the same node, reached by TCP.
@@ -42,10 +46,15 @@ struct AttachOptions {
   int rank = 0;
   int world = 1;
   size_t ring_bytes = 0;
-  int door = -1;  // listening; -1: this rank cannot be reached
-  int bell = -1;  // this rank's eventfd
-  int wake = -1;  // readable on Interrupt
+  int door = -1;   // listening; -1: this rank cannot be reached
+  int bell = -1;   // this rank's eventfd
+  int wake = -1;   // readable on Interrupt
+  int stage = -1;  // this rank's, of kStageBytes; -1: it has none
 };
+
+/// Size of a stage (Transport::stages). A block of contributions and one of totals of all ranks
+/// stay in caches that cores share, and slots for some tens of ranks are still long.
+inline constexpr size_t kStageBytes = 2 << 20;
 
 /// One run of attaching. Not thread-safe.
 class Attacher {
@@ -57,6 +66,9 @@ class Attacher {
   /// kUnavailable: a neighbour died or reported a failure; kDataLoss: one spoke nonsense over TCP;
   /// kDeadlineExceeded names those that did not finish; kAborted: interrupted.
   StatusOr<std::vector<AttachResult>> Run(std::vector<Neighbour> neighbours, TimePoint deadline);
+  /// After Run: whether every rank of the world is attached to every other and has its stage. All
+  /// attached ranks find the same.
+  bool all_stages() const { return all_stages_; }
 
  private:
   struct Link;   // the way to one neighbour
@@ -66,8 +78,12 @@ class Attacher {
   Status Offer(Link& link);
   Status Tell(Link& link, bool attached, std::string why_not);
   Status OnAnswer(Link& link);
-  Status TakeAnswer(Link& link, const Letter& letter);
+  Status TakeAnswer(Link& link, Letter letter);
+  StatusOr<std::optional<std::span<const std::byte>>> ReadTold(Link& link);
   Status OnVerdict(Link& link);
+  Status TellOfStages(Link& link, bool has_all);
+  Status OnStages(Link& link);
+  Status RunUntilDone(TimePoint deadline);
   void Admit();
   void OnGuest(Guest& guest);
   Status Welcome(Guest& guest, Letter letter);
@@ -77,6 +93,7 @@ class Attacher {
   const AttachOptions options_;
   std::vector<Link> links_;
   std::vector<Guest> guests_;
+  bool all_stages_ = false;
 };
 
 }  // namespace weir::shm

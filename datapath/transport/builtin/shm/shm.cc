@@ -44,6 +44,8 @@ class ShmMesh : public mesh::StreamMesh {
   ShmMesh(mesh::StreamMeshParts parts, Otherwise otherwise)
       : StreamMesh(std::move(parts)), otherwise_(otherwise) {}
 
+  const Stages* stages() const override { return stages_.own.empty() ? nullptr : &stages_; }
+
  protected:
   StatusOr<mesh::Streams> MakeStreams(const std::vector<TransportAddress>& addresses,
                                       TimePoint deadline) override;
@@ -55,12 +57,17 @@ class ShmMesh : public mesh::StreamMesh {
                                  std::vector<mesh::Sockets>& sockets);
   Status Demand(const std::vector<TransportAddress>& addresses,
                 std::vector<AttachResult>& results) const;
+  UniqueFd MakeOwnStage();
+  void SetStages(std::vector<AttachResult>& results);
 
   const Otherwise otherwise_;
   uint32_t node_ = 0;  // as told to peers; 0: this rank shares no memory
   UniqueFd door_;
   UniqueFd bell_;
   std::string no_memory_;  // why this rank cannot share any; empty: it can
+  SealedMemory own_stage_;
+  std::vector<SealedMemory> peer_stages_;
+  Stages stages_;  // views of these; empty: some rank lacks some
 };
 
 // Makes what neighbours need to reach this rank. Done in Connect, by the process that will run: a
@@ -113,17 +120,25 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   }
   std::vector<int> ranks;
   for (const Neighbour& neighbour : neighbours) ranks.push_back(neighbour.rank);
+  UniqueFd own_stage;
+  if (world() > 1 && neighbours.size() + 1 == results.size()) own_stage = MakeOwnStage();
   Attacher attacher({.job = options().job,
                      .rank = rank(),
                      .world = world(),
                      .ring_bytes = RingBytes(options(), neighbours.size()),
                      .door = door_.get(),
                      .bell = bell_.get(),
-                     .wake = wake()});
+                     .wake = wake(),
+                     .stage = own_stage.get()});
   WEIR_ASSIGN_OR_RETURN(std::vector<AttachResult> attached,
                         attacher.Run(std::move(neighbours), deadline));
   for (size_t i = 0; i < ranks.size(); ++i) results[ranks[i]] = std::move(attached[i]);
   WEIR_RETURN_IF_ERROR(Demand(addresses, results));
+  if (attacher.all_stages()) {
+    SetStages(results);
+  } else {
+    own_stage_ = SealedMemory();
+  }
   mesh::Streams streams;
   for (int r = 0; r < world(); ++r) {
     streams.emplace_back();
@@ -140,6 +155,28 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
     }
   }
   return streams;
+}
+
+// None where the system does not permit it: sums then go by messages alone.
+UniqueFd ShmMesh::MakeOwnStage() {
+  UniqueFd fd;
+  StatusOr<SealedMemory> memory =
+      SealedMemory::Create(kStageBytes, SealedMemory::Peers::kRead, &fd);
+  if (memory.ok()) {
+    own_stage_ = std::move(*memory);
+    return fd;
+  }
+  Log(LogLevel::kWarning, "transport",
+      StrCat("rank ", rank(), " has no stage: ", weir::Message(memory.status())));
+  return UniqueFd();
+}
+
+void ShmMesh::SetStages(std::vector<AttachResult>& results) {
+  stages_.own = own_stage_.bytes();
+  for (int r = 0; r < world(); ++r) {
+    if (r != rank()) peer_stages_.push_back(std::move(results[r].attachment->stage));
+    stages_.of.push_back(r == rank() ? stages_.own : peer_stages_.back().bytes());
+  }
 }
 
 // Where memory is demanded of every pair: those who have it learn why this rank leaves all the

@@ -108,6 +108,10 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
   const mesh::UniqueFd bell(eventfd(0, EFD_NONBLOCK));
   Bytes damaged = OfferFrame({});
   damaged.back() ^= std::byte{1};
+  const mesh::UniqueFd short_stage(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(short_stage.get(), 4096), 0);
+  const mesh::UniqueFd unsealed_stage(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(unsealed_stage.get(), kStageBytes), 0);
   const std::vector<int> good = {memory.get(), bell.get()};
   struct Case {
     Bytes bytes;
@@ -130,6 +134,12 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
       {OfferFrame({}), {unsealed.get(), bell.get()}, "sealed"},
       {OfferFrame({}), {bell.get(), bell.get()}, "shared memory"},
       {OfferFrame({}), {memory.get(), memory.get()}, "expected an eventfd"},
+      {OfferFrame({}),
+       {memory.get(), bell.get(), short_stage.get()},
+       StrCat("expected ", kStageBytes, " bytes, found 4096")},
+      {OfferFrame({}), {memory.get(), bell.get(), unsealed_stage.get()}, "sealed"},
+      {OfferFrame({}), {memory.get(), bell.get(), bell.get()}, "shared memory"},
+      {OfferFrame({}), {memory.get(), bell.get(), bell.get(), bell.get()}, "expected a hello with"},
       {mesh::EncodeFrame(FrameType::kHello, 1, Bytes(31)), good, "truncated"},
   };
   std::thread raw([&] {
@@ -138,6 +148,7 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
     }
     EXPECT_EQ(pair.Knock(OfferFrame({}), good), "");
     pair.Verdict(VerdictFrame(1));
+    pair.Verdict(VerdictFrame(0));  // of stages: there are none
   });
   auto results = pair.Run();
   raw.join();
@@ -145,6 +156,80 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
   ASSERT_NE((*results)[0].attachment, nullptr);
   EXPECT_TRUE((*results)[0].attachment->segment);
   EXPECT_FALSE((*results)[0].attachment->created);
+}
+
+// What the peer says of stages once the pair is attached, with a stage of its own or without.
+TEST(ShmAttachTest, StagesAreUsedWhereBothSayThatTheyReachAll) {
+  const std::string reason = "rank 7 is missing";
+  struct Case {
+    Bytes said;
+    bool own = true, offered = true;
+    StatusCode code = StatusCode::kOk;
+    std::string expected = "";
+    bool all = false;
+  };
+  const std::vector<Case> cases = {
+      {.said = VerdictFrame(1), .all = true},
+      {.said = VerdictFrame(0)},
+      {.said = VerdictFrame(0), .own = false},
+      {.said = VerdictFrame(0), .offered = false},
+      {.said = VerdictFrame(1), .offered = false},  // nobody is made to believe it
+      {.said = VerdictFrame(2), .code = StatusCode::kDataLoss, .expected = "found 2"},
+      {.said = mesh::EncodeFrame(FrameType::kHello, 1, {}),
+       .code = StatusCode::kDataLoss,
+       .expected = "truncated"},
+      {.said = Bytes(72), .code = StatusCode::kDataLoss, .expected = "malformed"},
+      {.said = mesh::EncodeFrame(FrameType::kAbort, 1, std::as_bytes(std::span(reason))),
+       .code = StatusCode::kUnavailable,
+       .expected = "rank 1 reported: rank 7 is missing"},
+      {.said = {}, .code = StatusCode::kUnavailable, .expected = "rank 1 (raw) closed"},
+  };
+  for (const Case& c : cases) {
+    RawPair pair;
+    mesh::UniqueFd memory, stage, own_stage;
+    ASSERT_TRUE(Segment::Create(kRing, &memory).ok());
+    const auto kRead = SealedMemory::Peers::kRead;
+    ASSERT_TRUE(SealedMemory::Create(kStageBytes, kRead, &stage).ok());
+    ASSERT_TRUE(SealedMemory::Create(kStageBytes, kRead, &own_stage).ok());
+    AttachOptions options = pair.Options();
+    if (c.own) options.stage = own_stage.get();
+    const mesh::UniqueFd bell(eventfd(0, EFD_NONBLOCK));
+    std::thread raw([&] {
+      std::vector<int> descriptors = {memory.get(), bell.get()};
+      if (c.offered) descriptors.push_back(stage.get());
+      EXPECT_EQ(pair.Knock(OfferFrame({}), descriptors), "");
+      pair.Verdict(VerdictFrame(1));
+      if (c.said.empty()) {
+        pair.tcp_of_1 = mesh::UniqueFd();
+      } else {
+        pair.Verdict(c.said);
+      }
+    });
+    Attacher attacher(options);
+    const auto results = attacher.Run({{1, "raw", pair.tcp_of_0.get(), ""}}, Within(20));
+    raw.join();
+    EXPECT_EQ(results.status().code(), c.code) << results.status();
+    EXPECT_THAT(weir::Message(results.status()), HasSubstr(c.expected));
+    EXPECT_EQ(results.ok() && attacher.all_stages(), c.all) << c.expected;
+    if (!results.ok()) continue;
+    EXPECT_EQ(static_cast<bool>((*results)[0].attachment->stage), c.offered);
+  }
+}
+
+TEST(SealedMemoryTest, WhoGetsItToReadCannotMapItForWriting) {
+  mesh::UniqueFd fd;
+  auto made = SealedMemory::Create(8192, SealedMemory::Peers::kRead, &fd);
+  ASSERT_TRUE(made.ok()) << made.status();
+  made->bytes()[8191] = std::byte{7};
+  const auto read = SealedMemory::Map(fd.get(), 8192, SealedMemory::Peers::kRead);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->bytes()[8191], std::byte{7});
+  EXPECT_EQ(SealedMemory::Map(fd.get(), 8192, SealedMemory::Peers::kReadAndWrite).status().code(),
+            StatusCode::kUnavailable);
+  EXPECT_NE(ftruncate(fd.get(), 4096), 0);
+  EXPECT_NE(ftruncate(fd.get(), 16384), 0);
+  made->bytes()[0] = std::byte{9};  // the maker goes on writing
+  EXPECT_EQ(read->bytes()[0], std::byte{9});
 }
 
 TEST(ShmAttachTest, APairThatFailsStaysOnTcpOnBothEnds) {

@@ -119,6 +119,71 @@ TEST(ShmTransportTest, RanksOfOneNodeShareMemoryByThemselves) {
   }
 }
 
+// From here on this thread, and only it, gets EPERM from one system call.
+void ForbidSystemCall(int number) {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program = {std::size(filter), filter};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    ADD_FAILURE() << "seccomp is not available";
+  }
+}
+
+TEST(ShmTransportTest, RanksOfOneNodeSeeEachOthersStages) {
+  for (const int world : {2, 3, 8}) {
+    Job job(std::vector<std::string>(static_cast<size_t>(world), "auto"));
+    EXPECT_EQ(job.ranks[0]->stages(), nullptr);  // not yet
+    job.ConnectAll();
+    for (int rank = 0; rank < world; ++rank) {
+      const Stages* stages = job.ranks[rank]->stages();
+      ASSERT_NE(stages, nullptr);
+      ASSERT_EQ(stages->of.size(), static_cast<size_t>(world));
+      ASSERT_GT(stages->own.size(), 0u);
+      for (const auto& stage : stages->of) EXPECT_EQ(stage.size(), stages->own.size());
+      EXPECT_EQ(stages->of[rank].data(), stages->own.data());
+      std::fill(stages->own.begin(), stages->own.end(), static_cast<std::byte>(rank + 1));
+    }
+    job.Exchange();
+    for (int rank = 0; rank < world; ++rank) {
+      for (int peer = 0; peer < world; ++peer) {
+        const std::span<const std::byte> stage = job.ranks[rank]->stages()->of[peer];
+        EXPECT_EQ(stage.front(), static_cast<std::byte>(peer + 1));
+        EXPECT_EQ(stage.back(), static_cast<std::byte>(peer + 1));
+      }
+    }
+    // They stay when their ranks have gone.
+    const Stages* stages = job.ranks[0]->stages();
+    for (int rank = 1; rank < world; ++rank) job.ranks[rank].reset();
+    EXPECT_EQ(stages->of[world - 1].back(), static_cast<std::byte>(world));
+  }
+}
+
+TEST(ShmTransportTest, StagesAreThereForAllRanksOrForNone) {
+  // A pair by TCP, whoever it is; a rank that may make no memory but gets that of others.
+  Job mixed({"auto", "auto", "tcp", "auto"});
+  mixed.ConnectAll();
+  for (const auto& rank : mixed.ranks) EXPECT_EQ(rank->stages(), nullptr);
+  mixed.Exchange();
+  Job poor({"auto", "auto", "auto"});
+  poor.ConnectAll([](int rank) {
+    if (rank == 0) ForbidSystemCall(SYS_memfd_create);
+  });
+  EXPECT_EQ(poor.Media(0), "shm shm");
+  for (const auto& rank : poor.ranks) EXPECT_EQ(rank->stages(), nullptr);
+  poor.Exchange();
+  Job far({"tcp", "tcp"});
+  far.ConnectAll();
+  EXPECT_EQ(far.ranks[0]->stages(), nullptr);
+  Job alone({"auto"});
+  alone.ConnectAll();
+  EXPECT_EQ(alone.ranks[0]->stages(), nullptr);
+}
+
 TEST(ShmTransportTest, ARankThatIsForcedToTcpGetsTcpFromThoseThatChoose) {
   Job job({"auto", "tcp", "auto", "auto", "tcp"});
   job.ConnectAll();
@@ -145,21 +210,6 @@ TEST(ShmTransportTest, TwoJobsOfOneNodeStayApart) {
   first.ConnectAll();
   first.Exchange();
   other.join();
-}
-
-// From here on this thread, and only it, gets EPERM from one system call.
-void ForbidSystemCall(int number) {
-  sock_filter filter[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog program = {std::size(filter), filter};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
-      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-    ADD_FAILURE() << "seccomp is not available";
-  }
 }
 
 TEST(ShmTransportTest, WhereSharedMemoryIsNotPermittedAutoUsesTcpAndShmSaysWhy) {
