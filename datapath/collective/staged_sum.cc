@@ -10,10 +10,7 @@
 
 #include "datapath/collective/staged_sum.h"
 
-#include <algorithm>
 #include <cstring>
-
-#include "datapath/base/check.h"
 
 namespace weir {
 namespace {

@@ -44,6 +44,26 @@ TEST(NodesTest, RanksOverTheNetworkStandAlone) {
   EXPECT_EQ(std::get<RankHello>(job.sessions[1]->Greeting().front()).lowest_rank, 1);
 }
 
+// Without a plan, sums within a host go by its stages, on which the transport moves nothing; a plan
+// that says ring gets the ring.
+TEST(NodesTest, WithinAHostDenseSumsUseItsStagesUnlessAPlanSaysOtherwise) {
+  constexpr size_t kElements = 500'000;
+  for (const bool planned : {false, true}) {
+    SessionWorld job({.world = 3, .transport = "shm"});
+    job.Up();
+    const uint64_t key = job.Define({{"p", kElements}});
+    if (planned) job.Switch(UniformPlan(1, DenseChoice()), job.Define({{"q", 8}}), 8);
+    std::vector<std::vector<float>> data(3, std::vector<float>(kElements, 2));
+    job.Begin();
+    job.AllReduce(key, data, 1.0);
+    job.End();
+    for (const auto& part : data) {
+      EXPECT_EQ(std::count(part.begin(), part.end(), 6.0f), static_cast<ptrdiff_t>(kElements));
+    }
+    EXPECT_EQ(job.sessions[1]->Stats().bytes_sent > kElements, planned);
+  }
+}
+
 /// A step's sum, which is the same on all ranks.
 std::vector<float> SumOnAll(SessionWorld& job, uint64_t key, std::vector<std::vector<float>> data) {
   const std::vector<double> sum = SumOver(data);

@@ -179,26 +179,6 @@ TEST(SessionTest, SixteenBitBucketsRoundOnce) {
   }
 }
 
-// Without a plan, sums within a host go by its stages, on which the transport moves nothing; a plan
-// that says ring gets the ring.
-TEST(SessionTest, WithinAHostDenseSumsUseItsStagesUnlessAPlanSaysOtherwise) {
-  constexpr size_t kElements = 500'000;
-  for (const bool planned : {false, true}) {
-    SessionWorld job({.world = 3, .transport = "shm"});
-    job.Up();
-    const uint64_t key = job.Define({{"p", kElements}});
-    if (planned) job.Switch(UniformPlan(1, DenseChoice()), job.Define({{"q", 8}}), 8);
-    std::vector<std::vector<float>> data(3, std::vector<float>(kElements, 2));
-    job.Begin();
-    job.AllReduce(key, data, 1.0);
-    job.End();
-    for (const auto& part : data) {
-      EXPECT_EQ(std::count(part.begin(), part.end(), 6.0f), static_cast<ptrdiff_t>(kElements));
-    }
-    EXPECT_EQ(job.sessions[1]->Stats().bytes_sent > kElements, planned);
-  }
-}
-
 TEST(SessionTest, HalfOverflowOfTheSumIsASkippedStep) {
   SessionWorld job({.world = 2});
   job.Up();
