@@ -237,6 +237,10 @@ Status Attacher::Tell(Link& link, bool attached, std::string why_not) {
   ByteWriter writer(payload);
   writer.Write(attached ? kIsAttached : kStaysTcp);
   writer.WriteBytes(AsBytes(link.why_not));
+  return SendTold(link, payload);
+}
+
+Status Attacher::SendTold(const Link& link, std::span<const std::byte> payload) {
   if (mesh::WriteFrame(link.peer.socket,
                        mesh::EncodeFrame(FrameType::kHello, options_.rank, payload))) {
     return OkStatus();
@@ -362,11 +366,7 @@ Status Attacher::TellOfStages(Link& link, bool has_all) {
   writer.Write(uint32_t{has_all});
   link.state = Link::State::kAwaitingStages;
   link.told = mesh::HandshakeReader();
-  if (mesh::WriteFrame(link.peer.socket,
-                       mesh::EncodeFrame(FrameType::kHello, options_.rank, payload))) {
-    return OkStatus();
-  }
-  return Unavailable(StrCat(link.name(), " closed the connection"));
+  return SendTold(link, payload);
 }
 
 Status Attacher::OnStages(Link& link) {

@@ -52,8 +52,8 @@ struct AttachOptions {
   int stage = -1;  // this rank's, of kStageBytes; -1: it has none
 };
 
-/// Size of a stage (Transport::stages). A block of contributions and one of totals of all ranks
-/// stay in caches that cores share, and slots for some tens of ranks are still long.
+/// Size of a stage (Transport::stages): those of a few ranks stay in the caches that cores share,
+/// and an N-th of one is still long for some tens of ranks.
 inline constexpr size_t kStageBytes = 2 << 20;
 
 /// One run of attaching. Not thread-safe.
@@ -77,6 +77,7 @@ class Attacher {
   void Knock(Link& link);
   Status Offer(Link& link);
   Status Tell(Link& link, bool attached, std::string why_not);
+  Status SendTold(const Link& link, std::span<const std::byte> payload);
   Status OnAnswer(Link& link);
   Status TakeAnswer(Link& link, Letter letter);
   StatusOr<std::optional<std::span<const std::byte>>> ReadTold(Link& link);
