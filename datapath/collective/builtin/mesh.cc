@@ -33,6 +33,9 @@ class MeshPass {
                                  .parts = static_cast<size_t>(world_),
                                  .segment_bytes = group.segment_bytes(),
                                  .pipeline_depth = 4,
+                                 // Summing a chunk in one go delays little where all exchanges
+                                 // of a phase end together, and messages cost more than that.
+                                 .pipeline_bytes_min = 256 << 10,
                                  .segments_max = std::max<size_t>(512 / world_, 1),
                                  .shares = group.shards()}),
         segments_(partition_.segments()),

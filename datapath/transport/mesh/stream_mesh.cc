@@ -138,9 +138,12 @@ StatusOr<bool> StreamMesh::Look(const Operation& awaited, TimePoint now, unsigne
   }
   Connection& connection = *connections_[awaited.peer];
   if (connection.shares_memory()) return false;
-  // Reading in vain costs about what asking epoll does, and succeeding saves the question. Now and
-  // then it is asked all the same: others may have news.
-  if (!awaited.send && options().event_loop == "epoll" && turn % 4 != 3) {
+  // Reading in vain costs about what asking epoll does, and succeeding saves the question, which
+  // besides tells of what was read already. Now and then it is asked all the same: others may have
+  // news.
+  constexpr unsigned kReadsPerQuestion = 15;
+  const bool ask = turn % (kReadsPerQuestion + 1) == kReadsPerQuestion;
+  if (!awaited.send && options().event_loop == "epoll" && !ask) {
     bool progress = false;
     WEIR_RETURN_IF_ERROR(connection.TryReceive(now, &progress));
     return progress;

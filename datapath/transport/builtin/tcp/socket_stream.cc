@@ -79,6 +79,10 @@ ssize_t SocketStream::Write(std::span<const iovec> parts) {
 }
 
 ssize_t SocketStream::Read(std::span<const iovec> parts) {
+  if (parts.size() == 1) {  // small frames: this has less to set up
+    return Result(
+        [&] { return recv(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT); });
+  }
   return Result([&] { return readv(socket_.get(), parts.data(), static_cast<int>(parts.size())); });
 }
 
