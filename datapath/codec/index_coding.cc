@@ -5,6 +5,8 @@
 #include <cstring>
 
 #include "datapath/base/check.h"
+#include "datapath/codec/kernels_index.h"
+#include "datapath/codec/kernels_quantise.h"
 
 namespace weir {
 namespace {
@@ -56,33 +58,38 @@ class BitWriter {
 
   /// Appends the low `bits` <= 32 bits of value; higher ones are zero.
   void Put(uint64_t value, unsigned bits) {
-    pending_ |= value << pending_bits_;
-    pending_bits_ += bits;
-    const unsigned whole = pending_bits_ / 8;
-    // Always eight octets where there is room: a branch on how many are ready would often be wrong.
-    if (bytes_ + sizeof(pending_) <= out_.size()) {
-      std::memcpy(out_.data() + bytes_, &pending_, sizeof(pending_));
-    } else {
-      std::memcpy(out_.data() + bytes_, &pending_, whole);
-    }
-    bytes_ += whole;
-    pending_ >>= 8 * whole;
-    pending_bits_ %= 8;
+    word_ |= value << used_;
+    used_ += bits;
+    if (used_ < kWordBits) return;
+    Store();
+    used_ -= kWordBits;
+    word_ = used_ == 0 ? 0 : value >> (bits - used_);
   }
-  void PutZeros(uint64_t count) {
-    for (; count > 32; count -= 32) Put(0, 32);
-    Put(0, static_cast<unsigned>(count));
+  /// Appends `zeros` zeros and a one.
+  void PutUnary(uint64_t zeros) {
+    uint64_t end = used_ + zeros;
+    for (; end >= kWordBits; end -= kWordBits) Store();
+    used_ = static_cast<unsigned>(end);
+    Put(1, 1);
   }
   size_t Finish() {
-    if (pending_bits_ > 0) out_[bytes_++] = static_cast<std::byte>(pending_);
-    return bytes_;
+    const size_t rest = (used_ + 7) / 8;
+    if (rest > 0) std::memcpy(out_.data() + bytes_, &word_, rest);
+    return bytes_ + rest;
   }
 
  private:
+  static constexpr unsigned kWordBits = 64;
+  void Store() {
+    std::memcpy(out_.data() + bytes_, &word_, sizeof(word_));
+    bytes_ += sizeof(word_);
+    word_ = 0;
+  }
+
   std::span<std::byte> out_;
   size_t bytes_ = 0;
-  uint64_t pending_ = 0;
-  unsigned pending_bits_ = 0;  // below 8 between calls
+  uint64_t word_ = 0;
+  unsigned used_ = 0;  // bits of the word, below 64 between calls
 };
 
 uint64_t RiceSizeBits(std::span<const uint32_t> indices, unsigned rice_bits) {
@@ -99,16 +106,13 @@ size_t EncodeRice(std::span<const uint32_t> indices, unsigned rice_bits, std::sp
   const uint32_t mask = (uint32_t{1} << rice_bits) - 1;
   uint32_t next = 0;
   for (const uint32_t index : indices) {
-    const uint32_t gap = index - next;
+    writer.Put((index - next) & mask, rice_bits);
     next = index + 1;
-    const uint64_t quotient = gap >> rice_bits;
-    const uint64_t tail = 1 | uint64_t{gap & mask} << 1;  // the stop bit, then the plain bits
-    if (quotient + rice_bits + 1 <= 32) {
-      writer.Put(tail << quotient, static_cast<unsigned>(quotient) + rice_bits + 1);
-    } else {
-      writer.PutZeros(quotient);
-      writer.Put(tail, rice_bits + 1);
-    }
+  }
+  next = 0;
+  for (const uint32_t index : indices) {
+    writer.PutUnary((index - next) >> rice_bits);
+    next = index + 1;
   }
   return writer.Finish();
 }
@@ -154,7 +158,10 @@ size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std:
 
 IndexDecoder::IndexDecoder(IndexFormat format, std::span<const std::byte> bytes, size_t n,
                            size_t count, size_t offset)
-    : format_(format), bytes_(bytes), n_(n), left_(count), offset_(offset) {}
+    : format_(format), bytes_(bytes), n_(n), left_(count), offset_(offset) {
+  // Quotients stand behind the plain bits.
+  if (format.coding == IndexCoding::kRice) bit_ = count * format.rice_bits;
+}
 
 Status IndexDecoder::Error(const char* what) const {
   return DataLoss(StrCat("index coding at offset ", offset_ + std::min(bit_ / 8, bytes_.size()),
@@ -186,86 +193,51 @@ StatusOr<size_t> IndexDecoder::Next(std::span<uint32_t> out) {
 
 StatusOr<size_t> IndexDecoder::NextRice(std::span<uint32_t> out) {
   if (format_.rice_bits > kRiceBitsMax) return Error("rice parameter above 31");
-  size_t filled = 0;
-  while (true) {
-    const size_t some = ShortRice(out.subspan(filled));
-    filled += some;
-    left_ -= some;
-    if (filled == out.size() || left_ == 0) return filled;
-    WEIR_RETURN_IF_ERROR(OneRice(&out[filled]));
-    ++filled;
-    --left_;
+  const size_t size = std::min(out.size(), left_);
+  for (size_t at = 0; at < size; at += kRicePart) {
+    WEIR_RETURN_IF_ERROR(RicePart(out.subspan(at, std::min(kRicePart, size - at))));
   }
+  return size;
 }
 
-/// Decodes codes as long as each lies whole in the eight octets around the read position and yields
-/// an index below n; OneRice goes on where it stops and says what is wrong. Several codes are taken
-/// from one load, since a load that waits for the length of the code before is what costs.
-size_t IndexDecoder::ShortRice(std::span<uint32_t> out) {
-  const unsigned rice_bits = format_.rice_bits;
-  const uint64_t mask = (uint64_t{1} << rice_bits) - 1;
-  const size_t most = std::min(out.size(), left_);
-  uint64_t next = next_min_;
-  size_t filled = 0;
-  bool stuck = false;
-  while (!stuck && filled < most && bit_ / 8 + 8 <= bytes_.size()) {
-    uint64_t window = 0;
-    std::memcpy(&window, bytes_.data() + bit_ / 8, 8);
-    window >>= bit_ % 8;
-    const unsigned valid = 64 - static_cast<unsigned>(bit_ % 8);
-    unsigned used = 0;
-    const size_t before = filled;
-    while (filled < most && window != 0) {
-      const auto zeros = static_cast<unsigned>(std::countr_zero(window));
-      if (used + zeros + 1 + rice_bits > valid) break;
-      const uint64_t tail = window >> zeros >> 1;
-      const uint64_t index = next + (uint64_t{zeros} << rice_bits | (tail & mask));
-      if (index >= n_) break;
-      out[filled++] = static_cast<uint32_t>(index);
-      next = index + 1;
-      window = tail >> rice_bits;
-      used += zeros + 1 + rice_bits;
-    }
-    bit_ += used;
-    stuck = filled == before;
+Status IndexDecoder::RicePart(std::span<uint32_t> out) {
+  uint32_t places[1 + kRicePart + kernels::kOnesSlack];
+  uint32_t* const ones = places + 1;
+  ones[-1] = ~uint32_t{0};
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(bytes_.data());
+  const size_t begin = bit_;
+  if (kernels::FindOnes(bytes, bytes_.size(), out.size(), &bit_, ones) < out.size()) {
+    return Error("bits ran out");
   }
-  next_min_ = next;
-  return filled;
-}
-
-/// Decodes one code of any length.
-Status IndexDecoder::OneRice(uint32_t* out) {
-  const unsigned rice_bits = format_.rice_bits;
-  const uint64_t quotient_max = n_ >> rice_bits;
-  const size_t end = bytes_.size() * 8;
-  uint64_t quotient = 0;
-  size_t valid = 0;
-  uint64_t window = 0;
-  while (true) {
-    if (bit_ >= end) return Error("bits ran out");
-    window = Window(&valid);
-    if (window != 0) break;
-    quotient += valid;
-    bit_ += valid;
-    if (quotient > quotient_max) return Error("index past the end");
-  }
-  const unsigned zeros = static_cast<unsigned>(std::countr_zero(window));
-  quotient += zeros;
-  if (quotient > quotient_max) return Error("index past the end");
-  if (end - bit_ < zeros + 1 + rice_bits) return Error("bits ran out");
-  bit_ += zeros + 1;
-  if (valid < zeros + 1 + rice_bits) {
-    window = rice_bits == 0 ? 0 : Window(&valid);  // at least 57 bits, or all that are left
+  // So no quotient is too long for its place, either.
+  const uint64_t zeros = bit_ - begin - out.size();
+  if (n_ == 0 || zeros > (n_ - 1) >> format_.rice_bits) return Error("index past the end");
+  if (format_.rice_bits > 0 && format_.rice_bits <= 8 && plain_bit_ % 8 == 0) {
+    uint8_t plain[kRicePart];
+    kernels::UnpackBits(bytes + plain_bit_ / 8, out.size(), format_.rice_bits, plain);
+    next_min_ =
+        kernels::PlacePositions(ones, plain, out.size(), format_.rice_bits, next_min_, out.data());
+    plain_bit_ += out.size() * format_.rice_bits;
   } else {
-    window = window >> zeros >> 1;
+    for (size_t i = 0; i < out.size(); ++i) {
+      const uint64_t quotient = ones[i] - ones[i - 1] - 1;
+      const uint64_t index = next_min_ + (quotient << format_.rice_bits | TakePlainBits());
+      out[i] = static_cast<uint32_t>(index);
+      next_min_ = index + 1;
+    }
   }
-  bit_ += rice_bits;
-  const uint64_t low = window & ((uint64_t{1} << rice_bits) - 1);
-  const uint64_t index = next_min_ + (quotient << rice_bits | low);
-  if (index >= n_) return Error("index past the end");
-  *out = static_cast<uint32_t>(index);
-  next_min_ = index + 1;
+  if (next_min_ > n_) return Error("index past the end");
+  left_ -= out.size();
   return OkStatus();
+}
+
+uint64_t IndexDecoder::TakePlainBits() {
+  const size_t byte = plain_bit_ / 8;
+  uint64_t window = 0;
+  std::memcpy(&window, bytes_.data() + byte, std::min(sizeof(window), bytes_.size() - byte));
+  window >>= plain_bit_ % 8;
+  plain_bit_ += format_.rice_bits;
+  return window & ((uint64_t{1} << format_.rice_bits) - 1);
 }
 
 StatusOr<size_t> IndexDecoder::NextBitmap(std::span<uint32_t> out) {

@@ -11,11 +11,12 @@
 namespace weir {
 
 enum class IndexCoding : uint8_t {
-  kRice = 0,    // best where positions lie at random
-  kBitmap = 1,  // and where a third of them or more is selected
-  kOctets = 2,  // best where few positions crowd together
+  kBitmap = 1,  // best where a third of the positions or more is selected
+  kOctets = 2,  // where few of them crowd together
+  kRice = 3,    // where they lie at random
 };
-inline constexpr IndexCoding kIndexCodingLast = IndexCoding::kOctets;
+inline constexpr IndexCoding kIndexCodingFirst = IndexCoding::kBitmap;
+inline constexpr IndexCoding kIndexCodingLast = IndexCoding::kRice;
 
 /// What a decoder must know besides the bytes.
 struct IndexFormat {
@@ -29,7 +30,8 @@ size_t MaxIndexBytes(size_t n, size_t count_max);
 /// Writes ascending, distinct positions < n (at most 2^32) into out (at least MaxIndexBytes).
 /// Returns the bytes written and sets `format`. Within 2 % of the entropy of a random set.
 /// O(count), for the bitmap O(n / 8). Sources: Rice, "Some practical universal noiseless coding
-/// techniques", JPL 1979; octets: Jiang et al., "SketchML", SIGMOD 2018 (delta-binary encoding of
+/// techniques", JPL 1979, with the quotients apart from the plain bits, as readers take many at
+/// once then; octets: Jiang et al., "SketchML", SIGMOD 2018 (delta-binary encoding of
 /// keys); deviates: one octet or five a gap, in place of two bits that say how many.
 size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std::byte> out,
                      IndexFormat* format);
@@ -51,9 +53,10 @@ class IndexDecoder {
   Status Finish();
 
  private:
+  static constexpr size_t kRicePart = 256;
   StatusOr<size_t> NextRice(std::span<uint32_t> out);
-  Status OneRice(uint32_t* out);
-  size_t ShortRice(std::span<uint32_t> out);
+  Status RicePart(std::span<uint32_t> out);
+  uint64_t TakePlainBits();
   StatusOr<size_t> NextBitmap(std::span<uint32_t> out);
   StatusOr<size_t> NextOctets(std::span<uint32_t> out);
   uint64_t Window(size_t* valid) const;
@@ -64,7 +67,8 @@ class IndexDecoder {
   size_t n_;
   size_t left_;  // positions still to come
   size_t offset_;
-  size_t bit_ = 0;         // read position
+  size_t bit_ = 0;         // read position; Rice: that of the quotients
+  size_t plain_bit_ = 0;   // Rice: that of the plain bits
   uint64_t next_min_ = 0;  // the smallest position that may follow
 };
 

@@ -46,8 +46,10 @@ Status ReadSelectionHeader(std::span<const std::byte> payload, size_t positions,
   WEIR_RETURN_IF_ERROR(reader.Read(&header->exponent));
   WEIR_RETURN_IF_ERROR(reader.Read(&header->count));
   WEIR_RETURN_IF_ERROR(reader.Read(&header->index_bytes));
-  if (coding > static_cast<uint8_t>(kIndexCodingLast)) {
-    return DataLoss(StrCat("index coding at offset 0: expected at most ",
+  if (coding < static_cast<uint8_t>(kIndexCodingFirst) ||
+      coding > static_cast<uint8_t>(kIndexCodingLast)) {
+    return DataLoss(StrCat("index coding at offset 0: expected ",
+                           static_cast<int>(kIndexCodingFirst), " to ",
                            static_cast<int>(kIndexCodingLast), ", found ", int{coding}));
   }
   if (header->index.rice_bits > 31) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "datapath/base/random.h"
+#include "tests/datapath/codec/every_target.h"
 
 namespace weir {
 namespace {
@@ -50,9 +51,13 @@ TEST(IndexCodingTest, RoundTripAtEveryDensity) {
     for (const double density : {0.0, 0.0001, 0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0}) {
       const std::vector<uint32_t> set = RandomSet(n, density, n);
       const CodedIndices coded = Encode(set, n);
-      const auto decoded = Decode(coded, n, set.size());
-      ASSERT_TRUE(decoded.ok()) << n << " " << density << ToString(decoded.status());
-      EXPECT_EQ(*decoded, set);
+      test::OnEveryTarget([&](const char* target) {
+        for (const size_t batch : {1, 7, 64, 1000}) {
+          const auto decoded = Decode(coded, n, set.size(), batch);
+          ASSERT_TRUE(decoded.ok()) << n << " " << density << target << ToString(decoded.status());
+          EXPECT_EQ(*decoded, set);
+        }
+      });
     }
   }
 }
@@ -105,12 +110,13 @@ TEST(IndexCodingTest, SizeIsWithinTwoPercentOfTheEntropy) {
 }
 
 TEST(IndexCodingTest, KnownBytes) {
-  // n = 16, {1, 6}: rice bits floor(log2(16 / 2)) = 3; gaps 1 and 4: stop bit, then 3 plain bits.
+  // n = 16, {1, 6}: rice bits floor(log2(16 / 2)) = 3; gaps 1 and 4: 3 plain bits of each, then
+  // the quotients 0 and 0.
   const CodedIndices coded = Encode({1, 6}, 16);
   EXPECT_EQ(coded.format.coding, IndexCoding::kRice);
   EXPECT_EQ(coded.format.rice_bits, 3);
   ASSERT_EQ(coded.bytes.size(), 1u);
-  EXPECT_EQ(coded.bytes[0], std::byte{0b1001'0011});
+  EXPECT_EQ(coded.bytes[0], std::byte{0b1110'0001});
 }
 
 /// Ten runs of `length` positions, far apart.
@@ -179,7 +185,18 @@ TEST(IndexCodingTest, RejectsWhatItDidNotWrite) {
   EXPECT_EQ(code(bad, 1000, set.size()), StatusCode::kDataLoss);
   bad.format.coding = static_cast<IndexCoding>(7);
   EXPECT_EQ(code(bad, 1000, set.size()), StatusCode::kDataLoss);
-  // A run of zeros that would never end.
+  // A quotient whose low 32 bits, or whose product with 2^31, would be a valid one.
+  CodedIndices far{{IndexCoding::kRice, 0}, std::vector<std::byte>((size_t{1} << 29) + 1)};
+  far.bytes.back() = std::byte{1};
+  EXPECT_EQ(code(far, 1000, 1), StatusCode::kDataLoss);
+  far = {{IndexCoding::kRice, 31}, std::vector<std::byte>(5)};
+  far.bytes[4] = std::byte{2};
+  EXPECT_EQ(code(far, size_t{1} << 32, 1), StatusCode::kDataLoss);
+  far.bytes[4] = std::byte{1};
+  EXPECT_EQ(code(far, size_t{1} << 32, 1), StatusCode::kOk);
+  // Plain bits that the octets cannot hold, and a run of zeros that would never end.
+  EXPECT_EQ(code({{IndexCoding::kRice, 31}, std::vector<std::byte>(8)}, 1000, 100),
+            StatusCode::kDataLoss);
   EXPECT_EQ(code({{IndexCoding::kRice, 0}, std::vector<std::byte>(100000)}, 1000, 3),
             StatusCode::kDataLoss);
   // Bitmaps: wrong size, too few bits, a bit in the padding.

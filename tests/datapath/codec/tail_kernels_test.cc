@@ -8,23 +8,11 @@
 #include <vector>
 
 #include "datapath/codec/kernels.h"
-#include "hwy/highway.h"
 #include "tests/datapath/codec/codec_test_support.h"
+#include "tests/datapath/codec/every_target.h"
 
 namespace weir {
 namespace {
-
-/// Runs `body` once for every target, and on the machine's own choice afterwards.
-template <typename Body>
-void OnEveryTarget(Body&& body) {
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    body(hwy::TargetName(target));
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
 
 TEST(TailKernelsTest, MomentsAreThoseOfThePlainLoop) {
   for (const size_t n : {size_t{1}, size_t{15}, size_t{16}, size_t{1000}, size_t{2048}}) {
@@ -42,7 +30,7 @@ TEST(TailKernelsTest, MomentsAreThoseOfThePlainLoop) {
         expected.smallest = std::min(expected.smallest, e);
         expected.largest = std::max(expected.largest, e);
       }
-      OnEveryTarget([&](const char* target) {
+      test::OnEveryTarget([&](const char* target) {
         const kernels::Block block{.gradient = g.data(), .residual = r.data(), .size = n};
         kernels::TailMoments seen;
         kernels::MomentsAbove(block, 0.7f, sampled, 0, &seen);
@@ -61,7 +49,7 @@ TEST(TailKernelsTest, MomentsAreThoseOfThePlainLoop) {
 TEST(TailKernelsTest, MomentumIsTheSameBitsOnEveryTarget) {
   const size_t n = 1003;
   const std::vector<float> g = test::NormalVector(n, 1), u = test::NormalVector(n, 2);
-  OnEveryTarget([&](const char* target) {
+  test::OnEveryTarget([&](const char* target) {
     std::vector<float> next = u;
     kernels::AddMomentum(g.data(), next.data(), n, 0.9f, next.data());
     for (size_t i = 0; i < n; ++i) {
@@ -81,7 +69,7 @@ TEST(TailKernelsTest, CodesAndErrorsAreThoseOfTheFormulaOnEveryTarget) {
       high = std::max(high, std::abs(v));
     }
     const float step = (high - low) / static_cast<float>(levels), inverse = 1.0f / step;
-    OnEveryTarget([&](const char* target) {
+    test::OnEveryTarget([&](const char* target) {
       std::vector<float> errors = values;
       std::vector<uint8_t> codes(values.size());
       kernels::QuantiseMagnitudes(errors.data(), errors.size(),
