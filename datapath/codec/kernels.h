@@ -130,5 +130,8 @@ void AccumulateBrain(uint16_t* sum, const uint16_t* addend, size_t size) noexcep
 bool DecodeAddFloat(const void* in, size_t size, float factor, float* out) noexcept;
 /// sum[i] += addend[i] over unaligned float32 lanes.
 void AccumulateFloat(void* sum, const void* addend, size_t size) noexcept;
+/// x[i] *= scale. False when an element is NaN or infinite, before or after. Nothing is written
+/// where scale is 1.
+bool ScaleFinite(float* x, size_t size, float scale) noexcept;
 
 }  // namespace weir::kernels

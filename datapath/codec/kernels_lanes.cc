@@ -1,5 +1,7 @@
 // Kernels of the lane codecs: half precision, bfloat16 and plain floats.
 
+#include <bit>
+
 #include "datapath/codec/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -278,6 +280,38 @@ void AccumulateFloat(uint8_t* sum, const uint8_t* addend, size_t size) {
   }
 }
 
+template <bool kScales>
+bool ScaleFiniteRuns(float* x, size_t size, float scale) {
+  // A magnitude with all exponent bits set carries into the sign.
+  constexpr uint32_t kMagnitude = 0x7FFFFFFF, kCarry = 0x00800000;
+  const F32 d;
+  const U32 du;
+  const VU32 magnitude = hn::Set(du, kMagnitude), carry = hn::Set(du, kCarry);
+  const VF32 factor = hn::Set(d, scale);
+  VU32 carried = hn::Zero(du);
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= size; i += hn::Lanes(d)) {
+    VF32 v = hn::LoadU(d, x + i);
+    if constexpr (kScales) {
+      v = hn::Mul(v, factor);
+      hn::StoreU(v, d, x + i);
+    }
+    carried = hn::Or(carried, hn::Add(hn::And(hn::BitCast(du, v), magnitude), carry));
+  }
+  uint32_t rest = 0;
+  for (; i < size; ++i) {
+    if constexpr (kScales) x[i] *= scale;
+    rest |= (std::bit_cast<uint32_t>(x[i]) & kMagnitude) + kCarry;
+  }
+  const I32 di;
+  return hn::AllFalse(di, hn::Lt(hn::BitCast(di, carried), hn::Zero(di))) && rest >> 31 == 0;
+}
+
+bool ScaleFinite(float* x, size_t size, float scale) {
+  return scale == 1 ? ScaleFiniteRuns<false>(x, size, scale)
+                    : ScaleFiniteRuns<true>(x, size, scale);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace weir::kernels
 HWY_AFTER_NAMESPACE();
@@ -295,6 +329,7 @@ HWY_EXPORT(AccumulateBrain);
 HWY_EXPORT(MeasureToBytes);
 HWY_EXPORT(DecodeAddFloat);
 HWY_EXPORT(AccumulateFloat);
+HWY_EXPORT(ScaleFinite);
 
 void EncodeHalf(const Block& block, float scale, float limit, uint16_t* out, float* rest,
                 Sums* sums) noexcept {
@@ -328,6 +363,9 @@ bool DecodeAddFloat(const void* in, size_t size, float factor, float* out) noexc
 void AccumulateFloat(void* sum, const void* addend, size_t size) noexcept {
   HWY_DYNAMIC_DISPATCH(AccumulateFloat)
   (static_cast<uint8_t*>(sum), static_cast<const uint8_t*>(addend), size);
+}
+bool ScaleFinite(float* x, size_t size, float scale) noexcept {
+  return HWY_DYNAMIC_DISPATCH(ScaleFinite)(x, size, scale);
 }
 
 }  // namespace weir::kernels

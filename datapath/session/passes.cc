@@ -1,31 +1,15 @@
 #include "datapath/session/passes.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
+
+#include "datapath/codec/kernels.h"
 
 namespace weir {
-namespace {
-
-constexpr uint32_t kExponentMask = 0x7F800000;
-
-}  // namespace
 
 bool ScaleFinite(std::span<float> x, float scale) {
-  uint32_t bad = 0;
-  if (scale == 1) {
-    for (const float value : x) {
-      bad |= (std::bit_cast<uint32_t>(value) & kExponentMask) == kExponentMask;
-    }
-  } else {
-    for (float& value : x) {
-      value *= scale;
-      bad |= (std::bit_cast<uint32_t>(value) & kExponentMask) == kExponentMask;
-    }
-  }
-  return bad == 0;
+  return kernels::ScaleFinite(x.data(), x.size(), scale);
 }
 
 bool FitsDtype(std::span<const float> x, Dtype dtype) {

@@ -55,6 +55,35 @@ std::vector<float> InterestingFloats() {
   return values;
 }
 
+TEST(KernelsTest, ScaleFiniteFindsEveryNanAndInfinityOnEveryTarget) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float largest = std::numeric_limits<float>::max();
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    const ScopedTarget scoped(target);
+    for (const size_t n : {0, 1, 15, 16, 17, 100}) {
+      for (const float scale : {1.0f, 0.3f, 2.0f}) {
+        std::vector<float> x(n), expected(n);
+        for (size_t i = 0; i < n; ++i) {
+          x[i] = (i % 2 == 0 ? 0.3f : -1e-40f) * static_cast<float>(i);
+          expected[i] = x[i] * scale;
+        }
+        if (n > 0) x[n / 2] = scale <= 1 ? largest : 1;
+        if (n > 0) expected[n / 2] = x[n / 2] * scale;
+        EXPECT_TRUE(kernels::ScaleFinite(x.data(), n, scale)) << hwy::TargetName(target);
+        EXPECT_EQ(x, expected) << hwy::TargetName(target);
+        for (size_t i = 0; i < n; ++i) {
+          for (const float bad : {infinity, -infinity, std::nanf(""), -std::nanf(""), largest}) {
+            std::vector<float> one = expected;
+            one[i] = bad;
+            EXPECT_EQ(kernels::ScaleFinite(one.data(), n, scale), bad == largest && scale <= 1)
+                << hwy::TargetName(target) << " " << i << " of " << n;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(KernelsTest, HalfPrecisionRoundsToNearestEvenOnEveryTarget) {
   const std::vector<float> values = InterestingFloats();
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
