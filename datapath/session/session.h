@@ -96,8 +96,9 @@ class Session : public AgentHandler {
   /// residuals and momenta at the next BeginStep, and their callers take the model of
   /// SessionStats::model_source, the first survivor that did not. All take that rank's active plan
   /// if this world may run it, else dense. What codecs keep besides residuals, and the memory of
-  /// EF21, begins anew. kInternal: completed steps differ by more than one; kFailedPrecondition: no
-  /// rank is a survivor.
+  /// EF21, begins anew. Where no mesh ever came to be, since
+  /// connecting failed in epoch 0, those that were made for that one begin the job. kInternal:
+  /// completed steps differ by more than one; kFailedPrecondition: all ranks are newcomers.
   Status Connect(const std::vector<TransportAddress>& addresses);
 
   /// Ends every operation with kAborted, joins every thread and leaves the job. Peers that do not
@@ -227,6 +228,7 @@ class Session : public AgentHandler {
   uint64_t next_step_ = 0;
   uint64_t steps_done_ = 0;           // completed, skipped ones too
   bool survivor_ = false;             // the caller's model is that of steps_done_ steps
+  bool founder_ = false;              // made in epoch 0, this or the first of its formers
   bool agreement_pending_ = false;    // the caller has not gone on since Agree
   std::shared_ptr<const Plan> plan_;  // of the open step
   std::deque<Operation> operations_;  // of the open or last step

@@ -33,8 +33,10 @@ constexpr size_t kStandingBytes = 16;
 }  // namespace
 
 struct Session::Standing {
+  /// Founders were made for a mesh that never came to be.
+  enum Kind : uint64_t { kNewcomer = 0, kSurvivor = 1, kFounder = 2 };
   uint64_t steps_done = 0;
-  bool survivor = false;
+  uint64_t kind = kNewcomer;
 };
 
 void Session::Inherit(Session& former) {
@@ -47,6 +49,7 @@ void Session::Inherit(Session& former) {
       RealClock());
   steps_done_ = former.steps_done_;
   survivor_ = former.survivor_;
+  founder_ = former.founder_;
   next_step_ = steps_done_;
   former.operations_.clear();
   std::shared_ptr<const Plan> plan;
@@ -80,21 +83,25 @@ Status Session::Agree(TimePoint deadline) {
   std::vector<std::byte> own(kStandingBytes);
   ByteWriter writer(own);
   writer.Write(steps_done_);
-  writer.Write(uint64_t{survivor_});
+  writer.Write(uint64_t{survivor_  ? Standing::kSurvivor
+                        : founder_ ? Standing::kFounder
+                                   : Standing::kNewcomer});
   std::vector<std::byte> bytes(kStandingBytes * static_cast<size_t>(options_.world));
   Group group(*transport_);
   group.Begin({0, kAgreeSequence, 0}, {}, 0, deadline);
   WEIR_RETURN_IF_ERROR(SmallAllGather(group, own, bytes));
   std::vector<Standing> all(static_cast<size_t>(options_.world));
   ByteReader reader(bytes);
+  for (Standing& standing : all) {
+    WEIR_RETURN_IF_ERROR(reader.Read(&standing.steps_done));
+    WEIR_RETURN_IF_ERROR(reader.Read(&standing.kind));
+  }
   int source = -1;
-  for (int rank = 0; rank < options_.world; ++rank) {
-    uint64_t survivor = 0;
-    WEIR_RETURN_IF_ERROR(reader.Read(&all[rank].steps_done));
-    WEIR_RETURN_IF_ERROR(reader.Read(&survivor));
-    all[rank].survivor = survivor != 0;
-    if (survivor != 0 && (source < 0 || all[rank].steps_done < all[source].steps_done)) {
-      source = rank;
+  for (const uint64_t kind : {Standing::kSurvivor, Standing::kFounder}) {
+    if (source >= 0) break;
+    for (int rank = 0; rank < options_.world; ++rank) {
+      if (all[rank].kind != kind) continue;
+      if (source < 0 || all[rank].steps_done < all[source].steps_done) source = rank;
     }
   }
   if (source < 0) {
@@ -103,7 +110,7 @@ Status Session::Agree(TimePoint deadline) {
   }
   const uint64_t resume = all[source].steps_done;
   for (int rank = 0; rank < options_.world; ++rank) {
-    if (all[rank].survivor && all[rank].steps_done > resume + 1) {
+    if (all[rank].kind == Standing::kSurvivor && all[rank].steps_done > resume + 1) {
       return Internal(StrCat("rank ", rank, " completed ", all[rank].steps_done, " steps and rank ",
                              source, " ", resume, ": expected at most one more"));
     }

@@ -301,6 +301,36 @@ TEST_F(ReformTest, NewcomersAloneHaveNothingToGoOnFrom) {
   }
 }
 
+TEST_F(ReformTest, AJobWhoseFirstMeshNeverCameToBeBeginsInTheNextEpoch) {
+  // Each of two ranks waits for the other, who was told another address.
+  connect_timeout_ = std::chrono::milliseconds(200);
+  Mesh first = SitAll({{nullptr}, {nullptr}}, 0);
+  RunRanks(2, [&](int rank) {
+    const std::vector<TransportAddress> both(2, first[static_cast<size_t>(rank)]->address());
+    EXPECT_FALSE(first[static_cast<size_t>(rank)]->Connect(both).ok());
+  });
+  connect_timeout_ = std::chrono::seconds(20);
+  Mesh mesh = SitAll({{nullptr}, {first[0].get()}, {first[1].get()}}, 1);
+  for (const Status& status : ConnectAll(mesh)) EXPECT_TRUE(status.ok()) << ToString(status);
+  for (const auto& session : mesh) {
+    EXPECT_EQ(session->Stats().next_step, 0u);
+    EXPECT_EQ(session->Stats().model_source, 1) << "not the newcomer's";
+  }
+  Close(mesh);
+}
+
+TEST_F(ReformTest, WhoNeverBeganDoesNotHoldBackThoseWhoDid) {
+  Train();
+  connect_timeout_ = std::chrono::milliseconds(200);
+  Mesh late = SitAll({{nullptr}, {nullptr}}, 0);
+  EXPECT_FALSE(late[0]->Connect({late[0]->address(), late[0]->address()}).ok());
+  connect_timeout_ = std::chrono::seconds(20);
+  Mesh mesh = Reform({{late[0].get()}, {&old(1)}, {&old(2)}});
+  EXPECT_EQ(mesh[0]->Stats().next_step, old(1).Stats().next_step);
+  EXPECT_EQ(mesh[0]->Stats().model_source, 1);
+  Close(mesh);
+}
+
 TEST_F(ReformTest, TheGreetingNamesEpochRankAndWorld) {
   Train();
   EXPECT_EQ(EncodeRankMessage(old(2).Greeting()[0]).find("epoch"), std::string::npos);
