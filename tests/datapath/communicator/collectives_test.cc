@@ -288,6 +288,26 @@ INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
                            return StrCat(std::get<0>(info.param), std::get<1>(info.param));
                          });
 
+TEST(CommunicatorTest, RanksOfOneHostSumWithoutSendingThePayload) {
+  for (const bool shared : {true, false}) {
+    Communicators all = MakeCommunicators(3, shared ? "auto" : "tcp");
+    ASSERT_EQ(all.size(), 3u);
+    constexpr size_t kCount = 1 << 18;
+    RunRanks(3, [&](int rank) {
+      Communicator& own = *all[static_cast<size_t>(rank)];
+      const uint64_t before = own.bytes_sent();
+      CheckAllReduce<float>(ElementType::kFloat32, own, rank, 3, kCount);
+      const double share = static_cast<double>(own.bytes_sent() - before) /
+                           static_cast<double>(std::size(kOperations) * kCount * sizeof(float));
+      if (shared) {
+        EXPECT_LT(share, 0.01);  // messages that say when
+      } else {
+        EXPECT_GT(share, 1.3);  // 2 (N-1)/N
+      }
+    });
+  }
+}
+
 TEST(CommunicatorTest, UnlikeOperationsFailOnBothSides) {
   Communicators all = MakeCommunicators(2);
   ASSERT_EQ(all.size(), 2u);
