@@ -17,7 +17,7 @@ namespace HWY_NAMESPACE {
 size_t FindOnes(const uint8_t* bytes, size_t size, size_t most, size_t* bit, uint32_t* ones) {
   constexpr size_t kWord = sizeof(uint64_t);
   const size_t begin = *bit, end = 8 * size;
-  size_t at = begin, found = 0;
+  size_t at = begin, word_at = begin, found = 0;
   while (found < most && at < end) {
     const size_t octet = at / 8;
     uint64_t word = 0;
@@ -38,11 +38,13 @@ size_t FindOnes(const uint8_t* bytes, size_t size, size_t most, size_t* bit, uin
       }
     }
     found += here;
+    word_at = at;
     at = std::min(end, 8 * (octet + kWord));
   }
   if (found >= most) {
     found = most;
-    if (most > 0) at = begin + ones[most - 1] + 1;
+    // The last one is of the last word, whose place is known whole.
+    if (most > 0) at = word_at + (ones[most - 1] - static_cast<uint32_t>(word_at - begin)) + 1;
   }
   *bit = at;
   return found;

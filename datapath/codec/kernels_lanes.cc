@@ -1,8 +1,8 @@
 // Kernels of the lane codecs: half precision, bfloat16 and plain floats.
 
-#include <bit>
-
 #include "datapath/codec/kernels.h"
+
+#include <bit>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels_lanes.cc"

@@ -96,9 +96,9 @@ class Session : public AgentHandler {
   /// residuals and momenta at the next BeginStep, and their callers take the model of
   /// SessionStats::model_source, the first survivor that did not. All take that rank's active plan
   /// if this world may run it, else dense. What codecs keep besides residuals, and the memory of
-  /// EF21, begins anew. Where no mesh ever came to be, since
-  /// connecting failed in epoch 0, those that were made for that one begin the job. kInternal:
-  /// completed steps differ by more than one; kFailedPrecondition: all ranks are newcomers.
+  /// EF21, begins anew. Where no mesh ever came to be, since connecting failed in epoch 0, those
+  /// that were made for that one begin the job. kInternal: completed steps differ by more than one;
+  /// kFailedPrecondition: all ranks are newcomers.
   Status Connect(const std::vector<TransportAddress>& addresses);
 
   /// Ends every operation with kAborted, joins every thread and leaves the job. Peers that do not

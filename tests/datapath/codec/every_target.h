@@ -5,16 +5,28 @@
 
 namespace weir::test {
 
-/// Calls body(name) once for every target, and leaves the machine's own choice.
+/// Restricts dispatch to one target while it lives.
+class ScopedTarget {
+ public:
+  explicit ScopedTarget(int64_t target) { Allow(target); }
+  ~ScopedTarget() { Allow(0); }
+  ScopedTarget(const ScopedTarget&) = delete;
+  ScopedTarget& operator=(const ScopedTarget&) = delete;
+
+ private:
+  static void Allow(int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+/// Calls body(name) once for every target.
 template <typename Body>
 void OnEveryTarget(Body&& body) {
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    const ScopedTarget scoped(target);
     body(hwy::TargetName(target));
   }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 }  // namespace weir::test

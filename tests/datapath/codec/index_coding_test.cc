@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "datapath/base/random.h"
+#include "tests/datapath/codec/codec_test_support.h"
 #include "tests/datapath/codec/every_target.h"
 
 namespace weir {
@@ -168,6 +169,22 @@ TEST(IndexCodingTest, RejectsOctetsThatItDidNotWrite) {
   EXPECT_EQ(code({3, 255, 0, 1, 0}, 1000, 2), StatusCode::kDataLoss) << "a long gap cut short";
   EXPECT_EQ(code({3, 255, 254, 0, 0, 0}, 1000, 2), StatusCode::kDataLoss) << "not long";
   EXPECT_EQ(code({255, 255, 255, 255, 255, 0}, size_t{1} << 32, 2), StatusCode::kDataLoss);
+}
+
+TEST(IndexCodingTest, RefusesCodingsWithoutAMeaning) {
+  // 0 had quotients and plain bits together: read as 3 it would yield other positions.
+  const std::vector<float> x(203, 1.0f);
+  const Codec& codec = test::FindCodec("top_k");
+  const EncodeContext context = test::ContextFor(codec, x, 3, 0.1);
+  std::vector<std::byte> payload = test::EncodeOrDie(codec, x, context).payload;
+  std::vector<float> out(x.size());
+  ASSERT_TRUE(codec.DecodeAdd(payload, context, 1, out).ok());
+  for (const int coding : {0, 4, 255}) {
+    payload[0] = static_cast<std::byte>(coding);
+    const Status status = codec.DecodeAdd(payload, context, 1, out);
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << coding;
+    EXPECT_NE(ToString(status).find("index coding at offset 0"), std::string::npos) << status;
+  }
 }
 
 TEST(IndexCodingTest, RejectsWhatItDidNotWrite) {

@@ -12,24 +12,13 @@
 #include <vector>
 
 #include "datapath/codec/codec.h"
-#include "hwy/highway.h"
 #include "tests/datapath/codec/codec_test_support.h"
+#include "tests/datapath/codec/every_target.h"
 
 namespace weir {
 namespace {
 
-/// Restricts dispatch to one target while it lives.
-class ScopedTarget {
- public:
-  explicit ScopedTarget(int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  ~ScopedTarget() {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
+using test::ScopedTarget;
 
 /// Half precision by the book: exact arithmetic in double, ties to even.
 uint16_t ReferenceHalf(float value) {
