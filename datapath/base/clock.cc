@@ -13,8 +13,9 @@ class SteadyClock : public Clock {
 }  // namespace
 
 const Clock& RealClock() {
-  static const SteadyClock clock;
-  return clock;
+  // Never destroyed: sessions may outlive static destructors.
+  static const Clock* const clock = new SteadyClock;
+  return *clock;
 }
 
 TimePoint FakeClock::Now() const {

@@ -30,14 +30,6 @@ constexpr bool WireIdsAreUniqueAndNonZero() {
 }
 static_assert(WireIdsAreUniqueAndNonZero(), "two collectives share a wire id, or one has id 0");
 
-Registry<Collective> MakeRegistry() {
-  Registry<Collective> registry("collective");
-#define WEIR_COLLECTIVE(name, id) Register##name(registry, id);
-#include "datapath/collective/builtin_collectives.def"
-#undef WEIR_COLLECTIVE
-  return registry;
-}
-
 }  // namespace
 
 double WorldFunction::At(int world) const {
@@ -49,8 +41,15 @@ double WorldFunction::At(int world) const {
 }
 
 const Registry<Collective>& Collectives() {
-  static const Registry<Collective> registry = MakeRegistry();
-  return registry;
+  // Never destroyed: sessions may outlive static destructors.
+  static const Registry<Collective>* const registry = [] {
+    auto* filled = new Registry<Collective>("collective");
+#define WEIR_COLLECTIVE(name, id) Register##name(*filled, id);
+#include "datapath/collective/builtin_collectives.def"
+#undef WEIR_COLLECTIVE
+    return filled;
+  }();
+  return *registry;
 }
 
 }  // namespace weir

@@ -12,17 +12,18 @@ namespace weir {
 #undef WEIR_TRANSPORT
 
 const Registry<TransportFactory>& Transports() {
-  static const Registry<TransportFactory> registry = [] {
-    Registry<TransportFactory> filled("transport");
-#define WEIR_TRANSPORT(name, id) Register##name(filled, id);
+  // Never destroyed: sessions may outlive static destructors.
+  static const Registry<TransportFactory>* const registry = [] {
+    auto* filled = new Registry<TransportFactory>("transport");
+#define WEIR_TRANSPORT(name, id) Register##name(*filled, id);
 #define WEIR_OPTIONAL_TRANSPORT(name, id) \
-  if constexpr (WEIR_HAVE_##name) Register##name(filled, id);
+  if constexpr (WEIR_HAVE_##name) Register##name(*filled, id);
 #include "datapath/transport/builtin_transports.def"
 #undef WEIR_OPTIONAL_TRANSPORT
 #undef WEIR_TRANSPORT
     return filled;
   }();
-  return registry;
+  return *registry;
 }
 
 }  // namespace weir
