@@ -1,6 +1,7 @@
 """One rank's libweir communicator as a Python object. Knows nothing of torch."""
 import contextlib
 import ctypes
+import os
 import threading
 
 from weir import _lib
@@ -23,6 +24,7 @@ class Communicator:
         self.rank = rank
         self.world = world
         self._handle = ctypes.c_void_p()
+        self._process = os.getpid()
         self._inside = 0  # calls that use the handle now
         self._closing = False
         self._changed = threading.Condition()
@@ -145,13 +147,17 @@ class Communicator:
         with self._changed:
             handle, self._handle = self._handle, None
             self._closing = True
-        if not handle:
+        if not handle or self._process != os.getpid():  # a fork has none of its threads
             return
         self._library.weir_communicator_shutdown(handle)
         with self._changed:
             left = self._changed.wait_for(lambda: self._inside == 0, timeout=5.0)
         if left:  # otherwise a thread never came back: its handle must stay
             self._library.weir_communicator_close(handle)
+
+    def __del__(self):
+        if hasattr(self, "_process"):
+            self.close()
 
     def __enter__(self):
         return self

@@ -2,6 +2,7 @@
 import collections
 import ctypes
 import json
+import os
 
 from weir import _lib
 from weir._lib import WeirError
@@ -21,7 +22,7 @@ class Session:
     """Joins one rank of a job: create, connect, define buckets, then steps.
 
     Calls come from one thread at a time. Failures raise WeirError with the library's words, which
-    name the rank or peer at fault.
+    name the rank or peer at fault. A session that nothing refers to any more is closed.
     """
 
     def __init__(self, job, rank, world, *, listen=None, agent=None, agent_token=None,
@@ -35,6 +36,7 @@ class Session:
         self.rank = rank
         self.world = world
         self._handle = ctypes.c_void_p()
+        self._process = os.getpid()
         options = _lib.Options(
             ctypes.sizeof(_lib.Options), _bytes(job), rank, world, _bytes(transport),
             _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
@@ -165,8 +167,12 @@ class Session:
     def close(self):
         """Ends every operation and frees the session, within 5 s. Safe to call twice."""
         handle, self._handle = self._handle, None
-        if handle:
+        if handle and self._process == os.getpid():  # a fork has none of the session's threads
             self._library.weir_session_close(handle)
+
+    def __del__(self):
+        if hasattr(self, "_process"):
+            self.close()
 
     def __enter__(self):
         return self

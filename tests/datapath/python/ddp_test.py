@@ -1,4 +1,5 @@
 """weir under DistributedDataParallel: 2 and 3 ranks on loopback with the built libweir."""
+import gc
 import json
 import os
 import tempfile
@@ -189,6 +190,22 @@ def plain_registration(rank, world):
     result = float(ddp.module.weight.grad[3]), state.stats().step
     state.close()
     return result
+
+
+def forgotten_model(rank, world):
+    """Nobody keeps the state or closes it: it goes with the model, and libweir's threads with it."""
+    def threads():
+        return len(os.listdir("/proc/self/task"))
+
+    ddp = DistributedDataParallel(Scaled(torch.float32))
+    before = threads()
+    weir.attach(ddp)
+    attached = threads()
+    ddp(torch.full((1000,), float(rank))).backward()
+    trained = threads()  # torch has its own
+    del ddp
+    gc.collect()
+    return attached - before, trained - threads()
 
 
 def rank_dies(rank, world):
@@ -396,6 +413,11 @@ class DdpTest(unittest.TestCase):
         for (mean, steps), _ in ranks.run(2, plain_registration):
             self.assertAlmostEqual(mean, 0.5, places=6)
             self.assertEqual(steps, 2)  # counted from 0
+
+    def test_session_ends_with_its_model(self):
+        for (started, ended), _ in ranks.run(2, forgotten_model):
+            self.assertGreater(started, 0)
+            self.assertGreaterEqual(ended, started)
 
     def test_lost_rank_is_named(self):
         results = ranks.run(3, rank_dies, may_die=(1,))

@@ -4,6 +4,8 @@ import ctypes.util
 import os
 import pathlib
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -116,6 +118,26 @@ class SessionTest(unittest.TestCase):
             session.step_begin()
         with self.assertRaises(weir.WeirError):
             session.stats()
+
+    def test_what_nothing_refers_to_is_closed(self):
+        for kind in (weir.Session, weir.Communicator):
+            made = kind("left", 0, 1)
+            host, port = made.address.split(",")[-1].rsplit(":", 1)  # a communicator has two
+            socket.create_connection((host, int(port)), timeout=5).close()
+            del made
+            with self.assertRaises(ConnectionRefusedError):
+                socket.create_connection((host, int(port)), timeout=5).close()
+
+    def test_fork_does_not_close_what_its_parent_has(self):
+        session = weir.Session("forked", 0, 1)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            session.close()
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        session.connect([session.address])
+        session.close()
 
 
 if __name__ == "__main__":
