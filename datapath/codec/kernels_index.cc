@@ -16,6 +16,8 @@ namespace HWY_NAMESPACE {
 
 size_t FindOnes(const uint8_t* bytes, size_t size, size_t most, size_t* bit, uint32_t* ones) {
   constexpr size_t kWord = sizeof(uint64_t);
+  const U32 d;
+  const size_t lanes = hn::Lanes(d);
   const size_t begin = *bit, end = 8 * size;
   size_t at = begin, word_at = begin, found = 0;
   while (found < most && at < end) {
@@ -27,17 +29,29 @@ size_t FindOnes(const uint8_t* bytes, size_t size, size_t most, size_t* bit, uin
       std::memcpy(&word, bytes + octet, size - octet);
     }
     word >>= at % 8;
-    const size_t here = hwy::PopCount(word);
     const auto base = static_cast<uint32_t>(at - begin);
-    // Eight at a time, some in vain: whether there is another one could not be foreseen.
-    for (size_t i = 0; i < here; i += 8) {
-      for (size_t j = i; j < i + 8; ++j) {
-        const uint64_t rest = word | uint64_t{1} << 63;  // a place for those in vain
-        ones[found + j] = base + static_cast<uint32_t>(hwy::Num0BitsBelowLS1Bit_Nonzero64(rest));
-        word &= word - 1;
+    if (lanes >= 8) {
+      // As many bits as there are lanes at once: the places of the ones move to the front.
+      uint64_t bits[2] = {word, 0};  // eight octets can be read from each of the first
+      for (size_t i = 0; i < 64; i += lanes) {
+        const auto* const here = reinterpret_cast<const uint8_t*>(bits) + i / 8;
+        const VU32 places = hn::Iota(d, base + static_cast<uint32_t>(i));
+        hn::StoreU(hn::CompressBits(places, here), d, ones + found);
+        found += hwy::PopCount(lanes < 64 ? word & ((uint64_t{1} << lanes) - 1) : word);
+        word = lanes < 64 ? word >> lanes : 0;
       }
+    } else {
+      const size_t here = hwy::PopCount(word);
+      // Eight at a time, some in vain: whether there is another one could not be foreseen.
+      for (size_t i = 0; i < here; i += 8) {
+        for (size_t j = i; j < i + 8; ++j) {
+          const uint64_t rest = word | uint64_t{1} << 63;  // a place for those in vain
+          ones[found + j] = base + static_cast<uint32_t>(hwy::Num0BitsBelowLS1Bit_Nonzero64(rest));
+          word &= word - 1;
+        }
+      }
+      found += here;
     }
-    found += here;
     word_at = at;
     at = std::min(end, 8 * (octet + kWord));
   }
@@ -50,24 +64,46 @@ size_t FindOnes(const uint8_t* bytes, size_t size, size_t most, size_t* bit, uin
   return found;
 }
 
+// Before the i-th one stand ones[i] - i zeros, so position i is `next` plus 2^bits times as many,
+// the plain bits up to the i-th, and i: of those alone a sum must be kept while the loop runs.
 uint64_t PlacePositions(const uint32_t* ones, const uint8_t* plain, size_t size, int bits,
                         uint64_t next, uint32_t* out) {
-  const U32 d;
-  const hn::Rebind<uint8_t, U32> octets;
-  const VU32 one = hn::Set(d, 1);
+  const uint32_t step = 1 - (uint32_t{1} << bits);  // i positions more, i zeros less
+  auto base = static_cast<uint32_t>(next);
+  uint64_t plain_sum = 0;
   size_t i = 0;
-  for (; i + hn::Lanes(d) <= size; i += hn::Lanes(d)) {
-    const VU32 zeros = hn::Sub(hn::Sub(hn::LoadU(d, ones + i), hn::LoadU(d, ones + i - 1)), one);
-    const VU32 low = hn::PromoteTo(d, hn::LoadU(octets, plain + i));
-    hn::StoreU(hn::Or(hn::ShiftLeftSame(zeros, bits), low), d, out + i);
+#if HWY_TARGET != HWY_SCALAR
+  const hn::CappedTag<uint32_t, 8> d;
+  const hn::Rebind<uint16_t, decltype(d)> d16;
+  const hn::Rebind<uint8_t, decltype(d)> d8;
+  const size_t lanes = hn::Lanes(d);
+  const auto steps = hn::Mul(hn::Iota(d, 0), hn::Set(d, step));
+  for (; i + lanes <= size; i += lanes) {
+    auto sums = hn::PromoteTo(d16, hn::LoadU(d8, plain + i));
+    sums = hn::Add(sums, hn::ShiftLeftLanes<1>(d16, sums));
+    sums = hn::Add(sums, hn::ShiftLeftLanes<2>(d16, sums));
+    sums = hn::Add(sums, hn::ShiftLeftLanes<4>(d16, sums));
+    const auto behind = hn::ShiftLeftSame(hn::LoadU(d, ones + i), bits);
+    const auto rest = hn::Add(hn::PromoteTo(d, sums), steps);
+    hn::StoreU(hn::Add(hn::Set(d, base), hn::Add(behind, rest)), d, out + i);
+    // The last of `sums` once more: what the next vector waits for goes through no vector.
+    uint64_t octets = 0;
+    std::memcpy(&octets, plain + i, lanes);
+    octets = (octets & 0x00ff00ff00ff00ff) + (octets >> 8 & 0x00ff00ff00ff00ff);
+    const uint64_t sum = octets * 0x0001000100010001 >> 48;
+    plain_sum += sum;
+    base += static_cast<uint32_t>(sum + lanes * step);
   }
-  for (; i < size; ++i) out[i] = (ones[i] - ones[i - 1] - 1) << bits | plain[i];
-  for (size_t j = 0; j < size; ++j) {
-    const uint64_t position = next + out[j];
-    out[j] = static_cast<uint32_t>(position);
-    next = position + 1;
+#endif
+  for (; i < size; ++i) {
+    plain_sum += plain[i];
+    base += plain[i];
+    out[i] = base + (ones[i] << bits);
+    base += step;
   }
-  return next;
+  if (size == 0) return next;
+  const uint32_t zeros = ones[size - 1] - static_cast<uint32_t>(size - 1);
+  return next + (uint64_t{zeros} << bits) + plain_sum + size;
 }
 
 }  // namespace HWY_NAMESPACE
