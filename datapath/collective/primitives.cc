@@ -11,6 +11,7 @@
 
 #include "datapath/base/check.h"
 #include "datapath/codec/fused_codec.h"
+#include "datapath/wire/frame.h"
 
 namespace weir {
 namespace {
@@ -19,6 +20,13 @@ namespace {
 constexpr uint32_t kSmallExchangeSlot = 0xF0000000;
 constexpr uint32_t kPayloadSlot = 0xE0000000;
 constexpr uint32_t kLengthSlot = 0xEFFFFFFF;
+
+// What TCP hands down at once: at most 64 KiB of whole segments, at an MTU of 9000 62636 bytes, at
+// one of 1500 65160.
+constexpr size_t kPacketBytes = 62600;
+// Segments that fill packets begin at multiples, as those of sizes that are powers of two do: what
+// looks at blocks of lanes finds them whole.
+constexpr size_t kPageBytes = 4096;
 
 size_t CeilDivide(size_t a, size_t b) { return (a + b - 1) / b; }
 
@@ -80,6 +88,24 @@ Partition::Partition(std::span<std::byte> bytes, const PartitionOptions& options
   segments_ = std::max<size_t>(CeilDivide(chunk_lanes, segment_lanes_), 1);
   // Equal segments: a short last one would cost a message for few bytes.
   segment_lanes_ = std::max<size_t>(CeilDivide(chunk_lanes, segments_), 1);
+  FillPackets(chunk_lanes, options.segments_max);
+}
+
+void Partition::FillPackets(size_t chunk_lanes, size_t segments_max) {
+  const auto packets = [](size_t bytes) {
+    return CeilDivide(kFrameHeaderBytes + bytes, kPacketBytes);
+  };
+  const size_t whole = (kFrameHeaderBytes + segment_bytes()) / kPacketBytes * kPacketBytes;
+  if (whole < 2 * kPacketBytes) return;
+  const size_t lanes = (whole - kFrameHeaderBytes) / kPageBytes * kPageBytes / lane_bytes_;
+  if (lanes == 0) return;
+  const size_t segments = CeilDivide(chunk_lanes, lanes);
+  if (segments > segments_max) return;
+  const size_t last = (chunk_lanes - (segments - 1) * lanes) * lane_bytes_;
+  const size_t filled = (segments - 1) * (whole / kPacketBytes) + packets(last);
+  if (filled + segments >= segments_ * packets(segment_bytes()) + segments_) return;
+  segment_lanes_ = lanes;
+  segments_ = segments;
 }
 
 size_t Partition::FirstLane(size_t chunk) const {

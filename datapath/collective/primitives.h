@@ -55,7 +55,8 @@ struct PartitionOptions {
 
 /// Lanes cut into chunks of almost equal size, of which chunk 0 is the largest, or of `shares` of
 /// them, each chunk then ending at the whole lane below what those up to it add up to; some may be
-/// empty. Segments are of one size in all chunks, and of the largest chunk all are there. Pure
+/// empty. Segments are of one size in all chunks, and of the largest chunk all are there: equal, or
+/// those but the last as long as whole packets are, where that makes fewer of them. Pure
 /// arithmetic, identical on all ranks.
 class Partition {
  public:
@@ -73,6 +74,9 @@ class Partition {
 
  private:
   size_t FirstLane(size_t chunk) const;
+  /// A frame a little longer than whole packets takes one more, which costs about as much as a
+  /// message: cuts segments at whole packets if there are fewer packets and messages then.
+  void FillPackets(size_t chunk_lanes, size_t segments_max);
 
   std::span<std::byte> bytes_;
   size_t lane_bytes_;

@@ -50,7 +50,7 @@ TEST(PartitionTest, SegmentsCoverEveryLaneOnceInOrder) {
 TEST(PartitionTest, SegmentsRespectTheBoundAndThePipelineDepth) {
   std::vector<std::byte> bytes(8 << 20);
   PartitionOptions options{.parts = 2, .segment_bytes = 1 << 20, .pipeline_depth = 16};
-  EXPECT_EQ(Partition(bytes, options).segments(), 16u);
+  EXPECT_EQ(Partition(bytes, options).segments(), 17u) << "which fill packets";
   options.pipeline_depth = 1;
   EXPECT_EQ(Partition(bytes, options).segments(), 4u);
   options.segment_bytes = 100'000;
@@ -61,6 +61,23 @@ TEST(PartitionTest, SegmentsRespectTheBoundAndThePipelineDepth) {
   EXPECT_EQ(Partition(short_chunk, options).segments(), 2u) << "of 128 KiB";
   options.pipeline_bytes_min = 64 << 10;
   EXPECT_EQ(Partition(short_chunk, options).segments(), 4u);
+}
+
+TEST(PartitionTest, LongSegmentsFillPacketsWhereThatMakesFewer) {
+  std::vector<std::byte> bytes(2 << 20);
+  PartitionOptions options{.parts = 1, .segment_bytes = 256 << 10};
+  const Partition filled(bytes, options);
+  EXPECT_EQ(filled.segments(), 9u);
+  EXPECT_EQ(filled.segment_bytes(), 244u << 10) << "and a header: four packets of 62600 bytes";
+  EXPECT_EQ(filled.Segment(0, 8).size(), bytes.size() - 8 * filled.segment_bytes());
+  // One message more for as many packets: none is made.
+  const Partition one({bytes.data(), 256 << 10}, options);
+  EXPECT_EQ(one.segments(), 1u);
+  // What is cut into short segments, or may not have more, stays equal.
+  options.segment_bytes = 100'000;
+  EXPECT_EQ(Partition(bytes, options).Segment(0, 0).size(), 99'868u);
+  options = {.parts = 1, .segment_bytes = 256 << 10, .segments_max = 8};
+  EXPECT_EQ(Partition(bytes, options).segments(), 8u);
 }
 
 // Runs `body` on a Group of every rank, all over inproc.
