@@ -15,7 +15,8 @@ class Communicator:
 
     Buffers are addresses (integers) that must stay valid until their operation is done. Operations
     return a handle for wait, test and release. Thread-safe; failures raise WeirError with the
-    library's words, which name the rank at fault.
+    library's words, which name the rank at fault. A communicator that nothing refers to any more is
+    closed.
     """
 
     def __init__(self, job, rank, world, *, transport=None, listen=None, operation_timeout_s=0.0,
@@ -144,10 +145,12 @@ class Communicator:
 
     def close(self):
         """Ends every operation and frees the communicator, within 5 s. Safe to call twice."""
+        if self._process != os.getpid():  # a fork has none of its threads, and maybe a held lock
+            return
         with self._changed:
             handle, self._handle = self._handle, None
             self._closing = True
-        if not handle or self._process != os.getpid():  # a fork has none of its threads
+        if not handle:
             return
         self._library.weir_communicator_shutdown(handle)
         with self._changed:

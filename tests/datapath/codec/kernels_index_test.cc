@@ -57,7 +57,7 @@ TEST(IndexKernelsTest, PlacePositionsAddsGapsAlsoPastThe32ndBit) {
         std::vector<uint32_t> places = {~uint32_t{0}}, expected;
         uint64_t next = first;
         for (size_t i = 0; i < size; ++i) {
-          const auto zeros = static_cast<uint32_t>(random.Uniform() < 0.1 ? 1 << 14 : i % 5);
+          const auto zeros = static_cast<uint32_t>(random.Uniform() < 0.1 ? 1 << 20 : i % 5);
           plain[i] = static_cast<uint8_t>(random.Uniform() * (1 << bits));
           places.push_back(places.back() + zeros + 1);
           const uint64_t position = next + (uint64_t{zeros} << bits) + plain[i];

@@ -129,15 +129,16 @@ class SessionTest(unittest.TestCase):
                 socket.create_connection((host, int(port)), timeout=5).close()
 
     def test_fork_does_not_close_what_its_parent_has(self):
-        session = weir.Session("forked", 0, 1)
-        child = os.fork()
-        if child == 0:
-            signal.alarm(10)
-            session.close()
-            os._exit(0)
-        self.assertEqual(os.waitpid(child, 0)[1], 0)
-        session.connect([session.address])
-        session.close()
+        for kind in (weir.Session, weir.Communicator):
+            made = kind("forked", 0, 1)
+            made.connect([made.address])
+            child = os.fork()
+            if child == 0:
+                signal.alarm(10)
+                made.close()
+                os._exit(0)
+            self.assertEqual(os.waitpid(child, 0)[1], 0, kind)
+            made.close()
 
 
 if __name__ == "__main__":
