@@ -13,9 +13,10 @@ namespace weir {
 
 /// Elements from which statistics are sampled rather than counted in full.
 inline constexpr size_t kSampledElementsMin = size_t{1} << 16;
-/// Elements from which a rest that goes to other memory than the residual is written past the
-/// caches: it would not stay there until the next step anyway.
-inline constexpr size_t kStreamedElementsMin = size_t{1} << 20;
+/// Elements from which a rest that goes to other memory than the residual, and a decoded sum, are
+/// written past the caches: they would not stay there until somebody reads them anyway, with all
+/// the other buckets of a model.
+inline constexpr size_t kStreamedElementsMin = size_t{1} << 19;
 
 /// The operands of Encode (residual and rest empty) or EncodeWithFeedback.
 struct PassOperands {

@@ -251,8 +251,8 @@ class Codec {
 
   /// out = scale * the sum of the payloads of ranks 0, 1 and so on, added in this order, and Finish
   /// done. `done` gets one part of it after the other when nothing is added any more, while it is
-  /// in the cache. Errors as DecodeAdd's, naming the rank; `context` is anybody's. The default
-  /// calls DecodeAdd for every payload.
+  /// in the cache; what it changes there is what `out` comes to hold. Errors as DecodeAdd's, naming
+  /// the rank; `context` is anybody's. The default calls DecodeAdd for every payload.
   virtual Status DecodeSum(std::span<const std::vector<std::byte>> payloads,
                            const EncodeContext& context, float scale, std::span<float> out,
                            const std::function<void(std::span<float>)>& done) const;

@@ -164,6 +164,13 @@ size_t Select(const Block& block, float threshold, uint32_t base, const SelectRe
   return count;
 }
 
+void CopyPast(const float* from, float* to, size_t size) {
+  const F32 d;
+  size_t i = 0;
+  for (; i + hn::Lanes(d) <= size; i += hn::Lanes(d)) hn::Stream(hn::LoadU(d, from + i), d, to + i);
+  if (i < size) std::memcpy(to + i, from + i, (size - i) * sizeof(float));
+}
+
 /// Counts `size` <= kRun elements; `block` has kRun of them to read.
 template <bool kResidual>
 HWY_INLINE void CountRun(const Block& block, size_t from, size_t size, uint32_t weight,
@@ -217,6 +224,7 @@ namespace weir::kernels {
 
 HWY_EXPORT(Measure);
 HWY_EXPORT(Select);
+HWY_EXPORT(CopyPast);
 HWY_EXPORT(Histogram);
 
 float Sums::max_abs() const {
@@ -241,6 +249,10 @@ size_t Select(const Block& block, float threshold, uint32_t base, const SelectRe
 void Histogram(const Block& block, bool sampled, uint64_t first_group, uint32_t weight,
                uint32_t* bins) noexcept {
   HWY_DYNAMIC_DISPATCH(Histogram)(block, sampled, first_group, weight, bins);
+}
+
+void CopyPast(const float* from, float* to, size_t size) noexcept {
+  HWY_DYNAMIC_DISPATCH(CopyPast)(from, to, size);
 }
 
 void FlushStreams() noexcept { hwy::FlushStream(); }

@@ -13,11 +13,18 @@
 namespace weir {
 namespace {
 
+/// Elements that DecodeSum adds up in one go: a first-level cache holds them.
+constexpr size_t kSumPiece = 8192;
 constexpr size_t kSampledCountMin = 2048 * kHistogramSampling;
 constexpr size_t kSampledWanted = 32768;
 constexpr unsigned kSamplingMax = 512;
 /// Groups between the one being read and the one asked for.
 constexpr size_t kGroupsAhead = 16;
+
+/// From `at` to the next multiple of 64 bytes.
+size_t ElementsToAlignment(const float* at) {
+  return -reinterpret_cast<uintptr_t>(at) % 64 / sizeof(float);
+}
 
 /// Calls visit(block, group) for every block, or for one group in `stride`, drawn by a hash of its
 /// place so that no row length is met in step.
@@ -142,8 +149,6 @@ Status ThresholdCodec::DecodeAdd(std::span<const std::byte> payload, const Encod
 Status ThresholdCodec::DecodeSum(std::span<const std::vector<std::byte>> payloads,
                                  const EncodeContext&, float scale, std::span<float> out,
                                  const std::function<void(std::span<float>)>& done) const {
-  // Of all ranks' payloads the elements of one piece after the other, each piece in the cache.
-  constexpr size_t kPiece = 32768;
   std::vector<SelectionReader> readers;
   readers.reserve(payloads.size());
   const auto annotate = [](const Status& status, size_t rank) {
@@ -154,14 +159,25 @@ Status ThresholdCodec::DecodeSum(std::span<const std::vector<std::byte>> payload
     WEIR_RETURN_IF_ERROR(annotate(reader.status(), readers.size()));
     readers.push_back(*std::move(reader));
   }
-  for (size_t at = 0; at < out.size(); at += kPiece) {
-    const std::span<float> piece = out.subspan(at, std::min(kPiece, out.size() - at));
+  // Of all ranks' payloads the elements of one piece after the other, each piece in the cache.
+  // Those of a long sum are made beside it and leave past the caches: filling cold lines with zeros
+  // would take as long as all the rest.
+  alignas(64) float beside[kSumPiece];
+  const bool streamed = out.size() >= kStreamedElementsMin;
+  size_t size = streamed ? ElementsToAlignment(out.data()) : 0;
+  if (size == 0) size = kSumPiece;
+  for (size_t at = 0; at < out.size(); at += size, size = kSumPiece) {
+    const std::span<float> part = out.subspan(at, std::min(size, out.size() - at));
+    const bool past = streamed && size == kSumPiece;
+    const std::span<float> piece = past ? std::span(beside).first(part.size()) : part;
     std::fill(piece.begin(), piece.end(), 0.0f);
     for (size_t rank = 0; rank < readers.size(); ++rank) {
       WEIR_RETURN_IF_ERROR(annotate(readers[rank].AddNext(scale, piece), rank));
     }
     done(piece);
+    if (past) kernels::CopyPast(piece.data(), part.data(), piece.size());
   }
+  if (streamed) kernels::FlushStreams();
   for (size_t rank = 0; rank < readers.size(); ++rank) {
     WEIR_RETURN_IF_ERROR(annotate(readers[rank].Finish(), rank));
   }
