@@ -59,8 +59,15 @@ std::string Patience::Explain() const {
 }
 
 std::string PatienceKey(const Choice& choice) {
-  return StrCat(choice.codec, "/", choice.ratio, "/", choice.bits, "/", choice.collective, "/",
-                choice.segment_bytes);
+  std::string key = choice.codec + "/" + choice.collective;
+  // As bytes: digits of a fraction would take as long as a message.
+  const auto append = [&key](const auto& number) {
+    key.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  append(choice.ratio);
+  append(choice.bits);
+  append(choice.segment_bytes);
+  return key;
 }
 
 }  // namespace weir

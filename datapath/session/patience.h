@@ -80,7 +80,7 @@ class Patience {
   Duration allowed_{};
 };
 
-/// The text that names a choice to Patience.
+/// What tells choices apart to Patience; not text.
 std::string PatienceKey(const Choice& choice);
 
 }  // namespace weir
