@@ -69,7 +69,8 @@ struct SelectRest {
 /// touched.
 size_t Select(const Block& block, float threshold, uint32_t base, const SelectRest& rest,
               uint32_t* indices, float* values, Sums* sums) noexcept;
-/// Copies past the caches; `to` is aligned to 64 bytes. FlushStreams before another thread may read.
+/// Copies past the caches; `to` is aligned to 64 bytes. FlushStreams before another thread may
+/// read.
 void CopyPast(const float* from, float* to, size_t size) noexcept;
 void FlushStreams() noexcept;
 

@@ -364,9 +364,10 @@ TEST_P(CodecConformanceTest, NonFiniteStepLeavesTheStateAsItWas) {
 
 // --- Sums of payloads
 
-// Bit for bit what DecodeAdd makes of them one after the other, in parts that cover the sum once and
-// are final when they are told of, but for what is done to them then. Sizes around the pieces that
-// selections are decoded in; the last goes past the caches, to memory that is aligned to floats.
+// Bit for bit what DecodeAdd makes of them one after the other, in parts that cover the sum once
+// and are final when they are told of, but for what is done to them then. Sizes around the pieces
+// that selections are decoded in; the last goes past the caches, to memory that is aligned to
+// floats.
 TEST_P(CodecSumTest, PayloadsAreSummedInTheOrderOfRanks) {
   constexpr int kWorld = 3;
   ASSERT_TRUE(Allows(kWorld));

@@ -1,0 +1,188 @@
+// What the codec's calls of a step take by themselves, a rank's part of the script
+// compressed_bench: encode of every bucket with error feedback, and decode of what all ranks sent
+// for it.
+//
+//   codec_step CODEC RATIO RANK WORLD ELEMENTS BUCKETS
+//
+// Its lines are those of the script's ranks, three for a step: "codec" -> "ready"; "go" ->
+// [START, END, BYTES], seconds of the monotonic clock and what the own payloads hold; "check" ->
+// [0, COUNT], how many elements came out other than 0. Input at its end ends it.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "datapath/base/random.h"
+#include "datapath/codec/codec.h"
+#include "datapath/codec/error_feedback.h"
+#include "datapath/codec/kernels.h"
+
+namespace weir {
+namespace {
+
+[[noreturn]] void Die(const std::string& why) {
+  std::fprintf(stderr, "codec_step: %s\n", why.c_str());
+  std::exit(2);
+}
+
+double NowSeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::vector<float> Normal(size_t n, uint64_t seed) {
+  constexpr size_t kPeriod = 1'000'003;  // drawing all would take longer than the benchmark
+  Random random(seed);
+  std::vector<float> x(n);
+  for (size_t i = 0; i < n; ++i) {
+    x[i] = i < kPeriod ? static_cast<float>(random.Normal()) : x[i - kPeriod];
+  }
+  return x;
+}
+
+struct Bucket {
+  size_t begin = 0, size = 0;
+  std::unique_ptr<CodecState> state;
+  std::vector<std::byte> room;                   // of the own payload
+  std::vector<std::vector<std::byte>> payloads;  // of all ranks
+};
+
+class Step {
+ public:
+  Step(const Codec& codec, double ratio, int rank, int world, size_t elements, size_t buckets)
+      : codec_(codec), rank_(rank), noise_(Normal(elements + kSlack, 1 + rank)), data_(elements) {
+    if (codec.Traits().needs_momentum || codec.Traits().ef21 || codec.Traits().rounds != 1) {
+      Die(codec.Traits().name + ": expected a codec of one round without momentum or estimate");
+    }
+    context_.params.ratio = ratio;
+    context_.world = world;
+    if (Status s = codec.Validate(context_.params, world); !s.ok()) Die(ToString(s));
+    for (size_t b = 0; b < buckets; ++b)
+      AddBucket(elements * b / buckets, elements * (b + 1) / buckets);
+  }
+
+  void Prepare() {
+    const size_t at = ++steps_ * 112 % kSlack;
+    std::copy_n(noise_.begin() + at, data_.size(), data_.begin());
+  }
+
+  size_t Run() {
+    size_t bytes = 0;
+    ++context_.seed;
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      Encode(b);
+      Decode(buckets_[b]);
+      bytes += buckets_[b].payloads[rank_].size();
+    }
+    residuals_.Commit();
+    return bytes;
+  }
+
+  size_t NonZero() const {
+    return data_.size() - static_cast<size_t>(std::count(data_.begin(), data_.end(), 0.0f));
+  }
+
+ private:
+  static constexpr size_t kSlack = 1 << 16;
+
+  std::span<float> Part(const Bucket& bucket) {
+    return std::span(data_).subspan(bucket.begin, bucket.size);
+  }
+
+  // The payloads of others stay the same for all steps.
+  void AddBucket(size_t begin, size_t end) {
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.begin = begin;
+    bucket.size = end - begin;
+    if (Status s = residuals_.Define(buckets_.size() - 1, {{StrCat("part", begin), bucket.size}});
+        !s.ok()) {
+      Die(ToString(s));
+    }
+    bucket.state = codec_.NewState(bucket.size, context_);
+    bucket.room.resize(codec_.MaxEncodedBytes(bucket.size, context_));
+    for (int rank = 0; rank < context_.world; ++rank) {
+      context_.rank = rank;
+      const std::vector<float> x = Normal(bucket.size, 1000 + begin + rank);
+      context_.shared_max = codec_.LocalMax(x, {}, context_);
+      Keep(bucket, rank, codec_.Encode(x, context_, bucket.room));
+    }
+    context_.rank = rank_;
+  }
+
+  void Keep(Bucket& bucket, int rank, const StatusOr<EncodeResult>& result) {
+    if (!result.ok()) Die(ToString(result.status()));
+    bucket.payloads.resize(context_.world);
+    bucket.payloads[rank].assign(bucket.room.begin(), bucket.room.begin() + result->bytes);
+  }
+
+  void Encode(size_t index) {
+    Bucket& bucket = buckets_[index];
+    const std::span<float> x = Part(bucket);
+    const auto residual = residuals_.BeginEncode(index);
+    if (!residual.ok()) Die(ToString(residual.status()));
+    context_.state = bucket.state.get();
+    if (shares_max_) context_.shared_max = codec_.LocalMax(x, residual->current, context_);
+    Keep(bucket, rank_,
+         codec_.EncodeWithFeedback(x, residual->current, residual->next, context_, bucket.room));
+  }
+
+  // Lanes are summed on their way: one payload is left to decode.
+  void Decode(Bucket& bucket) {
+    const std::span<float> out = Part(bucket);
+    const float scale = 1.0f / static_cast<float>(context_.world);
+    Status status;
+    if (codec_.Traits().form == PayloadForm::kLanes) {
+      std::fill(out.begin(), out.end(), 0.0f);
+      status = codec_.DecodeAdd(bucket.payloads[rank_], context_, scale, out);
+      codec_.Finish(context_, scale, out);
+    } else {
+      status = codec_.DecodeSum(bucket.payloads, context_, scale, out, [](std::span<float> part) {
+        kernels::ScaleFinite(part.data(), part.size(), 1);
+      });
+    }
+    if (!status.ok()) Die(ToString(status));
+  }
+
+  const Codec& codec_;
+  const bool shares_max_ = codec_.Traits().shared_metadata == SharedMetadata::kMax;
+  const int rank_;
+  EncodeContext context_;
+  std::vector<float> noise_, data_;
+  ResidualStore residuals_;
+  std::vector<Bucket> buckets_;
+  size_t steps_ = 0;
+};
+
+void Serve(Step& step) {
+  for (std::string line; std::getline(std::cin, line);) {
+    if (line == "go") {
+      const double start_s = NowSeconds();
+      const size_t bytes = step.Run();
+      std::printf("[%.9f, %.9f, %zu]\n", start_s, NowSeconds(), bytes);
+    } else if (line == "check") {
+      std::printf("[0, %zu]\n", step.NonZero());
+    } else {
+      step.Prepare();
+      std::puts("ready");
+    }
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+}  // namespace weir
+
+int main(int argc, char** argv) {
+  if (argc != 7) weir::Die("expected CODEC RATIO RANK WORLD ELEMENTS BUCKETS");
+  const auto codec = weir::Codecs().Find(argv[1]);
+  if (!codec.ok()) weir::Die(weir::ToString(codec.status()));
+  weir::Step step(**codec, std::stod(argv[2]), std::stoi(argv[3]), std::stoi(argv[4]),
+                  std::stoull(argv[5]), std::stoull(argv[6]));
+  weir::Serve(step);
+}
