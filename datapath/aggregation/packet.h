@@ -85,7 +85,7 @@ size_t PayloadBytes(const PacketHeader& header);
 /// Writes the header, with a checksum of 0. Thread-safe, O(1).
 void EncodePacketHeader(const PacketHeader& header, std::span<std::byte, kPacketHeaderBytes> out);
 
-/// Sets kPacketChecked and the checksum of a whole packet: low 32 bits of XXH3-64 of all octets but
+/// Sets kPacketChecked and the checksum of a whole packet: that of all octets but
 /// the checksum's. At most kPacketBytesMax octets. O(n).
 void SealPacket(std::span<std::byte> packet);
 

@@ -1,39 +1,53 @@
-// Chooses the instruction set of the payload checksum and holds the baseline one.
-
 #include "datapath/wire/checksum.h"
 
-#include "datapath/wire/checksum_kernels.h"
-#include "datapath/wire/checksum_kernels.inc"
+#include <algorithm>
+#include <cstring>
+
 #include "datapath/wire/frame.h"
 
-namespace weir {
-namespace {
-const ChecksumKernels& Kernels() {
-  static const ChecksumKernels& chosen = []() -> const ChecksumKernels& {
-    for (const ChecksumKernels* wide : {Avx512ChecksumKernels(), Avx2ChecksumKernels()}) {
-      if (wide != nullptr) return *wide;
-    }
-    return BaselineChecksumKernels();
-  }();
-  return chosen;
-}
-}  // namespace
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
-const ChecksumKernels& BaselineChecksumKernels() { return kKernels; }
+namespace weir {
 
 uint32_t Checksum(std::span<const std::byte> bytes) {
-  return static_cast<uint32_t>(Kernels().hash(bytes.data(), bytes.size()));
+  // Below two runs the fold changes nothing.
+  if (bytes.size() < 256) return static_cast<uint32_t>(XXH3_64bits(bytes.data(), bytes.size()));
+  ChecksumStream stream;
+  stream.Update(bytes);
+  return stream.Digest();
 }
 
-void ChecksumStream::Reset() {
-  static_assert(sizeof(XXH3_state_t) <= kStateBytes && alignof(XXH3_state_t) <= 64);
-  Kernels().reset(state_);
+void ChecksumStream::Fold(const std::byte* runs, size_t count) {
+  if (!folded_) {
+    std::memcpy(bytes_, runs, kRun);
+    folded_ = true;
+    runs += kRun;
+    --count;
+  }
+  checksum_internal::FoldRuns(runs, count, bytes_);
 }
 
 void ChecksumStream::Update(std::span<const std::byte> bytes) {
-  if (!bytes.empty()) Kernels().update(state_, bytes.data(), bytes.size());
+  if (bytes.empty()) return;
+  std::byte* const held = bytes_ + kRun;
+  if (held_ > 0) {
+    const size_t taken = std::min(kRun - held_, bytes.size());
+    std::memcpy(held + held_, bytes.data(), taken);
+    held_ += taken;
+    if (held_ < kRun) return;
+    Fold(held, 1);
+    bytes = bytes.subspan(taken);
+  }
+  const size_t runs = bytes.size() / kRun;
+  if (runs > 0) Fold(bytes.data(), runs);
+  held_ = bytes.size() % kRun;
+  if (held_ > 0) std::memcpy(held, bytes.data() + runs * kRun, held_);
 }
 
-uint32_t ChecksumStream::Digest() const { return static_cast<uint32_t>(Kernels().digest(state_)); }
+uint32_t ChecksumStream::Digest() const {
+  const std::byte* const from = folded_ ? bytes_ : bytes_ + kRun;
+  return static_cast<uint32_t>(XXH3_64bits(from, (folded_ ? kRun : 0) + held_));
+}
 
 }  // namespace weir

@@ -41,7 +41,7 @@ struct FrameHeader {
   uint64_t bucket = 0;        // key of the bucket
   ControlWord control;
   uint32_t payload_bytes = 0;
-  uint32_t payload_checksum = 0;  // low 32 bits of XXH3-64 of the payload
+  uint32_t payload_checksum = 0;
 };
 
 inline constexpr size_t kFrameHeaderBytes = 72;
@@ -55,7 +55,7 @@ void EncodeFrameHeader(const FrameHeader& header, std::span<std::byte, kFrameHea
 /// nothing. kDataLoss says which field, what was expected and found. Thread-safe, O(1).
 StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes);
 
-/// Low 32 bits of XXH3-64. Thread-safe, O(n).
+/// 32 bits that tell of damage; proto/WIRE.md section 1 defines them. Thread-safe, O(n).
 uint32_t Checksum(std::span<const std::byte> bytes);
 
 /// "plan 3 op 17 message 4 slot 2 bucket 00c0ffee00c0ffee from rank 1", for error messages.

@@ -8,7 +8,7 @@
 
 #include "datapath/base/random.h"
 #include "tests/datapath/codec/codec_test_support.h"
-#include "tests/datapath/codec/every_target.h"
+#include "tests/support/every_target.h"
 
 namespace weir {
 namespace {

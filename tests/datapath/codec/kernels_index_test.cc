@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "datapath/base/random.h"
-#include "tests/datapath/codec/every_target.h"
+#include "tests/support/every_target.h"
 
 namespace weir {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "datapath/codec/codec.h"
 #include "tests/datapath/codec/codec_test_support.h"
-#include "tests/datapath/codec/every_target.h"
+#include "tests/support/every_target.h"
 
 namespace weir {
 namespace {

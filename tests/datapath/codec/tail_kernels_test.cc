@@ -9,7 +9,7 @@
 
 #include "datapath/codec/kernels.h"
 #include "tests/datapath/codec/codec_test_support.h"
-#include "tests/datapath/codec/every_target.h"
+#include "tests/support/every_target.h"
 
 namespace weir {
 namespace {
