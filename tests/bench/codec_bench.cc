@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "datapath/base/random.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/error_feedback.h"
 #include "tests/bench/codec_peers.h"
+#include "tests/bench/normal_numbers.h"
 
 namespace weir {
 namespace {
@@ -46,18 +46,9 @@ class AlignedFloats {
   float* data_;
 };
 
-void FillNormal(std::span<float> x, uint64_t seed) {
-  // One long period of normal numbers, repeated: drawing all of them would outlast the benchmark.
-  constexpr size_t kPeriod = 1'000'003;
-  Random random(seed);
-  for (size_t i = 0; i < x.size(); ++i) {
-    x[i] = i < kPeriod ? static_cast<float>(0.01 * random.Normal()) : x[i - kPeriod];
-  }
-}
-
 void Memcpy(benchmark::State& state) {
   AlignedFloats from(state.range(0)), to(state.range(0));
-  FillNormal(from.span(), 1);
+  bench::FillNormal(from.span(), 1);
   for (auto _ : state) {
     std::memcpy(to.span().data(), from.span().data(), from.span().size_bytes());
     benchmark::ClobberMemory();
@@ -85,7 +76,7 @@ struct Fixture {
   Fixture(const Codec& which, size_t n, double ratio)
       : codec(which), size(n), noise(n + kWindowSlack), decoded(n) {
     WEIR_CHECK(residuals.Define(1, {{"all", n}}).ok());
-    FillNormal(noise.span(), 2);
+    bench::FillNormal(noise.span(), 2);
     context.params.ratio = codec.Traits().uses_ratio ? ratio : 1;
     context.world = 4;
     context.shared_max = codec.LocalMax(noise.span(), {}, context);

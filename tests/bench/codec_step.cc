@@ -6,7 +6,9 @@
 //
 // Its lines are those of the script's ranks, three for a step: "codec" -> "ready"; "go" ->
 // [START, END, BYTES], seconds of the monotonic clock and what the own payloads hold; "check" ->
-// [0, COUNT], how many elements came out other than 0. Input at its end ends it.
+// [0, COUNT], how many elements came out other than 0. Input at its end ends it. Ends at once with
+// status 3 where the codec has more rounds than one, momentum or an estimate (EF21): its calls do
+// not stand by themselves.
 
 #include <algorithm>
 #include <chrono>
@@ -14,15 +16,14 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "datapath/base/random.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/error_feedback.h"
 #include "datapath/codec/kernels.h"
+#include "tests/bench/normal_numbers.h"
 
 namespace weir {
 namespace {
@@ -37,12 +38,8 @@ double NowSeconds() {
 }
 
 std::vector<float> Normal(size_t n, uint64_t seed) {
-  constexpr size_t kPeriod = 1'000'003;  // drawing all would take longer than the benchmark
-  Random random(seed);
   std::vector<float> x(n);
-  for (size_t i = 0; i < n; ++i) {
-    x[i] = i < kPeriod ? static_cast<float>(random.Normal()) : x[i - kPeriod];
-  }
+  bench::FillNormal(x, seed);
   return x;
 }
 
@@ -57,9 +54,6 @@ class Step {
  public:
   Step(const Codec& codec, double ratio, int rank, int world, size_t elements, size_t buckets)
       : codec_(codec), rank_(rank), noise_(Normal(elements + kSlack, 1 + rank)), data_(elements) {
-    if (codec.Traits().needs_momentum || codec.Traits().ef21 || codec.Traits().rounds != 1) {
-      Die(codec.Traits().name + ": expected a codec of one round without momentum or estimate");
-    }
     context_.params.ratio = ratio;
     context_.world = world;
     if (Status s = codec.Validate(context_.params, world); !s.ok()) Die(ToString(s));
@@ -182,6 +176,8 @@ int main(int argc, char** argv) {
   if (argc != 7) weir::Die("expected CODEC RATIO RANK WORLD ELEMENTS BUCKETS");
   const auto codec = weir::Codecs().Find(argv[1]);
   if (!codec.ok()) weir::Die(weir::ToString(codec.status()));
+  const weir::CodecTraits& traits = (*codec)->Traits();
+  if (traits.needs_momentum || traits.ef21 || traits.rounds != 1) return 3;
   weir::Step step(**codec, std::stod(argv[2]), std::stoi(argv[3]), std::stoi(argv[4]),
                   std::stoull(argv[5]), std::stoull(argv[6]));
   weir::Serve(step);

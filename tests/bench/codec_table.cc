@@ -24,10 +24,10 @@
 #include <vector>
 
 #include "datapath/base/clock.h"
-#include "datapath/base/random.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/codec_names.h"
 #include "tests/bench/codec_peers.h"
+#include "tests/bench/normal_numbers.h"
 
 namespace weir {
 namespace {
@@ -116,11 +116,7 @@ std::vector<TensorShape> ShapeFor(size_t n) {
 struct Buffers {
   explicit Buffers(size_t n)
       : size(n), noise(n + kSlack), residual(n), next(n), other(n), shape(ShapeFor(n)) {
-    constexpr size_t kPeriod = 1'000'003;
-    Random random(2);
-    for (size_t i = 0; i < noise.size(); ++i) {
-      noise[i] = i < kPeriod ? static_cast<float>(0.01 * random.Normal()) : noise[i - kPeriod];
-    }
+    bench::FillNormal(noise, 2);
   }
   size_t size;
   std::vector<float> noise, residual, next, other, momentum, momentum_next;

@@ -1,0 +1,22 @@
+#pragma once
+// Gradients for benchmarks.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "datapath/base/random.h"
+
+namespace weir::bench {
+
+/// Fills x with normal numbers of standard deviation 0.01. One long period of them is repeated:
+/// drawing all would outlast the benchmark.
+inline void FillNormal(std::span<float> x, uint64_t seed) {
+  constexpr size_t kPeriod = 1'000'003;
+  Random random(seed);
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = i < kPeriod ? static_cast<float>(0.01 * random.Normal()) : x[i - kPeriod];
+  }
+}
+
+}  // namespace weir::bench
