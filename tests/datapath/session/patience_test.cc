@@ -5,7 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <set>
+#include <string>
+
 #include "datapath/base/status.h"
+#include "datapath/session/plan.h"
 
 namespace weir {
 namespace {
@@ -117,6 +122,23 @@ TEST(PatienceTest, AnHourBetweenStepsEndsAtTheCeilingAndIsForgotten) {
   steps.Next(std::chrono::hours(1));
   EXPECT_EQ(steps.Steady(1), seconds(60));
   EXPECT_LT(steps.Steady(200), seconds(2));
+}
+
+TEST(PatienceTest, EveryFieldOfAChoiceTellsItApart) {
+  const Choice choice{
+      .codec = "top_k", .collective = "ring", .ratio = 0.1, .bits = 8, .segment_bytes = 256};
+  EXPECT_EQ(PatienceKey(choice), PatienceKey(Choice(choice)));
+  std::set<std::string> keys = {PatienceKey(choice)};
+  const auto differs = [&](auto change) {
+    Choice other = choice;
+    change(other);
+    return keys.insert(PatienceKey(other)).second;
+  };
+  EXPECT_TRUE(differs([](Choice& c) { c.codec = "dgc"; }));
+  EXPECT_TRUE(differs([](Choice& c) { c.collective = "mesh"; }));
+  EXPECT_TRUE(differs([](Choice& c) { c.ratio = std::nextafter(0.1, 1); }));
+  EXPECT_TRUE(differs([](Choice& c) { c.bits = 16; }));
+  EXPECT_TRUE(differs([](Choice& c) { c.segment_bytes = 1; }));
 }
 
 }  // namespace
