@@ -8,7 +8,7 @@
 namespace weir {
 namespace {
 constexpr uint32_t kMagic = 0x52494557;  // "WEIR" in memory order
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr size_t kChecksummedBytes = kFrameHeaderBytes - sizeof(uint32_t);
 
 std::string Hex(uint64_t value) {

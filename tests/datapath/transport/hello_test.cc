@@ -10,7 +10,7 @@ namespace weir::mesh {
 namespace {
 
 TEST(HelloTest, FramesHaveTheirRecordedBytes) {
-  auto golden = weir::testing::ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/frames_v1.hex");
+  auto golden = weir::testing::ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/frames_v2.hex");
   EXPECT_EQ(EncodeHello({.job = 0x0123456789abcdef, .rank = 1, .world = 4, .expected_peer = 0}),
             golden["hello of rank 1 to rank 0, world 4, job 0x0123456789abcdef"].bytes);
   EXPECT_EQ(EncodeFrame(FrameType::kAbort, 1, {}), golden["goodbye of rank 1"].bytes);

@@ -80,7 +80,7 @@ TEST(FrameTest, EachWrongFieldIsNamed) {
   EXPECT_TRUE(DecodeWith(56, kFramePayloadBytesMax).ok());
   const std::vector<std::pair<Status, std::string>> cases = {
       {DecodeWith(0, uint32_t{0x20544547}), "frame magic"},
-      {DecodeWith(4, uint8_t{2}), "frame version: expected 1, found 2"},
+      {DecodeWith(4, uint8_t{1}), "frame version: expected 2, found 1"},
       {DecodeWith(5, uint8_t{0}), "frame type: expected 1..3, found 0"},
       {DecodeWith(5, uint8_t{4}), "frame type: expected 1..3, found 4"},
       {DecodeWith(10, uint16_t{1}), "frame reserved bytes: expected 0, found 1"},
@@ -124,7 +124,7 @@ TEST(FrameTest, DescribeNamesWhatErrorsNeed) {
 // ---- recorded bytes: a change here needs another frame version
 
 std::map<std::string, testing::GoldenBytes> Golden() {
-  return testing::ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/frames_v1.hex");
+  return testing::ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/frames_v2.hex");
 }
 
 TEST(FrameGoldenTest, DataFrameHasItsRecordedBytes) {

@@ -12,7 +12,7 @@ namespace weir::udp {
 namespace {
 
 constexpr std::array<std::byte, 2> kMagic = {std::byte{'W'}, std::byte{'U'}};
-constexpr uint8_t kVersion = 2;
+constexpr uint8_t kVersion = 3;
 constexpr size_t kChecksumBytes = 4;
 // Offsets and numbers stay far from overflow, so that sums of them need no checks.
 constexpr uint64_t kPositionMax = uint64_t{1} << 62;

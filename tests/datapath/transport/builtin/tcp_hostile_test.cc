@@ -131,7 +131,7 @@ TEST_F(TcpStrangerTest, GarbageIsRefused) {
 TEST_F(TcpStrangerTest, AnotherProtocolVersionIsRefused) {
   Bytes bytes = mesh::EncodeHello({kJob, 1, 2, 0});
   bytes[4] = std::byte{9};
-  ExpectBytesRefused(bytes, "frame version: expected 1, found 9");
+  ExpectBytesRefused(bytes, "frame version: expected 2, found 9");
 }
 TEST_F(TcpStrangerTest, DataBeforeHelloIsRefused) {
   ExpectBytesRefused(DataFrame(1, Bytes(8)), "data frame before its hello");

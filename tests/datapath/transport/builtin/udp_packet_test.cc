@@ -59,7 +59,7 @@ Bytes SomePacket() {
 }
 
 TEST(UdpPacketTest, DatagramsHaveTheirRecordedBytesAndTheDocumentShowsThem) {
-  auto golden = ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/udp_v2.hex");
+  auto golden = ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/udp_v3.hex");
   const std::string document = ReadText(WEIR_TEST_SOURCE_DIR "/../proto/WIRE.md");
   const GoldenBytes& answer = golden["answer of rank 0 to rank 1, world 4"];
   EXPECT_EQ(udp::EncodeHandshake(SomeAnswer()), answer.bytes);
