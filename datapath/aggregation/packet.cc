@@ -12,7 +12,7 @@ namespace weir::aggregation {
 namespace {
 
 constexpr uint16_t kPacketMagic = 0x5741;  // "WA"
-constexpr uint8_t kPacketVersion = 1;
+constexpr uint8_t kPacketVersion = 2;
 constexpr size_t kChecksumAt = 44;
 constexpr uint8_t kFlagsKnown = kPacketReply | kPacketLittleEndian | kPacketChecked |
                                 kPacketOverflow | kPacketNotice | kPacketLead;
@@ -184,7 +184,7 @@ StatusOr<Packet> DecodePacket(std::span<const std::byte> datagram) {
   const auto magic = Get<uint16_t>(datagram.data());
   if (magic != kPacketMagic) return Wrong("magic", "22337", magic);
   const auto version = std::to_integer<uint8_t>(datagram[2]);
-  if (version != kPacketVersion) return Wrong("version", "1", version);
+  if (version != kPacketVersion) return Wrong("version", StrCat(int{kPacketVersion}), version);
   const auto mode = std::to_integer<uint8_t>(datagram[3]);
   if (mode < 1 || mode > 5) return Wrong("mode", "1 .. 5", mode);
   Packet packet{.header = ReadFields(datagram.data()),

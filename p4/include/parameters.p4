@@ -9,7 +9,7 @@ const bit<8>  PROTOCOL_UDP = 17;
 const bit<8>  REPLY_TIME_TO_LIVE = 64;
 
 // Magic and version as they lie in the first three octets of a packet.
-const bit<32> PACKET_START = 0x57410100;
+const bit<32> PACKET_START = 0x57410200;
 const bit<32> PACKET_START_MASK = 0xFFFFFF00;
 
 const bit<8> MODE_SUM = 1;

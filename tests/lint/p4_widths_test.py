@@ -46,7 +46,7 @@ class P4WidthsTest(unittest.TestCase):
                 (("proto/WIRE.md", "| 22 | 2 | lanes |", "| 22 | 4 | lanes |"), "packet_h.lanes"),
                 (("p4/include/parameters.p4", "FLAG_NOTICE = 16", "FLAG_NOTICE = 32"), "FLAG_NOTICE is 32"),
                 (("p4/include/parameters.p4", "MODE_TABLE = 3", "MODE_TABLE = 5"), "MODE_TABLE is 5"),
-                (("p4/include/parameters.p4", "PACKET_START = 0x57410100", "PACKET_START = 0x57410200"),
+                (("p4/include/parameters.p4", "PACKET_START = 0x57410200", "PACKET_START = 0x57410300"),
                  "PACKET_START is"),
                 (("proto/WIRE.md", "| `WA` |", "| WA |"), "are not written as expected")):
             with self.subTest(message=message):

@@ -27,7 +27,7 @@
 
 enum {
   kMagic = 0x5741,
-  kVersion = 1,
+  kVersion = 2,
   kModeSum = 1,
   kModeTable = 3,
   kFlagReply = 1,

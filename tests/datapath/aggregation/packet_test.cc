@@ -140,7 +140,7 @@ TEST(AggregationPacketTest, RefusesOtherMagicVersionModeAndAChecksumThatDoesNotC
     size_t at;
     uint8_t value;
     const char* names;
-  } wrong[] = {{0, 0, "magic"}, {1, 0, "magic"}, {2, 2, "version"},
+  } wrong[] = {{0, 0, "magic"}, {1, 0, "magic"}, {2, 1, "version"},
                {3, 0, "mode"},  {3, 6, "mode"},  {47, 1, "checksum"}};
   for (const auto& [at, value, names] : wrong) {
     Bytes bytes = whole;
@@ -168,7 +168,7 @@ class AggregationGoldenTest : public ::testing::Test {
  protected:
   void Expect(const std::string& name, const Bytes& bytes) {
     const std::string root = WEIR_TEST_SOURCE_DIR;
-    const auto golden = testing::ReadGolden(root + "/golden/wire/aggregation_v1.hex");
+    const auto golden = testing::ReadGolden(root + "/golden/wire/aggregation_v2.hex");
     const auto found = golden.find(name);
     ASSERT_NE(found, golden.end()) << name;
     EXPECT_EQ(found->second.bytes, bytes) << name;

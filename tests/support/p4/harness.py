@@ -33,7 +33,7 @@ REPLY, OVERFLOW, NOTICE, LEAD = 1, 8, 16, 32
 
 def packet(payload=b"", **fields):
     """An aggregation packet; fields that are not named are 0."""
-    values = {"magic": 0x5741, "version": 1, "mode": 1, **fields}
+    values = {"magic": 0x5741, "version": 2, "mode": 1, **fields}
     return HEADER.pack(*(values.pop(name, 0) for name in FIELDS)) + payload
 
 
