@@ -24,7 +24,8 @@ constexpr uint32_t kFirstSlot = 0xD0000000;
 // From one slot of a stage to the next; the same for all operations, which follow one another.
 size_t SlotStride(const Group& group) {
   const size_t slots = 2 * static_cast<size_t>(group.size());
-  return group.stages()->own.size() / slots / kCacheLineBytes * kCacheLineBytes;
+  const size_t equal = group.stages()->own.size() / slots / kCacheLineBytes * kCacheLineBytes;
+  return std::min(equal, kStagedSlotBytesMax);
 }
 
 void Copy(std::span<std::byte> to, std::span<const std::byte> from) {

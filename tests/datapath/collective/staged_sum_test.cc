@@ -29,17 +29,20 @@ Lanes Bytewise(std::span<std::byte> bytes, size_t lane_bytes) {
           }};
 }
 
-size_t StageBytes(const World& world) { return world[0]->stages()->own.size(); }
+/// What ranks sum before their next messages, but for what does not divide.
+size_t BlockBytes(const World& world) {
+  return std::min(world[0]->stages()->own.size() / 2, world.size() * kStagedSlotBytesMax);
+}
 
 TEST(StagedSumTest, BytesAreExactForEveryWorldSizeAndLane) {
   for (const int size : {2, 3, 5, 8}) {
     World world = MakeWorld("shm", size);
     ASSERT_NE(world[0]->stages(), nullptr);
-    const size_t half = StageBytes(world) / 2;  // a block, but for what does not divide
+    const size_t block = BlockBytes(world);
     // Sizes one after another on one world, so that each operation finds what others left behind.
     for (const size_t lane_bytes : {1, 4, 12}) {
-      for (const size_t about : {size_t{0}, size_t{1}, size_t{100}, half - 64, half, half + 64,
-                                 2 * half, 3 * half + 4 * lane_bytes}) {
+      for (const size_t about : {size_t{0}, size_t{1}, size_t{100}, block - 64, block, block + 64,
+                                 2 * block, 3 * block + 4 * lane_bytes}) {
         const size_t bytes = (about + lane_bytes - 1) / lane_bytes * lane_bytes;
         std::vector<std::vector<std::byte>> data;
         std::vector<std::byte> expected(bytes);
@@ -75,7 +78,7 @@ TEST(StagedSumTest, BytesAreExactForEveryWorldSizeAndLane) {
 TEST(StagedSumTest, OperationsFollowOneAnotherHoweverLateSomeRanksAre) {
   constexpr int kWorld = 4, kOperations = 60;
   World world = MakeWorld("shm", kWorld);
-  const size_t block = StageBytes(world) / 2;
+  const size_t block = BlockBytes(world);
   RunRanks(kWorld, [&](int rank) {
     Group group(*world[rank]);
     uint64_t drawn = 88172645463325252ull + static_cast<uint64_t>(rank);
@@ -175,7 +178,7 @@ std::vector<Contribution> Ones(int world, size_t elements) {
 
 TEST(StagedSumTest, DeathAtAnyMessageIsNamedOnEverySurvivor) {
   constexpr int kWorld = 4, kDying = 2;
-  const std::vector<Contribution> in = Ones(kWorld, 2'000'000);
+  const std::vector<Contribution> in = Ones(kWorld, 4'000'000);
   for (const uint64_t frames : {1, 3, 5, 8, 13, 20, 30}) {
     FaultOptions faults;
     faults.rank = kDying;

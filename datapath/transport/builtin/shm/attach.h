@@ -52,9 +52,9 @@ struct AttachOptions {
   int stage = -1;  // this rank's, of kStageBytes; -1: it has none
 };
 
-/// Size of a stage (Transport::stages): those of a few ranks stay in the caches that cores share,
-/// and an N-th of one is still long for some tens of ranks.
-inline constexpr size_t kStageBytes = 2 << 20;
+/// Size of a stage (Transport::stages): an N-th of one is still long for some tens of ranks. Memory
+/// that nobody touches is none.
+inline constexpr size_t kStageBytes = 8 << 20;
 
 /// One run of attaching. Not thread-safe.
 class Attacher {
