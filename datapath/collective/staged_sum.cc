@@ -10,6 +10,7 @@
 
 #include "datapath/collective/staged_sum.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace weir {

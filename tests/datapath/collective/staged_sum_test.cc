@@ -73,6 +73,23 @@ TEST(StagedSumTest, BytesAreExactForEveryWorldSizeAndLane) {
   }
 }
 
+// proto/WIRE.md section 1: with 2 ranks slot 1 of the first half begins at 524288, and has what
+// rank 0 shows of chunk 1.
+TEST(StagedSumTest, ContributionsStandWhereTheFormatSays) {
+  World world = MakeWorld("shm", 2);
+  std::vector<std::vector<std::byte>> data = {Pattern(1 << 20, 1), Pattern(1 << 20, 2)};
+  const std::vector<std::byte> shown(data[0].begin() + (1 << 19),
+                                     data[0].begin() + (1 << 19) + 4096);
+  RunRanks(2, [&](int rank) {
+    Group group(*world[rank]);
+    group.Begin(kId, {}, 0, Within(kPatience));
+    EXPECT_TRUE(StagedAllReduce(group, Bytewise(data[rank], 1)).ok());
+  });
+  const auto stage = world[1]->stages()->of[0];
+  ASSERT_EQ(stage.size(), size_t{8388608});
+  EXPECT_TRUE(std::equal(shown.begin(), shown.end(), stage.begin() + 524288));
+}
+
 // Ranks fall behind each other by random times and start the next operation while others are still
 // at the one before, in stages that lanes of different sizes cut differently.
 TEST(StagedSumTest, OperationsFollowOneAnotherHoweverLateSomeRanksAre) {
