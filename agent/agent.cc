@@ -7,7 +7,7 @@
 #include "agent/measure/network_interfaces.h"
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
-#include "datapath/base/tls/tls_files.h"
+#include "deploy/program/tls/tls_files.h"
 
 namespace weir::agent {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "agent/measure/socket.h"
-#include "datapath/base/tls/tls_files.h"
+#include "deploy/program/tls/tls_files.h"
 
 namespace weir::agent {
 namespace {

@@ -14,8 +14,8 @@
 #include "agent/measure/iperf_helper.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/log.h"
-#include "datapath/base/program/hidden_command.h"
-#include "datapath/base/program/stop_signal.h"
+#include "deploy/program/hidden_command.h"
+#include "deploy/program/stop_signal.h"
 
 namespace weir::agent {
 namespace {

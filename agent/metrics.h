@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "datapath/base/status.h"
-#include "datapath/base/tls/tls_files.h"
+#include "deploy/program/tls/tls_files.h"
 
 namespace weir::agent {
 

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "datapath/session/agent_protocol.h"
+#include "datapath/agent_link/agent_protocol.h"
 
 int main(int argc, char** argv) {
   if (argc != 2) {

@@ -19,7 +19,7 @@
 #include "controller/cli/simulate.h"
 #include "controller/cli/top.h"
 #include "controller/service/policy_set.h"
-#include "datapath/base/program/hidden_command.h"
+#include "deploy/program/hidden_command.h"
 
 namespace weir::cli {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "datapath/base/bounded_queue.h"
 #include "datapath/base/log.h"
-#include "datapath/base/tls/tls_files.h"
+#include "deploy/program/tls/tls_files.h"
 
 namespace weir {
 namespace {

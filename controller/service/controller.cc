@@ -10,7 +10,7 @@
 #include "controller/service/rest_server.h"
 #include "controller/store/store.h"
 #include "datapath/base/log.h"
-#include "datapath/base/tls/tls_files.h"
+#include "deploy/program/tls/tls_files.h"
 
 namespace weir {
 namespace {

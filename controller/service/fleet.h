@@ -15,7 +15,7 @@
 #include "controller/service/policy_set.h"
 #include "controller/service/probe_scheduler.h"
 #include "controller/store/store.h"
-#include "datapath/base/tls/tls_files.h"
+#include "deploy/program/tls/tls_files.h"
 #include "weir/v1/admin.pb.h"
 #include "weir/v1/agent.pb.h"
 

@@ -5,8 +5,8 @@
 
 #include "controller/service/controller.h"
 #include "datapath/base/log.h"
-#include "datapath/base/program/hidden_command.h"
-#include "datapath/base/program/stop_signal.h"
+#include "deploy/program/hidden_command.h"
+#include "deploy/program/stop_signal.h"
 
 namespace {
 

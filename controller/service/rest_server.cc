@@ -14,7 +14,7 @@
 #include "controller/service/web_files.h"
 #include "controller/service/worker_pool.h"
 #include "datapath/base/log.h"
-#include "datapath/base/tls/tls_files.h"
+#include "deploy/program/tls/tls_files.h"
 
 namespace weir {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "datapath/base/tls/tls_files.h"
+#include "deploy/program/tls/tls_files.h"
 
 namespace grpc {
 class ServerCredentials;

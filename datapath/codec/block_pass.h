@@ -7,7 +7,7 @@
 
 #include "datapath/base/check.h"
 #include "datapath/codec/codec.h"
-#include "datapath/codec/kernels.h"
+#include "datapath/codec/kernels/kernels.h"
 
 namespace weir {
 

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "datapath/base/check.h"
-#include "datapath/codec/kernels.h"
+#include "datapath/codec/kernels/kernels.h"
 
 namespace weir {
 

@@ -12,7 +12,7 @@
 
 #include "datapath/base/registry.h"
 #include "datapath/base/status.h"
-#include "datapath/codec/gradient_statistics.h"
+#include "datapath/codec/residual/gradient_statistics.h"
 #include "datapath/codec/shared_max.h"
 
 namespace weir {
@@ -148,6 +148,12 @@ struct TensorShape {
   uint64_t columns = 0;
   uint64_t elements() const { return rows * columns; }
   friend bool operator==(const TensorShape&, const TensorShape&) = default;
+};
+
+/// What a bucket is to a codec.
+struct BucketSize {
+  uint64_t elements = 0;
+  std::vector<TensorShape> shape;  // of its tensors in order; empty: one vector
 };
 
 /// What a codec keeps per bucket between steps (warm start, last threshold). Created by NewState,

@@ -5,7 +5,7 @@
 
 #include "datapath/base/check.h"
 #include "datapath/codec/block_pass.h"
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 
 namespace weir {
 

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "datapath/codec/fused_codec.h"
-#include "datapath/codec/kernels.h"
+#include "datapath/codec/kernels/kernels.h"
 
 namespace weir {
 

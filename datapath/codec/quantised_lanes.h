@@ -7,7 +7,7 @@
 #include <span>
 
 #include "datapath/codec/fused_codec.h"
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 
 namespace weir {
 

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "datapath/base/random.h"
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 #include "datapath/codec/rotation.h"
 
 namespace weir {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "datapath/codec/fused_codec.h"
-#include "datapath/codec/kernels_hadamard.h"
+#include "datapath/codec/kernels/hadamard.h"
 
 namespace weir {
 

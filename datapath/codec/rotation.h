@@ -9,7 +9,7 @@
 
 #include "datapath/base/random.h"
 #include "datapath/codec/block_pass.h"
-#include "datapath/codec/kernels_hadamard.h"
+#include "datapath/codec/kernels/hadamard.h"
 
 namespace weir {
 

@@ -8,8 +8,8 @@
 
 #include "datapath/base/byte_cursor.h"
 #include "datapath/base/check.h"
-#include "datapath/codec/index_coding.h"
-#include "datapath/codec/selection_payload.h"
+#include "datapath/codec/select/index_coding.h"
+#include "datapath/codec/select/selection_payload.h"
 
 namespace weir {
 namespace {

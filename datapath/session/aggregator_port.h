@@ -9,7 +9,7 @@
 
 #include "datapath/aggregation/io/worker_port.h"
 #include "datapath/collective/offload.h"
-#include "datapath/session/plan.h"
+#include "datapath/plan/plan.h"
 #include "datapath/transport/transport.h"
 
 namespace weir {

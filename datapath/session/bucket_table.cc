@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "datapath/session/json.h"
+#include "datapath/base/json.h"
 
 namespace weir {
 namespace {

@@ -10,13 +10,13 @@
 #include <string_view>
 #include <vector>
 
+#include "datapath/agent_link/agent_protocol.h"
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
-#include "datapath/codec/error_feedback.h"
+#include "datapath/codec/residual/error_feedback.h"
 #include "datapath/collective/sparse_regions.h"
-#include "datapath/session/agent_protocol.h"
-#include "datapath/session/plan.h"
-#include "datapath/session/regions.h"
+#include "datapath/plan/plan.h"
+#include "datapath/session/region_work.h"
 
 namespace weir {
 

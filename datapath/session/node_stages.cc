@@ -12,7 +12,7 @@
 #include "datapath/collective/primitives.h"
 #include "datapath/session/operation.h"
 #include "datapath/session/passes.h"
-#include "datapath/session/regions.h"
+#include "datapath/session/region_work.h"
 
 namespace weir {
 

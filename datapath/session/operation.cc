@@ -38,12 +38,12 @@
 #include <utility>
 
 #include "datapath/base/half.h"
+#include "datapath/base/json.h"
 #include "datapath/base/random.h"
-#include "datapath/codec/ef21.h"
-#include "datapath/codec/selection.h"
+#include "datapath/codec/residual/ef21.h"
+#include "datapath/codec/select/selection.h"
 #include "datapath/collective/maximum.h"
 #include "datapath/collective/primitives.h"
-#include "datapath/session/json.h"
 #include "datapath/session/passes.h"
 
 namespace weir {

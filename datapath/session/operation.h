@@ -13,17 +13,17 @@
 #include <string_view>
 #include <vector>
 
+#include "datapath/agent_link/agent_protocol.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/scratch_pool.h"
 #include "datapath/base/status.h"
-#include "datapath/codec/error_feedback.h"
+#include "datapath/codec/residual/error_feedback.h"
 #include "datapath/collective/collective.h"
 #include "datapath/collective/offload.h"
-#include "datapath/session/agent_protocol.h"
+#include "datapath/plan/plan.h"
 #include "datapath/session/bucket_table.h"
 #include "datapath/session/gathered_pool.h"
-#include "datapath/session/plan.h"
-#include "datapath/session/regions.h"
+#include "datapath/session/region_work.h"
 
 namespace weir {
 

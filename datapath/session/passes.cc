@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "datapath/codec/kernels.h"
+#include "datapath/codec/kernels/kernels.h"
 
 namespace weir {
 

@@ -19,7 +19,7 @@
 #include <string>
 
 #include "datapath/base/clock.h"
-#include "datapath/session/plan.h"
+#include "datapath/plan/plan.h"
 
 namespace weir {
 

@@ -11,7 +11,7 @@
 #include "datapath/base/random.h"
 #include "datapath/session/operation.h"
 #include "datapath/session/passes.h"
-#include "datapath/session/regions.h"
+#include "datapath/session/region_work.h"
 
 namespace weir {
 

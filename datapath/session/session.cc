@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "datapath/base/json.h"
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
 #include "datapath/collective/primitives.h"
-#include "datapath/session/json.h"
 
 namespace weir {
 namespace {

@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "datapath/agent_link/agent_link.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
-#include "datapath/session/agent_link.h"
+#include "datapath/plan/plan_activation.h"
 #include "datapath/session/aggregator_port.h"
 #include "datapath/session/bucket_table.h"
 #include "datapath/session/patience.h"
 #include "datapath/session/pipeline.h"
-#include "datapath/session/plan_activation.h"
 #include "datapath/session/telemetry.h"
 #include "datapath/transport/transport.h"
 

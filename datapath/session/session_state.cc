@@ -1,7 +1,7 @@
 // What of a Session outlives its process: residuals and momenta by parameter, and what codecs keep
 // of a bucket. All of it on the caller's thread between steps, when no stage works on a bucket.
 
-#include "datapath/session/json.h"
+#include "datapath/base/json.h"
 #include "datapath/session/session.h"
 
 namespace weir {

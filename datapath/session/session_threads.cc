@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include "datapath/base/log.h"
+#include "datapath/base/version.h"
 #include "datapath/session/session.h"
-#include "datapath/session/version.h"
 
 namespace weir {
 

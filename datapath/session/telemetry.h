@@ -4,7 +4,7 @@
 #include <deque>
 #include <string_view>
 
-#include "datapath/session/agent_protocol.h"
+#include "datapath/agent_link/agent_protocol.h"
 #include "datapath/session/operation.h"
 
 namespace weir {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "datapath/codec/codec.h"
-#include "datapath/codec/error_feedback.h"
+#include "datapath/codec/residual/error_feedback.h"
 #include "tests/bench/codec_peers.h"
 #include "tests/bench/normal_numbers.h"
 

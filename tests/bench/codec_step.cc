@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "datapath/codec/codec.h"
-#include "datapath/codec/error_feedback.h"
-#include "datapath/codec/kernels.h"
+#include "datapath/codec/kernels/kernels.h"
+#include "datapath/codec/residual/error_feedback.h"
 #include "tests/bench/normal_numbers.h"
 
 namespace weir {

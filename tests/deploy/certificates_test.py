@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 CONTROLLER = BUILD / "controller" / "service" / "weir-controller"
 AGENT = BUILD / "agent" / "weir-agent"
-AGGREGATOR = BUILD / "datapath" / "aggregation" / "program" / "weir-aggregator"
+AGGREGATOR = BUILD / "deploy" / "aggregator" / "weir-aggregator"
 PATIENCE_S = 20
 NAMES = ("first", "second", "third")
 

@@ -17,7 +17,7 @@ BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 PROGRAMS = {"weirctl": BUILD / "controller" / "cli" / "weirctl",
             "weir-controller": BUILD / "controller" / "service" / "weir-controller",
             "weir-agent": BUILD / "agent" / "weir-agent",
-            "weir-aggregator": BUILD / "datapath" / "aggregation" / "program" / "weir-aggregator"}
+            "weir-aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 PATIENCE_S = 20
 # Wrong: not a manual, but what people put into descriptions.
 BROKEN_PAGE = ".Dd January 1, 2026\n.Dt X 1\n.Os\n.Sh NAME\n.Nm x\n.Nd y\n.Bl -tag\n.It Fl a\n"

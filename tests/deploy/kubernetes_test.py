@@ -22,7 +22,7 @@ HERE = ROOT / "deploy" / "kubernetes"
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 PROGRAMS = {"controller": BUILD / "controller" / "service" / "weir-controller",
             "agent": BUILD / "agent" / "weir-agent",
-            "aggregator": BUILD / "datapath" / "aggregation" / "program" / "weir-aggregator"}
+            "aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 OVERLAYS = sorted(path.name for path in (HERE / "overlays").iterdir())
 WITH_AGGREGATOR = ("overlays/aggregator", "overlays/aggregator-xdp", "overlays/tls-aggregator")
 IN_KERNEL = "overlays/aggregator-xdp"

@@ -38,7 +38,7 @@ class PytorchExampleTest(unittest.TestCase):
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
         self.environment.update(
             PYTHONPATH=str(ROOT / "datapath/python"), OMP_NUM_THREADS="1",
-            WEIR_LIBRARY=str(BUILD / "datapath/session/libweir.so"))
+            WEIR_LIBRARY=str(BUILD / "datapath/api/libweir.so"))
 
     def start(self, name, *arguments):
         """A program that ends with the test; its log."""

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tests" / "dashboards"))
 from queries import panels, rules, substituted  # noqa: E402  pylint: disable=wrong-import-position
 
 PROMETHEUS = shutil.which("prometheus")
-AGGREGATOR = BUILD / "datapath" / "aggregation" / "program" / "weir-aggregator"
+AGGREGATOR = BUILD / "deploy" / "aggregator" / "weir-aggregator"
 # Nothing was ever dropped, so the agents have no such series; and there is no TLS.
 MAY_BE_EMPTY = {"weir-network.json: Dropped telemetry", "weir-decisions.json: Prediction error",
                 "weir-fleet.json: Certificates end"}

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "datapath/codec/codec.h"
-#include "datapath/codec/error_feedback.h"
+#include "datapath/codec/residual/error_feedback.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 4) return 0;

@@ -3,9 +3,9 @@
 
 #include <string_view>
 
+#include "datapath/agent_link/agent_protocol.h"
 #include "datapath/base/check.h"
-#include "datapath/session/agent_protocol.h"
-#include "datapath/session/plan.h"
+#include "datapath/plan/plan.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace weir;

@@ -8,7 +8,7 @@
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
 #include "controller/solver/solver.h"
-#include "datapath/session/agent_protocol.h"
+#include "datapath/agent_link/agent_protocol.h"
 #include "tests/controller/support/model_fixture.h"
 
 namespace weir {

@@ -165,11 +165,11 @@ def _logs(work):
 def reader_environment(build):
     """What a reader's shell knows: the built programs, the Python package, and where both come from."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
-    programs = ["controller/cli", "controller/service", "agent", "datapath/aggregation/program"]
+    programs = ["controller/cli", "controller/service", "agent", "deploy/aggregator"]
     path = ":".join(str(build / part) for part in programs)
     environment.update(
         PATH=f"{path}:/usr/sbin:/usr/bin:/sbin:/bin", LC_ALL="C.UTF-8", NO_COLOR="1",
         OMP_NUM_THREADS="1", WEIR_SOURCE=str(ROOT), WEIR_BUILD=str(build),
         PYTHONPATH=str(ROOT / "datapath/python"),
-        WEIR_LIBRARY=str(build / "datapath/session/libweir.so"))
+        WEIR_LIBRARY=str(build / "datapath/api/libweir.so"))
     return environment

@@ -5,7 +5,7 @@
 // magnitude serves both signs, from the last step's histogram; signs are bits beside one list of
 // positions.
 
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "datapath/base/random.h"
 #include "datapath/codec/fused_codec.h"
-#include "datapath/codec/kernels_matrix.h"
+#include "datapath/codec/kernels/matrix.h"
 #include "datapath/codec/matrices.h"
 
 namespace weir {

@@ -16,8 +16,8 @@
 #include "datapath/base/check.h"
 #include "datapath/codec/block_pass.h"
 #include "datapath/codec/fused_codec.h"
-#include "datapath/codec/index_coding.h"
-#include "datapath/codec/selection_payload.h"
+#include "datapath/codec/select/index_coding.h"
+#include "datapath/codec/select/selection_payload.h"
 
 namespace weir {
 namespace {

@@ -17,7 +17,7 @@
 #include <limits>
 #include <vector>
 
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

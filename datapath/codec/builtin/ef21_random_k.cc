@@ -1,7 +1,7 @@
 // EF21 over random_k: changes of the gradient at seeded positions. Payload: as random_k. Source and
 // law: ef21.h.
 
-#include "datapath/codec/ef21.h"
+#include "datapath/codec/residual/ef21.h"
 
 namespace weir {
 

@@ -1,7 +1,7 @@
 // EF21 over top_k: the largest changes of the gradient. Payload: as top_k. Source and law:
 // ef21.h.
 
-#include "datapath/codec/ef21.h"
+#include "datapath/codec/residual/ef21.h"
 
 namespace weir {
 

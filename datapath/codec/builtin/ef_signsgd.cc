@@ -5,7 +5,7 @@
 // than the tensor, as in Zheng et al., NeurIPS 2019, which makes it one pass over memory and loses
 // less where magnitudes differ along the tensor.
 
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 #include "datapath/codec/quantised_buckets.h"
 
 namespace weir {

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

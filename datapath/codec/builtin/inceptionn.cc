@@ -18,8 +18,8 @@
 
 #include "datapath/codec/block_pass.h"
 #include "datapath/codec/fused_codec.h"
-#include "datapath/codec/kernels_fixed.h"
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/fixed.h"
+#include "datapath/codec/kernels/quantise.h"
 
 namespace weir {
 namespace {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 #include "datapath/codec/quantised_buckets.h"
 
 namespace weir {

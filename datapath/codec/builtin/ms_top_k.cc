@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "datapath/base/random.h"
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

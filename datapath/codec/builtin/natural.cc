@@ -12,7 +12,7 @@
 #include "datapath/base/random.h"
 #include "datapath/codec/block_pass.h"
 #include "datapath/codec/fused_codec.h"
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 
 namespace weir {
 namespace {

@@ -12,8 +12,8 @@
 #include <cmath>
 
 #include "datapath/codec/codec.h"
-#include "datapath/codec/selection.h"
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/selection.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

@@ -4,7 +4,7 @@
 // application to data-parallel distributed training of speech DNNs", Interspeech 2014; deviates:
 // blocks where the paper has the columns of a matrix.
 
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 #include "datapath/codec/quantised_buckets.h"
 
 namespace weir {

@@ -15,7 +15,7 @@
 #include <limits>
 
 #include "datapath/base/random.h"
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 #include "datapath/codec/quantised_buckets.h"
 
 namespace weir {

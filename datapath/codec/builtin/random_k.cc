@@ -13,7 +13,7 @@
 #include "datapath/base/random.h"
 #include "datapath/codec/block_pass.h"
 #include "datapath/codec/fused_codec.h"
-#include "datapath/codec/selection.h"
+#include "datapath/codec/select/selection.h"
 
 namespace weir {
 namespace {

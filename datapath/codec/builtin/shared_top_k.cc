@@ -3,7 +3,7 @@
 // Source: Tyagi and Swany, "Flexible communication for optimal distributed learning over
 // unpredictable networks" (AR-Topk), 2023; deviates: threshold selection, coded positions.
 
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

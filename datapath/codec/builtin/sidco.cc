@@ -6,7 +6,7 @@
 // elements where 16384 or more are expected above a threshold, the histogram's threshold when fewer
 // than half or more than twice the wanted number pass.
 
-#include "datapath/codec/staged_threshold.h"
+#include "datapath/codec/select/staged_threshold.h"
 
 namespace weir {
 namespace {

@@ -6,7 +6,7 @@
 // from a sample of the elements where 16384 or more are wanted, a threshold that more than
 // twice the wanted number pass is replaced by the histogram's.
 
-#include "datapath/codec/staged_threshold.h"
+#include "datapath/codec/select/staged_threshold.h"
 
 namespace weir {
 

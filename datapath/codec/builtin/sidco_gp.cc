@@ -7,7 +7,7 @@
 // twice the wanted number pass is replaced by the histogram's, zeros
 // are left out of the gamma fit.
 
-#include "datapath/codec/staged_threshold.h"
+#include "datapath/codec/select/staged_threshold.h"
 
 namespace weir {
 

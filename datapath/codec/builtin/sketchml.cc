@@ -10,7 +10,7 @@
 // in place of a quantile sketch, means in place of middles, and a dense gradient is cut to its
 // largest elements where the paper's is sparse.
 
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

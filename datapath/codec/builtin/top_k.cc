@@ -6,7 +6,7 @@
 // EMNLP 2017; deviates: threshold from a 4096-bin histogram, values rounded with the error kept as
 // residual.
 
-#include "datapath/codec/threshold_codec.h"
+#include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {

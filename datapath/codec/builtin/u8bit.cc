@@ -7,7 +7,7 @@
 
 #include <array>
 
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 #include "datapath/codec/quantised_buckets.h"
 
 namespace weir {

@@ -198,7 +198,7 @@ def _candidates():
     if here.parent.name == "dist-packages":
         places += [here.parents[2] / multiarch / SONAME, here.parents[2] / SONAME]
     for root in (here.parents[2], pathlib.Path.cwd()):  # a source tree with its build directory
-        places += [root / "build" / "datapath" / "session" / "libweir.so",
+        places += [root / "build" / "datapath" / "api" / "libweir.so",
                    root / "build" / "libweir.so"]
     for directory in ("/usr/local/lib", "/usr/lib"):
         places += [pathlib.Path(directory) / part / name

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "datapath/codec/error_feedback.h"
+#include "datapath/codec/residual/error_feedback.h"
 #include "tests/datapath/codec/codec_test_support.h"
 
 namespace weir {

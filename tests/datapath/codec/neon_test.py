@@ -21,7 +21,7 @@ class Neon(unittest.TestCase):
     """One object file for each file of kernels."""
 
     def test_kernels_compile_to_neon(self):
-        kernels = sorted((ROOT / "datapath" / "codec").glob("kernels_*.cc"))
+        kernels = sorted((ROOT / "datapath" / "codec" / "kernels").glob("*.cc"))
         kernels.append(ROOT / "datapath" / "aggregation" / "lane_kernels.cc")
         self.assertGreater(len(kernels), 8)
         with tempfile.TemporaryDirectory() as folder:

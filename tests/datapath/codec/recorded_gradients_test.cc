@@ -8,7 +8,7 @@
 #include <cmath>
 #include <functional>
 
-#include "datapath/codec/selection.h"
+#include "datapath/codec/select/selection.h"
 #include "tests/datapath/codec/codec_test_support.h"
 
 namespace weir {

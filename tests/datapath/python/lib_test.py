@@ -14,7 +14,7 @@ import unittest
 import weir
 from weir import _lib
 
-HEADER = pathlib.Path(__file__).resolve().parents[3] / "datapath" / "session" / "weir.h"
+HEADER = pathlib.Path(__file__).resolve().parents[3] / "datapath" / "api" / "weir.h"
 
 
 def check(**environment):

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "datapath/session/session.h"
-#include "tests/datapath/session/activation_reply.h"
+#include "tests/datapath/plan/activation_reply.h"
 #include "tests/datapath/session/session_world.h"
 
 namespace weir {

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "datapath/codec/error_feedback.h"
+#include "datapath/codec/residual/error_feedback.h"
 #include "tests/datapath/session/session_world.h"
 
 namespace weir {

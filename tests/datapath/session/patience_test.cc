@@ -10,7 +10,7 @@
 #include <string>
 
 #include "datapath/base/status.h"
-#include "datapath/session/plan.h"
+#include "datapath/plan/plan.h"
 
 namespace weir {
 namespace {

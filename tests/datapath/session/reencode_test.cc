@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "datapath/session/regions.h"
+#include "datapath/exchange/regions.h"
 #include "tests/datapath/session/account.h"
 
 namespace weir {

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "datapath/session/weir.h"
+#include "datapath/api/weir.h"
 
 namespace {
 

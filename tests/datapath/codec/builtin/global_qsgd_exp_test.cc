@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 #include "tests/datapath/codec/codec_test_support.h"
 
 namespace weir {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "datapath/codec/kernels_quantise.h"
+#include "datapath/codec/kernels/quantise.h"
 #include "tests/datapath/codec/codec_test_support.h"
 
 namespace weir {

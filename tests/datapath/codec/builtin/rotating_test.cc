@@ -5,7 +5,7 @@
 #include <bit>
 #include <numbers>
 
-#include "datapath/codec/kernels_hadamard.h"
+#include "datapath/codec/kernels/hadamard.h"
 #include "datapath/codec/rotation.h"
 #include "datapath/codec/thc_table.h"
 #include "tests/datapath/codec/codec_test_support.h"

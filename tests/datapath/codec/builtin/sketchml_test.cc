@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "datapath/codec/value_coding.h"
+#include "datapath/codec/select/value_coding.h"
 #include "tests/datapath/codec/codec_test_support.h"
 
 namespace weir {

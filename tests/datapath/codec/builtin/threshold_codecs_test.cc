@@ -8,8 +8,8 @@
 #include <cstring>
 #include <limits>
 
-#include "datapath/codec/selection.h"
-#include "datapath/codec/staged_threshold.h"
+#include "datapath/codec/select/selection.h"
+#include "datapath/codec/select/staged_threshold.h"
 #include "tests/datapath/codec/codec_test_support.h"
 
 namespace weir {

@@ -9,8 +9,8 @@
 #include <limits>
 #include <numeric>
 
-#include "datapath/codec/selection.h"
-#include "datapath/codec/selection_payload.h"
+#include "datapath/codec/select/selection.h"
+#include "datapath/codec/select/selection_payload.h"
 #include "tests/datapath/codec/codec_test_support.h"
 
 namespace weir {

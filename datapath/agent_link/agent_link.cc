@@ -1,0 +1,321 @@
+#include "datapath/agent_link/agent_link.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "datapath/base/json.h"
+#include "datapath/base/log.h"
+
+namespace weir {
+namespace {
+
+constexpr Duration kFlushMax = std::chrono::milliseconds(200);
+constexpr Duration kHealthyAfter = std::chrono::seconds(5);
+constexpr size_t kReadBytes = 64 << 10;
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+};
+
+Status SystemError(std::string_view what) {
+  return Unavailable(StrCat(what, ": ", std::strerror(errno)));
+}
+
+Status BadAddress(std::string_view address) {
+  return InvalidArgument(
+      StrCat("agent address: expected 'unix:/path' or 'tcp:host:port' with a "
+             "numeric host or 'localhost', found '",
+             address, "'"));
+}
+
+StatusOr<Address> ParseUnix(const std::string& address, const std::string& path) {
+  Address result;
+  auto* un = reinterpret_cast<sockaddr_un*>(&result.storage);
+  if (path.empty() || path.size() >= sizeof un->sun_path) return BadAddress(address);
+  un->sun_family = AF_UNIX;
+  std::memcpy(un->sun_path, path.data(), path.size());
+  result.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size() + 1);
+  return result;
+}
+
+StatusOr<Address> ParseTcp(const std::string& address, const std::string& rest) {
+  const size_t colon = rest.rfind(':');
+  if (colon == std::string::npos) return BadAddress(address);
+  std::string host = rest.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  if (host == "localhost") host = "127.0.0.1";
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;  // a name server could hold up Stop
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), rest.substr(colon + 1).c_str(), &hints, &found) != 0) {
+    return BadAddress(address);
+  }
+  Address result;
+  std::memcpy(&result.storage, found->ai_addr, found->ai_addrlen);
+  result.size = found->ai_addrlen;
+  freeaddrinfo(found);
+  return result;
+}
+
+StatusOr<Address> ParseAddress(const std::string& address) {
+  if (address.rfind("unix:", 0) == 0) return ParseUnix(address, address.substr(5));
+  if (address.rfind("tcp:", 0) == 0) return ParseTcp(address, address.substr(4));
+  return BadAddress(address);
+}
+
+int Milliseconds(Duration d) {
+  return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(d).count());
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<AgentLink>> AgentLink::Create(AgentLinkOptions options,
+                                                       AgentHandler& handler) {
+  WEIR_RETURN_IF_ERROR(ParseAddress(options.address).status());
+  std::unique_ptr<AgentLink> link(new AgentLink(std::move(options), handler));
+  link->wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (link->wake_fd_ < 0) return SystemError("eventfd");
+  return link;
+}
+
+AgentLink::AgentLink(AgentLinkOptions options, AgentHandler& handler)
+    : options_(std::move(options)), handler_(handler) {}
+
+AgentLink::~AgentLink() {
+  Stop();
+  if (wake_fd_ >= 0) close(wake_fd_);
+}
+
+void AgentLink::Start() {
+  thread_ = std::thread([this] {
+    pthread_setname_np(pthread_self(), "weir-agent");
+    Loop();
+  });
+}
+
+void AgentLink::Stop() {
+  if (!thread_.joinable()) return;
+  stopping_.store(true);
+  Wake();
+  thread_.join();
+}
+
+void AgentLink::Send(RankMessage message) {
+  if (!connected()) return;
+  const bool is_report =
+      std::holds_alternative<StepReport>(message) || std::holds_alternative<PathReport>(message);
+  (is_report ? reports_ : messages_).PushDroppingOldest(std::move(message));
+  Wake();
+}
+
+void AgentLink::Wake() {
+  const uint64_t one = 1;
+  // Full counter: the thread is awake anyway.
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
+}
+
+void AgentLink::DrainWakeups() {
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = read(wake_fd_, &count, sizeof count);
+}
+
+void AgentLink::Pause(Duration at_most) {
+  const TimePoint end = RealClock().Now() + at_most;
+  while (!stopping_.load()) {
+    const Duration left = end - RealClock().Now();
+    if (left <= Duration(0)) return;
+    pollfd wait{wake_fd_, POLLIN, 0};
+    poll(&wait, 1, Milliseconds(left) + 1);
+    DrainWakeups();
+  }
+}
+
+void AgentLink::Loop() {
+  Duration backoff = options_.backoff_min;
+  while (!stopping_.load()) {
+    const StatusOr<int> fd = Connect();
+    if (!fd.ok()) {
+      LogUnreachable(fd.status());
+    } else {
+      const TimePoint since = RealClock().Now();
+      const Status why = Serve(*fd);
+      connected_.store(false);
+      close(*fd);
+      if (stopping_.load()) return;
+      LogLost(why);
+      if (RealClock().Now() - since >= kHealthyAfter) backoff = options_.backoff_min;
+    }
+    Pause(refused_ ? options_.refusal_pause : backoff);
+    backoff = std::min(backoff * 2, options_.backoff_max);
+    refused_ = false;
+  }
+}
+
+StatusOr<int> AgentLink::Connect() {
+  WEIR_ASSIGN_OR_RETURN(const Address address, ParseAddress(options_.address));
+  const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return SystemError("socket");
+  const int one = 1;
+  if (address.storage.ss_family != AF_UNIX) {
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  }
+  Status status;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0) {
+    if (errno == EINPROGRESS) {
+      const TimePoint end = RealClock().Now() + options_.connect_timeout;
+      pollfd waits[2] = {{fd, POLLOUT, 0}, {wake_fd_, POLLIN, 0}};
+      while (!stopping_.load() && waits[0].revents == 0 && RealClock().Now() < end) {
+        poll(waits, 2, Milliseconds(end - RealClock().Now()) + 1);
+        if (waits[1].revents != 0) DrainWakeups();
+      }
+      int error = waits[0].revents == 0 ? ETIMEDOUT : 0;
+      socklen_t size = sizeof error;
+      if (error == 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+      errno = error;
+      if (error != 0) status = SystemError("connect");
+    } else {
+      status = SystemError("connect");
+    }
+  }
+  if (!status.ok()) {
+    close(fd);
+    return status;
+  }
+  return fd;
+}
+
+void AgentLink::Greet() {
+  // What was queued for an earlier connection is out of date; the greeting says all of it.
+  while (reports_.TryPop().has_value()) {
+  }
+  while (messages_.TryPop().has_value()) {
+  }
+  out_.clear();
+  out_offset_ = 0;
+  connected_.store(true);  // from here on messages queue behind the greeting
+  if (!options_.token.empty()) {
+    const nlohmann::json token = {{"token", options_.token}};
+    out_ += EncodeSocketFrame(DumpJson(token));
+  }
+  for (RankMessage& message : handler_.Greeting()) {
+    std::string text = EncodeRankMessage(message);
+    if (auto* hello = std::get_if<RankHello>(&message);
+        hello && text.size() > kSocketFrameBytesMax) {
+      hello->active_plan.reset();  // the version alone tells a controller that has its history
+      text = EncodeRankMessage(message);
+    }
+    AppendFrame(text);
+  }
+}
+
+Status AgentLink::Serve(int fd) {
+  Greet();
+  Log(LogLevel::kInfo, "session",
+      StrCat(options_.name, ": agent at ", options_.address, ": connected",
+             was_connected_ ? " again" : ""));
+  was_connected_ = true;
+  SocketFrameReader reader;
+  TimePoint flush_end = TimePoint::max();
+  for (;;) {
+    if (stopping_.load() && flush_end == TimePoint::max()) {
+      flush_end = RealClock().Now() + kFlushMax;
+    }
+    while (out_offset_ >= out_.size() && Refill()) {
+    }
+    const bool pending = out_offset_ < out_.size();
+    if (stopping_.load() && (!pending || RealClock().Now() >= flush_end)) return OkStatus();
+    pollfd waits[2] = {{fd, static_cast<short>(POLLIN | (pending ? POLLOUT : 0)), 0},
+                       {wake_fd_, POLLIN, 0}};
+    poll(waits, 2, stopping_.load() ? Milliseconds(kFlushMax) / 10 : -1);
+    if (waits[1].revents != 0) DrainWakeups();
+    if (waits[0].revents & (POLLIN | POLLHUP | POLLERR)) {
+      WEIR_RETURN_IF_ERROR(ReadCommands(fd, reader));
+    }
+    if (waits[0].revents & POLLOUT) WEIR_RETURN_IF_ERROR(WriteSome(fd));
+  }
+}
+
+bool AgentLink::Refill() {
+  std::optional<RankMessage> message = messages_.TryPop();
+  if (!message.has_value()) message = reports_.TryPop();
+  if (!message.has_value()) return false;
+  out_.clear();
+  out_offset_ = 0;
+  AppendFrame(EncodeRankMessage(*message));
+  return true;
+}
+
+void AgentLink::AppendFrame(const std::string& text) {
+  if (text.size() <= kSocketFrameBytesMax) {
+    out_ += EncodeSocketFrame(text);
+    return;
+  }
+  Log(LogLevel::kWarning, "session",
+      StrCat(options_.name, ": a message of ", text.size(), " bytes to the agent was left out; at ",
+             "most ", kSocketFrameBytesMax, " fit"));
+}
+
+Status AgentLink::WriteSome(int fd) {
+  const ssize_t sent = send(fd, out_.data() + out_offset_, out_.size() - out_offset_, MSG_NOSIGNAL);
+  if (sent < 0) {
+    if (errno == EAGAIN || errno == EINTR) return OkStatus();
+    return SystemError("send");
+  }
+  out_offset_ += static_cast<size_t>(sent);
+  return OkStatus();
+}
+
+Status AgentLink::ReadCommands(int fd, SocketFrameReader& reader) {
+  char bytes[kReadBytes];
+  const ssize_t got = recv(fd, bytes, sizeof bytes, 0);
+  if (got == 0) return Unavailable("the agent closed the connection");
+  if (got < 0) {
+    if (errno == EAGAIN || errno == EINTR) return OkStatus();
+    return SystemError("receive");
+  }
+  reader.Append(std::string_view(bytes, static_cast<size_t>(got)));
+  for (;;) {
+    StatusOr<std::optional<std::string>> text = reader.Next();
+    if (!text.ok()) return Annotate(text.status(), "malformed command");
+    if (!text->has_value()) return OkStatus();
+    StatusOr<RankCommand> command = ParseRankCommand(**text);
+    if (!command.ok()) return Annotate(command.status(), "malformed command");
+    if (const auto* refusal = std::get_if<RankRefusal>(&*command)) {
+      refused_ = true;
+      return Unavailable(StrCat("the agent refused this rank: ", refusal->reason));
+    }
+    handler_.OnCommand(std::move(*command));
+  }
+}
+
+void AgentLink::LogUnreachable(const Status& cause) {
+  if (said_unreachable_ || was_connected_) return;  // a loss was logged by LogLost
+  said_unreachable_ = true;
+  Log(LogLevel::kWarning, "session",
+      StrCat(options_.name, ": no agent at ", options_.address, " (", Message(cause),
+             "): ", handler_.Stance()));
+}
+
+void AgentLink::LogLost(const Status& cause) {
+  Log(LogLevel::kWarning, "session",
+      StrCat(options_.name, ": lost the agent at ", options_.address, " (", Message(cause),
+             "): ", handler_.Stance()));
+}
+
+}  // namespace weir

@@ -1,0 +1,139 @@
+#pragma once
+// What a rank and its agent say to each other: the JSON forms of weir.v1.RankMessage (out) and
+// weir.v1.RankCommand (in). Pure; proto/weir/v1/rank.proto gives the meaning of every field.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "datapath/base/status.h"
+#include "datapath/codec/measure/codec_loss.h"
+#include "datapath/codec/measure/codec_timing.h"
+#include "datapath/plan/plan.h"
+#include "datapath/plan/plan_activation.h"
+#include "datapath/transport/transport.h"
+
+namespace weir {
+
+inline constexpr size_t kCommandBytesMax = 4u << 20;
+inline constexpr size_t kParameterNamesSentMax = 64;
+
+struct RankHello {
+  std::string job;
+  int rank = 0, world = 1;
+  uint32_t pid = 0;
+  std::string library_version;
+  std::string datapath_address;
+  std::string aggregation_address;  // empty: none
+  int lowest_rank = -1;             // that shares memory with this one; -1: not known
+  uint64_t active_plan_version = 0;
+  uint64_t step = 0;
+  uint64_t epoch = 0;
+  std::shared_ptr<const Plan> active_plan;  // may be null
+  // Outlives the message; null: not measured.
+  const std::map<std::string, CodecTiming>* codec_timings = nullptr;
+};
+
+struct BucketDescription {
+  uint64_t key = 0;
+  uint64_t elements = 0;
+  uint32_t order = 0;
+  std::string dtype;
+  std::vector<std::string> parameters;
+};
+struct BucketTable {
+  std::vector<BucketDescription> buckets;
+};
+
+/// One bucket in one step; seconds are measured with the monotonic clock.
+struct BucketSample {
+  uint64_t bucket = 0;
+  std::string codec, collective;
+  double ratio = 1;
+  uint32_t bits = 0;
+  double ready_s = 0, metadata_s = 0, encode_s = 0, network_s = 0, decode_s = 0;
+  uint64_t payload_bytes = 0, bytes_sent = 0;
+  double gain = 1;
+  double residual_ratio = 0;
+  double entry_offset_s = 0;
+};
+
+struct GainCurve {
+  uint64_t bucket = 0;
+  std::vector<double> ratios, gains;
+  double peak_over_rms = 0;
+};
+
+/// Shares of a bucket's blocks that hold something; negative: not measured.
+struct BlockDensity {
+  uint64_t bucket = 0;
+  uint32_t block_elements = 0;
+  double own = -1, combined = -1;
+};
+
+struct StepReport {
+  uint64_t step = 0, plan_version = 0;
+  double step_s = 0, compute_s = 0, backward_s = 0, exposed_s = 0;
+  bool skipped = false;
+  double loss = 0;
+  bool has_loss = false;
+  std::vector<BucketSample> buckets;
+  std::vector<GainCurve> gains;
+  std::vector<CodecLoss> codec_losses;
+  std::vector<BlockDensity> block_densities;
+};
+
+struct PathReport {
+  std::vector<PathSample> paths;
+  std::vector<TransportAddress> addresses;  // of every rank, as given to Connect
+};
+
+struct RankEvent {
+  std::string kind;  // as listed in rank.proto
+  std::string detail;
+  uint64_t step = 0;
+  int guilty_rank = -1;
+};
+
+using RankMessage = std::variant<RankHello, BucketTable, StepReport, PathReport, PlanAck, PlanNack,
+                                 PlanActive, RankEvent>;
+
+/// One JSON text. Never fails: NaN and infinities become the texts that proto3 knows, invalid UTF-8
+/// is replaced. Thread-safe.
+std::string EncodeRankMessage(const RankMessage& message);
+
+struct PlanOffer {
+  uint64_t version = 0;  // also known when the plan is bad
+  std::string nonce;
+  StatusOr<Plan> plan = Plan{};  // not OK: readable as an offer, but its plan is wrong: nack it
+  std::optional<Plan> lease_plan = {};
+};
+struct PlanArm {
+  uint64_t version = 0;
+};
+struct PlanWithdraw {
+  uint64_t version = 0;
+};
+/// The controller was there a moment ago; the active plan may run for so long without it.
+struct PlanLease {
+  double lease_s = 0;  // finite; 0: without bound
+};
+struct RankRefusal {
+  std::string reason;
+};
+/// std::monostate: a command of a later version of the protocol, to be ignored.
+using RankCommand =
+    std::variant<std::monostate, PlanOffer, PlanArm, PlanWithdraw, RankRefusal, PlanLease>;
+
+/// Reads one command. kInvalidArgument: not JSON, or a known command with wrong types. Unknown
+/// fields are ignored. Thread-safe.
+StatusOr<RankCommand> ParseRankCommand(std::string_view text);
+
+/// This build's codecs and collectives as the JSON of weir.v1.Capabilities. Static text.
+const std::string& CapabilitiesJson();
+
+}  // namespace weir

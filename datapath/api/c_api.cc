@@ -1,0 +1,383 @@
+// The C face of Session. Nothing that is thrown below crosses it, and every argument is checked.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "datapath/agent_link/agent_protocol.h"
+#include "datapath/api/c_support.h"
+#include "datapath/api/weir.h"
+#include "datapath/base/mutex.h"
+#include "datapath/base/version.h"
+#include "datapath/session/session.h"
+
+// A request is done once; whoever waits for it frees it.
+struct weir_request {
+  weir::Mutex mutex;
+  weir::CondVar changed;
+  bool done WEIR_GUARDED_BY(mutex) = false;
+  weir::Status status WEIR_GUARDED_BY(mutex);
+};
+
+struct weir_session {
+  uint64_t id = 0;  // never reused, unlike addresses
+  mutable weir::Mutex mutex;
+  // Replaced by weir_session_reform while thread-safe calls may still use it.
+  std::shared_ptr<weir::Session> session WEIR_GUARDED_BY(mutex);
+  std::map<weir_request*, std::unique_ptr<weir_request>> requests WEIR_GUARDED_BY(mutex);
+
+  std::shared_ptr<weir::Session> current() const {
+    weir::MutexLock lock(mutex);
+    return session;
+  }
+};
+
+namespace {
+
+using weir::InvalidArgument;
+using weir::OkStatus;
+using weir::Status;
+using weir::StatusOr;
+using weir::StrCat;
+
+using weir::c_api::CopyText;
+using weir::c_api::ReadStruct;
+using weir::c_api::Text;
+using weir::c_api::Timeout;
+using weir::c_api::ToC;
+
+template <typename Body>
+weir_status Guard(const weir_session* session, Body&& body) noexcept {
+  return weir::c_api::Guard(session == nullptr ? 0 : session->id, [&]() -> Status {
+    if (session == nullptr) return InvalidArgument("session: is null");
+    return body();
+  });
+}
+
+StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
+  WEIR_ASSIGN_OR_RETURN(const weir_options c, ReadStruct(given, "options"));
+  weir::SessionOptions options;
+  options.job = Text(c.job, "");
+  options.rank = c.rank;
+  options.world = c.world;
+  options.transport = Text(c.transport, "auto");
+  options.listen = Text(c.listen, "127.0.0.1:0");
+  options.agent = Text(c.agent, "");
+  options.agent_token = Text(c.agent_token, "");
+  options.plan_file = Text(c.plan_file, "");
+  options.congestion_control = Text(c.congestion_control, "");
+  options.measure_codecs = true;
+  WEIR_ASSIGN_OR_RETURN(options.operation_timeout,
+                        Timeout(c.operation_timeout_s, "operation_timeout_s", 60));
+  WEIR_ASSIGN_OR_RETURN(options.connect_timeout,
+                        Timeout(c.connect_timeout_s, "connect_timeout_s", 60));
+  WEIR_ASSIGN_OR_RETURN(options.busy_poll, Timeout(c.busy_poll_s, "busy_poll_s", 0));
+  WEIR_ASSIGN_OR_RETURN(options.operation_timeout_floor,
+                        Timeout(c.operation_timeout_floor_s, "operation_timeout_floor_s", 10));
+  options.epoch = c.epoch;
+  if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
+  if (c.tcp_connections != 0) options.tcp_connections = c.tcp_connections;
+  options.tcp_pacing_bytes_per_s = c.tcp_pacing_bytes_per_s;
+  options.tcp_zero_copy_bytes_min = c.tcp_zero_copy_bytes_min;
+  options.tcp_event_loop = Text(c.tcp_event_loop, "epoll");
+  options.tcp_checksums = c.tcp_unchecked == 0;
+  return options;
+}
+
+StatusOr<weir::Dtype> ToDtype(int32_t dtype) {
+  switch (dtype) {
+    case WEIR_FLOAT32:
+      return weir::Dtype::kFloat32;
+    case WEIR_FLOAT16:
+      return weir::Dtype::kFloat16;
+    case WEIR_BFLOAT16:
+      return weir::Dtype::kBrain16;
+  }
+  return InvalidArgument(StrCat("dtype: expected 0..2, found ", dtype));
+}
+
+Status Submit(weir_session* session, uint64_t bucket, void* data, double scale,
+              weir_callback callback, void* context, weir_request** request) {
+  weir_request* pending = nullptr;
+  if (request != nullptr) {
+    *request = nullptr;
+    auto owned = std::make_unique<weir_request>();
+    pending = owned.get();
+    weir::MutexLock lock(session->mutex);
+    session->requests[pending] = std::move(owned);
+  }
+  const Status status = session->current()->AllReduce(
+      bucket, data, scale, [callback, context, pending](const Status& outcome) {
+        if (callback != nullptr) callback(context, ToC(outcome));
+        if (pending == nullptr) return;
+        weir::MutexLock lock(pending->mutex);
+        pending->done = true;
+        pending->status = outcome;
+        pending->changed.NotifyAll();
+      });
+  if (status.ok()) {
+    if (request != nullptr) *request = pending;
+  } else if (pending != nullptr) {
+    weir::MutexLock lock(session->mutex);
+    session->requests.erase(pending);
+  }
+  return status;
+}
+
+Status Await(weir_session* session, weir_request* request, double timeout_s) {
+  WEIR_ASSIGN_OR_RETURN(const weir::Duration timeout,
+                        Timeout(timeout_s, "timeout_s",
+                                weir::ToSeconds(session->current()->options().operation_timeout)));
+  {
+    weir::MutexLock lock(session->mutex);
+    if (session->requests.count(request) == 0) {
+      return InvalidArgument("request: is null, of another session, or was waited for before");
+    }
+  }
+  const weir::TimePoint deadline = weir::RealClock().Now() + timeout;
+  Status outcome;
+  {
+    weir::MutexLock lock(request->mutex);
+    while (!request->done) {
+      if (!request->changed.WaitUntil(request->mutex, deadline) && !request->done) {
+        return weir::DeadlineExceeded(
+            StrCat("the all-reduce was not delivered within ", weir::ToSeconds(timeout), " s"));
+      }
+    }
+    outcome = request->status;
+  }
+  weir::MutexLock lock(session->mutex);
+  session->requests.erase(request);
+  return outcome;
+}
+
+}  // namespace
+
+extern "C" {
+
+weir_status weir_session_create(const weir_options* options, weir_session** session, char* error,
+                                size_t error_size) {
+  if (session != nullptr) *session = nullptr;
+  weir_session placeholder;  // errors of creation belong to no session
+  const weir_status status = Guard(&placeholder, [&]() -> Status {
+    if (session == nullptr) return InvalidArgument("session: is null");
+    WEIR_ASSIGN_OR_RETURN(weir::SessionOptions converted, ToOptions(options));
+    auto created = std::make_unique<weir_session>();
+    created->id = weir::c_api::NextOwner();
+    WEIR_ASSIGN_OR_RETURN(std::shared_ptr<weir::Session> made,
+                          weir::Session::Create(std::move(converted)));
+    {
+      weir::MutexLock lock(created->mutex);
+      created->session = std::move(made);
+    }
+    *session = created.release();
+    return OkStatus();
+  });
+  if (status != WEIR_OK) CopyText(weir::c_api::Last().text, error, error_size);
+  return status;
+}
+
+const char* weir_session_address(const weir_session* session) {
+  return session == nullptr ? "" : session->current()->address().c_str();
+}
+
+weir_status weir_session_connect(weir_session* session, const char* const* addresses,
+                                 int32_t count) {
+  return Guard(session, [&]() -> Status {
+    if (addresses == nullptr || count < 0) return InvalidArgument("addresses: is null");
+    std::vector<weir::TransportAddress> list;
+    for (int32_t i = 0; i < count; ++i) list.push_back(Text(addresses[i], ""));
+    return session->current()->Connect(list);
+  });
+}
+
+weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh) {
+  return Guard(session, [&]() -> Status {
+    WEIR_ASSIGN_OR_RETURN(const weir_mesh c, ReadStruct(mesh, "mesh"));
+    const std::shared_ptr<weir::Session> former = session->current();
+    weir::SessionOptions options = former->options();
+    if (c.epoch <= options.epoch) {
+      return InvalidArgument(
+          StrCat("mesh.epoch: expected above ", options.epoch, ", found ", c.epoch));
+    }
+    options.epoch = c.epoch;
+    options.rank = c.rank;
+    options.world = c.world;
+    options.listen = Text(c.listen, options.listen.c_str());
+    WEIR_RETURN_IF_ERROR(weir::Session::CheckOptions(options));
+    former->Close();
+    weir::SessionParts parts;
+    parts.former = former.get();
+    WEIR_ASSIGN_OR_RETURN(std::shared_ptr<weir::Session> made,
+                          weir::Session::Create(std::move(options), std::move(parts)));
+    weir::MutexLock lock(session->mutex);
+    session->session = std::move(made);
+    return OkStatus();
+  });
+}
+
+void weir_session_close(weir_session* session) {
+  if (session == nullptr) return;
+  Guard(session, [&]() -> Status {
+    session->current()->Close();
+    return OkStatus();
+  });
+  delete session;
+}
+
+weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
+                               size_t count, int32_t dtype, uint64_t* key) {
+  return Guard(session, [&]() -> Status {
+    if (parameters == nullptr && count > 0) return InvalidArgument("parameters: is null");
+    if (key == nullptr) return InvalidArgument("key: is null");
+    WEIR_ASSIGN_OR_RETURN(const weir::Dtype converted, ToDtype(dtype));
+    std::vector<weir::ResidualParameter> list(count);
+    for (size_t i = 0; i < count; ++i) {
+      list[i].name = Text(parameters[i].name, "");
+      list[i].elements = parameters[i].elements;
+      list[i].columns = parameters[i].columns;
+    }
+    WEIR_ASSIGN_OR_RETURN(*key, session->current()->DefineBucket(std::move(list), converted));
+    return OkStatus();
+  });
+}
+
+weir_status weir_step_begin(weir_session* session) {
+  return Guard(session, [&] { return session->current()->BeginStep(); });
+}
+
+weir_status weir_step_end(weir_session* session, int32_t* skipped) {
+  return Guard(session, [&]() -> Status {
+    WEIR_ASSIGN_OR_RETURN(const bool was_skipped, session->current()->EndStep());
+    if (skipped != nullptr) *skipped = was_skipped ? 1 : 0;
+    return OkStatus();
+  });
+}
+
+weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data, double scale,
+                            weir_callback callback, void* context, weir_request** request) {
+  return Guard(session,
+               [&] { return Submit(session, bucket, data, scale, callback, context, request); });
+}
+
+weir_status weir_wait(weir_session* session, weir_request* request, double timeout_s) {
+  return Guard(session, [&] { return Await(session, request, timeout_s); });
+}
+
+void weir_report_loss(weir_session* session, double loss) {
+  if (session != nullptr) session->current()->ReportLoss(loss);
+}
+
+weir_status weir_export_state(weir_session* session, void* buffer, size_t* size) {
+  return Guard(session, [&]() -> Status {
+    if (size == nullptr) return InvalidArgument("size: is null");
+    if (buffer == nullptr) {
+      WEIR_ASSIGN_OR_RETURN(*size, session->current()->ExportBytes());
+      return OkStatus();
+    }
+    WEIR_ASSIGN_OR_RETURN(
+        *size, session->current()->ExportState({static_cast<std::byte*>(buffer), *size}));
+    return OkStatus();
+  });
+}
+
+weir_status weir_import_state(weir_session* session, const void* buffer, size_t size) {
+  return Guard(session, [&]() -> Status {
+    if (buffer == nullptr) return InvalidArgument("buffer: is null");
+    return session->current()->ImportState({static_cast<const std::byte*>(buffer), size});
+  });
+}
+
+weir_status weir_scale_state(weir_session* session, double factor) {
+  return Guard(session, [&] { return session->current()->ScaleState(factor); });
+}
+
+weir_status weir_get_stats(weir_session* session, weir_stats* stats) {
+  return Guard(session, [&]() -> Status {
+    WEIR_ASSIGN_OR_RETURN(weir_stats out, ReadStruct(stats, "stats"));
+    const weir::SessionStats now = session->current()->Stats();
+    out.step = now.step;
+    out.plan_version = now.plan_version;
+    out.bytes_sent = now.bytes_sent;
+    out.steps_skipped = now.steps_skipped;
+    out.agent_connected = now.agent_connected ? 1 : 0;
+    out.last_step_s = now.last_step_s;
+    out.last_exposed_s = now.last_exposed_s;
+    out.peers_shared_memory = now.peers_shared_memory;
+    out.model_source = now.model_source;
+    out.epoch = now.epoch;
+    out.next_step = now.next_step;
+    std::memcpy(stats, &out, std::min(sizeof out, stats->struct_size));
+    return OkStatus();
+  });
+}
+
+weir_status weir_get_plan(weir_session* session, char* buffer, size_t* size) {
+  return Guard(session, [&]() -> Status {
+    if (size == nullptr) return InvalidArgument("size: is null");
+    const std::string text = weir::PlanToJson(*session->current()->ActivePlan());
+    const size_t capacity = buffer == nullptr ? 0 : *size;
+    *size = text.size();
+    if (capacity < text.size() + 1) {
+      return weir::ResourceExhausted(
+          StrCat("buffer: expected at least ", text.size() + 1, " bytes, found ", capacity));
+    }
+    CopyText(text, buffer, capacity);
+    return OkStatus();
+  });
+}
+
+const char* weir_strerror(int32_t status) {
+  switch (status) {
+    case WEIR_OK:
+      return "ok";
+    case WEIR_INVALID_ARGUMENT:
+      return "invalid argument";
+    case WEIR_NOT_FOUND:
+      return "not found";
+    case WEIR_FAILED_PRECONDITION:
+      return "failed precondition";
+    case WEIR_DATA_LOSS:
+      return "data loss";
+    case WEIR_PEER_UNAVAILABLE:
+      return "peer unavailable";
+    case WEIR_DEADLINE_EXCEEDED:
+      return "deadline exceeded";
+    case WEIR_RESOURCE_EXHAUSTED:
+      return "resource exhausted";
+    case WEIR_ABORTED:
+      return "aborted";
+    case WEIR_INTERNAL:
+      return "internal error";
+  }
+  return "unknown status";
+}
+
+const char* weir_last_error(const weir_session* session) {
+  try {
+    weir::c_api::LastError& last_error = weir::c_api::Last();
+    if (session != nullptr && last_error.owner == session->id) return last_error.text.c_str();
+    if (session == nullptr || session->current() == nullptr) return last_error.text.c_str();
+    // Nothing failed on this thread; an operation may have failed on the session's own.
+    last_error.owner = 0;
+    last_error.text = weir::Message(session->current()->failure());
+    return last_error.text.c_str();
+  } catch (...) {
+    return "out of memory";
+  }
+}
+
+const char* weir_version(void) { return weir::kLibraryVersion; }
+
+const char* weir_capabilities(void) {
+  try {
+    return weir::CapabilitiesJson().c_str();
+  } catch (...) {
+    return "{}";
+  }
+}
+
+}  // extern "C"

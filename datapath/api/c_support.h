@@ -1,0 +1,71 @@
+#pragma once
+// What the C faces of Session and Communicator share: codes, errors per thread, checked arguments.
+// Nothing that is thrown below crosses the C interface.
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "datapath/api/weir.h"
+#include "datapath/base/clock.h"
+#include "datapath/base/status.h"
+
+namespace weir::c_api {
+
+weir_status ToC(const Status& status);
+
+/// The last error of the calling thread, and the handle that it belongs to.
+struct LastError {
+  uint64_t owner = 0;  // 0: none
+  std::string text;
+};
+LastError& Last();
+
+/// A number for a handle, never reused, unlike addresses. Thread-safe.
+uint64_t NextOwner();
+
+/// Runs `body` and turns its status, or whatever it throws, into a code and the last error.
+template <typename Body>
+weir_status Guard(uint64_t owner, Body&& body) noexcept {
+  try {
+    Status status;
+    try {
+      status = body();
+    } catch (const std::bad_alloc&) {
+      status = ResourceExhausted("out of memory");
+    } catch (const std::exception& error) {
+      status = Internal(error.what());
+    } catch (...) {
+      status = Internal("an unknown exception");
+    }
+    if (status.ok()) return WEIR_OK;
+    Last() = {owner, Message(status)};
+    return ToC(status);
+  } catch (...) {
+    return WEIR_RESOURCE_EXHAUSTED;  // no memory to say why
+  }
+}
+
+/// A copy of the caller's struct, whose size tells which version of the header it was built with.
+template <typename T>
+StatusOr<T> ReadStruct(const T* given, const char* name) {
+  if (given == nullptr) return InvalidArgument(StrCat(name, ": is null"));
+  if (given->struct_size < sizeof(size_t) || given->struct_size > 4096) {
+    return InvalidArgument(
+        StrCat(name, ".struct_size: expected ", sizeof(T), ", found ", given->struct_size));
+  }
+  T copy{};
+  std::memcpy(&copy, given, std::min(sizeof(T), given->struct_size));
+  return copy;
+}
+
+/// `text`, or `otherwise` when it is null or empty.
+std::string Text(const char* text, const char* otherwise);
+/// `seconds`, or `otherwise` when 0. kInvalidArgument outside 0..1e6.
+StatusOr<Duration> Timeout(double seconds, const char* name, double otherwise);
+/// As much of `text` as fits, with a terminating zero. `buffer` may be null.
+void CopyText(const std::string& text, char* buffer, size_t size);
+
+}  // namespace weir::c_api

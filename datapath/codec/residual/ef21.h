@@ -1,0 +1,36 @@
+#pragma once
+// EF21: ranks send what changed in their gradients, not the gradients. Each rank keeps a memory h
+// of what it has sent; in every step it sends c = C(g - h) and adds c to h, and all ranks add the
+// sum of the c to an estimate, which the optimiser sees in place of the mean gradient. With a
+// contraction C the error of the estimate shrinks geometrically while gradients stand still, and
+// nothing is ever owed: there is no residual. All ranks start at zero together. Two floats an
+// element, double-buffered.
+// Source: Richtarik, Sokolov, Fatkhullin, "EF21: a new, simpler, theoretically better, and
+// practically faster error feedback", NeurIPS 2021, algorithm 2 (distributed form).
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "datapath/codec/codec.h"
+#include "datapath/codec/residual/error_feedback.h"
+
+namespace weir {
+
+/// Encodes gradient - h into `out` and fills next_negative: h moves by what is sent. `codec` has
+/// one round and payloads that hold values. A non-finite gradient leaves next_negative unspecified.
+/// Codecs with a shared maximum take LocalMax(gradient, negative). Errors are the codec's. O(n) and
+/// the codec's encoding and decoding.
+StatusOr<EncodeResult> Ef21Encode(const Codec& codec, std::span<const float> gradient,
+                                  const Ef21Buffers& buffers, const EncodeContext& context,
+                                  std::span<std::byte> out);
+
+/// `sum` holds the decoded sum of what all ranks sent. Fills next_estimate and replaces `sum` by
+/// scale * next_estimate. O(n).
+void Ef21Deliver(const Ef21Buffers& buffers, float scale, std::span<float> sum);
+
+/// A codec with the payloads of `inner`, which outlives it, under EF21. `inner` is as Ef21Encode
+/// wants it, counts no votes and keeps no momentum.
+std::unique_ptr<Codec> MakeEf21Codec(const Codec& inner, std::string name, std::string summary);
+
+}  // namespace weir

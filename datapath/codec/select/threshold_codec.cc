@@ -1,0 +1,225 @@
+#include "datapath/codec/select/threshold_codec.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "datapath/base/check.h"
+#include "datapath/base/random.h"
+#include "datapath/codec/block_pass.h"
+#include "datapath/codec/select/selection_payload.h"
+
+namespace weir {
+namespace {
+
+/// Elements that DecodeSum adds up in one go: a first-level cache holds them.
+constexpr size_t kSumPiece = 8192;
+constexpr size_t kSampledCountMin = 2048 * kHistogramSampling;
+constexpr size_t kSampledWanted = 32768;
+constexpr unsigned kSamplingMax = 512;
+/// Groups between the one being read and the one asked for.
+constexpr size_t kGroupsAhead = 16;
+
+/// From `at` to the next multiple of 64 bytes.
+size_t ElementsToAlignment(const float* at) {
+  return -reinterpret_cast<uintptr_t>(at) % 64 / sizeof(float);
+}
+
+/// Calls visit(block, group) for every block, or for one group in `stride`, drawn by a hash of its
+/// place so that no row length is met in step.
+template <typename Visit>
+void ForEachSampled(const SelectionRequest& request, size_t stride, Visit&& visit) {
+  const size_t n = request.gradient.size();
+  const float* gradient = request.gradient.data();
+  const float* residual = request.residual.empty() ? nullptr : request.residual.data();
+  const size_t step = stride <= 1 ? kernels::kBlockElements : kernels::kSampleGroup;
+  const auto place = [&](size_t index) {
+    return (stride <= 1 ? index : index * stride + Mix64(index) % stride) * step;
+  };
+  for (size_t index = 0; index * std::max<size_t>(stride, 1) * step < n; ++index) {
+    if (stride > 1) {
+      const size_t ahead = place(index + kGroupsAhead);
+      const size_t run = ahead + kernels::SampledRun(ahead / step) * kernels::kSampleRun;
+      if (run < n) {
+        __builtin_prefetch(gradient + run);
+        if (residual != nullptr) __builtin_prefetch(residual + run);
+      }
+    }
+    const size_t at = place(index);
+    if (at >= n) continue;
+    visit(kernels::Block{.gradient = gradient + at,
+                         .residual = residual == nullptr ? nullptr : residual + at,
+                         .size = std::min(step, n - at)},
+          at / kernels::kSampleGroup);
+  }
+}
+
+}  // namespace
+
+std::vector<CodecSetting> ThresholdSettings() {
+  // Besides the codes, 8 and 4 bits send a float32 step for every kValueBlock values.
+  constexpr double kStepBits = 32.0 / kValueBlock;
+  return {{.bits = 16, .kept_bits = 16},
+          {.bits = 8, .kept_bits = 8 + kStepBits, .relative_error_squared = 4e-6},
+          {.bits = 4, .kept_bits = 4 + kStepBits, .relative_error_squared = 1.3e-3}};
+}
+
+CodecTraits ThresholdTraits(std::string name, std::string summary) {
+  CodecTraits traits;
+  traits.name = std::move(name);
+  traits.summary = std::move(summary);
+  traits.needs_error_feedback = true;
+  traits.form = PayloadForm::kOpaque;
+  traits.settings = {{.kept_bits = 16}};
+  traits.indices_coded = true;
+  traits.uses_ratio = true;
+  traits.ratio_min = 1e-6;
+  traits.ratio_max = 1;
+  traits.error_model = ErrorModel::kSelection;
+  // At least half of the largest, of which those in the last bin may be up to 1/16 smaller.
+  traits.contraction = 0.4;
+  return traits;
+}
+
+unsigned SamplingFor(size_t expected) {
+  if (expected < kSampledCountMin) return 1;
+  unsigned sampling = kHistogramSampling;
+  while (sampling < kSamplingMax && expected / (2 * sampling) >= kSampledWanted) sampling *= 2;
+  return sampling;
+}
+
+kernels::TailMoments MomentsAbove(const SelectionRequest& request, float threshold,
+                                  unsigned sampling, bool with_logs) {
+  kernels::TailMoments moments;
+  const bool sampled = sampling > 1;
+  ForEachSampled(request, sampling / kHistogramSampling,
+                 [&](const kernels::Block& block, uint64_t group) {
+                   kernels::MomentsAbove(block, threshold, sampled, group, &moments);
+                   if (with_logs) kernels::LogsAbove(block, threshold, sampled, group, &moments);
+                 });
+  moments.count *= sampling;
+  moments.sum *= sampling;
+  moments.sum_squares *= sampling;
+  moments.sum_logs *= sampling;
+  return moments;
+}
+
+ValueFormat ThresholdCodec::Format(const EncodeContext& context) const {
+  switch (context.params.bits) {
+    case 8:
+      return ValueFormat::kInt8;
+    case 4:
+      return ValueFormat::kInt4;
+    default:
+      return ValueFormat::kHalf;
+  }
+}
+
+size_t ThresholdCodec::Cap(size_t n, const EncodeContext& context) const {
+  return SelectionCap(n, context.params.ratio);
+}
+
+float ThresholdCodec::FindThreshold(const SelectionRequest&, const EncodeContext&,
+                                    SelectionState&) const {
+  WEIR_CHECK(!"a threshold codec overrides FindThreshold or Choose");
+}
+
+Selection ThresholdCodec::Choose(SelectionRequest request, const EncodeContext& context,
+                                 SelectionState& state) const {
+  const float threshold = FindThreshold(request, context, state);
+  return SelectAbove(request, threshold, TooFew::kAccept, state);
+}
+
+size_t ThresholdCodec::MaxEncodedBytes(size_t n, const EncodeContext& context) const {
+  return MaxSelectionBytes(n, Cap(n, context), Format(context));
+}
+
+std::unique_ptr<CodecState> ThresholdCodec::NewState(size_t, const EncodeContext&) const {
+  return std::make_unique<SelectionState>();
+}
+
+Status ThresholdCodec::DecodeAdd(std::span<const std::byte> payload, const EncodeContext&,
+                                 float scale, std::span<float> out) const {
+  WEIR_ASSIGN_OR_RETURN(SelectionReader reader, SelectionReader::Open(payload, out.size()));
+  WEIR_RETURN_IF_ERROR(reader.AddNext(scale, out));
+  return reader.Finish();
+}
+
+Status ThresholdCodec::DecodeSum(std::span<const std::vector<std::byte>> payloads,
+                                 const EncodeContext&, float scale, std::span<float> out,
+                                 const std::function<void(std::span<float>)>& done) const {
+  std::vector<SelectionReader> readers;
+  readers.reserve(payloads.size());
+  const auto annotate = [](const Status& status, size_t rank) {
+    return status.ok() ? status : Annotate(status, StrCat("payload of rank ", rank));
+  };
+  for (const std::vector<std::byte>& payload : payloads) {
+    StatusOr<SelectionReader> reader = SelectionReader::Open(payload, out.size());
+    WEIR_RETURN_IF_ERROR(annotate(reader.status(), readers.size()));
+    readers.push_back(*std::move(reader));
+  }
+  // Of all ranks' payloads the elements of one piece after the other, each piece in the cache.
+  // Those of a long sum are made beside it and leave past the caches: filling cold lines with zeros
+  // would take as long as all the rest.
+  alignas(64) float beside[kSumPiece];
+  const bool streamed = out.size() >= kStreamedElementsMin;
+  size_t size = streamed ? ElementsToAlignment(out.data()) : 0;
+  if (size == 0) size = kSumPiece;
+  for (size_t at = 0; at < out.size(); at += size, size = kSumPiece) {
+    const std::span<float> part = out.subspan(at, std::min(size, out.size() - at));
+    const bool past = streamed && size == kSumPiece;
+    const std::span<float> piece = past ? std::span(beside).first(part.size()) : part;
+    std::fill(piece.begin(), piece.end(), 0.0f);
+    for (size_t rank = 0; rank < readers.size(); ++rank) {
+      WEIR_RETURN_IF_ERROR(annotate(readers[rank].AddNext(scale, piece), rank));
+    }
+    done(piece);
+    if (past) kernels::CopyPast(piece.data(), part.data(), piece.size());
+  }
+  if (streamed) kernels::FlushStreams();
+  for (size_t rank = 0; rank < readers.size(); ++rank) {
+    WEIR_RETURN_IF_ERROR(annotate(readers[rank].Finish(), rank));
+  }
+  return OkStatus();
+}
+
+Status ThresholdCodec::DecodeIndices(std::span<const std::byte> payload, size_t n,
+                                     std::vector<uint32_t>* indices) const {
+  return ReadSelectionIndices(payload, n, indices);
+}
+
+StatusOr<EncodeResult> ThresholdCodec::Pass(const PassOperands& operands,
+                                            const EncodeContext& context,
+                                            std::span<std::byte> out) const {
+  WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
+  const size_t n = operands.gradient.size();
+  WEIR_CHECK(operands.residual.empty() || operands.residual.size() == n);
+  WEIR_CHECK(operands.rest.empty() || operands.rest.size() == n);
+  uint64_t in_shape = 0;
+  for (const TensorShape& tensor : context.shape) in_shape += tensor.elements();
+  if (!context.shape.empty() && in_shape != n) {
+    return InvalidArgument(
+        StrCat(traits_.name, ": expected tensors of ", n, " elements in all, found ", in_shape));
+  }
+  WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, MaxEncodedBytes(n, context)));
+  const SelectionRequest request{.gradient = operands.gradient,
+                                 .residual = operands.residual,
+                                 .rest = operands.rest,
+                                 .ratio = context.params.ratio,
+                                 .format = Format(context),
+                                 .statistics = context.statistics};
+  SelectionState transient;
+  auto* kept = dynamic_cast<SelectionState*>(context.state);
+  SelectionState& state = kept != nullptr ? *kept : transient;
+  const Selection selection = Choose(request, context, state);
+  EncodeResult result{.bytes = WriteSelection(selection, state, n, out),
+                      .non_finite = selection.sums.non_finite()};
+  if (!result.non_finite) {
+    result.energy_in = selection.sums.energy_in;
+    result.energy_lost = selection.sums.energy_lost;
+  }
+  return result;
+}
+
+}  // namespace weir

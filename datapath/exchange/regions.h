@@ -1,0 +1,23 @@
+#pragma once
+// How a bucket is cut for collectives that carry regions (PayloadForm::kRegions) or parts of the
+// sums of nodes (kNodeSums, kNodeShards).
+
+#include <cstddef>
+#include <vector>
+
+#include "datapath/codec/codec.h"
+
+namespace weir {
+
+/// Elements begin .. begin + size - 1 of a bucket, which one rank sums for all.
+struct Region {
+  size_t begin = 0, size = 0;
+  std::vector<TensorShape> shape;  // tensors that lie in it whole; cut ones as vectors
+};
+
+/// One region for each rank, in rank order: almost equal runs of whole cache lines, so the last
+/// ones are empty where a bucket has fewer lines than the world ranks. Equal on all ranks, whatever
+/// the ratio: a codec's ratio holds for each region by itself. O(world + tensors). Thread-safe.
+std::vector<Region> CutRegions(const BucketSize& bucket, int world);
+
+}  // namespace weir

@@ -1,0 +1,242 @@
+// weir-aggregator: reads flags, starts the shards and the control interface, waits for a signal.
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "datapath/aggregation/io/address.h"
+#include "datapath/base/log.h"
+#include "deploy/aggregator/http_server.h"
+#include "deploy/program/hidden_command.h"
+#include "deploy/program/stop_signal.h"
+#ifdef WEIR_XDP
+#include "datapath/aggregation/xdp/xdp_offload.h"
+#endif
+
+namespace weir::aggregation {
+namespace {
+
+struct AggregatorFlags {
+  ServerOptions server;
+  HttpOptions http;
+  std::string http_address = "127.0.0.1:9466";
+  std::string token_file;
+  std::string log_level = "info";
+  double buffer_mib = 8;
+  double goodput_gbit_per_s = 0;
+  double stall_s = 5;
+  double idle_s = 3600;
+  bool insecure = false;
+  std::vector<std::string> xdp;
+  std::string xdp_mode = "any";
+};
+
+void DefineFlags(CLI::App& app, AggregatorFlags* flags) {
+  ServerOptions& server = flags->server;
+  server.first_port = 48864;
+  app.set_version_flag("--version", "weir-aggregator " WEIR_VERSION);
+  app.add_option("--listen", server.listen, "IPv4 address that workers send to")
+      ->capture_default_str();
+  app.add_option("--port", server.first_port,
+                 "UDP port of the first shard, the others follow; 0: any free ones")
+      ->capture_default_str();
+  app.add_option("--shards", server.shards, "threads, each with its port and leases; one a core")
+      ->check(CLI::Range(1, kShardsMax))
+      ->capture_default_str();
+  app.add_option("--slots", server.limits.slots, "slots of a shard, about 5 KiB of memory each")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--slots-per-job", server.limits.slots_per_job, "most slots of one lease")
+      ->check(CLI::Range(1, 65535))
+      ->capture_default_str();
+  app.add_option("--leases", server.limits.leases, "most leases of a shard")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_flag("!--approximate-floats", server.limits.exact_floats,
+               "leases of mode float add as a switch does that cannot shift a register");
+  app.add_option("--buffer-mib", flags->buffer_mib, "kernel buffer of a shard, each way")
+      ->check(CLI::Range(0.0625, 1024.0))
+      ->capture_default_str();
+  app.add_option(
+         "--goodput-gbit-s", flags->goodput_gbit_per_s,
+         "payload that all shards together take in from workers, by which controllers judge "
+         "what a job gains; 0: not stated")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
+  app.add_option("--http", flags->http_address,
+                 "IPV4:PORT of leases, /metrics and /healthz; port 0: any")
+      ->capture_default_str();
+  app.add_option("--token-file", flags->token_file,
+                 "file with the bearer token that leases and metrics ask for");
+  app.add_option("--tls-cert", flags->http.tls_cert,
+                 "PEM file: certificate of the control interface");
+  app.add_option("--tls-key", flags->http.tls_key, "PEM file: its key");
+  app.add_flag("--insecure", flags->insecure, "allow --http off loopback without a token and TLS");
+  app.add_option("--stall-s", flags->stall_s,
+                 "log the workers that an incomplete round has waited for this long; 0: never")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
+  app.add_option("--idle-s", flags->idle_s,
+                 "end leases that no packet has come for in this long; 0: never")
+      ->check(CLI::Range(0.0, 2592000.0))
+      ->capture_default_str();
+  app.add_option("--drop", server.drop, "for tests: probability that a packet is lost, each way")
+      ->check(CLI::Range(0.0, 0.99))
+      ->capture_default_str();
+  app.add_option("--seed", server.seed, "of the losses that --drop injects")->capture_default_str();
+  app.add_option("--xdp", flags->xdp,
+                 "interface whose workers' leases the kernel serves where it can (modes sum and "
+                 "table, \"checked\": false); may be repeated; needs root and --shards 1")
+      ->type_name("IFACE");
+  app.add_option("--xdp-mode", flags->xdp_mode,
+                 "any, native (in the interface's driver) or generic")
+      ->capture_default_str();
+  app.add_option("--log-level", flags->log_level, "debug, info, warning or error")
+      ->capture_default_str();
+}
+
+StatusOr<std::string> ReadTokenFile(const std::string& path) {
+  constexpr size_t kTokenMin = 16, kTokenMax = 512;
+  std::ifstream file(path);
+  std::string token;
+  if (!file || !(file >> token)) return InvalidArgument(StrCat("no token in ", path));
+  if (token.size() < kTokenMin || token.size() > kTokenMax) {
+    return InvalidArgument(StrCat("expected a token of ", kTokenMin, " to ", kTokenMax,
+                                  " characters in ", path, ", found ", token.size()));
+  }
+  return token;
+}
+
+// What the flags say beyond single values.
+Status Complete(AggregatorFlags* flags) {
+  WEIR_ASSIGN_OR_RETURN(const LogLevel level, ParseLogLevel(flags->log_level));
+  SetMinimumLogLevel(level);
+  const auto http = ParseSourceAddress(flags->http_address);
+  if (!http.ok()) return Annotate(http.status(), "--http");
+  const std::string address = AddressText(*http);
+  flags->http.host = address.substr(0, address.rfind(':'));
+  flags->http.port = static_cast<uint16_t>(*http & 0xFFFF);
+  flags->http.version = WEIR_VERSION;
+  if (!flags->token_file.empty()) {
+    WEIR_ASSIGN_OR_RETURN(flags->http.token, ReadTokenFile(flags->token_file));
+  }
+  if (flags->http.tls_cert.empty() != flags->http.tls_key.empty()) {
+    return InvalidArgument("--tls-cert and --tls-key: expected both or neither");
+  }
+  const bool loopback = *http >> 40 == 127;
+  if (!loopback && !flags->insecure &&
+      (flags->http.token.empty() || flags->http.tls_cert.empty())) {
+    return InvalidArgument(StrCat("--http ", flags->http_address,
+                                  " is off loopback: expected --token-file, --tls-cert and "
+                                  "--tls-key, or --insecure"));
+  }
+  flags->http.goodput_bits_per_s = 1e9 * flags->goodput_gbit_per_s;
+  if (!flags->xdp.empty() && flags->server.shards != 1) {
+    return InvalidArgument(StrCat("--xdp: expected --shards 1, found ", flags->server.shards));
+  }
+  flags->server.buffer_bytes = static_cast<int>(flags->buffer_mib * (1 << 20));
+  return OkStatus();
+}
+
+/// Says once per round who holds a job up, and ends leases whose job has gone without a word.
+class LeaseWatch {
+ public:
+  LeaseWatch(double stall_s, double idle_s)
+      : stall_(FromSeconds(stall_s)), idle_(FromSeconds(idle_s)) {}
+
+  void Look(AggregatorServer* server) {
+    const auto leases = server->Leases();
+    if (!leases.ok()) return Log(LogLevel::kWarning, "aggregator", Message(leases.status()));
+    std::map<std::string, TimePoint> told;  // those that no longer wait are forgotten
+    for (const LeaseStatus& status : *leases) {
+      if (idle_ > Duration::zero() && status.idle > idle_) End(status, server);
+      if (stall_ <= Duration::zero() || !status.oldest.has_value()) continue;
+      if (status.oldest->age < stall_) continue;
+      const TimePoint opened_at = status.oldest->round.opened_at;
+      const auto before = told_.find(status.grant.job);
+      if (before == told_.end() || before->second != opened_at) {
+        Log(LogLevel::kWarning, "aggregator", Describe(status.grant, *status.oldest));
+      }
+      told[status.grant.job] = opened_at;
+    }
+    told_ = std::move(told);
+  }
+
+ private:
+  static void End(const LeaseStatus& status, AggregatorServer* server) {
+    const LeaseGrant& grant = status.grant;
+    const Status ended = server->Revoke(grant.job, grant.lease.epoch);
+    Log(LogLevel::kWarning, "aggregator",
+        StrCat("job ", grant.job, ": no packet for ", ToSeconds(status.idle), " s; its lease ",
+               ended.ok() ? "ends" : "cannot be ended: " + Message(ended)));
+  }
+
+  const Duration stall_, idle_;
+  std::map<std::string, TimePoint> told_;  // job -> when the round of the last message began
+};
+
+#ifdef WEIR_XDP
+Status StartXdp(const AggregatorFlags& flags, AggregatorServer* server) {
+  XdpOffloadOptions options{.interfaces = flags.xdp, .socket = server->socket()};
+  WEIR_ASSIGN_OR_RETURN(options.mode, ParseXdpAttachMode(flags.xdp_mode));
+  options.plane.limits = flags.server.limits;
+  WEIR_ASSIGN_OR_RETURN(std::unique_ptr<XdpOffload> offload, XdpOffload::Start(options));
+  server->UseOffload(std::move(offload));
+  return OkStatus();
+}
+#else
+Status StartXdp(const AggregatorFlags&, AggregatorServer*) {
+  return InvalidArgument("--xdp: this build has no aggregator in the kernel (clang and libbpf)");
+}
+#endif
+
+int Fail(const Status& status) {
+  Log(LogLevel::kError, "aggregator", Message(status));
+  return status.code() == StatusCode::kInvalidArgument || status.code() == StatusCode::kNotFound
+             ? 2
+             : 1;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app{
+      "weir-aggregator: sums gradients that workers send as UDP packets, as a programmable switch "
+      "would; jobs get leases over HTTP"};
+  AggregatorFlags flags;
+  DefineFlags(app, &flags);
+  const ProgramPage page{"weir-aggregator", {"weir-agent 1", "weir-controller 1"}, nullptr};
+  if (const auto answered = AnswerHiddenCommand(app, page, argc, argv)) return *answered;
+  CLI11_PARSE(app, argc, argv);
+
+  HoldStopSignals();
+  const Status complete = Complete(&flags);
+  if (!complete.ok()) return Fail(complete);
+  const auto server = AggregatorServer::Start(flags.server);
+  if (!server.ok()) return Fail(server.status());
+  if (!flags.xdp.empty()) {
+    const Status attached = StartXdp(flags, server->get());
+    if (!attached.ok()) return Fail(attached);
+  }
+  const auto http = HttpServer::Start(flags.http, server->get());
+  if (!http.ok()) return Fail(http.status());
+  const auto shards = (*server)->Shards();
+  if (!shards.ok()) return Fail(shards.status());
+  // For programs that start this one with port 0.
+  std::printf("http %s:%d udp %s shards %zu\n", flags.http.host.c_str(), (*http)->port(),
+              AddressText(shards->front().address).c_str(), shards->size());
+  std::fflush(stdout);
+  LeaseWatch watch(flags.stall_s, flags.idle_s);
+  int received = 0;
+  while ((received = WaitForStopSignal(std::chrono::seconds(1))) == 0) watch.Look(server->get());
+  Log(LogLevel::kInfo, "aggregator", StrCat("ending on signal ", received));
+  // There is nothing to save, and a client that keeps a connection open may not hold up the end.
+  std::_Exit(0);
+}
+
+}  // namespace
+}  // namespace weir::aggregation
+
+int main(int argc, char** argv) { return weir::aggregation::Main(argc, argv); }

@@ -1,0 +1,174 @@
+#include "deploy/aggregator/metrics.h"
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include <utility>
+
+#include "deploy/aggregator/lease_api.h"
+
+namespace weir::aggregation {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using MetricLabels = std::vector<ClientMetric::Label>;
+
+class Page {
+ public:
+  /// Starts a family, to which the following Add()s belong.
+  void Family(const char* name, const char* help, MetricType type) {
+    MetricFamily family;
+    family.name = name;
+    family.help = help;
+    family.type = type;
+    families_.push_back(std::move(family));
+  }
+  void Add(MetricLabels labels, double value) {
+    ClientMetric metric;
+    metric.label = std::move(labels);
+    metric.counter.value = value;
+    metric.gauge.value = value;
+    families_.back().metric.push_back(std::move(metric));
+  }
+  void Add(MetricLabels labels, uint64_t value) {
+    Add(std::move(labels), static_cast<double>(value));
+  }
+  std::string Text() const { return prometheus::TextSerializer().Serialize(families_); }
+
+ private:
+  std::vector<MetricFamily> families_;
+};
+
+void AddPackets(const std::vector<ShardStatus>& shards, Page* page) {
+  page->Family("weir_aggregator_packets_total", "Packets received, by what became of them.",
+               MetricType::Counter);
+  for (size_t s = 0; s < shards.size(); ++s) {
+    const AggregatorCounters& c = shards[s].counters.packets;
+    const std::pair<const char*, uint64_t> outcomes[] = {
+        {"added", c.added},     {"completed", c.completed}, {"served_again", c.served},
+        {"noticed", c.noticed}, {"duplicate", c.duplicate}, {"stale", c.stale},
+        {"early", c.early},     {"malformed", c.malformed}, {"unknown_lease", c.unknown},
+        {"foreign", c.foreign}};
+    for (const auto& [outcome, count] : outcomes) {
+      page->Add({{"shard", std::to_string(s)}, {"outcome", outcome}}, count);
+    }
+  }
+}
+
+// Of the kernel's program; what never gets to it, sockets count.
+void AddKernel(const OffloadStatus& kernel, Page* page) {
+  const AggregatorCounters& c = kernel.counters.packets;
+  page->Family("weir_aggregator_kernel_packets_total",
+               "Packets that the program in the kernel met, by what became of them.",
+               MetricType::Counter);
+  const std::pair<const char*, uint64_t> outcomes[] = {
+      {"added", c.added},
+      {"completed", c.completed},
+      {"served_again", c.served},
+      {"noticed", c.noticed},
+      {"duplicate", c.duplicate},
+      {"stale", c.stale},
+      {"early", c.early},
+      {"foreign", c.foreign},
+      {"passed_to_socket", kernel.counters.passed}};
+  for (const auto& [outcome, count] : outcomes) page->Add({{"outcome", outcome}}, count);
+  page->Family(
+      "weir_aggregator_kernel_replies_total",
+      "Replies that the kernel left to the program behind it, and those that got lost there.",
+      MetricType::Counter);
+  const std::pair<const char*, uint64_t> fates[] = {{"handed", kernel.counters.handed},
+                                                    {"ring_full", kernel.counters.ring_full},
+                                                    {"unsent", kernel.counters.unsent}};
+  for (const auto& [fate, count] : fates) page->Add({{"fate", fate}}, count);
+  page->Family("weir_aggregator_kernel_granted_slots", "Slots that leases in the kernel hold.",
+               MetricType::Gauge);
+  page->Add({}, uint64_t{kernel.slots_granted});
+  page->Family("weir_aggregator_kernel_leases", "Leases that the kernel serves.",
+               MetricType::Gauge);
+  page->Add({}, uint64_t{kernel.leases});
+}
+
+void AddShards(const std::vector<ShardStatus>& shards, Page* page) {
+  const auto family = [&](const char* name, const char* help, MetricType type, auto value) {
+    page->Family(name, help, type);
+    for (size_t s = 0; s < shards.size(); ++s) {
+      page->Add({{"shard", std::to_string(s)}}, static_cast<double>(value(shards[s])));
+    }
+  };
+  family("weir_aggregator_cut_off_rounds_total", "Rounds that ended without some workers.",
+         MetricType::Counter, [](const ShardStatus& s) { return s.counters.packets.cut_off; });
+  page->Family("weir_aggregator_forwarded_packets_total",
+               "Sums sent to the aggregator above; again: because a worker asked before the result "
+               "had come.",
+               MetricType::Counter);
+  for (size_t s = 0; s < shards.size(); ++s) {
+    const AggregatorCounters& c = shards[s].counters.packets;
+    page->Add({{"shard", std::to_string(s)}, {"again", "no"}}, c.forwarded);
+    page->Add({{"shard", std::to_string(s)}, {"again", "yes"}}, c.forwarded_again);
+  }
+  family("weir_aggregator_delivered_packets_total", "Results from the aggregator above.",
+         MetricType::Counter, [](const ShardStatus& s) { return s.counters.packets.delivered; });
+  family("weir_aggregator_sent_packets_total", "Replies that the kernel took.", MetricType::Counter,
+         [](const ShardStatus& s) { return s.counters.port.sent; });
+  family("weir_aggregator_unsent_packets_total", "Replies that the kernel had no room for.",
+         MetricType::Counter, [](const ShardStatus& s) { return s.counters.port.unsent; });
+  family("weir_aggregator_injected_losses_total", "Packets dropped on purpose (--drop).",
+         MetricType::Counter, [](const ShardStatus& s) { return s.counters.dropped; });
+  family("weir_aggregator_cpu_seconds_total", "Processor time of the shard's thread.",
+         MetricType::Counter, [](const ShardStatus& s) { return ToSeconds(s.counters.cpu_time); });
+  family("weir_aggregator_granted_slots", "Slots that leases hold.", MetricType::Gauge,
+         [](const ShardStatus& s) { return s.slots_granted; });
+  family("weir_aggregator_leases", "Leases that jobs hold.", MetricType::Gauge,
+         [](const ShardStatus& s) { return s.leases; });
+}
+
+void AddTls(const TlsHealth& tls, Page* page) {
+  page->Family("weir_tls_last_reload_successful", "1 when the TLS files that are there are in use.",
+               MetricType::Gauge);
+  page->Add({}, tls.renewed ? 1.0 : 0.0);
+  page->Family("weir_tls_reload_failures_total", "Times that changed TLS files were not good.",
+               MetricType::Counter);
+  page->Add({}, tls.refused);
+  page->Family("weir_tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends.",
+               MetricType::Gauge);
+  page->Add({}, tls.certificate_end_unix_s);
+}
+
+// Not "job": Prometheus puts its own on everything that it scrapes.
+MetricLabels LabelsOf(const LeaseGrant& grant) {
+  return {{"training_job", grant.job}, {"mode", std::string(ModeName(grant.lease.mode))}};
+}
+
+}  // namespace
+
+std::string MetricsText(const std::string& version, const std::vector<ShardStatus>& shards,
+                        const std::vector<LeaseStatus>& leases,
+                        const std::optional<OffloadStatus>& kernel,
+                        const std::optional<TlsHealth>& tls) {
+  Page page;
+  page.Family("weir_aggregator_info", "The aggregator's version; always 1.", MetricType::Gauge);
+  page.Add({{"version", version}}, 1.0);
+  AddPackets(shards, &page);
+  AddShards(shards, &page);
+  if (kernel.has_value()) AddKernel(*kernel, &page);
+  if (tls.has_value()) AddTls(*tls, &page);
+  page.Family("weir_aggregator_oldest_round_age_seconds",
+              "How long the job's oldest incomplete round has waited; 0: none waits.",
+              MetricType::Gauge);
+  for (const LeaseStatus& status : leases) {
+    page.Add(LabelsOf(status.grant),
+             status.oldest.has_value() ? ToSeconds(status.oldest->age) : 0.0);
+  }
+  page.Family("weir_aggregator_oldest_round_missing_workers",
+              "Workers that the job's oldest incomplete round waits for; /v1/leases names them.",
+              MetricType::Gauge);
+  for (const LeaseStatus& status : leases) {
+    page.Add(LabelsOf(status.grant),
+             status.oldest.has_value() ? static_cast<double>(status.oldest->missing.size()) : 0.0);
+  }
+  return page.Text();
+}
+
+}  // namespace weir::aggregation

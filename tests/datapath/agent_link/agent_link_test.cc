@@ -1,0 +1,299 @@
+// The rank's side of the local socket against a fake agent: greeting, commands, hostile bytes,
+// absence, loss and return.
+
+#include "datapath/agent_link/agent_link.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "datapath/base/json.h"
+#include "datapath/base/log.h"
+#include "tests/datapath/session/session_world.h"
+
+namespace weir {
+namespace {
+
+using testing::Within;
+
+// Listens on a Unix socket and speaks frames; every wait is bounded.
+class FakeAgent {
+ public:
+  explicit FakeAgent(const std::string& path) : path_(path) {
+    unlink(path.c_str());
+    listener_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path.c_str(), sizeof address.sun_path - 1);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(listen(listener_, 8), 0);
+  }
+  ~FakeAgent() {
+    Hang();
+    close(listener_);
+    unlink(path_.c_str());
+  }
+
+  bool Accept() {
+    Hang();
+    pollfd wait{listener_, POLLIN, 0};
+    if (poll(&wait, 1, 10000) != 1) return false;
+    fd_ = accept(listener_, nullptr, nullptr);
+    return fd_ >= 0;
+  }
+  void Hang() {
+    if (fd_ >= 0) close(fd_);
+    fd_ = -1;
+    reader_ = SocketFrameReader();
+  }
+  void Write(const std::string& bytes) {
+    EXPECT_EQ(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  void Say(const std::string& json) { Write(EncodeSocketFrame(json)); }
+
+  /// The next message as JSON; null at the end of the connection or after 10 s.
+  nlohmann::json Hear() {
+    for (;;) {
+      const auto text = reader_.Next();
+      EXPECT_TRUE(text.ok());
+      if (text->has_value()) return *ParseJson(**text, 4u << 20);
+      pollfd wait{fd_, POLLIN, 0};
+      if (poll(&wait, 1, 10000) != 1) return nullptr;
+      char bytes[65536];
+      const ssize_t got = recv(fd_, bytes, sizeof bytes, 0);
+      if (got <= 0) return nullptr;
+      reader_.Append(std::string_view(bytes, static_cast<size_t>(got)));
+    }
+  }
+  /// Skips to the next message that has `key`.
+  nlohmann::json HearUntil(const char* key) {
+    for (;;) {
+      nlohmann::json message = Hear();
+      if (message.is_null() || message.contains(key)) return message;
+    }
+  }
+
+ private:
+  std::string path_;
+  int listener_ = -1, fd_ = -1;
+  SocketFrameReader reader_;
+};
+
+class Handler : public AgentHandler {
+ public:
+  std::vector<RankMessage> Greeting() override {
+    RankHello hello;
+    hello.job = "job";
+    return {hello};
+  }
+  void OnCommand(RankCommand command) override { commands.TryPush(std::move(command)); }
+  std::string Stance() override { return "running dense"; }
+  BoundedQueue<RankCommand> commands{64};
+};
+
+// Collects log lines while it lives.
+class LogCapture {
+ public:
+  LogCapture() {
+    SetLogSink([this](LogLevel, std::string_view, std::string_view message) {
+      lines.TryPush(std::string(message));
+    });
+  }
+  ~LogCapture() { SetLogSink(nullptr); }
+  std::string Next() { return lines.Pop(Within(10)).value_or("nothing within 10 s"); }
+  BoundedQueue<std::string> lines{1000};
+};
+
+std::string SocketPath() {
+  static std::atomic<int> count{0};
+  return StrCat(::testing::TempDir(), "/weir-", getpid(), "-", count.fetch_add(1), ".sock");
+}
+
+std::unique_ptr<AgentLink> MakeLink(const std::string& address, Handler& handler,
+                                    const std::string& token = "") {
+  AgentLinkOptions options;
+  options.address = address;
+  options.token = token;
+  options.name = "rank 0";
+  options.backoff_min = std::chrono::milliseconds(5);
+  options.backoff_max = std::chrono::milliseconds(20);
+  options.refusal_pause = std::chrono::milliseconds(20);
+  auto link = AgentLink::Create(options, handler);
+  EXPECT_TRUE(link.ok()) << ToString(link.status());
+  (*link)->Start();
+  return std::move(link).value();
+}
+
+TEST(AgentLinkTest, RefusesAddressesOfNoKnownForm) {
+  Handler handler;
+  for (const char* address : {"", "/path", "unix:", "tcp:", "tcp:host", "tcp:some.name:80",
+                              "tcp:127.0.0.1:http", "http:127.0.0.1:80"}) {
+    AgentLinkOptions options;
+    options.address = address;
+    EXPECT_EQ(AgentLink::Create(options, handler).status().code(), StatusCode::kInvalidArgument)
+        << address;
+  }
+}
+
+TEST(AgentLinkTest, SendsTokenAndGreetingThenPassesCommandsAndMessages) {
+  FakeAgent agent(SocketPath() + ".a");
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent listener(path);
+  auto link = MakeLink("unix:" + path, handler, "secret");
+  ASSERT_TRUE(listener.Accept());
+  EXPECT_EQ(listener.Hear()["token"], "secret");
+  EXPECT_EQ(listener.Hear()["hello"]["job"], "job");
+  listener.Say(R"({"arm": {"version": 5}})");
+  const auto command = handler.commands.Pop(Within(10));
+  ASSERT_TRUE(command.has_value());
+  EXPECT_EQ(std::get<PlanArm>(*command).version, 5u);
+  link->Send(PlanAck{5, "n"});
+  EXPECT_EQ(listener.Hear()["ack"]["version"], 5);
+}
+
+TEST(AgentLinkTest, MalformedCommandsCloseTheConnectionAndItComesBack) {
+  LogCapture log;
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent agent(path);
+  auto link = MakeLink("unix:" + path, handler);
+  for (const std::string& bytes :
+       {EncodeSocketFrame("not json"), EncodeSocketFrame(R"({"arm": 3})"),
+        std::string("\xff\xff\xff\xff", 4), std::string("\0\0\0\0", 4),
+        EncodeSocketFrame(std::string(100000, '['))}) {
+    ASSERT_TRUE(agent.Accept());
+    EXPECT_TRUE(agent.Hear().contains("hello"));
+    agent.Write(bytes);
+    EXPECT_TRUE(agent.Hear().is_null());  // closed by the rank
+  }
+  ASSERT_TRUE(agent.Accept());
+  agent.Say(R"({"arm": {"version": 6}})");
+  const auto command = handler.commands.Pop(Within(10));
+  ASSERT_TRUE(command.has_value());
+  EXPECT_EQ(std::get<PlanArm>(*command).version, 6u);
+}
+
+TEST(AgentLinkTest, SaysOnceThatThereIsNoAgentAndOnceEachThatItCameAndWent) {
+  LogCapture log;
+  Handler handler;
+  const std::string path = SocketPath();
+  auto link = MakeLink("unix:" + path, handler);
+  EXPECT_NE(log.Next().find("no agent at unix:" + path), std::string::npos);
+  {
+    FakeAgent agent(path);
+    ASSERT_TRUE(agent.Accept());
+    EXPECT_TRUE(agent.Hear().contains("hello"));
+    EXPECT_TRUE(link->connected());
+    EXPECT_NE(log.Next().find(": connected"), std::string::npos);
+  }
+  EXPECT_NE(log.Next().find("lost the agent"), std::string::npos);
+  FakeAgent again(path);
+  ASSERT_TRUE(again.Accept());
+  EXPECT_TRUE(again.Hear().contains("hello"));
+  // Attempts in between said nothing.
+  EXPECT_NE(log.Next().find("connected again"), std::string::npos);
+  link->Stop();
+  EXPECT_EQ(log.lines.size(), 0u);
+}
+
+TEST(AgentLinkTest, ARefusalIsLoggedWithItsReason) {
+  LogCapture log;
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent agent(path);
+  auto link = MakeLink("unix:" + path, handler);
+  ASSERT_TRUE(agent.Accept());
+  agent.Say(R"({"refusal": {"reason": "wrong token"}})");
+  EXPECT_NE(log.Next().find("connected"), std::string::npos);
+  EXPECT_NE(log.Next().find("wrong token"), std::string::npos);
+  EXPECT_TRUE(agent.Accept());  // later it tries again
+}
+
+TEST(AgentLinkTest, AnAgentThatDoesNotReadCostsOnlyOldReports) {
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent agent(path);
+  auto link = MakeLink("unix:" + path, handler);
+  ASSERT_TRUE(agent.Accept());
+  EXPECT_TRUE(agent.Hear().contains("hello"));
+  StepReport report;
+  report.buckets.resize(200);
+  for (uint64_t step = 0; step < 3000; ++step) {
+    report.step = step;
+    link->Send(report);  // never waits
+  }
+  link->Send(PlanAck{77, "n"});
+  uint64_t last = 0, heard = 0;
+  for (;;) {
+    const auto message = agent.Hear();
+    ASSERT_FALSE(message.is_null());
+    if (message.contains("step")) {
+      const uint64_t step = message["step"]["step"];
+      EXPECT_GE(step, last);
+      last = step;
+      ++heard;
+      if (step == 2999) break;
+    }
+  }
+  EXPECT_LT(heard, 3000u);
+}
+
+TEST(AgentLinkTest, StopIsQuickWithoutAnAgent) {
+  LogCapture log;
+  Handler handler;
+  auto link = MakeLink("tcp:127.0.0.1:1", handler);
+  EXPECT_NE(log.Next().find("no agent"), std::string::npos);
+  const TimePoint begin = RealClock().Now();
+  link->Stop();
+  EXPECT_LT(RealClock().Now() - begin, std::chrono::seconds(1));
+}
+
+// A whole job through real sockets: the plan comes over the wire, the agent dies in the middle.
+TEST(SessionWithAgentTest, PlanArrivesByTheSocketAndSurvivesTheAgent) {
+  LogCapture log;
+  const std::string path = SocketPath();
+  auto agent = std::make_unique<FakeAgent>(path);
+  testing::SessionWorld job({.world = 1, .agent = "unix:" + path});
+  job.Up();
+  ASSERT_TRUE(agent->Accept());
+  EXPECT_EQ(agent->Hear()["hello"]["world"], 1);
+  const uint64_t key = job.Define({{"p", 1000}});
+  const auto step = [&](uint64_t seed) {
+    auto data = testing::RandomGradients(1, 1000, seed);
+    job.Begin();
+    job.AllReduce(key, data);
+    job.End();
+  };
+  step(0);
+  EXPECT_EQ(agent->HearUntil("buckets")["buckets"]["buckets"][0]["key"], Hex64(key));
+  agent->Say(R"({"offer": {"nonce": "x", "plan": {"version": 3, "fallback":
+      {"codec": "nope", "collective": "ring"}}}})");
+  EXPECT_NE(agent->HearUntil("nack")["nack"]["reason"].get<std::string>().find("unknown codec"),
+            std::string::npos);
+  agent->Say(R"({"offer": {"nonce": "y", "plan": {"version": 4, "fallback":
+      {"codec": "top_k", "collective": "sparse_all_gather", "ratio": 0.1}}}})");
+  EXPECT_EQ(agent->HearUntil("ack")["ack"]["nonce"], "y");
+  agent->Say(R"({"arm": {"version": 4}})");
+  for (uint64_t s = 1; job.sessions[0]->ActivePlan()->version != 4 && s < 100000; ++s) step(s);
+  EXPECT_EQ(agent->HearUntil("active")["active"]["version"], 4);
+  agent.reset();
+  step(1);
+  step(2);
+  EXPECT_EQ(job.sessions[0]->ActivePlan()->version, 4u);
+  std::string line;
+  while (line.find("nothing within") == std::string::npos &&
+         line.find("lost the agent") == std::string::npos) {
+    line = log.Next();
+  }
+  EXPECT_NE(line.find("keeping plan 4"), std::string::npos) << line;
+}
+
+}  // namespace
+}  // namespace weir

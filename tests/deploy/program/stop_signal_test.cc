@@ -1,0 +1,62 @@
+#include "deploy/program/stop_signal.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <stop_token>
+#include <thread>
+
+namespace weir {
+namespace {
+
+TEST(StopSignalTest, EndsTheWaitAndNotTheProcess) {
+  HoldStopSignals();
+  EXPECT_EQ(WaitForStopSignal(Duration::zero()), 0);
+  for (const int number : {SIGTERM, SIGINT}) {
+    kill(getpid(), number);
+    EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), number);
+    kill(getpid(), number);
+    EXPECT_EQ(WaitForStopSignal(), number);
+  }
+  raise(SIGPIPE);  // would end the process
+}
+
+TEST(StopSignalTest, WaitsAsLongAsItWasTold) {
+  HoldStopSignals();
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(WaitForStopSignal(std::chrono::milliseconds(30)), 0);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(30));
+}
+
+// Threads that start later leave the signal to whoever waits for it.
+TEST(StopSignalTest, OtherThreadsDoNotTakeIt) {
+  HoldStopSignals();
+  std::jthread idle([](std::stop_token stop) {
+    while (!stop.stop_requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  kill(getpid(), SIGTERM);
+  EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), SIGTERM);
+}
+
+// Nor do those that a library started before main: they do not block the signal.
+TEST(StopSignalTest, ThreadsFromBeforePassItOn) {
+  std::jthread before([](std::stop_token stop) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int number : {SIGTERM, SIGINT}) sigaddset(&signals, number);
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    while (!stop.stop_requested()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  HoldStopSignals();
+  for (const int number : {SIGTERM, SIGINT}) {
+    pthread_kill(before.native_handle(), number);
+    EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), number);
+    kill(getpid(), number);
+    EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), number);
+  }
+}
+
+}  // namespace
+}  // namespace weir
