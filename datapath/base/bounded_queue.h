@@ -1,38 +1,40 @@
 #pragma once
 // A bounded multi-producer multi-consumer queue: the only way work crosses threads.
 
-#include <deque>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
 
 namespace weir {
 
-/// Holds at most `capacity` items. Thread-safe. Close() ends every wait: pushes fail, pops drain.
+/// Holds at most `capacity` items, 1 or more. Thread-safe. Close() ends every wait: pushes fail,
+/// pops drain. All memory is allocated with the queue, so that neither a push nor a pop throws
+/// unless moving an item does.
 template <typename T>
 class BoundedQueue {
  public:
-  explicit BoundedQueue(size_t capacity) : capacity_(capacity) {}
+  explicit BoundedQueue(size_t capacity)
+      : capacity_(capacity), items_(std::make_unique<std::optional<T>[]>(capacity)) {}
 
   /// False when full or closed; never waits.
   bool TryPush(T item) WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    if (closed_ || items_.size() >= capacity_) return false;
-    items_.push_back(std::move(item));
-    ready_.NotifyOne();
+    if (closed_ || count_ >= capacity_) return false;
+    Put(std::move(item));
     return true;
   }
 
   /// Waits for room until `deadline`; false when it passed or the queue closed.
   bool Push(T item, TimePoint deadline) WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    while (!closed_ && items_.size() >= capacity_) {
-      if (!room_.WaitUntil(mutex_, deadline) && items_.size() >= capacity_) return false;
+    while (!closed_ && count_ >= capacity_) {
+      if (!room_.WaitUntil(mutex_, deadline) && count_ >= capacity_) return false;
     }
     if (closed_) return false;
-    items_.push_back(std::move(item));
-    ready_.NotifyOne();
+    Put(std::move(item));
     return true;
   }
 
@@ -42,20 +44,19 @@ class BoundedQueue {
     MutexLock lock(mutex_);
     if (closed_) return false;
     bool kept_all = true;
-    if (items_.size() >= capacity_) {
-      items_.pop_front();
+    if (count_ >= capacity_) {
+      (void)Take();
       kept_all = false;
     }
-    items_.push_back(std::move(item));
-    ready_.NotifyOne();
+    Put(std::move(item));
     return kept_all;
   }
 
   /// The next item; nothing when `deadline` passed or the queue is closed and empty.
   std::optional<T> Pop(TimePoint deadline) WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    while (items_.empty()) {
-      if (closed_ || (!ready_.WaitUntil(mutex_, deadline) && items_.empty())) return std::nullopt;
+    while (count_ == 0) {
+      if (closed_ || (!ready_.WaitUntil(mutex_, deadline) && count_ == 0)) return std::nullopt;
     }
     return Take();
   }
@@ -63,7 +64,7 @@ class BoundedQueue {
   /// The next item; waits until there is one. Nothing only when closed and empty.
   std::optional<T> Pop() WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    while (items_.empty()) {
+    while (count_ == 0) {
       if (closed_) return std::nullopt;
       ready_.Wait(mutex_);
     }
@@ -72,7 +73,7 @@ class BoundedQueue {
 
   std::optional<T> TryPop() WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    if (items_.empty()) return std::nullopt;
+    if (count_ == 0) return std::nullopt;
     return Take();
   }
 
@@ -83,15 +84,28 @@ class BoundedQueue {
     room_.NotifyAll();
   }
 
+  /// Tells a push that failed for a full queue from one that failed since the queue was closed.
+  bool closed() const WEIR_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return closed_;
+  }
+
   size_t size() const WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    return items_.size();
+    return count_;
   }
 
  private:
+  void Put(T item) WEIR_REQUIRES(mutex_) {
+    items_[(first_ + count_) % capacity_].emplace(std::move(item));
+    ++count_;
+    ready_.NotifyOne();
+  }
+
   std::optional<T> Take() WEIR_REQUIRES(mutex_) {
-    std::optional<T> item(std::move(items_.front()));
-    items_.pop_front();
+    std::optional<T> item = std::exchange(items_[first_], std::nullopt);
+    first_ = (first_ + 1) % capacity_;
+    --count_;
     room_.NotifyOne();
     return item;
   }
@@ -100,7 +114,8 @@ class BoundedQueue {
   mutable Mutex mutex_;
   CondVar ready_;
   CondVar room_;
-  std::deque<T> items_ WEIR_GUARDED_BY(mutex_);
+  const std::unique_ptr<std::optional<T>[]> items_;  // a ring; guarded by mutex_
+  size_t first_ WEIR_GUARDED_BY(mutex_) = 0, count_ WEIR_GUARDED_BY(mutex_) = 0;
   bool closed_ WEIR_GUARDED_BY(mutex_) = false;
 };
 

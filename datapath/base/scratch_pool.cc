@@ -34,6 +34,7 @@ ScratchLoan ScratchPool::Take(size_t size) {
   const size_t wanted = (std::max<size_t>(size, 1) + kGranule - 1) / kGranule * kGranule;
   {
     MutexLock lock(mutex_);
+    idle_.reserve(idle_max_ + 1);  // for Return, which allocates nothing
     auto best = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {
       if (it->capacity < wanted || it->capacity > 2 * wanted) continue;
@@ -50,25 +51,22 @@ ScratchLoan ScratchPool::Take(size_t size) {
   return ScratchLoan(this, data, size, wanted);
 }
 
-void ScratchPool::Return(std::byte* data, size_t capacity) {
-  std::vector<Idle> surplus;
-  {
-    MutexLock lock(mutex_);
-    idle_.push_back({data, capacity});
-    idle_bytes_ += capacity;
-    const auto give_up = [&](std::vector<Idle>::iterator idle) WEIR_REQUIRES(mutex_) {
-      surplus.push_back(*idle);
-      idle_bytes_ -= idle->capacity;
-      idle_.erase(idle);
-    };
-    if (idle_.size() > idle_max_) {
-      give_up(std::min_element(idle_.begin(), idle_.end(), [](const Idle& a, const Idle& b) {
-        return a.capacity < b.capacity;
-      }));
-    }
-    while (idle_bytes_ > idle_bytes_max_) give_up(idle_.begin());
+// Runs in destructors, also while an exception for lack of memory is on its way: it allocates
+// nothing. Buffers are freed under the lock, which happens only while the pool settles.
+void ScratchPool::Return(std::byte* data, size_t capacity) noexcept {
+  MutexLock lock(mutex_);
+  idle_.push_back({data, capacity});
+  idle_bytes_ += capacity;
+  const auto give_up = [&](std::vector<Idle>::iterator idle) WEIR_REQUIRES(mutex_) {
+    ::operator delete(idle->data, kAlignment);
+    idle_bytes_ -= idle->capacity;
+    idle_.erase(idle);
+  };
+  if (idle_.size() > idle_max_) {
+    give_up(std::min_element(idle_.begin(), idle_.end(),
+                             [](const Idle& a, const Idle& b) { return a.capacity < b.capacity; }));
   }
-  for (const Idle& idle : surplus) ::operator delete(idle.data, kAlignment);
+  while (idle_bytes_ > idle_bytes_max_) give_up(idle_.begin());
 }
 
 }  // namespace weir

@@ -51,7 +51,7 @@ class ScratchPool {
   ScratchPool& operator=(const ScratchPool&) = delete;
 
   /// A buffer of `size` bytes aligned to 64: the tightest idle one that fits and is at most twice
-  /// as large, else fresh memory.
+  /// as large, else fresh memory. Throws std::bad_alloc where there is none.
   ScratchLoan Take(size_t size) WEIR_EXCLUDES(mutex_);
 
  private:
@@ -60,7 +60,7 @@ class ScratchPool {
     std::byte* data;
     size_t capacity;
   };
-  void Return(std::byte* data, size_t capacity) WEIR_EXCLUDES(mutex_);
+  void Return(std::byte* data, size_t capacity) noexcept WEIR_EXCLUDES(mutex_);
 
   const size_t idle_max_, idle_bytes_max_;
   Mutex mutex_;
