@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -15,6 +14,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "datapath/base/caught.h"
 #include "datapath/base/json.h"
 #include "datapath/base/log.h"
 
@@ -103,10 +103,7 @@ AgentLink::~AgentLink() {
 }
 
 void AgentLink::Start() {
-  thread_ = std::thread([this] {
-    pthread_setname_np(pthread_self(), "weir-agent");
-    Loop();
-  });
+  thread_ = StartThread("weir-agent", [this] { Loop(); });
 }
 
 void AgentLink::Stop() {
@@ -146,19 +143,25 @@ void AgentLink::Pause(Duration at_most) {
   }
 }
 
+// Where there is no memory for a message the connection ends, as it may for other reasons, and a
+// later one begins anew. Training does not notice.
 void AgentLink::Loop() {
   Duration backoff = options_.backoff_min;
   while (!stopping_.load()) {
-    const StatusOr<int> fd = Connect();
-    if (!fd.ok()) {
-      LogUnreachable(fd.status());
+    int fd = -1;
+    const Status connected = Caught([&]() -> Status {
+      WEIR_ASSIGN_OR_RETURN(fd, Connect());
+      return OkStatus();
+    });
+    if (!connected.ok()) {
+      (void)Caught([&] { LogUnreachable(connected); });
     } else {
       const TimePoint since = RealClock().Now();
-      const Status why = Serve(*fd);
+      const Status why = Caught([&] { return Serve(fd); });
       connected_.store(false);
-      close(*fd);
+      close(fd);
       if (stopping_.load()) return;
-      LogLost(why);
+      (void)Caught([&] { LogLost(why); });
       if (RealClock().Now() - since >= kHealthyAfter) backoff = options_.backoff_min;
     }
     Pause(refused_ ? options_.refusal_pause : backoff);

@@ -1,11 +1,10 @@
 #include "datapath/communicator/communicator.h"
 
-#include <pthread.h>
 #include <xxhash.h>
 
 #include <cstring>
-#include <new>
 
+#include "datapath/base/caught.h"
 #include "datapath/base/check.h"
 #include "datapath/collective/broadcast.h"
 #include "datapath/collective/circulant.h"
@@ -93,17 +92,6 @@ Status ReduceOn(Group& group, const Lanes& work, Bytes result, int root) {
   return DirectExchange(group, outgoing, incoming);
 }
 
-// Reductions copy their input; the ranks that wait for this one hear when there is no memory for
-// it.
-Status RunWithinMemory(Group& group, const std::function<Status(Group&)>& run) {
-  try {
-    return run(group);
-  } catch (const std::bad_alloc&) {
-    return group.Fail(
-        ResourceExhausted(StrCat("rank ", group.rank(), " has no memory for its copy")));
-  }
-}
-
 }  // namespace
 
 StatusOr<std::unique_ptr<Communicator>> Communicator::Create(CommunicatorOptions options) {
@@ -131,7 +119,6 @@ Status Communicator::Connect(const std::vector<std::string>& addresses) {
   if (connected_ || closing_.load()) {
     return FailedPrecondition("the communicator was connected before");
   }
-  connected_ = true;
   if (addresses.size() != static_cast<size_t>(world())) {
     return InvalidArgument(StrCat("addresses: expected one for each of ", world(), " ranks, found ",
                                   addresses.size()));
@@ -146,13 +133,14 @@ Status Communicator::Connect(const std::vector<std::string>& addresses) {
     collectives.push_back(address.substr(0, comma));
     messages.push_back(address.substr(comma + 1));
   }
+  connected_ = true;  // wrong arguments can be given again, a mesh that failed cannot
   const TimePoint deadline = RealClock().Now() + options_.connect_timeout;
   WEIR_RETURN_IF_ERROR(collectives_->Connect(collectives, deadline));
   WEIR_RETURN_IF_ERROR(messages_->Connect(messages, deadline));
   point_to_point_ = std::make_unique<PointToPoint>(*messages_);
+  collectives_thread_ = StartThread("weir-collective", [this] { RunCollectives(); });
+  messages_thread_ = StartThread("weir-messages", [this] { RunMessages(); });
   open_.store(true);
-  collectives_thread_ = std::thread([this] { RunCollectives(); });
-  messages_thread_ = std::thread([this] { RunMessages(); });
   return OkStatus();
 }
 
@@ -165,9 +153,15 @@ void Communicator::Close() {
   messages_->Wake();
   if (collectives_thread_.joinable()) collectives_thread_.join();
   if (messages_thread_.joinable()) messages_thread_.join();
-  MutexLock lock(transports_mutex_);
-  messages_.reset();
-  collectives_.reset();
+  // A transport says farewell as it goes, which takes time: nobody waits for the mutex meanwhile.
+  std::unique_ptr<Transport> messages, collectives;
+  {
+    MutexLock lock(transports_mutex_);
+    messages = std::move(messages_);
+    collectives = std::move(collectives_);
+  }
+  messages.reset();
+  collectives.reset();
   point_to_point_.reset();
 }
 
@@ -181,11 +175,20 @@ uint64_t Communicator::bytes_sent() const {
 Status Communicator::Submit(Collective collective) {
   if (!open_.load()) return FailedPrecondition("the communicator is not connected");
   if (queue_.TryPush(std::move(collective))) return OkStatus();
+  if (queue_.closed()) return FailedPrecondition("the communicator is closed");
   return ResourceExhausted(StrCat("more than ", kCollectivesQueued, " collectives wait"));
 }
 
+Status Communicator::Explain(Status failure, const Collective& failed, uint64_t sequence) const {
+  if (!failure.ok() && closing_.load()) return Aborted("the communicator was closed");
+  if (failure.code() == StatusCode::kInternal) {
+    failure = Annotate(failure, "ranks called unlike collectives, or with unlike sizes");
+  }
+  return Annotate(failure, StrCat(failed.name, ", collective ", sequence));
+}
+
 void Communicator::RunCollectives() {
-  pthread_setname_np(pthread_self(), "weir-collective");
+  const Status no_memory = ResourceExhausted(StrCat("rank ", options_.rank, " ran out of memory"));
   Group group(*collectives_);
   Status failure;
   for (uint64_t sequence = 0;; ++sequence) {
@@ -195,14 +198,20 @@ void Communicator::RunCollectives() {
     if (failure.ok()) {
       group.Begin({.plan_version = 0, .op_sequence = sequence, .bucket = next->identity}, {}, 0,
                   RealClock().Now() + options_.operation_timeout);
-      failure = RunWithinMemory(group, next->run);
-      if (failure.code() == StatusCode::kInternal) {
-        failure = Annotate(failure, "ranks called unlike collectives, or with unlike sizes");
-      }
-      failure = Annotate(failure, StrCat(next->name, ", collective ", sequence));
-      if (!failure.ok() && closing_.load()) failure = Aborted("the communicator was closed");
+      // An exception destroys buffers on its way here while the transport still knows them.
+      bool returned = false;
+      failure = Caught(
+          [&] {
+            Status status = next->run(group);
+            returned = true;
+            return status;
+          },
+          no_memory);
+      if (!returned) (void)Caught([&] { collectives_->Abandon(Message(failure)); });
+      const Status explained = Caught([&] { return Explain(failure, *next, sequence); }, failure);
+      failure = explained;
     }
-    next->done(failure, -1);
+    (void)Caught([&] { next->done(failure, -1); });
     if (failure.ok() && work_.capacity() > kWorkBytesKept) work_ = {};
   }
 }
@@ -348,23 +357,29 @@ Status Communicator::Receive(Bytes data, int peer, uint64_t tag, Done done) {
 }
 
 void Communicator::RunMessages() {
-  pthread_setname_np(pthread_self(), "weir-messages");
-  for (;;) {
-    while (std::optional<Order> order = orders_.TryPop()) {
-      if (order->sends) {
-        point_to_point_->Send(std::move(order->message));
-      } else {
-        point_to_point_->Receive(std::move(order->message));
-      }
+  const Status no_memory = ResourceExhausted(StrCat("rank ", options_.rank, " ran out of memory"));
+  while (!closing_.load() && point_to_point_->failure().ok()) {
+    const Status turn = Caught([this] { ServeMessages(); }, no_memory);
+    for (int attempt = 0; attempt < 2 && !turn.ok(); ++attempt) {
+      if (Caught([&] { point_to_point_->Abandon(turn); }).ok()) break;
     }
-    if (closing_.load() || !point_to_point_->failure().ok()) break;
-    (void)point_to_point_->Serve(RealClock().Now() + kServeTurn);
   }
-  point_to_point_->Leave();
+  (void)Caught([this] { point_to_point_->Leave(); });
   // What is ordered after a failure is told so, until Close.
   while (std::optional<Order> order = orders_.Pop()) {
-    order->message.done(point_to_point_->failure(), order->message.peer);
+    (void)Caught([&] { order->message.done(point_to_point_->failure(), order->message.peer); });
   }
+}
+
+void Communicator::ServeMessages() {
+  while (std::optional<Order> order = orders_.TryPop()) {
+    if (order->sends) {
+      point_to_point_->Send(std::move(order->message));
+    } else {
+      point_to_point_->Receive(std::move(order->message));
+    }
+  }
+  (void)point_to_point_->Serve(RealClock().Now() + kServeTurn);
 }
 
 }  // namespace weir

@@ -38,7 +38,8 @@ inline constexpr size_t kCollectivesQueued = 1024;
 /// One rank's end. Thread-safe but for Connect, which comes alone. Operations return when
 /// queued: kInvalidArgument and kFailedPrecondition say why one was not, kResourceExhausted that
 /// too many wait; then nothing will call `done`. Buffers stay alive and untouched until `done`,
-/// which is called once, on a thread of the communicator, and must not wait for another operation.
+/// which is called once, on a thread of the communicator, and must not wait for another operation;
+/// where memory runs out it may be destroyed without a call instead.
 /// Every rank submits the same collectives in the same order with the same sizes: an operation that
 /// meets an unlike one fails with kInternal naming both. Each runs at most operation_timeout long.
 /// A failed collective fails all later ones, a failed message (its deadline, a dead peer) all later
@@ -124,8 +125,11 @@ class Communicator {
   Status Submit(Collective collective);
   Status SubmitMessage(bool sends, PointToPointMessage message);
   Status CheckRank(int rank, const char* name) const;
+  /// What the caller of a collective is told of `failure`, which may be OK.
+  Status Explain(Status failure, const Collective& failed, uint64_t sequence) const;
   void RunCollectives();
   void RunMessages();
+  void ServeMessages();
 
   const CommunicatorOptions options_;
   std::unique_ptr<PointToPoint> point_to_point_;  // outlives its transport

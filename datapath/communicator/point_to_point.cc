@@ -396,6 +396,12 @@ Status PointToPoint::Fail(const Status& status) {
   return failure_;
 }
 
+void PointToPoint::Abandon(const Status& status) {
+  if (failure_.ok()) failure_ = status;
+  transport_.Abandon(Message(status));
+  EndAll(failure_);
+}
+
 void PointToPoint::EndAll(const Status& status) {
   for (Open& open : std::exchange(receives_, {})) {
     const int peer = open.peer;

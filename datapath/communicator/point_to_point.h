@@ -51,6 +51,9 @@ class PointToPoint {
 
   /// What ended everything; OK while nothing has.
   const Status& failure() const { return failure_; }
+  /// Ends everything with `status` after an exception, which may have destroyed posted buffers.
+  /// Once more where it throws itself.
+  void Abandon(const Status& status);
 
   /// Ends all messages with kAborted and tells the peers, within 200 ms, that nothing will follow.
   void Leave();

@@ -40,6 +40,8 @@ class NcclTransport : public Transport {
                                           TimePoint deadline) override;
   void Wake() override;
   void Abort(std::string_view reason) override;
+  // Abort drops the channels, which read the buffers, and its own messages are in its own memory.
+  void Abandon(std::string_view reason) override { Abort(reason); }
   void Interrupt() override { control_->Interrupt(); }
   std::vector<PathSample> Samples() const override { return control_->Samples(); }
   uint64_t bytes_sent() const override {

@@ -98,6 +98,13 @@ StatusOr<Bucket*> BucketRegistry::Find(uint64_t key) const {
   return it->second.bucket.get();
 }
 
+const Bucket* BucketRegistry::OwnerOf(std::string_view parameter) const {
+  const auto owner = owner_.find(parameter);
+  if (owner == owner_.end()) return nullptr;
+  const Entry& entry = entries_.at(owner->second);
+  return entry.live ? entry.bucket.get() : nullptr;
+}
+
 std::vector<Bucket*> BucketRegistry::Live() const {
   std::vector<Bucket*> live;
   for (const auto& [key, entry] : entries_) {

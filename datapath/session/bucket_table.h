@@ -53,6 +53,8 @@ class BucketRegistry {
 
   /// kNotFound: never defined or dissolved by a later definition.
   StatusOr<Bucket*> Find(uint64_t key) const;
+  /// The live bucket that holds a parameter; null: none does.
+  const Bucket* OwnerOf(std::string_view parameter) const;
   /// Those that Find finds, by key.
   std::vector<Bucket*> Live() const;
 

@@ -1,7 +1,6 @@
 #include "datapath/session/pipeline.h"
 
-#include <pthread.h>
-
+#include "datapath/base/caught.h"
 #include "datapath/base/check.h"
 
 namespace weir {
@@ -13,27 +12,33 @@ constexpr Duration kInterruptEvery = std::chrono::milliseconds(20);
 // deadline. This bound only catches our own mistakes.
 TimePoint FarDeadline() { return RealClock().Now() + std::chrono::hours(24 * 365); }
 
-std::thread Start(const char* name, std::function<void()> body) {
-  return std::thread([name, body = std::move(body)] {
-    pthread_setname_np(pthread_self(), name);
-    body();
-  });
-}
-
 }  // namespace
 
 Pipeline::Pipeline(Stages stages, int encode_workers)
     : stages_(std::move(stages)), encoders_(encode_workers) {
-  for (int worker = 0; worker < encode_workers; ++worker) {
-    encode_.push_back(Start("weir-encode", [this] { EncodeLoop(); }));
+  encode_.reserve(static_cast<size_t>(encode_workers));
+  try {
+    for (int worker = 0; worker < encode_workers; ++worker) {
+      encode_.push_back(StartThread("weir-encode", [this] { EncodeLoop(); }));
+    }
+    decode_ = StartThread("weir-decode", [this] { DecodeLoop(); });
+    network_ = StartThread("weir-network", [this] { NetworkLoop(); });
+  } catch (...) {
+    submitted_.Close();
+    moved_.Close();
+    for (std::thread& worker : encode_) worker.join();
+    if (decode_.joinable()) decode_.join();
+    throw;
   }
-  network_ = Start("weir-network", [this] { NetworkLoop(); });
-  decode_ = Start("weir-decode", [this] { DecodeLoop(); });
 }
 
 Pipeline::~Pipeline() { WEIR_CHECK(!network_.joinable()); }
 
-bool Pipeline::Submit(Operation* op) { return submitted_.TryPush(op); }
+Status Pipeline::Submit(Operation* op) {
+  if (submitted_.TryPush(op)) return OkStatus();
+  if (submitted_.closed()) return FailedPrecondition("the session is closed");
+  return ResourceExhausted(StrCat("at most ", kSubmittedMax, " operations can wait to be encoded"));
+}
 
 void Pipeline::Nudge() { encoded_.TryPush(nullptr); }
 

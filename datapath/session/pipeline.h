@@ -23,17 +23,20 @@ class Pipeline {
   /// Each function is called on a thread of its name: `network` and `decode` one operation at a
   /// time, in order of Submit; `encode` on `encode_workers` threads, each with an operation of its
   /// own, which go on in order of Submit. A null operation reaches `network` when Nudge was called.
+  /// None of them throws.
   struct Stages {
     std::function<void(Operation&)> encode;
     std::function<void(Operation*)> network;
     std::function<void(Operation&)> decode;
   };
+  /// Throws std::system_error when the system grants no thread; none is left then.
   explicit Pipeline(Stages stages, int encode_workers = 1);
   /// After Drain.
   ~Pipeline();
 
-  /// False when kSubmittedMax operations wait or the pipeline is drained. `op` outlives its way.
-  bool Submit(Operation* op);
+  /// kResourceExhausted: kSubmittedMax operations wait; kFailedPrecondition: the pipeline is
+  /// drained. `op` outlives its way. Allocates nothing where it succeeds.
+  Status Submit(Operation* op);
   /// Calls `network` with null soon, or with the operation that comes first. Never waits.
   void Nudge();
   /// Refuses further operations and joins the threads once those inside have passed. `interrupt` is

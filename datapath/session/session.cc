@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "datapath/base/caught.h"
 #include "datapath/base/json.h"
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
@@ -104,6 +105,7 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
                  std::shared_ptr<const Plan> initial)
     : options_(std::move(options)),
       name_(StrCat(options_.job, " rank ", options_.rank)),
+      no_memory_(ResourceExhausted(StrCat("rank ", options_.rank, " ran out of memory"))),
       transport_(std::move(transport)),
       address_(transport_->address()),
       aggregators_({.rank = options_.rank,
@@ -211,6 +213,7 @@ StatusOr<uint64_t> Session::DefineBucket(std::vector<ResidualParameter> paramete
   {
     MutexLock lock(mutex_);
     if (buckets_.Find(key).ok()) return key;
+    WEIR_RETURN_IF_ERROR(CheckUnused(parameters));
     BucketRegistry trial;  // argument errors first, so that nothing changes on an error
     WEIR_RETURN_IF_ERROR(trial.Define(parameters, dtype).status());
   }
@@ -222,7 +225,26 @@ StatusOr<uint64_t> Session::DefineBucket(std::vector<ResidualParameter> paramete
   return key;
 }
 
+// Submitted is in use: whether an operation is encoded by now is a matter of luck.
+Status Session::CheckUnused(const std::vector<ResidualParameter>& parameters) const {
+  if (!step_open_) return OkStatus();
+  for (const ResidualParameter& parameter : parameters) {
+    const Bucket* const owner = buckets_.OwnerOf(parameter.name);
+    if (owner == nullptr || std::find(submitted_keys_.begin(), submitted_keys_.end(), owner->key) ==
+                                submitted_keys_.end()) {
+      continue;
+    }
+    return FailedPrecondition(StrCat("parameter '", parameter.name, "' belongs to bucket ",
+                                     Hex64(owner->key), ", which was submitted in this step"));
+  }
+  return OkStatus();
+}
+
 Status Session::BeginStep() {
+  return OrFail([this] { return Open(); });
+}
+
+Status Session::Open() {
   WEIR_RETURN_IF_ERROR(failure());
   if (!connected_ || closed_) return FailedPrecondition("the session is not connected");
   if (step_open_) return FailedPrecondition(StrCat("step ", next_step_ - 1, " was not ended"));
@@ -270,8 +292,13 @@ Choice Session::EffectiveChoice(const Plan& plan, const Bucket& bucket) const {
   return choice;
 }
 
-Status Session::AllReduce(uint64_t bucket_key, void* data, double scale,
+Status Session::AllReduce(uint64_t bucket, void* data, double scale,
                           std::function<void(const Status&)> done) {
+  return OrFail([&] { return Enqueue(bucket, data, scale, std::move(done)); });
+}
+
+Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
+                        std::function<void(const Status&)> done) {
   WEIR_RETURN_IF_ERROR(failure());
   if (!step_open_) return FailedPrecondition("no step is open");
   if (!std::isfinite(scale))
@@ -316,66 +343,82 @@ Status Session::AllReduce(uint64_t bucket_key, void* data, double scale,
   op.times.submitted = RealClock().Now();
   if (submitted_keys_.empty()) times_.first_submit = op.times.submitted;
   times_.last_submit = op.times.submitted;
+  submitted_keys_.push_back(bucket_key);  // before it goes, since nothing may throw behind that
   {
     MutexLock lock(mutex_);
     ++outstanding_;
   }
-  if (!pipeline_->Submit(&op)) {
-    {
-      MutexLock lock(mutex_);
-      --outstanding_;
-    }
-    return refuse(
-        ResourceExhausted(StrCat("at most ", kSubmittedMax, " operations can wait to be encoded")));
+  const Status submitted = pipeline_->Submit(&op);
+  if (submitted.ok()) return OkStatus();
+  {
+    MutexLock lock(mutex_);
+    --outstanding_;
   }
-  submitted_keys_.push_back(bucket_key);
-  return OkStatus();
+  submitted_keys_.pop_back();
+  return refuse(submitted);
 }
 
 StatusOr<bool> Session::EndStep() {
   if (!step_open_) return FailedPrecondition("no step is open");
-  {
-    MutexLock lock(mutex_);
-    // Each operation has its own deadline and after the first failure the others end at once, so
-    // this bound is met unless a completion callback blocks.
-    const TimePoint deadline = RealClock().Now() +
-                               options_.operation_timeout * static_cast<int64_t>(outstanding_ + 1) +
-                               std::chrono::seconds(5);
-    while (outstanding_ != 0) {
-      if (!all_delivered_.WaitUntil(mutex_, deadline) && outstanding_ != 0) {
-        return DeadlineExceeded(StrCat(outstanding_, " operations of step ", next_step_ - 1,
-                                       " were not delivered; a completion callback may block"));
-      }
+  bool skipped = false;
+  WEIR_RETURN_IF_ERROR(OrFail([&]() -> Status {
+    WEIR_RETURN_IF_ERROR(AwaitOperations());
+    WEIR_ASSIGN_OR_RETURN(skipped, Settle());
+    return OkStatus();
+  }));
+  return skipped;
+}
+
+Status Session::AwaitOperations() {
+  MutexLock lock(mutex_);
+  // Each operation has its own deadline and after the first failure the others end at once, so this
+  // bound is met unless a completion callback blocks.
+  const TimePoint deadline = RealClock().Now() +
+                             options_.operation_timeout * static_cast<int64_t>(outstanding_ + 1) +
+                             std::chrono::seconds(5);
+  while (outstanding_ != 0) {
+    if (!all_delivered_.WaitUntil(mutex_, deadline) && outstanding_ != 0) {
+      return DeadlineExceeded(StrCat(outstanding_, " operations of step ", next_step_ - 1,
+                                     " were not delivered; a completion callback may block"));
     }
   }
+  return OkStatus();
+}
+
+// All operations were delivered. Residuals change last: what throws before leaves them as they
+// were, and the caller, who gets an error, does not count the step.
+StatusOr<bool> Session::Settle() {
   step_open_ = false;
-  for (const Operation& op : operations_) {
-    report_.skipped = report_.skipped || op.non_finite;
-    times_.last_delivery = std::max(times_.last_delivery, op.times.delivered);
-  }
-  const Status failed = failure();
-  if (!failed.ok()) {
+  if (const Status failed = failure(); !failed.ok()) {
     residuals_->Discard();
     return failed;
   }
-  steps_done_ = next_step_;
-  report_pending_ = true;
-  FillReport(operations_, times_, &report_);
+  bool skipped = false;
+  for (const Operation& op : operations_) {
+    skipped = skipped || op.non_finite;
+    times_.last_delivery = std::max(times_.last_delivery, op.times.delivered);
+  }
+  // A report that finds no memory is not worth a step.
+  report_pending_ = Caught([this] { FillReport(operations_, times_, &report_); }).ok();
+  report_.skipped = skipped;
   bool order_changed;
   {
     MutexLock lock(mutex_);
     order_changed = buckets_.SetOrder(submitted_keys_);
-    stats_.steps_skipped += report_.skipped ? 1 : 0;
+    stats_.steps_skipped += skipped ? 1 : 0;
     stats_.last_exposed_s = report_.exposed_s;
   }
   buckets_changed_ = buckets_changed_ || order_changed;
-  if (report_.skipped) {
+  if (skipped) {
     residuals_->Discard();
-    Tell(RankEvent{"non_finite", "a gradient held NaN or infinity", report_.step, -1});
+    (void)Caught([this] {
+      Tell(RankEvent{"non_finite", "a gradient held NaN or infinity", report_.step, -1});
+    });
   } else {
     residuals_->Commit();
   }
-  return report_.skipped;
+  steps_done_ = next_step_;
+  return skipped;
 }
 
 SessionStats Session::Stats() const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "datapath/agent_link/agent_link.h"
+#include "datapath/base/caught.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
 #include "datapath/plan/plan_activation.h"
@@ -122,6 +123,22 @@ class Session : public AgentHandler {
   Status AllReduce(uint64_t bucket, void* data, double scale,
                    std::function<void(const Status&)> done);
 
+  /// What `body`, a part of a step on the caller's thread, returns. An exception in it fails the
+  /// session, since the other ranks wait for this one's part.
+  template <typename Body>
+  Status OrFail(Body&& body) noexcept {
+    bool returned = false;
+    const Status status = Caught(
+        [&]() -> Status {
+          Status result = body();
+          returned = true;
+          return result;
+        },
+        no_memory_);
+    if (!returned) FailOnCallersThread(status);
+    return status;
+  }
+
   void ReportLoss(double loss) { report_.loss = loss, report_.has_loss = true; }
 
   /// Residuals, momenta and the states of codecs, between steps. See ResidualStore, whose errors
@@ -175,8 +192,18 @@ class Session : public AgentHandler {
   void DecodeOperation(Operation& op);
   Status RunOnNetwork(Operation& op);
   Status RunWithin(Operation& op, Duration allowed);
+  Status Open();
+  Status Enqueue(uint64_t bucket, void* data, double scale,
+                 std::function<void(const Status&)> done);
+  Status AwaitOperations();
+  StatusOr<bool> Settle();
+  /// kFailedPrecondition: `parameters` would dissolve a bucket that the open step has submitted.
+  Status CheckUnused(const std::vector<ResidualParameter>& parameters) const WEIR_REQUIRES(mutex_);
   void Fail(const Status& status);
-  void AbortTransport();
+  void FailOnCallersThread(const Status& status) noexcept;
+  /// `buffers`: whether what was posted is still there, see Transport::Abandon.
+  enum class Buffers { kAlive, kGone };
+  void AbortTransport(Buffers buffers = Buffers::kAlive);
   void CountMedia();
   /// Every rank tells every other which node it is on; a barrier besides.
   Status LearnNodes(Group& group);
@@ -189,7 +216,8 @@ class Session : public AgentHandler {
   void TellPaths(TimePoint now);
 
   const SessionOptions options_;
-  const std::string name_;                                      // "job/rank 3", for the log
+  const std::string name_;  // "job/rank 3", for the log
+  const Status no_memory_;  // names this rank; made while there is memory for it
   ScratchPool scratch_{kScratchIdleMax, kScratchIdleBytesMax};  // of the network thread
   std::unique_ptr<Transport> transport_;                        // null after Close
   const TransportAddress address_;

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include "datapath/base/caught.h"
 #include "datapath/base/log.h"
 #include "datapath/base/version.h"
 #include "datapath/session/session.h"
@@ -14,7 +15,7 @@ namespace weir {
 
 void Session::EncodeOperation(Operation& op) {
   if (failed_.load()) return;  // MoveOperation says so
-  op.status = stages_->Encode(op);
+  op.status = Caught([&] { return stages_->Encode(op); }, no_memory_);
 }
 
 void Session::MoveOperation(Operation* op) {
@@ -27,7 +28,18 @@ void Session::MoveOperation(Operation* op) {
     op->status = failure();
     return;
   }
-  if (op->status.ok()) op->status = RunOnNetwork(*op);
+  // An exception destroys buffers on its way here while the transport still knows them.
+  Buffers buffers = Buffers::kAlive;
+  if (op->status.ok()) {
+    buffers = Buffers::kGone;
+    op->status = Caught(
+        [&] {
+          Status status = RunOnNetwork(*op);
+          buffers = Buffers::kAlive;
+          return status;
+        },
+        no_memory_);
+  }
   if (op->status.ok() && op->bucket->elements > 0 && op->step != confirmed_step_) {
     // Every rank had a part in it, so every rank has ended the step before.
     confirmed_step_ = op->step;
@@ -35,7 +47,7 @@ void Session::MoveOperation(Operation* op) {
   }
   if (!op->status.ok()) {
     Fail(op->status);
-    AbortTransport();  // the other ranks wait for this one's part
+    AbortTransport(buffers);  // the other ranks wait for this one's part
     op->status = failure();
   }
 }
@@ -79,14 +91,14 @@ Status Session::RunWithin(Operation& op, Duration allowed) {
 
 void Session::DecodeOperation(Operation& op) {
   if (op.status.ok()) {
-    op.status = stages_->Decode(op);
+    op.status = Caught([&] { return stages_->Decode(op); }, no_memory_);
     if (!op.status.ok()) {
       Fail(op.status);
       pipeline_->Nudge();  // the network thread tells the other ranks
     }
   }
   op.times.delivered = RealClock().Now();
-  if (op.done) op.done(op.status);
+  if (op.done) (void)Caught([&] { op.done(op.status); });
   op.done = nullptr;
   MutexLock lock(mutex_);
   --outstanding_;
@@ -106,9 +118,16 @@ void Session::Fail(const Status& status) {
     failed_.store(true);
   }
   if (status.code() == StatusCode::kAborted && closed_.load()) return;
-  Log(LogLevel::kError, "session", StrCat(name_, ": ", ToString(status)));
-  Tell(
-      RankEvent{"peer_failed", ToString(status), step, GuiltyRank(Message(status), options_.rank)});
+  (void)Caught([&] {
+    Log(LogLevel::kError, "session", StrCat(name_, ": ", ToString(status)));
+    Tell(RankEvent{"peer_failed", ToString(status), step,
+                   GuiltyRank(Message(status), options_.rank)});
+  });
+}
+
+void Session::FailOnCallersThread(const Status& status) noexcept {
+  Fail(status);
+  pipeline_->Nudge();  // the network thread tells the other ranks
 }
 
 void Session::OnOffloadFailed(const std::string& detail) {
@@ -123,10 +142,15 @@ void Session::OnOffloadFailed(const std::string& detail) {
   Tell(RankEvent{"offload_failed", detail, step, -1});
 }
 
-void Session::AbortTransport() {
+void Session::AbortTransport(Buffers buffers) {
   if (transport_aborted_) return;
   transport_aborted_ = true;
-  transport_->Abort(Message(failure()));
+  const auto abort = [&] {
+    const std::string reason = Message(failure());
+    buffers == Buffers::kGone ? transport_->Abandon(reason) : transport_->Abort(reason);
+  };
+  // The text needs memory, too. Without it peers see the connections end, which names this rank.
+  if (!Caught(abort).ok()) (void)Caught(abort);
 }
 
 // --- The agent

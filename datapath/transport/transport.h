@@ -150,6 +150,11 @@ class Transport {
   /// 200 ms, so that they can name the guilty rank, then fails the transport locally.
   virtual void Abort(std::string_view reason) = 0;
 
+  /// As Abort, for a caller whose posted buffers may be gone, as an exception destroys them on its
+  /// way: none of them is read or written any more. A frame that is half out stays cut, so that its
+  /// receiver sees the connection end instead of the reason.
+  virtual void Abandon(std::string_view reason) = 0;
+
   /// Makes a Wait in progress return kAborted soon. Thread-safe.
   virtual void Interrupt() = 0;
 

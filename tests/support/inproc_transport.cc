@@ -87,6 +87,7 @@ class InprocTransport : public Transport {
                                           TimePoint deadline) override;
   void Wake() override;
   void Abort(std::string_view reason) override;
+  void Abandon(std::string_view reason) override { Abort(reason); }  // which touches no buffer
   void Interrupt() override;
   std::vector<PathSample> Samples() const override;
 

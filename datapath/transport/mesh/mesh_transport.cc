@@ -191,6 +191,17 @@ void MeshTransport::Abort(std::string_view reason) {
   (void)Fail(Aborted(StrCat("rank ", rank(), " aborted: ", reason)));
 }
 
+void MeshTransport::Abandon(std::string_view reason) {
+  bool cut = false;
+  for (int r = 0; connected_ && r < world(); ++r) {
+    cut = cut || (peer(r) != nullptr && peer(r)->ReadsBuffers());
+  }
+  if (!cut) return Abort(reason);
+  connected_ = false;
+  Disconnect();
+  (void)Fail(Aborted(StrCat("rank ", rank(), " aborted: ", reason)));
+}
+
 void MeshTransport::SendFarewell(std::string_view text, Duration bound) {
   said_farewell_ = true;
   const TimePoint deadline = RealClock().Now() + bound;

@@ -53,6 +53,7 @@ class MeshTransport : public Transport {
                                           TimePoint deadline) override;
   void Wake() override;
   void Abort(std::string_view reason) override;
+  void Abandon(std::string_view reason) override;
   void Interrupt() override;
 
  protected:

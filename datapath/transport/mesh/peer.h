@@ -23,6 +23,8 @@ class Peer {
   /// Forgets what has not begun to leave and queues one kAbort frame, which says goodbye when
   /// `text` is empty.
   virtual Status QueueFarewell(std::string_view text) = 0;
+  /// A frame is half out, or its payload is still read from where it is.
+  bool ReadsBuffers() const { return out_.front_sent() > 0 || out_.holds(); }
   /// Everything queued has left for the peer, or never can.
   virtual bool flushed() const = 0;
   /// The peer is gone and nothing in hand can finish `op` any more.

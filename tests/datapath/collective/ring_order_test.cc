@@ -31,6 +31,7 @@ class NotingTransport : public Transport {
   }
   void Wake() override { inner_.Wake(); }
   void Abort(std::string_view reason) override { inner_.Abort(reason); }
+  void Abandon(std::string_view reason) override { inner_.Abandon(reason); }
   void Interrupt() override { inner_.Interrupt(); }
   std::vector<PathSample> Samples() const override { return {}; }
   uint64_t bytes_sent() const override { return inner_.bytes_sent(); }

@@ -42,7 +42,7 @@ TEST(PipelineTest, WorkersEncodeAtOnceAndOperationsGoOnInOrder) {
                      .network = [&](Operation* op) { moved.push_back(op->index); },
                      .decode = [&](Operation& op) { decoded.push_back(op.index); }},
                     3);
-  for (Operation& op : operations) ASSERT_TRUE(pipeline.Submit(&op));
+  for (Operation& op : operations) ASSERT_TRUE(pipeline.Submit(&op).ok());
   pipeline.Drain(nullptr);
   EXPECT_TRUE(first_waited) << "others were not encoded while the first one was";
   const std::vector<uint64_t> in_order = {0, 1, 2, 3, 4, 5, 6, 7};
