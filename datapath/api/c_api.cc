@@ -3,31 +3,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <string>
 
 #include "datapath/agent_link/agent_protocol.h"
 #include "datapath/api/c_support.h"
+#include "datapath/api/request.h"
 #include "datapath/api/weir.h"
 #include "datapath/base/mutex.h"
 #include "datapath/base/version.h"
 #include "datapath/session/session.h"
 
-// A request is done once; whoever waits for it frees it.
-struct weir_request {
-  weir::Mutex mutex;
-  weir::CondVar changed;
-  bool done WEIR_GUARDED_BY(mutex) = false;
-  weir::Status status WEIR_GUARDED_BY(mutex);
-};
-
-struct weir_session {
-  uint64_t id = 0;  // never reused, unlike addresses
+struct weir_session : weir::c_api::Handle {
   mutable weir::Mutex mutex;
   // Replaced by weir_session_reform while thread-safe calls may still use it.
   std::shared_ptr<weir::Session> session WEIR_GUARDED_BY(mutex);
-  std::map<weir_request*, std::unique_ptr<weir_request>> requests WEIR_GUARDED_BY(mutex);
 
   std::shared_ptr<weir::Session> current() const {
     weir::MutexLock lock(mutex);
@@ -43,6 +33,7 @@ using weir::Status;
 using weir::StatusOr;
 using weir::StrCat;
 
+using weir::c_api::Completion;
 using weir::c_api::CopyText;
 using weir::c_api::ReadStruct;
 using weir::c_api::Text;
@@ -51,10 +42,7 @@ using weir::c_api::ToC;
 
 template <typename Body>
 weir_status Guard(const weir_session* session, Body&& body) noexcept {
-  return weir::c_api::Guard(session == nullptr ? 0 : session->id, [&]() -> Status {
-    if (session == nullptr) return InvalidArgument("session: is null");
-    return body();
-  });
+  return weir::c_api::Guard(session, "session", body);
 }
 
 StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
@@ -99,59 +87,18 @@ StatusOr<weir::Dtype> ToDtype(int32_t dtype) {
   return InvalidArgument(StrCat("dtype: expected 0..2, found ", dtype));
 }
 
-Status Submit(weir_session* session, uint64_t bucket, void* data, double scale,
-              weir_callback callback, void* context, weir_request** request) {
-  weir_request* pending = nullptr;
-  if (request != nullptr) {
-    *request = nullptr;
-    auto owned = std::make_unique<weir_request>();
-    pending = owned.get();
-    weir::MutexLock lock(session->mutex);
-    session->requests[pending] = std::move(owned);
-  }
-  const Status status = session->current()->AllReduce(
-      bucket, data, scale, [callback, context, pending](const Status& outcome) {
-        if (callback != nullptr) callback(context, ToC(outcome));
-        if (pending == nullptr) return;
-        weir::MutexLock lock(pending->mutex);
-        pending->done = true;
-        pending->status = outcome;
-        pending->changed.NotifyAll();
-      });
-  if (status.ok()) {
-    if (request != nullptr) *request = pending;
-  } else if (pending != nullptr) {
-    weir::MutexLock lock(session->mutex);
-    session->requests.erase(pending);
-  }
-  return status;
-}
-
-Status Await(weir_session* session, weir_request* request, double timeout_s) {
-  WEIR_ASSIGN_OR_RETURN(const weir::Duration timeout,
-                        Timeout(timeout_s, "timeout_s",
-                                weir::ToSeconds(session->current()->options().operation_timeout)));
-  {
-    weir::MutexLock lock(session->mutex);
-    if (session->requests.count(request) == 0) {
-      return InvalidArgument("request: is null, of another session, or was waited for before");
-    }
-  }
-  const weir::TimePoint deadline = weir::RealClock().Now() + timeout;
-  Status outcome;
-  {
-    weir::MutexLock lock(request->mutex);
-    while (!request->done) {
-      if (!request->changed.WaitUntil(request->mutex, deadline) && !request->done) {
-        return weir::DeadlineExceeded(
-            StrCat("the all-reduce was not delivered within ", weir::ToSeconds(timeout), " s"));
-      }
-    }
-    outcome = request->status;
-  }
-  weir::MutexLock lock(session->mutex);
-  session->requests.erase(request);
-  return outcome;
+Status AllReduce(weir_session* session, uint64_t bucket, void* data, double scale,
+                 weir_callback callback, void* context, weir_request** request) {
+  const std::shared_ptr<weir::Session> current = session->current();
+  const auto submit = [&](std::shared_ptr<Completion> pending) {
+    return current->AllReduce(
+        bucket, data, scale,
+        [callback, context, pending = std::move(pending)](const Status& outcome) {
+          if (callback != nullptr) callback(context, ToC(outcome));
+          if (pending != nullptr) pending->Finish(outcome, WEIR_ANY_RANK);
+        });
+  };
+  return current->OrFail([&] { return weir::c_api::Submit(session->id, request, submit); });
 }
 
 }  // namespace
@@ -161,12 +108,10 @@ extern "C" {
 weir_status weir_session_create(const weir_options* options, weir_session** session, char* error,
                                 size_t error_size) {
   if (session != nullptr) *session = nullptr;
-  weir_session placeholder;  // errors of creation belong to no session
-  const weir_status status = Guard(&placeholder, [&]() -> Status {
+  const weir_status status = weir::c_api::Guard(0, [&]() -> Status {
     if (session == nullptr) return InvalidArgument("session: is null");
     WEIR_ASSIGN_OR_RETURN(weir::SessionOptions converted, ToOptions(options));
     auto created = std::make_unique<weir_session>();
-    created->id = weir::c_api::NextOwner();
     WEIR_ASSIGN_OR_RETURN(std::shared_ptr<weir::Session> made,
                           weir::Session::Create(std::move(converted)));
     {
@@ -181,7 +126,12 @@ weir_status weir_session_create(const weir_options* options, weir_session** sess
 }
 
 const char* weir_session_address(const weir_session* session) {
-  return session == nullptr ? "" : session->current()->address().c_str();
+  const char* address = "";
+  (void)Guard(session, [&] {
+    address = session->current()->address().c_str();
+    return OkStatus();
+  });
+  return address;
 }
 
 weir_status weir_session_connect(weir_session* session, const char* const* addresses,
@@ -220,12 +170,13 @@ weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh) {
 }
 
 void weir_session_close(weir_session* session) {
-  if (session == nullptr) return;
-  Guard(session, [&]() -> Status {
+  // A forked child closes nothing: connections and memory are its parent's, too.
+  const weir_status closed = Guard(session, [&] {
     session->current()->Close();
+    weir::c_api::Requests().EraseAllOf(session->id);
     return OkStatus();
   });
-  delete session;
+  if (closed == WEIR_OK) delete session;
 }
 
 weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
@@ -260,15 +211,14 @@ weir_status weir_step_end(weir_session* session, int32_t* skipped) {
 weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data, double scale,
                             weir_callback callback, void* context, weir_request** request) {
   return Guard(session,
-               [&] { return Submit(session, bucket, data, scale, callback, context, request); });
+               [&] { return AllReduce(session, bucket, data, scale, callback, context, request); });
 }
 
-weir_status weir_wait(weir_session* session, weir_request* request, double timeout_s) {
-  return Guard(session, [&] { return Await(session, request, timeout_s); });
-}
-
-void weir_report_loss(weir_session* session, double loss) {
-  if (session != nullptr) session->current()->ReportLoss(loss);
+weir_status weir_report_loss(weir_session* session, double loss) {
+  return Guard(session, [&] {
+    session->current()->ReportLoss(loss);
+    return OkStatus();
+  });
 }
 
 weir_status weir_export_state(weir_session* session, void* buffer, size_t* size) {
@@ -359,8 +309,9 @@ const char* weir_strerror(int32_t status) {
 const char* weir_last_error(const weir_session* session) {
   try {
     weir::c_api::LastError& last_error = weir::c_api::Last();
-    if (session != nullptr && last_error.owner == session->id) return last_error.text.c_str();
-    if (session == nullptr || session->current() == nullptr) return last_error.text.c_str();
+    if (session == nullptr || last_error.owner == session->id || session->process != getpid()) {
+      return last_error.text.c_str();
+    }
     // Nothing failed on this thread; an operation may have failed on the session's own.
     last_error.owner = 0;
     last_error.text = weir::Message(session->current()->failure());

@@ -2,13 +2,15 @@
 // What the C faces of Session and Communicator share: codes, errors per thread, checked arguments.
 // Nothing that is thrown below crosses the C interface.
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
 
 #include "datapath/api/weir.h"
+#include "datapath/base/caught.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/status.h"
 
@@ -29,23 +31,30 @@ uint64_t NextOwner();
 /// Runs `body` and turns its status, or whatever it throws, into a code and the last error.
 template <typename Body>
 weir_status Guard(uint64_t owner, Body&& body) noexcept {
-  try {
-    Status status;
-    try {
-      status = body();
-    } catch (const std::bad_alloc&) {
-      status = ResourceExhausted("out of memory");
-    } catch (const std::exception& error) {
-      status = Internal(error.what());
-    } catch (...) {
-      status = Internal("an unknown exception");
+  const Status status = Caught(body);
+  if (status.ok()) return WEIR_OK;
+  (void)Caught([&] { Last() = {owner, Message(status)}; });
+  return ToC(status);
+}
+
+/// What every handle begins with: whose it is.
+struct Handle {
+  uint64_t id = NextOwner();       // never reused, unlike addresses
+  const pid_t process = getpid();  // that made it and has its threads
+};
+
+/// Guard for a function of `handle`, called `name` in errors. kInvalidArgument: it is null;
+/// kFailedPrecondition: a forked child called. `body` runs in neither case.
+template <typename Body>
+weir_status Guard(const Handle* handle, const char* name, Body&& body) noexcept {
+  return Guard(handle == nullptr ? 0 : handle->id, [&]() -> Status {
+    if (handle == nullptr) return InvalidArgument(StrCat(name, ": is null"));
+    if (handle->process != getpid()) {
+      return FailedPrecondition(StrCat(name, ": belongs to process ", handle->process,
+                                       "; its threads are not in a forked child"));
     }
-    if (status.ok()) return WEIR_OK;
-    Last() = {owner, Message(status)};
-    return ToC(status);
-  } catch (...) {
-    return WEIR_RESOURCE_EXHAUSTED;  // no memory to say why
-  }
+    return body();
+  });
 }
 
 /// A copy of the caller's struct, whose size tells which version of the header it was built with.

@@ -1,27 +1,14 @@
 // The C face of Communicator.
 
-#include <map>
 #include <memory>
 
 #include "datapath/api/c_support.h"
+#include "datapath/api/request.h"
 #include "datapath/api/weir.h"
-#include "datapath/base/mutex.h"
 #include "datapath/communicator/communicator.h"
 
-// Its owners are the handle, until released, and the communicator, until done.
-struct weir_operation {
-  weir::Mutex mutex;
-  weir::CondVar changed;
-  bool done WEIR_GUARDED_BY(mutex) = false;
-  weir::Status status WEIR_GUARDED_BY(mutex);
-  int peer WEIR_GUARDED_BY(mutex) = WEIR_ANY_RANK;
-};
-
-struct weir_communicator {
-  uint64_t id = 0;
+struct weir_communicator : weir::c_api::Handle {
   std::unique_ptr<weir::Communicator> communicator;
-  weir::Mutex mutex;
-  std::map<weir_operation*, std::shared_ptr<weir_operation>> operations WEIR_GUARDED_BY(mutex);
 };
 
 namespace {
@@ -35,10 +22,7 @@ using weir::StrCat;
 
 template <typename Body>
 weir_status Guard(const weir_communicator* communicator, Body&& body) noexcept {
-  return weir::c_api::Guard(communicator == nullptr ? 0 : communicator->id, [&]() -> Status {
-    if (communicator == nullptr) return InvalidArgument("communicator: is null");
-    return body();
-  });
+  return weir::c_api::Guard(communicator, "communicator", body);
 }
 
 StatusOr<weir::CommunicatorOptions> ToOptions(const weir_communicator_options* given) {
@@ -106,63 +90,20 @@ StatusOr<std::span<std::byte>> Buffer(const void* data, uint64_t count, uint64_t
   return std::span(static_cast<std::byte*>(const_cast<void*>(data)), count * size);
 }
 
-// Queues what `submit` queues, with a completion that marks a new operation.
+// Queues what `submit` queues, with a completion that finishes a new request.
 template <typename Submission>
-weir_status Submit(weir_communicator* communicator, weir_operation** operation,
+weir_status Submit(weir_communicator* communicator, weir_request** request,
                    Submission&& submit) noexcept {
-  if (operation != nullptr) *operation = nullptr;
+  if (request != nullptr) *request = nullptr;
   return Guard(communicator, [&]() -> Status {
-    if (operation == nullptr) return InvalidArgument("operation: is null");
-    auto pending = std::make_shared<weir_operation>();
-    {
-      weir::MutexLock lock(communicator->mutex);
-      communicator->operations[pending.get()] = pending;
-    }
-    const Status status =
-        submit(*communicator->communicator, [pending](const Status& outcome, int peer) {
-          weir::MutexLock lock(pending->mutex);
-          pending->done = true;
-          pending->status = outcome;
-          pending->peer = peer;
-          pending->changed.NotifyAll();
-        });
-    if (!status.ok()) {
-      weir::MutexLock lock(communicator->mutex);
-      communicator->operations.erase(pending.get());
-      return status;
-    }
-    *operation = pending.get();
-    return OkStatus();
+    if (request == nullptr) return InvalidArgument("request: is null");
+    return weir::c_api::Submit(communicator->id, request, [&](auto pending) -> Status {
+      return submit(*communicator->communicator,
+                    [pending = std::move(pending)](const Status& outcome, int peer) {
+                      pending->Finish(outcome, peer);
+                    });
+    });
   });
-}
-
-StatusOr<std::shared_ptr<weir_operation>> Find(weir_communicator* communicator,
-                                               weir_operation* operation) {
-  weir::MutexLock lock(communicator->mutex);
-  const auto found = communicator->operations.find(operation);
-  if (found == communicator->operations.end()) {
-    return InvalidArgument("operation: is null, of another communicator, or was released");
-  }
-  return found->second;
-}
-
-Status Await(weir_communicator* communicator, weir_operation* handle, double timeout_s,
-             int32_t* peer) {
-  WEIR_ASSIGN_OR_RETURN(const weir::Duration timeout,
-                        weir::c_api::Timeout(timeout_s, "timeout_s", 0));
-  WEIR_ASSIGN_OR_RETURN(const std::shared_ptr<weir_operation> operation,
-                        Find(communicator, handle));
-  const weir::TimePoint deadline = weir::RealClock().Now() + timeout;
-  weir::MutexLock lock(operation->mutex);
-  while (!operation->done) {
-    if (timeout_s == 0) {
-      operation->changed.Wait(operation->mutex);
-    } else if (!operation->changed.WaitUntil(operation->mutex, deadline) && !operation->done) {
-      return weir::DeadlineExceeded(StrCat("the operation was not done within ", timeout_s, " s"));
-    }
-  }
-  if (peer != nullptr) *peer = operation->peer;
-  return operation->status;
 }
 
 using Runs = std::vector<std::span<std::byte>>;
@@ -189,7 +130,6 @@ weir_status weir_communicator_create(const weir_communicator_options* options,
     if (communicator == nullptr) return InvalidArgument("communicator: is null");
     WEIR_ASSIGN_OR_RETURN(weir::CommunicatorOptions converted, ToOptions(options));
     auto created = std::make_unique<weir_communicator>();
-    created->id = weir::c_api::NextOwner();
     WEIR_ASSIGN_OR_RETURN(created->communicator, Communicator::Create(std::move(converted)));
     *communicator = created.release();
     return OkStatus();
@@ -199,7 +139,12 @@ weir_status weir_communicator_create(const weir_communicator_options* options,
 }
 
 const char* weir_communicator_address(const weir_communicator* communicator) {
-  return communicator == nullptr ? "" : communicator->communicator->address().c_str();
+  const char* address = "";
+  (void)Guard(communicator, [&] {
+    address = communicator->communicator->address().c_str();
+    return OkStatus();
+  });
+  return address;
 }
 
 weir_status weir_communicator_connect(weir_communicator* communicator, const char* const* addresses,
@@ -220,18 +165,19 @@ weir_status weir_communicator_shutdown(weir_communicator* communicator) {
 }
 
 void weir_communicator_close(weir_communicator* communicator) {
-  if (communicator == nullptr) return;
-  Guard(communicator, [&]() -> Status {
+  // A forked child closes nothing: connections and memory are its parent's, too.
+  const weir_status closed = Guard(communicator, [&] {
     communicator->communicator->Close();
+    weir::c_api::Requests().EraseAllOf(communicator->id);
     return OkStatus();
   });
-  delete communicator;
+  if (closed == WEIR_OK) delete communicator;
 }
 
 weir_status weir_communicator_all_reduce(weir_communicator* communicator, void* data,
                                          uint64_t count, int32_t dtype, int32_t reduction,
-                                         weir_operation** operation) {
-  return Submit(communicator, operation, [&](Communicator& own, auto done) -> Status {
+                                         weir_request** request) {
+  return Submit(communicator, request, [&](Communicator& own, auto done) -> Status {
     WEIR_ASSIGN_OR_RETURN(const auto type, ToType(dtype));
     WEIR_ASSIGN_OR_RETURN(const auto reduce, ToReduction(reduction));
     WEIR_ASSIGN_OR_RETURN(const auto bytes, Buffer(data, count, ElementBytes(type), "data"));
@@ -241,8 +187,8 @@ weir_status weir_communicator_all_reduce(weir_communicator* communicator, void* 
 
 weir_status weir_communicator_reduce(weir_communicator* communicator, void* data, uint64_t count,
                                      int32_t dtype, int32_t reduction, int32_t root,
-                                     weir_operation** operation) {
-  return Submit(communicator, operation, [&](Communicator& own, auto done) -> Status {
+                                     weir_request** request) {
+  return Submit(communicator, request, [&](Communicator& own, auto done) -> Status {
     WEIR_ASSIGN_OR_RETURN(const auto type, ToType(dtype));
     WEIR_ASSIGN_OR_RETURN(const auto reduce, ToReduction(reduction));
     WEIR_ASSIGN_OR_RETURN(const auto bytes, Buffer(data, count, ElementBytes(type), "data"));
@@ -252,8 +198,8 @@ weir_status weir_communicator_reduce(weir_communicator* communicator, void* data
 
 weir_status weir_communicator_reduce_scatter(weir_communicator* communicator, const void* input,
                                              void* output, uint64_t count, int32_t dtype,
-                                             int32_t reduction, weir_operation** operation) {
-  return Submit(communicator, operation, [&](Communicator& own, auto done) -> Status {
+                                             int32_t reduction, weir_request** request) {
+  return Submit(communicator, request, [&](Communicator& own, auto done) -> Status {
     WEIR_ASSIGN_OR_RETURN(const auto type, ToType(dtype));
     WEIR_ASSIGN_OR_RETURN(const auto reduce, ToReduction(reduction));
     WEIR_ASSIGN_OR_RETURN(const auto run, Buffer(output, count, ElementBytes(type), "output"));
@@ -265,8 +211,8 @@ weir_status weir_communicator_reduce_scatter(weir_communicator* communicator, co
 }
 
 weir_status weir_communicator_all_gather(weir_communicator* communicator, const void* input,
-                                         void* output, uint64_t bytes, weir_operation** operation) {
-  return Submit(communicator, operation, [&](Communicator& own, auto done) -> Status {
+                                         void* output, uint64_t bytes, weir_request** request) {
+  return Submit(communicator, request, [&](Communicator& own, auto done) -> Status {
     WEIR_ASSIGN_OR_RETURN(const auto run, Buffer(input, bytes, 1, "input"));
     WEIR_ASSIGN_OR_RETURN(
         const auto all,
@@ -276,8 +222,8 @@ weir_status weir_communicator_all_gather(weir_communicator* communicator, const 
 }
 
 weir_status weir_communicator_broadcast(weir_communicator* communicator, void* data, uint64_t bytes,
-                                        int32_t root, weir_operation** operation) {
-  return Submit(communicator, operation, [&](Communicator& own, auto done) -> Status {
+                                        int32_t root, weir_request** request) {
+  return Submit(communicator, request, [&](Communicator& own, auto done) -> Status {
     WEIR_ASSIGN_OR_RETURN(const auto buffer, Buffer(data, bytes, 1, "data"));
     return own.Broadcast(buffer, root, std::move(done));
   });
@@ -286,9 +232,8 @@ weir_status weir_communicator_broadcast(weir_communicator* communicator, void* d
 weir_status weir_communicator_all_to_all(weir_communicator* communicator,
                                          const void* const* outgoing,
                                          const uint64_t* outgoing_bytes, void* const* incoming,
-                                         const uint64_t* incoming_bytes,
-                                         weir_operation** operation) {
-  return Submit(communicator, operation, [&](Communicator& own, auto done) -> Status {
+                                         const uint64_t* incoming_bytes, weir_request** request) {
+  return Submit(communicator, request, [&](Communicator& own, auto done) -> Status {
     WEIR_ASSIGN_OR_RETURN(const Runs from,
                           ToRuns(outgoing, outgoing_bytes, own.world(), "outgoing"));
     WEIR_ASSIGN_OR_RETURN(Runs to, ToRuns(incoming, incoming_bytes, own.world(), "incoming"));
@@ -296,54 +241,25 @@ weir_status weir_communicator_all_to_all(weir_communicator* communicator,
   });
 }
 
-weir_status weir_communicator_barrier(weir_communicator* communicator, weir_operation** operation) {
-  return Submit(communicator, operation,
+weir_status weir_communicator_barrier(weir_communicator* communicator, weir_request** request) {
+  return Submit(communicator, request,
                 [&](Communicator& own, auto done) { return own.Barrier(std::move(done)); });
 }
 
 weir_status weir_communicator_send(weir_communicator* communicator, const void* data,
                                    uint64_t bytes, int32_t peer, uint64_t tag,
-                                   weir_operation** operation) {
-  return Submit(communicator, operation, [&](Communicator& own, auto done) -> Status {
+                                   weir_request** request) {
+  return Submit(communicator, request, [&](Communicator& own, auto done) -> Status {
     WEIR_ASSIGN_OR_RETURN(const auto buffer, Buffer(data, bytes, 1, "data"));
     return own.Send(buffer, peer, tag, std::move(done));
   });
 }
 
 weir_status weir_communicator_receive(weir_communicator* communicator, void* data, uint64_t bytes,
-                                      int32_t peer, uint64_t tag, weir_operation** operation) {
-  return Submit(communicator, operation, [&](Communicator& own, auto done) -> Status {
+                                      int32_t peer, uint64_t tag, weir_request** request) {
+  return Submit(communicator, request, [&](Communicator& own, auto done) -> Status {
     WEIR_ASSIGN_OR_RETURN(const auto buffer, Buffer(data, bytes, 1, "data"));
     return own.Receive(buffer, peer, tag, std::move(done));
-  });
-}
-
-weir_status weir_communicator_wait(weir_communicator* communicator, weir_operation* operation,
-                                   double timeout_s, int32_t* peer) {
-  return Guard(communicator, [&] { return Await(communicator, operation, timeout_s, peer); });
-}
-
-weir_status weir_communicator_test(weir_communicator* communicator, weir_operation* operation,
-                                   int32_t* done) {
-  return Guard(communicator, [&]() -> Status {
-    if (done == nullptr) return InvalidArgument("done: is null");
-    WEIR_ASSIGN_OR_RETURN(const auto found, Find(communicator, operation));
-    weir::MutexLock lock(found->mutex);
-    *done = found->done ? 1 : 0;
-    return OkStatus();
-  });
-}
-
-weir_status weir_communicator_release(weir_communicator* communicator, weir_operation* operation) {
-  return Guard(communicator, [&]() -> Status {
-    WEIR_ASSIGN_OR_RETURN(const auto found, Find(communicator, operation));
-    {
-      weir::MutexLock lock(found->mutex);
-      if (!found->done) return weir::FailedPrecondition("the operation is under way");
-    }
-    weir::MutexLock lock(communicator->mutex);
-    communicator->operations.erase(operation);
-    return OkStatus();
   });
 }
 

@@ -3,7 +3,9 @@
  * Conventions: opaque handles; `struct_size` first in every public struct, set to sizeof by the
  * caller; every function that can fail returns a weir_status and never throws; every wait has a
  * deadline. A session belongs to one rank of one job. Calls on one session come from one thread at
- * a time except weir_wait, weir_last_error and weir_get_stats, which are thread-safe. */
+ * a time except weir_last_error and weir_get_stats, which are thread-safe, as all functions of
+ * requests are. Handles belong to the process that made them: a forked child gets
+ * WEIR_FAILED_PRECONDITION for them, and what it closes stays open. */
 #ifndef WEIR_H_
 #define WEIR_H_
 
@@ -47,6 +49,7 @@ typedef enum weir_dtype {
 } weir_dtype;
 
 typedef struct weir_session weir_session;
+/* What was queued by weir_all_reduce or a function of a communicator. */
 typedef struct weir_request weir_request;
 
 typedef struct weir_options {
@@ -147,13 +150,15 @@ WEIR_EXPORT weir_status weir_session_connect(weir_session* session, const char* 
  * that rank's plan if the new world may run it, else dense. Lost are the residuals of ranks that
  * are gone; replacements begin with none. */
 WEIR_EXPORT weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh);
-/* Ends every operation, joins every thread, frees the session. Bounded by 5 s. NULL is allowed. */
+/* Ends every operation, joins every thread, frees the session and its requests. Bounded by 5 s.
+ * NULL is allowed. Threads that wait for a request of it are woken with WEIR_ABORTED. */
 WEIR_EXPORT void weir_session_close(weir_session* session);
 
 /* Declares a bucket of consecutive parameters; equal order on all ranks. The key is a hash of the
  * dtype and of the parameters' names and shapes. Residuals follow parameters across redefinitions:
- * a bucket that held one of them is dissolved. Allowed within a step for buckets unused in it; the
- * same declaration again is free. Needs no network. */
+ * a bucket that held one of them is dissolved. Within a step WEIR_FAILED_PRECONDITION when it would
+ * dissolve a bucket that was submitted in it; then nothing changes. The same declaration again is
+ * free. Needs no network. */
 WEIR_EXPORT weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
                                            size_t count, int32_t dtype, uint64_t* key);
 
@@ -166,16 +171,29 @@ WEIR_EXPORT weir_status weir_step_end(weir_session* session, int32_t* skipped);
 
 /* Sums the bucket over all ranks, times `scale` (1/world for the mean), in place. `data` holds the
  * bucket's elements in its dtype and stays untouched until completion. Asynchronous: returns when
- * queued. Either callback or request may be NULL; a request is freed by weir_wait. */
+ * queued. Either callback or request may be NULL; a request is released by weir_request_release. */
 WEIR_EXPORT weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data,
                                         double scale, weir_callback callback, void* context,
                                         weir_request** request);
-/* Waits for one request at most timeout_s seconds; 0: the session's operation timeout. Frees the
- * request unless it timed out. */
-WEIR_EXPORT weir_status weir_wait(weir_session* session, weir_request* request, double timeout_s);
+
+/* ---- Requests: operations under way, of sessions and communicators alike. All three functions are
+ * thread-safe, for any number of threads on one request. A request that was released, or whose
+ * session or communicator was closed, is WEIR_INVALID_ARGUMENT. Failures are found by
+ * weir_last_error of the session or weir_communicator_last_error of the communicator. */
+
+/* Waits until the operation is done, at most timeout_s seconds: WEIR_DEADLINE_EXCEEDED, and it goes
+ * on. 0: for as long as it takes, which the operation's own deadline bounds; its error names the
+ * rank at fault, which a shorter wait of the caller's may not know. Returns the operation's
+ * outcome; *peer (may be NULL): the other rank of a message, else WEIR_ANY_RANK. Frees nothing. */
+WEIR_EXPORT weir_status weir_request_wait(weir_request* request, double timeout_s, int32_t* peer);
+/* *done: 1 when the operation has ended, 0 while it is under way. */
+WEIR_EXPORT weir_status weir_request_test(weir_request* request, int32_t* done);
+/* Frees a request that is done; threads that wait for it keep its outcome.
+ * WEIR_FAILED_PRECONDITION while it is under way. */
+WEIR_EXPORT weir_status weir_request_release(weir_request* request);
 
 /* Optional: the loss of the current step, for the controller's view. */
-WEIR_EXPORT void weir_report_loss(weir_session* session, double loss);
+WEIR_EXPORT weir_status weir_report_loss(weir_session* session, double loss);
 
 /* What must be checkpointed, between steps: error-feedback residuals and momenta of all parameters,
  * and what codecs keep of the buckets. Export with buffer NULL gives the size. Import replaces it
@@ -209,14 +227,13 @@ WEIR_EXPORT const char* weir_capabilities(void);
 
 /* ---- Communicators: exact point-to-point and collective operations between ranks, with neither
  * plans nor agents, beside sessions or alone. All functions are thread-safe but create, connect and
- * close. Operations are asynchronous: they return when queued, with an operation that is waited for
- * or tested and then released. Buffers stay alive and untouched until it is done. Every rank calls
- * the same collectives in the same order with the same sizes; they run one after another, and an
- * operation that meets an unlike one fails on both sides. Messages progress whatever a collective
- * waits for, and the other way round. A failed collective ends the communicator's collectives, a
- * message that missed its deadline or whose peer died its messages; errors name the rank. */
+ * close. Operations are asynchronous: they return when queued, with a request. Buffers stay alive
+ * and untouched until it is done. Every rank calls the same collectives in the same order with the
+ * same sizes; they run one after another, and an operation that meets an unlike one fails on both
+ * sides. Messages progress whatever a collective waits for, and the other way round. A failed
+ * collective ends the communicator's collectives, a message that missed its deadline or whose peer
+ * died its messages; errors name the rank. */
 typedef struct weir_communicator weir_communicator;
-typedef struct weir_operation weir_operation;
 
 typedef struct weir_communicator_options {
   size_t struct_size;
@@ -242,8 +259,7 @@ typedef enum weir_reduction {
 #define WEIR_ANY_RANK (-1)
 
 /* As weir_session_create, weir_session_address, weir_session_connect and weir_session_close. Close
- * ends what is under way with WEIR_ABORTED and frees the operations that were not released: no
- * other thread may still use them. */
+ * ends what is under way with WEIR_ABORTED and frees the requests that were not released. */
 WEIR_EXPORT weir_status weir_communicator_create(const weir_communicator_options* options,
                                                  weir_communicator** communicator, char* error,
                                                  size_t error_size);
@@ -259,53 +275,40 @@ WEIR_EXPORT weir_status weir_communicator_shutdown(weir_communicator* communicat
  * weir_reduction. Of reduce only the root's data change. */
 WEIR_EXPORT weir_status weir_communicator_all_reduce(weir_communicator* communicator, void* data,
                                                      uint64_t count, int32_t dtype,
-                                                     int32_t reduction, weir_operation** operation);
+                                                     int32_t reduction, weir_request** request);
 WEIR_EXPORT weir_status weir_communicator_reduce(weir_communicator* communicator, void* data,
                                                  uint64_t count, int32_t dtype, int32_t reduction,
-                                                 int32_t root, weir_operation** operation);
+                                                 int32_t root, weir_request** request);
 /* `input` holds world runs of `count` elements; `output` receives the reduction of run `rank`. */
 WEIR_EXPORT weir_status weir_communicator_reduce_scatter(weir_communicator* communicator,
                                                          const void* input, void* output,
                                                          uint64_t count, int32_t dtype,
-                                                         int32_t reduction,
-                                                         weir_operation** operation);
+                                                         int32_t reduction, weir_request** request);
 /* `output` receives world runs of `bytes` bytes in rank order; `input` may be the own one. */
 WEIR_EXPORT weir_status weir_communicator_all_gather(weir_communicator* communicator,
                                                      const void* input, void* output,
-                                                     uint64_t bytes, weir_operation** operation);
+                                                     uint64_t bytes, weir_request** request);
 WEIR_EXPORT weir_status weir_communicator_broadcast(weir_communicator* communicator, void* data,
                                                     uint64_t bytes, int32_t root,
-                                                    weir_operation** operation);
+                                                    weir_request** request);
 /* outgoing[r], of outgoing_bytes[r] bytes, goes to rank r, incoming[r] comes from it. Sizes agree
  * pairwise; the arrays have world entries and are copied. Gather: all but outgoing[root] and, on
  * the root, incoming are empty. Scatter: the other way round. */
 WEIR_EXPORT weir_status weir_communicator_all_to_all(
     weir_communicator* communicator, const void* const* outgoing, const uint64_t* outgoing_bytes,
-    void* const* incoming, const uint64_t* incoming_bytes, weir_operation** operation);
+    void* const* incoming, const uint64_t* incoming_bytes, weir_request** request);
 WEIR_EXPORT weir_status weir_communicator_barrier(weir_communicator* communicator,
-                                                  weir_operation** operation);
+                                                  weir_request** request);
 
 /* Messages match by rank and tag, in order, with equal sizes (WEIR_INVALID_ARGUMENT on both sides
  * otherwise). A send is done when the receiver has taken it. peer of receive: or WEIR_ANY_RANK. */
 WEIR_EXPORT weir_status weir_communicator_send(weir_communicator* communicator, const void* data,
                                                uint64_t bytes, int32_t peer, uint64_t tag,
-                                               weir_operation** operation);
+                                               weir_request** request);
 WEIR_EXPORT weir_status weir_communicator_receive(weir_communicator* communicator, void* data,
                                                   uint64_t bytes, int32_t peer, uint64_t tag,
-                                                  weir_operation** operation);
+                                                  weir_request** request);
 
-/* Waits until the operation is done, at most timeout_s seconds (WEIR_DEADLINE_EXCEEDED, and it goes
- * on); 0: for as long as it takes, which its own deadline bounds. Its outcome; *peer (may be NULL):
- * the other rank of a message. Unlike weir_wait it frees nothing: any thread may ask again. */
-WEIR_EXPORT weir_status weir_communicator_wait(weir_communicator* communicator,
-                                               weir_operation* operation, double timeout_s,
-                                               int32_t* peer);
-/* *done: 1 when the operation has ended, 0 while it is under way. */
-WEIR_EXPORT weir_status weir_communicator_test(weir_communicator* communicator,
-                                               weir_operation* operation, int32_t* done);
-/* Frees an operation that is done. WEIR_FAILED_PRECONDITION while it is under way. */
-WEIR_EXPORT weir_status weir_communicator_release(weir_communicator* communicator,
-                                                  weir_operation* operation);
 /* The last error of the calling thread on this communicator. Never NULL. */
 WEIR_EXPORT const char* weir_communicator_last_error(const weir_communicator* communicator);
 

@@ -150,8 +150,10 @@ _FUNCTIONS = {
     "weir_step_end": (ctypes.c_int, [_pointer, ctypes.POINTER(ctypes.c_int32)]),
     "weir_all_reduce": (ctypes.c_int, [_pointer, ctypes.c_uint64, _pointer, ctypes.c_double,
                                        _pointer, _pointer, ctypes.POINTER(_pointer)]),
-    "weir_wait": (ctypes.c_int, [_pointer, _pointer, ctypes.c_double]),
-    "weir_report_loss": (None, [_pointer, ctypes.c_double]),
+    "weir_request_wait": (ctypes.c_int, [_pointer, ctypes.c_double, ctypes.POINTER(_int)]),
+    "weir_request_test": (ctypes.c_int, [_pointer, ctypes.POINTER(_int)]),
+    "weir_request_release": (ctypes.c_int, [_pointer]),
+    "weir_report_loss": (ctypes.c_int, [_pointer, ctypes.c_double]),
     "weir_export_state": (ctypes.c_int, [_pointer, _pointer, _size_pointer]),
     "weir_import_state": (ctypes.c_int, [_pointer, _pointer, ctypes.c_size_t]),
     "weir_scale_state": (ctypes.c_int, [_pointer, ctypes.c_double]),
@@ -178,10 +180,6 @@ _FUNCTIONS = {
     "weir_communicator_barrier": (ctypes.c_int, [_pointer, _out]),
     "weir_communicator_send": (ctypes.c_int, [_pointer, _pointer, _size, _int, _size, _out]),
     "weir_communicator_receive": (ctypes.c_int, [_pointer, _pointer, _size, _int, _size, _out]),
-    "weir_communicator_wait": (ctypes.c_int, [_pointer, _pointer, ctypes.c_double,
-                                              ctypes.POINTER(_int)]),
-    "weir_communicator_test": (ctypes.c_int, [_pointer, _pointer, ctypes.POINTER(_int)]),
-    "weir_communicator_release": (ctypes.c_int, [_pointer, _pointer]),
     "weir_communicator_last_error": (_text, [_pointer]),
 }
 

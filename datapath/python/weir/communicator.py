@@ -67,6 +67,10 @@ class Communicator:
         with self._open() as handle:
             self._check(handle, getattr(self._library, name)(handle, *arguments))
 
+    def _ask(self, name, request, *arguments):
+        with self._open() as handle:
+            self._check(handle, getattr(self._library, name)(request, *arguments))
+
     def _submit(self, name, *arguments):
         operation = ctypes.c_void_p()
         self._call(name, *arguments, ctypes.byref(operation))
@@ -126,19 +130,19 @@ class Communicator:
     def wait(self, operation, timeout_s=0.0):
         """Waits for one operation, 0: until it ends. Returns the other rank of a message."""
         peer = ctypes.c_int32()
-        self._call("weir_communicator_wait", operation, timeout_s, ctypes.byref(peer))
+        self._ask("weir_request_wait", operation, timeout_s, ctypes.byref(peer))
         return peer.value
 
     def test(self, operation):
         """True when the operation has ended."""
         done = ctypes.c_int32()
-        self._call("weir_communicator_test", operation, ctypes.byref(done))
+        self._ask("weir_request_test", operation, ctypes.byref(done))
         return bool(done.value)
 
     def release(self, operation):
         """Frees an operation that has ended. Nothing to do once closed."""
         try:
-            self._call("weir_communicator_release", operation)
+            self._ask("weir_request_release", operation)
         except WeirError as error:
             if error.status == _lib.INVALID_ARGUMENT:
                 raise

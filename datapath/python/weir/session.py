@@ -116,12 +116,20 @@ class Session:
         return request
 
     def wait(self, request, timeout_s=0.0):
-        """Waits for one request; 0: the session's operation timeout."""
-        self._check(self._library.weir_wait(self._open_handle(), request, timeout_s))
+        """Waits for one request and releases it; 0: as long as its own deadline allows.
+
+        After a wait that was too short (WeirError with status DEADLINE_EXCEEDED while the
+        operation goes on) the request can be waited for again.
+        """
+        self._open_handle()
+        try:
+            self._check(self._library.weir_request_wait(request, timeout_s, None))
+        finally:
+            self._library.weir_request_release(request)  # refused while the operation goes on
 
     def report_loss(self, loss):
         """Tells the controller the loss of the current step."""
-        self._library.weir_report_loss(self._open_handle(), float(loss))
+        self._check(self._library.weir_report_loss(self._open_handle(), float(loss)))
 
     def export_state(self):
         """Residuals, momenta and codecs' states as bytes; call between steps."""

@@ -18,9 +18,9 @@ static void check(weir_communicator* communicator, weir_status status, const cha
 }
 
 /* Waits for an operation and frees it. */
-static void finish(weir_communicator* communicator, weir_operation* operation, const char* what) {
-  check(communicator, weir_communicator_wait(communicator, operation, 0, NULL), what);
-  check(communicator, weir_communicator_release(communicator, operation), what);
+static void finish(weir_communicator* communicator, weir_request* operation, const char* what) {
+  check(communicator, weir_request_wait(operation, 0, NULL), what);
+  check(communicator, weir_request_release(operation), what);
 }
 
 /* Any rendezvous will do: a file system, a key-value store, MPI. Here a pipe to the other rank. */
@@ -55,7 +55,7 @@ static int run(int rank, int to_peer, int from_peer) {
   check(communicator, weir_communicator_connect(communicator, all, kWorld), "connect");
 
   int mine = rank + 100, theirs = 0;
-  weir_operation *sent = NULL, *received = NULL, *reduced = NULL;
+  weir_request *sent = NULL, *received = NULL, *reduced = NULL;
   check(communicator, weir_communicator_send(communicator, &mine, sizeof mine, 1 - rank, 0, &sent),
         "send");
   check(communicator,

@@ -183,7 +183,7 @@ TEST_F(CApiTest, NullArgumentsAreRefusedEverywhere) {
   EXPECT_EQ(weir_define_bucket(s, nullptr, 1, WEIR_FLOAT32, &key), WEIR_INVALID_ARGUMENT);
   EXPECT_EQ(weir_define_bucket(s, nullptr, 0, WEIR_FLOAT32, nullptr), WEIR_INVALID_ARGUMENT);
   EXPECT_EQ(weir_define_bucket(s, nullptr, 0, 9, &key), WEIR_INVALID_ARGUMENT);
-  EXPECT_EQ(weir_wait(s, nullptr, 1), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_request_wait(nullptr, 1, nullptr), WEIR_INVALID_ARGUMENT);
   EXPECT_EQ(weir_export_state(s, nullptr, nullptr), WEIR_INVALID_ARGUMENT);
   EXPECT_EQ(weir_import_state(s, nullptr, 3), WEIR_INVALID_ARGUMENT);
   EXPECT_EQ(weir_import_state(s, "abc", 3), WEIR_DATA_LOSS);
@@ -192,7 +192,7 @@ TEST_F(CApiTest, NullArgumentsAreRefusedEverywhere) {
   EXPECT_EQ(weir_get_plan(s, nullptr, &size), WEIR_RESOURCE_EXHAUSTED);
   EXPECT_GT(size, 10u);
   weir_session_close(nullptr);
-  weir_report_loss(nullptr, 1);
+  EXPECT_EQ(weir_report_loss(nullptr, 1), WEIR_INVALID_ARGUMENT);
   EXPECT_STREQ(weir_session_address(nullptr), "");
   EXPECT_STREQ(weir_strerror(99), "unknown status");
   EXPECT_NE(weir_last_error(nullptr), nullptr);
@@ -219,8 +219,9 @@ TEST_F(CApiTest, RequestsAndCallbacksComplete) {
   }
   EXPECT_EQ(keys[0], keys[1]);
   for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_EQ(weir_wait(sessions[rank], requests[rank], 0), WEIR_OK);
-    EXPECT_EQ(weir_wait(sessions[rank], requests[rank], 0), WEIR_INVALID_ARGUMENT);  // freed
+    EXPECT_EQ(weir_request_wait(requests[rank], 0, nullptr), WEIR_OK);
+    EXPECT_EQ(weir_request_release(requests[rank]), WEIR_OK);
+    EXPECT_EQ(weir_request_wait(requests[rank], 0, nullptr), WEIR_INVALID_ARGUMENT);
     int32_t skipped = 7;
     EXPECT_EQ(weir_step_end(sessions[rank], &skipped), WEIR_OK);
     EXPECT_EQ(skipped, 0);
@@ -247,10 +248,10 @@ TEST_F(CApiTest, WaitingTooShortKeepsTheRequest) {
   }
   ASSERT_EQ(weir_all_reduce(sessions[0], key, data[0].data(), 1, nullptr, nullptr, &request),
             WEIR_OK);
-  EXPECT_EQ(weir_wait(sessions[0], request, 0.01), WEIR_DEADLINE_EXCEEDED);
+  EXPECT_EQ(weir_request_wait(request, 0.01, nullptr), WEIR_DEADLINE_EXCEEDED);
   ASSERT_EQ(weir_all_reduce(sessions[1], key, data[1].data(), 1, nullptr, nullptr, nullptr),
             WEIR_OK);
-  EXPECT_EQ(weir_wait(sessions[0], request, 10), WEIR_OK);
+  EXPECT_EQ(weir_request_wait(request, 10, nullptr), WEIR_OK);
   for (weir_session* s : sessions) EXPECT_EQ(weir_step_end(s, nullptr), WEIR_OK);
 }
 
@@ -310,7 +311,7 @@ TEST_F(CApiTest, SurvivorsReformOnTheSameHandles) {
         << weir_last_error(sessions[rank]);
     addresses.emplace_back(weir_session_address(sessions[rank]));
   }
-  EXPECT_NE(weir_wait(sessions[0], request, 1), WEIR_OK) << "its step is void";
+  EXPECT_NE(weir_request_wait(request, 1, nullptr), WEIR_OK) << "its step is void";
   const char* list[] = {addresses[0].c_str(), addresses[1].c_str()};
   weir::testing::RunRanks(2, [&](int rank) {
     EXPECT_EQ(weir_session_connect(sessions[rank], list, 2), WEIR_OK)

@@ -43,10 +43,10 @@ class CommunicatorApiTest : public ::testing::Test {
     });
   }
   // Waits, expects success, and releases.
-  void Finish(int rank, weir_operation* operation) {
-    EXPECT_EQ(weir_communicator_wait(all[rank], operation, 0, nullptr), WEIR_OK)
+  void Finish(int rank, weir_request* operation) {
+    EXPECT_EQ(weir_request_wait(operation, 0, nullptr), WEIR_OK)
         << weir_communicator_last_error(all[rank]);
-    EXPECT_EQ(weir_communicator_release(all[rank], operation), WEIR_OK);
+    EXPECT_EQ(weir_request_release(operation), WEIR_OK);
   }
   ~CommunicatorApiTest() override {
     weir::testing::RunRanks(static_cast<int>(all.size()),
@@ -88,7 +88,7 @@ TEST_F(CommunicatorApiTest, EveryOperationDoesWhatItSays) {
   Open(kWorld);
   weir::testing::RunRanks(kWorld, [&](int rank) {
     weir_communicator* own = all[rank];
-    weir_operation* op = nullptr;
+    weir_request* op = nullptr;
     std::vector<float> data(100, static_cast<float>(rank + 1));
     ASSERT_EQ(weir_communicator_all_reduce(own, data.data(), 100, WEIR_FLOAT32, WEIR_AVERAGE, &op),
               WEIR_OK);
@@ -130,32 +130,32 @@ TEST_F(CommunicatorApiTest, EveryOperationDoesWhatItSays) {
 TEST_F(CommunicatorApiTest, MessagesAreWaitedForTestedAndReleased) {
   Open(2);
   std::vector<double> out = {1, 2}, in(2);
-  weir_operation *receive = nullptr, *send = nullptr;
+  weir_request *receive = nullptr, *send = nullptr;
   ASSERT_EQ(weir_communicator_receive(all[1], in.data(), 16, WEIR_ANY_RANK, 5, &receive), WEIR_OK);
   int32_t done = 7, peer = 7;
-  EXPECT_EQ(weir_communicator_test(all[1], receive, &done), WEIR_OK);
+  EXPECT_EQ(weir_request_test(receive, &done), WEIR_OK);
   EXPECT_EQ(done, 0);
-  EXPECT_EQ(weir_communicator_release(all[1], receive), WEIR_FAILED_PRECONDITION);
-  EXPECT_EQ(weir_communicator_wait(all[1], receive, 0.01, &peer), WEIR_DEADLINE_EXCEEDED);
+  EXPECT_EQ(weir_request_release(receive), WEIR_FAILED_PRECONDITION);
+  EXPECT_EQ(weir_request_wait(receive, 0.01, &peer), WEIR_DEADLINE_EXCEEDED);
   EXPECT_STRNE(weir_communicator_last_error(all[1]), "");
   ASSERT_EQ(weir_communicator_send(all[0], out.data(), 16, 1, 5, &send), WEIR_OK);
   Finish(0, send);
   for (int again = 0; again < 2; ++again) {
-    EXPECT_EQ(weir_communicator_wait(all[1], receive, 5, &peer), WEIR_OK);
+    EXPECT_EQ(weir_request_wait(receive, 5, &peer), WEIR_OK);
     EXPECT_EQ(peer, 0);
   }
   EXPECT_EQ(in, out);
-  EXPECT_EQ(weir_communicator_test(all[1], receive, &done), WEIR_OK);
+  EXPECT_EQ(weir_request_test(receive, &done), WEIR_OK);
   EXPECT_EQ(done, 1);
-  EXPECT_EQ(weir_communicator_release(all[1], receive), WEIR_OK);
-  EXPECT_EQ(weir_communicator_release(all[1], receive), WEIR_INVALID_ARGUMENT);
-  EXPECT_EQ(weir_communicator_wait(all[1], receive, 0, nullptr), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_request_release(receive), WEIR_OK);
+  EXPECT_EQ(weir_request_release(receive), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_request_wait(receive, 0, nullptr), WEIR_INVALID_ARGUMENT);
 }
 
 TEST_F(CommunicatorApiTest, WrongArgumentsAreNamed) {
   Open(1);
   weir_communicator* own = all[0];
-  weir_operation* op = reinterpret_cast<weir_operation*>(1);
+  weir_request* op = reinterpret_cast<weir_request*>(1);
   float x = 0;
   EXPECT_EQ(weir_communicator_all_reduce(own, nullptr, 1, WEIR_FLOAT32, WEIR_SUM, &op),
             WEIR_INVALID_ARGUMENT);
@@ -174,8 +174,8 @@ TEST_F(CommunicatorApiTest, WrongArgumentsAreNamed) {
   EXPECT_EQ(weir_communicator_all_to_all(own, nullptr, nullptr, nullptr, nullptr, &op),
             WEIR_INVALID_ARGUMENT);
   EXPECT_EQ(weir_communicator_send(own, &x, 4, 0, 0, &op), WEIR_INVALID_ARGUMENT);
-  EXPECT_EQ(weir_communicator_wait(own, nullptr, 0, nullptr), WEIR_INVALID_ARGUMENT);
-  EXPECT_EQ(weir_communicator_test(own, nullptr, nullptr), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_request_wait(nullptr, 0, nullptr), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_request_test(nullptr, nullptr), WEIR_INVALID_ARGUMENT);
   EXPECT_EQ(weir_communicator_connect(own, nullptr, 1), WEIR_INVALID_ARGUMENT);
   EXPECT_STREQ(weir_communicator_address(nullptr), "");
   weir_communicator_close(nullptr);
@@ -183,10 +183,10 @@ TEST_F(CommunicatorApiTest, WrongArgumentsAreNamed) {
 
 TEST_F(CommunicatorApiTest, ShutdownEndsAWaitInAnotherThread) {
   Open(2);
-  weir_operation* op = nullptr;
+  weir_request* op = nullptr;
   ASSERT_EQ(weir_communicator_barrier(all[0], &op), WEIR_OK);
   weir_status waited = WEIR_OK;
-  std::thread waiter([&] { waited = weir_communicator_wait(all[0], op, 0, nullptr); });
+  std::thread waiter([&] { waited = weir_request_wait(op, 0, nullptr); });
   EXPECT_EQ(weir_communicator_shutdown(all[0]), WEIR_OK);
   waiter.join();
   EXPECT_EQ(waited, WEIR_ABORTED);
