@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "datapath/agent_link/agent_protocol.h"
 #include "datapath/api/c_support.h"
@@ -66,6 +68,9 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   WEIR_ASSIGN_OR_RETURN(options.operation_timeout_floor,
                         Timeout(c.operation_timeout_floor_s, "operation_timeout_floor_s", 10));
   options.epoch = c.epoch;
+  if (c.compare_every_steps != 0) {
+    options.compare_every_steps = static_cast<uint64_t>(std::max(c.compare_every_steps, 0));
+  }
   if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
   if (c.tcp_connections != 0) options.tcp_connections = c.tcp_connections;
   options.tcp_pacing_bytes_per_s = c.tcp_pacing_bytes_per_s;
@@ -214,6 +219,26 @@ weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data, 
                [&] { return AllReduce(session, bucket, data, scale, callback, context, request); });
 }
 
+weir_status weir_report_parameters(weir_session* session, const void* const* data,
+                                   const uint64_t* bytes, size_t count) {
+  return Guard(session, [&]() -> Status {
+    if ((data == nullptr || bytes == nullptr) && count > 0) {
+      return InvalidArgument("data or bytes: is null");
+    }
+    const std::shared_ptr<weir::Session> current = session->current();
+    if (!current->compares()) return OkStatus();
+    std::vector<uint64_t> hashes;
+    for (size_t i = 0; i < count; ++i) {
+      if (data[i] == nullptr && bytes[i] > 0) {
+        return InvalidArgument(StrCat("data[", i, "]: is null"));
+      }
+      hashes.push_back(weir::HashBytes({static_cast<const std::byte*>(data[i]), bytes[i]}));
+    }
+    current->ReportParameters(weir::HashBytes(std::as_bytes(std::span(hashes))));
+    return OkStatus();
+  });
+}
+
 weir_status weir_report_loss(weir_session* session, double loss) {
   return Guard(session, [&] {
     session->current()->ReportLoss(loss);
@@ -260,6 +285,7 @@ weir_status weir_get_stats(weir_session* session, weir_stats* stats) {
     out.model_source = now.model_source;
     out.epoch = now.epoch;
     out.next_step = now.next_step;
+    out.replicas_compared = now.replicas_compared;
     std::memcpy(stats, &out, std::min(sizeof out, stats->struct_size));
     return OkStatus();
   });

@@ -89,6 +89,10 @@ typedef struct weir_options {
                                        NULL: "epoll" */
   int32_t tcp_unchecked; /* 1: what this rank sends to other hosts carries no checksums of
                             its own, only those of TCP and the network; 0: it does */
+  /* Ranks compare hashes of what was delivered to them in every step whose number this divides,
+   * while they run the next step: a difference fails the session on every rank, WEIR_DATA_LOSS with
+   * the bucket and the ranks on each side. Equal on all ranks; 0: 64; negative: never. */
+  int32_t compare_every_steps;
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */
@@ -110,7 +114,8 @@ typedef struct weir_stats {
   int32_t peers_shared_memory; /* peers reached through memory instead of the network */
   int32_t model_source;        /* see weir_session_reform; -1: none */
   uint64_t epoch;
-  uint64_t next_step; /* number of the next step to begin */
+  uint64_t next_step;         /* number of the next step to begin */
+  uint64_t replicas_compared; /* steps in which all ranks were found to hold the same */
 } weir_stats;
 
 /* The mesh to form, see weir_session_reform. */
@@ -169,7 +174,8 @@ WEIR_EXPORT weir_status weir_define_bucket(weir_session* session, const weir_par
 WEIR_EXPORT weir_status weir_step_begin(weir_session* session);
 WEIR_EXPORT weir_status weir_step_end(weir_session* session, int32_t* skipped);
 
-/* Sums the bucket over all ranks, times `scale` (1/world for the mean), in place. `data` holds the
+/* Sums the bucket over all ranks, times `scale` (1/world for the mean; equal on all ranks), in
+ * place. `data` holds the
  * bucket's elements in its dtype and stays untouched until completion. Asynchronous: returns when
  * queued. Either callback or request may be NULL; a request is released by weir_request_release. */
 WEIR_EXPORT weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data,
@@ -191,6 +197,14 @@ WEIR_EXPORT weir_status weir_request_test(weir_request* request, int32_t* done);
 /* Frees a request that is done; threads that wait for it keep its outcome.
  * WEIR_FAILED_PRECONDITION while it is under way. */
 WEIR_EXPORT weir_status weir_request_release(weir_request* request);
+
+/* Optional, within a step: where the model's parameters lie, bytes[i] of them at data[i], which is
+ * only read. In steps whose replicas are compared (compare_every_steps) they are hashed, at some
+ * 10 GB/s, and compared with those of the other ranks that report theirs; in other steps nothing is
+ * done. For models that are equal bit for bit on all ranks: replicas on unlike hardware may differ
+ * in their last bits. */
+WEIR_EXPORT weir_status weir_report_parameters(weir_session* session, const void* const* data,
+                                               const uint64_t* bytes, size_t count);
 
 /* Optional: the loss of the current step, for the controller's view. */
 WEIR_EXPORT weir_status weir_report_loss(weir_session* session, double loss);

@@ -47,7 +47,10 @@ struct Operation {
   const Codec* codec = nullptr;
   const Collective* collective = nullptr;
   bool sample_statistics = false;
+  bool hashed = false;  // the step's replicas are compared, see replicas.h
   std::function<void(const Status&)> done;
+  // In place of a bucket: exchanges this on the network thread, and that is all.
+  std::function<Status(Group&)> control;
 
   // Between the stages.
   bool in_place = false;  // dense float32: the network works on the caller's buffer
@@ -82,6 +85,7 @@ struct Operation {
   std::optional<GainCurve> gain_curve;
   std::vector<CodecLoss> codec_losses;
   std::vector<BlockDensity> block_densities;
+  uint64_t hash = 0;            // hashed: of what was delivered
   bool sums_gradients = false;  // the sum is exact, and of what the gradients hold alone
 };
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "datapath/base/caught.h"
+#include "datapath/base/check.h"
 #include "datapath/base/json.h"
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
@@ -18,7 +19,8 @@ namespace {
 // lost count of steps or operations meets a mismatch, never another operation's bytes.
 constexpr int kIndexShift = 3;
 constexpr int kStepShift = 20;
-constexpr uint64_t kOperationsPerStepMax = 1u << (kStepShift - kIndexShift);
+// The last index is that of the comparison of replicas.
+constexpr uint64_t kOperationsPerStepMax = (1u << (kStepShift - kIndexShift)) - 1;
 
 // Of dense sums without a plan where Transport::stages are there.
 constexpr std::string_view kStagedCollective = "mesh";
@@ -277,9 +279,10 @@ Status Session::Open() {
   times_.begin = now;
   report_ = StepReport{};
   report_.step = step;
+  parameters_hash_.reset();
   report_.plan_version = plan_->version;
   step_open_ = true;
-  return OkStatus();
+  return digest_ == nullptr ? OkStatus() : Compare();
 }
 
 Choice Session::EffectiveChoice(const Plan& plan, const Bucket& bucket) const {
@@ -339,23 +342,28 @@ Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
   // The first steps too: the controller's first decision wants curves.
   const bool due = op.step < kGainCurveEverySteps || op.step % kGainCurveEverySteps == 0;
   op.sample_statistics = due && agent_ != nullptr && agent_->connected();
+  op.hashed = Compares(op.step);
   op.done = std::move(done);
   op.times.submitted = RealClock().Now();
   if (submitted_keys_.empty()) times_.first_submit = op.times.submitted;
   times_.last_submit = op.times.submitted;
   submitted_keys_.push_back(bucket_key);  // before it goes, since nothing may throw behind that
+  const Status submitted = Submit(&op);
+  if (submitted.ok()) return OkStatus();
+  submitted_keys_.pop_back();
+  return refuse(submitted);
+}
+
+Status Session::Submit(Operation* op) {
   {
     MutexLock lock(mutex_);
     ++outstanding_;
   }
-  const Status submitted = pipeline_->Submit(&op);
+  const Status submitted = pipeline_->Submit(op);
   if (submitted.ok()) return OkStatus();
-  {
-    MutexLock lock(mutex_);
-    --outstanding_;
-  }
-  submitted_keys_.pop_back();
-  return refuse(submitted);
+  MutexLock lock(mutex_);
+  --outstanding_;
+  return submitted;
 }
 
 StatusOr<bool> Session::EndStep() {
@@ -385,6 +393,37 @@ Status Session::AwaitOperations() {
   return OkStatus();
 }
 
+// Behind the step: the caller goes on, and the ranks compare while they compute the next gradients.
+Status Session::Compare() {
+  WEIR_CHECK(comparison_.done == nullptr);  // the step before awaited it
+  const auto digest = std::move(digest_);
+  comparison_ = Operation();
+  comparison_.step = next_step_ - 1;
+  comparison_.index = kOperationsPerStepMax;  // of no bucket
+  comparison_.plan = plan_;
+  comparison_.control = [digest, step = next_step_ - 2](Group& group) {
+    return Annotate(CompareReplicas(group, *digest), StrCat("step ", step));
+  };
+  comparison_.done = [this](const Status& status) {
+    MutexLock lock(mutex_);
+    stats_.replicas_compared += status.ok() ? 1 : 0;
+  };
+  return Submit(&comparison_);
+}
+
+std::shared_ptr<const ReplicaDigest> Session::TakeDigest() {
+  auto digest = std::make_shared<ReplicaDigest>();
+  for (const Operation& op : operations_) {
+    const std::string first =
+        op.bucket->parameters.empty() ? "" : StrCat(" of '", op.bucket->parameters[0].name, "'...");
+    digest->sums.push_back({StrCat("bucket ", Hex64(op.bucket->key), first, " (", op.choice.codec,
+                                   ", ", op.choice.collective, ")"),
+                            op.hash});
+  }
+  digest->parameters = std::exchange(parameters_hash_, std::nullopt);
+  return digest;
+}
+
 // All operations were delivered. Residuals change last: what throws before leaves them as they
 // were, and the caller, who gets an error, does not count the step.
 StatusOr<bool> Session::Settle() {
@@ -398,6 +437,7 @@ StatusOr<bool> Session::Settle() {
     skipped = skipped || op.non_finite;
     times_.last_delivery = std::max(times_.last_delivery, op.times.delivered);
   }
+  if (Compares(next_step_ - 1)) digest_ = TakeDigest();
   // A report that finds no memory is not worth a step.
   report_pending_ = Caught([this] { FillReport(operations_, times_, &report_); }).ok();
   report_.skipped = skipped;

@@ -19,6 +19,7 @@
 #include "datapath/session/bucket_table.h"
 #include "datapath/session/patience.h"
 #include "datapath/session/pipeline.h"
+#include "datapath/session/replicas.h"
 #include "datapath/session/telemetry.h"
 #include "datapath/transport/transport.h"
 
@@ -42,7 +43,9 @@ struct SessionOptions {
   bool measure_codecs = false;         // tell the controller CodecTimings()
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
   Duration operation_timeout_floor = std::chrono::seconds(10);  // see Patience
-  uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
+  uint64_t compare_every_steps =
+      kCompareEverySteps;  // see replicas.h; 0: never; equal on all ranks
+  uint64_t epoch = 0;      // of the mesh; above 0 it is one that was formed anew, see Connect
   // TransportOptions::connections, pacing_bytes_per_s, zero_copy_bytes_min, checksums and
   // event_loop.
   int tcp_connections = 1;
@@ -71,6 +74,7 @@ struct SessionStats {
   int peers_shared_memory = 0;  // peers on this node that are reached without the network
   double last_step_s = 0, last_exposed_s = 0;
   uint64_t epoch = 0, next_step = 0;
+  uint64_t replicas_compared = 0;  // steps in which all ranks were found to hold the same
   int model_source = -1;  // whose model every rank takes after the mesh was formed anew; -1: none
 };
 
@@ -139,6 +143,11 @@ class Session : public AgentHandler {
     return status;
   }
 
+  /// True within a step after which replicas are compared.
+  bool compares() const { return step_open_ && Compares(next_step_ - 1); }
+  /// The model's parameters as the step finds them, as one hash; compared where compares().
+  void ReportParameters(uint64_t hash) { parameters_hash_ = hash; }
+
   void ReportLoss(double loss) { report_.loss = loss, report_.has_loss = true; }
 
   /// Residuals, momenta and the states of codecs, between steps. See ResidualStore, whose errors
@@ -197,6 +206,15 @@ class Session : public AgentHandler {
                  std::function<void(const Status&)> done);
   Status AwaitOperations();
   StatusOr<bool> Settle();
+  bool Compares(uint64_t step) const {
+    return options_.compare_every_steps != 0 && step % options_.compare_every_steps == 0 &&
+           options_.world > 1;
+  }
+  /// What the step that ends now left on this rank.
+  std::shared_ptr<const ReplicaDigest> TakeDigest();
+  /// Queues the comparison of digest_, in front of the operations of the step that begins.
+  Status Compare();
+  Status Submit(Operation* op);
   /// kFailedPrecondition: `parameters` would dissolve a bucket that the open step has submitted.
   Status CheckUnused(const std::vector<ResidualParameter>& parameters) const WEIR_REQUIRES(mutex_);
   void Fail(const Status& status);
@@ -266,6 +284,9 @@ class Session : public AgentHandler {
   StepTimes times_;
   StepReport report_;
   bool report_pending_ = false;
+  std::optional<uint64_t> parameters_hash_;      // of the open step
+  std::shared_ptr<const ReplicaDigest> digest_;  // of the last step, when it is to be compared
+  Operation comparison_;                         // of it, in the open step
   TimePoint paths_told_{};
 };
 

@@ -14,7 +14,7 @@ namespace weir {
 // --------------------------------------------------------------------------------
 
 void Session::EncodeOperation(Operation& op) {
-  if (failed_.load()) return;  // MoveOperation says so
+  if (failed_.load() || op.control) return;  // MoveOperation says of a failure
   op.status = Caught([&] { return stages_->Encode(op); }, no_memory_);
 }
 
@@ -40,7 +40,7 @@ void Session::MoveOperation(Operation* op) {
         },
         no_memory_);
   }
-  if (op->status.ok() && op->bucket->elements > 0 && op->step != confirmed_step_) {
+  if (op->status.ok() && (op->control || op->bucket->elements > 0) && op->step != confirmed_step_) {
     // Every rank had a part in it, so every rank has ended the step before.
     confirmed_step_ = op->step;
     residuals_->Confirm();
@@ -54,9 +54,11 @@ void Session::MoveOperation(Operation* op) {
 
 Status Session::RunOnNetwork(Operation& op) {
   const TimePoint begin = RealClock().Now();
-  const Duration allowed = patience_.Begin(op.step, op.bucket->key, PatienceKey(op.choice), begin);
+  const Duration allowed =
+      op.control ? patience_.Begin(op.step, 0, "replicas", begin)
+                 : patience_.Begin(op.step, op.bucket->key, PatienceKey(op.choice), begin);
   Status status = RunWithin(op, allowed);
-  if (status.ok() && op.bucket->elements > 0) patience_.Finish(RealClock().Now());
+  if (status.ok() && (op.control || op.bucket->elements > 0)) patience_.Finish(RealClock().Now());
   if (status.code() == StatusCode::kDeadlineExceeded) {
     status = DeadlineExceeded(StrCat(Message(status), patience_.Explain()));
   }
@@ -72,7 +74,7 @@ Status Session::RunWithin(Operation& op, Duration allowed) {
       word = activation_.announced();
     }
     const OperationId id{running.plan->version, OperationSequence(running, sub_operation),
-                         running.bucket->key};
+                         running.control ? 0 : running.bucket->key};
     group.Begin(id, word, running.flags, RealClock().Now() + allowed);
   };
   hooks.finish = [this](Group& group) {
@@ -86,12 +88,19 @@ Status Session::RunWithin(Operation& op, Duration allowed) {
   group.SetRing(op.plan->ring_order);
   group.SetShards(op.plan->shard_shares);
   group.SetOffload(aggregators_.OffloadOf(*op.plan, op.choice.collective));
-  return stages_->Exchange(op, group, hooks);
+  if (!op.control) return stages_->Exchange(op, group, hooks);
+  hooks.begin(group, op, 0);
+  WEIR_RETURN_IF_ERROR(op.control(group));
+  return hooks.finish(group);
 }
 
 void Session::DecodeOperation(Operation& op) {
-  if (op.status.ok()) {
+  if (op.status.ok() && !op.control) {
     op.status = Caught([&] { return stages_->Decode(op); }, no_memory_);
+    if (op.hashed) {
+      op.hash = HashBytes({static_cast<const std::byte*>(op.data),
+                           op.bucket->elements * DtypeBytes(op.bucket->dtype)});
+    }
     if (!op.status.ok()) {
       Fail(op.status);
       pipeline_->Nudge();  // the network thread tells the other ranks

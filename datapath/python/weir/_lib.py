@@ -78,6 +78,7 @@ class Options(ctypes.Structure):
         ("tcp_zero_copy_bytes_min", ctypes.c_uint64),
         ("tcp_event_loop", ctypes.c_char_p),
         ("tcp_unchecked", ctypes.c_int32),
+        ("compare_every_steps", ctypes.c_int32),
     ]
 
 
@@ -127,6 +128,7 @@ class StatsStruct(ctypes.Structure):
         ("model_source", ctypes.c_int32),
         ("epoch", ctypes.c_uint64),
         ("next_step", ctypes.c_uint64),
+        ("replicas_compared", ctypes.c_uint64),
     ]
 
 
@@ -153,6 +155,8 @@ _FUNCTIONS = {
     "weir_request_wait": (ctypes.c_int, [_pointer, ctypes.c_double, ctypes.POINTER(_int)]),
     "weir_request_test": (ctypes.c_int, [_pointer, ctypes.POINTER(_int)]),
     "weir_request_release": (ctypes.c_int, [_pointer]),
+    "weir_report_parameters": (ctypes.c_int, [_pointer, ctypes.POINTER(_pointer),
+                                              ctypes.POINTER(_size), ctypes.c_size_t]),
     "weir_report_loss": (ctypes.c_int, [_pointer, ctypes.c_double]),
     "weir_export_state": (ctypes.c_int, [_pointer, _pointer, _size_pointer]),
     "weir_import_state": (ctypes.c_int, [_pointer, _pointer, ctypes.c_size_t]),

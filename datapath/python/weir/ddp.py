@@ -33,6 +33,8 @@ Environment, where attach() is not told otherwise:
   WEIR_CONGESTION_CONTROL  TCP congestion control of the datapath
   WEIR_TIMEOUT_S           deadline of one collective, default 60
   WEIR_ENCODE_WORKERS      threads that encode, each another bucket, at most 16; default 1
+  WEIR_COMPARE_EVERY_STEPS steps after which ranks compare what was delivered; default 64, -1: never
+  WEIR_COMPARE_PARAMETERS  1: compare the parameters of the model, too (CPU; equal hardware only)
   WEIR_TCP_CONNECTIONS     TCP connections for each pair of ranks, at most 16, equal on all; default 1
   WEIR_TCP_PACING_BYTES_PER_S   the kernel sends at most so much to one peer; default: no limit
   WEIR_TCP_ZERO_COPY_BYTES_MIN  frames of so many bytes leave without a copy; default: none
@@ -125,6 +127,7 @@ class DDPState:
         self._step_open = False
         self._scaler = scaler
         self._loss_scale = None  # of the residuals
+        self._compare_parameters = environment("WEIR_COMPARE_PARAMETERS", "0") not in ("", "0")
         agent = environment("WEIR_AGENT") if agent is None else agent
         plan_file = environment("WEIR_PLAN_FILE") if plan_file is None else plan_file
         job = job or environment("WEIR_JOB") or environment("TORCHELASTIC_RUN_ID") or "training"
@@ -143,6 +146,7 @@ class DDPState:
             connect_timeout_s=CONNECT_TIMEOUT_S,
             congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"),
             encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
+            compare_every_steps=int(environment("WEIR_COMPARE_EVERY_STEPS", "0")),
             tcp_event_loop=environment("WEIR_TCP_EVENT_LOOP"),
             **{name: int(environment(f"WEIR_{name.upper()}", "0")) for name in TCP_OPTIONS})
         self.session = join(job, options) if join else self._join(job, options, peers)
@@ -182,6 +186,10 @@ class DDPState:
                 self._follow_loss_scale(float(self._scaler.get_scale()))
             self.session.step_begin()
             self._step_open = True
+            if self._compare_parameters:
+                self.session.report_parameters(
+                    [(p.data_ptr(), p.numel() * p.element_size()) for p in self._parameters
+                     if p.device.type == "cpu" and p.is_contiguous()])
 
     def _follow_loss_scale(self, scale):
         """Brings the residuals of earlier steps to the loss scale of the next."""

@@ -11,7 +11,7 @@ ERROR_BYTES = 2048
 
 Stats = collections.namedtuple(
     "Stats", "step plan_version bytes_sent steps_skipped agent_connected last_step_s "
-             "last_exposed_s peers_shared_memory model_source epoch next_step")
+             "last_exposed_s peers_shared_memory model_source epoch next_step replicas_compared")
 
 
 def _bytes(text):
@@ -30,7 +30,7 @@ class Session:
                  congestion_control=None, busy_poll_s=0.0, operation_timeout_floor_s=0.0,
                  epoch=0, encode_workers=0, tcp_connections=0, tcp_pacing_bytes_per_s=0,
                  tcp_zero_copy_bytes_min=0, tcp_event_loop=None,
-                 tcp_unchecked=False):
+                 tcp_unchecked=False, compare_every_steps=0):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
@@ -43,7 +43,7 @@ class Session:
             operation_timeout_s, connect_timeout_s, _bytes(congestion_control), busy_poll_s,
             operation_timeout_floor_s, epoch, encode_workers, tcp_connections,
             tcp_pacing_bytes_per_s, tcp_zero_copy_bytes_min, _bytes(tcp_event_loop),
-            tcp_unchecked)
+            tcp_unchecked, compare_every_steps)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)
@@ -127,6 +127,17 @@ class Session:
         finally:
             self._library.weir_request_release(request)  # refused while the operation goes on
 
+    def report_parameters(self, memory):
+        """Within a step: (address, bytes) pairs of the model's parameters.
+
+        Compared with those of the other ranks in steps whose replicas are compared
+        (compare_every_steps); costs nothing in the others. See weir_report_parameters.
+        """
+        addresses = (ctypes.c_void_p * len(memory))(*[address for address, _ in memory])
+        sizes = (ctypes.c_uint64 * len(memory))(*[size for _, size in memory])
+        self._check(self._library.weir_report_parameters(self._open_handle(), addresses, sizes,
+                                                         len(memory)))
+
     def report_loss(self, loss):
         """Tells the controller the loss of the current step."""
         self._check(self._library.weir_report_loss(self._open_handle(), float(loss)))
@@ -157,7 +168,8 @@ class Session:
         self._check(self._library.weir_get_stats(self._open_handle(), ctypes.byref(stats)))
         return Stats(stats.step, stats.plan_version, stats.bytes_sent, stats.steps_skipped,
                      bool(stats.agent_connected), stats.last_step_s, stats.last_exposed_s,
-                     stats.peers_shared_memory, stats.model_source, stats.epoch, stats.next_step)
+                     stats.peers_shared_memory, stats.model_source, stats.epoch, stats.next_step,
+                     stats.replicas_compared)
 
     def plan(self):
         """The active plan (weir.v1.Plan) as a dictionary."""

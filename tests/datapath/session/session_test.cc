@@ -258,7 +258,7 @@ TEST(SessionTest, EmptyBucketsAndStepsWithoutBucketsPass) {
 }
 
 TEST(SessionTest, ArmInAStepWithoutOperationsWaitsForOneThatCarriesIt) {
-  SessionWorld job({.world = 3});
+  SessionWorld job({.world = 3, .compare_every_steps = 0});
   job.Up();
   const uint64_t key = job.Define({{"p", 10}});
   const Plan plan = UniformPlan(4, DenseChoice());

@@ -55,6 +55,7 @@ struct WorldOptions {
   double lease_min_s = 3;
   double operation_timeout_floor_s = 10;
   int encode_workers = 1;
+  uint64_t compare_every_steps = kCompareEverySteps;
   std::string job = {};  // its name, from which seeds follow; empty: one of its own
 };
 
@@ -76,6 +77,7 @@ class SessionWorld {
       if (options.transport != "inproc") session.transport = options.transport;
       session.operation_timeout_floor = FromSeconds(options.operation_timeout_floor_s);
       session.encode_workers = options.encode_workers;
+      session.compare_every_steps = options.compare_every_steps;
       session.lease_min = FromSeconds(options.lease_min_s);
       SessionParts parts;
       if (options.agent.empty()) {
