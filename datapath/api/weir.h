@@ -82,8 +82,6 @@ typedef struct weir_options {
   uint64_t tcp_pacing_bytes_per_s;  /* the kernel sends at most so much to one peer; 0: no limit */
   uint64_t tcp_zero_copy_bytes_min; /* frames of so many bytes or more leave without a copy where
                                        kernel and device can; 0: none */
-  const char* tcp_event_loop;       /* "epoll" or, where build and kernel have it, "io_uring";
-                                       NULL: "epoll" */
   int32_t tcp_unchecked; /* 1: what this rank sends to other hosts carries no checksums of
                             its own, only those of TCP and the network; 0: it does */
 } weir_options;

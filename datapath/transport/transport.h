@@ -59,10 +59,6 @@ struct TransportOptions {
   /// the network's own checks miss goes unseen, as in what Gloo and MPI send, and sending and
   /// receiving read every byte once less. Headers are always checked.
   bool checksums = true;
-  /// Likewise, and of what auto and shm wait for: "epoll", or "io_uring", which shows events in
-  /// memory, so that looking for news takes no system call; where there is none, Create fails and
-  /// says why.
-  std::string event_loop = "epoll";
   /// tcp, and what auto leaves on it: a host that answers neither data nor probes, whose process
   /// may be alive or not, is given up after ten of its usual round trips (smoothed plus four
   /// deviations), but not before this. Whoever waits notices, whatever the deadline. 0: the

@@ -36,7 +36,6 @@ Environment, where attach() is not told otherwise:
   WEIR_TCP_CONNECTIONS     TCP connections for each pair of ranks, at most 16, equal on all; default 1
   WEIR_TCP_PACING_BYTES_PER_S   the kernel sends at most so much to one peer; default: no limit
   WEIR_TCP_ZERO_COPY_BYTES_MIN  frames of so many bytes leave without a copy; default: none
-  WEIR_TCP_EVENT_LOOP      epoll or, where build and kernel have it, io_uring; default epoll
   WEIR_TCP_UNCHECKED       1: what this rank sends to other hosts has TCP's checksums alone
 """
 import atexit
@@ -143,7 +142,6 @@ class DDPState:
             connect_timeout_s=CONNECT_TIMEOUT_S,
             congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"),
             encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
-            tcp_event_loop=environment("WEIR_TCP_EVENT_LOOP"),
             **{name: int(environment(f"WEIR_{name.upper()}", "0")) for name in TCP_OPTIONS})
         self.session = join(job, options) if join else self._join(job, options, peers)
         self.rank, self.world = self.session.rank, self.session.world

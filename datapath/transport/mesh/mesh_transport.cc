@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 constexpr int kWorldMax = 65535;  // FrameHeader::source_rank
 }  // namespace
 
-StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options, std::string_view event_loop) {
+StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
   if (options.world < 1 || options.world > kWorldMax) {
     return InvalidArgument(StrCat("world: expected 1..", kWorldMax, ", found ", options.world));
   }
@@ -25,7 +25,7 @@ StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options, std::string_v
   parts.options = options;
   parts.wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!parts.wake) return Unavailable(StrCat("eventfd: ", ErrorText(errno)));
-  WEIR_ASSIGN_OR_RETURN(parts.events, MakeEventSet(event_loop));
+  WEIR_ASSIGN_OR_RETURN(parts.events, MakeEventSet());
   // Never read off: every write is one wake-up.
   WEIR_RETURN_IF_ERROR(parts.events->Add(parts.wake.get(), EPOLLIN | EPOLLET, kWakeIndex));
   return parts;

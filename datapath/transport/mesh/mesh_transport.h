@@ -26,9 +26,8 @@ struct MeshParts {
 };
 
 /// Checks rank and world and makes the set of events; the address is left to whoever listens.
-/// kInvalidArgument, kUnavailable, kUnimplemented.
-StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options,
-                                  std::string_view event_loop = "epoll");
+/// kInvalidArgument, kUnavailable.
+StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options);
 
 /// The data of `wake`, whose events say nothing by themselves.
 inline constexpr uint64_t kWakeIndex = UINT32_MAX;

@@ -22,7 +22,7 @@ StatusOr<StreamMeshParts> MakeStreamMeshParts(const TransportOptions& options) {
         StrCat("connections: expected 1..", kConnectionsMax, ", found ", options.connections));
   }
   StreamMeshParts parts;
-  WEIR_ASSIGN_OR_RETURN(parts.mesh, MakeMeshParts(options, options.event_loop));
+  WEIR_ASSIGN_OR_RETURN(parts.mesh, MakeMeshParts(options));
   WEIR_ASSIGN_OR_RETURN(parts.listener, Listen(options, options.world + 64, &parts.mesh.address));
   return parts;
 }
@@ -143,7 +143,7 @@ StatusOr<bool> StreamMesh::Look(const Operation& awaited, TimePoint now, unsigne
   // news.
   constexpr unsigned kReadsPerQuestion = 15;
   const bool ask = turn % (kReadsPerQuestion + 1) == kReadsPerQuestion;
-  if (!awaited.send && options().event_loop == "epoll" && !ask) {
+  if (!awaited.send && !ask) {
     bool progress = false;
     WEIR_RETURN_IF_ERROR(connection.TryReceive(now, &progress));
     return progress;

@@ -101,10 +101,6 @@ class Mesh {
       const size_t equals = setting.find('=');
       if (equals == std::string::npos) Die("expected NAME=VALUE, found " + setting);
       const std::string key = setting.substr(0, equals);
-      if (key == "event_loop") {
-        options->event_loop = setting.substr(equals + 1);
-        continue;
-      }
       if (key == "congestion") {
         options->congestion_control = setting.substr(equals + 1);
         continue;
@@ -125,8 +121,8 @@ class Mesh {
       } else if (key == "busy_poll_us") {
         options->busy_poll = std::chrono::microseconds(value);
       } else {
-        Die("expected connections, pacing, zero_copy, checksums, busy_poll_us, congestion or "
-            "event_loop, found " +
+        Die("expected connections, pacing, zero_copy, checksums, busy_poll_us or congestion, "
+            "found " +
             key);
       }
     }

@@ -352,9 +352,6 @@ class DdpTest(unittest.TestCase):
         over["WEIR_TCP_CONNECTIONS"] = "17"
         with self.assertRaisesRegex(AssertionError, "tcp_connections: expected 1..16, found 17"):
             ranks.run(2, dense_matches_gloo, environment=over)
-        over = {"WEIR_TRANSPORT": "tcp", "WEIR_TCP_EVENT_LOOP": "kqueue"}
-        with self.assertRaisesRegex(AssertionError, "expected epoll or io_uring, found 'kqueue'"):
-            ranks.run(2, dense_matches_gloo, environment=over)
 
     def test_absent_agent_is_named_and_training_goes_on(self):
         agent = "unix:/nonexistent/weir-agent.sock"
