@@ -55,7 +55,7 @@ typedef struct weir_options {
   int32_t rank;
   int32_t world;
   const char* transport;          /* "auto": shared memory within a node, else TCP; "shm"; "tcp";
-                                     "udp"; "verbs" where it was built. NULL: "auto" */
+                                     "verbs" where it was built. NULL: "auto" */
   const char* listen;             /* "host:port", port 0: any; NULL: "127.0.0.1:0"; for transport
                                      "verbs" also "device:port" or "device/gid-index:port" */
   const char* agent;              /* "unix:/path" or "tcp:host:port"; NULL or "": no agent */

@@ -73,7 +73,7 @@ inline constexpr int kConnectionsMax = 16;
 /// What the kernel or device knows of the path to one peer. Zero means unknown.
 struct PathSample {
   int peer = -1;
-  std::string medium = {};  // "tcp", "shm", "udp" or "verbs": what carries the bytes
+  std::string medium = {};  // "tcp", "shm" or "verbs": what carries the bytes
   double rtt_s = 0, rtt_min_s = 0, rtt_deviation_s = 0;
   double delivery_rate_bytes_per_s = 0;
   bool application_limited = true;  // the rate says nothing about the path
