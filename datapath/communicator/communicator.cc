@@ -11,6 +11,7 @@
 #include "datapath/collective/circulant.h"
 #include "datapath/collective/collective.h"
 #include "datapath/collective/staged_sum.h"
+#include "datapath/transport/options.h"
 
 namespace weir {
 namespace {
@@ -52,9 +53,9 @@ std::string AnyPort(const std::string& listen) {
 
 StatusOr<std::unique_ptr<Transport>> Listen(const CommunicatorOptions& options,
                                             const TransportAddress& listen, uint64_t purpose) {
-  WEIR_ASSIGN_OR_RETURN(const TransportFactory* const factory,
-                        Transports().Find(options.transport));
   TransportOptions transport;
+  WEIR_ASSIGN_OR_RETURN(const TransportFactory* const factory,
+                        ParseTransport(options.transport, &transport));
   transport.job = XXH3_64bits_withSeed(options.job.data(), options.job.size(), purpose);
   transport.rank = options.rank;
   transport.world = options.world;

@@ -9,6 +9,7 @@
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
 #include "datapath/collective/primitives.h"
+#include "datapath/transport/options.h"
 
 namespace weir {
 namespace {
@@ -23,20 +24,15 @@ constexpr uint64_t kOperationsPerStepMax = 1u << (kStepShift - kIndexShift);
 constexpr std::string_view kStagedCollective = "mesh";
 
 StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
-  WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory, Transports().Find(options.transport));
   TransportOptions transport;
+  WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory,
+                        ParseTransport(options.transport, &transport));
   // Meshes of other epochs are other jobs to the transport: none takes a late caller of theirs.
   const uint64_t job = XXH3_64bits(options.job.data(), options.job.size());
   transport.job = options.epoch == 0 ? job : MixSeed(job, options.epoch);
   transport.rank = options.rank;
   transport.world = options.world;
   transport.listen = options.listen;
-  transport.congestion_control = options.congestion_control;
-  transport.busy_poll = options.busy_poll;
-  transport.connections = options.tcp_connections;
-  transport.pacing_bytes_per_s = options.tcp_pacing_bytes_per_s;
-  transport.zero_copy_bytes_min = options.tcp_zero_copy_bytes_min;
-  transport.checksums = options.tcp_checksums;
   transport.host_silence_min = options.operation_timeout_floor;
   return factory->Create(transport);
 }
@@ -62,10 +58,6 @@ Status Session::CheckOptions(const SessionOptions& options) {
   if (options.rank < 0 || options.rank >= options.world) {
     return InvalidArgument(
         StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
-  }
-  if (options.tcp_connections < 1 || options.tcp_connections > kConnectionsMax) {
-    return InvalidArgument(StrCat("tcp_connections: expected 1..", kConnectionsMax, ", found ",
-                                  options.tcp_connections));
   }
   if (options.encode_workers < 1 || options.encode_workers > kEncodeWorkersMax) {
     return InvalidArgument(StrCat("encode_workers: expected 1..", kEncodeWorkersMax, ", found ",

@@ -27,25 +27,19 @@ struct SessionOptions {
   std::string job;
   int rank = 0;
   int world = 1;
-  std::string transport = "auto";
+  std::string transport = "auto";  // and its options, as ParseTransport takes them
   std::string listen = "127.0.0.1:0";
   std::string agent;  // empty: none
   std::string agent_token;
   std::string plan_file;  // empty: none
   Duration operation_timeout = std::chrono::seconds(60);
   Duration connect_timeout = std::chrono::seconds(60);
-  std::string congestion_control;
-  Duration busy_poll{};    // TransportOptions::busy_poll
   int encode_workers = 1;  // threads that encode, each another bucket; 1 to kEncodeWorkersMax
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
   bool measure_codecs = false;         // tell the controller CodecTimings()
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
   Duration operation_timeout_floor = std::chrono::seconds(10);  // see Patience
   uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
-  // TransportOptions::connections, pacing_bytes_per_s, zero_copy_bytes_min and checksums.
-  int tcp_connections = 1;
-  uint64_t tcp_pacing_bytes_per_s = 0, tcp_zero_copy_bytes_min = 0;
-  bool tcp_checksums = true;
 };
 
 inline constexpr int kEncodeWorkersMax = 16;

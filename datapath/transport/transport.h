@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "datapath/base/clock.h"
@@ -21,11 +22,23 @@ namespace weir {
 /// "mlx5_0:29500", or "mlx5_0/3:29500" with a GID index. The meaning belongs to the transport.
 using TransportAddress = std::string;
 
+struct TransportOptions;
+
+/// One option that can be written behind a transport's name, as in "tcp:connections=4".
+struct TransportOption {
+  std::string_view key;
+  std::string_view expected;  // the values that there are, for errors and documentation
+  std::string_view meaning;
+  /// Writes `value` into the options; false, and nothing is written, when it is not as expected.
+  bool (*parse)(std::string_view value, TransportOptions* options);
+};
+
 struct TransportTraits {
   std::string name;
   bool lossless = true;  // delivers every byte in order or reports failure
   bool crosses_hosts = true;
   bool needs_device = false;  // Create is kUnavailable, naming the device, where there is none
+  std::span<const TransportOption> options = {};  // all that ParseTransport takes behind the name
 };
 
 /// What fault injection does to one outgoing frame.

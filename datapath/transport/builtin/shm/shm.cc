@@ -13,6 +13,7 @@
 #include "datapath/transport/mesh/hello.h"
 #include "datapath/transport/mesh/rendezvous.h"
 #include "datapath/transport/mesh/stream_mesh.h"
+#include "datapath/transport/options.h"
 
 namespace weir::shm {
 namespace {
@@ -211,7 +212,8 @@ class ShmFactory : public TransportFactory {
   }
 
  private:
-  const TransportTraits traits_ = {.name = "shm", .lossless = true, .crosses_hosts = false};
+  const TransportTraits traits_ = {
+      .name = "shm", .lossless = true, .crosses_hosts = false, .options = {&kBusyPollOption, 1}};
 };
 
 }  // namespace

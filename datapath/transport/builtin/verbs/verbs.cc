@@ -7,6 +7,7 @@
 
 #include "datapath/transport/builtin/verbs/rendezvous.h"
 #include "datapath/transport/mesh/mesh_transport.h"
+#include "datapath/transport/options.h"
 
 namespace weir {
 namespace {
@@ -230,8 +231,11 @@ class VerbsFactory : public TransportFactory {
   }
 
  private:
-  const TransportTraits traits_ = {
-      .name = "verbs", .lossless = true, .crosses_hosts = true, .needs_device = true};
+  const TransportTraits traits_ = {.name = "verbs",
+                                   .lossless = true,
+                                   .crosses_hosts = true,
+                                   .needs_device = true,
+                                   .options = {&kBusyPollOption, 1}};
 };
 
 }  // namespace
