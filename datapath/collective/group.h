@@ -77,7 +77,9 @@ class Group {
   LaneOffload* offload() const { return offload_; }
 
   /// By rank of the group; null: none, on every rank alike. Parts have none.
-  const Stages* stages() const { return members_.empty() ? transport_.stages() : nullptr; }
+  const StagingBuffers* staging() const {
+    return members_.empty() ? transport_.staging() : nullptr;
+  }
 
   /// Starts an operation. `control` and `flags` are what this rank itself announces.
   void Begin(const OperationId& id, ControlWord control, uint16_t flags, TimePoint deadline);

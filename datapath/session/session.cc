@@ -20,7 +20,7 @@ constexpr int kIndexShift = 3;
 constexpr int kStepShift = 20;
 constexpr uint64_t kOperationsPerStepMax = 1u << (kStepShift - kIndexShift);
 
-// Of dense sums without a plan where Transport::stages are there.
+// The collective of dense sums without a plan where there are staging buffers.
 constexpr std::string_view kStagedCollective = "mesh";
 
 StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
@@ -143,8 +143,8 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
   addresses_ = addresses;
   CountMedia();
   const StatusOr<const Collective*> mesh = Collectives().Find(kStagedCollective);
-  sums_on_stages_ =
-      transport_->stages() != nullptr && mesh.ok() && options_.world <= (*mesh)->Traits().world_max;
+  sums_on_stages_ = transport_->staging() != nullptr && mesh.ok() &&
+                    options_.world <= (*mesh)->Traits().world_max;
   if (link_ != nullptr) link_->Start();
   return OkStatus();
 }

@@ -214,7 +214,7 @@ class Session : public AgentHandler {
   // The caller's thread only.
   bool connected_ = false;
   std::vector<TransportAddress> addresses_;  // of every rank
-  bool sums_on_stages_ = false;              // Transport::stages
+  bool sums_on_stages_ = false;              // Transport::staging
   std::vector<int> nodes_;                   // of every rank; equal numbers share memory
   bool step_open_ = false;
   uint64_t next_step_ = 0;

@@ -96,12 +96,12 @@ struct PathSample {
   uint64_t retransmits = 0;
 };
 
-/// Memory by which all ranks of a job on one host show bytes to each other: each writes its own
-/// stage and reads the others'. Equal sizes, whole pages. When to write and read is told by
-/// messages, which order memory, too.
-struct Stages {
+/// Shared memory through which all ranks of a job on one host pass bytes to each other: each rank
+/// writes its own staging buffer and reads the others'. All have the same size, in whole pages.
+/// Messages say when a buffer may be written and read; they order memory accesses, too.
+struct StagingBuffers {
   std::span<std::byte> own;
-  std::vector<std::span<const std::byte>> of;  // by rank; the own one may be read there, too
+  std::vector<std::span<const std::byte>> of;  // by rank; includes the own one
 };
 
 /// A posted operation. 0 is never issued.
@@ -153,7 +153,7 @@ class Transport {
 
   /// Null where there are none, which is the same on all ranks. Valid once connected, as long as
   /// the transport lives, whatever becomes of its peers.
-  virtual const Stages* stages() const { return nullptr; }
+  virtual const StagingBuffers* staging() const { return nullptr; }
 
   /// Tells every live peer that this rank fails the current operation, best effort and bounded by
   /// 200 ms, so that they can name the guilty rank, then fails the transport locally.
@@ -166,7 +166,7 @@ class Transport {
   virtual std::vector<PathSample> Samples() const = 0;
 
   /// Bytes handed to the network or to peers' memory by messages since Connect, headers included;
-  /// what ranks show on stages is not counted. Thread-safe.
+  /// what ranks pass through staging buffers is not counted. Thread-safe.
   virtual uint64_t bytes_sent() const = 0;
 };
 

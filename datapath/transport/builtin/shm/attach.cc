@@ -42,13 +42,13 @@ StatusOr<Frame> ParseFrame(std::span<const std::byte> bytes) {
   return frame;
 }
 
-// Of a letter: the bell, and behind it the stage of a rank that has one.
-Status TakeBellAndStage(std::span<UniqueFd> descriptors, Attachment* attachment) {
+// Takes from a letter the bell and, if the rank has one, the staging buffer behind it.
+Status TakeBellAndStaging(std::span<UniqueFd> descriptors, Attachment* attachment) {
   WEIR_RETURN_IF_ERROR(CheckBell(descriptors[0].get()));
   attachment->peer_bell = std::move(descriptors[0]);
   if (descriptors.size() == 1) return OkStatus();
-  WEIR_ASSIGN_OR_RETURN(attachment->stage, SealedMemory::Map(descriptors[1].get(), kStageBytes,
-                                                             SealedMemory::Peers::kRead));
+  WEIR_ASSIGN_OR_RETURN(attachment->staging, SealedMemory::Map(descriptors[1].get(), kStagingBytes,
+                                                               SealedMemory::Peers::kRead));
   return OkStatus();
 }
 
@@ -59,7 +59,7 @@ std::span<const std::byte> AsBytes(const std::string& text) {
 }  // namespace
 
 struct Attacher::Link {
-  enum class State { kAwaitingAnswer, kAwaitingVerdict, kAwaitingStages, kDone };
+  enum class State { kAwaitingAnswer, kAwaitingVerdict, kAwaitingStaging, kDone };
   Neighbour peer;
   State state = State::kAwaitingVerdict;
   std::unique_ptr<Attachment> attachment;
@@ -90,15 +90,16 @@ StatusOr<std::vector<AttachResult>> Attacher::Run(std::vector<Neighbour> neighbo
     }
   }
   WEIR_RETURN_IF_ERROR(RunUntilDone(deadline));
-  all_stages_ = options_.stage >= 0 && links_.size() + 1 == static_cast<size_t>(options_.world) &&
-                std::all_of(links_.begin(), links_.end(), [](const Link& link) {
-                  return link.attachment != nullptr && link.attachment->stage;
-                });
-  // Whoever lacks a pair or a stage tells all that it is attached to; the others of that pair know
-  // by themselves.
-  const bool has_all = all_stages_;
+  all_staging_ = options_.staging >= 0 &&
+                 links_.size() + 1 == static_cast<size_t>(options_.world) &&
+                 std::all_of(links_.begin(), links_.end(), [](const Link& link) {
+                   return link.attachment != nullptr && link.attachment->staging;
+                 });
+  // A rank that lacks a pair or a staging buffer tells all ranks that it is attached to. The other
+  // rank of a missing pair knows it by itself.
+  const bool has_all = all_staging_;
   for (Link& link : links_) {
-    if (link.attachment != nullptr) WEIR_RETURN_IF_ERROR(TellOfStages(link, has_all));
+    if (link.attachment != nullptr) WEIR_RETURN_IF_ERROR(TellOfStaging(link, has_all));
   }
   WEIR_RETURN_IF_ERROR(RunUntilDone(deadline));
   std::vector<AttachResult> results;
@@ -134,7 +135,8 @@ Status Attacher::Round(TimePoint deadline) {
   for (const Link& link : links_) {
     int fd = -1;  // ignored by poll
     if (link.state == Link::State::kAwaitingAnswer) fd = link.attachment->control.get();
-    if (link.state == Link::State::kAwaitingVerdict || link.state == Link::State::kAwaitingStages) {
+    if (link.state == Link::State::kAwaitingVerdict ||
+        link.state == Link::State::kAwaitingStaging) {
       fd = link.peer.socket;
     }
     polled.push_back({fd, POLLIN, 0});
@@ -163,8 +165,8 @@ Status Attacher::Round(TimePoint deadline) {
       case Link::State::kAwaitingVerdict:
         WEIR_RETURN_IF_ERROR(OnVerdict(link));
         break;
-      case Link::State::kAwaitingStages:
-        WEIR_RETURN_IF_ERROR(OnStages(link));
+      case Link::State::kAwaitingStaging:
+        WEIR_RETURN_IF_ERROR(OnStaging(link));
         break;
       case Link::State::kDone:
         break;
@@ -204,7 +206,7 @@ Status Attacher::Offer(Link& link) {
   writer.Write(static_cast<uint64_t>(options_.ring_bytes));
   WEIR_CHECK(writer.ok() && writer.offset() == kOfferBytes);
   std::vector<int> descriptors = {memory.get(), options_.bell};
-  if (options_.stage >= 0) descriptors.push_back(options_.stage);
+  if (options_.staging >= 0) descriptors.push_back(options_.staging);
   return SendLetter(attachment.control.get(),
                     mesh::EncodeFrame(FrameType::kHello, options_.rank, payload), descriptors);
 }
@@ -226,7 +228,7 @@ Status Attacher::TakeAnswer(Link& link, Letter letter) {
       letter.descriptors.empty() || letter.descriptors.size() > 2) {
     return DataLoss(StrCat("expected rank ", link.peer.rank, "'s hello and its bell"));
   }
-  return TakeBellAndStage(std::span(letter.descriptors), link.attachment.get());
+  return TakeBellAndStaging(std::span(letter.descriptors), link.attachment.get());
 }
 
 // The verdict over TCP: the same on both ends from here on.
@@ -308,12 +310,12 @@ Status Attacher::Welcome(Guest& guest, Letter letter) {
   if (found == links_.end()) return FailedPrecondition(StrCat("rank ", rank, " is not awaited"));
   auto attachment = std::make_unique<Attachment>();
   WEIR_RETURN_IF_ERROR(
-      TakeBellAndStage(std::span(letter.descriptors).subspan(1), attachment.get()));
+      TakeBellAndStaging(std::span(letter.descriptors).subspan(1), attachment.get()));
   WEIR_ASSIGN_OR_RETURN(attachment->segment, Segment::Map(letter.descriptors[0].get(), ring_bytes));
   attachment->peer = guest.process;
   attachment->process = WatchProcess(guest.process);
   std::vector<int> descriptors = {options_.bell};
-  if (options_.stage >= 0) descriptors.push_back(options_.stage);
+  if (options_.staging >= 0) descriptors.push_back(options_.staging);
   WEIR_RETURN_IF_ERROR(SendLetter(
       guest.control.get(), mesh::EncodeFrame(FrameType::kHello, options_.rank, {}), descriptors));
   attachment->control = std::move(guest.control);
@@ -360,25 +362,27 @@ Status Attacher::OnVerdict(Link& link) {
 
 // ---- both, once their pairs are settled
 
-Status Attacher::TellOfStages(Link& link, bool has_all) {
+Status Attacher::TellOfStaging(Link& link, bool has_all) {
   std::array<std::byte, sizeof(uint32_t)> payload;
   ByteWriter writer(payload);
   writer.Write(uint32_t{has_all});
-  link.state = Link::State::kAwaitingStages;
+  link.state = Link::State::kAwaitingStaging;
   link.told = mesh::HandshakeReader();
   return SendTold(link, payload);
 }
 
-Status Attacher::OnStages(Link& link) {
+Status Attacher::OnStaging(Link& link) {
   WEIR_ASSIGN_OR_RETURN(const auto told, ReadTold(link));
   if (!told.has_value()) return OkStatus();
   ByteReader reader(*told);
   uint32_t has_all = 0;
-  WEIR_RETURN_IF_ERROR(Annotate(reader.Read(&has_all), StrCat(link.name(), " spoke of stages")));
+  WEIR_RETURN_IF_ERROR(
+      Annotate(reader.Read(&has_all), StrCat(link.name(), " spoke of staging buffers")));
   if (has_all > 1) {
-    return DataLoss(StrCat(link.name(), " spoke of stages: expected 0 or 1, found ", has_all));
+    return DataLoss(
+        StrCat(link.name(), " spoke of staging buffers: expected 0 or 1, found ", has_all));
   }
-  all_stages_ = all_stages_ && has_all == 1;
+  all_staging_ = all_staging_ && has_all == 1;
   link.state = Link::State::kDone;
   return OkStatus();
 }

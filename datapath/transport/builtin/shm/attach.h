@@ -2,7 +2,7 @@
 // Moves pairs of ranks from their TCP connection to shared memory. Being on one node is not
 // believed but tried: the higher rank of a pair knocks at the lower one's door, hands over the
 // memory, and tells over TCP what came of it, so both ends always agree. Then all of them tell each
-// other whether every rank reaches every stage. Bytes: proto/WIRE.md section 1.
+// other whether every rank maps every staging buffer. Bytes: proto/WIRE.md section 1.
 
 #include <memory>
 #include <optional>
@@ -24,7 +24,7 @@ struct Attachment {
   pid_t peer = 0;            // 0: hidden from this process
   mesh::UniqueFd process;    // pidfd of the peer; may be none
   mesh::UniqueFd peer_bell;  // wakes the peer
-  SealedMemory stage;        // the peer's, to be read; none when it has none
+  SealedMemory staging;      // the peer's staging buffer, read-only; may be none
 };
 
 /// A peer that said it has the same node, reached by TCP.
@@ -46,15 +46,15 @@ struct AttachOptions {
   int rank = 0;
   int world = 1;
   size_t ring_bytes = 0;
-  int door = -1;   // listening; -1: this rank cannot be reached
-  int bell = -1;   // this rank's eventfd
-  int wake = -1;   // readable on Interrupt
-  int stage = -1;  // this rank's, of kStageBytes; -1: it has none
+  int door = -1;     // listening; -1: this rank cannot be reached
+  int bell = -1;     // this rank's eventfd
+  int wake = -1;     // readable on Interrupt
+  int staging = -1;  // this rank's, of kStagingBytes; -1: it has none
 };
 
-/// Size of a stage (Transport::stages): an N-th of one is still long for some tens of ranks. Memory
-/// that nobody touches is none.
-inline constexpr size_t kStageBytes = 8 << 20;
+/// Size of a staging buffer (Transport::staging). Large enough that an N-th of it is still long for
+/// some tens of ranks; pages that nobody touches take no memory.
+inline constexpr size_t kStagingBytes = 8 << 20;
 
 /// One run of attaching. Not thread-safe.
 class Attacher {
@@ -66,9 +66,9 @@ class Attacher {
   /// kUnavailable: a neighbour died or reported a failure; kDataLoss: one spoke nonsense over TCP;
   /// kDeadlineExceeded names those that did not finish; kAborted: interrupted.
   StatusOr<std::vector<AttachResult>> Run(std::vector<Neighbour> neighbours, TimePoint deadline);
-  /// After Run: whether every rank of the world is attached to every other and has its stage. All
-  /// attached ranks find the same.
-  bool all_stages() const { return all_stages_; }
+  /// After Run: whether every rank of the world is attached to every other and has its staging
+  /// buffer. All attached ranks get the same answer.
+  bool all_staging() const { return all_staging_; }
 
  private:
   struct Link;   // the way to one neighbour
@@ -82,8 +82,8 @@ class Attacher {
   Status TakeAnswer(Link& link, Letter letter);
   StatusOr<std::optional<std::span<const std::byte>>> ReadTold(Link& link);
   Status OnVerdict(Link& link);
-  Status TellOfStages(Link& link, bool has_all);
-  Status OnStages(Link& link);
+  Status TellOfStaging(Link& link, bool has_all);
+  Status OnStaging(Link& link);
   Status RunUntilDone(TimePoint deadline);
   void Admit();
   void OnGuest(Guest& guest);
@@ -94,7 +94,7 @@ class Attacher {
   const AttachOptions options_;
   std::vector<Link> links_;
   std::vector<Guest> guests_;
-  bool all_stages_ = false;
+  bool all_staging_ = false;
 };
 
 }  // namespace weir::shm

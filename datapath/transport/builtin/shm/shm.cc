@@ -45,7 +45,9 @@ class ShmMesh : public mesh::StreamMesh {
   ShmMesh(mesh::StreamMeshParts parts, Otherwise otherwise)
       : StreamMesh(std::move(parts)), otherwise_(otherwise) {}
 
-  const Stages* stages() const override { return stages_.own.empty() ? nullptr : &stages_; }
+  const StagingBuffers* staging() const override {
+    return staging_.own.empty() ? nullptr : &staging_;
+  }
 
  protected:
   StatusOr<mesh::Streams> MakeStreams(const std::vector<TransportAddress>& addresses,
@@ -58,17 +60,17 @@ class ShmMesh : public mesh::StreamMesh {
                                  std::vector<mesh::Sockets>& sockets);
   Status Demand(const std::vector<TransportAddress>& addresses,
                 std::vector<AttachResult>& results) const;
-  UniqueFd MakeOwnStage();
-  void SetStages(std::vector<AttachResult>& results);
+  UniqueFd MakeOwnStaging();
+  void SetStaging(std::vector<AttachResult>& results);
 
   const Otherwise otherwise_;
   uint32_t node_ = 0;  // as told to peers; 0: this rank shares no memory
   UniqueFd door_;
   UniqueFd bell_;
   std::string no_memory_;  // why this rank cannot share any; empty: it can
-  SealedMemory own_stage_;
-  std::vector<SealedMemory> peer_stages_;
-  Stages stages_;  // views of these; empty: some rank lacks some
+  SealedMemory own_staging_;
+  std::vector<SealedMemory> peer_staging_;
+  StagingBuffers staging_;  // views of the two above; empty: some rank lacks a buffer
 };
 
 // Makes what neighbours need to reach this rank. Done in Connect, by the process that will run: a
@@ -121,8 +123,8 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   }
   std::vector<int> ranks;
   for (const Neighbour& neighbour : neighbours) ranks.push_back(neighbour.rank);
-  UniqueFd own_stage;
-  if (world() > 1 && neighbours.size() + 1 == results.size()) own_stage = MakeOwnStage();
+  UniqueFd own_staging;
+  if (world() > 1 && neighbours.size() + 1 == results.size()) own_staging = MakeOwnStaging();
   Attacher attacher({.job = options().job,
                      .rank = rank(),
                      .world = world(),
@@ -130,15 +132,15 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
                      .door = door_.get(),
                      .bell = bell_.get(),
                      .wake = wake(),
-                     .stage = own_stage.get()});
+                     .staging = own_staging.get()});
   WEIR_ASSIGN_OR_RETURN(std::vector<AttachResult> attached,
                         attacher.Run(std::move(neighbours), deadline));
   for (size_t i = 0; i < ranks.size(); ++i) results[ranks[i]] = std::move(attached[i]);
   WEIR_RETURN_IF_ERROR(Demand(addresses, results));
-  if (attacher.all_stages()) {
-    SetStages(results);
+  if (attacher.all_staging()) {
+    SetStaging(results);
   } else {
-    own_stage_ = SealedMemory();
+    own_staging_ = SealedMemory();
   }
   mesh::Streams streams;
   for (int r = 0; r < world(); ++r) {
@@ -158,25 +160,25 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   return streams;
 }
 
-// None where the system does not permit it: sums then go by messages alone.
-UniqueFd ShmMesh::MakeOwnStage() {
+// Returns none where the system does not permit it; then sums use messages alone.
+UniqueFd ShmMesh::MakeOwnStaging() {
   UniqueFd fd;
   StatusOr<SealedMemory> memory =
-      SealedMemory::Create(kStageBytes, SealedMemory::Peers::kRead, &fd);
+      SealedMemory::Create(kStagingBytes, SealedMemory::Peers::kRead, &fd);
   if (memory.ok()) {
-    own_stage_ = std::move(*memory);
+    own_staging_ = std::move(*memory);
     return fd;
   }
   Log(LogLevel::kWarning, "transport",
-      StrCat("rank ", rank(), " has no stage: ", weir::Message(memory.status())));
+      StrCat("rank ", rank(), " has no staging buffer: ", weir::Message(memory.status())));
   return UniqueFd();
 }
 
-void ShmMesh::SetStages(std::vector<AttachResult>& results) {
-  stages_.own = own_stage_.bytes();
+void ShmMesh::SetStaging(std::vector<AttachResult>& results) {
+  staging_.own = own_staging_.bytes();
   for (int r = 0; r < world(); ++r) {
-    if (r != rank()) peer_stages_.push_back(std::move(results[r].attachment->stage));
-    stages_.of.push_back(r == rank() ? stages_.own : peer_stages_.back().bytes());
+    if (r != rank()) peer_staging_.push_back(std::move(results[r].attachment->staging));
+    staging_.of.push_back(r == rank() ? staging_.own : peer_staging_.back().bytes());
   }
 }
 

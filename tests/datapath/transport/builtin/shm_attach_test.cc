@@ -108,10 +108,10 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
   const mesh::UniqueFd bell(eventfd(0, EFD_NONBLOCK));
   Bytes damaged = OfferFrame({});
   damaged.back() ^= std::byte{1};
-  const mesh::UniqueFd short_stage(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(short_stage.get(), 4096), 0);
-  const mesh::UniqueFd unsealed_stage(memfd_create("test", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(unsealed_stage.get(), kStageBytes), 0);
+  const mesh::UniqueFd short_staging(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(short_staging.get(), 4096), 0);
+  const mesh::UniqueFd unsealed_staging(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(unsealed_staging.get(), kStagingBytes), 0);
   const std::vector<int> good = {memory.get(), bell.get()};
   struct Case {
     Bytes bytes;
@@ -135,9 +135,9 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
       {OfferFrame({}), {bell.get(), bell.get()}, "shared memory"},
       {OfferFrame({}), {memory.get(), memory.get()}, "expected an eventfd"},
       {OfferFrame({}),
-       {memory.get(), bell.get(), short_stage.get()},
-       StrCat("expected ", kStageBytes, " bytes, found 4096")},
-      {OfferFrame({}), {memory.get(), bell.get(), unsealed_stage.get()}, "sealed"},
+       {memory.get(), bell.get(), short_staging.get()},
+       StrCat("expected ", kStagingBytes, " bytes, found 4096")},
+      {OfferFrame({}), {memory.get(), bell.get(), unsealed_staging.get()}, "sealed"},
       {OfferFrame({}), {memory.get(), bell.get(), bell.get()}, "shared memory"},
       {OfferFrame({}), {memory.get(), bell.get(), bell.get(), bell.get()}, "expected a hello with"},
       {mesh::EncodeFrame(FrameType::kHello, 1, Bytes(31)), good, "truncated"},
@@ -148,7 +148,7 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
     }
     EXPECT_EQ(pair.Knock(OfferFrame({}), good), "");
     pair.Verdict(VerdictFrame(1));
-    pair.Verdict(VerdictFrame(0));  // of stages: there are none
+    pair.Verdict(VerdictFrame(0));  // there are no staging buffers
   });
   auto results = pair.Run();
   raw.join();
@@ -158,8 +158,9 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
   EXPECT_FALSE((*results)[0].attachment->created);
 }
 
-// What the peer says of stages once the pair is attached, with a stage of its own or without.
-TEST(ShmAttachTest, StagesAreUsedWhereBothSayThatTheyReachAll) {
+// What the peer says about staging buffers once the pair is attached, with one of its own or
+// without.
+TEST(ShmAttachTest, StagingBuffersAreUsedWhereBothSayThatTheyReachAll) {
   const std::string reason = "rank 7 is missing";
   struct Case {
     Bytes said;
@@ -186,17 +187,17 @@ TEST(ShmAttachTest, StagesAreUsedWhereBothSayThatTheyReachAll) {
   };
   for (const Case& c : cases) {
     RawPair pair;
-    mesh::UniqueFd memory, stage, own_stage;
+    mesh::UniqueFd memory, staging, own_staging;
     ASSERT_TRUE(Segment::Create(kRing, &memory).ok());
     const auto kRead = SealedMemory::Peers::kRead;
-    ASSERT_TRUE(SealedMemory::Create(kStageBytes, kRead, &stage).ok());
-    ASSERT_TRUE(SealedMemory::Create(kStageBytes, kRead, &own_stage).ok());
+    ASSERT_TRUE(SealedMemory::Create(kStagingBytes, kRead, &staging).ok());
+    ASSERT_TRUE(SealedMemory::Create(kStagingBytes, kRead, &own_staging).ok());
     AttachOptions options = pair.Options();
-    if (c.own) options.stage = own_stage.get();
+    if (c.own) options.staging = own_staging.get();
     const mesh::UniqueFd bell(eventfd(0, EFD_NONBLOCK));
     std::thread raw([&] {
       std::vector<int> descriptors = {memory.get(), bell.get()};
-      if (c.offered) descriptors.push_back(stage.get());
+      if (c.offered) descriptors.push_back(staging.get());
       EXPECT_EQ(pair.Knock(OfferFrame({}), descriptors), "");
       pair.Verdict(VerdictFrame(1));
       if (c.said.empty()) {
@@ -210,9 +211,9 @@ TEST(ShmAttachTest, StagesAreUsedWhereBothSayThatTheyReachAll) {
     raw.join();
     EXPECT_EQ(results.status().code(), c.code) << results.status();
     EXPECT_THAT(weir::Message(results.status()), HasSubstr(c.expected));
-    EXPECT_EQ(results.ok() && attacher.all_stages(), c.all) << c.expected;
+    EXPECT_EQ(results.ok() && attacher.all_staging(), c.all) << c.expected;
     if (!results.ok()) continue;
-    EXPECT_EQ(static_cast<bool>((*results)[0].attachment->stage), c.offered);
+    EXPECT_EQ(static_cast<bool>((*results)[0].attachment->staging), c.offered);
   }
 }
 

@@ -134,54 +134,54 @@ void ForbidSystemCall(int number) {
   }
 }
 
-TEST(ShmTransportTest, RanksOfOneNodeSeeEachOthersStages) {
+TEST(ShmTransportTest, RanksOfOneNodeSeeEachOthersStagingBuffers) {
   for (const int world : {2, 3, 8}) {
     Job job(std::vector<std::string>(static_cast<size_t>(world), "auto"));
-    EXPECT_EQ(job.ranks[0]->stages(), nullptr);  // not yet
+    EXPECT_EQ(job.ranks[0]->staging(), nullptr);  // not yet
     job.ConnectAll();
     for (int rank = 0; rank < world; ++rank) {
-      const Stages* stages = job.ranks[rank]->stages();
-      ASSERT_NE(stages, nullptr);
-      ASSERT_EQ(stages->of.size(), static_cast<size_t>(world));
-      ASSERT_GT(stages->own.size(), 0u);
-      for (const auto& stage : stages->of) EXPECT_EQ(stage.size(), stages->own.size());
-      EXPECT_EQ(stages->of[rank].data(), stages->own.data());
-      std::fill(stages->own.begin(), stages->own.end(), static_cast<std::byte>(rank + 1));
+      const StagingBuffers* staging = job.ranks[rank]->staging();
+      ASSERT_NE(staging, nullptr);
+      ASSERT_EQ(staging->of.size(), static_cast<size_t>(world));
+      ASSERT_GT(staging->own.size(), 0u);
+      for (const auto& buffer : staging->of) EXPECT_EQ(buffer.size(), staging->own.size());
+      EXPECT_EQ(staging->of[rank].data(), staging->own.data());
+      std::fill(staging->own.begin(), staging->own.end(), static_cast<std::byte>(rank + 1));
     }
     job.Exchange();
     for (int rank = 0; rank < world; ++rank) {
       for (int peer = 0; peer < world; ++peer) {
-        const std::span<const std::byte> stage = job.ranks[rank]->stages()->of[peer];
-        EXPECT_EQ(stage.front(), static_cast<std::byte>(peer + 1));
-        EXPECT_EQ(stage.back(), static_cast<std::byte>(peer + 1));
+        const std::span<const std::byte> buffer = job.ranks[rank]->staging()->of[peer];
+        EXPECT_EQ(buffer.front(), static_cast<std::byte>(peer + 1));
+        EXPECT_EQ(buffer.back(), static_cast<std::byte>(peer + 1));
       }
     }
     // They stay when their ranks have gone.
-    const Stages* stages = job.ranks[0]->stages();
+    const StagingBuffers* staging = job.ranks[0]->staging();
     for (int rank = 1; rank < world; ++rank) job.ranks[rank].reset();
-    EXPECT_EQ(stages->of[world - 1].back(), static_cast<std::byte>(world));
+    EXPECT_EQ(staging->of[world - 1].back(), static_cast<std::byte>(world));
   }
 }
 
-TEST(ShmTransportTest, StagesAreThereForAllRanksOrForNone) {
+TEST(ShmTransportTest, StagingBuffersAreThereForAllRanksOrForNone) {
   // A pair by TCP, whoever it is; a rank that may make no memory but gets that of others.
   Job mixed({"auto", "auto", "tcp", "auto"});
   mixed.ConnectAll();
-  for (const auto& rank : mixed.ranks) EXPECT_EQ(rank->stages(), nullptr);
+  for (const auto& rank : mixed.ranks) EXPECT_EQ(rank->staging(), nullptr);
   mixed.Exchange();
   Job poor({"auto", "auto", "auto"});
   poor.ConnectAll([](int rank) {
     if (rank == 0) ForbidSystemCall(SYS_memfd_create);
   });
   EXPECT_EQ(poor.Media(0), "shm shm");
-  for (const auto& rank : poor.ranks) EXPECT_EQ(rank->stages(), nullptr);
+  for (const auto& rank : poor.ranks) EXPECT_EQ(rank->staging(), nullptr);
   poor.Exchange();
   Job far({"tcp", "tcp"});
   far.ConnectAll();
-  EXPECT_EQ(far.ranks[0]->stages(), nullptr);
+  EXPECT_EQ(far.ranks[0]->staging(), nullptr);
   Job alone({"auto"});
   alone.ConnectAll();
-  EXPECT_EQ(alone.ranks[0]->stages(), nullptr);
+  EXPECT_EQ(alone.ranks[0]->staging(), nullptr);
 }
 
 TEST(ShmTransportTest, ARankThatIsForcedToTcpGetsTcpFromThoseThatChoose) {
