@@ -146,8 +146,9 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   for (int r = 0; r < world(); ++r) {
     streams.emplace_back();
     if (results[r].attachment != nullptr) {
-      streams.back() = MakeRingStream(std::move(*results[r].attachment),
-                                      Crowded(ranks.size()) ? kLoanBytesMin : kLoanBytesMinApart);
+      streams.back() =
+          MakeRingStream(std::move(*results[r].attachment),
+                         Crowded(ranks.size()) ? kDirectReadBytesMin : kDirectReadBytesMinApart);
     } else if (r != rank()) {
       // The higher rank speaks for the pair, and only where memory was expected.
       const bool tried = r < rank() && std::find(ranks.begin(), ranks.end(), r) != ranks.end();

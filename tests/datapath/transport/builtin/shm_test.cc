@@ -468,21 +468,21 @@ TEST(ShmTransportTest, ALongSendIsOverWhenItsReaderHasIt) {
 }
 
 // Where both ends can copy at the same time the ring is faster for longer.
-TEST(ShmTransportTest, WhatIsLentDependsOnTheCores) {
+TEST(ShmTransportTest, WhatIsExportedDependsOnTheCores) {
   const bool apart = mesh::RanksPerCore(2) == 1;
-  for (const auto& [bytes, lent] :
+  for (const auto& [bytes, exported] :
        {std::pair(64 << 10, false), std::pair(128 << 10, !apart), std::pair(256 << 10, true)}) {
     Job job({"shm", "shm"}, 5, 4 << 20);  // it would fit into the ring
     job.ConnectAll();
     std::barrier looked(2);
-    RunRanks(2, [&, bytes = bytes, lent = lent](int rank) {
+    RunRanks(2, [&, bytes = bytes, exported = exported](int rank) {
       Transport& self = *job.ranks[rank];
       Greet(self, 1 - rank);
       Bytes buffer(static_cast<size_t>(bytes));
       const auto ticket = rank == 0 ? self.PostSend(1, {}, buffer) : StatusOr<Ticket>(Ticket{0});
       if (rank == 0) {
         const auto over = self.WaitAny(std::span(&*ticket, 1), RealClock().Now());
-        EXPECT_EQ(over.ok() && over->has_value(), !lent) << bytes;
+        EXPECT_EQ(over.ok() && over->has_value(), !exported) << bytes;
       }
       looked.arrive_and_wait();
       const auto awaited = rank == 0 ? ticket : self.PostReceive(0, buffer);
@@ -523,18 +523,18 @@ TEST(ShmTransportTest, WhereNobodyMayReadAnothersMemoryAllGoesThroughRings) {
   }
 }
 
-// What an aborted rank had lent is not read any more, and its reason is heard all the same.
-TEST(ShmTransportTest, AnAbortTakesBackWhatWasLentAndSaysWhy) {
+// Pieces that an aborted rank had exported are not read any more, and its reason still arrives.
+TEST(ShmTransportTest, AnAbortRevokesWhatWasExportedAndSaysWhy) {
   for (const bool posted : {false, true}) {
     Job job({"shm", "shm"});
     job.ConnectAll();
-    std::barrier lent(2), aborted(2);
+    std::barrier exported(2), aborted(2);
     RunRanks(2, [&](int rank) {
       Greet(*job.ranks[rank], 1 - rank);
       Bytes buffer(kLong, std::byte{1});
       if (rank == 0) {
         for (int i = 0; i < 3; ++i) ASSERT_TRUE(job.ranks[0]->PostSend(1, {}, buffer).ok());
-        lent.arrive_and_wait();
+        exported.arrive_and_wait();
         const TimePoint before = RealClock().Now();
         job.ranks[0]->Abort("bucket 17 differs");
         EXPECT_LT(ToSeconds(RealClock().Now() - before), 2);
@@ -543,7 +543,7 @@ TEST(ShmTransportTest, AnAbortTakesBackWhatWasLentAndSaysWhy) {
         aborted.arrive_and_wait();
         return;
       }
-      lent.arrive_and_wait();
+      exported.arrive_and_wait();
       aborted.arrive_and_wait();
       Status status = OkStatus();
       if (posted) {
