@@ -22,11 +22,11 @@ using mesh::UniqueFd;
 using std::chrono::milliseconds;
 constexpr uint32_t kIn = EPOLLIN | EPOLLET;
 
-UniqueFd Bell() { return UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
+UniqueFd NewEventFd() { return UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
 
-void RingBell(const UniqueFd& bell) {
+void Signal(const UniqueFd& event_fd) {
   const uint64_t one = 1;
-  ASSERT_EQ(write(bell.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
+  ASSERT_EQ(write(event_fd.get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
 }
 
 class EventSetTest : public ::testing::Test {
@@ -56,21 +56,21 @@ class EventSetTest : public ::testing::Test {
 };
 
 TEST_F(EventSetTest, TellsWhatIsTrueWhenAddedOnceOnly) {
-  const UniqueFd bell = Bell();
-  RingBell(bell);
-  ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok());
+  const UniqueFd event_fd = NewEventFd();
+  Signal(event_fd);
+  ASSERT_TRUE(set->Add(event_fd.get(), kIn, 7).ok());
   EXPECT_EQ(News(), (std::map<uint64_t, uint32_t>{{7, EPOLLIN}}));
   ExpectQuiet();  // nobody read it, but nothing happened either
-  RingBell(bell);
+  Signal(event_fd);
   EXPECT_EQ(News(), (std::map<uint64_t, uint32_t>{{7, EPOLLIN}}));
   ExpectQuiet();
 }
 
 TEST_F(EventSetTest, LookingWithoutWaitingFindsNews) {
-  const UniqueFd bell = Bell();
-  ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok());
+  const UniqueFd event_fd = NewEventFd();
+  ASSERT_TRUE(set->Add(event_fd.get(), kIn, 7).ok());
   ASSERT_TRUE(set->Wait(Duration(0))->empty());
-  RingBell(bell);
+  Signal(event_fd);
   const TimePoint end = Within(kPatience);
   size_t found = 0;
   while (found == 0 && RealClock().Now() < end) found = set->Wait(Duration(0))->size();
@@ -78,8 +78,8 @@ TEST_F(EventSetTest, LookingWithoutWaitingFindsNews) {
 }
 
 TEST_F(EventSetTest, WaitsAsLongAsItIsTold) {
-  const UniqueFd bell = Bell();
-  ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok());
+  const UniqueFd event_fd = NewEventFd();
+  ASSERT_TRUE(set->Add(event_fd.get(), kIn, 7).ok());
   const TimePoint begin = RealClock().Now();
   // A signal may end a wait earlier.
   int waits = 0;
@@ -91,24 +91,24 @@ TEST_F(EventSetTest, WaitsAsLongAsItIsTold) {
 }
 
 TEST_F(EventSetTest, AnotherThreadEndsAWait) {
-  const UniqueFd bell = Bell();
-  ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok());
-  std::thread ringer([&] { RingBell(bell); });
+  const UniqueFd event_fd = NewEventFd();
+  ASSERT_TRUE(set->Add(event_fd.get(), kIn, 7).ok());
+  std::thread signaller([&] { Signal(event_fd); });
   EXPECT_EQ(News().count(7), 1u);
-  ringer.join();
+  signaller.join();
 }
 
 TEST_F(EventSetTest, AThreadMayAddAndEndAndOthersWait) {
-  const UniqueFd bell = Bell();
-  std::thread([&] { ASSERT_TRUE(set->Add(bell.get(), kIn, 7).ok()); }).join();
+  const UniqueFd event_fd = NewEventFd();
+  std::thread([&] { ASSERT_TRUE(set->Add(event_fd.get(), kIn, 7).ok()); }).join();
   for (int turn = 0; turn < 3; ++turn) {
     (void)News(milliseconds(20));  // being watched anew may tell what is true
     std::thread([&] {
       (void)News(milliseconds(20));
-      RingBell(bell);
+      Signal(event_fd);
       EXPECT_EQ(News().count(7), 1u);
     }).join();
-    RingBell(bell);
+    Signal(event_fd);
     EXPECT_EQ(News().count(7), 1u);
   }
 }
@@ -126,20 +126,20 @@ TEST_F(EventSetTest, TellsOfHangUps) {
 
 // More events than one call reports.
 TEST_F(EventSetTest, TellsOfManyAndOfManyTimes) {
-  constexpr uint64_t kBells = 200;
-  std::vector<UniqueFd> bells;
-  for (uint64_t i = 0; i < kBells; ++i) {
-    bells.push_back(Bell());
-    ASSERT_TRUE(set->Add(bells.back().get(), kIn, i).ok());
+  constexpr uint64_t kCount = 200;
+  std::vector<UniqueFd> event_fds;
+  for (uint64_t i = 0; i < kCount; ++i) {
+    event_fds.push_back(NewEventFd());
+    ASSERT_TRUE(set->Add(event_fds.back().get(), kIn, i).ok());
   }
   ExpectQuiet();
   for (int turn = 0; turn < 20; ++turn) {
-    for (const UniqueFd& bell : bells) RingBell(bell);
+    for (const UniqueFd& event_fd : event_fds) Signal(event_fd);
   }
-  EXPECT_EQ(News().size(), kBells);
+  EXPECT_EQ(News().size(), kCount);
   ExpectQuiet();
-  for (const UniqueFd& bell : bells) RingBell(bell);
-  EXPECT_EQ(News().size(), kBells);
+  for (const UniqueFd& event_fd : event_fds) Signal(event_fd);
+  EXPECT_EQ(News().size(), kCount);
 }
 
 TEST_F(EventSetTest, ClearedItKeepsNothingOpen) {

@@ -1,7 +1,7 @@
 #pragma once
 // The memory of a neighbour's process, read through the kernel (process_vm_readv): one copy where a
-// ring needs two. Yama's ptrace_scope, seccomp filters or a process that may not be dumped can forbid
-// it, so it is tried before it is used.
+// ring needs two. Yama's ptrace_scope, seccomp filters or a process that may not be dumped can
+// forbid it, so it is tried before it is used.
 
 #include <sys/types.h>
 

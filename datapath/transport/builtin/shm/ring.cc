@@ -10,11 +10,11 @@
 
 namespace weir::shm {
 
-void RingEnd::Ring() const {
-  if (bell < 0) return;
+void RingEnd::Wake() const {
+  if (event_fd < 0) return;
   const uint64_t one = 1;
   // This fails only if the counter is full, and then the other end is being woken already.
-  [[maybe_unused]] const ssize_t n = write(bell, &one, sizeof one);
+  [[maybe_unused]] const ssize_t n = write(event_fd, &one, sizeof one);
 }
 
 // ---- writing
@@ -49,7 +49,7 @@ void RingWriter::Publish() {
   exported_ = false;
   end_.control->written.store(written_, std::memory_order_seq_cst);
   std::atomic<uint32_t>& sleeps = end_.control->reader_sleeps;
-  if (sleeps.load(std::memory_order_seq_cst) != 0 && sleeps.exchange(0) != 0) end_.Ring();
+  if (sleeps.load(std::memory_order_seq_cst) != 0 && sleeps.exchange(0) != 0) end_.Wake();
 }
 
 ssize_t RingWriter::Write(std::span<const iovec> parts) {
@@ -111,7 +111,7 @@ void RingReader::Release() {
   std::atomic<uint32_t>& sleeps = end_.control->writer_sleeps;
   if (sleeps.load(std::memory_order_seq_cst) == 0) return;
   const bool half_empty = written_ - read_ <= end_.capacity / 2;
-  if (half_empty && sleeps.exchange(0) != 0) end_.Ring();
+  if (half_empty && sleeps.exchange(0) != 0) end_.Wake();
 }
 
 // Reads at most to the end of the memory or of a piece. Returns 0 if the ring has no bytes.
@@ -128,7 +128,7 @@ size_t RingReader::ReadRing(std::span<std::byte> out) {
 size_t RingReader::ReadExported(std::span<std::byte> out) {
   bool awaited = false;
   const ssize_t n = importer_.Read(out, &awaited);
-  if (awaited) end_.Ring();
+  if (awaited) end_.Wake();
   if (n < 0) error_ = static_cast<int>(n);
   return n < 0 ? 0 : static_cast<size_t>(n);
 }
@@ -161,7 +161,7 @@ void RingReader::TurnEnds() {
   std::atomic<uint32_t>& sleeps = end_.control->writer_sleeps;
   if (sleeps.load(std::memory_order_seq_cst) == 0) return;
   const uint64_t unread = end_.control->written.load(std::memory_order_relaxed) - read_;
-  if (unread < end_.capacity && sleeps.exchange(0) != 0) end_.Ring();
+  if (unread < end_.capacity && sleeps.exchange(0) != 0) end_.Wake();
 }
 
 bool RingReader::PrepareSleep() {

@@ -46,17 +46,18 @@ inline constexpr size_t kImportBytesMin = 16 << 10;
 // position; the other end stores its position and then loads the flag. All four accesses are
 // sequentially consistent, so at least one end sees the other's store.
 
-/// The memory of one ring and the bell that wakes its other end: an eventfd, -1: none.
+/// The memory of one ring, and the eventfd that wakes its other end; -1: none.
 struct RingEnd {
   RingControl* control = nullptr;
   std::byte* data = nullptr;
   size_t capacity = 0;  // a power of two
-  int bell = -1;
+  int event_fd = -1;
 
-  void Ring() const;
+  /// Wakes the other end.
+  void Wake() const;
 };
 
-/// Not thread-safe; the memory and the bell outlive it.
+/// Not thread-safe; the memory and the eventfd outlive it.
 class RingWriter {
  public:
   explicit RingWriter(const RingEnd& end, size_t direct_bytes_min = kDirectReadBytesMin)
@@ -90,7 +91,7 @@ class RingWriter {
   bool broken_ = false;
 };
 
-/// Not thread-safe; the memory and the bell outlive it.
+/// Not thread-safe; the memory and the eventfd outlive it.
 class RingReader {
  public:
   /// `memory` is the writer's and outlives this. Null: exported pieces cannot be read.

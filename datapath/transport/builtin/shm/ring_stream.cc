@@ -14,9 +14,9 @@ class RingStream : public mesh::ByteStream {
   RingStream(Attachment attachment, size_t direct_bytes_min)
       : attached_(std::move(attachment)),
         memory_(attached_.peer, attached_.process.get(), attached_.control.get()),
-        writer_(attached_.segment.End(attached_.created ? 0 : 1, attached_.peer_bell.get()),
+        writer_(attached_.segment.End(attached_.created ? 0 : 1, attached_.peer_event_fd.get()),
                 direct_bytes_min),
-        reader_(attached_.segment.End(attached_.created ? 1 : 0, attached_.peer_bell.get()),
+        reader_(attached_.segment.End(attached_.created ? 1 : 0, attached_.peer_event_fd.get()),
                 &memory_) {}
   ~RingStream() override { writer_.exporter().Revoke(); }
 

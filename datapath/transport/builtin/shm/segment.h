@@ -26,7 +26,7 @@ class Segment {
   explicit operator bool() const { return static_cast<bool>(memory_); }
   size_t ring_bytes() const { return (memory_.bytes().size() - kControlBytes) / 2; }
   /// Ring 0 is written by the rank that made the segment, ring 1 by the other.
-  RingEnd End(int ring, int bell) const;
+  RingEnd End(int ring, int event_fd) const;
 
  private:
   SealedMemory memory_;

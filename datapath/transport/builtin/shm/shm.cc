@@ -54,7 +54,7 @@ class ShmMesh : public mesh::StreamMesh {
                                       TimePoint deadline) override;
 
  private:
-  Status OpenOwnDoor(mesh::Neighbourhood* own);
+  Status OpenRendezvous(mesh::Neighbourhood* own);
   StatusOr<mesh::Streams> Attach(const std::vector<TransportAddress>& addresses, TimePoint deadline,
                                  const mesh::Rendezvous& rendezvous,
                                  std::vector<mesh::Sockets>& sockets);
@@ -65,24 +65,25 @@ class ShmMesh : public mesh::StreamMesh {
 
   const Otherwise otherwise_;
   uint32_t node_ = 0;  // as told to peers; 0: this rank shares no memory
-  UniqueFd door_;
-  UniqueFd bell_;
+  UniqueFd rendezvous_;
+  UniqueFd event_fd_;
   std::string no_memory_;  // why this rank cannot share any; empty: it can
   SealedMemory own_staging_;
   std::vector<SealedMemory> peer_staging_;
   StagingBuffers staging_;  // views of the two above; empty: some rank lacks a buffer
 };
 
-// Makes what neighbours need to reach this rank. Done in Connect, by the process that will run: a
-// Unix socket names the process that listened.
-Status ShmMesh::OpenOwnDoor(mesh::Neighbourhood* own) {
+// Makes what neighbours need to reach this rank. This happens in Connect and not in Create, because
+// peers take the process that listens at a Unix socket for the rank, and the caller may fork
+// between.
+Status ShmMesh::OpenRendezvous(mesh::Neighbourhood* own) {
   const uint32_t node = NodeIdentity();
-  const std::string name = NewDoor();
+  const std::string name = NewRendezvousName();
   if (node == 0 || name.empty()) return Unavailable("the system does not tell the node's identity");
-  bell_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!bell_) return Unavailable(StrCat("eventfd: ", mesh::ErrorText(errno)));
-  WEIR_ASSIGN_OR_RETURN(door_, OpenDoor(name, options().world + 64));
-  WEIR_RETURN_IF_ERROR(AddDoorbell(bell_.get()));
+  event_fd_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event_fd_) return Unavailable(StrCat("eventfd: ", mesh::ErrorText(errno)));
+  WEIR_ASSIGN_OR_RETURN(rendezvous_, ListenAtRendezvous(name, options().world + 64));
+  WEIR_RETURN_IF_ERROR(AddDoorbell(event_fd_.get()));
   *own = {node, name};
   node_ = node;
   return OkStatus();
@@ -91,11 +92,11 @@ Status ShmMesh::OpenOwnDoor(mesh::Neighbourhood* own) {
 StatusOr<mesh::Streams> ShmMesh::MakeStreams(const std::vector<TransportAddress>& addresses,
                                              TimePoint deadline) {
   mesh::Neighbourhood own;
-  if (options().world > 1) no_memory_ = weir::Message(OpenOwnDoor(&own));
+  if (options().world > 1) no_memory_ = weir::Message(OpenRendezvous(&own));
   mesh::Rendezvous rendezvous(options(), listener(), wake(), own);
   WEIR_ASSIGN_OR_RETURN(std::vector<mesh::Sockets> sockets, rendezvous.Run(addresses, deadline));
   StatusOr<mesh::Streams> streams = Attach(addresses, deadline, rendezvous, sockets);
-  door_ = UniqueFd();
+  rendezvous_ = UniqueFd();
   if (streams.ok()) return streams;
   const std::vector<std::byte> frame = mesh::EncodeAbort(rank(), weir::Message(streams.status()));
   for (const mesh::Sockets& pair : sockets) {
@@ -129,8 +130,8 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
                      .rank = rank(),
                      .world = world(),
                      .ring_bytes = RingBytes(options(), neighbours.size()),
-                     .door = door_.get(),
-                     .bell = bell_.get(),
+                     .rendezvous = rendezvous_.get(),
+                     .event_fd = event_fd_.get(),
                      .wake = wake(),
                      .staging = own_staging.get()});
   WEIR_ASSIGN_OR_RETURN(std::vector<AttachResult> attached,

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "datapath/base/random.h"
-#include "datapath/transport/builtin/shm/door.h"
+#include "datapath/transport/builtin/shm/rendezvous_socket.h"
 #include "datapath/transport/builtin/shm/segment.h"
 
 namespace weir::shm {
@@ -34,27 +34,28 @@ using ::testing::HasSubstr;
 
 constexpr size_t kCapacity = 4096;
 
-// Both ends of one ring, with a bell for each.
+// Both ends of one ring, with an eventfd for each.
 struct RingPair {
-  mesh::UniqueFd reader_bell{eventfd(0, EFD_NONBLOCK)}, writer_bell{eventfd(0, EFD_NONBLOCK)};
+  mesh::UniqueFd reader_event_fd{eventfd(0, EFD_NONBLOCK)},
+      writer_event_fd{eventfd(0, EFD_NONBLOCK)};
   mesh::UniqueFd fd;
   StatusOr<Segment> segment = Segment::Create(kCapacity, &fd);
   RingControl* control = segment->End(0, -1).control;
-  RingWriter writer{segment->End(0, reader_bell.get())};
-  RingReader reader{segment->End(0, writer_bell.get())};
+  RingWriter writer{segment->End(0, reader_event_fd.get())};
+  RingReader reader{segment->End(0, writer_event_fd.get())};
 };
 
-bool HasRung(const mesh::UniqueFd& bell) {
+bool WasSignalled(const mesh::UniqueFd& event_fd) {
   uint64_t count = 0;
-  return read(bell.get(), &count, sizeof count) == sizeof count;
+  return read(event_fd.get(), &count, sizeof count) == sizeof count;
 }
 
-// Sleeps until the bell rings. False: it did not in 20 s.
-bool IsWoken(const mesh::UniqueFd& bell) {
+// Sleeps until the eventfd is signalled. False: it was not within 20 s.
+bool IsWoken(const mesh::UniqueFd& event_fd) {
   constexpr int kPatienceMs = 20000;
-  pollfd entry = {bell.get(), POLLIN, 0};
+  pollfd entry = {event_fd.get(), POLLIN, 0};
   const bool woken = poll(&entry, 1, kPatienceMs) == 1;
-  HasRung(bell);
+  WasSignalled(event_fd);
   return woken;
 }
 
@@ -173,22 +174,22 @@ TEST(ShmRingTest, OnlySleepersAreWoken) {
   const std::vector<uint8_t> bytes(kCapacity);
   std::vector<uint8_t> out(kCapacity);
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kCapacity));
-  EXPECT_FALSE(HasRung(ring.reader_bell));
+  EXPECT_FALSE(WasSignalled(ring.reader_event_fd));
   EXPECT_FALSE(ring.reader.PrepareSleep()) << "bytes are there";
   ring.reader.Awake();
   EXPECT_TRUE(ring.writer.PrepareSleep());
   EXPECT_EQ(Read(ring.reader, std::span(out).first(100)), 100);
-  EXPECT_FALSE(HasRung(ring.writer_bell)) << "it would be woken for every piece";
+  EXPECT_FALSE(WasSignalled(ring.writer_event_fd)) << "it would be woken for every piece";
   ring.reader.TurnEnds();
-  EXPECT_TRUE(HasRung(ring.writer_bell));
+  EXPECT_TRUE(WasSignalled(ring.writer_event_fd));
   EXPECT_FALSE(ring.writer.PrepareSleep()) << "there is room";
   EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kCapacity) - 100);
-  EXPECT_TRUE(HasRung(ring.writer_bell));
+  EXPECT_TRUE(WasSignalled(ring.writer_event_fd));
   EXPECT_TRUE(ring.reader.PrepareSleep());
   EXPECT_EQ(Write(ring.writer, std::span(bytes).first(1)), 1);
-  EXPECT_TRUE(HasRung(ring.reader_bell));
+  EXPECT_TRUE(WasSignalled(ring.reader_event_fd));
   EXPECT_EQ(Write(ring.writer, std::span(bytes).first(1)), 1);
-  EXPECT_FALSE(HasRung(ring.reader_bell)) << "once is enough";
+  EXPECT_FALSE(WasSignalled(ring.reader_event_fd)) << "once is enough";
 }
 
 // Two threads that sleep whenever they can: a lost wake-up ends in the poll's time-out.
@@ -203,7 +204,7 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
       const ssize_t n = Write(ring.writer, std::span(bytes).first(size));
       if (n > 0) sent += static_cast<uint64_t>(n);
       const bool may_sleep = n == -EAGAIN && ring.writer.PrepareSleep();
-      ASSERT_TRUE(!may_sleep || IsWoken(ring.writer_bell)) << sent;
+      ASSERT_TRUE(!may_sleep || IsWoken(ring.writer_event_fd)) << sent;
       ring.writer.Awake();
     }
   });
@@ -213,7 +214,7 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
     const ssize_t n = Read(ring.reader, std::span(out).first(1 + random.Below(out.size())));
     if (n > 0) received += static_cast<uint64_t>(n);
     ring.reader.TurnEnds();
-    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_bell)) {
+    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_event_fd)) {
       ADD_FAILURE() << "lost after " << received << " bytes";
       _exit(1);  // the writer waits for ever
     }
@@ -248,7 +249,7 @@ struct DirectReadPair : RingPair {
   const std::array<int, 2> sockets = MakeSockets();
   mesh::UniqueFd process = WatchProcess(getpid());
   PeerMemory memory{getpid(), process.get(), sockets[0]};
-  RingReader reader{segment->End(0, writer_bell.get()), &memory};
+  RingReader reader{segment->End(0, writer_event_fd.get()), &memory};
 };
 
 std::vector<uint8_t> Numbered(size_t size, uint64_t seed) {
@@ -512,20 +513,20 @@ TEST(ShmDirectReadTest, OnlySleepersAreWoken) {
   std::vector<uint8_t> bytes(kLong), out(kLong);
   EXPECT_TRUE(ring.reader.PrepareSleep());
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-  EXPECT_TRUE(HasRung(ring.reader_bell));
+  EXPECT_TRUE(WasSignalled(ring.reader_event_fd));
   EXPECT_FALSE(ring.reader.PrepareSleep()) << "a piece is there";
   ring.reader.Awake();
   EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong));
-  EXPECT_FALSE(HasRung(ring.writer_bell));
+  EXPECT_FALSE(WasSignalled(ring.writer_event_fd));
   EXPECT_FALSE(ring.writer.exporter().PrepareSleep()) << "it is released";
   ring.writer.exporter().Awake();
   EXPECT_EQ(ring.writer.Retained(), 0u);
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
   EXPECT_TRUE(ring.writer.exporter().PrepareSleep());
   EXPECT_EQ(Read(ring.reader, std::span(out).first(100)), 100);
-  EXPECT_FALSE(HasRung(ring.writer_bell));
+  EXPECT_FALSE(WasSignalled(ring.writer_event_fd));
   EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong) - 100);
-  EXPECT_TRUE(HasRung(ring.writer_bell));
+  EXPECT_TRUE(WasSignalled(ring.writer_event_fd));
 }
 
 // As NoWakeUpIsLost, with a writer that waits for the release of each piece.
@@ -538,7 +539,7 @@ TEST(ShmDirectReadTest, NoWakeUpIsLost) {
     for (int round = 0; round < kRounds; ++round) {
       ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(bytes.size()));
       while (ring.writer.Retained() > 0) {
-        if (ring.writer.exporter().PrepareSleep() && !IsWoken(ring.writer_bell)) {
+        if (ring.writer.exporter().PrepareSleep() && !IsWoken(ring.writer_event_fd)) {
           ADD_FAILURE() << "the writer's, in round " << round;
           _exit(1);  // the reader waits for ever
         }
@@ -562,7 +563,7 @@ TEST(ShmDirectReadTest, NoWakeUpIsLost) {
       ADD_FAILURE() << "error " << n << " after " << received << " bytes";
       _exit(1);  // the writer waits for ever
     }
-    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_bell)) {
+    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_event_fd)) {
       ADD_FAILURE() << "the reader's, after " << received << " bytes";
       _exit(1);
     }

@@ -213,7 +213,7 @@ TEST(ShmTransportTest, TwoJobsOfOneNodeStayApart) {
 }
 
 TEST(ShmTransportTest, WhereSharedMemoryIsNotPermittedAutoUsesTcpAndShmSaysWhy) {
-  // What an end needs: memory on the dialing side, a bell on either.
+  // What an end needs: memory on the dialing side, an eventfd on either.
   for (const auto& [number, rank] :
        {std::pair(SYS_memfd_create, 1), std::pair(SYS_eventfd2, 0), std::pair(SYS_eventfd2, 1)}) {
     Job choosing({"auto", "auto"});
