@@ -106,7 +106,7 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
           RealClock())),
       agent_(agent),
       activation_(options_.rank, options_.world, std::move(initial)),
-      patience_({options_.operation_timeout_floor, options_.operation_timeout}) {
+      adaptive_deadline_({options_.operation_timeout_floor, options_.operation_timeout}) {
   founder_ = options_.epoch == 0;
   stats_.epoch = options_.epoch;
   stats_.plan_version = activation_.active()->version;

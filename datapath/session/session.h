@@ -14,9 +14,9 @@
 #include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
 #include "datapath/plan/plan_activation.h"
+#include "datapath/session/adaptive_deadline.h"
 #include "datapath/session/aggregator_port.h"
 #include "datapath/session/bucket_table.h"
-#include "datapath/session/patience.h"
 #include "datapath/session/pipeline.h"
 #include "datapath/session/telemetry.h"
 #include "datapath/transport/transport.h"
@@ -38,7 +38,7 @@ struct SessionOptions {
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
   bool measure_codecs = false;         // tell the controller CodecTimings()
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
-  Duration operation_timeout_floor = std::chrono::seconds(10);  // see Patience
+  Duration operation_timeout_floor = std::chrono::seconds(10);  // see AdaptiveDeadline
   uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
 };
 
@@ -208,7 +208,7 @@ class Session : public AgentHandler {
 
   // The network thread only (after Drain: the closing thread).
   bool transport_aborted_ = false;
-  Patience patience_;
+  AdaptiveDeadline adaptive_deadline_;
   uint64_t confirmed_step_ = UINT64_MAX;  // the residuals of the step before it are final
 
   // The caller's thread only.

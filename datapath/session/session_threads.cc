@@ -42,11 +42,12 @@ void Session::MoveOperation(Operation* op) {
 
 Status Session::RunOnNetwork(Operation& op) {
   const TimePoint begin = RealClock().Now();
-  const Duration allowed = patience_.Begin(op.step, op.bucket->key, PatienceKey(op.choice), begin);
+  const Duration allowed =
+      adaptive_deadline_.Begin(op.step, op.bucket->key, AdaptiveDeadlineKey(op.choice), begin);
   Status status = RunWithin(op, allowed);
-  if (status.ok() && op.bucket->elements > 0) patience_.Finish(RealClock().Now());
+  if (status.ok() && op.bucket->elements > 0) adaptive_deadline_.Finish(RealClock().Now());
   if (status.code() == StatusCode::kDeadlineExceeded) {
-    status = DeadlineExceeded(StrCat(Message(status), patience_.Explain()));
+    status = DeadlineExceeded(StrCat(Message(status), adaptive_deadline_.Explain()));
   }
   return status;
 }
