@@ -25,7 +25,7 @@ constexpr uint64_t kMessagesJob = 0x6D65737361676573;
 using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 
-// Kind, element type, operation or root, and size: what must be equal on all ranks.
+// The properties that must be equal on all ranks: kind, element type, operation or root, and size.
 uint64_t Identity(uint64_t kind, uint64_t type, uint64_t detail, size_t bytes) {
   return kind << 60 | (type & 0xF) << 56 | (detail & 0xFFFF) << 40 |
          (static_cast<uint64_t>(bytes) & ((uint64_t{1} << 40) - 1));
@@ -94,8 +94,8 @@ Status ReduceOn(Group& group, const Lanes& work, Bytes result, int root) {
   return DirectExchange(group, outgoing, incoming);
 }
 
-// Reductions copy their input; the ranks that wait for this one hear when there is no memory for
-// it.
+// Reductions copy their input. If there is no memory for the copy, the operation fails on all
+// ranks, so that none waits for this one.
 Status RunWithinMemory(Group& group, const std::function<Status(Group&)>& run) {
   try {
     return run(group);
@@ -275,7 +275,7 @@ Status Communicator::AllGather(ConstBytes own, Bytes all, Done done) {
                                   " bytes, found ", all.size(), " bytes"));
   }
   const auto run = [=, this](Group& group) -> Status {
-    if (own.empty()) return DisseminationBarrier(group);  // ranks that expect more find out
+    if (own.empty()) return DisseminationBarrier(group);  // ranks with another size fail in it
     Copy(own, all.subspan(static_cast<size_t>(rank()) * own.size(), own.size()));
     return CirculantAllGather(group, all, own.size());
   };
@@ -362,7 +362,7 @@ void Communicator::RunMessages() {
     (void)point_to_point_->Serve(RealClock().Now() + kServeTurn);
   }
   point_to_point_->Leave();
-  // What is ordered after a failure is told so, until Close.
+  // Operations submitted after a failure get its error, until Close.
   while (std::optional<Order> order = orders_.Pop()) {
     order->message.done(point_to_point_->failure(), order->message.peer);
   }

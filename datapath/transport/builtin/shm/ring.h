@@ -57,7 +57,7 @@ struct RingEnd {
   void Wake() const;
 };
 
-/// Not thread-safe; the memory and the eventfd outlive it.
+/// The writer's end. Not thread-safe; the memory and the eventfd outlive it.
 class RingWriter {
  public:
   explicit RingWriter(const RingEnd& end, size_t direct_bytes_min = kDirectReadBytesMin)
@@ -84,14 +84,14 @@ class RingWriter {
   Exporter exporter_;
   bool exported_ = false;  // since the reader was last told
   uint64_t taken_ = 0;     // bytes of the stream
-  size_t populated_ = 0;   // bytes of the ring that have had memory since this end asked for it
+  size_t populated_ = 0;   // bytes of the ring whose pages this end has asked for
   uint64_t origin_ = 0;
   uint64_t written_ = 0, published_ = 0;
   uint64_t read_ = 0;  // as last seen
   bool broken_ = false;
 };
 
-/// Not thread-safe; the memory and the eventfd outlive it.
+/// The reader's end. Not thread-safe; the memory and the eventfd outlive it.
 class RingReader {
  public:
   /// `memory` is the writer's and outlives this. Null: exported pieces cannot be read.

@@ -20,16 +20,16 @@ namespace {
 
 using mesh::UniqueFd;
 
-// A ring stays in the second-level cache and holds two segments of the collectives. Where ranks
-// outnumber the cores it is larger: a rank that can hand over all it has for another before that
-// one gets a core saves both some switches. All rings of a rank have a bound.
+// A ring fits in the second-level cache and holds two segments of the collectives. Where ranks
+// outnumber the cores it is larger: a rank that can write all its data before the reader gets a
+// core saves context switches. The rings of one rank have a common bound.
 constexpr size_t kRingBytesDefault = 512 << 10, kRingBytesCrowded = 2 << 20;
 constexpr size_t kRingBytesAtWorldMax = 64 << 10;
 constexpr size_t kRankBytesMax = 16 << 20;
 
 bool Crowded(size_t neighbours) { return mesh::RanksPerCore(neighbours + 1) > 1; }
 
-/// Of a rank with so many neighbours on its node.
+/// The size of each ring of a rank that has `neighbours` on its node.
 size_t RingBytes(const TransportOptions& options, size_t neighbours) {
   if (options.send_buffer_bytes > 0) {
     const auto wanted = static_cast<size_t>(options.send_buffer_bytes);
@@ -151,7 +151,7 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
           MakeRingStream(std::move(*results[r].attachment),
                          Crowded(ranks.size()) ? kDirectReadBytesMin : kDirectReadBytesMinApart);
     } else if (r != rank()) {
-      // The higher rank speaks for the pair, and only where memory was expected.
+      // The higher rank logs for the pair, as a warning only where shared memory was expected.
       const bool tried = r < rank() && std::find(ranks.begin(), ranks.end(), r) != ranks.end();
       Log(tried ? LogLevel::kWarning : LogLevel::kDebug, "transport",
           StrCat("rank ", rank(), " reaches rank ", r, " (", addresses[r],
@@ -184,8 +184,8 @@ void ShmMesh::SetStaging(std::vector<AttachResult>& results) {
   }
 }
 
-// Where memory is demanded of every pair: those who have it learn why this rank leaves all the
-// same.
+// For the transport shm, which requires shared memory for every pair. If a pair lacks it, the ranks
+// that are attached are told why this rank leaves.
 Status ShmMesh::Demand(const std::vector<TransportAddress>& addresses,
                        std::vector<AttachResult>& results) const {
   if (otherwise_ == Otherwise::kTcp) return OkStatus();
@@ -202,7 +202,7 @@ Status ShmMesh::Demand(const std::vector<TransportAddress>& addresses,
     if (result.attachment == nullptr) continue;
     const auto stream = MakeRingStream(std::move(*result.attachment));
     const iovec part = {frame.data(), frame.size()};
-    stream->Write(std::span(&part, 1));  // best effort; its end says the rest
+    stream->Write(std::span(&part, 1));  // an error does not matter: the end of the stream follows
     stream->CloseWrite();
   }
   return lacking;

@@ -19,7 +19,7 @@ Stream::Stream(Options options, MessagePort* port)
   WEIR_CHECK(options_.send_slots >= kSendSlotsMin && options_.ours.slots >= kSlotsMin);
 }
 
-// Both sides compute it, so a receiver knows the size of every piece before it comes.
+// Both sides compute this, so a receiver knows the size of every piece before it arrives.
 size_t Stream::PieceMax() const {
   return std::min(options_.ours.slot_bytes, options_.theirs.slot_bytes);
 }
@@ -64,10 +64,11 @@ Status Stream::SendPiece(mesh::Operation* op, std::atomic<uint64_t>* sent) {
   return OkStatus();
 }
 
-// Every message takes along what the peer may send again.
+// Every message carries the credits that the peer has not been told yet.
 Status Stream::Post(size_t bytes, MessageKind kind, bool last) {
   const auto slot = static_cast<uint32_t>(posted_ % options_.send_slots);
-  // Often enough that a full ring always has a completion coming.
+  // Messages are signaled often enough that a completion is always due when all send slots are
+  // used.
   const bool signaled = last || ++unsignaled_ >= options_.send_slots / 4;
   if (signaled) unsignaled_ = 0;
   sent_bytes_[slot] = static_cast<uint32_t>(bytes);
@@ -81,7 +82,7 @@ Status Stream::Post(size_t bytes, MessageKind kind, bool last) {
 Status Stream::ReturnCredits() {
   if (freed_ < credit_batch_ || ended_ || departed()) return OkStatus();
   if (outstanding() + 1 >= options_.send_slots)
-    return OkStatus();  // the last slot is the farewell's
+    return OkStatus();  // the last slot is reserved for the shutdown notice
   return Post(0, MessageKind::kCredits, false);
 }
 
@@ -154,8 +155,8 @@ StatusOr<FrameHeader> Stream::ReadHeader(std::span<const std::byte> bytes) const
   return header;
 }
 
-// Handled on arrival: a reason must not wait behind frames that nobody asks for, and after a
-// goodbye only what is held can still be delivered.
+// A shutdown notice is handled on arrival. A reason must not wait behind frames without a receive,
+// and after an orderly notice only the messages held here can still be delivered.
 Status Stream::OnFarewell(std::span<const std::byte> frame) {
   WEIR_ASSIGN_OR_RETURN(const FrameHeader header, ReadHeader(frame));
   const std::span<const std::byte> text = frame.subspan(kFrameHeaderBytes);
@@ -183,15 +184,15 @@ std::span<const std::byte> Stream::BytesOf(const Held& piece) {
   return port_->ReceiveSlot(piece.slot).first(piece.bytes);
 }
 
-// Lets the slot of `piece` receive again, unless nothing can come any more.
+// Lets the slot of `piece` receive again, unless no more messages can arrive.
 Status Stream::Release(const Held& piece) {
   --held_slots_;
   ++freed_;
   return ended_ || departed() ? OkStatus() : port_->Receive(piece.slot);
 }
 
-// Ranks that each send hundreds of small frames before they receive would else wait for each other
-// for ever, although so little memory would do.
+// Otherwise ranks that each send hundreds of small frames before they receive would wait for each
+// other for ever, although little memory is enough to avoid it.
 Status Stream::Spill() {
   if (held_slots_ * 2 < options_.ours.slots) return OkStatus();
   uint32_t left = held_slots_;
