@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kBucket = 0x7032700000000000;  // in place of an operation's bucket
 constexpr uint32_t kControlSlot = 0, kPayloadSlot = 1;
-constexpr Duration kGoodbyeMax = std::chrono::milliseconds(200);
+constexpr Duration kShutdownNoticeMax = std::chrono::milliseconds(200);
 
 FrameHeader Header(uint32_t slot) {
   FrameHeader header;
@@ -232,7 +232,7 @@ Status PointToPoint::OnReceive(int peer) {
   WEIR_RETURN_IF_ERROR(reader.Read(&control.id));
   WEIR_RETURN_IF_ERROR(reader.Read(&control.tag));
   WEIR_RETURN_IF_ERROR(reader.Read(&control.bytes));
-  if (kind < 1 || kind > static_cast<uint64_t>(Kind::kGoodbye)) {
+  if (kind < 1 || kind > static_cast<uint64_t>(Kind::kShutdownNotice)) {
     return DataLoss(StrCat("rank ", peer, " sent a control of kind ", kind, ", expected 1..5"));
   }
   control.kind = static_cast<Kind>(kind);
@@ -249,8 +249,8 @@ Status PointToPoint::OnControl(int peer, const Control& control) {
       return OnAnswer(peer, control);
     case Kind::kData:
       return OnData(peer, control);
-    case Kind::kGoodbye:
-      return OnGoodbye(peer);
+    case Kind::kShutdownNotice:
+      return OnShutdownNotice(peer);
   }
   return OkStatus();
 }
@@ -333,7 +333,7 @@ Status PointToPoint::OnPayload(int peer) {
 
 // Ends the messages that a peer which left had only offered or was only asked for. A message that
 // was moved in part is an error, because its rest will not arrive.
-Status PointToPoint::OnGoodbye(int peer) {
+Status PointToPoint::OnShutdownNotice(int peer) {
   Peer& from = peers_[peer];
   from.departed = true;
   from.unreachable = true;
@@ -425,9 +425,10 @@ void PointToPoint::Leave() {
   failure_ = closed;
   EndAll(closed);
   for (int peer = 0; peer < transport_.world(); ++peer) {
-    if (peers_[peer].receive != 0) peers_[peer].controls.push_back({Kind::kGoodbye, 0, 0, 0});
+    if (peers_[peer].receive != 0)
+      peers_[peer].controls.push_back({Kind::kShutdownNotice, 0, 0, 0});
   }
-  const TimePoint end = RealClock().Now() + kGoodbyeMax;
+  const TimePoint end = RealClock().Now() + kShutdownNoticeMax;
   while (RealClock().Now() < end) {
     tickets_.clear();
     owners_.clear();

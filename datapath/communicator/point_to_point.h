@@ -59,7 +59,7 @@ class PointToPoint {
   static constexpr size_t kControlBytes = 32;
   static constexpr size_t kSegmentBytes = 1 << 20;
 
-  enum class Kind : uint8_t { kOffer = 1, kAccept, kRefuse, kData, kGoodbye };
+  enum class Kind : uint8_t { kOffer = 1, kAccept, kRefuse, kData, kShutdownNotice };
   struct Control {
     Kind kind = Kind::kOffer;
     uint64_t id = 0;  // the sender's number of the message
@@ -109,7 +109,7 @@ class PointToPoint {
   Status OnAnswer(int peer, const Control& answer);
   Status OnData(int peer, const Control& data);
   Status OnPayload(int peer);
-  Status OnGoodbye(int peer);
+  Status OnShutdownNotice(int peer);
 
   Status CheckDeadlines(TimePoint now);
   Status Fail(const Status& status);

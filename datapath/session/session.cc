@@ -190,7 +190,8 @@ void Session::Close() {
   });
   if (link_ != nullptr) link_->Stop();
   if (failed_.load()) AbortTransport();
-  // The transport says goodbye: peers that are still in an operation keep what was sent to them.
+  // The transport sends a shutdown notice: peers that are still in an operation keep what was sent
+  // to them.
   std::unique_ptr<Transport> leaving;
   MutexLock lock(mutex_);
   stats_.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();

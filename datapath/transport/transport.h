@@ -45,7 +45,7 @@ struct TransportTraits {
 enum class FrameFault : uint8_t {
   kNone,
   kCorrupt,     // the payload no longer matches its checksum on the wire
-  kDisconnect,  // every connection is cut without a farewell, as by a crash
+  kDisconnect,  // every connection is cut without a shutdown notice, as by a crash
 };
 
 struct TransportOptions {
@@ -110,8 +110,8 @@ using Ticket = uint64_t;
 /// One rank's end of a full mesh. Data calls come from one thread at a time; Samples, Interrupt and
 /// Wake are thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay
 /// untouched by the caller and alive until their ticket was waited for, Abort returned or the
-/// transport was closed. A failure alone does not free them: the farewell to the peers, which Abort
-/// or else the destructor sends, first ends a frame that is half out.
+/// transport was closed. A failure alone does not free them: the shutdown notice to the peers,
+/// which Abort or else the destructor sends, first ends a frame that is half out.
 class Transport {
  public:
   virtual ~Transport() = default;

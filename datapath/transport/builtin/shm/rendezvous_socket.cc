@@ -60,7 +60,7 @@ uint32_t NodeIdentity() {
 }
 
 std::string NewRendezvousName() {
-  std::string name(mesh::kDoorBytes, '\0');
+  std::string name(mesh::kRendezvousNameBytes, '\0');
   const ssize_t n = getrandom(name.data(), name.size(), 0);
   return n == static_cast<ssize_t>(name.size()) ? name : "";
 }

@@ -83,7 +83,7 @@ Status ShmMesh::OpenRendezvous(mesh::Neighbourhood* own) {
   event_fd_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!event_fd_) return Unavailable(StrCat("eventfd: ", mesh::ErrorText(errno)));
   WEIR_ASSIGN_OR_RETURN(rendezvous_, ListenAtRendezvous(name, options().world + 64));
-  WEIR_RETURN_IF_ERROR(AddDoorbell(event_fd_.get()));
+  WEIR_RETURN_IF_ERROR(AddEventFd(event_fd_.get()));
   *own = {node, name};
   node_ = node;
   return OkStatus();
@@ -113,8 +113,8 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   for (int r = 0; r < world(); ++r) {
     if (r == rank()) continue;
     const mesh::Neighbourhood& peer = rendezvous.neighbour(r);
-    if (node_ != 0 && peer.node == node_ && (r > rank() || !peer.door.empty())) {
-      neighbours.push_back({r, addresses[r], sockets[r].front().get(), peer.door});
+    if (node_ != 0 && peer.node == node_ && (r > rank() || !peer.rendezvous.empty())) {
+      neighbours.push_back({r, addresses[r], sockets[r].front().get(), peer.rendezvous});
     } else if (!no_memory_.empty()) {
       results[r].why_not = StrCat("this rank cannot share memory: ", no_memory_);
     } else {

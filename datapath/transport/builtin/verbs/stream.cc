@@ -108,12 +108,12 @@ Status Stream::ProbeIfSilent(TimePoint now, Duration silence) {
   return OkStatus();
 }
 
-Status Stream::QueueFarewell(std::string_view text) {
+Status Stream::QueueShutdownNotice(std::string_view text) {
   out().Forget();
   if (ended_ || departed() || outstanding() >= options_.send_slots) return OkStatus();
   const std::vector<std::byte> frame = mesh::EncodeAbort(options_.self, text);
   std::copy(frame.begin(), frame.end(), port_->SendSlot(posted_ % options_.send_slots).begin());
-  return Post(frame.size(), MessageKind::kFarewell, true);
+  return Post(frame.size(), MessageKind::kShutdownNotice, true);
 }
 
 // ---- receiving
@@ -121,7 +121,7 @@ Status Stream::QueueFarewell(std::string_view text) {
 Status Stream::OnMessage(uint32_t slot, size_t bytes, uint32_t immediate, TimePoint now) {
   NoteReceived(now);
   last_heard_ = now;
-  if (departed()) return in().Corrupt("a message after its goodbye");
+  if (departed()) return in().Corrupt("a message after its shutdown notice");
   credits_ += immediate & 0xffff;
   if (credits_ > options_.theirs.slots) {
     return in().Corrupt(StrCat("credits for ", credits_, " slots; it has ", options_.theirs.slots));
@@ -138,8 +138,8 @@ Status Stream::OnMessage(uint32_t slot, size_t bytes, uint32_t immediate, TimePo
     case static_cast<uint32_t>(MessageKind::kCredits):
       if (bytes != 0) return in().Corrupt(StrCat("credits with ", bytes, " bytes; expected none"));
       return port_->Receive(slot);
-    case static_cast<uint32_t>(MessageKind::kFarewell):
-      return OnFarewell(port_->ReceiveSlot(slot).first(bytes));
+    case static_cast<uint32_t>(MessageKind::kShutdownNotice):
+      return OnShutdownNotice(port_->ReceiveSlot(slot).first(bytes));
     default:
       return in().Corrupt(StrCat("a message of unknown kind ", immediate >> 16));
   }
@@ -157,7 +157,7 @@ StatusOr<FrameHeader> Stream::ReadHeader(std::span<const std::byte> bytes) const
 
 // A shutdown notice is handled on arrival. A reason must not wait behind frames without a receive,
 // and after an orderly notice only the messages held here can still be delivered.
-Status Stream::OnFarewell(std::span<const std::byte> frame) {
+Status Stream::OnShutdownNotice(std::span<const std::byte> frame) {
   WEIR_ASSIGN_OR_RETURN(const FrameHeader header, ReadHeader(frame));
   const std::span<const std::byte> text = frame.subspan(kFrameHeaderBytes);
   if (header.type != FrameType::kAbort || header.payload_bytes != text.size()) {

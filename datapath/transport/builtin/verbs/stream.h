@@ -16,7 +16,7 @@ namespace weir::verbs {
 
 /// The kind of a message, in the upper half of its immediate value. The lower half holds how many
 /// slots the sender of the message has emptied since its last message.
-enum class MessageKind : uint16_t { kData = 0, kCredits = 1, kFarewell = 2 };
+enum class MessageKind : uint16_t { kData = 0, kCredits = 1, kShutdownNotice = 2 };
 
 inline uint32_t Immediate(MessageKind kind, uint32_t credits) {
   return static_cast<uint32_t>(kind) << 16 | credits;
@@ -79,7 +79,7 @@ class Stream : public mesh::Peer {
   Status ProbeIfSilent(TimePoint now, Duration silence);
 
   /// Also drops a frame that was sent in part. The notice needs no credit and is sent at once.
-  Status QueueFarewell(std::string_view text) override;
+  Status QueueShutdownNotice(std::string_view text) override;
   bool flushed() const override { return ended_ || departed() || done_ == posted_; }
   bool CannotFinish(const mesh::Operation& op) const override {
     return (ended_ || departed()) && (op.send || held_.empty());
@@ -108,7 +108,7 @@ class Stream : public mesh::Peer {
   Status Release(const Held& piece);
   Status BeginFrame(const Held& piece);
   Status TakePiece();
-  Status OnFarewell(std::span<const std::byte> frame);
+  Status OnShutdownNotice(std::span<const std::byte> frame);
   StatusOr<FrameHeader> ReadHeader(std::span<const std::byte> bytes) const;
 
   const Options options_;

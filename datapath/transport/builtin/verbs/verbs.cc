@@ -47,8 +47,8 @@ class VerbsTransport : public mesh::MeshTransport {
   Status DriveAll(TimePoint now, bool* progress) override;
   Status Rest(const mesh::Operation* awaited, TimePoint now, TimePoint deadline,
               bool progress) override;
-  void DriveFarewell(TimePoint now, bool* progress) override;
-  Status RestInFarewell(Duration timeout) override;
+  void DriveShutdownNotice(TimePoint now, bool* progress) override;
+  Status RestInShutdownNotice(Duration timeout) override;
   void EndSending() override;
   void Disconnect() override;
   Status CheckLost();
@@ -68,7 +68,7 @@ Status VerbsTransport::Join(const std::vector<TransportAddress>& addresses, Time
   const Status status = rendezvous.Run(addresses, deadline);
   mesh_->StopListening();  // the mesh is complete, or never will be
   if (!status.ok()) {
-    SendFarewell(Message(status), mesh::kFarewellMax);
+    SendShutdownNotice(Message(status), mesh::kShutdownNoticeMax);
     Disconnect();
     return status;
   }
@@ -162,13 +162,13 @@ Status VerbsTransport::TakeConnectionEvents() {
 
 // ---- ending
 
-void VerbsTransport::DriveFarewell(TimePoint now, bool* progress) {
+void VerbsTransport::DriveShutdownNotice(TimePoint now, bool* progress) {
   // An error means that a peer needs no shutdown notice any more.
   (void)mesh_->TakeCompletions(now, progress);
   (void)CheckLost();
 }
 
-Status VerbsTransport::RestInFarewell(Duration timeout) {
+Status VerbsTransport::RestInShutdownNotice(Duration timeout) {
   WEIR_RETURN_IF_ERROR(mesh_->Arm());
   bool found = false;
   (void)mesh_->TakeCompletions(RealClock().Now(), &found);

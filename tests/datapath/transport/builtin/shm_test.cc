@@ -406,7 +406,8 @@ TEST(ShmTransportTest, ARankThatWaitsSleeps) {
 // Ranks with neighbours of both kinds, of which the awaited one comes last and the others have
 // unread messages in their rings.
 TEST(ShmTransportTest, UnreadMessagesOfOthersKeepNobodyAwake) {
-  // Both stay posted until the job is closed: rank 1's farewell may end the frame that is half out.
+  // Both stay posted until the job is closed: rank 1's shutdown notice may end the frame that is
+  // half out.
   const Bytes unread(3 << 20);
   Bytes buffer(8);
   Job job({"auto", "auto", "tcp"});
