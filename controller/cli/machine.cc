@@ -237,11 +237,11 @@ std::vector<Finding> JudgeMachine(const MachineFacts& facts, const std::string& 
   if (facts.udp_segments) {
     found.push_back({Verdict::kOk, StrCat("kernel ", facts.kernel, " cuts and joins UDP rows")});
   } else {
-    found.push_back({Verdict::kWarn,
-                     StrCat("kernel ", facts.kernel,
-                            " has no UDP GSO and GRO: udp and "
-                            "aggregators work and take more processor time"),
-                     "Linux 5.0 or later"});
+    found.push_back(
+        {Verdict::kWarn,
+         StrCat("kernel ", facts.kernel,
+                " has no UDP GSO and GRO: aggregators work and take more processor time"),
+         "Linux 5.0 or later"});
   }
   if (facts.shared_memory_error.empty() && facts.peer_memory_error.empty()) {
     found.push_back({Verdict::kOk, "ranks of this machine can share memory"});
@@ -264,7 +264,7 @@ std::vector<Finding> JudgeMachine(const MachineFacts& facts, const std::string& 
   } else {
     found.push_back({Verdict::kWarn,
                      StrCat("socket buffers may have ", facts.receive_buffer_bytes / 1024,
-                            " KiB only: bursts to udp and aggregators are lost and sent again"),
+                            " KiB only: bursts to aggregators are lost and sent again"),
                      "sysctl -w net.core.rmem_max=16777216 net.core.wmem_max=16777216"});
   }
   if (facts.slow_start_after_idle) {

@@ -58,13 +58,11 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   options.agent = Text(c.agent, "");
   options.agent_token = Text(c.agent_token, "");
   options.plan_file = Text(c.plan_file, "");
-  options.congestion_control = Text(c.congestion_control, "");
   options.measure_codecs = true;
   WEIR_ASSIGN_OR_RETURN(options.operation_timeout,
                         Timeout(c.operation_timeout_s, "operation_timeout_s", 60));
   WEIR_ASSIGN_OR_RETURN(options.connect_timeout,
                         Timeout(c.connect_timeout_s, "connect_timeout_s", 60));
-  WEIR_ASSIGN_OR_RETURN(options.busy_poll, Timeout(c.busy_poll_s, "busy_poll_s", 0));
   WEIR_ASSIGN_OR_RETURN(options.operation_timeout_floor,
                         Timeout(c.operation_timeout_floor_s, "operation_timeout_floor_s", 10));
   options.epoch = c.epoch;
@@ -72,11 +70,6 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
     options.compare_every_steps = static_cast<uint64_t>(std::max(c.compare_every_steps, 0));
   }
   if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
-  if (c.tcp_connections != 0) options.tcp_connections = c.tcp_connections;
-  options.tcp_pacing_bytes_per_s = c.tcp_pacing_bytes_per_s;
-  options.tcp_zero_copy_bytes_min = c.tcp_zero_copy_bytes_min;
-  options.tcp_event_loop = Text(c.tcp_event_loop, "epoll");
-  options.tcp_checksums = c.tcp_unchecked == 0;
   return options;
 }
 

@@ -57,17 +57,31 @@ typedef struct weir_options {
   const char* job; /* name of the training run, equal on all ranks */
   int32_t rank;
   int32_t world;
-  const char* transport;          /* "auto": shared memory within a node, else TCP; "shm"; "tcp";
-                                     "udp"; "verbs" where it was built. NULL: "auto" */
-  const char* listen;             /* "host:port", port 0: any; NULL: "127.0.0.1:0"; for transport
-                                     "verbs" also "device:port" or "device/gid-index:port" */
-  const char* agent;              /* "unix:/path" or "tcp:host:port"; NULL or "": no agent */
-  const char* agent_token;        /* for tcp agents; may be NULL */
-  const char* plan_file;          /* static plan (JSON of weir.v1.Plan); NULL: none */
-  double operation_timeout_s;     /* per collective; 0: 60 */
-  double connect_timeout_s;       /* 0: 60 */
-  const char* congestion_control; /* NULL: the system's, reno within a host */
-  double busy_poll_s; /* wait so long without sleeping, where the transport can; 0: not */
+  /* NAME[:KEY=VALUE[,KEY=VALUE...]], as "tcp:connections=4,pacing=100M". NULL: "auto". Names:
+   *   "auto"   shared memory within a node, else TCP
+   *   "shm", "tcp"; "verbs" where it was built
+   * Keys of "auto" and "tcp", for what TCP carries:
+   *   connections=1..16    for each pair of ranks, for paths that one does not fill; 1; all ranks
+   *                        have to say the same
+   *   pacing=BYTES         per second, the most that the kernel sends to one peer; no limit
+   *   zero_copy=BYTES      frames of so many bytes or more leave without a copy where kernel and
+   *                        device can; none do
+   *   checksums=on|off     off: what this rank sends to other hosts carries no checksums of its
+   *                        own, only those of TCP and the network; on
+   *   congestion=NAME      the kernel's congestion control; the system's, reno within a host
+   * Key of all:
+   *   busy_poll=TIME       a wait looks so long again and again before it sleeps, at most 60s; 0
+   * BYTES may end with K, M, G (powers of 1000) or Ki, Mi, Gi (of 1024), TIME ends with us, ms or
+   * s. WEIR_NOT_FOUND: no such name or key; WEIR_INVALID_ARGUMENT: not such a value; the text says
+   * what is valid. */
+  const char* transport;
+  const char* listen;         /* "host:port", port 0: any; NULL: "127.0.0.1:0"; for transport
+                                 "verbs" also "device:port" or "device/gid-index:port" */
+  const char* agent;          /* "unix:/path" or "tcp:host:port"; NULL or "": no agent */
+  const char* agent_token;    /* for tcp agents; may be NULL */
+  const char* plan_file;      /* static plan (JSON of weir.v1.Plan); NULL: none */
+  double operation_timeout_s; /* per collective; 0: 60 */
+  double connect_timeout_s;   /* 0: 60 */
   /* The deadline of an operation is ten times what this bucket's operations and steps took lately
    * (smoothed, plus four deviations), but at least this, 0: 10, and at most operation_timeout_s.
    * operation_timeout_s alone counts until eight of each were measured, after each change of plan,
@@ -79,16 +93,6 @@ typedef struct weir_options {
   uint64_t epoch; /* of the mesh to join: 0, or that of weir_session_reform for a replacement */
   int32_t encode_workers; /* threads that encode, each another bucket, at most 16; 0: one. More pay
                              where cores are free and steps wait for encoding */
-  /* Of TCP connections to other nodes; all ranks have to say the same of the first. */
-  int32_t tcp_connections;          /* for each pair of ranks, at most 16, for paths that one does
-                                       not fill; 0: one */
-  uint64_t tcp_pacing_bytes_per_s;  /* the kernel sends at most so much to one peer; 0: no limit */
-  uint64_t tcp_zero_copy_bytes_min; /* frames of so many bytes or more leave without a copy where
-                                       kernel and device can; 0: none */
-  const char* tcp_event_loop;       /* "epoll" or, where build and kernel have it, "io_uring";
-                                       NULL: "epoll" */
-  int32_t tcp_unchecked; /* 1: what this rank sends to other hosts carries no checksums of
-                            its own, only those of TCP and the network; 0: it does */
   /* Ranks compare hashes of what was delivered to them in every step whose number this divides,
    * while they run the next step: a difference fails the session on every rank, WEIR_DATA_LOSS with
    * the bucket and the ranks on each side. Equal on all ranks; 0: 64; negative: never. */

@@ -1,6 +1,6 @@
 #pragma once
-// Reading JSON that somebody else wrote: bounded in size and depth before the parser sees it, no
-// exception, every error with the path of its key. Accepts what proto3's JSON mapping produces
+// Reads JSON from others. Size and depth are bounded before the parser sees it, no exception
+// escapes, and every error has the path of its key. Accepts what proto3's JSON mapping produces
 // (64-bit integers as decimal texts, defaults left out, null for a default).
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace weir {
 
-/// Containers inside containers beyond this are refused: nlohmann::json copies and prints
+/// The deepest nesting of containers. The bound is needed because nlohmann::json copies and prints
 /// recursively.
 inline constexpr int kJsonDepthMax = 32;
 

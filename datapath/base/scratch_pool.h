@@ -16,7 +16,8 @@ namespace weir {
 
 class ScratchPool;
 
-/// A buffer on loan; returns to its pool when destroyed. Movable. Content is unspecified at first.
+/// A buffer taken from a pool, to which it returns when destroyed. Movable. Its content is
+/// unspecified at first.
 class ScratchLoan {
  public:
   ScratchLoan() = default;
@@ -25,7 +26,7 @@ class ScratchLoan {
   ~ScratchLoan() { Release(); }
 
   std::span<std::byte> bytes() { return {data_, size_}; }
-  /// The first `count` floats; the loan was made for at least that many.
+  /// The first `count` floats. The buffer must have been taken for at least that many.
   std::span<float> floats(size_t count) { return {reinterpret_cast<float*>(data_), count}; }
   bool empty() const { return data_ == nullptr; }
   void Release();
@@ -41,7 +42,7 @@ class ScratchLoan {
 };
 
 /// Thread-safe. Keeps at most `idle_max` returned buffers, freeing the smallest beyond, and of
-/// those at most `idle_bytes_max` bytes, freeing those returned longest ago. Outlives its loans.
+/// those at most `idle_bytes_max` bytes, freeing those returned longest ago. Outlives its buffers.
 class ScratchPool {
  public:
   explicit ScratchPool(size_t idle_max, size_t idle_bytes_max = SIZE_MAX)

@@ -10,13 +10,14 @@
 namespace weir {
 namespace {
 
-// Whom a rank hears, and whom it tells in this order. -1: nobody.
+// The rank that a rank receives from (-1: none), and those that it sends to, in this order.
 struct BroadcastPlace {
   int parent = -1;
   std::vector<int> children;
 };
 
-// Positions count from the root. Position v > 0 of the tree hears from v without its highest bit.
+// Positions count from the root. Position v > 0 of the tree receives from v without its highest
+// bit.
 BroadcastPlace BroadcastPlaceOf(int rank, int world, int root, bool chain) {
   BroadcastPlace place;
   const int position = (rank - root + world) % world;
@@ -35,7 +36,7 @@ BroadcastPlace BroadcastPlaceOf(int rank, int world, int root, bool chain) {
   return place;
 }
 
-// A buffer that travels in segments, message k with slot k.
+// A buffer that is sent in segments; message k has slot k.
 struct Segments {
   std::span<std::byte> bytes;
   size_t segment_bytes;
@@ -53,7 +54,7 @@ ReceiveStream StreamInto(Group& group, int peer, const Segments& segments) {
                        });
 }
 
-// Rank r gets chunk r from the root; then all hand theirs round.
+// Rank r gets chunk r from the root; then every rank sends its chunk to all others.
 Status ScatterBroadcast(Group& group, int root, std::span<std::byte> bytes) {
   const int world = group.size();
   const Lanes lanes{.bytes = bytes, .lane_bytes = 1, .accumulate = {}};
@@ -101,7 +102,7 @@ Status DirectExchange(Group& group, std::span<const std::span<const std::byte>> 
                       std::span<const std::span<std::byte>> incoming) {
   const int world = group.size(), rank = group.rank();
   WEIR_CHECK(outgoing.size() == static_cast<size_t>(world) && incoming.size() == outgoing.size());
-  // Sends stay open until peers read, so as many are posted as are received in the meantime.
+  // A send stays open until the peer reads it, so sends and receives are posted in equal numbers.
   struct Incoming {
     ReceiveStream stream;
     size_t left;

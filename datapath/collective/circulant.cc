@@ -30,7 +30,7 @@ class CirculantPass {
     while (skips_.back() > 1) skips_.push_back((skips_.back() + 1) / 2);
   }
 
-  // Afterwards chunk 0 is the total and everything sent is gone.
+  // Afterwards chunk 0 is the total, and all sends are complete.
   Status ReduceScatter() {
     for (size_t k = 0; k + 1 < skips_.size(); ++k) {
       WEIR_RETURN_IF_ERROR(Reduce(skips_[k + 1], skips_[k]));
@@ -38,7 +38,7 @@ class CirculantPass {
     return sends_.Drain();
   }
 
-  // Afterwards every chunk is what its owner held as its chunk 0.
+  // Afterwards every chunk has the bytes that its owner had in its chunk 0.
   Status AllGather() {
     for (size_t k = skips_.size() - 1; k > 0; --k) {
       WEIR_RETURN_IF_ERROR(Gather(skips_[k], skips_[k - 1]));
@@ -47,8 +47,8 @@ class CirculantPass {
   }
 
  private:
-  // Hands chunks begin .. end-1 to the rank `begin` further, whose chunks 0 .. end-begin-1 they
-  // are, and adds what arrives for the own chunks of those numbers.
+  // Sends chunks begin .. end-1 to the rank `begin` further on, which numbers them 0 ..
+  // end-begin-1, and adds the chunks that arrive to the own chunks 0 .. end-begin-1.
   Status Reduce(size_t begin, size_t end) {
     const size_t count = (end - begin) * segments_;
     ReceiveStream receives(group_, Behind(begin), slot_, count, Scratch::kWindow,
@@ -66,7 +66,8 @@ class CirculantPass {
     return OkStatus();
   }
 
-  // The way back: totals of chunks 0 .. end-begin-1 for those of chunks begin .. end-1.
+  // The reverse of a round: sends the totals of chunks 0 .. end-begin-1 and receives those of
+  // chunks begin .. end-1.
   Status Gather(size_t begin, size_t end) {
     const size_t count = (end - begin) * segments_;
     ReceiveStream receives(
@@ -91,7 +92,7 @@ class CirculantPass {
     return OkStatus();
   }
 
-  // Message m of a run of chunks that starts at `first`.
+  // The segment that is message m of a run of chunks beginning with `first`.
   size_t ChunkOf(size_t first, size_t m) const { return (rank_ + first + m / segments_) % world_; }
   bool Travels(size_t first, size_t m) const {
     return partition_.Travels(ChunkOf(first, m), m % segments_);

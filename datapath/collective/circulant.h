@@ -15,22 +15,22 @@
 
 namespace weir {
 
-/// Cuts the lanes into one chunk per rank (as Partition does: equal ones where the world divides
-/// them) and leaves in chunk `rank` its sum over all ranks. The other chunks are left as partial
-/// sums. Each element is summed once, in a fixed order.
+/// Cuts the lanes into one chunk per rank, as Partition does (equal chunks where the world divides
+/// the lanes), and leaves in chunk `rank` its sum over all ranks. The other chunks hold partial
+/// sums afterwards. Each element is summed once, in a fixed order.
 Status CirculantReduceScatter(Group& group, const Lanes& lanes);
 
-/// The other half: every chunk becomes what its owner holds there. Chunks as of
-/// CirculantReduceScatter; nothing is added.
+/// The second half of an all-reduce: copies every chunk from its owner to all ranks. The chunks are
+/// those of CirculantReduceScatter.
 Status CirculantAllGather(Group& group, const Lanes& lanes);
 
 /// The chunk of CirculantReduceScatter that `rank` of `world` owns.
 std::span<std::byte> CirculantChunk(const Lanes& lanes, int rank, int world);
 
-/// Fills chunk r of `chunks` (chunk_bytes > 0 each, one per rank) with what rank r holds there.
+/// Copies chunk r of `chunks` (one per rank, chunk_bytes > 0 each) from rank r to all ranks.
 Status CirculantAllGather(Group& group, std::span<std::byte> chunks, size_t chunk_bytes);
 
-/// Both: every rank ends with the same bits.
+/// Both halves. Every rank ends with the same bits.
 Status CirculantAllReduce(Group& group, const Lanes& lanes);
 
 }  // namespace weir

@@ -23,17 +23,18 @@ struct OperationId {
   uint64_t bucket = 0;
 };
 
-/// Stays in the L2 cache between arrival, reduction and departure.
+/// A segment of this size stays in the L2 cache from its arrival until it is reduced and sent on.
 inline constexpr size_t kSegmentBytesDefault = 256 << 10;
 
-/// What a pool for groups keeps idle: collectives borrow a buffer of some segments for each peer.
+/// How much a pool for groups keeps idle. Collectives take a buffer of some segments for each peer.
 inline constexpr size_t kScratchIdleMax = 64, kScratchIdleBytesMax = 64 << 20;
 
 /// Not thread-safe. Lives for one operation or many (Begin resets it).
 class Group {
  public:
-  /// All ranks of `transport`, which outlives the group. `segment_bytes`: messages are cut at it.
-  /// `scratch`: where operations borrow their buffers, outlives the group; null: a pool of its own.
+  /// All ranks of `transport`, which outlives the group. Messages are cut into pieces of
+  /// `segment_bytes`. Operations take their buffers from `scratch`, which outlives the group; null:
+  /// the group has a pool of its own.
   Group(Transport& transport, size_t segment_bytes = kSegmentBytesDefault,
         ScratchPool* scratch = nullptr);
 
@@ -48,36 +49,41 @@ class Group {
   size_t segment_bytes() const { return segment_bytes_; }
   ScratchPool& scratch() { return scratch_ != nullptr ? *scratch_ : own_scratch_; }
 
-  /// Which ranks share a node: their nodes' numbers, any numbers, the same list on every rank.
-  /// Empty (the default): nobody knows, so every rank stands alone. Outlives Begin.
+  /// Says which ranks share a node: entry r is the number of rank r's node. The numbers are
+  /// arbitrary and the list is the same on every rank. Empty (the default): the nodes are unknown,
+  /// and every rank counts as a node of its own. Stays set after Begin.
   void SetNodes(std::vector<int> nodes);
   std::span<const int> nodes() const { return nodes_; }
 
-  /// Who follows whom around a ring: all ranks, each once, the same order on every rank; each sends
-  /// to the next one. Empty (the default): ascending. Parts go by ascending ranks. Outlives Begin.
+  /// Sets the order of the ranks in a ring, in which each rank sends to the next one. It contains
+  /// every rank once and is the same on every rank. Empty (the default): ascending. A GroupPart
+  /// always uses ascending ranks. Stays set after Begin.
   void SetRing(std::vector<int> order);
-  /// This rank's place in the ring, and who stands at a place, both in [0, size()).
+  /// This rank's place in the ring, and the rank at a given place, both in [0, size()).
   int ring_place() const { return RingIsNatural() ? rank() : ring_place_; }
   int RankAtRingPlace(int place) const {
     return RingIsNatural() ? place : ring_[static_cast<size_t>(place)];
   }
 
-  /// How much of what is summed each rank owns where a collective cuts it into a shard for each
-  /// (CollectiveTraits::shard_segment_bytes): in 1/kShardShareTotal (primitives.h), in rank order,
-  /// together that, 0 allowed, the same on every rank. Empty (the default): even. Parts are even.
-  /// Outlives Begin.
+  /// Sets the share of the sum that each rank owns, for collectives that cut it into one shard for
+  /// each rank (CollectiveTraits::shard_segment_bytes). Shares are in units of 1/kShardShareTotal
+  /// (primitives.h), in rank order, add up to kShardShareTotal, may be 0, and are the same on every
+  /// rank. Empty (the default): even. A GroupPart always uses even shares. Stays set after Begin.
   void SetShards(std::vector<uint32_t> shares);
   std::span<const uint32_t> shards() const {
     return members_.empty() ? std::span<const uint32_t>(shards_) : std::span<const uint32_t>();
   }
 
-  /// What the collective that runs next may use: null (the default), or the same kind of access on
-  /// every rank, which outlives the group. Outlives Begin.
+  /// Sets the offload that the next collective may use: null (the default), or the same kind on
+  /// every rank. It outlives the group. Stays set after Begin.
   void SetOffload(LaneOffload* offload) { offload_ = offload; }
   LaneOffload* offload() const { return offload_; }
 
-  /// By rank of the group; null: none, on every rank alike. Parts have none.
-  const Stages* stages() const { return members_.empty() ? transport_.stages() : nullptr; }
+  /// The staging buffers by rank of the group; null when there are none, which is the same on every
+  /// rank. A GroupPart has none.
+  const StagingBuffers* staging() const {
+    return members_.empty() ? transport_.staging() : nullptr;
+  }
 
   /// Starts an operation. `control` and `flags` are what this rank itself announces.
   void Begin(const OperationId& id, ControlWord control, uint16_t flags, TimePoint deadline);
@@ -91,12 +97,12 @@ class Group {
   /// The payload's size. kInternal naming both sides when the frame belongs to another plan,
   /// operation, bucket or slot, or messages between the two are missing; the group then aborts its
   /// transport. A peer that was heard in this operation gets a tenth of the time (at most a second)
-  /// longer: it waits itself, and the rank that waits for the missing one shall be the first to
-  /// name it.
+  /// longer, because it is waiting for another rank itself, and the rank that waits for the missing
+  /// one should be the first to name it.
   StatusOr<size_t> WaitReceive(Ticket ticket);
 
   /// Ends the operation with `status`, which must not be OK: the first failure aborts the transport
-  /// with its message, so that the other ranks learn whose fault it is. Returns `status`.
+  /// with its message, so that the other ranks learn which rank is at fault. Returns `status`.
   /// Collectives call it for errors of their own (wrong sizes, failed callbacks).
   Status Fail(const Status& status);
 
@@ -106,11 +112,11 @@ class Group {
   /// What this rank has learnt so far in the operation.
   ControlWord control() const { return control_; }
   uint16_t flags() const { return flags_; }
-  /// Of the operation, as given to Begin.
+  /// The operation's deadline, as given to Begin.
   TimePoint deadline() const { return deadline_; }
-  /// Payload and frame header bytes since Begin, and what CountSent was told.
+  /// Payload and frame header bytes since Begin, plus what CountSent added.
   uint64_t bytes_sent() const { return bytes_sent_; }
-  /// `bytes` of the operation's payload left this rank on another way.
+  /// Counts `bytes` of the operation's payload that left this rank without a message.
   void CountSent(uint64_t bytes) { bytes_sent_ += bytes; }
 
  private:
@@ -147,10 +153,10 @@ class Group {
   uint32_t slot_offset_ = 0;
 };
 
-/// While it lives, the group is its part `members` (ascending ranks of the job, the own one among
-/// them): rank(), size() and peers count within it, and slots are moved by `slot_offset`, so that
-/// messages of different parts of one operation are told apart. What was posted is waited for
-/// before it ends. Parts do not nest.
+/// While it lives, the group is restricted to `members` (ascending ranks of the job, this rank
+/// among them): rank(), size() and peers count within them. Slots are shifted by `slot_offset`,
+/// which keeps messages of different parts of one operation apart. All posted operations must be
+/// waited for before it is destroyed. Parts do not nest.
 class GroupPart {
  public:
   GroupPart(Group& group, std::vector<int> members, uint32_t slot_offset);

@@ -10,18 +10,18 @@
 namespace weir {
 namespace {
 
-/// Of all ranks together. Up to here latency counts for more on most links.
+/// Bytes of all ranks together. Up to this size latency matters more than bandwidth on most links.
 constexpr size_t kGatheredBytesMax = 64 << 10;
 
 void TakeGreater(std::span<float> greatest, std::span<const float> other) {
   for (size_t i = 0; i < greatest.size(); ++i) {
-    // NaN is greater than all, and stays.
+    // NaN counts as greater than every number and is kept.
     if (std::isnan(other[i]) || other[i] > greatest[i]) greatest[i] = other[i];
   }
 }
 
 void TakeGreaterBytes(std::span<std::byte> greatest, std::span<const std::byte> other) {
-  // What was received is aligned to nothing.
+  // The received bytes have no alignment.
   std::vector<float> a(greatest.size() / sizeof(float)), b(a.size());
   std::memcpy(a.data(), greatest.data(), greatest.size());
   std::memcpy(b.data(), other.data(), other.size());

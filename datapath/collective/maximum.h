@@ -1,5 +1,5 @@
 #pragma once
-// What codecs with shared metadata need before they encode.
+// The exchange of maxima that codecs with shared metadata need before they encode.
 
 #include <span>
 
@@ -8,8 +8,9 @@
 namespace weir {
 
 /// Every element becomes its maximum over all ranks, the same bits everywhere; NaN when any rank's
-/// is NaN. All ranks give equally many. One latency where all of it is at most 64 KiB, else two
-/// times ceil(log2 N) of them and 2(N-1)/N of the bytes (circulant.h). Errors are the group's.
+/// is NaN. All ranks pass equally many elements. Takes one latency if the vectors of all ranks have
+/// at most 64 KiB together, else twice ceil(log2 N) latencies and 2(N-1)/N of the bytes
+/// (circulant.h). Errors are the group's.
 Status AllReduceMax(Group& group, std::span<float> values);
 
 }  // namespace weir

@@ -22,8 +22,8 @@ struct PartSegments {
   }
 };
 
-// Leaves part i summed at rank i, over all ranks: its own first, then those of the others by
-// ascending rank.
+// Leaves at rank i the sum of part i over all ranks: its own contribution first, then those of the
+// others by ascending rank.
 Status ReduceParts(Group& group, const Lanes& lanes, Parts parts) {
   const int world = group.size(), rank = group.rank();
   const size_t whole = group.segment_bytes() / lanes.lane_bytes * lanes.lane_bytes;
@@ -67,7 +67,7 @@ Status ReduceParts(Group& group, const Lanes& lanes, Parts parts) {
   return sends.Drain();
 }
 
-// Each rank's part is what its owner holds there.
+// Copies each part from its owner to all ranks.
 Status GatherParts(Group& group, const Lanes& lanes, Parts parts) {
   if (parts.size() == 1) return Broadcast(group, 0, lanes.bytes);
   std::vector<std::span<const std::byte>> outgoing(group.size(), parts[group.rank()]);
@@ -133,7 +133,7 @@ StatusOr<CollectiveReport> RunNodeSums(Group& group, Exchange& exchange, NodeEnc
   const int count = NodePartsOf(encoders, group.nodes(), group.rank(), group.size());
   WEIR_RETURN_IF_ERROR(CheckNodeParts(group, exchange, static_cast<size_t>(count)));
   if (lanes.bytes.empty()) {
-    // Control word and flags travel even so.
+    // The control word and flags must be sent all the same.
     WEIR_RETURN_IF_ERROR(Barrier(group));
     return report();
   }
@@ -144,7 +144,7 @@ StatusOr<CollectiveReport> RunNodeSums(Group& group, Exchange& exchange, NodeEnc
     const GroupPart node(group, places.node, 0);
     WEIR_RETURN_IF_ERROR(ReduceParts(group, lanes, parts));
   }
-  // Part 0 is the largest: whoever has one without elements lets the others speak for it.
+  // Part 0 is the largest, so a rank whose part is empty can leave the exchange to the others.
   if (places.place < count && !parts[places.place].empty()) {
     const GroupPart across(group, count > 1 ? places.across : places.leaders, kAcrossNodesSlots);
     WEIR_RETURN_IF_ERROR(CrossNodes(group, exchange));

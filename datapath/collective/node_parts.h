@@ -1,8 +1,8 @@
 #pragma once
-// Sums of nodes, encoded once (PayloadForm::kNodeSums, kNodeShards): ranks of a node add their
-// float32 elements exactly, what crosses between nodes is the sum's payload, and what all nodes'
-// payloads decode to is handed back within each node as float32. Shared by the collectives of
-// builtin/node_sums.cc and builtin/node_shards.cc.
+// Sums of nodes that are encoded once (PayloadForm::kNodeSums, kNodeShards). The ranks of a node
+// add their float32 elements exactly. The payload of that sum is sent to the other nodes. The
+// decoded sum of all nodes' payloads is distributed within each node as float32. Shared by the
+// collectives of builtin/node_sums.cc and builtin/node_shards.cc.
 
 #include "datapath/base/status.h"
 #include "datapath/collective/collective.h"
@@ -15,12 +15,11 @@ enum class NodeEncoders {
   kAll,    // each an equal part where all nodes hold as many ranks, otherwise the first all of it
 };
 
-/// How many parts a node's sum is cut into for `rank` of `world`, one after another for the places
-/// of the ranks of its node; ranks at further places have no part. `nodes` as of Group::nodes.
-/// Pure.
+/// The number of parts into which the sum of the node of `rank` is cut. Part i belongs to the i-th
+/// rank of the node; ranks beyond the last part have none. `nodes` as in Group::nodes. Pure.
 int NodePartsOf(NodeEncoders encoders, std::span<const int> nodes, int rank, int world);
 
-/// Which part is that of `rank`, below NodePartsOf, or -1.
+/// The part that belongs to `rank`, below NodePartsOf, or -1.
 int OwnNodePart(NodeEncoders encoders, std::span<const int> nodes, int rank, int world);
 
 /// Runs the operation: `exchange` as kNodeSums says. Errors fail the group.

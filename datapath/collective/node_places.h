@@ -1,5 +1,5 @@
 #pragma once
-// Who works with whom in collectives that go by the nodes that ranks share (Group::nodes).
+// The groups of ranks that work together in collectives which know the ranks' nodes (Group::nodes).
 
 #include <cstdint>
 #include <span>
@@ -7,7 +7,7 @@
 
 namespace weir {
 
-/// Slots of the steps of one operation by nodes, apart from each other: within nodes 0, then these.
+/// The first slots of the steps of one operation by nodes: 0 within nodes, then these.
 inline constexpr uint32_t kAcrossNodesSlots = 0x10000000, kBackWithinNodeSlots = 0x20000000;
 
 /// Ranks are those of the group and ascend.
@@ -20,8 +20,8 @@ struct NodePlaces {
   bool equal = true;                    // all nodes hold as many ranks
 };
 
-/// As `rank` of `world` sees it; `nodes` as of Group::nodes, empty: every rank stands alone. Pure,
-/// O(world log world).
+/// The places as `rank` of `world` sees them. `nodes` as in Group::nodes; empty: every rank is a
+/// node of its own. Pure, O(world log world).
 NodePlaces NodePlacesOf(std::span<const int> nodes, int rank, int world);
 
 }  // namespace weir

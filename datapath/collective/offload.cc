@@ -14,17 +14,17 @@
 namespace weir {
 namespace {
 
-// Messages of the agreements can be mistaken neither for each other nor for the fallback's, whose
-// slots count from 0.
+// Slots of the agreements, which differ from each other and from those of the fallback, which count
+// from 0.
 constexpr uint32_t kReadySlots = 1u << 30;
 constexpr uint32_t kSummedSlots = 1u << 31;
 constexpr uint32_t kWholeSlots = 3u << 30;
 constexpr uint32_t kResultSlots = kWholeSlots + (1u << 29);
 constexpr uint32_t kNobody = UINT32_MAX;
 
-// What the ranks agree on.
+// The values on which the ranks agree.
 struct Agreement {
-  uint32_t failed = kNobody;  // the lowest rank that did
+  uint32_t failed = kNobody;  // the lowest rank that failed
   uint32_t greatest = 0;
 };
 
@@ -34,7 +34,7 @@ std::vector<int> AllMembers(const Group& group) {
   return members;
 }
 
-/// The same on every rank: the lowest that failed, and the greatest of all numbers.
+/// Returns, the same on every rank, the lowest rank that failed and the greatest of all numbers.
 Status Agree(Group& group, uint32_t slots, Agreement* agreement) {
   std::array<uint32_t, 2> words = {agreement->failed, agreement->greatest};
   Exchange exchange;
@@ -56,11 +56,12 @@ Status Agree(Group& group, uint32_t slots, Agreement* agreement) {
 }
 
 /// After a Sum that succeeded on all ranks: gives every rank the whole result, from the lowest rank
-/// that has it. False: no rank has.
+/// that has it. Returns false if no rank has it.
 StatusOr<bool> ShareResult(Group& group, LaneOffload& offload) {
   const auto world = static_cast<uint32_t>(group.size());
   const auto own = static_cast<uint32_t>(group.rank());
-  // `failed`: the lowest that lacks something; `greatest`: of the lowest that has all.
+  // `failed` is the lowest rank that lacks something, `greatest` stands for the lowest that has
+  // all.
   Agreement parts{.failed = offload.complete() ? kNobody : own,
                   .greatest = offload.complete() ? world - own : 0};
   WEIR_RETURN_IF_ERROR(Agree(group, kWholeSlots, &parts));
@@ -72,7 +73,7 @@ StatusOr<bool> ShareResult(Group& group, LaneOffload& offload) {
   return true;
 }
 
-/// True when `lanes` hold the sum. False: all ranks know, and `lanes` are as they were.
+/// Returns true when `lanes` hold the sum. False: they are unchanged, and all ranks know it.
 StatusOr<bool> SumElsewhere(Group& group, LaneOffload& offload, std::span<std::byte> lanes,
                             LaneShares* shares) {
   const auto own = static_cast<uint32_t>(group.rank());
@@ -84,7 +85,7 @@ StatusOr<bool> SumElsewhere(Group& group, LaneOffload& offload, std::span<std::b
     return false;
   }
   if (ready.greatest == LaneOffload::kNotTheseLanes) return false;
-  // At most half of the time, so that the fallback has the rest.
+  // The sum gets at most half of the time; the rest is left for the fallback.
   const TimePoint now = RealClock().Now();
   const StatusOr<uint64_t> sent =
       offload.Sum(lanes, ready.greatest, now + (group.deadline() - now) / 2);

@@ -1,6 +1,6 @@
-// Streams of segments and small exchanges. No function here waits for a send while a receive that
-// the peer needs is not yet posted or kept by the kernel: sends complete once the peer reads, peers
-// read whenever they wait for anything, so no cycle of waits arises.
+// Streams of segments and small exchanges. No function here waits for a send before the receives
+// are posted that the peer may be waiting for. A send completes once the peer reads, and a peer
+// reads whenever it waits for anything, so waits never form a cycle.
 
 #include "datapath/collective/primitives.h"
 
@@ -16,16 +16,16 @@
 namespace weir {
 namespace {
 
-// Slots tell the parts of one operation apart.
+// Slots distinguish the parts of one operation.
 constexpr uint32_t kSmallExchangeSlot = 0xF0000000;
 constexpr uint32_t kPayloadSlot = 0xE0000000;
 constexpr uint32_t kLengthSlot = 0xEFFFFFFF;
 
-// What TCP hands down at once: at most 64 KiB of whole segments, at an MTU of 9000 62636 bytes, at
-// one of 1500 65160.
+// The largest packet that TCP passes down at once. It consists of whole segments and has at most
+// 64 KiB: 62636 bytes at an MTU of 9000, 65160 at one of 1500.
 constexpr size_t kPacketBytes = 62600;
-// Segments that fill packets begin at multiples, as those of sizes that are powers of two do: what
-// looks at blocks of lanes finds them whole.
+// Segments that fill packets begin at multiples of this, as segments whose size is a power of two
+// do, so that code which works on blocks of lanes finds whole blocks.
 constexpr size_t kPageBytes = 4096;
 
 size_t CeilDivide(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -86,7 +86,7 @@ Partition::Partition(std::span<std::byte> bytes, const PartitionOptions& options
   segment_lanes_ =
       std::max<size_t>({wanted_lanes, CeilDivide(chunk_lanes, options.segments_max), 1});
   segments_ = std::max<size_t>(CeilDivide(chunk_lanes, segment_lanes_), 1);
-  // Equal segments: a short last one would cost a message for few bytes.
+  // Segments are equal, because a short last one would cost a message for few bytes.
   segment_lanes_ = std::max<size_t>(CeilDivide(chunk_lanes, segments_), 1);
   FillPackets(chunk_lanes, options.segments_max);
 }
@@ -208,7 +208,7 @@ namespace {
 // One all-reduce around the ring. Message k = step * segments + segment. In step s the rank at
 // place p sends chunk (p - s) and receives chunk (p - s - 1), modulo N: for s < N-1 the received
 // chunk is added to the own one (reduce-scatter), afterwards it replaces it (all-gather). Message k
-// + segments carries on what message k brought.
+// + segments forwards the segment that message k brought.
 class RingPass {
  public:
   RingPass(Group& group, const Lanes& lanes)
@@ -344,7 +344,8 @@ Status PayloadExchange(Group& group, std::span<const std::span<const std::byte>>
     return OkStatus();
   };
   WEIR_RETURN_IF_ERROR(finish(rank));
-  // In turn, as the segments were sent: no stream stands still while another one is read.
+  // Segments are read in turn, in the order of sending, so that no stream stalls while another one
+  // is read.
   for (size_t open = receivers.size(); open > 0;) {
     for (int distance = 1; distance < world; ++distance) {
       const int peer = (rank + world - distance) % world;
@@ -453,7 +454,8 @@ Status BinomialBroadcast(Group& group, int root, std::span<const std::byte> payl
   const int world = group.size();
   const int position = (group.rank() - root + world) % world;  // the root has position 0
   std::vector<int> children;
-  // Position v > 0 hears from v without its highest bit, in round bit_width(v) - 1; then it speaks.
+  // Position v > 0 receives from v without its highest bit, in round bit_width(v) - 1; then it
+  // sends.
   const int heard = std::bit_width(static_cast<unsigned>(position));
   for (int round = heard; (1 << round) < world; ++round) {
     const int child = position + (1 << round);

@@ -14,10 +14,10 @@
 namespace weir {
 namespace {
 
-// As often as the paper refreshes thresholds; in between one that misses is corrected.
+// The paper refreshes thresholds as often. Between refreshes a threshold that misses is corrected.
 constexpr uint64_t kSummariseEvery = 32;
 
-// Orders as magnitudes do, with NaN above infinity.
+// A key that is ordered as the magnitude is, with NaN above infinity.
 uint32_t MagnitudeKey(float value) { return std::bit_cast<uint32_t>(value) & 0x7FFFFFFF; }
 
 bool Fits(const std::vector<uint64_t>& begins, uint64_t elements, int world) {
@@ -155,7 +155,7 @@ Status DecodeSparse(std::span<const std::byte> bytes, const SparseRange& range, 
   WEIR_RETURN_IF_ERROR(reader.ReadBytes(kSelectionHeaderBytes, &skipped));
   const size_t positions_at = reader.offset();
   WEIR_RETURN_IF_ERROR(reader.ReadBytes(header.index_bytes, &positions));
-  // The values bound the count before it sizes an allocation.
+  // The number of values bounds the count before the count determines an allocation.
   WEIR_RETURN_IF_ERROR(reader.ReadBytes(size_t{header.count} * sizeof(float), &values));
   if (header.format != ValueFormat::kFloat) {
     return DataLoss(StrCat("value format of a region: expected ",
@@ -245,11 +245,12 @@ void LearnSparse(const SparseVector& kept, std::span<const SparseSummary> summar
   } else if (too_many && target > 0) {
     balance->threshold = TargetthLargest(kept, target);
   }
-  // With a threshold of zero everything was kept: there is no more to be had.
+  // With a threshold of zero every sum was kept, so no lower threshold would keep more.
   const bool too_few = 3 * count < 2 * target && balance->threshold > 0;
   balance->summarise = too_few || balance->uses % kSummariseEvery == 0;
   if (count == 0 || !(summarised || too_few)) return;
-  // However few there are: an owner whose cap left only these gets a smaller region.
+  // This happens however few sums were kept, because an owner that its cap limited must get a
+  // smaller region.
   balance->begins.resize(ranks - 1);
   for (uint64_t r = 1; r < ranks; ++r) balance->begins[r - 1] = kept.indices[r * count / ranks];
   WEIR_CHECK(Fits(balance->begins, elements, world));

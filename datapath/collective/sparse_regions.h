@@ -1,7 +1,7 @@
 #pragma once
 // Sums of sparse vectors, the index space cut into one region for each rank: how regions are cut,
 // how a part of one travels, which sums are kept, and what ranks learn from that for later steps.
-// Pure arithmetic on bytes and floats; who sends what to whom is the collective's business.
+// Pure arithmetic on bytes and floats; the collective does the sending.
 
 #include <array>
 #include <cstddef>
@@ -14,16 +14,16 @@
 
 namespace weir {
 
-/// What the ranks remember of one bucket between operations. Made from bytes that all of them hold,
-/// so equal on all as long as all begin anew together; where they did not, the regions that every
-/// payload names differ, and the operation fails.
+/// What the ranks remember of one bucket between operations. It is computed from bytes that all of
+/// them hold, so it is equal on all ranks if they all start over together. If they did not, the
+/// regions that every payload names differ, and the operation fails.
 struct SparseBalance {
   uint64_t uses = 0;
   float threshold = -1;   // magnitude from which sums are kept; negative: none known yet
   bool summarise = true;  // the next operation tells how its sums are spread
   std::vector<uint64_t> begins = {};  // of all regions but the first; empty: regions of equal size
 
-  /// From the next operation on values are `factor` times as large, finite and positive.
+  /// Values are `factor` times as large from the next operation on; it is finite and positive.
   void Scale(double factor);
 };
 
@@ -32,7 +32,7 @@ struct SparseRange {
   uint64_t begin = 0, size = 0;
 };
 
-/// Values at ascending positions; both of one size.
+/// Values at ascending positions; both vectors have the same size.
 struct SparseVector {
   std::vector<uint32_t> indices;
   std::vector<float> values;
@@ -59,19 +59,20 @@ std::vector<std::byte> EncodeSparse(const SparseVector& all, const SparseRange& 
 /// Worst case of EncodeSparse for `range`. O(1).
 size_t SparseBytesMax(const SparseRange& range);
 
-/// Reads what EncodeSparse wrote for `range` and appends it to `out`, whose positions are below the
-/// range's. Trusts nothing: kDataLoss naming offset or both ranges; `out` may then hold a part.
+/// Decodes the output of EncodeSparse for `range` and appends it to `out`, whose positions are
+/// below the range's. The input is not trusted: kDataLoss names the offset or both ranges, and
+/// `out` may then hold a part.
 Status DecodeSparse(std::span<const std::byte> bytes, const SparseRange& range, SparseVector* out,
                     std::optional<SparseSummary>* summary);
 
-/// a + b; where only one of them has a position, its value. O(a + b).
+/// The sum of a and b. A position that only one of them has keeps its value. O(a + b).
 SparseVector AddSparse(const SparseVector& a, const SparseVector& b);
 
 SparseSummary SummaryOf(const SparseVector& sums);
 
-/// What one owner keeps of its sums: those from the balance's threshold on, at most its share of
-/// twice the target; without a threshold the largest, its share of the target. NaN counts as
-/// largest, and the lower position wins among equals. O(sums).
+/// Selects which of its sums one owner keeps: those of at least the balance's threshold, at most
+/// its share of twice the target. Without a threshold it keeps the largest ones, up to its share of
+/// the target. NaN counts as largest, and among equals the lower position wins. O(sums).
 SparseVector KeepSparse(const SparseVector& sums, const SparseBalance& balance, uint64_t target,
                         int world);
 

@@ -1,12 +1,14 @@
-// A stage is two halves of a slot for each rank. Of block b, which is segment b of every chunk,
-// rank r puts what it has of chunk j into slot j of its half b % 2 and tells everyone ("shown");
-// rank j adds those up, puts the total into slot j of its own stage and tells everyone ("summed");
-// everyone takes the totals off.
+// A staging buffer has two halves, each with one slot for every rank. Block b consists of segment b
+// of every chunk. For each block, rank r copies its part of chunk j into slot j of its half b % 2
+// and sends everyone the message "shown". Rank j adds these contributions, copies the total into
+// slot j of its own buffer and sends everyone the message "summed". Then everyone copies the totals
+// out.
 //
-// No slot is written while somebody may still read it. Totals of block b from all ranks mean that
-// all have read contributions b. Contributions b + 2 from all, which a rank shows after it took
-// totals b, mean that all have read those. Likewise in the next operation: contributions leave the
-// own slots alone, and a rank shows some when it has done with the operation before.
+// No slot is written while another rank may still read it. When all ranks have announced the totals
+// of block b, all have read the contributions to b. When all have announced contributions to block
+// b + 2, which a rank does after it copied the totals of b, all have read those totals. The same
+// holds for the next operation: its contributions do not touch a rank's slot of totals, and a rank
+// announces them only when it has finished the operation before.
 
 #include "datapath/collective/staged_sum.h"
 
@@ -16,16 +18,17 @@
 namespace weir {
 namespace {
 
-// Below, messages that carry the lanes themselves take less time than two that say where they are.
+// For shorter sums, messages that carry the lanes take less time than the two messages needed here.
 constexpr size_t kStagedBytesMin = 64 << 10;
 constexpr size_t kCacheLineBytes = 64;
-// Tells the messages here from those of other ways to sum.
+// Distinguishes the messages here from those of other algorithms.
 constexpr uint32_t kFirstSlot = 0xD0000000;
 
-// From one slot of a stage to the next; the same for all operations, which follow one another.
+// The distance between two slots of a staging buffer. It is the same for all operations, because
+// the slots of one operation may still be read while the next one writes.
 size_t SlotStride(const Group& group) {
   const size_t slots = 2 * static_cast<size_t>(group.size());
-  const size_t equal = group.stages()->own.size() / slots / kCacheLineBytes * kCacheLineBytes;
+  const size_t equal = group.staging()->own.size() / slots / kCacheLineBytes * kCacheLineBytes;
   return std::min(equal, kStagedSlotBytesMax);
 }
 
@@ -37,7 +40,7 @@ class StagedPass {
  public:
   StagedPass(Group& group, const Lanes& lanes)
       : group_(group),
-        stages_(*group.stages()),
+        staging_(*group.staging()),
         lanes_(lanes),
         world_(group.size()),
         rank_(group.rank()),
@@ -82,16 +85,16 @@ class StagedPass {
   int Peer(int distance) const { return (rank_ + distance) % world_; }
 
   template <typename Byte>
-  std::span<Byte> Slot(std::span<Byte> stage, size_t block, int chunk, size_t bytes) const {
+  std::span<Byte> Slot(std::span<Byte> staging, size_t block, int chunk, size_t bytes) const {
     const size_t slot = (block % 2) * static_cast<size_t>(world_) + static_cast<size_t>(chunk);
-    return stage.subspan(slot * stride_, bytes);
+    return staging.subspan(slot * stride_, bytes);
   }
 
   Status Show(size_t block) {
     for (int distance = 1; distance < world_; ++distance) {
       const int chunk = Peer(distance);
       const std::span<const std::byte> part = partition_.Segment(chunk, block);
-      Copy(Slot(stages_.own, block, chunk, part.size()), part);
+      Copy(Slot(staging_.own, block, chunk, part.size()), part);
       group_.CountSent(part.size());
     }
     return Tell(&shown_at_[block]);
@@ -102,9 +105,9 @@ class StagedPass {
     for (int distance = 1; distance < world_; ++distance) {
       WEIR_RETURN_IF_ERROR(Await(distance, shown_at_[block]));
       if (sum.empty()) continue;
-      lanes_.accumulate(sum, Slot(stages_.of[Peer(distance)], block, rank_, sum.size()));
+      lanes_.accumulate(sum, Slot(staging_.of[Peer(distance)], block, rank_, sum.size()));
     }
-    Copy(Slot(stages_.own, block, rank_, sum.size()), sum);
+    Copy(Slot(staging_.own, block, rank_, sum.size()), sum);
     group_.CountSent(sum.size() * (static_cast<size_t>(world_) - 1));
     return Tell(&summed_at_[block]);
   }
@@ -114,13 +117,14 @@ class StagedPass {
       WEIR_RETURN_IF_ERROR(Await(distance, summed_at_[block]));
       const int peer = Peer(distance);
       const std::span<std::byte> total = partition_.Segment(peer, block);
-      Copy(total, Slot(stages_.of[peer], block, peer, total.size()));
+      Copy(total, Slot(staging_.of[peer], block, peer, total.size()));
     }
     return OkStatus();
   }
 
-  // *at: which message that is. All ranks send theirs in one order. The first says how many bytes
-  // are summed: others would be found where theirs are not.
+  // Sets *at to the number of the message. All ranks send their messages in the same order. The
+  // first one carries the number of bytes to sum, because ranks that disagree on it would look for
+  // each other's contributions in the wrong places.
   Status Tell(size_t* at) {
     *at = told_++;
     for (int distance = 1; distance < world_; ++distance) {
@@ -143,7 +147,7 @@ class StagedPass {
   }
 
   Group& group_;
-  const Stages& stages_;
+  const StagingBuffers& staging_;
   const Lanes& lanes_;
   const int world_, rank_;
   const size_t stride_;
@@ -160,7 +164,7 @@ class StagedPass {
 }  // namespace
 
 bool CanStage(const Group& group, const Lanes& lanes) {
-  return lanes.bytes.size() >= kStagedBytesMin && group.stages() != nullptr &&
+  return lanes.bytes.size() >= kStagedBytesMin && group.staging() != nullptr &&
          SlotStride(group) >= lanes.lane_bytes;
 }
 

@@ -10,6 +10,7 @@
 #include "datapath/collective/circulant.h"
 #include "datapath/collective/collective.h"
 #include "datapath/collective/staged_sum.h"
+#include "datapath/transport/options.h"
 
 namespace weir {
 namespace {
@@ -23,7 +24,7 @@ constexpr uint64_t kMessagesJob = 0x6D65737361676573;
 using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 
-// Kind, element type, operation or root, and size: what must be equal on all ranks.
+// The properties that must be equal on all ranks: kind, element type, operation or root, and size.
 uint64_t Identity(uint64_t kind, uint64_t type, uint64_t detail, size_t bytes) {
   return kind << 60 | (type & 0xF) << 56 | (detail & 0xFFFF) << 40 |
          (static_cast<uint64_t>(bytes) & ((uint64_t{1} << 40) - 1));
@@ -51,9 +52,9 @@ std::string AnyPort(const std::string& listen) {
 
 StatusOr<std::unique_ptr<Transport>> Listen(const CommunicatorOptions& options,
                                             const TransportAddress& listen, uint64_t purpose) {
-  WEIR_ASSIGN_OR_RETURN(const TransportFactory* const factory,
-                        Transports().Find(options.transport));
   TransportOptions transport;
+  WEIR_ASSIGN_OR_RETURN(const TransportFactory* const factory,
+                        ParseTransport(options.transport, &transport));
   transport.job = XXH3_64bits_withSeed(options.job.data(), options.job.size(), purpose);
   transport.rank = options.rank;
   transport.world = options.world;
@@ -153,7 +154,7 @@ void Communicator::Close() {
   messages_->Wake();
   if (collectives_thread_.joinable()) collectives_thread_.join();
   if (messages_thread_.joinable()) messages_thread_.join();
-  // A transport says farewell as it goes, which takes time: nobody waits for the mutex meanwhile.
+  // A transport sends its shutdown notice as it goes, which takes time: nobody waits for the mutex.
   std::unique_ptr<Transport> messages, collectives;
   {
     MutexLock lock(transports_mutex_);
@@ -283,7 +284,7 @@ Status Communicator::AllGather(ConstBytes own, Bytes all, Done done) {
                                   " bytes, found ", all.size(), " bytes"));
   }
   const auto run = [=, this](Group& group) -> Status {
-    if (own.empty()) return DisseminationBarrier(group);  // ranks that expect more find out
+    if (own.empty()) return DisseminationBarrier(group);  // ranks with another size fail in it
     Copy(own, all.subspan(static_cast<size_t>(rank()) * own.size(), own.size()));
     return CirculantAllGather(group, all, own.size());
   };
@@ -365,7 +366,7 @@ void Communicator::RunMessages() {
     }
   }
   (void)Caught([this] { point_to_point_->Leave(); });
-  // What is ordered after a failure is told so, until Close.
+  // Operations submitted after a failure get its error, until Close.
   while (std::optional<Order> order = orders_.Pop()) {
     (void)Caught([&] { order->message.done(point_to_point_->failure(), order->message.peer); });
   }

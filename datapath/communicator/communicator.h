@@ -25,8 +25,8 @@ namespace weir {
 struct CommunicatorOptions {
   std::string job;  // equal on all ranks, unlike that of any other communicator between them
   int rank = 0;
-  int world = 1;  // at most kPointToPointWorldMax
-  std::string transport = "auto";
+  int world = 1;                            // at most kPointToPointWorldMax
+  std::string transport = "auto";           // and its options, as ParseTransport takes them
   TransportAddress listen = "127.0.0.1:0";  // messages take any port of the same host
   Duration operation_timeout = std::chrono::seconds(60);
   Duration connect_timeout = std::chrono::seconds(60);
@@ -54,7 +54,7 @@ class Communicator {
   /// The other rank of a message; -1 for collectives.
   using Done = std::function<void(const Status& status, int peer)>;
 
-  /// Listens. kNotFound lists the transports; kInvalidArgument.
+  /// Listens. kNotFound lists the transports, or the options of the one named; kInvalidArgument.
   static StatusOr<std::unique_ptr<Communicator>> Create(CommunicatorOptions options);
   ~Communicator();
 

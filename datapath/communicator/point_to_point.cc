@@ -8,9 +8,9 @@
 namespace weir {
 namespace {
 
-constexpr uint64_t kBucket = 0x7032700000000000;  // stands where operations carry theirs
+constexpr uint64_t kBucket = 0x7032700000000000;  // in place of an operation's bucket
 constexpr uint32_t kControlSlot = 0, kPayloadSlot = 1;
-constexpr Duration kGoodbyeMax = std::chrono::milliseconds(200);
+constexpr Duration kShutdownNoticeMax = std::chrono::milliseconds(200);
 
 FrameHeader Header(uint32_t slot) {
   FrameHeader header;
@@ -126,7 +126,8 @@ Status PointToPoint::Serve(TimePoint until) {
   };
   for (int peer = 0; peer < transport_.world(); ++peer) {
     if (const Status status = Fill(peer); !status.ok()) return Fail(status);
-    // Sends first: who has all of a message may leave, and then it was sent.
+    // Sends come first. A peer may leave once it has received all of a message, and the message
+    // must then count as sent before the peer's departure is noticed.
     if (!peers_[peer].posted.empty()) add(peers_[peer].posted.front().ticket, peer);
   }
   const size_t sends = tickets_.size();
@@ -157,7 +158,7 @@ Status PointToPoint::Post(int peer, const Control& control) {
   return ticket.status();
 }
 
-// Hands the transport what waits for `peer`, controls before payloads.
+// Posts the frames that wait for `peer` to the transport, controls before payloads.
 Status PointToPoint::Fill(int peer) {
   Peer& to = peers_[peer];
   while (!to.unreachable && to.posted.size() < window_ &&
@@ -169,7 +170,7 @@ Status PointToPoint::Fill(int peer) {
     } else {
       status = PostSegment(peer);
     }
-    // The transport knows already that the peer left; its goodbye is about to be read.
+    // The transport already knows that the peer left; its shutdown notice is about to be read.
     if (status.code() == StatusCode::kUnavailable) to.unreachable = true;
     if (!status.ok() && !to.unreachable) return status;
   }
@@ -204,7 +205,7 @@ Status PointToPoint::OnSent(int peer) {
   return OkStatus();
 }
 
-// ---- what peers say
+// ---- frames from peers
 
 Status PointToPoint::PostControlReceive(int peer) {
   Peer& from = peers_[peer];
@@ -231,7 +232,7 @@ Status PointToPoint::OnReceive(int peer) {
   WEIR_RETURN_IF_ERROR(reader.Read(&control.id));
   WEIR_RETURN_IF_ERROR(reader.Read(&control.tag));
   WEIR_RETURN_IF_ERROR(reader.Read(&control.bytes));
-  if (kind < 1 || kind > static_cast<uint64_t>(Kind::kGoodbye)) {
+  if (kind < 1 || kind > static_cast<uint64_t>(Kind::kShutdownNotice)) {
     return DataLoss(StrCat("rank ", peer, " sent a control of kind ", kind, ", expected 1..5"));
   }
   control.kind = static_cast<Kind>(kind);
@@ -248,8 +249,8 @@ Status PointToPoint::OnControl(int peer, const Control& control) {
       return OnAnswer(peer, control);
     case Kind::kData:
       return OnData(peer, control);
-    case Kind::kGoodbye:
-      return OnGoodbye(peer);
+    case Kind::kShutdownNotice:
+      return OnShutdownNotice(peer);
   }
   return OkStatus();
 }
@@ -330,8 +331,9 @@ Status PointToPoint::OnPayload(int peer) {
   return PostControlReceive(peer);
 }
 
-// Messages that were only asked for or offered end; of what is half moved the rest will not come.
-Status PointToPoint::OnGoodbye(int peer) {
+// Ends the messages that a peer which left had only offered or was only asked for. A message that
+// was moved in part is an error, because its rest will not arrive.
+Status PointToPoint::OnShutdownNotice(int peer) {
   Peer& from = peers_[peer];
   from.departed = true;
   from.unreachable = true;
@@ -429,9 +431,10 @@ void PointToPoint::Leave() {
   failure_ = closed;
   EndAll(closed);
   for (int peer = 0; peer < transport_.world(); ++peer) {
-    if (peers_[peer].receive != 0) peers_[peer].controls.push_back({Kind::kGoodbye, 0, 0, 0});
+    if (peers_[peer].receive != 0)
+      peers_[peer].controls.push_back({Kind::kShutdownNotice, 0, 0, 0});
   }
-  const TimePoint end = RealClock().Now() + kGoodbyeMax;
+  const TimePoint end = RealClock().Now() + kShutdownNoticeMax;
   while (RealClock().Now() < end) {
     tickets_.clear();
     owners_.clear();

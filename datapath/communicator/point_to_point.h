@@ -1,7 +1,7 @@
 #pragma once
 // Messages with tags between pairs of ranks, over a transport of their own. A message is offered,
-// accepted once the receiver has a place for it, and then sent straight into that place, so nothing
-// is ever buffered: two ranks that send each other anything before they receive do not stand still.
+// accepted once the receiver has a buffer for it, and then sent straight into that buffer. Nothing
+// is buffered in between, and two ranks that send to each other before they receive do not block.
 // Bytes: proto/WIRE.md section 1, "Messages between two ranks". Protocol logic only: one thread.
 
 #include <array>
@@ -20,7 +20,7 @@ namespace weir {
 
 inline constexpr int kAnyRank = -1;
 inline constexpr int kPointToPointWorldMax = 1024;
-/// Messages of one rank that are under way, and offers of one peer that nobody has asked for.
+/// The bounds on messages of one rank under way, and on offers of one peer without a receive.
 inline constexpr size_t kMessagesMax = 4096;
 
 /// A message to send or to receive. `bytes` stays alive and, for sends, unchanged until `done`.
@@ -45,11 +45,11 @@ class PointToPoint {
   void Send(PointToPointMessage message);
   void Receive(PointToPointMessage message);
 
-  /// Serves the next thing that happens; returns also at the transport's Wake and at `until`. An
-  /// error ended every message and ends every later one.
+  /// Handles the next event. Returns also at the transport's Wake and at `until`. After an error
+  /// every message has ended, and later ones fail.
   Status Serve(TimePoint until);
 
-  /// What ended everything; OK while nothing has.
+  /// The error that ended all messages; OK while there is none.
   const Status& failure() const { return failure_; }
   /// Ends everything with `status` after an exception, which may have destroyed posted buffers.
   /// Once more where it throws itself.
@@ -62,7 +62,7 @@ class PointToPoint {
   static constexpr size_t kControlBytes = 32;
   static constexpr size_t kSegmentBytes = 1 << 20;
 
-  enum class Kind : uint8_t { kOffer = 1, kAccept, kRefuse, kData, kGoodbye };
+  enum class Kind : uint8_t { kOffer = 1, kAccept, kRefuse, kData, kShutdownNotice };
   struct Control {
     Kind kind = Kind::kOffer;
     uint64_t id = 0;  // the sender's number of the message
@@ -81,19 +81,19 @@ class PointToPoint {
     uint64_t finishes = 0;  // the message whose last bytes this is; 0: none
   };
   struct Peer {
-    bool departed = false;     // its goodbye was read
+    bool departed = false;     // its shutdown notice was read
     bool unreachable = false;  // nothing can be sent to it any more
     Ticket receive = 0;        // 0: none posted
     bool payload = false;      // `receive` is for message `arriving`
     uint64_t arriving = 0;
     size_t arriving_bytes = 0;
     std::array<std::byte, kControlBytes> control;
-    std::deque<Control> offers;         // not asked for yet, in order
+    std::deque<Control> offers;         // without a receive yet, in order
     std::map<uint64_t, Open> incoming;  // accepted, by the peer's id
     std::map<uint64_t, Open> outgoing;  // offered, by own id
-    std::deque<uint64_t> accepted;      // of them, those to be sent now
+    std::deque<uint64_t> accepted;      // those of `outgoing` to send now
     std::deque<Control> controls;       // to be posted
-    std::deque<Posted> posted;          // a deque: addresses stay
+    std::deque<Posted> posted;          // a deque, because addresses must not change
   };
 
   Status CheckOrder(const PointToPointMessage& message, bool sends) const;
@@ -112,7 +112,7 @@ class PointToPoint {
   Status OnAnswer(int peer, const Control& answer);
   Status OnData(int peer, const Control& data);
   Status OnPayload(int peer);
-  Status OnGoodbye(int peer);
+  Status OnShutdownNotice(int peer);
 
   Status CheckDeadlines(TimePoint now);
   Status Fail(const Status& status);
@@ -120,9 +120,9 @@ class PointToPoint {
 
   Transport& transport_;
   Status failure_;
-  size_t window_ = 0;  // frames to one peer in the transport's hands
+  size_t window_ = 0;  // frames to one peer that may be posted to the transport
   uint64_t issued_ = 0;
-  TimePoint earliest_ = TimePoint::max();  // no message's deadline is earlier
+  TimePoint earliest_ = TimePoint::max();  // a lower bound on all messages' deadlines
   size_t open_ = 0;
   std::vector<Peer> peers_;    // by rank; the own one unused
   std::deque<Open> receives_;  // unmatched, in order

@@ -40,7 +40,7 @@ Status Lane::Broken(const std::string& what) const {
 }
 
 Status Lane::OnMessage(std::span<const std::byte> message) {
-  if (departed_) return Broken("a message after its goodbye");
+  if (departed_) return Broken("a message after its shutdown notice");
   if (message.empty()) {
     departed_ = true;
     return OkStatus();

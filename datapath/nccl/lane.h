@@ -24,7 +24,7 @@ struct Frame {
 };
 
 /// A message between two lanes, over the control connection: a frame's header that announces it, a
-/// count of announced frames that may now be sent as one batch, or a goodbye.
+/// count of announced frames that may now be sent as one batch, or a shutdown notice.
 using Letter = std::vector<std::byte>;
 
 /// Frames of one direction are announced, matched with receives, cleared and moved in the order
@@ -61,13 +61,13 @@ class Lane {
 
   /// The device is at work.
   bool busy() const { return !leaving_.empty() || !arriving_.empty(); }
-  /// The peer said goodbye: nothing more will begin.
+  /// The peer sent a shutdown notice: nothing more will begin.
   bool departed() const { return departed_; }
   /// It did before it announced, or cleared, `frame`.
   bool CannotFinish(const Frame& frame) const;
   const std::string& name() const { return name_; }
 
-  static Letter Goodbye() { return {}; }
+  static Letter ShutdownNotice() { return {}; }
 
  private:
   Status Match();

@@ -87,9 +87,9 @@ class NcclTransport : public Transport {
 NcclTransport::~NcclTransport() {
   if (!connected_ || !failure_.ok()) return;
   for (auto& [peer, lane] : lanes_) {
-    if (!lane.departed()) (void)Tell(peer, Lane::Goodbye());
+    if (!lane.departed()) (void)Tell(peer, Lane::ShutdownNotice());
   }
-  // The control transport says its own farewell behind them.
+  // The control transport sends its own shutdown notice behind them.
 }
 
 // Every later call returns the first failure. The device lets go of all buffers at once.
@@ -265,8 +265,8 @@ Status NcclTransport::DriveLanes(bool* progress) {
 }
 
 // Moves what can be moved now; when that is nothing, until something may have happened, at most
-// until `until`. While the device is at work it is asked again and again: it rings no bell. False
-// when nothing happened.
+// until `until`. While the device is at work it is asked again and again, because it wakes nobody.
+// False when nothing happened.
 StatusOr<bool> NcclTransport::Turn(TimePoint until) {
   bool progress = false, busy = false;
   WEIR_RETURN_IF_ERROR(DriveLanes(&progress));

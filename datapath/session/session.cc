@@ -11,6 +11,7 @@
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
 #include "datapath/collective/primitives.h"
+#include "datapath/transport/options.h"
 
 namespace weir {
 namespace {
@@ -22,25 +23,19 @@ constexpr int kStepShift = 20;
 // The last index is that of the comparison of replicas.
 constexpr uint64_t kOperationsPerStepMax = (1u << (kStepShift - kIndexShift)) - 1;
 
-// Of dense sums without a plan where Transport::stages are there.
+// The collective of dense sums without a plan where there are staging buffers.
 constexpr std::string_view kStagedCollective = "mesh";
 
 StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
-  WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory, Transports().Find(options.transport));
   TransportOptions transport;
+  WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory,
+                        ParseTransport(options.transport, &transport));
   // Meshes of other epochs are other jobs to the transport: none takes a late caller of theirs.
   const uint64_t job = XXH3_64bits(options.job.data(), options.job.size());
   transport.job = options.epoch == 0 ? job : MixSeed(job, options.epoch);
   transport.rank = options.rank;
   transport.world = options.world;
   transport.listen = options.listen;
-  transport.congestion_control = options.congestion_control;
-  transport.busy_poll = options.busy_poll;
-  transport.connections = options.tcp_connections;
-  transport.pacing_bytes_per_s = options.tcp_pacing_bytes_per_s;
-  transport.zero_copy_bytes_min = options.tcp_zero_copy_bytes_min;
-  transport.checksums = options.tcp_checksums;
-  transport.event_loop = options.tcp_event_loop;
   transport.host_silence_min = options.operation_timeout_floor;
   return factory->Create(transport);
 }
@@ -66,10 +61,6 @@ Status Session::CheckOptions(const SessionOptions& options) {
   if (options.rank < 0 || options.rank >= options.world) {
     return InvalidArgument(
         StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
-  }
-  if (options.tcp_connections < 1 || options.tcp_connections > kConnectionsMax) {
-    return InvalidArgument(StrCat("tcp_connections: expected 1..", kConnectionsMax, ", found ",
-                                  options.tcp_connections));
   }
   if (options.encode_workers < 1 || options.encode_workers > kEncodeWorkersMax) {
     return InvalidArgument(StrCat("encode_workers: expected 1..", kEncodeWorkersMax, ", found ",
@@ -119,7 +110,7 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
           RealClock())),
       agent_(agent),
       activation_(options_.rank, options_.world, std::move(initial)),
-      patience_({options_.operation_timeout_floor, options_.operation_timeout}) {
+      adaptive_deadline_({options_.operation_timeout_floor, options_.operation_timeout}) {
   founder_ = options_.epoch == 0;
   stats_.epoch = options_.epoch;
   stats_.plan_version = activation_.active()->version;
@@ -156,8 +147,8 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
   addresses_ = addresses;
   CountMedia();
   const StatusOr<const Collective*> mesh = Collectives().Find(kStagedCollective);
-  sums_on_stages_ =
-      transport_->stages() != nullptr && mesh.ok() && options_.world <= (*mesh)->Traits().world_max;
+  sums_on_stages_ = transport_->staging() != nullptr && mesh.ok() &&
+                    options_.world <= (*mesh)->Traits().world_max;
   if (link_ != nullptr) link_->Start();
   return OkStatus();
 }
@@ -203,7 +194,8 @@ void Session::Close() {
   });
   if (link_ != nullptr) link_->Stop();
   if (failed_.load()) AbortTransport();
-  // The transport says goodbye: peers that are still in an operation keep what was sent to them.
+  // The transport sends a shutdown notice: peers that are still in an operation keep what was sent
+  // to them.
   std::unique_ptr<Transport> leaving;
   MutexLock lock(mutex_);
   stats_.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();

@@ -15,9 +15,9 @@
 #include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
 #include "datapath/plan/plan_activation.h"
+#include "datapath/session/adaptive_deadline.h"
 #include "datapath/session/aggregator_port.h"
 #include "datapath/session/bucket_table.h"
-#include "datapath/session/patience.h"
 #include "datapath/session/pipeline.h"
 #include "datapath/session/replicas.h"
 #include "datapath/session/telemetry.h"
@@ -29,29 +29,21 @@ struct SessionOptions {
   std::string job;
   int rank = 0;
   int world = 1;
-  std::string transport = "auto";
+  std::string transport = "auto";  // and its options, as ParseTransport takes them
   std::string listen = "127.0.0.1:0";
   std::string agent;  // empty: none
   std::string agent_token;
   std::string plan_file;  // empty: none
   Duration operation_timeout = std::chrono::seconds(60);
   Duration connect_timeout = std::chrono::seconds(60);
-  std::string congestion_control;
-  Duration busy_poll{};    // TransportOptions::busy_poll
   int encode_workers = 1;  // threads that encode, each another bucket; 1 to kEncodeWorkersMax
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
   bool measure_codecs = false;         // tell the controller CodecTimings()
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
-  Duration operation_timeout_floor = std::chrono::seconds(10);  // see Patience
-  uint64_t compare_every_steps =
-      kCompareEverySteps;  // see replicas.h; 0: never; equal on all ranks
-  uint64_t epoch = 0;      // of the mesh; above 0 it is one that was formed anew, see Connect
-  // TransportOptions::connections, pacing_bytes_per_s, zero_copy_bytes_min, checksums and
-  // event_loop.
-  int tcp_connections = 1;
-  uint64_t tcp_pacing_bytes_per_s = 0, tcp_zero_copy_bytes_min = 0;
-  bool tcp_checksums = true;
-  std::string tcp_event_loop = "epoll";
+  Duration operation_timeout_floor = std::chrono::seconds(10);  // see AdaptiveDeadline
+  // See replicas.h; 0: never; equal on all ranks.
+  uint64_t compare_every_steps = kCompareEverySteps;
+  uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
 };
 
 inline constexpr int kEncodeWorkersMax = 16;
@@ -262,13 +254,13 @@ class Session : public AgentHandler {
 
   // The network thread only (after Drain: the closing thread).
   bool transport_aborted_ = false;
-  Patience patience_;
+  AdaptiveDeadline adaptive_deadline_;
   uint64_t confirmed_step_ = UINT64_MAX;  // the residuals of the step before it are final
 
   // The caller's thread only.
   bool connected_ = false;
   std::vector<TransportAddress> addresses_;  // of every rank
-  bool sums_on_stages_ = false;              // Transport::stages
+  bool sums_on_stages_ = false;              // Transport::staging
   std::vector<int> nodes_;                   // of every rank; equal numbers share memory
   bool step_open_ = false;
   uint64_t next_step_ = 0;

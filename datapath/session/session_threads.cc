@@ -54,13 +54,16 @@ void Session::MoveOperation(Operation* op) {
 
 Status Session::RunOnNetwork(Operation& op) {
   const TimePoint begin = RealClock().Now();
-  const Duration allowed =
-      op.control ? patience_.Begin(op.step, 0, "replicas", begin)
-                 : patience_.Begin(op.step, op.bucket->key, PatienceKey(op.choice), begin);
+  const Duration allowed = op.control
+                               ? adaptive_deadline_.Begin(op.step, 0, "replicas", begin)
+                               : adaptive_deadline_.Begin(op.step, op.bucket->key,
+                                                          AdaptiveDeadlineKey(op.choice), begin);
   Status status = RunWithin(op, allowed);
-  if (status.ok() && (op.control || op.bucket->elements > 0)) patience_.Finish(RealClock().Now());
+  if (status.ok() && (op.control || op.bucket->elements > 0)) {
+    adaptive_deadline_.Finish(RealClock().Now());
+  }
   if (status.code() == StatusCode::kDeadlineExceeded) {
-    status = DeadlineExceeded(StrCat(Message(status), patience_.Explain()));
+    status = DeadlineExceeded(StrCat(Message(status), adaptive_deadline_.Explain()));
   }
   return status;
 }

@@ -100,7 +100,7 @@ class FaultTransport : public Transport {
     return inner_->WaitAny(tickets, deadline);
   }
 
-  const Stages* stages() const override { return inner_->stages(); }
+  const StagingBuffers* staging() const override { return inner_->staging(); }
   void Wake() override { inner_->Wake(); }
   void Abort(std::string_view reason) override { inner_->Abort(reason); }
   void Abandon(std::string_view reason) override { inner_->Abandon(reason); }

@@ -1,5 +1,5 @@
 #pragma once
-// A transport that misbehaves on purpose, around any other: late, lost and corrupt frames and a
+// A decorator that makes any transport misbehave on purpose: late, lost and corrupt frames and a
 // sudden death, drawn from a seed, so that a failure found once can be repeated.
 
 #include <cstdint>
@@ -23,14 +23,14 @@ struct FaultOptions {
   uint64_t seed = 0;
   int rank = -1;  // the faulty rank; -1: every rank
   PeerFaults every_peer;
-  std::map<int, PeerFaults> peers;       // instead of every_peer, by rank
-  uint64_t disconnect_after_frames = 0;  // so many frames to any peer, then a crash; 0: never
-  uint64_t drop_frame = 0;               // the one of that number, counted from 1; 0: none
+  std::map<int, PeerFaults> peers;       // by rank; replace every_peer
+  uint64_t disconnect_after_frames = 0;  // crash after so many frames to any peer; 0: never
+  uint64_t drop_frame = 0;               // the number of a frame to drop, from 1; 0: none
 };
 
 /// Makes transports of `inner` that follow `options`; `inner` outlives the factory and its
-/// transports. What happens to the n-th frame to a peer depends on (seed, rank, peer, n) alone. A
-/// delay keeps the posting thread waiting: it stands for a slow rank, not for a long wire.
+/// transports. The fault of the n-th frame to a peer depends on (seed, rank, peer, n) alone. A
+/// delay blocks the posting thread: it models a slow rank, not a long wire.
 std::unique_ptr<TransportFactory> MakeFaultFactory(const TransportFactory& inner,
                                                    FaultOptions options);
 

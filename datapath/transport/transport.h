@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "datapath/base/clock.h"
@@ -21,18 +22,30 @@ namespace weir {
 /// "mlx5_0:29500", or "mlx5_0/3:29500" with a GID index. The meaning belongs to the transport.
 using TransportAddress = std::string;
 
+struct TransportOptions;
+
+/// One option that can be written behind a transport's name, as in "tcp:connections=4".
+struct TransportOption {
+  std::string_view key;
+  std::string_view expected;  // the values that there are, for errors and documentation
+  std::string_view meaning;
+  /// Writes `value` into the options; false, and nothing is written, when it is not as expected.
+  bool (*parse)(std::string_view value, TransportOptions* options);
+};
+
 struct TransportTraits {
   std::string name;
   bool lossless = true;  // delivers every byte in order or reports failure
   bool crosses_hosts = true;
   bool needs_device = false;  // Create is kUnavailable, naming the device, where there is none
+  std::span<const TransportOption> options = {};  // all that ParseTransport takes behind the name
 };
 
 /// What fault injection does to one outgoing frame.
 enum class FrameFault : uint8_t {
   kNone,
   kCorrupt,     // the payload no longer matches its checksum on the wire
-  kDisconnect,  // every connection is cut without a farewell, as by a crash
+  kDisconnect,  // every connection is cut without a shutdown notice, as by a crash
 };
 
 struct TransportOptions {
@@ -59,10 +72,6 @@ struct TransportOptions {
   /// the network's own checks miss goes unseen, as in what Gloo and MPI send, and sending and
   /// receiving read every byte once less. Headers are always checked.
   bool checksums = true;
-  /// Likewise, and of what auto and shm wait for: "epoll", or "io_uring", which shows events in
-  /// memory, so that looking for news takes no system call; where there is none, Create fails and
-  /// says why.
-  std::string event_loop = "epoll";
   /// tcp, and what auto leaves on it: a host that answers neither data nor probes, whose process
   /// may be alive or not, is given up after ten of its usual round trips (smoothed plus four
   /// deviations), but not before this. Whoever waits notices, whatever the deadline. 0: the
@@ -77,7 +86,7 @@ inline constexpr int kConnectionsMax = 16;
 /// What the kernel or device knows of the path to one peer. Zero means unknown.
 struct PathSample {
   int peer = -1;
-  std::string medium = {};  // "tcp", "shm", "udp" or "verbs": what carries the bytes
+  std::string medium = {};  // "tcp", "shm" or "verbs": what carries the bytes
   double rtt_s = 0, rtt_min_s = 0, rtt_deviation_s = 0;
   double delivery_rate_bytes_per_s = 0;
   bool application_limited = true;  // the rate says nothing about the path
@@ -87,12 +96,12 @@ struct PathSample {
   uint64_t retransmits = 0;
 };
 
-/// Memory by which all ranks of a job on one host show bytes to each other: each writes its own
-/// stage and reads the others'. Equal sizes, whole pages. When to write and read is told by
-/// messages, which order memory, too.
-struct Stages {
+/// Shared memory through which all ranks of a job on one host pass bytes to each other: each rank
+/// writes its own staging buffer and reads the others'. All have the same size, in whole pages.
+/// Messages say when a buffer may be written and read; they order memory accesses, too.
+struct StagingBuffers {
   std::span<std::byte> own;
-  std::vector<std::span<const std::byte>> of;  // by rank; the own one may be read there, too
+  std::vector<std::span<const std::byte>> of;  // by rank; includes the own one
 };
 
 /// A posted operation. 0 is never issued.
@@ -101,8 +110,8 @@ using Ticket = uint64_t;
 /// One rank's end of a full mesh. Data calls come from one thread at a time; Samples, Interrupt and
 /// Wake are thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay
 /// untouched by the caller and alive until their ticket was waited for, Abort returned or the
-/// transport was closed. A failure alone does not free them: the farewell to the peers, which Abort
-/// or else the destructor sends, first ends a frame that is half out.
+/// transport was closed. A failure alone does not free them: the shutdown notice to the peers,
+/// which Abort or else the destructor sends, first ends a frame that is half out.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -144,7 +153,7 @@ class Transport {
 
   /// Null where there are none, which is the same on all ranks. Valid once connected, as long as
   /// the transport lives, whatever becomes of its peers.
-  virtual const Stages* stages() const { return nullptr; }
+  virtual const StagingBuffers* staging() const { return nullptr; }
 
   /// Tells every live peer that this rank fails the current operation, best effort and bounded by
   /// 200 ms, so that they can name the guilty rank, then fails the transport locally.
@@ -162,7 +171,7 @@ class Transport {
   virtual std::vector<PathSample> Samples() const = 0;
 
   /// Bytes handed to the network or to peers' memory by messages since Connect, headers included;
-  /// what ranks show on stages is not counted. Thread-safe.
+  /// what ranks pass through staging buffers is not counted. Thread-safe.
   virtual uint64_t bytes_sent() const = 0;
 };
 

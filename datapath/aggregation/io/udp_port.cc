@@ -37,6 +37,18 @@ void SetBuffer(int fd, int forced, int polite, int bytes) {
   setsockopt(fd, SOL_SOCKET, polite, &bytes, sizeof bytes);
 }
 
+// The size of the datagrams that the kernel joined into this received one (GRO); 0: it is a single
+// one.
+size_t JoinedSegmentBytes(msghdr& message) {
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_UDP || c->cmsg_type != UDP_GRO) continue;
+    int segment = 0;
+    std::memcpy(&segment, CMSG_DATA(c), sizeof segment);
+    return segment > 0 ? static_cast<size_t>(segment) : 0;
+  }
+  return 0;
+}
+
 }  // namespace
 
 // What accompanies a message: the size of the pieces that a row was joined from or is cut into.
@@ -159,7 +171,7 @@ bool UdpPort::Receive(const Sink& sink) {
     std::span<const std::byte> bytes(slots_.data() + static_cast<size_t>(i) * slot_bytes_,
                                      in.messages[i].msg_len);
     bytes_received += bytes.size();
-    const size_t segment = mesh::JoinedSegmentBytes(message);
+    const size_t segment = JoinedSegmentBytes(message);
     const SourceAddress from = ToSourceAddress(in.from[i]);
     do {  // an empty datagram is one, too
       const size_t size = segment == 0 ? bytes.size() : std::min(segment, bytes.size());

@@ -68,16 +68,9 @@ class Options(ctypes.Structure):
         ("plan_file", ctypes.c_char_p),
         ("operation_timeout_s", ctypes.c_double),
         ("connect_timeout_s", ctypes.c_double),
-        ("congestion_control", ctypes.c_char_p),
-        ("busy_poll_s", ctypes.c_double),
         ("operation_timeout_floor_s", ctypes.c_double),
         ("epoch", ctypes.c_uint64),
         ("encode_workers", ctypes.c_int32),
-        ("tcp_connections", ctypes.c_int32),
-        ("tcp_pacing_bytes_per_s", ctypes.c_uint64),
-        ("tcp_zero_copy_bytes_min", ctypes.c_uint64),
-        ("tcp_event_loop", ctypes.c_char_p),
-        ("tcp_unchecked", ctypes.c_int32),
         ("compare_every_steps", ctypes.c_int32),
     ]
 

@@ -29,17 +29,12 @@ Environment, where attach() is not told otherwise:
   WEIR_JOB                 name of the run (else TORCHELASTIC_RUN_ID, else "training")
   WEIR_LISTEN              host:port of this rank's datapath; port 0: any
   WEIR_PEERS               comma-separated host:port of all ranks, in rank order: no store is needed
-  WEIR_TRANSPORT           auto (shared memory within a node, else TCP), shm or tcp; default auto
-  WEIR_CONGESTION_CONTROL  TCP congestion control of the datapath
+  WEIR_TRANSPORT           auto (shared memory within a node, else TCP), shm or tcp, and options of it:
+                           auto:connections=4,pacing=100M (weir.h lists them); default auto
   WEIR_TIMEOUT_S           deadline of one collective, default 60
   WEIR_ENCODE_WORKERS      threads that encode, each another bucket, at most 16; default 1
   WEIR_COMPARE_EVERY_STEPS steps after which ranks compare what was delivered; default 64, -1: never
   WEIR_COMPARE_PARAMETERS  1: compare the parameters of the model, too (CPU; equal hardware only)
-  WEIR_TCP_CONNECTIONS     TCP connections for each pair of ranks, at most 16, equal on all; default 1
-  WEIR_TCP_PACING_BYTES_PER_S   the kernel sends at most so much to one peer; default: no limit
-  WEIR_TCP_ZERO_COPY_BYTES_MIN  frames of so many bytes leave without a copy; default: none
-  WEIR_TCP_EVENT_LOOP      epoll or, where build and kernel have it, io_uring; default epoll
-  WEIR_TCP_UNCHECKED       1: what this rank sends to other hosts has TCP's checksums alone
 """
 import atexit
 import os
@@ -59,8 +54,6 @@ from weir.session import Session
 _DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
            torch.bfloat16: _lib.BFLOAT16}
 CONNECT_TIMEOUT_S = 60.0
-TCP_OPTIONS = ("tcp_connections", "tcp_pacing_bytes_per_s", "tcp_zero_copy_bytes_min",
-               "tcp_unchecked")
 _attached = weakref.WeakSet()
 _attach_count = 0
 _said = set()
@@ -109,8 +102,7 @@ class DDPState:
 
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
                  plan_file=None, peers=None, listen=None, operation_timeout_s=None,
-                 congestion_control=None, transport=None, scaler=None, encode_workers=None,
-                 join=None):
+                 transport=None, scaler=None, encode_workers=None, join=None):
         environment = os.environ.get
         module = getattr(model, "module", model)
         self._module = weakref.ref(module)
@@ -144,11 +136,8 @@ class DDPState:
             transport=transport or environment("WEIR_TRANSPORT"),
             operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            congestion_control=congestion_control or environment("WEIR_CONGESTION_CONTROL"),
             encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
-            compare_every_steps=int(environment("WEIR_COMPARE_EVERY_STEPS", "0")),
-            tcp_event_loop=environment("WEIR_TCP_EVENT_LOOP"),
-            **{name: int(environment(f"WEIR_{name.upper()}", "0")) for name in TCP_OPTIONS})
+            compare_every_steps=int(environment("WEIR_COMPARE_EVERY_STEPS", "0")))
         self.session = join(job, options) if join else self._join(job, options, peers)
         self.rank, self.world = self.session.rank, self.session.world
         _attached.add(self)

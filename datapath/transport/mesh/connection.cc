@@ -16,7 +16,7 @@ Connection::Connection(int self, int peer, const TransportAddress& address, Byte
                        bool checks_payload)
     : Peer(self, peer, address, checks_payload && stream.checks_payload()),
       stream_(stream),
-      stage_(kStageBytes) {}
+      look_ahead_(kLookAheadBytes) {}
 
 void Connection::OnEvents(uint32_t events) {
   events = stream_.OnEvents(events);
@@ -33,7 +33,7 @@ Status Connection::Drive(TimePoint now, bool* progress, std::atomic<uint64_t>* s
     stream_.TurnEnds();
     return status;
   }
-  // A frame without payload is whole once its header was read, with nothing staged behind it.
+  // A frame without payload is whole once its header was read, with no bytes buffered behind it.
   if (!in().empty() && (staged() > 0 || in().in_frame())) return Consume();
   return OkStatus();
 }
@@ -86,13 +86,13 @@ Status Connection::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t
   return OkStatus();
 }
 
-Status Connection::QueueFarewell(std::string_view text) {
+Status Connection::QueueShutdownNotice(std::string_view text) {
   out().ForgetAllButHalfSent();
-  farewell_text_ = text.substr(0, kAbortTextMax);
-  farewell_ = Operation();
-  farewell_.header.type = FrameType::kAbort;
-  farewell_.payload = std::as_bytes(std::span(farewell_text_));
-  PostSend(&farewell_);
+  shutdown_notice_text_ = text.substr(0, kAbortTextMax);
+  shutdown_notice_ = Operation();
+  shutdown_notice_.header.type = FrameType::kAbort;
+  shutdown_notice_.payload = std::as_bytes(std::span(shutdown_notice_text_));
+  PostSend(&shutdown_notice_);
   return OkStatus();
 }
 
@@ -138,7 +138,7 @@ Status Connection::ReadOnce(size_t* bytes) {
   int count = 0;
   size_t wanted = 0;
   bool look_ahead = true;
-  if (in().aimed()) {  // the stage is empty: Consume used it up
+  if (in().aimed()) {  // the look-ahead buffer is empty: Consume used it up
     const size_t piece = std::min(in().rest(), kPieceBytes);
     look_ahead = piece == in().rest();
     parts[count++] = {in().room(), piece};
@@ -146,13 +146,13 @@ Status Connection::ReadOnce(size_t* bytes) {
   }
   const size_t direct = wanted;
   if (look_ahead) {
-    if (stage_begin_ > 0) {
-      std::memmove(stage_.data(), stage_.data() + stage_begin_, staged());
-      stage_end_ -= stage_begin_;
-      stage_begin_ = 0;
+    if (look_ahead_begin_ > 0) {
+      std::memmove(look_ahead_.data(), look_ahead_.data() + look_ahead_begin_, staged());
+      look_ahead_end_ -= look_ahead_begin_;
+      look_ahead_begin_ = 0;
     }
-    parts[count++] = {stage_.data() + stage_end_, stage_.size() - stage_end_};
-    wanted += stage_.size() - stage_end_;
+    parts[count++] = {look_ahead_.data() + look_ahead_end_, look_ahead_.size() - look_ahead_end_};
+    wanted += look_ahead_.size() - look_ahead_end_;
   }
   const ssize_t n = stream_.Read(std::span(parts, static_cast<size_t>(count)));
   if (n <= 0) {
@@ -163,7 +163,7 @@ Status Connection::ReadOnce(size_t* bytes) {
   // A short read means an empty socket, unless the stream's end waits behind it.
   if (*bytes < wanted && !hung_up_) readable_ = false;
   in().Advance(std::min(*bytes, direct));
-  stage_end_ += *bytes - std::min(*bytes, direct);
+  look_ahead_end_ += *bytes - std::min(*bytes, direct);
   return OkStatus();
 }
 
@@ -184,13 +184,13 @@ Status Connection::Consume() {
 
 Status Connection::ConsumeHeader(bool* more) {
   if (staged() < kFrameHeaderBytes) return OkStatus();
-  const std::span<const std::byte, kFrameHeaderBytes> bytes(stage_.data() + stage_begin_,
+  const std::span<const std::byte, kFrameHeaderBytes> bytes(look_ahead_.data() + look_ahead_begin_,
                                                             kFrameHeaderBytes);
   const StatusOr<FrameHeader> header = in().Decode(bytes);
   if (!header.ok()) return header.status();
-  if (said_goodbye_) return in().Corrupt("a frame after its goodbye");
+  if (read_shutdown_notice_) return in().Corrupt("a frame after its shutdown notice");
   WEIR_RETURN_IF_ERROR(in().Check(*header));
-  stage_begin_ += kFrameHeaderBytes;
+  look_ahead_begin_ += kFrameHeaderBytes;
   in().Begin(*header);
   *more = true;
   return OkStatus();
@@ -201,8 +201,8 @@ Status Connection::ConsumePayload(bool* more) {
   if (!in().aimed()) return OkStatus();
   const size_t copy = std::min(staged(), in().rest());
   if (copy > 0) {
-    std::memcpy(in().room(), stage_.data() + stage_begin_, copy);
-    stage_begin_ += copy;
+    std::memcpy(in().room(), look_ahead_.data() + look_ahead_begin_, copy);
+    look_ahead_begin_ += copy;
     in().Advance(copy);
   }
   return in().Conclude(more);
@@ -211,9 +211,10 @@ Status Connection::ConsumePayload(bool* more) {
 Status Connection::ConsumeAbort(bool* more) {
   const FrameHeader& header = in().header();
   if (staged() < header.payload_bytes) return OkStatus();
-  const std::span<const std::byte> text(stage_.data() + stage_begin_, header.payload_bytes);
+  const std::span<const std::byte> text(look_ahead_.data() + look_ahead_begin_,
+                                        header.payload_bytes);
   WEIR_RETURN_IF_ERROR(in().ReadAbort(header, text));
-  said_goodbye_ = true;
+  read_shutdown_notice_ = true;
   Depart();
   in().End();
   *more = true;
@@ -223,40 +224,41 @@ Status Connection::ConsumeAbort(bool* more) {
 // ---- the end of the stream
 
 // Reads everything up to the end of the stream, which has already arrived, so its size is bounded
-// by the socket's buffer. Frames of a peer that left in order wait in the stage for their receives.
+// by the socket's buffer. Frames of a peer that left in order wait in the look-ahead buffer for
+// their receives.
 Status Connection::Drain() {
   while (!ended_) {
-    if (stage_.size() - stage_end_ < kStageBytes) {
+    if (look_ahead_.size() - look_ahead_end_ < kLookAheadBytes) {
       if (staged() > kDrainBytesMax) return OnEnd(ENOBUFS);
-      stage_.resize(stage_.size() * 2);
+      look_ahead_.resize(look_ahead_.size() * 2);
     }
-    const iovec part = {stage_.data() + stage_end_, stage_.size() - stage_end_};
+    const iovec part = {look_ahead_.data() + look_ahead_end_, look_ahead_.size() - look_ahead_end_};
     const ssize_t n = stream_.Read(std::span(&part, 1));
     if (n == -EAGAIN) {
       readable_ = false;
       return OkStatus();
     }
     if (n <= 0) return OnEnd(static_cast<int>(-n));
-    stage_end_ += static_cast<size_t>(n);
+    look_ahead_end_ += static_cast<size_t>(n);
   }
   return OkStatus();
 }
 
-// Walks the staged frames to the last one: was it a goodbye, or a reason?
+// Scans the buffered frames up to the last one, to learn whether the peer left in order or why.
 Status Connection::FindEnd() {
-  size_t at = stage_begin_;
+  size_t at = look_ahead_begin_;
   if (in().in_frame()) at += in().rest();
-  while (at <= stage_end_ && stage_end_ - at >= kFrameHeaderBytes) {
-    const std::span<const std::byte, kFrameHeaderBytes> bytes(stage_.data() + at,
+  while (at <= look_ahead_end_ && look_ahead_end_ - at >= kFrameHeaderBytes) {
+    const std::span<const std::byte, kFrameHeaderBytes> bytes(look_ahead_.data() + at,
                                                               kFrameHeaderBytes);
     WEIR_ASSIGN_OR_RETURN(const FrameHeader header, in().Decode(bytes));
     at += kFrameHeaderBytes;
-    if (header.type == FrameType::kAbort && stage_end_ - at >= header.payload_bytes) {
-      const std::span<const std::byte> text(stage_.data() + at, header.payload_bytes);
+    if (header.type == FrameType::kAbort && look_ahead_end_ - at >= header.payload_bytes) {
+      const std::span<const std::byte> text(look_ahead_.data() + at, header.payload_bytes);
       WEIR_RETURN_IF_ERROR(in().ReadAbort(header, text));
-      if (at != stage_end_) return in().Corrupt("a frame after its goodbye");
+      if (at != look_ahead_end_) return in().Corrupt("a frame after its shutdown notice");
       Depart();
-      stage_end_ -= kFrameHeaderBytes;
+      look_ahead_end_ -= kFrameHeaderBytes;
       return OkStatus();
     }
     at += header.payload_bytes;
@@ -266,14 +268,14 @@ Status Connection::FindEnd() {
 
 // Behind a payload that is lost there may still be why the peer left. Other frames are passed over.
 Status Connection::FindReason() {
-  std::vector<std::byte> bytes(kStageBytes);
+  std::vector<std::byte> bytes(kLookAheadBytes);
   size_t end = 0, skip = 0, read = 0;
   while (read < kDrainBytesMax) {
     const iovec part = {bytes.data() + end, bytes.size() - end};
     const ssize_t n = stream_.Read(std::span(&part, 1));
     if (n == -ECONNRESET) {  // the frame ends where its payload is lost
       end = skip = 0;
-      read += kStageBytes;  // a bound on these, too
+      read += kLookAheadBytes;  // a bound on these, too
       continue;
     }
     if (n <= 0) break;

@@ -35,7 +35,7 @@ class Connection : public Peer {
   Status TryReceive(TimePoint now, bool* progress);
 
   /// Keeps a send that is half out.
-  Status QueueFarewell(std::string_view text) override;
+  Status QueueShutdownNotice(std::string_view text) override;
   bool flushed() const override { return (out().empty() && !out().holds()) || broken_; }
   bool CannotFinish(const Operation& op) const override {
     return op.send ? broken_ : departed() && staged() == 0 && !in().in_frame();
@@ -59,13 +59,13 @@ class Connection : public Peer {
   ByteStream& stream() { return stream_; }
 
  private:
-  static constexpr size_t kStageBytes = 8192;       // look-ahead: small messages need one read
+  static constexpr size_t kLookAheadBytes = 8192;   // look-ahead: small messages need one read
   static constexpr size_t kPieceBytes = 256 << 10;  // checksummed while in the L2 cache
   static constexpr size_t kTurnBytes = 1 << 20;     // then another peer's turn
   static constexpr size_t kDrainBytesMax = 64 << 20;
   static constexpr int kBatchFrames = 16;
 
-  size_t staged() const { return stage_end_ - stage_begin_; }
+  size_t staged() const { return look_ahead_end_ - look_ahead_begin_; }
   // Not when the next payload waits for its receive: back-pressure belongs to the medium.
   bool WantsBytes() const {
     return !ended_ && !(in().in_frame() && in().header().type == FrameType::kData && in().empty());
@@ -78,7 +78,8 @@ class Connection : public Peer {
   }
   bool CanWrite() { return !broken_ && (writable_ = writable_ || stream_.Writable()); }
   Status DriveReceive(TimePoint now, bool* progress);
-  /// One read into the posted buffer and the stage; *bytes 0 means end of stream or nothing there.
+  /// One read into the posted buffer and the look-ahead buffer; *bytes 0 means end of stream or
+  /// nothing there.
   Status ReadOnce(size_t* bytes);
   Status Consume();
   Status ConsumeHeader(bool* more);
@@ -91,16 +92,16 @@ class Connection : public Peer {
 
   ByteStream& stream_;
   bool readable_ = true, writable_ = true;
-  bool hung_up_ = false;       // the kernel saw the end of the stream, perhaps behind unread data
-  bool ended_ = false;         // and so did we
-  bool broken_ = false;        // sending failed
-  bool suspected_ = false;     // the host was silent when it was looked at last
-  bool said_goodbye_ = false;  // read in its place in the stream
-  Operation farewell_;
-  std::string farewell_text_;
+  bool hung_up_ = false;    // the kernel saw the end of the stream, perhaps behind unread data
+  bool ended_ = false;      // and so did we
+  bool broken_ = false;     // sending failed
+  bool suspected_ = false;  // the host was silent when it was looked at last
+  bool read_shutdown_notice_ = false;  // read in its place in the stream
+  Operation shutdown_notice_;
+  std::string shutdown_notice_text_;
 
-  std::vector<std::byte> stage_;
-  size_t stage_begin_ = 0, stage_end_ = 0;
+  std::vector<std::byte> look_ahead_;
+  size_t look_ahead_begin_ = 0, look_ahead_end_ = 0;
 };
 
 }  // namespace weir::mesh

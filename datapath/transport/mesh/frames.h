@@ -85,8 +85,8 @@ class FrameReceiver {
   StatusOr<FrameHeader> Decode(std::span<const std::byte, kFrameHeaderBytes> bytes) const;
   /// kDataLoss: a header that this peer may not send here.
   Status Check(const FrameHeader& header) const;
-  /// Reads the text of an abort frame. OK: it is a goodbye; kUnavailable: the peer's reason;
-  /// kDataLoss: corrupt.
+  /// Reads the text of an abort frame. OK: it is a shutdown notice; kUnavailable: the peer's
+  /// reason; kDataLoss: corrupt.
   Status ReadAbort(const FrameHeader& header, std::span<const std::byte> text) const;
 
   /// The payload of `header`, which was checked, comes next.

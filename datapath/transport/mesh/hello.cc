@@ -34,11 +34,11 @@ std::vector<std::byte> EncodeAbort(int rank, std::string_view text) {
 }
 
 std::vector<std::byte> EncodeHello(const Hello& hello) {
-  WEIR_CHECK(hello.door.empty() || hello.door.size() == kDoorBytes);
+  WEIR_CHECK(hello.rendezvous.empty() || hello.rendezvous.size() == kRendezvousNameBytes);
   WEIR_CHECK(hello.connection < hello.connections);
   const bool several = hello.connections > 1;
   std::vector<std::byte> payload(kHelloBytes + (several ? kConnectionBytes : 0) +
-                                 hello.door.size());
+                                 hello.rendezvous.size());
   ByteWriter writer(payload);
   writer.Write(hello.job);
   writer.Write(hello.rank);
@@ -49,18 +49,18 @@ std::vector<std::byte> EncodeHello(const Hello& hello) {
     writer.Write(hello.connections);
     writer.Write(hello.connection);
   }
-  writer.WriteBytes(std::as_bytes(std::span(hello.door)));
+  writer.WriteBytes(std::as_bytes(std::span(hello.rendezvous)));
   WEIR_CHECK(writer.ok() && writer.offset() == payload.size());
   return EncodeFrame(FrameType::kHello, static_cast<int>(hello.rank), payload);
 }
 
 StatusOr<Hello> DecodeHello(std::span<const std::byte> payload) {
   const size_t more = payload.size() - kHelloBytes;  // far too many for a payload that is too short
-  const bool several = more == kConnectionBytes || more == kConnectionBytes + kDoorBytes;
-  if (more != 0 && more != kDoorBytes && !several) {
+  const bool several = more == kConnectionBytes || more == kConnectionBytes + kRendezvousNameBytes;
+  if (more != 0 && more != kRendezvousNameBytes && !several) {
     return DataLoss(StrCat("hello: expected ", kHelloBytes, " bytes, ", kConnectionBytes, ", ",
-                           kDoorBytes, " or ", kConnectionBytes + kDoorBytes, " more, found ",
-                           payload.size()));
+                           kRendezvousNameBytes, " or ", kConnectionBytes + kRendezvousNameBytes,
+                           " more, found ", payload.size()));
   }
   ByteReader reader(payload);
   Hello hello;
@@ -76,8 +76,8 @@ StatusOr<Hello> DecodeHello(std::span<const std::byte> payload) {
       return DataLoss(StrCat("hello: connection ", hello.connection, " of ", hello.connections));
     }
   }
-  const std::span<const std::byte> door = reader.rest();
-  hello.door.assign(reinterpret_cast<const char*>(door.data()), door.size());
+  const std::span<const std::byte> rendezvous = reader.rest();
+  hello.rendezvous.assign(reinterpret_cast<const char*>(rendezvous.data()), rendezvous.size());
   return hello;
 }
 

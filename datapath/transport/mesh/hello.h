@@ -16,13 +16,13 @@ struct Hello {
   uint64_t job = 0;
   uint32_t rank = 0;
   uint32_t world = 0;
-  uint32_t expected_peer = 0;  // UINT32_MAX: the sender accepted and cannot know
-  uint32_t node = 0;           // which memory the sender could share; 0: it does not
-  std::string door = {};       // where to ask for it, 16 bytes; only in answers, else empty
-  uint16_t connections = 1;    // per pair of ranks, as the sender wants it
-  uint16_t connection = 0;     // which of them this is
+  uint32_t expected_peer = 0;   // UINT32_MAX: the sender accepted and cannot know
+  uint32_t node = 0;            // which memory the sender could share; 0: it does not
+  std::string rendezvous = {};  // where to ask for it, 16 bytes; only in answers, else empty
+  uint16_t connections = 1;     // per pair of ranks, as the sender wants it
+  uint16_t connection = 0;      // which of them this is
 };
-inline constexpr size_t kDoorBytes = 16;
+inline constexpr size_t kRendezvousNameBytes = 16;
 
 /// A whole frame of `type`.
 std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload);

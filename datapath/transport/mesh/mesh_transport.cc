@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 constexpr int kWorldMax = 65535;  // FrameHeader::source_rank
 }  // namespace
 
-StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options, std::string_view event_loop) {
+StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
   if (options.world < 1 || options.world > kWorldMax) {
     return InvalidArgument(StrCat("world: expected 1..", kWorldMax, ", found ", options.world));
   }
@@ -25,7 +25,7 @@ StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options, std::string_v
   parts.options = options;
   parts.wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!parts.wake) return Unavailable(StrCat("eventfd: ", ErrorText(errno)));
-  WEIR_ASSIGN_OR_RETURN(parts.events, MakeEventSet(event_loop));
+  WEIR_ASSIGN_OR_RETURN(parts.events, MakeEventSet());
   // Never read off: every write is one wake-up.
   WEIR_RETURN_IF_ERROR(parts.events->Add(parts.wake.get(), EPOLLIN | EPOLLET, kWakeIndex));
   return parts;
@@ -185,8 +185,8 @@ void MeshTransport::Ring() {
 // ---- ending
 
 void MeshTransport::Abort(std::string_view reason) {
-  if (connected_ && !said_farewell_) {
-    SendFarewell(reason.empty() ? "aborted without a reason" : reason, kFarewellMax);
+  if (connected_ && !sent_shutdown_notice_) {
+    SendShutdownNotice(reason.empty() ? "aborted without a reason" : reason, kShutdownNoticeMax);
   }
   (void)Fail(Aborted(StrCat("rank ", rank(), " aborted: ", reason)));
 }
@@ -202,29 +202,30 @@ void MeshTransport::Abandon(std::string_view reason) {
   (void)Fail(Aborted(StrCat("rank ", rank(), " aborted: ", reason)));
 }
 
-void MeshTransport::SendFarewell(std::string_view text, Duration bound) {
-  said_farewell_ = true;
+void MeshTransport::SendShutdownNotice(std::string_view text, Duration bound) {
+  sent_shutdown_notice_ = true;
   const TimePoint deadline = RealClock().Now() + bound;
   for (int r = 0; r < world(); ++r) {
-    // An error means that this peer needs no farewell any more.
-    if (peer(r) != nullptr) (void)peer(r)->QueueFarewell(text);
+    // An error means that this peer needs no shutdown notice any more.
+    if (peer(r) != nullptr) (void)peer(r)->QueueShutdownNotice(text);
   }
   for (;;) {
     const TimePoint now = RealClock().Now();
     bool flushed = true, progress = false;
-    DriveFarewell(now, &progress);
+    DriveShutdownNotice(now, &progress);
     for (int r = 0; r < world(); ++r) flushed &= peer(r) == nullptr || peer(r)->flushed();
     if (flushed || now >= deadline) break;
     if (progress) continue;
-    if (!RestInFarewell(std::min<Duration>(deadline - now, milliseconds(10))).ok()) break;
+    if (!RestInShutdownNotice(std::min<Duration>(deadline - now, milliseconds(10))).ok()) break;
   }
   EndSending();
 }
 
 bool MeshTransport::Leave(Duration orderly_max) {
   if (!connected_) return false;
-  if (!said_farewell_) {
-    SendFarewell(orderly() ? "" : Message(failure_), orderly() ? orderly_max : kFarewellMax);
+  if (!sent_shutdown_notice_) {
+    SendShutdownNotice(orderly() ? "" : Message(failure_),
+                       orderly() ? orderly_max : kShutdownNoticeMax);
   }
   return true;
 }

@@ -15,7 +15,7 @@
 
 namespace weir::mesh {
 
-inline constexpr Duration kFarewellMax = std::chrono::milliseconds(200);
+inline constexpr Duration kShutdownNoticeMax = std::chrono::milliseconds(200);
 
 /// What a transport has before it is connected.
 struct MeshParts {
@@ -26,9 +26,8 @@ struct MeshParts {
 };
 
 /// Checks rank and world and makes the set of events; the address is left to whoever listens.
-/// kInvalidArgument, kUnavailable, kUnimplemented.
-StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options,
-                                  std::string_view event_loop = "epoll");
+/// kInvalidArgument, kUnavailable.
+StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options);
 
 /// The data of `wake`, whose events say nothing by themselves.
 inline constexpr uint64_t kWakeIndex = UINT32_MAX;
@@ -67,25 +66,25 @@ class MeshTransport : public Transport {
   /// happened, at most until `deadline`.
   virtual Status Rest(const Operation* awaited, TimePoint now, TimePoint deadline,
                       bool progress) = 0;
-  /// Moves what is still to be sent. Errors mean that a peer needs no farewell any more.
-  virtual void DriveFarewell(TimePoint now, bool* progress) = 0;
+  /// Moves what is still to be sent. Errors mean that a peer needs no shutdown notice any more.
+  virtual void DriveShutdownNotice(TimePoint now, bool* progress) = 0;
   /// Until more can be sent, about. An error gives up.
-  virtual Status RestInFarewell(Duration timeout) = 0;
+  virtual Status RestInShutdownNotice(Duration timeout) = 0;
   /// Tells the peers that nothing more will be sent.
   virtual void EndSending() = 0;
   /// Forgets all peers at once, as a crash would.
   virtual void Disconnect() = 0;
 
-  /// Says farewell to all peers that there are, at most for `bound`; an empty text says goodbye.
-  /// Best effort; afterwards nothing can be sent.
-  void SendFarewell(std::string_view text, Duration bound);
-  /// For destructors, before what the hooks need is gone: a farewell if there was none, at most
-  /// for `orderly_max` when nothing failed. True when there are peers.
+  /// Sends a shutdown notice to all connected peers, for at most `bound`; with an empty text it is
+  /// an orderly one. Best effort; afterwards nothing can be sent.
+  void SendShutdownNotice(std::string_view text, Duration bound);
+  /// For destructors, before what the hooks need is gone: a shutdown notice if there was none, at
+  /// most for `orderly_max` when nothing failed. True when there are peers.
   bool Leave(Duration orderly_max);
 
   const TransportOptions& options() const { return options_; }
   bool orderly() const { return failure_.ok(); }
-  bool said_farewell() const { return said_farewell_; }
+  bool sent_shutdown_notice() const { return sent_shutdown_notice_; }
   EventSet& events() { return *events_; }
   int wake() const { return wake_.get(); }
   /// What peers count their sent bytes with.
@@ -105,7 +104,7 @@ class MeshTransport : public Transport {
   std::atomic<bool> woken_ = false;
   std::atomic<uint64_t> bytes_sent_ = 0;
   bool connected_ = false;
-  bool said_farewell_ = false;
+  bool sent_shutdown_notice_ = false;
   Status failure_;
   OperationPool operations_;
 };

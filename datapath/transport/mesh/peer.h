@@ -20,9 +20,9 @@ class Peer {
   /// Sends what can leave now, bounded so that other peers get their turn. *progress is set when
   /// bytes moved; `sent` counts them. kUnavailable: the peer died or aborted.
   virtual Status DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) = 0;
-  /// Forgets what has not begun to leave and queues one kAbort frame, which says goodbye when
-  /// `text` is empty.
-  virtual Status QueueFarewell(std::string_view text) = 0;
+  /// Forgets what has not begun to leave and queues one kAbort frame, which is an orderly shutdown
+  /// notice when `text` is empty.
+  virtual Status QueueShutdownNotice(std::string_view text) = 0;
   /// A frame is half out, or its payload is still read from where it is.
   bool ReadsBuffers() const { return out_.front_sent() > 0 || out_.holds(); }
   /// Everything queued has left for the peer, or never can.

@@ -11,9 +11,9 @@ namespace weir::mesh {
 namespace {
 using std::chrono::milliseconds;
 using State = RollCall::State;
-constexpr Duration kDialMax = milliseconds(5000);   // one attempt; lost SYNs back off for minutes
-constexpr Duration kGuestMax = milliseconds(5000);  // an accepted connection that says nothing
-constexpr size_t kGuestsBeyondWorld = 64;
+constexpr Duration kDialMax = milliseconds(5000);     // one attempt; lost SYNs back off for minutes
+constexpr Duration kPendingMax = milliseconds(5000);  // an accepted connection that says nothing
+constexpr size_t kPendingBeyondWorld = 64;
 constexpr Duration kAcceptPause = milliseconds(50);  // while the system has no descriptor to give
 constexpr short kHangUp = POLLRDHUP | POLLHUP | POLLERR;
 }  // namespace
@@ -24,7 +24,7 @@ struct Rendezvous::Link {
   HandshakeReader reader;
 };
 
-struct Rendezvous::Guest {
+struct Rendezvous::PendingPeer {
   UniqueFd fd;
   std::string endpoint;
   TimePoint ends;
@@ -56,7 +56,7 @@ StatusOr<std::vector<UniqueFd>> Rendezvous::RunOne(const std::vector<TransportAd
   WEIR_RETURN_IF_ERROR(roll_.Begin(addresses));
   links_.clear();
   links_.resize(addresses.size());
-  for (Guest& guest : std::exchange(early_, {})) Admit(guest);
+  for (PendingPeer& pending : std::exchange(early_, {})) Admit(pending);
   Status status = OkStatus();
   while (status.ok() && !roll_.Complete()) {
     const TimePoint now = RealClock().Now();
@@ -94,8 +94,8 @@ Status Rendezvous::Round(TimePoint now, TimePoint deadline) {
     polled.push_back({links_[r].fd.get(), events, 0});
     ranks.push_back(r);
   }
-  const size_t guests_at = polled.size();
-  for (const Guest& guest : guests_) polled.push_back({guest.fd.get(), POLLIN, 0});
+  const size_t pending_at = polled.size();
+  for (const PendingPeer& pending : pending_) polled.push_back({pending.fd.get(), POLLIN, 0});
   const int wait = PollTimeout(roll_.WakeAt(now, deadline) - now);
   if (poll(polled.data(), polled.size(), wait) < 0 && errno != EINTR) {
     return Internal(StrCat("poll: ", ErrorText(errno)));
@@ -106,11 +106,11 @@ Status Rendezvous::Round(TimePoint now, TimePoint deadline) {
     if (polled[2 + i].revents != 0)
       WEIR_RETURN_IF_ERROR(OnLink(ranks[i], polled[2 + i].revents, now));
   }
-  for (size_t i = guests_.size(); i-- > 0;) {
-    if (polled[guests_at + i].revents != 0) OnGuest(i);
-    if (guests_[i].fd && now >= guests_[i].ends) Refuse(guests_[i], "no hello within 5 s");
+  for (size_t i = pending_.size(); i-- > 0;) {
+    if (polled[pending_at + i].revents != 0) OnPendingPeer(i);
+    if (pending_[i].fd && now >= pending_[i].ends) Refuse(pending_[i], "no hello within 5 s");
   }
-  std::erase_if(guests_, [](const Guest& guest) { return !guest.fd; });
+  std::erase_if(pending_, [](const PendingPeer& pending) { return !pending.fd; });
   if (polled[1].revents != 0) Accept(now);
   return OkStatus();
 }
@@ -145,14 +145,14 @@ void Rendezvous::Retry(int rank, std::string why, TimePoint now) {
   roll_.Retry(rank, std::move(why), now);
 }
 
-Hello Rendezvous::OwnHello(uint32_t called, const std::string& door) const {
+Hello Rendezvous::OwnHello(uint32_t called, const std::string& rendezvous) const {
   const Introduction own = roll_.Own(called);
   return {own.job,
           own.rank,
           own.world,
           own.expected_peer,
           own_.node,
-          door,
+          rendezvous,
           static_cast<uint16_t>(options_.connections),
           static_cast<uint16_t>(connection_)};
 }
@@ -212,7 +212,7 @@ Status Rendezvous::OnReply(int rank, TimePoint now) {
                                      " connections per pair of ranks; expected ",
                                      options_.connections));
   }
-  if (connection_ == 0) neighbours_[rank] = {hello->node, hello->door};
+  if (connection_ == 0) neighbours_[rank] = {hello->node, hello->rendezvous};
   roll_[rank].state = State::kEstablished;
   return OkStatus();
 }
@@ -220,58 +220,60 @@ Status Rendezvous::OnReply(int rank, TimePoint now) {
 // ---- accepting higher ranks
 
 void Rendezvous::Accept(TimePoint now) {
-  const size_t guests_max = static_cast<size_t>(options_.world) + kGuestsBeyondWorld;
+  const size_t pending_max = static_cast<size_t>(options_.world) + kPendingBeyondWorld;
   for (;;) {
     UniqueFd fd(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
       // Otherwise none is left, or it is gone already.
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
       accept_failure_ = errno;
-      accept_at_ = now + kAcceptPause;  // who knocks stays in the backlog, and readable
+      accept_at_ = now + kAcceptPause;  // new connections stay in the backlog, and readable
       return;
     }
-    if (guests_.size() >= guests_max) guests_.erase(guests_.begin());  // the one that waits longest
+    if (pending_.size() >= pending_max)
+      pending_.erase(pending_.begin());  // the one that waits longest
     ConfigureConnection(fd.get(), options_);
     std::string endpoint = RemoteEndpoint(fd.get());
-    guests_.push_back({std::move(fd), std::move(endpoint), now + kGuestMax, HandshakeReader()});
+    pending_.push_back({std::move(fd), std::move(endpoint), now + kPendingMax, HandshakeReader()});
   }
 }
 
-void Rendezvous::OnGuest(size_t index) {
-  Guest& guest = guests_[index];
-  const StatusOr<bool> complete = guest.reader.Read(guest.fd.get());
+void Rendezvous::OnPendingPeer(size_t index) {
+  PendingPeer& pending = pending_[index];
+  const StatusOr<bool> complete = pending.reader.Read(pending.fd.get());
   if (complete.ok() && !*complete) return;
-  if (!complete.ok()) return Refuse(guest, Message(complete.status()));
-  Admit(guest);
+  if (!complete.ok()) return Refuse(pending, Message(complete.status()));
+  Admit(pending);
 }
 
-// Takes the socket of a guest that said hello, or refuses it.
-void Rendezvous::Admit(Guest& guest) {
+// Takes the socket of a pending peer that said hello, or refuses it.
+void Rendezvous::Admit(PendingPeer& pending) {
   Hello hello;
-  const std::string why = Judge(guest, &hello);
-  if (!why.empty()) return Refuse(guest, why);
+  const std::string why = Judge(pending, &hello);
+  if (!why.empty()) return Refuse(pending, why);
   const auto rank = static_cast<int>(hello.rank);
   if (hello.connection > connection_) {  // its pairs are complete, this rank's are not yet
-    guest.rank = hello.rank;
-    std::erase_if(early_, [&](const Guest& other) { return other.rank == hello.rank; });
-    early_.push_back(std::move(guest));
+    pending.rank = hello.rank;
+    std::erase_if(early_, [&](const PendingPeer& other) { return other.rank == hello.rank; });
+    early_.push_back(std::move(pending));
     return;
   }
   if (connection_ == 0) neighbours_[rank] = {hello.node, ""};
   const bool neighbours = own_.node != 0 && neighbours_[rank].node == own_.node;
-  const Hello reply = OwnHello(kUnknownPeer, neighbours ? own_.door : "");
-  if (!WriteFrame(guest.fd.get(), EncodeHello(reply))) {
-    return Refuse(guest, "closed the connection");
+  const Hello reply = OwnHello(kUnknownPeer, neighbours ? own_.rendezvous : "");
+  if (!WriteFrame(pending.fd.get(), EncodeHello(reply))) {
+    return Refuse(pending, "closed the connection");
   }
-  links_[rank].fd = std::move(guest.fd);
+  links_[rank].fd = std::move(pending.fd);
   roll_[rank].state = State::kEstablished;
-  guest.fd = UniqueFd();
+  pending.fd = UniqueFd();
 }
 
-// Empty when the guest is the rank that it says and that rank is awaited.
-std::string Rendezvous::Judge(const Guest& guest, Hello* said) {
-  if (guest.reader.header().type != FrameType::kHello) return "expected a hello";
-  const StatusOr<Hello> hello = DecodeHello(guest.reader.payload());
+// Returns why a pending peer is refused; empty when it is the rank that it claims to be and that
+// rank is awaited.
+std::string Rendezvous::Judge(const PendingPeer& pending, Hello* said) {
+  if (pending.reader.header().type != FrameType::kHello) return "expected a hello";
+  const StatusOr<Hello> hello = DecodeHello(pending.reader.payload());
   if (!hello.ok()) return Message(hello.status());
   if (std::string why = roll_.Judge(IntroductionOf(*hello)); !why.empty()) return why;
   if (hello->connections != options_.connections) {
@@ -289,15 +291,15 @@ std::string Rendezvous::Judge(const Guest& guest, Hello* said) {
   return "";
 }
 
-void Rendezvous::Refuse(Guest& guest, const std::string& why) {
-  roll_.NoteRefusal(StrCat(guest.endpoint, ": ", why));
-  WriteFrame(guest.fd.get(), EncodeAbort(options_.rank, why));
+void Rendezvous::Refuse(PendingPeer& pending, const std::string& why) {
+  roll_.NoteRefusal(StrCat(pending.endpoint, ": ", why));
+  WriteFrame(pending.fd.get(), EncodeAbort(options_.rank, why));
   // Unread bytes would turn the close into a reset, which may overtake the reason.
-  shutdown(guest.fd.get(), SHUT_WR);
+  shutdown(pending.fd.get(), SHUT_WR);
   char rest[4096];
-  while (recv(guest.fd.get(), rest, sizeof rest, MSG_DONTWAIT) > 0) {
+  while (recv(pending.fd.get(), rest, sizeof rest, MSG_DONTWAIT) > 0) {
   }
-  guest.fd = UniqueFd();
+  pending.fd = UniqueFd();
 }
 
 // An established peer hung up while others are still missing: it failed, or it will come again.

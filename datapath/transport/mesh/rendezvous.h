@@ -12,10 +12,11 @@
 namespace weir::mesh {
 
 /// Whether two ranks could share memory: each says which node's it has. The answer to a dialer of
-/// the same node carries the door where that rank asks for it (builtin/shm).
+/// the same node carries the name of the rendezvous socket where that rank asks for it
+/// (builtin/shm).
 struct Neighbourhood {
-  uint32_t node = 0;  // 0: none
-  std::string door;   // kDoorBytes
+  uint32_t node = 0;       // 0: none
+  std::string rendezvous;  // kRendezvousNameBytes
 };
 
 /// The connections of one pair of ranks.
@@ -36,12 +37,13 @@ class Rendezvous {
   /// aborts meanwhile.
   StatusOr<std::vector<Sockets>> Run(const std::vector<TransportAddress>& addresses,
                                      TimePoint deadline);
-  /// After Run: what rank `rank` said; its door when this rank dialed it and both nodes are one.
+  /// After Run: what rank `rank` said; the name of its rendezvous socket when this rank dialed it
+  /// and both nodes are one.
   const Neighbourhood& neighbour(int rank) const;
 
  private:
-  struct Link;   // the way to one rank
-  struct Guest;  // accepted, has not said who it is
+  struct Link;         // the way to one rank
+  struct PendingPeer;  // accepted, has not said who it is
 
   StatusOr<std::vector<UniqueFd>> RunOne(const std::vector<TransportAddress>& addresses,
                                          TimePoint deadline);
@@ -51,12 +53,12 @@ class Rendezvous {
   Status OnLink(int rank, short events, TimePoint now);
   Status OnReply(int rank, TimePoint now);
   void Retry(int rank, std::string why, TimePoint now);
-  Hello OwnHello(uint32_t called, const std::string& door) const;
+  Hello OwnHello(uint32_t called, const std::string& rendezvous) const;
   void Accept(TimePoint now);
-  void OnGuest(size_t index);
-  void Admit(Guest& guest);
-  std::string Judge(const Guest& guest, Hello* hello);
-  void Refuse(Guest& guest, const std::string& why);
+  void OnPendingPeer(size_t index);
+  void Admit(PendingPeer& pending);
+  std::string Judge(const PendingPeer& pending, Hello* hello);
+  void Refuse(PendingPeer& pending, const std::string& why);
   Status CheckEstablished(int rank);
 
   const TransportOptions& options_;
@@ -64,9 +66,9 @@ class Rendezvous {
   const Neighbourhood own_;
   RollCall roll_;
   std::vector<Link> links_;
-  std::vector<Guest> guests_;
-  int connection_ = 0;        // the one that all pairs make now
-  std::vector<Guest> early_;  // at most one per rank: those who make the next one already
+  std::vector<PendingPeer> pending_;
+  int connection_ = 0;              // the one that all pairs make now
+  std::vector<PendingPeer> early_;  // at most one per rank: those who make the next one already
   std::vector<Neighbourhood> neighbours_;
   int accept_failure_ = 0;  // the last lack of a descriptor or of memory
   TimePoint accept_at_{};

@@ -4,7 +4,6 @@
 #include <linux/tcp.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/udp.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -194,16 +193,6 @@ bool StaysOnThisHost(int fd) {
   return own.storage.ss_family == AF_INET6 &&
          IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(own.storage).sin6_addr,
                             &reinterpret_cast<const sockaddr_in6&>(peer.storage).sin6_addr);
-}
-
-size_t JoinedSegmentBytes(msghdr& message) {
-  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-    if (c->cmsg_level != SOL_UDP || c->cmsg_type != UDP_GRO) continue;
-    int segment = 0;
-    std::memcpy(&segment, CMSG_DATA(c), sizeof segment);
-    return segment > 0 ? static_cast<size_t>(segment) : 0;
-  }
-  return 0;
 }
 
 void ConfigureConnection(int fd, const TransportOptions& options) {

@@ -56,10 +56,6 @@ StatusOr<UniqueFd> Listen(const TransportOptions& options, int backlog, Transpor
 StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOptions& options,
                              bool* in_progress);
 
-/// The size of the datagrams that the kernel joined into this received one (GRO); 0: it is a single
-/// one.
-size_t JoinedSegmentBytes(msghdr& message);
-
 /// Whether both ends of a connection have the same address, so that its bytes cross no network.
 bool StaysOnThisHost(int fd);
 

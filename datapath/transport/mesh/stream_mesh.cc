@@ -22,7 +22,7 @@ StatusOr<StreamMeshParts> MakeStreamMeshParts(const TransportOptions& options) {
         StrCat("connections: expected 1..", kConnectionsMax, ", found ", options.connections));
   }
   StreamMeshParts parts;
-  WEIR_ASSIGN_OR_RETURN(parts.mesh, MakeMeshParts(options, options.event_loop));
+  WEIR_ASSIGN_OR_RETURN(parts.mesh, MakeMeshParts(options));
   WEIR_ASSIGN_OR_RETURN(parts.listener, Listen(options, options.world + 64, &parts.mesh.address));
   return parts;
 }
@@ -31,7 +31,7 @@ StreamMesh::StreamMesh(StreamMeshParts parts)
     : MeshTransport(std::move(parts.mesh)), listener_(std::move(parts.listener)) {}
 
 StreamMesh::~StreamMesh() {
-  if (Leave(kFarewellMax)) Linger(orderly() ? kLingerMax : kFarewellMax);
+  if (Leave(kShutdownNoticeMax)) Linger(orderly() ? kLingerMax : kShutdownNoticeMax);
   Disconnect();
 }
 
@@ -64,7 +64,7 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
 }
 
 // Never read off: every write is one wake-up.
-Status StreamMesh::AddDoorbell(int fd) { return events().Add(fd, EPOLLIN | EPOLLET, kWakeIndex); }
+Status StreamMesh::AddEventFd(int fd) { return events().Add(fd, EPOLLIN | EPOLLET, kWakeIndex); }
 
 // ---- waiting
 
@@ -143,7 +143,7 @@ StatusOr<bool> StreamMesh::Look(const Operation& awaited, TimePoint now, unsigne
   // news.
   constexpr unsigned kReadsPerQuestion = 15;
   const bool ask = turn % (kReadsPerQuestion + 1) == kReadsPerQuestion;
-  if (!awaited.send && options().event_loop == "epoll" && !ask) {
+  if (!awaited.send && !ask) {
     bool progress = false;
     WEIR_RETURN_IF_ERROR(connection.TryReceive(now, &progress));
     return progress;
@@ -174,9 +174,9 @@ Status StreamMesh::Poll(const Connection::Interest& interest, Duration timeout) 
 
 // ---- ending
 
-void StreamMesh::DriveFarewell(TimePoint now, bool* progress) {
+void StreamMesh::DriveShutdownNotice(TimePoint now, bool* progress) {
   for (const auto& connection : connections_) {
-    // An error means that this peer needs no farewell any more.
+    // An error means that this peer needs no shutdown notice any more.
     if (connection && !connection->flushed()) (void)connection->DriveSend(now, progress, sent());
   }
 }

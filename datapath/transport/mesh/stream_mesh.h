@@ -38,15 +38,17 @@ class StreamMesh : public MeshTransport {
                                         TimePoint deadline) = 0;
   int listener() const { return listener_.get(); }
   /// Adds a descriptor whose events only end a sleep.
-  Status AddDoorbell(int fd);
+  Status AddEventFd(int fd);
 
  private:
   Status Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) override;
   Peer* peer(int rank) override { return connections_[rank].get(); }
   Status DriveAll(TimePoint now, bool* progress) override;
   Status Rest(const Operation* awaited, TimePoint now, TimePoint deadline, bool progress) override;
-  void DriveFarewell(TimePoint now, bool* progress) override;
-  Status RestInFarewell(Duration timeout) override { return Poll({.receives = false}, timeout); }
+  void DriveShutdownNotice(TimePoint now, bool* progress) override;
+  Status RestInShutdownNotice(Duration timeout) override {
+    return Poll({.receives = false}, timeout);
+  }
   void EndSending() override;
   void Disconnect() override;
   Status LookForSilence(TimePoint now);

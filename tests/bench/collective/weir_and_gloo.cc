@@ -23,6 +23,7 @@
 #include "datapath/collective/maximum.h"
 #include "datapath/collective/primitives.h"
 #include "datapath/session/aggregator_port.h"
+#include "datapath/transport/options.h"
 #include "tests/bench/collective/contestant.h"
 
 namespace weir::bench {
@@ -50,9 +51,10 @@ class Mesh {
     transport.job = job;
     transport.listen = options.host + ":0";
     transport.send_buffer_bytes = options.buffer_bytes;
-    const size_t colon = name.find(':');
-    if (colon != std::string::npos) Configure(name.substr(colon + 1), &transport);
-    const auto factory = Transports().Find(name.substr(0, colon));
+    // A list of transports has commas of its own, so that options are joined by '+'.
+    std::string text = name;
+    std::replace(text.begin(), text.end(), '+', ',');
+    const auto factory = ParseTransport(text, &transport);
     if (!factory.ok()) Die(ToString(factory.status()));
     auto made = (*factory)->Create(transport);
     if (!made.ok()) Die(ToString(made.status()));
@@ -94,44 +96,6 @@ class Mesh {
   }
 
  private:
-  // "connections=4+busy_poll_us=50".
-  static void Configure(const std::string& text, TransportOptions* options) {
-    std::istringstream settings(text);
-    for (std::string setting; std::getline(settings, setting, '+');) {
-      const size_t equals = setting.find('=');
-      if (equals == std::string::npos) Die("expected NAME=VALUE, found " + setting);
-      const std::string key = setting.substr(0, equals);
-      if (key == "event_loop") {
-        options->event_loop = setting.substr(equals + 1);
-        continue;
-      }
-      if (key == "congestion") {
-        options->congestion_control = setting.substr(equals + 1);
-        continue;
-      }
-      if (key == "checksums") {
-        const std::string value = setting.substr(equals + 1);
-        if (value != "on" && value != "off") Die("checksums: expected on or off, found " + value);
-        options->checksums = value == "on";
-        continue;
-      }
-      const uint64_t value = std::stoull(setting.substr(equals + 1));
-      if (key == "connections") {
-        options->connections = static_cast<int>(value);
-      } else if (key == "pacing") {
-        options->pacing_bytes_per_s = value;
-      } else if (key == "zero_copy") {
-        options->zero_copy_bytes_min = value;
-      } else if (key == "busy_poll_us") {
-        options->busy_poll = std::chrono::microseconds(value);
-      } else {
-        Die("expected connections, pacing, zero_copy, checksums, busy_poll_us, congestion or "
-            "event_loop, found " +
-            key);
-      }
-    }
-  }
-
   Group& Begin() {
     group_->Begin({.plan_version = 0, .op_sequence = op_++, .bucket = 0}, {}, 0, Soon());
     return *group_;

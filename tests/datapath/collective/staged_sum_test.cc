@@ -1,6 +1,6 @@
-// Sums through the stages of one host: exact whatever the sizes and however many operations follow
-// one another, the same bits on all ranks, and nobody ends with a wrong sum when ranks disagree,
-// die or lose messages.
+// Sums through the staging buffers of one host: exact whatever the sizes and however many
+// operations follow one another, the same bits on all ranks, and nobody ends with a wrong sum when
+// ranks disagree, die or lose messages.
 
 #include "datapath/collective/staged_sum.h"
 
@@ -31,13 +31,13 @@ Lanes Bytewise(std::span<std::byte> bytes, size_t lane_bytes) {
 
 /// What ranks sum before their next messages, but for what does not divide.
 size_t BlockBytes(const World& world) {
-  return std::min(world[0]->stages()->own.size() / 2, world.size() * kStagedSlotBytesMax);
+  return std::min(world[0]->staging()->own.size() / 2, world.size() * kStagedSlotBytesMax);
 }
 
 TEST(StagedSumTest, BytesAreExactForEveryWorldSizeAndLane) {
   for (const int size : {2, 3, 5, 8}) {
     World world = MakeWorld("shm", size);
-    ASSERT_NE(world[0]->stages(), nullptr);
+    ASSERT_NE(world[0]->staging(), nullptr);
     const size_t block = BlockBytes(world);
     // Sizes one after another on one world, so that each operation finds what others left behind.
     for (const size_t lane_bytes : {1, 4, 12}) {
@@ -85,13 +85,13 @@ TEST(StagedSumTest, ContributionsStandWhereTheFormatSays) {
     group.Begin(kId, {}, 0, Within(kPatience));
     EXPECT_TRUE(StagedAllReduce(group, Bytewise(data[rank], 1)).ok());
   });
-  const auto stage = world[1]->stages()->of[0];
-  ASSERT_EQ(stage.size(), size_t{8388608});
-  EXPECT_TRUE(std::equal(shown.begin(), shown.end(), stage.begin() + 524288));
+  const auto staging = world[1]->staging()->of[0];
+  ASSERT_EQ(staging.size(), size_t{8388608});
+  EXPECT_TRUE(std::equal(shown.begin(), shown.end(), staging.begin() + 524288));
 }
 
 // Ranks fall behind each other by random times and start the next operation while others are still
-// at the one before, in stages that lanes of different sizes cut differently.
+// at the one before, in staging buffers that lanes of different sizes divide differently.
 TEST(StagedSumTest, OperationsFollowOneAnotherHoweverLateSomeRanksAre) {
   constexpr int kWorld = 4, kOperations = 60;
   World world = MakeWorld("shm", kWorld);
@@ -129,15 +129,15 @@ TEST(StagedSumTest, FloatsAreTheSameBitsOnAllRanksAndThoseOfMessages) {
     in[rank].lanes = Bytes(values);
   }
   World staged = MakeWorld("shm", kWorld), sent = MakeWorld("tcp", kWorld);
-  ASSERT_NE(staged[0]->stages(), nullptr);
-  ASSERT_EQ(sent[0]->stages(), nullptr);
-  const std::vector<Outcome> by_stages = RunAll(staged, mesh, in), by_tcp = RunAll(sent, mesh, in);
+  ASSERT_NE(staged[0]->staging(), nullptr);
+  ASSERT_EQ(sent[0]->staging(), nullptr);
+  const std::vector<Outcome> by_staging = RunAll(staged, mesh, in), by_tcp = RunAll(sent, mesh, in);
   for (int rank = 0; rank < kWorld; ++rank) {
-    ASSERT_TRUE(by_stages[rank].status.ok()) << by_stages[rank].status;
-    ASSERT_TRUE(by_stages[rank].lanes == by_tcp[0].lanes) << "rank " << rank;
+    ASSERT_TRUE(by_staging[rank].status.ok()) << by_staging[rank].status;
+    ASSERT_TRUE(by_staging[rank].lanes == by_tcp[0].lanes) << "rank " << rank;
     // It was not by messages: the transport moved next to nothing, the report counts the lanes.
     EXPECT_LT(staged[rank]->bytes_sent(), 100'000u);
-    EXPECT_GT(by_stages[rank].report.bytes_sent, 1'900'000u);
+    EXPECT_GT(by_staging[rank].report.bytes_sent, 1'900'000u);
   }
 }
 
@@ -154,7 +154,7 @@ TEST(StagedSumTest, WordsAndFlagsTravelAlong) {
   }
 }
 
-TEST(StagedSumTest, ShortSumsPartsAndTransportsWithoutStagesUseMessages) {
+TEST(StagedSumTest, ShortSumsPartsAndTransportsWithoutStagingUseMessages) {
   std::vector<std::byte> data(1 << 20);
   World world = MakeWorld("shm", 2), sent = MakeWorld("tcp", 2);
   Group group(*world[0]), other(*sent[0]);
@@ -203,7 +203,7 @@ TEST(StagedSumTest, DeathAtAnyMessageIsNamedOnEverySurvivor) {
     const auto factory = MakeFaultFactory(FactoryNamed("shm"), faults);
     StatusOr<World> world = ConnectWorld(*factory, kWorld);
     ASSERT_TRUE(world.ok()) << world.status();
-    ASSERT_NE((*world)[0]->stages(), nullptr);
+    ASSERT_NE((*world)[0]->staging(), nullptr);
     for (const Outcome& out : RunAll(*world, **Collectives().Find("mesh"), in)) {
       EXPECT_EQ(out.status.code(), StatusCode::kUnavailable) << out.status << ", " << frames;
       EXPECT_THAT(Message(out.status), HasSubstr("rank 2"));

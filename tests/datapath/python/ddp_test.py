@@ -346,14 +346,11 @@ class DdpTest(unittest.TestCase):
         self.assertIn("WEIR_AGENT", results[0][1])
         self.assertEqual(results[1][1].count("running dense"), 0)
 
-    def test_tcp_options_come_from_the_environment(self):
-        over = {"WEIR_TRANSPORT": "tcp", "WEIR_TCP_CONNECTIONS": "2"}
+    def test_options_of_the_transport_come_from_the_environment(self):
+        over = {"WEIR_TRANSPORT": "tcp:connections=2"}
         self.assertEqual(len(ranks.run(2, dense_matches_gloo, environment=over)), 2)
-        over["WEIR_TCP_CONNECTIONS"] = "17"
-        with self.assertRaisesRegex(AssertionError, "tcp_connections: expected 1..16, found 17"):
-            ranks.run(2, dense_matches_gloo, environment=over)
-        over = {"WEIR_TRANSPORT": "tcp", "WEIR_TCP_EVENT_LOOP": "kqueue"}
-        with self.assertRaisesRegex(AssertionError, "expected epoll or io_uring, found 'kqueue'"):
+        over = {"WEIR_TRANSPORT": "tcp:connections=17"}
+        with self.assertRaisesRegex(AssertionError, "connections: expected 1..16, found '17'"):
             ranks.run(2, dense_matches_gloo, environment=over)
 
     def test_absent_agent_is_named_and_training_goes_on(self):

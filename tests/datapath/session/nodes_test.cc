@@ -44,9 +44,9 @@ TEST(NodesTest, RanksOverTheNetworkStandAlone) {
   EXPECT_EQ(std::get<RankHello>(job.sessions[1]->Greeting().front()).lowest_rank, 1);
 }
 
-// Without a plan, sums within a host go by its stages, on which the transport moves nothing; a plan
-// that says ring gets the ring.
-TEST(NodesTest, WithinAHostDenseSumsUseItsStagesUnlessAPlanSaysOtherwise) {
+// Without a plan, sums within a host go through staging buffers, for which the transport moves
+// nothing; a plan that says ring gets the ring.
+TEST(NodesTest, WithinAHostDenseSumsUseStagingUnlessAPlanSaysOtherwise) {
   constexpr size_t kElements = 500'000;
   for (const bool planned : {false, true}) {
     SessionWorld job({.world = 3, .transport = "shm"});

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "datapath/transport/fault.h"
-#include "datapath/transport/mesh/event_set.h"
 #include "tests/support/inproc_transport.h"
 #include "tests/support/world.h"
 
@@ -71,11 +70,7 @@ inline std::vector<const TransportFactory*> WiredFactories() {
   });
   static const TunedTcpFactory unchecked(
       "tcp_unchecked", [](TransportOptions* options) { options->checksums = false; });
-  static const TunedTcpFactory uring(
-      "tcp_io_uring", [](TransportOptions* options) { options->event_loop = "io_uring"; });
   std::vector<const TransportFactory*> factories = UsableFactories();
-  // Left out where kernel or build have none; EventSetTest says why.
-  if (mesh::MakeEventSet("io_uring").ok()) factories.push_back(&uring);
   factories.insert(factories.end(), {&mixed, &within_host, &striped, &tuned, &unchecked});
   return factories;
 }

@@ -34,19 +34,19 @@ TEST(HelloTest, RoundTripAndSizeCheck) {
 }
 
 TEST(HelloTest, NamesTheConnectionWhereThereAreSeveral) {
-  for (const std::string door : {"", "0123456789abcdef"}) {
+  for (const std::string rendezvous : {"", "0123456789abcdef"}) {
     const std::vector<std::byte> frame = EncodeHello({.job = 1,
                                                       .rank = 2,
                                                       .world = 3,
                                                       .expected_peer = 0,
-                                                      .door = door,
+                                                      .rendezvous = rendezvous,
                                                       .connections = 5,
                                                       .connection = 4});
     std::vector<std::byte> payload(frame.begin() + kFrameHeaderBytes, frame.end());
-    EXPECT_EQ(payload.size(), 28 + door.size());
+    EXPECT_EQ(payload.size(), 28 + rendezvous.size());
     const StatusOr<Hello> hello = DecodeHello(payload);
     ASSERT_TRUE(hello.ok()) << hello.status();
-    EXPECT_EQ(hello->door, door);
+    EXPECT_EQ(hello->rendezvous, rendezvous);
     EXPECT_EQ(hello->connections, 5);
     EXPECT_EQ(hello->connection, 4);
     payload[26] = std::byte{5};  // the sixth of five

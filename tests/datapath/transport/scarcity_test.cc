@@ -63,15 +63,15 @@ class Hoard {
   std::vector<mesh::UniqueFd> taken_;
 };
 
-const TransportFactory& Tcp() { return *Transports().Find("tcp").value(); }
+const TransportFactory& ScarceTcp() { return *Transports().Find("tcp").value(); }
 
 /// Two ranks that have yet to connect.
-struct Pair {
-  Pair() {
+struct RankPair {
+  RankPair() {
     TransportOptions options;
     options.world = 2;
     for (options.rank = 0; options.rank < 2; ++options.rank) {
-      ranks.push_back(Tcp().Create(options).value());
+      ranks.push_back(ScarceTcp().Create(options).value());
       addresses.push_back(ranks.back()->address());
     }
   }
@@ -86,15 +86,15 @@ struct Pair {
 
 TEST(ScarcityTest, CreateWithoutDescriptorsSaysSo) {
   Hoard hoard;
-  const Status status = Tcp().Create({}).status();
+  const Status status = ScarceTcp().Create({}).status();
   EXPECT_EQ(status.code(), StatusCode::kUnavailable);
   EXPECT_THAT(ToString(status), HasSubstr(mesh::ErrorText(EMFILE)));
   hoard.GiveBack();
-  EXPECT_TRUE(Tcp().Create({}).ok());
+  EXPECT_TRUE(ScarceTcp().Create({}).ok());
 }
 
 TEST(ScarcityTest, ConnectWithoutDescriptorsNamesTheMissingRankAndTheCause) {
-  Pair pair;
+  RankPair pair;
   Hoard hoard;
   const std::vector<Status> statuses = pair.Connect(0.7);
   for (int r = 0; r < 2; ++r) {
@@ -106,7 +106,7 @@ TEST(ScarcityTest, ConnectWithoutDescriptorsNamesTheMissingRankAndTheCause) {
 
 // The dialer has the only descriptor that is left; whoever accepts needs another one.
 TEST(ScarcityTest, AcceptingWithoutDescriptorsNamesTheCauseAndDoesNotSpin) {
-  Pair pair;
+  RankPair pair;
   mesh::UniqueFd spare(open("/dev/null", O_RDONLY | O_CLOEXEC));
   Hoard hoard;
   spare.Reset();
@@ -125,7 +125,7 @@ TEST(ScarcityTest, AcceptingWithoutDescriptorsNamesTheCauseAndDoesNotSpin) {
 }
 
 TEST(ScarcityTest, DescriptorsThatComeBackInTimeAreEnough) {
-  Pair pair;
+  RankPair pair;
   Hoard hoard;
   std::thread later([&hoard] {
     const TimePoint at = Within(0.3);

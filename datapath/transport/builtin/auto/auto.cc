@@ -2,6 +2,7 @@
 // The choice is made per pair while connecting and both ends agree on it (builtin/shm/attach.h).
 
 #include "datapath/transport/builtin/shm/shm.h"
+#include "datapath/transport/builtin/tcp/options.h"
 
 namespace weir {
 namespace {
@@ -14,7 +15,8 @@ class AutoFactory : public TransportFactory {
   }
 
  private:
-  const TransportTraits traits_ = {.name = "auto", .lossless = true, .crosses_hosts = true};
+  const TransportTraits traits_ = {
+      .name = "auto", .lossless = true, .crosses_hosts = true, .options = tcp::Options()};
 };
 
 }  // namespace

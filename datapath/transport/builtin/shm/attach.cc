@@ -18,11 +18,11 @@ using mesh::ErrorText;
 using mesh::UniqueFd;
 using std::chrono::milliseconds;
 
-constexpr size_t kGuestsBeyondWorld = 64;
+constexpr size_t kPendingBeyondWorld = 64;
 constexpr size_t kOfferBytes = 32;
 constexpr uint32_t kStaysTcp = 0, kIsAttached = 1;
 
-// A frame of one letter, checked.
+// The checked frame of one handshake message.
 struct Frame {
   FrameHeader header;
   std::span<const std::byte> payload;
@@ -30,25 +30,25 @@ struct Frame {
 
 StatusOr<Frame> ParseFrame(std::span<const std::byte> bytes) {
   if (bytes.size() < kFrameHeaderBytes) {
-    return DataLoss(StrCat("a letter of ", bytes.size(), " bytes"));
+    return DataLoss(StrCat("a message of ", bytes.size(), " bytes"));
   }
   Frame frame;
   WEIR_ASSIGN_OR_RETURN(frame.header, DecodeFrameHeader(bytes.first<kFrameHeaderBytes>()));
   frame.payload = bytes.subspan(kFrameHeaderBytes);
   if (frame.header.payload_bytes != frame.payload.size() ||
       Checksum(frame.payload) != frame.header.payload_checksum) {
-    return DataLoss("a corrupt letter");
+    return DataLoss("a corrupt message");
   }
   return frame;
 }
 
-// Of a letter: the bell, and behind it the stage of a rank that has one.
-Status TakeBellAndStage(std::span<UniqueFd> descriptors, Attachment* attachment) {
-  WEIR_RETURN_IF_ERROR(CheckBell(descriptors[0].get()));
-  attachment->peer_bell = std::move(descriptors[0]);
+// Takes from a handshake message the peer's eventfd and, if the peer has one, its staging buffer.
+Status TakeEventFdAndStaging(std::span<UniqueFd> descriptors, Attachment* attachment) {
+  WEIR_RETURN_IF_ERROR(CheckEventFd(descriptors[0].get()));
+  attachment->peer_event_fd = std::move(descriptors[0]);
   if (descriptors.size() == 1) return OkStatus();
-  WEIR_ASSIGN_OR_RETURN(attachment->stage, SealedMemory::Map(descriptors[1].get(), kStageBytes,
-                                                             SealedMemory::Peers::kRead));
+  WEIR_ASSIGN_OR_RETURN(attachment->staging, SealedMemory::Map(descriptors[1].get(), kStagingBytes,
+                                                               SealedMemory::Peers::kRead));
   return OkStatus();
 }
 
@@ -59,7 +59,7 @@ std::span<const std::byte> AsBytes(const std::string& text) {
 }  // namespace
 
 struct Attacher::Link {
-  enum class State { kAwaitingAnswer, kAwaitingVerdict, kAwaitingStages, kDone };
+  enum class State { kAwaitingAnswer, kAwaitingVerdict, kAwaitingStaging, kDone };
   Neighbour peer;
   State state = State::kAwaitingVerdict;
   std::unique_ptr<Attachment> attachment;
@@ -69,7 +69,7 @@ struct Attacher::Link {
   std::string name() const { return StrCat("rank ", peer.rank, " (", peer.address, ")"); }
 };
 
-struct Attacher::Guest {
+struct Attacher::PendingPeer {
   UniqueFd control;
   pid_t process = 0;
 };
@@ -84,21 +84,22 @@ StatusOr<std::vector<AttachResult>> Attacher::Run(std::vector<Neighbour> neighbo
   }
   for (Link& link : links_) {
     if (link.peer.rank > options_.rank) continue;
-    Knock(link);
+    StartHandshake(link);
     if (link.state != Link::State::kAwaitingAnswer) {
       WEIR_RETURN_IF_ERROR(Tell(link, false, link.why_not));
     }
   }
   WEIR_RETURN_IF_ERROR(RunUntilDone(deadline));
-  all_stages_ = options_.stage >= 0 && links_.size() + 1 == static_cast<size_t>(options_.world) &&
-                std::all_of(links_.begin(), links_.end(), [](const Link& link) {
-                  return link.attachment != nullptr && link.attachment->stage;
-                });
-  // Whoever lacks a pair or a stage tells all that it is attached to; the others of that pair know
-  // by themselves.
-  const bool has_all = all_stages_;
+  all_staging_ = options_.staging >= 0 &&
+                 links_.size() + 1 == static_cast<size_t>(options_.world) &&
+                 std::all_of(links_.begin(), links_.end(), [](const Link& link) {
+                   return link.attachment != nullptr && link.attachment->staging;
+                 });
+  // A rank that lacks a pair or a staging buffer tells all ranks that it is attached to. The other
+  // rank of a missing pair knows it by itself.
+  const bool has_all = all_staging_;
   for (Link& link : links_) {
-    if (link.attachment != nullptr) WEIR_RETURN_IF_ERROR(TellOfStages(link, has_all));
+    if (link.attachment != nullptr) WEIR_RETURN_IF_ERROR(TellOfStaging(link, has_all));
   }
   WEIR_RETURN_IF_ERROR(RunUntilDone(deadline));
   std::vector<AttachResult> results;
@@ -130,29 +131,30 @@ Status Attacher::Unfinished() const {
 Status Attacher::Round(TimePoint deadline) {
   const TimePoint now = RealClock().Now();
   if (now >= deadline) return Unfinished();
-  std::vector<pollfd> polled = {{options_.wake, POLLIN, 0}, {options_.door, POLLIN, 0}};
+  std::vector<pollfd> polled = {{options_.wake, POLLIN, 0}, {options_.rendezvous, POLLIN, 0}};
   for (const Link& link : links_) {
     int fd = -1;  // ignored by poll
     if (link.state == Link::State::kAwaitingAnswer) fd = link.attachment->control.get();
-    if (link.state == Link::State::kAwaitingVerdict || link.state == Link::State::kAwaitingStages) {
+    if (link.state == Link::State::kAwaitingVerdict ||
+        link.state == Link::State::kAwaitingStaging) {
       fd = link.peer.socket;
     }
     polled.push_back({fd, POLLIN, 0});
   }
-  const size_t guests_at = polled.size();
-  for (const Guest& guest : guests_) polled.push_back({guest.control.get(), POLLIN, 0});
+  const size_t pending_at = polled.size();
+  for (const PendingPeer& peer : pending_) polled.push_back({peer.control.get(), POLLIN, 0});
   const int wait = mesh::PollTimeout(std::min<Duration>(deadline - now, milliseconds(1000)));
   if (poll(polled.data(), polled.size(), wait) < 0 && errno != EINTR) {
     return Internal(StrCat("poll: ", ErrorText(errno)));
   }
   if (polled[0].revents != 0) return Aborted("connecting was interrupted");
-  // Guests before verdicts: a verdict speaks of a guest that has come.
+  // Pending peers come before verdicts, because a verdict refers to a peer that has connected.
   if (polled[1].revents != 0) Admit();
-  for (size_t i = 0; i < guests_.size(); ++i) {
-    const bool is_new = guests_at + i >= polled.size();
-    if (is_new || polled[guests_at + i].revents != 0) OnGuest(guests_[i]);
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    const bool is_new = pending_at + i >= polled.size();
+    if (is_new || polled[pending_at + i].revents != 0) OnPendingPeer(pending_[i]);
   }
-  std::erase_if(guests_, [](const Guest& guest) { return !guest.control; });
+  std::erase_if(pending_, [](const PendingPeer& peer) { return !peer.control; });
   for (size_t i = 0; i < links_.size(); ++i) {
     if (polled[2 + i].revents == 0) continue;
     Link& link = links_[i];
@@ -163,8 +165,8 @@ Status Attacher::Round(TimePoint deadline) {
       case Link::State::kAwaitingVerdict:
         WEIR_RETURN_IF_ERROR(OnVerdict(link));
         break;
-      case Link::State::kAwaitingStages:
-        WEIR_RETURN_IF_ERROR(OnStages(link));
+      case Link::State::kAwaitingStaging:
+        WEIR_RETURN_IF_ERROR(OnStaging(link));
         break;
       case Link::State::kDone:
         break;
@@ -175,7 +177,7 @@ Status Attacher::Round(TimePoint deadline) {
 
 // ---- the higher rank of a pair
 
-void Attacher::Knock(Link& link) {
+void Attacher::StartHandshake(Link& link) {
   link.attachment = std::make_unique<Attachment>();
   const Status offered = Offer(link);
   if (offered.ok()) {
@@ -191,7 +193,7 @@ Status Attacher::Offer(Link& link) {
   UniqueFd memory;
   WEIR_ASSIGN_OR_RETURN(attachment.segment, Segment::Create(options_.ring_bytes, &memory));
   attachment.created = true;
-  WEIR_ASSIGN_OR_RETURN(attachment.control, KnockAt(link.peer.door));
+  WEIR_ASSIGN_OR_RETURN(attachment.control, ConnectToRendezvous(link.peer.rendezvous));
   WEIR_ASSIGN_OR_RETURN(attachment.peer, CheckPeer(attachment.control.get()));
   attachment.process = WatchProcess(attachment.peer);
   std::array<std::byte, kOfferBytes> payload;
@@ -203,33 +205,34 @@ Status Attacher::Offer(Link& link) {
   writer.Write(kLayoutVersion);
   writer.Write(static_cast<uint64_t>(options_.ring_bytes));
   WEIR_CHECK(writer.ok() && writer.offset() == kOfferBytes);
-  std::vector<int> descriptors = {memory.get(), options_.bell};
-  if (options_.stage >= 0) descriptors.push_back(options_.stage);
-  return SendLetter(attachment.control.get(),
-                    mesh::EncodeFrame(FrameType::kHello, options_.rank, payload), descriptors);
+  std::vector<int> descriptors = {memory.get(), options_.event_fd};
+  if (options_.staging >= 0) descriptors.push_back(options_.staging);
+  return SendHandshake(attachment.control.get(),
+                       mesh::EncodeFrame(FrameType::kHello, options_.rank, payload), descriptors);
 }
 
 Status Attacher::OnAnswer(Link& link) {
-  StatusOr<std::optional<Letter>> letter = ReceiveLetter(link.attachment->control.get());
-  if (letter.ok() && !letter->has_value()) return OkStatus();
-  const Status taken = letter.ok() ? TakeAnswer(link, std::move(**letter)) : letter.status();
+  StatusOr<std::optional<HandshakeMessage>> message =
+      ReceiveHandshake(link.attachment->control.get());
+  if (message.ok() && !message->has_value()) return OkStatus();
+  const Status taken = message.ok() ? TakeAnswer(link, std::move(**message)) : message.status();
   if (!taken.ok()) link.attachment = nullptr;
   return Tell(link, taken.ok(), weir::Message(taken));
 }
 
-Status Attacher::TakeAnswer(Link& link, Letter letter) {
-  WEIR_ASSIGN_OR_RETURN(const Frame frame, ParseFrame(letter.bytes));
+Status Attacher::TakeAnswer(Link& link, HandshakeMessage message) {
+  WEIR_ASSIGN_OR_RETURN(const Frame frame, ParseFrame(message.bytes));
   if (frame.header.type == FrameType::kAbort) {
     return Unavailable(StrCat("it refused: ", mesh::PrintableText(frame.payload)));
   }
   if (frame.header.type != FrameType::kHello || frame.header.source_rank != link.peer.rank ||
-      letter.descriptors.empty() || letter.descriptors.size() > 2) {
-    return DataLoss(StrCat("expected rank ", link.peer.rank, "'s hello and its bell"));
+      message.descriptors.empty() || message.descriptors.size() > 2) {
+    return DataLoss(StrCat("expected rank ", link.peer.rank, "'s hello and its eventfd"));
   }
-  return TakeBellAndStage(std::span(letter.descriptors), link.attachment.get());
+  return TakeEventFdAndStaging(std::span(message.descriptors), link.attachment.get());
 }
 
-// The verdict over TCP: the same on both ends from here on.
+// Sends the verdict over TCP. From here on both ends agree.
 Status Attacher::Tell(Link& link, bool attached, std::string why_not) {
   link.state = Link::State::kDone;
   link.why_not = attached ? "" : why_not.substr(0, 1024);
@@ -251,36 +254,36 @@ Status Attacher::SendTold(const Link& link, std::span<const std::byte> payload) 
 // ---- the lower rank of a pair
 
 void Attacher::Admit() {
-  const size_t guests_max = static_cast<size_t>(options_.world) + kGuestsBeyondWorld;
+  const size_t pending_max = static_cast<size_t>(options_.world) + kPendingBeyondWorld;
   for (;;) {
-    UniqueFd fd(accept4(options_.door, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd fd(accept4(options_.rendezvous, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) return;
     const StatusOr<pid_t> process = CheckPeer(fd.get());
     if (!process.ok()) continue;
-    if (guests_.size() >= guests_max) guests_.erase(guests_.begin());  // it waits longest
-    guests_.push_back({std::move(fd), *process});
+    if (pending_.size() >= pending_max) pending_.erase(pending_.begin());  // it waits longest
+    pending_.push_back({std::move(fd), *process});
   }
 }
 
-void Attacher::OnGuest(Guest& guest) {
-  StatusOr<std::optional<Letter>> letter = ReceiveLetter(guest.control.get());
-  if (letter.ok() && !letter->has_value()) return;
-  const Status welcomed = letter.ok() ? Welcome(guest, std::move(**letter)) : letter.status();
-  if (!welcomed.ok()) {
-    const std::string why = weir::Message(welcomed);
+void Attacher::OnPendingPeer(PendingPeer& pending) {
+  StatusOr<std::optional<HandshakeMessage>> message = ReceiveHandshake(pending.control.get());
+  if (message.ok() && !message->has_value()) return;
+  const Status accepted = message.ok() ? Accept(pending, std::move(**message)) : message.status();
+  if (!accepted.ok()) {
+    const std::string why = weir::Message(accepted);
     Log(LogLevel::kWarning, "transport",
         StrCat("rank ", options_.rank, " refused to share memory: ", why));
-    // Best effort: whoever it was learns from the end of the connection, too.
-    (void)SendLetter(guest.control.get(), mesh::EncodeAbort(options_.rank, why), {});
+    // An error does not matter: the end of the connection tells the peer, too.
+    (void)SendHandshake(pending.control.get(), mesh::EncodeAbort(options_.rank, why), {});
   }
-  guest.control = UniqueFd();
+  pending.control = UniqueFd();
 }
 
-Status Attacher::Welcome(Guest& guest, Letter letter) {
-  WEIR_ASSIGN_OR_RETURN(const Frame frame, ParseFrame(letter.bytes));
-  if (frame.header.type != FrameType::kHello || letter.descriptors.size() < 2 ||
-      letter.descriptors.size() > 3) {
-    return DataLoss("expected a hello with memory and a bell");
+Status Attacher::Accept(PendingPeer& pending, HandshakeMessage message) {
+  WEIR_ASSIGN_OR_RETURN(const Frame frame, ParseFrame(message.bytes));
+  if (frame.header.type != FrameType::kHello || message.descriptors.size() < 2 ||
+      message.descriptors.size() > 3) {
+    return DataLoss("expected a hello with memory and an eventfd");
   }
   ByteReader reader(frame.payload);
   uint64_t job = 0, ring_bytes = 0;
@@ -308,20 +311,21 @@ Status Attacher::Welcome(Guest& guest, Letter letter) {
   if (found == links_.end()) return FailedPrecondition(StrCat("rank ", rank, " is not awaited"));
   auto attachment = std::make_unique<Attachment>();
   WEIR_RETURN_IF_ERROR(
-      TakeBellAndStage(std::span(letter.descriptors).subspan(1), attachment.get()));
-  WEIR_ASSIGN_OR_RETURN(attachment->segment, Segment::Map(letter.descriptors[0].get(), ring_bytes));
-  attachment->peer = guest.process;
-  attachment->process = WatchProcess(guest.process);
-  std::vector<int> descriptors = {options_.bell};
-  if (options_.stage >= 0) descriptors.push_back(options_.stage);
-  WEIR_RETURN_IF_ERROR(SendLetter(
-      guest.control.get(), mesh::EncodeFrame(FrameType::kHello, options_.rank, {}), descriptors));
-  attachment->control = std::move(guest.control);
+      TakeEventFdAndStaging(std::span(message.descriptors).subspan(1), attachment.get()));
+  WEIR_ASSIGN_OR_RETURN(attachment->segment,
+                        Segment::Map(message.descriptors[0].get(), ring_bytes));
+  attachment->peer = pending.process;
+  attachment->process = WatchProcess(pending.process);
+  std::vector<int> descriptors = {options_.event_fd};
+  if (options_.staging >= 0) descriptors.push_back(options_.staging);
+  WEIR_RETURN_IF_ERROR(SendHandshake(
+      pending.control.get(), mesh::EncodeFrame(FrameType::kHello, options_.rank, {}), descriptors));
+  attachment->control = std::move(pending.control);
   found->attachment = std::move(attachment);
   return OkStatus();
 }
 
-// The payload of the next frame over TCP; nothing while it is not complete.
+// Returns the payload of the next frame over TCP, or nothing while it is incomplete.
 StatusOr<std::optional<std::span<const std::byte>>> Attacher::ReadTold(Link& link) {
   const StatusOr<bool> complete = link.told.Read(link.peer.socket);
   if (!complete.ok()) {
@@ -358,27 +362,29 @@ Status Attacher::OnVerdict(Link& link) {
   return OkStatus();
 }
 
-// ---- both, once their pairs are settled
+// ---- both ranks, once all their pairs are decided
 
-Status Attacher::TellOfStages(Link& link, bool has_all) {
+Status Attacher::TellOfStaging(Link& link, bool has_all) {
   std::array<std::byte, sizeof(uint32_t)> payload;
   ByteWriter writer(payload);
   writer.Write(uint32_t{has_all});
-  link.state = Link::State::kAwaitingStages;
+  link.state = Link::State::kAwaitingStaging;
   link.told = mesh::HandshakeReader();
   return SendTold(link, payload);
 }
 
-Status Attacher::OnStages(Link& link) {
+Status Attacher::OnStaging(Link& link) {
   WEIR_ASSIGN_OR_RETURN(const auto told, ReadTold(link));
   if (!told.has_value()) return OkStatus();
   ByteReader reader(*told);
   uint32_t has_all = 0;
-  WEIR_RETURN_IF_ERROR(Annotate(reader.Read(&has_all), StrCat(link.name(), " spoke of stages")));
+  WEIR_RETURN_IF_ERROR(
+      Annotate(reader.Read(&has_all), StrCat(link.name(), " spoke of staging buffers")));
   if (has_all > 1) {
-    return DataLoss(StrCat(link.name(), " spoke of stages: expected 0 or 1, found ", has_all));
+    return DataLoss(
+        StrCat(link.name(), " spoke of staging buffers: expected 0 or 1, found ", has_all));
   }
-  all_stages_ = all_stages_ && has_all == 1;
+  all_staging_ = all_staging_ && has_all == 1;
   link.state = Link::State::kDone;
   return OkStatus();
 }

@@ -20,7 +20,7 @@ int PeerMemory::Read(uint64_t address, std::span<std::byte> out) const {
   return 0;
 }
 
-// A program that is started in a process's place closes the socket, which is not inherited.
+// When a process starts another program (exec), the socket is closed, because it is not inherited.
 bool PeerMemory::WasThere() const {
   pollfd signs[] = {{pidfd_, POLLIN, 0}, {control_, POLLRDHUP, 0}};
   return poll(signs, 2, 0) == 0;

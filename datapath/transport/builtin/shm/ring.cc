@@ -10,11 +10,11 @@
 
 namespace weir::shm {
 
-void RingEnd::Ring() const {
-  if (bell < 0) return;
+void RingEnd::Wake() const {
+  if (event_fd < 0) return;
   const uint64_t one = 1;
-  // Cannot fail but by overflow, and then the bell has rung already.
-  [[maybe_unused]] const ssize_t n = write(bell, &one, sizeof one);
+  // This fails only if the counter is full, and then the other end is being woken already.
+  [[maybe_unused]] const ssize_t n = write(event_fd, &one, sizeof one);
 }
 
 // ---- writing
@@ -28,14 +28,15 @@ size_t RingWriter::Room(size_t wanted) {
 }
 
 // Asking for a piece's pages in one call takes two thirds of the time of faulting them in one by
-// one. Best effort: without, they come at the first touch.
+// one. An error does not matter: the pages then come at the first access.
 void RingWriter::Populate(size_t end) {
   const size_t to = std::min(std::max(end, populated_ + kRingPieceBytes), end_.capacity);
   madvise(end_.data + populated_, to - populated_, MADV_POPULATE_WRITE);
   populated_ = to;
 }
 
-// The reader has read all there is, so it looks for more next, and finds the new origin with it.
+// Moves the origin only when the reader has read everything. The reader then looks for a new
+// position next and finds the new origin together with it.
 void RingWriter::Rewind() {
   if (end_.capacity <= kRingRewindBytes || written_ - origin_ < kRingRewindBytes) return;
   if (end_.control->read.load(std::memory_order_acquire) != written_) return;
@@ -45,10 +46,10 @@ void RingWriter::Rewind() {
 
 void RingWriter::Publish() {
   published_ = written_;
-  lent_ = false;
+  exported_ = false;
   end_.control->written.store(written_, std::memory_order_seq_cst);
   std::atomic<uint32_t>& sleeps = end_.control->reader_sleeps;
-  if (sleeps.load(std::memory_order_seq_cst) != 0 && sleeps.exchange(0) != 0) end_.Ring();
+  if (sleeps.load(std::memory_order_seq_cst) != 0 && sleeps.exchange(0) != 0) end_.Wake();
 }
 
 ssize_t RingWriter::Write(std::span<const iovec> parts) {
@@ -57,8 +58,8 @@ ssize_t RingWriter::Write(std::span<const iovec> parts) {
   for (const iovec& part : parts) {
     const std::span bytes(static_cast<const std::byte*>(part.iov_base), part.iov_len);
     size_t at = 0;
-    if (lender_.Lend(written_, taken_ + total, bytes)) {
-      lent_ = true;
+    if (exporter_.Export(written_, taken_ + total, bytes)) {
+      exported_ = true;
       at = bytes.size();
       total += at;
     }
@@ -76,8 +77,8 @@ ssize_t RingWriter::Write(std::span<const iovec> parts) {
     }
     if (at < bytes.size()) break;
   }
-  if (published_ != written_ || lent_) Publish();
-  broken_ = broken_ || lender_.broken();
+  if (published_ != written_ || exported_) Publish();
+  broken_ = broken_ || exporter_.broken();
   taken_ += total;
   if (broken_) return -EPROTO;
   return total > 0 ? static_cast<ssize_t>(total) : -EAGAIN;
@@ -90,17 +91,17 @@ bool RingWriter::PrepareSleep() {
 
 // ---- reading
 
-// In the ring and in front of the next loan.
+// The bytes in the ring that come before the next exported piece.
 size_t RingReader::Available() {
   if (error_ == 0 && written_ == read_) {
     written_ = end_.control->written.load(std::memory_order_acquire);
     origin_ = end_.control->origin.load(std::memory_order_relaxed);
-    borrower_.Look();
-    if (written_ - read_ > end_.capacity || borrower_.broken()) error_ = -EPROTO;
+    importer_.Look();
+    if (written_ - read_ > end_.capacity || importer_.broken()) error_ = -EPROTO;
   }
-  if (borrower_.open() && borrower_.at() - read_ > end_.capacity) error_ = -EPROTO;
+  if (importer_.open() && importer_.at() - read_ > end_.capacity) error_ = -EPROTO;
   if (error_ != 0) return 0;
-  return static_cast<size_t>((borrower_.open() ? std::min(borrower_.at(), written_) : written_) -
+  return static_cast<size_t>((importer_.open() ? std::min(importer_.at(), written_) : written_) -
                              read_);
 }
 
@@ -110,12 +111,12 @@ void RingReader::Release() {
   std::atomic<uint32_t>& sleeps = end_.control->writer_sleeps;
   if (sleeps.load(std::memory_order_seq_cst) == 0) return;
   const bool half_empty = written_ - read_ <= end_.capacity / 2;
-  if (half_empty && sleeps.exchange(0) != 0) end_.Ring();
+  if (half_empty && sleeps.exchange(0) != 0) end_.Wake();
 }
 
-// Up to the end of a piece; 0: none there.
+// Reads at most to the end of the memory or of a piece. Returns 0 if the ring has no bytes.
 size_t RingReader::ReadRing(std::span<std::byte> out) {
-  const size_t available = Available();  // tells the origin, too
+  const size_t available = Available();  // updates origin_, too
   const size_t offset = static_cast<size_t>(read_ - origin_) & (end_.capacity - 1);
   const size_t n = std::min({out.size(), available, end_.capacity - offset, kRingPieceBytes});
   if (n > 0) std::memcpy(out.data(), end_.data + offset, n);
@@ -124,10 +125,10 @@ size_t RingReader::ReadRing(std::span<std::byte> out) {
   return n;
 }
 
-size_t RingReader::ReadLoan(std::span<std::byte> out) {
+size_t RingReader::ReadExported(std::span<std::byte> out) {
   bool awaited = false;
-  const ssize_t n = borrower_.Read(out, &awaited);
-  if (awaited) end_.Ring();
+  const ssize_t n = importer_.Read(out, &awaited);
+  if (awaited) end_.Wake();
   if (n < 0) error_ = static_cast<int>(n);
   return n < 0 ? 0 : static_cast<size_t>(n);
 }
@@ -138,10 +139,11 @@ ssize_t RingReader::Read(std::span<const iovec> parts) {
     std::span out(static_cast<std::byte*>(part.iov_base), part.iov_len);
     while (!out.empty()) {
       size_t n = ReadRing(out);
-      if (n == 0 && LoanIsNext() && error_ == 0) {
-        // Looking ahead for the next header must not cut off the beginning of a payload.
-        if (total > 0 && out.size() < kBorrowBytesMin) break;
-        n = ReadLoan(out);
+      if (n == 0 && ExportIsNext() && error_ == 0) {
+        // The look-ahead for the next header must not take the first bytes of a payload, which
+        // would then be copied twice.
+        if (total > 0 && out.size() < kImportBytesMin) break;
+        n = ReadExported(out);
       }
       if (n == 0) break;
       out = out.subspan(n);
@@ -159,13 +161,13 @@ void RingReader::TurnEnds() {
   std::atomic<uint32_t>& sleeps = end_.control->writer_sleeps;
   if (sleeps.load(std::memory_order_seq_cst) == 0) return;
   const uint64_t unread = end_.control->written.load(std::memory_order_relaxed) - read_;
-  if (unread < end_.capacity && sleeps.exchange(0) != 0) end_.Ring();
+  if (unread < end_.capacity && sleeps.exchange(0) != 0) end_.Wake();
 }
 
 bool RingReader::PrepareSleep() {
   end_.control->reader_sleeps.store(1, std::memory_order_seq_cst);
-  return end_.control->written.load(std::memory_order_seq_cst) == read_ && borrower_.NoNews() &&
-         !borrower_.open() && error_ == 0;
+  return end_.control->written.load(std::memory_order_seq_cst) == read_ && importer_.NoNews() &&
+         !importer_.open() && error_ == 0;
 }
 
 }  // namespace weir::shm

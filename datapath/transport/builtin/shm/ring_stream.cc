@@ -11,14 +11,14 @@ namespace {
 
 class RingStream : public mesh::ByteStream {
  public:
-  RingStream(Attachment attachment, size_t loan_bytes_min)
+  RingStream(Attachment attachment, size_t direct_bytes_min)
       : attached_(std::move(attachment)),
         memory_(attached_.peer, attached_.process.get(), attached_.control.get()),
-        writer_(attached_.segment.End(attached_.created ? 0 : 1, attached_.peer_bell.get()),
-                loan_bytes_min),
-        reader_(attached_.segment.End(attached_.created ? 1 : 0, attached_.peer_bell.get()),
+        writer_(attached_.segment.End(attached_.created ? 0 : 1, attached_.peer_event_fd.get()),
+                direct_bytes_min),
+        reader_(attached_.segment.End(attached_.created ? 1 : 0, attached_.peer_event_fd.get()),
                 &memory_) {}
-  ~RingStream() override { writer_.lender().Revoke(); }
+  ~RingStream() override { writer_.exporter().Revoke(); }
 
   ssize_t Write(std::span<const iovec> parts) override {
     if (hung_up_) return -EPIPE;
@@ -27,7 +27,7 @@ class RingStream : public mesh::ByteStream {
     return n;
   }
 
-  // What the peer wrote before it ended is there before its end is seen.
+  // Bytes that the peer wrote before it ended are delivered before its end is reported.
   ssize_t Read(std::span<const iovec> parts) override {
     const ssize_t n = reader_.Read(parts);
     if (n > 0) bytes_read_.fetch_add(static_cast<uint64_t>(n), std::memory_order_relaxed);
@@ -35,10 +35,10 @@ class RingStream : public mesh::ByteStream {
   }
 
   size_t Retained() override { return writer_.Retained(); }
-  bool Releases() override { return writer_.lender().Repaid(); }
+  bool Releases() override { return writer_.exporter().Released(); }
 
   void CloseWrite() override {
-    writer_.lender().Revoke();
+    writer_.exporter().Revoke();
     shutdown(attached_.control.get(), SHUT_WR);
   }
 
@@ -62,13 +62,13 @@ class RingStream : public mesh::ByteStream {
   bool PrepareSleep(const Wish& wish) override {
     const bool bytes_wait = wish.bytes && !reader_.PrepareSleep();
     const bool room_waits = wish.room && !writer_.PrepareSleep();
-    const bool release_waits = wish.release && !writer_.lender().PrepareSleep();
+    const bool release_waits = wish.release && !writer_.exporter().PrepareSleep();
     return !bytes_wait && !room_waits && !release_waits;
   }
   void Awake() override {
     reader_.Awake();
     writer_.Awake();
-    writer_.lender().Awake();
+    writer_.exporter().Awake();
   }
 
   bool checks_payload() const override { return false; }
@@ -94,8 +94,8 @@ class RingStream : public mesh::ByteStream {
 
 }  // namespace
 
-std::unique_ptr<mesh::ByteStream> MakeRingStream(Attachment attachment, size_t loan_bytes_min) {
-  return std::make_unique<RingStream>(std::move(attachment), loan_bytes_min);
+std::unique_ptr<mesh::ByteStream> MakeRingStream(Attachment attachment, size_t direct_bytes_min) {
+  return std::make_unique<RingStream>(std::move(attachment), direct_bytes_min);
 }
 
 }  // namespace weir::shm

@@ -8,8 +8,8 @@
 
 namespace weir::shm {
 
-/// Payloads from `loan_bytes_min` on are lent where that works.
+/// Payloads of at least `direct_bytes_min` bytes are read directly where the system permits it.
 std::unique_ptr<mesh::ByteStream> MakeRingStream(Attachment attachment,
-                                                 size_t loan_bytes_min = kLoanBytesMin);
+                                                 size_t direct_bytes_min = kDirectReadBytesMin);
 
 }  // namespace weir::shm

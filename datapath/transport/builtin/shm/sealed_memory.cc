@@ -40,7 +40,8 @@ StatusOr<SealedMemory> SealedMemory::MapAll(int fd, size_t size, int protection)
   if (memory == MAP_FAILED) {
     return Unavailable(StrCat("cannot map ", size, " bytes of shared memory: ", ErrorText(errno)));
   }
-  // A forked child (a data loader) neither needs it nor may keep it. Best effort.
+  // A forked child (a data loader) does not need this memory and must not keep it alive. An error
+  // does not matter.
   madvise(memory, size, MADV_DONTFORK);
   SealedMemory mapped;
   mapped.bytes_ = {static_cast<std::byte*>(memory), size};
@@ -53,7 +54,7 @@ StatusOr<SealedMemory> SealedMemory::Create(size_t size, Peers peers, mesh::Uniq
     return Unavailable(StrCat("cannot make shared memory: ", ErrorText(errno)));
   }
   WEIR_ASSIGN_OR_RETURN(SealedMemory memory, MapAll(fd->get(), size, PROT_READ | PROT_WRITE));
-  // After it was mapped here, as it also forbids to map it for writing.
+  // This comes after the mapping above, because the seal also forbids new writable mappings.
   if (peers == Peers::kRead && fcntl(fd->get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0 &&
       errno != EINVAL) {
     return Unavailable(StrCat("cannot seal shared memory against writing: ", ErrorText(errno)));

@@ -1,6 +1,6 @@
 #pragma once
-// Memory that processes share: a memfd, which has no name and so leaves nothing behind however its
-// processes end, of a size that nobody can change under those who map it.
+// Memory that processes share: a memfd. It has no name and so leaves nothing behind, however its
+// processes end, and its size is sealed, so that no process can shrink it under those that map it.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,11 +23,12 @@ class SealedMemory {
   ~SealedMemory();
 
   enum class Peers { kReadAndWrite, kRead };
-  /// `size` zeros, writable here. *fd is what peers map, for what `peers` says; a kernel before 5.1
-  /// permits them to write all the same. kUnavailable: the system does not permit it.
+  /// Makes memory of `size` zero bytes that this process can write. Peers map *fd with the access
+  /// that `peers` says; kernels before 5.1 permit them to write in either case. kUnavailable: the
+  /// system does not permit it.
   static StatusOr<SealedMemory> Create(size_t size, Peers peers, mesh::UniqueFd* fd);
-  /// Maps a peer's. kDataLoss: not of that size, or the size is not sealed and the memory could be
-  /// cut short under us; kUnavailable: cannot be mapped.
+  /// Maps a peer's memory. kDataLoss: it has another size, or its size is not sealed, so that the
+  /// peer could shrink it later; kUnavailable: it cannot be mapped.
   static StatusOr<SealedMemory> Map(int fd, uint64_t size, Peers peers);
 
   explicit operator bool() const { return !bytes_.empty(); }

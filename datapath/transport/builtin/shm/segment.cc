@@ -31,12 +31,12 @@ StatusOr<Segment> Segment::Map(int fd, uint64_t ring_bytes) {
   return segment;
 }
 
-RingEnd Segment::End(int ring, int bell) const {
+RingEnd Segment::End(int ring, int event_fd) const {
   // Zero bytes, as new memory has them, are the initial state of these atomics.
   std::byte* memory = memory_.bytes().data();
   auto* control = reinterpret_cast<RingControl*>(memory) + ring;
   std::byte* data = memory + kControlBytes + static_cast<size_t>(ring) * ring_bytes();
-  return {control, data, ring_bytes(), bell};
+  return {control, data, ring_bytes(), event_fd};
 }
 
 }  // namespace weir::shm

@@ -20,13 +20,13 @@ class Segment {
   /// Makes one with two empty rings of `ring_bytes`, a power of two within the bounds. *fd is what
   /// the peer maps. Errors of SealedMemory.
   static StatusOr<Segment> Create(size_t ring_bytes, mesh::UniqueFd* fd);
-  /// Maps a peer's. Errors of SealedMemory; kDataLoss: no such size.
+  /// Maps a peer's segment. Errors of SealedMemory; kDataLoss: `ring_bytes` is out of bounds.
   static StatusOr<Segment> Map(int fd, uint64_t ring_bytes);
 
   explicit operator bool() const { return static_cast<bool>(memory_); }
   size_t ring_bytes() const { return (memory_.bytes().size() - kControlBytes) / 2; }
   /// Ring 0 is written by the rank that made the segment, ring 1 by the other.
-  RingEnd End(int ring, int bell) const;
+  RingEnd End(int ring, int event_fd) const;
 
  private:
   SealedMemory memory_;

@@ -13,22 +13,23 @@
 #include "datapath/transport/mesh/hello.h"
 #include "datapath/transport/mesh/rendezvous.h"
 #include "datapath/transport/mesh/stream_mesh.h"
+#include "datapath/transport/options.h"
 
 namespace weir::shm {
 namespace {
 
 using mesh::UniqueFd;
 
-// A ring stays in the second-level cache and holds two segments of the collectives. Where ranks
-// outnumber the cores it is larger: a rank that can hand over all it has for another before that
-// one gets a core saves both some switches. All rings of a rank have a bound.
+// A ring fits in the second-level cache and holds two segments of the collectives. Where ranks
+// outnumber the cores it is larger: a rank that can write all its data before the reader gets a
+// core saves context switches. The rings of one rank have a common bound.
 constexpr size_t kRingBytesDefault = 512 << 10, kRingBytesCrowded = 2 << 20;
 constexpr size_t kRingBytesAtWorldMax = 64 << 10;
 constexpr size_t kRankBytesMax = 16 << 20;
 
 bool Crowded(size_t neighbours) { return mesh::RanksPerCore(neighbours + 1) > 1; }
 
-/// Of a rank with so many neighbours on its node.
+/// The size of each ring of a rank that has `neighbours` on its node.
 size_t RingBytes(const TransportOptions& options, size_t neighbours) {
   if (options.send_buffer_bytes > 0) {
     const auto wanted = static_cast<size_t>(options.send_buffer_bytes);
@@ -44,42 +45,45 @@ class ShmMesh : public mesh::StreamMesh {
   ShmMesh(mesh::StreamMeshParts parts, Otherwise otherwise)
       : StreamMesh(std::move(parts)), otherwise_(otherwise) {}
 
-  const Stages* stages() const override { return stages_.own.empty() ? nullptr : &stages_; }
+  const StagingBuffers* staging() const override {
+    return staging_.own.empty() ? nullptr : &staging_;
+  }
 
  protected:
   StatusOr<mesh::Streams> MakeStreams(const std::vector<TransportAddress>& addresses,
                                       TimePoint deadline) override;
 
  private:
-  Status OpenOwnDoor(mesh::Neighbourhood* own);
+  Status OpenRendezvous(mesh::Neighbourhood* own);
   StatusOr<mesh::Streams> Attach(const std::vector<TransportAddress>& addresses, TimePoint deadline,
                                  const mesh::Rendezvous& rendezvous,
                                  std::vector<mesh::Sockets>& sockets);
   Status Demand(const std::vector<TransportAddress>& addresses,
                 std::vector<AttachResult>& results) const;
-  UniqueFd MakeOwnStage();
-  void SetStages(std::vector<AttachResult>& results);
+  UniqueFd MakeOwnStaging();
+  void SetStaging(std::vector<AttachResult>& results);
 
   const Otherwise otherwise_;
   uint32_t node_ = 0;  // as told to peers; 0: this rank shares no memory
-  UniqueFd door_;
-  UniqueFd bell_;
+  UniqueFd rendezvous_;
+  UniqueFd event_fd_;
   std::string no_memory_;  // why this rank cannot share any; empty: it can
-  SealedMemory own_stage_;
-  std::vector<SealedMemory> peer_stages_;
-  Stages stages_;  // views of these; empty: some rank lacks some
+  SealedMemory own_staging_;
+  std::vector<SealedMemory> peer_staging_;
+  StagingBuffers staging_;  // views of the two above; empty: some rank lacks a buffer
 };
 
-// Makes what neighbours need to reach this rank. Done in Connect, by the process that will run: a
-// Unix socket names the process that listened.
-Status ShmMesh::OpenOwnDoor(mesh::Neighbourhood* own) {
+// Makes what neighbours need to reach this rank. This happens in Connect and not in Create, because
+// peers take the process that listens at a Unix socket for the rank, and the caller may fork
+// between.
+Status ShmMesh::OpenRendezvous(mesh::Neighbourhood* own) {
   const uint32_t node = NodeIdentity();
-  const std::string name = NewDoor();
+  const std::string name = NewRendezvousName();
   if (node == 0 || name.empty()) return Unavailable("the system does not tell the node's identity");
-  bell_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!bell_) return Unavailable(StrCat("eventfd: ", mesh::ErrorText(errno)));
-  WEIR_ASSIGN_OR_RETURN(door_, OpenDoor(name, options().world + 64));
-  WEIR_RETURN_IF_ERROR(AddDoorbell(bell_.get()));
+  event_fd_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event_fd_) return Unavailable(StrCat("eventfd: ", mesh::ErrorText(errno)));
+  WEIR_ASSIGN_OR_RETURN(rendezvous_, ListenAtRendezvous(name, options().world + 64));
+  WEIR_RETURN_IF_ERROR(AddEventFd(event_fd_.get()));
   *own = {node, name};
   node_ = node;
   return OkStatus();
@@ -88,11 +92,11 @@ Status ShmMesh::OpenOwnDoor(mesh::Neighbourhood* own) {
 StatusOr<mesh::Streams> ShmMesh::MakeStreams(const std::vector<TransportAddress>& addresses,
                                              TimePoint deadline) {
   mesh::Neighbourhood own;
-  if (options().world > 1) no_memory_ = weir::Message(OpenOwnDoor(&own));
+  if (options().world > 1) no_memory_ = weir::Message(OpenRendezvous(&own));
   mesh::Rendezvous rendezvous(options(), listener(), wake(), own);
   WEIR_ASSIGN_OR_RETURN(std::vector<mesh::Sockets> sockets, rendezvous.Run(addresses, deadline));
   StatusOr<mesh::Streams> streams = Attach(addresses, deadline, rendezvous, sockets);
-  door_ = UniqueFd();
+  rendezvous_ = UniqueFd();
   if (streams.ok()) return streams;
   const std::vector<std::byte> frame = mesh::EncodeAbort(rank(), weir::Message(streams.status()));
   for (const mesh::Sockets& pair : sockets) {
@@ -109,8 +113,8 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   for (int r = 0; r < world(); ++r) {
     if (r == rank()) continue;
     const mesh::Neighbourhood& peer = rendezvous.neighbour(r);
-    if (node_ != 0 && peer.node == node_ && (r > rank() || !peer.door.empty())) {
-      neighbours.push_back({r, addresses[r], sockets[r].front().get(), peer.door});
+    if (node_ != 0 && peer.node == node_ && (r > rank() || !peer.rendezvous.empty())) {
+      neighbours.push_back({r, addresses[r], sockets[r].front().get(), peer.rendezvous});
     } else if (!no_memory_.empty()) {
       results[r].why_not = StrCat("this rank cannot share memory: ", no_memory_);
     } else {
@@ -120,33 +124,34 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   }
   std::vector<int> ranks;
   for (const Neighbour& neighbour : neighbours) ranks.push_back(neighbour.rank);
-  UniqueFd own_stage;
-  if (world() > 1 && neighbours.size() + 1 == results.size()) own_stage = MakeOwnStage();
+  UniqueFd own_staging;
+  if (world() > 1 && neighbours.size() + 1 == results.size()) own_staging = MakeOwnStaging();
   Attacher attacher({.job = options().job,
                      .rank = rank(),
                      .world = world(),
                      .ring_bytes = RingBytes(options(), neighbours.size()),
-                     .door = door_.get(),
-                     .bell = bell_.get(),
+                     .rendezvous = rendezvous_.get(),
+                     .event_fd = event_fd_.get(),
                      .wake = wake(),
-                     .stage = own_stage.get()});
+                     .staging = own_staging.get()});
   WEIR_ASSIGN_OR_RETURN(std::vector<AttachResult> attached,
                         attacher.Run(std::move(neighbours), deadline));
   for (size_t i = 0; i < ranks.size(); ++i) results[ranks[i]] = std::move(attached[i]);
   WEIR_RETURN_IF_ERROR(Demand(addresses, results));
-  if (attacher.all_stages()) {
-    SetStages(results);
+  if (attacher.all_staging()) {
+    SetStaging(results);
   } else {
-    own_stage_ = SealedMemory();
+    own_staging_ = SealedMemory();
   }
   mesh::Streams streams;
   for (int r = 0; r < world(); ++r) {
     streams.emplace_back();
     if (results[r].attachment != nullptr) {
-      streams.back() = MakeRingStream(std::move(*results[r].attachment),
-                                      Crowded(ranks.size()) ? kLoanBytesMin : kLoanBytesMinApart);
+      streams.back() =
+          MakeRingStream(std::move(*results[r].attachment),
+                         Crowded(ranks.size()) ? kDirectReadBytesMin : kDirectReadBytesMinApart);
     } else if (r != rank()) {
-      // The higher rank speaks for the pair, and only where memory was expected.
+      // The higher rank logs for the pair, as a warning only where shared memory was expected.
       const bool tried = r < rank() && std::find(ranks.begin(), ranks.end(), r) != ranks.end();
       Log(tried ? LogLevel::kWarning : LogLevel::kDebug, "transport",
           StrCat("rank ", rank(), " reaches rank ", r, " (", addresses[r],
@@ -157,30 +162,30 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   return streams;
 }
 
-// None where the system does not permit it: sums then go by messages alone.
-UniqueFd ShmMesh::MakeOwnStage() {
+// Returns none where the system does not permit it; then sums use messages alone.
+UniqueFd ShmMesh::MakeOwnStaging() {
   UniqueFd fd;
   StatusOr<SealedMemory> memory =
-      SealedMemory::Create(kStageBytes, SealedMemory::Peers::kRead, &fd);
+      SealedMemory::Create(kStagingBytes, SealedMemory::Peers::kRead, &fd);
   if (memory.ok()) {
-    own_stage_ = std::move(*memory);
+    own_staging_ = std::move(*memory);
     return fd;
   }
   Log(LogLevel::kWarning, "transport",
-      StrCat("rank ", rank(), " has no stage: ", weir::Message(memory.status())));
+      StrCat("rank ", rank(), " has no staging buffer: ", weir::Message(memory.status())));
   return UniqueFd();
 }
 
-void ShmMesh::SetStages(std::vector<AttachResult>& results) {
-  stages_.own = own_stage_.bytes();
+void ShmMesh::SetStaging(std::vector<AttachResult>& results) {
+  staging_.own = own_staging_.bytes();
   for (int r = 0; r < world(); ++r) {
-    if (r != rank()) peer_stages_.push_back(std::move(results[r].attachment->stage));
-    stages_.of.push_back(r == rank() ? stages_.own : peer_stages_.back().bytes());
+    if (r != rank()) peer_staging_.push_back(std::move(results[r].attachment->staging));
+    staging_.of.push_back(r == rank() ? staging_.own : peer_staging_.back().bytes());
   }
 }
 
-// Where memory is demanded of every pair: those who have it learn why this rank leaves all the
-// same.
+// For the transport shm, which requires shared memory for every pair. If a pair lacks it, the ranks
+// that are attached are told why this rank leaves.
 Status ShmMesh::Demand(const std::vector<TransportAddress>& addresses,
                        std::vector<AttachResult>& results) const {
   if (otherwise_ == Otherwise::kTcp) return OkStatus();
@@ -197,7 +202,7 @@ Status ShmMesh::Demand(const std::vector<TransportAddress>& addresses,
     if (result.attachment == nullptr) continue;
     const auto stream = MakeRingStream(std::move(*result.attachment));
     const iovec part = {frame.data(), frame.size()};
-    stream->Write(std::span(&part, 1));  // best effort; its end says the rest
+    stream->Write(std::span(&part, 1));  // an error does not matter: the end of the stream follows
     stream->CloseWrite();
   }
   return lacking;
@@ -211,7 +216,8 @@ class ShmFactory : public TransportFactory {
   }
 
  private:
-  const TransportTraits traits_ = {.name = "shm", .lossless = true, .crosses_hosts = false};
+  const TransportTraits traits_ = {
+      .name = "shm", .lossless = true, .crosses_hosts = false, .options = {&kBusyPollOption, 1}};
 };
 
 }  // namespace

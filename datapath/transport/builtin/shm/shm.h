@@ -1,6 +1,6 @@
 #pragma once
-// The mesh behind the transports shm and auto: TCP first, then shared memory for every pair of
-// ranks that proves to have it.
+// The mesh behind the transports shm and auto. Ranks connect over TCP, then every pair that can
+// moves to shared memory.
 
 #include <memory>
 
@@ -8,7 +8,7 @@
 
 namespace weir::shm {
 
-/// What becomes of a pair without shared memory.
+/// What to do with a pair that cannot share memory.
 enum class Otherwise {
   kTcp,   // stays on its TCP connection
   kFail,  // Connect fails with kFailedPrecondition, which says why

@@ -28,7 +28,7 @@ PathSample ReadPathSample(int fd, int peer) {
   sample.rtt_deviation_s = info.tcpi_rttvar * kMicrosecond;
   if (info.tcpi_min_rtt != ~0u) sample.rtt_min_s = info.tcpi_min_rtt * kMicrosecond;
   sample.delivery_rate_bytes_per_s = static_cast<double>(info.tcpi_delivery_rate);
-  // Never measured counts as limited by us, too: such a rate says nothing.
+  // A rate that was never measured counts as limited by the application: it says nothing.
   sample.application_limited =
       info.tcpi_delivery_rate_app_limited != 0 || info.tcpi_delivery_rate == 0;
   sample.bytes_acked = info.tcpi_bytes_acked;
@@ -79,7 +79,7 @@ ssize_t SocketStream::Write(std::span<const iovec> parts) {
 }
 
 ssize_t SocketStream::Read(std::span<const iovec> parts) {
-  if (parts.size() == 1) {  // small frames: this has less to set up
+  if (parts.size() == 1) {  // recv has less to set up, which matters for small frames
     return Result(
         [&] { return recv(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT); });
   }
@@ -88,9 +88,10 @@ ssize_t SocketStream::Read(std::span<const iovec> parts) {
 
 void SocketStream::CloseWrite() { shutdown(socket_.get(), SHUT_WR); }
 
-// A link brings a long payload in many packets, and each would wake this rank, which costs about as
-// much as copying it. Within a host the sender's copying and ours should overlap. Short rests come
-// in one packet anyway.
+// A long payload arrives from another host in many packets, and each would wake this rank, which
+// costs about as much as copying it; so the kernel reports only larger parts. Not within a host,
+// where the sender's copy and this one should overlap, nor for a short rest, which comes in one
+// packet anyway.
 void SocketStream::Expect(size_t bytes) {
   constexpr size_t kShort = 16 << 10, kMost = 256 << 10;
   if (within_host_) return;
@@ -106,16 +107,17 @@ Status SocketStream::Register(mesh::EventSet& events, uint32_t index) {
   return events.Add(socket_.get(), EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, index);
 }
 
-// A report of zero_copy_ shows as EPOLLERR; a connection that is cut has EPOLLHUP, too.
+// EPOLLERR alone means a report for zero_copy_; a connection that is cut also has EPOLLHUP.
 uint32_t SocketStream::OnEvents(uint32_t events) {
   if (!zero_copy_.used() || !(events & EPOLLERR) || (events & EPOLLHUP)) return events;
   return (events & ~uint32_t{EPOLLERR}) | EPOLLIN;
 }
 
-// Data, for the first time or once more, a keepalive or a probe of a closed window is a question;
-// any acknowledgement behind it is the answer. While a living peer keeps its window closed,
-// questions are minutes apart: its silence between them says nothing. Nor does one that is not
-// answered: kernels answer probes of a closed window twice a second at most.
+// Data (sent or retransmitted), a keepalive or a probe of a closed window asks the peer's host for
+// an acknowledgement, and any later acknowledgement answers it. While a living peer keeps its
+// window closed, these requests are minutes apart, so silence between them says nothing. A single
+// unanswered probe says nothing either, because kernels answer at most two probes of a closed
+// window a second.
 SocketStream::Silence SocketStream::HostSilence() const {
   tcp_info info = {};
   socklen_t size = sizeof info;

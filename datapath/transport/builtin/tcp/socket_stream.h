@@ -25,7 +25,7 @@ class SocketStream : public mesh::ByteStream {
   void AppendSockets(std::vector<int>* sockets) const override {
     sockets->push_back(socket_.get());
   }
-  /// Within a host the kernel copies from memory to memory, and leaves out even its own checks.
+  /// False within a host, where the kernel copies from memory to memory without checks of its own.
   bool checks_payload() const override { return !within_host_; }
   Silence HostSilence() const override;
   PathSample Sample(int peer) const override;
@@ -33,7 +33,7 @@ class SocketStream : public mesh::ByteStream {
  private:
   const mesh::UniqueFd socket_;
   const bool within_host_;
-  size_t low_water_ = 1;  // bytes that the kernel tells of
+  size_t low_water_ = 1;  // the kernel reports data from so many bytes on
   ZeroCopy zero_copy_;
 };
 

@@ -9,13 +9,13 @@
 namespace weir::tcp {
 namespace {
 
-// Where in a list of buffers the next byte is.
+// The position of the next byte in a list of buffers.
 class Cursor {
  public:
   explicit Cursor(std::span<const iovec> parts) : parts_(parts) {}
 
   bool AtEnd() const { return parts_.empty(); }
-  // The next bytes, at most `bytes`; returns how many parts of `out` they are.
+  // Puts the next bytes, at most `bytes`, into `out` and returns the number of parts used.
   size_t Peek(size_t bytes, std::span<iovec> out) const {
     size_t count = 0, skip = skip_;
     for (const iovec& part : parts_) {
@@ -45,8 +45,8 @@ class Cursor {
 StripedStream::StripedStream(std::vector<std::unique_ptr<SocketStream>> lanes)
     : lanes_(std::move(lanes)) {}
 
-// Until a lane says that it has no more: one that gave less may have ended, and of that no other
-// event tells.
+// Reads until a lane says that it has no more. A lane that returned fewer bytes may have ended, and
+// no other event reports that.
 template <typename Move>
 ssize_t StripedStream::Deal(std::span<const iovec> parts, uint64_t* position, bool* failed,
                             Move move) {
@@ -79,14 +79,14 @@ ssize_t StripedStream::Read(std::span<const iovec> parts) {
               [](SocketStream& lane, std::span<const iovec> piece) { return lane.Read(piece); });
 }
 
-// From the first byte that some lane still reads.
+// Counts from the first byte that some lane still reads.
 size_t StripedStream::Retained() {
   const size_t lanes = lanes_.size();
   uint64_t released = written_;
   for (size_t i = 0; i < lanes; ++i) {
     const size_t retained = lanes_[i]->Retained();
     if (retained == 0) continue;
-    // What went over lane i: whole rounds, and what of the last round it has.
+    // The bytes that lane i has carried: whole rounds, and its part of the last round.
     const uint64_t round = kPieceBytes * lanes, rest = written_ % round, before = i * kPieceBytes;
     const uint64_t of_rest = std::min<uint64_t>(rest - std::min(rest, before), kPieceBytes);
     const uint64_t at = written_ / round * kPieceBytes + of_rest - retained;
@@ -104,8 +104,8 @@ Status StripedStream::Register(mesh::EventSet& events, uint32_t index) {
   return OkStatus();
 }
 
-// The stream has ended when every lane has, behind whose ends nothing can come any more. When one
-// is cut, so are all, once what has come over the others is read.
+// The stream has ended when every lane has ended, because nothing can follow then. When one lane is
+// cut, the stream is cut once the bytes that came over the other lanes are read.
 uint32_t StripedStream::OnEvents(uint32_t events) {
   if (!(events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR))) return events;
   std::vector<int> sockets;
@@ -126,7 +126,8 @@ void StripedStream::AppendSockets(std::vector<int>* sockets) const {
   for (const auto& lane : lanes_) lane->AppendSockets(sockets);
 }
 
-// The lane that is silent longest: without its pieces nothing goes on.
+// Returns the silence of the lane that is silent longest, because the stream cannot continue
+// without its pieces.
 StripedStream::Silence StripedStream::HostSilence() const {
   Silence worst;
   for (const auto& lane : lanes_) {

@@ -8,9 +8,9 @@
 
 namespace weir::tcp {
 
-/// Deals the stream out in pieces of kPieceBytes, one connection after the other, so that nothing
-/// but the position says which connection has a byte. The slowest connection sets the pace of all.
-/// proto/WIRE.md, section 1.
+/// Distributes the stream in pieces of kPieceBytes, one connection after the other, so that the
+/// position alone tells which connection carries a byte. The slowest connection sets the pace of
+/// all. proto/WIRE.md, section 1.
 class StripedStream : public mesh::ByteStream {
  public:
   static constexpr size_t kPieceBytes = 128 << 10;
@@ -24,7 +24,7 @@ class StripedStream : public mesh::ByteStream {
   void CloseWrite() override;
   Status Register(mesh::EventSet& events, uint32_t index) override;
   uint32_t OnEvents(uint32_t events) override;
-  /// A failure that came behind bytes is told by the next call, without another event.
+  /// If a failure comes after some bytes, the next call returns it, without another event.
   bool Readable() override { return read_failed_; }
   bool Writable() override { return write_failed_; }
   void AppendSockets(std::vector<int>* sockets) const override;
@@ -39,7 +39,7 @@ class StripedStream : public mesh::ByteStream {
   const std::vector<std::unique_ptr<SocketStream>> lanes_;
   uint64_t written_ = 0, read_ = 0;
   bool write_failed_ = false, read_failed_ = false;
-  bool cut_ = false;  // a lane is, and not all have ended
+  bool cut_ = false;  // a lane was cut, and not all lanes have ended
 };
 
 }  // namespace weir::tcp

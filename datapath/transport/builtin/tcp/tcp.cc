@@ -1,5 +1,6 @@
 // The tcp transport: a mesh of TCP connections, one or several per pair of ranks.
 
+#include "datapath/transport/builtin/tcp/options.h"
 #include "datapath/transport/builtin/tcp/socket_stream.h"
 #include "datapath/transport/mesh/rendezvous.h"
 #include "datapath/transport/mesh/stream_mesh.h"
@@ -33,7 +34,8 @@ class TcpFactory : public TransportFactory {
   }
 
  private:
-  const TransportTraits traits_ = {.name = "tcp", .lossless = true, .crosses_hosts = true};
+  const TransportTraits traits_ = {
+      .name = "tcp", .lossless = true, .crosses_hosts = true, .options = tcp::Options()};
 };
 
 }  // namespace

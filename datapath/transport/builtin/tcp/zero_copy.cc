@@ -30,7 +30,7 @@ size_t ZeroCopy::Retained() {
   return calls_.empty() ? 0 : static_cast<size_t>(written_ - calls_.front().begins);
 }
 
-// One message of the error queue: a range of calls that are over. False when there is none.
+// Reads one message of the error queue, which completes a range of calls. False when there is none.
 bool ZeroCopy::TakeReport() {
   alignas(cmsghdr) char control[128];
   msghdr message = {};
@@ -49,8 +49,8 @@ bool ZeroCopy::TakeReport() {
     sock_extended_err error;
     std::memcpy(&error, CMSG_DATA(c), sizeof error);
     if (error.ee_origin != SO_EE_ORIGIN_ZEROCOPY) continue;
-    // It copied all the same, as for every packet that stays on this host: the pages were pinned in
-    // vain, and will be.
+    // The kernel copied after all, as it does for every packet that stays on this host. Pinning the
+    // pages was wasted effort and would be again, so this socket stops sending without a copy.
     if (error.ee_code & SO_EE_CODE_ZEROCOPY_COPIED) on_ = false;
     const size_t begin = error.ee_info - first, count = error.ee_data - error.ee_info + size_t{1};
     for (size_t i = begin; i < calls_.size() && i - begin < count; ++i) calls_[i].over = true;

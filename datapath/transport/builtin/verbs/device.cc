@@ -40,7 +40,8 @@ class DeviceList {
   ibv_device** devices_;
 };
 
-// RoCE GIDs are IP addresses: IPv4 ones as ::ffff:a.b.c.d. Link-local ones name no host.
+// RoCE GIDs are IP addresses, IPv4 ones in the form ::ffff:a.b.c.d. Link-local ones identify no
+// host.
 std::optional<SocketAddress> AddressOfGid(const ibv_gid_entry& entry) {
   if (entry.gid_type == IBV_GID_TYPE_IB) return std::nullopt;
   const uint8_t* raw = entry.gid.raw;
@@ -122,7 +123,7 @@ bool IsWildcard(const sockaddr_storage& storage) {
          0;
 }
 
-// The address that stands behind "device/gid-index", with `port` as text.
+// The address of the GID "device/gid-index", with `port` as text.
 StatusOr<SocketAddress> AddressOfDevice(ibv_device* device, int gid_index,
                                         const std::string& port) {
   const std::string name = ibv_get_device_name(device);
@@ -288,7 +289,8 @@ Status Device::MakePool(int peers) {
     return ResourceExhausted(StrCat("buffers of ", pool_bytes_, " bytes: ", ErrorText(errno)));
   }
   pool_ = static_cast<std::byte*>(memory);
-  // The children of a fork share no registered page: one that writes must not move ours.
+  // Children of a fork must not share registered pages: a write would give this process other
+  // pages.
   madvise(pool_, pool_bytes_, MADV_DONTFORK);
   const int access = IBV_ACCESS_LOCAL_WRITE;  // the macro mixes it with another enumeration
   region_.reset(ibv_reg_mr(domain(), pool_, pool_bytes_, access));

@@ -43,7 +43,7 @@ StatusOr<CmIdPtr> ListenAt(const std::string& listen, int backlog, rdma_event_ch
 /// "10.0.0.3:40000", or "[fd00::1]:40000".
 std::string BoundAddress(rdma_cm_id* id);
 
-/// Opened for one transport alone: its events are nobody else's.
+/// Opened for one transport alone, which gets all its events.
 class Device {
  public:
   /// Opens the device of a bound `id`, with a pool that PlanFlow sizes for options.world.

@@ -1,6 +1,6 @@
 #pragma once
-// The private data of a connection's request and of its answer: who asks for whom, and how much
-// memory each side offers. Bytes: proto/WIRE.md section 1.
+// The private data of a connection's request and of its answer: the ranks at both ends, and how
+// much memory each side offers. Bytes: proto/WIRE.md section 1.
 
 #include <array>
 #include <cstdint>
@@ -21,7 +21,7 @@ inline constexpr uint32_t kSlotBytesMax = 1 << 20;
 inline constexpr uint32_t kSlotsMin = 4;
 inline constexpr uint32_t kSlotsMax = 1024;
 
-/// Who sends it, and whom the sender believes to be talking to.
+/// The sender, and the rank that the sender expects at the other end.
 struct Hello {
   uint64_t job = 0;
   uint32_t rank = 0;
@@ -31,12 +31,12 @@ struct Hello {
 };
 
 inline constexpr size_t kHelloBytes = 40;  // a request over RoCE carries at most 56
-/// What an answer that refuses may say.
+/// The longest text of an answer that refuses.
 inline constexpr size_t kRefusalBytesMax = 148;
 
 std::array<std::byte, kHelloBytes> EncodeHello(const Hello& hello);
 
-/// Bytes behind the hello are ignored: connection managers pad. kDataLoss: too short, another
+/// Ignores bytes behind the hello, because connection managers pad. kDataLoss: too short, another
 /// magic or version, a wrong checksum, a window outside of the bounds above.
 StatusOr<Hello> DecodeHello(std::span<const std::byte> bytes);
 

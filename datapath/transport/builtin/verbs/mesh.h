@@ -1,6 +1,6 @@
 #pragma once
-// The connections of one rank to all others, and everything that reports about them: completions,
-// events of the connection manager and of the device.
+// The connections of one rank to all others, and all sources of their events: completions, the
+// connection manager and the device.
 
 #include <optional>
 #include <vector>
@@ -9,7 +9,8 @@
 
 namespace weir::verbs {
 
-/// The connection to one rank. What is made first is destroyed last.
+/// The connection to one rank. Members are in the order in which they are made, so that the last
+/// one is destroyed first.
 struct Peer {
   CmIdPtr id;
   std::unique_ptr<QueuePair> pair;
@@ -19,7 +20,7 @@ struct Peer {
   std::string lost_because;  // empty: disconnected
 };
 
-/// What the connection manager says, copied so that the original can be acknowledged at once.
+/// A copy of an event of the connection manager, so that the original can be acknowledged at once.
 struct ConnectionEvent {
   rdma_cm_event_type type;
   rdma_cm_id* id = nullptr;
@@ -46,13 +47,13 @@ class Mesh {
   Status MakePair(int rank);
   /// The stream over that pair; `address` is for messages.
   void MakeStream(int rank, const std::string& address, const Window& theirs);
-  /// Ends the connection without a farewell and forgets it.
+  /// Ends the connection without a shutdown notice and forgets it.
   void Drop(int rank);
   void StopListening() { listener_.reset(); }
 
   /// The next event of the connection manager, if there is one. It concerns a present id.
   StatusOr<std::optional<ConnectionEvent>> NextEvent();
-  /// Marks the peers that the device's events condemn. kUnavailable: the device itself failed.
+  /// Marks the peers that the device reports as failed. kUnavailable: the device itself failed.
   Status TakeDeviceEvents();
   /// Gives every completion to its stream and marks lost peers. Streams' errors; all completions
   /// are handled even then.

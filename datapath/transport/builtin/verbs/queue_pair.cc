@@ -6,10 +6,11 @@
 
 namespace weir::verbs {
 namespace {
-// Small frames go to the device within the work request, where it can: no fetch of the buffer.
+// Small frames are copied into the work request, if the device supports it, so that the device need
+// not fetch the buffer.
 constexpr uint32_t kInlineBytes = 256;
-// Credits keep a receiver from being unready; should it ever be, it is asked again after 0.64 ms
-// instead of the connection manager's 655 ms.
+// Credits ensure that a receiver is always ready. Should it ever not be, the sender tries again
+// after 0.64 ms instead of the connection manager's 655 ms.
 constexpr uint8_t kReceiverNotReadyTimer = 12;
 }  // namespace
 
@@ -59,8 +60,8 @@ Status QueuePair::Modify(rdma_cm_id* id, ibv_qp_state state) {
 }
 
 Status QueuePair::Activate(rdma_cm_id* id) {
-  // Before the peers agreed, the asking side's attributes let nobody write, not even the nothing of
-  // a probe.
+  // Before the peers have agreed, the requesting side's attributes permit no writes, not even those
+  // of zero bytes that probe a peer.
   WEIR_RETURN_IF_ERROR(Modify(id, IBV_QPS_INIT));
   WEIR_RETURN_IF_ERROR(Modify(id, IBV_QPS_RTR));
   return Modify(id, IBV_QPS_RTS);
@@ -103,7 +104,8 @@ Status QueuePair::Send(uint32_t slot, size_t bytes, uint32_t immediate, bool sig
   return OkStatus();
 }
 
-// A write of nothing needs no memory and no permission of the peer, and yet its device answers.
+// A write of zero bytes needs neither memory nor a key of the peer, and the peer's device answers
+// it.
 Status QueuePair::Probe(uint32_t slot) {
   ibv_send_wr request = {};
   request.wr_id = Work(false, slot);

@@ -1,14 +1,14 @@
 #pragma once
-// One reliable connection: a queue pair of our own device context, brought up along the states of a
-// connection manager's id.
+// One reliable connection: a queue pair of this transport's own device context, which follows the
+// states of a connection manager's id.
 
 #include "datapath/transport/builtin/verbs/device.h"
 #include "datapath/transport/builtin/verbs/stream.h"
 
 namespace weir::verbs {
 
-/// Which message a completion belongs to. `generation` tells a queue pair from an earlier one of
-/// the same rank, whose completions may still come.
+/// The message that a completion belongs to. `generation` distinguishes a queue pair from an
+/// earlier one of the same rank, whose completions may still arrive.
 struct WorkId {
   uint16_t rank = 0;
   uint16_t generation = 0;
@@ -31,7 +31,7 @@ class QueuePair : public MessagePort {
   static StatusOr<std::unique_ptr<QueuePair>> Create(const Device& device, rdma_cm_id* id,
                                                      std::byte* memory, WorkId name);
 
-  /// Brings it to RTR and RTS with what the id has agreed.
+  /// Brings it to RTR and RTS with the attributes that the id has agreed on.
   Status Activate(rdma_cm_id* id);
 
   uint32_t number() const { return pair_->qp_num; }

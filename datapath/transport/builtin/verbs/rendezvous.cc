@@ -21,9 +21,9 @@ rdma_conn_param Parameters(std::span<const std::byte> private_data, uint32_t que
   rdma_conn_param parameters = {};
   parameters.private_data = private_data.data();
   parameters.private_data_len = static_cast<uint8_t>(private_data.size());
-  // Lost packets are sent again 6 times, some 15 s, before a peer counts as dead: 7 means for ever
-  // to soft-RoCE. An unready receiver, which credits prevent, is asked for ever: the operation's
-  // deadline ends that.
+  // Lost packets are sent again 6 times, for some 15 s, before a peer counts as dead; 7 would mean
+  // for ever with soft-RoCE. A receiver that is not ready, which credits prevent, is asked without
+  // limit, because the operation's deadline ends that.
   parameters.retry_count = 6;
   parameters.rnr_retry_count = 7;
   parameters.qp_num = queue_pair;
@@ -86,7 +86,7 @@ Status Rendezvous::OnEvent(const ConnectionEvent& event, TimePoint now) {
       }
       [[fallthrough]];
     case State::kEstablished:
-      // What else may come, such as the end of a late handshake, means the same: it is gone.
+      // Other events, such as the end of a late handshake, also mean that the peer is gone.
       if (event.type != RDMA_CM_EVENT_TIMEWAIT_EXIT) peer.lost = true;
       return OkStatus();
   }
@@ -100,7 +100,8 @@ Status Rendezvous::StartDue(TimePoint now) {
     if (!roll_.IsDue(r, now)) continue;
     WEIR_RETURN_IF_ERROR(mesh_->NewId(r));
     rdma_cm_id* const id = mesh_->peers()[r].id.get();
-    // From the address that we listen at: so every connection is on the same device.
+    // Dials from the address that this rank listens at, so that all connections use the same
+    // device.
     WEIR_ASSIGN_OR_RETURN(mesh::SocketAddress own,
                           mesh::ResolveAddress(own_.substr(0, own_.rfind(':')) + ":0"));
     roll_[r].state = State::kDialing;
@@ -171,7 +172,7 @@ Status Rendezvous::OnAnswer(const ConnectionEvent& event, TimePoint now) {
   const int rank = event.rank;
   const StatusOr<Hello> hello = DecodeHello(event.private_data);
   if (!hello.ok()) {
-    // Something else may have had this port for a moment: only the deadline ends the attempts.
+    // Another process may have had this port for a moment, so only the deadline ends the attempts.
     Retry(rank, StrCat("does not speak Weir: ", Message(hello.status())), now);
     return OkStatus();
   }
@@ -209,7 +210,7 @@ void Rendezvous::OnRequest(const ConnectionEvent& event, TimePoint now) {
   Hello hello;
   std::string why = Judge(event, &hello);
   if (why.empty() && Answer(event, hello).ok()) return;
-  if (why.empty()) {  // the id is the mesh's by now, and the asker will come again
+  if (why.empty()) {  // the id belongs to the mesh by now, and the caller will try again
     Retry(static_cast<int>(hello.rank), "could not be answered", now);
     return;
   }
@@ -217,7 +218,8 @@ void Rendezvous::OnRequest(const ConnectionEvent& event, TimePoint now) {
   rdma_destroy_id(event.id);
 }
 
-// Empty when the request is from the rank that it says and that rank is awaited.
+// Returns why a request is refused; empty when it comes from the rank it claims to be and that rank
+// is awaited.
 std::string Rendezvous::Judge(const ConnectionEvent& event, Hello* hello) const {
   const StatusOr<Hello> decoded = DecodeHello(event.private_data);
   if (!decoded.ok()) return Message(decoded.status());
@@ -234,7 +236,7 @@ std::string Rendezvous::Judge(const ConnectionEvent& event, Hello* hello) const 
   return "";
 }
 
-// Whatever that rank had before, an attempt that it gave up or a connection that died, is replaced.
+// Replaces what that rank had before: an attempt that it gave up, or a connection that died.
 Status Rendezvous::Answer(const ConnectionEvent& event, const Hello& hello) {
   const auto rank = static_cast<int>(hello.rank);
   mesh_->TakeId(rank, event.id);
@@ -243,7 +245,7 @@ Status Rendezvous::Answer(const ConnectionEvent& event, const Hello& hello) {
   WEIR_RETURN_IF_ERROR(mesh_->MakePair(rank));
   Peer& peer = mesh_->peers()[rank];
   WEIR_RETURN_IF_ERROR(peer.pair->Activate(event.id));
-  // Messages may come before the confirmation does.
+  // Messages may arrive before the confirmation.
   mesh_->MakeStream(rank, roll_.AddressOf(rank), hello.window);
   const auto reply = EncodeHello(OwnHello(mesh::kUnknownPeer));
   rdma_conn_param parameters = Parameters(reply, peer.pair->number());
@@ -259,7 +261,8 @@ void Rendezvous::Refuse(rdma_cm_id* id, const std::string& why) {
   rdma_reject(id, why.data(), static_cast<uint8_t>(std::min(why.size(), kRefusalBytesMax)));
 }
 
-// An established peer is gone while others are still missing: it failed, or it will come again.
+// Handles an established peer that is gone while others are still missing: it has failed, or it
+// will connect again.
 Status Rendezvous::CheckLost(TimePoint now) {
   bool any = false, progress = false;
   for (const Peer& peer : mesh_->peers()) any |= peer.lost;

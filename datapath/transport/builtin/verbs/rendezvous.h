@@ -1,6 +1,6 @@
 #pragma once
-// Makes the full mesh: higher ranks dial lower ones, requests and answers carry hellos, strangers
-// are told why they are refused.
+// Makes the full mesh: higher ranks dial lower ones, requests and answers carry hellos, and refused
+// callers are told why.
 
 #include <string>
 #include <vector>
@@ -16,9 +16,9 @@ class Rendezvous {
   /// `own` is where this rank listens; `wake` becomes readable on Interrupt. All outlive it.
   Rendezvous(const TransportOptions& options, const TransportAddress& own, Mesh* mesh, int wake);
 
-  /// Until every peer of the mesh has its stream. Refused dials fail at once with the refuser's
-  /// reason (kFailedPrecondition); kDeadlineExceeded names the missing ranks and what was tried;
-  /// kAborted on interrupt; kUnavailable when a connected rank aborts meanwhile.
+  /// Runs until every peer of the mesh has its stream. Refused dials fail at once with the
+  /// refuser's reason (kFailedPrecondition); kDeadlineExceeded names the missing ranks and what was
+  /// tried; kAborted on interrupt; kUnavailable when a connected rank aborts meanwhile.
   Status Run(const std::vector<TransportAddress>& addresses, TimePoint deadline);
 
  private:

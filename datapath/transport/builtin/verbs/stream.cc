@@ -19,7 +19,7 @@ Stream::Stream(Options options, MessagePort* port)
   WEIR_CHECK(options_.send_slots >= kSendSlotsMin && options_.ours.slots >= kSlotsMin);
 }
 
-// Both sides compute it, so a receiver knows the size of every piece before it comes.
+// Both sides compute this, so a receiver knows the size of every piece before it arrives.
 size_t Stream::PieceMax() const {
   return std::min(options_.ours.slot_bytes, options_.theirs.slot_bytes);
 }
@@ -64,10 +64,11 @@ Status Stream::SendPiece(mesh::Operation* op, std::atomic<uint64_t>* sent) {
   return OkStatus();
 }
 
-// Every message takes along what the peer may send again.
+// Every message carries the credits that the peer has not been told yet.
 Status Stream::Post(size_t bytes, MessageKind kind, bool last) {
   const auto slot = static_cast<uint32_t>(posted_ % options_.send_slots);
-  // Often enough that a full ring always has a completion coming.
+  // Messages are signaled often enough that a completion is always due when all send slots are
+  // used.
   const bool signaled = last || ++unsignaled_ >= options_.send_slots / 4;
   if (signaled) unsignaled_ = 0;
   sent_bytes_[slot] = static_cast<uint32_t>(bytes);
@@ -81,7 +82,7 @@ Status Stream::Post(size_t bytes, MessageKind kind, bool last) {
 Status Stream::ReturnCredits() {
   if (freed_ < credit_batch_ || ended_ || departed()) return OkStatus();
   if (outstanding() + 1 >= options_.send_slots)
-    return OkStatus();  // the last slot is the farewell's
+    return OkStatus();  // the last slot is reserved for the shutdown notice
   return Post(0, MessageKind::kCredits, false);
 }
 
@@ -107,12 +108,12 @@ Status Stream::ProbeIfSilent(TimePoint now, Duration silence) {
   return OkStatus();
 }
 
-Status Stream::QueueFarewell(std::string_view text) {
+Status Stream::QueueShutdownNotice(std::string_view text) {
   out().Forget();
   if (ended_ || departed() || outstanding() >= options_.send_slots) return OkStatus();
   const std::vector<std::byte> frame = mesh::EncodeAbort(options_.self, text);
   std::copy(frame.begin(), frame.end(), port_->SendSlot(posted_ % options_.send_slots).begin());
-  return Post(frame.size(), MessageKind::kFarewell, true);
+  return Post(frame.size(), MessageKind::kShutdownNotice, true);
 }
 
 // ---- receiving
@@ -120,7 +121,7 @@ Status Stream::QueueFarewell(std::string_view text) {
 Status Stream::OnMessage(uint32_t slot, size_t bytes, uint32_t immediate, TimePoint now) {
   NoteReceived(now);
   last_heard_ = now;
-  if (departed()) return in().Corrupt("a message after its goodbye");
+  if (departed()) return in().Corrupt("a message after its shutdown notice");
   credits_ += immediate & 0xffff;
   if (credits_ > options_.theirs.slots) {
     return in().Corrupt(StrCat("credits for ", credits_, " slots; it has ", options_.theirs.slots));
@@ -137,8 +138,8 @@ Status Stream::OnMessage(uint32_t slot, size_t bytes, uint32_t immediate, TimePo
     case static_cast<uint32_t>(MessageKind::kCredits):
       if (bytes != 0) return in().Corrupt(StrCat("credits with ", bytes, " bytes; expected none"));
       return port_->Receive(slot);
-    case static_cast<uint32_t>(MessageKind::kFarewell):
-      return OnFarewell(port_->ReceiveSlot(slot).first(bytes));
+    case static_cast<uint32_t>(MessageKind::kShutdownNotice):
+      return OnShutdownNotice(port_->ReceiveSlot(slot).first(bytes));
     default:
       return in().Corrupt(StrCat("a message of unknown kind ", immediate >> 16));
   }
@@ -154,9 +155,9 @@ StatusOr<FrameHeader> Stream::ReadHeader(std::span<const std::byte> bytes) const
   return header;
 }
 
-// Handled on arrival: a reason must not wait behind frames that nobody asks for, and after a
-// goodbye only what is held can still be delivered.
-Status Stream::OnFarewell(std::span<const std::byte> frame) {
+// A shutdown notice is handled on arrival. A reason must not wait behind frames without a receive,
+// and after an orderly notice only the messages held here can still be delivered.
+Status Stream::OnShutdownNotice(std::span<const std::byte> frame) {
   WEIR_ASSIGN_OR_RETURN(const FrameHeader header, ReadHeader(frame));
   const std::span<const std::byte> text = frame.subspan(kFrameHeaderBytes);
   if (header.type != FrameType::kAbort || header.payload_bytes != text.size()) {
@@ -183,15 +184,15 @@ std::span<const std::byte> Stream::BytesOf(const Held& piece) {
   return port_->ReceiveSlot(piece.slot).first(piece.bytes);
 }
 
-// Lets the slot of `piece` receive again, unless nothing can come any more.
+// Lets the slot of `piece` receive again, unless no more messages can arrive.
 Status Stream::Release(const Held& piece) {
   --held_slots_;
   ++freed_;
   return ended_ || departed() ? OkStatus() : port_->Receive(piece.slot);
 }
 
-// Ranks that each send hundreds of small frames before they receive would else wait for each other
-// for ever, although so little memory would do.
+// Otherwise ranks that each send hundreds of small frames before they receive would wait for each
+// other for ever, although little memory is enough to avoid it.
 Status Stream::Spill() {
   if (held_slots_ * 2 < options_.ours.slots) return OkStatus();
   uint32_t left = held_slots_;

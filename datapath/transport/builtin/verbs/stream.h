@@ -1,7 +1,7 @@
 #pragma once
 // The frame stream to one peer over messages of limited size: cuts frames into slots of registered
-// memory and joins them again, and keeps either side from sending what the other has no slot for.
-// It knows nothing of verbs, so tests drive it without a device.
+// memory and joins them again, and prevents either side from sending messages for which the other
+// has no slot. It knows nothing of verbs, so tests drive it without a device.
 
 #include <atomic>
 #include <deque>
@@ -14,26 +14,27 @@
 
 namespace weir::verbs {
 
-/// What a message is, in the upper half of its immediate value. The lower half holds the number of
-/// the receiver's slots that are free again.
-enum class MessageKind : uint16_t { kData = 0, kCredits = 1, kFarewell = 2 };
+/// The kind of a message, in the upper half of its immediate value. The lower half holds how many
+/// slots the sender of the message has emptied since its last message.
+enum class MessageKind : uint16_t { kData = 0, kCredits = 1, kShutdownNotice = 2 };
 
 inline uint32_t Immediate(MessageKind kind, uint32_t credits) {
   return static_cast<uint32_t>(kind) << 16 | credits;
 }
 
-/// Slots that a receiver posts beyond its window: messages that carry credits alone, of which never
-/// more than these are under way, and the farewell. Nobody needs a credit to send those.
+/// Slots that a receiver posts beyond its window, for messages that need no credit: those that
+/// carry credits alone, of which no more than this are ever under way, and the shutdown notice.
 inline constexpr uint32_t kCreditMessagesMax = 4;
 inline constexpr uint32_t kSpareSlots = kCreditMessagesMax + 1;
-/// Of its send slots a stream keeps these for credits and the farewell.
+/// The send slots that a stream reserves for credits and the shutdown notice.
 inline constexpr uint32_t kReservedSendSlots = 2;
 inline constexpr uint32_t kSendSlotsMin = kReservedSendSlots + 4;
-/// So much of what nobody asks for yet leaves its slots for other memory, as a socket's buffer
-/// would take it: slots are few, and a small frame fills one as a large one does.
+/// How many bytes without a posted receive are moved out of their slots into other memory, as a
+/// socket's buffer would hold them. Slots are few, and a small frame occupies one as a large one
+/// does.
 inline constexpr size_t kSpillBytesMax = 256 << 10;
 
-/// The way of messages to and from one peer, in order and reliable: a queue pair, or a test.
+/// Carries messages to and from one peer, in order and reliably: a queue pair, or a test.
 class MessagePort {
  public:
   virtual ~MessagePort() = default;
@@ -42,7 +43,7 @@ class MessagePort {
   /// Sends the first `bytes` of send slot `slot`. A signaled message's completion is reported, and
   /// with it those of all before it; failures always are.
   virtual Status Send(uint32_t slot, size_t bytes, uint32_t immediate, bool signaled) = 0;
-  /// Asks the peer's device for a sign of life; takes a send slot's place and is signaled.
+  /// Asks the peer's device for a sign of life. Takes the place of a send slot and is signaled.
   virtual Status Probe(uint32_t slot) = 0;
   /// Lets the next message arrive in this slot.
   virtual Status Receive(uint32_t slot) = 0;
@@ -55,7 +56,7 @@ class Stream : public mesh::Peer {
     int self = 0;
     int peer = 0;
     TransportAddress address;  // where the peer listens
-    Window ours;               // what our receive slots are, without the spare ones
+    Window ours;               // this rank's receive slots, without the spare ones
     Window theirs;
     uint32_t send_slots = kSendSlotsMin;
   };
@@ -63,33 +64,33 @@ class Stream : public mesh::Peer {
   Stream(Options options, MessagePort* port);
 
   /// A message of `bytes` arrived in `slot`. kUnavailable: the peer aborted, with its text;
-  /// kDataLoss: what no stream sends.
+  /// kDataLoss: no stream sends such a message.
   Status OnMessage(uint32_t slot, size_t bytes, uint32_t immediate, TimePoint now);
   /// The send from `slot`, and all before it, reached the peer's device.
   void OnSent(uint32_t slot, TimePoint now);
   /// The connection is gone; messages that arrived before were given to OnMessage. kUnavailable
-  /// unless the peer said goodbye.
+  /// unless the peer sent a shutdown notice.
   Status OnEnd(std::string_view why);
 
   /// Moves what can be moved now. *progress is set when bytes moved; `sent` counts frame bytes.
   Status Drive(TimePoint now, bool* progress, std::atomic<uint64_t>* sent);
   Status DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) override;
-  /// Asks for a sign of life when there was none for so long.
+  /// Asks the peer for a sign of life if there was none for that long.
   Status ProbeIfSilent(TimePoint now, Duration silence);
 
-  /// Forgets what is half out, too. The frame needs no credit and leaves at once.
-  Status QueueFarewell(std::string_view text) override;
+  /// Also drops a frame that was sent in part. The notice needs no credit and is sent at once.
+  Status QueueShutdownNotice(std::string_view text) override;
   bool flushed() const override { return ended_ || departed() || done_ == posted_; }
   bool CannotFinish(const mesh::Operation& op) const override {
     return (ended_ || departed()) && (op.send || held_.empty());
   }
 
-  /// Frame bytes that reached the peer's device, and that arrived here. Thread-safe.
+  /// Frame bytes that reached the peer's device, and frame bytes that arrived here. Thread-safe.
   uint64_t bytes_acked() const { return acked_.load(std::memory_order_relaxed); }
   uint64_t bytes_received() const { return received_total_.load(std::memory_order_relaxed); }
 
  private:
-  // A message that waits for its receive, in its slot or, once spilled, in memory of its own.
+  // A message without a receive yet, in its slot or, once spilled, in memory of its own.
   struct Held {
     uint32_t slot;
     uint32_t bytes;
@@ -107,12 +108,12 @@ class Stream : public mesh::Peer {
   Status Release(const Held& piece);
   Status BeginFrame(const Held& piece);
   Status TakePiece();
-  Status OnFarewell(std::span<const std::byte> frame);
+  Status OnShutdownNotice(std::span<const std::byte> frame);
   StatusOr<FrameHeader> ReadHeader(std::span<const std::byte> bytes) const;
 
   const Options options_;
   MessagePort* const port_;
-  const uint32_t credit_batch_;  // so many slots are freed before a message tells only that
+  const uint32_t credit_batch_;  // slots to free before a message is sent for credits alone
   bool ended_ = false;
   TimePoint last_heard_, last_probe_;
 

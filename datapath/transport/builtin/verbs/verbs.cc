@@ -7,6 +7,7 @@
 
 #include "datapath/transport/builtin/verbs/rendezvous.h"
 #include "datapath/transport/mesh/mesh_transport.h"
+#include "datapath/transport/options.h"
 
 namespace weir {
 namespace {
@@ -16,10 +17,11 @@ using verbs::Peer;
 
 // Longer than the 2.1 s after which devices send again what was lost.
 constexpr Duration kLingerMax = milliseconds(3000);
-// While data flows, the kernel is asked so often whether anything else happened.
+// How often the kernel is asked for other events while data flows.
 constexpr Duration kEventCheckInterval = milliseconds(1);
-// An idle connection to a host that died says nothing by itself: after so long without a sign of
-// life its device is asked for one, and with the device's retries that ends after some 20 s more.
+// An idle connection does not report that the peer's host died. After this long without a sign of
+// life the peer's device is asked for one, which fails after some 20 s more of the device's
+// retries.
 constexpr Duration kSilenceMax = std::chrono::seconds(10);
 
 enum class Source : uint64_t { kWake = mesh::kWakeIndex, kCompletion = 0, kConnection, kDevice };
@@ -45,8 +47,8 @@ class VerbsTransport : public mesh::MeshTransport {
   Status DriveAll(TimePoint now, bool* progress) override;
   Status Rest(const mesh::Operation* awaited, TimePoint now, TimePoint deadline,
               bool progress) override;
-  void DriveFarewell(TimePoint now, bool* progress) override;
-  Status RestInFarewell(Duration timeout) override;
+  void DriveShutdownNotice(TimePoint now, bool* progress) override;
+  Status RestInShutdownNotice(Duration timeout) override;
   void EndSending() override;
   void Disconnect() override;
   Status CheckLost();
@@ -64,9 +66,9 @@ class VerbsTransport : public mesh::MeshTransport {
 Status VerbsTransport::Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
   verbs::Rendezvous rendezvous(options(), address(), mesh_.get(), wake());
   const Status status = rendezvous.Run(addresses, deadline);
-  mesh_->StopListening();  // the mesh is complete, or never will be: strangers find nobody
+  mesh_->StopListening();  // the mesh is complete, or never will be
   if (!status.ok()) {
-    SendFarewell(Message(status), mesh::kFarewellMax);
+    SendShutdownNotice(Message(status), mesh::kShutdownNoticeMax);
     Disconnect();
     return status;
   }
@@ -79,7 +81,8 @@ Status VerbsTransport::Join(const std::vector<TransportAddress>& addresses, Time
 
 Status VerbsTransport::DriveAll(TimePoint now, bool* progress) {
   WEIR_RETURN_IF_ERROR(mesh_->TakeCompletions(now, progress));
-  // After the completions: a farewell that arrived explains why its sender is gone.
+  // Comes after the completions, because a shutdown notice among them explains why its sender is
+  // gone.
   WEIR_RETURN_IF_ERROR(CheckLost());
   for (const Peer& peer : mesh_->peers()) {
     if (peer.stream) WEIR_RETURN_IF_ERROR(peer.stream->Drive(now, progress, sent()));
@@ -96,8 +99,8 @@ Status VerbsTransport::CheckLost() {
   return OkStatus();
 }
 
-// Until something may have happened: not at all after progress, busily for as long as the options
-// say, then asleep.
+// Waits until something may have happened: not at all after progress, else polling for as long as
+// the options say, then asleep.
 Status VerbsTransport::Rest(const mesh::Operation*, TimePoint now, TimePoint deadline,
                             bool progress) {
   if (progress) busy_until_ = now + options().busy_poll;
@@ -110,7 +113,7 @@ Status VerbsTransport::Rest(const mesh::Operation*, TimePoint now, TimePoint dea
     if (peer.stream) WEIR_RETURN_IF_ERROR(peer.stream->ProbeIfSilent(now, kSilenceMax));
   }
   WEIR_RETURN_IF_ERROR(mesh_->Arm());
-  // What completed before the queue was armed wakes nobody.
+  // Completions from before the queue was armed do not wake this rank, so they are taken here.
   bool found = false;
   WEIR_RETURN_IF_ERROR(mesh_->TakeCompletions(now, &found));
   return Poll(found ? Duration::zero() : std::min<Duration>(deadline - now, kSilenceMax));
@@ -143,7 +146,7 @@ Status VerbsTransport::TakeConnectionEvents() {
     if (event->type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
       return Unavailable(StrCat("RDMA device ", mesh_->device().name(), " was removed"));
     }
-    if (event->type == RDMA_CM_EVENT_CONNECT_REQUEST) {  // was on its way when listening ended
+    if (event->type == RDMA_CM_EVENT_CONNECT_REQUEST) {  // it was under way when listening ended
       rdma_destroy_id(event->id);
       continue;
     }
@@ -159,20 +162,20 @@ Status VerbsTransport::TakeConnectionEvents() {
 
 // ---- ending
 
-void VerbsTransport::DriveFarewell(TimePoint now, bool* progress) {
-  // An error means that a peer needs no farewell any more.
+void VerbsTransport::DriveShutdownNotice(TimePoint now, bool* progress) {
+  // An error means that a peer needs no shutdown notice any more.
   (void)mesh_->TakeCompletions(now, progress);
   (void)CheckLost();
 }
 
-Status VerbsTransport::RestInFarewell(Duration timeout) {
+Status VerbsTransport::RestInShutdownNotice(Duration timeout) {
   WEIR_RETURN_IF_ERROR(mesh_->Arm());
   bool found = false;
   (void)mesh_->TakeCompletions(RealClock().Now(), &found);
   return Poll(found ? Duration::zero() : timeout);
 }
 
-// Also wakes those who still connect to others and look at no messages.
+// A disconnect also wakes peers that still connect to others and read no messages.
 void VerbsTransport::EndSending() {
   for (Peer& peer : mesh_->peers()) {
     if (peer.connected) rdma_disconnect(peer.id.get());
@@ -230,8 +233,11 @@ class VerbsFactory : public TransportFactory {
   }
 
  private:
-  const TransportTraits traits_ = {
-      .name = "verbs", .lossless = true, .crosses_hosts = true, .needs_device = true};
+  const TransportTraits traits_ = {.name = "verbs",
+                                   .lossless = true,
+                                   .crosses_hosts = true,
+                                   .needs_device = true,
+                                   .options = {&kBusyPollOption, 1}};
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// How much registered memory a transport gives each peer, of a bounded whole.
+// How much registered memory a transport gives each peer. The total is bounded.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,16 +10,16 @@
 namespace weir::verbs {
 
 struct FlowPlan {
-  Window receive;           // what a peer is told
+  Window receive;           // as a peer is told
   uint32_t send_slots = 0;  // of the same size
 
-  uint32_t receive_slots() const;  // with the spare ones, which a peer is not told about
+  uint32_t receive_slots() const;  // includes the spare ones, which a peer is not told about
   size_t PeerBytes() const;
   /// Entries of the completion queue that one peer can fill.
   uint32_t PeerCompletions() const;
 };
 
-/// What a device can do, as far as a plan depends on it.
+/// The limits of a device on which a plan depends.
 struct DeviceLimits {
   uint32_t completions_max = 0;    // entries of one completion queue
   uint32_t work_requests_max = 0;  // of one queue of a queue pair

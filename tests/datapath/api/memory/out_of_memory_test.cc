@@ -65,6 +65,12 @@ void* operator new(size_t size, std::align_val_t alignment) {
 void* operator new[](size_t size, std::align_val_t alignment) {
   return Allocate(size, static_cast<size_t>(alignment));
 }
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return Fails() ? nullptr : std::malloc(std::max<size_t>(size, 1));
+}
+void* operator new[](size_t size, const std::nothrow_t&) noexcept {
+  return Fails() ? nullptr : std::malloc(std::max<size_t>(size, 1));
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }

@@ -1,5 +1,5 @@
 // How pairs of ranks agree on shared memory when the other end misbehaves: a raw peer speaks to one
-// Attacher, over a socket pair in place of TCP and at the door.
+// Attacher, over a socket pair in place of TCP and at the rendezvous socket.
 
 #include "datapath/transport/builtin/shm/attach.h"
 
@@ -59,15 +59,15 @@ struct RawPair {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
     tcp_of_0 = mesh::UniqueFd(ends[0]);
     tcp_of_1 = mesh::UniqueFd(ends[1]);
-    door = *OpenDoor(door_name, 16);
+    rendezvous = *ListenAtRendezvous(name, 16);
   }
   AttachOptions Options() const {
     return {.job = kJob,
             .rank = 0,
             .world = 2,
             .ring_bytes = kRing,
-            .door = door.get(),
-            .bell = bell.get(),
+            .rendezvous = rendezvous.get(),
+            .event_fd = event_fd.get(),
             .wake = wake.get()};
   }
   StatusOr<std::vector<AttachResult>> Run(double seconds = 20) {
@@ -75,28 +75,28 @@ struct RawPair {
     return attacher.Run({{1, "raw", tcp_of_0.get(), ""}}, Within(seconds));
   }
   void Verdict(const Bytes& frame) { EXPECT_TRUE(mesh::WriteFrame(tcp_of_1.get(), frame)); }
-  // Knocks with what `bytes` and `descriptors` say; the answer's text, "" for a welcome.
-  std::string Knock(const Bytes& bytes, const std::vector<int>& descriptors) {
-    control = *KnockAt(door_name);
-    EXPECT_TRUE(SendLetter(control.get(), bytes, descriptors).ok());
+  // Sends `bytes` and `descriptors` as an offer. Returns the text of the refusal, "" if accepted.
+  std::string SendOffer(const Bytes& bytes, const std::vector<int>& descriptors) {
+    control = *ConnectToRendezvous(name);
+    EXPECT_TRUE(SendHandshake(control.get(), bytes, descriptors).ok());
     for (;;) {
-      StatusOr<std::optional<Letter>> letter = ReceiveLetter(control.get());
-      if (!letter.ok()) return weir::Message(letter.status());
-      if (!letter->has_value()) {
+      StatusOr<std::optional<HandshakeMessage>> message = ReceiveHandshake(control.get());
+      if (!message.ok()) return weir::Message(message.status());
+      if (!message->has_value()) {
         std::this_thread::yield();
         continue;
       }
       const auto header =
-          DecodeFrameHeader(std::span<const std::byte>((*letter)->bytes).first<72>());
+          DecodeFrameHeader(std::span<const std::byte>((*message)->bytes).first<72>());
       EXPECT_TRUE(header.ok()) << header.status();
       if (header->type == FrameType::kHello) return "";
-      return mesh::PrintableText(std::span((*letter)->bytes).subspan(kFrameHeaderBytes));
+      return mesh::PrintableText(std::span((*message)->bytes).subspan(kFrameHeaderBytes));
     }
   }
 
-  const std::string door_name = NewDoor();
-  mesh::UniqueFd door, control, tcp_of_0, tcp_of_1;
-  mesh::UniqueFd bell{eventfd(0, EFD_NONBLOCK)}, wake{eventfd(0, EFD_NONBLOCK)};
+  const std::string name = NewRendezvousName();
+  mesh::UniqueFd rendezvous, control, tcp_of_0, tcp_of_1;
+  mesh::UniqueFd event_fd{eventfd(0, EFD_NONBLOCK)}, wake{eventfd(0, EFD_NONBLOCK)};
 };
 
 TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
@@ -105,23 +105,23 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
   ASSERT_TRUE(Segment::Create(kRing, &memory).ok());
   const mesh::UniqueFd unsealed(memfd_create("test", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(unsealed.get(), 4096 + 2 * kRing), 0);
-  const mesh::UniqueFd bell(eventfd(0, EFD_NONBLOCK));
+  const mesh::UniqueFd event_fd(eventfd(0, EFD_NONBLOCK));
   Bytes damaged = OfferFrame({});
   damaged.back() ^= std::byte{1};
-  const mesh::UniqueFd short_stage(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  ASSERT_EQ(ftruncate(short_stage.get(), 4096), 0);
-  const mesh::UniqueFd unsealed_stage(memfd_create("test", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(unsealed_stage.get(), kStageBytes), 0);
-  const std::vector<int> good = {memory.get(), bell.get()};
+  const mesh::UniqueFd short_staging(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(short_staging.get(), 4096), 0);
+  const mesh::UniqueFd unsealed_staging(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(unsealed_staging.get(), kStagingBytes), 0);
+  const std::vector<int> good = {memory.get(), event_fd.get()};
   struct Case {
     Bytes bytes;
     std::vector<int> descriptors;
     std::string expected;
   };
   const std::vector<Case> cases = {
-      {Bytes(10), good, "a letter of 10 bytes"},
+      {Bytes(10), good, "a message of 10 bytes"},
       {Bytes(200), good, "magic"},
-      {damaged, good, "a corrupt letter"},
+      {damaged, good, "a corrupt message"},
       {OfferFrame({.job = 1}), good, "found job 1"},
       {OfferFrame({.world = 3}), good, "of 3"},
       {OfferFrame({.called = 4}), good, "found job 77, rank 4"},
@@ -129,26 +129,28 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
        StrCat("memory layout: expected ", kLayoutVersion, ", found 9")},
       {OfferFrame({.rank = 5}), good, "rank 5 is not awaited"},
       {OfferFrame({.ring_bytes = 8192}), good, "expected 20480 bytes, found 12288"},
-      {OfferFrame({}), {memory.get()}, "expected a hello with memory and a bell"},
-      {OfferFrame({}), {}, "expected a hello with memory and a bell"},
-      {OfferFrame({}), {unsealed.get(), bell.get()}, "sealed"},
-      {OfferFrame({}), {bell.get(), bell.get()}, "shared memory"},
+      {OfferFrame({}), {memory.get()}, "expected a hello with memory and an eventfd"},
+      {OfferFrame({}), {}, "expected a hello with memory and an eventfd"},
+      {OfferFrame({}), {unsealed.get(), event_fd.get()}, "sealed"},
+      {OfferFrame({}), {event_fd.get(), event_fd.get()}, "shared memory"},
       {OfferFrame({}), {memory.get(), memory.get()}, "expected an eventfd"},
       {OfferFrame({}),
-       {memory.get(), bell.get(), short_stage.get()},
-       StrCat("expected ", kStageBytes, " bytes, found 4096")},
-      {OfferFrame({}), {memory.get(), bell.get(), unsealed_stage.get()}, "sealed"},
-      {OfferFrame({}), {memory.get(), bell.get(), bell.get()}, "shared memory"},
-      {OfferFrame({}), {memory.get(), bell.get(), bell.get(), bell.get()}, "expected a hello with"},
+       {memory.get(), event_fd.get(), short_staging.get()},
+       StrCat("expected ", kStagingBytes, " bytes, found 4096")},
+      {OfferFrame({}), {memory.get(), event_fd.get(), unsealed_staging.get()}, "sealed"},
+      {OfferFrame({}), {memory.get(), event_fd.get(), event_fd.get()}, "shared memory"},
+      {OfferFrame({}),
+       {memory.get(), event_fd.get(), event_fd.get(), event_fd.get()},
+       "expected a hello with"},
       {mesh::EncodeFrame(FrameType::kHello, 1, Bytes(31)), good, "truncated"},
   };
   std::thread raw([&] {
     for (const Case& bad : cases) {
-      EXPECT_THAT(pair.Knock(bad.bytes, bad.descriptors), HasSubstr(bad.expected));
+      EXPECT_THAT(pair.SendOffer(bad.bytes, bad.descriptors), HasSubstr(bad.expected));
     }
-    EXPECT_EQ(pair.Knock(OfferFrame({}), good), "");
+    EXPECT_EQ(pair.SendOffer(OfferFrame({}), good), "");
     pair.Verdict(VerdictFrame(1));
-    pair.Verdict(VerdictFrame(0));  // of stages: there are none
+    pair.Verdict(VerdictFrame(0));  // there are no staging buffers
   });
   auto results = pair.Run();
   raw.join();
@@ -158,8 +160,9 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
   EXPECT_FALSE((*results)[0].attachment->created);
 }
 
-// What the peer says of stages once the pair is attached, with a stage of its own or without.
-TEST(ShmAttachTest, StagesAreUsedWhereBothSayThatTheyReachAll) {
+// What the peer says about staging buffers once the pair is attached, with one of its own or
+// without.
+TEST(ShmAttachTest, StagingBuffersAreUsedWhereBothSayThatTheyReachAll) {
   const std::string reason = "rank 7 is missing";
   struct Case {
     Bytes said;
@@ -186,18 +189,18 @@ TEST(ShmAttachTest, StagesAreUsedWhereBothSayThatTheyReachAll) {
   };
   for (const Case& c : cases) {
     RawPair pair;
-    mesh::UniqueFd memory, stage, own_stage;
+    mesh::UniqueFd memory, staging, own_staging;
     ASSERT_TRUE(Segment::Create(kRing, &memory).ok());
     const auto kRead = SealedMemory::Peers::kRead;
-    ASSERT_TRUE(SealedMemory::Create(kStageBytes, kRead, &stage).ok());
-    ASSERT_TRUE(SealedMemory::Create(kStageBytes, kRead, &own_stage).ok());
+    ASSERT_TRUE(SealedMemory::Create(kStagingBytes, kRead, &staging).ok());
+    ASSERT_TRUE(SealedMemory::Create(kStagingBytes, kRead, &own_staging).ok());
     AttachOptions options = pair.Options();
-    if (c.own) options.stage = own_stage.get();
-    const mesh::UniqueFd bell(eventfd(0, EFD_NONBLOCK));
+    if (c.own) options.staging = own_staging.get();
+    const mesh::UniqueFd event_fd(eventfd(0, EFD_NONBLOCK));
     std::thread raw([&] {
-      std::vector<int> descriptors = {memory.get(), bell.get()};
-      if (c.offered) descriptors.push_back(stage.get());
-      EXPECT_EQ(pair.Knock(OfferFrame({}), descriptors), "");
+      std::vector<int> descriptors = {memory.get(), event_fd.get()};
+      if (c.offered) descriptors.push_back(staging.get());
+      EXPECT_EQ(pair.SendOffer(OfferFrame({}), descriptors), "");
       pair.Verdict(VerdictFrame(1));
       if (c.said.empty()) {
         pair.tcp_of_1 = mesh::UniqueFd();
@@ -210,9 +213,9 @@ TEST(ShmAttachTest, StagesAreUsedWhereBothSayThatTheyReachAll) {
     raw.join();
     EXPECT_EQ(results.status().code(), c.code) << results.status();
     EXPECT_THAT(weir::Message(results.status()), HasSubstr(c.expected));
-    EXPECT_EQ(results.ok() && attacher.all_stages(), c.all) << c.expected;
+    EXPECT_EQ(results.ok() && attacher.all_staging(), c.all) << c.expected;
     if (!results.ok()) continue;
-    EXPECT_EQ(static_cast<bool>((*results)[0].attachment->stage), c.offered);
+    EXPECT_EQ(static_cast<bool>((*results)[0].attachment->staging), c.offered);
   }
 }
 
@@ -241,12 +244,12 @@ TEST(ShmAttachTest, APairThatFailsStaysOnTcpOnBothEnds) {
   EXPECT_THAT((*results)[0].why_not, HasSubstr("memfd: not?permitted"));
 }
 
-TEST(ShmAttachTest, TheDialerOfADoorThatIsNotThereSaysSo) {
+TEST(ShmAttachTest, TheDialerOfAMissingRendezvousSocketSaysSo) {
   RawPair pair;
   AttachOptions options = pair.Options();
   options.rank = 1;
   Attacher attacher(options);
-  auto results = attacher.Run({{0, "raw", pair.tcp_of_0.get(), NewDoor()}}, Within(20));
+  auto results = attacher.Run({{0, "raw", pair.tcp_of_0.get(), NewRendezvousName()}}, Within(20));
   ASSERT_TRUE(results.ok()) << results.status();
   EXPECT_THAT((*results)[0].why_not, HasSubstr("cannot reach its unix socket"));
   mesh::HandshakeReader verdict;

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "datapath/base/random.h"
-#include "datapath/transport/builtin/shm/door.h"
+#include "datapath/transport/builtin/shm/rendezvous_socket.h"
 #include "datapath/transport/builtin/shm/segment.h"
 
 namespace weir::shm {
@@ -34,27 +34,28 @@ using ::testing::HasSubstr;
 
 constexpr size_t kCapacity = 4096;
 
-// Both ends of one ring, with a bell for each.
+// Both ends of one ring, with an eventfd for each.
 struct RingPair {
-  mesh::UniqueFd reader_bell{eventfd(0, EFD_NONBLOCK)}, writer_bell{eventfd(0, EFD_NONBLOCK)};
+  mesh::UniqueFd reader_event_fd{eventfd(0, EFD_NONBLOCK)},
+      writer_event_fd{eventfd(0, EFD_NONBLOCK)};
   mesh::UniqueFd fd;
   StatusOr<Segment> segment = Segment::Create(kCapacity, &fd);
   RingControl* control = segment->End(0, -1).control;
-  RingWriter writer{segment->End(0, reader_bell.get())};
-  RingReader reader{segment->End(0, writer_bell.get())};
+  RingWriter writer{segment->End(0, reader_event_fd.get())};
+  RingReader reader{segment->End(0, writer_event_fd.get())};
 };
 
-bool HasRung(const mesh::UniqueFd& bell) {
+bool WasSignalled(const mesh::UniqueFd& event_fd) {
   uint64_t count = 0;
-  return read(bell.get(), &count, sizeof count) == sizeof count;
+  return read(event_fd.get(), &count, sizeof count) == sizeof count;
 }
 
-// Sleeps until the bell rings. False: it did not in 20 s.
-bool IsWoken(const mesh::UniqueFd& bell) {
+// Sleeps until the eventfd is signalled. False: it was not within 20 s.
+bool IsWoken(const mesh::UniqueFd& event_fd) {
   constexpr int kPatienceMs = 20000;
-  pollfd entry = {bell.get(), POLLIN, 0};
+  pollfd entry = {event_fd.get(), POLLIN, 0};
   const bool woken = poll(&entry, 1, kPatienceMs) == 1;
-  HasRung(bell);
+  WasSignalled(event_fd);
   return woken;
 }
 
@@ -173,22 +174,22 @@ TEST(ShmRingTest, OnlySleepersAreWoken) {
   const std::vector<uint8_t> bytes(kCapacity);
   std::vector<uint8_t> out(kCapacity);
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kCapacity));
-  EXPECT_FALSE(HasRung(ring.reader_bell));
+  EXPECT_FALSE(WasSignalled(ring.reader_event_fd));
   EXPECT_FALSE(ring.reader.PrepareSleep()) << "bytes are there";
   ring.reader.Awake();
   EXPECT_TRUE(ring.writer.PrepareSleep());
   EXPECT_EQ(Read(ring.reader, std::span(out).first(100)), 100);
-  EXPECT_FALSE(HasRung(ring.writer_bell)) << "it would be woken for every piece";
+  EXPECT_FALSE(WasSignalled(ring.writer_event_fd)) << "it would be woken for every piece";
   ring.reader.TurnEnds();
-  EXPECT_TRUE(HasRung(ring.writer_bell));
+  EXPECT_TRUE(WasSignalled(ring.writer_event_fd));
   EXPECT_FALSE(ring.writer.PrepareSleep()) << "there is room";
   EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kCapacity) - 100);
-  EXPECT_TRUE(HasRung(ring.writer_bell));
+  EXPECT_TRUE(WasSignalled(ring.writer_event_fd));
   EXPECT_TRUE(ring.reader.PrepareSleep());
   EXPECT_EQ(Write(ring.writer, std::span(bytes).first(1)), 1);
-  EXPECT_TRUE(HasRung(ring.reader_bell));
+  EXPECT_TRUE(WasSignalled(ring.reader_event_fd));
   EXPECT_EQ(Write(ring.writer, std::span(bytes).first(1)), 1);
-  EXPECT_FALSE(HasRung(ring.reader_bell)) << "once is enough";
+  EXPECT_FALSE(WasSignalled(ring.reader_event_fd)) << "once is enough";
 }
 
 // Two threads that sleep whenever they can: a lost wake-up ends in the poll's time-out.
@@ -203,7 +204,7 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
       const ssize_t n = Write(ring.writer, std::span(bytes).first(size));
       if (n > 0) sent += static_cast<uint64_t>(n);
       const bool may_sleep = n == -EAGAIN && ring.writer.PrepareSleep();
-      ASSERT_TRUE(!may_sleep || IsWoken(ring.writer_bell)) << sent;
+      ASSERT_TRUE(!may_sleep || IsWoken(ring.writer_event_fd)) << sent;
       ring.writer.Awake();
     }
   });
@@ -213,7 +214,7 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
     const ssize_t n = Read(ring.reader, std::span(out).first(1 + random.Below(out.size())));
     if (n > 0) received += static_cast<uint64_t>(n);
     ring.reader.TurnEnds();
-    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_bell)) {
+    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_event_fd)) {
       ADD_FAILURE() << "lost after " << received << " bytes";
       _exit(1);  // the writer waits for ever
     }
@@ -222,33 +223,33 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
   writer.join();
 }
 
-// ---- loans
+// ---- direct reads
 
-constexpr size_t kLong = 2 * kLoanBytesMin;
+constexpr size_t kLong = 2 * kDirectReadBytesMin;
 
 // A ring whose reader may read this process's memory as the writer's.
-struct LendingPair : RingPair {
+struct DirectReadPair : RingPair {
   static std::array<int, 2> MakeSockets() {
     std::array<int, 2> made;
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, made.data()), 0);
     return made;
   }
-  ~LendingPair() {
+  ~DirectReadPair() {
     close(sockets[0]);
     close(sockets[1]);
   }
-  // The reader tells that it can borrow when it looks for the first time.
+  // The reader says that it can import when it looks for the first time.
   void Meet() {
     std::vector<uint8_t> byte(1);
     ASSERT_EQ(Write(writer, byte), 1);
     ASSERT_EQ(Read(reader, byte), 1);
-    ASSERT_EQ(control->loans.borrows.load(), 1u);
+    ASSERT_EQ(control->direct.imports.load(), 1u);
   }
 
   const std::array<int, 2> sockets = MakeSockets();
   mesh::UniqueFd process = WatchProcess(getpid());
   PeerMemory memory{getpid(), process.get(), sockets[0]};
-  RingReader reader{segment->End(0, writer_bell.get()), &memory};
+  RingReader reader{segment->End(0, writer_event_fd.get()), &memory};
 };
 
 std::vector<uint8_t> Numbered(size_t size, uint64_t seed) {
@@ -258,8 +259,8 @@ std::vector<uint8_t> Numbered(size_t size, uint64_t seed) {
   return bytes;
 }
 
-TEST(ShmLoanTest, LongPartsComeInTheirPlaceWithoutPassingThroughTheRing) {
-  LendingPair ring;
+TEST(ShmDirectReadTest, LongPartsComeInTheirPlaceWithoutPassingThroughTheRing) {
+  DirectReadPair ring;
   ring.Meet();
   std::vector<uint8_t> head = Numbered(100, 1), body = Numbered(kLong, 2), tail = Numbered(50, 3);
   const iovec parts[] = {
@@ -278,15 +279,16 @@ TEST(ShmLoanTest, LongPartsComeInTheirPlaceWithoutPassingThroughTheRing) {
     read += static_cast<size_t>(n);
   };
   take(head.size() + 8);
-  EXPECT_EQ(read, head.size()) << "looking ahead must not cut off the beginning of what is lent";
-  take(kLoanBytesMin);
-  take(body.size() - kLoanBytesMin - 1);
-  EXPECT_FALSE(ring.writer.lender().Repaid());
+  EXPECT_EQ(read, head.size())
+      << "the look-ahead must not take the first bytes of an exported piece";
+  take(kDirectReadBytesMin);
+  take(body.size() - kDirectReadBytesMin - 1);
+  EXPECT_FALSE(ring.writer.exporter().Released());
   EXPECT_EQ(ring.writer.Retained(), body.size() + tail.size());
   take(1);
-  EXPECT_TRUE(ring.writer.lender().Repaid());
+  EXPECT_TRUE(ring.writer.exporter().Released());
   EXPECT_EQ(ring.writer.Retained(), 0u);
-  EXPECT_FALSE(ring.writer.lender().Repaid()) << "no more than Retained has told";
+  EXPECT_FALSE(ring.writer.exporter().Released()) << "no more than Retained has told";
   take(tail.size());
   EXPECT_TRUE(std::equal(head.begin(), head.end(), out.begin()));
   EXPECT_TRUE(std::equal(body.begin(), body.end(), out.begin() + 100));
@@ -294,14 +296,14 @@ TEST(ShmLoanTest, LongPartsComeInTheirPlaceWithoutPassingThroughTheRing) {
   EXPECT_EQ(Read(ring.reader, out), -EAGAIN);
 }
 
-TEST(ShmLoanTest, ShortAndLongPartsOfEverySizeComeOutInOrder) {
-  LendingPair ring;
+TEST(ShmDirectReadTest, ShortAndLongPartsOfEverySizeComeOutInOrder) {
+  DirectReadPair ring;
   ring.Meet();
   constexpr uint64_t kSeed = 8;
   SCOPED_TRACE(::testing::Message() << "seed " << kSeed);
   Random random(kSeed);
   struct Sent {
-    std::vector<uint8_t> bytes;  // stay where they are: they may be lent
+    std::vector<uint8_t> bytes;  // must not move: they may be exported
     size_t taken = 0, read = 0;
   };
   std::deque<Sent> sent;  // what has not been read
@@ -311,7 +313,8 @@ TEST(ShmLoanTest, ShortAndLongPartsOfEverySizeComeOutInOrder) {
     if (sent.empty() || sent.back().taken == sent.back().bytes.size()) {
       const bool is_long = random.Below(4) == 0;
       long_parts += is_long;
-      const size_t size = is_long ? kLoanBytesMin + random.Below(kLoanBytesMin) : random.Below(700);
+      const size_t size =
+          is_long ? kDirectReadBytesMin + random.Below(kDirectReadBytesMin) : random.Below(700);
       sent.push_back({Numbered(1 + size, random.Next())});
     }
     Sent& last = sent.back();
@@ -339,16 +342,16 @@ TEST(ShmLoanTest, ShortAndLongPartsOfEverySizeComeOutInOrder) {
   EXPECT_GT(retained_max, kLong);
 }
 
-TEST(ShmLoanTest, MoreThanCanBeLentGoesThroughTheRing) {
-  LendingPair ring;
+TEST(ShmDirectReadTest, MoreThanCanBeExportedGoesThroughTheRing) {
+  DirectReadPair ring;
   ring.Meet();
   const std::vector<uint8_t> bytes = Numbered(kLong, 1);
-  for (size_t i = 0; i < kLoansMax; ++i) {
+  for (size_t i = 0; i < kExportsMax; ++i) {
     EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong)) << i;
   }
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kCapacity));
   std::vector<uint8_t> out(kLong);
-  for (size_t i = 0; i < kLoansMax; ++i) {
+  for (size_t i = 0; i < kExportsMax; ++i) {
     EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong)) << i;
     EXPECT_EQ(out, bytes) << i;
   }
@@ -356,7 +359,7 @@ TEST(ShmLoanTest, MoreThanCanBeLentGoesThroughTheRing) {
   EXPECT_EQ(ring.writer.Retained(), 0u);
 }
 
-TEST(ShmLoanTest, AReaderThatCannotBorrowGetsAllThroughTheRing) {
+TEST(ShmDirectReadTest, AReaderThatCannotImportGetsAllThroughTheRing) {
   const PeerMemory hidden(0, 0, 0), unwatched(getpid(), -1, 0);
   for (const PeerMemory* memory : {static_cast<const PeerMemory*>(nullptr), &hidden, &unwatched}) {
     RingPair ring;
@@ -367,20 +370,20 @@ TEST(ShmLoanTest, AReaderThatCannotBorrowGetsAllThroughTheRing) {
       EXPECT_EQ(ring.writer.Retained(), 0u);
       EXPECT_EQ(Read(reader, out), static_cast<ssize_t>(kCapacity));
     }
-    EXPECT_EQ(ring.control->loans.borrows.load(), 0u);
+    EXPECT_EQ(ring.control->direct.imports.load(), 0u);
   }
 }
 
-TEST(ShmLoanTest, AnotherProcessOfThePeersNumberIsNotRead) {
-  LendingPair ring;
-  ring.control->loans.probe.store(ring.control->loans.probe.load() + 1);
+TEST(ShmDirectReadTest, AnotherProcessOfThePeersNumberIsNotRead) {
+  DirectReadPair ring;
+  ring.control->direct.probe.store(ring.control->direct.probe.load() + 1);
   std::vector<uint8_t> byte(1);
   EXPECT_EQ(Write(ring.writer, byte), 1);
   EXPECT_EQ(Read(ring.reader, byte), 1);
-  EXPECT_EQ(ring.control->loans.borrows.load(), 0u);
+  EXPECT_EQ(ring.control->direct.imports.load(), 0u);
 }
 
-TEST(ShmLoanTest, MemoryThatTheKernelReadsForNobodyIsNotLent) {
+TEST(ShmDirectReadTest, MemoryThatTheKernelReadsForNobodyIsNotExported) {
 #ifdef SYS_memfd_secret
   const mesh::UniqueFd fd(static_cast<int>(syscall(SYS_memfd_secret, O_CLOEXEC)));
   void* memory = MAP_FAILED;
@@ -390,7 +393,7 @@ TEST(ShmLoanTest, MemoryThatTheKernelReadsForNobodyIsNotLent) {
   if (memory == MAP_FAILED) GTEST_SKIP() << "this system has no secret memory";
   const std::span secret(static_cast<uint8_t*>(memory), kLong);
   std::fill(secret.begin(), secret.end(), 7);
-  LendingPair ring;
+  DirectReadPair ring;
   ring.Meet();
   EXPECT_EQ(Write(ring.writer, secret), static_cast<ssize_t>(kCapacity));
   EXPECT_EQ(ring.writer.Retained(), 0u);
@@ -400,18 +403,18 @@ TEST(ShmLoanTest, MemoryThatTheKernelReadsForNobodyIsNotLent) {
 #endif
 }
 
-TEST(ShmLoanTest, WhatWasRevokedIsNeverTaken) {
-  LendingPair ring;
+TEST(ShmDirectReadTest, WhatWasRevokedIsNeverTaken) {
+  DirectReadPair ring;
   ring.Meet();
   std::vector<uint8_t> bytes(kLong, 1), out(kLong);
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
   EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong));
-  ring.writer.lender().Revoke();
-  EXPECT_EQ(ring.control->loans.revoked.load(), 0u) << "nothing was open";
+  ring.writer.exporter().Revoke();
+  EXPECT_EQ(ring.control->direct.revoked.load(), 0u) << "nothing was open";
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-  EXPECT_EQ(Read(ring.reader, std::span(out).first(kLoanBytesMin)),
-            static_cast<ssize_t>(kLoanBytesMin));
-  ring.writer.lender().Revoke();
+  EXPECT_EQ(Read(ring.reader, std::span(out).first(kDirectReadBytesMin)),
+            static_cast<ssize_t>(kDirectReadBytesMin));
+  ring.writer.exporter().Revoke();
   bytes.assign(kLong, 2);
   EXPECT_EQ(Write(ring.writer, std::span(bytes).first(5)), 5);
   EXPECT_EQ(Read(ring.reader, out), -ECONNRESET);
@@ -420,8 +423,8 @@ TEST(ShmLoanTest, WhatWasRevokedIsNeverTaken) {
   EXPECT_EQ(ring.writer.Retained(), kLong + 5) << "nobody has taken it";
 }
 
-TEST(ShmLoanTest, WhatADeadProcessLentIsNotTaken) {
-  LendingPair ring;
+TEST(ShmDirectReadTest, PiecesOfADeadProcessAreNotTaken) {
+  DirectReadPair ring;
   std::vector<uint8_t> bytes = Numbered(kLong, 4), out(kLong);
   int done[2];
   ASSERT_EQ(pipe(done), 0);
@@ -439,9 +442,10 @@ TEST(ShmLoanTest, WhatADeadProcessLentIsNotTaken) {
   std::vector<uint8_t> byte(1);
   ASSERT_EQ(Write(ring.writer, byte), 1);
   ASSERT_EQ(Read(reader, byte), 1);
-  ASSERT_EQ(ring.control->loans.borrows.load(), 1u) << "the child has what its parent had";
+  ASSERT_EQ(ring.control->direct.imports.load(), 1u) << "the child has what its parent had";
   ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-  ASSERT_EQ(Read(reader, std::span(out).first(kLoanBytesMin)), static_cast<ssize_t>(kLoanBytesMin));
+  ASSERT_EQ(Read(reader, std::span(out).first(kDirectReadBytesMin)),
+            static_cast<ssize_t>(kDirectReadBytesMin));
   close(done[1]);
   close(done[0]);
   kill(child, SIGKILL);
@@ -450,8 +454,8 @@ TEST(ShmLoanTest, WhatADeadProcessLentIsNotTaken) {
   EXPECT_EQ(Read(reader, out), -ECONNRESET);
 }
 
-TEST(ShmLoanTest, LoansOfAPeerThatHungUpAreNotTaken) {
-  LendingPair ring;
+TEST(ShmDirectReadTest, PiecesOfAPeerThatHungUpAreNotTaken) {
+  DirectReadPair ring;
   ring.Meet();
   std::vector<uint8_t> bytes(kLong), out(kLong);
   ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
@@ -459,96 +463,96 @@ TEST(ShmLoanTest, LoansOfAPeerThatHungUpAreNotTaken) {
   EXPECT_EQ(Read(ring.reader, out), -ECONNRESET);
 }
 
-TEST(ShmLoanTest, LoansThatCannotBeAreFoundByBothEnds) {
+TEST(ShmDirectReadTest, ImpossibleCountsAreFoundByBothEnds) {
   std::vector<uint8_t> bytes(kLong), out(kLong);
-  for (const uint64_t lent : {uint64_t{kLoansMax + 1}, UINT64_MAX}) {
-    LendingPair ring;
+  for (const uint64_t exported : {uint64_t{kExportsMax + 1}, UINT64_MAX}) {
+    DirectReadPair ring;
     ring.Meet();
-    ring.control->loans.lent.store(lent);
+    ring.control->direct.exported.store(exported);
     EXPECT_TRUE(ring.reader.Readable());
-    EXPECT_EQ(Read(ring.reader, out), -EPROTO) << lent;
+    EXPECT_EQ(Read(ring.reader, out), -EPROTO) << exported;
   }
   {
-    LendingPair ring;
+    DirectReadPair ring;
     ring.Meet();
-    ring.control->loans.lent.store(1);  // of no bytes
+    ring.control->direct.exported.store(1);  // of no bytes
     EXPECT_EQ(Read(ring.reader, out), -EPROTO);
   }
   for (const uint64_t at : {uint64_t{0}, uint64_t{kCapacity + 2}, UINT64_MAX}) {
-    LendingPair ring;
+    DirectReadPair ring;
     ring.Meet();
     ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-    ring.control->loans.loans[0].at.store(at);
+    ring.control->direct.exports[0].at.store(at);
     EXPECT_EQ(Read(ring.reader, out), -EPROTO) << at;
   }
   {
-    LendingPair ring;
+    DirectReadPair ring;
     ring.Meet();
     ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-    ring.control->loans.loans[0].address.store(8);
+    ring.control->direct.exports[0].address.store(8);
     EXPECT_EQ(Read(ring.reader, out), -EFAULT);
   }
   {
-    RingPair ring;  // whose reader has never said that it borrows
-    ring.control->loans.lent.store(1);
+    RingPair ring;  // whose reader has never said that it can import
+    ring.control->direct.exported.store(1);
     EXPECT_EQ(Read(ring.reader, out), -EPROTO);
   }
-  for (const uint64_t repaid : {uint64_t{2}, UINT64_MAX}) {
-    LendingPair ring;
+  for (const uint64_t released : {uint64_t{2}, UINT64_MAX}) {
+    DirectReadPair ring;
     ring.Meet();
     ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-    ring.control->loans.repaid.store(repaid);
-    EXPECT_EQ(Write(ring.writer, bytes), -EPROTO) << repaid;
+    ring.control->direct.released.store(released);
+    EXPECT_EQ(Write(ring.writer, bytes), -EPROTO) << released;
     EXPECT_GE(ring.writer.Retained(), kLong) << "the memory is not free";
   }
 }
 
-TEST(ShmLoanTest, OnlySleepersAreWoken) {
-  LendingPair ring;
+TEST(ShmDirectReadTest, OnlySleepersAreWoken) {
+  DirectReadPair ring;
   ring.Meet();
   std::vector<uint8_t> bytes(kLong), out(kLong);
   EXPECT_TRUE(ring.reader.PrepareSleep());
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-  EXPECT_TRUE(HasRung(ring.reader_bell));
-  EXPECT_FALSE(ring.reader.PrepareSleep()) << "a loan is there";
+  EXPECT_TRUE(WasSignalled(ring.reader_event_fd));
+  EXPECT_FALSE(ring.reader.PrepareSleep()) << "a piece is there";
   ring.reader.Awake();
   EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong));
-  EXPECT_FALSE(HasRung(ring.writer_bell));
-  EXPECT_FALSE(ring.writer.lender().PrepareSleep()) << "it is repaid";
-  ring.writer.lender().Awake();
+  EXPECT_FALSE(WasSignalled(ring.writer_event_fd));
+  EXPECT_FALSE(ring.writer.exporter().PrepareSleep()) << "it is released";
+  ring.writer.exporter().Awake();
   EXPECT_EQ(ring.writer.Retained(), 0u);
   EXPECT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-  EXPECT_TRUE(ring.writer.lender().PrepareSleep());
+  EXPECT_TRUE(ring.writer.exporter().PrepareSleep());
   EXPECT_EQ(Read(ring.reader, std::span(out).first(100)), 100);
-  EXPECT_FALSE(HasRung(ring.writer_bell));
+  EXPECT_FALSE(WasSignalled(ring.writer_event_fd));
   EXPECT_EQ(Read(ring.reader, out), static_cast<ssize_t>(kLong) - 100);
-  EXPECT_TRUE(HasRung(ring.writer_bell));
+  EXPECT_TRUE(WasSignalled(ring.writer_event_fd));
 }
 
-// As NoWakeUpIsLost, with a writer that waits for each loan.
-TEST(ShmLoanTest, NoWakeUpIsLost) {
-  LendingPair ring;
+// As NoWakeUpIsLost, with a writer that waits for the release of each piece.
+TEST(ShmDirectReadTest, NoWakeUpIsLost) {
+  DirectReadPair ring;
   ring.Meet();
   constexpr int kRounds = 2000;
   std::thread writer([&] {
-    std::vector<uint8_t> bytes(kLoanBytesMin, 1);
+    std::vector<uint8_t> bytes(kDirectReadBytesMin, 1);
     for (int round = 0; round < kRounds; ++round) {
       ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(bytes.size()));
       while (ring.writer.Retained() > 0) {
-        if (ring.writer.lender().PrepareSleep() && !IsWoken(ring.writer_bell)) {
+        if (ring.writer.exporter().PrepareSleep() && !IsWoken(ring.writer_event_fd)) {
           ADD_FAILURE() << "the writer's, in round " << round;
           _exit(1);  // the reader waits for ever
         }
-        ring.writer.lender().Awake();
+        ring.writer.exporter().Awake();
       }
       std::fill(bytes.begin(), bytes.end(), static_cast<uint8_t>(round));
     }
   });
-  std::vector<uint8_t> out(kLoanBytesMin);
-  for (uint64_t received = 0; received < uint64_t{kRounds} * kLoanBytesMin;) {
+  std::vector<uint8_t> out(kDirectReadBytesMin);
+  for (uint64_t received = 0; received < uint64_t{kRounds} * kDirectReadBytesMin;) {
     const ssize_t n = Read(ring.reader, out);
     if (n > 0) {
-      const auto round = static_cast<int>(received / kLoanBytesMin);
+      const auto round = static_cast<int>(received / kDirectReadBytesMin);
       const auto expected = static_cast<uint8_t>(round == 0 ? 1 : round - 1);
       ASSERT_TRUE(std::all_of(out.begin(), out.begin() + n, [&](uint8_t b) {
         return b == expected;
@@ -559,7 +563,7 @@ TEST(ShmLoanTest, NoWakeUpIsLost) {
       ADD_FAILURE() << "error " << n << " after " << received << " bytes";
       _exit(1);  // the writer waits for ever
     }
-    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_bell)) {
+    if (n == -EAGAIN && ring.reader.PrepareSleep() && !IsWoken(ring.reader_event_fd)) {
       ADD_FAILURE() << "the reader's, after " << received << " bytes";
       _exit(1);
     }

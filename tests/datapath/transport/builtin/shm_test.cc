@@ -134,54 +134,54 @@ void ForbidSystemCall(int number) {
   }
 }
 
-TEST(ShmTransportTest, RanksOfOneNodeSeeEachOthersStages) {
+TEST(ShmTransportTest, RanksOfOneNodeSeeEachOthersStagingBuffers) {
   for (const int world : {2, 3, 8}) {
     Job job(std::vector<std::string>(static_cast<size_t>(world), "auto"));
-    EXPECT_EQ(job.ranks[0]->stages(), nullptr);  // not yet
+    EXPECT_EQ(job.ranks[0]->staging(), nullptr);  // not yet
     job.ConnectAll();
     for (int rank = 0; rank < world; ++rank) {
-      const Stages* stages = job.ranks[rank]->stages();
-      ASSERT_NE(stages, nullptr);
-      ASSERT_EQ(stages->of.size(), static_cast<size_t>(world));
-      ASSERT_GT(stages->own.size(), 0u);
-      for (const auto& stage : stages->of) EXPECT_EQ(stage.size(), stages->own.size());
-      EXPECT_EQ(stages->of[rank].data(), stages->own.data());
-      std::fill(stages->own.begin(), stages->own.end(), static_cast<std::byte>(rank + 1));
+      const StagingBuffers* staging = job.ranks[rank]->staging();
+      ASSERT_NE(staging, nullptr);
+      ASSERT_EQ(staging->of.size(), static_cast<size_t>(world));
+      ASSERT_GT(staging->own.size(), 0u);
+      for (const auto& buffer : staging->of) EXPECT_EQ(buffer.size(), staging->own.size());
+      EXPECT_EQ(staging->of[rank].data(), staging->own.data());
+      std::fill(staging->own.begin(), staging->own.end(), static_cast<std::byte>(rank + 1));
     }
     job.Exchange();
     for (int rank = 0; rank < world; ++rank) {
       for (int peer = 0; peer < world; ++peer) {
-        const std::span<const std::byte> stage = job.ranks[rank]->stages()->of[peer];
-        EXPECT_EQ(stage.front(), static_cast<std::byte>(peer + 1));
-        EXPECT_EQ(stage.back(), static_cast<std::byte>(peer + 1));
+        const std::span<const std::byte> buffer = job.ranks[rank]->staging()->of[peer];
+        EXPECT_EQ(buffer.front(), static_cast<std::byte>(peer + 1));
+        EXPECT_EQ(buffer.back(), static_cast<std::byte>(peer + 1));
       }
     }
     // They stay when their ranks have gone.
-    const Stages* stages = job.ranks[0]->stages();
+    const StagingBuffers* staging = job.ranks[0]->staging();
     for (int rank = 1; rank < world; ++rank) job.ranks[rank].reset();
-    EXPECT_EQ(stages->of[world - 1].back(), static_cast<std::byte>(world));
+    EXPECT_EQ(staging->of[world - 1].back(), static_cast<std::byte>(world));
   }
 }
 
-TEST(ShmTransportTest, StagesAreThereForAllRanksOrForNone) {
+TEST(ShmTransportTest, StagingBuffersAreThereForAllRanksOrForNone) {
   // A pair by TCP, whoever it is; a rank that may make no memory but gets that of others.
   Job mixed({"auto", "auto", "tcp", "auto"});
   mixed.ConnectAll();
-  for (const auto& rank : mixed.ranks) EXPECT_EQ(rank->stages(), nullptr);
+  for (const auto& rank : mixed.ranks) EXPECT_EQ(rank->staging(), nullptr);
   mixed.Exchange();
   Job poor({"auto", "auto", "auto"});
   poor.ConnectAll([](int rank) {
     if (rank == 0) ForbidSystemCall(SYS_memfd_create);
   });
   EXPECT_EQ(poor.Media(0), "shm shm");
-  for (const auto& rank : poor.ranks) EXPECT_EQ(rank->stages(), nullptr);
+  for (const auto& rank : poor.ranks) EXPECT_EQ(rank->staging(), nullptr);
   poor.Exchange();
   Job far({"tcp", "tcp"});
   far.ConnectAll();
-  EXPECT_EQ(far.ranks[0]->stages(), nullptr);
+  EXPECT_EQ(far.ranks[0]->staging(), nullptr);
   Job alone({"auto"});
   alone.ConnectAll();
-  EXPECT_EQ(alone.ranks[0]->stages(), nullptr);
+  EXPECT_EQ(alone.ranks[0]->staging(), nullptr);
 }
 
 TEST(ShmTransportTest, ARankThatIsForcedToTcpGetsTcpFromThoseThatChoose) {
@@ -213,7 +213,7 @@ TEST(ShmTransportTest, TwoJobsOfOneNodeStayApart) {
 }
 
 TEST(ShmTransportTest, WhereSharedMemoryIsNotPermittedAutoUsesTcpAndShmSaysWhy) {
-  // What an end needs: memory on the dialing side, a bell on either.
+  // What an end needs: memory on the dialing side, an eventfd on either.
   for (const auto& [number, rank] :
        {std::pair(SYS_memfd_create, 1), std::pair(SYS_eventfd2, 0), std::pair(SYS_eventfd2, 1)}) {
     Job choosing({"auto", "auto"});
@@ -406,7 +406,8 @@ TEST(ShmTransportTest, ARankThatWaitsSleeps) {
 // Ranks with neighbours of both kinds, of which the awaited one comes last and the others have
 // unread messages in their rings.
 TEST(ShmTransportTest, UnreadMessagesOfOthersKeepNobodyAwake) {
-  // Both stay posted until the job is closed: rank 1's farewell may end the frame that is half out.
+  // Both stay posted until the job is closed: rank 1's shutdown notice may end the frame that is
+  // half out.
   const Bytes unread(3 << 20);
   Bytes buffer(8);
   Job job({"auto", "auto", "tcp"});
@@ -468,21 +469,21 @@ TEST(ShmTransportTest, ALongSendIsOverWhenItsReaderHasIt) {
 }
 
 // Where both ends can copy at the same time the ring is faster for longer.
-TEST(ShmTransportTest, WhatIsLentDependsOnTheCores) {
+TEST(ShmTransportTest, WhatIsExportedDependsOnTheCores) {
   const bool apart = mesh::RanksPerCore(2) == 1;
-  for (const auto& [bytes, lent] :
+  for (const auto& [bytes, exported] :
        {std::pair(64 << 10, false), std::pair(128 << 10, !apart), std::pair(256 << 10, true)}) {
     Job job({"shm", "shm"}, 5, 4 << 20);  // it would fit into the ring
     job.ConnectAll();
     std::barrier looked(2);
-    RunRanks(2, [&, bytes = bytes, lent = lent](int rank) {
+    RunRanks(2, [&, bytes = bytes, exported = exported](int rank) {
       Transport& self = *job.ranks[rank];
       Greet(self, 1 - rank);
       Bytes buffer(static_cast<size_t>(bytes));
       const auto ticket = rank == 0 ? self.PostSend(1, {}, buffer) : StatusOr<Ticket>(Ticket{0});
       if (rank == 0) {
         const auto over = self.WaitAny(std::span(&*ticket, 1), RealClock().Now());
-        EXPECT_EQ(over.ok() && over->has_value(), !lent) << bytes;
+        EXPECT_EQ(over.ok() && over->has_value(), !exported) << bytes;
       }
       looked.arrive_and_wait();
       const auto awaited = rank == 0 ? ticket : self.PostReceive(0, buffer);
@@ -523,18 +524,18 @@ TEST(ShmTransportTest, WhereNobodyMayReadAnothersMemoryAllGoesThroughRings) {
   }
 }
 
-// What an aborted rank had lent is not read any more, and its reason is heard all the same.
-TEST(ShmTransportTest, AnAbortTakesBackWhatWasLentAndSaysWhy) {
+// Pieces that an aborted rank had exported are not read any more, and its reason still arrives.
+TEST(ShmTransportTest, AnAbortRevokesWhatWasExportedAndSaysWhy) {
   for (const bool posted : {false, true}) {
     Job job({"shm", "shm"});
     job.ConnectAll();
-    std::barrier lent(2), aborted(2);
+    std::barrier exported(2), aborted(2);
     RunRanks(2, [&](int rank) {
       Greet(*job.ranks[rank], 1 - rank);
       Bytes buffer(kLong, std::byte{1});
       if (rank == 0) {
         for (int i = 0; i < 3; ++i) ASSERT_TRUE(job.ranks[0]->PostSend(1, {}, buffer).ok());
-        lent.arrive_and_wait();
+        exported.arrive_and_wait();
         const TimePoint before = RealClock().Now();
         job.ranks[0]->Abort("bucket 17 differs");
         EXPECT_LT(ToSeconds(RealClock().Now() - before), 2);
@@ -543,7 +544,7 @@ TEST(ShmTransportTest, AnAbortTakesBackWhatWasLentAndSaysWhy) {
         aborted.arrive_and_wait();
         return;
       }
-      lent.arrive_and_wait();
+      exported.arrive_and_wait();
       aborted.arrive_and_wait();
       Status status = OkStatus();
       if (posted) {

@@ -238,16 +238,16 @@ TEST(TcpHostilePeerTest, LyingFramesAreNamed) {
   Bytes claim(kFrameHeaderBytes);
   EncodeFrameHeader(oversize,
                     std::span<std::byte, kFrameHeaderBytes>(claim.data(), kFrameHeaderBytes));
-  Bytes after_goodbye = mesh::EncodeFrame(FrameType::kAbort, 1, {});
+  Bytes after_shutdown_notice = mesh::EncodeFrame(FrameType::kAbort, 1, {});
   const Bytes more = DataFrame(1, Bytes(4));
-  after_goodbye.insert(after_goodbye.end(), more.begin(), more.end());
+  after_shutdown_notice.insert(after_shutdown_notice.end(), more.begin(), more.end());
   Bytes corrupt_abort = mesh::EncodeFrame(FrameType::kAbort, 1, Bytes(10));
   corrupt_abort.back() ^= std::byte{1};
   const std::vector<std::pair<Bytes, std::string>> cases = {
       {claim, "1073741824 bytes"},
       {DataFrame(0, Bytes(4)), "claims to be from rank 0"},
       {mesh::EncodeHello({kJob, 1, 2, 0}), "a second hello"},
-      {after_goodbye, "a frame after its goodbye"},
+      {after_shutdown_notice, "a frame after its shutdown notice"},
       {corrupt_abort, "a corrupt abort frame"},
       {mesh::EncodeFrame(FrameType::kAbort, 1, Bytes(5000)), "abort text of 5000 bytes"},
   };
@@ -278,10 +278,10 @@ TEST(TcpHostilePeerTest, WithoutChecksumsFramesSaySo) {
 
     world.rank0->Abort("enough");  // is checked all the same
     std::string text;
-    const StatusOr<FrameHeader> farewell = world.raw.ReadFrame(&text);
-    ASSERT_TRUE(farewell.ok()) << farewell.status();
-    EXPECT_EQ(farewell->flags, 0);
-    EXPECT_EQ(farewell->payload_checksum, Checksum(std::as_bytes(std::span(text))));
+    const StatusOr<FrameHeader> shutdown_notice = world.raw.ReadFrame(&text);
+    ASSERT_TRUE(shutdown_notice.ok()) << shutdown_notice.status();
+    EXPECT_EQ(shutdown_notice->flags, 0);
+    EXPECT_EQ(shutdown_notice->payload_checksum, Checksum(std::as_bytes(std::span(text))));
   }
 }
 
@@ -339,12 +339,12 @@ TEST(TcpHostilePeerTest, ResetIsADeath) {
   EXPECT_THAT(Message(status), HasSubstr("rank 1 (raw) closed the connection"));
 }
 
-TEST(TcpHostilePeerTest, DataBeforeGoodbyeAndResetIsStillDelivered) {
+TEST(TcpHostilePeerTest, DataBeforeShutdownNoticeAndResetIsStillDelivered) {
   HalfRawWorld world;
   const Bytes payload(3000, std::byte{7});
   Bytes bytes = DataFrame(1, payload);
-  const Bytes goodbye = mesh::EncodeFrame(FrameType::kAbort, 1, {});
-  bytes.insert(bytes.end(), goodbye.begin(), goodbye.end());
+  const Bytes shutdown_notice = mesh::EncodeFrame(FrameType::kAbort, 1, {});
+  bytes.insert(bytes.end(), shutdown_notice.begin(), shutdown_notice.end());
   // Unread input makes the close below a reset.
   const Bytes unread(10);
   const StatusOr<Ticket> sent = world.rank0->PostSend(1, {}, unread);
@@ -390,7 +390,7 @@ TEST(TcpHostilePeerTest, PeerThatNeverReadsEndsInADeadline) {
   const Status status = world.rank0->Wait(*sent, Within(0.2)).status();
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(Message(status), HasSubstr("rank 1 (raw) takes no more data"));
-  // The farewell cannot get through either; closing is bounded all the same.
+  // The shutdown notice cannot get through either; closing is bounded all the same.
   const TimePoint start = RealClock().Now();
   world.rank0.reset();
   EXPECT_LT(ToSeconds(RealClock().Now() - start), 5);

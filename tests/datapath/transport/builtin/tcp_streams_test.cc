@@ -109,7 +109,7 @@ class WatchedConnection {
  private:
   UniqueFd dialer_;
   std::unique_ptr<tcp::SocketStream> stream_;
-  std::unique_ptr<mesh::EventSet> events_ = *mesh::MakeEpollSet();
+  std::unique_ptr<mesh::EventSet> events_ = *mesh::MakeEventSet();
 };
 
 constexpr Duration kSoon = std::chrono::milliseconds(50), kSurely = std::chrono::seconds(10);

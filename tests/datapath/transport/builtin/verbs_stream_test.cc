@@ -271,14 +271,14 @@ TEST(VerbsStreamTest, CreditsNeverRunOutNorOverrun) {
   }
 }
 
-TEST(VerbsStreamTest, GoodbyeNeedsNoCreditAndWhatWasSentIsStillDelivered) {
+TEST(VerbsStreamTest, ShutdownNoticeNeedsNoCreditAndWhatWasSentIsStillDelivered) {
   Pair pair;
   const Bytes out = Pattern(verbs::kSpillBytesMax + 4 * 4096 - kFrameHeaderBytes, 5);
   Bytes in(out.size()), more(1);
   const mesh::Operation* const send = pair.PostSend(0, out);  // all that rank 1 takes
   ASSERT_TRUE(pair.Settle().ok());
   EXPECT_TRUE(send->done);
-  ASSERT_TRUE(pair.ends[0].QueueFarewell("").ok());
+  ASSERT_TRUE(pair.ends[0].QueueShutdownNotice("").ok());
   EXPECT_FALSE(pair.ends[0].flushed());
   pair.ports[0].Complete(pair.ends[0]);
   EXPECT_TRUE(pair.ends[0].flushed());
@@ -301,13 +301,13 @@ TEST(VerbsStreamTest, ReasonIsToldBeforeTheFramesThatNobodyAskedFor) {
   const Bytes out(50000);
   pair.PostSend(0, out);
   ASSERT_TRUE(pair.Settle().ok());
-  ASSERT_TRUE(pair.ends[0].QueueFarewell(std::string(3000, 'x')).ok());
+  ASSERT_TRUE(pair.ends[0].QueueShutdownNotice(std::string(3000, 'x')).ok());
   const Status status = pair.ports[1].Arrive(pair.ends[1], pair.ports[0].sent.back());
   EXPECT_EQ(status.code(), StatusCode::kUnavailable);
   EXPECT_EQ(weir::Message(status), "rank 0 reported: " + std::string(2048, 'x'));
 }
 
-TEST(VerbsStreamTest, DeathIsNoGoodbye) {
+TEST(VerbsStreamTest, DeathIsNoShutdownNotice) {
   Pair pair;
   const Status status = pair.ends[0].OnEnd("transport retry counter exceeded");
   EXPECT_EQ(status.code(), StatusCode::kUnavailable);
@@ -356,15 +356,16 @@ Status Answer(const std::vector<QueuedMessage>& messages) {
 }
 
 TEST(VerbsStreamTest, BrokenMessagesNameTheSender) {
-  QueuedMessage no_goodbye = {mesh::EncodeFrame(FrameType::kAbort, 1, {}),
-                              Immediate(MessageKind::kData, 0)};
+  QueuedMessage no_shutdown_notice = {mesh::EncodeFrame(FrameType::kAbort, 1, {}),
+                                      Immediate(MessageKind::kData, 0)};
   QueuedMessage hello = {mesh::EncodeFrame(FrameType::kHello, 1, {}),
                          Immediate(MessageKind::kData, 0)};
-  QueuedMessage farewell = no_goodbye;
-  farewell.immediate = Immediate(MessageKind::kFarewell, 0);
-  QueuedMessage torn_farewell = farewell, false_farewell = DataFrame(5), flipped = DataFrame(100);
-  torn_farewell.bytes.resize(71);
-  false_farewell.immediate = Immediate(MessageKind::kFarewell, 0);
+  QueuedMessage shutdown_notice = no_shutdown_notice;
+  shutdown_notice.immediate = Immediate(MessageKind::kShutdownNotice, 0);
+  QueuedMessage torn_shutdown_notice = shutdown_notice, false_shutdown_notice = DataFrame(5),
+                flipped = DataFrame(100);
+  torn_shutdown_notice.bytes.resize(71);
+  false_shutdown_notice.immediate = Immediate(MessageKind::kShutdownNotice, 0);
   flipped.bytes.back() ^= std::byte{1};
   QueuedMessage flipped_header = DataFrame(100);
   flipped_header.bytes[12] ^= std::byte{1};
@@ -386,11 +387,11 @@ TEST(VerbsStreamTest, BrokenMessagesNameTheSender) {
       {{DataFrame(10, SIZE_MAX, 3)}, "a frame that claims to be from rank 3"},
       {{flipped}, "a corrupt payload"},
       {{flipped_header}, "a malformed frame"},
-      {{no_goodbye}, "an abort frame among its data"},
+      {{no_shutdown_notice}, "an abort frame among its data"},
       {{hello}, "a second hello"},
-      {{torn_farewell}, "the beginning of a frame in 71 bytes"},
-      {{false_farewell}, "a corrupt abort frame"},
-      {{farewell, DataFrame(1)}, "a message after its goodbye"},
+      {{torn_shutdown_notice}, "the beginning of a frame in 71 bytes"},
+      {{false_shutdown_notice}, "a corrupt abort frame"},
+      {{shutdown_notice, DataFrame(1)}, "a message after its shutdown notice"},
   };
   for (const auto& [messages, text] : cases) {
     SCOPED_TRACE(text);
@@ -398,7 +399,7 @@ TEST(VerbsStreamTest, BrokenMessagesNameTheSender) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
     EXPECT_THAT(weir::Message(status), AllOf(HasSubstr("rank 1 (fake) sent "), HasSubstr(text)));
   }
-  EXPECT_TRUE(Answer({DataFrame(10), farewell}).ok());
+  EXPECT_TRUE(Answer({DataFrame(10), shutdown_notice}).ok());
 }
 
 TEST(VerbsStreamTest, MessagesBeyondTheWindowNameTheSender) {

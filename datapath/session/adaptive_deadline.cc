@@ -1,4 +1,4 @@
-#include "datapath/session/patience.h"
+#include "datapath/session/adaptive_deadline.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,12 +15,13 @@ void TimeEstimate::Add(double seconds) {
     deviation_ += (std::abs(seconds - smoothed_) - deviation_) / 4;
     smoothed_ += (seconds - smoothed_) / 8;
   }
-  samples_ = std::min(samples_ + 1, Patience::kSamplesMin);
+  samples_ = std::min(samples_ + 1, AdaptiveDeadline::kSamplesMin);
 }
 
-Duration Patience::Begin(uint64_t step, uint64_t bucket, const std::string& choice, TimePoint now) {
+Duration AdaptiveDeadline::Begin(uint64_t step, uint64_t bucket, const std::string& choice,
+                                 TimePoint now) {
   if (!any_step_ || step != step_) {
-    // Only from one step to the next: steps without operations would count as one long one.
+    // Only consecutive steps are measured: steps without operations would count as one long step.
     if (any_step_ && step == step_ + 1) steps_.Add(ToSeconds(now - step_began_));
     any_step_ = true;
     step_ = step;
@@ -34,7 +35,7 @@ Duration Patience::Begin(uint64_t step, uint64_t bucket, const std::string& choi
   allowed_ = options_.ceiling;
   if (all_here_ && entry.took.samples() >= kSamplesMin && steps_.samples() >= kSamplesMin) {
     const double seconds = kFactor * (entry.took.upper_s() + steps_.upper_s());
-    // Compared as seconds: a duration could not hold what a clock that jumps makes of it.
+    // Compared in seconds, because the product may exceed a Duration when the clock jumps.
     if (seconds < ToSeconds(options_.ceiling)) {
       allowed_ = std::min(options_.ceiling, std::max(options_.floor, FromSeconds(seconds)));
     }
@@ -42,12 +43,12 @@ Duration Patience::Begin(uint64_t step, uint64_t bucket, const std::string& choi
   return allowed_;
 }
 
-void Patience::Finish(TimePoint now) {
+void AdaptiveDeadline::Finish(TimePoint now) {
   running_->took.Add(ToSeconds(now - began_));
   all_here_ = true;
 }
 
-std::string Patience::Explain() const {
+std::string AdaptiveDeadline::Explain() const {
   const std::string allowed = StrCat(ToSeconds(allowed_), " s were allowed");
   if (running_ == nullptr) return "; " + allowed;
   if (!all_here_) return StrCat("; ", allowed, ", as for the first operation of every step");
@@ -58,9 +59,10 @@ std::string Patience::Explain() const {
                 steps_.smoothed_s(), " s, so ", allowed);
 }
 
-std::string PatienceKey(const Choice& choice) {
+std::string AdaptiveDeadlineKey(const Choice& choice) {
   std::string key = choice.codec + "/" + choice.collective;
-  // As bytes: digits of a fraction would take as long as a message.
+  // Numbers are appended as bytes, because formatting a fraction takes as long as sending a
+  // message.
   const auto append = [&key](const auto& number) {
     key.append(reinterpret_cast<const char*>(&number), sizeof number);
   };

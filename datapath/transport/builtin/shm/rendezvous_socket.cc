@@ -1,4 +1,4 @@
-#include "datapath/transport/builtin/shm/door.h"
+#include "datapath/transport/builtin/shm/rendezvous_socket.h"
 
 #include <fcntl.h>
 #include <sys/random.h>
@@ -27,18 +27,18 @@ std::string ReadLink(const std::string& path) {
   return n <= 0 ? "" : std::string(target, static_cast<size_t>(n));
 }
 
-socklen_t DoorAddress(const std::string& door, sockaddr_un* address) {
-  std::string name = "weir-";
-  for (const char c : door) {
+socklen_t RendezvousAddress(const std::string& name, sockaddr_un* address) {
+  std::string path = "weir-";
+  for (const char c : name) {
     constexpr char kDigits[] = "0123456789abcdef";
-    name += kDigits[static_cast<unsigned char>(c) >> 4];
-    name += kDigits[static_cast<unsigned char>(c) & 15];
+    path += kDigits[static_cast<unsigned char>(c) >> 4];
+    path += kDigits[static_cast<unsigned char>(c) & 15];
   }
   *address = {};
   address->sun_family = AF_UNIX;
   // A leading zero byte makes the name abstract.
-  const size_t length = std::min(name.size(), sizeof address->sun_path - 1);
-  std::memcpy(address->sun_path + 1, name.data(), length);
+  const size_t length = std::min(path.size(), sizeof address->sun_path - 1);
+  std::memcpy(address->sun_path + 1, path.data(), length);
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
 }
 
@@ -59,15 +59,15 @@ uint32_t NodeIdentity() {
   return hash == 0 ? 1 : hash;
 }
 
-std::string NewDoor() {
-  std::string door(mesh::kDoorBytes, '\0');
-  const ssize_t n = getrandom(door.data(), door.size(), 0);
-  return n == static_cast<ssize_t>(door.size()) ? door : "";
+std::string NewRendezvousName() {
+  std::string name(mesh::kRendezvousNameBytes, '\0');
+  const ssize_t n = getrandom(name.data(), name.size(), 0);
+  return n == static_cast<ssize_t>(name.size()) ? name : "";
 }
 
-StatusOr<UniqueFd> OpenDoor(const std::string& door, int backlog) {
+StatusOr<UniqueFd> ListenAtRendezvous(const std::string& name, int backlog) {
   sockaddr_un address;
-  const socklen_t size = DoorAddress(door, &address);
+  const socklen_t size = RendezvousAddress(name, &address);
   UniqueFd fd = NewSocket();
   if (!fd || bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       listen(fd.get(), backlog) != 0) {
@@ -76,9 +76,9 @@ StatusOr<UniqueFd> OpenDoor(const std::string& door, int backlog) {
   return fd;
 }
 
-StatusOr<UniqueFd> KnockAt(const std::string& door) {
+StatusOr<UniqueFd> ConnectToRendezvous(const std::string& name) {
   sockaddr_un address;
-  const socklen_t size = DoorAddress(door, &address);
+  const socklen_t size = RendezvousAddress(name, &address);
   UniqueFd fd = NewSocket();
   if (!fd || connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) {
     return Unavailable(StrCat("cannot reach its unix socket: ", ErrorText(errno)));
@@ -105,7 +105,7 @@ UniqueFd WatchProcess(pid_t process) {
   return UniqueFd();
 }
 
-Status SendLetter(int fd, std::span<const std::byte> bytes, std::span<const int> descriptors) {
+Status SendHandshake(int fd, std::span<const std::byte> bytes, std::span<const int> descriptors) {
   iovec part = {const_cast<std::byte*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(kDescriptorsMax * sizeof(int))] = {};
   msghdr message = {};
@@ -128,9 +128,9 @@ Status SendLetter(int fd, std::span<const std::byte> bytes, std::span<const int>
   return Unavailable(StrCat("cannot send over its unix socket: ", ErrorText(n < 0 ? errno : 0)));
 }
 
-StatusOr<std::optional<Letter>> ReceiveLetter(int fd) {
-  Letter received;
-  received.bytes.resize(kLetterBytesMax);
+StatusOr<std::optional<HandshakeMessage>> ReceiveHandshake(int fd) {
+  HandshakeMessage received;
+  received.bytes.resize(kHandshakeBytesMax);
   iovec part = {received.bytes.data(), received.bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(kDescriptorsMax * sizeof(int))];
   msghdr message = {};
@@ -142,7 +142,7 @@ StatusOr<std::optional<Letter>> ReceiveLetter(int fd) {
   do {
     n = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   } while (n < 0 && errno == EINTR);
-  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::optional<Letter>();
+  if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return std::optional<HandshakeMessage>();
   if (n < 0) return Unavailable(ErrorText(errno));
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
@@ -156,22 +156,22 @@ StatusOr<std::optional<Letter>> ReceiveLetter(int fd) {
   }
   if (n == 0) return Unavailable("closed the connection");
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    return DataLoss(StrCat("a message of more than ", kLetterBytesMax, " bytes or ",
+    return DataLoss(StrCat("a message of more than ", kHandshakeBytesMax, " bytes or ",
                            kDescriptorsMax, " descriptors"));
   }
   received.bytes.resize(static_cast<size_t>(n));
-  return std::optional<Letter>(std::move(received));
+  return std::optional<HandshakeMessage>(std::move(received));
 }
 
-Status CheckBell(int fd) {
+Status CheckEventFd(int fd) {
   const std::string kind = ReadLink(StrCat("/proc/self/fd/", fd));
   // Older kernels write "anon_inode:[eventfd]", newer ones may add more behind it.
   if (kind.rfind("anon_inode:[eventfd", 0) != 0) {
-    return DataLoss(StrCat("bell: expected an eventfd, found '", kind, "'"));
+    return DataLoss(StrCat("wake-up descriptor: expected an eventfd, found '", kind, "'"));
   }
   const int flags = fcntl(fd, F_GETFL);
   if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-    return Unavailable(StrCat("bell: ", ErrorText(errno)));
+    return Unavailable(StrCat("wake-up descriptor: ", ErrorText(errno)));
   }
   return OkStatus();
 }

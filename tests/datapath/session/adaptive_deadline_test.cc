@@ -1,6 +1,6 @@
 // Deadlines that follow what was measured, on times that the test makes up.
 
-#include "datapath/session/patience.h"
+#include "datapath/session/adaptive_deadline.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,13 +25,13 @@ constexpr uint64_t kBucket = 7, kOther = 8;
 class Steps {
  public:
   explicit Steps(Duration floor = milliseconds(10), Duration ceiling = seconds(60))
-      : patience_({floor, ceiling}) {}
+      : adaptive_deadline_({floor, ceiling}) {}
 
   /// One operation; what it was allowed.
   Duration Run(uint64_t bucket, Duration takes, const std::string& choice = "dense") {
-    const Duration allowed = patience_.Begin(step_, bucket, choice, now_);
+    const Duration allowed = adaptive_deadline_.Begin(step_, bucket, choice, now_);
     now_ += takes;
-    patience_.Finish(now_);
+    adaptive_deadline_.Finish(now_);
     return allowed;
   }
   /// `count` steps of two operations of 2 ms in 100 ms each; what the last one's second was
@@ -49,38 +49,38 @@ class Steps {
     now_ += pause;
     ++step_;
   }
-  Patience& patience() { return patience_; }
+  AdaptiveDeadline& deadline() { return adaptive_deadline_; }
 
  private:
-  Patience patience_;
+  AdaptiveDeadline adaptive_deadline_;
   uint64_t step_ = 0;
   TimePoint now_{seconds(1000)};
 };
 
-TEST(PatienceTest, TheCeilingCountsUntilEnoughWasMeasured) {
+TEST(AdaptiveDeadlineTest, TheCeilingCountsUntilEnoughWasMeasured) {
   Steps steps;
-  for (int i = 0; i < Patience::kSamplesMin; ++i) {
+  for (int i = 0; i < AdaptiveDeadline::kSamplesMin; ++i) {
     EXPECT_EQ(steps.Steady(1), seconds(60)) << "step " << i;
   }
   EXPECT_LT(steps.Steady(1), seconds(10));
 }
 
-TEST(PatienceTest, ASettledJobGetsTenStepsAndOperations) {
+TEST(AdaptiveDeadlineTest, ASettledJobGetsTenStepsAndOperations) {
   Steps steps;
   const double allowed = ToSeconds(steps.Steady(100));
   EXPECT_NEAR(allowed, 10 * (0.1 + 0.002), 0.05);
-  EXPECT_THAT(steps.patience().Explain(), HasSubstr("usually takes 0.002 s and a step 0.1 s"));
+  EXPECT_THAT(steps.deadline().Explain(), HasSubstr("usually takes 0.002 s and a step 0.1 s"));
 }
 
-TEST(PatienceTest, TheFirstOperationOfAStepMayAlwaysWaitForALateRank) {
+TEST(AdaptiveDeadlineTest, TheFirstOperationOfAStepMayAlwaysWaitForALateRank) {
   Steps steps;
   steps.Steady(100);
   EXPECT_EQ(steps.Run(kBucket, seconds(30)), seconds(60));  // somebody writes a checkpoint
   EXPECT_LT(steps.Run(kOther, milliseconds(2)), seconds(60));
-  EXPECT_THAT(steps.patience().Explain(), HasSubstr("were allowed"));
+  EXPECT_THAT(steps.deadline().Explain(), HasSubstr("were allowed"));
 }
 
-TEST(PatienceTest, ANetworkTenTimesSlowerIsSurvivedAndThenExpected) {
+TEST(AdaptiveDeadlineTest, ANetworkTenTimesSlowerIsSurvivedAndThenExpected) {
   Steps steps;
   const Duration before = steps.Steady(100);
   EXPECT_GT(before, 10 * milliseconds(2));
@@ -94,28 +94,28 @@ TEST(PatienceTest, ANetworkTenTimesSlowerIsSurvivedAndThenExpected) {
   EXPECT_GT(allowed, 5 * before);
 }
 
-TEST(PatienceTest, StragglersWhoseStepsBecomeTenTimesAsLongAreSurvived) {
+TEST(AdaptiveDeadlineTest, StragglersWhoseStepsBecomeTenTimesAsLongAreSurvived) {
   Steps steps;
   // Late in the middle of a backward pass of, now, a second.
   EXPECT_GT(steps.Steady(100), seconds(1));
 }
 
-TEST(PatienceTest, AnotherChoiceBeginsAnew) {
+TEST(AdaptiveDeadlineTest, AnotherChoiceBeginsAnew) {
   Steps steps;
   EXPECT_LT(steps.Steady(20, "dense"), seconds(60));
-  for (int i = 0; i < Patience::kSamplesMin; ++i) {
+  for (int i = 0; i < AdaptiveDeadline::kSamplesMin; ++i) {
     EXPECT_EQ(steps.Steady(1, "top_k"), seconds(60)) << "step " << i;
   }
   EXPECT_LT(steps.Steady(1, "top_k"), seconds(60));
 }
 
-TEST(PatienceTest, FloorAndCeilingHold) {
+TEST(AdaptiveDeadlineTest, FloorAndCeilingHold) {
   EXPECT_EQ(Steps(seconds(5)).Steady(50), seconds(5));
   EXPECT_EQ(Steps(milliseconds(1), milliseconds(500)).Steady(50), milliseconds(500));
   EXPECT_EQ(Steps(seconds(90), seconds(60)).Steady(50), seconds(60));
 }
 
-TEST(PatienceTest, AnHourBetweenStepsEndsAtTheCeilingAndIsForgotten) {
+TEST(AdaptiveDeadlineTest, AnHourBetweenStepsEndsAtTheCeilingAndIsForgotten) {
   Steps steps;
   steps.Steady(20);
   steps.Run(kBucket, milliseconds(2));
@@ -124,15 +124,15 @@ TEST(PatienceTest, AnHourBetweenStepsEndsAtTheCeilingAndIsForgotten) {
   EXPECT_LT(steps.Steady(200), seconds(2));
 }
 
-TEST(PatienceTest, EveryFieldOfAChoiceTellsItApart) {
+TEST(AdaptiveDeadlineTest, EveryFieldOfAChoiceTellsItApart) {
   const Choice choice{
       .codec = "top_k", .collective = "ring", .ratio = 0.1, .bits = 8, .segment_bytes = 256};
-  EXPECT_EQ(PatienceKey(choice), PatienceKey(Choice(choice)));
-  std::set<std::string> keys = {PatienceKey(choice)};
+  EXPECT_EQ(AdaptiveDeadlineKey(choice), AdaptiveDeadlineKey(Choice(choice)));
+  std::set<std::string> keys = {AdaptiveDeadlineKey(choice)};
   const auto differs = [&](auto change) {
     Choice other = choice;
     change(other);
-    return keys.insert(PatienceKey(other)).second;
+    return keys.insert(AdaptiveDeadlineKey(other)).second;
   };
   EXPECT_TRUE(differs([](Choice& c) { c.codec = "dgc"; }));
   EXPECT_TRUE(differs([](Choice& c) { c.collective = "mesh"; }));

@@ -1,0 +1,87 @@
+#pragma once
+// The deadline of an operation, learnt from the times of earlier operations and steps. Pure: times
+// come in, deadlines go out.
+//
+// The first operation of a step also waits for the rank that is last to finish what it does between
+// steps: a checkpoint, an evaluation, a data loader. Such a time has no bound that could be learnt,
+// so the first operation may take as long as the ceiling. (The transport names a rank that died, or
+// whose host no longer answers, without any deadline.) But an all-reduce ends on no rank without
+// the contribution of every rank. So once one operation of a step is done, all ranks are known to
+// be in the backward pass of this step, and a rank that then stays silent for the time of ten steps
+// is missing.
+//
+// The estimates are those of TCP's retransmission timer: smoothed time plus four deviations. The
+// factor ten allows for networks and ranks that become ten times as slow from one step to the next;
+// one step later the estimate has adapted.
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "datapath/base/clock.h"
+#include "datapath/plan/plan.h"
+
+namespace weir {
+
+/// Smoothed time plus four deviations. Source: RFC 6298, section 2; deviates: no clock granularity.
+class TimeEstimate {
+ public:
+  void Add(double seconds);
+  int samples() const { return samples_; }
+  double smoothed_s() const { return smoothed_; }
+  double upper_s() const { return smoothed_ + 4 * deviation_; }
+
+ private:
+  int samples_ = 0;  // counts up to kSamplesMin
+  double smoothed_ = 0, deviation_ = 0;
+};
+
+/// Not thread-safe. Memory: one entry per bucket that ever ran.
+class AdaptiveDeadline {
+ public:
+  /// Times are used after so many operations of a bucket under one choice, and so many steps.
+  static constexpr int kSamplesMin = 8;
+  static constexpr double kFactor = 10;
+
+  struct Options {
+    Duration floor{};    // no deadline is shorter, unless the ceiling is lower
+    Duration ceiling{};  // no deadline is longer
+  };
+  explicit AdaptiveDeadline(const Options& options) : options_(options) {}
+
+  /// An operation of `step` begins to communicate at `now`. Returns how long it may take: the
+  /// ceiling for the first operation of a step and until enough was measured, else ten times the
+  /// sum of the estimates for this bucket's operation and for a step, between the bounds. `choice`
+  /// names codec and collective with their settings; when it differs from the last one, the
+  /// bucket's estimate starts over. Steps never decrease.
+  Duration Begin(uint64_t step, uint64_t bucket, const std::string& choice, TimePoint now);
+
+  /// The operation that began last succeeded. Do not call this for one that failed.
+  void Finish(TimePoint now);
+
+  /// "; this one usually takes 0.012 s and a step 0.3 s, so 5 s were allowed", or why the ceiling
+  /// counts, for the error of the operation that began last.
+  std::string Explain() const;
+
+ private:
+  struct Entry {
+    std::string choice;
+    TimeEstimate took;
+  };
+
+  const Options options_;
+  std::map<uint64_t, Entry> buckets_;
+  TimeEstimate steps_;
+  bool any_step_ = false;
+  uint64_t step_ = 0;
+  TimePoint step_began_{};
+  bool all_here_ = false;  // an operation of this step is done, so every rank has reached it
+  Entry* running_ = nullptr;
+  TimePoint began_{};
+  Duration allowed_{};
+};
+
+/// A key that differs between choices whose times differ, for Begin. Bytes, not text.
+std::string AdaptiveDeadlineKey(const Choice& choice);
+
+}  // namespace weir

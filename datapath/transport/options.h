@@ -1,0 +1,34 @@
+#pragma once
+// A transport and its options as text: "tcp:connections=4,pacing=100M". Parsed here alone; each
+// transport lists the options that it takes in its traits.
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "datapath/transport/transport.h"
+
+namespace weir {
+
+/// Finds the transport that `text` names, NAME[:KEY=VALUE[,KEY=VALUE...]], and writes what the keys
+/// say into `options`; what they do not name is left alone. The transport lives as long as
+/// Transports(). kNotFound: no such transport, or none of its options has such a key; lists the
+/// valid ones. kInvalidArgument: a key without a value, given twice, or with a value other than the
+/// option expects; names the key, what was expected and what was found. `options` is unchanged
+/// after an error. Thread-safe.
+StatusOr<const TransportFactory*> ParseTransport(std::string_view text, TransportOptions* options);
+
+/// Values of options, for the tables of transports; nothing for any other text.
+/// An integer in decimal digits, min..max.
+std::optional<uint64_t> ParseCount(std::string_view text, uint64_t min, uint64_t max);
+/// An integer, times 1000, 1000^2 or 1000^3 if K, M or G follows, 1024^n if Ki, Mi or Gi.
+std::optional<uint64_t> ParseBytes(std::string_view text);
+/// An integer with us, ms or s, up to a minute; or 0.
+std::optional<Duration> ParseDuration(std::string_view text);
+/// "on" or "off".
+std::optional<bool> ParseSwitch(std::string_view text);
+
+/// The option `busy_poll`, which more than one transport takes.
+extern const TransportOption kBusyPollOption;
+
+}  // namespace weir
