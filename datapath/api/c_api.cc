@@ -83,7 +83,6 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   options.tcp_pacing_bytes_per_s = c.tcp_pacing_bytes_per_s;
   options.tcp_zero_copy_bytes_min = c.tcp_zero_copy_bytes_min;
   options.tcp_event_loop = Text(c.tcp_event_loop, "epoll");
-  options.tcp_checksums = c.tcp_unchecked == 0;
   return options;
 }
 

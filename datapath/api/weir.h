@@ -84,8 +84,7 @@ typedef struct weir_options {
                                        kernel and device can; 0: none */
   const char* tcp_event_loop;       /* "epoll" or, where build and kernel have it, "io_uring";
                                        NULL: "epoll" */
-  int32_t tcp_unchecked; /* 1: what this rank sends to other hosts carries no checksums of
-                            its own, only those of TCP and the network; 0: it does */
+  int32_t reserved;                 /* of no effect */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */

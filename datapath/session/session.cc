@@ -36,7 +36,6 @@ StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options
   transport.connections = options.tcp_connections;
   transport.pacing_bytes_per_s = options.tcp_pacing_bytes_per_s;
   transport.zero_copy_bytes_min = options.tcp_zero_copy_bytes_min;
-  transport.checksums = options.tcp_checksums;
   transport.event_loop = options.tcp_event_loop;
   transport.host_silence_min = options.operation_timeout_floor;
   return factory->Create(transport);

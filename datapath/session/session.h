@@ -42,11 +42,9 @@ struct SessionOptions {
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
   Duration operation_timeout_floor = std::chrono::seconds(10);  // see Patience
   uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
-  // TransportOptions::connections, pacing_bytes_per_s, zero_copy_bytes_min, checksums and
-  // event_loop.
+  // TransportOptions::connections, pacing_bytes_per_s, zero_copy_bytes_min and event_loop.
   int tcp_connections = 1;
   uint64_t tcp_pacing_bytes_per_s = 0, tcp_zero_copy_bytes_min = 0;
-  bool tcp_checksums = true;
   std::string tcp_event_loop = "epoll";
 };
 

@@ -55,10 +55,6 @@ struct TransportOptions {
   /// Likewise: frames of at least so many bytes leave from the caller's memory without a copy, as
   /// long as kernel and device can (MSG_ZEROCOPY); 0: none do.
   size_t zero_copy_bytes_min = 0;
-  /// Likewise: payloads that this rank sends to other hosts carry checksums. Without, damage that
-  /// the network's own checks miss goes unseen, as in what Gloo and MPI send, and sending and
-  /// receiving read every byte once less. Headers are always checked.
-  bool checksums = true;
   /// Likewise, and of what auto and shm wait for: "epoll", or "io_uring", which shows events in
   /// memory, so that looking for news takes no system call; where there is none, Create fails and
   /// says why.

@@ -26,9 +26,6 @@ struct ControlWord {
 
 /// Some rank's contribution to this operation holds NaN or infinity: all ranks skip the step.
 inline constexpr uint16_t kFlagNonFinite = 1;
-/// The payload has no checksum: its sender trusts what carries it. Set by transports, never seen
-/// above them.
-inline constexpr uint16_t kFlagUnchecked = 2;
 
 struct FrameHeader {
   FrameType type = FrameType::kData;

@@ -77,7 +77,7 @@ class Options(ctypes.Structure):
         ("tcp_pacing_bytes_per_s", ctypes.c_uint64),
         ("tcp_zero_copy_bytes_min", ctypes.c_uint64),
         ("tcp_event_loop", ctypes.c_char_p),
-        ("tcp_unchecked", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 

@@ -37,7 +37,6 @@ Environment, where attach() is not told otherwise:
   WEIR_TCP_PACING_BYTES_PER_S   the kernel sends at most so much to one peer; default: no limit
   WEIR_TCP_ZERO_COPY_BYTES_MIN  frames of so many bytes leave without a copy; default: none
   WEIR_TCP_EVENT_LOOP      epoll or, where build and kernel have it, io_uring; default epoll
-  WEIR_TCP_UNCHECKED       1: what this rank sends to other hosts has TCP's checksums alone
 """
 import atexit
 import os
@@ -57,8 +56,7 @@ from weir.session import Session
 _DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
            torch.bfloat16: _lib.BFLOAT16}
 CONNECT_TIMEOUT_S = 60.0
-TCP_OPTIONS = ("tcp_connections", "tcp_pacing_bytes_per_s", "tcp_zero_copy_bytes_min",
-               "tcp_unchecked")
+TCP_OPTIONS = ("tcp_connections", "tcp_pacing_bytes_per_s", "tcp_zero_copy_bytes_min")
 _attached = weakref.WeakSet()
 _attach_count = 0
 _said = set()

@@ -29,8 +29,7 @@ class Session:
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
                  congestion_control=None, busy_poll_s=0.0, operation_timeout_floor_s=0.0,
                  epoch=0, encode_workers=0, tcp_connections=0, tcp_pacing_bytes_per_s=0,
-                 tcp_zero_copy_bytes_min=0, tcp_event_loop=None,
-                 tcp_unchecked=False):
+                 tcp_zero_copy_bytes_min=0, tcp_event_loop=None):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
@@ -42,8 +41,7 @@ class Session:
             _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
             operation_timeout_s, connect_timeout_s, _bytes(congestion_control), busy_poll_s,
             operation_timeout_floor_s, epoch, encode_workers, tcp_connections,
-            tcp_pacing_bytes_per_s, tcp_zero_copy_bytes_min, _bytes(tcp_event_loop),
-            tcp_unchecked)
+            tcp_pacing_bytes_per_s, tcp_zero_copy_bytes_min, _bytes(tcp_event_loop))
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)

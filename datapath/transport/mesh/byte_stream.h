@@ -57,8 +57,11 @@ class ByteStream {
   virtual bool PrepareSleep(const Wish& wish) { return true; }
   virtual void Awake() {}
 
-  /// False for media whose bytes cannot change on the way: payloads then carry no checksum.
+  /// False for media whose bytes cannot change on the way: payloads then carry no checksum, on both
+  /// sides.
   virtual bool checks_payload() const { return true; }
+  /// True when the peer's process is on this host, as far as addresses tell: for timing alone.
+  virtual bool within_host() const { return shares_memory(); }
   /// True when looking for news costs less than sleeping for a moment.
   virtual bool shares_memory() const { return false; }
   /// Adds the sockets that must be read off before they are closed.

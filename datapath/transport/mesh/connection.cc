@@ -12,11 +12,8 @@
 
 namespace weir::mesh {
 
-Connection::Connection(int self, int peer, const TransportAddress& address, ByteStream& stream,
-                       bool checks_payload)
-    : Peer(self, peer, address, checks_payload && stream.checks_payload()),
-      stream_(stream),
-      stage_(kStageBytes) {}
+Connection::Connection(int self, int peer, const TransportAddress& address, ByteStream& stream)
+    : Peer(self, peer, address, stream.checks_payload()), stream_(stream), stage_(kStageBytes) {}
 
 void Connection::OnEvents(uint32_t events) {
   events = stream_.OnEvents(events);

@@ -10,9 +10,7 @@ void FrameSender::EncodeHeader(Operation* op) const {
   const bool check = checks_payload_ || op->header.type == FrameType::kAbort;
   const uint32_t checksum = check ? Checksum(op->payload) : 0;
   op->header.payload_checksum = checksum ^ (op->corrupt ? 1u : 0u);
-  FrameHeader header = op->header;
-  if (!check) header.flags |= kFlagUnchecked;
-  EncodeFrameHeader(header, op->wire);
+  EncodeFrameHeader(op->header, op->wire);
   op->encoded = true;
 }
 
@@ -63,7 +61,7 @@ Status FrameReceiver::Conclude(bool* whole) {
   *whole = rest() == 0;
   if (!*whole) {
     constexpr size_t kWorthwhile = 64 << 10;
-    if (checks_payload() && received_ - checksummed_ >= kWorthwhile) UpdateChecksum();
+    if (checks_payload_ && received_ - checksummed_ >= kWorthwhile) UpdateChecksum();
     return OkStatus();
   }
   if (const uint32_t found = PayloadChecksum(); found != header_.payload_checksum) {
@@ -72,7 +70,6 @@ Status FrameReceiver::Conclude(bool* whole) {
                           found));
   }
   target_->header = header_;
-  target_->header.flags &= static_cast<uint16_t>(~kFlagUnchecked);  // of this hop
   target_->done = true;
   queue_.Pop();
   target_ = nullptr;
@@ -88,7 +85,7 @@ void FrameReceiver::UpdateChecksum() {
 
 // A short frame is checked in one go.
 uint32_t FrameReceiver::PayloadChecksum() {
-  if (!checks_payload()) return 0;
+  if (!checks_payload_) return 0;
   if (checksummed_ == 0) return Checksum(target_->buffer.first(received_));
   UpdateChecksum();
   return checksum_.Digest();

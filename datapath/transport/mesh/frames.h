@@ -16,7 +16,7 @@ inline constexpr size_t kAbortTextMax = 2048;
 /// The posted sends to one peer, and how far the first of them has left. Not thread-safe.
 class FrameSender {
  public:
-  /// Without `checks_payload` data frames carry checksum 0 and say so.
+  /// Without `checks_payload` data frames carry checksum 0.
   FrameSender(int self, bool checks_payload) : self_(self), checks_payload_(checks_payload) {}
 
   void Post(Operation* op) { queue_.Push(op); }
@@ -74,8 +74,10 @@ class FrameSender {
 /// names the peer and means that the whole transport fails.
 class FrameReceiver {
  public:
-  /// `name` is "rank 2 (10.0.0.3:40000)".
-  FrameReceiver(int peer, std::string name) : peer_(peer), name_(std::move(name)) {}
+  /// `name` is "rank 2 (10.0.0.3:40000)". Without `checks_payload` data frames must carry checksum
+  /// 0: both sides know the medium, and neither believes the other on it.
+  FrameReceiver(int peer, std::string name, bool checks_payload)
+      : peer_(peer), name_(std::move(name)), checks_payload_(checks_payload) {}
 
   void Post(Operation* op) { queue_.Push(op); }
   bool empty() const { return queue_.empty(); }
@@ -125,12 +127,12 @@ class FrameReceiver {
 
  private:
   Status TooLong() const;
-  bool checks_payload() const { return (header_.flags & kFlagUnchecked) == 0; }
   void UpdateChecksum();
   uint32_t PayloadChecksum();
 
   const int peer_;
   const std::string name_;
+  const bool checks_payload_;
   OperationQueue queue_;
   bool in_frame_ = false;
   FrameHeader header_;

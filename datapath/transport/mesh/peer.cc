@@ -4,7 +4,7 @@ namespace weir::mesh {
 
 Peer::Peer(int self, int peer, const TransportAddress& address, bool checks_payload)
     : out_(self, checks_payload),
-      in_(peer, StrCat("rank ", peer, " (", address, ")")),
+      in_(peer, StrCat("rank ", peer, " (", address, ")"), checks_payload),
       last_received_(RealClock().Now()),
       last_sent_(last_received_) {}
 

@@ -38,7 +38,8 @@ class Peer {
   std::string DescribeWait(const Operation& op, TimePoint now) const;
 
  protected:
-  /// `address` is where the peer listens; for messages. checks_payload: of what is sent.
+  /// `address` is where the peer listens; for messages. checks_payload: data frames have checksums,
+  /// both ways.
   Peer(int self, int peer, const TransportAddress& address, bool checks_payload);
 
   FrameSender& out() { return out_; }

@@ -49,10 +49,9 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
     connections_.emplace_back();
     if (r == rank()) continue;
     ByteStream& stream = *streams[r];
-    connections_[r] =
-        std::make_unique<Connection>(rank(), r, addresses[r], stream, options().checksums);
+    connections_[r] = std::make_unique<Connection>(rank(), r, addresses[r], stream);
     if (stream.shares_memory()) shared_.push_back(connections_[r].get());
-    if (!stream.checks_payload()) ++neighbours;  // nothing on the way: it is on this host
+    if (stream.within_host()) ++neighbours;
     WEIR_RETURN_IF_ERROR(stream.Register(events(), static_cast<uint32_t>(r)));
   }
   const int share = RanksPerCore(neighbours + 1);

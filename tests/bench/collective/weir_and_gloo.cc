@@ -109,12 +109,6 @@ class Mesh {
         options->congestion_control = setting.substr(equals + 1);
         continue;
       }
-      if (key == "checksums") {
-        const std::string value = setting.substr(equals + 1);
-        if (value != "on" && value != "off") Die("checksums: expected on or off, found " + value);
-        options->checksums = value == "on";
-        continue;
-      }
       const uint64_t value = std::stoull(setting.substr(equals + 1));
       if (key == "connections") {
         options->connections = static_cast<int>(value);
@@ -125,8 +119,8 @@ class Mesh {
       } else if (key == "busy_poll_us") {
         options->busy_poll = std::chrono::microseconds(value);
       } else {
-        Die("expected connections, pacing, zero_copy, checksums, busy_poll_us, congestion or "
-            "event_loop, found " +
+        Die("expected connections, pacing, zero_copy, busy_poll_us, congestion or event_loop, "
+            "found " +
             key);
       }
     }

@@ -136,7 +136,6 @@ TEST_F(CApiTest, TcpOptionsReachTheConnections) {
   Open(2, "tcp", [](weir_options* options) {
     options->tcp_connections = 3;
     options->tcp_zero_copy_bytes_min = 4096;
-    options->tcp_unchecked = 1;
   });
   EXPECT_EQ(OpenDescriptors() - before, with_one + 4);  // two more connections, both ends
   StepSeconds(sessions, 100'000);

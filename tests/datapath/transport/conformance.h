@@ -55,7 +55,7 @@ class TunedTcpFactory : public TransportFactory {
 };
 
 /// Every transport that can be made here, a mixture, and tcp within a host, with several
-/// connections, without checksums and with all else.
+/// connections and with all else.
 inline std::vector<const TransportFactory*> WiredFactories() {
   static const MixedFactory mixed;
   static const TunedTcpFactory within_host("tcp_within_host", [](TransportOptions* options) {
@@ -69,14 +69,12 @@ inline std::vector<const TransportFactory*> WiredFactories() {
     options->pacing_bytes_per_s = uint64_t{8} << 30;
     options->busy_poll = std::chrono::microseconds(20);
   });
-  static const TunedTcpFactory unchecked(
-      "tcp_unchecked", [](TransportOptions* options) { options->checksums = false; });
   static const TunedTcpFactory uring(
       "tcp_io_uring", [](TransportOptions* options) { options->event_loop = "io_uring"; });
   std::vector<const TransportFactory*> factories = UsableFactories();
   // Left out where kernel or build have none; EventSetTest says why.
   if (mesh::MakeEventSet("io_uring").ok()) factories.push_back(&uring);
-  factories.insert(factories.end(), {&mixed, &within_host, &striped, &tuned, &unchecked});
+  factories.insert(factories.end(), {&mixed, &within_host, &striped, &tuned});
   return factories;
 }
 

@@ -25,8 +25,7 @@ class SocketStream : public mesh::ByteStream {
   void AppendSockets(std::vector<int>* sockets) const override {
     sockets->push_back(socket_.get());
   }
-  /// Within a host the kernel copies from memory to memory, and leaves out even its own checks.
-  bool checks_payload() const override { return !within_host_; }
+  bool within_host() const override { return within_host_; }
   Silence HostSilence() const override;
   PathSample Sample(int peer) const override;
 

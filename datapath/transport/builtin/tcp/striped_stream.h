@@ -28,7 +28,7 @@ class StripedStream : public mesh::ByteStream {
   bool Readable() override { return read_failed_; }
   bool Writable() override { return write_failed_; }
   void AppendSockets(std::vector<int>* sockets) const override;
-  bool checks_payload() const override { return lanes_[0]->checks_payload(); }
+  bool within_host() const override { return lanes_[0]->within_host(); }
   Silence HostSilence() const override;
   PathSample Sample(int peer) const override;
 
