@@ -64,6 +64,8 @@ class ByteStream {
   virtual bool within_host() const { return shares_memory(); }
   /// True when looking for news costs less than sleeping for a moment.
   virtual bool shares_memory() const { return false; }
+  /// True when the bytes may pass a network, where others can read and change them.
+  virtual bool crosses_network() const { return !shares_memory(); }
   /// Adds the sockets that must be read off before they are closed.
   virtual void AppendSockets(std::vector<int>* sockets) const {}
   /// How long the peer's host has answered nothing although it was asked, and how long an answer

@@ -12,8 +12,11 @@
 
 namespace weir::mesh {
 
-Connection::Connection(int self, int peer, const TransportAddress& address, ByteStream& stream)
-    : Peer(self, peer, address, stream.checks_payload()), stream_(stream), stage_(kStageBytes) {}
+Connection::Connection(int self, int peer, const TransportAddress& address, ByteStream& stream,
+                       FrameChannel channel)
+    : Peer(self, peer, address, stream.checks_payload(), std::move(channel)),
+      stream_(stream),
+      stage_(kStageBytes) {}
 
 void Connection::OnEvents(uint32_t events) {
   events = stream_.OnEvents(events);
@@ -48,7 +51,7 @@ Status Connection::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t
   if (!CanWrite()) return OkStatus();
   size_t turn = 0;
   while (writable_ && !out().empty() && turn < kTurnBytes) {
-    iovec parts[2 * kBatchFrames];
+    iovec parts[3 * kBatchFrames];
     size_t count = 0, wanted = 0, skip = out().front_sent();
     const auto add = [&](std::span<const std::byte> bytes) {
       const size_t skipped = std::min(skip, bytes.size());
@@ -58,10 +61,11 @@ Status Connection::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t
       wanted += bytes.size() - skipped;
     };
     for (Operation* op = out().front(); op != nullptr; op = op->next) {
-      if (count + 2 > std::size(parts) || wanted >= kTurnBytes) break;
+      if (count + 3 > std::size(parts) || wanted >= kTurnBytes) break;
       out().Encode(op);
       add(op->wire);
-      add(op->payload);
+      add(op->body);
+      if (out().trailer_bytes() > 0) add(op->tag);
     }
     const ssize_t n = stream_.Write(std::span(parts, count));
     if (n < 0) {
@@ -124,7 +128,9 @@ Status Connection::DriveReceive(TimePoint now, bool* progress) {
     *progress = true;
     WEIR_RETURN_IF_ERROR(Consume());
   }
-  if (!readable_ && !ended_) stream_.Expect(in().aimed() ? in().rest() : 1);
+  if (!readable_ && !ended_) {
+    stream_.Expect(in().aimed() ? in().rest() + in().trailer_bytes() - staged() : 1);
+  }
   if (!hung_up_ || ended_ || turn >= kTurnBytes) return OkStatus();
   WEIR_RETURN_IF_ERROR(Drain());
   return Consume();
@@ -135,7 +141,7 @@ Status Connection::ReadOnce(size_t* bytes) {
   int count = 0;
   size_t wanted = 0;
   bool look_ahead = true;
-  if (in().aimed()) {  // the stage is empty: Consume used it up
+  if (in().aimed() && in().rest() > 0) {  // the stage is empty: Consume used it up
     const size_t piece = std::min(in().rest(), kPieceBytes);
     look_ahead = piece == in().rest();
     parts[count++] = {in().room(), piece};
@@ -188,7 +194,7 @@ Status Connection::ConsumeHeader(bool* more) {
   if (said_goodbye_) return in().Corrupt("a frame after its goodbye");
   WEIR_RETURN_IF_ERROR(in().Check(*header));
   stage_begin_ += kFrameHeaderBytes;
-  in().Begin(*header);
+  in().Begin(*header, bytes);
   *more = true;
   return OkStatus();
 }
@@ -202,14 +208,17 @@ Status Connection::ConsumePayload(bool* more) {
     stage_begin_ += copy;
     in().Advance(copy);
   }
-  return in().Conclude(more);
+  WEIR_RETURN_IF_ERROR(in().Conclude(more, std::span(stage_).subspan(stage_begin_, staged())));
+  if (*more) stage_begin_ += in().trailer_bytes();
+  return OkStatus();
 }
 
 Status Connection::ConsumeAbort(bool* more) {
   const FrameHeader& header = in().header();
-  if (staged() < header.payload_bytes) return OkStatus();
-  const std::span<const std::byte> text(stage_.data() + stage_begin_, header.payload_bytes);
-  WEIR_RETURN_IF_ERROR(in().ReadAbort(header, text));
+  const size_t body = header.payload_bytes + in().trailer_bytes();
+  if (staged() < body) return OkStatus();
+  WEIR_RETURN_IF_ERROR(in().ReadAbort(header, {stage_.data() + stage_begin_, body}));
+  stage_begin_ += body;
   said_goodbye_ = true;
   Depart();
   in().End();
@@ -242,21 +251,22 @@ Status Connection::Drain() {
 // Walks the staged frames to the last one: was it a goodbye, or a reason?
 Status Connection::FindEnd() {
   size_t at = stage_begin_;
-  if (in().in_frame()) at += in().rest();
-  while (at <= stage_end_ && stage_end_ - at >= kFrameHeaderBytes) {
+  if (in().in_frame()) at += in().rest() + in().trailer_bytes();
+  for (uint64_t frames = 0; at <= stage_end_ && stage_end_ - at >= kFrameHeaderBytes; ++frames) {
+    const size_t begin = at;
     const std::span<const std::byte, kFrameHeaderBytes> bytes(stage_.data() + at,
                                                               kFrameHeaderBytes);
     WEIR_ASSIGN_OR_RETURN(const FrameHeader header, in().Decode(bytes));
     at += kFrameHeaderBytes;
-    if (header.type == FrameType::kAbort && stage_end_ - at >= header.payload_bytes) {
-      const std::span<const std::byte> text(stage_.data() + at, header.payload_bytes);
-      WEIR_RETURN_IF_ERROR(in().ReadAbort(header, text));
-      if (at != stage_end_) return in().Corrupt("a frame after its goodbye");
+    const size_t body = header.payload_bytes + in().trailer_bytes();
+    if (header.type == FrameType::kAbort && stage_end_ - at >= body) {
+      WEIR_RETURN_IF_ERROR(in().ReadAbortAhead(header, bytes, {stage_.data() + at, body}, frames));
+      if (at + body != stage_end_) return in().Corrupt("a frame after its goodbye");
       Depart();
-      stage_end_ -= kFrameHeaderBytes;
+      stage_end_ = begin;
       return OkStatus();
     }
-    at += header.payload_bytes;
+    at += body;
   }
   return OkStatus();
 }
@@ -288,7 +298,8 @@ Status Connection::FindReason() {
       const std::span<const std::byte> behind = rest.subspan(kFrameHeaderBytes);
       if (header.type == FrameType::kAbort) {
         if (behind.size() < header.payload_bytes) break;
-        return in().ReadAbort(header, behind.first(header.payload_bytes));
+        return in().ReadAbortAhead(header, rest.first<kFrameHeaderBytes>(),
+                                   behind.first(header.payload_bytes), 0);
       }
       at += kFrameHeaderBytes;
       skip = header.payload_bytes;
@@ -305,7 +316,7 @@ Status Connection::OnEnd(int error) {
   readable_ = writable_ = false;
   broken_ = true;
   if (error == EPROTO) return in().Corrupt("ring positions that cannot be");
-  if (error == ECONNRESET) WEIR_RETURN_IF_ERROR(FindReason());
+  if (error == ECONNRESET && in().trailer_bytes() == 0) WEIR_RETURN_IF_ERROR(FindReason());
   if (!departed()) WEIR_RETURN_IF_ERROR(FindEnd());
   if (departed()) return OkStatus();
   return in().Closed(error == 0 ? std::string() : ErrorText(error));

@@ -25,8 +25,12 @@ struct MeshParts {
   UniqueFd wake;                     // an eventfd, for Interrupt and Wake
 };
 
-/// Checks rank and world and makes the set of events; the address is left to whoever listens.
-/// kInvalidArgument, kUnavailable, kUnimplemented.
+/// For transports that cannot prove who their ranks are: kUnimplemented with a key;
+/// kFailedPrecondition without one where peers may be elsewhere and nobody asked for that by name.
+Status RequireUnauthenticated(const TransportOptions& options, std::string_view transport);
+
+/// Checks rank, world and what is said of keys, and makes the set of events; the address is left to
+/// whoever listens. kInvalidArgument, kUnavailable, kUnimplemented.
 StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options,
                                   std::string_view event_loop = "epoll");
 

@@ -39,8 +39,9 @@ class Peer {
 
  protected:
   /// `address` is where the peer listens; for messages. checks_payload: data frames have checksums,
-  /// both ways.
-  Peer(int self, int peer, const TransportAddress& address, bool checks_payload);
+  /// both ways, unless `channel` has tags for them.
+  Peer(int self, int peer, const TransportAddress& address, bool checks_payload,
+       FrameChannel channel = {});
 
   FrameSender& out() { return out_; }
   const FrameSender& out() const { return out_; }

@@ -22,6 +22,8 @@ struct Rendezvous::Link {
   UniqueFd fd;
   TimePoint dial_ends{};
   HandshakeReader reader;
+  Hello said;            // while its answer is awaited
+  FrameChannel channel;  // once established, with a key
 };
 
 struct Rendezvous::Guest {
@@ -29,7 +31,10 @@ struct Rendezvous::Guest {
   std::string endpoint;
   TimePoint ends;
   HandshakeReader reader;
-  uint32_t rank = 0;  // once it said so
+  bool answered = false;
+  Hello hello;             // once it said so; not to be believed before its proof
+  ChannelSecrets secrets;  // once answered, with a key
+  FrameChannel channel;    // once it has proven itself
 };
 
 Rendezvous::Rendezvous(const TransportOptions& options, int listener, int wake, Neighbourhood own)
@@ -41,6 +46,9 @@ const Neighbourhood& Rendezvous::neighbour(int rank) const { return neighbours_[
 StatusOr<std::vector<Sockets>> Rendezvous::Run(const std::vector<TransportAddress>& addresses,
                                                TimePoint deadline) {
   neighbours_.assign(addresses.size(), {});
+  channels_.clear();
+  channels_.resize(addresses.size());
+  memory_secrets_.assign(addresses.size(), {});
   std::vector<Sockets> all(addresses.size());
   for (connection_ = 0; connection_ < options_.connections; ++connection_) {
     WEIR_ASSIGN_OR_RETURN(std::vector<UniqueFd> sockets, RunOne(addresses, deadline));
@@ -63,13 +71,17 @@ StatusOr<std::vector<UniqueFd>> Rendezvous::RunOne(const std::vector<TransportAd
     status = now >= deadline ? Missing() : Round(now, deadline);
   }
   std::vector<UniqueFd> sockets;
-  for (Link& link : links_) sockets.push_back(std::move(link.fd));
-  if (status.ok()) return sockets;
-  const std::vector<std::byte> frame = EncodeAbort(options_.rank, Message(status));
   for (int r = 0; r < options_.world; ++r) {
-    if (roll_[r].state == State::kEstablished) WriteFrame(sockets[r].get(), frame);
+    Link& link = links_[r];
+    if (!status.ok() && roll_[r].state == State::kEstablished) {
+      FrameSealer* const sealer = link.channel.sealer.get();
+      WriteFrame(link.fd.get(), EncodeAbort(options_.rank, Message(status), sealer));
+    }
+    sockets.push_back(std::move(link.fd));
+    if (connection_ == 0) channels_[r] = std::move(link.channel);
   }
-  return status;
+  if (!status.ok()) return status;
+  return sockets;
 }
 
 Status Rendezvous::Missing() const {
@@ -107,8 +119,10 @@ Status Rendezvous::Round(TimePoint now, TimePoint deadline) {
       WEIR_RETURN_IF_ERROR(OnLink(ranks[i], polled[2 + i].revents, now));
   }
   for (size_t i = guests_.size(); i-- > 0;) {
-    if (polled[guests_at + i].revents != 0) OnGuest(i);
-    if (guests_[i].fd && now >= guests_[i].ends) Refuse(guests_[i], "no hello within 5 s");
+    if (polled[guests_at + i].revents != 0) OnGuest(guests_[i]);
+    if (guests_[i].fd && now >= guests_[i].ends) {
+      Refuse(guests_[i], guests_[i].answered ? "no proof within 5 s" : "no hello within 5 s");
+    }
   }
   std::erase_if(guests_, [](const Guest& guest) { return !guest.fd; });
   if (polled[1].revents != 0) Accept(now);
@@ -140,21 +154,47 @@ Status Rendezvous::StartDue(TimePoint now) {
 }
 
 void Rendezvous::Retry(int rank, std::string why, TimePoint now) {
-  links_[rank].fd = UniqueFd();
-  links_[rank].reader = HandshakeReader();
+  links_[rank] = Link();
   roll_.Retry(rank, std::move(why), now);
 }
 
-Hello Rendezvous::OwnHello(uint32_t called, const std::string& door) const {
+// With a fresh nonce where there is a key.
+StatusOr<Hello> Rendezvous::OwnHello(uint32_t called, int connection,
+                                     const std::string& door) const {
   const Introduction own = roll_.Own(called);
-  return {own.job,
-          own.rank,
-          own.world,
-          own.expected_peer,
-          own_.node,
-          door,
-          static_cast<uint16_t>(options_.connections),
-          static_cast<uint16_t>(connection_)};
+  Hello hello = {own.job,
+                 own.rank,
+                 own.world,
+                 own.expected_peer,
+                 own_.node,
+                 door,
+                 static_cast<uint16_t>(options_.connections),
+                 static_cast<uint16_t>(connection),
+                 ProtectionOf(options_)};
+  if (options_.job_key.has_value()) {
+    WEIR_ASSIGN_OR_RETURN(hello.nonce, NewNonce());
+  }
+  return hello;
+}
+
+// Empty when both sides mean to protect frames alike.
+std::string Rendezvous::KeysDiffer(const Hello& hello, std::string_view other) const {
+  const Protection own = ProtectionOf(options_);
+  if (hello.protection == own) return "";
+  const std::string self = StrCat("rank ", options_.rank);
+  if (own == Protection::kChecked) return StrCat("job key: ", other, " has one, ", self, " none");
+  if (hello.protection == Protection::kChecked) {
+    return StrCat("job key: ", self, " has one, ", other, " none");
+  }
+  return own == Protection::kEncrypted ? StrCat("encrypt: ", self, " does, ", other, " does not")
+                                       : StrCat("encrypt: ", other, " does, ", self, " does not");
+}
+
+// What is known of a rank by its first connection.
+void Rendezvous::Keep(int rank, Neighbourhood said, const Secret& memory) {
+  if (connection_ != 0) return;
+  neighbours_[rank] = std::move(said);
+  memory_secrets_[rank] = memory;
 }
 
 Status Rendezvous::OnLink(int rank, short events, TimePoint now) {
@@ -170,8 +210,8 @@ Status Rendezvous::OnLink(int rank, short events, TimePoint now) {
         return OkStatus();
       }
       ConfigureConnection(link.fd.get(), options_);
-      const Hello hello = OwnHello(static_cast<uint32_t>(rank), "");
-      if (!WriteFrame(link.fd.get(), EncodeHello(hello))) {
+      WEIR_ASSIGN_OR_RETURN(link.said, OwnHello(static_cast<uint32_t>(rank), connection_, ""));
+      if (!WriteFrame(link.fd.get(), EncodeHello(link.said))) {
         Retry(rank, "closed the connection", now);
         return OkStatus();
       }
@@ -204,17 +244,54 @@ Status Rendezvous::OnReply(int rank, TimePoint now) {
     return FailedPrecondition(
         StrCat(roll_.NameOf(rank), " refused rank ", options_.rank, ": ", link.reader.text()));
   }
-  const StatusOr<Hello> hello = DecodeHello(link.reader.payload());
-  if (!hello.ok()) return Annotate(hello.status(), roll_.NameOf(rank));
-  WEIR_RETURN_IF_ERROR(roll_.CheckAnswer(rank, IntroductionOf(*hello)));
-  if (hello->connections != options_.connections) {
-    return FailedPrecondition(StrCat(roll_.NameOf(rank), " answered with ", hello->connections,
+  if (!link.channel.sealer) return OnAnswer(rank, now);
+  if (link.reader.header().type != FrameType::kProof) {
+    return DataLoss(StrCat(roll_.NameOf(rank), " sent no welcome"));
+  }
+  roll_[rank].state = State::kEstablished;
+  return OkStatus();
+}
+
+Status Rendezvous::OnAnswer(int rank, TimePoint now) {
+  Link& link = links_[rank];
+  const std::span<const std::byte> payload = link.reader.payload();
+  const StatusOr<DecodedHello> decoded = DecodeHello(payload);
+  if (!decoded.ok()) return Annotate(decoded.status(), roll_.NameOf(rank));
+  const Hello& hello = decoded->hello;
+  if (const std::string why = KeysDiffer(hello, roll_.NameOf(rank)); !why.empty()) {
+    return FailedPrecondition(why);
+  }
+  ChannelSecrets secrets;
+  if (options_.job_key.has_value()) {
+    const std::span<const std::byte> said = payload.first(payload.size() - decoded->proof.size());
+    WEIR_ASSIGN_OR_RETURN(secrets, DeriveChannel(*options_.job_key, link.said.nonce, hello.nonce,
+                                                 EncodeHelloPayload(link.said), said));
+    if (!SameSecret(decoded->proof, secrets.acceptor_proof)) return OnStrangersAnswer(rank);
+  }
+  WEIR_RETURN_IF_ERROR(roll_.CheckAnswer(rank, IntroductionOf(hello)));
+  if (hello.connections != options_.connections) {
+    return FailedPrecondition(StrCat(roll_.NameOf(rank), " answered with ", hello.connections,
                                      " connections per pair of ranks; expected ",
                                      options_.connections));
   }
-  if (connection_ == 0) neighbours_[rank] = {hello->node, hello->door};
-  roll_[rank].state = State::kEstablished;
+  Keep(rank, {hello.node, hello.door}, secrets.memory);
+  if (!options_.job_key.has_value()) {
+    roll_[rank].state = State::kEstablished;
+    return OkStatus();
+  }
+  const auto proof = EncodeFrame(FrameType::kProof, options_.rank, secrets.dialer_proof);
+  WEIR_ASSIGN_OR_RETURN(link.channel, MakeFrameChannel(secrets, true, ProtectionOf(options_)));
+  link.reader = HandshakeReader(link.channel.opener.get());
+  if (!WriteFrame(link.fd.get(), proof)) Retry(rank, "closed the connection", now);
   return OkStatus();
+}
+
+// Nothing of what it said is used. It hears why, for its log.
+Status Rendezvous::OnStrangersAnswer(int rank) {
+  const std::string why = "does not hold the job's key";
+  WriteFrame(links_[rank].fd.get(),
+             EncodeAbort(options_.rank, StrCat(roll_.NameOf(rank), " ", why)));
+  return FailedPrecondition(StrCat(roll_.NameOf(rank), " ", why, " of rank ", options_.rank));
 }
 
 // ---- accepting higher ranks
@@ -237,52 +314,98 @@ void Rendezvous::Accept(TimePoint now) {
   }
 }
 
-void Rendezvous::OnGuest(size_t index) {
-  Guest& guest = guests_[index];
+void Rendezvous::OnGuest(Guest& guest) {
   const StatusOr<bool> complete = guest.reader.Read(guest.fd.get());
   if (complete.ok() && !*complete) return;
-  if (!complete.ok()) return Refuse(guest, Message(complete.status()));
-  Admit(guest);
+  std::string why = Message(complete.status());
+  if (complete.ok()) why = guest.answered ? OnProof(guest) : OnHello(guest);
+  if (!why.empty()) return Refuse(guest, why);
+  if (guest.channel.sealer || !options_.job_key.has_value()) Admit(guest);
 }
 
-// Takes the socket of a guest that said hello, or refuses it.
+// This, OnProof and Answer return why the guest is refused; empty: it is not.
+std::string Rendezvous::OnHello(Guest& guest) {
+  if (guest.reader.header().type != FrameType::kHello) return "expected a hello";
+  const StatusOr<DecodedHello> decoded = DecodeHello(guest.reader.payload());
+  if (!decoded.ok()) return Message(decoded.status());
+  if (!decoded->proof.empty() || !decoded->hello.door.empty()) return "expected a dialer's hello";
+  guest.hello = decoded->hello;
+  if (std::string why = Judge(guest.hello); !why.empty()) return why;
+  return Answer(guest);
+}
+
+// With a key the answer proves that this rank holds it, and the guest has to prove the same before
+// it takes anybody's place.
+std::string Rendezvous::Answer(Guest& guest) {
+  const bool neighbours =
+      guest.hello.connection == 0 && own_.node != 0 && guest.hello.node == own_.node;
+  const StatusOr<Hello> reply =
+      OwnHello(kUnknownPeer, guest.hello.connection, neighbours ? own_.door : "");
+  if (!reply.ok()) return Message(reply.status());
+  const Secret* proof = nullptr;
+  if (options_.job_key.has_value()) {
+    const StatusOr<ChannelSecrets> secrets =
+        DeriveChannel(*options_.job_key, guest.hello.nonce, reply->nonce, guest.reader.payload(),
+                      EncodeHelloPayload(*reply));
+    if (!secrets.ok()) return Message(secrets.status());
+    guest.secrets = *secrets;
+    proof = &guest.secrets.acceptor_proof;
+  }
+  guest.answered = true;
+  guest.reader = HandshakeReader();
+  return WriteFrame(guest.fd.get(), EncodeHello(*reply, proof)) ? "" : "closed the connection";
+}
+
+std::string Rendezvous::OnProof(Guest& guest) {
+  const std::string claim = StrCat(" (it claims to be rank ", guest.hello.rank, ")");
+  if (guest.reader.header().type == FrameType::kAbort) {
+    return StrCat("it says: ", guest.reader.text(), claim);
+  }
+  if (guest.reader.header().type != FrameType::kProof ||
+      !SameSecret(guest.reader.payload(), guest.secrets.dialer_proof)) {
+    return StrCat("does not hold the job's key", claim);
+  }
+  StatusOr<FrameChannel> channel = MakeFrameChannel(guest.secrets, false, ProtectionOf(options_));
+  if (!channel.ok()) return Message(channel.status());
+  if (std::string why = JudgePlace(guest.hello); !why.empty()) return why;  // another came first
+  guest.channel = std::move(*channel);
+  const auto welcome =
+      EncodeFrame(FrameType::kProof, options_.rank, {}, guest.channel.sealer.get());
+  return WriteFrame(guest.fd.get(), welcome) ? "" : "closed the connection";
+}
+
+// Takes the socket of a guest that is the rank that it says.
 void Rendezvous::Admit(Guest& guest) {
-  Hello hello;
-  const std::string why = Judge(guest, &hello);
-  if (!why.empty()) return Refuse(guest, why);
-  const auto rank = static_cast<int>(hello.rank);
-  if (hello.connection > connection_) {  // its pairs are complete, this rank's are not yet
-    guest.rank = hello.rank;
-    std::erase_if(early_, [&](const Guest& other) { return other.rank == hello.rank; });
+  const auto rank = static_cast<int>(guest.hello.rank);
+  if (guest.hello.connection > connection_) {  // its pairs are complete, this rank's are not yet
+    std::erase_if(early_, [&](const Guest& other) { return other.hello.rank == guest.hello.rank; });
     early_.push_back(std::move(guest));
     return;
   }
-  if (connection_ == 0) neighbours_[rank] = {hello.node, ""};
-  const bool neighbours = own_.node != 0 && neighbours_[rank].node == own_.node;
-  const Hello reply = OwnHello(kUnknownPeer, neighbours ? own_.door : "");
-  if (!WriteFrame(guest.fd.get(), EncodeHello(reply))) {
-    return Refuse(guest, "closed the connection");
-  }
+  Keep(rank, {guest.hello.node, ""}, guest.secrets.memory);
   links_[rank].fd = std::move(guest.fd);
+  links_[rank].channel = std::move(guest.channel);
   roll_[rank].state = State::kEstablished;
   guest.fd = UniqueFd();
 }
 
-// Empty when the guest is the rank that it says and that rank is awaited.
-std::string Rendezvous::Judge(const Guest& guest, Hello* said) {
-  if (guest.reader.header().type != FrameType::kHello) return "expected a hello";
-  const StatusOr<Hello> hello = DecodeHello(guest.reader.payload());
-  if (!hello.ok()) return Message(hello.status());
-  if (std::string why = roll_.Judge(IntroductionOf(*hello)); !why.empty()) return why;
-  if (hello->connections != options_.connections) {
+std::string Rendezvous::Judge(const Hello& hello) const {
+  const std::string other = StrCat("rank ", hello.rank);
+  if (std::string why = roll_.Judge(IntroductionOf(hello)); !why.empty()) return why;
+  if (std::string why = KeysDiffer(hello, other); !why.empty()) return why;
+  if (hello.connections != options_.connections) {
     return StrCat("connections per pair of ranks: expected ", options_.connections, ", found ",
-                  hello->connections);
+                  hello.connections);
   }
-  *said = *hello;
-  if (hello->connection > connection_) return "";
-  const auto rank = static_cast<int>(hello->rank);
+  return JudgePlace(hello);
+}
+
+// Whether that rank is awaited.
+std::string Rendezvous::JudgePlace(const Hello& hello) const {
+  if (hello.connection > connection_) return "";
+  const auto rank = static_cast<int>(hello.rank);
   // The dead connection of a rank that restarted is gone by now: CheckEstablished comes first.
-  if (hello->connection < connection_ || roll_[rank].state == State::kEstablished) {
+  if (hello.connection < connection_ || roll_[rank].state == State::kEstablished) {
     return StrCat("rank ", rank, " is already connected from ",
                   RemoteEndpoint(links_[rank].fd.get()));
   }
@@ -303,7 +426,7 @@ void Rendezvous::Refuse(Guest& guest, const std::string& why) {
 // An established peer hung up while others are still missing: it failed, or it will come again.
 Status Rendezvous::CheckEstablished(int rank) {
   Link& link = links_[rank];
-  HandshakeReader reader;
+  HandshakeReader reader(link.channel.opener.get());
   const StatusOr<bool> complete = reader.Read(link.fd.get());
   if (complete.ok() && *complete && reader.header().type == FrameType::kAbort &&
       !reader.text().empty()) {

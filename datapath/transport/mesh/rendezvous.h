@@ -1,6 +1,6 @@
 #pragma once
-// Makes the full mesh: higher ranks dial lower ones, both ends say who they are, strangers are told
-// why they are refused.
+// Makes the full mesh: higher ranks dial lower ones, both ends say who they are and, where the job
+// has a key, prove that they hold it; strangers are told why they are refused.
 
 #include <memory>
 #include <string>
@@ -38,6 +38,11 @@ class Rendezvous {
                                      TimePoint deadline);
   /// After Run: what rank `rank` said; its door when this rank dialed it and both nodes are one.
   const Neighbourhood& neighbour(int rank) const;
+  /// After Run: what seals the frames of the pair, over all its connections; none without a key.
+  /// The caller may take it.
+  FrameChannel& channel(int rank) { return channels_[rank]; }
+  /// After Run, with a key: what both ranks, and nobody else, hold for shared memory.
+  const Secret& memory_secret(int rank) const { return memory_secrets_[rank]; }
 
  private:
   struct Link;   // the way to one rank
@@ -50,12 +55,20 @@ class Rendezvous {
   Status StartDue(TimePoint now);
   Status OnLink(int rank, short events, TimePoint now);
   Status OnReply(int rank, TimePoint now);
+  Status OnAnswer(int rank, TimePoint now);
   void Retry(int rank, std::string why, TimePoint now);
-  Hello OwnHello(uint32_t called, const std::string& door) const;
+  Status OnStrangersAnswer(int rank);
+  std::string KeysDiffer(const Hello& hello, std::string_view other) const;
+  StatusOr<Hello> OwnHello(uint32_t called, int connection, const std::string& door) const;
+  void Keep(int rank, Neighbourhood said, const Secret& memory);
   void Accept(TimePoint now);
-  void OnGuest(size_t index);
+  void OnGuest(Guest& guest);
+  std::string OnHello(Guest& guest);
+  std::string OnProof(Guest& guest);
+  std::string Answer(Guest& guest);
   void Admit(Guest& guest);
-  std::string Judge(const Guest& guest, Hello* hello);
+  std::string Judge(const Hello& hello) const;
+  std::string JudgePlace(const Hello& hello) const;
   void Refuse(Guest& guest, const std::string& why);
   Status CheckEstablished(int rank);
 
@@ -68,6 +81,9 @@ class Rendezvous {
   int connection_ = 0;        // the one that all pairs make now
   std::vector<Guest> early_;  // at most one per rank: those who make the next one already
   std::vector<Neighbourhood> neighbours_;
+  // By rank, of the first connections.
+  std::vector<FrameChannel> channels_;
+  std::vector<Secret> memory_secrets_;
   int accept_failure_ = 0;  // the last lack of a descriptor or of memory
   TimePoint accept_at_{};
 };

@@ -196,6 +196,21 @@ bool StaysOnThisHost(int fd) {
                             &reinterpret_cast<const sockaddr_in6&>(peer.storage).sin6_addr);
 }
 
+bool IsLoopback(const SocketAddress& address) {
+  if (address.size == 0) return false;
+  if (address.storage.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.storage);
+    return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
+  }
+  if (address.storage.ss_family != AF_INET6) return false;
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+}
+
+bool IsLoopback(int fd) {
+  return IsLoopback(AddressOf(fd, getsockname)) && IsLoopback(AddressOf(fd, getpeername));
+}
+
 size_t JoinedSegmentBytes(msghdr& message) {
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_UDP || c->cmsg_type != UDP_GRO) continue;

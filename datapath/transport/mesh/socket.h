@@ -60,8 +60,13 @@ StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOption
 /// one.
 size_t JoinedSegmentBytes(msghdr& message);
 
-/// Whether both ends of a connection have the same address, so that its bytes cross no network.
+/// Whether both ends of a connection have the same address, so that its bytes cross no network,
+/// unless somebody has redirected them.
 bool StaysOnThisHost(int fd);
+/// Of 127.0.0.0/8 or ::1, which no host accepts from a network.
+bool IsLoopback(const SocketAddress& address);
+/// Whether both ends of a connection are such.
+bool IsLoopback(int fd);
 
 /// The options every data connection has: no Nagle delay; keepalive, so that a dead host is
 /// noticed, asked four times within `host_silence_min`, if that is not 0; between hosts, unless the

@@ -19,7 +19,8 @@ using mesh::UniqueFd;
 using std::chrono::milliseconds;
 
 constexpr size_t kGuestsBeyondWorld = 64;
-constexpr size_t kOfferBytes = 32;
+constexpr size_t kOfferBytes = 32;  // and a proof
+constexpr std::string_view kOfferLabel = "weir offer", kAnswerLabel = "weir answer";
 constexpr uint32_t kStaysTcp = 0, kIsAttached = 1;
 
 // A frame of one letter, checked.
@@ -40,6 +41,22 @@ StatusOr<Frame> ParseFrame(std::span<const std::byte> bytes) {
     return DataLoss("a corrupt letter");
   }
   return frame;
+}
+
+// That a letter is of the rank that is at the other end of the TCP connection, and not of another
+// process of this user. 0 where the job has no key.
+StatusOr<Secret> Proof(const Neighbour& peer, std::string_view label,
+                       std::span<const std::byte> said) {
+  if (peer.channel == nullptr || !peer.channel->sealer) return Secret{};
+  return MakeProof(peer.secret, label, said);
+}
+
+Status CheckProof(const Neighbour& peer, std::string_view label, std::span<const std::byte> said,
+                  std::span<const std::byte> proof) {
+  WEIR_ASSIGN_OR_RETURN(const Secret expected, Proof(peer, label, said));
+  if (SameSecret(proof, expected)) return OkStatus();
+  return FailedPrecondition(
+      StrCat("rank ", peer.rank, " did not prove that it is who asks to share memory"));
 }
 
 // Of a letter: the bell, and behind it the stage of a rank that has one.
@@ -66,6 +83,8 @@ struct Attacher::Link {
   std::string why_not;
   mesh::HandshakeReader told;
 
+  FrameSealer* sealer() const { return peer.channel ? peer.channel->sealer.get() : nullptr; }
+  FrameOpener* opener() const { return peer.channel ? peer.channel->opener.get() : nullptr; }
   std::string name() const { return StrCat("rank ", peer.rank, " (", peer.address, ")"); }
 };
 
@@ -80,7 +99,9 @@ Attacher::~Attacher() = default;
 StatusOr<std::vector<AttachResult>> Attacher::Run(std::vector<Neighbour> neighbours,
                                                   TimePoint deadline) {
   for (Neighbour& peer : neighbours) {
-    links_.emplace_back().peer = std::move(peer);
+    Link& link = links_.emplace_back();
+    link.peer = std::move(peer);
+    link.told = mesh::HandshakeReader(link.opener());
   }
   for (Link& link : links_) {
     if (link.peer.rank > options_.rank) continue;
@@ -194,7 +215,7 @@ Status Attacher::Offer(Link& link) {
   WEIR_ASSIGN_OR_RETURN(attachment.control, KnockAt(link.peer.door));
   WEIR_ASSIGN_OR_RETURN(attachment.peer, CheckPeer(attachment.control.get()));
   attachment.process = WatchProcess(attachment.peer);
-  std::array<std::byte, kOfferBytes> payload;
+  std::array<std::byte, kOfferBytes + kSecretBytes> payload;
   ByteWriter writer(payload);
   writer.Write(options_.job);
   writer.Write(static_cast<uint32_t>(options_.rank));
@@ -202,7 +223,10 @@ Status Attacher::Offer(Link& link) {
   writer.Write(static_cast<uint32_t>(link.peer.rank));
   writer.Write(kLayoutVersion);
   writer.Write(static_cast<uint64_t>(options_.ring_bytes));
-  WEIR_CHECK(writer.ok() && writer.offset() == kOfferBytes);
+  WEIR_ASSIGN_OR_RETURN(const Secret proof,
+                        Proof(link.peer, kOfferLabel, std::span(payload).first<kOfferBytes>()));
+  writer.Write(proof);
+  WEIR_CHECK(writer.ok() && writer.offset() == payload.size());
   std::vector<int> descriptors = {memory.get(), options_.bell};
   if (options_.stage >= 0) descriptors.push_back(options_.stage);
   return SendLetter(attachment.control.get(),
@@ -226,6 +250,7 @@ Status Attacher::TakeAnswer(Link& link, Letter letter) {
       letter.descriptors.empty() || letter.descriptors.size() > 2) {
     return DataLoss(StrCat("expected rank ", link.peer.rank, "'s hello and its bell"));
   }
+  WEIR_RETURN_IF_ERROR(CheckProof(link.peer, kAnswerLabel, {}, frame.payload));
   return TakeBellAndStage(std::span(letter.descriptors), link.attachment.get());
 }
 
@@ -241,8 +266,8 @@ Status Attacher::Tell(Link& link, bool attached, std::string why_not) {
 }
 
 Status Attacher::SendTold(const Link& link, std::span<const std::byte> payload) {
-  if (mesh::WriteFrame(link.peer.socket,
-                       mesh::EncodeFrame(FrameType::kHello, options_.rank, payload))) {
+  if (mesh::WriteFrame(link.peer.socket, mesh::EncodeFrame(FrameType::kHello, options_.rank,
+                                                           payload, link.sealer()))) {
     return OkStatus();
   }
   return Unavailable(StrCat(link.name(), " closed the connection"));
@@ -306,6 +331,8 @@ Status Attacher::Welcome(Guest& guest, Letter letter) {
            link.state == Link::State::kAwaitingVerdict && link.attachment == nullptr;
   });
   if (found == links_.end()) return FailedPrecondition(StrCat("rank ", rank, " is not awaited"));
+  WEIR_RETURN_IF_ERROR(
+      CheckProof(found->peer, kOfferLabel, frame.payload.first(reader.offset()), reader.rest()));
   auto attachment = std::make_unique<Attachment>();
   WEIR_RETURN_IF_ERROR(
       TakeBellAndStage(std::span(letter.descriptors).subspan(1), attachment.get()));
@@ -314,8 +341,10 @@ Status Attacher::Welcome(Guest& guest, Letter letter) {
   attachment->process = WatchProcess(guest.process);
   std::vector<int> descriptors = {options_.bell};
   if (options_.stage >= 0) descriptors.push_back(options_.stage);
-  WEIR_RETURN_IF_ERROR(SendLetter(
-      guest.control.get(), mesh::EncodeFrame(FrameType::kHello, options_.rank, {}), descriptors));
+  WEIR_ASSIGN_OR_RETURN(const Secret proof, Proof(found->peer, kAnswerLabel, {}));
+  WEIR_RETURN_IF_ERROR(SendLetter(guest.control.get(),
+                                  mesh::EncodeFrame(FrameType::kHello, options_.rank, proof),
+                                  descriptors));
   attachment->control = std::move(guest.control);
   found->attachment = std::move(attachment);
   return OkStatus();
@@ -365,7 +394,7 @@ Status Attacher::TellOfStages(Link& link, bool has_all) {
   ByteWriter writer(payload);
   writer.Write(uint32_t{has_all});
   link.state = Link::State::kAwaitingStages;
-  link.told = mesh::HandshakeReader();
+  link.told = mesh::HandshakeReader(link.opener());
   return SendTold(link, payload);
 }
 

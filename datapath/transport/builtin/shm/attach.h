@@ -13,6 +13,7 @@
 #include "datapath/transport/builtin/shm/door.h"
 #include "datapath/transport/builtin/shm/sealed_memory.h"
 #include "datapath/transport/builtin/shm/segment.h"
+#include "datapath/wire/frame_seal.h"
 
 namespace weir::shm {
 
@@ -31,8 +32,10 @@ struct Attachment {
 struct Neighbour {
   int rank = -1;
   TransportAddress address;
-  int socket = -1;   // TCP, no data sent yet
-  std::string door;  // of lower ranks
+  int socket = -1;                  // TCP, no data sent yet
+  std::string door;                 // of lower ranks
+  FrameChannel* channel = nullptr;  // of the socket; without sealer where the job has no key
+  Secret secret = {};               // that of both ranks for shared memory, then
 };
 
 /// What came of one neighbour: an attachment, or why there is none.

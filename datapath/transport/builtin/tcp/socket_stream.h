@@ -26,12 +26,13 @@ class SocketStream : public mesh::ByteStream {
     sockets->push_back(socket_.get());
   }
   bool within_host() const override { return within_host_; }
+  bool crosses_network() const override { return !loopback_; }
   Silence HostSilence() const override;
   PathSample Sample(int peer) const override;
 
  private:
   const mesh::UniqueFd socket_;
-  const bool within_host_;
+  const bool within_host_, loopback_;
   size_t low_water_ = 1;  // bytes that the kernel tells of
   ZeroCopy zero_copy_;
 };

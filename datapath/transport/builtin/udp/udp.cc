@@ -92,6 +92,7 @@ class UdpTransport : public mesh::MeshTransport {
     return MeshTransport::WaitAny(tickets, deadline);
   }
   std::vector<PathSample> Samples() const override;
+  int unauthenticated_peers() const override { return options().unauthenticated ? world() - 1 : 0; }
 
  private:
   // The rank drives the endpoint itself.
@@ -239,6 +240,7 @@ class UdpFactory : public TransportFactory {
       return InvalidArgument(StrCat("congestion control '", options.congestion_control,
                                     "': udp has only ", kAlgorithm));
     }
+    WEIR_RETURN_IF_ERROR(mesh::RequireUnauthenticated(options, traits_.name));
     WEIR_ASSIGN_OR_RETURN(mesh::MeshParts parts, mesh::MakeMeshParts(options));
     WEIR_ASSIGN_OR_RETURN(udp::DatagramSocket socket,
                           udp::DatagramSocket::Bind(options, &parts.address));

@@ -129,14 +129,14 @@ TEST_F(TcpStrangerTest, GarbageIsRefused) {
 TEST_F(TcpStrangerTest, AnotherProtocolVersionIsRefused) {
   Bytes bytes = mesh::EncodeHello({kJob, 1, 2, 0});
   bytes[4] = std::byte{9};
-  ExpectBytesRefused(bytes, "frame version: expected 2, found 9");
+  ExpectBytesRefused(bytes, "frame version: expected 3, found 9");
 }
 TEST_F(TcpStrangerTest, DataBeforeHelloIsRefused) {
   ExpectBytesRefused(DataFrame(1, Bytes(8)), "data frame before its hello");
 }
 TEST_F(TcpStrangerTest, HelloOfWrongSizeIsRefused) {
   ExpectBytesRefused(mesh::EncodeFrame(FrameType::kHello, 1, Bytes(23)),
-                     "expected 24 bytes, 4, 16 or 20 more, found 23");
+                     "expected 64 bytes, 16, 32 or 48 more, found 23");
   ExpectBytesRefused(mesh::EncodeFrame(FrameType::kHello, 1, Bytes(3000)), "found 3000");
 }
 TEST_F(TcpStrangerTest, CorruptHelloIsRefused) {
