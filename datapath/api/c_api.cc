@@ -83,6 +83,7 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   options.tcp_pacing_bytes_per_s = c.tcp_pacing_bytes_per_s;
   options.tcp_zero_copy_bytes_min = c.tcp_zero_copy_bytes_min;
   options.tcp_event_loop = Text(c.tcp_event_loop, "epoll");
+  WEIR_RETURN_IF_ERROR(weir::c_api::ReadSecurity(c, &options));
   return options;
 }
 
@@ -309,6 +310,7 @@ weir_status weir_get_stats(weir_session* session, weir_stats* stats) {
     out.model_source = now.model_source;
     out.epoch = now.epoch;
     out.next_step = now.next_step;
+    out.unauthenticated_peers = now.unauthenticated_peers;
     std::memcpy(stats, &out, std::min(sizeof out, stats->struct_size));
     return OkStatus();
   });

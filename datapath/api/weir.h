@@ -85,6 +85,15 @@ typedef struct weir_options {
   const char* tcp_event_loop;       /* "epoll" or, where build and kernel have it, "io_uring";
                                        NULL: "epoll" */
   int32_t reserved;                 /* of no effect */
+  /* The key of the job: 32 random bytes, the same on all ranks and nobody else's. Ranks prove to
+   * each other that they hold it, and every frame over TCP is authenticated, so that only they can
+   * take part in the job or change what travels. Copied. NULL with size 0: none; then ranks connect
+   * over loopback and shared memory only, and connect fails where another is farther away. */
+  const void* job_key;
+  size_t job_key_size;
+  int32_t encrypt;         /* with a key: 1: nobody else can read payloads; equal on all ranks */
+  int32_t unauthenticated; /* without a key: 1: connects over a network all the same. Whoever
+                              reaches it can take part in the job and change what it computes */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */
@@ -106,7 +115,8 @@ typedef struct weir_stats {
   int32_t peers_shared_memory; /* peers reached through memory instead of the network */
   int32_t model_source;        /* see weir_session_reform; -1: none */
   uint64_t epoch;
-  uint64_t next_step; /* number of the next step to begin */
+  uint64_t next_step;            /* number of the next step to begin */
+  int32_t unauthenticated_peers; /* reached over a network without having proven anything */
 } weir_stats;
 
 /* The mesh to form, see weir_session_reform. */
@@ -226,6 +236,10 @@ typedef struct weir_communicator_options {
   const char* listen;         /* as weir_options.listen; messages take any port of the same host */
   double operation_timeout_s; /* per operation, from when it runs; 0: 60 */
   double connect_timeout_s;   /* 0: 60 */
+  const void* job_key;        /* this and the following as in weir_options */
+  size_t job_key_size;
+  int32_t encrypt;
+  int32_t unauthenticated;
 } weir_communicator_options;
 
 /* Passed as int32_t. Integers wrap around; 16-bit floats are rounded after every step; minima and

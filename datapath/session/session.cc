@@ -38,6 +38,9 @@ StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options
   transport.zero_copy_bytes_min = options.tcp_zero_copy_bytes_min;
   transport.event_loop = options.tcp_event_loop;
   transport.host_silence_min = options.operation_timeout_floor;
+  transport.job_key = options.job_key;
+  transport.encrypt = options.encrypt;
+  transport.unauthenticated = options.unauthenticated;
   return factory->Create(transport);
 }
 
@@ -382,7 +385,10 @@ SessionStats Session::Stats() const {
   {
     MutexLock lock(mutex_);
     stats = stats_;
-    if (transport_ != nullptr) stats.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();
+    if (transport_ != nullptr) {
+      stats.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();
+      stats.unauthenticated_peers = transport_->unauthenticated_peers();
+    }
   }
   stats.agent_connected = agent_ != nullptr && agent_->connected();
   return stats;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ struct SessionOptions {
   int tcp_connections = 1;
   uint64_t tcp_pacing_bytes_per_s = 0, tcp_zero_copy_bytes_min = 0;
   std::string tcp_event_loop = "epoll";
+  std::optional<JobKey> job_key;  // this and the following as in TransportOptions
+  bool encrypt = false, unauthenticated = false;
 };
 
 inline constexpr int kEncodeWorkersMax = 16;
@@ -68,6 +71,7 @@ struct SessionStats {
   int peers_shared_memory = 0;  // peers on this node that are reached without the network
   double last_step_s = 0, last_exposed_s = 0;
   uint64_t epoch = 0, next_step = 0;
+  int unauthenticated_peers = 0;  // see Transport
   int model_source = -1;  // whose model every rank takes after the mesh was formed anew; -1: none
 };
 

@@ -11,7 +11,7 @@ ERROR_BYTES = 2048
 
 Stats = collections.namedtuple(
     "Stats", "step plan_version bytes_sent steps_skipped agent_connected last_step_s "
-             "last_exposed_s peers_shared_memory model_source epoch next_step")
+             "last_exposed_s peers_shared_memory model_source epoch next_step unauthenticated_peers")
 
 
 def _bytes(text):
@@ -29,11 +29,13 @@ class Session:
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
                  congestion_control=None, busy_poll_s=0.0, operation_timeout_floor_s=0.0,
                  epoch=0, encode_workers=0, tcp_connections=0, tcp_pacing_bytes_per_s=0,
-                 tcp_zero_copy_bytes_min=0, tcp_event_loop=None):
+                 tcp_zero_copy_bytes_min=0, tcp_event_loop=None, job_key=None, encrypt=False,
+                 unauthenticated=False):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
         self.world = world
+        self.security = dict(job_key=job_key, encrypt=encrypt, unauthenticated=unauthenticated)
         self._handle = ctypes.c_void_p()
         self._process = os.getpid()
         options = _lib.Options(
@@ -41,7 +43,8 @@ class Session:
             _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
             operation_timeout_s, connect_timeout_s, _bytes(congestion_control), busy_poll_s,
             operation_timeout_floor_s, epoch, encode_workers, tcp_connections,
-            tcp_pacing_bytes_per_s, tcp_zero_copy_bytes_min, _bytes(tcp_event_loop))
+            tcp_pacing_bytes_per_s, tcp_zero_copy_bytes_min, _bytes(tcp_event_loop), 0,
+            job_key, len(job_key or b""), encrypt, unauthenticated)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)
@@ -147,7 +150,8 @@ class Session:
         self._check(self._library.weir_get_stats(self._open_handle(), ctypes.byref(stats)))
         return Stats(stats.step, stats.plan_version, stats.bytes_sent, stats.steps_skipped,
                      bool(stats.agent_connected), stats.last_step_s, stats.last_exposed_s,
-                     stats.peers_shared_memory, stats.model_source, stats.epoch, stats.next_step)
+                     stats.peers_shared_memory, stats.model_source, stats.epoch, stats.next_step,
+                     stats.unauthenticated_peers)
 
     def plan(self):
         """The active plan (weir.v1.Plan) as a dictionary."""
