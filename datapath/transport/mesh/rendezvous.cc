@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "datapath/base/log.h"
+
 namespace weir::mesh {
 namespace {
 using std::chrono::milliseconds;
@@ -14,6 +16,7 @@ using State = RollCall::State;
 constexpr Duration kDialMax = milliseconds(5000);   // one attempt; lost SYNs back off for minutes
 constexpr Duration kGuestMax = milliseconds(5000);  // an accepted connection that says nothing
 constexpr size_t kGuestsBeyondWorld = 64;
+constexpr Duration kScarceMax = milliseconds(3000);
 constexpr Duration kAcceptPause = milliseconds(50);  // while the system has no descriptor to give
 constexpr short kHangUp = POLLRDHUP | POLLHUP | POLLERR;
 }  // namespace
@@ -86,14 +89,27 @@ StatusOr<std::vector<UniqueFd>> Rendezvous::RunOne(const std::vector<TransportAd
 
 Status Rendezvous::Missing() const {
   const Status missing = roll_.Missing();
-  if (accept_failure_ == 0) return missing;
-  return DeadlineExceeded(
-      StrCat(Message(missing), "; accepting connections: ", ErrorText(accept_failure_)));
+  return scarcity_.empty() ? missing : DeadlineExceeded(StrCat(Message(missing), "; ", scarcity_));
+}
+
+// It may pass, and nobody who waits for a minute guesses what for.
+void Rendezvous::NoteScarcity(std::string what, TimePoint now) {
+  if (scarcity_.empty()) {
+    scarce_since_ = now;
+    Log(LogLevel::kWarning, "transport", StrCat("rank ", options_.rank, ": ", what));
+  }
+  scarcity_ = std::move(what);
+}
+
+Status Rendezvous::CheckScarcity(TimePoint now) const {
+  if (scarcity_.empty() || now - scarce_since_ < kScarceMax) return OkStatus();
+  return ResourceExhausted(StrCat("rank ", options_.rank, " cannot connect: ", scarcity_));
 }
 
 // Waits for the next event of any socket and handles it.
 Status Rendezvous::Round(TimePoint now, TimePoint deadline) {
   WEIR_RETURN_IF_ERROR(StartDue(now));
+  WEIR_RETURN_IF_ERROR(CheckScarcity(now));
   std::vector<pollfd> polled = {{wake_, POLLIN, 0},
                                 {listener_, static_cast<short>(now < accept_at_ ? 0 : POLLIN), 0}};
   std::vector<int> ranks;
@@ -142,9 +158,13 @@ Status Rendezvous::StartDue(TimePoint now) {
     StatusOr<UniqueFd> fd = StartDial(roll_[r].address, options_, &in_progress);
     if (!fd.ok()) {
       if (fd.status().code() == StatusCode::kInvalidArgument) return fd.status();
+      if (fd.status().code() == StatusCode::kResourceExhausted) {
+        NoteScarcity(Message(fd.status()), now);
+      }
       Retry(r, Message(fd.status()), now);
       continue;
     }
+    scarcity_.clear();
     link.fd = std::move(*fd);
     roll_[r].state = State::kDialing;
     link.dial_ends = now + kDialMax;
@@ -303,10 +323,11 @@ void Rendezvous::Accept(TimePoint now) {
     if (!fd) {
       // Otherwise none is left, or it is gone already.
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
-      accept_failure_ = errno;
+      NoteScarcity(StrCat("accepting connections: ", ErrorText(errno)), now);
       accept_at_ = now + kAcceptPause;  // who knocks stays in the backlog, and readable
       return;
     }
+    scarcity_.clear();
     if (guests_.size() >= guests_max) guests_.erase(guests_.begin());  // the one that waits longest
     ConfigureConnection(fd.get(), options_);
     std::string endpoint = RemoteEndpoint(fd.get());

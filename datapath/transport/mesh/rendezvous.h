@@ -33,7 +33,7 @@ class Rendezvous {
   /// Connected sockets by rank, options.connections each and none for the own one. Refused dials
   /// fail at once with the refuser's reason (kFailedPrecondition); kDeadlineExceeded names the
   /// missing ranks and what was tried; kAborted on interrupt; kUnavailable when a connected rank
-  /// aborts meanwhile.
+  /// aborts meanwhile; kResourceExhausted when there was no descriptor or memory for 3 s.
   StatusOr<std::vector<Sockets>> Run(const std::vector<TransportAddress>& addresses,
                                      TimePoint deadline);
   /// After Run: what rank `rank` said; its door when this rank dialed it and both nodes are one.
@@ -51,6 +51,8 @@ class Rendezvous {
   StatusOr<std::vector<UniqueFd>> RunOne(const std::vector<TransportAddress>& addresses,
                                          TimePoint deadline);
   Status Missing() const;
+  void NoteScarcity(std::string what, TimePoint now);
+  Status CheckScarcity(TimePoint now) const;
   Status Round(TimePoint now, TimePoint deadline);
   Status StartDue(TimePoint now);
   Status OnLink(int rank, short events, TimePoint now);
@@ -84,7 +86,8 @@ class Rendezvous {
   // By rank, of the first connections.
   std::vector<FrameChannel> channels_;
   std::vector<Secret> memory_secrets_;
-  int accept_failure_ = 0;  // the last lack of a descriptor or of memory
+  std::string scarcity_;  // of descriptors or memory, since then; empty: there is none
+  TimePoint scarce_since_{};
   TimePoint accept_at_{};
 };
 

@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -99,8 +100,10 @@ Status SetCreationOptions(int fd, const TransportOptions& options) {
 
 StatusOr<UniqueFd> NewSocket(int family) {
   UniqueFd fd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) return Unavailable(StrCat("cannot create a socket: ", ErrorText(errno)));
-  return fd;
+  if (fd) return fd;
+  const int error = errno;
+  const std::string why = StrCat("cannot create a socket: ", ErrorText(error));
+  return error == EMFILE || error == ENFILE ? ResourceExhausted(why) : Unavailable(why);
 }
 
 }  // namespace
@@ -113,6 +116,10 @@ void UniqueFd::Reset() {
 std::string ErrorText(int error) {
   std::string text = std::generic_category().message(error);
   if (!text.empty()) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
+  rlimit limit = {};
+  if (error == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    text += StrCat(" (this process may have ", limit.rlim_cur, ": ulimit -n)");
+  }
   return text;
 }
 

@@ -48,11 +48,12 @@ std::string LocalEndpoint(int fd);
 std::string RemoteEndpoint(int fd);
 
 /// A non-blocking listening socket; *bound is its address. kInvalidArgument: bad address or unknown
-/// congestion control (available ones are listed); kUnavailable: cannot bind.
+/// congestion control (available ones are listed); kUnavailable: cannot bind; kResourceExhausted:
+/// no descriptor is left.
 StatusOr<UniqueFd> Listen(const TransportOptions& options, int backlog, TransportAddress* bound);
 
 /// A non-blocking socket whose connection to `address` was started. *in_progress: it is not yet
-/// made. kUnavailable: refused or unreachable.
+/// made. kUnavailable: refused or unreachable; kResourceExhausted: no descriptor is left.
 StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOptions& options,
                              bool* in_progress);
 
@@ -84,7 +85,7 @@ int TakeSocketError(int fd);
 /// beats a busy last millisecond.
 int PollTimeout(Duration left);
 
-/// "connection refused" and the like.
+/// "connection refused" and the like; for EMFILE how many descriptors the process may have, too.
 std::string ErrorText(int error);
 
 }  // namespace weir::mesh

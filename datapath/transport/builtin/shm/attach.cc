@@ -151,7 +151,7 @@ Status Attacher::Unfinished() const {
 Status Attacher::Round(TimePoint deadline) {
   const TimePoint now = RealClock().Now();
   if (now >= deadline) return Unfinished();
-  std::vector<pollfd> polled = {{options_.wake, POLLIN, 0}, {options_.door, POLLIN, 0}};
+  std::vector<pollfd> polled = {{options_.wake, POLLIN, 0}, {options_.door->get(), POLLIN, 0}};
   for (const Link& link : links_) {
     int fd = -1;  // ignored by poll
     if (link.state == Link::State::kAwaitingAnswer) fd = link.attachment->control.get();
@@ -278,7 +278,14 @@ Status Attacher::SendTold(const Link& link, std::span<const std::byte> payload) 
 void Attacher::Admit() {
   const size_t guests_max = static_cast<size_t>(options_.world) + kGuestsBeyondWorld;
   for (;;) {
-    UniqueFd fd(accept4(options_.door, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd fd(accept4(options_.door->get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+      // Who waits to be let in learns so at once, and stays on TCP.
+      Log(LogLevel::kWarning, "transport",
+          StrCat("rank ", options_.rank,
+                 " shares no memory with ranks that ask for it now: ", ErrorText(errno)));
+      options_.door->Reset();
+    }
     if (!fd) return;
     const StatusOr<pid_t> process = CheckPeer(fd.get());
     if (!process.ok()) continue;

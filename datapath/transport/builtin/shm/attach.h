@@ -49,10 +49,10 @@ struct AttachOptions {
   int rank = 0;
   int world = 1;
   size_t ring_bytes = 0;
-  int door = -1;   // listening; -1: this rank cannot be reached
-  int bell = -1;   // this rank's eventfd
-  int wake = -1;   // readable on Interrupt
-  int stage = -1;  // this rank's, of kStageBytes; -1: it has none
+  mesh::UniqueFd* door = nullptr;  // listening; closed where nobody more can be let in
+  int bell = -1;                   // this rank's eventfd
+  int wake = -1;                   // readable on Interrupt
+  int stage = -1;                  // this rank's, of kStageBytes; -1: it has none
 };
 
 /// Size of a stage (Transport::stages): an N-th of one is still long for some tens of ranks. Memory

@@ -42,8 +42,8 @@ inline constexpr size_t kDescriptorsMax = 4;
 
 /// kUnavailable: not sent.
 Status SendLetter(int fd, std::span<const std::byte> bytes, std::span<const int> descriptors);
-/// Nothing when none is there yet. kUnavailable: the peer closed; kDataLoss: longer than the
-/// bounds.
+/// Nothing when none is there yet. kUnavailable: the peer closed, or this process has no
+/// descriptors for those that came along; kDataLoss: longer than the bounds.
 StatusOr<std::optional<Letter>> ReceiveLetter(int fd);
 
 /// Takes an eventfd that a peer sent. kDataLoss: it is something else, to which a write could block

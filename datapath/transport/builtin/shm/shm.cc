@@ -128,7 +128,7 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
                      .rank = rank(),
                      .world = world(),
                      .ring_bytes = RingBytes(options(), neighbours.size()),
-                     .door = door_.get(),
+                     .door = &door_,
                      .bell = bell_.get(),
                      .wake = wake(),
                      .stage = own_stage.get()});

@@ -62,12 +62,12 @@ struct RawPair {
     tcp_of_1 = mesh::UniqueFd(ends[1]);
     door = *OpenDoor(door_name, 16);
   }
-  AttachOptions Options() const {
+  AttachOptions Options() {
     return {.job = kJob,
             .rank = 0,
             .world = 2,
             .ring_bytes = kRing,
-            .door = door.get(),
+            .door = &door,
             .bell = bell.get(),
             .wake = wake.get()};
   }
