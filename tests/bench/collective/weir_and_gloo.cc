@@ -50,6 +50,7 @@ class Mesh {
     transport.job = job;
     transport.listen = options.host + ":0";
     transport.send_buffer_bytes = options.buffer_bytes;
+    transport.unauthenticated = true;
     const size_t colon = name.find(':');
     if (colon != std::string::npos) Configure(name.substr(colon + 1), &transport);
     const auto factory = Transports().Find(name.substr(0, colon));
@@ -94,6 +95,16 @@ class Mesh {
   }
 
  private:
+  static void Protect(const std::string& how, TransportOptions* options) {
+    if (how == "checksums") return;
+    if (how != "authenticated" && how != "encrypted") {
+      Die("protection: expected checksums, authenticated or encrypted, found " + how);
+    }
+    options->job_key = JobKey{std::byte{1}};
+    options->encrypt = how == "encrypted";
+    options->unauthenticated = false;
+  }
+
   // "connections=4+busy_poll_us=50".
   static void Configure(const std::string& text, TransportOptions* options) {
     std::istringstream settings(text);
@@ -109,6 +120,10 @@ class Mesh {
         options->congestion_control = setting.substr(equals + 1);
         continue;
       }
+      if (key == "protection") {
+        Protect(setting.substr(equals + 1), options);
+        continue;
+      }
       const uint64_t value = std::stoull(setting.substr(equals + 1));
       if (key == "connections") {
         options->connections = static_cast<int>(value);
@@ -119,8 +134,8 @@ class Mesh {
       } else if (key == "busy_poll_us") {
         options->busy_poll = std::chrono::microseconds(value);
       } else {
-        Die("expected connections, pacing, zero_copy, busy_poll_us, congestion or event_loop, "
-            "found " +
+        Die("expected connections, pacing, zero_copy, busy_poll_us, congestion, event_loop or "
+            "protection, found " +
             key);
       }
     }
