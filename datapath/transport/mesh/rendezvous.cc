@@ -17,7 +17,8 @@ constexpr Duration kDialMax = milliseconds(5000);   // one attempt; lost SYNs ba
 constexpr Duration kGuestMax = milliseconds(5000);  // an accepted connection that says nothing
 constexpr size_t kGuestsBeyondWorld = 64;
 constexpr Duration kScarceMax = milliseconds(3000);
-constexpr Duration kAcceptPause = milliseconds(50);  // while the system has no descriptor to give
+constexpr Duration kScarcePast = milliseconds(1000);  // longer than between two attempts
+constexpr Duration kAcceptPause = milliseconds(50);   // while the system has no descriptor to give
 constexpr short kHangUp = POLLRDHUP | POLLHUP | POLLERR;
 }  // namespace
 
@@ -99,9 +100,11 @@ void Rendezvous::NoteScarcity(std::string what, TimePoint now) {
     Log(LogLevel::kWarning, "transport", StrCat("rank ", options_.rank, ": ", what));
   }
   scarcity_ = std::move(what);
+  scarce_seen_ = now;
 }
 
-Status Rendezvous::CheckScarcity(TimePoint now) const {
+Status Rendezvous::CheckScarcity(TimePoint now) {
+  if (now - scarce_seen_ > kScarcePast) scarcity_.clear();  // whoever was met with it has gone
   if (scarcity_.empty() || now - scarce_since_ < kScarceMax) return OkStatus();
   return ResourceExhausted(StrCat("rank ", options_.rank, " cannot connect: ", scarcity_));
 }

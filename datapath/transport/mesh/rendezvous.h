@@ -52,7 +52,7 @@ class Rendezvous {
                                          TimePoint deadline);
   Status Missing() const;
   void NoteScarcity(std::string what, TimePoint now);
-  Status CheckScarcity(TimePoint now) const;
+  Status CheckScarcity(TimePoint now);
   Status Round(TimePoint now, TimePoint deadline);
   Status StartDue(TimePoint now);
   Status OnLink(int rank, short events, TimePoint now);
@@ -87,7 +87,7 @@ class Rendezvous {
   std::vector<FrameChannel> channels_;
   std::vector<Secret> memory_secrets_;
   std::string scarcity_;  // of descriptors or memory, since then; empty: there is none
-  TimePoint scarce_since_{};
+  TimePoint scarce_since_{}, scarce_seen_{};
   TimePoint accept_at_{};
 };
 
