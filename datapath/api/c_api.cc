@@ -70,6 +70,7 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
     options.compare_every_steps = static_cast<uint64_t>(std::max(c.compare_every_steps, 0));
   }
   if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
+  WEIR_RETURN_IF_ERROR(weir::c_api::ReadSecurity(c, &options));
   return options;
 }
 
@@ -279,6 +280,7 @@ weir_status weir_get_stats(weir_session* session, weir_stats* stats) {
     out.epoch = now.epoch;
     out.next_step = now.next_step;
     out.replicas_compared = now.replicas_compared;
+    out.unauthenticated_peers = now.unauthenticated_peers;
     std::memcpy(stats, &out, std::min(sizeof out, stats->struct_size));
     return OkStatus();
   });

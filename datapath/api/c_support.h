@@ -13,6 +13,7 @@
 #include "datapath/base/caught.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/status.h"
+#include "datapath/wire/channel_keys.h"
 
 namespace weir::c_api {
 
@@ -74,6 +75,21 @@ StatusOr<T> ReadStruct(const T* given, const char* name) {
 std::string Text(const char* text, const char* otherwise);
 /// `seconds`, or `otherwise` when 0. kInvalidArgument outside 0..1e6.
 StatusOr<Duration> Timeout(double seconds, const char* name, double otherwise);
+/// What a struct says of the job's key, into options that hold job_key, encrypt and
+/// unauthenticated. kInvalidArgument: it is no key.
+template <typename Given, typename Options>
+Status ReadSecurity(const Given& given, Options* options) {
+  if (given.job_key == nullptr && given.job_key_size != 0) {
+    return InvalidArgument(StrCat("job_key: is null, its size ", given.job_key_size));
+  }
+  if (given.job_key != nullptr) {
+    const auto* const bytes = static_cast<const std::byte*>(given.job_key);
+    WEIR_ASSIGN_OR_RETURN(options->job_key, ToJobKey({bytes, given.job_key_size}));
+  }
+  options->encrypt = given.encrypt != 0;
+  options->unauthenticated = given.unauthenticated != 0;
+  return OkStatus();
+}
 /// As much of `text` as fits, with a terminating zero. `buffer` may be null.
 void CopyText(const std::string& text, char* buffer, size_t size);
 

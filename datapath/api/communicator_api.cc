@@ -38,6 +38,7 @@ StatusOr<weir::CommunicatorOptions> ToOptions(const weir_communicator_options* g
                         weir::c_api::Timeout(c.operation_timeout_s, "operation_timeout_s", 60));
   WEIR_ASSIGN_OR_RETURN(options.connect_timeout,
                         weir::c_api::Timeout(c.connect_timeout_s, "connect_timeout_s", 60));
+  WEIR_RETURN_IF_ERROR(weir::c_api::ReadSecurity(c, &options));
   return options;
 }
 

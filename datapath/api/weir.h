@@ -66,8 +66,6 @@ typedef struct weir_options {
    *   pacing=BYTES         per second, the most that the kernel sends to one peer; no limit
    *   zero_copy=BYTES      frames of so many bytes or more leave without a copy where kernel and
    *                        device can; none do
-   *   checksums=on|off     off: what this rank sends to other hosts carries no checksums of its
-   *                        own, only those of TCP and the network; on
    *   congestion=NAME      the kernel's congestion control; the system's, reno within a host
    * Key of all:
    *   busy_poll=TIME       a wait looks so long again and again before it sleeps, at most 60s; 0
@@ -97,6 +95,15 @@ typedef struct weir_options {
    * while they run the next step: a difference fails the session on every rank, WEIR_DATA_LOSS with
    * the bucket and the ranks on each side. Equal on all ranks; 0: 64; negative: never. */
   int32_t compare_every_steps;
+  /* The key of the job: 32 random bytes, the same on all ranks and nobody else's. Ranks prove to
+   * each other that they hold it, and every frame over TCP is authenticated, so that only they can
+   * take part in the job or change what travels. Copied. NULL with size 0: none; then ranks connect
+   * over loopback and shared memory only, and connect fails where another is farther away. */
+  const void* job_key;
+  size_t job_key_size;
+  int32_t encrypt;         /* with a key: 1: nobody else can read payloads; equal on all ranks */
+  int32_t unauthenticated; /* without a key: 1: connects over a network all the same. Whoever
+                              reaches it can take part in the job and change what it computes */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */
@@ -118,8 +125,9 @@ typedef struct weir_stats {
   int32_t peers_shared_memory; /* peers reached through memory instead of the network */
   int32_t model_source;        /* see weir_session_reform; -1: none */
   uint64_t epoch;
-  uint64_t next_step;         /* number of the next step to begin */
-  uint64_t replicas_compared; /* steps in which all ranks were found to hold the same */
+  uint64_t next_step;            /* number of the next step to begin */
+  uint64_t replicas_compared;    /* steps in which all ranks were found to hold the same */
+  int32_t unauthenticated_peers; /* reached over a network without having proven anything */
 } weir_stats;
 
 /* The mesh to form, see weir_session_reform. */
@@ -262,6 +270,10 @@ typedef struct weir_communicator_options {
   const char* listen;         /* as weir_options.listen; messages take any port of the same host */
   double operation_timeout_s; /* per operation, from when it runs; 0: 60 */
   double connect_timeout_s;   /* 0: 60 */
+  const void* job_key;        /* this and the following as in weir_options */
+  size_t job_key_size;
+  int32_t encrypt;
+  int32_t unauthenticated;
 } weir_communicator_options;
 
 /* Passed as int32_t. Integers wrap around; 16-bit floats are rounded after every step; minima and

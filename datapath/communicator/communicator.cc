@@ -59,6 +59,9 @@ StatusOr<std::unique_ptr<Transport>> Listen(const CommunicatorOptions& options,
   transport.rank = options.rank;
   transport.world = options.world;
   transport.listen = listen;
+  transport.job_key = options.job_key;
+  transport.encrypt = options.encrypt;
+  transport.unauthenticated = options.unauthenticated;
   return factory->Create(transport);
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -30,6 +31,8 @@ struct CommunicatorOptions {
   TransportAddress listen = "127.0.0.1:0";  // messages take any port of the same host
   Duration operation_timeout = std::chrono::seconds(60);
   Duration connect_timeout = std::chrono::seconds(60);
+  std::optional<JobKey> job_key;  // this and the following as in TransportOptions
+  bool encrypt = false, unauthenticated = false;
 };
 
 /// Collectives that wait to run; messages are bounded by kMessagesMax.

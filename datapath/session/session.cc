@@ -37,6 +37,9 @@ StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options
   transport.world = options.world;
   transport.listen = options.listen;
   transport.host_silence_min = options.operation_timeout_floor;
+  transport.job_key = options.job_key;
+  transport.encrypt = options.encrypt;
+  transport.unauthenticated = options.unauthenticated;
   return factory->Create(transport);
 }
 
@@ -458,7 +461,10 @@ SessionStats Session::Stats() const {
   {
     MutexLock lock(mutex_);
     stats = stats_;
-    if (transport_ != nullptr) stats.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();
+    if (transport_ != nullptr) {
+      stats.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();
+      stats.unauthenticated_peers = transport_->unauthenticated_peers();
+    }
   }
   stats.agent_connected = agent_ != nullptr && agent_->connected();
   return stats;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,8 @@ struct SessionOptions {
   // See replicas.h; 0: never; equal on all ranks.
   uint64_t compare_every_steps = kCompareEverySteps;
   uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
+  std::optional<JobKey> job_key;  // this and the following as in TransportOptions
+  bool encrypt = false, unauthenticated = false;
 };
 
 inline constexpr int kEncodeWorkersMax = 16;
@@ -67,6 +70,7 @@ struct SessionStats {
   double last_step_s = 0, last_exposed_s = 0;
   uint64_t epoch = 0, next_step = 0;
   uint64_t replicas_compared = 0;  // steps in which all ranks were found to hold the same
+  int unauthenticated_peers = 0;   // see Transport
   int model_source = -1;  // whose model every rank takes after the mesh was formed anew; -1: none
 };
 

@@ -107,6 +107,7 @@ class FaultTransport : public Transport {
   void Interrupt() override { inner_->Interrupt(); }
   std::vector<PathSample> Samples() const override { return inner_->Samples(); }
   uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
+  int unauthenticated_peers() const override { return inner_->unauthenticated_peers(); }
 
  private:
   const std::unique_ptr<Transport> inner_;

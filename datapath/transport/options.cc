@@ -123,12 +123,6 @@ std::optional<Duration> ParseDuration(std::string_view text) {
   return std::chrono::microseconds(found->number * unit_us);
 }
 
-std::optional<bool> ParseSwitch(std::string_view text) {
-  if (text == "on") return true;
-  if (text == "off") return false;
-  return std::nullopt;
-}
-
 constinit const TransportOption kBusyPollOption = {
     .key = "busy_poll",
     .expected = "0..60s with unit us, ms or s",

@@ -25,8 +25,6 @@ std::optional<uint64_t> ParseCount(std::string_view text, uint64_t min, uint64_t
 std::optional<uint64_t> ParseBytes(std::string_view text);
 /// An integer with us, ms or s, up to a minute; or 0.
 std::optional<Duration> ParseDuration(std::string_view text);
-/// "on" or "off".
-std::optional<bool> ParseSwitch(std::string_view text);
 
 /// The option `busy_poll`, which more than one transport takes.
 extern const TransportOption kBusyPollOption;

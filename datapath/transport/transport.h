@@ -14,6 +14,7 @@
 #include "datapath/base/clock.h"
 #include "datapath/base/registry.h"
 #include "datapath/base/status.h"
+#include "datapath/wire/channel_keys.h"
 #include "datapath/wire/frame.h"
 
 namespace weir {
@@ -68,15 +69,21 @@ struct TransportOptions {
   /// Likewise: frames of at least so many bytes leave from the caller's memory without a copy, as
   /// long as kernel and device can (MSG_ZEROCOPY); 0: none do.
   size_t zero_copy_bytes_min = 0;
-  /// Likewise: payloads that this rank sends to other hosts carry checksums. Without, damage that
-  /// the network's own checks miss goes unseen, as in what Gloo and MPI send, and sending and
-  /// receiving read every byte once less. Headers are always checked.
-  bool checksums = true;
   /// tcp, and what auto leaves on it: a host that answers neither data nor probes, whose process
   /// may be alive or not, is given up after ten of its usual round trips (smoothed plus four
   /// deviations), but not before this. Whoever waits notices, whatever the deadline. 0: the
   /// kernel's 40 s.
   Duration host_silence_min = std::chrono::seconds(10);
+  /// The key of the job. Ranks prove to each other that they hold it before they trust anything
+  /// else that was said, and every frame over TCP has a tag that only they can make; shared memory,
+  /// which the kernel hands from one process of a user to another, needs none. All ranks have it or
+  /// none has. Without one a rank connects to others over loopback and shared memory only.
+  std::optional<JobKey> job_key;
+  /// With a key: nobody but the receiving rank can read payloads. All ranks have to say the same.
+  bool encrypt = false;
+  /// Without a key: connects to ranks over a network all the same. Whoever reaches the network can
+  /// then take part in the job and change what it computes.
+  bool unauthenticated = false;
   /// Fault injection (fault.h): asked once per PostSend, by the calling thread. Empty: no faults.
   std::function<FrameFault(int peer)> frame_fault;
 };
@@ -166,6 +173,9 @@ class Transport {
 
   /// Makes a Wait in progress return kAborted soon. Thread-safe.
   virtual void Interrupt() = 0;
+
+  /// Peers that are reached over a network and have proven nothing. Thread-safe.
+  virtual int unauthenticated_peers() const { return 0; }
 
   /// One sample per connected peer. Thread-safe.
   virtual std::vector<PathSample> Samples() const = 0;

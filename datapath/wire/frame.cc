@@ -8,7 +8,7 @@
 namespace weir {
 namespace {
 constexpr uint32_t kMagic = 0x52494557;  // "WEIR" in memory order
-constexpr uint8_t kVersion = 2;
+constexpr uint8_t kVersion = 3;
 constexpr size_t kChecksummedBytes = kFrameHeaderBytes - sizeof(uint32_t);
 
 std::string Hex(uint64_t value) {
@@ -18,7 +18,9 @@ std::string Hex(uint64_t value) {
 }
 }  // namespace
 
-void EncodeFrameHeader(const FrameHeader& h, std::span<std::byte, kFrameHeaderBytes> out) {
+void EncodeFrameHeader(const FrameHeader& h, std::span<std::byte, kFrameHeaderBytes> out,
+                       FrameCheck check) {
+  const bool checksums = check == FrameCheck::kChecksums;
   ByteWriter writer(out);
   writer.Write(kMagic);
   writer.Write(kVersion);
@@ -33,13 +35,14 @@ void EncodeFrameHeader(const FrameHeader& h, std::span<std::byte, kFrameHeaderBy
   writer.Write(h.control.version);
   writer.Write(h.control.step);
   writer.Write(h.payload_bytes);
-  writer.Write(h.payload_checksum);
+  writer.Write(checksums ? h.payload_checksum : 0u);
   writer.Write(h.message);
-  writer.Write(Checksum(out.first<kChecksummedBytes>()));
+  writer.Write(checksums ? Checksum(out.first<kChecksummedBytes>()) : 0u);
   WEIR_CHECK(writer.ok() && writer.offset() == kFrameHeaderBytes);
 }
 
-StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes) {
+StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes,
+                                        FrameCheck check) {
   ByteReader reader(bytes);
   FrameHeader h;
   uint32_t magic = 0, checksum = 0;
@@ -67,13 +70,17 @@ StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderB
   if (version != kVersion) {
     return DataLoss(StrCat("frame version: expected ", int{kVersion}, ", found ", int{version}));
   }
-  const uint32_t computed = Checksum(bytes.first<kChecksummedBytes>());
+  const bool checksums = check == FrameCheck::kChecksums;
+  const uint32_t computed = checksums ? Checksum(bytes.first<kChecksummedBytes>()) : 0;
   if (checksum != computed) {
     return DataLoss(StrCat("frame header checksum: expected ", computed, ", found ", checksum));
   }
-  if (type < 1 || type > 3) return DataLoss(StrCat("frame type: expected 1..3, found ", int{type}));
+  if (type < 1 || type > 4) return DataLoss(StrCat("frame type: expected 1..4, found ", int{type}));
   if (reserved16 != 0) {
     return DataLoss(StrCat("frame reserved bytes: expected 0, found ", reserved16));
+  }
+  if (!checksums && h.payload_checksum != 0) {
+    return DataLoss(StrCat("frame payload checksum: expected 0, found ", h.payload_checksum));
   }
   if (h.payload_bytes > kFramePayloadBytesMax) {
     return DataLoss(StrCat("frame payload: expected at most ", kFramePayloadBytesMax,

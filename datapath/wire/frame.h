@@ -14,6 +14,7 @@ enum class FrameType : uint8_t {
   kHello = 1,  // first frame of a connection: names job, rank and world
   kData = 2,   // one message of one collective operation
   kAbort = 3,  // the sender failed the operation; payload: text naming the guilty rank
+  kProof = 4,  // the dialer holds the job's key; ends the handshake of a job that has one
 };
 
 /// Says that `version` becomes active at the start of step `step` (DESIGN section 6). version 0:
@@ -26,9 +27,6 @@ struct ControlWord {
 
 /// Some rank's contribution to this operation holds NaN or infinity: all ranks skip the step.
 inline constexpr uint16_t kFlagNonFinite = 1;
-/// The payload has no checksum: its sender trusts what carries it. Set by transports, never seen
-/// above them.
-inline constexpr uint16_t kFlagUnchecked = 2;
 
 struct FrameHeader {
   FrameType type = FrameType::kData;
@@ -48,12 +46,21 @@ inline constexpr size_t kFrameHeaderBytes = 72;
 /// Longer messages are split by the collectives; a longer claim in a header is kDataLoss.
 inline constexpr uint32_t kFramePayloadBytesMax = 1u << 30;
 
-/// Writes `header` with its own checksum. Thread-safe, O(1).
-void EncodeFrameHeader(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> out);
+/// What protects a header and its payload.
+enum class FrameCheck : uint8_t {
+  kChecksums,  // one of each in the header
+  kTag,        // the tag behind the frame (frame_seal.h): the header's checksums are 0
+};
 
-/// Parses a header and verifies magic, version, type, size bound and header checksum; trusts
-/// nothing. kDataLoss says which field, what was expected and found. Thread-safe, O(1).
-StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes);
+/// Writes `header`, with its own checksum or with none. Thread-safe, O(1).
+void EncodeFrameHeader(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> out,
+                       FrameCheck check = FrameCheck::kChecksums);
+
+/// Parses a header and verifies magic, version, type, size bound and header checksum, or that there
+/// are no checksums; trusts nothing. kDataLoss says which field, what was expected and found.
+/// Thread-safe, O(1).
+StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes,
+                                        FrameCheck check = FrameCheck::kChecksums);
 
 /// 32 bits that tell of damage; proto/WIRE.md section 1 defines them. Thread-safe, O(n).
 uint32_t Checksum(std::span<const std::byte> bytes);

@@ -30,7 +30,7 @@ ALLOWED = {
                          "datapath/collective", "datapath/aggregation", "datapath/exchange",
                          "datapath/plan", "datapath/agent_link"},
     "datapath/api": {"datapath/base", "datapath/agent_link", "datapath/communicator",
-                     "datapath/plan", "datapath/session"},
+                     "datapath/plan", "datapath/session", "datapath/wire"},
     "datapath/cuda": {"datapath/base", "datapath/codec"},
     "datapath/nccl": {"datapath/base", "datapath/wire", "datapath/transport"},
     "controller/model": {"datapath/base"},

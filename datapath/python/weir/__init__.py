@@ -10,6 +10,7 @@ collective, and without an agent or a plan file training runs dense.
 After `import weir`, torch.distributed.init_process_group("weir") runs every collective and message
 of torch.distributed on CPU tensors through libweir, exactly.
 """
+from weir import keys
 from weir._lib import LibraryNotFound, WeirError, capabilities, library_path, version
 from weir.communicator import Communicator
 from weir.ddp import DDPState, attach, attach_replacement, ddp_hook, report_loss, share

@@ -20,12 +20,15 @@ def check_library():
 
 def check_transport():
     """Two ranks in this process meet; says what carries their bytes."""
+    import secrets
     import threading
     import weir
     job = f"check-{os.getpid()}"
-    transport = os.environ.get("WEIR_TRANSPORT")
-    with weir.Session(job, 0, 2, transport=transport, connect_timeout_s=CONNECT_TIMEOUT_S) as one, \
-            weir.Session(job, 1, 2, transport=transport, connect_timeout_s=CONNECT_TIMEOUT_S) as two:
+    options = dict(transport=os.environ.get("WEIR_TRANSPORT"), connect_timeout_s=CONNECT_TIMEOUT_S,
+                   **weir.keys.settings())
+    if weir.keys.wants_key(options):
+        options["job_key"] = secrets.token_bytes(weir.keys.KEY_BYTES)
+    with weir.Session(job, 0, 2, **options) as one, weir.Session(job, 1, 2, **options) as two:
         addresses = [one.address, two.address]
         failures = []
 

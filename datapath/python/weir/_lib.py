@@ -54,6 +54,15 @@ class LibraryNotFound(WeirError):
     """libweir.so is nowhere; the message lists the places."""
 
 
+# At the end of the options of sessions and communicators.
+_SECURITY = [
+    ("job_key", ctypes.c_char_p),  # may hold zeros: its size counts
+    ("job_key_size", ctypes.c_size_t),
+    ("encrypt", ctypes.c_int32),
+    ("unauthenticated", ctypes.c_int32),
+]
+
+
 class Options(ctypes.Structure):
     """struct weir_options."""
     _fields_ = [
@@ -72,6 +81,7 @@ class Options(ctypes.Structure):
         ("epoch", ctypes.c_uint64),
         ("encode_workers", ctypes.c_int32),
         ("compare_every_steps", ctypes.c_int32),
+        *_SECURITY,
     ]
 
 
@@ -97,6 +107,7 @@ class CommunicatorOptions(ctypes.Structure):
         ("listen", ctypes.c_char_p),
         ("operation_timeout_s", ctypes.c_double),
         ("connect_timeout_s", ctypes.c_double),
+        *_SECURITY,
     ]
 
 
@@ -122,6 +133,7 @@ class StatsStruct(ctypes.Structure):
         ("epoch", ctypes.c_uint64),
         ("next_step", ctypes.c_uint64),
         ("replicas_compared", ctypes.c_uint64),
+        ("unauthenticated_peers", ctypes.c_int32),
     ]
 
 

@@ -20,7 +20,7 @@ class Communicator:
     """
 
     def __init__(self, job, rank, world, *, transport=None, listen=None, operation_timeout_s=0.0,
-                 connect_timeout_s=0.0):
+                 connect_timeout_s=0.0, job_key=None, encrypt=False, unauthenticated=False):
         self._library = _lib.library()
         self.rank = rank
         self.world = world
@@ -35,7 +35,8 @@ class Communicator:
 
         options = _lib.CommunicatorOptions(
             ctypes.sizeof(_lib.CommunicatorOptions), text(job), rank, world, text(transport),
-            text(listen), operation_timeout_s, connect_timeout_s)
+            text(listen), operation_timeout_s, connect_timeout_s, job_key, len(job_key or b""),
+            encrypt, unauthenticated)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_communicator_create(
             ctypes.byref(options), ctypes.byref(self._handle), error, ERROR_BYTES)

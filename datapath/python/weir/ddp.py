@@ -35,6 +35,9 @@ Environment, where attach() is not told otherwise:
   WEIR_ENCODE_WORKERS      threads that encode, each another bucket, at most 16; default 1
   WEIR_COMPARE_EVERY_STEPS steps after which ranks compare what was delivered; default 64, -1: never
   WEIR_COMPARE_PARAMETERS  1: compare the parameters of the model, too (CPU; equal hardware only)
+  WEIR_JOB_KEY_FILE        the job's key, where no store hands one out; see weir.keys
+  WEIR_ENCRYPT             1: payloads are encrypted; equal on all ranks
+  WEIR_UNAUTHENTICATED     1: no key, over any network
 """
 import atexit
 import os
@@ -46,6 +49,7 @@ import torch
 import torch.distributed as dist
 
 from weir import _lib
+from weir import keys
 from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
@@ -94,6 +98,7 @@ class DDPState:
     model: the DDP model, or the module inside it. Needs an initialised process group for rank,
     world and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None
     come from the environment (module docstring).
+    job_key: 32 bytes, equal on all ranks; None: see weir.keys.
     scaler: the torch.cuda.amp.GradScaler of the training loop, or what has its get_scale(); its
     scale must be equal on all ranks, which it is when all skip the same steps.
     join: makes the connected Session of (job, options of Session) in place of all that says where
@@ -102,7 +107,8 @@ class DDPState:
 
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
                  plan_file=None, peers=None, listen=None, operation_timeout_s=None,
-                 transport=None, scaler=None, encode_workers=None, join=None):
+                 transport=None, scaler=None, encode_workers=None, join=None, job_key=None,
+                 encrypt=None, unauthenticated=None):
         environment = os.environ.get
         module = getattr(model, "module", model)
         self._module = weakref.ref(module)
@@ -137,7 +143,8 @@ class DDPState:
             operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
             connect_timeout_s=CONNECT_TIMEOUT_S,
             encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
-            compare_every_steps=int(environment("WEIR_COMPARE_EVERY_STEPS", "0")))
+            compare_every_steps=int(environment("WEIR_COMPARE_EVERY_STEPS", "0")),
+            **keys.settings(job_key, encrypt, unauthenticated))
         self.session = join(job, options) if join else self._join(job, options, peers)
         self.rank, self.world = self.session.rank, self.session.world
         _attached.add(self)
@@ -147,11 +154,14 @@ class DDPState:
         """A session connected to `peers`, or to whom the process group's own store names."""
         global _attach_count
         _attach_count += 1
+        if not peers:
+            store = dist.distributed_c10d._get_default_store()
+            prefix = f"weir/{job}/{_attach_count}"
+            options.update(keys.from_store(store, f"{prefix}/key", self.rank,
+                                           {name: options[name] for name in keys.OPTIONS}))
         session = Session(job, self.rank, self.world, **options)
         try:
             if not peers:
-                store = dist.distributed_c10d._get_default_store()
-                prefix = f"weir/{job}/{_attach_count}"
                 store.set(f"{prefix}/{self.rank}", session.address)
                 peers = [store.get(f"{prefix}/{r}").decode() for r in range(self.world)]
             session.connect(peers)
@@ -282,7 +292,8 @@ class DDPState:
         module = self._module()
         with torch.no_grad():
             share(store, self.session.job, regrouped,
-                  [*module.parameters(), *module.buffers(), *tensors], timeout_s)
+                  [*module.parameters(), *module.buffers(), *tensors], timeout_s,
+                  self.session.security)
 
     # Around the steps.
 
@@ -325,13 +336,15 @@ class DDPState:
         _attached.discard(self)
 
 
-def share(store, job, regrouped, tensors, timeout_s=60.0):
-    """Every rank of a regrouped job gets the `tensors` (equal shapes) of rank model_source."""
+def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
+    """Every rank of a regrouped job gets the `tensors` (equal shapes) of rank model_source.
+
+    security: that of the session."""
     rank, world = regrouped.rank, regrouped.world
     name = f"{job}/share/{regrouped.epoch}"
     with Communicator(name, rank, world, operation_timeout_s=timeout_s,
                       connect_timeout_s=timeout_s,
-                      transport=os.environ.get("WEIR_TRANSPORT")) as group:
+                      transport=os.environ.get("WEIR_TRANSPORT"), **(security or {})) as group:
         group.connect(regroup.exchange(store, f"weir/{name}", rank, world, group.address,
                                        timeout_s))
         for tensor in tensors:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from weir import _lib
 from weir._lib import WeirError
 from weir.communicator import Communicator
+from weir import keys
 from weir.ddp import _route_address
 
 BACKEND = "weir"
@@ -245,7 +246,8 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
                 _route_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
         self._communicator = Communicator(
             job, rank, world, transport=os.environ.get("WEIR_TRANSPORT") or None,
-            listen=f"{host}:0", operation_timeout_s=timeout_s, connect_timeout_s=timeout_s)
+            listen=f"{host}:0", operation_timeout_s=timeout_s, connect_timeout_s=timeout_s,
+            **keys.from_store(store, f"{prefix}/key", rank, keys.settings()))
         try:
             store.set(f"{prefix}/{rank}", self._communicator.address)
             self._communicator.connect(

@@ -19,6 +19,7 @@ import time
 import uuid
 
 from weir import _lib
+from weir import keys
 from weir._lib import WeirError
 from weir.session import Session
 
@@ -121,6 +122,8 @@ def reform(session, store, *, expected=None, settle_s=5.0, timeout_s=60.0):
     """
     prefix = f"weir/regroup/{session.job}"
     rank = session.rank
+    # For replacements, which have it from nowhere else; the same whoever sets it.
+    store.set(f"{prefix}/key", (session.security["job_key"] or b"").hex() or "none")
 
     def attempt(epoch):
         new_rank, world, former = meet(store, prefix, epoch, rank, expected=expected,
@@ -134,6 +137,15 @@ def reform(session, store, *, expected=None, settle_s=5.0, timeout_s=60.0):
         return Regrouped(epoch, new_rank, world, stats.next_step, stats.model_source, former)
 
     return _attempts(session.stats().epoch + 1, attempt)
+
+
+def _with_key(store, prefix, options):
+    """The options of a replacement; survivors have put the key into the store before they met."""
+    given = {**keys.settings(), **options}
+    if not keys.wants_key(given):
+        return given
+    key = store.get(f"{prefix}/key").decode()
+    return {**given, "job_key": None if key == "none" else bytes.fromhex(key)}
 
 
 def rejoin(job, store, *, epoch=None, expected=None, settle_s=5.0, timeout_s=60.0, **options):
@@ -155,7 +167,7 @@ def rejoin(job, store, *, epoch=None, expected=None, settle_s=5.0, timeout_s=60.
     def attempt(number):
         rank, world, former = meet(store, prefix, number, None, expected=expected,
                                    settle_s=settle_s, timeout_s=timeout_s)
-        session = Session(job, rank, world, epoch=number, **options)
+        session = Session(job, rank, world, epoch=number, **_with_key(store, prefix, options))
         try:
             session.connect(exchange(store, f"{prefix}/{number}/address", rank, world,
                                      session.address, timeout_s))

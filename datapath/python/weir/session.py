@@ -11,7 +11,8 @@ ERROR_BYTES = 2048
 
 Stats = collections.namedtuple(
     "Stats", "step plan_version bytes_sent steps_skipped agent_connected last_step_s "
-             "last_exposed_s peers_shared_memory model_source epoch next_step replicas_compared")
+             "last_exposed_s peers_shared_memory model_source epoch next_step replicas_compared "
+             "unauthenticated_peers")
 
 
 def _bytes(text):
@@ -27,18 +28,21 @@ class Session:
 
     def __init__(self, job, rank, world, *, listen=None, agent=None, agent_token=None,
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
-                 operation_timeout_floor_s=0.0, epoch=0, encode_workers=0, compare_every_steps=0):
+                 operation_timeout_floor_s=0.0, epoch=0, encode_workers=0, compare_every_steps=0,
+                 job_key=None, encrypt=False, unauthenticated=False):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
         self.world = world
+        self.security = dict(job_key=job_key, encrypt=encrypt, unauthenticated=unauthenticated)
         self._handle = ctypes.c_void_p()
         self._process = os.getpid()
         options = _lib.Options(
             ctypes.sizeof(_lib.Options), _bytes(job), rank, world, _bytes(transport),
             _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
             operation_timeout_s, connect_timeout_s, operation_timeout_floor_s, epoch,
-            encode_workers, compare_every_steps)
+            encode_workers, compare_every_steps, job_key, len(job_key or b""), encrypt,
+            unauthenticated)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)
@@ -164,7 +168,7 @@ class Session:
         return Stats(stats.step, stats.plan_version, stats.bytes_sent, stats.steps_skipped,
                      bool(stats.agent_connected), stats.last_step_s, stats.last_exposed_s,
                      stats.peers_shared_memory, stats.model_source, stats.epoch, stats.next_step,
-                     stats.replicas_compared)
+                     stats.replicas_compared, stats.unauthenticated_peers)
 
     def plan(self):
         """The active plan (weir.v1.Plan) as a dictionary."""

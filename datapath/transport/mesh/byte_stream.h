@@ -57,10 +57,15 @@ class ByteStream {
   virtual bool PrepareSleep(const Wish& wish) { return true; }
   virtual void Awake() {}
 
-  /// False for media whose bytes cannot change on the way: payloads then carry no checksum.
+  /// False for media whose bytes cannot change on the way: payloads then carry no checksum, on both
+  /// sides.
   virtual bool checks_payload() const { return true; }
+  /// True when the peer's process is on this host, as far as addresses tell: for timing alone.
+  virtual bool within_host() const { return shares_memory(); }
   /// True when looking for news costs less than sleeping for a moment.
   virtual bool shares_memory() const { return false; }
+  /// True when the bytes may pass a network, where others can read and change them.
+  virtual bool crosses_network() const { return !shares_memory(); }
   /// Adds the sockets that must be read off before they are closed.
   virtual void AppendSockets(std::vector<int>* sockets) const {}
   /// How long the peer's host has answered nothing although it was asked, and how long an answer

@@ -13,8 +13,8 @@
 namespace weir::mesh {
 
 Connection::Connection(int self, int peer, const TransportAddress& address, ByteStream& stream,
-                       bool checks_payload)
-    : Peer(self, peer, address, checks_payload && stream.checks_payload()),
+                       FrameChannel channel)
+    : Peer(self, peer, address, stream.checks_payload(), std::move(channel)),
       stream_(stream),
       look_ahead_(kLookAheadBytes) {}
 
@@ -51,7 +51,7 @@ Status Connection::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t
   if (!CanWrite()) return OkStatus();
   size_t turn = 0;
   while (writable_ && !out().empty() && turn < kTurnBytes) {
-    iovec parts[2 * kBatchFrames];
+    iovec parts[3 * kBatchFrames];
     size_t count = 0, wanted = 0, skip = out().front_sent();
     const auto add = [&](std::span<const std::byte> bytes) {
       const size_t skipped = std::min(skip, bytes.size());
@@ -61,10 +61,11 @@ Status Connection::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t
       wanted += bytes.size() - skipped;
     };
     for (Operation* op = out().front(); op != nullptr; op = op->next) {
-      if (count + 2 > std::size(parts) || wanted >= kTurnBytes) break;
+      if (count + 3 > std::size(parts) || wanted >= kTurnBytes) break;
       out().Encode(op);
       add(op->wire);
-      add(op->payload);
+      add(op->body);
+      if (out().trailer_bytes() > 0) add(op->tag);
     }
     const ssize_t n = stream_.Write(std::span(parts, count));
     if (n < 0) {
@@ -127,7 +128,9 @@ Status Connection::DriveReceive(TimePoint now, bool* progress) {
     *progress = true;
     WEIR_RETURN_IF_ERROR(Consume());
   }
-  if (!readable_ && !ended_) stream_.Expect(in().aimed() ? in().rest() : 1);
+  if (!readable_ && !ended_) {
+    stream_.Expect(in().aimed() ? in().rest() + in().trailer_bytes() - staged() : 1);
+  }
   if (!hung_up_ || ended_ || turn >= kTurnBytes) return OkStatus();
   WEIR_RETURN_IF_ERROR(Drain());
   return Consume();
@@ -138,7 +141,7 @@ Status Connection::ReadOnce(size_t* bytes) {
   int count = 0;
   size_t wanted = 0;
   bool look_ahead = true;
-  if (in().aimed()) {  // the look-ahead buffer is empty: Consume used it up
+  if (in().aimed() && in().rest() > 0) {  // the look-ahead buffer is empty: Consume used it up
     const size_t piece = std::min(in().rest(), kPieceBytes);
     look_ahead = piece == in().rest();
     parts[count++] = {in().room(), piece};
@@ -191,7 +194,7 @@ Status Connection::ConsumeHeader(bool* more) {
   if (read_shutdown_notice_) return in().Corrupt("a frame after its shutdown notice");
   WEIR_RETURN_IF_ERROR(in().Check(*header));
   look_ahead_begin_ += kFrameHeaderBytes;
-  in().Begin(*header);
+  in().Begin(*header, bytes);
   *more = true;
   return OkStatus();
 }
@@ -205,15 +208,18 @@ Status Connection::ConsumePayload(bool* more) {
     look_ahead_begin_ += copy;
     in().Advance(copy);
   }
-  return in().Conclude(more);
+  WEIR_RETURN_IF_ERROR(
+      in().Conclude(more, std::span(look_ahead_).subspan(look_ahead_begin_, staged())));
+  if (*more) look_ahead_begin_ += in().trailer_bytes();
+  return OkStatus();
 }
 
 Status Connection::ConsumeAbort(bool* more) {
   const FrameHeader& header = in().header();
-  if (staged() < header.payload_bytes) return OkStatus();
-  const std::span<const std::byte> text(look_ahead_.data() + look_ahead_begin_,
-                                        header.payload_bytes);
-  WEIR_RETURN_IF_ERROR(in().ReadAbort(header, text));
+  const size_t body = header.payload_bytes + in().trailer_bytes();
+  if (staged() < body) return OkStatus();
+  WEIR_RETURN_IF_ERROR(in().ReadAbort(header, {look_ahead_.data() + look_ahead_begin_, body}));
+  look_ahead_begin_ += body;
   read_shutdown_notice_ = true;
   Depart();
   in().End();
@@ -247,21 +253,24 @@ Status Connection::Drain() {
 // Scans the buffered frames up to the last one, to learn whether the peer left in order or why.
 Status Connection::FindEnd() {
   size_t at = look_ahead_begin_;
-  if (in().in_frame()) at += in().rest();
-  while (at <= look_ahead_end_ && look_ahead_end_ - at >= kFrameHeaderBytes) {
+  if (in().in_frame()) at += in().rest() + in().trailer_bytes();
+  for (uint64_t frames = 0; at <= look_ahead_end_ && look_ahead_end_ - at >= kFrameHeaderBytes;
+       ++frames) {
+    const size_t begin = at;
     const std::span<const std::byte, kFrameHeaderBytes> bytes(look_ahead_.data() + at,
                                                               kFrameHeaderBytes);
     WEIR_ASSIGN_OR_RETURN(const FrameHeader header, in().Decode(bytes));
     at += kFrameHeaderBytes;
-    if (header.type == FrameType::kAbort && look_ahead_end_ - at >= header.payload_bytes) {
-      const std::span<const std::byte> text(look_ahead_.data() + at, header.payload_bytes);
-      WEIR_RETURN_IF_ERROR(in().ReadAbort(header, text));
-      if (at != look_ahead_end_) return in().Corrupt("a frame after its shutdown notice");
+    const size_t body = header.payload_bytes + in().trailer_bytes();
+    if (header.type == FrameType::kAbort && look_ahead_end_ - at >= body) {
+      WEIR_RETURN_IF_ERROR(
+          in().ReadAbortAhead(header, bytes, {look_ahead_.data() + at, body}, frames));
+      if (at + body != look_ahead_end_) return in().Corrupt("a frame after its shutdown notice");
       Depart();
-      look_ahead_end_ -= kFrameHeaderBytes;
+      look_ahead_end_ = begin;
       return OkStatus();
     }
-    at += header.payload_bytes;
+    at += body;
   }
   return OkStatus();
 }
@@ -293,7 +302,8 @@ Status Connection::FindReason() {
       const std::span<const std::byte> behind = rest.subspan(kFrameHeaderBytes);
       if (header.type == FrameType::kAbort) {
         if (behind.size() < header.payload_bytes) break;
-        return in().ReadAbort(header, behind.first(header.payload_bytes));
+        return in().ReadAbortAhead(header, rest.first<kFrameHeaderBytes>(),
+                                   behind.first(header.payload_bytes), 0);
       }
       at += kFrameHeaderBytes;
       skip = header.payload_bytes;
@@ -310,7 +320,7 @@ Status Connection::OnEnd(int error) {
   readable_ = writable_ = false;
   broken_ = true;
   if (error == EPROTO) return in().Corrupt("ring positions that cannot be");
-  if (error == ECONNRESET) WEIR_RETURN_IF_ERROR(FindReason());
+  if (error == ECONNRESET && in().trailer_bytes() == 0) WEIR_RETURN_IF_ERROR(FindReason());
   if (!departed()) WEIR_RETURN_IF_ERROR(FindEnd());
   if (departed()) return OkStatus();
   return in().Closed(error == 0 ? std::string() : ErrorText(error));

@@ -14,10 +14,9 @@ namespace weir::mesh {
 /// Edge-triggered: OnEvents says what may be possible, Drive... works until the socket has no more.
 class Connection : public Peer {
  public:
-  /// `stream` outlives it. Without `checks_payload` what it sends has no checksums, as on a stream
-  /// that needs none; what it receives says so itself.
+  /// `stream` outlives it. `channel` seals its frames; none: they have checksums.
   Connection(int self, int peer, const TransportAddress& address, ByteStream& stream,
-             bool checks_payload = true);
+             FrameChannel channel = {});
 
   /// Takes the bits of epoll.
   void OnEvents(uint32_t events);

@@ -4,16 +4,41 @@ namespace weir::mesh {
 
 // ---- sending
 
-void FrameSender::EncodeHeader(Operation* op) const {
+void FrameSender::EncodeNow(Operation* op) {
   op->header.source_rank = static_cast<uint16_t>(self_);
   op->header.payload_bytes = static_cast<uint32_t>(op->payload.size());
+  op->body = op->payload;
+  op->encoded = true;
+  if (sealer_) return Seal(op);
   const bool check = checks_payload_ || op->header.type == FrameType::kAbort;
   const uint32_t checksum = check ? Checksum(op->payload) : 0;
   op->header.payload_checksum = checksum ^ (op->corrupt ? 1u : 0u);
-  FrameHeader header = op->header;
-  if (!check) header.flags |= kFlagUnchecked;
-  EncodeFrameHeader(header, op->wire);
-  op->encoded = true;
+  EncodeFrameHeader(op->header, op->wire);
+}
+
+void FrameSender::Seal(Operation* op) {
+  const size_t bytes = op->payload.size();
+  if (sealer_->encrypts() && bytes > 0) {
+    if (!spare_.empty()) {
+      op->sealed = std::move(spare_.back());
+      spare_.pop_back();
+      spare_bytes_ -= op->sealed.size();
+    }
+    if (op->sealed.size() < bytes) op->sealed.resize(bytes);
+    op->body = std::span(op->sealed).first(bytes);
+  }
+  EncodeFrameHeader(op->header, op->wire, FrameCheck::kTag);
+  sealer_->Seal(op->wire, op->payload, std::span(op->sealed).first(op->sealed.empty() ? 0 : bytes),
+                &op->tag);
+  if (op->corrupt) op->tag[0] ^= std::byte{1};
+}
+
+// Fresh memory costs as much as encrypting into it.
+void FrameSender::Spare(Operation* op) {
+  constexpr size_t kSpareBytesMax = 8 << 20;
+  if (spare_bytes_ + op->sealed.size() > kSpareBytesMax) return;
+  spare_bytes_ += op->sealed.size();
+  spare_.push_back(std::move(op->sealed));
 }
 
 void FrameSender::Forget() {
@@ -25,13 +50,17 @@ void FrameSender::ForgetAllButHalfSent() {
   Operation* const half = front_sent_ > 0 ? queue_.front() : nullptr;
   queue_ = OperationQueue();
   if (half != nullptr) queue_.Push(half);
+  // Nobody has seen anything of the frames that were sealed already and are forgotten now, and the
+  // peer counts those that come.
+  if (sealer_) sealer_->TakeBackTo(first_number_ + frames_left_ + (half != nullptr ? 1 : 0));
 }
 
 // ---- receiving
 
 StatusOr<FrameHeader> FrameReceiver::Decode(
     std::span<const std::byte, kFrameHeaderBytes> bytes) const {
-  StatusOr<FrameHeader> header = DecodeFrameHeader(bytes);
+  StatusOr<FrameHeader> header =
+      DecodeFrameHeader(bytes, opener_ ? FrameCheck::kTag : FrameCheck::kChecksums);
   if (!header.ok()) return Annotate(header.status(), StrCat(name_, " sent a malformed frame"));
   return header;
 }
@@ -41,6 +70,7 @@ Status FrameReceiver::Check(const FrameHeader& header) const {
     return Corrupt(StrCat("a frame that claims to be from rank ", header.source_rank));
   }
   if (header.type == FrameType::kHello) return Corrupt("a second hello");
+  if (header.type == FrameType::kProof) return Corrupt("a proof after the handshake");
   if (header.type == FrameType::kAbort && header.payload_bytes > kAbortTextMax) {
     return Corrupt(StrCat("an abort text of ", header.payload_bytes, " bytes; expected at most ",
                           kAbortTextMax));
@@ -48,8 +78,32 @@ Status FrameReceiver::Check(const FrameHeader& header) const {
   return OkStatus();
 }
 
-Status FrameReceiver::ReadAbort(const FrameHeader& header, std::span<const std::byte> text) const {
-  if (Checksum(text) != header.payload_checksum) return Corrupt("a corrupt abort frame");
+Status FrameReceiver::ReadAbort(const FrameHeader& header, std::span<const std::byte> body) {
+  if (opener_) return AbortText(*opener_, header, body);
+  if (Checksum(body) != header.payload_checksum) return Corrupt("a corrupt abort frame");
+  return Reason(body);
+}
+
+Status FrameReceiver::ReadAbortAhead(const FrameHeader& header, std::span<const std::byte> bytes,
+                                     std::span<const std::byte> body, uint64_t frames) const {
+  if (!opener_) {
+    if (Checksum(body) != header.payload_checksum) return Corrupt("a corrupt abort frame");
+    return Reason(body);
+  }
+  WEIR_ASSIGN_OR_RETURN(FrameOpener ahead, opener_->Ahead(frames));
+  ahead.Begin(bytes);
+  return AbortText(ahead, header, body);
+}
+
+Status FrameReceiver::AbortText(FrameOpener& opener, const FrameHeader& header,
+                                std::span<const std::byte> body) const {
+  std::vector<std::byte> text(body.begin(), body.begin() + header.payload_bytes);
+  opener.Update(text);
+  if (!opener.Finish(body.last<kFrameTagBytes>())) return Unverified(header);
+  return Reason(text);
+}
+
+Status FrameReceiver::Reason(std::span<const std::byte> text) const {
   if (text.empty()) return OkStatus();
   return Unavailable(StrCat("rank ", peer_, " reported: ", PrintableText(text)));
 }
@@ -59,20 +113,22 @@ Status FrameReceiver::TooLong() const {
                         target_->buffer.size(), " were expected"));
 }
 
-Status FrameReceiver::Conclude(bool* whole) {
-  *whole = rest() == 0;
+Status FrameReceiver::Conclude(bool* whole, std::span<const std::byte> behind) {
+  *whole = rest() == 0 && behind.size() >= trailer_bytes();
   if (!*whole) {
     constexpr size_t kWorthwhile = 64 << 10;
-    if (checks_payload() && received_ - checksummed_ >= kWorthwhile) UpdateChecksum();
+    if (received_ - checked_ >= kWorthwhile) CheckReceived();
     return OkStatus();
   }
-  if (const uint32_t found = PayloadChecksum(); found != header_.payload_checksum) {
+  if (opener_) {
+    CheckReceived();
+    if (!opener_->Finish(behind.first<kFrameTagBytes>())) return Unverified(header_);
+  } else if (const uint32_t found = PayloadChecksum(); found != header_.payload_checksum) {
     return Corrupt(StrCat("a corrupt payload (", Describe(header_), ", ", header_.payload_bytes,
                           " bytes): expected checksum ", header_.payload_checksum, ", found ",
                           found));
   }
   target_->header = header_;
-  target_->header.flags &= static_cast<uint16_t>(~kFlagUnchecked);  // of this hop
   target_->done = true;
   queue_.Pop();
   target_ = nullptr;
@@ -80,18 +136,29 @@ Status FrameReceiver::Conclude(bool* whole) {
   return OkStatus();
 }
 
-void FrameReceiver::UpdateChecksum() {
-  if (checksummed_ == 0) checksum_.Reset();
-  checksum_.Update(target_->buffer.subspan(checksummed_, received_ - checksummed_));
-  checksummed_ = received_;
+void FrameReceiver::CheckReceived() {
+  const std::span<std::byte> fresh = target_->buffer.subspan(checked_, received_ - checked_);
+  if (opener_) {
+    opener_->Update(fresh);
+  } else if (checks_payload_) {
+    if (checked_ == 0) checksum_.Reset();
+    checksum_.Update(fresh);
+  }
+  checked_ = received_;
 }
 
 // A short frame is checked in one go.
 uint32_t FrameReceiver::PayloadChecksum() {
-  if (!checks_payload()) return 0;
-  if (checksummed_ == 0) return Checksum(target_->buffer.first(received_));
-  UpdateChecksum();
+  if (!checks_payload_) return 0;
+  if (checked_ == 0) return Checksum(target_->buffer.first(received_));
+  CheckReceived();
   return checksum_.Digest();
+}
+
+Status FrameReceiver::Unverified(const FrameHeader& header) const {
+  return Corrupt(StrCat("a frame that does not verify (", Describe(header), ", ",
+                        header.payload_bytes,
+                        " bytes): it was changed, repeated, moved or left out on the way"));
 }
 
 Status FrameReceiver::Corrupt(const std::string& what) const {

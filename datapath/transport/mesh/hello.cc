@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -10,102 +11,144 @@
 
 namespace weir::mesh {
 namespace {
-constexpr size_t kHelloBytes = 24;
-constexpr size_t kConnectionBytes = 4;  // only where there are several
+constexpr size_t kHelloBytes = 64;
 }  // namespace
 
-std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload) {
+Protection ProtectionOf(const TransportOptions& options) {
+  if (!options.job_key.has_value()) return Protection::kChecked;
+  return options.encrypt ? Protection::kEncrypted : Protection::kAuthenticated;
+}
+
+std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload,
+                                   FrameSealer* sealer) {
   FrameHeader header;
   header.type = type;
   header.source_rank = static_cast<uint16_t>(rank);
   header.payload_bytes = static_cast<uint32_t>(payload.size());
-  header.payload_checksum = Checksum(payload);
   std::vector<std::byte> frame(kFrameHeaderBytes + payload.size());
-  EncodeFrameHeader(header,
-                    std::span<std::byte, kFrameHeaderBytes>(frame.data(), kFrameHeaderBytes));
-  if (!payload.empty())
-    std::memcpy(frame.data() + kFrameHeaderBytes, payload.data(), payload.size());
+  const std::span<std::byte, kFrameHeaderBytes> head(frame.data(), kFrameHeaderBytes);
+  const std::span<std::byte> body = std::span(frame).subspan(kFrameHeaderBytes);
+  std::copy(payload.begin(), payload.end(), body.begin());
+  if (sealer == nullptr) {
+    header.payload_checksum = Checksum(payload);
+    EncodeFrameHeader(header, head);
+    return frame;
+  }
+  EncodeFrameHeader(header, head, FrameCheck::kTag);
+  FrameTag tag;
+  sealer->Seal(head, payload, body, &tag);
+  frame.insert(frame.end(), tag.begin(), tag.end());
   return frame;
 }
 
-std::vector<std::byte> EncodeAbort(int rank, std::string_view text) {
+std::vector<std::byte> EncodeAbort(int rank, std::string_view text, FrameSealer* sealer) {
   return EncodeFrame(FrameType::kAbort, rank,
-                     std::as_bytes(std::span(text.substr(0, kAbortTextMax))));
+                     std::as_bytes(std::span(text.substr(0, kAbortTextMax))), sealer);
 }
 
-std::vector<std::byte> EncodeHello(const Hello& hello) {
+std::vector<std::byte> EncodeHelloPayload(const Hello& hello) {
   WEIR_CHECK(hello.rendezvous.empty() || hello.rendezvous.size() == kRendezvousNameBytes);
   WEIR_CHECK(hello.connection < hello.connections);
-  const bool several = hello.connections > 1;
-  std::vector<std::byte> payload(kHelloBytes + (several ? kConnectionBytes : 0) +
-                                 hello.rendezvous.size());
+  std::vector<std::byte> payload(kHelloBytes + hello.rendezvous.size());
   ByteWriter writer(payload);
   writer.Write(hello.job);
   writer.Write(hello.rank);
   writer.Write(hello.world);
   writer.Write(hello.expected_peer);
   writer.Write(hello.node);
-  if (several) {
-    writer.Write(hello.connections);
-    writer.Write(hello.connection);
-  }
+  writer.Write(hello.connections);
+  writer.Write(hello.connection);
+  writer.Write(static_cast<uint32_t>(hello.protection));
+  writer.Write(hello.nonce);
   writer.WriteBytes(std::as_bytes(std::span(hello.rendezvous)));
   WEIR_CHECK(writer.ok() && writer.offset() == payload.size());
+  return payload;
+}
+
+std::vector<std::byte> EncodeHello(const Hello& hello, const Secret* proof) {
+  std::vector<std::byte> payload = EncodeHelloPayload(hello);
+  if (proof != nullptr) payload.insert(payload.end(), proof->begin(), proof->end());
   return EncodeFrame(FrameType::kHello, static_cast<int>(hello.rank), payload);
 }
 
-StatusOr<Hello> DecodeHello(std::span<const std::byte> payload) {
+StatusOr<DecodedHello> DecodeHello(std::span<const std::byte> payload) {
   const size_t more = payload.size() - kHelloBytes;  // far too many for a payload that is too short
-  const bool several = more == kConnectionBytes || more == kConnectionBytes + kRendezvousNameBytes;
-  if (more != 0 && more != kRendezvousNameBytes && !several) {
-    return DataLoss(StrCat("hello: expected ", kHelloBytes, " bytes, ", kConnectionBytes, ", ",
-                           kRendezvousNameBytes, " or ", kConnectionBytes + kRendezvousNameBytes,
+  if (more != 0 && more != kRendezvousNameBytes && more != kSecretBytes &&
+      more != kRendezvousNameBytes + kSecretBytes) {
+    return DataLoss(StrCat("hello: expected ", kHelloBytes, " bytes, ", kRendezvousNameBytes, ", ",
+                           kSecretBytes, " or ", kRendezvousNameBytes + kSecretBytes,
                            " more, found ", payload.size()));
   }
   ByteReader reader(payload);
-  Hello hello;
+  DecodedHello decoded;
+  Hello& hello = decoded.hello;
+  uint32_t protection = 0;
   WEIR_RETURN_IF_ERROR(reader.Read(&hello.job));
   WEIR_RETURN_IF_ERROR(reader.Read(&hello.rank));
   WEIR_RETURN_IF_ERROR(reader.Read(&hello.world));
   WEIR_RETURN_IF_ERROR(reader.Read(&hello.expected_peer));
   WEIR_RETURN_IF_ERROR(reader.Read(&hello.node));
-  if (several) {
-    WEIR_RETURN_IF_ERROR(reader.Read(&hello.connections));
-    WEIR_RETURN_IF_ERROR(reader.Read(&hello.connection));
-    if (hello.connections < 2 || hello.connection >= hello.connections) {
-      return DataLoss(StrCat("hello: connection ", hello.connection, " of ", hello.connections));
-    }
+  WEIR_RETURN_IF_ERROR(reader.Read(&hello.connections));
+  WEIR_RETURN_IF_ERROR(reader.Read(&hello.connection));
+  WEIR_RETURN_IF_ERROR(reader.Read(&protection));
+  WEIR_RETURN_IF_ERROR(reader.Read(&hello.nonce));
+  if (hello.connections < 1 || hello.connection >= hello.connections) {
+    return DataLoss(StrCat("hello: connection ", hello.connection, " of ", hello.connections));
   }
-  const std::span<const std::byte> rendezvous = reader.rest();
-  hello.rendezvous.assign(reinterpret_cast<const char*>(rendezvous.data()), rendezvous.size());
-  return hello;
+  if (protection > static_cast<uint32_t>(Protection::kEncrypted)) {
+    return DataLoss(StrCat("hello: protection: expected 0..2, found ", protection));
+  }
+  hello.protection = static_cast<Protection>(protection);
+  if (more == kRendezvousNameBytes || more == kRendezvousNameBytes + kSecretBytes) {
+    std::span<const std::byte> rendezvous;
+    WEIR_RETURN_IF_ERROR(reader.ReadBytes(kRendezvousNameBytes, &rendezvous));
+    hello.rendezvous.assign(reinterpret_cast<const char*>(rendezvous.data()), rendezvous.size());
+  }
+  decoded.proof = reader.rest();
+  return decoded;
 }
 
 StatusOr<bool> HandshakeReader::Read(int fd) {
   for (;;) {
-    if (filled_ == bytes_.size() && filled_ > 0) {
-      if (bytes_.size() > kFrameHeaderBytes || header_.payload_bytes == 0) break;
+    if (filled_ == bytes_.size()) {
+      if (!has_header_) WEIR_RETURN_IF_ERROR(ReadHeader());
+      if (filled_ == bytes_.size()) break;
     }
     const ssize_t n = recv(fd, bytes_.data() + filled_, bytes_.size() - filled_, MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
     if (n <= 0) return Unavailable(n == 0 ? "closed the connection" : ErrorText(errno));
     filled_ += static_cast<size_t>(n);
-    if (filled_ < bytes_.size()) continue;
-    if (bytes_.size() == kFrameHeaderBytes) {
-      const std::span<const std::byte, kFrameHeaderBytes> bytes(bytes_.data(), kFrameHeaderBytes);
-      WEIR_ASSIGN_OR_RETURN(header_, DecodeFrameHeader(bytes));
-      if (header_.type == FrameType::kData) return DataLoss("a data frame before its hello");
-      if (header_.payload_bytes > kAbortTextMax) {
-        return DataLoss(StrCat("handshake payload: expected at most ", kAbortTextMax,
-                               " bytes, found ", header_.payload_bytes));
-      }
-      bytes_.resize(kFrameHeaderBytes + header_.payload_bytes);
-    }
   }
-  if (Checksum(payload()) != header_.payload_checksum)
-    return DataLoss("a corrupt handshake payload");
+  WEIR_RETURN_IF_ERROR(Verify());
   return true;
+}
+
+Status HandshakeReader::ReadHeader() {
+  const std::span<const std::byte, kFrameHeaderBytes> bytes(bytes_.data(), kFrameHeaderBytes);
+  WEIR_ASSIGN_OR_RETURN(
+      header_,
+      DecodeFrameHeader(bytes, opener_ != nullptr ? FrameCheck::kTag : FrameCheck::kChecksums));
+  if (header_.type == FrameType::kData) return DataLoss("a data frame before its hello");
+  if (header_.payload_bytes > kAbortTextMax) {
+    return DataLoss(StrCat("handshake payload: expected at most ", kAbortTextMax, " bytes, found ",
+                           header_.payload_bytes));
+  }
+  has_header_ = true;
+  bytes_.resize(kFrameHeaderBytes + header_.payload_bytes + trailer_bytes());
+  return OkStatus();
+}
+
+Status HandshakeReader::Verify() {
+  if (opener_ == nullptr) {
+    if (Checksum(payload()) == header_.payload_checksum) return OkStatus();
+    return DataLoss("a corrupt handshake payload");
+  }
+  const std::span<std::byte> bytes(bytes_);
+  opener_->Begin(bytes.first(kFrameHeaderBytes));
+  opener_->Update(bytes.subspan(kFrameHeaderBytes, header_.payload_bytes));
+  if (opener_->Finish(bytes.last<kFrameTagBytes>())) return OkStatus();
+  return DataLoss("a handshake frame that does not verify");
 }
 
 bool WriteFrame(int fd, std::span<const std::byte> frame) {

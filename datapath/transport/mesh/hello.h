@@ -1,8 +1,10 @@
 #pragma once
-// The first frame of a connection in each direction, and reading single frames without reading past
-// them. Bytes: proto/WIRE.md section 1.
+// The handshake's frames: who is at the other end, and whether it holds the job's key. The dialer
+// says hello, the acceptor answers with its own hello and, where there is a key, its proof, and the
+// dialer sends its proof. Bytes: proto/WIRE.md section 1.
 
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,32 +23,56 @@ struct Hello {
   std::string rendezvous = {};  // where to ask for it, 16 bytes; only in answers, else empty
   uint16_t connections = 1;     // per pair of ranks, as the sender wants it
   uint16_t connection = 0;      // which of them this is
+  Protection protection = Protection::kChecked;  // of frames, as the sender wants it
+  Nonce nonce = {};                              // 0 without a key
 };
 inline constexpr size_t kRendezvousNameBytes = 16;
 
-/// A whole frame of `type`.
-std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload);
-/// A kAbort frame; `text` is cut to kAbortTextMax.
-std::vector<std::byte> EncodeAbort(int rank, std::string_view text);
-std::vector<std::byte> EncodeHello(const Hello& hello);
-/// kDataLoss: wrong size.
-StatusOr<Hello> DecodeHello(std::span<const std::byte> payload);
+/// What the options ask for.
+Protection ProtectionOf(const TransportOptions& options);
 
-/// Collects exactly one kHello or kAbort frame from a non-blocking socket.
+/// A whole frame of `type`; with a sealer it has a tag.
+std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload,
+                                   FrameSealer* sealer = nullptr);
+/// A kAbort frame; `text` is cut to kAbortTextMax.
+std::vector<std::byte> EncodeAbort(int rank, std::string_view text, FrameSealer* sealer = nullptr);
+
+/// What a hello says, as both proofs and all keys of the connection depend on it.
+std::vector<std::byte> EncodeHelloPayload(const Hello& hello);
+/// A whole kHello frame; the answer where there is a key has a proof.
+std::vector<std::byte> EncodeHello(const Hello& hello, const Secret* proof = nullptr);
+
+struct DecodedHello {
+  Hello hello;
+  std::span<const std::byte> proof;  // the last bytes of what was decoded; may be none
+};
+/// kDataLoss: wrong size or an unknown value.
+StatusOr<DecodedHello> DecodeHello(std::span<const std::byte> payload);
+
+/// Collects exactly one frame that is no kData from a non-blocking socket.
 class HandshakeReader {
  public:
+  /// `opener` outlives it; none: the frame has checksums.
+  explicit HandshakeReader(FrameOpener* opener = nullptr) : opener_(opener) {}
+
   /// True when the frame is complete. kDataLoss: malformed; kUnavailable: the stream ended.
   StatusOr<bool> Read(int fd);
   const FrameHeader& header() const { return header_; }
   std::span<const std::byte> payload() const {
-    return std::span(bytes_).subspan(kFrameHeaderBytes);
+    return std::span(bytes_).subspan(kFrameHeaderBytes, header_.payload_bytes);
   }
   /// The payload of a kAbort frame.
   std::string text() const { return PrintableText(payload()); }
 
  private:
+  size_t trailer_bytes() const { return opener_ != nullptr ? kFrameTagBytes : 0; }
+  Status ReadHeader();
+  Status Verify();
+
+  FrameOpener* opener_;
   std::vector<std::byte> bytes_ = std::vector<std::byte>(kFrameHeaderBytes);
   size_t filled_ = 0;
+  bool has_header_ = false;
   FrameHeader header_;
 };
 

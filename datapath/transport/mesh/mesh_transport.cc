@@ -13,6 +13,19 @@ using std::chrono::milliseconds;
 constexpr int kWorldMax = 65535;  // FrameHeader::source_rank
 }  // namespace
 
+Status RequireUnauthenticated(const TransportOptions& options, std::string_view transport) {
+  constexpr std::string_view kWayOut = "take another or ask for 'unauthenticated' by name";
+  if (options.job_key.has_value()) {
+    return Unimplemented(
+        StrCat("transport ", transport, " cannot use a job key: ", kWayOut, ", without a key"));
+  }
+  if (options.unauthenticated || options.world <= 1) return OkStatus();
+  const StatusOr<SocketAddress> listen = ResolveAddress(options.listen);
+  if (listen.ok() && IsLoopback(*listen)) return OkStatus();
+  return FailedPrecondition(StrCat("transport ", transport, " at ", options.listen,
+                                   " cannot tell its ranks from others: ", kWayOut));
+}
+
 StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
   if (options.world < 1 || options.world > kWorldMax) {
     return InvalidArgument(StrCat("world: expected 1..", kWorldMax, ", found ", options.world));
@@ -20,6 +33,12 @@ StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
   if (options.rank < 0 || options.rank >= options.world) {
     return InvalidArgument(
         StrCat("rank: expected 0..", options.world - 1, ", found ", options.rank));
+  }
+  if (options.encrypt && !options.job_key.has_value()) {
+    return InvalidArgument("encrypt: needs a job key");
+  }
+  if (options.unauthenticated && options.job_key.has_value()) {
+    return InvalidArgument("unauthenticated: expected no job key beside it");
   }
   MeshParts parts;
   parts.options = options;

@@ -25,8 +25,12 @@ struct MeshParts {
   UniqueFd wake;                     // an eventfd, for Interrupt and Wake
 };
 
-/// Checks rank and world and makes the set of events; the address is left to whoever listens.
-/// kInvalidArgument, kUnavailable.
+/// For transports that cannot prove who their ranks are: kUnimplemented with a key;
+/// kFailedPrecondition without one where peers may be elsewhere and nobody asked for that by name.
+Status RequireUnauthenticated(const TransportOptions& options, std::string_view transport);
+
+/// Checks rank, world and what the options say of keys, and makes the set of events; the address is
+/// left to whoever listens. kInvalidArgument, kUnavailable.
 StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options);
 
 /// The data of `wake`, whose events say nothing by themselves.

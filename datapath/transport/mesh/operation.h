@@ -8,6 +8,7 @@
 
 #include "datapath/base/check.h"
 #include "datapath/transport/transport.h"
+#include "datapath/wire/frame_seal.h"
 
 namespace weir::mesh {
 
@@ -17,12 +18,15 @@ struct Operation {
   int peer = -1;
   bool send = false;
   bool done = false;
-  bool encoded = false;                // send: `wire` holds the header
-  bool corrupt = false;                // send: fault injection spoils the checksum
+  bool encoded = false;                // send: `wire`, `body` and `tag` are what leaves
+  bool corrupt = false;                // send: fault injection spoils checksum or tag
   FrameHeader header;                  // receive: the verified header once done
   std::span<const std::byte> payload;  // send
   std::span<std::byte> buffer;         // receive
   std::array<std::byte, kFrameHeaderBytes> wire;
+  std::span<const std::byte> body;  // send: the payload, or it encrypted, in `sealed`
+  std::vector<std::byte> sealed;
+  FrameTag tag;       // send: of authenticated connections
   uint64_t ends = 0;  // send: position behind it in all that has left for the peer
   Operation* next = nullptr;
 };

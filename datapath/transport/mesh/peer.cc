@@ -1,10 +1,14 @@
 #include "datapath/transport/mesh/peer.h"
 
+#include <utility>
+
 namespace weir::mesh {
 
-Peer::Peer(int self, int peer, const TransportAddress& address, bool checks_payload)
-    : out_(self, checks_payload),
-      in_(peer, StrCat("rank ", peer, " (", address, ")")),
+Peer::Peer(int self, int peer, const TransportAddress& address, bool checks_payload,
+           FrameChannel channel)
+    : out_(self, checks_payload, std::move(channel.sealer)),
+      in_(peer, StrCat("rank ", peer, " (", address, ")"), checks_payload,
+          std::move(channel.opener)),
       last_received_(RealClock().Now()),
       last_sent_(last_received_) {}
 

@@ -40,8 +40,10 @@ class Peer {
   std::string DescribeWait(const Operation& op, TimePoint now) const;
 
  protected:
-  /// `address` is where the peer listens; for messages. checks_payload: of what is sent.
-  Peer(int self, int peer, const TransportAddress& address, bool checks_payload);
+  /// `address` is where the peer listens; for messages. checks_payload: data frames have checksums,
+  /// both ways, unless `channel` has tags for them.
+  Peer(int self, int peer, const TransportAddress& address, bool checks_payload,
+       FrameChannel channel = {});
 
   FrameSender& out() { return out_; }
   const FrameSender& out() const { return out_; }

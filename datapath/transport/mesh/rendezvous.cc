@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "datapath/base/log.h"
+
 namespace weir::mesh {
 namespace {
 using std::chrono::milliseconds;
@@ -14,7 +16,9 @@ using State = RollCall::State;
 constexpr Duration kDialMax = milliseconds(5000);     // one attempt; lost SYNs back off for minutes
 constexpr Duration kPendingMax = milliseconds(5000);  // an accepted connection that says nothing
 constexpr size_t kPendingBeyondWorld = 64;
-constexpr Duration kAcceptPause = milliseconds(50);  // while the system has no descriptor to give
+constexpr Duration kScarceMax = milliseconds(3000);
+constexpr Duration kScarcePast = milliseconds(1000);  // longer than between two attempts
+constexpr Duration kAcceptPause = milliseconds(50);   // while the system has no descriptor to give
 constexpr short kHangUp = POLLRDHUP | POLLHUP | POLLERR;
 }  // namespace
 
@@ -22,6 +26,8 @@ struct Rendezvous::Link {
   UniqueFd fd;
   TimePoint dial_ends{};
   HandshakeReader reader;
+  Hello said;            // while its answer is awaited
+  FrameChannel channel;  // once established, with a key
 };
 
 struct Rendezvous::PendingPeer {
@@ -29,7 +35,10 @@ struct Rendezvous::PendingPeer {
   std::string endpoint;
   TimePoint ends;
   HandshakeReader reader;
-  uint32_t rank = 0;  // once it said so
+  bool answered = false;
+  Hello hello;             // once it said so; not to be believed before its proof
+  ChannelSecrets secrets;  // once answered, with a key
+  FrameChannel channel;    // once it has proven itself
 };
 
 Rendezvous::Rendezvous(const TransportOptions& options, int listener, int wake, Neighbourhood own)
@@ -41,6 +50,9 @@ const Neighbourhood& Rendezvous::neighbour(int rank) const { return neighbours_[
 StatusOr<std::vector<Sockets>> Rendezvous::Run(const std::vector<TransportAddress>& addresses,
                                                TimePoint deadline) {
   neighbours_.assign(addresses.size(), {});
+  channels_.clear();
+  channels_.resize(addresses.size());
+  memory_secrets_.assign(addresses.size(), {});
   std::vector<Sockets> all(addresses.size());
   for (connection_ = 0; connection_ < options_.connections; ++connection_) {
     WEIR_ASSIGN_OR_RETURN(std::vector<UniqueFd> sockets, RunOne(addresses, deadline));
@@ -63,25 +75,44 @@ StatusOr<std::vector<UniqueFd>> Rendezvous::RunOne(const std::vector<TransportAd
     status = now >= deadline ? Missing() : Round(now, deadline);
   }
   std::vector<UniqueFd> sockets;
-  for (Link& link : links_) sockets.push_back(std::move(link.fd));
-  if (status.ok()) return sockets;
-  const std::vector<std::byte> frame = EncodeAbort(options_.rank, Message(status));
   for (int r = 0; r < options_.world; ++r) {
-    if (roll_[r].state == State::kEstablished) WriteFrame(sockets[r].get(), frame);
+    Link& link = links_[r];
+    if (!status.ok() && roll_[r].state == State::kEstablished) {
+      FrameSealer* const sealer = link.channel.sealer.get();
+      WriteFrame(link.fd.get(), EncodeAbort(options_.rank, Message(status), sealer));
+    }
+    sockets.push_back(std::move(link.fd));
+    if (connection_ == 0) channels_[r] = std::move(link.channel);
   }
-  return status;
+  if (!status.ok()) return status;
+  return sockets;
 }
 
 Status Rendezvous::Missing() const {
   const Status missing = roll_.Missing();
-  if (accept_failure_ == 0) return missing;
-  return DeadlineExceeded(
-      StrCat(Message(missing), "; accepting connections: ", ErrorText(accept_failure_)));
+  return scarcity_.empty() ? missing : DeadlineExceeded(StrCat(Message(missing), "; ", scarcity_));
+}
+
+// It may pass, and nobody who waits for a minute guesses what for.
+void Rendezvous::NoteScarcity(std::string what, TimePoint now) {
+  if (scarcity_.empty()) {
+    scarce_since_ = now;
+    Log(LogLevel::kWarning, "transport", StrCat("rank ", options_.rank, ": ", what));
+  }
+  scarcity_ = std::move(what);
+  scarce_seen_ = now;
+}
+
+Status Rendezvous::CheckScarcity(TimePoint now) {
+  if (now - scarce_seen_ > kScarcePast) scarcity_.clear();  // whoever was met with it has gone
+  if (scarcity_.empty() || now - scarce_since_ < kScarceMax) return OkStatus();
+  return ResourceExhausted(StrCat("rank ", options_.rank, " cannot connect: ", scarcity_));
 }
 
 // Waits for the next event of any socket and handles it.
 Status Rendezvous::Round(TimePoint now, TimePoint deadline) {
   WEIR_RETURN_IF_ERROR(StartDue(now));
+  WEIR_RETURN_IF_ERROR(CheckScarcity(now));
   std::vector<pollfd> polled = {{wake_, POLLIN, 0},
                                 {listener_, static_cast<short>(now < accept_at_ ? 0 : POLLIN), 0}};
   std::vector<int> ranks;
@@ -107,8 +138,10 @@ Status Rendezvous::Round(TimePoint now, TimePoint deadline) {
       WEIR_RETURN_IF_ERROR(OnLink(ranks[i], polled[2 + i].revents, now));
   }
   for (size_t i = pending_.size(); i-- > 0;) {
-    if (polled[pending_at + i].revents != 0) OnPendingPeer(i);
-    if (pending_[i].fd && now >= pending_[i].ends) Refuse(pending_[i], "no hello within 5 s");
+    if (polled[pending_at + i].revents != 0) OnPendingPeer(pending_[i]);
+    if (pending_[i].fd && now >= pending_[i].ends) {
+      Refuse(pending_[i], pending_[i].answered ? "no proof within 5 s" : "no hello within 5 s");
+    }
   }
   std::erase_if(pending_, [](const PendingPeer& pending) { return !pending.fd; });
   if (polled[1].revents != 0) Accept(now);
@@ -128,9 +161,13 @@ Status Rendezvous::StartDue(TimePoint now) {
     StatusOr<UniqueFd> fd = StartDial(roll_[r].address, options_, &in_progress);
     if (!fd.ok()) {
       if (fd.status().code() == StatusCode::kInvalidArgument) return fd.status();
+      if (fd.status().code() == StatusCode::kResourceExhausted) {
+        NoteScarcity(Message(fd.status()), now);
+      }
       Retry(r, Message(fd.status()), now);
       continue;
     }
+    scarcity_.clear();
     link.fd = std::move(*fd);
     roll_[r].state = State::kDialing;
     link.dial_ends = now + kDialMax;
@@ -140,21 +177,47 @@ Status Rendezvous::StartDue(TimePoint now) {
 }
 
 void Rendezvous::Retry(int rank, std::string why, TimePoint now) {
-  links_[rank].fd = UniqueFd();
-  links_[rank].reader = HandshakeReader();
+  links_[rank] = Link();
   roll_.Retry(rank, std::move(why), now);
 }
 
-Hello Rendezvous::OwnHello(uint32_t called, const std::string& rendezvous) const {
+// With a fresh nonce where there is a key.
+StatusOr<Hello> Rendezvous::OwnHello(uint32_t called, int connection,
+                                     const std::string& rendezvous) const {
   const Introduction own = roll_.Own(called);
-  return {own.job,
-          own.rank,
-          own.world,
-          own.expected_peer,
-          own_.node,
-          rendezvous,
-          static_cast<uint16_t>(options_.connections),
-          static_cast<uint16_t>(connection_)};
+  Hello hello = {own.job,
+                 own.rank,
+                 own.world,
+                 own.expected_peer,
+                 own_.node,
+                 rendezvous,
+                 static_cast<uint16_t>(options_.connections),
+                 static_cast<uint16_t>(connection),
+                 ProtectionOf(options_)};
+  if (options_.job_key.has_value()) {
+    WEIR_ASSIGN_OR_RETURN(hello.nonce, NewNonce());
+  }
+  return hello;
+}
+
+// Empty when both sides mean to protect frames alike.
+std::string Rendezvous::KeysDiffer(const Hello& hello, std::string_view other) const {
+  const Protection own = ProtectionOf(options_);
+  if (hello.protection == own) return "";
+  const std::string self = StrCat("rank ", options_.rank);
+  if (own == Protection::kChecked) return StrCat("job key: ", other, " has one, ", self, " none");
+  if (hello.protection == Protection::kChecked) {
+    return StrCat("job key: ", self, " has one, ", other, " none");
+  }
+  return own == Protection::kEncrypted ? StrCat("encrypt: ", self, " does, ", other, " does not")
+                                       : StrCat("encrypt: ", other, " does, ", self, " does not");
+}
+
+// What is known of a rank by its first connection.
+void Rendezvous::Keep(int rank, Neighbourhood said, const Secret& memory) {
+  if (connection_ != 0) return;
+  neighbours_[rank] = std::move(said);
+  memory_secrets_[rank] = memory;
 }
 
 Status Rendezvous::OnLink(int rank, short events, TimePoint now) {
@@ -170,8 +233,8 @@ Status Rendezvous::OnLink(int rank, short events, TimePoint now) {
         return OkStatus();
       }
       ConfigureConnection(link.fd.get(), options_);
-      const Hello hello = OwnHello(static_cast<uint32_t>(rank), "");
-      if (!WriteFrame(link.fd.get(), EncodeHello(hello))) {
+      WEIR_ASSIGN_OR_RETURN(link.said, OwnHello(static_cast<uint32_t>(rank), connection_, ""));
+      if (!WriteFrame(link.fd.get(), EncodeHello(link.said))) {
         Retry(rank, "closed the connection", now);
         return OkStatus();
       }
@@ -204,17 +267,54 @@ Status Rendezvous::OnReply(int rank, TimePoint now) {
     return FailedPrecondition(
         StrCat(roll_.NameOf(rank), " refused rank ", options_.rank, ": ", link.reader.text()));
   }
-  const StatusOr<Hello> hello = DecodeHello(link.reader.payload());
-  if (!hello.ok()) return Annotate(hello.status(), roll_.NameOf(rank));
-  WEIR_RETURN_IF_ERROR(roll_.CheckAnswer(rank, IntroductionOf(*hello)));
-  if (hello->connections != options_.connections) {
-    return FailedPrecondition(StrCat(roll_.NameOf(rank), " answered with ", hello->connections,
+  if (!link.channel.sealer) return OnAnswer(rank, now);
+  if (link.reader.header().type != FrameType::kProof) {
+    return DataLoss(StrCat(roll_.NameOf(rank), " sent no welcome"));
+  }
+  roll_[rank].state = State::kEstablished;
+  return OkStatus();
+}
+
+Status Rendezvous::OnAnswer(int rank, TimePoint now) {
+  Link& link = links_[rank];
+  const std::span<const std::byte> payload = link.reader.payload();
+  const StatusOr<DecodedHello> decoded = DecodeHello(payload);
+  if (!decoded.ok()) return Annotate(decoded.status(), roll_.NameOf(rank));
+  const Hello& hello = decoded->hello;
+  if (const std::string why = KeysDiffer(hello, roll_.NameOf(rank)); !why.empty()) {
+    return FailedPrecondition(why);
+  }
+  ChannelSecrets secrets;
+  if (options_.job_key.has_value()) {
+    const std::span<const std::byte> said = payload.first(payload.size() - decoded->proof.size());
+    WEIR_ASSIGN_OR_RETURN(secrets, DeriveChannel(*options_.job_key, link.said.nonce, hello.nonce,
+                                                 EncodeHelloPayload(link.said), said));
+    if (!SameSecret(decoded->proof, secrets.acceptor_proof)) return OnStrangersAnswer(rank);
+  }
+  WEIR_RETURN_IF_ERROR(roll_.CheckAnswer(rank, IntroductionOf(hello)));
+  if (hello.connections != options_.connections) {
+    return FailedPrecondition(StrCat(roll_.NameOf(rank), " answered with ", hello.connections,
                                      " connections per pair of ranks; expected ",
                                      options_.connections));
   }
-  if (connection_ == 0) neighbours_[rank] = {hello->node, hello->rendezvous};
-  roll_[rank].state = State::kEstablished;
+  Keep(rank, {hello.node, hello.rendezvous}, secrets.memory);
+  if (!options_.job_key.has_value()) {
+    roll_[rank].state = State::kEstablished;
+    return OkStatus();
+  }
+  const auto proof = EncodeFrame(FrameType::kProof, options_.rank, secrets.dialer_proof);
+  WEIR_ASSIGN_OR_RETURN(link.channel, MakeFrameChannel(secrets, true, ProtectionOf(options_)));
+  link.reader = HandshakeReader(link.channel.opener.get());
+  if (!WriteFrame(link.fd.get(), proof)) Retry(rank, "closed the connection", now);
   return OkStatus();
+}
+
+// Nothing of what it said is used. It hears why, for its log.
+Status Rendezvous::OnStrangersAnswer(int rank) {
+  const std::string why = "does not hold the job's key";
+  WriteFrame(links_[rank].fd.get(),
+             EncodeAbort(options_.rank, StrCat(roll_.NameOf(rank), " ", why)));
+  return FailedPrecondition(StrCat(roll_.NameOf(rank), " ", why, " of rank ", options_.rank));
 }
 
 // ---- accepting higher ranks
@@ -226,10 +326,11 @@ void Rendezvous::Accept(TimePoint now) {
     if (!fd) {
       // Otherwise none is left, or it is gone already.
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
-      accept_failure_ = errno;
+      NoteScarcity(StrCat("accepting connections: ", ErrorText(errno)), now);
       accept_at_ = now + kAcceptPause;  // new connections stay in the backlog, and readable
       return;
     }
+    scarcity_.clear();
     if (pending_.size() >= pending_max)
       pending_.erase(pending_.begin());  // the one that waits longest
     ConfigureConnection(fd.get(), options_);
@@ -238,53 +339,101 @@ void Rendezvous::Accept(TimePoint now) {
   }
 }
 
-void Rendezvous::OnPendingPeer(size_t index) {
-  PendingPeer& pending = pending_[index];
+void Rendezvous::OnPendingPeer(PendingPeer& pending) {
   const StatusOr<bool> complete = pending.reader.Read(pending.fd.get());
   if (complete.ok() && !*complete) return;
-  if (!complete.ok()) return Refuse(pending, Message(complete.status()));
-  Admit(pending);
+  std::string why = Message(complete.status());
+  if (complete.ok()) why = pending.answered ? OnProof(pending) : OnHello(pending);
+  if (!why.empty()) return Refuse(pending, why);
+  if (pending.channel.sealer || !options_.job_key.has_value()) Admit(pending);
 }
 
-// Takes the socket of a pending peer that said hello, or refuses it.
+// This, OnProof and Answer return why a pending peer is refused; empty: it is not.
+std::string Rendezvous::OnHello(PendingPeer& pending) {
+  if (pending.reader.header().type != FrameType::kHello) return "expected a hello";
+  const StatusOr<DecodedHello> decoded = DecodeHello(pending.reader.payload());
+  if (!decoded.ok()) return Message(decoded.status());
+  if (!decoded->proof.empty() || !decoded->hello.rendezvous.empty())
+    return "expected a dialer's hello";
+  pending.hello = decoded->hello;
+  if (std::string why = Judge(pending.hello); !why.empty()) return why;
+  return Answer(pending);
+}
+
+// With a key the answer proves that this rank holds it, and the pending peer has to prove the same
+// before it takes anybody's place.
+std::string Rendezvous::Answer(PendingPeer& pending) {
+  const bool neighbours =
+      pending.hello.connection == 0 && own_.node != 0 && pending.hello.node == own_.node;
+  const StatusOr<Hello> reply =
+      OwnHello(kUnknownPeer, pending.hello.connection, neighbours ? own_.rendezvous : "");
+  if (!reply.ok()) return Message(reply.status());
+  const Secret* proof = nullptr;
+  if (options_.job_key.has_value()) {
+    const StatusOr<ChannelSecrets> secrets =
+        DeriveChannel(*options_.job_key, pending.hello.nonce, reply->nonce,
+                      pending.reader.payload(), EncodeHelloPayload(*reply));
+    if (!secrets.ok()) return Message(secrets.status());
+    pending.secrets = *secrets;
+    proof = &pending.secrets.acceptor_proof;
+  }
+  pending.answered = true;
+  pending.reader = HandshakeReader();
+  return WriteFrame(pending.fd.get(), EncodeHello(*reply, proof)) ? "" : "closed the connection";
+}
+
+std::string Rendezvous::OnProof(PendingPeer& pending) {
+  const std::string claim = StrCat(" (it claims to be rank ", pending.hello.rank, ")");
+  if (pending.reader.header().type == FrameType::kAbort) {
+    return StrCat("it says: ", pending.reader.text(), claim);
+  }
+  if (pending.reader.header().type != FrameType::kProof ||
+      !SameSecret(pending.reader.payload(), pending.secrets.dialer_proof)) {
+    return StrCat("does not hold the job's key", claim);
+  }
+  StatusOr<FrameChannel> channel = MakeFrameChannel(pending.secrets, false, ProtectionOf(options_));
+  if (!channel.ok()) return Message(channel.status());
+  if (std::string why = JudgePlace(pending.hello); !why.empty()) return why;  // another came first
+  pending.channel = std::move(*channel);
+  const auto welcome =
+      EncodeFrame(FrameType::kProof, options_.rank, {}, pending.channel.sealer.get());
+  return WriteFrame(pending.fd.get(), welcome) ? "" : "closed the connection";
+}
+
+// Takes the socket of a pending peer that is the rank that it claims to be.
 void Rendezvous::Admit(PendingPeer& pending) {
-  Hello hello;
-  const std::string why = Judge(pending, &hello);
-  if (!why.empty()) return Refuse(pending, why);
-  const auto rank = static_cast<int>(hello.rank);
-  if (hello.connection > connection_) {  // its pairs are complete, this rank's are not yet
-    pending.rank = hello.rank;
-    std::erase_if(early_, [&](const PendingPeer& other) { return other.rank == hello.rank; });
+  const auto rank = static_cast<int>(pending.hello.rank);
+  if (pending.hello.connection > connection_) {  // its pairs are complete, this rank's are not yet
+    std::erase_if(early_,
+                  [&](const PendingPeer& other) { return other.hello.rank == pending.hello.rank; });
     early_.push_back(std::move(pending));
     return;
   }
-  if (connection_ == 0) neighbours_[rank] = {hello.node, ""};
-  const bool neighbours = own_.node != 0 && neighbours_[rank].node == own_.node;
-  const Hello reply = OwnHello(kUnknownPeer, neighbours ? own_.rendezvous : "");
-  if (!WriteFrame(pending.fd.get(), EncodeHello(reply))) {
-    return Refuse(pending, "closed the connection");
-  }
+  Keep(rank, {pending.hello.node, ""}, pending.secrets.memory);
   links_[rank].fd = std::move(pending.fd);
+  links_[rank].channel = std::move(pending.channel);
   roll_[rank].state = State::kEstablished;
   pending.fd = UniqueFd();
 }
 
-// Returns why a pending peer is refused; empty when it is the rank that it claims to be and that
-// rank is awaited.
-std::string Rendezvous::Judge(const PendingPeer& pending, Hello* said) {
-  if (pending.reader.header().type != FrameType::kHello) return "expected a hello";
-  const StatusOr<Hello> hello = DecodeHello(pending.reader.payload());
-  if (!hello.ok()) return Message(hello.status());
-  if (std::string why = roll_.Judge(IntroductionOf(*hello)); !why.empty()) return why;
-  if (hello->connections != options_.connections) {
+// Returns why a pending peer that said this is refused; empty: it is not.
+std::string Rendezvous::Judge(const Hello& hello) const {
+  const std::string other = StrCat("rank ", hello.rank);
+  if (std::string why = roll_.Judge(IntroductionOf(hello)); !why.empty()) return why;
+  if (std::string why = KeysDiffer(hello, other); !why.empty()) return why;
+  if (hello.connections != options_.connections) {
     return StrCat("connections per pair of ranks: expected ", options_.connections, ", found ",
-                  hello->connections);
+                  hello.connections);
   }
-  *said = *hello;
-  if (hello->connection > connection_) return "";
-  const auto rank = static_cast<int>(hello->rank);
+  return JudgePlace(hello);
+}
+
+// Whether that rank is awaited.
+std::string Rendezvous::JudgePlace(const Hello& hello) const {
+  if (hello.connection > connection_) return "";
+  const auto rank = static_cast<int>(hello.rank);
   // The dead connection of a rank that restarted is gone by now: CheckEstablished comes first.
-  if (hello->connection < connection_ || roll_[rank].state == State::kEstablished) {
+  if (hello.connection < connection_ || roll_[rank].state == State::kEstablished) {
     return StrCat("rank ", rank, " is already connected from ",
                   RemoteEndpoint(links_[rank].fd.get()));
   }
@@ -305,7 +454,7 @@ void Rendezvous::Refuse(PendingPeer& pending, const std::string& why) {
 // An established peer hung up while others are still missing: it failed, or it will come again.
 Status Rendezvous::CheckEstablished(int rank) {
   Link& link = links_[rank];
-  HandshakeReader reader;
+  HandshakeReader reader(link.channel.opener.get());
   const StatusOr<bool> complete = reader.Read(link.fd.get());
   if (complete.ok() && *complete && reader.header().type == FrameType::kAbort &&
       !reader.text().empty()) {

@@ -4,6 +4,7 @@
 #include <linux/tcp.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -98,8 +99,10 @@ Status SetCreationOptions(int fd, const TransportOptions& options) {
 
 StatusOr<UniqueFd> NewSocket(int family) {
   UniqueFd fd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (!fd) return Unavailable(StrCat("cannot create a socket: ", ErrorText(errno)));
-  return fd;
+  if (fd) return fd;
+  const int error = errno;
+  const std::string why = StrCat("cannot create a socket: ", ErrorText(error));
+  return error == EMFILE || error == ENFILE ? ResourceExhausted(why) : Unavailable(why);
 }
 
 }  // namespace
@@ -112,6 +115,10 @@ void UniqueFd::Reset() {
 std::string ErrorText(int error) {
   std::string text = std::generic_category().message(error);
   if (!text.empty()) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
+  rlimit limit = {};
+  if (error == EMFILE && getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    text += StrCat(" (this process may have ", limit.rlim_cur, ": ulimit -n)");
+  }
   return text;
 }
 
@@ -193,6 +200,21 @@ bool StaysOnThisHost(int fd) {
   return own.storage.ss_family == AF_INET6 &&
          IN6_ARE_ADDR_EQUAL(&reinterpret_cast<const sockaddr_in6&>(own.storage).sin6_addr,
                             &reinterpret_cast<const sockaddr_in6&>(peer.storage).sin6_addr);
+}
+
+bool IsLoopback(const SocketAddress& address) {
+  if (address.size == 0) return false;
+  if (address.storage.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address.storage);
+    return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
+  }
+  if (address.storage.ss_family != AF_INET6) return false;
+  const in6_addr& v6 = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&v6) || (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+}
+
+bool IsLoopback(int fd) {
+  return IsLoopback(AddressOf(fd, getsockname)) && IsLoopback(AddressOf(fd, getpeername));
 }
 
 void ConfigureConnection(int fd, const TransportOptions& options) {

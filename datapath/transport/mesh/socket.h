@@ -48,16 +48,22 @@ std::string LocalEndpoint(int fd);
 std::string RemoteEndpoint(int fd);
 
 /// A non-blocking listening socket; *bound is its address. kInvalidArgument: bad address or unknown
-/// congestion control (available ones are listed); kUnavailable: cannot bind.
+/// congestion control (available ones are listed); kUnavailable: cannot bind; kResourceExhausted:
+/// no descriptor is left.
 StatusOr<UniqueFd> Listen(const TransportOptions& options, int backlog, TransportAddress* bound);
 
 /// A non-blocking socket whose connection to `address` was started. *in_progress: it is not yet
-/// made. kUnavailable: refused or unreachable.
+/// made. kUnavailable: refused or unreachable; kResourceExhausted: no descriptor is left.
 StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOptions& options,
                              bool* in_progress);
 
-/// Whether both ends of a connection have the same address, so that its bytes cross no network.
+/// Whether both ends of a connection have the same address, so that its bytes cross no network,
+/// unless somebody has redirected them.
 bool StaysOnThisHost(int fd);
+/// Of 127.0.0.0/8 or ::1, which no host accepts from a network.
+bool IsLoopback(const SocketAddress& address);
+/// Whether both ends of a connection are such.
+bool IsLoopback(int fd);
 
 /// The options every data connection has: no Nagle delay; keepalive, so that a dead host is
 /// noticed, asked four times within `host_silence_min`, if that is not 0; between hosts, unless the
@@ -75,7 +81,7 @@ int TakeSocketError(int fd);
 /// beats a busy last millisecond.
 int PollTimeout(Duration left);
 
-/// "connection refused" and the like.
+/// "connection refused" and the like; for EMFILE how many descriptors the process may have, too.
 std::string ErrorText(int error);
 
 }  // namespace weir::mesh

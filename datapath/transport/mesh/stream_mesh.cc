@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <thread>
 
+#include "datapath/base/log.h"
+
 namespace weir::mesh {
 namespace {
 constexpr Duration kLingerMax = std::chrono::milliseconds(1000);
@@ -44,22 +46,47 @@ int RanksPerCore(size_t ranks) {
 Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
   WEIR_ASSIGN_OR_RETURN(Streams streams, MakeStreams(addresses, deadline));
   listener_ = UniqueFd();  // the mesh is complete: strangers find nobody
+  WEIR_RETURN_IF_ERROR(CheckAuthenticated(addresses, streams));
   size_t neighbours = 0;
+  std::vector<std::unique_ptr<ByteStream>> kept(streams.size());
   for (int r = 0; r < world(); ++r) {
     connections_.emplace_back();
     if (r == rank()) continue;
-    ByteStream& stream = *streams[r];
-    connections_[r] =
-        std::make_unique<Connection>(rank(), r, addresses[r], stream, options().checksums);
+    ByteStream& stream = *streams[r].stream;
+    kept[r] = std::move(streams[r].stream);
+    connections_[r] = std::make_unique<Connection>(rank(), r, addresses[r], stream,
+                                                   std::move(streams[r].channel));
     if (stream.shares_memory()) shared_.push_back(connections_[r].get());
-    if (!stream.checks_payload()) ++neighbours;  // nothing on the way: it is on this host
+    if (stream.within_host()) ++neighbours;
     WEIR_RETURN_IF_ERROR(stream.Register(events(), static_cast<uint32_t>(r)));
   }
   const int share = RanksPerCore(neighbours + 1);
   crowded_ = share > 1;
   if (neighbours > 0) spin_.ShareHost(share);
   MutexLock lock(streams_mutex_);
-  streams_ = std::move(streams);
+  streams_ = std::move(kept);
+  return OkStatus();
+}
+
+// Both ends of a pair find the same.
+Status StreamMesh::CheckAuthenticated(const std::vector<TransportAddress>& addresses,
+                                      const Streams& streams) {
+  int unknown = 0;
+  for (int r = 0; r < world(); ++r) {
+    const PeerStream& peer = streams[r];
+    if (!peer.stream || peer.channel.sealer || !peer.stream->crosses_network()) continue;
+    ++unknown;
+    if (options().unauthenticated) continue;
+    return FailedPrecondition(StrCat(
+        "rank ", r, " (", addresses[r], ") is reached over a network and has proven nothing: give ",
+        "all ranks one job key (job_key, WEIR_JOB_KEY_FILE) or ask for 'unauthenticated' by name"));
+  }
+  unauthenticated_peers_.store(unknown, std::memory_order_relaxed);
+  if (unknown > 0) {
+    Log(LogLevel::kWarning, "transport",
+        StrCat("rank ", rank(), " runs unauthenticated: whoever reaches the network of ", unknown,
+               " of its peers can take part in the job and change what it computes"));
+  }
   return OkStatus();
 }
 

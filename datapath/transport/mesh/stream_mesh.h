@@ -19,8 +19,12 @@ struct StreamMeshParts {
 /// Checks the options and listens. kInvalidArgument, kUnavailable.
 StatusOr<StreamMeshParts> MakeStreamMeshParts(const TransportOptions& options);
 
-/// By rank, none for the own one.
-using Streams = std::vector<std::unique_ptr<ByteStream>>;
+/// The way to one peer: none for the own rank.
+struct PeerStream {
+  std::unique_ptr<ByteStream> stream;
+  FrameChannel channel;  // none without a job key, and for shared memory
+};
+using Streams = std::vector<PeerStream>;  // by rank
 
 /// How many of `ranks` on this host there are for each core that this process may use, rounded up.
 int RanksPerCore(size_t ranks);
@@ -31,6 +35,9 @@ class StreamMesh : public MeshTransport {
   ~StreamMesh() override;
 
   std::vector<PathSample> Samples() const override;
+  int unauthenticated_peers() const override {
+    return unauthenticated_peers_.load(std::memory_order_relaxed);
+  }
 
  protected:
   /// Reaches every peer. addresses.size() is the world.
@@ -51,6 +58,7 @@ class StreamMesh : public MeshTransport {
   }
   void EndSending() override;
   void Disconnect() override;
+  Status CheckAuthenticated(const std::vector<TransportAddress>& addresses, const Streams& streams);
   Status LookForSilence(TimePoint now);
   StatusOr<bool> Spin(const Operation& awaited, TimePoint now);
   StatusOr<bool> Look(const Operation& awaited, TimePoint now, unsigned turn);
@@ -59,6 +67,7 @@ class StreamMesh : public MeshTransport {
   void Linger(Duration bound);
 
   UniqueFd listener_;
+  std::atomic<int> unauthenticated_peers_ = 0;
   SpinBudget spin_;
   bool crowded_ = true;                                   // more ranks than cores on this host
   TimePoint next_look_{};                                 // for silent hosts
@@ -66,7 +75,7 @@ class StreamMesh : public MeshTransport {
   std::vector<Connection*> shared_;                       // those over shared memory
 
   mutable Mutex streams_mutex_;  // guards the streams' lifetime against Samples, nothing else
-  Streams streams_ WEIR_GUARDED_BY(streams_mutex_);
+  std::vector<std::unique_ptr<ByteStream>> streams_ WEIR_GUARDED_BY(streams_mutex_);
 };
 
 }  // namespace weir::mesh

@@ -51,8 +51,9 @@ class Mesh {
     transport.job = job;
     transport.listen = options.host + ":0";
     transport.send_buffer_bytes = options.buffer_bytes;
+    transport.unauthenticated = true;
     // A list of transports has commas of its own, so that options are joined by '+'.
-    std::string text = name;
+    std::string text = TakeProtection(name, &transport);
     std::replace(text.begin(), text.end(), '+', ',');
     const auto factory = ParseTransport(text, &transport);
     if (!factory.ok()) Die(ToString(factory.status()));
@@ -96,6 +97,29 @@ class Mesh {
   }
 
  private:
+  // Takes "protection=..." out of the options, which is none of a transport's own.
+  static std::string TakeProtection(const std::string& name, TransportOptions* options) {
+    constexpr std::string_view kKey = "protection=";
+    const size_t begin = name.find(kKey);
+    if (begin == std::string::npos) return name;
+    const size_t end = std::min(name.find('+', begin), name.size());
+    const std::string how = name.substr(begin + kKey.size(), end - begin - kKey.size());
+    Protect(how, options);
+    // With it goes the separator behind it or, at the end, the one before it.
+    return end < name.size() ? name.substr(0, begin) + name.substr(end + 1)
+                             : name.substr(0, begin - 1);
+  }
+
+  static void Protect(const std::string& how, TransportOptions* options) {
+    if (how == "checksums") return;
+    if (how != "authenticated" && how != "encrypted") {
+      Die("protection: expected checksums, authenticated or encrypted, found " + how);
+    }
+    options->job_key = JobKey{std::byte{1}};
+    options->encrypt = how == "encrypted";
+    options->unauthenticated = false;
+  }
+
   Group& Begin() {
     group_->Begin({.plan_version = 0, .op_sequence = op_++, .bucket = 0}, {}, 0, Soon());
     return *group_;

@@ -31,10 +31,13 @@ weir_options Options(int rank, int world) {
 
 class CApiTest : public ::testing::Test {
  protected:
-  void Open(int world, const char* transport = nullptr) {
+  void Open(
+      int world, const char* transport = nullptr,
+      const std::function<void(weir_options*)>& tune = [](weir_options*) {}) {
     for (int rank = 0; rank < world; ++rank) {
       weir_options options = Options(rank, world);
       options.transport = transport;
+      tune(&options);
       weir_session* session = nullptr;
       char error[256] = "";
       ASSERT_EQ(weir_session_create(&options, &session, error, sizeof error), WEIR_OK) << error;
@@ -127,13 +130,53 @@ TEST_F(CApiTest, TcpOptionsReachTheConnections) {
   const size_t with_one = OpenDescriptors() - before;
   StepSeconds(sessions, 1000);
   Close();
-  Open(2, "tcp:connections=3,zero_copy=4Ki,checksums=off");
+  Open(2, "tcp:connections=3,zero_copy=4Ki");
   EXPECT_EQ(OpenDescriptors() - before, with_one + 4);  // two more connections, both ends
   StepSeconds(sessions, 100'000);
   Close();
   // 1 MB each way at 2 MB/s; loopback alone takes a few milliseconds.
   Open(2, "tcp:pacing=2M");
   EXPECT_GT(StepSeconds(sessions, 250'000), 0.2);
+}
+
+TEST_F(CApiTest, WhatIsNoKeyIsRefused) {
+  const unsigned char key[32] = {1};
+  const auto create = [](const void* bytes, size_t size, int encrypt, int unauthenticated) {
+    weir_options options = Options(0, 2);
+    options.job_key = bytes;
+    options.job_key_size = size;
+    options.encrypt = encrypt;
+    options.unauthenticated = unauthenticated;
+    weir_session* session = nullptr;
+    char error[256] = "";
+    const weir_status status = weir_session_create(&options, &session, error, sizeof error);
+    EXPECT_EQ(status == WEIR_OK, session != nullptr);
+    weir_session_close(session);
+    return std::string(error);
+  };
+  EXPECT_EQ(create(key, 32, 1, 0), "");
+  EXPECT_EQ(create(nullptr, 0, 0, 1), "");
+  EXPECT_EQ(create(key, 16, 0, 0), "job key: expected 32 bytes, found 16");
+  EXPECT_EQ(create(nullptr, 32, 0, 0), "job_key: is null, its size 32");
+  EXPECT_EQ(create(nullptr, 0, 1, 0), "encrypt: needs a job key");
+  EXPECT_EQ(create(key, 32, 0, 1), "unauthenticated: expected no job key beside it");
+}
+
+TEST_F(CApiTest, RanksWithAKeyReduce) {
+  const unsigned char key[32] = {1};
+  for (const int encrypt : {0, 1}) {
+    Open(2, "tcp", [&](weir_options* options) {
+      options->job_key = key;
+      options->job_key_size = sizeof key;
+      options->encrypt = encrypt;
+    });
+    StepSeconds(sessions, 100'000);
+    weir_stats stats = {};
+    stats.struct_size = sizeof stats;
+    ASSERT_EQ(weir_get_stats(sessions[0], &stats), WEIR_OK);
+    EXPECT_EQ(stats.unauthenticated_peers, 0);
+    Close();
+  }
 }
 
 TEST_F(CApiTest, RanksOfOneNodeShareMemoryUnlessToldOtherwise) {

@@ -353,6 +353,18 @@ class DdpTest(unittest.TestCase):
         with self.assertRaisesRegex(AssertionError, "connections: expected 1..16, found '17'"):
             ranks.run(2, dense_matches_gloo, environment=over)
 
+    def test_keys_come_from_the_store_or_a_file(self):
+        over = {"WEIR_TRANSPORT": "tcp", "WEIR_ENCRYPT": "1"}
+        self.assertEqual(len(ranks.run(2, dense_matches_gloo, environment=over)), 2)
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write("0123456789abcdef" * 4)
+            file.flush()
+            over["WEIR_JOB_KEY_FILE"] = file.name
+            self.assertEqual(len(ranks.run(2, dense_matches_gloo, environment=over)), 2)
+            os.chmod(file.name, 0o644)
+            with self.assertRaisesRegex(AssertionError, "others may use it"):
+                ranks.run(2, dense_matches_gloo, environment=over)
+
     def test_absent_agent_is_named_and_training_goes_on(self):
         agent = "unix:/nonexistent/weir-agent.sock"
         results = ranks.run(2, dense_matches_gloo, environment={"WEIR_AGENT": agent})

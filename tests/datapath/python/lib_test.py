@@ -9,10 +9,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest
+from unittest import mock
 
 import weir
 from weir import _lib
+from weir import keys
 
 HEADER = pathlib.Path(__file__).resolve().parents[3] / "datapath" / "api" / "weir.h"
 
@@ -139,6 +142,56 @@ class SessionTest(unittest.TestCase):
                 os._exit(0)
             self.assertEqual(os.waitpid(child, 0)[1], 0, kind)
             made.close()
+
+
+class KeyTest(unittest.TestCase):
+
+    def read(self, content, mode=0o600):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(content)
+            file.flush()
+            os.chmod(file.name, mode)
+            return keys.read_file(file.name)
+
+    def test_a_file_holds_bytes_or_digits(self):
+        key = bytes(range(32))
+        self.assertEqual(self.read(key), key)
+        self.assertEqual(self.read(key.hex().encode() + b"\n"), key)
+        self.assertEqual(self.read(key, 0o440), key)
+
+    def test_other_files_are_refused_with_the_reason(self):
+        for content, mode, why in ((bytes(31), 0o600, "found 31 bytes"), (b"", 0o600, "found 0 bytes"),
+                                   (b"g" * 64, 0o600, "64 hexadecimal digits"),
+                                   (bytes(range(32)), 0o604, "others may use it")):
+            with self.assertRaisesRegex(weir.WeirError, why):
+                self.read(content, mode)
+        with self.assertRaisesRegex(weir.WeirError, "No such file"):
+            keys.read_file("/nonexistent/key")
+
+    def test_the_store_hands_out_what_rank_0_makes_unless_something_else_is_said(self):
+        store = {}
+        store_of_ranks = mock.Mock(set=lambda k, v: store.update({k: v.encode()}), get=store.get)
+        with mock.patch.dict(os.environ, clear=True):
+            first, second = (keys.from_store(store_of_ranks, "k", rank, keys.settings())
+                             for rank in range(2))
+            self.assertEqual(first, second)
+            self.assertEqual(len(first["job_key"]), 32)
+            given = keys.settings(bytes(range(32)), True)
+            self.assertEqual(keys.from_store(None, "k", 0, given), given)
+            os.environ["WEIR_UNAUTHENTICATED"] = "1"
+            self.assertIsNone(keys.from_store(None, "k", 0, keys.settings())["job_key"])
+
+    def test_unlike_keys_do_not_meet(self):
+        wrong, right = bytes(31) + b"1", bytes(31) + b"2"
+        with weir.Session("keys", 0, 2, transport="tcp", job_key=right, connect_timeout_s=2) as one, \
+                weir.Session("keys", 1, 2, transport="tcp", job_key=wrong, connect_timeout_s=2) as two:
+            addresses = [one.address, two.address]
+            waiting = threading.Thread(target=self.assertRaises,
+                                       args=(weir.WeirError, one.connect, addresses))
+            waiting.start()
+            with self.assertRaisesRegex(weir.WeirError, "does not hold the job's key"):
+                two.connect(addresses)
+            waiting.join()
 
 
 if __name__ == "__main__":

@@ -106,9 +106,10 @@ def replaced(rank, world):
             for p in model.parameters():
                 p.zero_()  # whatever it begins with
         session, found = weir.rejoin("replaced", store, expected=3, operation_timeout_s=30.0)
-        weir.share(store, "replaced", found, list(model.parameters()))
+        weir.share(store, "replaced", found, list(model.parameters()), security=session.security)
     else:
-        session = weir.Session("replaced", rank, 3, operation_timeout_s=30.0)
+        session = weir.Session("replaced", rank, 3, operation_timeout_s=30.0,
+                               job_key=bytes(range(32)))
         session.connect(regroup.exchange(store, "first", rank, 3, session.address))
     key, losses = _define(session, model), []
     step = found.next_step if found else 0
@@ -122,7 +123,8 @@ def replaced(rank, world):
             words = str(error)
             assert f"rank {VICTIM}" in words, words
             found = weir.reform(session, store, expected=3)
-            weir.share(store, "replaced", found, list(model.parameters()))
+            weir.share(store, "replaced", found, list(model.parameters()),
+                       security=session.security)
             step = found.next_step
             continue
         step += 1

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -36,42 +37,63 @@ class MixedFactory : public TransportFactory {
   const TransportTraits traits_ = {.name = "mixed"};
 };
 
-/// tcp with options that change how its bytes travel.
-class TunedTcpFactory : public TransportFactory {
+/// The key of the tests' jobs.
+inline JobKey TestKey() {
+  JobKey key;
+  for (size_t i = 0; i < key.size(); ++i) key[i] = static_cast<std::byte>(3 * i + 5);
+  return key;
+}
+
+inline void UseKey(TransportOptions* options) {
+  options->job_key = TestKey();
+  options->unauthenticated = false;
+}
+
+/// tcp, or another, with options that change how its bytes travel.
+class TunedFactory : public TransportFactory {
  public:
-  TunedTcpFactory(std::string name, std::function<void(TransportOptions*)> tune)
-      : traits_{.name = std::move(name)}, tune_(std::move(tune)) {}
+  TunedFactory(std::string name, std::function<void(TransportOptions*)> tune,
+               std::string of = "tcp")
+      : traits_{.name = std::move(name)}, tune_(std::move(tune)), of_(std::move(of)) {}
   const TransportTraits& Traits() const override { return traits_; }
   StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const override {
     TransportOptions tuned = options;
     tune_(&tuned);
-    return (*Transports().Find("tcp"))->Create(tuned);
+    return (*Transports().Find(of_))->Create(tuned);
   }
 
  private:
   const TransportTraits traits_;
   const std::function<void(TransportOptions*)> tune_;
+  const std::string of_;
 };
 
 /// Every transport that can be made here, a mixture, and tcp within a host, with several
-/// connections, without checksums and with all else.
+/// connections, with a key, and with all else.
 inline std::vector<const TransportFactory*> WiredFactories() {
   static const MixedFactory mixed;
-  static const TunedTcpFactory within_host("tcp_within_host", [](TransportOptions* options) {
+  static const TunedFactory within_host("tcp_within_host", [](TransportOptions* options) {
     std::string& listen = options->listen;
     if (listen.starts_with("127.0.0.2:")) listen.replace(0, 9, "127.0.0.1");
   });
-  static const TunedTcpFactory striped("tcp_striped",
-                                       [](TransportOptions* options) { options->connections = 3; });
-  static const TunedTcpFactory tuned("tcp_tuned", [](TransportOptions* options) {
+  static const TunedFactory striped("tcp_striped",
+                                    [](TransportOptions* options) { options->connections = 3; });
+  static const TunedFactory tuned("tcp_tuned", [](TransportOptions* options) {
     options->zero_copy_bytes_min = 1;
     options->pacing_bytes_per_s = uint64_t{8} << 30;
     options->busy_poll = std::chrono::microseconds(20);
   });
-  static const TunedTcpFactory unchecked(
-      "tcp_unchecked", [](TransportOptions* options) { options->checksums = false; });
+  static const TunedFactory keyed("tcp_authenticated", UseKey);
+  static const TunedFactory encrypted("tcp_encrypted", [](TransportOptions* options) {
+    UseKey(options);
+    options->encrypt = true;
+    options->connections = 3;
+    options->zero_copy_bytes_min = 1;
+  });
+  static const TunedFactory keyed_auto("auto_authenticated", UseKey, "auto");
   std::vector<const TransportFactory*> factories = UsableFactories();
-  factories.insert(factories.end(), {&mixed, &within_host, &striped, &tuned, &unchecked});
+  factories.insert(factories.end(),
+                   {&mixed, &within_host, &striped, &tuned, &keyed, &encrypted, &keyed_auto});
   return factories;
 }
 
@@ -87,6 +109,8 @@ inline TransportOptions FreshJob() {
   static std::atomic<uint64_t> job = 1000;
   TransportOptions options;
   options.job = ++job;
+  // Devices are no loopback and carry no proofs.
+  options.unauthenticated = std::getenv("WEIR_TEST_DEVICE_HOSTS") != nullptr;
   return options;
 }
 

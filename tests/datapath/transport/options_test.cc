@@ -46,17 +46,14 @@ TEST(ParseTransportTest, ANameAloneChangesNothing) {
 }
 
 TEST(ParseTransportTest, EveryOptionReachesItsField) {
-  const TransportOptions options = Parsed(
-      "tcp:connections=4,pacing=100M,zero_copy=64Ki,checksums=off,congestion=bbr,busy_poll=50us",
-      "tcp");
+  const TransportOptions options =
+      Parsed("tcp:connections=4,pacing=100M,zero_copy=64Ki,congestion=bbr,busy_poll=50us", "tcp");
   EXPECT_EQ(options.connections, 4);
   EXPECT_EQ(options.pacing_bytes_per_s, 100'000'000u);
   EXPECT_EQ(options.zero_copy_bytes_min, size_t{64} << 10);
-  EXPECT_FALSE(options.checksums);
   EXPECT_EQ(options.congestion_control, "bbr");
   EXPECT_EQ(options.busy_poll, microseconds(50));
   EXPECT_EQ(Parsed("auto:connections=16", "auto").connections, 16);
-  EXPECT_TRUE(Parsed("auto:checksums=on", "auto").checksums);
   EXPECT_EQ(Parsed("shm:busy_poll=2ms", "shm").busy_poll, microseconds(2000));
 }
 
@@ -66,8 +63,7 @@ TEST(ParseTransportTest, UnknownNamesAndKeysListTheValidOnes) {
   ExpectError("", StatusCode::kNotFound, HasSubstr("auto, shm, tcp"));
   ExpectError("tcp:connections=4,conections=4", StatusCode::kNotFound,
               AllOf(HasSubstr("transport tcp: unknown option 'conections'"),
-                    HasSubstr("valid: connections, pacing, zero_copy, checksums, congestion, "
-                              "busy_poll")));
+                    HasSubstr("valid: connections, pacing, zero_copy, congestion, busy_poll")));
   ExpectError("shm:connections=4", StatusCode::kNotFound,
               AllOf(HasSubstr("transport shm: unknown option 'connections'"),
                     HasSubstr("valid: busy_poll")));
@@ -81,10 +77,9 @@ TEST(ParseTransportTest, BadValuesAreNamedWithWhatWasExpected) {
                                 std::string(value) + "'"),
                       HasSubstr("valid: connections, pacing")));
   }
-  for (const char* setting :
-       {"pacing=fast", "pacing=1.5M", "pacing=1MiB", "pacing=-1", "pacing=18446744073709551615K",
-        "zero_copy=k", "checksums=maybe", "checksums=", "congestion=", "busy_poll=50",
-        "busy_poll=61s", "busy_poll=-1us", "busy_poll=us"}) {
+  for (const char* setting : {"pacing=fast", "pacing=1.5M", "pacing=1MiB", "pacing=-1",
+                              "pacing=18446744073709551615K", "zero_copy=k", "congestion=",
+                              "busy_poll=50", "busy_poll=61s", "busy_poll=-1us", "busy_poll=us"}) {
     const std::string text = setting, key = text.substr(0, text.find('='));
     ExpectError("auto:" + text, StatusCode::kInvalidArgument,
                 AllOf(HasSubstr("transport auto: " + key + ": expected "),

@@ -24,18 +24,22 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <thread>
 
-#include "datapath/transport/mesh/socket.h"
+#include "datapath/transport/builtin/shm/attach.h"
+#include "datapath/transport/mesh/hello.h"
 #include "tests/support/world.h"
 
 namespace weir::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 /// Takes every descriptor that the process may have, until it ends or is told to give them back.
@@ -122,6 +126,68 @@ TEST(ScarcityTest, AcceptingWithoutDescriptorsNamesTheCauseAndDoesNotSpin) {
            1e-6 * static_cast<double>(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
   };
   EXPECT_LT(busy(after) - busy(before), 0.5);
+}
+
+// A minute of silence helps nobody.
+TEST(ScarcityTest, LastingScarcityIsSaidWithinSecondsWithTheLimit) {
+  for (const int rank : {0, 1}) {
+    RankPair pair;
+    mesh::UniqueFd spare(open("/dev/null", O_RDONLY | O_CLOEXEC));
+    Hoard hoard;
+    if (rank == 0) spare.Reset();  // for the dialer, who comes first
+    const TimePoint start = RealClock().Now();
+    std::vector<Status> statuses(2);
+    RunRanks(2, [&](int r) {
+      statuses[r] = pair.ranks[r]->Connect(pair.addresses, Within(kPatience));
+      if (r == rank) pair.ranks[1 - r]->Interrupt();
+    });
+    EXPECT_LT(ToSeconds(RealClock().Now() - start), 10);
+    EXPECT_EQ(statuses[rank].code(), StatusCode::kResourceExhausted) << ToString(statuses[rank]);
+    EXPECT_THAT(ToString(statuses[rank]),
+                AllOf(HasSubstr(StrCat("rank ", rank, " cannot connect: ")),
+                      HasSubstr("too many open files (this process may have 200: ulimit -n)")));
+  }
+}
+
+TEST(ScarcityTest, WhoCannotBeLetInToShareMemoryStaysOnTcp) {
+  const std::string name = shm::NewRendezvousName();
+  mesh::UniqueFd rendezvous = *shm::ListenAtRendezvous(name, 4);
+  mesh::UniqueFd event_fd(eventfd(0, EFD_NONBLOCK));
+  mesh::UniqueFd wake(eventfd(0, EFD_NONBLOCK));
+  int tcp[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, tcp), 0);
+  const mesh::UniqueFd own(tcp[0]), peers(tcp[1]), control = *shm::ConnectToRendezvous(name);
+  Hoard hoard;
+  StatusOr<std::vector<shm::AttachResult>> results = Unavailable("still running");
+  std::thread attaching([&] {
+    shm::Attacher attacher({.rank = 0,
+                            .world = 2,
+                            .ring_bytes = 4096,
+                            .rendezvous = &rendezvous,
+                            .event_fd = event_fd.get(),
+                            .wake = wake.get()});
+    results = attacher.Run({{1, "raw", own.get(), "", nullptr, {}}}, Within(kPatience));
+  });
+  pollfd closes = {control.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&closes, 1, 5000), 1) << "the one who asks still waits";
+  const uint32_t stays_on_tcp = 0;
+  mesh::WriteFrame(peers.get(), mesh::EncodeFrame(FrameType::kHello, 1,
+                                                  std::as_bytes(std::span(&stays_on_tcp, 1))));
+  attaching.join();
+  ASSERT_TRUE(results.ok()) << ToString(results.status());
+  EXPECT_EQ((*results)[0].attachment, nullptr);
+}
+
+TEST(ScarcityTest, DescriptorsThatComeWithAMessageButCannotBeTakenAreNamed) {
+  int pair[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, pair), 0);
+  const mesh::UniqueFd from(pair[0]), to(pair[1]);
+  const int descriptors[] = {from.get(), to.get()};
+  ASSERT_TRUE(shm::SendHandshake(from.get(), std::vector<std::byte>(8), descriptors).ok());
+  Hoard hoard;
+  const auto message = shm::ReceiveHandshake(to.get());
+  EXPECT_EQ(message.status().code(), StatusCode::kUnavailable) << ToString(message.status());
+  EXPECT_THAT(ToString(message.status()), HasSubstr("too many open files (this process may have"));
 }
 
 TEST(ScarcityTest, DescriptorsThatComeBackInTimeAreEnough) {

@@ -80,9 +80,9 @@ TEST(FrameTest, EachWrongFieldIsNamed) {
   EXPECT_TRUE(DecodeWith(56, kFramePayloadBytesMax).ok());
   const std::vector<std::pair<Status, std::string>> cases = {
       {DecodeWith(0, uint32_t{0x20544547}), "frame magic"},
-      {DecodeWith(4, uint8_t{1}), "frame version: expected 2, found 1"},
-      {DecodeWith(5, uint8_t{0}), "frame type: expected 1..3, found 0"},
-      {DecodeWith(5, uint8_t{4}), "frame type: expected 1..3, found 4"},
+      {DecodeWith(4, uint8_t{1}), "frame version: expected 3, found 1"},
+      {DecodeWith(5, uint8_t{0}), "frame type: expected 1..4, found 0"},
+      {DecodeWith(5, uint8_t{5}), "frame type: expected 1..4, found 5"},
       {DecodeWith(10, uint16_t{1}), "frame reserved bytes: expected 0, found 1"},
       {DecodeWith(56, kFramePayloadBytesMax + 1),
        "expected at most 1073741824 bytes, found 1073741825"},
@@ -93,6 +93,24 @@ TEST(FrameTest, EachWrongFieldIsNamed) {
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << expected;
     EXPECT_THAT(Message(status), HasSubstr(expected));
   }
+}
+
+TEST(FrameTest, AHeaderWithATagHasNoChecksums) {
+  FrameHeader header;
+  header.payload_bytes = 5;
+  header.payload_checksum = 7;
+  HeaderBytes bytes;
+  EncodeFrameHeader(header, bytes, FrameCheck::kTag);
+  EXPECT_FALSE(DecodeFrameHeader(bytes).ok());
+  const StatusOr<FrameHeader> decoded = DecodeFrameHeader(bytes, FrameCheck::kTag);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->payload_bytes, 5u);
+  EXPECT_EQ(decoded->payload_checksum, 0u);
+  EXPECT_THAT(Message(DecodeFrameHeader(Encode({}), FrameCheck::kTag).status()),
+              HasSubstr("frame header checksum: expected 0"));
+  bytes[60] = std::byte{1};
+  EXPECT_THAT(Message(DecodeFrameHeader(bytes, FrameCheck::kTag).status()),
+              HasSubstr("frame payload checksum: expected 0, found 1"));
 }
 
 TEST(FrameTest, NoMutationPasses) {
@@ -124,7 +142,7 @@ TEST(FrameTest, DescribeNamesWhatErrorsNeed) {
 // ---- recorded bytes: a change here needs another frame version
 
 std::map<std::string, testing::GoldenBytes> Golden() {
-  return testing::ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/frames_v2.hex");
+  return testing::ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/frames_v3.hex");
 }
 
 TEST(FrameGoldenTest, DataFrameHasItsRecordedBytes) {
@@ -156,7 +174,7 @@ TEST(FrameGoldenTest, DataFrameHasItsRecordedBytes) {
 TEST(FrameGoldenTest, DocumentShowsTheRecordedBytes) {
   const std::string document = testing::ReadText(WEIR_TEST_SOURCE_DIR "/../proto/WIRE.md");
   const auto golden = Golden();
-  EXPECT_EQ(golden.size(), 4u);
+  EXPECT_EQ(golden.size(), 10u);
   for (const auto& [name, example] : golden) {
     EXPECT_FALSE(example.bytes.empty());
     EXPECT_NE(document.find("```\n" + example.dump + "```"), std::string::npos) << name;

@@ -19,7 +19,8 @@ using mesh::UniqueFd;
 using std::chrono::milliseconds;
 
 constexpr size_t kPendingBeyondWorld = 64;
-constexpr size_t kOfferBytes = 32;
+constexpr size_t kOfferBytes = 32;  // and a proof
+constexpr std::string_view kOfferLabel = "weir offer", kAnswerLabel = "weir answer";
 constexpr uint32_t kStaysTcp = 0, kIsAttached = 1;
 
 // The checked frame of one handshake message.
@@ -40,6 +41,22 @@ StatusOr<Frame> ParseFrame(std::span<const std::byte> bytes) {
     return DataLoss("a corrupt message");
   }
   return frame;
+}
+
+// Proves that a message is of the rank at the other end of the TCP connection, and not of another
+// process of this user. 0 where the job has no key.
+StatusOr<Secret> Proof(const Neighbour& peer, std::string_view label,
+                       std::span<const std::byte> said) {
+  if (peer.channel == nullptr || !peer.channel->sealer) return Secret{};
+  return MakeProof(peer.secret, label, said);
+}
+
+Status CheckProof(const Neighbour& peer, std::string_view label, std::span<const std::byte> said,
+                  std::span<const std::byte> proof) {
+  WEIR_ASSIGN_OR_RETURN(const Secret expected, Proof(peer, label, said));
+  if (SameSecret(proof, expected)) return OkStatus();
+  return FailedPrecondition(
+      StrCat("rank ", peer.rank, " did not prove that it is who asks to share memory"));
 }
 
 // Takes from a handshake message the peer's eventfd and, if the peer has one, its staging buffer.
@@ -66,6 +83,8 @@ struct Attacher::Link {
   std::string why_not;
   mesh::HandshakeReader told;
 
+  FrameSealer* sealer() const { return peer.channel ? peer.channel->sealer.get() : nullptr; }
+  FrameOpener* opener() const { return peer.channel ? peer.channel->opener.get() : nullptr; }
   std::string name() const { return StrCat("rank ", peer.rank, " (", peer.address, ")"); }
 };
 
@@ -80,7 +99,9 @@ Attacher::~Attacher() = default;
 StatusOr<std::vector<AttachResult>> Attacher::Run(std::vector<Neighbour> neighbours,
                                                   TimePoint deadline) {
   for (Neighbour& peer : neighbours) {
-    links_.emplace_back().peer = std::move(peer);
+    Link& link = links_.emplace_back();
+    link.peer = std::move(peer);
+    link.told = mesh::HandshakeReader(link.opener());
   }
   for (Link& link : links_) {
     if (link.peer.rank > options_.rank) continue;
@@ -131,7 +152,8 @@ Status Attacher::Unfinished() const {
 Status Attacher::Round(TimePoint deadline) {
   const TimePoint now = RealClock().Now();
   if (now >= deadline) return Unfinished();
-  std::vector<pollfd> polled = {{options_.wake, POLLIN, 0}, {options_.rendezvous, POLLIN, 0}};
+  std::vector<pollfd> polled = {{options_.wake, POLLIN, 0},
+                                {options_.rendezvous->get(), POLLIN, 0}};
   for (const Link& link : links_) {
     int fd = -1;  // ignored by poll
     if (link.state == Link::State::kAwaitingAnswer) fd = link.attachment->control.get();
@@ -196,7 +218,7 @@ Status Attacher::Offer(Link& link) {
   WEIR_ASSIGN_OR_RETURN(attachment.control, ConnectToRendezvous(link.peer.rendezvous));
   WEIR_ASSIGN_OR_RETURN(attachment.peer, CheckPeer(attachment.control.get()));
   attachment.process = WatchProcess(attachment.peer);
-  std::array<std::byte, kOfferBytes> payload;
+  std::array<std::byte, kOfferBytes + kSecretBytes> payload;
   ByteWriter writer(payload);
   writer.Write(options_.job);
   writer.Write(static_cast<uint32_t>(options_.rank));
@@ -204,7 +226,10 @@ Status Attacher::Offer(Link& link) {
   writer.Write(static_cast<uint32_t>(link.peer.rank));
   writer.Write(kLayoutVersion);
   writer.Write(static_cast<uint64_t>(options_.ring_bytes));
-  WEIR_CHECK(writer.ok() && writer.offset() == kOfferBytes);
+  WEIR_ASSIGN_OR_RETURN(const Secret proof,
+                        Proof(link.peer, kOfferLabel, std::span(payload).first<kOfferBytes>()));
+  writer.Write(proof);
+  WEIR_CHECK(writer.ok() && writer.offset() == payload.size());
   std::vector<int> descriptors = {memory.get(), options_.event_fd};
   if (options_.staging >= 0) descriptors.push_back(options_.staging);
   return SendHandshake(attachment.control.get(),
@@ -229,6 +254,7 @@ Status Attacher::TakeAnswer(Link& link, HandshakeMessage message) {
       message.descriptors.empty() || message.descriptors.size() > 2) {
     return DataLoss(StrCat("expected rank ", link.peer.rank, "'s hello and its eventfd"));
   }
+  WEIR_RETURN_IF_ERROR(CheckProof(link.peer, kAnswerLabel, {}, frame.payload));
   return TakeEventFdAndStaging(std::span(message.descriptors), link.attachment.get());
 }
 
@@ -244,8 +270,8 @@ Status Attacher::Tell(Link& link, bool attached, std::string why_not) {
 }
 
 Status Attacher::SendTold(const Link& link, std::span<const std::byte> payload) {
-  if (mesh::WriteFrame(link.peer.socket,
-                       mesh::EncodeFrame(FrameType::kHello, options_.rank, payload))) {
+  if (mesh::WriteFrame(link.peer.socket, mesh::EncodeFrame(FrameType::kHello, options_.rank,
+                                                           payload, link.sealer()))) {
     return OkStatus();
   }
   return Unavailable(StrCat(link.name(), " closed the connection"));
@@ -256,7 +282,15 @@ Status Attacher::SendTold(const Link& link, std::span<const std::byte> payload) 
 void Attacher::Admit() {
   const size_t pending_max = static_cast<size_t>(options_.world) + kPendingBeyondWorld;
   for (;;) {
-    UniqueFd fd(accept4(options_.rendezvous, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd fd(
+        accept4(options_.rendezvous->get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) {
+      // Who waits to be let in learns so at once, and stays on TCP.
+      Log(LogLevel::kWarning, "transport",
+          StrCat("rank ", options_.rank,
+                 " shares no memory with ranks that ask for it now: ", ErrorText(errno)));
+      options_.rendezvous->Reset();
+    }
     if (!fd) return;
     const StatusOr<pid_t> process = CheckPeer(fd.get());
     if (!process.ok()) continue;
@@ -309,6 +343,8 @@ Status Attacher::Accept(PendingPeer& pending, HandshakeMessage message) {
            link.state == Link::State::kAwaitingVerdict && link.attachment == nullptr;
   });
   if (found == links_.end()) return FailedPrecondition(StrCat("rank ", rank, " is not awaited"));
+  WEIR_RETURN_IF_ERROR(
+      CheckProof(found->peer, kOfferLabel, frame.payload.first(reader.offset()), reader.rest()));
   auto attachment = std::make_unique<Attachment>();
   WEIR_RETURN_IF_ERROR(
       TakeEventFdAndStaging(std::span(message.descriptors).subspan(1), attachment.get()));
@@ -318,8 +354,10 @@ Status Attacher::Accept(PendingPeer& pending, HandshakeMessage message) {
   attachment->process = WatchProcess(pending.process);
   std::vector<int> descriptors = {options_.event_fd};
   if (options_.staging >= 0) descriptors.push_back(options_.staging);
-  WEIR_RETURN_IF_ERROR(SendHandshake(
-      pending.control.get(), mesh::EncodeFrame(FrameType::kHello, options_.rank, {}), descriptors));
+  WEIR_ASSIGN_OR_RETURN(const Secret proof, Proof(found->peer, kAnswerLabel, {}));
+  WEIR_RETURN_IF_ERROR(SendHandshake(pending.control.get(),
+                                     mesh::EncodeFrame(FrameType::kHello, options_.rank, proof),
+                                     descriptors));
   attachment->control = std::move(pending.control);
   found->attachment = std::move(attachment);
   return OkStatus();
@@ -369,7 +407,7 @@ Status Attacher::TellOfStaging(Link& link, bool has_all) {
   ByteWriter writer(payload);
   writer.Write(uint32_t{has_all});
   link.state = Link::State::kAwaitingStaging;
-  link.told = mesh::HandshakeReader();
+  link.told = mesh::HandshakeReader(link.opener());
   return SendTold(link, payload);
 }
 

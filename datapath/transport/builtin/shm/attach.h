@@ -14,6 +14,7 @@
 #include "datapath/transport/builtin/shm/rendezvous_socket.h"
 #include "datapath/transport/builtin/shm/sealed_memory.h"
 #include "datapath/transport/builtin/shm/segment.h"
+#include "datapath/wire/frame_seal.h"
 
 namespace weir::shm {
 
@@ -32,8 +33,10 @@ struct Attachment {
 struct Neighbour {
   int rank = -1;
   TransportAddress address;
-  int socket = -1;         // TCP, no data sent yet
-  std::string rendezvous;  // the name of its socket, of lower ranks
+  int socket = -1;                  // TCP, no data sent yet
+  std::string rendezvous;           // the name of its socket, of lower ranks
+  FrameChannel* channel = nullptr;  // of the socket; without sealer where the job has no key
+  Secret secret = {};               // with a key: what both ranks hold for shared memory
 };
 
 /// The outcome for one neighbour: an attachment, or why there is none.
@@ -47,10 +50,10 @@ struct AttachOptions {
   int rank = 0;
   int world = 1;
   size_t ring_bytes = 0;
-  int rendezvous = -1;  // listening; -1: this rank cannot be reached
-  int event_fd = -1;    // wakes this rank
-  int wake = -1;        // readable on Interrupt
-  int staging = -1;     // this rank's, of kStagingBytes; -1: it has none
+  mesh::UniqueFd* rendezvous = nullptr;  // listening; closed when no more descriptors can be had
+  int event_fd = -1;                     // wakes this rank
+  int wake = -1;                         // readable on Interrupt
+  int staging = -1;                      // this rank's, of kStagingBytes; -1: it has none
 };
 
 /// Size of a staging buffer (Transport::staging). Large enough that an N-th of it is still long for

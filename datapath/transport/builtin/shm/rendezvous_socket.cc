@@ -155,7 +155,11 @@ StatusOr<std::optional<HandshakeMessage>> ReceiveHandshake(int fd) {
     }
   }
   if (n == 0) return Unavailable("closed the connection");
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  const bool cut = (message.msg_flags & MSG_CTRUNC) != 0;
+  if (cut && received.descriptors.size() < kDescriptorsMax) {
+    return Unavailable(StrCat("cannot take its descriptors: ", ErrorText(EMFILE)));
+  }
+  if (cut || (message.msg_flags & MSG_TRUNC) != 0) {
     return DataLoss(StrCat("a message of more than ", kHandshakeBytesMax, " bytes or ",
                            kDescriptorsMax, " descriptors"));
   }

@@ -43,8 +43,9 @@ inline constexpr size_t kDescriptorsMax = 4;
 
 /// kUnavailable: not sent.
 Status SendHandshake(int fd, std::span<const std::byte> bytes, std::span<const int> descriptors);
-/// Returns no message when none has arrived yet. kUnavailable: the peer closed; kDataLoss: the
-/// message exceeds the bounds above.
+/// Returns no message when none has arrived yet. kUnavailable: the peer closed, or this process has
+/// no descriptors left for those that came with the message; kDataLoss: the message exceeds the
+/// bounds above.
 StatusOr<std::optional<HandshakeMessage>> ReceiveHandshake(int fd);
 
 /// Checks that a descriptor from a peer is an eventfd, and makes it non-blocking. kDataLoss: it is

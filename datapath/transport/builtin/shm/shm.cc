@@ -56,8 +56,7 @@ class ShmMesh : public mesh::StreamMesh {
  private:
   Status OpenRendezvous(mesh::Neighbourhood* own);
   StatusOr<mesh::Streams> Attach(const std::vector<TransportAddress>& addresses, TimePoint deadline,
-                                 const mesh::Rendezvous& rendezvous,
-                                 std::vector<mesh::Sockets>& sockets);
+                                 mesh::Rendezvous& rendezvous, std::vector<mesh::Sockets>& sockets);
   Status Demand(const std::vector<TransportAddress>& addresses,
                 std::vector<AttachResult>& results) const;
   UniqueFd MakeOwnStaging();
@@ -98,15 +97,17 @@ StatusOr<mesh::Streams> ShmMesh::MakeStreams(const std::vector<TransportAddress>
   StatusOr<mesh::Streams> streams = Attach(addresses, deadline, rendezvous, sockets);
   rendezvous_ = UniqueFd();
   if (streams.ok()) return streams;
-  const std::vector<std::byte> frame = mesh::EncodeAbort(rank(), weir::Message(streams.status()));
-  for (const mesh::Sockets& pair : sockets) {
-    if (!pair.empty()) mesh::WriteFrame(pair.front().get(), frame);
+  for (int r = 0; r < world(); ++r) {
+    if (sockets[r].empty()) continue;
+    FrameSealer* const sealer = rendezvous.channel(r).sealer.get();
+    mesh::WriteFrame(sockets[r].front().get(),
+                     mesh::EncodeAbort(rank(), weir::Message(streams.status()), sealer));
   }
   return streams;
 }
 
 StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& addresses,
-                                        TimePoint deadline, const mesh::Rendezvous& rendezvous,
+                                        TimePoint deadline, mesh::Rendezvous& rendezvous,
                                         std::vector<mesh::Sockets>& sockets) {
   std::vector<AttachResult> results(sockets.size());
   std::vector<Neighbour> neighbours;
@@ -114,7 +115,8 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
     if (r == rank()) continue;
     const mesh::Neighbourhood& peer = rendezvous.neighbour(r);
     if (node_ != 0 && peer.node == node_ && (r > rank() || !peer.rendezvous.empty())) {
-      neighbours.push_back({r, addresses[r], sockets[r].front().get(), peer.rendezvous});
+      neighbours.push_back({r, addresses[r], sockets[r].front().get(), peer.rendezvous,
+                            &rendezvous.channel(r), rendezvous.memory_secret(r)});
     } else if (!no_memory_.empty()) {
       results[r].why_not = StrCat("this rank cannot share memory: ", no_memory_);
     } else {
@@ -130,7 +132,7 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
                      .rank = rank(),
                      .world = world(),
                      .ring_bytes = RingBytes(options(), neighbours.size()),
-                     .rendezvous = rendezvous_.get(),
+                     .rendezvous = &rendezvous_,
                      .event_fd = event_fd_.get(),
                      .wake = wake(),
                      .staging = own_staging.get()});
@@ -143,11 +145,10 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
   } else {
     own_staging_ = SealedMemory();
   }
-  mesh::Streams streams;
+  mesh::Streams streams(sockets.size());
   for (int r = 0; r < world(); ++r) {
-    streams.emplace_back();
     if (results[r].attachment != nullptr) {
-      streams.back() =
+      streams[r].stream =
           MakeRingStream(std::move(*results[r].attachment),
                          Crowded(ranks.size()) ? kDirectReadBytesMin : kDirectReadBytesMinApart);
     } else if (r != rank()) {
@@ -156,7 +157,8 @@ StatusOr<mesh::Streams> ShmMesh::Attach(const std::vector<TransportAddress>& add
       Log(tried ? LogLevel::kWarning : LogLevel::kDebug, "transport",
           StrCat("rank ", rank(), " reaches rank ", r, " (", addresses[r],
                  ") by tcp: ", results[r].why_not));
-      streams.back() = tcp::MakeStream(std::move(sockets[r]), options());
+      streams[r] = {tcp::MakeStream(std::move(sockets[r]), options()),
+                    std::move(rendezvous.channel(r))};
     }
   }
   return streams;

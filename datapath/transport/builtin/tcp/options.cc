@@ -33,15 +33,6 @@ std::span<const TransportOption> Options() {
              if (bytes) options->zero_copy_bytes_min = *bytes;
              return bytes.has_value();
            }},
-      {.key = "checksums",
-       .expected = "on or off",
-       .meaning = "whether payloads that this rank sends to other hosts carry a checksum",
-       .parse =
-           [](std::string_view value, TransportOptions* options) {
-             const auto on = ParseSwitch(value);
-             if (on) options->checksums = *on;
-             return on.has_value();
-           }},
       {.key = "congestion",
        .expected = "a congestion control of the kernel",
        .meaning = "instead of the system's, and within a host instead of reno",

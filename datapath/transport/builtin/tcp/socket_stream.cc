@@ -56,6 +56,7 @@ ssize_t Result(Call call) {
 SocketStream::SocketStream(UniqueFd socket, size_t zero_copy_bytes_min)
     : socket_(std::move(socket)),
       within_host_(mesh::StaysOnThisHost(socket_.get())),
+      loopback_(mesh::IsLoopback(socket_.get())),
       zero_copy_(socket_.get(), zero_copy_bytes_min) {}
 
 ssize_t SocketStream::Write(std::span<const iovec> parts) {

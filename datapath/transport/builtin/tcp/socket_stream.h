@@ -25,14 +25,14 @@ class SocketStream : public mesh::ByteStream {
   void AppendSockets(std::vector<int>* sockets) const override {
     sockets->push_back(socket_.get());
   }
-  /// False within a host, where the kernel copies from memory to memory without checks of its own.
-  bool checks_payload() const override { return !within_host_; }
+  bool within_host() const override { return within_host_; }
+  bool crosses_network() const override { return !loopback_; }
   Silence HostSilence() const override;
   PathSample Sample(int peer) const override;
 
  private:
   const mesh::UniqueFd socket_;
-  const bool within_host_;
+  const bool within_host_, loopback_;
   size_t low_water_ = 1;  // the kernel reports data from so many bytes on
   ZeroCopy zero_copy_;
 };

@@ -1,6 +1,7 @@
 #pragma once
 // Several TCP connections as one stream of bytes, in order.
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -28,7 +29,11 @@ class StripedStream : public mesh::ByteStream {
   bool Readable() override { return read_failed_; }
   bool Writable() override { return write_failed_; }
   void AppendSockets(std::vector<int>* sockets) const override;
-  bool checks_payload() const override { return lanes_[0]->checks_payload(); }
+  bool within_host() const override { return lanes_[0]->within_host(); }
+  bool crosses_network() const override {
+    return std::any_of(lanes_.begin(), lanes_.end(),
+                       [](const auto& lane) { return lane->crosses_network(); });
+  }
   Silence HostSilence() const override;
   PathSample Sample(int peer) const override;
 

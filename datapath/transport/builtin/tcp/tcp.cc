@@ -17,9 +17,11 @@ class TcpMesh : public mesh::StreamMesh {
                                       TimePoint deadline) override {
     mesh::Rendezvous rendezvous(options(), listener(), wake());
     WEIR_ASSIGN_OR_RETURN(std::vector<mesh::Sockets> sockets, rendezvous.Run(addresses, deadline));
-    mesh::Streams streams;
-    for (mesh::Sockets& pair : sockets) {
-      streams.push_back(pair.empty() ? nullptr : tcp::MakeStream(std::move(pair), options()));
+    mesh::Streams streams(sockets.size());
+    for (int r = 0; r < world(); ++r) {
+      if (r == rank()) continue;
+      streams[r] = {tcp::MakeStream(std::move(sockets[r]), options()),
+                    std::move(rendezvous.channel(r))};
     }
     return streams;
   }

@@ -212,7 +212,7 @@ Status Stream::Spill() {
 Status Stream::BeginFrame(const Held& piece) {
   WEIR_ASSIGN_OR_RETURN(const FrameHeader header, ReadHeader(BytesOf(piece)));
   if (header.type == FrameType::kAbort) return in().Corrupt("an abort frame among its data");
-  in().Begin(header);
+  in().Begin(header, BytesOf(piece).first<kFrameHeaderBytes>());
   front_offset_ = kFrameHeaderBytes;
   return OkStatus();
 }

@@ -40,6 +40,7 @@ class VerbsTransport : public mesh::MeshTransport {
     return MeshTransport::Wait(ticket, deadline);
   }
   std::vector<PathSample> Samples() const override;
+  int unauthenticated_peers() const override { return world() - 1; }
 
  private:
   Status Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) override;
@@ -213,6 +214,7 @@ class VerbsFactory : public TransportFactory {
   const TransportTraits& Traits() const override { return traits_; }
 
   StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const override {
+    WEIR_RETURN_IF_ERROR(mesh::RequireUnauthenticated(options, traits_.name));
     WEIR_ASSIGN_OR_RETURN(mesh::MeshParts parts, mesh::MakeMeshParts(options));
     WEIR_ASSIGN_OR_RETURN(verbs::ChannelPtr channel, verbs::OpenEventChannel());
     WEIR_ASSIGN_OR_RETURN(verbs::CmIdPtr listener,

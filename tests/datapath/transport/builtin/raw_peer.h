@@ -28,6 +28,12 @@ class RawPeer {
     connected_ = resolved.ok() && connect(fd_.get(), resolved->get(), resolved->size) == 0;
   }
 
+  /// A connection that somebody else made.
+  explicit RawPeer(mesh::UniqueFd fd) : fd_(std::move(fd)), connected_(true) {
+    const timeval patience = {10, 0};
+    setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  }
+
   bool connected() const { return connected_; }
   int fd() const { return fd_.get(); }
   bool Send(std::span<const std::byte> bytes) {
@@ -53,6 +59,17 @@ class RawPeer {
     if (text != nullptr)
       text->assign(reinterpret_cast<const char*>(payload.data()), payload.size());
     return header;
+  }
+
+  /// The bytes of the next whole frame, with `trailer_bytes` behind its payload. Empty when the
+  /// stream ended.
+  Bytes ReadRaw(size_t trailer_bytes) {
+    Bytes frame(kFrameHeaderBytes);
+    if (!ReadAll(frame)) return {};
+    uint32_t payload_bytes = 0;
+    std::memcpy(&payload_bytes, frame.data() + 56, sizeof payload_bytes);
+    frame.resize(kFrameHeaderBytes + payload_bytes + trailer_bytes);
+    return ReadAll(std::span(frame).subspan(kFrameHeaderBytes)) ? frame : Bytes();
   }
 
   /// Says hello and reads the answer.

@@ -32,8 +32,8 @@ struct OfferFields {
   uint64_t ring_bytes = kRing;
 };
 
-Bytes OfferFrame(const OfferFields& fields) {
-  Bytes payload(32);
+Bytes OfferFrame(const OfferFields& fields, const Secret& proof = {}) {
+  Bytes payload(64);
   ByteWriter writer(payload);
   writer.Write(fields.job);
   writer.Write(fields.rank);
@@ -41,6 +41,7 @@ Bytes OfferFrame(const OfferFields& fields) {
   writer.Write(fields.called);
   writer.Write(fields.version);
   writer.Write(fields.ring_bytes);
+  writer.Write(proof);
   return mesh::EncodeFrame(FrameType::kHello, 1, payload);
 }
 
@@ -61,18 +62,18 @@ struct RawPair {
     tcp_of_1 = mesh::UniqueFd(ends[1]);
     rendezvous = *ListenAtRendezvous(name, 16);
   }
-  AttachOptions Options() const {
+  AttachOptions Options() {
     return {.job = kJob,
             .rank = 0,
             .world = 2,
             .ring_bytes = kRing,
-            .rendezvous = rendezvous.get(),
+            .rendezvous = &rendezvous,
             .event_fd = event_fd.get(),
             .wake = wake.get()};
   }
   StatusOr<std::vector<AttachResult>> Run(double seconds = 20) {
     Attacher attacher(Options());
-    return attacher.Run({{1, "raw", tcp_of_0.get(), ""}}, Within(seconds));
+    return attacher.Run({{1, "raw", tcp_of_0.get(), "", {}, {}}}, Within(seconds));
   }
   void Verdict(const Bytes& frame) { EXPECT_TRUE(mesh::WriteFrame(tcp_of_1.get(), frame)); }
   // Sends `bytes` and `descriptors` as an offer. Returns the text of the refusal, "" if accepted.
@@ -98,6 +99,61 @@ struct RawPair {
   mesh::UniqueFd rendezvous, control, tcp_of_0, tcp_of_1;
   mesh::UniqueFd event_fd{eventfd(0, EFD_NONBLOCK)}, wake{eventfd(0, EFD_NONBLOCK)};
 };
+
+// Another process of this user may know where to ask for memory, and who is awaited.
+TEST(ShmAttachTest, WhereThereIsAKeyWhoAsksProvesThatItIsThePeer) {
+  RawPair pair;
+  mesh::UniqueFd memory;
+  ASSERT_TRUE(Segment::Create(kRing, &memory).ok());
+  const mesh::UniqueFd event_fd(eventfd(0, EFD_NONBLOCK));
+  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, {}, {}, {}, {});
+  ASSERT_TRUE(secrets.ok());
+  auto of_0 = MakeFrameChannel(*secrets, false, Protection::kAuthenticated);
+  auto of_1 = MakeFrameChannel(*secrets, true, Protection::kAuthenticated);
+  ASSERT_TRUE(of_0.ok() && of_1.ok());
+  StatusOr<std::vector<AttachResult>> results = Unavailable("still running");
+  std::thread running([&] {
+    Attacher attacher(pair.Options());
+    results =
+        attacher.Run({{1, "raw", pair.tcp_of_0.get(), "", &*of_0, secrets->memory}}, Within(20));
+  });
+  const Bytes asked = OfferFrame({});
+  const auto said = std::span(asked).subspan(kFrameHeaderBytes, 32);
+  const std::vector<int> descriptors = {memory.get(), event_fd.get()};
+  const Secret of_another = *MakeProof(secrets->to_dialer.key, "weir offer", said);
+  for (const Secret& proof :
+       {Secret{}, of_another, *MakeProof(secrets->memory, "weir offer", {})}) {
+    EXPECT_THAT(pair.SendOffer(OfferFrame({}, proof), descriptors),
+                HasSubstr("rank 1 did not prove that it is who asks"));
+  }
+  const Secret proof = *MakeProof(secrets->memory, "weir offer", said);
+  EXPECT_EQ(pair.SendOffer(OfferFrame({}, proof), descriptors), "");
+  const uint32_t attached = 1, no_staging = 0;
+  for (const uint32_t& told : {attached, no_staging}) {
+    pair.Verdict(mesh::EncodeFrame(FrameType::kHello, 1, std::as_bytes(std::span(&told, 1)),
+                                   of_1->sealer.get()));
+  }
+  running.join();
+  ASSERT_TRUE(results.ok()) << results.status();
+  EXPECT_NE((*results)[0].attachment, nullptr) << (*results)[0].why_not;
+}
+
+TEST(ShmAttachTest, AVerdictThatDoesNotVerifyIsRefused) {
+  RawPair pair;
+  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, {}, {}, {}, {});
+  auto of_0 = MakeFrameChannel(*secrets, false, Protection::kAuthenticated);
+  Bytes verdict = VerdictFrame(0);
+  EncodeFrameHeader(*DecodeFrameHeader(std::span(verdict).first<kFrameHeaderBytes>()),
+                    std::span(verdict).first<kFrameHeaderBytes>(), FrameCheck::kTag);
+  verdict.resize(verdict.size() + kFrameTagBytes);
+  pair.Verdict(verdict);
+  Attacher attacher(pair.Options());
+  const auto results =
+      attacher.Run({{1, "raw", pair.tcp_of_0.get(), "", &*of_0, secrets->memory}}, Within(20));
+  EXPECT_EQ(results.status().code(), StatusCode::kDataLoss) << results.status();
+  EXPECT_THAT(weir::Message(results.status()),
+              AllOf(HasSubstr("rank 1 (raw)"), HasSubstr("does not verify")));
+}
 
 TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
   RawPair pair;

@@ -295,7 +295,7 @@ TEST(TcpConnectionsTest, WhoIsEarlyForTheNextConnectionIsKeptWaiting) {
   const StatusOr<FrameHeader> header = second2.ReadFrame(&answer);
   ASSERT_TRUE(header.ok()) << header.status();
   EXPECT_EQ(header->type, FrameType::kHello);
-  EXPECT_EQ(answer.size(), 28u);
+  EXPECT_EQ(answer.size(), 64u);
   EXPECT_TRUE(second1.Introduce(hello(1, 1)).ok());
   connecting.join();
   EXPECT_TRUE(status.ok()) << status;

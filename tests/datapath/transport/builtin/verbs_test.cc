@@ -28,6 +28,7 @@ TransportOptions VerbsOptions(int rank, int world) {
   options.rank = rank;
   options.world = world;
   options.listen = ListenAddress(Verbs(), rank);
+  options.unauthenticated = true;
   return options;
 }
 

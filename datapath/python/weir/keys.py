@@ -1,0 +1,72 @@
+"""The key of a job: where a rank has it from. Knows nothing of torch.
+
+In this order: what the caller gives; the file that WEIR_JOB_KEY_FILE names, which holds 32 bytes or
+64 hexadecimal digits and which others than its owner and group cannot read; a key that rank 0 makes
+and the framework's store hands out, so that whoever may read the store belongs to the job. With
+WEIR_UNAUTHENTICATED=1 there is none, and ranks connect over any network all the same. WEIR_ENCRYPT=1
+hides payloads, too. Where there is no store and nothing is said, there is no key, and ranks connect
+over loopback and shared memory only.
+"""
+import os
+import secrets
+import stat
+
+from weir import _lib
+from weir._lib import WeirError
+
+KEY_BYTES = 32
+OPTIONS = ("job_key", "encrypt", "unauthenticated")
+
+
+def read_file(path):
+    """The key in `path`. WeirError: it holds none, or others can read it."""
+    def refuse(why):
+        return WeirError(f"job key file {path}: {why}", _lib.INVALID_ARGUMENT)
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(4 * KEY_BYTES)
+    except OSError as error:
+        raise refuse(error.strerror) from None
+    if stat.S_IMODE(mode) & 0o007:
+        raise refuse(f"others may use it (mode {stat.S_IMODE(mode):04o}); expected 0600")
+    if len(content) == KEY_BYTES:
+        return content
+    try:
+        key = bytes.fromhex(content.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise refuse(f"expected {KEY_BYTES} bytes or {2 * KEY_BYTES} hexadecimal digits, "
+                     f"found {len(content)} bytes")
+    return key
+
+
+def _flag(value, name):
+    return bool(int(os.environ.get(name, "0"))) if value is None else bool(value)
+
+
+def settings(job_key=None, encrypt=None, unauthenticated=None):
+    """What the caller and the environment say: a dictionary of Session's and Communicator's
+    options, where job_key None without unauthenticated means that a store may hand one out."""
+    unauthenticated = _flag(unauthenticated, "WEIR_UNAUTHENTICATED")
+    path = os.environ.get("WEIR_JOB_KEY_FILE")
+    if job_key is None and path and not unauthenticated:
+        job_key = read_file(path)
+    return dict(job_key=job_key, encrypt=_flag(encrypt, "WEIR_ENCRYPT"),
+                unauthenticated=unauthenticated)
+
+
+def wants_key(given):
+    """Whether a store may complete `given`, as settings() returned it."""
+    return given["job_key"] is None and not given["unauthenticated"]
+
+
+def from_store(store, name, rank, given):
+    """`given` with the key that rank 0 makes and `store` keeps under `name`, unless it says
+    otherwise. Every rank calls it with a name that no other call has used."""
+    if not wants_key(given):
+        return given
+    if rank == 0:
+        store.set(name, secrets.token_hex(KEY_BYTES))
+    return {**given, "job_key": bytes.fromhex(store.get(name).decode())}
