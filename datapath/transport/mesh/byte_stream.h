@@ -30,6 +30,9 @@ class ByteStream {
   virtual size_t Retained() { return 0; }
   /// The peer reads the end of the stream behind what was written.
   virtual void CloseWrite() = 0;
+  /// The stream is destroyed next: what is retained then is not read any more, and the peer may
+  /// read an error instead of the end.
+  virtual void Cut() {}
 
   /// Adds what can be watched, edge-triggered, with `index` as data. An event that carries
   /// kHangUpBit there means EPOLLHUP.

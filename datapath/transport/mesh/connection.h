@@ -35,6 +35,7 @@ class Connection : public Peer {
 
   /// Keeps a send that is half out.
   Status QueueShutdownNotice(std::string_view text) override;
+  void Cut() override { stream_.Cut(); }
   bool flushed() const override { return (out().empty() && !out().holds()) || broken_; }
   bool CannotFinish(const Operation& op) const override {
     return op.send ? broken_ : departed() && staged() == 0 && !in().in_frame();

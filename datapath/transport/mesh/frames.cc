@@ -8,12 +8,12 @@ void FrameSender::EncodeNow(Operation* op) {
   op->header.source_rank = static_cast<uint16_t>(self_);
   op->header.payload_bytes = static_cast<uint32_t>(op->payload.size());
   op->body = op->payload;
-  op->encoded = true;
   if (sealer_) return Seal(op);
   const bool check = checks_payload_ || op->header.type == FrameType::kAbort;
   const uint32_t checksum = check ? Checksum(op->payload) : 0;
   op->header.payload_checksum = checksum ^ (op->corrupt ? 1u : 0u);
   EncodeFrameHeader(op->header, op->wire);
+  op->encoded = true;
 }
 
 void FrameSender::Seal(Operation* op) {
@@ -31,6 +31,7 @@ void FrameSender::Seal(Operation* op) {
   sealer_->Seal(op->wire, op->payload, std::span(op->sealed).first(op->sealed.empty() ? 0 : bytes),
                 &op->tag);
   if (op->corrupt) op->tag[0] ^= std::byte{1};
+  op->encoded = true;
 }
 
 // Fresh memory costs as much as encrypting into it.

@@ -216,6 +216,9 @@ void MeshTransport::Abandon(std::string_view reason) {
     cut = cut || (peer(r) != nullptr && peer(r)->ReadsBuffers());
   }
   if (!cut) return Abort(reason);
+  for (int r = 0; r < world(); ++r) {
+    if (peer(r) != nullptr) peer(r)->Cut();
+  }
   connected_ = false;
   Disconnect();
   (void)Fail(Aborted(StrCat("rank ", rank(), " aborted: ", reason)));

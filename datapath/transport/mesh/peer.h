@@ -25,6 +25,8 @@ class Peer {
   virtual Status QueueShutdownNotice(std::string_view text) = 0;
   /// A frame is half out, or its payload is still read from where it is.
   bool ReadsBuffers() const { return out_.front_sent() > 0 || out_.holds(); }
+  /// Before the peer is destroyed: makes that the end of all reading of payloads.
+  virtual void Cut() {}
   /// Everything queued has left for the peer, or never can.
   virtual bool flushed() const = 0;
   /// The peer is gone and nothing in hand can finish `op` any more.

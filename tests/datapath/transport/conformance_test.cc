@@ -335,6 +335,20 @@ TEST_P(TransportConformance, AbortGivesUpEveryBuffer) {
   EXPECT_FALSE(Failure(*world[1], world[1]->PostReceive(0, buffer)).ok());
 }
 
+// Whoever still had the memory would send what it holds then.
+TEST_P(TransportConformance, NothingOfABufferIsReadAfterAbandon) {
+  World world = Connect(2);
+  ASSERT_EQ(world.size(), 2u);
+  Bytes large(16 << 20, std::byte{1}), small(100, std::byte{1}), received(16 << 20);
+  ASSERT_TRUE(world[0]->PostSend(1, {}, large).ok());
+  ASSERT_TRUE(world[0]->PostSend(1, {}, small).ok());
+  world[0]->Abandon("no memory");
+  std::fill(large.begin(), large.end(), std::byte{0xee});
+  std::fill(small.begin(), small.end(), std::byte{0xee});
+  EXPECT_FALSE(Failure(*world[1], world[1]->PostReceive(0, received)).ok());
+  EXPECT_EQ(std::count(received.begin(), received.end(), std::byte{0xee}), 0);
+}
+
 TEST_P(TransportConformance, InterruptEndsAWait) {
   World world = Connect(2);
   ASSERT_EQ(world.size(), 2u);

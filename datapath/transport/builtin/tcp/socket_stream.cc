@@ -89,6 +89,14 @@ ssize_t SocketStream::Read(std::span<const iovec> parts) {
 
 void SocketStream::CloseWrite() { shutdown(socket_.get(), SHUT_WR); }
 
+// After an ordinary close the kernel goes on sending what is queued, from the memory that it was
+// given in. A reset drops the queue.
+void SocketStream::Cut() {
+  if (zero_copy_.Retained() == 0) return;
+  const linger reset = {.l_onoff = 1, .l_linger = 0};
+  setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+}
+
 // A long payload arrives from another host in many packets, and each would wake this rank, which
 // costs about as much as copying it; so the kernel reports only larger parts. Not within a host,
 // where the sender's copy and this one should overlap, nor for a short rest, which comes in one

@@ -22,6 +22,7 @@ class SocketStream : public mesh::ByteStream {
   void Expect(size_t bytes) override;
   Status Register(mesh::EventSet& events, uint32_t index) override;
   uint32_t OnEvents(uint32_t events) override;
+  void Cut() override;
   void AppendSockets(std::vector<int>* sockets) const override {
     sockets->push_back(socket_.get());
   }

@@ -99,6 +99,10 @@ void StripedStream::CloseWrite() {
   for (const auto& lane : lanes_) lane->CloseWrite();
 }
 
+void StripedStream::Cut() {
+  for (const auto& lane : lanes_) lane->Cut();
+}
+
 Status StripedStream::Register(mesh::EventSet& events, uint32_t index) {
   for (const auto& lane : lanes_) WEIR_RETURN_IF_ERROR(lane->Register(events, index));
   return OkStatus();

@@ -28,6 +28,7 @@ class StripedStream : public mesh::ByteStream {
   /// If a failure comes after some bytes, the next call returns it, without another event.
   bool Readable() override { return read_failed_; }
   bool Writable() override { return write_failed_; }
+  void Cut() override;
   void AppendSockets(std::vector<int>* sockets) const override;
   bool within_host() const override { return lanes_[0]->within_host(); }
   bool crosses_network() const override {
