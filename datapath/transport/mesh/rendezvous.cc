@@ -36,9 +36,9 @@ struct Rendezvous::PendingPeer {
   TimePoint ends;
   HandshakeReader reader;
   bool answered = false;
-  Hello hello;             // once it said so; not to be believed before its proof
-  ChannelSecrets secrets;  // once answered, with a key
-  FrameChannel channel;    // once it has proven itself
+  Hello hello = {};             // once it said so; not to be believed before its proof
+  ChannelSecrets secrets = {};  // once answered, with a key
+  FrameChannel channel = {};    // once it has proven itself
 };
 
 Rendezvous::Rendezvous(const TransportOptions& options, int listener, int wake, Neighbourhood own)

@@ -377,7 +377,7 @@ TEST_P(TcpPathTest, WhateverIsDoneToAFrameItIsNotDelivered) {
 }
 
 // A cut connection is a death, whatever stands in its last bytes.
-TEST_P(TcpPathTest, AnEndWithoutAGoodbyeThatVerifiesIsNoOrderlyEnd) {
+TEST_P(TcpPathTest, AnEndWithoutANoticeThatVerifiesIsNoOrderlyEnd) {
   for (const bool forge : {false, true}) {
     const Outcome outcome = Through(
         [forge](size_t number, const Bytes& frame) {
@@ -399,7 +399,7 @@ TEST_P(TcpPathTest, AnEndWithoutAGoodbyeThatVerifiesIsNoOrderlyEnd) {
 
 TEST_P(TcpPathTest, EveryChangedHandshakeIsRefused) {
   const std::pair<size_t, size_t> places[] = {{0, 24}, {0, 28}, {0, 40}, {0, 63}, {1, 0}, {1, 31}};
-  for (const auto [number, at] : places) {
+  for (const auto& [number, at] : places) {
     SCOPED_TRACE(StrCat("frame ", number, " octet ", at, " behind its header"));
     Logged logged;
     auto rank0 = NewKeyed(0, Key::kRight, GetParam()), rank1 = NewKeyed(1, Key::kRight, GetParam());
