@@ -280,7 +280,8 @@ Effects PlanSubscription::OnCommand(const v1::ToRank& command) {
     case v1::RankCommand::kLease:
       break;
     case v1::RankCommand::kRefusal:
-      return {RefuseRank{session.connection, command.command().refusal().reason()}};
+      return {RefuseRank{session.connection, command.command().refusal().reason(),
+                         command.command().refusal().retry_after_s()}};
     case v1::RankCommand::kChallenge:  // the agent's own affair
     case v1::RankCommand::BODY_NOT_SET:
       ++counters_.unknown_messages;
