@@ -12,6 +12,7 @@ using nlohmann::json;
 
 constexpr size_t kNonceBytesMax = 256;
 constexpr size_t kReasonBytesMax = 4096;
+constexpr size_t kNodeNameBytesMax = 253;
 constexpr double kLeaseMax_s = 1e6;
 
 /// Visits fields into a JSON object.
@@ -106,6 +107,12 @@ json Body(const RankHello& m) {
   if (!m.aggregation_address.empty()) body["aggregation_address"] = m.aggregation_address;
   if (m.lowest_rank >= 0) body["memory_group"] = m.lowest_rank + 1;
   if (m.epoch != 0) body["epoch"] = JsonUint64(m.epoch);
+  if (m.proof.has_value()) {
+    body["proof"] = {{"public_key", m.proof->public_key},
+                     {"node", m.proof->node},
+                     {"challenge", m.proof->challenge},
+                     {"signature", m.proof->signature}};
+  }
   if (m.active_plan != nullptr && m.active_plan->version != 0) {
     body["active_plan"] = json::parse(PlanToJson(*m.active_plan));
   }
@@ -263,6 +270,14 @@ StatusOr<RankCommand> ReadLease(const json& value) {
   return RankCommand(lease);
 }
 
+StatusOr<RankCommand> ReadChallenge(const json& value) {
+  WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, "challenge"));
+  RankChallenge challenge;
+  WEIR_RETURN_IF_ERROR(reader.String("node", kNodeNameBytesMax, &challenge.node));
+  WEIR_RETURN_IF_ERROR(reader.String("challenge", kChallengeDigits, &challenge.challenge));
+  return RankCommand(std::move(challenge));
+}
+
 StatusOr<uint64_t> ReadVersion(const json& value, const char* what) {
   WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, what));
   uint64_t version = 0;
@@ -294,8 +309,10 @@ StatusOr<RankCommand> ParseRankCommand(std::string_view text) {
     WEIR_ASSIGN_OR_RETURN(ObjectReader refusal, ObjectReader::Make(*value, "refusal"));
     RankRefusal result;
     WEIR_RETURN_IF_ERROR(refusal.String("reason", kReasonBytesMax, &result.reason));
+    WEIR_RETURN_IF_ERROR(refusal.Double("retry_after_s", &result.retry_after_s));
     return RankCommand(std::move(result));
   }
+  if (const json* challenge = reader.Find("challenge")) return ReadChallenge(*challenge);
   return RankCommand(std::monostate{});
 }
 

@@ -86,6 +86,7 @@ StatusOr<std::unique_ptr<Session>> Session::Create(SessionOptions options, Sessi
     AgentLinkOptions link;
     link.address = session->options_.agent;
     link.token = session->options_.agent_token;
+    link.job_key = session->options_.job_key;
     link.name = session->name_;
     WEIR_ASSIGN_OR_RETURN(session->link_, AgentLink::Create(std::move(link), *session));
     session->agent_ = session->link_.get();

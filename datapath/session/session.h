@@ -33,6 +33,7 @@ struct SessionOptions {
   std::string listen = "127.0.0.1:0";
   std::string agent;  // empty: none
   std::string agent_token;
+  std::string job_key;    // kJobKeyBytes; proven to the agent, which never sees it. Empty: none
   std::string plan_file;  // empty: none
   Duration operation_timeout = std::chrono::seconds(60);
   Duration connect_timeout = std::chrono::seconds(60);

@@ -11,6 +11,7 @@
 
 #include "controller/service/fleet.h"
 #include "controller/service/mapping.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/random.h"
 
 namespace weir {
@@ -75,6 +76,17 @@ inline v1::Capabilities FakeCapabilities() {
   return out;
 }
 
+/// Proves what `hello` says to `node`.
+inline void AddProof(const std::string& job_key, const std::string& node, v1::RankHello* hello) {
+  const auto proof = ProveRank(job_key, {hello->job(), node, hello->rank(), hello->world(),
+                                         hello->epoch(), std::string(kChallengeDigits, '1')});
+  ASSERT_TRUE(proof.ok()) << proof.status();
+  hello->mutable_proof()->set_public_key(proof->public_key);
+  hello->mutable_proof()->set_node(proof->node);
+  hello->mutable_proof()->set_challenge(proof->challenge);
+  hello->mutable_proof()->set_signature(proof->signature);
+}
+
 class FakeCluster {
  public:
   static constexpr uint64_t kBucketElements = 640 * 1024;
@@ -117,6 +129,7 @@ class FakeCluster {
       rank_hello->set_aggregation_address(StrCat("10.0.0.", rank + 1, ":", aggregation_port));
     }
     rank_hello->set_epoch(mesh_epoch);
+    if (!job_key.empty()) AddProof(job_key, Node(rank), rank_hello);
     rank_hello->set_step(step_);
     rank_hello->set_active_plan_version(active_.version());
     if (active_.version() != 0) *rank_hello->mutable_active_plan() = active_;
@@ -224,6 +237,7 @@ class FakeCluster {
   int deaf_rank = -1;    // but this one has no port for it
   int aggregation_port = 40000;
   uint64_t mesh_epoch = 0;
+  std::string job_key;  // that ranks prove; empty: none
   bool nack = false;
   double codec_slowdown = 1;  // of lossy codecs, against what is reported to the model
   bool non_finite_when_lossy = false;
