@@ -2,8 +2,8 @@
 // The residuals of error feedback: what lossy codecs left behind, kept per parameter so that it
 // survives bucket rebuilds, codec changes and checkpoints, and never changes on a step that was
 // skipped. Beside them the moving sums of gradients of codecs with momentum inside, what EF21
-// remembers in place of residuals, and the second residuals of sums that are encoded again on their
-// way, likewise.
+// remembers in place of residuals, and the aggregate residuals of sums that are encoded again on
+// their way, likewise.
 
 #include <array>
 #include <cstddef>
@@ -106,7 +106,7 @@ class ResidualStore {
     size_t begin = 0, size = 0;
     friend bool operator==(const Range&, const Range&) = default;
   };
-  /// The second residual of `region`, whose sum over all ranks this rank encodes in this step,
+  /// The aggregate residual of `region`, whose sum over all ranks this rank encodes in this step,
   /// after the bucket's BeginEncode; both spans have the region's size. What an earlier step left
   /// outside of the region is added to `gradient`, which is as long as the bucket. kNotFound as
   /// above; kFailedPrecondition: BeginEncode did not come first, or asked twice; kInvalidArgument:
@@ -184,7 +184,7 @@ class ResidualStore {
   Status Import(std::span<const std::byte> bytes, const AcceptCodecStates& accept = {});
 
  private:
-  // Of exported entries: residual, momentum, two of EF21, second residual.
+  // Of exported entries: residual, momentum, two of EF21, aggregate residual.
   static constexpr int kKinds = 5;
   class Buffer;
   enum class Use { kUnused, kEncoded, kSummed, kFlushed, kEf21 };

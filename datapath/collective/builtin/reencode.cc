@@ -1,7 +1,7 @@
 // Re-encoding all-reduce: rank j decodes and sums region j of every rank, encodes the sum again and
 // sends it to all. Where an all-gather of opaque payloads brings N-1 of them to every rank, this
 // brings two parts in N, and every rank decodes two buckets' worth and not N. The second encoding
-// loses, too; whoever supplies the callbacks may keep a second residual for it at the owner.
+// loses, too; whoever supplies the callbacks may keep an aggregate residual for it at the owner.
 //
 // Cost: 2 latencies; (N-1)/N of a payload leaves, and reaches, every rank twice. Inside of it every
 // rank decodes one bucket's worth of elements and encodes one N-th of them. The order of additions
