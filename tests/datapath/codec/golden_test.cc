@@ -54,7 +54,8 @@ TEST(GoldenTest, EveryCodecKeepsItsBytes) {
   const std::vector<float> x = GoldenInput(203);
   for (const Codec* codec : Codecs().All()) {
     const EncodeContext context = test::ContextFor(*codec, x, 3, 0.1);
-    Compare(codec->Traits().name, test::EncodeOrDie(*codec, x, context).payload);
+    Compare(test::IdentifierOf(codec->Traits().name),
+            test::EncodeOrDie(*codec, x, context).payload);
   }
 }
 
@@ -115,10 +116,8 @@ TEST(GoldenTest, WireIdsAreStable) {
                                                   {"threshold", 22},
                                                   {"hard_threshold", 23},
                                                   {"dgc", 24},
-                                                  {"sidco_e", 25},
-                                                  {"sidco_gp", 26},
-                                                  {"sidco_p", 27},
                                                   {"sidco", 28},
+                                                  {"sidco:fit=gp", 28},
                                                   {"gaussian_k", 29},
                                                   {"redsync", 30},
                                                   {"adaq", 31},

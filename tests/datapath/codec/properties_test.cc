@@ -167,9 +167,9 @@ TEST(ContractionTest, IsDeclaredWhereFeedbackIsUsedByDefaultOrSaidNotToBe) {
       "thc_uniform",     // likewise
       "threshold",       // a fixed threshold may keep nothing
       "hard_threshold",  // likewise
-      "sidco_e",         // likewise, when its fit is off
-      "sidco_gp",
-      "sidco_p"};
+      "sidco:fit=e",     // likewise, when its fit is off
+      "sidco:fit=gp",
+      "sidco:fit=p"};
   for (const Codec* codec : Codecs().All()) {
     const CodecTraits& traits = codec->Traits();
     if (!traits.needs_error_feedback) continue;

@@ -340,8 +340,8 @@ def power_sgd(case):
 REFERENCES = {
     "identity": identity, "fp16": fp16, "bf16": bf16,
     "top_k": top_k, "shared_top_k": shared_top_k, "random_k": random_k,
-    "sidco": threshold_selection, "sidco_e": threshold_selection, "sidco_gp": threshold_selection,
-    "sidco_p": threshold_selection, "gaussian_k": threshold_selection,
+    "sidco": threshold_selection, "sidco:fit=e": threshold_selection,
+    "sidco:fit=gp": threshold_selection, "sidco:fit=p": threshold_selection, "gaussian_k": threshold_selection,
     "redsync": threshold_selection, "dgc": threshold_selection, "threshold": threshold_selection,
     "qsgd": shared_grid, "global_qsgd": shared_grid, "terngrad": terngrad,
     "natural": natural, "qsgd_bucketed": qsgd_bucketed, "global_qsgd_exp": global_qsgd_exp,

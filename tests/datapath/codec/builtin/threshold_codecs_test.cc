@@ -102,7 +102,7 @@ TEST(SidcoTest, InverseGammaMatchesClosedForms) {
 
 TEST(SidcoTest, TheControllerFindsStagesThatKeepAboutK) {
   // Normal input: one exponential stage keeps 2 % of k at this ratio, three about all of it.
-  const Codec& codec = test::FindCodec("sidco_e");
+  const Codec& codec = test::FindCodec("sidco:fit=e");
   const size_t n = 200000;
   EncodeContext context = test::ContextFor(codec, {}, 1, 0.01);
   const auto state = codec.NewState(n, context);
@@ -110,7 +110,7 @@ TEST(SidcoTest, TheControllerFindsStagesThatKeepAboutK) {
   double first = 0, last = 0;
   for (int step = 0; step < 30; ++step) {
     const std::vector<float> x = test::NormalVector(n, 50 + step);
-    const double count = static_cast<double>(Selected("sidco_e", x, context).size());
+    const double count = static_cast<double>(Selected("sidco:fit=e", x, context).size());
     if (step == 0) first = count;
     if (step >= 25) last += count / 5;
   }
@@ -211,8 +211,8 @@ TEST(ThresholdCodecsTest, NoneExceedsTheCapOrFavoursLowPositions) {
   // Far more pass than may be sent: the threshold must rise, not the tail be cut off. dgc's cap is
   // that of its warm-up.
   std::vector<float> x = test::NormalVector(100000, 8, 1000);
-  for (const char* name : {"hard_threshold", "threshold", "sidco", "sidco_e", "sidco_gp", "sidco_p",
-                           "gaussian_k", "redsync", "dgc", "top_k"}) {
+  for (const char* name : {"hard_threshold", "threshold", "sidco", "sidco:fit=e", "sidco:fit=gp",
+                           "sidco:fit=p", "gaussian_k", "redsync", "dgc", "top_k"}) {
     const std::vector<uint32_t> indices = Selected(name, x, 0.01);
     EXPECT_LE(indices.size(), SelectionCap(x.size(), 0.01)) << name;
     size_t low = 0;
