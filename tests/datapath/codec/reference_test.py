@@ -213,7 +213,7 @@ def natural(case, least=2.0 ** -100):
     case.unbiased(np.where(used, case.x, 0).astype(np.float64), low)
 
 
-def global_qsgd_exp(case):
+def qsgd_exponential(case):
     """One rank's lanes; how they add has no plain formula but the mean, which C++ tests look at."""
     natural(case, least=2.0 ** -36 * np.abs(case.x).max())
 
@@ -343,8 +343,8 @@ REFERENCES = {
     "sidco": threshold_selection, "sidco:fit=e": threshold_selection,
     "sidco:fit=gp": threshold_selection, "sidco:fit=p": threshold_selection, "gaussian_k": threshold_selection,
     "redsync": threshold_selection, "dgc": threshold_selection, "threshold": threshold_selection,
-    "qsgd": shared_grid, "global_qsgd": shared_grid, "terngrad": terngrad,
-    "natural": natural, "qsgd_bucketed": qsgd_bucketed, "global_qsgd_exp": global_qsgd_exp,
+    "qsgd": shared_grid, "qsgd:memory=none": shared_grid, "terngrad": terngrad,
+    "natural": natural, "qsgd_bucketed": qsgd_bucketed, "qsgd:levels=exponential": qsgd_exponential,
     "inceptionn": inceptionn,
     "signsgd": signs, "ef_signsgd": ef_signsgd, "onebit": onebit, "minmax": minmax,
     "drive": drive, "eden": eden, "power_sgd": power_sgd,
