@@ -110,6 +110,7 @@ TEST(GoldenTest, WireIdsAreStable) {
                                                   {"top_k", 4},
                                                   {"shared_top_k", 5},
                                                   {"random_k", 6},
+                                                  {"random_k:memory=ef21", 6},
                                                   {"qsgd", 7},
                                                   {"qsgd:memory=none", 7},
                                                   {"qsgd:levels=exponential", 7},
@@ -141,9 +142,7 @@ TEST(GoldenTest, WireIdsAreStable) {
                                                   {"thc", 63},
                                                   {"power_sgd", 64},
                                                   {"arc_top_k", 65},
-                                                  {"nominated_top_k", 66},
-                                                  {"ef21_top_k", 70},
-                                                  {"ef21_random_k", 71}};
+                                                  {"nominated_top_k", 66}};
   for (const auto& [name, id] : expected) EXPECT_EQ(Codecs().WireId(name), id) << name;
 }
 
