@@ -58,7 +58,7 @@ class QsgdCodec : public GridLaneCodec {
   const CodecTraits traits_;
 };
 
-CodecSetting Lanes(int bits) {
+CodecSetting GridLanes(int bits) {
   const int largest = (1 << (bits - 1)) - 1;
   return {.bits = bits,
           .fixed_bits = static_cast<double>(bits),
@@ -66,7 +66,7 @@ CodecSetting Lanes(int bits) {
           .world_max = largest};
 }
 
-CodecTraits LinearTraits() {
+CodecTraits LinearQsgdTraits() {
   return {
       .name = "qsgd",
       .summary = "integer lanes on a shared grid, stochastic rounding (Alistarh et al. 2017)",
@@ -74,19 +74,19 @@ CodecTraits LinearTraits() {
       .needs_error_feedback = true,
       .form = PayloadForm::kLanes,
       .shared_metadata = SharedMetadata::kMax,
-      .settings = {Lanes(8), Lanes(4), Lanes(2), Lanes(16)},
+      .settings = {GridLanes(8), GridLanes(4), GridLanes(2), GridLanes(16)},
       .error_model = ErrorModel::kMaxScaled,
       .levels_divided_by_world = true,
       .error_divisor = 6,
   };
 }
 
-CodecTraits WithoutMemory() {
-  CodecTraits traits = LinearTraits();
+CodecTraits QsgdWithoutMemory() {
+  CodecTraits traits = LinearQsgdTraits();
   traits.name = "qsgd:memory=none";
   traits.summary = "int8 lanes on a shared grid without a residual (Xin et al. 2023)";
   traits.needs_error_feedback = false;
-  traits.settings = {Lanes(8)};
+  traits.settings = {GridLanes(8)};
   return traits;
 }
 
@@ -159,8 +159,8 @@ class ExponentialQsgdCodec : public LaneCodec {
 }  // namespace
 
 void RegisterQsgd(Registry<Codec>& registry, uint8_t id) {
-  registry.Add(id, std::make_unique<QsgdCodec>(LinearTraits()));
-  registry.Add(id, std::make_unique<QsgdCodec>(WithoutMemory()));
+  registry.Add(id, std::make_unique<QsgdCodec>(LinearQsgdTraits()));
+  registry.Add(id, std::make_unique<QsgdCodec>(QsgdWithoutMemory()));
   registry.Add(id, std::make_unique<ExponentialQsgdCodec>());
 }
 

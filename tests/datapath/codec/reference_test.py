@@ -340,9 +340,9 @@ def power_sgd(case):
 REFERENCES = {
     "identity": identity, "fp16": fp16, "bf16": bf16,
     "top_k": top_k, "shared_top_k": shared_top_k, "random_k": random_k,
-    "sidco": threshold_selection, "sidco:fit=e": threshold_selection,
-    "sidco:fit=gp": threshold_selection, "sidco:fit=p": threshold_selection, "gaussian_k": threshold_selection,
-    "redsync": threshold_selection, "dgc": threshold_selection, "threshold": threshold_selection,
+    **dict.fromkeys(("dgc", "sidco", "sidco:fit=e", "sidco:fit=gp", "sidco:fit=p", "threshold",
+                     "threshold:selector=gaussian_k", "threshold:selector=redsync"),
+                    threshold_selection),
     "qsgd": shared_grid, "qsgd:memory=none": shared_grid, "terngrad": terngrad,
     "natural": natural, "qsgd_bucketed": qsgd_bucketed, "qsgd:levels=exponential": qsgd_exponential,
     "inceptionn": inceptionn,
