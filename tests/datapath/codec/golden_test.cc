@@ -87,6 +87,13 @@ TEST(GoldenTest, SelectionsHaveNarrowValuesToo) {
   }
 }
 
+TEST(GoldenTest, EdenOfOneBitHasTheBytesOfDrive) {
+  const std::vector<float> x = GoldenInput(203);
+  const Codec& codec = test::FindCodec("eden");
+  const EncodeContext context = test::ContextFor(codec, x, 3, 0.1, 1);
+  Compare("eden_1", test::EncodeOrDie(codec, x, context).payload);
+}
+
 TEST(GoldenTest, ResidualStateKeepsItsBytes) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"b.bias", 2}, {"a.weight", 3}}).ok());
@@ -132,7 +139,6 @@ TEST(GoldenTest, WireIdsAreStable) {
                                                   {"inceptionn", 48},
                                                   {"sketchml", 49},
                                                   {"minmax", 52},
-                                                  {"drive", 60},
                                                   {"eden", 61},
                                                   {"thc_uniform", 62},
                                                   {"thc", 63},
