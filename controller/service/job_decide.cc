@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
 #include "controller/service/explain.h"
 #include "controller/service/job.h"
@@ -9,6 +10,7 @@
 #include "controller/service/mapping.h"
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
+#include "datapath/base/registry.h"
 
 namespace weir {
 namespace {
@@ -440,19 +442,22 @@ Status Job::Pin(const v1::PinRequest& request) {
   const ChoiceModel choice = ToModel(request.choice());
   const v1::CodecCapability* codec = nullptr;
   const v1::CollectiveCapability* collective = nullptr;
-  std::string codecs, collectives;
+  std::set<std::string> codecs, collectives;
   for (const auto& known : capabilities_.codecs()) {
     if (known.name() == choice.codec) codec = &known;
-    codecs += (codecs.empty() ? "" : ", ") + known.name();
+    codecs.insert(known.name());
   }
   for (const auto& known : capabilities_.collectives()) {
     if (known.name() == choice.collective) collective = &known;
-    collectives += (collectives.empty() ? "" : ", ") + known.name();
+    collectives.insert(known.name());
   }
-  if (codec == nullptr)
-    return NotFound(StrCat("unknown codec '", choice.codec, "'; valid: ", codecs));
+  if (codec == nullptr) {
+    return NotFound(
+        StrCat("unknown codec '", choice.codec, "'; valid: ", ValidNames(choice.codec, codecs)));
+  }
   if (collective == nullptr) {
-    return NotFound(StrCat("unknown collective '", choice.collective, "'; valid: ", collectives));
+    return NotFound(StrCat("unknown collective '", choice.collective,
+                           "'; valid: ", ValidNames(choice.collective, collectives)));
   }
   const bool sums = collective->form() == "regions" || collective->form() == "node_sums" ||
                     collective->form() == "node_shards";

@@ -81,7 +81,7 @@ struct CodecSetting {
 
 /// A codec as data. A planner needs nothing else.
 struct CodecTraits {
-  std::string name;
+  std::string name;     // of a variant with its parameter (datapath/base/registry.h)
   std::string summary;  // one line with the source paper
   bool lossy = true;
   bool unbiased = false;

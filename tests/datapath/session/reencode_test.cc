@@ -1,6 +1,8 @@
 // Sums that are encoded again on their way, through whole sessions: nothing is lost between two
 // residuals, all ranks hold the same bits, training converges, and state goes where parameters go.
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 
@@ -115,8 +117,14 @@ TEST_P(ReencodeTest, ACheckpointGoesOnAndScaleReachesBothResiduals) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, ReencodeTest,
-                         ::testing::Values("top_k", "ef_signsgd", "layer_wise_top_k"),
-                         [](const auto& info) { return std::string(info.param); });
+                         ::testing::Values("top_k", "ef_signsgd", "threshold:selector=layer_wise"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
+                           return name;
+                         });
 
 TEST(ReencodeSessionTest, EveryOpaqueCodecRunsOrIsRefusedByName) {
   int ran = 0;
