@@ -49,7 +49,7 @@ json ToJson(const WithinNodeCost& c) {
 
 json ToJson(const CollectiveTraits& t) {
   json described = {{"name", t.name},
-                    {"form", NameOf(t.form)},
+                    {"form", t.form},
                     {"latency", ToJson(t.cost.latency)},
                     {"payload", ToJson(t.cost.payload)},
                     {"index", ToJson(t.cost.index)},

@@ -1,5 +1,5 @@
 #pragma once
-// Sums of nodes, encoded once (PayloadForm::kNodeSums, kNodeShards): ranks of a node add their
+// Sums of nodes, encoded once (exchange forms node_sums and node_shards): ranks of a node add their
 // float32 elements exactly, what crosses between nodes is the sum's payload, and what all nodes'
 // payloads decode to is handed back within each node as float32. Shared by the collectives of
 // builtin/node_sums.cc and builtin/node_shards.cc.
@@ -23,7 +23,7 @@ int NodePartsOf(NodeEncoders encoders, std::span<const int> nodes, int rank, int
 /// Which part is that of `rank`, below NodePartsOf, or -1.
 int OwnNodePart(NodeEncoders encoders, std::span<const int> nodes, int rank, int world);
 
-/// Runs the operation: `exchange` as kNodeSums says. Errors fail the group.
-StatusOr<CollectiveReport> RunNodeSums(Group& group, Exchange& exchange, NodeEncoders encoders);
+/// Runs the operation. Errors fail the group.
+Status RunNodeSums(Group& group, NodeSumOperand& operand, NodeEncoders encoders);
 
 }  // namespace weir

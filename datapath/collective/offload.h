@@ -15,7 +15,7 @@ namespace weir {
 
 class Group;
 struct CollectiveReport;
-struct Exchange;
+struct Lanes;
 
 /// Whose the sums of lanes are where they may be of fewer than all ranks. The lanes are cut into
 /// runs of run_bytes, the last one perhaps shorter; bit r of a run's set: rank r is in its sum.
@@ -71,17 +71,18 @@ class LaneOffload {
   virtual void Abandon(int culprit) = 0;
 };
 
-/// Sums the lanes of `exchange` through the group's offload: the ranks agree that all of them are
+/// Sums `lanes` through the group's offload: the ranks agree that all of them are
 /// here and ready, each gets the sum, they agree whether all have it, and only then do the lanes
 /// change. In every other case (no offload or an abandoned one, one rank alone, lanes that it
 /// cannot add, a failure of any rank) all ranks run `fallback` on the lanes as they were, in the
 /// same operation. Control word and flags travel in the agreements. Errors: as Collective::Run.
-/// Where sums may leave ranks out, the exchange's `shares` say whose they are; without a place for
-/// that the fallback runs. A rank that lacks parts of such a sum gets it from another one; if all
+/// Where sums may leave ranks out, the lanes' `shares` say whose they are; without a place for that
+/// the fallback runs. A rank that lacks parts of such a sum gets it from another one; if all
 /// lack some, the fallback runs, and the offload is used again afterwards.
 /// fallback: the name of a collective that carries lanes. Cost beside the sum's own: two small
 /// all-reduces.
-StatusOr<CollectiveReport> SumThroughOffload(Group& group, Exchange& exchange,
-                                             std::string_view fallback);
+/// `report` names the fallback where the offload was not tried.
+Status SumThroughOffload(Group& group, Lanes& lanes, std::string_view fallback,
+                         CollectiveReport* report);
 
 }  // namespace weir

@@ -75,8 +75,8 @@ Status Session::CheckOptions(const SessionOptions& options) {
   return OkStatus();
 }
 
-uint64_t Session::OperationSequence(const Operation& op, int sub_operation) {
-  return op.step << kStepShift | op.index << kIndexShift | static_cast<uint64_t>(sub_operation);
+uint64_t Session::OperationSequence(const Operation& op, int part) {
+  return op.step << kStepShift | op.index << kIndexShift | static_cast<uint64_t>(part);
 }
 
 StatusOr<std::unique_ptr<Session>> Session::Create(SessionOptions options, SessionParts parts) {
@@ -350,7 +350,7 @@ StatusOr<bool> Session::EndStep() {
   }
   step_open_ = false;
   for (const Operation& op : operations_) {
-    report_.skipped = report_.skipped || op.non_finite;
+    report_.skipped = report_.skipped || op.outcome.non_finite;
     times_.last_delivery = std::max(times_.last_delivery, op.times.delivered);
   }
   const Status failed = failure();

@@ -151,12 +151,7 @@ class Session : public AgentHandler {
   Session(SessionOptions options, std::unique_ptr<Transport> transport, AgentPort* agent,
           std::shared_ptr<const Plan> initial);
 
-  /// A codec's state out of a checkpoint, and the choice that it belongs to.
-  struct RestoredState {
-    Choice choice;
-    std::unique_ptr<CodecState> state;
-  };
-  using RestoredStates = std::map<uint64_t, RestoredState>;
+  using RestoredStates = std::map<uint64_t, CodecMemory>;  // out of a checkpoint, by bucket
   std::vector<SavedCodecState> SaveCodecStates() const;
   StatusOr<RestoredStates> LoadCodecStates(const std::vector<SavedCodecState>& saved) const;
   void TakeRestored(Bucket& bucket);
@@ -169,7 +164,7 @@ class Session : public AgentHandler {
   void Inherit(Session& former);
   Status ApplyAgreement();
 
-  static uint64_t OperationSequence(const Operation& op, int sub_operation);
+  static uint64_t OperationSequence(const Operation& op, int part);
   void EncodeOperation(Operation& op);
   void MoveOperation(Operation* op);
   void DecodeOperation(Operation& op);

@@ -53,15 +53,15 @@ Status Session::RunOnNetwork(Operation& op) {
 
 Status Session::RunWithin(Operation& op, Duration allowed) {
   OperationStages::NetworkHooks hooks;
-  hooks.begin = [this, allowed](Group& group, const Operation& running, int sub_operation) {
+  hooks.begin = [this, allowed](Group& group, const Operation& running, int part) {
     ControlWord word;
     {
       MutexLock lock(mutex_);
       word = activation_.announced();
     }
-    const OperationId id{running.plan->version, OperationSequence(running, sub_operation),
+    const OperationId id{running.plan->version, OperationSequence(running, part),
                          running.bucket->key};
-    group.Begin(id, word, running.flags, RealClock().Now() + allowed);
+    group.Begin(id, word, running.exchange->flags(), RealClock().Now() + allowed);
   };
   hooks.finish = [this](Group& group) {
     MutexLock lock(mutex_);
@@ -74,7 +74,7 @@ Status Session::RunWithin(Operation& op, Duration allowed) {
   group.SetRing(op.plan->ring_order);
   group.SetShards(op.plan->shard_shares);
   group.SetOffload(aggregators_.OffloadOf(*op.plan, op.choice.collective));
-  return stages_->Exchange(op, group, hooks);
+  return stages_->Move(op, group, hooks);
 }
 
 void Session::DecodeOperation(Operation& op) {

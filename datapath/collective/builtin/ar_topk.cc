@@ -22,58 +22,49 @@ constexpr CollectiveCost kStarCost = {.latency = {.n_minus_1 = 2, .log2_n = 1},
                                       .index = {.log2_n = 1},
                                       .reduce = {.n_minus_1_over_n = 1}};
 
-StatusOr<CollectiveReport> RunWithLeader(Group& group, Exchange& exchange, int leader) {
-  if (!exchange.select || !exchange.open || exchange.values == nullptr) {
-    return group.Fail(InvalidArgument("expected select, open and values, found one missing"));
-  }
+Status RunWithLeader(Group& group, SharedIndexOperand& operand, int leader,
+                     CollectiveReport* report) {
+  report->leader = leader;
   std::vector<std::byte> received;
   std::span<const std::byte> indices;
-  if (group.rank() == leader) {
-    StatusOr<std::span<const std::byte>> own = exchange.select();
-    if (!own.ok()) return group.Fail(Annotate(own.status(), "selecting indices"));
-    indices = *own;
-  }
+  if (group.rank() == leader) indices = operand.selection;
   WEIR_RETURN_IF_ERROR(
-      BinomialBroadcast(group, leader, indices, exchange.payload_bytes_max, &received));
+      BinomialBroadcast(group, leader, indices, operand.selection_bytes_max, &received));
   if (group.rank() != leader) indices = received;
-  if (Status status = exchange.open(indices); !status.ok()) {
+  if (Status status = operand.open(indices); !status.ok()) {
     return group.Fail(Annotate(status, StrCat("opening the indices of rank ", leader)));
   }
-  WEIR_RETURN_IF_ERROR(RingAllReduce(group, FloatLanes(*exchange.values)));
-  return CollectiveReport{.bytes_sent = group.bytes_sent(), .leader = leader};
+  return RingAllReduce(group, FloatLanes(*operand.values));
 }
 
-class ArTopkStar : public Collective {
+class ArTopkStar : public CollectiveOn<SharedIndexOperand> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    const int leader = static_cast<int>(exchange.step % static_cast<uint64_t>(group.size()));
-    WEIR_ASSIGN_OR_RETURN(CollectiveReport report, RunWithLeader(group, exchange, leader));
-    report.bytes_sent = group.bytes_sent() - before;
-    return report;
+ private:
+  Status RunOn(Group& group, SharedIndexOperand& operand, CollectiveReport* report) const override {
+    const int leader = static_cast<int>(operand.step % static_cast<uint64_t>(group.size()));
+    return RunWithLeader(group, operand, leader, report);
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "ar_topk_star",
       .summary = "indices from the ranks in turn, ring over the values (Tyagi and Swany 2023)",
-      .form = PayloadForm::kSharedIndex,
+      .form = "shared_index",
       .cost = kStarCost,
       .index_pattern = "broadcast",
       .walks_ring = true,
   };
 };
 
-class ArTopkVar : public Collective {
+class ArTopkVar : public CollectiveOn<SharedIndexOperand> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
+ private:
+  Status RunOn(Group& group, SharedIndexOperand& operand, CollectiveReport* report) const override {
     std::vector<double> norms(group.size());
-    WEIR_RETURN_IF_ERROR(SmallAllGather(group, std::as_bytes(std::span(&exchange.norm_squared, 1)),
+    WEIR_RETURN_IF_ERROR(SmallAllGather(group, std::as_bytes(std::span(&operand.norm_squared, 1)),
                                         std::as_writable_bytes(std::span(norms))));
     int leader = 0;
     double largest = -std::numeric_limits<double>::infinity();
@@ -83,12 +74,9 @@ class ArTopkVar : public Collective {
         leader = rank;
       }
     }
-    WEIR_ASSIGN_OR_RETURN(CollectiveReport report, RunWithLeader(group, exchange, leader));
-    report.bytes_sent = group.bytes_sent() - before;
-    return report;
+    return RunWithLeader(group, operand, leader, report);
   }
 
- private:
   static CollectiveCost Cost() {
     CollectiveCost cost = kStarCost;
     cost.latency.constant += 1;
@@ -98,7 +86,7 @@ class ArTopkVar : public Collective {
       .name = "ar_topk_var",
       .summary =
           "indices from the rank of largest norm, ring over the values (Tyagi and Swany 2023)",
-      .form = PayloadForm::kSharedIndex,
+      .form = "shared_index",
       .cost = Cost(),
       .index_pattern = "broadcast",
       .walks_ring = true,

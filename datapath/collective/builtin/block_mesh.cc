@@ -371,22 +371,19 @@ class BlockMeshPass {
   std::deque<std::pair<ScratchLoan, size_t>> messages_;  // and by which send it is gone
 };
 
-class BlockMesh : public Collective {
+class BlockMesh : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) WEIR_RETURN_IF_ERROR(BlockMeshPass(group, lanes).Run());
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+ private:
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
+    return group.size() > 1 ? BlockMeshPass(group, lanes).Run() : OkStatus();
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "block_mesh",
       .summary = "mesh that leaves out blocks of zeros (OmniReduce, Fei et al. 2021)",
-      .form = PayloadForm::kLanes,
+      .form = "lanes",
       .cost = {.latency = {.constant = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},

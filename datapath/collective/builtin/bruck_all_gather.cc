@@ -41,22 +41,19 @@ Status RunBruck(Group& group, size_t bytes_max, std::vector<std::vector<std::byt
   return sends.Drain();
 }
 
-class BruckAllGather : public Collective {
+class BruckAllGather : public CollectiveOn<GatherOperand> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(auto* gathered, GatheredOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(RunBruck(group, exchange.payload_bytes_max, *gathered));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+ private:
+  Status RunOn(Group& group, GatherOperand& operand, CollectiveReport*) const override {
+    return RunBruck(group, operand.payload_bytes_max, *operand.gathered);
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "bruck_all_gather",
       .summary = "payloads of any size, doubled with every round (Bruck et al. 1997)",
-      .form = PayloadForm::kOpaque,
+      .form = "opaque",
       .cost = {.latency = {.log2_n = 1}, .payload = {.n_minus_1 = 1}},
       .payload_pattern = "bruck",
   };

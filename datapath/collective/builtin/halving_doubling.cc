@@ -17,22 +17,19 @@
 namespace weir {
 namespace {
 
-class HalvingDoubling : public Collective {
+class HalvingDoubling : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(CirculantAllReduce(group, lanes));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+ private:
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
+    return CirculantAllReduce(group, lanes);
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "halving_doubling",
       .summary = "recursive halving and doubling on a circulant graph (Traeff 2024)",
-      .form = PayloadForm::kLanes,
+      .form = "lanes",
       .cost = {.latency = {.log2_n = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},

@@ -96,19 +96,12 @@ Status ReduceByLeaders(Group& group, const NodePlaces& places, const Lanes& lane
   return Broadcast(group, 0, lanes.bytes);
 }
 
-class Hierarchical : public Collective {
+class Hierarchical : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(Reduce(group, lanes));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
  private:
-  static Status Reduce(Group& group, const Lanes& lanes) {
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
     if (group.size() == 1) return OkStatus();
     // Control word and flags travel even so.
     if (lanes.bytes.empty()) return Barrier(group);
@@ -120,7 +113,7 @@ class Hierarchical : public Collective {
   const CollectiveTraits traits_{
       .name = "hierarchical",
       .summary = "sums within nodes, shards all-reduced across them (Traeff and Hunold 2020)",
-      .form = PayloadForm::kLanes,
+      .form = "lanes",
       .cost = {.latency = {.log2_n = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},

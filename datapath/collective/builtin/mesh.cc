@@ -125,25 +125,20 @@ class MeshPass {
   SendQueue sends_;
 };
 
-class Mesh : public Collective {
+class Mesh : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) {
-      WEIR_RETURN_IF_ERROR(CanStage(group, lanes) ? StagedAllReduce(group, lanes)
-                                                  : MeshPass(group, lanes).Run());
-    }
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+ private:
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
+    if (group.size() == 1) return OkStatus();
+    return CanStage(group, lanes) ? StagedAllReduce(group, lanes) : MeshPass(group, lanes).Run();
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "mesh",
       .summary = "direct reduce-scatter and all-gather between all pairs (Thakur et al. 2005)",
-      .form = PayloadForm::kLanes,
+      .form = "lanes",
       .cost = {.latency = {.constant = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},

@@ -20,19 +20,19 @@
 namespace weir {
 namespace {
 
-class NodeShards : public Collective {
+class NodeShards : public CollectiveOn<NodeSumOperand> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    return RunNodeSums(group, exchange, NodeEncoders::kAll);
+ private:
+  Status RunOn(Group& group, NodeSumOperand& operand, CollectiveReport*) const override {
+    return RunNodeSums(group, operand, NodeEncoders::kAll);
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "node_shards",
       .summary = "ranks sum and encode shards of their node's sum and gather them across nodes",
-      .form = PayloadForm::kNodeShards,
+      .form = "node_shards",
       .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
       .node_cost = {.by_node = true,
                     .even = {.latency = {.constant = 2},

@@ -22,15 +22,15 @@
 namespace weir {
 namespace {
 
-class NodeSums : public Collective {
+class NodeSums : public CollectiveOn<NodeSumOperand> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    return RunNodeSums(group, exchange, NodeEncoders::kFirst);
+ private:
+  Status RunOn(Group& group, NodeSumOperand& operand, CollectiveReport*) const override {
+    return RunNodeSums(group, operand, NodeEncoders::kFirst);
   }
 
- private:
   static constexpr WithinNodeCost kThroughFirst = {
       .latency = {.constant = 2, .log2_n = 1},
       .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
@@ -38,7 +38,7 @@ class NodeSums : public Collective {
   const CollectiveTraits traits_{
       .name = "node_sums",
       .summary = "first ranks sum their nodes, encode the sums and gather them",
-      .form = PayloadForm::kNodeSums,
+      .form = "node_sums",
       .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
       .node_cost = {.by_node = true, .even = kThroughFirst, .uneven = kThroughFirst},
       .world_max = 256,

@@ -78,25 +78,21 @@ class StarPass {
   SendQueue sends_;
 };
 
-class ParameterServerStar : public Collective {
+class ParameterServerStar : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) {
-      StarPass pass(group, lanes);
-      WEIR_RETURN_IF_ERROR(group.rank() == 0 ? pass.Serve() : pass.PushAndPull());
-    }
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+ private:
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
+    if (group.size() == 1) return OkStatus();
+    StarPass pass(group, lanes);
+    return group.rank() == 0 ? pass.Serve() : pass.PushAndPull();
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "ps_star",
       .summary = "rank 0 sums for all (Li et al. 2014, one server)",
-      .form = PayloadForm::kLanes,
+      .form = "lanes",
       .cost = {.latency = {.constant = 2}, .payload = {.n_minus_1 = 1}, .reduce = {.n_minus_1 = 1}},
       .payload_pattern = "star",
   };

@@ -12,22 +12,19 @@
 namespace weir {
 namespace {
 
-class Ring : public Collective {
+class Ring : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(RingAllReduce(group, lanes));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+ private:
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
+    return RingAllReduce(group, lanes);
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "ring",
       .summary = "reduce-scatter and all-gather around a ring (Patarasuk and Yuan 2009)",
-      .form = PayloadForm::kLanes,
+      .form = "lanes",
       .cost = {.latency = {.n_minus_1 = 2},
                .payload = {.n_minus_1_over_n = 2},
                .reduce = {.n_minus_1_over_n = 1}},

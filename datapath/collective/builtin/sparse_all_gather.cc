@@ -12,23 +12,19 @@
 namespace weir {
 namespace {
 
-class SparseAllGather : public Collective {
+class SparseAllGather : public CollectiveOn<GatherOperand> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(auto* gathered, GatheredOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(
-        PayloadAllGather(group, exchange.payload, exchange.payload_bytes_max, gathered));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+ private:
+  Status RunOn(Group& group, GatherOperand& operand, CollectiveReport*) const override {
+    return PayloadAllGather(group, operand.payload, operand.payload_bytes_max, operand.gathered);
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "sparse_all_gather",
       .summary = "direct exchange of payloads of any size between all pairs (Thakur et al. 2005)",
-      .form = PayloadForm::kOpaque,
+      .form = "opaque",
       .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
       .all_pairs = true,
       .world_max = 256,

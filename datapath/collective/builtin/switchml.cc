@@ -30,23 +30,23 @@ namespace {
 
 constexpr int kWorldMax = 64;  // workers of one aggregator
 
-class SwitchMl : public Collective {
+class SwitchMl : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    if (exchange.lane_bytes != sizeof(float)) {
-      return group.Fail(InvalidArgument(StrCat("switchml: expected float32 lanes, found lanes of ",
-                                               exchange.lane_bytes, " bytes")));
+ private:
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport* report) const override {
+    if (lanes.lane_bytes != sizeof(float)) {
+      return group.Fail(InvalidArgument(
+          StrCat("switchml: expected float32 lanes, found lanes of ", lanes.lane_bytes, " bytes")));
     }
-    return SumThroughOffload(group, exchange, "ring");
+    return SumThroughOffload(group, lanes, "ring", report);
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "switchml",
       .summary = "float32 lanes summed by an aggregator, else around a ring (Sapio et al. 2021)",
-      .form = PayloadForm::kFloatLanes,
+      .form = "float_lanes",
       .cost = {.latency = {.constant = 4, .log2_n = 2},
                .payload = {.constant = 1072.0 / 1024},
                .reduce = {.constant = 2}},

@@ -22,19 +22,19 @@ namespace {
 
 constexpr int kTableWorldMax = 64;  // workers of one aggregator
 
-class ThcTable : public Collective {
+class ThcTable : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    return SumThroughOffload(group, exchange, "ring");
+ private:
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport* report) const override {
+    return SumThroughOffload(group, lanes, "ring", report);
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "thc_table",
       .summary = "levels summed by an aggregator's table, else around a ring (Li et al. 2024)",
-      .form = PayloadForm::kTableLanes,
+      .form = "table_lanes",
       .cost = {.latency = {.constant = 2, .log2_n = 2},
                .payload = {.constant = 1080.0 / 1024},
                .reduce = {.constant = 2}},

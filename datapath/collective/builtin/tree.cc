@@ -156,22 +156,19 @@ class TreePass {
   size_t inner_ = 0, leaf_ = 1;
 };
 
-class Tree : public Collective {
+class Tree : public CollectiveOn<Lanes> {
  public:
   const CollectiveTraits& Traits() const override { return traits_; }
 
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) WEIR_RETURN_IF_ERROR(TreePass(group, lanes).Run());
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
+ private:
+  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
+    return group.size() > 1 ? TreePass(group, lanes).Run() : OkStatus();
   }
 
- private:
   const CollectiveTraits traits_{
       .name = "tree",
       .summary = "pipelined double binary tree (Sanders, Speck and Traeff 2009)",
-      .form = PayloadForm::kLanes,
+      .form = "lanes",
       .cost = {.latency = {.log2_n = 2}, .payload = {.constant = 2}, .reduce = {.constant = 1}},
       .payload_pattern = "trees",
   };
