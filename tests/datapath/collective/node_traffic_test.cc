@@ -133,6 +133,7 @@ CollectiveModel ModelOf(const CollectiveTraits& traits) {
   CollectiveModel model;
   model.name = traits.name;
   model.form = traits.form;
+  model.exchange.gathers = traits.form == "opaque";
   model.latency = ModelOf(traits.cost.latency);
   model.payload = ModelOf(traits.cost.payload);
   model.index = ModelOf(traits.cost.index);
