@@ -102,8 +102,15 @@ class Collective {
 /// A collective that works on operands of one type, which is that of the exchange forms it serves
 /// (operands.h has the builtin ones).
 template <typename Operand>
-class CollectiveOn : public Collective {
+class CollectiveOn final : public Collective {
  public:
+  /// The algorithm, on an operand that is complete. Fills what it has to report beside bytes_sent.
+  using Algorithm = Status (*)(Group& group, Operand& operand, CollectiveReport* report);
+
+  CollectiveOn(CollectiveTraits traits, Algorithm algorithm)
+      : traits_(std::move(traits)), algorithm_(algorithm) {}
+  const CollectiveTraits& Traits() const override { return traits_; }
+
   /// Runs one operation; every rank of the group calls it with the same parameters. On error the
   /// operand's buffers are unspecified and the group is failed. Errors are the transport's, plus
   /// kInternal naming both sides when plan, operation or bucket disagree, and kInvalidArgument for
@@ -112,15 +119,22 @@ class CollectiveOn : public Collective {
     const uint64_t before = group.bytes_sent();
     CollectiveReport report;
     WEIR_RETURN_IF_ERROR(PrepareOperand(group, operand));
-    WEIR_RETURN_IF_ERROR(RunOn(group, operand, &report));
+    WEIR_RETURN_IF_ERROR(algorithm_(group, operand, &report));
     report.bytes_sent = group.bytes_sent() - before;
     return report;
   }
 
  private:
-  /// `operand` is complete. Fills what it has to report beside bytes_sent.
-  virtual Status RunOn(Group& group, Operand& operand, CollectiveReport* report) const = 0;
+  const CollectiveTraits traits_;
+  const Algorithm algorithm_;
 };
+
+/// What a registrar of builtin/ does.
+template <typename Operand>
+void AddCollective(Registry<Collective>& registry, uint8_t wire_id, CollectiveTraits traits,
+                   typename CollectiveOn<Operand>::Algorithm algorithm) {
+  registry.Add(wire_id, std::make_unique<CollectiveOn<Operand>>(std::move(traits), algorithm));
+}
 
 /// Runs `collective` on `operand`; kInternal (after failing the group) when it works on operands of
 /// another type, which only a plug-in with a wrong form in its traits brings about.

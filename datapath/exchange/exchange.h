@@ -133,6 +133,7 @@ class Exchange {
   virtual StatusOr<bool> Prepare() = 0;
   /// Number of the part that was prepared, ascending within the operation and equal on all ranks: 0
   /// is an exchange of what ranks must agree on before they encode, 1 the first round of payloads.
+  /// Below 8: numbers of operations have three bits for it.
   virtual int part() const = 0;
   /// What this rank has to announce with it: kFlagNonFinite.
   virtual uint16_t flags() const = 0;

@@ -37,70 +37,58 @@ Status RunWithLeader(Group& group, SharedIndexOperand& operand, int leader,
   return RingAllReduce(group, FloatLanes(*operand.values));
 }
 
-class ArTopkStar : public CollectiveOn<SharedIndexOperand> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, SharedIndexOperand& operand, CollectiveReport* report) const override {
-    const int leader = static_cast<int>(operand.step % static_cast<uint64_t>(group.size()));
-    return RunWithLeader(group, operand, leader, report);
-  }
-
-  const CollectiveTraits traits_{
-      .name = "ar_topk_star",
-      .summary = "indices from the ranks in turn, ring over the values (Tyagi and Swany 2023)",
-      .form = "shared_index",
-      .cost = kStarCost,
-      .index_pattern = "broadcast",
-      .walks_ring = true,
-  };
-};
-
-class ArTopkVar : public CollectiveOn<SharedIndexOperand> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, SharedIndexOperand& operand, CollectiveReport* report) const override {
-    std::vector<double> norms(group.size());
-    WEIR_RETURN_IF_ERROR(SmallAllGather(group, std::as_bytes(std::span(&operand.norm_squared, 1)),
-                                        std::as_writable_bytes(std::span(norms))));
-    int leader = 0;
-    double largest = -std::numeric_limits<double>::infinity();
-    for (int rank = 0; rank < group.size(); ++rank) {  // ties and NaN keep the lower rank
-      if (norms[rank] > largest) {
-        largest = norms[rank];
-        leader = rank;
-      }
-    }
-    return RunWithLeader(group, operand, leader, report);
-  }
-
-  static CollectiveCost Cost() {
-    CollectiveCost cost = kStarCost;
-    cost.latency.constant += 1;
-    return cost;
-  }
-  const CollectiveTraits traits_{
-      .name = "ar_topk_var",
-      .summary =
-          "indices from the rank of largest norm, ring over the values (Tyagi and Swany 2023)",
-      .form = "shared_index",
-      .cost = Cost(),
-      .index_pattern = "broadcast",
-      .walks_ring = true,
-  };
-};
+CollectiveCost VarCost() {
+  CollectiveCost cost = kStarCost;
+  cost.latency.constant += 1;
+  return cost;
+}
 
 }  // namespace
 
 void RegisterArTopkStar(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<ArTopkStar>());
+  AddCollective<SharedIndexOperand>(
+      registry, wire_id,
+      {
+          .name = "ar_topk_star",
+          .summary = "indices from the ranks in turn, ring over the values (Tyagi and Swany 2023)",
+          .form = "shared_index",
+          .cost = kStarCost,
+          .index_pattern = "broadcast",
+          .walks_ring = true,
+      },
+      [](Group& group, SharedIndexOperand& operand, CollectiveReport* report) -> Status {
+        const int leader = static_cast<int>(operand.step % static_cast<uint64_t>(group.size()));
+        return RunWithLeader(group, operand, leader, report);
+      });
 }
 
 void RegisterArTopkVar(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<ArTopkVar>());
+  AddCollective<SharedIndexOperand>(
+      registry, wire_id,
+      {
+          .name = "ar_topk_var",
+          .summary =
+              "indices from the rank of largest norm, ring over the values (Tyagi and Swany 2023)",
+          .form = "shared_index",
+          .cost = VarCost(),
+          .index_pattern = "broadcast",
+          .walks_ring = true,
+      },
+      [](Group& group, SharedIndexOperand& operand, CollectiveReport* report) -> Status {
+        std::vector<double> norms(group.size());
+        WEIR_RETURN_IF_ERROR(SmallAllGather(group,
+                                            std::as_bytes(std::span(&operand.norm_squared, 1)),
+                                            std::as_writable_bytes(std::span(norms))));
+        int leader = 0;
+        double largest = -std::numeric_limits<double>::infinity();
+        for (int rank = 0; rank < group.size(); ++rank) {  // ties and NaN keep the lower rank
+          if (norms[rank] > largest) {
+            largest = norms[rank];
+            leader = rank;
+          }
+        }
+        return RunWithLeader(group, operand, leader, report);
+      });
 }
 
 }  // namespace weir

@@ -10,41 +10,32 @@
 #include "datapath/collective/primitives.h"
 
 namespace weir {
-namespace {
-
-class ArTopkUnion : public CollectiveOn<UnionIndexOperand> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, UnionIndexOperand& operand, CollectiveReport*) const override {
-    std::vector<std::vector<std::byte>> gathered;
-    WEIR_RETURN_IF_ERROR(
-        PayloadAllGather(group, operand.selection, operand.selection_bytes_max, &gathered));
-    if (Status status = operand.open(gathered); !status.ok()) {
-      return group.Fail(Annotate(status, "opening the indices of all ranks"));
-    }
-    return RingAllReduce(group, FloatLanes(*operand.values));
-  }
-
-  const CollectiveTraits traits_{
-      .name = "ar_topk_union",
-      .summary = "union of all ranks' indices, ring over the values (after Tyagi and Swany 2023)",
-      .form = "union_index",
-      .cost = {.latency = {.constant = 1, .n_minus_1 = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .index = {.n_minus_1 = 1},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .index_pattern = "pairs",
-      .walks_ring = true,
-      .world_max = 256,
-  };
-};
-
-}  // namespace
 
 void RegisterArTopkUnion(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<ArTopkUnion>());
+  AddCollective<UnionIndexOperand>(
+      registry, wire_id,
+      {
+          .name = "ar_topk_union",
+          .summary =
+              "union of all ranks' indices, ring over the values (after Tyagi and Swany 2023)",
+          .form = "union_index",
+          .cost = {.latency = {.constant = 1, .n_minus_1 = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .index = {.n_minus_1 = 1},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .index_pattern = "pairs",
+          .walks_ring = true,
+          .world_max = 256,
+      },
+      [](Group& group, UnionIndexOperand& operand, CollectiveReport*) -> Status {
+        std::vector<std::vector<std::byte>> gathered;
+        WEIR_RETURN_IF_ERROR(
+            PayloadAllGather(group, operand.selection, operand.selection_bytes_max, &gathered));
+        if (Status status = operand.open(gathered); !status.ok()) {
+          return group.Fail(Annotate(status, "opening the indices of all ranks"));
+        }
+        return RingAllReduce(group, FloatLanes(*operand.values));
+      });
 }
 
 }  // namespace weir

@@ -371,32 +371,25 @@ class BlockMeshPass {
   std::deque<std::pair<ScratchLoan, size_t>> messages_;  // and by which send it is gone
 };
 
-class BlockMesh : public CollectiveOn<Lanes> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
-    return group.size() > 1 ? BlockMeshPass(group, lanes).Run() : OkStatus();
-  }
-
-  const CollectiveTraits traits_{
-      .name = "block_mesh",
-      .summary = "mesh that leaves out blocks of zeros (OmniReduce, Fei et al. 2021)",
-      .form = "lanes",
-      .cost = {.latency = {.constant = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .all_pairs = true,
-      .blocks = {.elements = kBlockBytes / sizeof(float), .own_share = 0.5, .union_share = 0.5},
-      .world_max = 256,
-  };
-};
-
 }  // namespace
 
 void RegisterBlockMesh(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<BlockMesh>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "block_mesh",
+          .summary = "mesh that leaves out blocks of zeros (OmniReduce, Fei et al. 2021)",
+          .form = "lanes",
+          .cost = {.latency = {.constant = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .all_pairs = true,
+          .blocks = {.elements = kBlockBytes / sizeof(float), .own_share = 0.5, .union_share = 0.5},
+          .world_max = 256,
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return group.size() > 1 ? BlockMeshPass(group, lanes).Run() : OkStatus();
+      });
 }
 
 }  // namespace weir

@@ -15,32 +15,22 @@
 #include "datapath/collective/collective.h"
 
 namespace weir {
-namespace {
-
-class HalvingDoubling : public CollectiveOn<Lanes> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
-    return CirculantAllReduce(group, lanes);
-  }
-
-  const CollectiveTraits traits_{
-      .name = "halving_doubling",
-      .summary = "recursive halving and doubling on a circulant graph (Traeff 2024)",
-      .form = "lanes",
-      .cost = {.latency = {.log2_n = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .payload_pattern = "circulant",
-  };
-};
-
-}  // namespace
 
 void RegisterHalvingDoubling(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<HalvingDoubling>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "halving_doubling",
+          .summary = "recursive halving and doubling on a circulant graph (Traeff 2024)",
+          .form = "lanes",
+          .cost = {.latency = {.log2_n = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .payload_pattern = "circulant",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return CirculantAllReduce(group, lanes);
+      });
 }
 
 }  // namespace weir

@@ -125,33 +125,27 @@ class MeshPass {
   SendQueue sends_;
 };
 
-class Mesh : public CollectiveOn<Lanes> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
-    if (group.size() == 1) return OkStatus();
-    return CanStage(group, lanes) ? StagedAllReduce(group, lanes) : MeshPass(group, lanes).Run();
-  }
-
-  const CollectiveTraits traits_{
-      .name = "mesh",
-      .summary = "direct reduce-scatter and all-gather between all pairs (Thakur et al. 2005)",
-      .form = "lanes",
-      .cost = {.latency = {.constant = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .all_pairs = true,
-      .shard_segment_bytes = kSegmentBytesDefault,
-      .world_max = 256,
-  };
-};
-
 }  // namespace
 
 void RegisterMesh(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<Mesh>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "mesh",
+          .summary = "direct reduce-scatter and all-gather between all pairs (Thakur et al. 2005)",
+          .form = "lanes",
+          .cost = {.latency = {.constant = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .all_pairs = true,
+          .shard_segment_bytes = kSegmentBytesDefault,
+          .world_max = 256,
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        if (group.size() == 1) return OkStatus();
+        return CanStage(group, lanes) ? StagedAllReduce(group, lanes)
+                                      : MeshPass(group, lanes).Run();
+      });
 }
 
 }  // namespace weir

@@ -158,31 +158,25 @@ class NodeGather {
   size_t own_ = 0;  // of places_.nodes
 };
 
-class NodeAllGather : public CollectiveOn<GatherOperand> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, GatherOperand& operand, CollectiveReport*) const override {
-    return NodeGather(group, operand).Run();
-  }
-
-  const CollectiveTraits traits_{
-      .name = "node_all_gather",
-      .summary = "payloads cross to each node once, then go round within it (Bienz et al. 2022)",
-      .form = "opaque",
-      .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
-      .node_cost = {.by_node = true,
-                    .even = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
-                    .uneven = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}}},
-      .world_max = 256,
-  };
-};
-
 }  // namespace
 
 void RegisterNodeAllGather(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<NodeAllGather>());
+  AddCollective<GatherOperand>(
+      registry, wire_id,
+      {
+          .name = "node_all_gather",
+          .summary =
+              "payloads cross to each node once, then go round within it (Bienz et al. 2022)",
+          .form = "opaque",
+          .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+          .node_cost = {.by_node = true,
+                        .even = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+                        .uneven = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}}},
+          .world_max = 256,
+      },
+      [](Group& group, GatherOperand& operand, CollectiveReport*) -> Status {
+        return NodeGather(group, operand).Run();
+      });
 }
 
 }  // namespace weir

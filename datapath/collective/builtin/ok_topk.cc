@@ -100,32 +100,25 @@ class OkTopkPass {
   SparseVector sums_;  // of the own region over all ranks
 };
 
-class OkTopk : public CollectiveOn<SparseSumOperand> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, SparseSumOperand& operand, CollectiveReport*) const override {
-    return OkTopkPass(group, operand).Run();
-  }
-
-  const CollectiveTraits traits_{
-      .name = "ok_topk",
-      .summary = "balanced regions sum selections and keep the largest (Li and Hoefler 2022)",
-      .form = "own_selections",
-      .cost = {.latency = {.constant = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .index = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .all_pairs = true,
-      .world_max = 256,
-  };
-};
-
 }  // namespace
 
 void RegisterOkTopk(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<OkTopk>());
+  AddCollective<SparseSumOperand>(
+      registry, wire_id,
+      {
+          .name = "ok_topk",
+          .summary = "balanced regions sum selections and keep the largest (Li and Hoefler 2022)",
+          .form = "own_selections",
+          .cost = {.latency = {.constant = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .index = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .all_pairs = true,
+          .world_max = 256,
+      },
+      [](Group& group, SparseSumOperand& operand, CollectiveReport*) -> Status {
+        return OkTopkPass(group, operand).Run();
+      });
 }
 
 }  // namespace weir

@@ -78,30 +78,24 @@ class StarPass {
   SendQueue sends_;
 };
 
-class ParameterServerStar : public CollectiveOn<Lanes> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
-    if (group.size() == 1) return OkStatus();
-    StarPass pass(group, lanes);
-    return group.rank() == 0 ? pass.Serve() : pass.PushAndPull();
-  }
-
-  const CollectiveTraits traits_{
-      .name = "ps_star",
-      .summary = "rank 0 sums for all (Li et al. 2014, one server)",
-      .form = "lanes",
-      .cost = {.latency = {.constant = 2}, .payload = {.n_minus_1 = 1}, .reduce = {.n_minus_1 = 1}},
-      .payload_pattern = "star",
-  };
-};
-
 }  // namespace
 
 void RegisterParameterServerStar(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<ParameterServerStar>());
+  AddCollective<Lanes>(registry, wire_id,
+                       {
+                           .name = "ps_star",
+                           .summary = "rank 0 sums for all (Li et al. 2014, one server)",
+                           .form = "lanes",
+                           .cost = {.latency = {.constant = 2},
+                                    .payload = {.n_minus_1 = 1},
+                                    .reduce = {.n_minus_1 = 1}},
+                           .payload_pattern = "star",
+                       },
+                       [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+                         if (group.size() == 1) return OkStatus();
+                         StarPass pass(group, lanes);
+                         return group.rank() == 0 ? pass.Serve() : pass.PushAndPull();
+                       });
 }
 
 }  // namespace weir

@@ -89,28 +89,21 @@ class DoublingPass {
   SendQueue sends_;
 };
 
-class RecursiveDoubling : public CollectiveOn<Lanes> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
-    return group.size() > 1 ? DoublingPass(group, lanes).Run() : OkStatus();
-  }
-
-  const CollectiveTraits traits_{
-      .name = "recursive_doubling",
-      .summary = "log2 N exchanges of the whole payload (Thakur et al. 2005)",
-      .form = "lanes",
-      .cost = {.latency = {.log2_n = 1}, .payload = {.log2_n = 1}, .reduce = {.log2_n = 1}},
-      .payload_pattern = "doubling",
-  };
-};
-
 }  // namespace
 
 void RegisterRecursiveDoubling(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<RecursiveDoubling>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "recursive_doubling",
+          .summary = "log2 N exchanges of the whole payload (Thakur et al. 2005)",
+          .form = "lanes",
+          .cost = {.latency = {.log2_n = 1}, .payload = {.log2_n = 1}, .reduce = {.log2_n = 1}},
+          .payload_pattern = "doubling",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return group.size() > 1 ? DoublingPass(group, lanes).Run() : OkStatus();
+      });
 }
 
 }  // namespace weir

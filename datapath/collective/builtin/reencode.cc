@@ -17,41 +17,35 @@ namespace weir {
 namespace {
 
 // What both phases rely on. Errors fail the group.
-class Reencode : public CollectiveOn<RegionOperand> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, RegionOperand& operand, CollectiveReport*) const override {
-    const size_t bytes_max = operand.payload_bytes_max;
-    std::vector<std::vector<std::byte>> parts;
-    const auto add = [&](int from) {
-      const Status status = operand.add(from, parts[from]);
-      if (status.ok()) return OkStatus();
-      return group.Fail(Annotate(status, StrCat("region ", group.rank(), " of rank ", from)));
-    };
-    WEIR_RETURN_IF_ERROR(PayloadExchange(group, operand.payloads, bytes_max, &parts, add));
-    StatusOr<std::span<const std::byte>> sum = operand.encode_sum();
-    if (!sum.ok()) {
-      return group.Fail(Annotate(sum.status(), StrCat("the sum of region ", group.rank())));
-    }
-    return PayloadAllGather(group, *sum, bytes_max, operand.gathered);
-  }
-
-  const CollectiveTraits traits_{
-      .name = "reencode",
-      .summary = "owners decode, sum and encode regions again (DoubleSqueeze, Tang et al. 2019)",
-      .form = "regions",
-      .cost = {.latency = {.constant = 2}, .payload = {.n_minus_1_over_n = 2}},
-      .all_pairs = true,
-      .world_max = 256,
-  };
-};
-
 }  // namespace
 
 void RegisterReencode(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<Reencode>());
+  AddCollective<RegionOperand>(
+      registry, wire_id,
+      {
+          .name = "reencode",
+          .summary =
+              "owners decode, sum and encode regions again (DoubleSqueeze, Tang et al. 2019)",
+          .form = "regions",
+          .cost = {.latency = {.constant = 2}, .payload = {.n_minus_1_over_n = 2}},
+          .all_pairs = true,
+          .world_max = 256,
+      },
+      [](Group& group, RegionOperand& operand, CollectiveReport*) -> Status {
+        const size_t bytes_max = operand.payload_bytes_max;
+        std::vector<std::vector<std::byte>> parts;
+        const auto add = [&](int from) {
+          const Status status = operand.add(from, parts[from]);
+          if (status.ok()) return OkStatus();
+          return group.Fail(Annotate(status, StrCat("region ", group.rank(), " of rank ", from)));
+        };
+        WEIR_RETURN_IF_ERROR(PayloadExchange(group, operand.payloads, bytes_max, &parts, add));
+        StatusOr<std::span<const std::byte>> sum = operand.encode_sum();
+        if (!sum.ok()) {
+          return group.Fail(Annotate(sum.status(), StrCat("the sum of region ", group.rank())));
+        }
+        return PayloadAllGather(group, *sum, bytes_max, operand.gathered);
+      });
 }
 
 }  // namespace weir

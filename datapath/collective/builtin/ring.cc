@@ -10,32 +10,22 @@
 #include "datapath/collective/primitives.h"
 
 namespace weir {
-namespace {
-
-class Ring : public CollectiveOn<Lanes> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
-    return RingAllReduce(group, lanes);
-  }
-
-  const CollectiveTraits traits_{
-      .name = "ring",
-      .summary = "reduce-scatter and all-gather around a ring (Patarasuk and Yuan 2009)",
-      .form = "lanes",
-      .cost = {.latency = {.n_minus_1 = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .walks_ring = true,
-  };
-};
-
-}  // namespace
 
 void RegisterRing(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<Ring>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "ring",
+          .summary = "reduce-scatter and all-gather around a ring (Patarasuk and Yuan 2009)",
+          .form = "lanes",
+          .cost = {.latency = {.n_minus_1 = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .walks_ring = true,
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return RingAllReduce(group, lanes);
+      });
 }
 
 }  // namespace weir

@@ -41,28 +41,21 @@ Status RunRing(Group& group, std::span<const std::byte> own, size_t bytes_max,
   return sends.Drain();
 }
 
-class RingAllGather : public CollectiveOn<GatherOperand> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, GatherOperand& operand, CollectiveReport*) const override {
-    return RunRing(group, operand.payload, operand.payload_bytes_max, *operand.gathered);
-  }
-
-  const CollectiveTraits traits_{
-      .name = "ring_all_gather",
-      .summary = "payloads of any size forwarded around a ring (Thakur et al. 2005)",
-      .form = "opaque",
-      .cost = {.latency = {.n_minus_1 = 1}, .payload = {.n_minus_1 = 1}},
-      .walks_ring = true,
-  };
-};
-
 }  // namespace
 
 void RegisterRingAllGather(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<RingAllGather>());
+  AddCollective<GatherOperand>(
+      registry, wire_id,
+      {
+          .name = "ring_all_gather",
+          .summary = "payloads of any size forwarded around a ring (Thakur et al. 2005)",
+          .form = "opaque",
+          .cost = {.latency = {.n_minus_1 = 1}, .payload = {.n_minus_1 = 1}},
+          .walks_ring = true,
+      },
+      [](Group& group, GatherOperand& operand, CollectiveReport*) -> Status {
+        return RunRing(group, operand.payload, operand.payload_bytes_max, *operand.gathered);
+      });
 }
 
 }  // namespace weir

@@ -156,28 +156,21 @@ class TreePass {
   size_t inner_ = 0, leaf_ = 1;
 };
 
-class Tree : public CollectiveOn<Lanes> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, Lanes& lanes, CollectiveReport*) const override {
-    return group.size() > 1 ? TreePass(group, lanes).Run() : OkStatus();
-  }
-
-  const CollectiveTraits traits_{
-      .name = "tree",
-      .summary = "pipelined double binary tree (Sanders, Speck and Traeff 2009)",
-      .form = "lanes",
-      .cost = {.latency = {.log2_n = 2}, .payload = {.constant = 2}, .reduce = {.constant = 1}},
-      .payload_pattern = "trees",
-  };
-};
-
 }  // namespace
 
 void RegisterTree(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<Tree>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "tree",
+          .summary = "pipelined double binary tree (Sanders, Speck and Traeff 2009)",
+          .form = "lanes",
+          .cost = {.latency = {.log2_n = 2}, .payload = {.constant = 2}, .reduce = {.constant = 1}},
+          .payload_pattern = "trees",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return group.size() > 1 ? TreePass(group, lanes).Run() : OkStatus();
+      });
 }
 
 }  // namespace weir

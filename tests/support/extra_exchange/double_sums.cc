@@ -15,29 +15,6 @@ struct DoubleSumOperand {
 
 Status PrepareOperand(Group&, const DoubleSumOperand&) { return OkStatus(); }
 
-class DoubleGather : public CollectiveOn<DoubleSumOperand> {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
- private:
-  Status RunOn(Group& group, DoubleSumOperand& operand, CollectiveReport*) const override {
-    std::vector<float> all(operand.own.size() * static_cast<size_t>(group.size()));
-    WEIR_RETURN_IF_ERROR(
-        SmallAllGather(group, std::as_bytes(operand.own), std::as_writable_bytes(std::span(all))));
-    operand.sum.assign(operand.own.size(), 0);
-    for (size_t i = 0; i < all.size(); ++i) operand.sum[i % operand.own.size()] += all[i];
-    return OkStatus();
-  }
-
-  const CollectiveTraits traits_{
-      .name = "double_gather",
-      .summary = "float32 elements of all ranks, added in double precision (an example)",
-      .form = "double_sums",
-      .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}, .reduce = {.n = 1}},
-      .all_pairs = true,
-  };
-};
-
 class DoubleSumExchange : public CodedExchange {
  public:
   using CodedExchange::CodedExchange;
@@ -76,7 +53,23 @@ class DoubleSumExchange : public CodedExchange {
 }  // namespace
 
 void RegisterDoubleGather(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<DoubleGather>());
+  AddCollective<DoubleSumOperand>(
+      registry, wire_id,
+      {
+          .name = "double_gather",
+          .summary = "float32 elements of all ranks, added in double precision (an example)",
+          .form = "double_sums",
+          .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}, .reduce = {.n = 1}},
+          .all_pairs = true,
+      },
+      [](Group& group, DoubleSumOperand& operand, CollectiveReport*) -> Status {
+        std::vector<float> all(operand.own.size() * static_cast<size_t>(group.size()));
+        WEIR_RETURN_IF_ERROR(SmallAllGather(group, std::as_bytes(operand.own),
+                                            std::as_writable_bytes(std::span(all))));
+        operand.sum.assign(operand.own.size(), 0);
+        for (size_t i = 0; i < all.size(); ++i) operand.sum[i % operand.own.size()] += all[i];
+        return OkStatus();
+      });
 }
 
 void RegisterDoubleSums(Registry<ExchangeForm>& registry, uint8_t id) {
