@@ -459,17 +459,11 @@ Status Job::Pin(const v1::PinRequest& request) {
     return NotFound(StrCat("unknown collective '", choice.collective,
                            "'; valid: ", ValidNames(choice.collective, collectives)));
   }
-  const bool sums = collective->form() == "regions" || collective->form() == "node_sums" ||
-                    collective->form() == "node_shards";
-  const bool regions = sums && codec->form() == "opaque" && !codec->shared_metadata() &&
-                       !codec->needs_momentum() && !codec->ef21();
-  const bool floats = collective->form() == "float_lanes" && codec->form() == "lanes" &&
-                      !codec->lossy() && codec->settings_size() > 0 &&
-                      codec->settings(0).fixed_bits() == 32;
   const std::vector<CodecModel> models = CodecsOf(capabilities_, world_);
   const CodecModel* const model = FindCodec(models, choice.codec, choice.bits);
-  const bool tables = collective->form() == "table_lanes" && model != nullptr && model->tabled;
-  if (codec->form() != collective->form() && !regions && !floats && !tables) {
+  const bool table = !collective->exchange().needs_table() || (model != nullptr && model->tabled);
+  const auto& forms = codec->forms();
+  if (!table || std::find(forms.begin(), forms.end(), collective->form()) == forms.end()) {
     return InvalidArgument(StrCat(choice.collective, " carries ", collective->form(), " payloads, ",
                                   choice.codec, " makes ", codec->form()));
   }

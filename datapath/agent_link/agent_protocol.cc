@@ -30,7 +30,14 @@ json ToJson(const CodecTraits& t) {
   for (const CodecSetting& setting : t.settings) {
     VisitFields(setting, FieldsToJson{settings.emplace_back(json::object())});
   }
-  json described = {{"settings", std::move(settings)}};
+  json forms = json::array();
+  for (const ExchangeForm* form : ExchangeForms().All()) {
+    if (Carries(form->Traits(), t)) forms.push_back(form->Traits().name);
+  }
+  json described = {{"settings", std::move(settings)},
+                    {"forms", std::move(forms)},
+                    {"sums_without_decoding", t.form == PayloadForm::kLanes},
+                    {"indices_apart", HoldsIndicesOnly(t.form)}};
   VisitFields(t, FieldsToJson{described});
   return described;
 }
@@ -48,9 +55,22 @@ json ToJson(const WithinNodeCost& c) {
       {"latency", ToJson(c.latency)}, {"payload", ToJson(c.payload)}, {"reduce", ToJson(c.reduce)}};
 }
 
-json ToJson(const CollectiveTraits& t) {
+json ToJson(const ExchangeTraits& t) {
+  const bool nodes =
+      t.encoded_sums == EncodedSums::kNodes || t.encoded_sums == EncodedSums::kNodeShards;
+  return {{"gathers", t.gathers},
+          {"encodes_regions", t.encoded_sums == EncodedSums::kRegions},
+          {"encodes_nodes", nodes},
+          {"shares_nodes", t.encoded_sums == EncodedSums::kNodeShards},
+          {"needs_table", t.need == CodecNeed::kTable},
+          {"gain_prior", JsonDouble(t.gain_prior)}};
+}
+
+json ToJson(const Collective& collective) {
+  const CollectiveTraits& t = collective.Traits();
   json described = {{"name", t.name},
-                    {"form", NameOf(t.form)},
+                    {"form", t.form},
+                    {"exchange", ToJson(FormOf(collective).Traits())},
                     {"latency", ToJson(t.cost.latency)},
                     {"payload", ToJson(t.cost.payload)},
                     {"index", ToJson(t.cost.index)},
@@ -89,7 +109,7 @@ json CapabilitiesDocument(const std::map<std::string, CodecTiming>* timings) {
     codecs.push_back(std::move(described));
   }
   for (const Collective* collective : Collectives().All()) {
-    collectives.push_back(ToJson(collective->Traits()));
+    collectives.push_back(ToJson(*collective));
   }
   return {{"codecs", std::move(codecs)}, {"collectives", std::move(collectives)}};
 }

@@ -170,12 +170,7 @@ class Session : public AgentHandler {
   Session(SessionOptions options, std::unique_ptr<Transport> transport, AgentPort* agent,
           std::shared_ptr<const Plan> initial);
 
-  /// A codec's state out of a checkpoint, and the choice that it belongs to.
-  struct RestoredState {
-    Choice choice;
-    std::unique_ptr<CodecState> state;
-  };
-  using RestoredStates = std::map<uint64_t, RestoredState>;
+  using RestoredStates = std::map<uint64_t, CodecMemory>;  // out of a checkpoint, by bucket
   std::vector<SavedCodecState> SaveCodecStates() const;
   StatusOr<RestoredStates> LoadCodecStates(const std::vector<SavedCodecState>& saved) const;
   void TakeRestored(Bucket& bucket);
@@ -188,7 +183,7 @@ class Session : public AgentHandler {
   void Inherit(Session& former);
   Status ApplyAgreement();
 
-  static uint64_t OperationSequence(const Operation& op, int sub_operation);
+  static uint64_t OperationSequence(const Operation& op, int part);
   void EncodeOperation(Operation& op);
   void MoveOperation(Operation* op);
   void DecodeOperation(Operation& op);
@@ -261,7 +256,7 @@ class Session : public AgentHandler {
   // The caller's thread only.
   bool connected_ = false;
   std::vector<TransportAddress> addresses_;  // of every rank
-  bool sums_on_stages_ = false;              // Transport::staging
+  bool sums_in_staging_ = false;             // Transport::staging
   std::vector<int> nodes_;                   // of every rank; equal numbers share memory
   bool step_open_ = false;
   uint64_t next_step_ = 0;

@@ -62,13 +62,13 @@ struct Ef21Buffers {
 /// Momentum is kept as long as every encoded step asks for it: a step that encodes without it, or
 /// flushes, drops it at Commit.
 ///
-/// Where sums are encoded again on their way (PayloadForm::kRegions), each rank keeps a second
+/// Where sums are encoded again on their way (exchange form "regions"), each rank keeps a second
 /// residual, of the region of the sum that it encodes for all: 8 bytes for each of its elements.
-/// Where the sum of a node is encoded (kNodeSums, kNodeShards) there is that one alone, of the part
-/// of its node's sum that the rank encodes.
-/// The result being a sum over ranks, what is owed there may as well be owed by this rank's own
-/// gradient; so whatever the next step does not encode again (another region, another collective, a
-/// dense step, another world after a checkpoint) joins the gradient, and nothing is lost.
+/// Where the sum of a node is encoded ("node_sums", "node_shards") there is that one alone, of the
+/// part of its node's sum that the rank encodes. The result being a sum over ranks, what is owed
+/// there may as well be owed by this rank's own gradient; so whatever the next step does not encode
+/// again (another region, another collective, a dense step, another world after a checkpoint) joins
+/// the gradient, and nothing is lost.
 ///
 /// A bucket has residuals or the memory of EF21, not both: BeginEf21 flushes the residual and drops
 /// momentum at Commit, DropEf21 and a flush drop the memory. Under EF21 it holds 16 bytes an

@@ -42,6 +42,8 @@ inline v1::Capabilities FakeCapabilities() {
   auto* identity = out.add_codecs();
   identity->set_name("identity");
   identity->set_form("lanes");
+  identity->add_forms("lanes");
+  identity->set_sums_without_decoding(true);
   identity->add_settings()->set_fixed_bits(32);
   identity->set_ratio_min(1);
   identity->set_ratio_max(1);
@@ -50,6 +52,7 @@ inline v1::Capabilities FakeCapabilities() {
   auto* top_k = out.add_codecs();
   top_k->set_name("top_k");
   top_k->set_form("opaque");
+  top_k->add_forms("opaque");
   top_k->set_lossy(true);
   top_k->set_needs_error_feedback(true);
   top_k->add_settings()->set_kept_bits(16);
@@ -70,6 +73,7 @@ inline v1::Capabilities FakeCapabilities() {
   auto* gather = out.add_collectives();
   gather->set_name("sparse_all_gather");
   gather->set_form("opaque");
+  gather->mutable_exchange()->set_gathers(true);
   gather->mutable_latency()->set_n_minus_1(1);
   gather->mutable_payload()->set_n_minus_1(1);
   gather->set_world_min(1);

@@ -291,12 +291,12 @@ TEST(RegionsTest, WholeTensorsKeepTheirShape) {
 
 TEST(RegionsTest, PlansCountWhatAReencodedBucketHolds) {
   const BucketSize size{.elements = 16000, .shape = {}};
-  const ChoiceMemory gathered = [&] {
+  const ExchangeMemory gathered = [&] {
     Choice choice = Reencoded("top_k");
     choice.collective = "sparse_all_gather";
     return MemoryOf(choice, size, 10);
   }();
-  const ChoiceMemory memory = MemoryOf(Reencoded("top_k"), size, 10);
+  const ExchangeMemory memory = MemoryOf(Reencoded("top_k"), size, 10);
   EXPECT_EQ(memory.residual_bytes, gathered.residual_bytes + 2 * 1600 * 4);
   EXPECT_LT(memory.payload_bytes, gathered.payload_bytes);
   EXPECT_GT(memory.payload_bytes, gathered.payload_bytes / 11);

@@ -7,11 +7,9 @@
 #include <vector>
 
 #include "datapath/base/mutex.h"
+#include "datapath/collective/operands.h"
 
 namespace weir {
-
-/// One payload for each rank.
-using Gathered = std::vector<std::vector<std::byte>>;
 
 /// Thread-safe. Keeps at most `idle_max` lists that were returned, with what memory they have.
 class GatheredPool {
