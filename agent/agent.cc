@@ -89,6 +89,7 @@ StatusOr<std::unique_ptr<Agent>> Agent::Start(AgentOptions options, const Clock&
                         SocketAddress::FromIp(options.address, options.probe_port));
   WEIR_ASSIGN_OR_RETURN(std::unique_ptr<EchoServer> echo, EchoServer::Start(probe_address, clock));
   options.probe_port = echo->port();
+  options.local.node = options.node;
   v1::NodeHello hello = MakeHello(options);
   std::unique_ptr<Agent> agent(new Agent(std::move(options), std::move(hello), clock));
   agent->echo_ = std::move(echo);
@@ -162,14 +163,15 @@ bool Agent::Post(Event event, Tier tier, size_t bytes) {
   return fits;
 }
 
-bool Agent::OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes) {
+bool Agent::OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes,
+                          const std::shared_ptr<const RankPeer>& peer) {
   const Tier tier = TierOf(message);
   {
     // Ranks leave room for what must not be lost: partings, the controller, finished probes.
     MutexLock lock(inbox_mutex_);
     if (inbox_.control_size() + kReservedItems >= options_.inbox_items_max) return false;
   }
-  return Post(RankSaid{connection, std::move(message)}, tier, bytes + kEventBytes);
+  return Post(RankSaid{connection, std::move(message), peer}, tier, bytes + kEventBytes);
 }
 
 // These few are counted as nothing, so that they always fit: losing one would lose track of a rank
@@ -219,7 +221,7 @@ void Agent::Run() {
 void Agent::Handle(RankSaid& event) {
   metrics_.CountRankMessage(KindName(event.message));
   ObserveTelemetry(event.connection, event.message);
-  Apply(subscription_.OnRankMessage(event.connection, std::move(event.message)));
+  Apply(subscription_.OnRankMessage(event.connection, std::move(event.message), *event.peer));
 }
 
 void Agent::Handle(RankLeft& event) {
@@ -282,7 +284,7 @@ void Agent::Apply(Effects effects) {
     } else if (auto* down = std::get_if<SendToRank>(&effect)) {
       local_->Send(down->connection, down->command);
     } else if (auto* refuse = std::get_if<RefuseRank>(&effect)) {
-      local_->Refuse(refuse->connection, refuse->reason);
+      local_->Refuse(refuse->connection, refuse->reason, refuse->retry_after_s);
     }
   }
 }

@@ -67,6 +67,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   struct RankSaid {
     ConnectionId connection;
     v1::RankMessage message;
+    std::shared_ptr<const RankPeer> peer;
   };
   struct RankLeft {
     ConnectionId connection;
@@ -103,7 +104,8 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   Status Open();
 
   // From other threads.
-  bool OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes) override;
+  bool OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes,
+                     const std::shared_ptr<const RankPeer>& peer) override;
   void OnRankClosed(ConnectionId connection, const std::string& reason) override;
   void OnControllerConnected(uint64_t generation) override;
   void OnControllerMessage(uint64_t generation, v1::ControllerMessage message) override;

@@ -1,10 +1,12 @@
 #include "agent/local_server.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@
 #include <filesystem>
 
 #include "agent/rank_json.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/log.h"
 
 namespace weir::agent {
@@ -26,6 +29,7 @@ constexpr uint64_t kTcpKey = 2;
 constexpr uint64_t kFirstConnection = 16;
 constexpr size_t kReadChunkBytes = 64 * 1024;
 constexpr size_t kTokenFrameBytesMax = 4096;
+constexpr size_t kToldMax = 256;
 constexpr Duration kCloseTimeout = std::chrono::seconds(1);
 
 StatusOr<sockaddr_un> UnixAddress(const std::string& path) {
@@ -56,37 +60,51 @@ Status RemoveStaleSocket(const std::string& path, const sockaddr_un& address) {
   return OkStatus();
 }
 
-std::string DescribeUnixPeer(int fd) {
+// The process that connected. A child that inherits the connection counts as that process, which
+// may have ended while the child keeps the connection open: hence the descriptor of the process.
+RankPeer LocalPeer(int fd) {
+  RankPeer peer;
+  peer.is_local = true;
+  peer.name = "a local process";
   ucred credentials{};
   socklen_t size = sizeof credentials;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return "a local process";
-  return StrCat("process ", credentials.pid, " of user ", credentials.uid);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return peer;
+  peer.uid = credentials.uid;
+  peer.pid = credentials.pid > 0 ? static_cast<uint32_t>(credentials.pid) : 0;
+  if (peer.pid == 0) {
+    peer.name = StrCat("a process of user ", peer.uid, " in another pid namespace");
+    return peer;
+  }
+  peer.name = StrCat("process ", peer.pid, " of user ", peer.uid);
+  const auto process = std::make_shared<FileDescriptor>(
+      static_cast<int>(syscall(SYS_pidfd_open, credentials.pid, 0)));
+  if (!process->valid()) return peer;
+  peer.ended = [process] {
+    pollfd ended{process->get(), POLLIN, 0};
+    return poll(&ended, 1, 0) == 1;
+  };
+  return peer;
 }
 
-std::string DescribeTcpPeer(int fd) {
+RankPeer RemotePeer(int fd) {
+  RankPeer peer;
   sockaddr_storage storage{};
   socklen_t size = sizeof storage;
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &size) != 0) return "a tcp client";
-  return SocketAddress(reinterpret_cast<sockaddr*>(&storage), size).ToString();
+  peer.name = getpeername(fd, reinterpret_cast<sockaddr*>(&storage), &size) != 0
+                  ? "a tcp client"
+                  : SocketAddress(reinterpret_cast<sockaddr*>(&storage), size).ToString();
+  return peer;
 }
 
-std::string RefusalFrame(const std::string& reason) {
+std::string RefusalFrame(const std::string& reason, double retry_after_s = 0) {
   v1::RankCommand command;
   command.mutable_refusal()->set_reason(reason);
+  command.mutable_refusal()->set_retry_after_s(retry_after_s);
   const StatusOr<std::string> json = FormatRankCommand(command);
   return EncodeSocketFrame(json.ok() ? *json : R"({"refusal":{"reason":"refused"}})");
 }
 
 }  // namespace
-
-bool ConstantTimeEquals(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < a.size(); ++i) {
-    const char other = b.empty() ? '\0' : b[i % b.size()];
-    difference |= static_cast<unsigned char>(a[i] ^ other);
-  }
-  return difference == 0;
-}
 
 StatusOr<std::unique_ptr<LocalServer>> LocalServer::Start(Options options, Handler& handler,
                                                           const Clock& clock) {
@@ -208,12 +226,14 @@ void LocalServer::Send(ConnectionId connection, const v1::RankCommand& command) 
   Wake();
 }
 
-void LocalServer::Refuse(ConnectionId connection, const std::string& reason) {
+void LocalServer::Refuse(ConnectionId connection, const std::string& reason, double retry_after_s) {
   {
     MutexLock lock(mutex_);
     const auto outbox = outboxes_.find(connection);
     if (outbox == outboxes_.end()) return;
-    outbox->second.refusal = reason;
+    outbox->second.refusal.emplace();
+    outbox->second.refusal->set_reason(reason);
+    outbox->second.refusal->set_retry_after_s(retry_after_s);
   }
   Wake();
 }
@@ -285,16 +305,19 @@ void LocalServer::Accept(int listener, bool is_tcp) {
 }
 
 void LocalServer::Admit(FileDescriptor fd, bool is_tcp) {
-  const std::string peer = is_tcp ? DescribeTcpPeer(fd.get()) : DescribeUnixPeer(fd.get());
+  RankPeer peer = is_tcp ? RemotePeer(fd.get()) : LocalPeer(fd.get());
   if (connections_.size() >= options_.connections_max) {
     const std::string frame = RefusalFrame(
         StrCat("the agent serves ", options_.connections_max, " connections, its maximum"));
     (void)!send(fd.get(), frame.data(), frame.size(), MSG_NOSIGNAL);
-    Log(LogLevel::kWarning, "agent", StrCat(peer, " refused: too many connections"));
+    Log(LogLevel::kWarning, "agent", StrCat(peer.name, " refused: too many connections"));
     MutexLock lock(mutex_);
     ++refused_;
     return;
   }
+  StatusOr<std::string> challenge = NewChallenge();
+  if (!challenge.ok()) return Log(LogLevel::kError, "agent", Message(challenge.status()));
+  peer.challenge = std::move(*challenge);
   const ConnectionId id = next_id_++;
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP;
@@ -302,12 +325,25 @@ void LocalServer::Admit(FileDescriptor fd, bool is_tcp) {
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd.get(), &event) != 0) return;
   Connection& connection = connections_[id];
   connection.fd = std::move(fd);
-  connection.peer = peer;
+  connection.peer = std::make_shared<const RankPeer>(std::move(peer));
   connection.needs_token = is_tcp;
   connection.deadline = clock_.Now() + options_.hello_timeout;
-  Log(LogLevel::kDebug, "agent", StrCat("connection ", id, " from ", peer));
-  MutexLock lock(mutex_);
-  outboxes_[id];
+  Log(LogLevel::kDebug, "agent", StrCat("connection ", id, " from ", connection.peer->name));
+  {
+    MutexLock lock(mutex_);
+    outboxes_[id];
+  }
+  if (!is_tcp) Challenge(id, connection);
+}
+
+void LocalServer::Challenge(ConnectionId id, Connection& connection) {
+  v1::RankCommand command;
+  command.mutable_challenge()->set_node(options_.node);
+  command.mutable_challenge()->set_challenge(connection.peer->challenge);
+  const StatusOr<std::string> json = FormatRankCommand(command);
+  if (!json.ok()) return Log(LogLevel::kError, "agent", ToString(json.status()));
+  connection.output += EncodeSocketFrame(*json);
+  Watch(id, true);  // the caller goes on with the connection, which a failed write would end
 }
 
 void LocalServer::OnReadable(ConnectionId id) {
@@ -321,8 +357,10 @@ void LocalServer::OnReadable(ConnectionId id) {
     const std::string cut = connection.reader.buffered_bytes() > 0 && !connection.refusing
                                 ? " in the middle of a message"
                                 : "";
-    CloseConnection(id, n == 0 ? StrCat("closed its connection", cut)
-                               : StrCat("connection failed: ", std::strerror(errno)));
+    // A client that closes before it has read everything resets the connection.
+    CloseConnection(id, n == 0 || errno == ECONNRESET
+                            ? StrCat("closed its connection", cut)
+                            : StrCat("connection failed: ", std::strerror(errno)));
     return;
   }
   if (connection.refusing) return;
@@ -357,6 +395,7 @@ Status LocalServer::HandleMessage(ConnectionId id, Connection& connection,
     WEIR_ASSIGN_OR_RETURN(const std::string token, ParseToken(json));
     if (!ConstantTimeEquals(token, options_.token)) return FailedPrecondition("wrong token");
     connection.needs_token = false;
+    Challenge(id, connection);
     return OkStatus();
   }
   WEIR_ASSIGN_OR_RETURN(v1::RankMessage message, ParseRankMessage(json));
@@ -365,12 +404,12 @@ Status LocalServer::HandleMessage(ConnectionId id, Connection& connection,
   if (is_first && message.body_case() == v1::RankMessage::BODY_NOT_SET && ParseToken(json).ok()) {
     return OkStatus();
   }
-  if (!handler_.OnRankMessage(id, std::move(message), json.size())) {
+  if (!handler_.OnRankMessage(id, std::move(message), json.size(), connection.peer)) {
     return ResourceExhausted("the agent is overloaded");
   }
   if (!std::exchange(connection.spoke, true)) {
     Log(LogLevel::kInfo, "agent",
-        StrCat("connection ", id, " from ", connection.peer, " attached"));
+        StrCat("connection ", id, " from ", connection.peer->name, " attached"));
   }
   return OkStatus();
 }
@@ -402,21 +441,26 @@ void LocalServer::CollectOutboxes() {
     }
     found->second.output += item.outbox.frames;
     if (item.outbox.refusal) {
-      StartRefusal(item.id, found->second, *item.outbox.refusal);
+      StartRefusal(item.id, found->second, item.outbox.refusal->reason(),
+                   item.outbox.refusal->retry_after_s());
     } else {
       Flush(item.id);
     }
   }
 }
 
-void LocalServer::StartRefusal(ConnectionId id, Connection& connection, const std::string& reason) {
-  Log(LogLevel::kWarning, "agent",
-      StrCat("connection ", id, " from ", connection.peer, " refused: ", reason));
+void LocalServer::StartRefusal(ConnectionId id, Connection& connection, const std::string& reason,
+                               double retry_after_s) {
+  // One that comes again and again is told each time and logged once.
+  if (told_.size() >= kToldMax) told_.clear();
+  const bool is_news = told_.insert(StrCat(connection.peer->name, " refused: ", reason)).second;
+  Log(is_news ? LogLevel::kWarning : LogLevel::kDebug, "agent",
+      StrCat("connection ", id, " from ", connection.peer->name, " refused: ", reason));
   {
     MutexLock lock(mutex_);
     ++refused_;
   }
-  connection.output += RefusalFrame(reason);
+  connection.output += RefusalFrame(reason, retry_after_s);
   connection.refusing = true;
   connection.deadline = clock_.Now() + kCloseTimeout;
   Flush(id);
@@ -434,10 +478,7 @@ void LocalServer::Flush(ConnectionId id) {
       Watch(id, true);
       return;
     }
-    if (n <= 0) {
-      CloseConnection(id, StrCat("connection failed: ", std::strerror(errno)));
-      return;
-    }
+    if (n <= 0) break;  // it is gone, or reads no more; what it said before is still to be read
     connection.output_offset += static_cast<size_t>(n);
   }
   connection.output.clear();

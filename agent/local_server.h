@@ -6,12 +6,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "agent/measure/socket.h"
-#include "agent/plan_subscription.h"
+#include "agent/rank_claims.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
 #include "datapath/base/status.h"
@@ -33,6 +34,7 @@ class LocalServer {
     size_t connections_max = 256;
     size_t output_bytes_max = 4u << 20;  // waiting per connection; over it, it is closed
     Duration hello_timeout = std::chrono::seconds(10);  // from accept to the first whole message
+    std::string node;                                   // what challenges name; ranks sign it
   };
 
   /// Called on the server's thread; must not wait and must not call the server's destructor.
@@ -40,7 +42,9 @@ class LocalServer {
    public:
     virtual ~Handler() = default;
     /// False: the receiver is overloaded; the connection is closed and the rank may come again.
-    virtual bool OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes) = 0;
+    /// `peer` is the same for all messages of a connection.
+    virtual bool OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes,
+                               const std::shared_ptr<const RankPeer>& peer) = 0;
     /// Once per connection that delivered a message.
     virtual void OnRankClosed(ConnectionId connection, const std::string& reason) = 0;
   };
@@ -58,8 +62,9 @@ class LocalServer {
   /// Queues a command. A connection that is gone is ignored; one that does not read is closed when
   /// its queue is full. Thread-safe.
   void Send(ConnectionId connection, const v1::RankCommand& command);
-  /// Sends RankRefusal and closes. Thread-safe.
-  void Refuse(ConnectionId connection, const std::string& reason);
+  /// Sends RankRefusal and closes. Logged as a warning when this client was not refused for the
+  /// same reason before. Thread-safe.
+  void Refuse(ConnectionId connection, const std::string& reason, double retry_after_s = 0);
 
   /// The bound TCP port; 0 without TCP.
   uint16_t tcp_port() const { return tcp_port_; }
@@ -71,7 +76,7 @@ class LocalServer {
  private:
   struct Connection {
     FileDescriptor fd;
-    std::string peer;  // for the log
+    std::shared_ptr<const RankPeer> peer;
     bool needs_token = false;
     bool framed = false;    // sent a whole frame
     bool spoke = false;     // delivered a message
@@ -85,7 +90,7 @@ class LocalServer {
   // What other threads hand over, per connection.
   struct Outbox {
     std::string frames;
-    std::optional<std::string> refusal;
+    std::optional<v1::RankRefusal> refusal;
     bool overflow = false;
   };
 
@@ -96,11 +101,13 @@ class LocalServer {
   void Serve();
   void Accept(int listener, bool is_tcp);
   void Admit(FileDescriptor fd, bool is_tcp);
+  void Challenge(ConnectionId id, Connection& connection);
   void OnReadable(ConnectionId id);
   bool HandleFrames(ConnectionId id, Connection& connection);
   Status HandleMessage(ConnectionId id, Connection& connection, const std::string& json);
   void CollectOutboxes();
-  void StartRefusal(ConnectionId id, Connection& connection, const std::string& reason);
+  void StartRefusal(ConnectionId id, Connection& connection, const std::string& reason,
+                    double retry_after_s = 0);
   void Flush(ConnectionId id);
   void Watch(ConnectionId id, bool want_write);
   void CloseConnection(ConnectionId id, const std::string& reason);
@@ -122,6 +129,7 @@ class LocalServer {
   TimePoint accept_again_{};
   std::map<ConnectionId, Connection> connections_;  // only the server's thread
   ConnectionId next_id_;
+  std::set<std::string> told_;  // refusals that are in the log
 
   mutable Mutex mutex_;
   std::map<ConnectionId, Outbox> outboxes_ WEIR_GUARDED_BY(mutex_);
@@ -129,8 +137,5 @@ class LocalServer {
   bool stopping_ WEIR_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
-
-/// True if equal; the time depends on the lengths only.
-bool ConstantTimeEquals(std::string_view a, std::string_view b);
 
 }  // namespace weir::agent

@@ -18,6 +18,11 @@ std::string CheckHello(const v1::RankHello& hello) {
     return StrCat("expected a job name of 1 to ", kJobNameBytesMax, " bytes, found ",
                   hello.job().size());
   }
+  // Messages and logs repeat the name; a line of its own would pass for one of theirs.
+  if (std::any_of(hello.job().begin(), hello.job().end(),
+                  [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
+    return "expected a job name without control characters";
+  }
   if (hello.world() < 1 || hello.world() > kWorldMax) {
     return StrCat("expected a world of 1 to ", kWorldMax, ", found ", hello.world());
   }
@@ -55,8 +60,9 @@ Tier TierOf(const v1::RankMessage& message) {
   return message.has_step() || message.has_paths() ? Tier::kTelemetry : Tier::kControl;
 }
 
-Effects PlanSubscription::OnRankMessage(ConnectionId connection, v1::RankMessage message) {
-  if (message.has_hello()) return OnHello(connection, std::move(message));
+Effects PlanSubscription::OnRankMessage(ConnectionId connection, v1::RankMessage message,
+                                        const RankPeer& peer) {
+  if (message.has_hello()) return OnHello(connection, std::move(message), peer);
   const auto known = by_connection_.find(connection);
   if (known == by_connection_.end()) {
     return {RefuseRank{connection, "expected a hello as the first message of a rank"}};
@@ -95,7 +101,8 @@ Effects PlanSubscription::OnRankMessage(ConnectionId connection, v1::RankMessage
   return effects;
 }
 
-Effects PlanSubscription::OnHello(ConnectionId connection, v1::RankMessage message) {
+Effects PlanSubscription::OnHello(ConnectionId connection, v1::RankMessage message,
+                                  const RankPeer& peer) {
   const std::string problem = CheckHello(message.hello());
   if (!problem.empty()) return {RefuseRank{connection, problem}};
   const RankKey key{message.hello().job(), message.hello().rank()};
@@ -104,14 +111,19 @@ Effects PlanSubscription::OnHello(ConnectionId connection, v1::RankMessage messa
     return {RefuseRank{connection, StrCat("this connection belongs to ", Describe(said->second),
                                           " and cannot become ", Describe(key))}};
   }
+  if (const auto refusal = claims_.Check(connection, message.hello(), peer)) {
+    return {RefuseRank{connection, refusal->reason(), refusal->retry_after_s()}};
+  }
+  claims_.Hold(connection, message.hello(), peer);
   Effects effects;
   const auto old = by_rank_.find(key);
   if (old != by_rank_.end() && old->second.connection != connection) {
     ++counters_.replaced;
-    effects.push_back(RefuseRank{
-        old->second.connection,
-        StrCat(Describe(key), " attached again on node '", node_.node(), "' from process ",
-               message.hello().pid(), "; it takes over from process ", old->second.hello.pid())});
+    effects.push_back(
+        RefuseRank{old->second.connection,
+                   StrCat(Describe(key), " attached again on node '", node_.node(), "' from ",
+                          peer.name, ", by its own word process ", message.hello().pid(),
+                          "; it takes over from process ", old->second.hello.pid())});
     by_connection_.erase(old->second.connection);
     by_rank_.erase(old);
   }
@@ -187,6 +199,7 @@ Effects PlanSubscription::OnRankClosed(ConnectionId connection, const std::strin
   const RankKey key = known->second;
   by_connection_.erase(known);
   by_rank_.erase(key);
+  claims_.Release(key.job, key.rank);
   if (!controller_connected_) {
     KeepUndelivered(Gone(key, reason));
     return {};
@@ -267,7 +280,9 @@ Effects PlanSubscription::OnCommand(const v1::ToRank& command) {
     case v1::RankCommand::kLease:
       break;
     case v1::RankCommand::kRefusal:
-      return {RefuseRank{session.connection, command.command().refusal().reason()}};
+      return {RefuseRank{session.connection, command.command().refusal().reason(),
+                         command.command().refusal().retry_after_s()}};
+    case v1::RankCommand::kChallenge:  // the agent's own affair
     case v1::RankCommand::BODY_NOT_SET:
       ++counters_.unknown_messages;
       return {};

@@ -12,13 +12,11 @@
 #include <variant>
 #include <vector>
 
+#include "agent/rank_claims.h"
 #include "agent/tiered_queue.h"
 #include "weir/v1/agent.pb.h"
 
 namespace weir::agent {
-
-/// One connection of a rank to this agent; never reused within a process.
-using ConnectionId = uint64_t;
 
 struct RankKey {
   std::string job;
@@ -43,6 +41,7 @@ struct SendToRank {
 struct RefuseRank {
   ConnectionId connection = 0;
   std::string reason;
+  double retry_after_s = 0;  // as in RankRefusal
 };
 using Effect = std::variant<SendToController, SendToRank, RefuseRank>;
 /// In the order in which they are to happen.
@@ -63,12 +62,13 @@ class PlanSubscription {
     uint64_t replaced = 0;  // a rank that came again while its old connection was open
   };
 
-  explicit PlanSubscription(v1::NodeHello node) : node_(std::move(node)) {}
+  explicit PlanSubscription(v1::NodeHello node) : node_(std::move(node)), claims_(node_.node()) {}
 
-  /// The first message must be a valid RankHello, otherwise the connection is refused. A second
-  /// connection of the same rank replaces the first: a restarted process must not be locked out by
-  /// a connection whose end has not been noticed.
-  Effects OnRankMessage(ConnectionId connection, v1::RankMessage message);
+  /// The first message must be a valid RankHello of somebody who may speak for that rank (see
+  /// RankClaims), otherwise the connection is refused and nothing else changes. It then replaces an
+  /// earlier connection of the rank. `peer` matters with a hello only.
+  Effects OnRankMessage(ConnectionId connection, v1::RankMessage message,
+                        const RankPeer& peer = RankPeer());
   /// Tells the controller that the rank is gone. Unknown connections are ignored.
   Effects OnRankClosed(ConnectionId connection, const std::string& reason);
   /// Says everything: the node, every rank with its current plan and step, its buckets, its answer
@@ -96,13 +96,14 @@ class PlanSubscription {
     std::optional<v1::RankMessage> answer;  // to the open offer
   };
 
-  Effects OnHello(ConnectionId connection, v1::RankMessage message);
+  Effects OnHello(ConnectionId connection, v1::RankMessage message, const RankPeer& peer);
   bool AcceptAnswer(Session& session, const v1::RankMessage& message);
   void SetActivePlan(Session& session, uint64_t version);
   void Forward(const RankKey& key, v1::RankMessage message, Effects* effects);
   void KeepUndelivered(v1::AgentMessage message);
 
   const v1::NodeHello node_;
+  RankClaims claims_;
   bool controller_connected_ = false;
   std::map<RankKey, Session> by_rank_;
   std::map<ConnectionId, RankKey> by_connection_;

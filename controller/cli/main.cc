@@ -236,7 +236,8 @@ void AddJobCommands(CLI::App& app, Flags& flags, Action* action) {
   });
   auto* pin = app.add_subcommand("pin", "fix a job's choice until unpinned");
   pin->add_option("job", flags.resource.name)->required();
-  pin->add_option("--codec", flags.codec, "codec")->capture_default_str();
+  pin->add_option("--codec", flags.codec, "codec, of a variant as sidco:fit=gp")
+      ->capture_default_str();
   pin->add_option("--collective", flags.collective, "collective")->capture_default_str();
   pin->add_option("--ratio", flags.ratio, "kept fraction")->capture_default_str();
   pin->add_option("--bits", flags.bits, "width of values; 0: the codec's default")

@@ -69,25 +69,21 @@ const CodecModel* FindCodec(const std::vector<CodecModel>& codecs, const std::st
   return nullptr;
 }
 
-bool SendsIndicesApart(const CodecModel& codec) {
-  return codec.form == "shared_index" || codec.form == "union_index";
-}
-
 CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world,
                  const NodeLayout& layout) {
   CodecWork work;
-  if (SumsNodes(collective)) {
+  if (collective.exchange.encodes_nodes) {
     const double ranks = std::max(1, world), nodes = layout.nodes > 0 ? layout.nodes : ranks;
-    const bool shared = collective.form == "node_shards" && layout.even;
+    const bool shared = collective.exchange.shares_nodes && layout.even;
     work.encodes = work.decodes = 0;
     work.encodes_inside = shared ? nodes / ranks : 1;
     work.decodes_inside = nodes * work.encodes_inside;
     work.payload_share = nodes / ranks;
     work.mean_share = work.payload_share / work.encodes_inside;
-  } else if (collective.form == "regions") {
+  } else if (collective.exchange.encodes_regions) {
     work.encodes_inside = 1.0 / std::max(1, world);
     work.decodes_inside = 1;
-  } else if (codec.form == "opaque") {
+  } else if (collective.exchange.gathers) {
     work.decodes = std::max(1, world);
   }
   return work;
@@ -119,7 +115,7 @@ WireBytes PredictWireBytes(const CodecModel& codec, double elements, double rati
   const double index_bits = codec.indices_coded ? BinaryEntropy(kept) : 0;
   double payload_bits = codec.fixed_bits + kept * codec.kept_bits;
   WireBytes bytes;
-  if (SendsIndicesApart(codec)) {
+  if (codec.indices_apart) {
     bytes.index = codec.payload_scale * index_bits * elements / 8;
   } else {
     payload_bits += index_bits;
@@ -172,7 +168,7 @@ double PredictGain(const CodecModel& codec, const CollectiveModel& collective,
   // Below 0 where more is lost than sent, which twice is no gain either.
   gain = std::max(0.0, gain - SumLoss(codec.sum_error_squared, world));
   // The second encoding keeps about the same share of the sum as the first of each part.
-  if (collective.form == "regions") gain *= gain;
+  if (collective.exchange.encodes_regions) gain *= gain;
   if (codec.lossy && ratio < 1) gain *= collective.gain_scale;
   return std::clamp(gain, 0.0, 1.0);
 }
@@ -187,7 +183,7 @@ double CodecSeconds(const CodecModel::Time& time, double elements, double kept) 
 
 BlockSaving PredictBlockSaving(const CodecModel& codec, const CollectiveModel& collective,
                                const std::vector<BlockDensityModel>& densities) {
-  const bool floats = codec.form == "lanes" && !codec.lossy && codec.fixed_bits == 32;
+  const bool floats = codec.sums_without_decoding && !codec.lossy && codec.fixed_bits == 32;
   if (collective.block_elements == 0 || !floats) return {};
   for (const BlockDensityModel& density : densities) {
     if (density.block_elements != collective.block_elements) continue;
@@ -269,12 +265,10 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
 }
 
 bool Carries(const CollectiveModel& collective, const CodecModel& codec) {
-  if (collective.form == "float_lanes") {
-    return codec.form == "lanes" && !codec.lossy && codec.fixed_bits == 32;
-  }
-  if (collective.form == "table_lanes") return codec.form == "lanes" && codec.tabled;
-  if (collective.form != "regions" && !SumsNodes(collective)) return codec.form == collective.form;
-  return codec.form == "opaque" && !codec.shared_metadata && !codec.opt_in;
+  const ExchangeModel& exchange = collective.exchange;
+  if (exchange.needs_table && !codec.tabled) return false;
+  if (codec.opt_in && (exchange.encodes_regions || exchange.encodes_nodes)) return false;
+  return std::find(codec.forms.begin(), codec.forms.end(), collective.form) != codec.forms.end();
 }
 
 bool Compatible(const CodecModel& codec, const CollectiveModel& collective, int world) {
@@ -292,7 +286,7 @@ void ApplyPriorTimes(CodecModel* codec) {
   }
   if (AllZero(codec->decode)) {
     codec->decode.base_s = 1e-5;
-    codec->decode.per_element_s = codec->form == "lanes" || !codec->uses_ratio ? 3e-10 : 0;
+    codec->decode.per_element_s = codec->sums_without_decoding || !codec->uses_ratio ? 3e-10 : 0;
     codec->decode.per_kept_s = codec->uses_ratio ? 3e-9 : 0;
     codec->decode.deviation_s_per_element = 0.5 * codec->decode.per_element_s;
   }

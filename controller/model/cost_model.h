@@ -23,9 +23,6 @@ NetworkState NetworkOf(const Snapshot& snapshot);
 /// 0 for a cap means that the snapshot knows none.
 double EffectiveBandwidth(const Snapshot& snapshot, const NetworkState& network);
 
-/// True for codecs whose payload holds indices only; the values at them follow by themselves.
-bool SendsIndicesApart(const CodecModel& codec);
-
 /// How often the busiest rank encodes and decodes a bucket's worth of elements.
 struct CodecWork {
   double encodes = 1, decodes = 1;                // outside of the collective
@@ -40,7 +37,7 @@ struct CodecWork {
 /// Opaque payloads are decoded one for each rank. A collective of regions sums and encodes one N-th
 /// of the bucket again, for which it decodes N parts of that size. Where the sums of n nodes are
 /// encoded, all is done inside: each node encodes the bucket once and decodes it n times, by its
-/// first rank, or where all hold p ranks and the form is "node_shards" a p-th by each.
+/// first rank, or where all hold p ranks and the form shares nodes a p-th by each.
 CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world,
                  const NodeLayout& layout = {});
 
@@ -51,7 +48,7 @@ struct WireBytes {
 };
 
 /// payload = (fixed_bits + ratio * kept_bits + H(ratio) if indices_coded) * elements / 8, times the
-/// codec's measured payload_scale. Where SendsIndicesApart the H(ratio)
+/// codec's measured payload_scale. Where indices_apart the H(ratio)
 /// part goes to `index`.
 WireBytes PredictWireBytes(const CodecModel& codec, double elements, double ratio);
 
@@ -110,7 +107,7 @@ Placement PlacementOf(const Snapshot& snapshot, const CollectiveModel& collectiv
 /// network = overhead + alpha_scale (latency alpha + within_latency_s)
 ///           + beta_scale ((payload bytes + index index_bytes) / B_eff + within_s_per_byte bytes)
 ///           + gamma_scale reduce gamma bytes
-/// (where SumsNodes, within nodes the bytes are those of float32 elements)
+/// (where nodes are summed, within nodes the bytes are those of float32 elements)
 /// with the collective's FeaturesOf the job's nodes, the payload less what PredictBlockSaving saves
 /// of it, per codec round; nothing in a world of one; and what codecs do inside of the collective.
 /// B_eff is no more than the collective's aggregator has for one rank; payloads that go around a
@@ -126,10 +123,9 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
                          const CodecModel& codec, const CollectiveModel& collective, double ratio,
                          const LayoutSpeedup& speedup = {});
 
-/// True when the collective carries the codec's payloads: those of its own form; in "float_lanes",
-/// lanes that are the float32 elements themselves; or, in regions and sums of nodes, the opaque
-/// ones of codecs that need nothing else. Codecs that only a policy names are not looked for there,
-/// though ranks may take them.
+/// True when the collective's form is one of those that carry the codec's payloads, and where that
+/// needs the table of a lease, the lease would have this one. Codecs that only a policy names are
+/// not looked for where sums are encoded, though ranks may take them.
 bool Carries(const CollectiveModel& collective, const CodecModel& codec);
 
 /// True when the collective carries the codec's payloads and allows the world size.

@@ -18,8 +18,6 @@ namespace {
 
 constexpr size_t kPredictionsMax = 4096;
 constexpr double kFlapWindowS = 300;
-// Share of the gain that is left when ranks share indices, until measured.
-constexpr double kGainScalePrior = 0.7, kUnionGainScalePrior = 0.85;
 constexpr uint64_t kGainSteps = 5;
 constexpr uint64_t kCurveWaitSteps = 10;  // longer than ranks take to sample new buckets
 
@@ -116,13 +114,14 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
   predictions.push_back({step, bucket.key, bucket.collective, bucket.codec,
                          network.filter().Predict(sample), bucket.network_s});
   if (predictions.size() > kPredictionsMax) predictions.pop_front();
-  if (codec->model.form == "opaque" && bucket.payload_bytes > 0 && elements >= 1000) {
+  const bool varies = !codec->model.sums_without_decoding && !codec->model.indices_apart;
+  if (varies && bucket.payload_bytes > 0 && elements >= 1000) {
     sample.payload_bytes = bucket.payload_bytes / work.payload_share;
     const double relative = sample.payload_bytes * priced.payload_scale / bytes.payload;
     codec->payload_log.Add(std::clamp(std::log(relative), -1.5, 1.5));
   }
   samples->push_back(sample);
-  if (SendsIndicesApart(codec->model) && !estimate.gains.empty() && bucket.gain > 0) {
+  if (codec->model.indices_apart && !estimate.gains.empty() && bucket.gain > 0) {
     BucketModel curve;
     curve.gain_ratios = estimate.gain_ratios;
     curve.gains = estimate.gains;
@@ -212,8 +211,7 @@ void JobModel::State::FillCollectives(Snapshot* snapshot) const {
   for (size_t i = 0; i < collectives.size(); ++i) {
     CollectiveModel model = collectives[i];
     network.filter().Calibrate(static_cast<int>(i), &model);
-    if (model.form == "shared_index" || model.form == "union_index") {
-      const double prior = model.form == "shared_index" ? kGainScalePrior : kUnionGainScalePrior;
+    if (const double prior = model.exchange.gain_prior; prior != 1) {
       const auto scale = gain_scale_log.find(model.name);
       model.gain_scale = scale == gain_scale_log.end() || !scale->second.seen()
                              ? prior

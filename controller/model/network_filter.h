@@ -17,7 +17,7 @@ struct CollectiveSample {
   double payload_bytes = 0, index_bytes = 0;
   double seconds = 0;
   double speedup = 1;        // of payloads under the plan's layout, see SpeedupOf
-  double dense_bytes = 0;    // of the bucket as float32, which nodes add where SumsNodes
+  double dense_bytes = 0;    // of the bucket as float32, which nodes add before they encode
   double payload_share = 1;  // of the payload term, see BlockSaving
 };
 

@@ -41,10 +41,6 @@ Status CheckMemory(const Snapshot& snapshot) {
                                 " s per byte"));
 }
 
-bool SumsNodes(const CollectiveModel& collective) {
-  return collective.form == "node_sums" || collective.form == "node_shards";
-}
-
 namespace {
 
 /// What ranks that are together on nodes make of the features of a collective that knows none.
@@ -84,11 +80,11 @@ CollectiveFeatures FeaturesOf(const CollectiveModel& collective, int world,
   }
   const WithinNodeModel& within = layout.even ? collective.within_even : collective.within_uneven;
   // All-gathers: each rank of a node brings a payload across, each node hands one round.
-  const bool gathers = collective.form == "opaque";
+  const bool gathers = collective.exchange.gathers;
   const double latency = within.latency.At(layout.ranks_max);
   const double payload = within.payload.At(layout.ranks_max) * (gathers ? layout.nodes : 1);
   features.reduce = within.reduce.At(layout.ranks_max);
-  features.floats_within = SumsNodes(collective);
+  features.floats_within = collective.exchange.encodes_nodes;
   if (layout.nodes == 1) {
     features.latency = latency;
     (features.floats_within ? features.dense : features.payload) = payload;

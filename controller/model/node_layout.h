@@ -32,16 +32,13 @@ Status CheckMemory(const Snapshot& snapshot);
 ///   latency alpha + within_latency_s + (payload M + index I) beta + within_s_per_byte M
 ///   + reduce gamma M,
 /// see CollectiveCost in datapath/collective/collective.h.
-/// Where nodes are summed before anything is encoded (SumsNodes), `reduce` and within_s_per_byte
-/// are of the bucket's float32 bytes D in place of M, and dense beta D is added.
+/// Where nodes are summed before anything is encoded (ExchangeModel::encodes_nodes), `reduce` and
+/// within_s_per_byte are of the bucket's float32 bytes D in place of M, and dense beta D is added.
 struct CollectiveFeatures {
   double latency = 0, payload = 0, index = 0, reduce = 0, dense = 0;
   double within_latency_s = 0, within_s_per_byte = 0;
   bool floats_within = false;
 };
-
-/// True for collectives whose ranks add float32 elements within nodes and encode the nodes' sums.
-bool SumsNodes(const CollectiveModel& collective);
 
 /// The features of `collective` in a world of `world` ranks: where each rank has a node of its own
 /// the functions of the world size. Where p ranks share an interface it carries as many times what

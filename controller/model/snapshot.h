@@ -20,8 +20,11 @@ struct Measured {
 /// datapath/codec/codec.h. No two have equal name and bits.
 struct CodecModel {
   std::string name;
-  int bits = 0;      // value width that a choice names
-  std::string form;  // "lanes", "opaque", "shared_index", "union_index"
+  int bits = 0;                         // value width that a choice names
+  std::string form;                     // what its payloads are: for explanations
+  std::vector<std::string> forms = {};  // the exchange forms that can carry them
+  bool sums_without_decoding = false;   // payloads of all ranks add as they are
+  bool indices_apart = false;           // payloads are positions; their values travel beside them
   bool lossy = false, unbiased = false, needs_error_feedback = false, shared_metadata = false;
   bool opt_in = false;  // a candidate only where the policy names it
   int rounds = 1;
@@ -33,7 +36,7 @@ struct CodecModel {
   bool levels_divided_by_world = false;
   double peak_over_rms = 0;  // of what is quantised; 0: the bucket's own
   double error_divisor = 12;
-  bool tabled = false;  // its lanes are levels of a table, which "table_lanes" collectives carry
+  bool tabled = false;      // its lanes are levels of the table that a lease would have
   double shared_block = 0;  // the exchange before encoding has a float for so many elements; 0: one
   double sum_error_squared = 0;  // of adding two payloads, over the square of their sum
   // "uniform_selection": what is lost at kUniformLossRatio over what a random choice would lose;
@@ -63,10 +66,22 @@ struct WithinNodeModel {
   friend bool operator==(const WithinNodeModel&, const WithinNodeModel&) = default;
 };
 
+/// What an exchange form costs beside its collective; see ExchangeTraits in
+/// datapath/exchange/exchange.h.
+struct ExchangeModel {
+  bool gathers = false;          // every rank decodes the payload of every rank
+  bool encodes_regions = false;  // each rank encodes the sum of one of N regions again
+  bool encodes_nodes = false;    // ranks of a node add their elements, and encode the sum alone
+  bool shares_nodes = false;     // of encodes_nodes: by all ranks where nodes hold as many
+  bool needs_table = false;
+  double gain_prior = 1;  // part of the predicted gain that is left where ranks share positions
+  friend bool operator==(const ExchangeModel&, const ExchangeModel&) = default;
+};
+
 struct CollectiveModel {
   std::string name;
-  // As of codecs, or "regions", "node_sums", "node_shards", "float_lanes" or "table_lanes".
-  std::string form;
+  std::string form;  // name of the exchange form that it serves
+  ExchangeModel exchange;
   WorldFunctionModel latency, payload, index, reduce;
   int world_min = 1, world_max = 0;
   bool walks_ring = false;  // payloads go from each rank to the next of the ring's order alone

@@ -18,12 +18,12 @@ constexpr std::string_view kCutoffCollective = "thc_table";
 
 StrictSection ObjectiveSection(const std::string& origin, Policy* policy) {
   StrictSection section(origin);
-  section.Name("name", &policy->objective)
+  section.Name("name", NameKind::kPlain, &policy->objective)
       .Number("progress_exponent", {.min = 0, .max = 4}, &policy->progress_exponent)
       .Number("delay_target_s", {.min = 0, .max = 3600}, &policy->delay_target_s)
       .Number("moo_weight_time", {.min = 0, .max = 1}, &policy->moo_weight_time)
-      .Name("codec", &policy->fixed_codec)
-      .Name("collective", &policy->fixed_collective)
+      .Name("codec", NameKind::kVariant, &policy->fixed_codec)
+      .Name("collective", NameKind::kPlain, &policy->fixed_collective)
       .Number("ratio", {.min = 0, .max = 1, .min_open = true}, &policy->fixed_ratio)
       .Integer("bits", {.min = 0, .max = 64}, &policy->fixed_bits);
   return section;
@@ -35,8 +35,8 @@ StrictSection BoundsSection(const std::string& origin, Policy* policy) {
       .Number("ratio_max", {.min = 0, .max = 1, .min_open = true}, &policy->ratio_max)
       .Number("gain_min", {.min = 0, .max = 1}, &policy->gain_min)
       .Number("residual_ratio_max", {.min = 0, .max = 1e6}, &policy->residual_ratio_max)
-      .Names("codecs", false, &policy->codecs)
-      .Names("collectives", false, &policy->collectives);
+      .Names("codecs", NameKind::kVariant, &policy->codecs)
+      .Names("collectives", NameKind::kPlain, &policy->collectives);
   return section;
 }
 
@@ -119,8 +119,8 @@ StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin) {
   const std::string name(origin);
   Policy policy;
   StrictSection document(name);
-  document.Name("name", &policy.name)
-      .Names("jobs", true, &policy.jobs)
+  document.Name("name", NameKind::kPlain, &policy.name)
+      .Names("jobs", NameKind::kPattern, &policy.jobs)
       .NameOrSection("objective", &policy.objective, ObjectiveSection(name, &policy))
       .Section("bounds", BoundsSection(name, &policy))
       .Section("switching", SwitchingSection(name, &policy))

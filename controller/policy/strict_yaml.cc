@@ -48,12 +48,13 @@ bool ExplicitTag(const YAML::Node& node) {
   return !tag.empty() && tag != "?" && tag != "!";
 }
 
-bool IsName(const std::string& text, bool pattern) {
+bool IsName(const std::string& text, NameKind kind) {
   if (text.empty() || text.size() > 128) return false;
   return std::all_of(text.begin(), text.end(), [&](char c) {
     const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                        c == '.' || c == '_' || c == '-' || c == '/';
-    return plain || (pattern && (c == '*' || c == '?'));
+    return plain || (kind == NameKind::kPattern && (c == '*' || c == '?')) ||
+           (kind == NameKind::kVariant && (c == ':' || c == '='));
   });
 }
 
@@ -181,46 +182,49 @@ StrictSection& StrictSection::Boolean(const std::string& key, bool* out) {
   });
 }
 
-StrictSection& StrictSection::Name(const std::string& key, std::string* out) {
-  return Add(key, [this_origin = origin_, out](const YAML::Node& value, const std::string& path) {
-    if (!value.IsScalar() || !IsName(value.Scalar(), false)) {
-      return Wrong(this_origin, value.Mark(), path,
-                   StrCat("expected a name of letters, digits and . _ - /, found ", Shown(value)));
-    }
-    *out = value.Scalar();
-    return OkStatus();
-  });
+StrictSection& StrictSection::Name(const std::string& key, NameKind kind, std::string* out) {
+  return Add(
+      key, [this_origin = origin_, kind, out](const YAML::Node& value, const std::string& path) {
+        if (!value.IsScalar() || !IsName(value.Scalar(), kind)) {
+          return Wrong(this_origin, value.Mark(), path,
+                       StrCat("expected a name of letters, digits and . _ - /",
+                              kind == NameKind::kVariant ? " : =" : "", ", found ", Shown(value)));
+        }
+        *out = value.Scalar();
+        return OkStatus();
+      });
 }
 
-StrictSection& StrictSection::Names(const std::string& key, bool patterns,
+StrictSection& StrictSection::Names(const std::string& key, NameKind kind,
                                     std::vector<std::string>* out) {
-  return Add(key, [this_origin = origin_, patterns, out](const YAML::Node& value,
-                                                         const std::string& path) {
-    const char* what = patterns ? "a list of patterns" : "a list of names";
-    if (!value.IsSequence()) {
-      return Wrong(this_origin, value.Mark(), path,
-                   StrCat("expected ", what, ", found ", Shown(value)));
-    }
-    if (value.size() > kPolicyListMax || (patterns && value.size() == 0)) {
-      return Wrong(this_origin, value.Mark(), path,
-                   StrCat("expected ", what, " of ", patterns ? 1 : 0, " to ", kPolicyListMax,
-                          " entries, found ", value.size()));
-    }
-    std::vector<std::string> names;
-    for (const auto& entry : value) {
-      if (!entry.IsScalar() || ExplicitTag(entry) || !IsName(entry.Scalar(), patterns)) {
-        return Wrong(this_origin, entry.Mark(), path,
-                     StrCat("expected ", what, ", found the entry ", Shown(entry)));
-      }
-      if (std::find(names.begin(), names.end(), entry.Scalar()) != names.end()) {
-        return Wrong(this_origin, entry.Mark(), path,
-                     StrCat("expected each entry once, found ", Shown(entry), " again"));
-      }
-      names.push_back(entry.Scalar());
-    }
-    *out = std::move(names);
-    return OkStatus();
-  });
+  return Add(key,
+             [this_origin = origin_, kind, out](const YAML::Node& value, const std::string& path) {
+               const bool patterns = kind == NameKind::kPattern;
+               const char* what = patterns ? "a list of patterns" : "a list of names";
+               if (!value.IsSequence()) {
+                 return Wrong(this_origin, value.Mark(), path,
+                              StrCat("expected ", what, ", found ", Shown(value)));
+               }
+               if (value.size() > kPolicyListMax || (patterns && value.size() == 0)) {
+                 return Wrong(this_origin, value.Mark(), path,
+                              StrCat("expected ", what, " of ", patterns ? 1 : 0, " to ",
+                                     kPolicyListMax, " entries, found ", value.size()));
+               }
+               std::vector<std::string> names;
+               for (const auto& entry : value) {
+                 if (!entry.IsScalar() || ExplicitTag(entry) || !IsName(entry.Scalar(), kind)) {
+                   return Wrong(this_origin, entry.Mark(), path,
+                                StrCat("expected ", what, ", found the entry ", Shown(entry)));
+                 }
+                 if (std::find(names.begin(), names.end(), entry.Scalar()) != names.end()) {
+                   return Wrong(this_origin, entry.Mark(), path,
+                                StrCat("expected each entry once, found ", Shown(entry), " again"));
+                 }
+                 names.push_back(entry.Scalar());
+               }
+               *out = std::move(names);
+               return OkStatus();
+             });
 }
 
 StrictSection& StrictSection::Section(const std::string& key, StrictSection section) {
@@ -234,7 +238,7 @@ StrictSection& StrictSection::NameOrSection(const std::string& key, std::string*
   return Add(key, [this_origin = origin_, name, section = std::move(section)](
                       const YAML::Node& value, const std::string& path) {
     if (value.IsMap()) return section.Read(value, path);
-    if (!value.IsScalar() || !IsName(value.Scalar(), false)) {
+    if (!value.IsScalar() || !IsName(value.Scalar(), NameKind::kPlain)) {
       return Wrong(this_origin, value.Mark(), path,
                    StrCat("expected a name or a section, found ", Shown(value)));
     }

@@ -29,6 +29,13 @@ struct NumberRange {
   bool min_open = false;
 };
 
+/// What a name may hold, 1 to 128 characters in all.
+enum class NameKind {
+  kPlain,    // letters, digits and . _ - /
+  kPattern,  // * and ? besides, as in the shell
+  kVariant,  // : and = besides, for variants of plug-ins (datapath/base/registry.h)
+};
+
 /// One section of a document: the keys it may hold and what each does with its value. Keys that are
 /// absent keep their defaults.
 class StrictSection {
@@ -42,10 +49,10 @@ class StrictSection {
   StrictSection& Integer(const std::string& key, NumberRange range, int* out);
   /// true or false, as such.
   StrictSection& Boolean(const std::string& key, bool* out);
-  /// A non-empty name of letters, digits and . _ - (at most 128 characters).
-  StrictSection& Name(const std::string& key, std::string* out);
-  /// A list of names, or of shell patterns when `patterns`.
-  StrictSection& Names(const std::string& key, bool patterns, std::vector<std::string>* out);
+  /// A name.
+  StrictSection& Name(const std::string& key, NameKind kind, std::string* out);
+  /// A list of names, each of them once; of patterns at least one.
+  StrictSection& Names(const std::string& key, NameKind kind, std::vector<std::string>* out);
   StrictSection& Section(const std::string& key, StrictSection section);
   /// A section that may also be written as just one name.
   StrictSection& NameOrSection(const std::string& key, std::string* name, StrictSection section);

@@ -124,7 +124,7 @@ std::string LeaseOwner(const std::string& job, const std::string& mode) {
   return mode.empty() || mode == "sum" ? job : StrCat(job, "/", mode);
 }
 
-std::string LeaseAskJson(const LeaseAsk& ask) {
+std::string LeaseAskJson(const LeaseAsk& ask, const std::string& owner) {
   Json json{{"job", LeaseJobName(LeaseOwner(ask.job, ask.mode))},
             {"mode", ask.mode},
             {"slots", ask.slots},
@@ -140,6 +140,7 @@ std::string LeaseAskJson(const LeaseAsk& ask) {
     json["cutoff_ms"] = ask.wish.cutoff_ms;
   }
   if (!ask.wish.checked) json["checked"] = false;
+  if (!owner.empty()) json["owner"] = owner;
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -63,8 +63,9 @@ std::string LeaseOwner(const std::string& job, const std::string& mode);
 /// 64 bits.
 std::string LeaseJobName(const std::string& job);
 
-/// The body of POST /v1/leases.
-std::string LeaseAskJson(const LeaseAsk& ask);
+/// The body of POST /v1/leases. Only who knows `owner` can renew or end the lease; empty: the
+/// aggregator makes one up.
+std::string LeaseAskJson(const LeaseAsk& ask, const std::string& owner = "");
 
 // Answers. Numbers are bounded and texts cut, unknown keys ignored: an aggregator may be newer.
 // kDataLoss: not JSON, or without what is needed (says which).

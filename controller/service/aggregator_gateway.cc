@@ -11,6 +11,7 @@
 #include <variant>
 
 #include "datapath/base/bounded_queue.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/log.h"
 #include "deploy/program/tls/tls_files.h"
 
@@ -94,7 +95,8 @@ class Line {
   }
 
   // The body of an answer with a status of 200 or 201.
-  StatusOr<std::string> Talk(const char* method, const std::string& path, const std::string& body) {
+  StatusOr<std::string> Talk(const char* method, const std::string& path, const std::string& body,
+                             const std::string& owner = "") {
     if (stopping_) return Unavailable("the controller stops");
     WEIR_ASSIGN_OR_RETURN(const std::string numeric, lookup_.Address(options_.connect_timeout));
     WEIR_RETURN_IF_ERROR(TrustCurrentAuthorities());
@@ -104,6 +106,7 @@ class Line {
     httplib::Request request;
     request.method = method;
     request.path = path;
+    if (!owner.empty()) request.set_header("Weir-Lease-Owner", owner);
     if (!body.empty()) {
       request.set_header("Content-Type", "application/json");
       request.body = body;
@@ -155,8 +158,26 @@ class Line {
     return ReadLeases(leases, state);
   }
 
+  // What shows an aggregator that a lease is this controller's. One aggregator cannot use it at
+  // another.
+  StatusOr<std::string> OwnerOf(const std::string& job) const {
+    return DeriveToken(options_.owner_secret,
+                       StrCat("weir lease owner 1 ", address_.name, " ", job));
+  }
+
+  StatusOr<std::string> TalkOfLease(const LeaseAsk& ask) {
+    WEIR_ASSIGN_OR_RETURN(const std::string owner,
+                          OwnerOf(LeaseJobName(LeaseOwner(ask.job, ask.mode))));
+    return Talk("POST", "/v1/leases", LeaseAskJson(ask, owner));
+  }
+
+  StatusOr<std::string> TalkOfEnd(const LeaseEnd& end) {
+    WEIR_ASSIGN_OR_RETURN(const std::string owner, OwnerOf(end.job));
+    return Talk("DELETE", StrCat("/v1/leases/", end.job, "?epoch=", end.epoch), "", owner);
+  }
+
   void Run(const LeaseAsk& ask) {
-    const auto body = Talk("POST", "/v1/leases", LeaseAskJson(ask));
+    const auto body = TalkOfLease(ask);
     if (stopping_) return;
     if (body.ok()) {
       events_.answer(ask, ReadGrant(*body, ask));
@@ -166,7 +187,7 @@ class Line {
   }
 
   void Run(const LeaseEnd& end) {
-    const auto body = Talk("DELETE", StrCat("/v1/leases/", end.job, "?epoch=", end.epoch), "");
+    const auto body = TalkOfEnd(end);
     if (body.ok() || stopping_) return;
     Log(LogLevel::kInfo, "controller",
         StrCat("aggregator ", address_.name, ": the lease of job ", end.job, ", epoch ", end.epoch,
@@ -241,6 +262,9 @@ StatusOr<std::unique_ptr<LeaseGateway>> StartHttpGateway(GatewayOptions options,
   }
   if (!options.ca_file.empty() && access(options.ca_file.c_str(), R_OK) != 0) {
     return InvalidArgument(StrCat("cannot read the CA file '", options.ca_file, "'"));
+  }
+  if (options.owner_secret.empty()) {
+    WEIR_ASSIGN_OR_RETURN(options.owner_secret, NewChallenge());
   }
   return std::unique_ptr<LeaseGateway>(
       std::make_unique<HttpGateway>(std::move(options), std::move(events)));

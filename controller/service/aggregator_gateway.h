@@ -27,6 +27,9 @@ struct GatewayOptions {
   std::vector<AggregatorAddress> aggregators;  // at most kAggregatorsMax, of different names
   std::string token;                           // bearer token of all; empty: none
   std::string ca_file;  // PEM, for https, read again when it changes; empty: the system's
+  /// Secret from which the owner of each lease is derived, for each aggregator and job another; the
+  /// leases that a former controller took are this one's if it had the same. Empty: a fresh one.
+  std::string owner_secret;
   Duration poll_interval = std::chrono::seconds(2);
   Duration connect_timeout = std::chrono::seconds(1);
   Duration answer_timeout = std::chrono::seconds(2);  // of an answer without a sign of life

@@ -9,6 +9,7 @@
 #include "controller/service/policy_watcher.h"
 #include "controller/service/rest_server.h"
 #include "controller/store/store.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/log.h"
 #include "deploy/program/tls/tls_files.h"
 
@@ -80,6 +81,16 @@ StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
   return out;
 }
 
+// Kept, so that a controller that is started again goes on with the leases of its jobs.
+StatusOr<std::string> LeaseOwnerSecret(Store& store) {
+  constexpr std::string_view kFact = "lease_owner_secret";
+  WEIR_ASSIGN_OR_RETURN(const std::string kept, store.GetFact(kFact));
+  if (!kept.empty()) return kept;
+  WEIR_ASSIGN_OR_RETURN(const std::string fresh, NewChallenge());
+  WEIR_RETURN_IF_ERROR(store.PutFact(kFact, fresh));
+  return fresh;
+}
+
 class ControllerImpl : public Controller {
  public:
   explicit ControllerImpl(ControllerOptions options) : options_(std::move(options)) {}
@@ -142,6 +153,7 @@ class ControllerImpl : public Controller {
   Status StartAggregators() {
     if (options_.aggregators.empty()) return OkStatus();
     WEIR_ASSIGN_OR_RETURN(GatewayOptions gateway, ReadAggregators(options_));
+    WEIR_ASSIGN_OR_RETURN(gateway.owner_secret, LeaseOwnerSecret(*store_));
     const std::vector<AggregatorAddress> aggregators = gateway.aggregators;
     GatewayEvents events;
     events.state = [this](v1::Aggregator said) {

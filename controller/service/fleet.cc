@@ -20,6 +20,7 @@ constexpr double kWantedProbeIntervalS = 5;  // between probes of one link that 
 constexpr double kProbeSeconds = 0.1;  // a probe moves what the link should carry in this time
 constexpr double kSmoothing = 0.2;
 constexpr double kLinkEventIntervalS = 1;
+constexpr double kRetrySoon_s = 2;  // for a rank that other ranks of its job may soon speak for
 constexpr int kInterfacesMax = 64;
 constexpr size_t kInterfaceNameMax = 63;  // Linux has 15
 constexpr size_t kVersionMax = 63;
@@ -225,6 +226,9 @@ Status Fleet::OnFromRank(const std::string& node, const v1::FromRank& message) {
   refusal.set_job(message.job());
   refusal.set_rank(message.rank());
   refusal.mutable_command()->mutable_refusal()->set_reason(Message(accepted));
+  if (accepted.code() == StatusCode::kUnavailable) {
+    refusal.mutable_command()->mutable_refusal()->set_retry_after_s(kRetrySoon_s);
+  }
   SendToRank(node, refusal);
   return OkStatus();
 }

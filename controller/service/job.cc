@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/log.h"
 
 namespace weir {
@@ -82,6 +84,8 @@ void Job::BeginIncarnation(const v1::RankHello& hello) {
   lease_plans_.clear();
   world_ = static_cast<int>(hello.world());
   epoch_ = hello.epoch();
+  public_key_ = hello.proof().public_key();
+  last_refusal_.clear();
   for (auto& [collective, lease] : leases_) lease.Begin(world_);
   finished_unix_s_ = 0;
   complete_since_.reset();
@@ -98,8 +102,64 @@ void Job::BeginIncarnation(const v1::RankHello& hello) {
   dense_step_s_ = 0;
 }
 
+// "rank 0 on node a (process 71), rank 1 on node b (process 5) and 6 more".
+std::string Job::DescribeMembers() const {
+  constexpr int kNamedMax = 4;
+  std::string text;
+  int count = 0;
+  for (const auto& [rank, state] : ranks_) {
+    if (!state.connected || ++count > kNamedMax) continue;
+    text += StrCat(text.empty() ? "" : ", ", "rank ", rank, " on node ", state.node, " (process ",
+                   state.pid, ")");
+  }
+  return count <= kNamedMax ? text : StrCat(text, " and ", count - kNamedMax, " more");
+}
+
+Status Job::CheckIdentity(const std::string& node, const v1::RankHello& hello) const {
+  const v1::RankProof& said = hello.proof();
+  const std::string who = StrCat("rank ", hello.rank(), " on node ", node, " (process ",
+                                 hello.pid(), ") of job '", name_, "'");
+  if (hello.has_proof()) {
+    const Status proven =
+        CheckRankProof({name_, node, hello.rank(), hello.world(), hello.epoch(), said.challenge()},
+                       {said.public_key(), said.node(), said.challenge(), said.signature()});
+    if (!proven.ok()) {
+      return InvalidArgument(StrCat(who, " did not prove the job's key: ", Message(proven)));
+    }
+  }
+  if (model_ == nullptr || !attached()) return OkStatus();
+  if (said.public_key() != public_key_) {
+    const std::string_view difference = public_key_.empty() ? "has a job key and this job has none"
+                                        : hello.has_proof() ? "proves another job key"
+                                                            : "does not prove the job's key";
+    return FailedPrecondition(StrCat(who, " ", difference, ": it is of another run than ",
+                                     DescribeMembers(),
+                                     ". Give one of the two a job name of its own"));
+  }
+  if (!public_key_.empty() || hello.epoch() <= epoch_ || UsesNode(node)) return OkStatus();
+  return Unavailable(StrCat(who, " says epoch ", hello.epoch(), ", and ", DescribeMembers(),
+                            " are in epoch ", epoch_,
+                            ": without a job key only nodes that carry the job are believed"));
+}
+
+void Job::PublishRefusal(int rank, const std::string& reason) {
+  if (std::exchange(last_refusal_, reason) == reason) return;  // it comes again every 30 s
+  v1::Event event;
+  event.set_kind("rank");
+  event.set_job(name_);
+  event.set_text(StrCat("refused: ", reason));
+  event.mutable_rank_event()->set_kind("refused");
+  event.mutable_rank_event()->set_detail(reason);
+  event.mutable_rank_event()->set_guilty_rank(rank);
+  host_.Publish(std::move(event));
+}
+
 Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
   WEIR_RETURN_IF_ERROR(CheckHello(hello));
+  if (const Status known = CheckIdentity(node, hello); !known.ok()) {
+    PublishRefusal(static_cast<int>(hello.rank()), Message(known));
+    return known;
+  }
   const int rank = static_cast<int>(hello.rank());
   const auto known = ranks_.find(rank);
   // A process id may repeat in containers; a step that runs backwards cannot.
@@ -124,7 +184,9 @@ Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
                " by process ", known->second.pid, "; process ", hello.pid(), " on node ", node,
                " must wait until that one has left, or use another job name"));
   }
-  if (model_ == nullptr || restarted || formed_anew || static_cast<int>(hello.world()) != world_) {
+  const bool another_run = model_ != nullptr && hello.proof().public_key() != public_key_;
+  if (model_ == nullptr || restarted || formed_anew || another_run ||
+      static_cast<int>(hello.world()) != world_) {
     BeginIncarnation(hello);
   }
   RankState& state = ranks_[rank];

@@ -65,7 +65,10 @@ class Job {
 
   /// A rank's greeting through its node. kInvalidArgument or kFailedPrecondition: refused, says
   /// why; also when the rank is attached on another node: two processes must not be mixed, and the
-  /// one that trains under this controller stays.
+  /// one that trains under this controller stays. So is, while ranks are attached, one that does
+  /// not prove the key that they proved, whatever epoch it says; an event names it. kUnavailable: a
+  /// higher epoch of a job without a key from a node that does not carry the job; when ranks of its
+  /// nodes have said it, it is believed.
   Status OnRankHello(const std::string& node, const v1::RankHello& hello);
   /// Everything else that a rank says. Ranks that have not greeted are ignored.
   void OnRankMessage(int rank, const v1::RankMessage& message);
@@ -124,6 +127,9 @@ class Job {
 
   // job.cc: membership and observations.
   void BeginIncarnation(const v1::RankHello& hello);
+  Status CheckIdentity(const std::string& node, const v1::RankHello& hello) const;
+  std::string DescribeMembers() const;
+  void PublishRefusal(int rank, const std::string& reason);
   bool Complete() const;
   void OnBuckets(const v1::BucketTable& table);
   void OnStep(int rank, const v1::StepReport& report);
@@ -171,7 +177,9 @@ class Job {
   JobHost& host_;
   const JobOptions options_;
   int world_ = 0;
-  uint64_t epoch_ = 0;  // of the mesh that its ranks formed, see RankHello
+  uint64_t epoch_ = 0;      // of the mesh that its ranks formed, see RankHello
+  std::string public_key_;  // that its ranks prove, see RankProof; empty: they have none
+  std::string last_refusal_;
   std::map<int, RankState> ranks_;
   std::vector<BucketDefinition> buckets_;
   v1::BucketTable bucket_table_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
 #include "controller/service/explain.h"
 #include "controller/service/job.h"
@@ -9,6 +10,7 @@
 #include "controller/service/mapping.h"
 #include "datapath/base/log.h"
 #include "datapath/base/random.h"
+#include "datapath/base/registry.h"
 
 namespace weir {
 namespace {
@@ -440,31 +442,28 @@ Status Job::Pin(const v1::PinRequest& request) {
   const ChoiceModel choice = ToModel(request.choice());
   const v1::CodecCapability* codec = nullptr;
   const v1::CollectiveCapability* collective = nullptr;
-  std::string codecs, collectives;
+  std::set<std::string> codecs, collectives;
   for (const auto& known : capabilities_.codecs()) {
     if (known.name() == choice.codec) codec = &known;
-    codecs += (codecs.empty() ? "" : ", ") + known.name();
+    codecs.insert(known.name());
   }
   for (const auto& known : capabilities_.collectives()) {
     if (known.name() == choice.collective) collective = &known;
-    collectives += (collectives.empty() ? "" : ", ") + known.name();
+    collectives.insert(known.name());
   }
-  if (codec == nullptr)
-    return NotFound(StrCat("unknown codec '", choice.codec, "'; valid: ", codecs));
+  if (codec == nullptr) {
+    return NotFound(
+        StrCat("unknown codec '", choice.codec, "'; valid: ", ValidNames(choice.codec, codecs)));
+  }
   if (collective == nullptr) {
-    return NotFound(StrCat("unknown collective '", choice.collective, "'; valid: ", collectives));
+    return NotFound(StrCat("unknown collective '", choice.collective,
+                           "'; valid: ", ValidNames(choice.collective, collectives)));
   }
-  const bool sums = collective->form() == "regions" || collective->form() == "node_sums" ||
-                    collective->form() == "node_shards";
-  const bool regions = sums && codec->form() == "opaque" && !codec->shared_metadata() &&
-                       !codec->needs_momentum() && !codec->ef21();
-  const bool floats = collective->form() == "float_lanes" && codec->form() == "lanes" &&
-                      !codec->lossy() && codec->settings_size() > 0 &&
-                      codec->settings(0).fixed_bits() == 32;
   const std::vector<CodecModel> models = CodecsOf(capabilities_, world_);
   const CodecModel* const model = FindCodec(models, choice.codec, choice.bits);
-  const bool tables = collective->form() == "table_lanes" && model != nullptr && model->tabled;
-  if (codec->form() != collective->form() && !regions && !floats && !tables) {
+  const bool table = !collective->exchange().needs_table() || (model != nullptr && model->tabled);
+  const auto& forms = codec->forms();
+  if (!table || std::find(forms.begin(), forms.end(), collective->form()) == forms.end()) {
     return InvalidArgument(StrCat(choice.collective, " carries ", collective->form(), " payloads, ",
                                   choice.codec, " makes ", codec->form()));
   }

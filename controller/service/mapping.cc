@@ -101,6 +101,9 @@ CodecModel ToModel(const v1::CodecCapability& in, const v1::CodecSetting& settin
   out.name = in.name();
   out.bits = static_cast<int>(std::min(setting.bits(), kBitsMax));
   out.form = in.form();
+  out.forms.assign(in.forms().begin(), in.forms().end());
+  out.sums_without_decoding = in.sums_without_decoding();
+  out.indices_apart = in.indices_apart();
   out.lossy = in.lossy();
   out.unbiased = in.unbiased();
   out.needs_error_feedback = in.needs_error_feedback();
@@ -156,10 +159,33 @@ v1::WithinNodeCost ToProto(const WithinNodeModel& in) {
   return out;
 }
 
+ExchangeModel ToModel(const v1::ExchangeForm& in) {
+  ExchangeModel out;
+  out.gathers = in.gathers();
+  out.encodes_regions = in.encodes_regions();
+  out.encodes_nodes = in.encodes_nodes();
+  out.shares_nodes = in.shares_nodes();
+  out.needs_table = in.needs_table();
+  if (in.gain_prior() > 0 && in.gain_prior() < 1) out.gain_prior = in.gain_prior();
+  return out;
+}
+
+v1::ExchangeForm ToProto(const ExchangeModel& in) {
+  v1::ExchangeForm out;
+  out.set_gathers(in.gathers);
+  out.set_encodes_regions(in.encodes_regions);
+  out.set_encodes_nodes(in.encodes_nodes);
+  out.set_shares_nodes(in.shares_nodes);
+  out.set_needs_table(in.needs_table);
+  out.set_gain_prior(in.gain_prior);
+  return out;
+}
+
 CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   CollectiveModel out;
   out.name = in.name();
   out.form = in.form();
+  out.exchange = ToModel(in.exchange());
   out.latency = ToModel(in.latency());
   out.payload = ToModel(in.payload());
   out.index = ToModel(in.index());
@@ -186,6 +212,7 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   v1::CollectiveCapability out;
   out.set_name(in.name);
   out.set_form(in.form);
+  *out.mutable_exchange() = ToProto(in.exchange);
   *out.mutable_latency() = ToProto(in.latency);
   *out.mutable_payload() = ToProto(in.payload);
   *out.mutable_index() = ToProto(in.index);

@@ -59,7 +59,7 @@ Status CheckRequest(const v1::SimulateRequest& request) {
 void SetTypicalCosts(CodecModel* codec) {
   if (codec->encode.per_element_s > 0 || codec->encode.per_kept_s > 0) return;
   codec->encode.per_element_s = codec->lossy ? 8e-10 : 0;
-  if (codec->form == "lanes") {
+  if (codec->sums_without_decoding) {
     codec->decode.per_element_s = codec->lossy ? 4e-10 : 1e-10;
   } else {
     codec->decode.per_element_s = 1e-10;

@@ -3,9 +3,11 @@
 #include "controller/solver/candidates.h"
 
 #include <algorithm>
+#include <set>
 
 #include "controller/model/deterministic_math.h"
 #include "controller/model/node_layout.h"
+#include "datapath/base/registry.h"
 
 namespace weir {
 namespace {
@@ -27,15 +29,12 @@ template <typename T>
 Status CheckNames(const std::vector<std::string>& wanted, const std::vector<T>& offered,
                   const char* what) {
   for (const std::string& name : wanted) {
-    std::string valid;
-    bool found = false;
-    for (const T& one : offered) {
-      found |= one.name == name;
-      valid += (valid.empty() ? "" : ", ") + one.name;
-    }
-    if (!found) {
-      return NotFound(StrCat("policy names ", what, " '", name,
-                             "', which no rank or not every rank offers; valid: ", valid));
+    std::set<std::string> known;  // a codec has one row for each of its settings
+    for (const T& one : offered) known.insert(one.name);
+    if (!known.contains(name)) {
+      return NotFound(
+          StrCat("policy names ", what, " '", name,
+                 "', which no rank or not every rank offers; valid: ", ValidNames(name, known)));
     }
   }
   return OkStatus();

@@ -171,6 +171,9 @@ void Fields(V& v, CodecModel& c) {
   v("name", c.name);
   v("bits", c.bits);
   v("form", c.form);
+  v("forms", c.forms);
+  v("sums_without_decoding", c.sums_without_decoding);
+  v("indices_apart", c.indices_apart);
   v("lossy", c.lossy);
   v("unbiased", c.unbiased);
   v("needs_error_feedback", c.needs_error_feedback);
@@ -215,9 +218,20 @@ void Fields(V& v, WithinNodeModel& w) {
 }
 
 template <typename V>
+void Fields(V& v, ExchangeModel& e) {
+  v("gathers", e.gathers);
+  v("encodes_regions", e.encodes_regions);
+  v("encodes_nodes", e.encodes_nodes);
+  v("shares_nodes", e.shares_nodes);
+  v("needs_table", e.needs_table);
+  v("gain_prior", e.gain_prior);
+}
+
+template <typename V>
 void Fields(V& v, CollectiveModel& c) {
   v("name", c.name);
   v("form", c.form);
+  v("exchange", c.exchange);
   v("latency", c.latency);
   v("payload", c.payload);
   v("index", c.index);

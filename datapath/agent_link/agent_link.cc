@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "datapath/base/caught.h"
 #include "datapath/base/json.h"
@@ -164,7 +165,7 @@ void AgentLink::Loop() {
       (void)Caught([&] { LogLost(why); });
       if (RealClock().Now() - since >= kHealthyAfter) backoff = options_.backoff_min;
     }
-    Pause(refused_ ? options_.refusal_pause : backoff);
+    Pause(refused_ ? retry_after_ : backoff);
     backoff = std::min(backoff * 2, options_.backoff_max);
     refused_ = false;
   }
@@ -204,22 +205,23 @@ StatusOr<int> AgentLink::Connect() {
 }
 
 void AgentLink::Greet() {
+  if (told_refusal_.empty()) {
+    Log(LogLevel::kInfo, "session",
+        StrCat(options_.name, ": agent at ", options_.address, ": connected",
+               was_connected_ ? " again" : ""));
+  }
+  was_connected_ = true;
   // What was queued for an earlier connection is out of date; the greeting says all of it.
   while (reports_.TryPop().has_value()) {
   }
   while (messages_.TryPop().has_value()) {
   }
-  out_.clear();
-  out_offset_ = 0;
   connected_.store(true);  // from here on messages queue behind the greeting
-  if (!options_.token.empty()) {
-    const nlohmann::json token = {{"token", options_.token}};
-    out_ += EncodeSocketFrame(DumpJson(token));
-  }
   for (RankMessage& message : handler_.Greeting()) {
+    auto* const hello = std::get_if<RankHello>(&message);
+    if (hello != nullptr && !options_.job_key.empty()) Prove(hello);
     std::string text = EncodeRankMessage(message);
-    if (auto* hello = std::get_if<RankHello>(&message);
-        hello && text.size() > kSocketFrameBytesMax) {
+    if (hello != nullptr && text.size() > kSocketFrameBytesMax) {
       hello->active_plan.reset();  // the version alone tells a controller that has its history
       text = EncodeRankMessage(message);
     }
@@ -227,25 +229,49 @@ void AgentLink::Greet() {
   }
 }
 
+void AgentLink::Prove(RankHello* hello) {
+  if (!challenge_.has_value()) {
+    Log(LogLevel::kWarning, "session",
+        StrCat(options_.name, ": the agent at ", options_.address,
+               " sent no challenge: this rank attaches without a proof of the job's key"));
+    return;
+  }
+  StatusOr<RankProof> proof = ProveRank(
+      options_.job_key, {hello->job, challenge_->node, static_cast<uint32_t>(hello->rank),
+                         static_cast<uint32_t>(hello->world), hello->epoch, challenge_->challenge});
+  if (proof.ok()) {
+    hello->proof = *std::move(proof);
+  } else {
+    Log(LogLevel::kError, "session",
+        StrCat(options_.name, ": no proof of the job's key: ", Message(proof.status())));
+  }
+}
+
 Status AgentLink::Serve(int fd) {
-  Greet();
-  Log(LogLevel::kInfo, "session",
-      StrCat(options_.name, ": agent at ", options_.address, ": connected",
-             was_connected_ ? " again" : ""));
-  was_connected_ = true;
   SocketFrameReader reader;
+  out_.clear();
+  out_offset_ = 0;
+  challenge_.reset();
+  if (!options_.token.empty()) {
+    const nlohmann::json token = {{"token", options_.token}};
+    out_ += EncodeSocketFrame(DumpJson(token));
+  }
   TimePoint flush_end = TimePoint::max();
+  const TimePoint greet_by =
+      RealClock().Now() + (options_.job_key.empty() ? Duration(0) : options_.challenge_timeout);
   for (;;) {
+    if (!connected() && (challenge_.has_value() || RealClock().Now() >= greet_by)) Greet();
     if (stopping_.load() && flush_end == TimePoint::max()) {
       flush_end = RealClock().Now() + kFlushMax;
     }
-    while (out_offset_ >= out_.size() && Refill()) {
+    while (connected() && out_offset_ >= out_.size() && Refill()) {
     }
     const bool pending = out_offset_ < out_.size();
     if (stopping_.load() && (!pending || RealClock().Now() >= flush_end)) return OkStatus();
     pollfd waits[2] = {{fd, static_cast<short>(POLLIN | (pending ? POLLOUT : 0)), 0},
                        {wake_fd_, POLLIN, 0}};
-    poll(waits, 2, stopping_.load() ? Milliseconds(kFlushMax) / 10 : -1);
+    const int wait_ms = connected() ? -1 : Milliseconds(greet_by - RealClock().Now()) + 1;
+    poll(waits, 2, stopping_.load() ? Milliseconds(kFlushMax) / 10 : wait_ms);
     if (waits[1].revents != 0) DrainWakeups();
     if (waits[0].revents & (POLLIN | POLLHUP | POLLERR)) {
       WEIR_RETURN_IF_ERROR(ReadCommands(fd, reader));
@@ -297,14 +323,31 @@ Status AgentLink::ReadCommands(int fd, SocketFrameReader& reader) {
     StatusOr<std::optional<std::string>> text = reader.Next();
     if (!text.ok()) return Annotate(text.status(), "malformed command");
     if (!text->has_value()) return OkStatus();
-    StatusOr<RankCommand> command = ParseRankCommand(**text);
-    if (!command.ok()) return Annotate(command.status(), "malformed command");
-    if (const auto* refusal = std::get_if<RankRefusal>(&*command)) {
-      refused_ = true;
-      return Unavailable(StrCat("the agent refused this rank: ", refusal->reason));
-    }
-    handler_.OnCommand(std::move(*command));
+    WEIR_RETURN_IF_ERROR(OnText(**text));
   }
+}
+
+Status AgentLink::OnText(const std::string& text) {
+  StatusOr<RankCommand> command = ParseRankCommand(text);
+  if (!command.ok()) return Annotate(command.status(), "malformed command");
+  if (auto* challenge = std::get_if<RankChallenge>(&*command)) {
+    if (!challenge_.has_value()) challenge_ = std::move(*challenge);
+    return OkStatus();
+  }
+  if (const auto* refusal = std::get_if<RankRefusal>(&*command)) {
+    refused_ = true;
+    retry_after_ = options_.refusal_pause;
+    if (refusal->retry_after_s > 0 && refusal->retry_after_s < ToSeconds(retry_after_)) {
+      retry_after_ = std::max(FromSeconds(refusal->retry_after_s), options_.backoff_min);
+    }
+    return Unavailable(StrCat("the agent refused this rank: ", refusal->reason));
+  }
+  if (!std::exchange(told_refusal_, "").empty()) {
+    Log(LogLevel::kInfo, "session",
+        StrCat(options_.name, ": agent at ", options_.address, ": accepts this rank now"));
+  }
+  handler_.OnCommand(std::move(*command));
+  return OkStatus();
 }
 
 void AgentLink::LogUnreachable(const Status& cause) {
@@ -316,6 +359,8 @@ void AgentLink::LogUnreachable(const Status& cause) {
 }
 
 void AgentLink::LogLost(const Status& cause) {
+  // One that is refused comes again and again: said once.
+  if (refused_ && std::exchange(told_refusal_, Message(cause)) == Message(cause)) return;
   Log(LogLevel::kWarning, "session",
       StrCat(options_.name, ": lost the agent at ", options_.address, " (", Message(cause),
              "): ", handler_.Stance()));

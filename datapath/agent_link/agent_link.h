@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -40,11 +41,14 @@ class AgentHandler {
 struct AgentLinkOptions {
   std::string address;  // "unix:/path" or "tcp:host:port", host numeric or "localhost"
   std::string token;    // sent first when not empty
+  std::string job_key;  // kJobKeyBytes; a hello then proves it (RankProof). Empty: none
   std::string name;     // "rank 3", for the log
   Duration connect_timeout = std::chrono::seconds(2);
   Duration backoff_min = std::chrono::milliseconds(100);
   Duration backoff_max = std::chrono::seconds(5);
-  Duration refusal_pause = std::chrono::seconds(30);
+  Duration refusal_pause = std::chrono::seconds(30);  // or less, where the agent says so
+  // Without a challenge for so long, the hello goes without a proof: the agent asks for none.
+  Duration challenge_timeout = std::chrono::seconds(2);
 };
 
 class AgentLink : public AgentPort {
@@ -70,7 +74,9 @@ class AgentLink : public AgentPort {
   Status Serve(int fd);  // until the connection ends or Stop; returns why
   Status ReadCommands(int fd, SocketFrameReader& reader);
   Status WriteSome(int fd);
+  Status OnText(const std::string& text);
   void Greet();
+  void Prove(RankHello* hello);
   bool Refill();  // takes the next queued message into out_; false when there is none
   void AppendFrame(const std::string& text);
   void Pause(Duration at_most);  // ends early on Stop
@@ -94,6 +100,9 @@ class AgentLink : public AgentPort {
   bool was_connected_ = false;
   bool said_unreachable_ = false;
   bool refused_ = false;
+  Duration retry_after_{};                  // of the refusal
+  std::string told_refusal_;                // the last one, which is in the log; empty: accepted
+  std::optional<RankChallenge> challenge_;  // of this connection
 };
 
 }  // namespace weir

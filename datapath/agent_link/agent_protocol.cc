@@ -12,6 +12,7 @@ using nlohmann::json;
 
 constexpr size_t kNonceBytesMax = 256;
 constexpr size_t kReasonBytesMax = 4096;
+constexpr size_t kNodeNameBytesMax = 253;
 constexpr double kLeaseMax_s = 1e6;
 
 /// Visits fields into a JSON object.
@@ -29,7 +30,14 @@ json ToJson(const CodecTraits& t) {
   for (const CodecSetting& setting : t.settings) {
     VisitFields(setting, FieldsToJson{settings.emplace_back(json::object())});
   }
-  json described = {{"settings", std::move(settings)}};
+  json forms = json::array();
+  for (const ExchangeForm* form : ExchangeForms().All()) {
+    if (Carries(form->Traits(), t)) forms.push_back(form->Traits().name);
+  }
+  json described = {{"settings", std::move(settings)},
+                    {"forms", std::move(forms)},
+                    {"sums_without_decoding", t.form == PayloadForm::kLanes},
+                    {"indices_apart", HoldsIndicesOnly(t.form)}};
   VisitFields(t, FieldsToJson{described});
   return described;
 }
@@ -47,9 +55,22 @@ json ToJson(const WithinNodeCost& c) {
       {"latency", ToJson(c.latency)}, {"payload", ToJson(c.payload)}, {"reduce", ToJson(c.reduce)}};
 }
 
-json ToJson(const CollectiveTraits& t) {
+json ToJson(const ExchangeTraits& t) {
+  const bool nodes =
+      t.encoded_sums == EncodedSums::kNodes || t.encoded_sums == EncodedSums::kNodeShards;
+  return {{"gathers", t.gathers},
+          {"encodes_regions", t.encoded_sums == EncodedSums::kRegions},
+          {"encodes_nodes", nodes},
+          {"shares_nodes", t.encoded_sums == EncodedSums::kNodeShards},
+          {"needs_table", t.need == CodecNeed::kTable},
+          {"gain_prior", JsonDouble(t.gain_prior)}};
+}
+
+json ToJson(const Collective& collective) {
+  const CollectiveTraits& t = collective.Traits();
   json described = {{"name", t.name},
-                    {"form", NameOf(t.form)},
+                    {"form", t.form},
+                    {"exchange", ToJson(FormOf(collective).Traits())},
                     {"latency", ToJson(t.cost.latency)},
                     {"payload", ToJson(t.cost.payload)},
                     {"index", ToJson(t.cost.index)},
@@ -88,7 +109,7 @@ json CapabilitiesDocument(const std::map<std::string, CodecTiming>* timings) {
     codecs.push_back(std::move(described));
   }
   for (const Collective* collective : Collectives().All()) {
-    collectives.push_back(ToJson(collective->Traits()));
+    collectives.push_back(ToJson(*collective));
   }
   return {{"codecs", std::move(codecs)}, {"collectives", std::move(collectives)}};
 }
@@ -106,6 +127,12 @@ json Body(const RankHello& m) {
   if (!m.aggregation_address.empty()) body["aggregation_address"] = m.aggregation_address;
   if (m.lowest_rank >= 0) body["memory_group"] = m.lowest_rank + 1;
   if (m.epoch != 0) body["epoch"] = JsonUint64(m.epoch);
+  if (m.proof.has_value()) {
+    body["proof"] = {{"public_key", m.proof->public_key},
+                     {"node", m.proof->node},
+                     {"challenge", m.proof->challenge},
+                     {"signature", m.proof->signature}};
+  }
   if (m.active_plan != nullptr && m.active_plan->version != 0) {
     body["active_plan"] = json::parse(PlanToJson(*m.active_plan));
   }
@@ -263,6 +290,14 @@ StatusOr<RankCommand> ReadLease(const json& value) {
   return RankCommand(lease);
 }
 
+StatusOr<RankCommand> ReadChallenge(const json& value) {
+  WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, "challenge"));
+  RankChallenge challenge;
+  WEIR_RETURN_IF_ERROR(reader.String("node", kNodeNameBytesMax, &challenge.node));
+  WEIR_RETURN_IF_ERROR(reader.String("challenge", kChallengeDigits, &challenge.challenge));
+  return RankCommand(std::move(challenge));
+}
+
 StatusOr<uint64_t> ReadVersion(const json& value, const char* what) {
   WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, what));
   uint64_t version = 0;
@@ -294,8 +329,10 @@ StatusOr<RankCommand> ParseRankCommand(std::string_view text) {
     WEIR_ASSIGN_OR_RETURN(ObjectReader refusal, ObjectReader::Make(*value, "refusal"));
     RankRefusal result;
     WEIR_RETURN_IF_ERROR(refusal.String("reason", kReasonBytesMax, &result.reason));
+    WEIR_RETURN_IF_ERROR(refusal.Double("retry_after_s", &result.retry_after_s));
     return RankCommand(std::move(result));
   }
+  if (const json* challenge = reader.Find("challenge")) return ReadChallenge(*challenge);
   return RankCommand(std::monostate{});
 }
 

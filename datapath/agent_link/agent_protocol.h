@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/status.h"
 #include "datapath/codec/measure/codec_loss.h"
 #include "datapath/codec/measure/codec_timing.h"
@@ -34,6 +35,7 @@ struct RankHello {
   uint64_t step = 0;
   uint64_t epoch = 0;
   std::shared_ptr<const Plan> active_plan;  // may be null
+  std::optional<RankProof> proof;           // none: the job has no key
   // Outlives the message; null: not measured.
   const std::map<std::string, CodecTiming>* codec_timings = nullptr;
 };
@@ -124,10 +126,15 @@ struct PlanLease {
 };
 struct RankRefusal {
   std::string reason;
+  double retry_after_s = 0;  // 0: when the link thinks fit
+};
+/// What the agent gives each connection to sign.
+struct RankChallenge {
+  std::string node, challenge;
 };
 /// std::monostate: a command of a later version of the protocol, to be ignored.
-using RankCommand =
-    std::variant<std::monostate, PlanOffer, PlanArm, PlanWithdraw, RankRefusal, PlanLease>;
+using RankCommand = std::variant<std::monostate, PlanOffer, PlanArm, PlanWithdraw, RankRefusal,
+                                 PlanLease, RankChallenge>;
 
 /// Reads one command. kInvalidArgument: not JSON, or a known command with wrong types. Unknown
 /// fields are ignored. Thread-safe.

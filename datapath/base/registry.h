@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,22 @@
 
 namespace weir {
 
+/// A plug-in may come in variants, each with traits of its own. A variant is named by the plug-in,
+/// a colon and the parameter that makes it differ, as in "sidco:fit=gp"; the plug-in's own name
+/// stands for the default. This is the plug-in's name. Thread-safe.
+inline std::string_view PluginOf(std::string_view name) { return name.substr(0, name.find(':')); }
+
+/// What an error lists in place of the unknown name `wanted`, separated by commas: the variants of
+/// its plug-in where that is known, else all names.
+inline std::string ValidNames(std::string_view wanted, const std::set<std::string>& known) {
+  std::string variants, all;
+  for (const std::string& name : known) {
+    all += (all.empty() ? "" : ", ") + name;
+    if (PluginOf(name) == PluginOf(wanted)) variants += (variants.empty() ? "" : ", ") + name;
+  }
+  return variants.empty() ? all : variants;
+}
+
 /// Owns one instance of each plug-in of type T. Filled once, read-only and thread-safe afterwards.
 /// T provides `const std::string& name() const` through its traits: `Traits().name`.
 template <typename T>
@@ -21,20 +38,23 @@ class Registry {
   /// `kind` is what an error calls the thing: "codec", "collective".
   explicit Registry(std::string kind) : kind_(std::move(kind)) {}
 
-  /// A second plug-in of the same name or wire id is a bug.
+  /// Variants of one plug-in share its wire id. A second plug-in of the same name or wire id is a
+  /// bug.
   void Add(uint8_t wire_id, std::unique_ptr<T> plugin) {
     std::string name = plugin->Traits().name;
-    for (const auto& [other, entry] : entries_) WEIR_CHECK(entry.wire_id != wire_id);
+    for (const auto& [other, entry] : entries_) {
+      WEIR_CHECK((entry.wire_id == wire_id) == (PluginOf(other) == PluginOf(name)));
+    }
     WEIR_CHECK(entries_.try_emplace(std::move(name), Entry{wire_id, std::move(plugin)}).second);
   }
 
-  /// The plug-in, alive as long as the registry. kNotFound lists the valid names.
+  /// The plug-in, alive as long as the registry. kNotFound lists the valid names (ValidNames).
   StatusOr<const T*> Find(std::string_view name) const {
     const auto it = entries_.find(name);
     if (it == entries_.end()) {
-      std::string valid;
-      for (const auto& [known, entry] : entries_) valid += (valid.empty() ? "" : ", ") + known;
-      return NotFound(StrCat("unknown ", kind_, " '", name, "'; valid: ", valid));
+      std::set<std::string> known;
+      for (const auto& [each, entry] : entries_) known.insert(each);
+      return NotFound(StrCat("unknown ", kind_, " '", name, "'; valid: ", ValidNames(name, known)));
     }
     return it->second.plugin.get();
   }

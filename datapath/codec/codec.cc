@@ -8,17 +8,9 @@
 
 namespace weir {
 
-bool Satisfies(const CodecTraits& traits, PayloadForm form) {
-  if (form == PayloadForm::kFloatLanes) {
-    return !traits.lossy && traits.form == PayloadForm::kLanes &&
-           traits.settings.front().fixed_bits == 32;
-  }
-  if (form == PayloadForm::kTableLanes) {
-    return traits.form == PayloadForm::kLanes && !traits.settings.front().lane_levels.empty();
-  }
-  if (form != PayloadForm::kRegions && !EncodesNodeSums(form)) return traits.form == form;
-  return traits.form == PayloadForm::kOpaque && !traits.needs_momentum && !traits.ef21 &&
-         traits.shared_metadata == SharedMetadata::kNone;
+bool IsRawFloat(const CodecTraits& traits) {
+  return !traits.lossy && traits.form == PayloadForm::kLanes &&
+         traits.settings.front().fixed_bits == 32;
 }
 
 const CodecSetting* FindSetting(const CodecTraits& traits, const CodecParams& params, int world) {

@@ -17,25 +17,13 @@
 
 namespace weir {
 
-/// What a payload is, and so which collectives can carry it.
+/// What a payload is, and so which exchange forms can carry it.
 enum class PayloadForm {
   kLanes,        // n fixed-size lanes; payloads of all ranks add lane by lane without decoding
   kOpaque,       // variable size; every rank needs every payload
   kSharedIndex,  // one rank's indices serve all; float32 values at them add (AR-Topk)
   kUnionIndex,   // all ranks' indices together serve all; values as above
-  kRegions,      // collectives only: opaque payloads of one region for each rank, which decodes and
-                 // sums what all ranks sent of its own region and encodes that again
-  kNodeSums,     // collectives only: opaque payloads of the float32 sums of nodes, which the first
-                 // rank of each node encodes
-  kNodeShards,   // as kNodeSums, but where nodes hold as many ranks each rank encodes a part
-  kFloatLanes,   // collectives only: lanes that are the float32 elements themselves
-  kTableLanes,  // collectives only: lanes that are levels of a table, see CodecSetting::lane_levels
 };
-
-/// True where ranks add what they have exactly and only then encode, inside of the collective.
-constexpr bool EncodesNodeSums(PayloadForm form) {
-  return form == PayloadForm::kNodeSums || form == PayloadForm::kNodeShards;
-}
 
 /// True for payloads without values, which travel beside them once the ranks agree on indices.
 constexpr bool HoldsIndicesOnly(PayloadForm form) {
@@ -81,7 +69,7 @@ struct CodecSetting {
 
 /// A codec as data. A planner needs nothing else.
 struct CodecTraits {
-  std::string name;
+  std::string name;     // of a variant with its parameter (datapath/base/registry.h)
   std::string summary;  // one line with the source paper
   bool lossy = true;
   bool unbiased = false;
@@ -126,11 +114,9 @@ struct CodecTraits {
   bool rotated = false;  // a random rotation comes first: arithmetic sets its speed, not memory
 };
 
-/// Whether a collective of that form can carry the codec's payloads: its own form, and kRegions,
-/// kNodeSums and kNodeShards for opaque payloads of codecs that need no metadata of the whole
-/// bucket and keep neither momentum nor an estimate, which the sum of several ranks would not fit.
-/// Thread-safe.
-bool Satisfies(const CodecTraits& traits, PayloadForm form);
+/// True when the payload is the float32 elements themselves, so that their buffer can be the
+/// payload. Thread-safe.
+bool IsRawFloat(const CodecTraits& traits);
 
 /// The parameters of one choice. Fields that a codec does not use are ignored.
 struct CodecParams {

@@ -12,16 +12,6 @@ std::string_view NameOf(PayloadForm form) {
       return "shared_index";
     case PayloadForm::kUnionIndex:
       return "union_index";
-    case PayloadForm::kRegions:
-      return "regions";
-    case PayloadForm::kNodeSums:
-      return "node_sums";
-    case PayloadForm::kNodeShards:
-      return "node_shards";
-    case PayloadForm::kFloatLanes:
-      return "float_lanes";
-    case PayloadForm::kTableLanes:
-      return "table_lanes";
   }
   return "";
 }

@@ -7,9 +7,7 @@
 
 namespace weir {
 
-/// "lanes", "opaque", "shared_index", "union_index", "regions", "node_sums",
-/// "node_shards", "float_lanes" or "table_lanes".
-/// Static text. Thread-safe.
+/// "lanes", "opaque", "shared_index" or "union_index". Static text. Thread-safe.
 std::string_view NameOf(PayloadForm form);
 /// "exact", "selection", "uniform_selection", "relative", "max_scaled" or "unknown". As above.
 std::string_view NameOf(ErrorModel model);

@@ -1,9 +1,9 @@
 #pragma once
 // The Collective interface: how the contributions of all ranks become one result on every rank.
-// A collective runs on a Group and knows nothing of plans; what it costs is data.
+// A collective runs on a Group and knows nothing of plans, codecs or exchange forms but the name of
+// the form that it serves; what it costs is data.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,9 +12,8 @@
 
 #include "datapath/base/registry.h"
 #include "datapath/base/status.h"
-#include "datapath/codec/codec.h"
 #include "datapath/collective/group.h"
-#include "datapath/collective/sparse_regions.h"
+#include "datapath/collective/operands.h"
 
 namespace weir {
 
@@ -31,7 +30,7 @@ struct WorldFunction {
 struct CollectiveCost {
   WorldFunction latency{};  // sequential message latencies
   WorldFunction payload{};  // times the payload crosses the busiest link
-  WorldFunction index{};    // HoldsIndicesOnly: times the index payload crosses it
+  WorldFunction index{};    // forms with indices apart: times the index payload crosses it
   WorldFunction reduce{};   // times the payload is summed on the busiest rank
 };
 
@@ -44,8 +43,8 @@ struct WithinNodeCost {
 /// A collective by nodes (Group::nodes) works within nodes first and last. Its CollectiveCost is
 /// then of the steps between nodes, N the number of nodes and the busiest link a node's; where all
 /// nodes hold p ranks each rank sums a p-th of it. With every rank on a node of its own nothing is
-/// added. All-gathers (kOpaque) have one payload for each rank: between nodes p times their payload
-/// function, within nodes n times.
+/// added. All-gathers (form "opaque") have one payload for each rank: between nodes p times their
+/// payload function, within nodes n times.
 struct NodeCost {
   bool by_node = false;
   WithinNodeCost even, uneven;  // all nodes hold equally many ranks, or not
@@ -62,8 +61,7 @@ struct BlockTraits {
 struct CollectiveTraits {
   std::string name;
   std::string summary;  // one line with the source
-  PayloadForm form = PayloadForm::kLanes;
-  bool own_values = false;  // kSharedIndex: each rank sends its own selection, see Exchange
+  std::string form;     // the exchange form that it serves, see datapath/exchange/exchange.h
   CollectiveCost cost;
   NodeCost node_cost = {};
   // Each rank exchanges alike with every other at once. Where p ranks share a node, its interface
@@ -85,83 +83,70 @@ struct CollectiveTraits {
   std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none
 };
 
-struct LaneShares;
-
-/// One rank's contribution to one operation, and where the result goes. Which part is used follows
-/// from the collective's PayloadForm.
-struct Exchange {
-  // kLanes: summed in place; on success holds the sum over all ranks, identical on every rank.
-  std::span<std::byte> lanes;
-  size_t lane_bytes = 4;
-  std::function<void(std::span<std::byte> sum, std::span<const std::byte> addend)> accumulate;
-  LaneShares* shares = nullptr;  // kTableLanes: where sums may leave ranks out, whose they are
-
-  // kOpaque: own payload in; on success one payload per rank, in rank order (own included).
-  std::span<const std::byte> payload;
-  size_t payload_bytes_max = 0;  // bound that every rank's payload (HoldsIndicesOnly: index
-                                 // payload) respects; 0: kFramePayloadBytesMax
-  std::vector<std::vector<std::byte>>* gathered = nullptr;
-
-  // kRegions: the bucket is cut into one region for each rank. Own payloads of all regions in, an
-  // empty one for a region without elements; payload_bytes_max holds for each. Of its own region
-  // the rank is handed every rank's payload, its own included, in rank order, and then encodes
-  // their sum. On success `gathered` holds those encoded sums in the order of regions, the same
-  // bytes on every rank, the owner included.
-  std::span<const std::span<const std::byte>> regions;
-  std::function<Status(int from, std::span<const std::byte> payload)> add_region;
-  std::function<StatusOr<std::span<const std::byte>>()>
-      encode_sum;  // valid until Run returns; flags that it announces at the group reach all ranks
-
-  // kNodeSums, kNodeShards: `lanes` are the float32 elements. Ranks of a node add theirs exactly
-  // and exchange parts of the node's sum across nodes. `node_parts` are consecutive spans that make
-  // up the lanes, NodePartsOf (node_parts.h) many, the first the largest; part i is that of the
-  // rank at place i of its node. Once the part holds its node's sum, encode_sum encodes it and
-  // leaves zeros there; then add_region adds, by ascending rank of the job, what each node's
-  // payload of the part decodes to, the own one included. Neither is called for a part without
-  // elements. On success `lanes` hold the total of what the payloads decode to, the same bits on
-  // every rank. payload_bytes_max holds for the payload of every part.
-  std::span<const std::span<std::byte>> node_parts;
-
-  // kSharedIndex: every rank offers its own selection and its squared norm; the chosen rank's
-  // indices are broadcast, or those of all gathered, and the values at them summed. On success
-  // `indices` and `values` (sum over ranks) are identical on every rank.
-  std::function<StatusOr<std::span<const std::byte>>()>
-      select;  // own index payload; called where it is needed
-  double norm_squared = 0;
-  uint64_t step = 0;  // round-robin choice
-  std::function<Status(std::span<const std::byte> index_payload)>
-      open;  // decodes, fills `values` from own data
-  std::function<Status(std::span<const std::vector<std::byte>> index_payloads)>
-      open_all;  // as open, of the union of all ranks' selections; in rank order
-  std::vector<float>* values = nullptr;
-  // With Traits().own_values every rank is handed its own selection by `open`, which fills
-  // `indices`, ascending and below `elements`, too. The sum at an index is of those ranks alone
-  // that selected it. On success both hold about `kept_target` of the sums, the largest.
-  std::vector<uint32_t>* indices = nullptr;
-  size_t elements = 0, kept_target = 0;
-  SparseBalance* balance = nullptr;  // of the bucket, equal on all ranks and updated; null: none
-};
-
 /// What one run did.
 struct CollectiveReport {
   uint64_t bytes_sent = 0;
-  int leader = -1;  // kSharedIndex: the rank whose indices were used
+  int leader = -1;  // of a shared index: the rank whose indices were used
   std::string_view ran_instead =
       {};  // the collective whose algorithm did all the work; static text
 };
 
-/// Stateless and thread-safe. Any world size in Traits(), any size >= 0 including different opaque
-/// sizes per rank.
+/// What is known of a collective whatever it works on. Stateless and thread-safe. Any world size in
+/// Traits(), any size >= 0 including different opaque sizes per rank.
 class Collective {
  public:
   virtual ~Collective() = default;
   virtual const CollectiveTraits& Traits() const = 0;
+};
+
+/// A collective that works on operands of one type, which is that of the exchange forms it serves
+/// (operands.h has the builtin ones).
+template <typename Operand>
+class CollectiveOn final : public Collective {
+ public:
+  /// The algorithm, on an operand that is complete. Fills what it has to report beside bytes_sent.
+  using Algorithm = Status (*)(Group& group, Operand& operand, CollectiveReport* report);
+
+  CollectiveOn(CollectiveTraits traits, Algorithm algorithm)
+      : traits_(std::move(traits)), algorithm_(algorithm) {}
+  const CollectiveTraits& Traits() const override { return traits_; }
 
   /// Runs one operation; every rank of the group calls it with the same parameters. On error the
-  /// exchange's buffers are unspecified and the group is failed. Errors are the transport's, plus
-  /// kInternal naming both sides when plan, operation or bucket disagree.
-  virtual StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const = 0;
+  /// operand's buffers are unspecified and the group is failed. Errors are the transport's, plus
+  /// kInternal naming both sides when plan, operation or bucket disagree, and kInvalidArgument for
+  /// an operand that is not complete.
+  StatusOr<CollectiveReport> Run(Group& group, Operand& operand) const {
+    const uint64_t before = group.bytes_sent();
+    CollectiveReport report;
+    WEIR_RETURN_IF_ERROR(PrepareOperand(group, operand));
+    WEIR_RETURN_IF_ERROR(algorithm_(group, operand, &report));
+    report.bytes_sent = group.bytes_sent() - before;
+    return report;
+  }
+
+ private:
+  const CollectiveTraits traits_;
+  const Algorithm algorithm_;
 };
+
+/// What a registrar of builtin/ does.
+template <typename Operand>
+void AddCollective(Registry<Collective>& registry, uint8_t wire_id, CollectiveTraits traits,
+                   typename CollectiveOn<Operand>::Algorithm algorithm) {
+  registry.Add(wire_id, std::make_unique<CollectiveOn<Operand>>(std::move(traits), algorithm));
+}
+
+/// Runs `collective` on `operand`; kInternal (after failing the group) when it works on operands of
+/// another type, which only a plug-in with a wrong form in its traits brings about.
+template <typename Operand>
+StatusOr<CollectiveReport> RunCollective(const Collective& collective, Group& group,
+                                         Operand& operand) {
+  const auto* const typed = dynamic_cast<const CollectiveOn<Operand>*>(&collective);
+  if (typed != nullptr) return typed->Run(group, operand);
+  return group.Fail(
+      Internal(StrCat("collective '", collective.Traits().name, "' of form '",
+                      collective.Traits().form, "' does not work on the operand of that form")));
+}
 
 /// Every collective of this build: builtin_collectives.def. Thread-safe.
 const Registry<Collective>& Collectives();

@@ -77,10 +77,10 @@ Status GatherParts(Group& group, const Lanes& lanes, Parts parts) {
 }
 
 // The payloads of one part, of all nodes, in the order of the ranks that encoded them.
-Status CrossNodes(Group& group, const Exchange& exchange) {
-  StatusOr<std::span<const std::byte>> sum = exchange.encode_sum();
+Status CrossNodes(Group& group, const NodeSumOperand& operand) {
+  StatusOr<std::span<const std::byte>> sum = operand.encode_sum();
   if (!sum.ok()) return group.Fail(Annotate(sum.status(), "the sum of a node"));
-  const size_t bytes_max = exchange.payload_bytes_max;
+  const size_t bytes_max = operand.payload_bytes_max;
   if (bytes_max != 0 && sum->size() > bytes_max) {
     return group.Fail(
         InvalidArgument(StrCat("payload of rank ", group.NameOf(group.rank()),
@@ -90,27 +90,26 @@ Status CrossNodes(Group& group, const Exchange& exchange) {
   const std::vector<std::span<const std::byte>> outgoing(group.size(), *sum);
   return PayloadExchange(group, outgoing, bytes_max, &payloads, [&](int from) {
     const int encoder = group.NameOf(from);
-    const Status status = exchange.add_region(encoder, payloads[from]);
+    const Status status = operand.add(encoder, payloads[from]);
     if (status.ok()) return OkStatus();
     return group.Fail(Annotate(status, StrCat("sum of the node of rank ", encoder)));
   });
 }
 
-Status CheckNodeParts(Group& group, const Exchange& exchange, size_t expected) {
-  if (!exchange.encode_sum || !exchange.add_region) {
-    return group.Fail(InvalidArgument("expected encode_sum and add_region, found one missing"));
-  }
-  const std::byte* at = exchange.lanes.data();
-  bool whole = exchange.node_parts.size() == expected;
-  for (const std::span<std::byte> part : exchange.node_parts) {
-    whole = whole && (part.empty() || part.data() == at) && part.size() % exchange.lane_bytes == 0;
-    whole = whole && (part.size() > 0 || at != exchange.lanes.data() || exchange.lanes.empty());
+Status CheckNodeParts(Group& group, const NodeSumOperand& operand, size_t expected) {
+  const std::span<std::byte> lanes = operand.lanes.bytes;
+  const std::byte* at = lanes.data();
+  bool whole = operand.parts.size() == expected;
+  for (const std::span<std::byte> part : operand.parts) {
+    whole = whole && (part.empty() || part.data() == at);
+    whole = whole && part.size() % operand.lanes.lane_bytes == 0;
+    whole = whole && (part.size() > 0 || at != lanes.data() || lanes.empty());
     at += part.size();
   }
-  if (whole && at == exchange.lanes.data() + exchange.lanes.size()) return OkStatus();
+  if (whole && at == lanes.data() + lanes.size()) return OkStatus();
   return group.Fail(
       InvalidArgument(StrCat("expected ", expected, " parts, the first not empty, of ",
-                             exchange.lanes.size(), " bytes, found ", exchange.node_parts.size())));
+                             lanes.size(), " bytes, found ", operand.parts.size())));
 }
 
 }  // namespace
@@ -126,19 +125,14 @@ int OwnNodePart(NodeEncoders encoders, std::span<const int> nodes, int rank, int
   return place < NodePartsOf(encoders, nodes, rank, world) ? place : -1;
 }
 
-StatusOr<CollectiveReport> RunNodeSums(Group& group, Exchange& exchange, NodeEncoders encoders) {
-  const uint64_t before = group.bytes_sent();
-  const auto report = [&] { return CollectiveReport{.bytes_sent = group.bytes_sent() - before}; };
-  WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
+Status RunNodeSums(Group& group, NodeSumOperand& operand, NodeEncoders encoders) {
+  const Lanes& lanes = operand.lanes;
   const int count = NodePartsOf(encoders, group.nodes(), group.rank(), group.size());
-  WEIR_RETURN_IF_ERROR(CheckNodeParts(group, exchange, static_cast<size_t>(count)));
-  if (lanes.bytes.empty()) {
-    // The control word and flags must be sent all the same.
-    WEIR_RETURN_IF_ERROR(Barrier(group));
-    return report();
-  }
+  WEIR_RETURN_IF_ERROR(CheckNodeParts(group, operand, static_cast<size_t>(count)));
+  // The control word and flags must be sent all the same.
+  if (lanes.bytes.empty()) return Barrier(group);
   const NodePlaces places = NodePlacesOf(group.nodes(), group.rank(), group.size());
-  const Parts parts = exchange.node_parts;
+  const Parts parts = operand.parts;
   const bool together = places.node.size() > 1;
   if (together) {
     const GroupPart node(group, places.node, 0);
@@ -147,13 +141,11 @@ StatusOr<CollectiveReport> RunNodeSums(Group& group, Exchange& exchange, NodeEnc
   // Part 0 is the largest, so a rank whose part is empty can leave the exchange to the others.
   if (places.place < count && !parts[places.place].empty()) {
     const GroupPart across(group, count > 1 ? places.across : places.leaders, kAcrossNodesSlots);
-    WEIR_RETURN_IF_ERROR(CrossNodes(group, exchange));
+    WEIR_RETURN_IF_ERROR(CrossNodes(group, operand));
   }
-  if (together) {
-    const GroupPart node(group, places.node, kBackWithinNodeSlots);
-    WEIR_RETURN_IF_ERROR(GatherParts(group, lanes, parts));
-  }
-  return report();
+  if (!together) return OkStatus();
+  const GroupPart node(group, places.node, kBackWithinNodeSlots);
+  return GatherParts(group, lanes, parts);
 }
 
 }  // namespace weir

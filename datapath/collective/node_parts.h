@@ -1,6 +1,6 @@
 #pragma once
-// Sums of nodes that are encoded once (PayloadForm::kNodeSums, kNodeShards). The ranks of a node
-// add their float32 elements exactly. The payload of that sum is sent to the other nodes. The
+// Sums of nodes that are encoded once (exchange forms node_sums and node_shards). The ranks of a
+// node add their float32 elements exactly. The payload of that sum is sent to the other nodes. The
 // decoded sum of all nodes' payloads is distributed within each node as float32. Shared by the
 // collectives of builtin/node_sums.cc and builtin/node_shards.cc.
 
@@ -22,7 +22,7 @@ int NodePartsOf(NodeEncoders encoders, std::span<const int> nodes, int rank, int
 /// The part that belongs to `rank`, below NodePartsOf, or -1.
 int OwnNodePart(NodeEncoders encoders, std::span<const int> nodes, int rank, int world);
 
-/// Runs the operation: `exchange` as kNodeSums says. Errors fail the group.
-StatusOr<CollectiveReport> RunNodeSums(Group& group, Exchange& exchange, NodeEncoders encoders);
+/// Runs the operation. Errors fail the group.
+Status RunNodeSums(Group& group, NodeSumOperand& operand, NodeEncoders encoders);
 
 }  // namespace weir

@@ -37,10 +37,10 @@ std::vector<int> AllMembers(const Group& group) {
 /// Returns, the same on every rank, the lowest rank that failed and the greatest of all numbers.
 Status Agree(Group& group, uint32_t slots, Agreement* agreement) {
   std::array<uint32_t, 2> words = {agreement->failed, agreement->greatest};
-  Exchange exchange;
-  exchange.lanes = std::as_writable_bytes(std::span(words));
-  exchange.lane_bytes = sizeof words;
-  exchange.accumulate = [](std::span<std::byte> sum, std::span<const std::byte> addend) {
+  Lanes lanes;
+  lanes.bytes = std::as_writable_bytes(std::span(words));
+  lanes.lane_bytes = sizeof words;
+  lanes.accumulate = [](std::span<std::byte> sum, std::span<const std::byte> addend) {
     std::array<uint32_t, 2> a, b;
     if (sum.size() != sizeof a || addend.size() != sizeof b) return;
     std::memcpy(a.data(), sum.data(), sizeof a);
@@ -50,7 +50,7 @@ Status Agree(Group& group, uint32_t slots, Agreement* agreement) {
   };
   WEIR_ASSIGN_OR_RETURN(const Collective* doubling, Collectives().Find("recursive_doubling"));
   const GroupPart all(group, AllMembers(group), slots);
-  WEIR_RETURN_IF_ERROR(doubling->Run(group, exchange).status());
+  WEIR_RETURN_IF_ERROR(RunCollective(*doubling, group, lanes).status());
   *agreement = {.failed = words[0], .greatest = words[1]};
   return OkStatus();
 }
@@ -106,26 +106,22 @@ StatusOr<bool> SumElsewhere(Group& group, LaneOffload& offload, std::span<std::b
 
 }  // namespace
 
-StatusOr<CollectiveReport> SumThroughOffload(Group& group, Exchange& exchange,
-                                             std::string_view fallback) {
-  const uint64_t before = group.bytes_sent();
-  WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
+Status SumThroughOffload(Group& group, Lanes& lanes, std::string_view fallback,
+                         CollectiveReport* report) {
   LaneOffload* const offload = group.offload();
   const bool tries = offload != nullptr && !offload->abandoned() && group.size() > 1 &&
-                     !lanes.bytes.empty() && (!offload->partial() || exchange.shares != nullptr);
-  if (exchange.shares != nullptr) *exchange.shares = {};
+                     !lanes.bytes.empty() && (!offload->partial() || lanes.shares != nullptr);
+  if (lanes.shares != nullptr) *lanes.shares = {};
   bool done = false;
   if (tries) {
-    WEIR_ASSIGN_OR_RETURN(done, SumElsewhere(group, *offload, lanes.bytes, exchange.shares));
+    WEIR_ASSIGN_OR_RETURN(done, SumElsewhere(group, *offload, lanes.bytes, lanes.shares));
   }
-  std::string_view ran_instead;
-  if (!done) {
-    const auto instead = Collectives().Find(fallback);
-    if (!instead.ok()) return group.Fail(instead.status());
-    WEIR_RETURN_IF_ERROR((*instead)->Run(group, exchange).status());
-    if (!tries) ran_instead = (*instead)->Traits().name;
-  }
-  return CollectiveReport{.bytes_sent = group.bytes_sent() - before, .ran_instead = ran_instead};
+  if (done) return OkStatus();
+  const auto instead = Collectives().Find(fallback);
+  if (!instead.ok()) return group.Fail(instead.status());
+  WEIR_RETURN_IF_ERROR(RunCollective(**instead, group, lanes).status());
+  if (!tries) report->ran_instead = (*instead)->Traits().name;
+  return OkStatus();
 }
 
 }  // namespace weir

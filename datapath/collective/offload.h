@@ -15,7 +15,7 @@ namespace weir {
 
 class Group;
 struct CollectiveReport;
-struct Exchange;
+struct Lanes;
 
 /// Says which ranks contributed to a sum of lanes that may lack some of them. The lanes are cut
 /// into runs of run_bytes, of which the last may be shorter. Bit r of a run's set says that rank r
@@ -72,17 +72,17 @@ class LaneOffload {
   virtual void Abandon(int culprit) = 0;
 };
 
-/// Sums the lanes of `exchange` through the group's offload. The ranks agree that all of them are
-/// ready, each gets the sum, they agree whether all have it, and only then do the lanes change. In
-/// every other case (no offload or an abandoned one, a world of one, lanes that it cannot add, a
-/// failure of any rank) all ranks run `fallback`, a collective that carries lanes, on the unchanged
-/// lanes in the same operation. The control word and flags travel in the agreements. Errors: as
-/// Collective::Run.
-/// If sums may leave ranks out, the exchange's `shares` say who contributed; without `shares` the
+/// Sums `lanes` through the group's offload. The ranks agree that all of them are ready, each gets
+/// the sum, they agree whether all have it, and only then do the lanes change. In every other case
+/// (no offload or an abandoned one, a world of one, lanes that it cannot add, a failure of any
+/// rank) all ranks run `fallback`, a collective that carries lanes, on the unchanged lanes in the
+/// same operation. The control word and flags travel in the agreements. Errors: as Collective::Run.
+/// If sums may leave ranks out, the lanes' `shares` say who contributed; without `shares` the
 /// fallback runs. A rank that lacks parts of such a sum gets them from another rank; if all ranks
 /// lack some, the fallback runs, and the offload is used again afterwards.
-/// Cost in addition to the sum's own: two small all-reduces.
-StatusOr<CollectiveReport> SumThroughOffload(Group& group, Exchange& exchange,
-                                             std::string_view fallback);
+/// Cost in addition to the sum's own: two small all-reduces. `report` names the fallback where the
+/// offload was not tried.
+Status SumThroughOffload(Group& group, Lanes& lanes, std::string_view fallback,
+                         CollectiveReport* report);
 
 }  // namespace weir

@@ -32,31 +32,6 @@ size_t CeilDivide(size_t a, size_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-StatusOr<Lanes> LanesOf(Group& group, const Exchange& exchange) {
-  if (exchange.lane_bytes == 0 || exchange.lanes.size() % exchange.lane_bytes != 0) {
-    return group.Fail(InvalidArgument(StrCat("expected whole lanes of ", exchange.lane_bytes,
-                                             " bytes, found ", exchange.lanes.size(), " bytes")));
-  }
-  if (!exchange.accumulate) {
-    return group.Fail(InvalidArgument("expected a function that adds lanes, found none"));
-  }
-  return Lanes{exchange.lanes, exchange.lane_bytes, exchange.accumulate};
-}
-
-StatusOr<std::vector<std::vector<std::byte>>*> GatheredOf(Group& group, const Exchange& exchange) {
-  if (exchange.gathered == nullptr) {
-    return group.Fail(InvalidArgument("expected a place for the gathered payloads, found none"));
-  }
-  if (exchange.payload_bytes_max != 0 && exchange.payload.size() > exchange.payload_bytes_max) {
-    return group.Fail(InvalidArgument(StrCat("payload of rank ", group.rank(),
-                                             ": expected at most ", exchange.payload_bytes_max,
-                                             " bytes, found ", exchange.payload.size())));
-  }
-  exchange.gathered->resize(group.size());
-  (*exchange.gathered)[group.rank()].assign(exchange.payload.begin(), exchange.payload.end());
-  return exchange.gathered;
-}
-
 Lanes FloatLanes(std::span<float> values) {
   return {std::as_writable_bytes(values), sizeof(float), AccumulateFloatLanes};
 }

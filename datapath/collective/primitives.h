@@ -19,22 +19,6 @@
 
 namespace weir {
 
-/// Lanes that are summed in place, with the sum of two equal-sized runs of whole lanes.
-struct Lanes {
-  std::span<std::byte> bytes;
-  size_t lane_bytes = 4;
-  std::function<void(std::span<std::byte> sum, std::span<const std::byte> addend)> accumulate;
-};
-
-/// The lanes of `exchange`. kInvalidArgument (after failing the group, so that no rank waits) when
-/// the bytes are not whole lanes or `accumulate` is missing.
-StatusOr<Lanes> LanesOf(Group& group, const Exchange& exchange);
-
-/// The destination of the payloads that `exchange` gathers: one per rank, this rank's already
-/// there. kInvalidArgument (after failing the group) when there is no place or the own payload is
-/// longer than the bound.
-StatusOr<std::vector<std::vector<std::byte>>*> GatheredOf(Group& group, const Exchange& exchange);
-
 /// float32 lanes over `values` that add as IEEE floats.
 Lanes FloatLanes(std::span<float> values);
 

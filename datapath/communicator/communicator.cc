@@ -66,17 +66,13 @@ StatusOr<std::unique_ptr<Transport>> Listen(const CommunicatorOptions& options,
 }
 
 Status AllReduceOn(Group& group, Bytes data, size_t lane_bytes, const Accumulate& accumulate) {
-  const Lanes lanes{data, lane_bytes, accumulate};
+  Lanes lanes{data, lane_bytes, accumulate};
   if (CanStage(group, lanes)) return StagedAllReduce(group, lanes);
   const char* name = data.size() <= kDoublingBytesMax    ? "recursive_doubling"
                      : data.size() <= kCirculantBytesMax ? "halving_doubling"
                                                          : "ring";
   WEIR_ASSIGN_OR_RETURN(const Collective* const collective, Collectives().Find(name));
-  Exchange exchange;
-  exchange.lanes = data;
-  exchange.lane_bytes = lane_bytes;
-  exchange.accumulate = accumulate;
-  return collective->Run(group, exchange).status();
+  return RunCollective(*collective, group, lanes).status();
 }
 
 // Rabenseifner's: each rank sums its share, the root collects the shares. `work` is overwritten.

@@ -1,6 +1,6 @@
 #pragma once
-// How a bucket is cut for collectives that carry regions (PayloadForm::kRegions) or parts of the
-// sums of nodes (kNodeSums, kNodeShards).
+// How a bucket is cut for the forms whose sums are encoded: into one region for each rank, or into
+// the parts of a node's sum.
 
 #include <cstddef>
 #include <vector>

@@ -12,7 +12,6 @@
 #include "datapath/base/json.h"
 #include "datapath/codec/codec_names.h"
 #include "datapath/collective/primitives.h"
-#include "datapath/exchange/regions.h"
 
 namespace weir {
 namespace {
@@ -222,10 +221,11 @@ Status ValidateChoice(const Choice& choice, const Plan& plan, int world) {
   WEIR_ASSIGN_OR_RETURN(const Codec* codec, Codecs().Find(choice.codec));
   WEIR_ASSIGN_OR_RETURN(const Collective* collective, Collectives().Find(choice.collective));
   const CollectiveTraits& traits = collective->Traits();
-  if (!Satisfies(codec->Traits(), traits.form)) {
+  const ExchangeTraits& form = FormOf(*collective).Traits();
+  if (!Carries(form, codec->Traits())) {
     return InvalidArgument(StrCat("codec '", choice.codec, "' makes ", NameOf(codec->Traits().form),
                                   " payloads, collective '", choice.collective, "' carries ",
-                                  NameOf(traits.form)));
+                                  traits.form));
   }
   WEIR_RETURN_IF_ERROR(codec->Validate(ParamsOf(choice), world));
   if (world < traits.world_min || (traits.world_max != 0 && world > traits.world_max)) {
@@ -237,7 +237,7 @@ Status ValidateChoice(const Choice& choice, const Plan& plan, int world) {
     return InvalidArgument(StrCat("collective '", choice.collective, "' runs through an aggregator",
                                   ": expected its lease in the plan, found none"));
   }
-  if (traits.form == PayloadForm::kTableLanes) {
+  if (form.need == CodecNeed::kTable) {
     const CodecSetting* setting = FindSetting(codec->Traits(), ParamsOf(choice), world);
     const AggregatorLease& lease = plan.leases.at(choice.collective);
     WEIR_RETURN_IF_ERROR(CheckTable(lease, *setting));
@@ -348,56 +348,15 @@ const Choice& ChoiceFor(const Plan& plan, uint64_t bucket) {
   return it == plan.buckets.end() ? plan.fallback : it->second;
 }
 
-bool IsRawFloat(const Codec& codec) { return Satisfies(codec.Traits(), PayloadForm::kFloatLanes); }
-
-namespace {
-
-// Own payloads and gathered sums, and the sum of the largest region with its payload; in addition
-// to the residual, a second one of that region.
-void AddRegionMemory(const Codec& codec, EncodeContext context, const BucketSize& bucket,
-                     ChoiceMemory* memory) {
-  uint64_t largest = 0, elements = 0;
-  for (const Region& region : CutRegions(bucket, context.world)) {
-    if (region.size == 0) continue;
-    context.shape = region.shape;
-    const uint64_t bytes = codec.MaxEncodedBytes(region.size, context);
-    memory->payload_bytes += 3 * bytes;  // own, received from another rank, gathered
-    largest = std::max(largest, bytes);
-    elements = std::max<uint64_t>(elements, region.size);
-  }
-  memory->payload_bytes += largest + elements * sizeof(float);
-  if (codec.Traits().needs_error_feedback) memory->residual_bytes += 2 * elements * sizeof(float);
-}
-
-}  // namespace
-
-ChoiceMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int world) {
-  ChoiceMemory memory;
+ExchangeMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int world) {
   const StatusOr<const Codec*> codec = Codecs().Find(choice.codec);
-  if (!codec.ok()) return memory;
-  const CodecTraits& traits = (*codec)->Traits();
+  const StatusOr<const Collective*> collective = Collectives().Find(choice.collective);
+  if (!codec.ok() || !collective.ok()) return {};
   EncodeContext context;
   context.params = ParamsOf(choice);
   context.world = world;
   context.shape = bucket.shape;
-  const StatusOr<const Collective*> collective = Collectives().Find(choice.collective);
-  const PayloadForm form = collective.ok() ? (*collective)->Traits().form : traits.form;
-  // Lossless float32 lanes are sent from the caller's buffer, but sums elsewhere need a second one.
-  if (form == PayloadForm::kRegions) {
-    AddRegionMemory(**codec, context, bucket, &memory);
-  } else if (form == PayloadForm::kFloatLanes) {
-    memory.payload_bytes = bucket.elements * sizeof(float);
-  } else if (!IsRawFloat(**codec)) {
-    // Payloads of all ranks, or the sum that is made elsewhere, beside the own one.
-    const uint64_t copies = traits.form == PayloadForm::kOpaque ? 1 + static_cast<uint64_t>(world)
-                            : form == PayloadForm::kTableLanes  ? 2
-                                                                : 1;
-    memory.payload_bytes = copies * (*codec)->MaxEncodedBytes(bucket.elements, context);
-  }
-  if (traits.needs_error_feedback) memory.residual_bytes += 2 * bucket.elements * sizeof(float);
-  if (traits.needs_momentum) memory.residual_bytes += 2 * bucket.elements * sizeof(float);
-  if (traits.ef21) memory.residual_bytes = 4 * bucket.elements * sizeof(float);
-  return memory;
+  return FormOf(**collective).MemoryOf(**codec, bucket.elements, context);
 }
 
 Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
@@ -418,7 +377,7 @@ Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
   uint64_t residuals = 0, needed = 0;
   std::vector<uint64_t> payloads;
   for (const auto& [key, size] : limits.buckets) {
-    const ChoiceMemory memory = MemoryOf(ChoiceFor(plan, key), size, limits.world);
+    const ExchangeMemory memory = MemoryOf(ChoiceFor(plan, key), size, limits.world);
     residuals += memory.residual_bytes;
     payloads.push_back(memory.payload_bytes);
   }

@@ -14,6 +14,7 @@
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
 #include "datapath/collective/collective.h"
+#include "datapath/exchange/exchange.h"
 #include "datapath/plan/aggregator_lease.h"
 
 namespace weir {
@@ -93,18 +94,8 @@ struct PlanLimits {
 /// "fallback" or lease. Thread-safe.
 Status ValidatePlan(const Plan& plan, const PlanLimits& limits);
 
-/// Memory that one bucket needs under a choice.
-struct ChoiceMemory {
-  uint64_t payload_bytes = 0;   // while its operation is in the pipeline
-  uint64_t residual_bytes = 0;  // as long as the choice runs
-};
-
-/// The names must be known. Thread-safe.
-ChoiceMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int world);
-
-/// True when the payload is the floats themselves, so that the caller's buffer can be the payload.
-/// Thread-safe.
-bool IsRawFloat(const Codec& codec);
+/// Memory that one bucket needs under a choice; nothing for unknown names. Thread-safe.
+ExchangeMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int world);
 
 /// Operations that can hold payloads at the same time beside those being encoded, see pipeline.h.
 inline constexpr size_t kPayloadsPastEncodingMax = 6;

@@ -14,9 +14,7 @@
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/residual/error_feedback.h"
-#include "datapath/collective/sparse_regions.h"
-#include "datapath/plan/plan.h"
-#include "datapath/session/region_work.h"
+#include "datapath/exchange/exchange.h"
 
 namespace weir {
 
@@ -36,10 +34,7 @@ struct Bucket {
   std::vector<ResidualParameter> parameters;
   std::vector<TensorShape> shape;  // of the parameters, in order
 
-  std::unique_ptr<CodecState> codec_state;
-  Choice codec_state_choice;
-  RegionStates region_states;  // in its place when the collective carries regions
-  SparseBalance balance;       // beside it, of collectives with own_values
+  CodecMemory codec_memory;
   double gradient_energy = 0;  // of this rank's gradient when it was last sampled; 0: never
 };
 

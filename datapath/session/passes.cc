@@ -4,13 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "datapath/codec/kernels/kernels.h"
-
 namespace weir {
-
-bool ScaleFinite(std::span<float> x, float scale) {
-  return kernels::ScaleFinite(x.data(), x.size(), scale);
-}
 
 bool FitsDtype(std::span<const float> x, Dtype dtype) {
   if (dtype == Dtype::kFloat32) return true;
@@ -29,19 +23,6 @@ double BlockDensityOf(std::span<const float> x, size_t block) {
     ++blocks;
   }
   return blocks == 0 ? 0 : static_cast<double>(held) / static_cast<double>(blocks);
-}
-
-double SampledEnergy(std::span<const float> x) {
-  double energy = 0;
-  size_t seen = 0;
-  for (size_t at = 0; at < x.size(); at += kSampleBlock * kSampleEvery) {
-    const auto block = x.subspan(at, std::min(kSampleBlock, x.size() - at));
-    float sum = 0;
-    for (const float value : block) sum += value * value;
-    energy += sum;
-    seen += block.size();
-  }
-  return seen == 0 ? 0 : energy * static_cast<double>(x.size()) / static_cast<double>(seen);
 }
 
 }  // namespace weir

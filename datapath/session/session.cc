@@ -72,8 +72,8 @@ Status Session::CheckOptions(const SessionOptions& options) {
   return OkStatus();
 }
 
-uint64_t Session::OperationSequence(const Operation& op, int sub_operation) {
-  return op.step << kStepShift | op.index << kIndexShift | static_cast<uint64_t>(sub_operation);
+uint64_t Session::OperationSequence(const Operation& op, int part) {
+  return op.step << kStepShift | op.index << kIndexShift | static_cast<uint64_t>(part);
 }
 
 StatusOr<std::unique_ptr<Session>> Session::Create(SessionOptions options, SessionParts parts) {
@@ -89,6 +89,9 @@ StatusOr<std::unique_ptr<Session>> Session::Create(SessionOptions options, Sessi
     AgentLinkOptions link;
     link.address = session->options_.agent;
     link.token = session->options_.agent_token;
+    if (const auto& key = session->options_.job_key; key.has_value()) {
+      link.job_key.assign(reinterpret_cast<const char*>(key->data()), key->size());
+    }
     link.name = session->name_;
     WEIR_ASSIGN_OR_RETURN(session->link_, AgentLink::Create(std::move(link), *session));
     session->agent_ = session->link_.get();
@@ -150,8 +153,8 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
   addresses_ = addresses;
   CountMedia();
   const StatusOr<const Collective*> mesh = Collectives().Find(kStagedCollective);
-  sums_on_stages_ = transport_->staging() != nullptr && mesh.ok() &&
-                    options_.world <= (*mesh)->Traits().world_max;
+  sums_in_staging_ = transport_->staging() != nullptr && mesh.ok() &&
+                     options_.world <= (*mesh)->Traits().world_max;
   if (link_ != nullptr) link_->Start();
   return OkStatus();
 }
@@ -286,7 +289,7 @@ Choice Session::EffectiveChoice(const Plan& plan, const Bucket& bucket) const {
   if (plan.version == 0 && bucket.dtype == Dtype::kFloat16) choice.codec = "fp16";
   if (plan.version == 0 && bucket.dtype == Dtype::kBrain16) choice.codec = "bf16";
   // Nor does it walk around a ring where all ranks see each other's memory.
-  if (plan.version == 0 && sums_on_stages_) choice.collective = kStagedCollective;
+  if (plan.version == 0 && sums_in_staging_) choice.collective = kStagedCollective;
   return choice;
 }
 
@@ -429,7 +432,7 @@ StatusOr<bool> Session::Settle() {
   }
   bool skipped = false;
   for (const Operation& op : operations_) {
-    skipped = skipped || op.non_finite;
+    skipped = skipped || op.outcome.non_finite;
     times_.last_delivery = std::max(times_.last_delivery, op.times.delivered);
   }
   if (Compares(next_step_ - 1)) digest_ = TakeDigest();

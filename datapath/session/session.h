@@ -45,7 +45,8 @@ struct SessionOptions {
   // See replicas.h; 0: never; equal on all ranks.
   uint64_t compare_every_steps = kCompareEverySteps;
   uint64_t epoch = 0;  // of the mesh; above 0 it is one that was formed anew, see Connect
-  std::optional<JobKey> job_key;  // this and the following as in TransportOptions
+  // This and the following as in TransportOptions; proven to the agent, too, which never sees it.
+  std::optional<JobKey> job_key;
   bool encrypt = false, unauthenticated = false;
 };
 
@@ -173,12 +174,7 @@ class Session : public AgentHandler {
   Session(SessionOptions options, std::unique_ptr<Transport> transport, AgentPort* agent,
           std::shared_ptr<const Plan> initial);
 
-  /// A codec's state out of a checkpoint, and the choice that it belongs to.
-  struct RestoredState {
-    Choice choice;
-    std::unique_ptr<CodecState> state;
-  };
-  using RestoredStates = std::map<uint64_t, RestoredState>;
+  using RestoredStates = std::map<uint64_t, CodecMemory>;  // out of a checkpoint, by bucket
   std::vector<SavedCodecState> SaveCodecStates() const;
   StatusOr<RestoredStates> LoadCodecStates(const std::vector<SavedCodecState>& saved) const;
   void TakeRestored(Bucket& bucket);
@@ -191,7 +187,7 @@ class Session : public AgentHandler {
   void Inherit(Session& former);
   Status ApplyAgreement();
 
-  static uint64_t OperationSequence(const Operation& op, int sub_operation);
+  static uint64_t OperationSequence(const Operation& op, int part);
   void EncodeOperation(Operation& op);
   void MoveOperation(Operation* op);
   void DecodeOperation(Operation& op);
@@ -264,7 +260,7 @@ class Session : public AgentHandler {
   // The caller's thread only.
   bool connected_ = false;
   std::vector<TransportAddress> addresses_;  // of every rank
-  bool sums_on_stages_ = false;              // Transport::staging
+  bool sums_in_staging_ = false;             // Transport::staging
   std::vector<int> nodes_;                   // of every rank; equal numbers share memory
   bool step_open_ = false;
   uint64_t next_step_ = 0;

@@ -71,10 +71,7 @@ void Session::Inherit(Session& former) {
   stats_.next_step = next_step_;
   stats_.model_source = -1;
   for (Bucket* bucket : buckets_.Live()) {
-    bucket->codec_state = nullptr;
-    bucket->codec_state_choice = Choice();
-    bucket->region_states = {};
-    bucket->balance = {};
+    bucket->codec_memory = {};
   }
   activation_.StartFrom(std::move(plan));
 }

@@ -8,16 +8,16 @@ namespace weir {
 
 std::vector<SavedCodecState> Session::SaveCodecStates() const {
   std::map<uint64_t, SavedCodecState> saved;
-  const auto add = [&saved](uint64_t key, const Choice& choice, const CodecState* state) {
-    if (state == nullptr) return;
-    std::vector<std::byte> bytes = state->Save();
+  const auto add = [&saved](uint64_t key, const CodecMemory& memory) {
+    if (memory.whole() == nullptr) return;
+    std::vector<std::byte> bytes = memory.whole()->Save();
     if (bytes.empty()) return;
-    saved[key] = {key, choice.codec, ParamsOf(choice), std::move(bytes)};
+    saved[key] = {key, memory.codec, memory.params, std::move(bytes)};
   };
-  for (const auto& [key, restored] : restored_) add(key, restored.choice, restored.state.get());
+  for (const auto& [key, restored] : restored_) add(key, restored);
   MutexLock lock(mutex_);
   for (const Bucket* bucket : buckets_.Live()) {
-    add(bucket->key, bucket->codec_state_choice, bucket->codec_state.get());
+    add(bucket->key, bucket->codec_memory);
   }
   std::vector<SavedCodecState> ascending;
   for (auto& [key, state] : saved) ascending.push_back(std::move(state));
@@ -41,11 +41,9 @@ StatusOr<Session::RestoredStates> Session::LoadCodecStates(
     if (!loaded.ok()) {
       return Annotate(loaded, StrCat("state of ", each.codec, " in bucket ", Hex64(each.bucket)));
     }
-    Choice choice;
-    choice.codec = each.codec;
-    choice.ratio = each.params.ratio;
-    choice.bits = static_cast<uint32_t>(each.params.bits);
-    restored[each.bucket] = {std::move(choice), std::move(state)};
+    CodecMemory& memory = restored[each.bucket];
+    memory = {.codec = each.codec, .params = each.params};
+    memory.states.push_back(std::move(state));
   }
   return restored;
 }
@@ -53,8 +51,7 @@ StatusOr<Session::RestoredStates> Session::LoadCodecStates(
 void Session::TakeRestored(Bucket& bucket) {
   const auto found = restored_.find(bucket.key);
   if (found == restored_.end()) return;
-  bucket.codec_state = std::move(found->second.state);
-  bucket.codec_state_choice = std::move(found->second.choice);
+  bucket.codec_memory = std::move(found->second);
   restored_.erase(found);
 }
 
@@ -82,10 +79,7 @@ Status Session::ImportState(std::span<const std::byte> bytes) {
   restored_ = std::move(restored);
   MutexLock lock(mutex_);
   for (Bucket* bucket : buckets_.Live()) {
-    bucket->codec_state = nullptr;
-    bucket->codec_state_choice = Choice();
-    bucket->region_states = {};
-    bucket->balance = {};
+    bucket->codec_memory = {};
     TakeRestored(*bucket);
   }
   return OkStatus();
@@ -95,14 +89,10 @@ Status Session::ScaleState(double factor) {
   if (step_open_) return FailedPrecondition("state is scaled between steps");
   WEIR_RETURN_IF_ERROR(ApplyAgreement());
   WEIR_RETURN_IF_ERROR(residuals_->Scale(factor));
-  for (auto& [key, restored] : restored_) restored.state->Scale(factor);
+  for (auto& [key, restored] : restored_) restored.Scale(factor);
   MutexLock lock(mutex_);
   for (Bucket* bucket : buckets_.Live()) {
-    if (bucket->codec_state != nullptr) bucket->codec_state->Scale(factor);
-    bucket->balance.Scale(factor);
-    for (auto& state : bucket->region_states.states) {
-      if (state != nullptr) state->Scale(factor);
-    }
+    bucket->codec_memory.Scale(factor);
   }
   return OkStatus();
 }

@@ -70,15 +70,16 @@ Status Session::RunOnNetwork(Operation& op) {
 
 Status Session::RunWithin(Operation& op, Duration allowed) {
   OperationStages::NetworkHooks hooks;
-  hooks.begin = [this, allowed](Group& group, const Operation& running, int sub_operation) {
+  hooks.begin = [this, allowed](Group& group, const Operation& running, int part) {
     ControlWord word;
     {
       MutexLock lock(mutex_);
       word = activation_.announced();
     }
-    const OperationId id{running.plan->version, OperationSequence(running, sub_operation),
+    const OperationId id{running.plan->version, OperationSequence(running, part),
                          running.control ? 0 : running.bucket->key};
-    group.Begin(id, word, running.flags, RealClock().Now() + allowed);
+    const uint16_t flags = running.control ? uint16_t{0} : running.exchange->flags();
+    group.Begin(id, word, flags, RealClock().Now() + allowed);
   };
   hooks.finish = [this](Group& group) {
     MutexLock lock(mutex_);
@@ -91,7 +92,7 @@ Status Session::RunWithin(Operation& op, Duration allowed) {
   group.SetRing(op.plan->ring_order);
   group.SetShards(op.plan->shard_shares);
   group.SetOffload(aggregators_.OffloadOf(*op.plan, op.choice.collective));
-  if (!op.control) return stages_->Exchange(op, group, hooks);
+  if (!op.control) return stages_->Move(op, group, hooks);
   hooks.begin(group, op, 0);
   WEIR_RETURN_IF_ERROR(op.control(group));
   return hooks.finish(group);

@@ -11,29 +11,30 @@ namespace {
 double SecondsBetween(TimePoint from, TimePoint to) { return std::max(0.0, ToSeconds(to - from)); }
 
 double ResidualRatio(const Operation& op) {
-  if (op.residual_energy < 0 || op.bucket->gradient_energy <= 0) return 0;
-  return std::sqrt(op.residual_energy / op.bucket->gradient_energy);
+  if (op.outcome.residual_energy < 0 || op.bucket->gradient_energy <= 0) return 0;
+  return std::sqrt(op.outcome.residual_energy / op.bucket->gradient_energy);
 }
 
 }  // namespace
 
 BucketSample SampleOf(const Operation& op, const StepTimes& times) {
+  const ExchangeOutcome& outcome = op.outcome;
   BucketSample sample;
   sample.bucket = op.bucket->key;
   sample.codec = op.choice.codec;
   // Whoever calibrates by it learns of what took the time.
-  sample.collective = op.ran_instead.empty() ? op.choice.collective : std::string(op.ran_instead);
+  sample.collective =
+      outcome.ran_instead.empty() ? op.choice.collective : std::string(outcome.ran_instead);
   sample.ratio = op.choice.ratio;
   sample.bits = op.choice.bits;
   sample.ready_s = SecondsBetween(times.first_submit, op.times.submitted);
-  sample.metadata_s = ToSeconds(op.times.metadata);
-  sample.encode_s = ToSeconds(op.times.encode);
-  sample.network_s = ToSeconds(op.times.network);
-  sample.decode_s = ToSeconds(op.times.decode);
-  // Under a shared index the values travel beside the payload that holds the positions.
-  sample.payload_bytes = op.payload_bytes + op.values.size() * sizeof(float);
+  sample.metadata_s = ToSeconds(outcome.metadata);
+  sample.encode_s = ToSeconds(outcome.encode);
+  sample.network_s = ToSeconds(outcome.network);
+  sample.decode_s = ToSeconds(outcome.decode);
+  sample.payload_bytes = outcome.payload_bytes;
   sample.bytes_sent = op.bytes_sent;
-  sample.gain = op.gain;
+  sample.gain = outcome.gain;
   sample.residual_ratio = ResidualRatio(op);
   if (op.times.network_begin != TimePoint{}) {
     sample.entry_offset_s = SecondsBetween(times.begin, op.times.network_begin);
@@ -53,9 +54,15 @@ void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
   report->exposed_s = SecondsBetween(times.last_submit, times.last_delivery);
   for (const Operation& op : operations) {
     report->buckets.push_back(SampleOf(op, times));
-    if (op.gain_curve.has_value()) report->gains.push_back(*op.gain_curve);
-    report->codec_losses.insert(report->codec_losses.end(), op.codec_losses.begin(),
-                                op.codec_losses.end());
+    if (const std::optional<GradientSample>& sample = op.outcome.sample; sample.has_value()) {
+      GainCurve& curve = report->gains.emplace_back();
+      curve.bucket = op.bucket->key;
+      curve.ratios.assign(kGainCurveRatios.begin(), kGainCurveRatios.end());
+      curve.gains = sample->gains;
+      curve.peak_over_rms = sample->peak_over_rms;
+      report->codec_losses.insert(report->codec_losses.end(), sample->losses.begin(),
+                                  sample->losses.end());
+    }
     report->block_densities.insert(report->block_densities.end(), op.block_densities.begin(),
                                    op.block_densities.end());
   }

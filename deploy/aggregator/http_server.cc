@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "datapath/base/bounded_queue.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "deploy/aggregator/lease_api.h"
 #include "deploy/aggregator/metrics.h"
 #include "deploy/program/tls/tls_files.h"
@@ -48,15 +49,6 @@ class BoundedPool : public httplib::TaskQueue {
   BoundedQueue<std::function<void()>> queue_;
   std::vector<std::thread> threads_;
 };
-
-// In time that does not tell how much of a guess is right.
-bool SameSecret(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < b.size(); ++i) {
-    difference |= static_cast<unsigned char>((i < a.size() ? a[i] : 0) ^ b[i]);
-  }
-  return difference == 0;
-}
 
 StatusOr<uint32_t> EpochOf(const httplib::Request& request) {
   for (const auto& [name, value] : request.params) {
@@ -176,7 +168,7 @@ class HttplibServer : public HttpServer {
   Status Authorize(const Request& request) const {
     if (options_.token.empty()) return OkStatus();
     const std::string given = request.get_header_value("Authorization");
-    if (SameSecret(given, "Bearer " + options_.token)) return OkStatus();
+    if (ConstantTimeEquals(given, "Bearer " + options_.token)) return OkStatus();
     return MakeStatus(StatusCode::kUnauthenticated,
                       given.empty() ? "expected a bearer token, found none" : "unknown token");
   }
@@ -216,7 +208,8 @@ class HttplibServer : public HttpServer {
 
   Status Revoke(const Request& request, Response& response) {
     WEIR_ASSIGN_OR_RETURN(const uint32_t epoch, EpochOf(request));
-    WEIR_RETURN_IF_ERROR(aggregator_.Revoke(request.path.substr(kLeasePath.size()), epoch));
+    WEIR_RETURN_IF_ERROR(aggregator_.Revoke(request.path.substr(kLeasePath.size()), epoch,
+                                            request.get_header_value("Weir-Lease-Owner")));
     response.set_content("{}\n", "application/json");
     return OkStatus();
   }

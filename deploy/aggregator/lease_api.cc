@@ -147,6 +147,7 @@ StatusOr<LeaseRequest> ParseLeaseRequest(std::string_view text) {
   WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(document, "lease"));
   LeaseRequest request;
   WEIR_RETURN_IF_ERROR(reader.String("job", 256, &request.job));
+  WEIR_RETURN_IF_ERROR(reader.String("owner", kOwnerMax, &request.owner));
   WEIR_RETURN_IF_ERROR(ReadTerms(&reader, &request.terms));
   WEIR_RETURN_IF_ERROR(ReadWorkers(&reader, &request));
   WEIR_RETURN_IF_ERROR(ReadParent(&reader, &request));
@@ -157,6 +158,7 @@ StatusOr<LeaseRequest> ParseLeaseRequest(std::string_view text) {
 std::string GrantJson(const LeaseGrant& grant) {
   json object = LeaseObject(grant);
   object["cookie"] = Hex64(grant.lease.cookie);
+  object["owner"] = grant.owner;
   return DumpJson(object) + "\n";
 }
 
@@ -208,6 +210,8 @@ int HttpStatus(StatusCode code) {
       return 400;
     case static_cast<int>(StatusCode::kUnauthenticated):
       return 401;
+    case static_cast<int>(StatusCode::kPermissionDenied):
+      return 403;
     case static_cast<int>(StatusCode::kNotFound):
       return 404;
     case static_cast<int>(StatusCode::kResourceExhausted):

@@ -2,10 +2,10 @@
 // Leases as JSON: what a controller asks of an aggregator and what it is told.
 //
 //   POST /v1/leases      {"job": "train-7", "mode": "sum", "workers": ["10.0.0.1:40000", ...],
-//                         "slots": 64}                                 -> the lease, with cookie
+//                         "slots": 64}                        -> the lease, with cookie and owner
 //   GET /v1/leases       {"leases": [...]}, each with the round that has waited longest
 //   GET /v1/capacity     what there is, and what is left of it
-//   DELETE /v1/leases/train-7?epoch=3                                  -> {}
+//   DELETE /v1/leases/train-7?epoch=3  with the header Weir-Lease-Owner  -> {}
 
 #include <string>
 #include <string_view>
@@ -21,17 +21,17 @@ inline constexpr size_t kLeaseBytesMax = 16384;
 
 /// Parses the body of a POST. job, mode ("sum", "max", "table", "sparse" or "float"), workers and
 /// slots are needed; lanes, world, columns, sum_bits, levels, quorum, cutoff_ms, little_endian and
-/// checked as in Lease, with its defaults; parent: {"address", "lease", "epoch", "cookie",
-/// "workers"} of the lease above, as its grant says. kInvalidArgument names the key, what was
-/// expected and found; a key that is not known is an error. Whether the terms make sense together
-/// is for Grant to say. Thread-safe.
+/// checked as in Lease, with its defaults; owner as in LeaseRequest; parent: {"address", "lease",
+/// "epoch", "cookie", "workers"} of the lease above, as its grant says. kInvalidArgument names the
+/// key, what was expected and found; a key that is not known is an error. Whether the terms make
+/// sense together is for Grant to say. Thread-safe.
 StatusOr<LeaseRequest> ParseLeaseRequest(std::string_view json);
 
-/// {"job", "lease", "epoch", "cookie", "mode", "address", "port", "shard", "first_slot", "slots",
-/// "lanes", "workers", "plane": "software" or "xdp"}; the cookie as 16 hexadecimal digits.
+/// {"job", "owner", "lease", "epoch", "cookie", "mode", "address", "port", "shard", "first_slot",
+/// "slots", "lanes", "workers", "plane": "software" or "xdp"}; the cookie as 16 hexadecimal digits.
 std::string GrantJson(const LeaseGrant& grant);
 
-/// {"leases": [as above without the cookie, with "idle_s" and "waiting": {"slot", "round",
+/// {"leases": [as above without cookie and owner, with "idle_s" and "waiting": {"slot", "round",
 /// "operation", "age_s", "missing": [{"worker", "address"}]} while some round waits]}.
 std::string LeasesJson(const std::vector<LeaseStatus>& leases);
 

@@ -169,7 +169,7 @@ class LeaseWatch {
  private:
   static void End(const LeaseStatus& status, AggregatorServer* server) {
     const LeaseGrant& grant = status.grant;
-    const Status ended = server->Revoke(grant.job, grant.lease.epoch);
+    const Status ended = server->Expire(grant.job, grant.lease.epoch);
     Log(LogLevel::kWarning, "aggregator",
         StrCat("job ", grant.job, ": no packet for ", ToSeconds(status.idle), " s; its lease ",
                ended.ok() ? "ends" : "cannot be ended: " + Message(ended)));

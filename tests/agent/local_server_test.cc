@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "datapath/base/bounded_queue.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/random.h"
 #include "tests/agent/socket_client.h"
 
@@ -22,15 +23,17 @@ struct Said {
   ConnectionId connection;
   std::optional<v1::RankMessage> message;  // none: closed
   std::string reason;
+  std::shared_ptr<const RankPeer> peer;
 };
 
 class Recorder : public LocalServer::Handler {
  public:
-  bool OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes) override {
-    return queue_.TryPush({connection, std::move(message), ""});
+  bool OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t,
+                     const std::shared_ptr<const RankPeer>& peer) override {
+    return queue_.TryPush({connection, std::move(message), "", peer});
   }
   void OnRankClosed(ConnectionId connection, const std::string& reason) override {
-    queue_.TryPush({connection, std::nullopt, reason});
+    queue_.TryPush({connection, std::nullopt, reason, nullptr});
   }
   std::optional<Said> Next() { return queue_.Pop(RealClock().Now() + std::chrono::seconds(10)); }
 
@@ -290,16 +293,53 @@ TEST_F(LocalServerTest, TcpNeedsTheTokenFirst) {
     ASSERT_TRUE(client.SendJson(first));
     EXPECT_FALSE(client.ReceiveRefusal().empty()) << first;
     EXPECT_TRUE(client.WaitForEnd());
+    EXPECT_EQ(client.AwaitChallenge().challenge(), "") << first;
   }
   SocketClient flood(tcp);
   (void)flood.SendBytes(std::string("\x00\x00\x10\x00", 4) + std::string(8000, 'x'));
   EXPECT_THAT(flood.ReceiveRefusal(), testing::HasSubstr("4 KiB"));
   SocketClient client(tcp);
   ASSERT_TRUE(client.SendJson(R"({"token":"correct horse battery"})"));
+  EXPECT_EQ(client.AwaitChallenge().challenge().size(), kChallengeDigits);
   ASSERT_TRUE(client.SendJson(kGreeting));
   const auto said = recorder_.Next();
   ASSERT_TRUE(said && said->message);
   EXPECT_TRUE(said->message->has_hello());
+  EXPECT_FALSE(said->peer->is_local);
+  EXPECT_EQ(said->peer->challenge, client.AwaitChallenge().challenge());
+}
+
+TEST_F(LocalServerTest, EveryConnectionHasAChallengeOfItsOwnAndAProcess) {
+  options_.node = "node-a";
+  Start();
+  SocketClient first(options_.socket_path), second(options_.socket_path);
+  EXPECT_EQ(first.AwaitChallenge().node(), "node-a");
+  EXPECT_NE(first.AwaitChallenge().challenge(), second.AwaitChallenge().challenge());
+  ASSERT_TRUE(first.SendJson(kGreeting));
+  const auto said = recorder_.Next();
+  ASSERT_TRUE(said && said->peer);
+  EXPECT_EQ(said->peer->challenge, first.AwaitChallenge().challenge());
+  EXPECT_TRUE(said->peer->is_local);
+  EXPECT_EQ(said->peer->pid, static_cast<uint32_t>(getpid()));
+  EXPECT_EQ(said->peer->uid, getuid());
+  ASSERT_TRUE(said->peer->ended);
+  EXPECT_FALSE(said->peer->ended());
+}
+
+// It did not read the challenge, so its end resets the connection; what it said counts.
+TEST_F(LocalServerTest, OneThatWritesAndLeavesIsHeard) {
+  Start();
+  for (int i = 0; i < 50; ++i) {
+    {
+      SocketClient client(options_.socket_path);
+      ASSERT_TRUE(client.SendJson(kGreeting));
+    }
+    const auto said = recorder_.Next();
+    ASSERT_TRUE(said && said->message && said->message->has_hello());
+    const auto closed = recorder_.Next();
+    ASSERT_TRUE(closed);
+    EXPECT_EQ(closed->reason, "closed its connection");
+  }
 }
 
 TEST_F(LocalServerTest, TcpWithoutATokenIsRefusedAtStart) {
@@ -329,16 +369,6 @@ TEST_F(LocalServerTest, RandomBytesNeverStopIt) {
     (void)client.SendBytes(bytes);
   }
   ExpectAlive();
-}
-
-TEST(ConstantTimeEqualsTest, ComparesWholeStrings) {
-  EXPECT_TRUE(ConstantTimeEquals("abc", "abc"));
-  EXPECT_TRUE(ConstantTimeEquals("", ""));
-  EXPECT_FALSE(ConstantTimeEquals("abc", "abd"));
-  EXPECT_FALSE(ConstantTimeEquals("abc", "ab"));
-  EXPECT_FALSE(ConstantTimeEquals("abab", "ab"));
-  EXPECT_FALSE(ConstantTimeEquals("", "a"));
-  EXPECT_FALSE(ConstantTimeEquals("a", ""));
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ class SocketClient {
     fd_ = FileDescriptor(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
     connected_ = connect(fd_.get(), address.get(), address.size()) == 0;
   }
+  /// Takes a connection over.
+  explicit SocketClient(FileDescriptor fd) : fd_(std::move(fd)), connected_(true) {}
   bool connected() const { return connected_; }
   int fd() const { return fd_.get(); }
   void Close() { fd_.Close(); }
@@ -46,30 +48,18 @@ class SocketClient {
   }
   bool SendJson(std::string_view json) { return SendBytes(EncodeSocketFrame(json)); }
 
-  /// The next command within 10 s; nothing when the connection ended or the time passed.
+  /// What the agent gave this connection to sign; empty when nothing came.
+  const v1::RankChallenge& AwaitChallenge() {
+    if (challenge_.challenge().empty()) (void)ReceiveAny();
+    return challenge_;
+  }
+
+  /// The next command but the challenge within 10 s; nothing when the connection ended or the time
+  /// passed.
   std::optional<v1::RankCommand> Receive() {
-    const TimePoint deadline = RealClock().Now() + std::chrono::seconds(10);
     while (true) {
-      const auto frame = reader_.Next();
-      if (!frame.ok()) return std::nullopt;
-      if (*frame) {
-        v1::RankCommand command;
-        if (!google::protobuf::util::JsonStringToMessage(**frame, &command).ok()) {
-          return std::nullopt;
-        }
-        return command;
-      }
-      pollfd ready{fd_.get(), POLLIN, 0};
-      if (poll(&ready, 1, PollMilliseconds(RealClock().Now(), deadline, 10000)) <= 0) {
-        return std::nullopt;
-      }
-      char chunk[65536];
-      const ssize_t n = recv(fd_.get(), chunk, sizeof chunk, 0);
-      if (n <= 0) {
-        ended_ = true;
-        return std::nullopt;
-      }
-      reader_.Append(std::string_view(chunk, static_cast<size_t>(n)));
+      std::optional<v1::RankCommand> command = ReceiveAny();
+      if (!command || !command->has_challenge()) return command;
     }
   }
   /// The reason of the refusal that comes next; empty when none does.
@@ -85,6 +75,33 @@ class SocketClient {
   }
 
  private:
+  std::optional<v1::RankCommand> ReceiveAny() {
+    const TimePoint deadline = RealClock().Now() + std::chrono::seconds(10);
+    while (true) {
+      const auto frame = reader_.Next();
+      if (!frame.ok()) return std::nullopt;
+      if (*frame) {
+        v1::RankCommand command;
+        if (!google::protobuf::util::JsonStringToMessage(**frame, &command).ok()) {
+          return std::nullopt;
+        }
+        if (command.has_challenge()) challenge_ = command.challenge();
+        return command;
+      }
+      pollfd ready{fd_.get(), POLLIN, 0};
+      if (poll(&ready, 1, PollMilliseconds(RealClock().Now(), deadline, 10000)) <= 0) {
+        return std::nullopt;
+      }
+      char chunk[65536];
+      const ssize_t n = recv(fd_.get(), chunk, sizeof chunk, 0);
+      if (n <= 0) {
+        ended_ = true;
+        return std::nullopt;
+      }
+      reader_.Append(std::string_view(chunk, static_cast<size_t>(n)));
+    }
+  }
+  v1::RankChallenge challenge_;
   FileDescriptor fd_;
   SocketFrameReader reader_;
   bool connected_ = false;

@@ -284,7 +284,7 @@ nlohmann::json Measure(const Case& which, Buffers& buffers, CodecPeers& peers) {
 }
 
 void PrintHeader() {
-  std::printf("%-22s %7s %4s %5s %8s %7s %7s %8s %8s %8s %7s  %-26s %9s\n", "codec", "ratio",
+  std::printf("%-30s %7s %4s %5s %8s %7s %7s %8s %8s %8s %7s  %-26s %9s\n", "codec", "ratio",
               "bits", "world", "encode", "plain", "max", "decode", "bits/el", "rel.err", "gain",
               "peer", "peer/ours");
 }
@@ -292,7 +292,7 @@ void PrintHeader() {
 void PrintRow(const nlohmann::json& row) {
   std::string missed;
   for (const auto& each : row["goals_missed"]) missed += " !" + each.get<std::string>();
-  std::printf("%-22s %7g %4d %5d %8.2f %7.2f %7.2f %8.2f %8.3f %8.4f %7.4f  %-26s %9.2f%s\n",
+  std::printf("%-30s %7g %4d %5d %8.2f %7.2f %7.2f %8.2f %8.3f %8.4f %7.4f  %-26s %9.2f%s\n",
               row["codec"].get<std::string>().c_str(), row["params"]["ratio"].get<double>(),
               row["params"]["bits"].get<int>(), row["params"]["world"].get<int>(),
               row["encode_over_memcpy"].get<double>(), row["plain_over_memcpy"].get<double>(),

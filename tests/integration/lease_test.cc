@@ -1,10 +1,11 @@
-// A lease from policy file to swap: the real controller and agent, and sessions that train in this
-// process while the controller is killed and comes back.
+// The real controller and agent, and sessions that train in this process: a lease from policy file
+// to swap, while the controller is killed and comes back, and two runs that chose one name.
 
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "datapath/base/log.h"
 #include "tests/datapath/session/session_world.h"
 #include "tests/support/program.h"
 
@@ -94,6 +95,53 @@ TEST_F(LeaseIntegrationTest, RanksTurnDenseTogetherWhenTheControllerDiesAndObeyT
   ASSERT_NO_FATAL_FAILURE(StartController(address_));
   const uint64_t next = TrainUntil(job, [&](const Plan& plan) { return CodecOf(plan) == "top_k"; });
   EXPECT_GT(next, dense);
+}
+
+TEST_F(LeaseIntegrationTest, ASecondRunOfTheNameTrainsDenseAndTheFirstNoticesNothing) {
+  ASSERT_NO_FATAL_FAILURE(StartController("127.0.0.1:0"));
+  const std::string socket = directory_ / "agent.sock";
+  Program agent({WEIR_AGENT_PROGRAM, "--node", "n", "--controller", address_, "--socket", socket,
+                 "--probe-port", "0"});
+  ASSERT_TRUE(agent.ReadUntil([&] { return agent.error.find("reached") != std::string::npos; }))
+      << agent.error;
+  SessionWorld first(
+      {.world = 2, .agent = "unix:" + socket, .job = "lm", .job_key = JobKey{std::byte{1}}});
+  first.Up();
+  // Not before: the name is that of the run that attached first.
+  const auto attached = [&] {
+    return agent.error.find("attached", agent.error.find("attached") + 1) != std::string::npos;
+  };
+  ASSERT_TRUE(agent.ReadUntil(attached)) << agent.error;
+  BoundedQueue<std::string> said(1000);
+  SetLogSink([&](LogLevel, std::string_view, std::string_view line) {
+    if (line.find("refused") != line.npos) said.TryPush(std::string(line));
+  });
+  SessionWorld second(
+      {.world = 2, .agent = "unix:" + socket, .job = "lm", .job_key = JobKey{std::byte{2}}});
+  second.Up();
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string line = said.Pop(testing::Within(10)).value_or("nothing within 10 s");
+    for (const std::string& part :
+         {StrCat("of job 'lm' on node 'n': process ", getpid()),
+          std::string("proves another job key"), std::string("job name of its own"),
+          std::string("running dense")}) {
+      EXPECT_NE(line.find(part), std::string::npos) << line;
+    }
+  }
+  key_ = second.Define({{"p", kElements}});
+  int steps = 0;
+  TrainUntil(second, [&](const Plan& plan) {
+    EXPECT_EQ(plan.version, 0u);
+    return ++steps == 20;
+  });
+  EXPECT_EQ(steps, 20);
+  key_ = first.Define({{"p", kElements}});
+  EXPECT_NE(TrainUntil(first, [&](const Plan& plan) { return CodecOf(plan) == "top_k"; }), 0u)
+      << "no plan within 30 s";
+  SetLogSink(nullptr);
+  ASSERT_TRUE(agent.ReadUntil([&] {
+    return agent.error.find("proves another job key") != std::string::npos;
+  })) << agent.error;
 }
 
 }  // namespace

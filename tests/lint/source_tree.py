@@ -25,7 +25,7 @@ ALLOWED = {
     "datapath/plan": {"datapath/base", "datapath/wire", "datapath/codec", "datapath/collective",
                       "datapath/exchange", "datapath/aggregation"},
     "datapath/agent_link": {"datapath/base", "datapath/wire", "datapath/codec",
-                            "datapath/transport", "datapath/plan"},
+                            "datapath/transport", "datapath/exchange", "datapath/plan"},
     "datapath/session": {"datapath/base", "datapath/wire", "datapath/codec", "datapath/transport",
                          "datapath/collective", "datapath/aggregation", "datapath/exchange",
                          "datapath/plan", "datapath/agent_link"},

@@ -5,7 +5,7 @@ import {clock, number} from "./format.js";
 
 const trouble = new Set(
     ["peer_failed", "non_finite", "agent_lost", "lease_expired", "offload_failed", "residual_reset",
-      "plan_nack"]);
+      "plan_nack", "refused"]);
 const lost = /\b(lost|rejected|refuse[sd]?|failed)\b/;
 
 // Whether somebody may have to do something about it.

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "datapath/aggregation/io/address.h"
+#include "datapath/base/identity/rank_proof.h"
 
 namespace weir::aggregation {
 namespace {
@@ -22,6 +23,26 @@ Status CheckJobName(const std::string& job) {
   return InvalidArgument(StrCat("job: expected 1 to ", kJobNameMax,
                                 " letters, digits, '.', '_' or '-', found '", job.substr(0, 160),
                                 "'"));
+}
+
+Status CheckOwner(const std::string& owner) {
+  const bool visible =
+      std::all_of(owner.begin(), owner.end(), [](unsigned char c) { return c > 0x20 && c < 0x7f; });
+  if (owner.empty() || (owner.size() >= kOwnerMin && owner.size() <= kOwnerMax && visible)) {
+    return OkStatus();
+  }
+  return InvalidArgument(
+      StrCat("owner: expected ", kOwnerMin, " to ", kOwnerMax, " visible ASCII characters, found ",
+             owner.size(),
+             visible ? "" : " with others"));  // which are not repeated: a secret
+}
+
+Status NotTheOwner(const std::string& job) {
+  return MakeStatus(StatusCode::kPermissionDenied,
+                    StrCat("job ", job,
+                           " has a lease of another owner, whose secret its grant told: only with "
+                           "that it is renewed or ended before it is idle. Give another job "
+                           "another name"));
 }
 
 Status CheckOptions(const ServerOptions& o) {
@@ -81,13 +102,16 @@ uint16_t AggregatorServer::FreeId() const {
 StatusOr<LeaseGrant> AggregatorServer::Grant(const LeaseRequest& request) {
   WEIR_RETURN_IF_ERROR(CheckJobName(request.job));
   LeaseGrant grant{.job = request.job,
+                   .owner = request.owner,
                    .lease = request.terms,
                    .workers = request.workers,
                    .parent = request.parent};
+  WEIR_RETURN_IF_ERROR(CheckOwner(request.owner));
   WEIR_ASSIGN_OR_RETURN(grant.lease.cookie, RandomCookie());
   MutexLock lock(mutex_);
   const auto held = leases_.find(request.job);
   if (held != leases_.end()) {
+    if (!ConstantTimeEquals(request.owner, held->second.owner)) return NotTheOwner(request.job);
     grant.shard = held->second.shard;
     if (grant.parent.has_value() && grant.shard != 0) {
       return FailedPrecondition(StrCat("job ", request.job, " has a lease on shard ", grant.shard,
@@ -97,6 +121,9 @@ StatusOr<LeaseGrant> AggregatorServer::Grant(const LeaseRequest& request) {
   } else {
     if (leases_.size() >= options_.limits.leases * shards_.size()) {
       return ResourceExhausted(StrCat("all ", leases_.size(), " leases are granted"));
+    }
+    if (grant.owner.empty()) {
+      WEIR_ASSIGN_OR_RETURN(grant.owner, NewChallenge());
     }
     grant.shard = grant.parent.has_value() ? 0 : FreestShard();
     grant.lease.id = FreeId();
@@ -148,16 +175,30 @@ void AggregatorServer::UseOffload(std::unique_ptr<LeaseOffload> offload) {
   offload_ = std::move(offload);
 }
 
-Status AggregatorServer::Revoke(const std::string& job, uint32_t epoch) {
-  MutexLock lock(mutex_);
+StatusOr<LeaseGrant*> AggregatorServer::Find(const std::string& job, uint32_t epoch) {
   const auto held = leases_.find(job);
   if (held == leases_.end()) return NotFound(StrCat("job '", job.substr(0, 160), "' has no lease"));
   const Lease& lease = held->second.lease;
   if (epoch != 0 && epoch != lease.epoch) {
     return NotFound(StrCat("job '", job, "': expected epoch ", lease.epoch, ", found ", epoch));
   }
-  WEIR_RETURN_IF_ERROR(End(held->second));
-  leases_.erase(held);
+  return &held->second;
+}
+
+Status AggregatorServer::Revoke(const std::string& job, uint32_t epoch, std::string_view owner) {
+  MutexLock lock(mutex_);
+  WEIR_ASSIGN_OR_RETURN(const LeaseGrant* const held, Find(job, epoch));
+  if (!ConstantTimeEquals(owner, held->owner)) return NotTheOwner(job);
+  WEIR_RETURN_IF_ERROR(End(*held));
+  leases_.erase(job);
+  return OkStatus();
+}
+
+Status AggregatorServer::Expire(const std::string& job, uint32_t epoch) {
+  MutexLock lock(mutex_);
+  WEIR_ASSIGN_OR_RETURN(const LeaseGrant* const held, Find(job, epoch));
+  WEIR_RETURN_IF_ERROR(End(*held));
+  leases_.erase(job);
   return OkStatus();
 }
 

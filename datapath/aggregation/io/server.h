@@ -16,6 +16,7 @@
 namespace weir::aggregation {
 
 inline constexpr int kShardsMax = 64;
+inline constexpr size_t kOwnerMin = 16, kOwnerMax = 128;
 
 struct ServerOptions {
   std::string listen = "127.0.0.1";  // IPv4 address of all shards
@@ -32,6 +33,8 @@ struct LeaseRequest {
   std::string job;                     // 1 .. 128 of letters, digits, '.', '_' and '-'
   Lease terms;                         // without id, epoch and cookie, which the server gives
   std::vector<SourceAddress> workers;  // in the order of their numbers
+  /// Who asks: a secret of kOwnerMin to kOwnerMax visible ASCII characters; empty: one is made up.
+  std::string owner = {};
   /// Sums go to this lease of another aggregator, whose workers are this one's address and its
   /// like; then the lease is on the first shard, whose address that is.
   std::optional<ParentLease> parent = {};
@@ -40,6 +43,7 @@ struct LeaseRequest {
 /// What it gets.
 struct LeaseGrant {
   std::string job;
+  std::string owner = {};  // the secret by which it is renewed and ended; told to who asked alone
   Lease lease;
   int shard = 0;
   SourceAddress address = 0;  // where its workers send
@@ -90,14 +94,20 @@ class AggregatorServer {
   /// The socket of the first shard, which an offload answers from.
   int socket() const { return shards_.front()->socket(); }
 
-  /// Grants a lease on the shard with the fewest granted slots; a job that has one gets another
-  /// epoch of it, on the same shard, with all slots empty, and the earlier epoch's packets are
-  /// dropped from then on. kInvalidArgument: job, terms or addresses; kResourceExhausted: a limit,
-  /// by name. After an error the earlier epoch stands. O(slots).
+  /// Grants a lease on the shard with the fewest granted slots; the owner of a job's lease gets
+  /// another epoch of it, on the same shard, with all slots empty, and the earlier epoch's packets
+  /// are dropped from then on. kPermissionDenied: the job's lease is somebody else's;
+  /// kInvalidArgument: job, owner, terms or addresses; kResourceExhausted: a limit, by name. After
+  /// an error the earlier epoch stands. O(slots).
   StatusOr<LeaseGrant> Grant(const LeaseRequest& request) WEIR_EXCLUDES(mutex_);
 
-  /// Ends a job's lease. epoch 0: whichever it has. kNotFound: the job has none, or not this epoch.
-  Status Revoke(const std::string& job, uint32_t epoch) WEIR_EXCLUDES(mutex_);
+  /// Ends a job's lease for its owner. epoch 0: whichever it has. kNotFound: the job has none, or
+  /// not this epoch; kPermissionDenied: it is somebody else's.
+  Status Revoke(const std::string& job, uint32_t epoch, std::string_view owner)
+      WEIR_EXCLUDES(mutex_);
+
+  /// Ends a lease whoever owns it: nobody uses it. kNotFound as Revoke.
+  Status Expire(const std::string& job, uint32_t epoch) WEIR_EXCLUDES(mutex_);
 
   /// All leases with their oldest open rounds, by job. O(all slots).
   StatusOr<std::vector<LeaseStatus>> Leases() WEIR_EXCLUDES(mutex_);
@@ -115,6 +125,7 @@ class AggregatorServer {
   uint16_t FreeId() const WEIR_REQUIRES(mutex_);
   Status Place(LeaseGrant* grant) WEIR_REQUIRES(mutex_);
   Status End(const LeaseGrant& grant) WEIR_REQUIRES(mutex_);
+  StatusOr<LeaseGrant*> Find(const std::string& job, uint32_t epoch) WEIR_REQUIRES(mutex_);
 
   const ServerOptions options_;
   std::vector<std::unique_ptr<Shard>> shards_;  // does not change after Start

@@ -1,14 +1,23 @@
-// EDEN: each rotated coordinate, over the root mean square of its rotation, becomes the nearest of
-// 2^bits Lloyd-Max centroids c of the standard normal distribution; the scale ||x||^2 / <c, R x>
-// makes the estimate unbiased. Every rank has a rotation of its own, from the shared seed and its
-// number. Payload: for each rotation of 1024 elements a float32 scale and bits planes; see
-// rotated_codebook.h.
-// Source: Vargaftik et al., "EDEN: communication-efficient and robust distributed mean estimation",
-// ICML 2022; deviates: no sub-sampling below one bit (drive at one bit is the same estimate).
+// EDEN: the bucket is rotated by a randomised Hadamard transform, and each coordinate, over the
+// root mean square of its rotation, becomes the nearest of 2^bits Lloyd-Max centroids c of the
+// standard normal distribution. The scale <y, y> / <c, y>, y being a rotation, makes the estimate
+// unbiased for a rotation drawn uniformly; the transform comes close unless a few elements hold
+// most of the energy of their rotation (then the loss is smaller but has a direction). Every rank
+// has a rotation of its own, from the shared seed and its number. At 1 bit this is DRIVE: the signs
+// of the rotated bucket and the scale ||y||_2^2 / ||y||_1. Payload: for each rotation of 1024
+// elements a float32 scale, at least 0, then bits planes as kernels::EncodeCodebook writes them. A
+// rotation whose coordinates' root mean square is outside 2^-100 .. 2^100 is sent as zeros. Source:
+// Vargaftik et al., "EDEN: communication-efficient and robust distributed mean estimation", ICML
+// 2022, and "DRIVE: one-bit distributed mean estimation", NeurIPS 2021; deviates: rotations of 1024
+// elements with a scale each, no sub-sampling below one bit.
 
+#include <cmath>
 #include <iterator>
+#include <vector>
 
-#include "datapath/codec/rotated_codebook.h"
+#include "datapath/codec/fused_codec.h"
+#include "datapath/codec/kernels/hadamard.h"
+#include "datapath/codec/rotation.h"
 
 namespace weir {
 namespace {
@@ -16,12 +25,13 @@ namespace {
 constexpr int kBitsMax = kernels::kCodebookBitsMax;
 /// Lloyd-Max quantisers of the standard normal distribution of 1 to 8 bits (J. Max, "Quantizing for
 /// minimum distortion", 1960, table I, to more digits and bits): what is lost, and the positive
-/// centroids, 2^(bits - 1) for each width.
-constexpr double kDistortion[] = {0.36338023,   0.11748185,    0.034547761,   0.0095010080,
-                                  0.0025046684, 0.00064423967, 0.00016347823, 4.1185083e-05};
+/// centroids, 2^(bits - 1) for each width. The one of 1 bit, sqrt(2 / pi), is left to the scale, as
+/// DRIVE does.
+constexpr double kDistortion[] = {0.36338022763241865, 0.11748185,    0.034547761,   0.0095010080,
+                                  0.0025046684,        0.00064423967, 0.00016347823, 4.1185083e-05};
 constexpr float kCentroids[] = {
     // 1 to 4 bits.
-    0.797884561f, 0.452780035f, 1.51041761f, 0.245094179f, 0.756005281f, 1.34390928f, 2.1519457f,
+    1.0f, 0.452780035f, 1.51041761f, 0.245094179f, 0.756005281f, 1.34390928f, 2.1519457f,
     0.12839503f, 0.388048299f, 0.656759119f, 0.942340456f, 1.2562312f, 1.61804639f, 2.06901723f,
     2.73258957f,
     // 5 bits.
@@ -67,30 +77,142 @@ constexpr float kCentroids[] = {
     3.44407168f, 3.57558797f, 3.73166626f, 3.92563778f, 4.18659544f, 4.60353561f};
 static_assert(std::size(kDistortion) == kBitsMax && std::size(kCentroids) == (1 << kBitsMax) - 1);
 
-std::unique_ptr<Codec> MakeEden() {
-  CodecTraits traits = {
+constexpr double kRmsMin = 0x1p-100, kRmsMax = 0x1p100;
+/// No encoder sends more: the largest rms over the smallest centroid.
+constexpr float kScaleMax = 0x1p104f;
+
+/// Every rank rotates by itself, so that equal gradients do not err together. Rank 0 has the seed.
+uint64_t SenderSeed(const EncodeContext& context) {
+  return context.seed + static_cast<uint64_t>(context.rank) * 0x9E3779B97F4A7C15;
+}
+
+size_t BlockBytes(int bits, size_t size) { return sizeof(float) + size / 8 * bits; }
+
+size_t PayloadBytes(int bits, size_t n) {
+  constexpr size_t kSize = kernels::kRotationElements;
+  const size_t rest = n % kSize;
+  return n / kSize * BlockBytes(bits, kSize) +
+         (rest == 0 ? 0 : BlockBytes(bits, RotatedElements(rest)));
+}
+
+/// Writes one rotation and replaces it by what the receiver sees or, when that is asked for, adds
+/// what is lost.
+void EncodeBlock(const kernels::Codebook& book, const RotatedBlock& block, std::byte* out) {
+  const double square = kernels::SquareSum(block.y, block.size);
+  const double rms = std::sqrt(square / static_cast<double>(block.size));
+  if (!(rms >= kRmsMin && rms <= kRmsMax)) {
+    std::fill_n(out, BlockBytes(book.bits, block.size), std::byte{0});
+    std::fill_n(block.y, block.size, 0.0f);
+    if (block.lost != nullptr) *block.lost += square;
+    return;
+  }
+  auto* planes = reinterpret_cast<uint8_t*>(out + sizeof(float));
+  const kernels::CodebookSums sums =
+      kernels::EncodeCodebook(book, static_cast<float>(1 / rms), block.y, block.size, planes);
+  const auto scale = static_cast<float>(square / sums.product);
+  std::memcpy(out, &scale, sizeof(scale));
+  if (block.lost != nullptr) {
+    // |y - s c|^2 multiplied out.
+    const double s = scale;
+    *block.lost += square - 2 * s * sums.product + s * s * sums.square;
+  } else {
+    kernels::DecodeCodebook(book, planes, block.size, scale, block.y);
+  }
+}
+
+/// The scale of a rotation counts.
+double BitsPerElement(int bits) {
+  return 8.0 * static_cast<double>(BlockBytes(bits, kernels::kRotationElements)) /
+         static_cast<double>(kernels::kRotationElements);
+}
+
+class EdenCodec : public FusedCodec {
+ public:
+  EdenCodec();
+
+  const CodecTraits& Traits() const override { return traits_; }
+  size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override;
+  /// One pass, O(n log 1024); so is encoding.
+  Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
+                   std::span<float> out) const override;
+
+ private:
+  StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
+                              std::span<std::byte> out) const override;
+  const kernels::Codebook& Choose(const EncodeContext& context) const;
+
+  CodecTraits traits_ = {
       .name = "eden",
-      .summary = "Lloyd-Max levels of the rotated bucket, unbiased (Vargaftik et al. 2022)",
+      .summary = "Lloyd-Max levels of the rotated bucket, unbiased (Vargaftik et al. 2021, 2022)",
       .unbiased = true,
       .form = PayloadForm::kOpaque,
       .settings = {},
       .error_model = ErrorModel::kRelative,
       .rotated = true,
   };
-  std::vector<kernels::Codebook> books;
+  std::vector<kernels::Codebook> books_;  // one for each of the settings
+};
+
+EdenCodec::EdenCodec() {
   for (const int bits : {4, 8, 7, 6, 5, 3, 2, 1}) {
     const double distortion = kDistortion[bits - 1];
-    books.push_back(kernels::MakeCodebook(bits, kCentroids + (1 << (bits - 1)) - 1));
+    books_.push_back(kernels::MakeCodebook(bits, kCentroids + (1 << (bits - 1)) - 1));
     // Scaling up to be unbiased turns the distortion D into D / (1 - D).
-    traits.settings.push_back({.bits = bits,
-                               .fixed_bits = RotatedCodebookBits(bits),
-                               .relative_error_squared = distortion / (1 - distortion)});
+    traits_.settings.push_back({.bits = bits,
+                                .fixed_bits = BitsPerElement(bits),
+                                .relative_error_squared = distortion / (1 - distortion)});
   }
-  return std::make_unique<RotatedCodebookCodec>(std::move(traits), std::move(books));
+}
+
+const kernels::Codebook& EdenCodec::Choose(const EncodeContext& context) const {
+  const CodecSetting* setting = FindSetting(traits_, context.params, context.world);
+  WEIR_CHECK(setting != nullptr);
+  return books_[setting - traits_.settings.data()];
+}
+
+size_t EdenCodec::MaxEncodedBytes(size_t n, const EncodeContext& context) const {
+  return PayloadBytes(Choose(context).bits, n);
+}
+
+StatusOr<EncodeResult> EdenCodec::Pass(const PassOperands& operands, const EncodeContext& context,
+                                       std::span<std::byte> out) const {
+  WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
+  const kernels::Codebook& book = Choose(context);
+  const size_t bytes = PayloadBytes(book.bits, operands.gradient.size());
+  WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
+  const size_t stride = BlockBytes(book.bits, kernels::kRotationElements);
+  const kernels::Sums sums =
+      Rotation(SenderSeed(context))
+          .Encode(operands, context.statistics, [&](const RotatedBlock& block) {
+            EncodeBlock(book, block, out.data() + block.index * stride);
+          });
+  return LaneResult(sums, out.first(bytes));
+}
+
+Status EdenCodec::DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context,
+                            float scale, std::span<float> out) const {
+  WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
+  const kernels::Codebook& book = Choose(context);
+  WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, payload, PayloadBytes(book.bits, out.size())));
+  const size_t stride = BlockBytes(book.bits, kernels::kRotationElements);
+  return Rotation(SenderSeed(context)).DecodeAdd(scale, out, [&](const RotatedBlock& block) {
+    const std::byte* from = payload.data() + block.index * stride;
+    float block_scale;
+    std::memcpy(&block_scale, from, sizeof(block_scale));
+    if (!(block_scale >= 0 && block_scale <= kScaleMax)) {
+      return DataLoss(StrCat(traits_.name, " payload: scale ", block_scale, " at offset ",
+                             block.index * stride, ", expected 0 to 2^104"));
+    }
+    kernels::DecodeCodebook(book, reinterpret_cast<const uint8_t*>(from + sizeof(float)),
+                            block.size, block_scale, block.y);
+    return OkStatus();
+  });
 }
 
 }  // namespace
 
-void RegisterEden(Registry<Codec>& registry, uint8_t id) { registry.Add(id, MakeEden()); }
+void RegisterEden(Registry<Codec>& registry, uint8_t id) {
+  registry.Add(id, std::make_unique<EdenCodec>());
+}
 
 }  // namespace weir

@@ -5,6 +5,7 @@
 // costs O(k). Not scaled by n / k: with error feedback the unscaled selection is the contraction.
 // Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; deviates:
 // stratified.
+// memory=ef21: changes of the gradient at these positions (ef21.h).
 
 #include <cmath>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include "datapath/base/random.h"
 #include "datapath/codec/block_pass.h"
 #include "datapath/codec/fused_codec.h"
+#include "datapath/codec/residual/ef21.h"
 #include "datapath/codec/select/selection.h"
 
 namespace weir {
@@ -49,6 +51,8 @@ class Strata {
 
 class RandomKCodec : public WithFloatLanes<FusedCodec> {
  public:
+  explicit RandomKCodec(CodecTraits traits) : traits_(std::move(traits)) {}
+
   const CodecTraits& Traits() const override { return traits_; }
 
   size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override {
@@ -79,8 +83,8 @@ class RandomKCodec : public WithFloatLanes<FusedCodec> {
         float value;
         std::memcpy(&value, payload.data() + j * sizeof(float), sizeof(value));
         if (!std::isfinite(value)) {
-          return DataLoss(
-              StrCat("random_k payload: lane at offset ", j * sizeof(float), " is not finite"));
+          return DataLoss(StrCat(traits_.name, " payload: lane at offset ", j * sizeof(float),
+                                 " is not finite"));
         }
         out[places[batch % 2][i]] += scale * value;
       }
@@ -122,7 +126,11 @@ class RandomKCodec : public WithFloatLanes<FusedCodec> {
     return LaneResult(sums, out.first(k * sizeof(float)));
   }
 
-  const CodecTraits traits_ = {
+  const CodecTraits traits_;
+};
+
+CodecTraits RandomKTraits() {
+  return {
       .name = "random_k",
       .summary = "a seeded random subset, equal on all ranks (Stich et al. 2018)",
       .needs_error_feedback = true,
@@ -135,12 +143,15 @@ class RandomKCodec : public WithFloatLanes<FusedCodec> {
       // Rounding the count down halves it at most.
       .contraction = 0.5,
   };
-};
+}
 
 }  // namespace
 
 void RegisterRandomK(Registry<Codec>& registry, uint8_t id) {
-  registry.Add(id, std::make_unique<RandomKCodec>());
+  registry.Add(id, std::make_unique<RandomKCodec>(RandomKTraits()));
+  registry.Add(id, std::make_unique<RandomKCodec>(WithEf21(
+                       RandomKTraits(),
+                       "changes of the gradient at seeded positions (Richtarik et al. 2021)")));
 }
 
 }  // namespace weir

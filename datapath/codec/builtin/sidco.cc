@@ -1,10 +1,18 @@
-// SIDCo with counted stages: a generalised Pareto fit in four stages, each aiming from the number
-// of elements that really is above the last threshold. Payload: selection (proto/WIRE.md section
-// 3). Source: Abdelmoniem et al., "An efficient statistical-based gradient compression technique
-// for distributed training systems", MLSys 2021; deviates: counted stages over the nonzero elements
-// in place of the stage controller, a last correction by the count, moments from a sample of the
-// elements where 16384 or more are expected above a threshold, the histogram's threshold when fewer
+// SIDCo: thresholds from a distribution fitted to the magnitudes. Payload: selection (proto/WIRE.md
+// section 3). Source: Abdelmoniem et al., "An efficient statistical-based gradient compression
+// technique for distributed training systems", MLSys 2021. All variants take moments from a sample
+// of the elements where 16384 or more are expected above a threshold.
+//
+// sidco: a generalised Pareto fit in four stages, each aiming from the number of elements that
+// really is above the last threshold. Deviates: counted stages over the nonzero elements in place
+// of the stage controller, a last correction by the count, the histogram's threshold when fewer
 // than half or more than twice the wanted number pass.
+//
+// fit=e, fit=gp and fit=p are the published ones: exponential; gamma first, then generalised
+// Pareto; generalised Pareto by moments. The number of stages starts at 1 and is looked at every 5
+// steps: one less when more than 1.2 times the wanted number was kept on average, one more below
+// 0.8. They deviate: stages are counted per bucket, a threshold that more than twice the wanted
+// number pass is replaced by the histogram's, zeros are left out of the gamma fit.
 
 #include "datapath/codec/select/staged_threshold.h"
 
@@ -36,6 +44,15 @@ class SidcoCodec : public ThresholdCodec {
 
 void RegisterSidco(Registry<Codec>& registry, uint8_t id) {
   registry.Add(id, std::make_unique<SidcoCodec>());
+  const auto add_published = [&](const char* name, const char* fits, TailFit fit) {
+    registry.Add(
+        id, std::make_unique<StagedThresholdCodec>(
+                StagedTraits(name, StrCat("threshold from ", fits, " (Abdelmoniem et al. 2021)")),
+                fit));
+  };
+  add_published("sidco:fit=e", "exponential fits in stages", TailFit::kExponential);
+  add_published("sidco:fit=gp", "a gamma fit, then Pareto fits", TailFit::kGammaThenPareto);
+  add_published("sidco:fit=p", "Pareto fits in stages", TailFit::kPareto);
 }
 
 }  // namespace weir

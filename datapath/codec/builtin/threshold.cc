@@ -1,16 +1,27 @@
-// Fixed threshold: the threshold that keeps ratio * n elements in the first step with any is held
-// from then on, so that the kept count follows the gradients as they shrink and grow. The state
-// holds it, through checkpoints as well. Payload: selection (proto/WIRE.md section 3). Source:
-// Strom, "Scalable distributed DNN training using commodity GPU cloud computing", Interspeech 2015
-// (a fixed threshold; values are sent instead of its sign); deviates: lambda from data in place of
-// a parameter, and the histogram's threshold where more than twice ratio * n pass.
+// Selectors: ways to find the threshold above which magnitudes are kept, or what is kept beyond it.
+// Payload: selection (proto/WIRE.md section 3). The bare codec holds the first step's threshold;
+// the others are its variants, selector=NAME. A selector is a function and a row of the table
+// below.
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
 #include <limits>
 
+#include "datapath/base/random.h"
 #include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
 namespace {
+
+// --- The first step's ----------------------------------------------------------------------------
+// The threshold that keeps ratio * n elements in the first step with any is held from then on, so
+// that the kept count follows the gradients as they shrink and grow. The state holds it, through
+// checkpoints as well. Source: Strom, "Scalable distributed DNN training using commodity GPU cloud
+// computing", Interspeech 2015 (a fixed threshold; values are sent instead of its sign); deviates:
+// lambda from data in place of a parameter, and the histogram's threshold where more than twice
+// ratio * n pass.
 
 struct HeldThreshold : SelectionState {
   float threshold = 0;  // 0: none yet
@@ -29,46 +40,314 @@ struct HeldThreshold : SelectionState {
   }
 };
 
-class ThresholdKeepingCodec : public ThresholdCodec {
- public:
-  ThresholdKeepingCodec() : ThresholdCodec(MakeTraits()) {}
+std::unique_ptr<CodecState> MakeHeldThreshold() { return std::make_unique<HeldThreshold>(); }
 
-  std::unique_ptr<CodecState> NewState(size_t, const EncodeContext&) const override {
-    return std::make_unique<HeldThreshold>();
+/// One pass, two in the first step; O(n).
+Selection ChooseHeld(SelectionRequest request, const EncodeContext&, SelectionState& state) {
+  auto* held = dynamic_cast<HeldThreshold*>(&state);
+  if (held != nullptr && held->threshold > 0) {
+    return SelectAbove(request, held->threshold, TooFew::kAccept, state);
+  }
+  state.histogram.Clear();
+  const Selection selection = SelectLargest(request, state);
+  if (held != nullptr && !selection.sums.non_finite() && state.histogram.count() > 0) {
+    const float threshold = state.histogram.ThresholdForRatio(request.ratio);
+    if (threshold > std::numeric_limits<float>::min()) held->threshold = threshold;
+  }
+  return selection;
+}
+
+// --- hard ----------------------------------------------------------------------------------------
+// Everything above lambda = 1 / (2 sqrt(k)), k = ratio * n, a number fixed for the run. What is
+// kept follows the scale of the gradients: right only where losses, batches and learning rates
+// leave that scale alone. Source: Sahu et al., "Rethinking gradient sparsification as total error
+// minimization", NeurIPS 2021; deviates: when more than twice ratio * n pass, the histogram's
+// threshold for ratio * n takes over, so that payloads stay bounded.
+
+/// One pass (three when too many pass), O(n).
+Selection ChooseHard(SelectionRequest request, const EncodeContext&, SelectionState& state) {
+  const double target =
+      static_cast<double>(SelectionTarget(request.gradient.size(), request.ratio));
+  const float threshold = target == 0 ? 0 : static_cast<float>(1 / (2 * std::sqrt(target)));
+  return SelectAbove(request, threshold, TooFew::kAccept, state);
+}
+
+// --- gaussian_k ----------------------------------------------------------------------------------
+// The threshold of a normal distribution with mean zero and the input's mean square, corrected by
+// factors of 0.5 and 1.5, at most five times, while less than 2/3 or more than 4/3 of the wanted
+// number pass. Source: Shi et al., "Understanding top-k sparsification in distributed deep
+// learning", 2019; deviates: the mean is taken as zero, counts come from a sample of the elements
+// where 16384 or more are wanted, and the histogram's threshold steps in when fewer than half or
+// more than twice the wanted number pass in the end.
+
+constexpr int kCorrectionsMax = 5;
+
+/// z with P(|Z| > z) = tail for a standard normal Z, by bisection.
+double TwoSidedNormalQuantile(double tail) {
+  double low = 0, high = 40;
+  for (int i = 0; i < 80; ++i) {
+    const double middle = 0.5 * (low + high);
+    (std::erfc(middle / std::sqrt(2.0)) > tail ? low : high) = middle;
+  }
+  return low;
+}
+
+/// Two to seven reading passes and one that selects; O(n).
+Selection ChooseGaussian(SelectionRequest request, const EncodeContext&, SelectionState& state) {
+  const size_t n = request.gradient.size();
+  const double target = static_cast<double>(SelectionTarget(n, request.ratio));
+  const unsigned sampling = SamplingFor(static_cast<size_t>(target));
+  const kernels::TailMoments all =
+      MomentsAbove(request, std::numeric_limits<float>::min(), sampling);
+  const double rms = n == 0 ? 0 : std::sqrt(all.sum_squares / static_cast<double>(n));
+  auto threshold = static_cast<float>(
+      n == 0 ? 0 : rms * TwoSidedNormalQuantile(target / static_cast<double>(n)));
+  for (int i = 0; i < kCorrectionsMax && threshold >= std::numeric_limits<float>::min(); ++i) {
+    const auto count = static_cast<double>(MomentsAbove(request, threshold, sampling).count);
+    if (count >= target * 2 / 3 && count <= target * 4 / 3) break;
+    threshold *= count < target ? 0.5f : 1.5f;
+  }
+  return SelectAbove(request, threshold, TooFew::kRepair, state);
+}
+
+// --- redsync -------------------------------------------------------------------------------------
+// Bisects the threshold between the mean and the largest magnitude until k to 2 k elements pass.
+// Source: Fang et al., "RedSync: reducing synchronization bandwidth for distributed deep learning
+// training system", JPDC 2019; deviates: counts come from a sample of the elements where 16384 or
+// more are wanted, and the histogram's threshold steps in where 20 halvings find none.
+
+constexpr int kHalvingsMax = 20;
+
+/// Two to 21 reading passes and one that selects; O(n).
+Selection ChooseRedsync(SelectionRequest request, const EncodeContext&, SelectionState& state) {
+  const size_t n = request.gradient.size();
+  const size_t target = SelectionTarget(n, request.ratio);
+  const unsigned sampling = SamplingFor(target);
+  const kernels::TailMoments all =
+      MomentsAbove(request, std::numeric_limits<float>::min(), sampling);
+  const double mean = n == 0 ? 0 : all.sum / static_cast<double>(n);
+  double low = 0, high = 1;
+  auto threshold = static_cast<float>(mean);
+  for (int i = 0; i < kHalvingsMax && all.count > target; ++i) {
+    const double middle = 0.5 * (low + high);
+    threshold = static_cast<float>(mean + middle * (all.largest - mean));
+    const uint64_t count = MomentsAbove(request, threshold, sampling).count;
+    if (count >= target && count <= 2 * target) break;
+    (count < target ? high : low) = middle;
+  }
+  return SelectAbove(request, threshold, TooFew::kRepair, state);
+}
+
+// --- ms_top_k ------------------------------------------------------------------------------------
+// Exactly k elements, from a threshold below and one above. All elements above the upper one are
+// kept, and of the band between the two a contiguous run that makes up for the rest, its place
+// drawn from the shared seed. Source: Shi et al., "Towards scalable distributed training of deep
+// learning on public cloud clusters", MLSys 2021; deviates: the two thresholds are the edges of the
+// histogram bin that holds the k-th magnitude, 1/16 of a power of two apart, found in one pass in
+// place of 25 bisecting ones; the run is contiguous among the elements of the band.
+
+/// The band of magnitudes in which the k-th lies, and how many of it are needed.
+struct Band {
+  float lower = std::numeric_limits<float>::min();  // kept when above this,
+  float upper = 0;                                  // surely when at least this
+  uint64_t size = 0, needed = 0;
+};
+
+Band FindBand(const SelectionRequest& request, size_t target) {
+  GradientStatistics histogram;
+  const size_t n = request.gradient.size();
+  for (size_t at = 0; at < n; at += kernels::kBlockElements) {
+    const kernels::Block block{
+        .gradient = request.gradient.data() + at,
+        .residual = request.residual.empty() ? nullptr : request.residual.data() + at,
+        .size = std::min(kernels::kBlockElements, n - at)};
+    kernels::Histogram(block, /*sampled=*/false, 0, 1, histogram.bins().data());
+  }
+  Band band;
+  uint64_t above = 0;
+  // Bins below 16 hold zeros and subnormal numbers, those from 4080 NaN and infinity.
+  for (uint32_t bin = 4079; bin >= 16; --bin) {
+    const uint64_t here = histogram.bins()[bin];
+    if (above + here >= target) {
+      band.lower = std::bit_cast<float>((bin << 19) - 1);
+      band.upper = std::bit_cast<float>((bin + 1) << 19);  // infinity above the last bin
+      band.size = here;
+      band.needed = target - above;
+      return band;
+    }
+    above += here;
+  }
+  return band;  // fewer than k are not zero: all of them
+}
+
+/// One counting pass and one that selects, O(n).
+Selection ChooseExactly(SelectionRequest request, const EncodeContext& context,
+                        SelectionState& state) {
+  const Band band = FindBand(request, SelectionTarget(request.gradient.size(), request.ratio));
+  if (band.needed < band.size) {
+    const uint64_t first = Random(context.seed).Below(band.size - band.needed + 1);
+    request.keep = [band, first, seen = uint64_t{0}](float value) mutable {
+      if (std::abs(value) >= band.upper) return true;
+      const uint64_t position = seen++;
+      return position >= first && position < first + band.needed;
+    };
+  }
+  return SelectAbove(request, band.lower, TooFew::kAccept, state);
+}
+
+// --- layer_wise ----------------------------------------------------------------------------------
+// Every tensor of the bucket keeps its own largest magnitudes, max(1, floor(ratio * n_l)) of n_l
+// elements, so that no layer starves beside a louder one. Source: the layer-wise form of Aji and
+// Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; deviates:
+// thresholds from a histogram per tensor. Counts per tensor lie within the bounds of selection.h.
+
+bool CoversBucket(size_t n, std::span<const TensorShape> shape) {
+  uint64_t elements = 0;
+  for (const TensorShape& tensor : shape) elements += tensor.elements();
+  return !shape.empty() && elements == n;
+}
+
+SelectionRequest RequestOfTensor(const SelectionRequest& whole, size_t at, size_t size) {
+  SelectionRequest part{.gradient = whole.gradient.subspan(at, size), .ratio = whole.ratio};
+  if (!whole.residual.empty()) part.residual = whole.residual.subspan(at, size);
+  if (!whole.rest.empty()) part.rest = whole.rest.subspan(at, size);
+  part.format = ValueFormat::kFloat;
+  return part;
+}
+
+/// Selects from one tensor and puts the outcome behind what `all` holds in `state`.
+void AppendTensor(SelectionRequest part, size_t at, SelectionState& scratch,
+                  GradientStatistics* statistics, SelectionState& state, Selection* all) {
+  GradientStatistics seen;
+  if (statistics != nullptr) part.statistics = &seen;
+  scratch.histogram.Clear();  // no steering: every tensor is met for the first time
+  const Selection one = SelectLargest(part, scratch);
+  if (statistics != nullptr) statistics->Merge(seen);
+  all->sums.energy_in += one.sums.energy_in;
+  all->sums.energy_lost += one.sums.energy_lost;
+  all->sums.max_bits = std::max(all->sums.max_bits, one.sums.max_bits);
+  for (size_t i = 0; i < one.count; ++i) {
+    state.indices[all->count + i] = static_cast<uint32_t>(scratch.indices[i] + at);
+  }
+  std::memcpy(state.values.get() + all->count, scratch.values.get(), one.count * sizeof(float));
+  all->count += one.count;
+}
+
+size_t CapByTensor(size_t n, const EncodeContext& context) {
+  if (!CoversBucket(n, context.shape)) return SelectionCap(n, context.params.ratio);
+  size_t cap = 0;
+  for (const TensorShape& tensor : context.shape) {
+    cap += SelectionCap(tensor.elements(), context.params.ratio);
+  }
+  return std::min(n, cap);
+}
+
+/// Two passes, tensor by tensor; O(n). The state is scratch.
+Selection ChooseByTensor(SelectionRequest request, const EncodeContext& context,
+                         SelectionState& state) {
+  const size_t n = request.gradient.size();
+  const TensorShape whole{1, n};
+  const std::span<const TensorShape> tensors =
+      CoversBucket(n, context.shape) ? context.shape : std::span(&whole, 1);
+  state.Reserve(CapByTensor(n, context) + kernels::kBlockElements + kernels::kSelectSlack);
+  GradientStatistics* const statistics = request.statistics;
+  if (statistics != nullptr) statistics->Clear();
+  SelectionState scratch;
+  Selection all;
+  all.format = ValueFormat::kFloat;
+  size_t at = 0;
+  for (const TensorShape& tensor : tensors) {
+    const size_t size = tensor.elements();
+    AppendTensor(RequestOfTensor(request, at, size), at, scratch, statistics, state, &all);
+    at += size;
+  }
+  if (all.sums.non_finite()) return {.sums = all.sums};
+  RepresentValues(request.format, request.rest, state, &all);
+  return all;
+}
+
+// --- Table ---------------------------------------------------------------------------------------
+
+struct Selector {
+  const char* name;
+  const char* summary;
+  Selection (*choose)(SelectionRequest, const EncodeContext&, SelectionState&);
+  double count_tolerance = 0;
+  bool widths = false;         // values of 8 and 4 bits too
+  bool follows_scale = false;  // what is kept follows the gradients' scale; where named only
+  size_t (*cap)(size_t n, const EncodeContext&) = nullptr;  // null: SelectionCap
+  std::unique_ptr<CodecState> (*make_state)() = nullptr;    // null: a SelectionState
+};
+
+constexpr Selector kSelectors[] = {
+    {.name = "threshold",
+     .summary = "magnitudes above the first step's threshold (Strom 2015)",
+     .choose = ChooseHeld,
+     .follows_scale = true,
+     .make_state = MakeHeldThreshold},
+    {.name = "threshold:selector=hard",
+     .summary = "magnitudes above 1/(2 sqrt(k)) (Sahu et al. 2021)",
+     .choose = ChooseHard,
+     .follows_scale = true},
+    {.name = "threshold:selector=gaussian_k",
+     .summary = "threshold from a normal distribution (Shi et al. 2019)",
+     .choose = ChooseGaussian,
+     .count_tolerance = 1.0 / 3},
+    {.name = "threshold:selector=redsync",
+     .summary = "threshold bisected between mean and maximum (Fang et al. 2019)",
+     .choose = ChooseRedsync,
+     .count_tolerance = 1},
+    {.name = "threshold:selector=ms_top_k",
+     .summary = "exactly k: two thresholds and a run of the band (Shi et al. 2021)",
+     .choose = ChooseExactly},
+    {.name = "threshold:selector=layer_wise",
+     .summary = "largest magnitudes of every tensor (Aji and Heafield 2017)",
+     .choose = ChooseByTensor,
+     .widths = true,
+     .cap = CapByTensor},
+};
+
+class SelectorCodec : public ThresholdCodec {
+ public:
+  explicit SelectorCodec(const Selector& selector)
+      : ThresholdCodec(TraitsOf(selector)), selector_(selector) {}
+
+  std::unique_ptr<CodecState> NewState(size_t n, const EncodeContext& context) const override {
+    return selector_.make_state != nullptr ? selector_.make_state()
+                                           : ThresholdCodec::NewState(n, context);
   }
 
  protected:
-  /// One pass, two in the first step; O(n).
-  Selection Choose(SelectionRequest request, const EncodeContext&,
+  size_t Cap(size_t n, const EncodeContext& context) const override {
+    return selector_.cap != nullptr ? selector_.cap(n, context) : ThresholdCodec::Cap(n, context);
+  }
+  Selection Choose(SelectionRequest request, const EncodeContext& context,
                    SelectionState& state) const override {
-    auto* held = dynamic_cast<HeldThreshold*>(&state);
-    if (held != nullptr && held->threshold > 0) {
-      return SelectAbove(request, held->threshold, TooFew::kAccept, state);
-    }
-    state.histogram.Clear();
-    const Selection selection = SelectLargest(request, state);
-    if (held != nullptr && !selection.sums.non_finite() && state.histogram.count() > 0) {
-      const float threshold = state.histogram.ThresholdForRatio(request.ratio);
-      if (threshold > std::numeric_limits<float>::min()) held->threshold = threshold;
-    }
-    return selection;
+    return selector_.choose(std::move(request), context, state);
   }
 
  private:
-  static CodecTraits MakeTraits() {
-    CodecTraits traits =
-        ThresholdTraits("threshold", "magnitudes above the first step's threshold (Strom 2015)");
-    traits.error_model = ErrorModel::kUnknown;
-    traits.contraction = 0;
-    traits.opt_in = true;
+  static CodecTraits TraitsOf(const Selector& selector) {
+    CodecTraits traits = ThresholdTraits(selector.name, selector.summary);
+    traits.count_tolerance = selector.count_tolerance;
+    if (selector.widths) traits.settings = ThresholdSettings();
+    if (selector.follows_scale) {
+      traits.error_model = ErrorModel::kUnknown;
+      traits.contraction = 0;
+      traits.opt_in = true;
+    }
     return traits;
   }
+
+  const Selector& selector_;
 };
 
 }  // namespace
 
 void RegisterThreshold(Registry<Codec>& registry, uint8_t id) {
-  registry.Add(id, std::make_unique<ThresholdKeepingCodec>());
+  for (const Selector& selector : kSelectors) {
+    registry.Add(id, std::make_unique<SelectorCodec>(selector));
+  }
 }
 
 }  // namespace weir

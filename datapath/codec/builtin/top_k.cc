@@ -5,7 +5,9 @@
 // section 3). Source: Aji and Heafield, "Sparse communication for distributed gradient descent",
 // EMNLP 2017; deviates: threshold from a 4096-bin histogram, values rounded with the error kept as
 // residual.
+// memory=ef21: the largest changes of the gradient (ef21.h).
 
+#include "datapath/codec/residual/ef21.h"
 #include "datapath/codec/select/threshold_codec.h"
 
 namespace weir {
@@ -13,7 +15,7 @@ namespace {
 
 class TopKCodec : public ThresholdCodec {
  public:
-  TopKCodec() : ThresholdCodec(MakeTraits()) {}
+  explicit TopKCodec(CodecTraits traits) : ThresholdCodec(std::move(traits)) {}
 
  protected:
   /// One pass with a warm state, else two; O(n).
@@ -21,20 +23,22 @@ class TopKCodec : public ThresholdCodec {
                    SelectionState& state) const override {
     return SelectLargest(request, state);
   }
-
- private:
-  static CodecTraits MakeTraits() {
-    CodecTraits traits =
-        ThresholdTraits("top_k", "largest magnitudes with coded positions (Aji and Heafield 2017)");
-    traits.settings = ThresholdSettings();
-    return traits;
-  }
 };
+
+CodecTraits TopKTraits() {
+  CodecTraits traits =
+      ThresholdTraits("top_k", "largest magnitudes with coded positions (Aji and Heafield 2017)");
+  traits.settings = ThresholdSettings();
+  return traits;
+}
 
 }  // namespace
 
 void RegisterTopK(Registry<Codec>& registry, uint8_t id) {
-  registry.Add(id, std::make_unique<TopKCodec>());
+  registry.Add(id, std::make_unique<TopKCodec>(TopKTraits()));
+  registry.Add(id,
+               std::make_unique<TopKCodec>(WithEf21(
+                   TopKTraits(), "the largest changes of the gradient (Richtarik et al. 2021)")));
 }
 
 }  // namespace weir

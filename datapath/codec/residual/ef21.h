@@ -8,7 +8,6 @@
 // Source: Richtarik, Sokolov, Fatkhullin, "EF21: a new, simpler, theoretically better, and
 // practically faster error feedback", NeurIPS 2021, algorithm 2 (distributed form).
 
-#include <memory>
 #include <span>
 #include <string>
 
@@ -29,8 +28,9 @@ StatusOr<EncodeResult> Ef21Encode(const Codec& codec, std::span<const float> gra
 /// scale * next_estimate. O(n).
 void Ef21Deliver(const Ef21Buffers& buffers, float scale, std::span<float> sum);
 
-/// A codec with the payloads of `inner`, which outlives it, under EF21. `inner` is as Ef21Encode
-/// wants it, counts no votes and keeps no momentum.
-std::unique_ptr<Codec> MakeEf21Codec(const Codec& inner, std::string name, std::string summary);
+/// The traits of a codec's variant with this memory in place of a residual, named by the codec's
+/// name and ":memory=ef21". The codec is as Ef21Encode wants it, counts no votes and keeps no
+/// momentum; its code is the same under both memories.
+CodecTraits WithEf21(CodecTraits traits, std::string summary);
 
 }  // namespace weir

@@ -39,7 +39,7 @@ Status CheckSize(uint64_t key, size_t elements, std::span<const float> gradient)
 }  // namespace
 
 /// Zeroed floats aligned for the kernels; empty until allocated. Pages that nobody writes take no
-/// memory: of the second residual a rank only touches its own region.
+/// memory: of the aggregate residual a rank only touches its own region.
 class ResidualStore::Buffer {
  public:
   void Allocate(size_t size) {
@@ -56,7 +56,7 @@ class ResidualStore::Buffer {
   }
   float* data() const { return floats_; }
 
-  /// Of the second residual: where it may hold anything but zero.
+  /// Of the aggregate residual: where it may hold anything but zero.
   Range held;
 
  private:
@@ -272,7 +272,7 @@ StatusOr<ResidualStore::Bucket*> ResidualStore::FindEncoded(uint64_t key,
   if (it == buckets_.end()) return NotFound(StrCat("no residual bucket ", BucketKeyName(key)));
   Bucket& bucket = *it->second;
   if (bucket.use != Use::kEncoded || bucket.server_use != ServerUse::kKept) {
-    return FailedPrecondition(StrCat("second residual of bucket ", BucketKeyName(key),
+    return FailedPrecondition(StrCat("aggregate residual of bucket ", BucketKeyName(key),
                                      " is taken once per step, after its residual"));
   }
   WEIR_RETURN_IF_ERROR(CheckSize(key, bucket.elements, gradient));

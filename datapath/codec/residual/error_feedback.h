@@ -2,8 +2,8 @@
 // The residuals of error feedback: what lossy codecs left behind, kept per parameter so that it
 // survives bucket rebuilds, codec changes and checkpoints, and never changes on a step that was
 // skipped. Beside them the moving sums of gradients of codecs with momentum inside, what EF21
-// remembers in place of residuals, and the second residuals of sums that are encoded again on their
-// way, likewise.
+// remembers in place of residuals, and the aggregate residuals of sums that are encoded again on
+// their way, likewise.
 
 #include <array>
 #include <cstddef>
@@ -62,13 +62,13 @@ struct Ef21Buffers {
 /// Momentum is kept as long as every encoded step asks for it: a step that encodes without it, or
 /// flushes, drops it at Commit.
 ///
-/// Where sums are encoded again on their way (PayloadForm::kRegions), each rank keeps a second
+/// Where sums are encoded again on their way (exchange form "regions"), each rank keeps a second
 /// residual, of the region of the sum that it encodes for all: 8 bytes for each of its elements.
-/// Where the sum of a node is encoded (kNodeSums, kNodeShards) there is that one alone, of the part
-/// of its node's sum that the rank encodes.
-/// The result being a sum over ranks, what is owed there may as well be owed by this rank's own
-/// gradient; so whatever the next step does not encode again (another region, another collective, a
-/// dense step, another world after a checkpoint) joins the gradient, and nothing is lost.
+/// Where the sum of a node is encoded ("node_sums", "node_shards") there is that one alone, of the
+/// part of its node's sum that the rank encodes. The result being a sum over ranks, what is owed
+/// there may as well be owed by this rank's own gradient; so whatever the next step does not encode
+/// again (another region, another collective, a dense step, another world after a checkpoint) joins
+/// the gradient, and nothing is lost.
 ///
 /// A bucket has residuals or the memory of EF21, not both: BeginEf21 flushes the residual and drops
 /// momentum at Commit, DropEf21 and a flush drop the memory. Under EF21 it holds 16 bytes an
@@ -106,7 +106,7 @@ class ResidualStore {
     size_t begin = 0, size = 0;
     friend bool operator==(const Range&, const Range&) = default;
   };
-  /// The second residual of `region`, whose sum over all ranks this rank encodes in this step,
+  /// The aggregate residual of `region`, whose sum over all ranks this rank encodes in this step,
   /// after the bucket's BeginEncode; both spans have the region's size. What an earlier step left
   /// outside of the region is added to `gradient`, which is as long as the bucket. kNotFound as
   /// above; kFailedPrecondition: BeginEncode did not come first, or asked twice; kInvalidArgument:
@@ -184,7 +184,7 @@ class ResidualStore {
   Status Import(std::span<const std::byte> bytes, const AcceptCodecStates& accept = {});
 
  private:
-  // Of exported entries: residual, momentum, two of EF21, second residual.
+  // Of exported entries: residual, momentum, two of EF21, aggregate residual.
   static constexpr int kKinds = 5;
   class Buffer;
   enum class Use { kUnused, kEncoded, kSummed, kFlushed, kEf21 };

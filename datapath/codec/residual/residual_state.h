@@ -21,7 +21,7 @@ inline constexpr size_t kResidualCodecFixedBytes = 28;  // bucket, ratio, bits, 
 inline constexpr uint32_t kResidualNameBytesMax = 4096;
 /// Kinds of entry by number.
 inline constexpr std::array kResidualKindNames = {"residual", "momentum", "ef21 memory",
-                                                  "ef21 estimate", "server residual"};
+                                                  "ef21 estimate", "aggregate residual"};
 
 /// "00c0ffee00c0ffee".
 std::string BucketKeyName(uint64_t key);

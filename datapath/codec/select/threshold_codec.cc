@@ -120,17 +120,6 @@ size_t ThresholdCodec::Cap(size_t n, const EncodeContext& context) const {
   return SelectionCap(n, context.params.ratio);
 }
 
-float ThresholdCodec::FindThreshold(const SelectionRequest&, const EncodeContext&,
-                                    SelectionState&) const {
-  WEIR_CHECK(!"a threshold codec overrides FindThreshold or Choose");
-}
-
-Selection ThresholdCodec::Choose(SelectionRequest request, const EncodeContext& context,
-                                 SelectionState& state) const {
-  const float threshold = FindThreshold(request, context, state);
-  return SelectAbove(request, threshold, TooFew::kAccept, state);
-}
-
 size_t ThresholdCodec::MaxEncodedBytes(size_t n, const EncodeContext& context) const {
   return MaxSelectionBytes(n, Cap(n, context), Format(context));
 }

@@ -38,12 +38,9 @@ class ThresholdCodec : public FusedCodec {
   virtual ValueFormat Format(const EncodeContext& context) const;
   /// Most elements that Choose keeps: by default SelectionCap(n, ratio).
   virtual size_t Cap(size_t n, const EncodeContext& context) const;
-  /// A threshold for e = gradient + residual. Any float is safe, see SelectAbove.
-  virtual float FindThreshold(const SelectionRequest& request, const EncodeContext& context,
-                              SelectionState& state) const;
-  /// Selects, by default above FindThreshold with TooFew::kAccept, and learns from what came of it.
+  /// Selects, and learns from what came of it.
   virtual Selection Choose(SelectionRequest request, const EncodeContext& context,
-                           SelectionState& state) const;
+                           SelectionState& state) const = 0;
 
  private:
   StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,

@@ -10,47 +10,32 @@
 #include "datapath/collective/primitives.h"
 
 namespace weir {
-namespace {
-
-class ArTopkUnion : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    if (!exchange.select || !exchange.open_all || exchange.values == nullptr) {
-      return group.Fail(InvalidArgument("expected select, open_all and values, found one missing"));
-    }
-    StatusOr<std::span<const std::byte>> own = exchange.select();
-    if (!own.ok()) return group.Fail(Annotate(own.status(), "selecting indices"));
-    std::vector<std::vector<std::byte>> gathered;
-    WEIR_RETURN_IF_ERROR(PayloadAllGather(group, *own, exchange.payload_bytes_max, &gathered));
-    if (Status status = exchange.open_all(gathered); !status.ok()) {
-      return group.Fail(Annotate(status, "opening the indices of all ranks"));
-    }
-    WEIR_RETURN_IF_ERROR(RingAllReduce(group, FloatLanes(*exchange.values)));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "ar_topk_union",
-      .summary = "union of all ranks' indices, ring over the values (after Tyagi and Swany 2023)",
-      .form = PayloadForm::kUnionIndex,
-      .cost = {.latency = {.constant = 1, .n_minus_1 = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .index = {.n_minus_1 = 1},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .index_pattern = "pairs",
-      .walks_ring = true,
-      .world_max = 256,
-  };
-};
-
-}  // namespace
 
 void RegisterArTopkUnion(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<ArTopkUnion>());
+  AddCollective<UnionIndexOperand>(
+      registry, wire_id,
+      {
+          .name = "ar_topk_union",
+          .summary =
+              "union of all ranks' indices, ring over the values (after Tyagi and Swany 2023)",
+          .form = "union_index",
+          .cost = {.latency = {.constant = 1, .n_minus_1 = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .index = {.n_minus_1 = 1},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .index_pattern = "pairs",
+          .walks_ring = true,
+          .world_max = 256,
+      },
+      [](Group& group, UnionIndexOperand& operand, CollectiveReport*) -> Status {
+        std::vector<std::vector<std::byte>> gathered;
+        WEIR_RETURN_IF_ERROR(
+            PayloadAllGather(group, operand.selection, operand.selection_bytes_max, &gathered));
+        if (Status status = operand.open(gathered); !status.ok()) {
+          return group.Fail(Annotate(status, "opening the indices of all ranks"));
+        }
+        return RingAllReduce(group, FloatLanes(*operand.values));
+      });
 }
 
 }  // namespace weir

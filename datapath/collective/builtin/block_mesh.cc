@@ -371,35 +371,25 @@ class BlockMeshPass {
   std::deque<std::pair<ScratchLoan, size_t>> messages_;  // and by which send it is gone
 };
 
-class BlockMesh : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) WEIR_RETURN_IF_ERROR(BlockMeshPass(group, lanes).Run());
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "block_mesh",
-      .summary = "mesh that leaves out blocks of zeros (OmniReduce, Fei et al. 2021)",
-      .form = PayloadForm::kLanes,
-      .cost = {.latency = {.constant = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .all_pairs = true,
-      .blocks = {.elements = kBlockBytes / sizeof(float), .own_share = 0.5, .union_share = 0.5},
-      .world_max = 256,
-  };
-};
-
 }  // namespace
 
 void RegisterBlockMesh(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<BlockMesh>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "block_mesh",
+          .summary = "mesh that leaves out blocks of zeros (OmniReduce, Fei et al. 2021)",
+          .form = "lanes",
+          .cost = {.latency = {.constant = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .all_pairs = true,
+          .blocks = {.elements = kBlockBytes / sizeof(float), .own_share = 0.5, .union_share = 0.5},
+          .world_max = 256,
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return group.size() > 1 ? BlockMeshPass(group, lanes).Run() : OkStatus();
+      });
 }
 
 }  // namespace weir

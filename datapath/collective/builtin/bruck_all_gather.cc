@@ -41,31 +41,21 @@ Status RunBruck(Group& group, size_t bytes_max, std::vector<std::vector<std::byt
   return sends.Drain();
 }
 
-class BruckAllGather : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(auto* gathered, GatheredOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(RunBruck(group, exchange.payload_bytes_max, *gathered));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "bruck_all_gather",
-      .summary = "payloads of any size, doubled with every round (Bruck et al. 1997)",
-      .form = PayloadForm::kOpaque,
-      .cost = {.latency = {.log2_n = 1}, .payload = {.n_minus_1 = 1}},
-      .payload_pattern = "bruck",
-  };
-};
-
 }  // namespace
 
 void RegisterBruckAllGather(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<BruckAllGather>());
+  AddCollective<GatherOperand>(
+      registry, wire_id,
+      {
+          .name = "bruck_all_gather",
+          .summary = "payloads of any size, doubled with every round (Bruck et al. 1997)",
+          .form = "opaque",
+          .cost = {.latency = {.log2_n = 1}, .payload = {.n_minus_1 = 1}},
+          .payload_pattern = "bruck",
+      },
+      [](Group& group, GatherOperand& operand, CollectiveReport*) -> Status {
+        return RunBruck(group, operand.payload_bytes_max, *operand.gathered);
+      });
 }
 
 }  // namespace weir

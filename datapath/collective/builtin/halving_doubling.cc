@@ -15,35 +15,22 @@
 #include "datapath/collective/collective.h"
 
 namespace weir {
-namespace {
-
-class HalvingDoubling : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(CirculantAllReduce(group, lanes));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "halving_doubling",
-      .summary = "recursive halving and doubling on a circulant graph (Traeff 2024)",
-      .form = PayloadForm::kLanes,
-      .cost = {.latency = {.log2_n = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .payload_pattern = "circulant",
-  };
-};
-
-}  // namespace
 
 void RegisterHalvingDoubling(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<HalvingDoubling>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "halving_doubling",
+          .summary = "recursive halving and doubling on a circulant graph (Traeff 2024)",
+          .form = "lanes",
+          .cost = {.latency = {.log2_n = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .payload_pattern = "circulant",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return CirculantAllReduce(group, lanes);
+      });
 }
 
 }  // namespace weir

@@ -96,48 +96,34 @@ Status ReduceByLeaders(Group& group, const NodePlaces& places, const Lanes& lane
   return Broadcast(group, 0, lanes.bytes);
 }
 
-class Hierarchical : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(Reduce(group, lanes));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  static Status Reduce(Group& group, const Lanes& lanes) {
-    if (group.size() == 1) return OkStatus();
-    // Control word and flags travel even so.
-    if (lanes.bytes.empty()) return Barrier(group);
-    const NodePlaces places = NodePlacesOf(group.nodes(), group.rank(), group.size());
-    if (places.equal) return ReduceEqualNodes(group, places, lanes);
-    return ReduceByLeaders(group, places, lanes);
-  }
-
-  const CollectiveTraits traits_{
-      .name = "hierarchical",
-      .summary = "sums within nodes, shards all-reduced across them (Traeff and Hunold 2020)",
-      .form = PayloadForm::kLanes,
-      .cost = {.latency = {.log2_n = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .node_cost = {.by_node = true,
-                    .even = {.latency = {.log2_n = 2},
-                             .payload = {.n_minus_1_over_n = 2},
-                             .reduce = {.n_minus_1_over_n = 1}},
-                    .uneven = {.latency = {.constant = 2, .log2_n = 1},
-                               .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
-                               .reduce = {.n_minus_1 = 1}}},
-  };
-};
-
 }  // namespace
 
 void RegisterHierarchical(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<Hierarchical>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "hierarchical",
+          .summary = "sums within nodes, shards all-reduced across them (Traeff and Hunold 2020)",
+          .form = "lanes",
+          .cost = {.latency = {.log2_n = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .node_cost = {.by_node = true,
+                        .even = {.latency = {.log2_n = 2},
+                                 .payload = {.n_minus_1_over_n = 2},
+                                 .reduce = {.n_minus_1_over_n = 1}},
+                        .uneven = {.latency = {.constant = 2, .log2_n = 1},
+                                   .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
+                                   .reduce = {.n_minus_1 = 1}}},
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        if (group.size() == 1) return OkStatus();
+        // Control word and flags travel even so.
+        if (lanes.bytes.empty()) return Barrier(group);
+        const NodePlaces places = NodePlacesOf(group.nodes(), group.rank(), group.size());
+        if (places.equal) return ReduceEqualNodes(group, places, lanes);
+        return ReduceByLeaders(group, places, lanes);
+      });
 }
 
 }  // namespace weir

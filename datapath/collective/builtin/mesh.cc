@@ -125,38 +125,27 @@ class MeshPass {
   SendQueue sends_;
 };
 
-class Mesh : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) {
-      WEIR_RETURN_IF_ERROR(CanStage(group, lanes) ? StagedAllReduce(group, lanes)
-                                                  : MeshPass(group, lanes).Run());
-    }
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "mesh",
-      .summary = "direct reduce-scatter and all-gather between all pairs (Thakur et al. 2005)",
-      .form = PayloadForm::kLanes,
-      .cost = {.latency = {.constant = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .all_pairs = true,
-      .shard_segment_bytes = kSegmentBytesDefault,
-      .world_max = 256,
-  };
-};
-
 }  // namespace
 
 void RegisterMesh(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<Mesh>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "mesh",
+          .summary = "direct reduce-scatter and all-gather between all pairs (Thakur et al. 2005)",
+          .form = "lanes",
+          .cost = {.latency = {.constant = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .all_pairs = true,
+          .shard_segment_bytes = kSegmentBytesDefault,
+          .world_max = 256,
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        if (group.size() == 1) return OkStatus();
+        return CanStage(group, lanes) ? StagedAllReduce(group, lanes)
+                                      : MeshPass(group, lanes).Run();
+      });
 }
 
 }  // namespace weir

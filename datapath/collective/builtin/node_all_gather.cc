@@ -39,11 +39,11 @@ std::vector<int> HeldAt(const NodePlaces& places, size_t place, size_t own) {
 
 class NodeGather {
  public:
-  NodeGather(Group& group, const Exchange& exchange, std::vector<std::vector<std::byte>>& gathered)
+  NodeGather(Group& group, const GatherOperand& operand)
       : group_(group),
-        bytes_max_(exchange.payload_bytes_max == 0 ? kFramePayloadBytesMax
-                                                   : exchange.payload_bytes_max),
-        gathered_(gathered),
+        bytes_max_(operand.payload_bytes_max == 0 ? kFramePayloadBytesMax
+                                                  : operand.payload_bytes_max),
+        gathered_(*operand.gathered),
         places_(NodePlacesOf(group.nodes(), group.rank(), group.size())) {
     while (places_.nodes[own_] != places_.node) ++own_;
   }
@@ -158,34 +158,25 @@ class NodeGather {
   size_t own_ = 0;  // of places_.nodes
 };
 
-class NodeAllGather : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(auto* gathered, GatheredOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(NodeGather(group, exchange, *gathered).Run());
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "node_all_gather",
-      .summary = "payloads cross to each node once, then go round within it (Bienz et al. 2022)",
-      .form = PayloadForm::kOpaque,
-      .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
-      .node_cost = {.by_node = true,
-                    .even = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
-                    .uneven = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}}},
-      .world_max = 256,
-  };
-};
-
 }  // namespace
 
 void RegisterNodeAllGather(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<NodeAllGather>());
+  AddCollective<GatherOperand>(
+      registry, wire_id,
+      {
+          .name = "node_all_gather",
+          .summary =
+              "payloads cross to each node once, then go round within it (Bienz et al. 2022)",
+          .form = "opaque",
+          .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+          .node_cost = {.by_node = true,
+                        .even = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+                        .uneven = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}}},
+          .world_max = 256,
+      },
+      [](Group& group, GatherOperand& operand, CollectiveReport*) -> Status {
+        return NodeGather(group, operand).Run();
+      });
 }
 
 }  // namespace weir

@@ -18,37 +18,27 @@
 #include "datapath/collective/node_parts.h"
 
 namespace weir {
-namespace {
-
-class NodeShards : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    return RunNodeSums(group, exchange, NodeEncoders::kAll);
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "node_shards",
-      .summary = "ranks sum and encode shards of their node's sum and gather them across nodes",
-      .form = PayloadForm::kNodeShards,
-      .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
-      .node_cost = {.by_node = true,
-                    .even = {.latency = {.constant = 2},
-                             .payload = {.n_minus_1_over_n = 2},
-                             .reduce = {.n_minus_1_over_n = 1}},
-                    .uneven = {.latency = {.constant = 2, .log2_n = 1},
-                               .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
-                               .reduce = {.n_minus_1 = 1}}},
-      .world_max = 256,
-  };
-};
-
-}  // namespace
 
 void RegisterNodeShards(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<NodeShards>());
+  AddCollective<NodeSumOperand>(
+      registry, wire_id,
+      {
+          .name = "node_shards",
+          .summary = "ranks sum and encode shards of their node's sum and gather them across nodes",
+          .form = "node_shards",
+          .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+          .node_cost = {.by_node = true,
+                        .even = {.latency = {.constant = 2},
+                                 .payload = {.n_minus_1_over_n = 2},
+                                 .reduce = {.n_minus_1_over_n = 1}},
+                        .uneven = {.latency = {.constant = 2, .log2_n = 1},
+                                   .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
+                                   .reduce = {.n_minus_1 = 1}}},
+          .world_max = 256,
+      },
+      [](Group& group, NodeSumOperand& operand, CollectiveReport*) -> Status {
+        return RunNodeSums(group, operand, NodeEncoders::kAll);
+      });
 }
 
 }  // namespace weir

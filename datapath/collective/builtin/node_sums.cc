@@ -22,33 +22,26 @@
 namespace weir {
 namespace {
 
-class NodeSums : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    return RunNodeSums(group, exchange, NodeEncoders::kFirst);
-  }
-
- private:
-  static constexpr WithinNodeCost kThroughFirst = {
-      .latency = {.constant = 2, .log2_n = 1},
-      .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
-      .reduce = {.n_minus_1 = 1}};
-  const CollectiveTraits traits_{
-      .name = "node_sums",
-      .summary = "first ranks sum their nodes, encode the sums and gather them",
-      .form = PayloadForm::kNodeSums,
-      .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
-      .node_cost = {.by_node = true, .even = kThroughFirst, .uneven = kThroughFirst},
-      .world_max = 256,
-  };
-};
+constexpr WithinNodeCost kThroughFirst = {.latency = {.constant = 2, .log2_n = 1},
+                                          .payload = {.n_minus_1 = 1, .n_minus_1_over_n = 2},
+                                          .reduce = {.n_minus_1 = 1}};
 
 }  // namespace
 
 void RegisterNodeSums(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<NodeSums>());
+  AddCollective<NodeSumOperand>(
+      registry, wire_id,
+      {
+          .name = "node_sums",
+          .summary = "first ranks sum their nodes, encode the sums and gather them",
+          .form = "node_sums",
+          .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+          .node_cost = {.by_node = true, .even = kThroughFirst, .uneven = kThroughFirst},
+          .world_max = 256,
+      },
+      [](Group& group, NodeSumOperand& operand, CollectiveReport*) -> Status {
+        return RunNodeSums(group, operand, NodeEncoders::kFirst);
+      });
 }
 
 }  // namespace weir

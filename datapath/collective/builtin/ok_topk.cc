@@ -29,50 +29,24 @@ namespace {
 
 class OkTopkPass {
  public:
-  OkTopkPass(Group& group, Exchange& exchange)
-      : group_(group), exchange_(exchange), world_(group.size()), rank_(group.rank()) {}
+  OkTopkPass(Group& group, SparseSumOperand& operand)
+      : group_(group), operand_(operand), world_(group.size()), rank_(group.rank()) {}
 
   Status Run() {
-    WEIR_RETURN_IF_ERROR(Select());
-    if (exchange_.balance != nullptr) balance_ = *exchange_.balance;
-    regions_ = SparseRegions(balance_, exchange_.elements, world_);
+    if (operand_.balance != nullptr) balance_ = *operand_.balance;
+    regions_ = SparseRegions(balance_, operand_.elements, world_);
     WEIR_RETURN_IF_ERROR(SumOwnRegion());
     WEIR_RETURN_IF_ERROR(GatherKept());
-    if (exchange_.balance != nullptr) *exchange_.balance = std::move(balance_);
+    if (operand_.balance != nullptr) *operand_.balance = std::move(balance_);
     return OkStatus();
   }
 
  private:
-  // The own selection, decoded.
-  Status Select() {
-    if (!exchange_.select || !exchange_.open || exchange_.values == nullptr ||
-        exchange_.indices == nullptr) {
-      return group_.Fail(
-          InvalidArgument("expected select, open, indices and values, found one missing"));
-    }
-    StatusOr<std::span<const std::byte>> own = exchange_.select();
-    if (!own.ok()) return group_.Fail(Annotate(own.status(), "selecting indices"));
-    if (Status status = exchange_.open(*own); !status.ok()) {
-      return group_.Fail(Annotate(status, "opening the own indices"));
-    }
-    selected_.indices.swap(*exchange_.indices);
-    selected_.values.swap(*exchange_.values);
-    const std::vector<uint32_t>& indices = selected_.indices;
-    if (indices.size() != selected_.values.size() ||
-        std::adjacent_find(indices.begin(), indices.end(), std::greater_equal<>()) !=
-            indices.end() ||
-        (!indices.empty() && indices.back() >= exchange_.elements)) {
-      return group_.Fail(InvalidArgument(
-          StrCat("expected a value each for ascending indices below ", exchange_.elements,
-                 ", found ", indices.size(), " indices and ", selected_.values.size(), " values")));
-    }
-    return OkStatus();
-  }
-
   Status SumOwnRegion() {
     std::vector<std::vector<std::byte>> payloads;
     payloads.reserve(regions_.size());
-    for (const SparseRange& region : regions_) payloads.push_back(EncodeSparse(selected_, region));
+    for (const SparseRange& region : regions_)
+      payloads.push_back(EncodeSparse(operand_.selected, region));
     const std::vector<std::span<const std::byte>> outgoing(payloads.begin(), payloads.end());
     std::vector<std::vector<std::byte>> incoming;
     const auto add = [&](int from) {
@@ -91,7 +65,7 @@ class OkTopkPass {
   }
 
   Status GatherKept() {
-    const uint64_t target = exchange_.kept_target;
+    const uint64_t target = operand_.kept_target;
     std::optional<SparseSummary> summary;
     if (balance_.summarise) summary = SummaryOf(sums_);
     const SparseVector own = KeepSparse(sums_, balance_, target, world_);
@@ -113,49 +87,38 @@ class OkTopkPass {
       }
       if (spread.has_value()) summaries.push_back(*spread);
     }
-    LearnSparse(kept, summaries, exchange_.elements, target, world_, &balance_);
-    exchange_.indices->swap(kept.indices);
-    exchange_.values->swap(kept.values);
+    LearnSparse(kept, summaries, operand_.elements, target, world_, &balance_);
+    operand_.sums = std::move(kept);
     return OkStatus();
   }
 
   Group& group_;
-  Exchange& exchange_;
+  SparseSumOperand& operand_;
   const int world_, rank_;
   SparseBalance balance_;
   std::vector<SparseRange> regions_;
-  SparseVector selected_, sums_;  // the own selection; sums of the own region over all ranks
-};
-
-class OkTopk : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_RETURN_IF_ERROR(OkTopkPass(group, exchange).Run());
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "ok_topk",
-      .summary = "balanced regions sum selections and keep the largest (Li and Hoefler 2022)",
-      .form = PayloadForm::kSharedIndex,
-      .own_values = true,
-      .cost = {.latency = {.constant = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .index = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .all_pairs = true,
-      .world_max = 256,
-  };
+  SparseVector sums_;  // of the own region over all ranks
 };
 
 }  // namespace
 
 void RegisterOkTopk(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<OkTopk>());
+  AddCollective<SparseSumOperand>(
+      registry, wire_id,
+      {
+          .name = "ok_topk",
+          .summary = "balanced regions sum selections and keep the largest (Li and Hoefler 2022)",
+          .form = "own_selections",
+          .cost = {.latency = {.constant = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .index = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .all_pairs = true,
+          .world_max = 256,
+      },
+      [](Group& group, SparseSumOperand& operand, CollectiveReport*) -> Status {
+        return OkTopkPass(group, operand).Run();
+      });
 }
 
 }  // namespace weir

@@ -31,37 +31,30 @@ namespace {
 constexpr int kSparseWorldMax = 64;      // workers of one aggregator
 constexpr uint32_t kBlockElements = 64;  // the smallest blocks of leases, which controllers ask for
 
-class OmniReduce : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    if (exchange.lane_bytes != sizeof(float)) {
-      return group.Fail(InvalidArgument(StrCat(
-          "omnireduce: expected float32 lanes, found lanes of ", exchange.lane_bytes, " bytes")));
-    }
-    return SumThroughOffload(group, exchange, "block_mesh");
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "omnireduce",
-      .summary = "float32 blocks summed by an aggregator, else by block_mesh (Fei et al. 2021)",
-      .form = PayloadForm::kFloatLanes,
-      .cost = {.latency = {.constant = 2, .log2_n = 2},
-               .payload = {.constant = 1088.0 / 1024},
-               .reduce = {.constant = 2}},
-      .blocks = {.elements = kBlockElements, .union_share = 1},
-      .world_min = 2,
-      .world_max = kSparseWorldMax,
-      .lease_mode = "sparse",
-  };
-};
-
 }  // namespace
 
 void RegisterOmniReduce(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<OmniReduce>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "omnireduce",
+          .summary = "float32 blocks summed by an aggregator, else by block_mesh (Fei et al. 2021)",
+          .form = "float_lanes",
+          .cost = {.latency = {.constant = 2, .log2_n = 2},
+                   .payload = {.constant = 1088.0 / 1024},
+                   .reduce = {.constant = 2}},
+          .blocks = {.elements = kBlockElements, .union_share = 1},
+          .world_min = 2,
+          .world_max = kSparseWorldMax,
+          .lease_mode = "sparse",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport* report) -> Status {
+        if (lanes.lane_bytes != sizeof(float)) {
+          return group.Fail(InvalidArgument(StrCat(
+              "omnireduce: expected float32 lanes, found lanes of ", lanes.lane_bytes, " bytes")));
+        }
+        return SumThroughOffload(group, lanes, "block_mesh", report);
+      });
 }
 
 }  // namespace weir

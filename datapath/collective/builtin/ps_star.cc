@@ -78,34 +78,24 @@ class StarPass {
   SendQueue sends_;
 };
 
-class ParameterServerStar : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) {
-      StarPass pass(group, lanes);
-      WEIR_RETURN_IF_ERROR(group.rank() == 0 ? pass.Serve() : pass.PushAndPull());
-    }
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "ps_star",
-      .summary = "rank 0 sums for all (Li et al. 2014, one server)",
-      .form = PayloadForm::kLanes,
-      .cost = {.latency = {.constant = 2}, .payload = {.n_minus_1 = 1}, .reduce = {.n_minus_1 = 1}},
-      .payload_pattern = "star",
-  };
-};
-
 }  // namespace
 
 void RegisterParameterServerStar(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<ParameterServerStar>());
+  AddCollective<Lanes>(registry, wire_id,
+                       {
+                           .name = "ps_star",
+                           .summary = "rank 0 sums for all (Li et al. 2014, one server)",
+                           .form = "lanes",
+                           .cost = {.latency = {.constant = 2},
+                                    .payload = {.n_minus_1 = 1},
+                                    .reduce = {.n_minus_1 = 1}},
+                           .payload_pattern = "star",
+                       },
+                       [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+                         if (group.size() == 1) return OkStatus();
+                         StarPass pass(group, lanes);
+                         return group.rank() == 0 ? pass.Serve() : pass.PushAndPull();
+                       });
 }
 
 }  // namespace weir

@@ -89,31 +89,21 @@ class DoublingPass {
   SendQueue sends_;
 };
 
-class RecursiveDoubling : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) WEIR_RETURN_IF_ERROR(DoublingPass(group, lanes).Run());
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "recursive_doubling",
-      .summary = "log2 N exchanges of the whole payload (Thakur et al. 2005)",
-      .form = PayloadForm::kLanes,
-      .cost = {.latency = {.log2_n = 1}, .payload = {.log2_n = 1}, .reduce = {.log2_n = 1}},
-      .payload_pattern = "doubling",
-  };
-};
-
 }  // namespace
 
 void RegisterRecursiveDoubling(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<RecursiveDoubling>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "recursive_doubling",
+          .summary = "log2 N exchanges of the whole payload (Thakur et al. 2005)",
+          .form = "lanes",
+          .cost = {.latency = {.log2_n = 1}, .payload = {.log2_n = 1}, .reduce = {.log2_n = 1}},
+          .payload_pattern = "doubling",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return group.size() > 1 ? DoublingPass(group, lanes).Run() : OkStatus();
+      });
 }
 
 }  // namespace weir

@@ -10,35 +10,22 @@
 #include "datapath/collective/primitives.h"
 
 namespace weir {
-namespace {
-
-class Ring : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(RingAllReduce(group, lanes));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "ring",
-      .summary = "reduce-scatter and all-gather around a ring (Patarasuk and Yuan 2009)",
-      .form = PayloadForm::kLanes,
-      .cost = {.latency = {.n_minus_1 = 2},
-               .payload = {.n_minus_1_over_n = 2},
-               .reduce = {.n_minus_1_over_n = 1}},
-      .walks_ring = true,
-  };
-};
-
-}  // namespace
 
 void RegisterRing(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<Ring>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "ring",
+          .summary = "reduce-scatter and all-gather around a ring (Patarasuk and Yuan 2009)",
+          .form = "lanes",
+          .cost = {.latency = {.n_minus_1 = 2},
+                   .payload = {.n_minus_1_over_n = 2},
+                   .reduce = {.n_minus_1_over_n = 1}},
+          .walks_ring = true,
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return RingAllReduce(group, lanes);
+      });
 }
 
 }  // namespace weir

@@ -41,31 +41,21 @@ Status RunRing(Group& group, std::span<const std::byte> own, size_t bytes_max,
   return sends.Drain();
 }
 
-class RingAllGather : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(auto* gathered, GatheredOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(RunRing(group, exchange.payload, exchange.payload_bytes_max, *gathered));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "ring_all_gather",
-      .summary = "payloads of any size forwarded around a ring (Thakur et al. 2005)",
-      .form = PayloadForm::kOpaque,
-      .cost = {.latency = {.n_minus_1 = 1}, .payload = {.n_minus_1 = 1}},
-      .walks_ring = true,
-  };
-};
-
 }  // namespace
 
 void RegisterRingAllGather(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<RingAllGather>());
+  AddCollective<GatherOperand>(
+      registry, wire_id,
+      {
+          .name = "ring_all_gather",
+          .summary = "payloads of any size forwarded around a ring (Thakur et al. 2005)",
+          .form = "opaque",
+          .cost = {.latency = {.n_minus_1 = 1}, .payload = {.n_minus_1 = 1}},
+          .walks_ring = true,
+      },
+      [](Group& group, GatherOperand& operand, CollectiveReport*) -> Status {
+        return RunRing(group, operand.payload, operand.payload_bytes_max, *operand.gathered);
+      });
 }
 
 }  // namespace weir

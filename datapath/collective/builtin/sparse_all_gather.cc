@@ -10,35 +10,23 @@
 #include "datapath/collective/primitives.h"
 
 namespace weir {
-namespace {
-
-class SparseAllGather : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(auto* gathered, GatheredOf(group, exchange));
-    WEIR_RETURN_IF_ERROR(
-        PayloadAllGather(group, exchange.payload, exchange.payload_bytes_max, gathered));
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "sparse_all_gather",
-      .summary = "direct exchange of payloads of any size between all pairs (Thakur et al. 2005)",
-      .form = PayloadForm::kOpaque,
-      .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
-      .all_pairs = true,
-      .world_max = 256,
-  };
-};
-
-}  // namespace
 
 void RegisterSparseAllGather(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<SparseAllGather>());
+  AddCollective<GatherOperand>(
+      registry, wire_id,
+      {
+          .name = "sparse_all_gather",
+          .summary =
+              "direct exchange of payloads of any size between all pairs (Thakur et al. 2005)",
+          .form = "opaque",
+          .cost = {.latency = {.constant = 1}, .payload = {.n_minus_1 = 1}},
+          .all_pairs = true,
+          .world_max = 256,
+      },
+      [](Group& group, GatherOperand& operand, CollectiveReport*) -> Status {
+        return PayloadAllGather(group, operand.payload, operand.payload_bytes_max,
+                                operand.gathered);
+      });
 }
 
 }  // namespace weir

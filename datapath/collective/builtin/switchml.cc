@@ -30,36 +30,30 @@ namespace {
 
 constexpr int kWorldMax = 64;  // workers of one aggregator
 
-class SwitchMl : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    if (exchange.lane_bytes != sizeof(float)) {
-      return group.Fail(InvalidArgument(StrCat("switchml: expected float32 lanes, found lanes of ",
-                                               exchange.lane_bytes, " bytes")));
-    }
-    return SumThroughOffload(group, exchange, "ring");
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "switchml",
-      .summary = "float32 lanes summed by an aggregator, else around a ring (Sapio et al. 2021)",
-      .form = PayloadForm::kFloatLanes,
-      .cost = {.latency = {.constant = 4, .log2_n = 2},
-               .payload = {.constant = 1072.0 / 1024},
-               .reduce = {.constant = 2}},
-      .world_min = 2,
-      .world_max = kWorldMax,
-      .lease_mode = "sum",
-  };
-};
-
 }  // namespace
 
 void RegisterSwitchMl(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<SwitchMl>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "switchml",
+          .summary =
+              "float32 lanes summed by an aggregator, else around a ring (Sapio et al. 2021)",
+          .form = "float_lanes",
+          .cost = {.latency = {.constant = 4, .log2_n = 2},
+                   .payload = {.constant = 1072.0 / 1024},
+                   .reduce = {.constant = 2}},
+          .world_min = 2,
+          .world_max = kWorldMax,
+          .lease_mode = "sum",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport* report) -> Status {
+        if (lanes.lane_bytes != sizeof(float)) {
+          return group.Fail(InvalidArgument(StrCat(
+              "switchml: expected float32 lanes, found lanes of ", lanes.lane_bytes, " bytes")));
+        }
+        return SumThroughOffload(group, lanes, "ring", report);
+      });
 }
 
 }  // namespace weir

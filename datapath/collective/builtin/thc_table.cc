@@ -22,32 +22,25 @@ namespace {
 
 constexpr int kTableWorldMax = 64;  // workers of one aggregator
 
-class ThcTable : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    return SumThroughOffload(group, exchange, "ring");
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "thc_table",
-      .summary = "levels summed by an aggregator's table, else around a ring (Li et al. 2024)",
-      .form = PayloadForm::kTableLanes,
-      .cost = {.latency = {.constant = 2, .log2_n = 2},
-               .payload = {.constant = 1080.0 / 1024},
-               .reduce = {.constant = 2}},
-      .world_min = 2,
-      .world_max = kTableWorldMax,
-      .lease_mode = "table",
-  };
-};
-
 }  // namespace
 
 void RegisterThcTable(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<ThcTable>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "thc_table",
+          .summary = "levels summed by an aggregator's table, else around a ring (Li et al. 2024)",
+          .form = "table_lanes",
+          .cost = {.latency = {.constant = 2, .log2_n = 2},
+                   .payload = {.constant = 1080.0 / 1024},
+                   .reduce = {.constant = 2}},
+          .world_min = 2,
+          .world_max = kTableWorldMax,
+          .lease_mode = "table",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport* report) -> Status {
+        return SumThroughOffload(group, lanes, "ring", report);
+      });
 }
 
 }  // namespace weir

@@ -156,31 +156,21 @@ class TreePass {
   size_t inner_ = 0, leaf_ = 1;
 };
 
-class Tree : public Collective {
- public:
-  const CollectiveTraits& Traits() const override { return traits_; }
-
-  StatusOr<CollectiveReport> Run(Group& group, Exchange& exchange) const override {
-    const uint64_t before = group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(const Lanes lanes, LanesOf(group, exchange));
-    if (group.size() > 1) WEIR_RETURN_IF_ERROR(TreePass(group, lanes).Run());
-    return CollectiveReport{.bytes_sent = group.bytes_sent() - before};
-  }
-
- private:
-  const CollectiveTraits traits_{
-      .name = "tree",
-      .summary = "pipelined double binary tree (Sanders, Speck and Traeff 2009)",
-      .form = PayloadForm::kLanes,
-      .cost = {.latency = {.log2_n = 2}, .payload = {.constant = 2}, .reduce = {.constant = 1}},
-      .payload_pattern = "trees",
-  };
-};
-
 }  // namespace
 
 void RegisterTree(Registry<Collective>& registry, uint8_t wire_id) {
-  registry.Add(wire_id, std::make_unique<Tree>());
+  AddCollective<Lanes>(
+      registry, wire_id,
+      {
+          .name = "tree",
+          .summary = "pipelined double binary tree (Sanders, Speck and Traeff 2009)",
+          .form = "lanes",
+          .cost = {.latency = {.log2_n = 2}, .payload = {.constant = 2}, .reduce = {.constant = 1}},
+          .payload_pattern = "trees",
+      },
+      [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
+        return group.size() > 1 ? TreePass(group, lanes).Run() : OkStatus();
+      });
 }
 
 }  // namespace weir

@@ -1,6 +1,6 @@
 #pragma once
-// How long a rank looks for news before it sleeps. A neighbour on this machine often answers sooner
-// than a sleep and a wake-up take; somebody else may need the core.
+// How long a rank polls for news before it sleeps. A neighbour on this machine often answers sooner
+// than a sleep and a wake-up take, but another process may need the core.
 
 #include <algorithm>
 
@@ -8,26 +8,26 @@
 
 namespace weir::mesh {
 
-/// Looking pays as long as recent waits of the same kind were short. Waits soon after other news
-/// are one kind: the messages of one operation follow each other closely. The first wait after a
-/// pause is the other: it lasts until the slowest rank has computed. Each learns from its own, so
-/// long pauses between operations do not slow those down, and idle ranks leave the cores to others.
-/// Not thread-safe. O(1).
+/// Polling pays as long as recent waits of the same kind were short. There are two kinds of waits.
+/// Those soon after other news are short, because the messages of one operation follow each other
+/// closely. The first wait after a pause lasts until the slowest rank has computed. Each kind has a
+/// limit of its own, so long pauses between operations do not slow the operations down, and idle
+/// ranks leave the cores to others. Not thread-safe. O(1).
 class SpinBudget {
  public:
   static constexpr Duration kMax = std::chrono::microseconds(50);
-  /// Between ranks of one host that have a core each: nobody waits for the core, and two of them
-  /// that were woken together begin 50 to 100 us apart on a virtual machine.
+  /// The limit between ranks of one host that have a core each. No other process waits for the
+  /// core, and two ranks that were woken together begin 50 to 100 us apart on a virtual machine.
   static constexpr Duration kMaxApart = std::chrono::microseconds(150);
-  /// News this long ago make a wait one of an operation in progress.
+  /// A wait that begins within this time after news belongs to an operation in progress.
   static constexpr Duration kPause = std::chrono::microseconds(200);
-  /// Looking so long without a yield is cheaper than yields, where ranks have a core each.
+  /// Polling for this long without a yield is cheaper than yielding, where ranks have a core each.
   static constexpr Duration kAlone = std::chrono::microseconds(10);
-  /// A yield that took longer gave the core to somebody.
+  /// A yield that took longer than this gave the core to another process.
   static constexpr Duration kGiven = std::chrono::microseconds(6);
 
-  /// There are others on this host, and so many ranks for each core. Where it is more than one a
-  /// wait lasts their turns, too, and a yield may give each of the others one.
+  /// Other ranks are on this host, with so many ranks for each core. Where there are several, a
+  /// wait includes the turns of the others, and a yield may give each of them one.
   void ShareHost(int ranks_per_core) {
     share_ = std::clamp(ranks_per_core, 1, 4);
     most_ = share_ == 1 ? kMaxApart : share_ * kMax;
@@ -38,8 +38,8 @@ class SpinBudget {
     return now < barred_until_ ? Duration(0) : limit_[InOperation(now)];
   }
 
-  /// A wait that began at `start` ended at `end`. Counts as short up to twice the longest look:
-  /// sleeping and waking would have taken about the difference.
+  /// A wait that began at `start` ended at `end`. It counts as short up to twice the longest time
+  /// of polling, because sleeping and waking would have taken about the difference.
   void Learn(TimePoint start, TimePoint end) {
     Duration& limit = limit_[InOperation(start)];
     limit = end - start < 2 * most_ ? std::min(2 * limit + std::chrono::microseconds(1), most_)
@@ -47,19 +47,20 @@ class SpinBudget {
     last_news_ = end;
   }
 
-  /// What came of a look, behind a yield or not. News behind a yield: the awaited one runs on this
-  /// core.
+  /// The result of a look, and whether it followed a yield. News after a yield means that the
+  /// awaited rank runs on this core.
   void OnLook(bool news, bool yielded) {
     if (!news && !yielded) return;
     yields_first_ = news && yielded;
     together_ = yields_first_ ? together_ + 1 : 0;
     if (!yields_first_) together_max_ = kTogetherMax;
   }
-  /// Where ranks have a core each: the next wait begins with a yield, as the last one brought news.
+  /// Where ranks have a core each: whether the next wait begins with a yield, because the last
+  /// yield brought news.
   bool yields_first() const { return yields_first_; }
-  /// Likewise, once before a wait: it sleeps at once, after a few that yields ended, as a sleeper
-  /// is woken on an idle core and then stays there. Where that does not help, as all are busy, it
-  /// is tried less often.
+  /// Likewise, to be called once before a wait: whether it should sleep at once. That is so after a
+  /// few waits that yields ended, because a sleeper is woken on an idle core and then stays there.
+  /// Where that does not help, because all cores are busy, it is tried less often.
   bool MovesAway() {
     if (together_ < together_max_) return false;
     together_ = 0;
@@ -67,10 +68,10 @@ class SpinBudget {
     return true;
   }
 
-  /// What a yield took. A long one gave the core to somebody who computes, for a whole time slice:
-  /// then sleeping, from which the kernel wakes ahead of such, is better. For how long follows from
-  /// what was lost: 200 times as long, so that of all time at most 0.5 % goes that way, and twice
-  /// as long each time that it happens soon again, up to 800 times.
+  /// How long a yield took. A long one gave the core to a process that computes, for a whole time
+  /// slice. Then sleeping is better, because the kernel runs a woken rank ahead of such a process.
+  /// Polling is suspended for 200 times the time lost, so that at most 0.5 % of all time is lost,
+  /// and for twice as long each time that it happens again soon, up to 800 times.
   void OnYield(TimePoint now, Duration took) {
     if (took < share_ * kStolen) return;
     const bool again = now < barred_until_ + (barred_until_ - barred_at_);

@@ -90,7 +90,7 @@ Status StreamMesh::CheckAuthenticated(const std::vector<TransportAddress>& addre
   return OkStatus();
 }
 
-// Never read off: every write is one wake-up.
+// The counter is never read: with EPOLLET every write wakes once.
 Status StreamMesh::AddEventFd(int fd) { return events().Add(fd, EPOLLIN | EPOLLET, kWakeIndex); }
 
 // ---- waiting
@@ -128,11 +128,11 @@ Status StreamMesh::LookForSilence(TimePoint now) {
   return OkStatus();
 }
 
-// True when some shared memory, or else with `sockets` some socket, has news. Where ranks outnumber
-// the cores it yields at every turn: the awaited one may need this core. Elsewhere only after a
-// while, as a yield takes as long as a message, or at once where the last yield brought the news:
-// two ranks that share a core though there is another pass it to each other, a few times. If
-// somebody ran meanwhile and brought none, it sleeps: a sleeper is woken on an idle core.
+// Polls for news and returns whether there is any. Where ranks outnumber the cores it yields at
+// every turn, because the awaited rank may need this core. Elsewhere it yields only after a while,
+// because a yield takes as long as a message, or at once where the last yield brought the news:
+// then two ranks share a core though another one is free. If another process ran in the meantime
+// and brought no news, the rank sleeps, because a sleeper is woken on an idle core.
 StatusOr<bool> StreamMesh::Spin(const Operation& awaited, TimePoint now) {
   const TimePoint asked = now + options().busy_poll;
   const TimePoint end = std::max(now + spin_.limit(now), asked);
@@ -165,9 +165,8 @@ StatusOr<bool> StreamMesh::Look(const Operation& awaited, TimePoint now, unsigne
   }
   Connection& connection = *connections_[awaited.peer];
   if (connection.shares_memory()) return false;
-  // Reading in vain costs about what asking epoll does, and succeeding saves the question, which
-  // besides tells of what was read already. Now and then it is asked all the same: others may have
-  // news.
+  // A read that finds nothing costs about as much as asking epoll, and one that succeeds saves the
+  // question. Epoll is still asked from time to time, because other peers may have news.
   constexpr unsigned kReadsPerQuestion = 15;
   const bool ask = turn % (kReadsPerQuestion + 1) == kReadsPerQuestion;
   if (!awaited.send && !ask) {

@@ -77,16 +77,14 @@ class Mesh {
 
   void Run(const Collective& collective, std::vector<float>& values,
            LaneOffload* offload = nullptr) {
-    Exchange exchange;
-    exchange.lanes = std::as_writable_bytes(std::span(values));
-    exchange.accumulate = AccumulateFloatLanes;  // as the codec identity has it
-    Run(collective, exchange, offload);
+    Lanes lanes = FloatLanes(values);  // as the codec identity has it
+    Run(collective, lanes, offload);
   }
 
-  void Run(const Collective& collective, Exchange& exchange, LaneOffload* offload) {
+  void Run(const Collective& collective, Lanes& lanes, LaneOffload* offload) {
     Group& group = Begin();
     group.SetOffload(offload);
-    const auto report = collective.Run(group, exchange);
+    const auto report = RunCollective(collective, group, lanes);
     if (!report.ok()) Die(ToString(report.status()));
     if (offload != nullptr && offload->abandoned()) Die("the aggregator was given up");
   }
@@ -156,15 +154,15 @@ class Thc {
     payload_.resize(codec_.MaxEncodedBytes(values.size(), context_));
     const auto encoded = codec_.Encode(values, context_, payload_);
     if (!encoded.ok()) Die(ToString(encoded.status()));
-    Exchange lanes;
-    lanes.lanes = std::span(payload_).first(encoded->bytes);
+    Lanes lanes;
+    lanes.bytes = std::span(payload_).first(encoded->bytes);
     lanes.lane_bytes = codec_.LaneBytes(context_);
     lanes.accumulate = [this](std::span<std::byte> sum, std::span<const std::byte> addend) {
       codec_.Accumulate(context_, sum, addend);
     };
     mesh.Run(collective, lanes, offload);
     std::fill(values.begin(), values.end(), 0.0f);
-    const Status decoded = codec_.DecodeAdd(lanes.lanes, context_, 1.0f, values);
+    const Status decoded = codec_.DecodeAdd(lanes.bytes, context_, 1.0f, values);
     if (!decoded.ok()) Die(ToString(decoded));
   }
 
@@ -261,7 +259,7 @@ void Main(const Options& options) {
   std::vector<Contestant> contestants;
   for (auto& mesh : meshes) {
     for (const Collective* collective : Collectives().All()) {
-      if (collective->Traits().form != PayloadForm::kLanes) continue;
+      if (collective->Traits().form != "lanes") continue;
       contestants.push_back({mesh->name(), collective->Traits().name,
                              [collective, &mesh](auto& values) { mesh->Run(*collective, values); },
                              [&mesh] { mesh->Meet(); }});
@@ -270,7 +268,7 @@ void Main(const Options& options) {
   for (const auto& [name, lease] : plan.leases) {
     const Collective* through = *Collectives().Find(name);
     LaneOffload* offload = port.OffloadOf(plan, name);
-    const bool table = through->Traits().form == PayloadForm::kTableLanes;
+    const bool table = through->Traits().form == "table_lanes";
     for (auto& mesh : meshes) {
       const auto run = [=, &mesh, &thc](std::vector<float>& values) {
         if (table) {

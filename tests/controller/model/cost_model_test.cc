@@ -34,7 +34,7 @@ struct Published {
       collective.payload.log2_n = 3;
     } else {
       codec = test::Lanes("dense", 32, false);
-      collective.form = "lanes";
+      test::SetForm("lanes", &collective);
       if (kind == "ring") {
         collective.latency.n_minus_1 = 2;
         collective.payload.n_minus_1_over_n = 2;
@@ -328,17 +328,23 @@ TEST(CostModelTest, WhatLosesMoreThanItSendsGainsNothingTwiceEither) {
   EXPECT_EQ(PredictBucket(snapshot, bucket, codec, regions, 1).gain, 0);
 }
 
-TEST(CostModelTest, RegionsCarryOpaquePayloadsThatNeedNothingElse) {
+TEST(CostModelTest, CollectivesCarryWhatRanksSayTheirFormDoes) {
   const CollectiveModel regions = test::Collective("r", "regions");
   CodecModel codec = test::Selecting("top_k", "opaque", 16, true);
   EXPECT_TRUE(Compatible(codec, regions, 4));
-  codec.shared_metadata = true;
-  EXPECT_FALSE(Compatible(codec, regions, 4));
-  codec.shared_metadata = false;
   codec.opt_in = true;
+  EXPECT_FALSE(Compatible(codec, regions, 4)) << "nor is it looked for there";
+  codec.opt_in = false;
+  codec.forms = {"opaque"};
   EXPECT_FALSE(Compatible(codec, regions, 4));
-  EXPECT_FALSE(Compatible(test::Lanes("fp16", 16, true), regions, 4));
+  EXPECT_TRUE(Compatible(codec, test::Collective("g", "opaque"), 4));
   EXPECT_FALSE(Compatible(codec, test::Collective("l", "lanes"), 4));
+  CollectiveModel table = test::Collective("t", "table_lanes");
+  codec.forms = {"lanes", "table_lanes"};
+  EXPECT_FALSE(Compatible(codec, table, 4)) << "a lease would have another table";
+  codec.tabled = true;
+  EXPECT_TRUE(Compatible(codec, table, 4));
+  EXPECT_FALSE(Compatible(test::Lanes("fp16", 16, true), regions, 4));
 }
 
 TEST(CostModelTest, FloatLanesAreWhatLosslessCodecsOf32BitsMake) {

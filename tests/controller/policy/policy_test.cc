@@ -106,6 +106,20 @@ TEST(PolicyTest, NumbersAreDecimalUnquotedAndInRange) {
   EXPECT_THAT(ErrorOf("bounds: {gain_min: 1e999}"), HasSubstr("bounds.gain_min"));
 }
 
+TEST(PolicyTest, CodecsMayBeVariants) {
+  for (const char* list : {"bounds: {codecs: [sidco:fit=gp, top_k]}",
+                           "bounds:\n  codecs:\n    - sidco:fit=gp\n    - top_k\n",
+                           R"({"bounds": {"codecs": ["sidco:fit=gp", "top_k"]}})"}) {
+    const auto policy = ParsePolicy(list, "p.yaml");
+    ASSERT_TRUE(policy.ok()) << list << ": " << Message(policy.status());
+    EXPECT_THAT(policy->codecs, ElementsAre("sidco:fit=gp", "top_k"));
+  }
+  const auto fixed =
+      ParsePolicy("objective: {name: fixed, codec: qsgd:memory=none, collective: ring}", "p.yaml");
+  ASSERT_TRUE(fixed.ok()) << Message(fixed.status());
+  EXPECT_EQ(fixed->fixed_codec, "qsgd:memory=none");
+}
+
 TEST(PolicyTest, WrongShapesAreRefused) {
   EXPECT_THAT(ErrorOf(""), HasSubstr("found nothing"));
   EXPECT_THAT(ErrorOf("just text"), HasSubstr("expected a section"));
@@ -116,6 +130,8 @@ TEST(PolicyTest, WrongShapesAreRefused) {
   EXPECT_THAT(ErrorOf("jobs: [a, a]"), HasSubstr("expected each entry once"));
   EXPECT_THAT(ErrorOf("bounds: {codecs: [[top_k]]}"), HasSubstr("found the entry a list"));
   EXPECT_THAT(ErrorOf("bounds: {codecs: [\"to p\"]}"), HasSubstr("found the entry 'to p'"));
+  EXPECT_THAT(ErrorOf("bounds: {collectives: [\"a:b=c\"]}"), HasSubstr("found the entry 'a:b=c'"));
+  EXPECT_THAT(ErrorOf("name: a:b=c"), HasSubstr("name: expected a name"));
   EXPECT_THAT(ErrorOf("name: {a: b}"), HasSubstr("name: expected a name"));
   EXPECT_THAT(ErrorOf("? [a]\n: b\n"), HasSubstr("expected a plain key"));
   EXPECT_THAT(ErrorOf("name: !!python/object x"), HasSubstr("expected no tag"));

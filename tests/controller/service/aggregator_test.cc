@@ -10,6 +10,7 @@
 #include "controller/service/aggregator_api.h"
 #include "controller/service/aggregator_gateway.h"
 #include "datapath/base/bounded_queue.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/mutex.h"
 #include "tests/controller/service/fake_lookups.h"
 
@@ -147,6 +148,7 @@ class FakeServer {
     server_.Delete("/v1/leases/[^/]+", [this](const httplib::Request& request, httplib::Response&) {
       MutexLock lock(mutex_);
       ended_ = request.target;
+      ended_by_ = request.get_header_value("Weir-Lease-Owner");
     });
     port_ = server_.bind_to_any_port("127.0.0.1");
     thread_ = std::thread([this] { server_.listen_after_bind(); });
@@ -170,6 +172,11 @@ class FakeServer {
     return ended_;
   }
 
+  std::string ended_by() {
+    MutexLock lock(mutex_);
+    return ended_by_;
+  }
+
   std::atomic<bool> full{false};
 
  private:
@@ -177,6 +184,7 @@ class FakeServer {
   Mutex mutex_;
   std::string authorization_ WEIR_GUARDED_BY(mutex_);
   std::string body_ WEIR_GUARDED_BY(mutex_), ended_ WEIR_GUARDED_BY(mutex_);
+  std::string ended_by_ WEIR_GUARDED_BY(mutex_);
   int port_ = 0;
   std::thread thread_;
 };
@@ -209,6 +217,7 @@ GatewayOptions OptionsFor(int port) {
   GatewayOptions options;
   options.aggregators = {{"sum-1", StrCat("http://127.0.0.1:", port)}};
   options.token = "secret";
+  options.owner_secret = "kept secret";
   options.poll_interval = std::chrono::milliseconds(20);
   options.answer_timeout = std::chrono::milliseconds(500);
   return options;
@@ -228,12 +237,16 @@ TEST(AggregatorGatewayTest, PollsAsksAndEnds) {
   const auto answer = told.Answer();
   ASSERT_TRUE(answer.ok()) << ToString(answer.status());
   EXPECT_EQ(answer->epoch(), 7u);
-  EXPECT_EQ(server.body(), LeaseAskJson(SomeAsk()));
+  // The same at the end of a lease as at its grant, and after a restart, but for another aggregator
+  // another: none can use what it is told.
+  const std::string owner = *DeriveToken("kept secret", "weir lease owner 1 sum-1 lm");
+  EXPECT_EQ(server.body(), LeaseAskJson(SomeAsk(), owner));
   (*gateway)->End("sum-1", "lm", 7);
   server.full = true;
   ASSERT_TRUE((*gateway)->Ask(SomeAsk()));
   EXPECT_THAT(Message(told.Answer().status()), HasSubstr("all 4 leases are granted (HTTP 429)"));
   EXPECT_EQ(server.ended(), "/v1/leases/lm?epoch=7");
+  EXPECT_EQ(server.ended_by(), owner);
   LeaseAsk other = SomeAsk();
   other.aggregator = "sum-2";
   EXPECT_FALSE((*gateway)->Ask(other));

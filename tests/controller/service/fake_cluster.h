@@ -11,6 +11,7 @@
 
 #include "controller/service/fleet.h"
 #include "controller/service/mapping.h"
+#include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/random.h"
 
 namespace weir {
@@ -41,6 +42,8 @@ inline v1::Capabilities FakeCapabilities() {
   auto* identity = out.add_codecs();
   identity->set_name("identity");
   identity->set_form("lanes");
+  identity->add_forms("lanes");
+  identity->set_sums_without_decoding(true);
   identity->add_settings()->set_fixed_bits(32);
   identity->set_ratio_min(1);
   identity->set_ratio_max(1);
@@ -49,6 +52,7 @@ inline v1::Capabilities FakeCapabilities() {
   auto* top_k = out.add_codecs();
   top_k->set_name("top_k");
   top_k->set_form("opaque");
+  top_k->add_forms("opaque");
   top_k->set_lossy(true);
   top_k->set_needs_error_feedback(true);
   top_k->add_settings()->set_kept_bits(16);
@@ -69,10 +73,22 @@ inline v1::Capabilities FakeCapabilities() {
   auto* gather = out.add_collectives();
   gather->set_name("sparse_all_gather");
   gather->set_form("opaque");
+  gather->mutable_exchange()->set_gathers(true);
   gather->mutable_latency()->set_n_minus_1(1);
   gather->mutable_payload()->set_n_minus_1(1);
   gather->set_world_min(1);
   return out;
+}
+
+/// Proves what `hello` says to `node`.
+inline void AddProof(const std::string& job_key, const std::string& node, v1::RankHello* hello) {
+  const auto proof = ProveRank(job_key, {hello->job(), node, hello->rank(), hello->world(),
+                                         hello->epoch(), std::string(kChallengeDigits, '1')});
+  ASSERT_TRUE(proof.ok()) << proof.status();
+  hello->mutable_proof()->set_public_key(proof->public_key);
+  hello->mutable_proof()->set_node(proof->node);
+  hello->mutable_proof()->set_challenge(proof->challenge);
+  hello->mutable_proof()->set_signature(proof->signature);
 }
 
 class FakeCluster {
@@ -117,6 +133,7 @@ class FakeCluster {
       rank_hello->set_aggregation_address(StrCat("10.0.0.", rank + 1, ":", aggregation_port));
     }
     rank_hello->set_epoch(mesh_epoch);
+    if (!job_key.empty()) AddProof(job_key, Node(rank), rank_hello);
     rank_hello->set_step(step_);
     rank_hello->set_active_plan_version(active_.version());
     if (active_.version() != 0) *rank_hello->mutable_active_plan() = active_;
@@ -224,6 +241,7 @@ class FakeCluster {
   int deaf_rank = -1;    // but this one has no port for it
   int aggregation_port = 40000;
   uint64_t mesh_epoch = 0;
+  std::string job_key;  // that ranks prove; empty: none
   bool nack = false;
   double codec_slowdown = 1;  // of lossy codecs, against what is reported to the model
   bool non_finite_when_lossy = false;

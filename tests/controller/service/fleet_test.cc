@@ -527,42 +527,6 @@ TEST_F(FleetTest, RestartedTrainingIsANewRunWithHigherVersions) {
   EXPECT_GT(again.active().version(), version);
 }
 
-TEST_F(FleetTest, RanksThatFormedTheirMeshAnewAreAnotherIncarnation) {
-  cluster_.Connect(*fleet_);
-  ASSERT_EQ(Job().state(), "running");
-  // The former ranks 2 and 3 are ranks 1 and 2 now; that they left may be heard of later.
-  auto agent = std::make_shared<FakeAgent>();
-  v1::AgentMessage message;
-  message.mutable_hello()->set_node("x");
-  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
-  const auto greet = [&](uint32_t rank, uint32_t world, uint64_t epoch) {
-    agent->inbox.clear();
-    message.mutable_rank()->set_job("lm");
-    message.mutable_rank()->set_rank(rank);
-    auto* hello = message.mutable_rank()->mutable_message()->mutable_hello();
-    hello->set_job("lm");
-    hello->set_rank(rank);
-    hello->set_world(world);
-    hello->set_pid(1000 + rank);
-    hello->set_epoch(epoch);
-    EXPECT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
-    std::string refusal;
-    for (const auto& answer : agent->inbox) {
-      if (answer.rank().command().has_refusal()) {
-        refusal = answer.rank().command().refusal().reason();
-      }
-    }
-    return refusal;
-  };
-  EXPECT_EQ(greet(1, 3, 1), "");
-  EXPECT_EQ(Job().world(), 3u);
-  EXPECT_EQ(Job().state(), "waiting");
-  EXPECT_THAT(greet(3, 4, 0), testing::HasSubstr("runs in epoch 1"));
-  EXPECT_EQ(greet(2, 3, 1), "");
-  EXPECT_EQ(greet(0, 3, 1), "");
-  EXPECT_EQ(Job().state(), "running");
-}
-
 TEST_F(FleetTest, NewerAgentReplacesTheOldStreamAndSilenceEndsIt) {
   cluster_.Connect(*fleet_);
   cluster_.ConnectRank(1);

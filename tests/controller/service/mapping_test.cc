@@ -17,6 +17,9 @@ TEST(MappingTest, CodecsBecomeOneModelPerSettingThatTheWorldAllows) {
   v1::CodecCapability& codec = *capabilities.add_codecs();
   codec.set_name("grid");
   codec.set_form("lanes");
+  codec.add_forms("lanes");
+  codec.add_forms("float_lanes");
+  codec.set_sums_without_decoding(true);
   codec.set_lossy(true);
   codec.set_opt_in(true);
   codec.set_rounds(2);
@@ -48,6 +51,9 @@ TEST(MappingTest, CodecsBecomeOneModelPerSettingThatTheWorldAllows) {
   EXPECT_EQ(few[1].levels, 5);
   for (const CodecModel& model : few) {
     EXPECT_EQ(model.name, "grid");
+    EXPECT_EQ(model.forms, (std::vector<std::string>{"lanes", "float_lanes"}));
+    EXPECT_TRUE(model.sums_without_decoding);
+    EXPECT_FALSE(model.indices_apart);
     EXPECT_TRUE(model.opt_in && model.lossy);
     EXPECT_EQ(model.rounds, 2);
     EXPECT_EQ(model.peak_over_rms, 3.7);
@@ -90,6 +96,20 @@ TEST(MappingTest, CollectivesSurviveTheRoundTrip) {
   EXPECT_EQ(model.within_even.latency.log2_n, 3);
   EXPECT_EQ(model.within_uneven.payload.n_minus_1, 5);
   EXPECT_EQ(ToModel(ToProto(model)), model);
+  EXPECT_EQ(model.exchange, ExchangeModel());
+  by_node.mutable_exchange()->set_gathers(true);
+  by_node.mutable_exchange()->set_encodes_regions(true);
+  by_node.mutable_exchange()->set_encodes_nodes(true);
+  by_node.mutable_exchange()->set_shares_nodes(true);
+  by_node.mutable_exchange()->set_needs_table(true);
+  by_node.mutable_exchange()->set_gain_prior(0.6);
+  const ExchangeModel exchange = ToModel(by_node).exchange;
+  EXPECT_TRUE(exchange.gathers && exchange.encodes_regions && exchange.encodes_nodes &&
+              exchange.shares_nodes && exchange.needs_table);
+  EXPECT_EQ(exchange.gain_prior, 0.6);
+  EXPECT_EQ(ToModel(ToProto(ToModel(by_node))), ToModel(by_node));
+  by_node.mutable_exchange()->set_gain_prior(7);  // more than there is
+  EXPECT_EQ(ToModel(by_node).exchange.gain_prior, 1);
   ring.set_block_elements(64);
   ring.set_own_block_share(0.25);
   ring.set_union_block_share(7);  // more than there is

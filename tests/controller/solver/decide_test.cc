@@ -255,6 +255,24 @@ TEST(DecideTest, InfeasiblePolicySaysWhichBoundExcludesAll) {
                     HasSubstr("gain_min 0.9 excludes"), HasSubstr("codecs excludes")));
 }
 
+TEST(DecideTest, UnknownVariantsListThoseOfTheirCodecOnce) {
+  Snapshot snapshot = test::MakeSnapshot(4, 2e-4, 1e8);
+  CodecModel qsgd = snapshot.codecs.back();
+  ASSERT_EQ(qsgd.name, "qsgd");
+  qsgd.bits = 16;  // another setting of the same codec
+  snapshot.codecs.push_back(qsgd);
+  qsgd.name = "qsgd:memory=none";
+  snapshot.codecs.push_back(qsgd);
+  Policy policy;
+  policy.codecs = {"qsgd:memory=some"};
+  EXPECT_THAT(Message(Decide(snapshot, policy).status()),
+              AllOf(HasSubstr("codec 'qsgd:memory=some'"),
+                    testing::EndsWith("valid: qsgd, qsgd:memory=none")));
+  policy.codecs = {"qsgd:memory=none"};
+  policy.collectives = {"ring"};
+  EXPECT_TRUE(Decide(snapshot, policy).ok());
+}
+
 TEST(DecideTest, UnknownNamesAreNotFound) {
   const Snapshot snapshot = test::MakeSnapshot(4, 2e-4, 1e8);
   Policy policy;
@@ -263,7 +281,7 @@ TEST(DecideTest, UnknownNamesAreNotFound) {
   policy = {};
   policy.codecs = {"gzip"};
   EXPECT_THAT(Message(Decide(snapshot, policy).status()),
-              AllOf(HasSubstr("codec 'gzip'"), HasSubstr("valid: identity")));
+              AllOf(HasSubstr("codec 'gzip'"), HasSubstr("valid: fp16, identity")));
   policy = {};
   policy.collectives = {"gossip"};
   EXPECT_EQ(Decide(snapshot, policy).status().code(), StatusCode::kNotFound);

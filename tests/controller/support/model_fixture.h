@@ -14,12 +14,25 @@ namespace weir::test {
 /// CPU time of the process: neighbours on the machine do not count.
 inline double CpuMilliseconds() { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
+/// As ranks describe codecs whose payloads are such.
+inline void SetForm(std::string form, CodecModel* codec) {
+  codec->sums_without_decoding = form == "lanes";
+  codec->indices_apart = form == "shared_index" || form == "union_index";
+  codec->forms = {form};
+  if (codec->sums_without_decoding && !codec->lossy && codec->fixed_bits == 32) {
+    codec->forms.push_back("float_lanes");
+  }
+  if (form == "opaque")
+    codec->forms.insert(codec->forms.end(), {"regions", "node_sums", "node_shards"});
+  codec->form = std::move(form);
+}
+
 inline CodecModel Lanes(std::string name, double bits, bool lossy) {
   CodecModel codec;
   codec.name = std::move(name);
-  codec.form = "lanes";
   codec.lossy = lossy;
   codec.fixed_bits = bits;
+  SetForm("lanes", &codec);
   codec.error_model = lossy ? "relative" : "exact";
   return codec;
 }
@@ -27,7 +40,7 @@ inline CodecModel Lanes(std::string name, double bits, bool lossy) {
 inline CodecModel Selecting(std::string name, std::string form, double kept_bits, bool coded) {
   CodecModel codec;
   codec.name = std::move(name);
-  codec.form = std::move(form);
+  SetForm(std::move(form), &codec);
   codec.lossy = codec.needs_error_feedback = codec.uses_ratio = true;
   codec.kept_bits = kept_bits;
   codec.indices_coded = coded;
@@ -57,10 +70,21 @@ inline std::vector<CodecModel> Codecs() {
   return codecs;
 }
 
+/// As ranks describe collectives of that exchange form.
+inline void SetForm(std::string form, CollectiveModel* collective) {
+  collective->exchange.gathers = form == "opaque";
+  collective->exchange.encodes_regions = form == "regions";
+  collective->exchange.encodes_nodes = form == "node_sums" || form == "node_shards";
+  collective->exchange.shares_nodes = form == "node_shards";
+  collective->exchange.needs_table = form == "table_lanes";
+  collective->exchange.gain_prior = form == "shared_index" ? 0.7 : form == "union_index" ? 0.85 : 1;
+  collective->form = std::move(form);
+}
+
 inline CollectiveModel Collective(std::string name, std::string form) {
   CollectiveModel collective;
   collective.name = std::move(name);
-  collective.form = std::move(form);
+  SetForm(std::move(form), &collective);
   collective.relative_deviation = 0.1;
   return collective;
 }

@@ -216,6 +216,84 @@ TEST(AgentLinkTest, ARefusalIsLoggedWithItsReason) {
   EXPECT_TRUE(agent.Accept());  // later it tries again
 }
 
+TEST(AgentLinkTest, ARefusalThatRepeatsIsLoggedOnceAndItsEndToo) {
+  LogCapture log;
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent agent(path);
+  auto link = MakeLink("unix:" + path, handler);
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(agent.Accept());
+    agent.Say(R"({"refusal": {"reason": "held by process 7", "retry_after_s": 0.01}})");
+    EXPECT_TRUE(agent.HearUntil("nothing").is_null());
+  }
+  ASSERT_TRUE(agent.Accept());
+  agent.Say(R"({"arm": {"version": 6}})");
+  ASSERT_TRUE(handler.commands.Pop(Within(10)).has_value());
+  EXPECT_NE(log.Next().find("connected"), std::string::npos);
+  EXPECT_NE(log.Next().find("held by process 7"), std::string::npos);
+  EXPECT_NE(log.Next().find("accepts this rank now"), std::string::npos);
+  link->Stop();
+  EXPECT_EQ(log.lines.size(), 0u);
+}
+
+TEST(AgentLinkTest, ARefusalMaySayHowSoonToComeAgain) {
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent agent(path);
+  AgentLinkOptions options;  // whose pause after a refusal is 30 s
+  options.address = "unix:" + path;
+  auto link = AgentLink::Create(options, handler);
+  ASSERT_TRUE(link.ok());
+  (*link)->Start();
+  ASSERT_TRUE(agent.Accept());
+  agent.Say(R"({"refusal": {"reason": "soon", "retry_after_s": 0.2}})");
+  EXPECT_TRUE(agent.Accept()) << "not within 10 s";
+}
+
+TEST(AgentLinkTest, AJobKeyIsProvenByTheAnswerToAChallengeAndNeverSent) {
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent agent(path);
+  AgentLinkOptions options;
+  options.address = "unix:" + path;
+  options.job_key = std::string(kJobKeyBytes, 'k');
+  options.challenge_timeout = std::chrono::seconds(60);
+  auto link = AgentLink::Create(options, handler);
+  ASSERT_TRUE(link.ok());
+  (*link)->Start();
+  ASSERT_TRUE(agent.Accept());
+  const std::string challenge = "00112233445566778899aabbccddeeff";
+  agent.Say(StrCat(R"({"challenge": {"node": "node-a", "challenge": ")", challenge, R"("}})"));
+  const nlohmann::json hello = agent.Hear()["hello"];
+  EXPECT_EQ(hello.dump().find("kkkk"), std::string::npos);
+  ASSERT_TRUE(hello.contains("proof")) << hello;
+  const RankProof proof{hello["proof"]["public_key"], hello["proof"]["node"],
+                        hello["proof"]["challenge"], hello["proof"]["signature"]};
+  const Status proven = CheckRankProof({"job", "node-a", 0, 1, 0, challenge}, proof);
+  EXPECT_TRUE(proven.ok()) << proven;
+}
+
+TEST(AgentLinkTest, AnAgentThatAsksForNoProofGetsNone) {
+  LogCapture log;
+  Handler handler;
+  const std::string path = SocketPath();
+  FakeAgent agent(path);
+  AgentLinkOptions options;
+  options.address = "unix:" + path;
+  options.job_key = std::string(kJobKeyBytes, 'k');
+  options.challenge_timeout = std::chrono::milliseconds(50);
+  auto link = AgentLink::Create(options, handler);
+  ASSERT_TRUE(link.ok());
+  (*link)->Start();
+  ASSERT_TRUE(agent.Accept());
+  const nlohmann::json hello = agent.Hear()["hello"];
+  EXPECT_EQ(hello["job"], "job");
+  EXPECT_FALSE(hello.contains("proof"));
+  EXPECT_NE(log.Next().find("connected"), std::string::npos);
+  EXPECT_NE(log.Next().find("without a proof of the job's key"), std::string::npos);
+}
+
 TEST(AgentLinkTest, AnAgentThatDoesNotReadCostsOnlyOldReports) {
   Handler handler;
   const std::string path = SocketPath();

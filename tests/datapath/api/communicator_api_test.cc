@@ -181,6 +181,28 @@ TEST_F(CommunicatorApiTest, WrongArgumentsAreNamed) {
   weir_communicator_close(nullptr);
 }
 
+TEST_F(CommunicatorApiTest, WrongAddressesCanBeCorrected) {
+  weir_communicator_options options = {};
+  options.struct_size = sizeof options;
+  options.job = "corrected";
+  options.world = 1;
+  weir_communicator* own = nullptr;
+  ASSERT_EQ(weir_communicator_create(&options, &own, nullptr, 0), WEIR_OK);
+  all.push_back(own);
+  const char* addresses[] = {weir_communicator_address(own), "127.0.0.1:1"};
+  EXPECT_EQ(weir_communicator_connect(own, addresses, 2), WEIR_INVALID_ARGUMENT);
+  const char* half[] = {"127.0.0.1:1"};
+  EXPECT_EQ(weir_communicator_connect(own, half, 1), WEIR_INVALID_ARGUMENT);
+  ASSERT_EQ(weir_communicator_connect(own, addresses, 1), WEIR_OK)
+      << weir_communicator_last_error(own);
+  EXPECT_EQ(weir_communicator_connect(own, addresses, 1), WEIR_FAILED_PRECONDITION);
+  weir_request* op = nullptr;
+  ASSERT_EQ(weir_communicator_barrier(own, &op), WEIR_OK);
+  Finish(0, op);
+  ASSERT_EQ(weir_communicator_shutdown(own), WEIR_OK);
+  EXPECT_EQ(weir_communicator_barrier(own, &op), WEIR_FAILED_PRECONDITION) << "closed, not full";
+}
+
 TEST_F(CommunicatorApiTest, ShutdownEndsAWaitInAnotherThread) {
   Open(2);
   weir_request* op = nullptr;

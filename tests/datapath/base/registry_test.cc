@@ -39,6 +39,25 @@ TEST(RegistryTest, UnknownNameListsTheValidOnes) {
   EXPECT_EQ(Message(status), "unknown gadget 'saw'; valid: anvil, wrench");
 }
 
+TEST(RegistryTest, VariantsShareTheWireIdOfTheirPlugin) {
+  Registry<Plugin> registry = Filled();
+  registry.Add(7, std::make_unique<Plugin>("wrench:size=13"));
+  EXPECT_EQ((*registry.Find("wrench:size=13"))->Traits().name, "wrench:size=13");
+  EXPECT_EQ(registry.WireId("wrench:size=13"), 7);
+  EXPECT_EQ(PluginOf("wrench:size=13"), "wrench");
+}
+
+TEST(RegistryTest, UnknownVariantListsThoseOfItsPlugin) {
+  Registry<Plugin> registry = Filled();
+  registry.Add(7, std::make_unique<Plugin>("wrench:size=13"));
+  for (const char* unknown : {"wrench:size=14", "wrench:colour=red", "wrench:"}) {
+    EXPECT_EQ(Message(registry.Find(unknown).status()),
+              StrCat("unknown gadget '", unknown, "'; valid: wrench, wrench:size=13"));
+  }
+  EXPECT_EQ(Message(registry.Find("saw:size=13").status()),
+            "unknown gadget 'saw:size=13'; valid: anvil, wrench, wrench:size=13");
+}
+
 TEST(RegistryTest, AllIsOrderedByName) {
   const Registry<Plugin> registry = Filled();
   const auto all = registry.All();
@@ -51,6 +70,7 @@ TEST(RegistryDeathTest, DuplicatesAreBugs) {
   Registry<Plugin> registry = Filled();
   EXPECT_DEATH(registry.Add(9, std::make_unique<Plugin>("anvil")), "check failed");
   EXPECT_DEATH(registry.Add(3, std::make_unique<Plugin>("saw")), "check failed");
+  EXPECT_DEATH(registry.Add(3, std::make_unique<Plugin>("wrench:size=13")), "check failed");
 }
 
 }  // namespace

@@ -24,10 +24,9 @@ TEST(FindSettingTest, TakesTheFirstThatTheWidthAndTheWorldAllow) {
   EXPECT_EQ(fixed_bits(0, 101), 2);
 }
 
-TEST(SatisfiesTest, TableLanesAreThoseOfThcAndItsLevelsSumInTheirLanes) {
+TEST(CodecTest, LevelsOfTablesSumInTheirLanes) {
   for (const Codec* codec : Codecs().All()) {
     const CodecTraits& traits = codec->Traits();
-    EXPECT_EQ(Satisfies(traits, PayloadForm::kTableLanes), traits.name == "thc") << traits.name;
     for (const CodecSetting& setting : traits.settings) {
       if (setting.lane_levels.empty()) continue;
       ASSERT_LE(setting.lane_levels.size(), 16u);
@@ -39,10 +38,9 @@ TEST(SatisfiesTest, TableLanesAreThoseOfThcAndItsLevelsSumInTheirLanes) {
   }
 }
 
-TEST(SatisfiesTest, FloatLanesAreThoseOfIdentityAlone) {
+TEST(CodecTest, IdentityAloneIsRawFloat) {
   for (const Codec* codec : Codecs().All()) {
-    EXPECT_EQ(Satisfies(codec->Traits(), PayloadForm::kFloatLanes),
-              codec->Traits().name == "identity")
+    EXPECT_EQ(IsRawFloat(codec->Traits()), codec->Traits().name == "identity")
         << codec->Traits().name;
   }
 }

@@ -22,6 +22,13 @@ inline const Codec& FindCodec(std::string_view name) {
   return **codec;
 }
 
+/// The name of a codec or variant as a test or a file can have it: "sidco_fit_gp".
+inline std::string IdentifierOf(std::string name) {
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == ':' || c == '='; }, '_');
+  return name;
+}
+
 inline std::vector<float> NormalVector(size_t n, uint64_t seed, double scale = 1) {
   Random random(seed);
   std::vector<float> x(n);

@@ -22,7 +22,8 @@ struct Case {
 };
 
 inline std::string NameOf(const Case& one) {
-  return one.bits == 0 ? one.name : one.name + "_" + std::to_string(one.bits);
+  const std::string name = IdentifierOf(one.name);
+  return one.bits == 0 ? name : name + "_" + std::to_string(one.bits);
 }
 inline void PrintTo(const Case& one, std::ostream* out) { *out << NameOf(one); }
 

@@ -54,7 +54,8 @@ TEST(GoldenTest, EveryCodecKeepsItsBytes) {
   const std::vector<float> x = GoldenInput(203);
   for (const Codec* codec : Codecs().All()) {
     const EncodeContext context = test::ContextFor(*codec, x, 3, 0.1);
-    Compare(codec->Traits().name, test::EncodeOrDie(*codec, x, context).payload);
+    Compare(test::IdentifierOf(codec->Traits().name),
+            test::EncodeOrDie(*codec, x, context).payload);
   }
 }
 
@@ -86,6 +87,13 @@ TEST(GoldenTest, SelectionsHaveNarrowValuesToo) {
   }
 }
 
+TEST(GoldenTest, EdenOfOneBitHasTheBytesOfDrive) {
+  const std::vector<float> x = GoldenInput(203);
+  const Codec& codec = test::FindCodec("eden");
+  const EncodeContext context = test::ContextFor(codec, x, 3, 0.1, 1);
+  Compare("eden_1", test::EncodeOrDie(codec, x, context).payload);
+}
+
 TEST(GoldenTest, ResidualStateKeepsItsBytes) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"b.bias", 2}, {"a.weight", 3}}).ok());
@@ -109,18 +117,15 @@ TEST(GoldenTest, WireIdsAreStable) {
                                                   {"top_k", 4},
                                                   {"shared_top_k", 5},
                                                   {"random_k", 6},
+                                                  {"random_k:memory=ef21", 6},
                                                   {"qsgd", 7},
-                                                  {"layer_wise_top_k", 20},
-                                                  {"ms_top_k", 21},
+                                                  {"qsgd:memory=none", 7},
+                                                  {"qsgd:levels=exponential", 7},
                                                   {"threshold", 22},
-                                                  {"hard_threshold", 23},
+                                                  {"threshold:selector=redsync", 22},
                                                   {"dgc", 24},
-                                                  {"sidco_e", 25},
-                                                  {"sidco_gp", 26},
-                                                  {"sidco_p", 27},
                                                   {"sidco", 28},
-                                                  {"gaussian_k", 29},
-                                                  {"redsync", 30},
+                                                  {"sidco:fit=gp", 28},
                                                   {"adaq", 31},
                                                   {"block_top_k", 32},
                                                   {"qsgd_bucketed", 40},
@@ -133,18 +138,13 @@ TEST(GoldenTest, WireIdsAreStable) {
                                                   {"u8bit", 47},
                                                   {"inceptionn", 48},
                                                   {"sketchml", 49},
-                                                  {"global_qsgd", 50},
-                                                  {"global_qsgd_exp", 51},
                                                   {"minmax", 52},
-                                                  {"drive", 60},
                                                   {"eden", 61},
                                                   {"thc_uniform", 62},
                                                   {"thc", 63},
                                                   {"power_sgd", 64},
                                                   {"arc_top_k", 65},
-                                                  {"nominated_top_k", 66},
-                                                  {"ef21_top_k", 70},
-                                                  {"ef21_random_k", 71}};
+                                                  {"nominated_top_k", 66}};
   for (const auto& [name, id] : expected) EXPECT_EQ(Codecs().WireId(name), id) << name;
 }
 

@@ -159,17 +159,17 @@ TEST(ContractionTest, HoldsOnHardInputsForEveryCodecThatDeclaresIt) {
 TEST(ContractionTest, IsDeclaredWhereFeedbackIsUsedByDefaultOrSaidNotToBe) {
   // Codecs under feedback without a bound: each of them is here for a reason.
   const std::set<std::string> without = {
-      "adaq",            // two means for many magnitudes
-      "inceptionn",      // drops what lies below a fixed bound
-      "minmax",          // one bit sends the ends of the range
-      "qsgd",            // unbiased; one level sends more than there is
-      "thc",             // clipped at multiples of the bucket's root mean square
-      "thc_uniform",     // likewise
-      "threshold",       // a fixed threshold may keep nothing
-      "hard_threshold",  // likewise
-      "sidco_e",         // likewise, when its fit is off
-      "sidco_gp",
-      "sidco_p"};
+      "adaq",                     // two means for many magnitudes
+      "inceptionn",               // drops what lies below a fixed bound
+      "minmax",                   // one bit sends the ends of the range
+      "qsgd",                     // unbiased; one level sends more than there is
+      "thc",                      // clipped at multiples of the bucket's root mean square
+      "thc_uniform",              // likewise
+      "threshold",                // a fixed threshold may keep nothing
+      "threshold:selector=hard",  // likewise
+      "sidco:fit=e",              // likewise, when its fit is off
+      "sidco:fit=gp",
+      "sidco:fit=p"};
   for (const Codec* codec : Codecs().All()) {
     const CodecTraits& traits = codec->Traits();
     if (!traits.needs_error_feedback) continue;
@@ -245,7 +245,7 @@ TEST(IndexWidthTest, PositionsPastWhatAFloatHoldsAreExact) {
   std::vector<uint32_t> expected;
   for (uint32_t i = (1u << 24) + 1; expected.size() < 16; i += 254) expected.push_back(i);
   for (const uint32_t i : expected) x[i] = 1.0f + static_cast<float>(i % 7);
-  for (const char* name : {"top_k", "shared_top_k", "ms_top_k", "sidco"}) {
+  for (const char* name : {"top_k", "shared_top_k", "threshold:selector=ms_top_k", "sidco"}) {
     const Codec& codec = test::FindCodec(name);
     const EncodeContext context = ContextFor(codec, x, 1, 1e-6);
     std::vector<uint32_t> indices;

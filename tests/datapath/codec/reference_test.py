@@ -130,6 +130,42 @@ def threshold_selection(case):
     return kept
 
 
+def adaq(case):
+    """Positive and negative values that are kept arrive as the mean of their sign."""
+    with case.open() as codec:
+        codec.encode(case.x)
+        got, indices = codec.decode().astype(np.float64), codec.indices()
+    kept = np.zeros(case.x.size, bool)
+    kept[indices] = True
+    exact_overlap(case, kept)
+    expected = np.zeros(case.x.size)
+    for sign in (kept & (case.x > 0), kept & (case.x < 0)):
+        if sign.any():
+            expected[sign] = case.x[sign].astype(np.float64).mean()
+    case.close_to(got, expected, 1e-5, "the means of both signs")
+
+
+def sketchml(case):
+    """What is kept arrives as the mean of its bucket; buckets do not overlap and none holds too much."""
+    with case.open() as codec:
+        codec.encode(case.x)
+        got, indices = codec.decode(), codec.indices()
+    kept = np.zeros(case.x.size, bool)
+    kept[indices] = True
+    exact_overlap(case, kept)
+    values, means = case.x[kept].astype(np.float64), got[kept]
+    order = np.argsort(values)
+    case.check(np.all(np.diff(means[order]) >= 0), "buckets overlap")
+    stands_for, bucket, counts = np.unique(means, return_inverse=True, return_counts=True)
+    expected = np.bincount(bucket, weights=values) / counts
+    case.close_to(stands_for, expected, 1e-5, "the mean of a bucket")
+    buckets = min(max(8, values.size // 64), 2 ** case.bits if case.bits == 6 else 256)
+    case.check(stands_for.size <= buckets, f"{stands_for.size} buckets, {buckets} allowed")
+    # A bucket holds its share; the histogram's bins, which it is made of, may double that.
+    share = 2 * max(1, values.size / buckets)
+    case.check(np.median(counts) <= share, f"half of the buckets hold more than {share:.0f}")
+
+
 def target(case):
     return min(max(1, int(case.ratio * case.x.size)), int(np.count_nonzero(case.x)))
 
@@ -213,7 +249,7 @@ def natural(case, least=2.0 ** -100):
     case.unbiased(np.where(used, case.x, 0).astype(np.float64), low)
 
 
-def global_qsgd_exp(case):
+def qsgd_exponential(case):
     """One rank's lanes; how they add has no plain formula but the mean, which C++ tests look at."""
     natural(case, least=2.0 ** -36 * np.abs(case.x).max())
 
@@ -255,6 +291,24 @@ def signs(case):
     case.close_to(got[used], expected[used], 1e-4, "sign times mean magnitude")
 
 
+def signum(case):
+    """Majority vote with moving sums, three steps of three ranks."""
+    world, rates, sums = 3, (1.0, -0.4, 0.3), [np.zeros(case.x.size) for _ in range(3)]
+    flips = np.random.default_rng(1).choice(np.float32([-1, 1]), (world, case.x.size))
+    ranks = codec_shim.World(case.lib, "signum", case.x.size, world)
+    mean = np.zeros(case.x.size, np.float32)
+    for rate in rates:
+        gradients = list(flips * case.x * np.float32(rate) * np.float32([[1], [0.5], [2]]))
+        flips = np.roll(flips, 977, axis=1)
+        sums = [0.9 * m + 0.1 * g.astype(np.float64) for m, g in zip(sums, gradients)]
+        ranks.exchange(gradients, mean)
+        votes = sum(np.where(m < 0, -1, 1) for m in sums)
+        sure = np.all([np.abs(m) > 1e-6 * np.abs(m).max() for m in sums], axis=0)
+        expected = np.sign(votes) * max(np.abs(m).mean() for m in sums)
+        case.close_to(mean[sure], expected[sure], 1e-4, "the majority's sign times the magnitude")
+    ranks.close()
+
+
 def ef_signsgd(case):
     blocks = case.x.astype(np.float64).reshape(-1, 2048)
     expected = np.where(blocks < 0, -1.0, 1.0) * np.abs(blocks).mean(axis=1, keepdims=True)
@@ -268,6 +322,28 @@ def onebit(case):
              for m in (negative, ~negative)]
     expected = np.where(negative, means[0][:, None], means[1][:, None])
     case.close_to(case.round_trip(), expected.ravel(), 1e-5, "the means of both signs")
+
+
+def u8bit(case):
+    """A decade below the block's largest magnitude and an equal part of it, by its middle."""
+    blocks = np.abs(case.x.astype(np.float64)).reshape(-1, 2048)
+    largest = blocks.max(axis=1, keepdims=True)
+    share = np.divide(blocks, largest, out=np.zeros_like(blocks), where=largest > 0)
+    decade = np.clip(np.floor(-np.log10(np.maximum(share, 1e-30)) + 1e-9), 0, 7)
+    width = 10.0 ** -decade * 0.9 / 2 ** np.maximum(6 - decade, 0)
+    got = case.round_trip().astype(np.float64)
+    case.check(np.all(got * case.x >= 0), "a sign changed")
+    error = np.abs(np.abs(got).reshape(-1, 2048) - blocks)
+    told = decade < 7
+    # Values next to a limit may fall either way in single precision.
+    case.check(np.all((error <= 0.5001 * width * largest)[told]), "not the middle of its part")
+    case.check(np.all((error <= 1.0001e-7 * largest)[~told]), "small values became large")
+    grid = np.divide(np.abs(got).reshape(-1, 2048), largest, out=np.zeros_like(blocks),
+                     where=largest > 0)
+    middles = np.concatenate([10.0 ** -k * (0.1 + 0.9 * (np.arange(2 ** (6 - k)) + 0.5) / 2 ** (6 - k))
+                              for k in range(7)])
+    nearest = np.abs(np.log(np.maximum(grid, 1e-30))[..., None] - np.log(middles)).min(axis=-1)
+    case.check(np.all((nearest < 1e-5) | (grid == 0)), "values that no code stands for")
 
 
 def minmax(case):
@@ -284,27 +360,8 @@ def minmax(case):
 
 # --- Rotations and low rank -----------------------------------------------------------------------
 
-def drive(case):
-    """One-bit: vNMSE pi/2 - 1 with the unbiased scale; the mean over seeds approaches x."""
-    x = case.x.astype(np.float64)
-    energy, seeds, total = (x ** 2).sum(), 50, np.zeros(case.x.size)
-    losses = []
-    with case.open() as codec:
-        for seed in range(seeds):
-            codec.encode(case.x, seed=seed)
-            got = codec.decode().astype(np.float64)
-            losses.append(((got - x) ** 2).sum() / energy)
-            total += got
-    expected = np.pi / 2 - 1
-    case.check(abs(np.mean(losses) / expected - 1) < 0.1,
-               f"normalised error {np.mean(losses):.4f}, expected {expected:.4f}")
-    left = ((total / seeds - x) ** 2).sum() / energy
-    case.check(left < 1.5 * np.mean(losses) / seeds,
-               f"biased: {left:.4g} left after {seeds} seeds of {np.mean(losses):.3g}")
-
-
 def eden(case):
-    """Unbiased: the error of the mean over seeds falls as their number grows."""
+    """Unbiased: the error of the mean over seeds falls as their number grows. One bit: vNMSE pi/2 - 1."""
     x = case.x.astype(np.float64)
     energy, seeds, total, losses = (x ** 2).sum(), 50, np.zeros(case.x.size), []
     with case.open() as codec:
@@ -313,9 +370,74 @@ def eden(case):
             got = codec.decode().astype(np.float64)
             losses.append(((got - x) ** 2).sum() / energy)
             total += got
+    expected = np.pi / 2 - 1
+    case.check(case.bits != 1 or abs(np.mean(losses) / expected - 1) < 0.1,
+               f"normalised error {np.mean(losses):.4f}, expected {expected:.4f}")
     left = ((total / seeds - x) ** 2).sum() / energy
     case.check(left < 1.5 * np.mean(losses) / seeds,
                f"biased: {left:.4g} left after {seeds} seeds of {np.mean(losses):.3g}")
+
+
+def mix64(z):
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def mix_seed(a, b):
+    return mix64(mix64(a) ^ (b + np.uint64(0xD1B54A32D192ED03)))
+
+
+def hadamard(rows):
+    """The Walsh-Hadamard transform of every row."""
+    rows, half = rows.copy(), 1
+    while half < rows.shape[1]:
+        pairs = rows.reshape(rows.shape[0], -1, 2, half)
+        rows = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), 2)
+        rows, half = rows.reshape(rows.shape[0], -1), 2 * half
+    return rows
+
+
+def thc(case):
+    """Lanes are neighbours of what the formulas of WIRE.md give, unbiased, and decode by them."""
+    setting = next(s for s in case.traits["settings"] if s["bits"] == case.bits)
+    levels = np.array(setting["lane_levels"], np.float64)
+    uniform = levels.size == 0
+    centre, reach = {8: (127, 3.75), 4: (7, 2.25), 16: (2047, 5.0)}[case.bits] if uniform else (29, 2.4177)
+    levels = np.arange(2 * centre + 1.0) - centre if uniform else levels - centre
+    rotations, seed = case.x.size // 1024, 7
+    x = case.x.astype(np.float64).reshape(rotations, 1024)
+    with np.errstate(over="ignore"):
+        words = mix_seed(mix_seed(np.uint64(seed), np.uint64(0x726F74617465)),
+                         np.arange(rotations * 16, dtype=np.uint64))
+    bits = np.unpackbits(words.astype("<u8").view(np.uint8), bitorder="little")
+    signs = 1.0 - 2.0 * bits.reshape(rotations, 1024)
+    norm = np.sqrt((x ** 2).mean(axis=1, keepdims=True))
+    unit = reach * norm / (centre * 32)  # what a lane of 1 stands for; 32 is the root of 1024
+    sent = norm[:, 0] >= 2.0 ** -100  # others stand for zeros, whatever their lanes
+    wanted = np.clip(hadamard(signs * x)[sent] / 1024 / unit[sent], -centre, centre)
+    with case.open() as codec:
+        codec.encode(case.x, seed=seed)
+        got, payload = codec.decode(), np.frombuffer(codec.payload(), np.uint8)
+    if case.bits == 4:
+        octets = payload.view(np.int8).reshape(rotations, 512)
+        lanes = np.concatenate(((octets << 4) >> 4, octets >> 4), axis=1).astype(np.float64)
+    else:
+        lanes = payload.view("<i2" if case.bits == 16 else np.int8).astype(np.float64)
+        lanes = lanes.reshape(rotations, 1024)
+    decoded = np.where(sent[:, None], signs * hadamard(lanes * unit), 0)
+    case.close_to(got, decoded.ravel(), 1e-5, "what lanes stand for")
+    lanes = lanes[sent]
+    above = np.clip(np.searchsorted(levels, wanted, side="left"), 1, levels.size - 1)
+    low, high = levels[above - 1], levels[above]
+    slack = 2e-3 if case.bits == 16 else 1e-3  # single precision
+    near = ((lanes == low) | (lanes == high) | (np.abs(lanes - wanted) < slack)
+            | (np.minimum(wanted - low, high - wanted) < slack))
+    case.check(np.all(near), f"{np.count_nonzero(~near)} lanes are no neighbours")
+    deviation = np.sqrt(((high - wanted) * (wanted - low)).sum())
+    case.check(abs((lanes - wanted).sum()) < 6 * deviation, "rounding is biased")
+    case.check(abs(((lanes - wanted) * np.sign(wanted)).sum()) < 6 * deviation, "rounding shrinks")
 
 
 def power_sgd(case):
@@ -340,14 +462,16 @@ def power_sgd(case):
 REFERENCES = {
     "identity": identity, "fp16": fp16, "bf16": bf16,
     "top_k": top_k, "shared_top_k": shared_top_k, "random_k": random_k,
-    "sidco": threshold_selection, "sidco_e": threshold_selection, "sidco_gp": threshold_selection,
-    "sidco_p": threshold_selection, "gaussian_k": threshold_selection,
-    "redsync": threshold_selection, "dgc": threshold_selection, "threshold": threshold_selection,
-    "qsgd": shared_grid, "global_qsgd": shared_grid, "terngrad": terngrad,
-    "natural": natural, "qsgd_bucketed": qsgd_bucketed, "global_qsgd_exp": global_qsgd_exp,
+    **dict.fromkeys(("dgc", "sidco", "sidco:fit=e", "sidco:fit=gp", "sidco:fit=p", "threshold",
+                     "threshold:selector=gaussian_k", "threshold:selector=redsync"),
+                    threshold_selection),
+    "qsgd": shared_grid, "qsgd:memory=none": shared_grid, "terngrad": terngrad,
+    "natural": natural, "qsgd_bucketed": qsgd_bucketed, "qsgd:levels=exponential": qsgd_exponential,
     "inceptionn": inceptionn,
     "signsgd": signs, "ef_signsgd": ef_signsgd, "onebit": onebit, "minmax": minmax,
-    "drive": drive, "eden": eden, "power_sgd": power_sgd,
+    "eden": eden, "power_sgd": power_sgd,
+    "adaq": adaq, "sketchml": sketchml, "u8bit": u8bit, "signum": signum, "thc": thc,
+    "thc_uniform": thc,
 }
 
 

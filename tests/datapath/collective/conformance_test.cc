@@ -18,7 +18,7 @@ constexpr size_t kCounts[] = {0, 1, 2, 3, 5, 16, 1000, 65537};
 class ConformanceTest : public ::testing::TestWithParam<Subject> {
  protected:
   const Collective& collective() const { return **Collectives().Find(GetParam().collective); }
-  PayloadForm form() const { return collective().Traits().form; }
+  const std::string& form() const { return collective().Traits().form; }
   World MakeWorldOf(int size) const { return MakeWorld(GetParam().transport, size); }
 };
 
@@ -45,70 +45,62 @@ Contribution IntegerContribution(int rank, size_t count) {
   return c;
 }
 
+bool SumsLanes(std::string_view form) {
+  return form == "lanes" || form == "float_lanes" || form == "table_lanes" || EncodesNodeSums(form);
+}
+
 void CheckExact(const CollectiveTraits& traits, const std::vector<Contribution>& in,
                 const std::vector<Outcome>& out) {
   const int world = static_cast<int>(in.size());
   for (int rank = 0; rank < world; ++rank) {
     ASSERT_TRUE(out[rank].status.ok()) << "rank " << rank << ": " << out[rank].status;
-    switch (traits.form) {
-      case PayloadForm::kLanes:
-      case PayloadForm::kFloatLanes:
-      case PayloadForm::kTableLanes:
-      case PayloadForm::kNodeSums:
-      case PayloadForm::kNodeShards: {
-        std::vector<float> sum(in[0].dense.size());
+    if (SumsLanes(traits.form)) {
+      std::vector<float> sum(in[0].dense.size());
+      for (const Contribution& c : in) {
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += c.dense[i];
+      }
+      ASSERT_EQ(Floats(out[rank].lanes), sum) << "rank " << rank;
+    } else if (traits.form == "opaque") {
+      ASSERT_EQ(out[rank].gathered.size(), in.size());
+      for (int from = 0; from < world; ++from) {
+        ASSERT_EQ(out[rank].gathered[from], in[from].payload) << rank << " from " << from;
+      }
+    } else if (MovesIndices(traits.form)) {
+      const int leader = out[rank].report.leader;
+      std::vector<uint32_t> chosen;
+      const bool own = traits.form == "own_selections";
+      if (own || traits.form == "union_index") {
+        ASSERT_EQ(leader, -1);
+        std::set<uint32_t> all;
+        for (const Contribution& c : in) all.insert(c.selection.begin(), c.selection.end());
+        chosen.assign(all.begin(), all.end());
+      } else {
+        ASSERT_GE(leader, 0);
+        ASSERT_LT(leader, world);
+        ASSERT_EQ(leader, out[0].report.leader);
+        chosen = in[leader].selection;
+      }
+      ASSERT_EQ(out[rank].indices, chosen);
+      std::vector<float> sum;
+      for (const uint32_t i : chosen) {
+        sum.push_back(0);
         for (const Contribution& c : in) {
-          for (size_t i = 0; i < sum.size(); ++i) sum[i] += c.dense[i];
+          const bool selected = std::binary_search(c.selection.begin(), c.selection.end(), i);
+          if (!own || selected) sum.back() += c.dense[i];
         }
-        ASSERT_EQ(Floats(out[rank].lanes), sum) << "rank " << rank;
-        break;
       }
-      case PayloadForm::kOpaque:
-        ASSERT_EQ(out[rank].gathered.size(), in.size());
-        for (int from = 0; from < world; ++from) {
-          ASSERT_EQ(out[rank].gathered[from], in[from].payload) << rank << " from " << from;
-        }
-        break;
-      case PayloadForm::kSharedIndex:
-      case PayloadForm::kUnionIndex: {
-        const int leader = out[rank].report.leader;
-        std::vector<uint32_t> chosen;
-        const bool own = traits.own_values;
-        if (own || traits.form == PayloadForm::kUnionIndex) {
-          ASSERT_EQ(leader, -1);
-          std::set<uint32_t> all;
-          for (const Contribution& c : in) all.insert(c.selection.begin(), c.selection.end());
-          chosen.assign(all.begin(), all.end());
-        } else {
-          ASSERT_GE(leader, 0);
-          ASSERT_LT(leader, world);
-          ASSERT_EQ(leader, out[0].report.leader);
-          chosen = in[leader].selection;
-        }
-        ASSERT_EQ(out[rank].indices, chosen);
-        std::vector<float> sum;
-        for (const uint32_t i : chosen) {
-          sum.push_back(0);
-          for (const Contribution& c : in) {
-            const bool selected = std::binary_search(c.selection.begin(), c.selection.end(), i);
-            if (!own || selected) sum.back() += c.dense[i];
-          }
-        }
-        ASSERT_EQ(out[rank].values, sum) << "rank " << rank;
-        break;
+      ASSERT_EQ(out[rank].values, sum) << "rank " << rank;
+    } else {
+      ASSERT_EQ(traits.form, "regions");
+      std::vector<float> sum(in[0].dense.size());
+      for (const Contribution& c : in) {
+        for (size_t i = 0; i < sum.size(); ++i) sum[i] += c.dense[i];
       }
-      case PayloadForm::kRegions: {
-        std::vector<float> sum(in[0].dense.size());
-        for (const Contribution& c : in) {
-          for (size_t i = 0; i < sum.size(); ++i) sum[i] += c.dense[i];
-        }
-        ASSERT_EQ(out[rank].gathered.size(), in.size());
-        ASSERT_EQ(Floats(Joined(out[rank].gathered)), sum) << "rank " << rank;
-        std::vector<int> order(in.size());
-        std::iota(order.begin(), order.end(), 0);
-        ASSERT_EQ(out[rank].added, order);
-        break;
-      }
+      ASSERT_EQ(out[rank].gathered.size(), in.size());
+      ASSERT_EQ(Floats(Joined(out[rank].gathered)), sum) << "rank " << rank;
+      std::vector<int> order(in.size());
+      std::iota(order.begin(), order.end(), 0);
+      ASSERT_EQ(out[rank].added, order);
     }
   }
 }
@@ -161,12 +153,10 @@ TEST_P(SummingConformanceTest, LargeRandomFloatsAreCloseAndBitIdenticalOnAllRank
     in[rank].lanes = Bytes(in[rank].dense);
   }
   // All elements arrive, not those that a selection names.
-  const bool lanes = form() == PayloadForm::kLanes || form() == PayloadForm::kFloatLanes ||
-                     form() == PayloadForm::kTableLanes || form() == PayloadForm::kRegions ||
-                     EncodesNodeSums(form());
+  const bool lanes = SumsLanes(form()) || form() == "regions";
   std::vector<Outcome> out = RunAll(world, collective(), in);
   for (Outcome& each : out) {
-    if (form() == PayloadForm::kRegions) each.lanes = Joined(each.gathered);
+    if (form() == "regions") each.lanes = Joined(each.gathered);
   }
   for (int rank = 0; rank < kWorld; ++rank) {
     ASSERT_TRUE(out[rank].status.ok()) << out[rank].status;
@@ -304,19 +294,15 @@ TEST_P(RegionsConformanceTest, FlagsRaisedOverASumReachEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(Registry, ConformanceTest, ::testing::ValuesIn(AllSubjects()),
                          SubjectName);
-INSTANTIATE_TEST_SUITE_P(
-    Registry, SummingConformanceTest,
-    ::testing::ValuesIn(Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes,
-                                  PayloadForm::kTableLanes, PayloadForm::kSharedIndex,
-                                  PayloadForm::kUnionIndex, PayloadForm::kRegions,
-                                  PayloadForm::kNodeSums, PayloadForm::kNodeShards})),
-    SubjectName);
-INSTANTIATE_TEST_SUITE_P(Registry, LanesConformanceTest,
-                         ::testing::ValuesIn(Subjects({PayloadForm::kLanes})), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, SummingConformanceTest,
+                         ::testing::ValuesIn(Subjects({"lanes", "float_lanes", "table_lanes",
+                                                       "shared_index", "union_index", "regions",
+                                                       "node_sums", "node_shards"})),
+                         SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, LanesConformanceTest, ::testing::ValuesIn(Subjects({"lanes"})),
+                         SubjectName);
 INSTANTIATE_TEST_SUITE_P(Registry, RegionsConformanceTest,
-                         ::testing::ValuesIn(Subjects({PayloadForm::kRegions,
-                                                       PayloadForm::kNodeSums,
-                                                       PayloadForm::kNodeShards})),
+                         ::testing::ValuesIn(Subjects({"regions", "node_sums", "node_shards"})),
                          SubjectName);
 
 }  // namespace

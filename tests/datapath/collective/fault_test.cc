@@ -16,7 +16,7 @@ constexpr size_t kSegmentBytes = 64;  // many messages: faults strike in the mid
 class FaultTest : public ::testing::TestWithParam<Subject> {
  protected:
   const Collective& collective() const { return **Collectives().Find(GetParam().collective); }
-  PayloadForm form() const { return collective().Traits().form; }
+  const std::string& form() const { return collective().Traits().form; }
   World MakeWorldOf(int size) const { return MakeWorld(GetParam().transport, size); }
 };
 
@@ -116,7 +116,7 @@ TEST_P(SummingFaultTest, AnotherElementCountIsAnErrorOnEveryRank) {
   std::vector<Contribution> in = Contributions(kWorld);
   in[1] = Contributions(kWorld, 1400)[1];
   in[1].norm_squared = 0;
-  if (HoldsIndicesOnly(form())) {
+  if (MovesIndices(form())) {
     in[1].dense.resize(500);  // indices of the others lie outside
     in[1].step = in[0].step = in[2].step = in[3].step = 2;
   }
@@ -263,33 +263,22 @@ TEST_P(LanesFaultTest, PartialLanesAreRefusedOnEveryRank) {
 INSTANTIATE_TEST_SUITE_P(Registry, FaultTest, ::testing::ValuesIn(AllSubjects()), SubjectName);
 INSTANTIATE_TEST_SUITE_P(Registry, LostMessageTest,
                          ::testing::ValuesIn(Over("inproc", AllSubjects())), SubjectName);
-INSTANTIATE_TEST_SUITE_P(
-    Registry, SummingFaultTest,
-    ::testing::ValuesIn(Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes,
-                                  PayloadForm::kTableLanes, PayloadForm::kSharedIndex,
-                                  PayloadForm::kUnionIndex, PayloadForm::kRegions,
-                                  PayloadForm::kNodeSums, PayloadForm::kNodeShards})),
-    SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, SummingFaultTest,
+                         ::testing::ValuesIn(Subjects({"lanes", "float_lanes", "table_lanes",
+                                                       "shared_index", "own_selections",
+                                                       "union_index", "regions", "node_sums",
+                                                       "node_shards"})),
+                         SubjectName);
 INSTANTIATE_TEST_SUITE_P(Registry, CallbackFaultTest,
-                         ::testing::ValuesIn(Subjects({PayloadForm::kSharedIndex,
-                                                       PayloadForm::kUnionIndex,
-                                                       PayloadForm::kRegions})),
+                         ::testing::ValuesIn(Subjects({"shared_index", "union_index", "regions"})),
                          SubjectName);
-// Collectives with own_values send no index payloads but what they make of them.
-std::vector<Subject> PayloadSubjects() {
-  std::vector<Subject> subjects =
-      Subjects({PayloadForm::kOpaque, PayloadForm::kSharedIndex, PayloadForm::kUnionIndex});
-  std::erase_if(subjects, [](const Subject& subject) {
-    return (*Collectives().Find(subject.collective))->Traits().own_values;
-  });
-  return subjects;
-}
-INSTANTIATE_TEST_SUITE_P(Registry, PayloadFaultTest, ::testing::ValuesIn(PayloadSubjects()),
+INSTANTIATE_TEST_SUITE_P(Registry, PayloadFaultTest,
+                         ::testing::ValuesIn(Subjects({"opaque", "shared_index", "union_index"})),
                          SubjectName);
-INSTANTIATE_TEST_SUITE_P(Registry, RegionsFaultTest,
-                         ::testing::ValuesIn(Subjects({PayloadForm::kRegions})), SubjectName);
-INSTANTIATE_TEST_SUITE_P(Registry, LanesFaultTest,
-                         ::testing::ValuesIn(Subjects({PayloadForm::kLanes})), SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, RegionsFaultTest, ::testing::ValuesIn(Subjects({"regions"})),
+                         SubjectName);
+INSTANTIATE_TEST_SUITE_P(Registry, LanesFaultTest, ::testing::ValuesIn(Subjects({"lanes"})),
+                         SubjectName);
 
 }  // namespace
 }  // namespace weir::testing

@@ -89,6 +89,186 @@ inline std::vector<float> Floats(std::span<const std::byte> bytes) {
   return values;
 }
 
+/// Forms whose payloads are positions, with values apart.
+inline bool MovesIndices(std::string_view form) {
+  return form == "shared_index" || form == "union_index" || form == "own_selections";
+}
+
+/// Forms that sum nodes before anything is encoded.
+inline bool EncodesNodeSums(std::string_view form) {
+  return form == "node_sums" || form == "node_shards";
+}
+
+/// Hands one rank's contribution to a collective as the operand of its form, with "codecs" that
+/// copy floats.
+class RankRun {
+ public:
+  RankRun(Group& group, const Contribution& contribution, Outcome& outcome)
+      : group_(group), in_(contribution), out_(outcome) {}
+
+  StatusOr<CollectiveReport> Run(const Collective& collective) {
+    const std::string& form = collective.Traits().form;
+    if (form == "opaque") return RunGather(collective);
+    if (form == "shared_index") return RunSharedIndex(collective);
+    if (form == "union_index") return RunUnionIndex(collective);
+    if (form == "own_selections") return RunOwnSelections(collective);
+    if (form == "regions") return RunRegions(collective);
+    if (EncodesNodeSums(form)) return RunNodeSums(collective);
+    Lanes lanes = LanesOf();
+    if (in_.takes_shares) lanes.shares = &out_.shares;
+    return RunCollective(collective, group_, lanes);
+  }
+
+ private:
+  Lanes LanesOf() {
+    Lanes lanes;
+    lanes.bytes = out_.lanes;
+    lanes.lane_bytes = in_.lane_bytes;
+    lanes.accumulate = [this](std::span<std::byte> sum, std::span<const std::byte> addend) {
+      EXPECT_EQ(sum.size(), addend.size());
+      EXPECT_EQ(sum.size() % in_.lane_bytes, 0u);
+      out_.summed_bytes += addend.size();
+      if (in_.accumulate) {
+        in_.accumulate(sum, addend);
+      } else {
+        AddLanes(in_.lane_bytes, sum, addend);
+      }
+    };
+    return lanes;
+  }
+
+  StatusOr<CollectiveReport> RunGather(const Collective& collective) {
+    GatherOperand operand;
+    operand.payload = in_.payload;
+    operand.payload_bytes_max = in_.payload_bytes_max;
+    operand.gathered = &out_.gathered;
+    return RunCollective(collective, group_, operand);
+  }
+
+  StatusOr<CollectiveReport> RunSharedIndex(const Collective& collective) {
+    SharedIndexOperand operand;
+    operand.selection = std::as_bytes(std::span(in_.selection));
+    operand.selection_bytes_max = in_.payload_bytes_max;
+    operand.norm_squared = in_.norm_squared;
+    operand.step = in_.step;
+    operand.open = [this](std::span<const std::byte> bytes) -> Status {
+      const std::vector<std::byte> one(bytes.begin(), bytes.end());
+      return Open(std::span(&one, 1));
+    };
+    operand.values = &out_.values;
+    return RunCollective(collective, group_, operand);
+  }
+
+  StatusOr<CollectiveReport> RunUnionIndex(const Collective& collective) {
+    UnionIndexOperand operand;
+    operand.selection = std::as_bytes(std::span(in_.selection));
+    operand.selection_bytes_max = in_.payload_bytes_max;
+    operand.open = [this](std::span<const std::vector<std::byte>> all) { return Open(all); };
+    operand.values = &out_.values;
+    return RunCollective(collective, group_, operand);
+  }
+
+  StatusOr<CollectiveReport> RunOwnSelections(const Collective& collective) {
+    SparseSumOperand operand;
+    operand.selected.indices = in_.selection;
+    for (const uint32_t i : in_.selection) {
+      if (i < in_.dense.size()) operand.selected.values.push_back(in_.dense[i]);
+    }
+    operand.elements = operand.kept_target = in_.dense.size();
+    if (in_.kept_target > 0) operand.kept_target = in_.kept_target;
+    operand.balance = in_.balance;
+    StatusOr<CollectiveReport> report = RunCollective(collective, group_, operand);
+    out_.indices = std::move(operand.sums.indices);
+    out_.values = std::move(operand.sums.values);
+    return report;
+  }
+
+  StatusOr<CollectiveReport> RunRegions(const Collective& collective) {
+    std::vector<std::span<const std::byte>> payloads;
+    for (int region = 0; region < group_.size(); ++region) {
+      payloads.push_back(std::as_bytes(RegionOf(in_.dense, region, group_.size())));
+    }
+    sum_.resize(payloads[group_.rank()].size() / sizeof(float));
+    RegionOperand operand;
+    operand.payloads = payloads;
+    operand.payload_bytes_max = in_.payload_bytes_max;
+    operand.add = [this](int from, std::span<const std::byte> bytes) {
+      return Add(std::as_writable_bytes(std::span(sum_)), from, bytes);
+    };
+    operand.encode_sum = [this]() -> StatusOr<std::span<const std::byte>> {
+      group_.Announce(in_.sum_flags);
+      return std::as_bytes(std::span(sum_));
+    };
+    operand.gathered = &out_.gathered;
+    return RunCollective(collective, group_, operand);
+  }
+
+  StatusOr<CollectiveReport> RunNodeSums(const Collective& collective) {
+    const NodeEncoders encoders =
+        collective.Traits().form == "node_shards" ? NodeEncoders::kAll : NodeEncoders::kFirst;
+    const int rank = group_.rank(), world = group_.size();
+    const int count = NodePartsOf(encoders, in_.nodes, rank, world);
+    const size_t elements = out_.lanes.size() / sizeof(float);
+    std::vector<std::span<std::byte>> parts;
+    for (int part = 0, at = 0; part < count; ++part) {
+      const size_t size = elements / count + (part < static_cast<int>(elements % count) ? 1 : 0);
+      parts.push_back(std::span(out_.lanes).subspan(at * sizeof(float), size * sizeof(float)));
+      at += static_cast<int>(size);
+    }
+    const int own = OwnNodePart(encoders, in_.nodes, rank, world);
+    const std::span<std::byte> own_part = own >= 0 ? parts[own] : std::span<std::byte>();
+    NodeSumOperand operand;
+    operand.lanes = LanesOf();
+    operand.parts = parts;
+    operand.payload_bytes_max = in_.payload_bytes_max;
+    operand.add = [this, own_part](int from, std::span<const std::byte> bytes) {
+      return Add(own_part, from, bytes);
+    };
+    operand.encode_sum = [this, own_part]() -> StatusOr<std::span<const std::byte>> {
+      group_.Announce(in_.sum_flags);
+      sum_ = Floats(own_part);
+      std::fill(own_part.begin(), own_part.end(), std::byte{0});
+      return std::as_bytes(std::span(sum_));
+    };
+    return RunCollective(collective, group_, operand);
+  }
+
+  // The union of the selections.
+  Status Open(std::span<const std::vector<std::byte>> all) {
+    WEIR_RETURN_IF_ERROR(in_.open_status);
+    std::vector<uint32_t> chosen;
+    for (const std::vector<std::byte>& bytes : all) {
+      if (bytes.size() % sizeof(uint32_t) != 0) return DataLoss("indices are not whole");
+      const size_t before = chosen.size();
+      chosen.resize(before + bytes.size() / sizeof(uint32_t));
+      if (!bytes.empty()) std::memcpy(chosen.data() + before, bytes.data(), bytes.size());
+      std::inplace_merge(chosen.begin(), chosen.begin() + before, chosen.end());
+    }
+    chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+    out_.indices = chosen;
+    out_.values.clear();
+    for (const uint32_t i : out_.indices) {
+      if (i >= in_.dense.size()) return DataLoss("index past the end");
+      out_.values.push_back(in_.dense[i]);
+    }
+    return OkStatus();
+  }
+
+  Status Add(std::span<std::byte> into, int from, std::span<const std::byte> bytes) {
+    WEIR_RETURN_IF_ERROR(in_.open_status);
+    if (bytes.size() != into.size()) return DataLoss("region of another size");
+    AddLanes(sizeof(float), into, bytes);
+    out_.added_bytes += bytes.size();
+    out_.added.push_back(from);
+    return OkStatus();
+  }
+
+  Group& group_;
+  const Contribution& in_;
+  Outcome& out_;
+  std::vector<float> sum_;  // what encode_sum hands out
+};
+
 /// Runs `collective` as one rank.
 inline Outcome RunRank(Transport& transport, const Collective& collective,
                        const Contribution& contribution, size_t segment_bytes, TimePoint deadline) {
@@ -100,106 +280,8 @@ inline Outcome RunRank(Transport& transport, const Collective& collective,
   group.SetShards(contribution.shards);
   group.SetOffload(contribution.offload);
   group.Begin(contribution.id, contribution.control, contribution.flags, deadline);
-  Exchange exchange;
-  exchange.lanes = outcome.lanes;
-  exchange.lane_bytes = contribution.lane_bytes;
-  if (contribution.takes_shares) exchange.shares = &outcome.shares;
-  exchange.accumulate = [&](std::span<std::byte> sum, std::span<const std::byte> addend) {
-    EXPECT_EQ(sum.size(), addend.size());
-    EXPECT_EQ(sum.size() % contribution.lane_bytes, 0u);
-    outcome.summed_bytes += addend.size();
-    if (contribution.accumulate) {
-      contribution.accumulate(sum, addend);
-    } else {
-      AddLanes(contribution.lane_bytes, sum, addend);
-    }
-  };
-  exchange.payload = contribution.payload;
-  exchange.payload_bytes_max = contribution.payload_bytes_max;
-  exchange.gathered = &outcome.gathered;
-  exchange.norm_squared = contribution.norm_squared;
-  exchange.step = contribution.step;
-  exchange.select = [&]() -> StatusOr<std::span<const std::byte>> {
-    return std::as_bytes(std::span(contribution.selection));
-  };
-  exchange.values = &outcome.values;
-  exchange.indices = &outcome.indices;
-  exchange.elements = exchange.kept_target = contribution.dense.size();
-  if (contribution.kept_target > 0) exchange.kept_target = contribution.kept_target;
-  exchange.balance = contribution.balance;
-  const auto fill = [&]() -> Status {
-    outcome.values.clear();
-    for (const uint32_t i : outcome.indices) {
-      if (i >= contribution.dense.size()) return DataLoss("index past the end");
-      outcome.values.push_back(contribution.dense[i]);
-    }
-    return OkStatus();
-  };
-  exchange.open = [&](std::span<const std::byte> bytes) -> Status {
-    WEIR_RETURN_IF_ERROR(contribution.open_status);
-    if (bytes.size() % sizeof(uint32_t) != 0) return DataLoss("indices are not whole");
-    outcome.indices.resize(bytes.size() / sizeof(uint32_t));
-    if (!bytes.empty()) std::memcpy(outcome.indices.data(), bytes.data(), bytes.size());
-    return fill();
-  };
-  exchange.open_all = [&](std::span<const std::vector<std::byte>> all) -> Status {
-    WEIR_RETURN_IF_ERROR(contribution.open_status);
-    std::vector<uint32_t> chosen;
-    for (const std::vector<std::byte>& bytes : all) {
-      if (bytes.size() % sizeof(uint32_t) != 0) return DataLoss("indices are not whole");
-      const size_t before = chosen.size();
-      chosen.resize(before + bytes.size() / sizeof(uint32_t));
-      if (!bytes.empty()) std::memcpy(chosen.data() + before, bytes.data(), bytes.size());
-      std::inplace_merge(chosen.begin(), chosen.begin() + before, chosen.end());
-    }
-    chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
-    outcome.indices = chosen;
-    return fill();
-  };
-  std::vector<std::span<const std::byte>> regions;
-  for (int region = 0; region < group.size(); ++region) {
-    regions.push_back(std::as_bytes(RegionOf(contribution.dense, region, group.size())));
-  }
-  exchange.regions = regions;
-  std::vector<float> sum(regions[group.rank()].size() / sizeof(float));
-  // Parts of a node's sum, which replace the regions where the collective has them.
-  const PayloadForm form = collective.Traits().form;
-  std::vector<std::span<std::byte>> parts;
-  std::span<std::byte> own_part;
-  if (EncodesNodeSums(form)) {
-    const NodeEncoders encoders =
-        form == PayloadForm::kNodeShards ? NodeEncoders::kAll : NodeEncoders::kFirst;
-    const int count =
-        NodePartsOf(encoders, contribution.nodes, transport.rank(), transport.world());
-    const size_t elements = outcome.lanes.size() / sizeof(float);
-    for (int part = 0, at = 0; part < count; ++part) {
-      const size_t size = elements / count + (part < static_cast<int>(elements % count) ? 1 : 0);
-      parts.push_back(std::span(outcome.lanes).subspan(at * sizeof(float), size * sizeof(float)));
-      at += static_cast<int>(size);
-    }
-    const int own = OwnNodePart(encoders, contribution.nodes, transport.rank(), transport.world());
-    if (own >= 0) own_part = parts[own];
-  }
-  exchange.node_parts = parts;
-  exchange.add_region = [&](int from, std::span<const std::byte> bytes) -> Status {
-    WEIR_RETURN_IF_ERROR(contribution.open_status);
-    const std::span<std::byte> into =
-        EncodesNodeSums(form) ? own_part : std::as_writable_bytes(std::span(sum));
-    if (bytes.size() != into.size()) return DataLoss("region of another size");
-    AddLanes(sizeof(float), into, bytes);
-    outcome.added_bytes += bytes.size();
-    outcome.added.push_back(from);
-    return OkStatus();
-  };
-  exchange.encode_sum = [&]() -> StatusOr<std::span<const std::byte>> {
-    group.Announce(contribution.sum_flags);
-    if (EncodesNodeSums(form)) {
-      sum = Floats(own_part);
-      std::fill(own_part.begin(), own_part.end(), std::byte{0});
-    }
-    return std::as_bytes(std::span(sum));
-  };
-  StatusOr<CollectiveReport> report = collective.Run(group, exchange);
+  RankRun run(group, contribution, outcome);
+  StatusOr<CollectiveReport> report = run.Run(collective);
   outcome.status = report.status();
   if (report.ok()) outcome.report = *report;
   outcome.control = group.control();
@@ -265,12 +347,14 @@ inline std::vector<std::string> TransportNames() {
   return names;
 }
 
-/// The collectives of these forms.
-inline std::vector<Subject> Subjects(std::initializer_list<PayloadForm> forms) {
+/// The collectives of these forms; of all where none is named.
+inline std::vector<Subject> Subjects(std::initializer_list<std::string_view> forms) {
   std::vector<Subject> subjects;
   for (const Collective* collective : Collectives().All()) {
     const CollectiveTraits& traits = collective->Traits();
-    if (std::find(forms.begin(), forms.end(), traits.form) == forms.end()) continue;
+    if (forms.size() > 0 && std::find(forms.begin(), forms.end(), traits.form) == forms.end()) {
+      continue;
+    }
     for (const std::string& transport : TransportNames()) {
       subjects.push_back({traits.name, transport});
     }
@@ -278,11 +362,7 @@ inline std::vector<Subject> Subjects(std::initializer_list<PayloadForm> forms) {
   return subjects;
 }
 
-inline std::vector<Subject> AllSubjects() {
-  return Subjects({PayloadForm::kLanes, PayloadForm::kFloatLanes, PayloadForm::kTableLanes,
-                   PayloadForm::kOpaque, PayloadForm::kSharedIndex, PayloadForm::kUnionIndex,
-                   PayloadForm::kRegions, PayloadForm::kNodeSums, PayloadForm::kNodeShards});
-}
+inline std::vector<Subject> AllSubjects() { return Subjects({}); }
 
 inline std::string SubjectName(const ::testing::TestParamInfo<Subject>& info) {
   return info.param.collective + "_" + info.param.transport;

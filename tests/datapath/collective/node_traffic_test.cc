@@ -133,7 +133,8 @@ WithinNodeModel ModelOf(const WithinNodeCost& c) {
 CollectiveModel ModelOf(const CollectiveTraits& traits) {
   CollectiveModel model;
   model.name = traits.name;
-  model.form = NameOf(traits.form);
+  model.form = traits.form;
+  model.exchange.gathers = traits.form == "opaque";
   model.latency = ModelOf(traits.cost.latency);
   model.payload = ModelOf(traits.cost.payload);
   model.index = ModelOf(traits.cost.index);
@@ -174,7 +175,7 @@ class NodeTrafficTest : public ::testing::TestWithParam<std::string> {
     const int world = static_cast<int>(nodes.size());
     const CollectiveFeatures features =
         FeaturesOf(ModelOf(traits()), world, LayoutOf({nodes, 0, 0}));
-    const bool indexed = HoldsIndicesOnly(traits().form);
+    const bool indexed = MovesIndices(traits().form);
     const double predicted = features.payload + (indexed ? features.index : 0);
     const double counted = CountTraffic(collective(), nodes, false).payloads;
     // The features of trees are those of four ranks and more, an upper bound for fewer.
@@ -235,7 +236,8 @@ std::vector<std::string> NamesWithoutNodes() {
   std::vector<std::string> names;
   for (const Collective* collective : Collectives().All()) {
     const CollectiveTraits& traits = collective->Traits();
-    if (!traits.lease_mode.empty() || traits.node_cost.by_node || traits.own_values) continue;
+    if (!traits.lease_mode.empty() || traits.node_cost.by_node) continue;
+    if (traits.form == "own_selections") continue;
     names.push_back(traits.name);
   }
   return names;
@@ -256,7 +258,7 @@ TEST(NodeTrafficRankingTest, FollowsTheCountedBytes) {
   std::vector<std::pair<double, std::string>> predicted, counted;
   for (const Collective* collective : Collectives().All()) {
     const CollectiveTraits& traits = collective->Traits();
-    if (traits.form != PayloadForm::kLanes) continue;
+    if (traits.form != "lanes") continue;
     const BucketCost cost =
         PredictBucket(snapshot, bucket, test::Lanes("identity", 32, false), ModelOf(traits), 1);
     predicted.emplace_back(cost.NetworkSeconds(1e-9, 1e-6), traits.name);

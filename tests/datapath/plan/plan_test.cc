@@ -245,6 +245,23 @@ TEST(ValidatePlanTest, RefusesWhatCannotRunHere) {
   EXPECT_NE(Message(ValidatePlan(listed, limits)).find("0000000000000abc"), std::string::npos);
 }
 
+TEST(ValidatePlanTest, VariantsOfACodecAreChosenByName) {
+  PlanLimits limits;
+  limits.world = 4;
+  const Plan plan = PlanOf("sidco:fit=gp", "sparse_all_gather", 0.1);
+  EXPECT_TRUE(ValidatePlan(plan, limits).ok());
+  const auto again = ParsePlan(PlanToJson(plan), UnknownKeys::kReject);
+  ASSERT_TRUE(again.ok()) << ToString(again.status());
+  EXPECT_EQ(again->fallback, plan.fallback);
+  EXPECT_NE(PlanDigest(plan), PlanDigest(PlanOf("sidco", "sparse_all_gather", 0.1)));
+  for (const char* unknown : {"sidco:fit=gamma", "sidco:shape=gp", "sidco:"}) {
+    const Status status = ValidatePlan(PlanOf(unknown, "sparse_all_gather", 0.1), limits);
+    EXPECT_EQ(status.code(), StatusCode::kNotFound);
+    EXPECT_TRUE(Message(status).ends_with("valid: sidco, sidco:fit=e, sidco:fit=gp, sidco:fit=p"))
+        << Message(status);
+  }
+}
+
 TEST(ValidatePlanTest, RefusesARingThatIsNotOfEveryRankOnce) {
   PlanLimits limits;
   limits.job = "j";

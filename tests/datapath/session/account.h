@@ -25,7 +25,7 @@ inline std::vector<double> Owed(SessionWorld& job,
   return owed;
 }
 
-/// How many elements of the second residual a rank's state names.
+/// How many elements of the aggregate residual a rank's state names.
 inline size_t ServerElements(SessionWorld& job, int rank,
                              const std::vector<ResidualParameter>& parameters) {
   ResidualStore store;

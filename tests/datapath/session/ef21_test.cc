@@ -22,7 +22,7 @@ Choice ChoiceOf(const char* codec, double ratio = 0.1) {
   Choice choice;
   choice.codec = codec;
   choice.ratio = ratio;
-  choice.collective = std::string(codec).ends_with("top_k") ? "sparse_all_gather" : "ring";
+  choice.collective = std::string_view(codec).starts_with("top_k") ? "sparse_all_gather" : "ring";
   return choice;
 }
 
@@ -72,7 +72,7 @@ class Ef21Job {
 };
 
 TEST(SessionEf21Test, EstimatesApproachTheMeanOnAllRanks) {
-  for (const char* codec : {"ef21_top_k", "ef21_random_k"}) {
+  for (const char* codec : {"top_k:memory=ef21", "random_k:memory=ef21"}) {
     Ef21Job job;
     job.Announce(ChoiceOf(codec));
     job.Step();
@@ -84,15 +84,15 @@ TEST(SessionEf21Test, EstimatesApproachTheMeanOnAllRanks) {
 
 TEST(SessionEf21Test, SwitchesAmongItsCodecsKeepTheMemoryAndOthersDropIt) {
   Ef21Job job;
-  job.Announce(ChoiceOf("ef21_top_k"));
+  job.Announce(ChoiceOf("top_k:memory=ef21"));
   for (int step = 0; step < 100; ++step) job.Step();
-  job.Announce(ChoiceOf("ef21_random_k"));
+  job.Announce(ChoiceOf("random_k:memory=ef21"));
   job.Step();
   EXPECT_LT(job.Error(job.Step()), 1e-3);
   job.Announce(DenseChoice());
   job.Step();
   EXPECT_LT(job.Error(job.Step()), 1e-12) << "a dense step owes nothing";
-  job.Announce(ChoiceOf("ef21_top_k"));
+  job.Announce(ChoiceOf("top_k:memory=ef21"));
   job.Step();
   EXPECT_GT(job.Error(job.Step()), 0.2) << "from zero again";
   // A codec that keeps no residual drops it as well.
@@ -100,7 +100,7 @@ TEST(SessionEf21Test, SwitchesAmongItsCodecsKeepTheMemoryAndOthersDropIt) {
   job.Announce(ChoiceOf("fp16", 1));
   job.Step();
   EXPECT_LT(job.Error(job.Step()), 1e-5);
-  job.Announce(ChoiceOf("ef21_top_k"));
+  job.Announce(ChoiceOf("top_k:memory=ef21"));
   job.Step();
   EXPECT_GT(job.Error(job.Step()), 0.2);
 }
@@ -114,7 +114,7 @@ TEST(SessionEf21Test, AResidualLeavesWithTheFirstStep) {
   };
   take(job.Step());  // dense
   take(job.Step());
-  job.Announce(ChoiceOf("ef21_top_k", 1));
+  job.Announce(ChoiceOf("top_k:memory=ef21", 1));
   take(job.Step());  // top_k still
   take(job.Step());  // everything, and what was left over
   const std::vector<double> sum = SumOver(job.gradients);
@@ -127,7 +127,7 @@ TEST(SessionEf21Test, AResidualLeavesWithTheFirstStep) {
 
 TEST(SessionEf21Test, SkippedStepsAndCheckpointsKeepTheMemory) {
   Ef21Job job;
-  job.Announce(ChoiceOf("ef21_top_k"));
+  job.Announce(ChoiceOf("top_k:memory=ef21"));
   for (int step = 0; step < 100; ++step) job.Step();
   std::vector<std::vector<std::byte>> saved;
   for (int rank = 0; rank < kWorld; ++rank) saved.push_back(job.world.Export(rank));
@@ -135,7 +135,7 @@ TEST(SessionEf21Test, SkippedStepsAndCheckpointsKeepTheMemory) {
   for (int rank = 0; rank < kWorld; ++rank) EXPECT_EQ(job.world.Export(rank), saved[rank]);
   EXPECT_LT(job.Error(job.Step()), 1e-4);
   Ef21Job later;
-  later.Announce(ChoiceOf("ef21_top_k"));
+  later.Announce(ChoiceOf("top_k:memory=ef21"));
   later.Step();
   for (int rank = 0; rank < kWorld; ++rank) {
     ASSERT_TRUE(later.world.sessions[rank]->ImportState(saved[rank]).ok());
@@ -147,7 +147,7 @@ TEST(SessionEf21Test, PlansCountItsMemory) {
   const BucketSize size{.elements = 1000, .shape = {}};
   const uint64_t classic = MemoryOf(ChoiceOf("top_k"), size, kWorld).residual_bytes;
   EXPECT_EQ(classic, 8000u);
-  EXPECT_EQ(MemoryOf(ChoiceOf("ef21_top_k"), size, kWorld).residual_bytes, 16000u);
+  EXPECT_EQ(MemoryOf(ChoiceOf("top_k:memory=ef21"), size, kWorld).residual_bytes, 16000u);
 }
 
 }  // namespace

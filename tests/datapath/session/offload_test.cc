@@ -44,6 +44,7 @@ std::vector<std::string> PortsOf(SessionWorld& job) {
 AggregatorLease Granted(AggregatorServer& server, const std::vector<std::string>& ports,
                         const std::string& collective = "switchml", int bits = 8) {
   aggregation::LeaseRequest request;
+  request.owner = "owner-of-the-test";  // who may ask for the next epoch
   request.job = "job";
   request.terms.mode = aggregation::PacketMode::kSum;
   if (collective == "omnireduce") {

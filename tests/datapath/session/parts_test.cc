@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "datapath/base/half.h"
+#include "datapath/exchange/gathered_pool.h"
 #include "datapath/session/bucket_table.h"
-#include "datapath/session/gathered_pool.h"
 #include "datapath/session/passes.h"
 #include "datapath/session/telemetry.h"
 

@@ -87,7 +87,7 @@ TEST(PipelineTest, ThreeWorkersComeToTheBitsOfOne) {
       {.codec = "top_k", .collective = "sparse_all_gather", .ratio = 0.1},
       {.codec = "qsgd", .collective = "ring"},
       {.codec = "fp16", .collective = "ring"},
-      {.codec = "ef21_top_k", .collective = "sparse_all_gather", .ratio = 0.1},
+      {.codec = "top_k:memory=ef21", .collective = "sparse_all_gather", .ratio = 0.1},
       {.codec = "arc_top_k", .collective = "ring", .ratio = 0.25},
       {.codec = "top_k", .collective = "reencode", .ratio = 0.1},
       {.codec = "nominated_top_k", .collective = "ar_topk_union", .ratio = 0.1},

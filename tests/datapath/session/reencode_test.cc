@@ -1,6 +1,8 @@
 // Sums that are encoded again on their way, through whole sessions: nothing is lost between two
 // residuals, all ranks hold the same bits, training converges, and state goes where parameters go.
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 
@@ -115,8 +117,14 @@ TEST_P(ReencodeTest, ACheckpointGoesOnAndScaleReachesBothResiduals) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, ReencodeTest,
-                         ::testing::Values("top_k", "ef_signsgd", "layer_wise_top_k"),
-                         [](const auto& info) { return std::string(info.param); });
+                         ::testing::Values("top_k", "ef_signsgd", "threshold:selector=layer_wise"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace_if(
+                               name.begin(), name.end(), [](char c) { return !std::isalnum(c); },
+                               '_');
+                           return name;
+                         });
 
 TEST(ReencodeSessionTest, EveryOpaqueCodecRunsOrIsRefusedByName) {
   int ran = 0;
@@ -283,12 +291,12 @@ TEST(RegionsTest, WholeTensorsKeepTheirShape) {
 
 TEST(RegionsTest, PlansCountWhatAReencodedBucketHolds) {
   const BucketSize size{.elements = 16000, .shape = {}};
-  const ChoiceMemory gathered = [&] {
+  const ExchangeMemory gathered = [&] {
     Choice choice = Reencoded("top_k");
     choice.collective = "sparse_all_gather";
     return MemoryOf(choice, size, 10);
   }();
-  const ChoiceMemory memory = MemoryOf(Reencoded("top_k"), size, 10);
+  const ExchangeMemory memory = MemoryOf(Reencoded("top_k"), size, 10);
   EXPECT_EQ(memory.residual_bytes, gathered.residual_bytes + 2 * 1600 * 4);
   EXPECT_LT(memory.payload_bytes, gathered.payload_bytes);
   EXPECT_GT(memory.payload_bytes, gathered.payload_bytes / 11);

@@ -105,7 +105,7 @@ void CheckConservation(int world, const Choice& choice) {
     // So do those of sums that are encoded again, noise of the first time included.
     const double loss = setting->relative_error_squared;
     const CollectiveTraits& collective = (*Collectives().Find(choice.collective))->Traits();
-    if (collective.form == PayloadForm::kRegions) {
+    if (collective.form == "regions") {
       bound += 12 * std::sqrt(4.0 * world * (1 + loss) * loss);
     }
   }

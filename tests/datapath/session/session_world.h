@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,8 @@ struct WorldOptions {
   double operation_timeout_floor_s = 10;
   int encode_workers = 1;
   uint64_t compare_every_steps = kCompareEverySteps;
-  std::string job = {};  // its name, from which seeds follow; empty: one of its own
+  std::string job = {};                // its name, from which seeds follow; empty: one of its own
+  std::optional<JobKey> job_key = {};  // SessionOptions::job_key
 };
 
 class SessionWorld {
@@ -74,6 +76,7 @@ class SessionWorld {
       session.connect_timeout = std::chrono::seconds(20);
       session.plan_file = options.plan_file;
       session.agent = options.agent;
+      session.job_key = options.job_key;
       if (options.transport != "inproc") session.transport = options.transport;
       session.operation_timeout_floor = FromSeconds(options.operation_timeout_floor_s);
       session.encode_workers = options.encode_workers;

@@ -19,6 +19,9 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
+constexpr char kOwner[] = "owner-of-the-test";
+const httplib::Headers kOwnerHeader = {{"Weir-Lease-Owner", kOwner}};
+
 class AggregatorProgram {
  public:
   explicit AggregatorProgram(const std::vector<std::string>& flags) : program_(Arguments(flags)) {
@@ -38,7 +41,8 @@ class AggregatorProgram {
   Program& program() { return program_; }
   httplib::Client& client() { return *client_; }
 
-  json Lease(const json& body) {
+  json Lease(json body) {
+    body["owner"] = kOwner;
     const auto result = client_->Post("/v1/leases", body.dump(), "application/json");
     EXPECT_TRUE(result && result->status == 201) << (result ? result->body : "no answer");
     return result ? json::parse(result->body) : json();
@@ -226,7 +230,9 @@ TEST(AggregatorTreeTest, ADeadRootEndsInTheWorkersDeadlineAndAnotherOneServesThe
   tree.Lease();
   JobTensors tensors = IntegerTensors(4, 3000, 4);
   // The root forgets the lease, as one that was started again does.
-  ASSERT_TRUE(tree.root.client().Delete("/v1/leases/tree"));
+  const auto ended = tree.root.client().Delete("/v1/leases/tree", kOwnerHeader);
+  ASSERT_TRUE(ended);
+  ASSERT_EQ(ended->status, 200) << ended->body;
   const auto failed = tree.ports.OnAll([&](size_t w) {
     JobRun run = tree.runs[w];
     run.deadline = milliseconds(300);
@@ -328,11 +334,17 @@ TEST(AggregatorProgramTest, LeasesEndAndLimitsAreTold) {
   const json lease = aggregator.Lease(Body("a", "sum", ports, 8));
   EXPECT_EQ(lease["first_slot"], 0);
   const std::string epoch = std::to_string(lease["epoch"].get<int>());
+  EXPECT_EQ(lease["owner"], kOwner);
+  EXPECT_THAT(aggregator.Get("/v1/leases"), Not(HasSubstr(kOwner)));
   EXPECT_EQ(client.Delete("/v1/leases/a?epoch=77")->status, 404);
   EXPECT_EQ(client.Delete("/v1/leases/a?epoch=x")->status, 400);
   EXPECT_EQ(client.Delete("/v1/leases/a?force=1")->status, 400);
-  EXPECT_EQ(client.Delete("/v1/leases/a?epoch=" + epoch)->status, 200);
-  EXPECT_EQ(client.Delete("/v1/leases/a")->status, 404);
+  EXPECT_EQ(client.Delete("/v1/leases/a?epoch=" + epoch)->status, 403);
+  EXPECT_EQ(
+      client.Post("/v1/leases", Body("a", "sum", ports, 8).dump(), "application/json")->status,
+      403);
+  EXPECT_EQ(client.Delete("/v1/leases/a?epoch=" + epoch, kOwnerHeader)->status, 200);
+  EXPECT_EQ(client.Delete("/v1/leases/a", kOwnerHeader)->status, 404);
   EXPECT_EQ(client.Post("/v1/leases", "{", "application/json")->status, 400);
   EXPECT_EQ(client.Post("/v1/leases", std::string(20'000, ' '), "application/json")->status, 413);
   EXPECT_EQ(client.Get("/v2")->status, 404);

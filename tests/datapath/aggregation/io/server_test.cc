@@ -24,9 +24,12 @@ Lease Terms(PacketMode mode, int workers, uint16_t slots) {
   return lease;
 }
 
+constexpr char kOwner[] = "owner-of-all-leases";
+
 JobRun MustGrant(AggregatorServer* server, const std::string& job, const Lease& terms,
                  const JobPorts& ports) {
-  const auto grant = server->Grant({.job = job, .terms = terms, .workers = ports.addresses});
+  const auto grant =
+      server->Grant({.job = job, .terms = terms, .workers = ports.addresses, .owner = kOwner});
   EXPECT_TRUE(grant.ok()) << grant.status();
   return {.lease = grant->lease, .aggregator = grant->address};
 }
@@ -171,6 +174,43 @@ TEST(AggregatorServerTest, AggregatorThatIsGoneIsNamed) {
   EXPECT_THAT(Message(result), HasSubstr("nobody listens"));
 }
 
+TEST(AggregatorServerTest, ALeaseIsRenewedAndEndedByItsOwnerOnly) {
+  const auto server = MustStart({});
+  JobPorts job(2), rogues(2);
+  const auto ask = [&](const JobPorts& workers, const std::string& owner) {
+    return server->Grant({.job = "job",
+                          .terms = Terms(PacketMode::kSum, 2, 8),
+                          .workers = workers.addresses,
+                          .owner = owner});
+  };
+  for (const std::string& bad : {std::string("short"), std::string(129, 'x'),
+                                 std::string("sixteen characters"), std::string(20, '\n')}) {
+    EXPECT_EQ(ask(job, bad).status().code(), StatusCode::kInvalidArgument) << bad;
+  }
+  const JobRun run = MustGrant(server.get(), "job", Terms(PacketMode::kSum, 2, 8), job);
+  for (const std::string& owner : {std::string(), std::string("owner-of-all-leaseS"),
+                                   std::string("owner-of-all-leases2"), std::string(32, '0')}) {
+    EXPECT_EQ(ask(rogues, owner).status().code(), StatusCode::kPermissionDenied) << owner;
+    EXPECT_EQ(server->Revoke("job", 0, owner).code(), StatusCode::kPermissionDenied) << owner;
+  }
+  JobTensors tensors = IntegerTensors(2, 3000, 1);  // the job notices nothing
+  const std::vector<float> expected = SumOf(tensors);
+  const auto results = job.OnAll(
+      [&](size_t w) { return RunSum(run, job.ports[w].get(), static_cast<int>(w), &tensors[w]); });
+  ExpectSums(results, tensors, expected);
+  const auto renewed = ask(job, kOwner);
+  ASSERT_TRUE(renewed.ok()) << renewed.status();
+  EXPECT_GT(renewed->lease.epoch, run.lease.epoch);
+  EXPECT_TRUE(server->Revoke("job", renewed->lease.epoch, kOwner).ok());
+  // One who names no owner is told the one that was made up.
+  const auto made_up = ask(rogues, "");
+  ASSERT_TRUE(made_up.ok()) << made_up.status();
+  EXPECT_EQ(made_up->owner.size(), 32u);
+  EXPECT_EQ(ask(rogues, "").status().code(), StatusCode::kPermissionDenied);
+  EXPECT_TRUE(ask(rogues, made_up->owner).ok());
+  EXPECT_TRUE(server->Expire("job", 0).ok());
+}
+
 TEST(AggregatorServerTest, LimitsAreNamedAndFreedByRevoke) {
   const auto server = MustStart({.limits = {.slots = 16, .slots_per_job = 12, .leases = 2}});
   JobPorts job(1);
@@ -186,9 +226,10 @@ TEST(AggregatorServerTest, LimitsAreNamedAndFreedByRevoke) {
   EXPECT_THAT(Message(ask("c", 1).status()), HasSubstr("leases"));
   EXPECT_EQ(ask("bad name", 1).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(ask("", 1).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(server->Revoke("a", first->lease.epoch + 7).code(), StatusCode::kNotFound);
-  ASSERT_TRUE(server->Revoke("a", first->lease.epoch).ok());
-  EXPECT_EQ(server->Revoke("a", 0).code(), StatusCode::kNotFound);
+  const std::string& owner = first->owner;
+  EXPECT_EQ(server->Revoke("a", first->lease.epoch + 7, owner).code(), StatusCode::kNotFound);
+  ASSERT_TRUE(server->Revoke("a", first->lease.epoch, owner).ok());
+  EXPECT_EQ(server->Revoke("a", 0, owner).code(), StatusCode::kNotFound);
   const auto next = ask("c", 12);
   ASSERT_TRUE(next.ok()) << next.status();
   EXPECT_EQ(next->lease.id, first->lease.id);  // the number is free, its epochs go on

@@ -17,6 +17,8 @@
 namespace weir::aggregation {
 namespace {
 
+constexpr char kOwner[] = "an-owner-of-this-test";
+
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -57,8 +59,10 @@ Lease UncheckedTerms(int workers, uint16_t slots) {
 TEST(XdpOffloadTest, SumsAreExactAndTheSocketSeesNoPacket) {
   const std::string why = WithServer([](AggregatorServer* server, const XdpOffload* offload) {
     JobPorts ports(3, kNoRows);
-    const auto grant =
-        server->Grant({.job = "train", .terms = UncheckedTerms(3, 16), .workers = ports.addresses});
+    const auto grant = server->Grant({.job = "train",
+                                      .terms = UncheckedTerms(3, 16),
+                                      .workers = ports.addresses,
+                                      .owner = kOwner});
     ASSERT_TRUE(grant.ok()) << grant.status();
     EXPECT_TRUE(grant->offloaded);
     JobTensors tensors = IntegerTensors(3, 20'000, 5);
@@ -80,7 +84,7 @@ TEST(XdpOffloadTest, SumsAreExactAndTheSocketSeesNoPacket) {
     EXPECT_GT((*status)->counters.handed, 0u) << "replies to those whose frame was not at hand";
     EXPECT_EQ((*server->Shards())[0].counters.port.received, 0u);
     EXPECT_LT((*server->Leases())[0].idle, std::chrono::seconds(5));
-    EXPECT_TRUE(server->Revoke("train", 0).ok());
+    EXPECT_TRUE(server->Revoke("train", 0, kOwner).ok());
     EXPECT_EQ(server->Leases()->size(), 0u);
   });
   if (!why.empty()) GTEST_SKIP() << why;
@@ -92,8 +96,8 @@ TEST(XdpOffloadTest, TheSocketServesWhatTheKernelCannotAndAJobMayGoFromOneToTheO
     for (const bool checked : {true, false, true}) {
       Lease terms = UncheckedTerms(2, 32);
       terms.checked = checked;
-      const auto grant =
-          server->Grant({.job = "train", .terms = terms, .workers = ports.addresses});
+      const auto grant = server->Grant(
+          {.job = "train", .terms = terms, .workers = ports.addresses, .owner = kOwner});
       ASSERT_TRUE(grant.ok()) << grant.status();
       EXPECT_EQ(grant->offloaded, !checked);
       JobTensors tensors = IntegerTensors(2, 3000, 6);
@@ -109,14 +113,18 @@ TEST(XdpOffloadTest, TheSocketServesWhatTheKernelCannotAndAJobMayGoFromOneToTheO
     }
     // Two such leases fit the 64 slots of either plane, and none is left over from the changes.
     for (const char* job : {"second", "third"}) {
-      const auto grant =
-          server->Grant({.job = job, .terms = UncheckedTerms(2, 32), .workers = ports.addresses});
+      const auto grant = server->Grant({.job = job,
+                                        .terms = UncheckedTerms(2, 32),
+                                        .workers = ports.addresses,
+                                        .owner = kOwner});
       ASSERT_TRUE(grant.ok()) << grant.status();
       EXPECT_TRUE(grant->offloaded) << job;
     }
     // A full kernel leaves the lease to the socket.
-    const auto last = server->Grant(
-        {.job = "fourth", .terms = UncheckedTerms(2, 32), .workers = ports.addresses});
+    const auto last = server->Grant({.job = "fourth",
+                                     .terms = UncheckedTerms(2, 32),
+                                     .workers = ports.addresses,
+                                     .owner = kOwner});
     ASSERT_TRUE(last.ok()) << last.status();
     EXPECT_FALSE(last->offloaded);
     EXPECT_GT(offload->Counters()->packets.completed, 0u);
@@ -127,8 +135,10 @@ TEST(XdpOffloadTest, TheSocketServesWhatTheKernelCannotAndAJobMayGoFromOneToTheO
 TEST(XdpOffloadTest, TheWorkerThatHoldsAJobUpIsNamed) {
   const std::string why = WithServer([](AggregatorServer* server, const XdpOffload*) {
     JobPorts ports(2, kNoRows);
-    const auto grant =
-        server->Grant({.job = "train", .terms = UncheckedTerms(2, 4), .workers = ports.addresses});
+    const auto grant = server->Grant({.job = "train",
+                                      .terms = UncheckedTerms(2, 4),
+                                      .workers = ports.addresses,
+                                      .owner = kOwner});
     ASSERT_TRUE(grant.ok()) << grant.status();
     std::vector<float> tensor(1000, 1.0f);
     const JobRun run{.lease = grant->lease,

@@ -197,7 +197,7 @@ TEST(UnbiasedTest, MeanOfDecodingsIsTheInput) {
   }
   for (const int bits : {8, 9}) CheckUnbiased("natural", bits);
   for (const int bits : {2, 4, 8, 16}) CheckUnbiased("qsgd", bits, bits == 2 ? 12 : 6);
-  CheckUnbiased("global_qsgd", 0);
+  CheckUnbiased("qsgd:memory=none", 0);
 }
 
 TEST(QsgdBucketedTest, VarianceKeepsTheBoundOfItsPaper) {
@@ -332,7 +332,7 @@ TEST(TernGradTest, OneOutlierDoesNotSetTheScale) {
 }
 
 TEST(LaneWidthTest, SumsFitAtTheLargestWorldOfEveryWidth) {
-  for (const char* name : {"qsgd", "terngrad", "global_qsgd", "signsgd"}) {
+  for (const char* name : {"qsgd", "terngrad", "qsgd:memory=none", "signsgd"}) {
     const Codec& codec = test::FindCodec(name);
     for (const CodecSetting& setting : codec.Traits().settings) {
       const int world = std::min(setting.world_max, 300);

@@ -1,4 +1,4 @@
-// The randomised Hadamard transform, and what the papers of drive, eden and thc promise.
+// The randomised Hadamard transform, and what the papers of DRIVE, EDEN and THC promise.
 
 #include <gtest/gtest.h>
 
@@ -93,16 +93,16 @@ TEST(RotationTest, RestIsPaddedToAPowerOfTwo) {
   EXPECT_EQ(RotatedElements(2047), 2048u);
 }
 
-// --- drive and eden ------------------------------------------------------------------------------
+// --- eden, which is DRIVE at 1 bit ---------------------------------------------------------------
 
-TEST(DriveTest, IsTheFormula) {
+TEST(EdenTest, OneBitIsTheFormulaOfDrive) {
   // One full rotation: x_hat = R^-1 (||x||^2 / ||R x||_1 sign(R x)) in double.
   const size_t size = kernels::kRotationElements;
   const std::vector<float> x = test::NormalVector(size, 5);
-  const Codec& drive = test::FindCodec("drive");
-  const EncodeContext context = ContextFor(drive, x);
+  const Codec& eden = test::FindCodec("eden");
+  const EncodeContext context = ContextFor(eden, x, 1, 1, /*bits=*/1);
   const std::vector<float> decoded =
-      DecodeFor(drive, EncodeOrDie(drive, x, context).payload, context, x).value();
+      DecodeFor(eden, EncodeOrDie(eden, x, context).payload, context, x).value();
   const kernels::RotationSigns signs =
       kernels::MakeRotationSigns(MixSeed(context.seed, 0x726F74617465), 0);
   std::vector<double> rotated = ReferenceRotation(x, signs);
@@ -143,13 +143,13 @@ void CheckUnbiased(const std::string& name, int bits, const std::vector<float>& 
   EXPECT_LT(bias / test::SquaredNorm(x), 1.5 * declared / draws + 1e-5) << name << bits;
 }
 
-TEST(DriveTest, IsUnbiasedWithTheVarianceOfThePaper) {
-  EXPECT_NEAR(test::FindCodec("drive").Traits().settings[0].relative_error_squared,
+TEST(EdenTest, OneBitIsUnbiasedWithTheVarianceOfDrive) {
+  EXPECT_NEAR(FindSetting(test::FindCodec("eden").Traits(), {.bits = 1}, 1)->relative_error_squared,
               std::numbers::pi / 2 - 1, 1e-12);
-  CheckUnbiased("drive", 0, test::NormalVector(3000, 1));
+  CheckUnbiased("eden", 1, test::NormalVector(3000, 1));
   std::vector<float> uneven = test::NormalVector(3000, 2);
   for (float& v : uneven) v = std::exp(0.7f * v);
-  CheckUnbiased("drive", 0, uneven);
+  CheckUnbiased("eden", 1, uneven);
 }
 
 TEST(EdenTest, IsUnbiasedWithTheVarianceOfThePaper) {
@@ -222,35 +222,25 @@ TEST(EdenTest, CentroidsAreTheConditionalMeans) {
   }
 }
 
-TEST(EdenTest, OneBitIsDrive) {
-  const std::vector<float> x = test::NormalVector(5000, 6);
-  const Codec &eden = test::FindCodec("eden"), &drive = test::FindCodec("drive");
-  const EncodeContext context = ContextFor(eden, x, 1, 1, 1);
-  const auto a = DecodeFor(eden, EncodeOrDie(eden, x, context).payload, context, x).value();
-  const EncodeContext plain = ContextFor(drive, x);
-  const auto b = DecodeFor(drive, EncodeOrDie(drive, x, plain).payload, plain, x).value();
-  for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5 + 1e-5 * std::abs(b[i]));
-}
-
-TEST(DriveTest, HostileScalesAreRejectedWithTheirOffset) {
+TEST(EdenTest, HostileScalesAreRejectedWithTheirOffset) {
   const std::vector<float> x = test::NormalVector(3000, 6);
-  const Codec& drive = test::FindCodec("drive");
-  const EncodeContext context = ContextFor(drive, x);
+  const Codec& eden = test::FindCodec("eden");
+  const EncodeContext context = ContextFor(eden, x, 1, 1, /*bits=*/1);
   for (const float bad : {-1.0f, 1e38f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
-    std::vector<std::byte> payload = EncodeOrDie(drive, x, context).payload;
+    std::vector<std::byte> payload = EncodeOrDie(eden, x, context).payload;
     std::memcpy(payload.data() + 132, &bad, sizeof(bad));
-    const Status status = DecodeFor(drive, payload, context, x).status();
+    const Status status = DecodeFor(eden, payload, context, x).status();
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
     EXPECT_NE(Message(status).find("offset 132"), std::string::npos) << Message(status);
   }
 }
 
-TEST(DriveTest, ZeroAndConstantBlocksStaySo) {
+TEST(EdenTest, ZeroAndConstantBlocksStaySo) {
   std::vector<float> x(4096, 0.0f);
   std::fill(x.begin() + 1024, x.begin() + 2048, 3.0f);
-  const Codec& drive = test::FindCodec("drive");
-  const EncodeContext context = ContextFor(drive, x);
-  const auto decoded = DecodeFor(drive, EncodeOrDie(drive, x, context).payload, context, x).value();
+  const Codec& eden = test::FindCodec("eden");
+  const EncodeContext context = ContextFor(eden, x, 1, 1, /*bits=*/1);
+  const auto decoded = DecodeFor(eden, EncodeOrDie(eden, x, context).payload, context, x).value();
   for (size_t i = 0; i < 1024; ++i) ASSERT_EQ(decoded[i], 0);
   for (size_t i = 2048; i < 4096; ++i) ASSERT_EQ(decoded[i], 0);
 }

@@ -102,7 +102,7 @@ TEST(SidcoTest, InverseGammaMatchesClosedForms) {
 
 TEST(SidcoTest, TheControllerFindsStagesThatKeepAboutK) {
   // Normal input: one exponential stage keeps 2 % of k at this ratio, three about all of it.
-  const Codec& codec = test::FindCodec("sidco_e");
+  const Codec& codec = test::FindCodec("sidco:fit=e");
   const size_t n = 200000;
   EncodeContext context = test::ContextFor(codec, {}, 1, 0.01);
   const auto state = codec.NewState(n, context);
@@ -110,7 +110,7 @@ TEST(SidcoTest, TheControllerFindsStagesThatKeepAboutK) {
   double first = 0, last = 0;
   for (int step = 0; step < 30; ++step) {
     const std::vector<float> x = test::NormalVector(n, 50 + step);
-    const double count = static_cast<double>(Selected("sidco_e", x, context).size());
+    const double count = static_cast<double>(Selected("sidco:fit=e", x, context).size());
     if (step == 0) first = count;
     if (step >= 25) last += count / 5;
   }
@@ -125,7 +125,7 @@ TEST(MsTopKTest, KeepsExactlyK) {
     const std::vector<float> x = test::Draw(distribution, 30011, 5);
     for (const double ratio : {0.3, 0.05, 0.001}) {
       const size_t nonzero = CountAbove(x, 0);
-      EXPECT_EQ(Selected("ms_top_k", x, ratio).size(),
+      EXPECT_EQ(Selected("threshold:selector=ms_top_k", x, ratio).size(),
                 std::min(nonzero, SelectionTarget(x.size(), ratio)))
           << distribution.name << " " << ratio;
     }
@@ -135,10 +135,11 @@ TEST(MsTopKTest, KeepsExactlyK) {
 TEST(MsTopKTest, TiesFillUpByARunFromASeededPlace) {
   std::vector<float> x(10000, 0.5f);
   x[9999] = -3.0f;
-  EncodeContext context = test::ContextFor(test::FindCodec("ms_top_k"), x, 1, 0.01);
-  const std::vector<uint32_t> one = Selected("ms_top_k", x, context);
+  EncodeContext context =
+      test::ContextFor(test::FindCodec("threshold:selector=ms_top_k"), x, 1, 0.01);
+  const std::vector<uint32_t> one = Selected("threshold:selector=ms_top_k", x, context);
   context.seed = 99;
-  const std::vector<uint32_t> other = Selected("ms_top_k", x, context);
+  const std::vector<uint32_t> other = Selected("threshold:selector=ms_top_k", x, context);
   ASSERT_EQ(one.size(), 100u);
   ASSERT_EQ(other.size(), 100u);
   EXPECT_NE(one, other) << "low positions would always win";
@@ -173,9 +174,10 @@ TEST(LayerWiseTopKTest, EveryTensorKeepsItsOwnLargest) {
     }
     scale *= 10;
   }
-  EncodeContext context = test::ContextFor(test::FindCodec("layer_wise_top_k"), x, 1, 0.02);
+  EncodeContext context =
+      test::ContextFor(test::FindCodec("threshold:selector=layer_wise"), x, 1, 0.02);
   context.shape = shape;
-  const std::vector<uint32_t> indices = Selected("layer_wise_top_k", x, context);
+  const std::vector<uint32_t> indices = Selected("threshold:selector=layer_wise", x, context);
   size_t at = 0;
   for (const TensorShape& tensor : shape) {
     const size_t end = at + tensor.elements();
@@ -197,7 +199,7 @@ TEST(LayerWiseTopKTest, EveryTensorKeepsItsOwnLargest) {
 
 TEST(LayerWiseTopKTest, AShapeOfAnotherSizeIsRefused) {
   const std::vector<float> x = test::NormalVector(100, 1);
-  const Codec& codec = test::FindCodec("layer_wise_top_k");
+  const Codec& codec = test::FindCodec("threshold:selector=layer_wise");
   EncodeContext context = test::ContextFor(codec, x);
   const TensorShape wrong{1, 99};
   context.shape = std::span(&wrong, 1);
@@ -211,8 +213,9 @@ TEST(ThresholdCodecsTest, NoneExceedsTheCapOrFavoursLowPositions) {
   // Far more pass than may be sent: the threshold must rise, not the tail be cut off. dgc's cap is
   // that of its warm-up.
   std::vector<float> x = test::NormalVector(100000, 8, 1000);
-  for (const char* name : {"hard_threshold", "threshold", "sidco", "sidco_e", "sidco_gp", "sidco_p",
-                           "gaussian_k", "redsync", "dgc", "top_k"}) {
+  for (const char* name : {"threshold:selector=hard", "threshold", "sidco", "sidco:fit=e",
+                           "sidco:fit=gp", "sidco:fit=p", "threshold:selector=gaussian_k",
+                           "threshold:selector=redsync", "dgc", "top_k"}) {
     const std::vector<uint32_t> indices = Selected(name, x, 0.01);
     EXPECT_LE(indices.size(), SelectionCap(x.size(), 0.01)) << name;
     size_t low = 0;
@@ -227,9 +230,9 @@ TEST(HardThresholdTest, KeepsWhatIsAboveLambda) {
   const std::vector<float> x = test::NormalVector(n, 9, 0.01);
   const float lambda = 1 / (2 * std::sqrt(1000.0f));  // ratio 0.01: 0.0158, 1.6 sigma
   const std::vector<float> quiet = test::NormalVector(n, 9, 0.006);
-  EXPECT_EQ(Selected("hard_threshold", quiet, 0.01).size(), CountAbove(quiet, lambda));
+  EXPECT_EQ(Selected("threshold:selector=hard", quiet, 0.01).size(), CountAbove(quiet, lambda));
   EXPECT_GT(CountAbove(x, lambda), SelectionCap(n, 0.01));
-  EXPECT_NEAR(static_cast<double>(Selected("hard_threshold", x, 0.01).size()), 1000, 50);
+  EXPECT_NEAR(static_cast<double>(Selected("threshold:selector=hard", x, 0.01).size()), 1000, 50);
 }
 
 TEST(ThresholdTest, HoldsTheFirstThresholdAsGradientsShrink) {
@@ -252,7 +255,7 @@ TEST(GaussianKTest, NormalInputNeedsNoCorrection) {
   const std::vector<float> x = test::NormalVector(n, 6, 0.3);
   for (const double ratio : {0.05, 0.001}) {
     const double k = ratio * n;
-    EXPECT_NEAR(static_cast<double>(Selected("gaussian_k", x, ratio).size()), k,
+    EXPECT_NEAR(static_cast<double>(Selected("threshold:selector=gaussian_k", x, ratio).size()), k,
                 0.04 * k + 4 * std::sqrt(k));
   }
 }
@@ -262,7 +265,7 @@ TEST(RedsyncTest, KeepsBetweenKAndTwoK) {
     const std::vector<float> x = test::Draw(distribution, 100003, 7);
     for (const double ratio : {0.01, 0.001}) {
       const size_t k = SelectionTarget(x.size(), ratio);
-      const size_t count = Selected("redsync", x, ratio).size();
+      const size_t count = Selected("threshold:selector=redsync", x, ratio).size();
       EXPECT_GE(count, k) << distribution.name;
       EXPECT_LE(count, 2 * k) << distribution.name;
     }

@@ -81,7 +81,7 @@ class Ef21World {
 TEST(Ef21Test, ErrorShrinksByTheContractionEveryStep) {
   // top_k keeps a tenth of the elements: what is left of a memory's error is at most 0.9 of it, and
   // by Jensen the mean's error is at most the mean of the errors.
-  for (const char* name : {"top_k", "ef21_top_k", "ef21_random_k"}) {
+  for (const char* name : {"top_k", "top_k:memory=ef21", "random_k:memory=ef21"}) {
     Ef21World world(name);
     double error = 0;
     for (int step = 0; step < 60; ++step) error = world.Step(step);
@@ -111,10 +111,10 @@ TEST(Ef21Test, NonFiniteGradientSendsNothing) {
   EXPECT_EQ(test::SquaredNorm(memory.negative), 0);
 }
 
-TEST(Ef21Test, CodecsUnderItHaveThePayloadsOfTheirInnerOnes) {
+TEST(Ef21Test, VariantsUnderItHaveThePayloadsOfTheirCodecs) {
   const std::vector<float> x = test::NormalVector(kEf21Size, 2);
   for (const auto& [outer, inner] :
-       {std::pair("ef21_top_k", "top_k"), std::pair("ef21_random_k", "random_k")}) {
+       {std::pair("top_k:memory=ef21", "top_k"), std::pair("random_k:memory=ef21", "random_k")}) {
     const Codec &a = test::FindCodec(outer), &b = test::FindCodec(inner);
     const EncodeContext context = test::ContextFor(a, x);
     EXPECT_EQ(test::EncodeOrDie(a, x, context).payload, test::EncodeOrDie(b, x, context).payload);

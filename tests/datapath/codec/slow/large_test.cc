@@ -106,7 +106,7 @@ std::vector<std::string> Names() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Registry, LargeCodecTest, testing::ValuesIn(Names()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& info) { return test::IdentifierOf(info.param); });
 
 }  // namespace
 }  // namespace weir

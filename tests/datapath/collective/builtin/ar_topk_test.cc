@@ -53,30 +53,28 @@ TEST(ArTopkTest, VarNeverTakesARankWithoutANorm) {
   EXPECT_EQ(LeaderOf("ar_topk_var", {nan, nan}), 0);
 }
 
-TEST(ArTopkTest, OnlyTheLeaderSelects) {
+TEST(ArTopkTest, EveryRankOpensTheLeadersSelection) {
   World world = MakeWorld("inproc", 3);
   const Collective& collective = **Collectives().Find("ar_topk_star");
-  std::vector<int> selections(3);
   RunRanks(3, [&](int rank) {
     Group group(*world[rank]);
     group.Begin({}, {}, 0, Within(5));
-    const std::vector<std::byte> indices(4);
+    const std::vector<std::byte> selection(4, static_cast<std::byte>(rank));
+    std::vector<std::byte> opened;
     std::vector<float> values;
-    Exchange exchange;
-    exchange.step = 4;
-    exchange.values = &values;
-    exchange.select = [&]() -> StatusOr<std::span<const std::byte>> {
-      ++selections[rank];
-      return std::span<const std::byte>(indices);
-    };
-    exchange.open = [&](std::span<const std::byte>) {
+    SharedIndexOperand operand;
+    operand.selection = selection;
+    operand.step = 4;
+    operand.values = &values;
+    operand.open = [&](std::span<const std::byte> chosen) {
+      opened.assign(chosen.begin(), chosen.end());
       values.assign(1, 1.0f);
       return OkStatus();
     };
-    EXPECT_TRUE(collective.Run(group, exchange).ok());
+    EXPECT_TRUE(RunCollective(collective, group, operand).ok());
+    EXPECT_EQ(opened, std::vector<std::byte>(4, std::byte{1}));
     EXPECT_EQ(values, std::vector<float>{3.0f});
   });
-  EXPECT_EQ(selections, (std::vector<int>{0, 1, 0}));
 }
 
 }  // namespace

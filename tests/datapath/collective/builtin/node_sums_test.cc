@@ -112,7 +112,7 @@ TEST_P(NodeSumsTest, OneEncodingOfANodeAndOneDecodingOfEachNodeForEachPart) {
        {Case{{0, 0, 1, 1}, 2, 2}, Case{{0, 0, 0, 1, 1, 1}, 2, 3}, Case{{0, 0, 0}, 1, 3},
         Case{{0, 0, 1}, 2, 1}, Case{{0, 1, 2}, 3, 1}}) {
     World world = MakeWorld("inproc", static_cast<int>(nodes.size()));
-    const double cut = collective().Traits().form == PayloadForm::kNodeShards ? parts : 1;
+    const double cut = collective().Traits().form == "node_shards" ? parts : 1;
     const auto out = RunAll(world, collective(), Summands(nodes, kElements, true));
     size_t busiest = 0;
     for (const Outcome& each : out) busiest = std::max(busiest, each.added_bytes);

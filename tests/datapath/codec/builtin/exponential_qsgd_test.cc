@@ -63,10 +63,10 @@ TEST(AccumulatePowersTest, DrawsFollowSeedAndPosition) {
   EXPECT_TRUE(std::equal(tail.begin(), tail.end(), a.begin() + 37));
 }
 
-TEST(GlobalQsgdExpTest, SumsAreUnbiasedOverManyHopsWithEqualPayloads) {
+TEST(ExponentialQsgdTest, SumsAreUnbiasedOverManyHopsWithEqualPayloads) {
   // Every rank holds the same: a draw that did not change from hop to hop would keep a lane where
   // it stayed once, and the mean would fall short.
-  const Codec& codec = test::FindCodec("global_qsgd_exp");
+  const Codec& codec = test::FindCodec("qsgd:levels=exponential");
   const size_t n = 8;
   const int world = 16, draws = 20000;
   const std::vector<float> x(n, 1.0f);
@@ -89,8 +89,8 @@ TEST(GlobalQsgdExpTest, SumsAreUnbiasedOverManyHopsWithEqualPayloads) {
   EXPECT_LT(std::abs(total), 5 * deviation);
 }
 
-TEST(GlobalQsgdExpTest, LevelsReachFarBelowAndAboveTheMaximum) {
-  const Codec& codec = test::FindCodec("global_qsgd_exp");
+TEST(ExponentialQsgdTest, LevelsReachFarBelowAndAboveTheMaximum) {
+  const Codec& codec = test::FindCodec("qsgd:levels=exponential");
   for (const float largest : {1.0f, 0x1p-120f, 0x1p100f, 3.0e38f}) {
     const std::vector<float> x = {largest, -largest * 0x1p-20f, largest * 0x1p-36f, 0.0f};
     EncodeContext context = test::ContextFor(codec, x, 1024);

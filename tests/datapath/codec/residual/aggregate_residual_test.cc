@@ -1,4 +1,4 @@
-// The second residuals of a ResidualStore: of sums that a rank encodes for all.
+// The aggregate residuals of a ResidualStore: of sums that a rank encodes for all.
 
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ Values LeaveServer(ResidualStore& store, uint64_t key, size_t size, ResidualStor
   return gradient;
 }
 
-/// The second residual over the whole bucket.
+/// The aggregate residual over the whole bucket.
 Values SecondOf(ResidualStore& store, uint64_t key, size_t size) {
   Values gradient(size);
   EXPECT_TRUE(store.BeginEncode(key).ok());

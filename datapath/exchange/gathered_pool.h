@@ -2,16 +2,15 @@
 // Reuse of gathered payloads between operations, for the reason of base/scratch_pool.h: a list of
 // fresh vectors for every operation is fresh pages for every operation.
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "datapath/base/mutex.h"
+#include "datapath/collective/operands.h"
 
 namespace weir {
-
-/// One payload for each rank.
-using Gathered = std::vector<std::vector<std::byte>>;
 
 /// Thread-safe. Keeps at most `idle_max` lists that were returned, with what memory they have.
 class GatheredPool {
@@ -21,19 +20,20 @@ class GatheredPool {
   /// A list of empty payloads, of any length.
   Gathered Take() WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
+    idle_.reserve(idle_max_);
     if (idle_.empty()) return {};
     Gathered list = std::move(idle_.back());
     idle_.pop_back();
     return list;
   }
 
-  /// Leaves `list` empty.
-  void Return(Gathered& list) WEIR_EXCLUDES(mutex_) {
+  /// Leaves `list` empty. Runs in destructors, so it allocates nothing: Take made the room.
+  void Return(Gathered& list) noexcept WEIR_EXCLUDES(mutex_) {
     Gathered returned = std::exchange(list, {});
     if (returned.empty()) return;
     for (std::vector<std::byte>& payload : returned) payload.clear();
     MutexLock lock(mutex_);
-    if (idle_.size() < idle_max_) idle_.push_back(std::move(returned));
+    if (idle_.size() < std::min(idle_max_, idle_.capacity())) idle_.push_back(std::move(returned));
   }
 
  private:

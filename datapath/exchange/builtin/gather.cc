@@ -1,0 +1,53 @@
+// Gathering: every rank gets every rank's payload, of any size, and decodes all of them in rank
+// order, so that the sum has the same bits everywhere.
+
+#include "datapath/exchange/coded_exchange.h"
+
+namespace weir {
+namespace {
+
+class GatherExchange : public CodedExchange {
+ public:
+  using CodedExchange::CodedExchange;
+  ~GatherExchange() override { env_.gathered.Return(gathered_); }
+
+  static ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
+                                 const EncodeContext& context) {
+    const auto world = static_cast<uint64_t>(context.world);
+    return MemoryOfCopies(codec, elements, context, 1 + world);  // the own one, and all of them
+  }
+
+ protected:
+  Status MovePayloads(Group& group) override {
+    gathered_ = env_.gathered.Take();
+    GatherOperand operand;
+    operand.payload = payload_.bytes().first(outcome_.payload_bytes);
+    operand.payload_bytes_max = codec().MaxEncodedBytes(gradient_.size(), context_);
+    operand.gathered = &gathered_;
+    return RunCollective(in_.collective, group, operand).status();
+  }
+
+  Status Decode() override {
+    bool finite = true;
+    WEIR_RETURN_IF_ERROR(codec().DecodeSum(
+        gathered_, context_, scale_, gradient_,
+        [&finite](std::span<float> part) { finite = ScaleFinite(part, 1) && finite; }));
+    outcome_.non_finite = !finite;
+    return OkStatus();
+  }
+
+ private:
+  Gathered gathered_;
+};
+
+}  // namespace
+
+void RegisterGather(Registry<ExchangeForm>& registry, uint8_t id) {
+  registry.Add(id, std::make_unique<FormOfExchange<GatherExchange>>(
+                       ExchangeTraits{.name = "opaque",
+                                      .summary = "every rank decodes the payloads of all",
+                                      .payload = PayloadForm::kOpaque,
+                                      .gathers = true}));
+}
+
+}  // namespace weir

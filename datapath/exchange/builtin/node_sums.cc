@@ -1,0 +1,120 @@
+// Sums before encoding. The ranks of a node add their gradients exactly, with what former residuals
+// owe in them; ranks that encode a part of that sum do so inside of the collective and keep what it
+// lost as the aggregate residual of that part (ResidualStore::BeginSum). Whatever the next step
+// does not encode there (another part, codec or collective, a dense step) joins that rank's
+// gradient, and so the sum again. The sums' totals arrive in the caller's buffer.
+//
+// NaN or infinity is met by whoever encodes a sum that holds it, and announced with the payload.
+
+#include <algorithm>
+
+#include "datapath/collective/node_parts.h"
+#include "datapath/collective/primitives.h"
+#include "datapath/exchange/summed_exchange.h"
+
+namespace weir {
+namespace {
+
+template <NodeEncoders encoders>
+class NodeExchange : public SummedExchange {
+ public:
+  NodeExchange(const ExchangeInput& input, ExchangeEnvironment& environment)
+      : SummedExchange(
+            input, environment,
+            CutRegions(
+                {input.gradient.size(), {input.context.shape.begin(), input.context.shape.end()}},
+                NodePartsOf(encoders, environment.nodes, environment.rank, environment.world)),
+            OwnNodePart(encoders, environment.nodes, environment.rank, environment.world)) {}
+
+  static ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
+                                 const EncodeContext& context) {
+    const auto world = static_cast<uint64_t>(context.world);
+    return MemoryOfCopies(codec, elements, context, 1 + world);  // the own one, and those of nodes
+  }
+
+ protected:
+  std::vector<std::unique_ptr<CodecState>> NewStates() const override {
+    std::vector<std::unique_ptr<CodecState>> states;
+    if (own_ < 0) return states;
+    states.push_back(codec().NewState(Own().size, RegionContext(own_, env_.rank, Encoding::kSum)));
+    return states;
+  }
+
+  Status TakeResiduals() override {
+    if (!codec().Traits().needs_error_feedback && !env_.residuals.HasResidual(in_.bucket)) {
+      return OkStatus();
+    }
+    WEIR_ASSIGN_OR_RETURN(
+        aggregate_, env_.residuals.BeginSum(in_.bucket, {Own().begin, Own().size}, gradient_));
+    outcome_.residual_energy = 0;
+    return OkStatus();
+  }
+
+  // The sum is encoded once there is one.
+  Status EncodeFirst() override {
+    if (in_.sample) Sample(GradientStatistics());
+    return OkStatus();
+  }
+
+  Status MovePayloads(Group& group) override {
+    const std::span<float> own = gradient_.subspan(Own().begin, Own().size);
+    NodeSumOperand operand;
+    operand.lanes = FloatLanes(gradient_);
+    std::vector<std::span<std::byte>> parts;
+    for (const Region& part : regions_) {
+      parts.push_back(
+          operand.lanes.bytes.subspan(part.begin * sizeof(float), part.size * sizeof(float)));
+    }
+    operand.parts = parts;
+    if (!own.empty()) {
+      const EncodeContext context = RegionContext(own_, env_.rank, Encoding::kSum);
+      operand.payload_bytes_max = codec().MaxEncodedBytes(own.size(), context);
+    }
+    operand.encode_sum = [&] {
+      return Apart(&ExchangeOutcome::encode, [&] { return EncodeOwn(group, own); });
+    };
+    operand.add = [&](int from, std::span<const std::byte> payload) {
+      return Apart(&ExchangeOutcome::decode,
+                   [&] { return DecodeRegion(own_, from, Encoding::kSum, payload, 1, own); });
+    };
+    return RunCollective(in_.collective, group, operand).status();
+  }
+
+  Status Decode() override {
+    outcome_.non_finite = !ScaleFinite(gradient_, scale_);
+    codec().Finish(context_, scale_, gradient_);
+    return OkStatus();
+  }
+
+ private:
+  StatusOr<std::span<const std::byte>> EncodeOwn(Group& group, std::span<float> own) {
+    // As if every rank of the node owed its share of it.
+    const double share = 1 / static_cast<double>(regions_.size());
+    WEIR_ASSIGN_OR_RETURN(const std::span<const std::byte> payload, EncodeSum(group, own, share));
+    outcome_.payload_bytes = payload.size();
+    std::fill(own.begin(), own.end(), 0.0f);
+    return payload;
+  }
+};
+
+}  // namespace
+
+void RegisterNodeSumExchange(Registry<ExchangeForm>& registry, uint8_t id) {
+  registry.Add(id, std::make_unique<FormOfExchange<NodeExchange<NodeEncoders::kFirst>>>(
+                       ExchangeTraits{.name = "node_sums",
+                                      .summary = "first ranks encode the sums of their nodes",
+                                      .payload = PayloadForm::kOpaque,
+                                      .need = CodecNeed::kSumsOfRanks,
+                                      .encoded_sums = EncodedSums::kNodes}));
+}
+
+void RegisterNodeShardExchange(Registry<ExchangeForm>& registry, uint8_t id) {
+  registry.Add(id, std::make_unique<FormOfExchange<NodeExchange<NodeEncoders::kAll>>>(
+                       ExchangeTraits{.name = "node_shards",
+                                      .summary = "ranks encode parts of the sums of their nodes",
+                                      .payload = PayloadForm::kOpaque,
+                                      .need = CodecNeed::kSumsOfRanks,
+                                      .encoded_sums = EncodedSums::kNodeShards}));
+}
+
+}  // namespace weir

@@ -1,0 +1,261 @@
+// Residuals (error feedback). A codec that needs them, or any lossy codec while a residual is left
+// over from an earlier one, encodes gradient + residual and writes what it lost to the bucket's
+// `next` buffer; the step's end commits or discards. A lossless codec flushes: gradient + residual
+// is sent and the residual becomes zero. Momentum inside a codec lives and dies with the residual's
+// commits; a step with another codec drops it.
+//
+// Sums that are encoded again on their way leave an aggregate residual at the rank
+// that encodes them. A step that uses residuals and encodes no sum takes it into the gradient; one
+// that flushes takes both.
+//
+// EF21. A codec with that trait encodes gradient - memory, and what is delivered is the estimate
+// that all ranks' payloads have added up to. Between such codecs the memory is kept; the first of
+// them flushes a residual into its gradient, and a step of any other codec drops the memory on all
+// ranks alike (the estimate was the gradient's, so nothing is owed).
+//
+// Non-finite values. Lossy codecs notice them while encoding and say so in the operation's frames,
+// so every rank knows when the collective ends. A dense sum needs no pass before: NaN and infinity
+// survive addition, all ranks hold the same bits of the sum, and the pass that scales it sees them
+// on every rank alike. That pass also catches sums that overflow.
+
+#include "datapath/exchange/coded_exchange.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "datapath/codec/kernels/kernels.h"
+#include "datapath/codec/residual/ef21.h"
+#include "datapath/collective/maximum.h"
+
+namespace weir {
+namespace {
+
+// Statistics of a codec that makes none look at one block in eight.
+constexpr size_t kSampleBlock = 4096;
+constexpr size_t kSampleEvery = 8;
+
+}  // namespace
+
+bool ScaleFinite(std::span<float> x, float scale) {
+  return kernels::ScaleFinite(x.data(), x.size(), scale);
+}
+
+double SampledEnergy(std::span<const float> x) {
+  double energy = 0;
+  size_t seen = 0;
+  for (size_t at = 0; at < x.size(); at += kSampleBlock * kSampleEvery) {
+    const auto block = x.subspan(at, std::min(kSampleBlock, x.size() - at));
+    float sum = 0;
+    for (const float value : block) sum += value * value;
+    energy += sum;
+    seen += block.size();
+  }
+  return seen == 0 ? 0 : energy * static_cast<double>(x.size()) / static_cast<double>(seen);
+}
+
+ExchangeMemory MemoryOfCopies(const Codec& codec, uint64_t elements, const EncodeContext& context,
+                              uint64_t copies) {
+  const CodecTraits& traits = codec.Traits();
+  ExchangeMemory memory;
+  if (copies > 0) memory.payload_bytes = copies * codec.MaxEncodedBytes(elements, context);
+  const uint64_t pair = 2 * elements * sizeof(float);  // what is, and what will be
+  if (traits.needs_error_feedback) memory.residual_bytes += pair;
+  if (traits.needs_momentum) memory.residual_bytes += pair;
+  if (traits.ef21) memory.residual_bytes = 2 * pair;
+  return memory;
+}
+
+StatusOr<bool> CodedExchange::Prepare() {
+  const TimePoint begin = env_.clock.Now();
+  StatusOr<bool> more = part_ < 0 ? Start() : EncodeNext();
+  outcome_.encode += env_.clock.Now() - begin;
+  return more;
+}
+
+StatusOr<bool> CodedExchange::Start() {
+  const CodecTraits& traits = codec().Traits();
+  if (traits.ef21) {
+    WEIR_RETURN_IF_ERROR(TakeEf21());
+  } else {
+    env_.residuals.DropEf21(in_.bucket);
+    WEIR_RETURN_IF_ERROR(traits.lossy ? TakeResiduals()
+                                      : env_.residuals.Flush(in_.bucket, gradient_).status());
+  }
+  if (in_.sample && (residual_.has_value() || aggregate_.has_value())) {
+    outcome_.gradient_energy = SampledEnergy(gradient_);
+  }
+  RenewStates();
+  part_ = kFirstRoundPart;
+  WEIR_RETURN_IF_ERROR(EncodeFirst());
+  return true;
+}
+
+Status CodedExchange::TakeResiduals() {
+  const CodecTraits& traits = codec().Traits();
+  if (!traits.needs_momentum) {
+    if (!traits.needs_error_feedback && !OwesWhatIsLeft() &&
+        !env_.residuals.HasResidual(in_.bucket)) {
+      return OkStatus();
+    }
+    WEIR_ASSIGN_OR_RETURN(residual_, env_.residuals.BeginEncode(in_.bucket));
+    return TakeAggregateResidual();
+  }
+  WEIR_ASSIGN_OR_RETURN(const ResidualBuffers buffers, env_.residuals.BeginEncode(in_.bucket));
+  WEIR_ASSIGN_OR_RETURN(context_.momentum, env_.residuals.BeginMomentum(in_.bucket));
+  if (traits.needs_error_feedback) {
+    residual_ = buffers;
+    return TakeAggregateResidual();
+  }
+  // Momentum alone: what an earlier codec left behind waits for the next one.
+  std::copy(buffers.current.begin(), buffers.current.end(), buffers.next.begin());
+  return OkStatus();
+}
+
+Status CodedExchange::TakeAggregateResidual() {
+  return env_.residuals.FlushServer(in_.bucket, gradient_);
+}
+
+Status CodedExchange::TakeEf21() {
+  WEIR_ASSIGN_OR_RETURN(ef21_, env_.residuals.BeginEf21(in_.bucket, gradient_));
+  residual_ = ResidualBuffers{ef21_->negative, ef21_->next_negative};
+  // The estimate is a plain sum.
+  estimate_scale_ = std::exchange(scale_, 1.0f);
+  return OkStatus();
+}
+
+std::vector<std::unique_ptr<CodecState>> CodedExchange::NewStates() const {
+  std::vector<std::unique_ptr<CodecState>> states;
+  states.push_back(codec().NewState(gradient_.size(), context_));
+  return states;
+}
+
+void CodedExchange::RenewStates() {
+  CodecMemory& kept = in_.memory;
+  const std::string& name = codec().Traits().name;
+  if (kept.codec != name || kept.params != context_.params || kept.layout != StateLayout()) {
+    kept = {
+        .codec = name, .params = context_.params, .layout = StateLayout(), .states = NewStates()};
+  }
+  context_.state = kept.whole();
+}
+
+Status CodedExchange::EncodeFirst() {
+  payload_ = env_.pool.Take(codec().MaxEncodedBytes(gradient_.size(), context_));
+  if (codec().Traits().shared_metadata == SharedMetadata::kNone) return RunEncoder();
+  context_.shared_max = codec().LocalMax(
+      gradient_, residual_.has_value() ? residual_->current : std::span<const float>(), context_);
+  part_ = kMaximaPart;
+  return OkStatus();
+}
+
+StatusOr<bool> CodedExchange::EncodeNext() {
+  if (part_ == kMaximaPart) {
+    part_ = kFirstRoundPart;
+    // Every rank knows now: nothing is left to send.
+    outcome_.non_finite = !context_.shared_max.finite();
+  } else {
+    // All ranks know at the end of a round when one of them met NaN, so all stop there.
+    const int round = part_ - kFirstRoundPart + 1;
+    if (outcome_.non_finite || round >= codec().Traits().rounds) return false;
+    // The collective left the sums of the earlier rounds where this rank's payload was.
+    round_at_ = outcome_.payload_bytes;
+    context_.round = round;
+    context_.previous = payload_.bytes().first(round_at_);
+    ++part_;
+  }
+  if (outcome_.non_finite) return false;
+  WEIR_RETURN_IF_ERROR(RunEncoder());
+  return true;
+}
+
+Status CodedExchange::RunEncoder() {
+  std::unique_ptr<GradientStatistics> statistics;
+  if (in_.sample) {
+    statistics = std::make_unique<GradientStatistics>();
+    context_.statistics = statistics.get();
+  }
+  const std::span<std::byte> out = payload_.bytes().subspan(round_at_);
+  const StatusOr<EncodeResult> result =
+      ef21_.has_value()       ? Ef21Encode(codec(), gradient_, *ef21_, context_, out)
+      : residual_.has_value() ? codec().EncodeWithFeedback(gradient_, residual_->current,
+                                                           residual_->next, context_, out)
+                              : codec().Encode(gradient_, context_, out);
+  context_.statistics = nullptr;
+  if (!result.ok()) {
+    return Annotate(result.status(), StrCat("encoding with ", codec().Traits().name));
+  }
+  outcome_.payload_bytes = round_at_ + result->bytes;
+  outcome_.energy_in = result->energy_in;
+  if (result->non_finite) flags_ |= kFlagNonFinite;
+  if (result->energy_in > 0 && !result->non_finite) {
+    outcome_.gain = 1 - result->energy_lost / result->energy_in;
+  }
+  if (residual_.has_value()) outcome_.residual_energy = result->energy_lost;
+  const bool last = context_.round + 1 == codec().Traits().rounds;
+  if (statistics != nullptr && last && !result->non_finite) Sample(*statistics);
+  return OkStatus();
+}
+
+void CodedExchange::Sample(const GradientStatistics& fused) {
+  const std::span<const float> residual =
+      residual_.has_value() ? residual_->current : std::span<const float>();
+  std::unique_ptr<GradientStatistics> sampled;
+  const GradientStatistics* statistics = &fused;
+  if (fused.count() == 0) {
+    sampled = std::make_unique<GradientStatistics>();
+    std::vector<float> block;
+    for (size_t at = 0; at < gradient_.size(); at += kSampleBlock * kSampleEvery) {
+      const size_t size = std::min(kSampleBlock, gradient_.size() - at);
+      if (residual.empty()) {
+        sampled->Add(gradient_.subspan(at, size));
+        continue;
+      }
+      block.assign(gradient_.begin() + at, gradient_.begin() + at + size);
+      for (size_t i = 0; i < size; ++i) block[i] += residual[at + i];
+      sampled->Add(block);
+    }
+    statistics = sampled.get();
+  }
+  if (statistics->count() == 0 || statistics->non_finite()) return;
+  GradientSample& sample = outcome_.sample.emplace();
+  const auto gains = statistics->GainCurve();
+  sample.gains.assign(gains.begin(), gains.end());
+  const double mean_square = statistics->sum_squares() / static_cast<double>(statistics->count());
+  if (mean_square > 0) sample.peak_over_rms = statistics->max_abs() / std::sqrt(mean_square);
+  sample.losses = env_.loss_probe.Measure(gradient_, residual, context_.shape, context_.seed);
+}
+
+void CodedExchange::AccountFor(std::span<const float> values) {
+  double kept = 0;
+  for (const float value : values) kept += static_cast<double>(value) * value;
+  if (outcome_.energy_in > 0) outcome_.gain = std::min(1.0, kept / outcome_.energy_in);
+  outcome_.residual_energy = std::max(0.0, outcome_.residual_energy - kept);
+}
+
+Status CodedExchange::Move(Group& group) {
+  const TimePoint begin = env_.clock.Now();
+  if (part_ == kMaximaPart) {
+    const Status status = AllReduceMax(group, context_.shared_max.values());
+    outcome_.metadata += env_.clock.Now() - begin;
+    return status;
+  }
+  WEIR_RETURN_IF_ERROR(MovePayloads(group));
+  if (group.flags() & kFlagNonFinite) outcome_.non_finite = true;
+  outcome_.network += env_.clock.Now() - begin;
+  return OkStatus();
+}
+
+Status CodedExchange::Deliver() {
+  if (outcome_.non_finite) return OkStatus();
+  const TimePoint begin = env_.clock.Now();
+  WEIR_RETURN_IF_ERROR(Decode());
+  if (ef21_.has_value() && !outcome_.non_finite) {
+    Ef21Deliver(*ef21_, estimate_scale_, gradient_);
+    outcome_.non_finite = !ScaleFinite(gradient_, 1);
+  }
+  outcome_.decode += env_.clock.Now() - begin;
+  return OkStatus();
+}
+
+}  // namespace weir

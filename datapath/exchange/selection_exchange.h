@@ -1,0 +1,46 @@
+#pragma once
+// What the forms share whose payloads are positions alone: the values at them follow once the ranks
+// know which.
+
+#include "datapath/exchange/coded_exchange.h"
+
+namespace weir {
+
+/// The codec leaves gradient + residual in the residual's `next`; zeroed at the positions that are
+/// sent, that is the new residual, exactly.
+class SelectionExchange : public CodedExchange {
+ public:
+  using CodedExchange::CodedExchange;
+
+  static ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
+                                 const EncodeContext& context) {
+    return MemoryOfCopies(codec, elements, context, 1);
+  }
+
+ protected:
+  bool OwesWhatIsLeft() const override { return true; }
+  Status EncodeFirst() override;
+  /// An empty selection moves no values: flags and control word need frames of their own. All ranks
+  /// see the same selection, so all take part.
+  StatusOr<bool> EncodeNext() override;
+  Status MovePayloads(Group& group) final;
+  Status Decode() override;
+
+  virtual Status MoveSelection(Group& group) = 0;
+  /// The positions of this rank that its residual has sent; of chosen().
+  virtual const std::vector<uint32_t>& sent() const { return chosen_.indices; }
+
+  std::span<const std::byte> selection() { return payload_.bytes().first(selection_bytes_); }
+  size_t SelectionBytesMax() const { return codec().MaxEncodedBytes(gradient_.size(), context_); }
+  double selection_energy() const { return selection_energy_; }
+  /// Own values at those positions.
+  std::vector<float> ValuesAt(std::span<const uint32_t> indices) const;
+
+  SparseVector chosen_;  // in the end positions and sums, equal on all ranks
+
+ private:
+  size_t selection_bytes_ = 0;
+  double selection_energy_ = 0;  // of this rank's own selection
+};
+
+}  // namespace weir

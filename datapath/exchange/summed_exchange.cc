@@ -1,0 +1,49 @@
+#include "datapath/exchange/summed_exchange.h"
+
+#include "datapath/base/random.h"
+
+namespace weir {
+
+EncodeContext SummedExchange::RegionContext(size_t region, int encoder, Encoding encoding) const {
+  EncodeContext context = context_;
+  context.shape = regions_[region].shape;
+  context.rank = encoder;
+  context.seed = MixSeed(context_.seed, 2 * region + (encoding == Encoding::kSum ? 1 : 0));
+  context.state = nullptr;
+  return context;
+}
+
+StatusOr<std::span<const std::byte>> SummedExchange::EncodeSum(Group& group,
+                                                               std::span<const float> sum,
+                                                               double owed_share) {
+  if (sum.empty()) return std::span<const std::byte>();
+  EncodeContext context = RegionContext(own_, env_.rank, Encoding::kSum);
+  context.state = in_.memory.states.back().get();
+  sum_payload_ = env_.pool.Take(codec().MaxEncodedBytes(sum.size(), context));
+  const std::span<std::byte> out = sum_payload_.bytes();
+  WEIR_ASSIGN_OR_RETURN(
+      const EncodeResult result,
+      aggregate_.has_value()
+          ? codec().EncodeWithFeedback(sum, aggregate_->current, aggregate_->next, context, out)
+          : codec().Encode(sum, context, out));
+  if (result.non_finite) {
+    group.Announce(kFlagNonFinite);
+  } else if (result.energy_in > 0) {
+    outcome_.gain *= 1 - result.energy_lost / result.energy_in;
+  }
+  if (aggregate_.has_value()) outcome_.residual_energy += result.energy_lost * owed_share;
+  return std::span<const std::byte>(out.first(result.bytes));
+}
+
+Status SummedExchange::DecodeRegion(size_t region, int encoder, Encoding encoding,
+                                    std::span<const std::byte> payload, float scale,
+                                    std::span<float> out) const {
+  if (!out.empty()) {
+    return codec().DecodeAdd(payload, RegionContext(region, encoder, encoding), scale, out);
+  }
+  if (payload.empty()) return OkStatus();
+  return DataLoss(
+      StrCat("expected nothing for a region without elements, found ", payload.size(), " bytes"));
+}
+
+}  // namespace weir
