@@ -79,7 +79,9 @@ std::optional<v1::RankRefusal> RankClaims::CheckHolder(const Run& run, const Cla
                                                        const v1::RankHello& hello,
                                                        const RankPeer& peer) const {
   if (SameProcess(holder.peer, peer) || Ended(holder.peer)) return std::nullopt;
-  if (hello.epoch() > holder.epoch) return std::nullopt;  // believed: see CheckRun
+  // CheckRun believed the epoch, of the run if not of this rank: a replacement takes the place of a
+  // rank that has not followed its mesh, and is a process that has held no rank yet.
+  if (hello.epoch() > holder.epoch) return std::nullopt;
   const bool both_remote = !holder.peer.is_local && !peer.is_local;
   const bool processes_known = holder.peer.pid != 0 && peer.pid != 0;
   // Where the kernel names no process, the key binds, or on TCP without one the agent's token: a

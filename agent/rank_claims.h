@@ -37,7 +37,9 @@ class RankClaims {
   /// Nothing: `hello` may stand for its rank. Else why not, which names job, rank and processes and
   /// says what to do. A rank that another living process holds is given up only to a higher epoch
   /// that is believed. Epochs above those of a run's claims are believed with a proof of the run's
-  /// key, or, in a run without a key, from a process that has held one of its ranks.
+  /// key, or, in a run without a key, from a process that has held one of its ranks, which it
+  /// can be only where the kernel names it. Up to the run's epoch anybody who may attach may take
+  /// the place of a rank that is still in a former one.
   std::optional<v1::RankRefusal> Check(ConnectionId connection, const v1::RankHello& hello,
                                        const RankPeer& peer) const;
   /// After Check agreed: the rank belongs to this connection, whoever held it before.

@@ -85,7 +85,7 @@ void Job::BeginIncarnation(const v1::RankHello& hello) {
   world_ = static_cast<int>(hello.world());
   epoch_ = hello.epoch();
   public_key_ = hello.proof().public_key();
-  last_refusal_.clear();
+  refusals_.clear();
   for (auto& [collective, lease] : leases_) lease.Begin(world_);
   finished_unix_s_ = 0;
   complete_since_.reset();
@@ -143,7 +143,8 @@ Status Job::CheckIdentity(const std::string& node, const v1::RankHello& hello) c
 }
 
 void Job::PublishRefusal(int rank, const std::string& reason) {
-  if (std::exchange(last_refusal_, reason) == reason) return;  // it comes again every 30 s
+  if (refusals_.size() >= kRefusalsMax) refusals_.clear();
+  if (!refusals_.insert(reason).second) return;  // it comes again with every attempt
   v1::Event event;
   event.set_kind("rank");
   event.set_job(name_);

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -179,7 +180,8 @@ class Job {
   int world_ = 0;
   uint64_t epoch_ = 0;      // of the mesh that its ranks formed, see RankHello
   std::string public_key_;  // that its ranks prove, see RankProof; empty: they have none
-  std::string last_refusal_;
+  static constexpr size_t kRefusalsMax = 256;
+  std::set<std::string> refusals_;  // of ranks, that were published
   std::map<int, RankState> ranks_;
   std::vector<BucketDefinition> buckets_;
   v1::BucketTable bucket_table_;

@@ -93,7 +93,8 @@ Status AllReduce(weir_session* session, uint64_t bucket, void* data, double scal
     return current->AllReduce(
         bucket, data, scale,
         [callback, context, pending = std::move(pending)](const Status& outcome) {
-          if (callback != nullptr) callback(context, ToC(outcome));
+          // A callback in C++ may throw; its operation is done all the same.
+          if (callback != nullptr) (void)weir::Caught([&] { callback(context, ToC(outcome)); });
           if (pending != nullptr) pending->Finish(outcome, WEIR_ANY_RANK);
         });
   };

@@ -109,6 +109,7 @@ StatusOr<std::unique_ptr<Communicator>> Communicator::Create(CommunicatorOptions
 Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Transport> collectives,
                            std::unique_ptr<Transport> messages)
     : options_(std::move(options)),
+      no_memory_(ResourceExhausted(StrCat("rank ", options_.rank, " ran out of memory"))),
       collectives_(std::move(collectives)),
       messages_(std::move(messages)),
       address_(StrCat(collectives_->address(), ",", messages_->address())) {}
@@ -188,26 +189,28 @@ Status Communicator::Explain(Status failure, const Collective& failed, uint64_t 
 }
 
 void Communicator::RunCollectives() {
-  const Status no_memory = ResourceExhausted(StrCat("rank ", options_.rank, " ran out of memory"));
-  Group group(*collectives_);
   Status failure;
+  std::optional<Group> group;
   for (uint64_t sequence = 0;; ++sequence) {
     std::optional<Collective> next = queue_.Pop();
     if (!next.has_value()) return;
     if (failure.ok() && closing_.load()) failure = Aborted("the communicator was closed");
     if (failure.ok()) {
-      group.Begin({.plan_version = 0, .op_sequence = sequence, .bucket = next->identity}, {}, 0,
-                  RealClock().Now() + options_.operation_timeout);
       // An exception destroys buffers on its way here while the transport still knows them.
       bool returned = false;
       failure = Caught(
           [&] {
-            Status status = next->run(group);
+            if (!group.has_value()) group.emplace(*collectives_);
+            group->Begin({.plan_version = 0, .op_sequence = sequence, .bucket = next->identity}, {},
+                         0, RealClock().Now() + options_.operation_timeout);
+            Status status = next->run(*group);
             returned = true;
             return status;
           },
-          no_memory);
-      if (!returned) (void)Caught([&] { collectives_->Abandon(Message(failure)); });
+          no_memory_);
+      for (int attempt = 0; attempt < 2 && !returned; ++attempt) {
+        returned = Caught([&] { collectives_->Abandon(Message(failure)); }).ok();
+      }
       const Status explained = Caught([&] { return Explain(failure, *next, sequence); }, failure);
       failure = explained;
     }
@@ -357,9 +360,8 @@ Status Communicator::Receive(Bytes data, int peer, uint64_t tag, Done done) {
 }
 
 void Communicator::RunMessages() {
-  const Status no_memory = ResourceExhausted(StrCat("rank ", options_.rank, " ran out of memory"));
   while (!closing_.load() && point_to_point_->failure().ok()) {
-    const Status turn = Caught([this] { ServeMessages(); }, no_memory);
+    const Status turn = Caught([this] { ServeMessages(); }, no_memory_);
     for (int attempt = 0; attempt < 2 && !turn.ok(); ++attempt) {
       if (Caught([&] { point_to_point_->Abandon(turn); }).ok()) break;
     }

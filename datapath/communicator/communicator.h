@@ -135,6 +135,7 @@ class Communicator {
   void ServeMessages();
 
   const CommunicatorOptions options_;
+  const Status no_memory_;  // names this rank; made while there is memory for it
   std::unique_ptr<PointToPoint> point_to_point_;  // outlives its transport
   mutable Mutex transports_mutex_;  // guards their lifetime against callers, nothing else
   std::unique_ptr<Transport> collectives_, messages_;

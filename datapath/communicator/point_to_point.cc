@@ -400,8 +400,8 @@ Status PointToPoint::Fail(const Status& status) {
 
 void PointToPoint::Abandon(const Status& status) {
   if (failure_.ok()) failure_ = status;
+  EndAll(failure_);  // also where the transport finds no memory for its words
   transport_.Abandon(Message(status));
-  EndAll(failure_);
 }
 
 void PointToPoint::EndAll(const Status& status) {

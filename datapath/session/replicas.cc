@@ -28,6 +28,13 @@ StatusOr<std::vector<T>> Gather(Group& group, std::span<const T> own) {
   return all;
 }
 
+// `verdict`, which all ranks have reached: whoever leaves ends the transport, so nobody leaves
+// before all are here.
+Status OnAllRanks(Group& group, Status verdict) {
+  (void)Barrier(group);
+  return verdict;
+}
+
 std::string Names(const std::vector<int>& ranks) {
   std::string names = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < std::min(ranks.size(), kRanksNamedMax); ++i) {
@@ -78,15 +85,18 @@ Status CompareReplicas(Group& group, const ReplicaDigest& own) {
                         group.rank(), " had ", summary.count)));
   }
   if (!Sides(world, [&](int rank) { return std::optional(all[rank].sums); }).empty()) {
-    WEIR_ASSIGN_OR_RETURN(const std::vector<uint64_t> every,
-                          Gather(group, std::span<const uint64_t>(hashes)));
+    const StatusOr<std::vector<uint64_t>> every = Gather(group, std::span<const uint64_t>(hashes));
+    if (!every.ok()) {
+      return DataLoss(StrCat("the ranks were delivered different sums, of a bucket not known: ",
+                             Message(every.status())));
+    }
     for (size_t i = 0; i < hashes.size(); ++i) {
       const std::string sides = Sides(world, [&](int rank) {
-        return std::optional(every[static_cast<size_t>(rank) * hashes.size() + i]);
+        return std::optional((*every)[static_cast<size_t>(rank) * hashes.size() + i]);
       });
       if (sides.empty()) continue;
-      return DataLoss(
-          StrCat("the ranks were delivered different sums of ", own.sums[i].name, ": ", sides));
+      return OnAllRanks(group, DataLoss(StrCat("the ranks were delivered different sums of ",
+                                               own.sums[i].name, ": ", sides)));
     }
     return group.Fail(Internal("hashes of sums agree one by one and not together"));
   }
@@ -94,7 +104,7 @@ Status CompareReplicas(Group& group, const ReplicaDigest& own) {
     return all[rank].has_parameters != 0 ? std::optional(all[rank].parameters) : std::nullopt;
   });
   if (sides.empty()) return OkStatus();
-  return DataLoss(StrCat("the ranks' parameters differ: ", sides));
+  return OnAllRanks(group, DataLoss(StrCat("the ranks' parameters differ: ", sides)));
 }
 
 }  // namespace weir

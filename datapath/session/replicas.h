@@ -1,9 +1,8 @@
 #pragma once
 // Do all ranks hold the same? Once in so many steps every rank hashes what was delivered to it, and
 // the ranks compare the hashes in band, as one more small operation at the begin of the next step,
-// for which nobody waits. Sums are equal bit
-// for bit by contract, so a difference is a fault of memory, of a device or of ours, and the job
-// stops before its replicas drift apart in silence.
+// for which nobody waits. Sums are equal bit for bit by contract, so a difference is a fault of
+// memory, of a device or of ours, and the job stops before its replicas drift apart in silence.
 
 #include <cstdint>
 #include <optional>

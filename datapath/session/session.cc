@@ -105,6 +105,7 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
     : options_(std::move(options)),
       name_(StrCat(options_.job, " rank ", options_.rank)),
       no_memory_(ResourceExhausted(StrCat("rank ", options_.rank, " ran out of memory"))),
+      closed_by_caller_(Aborted(StrCat("rank ", options_.rank, " closed its session"))),
       transport_(std::move(transport)),
       address_(transport_->address()),
       aggregators_({.rank = options_.rank,
@@ -140,12 +141,20 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
     return InvalidArgument(StrCat("addresses: expected one for each of ", options_.world,
                                   " ranks, found ", addresses.size()));
   }
-  Status status = transport_->Connect(addresses, deadline);
-  if (status.ok() && options_.epoch > 0) status = Agree(deadline);
-  if (status.ok()) status = CheckStart(deadline);
+  bool returned = false;
+  Status status = Caught(
+      [&] {
+        Status joined = transport_->Connect(addresses, deadline);
+        if (joined.ok() && options_.epoch > 0) joined = Agree(deadline);
+        if (joined.ok()) joined = CheckStart(deadline);
+        returned = true;
+        return joined;
+      },
+      no_memory_);
   if (!status.ok()) {
     if (options_.epoch > 0) status = Annotate(status, StrCat("epoch ", options_.epoch));
     Fail(status);
+    if (!returned) AbortTransport(Buffers::kGone);
     return status;
   }
   connected_ = true;
@@ -185,16 +194,17 @@ void Session::CountMedia() {
 }
 
 void Session::Close() {
-  if (closed_) return;
-  closed_.store(true);
-  FinishReport(RealClock().Now());
-  Tell(RankEvent{"closing", "", next_step_, -1});
+  if (closed_.exchange(true)) return;
+  (void)Caught([this] {  // what finds no memory is not told
+    FinishReport(RealClock().Now());
+    Tell(RankEvent{"closing", "", next_step_, -1});
+  });
   bool busy;
   {
     MutexLock lock(mutex_);
     busy = outstanding_ != 0;
   }
-  if (busy) Fail(Aborted(StrCat("rank ", options_.rank, " closed its session")));
+  if (busy) Fail(closed_by_caller_);
   pipeline_->Drain([this] {
     if (failed_.load()) transport_->Interrupt();
   });
@@ -406,7 +416,12 @@ Status Session::Compare() {
     MutexLock lock(mutex_);
     stats_.replicas_compared += status.ok() ? 1 : 0;
   };
-  return Submit(&comparison_);
+  const Status submitted = Submit(&comparison_);
+  if (!submitted.ok()) {
+    comparison_ = Operation();
+    Fail(submitted);
+  }
+  return submitted;
 }
 
 std::shared_ptr<const ReplicaDigest> Session::TakeDigest() {

@@ -226,8 +226,8 @@ class Session : public AgentHandler {
   void TellPaths(TimePoint now);
 
   const SessionOptions options_;
-  const std::string name_;  // "job/rank 3", for the log
-  const Status no_memory_;  // names this rank; made while there is memory for it
+  const std::string name_;                     // "job/rank 3", for the log
+  const Status no_memory_, closed_by_caller_;  // name this rank; made while there is memory
   ScratchPool scratch_{kScratchIdleMax, kScratchIdleBytesMax};  // of the network thread
   std::unique_ptr<Transport> transport_;                        // null after Close
   const TransportAddress address_;

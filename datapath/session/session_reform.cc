@@ -39,41 +39,39 @@ struct Session::Standing {
   uint64_t kind = kNewcomer;
 };
 
+// What needs memory comes first: on an exception the former session keeps all.
 void Session::Inherit(Session& former) {
+  auto stages = std::make_unique<OperationStages>(
+      OperationStages::Options{options_.job, options_.rank, options_.world}, *former.residuals_,
+      RealClock());
+  std::vector<Bucket*> live;
+  {
+    MutexLock theirs(former.mutex_);
+    live = former.buckets_.Live();
+    MutexLock lock(mutex_);
+    activation_.StartFrom(former.activation_.active());
+  }
   // What the former's last step wrote is void unless the step was completed.
   former.residuals_->Discard();
+  former.residuals_->ForgetEf21();
   residuals_ = std::move(former.residuals_);
-  residuals_->ForgetEf21();
-  stages_ = std::make_unique<OperationStages>(
-      OperationStages::Options{options_.job, options_.rank, options_.world}, *residuals_,
-      RealClock());
+  stages_ = std::move(stages);
   steps_done_ = former.steps_done_;
   survivor_ = former.survivor_;
   founder_ = former.founder_;
   next_step_ = steps_done_;
   former.operations_.clear();
-  std::shared_ptr<const Plan> plan;
-  BucketRegistry buckets;
-  SessionStats stats;
-  {
-    MutexLock lock(former.mutex_);
-    buckets = std::exchange(former.buckets_, BucketRegistry());
-    stats = former.stats_;
-    plan = former.activation_.active();
-  }
-  former_bytes_sent_ = stats.bytes_sent;
+  for (Bucket* bucket : live) bucket->codec_memory = {};
   buckets_changed_ = true;
+  MutexLock theirs(former.mutex_);
   MutexLock lock(mutex_);
-  buckets_ = std::move(buckets);
-  stats_ = stats;
+  buckets_ = std::exchange(former.buckets_, BucketRegistry());
+  stats_ = former.stats_;
+  former_bytes_sent_ = stats_.bytes_sent;
   stats_.epoch = options_.epoch;
   stats_.peers_shared_memory = 0;
   stats_.next_step = next_step_;
   stats_.model_source = -1;
-  for (Bucket* bucket : buckets_.Live()) {
-    bucket->codec_memory = {};
-  }
-  activation_.StartFrom(std::move(plan));
 }
 
 Status Session::Agree(TimePoint deadline) {

@@ -53,15 +53,14 @@ void Session::MoveOperation(Operation* op) {
 }
 
 Status Session::RunOnNetwork(Operation& op) {
+  // A comparison comes at the begin of a step: it waits for late ranks as long as the first bucket
+  // does, and says nothing of how far they are with their gradients.
+  if (op.control) return RunWithin(op, options_.operation_timeout);
   const TimePoint begin = RealClock().Now();
-  const Duration allowed = op.control
-                               ? adaptive_deadline_.Begin(op.step, 0, "replicas", begin)
-                               : adaptive_deadline_.Begin(op.step, op.bucket->key,
-                                                          AdaptiveDeadlineKey(op.choice), begin);
+  const Duration allowed =
+      adaptive_deadline_.Begin(op.step, op.bucket->key, AdaptiveDeadlineKey(op.choice), begin);
   Status status = RunWithin(op, allowed);
-  if (status.ok() && (op.control || op.bucket->elements > 0)) {
-    adaptive_deadline_.Finish(RealClock().Now());
-  }
+  if (status.ok() && op.bucket->elements > 0) adaptive_deadline_.Finish(RealClock().Now());
   if (status.code() == StatusCode::kDeadlineExceeded) {
     status = DeadlineExceeded(StrCat(Message(status), adaptive_deadline_.Explain()));
   }

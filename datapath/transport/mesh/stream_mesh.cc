@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "datapath/base/caught.h"
 #include "datapath/base/log.h"
 
 namespace weir::mesh {
@@ -33,7 +34,10 @@ StreamMesh::StreamMesh(StreamMeshParts parts)
     : MeshTransport(std::move(parts.mesh)), listener_(std::move(parts.listener)) {}
 
 StreamMesh::~StreamMesh() {
-  if (Leave(kShutdownNoticeMax)) Linger(orderly() ? kLingerMax : kShutdownNoticeMax);
+  // A notice that finds no memory is not sent: the peers see the connections end.
+  (void)Caught([this] {
+    if (Leave(kShutdownNoticeMax)) Linger(orderly() ? kLingerMax : kShutdownNoticeMax);
+  });
   Disconnect();
 }
 

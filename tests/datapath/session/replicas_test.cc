@@ -103,7 +103,7 @@ class ReplicasTest : public ::testing::Test {
       Session& session = *sessions[rank];
       EXPECT_TRUE(session.BeginStep().ok());
       for (int b = 0; b < 3; ++b) {
-        EXPECT_TRUE(session.AllReduce(keys[b], data[b].data(), 1, nullptr).ok());
+        (void)session.AllReduce(keys[b], data[b].data(), 1, nullptr);  // the step's end tells
       }
       if (within) within(rank);
       statuses[rank] = session.EndStep().status();
@@ -133,9 +133,9 @@ TEST_F(ReplicasTest, ADifferentSumIsNamedOnEveryRank) {
     EXPECT_THAT(words, HasSubstr("step 4"));
     EXPECT_THAT(words, HasSubstr("different sums of bucket"));
     EXPECT_THAT(words, HasSubstr("'weight0'")) << "the first of three";
+    EXPECT_EQ(statuses[rank].code(), StatusCode::kDataLoss);
     EXPECT_EQ(sessions[rank]->Stats().replicas_compared, 1u);
   }
-  EXPECT_EQ(statuses[0].code(), StatusCode::kDataLoss);
 }
 
 TEST_F(ReplicasTest, ParametersAreComparedAmongThoseWhoReportThem) {

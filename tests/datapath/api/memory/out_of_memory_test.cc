@@ -230,6 +230,35 @@ TEST_P(OutOfMemoryTest, EveryRankFailsWithTheNameOfTheOneThatLackedMemory) {
   EXPECT_LT(n, kAllocationsMax);
 }
 
+// Closing, whatever allocation of it fails, leaves no thread behind, and the other rank goes on to
+// be told.
+TEST_P(OutOfMemoryTest, ASessionClosesAllTheSame) {
+  int n = 0;
+  for (bool fired = true; fired && n < kAllocationsMax; ++n) {
+    SCOPED_TRACE(std::string("allocation ") + std::to_string(n));
+    const size_t threads = Threads().size();
+    ASSERT_NO_FATAL_FAILURE(Open());
+    std::array<Outcome, kWorld> outcomes;
+    for (Outcome& outcome : outcomes) outcome.data = Ones();
+    std::thread other([&] { Step(1, &outcomes[1]); });
+    Step(0, &outcomes[0]);
+    other.join();
+    ASSERT_EQ(outcomes[0].status, WEIR_OK) << outcomes[0].words;
+    failed = false;
+    allocations_left = n;
+    weir_session_close(ranks[0]);
+    allocations_left = -1;
+    fired = failed;
+    outcomes[1].data = Ones();
+    Step(1, &outcomes[1]);
+    EXPECT_NE(outcomes[1].status, WEIR_OK);
+    EXPECT_NE(std::strstr(outcomes[1].words, "rank 0"), nullptr) << outcomes[1].words;
+    weir_session_close(ranks[1]);
+    EXPECT_EQ(Threads().size(), threads);
+  }
+  EXPECT_LT(n, kAllocationsMax);
+}
+
 constexpr Case kCases[] = {
     {"dense_tcp", nullptr, "tcp", true},
     {"dense_shm", nullptr, "shm", true},
