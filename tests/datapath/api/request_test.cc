@@ -124,6 +124,7 @@ TEST_F(RequestTest, AForkedChildIsRefusedAndItsParentGoesOn) {
     wrong += weir_request_wait(request, 0, nullptr) != WEIR_INVALID_ARGUMENT;
     wrong += std::string(weir_last_error(session)).empty();
     weir_session_close(session);
+#if !defined(__SANITIZE_THREAD__)  // which lets no child of a process with threads start one
     // A session of its own works.
     weir_options options = {};
     options.struct_size = sizeof options;
@@ -134,6 +135,7 @@ TEST_F(RequestTest, AForkedChildIsRefusedAndItsParentGoesOn) {
     const char* address = weir_session_address(own);
     wrong += weir_session_connect(own, &address, 1) != WEIR_OK;
     weir_session_close(own);
+#endif
     _exit(wrong);
   }
   int status = -1;
