@@ -220,7 +220,7 @@ Status IndexDecoder::RicePart(std::span<uint32_t> out) {
     plain_bit_ += out.size() * format_.rice_bits;
   } else {
     for (size_t i = 0; i < out.size(); ++i) {
-      const uint64_t quotient = ones[i] - ones[i - 1] - 1;
+      const uint64_t quotient = ones[i] - places[i] - 1;  // places[i] is the one before
       const uint64_t index = next_min_ + (quotient << format_.rice_bits | TakePlainBits());
       out[i] = static_cast<uint32_t>(index);
       next_min_ = index + 1;
