@@ -1,5 +1,6 @@
 #pragma once
-// Who may speak for which rank on this node: pure, no sockets, no clock, no threads.
+// Decides which connection may speak for which rank on this node. It has no socket, clock or
+// thread.
 //
 // A rank belongs to the process that attached it. What tells processes and runs apart is the kernel
 // (process and user at the other end of a Unix socket) and a proof of the run's key, signed over a
@@ -19,7 +20,7 @@ namespace weir::agent {
 /// One connection of a rank to this agent; never reused within a process.
 using ConnectionId = uint64_t;
 
-/// Who is at the other end of a connection, by what the kernel says.
+/// Describes the process at the other end of a connection, as the kernel reports it.
 struct RankPeer {
   std::string name = "a client";  // for people: "process 12 of user 1000", "10.0.0.5:40000"
   bool is_local = false;          // on a Unix socket; else TCP, where only a token was shown

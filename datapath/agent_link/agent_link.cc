@@ -144,8 +144,8 @@ void AgentLink::Pause(Duration at_most) {
   }
 }
 
-// Where there is no memory for a message the connection ends, as it may for other reasons, and a
-// later one begins anew. Training does not notice.
+// A message that finds no memory ends the connection, as a network error would, and a later
+// connection begins anew. Training does not notice.
 void AgentLink::Loop() {
   Duration backoff = options_.backoff_min;
   while (!stopping_.load()) {
