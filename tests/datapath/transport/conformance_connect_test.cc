@@ -24,7 +24,7 @@ class TransportRendezvous : public TransportConformance {
  protected:
   StatusOr<std::unique_ptr<Transport>> Create(int rank, int world, uint64_t job,
                                               TransportAddress listen = {}) const {
-    TransportOptions options;
+    TransportOptions options = FreshJob();
     options.job = job;
     options.rank = rank;
     options.world = world;
