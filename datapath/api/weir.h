@@ -89,8 +89,9 @@ typedef struct weir_options {
    * above operation_timeout_s: nothing is adapted. */
   double operation_timeout_floor_s;
   uint64_t epoch; /* of the mesh to join: 0, or that of weir_session_reform for a replacement */
-  int32_t encode_workers; /* threads that encode, each another bucket, at most 16; 0: one. More pay
-                             where cores are free and steps wait for encoding */
+  int32_t encode_workers; /* threads that encode, each another bucket, at most 16; 0: one. The
+                             network thread helps when it has nothing to move. More pay where cores
+                             are free and steps wait for encoding */
   /* Ranks compare hashes of what was delivered to them in every step whose number this divides,
    * while they run the next step: a difference fails the session on every rank, WEIR_DATA_LOSS with
    * the bucket and the ranks on each side. Equal on all ranks; 0: 64; negative: never. */

@@ -78,17 +78,9 @@ Status GatherParts(Group& group, const Lanes& lanes, Parts parts) {
 
 // The payloads of one part, of all nodes, in the order of the ranks that encoded them.
 Status CrossNodes(Group& group, const NodeSumOperand& operand) {
-  StatusOr<std::span<const std::byte>> sum = operand.encode_sum();
-  if (!sum.ok()) return group.Fail(Annotate(sum.status(), "the sum of a node"));
-  const size_t bytes_max = operand.payload_bytes_max;
-  if (bytes_max != 0 && sum->size() > bytes_max) {
-    return group.Fail(
-        InvalidArgument(StrCat("payload of rank ", group.NameOf(group.rank()),
-                               ": expected at most ", bytes_max, " bytes, found ", sum->size())));
-  }
   std::vector<std::vector<std::byte>> payloads;
-  const std::vector<std::span<const std::byte>> outgoing(group.size(), *sum);
-  return PayloadExchange(group, outgoing, bytes_max, &payloads, [&](int from) {
+  const std::vector<std::span<const std::byte>> outgoing(group.size(), operand.sum);
+  return PayloadExchange(group, outgoing, operand.payload_bytes_max, &payloads, [&](int from) {
     const int encoder = group.NameOf(from);
     const Status status = operand.add(encoder, payloads[from]);
     if (status.ok()) return OkStatus();
@@ -129,15 +121,16 @@ Status RunNodeSums(Group& group, NodeSumOperand& operand, NodeEncoders encoders)
   const Lanes& lanes = operand.lanes;
   const int count = NodePartsOf(encoders, group.nodes(), group.rank(), group.size());
   WEIR_RETURN_IF_ERROR(CheckNodeParts(group, operand, static_cast<size_t>(count)));
-  // The control word and flags must be sent all the same.
-  if (lanes.bytes.empty()) return Barrier(group);
   const NodePlaces places = NodePlacesOf(group.nodes(), group.rank(), group.size());
   const Parts parts = operand.parts;
   const bool together = places.node.size() > 1;
-  if (together) {
+  if (operand.round == SumRound::kAdd) {
+    if (!together || lanes.bytes.empty()) return OkStatus();
     const GroupPart node(group, places.node, 0);
-    WEIR_RETURN_IF_ERROR(ReduceParts(group, lanes, parts));
+    return ReduceParts(group, lanes, parts);
   }
+  // The control word and flags must be sent all the same.
+  if (lanes.bytes.empty()) return Barrier(group);
   // Part 0 is the largest, so a rank whose part is empty can leave the exchange to the others.
   if (places.place < count && !parts[places.place].empty()) {
     const GroupPart across(group, count > 1 ? places.across : places.leaders, kAcrossNodesSlots);

@@ -59,9 +59,14 @@ Status PrepareOperand(Group& group, const SparseSumOperand& operand) {
 }
 
 Status PrepareOperand(Group& group, const RegionOperand& operand) {
-  if (!operand.add || !operand.encode_sum || operand.gathered == nullptr) {
-    return group.Fail(InvalidArgument("expected add, encode_sum and gathered, found one missing"));
+  if (operand.round == SumRound::kDistribute) {
+    if (operand.gathered == nullptr) {
+      return group.Fail(InvalidArgument("expected a place for the gathered sums, found none"));
+    }
+    return CheckPayload(group, operand.sum.size(), operand.payload_bytes_max,
+                        StrCat(", the sum of region ", group.rank()));
   }
+  if (!operand.add) return group.Fail(InvalidArgument("expected a function that adds, found none"));
   if (operand.payloads.size() != static_cast<size_t>(group.size())) {
     return group.Fail(InvalidArgument(
         StrCat("expected ", group.size(), " regions, found ", operand.payloads.size())));
@@ -75,8 +80,10 @@ Status PrepareOperand(Group& group, const RegionOperand& operand) {
 
 Status PrepareOperand(Group& group, const NodeSumOperand& operand) {
   WEIR_RETURN_IF_ERROR(PrepareOperand(group, operand.lanes));
-  if (operand.encode_sum && operand.add) return OkStatus();
-  return group.Fail(InvalidArgument("expected encode_sum and add, found one missing"));
+  if (operand.round == SumRound::kAdd) return OkStatus();
+  if (!operand.add) return group.Fail(InvalidArgument("expected a function that adds, found none"));
+  return CheckPayload(group, operand.sum.size(), operand.payload_bytes_max,
+                      ", the sum of its node");
 }
 
 }  // namespace weir

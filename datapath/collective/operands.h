@@ -69,32 +69,40 @@ struct SparseSumOperand {
   SparseVector sums;
 };
 
-/// The bucket is cut into one region for each rank. Of its own region a rank is handed every rank's
-/// payload, its own included, in rank order, and then encodes their sum. On success `gathered`
-/// holds those encoded sums in the order of regions, the same bytes on every rank, the owner
-/// included.
+/// Where sums are encoded between two operations, which of them it is.
+enum class SumRound {
+  kAdd,         // makes the sum
+  kDistribute,  // hands the encoded sum to all ranks
+};
+
+/// The bucket is cut into one region for each rank. kAdd: of its own region a rank is handed every
+/// rank's payload, its own included, in rank order. kDistribute: on success `gathered` holds every
+/// rank's `sum` in the order of regions, the same bytes on every rank, the owner included.
 struct RegionOperand {
-  std::span<const std::span<const std::byte>> payloads;  // own ones of all regions; empty ones for
-                                                         // regions without elements
-  size_t payload_bytes_max = 0;                          // of any payload; 0: kFramePayloadBytesMax
+  SumRound round = SumRound::kAdd;
+  size_t payload_bytes_max = 0;  // of any payload; 0: kFramePayloadBytesMax
+  // kAdd: own ones of all regions; empty ones for regions without elements.
+  std::span<const std::span<const std::byte>> payloads;
   std::function<Status(int from, std::span<const std::byte> payload)> add;
-  // Valid until Run returns; flags that it announces at the group reach all ranks.
-  std::function<StatusOr<std::span<const std::byte>>()> encode_sum;
+  // kDistribute: the payload of the own region's sum.
+  std::span<const std::byte> sum;
   Gathered* gathered = nullptr;
 };
 
 /// Ranks of a node add their float32 `lanes` exactly and exchange parts of the node's sum across
 /// nodes. `parts` are consecutive spans that make up the lanes, NodePartsOf (node_parts.h) many,
-/// the first the largest; part i is that of the rank at place i of its node. Once the part holds
-/// its node's sum, encode_sum encodes it and leaves zeros there; then `add` adds, by ascending rank
-/// of the job, what each node's payload of the part decodes to, the own one included. Neither is
-/// called for a part without elements. On success `lanes` hold the total of what the payloads
-/// decode to, the same bits on every rank.
+/// the first the largest; part i is that of the rank at place i of its node. kAdd leaves the node's
+/// sum in the own part, and nothing that the caller could use in the others; no message leaves the
+/// node. kDistribute takes `sum`, the payload of the own part (none for a part without elements),
+/// in which zeros are by now, and `add` adds, by ascending rank of the job, what each node's
+/// payload of the part decodes to, the own one included. On success `lanes` hold the total of what
+/// the payloads decode to, the same bits on every rank.
 struct NodeSumOperand {
+  SumRound round = SumRound::kAdd;
   Lanes lanes;
   std::span<const std::span<std::byte>> parts;
-  size_t payload_bytes_max = 0;  // of the payload of every part
-  std::function<StatusOr<std::span<const std::byte>>()> encode_sum;
+  size_t payload_bytes_max = 0;    // of the payload of every part
+  std::span<const std::byte> sum;  // kDistribute
   std::function<Status(int from, std::span<const std::byte> payload)> add;
 };
 

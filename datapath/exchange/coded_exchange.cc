@@ -26,7 +26,6 @@
 
 #include "datapath/codec/kernels/kernels.h"
 #include "datapath/codec/residual/ef21.h"
-#include "datapath/collective/maximum.h"
 
 namespace weir {
 namespace {
@@ -66,14 +65,19 @@ ExchangeMemory MemoryOfCopies(const Codec& codec, uint64_t elements, const Encod
   return memory;
 }
 
-StatusOr<bool> CodedExchange::Prepare() {
+Status CodedExchange::Prepare() {
   const TimePoint begin = env_.clock.Now();
-  StatusOr<bool> more = part_ < 0 ? Start() : EncodeNext();
+  const auto prepare = [this] {
+    if (part_ < 0) return Start();
+    if (part_++ == kMaximaPart) return RunEncoder();
+    return EncodeNext();
+  };
+  const Status status = prepare();
   outcome_.encode += env_.clock.Now() - begin;
-  return more;
+  return status;
 }
 
-StatusOr<bool> CodedExchange::Start() {
+Status CodedExchange::Start() {
   const CodecTraits& traits = codec().Traits();
   if (traits.ef21) {
     WEIR_RETURN_IF_ERROR(TakeEf21());
@@ -87,8 +91,7 @@ StatusOr<bool> CodedExchange::Start() {
   }
   RenewStates();
   part_ = kFirstRoundPart;
-  WEIR_RETURN_IF_ERROR(EncodeFirst());
-  return true;
+  return EncodeFirst();
 }
 
 Status CodedExchange::TakeResiduals() {
@@ -149,24 +152,31 @@ Status CodedExchange::EncodeFirst() {
   return OkStatus();
 }
 
-StatusOr<bool> CodedExchange::EncodeNext() {
-  if (part_ == kMaximaPart) {
-    part_ = kFirstRoundPart;
-    // Every rank knows now: nothing is left to send.
-    outcome_.non_finite = !context_.shared_max.finite();
-  } else {
-    // All ranks know at the end of a round when one of them met NaN, so all stop there.
-    const int round = part_ - kFirstRoundPart + 1;
-    if (outcome_.non_finite || round >= codec().Traits().rounds) return false;
-    // The collective left the sums of the earlier rounds where this rank's payload was.
-    round_at_ = outcome_.payload_bytes;
-    context_.round = round;
-    context_.previous = payload_.bytes().first(round_at_);
-    ++part_;
-  }
-  if (outcome_.non_finite) return false;
-  WEIR_RETURN_IF_ERROR(RunEncoder());
-  return true;
+std::span<float> CodedExchange::maxima() {
+  return part_ == kMaximaPart ? context_.shared_max.values() : std::span<float>();
+}
+
+void CodedExchange::MaximaMoved(Duration took) {
+  outcome_.metadata += took;
+  outcome_.non_finite = !context_.shared_max.finite();
+}
+
+// All ranks know at the end of a part when one of them met NaN, so all stop there.
+bool CodedExchange::more() const {
+  if (part_ == kMaximaPart) return !outcome_.non_finite;
+  return MorePayloads();
+}
+
+bool CodedExchange::MorePayloads() const {
+  return !outcome_.non_finite && part_ - kFirstRoundPart + 1 < codec().Traits().rounds;
+}
+
+Status CodedExchange::EncodeNext() {
+  // The collective left the sums of the earlier rounds where this rank's payload was.
+  round_at_ = outcome_.payload_bytes;
+  context_.round = part_ - kFirstRoundPart;
+  context_.previous = payload_.bytes().first(round_at_);
+  return RunEncoder();
 }
 
 Status CodedExchange::RunEncoder() {
@@ -235,11 +245,6 @@ void CodedExchange::AccountFor(std::span<const float> values) {
 
 Status CodedExchange::Move(Group& group) {
   const TimePoint begin = env_.clock.Now();
-  if (part_ == kMaximaPart) {
-    const Status status = AllReduceMax(group, context_.shared_max.values());
-    outcome_.metadata += env_.clock.Now() - begin;
-    return status;
-  }
   WEIR_RETURN_IF_ERROR(MovePayloads(group));
   if (group.flags() & kFlagNonFinite) outcome_.non_finite = true;
   outcome_.network += env_.clock.Now() - begin;

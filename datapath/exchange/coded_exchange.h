@@ -19,10 +19,13 @@ class CodedExchange : public Exchange {
   CodedExchange(const ExchangeInput& input, ExchangeEnvironment& environment)
       : in_(input), env_(environment), gradient_(input.gradient), context_(input.context) {}
 
-  StatusOr<bool> Prepare() final;
+  Status Prepare() final;
   int part() const final { return part_; }
+  std::span<float> maxima() final;
   uint16_t flags() const final { return flags_; }
   Status Move(Group& group) final;
+  void MaximaMoved(Duration took) final;
+  bool more() const final;
   Status Deliver() final;
   const ExchangeOutcome& outcome() const final { return outcome_; }
 
@@ -43,8 +46,10 @@ class CodedExchange : public Exchange {
   virtual Status TakeAggregateResidual();
   /// Encodes for the first part, or prepares the exchange of maxima.
   virtual Status EncodeFirst();
-  /// Encodes for the next part, if there is one.
-  virtual StatusOr<bool> EncodeNext();
+  /// After a part of payloads moved: whether another part follows it.
+  virtual bool MorePayloads() const;
+  /// Encodes for that part, whose number part_ is by now.
+  virtual Status EncodeNext();
   virtual Status MovePayloads(Group& group) = 0;
   /// Of finite payloads: leaves scale_ times the sum in the gradient, or sets non_finite.
   virtual Status Decode() = 0;
@@ -84,7 +89,7 @@ class CodedExchange : public Exchange {
   ExchangeOutcome outcome_;
 
  private:
-  StatusOr<bool> Start();
+  Status Start();
   Status TakeEf21();
   void RenewStates();
 

@@ -122,24 +122,34 @@ struct ExchangeOutcome {
   Duration metadata{0}, encode{0}, network{0}, decode{0};
 };
 
-/// One operation on its way: compute parts and network parts in turn, then delivery. One thread at
-/// a time; any thread may take over between two calls.
+/// One operation on its way: parts that are prepared and moved in turn, at least one, then
+/// delivered. All computing that takes time is in Prepare and Deliver. One thread at a time; any
+/// thread may take over between two calls.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  /// Computes what the next network part sends. False: nothing is left to send, Deliver comes next.
-  /// How many parts there are is equal on all ranks. Errors are the codec's and ResidualStore's.
-  virtual StatusOr<bool> Prepare() = 0;
+  /// Computes what the first or next part sends. Errors are the codec's and ResidualStore's.
+  virtual Status Prepare() = 0;
   /// Number of the part that was prepared, ascending within the operation and equal on all ranks: 0
-  /// is an exchange of what ranks must agree on before they encode, 1 the first round of payloads.
-  /// Below 8: numbers of operations have three bits for it.
+  /// is an exchange of maxima, 1 the first round of payloads. Below 8: numbers of operations have
+  /// three bits for it.
   virtual int part() const = 0;
-  /// What this rank has to announce with it: kFlagNonFinite.
+  /// Of part 0: what this rank offers, to be replaced by the greatest of all ranks. Empty in other
+  /// parts. Several operations may exchange theirs in one message.
+  virtual std::span<float> maxima() = 0;
+  /// What this rank has to announce with the part: kFlagNonFinite.
   virtual uint16_t flags() const = 0;
+  /// True when the part, with those before that did not reach all, ends on no rank before it heard
+  /// of every rank. False where a part stays within nodes. Equal on all ranks; true of the last
+  /// one.
+  virtual bool reaches_all() const { return true; }
   /// Runs the part that was prepared, on a group that has begun an operation for it alone. Errors
-  /// are the collective's.
+  /// are the collective's. Instead, for part 0: maxima() were agreed on, which took so long.
   virtual Status Move(Group& group) = 0;
+  virtual void MaximaMoved(Duration took) = 0;
+  /// After a part moved: whether another follows, which Prepare prepares. Equal on all ranks. O(1).
+  virtual bool more() const = 0;
   /// Leaves scale times the sum in the gradient, or says in the outcome that it is not finite; the
   /// gradient is then unspecified. Errors are the codec's: kDataLoss.
   virtual Status Deliver() = 0;

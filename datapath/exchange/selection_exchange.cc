@@ -16,12 +16,6 @@ Status SelectionExchange::EncodeFirst() {
   return OkStatus();
 }
 
-StatusOr<bool> SelectionExchange::EncodeNext() {
-  if (part_ > kFirstRoundPart || !chosen_.values.empty()) return false;
-  ++part_;
-  return true;
-}
-
 Status SelectionExchange::MovePayloads(Group& group) {
   if (part_ > kFirstRoundPart) return Barrier(group);
   WEIR_RETURN_IF_ERROR(MoveSelection(group));

@@ -22,7 +22,8 @@ class SelectionExchange : public CodedExchange {
   Status EncodeFirst() override;
   /// An empty selection moves no values: flags and control word need frames of their own. All ranks
   /// see the same selection, so all take part.
-  StatusOr<bool> EncodeNext() override;
+  bool MorePayloads() const override { return part_ == kFirstRoundPart && chosen_.values.empty(); }
+  Status EncodeNext() override { return OkStatus(); }
   Status MovePayloads(Group& group) final;
   Status Decode() override;
 

@@ -13,26 +13,37 @@ EncodeContext SummedExchange::RegionContext(size_t region, int encoder, Encoding
   return context;
 }
 
-StatusOr<std::span<const std::byte>> SummedExchange::EncodeSum(Group& group,
-                                                               std::span<const float> sum,
-                                                               double owed_share) {
-  if (sum.empty()) return std::span<const std::byte>();
+Status SummedExchange::EncodeNext() {
+  return Annotate(EncodeOwn(), StrCat("the sum that rank ", env_.rank, " encodes"));
+}
+
+Status SummedExchange::MovePayloads(Group& group) {
+  const bool first = part_ == kFirstRoundPart;
+  WEIR_RETURN_IF_ERROR(MoveRound(group, first ? SumRound::kAdd : SumRound::kDistribute));
+  // Perhaps not all ranks have heard of it yet.
+  if (first) flags_ |= group.flags() & kFlagNonFinite;
+  return OkStatus();
+}
+
+Status SummedExchange::EncodeSum(std::span<const float> sum, double owed_share) {
+  if (sum.empty()) return OkStatus();
   EncodeContext context = RegionContext(own_, env_.rank, Encoding::kSum);
   context.state = in_.memory.states.back().get();
-  sum_payload_ = env_.pool.Take(codec().MaxEncodedBytes(sum.size(), context));
-  const std::span<std::byte> out = sum_payload_.bytes();
+  sum_buffer_ = env_.pool.Take(codec().MaxEncodedBytes(sum.size(), context));
+  const std::span<std::byte> out = sum_buffer_.bytes();
   WEIR_ASSIGN_OR_RETURN(
       const EncodeResult result,
       aggregate_.has_value()
           ? codec().EncodeWithFeedback(sum, aggregate_->current, aggregate_->next, context, out)
           : codec().Encode(sum, context, out));
   if (result.non_finite) {
-    group.Announce(kFlagNonFinite);
+    flags_ |= kFlagNonFinite;
   } else if (result.energy_in > 0) {
     outcome_.gain *= 1 - result.energy_lost / result.energy_in;
   }
   if (aggregate_.has_value()) outcome_.residual_energy += result.energy_lost * owed_share;
-  return std::span<const std::byte>(out.first(result.bytes));
+  sum_payload_ = out.first(result.bytes);
+  return OkStatus();
 }
 
 Status SummedExchange::DecodeRegion(size_t region, int encoder, Encoding encoding,

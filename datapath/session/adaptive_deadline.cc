@@ -18,7 +18,7 @@ void TimeEstimate::Add(double seconds) {
   samples_ = std::min(samples_ + 1, AdaptiveDeadline::kSamplesMin);
 }
 
-Duration AdaptiveDeadline::Begin(uint64_t step, uint64_t bucket, const std::string& choice,
+Duration AdaptiveDeadline::Begin(uint64_t step, const Part& part, const std::string& choice,
                                  TimePoint now) {
   if (!any_step_ || step != step_) {
     // Only consecutive steps are measured: steps without operations would count as one long step.
@@ -28,7 +28,7 @@ Duration AdaptiveDeadline::Begin(uint64_t step, uint64_t bucket, const std::stri
     step_began_ = now;
     all_here_ = false;
   }
-  Entry& entry = buckets_[bucket];
+  Entry& entry = parts_[part];
   if (entry.choice != choice) entry = Entry{choice, {}};
   running_ = &entry;
   began_ = now;
@@ -43,9 +43,9 @@ Duration AdaptiveDeadline::Begin(uint64_t step, uint64_t bucket, const std::stri
   return allowed_;
 }
 
-void AdaptiveDeadline::Finish(TimePoint now) {
+void AdaptiveDeadline::Finish(TimePoint now, bool by_all) {
   running_->took.Add(ToSeconds(now - began_));
-  all_here_ = true;
+  all_here_ = all_here_ || by_all;
 }
 
 std::string AdaptiveDeadline::Explain() const {

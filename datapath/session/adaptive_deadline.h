@@ -1,6 +1,6 @@
 #pragma once
-// The deadline of an operation, learnt from the times of earlier operations and steps. Pure: times
-// come in, deadlines go out.
+// The deadline of a part of an operation, learnt from the times of earlier parts and steps. Pure:
+// times come in, deadlines go out.
 //
 // The first operation of a step also waits for the rank that is last to finish what it does between
 // steps: a checkpoint, an evaluation, a data loader. Such a time has no bound that could be learnt,
@@ -36,10 +36,10 @@ class TimeEstimate {
   double smoothed_ = 0, deviation_ = 0;
 };
 
-/// Not thread-safe. Memory: one entry per bucket that ever ran.
+/// Not thread-safe. Memory: one entry for each part of each bucket that ever ran.
 class AdaptiveDeadline {
  public:
-  /// Times are used after so many operations of a bucket under one choice, and so many steps.
+  /// Times are used after so many times of a part under one choice, and so many steps.
   static constexpr int kSamplesMin = 8;
   static constexpr double kFactor = 10;
 
@@ -49,18 +49,26 @@ class AdaptiveDeadline {
   };
   explicit AdaptiveDeadline(const Options& options) : options_(options) {}
 
-  /// An operation of `step` begins to communicate at `now`. Returns how long it may take: the
-  /// ceiling for the first operation of a step and until enough was measured, else ten times the
-  /// sum of the estimates for this bucket's operation and for a step, between the bounds. `choice`
-  /// names codec and collective with their settings; when it differs from the last one, the
-  /// bucket's estimate starts over. Steps never decrease.
-  Duration Begin(uint64_t step, uint64_t bucket, const std::string& choice, TimePoint now);
+  /// A part of a bucket's operation, see Exchange::part.
+  struct Part {
+    uint64_t bucket = 0;
+    int part = 1;
+    auto operator<=>(const Part&) const = default;
+  };
 
-  /// The operation that began last succeeded. Do not call this for one that failed.
-  void Finish(TimePoint now);
+  /// A part of an operation of `step` begins to communicate at `now`. Returns how long it may take:
+  /// the ceiling for the first one of a step and until enough was measured, else ten times the sum
+  /// of the estimates for this part and for a step, between the bounds. `choice` names codec and
+  /// collective with their settings; when it differs from the last one, the part's estimate starts
+  /// over. Steps never decrease.
+  Duration Begin(uint64_t step, const Part& part, const std::string& choice, TimePoint now);
+
+  /// The part that began last succeeded. Do not call this for one that failed. `by_all`: it cannot
+  /// have done so before every rank had begun it.
+  void Finish(TimePoint now, bool by_all = true);
 
   /// "; this one usually takes 0.012 s and a step 0.3 s, so 5 s were allowed", or why the ceiling
-  /// counts, for the error of the operation that began last.
+  /// counts, for the error of the part that began last.
   std::string Explain() const;
 
  private:
@@ -70,7 +78,7 @@ class AdaptiveDeadline {
   };
 
   const Options options_;
-  std::map<uint64_t, Entry> buckets_;
+  std::map<Part, Entry> parts_;
   TimeEstimate steps_;
   bool any_step_ = false;
   uint64_t step_ = 0;

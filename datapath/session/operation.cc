@@ -9,6 +9,7 @@
 #include "datapath/base/half.h"
 #include "datapath/base/json.h"
 #include "datapath/base/random.h"
+#include "datapath/collective/maximum.h"
 #include "datapath/session/passes.h"
 
 namespace weir {
@@ -71,14 +72,20 @@ std::unique_ptr<Exchange> OperationStages::NewExchange(const Operation& op) {
              environment_);
 }
 
-Status OperationStages::Encode(Operation& op) {
+Status OperationStages::Prepare(Operation& op) {
   if (op.bucket->elements == 0) return OkStatus();
+  WEIR_RETURN_IF_ERROR(op.exchange == nullptr ? Begin(op) : op.exchange->Prepare());
+  op.joins = op.exchange->part() == 0;
+  return OkStatus();
+}
+
+Status OperationStages::Begin(Operation& op) {
   const TimePoint begin = environment_.clock.Now();
   PrepareGradient(op);
   if (op.sample_statistics && environment_.world > 1) SampleBlocks(op);
   op.exchange = NewExchange(op);
   op.times.encode = environment_.clock.Now() - begin;
-  WEIR_ASSIGN_OR_RETURN(op.moves, op.exchange->Prepare());
+  WEIR_RETURN_IF_ERROR(op.exchange->Prepare());
   const std::optional<double>& energy = op.exchange->outcome().gradient_energy;
   if (energy.has_value()) op.bucket->gradient_energy = *energy;
   return OkStatus();
@@ -94,22 +101,39 @@ void OperationStages::SampleBlocks(Operation& op) const {
       !op.codec->Traits().lossy && !environment_.residuals.HasResidual(op.bucket->key);
 }
 
-Status OperationStages::Move(Operation& op, Group& group, const NetworkHooks& hooks) {
-  if (op.exchange == nullptr) return OkStatus();
-  op.times.network_begin = environment_.clock.Now();
-  const Status status = MoveParts(op, group, hooks);
-  if (status.ok()) return status;
-  return Annotate(status, StrCat("step ", op.step, " bucket ", Hex64(op.bucket->key), " (",
-                                 op.choice.codec, ", ", op.choice.collective, ")"));
+Status OperationStages::Move(std::span<Operation* const> ops, Group& group) {
+  Operation& first = *ops.front();
+  if (first.times.network_begin == TimePoint{}) {
+    const TimePoint now = environment_.clock.Now();
+    for (Operation* const op : ops) op->times.network_begin = now;
+  }
+  const Status status = first.joins ? MoveMaxima(ops, group) : first.exchange->Move(group);
+  if (status.ok()) {
+    for (Operation* const op : ops) {
+      op->bytes_sent += group.bytes_sent() / ops.size();
+      op->more = op->exchange->more();
+    }
+    return status;
+  }
+  return Annotate(status, StrCat("step ", first.step, " bucket ", Hex64(first.bucket->key), " (",
+                                 first.choice.codec, ", ", first.choice.collective, ")"));
 }
 
-Status OperationStages::MoveParts(Operation& op, Group& group, const NetworkHooks& hooks) {
-  while (op.moves) {
-    hooks.begin(group, op, op.exchange->part());
-    WEIR_RETURN_IF_ERROR(op.exchange->Move(group));
-    WEIR_RETURN_IF_ERROR(hooks.finish(group));
-    op.bytes_sent += group.bytes_sent();
-    WEIR_ASSIGN_OR_RETURN(op.moves, op.exchange->Prepare());
+Status OperationStages::MoveMaxima(std::span<Operation* const> ops, Group& group) {
+  const TimePoint begin = environment_.clock.Now();
+  std::vector<float> all;
+  for (const Operation* const op : ops) {
+    const std::span<const float> own = op->exchange->maxima();
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  WEIR_RETURN_IF_ERROR(AllReduceMax(group, all));
+  const Duration took = (environment_.clock.Now() - begin) / static_cast<int64_t>(ops.size());
+  auto from = all.cbegin();
+  for (const Operation* const op : ops) {
+    const std::span<float> maxima = op->exchange->maxima();
+    std::copy_n(from, maxima.size(), maxima.begin());
+    from += static_cast<ptrdiff_t>(maxima.size());
+    op->exchange->MaximaMoved(took);
   }
   return OkStatus();
 }

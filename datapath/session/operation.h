@@ -1,7 +1,7 @@
 #pragma once
-// One all-reduce of one bucket on its way through the session: the stages that encode it, move it
-// and decode it, each run by the pipeline thread of that name. What happens in between is its
-// exchange's, which follows from the form of the choice's collective.
+// One all-reduce of one bucket on its way through the session: what prepares its parts, moves them
+// and decodes what arrived, each called by the pipeline. What a part holds is its exchange's, which
+// follows from the form of the choice's collective.
 
 #include <cstdint>
 #include <functional>
@@ -27,7 +27,21 @@ struct OperationTimes {
   Duration encode{0};  // before the exchange began: conversion to float32 and the like
 };
 
-/// Created by the session, handed from stage to stage; one stage touches it at a time.
+/// Where the next part of an operation is. The pipeline's, under its lock.
+enum class PartState : uint8_t {
+  kMoved,  // or none was prepared yet
+  kPreparing,
+  kPrepared,
+};
+
+/// How many of the operations that follow the open ones are prepared: at least on the ranks that a
+/// part was heard from, which are all of them or not.
+struct ReadyCount {
+  int count = 0;
+  bool everywhere = false;
+};
+
+/// Created by the session, handed from thread to thread; one of them touches it at a time.
 struct Operation {
   // What was asked for.
   Bucket* bucket = nullptr;
@@ -42,14 +56,20 @@ struct Operation {
   bool sample_statistics = false;
   bool hashed = false;  // the step's replicas are compared, see replicas.h
   std::function<void(const Status&)> done;
-  // In place of a bucket: exchanges this on the network thread, and that is all.
+  // In place of a bucket: one part, which runs this on the network thread.
   std::function<Status(Group&)> control;
 
   // Between the stages.
   ScratchLoan dense;                   // float32 copy of a 16-bit bucket
   std::span<float> gradient;           // the caller's buffer or `dense`
   std::unique_ptr<Exchange> exchange;  // null: nothing to exchange
-  bool moves = false;                  // a part of it is ready for the network
+  PartState part_state = PartState::kMoved;
+  bool joins = false;  // the prepared part is maxima, which can travel with those of others
+  bool more = false;   // after the part that moved comes another one
+  // Of a part that moved and did not reach all ranks: what was heard, and how many operations had
+  // been opened until then. The pipeline's.
+  std::optional<int> heard_ready;
+  uint64_t heard_when = 0;
 
   // Outcome.
   Status status;
@@ -61,8 +81,8 @@ struct Operation {
   bool sums_gradients = false;  // the sum is exact, and of what the gradients hold alone
 };
 
-/// What the stages share. Thread-safe as each operation is in one stage at a time and no two
-/// operations of one step name the same bucket.
+/// What the stages share. Thread-safe as each operation is touched by one thread at a time and no
+/// two operations of one step name the same bucket.
 class OperationStages {
  public:
   struct Options {
@@ -75,21 +95,17 @@ class OperationStages {
   /// Which ranks share a node, as Group::SetNodes; before the first operation.
   void SetNodes(std::vector<int> nodes) { environment_.nodes = std::move(nodes); }
 
-  /// Encode threads: converts to float32 and prepares the exchange's first part. Errors are the
-  /// codec's.
-  Status Encode(Operation& op);
+  /// Prepares the exchange's next part, the first time from the bucket converted to float32. Errors
+  /// are the codec's.
+  Status Prepare(Operation& op);
 
-  /// Network thread, operations in order: the parts of the exchange, one after the other. `begin`
-  /// starts part n of this operation on the group; `finish` hears of each part that succeeded.
-  /// Errors are the collective's, annotated with bucket, codec, collective.
-  struct NetworkHooks {
-    std::function<void(Group&, const Operation&, int part)> begin;
-    std::function<Status(Group&)> finish;
-  };
-  Status Move(Operation& op, Group& group, const NetworkHooks& hooks);
+  /// Network thread: moves the part that was prepared, of one operation or of several that join, on
+  /// a group that has begun for it. Errors are the collective's, annotated with bucket, codec,
+  /// collective of the first.
+  Status Move(std::span<Operation* const> ops, Group& group);
 
-  /// Decode thread: writes scale times the sum into the caller's buffer, or NaN everywhere when
-  /// some rank met NaN or infinity or the sum overflowed.
+  /// After the last part: writes scale times the sum into the caller's buffer, or NaN everywhere
+  /// when some rank met NaN or infinity or the sum overflowed.
   Status Decode(Operation& op);
 
  private:
@@ -97,7 +113,8 @@ class OperationStages {
   std::unique_ptr<Exchange> NewExchange(const Operation& op);
   /// Before a residual is added.
   void SampleBlocks(Operation& op) const;
-  Status MoveParts(Operation& op, Group& group, const NetworkHooks& hooks);
+  Status Begin(Operation& op);
+  Status MoveMaxima(std::span<Operation* const> ops, Group& group);
 
   const uint64_t job_hash_;
   const std::set<uint32_t> block_sizes_;  // that some collective leaves out

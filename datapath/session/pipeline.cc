@@ -1,5 +1,7 @@
 #include "datapath/session/pipeline.h"
 
+#include <algorithm>
+
 #include "datapath/base/caught.h"
 #include "datapath/base/check.h"
 
@@ -8,15 +10,23 @@ namespace {
 
 constexpr Duration kInterruptEvery = std::chrono::milliseconds(20);
 
-// A stage waits for room as long as the next stage works; that one is bounded by the operation's
-// deadline. This bound only catches our own mistakes.
+// The network stage waits for room as long as operations are decoded. This bound only catches our
+// own mistakes.
 TimePoint FarDeadline() { return RealClock().Now() + std::chrono::hours(24 * 365); }
 
 }  // namespace
 
 Pipeline::Pipeline(Stages stages, int encode_workers)
-    : stages_(std::move(stages)), encoders_(encode_workers) {
+    : stages_(std::move(stages)), taken_max_(kOpenMax + static_cast<size_t>(encode_workers)) {
+  coming_.reserve(taken_max_);
+  open_.reserve(taken_max_);
   encode_.reserve(static_cast<size_t>(encode_workers));
+  const auto close = [this] {
+    MutexLock lock(mutex_);
+    submitted_.Close();
+    moved_.Close();
+    work_.NotifyAll();
+  };
   try {
     for (int worker = 0; worker < encode_workers; ++worker) {
       encode_.push_back(StartThread("weir-encode", [this] { EncodeLoop(); }));
@@ -24,8 +34,7 @@ Pipeline::Pipeline(Stages stages, int encode_workers)
     decode_ = StartThread("weir-decode", [this] { DecodeLoop(); });
     network_ = StartThread("weir-network", [this] { NetworkLoop(); });
   } catch (...) {
-    submitted_.Close();
-    moved_.Close();
+    close();
     for (std::thread& worker : encode_) worker.join();
     if (decode_.joinable()) decode_.join();
     throw;
@@ -35,18 +44,28 @@ Pipeline::Pipeline(Stages stages, int encode_workers)
 Pipeline::~Pipeline() { WEIR_CHECK(!network_.joinable()); }
 
 Status Pipeline::Submit(Operation* op) {
-  if (submitted_.TryPush(op)) return OkStatus();
+  const MutexLock lock(mutex_);
+  if (submitted_.TryPush(op)) {
+    work_.NotifyOne();
+    return OkStatus();
+  }
   if (submitted_.closed()) return FailedPrecondition("the session is closed");
   return ResourceExhausted(StrCat("at most ", kSubmittedMax, " operations can wait to be encoded"));
 }
 
-void Pipeline::Nudge() { encoded_.TryPush(nullptr); }
+void Pipeline::Nudge() {
+  const MutexLock lock(mutex_);
+  nudged_ = true;
+  prepared_.NotifyOne();
+}
 
 void Pipeline::Drain(const std::function<void()>& interrupt) {
   if (!network_.joinable()) return;
-  submitted_.Close();
   {
     MutexLock lock(mutex_);
+    submitted_.Close();
+    work_.NotifyAll();
+    prepared_.NotifyOne();
     while (network_running_) {
       network_ended_.WaitUntil(mutex_, RealClock().Now() + kInterruptEvery);
       if (network_running_ && interrupt) interrupt();
@@ -57,40 +76,132 @@ void Pipeline::Drain(const std::function<void()>& interrupt) {
   decode_.join();
 }
 
-void Pipeline::EncodeLoop() {
+Operation* Pipeline::FirstUnprepared() const {
+  const auto found = std::ranges::find(open_, PartState::kMoved, &Operation::part_state);
+  return found == open_.end() ? nullptr : *found;
+}
+
+Operation* Pipeline::AwaitWork() {
+  const MutexLock lock(mutex_);
   while (true) {
-    std::optional<Operation*> op;
-    uint64_t turn;
-    {
-      MutexLock lock(taking_);
-      op = submitted_.Pop();
-      turn = taken_++;
+    // The network may wait for these already.
+    if (Operation* const op = FirstUnprepared(); op != nullptr) {
+      op->part_state = PartState::kPreparing;
+      return op;
     }
-    if (!op.has_value()) break;
-    stages_.encode(**op);
-    MutexLock lock(handing_);
-    while (handed_ != turn) handed_on_.Wait(handing_);
-    WEIR_CHECK(encoded_.Push(*op, FarDeadline()));
-    ++handed_;
-    handed_on_.NotifyAll();
+    if (coming_.size() + open_.size() < taken_max_) {
+      if (const std::optional<Operation*> op = submitted_.TryPop(); op.has_value()) {
+        (*op)->part_state = PartState::kPreparing;
+        coming_.push_back(*op);
+        return *op;
+      }
+    }
+    if (Ended()) return nullptr;
+    work_.Wait(mutex_);
   }
-  MutexLock lock(handing_);
-  if (--encoders_ == 0) encoded_.Close();
+}
+
+void Pipeline::Prepare(Operation* op) {
+  stages_.prepare(*op);
+  const MutexLock lock(mutex_);
+  op->part_state = PartState::kPrepared;
+  prepared_.NotifyOne();
+}
+
+void Pipeline::EncodeLoop() {
+  while (Operation* const op = AwaitWork()) Prepare(op);
+}
+
+int Pipeline::Ready(const Operation& op) const {
+  const auto first_unready = std::ranges::find_if(
+      coming_, [](const Operation* coming) { return coming->part_state != PartState::kPrepared; });
+  const auto ready = static_cast<int>(first_unready - coming_.begin());
+  if (!op.heard_ready.has_value()) return ready;
+  return std::clamp(*op.heard_ready - static_cast<int>(opened_ - op.heard_when), 0, ready);
+}
+
+// Maxima go before anything else: they are small, and what follows them takes time to prepare.
+void Pipeline::Open(size_t count) {
+  const auto opened = coming_.begin() + static_cast<ptrdiff_t>(count);
+  const auto joins = [](const Operation* op) { return op->joins; };
+  for (auto op = coming_.begin(); op != opened; ++op) {
+    open_.insert(joins(*op) ? std::ranges::find_if_not(open_, joins) : open_.end(), *op);
+  }
+  coming_.erase(coming_.begin(), opened);
+  opened_ += count;
+}
+
+bool Pipeline::AwaitPart(Operations* part, int* ready) {
+  part->clear();
+  while (true) {
+    Operation* idle_work = nullptr;
+    {
+      const MutexLock lock(mutex_);
+      if (std::exchange(nudged_, false)) return true;
+      if (open_.empty() && !coming_.empty() &&
+          coming_.front()->part_state == PartState::kPrepared) {
+        Open(1);
+      }
+      if (!open_.empty() && open_.front()->part_state == PartState::kPrepared) {
+        do {
+          part->push_back(open_[part->size()]);
+        } while (part->back()->joins && part->size() < open_.size() && open_[part->size()]->joins);
+        *ready = Ready(*part->front());
+        return true;
+      }
+      if (Ended()) return false;
+      idle_work = FirstUnprepared();
+      if (idle_work == nullptr) {
+        prepared_.Wait(mutex_);
+        continue;
+      }
+      idle_work->part_state = PartState::kPreparing;
+    }
+    Prepare(idle_work);
+  }
+}
+
+void Pipeline::Settle(const Operations& moved, ReadyCount ready) {
+  const MutexLock lock(mutex_);
+  open_.erase(open_.begin(), open_.begin() + static_cast<ptrdiff_t>(moved.size()));
+  const auto more = static_cast<size_t>(std::ranges::count(moved, true, &Operation::more));
+  const uint64_t opened_before = opened_;
+  if (const size_t busy = open_.size() + more; ready.everywhere && busy <= kOpenMax / 2) {
+    Open(std::min(static_cast<size_t>(ready.count), kOpenMax - busy));
+  }
+  // Behind those that opened now: they have yet to be prepared.
+  for (Operation* const op : moved) {
+    op->part_state = PartState::kMoved;
+    op->joins = false;
+    op->heard_ready.reset();
+    if (!ready.everywhere) op->heard_ready = ready.count, op->heard_when = opened_before;
+    if (op->more) open_.push_back(op);
+  }
+  work_.NotifyAll();
 }
 
 void Pipeline::NetworkLoop() {
-  while (std::optional<Operation*> op = encoded_.Pop()) {
-    stages_.network(*op);
-    if (*op != nullptr) WEIR_CHECK(moved_.Push(*op, FarDeadline()));
+  Operations part;
+  part.reserve(taken_max_);
+  int ready = 0;
+  while (AwaitPart(&part, &ready)) {
+    if (part.empty()) {
+      stages_.nudged();
+      continue;
+    }
+    Settle(part, stages_.move(part, ready));
+    for (Operation* const op : part) {
+      if (!op->more) WEIR_CHECK(moved_.Push(op, FarDeadline()));
+    }
   }
   moved_.Close();
-  MutexLock lock(mutex_);
+  const MutexLock lock(mutex_);
   network_running_ = false;
   network_ended_.NotifyAll();
 }
 
 void Pipeline::DecodeLoop() {
-  while (std::optional<Operation*> op = moved_.Pop()) stages_.decode(**op);
+  while (const std::optional<Operation*> op = moved_.Pop()) stages_.decode(**op);
 }
 
 }  // namespace weir

@@ -1,10 +1,19 @@
 #pragma once
-// Three stages that operations pass through in order, each a thread: while bucket b is on the wire,
-// b+1 is encoded and b-1 decoded. Several threads may encode, each another bucket. It moves
-// operations and knows nothing of what the stages do.
+// The threads that an operation passes: parts of it are prepared by one of several encode threads
+// and moved by the network thread, in turn, until none is left, and one thread decodes. It knows
+// nothing of what is prepared, moved and decoded; it decides whose turn it is.
+//
+// All ranks must move the same parts in the same order. So that order depends only on what all
+// ranks know. The network thread keeps a few operations open, at first one, and moves their parts
+// round robin: while the next part of one is being prepared, the others move. After a part, all
+// ranks know how many of the operations that follow are prepared everywhere (the least number of
+// any rank, which the part carried); once half of the places for open operations are free, they
+// open as many. An operation that some rank's caller has not submitted yet never holds up others.
+// Those among them that exchange maxima first do so at once, in one message.
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,52 +23,78 @@
 
 namespace weir {
 
-/// Operations that may wait to be encoded; and between two stages, where each may hold a payload.
+/// Operations that may wait to be encoded; and to be decoded, where each may hold a payload.
 inline constexpr size_t kSubmittedMax = 4096;
-inline constexpr size_t kBetweenStagesMax = 2;
+inline constexpr size_t kMovedMax = 2;
+/// Operations whose parts may move in turn; equal on all ranks.
+inline constexpr size_t kOpenMax = 8;
+static_assert(kPayloadsPastEncodingMax == kOpenMax + kMovedMax + 1);
 
 class Pipeline {
  public:
-  /// Each function is called on a thread of its name: `network` and `decode` one operation at a
-  /// time, in order of Submit; `encode` on `encode_workers` threads, each with an operation of its
-  /// own, which go on in order of Submit. A null operation reaches `network` when Nudge was called.
   /// None of them throws.
   struct Stages {
-    std::function<void(Operation&)> encode;
-    std::function<void(Operation*)> network;
+    /// Computes the next part of an operation. Called by several threads, each for another one:
+    /// `encode_workers` of its name and, when it has nothing else to do, the network thread.
+    std::function<void(Operation&)> prepare;
+    /// Moves the part that was prepared, of one operation or of several that say `joins`, on the
+    /// network thread. Sets `more` of each. `ready`: how many of those that follow are prepared
+    /// here, or on ranks heard before. Returns how many are on the ranks that it heard from.
+    std::function<ReadyCount(std::span<Operation* const>, int ready)> move;
+    /// Takes an operation without further parts, one at a time.
     std::function<void(Operation&)> decode;
+    /// Nudge was called; on the network thread.
+    std::function<void()> nudged;
   };
   /// Throws std::system_error when the system grants no thread; none is left then.
   explicit Pipeline(Stages stages, int encode_workers = 1);
   /// After Drain.
   ~Pipeline();
 
-  /// kResourceExhausted: kSubmittedMax operations wait; kFailedPrecondition: the pipeline is
-  /// drained. `op` outlives its way. Allocates nothing where it succeeds.
+  /// Operations are prepared and first moved in order of Submit. kResourceExhausted: kSubmittedMax
+  /// operations wait; kFailedPrecondition: the pipeline is drained. `op` outlives its way.
+  /// Allocates nothing where it succeeds.
   Status Submit(Operation* op);
-  /// Calls `network` with null soon, or with the operation that comes first. Never waits.
+  /// Calls `nudged` before the next part moves, or soon. Never waits.
   void Nudge();
   /// Refuses further operations and joins the threads once those inside have passed. `interrupt` is
   /// called every 20 ms while the network stage still works.
   void Drain(const std::function<void()>& interrupt);
 
  private:
+  using Operations = std::vector<Operation*>;
+
   void EncodeLoop();
   void NetworkLoop();
   void DecodeLoop();
+  /// The next operation for an encode thread; null when there will be none.
+  Operation* AwaitWork();
+  void Prepare(Operation* op);
+  /// True with the part to be moved, or empty when nudged; false when there will be none.
+  bool AwaitPart(Operations* part, int* ready);
+  Operation* FirstUnprepared() const WEIR_REQUIRES(mutex_);
+  /// Of those that are not open, from the first on; at most what `op` has heard.
+  int Ready(const Operation& op) const WEIR_REQUIRES(mutex_);
+  void Open(size_t count) WEIR_REQUIRES(mutex_);
+  /// The operations at the front of open_ moved a part.
+  void Settle(const Operations& moved, ReadyCount ready);
+  bool Ended() const WEIR_REQUIRES(mutex_) {
+    return submitted_.closed() && submitted_.size() == 0 && coming_.empty() && open_.empty();
+  }
 
   const Stages stages_;
-  Mutex taking_;  // held by the worker that waits for the next operation
-  uint64_t taken_ WEIR_GUARDED_BY(taking_) = 0;
-  Mutex handing_;  // held while an operation waits for room
-  CondVar handed_on_;
-  uint64_t handed_ WEIR_GUARDED_BY(handing_) = 0;
-  int encoders_ WEIR_GUARDED_BY(handing_) = 0;
+  const size_t taken_max_;  // operations that are coming or open
   BoundedQueue<Operation*> submitted_{kSubmittedMax};
-  BoundedQueue<Operation*> encoded_{kBetweenStagesMax};
-  BoundedQueue<Operation*> moved_{kBetweenStagesMax};
+  BoundedQueue<Operation*> moved_{kMovedMax};
   Mutex mutex_;
+  CondVar work_;      // for encode threads
+  CondVar prepared_;  // for the network thread
   CondVar network_ended_;
+  // Taken from submitted_, in that order; and in the order in which their parts move. Both have the
+  // capacity that they need from the begin on.
+  Operations coming_ WEIR_GUARDED_BY(mutex_), open_ WEIR_GUARDED_BY(mutex_);
+  uint64_t opened_ WEIR_GUARDED_BY(mutex_) = 0;  // so far
+  bool nudged_ WEIR_GUARDED_BY(mutex_) = false;
   bool network_running_ WEIR_GUARDED_BY(mutex_) = true;
   std::vector<std::thread> encode_;
   std::thread network_, decode_;

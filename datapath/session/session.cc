@@ -125,11 +125,14 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
   if (agent_ != nullptr || !options_.agent.empty() || !activation_.active()->leases.empty()) {
     aggregators_.Bind(address_);
   }
-  pipeline_ =
-      std::make_unique<Pipeline>(Pipeline::Stages{[this](Operation& op) { EncodeOperation(op); },
-                                                  [this](Operation* op) { MoveOperation(op); },
-                                                  [this](Operation& op) { DecodeOperation(op); }},
-                                 options_.encode_workers);
+  Pipeline::Stages stages;
+  stages.prepare = [this](Operation& op) { PreparePart(op); };
+  stages.move = [this](std::span<Operation* const> ops, int ready) { return MovePart(ops, ready); };
+  stages.decode = [this](Operation& op) { DecodeOperation(op); };
+  stages.nudged = [this] {
+    if (failed_.load()) AbortTransport();
+  };
+  pipeline_ = std::make_unique<Pipeline>(std::move(stages), options_.encode_workers);
 }
 
 Session::~Session() { Close(); }

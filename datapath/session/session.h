@@ -188,11 +188,12 @@ class Session : public AgentHandler {
   Status ApplyAgreement();
 
   static uint64_t OperationSequence(const Operation& op, int part);
-  void EncodeOperation(Operation& op);
-  void MoveOperation(Operation* op);
+  void PreparePart(Operation& op);
+  ReadyCount MovePart(std::span<Operation* const> ops, int ready);
   void DecodeOperation(Operation& op);
-  Status RunOnNetwork(Operation& op);
-  Status RunWithin(Operation& op, Duration allowed);
+  /// `ready` as of MovePart: first this rank's, then what it returns.
+  Status RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready);
+  Status RunWithin(std::span<Operation* const> ops, Duration allowed, ReadyCount* ready);
   Status Open();
   Status Enqueue(uint64_t bucket, void* data, double scale,
                  std::function<void(const Status&)> done);

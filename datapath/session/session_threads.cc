@@ -13,88 +13,93 @@ namespace weir {
 // --- Pipeline stages
 // --------------------------------------------------------------------------------
 
-void Session::EncodeOperation(Operation& op) {
-  if (failed_.load() || op.control) return;  // MoveOperation says of a failure
-  op.status = Caught([&] { return stages_->Encode(op); }, no_memory_);
+void Session::PreparePart(Operation& op) {
+  if (failed_.load() || op.control) return;  // MovePart says of a failure
+  op.status = Caught([&] { return stages_->Prepare(op); }, no_memory_);
+  // Before another part moves: whether this one joins others is not known now.
+  if (!op.status.ok()) Fail(op.status);
 }
 
-void Session::MoveOperation(Operation* op) {
-  if (op == nullptr) {
-    if (failed_.load()) AbortTransport();
-    return;
-  }
-  if (failed_.load()) {
-    AbortTransport();
-    op->status = failure();
-    return;
-  }
+ReadyCount Session::MovePart(std::span<Operation* const> ops, int ready) {
+  ReadyCount heard{.count = ready};
   // An exception destroys buffers on its way here while the transport still knows them.
   Buffers buffers = Buffers::kAlive;
-  if (op->status.ok()) {
+  if (!failed_.load()) {
     buffers = Buffers::kGone;
-    op->status = Caught(
+    const Status status = Caught(
         [&] {
-          Status status = RunOnNetwork(*op);
+          Status run = RunOnNetwork(ops, &heard);
           buffers = Buffers::kAlive;
-          return status;
+          return run;
         },
         no_memory_);
+    if (status.ok()) return heard;
+    Fail(status);
   }
-  if (op->status.ok() && (op->control || op->bucket->elements > 0) && op->step != confirmed_step_) {
-    // Every rank had a part in it, so every rank has ended the step before.
-    confirmed_step_ = op->step;
-    residuals_->Confirm();
-  }
-  if (!op->status.ok()) {
-    Fail(op->status);
-    AbortTransport(buffers);  // the other ranks wait for this one's part
+  AbortTransport(buffers);  // the other ranks wait for this one's part
+  for (Operation* const op : ops) {
     op->status = failure();
+    op->more = false;
   }
+  return {};
 }
 
-Status Session::RunOnNetwork(Operation& op) {
+Status Session::RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready) {
+  Operation& first = *ops.front();
+  if (!first.control && first.exchange == nullptr) return OkStatus();  // nothing moves
   // A comparison comes at the begin of a step: it waits for late ranks as long as the first bucket
   // does, and says nothing of how far they are with their gradients.
-  if (op.control) return RunWithin(op, options_.operation_timeout);
-  const TimePoint begin = RealClock().Now();
-  const Duration allowed =
-      adaptive_deadline_.Begin(op.step, op.bucket->key, AdaptiveDeadlineKey(op.choice), begin);
-  Status status = RunWithin(op, allowed);
-  if (status.ok() && op.bucket->elements > 0) adaptive_deadline_.Finish(RealClock().Now());
-  if (status.code() == StatusCode::kDeadlineExceeded) {
-    status = DeadlineExceeded(StrCat(Message(status), adaptive_deadline_.Explain()));
+  if (first.control) {
+    WEIR_RETURN_IF_ERROR(RunWithin(ops, options_.operation_timeout, ready));
+    ready->everywhere = true;
+  } else {
+    const int part = first.exchange->part();
+    const bool reaches_all = first.exchange->reaches_all();
+    const Duration allowed =
+        adaptive_deadline_.Begin(first.step, {first.bucket->key, part},
+                                 AdaptiveDeadlineKey(first.choice), RealClock().Now());
+    Status status = RunWithin(ops, allowed, ready);
+    if (status.code() == StatusCode::kDeadlineExceeded) {
+      return DeadlineExceeded(StrCat(Message(status), adaptive_deadline_.Explain()));
+    }
+    WEIR_RETURN_IF_ERROR(status);
+    adaptive_deadline_.Finish(RealClock().Now(), reaches_all);
+    ready->everywhere = reaches_all;
   }
-  return status;
+  if (!first.more && first.step != confirmed_step_) {
+    // Every rank had a part in it, so every rank has ended the step before.
+    confirmed_step_ = first.step;
+    residuals_->Confirm();
+  }
+  return OkStatus();
 }
 
-Status Session::RunWithin(Operation& op, Duration allowed) {
-  OperationStages::NetworkHooks hooks;
-  hooks.begin = [this, allowed](Group& group, const Operation& running, int part) {
-    ControlWord word;
-    {
-      MutexLock lock(mutex_);
-      word = activation_.announced();
-    }
-    const OperationId id{running.plan->version, OperationSequence(running, part),
-                         running.control ? 0 : running.bucket->key};
-    const uint16_t flags = running.control ? uint16_t{0} : running.exchange->flags();
-    group.Begin(id, word, flags, RealClock().Now() + allowed);
-  };
-  hooks.finish = [this](Group& group) {
+Status Session::RunWithin(std::span<Operation* const> ops, Duration allowed, ReadyCount* ready) {
+  Operation& first = *ops.front();
+  ControlWord word;
+  {
     MutexLock lock(mutex_);
-    return activation_.OnOperationDone(group.control());
-  };
+    word = activation_.announced();
+  }
   const size_t segment_bytes =
-      op.choice.segment_bytes != 0 ? op.choice.segment_bytes : kSegmentBytesDefault;
+      first.choice.segment_bytes != 0 ? first.choice.segment_bytes : kSegmentBytesDefault;
   Group group(*transport_, segment_bytes, &scratch_);
   group.SetNodes(nodes_);
-  group.SetRing(op.plan->ring_order);
-  group.SetShards(op.plan->shard_shares);
-  group.SetOffload(aggregators_.OffloadOf(*op.plan, op.choice.collective));
-  if (!op.control) return stages_->Move(op, group, hooks);
-  hooks.begin(group, op, 0);
-  WEIR_RETURN_IF_ERROR(op.control(group));
-  return hooks.finish(group);
+  group.SetRing(first.plan->ring_order);
+  group.SetShards(first.plan->shard_shares);
+  group.SetOffload(aggregators_.OffloadOf(*first.plan, first.choice.collective));
+  OperationId id{first.plan->version, OperationSequence(first, 0), 0};
+  uint16_t flags = ReadyFlags(ready->count);
+  if (!first.control) {
+    id.op_sequence = OperationSequence(first, first.exchange->part());
+    id.bucket = first.bucket->key;
+    flags |= first.exchange->flags();
+  }
+  group.Begin(id, word, flags, RealClock().Now() + allowed);
+  WEIR_RETURN_IF_ERROR(first.control ? first.control(group) : stages_->Move(ops, group));
+  ready->count = ReadyOperations(group.flags());
+  MutexLock lock(mutex_);
+  return activation_.OnOperationDone(group.control());
 }
 
 void Session::DecodeOperation(Operation& op) {

@@ -1,7 +1,9 @@
 #pragma once
 // The header in front of every message between ranks. Bytes: proto/WIRE.md section 1.
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -27,6 +29,15 @@ struct ControlWord {
 
 /// Some rank's contribution to this operation holds NaN or infinity: all ranks skip the step.
 inline constexpr uint16_t kFlagNonFinite = 1;
+
+/// The high octet of a frame's flags says how many of the operations that come next its sender has
+/// ready to send: bit 7 + n is set where it has fewer than n. Flags that ranks forward are joined
+/// bit by bit, so that in the end they hold the least number of any rank. Thread-safe, O(1).
+inline constexpr int kReadyOperationsMax = 8;
+constexpr uint16_t ReadyFlags(int ready) {
+  return static_cast<uint16_t>((0xFFu << std::min(ready, kReadyOperationsMax) & 0xFFu) << 8);
+}
+constexpr int ReadyOperations(uint16_t flags) { return std::countr_zero((flags >> 8) | 0x100u); }
 
 struct FrameHeader {
   FrameType type = FrameType::kData;

@@ -14,10 +14,6 @@
 #include "datapath/collective/primitives.h"
 
 namespace weir {
-namespace {
-
-// What both phases rely on. Errors fail the group.
-}  // namespace
 
 void RegisterReencode(Registry<Collective>& registry, uint8_t wire_id) {
   AddCollective<RegionOperand>(
@@ -33,18 +29,16 @@ void RegisterReencode(Registry<Collective>& registry, uint8_t wire_id) {
       },
       [](Group& group, RegionOperand& operand, CollectiveReport*) -> Status {
         const size_t bytes_max = operand.payload_bytes_max;
+        if (operand.round == SumRound::kDistribute) {
+          return PayloadAllGather(group, operand.sum, bytes_max, operand.gathered);
+        }
         std::vector<std::vector<std::byte>> parts;
         const auto add = [&](int from) {
           const Status status = operand.add(from, parts[from]);
           if (status.ok()) return OkStatus();
           return group.Fail(Annotate(status, StrCat("region ", group.rank(), " of rank ", from)));
         };
-        WEIR_RETURN_IF_ERROR(PayloadExchange(group, operand.payloads, bytes_max, &parts, add));
-        StatusOr<std::span<const std::byte>> sum = operand.encode_sum();
-        if (!sum.ok()) {
-          return group.Fail(Annotate(sum.status(), StrCat("the sum of region ", group.rank())));
-        }
-        return PayloadAllGather(group, *sum, bytes_max, operand.gathered);
+        return PayloadExchange(group, operand.payloads, bytes_max, &parts, add);
       });
 }
 

@@ -50,15 +50,19 @@ class NodeExchange : public SummedExchange {
     return OkStatus();
   }
 
+  bool reaches_all() const override { return part_ > kFirstRoundPart; }
+
   // The sum is encoded once there is one.
   Status EncodeFirst() override {
     if (in_.sample) Sample(GradientStatistics());
     return OkStatus();
   }
 
-  Status MovePayloads(Group& group) override {
-    const std::span<float> own = gradient_.subspan(Own().begin, Own().size);
+  Status MoveRound(Group& group, SumRound round) override {
+    const std::span<float> own = OwnSum();
     NodeSumOperand operand;
+    operand.round = round;
+    operand.sum = sum_payload_;
     operand.lanes = FloatLanes(gradient_);
     std::vector<std::span<std::byte>> parts;
     for (const Region& part : regions_) {
@@ -70,14 +74,20 @@ class NodeExchange : public SummedExchange {
       const EncodeContext context = RegionContext(own_, env_.rank, Encoding::kSum);
       operand.payload_bytes_max = codec().MaxEncodedBytes(own.size(), context);
     }
-    operand.encode_sum = [&] {
-      return Apart(&ExchangeOutcome::encode, [&] { return EncodeOwn(group, own); });
-    };
     operand.add = [&](int from, std::span<const std::byte> payload) {
       return Apart(&ExchangeOutcome::decode,
                    [&] { return DecodeRegion(own_, from, Encoding::kSum, payload, 1, own); });
     };
     return RunCollective(in_.collective, group, operand).status();
+  }
+
+  Status EncodeOwn() override {
+    // As if every rank of the node owed its share of it.
+    const double share = 1 / static_cast<double>(regions_.size());
+    WEIR_RETURN_IF_ERROR(EncodeSum(OwnSum(), share));
+    outcome_.payload_bytes = sum_payload_.size();
+    std::ranges::fill(OwnSum(), 0.0f);
+    return OkStatus();
   }
 
   Status Decode() override {
@@ -87,14 +97,7 @@ class NodeExchange : public SummedExchange {
   }
 
  private:
-  StatusOr<std::span<const std::byte>> EncodeOwn(Group& group, std::span<float> own) {
-    // As if every rank of the node owed its share of it.
-    const double share = 1 / static_cast<double>(regions_.size());
-    WEIR_ASSIGN_OR_RETURN(const std::span<const std::byte> payload, EncodeSum(group, own, share));
-    outcome_.payload_bytes = payload.size();
-    std::fill(own.begin(), own.end(), 0.0f);
-    return payload;
-  }
+  std::span<float> OwnSum() { return gradient_.subspan(Own().begin, Own().size); }
 };
 
 }  // namespace

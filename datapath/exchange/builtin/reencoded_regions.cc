@@ -89,27 +89,29 @@ class RegionExchange : public SummedExchange {
     return OkStatus();
   }
 
-  Status MovePayloads(Group& group) override {
-    const size_t own = Own().size;
-    sum_ = env_.pool.Take(own * sizeof(float));
-    const std::span<float> sum = sum_.floats(own);
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    gathered_ = env_.gathered.Take();
+  Status MoveRound(Group& group, SumRound round) override {
+    if (round == SumRound::kAdd) {
+      sum_buffer_ = env_.pool.Take(Own().size * sizeof(float));
+      sum_ = sum_buffer_.floats(Own().size);
+      std::fill(sum_.begin(), sum_.end(), 0.0f);
+    } else {
+      gathered_ = env_.gathered.Take();
+    }
     RegionOperand operand;
-    operand.payloads = payloads_;
+    operand.round = round;
     operand.payload_bytes_max = payload_bytes_max_;
-    operand.gathered = &gathered_;
-    operand.add = [&](int from, std::span<const std::byte> payload) {
+    operand.payloads = payloads_;
+    operand.add = [this](int from, std::span<const std::byte> payload) {
       return Apart(&ExchangeOutcome::decode,
-                   [&] { return DecodeRegion(own_, from, Encoding::kPart, payload, 1, sum); });
+                   [&] { return DecodeRegion(own_, from, Encoding::kPart, payload, 1, sum_); });
     };
-    operand.encode_sum = [&] {
-      // As if every rank that has a part of the sum owed its share of it.
-      return Apart(&ExchangeOutcome::encode,
-                   [&] { return EncodeSum(group, sum, 1 / static_cast<double>(env_.world)); });
-    };
+    operand.sum = sum_payload_;
+    operand.gathered = &gathered_;
     return RunCollective(in_.collective, group, operand).status();
   }
+
+  // As if every rank that has a part of the sum owed its share of it.
+  Status EncodeOwn() override { return EncodeSum(sum_, 1 / static_cast<double>(env_.world)); }
 
   Status Decode() override {
     std::fill(gradient_.begin(), gradient_.end(), 0.0f);
@@ -141,8 +143,9 @@ class RegionExchange : public SummedExchange {
 
   std::vector<std::span<const std::byte>> payloads_;  // own, by region; parts of payload_
   size_t payload_bytes_max_ = 0;                      // of any region
-  ScratchLoan sum_;                                   // of the own region
-  Gathered gathered_;                                 // encoded sums, by region
+  ScratchLoan sum_buffer_;                            // of the own region
+  std::span<float> sum_;
+  Gathered gathered_;  // encoded sums, by region
 };
 
 }  // namespace

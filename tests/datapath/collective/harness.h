@@ -39,7 +39,7 @@ struct Contribution {
   std::vector<int> nodes = {};        // of all ranks; empty: nobody knows
   std::vector<int> ring = {};         // who follows whom; empty: ascending
   std::vector<uint32_t> shards = {};  // of kShardShareTotal; empty: even
-  uint16_t sum_flags = 0;             // regions: announced while the sum is encoded
+  uint16_t sum_flags = 0;             // announced with encoded sums
   size_t kept_target = 0;             // own values: 0 stands for all elements
   SparseBalance* balance = nullptr;   // of this rank
   LaneOffload* offload = nullptr;
@@ -195,11 +195,20 @@ class RankRun {
     operand.add = [this](int from, std::span<const std::byte> bytes) {
       return Add(std::as_writable_bytes(std::span(sum_)), from, bytes);
     };
-    operand.encode_sum = [this]() -> StatusOr<std::span<const std::byte>> {
-      group_.Announce(in_.sum_flags);
-      return std::as_bytes(std::span(sum_));
-    };
     operand.gathered = &out_.gathered;
+    WEIR_RETURN_IF_ERROR(RunCollective(collective, group_, operand).status());
+    operand.sum = std::as_bytes(std::span(sum_));
+    return Distribute(collective, operand);
+  }
+
+  // The operation that follows once sums are encoded.
+  template <typename Operand>
+  StatusOr<CollectiveReport> Distribute(const Collective& collective, Operand& operand) {
+    OperationId id = in_.id;
+    ++id.op_sequence;
+    const auto flags = static_cast<uint16_t>(group_.flags() | in_.sum_flags);
+    group_.Begin(id, group_.control(), flags, group_.deadline());
+    operand.round = SumRound::kDistribute;
     return RunCollective(collective, group_, operand);
   }
 
@@ -224,13 +233,11 @@ class RankRun {
     operand.add = [this, own_part](int from, std::span<const std::byte> bytes) {
       return Add(own_part, from, bytes);
     };
-    operand.encode_sum = [this, own_part]() -> StatusOr<std::span<const std::byte>> {
-      group_.Announce(in_.sum_flags);
-      sum_ = Floats(own_part);
-      std::fill(own_part.begin(), own_part.end(), std::byte{0});
-      return std::as_bytes(std::span(sum_));
-    };
-    return RunCollective(collective, group_, operand);
+    WEIR_RETURN_IF_ERROR(RunCollective(collective, group_, operand).status());
+    sum_ = Floats(own_part);
+    std::fill(own_part.begin(), own_part.end(), std::byte{0});
+    operand.sum = std::as_bytes(std::span(sum_));
+    return Distribute(collective, operand);
   }
 
   // The union of the selections.
@@ -266,7 +273,7 @@ class RankRun {
   Group& group_;
   const Contribution& in_;
   Outcome& out_;
-  std::vector<float> sum_;  // what encode_sum hands out
+  std::vector<float> sum_;  // what is distributed
 };
 
 /// Runs `collective` as one rank.

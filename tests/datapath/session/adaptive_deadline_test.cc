@@ -29,7 +29,7 @@ class Steps {
 
   /// One operation; what it was allowed.
   Duration Run(uint64_t bucket, Duration takes, const std::string& choice = "dense") {
-    const Duration allowed = adaptive_deadline_.Begin(step_, bucket, choice, now_);
+    const Duration allowed = adaptive_deadline_.Begin(step_, {bucket}, choice, now_);
     now_ += takes;
     adaptive_deadline_.Finish(now_);
     return allowed;

@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
+#include <map>
+#include <thread>
 
 #include "tests/datapath/session/session_world.h"
 
@@ -26,11 +29,11 @@ TEST(PipelineTest, WorkersEncodeAtOnceAndOperationsGoOnInOrder) {
   int encoded = 0;
   bool first_waited = true;
   std::vector<uint64_t> moved, decoded;
-  Pipeline pipeline({.encode =
+  Pipeline pipeline({.prepare =
                          [&](Operation& op) {
                            MutexLock lock(mutex);
                            const TimePoint deadline = RealClock().Now() + kLong;
-                           // The first is the last one to be encoded of those that the workers
+                           // The first is the last one to be prepared of those that the workers
                            // hold.
                            while (op.index == 0 && encoded < 2) {
                              if (!changed.WaitUntil(mutex, deadline)) break;
@@ -39,8 +42,13 @@ TEST(PipelineTest, WorkersEncodeAtOnceAndOperationsGoOnInOrder) {
                            ++encoded;
                            changed.NotifyAll();
                          },
-                     .network = [&](Operation* op) { moved.push_back(op->index); },
-                     .decode = [&](Operation& op) { decoded.push_back(op.index); }},
+                     .move =
+                         [&](std::span<Operation* const> ops, int) {
+                           for (const Operation* const op : ops) moved.push_back(op->index);
+                           return ReadyCount();
+                         },
+                     .decode = [&](Operation& op) { decoded.push_back(op.index); },
+                     .nudged = [] {}},
                     3);
   for (Operation& op : operations) ASSERT_TRUE(pipeline.Submit(&op).ok());
   pipeline.Drain(nullptr);
@@ -48,6 +56,185 @@ TEST(PipelineTest, WorkersEncodeAtOnceAndOperationsGoOnInOrder) {
   const std::vector<uint64_t> in_order = {0, 1, 2, 3, 4, 5, 6, 7};
   EXPECT_EQ(moved, in_order);
   EXPECT_EQ(decoded, in_order);
+}
+
+// A rank's operations. Each has so many parts. The first may join those of others. Or it and the
+// second are as sums of a node: in the first all send to rank 0, in the second it sends to all.
+struct Script {
+  std::vector<int> parts;
+  std::vector<bool> joins, of_node = std::vector<bool>(parts.size());
+};
+
+// Stands for the network. Who waits for whom in a part is what the part says; nobody else does.
+class Meetings {
+ public:
+  Meetings(int ranks, Script script) : ranks_(ranks), script_(std::move(script)), moved(ranks) {}
+
+  /// What pipelines get from Stages::move.
+  ReadyCount Move(int rank, const std::vector<uint64_t>& ops, int part, int ready) {
+    MutexLock lock(mutex_);
+    moved[rank].push_back(ops);
+    std::map<int, int>& said = said_[{ops, part}];
+    said[rank] = std::min(ready, kReadyOperationsMax);
+    changed_.NotifyAll();
+    const bool of_node = script_.of_node[ops[0]] && part <= 2;
+    const bool to_first = of_node && part == 1, from_first = of_node && part == 2;
+    std::vector<int> heard = {rank};
+    if (from_first) heard.push_back(0);
+    if (!of_node || (to_first && rank == 0)) {
+      for (int other = 0; other < ranks_; ++other) heard.push_back(other);
+    }
+    const TimePoint deadline = RealClock().Now() + kLong;
+    ReadyCount least{.count = kReadyOperationsMax, .everywhere = !to_first};
+    for (const int other : heard) {
+      while (!said.contains(other) && changed_.WaitUntil(mutex_, deadline)) {
+      }
+      if (!said.contains(other)) {
+        ADD_FAILURE() << "rank " << rank << " waits for rank " << other << " in operation "
+                      << ops[0];
+        return {};
+      }
+      least.count = std::min(least.count, said[other]);
+    }
+    return least;
+  }
+  const Script& script() const { return script_; }
+
+ private:
+  const int ranks_;
+  const Script script_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<std::pair<std::vector<uint64_t>, int>, std::map<int, int>> said_;
+
+ public:
+  // By rank, the indices of the operations of each part. Once the pipelines are drained.
+  std::vector<std::vector<std::vector<uint64_t>>> moved;
+};
+
+class ScriptedRank {
+ public:
+  ScriptedRank(Meetings& meetings, int rank, int workers,
+               std::function<void(const Operation&, int part)> compute)
+      : script_(meetings.script()),
+        operations_(script_.parts.size()),
+        prepared_(script_.parts.size()),
+        pipeline_({.prepare =
+                       [this, compute](Operation& op) {
+                         compute(op, ++prepared_[op.index]);
+                         op.joins = prepared_[op.index] == 1 && script_.joins[op.index];
+                       },
+                   .move =
+                       [this, &meetings, rank](std::span<Operation* const> ops, int ready) {
+                         std::vector<uint64_t> indices;
+                         for (Operation* const op : ops) {
+                           indices.push_back(op->index);
+                           op->more = prepared_[op->index] < script_.parts[op->index];
+                         }
+                         return meetings.Move(rank, indices, prepared_[indices[0]], ready);
+                       },
+                   .decode = [this](Operation&) { ++decoded_; },
+                   .nudged = [] {}},
+                  workers) {
+    for (size_t i = 0; i < operations_.size(); ++i) operations_[i].index = i;
+  }
+  ~ScriptedRank() { Finish(); }
+
+  void Submit(size_t index) { EXPECT_TRUE(pipeline_.Submit(&operations_[index]).ok()); }
+  int decoded() const { return decoded_.load(); }
+  void Finish() { pipeline_.Drain(nullptr); }
+
+ private:
+  const Script script_;
+  std::vector<Operation> operations_;
+  std::vector<int> prepared_;
+  std::atomic<int> decoded_ = 0;
+  Pipeline pipeline_;
+};
+
+Script RandomScript(size_t operations, uint64_t seed) {
+  Random random(seed);
+  Script script;
+  for (size_t i = 0; i < operations; ++i) {
+    const uint64_t kind = random.Below(4);
+    script.joins.push_back(kind == 1);
+    script.of_node.push_back(kind == 2);
+    script.parts.push_back(kind == 0 ? 1 : 2 + static_cast<int>(random.Below(2)));
+  }
+  return script;
+}
+
+TEST(PipelineTest, RanksMoveTheSamePartsInTheSameOrderWhateverTheirTimes) {
+  constexpr int kRanks = 3;
+  constexpr size_t kOperations = 40;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(StrCat("seed ", seed));
+    Meetings meetings(kRanks, RandomScript(kOperations, seed));
+    std::vector<std::thread> callers;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      callers.emplace_back([&, rank] {
+        ScriptedRank job(meetings, rank, 1 + rank, [&](const Operation& op, int part) {
+          Random delay(MixSeed(seed, 64 * op.index + static_cast<uint64_t>(8 * part + rank)));
+          std::this_thread::sleep_for(std::chrono::microseconds(delay.Below(300)));
+        });
+        Random own(MixSeed(seed, static_cast<uint64_t>(rank)));
+        for (size_t i = 0; i < kOperations; ++i) {
+          job.Submit(i);
+          // Some callers wait for what they submitted before they go on.
+          if (own.Below(8) != 0) continue;
+          const TimePoint deadline = RealClock().Now() + kLong;
+          while (job.decoded() <= static_cast<int>(i) && RealClock().Now() < deadline) {
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+          }
+        }
+        job.Finish();
+        EXPECT_EQ(job.decoded(), static_cast<int>(kOperations));
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+    std::vector<int> moved(kOperations);
+    for (const auto& part : meetings.moved[0]) {
+      for (const uint64_t index : part) ++moved[index];
+    }
+    EXPECT_EQ(moved, meetings.script().parts);
+    for (int rank = 1; rank < kRanks; ++rank) EXPECT_EQ(meetings.moved[rank], meetings.moved[0]);
+    if (HasFailure()) break;
+  }
+}
+
+// The first operation's second part takes until others have moved and are prepared again.
+TEST(PipelineTest, OthersMoveWhileTheNextPartIsPrepared) {
+  Mutex mutex;
+  CondVar changed;
+  int prepared_again = 0;
+  bool last_begun = false, first_again = false, in_time = true;
+  const Script script{.parts = {2, 2, 2, 1, 1}, .joins = {false, true, true, false, false}};
+  Meetings alone(1, script);
+  ScriptedRank job(alone, 0, 2, [&](const Operation& op, int part) {
+    MutexLock lock(mutex);
+    const TimePoint deadline = RealClock().Now() + kLong;
+    const auto await = [&](const auto& condition) {
+      while (!condition() && changed.WaitUntil(mutex, deadline)) {
+      }
+      in_time = in_time && condition();
+    };
+    if (op.index == 4) last_begun = true;
+    if (op.index == 0 && part == 2) first_again = true;
+    if (op.index > 0 && part == 2) ++prepared_again;
+    changed.NotifyAll();
+    // One worker holds it while the other prepares all but the last, which waits until it moved.
+    if (op.index == 0 && part == 1) await([&] { return last_begun; });
+    if (op.index == 4) await([&] { return first_again; });
+    if (op.index == 0 && part == 2) await([&] { return prepared_again == 2; });
+  });
+  for (size_t i = 0; i < script.parts.size(); ++i) job.Submit(i);
+  job.Finish();
+  EXPECT_TRUE(in_time);
+  std::vector<std::vector<uint64_t>> moved = alone.moved[0];
+  std::erase(moved, std::vector<uint64_t>{4});
+  // Maxima go first, in one message.
+  const std::vector<std::vector<uint64_t>> expected = {{0}, {1, 2}, {3}, {0}, {1}, {2}};
+  EXPECT_EQ(moved, expected);
 }
 
 // What three steps of five buckets deliver, and the residuals after them.
@@ -90,6 +277,9 @@ TEST(PipelineTest, ThreeWorkersComeToTheBitsOfOne) {
       {.codec = "top_k:memory=ef21", .collective = "sparse_all_gather", .ratio = 0.1},
       {.codec = "arc_top_k", .collective = "ring", .ratio = 0.25},
       {.codec = "top_k", .collective = "reencode", .ratio = 0.1},
+      {.codec = "top_k", .collective = "node_shards", .ratio = 0.1},
+      {.codec = "power_sgd", .collective = "ring", .ratio = 0.1},
+      {.codec = "thc", .collective = "ring"},
       {.codec = "nominated_top_k", .collective = "ar_topk_union", .ratio = 0.1},
   };
   for (const Choice& choice : choices) {
