@@ -2,11 +2,13 @@
 
 One bucket's way: DDP calls the hook as soon as a bucket's gradients are ready; the hook queues
 weir_all_reduce on DDP's flat buffer and returns a future. While libweir encodes, sends and decodes,
-the backward pass goes on. When it ends, one callback on the autograd engine waits for the buckets
-in order, completes their futures, and ends Weir's step; DDP then copies the means into the
-gradients.
-Waiting there, and not in a library thread, keeps the interpreter lock out of the datapath and lets
-a failure leave backward() as a WeirError that names the rank at fault.
+the backward pass goes on. A thread waits for the buckets in order and completes their futures; DDP
+then copies the means into the gradients. At the end of the backward pass one callback on the
+autograd engine, which DDP with a static graph runs after its own, waits for the last bucket and ends
+Weir's step. A failure leaves backward() there, as a WeirError that names the rank at fault.
+
+DDP over a subgroup of the ranks sums over that subgroup, as a job of its own: its name is the
+job's, a dot and the ranks. A second model of a process is a job of its own likewise.
 
 Residuals belong to parameters, by their names in the model, so that DDP's rebuilding of the buckets
 after the first iteration moves them with their parameters.
@@ -40,10 +42,13 @@ Environment, where attach() is not told otherwise:
   WEIR_UNAUTHENTICATED     1: no key, over any network
 """
 import atexit
+import itertools
 import os
 import socket
 import sys
+import threading
 import weakref
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -53,13 +58,14 @@ from weir import keys
 from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
+from weir.futures import Completer
 from weir.session import Session
 
 _DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
            torch.bfloat16: _lib.BFLOAT16}
 CONNECT_TIMEOUT_S = 60.0
 _attached = weakref.WeakSet()
-_attach_count = 0
+_attach_counts = {}  # by job and ranks
 _said = set()
 
 
@@ -86,6 +92,45 @@ def _route_address(towards):
             return "127.0.0.1"
 
 
+def _ranks_of(group):
+    """The ranks of a process group, as numbers of the default group, in the group's order."""
+    numbers = dist.distributed_c10d._pg_group_ranks[group]
+    return sorted(numbers, key=numbers.get)
+
+
+def _name_of_ranks(members):
+    """Short and equal on all of them: "0-3", "0-12by4", or something with a checksum."""
+    steps = {b - a for a, b in zip(members, members[1:])} or {1}
+    if len(steps) == 1 and (step := steps.pop()) > 0:
+        return f"{members[0]}-{members[-1]}" + (f"by{step}" if step > 1 else "")
+    checksum = zlib.crc32(",".join(map(str, members)).encode())
+    return f"{members[0]}and{len(members) - 1}-{checksum:08x}"
+
+
+class _Delivery:
+    """A bucket under way: what a Completer does for it."""
+
+    def __init__(self, session, request, buffer, host):
+        self._session, self._request, self._buffer, self._host = session, request, buffer, host
+        self.future = torch.futures.Future()
+        self.done = threading.Event()
+        self.error = None
+
+    def settle(self):
+        try:
+            self._session.wait(self._request)
+        except WeirError as error:
+            self.error = error
+
+    def complete(self):
+        if self.error is not None:
+            self._buffer.zero_()
+        elif self._host is not self._buffer:
+            self._buffer.copy_(self._host)
+        self.done.set()
+        self.future.set_result(self._buffer)
+
+
 def _raiser(error):
     def fail():
         raise error
@@ -98,6 +143,7 @@ class DDPState:
     model: the DDP model, or the module inside it. Needs an initialised process group for rank,
     world and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None
     come from the environment (module docstring).
+    process_group: whose ranks sum; None: the DDP model's own, or the default one.
     job_key: 32 bytes, equal on all ranks; None: see weir.keys.
     scaler: the torch.cuda.amp.GradScaler of the training loop, or what has its get_scale(); its
     scale must be equal on all ranks, which it is when all skip the same steps.
@@ -108,7 +154,7 @@ class DDPState:
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
                  plan_file=None, peers=None, listen=None, operation_timeout_s=None,
                  transport=None, scaler=None, encode_workers=None, join=None, job_key=None,
-                 encrypt=None, unauthenticated=None):
+                 encrypt=None, unauthenticated=None, process_group=None):
         environment = os.environ.get
         module = getattr(model, "module", model)
         self._module = weakref.ref(module)
@@ -116,12 +162,15 @@ class DDPState:
         # Names are looked up by identity, so the parameters must live as long as this table.
         self._parameters = list(module.parameters())
         peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
-        self.rank = dist.get_rank() if rank is None else rank
-        self.world = (len(peers) or dist.get_world_size()) if world is None else world
+        group = process_group or getattr(model, "process_group", None)
+        self.rank = dist.get_rank(group) if rank is None else rank
+        self.world = (len(peers) or dist.get_world_size(group)) if world is None else world
         self.last_step_skipped = False
         self._keys = {}
         self._sizes = {}       # bucket key -> elements, of the step that runs or ran last
-        self._pending = []
+        self._pending = []  # deliveries of the backward pass under way
+        self._completer = Completer()
+        weakref.finalize(self, self._completer.close)
         self._step_open = False
         self._scaler = scaler
         self._loss_scale = None  # of the residuals
@@ -145,18 +194,23 @@ class DDPState:
             encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
             compare_every_steps=int(environment("WEIR_COMPARE_EVERY_STEPS", "0")),
             **keys.settings(job_key, encrypt, unauthenticated))
-        self.session = join(job, options) if join else self._join(job, options, peers)
+        if join:
+            self.session = join(job, options)
+        else:
+            self.session = self._join(job, options, peers, group)
         self.rank, self.world = self.session.rank, self.session.world
         _attached.add(self)
         self._announce(agent, plan_file)
 
-    def _join(self, job, options, peers):
+    def _join(self, job, options, peers, group):
         """A session connected to `peers`, or to whom the process group's own store names."""
-        global _attach_count
-        _attach_count += 1
         if not peers:
+            if group is not None and self.world < dist.get_world_size():
+                job += "." + _name_of_ranks(_ranks_of(group))
             store = dist.distributed_c10d._get_default_store()
-            prefix = f"weir/{job}/{_attach_count}"
+            count = _attach_counts[job] = _attach_counts.get(job, 0) + 1
+            prefix = f"weir/{job}/{count}"
+            job = self._job_of_its_own(store, f"{prefix}/job", job)
             options.update(keys.from_store(store, f"{prefix}/key", self.rank,
                                            {name: options[name] for name in keys.OPTIONS}))
         session = Session(job, self.rank, self.world, **options)
@@ -169,6 +223,14 @@ class DDPState:
             session.close()
             raise
         return session
+
+    def _job_of_its_own(self, store, key, job):
+        """`job`, or with a number where rank 0 is attached to another model by that name."""
+        if self.rank == 0:
+            taken = {state.session.job for state in _attached if state.session.is_open()}
+            names = itertools.chain([job], (f"{job}.{n}" for n in itertools.count(2)))
+            store.set(key, next(name for name in names if name not in taken))
+        return store.get(key).decode()
 
     def _announce(self, agent, plan_file):
         # Of an agent that does not answer, libweir itself speaks.
@@ -210,29 +272,21 @@ class DDPState:
         buffer = bucket.buffer()
         key = self._key(bucket, buffer)
         host = self._host_buffer(buffer)
-        future = torch.futures.Future()
         if not self._pending:
             self._sizes = {}
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_step)
         request = self.session.all_reduce(key, host.data_ptr(), 1.0 / self.world)
-        self._pending.append((request, buffer, host, future))
+        delivery = _Delivery(self.session, request, buffer, host)
+        self._pending.append(delivery)
+        self._completer.put(delivery)
         self._sizes[key] = buffer.numel()
-        return future
+        return delivery.future
 
     def _finish_step(self):
         pending, self._pending = self._pending, []
-        failure = None
-        for request, buffer, host, future in pending:
-            try:
-                if failure is None:
-                    self.session.wait(request)
-            except WeirError as error:
-                failure = error
-            if failure is not None:
-                buffer.zero_()
-            elif host is not buffer:
-                buffer.copy_(host)
-            future.set_result(buffer)
+        for delivery in pending:
+            delivery.done.wait()  # as long as its operation's deadline allows
+        failure = next((d.error for d in pending if d.error is not None), None)
         self._step_open = False
         try:
             self.last_step_skipped = self.session.step_end()

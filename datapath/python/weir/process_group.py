@@ -13,7 +13,6 @@ Environment: WEIR_TRANSPORT (auto, shm, tcp) and the host of WEIR_LISTEN.
 import atexit
 import datetime
 import os
-import queue
 import threading
 import time
 import uuid
@@ -27,6 +26,7 @@ from weir._lib import WeirError
 from weir.communicator import Communicator
 from weir import keys
 from weir.ddp import _route_address
+from weir.futures import Completer
 
 BACKEND = "weir"
 UNWAITED_MAX = 1024
@@ -85,7 +85,7 @@ class Work(_c10d.Work if _c10d else object):
         self._results = results
         self._finish = finish    # copies results to where they belong
         self._messages = messages
-        self._completions = group._completions
+        self._completer = group._completer
         self._unwaited = group._unwaited
         self._peer = -1
         self._error = None
@@ -165,7 +165,12 @@ class Work(_c10d.Work if _c10d else object):
                 done = torch.futures.Future()
                 # What then() raises is an error to waiters in C++, too; set_exception is not.
                 self._future = done.then(lambda _: self._value())
-                self._completions.put(self, done)
+                completion = _Completion(self, done)
+                if self._messages:  # they end in any order
+                    threading.Thread(target=lambda: (completion.settle(), completion.complete()),
+                                     name="weir-futures", daemon=True).start()
+                else:
+                    self._completer.put(completion)
         return self._future
 
     getFuture = get_future
@@ -182,46 +187,20 @@ class Work(_c10d.Work if _c10d else object):
                 pass
 
 
-class _Completions:
-    """Completes futures: those of collectives in order, which is theirs, by one thread, and those
-    of messages, which end in any order, by one thread each."""
+class _Completion:
+    """What a Completer does for a work whose future was asked for."""
 
-    def __init__(self):
-        self._queue = queue.SimpleQueue()
-        self._thread = None
+    def __init__(self, work, future):
+        self._work, self._future = work, future
 
-    def put(self, work, future):
-        if work._messages:
-            self._start(lambda: self._complete(work, future))
-            return
-        if self._thread is None:
-            self._thread = self._start(self._run)
-        self._queue.put((work, future))
-
-    def close(self):
-        self._queue.put(None)
-
-    @staticmethod
-    def _start(target):
-        thread = threading.Thread(target=target, name="weir-futures", daemon=True)
-        thread.start()
-        return thread
-
-    @staticmethod
-    def _complete(work, future):
+    def settle(self):
         try:
-            work._settle()
+            self._work._settle()
         except Exception:  # the future's own callback raises it again
             pass
-        future.set_result(None)
 
-    def _run(self):
-        while True:
-            entry = self._queue.get()
-            if entry is None:
-                return
-            self._complete(*entry)
-            del entry
+    def complete(self):
+        self._future.set_result(None)
 
 
 class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
@@ -233,7 +212,7 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
         self._unwaited = {}   # works that only C++ may know of, by id, oldest first
         self._collectives = []  # works under way: their buffers must live
         self._messages = []
-        self._completions = _Completions()
+        self._completer = Completer()
         self._lock = threading.Lock()
         timeout_s = timeout.total_seconds()
         # Stores are reused by later groups; every rank makes its groups in the same order.
@@ -273,7 +252,7 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
         """Ends every operation and frees the communicator. Safe to call twice."""
         if hasattr(self, "_communicator"):
             self._communicator.close()
-            self._completions.close()
+            self._completer.close()
             self._unwaited.clear()
             self._collectives, self._messages = [], []
 

@@ -64,6 +64,10 @@ class Session:
             words = self._library.weir_last_error(self._handle).decode(errors="replace")
             raise WeirError(words or self._words(status), status, self.rank)
 
+    def is_open(self):
+        """False after close()."""
+        return bool(self._handle)
+
     @property
     def address(self):
         """Where peers reach this rank: "host:port"."""

@@ -277,6 +277,58 @@ def foreign_parameter(rank, world):
     return ""
 
 
+def _train(ddp, seed, steps=4):
+    """The parameters after some steps of SGD on data of `seed`."""
+    for step in range(steps):
+        ddp.zero_grad()
+        ddp(batch(step, seed)).square().sum().backward()
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p -= 0.01 * p.grad
+    return [p.detach().clone() for p in ddp.parameters()]
+
+
+def _difference(found, expected):
+    return max(float((a - b).abs().max()) for a, b in zip(found, expected))
+
+
+def static_graph(rank, world):
+    """With and without Weir's hook, DDP's own all-reduce delayed to the end of the first pass."""
+    models = [DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MB, static_graph=True)
+              for _ in range(2)]
+    state = weir.attach(models[0])
+    found = [_train(model, rank) for model in models]
+    steps = state.stats().step
+    state.close()
+    return _difference(*found), steps
+
+
+def subgroups(rank, world):
+    """Each pair of ranks trains a model of its own; each rank is attached in two groups."""
+    found = []
+    for pairs in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]):
+        groups = [dist.new_group(pair) for pair in pairs]
+        group = next(g for g, pair in zip(groups, pairs) if rank in pair)
+        models = [DistributedDataParallel(make_model(), process_group=group) for _ in range(2)]
+        state = weir.attach(models[0])
+        found.append((state.session.job, state.world,
+                      _difference(*[_train(model, rank) for model in models])))
+    return found
+
+
+def two_models(rank, world):
+    """Jobs and differences of two models that train in turns, then of one that takes over a job."""
+    models = [DistributedDataParallel(make_model()) for _ in range(4)]
+    states = [weir.attach(model) for model in models[:2]]
+    expected = _train(models[2], rank)
+    differences = [_difference(_train(model, rank), expected) for model in models[:2]]
+    jobs = [state.session.job for state in states]
+    states[0].close()
+    later = weir.attach(models[3])
+    jobs.append(later.session.job)
+    return jobs, differences
+
+
 class StagedState(weir.DDPState):
     """Pretends that buckets live on an accelerator: the hook must copy there and back."""
 
@@ -404,6 +456,28 @@ class DdpTest(unittest.TestCase):
                 for (delivered, _), _ in results:
                     error = (torch.tensor(delivered) - expected).abs().max()
                     self.assertLess(float(error), 1e-2)
+
+    def test_static_graph_equals_plain_ddp(self):
+        for (worst, steps), _ in ranks.run(2, static_graph):
+            self.assertLess(worst, 1e-5)
+            self.assertEqual(steps, 3)  # counted from 0
+
+    def test_models_of_a_subgroup_sum_over_it(self):
+        results = ranks.run(4, subgroups)
+        jobs = [[job for job, _, _ in found] for found, _ in results]
+        self.assertEqual(jobs, [["training.0-1", "training.0-2by2"],
+                                ["training.0-1", "training.1-3by2"],
+                                ["training.2-3", "training.0-2by2"],
+                                ["training.2-3", "training.1-3by2"]])
+        for found, _ in results:
+            for _, world, worst in found:
+                self.assertEqual(world, 2)
+                self.assertLess(worst, 1e-5)
+
+    def test_models_of_a_process_are_jobs_of_their_own(self):
+        for (jobs, differences), _ in ranks.run(2, two_models):
+            self.assertEqual(jobs, ["training", "training.2", "training"])
+            self.assertLess(max(differences), 1e-5)
 
     def test_half_precision(self):
         for dtype, tolerance in ((torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):

@@ -6,6 +6,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 
 import ranks
 import weir
@@ -248,6 +249,39 @@ def _ddp(rank, world):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def _train_with_power_sgd(group, rank):
+    """PyTorch's hook, which waits for a second sum in what is attached to the first one's future."""
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64), process_group=group)
+    model.register_comm_hook(power_sgd.PowerSGDState(
+        group, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1),
+        power_sgd.powerSGD_hook)
+    data = torch.Generator().manual_seed(rank + 50)
+    for _ in range(6):
+        model.zero_grad()
+        model(torch.randn(8, 64, generator=data)).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def _power_sgd(rank, world):
+    group = _new_group()
+    found, expected = _train_with_power_sgd(group, rank), _train_with_power_sgd(None, rank)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def _futures_that_wait(rank, world):
+    """Callbacks on earlier futures wait for later ones, several deep."""
+    group = _new_group()
+    tensors = [torch.full((1000,), float(n)) for n in range(20)]
+    futures = [dist.all_reduce(t, group=group, async_op=True).get_future() for t in tensors]
+    for n in range(19, 0, -1):
+        futures[n - 1] = futures[n - 1].then(
+            lambda done, after=futures[n]: (after.wait(), done.value())[1])
+    for n, future in enumerate(futures):
+        _expect_equal(future.wait()[0], torch.full((1000,), float(n * world)), f"sum {n}")
+
+
 def _sharded(rank, world):
     """Parameters live in shards: gathered for the step, gradients reduced into the shards."""
     group = _new_group()
@@ -344,6 +378,12 @@ class ProcessGroupTest(unittest.TestCase):
 
     def test_ddp_trains_as_with_gloo(self):
         self.each_world(_ddp, (1, 2, 3))
+
+    def test_callbacks_on_futures_may_wait_for_later_ones(self):
+        self.each_world(_futures_that_wait, (2,))
+
+    def test_power_sgd_hook_trains_as_with_gloo(self):
+        self.each_world(_power_sgd, (2, 3))
 
     def test_sharded_training_equals_the_whole(self):
         self.each_world(_sharded)
