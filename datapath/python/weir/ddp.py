@@ -108,10 +108,14 @@ def _name_of_ranks(members):
 
 
 class _Delivery:
-    """A bucket under way: what a Completer does for it."""
+    """A bucket under way: what a Completer does for it.
 
-    def __init__(self, session, request, buffer, host):
+    raises: whether the future fails; otherwise the end of the backward pass says so.
+    """
+
+    def __init__(self, session, request, buffer, host, raises):
         self._session, self._request, self._buffer, self._host = session, request, buffer, host
+        self._raises = raises
         self.future = torch.futures.Future()
         self.done = threading.Event()
         self.error = None
@@ -128,7 +132,20 @@ class _Delivery:
         elif self._host is not self._buffer:
             self._buffer.copy_(self._host)
         self.done.set()
-        self.future.set_result(self._buffer)
+        if self.error is not None and self._raises:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self._buffer)
+
+
+def _at_end_of_backward(function):
+    """Has the autograd engine call it. False where no backward pass runs, as in DDP's join(), where
+    a rank that has no input left calls the hook by itself."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(function)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _raiser(error):
@@ -168,7 +185,8 @@ class DDPState:
         self.last_step_skipped = False
         self._keys = {}
         self._sizes = {}       # bucket key -> elements, of the step that runs or ran last
-        self._pending = []  # deliveries of the backward pass under way
+        self._pending = []      # deliveries of the backward pass under way
+        self._in_backward = True  # that it is one; else a rank without input keeps others company
         self._completer = Completer()
         weakref.finalize(self, self._completer.close)
         self._step_open = False
@@ -264,6 +282,8 @@ class DDPState:
 
     def all_reduce(self, bucket):
         """The hook: queues the bucket and returns a future of its mean over all ranks."""
+        if self._pending and not self._in_backward and bucket.index() == 0:
+            self._finish_step()  # nothing told that the last bucket was the last one
         if self._pending and bucket.index() == 0:
             raise WeirError("the previous backward pass raised an error after its first bucket; "
                             "the step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
@@ -274,9 +294,9 @@ class DDPState:
         host = self._host_buffer(buffer)
         if not self._pending:
             self._sizes = {}
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish_step)
+            self._in_backward = _at_end_of_backward(self._finish_step)
         request = self.session.all_reduce(key, host.data_ptr(), 1.0 / self.world)
-        delivery = _Delivery(self.session, request, buffer, host)
+        delivery = _Delivery(self.session, request, buffer, host, raises=not self._in_backward)
         self._pending.append(delivery)
         self._completer.put(delivery)
         self._sizes[key] = buffer.numel()
@@ -292,20 +312,28 @@ class DDPState:
             self.last_step_skipped = self.session.step_end()
         except WeirError as error:
             failure = failure or error
-        if failure is not None:
+        if failure is not None and self._in_backward:
             # Later, so that DDP ends the iteration in order and can begin another one.
-            torch.autograd.Variable._execution_engine.queue_callback(_raiser(failure))
+            _at_end_of_backward(_raiser(failure))
 
     def _key(self, bucket, buffer):
         parameters = bucket.parameters()
         identity = (buffer.dtype, tuple(map(id, parameters)))
         key = self._keys.get(identity)
         if key is None:
+            names = [self._name(p, bucket) for p in parameters]
+            if buffer.layout != torch.strided:
+                raise WeirError(f"the gradient of '{names[0]}' is of layout {buffer.layout}, expected "
+                                "dense gradients: make the embedding with sparse=False, or leave "
+                                "this model to DDP over the process group 'weir'",
+                                _lib.INVALID_ARGUMENT, self.rank)
             if buffer.dtype not in _DTYPES:
-                raise WeirError(f"gradients of {buffer.dtype}: expected float32, float16 or "
-                                "bfloat16", _lib.INVALID_ARGUMENT, self.rank)
+                raise WeirError(f"the gradient of '{names[0]}' is of {buffer.dtype}, expected float32, "
+                                "float16 or bfloat16: leave this model to DDP over the process "
+                                "group 'weir', which sums float64, too",
+                                _lib.INVALID_ARGUMENT, self.rank)
             key = self.session.define_bucket(
-                [(self._name(p, bucket), p.numel(), _columns(p)) for p in parameters],
+                [(name, p.numel(), _columns(p)) for name, p in zip(names, parameters)],
                 _DTYPES[buffer.dtype])
             self._keys[identity] = key
         return key

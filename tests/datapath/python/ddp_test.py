@@ -329,6 +329,32 @@ def two_models(rank, world):
     return jobs, differences
 
 
+def uneven_inputs(rank, world):
+    """Rank r has 3 + 2 r batches; DDP's join() has the others keep the longest one company."""
+    models = [DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MB) for _ in range(2)]
+    state = weir.attach(models[0])
+    found = []
+    for model in models:
+        with model.join():
+            found.append(_train(model, rank, steps=3 + 2 * rank))
+    return _difference(*found), state.stats().step
+
+
+def refused_gradients(rank, world):
+    """What is said of gradients that the hook does not take, and that the group takes them."""
+    texts = []
+    sparse = nn.Embedding(10, 4, sparse=True)
+    for module, data in ((sparse, torch.tensor([1, rank])), (Scaled(torch.float64), torch.ones(1000))):
+        ddp = DistributedDataParallel(module)
+        state = weir.attach(ddp)
+        try:
+            ddp(data.to(torch.float64) if data.is_floating_point() else data).sum().backward()
+        except Exception as error:
+            texts.append(str(error))
+        state.close()
+    return texts
+
+
 class StagedState(weir.DDPState):
     """Pretends that buckets live on an accelerator: the hook must copy there and back."""
 
@@ -461,6 +487,18 @@ class DdpTest(unittest.TestCase):
         for (worst, steps), _ in ranks.run(2, static_graph):
             self.assertLess(worst, 1e-5)
             self.assertEqual(steps, 3)  # counted from 0
+
+    def test_join_lets_ranks_end_at_different_times(self):
+        for (worst, step), _ in ranks.run(3, uneven_inputs):
+            self.assertLess(worst, 1e-5)
+            self.assertGreaterEqual(step, 5)
+
+    def test_gradients_that_the_hook_does_not_take_are_named(self):
+        for texts, _ in ranks.run(2, refused_gradients):
+            self.assertEqual(len(texts), 2)
+            self.assertIn("'weight' is of layout torch.sparse_coo", texts[0])
+            self.assertIn("sparse=False", texts[0])
+            self.assertIn("'weight' is of torch.float64", texts[1])
 
     def test_models_of_a_subgroup_sum_over_it(self):
         results = ranks.run(4, subgroups)
