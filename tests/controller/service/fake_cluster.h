@@ -133,6 +133,8 @@ class FakeCluster {
       rank_hello->set_aggregation_address(StrCat("10.0.0.", rank + 1, ":", aggregation_port));
     }
     rank_hello->set_epoch(mesh_epoch);
+    rank_hello->set_frame_protection(frame_protection);
+    rank_hello->set_unauthenticated_peers(rank == strange_rank ? 3 : 0);
     if (!job_key.empty()) AddProof(job_key, Node(rank), rank_hello);
     rank_hello->set_step(step_);
     rank_hello->set_active_plan_version(active_.version());
@@ -242,6 +244,8 @@ class FakeCluster {
   int aggregation_port = 40000;
   uint64_t mesh_epoch = 0;
   std::string job_key;  // that ranks prove; empty: none
+  v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
+  int strange_rank = -1;  // reaches three peers without any proof
   bool nack = false;
   double codec_slowdown = 1;  // of lossy codecs, against what is reported to the model
   bool non_finite_when_lossy = false;
