@@ -91,6 +91,23 @@ inline void AddProof(const std::string& job_key, const std::string& node, v1::Ra
   hello->mutable_proof()->set_signature(proof->signature);
 }
 
+/// Collectives that sum on an aggregator.
+inline void AddSwitch(v1::Capabilities* capabilities) {
+  auto* through = capabilities->add_collectives();
+  through->set_name("switchml");
+  through->set_form("lanes");
+  through->mutable_latency()->set_constant(2);
+  through->mutable_latency()->set_log2_n(2);
+  through->mutable_payload()->set_constant(1);
+  through->set_world_min(2);
+  through->set_world_max(64);
+  const v1::CollectiveCapability sums = *through;
+  auto* sparse = capabilities->add_collectives();
+  *sparse = sums;
+  sparse->set_name("omnireduce");
+  sparse->mutable_payload()->set_constant(1.02);
+}
+
 class FakeCluster {
  public:
   static constexpr uint64_t kBucketElements = 640 * 1024;
@@ -282,22 +299,6 @@ class FakeCluster {
     pairs->set_world_min(1);
     pairs->set_all_pairs(true);
     pairs->set_shard_segment_bytes(kShardSegmentBytes);
-  }
-
-  static void AddSwitch(v1::Capabilities* capabilities) {
-    auto* through = capabilities->add_collectives();
-    through->set_name("switchml");
-    through->set_form("lanes");
-    through->mutable_latency()->set_constant(2);
-    through->mutable_latency()->set_log2_n(2);
-    through->mutable_payload()->set_constant(1);
-    through->set_world_min(2);
-    through->set_world_max(64);
-    const v1::CollectiveCapability sums = *through;
-    auto* sparse = capabilities->add_collectives();
-    *sparse = sums;
-    sparse->set_name("omnireduce");
-    sparse->mutable_payload()->set_constant(1.02);
   }
 
   static void AddByNode(v1::Capabilities* capabilities) {
