@@ -7,16 +7,12 @@
 #include <vector>
 
 #include "controller/cli/client.h"
-#include "controller/service/json.h"
+#include "controller/service/builtin_capabilities.h"
 #include "controller/service/policy_set.h"
 #include "controller/service/simulation.h"
 
 namespace weir::cli {
 namespace {
-
-constexpr const char* kCapabilities =
-#include "builtin_capabilities.inc"
-    ;
 
 using Units = std::vector<std::pair<std::string, double>>;
 
@@ -76,13 +72,11 @@ StatusOr<double> ParseCount(const std::string& text) {
 }
 
 std::vector<std::string> BuiltinNames(const std::string& kind) {
-  v1::Capabilities capabilities;
   std::vector<std::string> names;
-  if (!FromJson(kCapabilities, &capabilities).ok()) return names;
   if (kind == "codec") {
-    for (const auto& codec : capabilities.codecs()) names.push_back(codec.name());
+    for (const auto& codec : BuiltinCapabilities().codecs()) names.push_back(codec.name());
   } else if (kind == "collective") {
-    for (const auto& collective : capabilities.collectives()) names.push_back(collective.name());
+    for (const auto& each : BuiltinCapabilities().collectives()) names.push_back(each.name());
   }
   return names;
 }
@@ -95,9 +89,8 @@ Status SimulateOffline(const v1::SimulateRequest& request, const std::string& po
     // Parsed here too, so that an error names the file.
     WEIR_RETURN_IF_ERROR(ReadPolicy(complete.policy_source(), policy_file).status());
   }
-  v1::Capabilities capabilities;
-  WEIR_RETURN_IF_ERROR(FromJson(kCapabilities, &capabilities));
-  WEIR_ASSIGN_OR_RETURN(const v1::SimulateResponse response, Simulate(complete, capabilities));
+  WEIR_ASSIGN_OR_RETURN(const v1::SimulateResponse response,
+                        Simulate(complete, BuiltinCapabilities()));
   if (output != Output::kTable) {
     std::fputs(Render(response, output).c_str(), stdout);
     return OkStatus();
