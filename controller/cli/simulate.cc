@@ -72,13 +72,10 @@ StatusOr<double> ParseCount(const std::string& text) {
 }
 
 std::vector<std::string> BuiltinNames(const std::string& kind) {
-  std::vector<std::string> names;
-  if (kind == "codec") {
-    for (const auto& codec : BuiltinCapabilities().codecs()) names.push_back(codec.name());
-  } else if (kind == "collective") {
-    for (const auto& each : BuiltinCapabilities().collectives()) names.push_back(each.name());
-  }
-  return names;
+  const PolicyNames names = NamesOf(BuiltinCapabilities());
+  if (kind == "codec") return {names.codecs.begin(), names.codecs.end()};
+  if (kind == "collective") return {names.collectives.begin(), names.collectives.end()};
+  return {};
 }
 
 Status SimulateOffline(const v1::SimulateRequest& request, const std::string& policy_file,
@@ -87,7 +84,8 @@ Status SimulateOffline(const v1::SimulateRequest& request, const std::string& po
   if (!policy_file.empty()) {
     WEIR_ASSIGN_OR_RETURN(*complete.mutable_policy_source(), ReadFile(policy_file));
     // Parsed here too, so that an error names the file.
-    WEIR_RETURN_IF_ERROR(ReadPolicy(complete.policy_source(), policy_file).status());
+    const PolicyNames names = NamesOf(BuiltinCapabilities());
+    WEIR_RETURN_IF_ERROR(ReadPolicy(complete.policy_source(), policy_file, &names).status());
   }
   WEIR_ASSIGN_OR_RETURN(const v1::SimulateResponse response,
                         Simulate(complete, BuiltinCapabilities()));

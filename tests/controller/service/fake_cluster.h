@@ -140,6 +140,11 @@ class FakeCluster {
     rank_hello->set_world(static_cast<uint32_t>(ranks_.size()));
     rank_hello->set_pid(pid);
     *rank_hello->mutable_capabilities() = FakeCapabilities();
+    if (!plugin_codec.empty()) {
+      auto* plugin = rank_hello->mutable_capabilities()->add_codecs();
+      *plugin = rank_hello->capabilities().codecs(0);
+      plugin->set_name(plugin_codec);
+    }
     if (mesh) AddMesh(rank_hello->mutable_capabilities());
     if (offload) AddSwitch(rank_hello->mutable_capabilities());
     if (memory_ranks > 0) {
@@ -260,7 +265,8 @@ class FakeCluster {
   int deaf_rank = -1;    // but this one has no port for it
   int aggregation_port = 40000;
   uint64_t mesh_epoch = 0;
-  std::string job_key;  // that ranks prove; empty: none
+  std::string plugin_codec;  // that ranks have besides, lossless; empty: none
+  std::string job_key;       // that ranks prove; empty: none
   v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
   int strange_rank = -1;  // reaches three peers without any proof
   bool nack = false;
