@@ -503,6 +503,7 @@ void Agent::PublishMetrics() {
   s.controller_connected = generation_ != 0;
   s.controller_heartbeat_unix_s = last_heartbeat_unix_s_;
   s.ranks = subscription_.rank_count();
+  s.unauthenticated_ranks = subscription_.unauthenticated_rank_count();
   s.connections = local_->connection_count();
   s.peers = peers_.size();
   s.probe_budget_bytes = budget_.Available(clock_.Now());

@@ -62,6 +62,9 @@ struct AgentMetrics::Families {
   prometheus::Gauge& heartbeat = Gauge("weir_agent_heartbeat_timestamp_seconds",
                                        "Unix time of the last heartbeat sent to the controller.");
   prometheus::Gauge& ranks = Gauge("weir_agent_ranks", "Training ranks attached to this agent.");
+  prometheus::Gauge& unauthenticated_ranks =
+      Gauge("weir_agent_unauthenticated_ranks",
+            "Attached ranks that reach peers over a network without any proof.");
   prometheus::Gauge& open_connections =
       Gauge("weir_agent_local_connections", "Open connections on the agent's local sockets.");
   prometheus::Gauge& peers = Gauge("weir_agent_peers", "Other nodes whose links are measured.");
@@ -166,6 +169,7 @@ void AgentMetrics::Set(const MetricsSnapshot& s) {
   f.connected.Set(s.controller_connected ? 1 : 0);
   f.heartbeat.Set(s.controller_heartbeat_unix_s);
   f.ranks.Set(static_cast<double>(s.ranks));
+  f.unauthenticated_ranks.Set(static_cast<double>(s.unauthenticated_ranks));
   f.open_connections.Set(static_cast<double>(s.connections));
   f.peers.Set(static_cast<double>(s.peers));
   f.budget.Set(static_cast<double>(s.probe_budget_bytes));

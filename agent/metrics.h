@@ -18,6 +18,7 @@ struct MetricsSnapshot {
   bool controller_connected = false;
   double controller_heartbeat_unix_s = 0;  // last message sent as a heartbeat; 0: none yet
   size_t ranks = 0;
+  size_t unauthenticated_ranks = 0;
   size_t connections = 0;
   size_t peers = 0;
   uint64_t probe_budget_bytes = 0;

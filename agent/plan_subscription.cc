@@ -290,6 +290,12 @@ Effects PlanSubscription::OnCommand(const v1::ToRank& command) {
   return {SendToRank{session.connection, command.command()}};
 }
 
+size_t PlanSubscription::unauthenticated_rank_count() const {
+  return static_cast<size_t>(std::count_if(by_rank_.begin(), by_rank_.end(), [](const auto& rank) {
+    return rank.second.hello.unauthenticated_peers() > 0;
+  }));
+}
+
 const RankKey* PlanSubscription::FindKey(ConnectionId connection) const {
   const auto it = by_connection_.find(connection);
   return it == by_connection_.end() ? nullptr : &it->second;

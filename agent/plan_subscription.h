@@ -81,6 +81,8 @@ class PlanSubscription {
 
   const Counters& counters() const { return counters_; }
   size_t rank_count() const { return by_rank_.size(); }
+  /// Ranks that reach peers over a network without any proof, by their own word. O(ranks).
+  size_t unauthenticated_rank_count() const;
   bool controller_connected() const { return controller_connected_; }
   /// The key of an attached rank; null when the connection has not said hello or was replaced.
   const RankKey* FindKey(ConnectionId connection) const;

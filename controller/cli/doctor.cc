@@ -120,6 +120,18 @@ void JudgeJob(const v1::Job& job, Findings* found) {
   }
 }
 
+void JudgeIdentity(const v1::Job& job, Findings* found) {
+  if (job.unauthenticated_peers() == 0) return;
+  found->push_back(
+      {Verdict::kWarn,
+       StrCat(
+           "job ", job.name(), ": a rank reaches ", job.unauthenticated_peers(),
+           " peers over a network without any proof of who they are; whoever reaches that network "
+           "can change what the job computes"),
+       "unset WEIR_UNAUTHENTICATED and let the framework's store hand out a key, or set "
+       "WEIR_JOB_KEY_FILE on all ranks"});
+}
+
 void Print(const Finding& finding) {
   const char* words[] = {"ok  ", "warn", "FAIL"};
   std::printf("%s  %s\n", words[static_cast<int>(finding.verdict)], finding.text.c_str());
@@ -157,7 +169,9 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
                      "set WEIR_AGENT in the job's environment"});
   }
   for (const v1::Job& job : facts.jobs.jobs()) {
-    if (job.state() != "ended") JudgeJob(job, &found);
+    if (job.state() == "ended") continue;
+    JudgeJob(job, &found);
+    JudgeIdentity(job, &found);
   }
   size_t refused = 0;
   for (const v1::Policy& policy : facts.policies.policies()) {

@@ -18,6 +18,7 @@
 #include "controller/cli/resources.h"
 #include "controller/cli/simulate.h"
 #include "controller/cli/top.h"
+#include "controller/service/builtin_capabilities.h"
 #include "controller/service/policy_set.h"
 #include "deploy/program/hidden_command.h"
 
@@ -63,7 +64,8 @@ Action Remote(std::function<Status(Client&, Flags&, Output)> body) {
 
 Status Validate(Flags& flags) {
   WEIR_ASSIGN_OR_RETURN(const std::string source, ReadFile(flags.file));
-  WEIR_ASSIGN_OR_RETURN(const Policy policy, ReadPolicy(source, flags.file));
+  const PolicyNames names = NamesOf(BuiltinCapabilities());
+  WEIR_ASSIGN_OR_RETURN(const Policy policy, ReadPolicy(source, flags.file, &names));
   std::printf("%s: valid policy '%s', objective %s\n", flags.file.c_str(), policy.name.c_str(),
               policy.objective.c_str());
   return OkStatus();
@@ -218,7 +220,8 @@ void AddPolicyCommands(CLI::App& app, Flags& flags, Action* action) {
   apply->add_flag("--dry-run", flags.dry_run, "validate on the controller, change nothing");
   apply->add_option("--actor", flags.actor, "who applies it, for the audit trail");
   apply->callback([action] { *action = Remote(Apply); });
-  auto* validate = app.add_subcommand("validate", "check a policy file; needs no controller");
+  auto* validate = app.add_subcommand(
+      "validate", "check a policy file; needs no controller, and knows no plug-in's names");
   validate->add_option("-f,--file", flags.file, "policy (YAML or JSON), - for standard input")
       ->type_name("FILE")
       ->required();

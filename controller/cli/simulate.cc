@@ -7,16 +7,12 @@
 #include <vector>
 
 #include "controller/cli/client.h"
-#include "controller/service/json.h"
+#include "controller/service/builtin_capabilities.h"
 #include "controller/service/policy_set.h"
 #include "controller/service/simulation.h"
 
 namespace weir::cli {
 namespace {
-
-constexpr const char* kCapabilities =
-#include "builtin_capabilities.inc"
-    ;
 
 using Units = std::vector<std::pair<std::string, double>>;
 
@@ -76,15 +72,10 @@ StatusOr<double> ParseCount(const std::string& text) {
 }
 
 std::vector<std::string> BuiltinNames(const std::string& kind) {
-  v1::Capabilities capabilities;
-  std::vector<std::string> names;
-  if (!FromJson(kCapabilities, &capabilities).ok()) return names;
-  if (kind == "codec") {
-    for (const auto& codec : capabilities.codecs()) names.push_back(codec.name());
-  } else if (kind == "collective") {
-    for (const auto& collective : capabilities.collectives()) names.push_back(collective.name());
-  }
-  return names;
+  const PolicyNames names = NamesOf(BuiltinCapabilities());
+  if (kind == "codec") return {names.codecs.begin(), names.codecs.end()};
+  if (kind == "collective") return {names.collectives.begin(), names.collectives.end()};
+  return {};
 }
 
 Status SimulateOffline(const v1::SimulateRequest& request, const std::string& policy_file,
@@ -93,11 +84,11 @@ Status SimulateOffline(const v1::SimulateRequest& request, const std::string& po
   if (!policy_file.empty()) {
     WEIR_ASSIGN_OR_RETURN(*complete.mutable_policy_source(), ReadFile(policy_file));
     // Parsed here too, so that an error names the file.
-    WEIR_RETURN_IF_ERROR(ReadPolicy(complete.policy_source(), policy_file).status());
+    const PolicyNames names = NamesOf(BuiltinCapabilities());
+    WEIR_RETURN_IF_ERROR(ReadPolicy(complete.policy_source(), policy_file, &names).status());
   }
-  v1::Capabilities capabilities;
-  WEIR_RETURN_IF_ERROR(FromJson(kCapabilities, &capabilities));
-  WEIR_ASSIGN_OR_RETURN(const v1::SimulateResponse response, Simulate(complete, capabilities));
+  WEIR_ASSIGN_OR_RETURN(const v1::SimulateResponse response,
+                        Simulate(complete, BuiltinCapabilities()));
   if (output != Output::kTable) {
     std::fputs(Render(response, output).c_str(), stdout);
     return OkStatus();

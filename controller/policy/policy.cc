@@ -16,27 +16,35 @@ constexpr double kCutoffMsMax = 60000;  // as aggregators have it
 // The one whose sums may leave ranks out.
 constexpr std::string_view kCutoffCollective = "thc_table";
 
-StrictSection ObjectiveSection(const std::string& origin, Policy* policy) {
+const std::set<std::string>* CodecsOf(const PolicyNames* known) {
+  return known == nullptr ? nullptr : &known->codecs;
+}
+const std::set<std::string>* CollectivesOf(const PolicyNames* known) {
+  return known == nullptr ? nullptr : &known->collectives;
+}
+
+StrictSection ObjectiveSection(const std::string& origin, const PolicyNames* known,
+                               Policy* policy) {
   StrictSection section(origin);
   section.Name("name", NameKind::kPlain, &policy->objective)
       .Number("progress_exponent", {.min = 0, .max = 4}, &policy->progress_exponent)
       .Number("delay_target_s", {.min = 0, .max = 3600}, &policy->delay_target_s)
       .Number("moo_weight_time", {.min = 0, .max = 1}, &policy->moo_weight_time)
-      .Name("codec", NameKind::kVariant, &policy->fixed_codec)
-      .Name("collective", NameKind::kPlain, &policy->fixed_collective)
+      .Name("codec", NameKind::kVariant, &policy->fixed_codec, CodecsOf(known))
+      .Name("collective", NameKind::kPlain, &policy->fixed_collective, CollectivesOf(known))
       .Number("ratio", {.min = 0, .max = 1, .min_open = true}, &policy->fixed_ratio)
       .Integer("bits", {.min = 0, .max = 64}, &policy->fixed_bits);
   return section;
 }
 
-StrictSection BoundsSection(const std::string& origin, Policy* policy) {
+StrictSection BoundsSection(const std::string& origin, const PolicyNames* known, Policy* policy) {
   StrictSection section(origin);
   section.Number("ratio_min", {.min = 0, .max = 1, .min_open = true}, &policy->ratio_min)
       .Number("ratio_max", {.min = 0, .max = 1, .min_open = true}, &policy->ratio_max)
       .Number("gain_min", {.min = 0, .max = 1}, &policy->gain_min)
       .Number("residual_ratio_max", {.min = 0, .max = 1e6}, &policy->residual_ratio_max)
-      .Names("codecs", NameKind::kVariant, &policy->codecs)
-      .Names("collectives", NameKind::kPlain, &policy->collectives);
+      .Names("codecs", NameKind::kVariant, &policy->codecs, CodecsOf(known))
+      .Names("collectives", NameKind::kPlain, &policy->collectives, CollectivesOf(known));
   return section;
 }
 
@@ -115,14 +123,15 @@ bool PatternMatches(std::string_view pattern, std::string_view text) {
 
 }  // namespace
 
-StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin) {
+StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
+                             const PolicyNames* known) {
   const std::string name(origin);
   Policy policy;
   StrictSection document(name);
   document.Name("name", NameKind::kPlain, &policy.name)
       .Names("jobs", NameKind::kPattern, &policy.jobs)
-      .NameOrSection("objective", &policy.objective, ObjectiveSection(name, &policy))
-      .Section("bounds", BoundsSection(name, &policy))
+      .NameOrSection("objective", &policy.objective, ObjectiveSection(name, known, &policy))
+      .Section("bounds", BoundsSection(name, known, &policy))
       .Section("switching", SwitchingSection(name, &policy))
       .Section("aggregation", AggregationSection(name, &policy))
       .Section("probing", ProbingSection(name, &policy));

@@ -2,6 +2,7 @@
 // What an operator allows and wants, parsed from strict YAML or JSON.
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,10 +44,16 @@ struct Policy {
   double latency_interval_s = 1;
 };
 
+/// The codecs, with their variants, and collectives that a policy may name.
+struct PolicyNames {
+  std::set<std::string> codecs, collectives;
+};
+
 /// Parses one document. Strict: unknown or duplicate key, wrong type or value out of range is
 /// kInvalidArgument with "`origin`:line: key: what was expected and found"; nesting and size
-/// bounded.
-StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin);
+/// bounded. So is a codec or collective that is not in `known`; null: any name will do.
+StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
+                             const PolicyNames* known = nullptr);
 
 /// Shell pattern (* and ?) match of a job's name against policy.jobs.
 bool PolicyMatches(const Policy& policy, std::string_view job);

@@ -8,8 +8,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <sstream>
+#include <utility>
+
+#include "datapath/base/registry.h"
 
 namespace weir {
 namespace {
@@ -56,6 +60,37 @@ bool IsName(const std::string& text, NameKind kind) {
     return plain || (kind == NameKind::kPattern && (c == '*' || c == '?')) ||
            (kind == NameKind::kVariant && (c == ':' || c == '='));
   });
+}
+
+/// How many characters have to be put in, taken out or replaced to make one of the other.
+/// O(|a| * |b|).
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+/// What is wrong with a name that is not among `known`, with the one that was probably meant.
+std::string UnknownName(const std::string& name, const std::set<std::string>& known) {
+  std::string nearest;
+  size_t distance = name.size() / 3 + 1;  // farther ones have little in common
+  for (const std::string& each : known) {
+    const size_t other = EditDistance(name, each);
+    if (other < distance || (other == distance && nearest.empty())) {
+      nearest = each;
+      distance = other;
+    }
+  }
+  return StrCat("expected one of ", ValidNames(name, known), ", found '", name, "'",
+                nearest.empty() ? "" : StrCat("; the nearest is '", nearest, "'"));
 }
 
 std::string Describe(const NumberRange& range) {
@@ -182,49 +217,57 @@ StrictSection& StrictSection::Boolean(const std::string& key, bool* out) {
   });
 }
 
-StrictSection& StrictSection::Name(const std::string& key, NameKind kind, std::string* out) {
-  return Add(
-      key, [this_origin = origin_, kind, out](const YAML::Node& value, const std::string& path) {
-        if (!value.IsScalar() || !IsName(value.Scalar(), kind)) {
-          return Wrong(this_origin, value.Mark(), path,
-                       StrCat("expected a name of letters, digits and . _ - /",
-                              kind == NameKind::kVariant ? " : =" : "", ", found ", Shown(value)));
-        }
-        *out = value.Scalar();
-        return OkStatus();
-      });
+StrictSection& StrictSection::Name(const std::string& key, NameKind kind, std::string* out,
+                                   const std::set<std::string>* known) {
+  return Add(key, [this_origin = origin_, kind, out, known](const YAML::Node& value,
+                                                            const std::string& path) {
+    if (!value.IsScalar() || !IsName(value.Scalar(), kind)) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected a name of letters, digits and . _ - /",
+                          kind == NameKind::kVariant ? " : =" : "", ", found ", Shown(value)));
+    }
+    if (known != nullptr && !known->contains(value.Scalar())) {
+      return Wrong(this_origin, value.Mark(), path, UnknownName(value.Scalar(), *known));
+    }
+    *out = value.Scalar();
+    return OkStatus();
+  });
 }
 
 StrictSection& StrictSection::Names(const std::string& key, NameKind kind,
-                                    std::vector<std::string>* out) {
-  return Add(key,
-             [this_origin = origin_, kind, out](const YAML::Node& value, const std::string& path) {
-               const bool patterns = kind == NameKind::kPattern;
-               const char* what = patterns ? "a list of patterns" : "a list of names";
-               if (!value.IsSequence()) {
-                 return Wrong(this_origin, value.Mark(), path,
-                              StrCat("expected ", what, ", found ", Shown(value)));
-               }
-               if (value.size() > kPolicyListMax || (patterns && value.size() == 0)) {
-                 return Wrong(this_origin, value.Mark(), path,
-                              StrCat("expected ", what, " of ", patterns ? 1 : 0, " to ",
-                                     kPolicyListMax, " entries, found ", value.size()));
-               }
-               std::vector<std::string> names;
-               for (const auto& entry : value) {
-                 if (!entry.IsScalar() || ExplicitTag(entry) || !IsName(entry.Scalar(), kind)) {
-                   return Wrong(this_origin, entry.Mark(), path,
-                                StrCat("expected ", what, ", found the entry ", Shown(entry)));
-                 }
-                 if (std::find(names.begin(), names.end(), entry.Scalar()) != names.end()) {
-                   return Wrong(this_origin, entry.Mark(), path,
-                                StrCat("expected each entry once, found ", Shown(entry), " again"));
-                 }
-                 names.push_back(entry.Scalar());
-               }
-               *out = std::move(names);
-               return OkStatus();
-             });
+                                    std::vector<std::string>* out,
+                                    const std::set<std::string>* known) {
+  return Add(key, [this_origin = origin_, kind, out, known](const YAML::Node& value,
+                                                            const std::string& path) {
+    const bool patterns = kind == NameKind::kPattern;
+    const char* what = patterns ? "a list of patterns" : "a list of names";
+    if (!value.IsSequence()) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected ", what, ", found ", Shown(value)));
+    }
+    if (value.size() > kPolicyListMax || (patterns && value.size() == 0)) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected ", what, " of ", patterns ? 1 : 0, " to ", kPolicyListMax,
+                          " entries, found ", value.size()));
+    }
+    std::vector<std::string> names;
+    for (const auto& entry : value) {
+      if (!entry.IsScalar() || ExplicitTag(entry) || !IsName(entry.Scalar(), kind)) {
+        return Wrong(this_origin, entry.Mark(), path,
+                     StrCat("expected ", what, ", found the entry ", Shown(entry)));
+      }
+      if (std::find(names.begin(), names.end(), entry.Scalar()) != names.end()) {
+        return Wrong(this_origin, entry.Mark(), path,
+                     StrCat("expected each entry once, found ", Shown(entry), " again"));
+      }
+      if (known != nullptr && !known->contains(entry.Scalar())) {
+        return Wrong(this_origin, entry.Mark(), path, UnknownName(entry.Scalar(), *known));
+      }
+      names.push_back(entry.Scalar());
+    }
+    *out = std::move(names);
+    return OkStatus();
+  });
 }
 
 StrictSection& StrictSection::Section(const std::string& key, StrictSection section) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,10 +50,12 @@ class StrictSection {
   StrictSection& Integer(const std::string& key, NumberRange range, int* out);
   /// true or false, as such.
   StrictSection& Boolean(const std::string& key, bool* out);
-  /// A name.
-  StrictSection& Name(const std::string& key, NameKind kind, std::string* out);
-  /// A list of names, each of them once; of patterns at least one.
-  StrictSection& Names(const std::string& key, NameKind kind, std::vector<std::string>* out);
+  /// A name; one of `known` where that is given. `known` must outlive the section.
+  StrictSection& Name(const std::string& key, NameKind kind, std::string* out,
+                      const std::set<std::string>* known = nullptr);
+  /// A list of such names, each of them once; of patterns at least one.
+  StrictSection& Names(const std::string& key, NameKind kind, std::vector<std::string>* out,
+                       const std::set<std::string>* known = nullptr);
   StrictSection& Section(const std::string& key, StrictSection section);
   /// A section that may also be written as just one name.
   StrictSection& NameOrSection(const std::string& key, std::string* name, StrictSection section);

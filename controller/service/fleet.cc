@@ -47,10 +47,10 @@ Fleet::~Fleet() = default;
 Status Fleet::Recover() {
   WEIR_ASSIGN_OR_RETURN(const auto policies, store_.ListPolicies());
   for (const StoredPolicy& policy : policies) {
-    const auto applied = policies_.Apply(policy.name, policy.source, policy.applied_unix_s, false);
-    if (!applied.ok()) {
+    const Status restored = policies_.Restore(policy.source, policy.applied_unix_s);
+    if (!restored.ok()) {
       Log(LogLevel::kError, "controller",
-          StrCat("stored policy '", policy.name, "' ignored: ", Message(applied.status())));
+          StrCat("stored policy '", policy.name, "' ignored: ", Message(restored)));
     }
   }
   WEIR_ASSIGN_OR_RETURN(const auto nodes, store_.ListNodes());
@@ -72,6 +72,7 @@ Status Fleet::Recover() {
     added->Recover(job, pin == pins.end() ? std::nullopt : std::optional<StoredPin>(pin->second));
   }
   WEIR_ASSIGN_OR_RETURN(capabilities_json_, store_.GetFact("capabilities"));
+  policies_.Learn(KnownCapabilities(), clock_.UnixSeconds());
   Log(LogLevel::kInfo, "controller",
       StrCat("recovered ", nodes_.size(), " nodes, ", jobs_.size(), " jobs, ", policies.size(),
              " policies"));
@@ -216,6 +217,7 @@ Status Fleet::OnFromRank(const std::string& node, const v1::FromRank& message) {
       capabilities_json_ = capabilities;
       if (!store_.PutFact("capabilities", capabilities).ok()) ++store_errors_;
     }
+    if (policies_.Learn(hello.capabilities(), clock_.UnixSeconds())) PolicyFilesChanged();
     return OkStatus();
   }
   // The rank is refused; its agent and the other ranks are not to blame.
@@ -416,7 +418,10 @@ void Fleet::OnPolicyFiles(const StatusOr<std::map<std::string, std::string>>& fi
     Log(LogLevel::kError, "controller", Message(files.status()));
     return;
   }
-  if (!policies_.LoadFiles(*files, clock_.UnixSeconds())) return;
+  if (policies_.LoadFiles(*files, clock_.UnixSeconds())) PolicyFilesChanged();
+}
+
+void Fleet::PolicyFilesChanged() {
   for (const PolicyEntry& entry : policies_.All()) {
     if (entry.error.empty()) continue;
     Log(LogLevel::kError, "controller",

@@ -135,6 +135,7 @@ class Fleet : public JobHost {
   void SendPeerLists();
   void ScheduleProbes();
   void ForgetEndedJobs();
+  void PolicyFilesChanged();
   void SaveNode(const std::string& name);
   double LatencyInterval() const;
   double Now() const { return ToSeconds(clock_.Now().time_since_epoch()); }

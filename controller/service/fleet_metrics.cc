@@ -93,6 +93,15 @@ void CollectJob(const Job& job, Collector* out) {
   out->Gauge("weir_job_world_size", "Ranks that the job has.", labels, state.world());
   out->Gauge("weir_job_running", "1 while all ranks of the job are connected.", labels,
              state.state() == "running" ? 1 : 0);
+  out->Gauge("weir_job_unauthenticated_peers",
+             "Most peers that a rank of the job reaches over a network without any proof.", labels,
+             state.unauthenticated_peers());
+  Labels identity = with("frames", ProtectionText(state));
+  identity.emplace_back("key_id", state.key_id());
+  out->Gauge("weir_job_identity_info",
+             "How the job's frames are protected, and the first digits of the public key that its "
+             "ranks prove; always 1.",
+             identity, 1);
   out->Gauge("weir_plan_version", "Version of the active plan.", labels,
              static_cast<double>(state.active_plan().version()));
   out->Counter("weir_job_sent_bytes_total", "Bytes that the ranks sent for gradients.", labels,

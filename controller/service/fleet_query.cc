@@ -330,7 +330,7 @@ Status Fleet::ValidatePolicy(const v1::ValidatePolicyRequest& request,
   const StatusOr<Policy> policy =
       request.source().size() > kSourceBytesMax
           ? InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"))
-          : ReadPolicy(request.source(), "policy");
+          : ReadPolicy(request.source(), "policy", &policies_.known());
   response->set_valid(policy.ok());
   if (policy.ok()) {
     response->set_name(policy->name);

@@ -197,6 +197,8 @@ Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
   state.gone = false;
   state.step = std::max(state.step, hello.step());
   state.plan_version = hello.active_plan_version();
+  state.frame_protection = hello.frame_protection();
+  state.unauthenticated_peers = hello.unauthenticated_peers();
   if (hello.has_active_plan() && hello.active_plan().version() == hello.active_plan_version()) {
     plans_[hello.active_plan_version()] = hello.active_plan();
   }
@@ -217,9 +219,12 @@ Status Job::OnRankHello(const std::string& node, const v1::RankHello& hello) {
     complete_since_ = host_.clock().Now();
     was_complete_ = true;
     settle_known_ = false;
+    const v1::Job job = ToProto();
     Log(LogLevel::kInfo, "controller",
-        StrCat("job ", name_, ": all ", world_, " ranks present, plan ",
-               rollout_->active_version()));
+        StrCat("job ", name_, ": all ", world_, " ranks present, plan ", rollout_->active_version(),
+               ", frames ",
+               ProtectionText(job).empty() ? "of unknown protection" : ProtectionText(job),
+               job.key_id().empty() ? "" : " by key ", job.key_id()));
   }
   PumpRollout();
   PublishState();
@@ -467,6 +472,19 @@ size_t Job::LargestBucket() const {
   return largest;
 }
 
+// A job is protected as its least protected rank is.
+void Job::FillProtection(v1::Job* out) const {
+  out->set_key_id(KeyId(public_key_));
+  std::optional<v1::FrameProtection> least;
+  uint32_t peers = 0;
+  for (const auto& [rank, state] : ranks_) {
+    least = std::min(least.value_or(state.frame_protection), state.frame_protection);
+    peers = std::max(peers, state.unauthenticated_peers);
+  }
+  out->set_frame_protection(least.value_or(v1::FRAME_PROTECTION_UNSPECIFIED));
+  out->set_unauthenticated_peers(std::min<uint32_t>(peers, kWorldMax));
+}
+
 v1::Job Job::ToProto() const {
   v1::Job out;
   out.set_name(name_);
@@ -489,6 +507,7 @@ v1::Job Job::ToProto() const {
   out.set_saved_s(saved_s_);
   out.set_compared_s(compared_s_);
   out.set_policy(PolicyName());
+  FillProtection(&out);
   out.set_rollout_state("stable");
   if (pin_.has_value()) {
     out.set_pinned(StrCat(pin_->actor().empty() ? "unknown" : pin_->actor(), ": ",

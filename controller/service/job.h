@@ -124,12 +124,15 @@ class Job {
     bool gone = false;
     uint64_t step = 0;
     uint64_t plan_version = 0;
+    v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_UNSPECIFIED;
+    uint32_t unauthenticated_peers = 0;
   };
 
   // job.cc: membership and observations.
   void BeginIncarnation(const v1::RankHello& hello);
   Status CheckIdentity(const std::string& node, const v1::RankHello& hello) const;
   std::string DescribeMembers() const;
+  void FillProtection(v1::Job* out) const;
   void PublishRefusal(int rank, const std::string& reason);
   bool Complete() const;
   void OnBuckets(const v1::BucketTable& table);

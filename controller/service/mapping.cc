@@ -416,6 +416,14 @@ std::string PlanDigest(const v1::Plan& plan) {
   return digits;
 }
 
+std::string ProtectionText(const v1::Job& job) {
+  if (job.unauthenticated_peers() > 0) return "unauthenticated";
+  if (job.frame_protection() == v1::FRAME_PROTECTION_CHECKED) return "checked";
+  if (job.frame_protection() == v1::FRAME_PROTECTION_AUTHENTICATED) return "authenticated";
+  if (job.frame_protection() == v1::FRAME_PROTECTION_ENCRYPTED) return "encrypted";
+  return "";
+}
+
 v1::Candidate ToProto(const CandidatePlan& candidate, size_t largest) {
   v1::Candidate out;
   out.set_label(candidate.label);

@@ -43,6 +43,10 @@ ChoiceModel ToModel(const v1::Choice& choice);
 v1::Choice ToProto(const ChoiceModel& choice);
 v1::Estimate ToProto(const Measured& measured);
 
+/// How the job's frames are protected, in a word: "encrypted", "authenticated", "checked", or
+/// "unauthenticated" where a rank reaches others over a network without any proof; empty: the ranks
+/// do not say.
+std::string ProtectionText(const v1::Job& job);
 /// "top_k 0.01 over sparse_all_gather"; codecs that keep everything show no ratio.
 std::string ChoiceLabel(const ChoiceModel& choice);
 /// The choice of the largest bucket, with "mixed: " before it when others differ.

@@ -40,7 +40,13 @@ Json ValueSchema(const FieldDescriptor* field, std::set<const Descriptor*>* used
       return {{"type", "number"}};
     case FieldDescriptor::CPPTYPE_BOOL:
       return {{"type", "boolean"}};
-    case FieldDescriptor::CPPTYPE_ENUM:
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      Json names = Json::array();
+      for (int i = 0; i < field->enum_type()->value_count(); ++i) {
+        names.push_back(field->enum_type()->value(i)->name());
+      }
+      return {{"type", "string"}, {"enum", std::move(names)}};
+    }
     case FieldDescriptor::CPPTYPE_STRING:
       return {{"type", "string"}};
     case FieldDescriptor::CPPTYPE_MESSAGE:

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "controller/objective/objective.h"
+#include "controller/service/builtin_capabilities.h"
+#include "controller/service/mapping.h"
 
 namespace weir {
 namespace {
@@ -51,6 +54,17 @@ void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
   policy->flaps_max = 1000000;
 }
 
+PolicyEntry AppliedEntry(Policy policy, std::string_view source, double unix_s) {
+  PolicyEntry entry;
+  entry.name = policy.name;
+  entry.policy = std::move(policy);
+  entry.source = std::string(source);
+  entry.origin = "api";
+  entry.loaded_unix_s = unix_s;
+  entry.valid = true;
+  return entry;
+}
+
 void FillBounds(const Policy& policy, v1::PolicyBounds* out) {
   out->set_ratio_min(policy.ratio_min);
   out->set_ratio_max(policy.ratio_max);
@@ -75,8 +89,20 @@ const char* KindName(PolicyOverride::Kind kind) {
 
 }  // namespace
 
-StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin) {
-  WEIR_ASSIGN_OR_RETURN(Policy policy, ParsePolicy(source, origin));
+PolicyNames NamesOf(const v1::Capabilities& capabilities) {
+  PolicyNames names;
+  // Errors list them: what ranks say must not write lines of its own into logs.
+  const auto add = [](const std::string& name, std::set<std::string>* to) {
+    if (CheckName("a name", name).ok()) to->insert(name);
+  };
+  for (const auto& codec : capabilities.codecs()) add(codec.name(), &names.codecs);
+  for (const auto& each : capabilities.collectives()) add(each.name(), &names.collectives);
+  return names;
+}
+
+StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin,
+                            const PolicyNames* known) {
+  WEIR_ASSIGN_OR_RETURN(Policy policy, ParsePolicy(source, origin, known));
   const Status fits = CheckObjective(policy);
   if (fits.ok()) return policy;
   return InvalidArgument(StrCat(origin, ":", ObjectiveLine(source, policy.objective),
@@ -124,35 +150,56 @@ StatusOr<Policy> DecodeEffectivePolicy(std::string_view record) {
   }
 }
 
+PolicySet::PolicySet() : known_(NamesOf(BuiltinCapabilities())) {}
+
+bool PolicySet::Learn(const v1::Capabilities& declared, double unix_s) {
+  PolicyNames names = NamesOf(declared);
+  const auto add = [](std::set<std::string>& from, std::set<std::string>* to) {
+    const size_t before = to->size();
+    if (before + from.size() <= kNamesMax) to->merge(from);
+    return to->size() > before;
+  };
+  const bool codecs = add(names.codecs, &known_.codecs);
+  const bool collectives = add(names.collectives, &known_.collectives);
+  if (!codecs && !collectives) return false;
+  bool changed = false;
+  for (const auto& [path, source] : std::map(refused_)) changed |= LoadFile(path, source, unix_s);
+  if (last_reload_successful()) last_success_unix_s_ = unix_s;
+  return changed;
+}
+
+bool PolicySet::LoadFile(const std::string& path, const std::string& source, double unix_s) {
+  PolicyEntry& entry = files_[path];
+  if (entry.valid && entry.error.empty() && entry.source == source) return false;
+  entry.origin = path;
+  StatusOr<Policy> parsed = source.empty() ? InvalidArgument(StrCat(path, ": the file is empty"))
+                                           : ReadPolicy(source, path, &known_);
+  if (!parsed.ok()) {
+    refused_[path] = source;
+    const std::string former = std::exchange(entry.error, Message(parsed.status()));
+    if (entry.name.empty()) entry.name = path.substr(path.rfind('/') + 1);
+    return entry.error != former;
+  }
+  refused_.erase(path);
+  entry.policy = std::move(*parsed);
+  entry.name = entry.policy.name;
+  entry.source = source;
+  entry.error.clear();
+  entry.valid = true;
+  entry.loaded_unix_s = unix_s;
+  return true;
+}
+
 bool PolicySet::LoadFiles(const std::map<std::string, std::string>& files, double unix_s) {
   bool changed = false;
   directory_error_.clear();
   for (auto it = files_.begin(); it != files_.end();) {
     const bool gone = !files.contains(it->first);
     changed |= gone;
+    if (gone) refused_.erase(it->first);
     it = gone ? files_.erase(it) : std::next(it);
   }
-  for (const auto& [path, source] : files) {
-    PolicyEntry& entry = files_[path];
-    if (entry.valid && entry.error.empty() && entry.source == source) continue;
-    entry.origin = path;
-    StatusOr<Policy> parsed = source.empty() ? InvalidArgument(StrCat(path, ": the file is empty"))
-                                             : ReadPolicy(source, path);
-    if (parsed.ok()) {
-      entry.policy = std::move(*parsed);
-      entry.name = entry.policy.name;
-      entry.source = source;
-      entry.error.clear();
-      entry.valid = true;
-      entry.loaded_unix_s = unix_s;
-      changed = true;
-    } else {
-      const std::string error = Message(parsed.status());
-      changed |= entry.error != error;
-      entry.error = error;
-      if (entry.name.empty()) entry.name = path.substr(path.rfind('/') + 1);
-    }
-  }
+  for (const auto& [path, source] : files) changed |= LoadFile(path, source, unix_s);
   if (last_reload_successful()) last_success_unix_s_ = unix_s;
   return changed;
 }
@@ -169,24 +216,25 @@ const PolicyEntry* PolicySet::Find(std::string_view name) const {
 StatusOr<PolicyEntry> PolicySet::Apply(std::string_view name, std::string_view source,
                                        double unix_s, bool dry_run) {
   if (source.empty()) return InvalidArgument("the policy is empty");
-  WEIR_ASSIGN_OR_RETURN(Policy policy, ReadPolicy(source, name.empty() ? "policy" : name));
+  WEIR_ASSIGN_OR_RETURN(Policy policy, ReadPolicy(source, name.empty() ? "policy" : name, &known_));
   if (!name.empty() && policy.name != name) {
     return InvalidArgument(
         StrCat("the policy names itself '", policy.name, "', expected '", name, "'"));
   }
-  PolicyEntry entry;
-  entry.name = policy.name;
-  entry.policy = std::move(policy);
-  entry.source = std::string(source);
-  entry.origin = "api";
-  entry.loaded_unix_s = unix_s;
-  entry.valid = true;
+  PolicyEntry entry = AppliedEntry(std::move(policy), source, unix_s);
   if (dry_run) return entry;
   if (!applied_.contains(entry.name) && applied_.size() >= kPoliciesMax) {
     return ResourceExhausted(StrCat("at most ", kPoliciesMax, " policies can be applied"));
   }
   applied_[entry.name] = entry;
   return entry;
+}
+
+Status PolicySet::Restore(std::string_view source, double unix_s) {
+  WEIR_ASSIGN_OR_RETURN(Policy policy, ReadPolicy(source, "policy"));
+  PolicyEntry entry = AppliedEntry(std::move(policy), source, unix_s);
+  applied_[entry.name] = std::move(entry);
+  return OkStatus();
 }
 
 const PolicyEntry* PolicySet::Match(std::string_view job) const {

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -29,6 +30,20 @@ StatusOr<int> LockFile(const std::string& path) {
     return FailedPrecondition(StrCat("state file '", path, "' is in use by another controller"));
   }
   return fd;
+}
+
+// The state holds the secret by which aggregators know this controller: SQLite itself would let
+// everybody read it. Its journal gets the mode of the file.
+Status KeepFromOthers(const std::string& path) {
+  const int fd = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  struct stat known {};
+  const bool kept = fd >= 0 && fstat(fd, &known) == 0 &&
+                    ((known.st_mode & S_IRWXO) == 0 ||
+                     fchmod(fd, known.st_mode & ~static_cast<mode_t>(S_IRWXO) & 07777) == 0);
+  const std::string why = strerror(errno);
+  if (fd >= 0) close(fd);
+  if (kept) return OkStatus();
+  return Unavailable(StrCat("state file '", path, "' cannot be kept from other users: ", why));
 }
 
 }  // namespace
@@ -109,6 +124,10 @@ StatusOr<std::unique_ptr<SqliteDatabase>> SqliteDatabase::Open(const std::string
   int lock = -1;
   if (path != ":memory:") {
     WEIR_ASSIGN_OR_RETURN(lock, LockFile(path));
+    if (const Status kept = KeepFromOthers(path); !kept.ok()) {
+      close(lock);
+      return kept;
+    }
   }
   sqlite3* handle = nullptr;
   const int opened =

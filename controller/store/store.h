@@ -117,9 +117,10 @@ class Store {
   virtual StatusOr<std::string> GetFact(std::string_view name) = 0;
 };
 
-/// Opens or creates `path` (":memory:" for none). kFailedPrecondition: another process holds it, or
-/// a newer release wrote it; kDataLoss: not a database or damaged (says what to do); kUnavailable:
-/// cannot be created or opened.
+/// Opens or creates `path` (":memory:" for none), which other users can neither read nor write
+/// then: it holds a secret. kFailedPrecondition: another process holds it, or a newer release wrote
+/// it; kDataLoss: not a database or damaged (says what to do); kUnavailable: cannot be created or
+/// opened.
 StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path, StoreLimits limits = {});
 
 }  // namespace weir

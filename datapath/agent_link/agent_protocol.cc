@@ -114,6 +114,18 @@ json CapabilitiesDocument(const std::map<std::string, CodecTiming>* timings) {
   return {{"codecs", std::move(codecs)}, {"collectives", std::move(collectives)}};
 }
 
+const char* ProtectionName(Protection protection) {
+  switch (protection) {
+    case Protection::kChecked:
+      return "FRAME_PROTECTION_CHECKED";
+    case Protection::kAuthenticated:
+      return "FRAME_PROTECTION_AUTHENTICATED";
+    case Protection::kEncrypted:
+      return "FRAME_PROTECTION_ENCRYPTED";
+  }
+  return "FRAME_PROTECTION_UNSPECIFIED";
+}
+
 json Body(const RankHello& m) {
   json body = {{"job", m.job},
                {"rank", m.rank},
@@ -123,7 +135,9 @@ json Body(const RankHello& m) {
                {"datapath_address", m.datapath_address},
                {"capabilities", CapabilitiesDocument(m.codec_timings)},
                {"active_plan_version", JsonUint64(m.active_plan_version)},
-               {"step", JsonUint64(m.step)}};
+               {"step", JsonUint64(m.step)},
+               {"frame_protection", ProtectionName(m.protection)},
+               {"unauthenticated_peers", m.unauthenticated_peers}};
   if (!m.aggregation_address.empty()) body["aggregation_address"] = m.aggregation_address;
   if (m.lowest_rank >= 0) body["memory_group"] = m.lowest_rank + 1;
   if (m.epoch != 0) body["epoch"] = JsonUint64(m.epoch);

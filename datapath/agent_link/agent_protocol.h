@@ -17,6 +17,7 @@
 #include "datapath/plan/plan.h"
 #include "datapath/plan/plan_activation.h"
 #include "datapath/transport/transport.h"
+#include "datapath/wire/channel_keys.h"
 
 namespace weir {
 
@@ -36,6 +37,8 @@ struct RankHello {
   uint64_t epoch = 0;
   std::shared_ptr<const Plan> active_plan;  // may be null
   std::optional<RankProof> proof;           // none: the job has no key
+  Protection protection = Protection::kChecked;
+  int unauthenticated_peers = 0;  // see Transport
   // Outlives the message; null: not measured.
   const std::map<std::string, CodecTiming>* codec_timings = nullptr;
 };

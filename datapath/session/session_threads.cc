@@ -188,11 +188,15 @@ std::vector<RankMessage> Session::Greeting() {
   hello.aggregation_address = aggregators_.address();
   if (!nodes_.empty()) hello.lowest_rank = nodes_[static_cast<size_t>(options_.rank)];
   hello.epoch = options_.epoch;
+  if (options_.job_key.has_value()) {
+    hello.protection = options_.encrypt ? Protection::kEncrypted : Protection::kAuthenticated;
+  }
   if (options_.measure_codecs) hello.codec_timings = &CodecTimings();
   MutexLock lock(mutex_);
   hello.active_plan = activation_.active();
   hello.active_plan_version = hello.active_plan->version;
   hello.step = stats_.step;
+  if (transport_ != nullptr) hello.unauthenticated_peers = transport_->unauthenticated_peers();
   std::vector<RankMessage> messages;
   messages.emplace_back(std::move(hello));
   BucketTable table = buckets_.Describe();

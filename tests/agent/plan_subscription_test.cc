@@ -127,6 +127,18 @@ TEST_F(PlanSubscriptionTest, FirstMessageMustBeAValidHello) {
   EXPECT_EQ(machine_.rank_count(), 0u);
 }
 
+TEST_F(PlanSubscriptionTest, RanksWithUnauthenticatedPeersAreCountedWhileTheyAreAttached) {
+  v1::RankMessage hello = Hello(0);
+  (void)machine_.OnRankMessage(1, hello);
+  EXPECT_EQ(machine_.unauthenticated_rank_count(), 0u);
+  hello = Hello(1);
+  hello.mutable_hello()->set_unauthenticated_peers(3);
+  (void)machine_.OnRankMessage(2, hello);
+  EXPECT_EQ(machine_.unauthenticated_rank_count(), 1u);
+  (void)machine_.OnRankClosed(2, "ended");
+  EXPECT_EQ(machine_.unauthenticated_rank_count(), 0u);
+}
+
 TEST_F(PlanSubscriptionTest, OfferReachesItsRankAndTheAckItsController) {
   (void)machine_.OnControllerConnected();
   (void)machine_.OnRankMessage(1, Hello(0));

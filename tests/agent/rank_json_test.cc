@@ -17,6 +17,19 @@ TEST(RankJsonTest, ReadsFieldNamesAsWrittenAndIgnoresUnknownOnes) {
   EXPECT_EQ(message->hello().datapath_address(), "10.0.0.1:9");
 }
 
+// A rank of a later version may protect its frames in a way that this agent does not know.
+TEST(RankJsonTest, ReadsEnumeratorsByNameAndTakesUnknownOnesForUnspecified) {
+  const auto protection = [](const std::string& name) {
+    const auto message = ParseRankMessage(
+        StrCat(R"({"hello":{"frame_protection":")", name, R"(","unauthenticated_peers":2}})"));
+    EXPECT_TRUE(message.ok()) << message.status();
+    EXPECT_EQ(message.ok() ? message->hello().unauthenticated_peers() : 0, 2u);
+    return message.ok() ? message->hello().frame_protection() : -1;
+  };
+  EXPECT_EQ(protection("FRAME_PROTECTION_ENCRYPTED"), v1::FRAME_PROTECTION_ENCRYPTED);
+  EXPECT_EQ(protection("FRAME_PROTECTION_FUTURE"), v1::FRAME_PROTECTION_UNSPECIFIED);
+}
+
 TEST(RankJsonTest, Reads64BitIntegersAsNumbersOrText) {
   EXPECT_EQ(ParseRankMessage(R"({"step":{"step":12}})")->step().step(), 12u);
   EXPECT_EQ(ParseRankMessage(R"({"step":{"step":"18446744073709551615"}})")->step().step(),

@@ -81,6 +81,19 @@ class OperateTest(unittest.TestCase):
             self.assertRegex(found, r"(?m)^weir_agent_controller_connected(\{.*\})? 1$")
             self.assertRegex(found, r"(?m)^weir_agent_ranks(\{.*\})? 1$")
 
+    # Who the ranks are.
+
+    def test_the_key_of_the_ranks_is_shown(self):
+        job = json.loads(self.weirctl("get", "jobs", JOB, "-o", "json"))
+        self.assertRegex(job["key_id"], r"^[0-9a-f]{16}$")
+        self.assertEqual(job["frame_protection"], "FRAME_PROTECTION_AUTHENTICATED")
+        self.assertEqual(job["unauthenticated_peers"], 0)
+        self.assertRegex(self.weirctl("get", "jobs"), r"(?m)^demo .* authenticated$")
+        found = http(self.cluster.controls.url + "/metrics")[1].decode()
+        self.assertIn(f'weir_job_identity_info{{training_job="{JOB}",frames="authenticated",'
+                      f'key_id="{job["key_id"]}"}} 1', found)
+        self.assertIn(f'weir_job_unauthenticated_peers{{training_job="{JOB}"}} 0', found)
+
     # weirctl.
 
     def test_get_prints_tables_json_and_yaml(self):
@@ -162,6 +175,32 @@ class OperateTest(unittest.TestCase):
         report = self.weirctl("doctor", code=FAILURE)
         self.assertIn("FAIL  agent on h1", report)
         self.assertIn(f"FAIL  job {JOB}: 1 of 2 ranks attached", report)
+
+
+@unittest.skipIf(REFUSED, SKIP_REASON)
+class UnauthenticatedTest(unittest.TestCase):
+    """Ranks that were told to run without a key, over a network."""
+
+    def test_weirctl_and_metrics_of_agent_and_controller_say_so(self):
+        cluster = self.enterContext(Cluster("unauthenticated"))
+        cluster.start_ranks(WEIR_UNAUTHENTICATED="1")
+        port = cluster.controller_port()
+        wait_until(lambda: cluster.job().get("state") == "running", "both ranks at the controller")
+
+        def weirctl(*arguments):
+            return subprocess.run([WEIRCTL, "--controller", f"127.0.0.1:{port}", *arguments], timeout=30,
+                                  capture_output=True, text=True, check=False).stdout
+
+        job = json.loads(weirctl("get", "jobs", JOB, "-o", "json"))
+        self.assertEqual((job["key_id"], job["frame_protection"], job["unauthenticated_peers"]),
+                         ("", "FRAME_PROTECTION_CHECKED", 1))
+        self.assertRegex(weirctl("get", "jobs"), r"(?m)^demo .* unauthenticated$")
+        self.assertIn("a rank reaches 1 peers over a network without any proof", weirctl("doctor"))
+        self.assertIn(f'weir_job_unauthenticated_peers{{training_job="{JOB}"}} 1',
+                      http(cluster.controls.url + "/metrics")[1].decode())
+        for host in range(cluster.hosts):
+            wait_until(lambda: "weir_agent_unauthenticated_ranks 1" in
+                       cluster.agent_metrics(host).decode(), f"the metrics of the agent on h{host}")
 
 
 if __name__ == "__main__":

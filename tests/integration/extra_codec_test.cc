@@ -7,6 +7,7 @@
 #include "controller/service/explain.h"
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
+#include "controller/service/policy_set.h"
 #include "controller/solver/solver.h"
 #include "datapath/agent_link/agent_protocol.h"
 #include "tests/controller/support/model_fixture.h"
@@ -49,6 +50,16 @@ TEST(ExtraCodecTest, IsChosenWhereItIsBest) {
   const auto bounded = Decide(slow, without);
   ASSERT_TRUE(bounded.ok()) << ToString(bounded.status());
   for (const ChoiceModel& choice : bounded->chosen.choices) EXPECT_NE(choice.codec, "block_mean");
+}
+
+TEST(ExtraCodecTest, APolicyMayNameItOnceARankHasDeclaredIt) {
+  const std::string source = "bounds: {codecs: [block_mean]}\n";
+  v1::Capabilities declared;
+  ASSERT_TRUE(FromJson(CapabilitiesJson(), &declared).ok());
+  PolicySet policies;  // knows what is built in, which this codec is not
+  EXPECT_EQ(policies.Apply("", source, 1, true).status().code(), StatusCode::kInvalidArgument);
+  (void)policies.Learn(declared, 2);
+  EXPECT_TRUE(policies.Apply("", source, 3, true).ok());
 }
 
 TEST(ExtraCodecTest, IsExplained) {

@@ -104,6 +104,11 @@ StatusOr<Bytes32> Derive(std::string_view key, std::string_view label) {
 
 }  // namespace
 
+std::string KeyId(std::string_view public_key) {
+  constexpr size_t kKeyIdDigits = 16;
+  return std::string(public_key.substr(0, kKeyIdDigits));
+}
+
 StatusOr<std::string> NewChallenge() {
   std::array<unsigned char, kChallengeDigits / 2> bytes;
   if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {

@@ -37,6 +37,10 @@ struct RankProof {
   std::string signature;   // kSignatureDigits
 };
 
+/// What people call a run's key by: the first 16 digits of its public key, empty without one. It
+/// tells keys apart and proves nothing. Thread-safe.
+std::string KeyId(std::string_view public_key);
+
 /// A fresh challenge of 128 random bits. kUnavailable: the system has no randomness to give.
 StatusOr<std::string> NewChallenge();
 

@@ -139,6 +139,16 @@ TEST(DoctorTest, FleetThatIsNotThereYetIsSaid) {
   EXPECT_THAT(With(found, "no training job").fix, HasSubstr("WEIR_AGENT"));
 }
 
+TEST(DoctorTest, AJobWhosePeersProveNothingIsNamedWhileItRuns) {
+  FleetFacts facts = HealthyFleet();
+  facts.jobs.mutable_jobs(0)->set_unauthenticated_peers(3);
+  const auto found = JudgeFleet(facts, "1.2", kNow);
+  EXPECT_EQ(With(found, "job lm: a rank reaches 3 peers").verdict, Verdict::kWarn);
+  EXPECT_THAT(With(found, "job lm: a rank reaches").fix, HasSubstr("WEIR_JOB_KEY_FILE"));
+  facts.jobs.mutable_jobs(0)->set_state("ended");
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
+}
+
 TEST(DoctorTest, RankThatRunsAnotherPlanIsNamed) {
   FleetFacts facts = HealthyFleet();
   v1::Job* job = facts.jobs.mutable_jobs(0);

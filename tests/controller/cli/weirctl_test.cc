@@ -122,6 +122,7 @@ TEST_F(WeirctlTest, PoliciesAreValidatedAppliedAndRefusedWithFileAndKey) {
   const std::string good = File("good.yaml", "name: mild\nbounds: {ratio_min: 0.1}\n");
   const std::string objective = File("objective.yaml", "name: x\nobjective: fastest\n");
   const std::string key = File("key.json", R"({"name": "x", "bounds": {"ratio": 1}})");
+  const std::string codec = File("codec.yaml", "name: x\nbounds: {codecs: [topk]}\n");
   EXPECT_EQ(Run({"validate", "-f", good}).code, kOk);
   EXPECT_EQ(Run({"apply", "-f", good, "--dry-run"}).code, kOk);
   EXPECT_EQ(Json({"get", "policies"})["policies"].size(), 1u) << "a dry run changes nothing";
@@ -135,6 +136,10 @@ TEST_F(WeirctlTest, PoliciesAreValidatedAppliedAndRefusedWithFileAndKey) {
     const Ran bad = Run({verb, "-f", key});
     EXPECT_EQ(bad.code, kConflict);
     EXPECT_THAT(bad.error, AllOf(HasSubstr(key), HasSubstr("ratio_min")));
+    const Ran absent = Run({verb, "-f", codec});
+    EXPECT_EQ(absent.code, kConflict);
+    EXPECT_THAT(absent.error, AllOf(HasSubstr(":2: bounds.codecs: expected one of adaq, "),
+                                    HasSubstr("found 'topk'; the nearest is 'top_k'")));
     EXPECT_EQ(Run({verb, "-f", directory_ / "absent"}).code, kNotFoundExit);
   }
   EXPECT_EQ(Json({"get", "policies"})["policies"].size(), 2u);

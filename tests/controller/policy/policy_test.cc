@@ -14,8 +14,8 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-std::string ErrorOf(std::string_view source) {
-  const auto policy = ParsePolicy(source, "p.yaml");
+std::string ErrorOf(std::string_view source, const PolicyNames* known = nullptr) {
+  const auto policy = ParsePolicy(source, "p.yaml", known);
   EXPECT_FALSE(policy.ok()) << "accepted: " << source;
   if (policy.ok()) return "";
   EXPECT_EQ(policy.status().code(), StatusCode::kInvalidArgument);
@@ -118,6 +118,38 @@ TEST(PolicyTest, CodecsMayBeVariants) {
       ParsePolicy("objective: {name: fixed, codec: qsgd:memory=none, collective: ring}", "p.yaml");
   ASSERT_TRUE(fixed.ok()) << Message(fixed.status());
   EXPECT_EQ(fixed->fixed_codec, "qsgd:memory=none");
+}
+
+TEST(PolicyTest, UnknownCodecsAndCollectivesAreRefusedWithTheNearest) {
+  const PolicyNames known = {.codecs = {"identity", "top_k", "sidco", "sidco:fit=gp"},
+                             .collectives = {"mesh", "ring"}};
+  EXPECT_TRUE(ParsePolicy("bounds: {codecs: [top_k, sidco:fit=gp], collectives: [ring]}\n"
+                          "objective: {name: fixed, codec: top_k, collective: mesh}\n",
+                          "p.yaml", &known)
+                  .ok());
+  EXPECT_EQ(ErrorOf("bounds:\n  codecs:\n    - identity\n    - topk\n", &known),
+            "p.yaml:4: bounds.codecs: expected one of identity, sidco, sidco:fit=gp, top_k, found "
+            "'topk'; the nearest is 'top_k'");
+  EXPECT_EQ(
+      ErrorOf("name: p\nbounds: {collectives: [ring, rign]}\n", &known),
+      "p.yaml:2: bounds.collectives: expected one of mesh, ring, found 'rign'; the nearest is "
+      "'ring'");
+  // Nothing is near, or a variant is wrong: those of its codec are listed.
+  EXPECT_EQ(ErrorOf("bounds: {collectives: [switchml]}", &known),
+            "p.yaml:1: bounds.collectives: expected one of mesh, ring, found 'switchml'");
+  EXPECT_EQ(
+      ErrorOf("bounds: {codecs: [sidco:fit=gb]}", &known),
+      "p.yaml:1: bounds.codecs: expected one of sidco, sidco:fit=gp, found 'sidco:fit=gb'; the "
+      "nearest is 'sidco:fit=gp'");
+  EXPECT_THAT(ErrorOf("objective:\n  name: fixed\n  codec: identiti\n", &known),
+              AllOf(HasSubstr("p.yaml:3: objective.codec: expected one of identity"),
+                    HasSubstr("found 'identiti'; the nearest is 'identity'")));
+  // Also where the objective does not use it.
+  EXPECT_THAT(
+      ErrorOf("objective: {name: throughput, collective: rang}", &known),
+      HasSubstr("p.yaml:1: objective.collective: expected one of mesh, ring, found 'rang'"));
+  const PolicyNames none;
+  EXPECT_THAT(ErrorOf("bounds: {codecs: [top_k]}", &none), HasSubstr("found 'top_k'"));
 }
 
 TEST(PolicyTest, WrongShapesAreRefused) {

@@ -91,6 +91,23 @@ inline void AddProof(const std::string& job_key, const std::string& node, v1::Ra
   hello->mutable_proof()->set_signature(proof->signature);
 }
 
+/// Collectives that sum on an aggregator.
+inline void AddSwitch(v1::Capabilities* capabilities) {
+  auto* through = capabilities->add_collectives();
+  through->set_name("switchml");
+  through->set_form("lanes");
+  through->mutable_latency()->set_constant(2);
+  through->mutable_latency()->set_log2_n(2);
+  through->mutable_payload()->set_constant(1);
+  through->set_world_min(2);
+  through->set_world_max(64);
+  const v1::CollectiveCapability sums = *through;
+  auto* sparse = capabilities->add_collectives();
+  *sparse = sums;
+  sparse->set_name("omnireduce");
+  sparse->mutable_payload()->set_constant(1.02);
+}
+
 class FakeCluster {
  public:
   static constexpr uint64_t kBucketElements = 640 * 1024;
@@ -123,6 +140,11 @@ class FakeCluster {
     rank_hello->set_world(static_cast<uint32_t>(ranks_.size()));
     rank_hello->set_pid(pid);
     *rank_hello->mutable_capabilities() = FakeCapabilities();
+    if (!plugin_codec.empty()) {
+      auto* plugin = rank_hello->mutable_capabilities()->add_codecs();
+      *plugin = rank_hello->capabilities().codecs(0);
+      plugin->set_name(plugin_codec);
+    }
     if (mesh) AddMesh(rank_hello->mutable_capabilities());
     if (offload) AddSwitch(rank_hello->mutable_capabilities());
     if (memory_ranks > 0) {
@@ -133,6 +155,8 @@ class FakeCluster {
       rank_hello->set_aggregation_address(StrCat("10.0.0.", rank + 1, ":", aggregation_port));
     }
     rank_hello->set_epoch(mesh_epoch);
+    rank_hello->set_frame_protection(frame_protection);
+    rank_hello->set_unauthenticated_peers(rank == strange_rank ? 3 : 0);
     if (!job_key.empty()) AddProof(job_key, Node(rank), rank_hello);
     rank_hello->set_step(step_);
     rank_hello->set_active_plan_version(active_.version());
@@ -241,7 +265,10 @@ class FakeCluster {
   int deaf_rank = -1;    // but this one has no port for it
   int aggregation_port = 40000;
   uint64_t mesh_epoch = 0;
-  std::string job_key;  // that ranks prove; empty: none
+  std::string plugin_codec;  // that ranks have besides, lossless; empty: none
+  std::string job_key;       // that ranks prove; empty: none
+  v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
+  int strange_rank = -1;  // reaches three peers without any proof
   bool nack = false;
   double codec_slowdown = 1;  // of lossy codecs, against what is reported to the model
   bool non_finite_when_lossy = false;
@@ -278,22 +305,6 @@ class FakeCluster {
     pairs->set_world_min(1);
     pairs->set_all_pairs(true);
     pairs->set_shard_segment_bytes(kShardSegmentBytes);
-  }
-
-  static void AddSwitch(v1::Capabilities* capabilities) {
-    auto* through = capabilities->add_collectives();
-    through->set_name("switchml");
-    through->set_form("lanes");
-    through->mutable_latency()->set_constant(2);
-    through->mutable_latency()->set_log2_n(2);
-    through->mutable_payload()->set_constant(1);
-    through->set_world_min(2);
-    through->set_world_max(64);
-    const v1::CollectiveCapability sums = *through;
-    auto* sparse = capabilities->add_collectives();
-    *sparse = sums;
-    sparse->set_name("omnireduce");
-    sparse->mutable_payload()->set_constant(1.02);
   }
 
   static void AddByNode(v1::Capabilities* capabilities) {

@@ -280,6 +280,34 @@ TEST_F(FleetTest, PolicyChangeIsADecisionAtOnce) {
   EXPECT_EQ(Job().policy(), "dense") << "applied policies survive";
 }
 
+TEST_F(FleetTest, APolicyThatNamesAPluginRulesFromItsFirstRankOnAndOverARestart) {
+  const std::string source = "name: mine\nbounds: {codecs: [block_mean]}\n";
+  fleet_->OnPolicyFiles(std::map<std::string, std::string>{{"/p/mine.yaml", source}});
+  v1::ApplyPolicyRequest apply;
+  apply.set_source(source);
+  v1::ApplyPolicyResponse response;
+  EXPECT_THAT(Message(fleet_->ApplyPolicy(apply, &response)),
+              testing::HasSubstr("policy:2: bounds.codecs: expected one of "));
+  v1::ValidatePolicyRequest validate;
+  validate.set_source(source);
+  v1::ValidatePolicyResponse validated;
+  ASSERT_TRUE(fleet_->ValidatePolicy(validate, &validated).ok());
+  EXPECT_THAT(validated.error(), testing::HasSubstr("found 'block_mean'"));
+  EXPECT_THAT(fleet_->MetricsText(), testing::HasSubstr("weir_config_last_reload_successful 0\n"));
+  cluster_.plugin_codec = "block_mean";
+  cluster_.Connect(*fleet_);
+  EXPECT_EQ(Job().policy(), "mine");
+  EXPECT_THAT(fleet_->MetricsText(), testing::HasSubstr("weir_config_last_reload_successful 1\n"));
+  EXPECT_LE(StepsUntil([&] { return cluster_.ActiveCodec() == "block_mean"; }, 60), 60);
+  for (const v1::Decision& decision : Decisions()) EXPECT_EQ(decision.policy(), "mine");
+  ASSERT_TRUE(fleet_->ApplyPolicy(apply, &response).ok());
+  KillController();
+  // The last rank that greeted was of a job without the plug-in.
+  ASSERT_TRUE((*OpenSqliteStore(directory_ / "state.db"))->PutFact("capabilities", "{}").ok());
+  StartController();
+  EXPECT_EQ(Job().policy(), "mine") << "no other policy may rule meanwhile";
+}
+
 TEST_F(FleetTest, TheRingGoesAroundASlowLinkAndSaysSo) {
   cluster_.network.bandwidth_bytes_per_s = 100e6;
   cluster_.network.slow_pair_bytes_per_s = 10e6;

@@ -202,5 +202,44 @@ TEST_F(IdentityTest, ARunWithAnotherKeyTakesTheNameWhenNobodyIsAttached) {
               testing::HasSubstr("proves another job key"));
 }
 
+TEST_F(IdentityTest, AJobShowsItsKeyAndHowItsFramesAreProtected) {
+  cluster_.job_key = kKey;
+  cluster_.frame_protection = v1::FRAME_PROTECTION_ENCRYPTED;
+  cluster_.Connect(*fleet_);
+  const std::string key_id =
+      KeyId(ProveRank(kKey, {"lm", "n0", 0, 4, 0, std::string(kChallengeDigits, '1')})->public_key);
+  ASSERT_EQ(key_id.size(), 16u);
+  EXPECT_EQ(Job().key_id(), key_id);
+  EXPECT_EQ(Job().frame_protection(), v1::FRAME_PROTECTION_ENCRYPTED);
+  EXPECT_EQ(Job().unauthenticated_peers(), 0u);
+  EXPECT_THAT(
+      fleet_->MetricsText(),
+      testing::AllOf(testing::HasSubstr("weir_job_unauthenticated_peers{training_job=\"lm\"} 0\n"),
+                     testing::HasSubstr(StrCat("weir_job_identity_info{training_job=\"lm\",frames="
+                                               "\"encrypted\",key_id=\"",
+                                               key_id, "\"} 1\n"))));
+}
+
+TEST_F(IdentityTest, AJobIsProtectedAsItsLeastProtectedRank) {
+  cluster_.frame_protection = v1::FRAME_PROTECTION_AUTHENTICATED;
+  cluster_.Connect(*fleet_);
+  EXPECT_EQ(ProtectionText(Job()), "authenticated");
+  EXPECT_EQ(Job().key_id(), "");  // said, and not proven
+  cluster_.DisconnectRank(2);
+  cluster_.frame_protection = v1::FRAME_PROTECTION_CHECKED;
+  cluster_.strange_rank = 2;
+  cluster_.ConnectRank(2);
+  EXPECT_EQ(Job().frame_protection(), v1::FRAME_PROTECTION_CHECKED);
+  EXPECT_EQ(Job().unauthenticated_peers(), 3u);
+  EXPECT_EQ(ProtectionText(Job()), "unauthenticated");
+  EXPECT_THAT(fleet_->MetricsText(),
+              testing::HasSubstr("weir_job_unauthenticated_peers{training_job=\"lm\"} 3\n"));
+  cluster_.DisconnectRank(2);
+  cluster_.frame_protection = v1::FRAME_PROTECTION_UNSPECIFIED;  // of a former version
+  cluster_.strange_rank = -1;
+  cluster_.ConnectRank(2);
+  EXPECT_EQ(ProtectionText(Job()), "");
+}
+
 }  // namespace
 }  // namespace weir

@@ -285,6 +285,68 @@ TEST(PolicySetTest, ObjectivesAreCheckedBeforeAPolicyRules) {
       policies.Apply("", "objective: {name: delay_target, delay_target_s: 0.1}\n", 4, false).ok());
 }
 
+constexpr char kPluginPolicy[] = "name: mine\njobs: [lm]\nbounds:\n  codecs: [block_mean]\n";
+
+TEST(PolicySetTest, UnknownCodecsAreRefusedWhenAPolicyIsLoaded) {
+  PolicySet policies;
+  for (const bool dry_run : {true, false}) {
+    const auto applied = policies.Apply("", "bounds: {codecs: [topk]}\n", 1, dry_run);
+    EXPECT_EQ(applied.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(
+        Message(applied.status()),
+        testing::AllOf(testing::StartsWith("policy:1: bounds.codecs: expected one of adaq, "),
+                       testing::HasSubstr("sidco:fit=gp"),
+                       testing::EndsWith("found 'topk'; the nearest is 'top_k'")));
+  }
+  EXPECT_TRUE(policies.Apply("", "bounds: {codecs: [top_k]}\n", 1, true).ok());
+  EXPECT_TRUE(policies.LoadFiles({{"/p/a.yaml", kGood}}, 1));
+  EXPECT_TRUE(
+      policies.LoadFiles({{"/p/a.yaml", StrCat(kGood, "bounds: {collectives: [rong]}\n")}}, 2));
+  EXPECT_FALSE(policies.last_reload_successful());
+  EXPECT_THAT(policies.All()[0].error,
+              testing::HasSubstr("/p/a.yaml:4: bounds.collectives: expected one of "));
+  EXPECT_TRUE(policies.Match("lm-1")->policy.collectives.empty()) << "the old policy must stay";
+}
+
+TEST(PolicySetTest, NamesOfAPluginAreKnownFromItsFirstRankOn) {
+  PolicySet policies;
+  EXPECT_TRUE(policies.LoadFiles({{"/p/a.yaml", kPluginPolicy}, {"/p/b.yaml", kBad}}, 1));
+  EXPECT_EQ(policies.Match("lm"), nullptr);
+  EXPECT_FALSE(policies.Apply("", kPluginPolicy, 1, true).ok());
+  v1::Capabilities declared;
+  declared.add_codecs()->set_name("top_k");
+  EXPECT_FALSE(policies.Learn(declared, 2)) << "nothing is new";
+  declared.add_codecs()->set_name("block_mean");
+  EXPECT_TRUE(policies.Learn(declared, 3));
+  ASSERT_NE(policies.Match("lm"), nullptr);
+  EXPECT_THAT(policies.Match("lm")->policy.codecs, testing::ElementsAre("block_mean"));
+  EXPECT_EQ(policies.Match("lm")->loaded_unix_s, 3);
+  EXPECT_FALSE(policies.last_reload_successful()) << "the other file is still wrong";
+  EXPECT_TRUE(policies.Apply("", kPluginPolicy, 4, true).ok());
+  EXPECT_FALSE(policies.Learn(declared, 5));
+  // A text that is no longer in the directory is not tried again.
+  PolicySet others;
+  others.LoadFiles({{"/p/a.yaml", kPluginPolicy}}, 1);
+  others.LoadFiles({}, 2);
+  EXPECT_FALSE(others.Learn(declared, 3));
+  EXPECT_EQ(others.Match("lm"), nullptr);
+}
+
+TEST(PolicySetTest, NamesAreBoundedInNumberAndForm) {
+  PolicySet policies;
+  v1::Capabilities declared;
+  for (size_t i = 0; i <= PolicySet::kNamesMax; ++i)
+    declared.add_codecs()->set_name(StrCat("c", i));
+  (void)policies.Learn(declared, 1);
+  EXPECT_LE(policies.known().codecs.size(), PolicySet::kNamesMax);
+  EXPECT_TRUE(policies.known().codecs.contains("top_k"));
+  v1::Capabilities odd;
+  odd.add_codecs()->set_name("a\nE controller: forged");
+  odd.add_collectives()->set_name("");
+  EXPECT_TRUE(NamesOf(odd).codecs.empty());
+  EXPECT_TRUE(NamesOf(odd).collectives.empty());
+}
+
 TEST(PolicySetTest, AppliedPoliciesComeFirstAndDryRunChangesNothing) {
   PolicySet policies;
   policies.LoadFiles({{"/p/a.yaml", kGood}}, 1);

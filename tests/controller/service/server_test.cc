@@ -16,6 +16,7 @@
 #include "controller/service/grpc_server.h"
 #include "controller/service/grpc_status.h"
 #include "tests/controller/service/wire_agent.h"
+#include "tests/support/program.h"
 #include "weir/v1/admin.grpc.pb.h"
 
 namespace weir {
@@ -251,6 +252,101 @@ TEST_F(ServerTest, PolicyDirectoryReloadsGoodAndKeepsOldOnBad) {
       RunCommand(StrCat("curl -s http://127.0.0.1:", controller_->http_port(), "/metrics"), &code);
   EXPECT_THAT(metrics, testing::HasSubstr("weir_config_last_reload_successful 0"));
 }
+
+#ifdef WEIR_AGGREGATOR_PROGRAM
+/// Two ranks that could sum on an aggregator, and train until this ends.
+class WireTraining {
+ public:
+  WireTraining(const std::string& target, const WireRank& rank, int first_port) {
+    for (int r = 0; r < 2; ++r) {
+      WireRank with = rank;
+      with.aggregation_address = StrCat("127.0.0.1:", first_port + r);
+      agents_.push_back(std::make_unique<WireAgent>(
+          target, r, 2, grpc::InsecureChannelCredentials(), std::move(with)));
+    }
+    thread_ = std::thread([this, first = rank.step + 1] {
+      for (step_ = first; !stop_; ++step_) {
+        const uint64_t before = agents_[0]->active();
+        for (auto& agent : agents_) agent->Step(step_);
+        if (agents_[0]->active() != before) agents_[1]->Activate(agents_[0]->active());
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+    });
+  }
+  ~WireTraining() {
+    stop_ = true;
+    thread_.join();
+  }
+  uint64_t step() const { return step_; }
+  v1::Plan offered() const { return agents_[0]->offered(); }  // last
+
+ private:
+  std::vector<std::unique_ptr<WireAgent>> agents_;
+  std::atomic<bool> stop_{false};
+  std::atomic<uint64_t> step_{0};
+  std::thread thread_;
+};
+
+// An aggregator lets nobody but its owner renew or end a lease.
+TEST_F(ServerTest, ARestartedControllerOwnsTheLeasesOfTheFormerOne) {
+  Program aggregator({WEIR_AGGREGATOR_PROGRAM, "--port", "0", "--http", "127.0.0.1:0"});
+  aggregator.ReadUntil([&] { return aggregator.output.find('\n') != std::string::npos; });
+  char host[64] = {};
+  int port = 0;
+  ASSERT_EQ(std::sscanf(aggregator.output.c_str(), "http %63[0-9.]:%d", host, &port), 2);
+  options_.aggregators = {StrCat("sum-1=http://", host, ":", port)};
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const auto pin = [&](const std::string& collective) {
+    grpc::ClientContext context;
+    v1::PinRequest request;
+    request.set_job("wire");
+    request.mutable_choice()->set_codec("identity");
+    request.mutable_choice()->set_collective(collective);
+    request.mutable_choice()->set_ratio(1);
+    v1::PinResponse response;
+    return admin_->Pin(&context, request, &response).ok();
+  };
+  const auto epoch = [&] {
+    const v1::Plan plan = Job().active_plan();
+    return plan.leases_size() == 1 ? plan.leases(0).epoch() : 0;
+  };
+  // Of the job's lease, by the aggregator's own word; 0: it has none, -1: it does not answer.
+  const auto granted = [&] {
+    grpc::ClientContext context;
+    v1::ListAggregatorsResponse response;
+    admin_->ListAggregators(&context, {}, &response);
+    if (response.aggregators_size() != 1 || !response.aggregators(0).reachable()) return -1;
+    const auto& leases = response.aggregators(0).leases();
+    return leases.empty() ? 0 : static_cast<int>(leases[0].epoch());
+  };
+  auto training = std::make_unique<WireTraining>(Target(), WireRank(), 40000);
+  ASSERT_TRUE(Eventually([&] { return pin("switchml") && epoch() == 1; }));
+  WireRank rank = {.step = training->step(), .plan = training->offered()};
+  ASSERT_EQ(rank.plan.leases_size(), 1);
+  const auto restart = [&] {
+    training.reset();
+    controller_.reset();
+    ASSERT_NO_FATAL_FAILURE(Start());
+  };
+  // The same ranks come back with their plan: the lease is kept, and ended when it is not needed.
+  restart();
+  training = std::make_unique<WireTraining>(Target(), rank, 40000);
+  ASSERT_TRUE(Eventually([&] { return Job().state() == "running" && epoch() == 1; }));
+  ASSERT_TRUE(Eventually([&] { return granted() == 1; }));
+  ASSERT_TRUE(pin("ring"));
+  ASSERT_TRUE(Eventually([&] { return Job().active_plan().leases_size() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return granted() == 0; })) << "the lease was not ended";
+  // Other ranks come: the aggregator still has the former ones' lease, which is renewed.
+  ASSERT_TRUE(pin("switchml"));
+  ASSERT_TRUE(Eventually([&] { return epoch() > 1 && granted() > 1; }));
+  const int former = granted();
+  restart();
+  training = std::make_unique<WireTraining>(Target(), WireRank{.pid = 2}, 41000);
+  EXPECT_TRUE(Eventually([&] { return static_cast<int>(epoch()) > former; }))
+      << "the lease was not renewed";
+  EXPECT_TRUE(Eventually([&] { return granted() == static_cast<int>(epoch()); }));
+}
+#endif
 
 }  // namespace
 }  // namespace weir

@@ -14,13 +14,22 @@
 
 namespace weir {
 
+/// What a rank may bring besides.
+struct WireRank {
+  std::string aggregation_address = {};  // empty: it cannot sum on aggregators
+  uint64_t step = 0;
+  v1::Plan plan = {};  // that it runs
+  uint32_t pid = 1;
+};
+
 /// One agent with one rank: enough of both to be decided about. Job "wire", node "w<rank>".
 class WireAgent {
  public:
   WireAgent(const std::string& target, int rank, int world,
             const std::shared_ptr<grpc::ChannelCredentials>& credentials =
-                grpc::InsecureChannelCredentials())
-      : rank_(rank), world_(world) {
+                grpc::InsecureChannelCredentials(),
+            WireRank with = {})
+      : rank_(rank), world_(world), with_(std::move(with)), active_(with_.plan.version()) {
     channel_ = grpc::CreateChannel(target, credentials);
     stub_ = v1::AgentService::NewStub(channel_);
     stream_ = stub_->Connect(&context_);
@@ -83,6 +92,10 @@ class WireAgent {
   }
   uint64_t armed() const { return armed_; }
   uint64_t active() const { return active_; }
+  v1::Plan offered() const {  // last
+    MutexLock lock(mutex_);
+    return offered_;
+  }
   bool welcomed() const { return welcomed_; }
   bool ended() const { return ended_; }
 
@@ -98,8 +111,13 @@ class WireAgent {
     rank_hello->set_job("wire");
     rank_hello->set_rank(static_cast<uint32_t>(rank_));
     rank_hello->set_world(static_cast<uint32_t>(world_));
-    rank_hello->set_pid(1);
+    rank_hello->set_pid(with_.pid);
     *rank_hello->mutable_capabilities() = FakeCapabilities();
+    if (!with_.aggregation_address.empty()) AddSwitch(rank_hello->mutable_capabilities());
+    rank_hello->set_aggregation_address(with_.aggregation_address);
+    rank_hello->set_step(with_.step);
+    rank_hello->set_active_plan_version(with_.plan.version());
+    if (with_.plan.version() != 0) *rank_hello->mutable_active_plan() = with_.plan;
     Say(greeting);
     v1::RankMessage table;
     for (int b = 0; b < 2; ++b) {
@@ -132,6 +150,8 @@ class WireAgent {
         ack.mutable_ack()->set_version(command.offer().plan().version());
         ack.mutable_ack()->set_nonce(command.offer().nonce());
         Say(ack);
+        MutexLock lock(mutex_);
+        offered_ = command.offer().plan();
       } else if (command.has_arm()) {
         armed_ = command.arm().version();
       }
@@ -140,12 +160,14 @@ class WireAgent {
   }
 
   const int rank_, world_;
+  const WireRank with_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::AgentService::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::AgentMessage, v1::ControllerMessage>> stream_;
-  Mutex mutex_;
-  std::atomic<uint64_t> armed_{0}, active_{0};
+  mutable Mutex mutex_;
+  v1::Plan offered_ WEIR_GUARDED_BY(mutex_);
+  std::atomic<uint64_t> armed_{0}, active_;
   std::atomic<bool> welcomed_{false}, ended_{false};
   std::thread reader_;
 };

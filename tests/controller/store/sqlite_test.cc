@@ -146,6 +146,22 @@ TEST_F(SqliteStoreTest, SurvivesKillNine) {
   EXPECT_GE(newest[0].step, acknowledged) << "a write that returned was lost";
 }
 
+// Also that of a former release, which did not mind.
+TEST_F(SqliteStoreTest, OtherUsersCannotReadTheState) {
+  const auto others = [](const fs::path& path) {
+    return fs::status(path).permissions() & fs::perms::others_all;
+  };
+  for (const bool existing : {false, true}) {
+    SCOPED_TRACE(existing);
+    if (existing) fs::permissions(path_, fs::perms::others_read, fs::perm_options::add);
+    auto store = Open();
+    ASSERT_TRUE(store->PutFact("lease_owner_secret", "s").ok());
+    for (const char* suffix : {"", "-wal", "-shm"}) {
+      EXPECT_EQ(others(path_.string() + suffix), fs::perms::none) << suffix;
+    }
+  }
+}
+
 TEST_F(SqliteStoreTest, SecondControllerIsRefused) {
   auto store = Open();
   const auto second = OpenSqliteStore(path_);

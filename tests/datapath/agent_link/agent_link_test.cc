@@ -373,5 +373,22 @@ TEST(SessionWithAgentTest, PlanArrivesByTheSocketAndSurvivesTheAgent) {
   EXPECT_NE(line.find("keeping plan 4"), std::string::npos) << line;
 }
 
+TEST(SessionWithAgentTest, TheHelloSaysHowFramesAreProtected) {
+  const auto said = [](bool keyed, bool encrypt) {
+    SessionOptions options;
+    options.job = "protected";
+    if (keyed) options.job_key.emplace().front() = std::byte{1};
+    options.encrypt = encrypt;
+    auto session = Session::Create(options);
+    EXPECT_TRUE(session.ok()) << session.status();
+    const auto hello = std::get<RankHello>((*session)->Greeting().front());
+    EXPECT_EQ(hello.unauthenticated_peers, 0);
+    return hello.protection;
+  };
+  EXPECT_EQ(said(false, false), Protection::kChecked);
+  EXPECT_EQ(said(true, false), Protection::kAuthenticated);
+  EXPECT_EQ(said(true, true), Protection::kEncrypted);
+}
+
 }  // namespace
 }  // namespace weir

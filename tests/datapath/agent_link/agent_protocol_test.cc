@@ -21,6 +21,18 @@ nlohmann::json Parsed(const RankMessage& message) {
   return *document;
 }
 
+TEST(RankMessageTest, HelloSaysHowFramesAreProtected) {
+  RankHello hello;
+  EXPECT_EQ(Parsed(hello)["hello"]["frame_protection"], "FRAME_PROTECTION_CHECKED");
+  EXPECT_EQ(Parsed(hello)["hello"]["unauthenticated_peers"], 0);
+  hello.protection = Protection::kAuthenticated;
+  EXPECT_EQ(Parsed(hello)["hello"]["frame_protection"], "FRAME_PROTECTION_AUTHENTICATED");
+  hello.protection = Protection::kEncrypted;
+  hello.unauthenticated_peers = 3;
+  EXPECT_EQ(Parsed(hello)["hello"]["frame_protection"], "FRAME_PROTECTION_ENCRYPTED");
+  EXPECT_EQ(Parsed(hello)["hello"]["unauthenticated_peers"], 3);
+}
+
 TEST(RankMessageTest, HelloCarriesThePlanAndWhatThisBuildCanDo) {
   RankHello hello;
   hello.job = "j\xff";  // not UTF-8

@@ -50,6 +50,7 @@ for (const scheme of ["light", "dark"]) {
     assert.match(tiles.get("bandwidth"), /^[\d.]+ Mb\/s$/);
     assert.match(tiles.get("one-way latency"), /^[\d.]+ µs$/);
     assert.ok(Number(tiles.get("step")) > 300);
+    assert.equal(tiles.get("frames"), "checked");
     await jobTables(page);
     await jobCharts(page);
     await readable(page, scheme);

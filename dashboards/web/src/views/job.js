@@ -10,7 +10,7 @@ import {JobHistory} from "../job_history.js";
 import {address} from "../router.js";
 
 import {jobCharts} from "./job_charts.js";
-import {largestChoice, savings} from "./jobs.js";
+import {largestChoice, protection, savings} from "./jobs.js";
 
 const rowsMax = 100;
 
@@ -128,6 +128,7 @@ export default class JobView {
         tile("one-way latency", seconds(number(latency.value)),
             latency.method ? `${latency.method} ${age(number(latency.age_s))}` : ""),
         tile("step", String(number(job.step)), `loss ${significant(number(job.loss))}`),
+        tile("frames", protection(job).word, protection(job).detail),
         tile("sent", bytes(number(job.bytes_sent)),
             `${job.state || ""}, ${present} of ${number(job.world)} ranks, plan ${
                 job.rollout_state || ""}`),

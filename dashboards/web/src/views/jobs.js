@@ -27,6 +27,22 @@ export function savings(job) {
   };
 }
 
+// {word, detail}: how the frames between the job's ranks are protected, and by which key.
+export function protection(job) {
+  const peers = number(job.unauthenticated_peers);
+  if (peers > 0) {
+    return {
+      word: "▲ unauthenticated",
+      detail: `a rank reaches ${peers} peers over a network without any proof`
+    };
+  }
+  const word = (job.frame_protection || "").replace("FRAME_PROTECTION_", "").toLowerCase();
+  return {
+    word: word === "" || word === "unspecified" ? "–" : word,
+    detail: job.key_id ? `key ${job.key_id}` : "no job key"
+  };
+}
+
 const faster = (job) => {
   const compared = number(job.compared_s);
   return compared > 0 ? `${significant((compared + number(job.saved_s)) / compared, 3)}×` : "–";

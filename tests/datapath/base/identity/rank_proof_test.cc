@@ -26,6 +26,8 @@ TEST(RankProofTest, KnownAnswer) {
   EXPECT_EQ(proof->signature,
             "69c1ad69121d2a626afe78a20c469a3410579829e8a686756ff7f57997ab0e99"
             "a844e5a107f4f541e2041c56e850d8bc48c20d0466647cce8577635d16f2ff00");
+  EXPECT_EQ(KeyId(proof->public_key), "0074403d909acdbd");
+  EXPECT_EQ(KeyId(""), "");
   EXPECT_EQ(proof->node, "node-a");
   EXPECT_EQ(proof->challenge, Example().challenge);
   EXPECT_TRUE(CheckRankProof(Example(), *proof).ok());

@@ -1,4 +1,5 @@
-// Writes the capabilities of this build's datapath as a C++ raw string literal, for simulate.cc.
+// Writes the capabilities of this build's datapath as a C++ raw string literal, for
+// builtin_capabilities.cc.
 
 #include <cstdio>
 #include <fstream>
