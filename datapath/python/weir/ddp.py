@@ -125,6 +125,7 @@ class _Delivery:
             self._session.wait(self._request)
         except WeirError as error:
             self.error = error
+        self._session = None  # who drops the state closes the session then and there
 
     def complete(self):
         if self.error is not None:
