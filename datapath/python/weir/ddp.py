@@ -132,11 +132,11 @@ class _Delivery:
             self._buffer.zero_()
         elif self._host is not self._buffer:
             self._buffer.copy_(self._host)
-        self.done.set()
         if self.error is not None and self._raises:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self._buffer)
+        self.done.set()
 
 
 def _at_end_of_backward(function):
