@@ -17,7 +17,7 @@
 namespace weir {
 namespace {
 
-// Kinds of entry.
+// Kinds of entries.
 constexpr int kResidual = 0, kMomentum = 1, kNegative = 2, kEstimate = 3, kServer = 4;
 
 std::string SizeMismatch(int kind, std::string_view name, uint64_t defined, uint64_t found) {
@@ -38,8 +38,8 @@ Status CheckSize(uint64_t key, size_t elements, std::span<const float> gradient)
 
 }  // namespace
 
-/// Zeroed floats aligned for the kernels; empty until allocated. Pages that nobody writes take no
-/// memory: of the aggregate residual a rank only touches its own region.
+/// Zeroed floats, aligned for the kernels; empty until allocated. Pages that are never written take
+/// no memory, so an aggregate residual costs a rank only its own region.
 class ResidualStore::Buffer {
  public:
   void Allocate(size_t size) {
@@ -56,7 +56,7 @@ class ResidualStore::Buffer {
   }
   float* data() const { return floats_; }
 
-  /// Of the aggregate residual: where it may hold anything but zero.
+  /// For the aggregate residual: the range outside of which all elements are zero.
   Range held;
 
  private:
@@ -72,38 +72,38 @@ struct ResidualStore::Bucket {
   std::vector<ResidualParameter> parameters;
   size_t elements = 0;
   std::array<Buffer, kKinds> current, next;
-  // What was current before the last commit, while that may be undone; then memory to spare.
+  // The `current` of before the last commit while that can be undone; afterwards spare memory.
   std::array<Buffer, kKinds> former;
-  std::array<bool, kKinds> undoable = {};  // of what the last commit changed
+  std::array<bool, kKinds> undoable = {};  // by the last commit
   Use use = Use::kUnused;
   bool momentum_used = false;
   ServerUse server_use = ServerUse::kKept;
 
-  /// The last commit is final.
+  /// Makes the last commit final.
   void Settle() {
     undoable.fill(false);
     for (int kind = 0; kind < kKinds; ++kind) {
-      // Of what is not in use any more nothing is kept.
+      // Kinds that are not in use any more keep no spare memory.
       if (current[kind].data() == nullptr) former[kind].Free();
       if (next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
     }
   }
-  /// Where this step writes. What could still be returned to is not overwritten.
+  /// Prepares the memory to which this step writes. Memory that Undo needs is not overwritten.
   void AllocateNext(int kind) {
     if (!undoable[kind] && next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
     next[kind].Allocate(elements);
   }
-  /// `next`, or nothing, becomes current.
+  /// Makes `next`, or with to_nothing nothing, current.
   void Advance(int kind, bool to_nothing) {
     undoable[kind] = true;
     if (to_nothing) {
       next[kind].Free();
       former[kind].Free();
     }
-    std::swap(former[kind], current[kind]);  // current: memory to spare, or none
+    std::swap(former[kind], current[kind]);  // current: spare memory, or none
     std::swap(current[kind], next[kind]);    // next: that memory
   }
-  /// Parameters may hold any part of it from now on.
+  /// Extends the range of the aggregate residual that may be other than zero to `parameter`.
   void AdoptServer(const Range& parameter) {
     Range& held = current[kServer].held;
     if (held.size == 0) {
@@ -116,7 +116,7 @@ struct ResidualStore::Bucket {
   }
 };
 
-/// What one parameter has of one kind.
+/// The data of one parameter and kind.
 struct ResidualStore::Content {
   std::string_view name;
   int kind;
@@ -142,7 +142,7 @@ Status ResidualStore::CheckDefinition(const std::vector<ResidualParameter>& para
         known = kept->second.size();
       } else if (const auto owner = owner_.find(parameter.name); owner != owner_.end()) {
         const Bucket& bucket = *buckets_.at(owner->second);
-        // Without memory there is nothing that could fail to fit.
+        // A bucket without memory fits any size.
         if (bucket.current[kind].data() == nullptr) continue;
         for (const ResidualParameter& held : bucket.parameters) {
           if (held.name == parameter.name) known = held.elements;
