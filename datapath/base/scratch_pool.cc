@@ -34,7 +34,7 @@ ScratchLoan ScratchPool::Take(size_t size) {
   const size_t wanted = (std::max<size_t>(size, 1) + kGranule - 1) / kGranule * kGranule;
   {
     MutexLock lock(mutex_);
-    idle_.reserve(idle_max_ + 1);  // for Return, which allocates nothing
+    idle_.reserve(idle_max_ + 1);  // so that Return need not allocate
     auto best = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {
       if (it->capacity < wanted || it->capacity > 2 * wanted) continue;
@@ -51,8 +51,9 @@ ScratchLoan ScratchPool::Take(size_t size) {
   return ScratchLoan(this, data, size, wanted);
 }
 
-// Runs in destructors, also while an exception for lack of memory is on its way: it allocates
-// nothing. Buffers are freed under the lock, which happens only while the pool settles.
+// Runs in destructors, possibly while an exception for lack of memory propagates, so it allocates
+// nothing. Buffers are freed under the lock, which happens only until the pool has reached a steady
+// state.
 void ScratchPool::Return(std::byte* data, size_t capacity) noexcept {
   MutexLock lock(mutex_);
   idle_.push_back({data, capacity});
