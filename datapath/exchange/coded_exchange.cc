@@ -113,7 +113,7 @@ Status CodedExchange::TakeResiduals() {
 }
 
 Status CodedExchange::TakeAggregateResidual() {
-  return env_.residuals.FlushServer(in_.bucket, gradient_);
+  return env_.residuals.FlushAggregate(in_.bucket, gradient_);
 }
 
 Status CodedExchange::TakeEf21() {

@@ -116,18 +116,18 @@ class ResidualStore {
   /// as long as the bucket. kNotFound as above. kFailedPrecondition: BeginEncode was not called
   /// before, or this was called twice. kInvalidArgument: the region or `gradient` does not fit the
   /// bucket. O(elements moved).
-  StatusOr<ResidualBuffers> BeginServer(uint64_t key, Range region, std::span<float> gradient);
+  StatusOr<ResidualBuffers> BeginAggregate(uint64_t key, Range region, std::span<float> gradient);
 
-  /// For a step in which gradients are summed before anything is encoded: does what BeginServer
+  /// For a step in which gradients are summed before anything is encoded: does what BeginAggregate
   /// does, without BeginEncode before it. The residual of the bucket is also added to `gradient`
   /// and becomes zero at Commit. kNotFound and kFailedPrecondition as BeginEncode; kInvalidArgument
-  /// as BeginServer, in which case nothing has changed.
+  /// as BeginAggregate, in which case nothing has changed.
   StatusOr<ResidualBuffers> BeginSum(uint64_t key, Range region, std::span<float> gradient);
 
-  /// To be called instead of BeginServer in a step in which no sum is encoded again: adds the
+  /// To be called instead of BeginAggregate in a step in which no sum is encoded again: adds the
   /// aggregate residual to `gradient`; it becomes zero at Commit. Without either call it remains
   /// unchanged. Errors as above.
-  Status FlushServer(uint64_t key, std::span<float> gradient);
+  Status FlushAggregate(uint64_t key, std::span<float> gradient);
 
   /// The EF21 memory of a bucket for this step; zero at first. A residual that is left is added to
   /// `gradient` (as long as the bucket), as by Flush. kNotFound and kFailedPrecondition as
@@ -196,7 +196,7 @@ class ResidualStore {
   static constexpr int kKinds = 5;
   class Buffer;
   enum class Use { kUnused, kEncoded, kSummed, kFlushed, kEf21 };
-  enum class ServerUse { kKept, kEncoded, kFlushed };
+  enum class AggregateUse { kKept, kEncoded, kFlushed };
   struct Bucket;
   using Kept = std::map<std::string, std::vector<float>, std::less<>>;
 
@@ -204,7 +204,7 @@ class ResidualStore {
   StatusOr<Bucket*> FindEncoded(uint64_t key, std::span<const float> gradient)
       WEIR_REQUIRES(mutex_);
   static Status CheckRegion(uint64_t key, const Bucket& bucket, Range region);
-  static ResidualBuffers TakeServer(Bucket& bucket, Range region, std::span<float> gradient);
+  static ResidualBuffers TakeAggregate(Bucket& bucket, Range region, std::span<float> gradient);
   Status CheckDefinition(const std::vector<ResidualParameter>& parameters) const
       WEIR_REQUIRES(mutex_);
   StatusOr<std::vector<uint64_t>> BucketsToDissolve(

@@ -54,8 +54,8 @@ class RegionExchange : public SummedExchange {
   }
 
   Status TakeAggregateResidual() override {
-    WEIR_ASSIGN_OR_RETURN(
-        aggregate_, env_.residuals.BeginServer(in_.bucket, {Own().begin, Own().size}, gradient_));
+    WEIR_ASSIGN_OR_RETURN(aggregate_, env_.residuals.BeginAggregate(
+                                          in_.bucket, {Own().begin, Own().size}, gradient_));
     return OkStatus();
   }
 
