@@ -70,8 +70,8 @@ Status TableLanesWorker::AcceptChunk(uint64_t index, const Packet& packet) {
   contributors = __builtin_bswap64(contributors);
   const int count = std::popcount(contributors);
   const int least = lease().quorum == 0 ? lease().workers : lease().quorum;
-  const bool strangers = lease().workers < 64 && contributors >> lease().workers != 0;
-  if (count < least || strangers || count != packet.header.contributions) {
+  const bool unknown = lease().workers < 64 && contributors >> lease().workers != 0;
+  if (count < least || unknown || count != packet.header.contributions) {
     return DataLoss(StrCat("rank ", rank(), ": reply to ", Describe(packet.header), ": expected ",
                            least, " contributions or more among ", lease().workers, ", found ",
                            packet.header.contributions, " of a set of ", count));
