@@ -18,12 +18,12 @@ class ScratchPool;
 
 /// A buffer taken from a pool. It returns to the pool when destroyed. Movable. Its content is
 /// unspecified at first.
-class ScratchLoan {
+class ScratchBuffer {
  public:
-  ScratchLoan() = default;
-  ScratchLoan(ScratchLoan&& other) noexcept { *this = std::move(other); }
-  ScratchLoan& operator=(ScratchLoan&& other) noexcept;
-  ~ScratchLoan() { Release(); }
+  ScratchBuffer() = default;
+  ScratchBuffer(ScratchBuffer&& other) noexcept { *this = std::move(other); }
+  ScratchBuffer& operator=(ScratchBuffer&& other) noexcept;
+  ~ScratchBuffer() { Release(); }
 
   std::span<std::byte> bytes() { return {data_, size_}; }
   /// The first `count` floats. The buffer must have been taken with at least that size.
@@ -33,7 +33,7 @@ class ScratchLoan {
 
  private:
   friend class ScratchPool;
-  ScratchLoan(ScratchPool* pool, std::byte* data, size_t size, size_t capacity)
+  ScratchBuffer(ScratchPool* pool, std::byte* data, size_t size, size_t capacity)
       : pool_(pool), data_(data), size_(size), capacity_(capacity) {}
   ScratchPool* pool_ = nullptr;
   std::byte* data_ = nullptr;
@@ -54,10 +54,10 @@ class ScratchPool {
 
   /// A buffer of `size` bytes, aligned to 64: the smallest idle one that fits and is at most twice
   /// as large, or else fresh memory. Throws std::bad_alloc where there is none.
-  ScratchLoan Take(size_t size) WEIR_EXCLUDES(mutex_);
+  ScratchBuffer Take(size_t size) WEIR_EXCLUDES(mutex_);
 
  private:
-  friend class ScratchLoan;
+  friend class ScratchBuffer;
   struct Idle {
     std::byte* data;
     size_t capacity;

@@ -77,8 +77,8 @@ class CodedExchange : public Exchange {
   float scale_ = in_.scale;
   int part_ = -1;  // none yet
   uint16_t flags_ = 0;
-  ScratchLoan payload_;  // outcome_.payload_bytes of it, all rounds so far
-  size_t round_at_ = 0;  // where this round's part of the payload begins
+  ScratchBuffer payload_;  // outcome_.payload_bytes of it, all rounds so far
+  size_t round_at_ = 0;    // where this round's part of the payload begins
   std::optional<ResidualBuffers> residual_;
   std::optional<ResidualBuffers> aggregate_;  // of the sum that this rank encodes
   ExchangeOutcome outcome_;

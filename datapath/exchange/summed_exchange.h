@@ -40,7 +40,7 @@ class SummedExchange : public CodedExchange {
  private:
   // The name of the form, which lives as long as the program.
   const std::string_view layout_ = FormOf(in_.collective).Traits().name;
-  ScratchLoan sum_payload_;
+  ScratchBuffer sum_payload_;
 };
 
 }  // namespace weir

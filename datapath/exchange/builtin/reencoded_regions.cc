@@ -141,7 +141,7 @@ class RegionExchange : public SummedExchange {
 
   std::vector<std::span<const std::byte>> payloads_;  // own, by region; parts of payload_
   size_t payload_bytes_max_ = 0;                      // of any region
-  ScratchLoan sum_;                                   // of the own region
+  ScratchBuffer sum_;                                 // of the own region
   Gathered gathered_;                                 // encoded sums, by region
 };
 
