@@ -13,7 +13,7 @@ namespace weir::agent {
 namespace {
 
 constexpr size_t kPeersMax = 1024;
-constexpr size_t kEventBytes = 256;  // what an event without a measured size is counted as
+constexpr size_t kEventBytes = 256;  // the size of an event whose size is not measured
 constexpr size_t kReservedItems = 1024;
 constexpr uint64_t kProbeBytesDefault = 4u << 20;
 constexpr double kProbeDeadlineDefault_s = 10;
@@ -21,7 +21,7 @@ constexpr double kProbeDeadlineMax_s = 60;
 constexpr Duration kMetricsInterval = std::chrono::seconds(1);
 constexpr Duration kHeartbeatDefault = std::chrono::seconds(5);
 
-// A duration that a peer stated: `fallback` when it is not positive and finite, within [low, high].
+// A duration that a peer sent, within [low, high]; `fallback` if it is not positive and finite.
 double Bounded(double seconds, double fallback, double low, double high) {
   if (!std::isfinite(seconds) || seconds <= 0) return fallback;
   return std::clamp(seconds, low, high);
@@ -144,7 +144,8 @@ Agent::~Agent() {
     stopping_ = true;
     inbox_ready_.NotifyAll();
   }
-  // First the executor, which uses the others; they may still post, and nobody reads it.
+  // The executor ends first, because it uses the others. They may still post events, which nobody
+  // reads.
   if (thread_.joinable()) thread_.join();
   stream_.reset();
   local_.reset();
@@ -167,15 +168,16 @@ bool Agent::OnRankMessage(ConnectionId connection, v1::RankMessage message, size
                           const std::shared_ptr<const RankPeer>& peer) {
   const Tier tier = TierOf(message);
   {
-    // Ranks leave room for what must not be lost: partings, the controller, finished probes.
+    // Messages of ranks leave room for events that must not be lost: closed connections, the
+    // controller, finished probes.
     MutexLock lock(inbox_mutex_);
     if (inbox_.control_size() + kReservedItems >= options_.inbox_items_max) return false;
   }
   return Post(RankSaid{connection, std::move(message), peer}, tier, bytes + kEventBytes);
 }
 
-// These few are counted as nothing, so that they always fit: losing one would lose track of a rank
-// or of the controller. A connection, a stream or a probe each make a bounded number of them.
+// These events have no size, so that they always fit: losing one would lose track of a rank or of
+// the controller. Each connection, stream or probe causes only a bounded number of them.
 void Agent::OnRankClosed(ConnectionId connection, const std::string& reason) {
   Post(RankLeft{connection, reason}, Tier::kControl, 0);
 }
@@ -247,7 +249,7 @@ void Agent::Handle(ControllerDown& event) {
       StrCat("controller ", options_.controller.controller, " lost: ", event.reason,
              "; ranks keep their plans"));
   subscription_.OnControllerLost(std::move(event.unsent));
-  // Who asked for these probes, and keeps them from colliding, is gone.
+  // The controller that asked for these probes, and prevents collisions, is gone.
   budget_.Return(probes_->DiscardAll());
   probe_started_.clear();
   latency_->SetPaused(false);
@@ -273,7 +275,7 @@ void Agent::Handle(ControllerSaid& event) {
       Apply(subscription_.OnCommand(event.message.rank()));
       break;
     case v1::ControllerMessage::BODY_NOT_SET:
-      break;  // of a newer controller
+      break;  // for a newer connection to the controller
   }
 }
 
@@ -305,9 +307,9 @@ void Agent::ObserveTelemetry(ConnectionId connection, const v1::RankMessage& mes
   if (!message.has_paths()) return;
   const TimePoint now = clock_.Now();
   for (const v1::PathSample& path : message.paths().paths()) {
-    if (path.medium() == "shm") continue;  // no network was used
+    if (path.medium() == "shm") continue;  // it used no network
     const std::string node = NodeOf(path.peer_address());
-    if (node.empty()) continue;  // this node itself, or one that no agent speaks for
+    if (node.empty()) continue;  // this node, or a node without an agent
     const RankKey peer{key->job, path.peer_rank()};
     const auto sample =
         passive_.Observe({Describe(*key), Describe(peer)}, node, ToObservation(path), now);
@@ -329,14 +331,14 @@ void Agent::ObserveTelemetry(ConnectionId connection, const v1::RankMessage& mes
   }
 }
 
-// The other node whose address a rank's transport has; empty when there is none.
+// The other node whose address a rank's transport uses, or nothing.
 std::string Agent::NodeOf(const std::string& datapath_address) const {
   const auto parts = SplitHostPort(datapath_address);
   if (!parts.ok() || parts->first == options_.address) return "";
   std::string found;
   for (const auto& [node, state] : peers_) {
     if (state.peer.address() != parts->first) continue;
-    if (!found.empty()) return "";  // agents that share an address cannot be told apart
+    if (!found.empty()) return "";  // agents that share an address cannot be distinguished
     found = node;
   }
   return found;
@@ -384,7 +386,7 @@ void Agent::Handle(LatencyResult& event) {
   link.set_target_node(event.node);
   link.set_method(event.method);
   if (event.rtt.ok()) {
-    // The minimum of the burst: what it takes without our own queue.
+    // The minimum of the burst has no delay by our own queue.
     link.set_rtt_s(event.rtt->rtt_min_s);
     link.set_rtt_deviation_s(event.rtt->rtt_deviation_s);
     link.set_samples(event.rtt->received);
@@ -514,7 +516,7 @@ void Agent::PublishMetrics() {
       s.bandwidth_bytes_per_s.push_back(state.bandwidth_bytes_per_s);
     }
   }
-  // Also says in the log when files are renewed to something that is no good.
+  // This also logs when renewed files are invalid.
   if (TlsFiles* files = options_.controller.credentials.files()) s.tls = files->Health();
   const PlanSubscription::Counters& counters = subscription_.counters();
   s.controller_connections = controller_connections_;

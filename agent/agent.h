@@ -1,6 +1,6 @@
 #pragma once
-// The node agent: joins ranks, probers and controller. All state lives on one thread; sockets, gRPC
-// and probers only put events into its queue.
+// The node agent, which connects ranks, probers and controller. All state belongs to one thread;
+// sockets, gRPC and probers only put events into its queue.
 
 #include <cstdint>
 #include <map>
@@ -31,7 +31,7 @@ namespace weir::agent {
 
 struct AgentOptions {
   std::string node;     // name, unique in the cluster
-  std::string address;  // IP that other nodes reach; probers bind it
+  std::string address;  // IP address for other nodes; probers bind it
   std::string version;
   std::string instance;         // random per process
   uint16_t probe_port = 7446;   // UDP echo and TCP connect; 0: any
@@ -47,13 +47,13 @@ struct AgentOptions {
   uint64_t seed = 0;
 };
 
-/// Thread "weir-agent" owns everything below the line "executor's".
+/// The thread "weir-agent" owns all members below the line "executor's".
 class Agent : private LocalServer::Handler, private ControllerStream::Handler {
  public:
   /// Binds every port, then starts. kUnavailable, kFailedPrecondition or kInvalidArgument name the
-  /// port, path or option. `clock` outlives the agent.
+  /// port, path or option. `clock` must outlive the agent.
   static StatusOr<std::unique_ptr<Agent>> Start(AgentOptions options, const Clock& clock);
-  /// Ends every thread and child process; within 2 s.
+  /// Ends every thread and child process, within 2 s.
   ~Agent() override;
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
@@ -103,7 +103,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   Agent(AgentOptions options, v1::NodeHello hello, const Clock& clock);
   Status Open();
 
-  // From other threads.
+  // Called from other threads.
   bool OnRankMessage(ConnectionId connection, v1::RankMessage message, size_t bytes,
                      const std::shared_ptr<const RankPeer>& peer) override;
   void OnRankClosed(ConnectionId connection, const std::string& reason) override;
@@ -113,7 +113,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
                         std::vector<v1::AgentMessage> unsent) override;
   bool Post(Event event, Tier tier, size_t bytes);
 
-  // The executor's.
+  // Called on the executor's thread.
   void Run();
   std::optional<Event> NextEvent(TimePoint deadline);
   void Handle(RankSaid& event);
@@ -147,13 +147,13 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   PassiveEstimator passive_;
   ByteBudget budget_;
   std::map<std::string, PeerState> peers_;  // by node
-  uint64_t generation_ = 0;                 // of the controller's stream; 0: none
+  uint64_t generation_ = 0;                 // of the connection to the controller; 0: none
   uint64_t controller_connections_ = 0;
   Duration heartbeat_interval_;
   TimePoint next_heartbeat_{};
   TimePoint next_metrics_{};
   double last_heartbeat_unix_s_ = 0;
-  std::map<std::string, TimePoint> probe_started_;  // by id; at most what the runner holds
+  std::map<std::string, TimePoint> probe_started_;  // by id; at most as many as the runner holds
 
   std::unique_ptr<HealthServer> health_;
   std::unique_ptr<EchoServer> echo_;

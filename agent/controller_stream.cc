@@ -15,7 +15,7 @@ namespace weir::agent {
 namespace {
 
 constexpr int kReceiveBytesMax = 8 << 20;
-constexpr Duration kConnectSlice = std::chrono::milliseconds(100);  // how late a stop is noticed
+constexpr Duration kConnectSlice = std::chrono::milliseconds(100);  // the longest delay of a stop
 
 int Milliseconds(Duration duration) {
   return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
@@ -77,7 +77,7 @@ void ControllerStream::Run(const std::stop_token& stop) {
       back_off = options_.back_off_min;
       last_failure.clear();
     } else if (Message(ended) != last_failure) {
-      last_failure = Message(ended);  // said once, not at every attempt
+      last_failure = Message(ended);  // logged once, not at every attempt
       Log(LogLevel::kWarning, "agent",
           StrCat("controller ", options_.controller, ": ", last_failure));
     }
@@ -104,7 +104,7 @@ StatusOr<std::unique_ptr<ControllerStream::Call>> ControllerStream::Open(
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  // A fresh connection per attempt: the back-off is ours alone.
+  // Every attempt makes a new connection, so that only our own back-off applies.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(kReceiveBytesMax);
   auto call = std::make_unique<Call>();
@@ -137,7 +137,7 @@ Status ControllerStream::RunOnce(const std::stop_token& stop, bool* was_connecte
   std::thread writer([&] { WriteLoop(*call); });
   v1::ControllerMessage message;
   while (call->stream->Read(&message)) {
-    *was_connected = true;  // a message proves that a controller is there, not only a listener
+    *was_connected = true;  // a message shows that there is a controller, not only a listener
     handler_.OnControllerMessage(generation, std::move(message));
     message.Clear();
   }
@@ -177,7 +177,7 @@ void ControllerStream::WriteLoop(Call& call) {
       if (!writing_) return;
       message = queue_.Pop();
     }
-    // Waits while the controller's flow control says so; cancelling ends that wait.
+    // Waits for the controller's flow control; cancelling ends the wait.
     if (!call.stream->Write(*message)) {
       call.context.TryCancel();
       return;

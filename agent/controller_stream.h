@@ -1,6 +1,6 @@
 #pragma once
-// The agent's one stream to the controller: connects, keeps alive, reconnects with back-off. A lost
-// controller is an event, never an error of the agent.
+// The agent's stream to the controller: it connects, keeps the connection alive, and reconnects
+// with back-off. The loss of the controller is an event, never an error of the agent.
 
 #include <condition_variable>
 #include <cstdint>
@@ -32,7 +32,7 @@ class ControllerStream {
     Duration keepalive_timeout = std::chrono::seconds(10);
     size_t queue_items_max = 4096;
     size_t queue_bytes_max = 16u << 20;
-    uint64_t seed = 0;  // of the back-off's jitter
+    uint64_t seed = 0;  // for the jitter of the back-off
   };
 
   /// Called on the stream's thread, one call at a time. `generation` counts connections from 1.
@@ -41,24 +41,24 @@ class ControllerStream {
     virtual ~Handler() = default;
     virtual void OnControllerConnected(uint64_t generation) = 0;
     virtual void OnControllerMessage(uint64_t generation, v1::ControllerMessage message) = 0;
-    /// `unsent`: control messages that were queued and never written, oldest first.
+    /// `unsent`: the control messages that were queued and not written, oldest first.
     virtual void OnControllerLost(uint64_t generation, const std::string& reason,
                                   std::vector<v1::AgentMessage> unsent) = 0;
   };
 
-  /// Starts connecting. `handler` and `clock` outlive the stream.
+  /// Starts connecting. `handler` and `clock` must outlive the stream.
   ControllerStream(Options options, Handler& handler, const Clock& clock);
-  /// Cancels and joins; bounded by 1 s.
+  /// Cancels and joins, within 1 s.
   ~ControllerStream();
   ControllerStream(const ControllerStream&) = delete;
   ControllerStream& operator=(const ControllerStream&) = delete;
 
-  /// Queues a message for the connection `generation`; one for another connection is dropped, since
-  /// the whole state is said again on a new one. Telemetry may push older telemetry out; a control
-  /// message without room ends the connection, which starts over.
+  /// Queues a message for the connection `generation`. A message for another connection is dropped,
+  /// because the whole state is sent again on a new one. Telemetry may displace older telemetry. A
+  /// control message without room ends the connection, which starts over.
   void Send(uint64_t generation, v1::AgentMessage message, Tier tier);
 
-  /// Telemetry dropped for want of room.
+  /// The number of telemetry messages dropped because the queue was full.
   uint64_t dropped() const;
 
  private:
@@ -76,10 +76,10 @@ class ControllerStream {
   CondVar ready_;
   TieredQueue<v1::AgentMessage> queue_ WEIR_GUARDED_BY(mutex_);
   uint64_t generation_ WEIR_GUARDED_BY(mutex_) = 0;  // 0: not connected
-  bool writing_ WEIR_GUARDED_BY(mutex_) = false;     // false: the writer is to end
+  bool writing_ WEIR_GUARDED_BY(mutex_) = false;     // false: the writer must end
   Call* call_ WEIR_GUARDED_BY(mutex_) = nullptr;
   bool overflowed_ WEIR_GUARDED_BY(mutex_) = false;
-  uint64_t connections_ = 0;  // only the stream's thread
+  uint64_t connections_ = 0;  // used only by the stream's thread
   std::jthread thread_;
 };
 

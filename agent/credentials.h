@@ -1,5 +1,5 @@
 #pragma once
-// How the agent proves itself to the controller, and the rule that plain text stays on loopback.
+// How the agent authenticates to the controller, and the rule that plain text is only for loopback.
 
 #include <memory>
 #include <string>
@@ -21,7 +21,7 @@ struct CredentialOptions {
   std::string ca_file = {};     // PEM; with any of the three, TLS is used
   std::string cert_file = {};
   std::string key_file = {};
-  bool insecure = false;  // plain text off loopback is wanted
+  bool insecure = false;  // permits plain text off loopback
 };
 
 /// Thread-safe.
@@ -30,21 +30,21 @@ class CredentialFactory {
   /// files: null for plain text.
   explicit CredentialFactory(std::shared_ptr<TlsFiles> files = nullptr);
 
-  /// Makes fresh credentials: renewed files count at the next connection; when they are not good,
-  /// those before do, and the log says so (base/tls). Without any before: kUnavailable names a file
-  /// that cannot be read, kInvalidArgument one with wrong content.
+  /// Makes new credentials. Renewed files are used at the next connection. If they are invalid, the
+  /// previous ones are used, and that is logged (base/tls). Without previous ones, kUnavailable
+  /// names a file that cannot be read and kInvalidArgument one with wrong content.
   StatusOr<std::shared_ptr<grpc::ChannelCredentials>> operator()() const;
 
-  /// Null in plain text.
+  /// Null for plain text.
   TlsFiles* files() const { return files_.get(); }
 
  private:
   std::shared_ptr<TlsFiles> files_;
 };
 
-/// TLS when a file is given; plain text when the controller's host is a loopback literal,
-/// "localhost" or a Unix socket, or `insecure` is set. kInvalidArgument otherwise, or when only one
-/// of certificate and key is given, or `insecure` contradicts the files.
+/// Uses TLS when a file is given, and plain text when the controller's host is a loopback literal,
+/// "localhost" or a Unix socket, or when `insecure` is set. kInvalidArgument otherwise, or when
+/// only one of certificate and key is given, or `insecure` contradicts the files.
 StatusOr<CredentialFactory> MakeCredentialFactory(const CredentialOptions& options);
 
 }  // namespace weir::agent

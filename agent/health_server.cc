@@ -65,7 +65,7 @@ class HealthServerImpl : public HealthServer {
   const Clock& clock_;
   const Duration beat_max_;
   std::atomic<TimePoint> beat_;
-  grpc::CallbackGenericService unimplemented_;  // a server must have some service of its own
+  grpc::CallbackGenericService unimplemented_;  // a server must have a service
   std::unique_ptr<grpc::Server> server_;
   int port_ = 0;
   Mutex mutex_;

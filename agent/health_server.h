@@ -1,6 +1,6 @@
 #pragma once
-// grpc.health.v1.Health on a port of its own, for probes of an orchestrator. Plain text and without
-// any other service: such probes show no certificates.
+// grpc.health.v1.Health on a separate port, for the probes of an orchestrator. It is plain text and
+// has no other service, because such probes show no certificates.
 
 #include <atomic>
 #include <memory>
@@ -11,20 +11,21 @@
 
 namespace weir::agent {
 
-/// The agent answers SERVING, with or without a controller, while its thread beats.
+/// The agent answers SERVING, with or without a controller, while its thread calls Beat at least
+/// this often.
 inline constexpr Duration kHealthBeatMax = std::chrono::seconds(15);
 
-/// Thread-safe. A thread of its own looks at the beats.
+/// Thread-safe. A separate thread checks the beats.
 class HealthServer {
  public:
-  /// `address`: HOST:PORT, port 0: any. kUnavailable: the address is taken. `clock` outlives the
-  /// server. `beat_max`: silence after which it answers NOT_SERVING.
+  /// `address`: HOST:PORT, port 0: any. kUnavailable: the address is in use. `clock` must outlive
+  /// the server. `beat_max`: the time without a beat after which it answers NOT_SERVING.
   static StatusOr<std::unique_ptr<HealthServer>> Start(const std::string& address,
                                                        const Clock& clock,
                                                        Duration beat_max = kHealthBeatMax);
   virtual ~HealthServer() = default;
   virtual int port() const = 0;
-  /// Says that who calls it is alive.
+  /// To be called regularly by the thread that is supervised.
   virtual void Beat() = 0;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// Watches the round-trip time to every other node, all the time and cheaply: a UDP echo burst to
-// all of them, and TCP handshakes with one of them in turn.
+// Measures the round-trip time to every other node, continuously and at low cost: a UDP echo burst
+// to all of them, and TCP handshakes with one of them in turn.
 
 #include <condition_variable>
 #include <cstdint>
@@ -33,17 +33,17 @@ struct LatencyResult {
 /// Thread "weir-latency". Methods are thread-safe.
 class LatencyProber {
  public:
-  /// `report` is called on the prober's thread and must not wait. `seed`: of nonces and jitter.
+  /// `report` is called on the prober's thread and must not wait. `seed` is for nonces and jitter.
   LatencyProber(std::function<void(LatencyResult)> report, uint64_t seed, const Clock& clock);
   /// Stops and joins, within 0.2 s.
   ~LatencyProber();
   LatencyProber(const LatencyProber&) = delete;
   LatencyProber& operator=(const LatencyProber&) = delete;
 
-  /// Replaces the targets; the first round follows soon. `interval` between rounds, jittered by 20
-  /// %, at least 0.1 s; zero means 5 s.
+  /// Replaces the targets; the first round follows soon. `interval` is the time between rounds, at
+  /// least 0.1 s, with jitter of 20 %; zero means 5 s.
   void SetTargets(std::vector<LatencyTarget> targets, Duration interval);
-  /// While true no round starts: an active probe fills the queues of this node.
+  /// While true no round starts, because an active probe fills the queues of this node.
   void SetPaused(bool paused);
 
  private:
@@ -52,9 +52,9 @@ class LatencyProber {
 
   const std::function<void(LatencyResult)> report_;
   const Clock& clock_;
-  Random random_;        // only the prober's thread
-  size_t tcp_turn_ = 0;  // only the prober's thread
-  std::mutex mutex_;     // plain: condition_variable_any waits on it with a stop token
+  Random random_;        // used only by the prober's thread
+  size_t tcp_turn_ = 0;  // used only by the prober's thread
+  std::mutex mutex_;     // std::mutex, because condition_variable_any waits on it with a stop token
   std::condition_variable_any changed_;
   std::vector<LatencyTarget> targets_;
   Duration interval_ = std::chrono::seconds(5);

@@ -43,7 +43,7 @@ StatusOr<sockaddr_un> UnixAddress(const std::string& path) {
   return address;
 }
 
-// Removes a socket file that nobody listens on.
+// Removes the file of a socket on which no process listens.
 Status RemoveStaleSocket(const std::string& path, const sockaddr_un& address) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return OkStatus();
@@ -60,8 +60,9 @@ Status RemoveStaleSocket(const std::string& path, const sockaddr_un& address) {
   return OkStatus();
 }
 
-// The process that connected. A child that inherits the connection counts as that process, which
-// may have ended while the child keeps the connection open: hence the descriptor of the process.
+// Identifies the process that connected. A child that inherits the connection counts as that
+// process, which may have ended while the child keeps the connection open. The descriptor of the
+// process shows whether it has.
 RankPeer LocalPeer(int fd) {
   RankPeer peer;
   peer.is_local = true;
@@ -126,7 +127,7 @@ LocalServer::LocalServer(Options options, Handler& handler, const Clock& clock)
       next_id_(kFirstConnection) {}
 
 Status LocalServer::LockSocket() {
-  // Two agents that start together must not each take the other's socket for a stale one.
+  // Two agents that start at the same time must not each treat the other's socket as stale.
   const std::string path = options_.socket_path + ".lock";
   lock_ = FileDescriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock_.valid()) return ErrnoStatus(StrCat("open ", path), errno);
@@ -153,7 +154,7 @@ Status LocalServer::ListenUnix() {
   WEIR_RETURN_IF_ERROR(RemoveStaleSocket(options_.socket_path, address));
   unix_listener_ = FileDescriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!unix_listener_.valid()) return ErrnoStatus("socket", errno);
-  // Nobody can connect between bind and chmod: the socket does not listen yet.
+  // Nobody can connect between bind and chmod, because the socket does not listen yet.
   if (bind(unix_listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) !=
       0) {
     return ErrnoStatus(StrCat("bind ", options_.socket_path), errno);
@@ -266,7 +267,7 @@ void LocalServer::Serve() {
       }
     }
     {
-      // After the wake-up was read: one that came later wakes the next round.
+      // Checked after the wake-up was read, so that a later one wakes the next round.
       MutexLock lock(mutex_);
       if (stopping_) break;
     }
@@ -292,7 +293,7 @@ void LocalServer::Accept(int listener, bool is_tcp) {
       continue;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      // The listener stays readable: leave it alone for a moment instead of spinning.
+      // The listener stays readable, so it is ignored for a moment instead of spinning.
       Log(LogLevel::kWarning, "agent", StrCat("accept: ", std::strerror(errno)));
       accepting_ = false;
       accept_again_ = clock_.Now() + std::chrono::milliseconds(200);
@@ -343,7 +344,7 @@ void LocalServer::Challenge(ConnectionId id, Connection& connection) {
   const StatusOr<std::string> json = FormatRankCommand(command);
   if (!json.ok()) return Log(LogLevel::kError, "agent", ToString(json.status()));
   connection.output += EncodeSocketFrame(*json);
-  Watch(id, true);  // the caller goes on with the connection, which a failed write would end
+  Watch(id, true);  // the caller uses the connection further; a failed write would end it
 }
 
 void LocalServer::OnReadable(ConnectionId id) {
@@ -372,7 +373,7 @@ void LocalServer::OnReadable(ConnectionId id) {
   HandleFrames(id, connection);
 }
 
-// False when the connection was refused.
+// Returns false when the connection was refused.
 bool LocalServer::HandleFrames(ConnectionId id, Connection& connection) {
   while (true) {
     StatusOr<std::optional<std::string>> frame = connection.reader.Next();
@@ -400,7 +401,7 @@ Status LocalServer::HandleMessage(ConnectionId id, Connection& connection,
   }
   WEIR_ASSIGN_OR_RETURN(v1::RankMessage message, ParseRankMessage(json));
   const bool is_first = !std::exchange(connection.framed, true);
-  // On a Unix socket the file's permissions decide; a token there is ignored.
+  // On a Unix socket the permissions of the file decide, and a token is ignored.
   if (is_first && message.body_case() == v1::RankMessage::BODY_NOT_SET && ParseToken(json).ok()) {
     return OkStatus();
   }
@@ -424,7 +425,7 @@ void LocalServer::CollectOutboxes() {
     MutexLock lock(mutex_);
     for (auto& [id, outbox] : outboxes_) {
       if (outbox.frames.empty() && !outbox.refusal && !outbox.overflow) continue;
-      // Frames wait in the outbox while the connection has older ones, so that its bound holds.
+      // Frames stay in the outbox while the connection has older ones, so that its bound holds.
       const auto connection = connections_.find(id);
       const bool idle = connection != connections_.end() && connection->second.output.empty();
       if (!idle && !outbox.refusal && !outbox.overflow) continue;
@@ -451,7 +452,7 @@ void LocalServer::CollectOutboxes() {
 
 void LocalServer::StartRefusal(ConnectionId id, Connection& connection, const std::string& reason,
                                double retry_after_s) {
-  // One that comes again and again is told each time and logged once.
+  // A client that connects repeatedly gets a refusal each time, which is logged once.
   if (told_.size() >= kToldMax) told_.clear();
   const bool is_news = told_.insert(StrCat(connection.peer->name, " refused: ", reason)).second;
   Log(is_news ? LogLevel::kWarning : LogLevel::kDebug, "agent",
@@ -478,15 +479,15 @@ void LocalServer::Flush(ConnectionId id) {
       Watch(id, true);
       return;
     }
-    if (n <= 0) break;  // it is gone, or reads no more; what it said before is still to be read
+    if (n <= 0) break;  // it is gone or reads no more; its earlier messages must still be read
     connection.output_offset += static_cast<size_t>(n);
   }
   connection.output.clear();
   connection.output_offset = 0;
   Watch(id, false);
   if (connection.refusing && !connection.shut) {
-    // Closing with unread input would reset the connection and lose the refusal: half-close, and
-    // read on until the client closes or its time is up.
+    // Closing with unread input would reset the connection and lose the refusal. So the server
+    // half-closes, and reads until the client closes or the time is over.
     shutdown(connection.fd.get(), SHUT_WR);
     connection.shut = true;
   }
@@ -505,7 +506,7 @@ void LocalServer::CloseConnection(ConnectionId id, const std::string& reason) {
   if (found == connections_.end()) return;
   const bool spoke = found->second.spoke;
   Log(LogLevel::kDebug, "agent", StrCat("connection ", id, ": ", reason));
-  connections_.erase(found);  // closing the descriptor takes it out of epoll
+  connections_.erase(found);  // closing the descriptor removes it from epoll
   {
     MutexLock lock(mutex_);
     outboxes_.erase(id);

@@ -54,23 +54,24 @@ class LocalServer {
   /// a token; kUnavailable with the kernel's reason. `handler` and `clock` outlive the server.
   static StatusOr<std::unique_ptr<LocalServer>> Start(Options options, Handler& handler,
                                                       const Clock& clock);
-  /// Closes every connection, removes the socket file, joins. Bounded by 1 s.
+  /// Closes every connection, removes the socket file and joins, within 1 s.
   ~LocalServer();
   LocalServer(const LocalServer&) = delete;
   LocalServer& operator=(const LocalServer&) = delete;
 
-  /// Queues a command. A connection that is gone is ignored; one that does not read is closed when
-  /// its queue is full. Thread-safe.
+  /// Queues a command. It is dropped if the connection is gone. A connection that does not read is
+  /// closed when its queue is full. Thread-safe.
   void Send(ConnectionId connection, const v1::RankCommand& command);
-  /// Sends RankRefusal and closes. Logged as a warning when this client was not refused for the
-  /// same reason before. Thread-safe.
+  /// Sends RankRefusal and closes. Logs a warning unless this client was refused for the same
+  /// reason before. Thread-safe.
   void Refuse(ConnectionId connection, const std::string& reason, double retry_after_s = 0);
 
-  /// The bound TCP port; 0 without TCP.
+  /// The bound TCP port, or 0 without TCP.
   uint16_t tcp_port() const { return tcp_port_; }
-  /// Open connections. Thread-safe.
+  /// The number of open connections. Thread-safe.
   size_t connection_count() const;
-  /// Connections refused for what they sent or for want of room. Thread-safe.
+  /// The number of connections refused because of their messages or because the server was full.
+  /// Thread-safe.
   uint64_t refused_count() const;
 
  private:
@@ -78,16 +79,16 @@ class LocalServer {
     FileDescriptor fd;
     std::shared_ptr<const RankPeer> peer;
     bool needs_token = false;
-    bool framed = false;    // sent a whole frame
-    bool spoke = false;     // delivered a message
-    bool refusing = false;  // what it sends is thrown away until it closes
-    bool shut = false;      // our side has been shut down
+    bool framed = false;    // has sent a complete frame
+    bool spoke = false;     // has delivered a message
+    bool refusing = false;  // its input is discarded until it closes
+    bool shut = false;      // this side has been shut down
     TimePoint deadline;     // for the first message, or for closing
     SocketFrameReader reader;
-    std::string output;  // being written
+    std::string output;  // to be written
     size_t output_offset = 0;
   };
-  // What other threads hand over, per connection.
+  // What other threads pass to one connection.
   struct Outbox {
     std::string frames;
     std::optional<v1::RankRefusal> refusal;
@@ -127,9 +128,9 @@ class LocalServer {
   bool owns_socket_file_ = false;
   bool accepting_ = true;
   TimePoint accept_again_{};
-  std::map<ConnectionId, Connection> connections_;  // only the server's thread
+  std::map<ConnectionId, Connection> connections_;  // used only by the server's thread
   ConnectionId next_id_;
-  std::set<std::string> told_;  // refusals that are in the log
+  std::set<std::string> told_;  // refusals that were logged
 
   mutable Mutex mutex_;
   std::map<ConnectionId, Outbox> outboxes_ WEIR_GUARDED_BY(mutex_);

@@ -101,7 +101,7 @@ StatusOr<std::string> ReadToken(const std::string& path) {
   return token;
 }
 
-// What the flags say beyond single values.
+// Checks and completes flags that depend on each other.
 Status Complete(Flags* flags) {
   WEIR_ASSIGN_OR_RETURN(const LogLevel level, ParseLogLevel(flags->log_level));
   SetMinimumLogLevel(level);

@@ -1,6 +1,6 @@
 #pragma once
-// The agent's /metrics. Labels are bounded: never a rank, a step or a pair of nodes; links appear
-// as the minimum, median and maximum over the peers.
+// The agent's /metrics. Labels are bounded: there is no label for a rank, a step or a pair of
+// nodes. Links are shown as the minimum, median and maximum over the peers.
 
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@
 
 namespace weir::agent {
 
-/// What the gauges show, set as a whole about once a second.
+/// The values of the gauges, set together about once a second.
 struct MetricsSnapshot {
   bool controller_connected = false;
   double controller_heartbeat_unix_s = 0;  // last message sent as a heartbeat; 0: none yet
@@ -22,7 +22,7 @@ struct MetricsSnapshot {
   size_t connections = 0;
   size_t peers = 0;
   uint64_t probe_budget_bytes = 0;
-  std::optional<TlsHealth> tls;               // none in plain text
+  std::optional<TlsHealth> tls;               // none for plain text
   std::vector<double> rtt_s;                  // newest per peer
   std::vector<double> loss_ratio;             // newest per peer
   std::vector<double> bandwidth_bytes_per_s;  // newest per peer
@@ -42,21 +42,21 @@ class AgentMetrics {
   AgentMetrics(const AgentMetrics&) = delete;
   AgentMetrics& operator=(const AgentMetrics&) = delete;
 
-  /// Serves /metrics at "HOST:PORT", HOST an IP address or "localhost". kInvalidArgument when it is
-  /// neither, kUnavailable when it cannot be bound.
+  /// Serves /metrics at "HOST:PORT", where HOST is an IP address or "localhost". kInvalidArgument
+  /// when it is neither, kUnavailable when it cannot be bound.
   Status Serve(const std::string& host_port);
-  /// The port that Serve bound; 0 before.
+  /// The port that Serve has bound, or 0 before.
   int port() const;
 
   void Set(const MetricsSnapshot& snapshot);
-  /// One message of a rank; `kind` is the oneof's field name.
+  /// Counts a message of a rank. `kind` is the name of the field in the oneof.
   void CountRankMessage(const std::string& kind);
-  /// One burst of latency probes to one peer.
+  /// Counts a burst of latency probes to one peer.
   void CountLatencyProbe(const std::string& method, bool ok);
-  /// One finished scheduled probe; `method` as in LinkSample.
+  /// Counts a finished scheduled probe. `method` as in LinkSample.
   void CountProbe(const std::string& method, bool ok, uint64_t bytes, double seconds);
 
-  /// The page as Prometheus reads it.
+  /// The text of the page.
   std::string Text() const;
 
  private:

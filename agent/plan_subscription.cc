@@ -8,7 +8,7 @@
 namespace weir::agent {
 namespace {
 
-constexpr size_t kOfferedPlansMax = 8;  // plans and their lease plans
+constexpr size_t kOfferedPlansMax = 8;  // plans and lease plans
 constexpr size_t kUndeliveredMax = 256;
 constexpr size_t kJobNameBytesMax = 200;
 constexpr uint32_t kWorldMax = 65535;
@@ -18,7 +18,7 @@ std::string CheckHello(const v1::RankHello& hello) {
     return StrCat("expected a job name of 1 to ", kJobNameBytesMax, " bytes, found ",
                   hello.job().size());
   }
-  // Messages and logs repeat the name; a line of its own would pass for one of theirs.
+  // Messages and logs repeat the name, and a line break would let it imitate another line.
   if (std::any_of(hello.job().begin(), hello.job().end(),
                   [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
     return "expected a job name without control characters";
@@ -127,7 +127,7 @@ Effects PlanSubscription::OnHello(ConnectionId connection, v1::RankMessage messa
     by_connection_.erase(old->second.connection);
     by_rank_.erase(old);
   }
-  // It is here again: a parting that could not be told yet is no longer true.
+  // The rank has come back, so a notice that it is gone, if not sent yet, is wrong.
   std::erase_if(undelivered_, [&](const v1::AgentMessage& m) {
     return m.has_rank_gone() && m.rank_gone().job() == key.job && m.rank_gone().rank() == key.rank;
   });
@@ -142,7 +142,8 @@ Effects PlanSubscription::OnHello(ConnectionId connection, v1::RankMessage messa
   return effects;
 }
 
-// True if the answer is to the open offer. An ack may still turn into a nack, never the other way.
+// Returns true if the answer is to the open offer. An ack may still become a nack, but not the
+// reverse.
 bool PlanSubscription::AcceptAnswer(Session& session, const v1::RankMessage& message) {
   const bool is_ack = message.has_ack();
   const uint64_t version = is_ack ? message.ack().version() : message.nack().version();
@@ -166,7 +167,7 @@ void PlanSubscription::SetActivePlan(Session& session, uint64_t version) {
     if (plan != session.offered.end()) {
       *session.hello.mutable_active_plan() = plan->second;
     } else {
-      session.hello.clear_active_plan();  // better none than the wrong one
+      session.hello.clear_active_plan();  // no plan is better than the wrong one
     }
   }
   if (session.open_version <= version) {
@@ -182,7 +183,8 @@ void PlanSubscription::Forward(const RankKey& key, v1::RankMessage message, Effe
   } else if (message.has_event()) {
     KeepUndelivered(FromRank(key, std::move(message)));
   }
-  // Everything else is in the session and is said again on connecting; telemetry would be stale.
+  // Everything else is in the session and is sent again on connecting. Telemetry would be out of
+  // date.
 }
 
 void PlanSubscription::KeepUndelivered(v1::AgentMessage message) {
@@ -236,7 +238,7 @@ void PlanSubscription::OnControllerLost(std::vector<v1::AgentMessage> unsent) {
   for (v1::AgentMessage& message : unsent) {
     const bool is_event = message.has_rank() && message.rank().message().has_event();
     bool is_gone = message.has_rank_gone();
-    // A rank that has come back since is told by its hello.
+    // Its hello reports a rank that has come back.
     if (is_gone) {
       is_gone = !by_rank_.contains(RankKey{message.rank_gone().job(), message.rank_gone().rank()});
     }
@@ -270,7 +272,7 @@ Effects PlanSubscription::OnCommand(const v1::ToRank& command) {
       break;
     }
     case v1::RankCommand::kWithdraw:
-      // The plan stays remembered: an activation may be on its way already.
+      // The plan is kept, because an activation may be on its way already.
       if (session.open_version == command.command().withdraw().version()) {
         session.open_nonce.clear();
         session.answer.reset();
@@ -282,7 +284,7 @@ Effects PlanSubscription::OnCommand(const v1::ToRank& command) {
     case v1::RankCommand::kRefusal:
       return {RefuseRank{session.connection, command.command().refusal().reason(),
                          command.command().refusal().retry_after_s()}};
-    case v1::RankCommand::kChallenge:  // the agent's own affair
+    case v1::RankCommand::kChallenge:  // handled by the agent itself
     case v1::RankCommand::BODY_NOT_SET:
       ++counters_.unknown_messages;
       return {};

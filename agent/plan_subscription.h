@@ -1,7 +1,8 @@
 #pragma once
-// What a node's ranks and the controller know of each other, as a pure state machine: no sockets,
-// no clock, no threads. After a lost connection the whole state is said again (state of the world,
-// as in xDS), so nothing depends on a message having arrived. Ranks never wait for any of this.
+// What a node's ranks and the controller know about each other, as a pure state machine: no
+// sockets, no clock, no threads. After a lost connection the whole state is sent again (state of
+// the world, as in xDS), so nothing depends on the delivery of a particular message. Ranks never
+// wait for any of this.
 
 #include <compare>
 #include <cstdint>
@@ -23,7 +24,7 @@ struct RankKey {
   uint32_t rank = 0;
   friend auto operator<=>(const RankKey&, const RankKey&) = default;
 };
-/// "rank 2 of job 'x'".
+/// The rank in messages: "rank 2 of job 'x'".
 std::string Describe(const RankKey& key);
 
 /// Steps and paths are telemetry; everything else is control.
@@ -37,18 +38,18 @@ struct SendToRank {
   ConnectionId connection = 0;
   v1::RankCommand command;
 };
-/// Say why and close.
+/// Send the reason and close.
 struct RefuseRank {
   ConnectionId connection = 0;
   std::string reason;
   double retry_after_s = 0;  // as in RankRefusal
 };
 using Effect = std::variant<SendToController, SendToRank, RefuseRank>;
-/// In the order in which they are to happen.
+/// In the order of execution.
 using Effects = std::vector<Effect>;
 
-/// Not thread-safe. Bounds: one session per connection (the server bounds those), 8 offered plans
-/// remembered per session, 256 undelivered control messages while there is no controller.
+/// Not thread-safe. Bounds: one session per connection (the server limits those), 8 offered plans
+/// per session, 256 undelivered control messages while there is no controller.
 class PlanSubscription {
  public:
   struct Counters {
@@ -56,27 +57,28 @@ class PlanSubscription {
     uint64_t acks = 0;
     uint64_t nacks = 0;
     uint64_t activations = 0;
-    uint64_t stale_answers = 0;     // wrong nonce or version, or answered before
+    uint64_t stale_answers = 0;     // wrong nonce or version, or repeated
     uint64_t unknown_messages = 0;  // of kinds that this version does not know
     uint64_t undelivered_dropped = 0;
-    uint64_t replaced = 0;  // a rank that came again while its old connection was open
+    uint64_t replaced = 0;  // ranks that attached again while the old connection was open
   };
 
   explicit PlanSubscription(v1::NodeHello node) : node_(std::move(node)), claims_(node_.node()) {}
 
-  /// The first message must be a valid RankHello of somebody who may speak for that rank (see
-  /// RankClaims), otherwise the connection is refused and nothing else changes. It then replaces an
-  /// earlier connection of the rank. `peer` matters with a hello only.
+  /// The first message must be a valid RankHello from a process that may represent the rank (see
+  /// RankClaims); otherwise the connection is refused and nothing else changes. It then replaces an
+  /// earlier connection of the rank. `peer` is used with a hello only.
   Effects OnRankMessage(ConnectionId connection, v1::RankMessage message,
                         const RankPeer& peer = RankPeer());
   /// Tells the controller that the rank is gone. Unknown connections are ignored.
   Effects OnRankClosed(ConnectionId connection, const std::string& reason);
-  /// Says everything: the node, every rank with its current plan and step, its buckets, its answer
-  /// to an offer that is still open, and what could not be delivered before.
+  /// Sends the whole state: the node, every rank with its current plan and step, its buckets, its
+  /// answer to an offer that is still open, and messages that could not be delivered before.
   Effects OnControllerConnected();
-  /// `unsent`: control messages that never left.
+  /// `unsent`: control messages that were never sent.
   void OnControllerLost(std::vector<v1::AgentMessage> unsent);
-  /// Passes a command on and remembers offers. A rank that is not here is answered with RankGone.
+  /// Passes a command on and remembers offers. For a rank that is not attached, answers with
+  /// RankGone.
   Effects OnCommand(const v1::ToRank& command);
 
   const Counters& counters() const { return counters_; }
@@ -84,13 +86,13 @@ class PlanSubscription {
   /// Ranks that reach peers over a network without any proof, by their own word. O(ranks).
   size_t unauthenticated_rank_count() const;
   bool controller_connected() const { return controller_connected_; }
-  /// The key of an attached rank; null when the connection has not said hello or was replaced.
+  /// The key of an attached rank, or null when the connection has not sent a hello or was replaced.
   const RankKey* FindKey(ConnectionId connection) const;
 
  private:
   struct Session {
     ConnectionId connection = 0;
-    v1::RankHello hello;  // kept up to date: active plan, version, step
+    v1::RankHello hello;  // updated: active plan, version, step
     std::optional<v1::BucketTable> buckets;
     std::map<uint64_t, v1::Plan> offered;   // by version, newest kOfferedPlansMax
     uint64_t open_version = 0;              // of the offer that awaits activation

@@ -16,7 +16,7 @@ void FillIperf(const StatusOr<IperfReport>& report, const ProbeTask& task,
   v1::LinkSample& sample = *result->mutable_sample();
   if (!report.ok()) {
     sample.set_error(Message(report.status()));
-    // A failed test may have sent anything up to its limit, unless it never got to its server.
+    // A failed test may have sent any amount up to its limit, unless it never reached its server.
     const bool never_ran = report.status().code() == StatusCode::kUnavailable;
     result->set_bytes_used(never_ran ? 0 : task.bytes_max);
     return;

@@ -1,5 +1,5 @@
 #pragma once
-// Runs the probes that the controller schedules: one at a time, each with a deadline.
+// Runs the probes that the controller schedules, one at a time, each with a deadline.
 
 #include <condition_variable>
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace weir::agent {
 
 enum class ProbeMethod { kIperf, kRoute };
 
-/// "iperf3" or "traceroute"; kNotFound lists them.
+/// Parses "iperf3" or "traceroute"; kNotFound lists them.
 StatusOr<ProbeMethod> ParseProbeMethod(std::string_view name);
 /// The name that ParseProbeMethod accepts.
 std::string Name(ProbeMethod method);
@@ -29,9 +29,9 @@ struct ProbeTask {
   std::string id;
   std::string node;
   ProbeMethod method = ProbeMethod::kIperf;
-  SocketAddress probe_address;  // the node's echo responder
+  SocketAddress probe_address;  // address of the node's echo responder
   uint16_t iperf_port = 0;
-  uint64_t bytes_max = 0;  // taken from the budget already
+  uint64_t bytes_max = 0;  // already taken from the budget
   TimePoint deadline{};
 };
 
@@ -40,10 +40,10 @@ class ProbeRunner {
  public:
   struct Options {
     std::string helper_program;
-    uint64_t seed = 0;  // of nonces
+    uint64_t seed = 0;  // for nonces
   };
-  /// `done` is called on the runner's thread once per task that was started or ran out of time in
-  /// the queue; not for discarded ones. It must not wait.
+  /// `done` is called on the runner's thread, once for every task that was started or whose time
+  /// ran out in the queue, but not for discarded ones. It must not wait.
   ProbeRunner(Options options, std::function<void(const ProbeTask&, v1::ProbeResult)> done,
               const Clock& clock);
   /// Stops the running probe and joins, within 0.5 s.
@@ -51,10 +51,10 @@ class ProbeRunner {
   ProbeRunner(const ProbeRunner&) = delete;
   ProbeRunner& operator=(const ProbeRunner&) = delete;
 
-  /// kResourceExhausted when 8 tasks wait already.
+  /// kResourceExhausted when 8 tasks are waiting already.
   Status Enqueue(ProbeTask task);
-  /// Stops the running probe and discards the waiting ones: who asked for them is gone. Returns the
-  /// bytes that the discarded ones had been granted.
+  /// Stops the running probe and discards the waiting ones, because the controller that asked for
+  /// them is gone. Returns the number of bytes that the discarded ones had been granted.
   uint64_t DiscardAll();
 
  private:

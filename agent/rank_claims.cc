@@ -9,8 +9,8 @@ namespace weir::agent {
 namespace {
 
 constexpr size_t kProcessesMax = 1024;
-// For what passes by itself: a former connection whose end has not been noticed, survivors that
-// have not yet said the epoch which a newcomer to their mesh says.
+// For conditions that end by themselves: a previous connection whose end has not been noticed, or
+// survivors that have not sent the epoch yet which a newcomer to their mesh sends.
 constexpr double kRetrySoon_s = 2;
 
 v1::RankRefusal Refusal(std::string reason, double retry_after_s = 0) {
@@ -59,7 +59,7 @@ std::optional<v1::RankRefusal> RankClaims::CheckRun(const Run& run, const v1::Ra
     if (run.public_key.empty()) return other_run("has a job key and this job runs without one");
     return other_run(hello.has_proof() ? "proves another job key" : "does not prove the job's key");
   }
-  if (!run.public_key.empty()) return std::nullopt;  // all that follows stands in for a proof
+  if (!run.public_key.empty()) return std::nullopt;  // the checks below replace a proof
   if (peer.is_local && first.peer.is_local && peer.uid != first.peer.uid) {
     return other_run("is another user's");
   }
@@ -79,13 +79,14 @@ std::optional<v1::RankRefusal> RankClaims::CheckHolder(const Run& run, const Cla
                                                        const v1::RankHello& hello,
                                                        const RankPeer& peer) const {
   if (SameProcess(holder.peer, peer) || Ended(holder.peer)) return std::nullopt;
-  // CheckRun believed the epoch, of the run if not of this rank: a replacement takes the place of a
-  // rank that has not followed its mesh, and is a process that has held no rank yet.
+  // CheckRun has accepted the epoch for the run, if not for this rank: a replacement takes the
+  // place of a rank that has not followed its mesh, and is a process that has held no rank yet.
   if (hello.epoch() > holder.epoch) return std::nullopt;
   const bool both_remote = !holder.peer.is_local && !peer.is_local;
   const bool processes_known = holder.peer.pid != 0 && peer.pid != 0;
-  // Where the kernel names no process, the key binds, or on TCP without one the agent's token: a
-  // rank that was started again must not wait for the end of a connection that nobody notices.
+  // Where the kernel does not name the processes, the job's key identifies the rank or, on TCP
+  // without a key, the agent's token. A restarted rank must not wait for the end of a connection
+  // that nobody notices.
   if (!processes_known && (both_remote || !run.public_key.empty())) return std::nullopt;
   return Refusal(StrCat(Subject(hello), " on node '", node_, "' belongs to ", holder.peer.name,
                         ", which is attached; ", peer.name,

@@ -9,7 +9,7 @@
 namespace weir::agent {
 namespace {
 
-// Parser messages quote the input; a hostile one must not fill the log.
+// Messages of the parser quote the input, and a hostile one must not fill the log.
 std::string Shorten(std::string text) {
   constexpr size_t kMessageBytesMax = 200;
   for (char& c : text) {

@@ -1,5 +1,5 @@
 #pragma once
-// A bounded queue of two kinds of messages: control messages, which must not be lost silently, and
+// A bounded queue for two kinds of messages: control messages, which must not be lost silently, and
 // telemetry, of which only the newest matters.
 
 #include <cstddef>
@@ -13,20 +13,20 @@ namespace weir::agent {
 
 enum class Tier { kControl, kTelemetry };
 
-/// First in, first out over both tiers. Over a bound the oldest telemetry goes first. Not
-/// thread-safe.
+/// First in, first out over both tiers. When a bound is exceeded, the oldest telemetry is dropped
+/// first. Not thread-safe.
 template <typename T>
 class TieredQueue {
  public:
   enum class Outcome {
     kQueued,
-    kDroppedTelemetry,  // queued, or itself telemetry and dropped; something was lost
-    kFull,  // a control message did not fit: the caller must start over with whole state
+    kDroppedTelemetry,  // the item is queued or is telemetry and dropped; telemetry was lost
+    kFull,              // a control message did not fit; the caller must send the whole state again
   };
 
   TieredQueue(size_t items_max, size_t bytes_max) : items_max_(items_max), bytes_max_(bytes_max) {}
 
-  /// `bytes`: what the item is counted as.
+  /// `bytes` is the size with which the item counts.
   Outcome Push(T item, Tier tier, size_t bytes) {
     Outcome outcome = Outcome::kQueued;
     while (size() + 1 > items_max_ || bytes_ + bytes > bytes_max_) {
@@ -72,7 +72,7 @@ class TieredQueue {
   size_t size() const { return control_.size() + telemetry_.size(); }
   size_t control_size() const { return control_.size(); }
   size_t bytes() const { return bytes_; }
-  /// Telemetry lost since the queue was made.
+  /// The number of telemetry items lost since the queue was made.
   uint64_t dropped() const { return dropped_; }
 
  private:

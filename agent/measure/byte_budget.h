@@ -1,5 +1,5 @@
 #pragma once
-// A token bucket in bytes: what active probes may spend, whatever the controller asks for.
+// A token bucket in bytes that limits active probes, whatever the controller asks for.
 
 #include <cstdint>
 
@@ -7,24 +7,24 @@
 
 namespace weir::agent {
 
-/// Refilled by time (a small floor) and by a share of the training bytes that went by. Starts full.
+/// It is refilled by time (at a low rate) and by a share of the training's bytes. It starts full.
 /// Pure; not thread-safe.
 class ByteBudget {
  public:
   struct Options {
     double share = 0.005;                   // of training bytes, 0..1
-    double floor_bytes_per_s = 256 * 1024;  // so that an idle network is measured too
+    double floor_bytes_per_s = 256 * 1024;  // so that an idle network is measured, too
     double capacity_bytes = 64.0 * (1 << 20);
   };
   ByteBudget(const Options& options, TimePoint now);
 
-  /// Adds the share of `bytes` sent by training.
+  /// Adds the share of `bytes` that training has sent.
   void OnTrainingBytes(uint64_t bytes);
-  /// Takes `bytes`, or nothing at all and false when fewer are left.
+  /// Takes `bytes` and returns true, or takes nothing and returns false when fewer are left.
   bool TryTake(uint64_t bytes, TimePoint now);
-  /// Gives back what a probe took and did not use.
+  /// Returns bytes that a probe has taken and not used.
   void Return(uint64_t bytes);
-  /// Bytes that a probe may take now.
+  /// The number of bytes that a probe may take now.
   uint64_t Available(TimePoint now);
 
  private:

@@ -14,14 +14,14 @@
 namespace weir::agent {
 namespace {
 
-constexpr size_t kInputBytesMax = 4096;  // fits an empty pipe, so writing never waits
+constexpr size_t kInputBytesMax = 4096;  // fits an empty pipe, so writing never blocks
 
 struct Pipe {
   FileDescriptor read;
   FileDescriptor write;
 };
 
-// Both ends close-on-exec and numbered 10 or more, so that placing them at 0..3 overwrites none.
+// Both ends are close-on-exec and numbered 10 or more, so that moving them to 0..3 overwrites none.
 StatusOr<Pipe> MakePipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus("pipe", errno);
@@ -50,7 +50,8 @@ int SpawnWith(const HelperCommand& command, int input, int result, int error, pi
   sigfillset(&all);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &all);
-  // Its own process group: a Ctrl-C at the terminal goes to the agent, which then ends it.
+  // A separate process group: a Ctrl-C at the terminal reaches the agent, which then ends the
+  // helper.
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(
       &attributes,
@@ -89,8 +90,8 @@ StatusOr<std::unique_ptr<HelperProcess>> HelperProcess::Spawn(const HelperComman
   if (failed != 0) return ErrnoStatus(StrCat("start ", command.program), failed);
   std::unique_ptr<HelperProcess> helper(new HelperProcess(
       pid, std::move(input.write), std::move(result.read), std::move(error.read)));
-  // A helper that died already makes this fail; Wait then says how it ended. SIGPIPE is not raised
-  // for a pipe whose reading end we still hold.
+  // This fails if the helper has ended already; Wait then reports how. SIGPIPE is not raised for a
+  // pipe whose reading end this process still holds.
   (void)!write(helper->input_.get(), command.input.data(), command.input.size());
   return helper;
 }
@@ -107,7 +108,7 @@ HelperProcess::~HelperProcess() { KillAndReap(); }
 int HelperProcess::KillAndReap() {
   int status = 0;
   if (pid_ < 0) return status;
-  // Not reaped yet, so the id still names our child.
+  // The child is not reaped yet, so the id still refers to it.
   kill(pid_, SIGKILL);
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
@@ -115,7 +116,7 @@ int HelperProcess::KillAndReap() {
   return status;
 }
 
-// False when the pipe has ended. Bytes past the bound are read and thrown away.
+// Returns false when the pipe has ended. Bytes beyond the bound are read and discarded.
 bool HelperProcess::Drain(int fd, std::string* into, size_t bytes_max) {
   std::array<char, 16384> chunk;
   while (true) {
@@ -151,7 +152,7 @@ StatusOr<std::string> HelperProcess::Wait(TimePoint deadline, const Clock& clock
       return ResourceExhausted(StrCat("probe helper wrote ", kHelperOutputBytesMax, " bytes"));
     }
   }
-  // The result pipe closed: the helper is at its end, or close to it.
+  // The result pipe is closed: the helper has ended or is about to.
   int status = 0;
   while (true) {
     const pid_t reaped = waitpid(pid_, &status, WNOHANG);

@@ -1,7 +1,7 @@
 #pragma once
-// Runs a helper program with a hard deadline: what it does wrong (hang, exit, crash) stays in it.
-// The agent starts itself this way for each libiperf test; it spawns and never forks, because a
-// fork of a process with gRPC's threads inherits locked mutexes.
+// Runs a helper program with a hard deadline, so that its faults (hang, exit, crash) cannot affect
+// the agent. The agent starts itself this way for each libiperf test. It spawns and never forks,
+// because a fork of a process with gRPC's threads inherits locked mutexes.
 
 #include <sys/types.h>
 
@@ -19,27 +19,27 @@ namespace weir::agent {
 struct HelperCommand {
   std::string program;  // absolute path
   std::vector<std::string> arguments;
-  std::string input;  // at most 4 KiB, given on its standard input
+  std::string input;  // at most 4 KiB, passed on its standard input
 };
 
 inline constexpr size_t kHelperOutputBytesMax = 1u << 20;
 inline constexpr size_t kHelperErrorBytesMax = 4096;
 
-/// One child process. Its standard input is a pipe that closes when this process ends, its standard
-/// output goes nowhere, its result is what it writes to descriptor 3. Not thread-safe.
+/// A child process. Its standard input is a pipe that closes when this process ends, its standard
+/// output is discarded, and its result is what it writes to descriptor 3. Not thread-safe.
 class HelperProcess {
  public:
   /// kUnavailable when the program cannot be started.
   static StatusOr<std::unique_ptr<HelperProcess>> Spawn(const HelperCommand& command);
-  /// Kills (by its process id) and reaps.
+  /// Kills the child by its process id and reaps it.
   ~HelperProcess();
   HelperProcess(const HelperProcess&) = delete;
   HelperProcess& operator=(const HelperProcess&) = delete;
 
-  /// Waits until the helper ends and returns what it wrote to descriptor 3. kDeadlineExceeded
-  /// (killed), kAborted (`stop` requested, killed), kResourceExhausted (wrote more than 1 MiB,
-  /// killed), kInternal when it ended without a result: how it ended and the end of its standard
-  /// error.
+  /// Waits until the helper ends and returns what it wrote to descriptor 3. kDeadlineExceeded: it
+  /// was killed. kAborted: `stop` was requested, and it was killed. kResourceExhausted: it wrote
+  /// more than 1 MiB and was killed. kInternal: it ended without a result; the message says how,
+  /// with the end of its standard error.
   StatusOr<std::string> Wait(TimePoint deadline, const Clock& clock, const std::stop_token& stop);
 
   pid_t pid() const { return pid_; }

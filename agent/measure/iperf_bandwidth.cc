@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kReportDepthMax = 32;
 constexpr double kRelativeDeviationMin =
-    0.1;  // of one short test; its repeatability, not its noise
+    0.1;  // for one short test: its repeatability, not its noise
 
 HelperCommand MakeCommand(const std::string& program, const nlohmann::json& request) {
   return HelperCommand{
@@ -26,7 +26,7 @@ HelperCommand MakeCommand(const std::string& program, const nlohmann::json& requ
       request.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"};
 }
 
-// A finite number at least zero; anything else is kDataLoss.
+// Reads a finite number of at least zero; anything else is kDataLoss.
 StatusOr<double> Number(const nlohmann::json& object, const char* key) {
   const auto it = object.find(key);
   if (it == object.end() || !it->is_number()) {
@@ -39,7 +39,7 @@ StatusOr<double> Number(const nlohmann::json& object, const char* key) {
   return value;
 }
 
-// Standard deviation of the rate over the intervals; 0 with fewer than three.
+// The standard deviation of the rate over the intervals, or 0 with fewer than three.
 double IntervalDeviation(const nlohmann::json& report) {
   const auto intervals = report.find("intervals");
   if (intervals == report.end() || !intervals->is_array()) return 0;
@@ -110,7 +110,7 @@ StatusOr<IperfReport> MeasureIperfBandwidth(const IperfOptions& options, const C
       {"host", options.host},
       {"port", options.port},
       {"bytes", options.bytes_max},
-      // libiperf knows whole seconds; the rest is for setting up and exchanging results.
+      // libiperf takes whole seconds; the rest is for setup and for exchanging results.
       {"seconds", std::clamp(static_cast<int>(seconds - 1.5), 1, 60)},
       {"reverse", options.reverse},
       {"streams", std::clamp(options.streams, 1, 16)},
@@ -177,17 +177,18 @@ void IperfServer::Supervise(const std::stop_token& stop) {
     Status status;
     const auto helper = HelperProcess::Spawn(MakeCommand(options_.helper_program, request));
     if (helper.ok()) {
-      // A waiting server has no deadline of its own: it ends with us, and its tests end themselves.
+      // A waiting server has no deadline: it ends with this process, and its tests have limits of
+      // their own.
       const auto output = (*helper)->Wait(TimePoint::max(), clock_, stop);
       if (stop.stop_requested()) return;
       status = output.ok() ? ParseIperfReport(*output).status() : output.status();
-      // The totals are the client's business; only a stated error is ours.
+      // The client uses the totals; here only a reported error matters.
       if (status.code() == StatusCode::kDataLoss) status = OkStatus();
     } else {
       status = helper.status();
     }
     Record(status);
-    // A server that cannot start (port taken) is retried at growing intervals.
+    // A server that cannot start (the port is in use) is retried at growing intervals.
     const bool failed_at_once = !status.ok() && clock_.Now() - start < std::chrono::seconds(1);
     pause = failed_at_once ? std::min<Duration>(pause * 2, std::chrono::seconds(10))
                            : Duration(std::chrono::milliseconds(100));

@@ -1,6 +1,6 @@
 #pragma once
-// Bandwidth by iperf3, the least trusted and most expensive method: bounded in bytes and time, one
-// process per test (see iperf_helper.h).
+// Bandwidth by iperf3, the least trusted and most expensive method. It is bounded in bytes and time
+// and uses one process per test (see iperf_helper.h).
 
 #include <cstdint>
 #include <memory>
@@ -21,14 +21,14 @@ struct IperfOptions {
   std::string helper_program;  // this agent's own executable
   std::string host;            // IP literal of the server
   uint16_t port = 5201;
-  uint64_t bytes_max = 4u << 20;  // sent at most, give or take one 128 KiB block
+  uint64_t bytes_max = 4u << 20;  // limit of sent bytes, within one block of 128 KiB
   Duration time_max = std::chrono::seconds(10);
   bool reverse = false;  // true: measures server to client
   int streams = 1;
 };
 
 struct IperfReport {
-  /// What the receiver saw: the sender's figure counts bytes that only reached socket buffers.
+  /// The receiver's figure, because the sender's includes bytes that only reached socket buffers.
   double bandwidth_bytes_per_s = 0;
   double deviation_bytes_per_s = 0;
   uint64_t bytes_received = 0;
@@ -37,17 +37,18 @@ struct IperfReport {
   uint64_t retransmits = 0;
 };
 
-/// Runs one test against an iperf3 server and waits for it, at most time_max; the helper is killed
-/// then. kUnavailable with iperf's own text (refused, server busy), kDeadlineExceeded, kAborted
-/// (stop), kInternal (the helper failed), kDataLoss (a report that makes no sense).
+/// Runs one test against an iperf3 server and waits for it, at most time_max; then the helper is
+/// killed. kUnavailable with iperf's own message (refused, server busy); kDeadlineExceeded;
+/// kAborted: `stop` was requested; kInternal: the helper failed; kDataLoss: the report is
+/// implausible.
 StatusOr<IperfReport> MeasureIperfBandwidth(const IperfOptions& options, const Clock& clock,
                                             std::stop_token stop);
 
-/// Reads libiperf's JSON report; trusts nothing. kUnavailable with the report's own error text,
-/// kDataLoss when it is malformed, too deep, or lacks the receiver's totals.
+/// Parses libiperf's JSON report, trusting nothing. kUnavailable with the error message of the
+/// report; kDataLoss when it is malformed, too deep, or lacks the receiver's totals.
 StatusOr<IperfReport> ParseIperfReport(std::string_view json);
 
-/// Keeps one iperf3 server process waiting at an address: each serves one test and is then
+/// Keeps an iperf3 server process waiting at an address. Each process serves one test and is then
 /// replaced; one whose client stalls is ended after `test_time_max`. Thread "weir-iperf".
 class IperfServer {
  public:
@@ -63,9 +64,9 @@ class IperfServer {
   IperfServer(const IperfServer&) = delete;
   IperfServer& operator=(const IperfServer&) = delete;
 
-  /// Tests served, failed ones included. Thread-safe.
+  /// The number of tests served, including failed ones. Thread-safe.
   uint64_t tests_served() const;
-  /// Why the last server process ended badly; empty when it did not. Thread-safe.
+  /// The reason why the last server process failed, or empty. Thread-safe.
   std::string last_error() const;
 
  private:

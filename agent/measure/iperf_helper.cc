@@ -42,7 +42,7 @@ int Fail(const std::string& reason) {
              : 1;
 }
 
-// The request ends with a newline; the pipe stays open as a sign that the parent lives.
+// The request ends with a newline. The pipe stays open, as a sign that the parent is alive.
 std::string ReadRequest() {
   std::string request;
   std::array<char, 512> chunk;
@@ -56,7 +56,7 @@ std::string ReadRequest() {
 }
 
 void Confine() {
-  signal(SIGPIPE, SIG_IGN);  // libiperf's own main does this; the library does not
+  signal(SIGPIPE, SIG_IGN);  // libiperf's main does this, but the library does not
   prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);
@@ -64,9 +64,9 @@ void Confine() {
   setrlimit(RLIMIT_NOFILE, &few_files);
 }
 
-// Ends the process when the parent is gone or the test has run too long. A server's time starts
-// with its client: until then the control socket is -1. The getter reads one int that the main
-// thread writes; a stale value delays the end by one round.
+// Ends the process when the parent is gone or the test has run too long. The time of a server
+// begins with its client; before that the control socket is -1. The getter reads an int that the
+// main thread writes; a stale value delays the end by one round.
 [[noreturn]] void Watch(iperf_test* test, bool is_server, double seconds_max) {
   using SteadyClock = std::chrono::steady_clock;
   SteadyClock::time_point start = SteadyClock::now();
@@ -95,7 +95,7 @@ void Configure(iperf_test* test, const nlohmann::json& request, std::string& hos
   iperf_set_test_role(test, 'c');
   iperf_set_test_server_hostname(test, host.c_str());
   iperf_set_test_connect_timeout(test, request.value("connect_timeout_ms", 2000));
-  // Both limits hold; whichever comes first ends the test.
+  // Both limits apply; the first one that is reached ends the test.
   iperf_set_test_bytes(test, request.value("bytes", uint64_t{0}));
   iperf_set_test_duration(test, request.value("seconds", 10));
   iperf_set_test_reverse(test, request.value("reverse", false) ? 1 : 0);
@@ -109,12 +109,12 @@ int Run(const nlohmann::json& request) {
   Configure(test, request, host);
   const bool is_server = request.value("role", "") == "server";
   const double seconds_max = request.value("seconds_max", 60.0);
-  // Lives as long as the process, which ends by _exit.
+  // Never destroyed, because the process ends by _exit.
   static std::thread* watcher = new std::thread(Watch, test, is_server, seconds_max);
   (void)watcher;
   i_errno = IENONE;
   const int result = is_server ? iperf_run_server(test) : iperf_run_client(test);
-  // A refused connection returns 0: the error is in the report only.
+  // For a refused connection it returns 0, and only the report has the error.
   const char* report = iperf_get_test_json_output_string(test);
   if (report != nullptr) return WriteResult(report) ? 0 : 1;
   return Fail(result < 0 && i_errno != IENONE ? iperf_strerror(i_errno)
@@ -137,7 +137,7 @@ int RunIperfHelper() {
       status = Fail(std::string("probe helper got a malformed request: ") + e.what());
     }
   }
-  _exit(status);  // libiperf and the watcher leave nothing that needs destructors
+  _exit(status);  // libiperf and the watcher need no destructors
 }
 
 }  // namespace weir::agent

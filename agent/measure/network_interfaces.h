@@ -1,5 +1,5 @@
 #pragma once
-// The node's network interfaces as the kernel states them.
+// The network interfaces of the node, as the kernel reports them.
 
 #include <cstdint>
 #include <string>
@@ -13,8 +13,8 @@ struct InterfaceInfo {
   uint32_t mtu = 0;
 };
 
-/// Interfaces of this network namespace that are up, without loopback, ordered by name; at most 64.
-/// Empty when the kernel does not tell.
+/// The interfaces of this network namespace that are up, without loopback, ordered by name; at most
+/// 64. Empty when the kernel does not report them.
 std::vector<InterfaceInfo> ListInterfaces();
 
 }  // namespace weir::agent

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kConnectionsMax = 4096;
 constexpr size_t kNodesMax = 1024;
-// Below these a rate from counters says more about the application than about the link.
+// Below these limits, a rate from counters depends on the application more than on the link.
 constexpr uint64_t kCounterBytesMin = 256 * 1024;
 constexpr double kCounterBusyMin_s = 0.02;
 
@@ -21,7 +21,7 @@ void ExponentialEstimate::Add(double value) {
     mean_ = value;
     return;
   }
-  // West's incremental form for exponential weights.
+  // West's incremental algorithm for exponential weights.
   const double difference = value - mean_;
   const double increment = weight_ * difference;
   mean_ += increment;
@@ -87,7 +87,7 @@ void PassiveEstimator::AddBandwidth(const PathObservation& observation, Connecti
     return;
   }
   const PathObservation& last = connection.last;
-  // Counters that ran backwards belong to a new connection.
+  // Counters that have decreased belong to a new connection.
   if (!connection.has_last || observation.bytes_acked < last.bytes_acked ||
       observation.busy_s < last.busy_s) {
     return;

@@ -1,5 +1,6 @@
 #pragma once
-// Link estimates that cost nothing: TCP_INFO of the datapath's own connections, as ranks report it.
+// Link estimates without extra traffic, from TCP_INFO of the datapath's connections as ranks report
+// it.
 
 #include <cstdint>
 #include <map>
@@ -14,7 +15,7 @@ namespace weir::agent {
 /// A mean with a variance, both exponentially weighted.
 class ExponentialEstimate {
  public:
-  /// `weight`: of the newest sample, 0 < weight <= 1.
+  /// `weight`: that of the newest sample, 0 < weight <= 1.
   explicit ExponentialEstimate(double weight) : weight_(weight) {}
   void Add(double value);
   uint32_t samples() const { return samples_; }
@@ -28,7 +29,7 @@ class ExponentialEstimate {
   double variance_ = 0;
 };
 
-/// What one rank saw of its connection to one peer. Counters are cumulative per connection.
+/// What a rank has observed of its connection to one peer. Counters are cumulative per connection.
 struct PathObservation {
   double rtt_s = 0;
   double rtt_min_s = 0;
@@ -40,43 +41,43 @@ struct PathObservation {
   double send_buffer_limited_s = 0;
 };
 
-/// One connection: who observes (a local rank, in whatever words) and where it leads.
+/// One connection: the observer (a local rank, by any name) and the peer.
 struct PathKey {
   std::string observer;
   std::string peer;
   friend auto operator<=>(const PathKey&, const PathKey&) = default;
 };
 
-/// What is known of the link to one node since the last time it was asked.
+/// What is known about the link to one node since the last sample.
 struct PassiveSample {
   std::string node;
-  double rtt_s = 0;  // lowest smoothed round trip of the window; 0: none
+  double rtt_s = 0;  // least smoothed round trip of the window; 0: none
   double rtt_deviation_s = 0;
   double bandwidth_bytes_per_s = 0;  // 0: none
   double bandwidth_deviation_bytes_per_s = 0;
-  bool application_limited = false;  // the bandwidth is what was used, a lower bound
+  bool application_limited = false;  // the bandwidth is the one in use, a lower bound
   uint32_t samples = 0;
 };
 
-/// Combines observations per node. Round trip: the minimum over the window, because a smoothed
-/// round trip under load holds the sender's own queue, and the kernel's minimum lasts 300 s and
-/// would hide a rise of latency for as long. Bandwidth: mean of the delivery rates that were not
-/// limited by the application (the kernel repeats an older, higher rate while the application is
-/// the limit, so those are discarded); only when a window has none, acknowledged bytes over the
-/// time that the connection was busy and not held back by its windows, marked as
-/// application-limited. With several connections to a node the largest counts: a lower bound of the
-/// link. Pure; not thread-safe. Bounds: 4,096 connections, 1,024 nodes; further ones are not
-/// recorded.
+/// Combines observations per node.
+/// Round trip: the minimum over the window, because a smoothed round trip under load includes the
+/// sender's own queue, and the kernel's minimum lasts 300 s and would hide an increase for as long.
+/// Bandwidth: the mean of the delivery rates that the application did not limit. The kernel repeats
+/// an older, higher rate while the application is the limit, so those are discarded. Only when a
+/// window has no other rates, it is the acknowledged bytes over the time that the connection was
+/// busy and not held back by its windows, marked as application-limited. With several connections
+/// to a node the largest counts, as a lower bound of the link.
+/// Pure; not thread-safe. Bounds: 4,096 connections, 1,024 nodes; further ones are not recorded.
 class PassiveEstimator {
  public:
-  /// At most one sample per node and `interval`.
+  /// Gives at most one sample per node and `interval`.
   explicit PassiveEstimator(Duration interval = std::chrono::seconds(1)) : interval_(interval) {}
 
-  /// Records an observation. Non-finite or negative numbers are ignored, one by one. Returns a
+  /// Records an observation. Each number that is not finite or is negative is ignored. Returns a
   /// sample when the node's interval is over.
   std::optional<PassiveSample> Observe(const PathKey& path, const std::string& node,
                                        const PathObservation& observation, TimePoint now);
-  /// Drops everything that `observer` reported: it is gone.
+  /// Drops everything from `observer`, which is gone.
   void Forget(const std::string& observer);
   size_t connection_count() const { return connections_.size(); }
 
@@ -94,7 +95,7 @@ class PassiveEstimator {
     double rtt_deviation_s = 0;
     double bandwidth_bytes_per_s = 0;
     double bandwidth_deviation_bytes_per_s = 0;
-    double used_bytes_per_s = 0;  // from counters, application-limited
+    double used_bytes_per_s = 0;  // from counters; application-limited
     uint32_t samples = 0;
   };
   void AddRtt(const PathObservation& observation, Connection& connection, Window& window);

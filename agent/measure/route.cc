@@ -92,8 +92,8 @@ class Prober {
             StrCat("route to ", target_.ToString(), ": at hop ", ttl, " when the time was up"));
       }
       const auto packet = MakeEchoRequest(options_.nonce, ttl, kPacketBytes);
-      // A pending error of an earlier packet fails one send; its content comes with the answer
-      // below.
+      // The pending error of an earlier packet makes one send fail. Its content is read with the
+      // answer below.
       ssize_t sent = send(fd_.get(), packet.data(), packet.size(), 0);
       if (sent < 0) sent = send(fd_.get(), packet.data(), packet.size(), 0);
       if (sent < 0 && errno == EPERM) {
@@ -130,7 +130,7 @@ class Prober {
     return std::optional<HopAnswer>();
   }
 
-  // The next error about a packet of this hop; late ones about earlier hops are skipped.
+  // Reads the next error about a packet of this hop, and skips late ones about earlier hops.
   std::optional<HopAnswer> ReadErrorQueue(uint32_t ttl) {
     while (true) {
       std::array<std::byte, kEchoPacketBytesMax> original;

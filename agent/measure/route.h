@@ -22,15 +22,15 @@ struct RouteOptions {
 };
 
 struct Route {
-  uint32_t hops = 0;                 // 1: neighbours without a router between them
-  std::vector<std::string> routers;  // addresses of the routers; "*" did not answer
+  uint32_t hops = 0;                 // 1: no router in between
+  std::vector<std::string> routers;  // addresses of the routers; "*": no answer
   uint64_t bytes_used = 0;           // sent, IP headers included
 };
 
-/// Finds the hop count to `target`, an echo responder (a port-unreachable answer also counts).
-/// kFailedPrecondition when the kernel does not permit the method, with its reason; kUnavailable
-/// when a router says that the target is unreachable; kDeadlineExceeded when it was not reached in
-/// time or within hops_max; kAborted when `stop` was requested.
+/// Finds the number of hops to `target`, an echo responder (a port-unreachable answer also counts).
+/// kFailedPrecondition with the reason when the kernel does not permit the method; kUnavailable
+/// when a router reports that the target is unreachable; kDeadlineExceeded when it was not reached
+/// in time or within hops_max; kAborted when `stop` was requested.
 StatusOr<Route> MeasureRoute(const SocketAddress& target, const RouteOptions& options,
                              const Clock& clock, std::stop_token stop);
 

@@ -1,7 +1,6 @@
 #pragma once
-// What every prober and listener of the agent needs of sockets: an owned descriptor, an address
-// that is an IP literal (no resolver, so no hidden wait), and the socket calls with errors as
-// Status.
+// Socket functions for the agent's probers and listeners: an owned descriptor, an address that is
+// an IP literal (no resolver, so no hidden wait), and socket calls that return errors as Status.
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -64,16 +63,16 @@ StatusOr<std::pair<std::string, uint16_t>> SplitHostPort(std::string_view host_p
 /// The error of a failed system call as a Status: "`what`: text of errno". kUnavailable.
 Status ErrnoStatus(std::string_view what, int error);
 
-/// A non-blocking close-on-exec socket bound to `address` (and listening, if SOCK_STREAM).
+/// A non-blocking close-on-exec socket that is bound to `address` (and listens, if SOCK_STREAM).
 StatusOr<FileDescriptor> BindSocket(const SocketAddress& address, int type);
 
-/// The address that a bound socket has.
+/// The address of a bound socket.
 StatusOr<SocketAddress> LocalAddress(int fd);
 
 /// Milliseconds for poll(2) until `deadline`, rounded up, within [0, cap_ms].
 int PollMilliseconds(TimePoint now, TimePoint deadline, int cap_ms);
 
-/// Names the calling thread (15 characters count).
+/// Names the calling thread; only 15 characters are used.
 void NameThread(const char* name);
 
 }  // namespace weir::agent

@@ -9,7 +9,8 @@
 namespace weir::agent {
 namespace {
 
-// Waits until the handshake ends: 0 or the error number; ETIMEDOUT at the deadline.
+// Waits until the handshake ends. Returns 0 or the error number, which is ETIMEDOUT at the
+// deadline.
 int FinishConnect(int fd, TimePoint deadline, const Clock& clock, const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     pollfd ready{fd, POLLOUT, 0};
@@ -35,7 +36,7 @@ StatusOr<RttSummary> MeasureTcpConnect(const SocketAddress& target,
   for (uint32_t i = 0; i < count && !stop.stop_requested(); ++i) {
     FileDescriptor fd(socket(target.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd.valid()) return ErrnoStatus("socket", errno);
-    // Closing with a reset leaves no TIME_WAIT entries behind.
+    // A reset leaves no TIME_WAIT entries behind.
     const linger reset{1, 0};
     setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     const TimePoint start = clock.Now();

@@ -1,6 +1,6 @@
 #pragma once
-// Round-trip time by TCP handshake: works where UDP is filtered and needs nothing of the target but
-// an open or refusing port.
+// Round-trip time by TCP handshake. It works where UDP is filtered, and the target needs only an
+// open or refusing port.
 
 #include <stop_token>
 
@@ -16,9 +16,9 @@ struct TcpConnectOptions {
   Duration timeout = std::chrono::milliseconds(500);  // per handshake
 };
 
-/// Times `count` connects to `target`. A refusal counts: its answer made the same journey.
-/// kDeadlineExceeded when none was answered, kUnavailable with the kernel's reason when
-/// unreachable, kAborted when `stop` was requested. Waits at most count * timeout.
+/// Times `count` connects to `target`. A refusal counts, because its answer has made the same round
+/// trip. kDeadlineExceeded when none was answered, kUnavailable with the kernel's reason when the
+/// target is unreachable, kAborted when `stop` was requested. Waits at most count * timeout.
 StatusOr<RttSummary> MeasureTcpConnect(const SocketAddress& target,
                                        const TcpConnectOptions& options, const Clock& clock,
                                        std::stop_token stop);

@@ -19,7 +19,7 @@ constexpr uint8_t kReply = 2;
 constexpr double kRepliesPerSecond = 5000;
 constexpr double kReplyBurst = 1000;
 constexpr size_t kTargetsMax = 1024;
-constexpr int kSliceMs = 100;  // how late a stop request is noticed
+constexpr int kSliceMs = 100;  // the longest delay of a stop
 
 struct EchoHeader {
   uint32_t magic;
@@ -37,7 +37,7 @@ bool ReadHeader(std::span<const std::byte> packet, uint8_t type, EchoHeader* hea
   return header->magic == kMagic && header->version == kVersion && header->type == type;
 }
 
-// One family's socket and the replies it collects.
+// The socket of one address family, and the replies that it collects.
 class EchoClient {
  public:
   EchoClient(std::span<const SocketAddress> targets, const UdpEchoOptions& options,
@@ -106,7 +106,7 @@ class EchoClient {
       const ssize_t n = recvfrom(fd, packet.data(), packet.size(), 0,
                                  reinterpret_cast<sockaddr*>(&from), &from_size);
       const TimePoint now = clock_.Now();
-      if (n < 0) return;  // drained, or an ICMP error that loss already tells
+      if (n < 0) return;  // drained, or an ICMP error, which also shows as loss
       uint64_t sequence = 0;
       const auto bytes = std::span(packet).first(static_cast<size_t>(n));
       if (!ParseEchoReply(bytes, options_.nonce, &sequence) || sequence >= answered_.size())
@@ -115,7 +115,7 @@ class EchoClient {
       const SocketAddress source(reinterpret_cast<sockaddr*>(&from), from_size);
       if (answered_[sequence] || sent_at_[sequence] == TimePoint() ||
           !(source == targets_[target])) {
-        continue;  // a duplicate, or not from whom we asked
+        continue;  // a duplicate, or from another sender
       }
       answered_[sequence] = true;
       ++received_;

@@ -3,9 +3,9 @@
 // probe on the probe port: UDP echo and plain TCP connects.
 //
 // Packet, little-endian: u32 magic "WEch", u8 version 1, u8 type (1 request, 2 reply), u16 zero,
-// u64 nonce, u64 sequence, zeros up to its size. A reply is the request with type 2: never longer
-// than what it answers, so a forged source address gains nothing; replies are never answered, so
-// two responders cannot talk to each other for ever.
+// u64 nonce, u64 sequence, zeros up to its size. A reply is the request with type 2. It is never
+// longer than the request, so a forged source address gains nothing. Replies are never answered, so
+// two responders cannot send to each other for ever.
 
 #include <cstdint>
 #include <memory>
@@ -28,7 +28,7 @@ inline constexpr size_t kEchoPacketBytesMax = 512;
 /// Bounds: 512-byte packets, 5,000 replies a second (more are dropped), 16 accepts per wake-up.
 class EchoServer {
  public:
-  /// Binds both sockets and starts the thread "weir-echo". Port 0: any free port, see port().
+  /// Binds both sockets and starts the thread "weir-echo". Port 0: any free port; see port().
   /// kUnavailable when the address cannot be bound.
   static StatusOr<std::unique_ptr<EchoServer>> Start(const SocketAddress& address,
                                                      const Clock& clock);
@@ -60,13 +60,13 @@ struct UdpEchoOptions {
   Duration interval = std::chrono::milliseconds(20);  // between requests to one target
   Duration timeout = std::chrono::milliseconds(500);  // for the last replies
   size_t packet_bytes = 64;                           // 24..512
-  uint64_t nonce = 0;                                 // unguessable: replies must carry it
+  uint64_t nonce = 0;                                 // unguessable; replies must contain it
 };
 
-/// Probes every target at once from one socket per address family. One result per target, in order:
-/// the summary, kDeadlineExceeded when nothing came back (names the target), kUnavailable when the
-/// socket failed, kAborted when `stop` was requested. At most 1,024 targets (the rest get
-/// kResourceExhausted). Waits at most count * interval + timeout.
+/// Probes every target at once, from one socket per address family. Returns one result per target,
+/// in order: the summary, kDeadlineExceeded when no reply came (names the target), kUnavailable
+/// when the socket failed, or kAborted when `stop` was requested. At most 1,024 targets; the others
+/// get kResourceExhausted. Waits at most count * interval + timeout.
 std::vector<StatusOr<RttSummary>> MeasureUdpEcho(std::span<const SocketAddress> targets,
                                                  const UdpEchoOptions& options, const Clock& clock,
                                                  std::stop_token stop);
@@ -75,7 +75,7 @@ std::vector<StatusOr<RttSummary>> MeasureUdpEcho(std::span<const SocketAddress> 
 /// the bounds above.
 std::vector<std::byte> MakeEchoRequest(uint64_t nonce, uint64_t sequence, size_t packet_bytes);
 
-/// True, with the sequence, if `packet` is a well-formed reply that carries `nonce`.
+/// Returns true and sets the sequence if `packet` is a well-formed reply with `nonce`.
 bool ParseEchoReply(std::span<const std::byte> packet, uint64_t nonce, uint64_t* sequence);
 
 }  // namespace weir::agent

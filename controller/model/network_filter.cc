@@ -201,8 +201,9 @@ void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation
   const double scale = std::sqrt(spread + noise);
   if (std::fabs(innovation) > kInnovationHuber * scale)
     noise *= std::fabs(innovation) / (kInnovationHuber * scale);
-  // The share of each term changes on the way, so the way is walked in small steps, each along the
-  // gain that holds there. (Newton's iteration may jump to where another term explains everything.)
+  // The share of each term changes on the way, so the path is followed in small steps, each along
+  // the gain that holds there. (Newton's iteration may jump to where another term explains
+  // everything.)
   const int steps =
       std::clamp(static_cast<int>(std::ceil(std::fabs(innovation) / kStepMax)), 1, kStepsMax);
   for (int step = 0; step < steps; ++step) {

@@ -8,7 +8,8 @@
 namespace weir {
 namespace {
 
-/// Adds up one run: messages of a round leave before anything of that round has arrived.
+/// Sums the traffic of one run. Messages of a round are sent before any message of that round has
+/// arrived.
 class NodeTraffic {
  public:
   explicit NodeTraffic(const std::vector<int>& nodes)
@@ -42,21 +43,22 @@ class NodeTraffic {
     return std::max(*std::max_element(out_.begin(), out_.end()),
                     *std::max_element(in_.begin(), in_.end()));
   }
-  /// Messages between nodes on the longest way.
+  /// The number of messages between nodes on the longest path.
   int Crossed() const { return *std::max_element(crossed_.begin(), crossed_.end()); }
   double Within() const { return within_; }
 
  private:
   const std::vector<int>& nodes_;
-  std::vector<double> out_, in_;        // of each node
-  std::vector<double> round_;           // sent by each rank in this round
-  std::vector<int> crossed_, arrived_;  // on the longest way to each rank, before and in this round
+  std::vector<double> out_, in_;  // by node
+  std::vector<double> round_;     // sent by each rank in this round
+  std::vector<int> crossed_,
+      arrived_;  // on the longest path to each rank, before and in this round
   double within_ = 0, round_within_ = 0;
   bool round_crosses_ = false;
 };
 
 /// recursive_doubling.cc
-void WalkDoubling(NodeTraffic& traffic) {
+void RunDoubling(NodeTraffic& traffic) {
   const int world = traffic.world();
   const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(world)));
   for (int rank = power; rank < world; ++rank) traffic.Send(rank, rank - power, 1);
@@ -70,7 +72,7 @@ void WalkDoubling(NodeTraffic& traffic) {
 }
 
 /// circulant.cc: a reduce-scatter, then the same rounds backwards.
-void WalkCirculant(NodeTraffic& traffic) {
+void RunCirculant(NodeTraffic& traffic) {
   const int world = traffic.world();
   std::vector<int> skips = {world};
   while (skips.back() > 1) skips.push_back((skips.back() + 1) / 2);
@@ -86,7 +88,7 @@ void WalkCirculant(NodeTraffic& traffic) {
 }
 
 /// bruck_all_gather.cc
-void WalkBruck(NodeTraffic& traffic) {
+void RunBruck(NodeTraffic& traffic) {
   const int world = traffic.world();
   for (int distance = 1; distance < world; distance *= 2) {
     for (int rank = 0; rank < world; ++rank) {
@@ -97,16 +99,16 @@ void WalkBruck(NodeTraffic& traffic) {
 }
 
 /// ps_star.cc
-void WalkStar(NodeTraffic& traffic) {
+void RunStar(NodeTraffic& traffic) {
   for (int rank = 1; rank < traffic.world(); ++rank) traffic.Send(rank, 0, 1);
   traffic.EndRound();
   for (int rank = 1; rank < traffic.world(); ++rank) traffic.Send(0, rank, 1);
   traffic.EndRound();
 }
 
-/// BinomialBroadcast of primitives.cc, from rank 0. Of other ranks up to twice as much may cross
-/// where nodes hold unequally many, and one or two messages more in turn.
-void WalkBroadcast(NodeTraffic& traffic) {
+/// BinomialBroadcast of primitives.cc, from rank 0. From other ranks up to twice as many messages
+/// may cross between nodes with unequal numbers of ranks, and one or two more one after the other.
+void RunBroadcast(NodeTraffic& traffic) {
   for (int distance = 1; distance < traffic.world(); distance *= 2) {
     for (int rank = 0; rank < distance && rank + distance < traffic.world(); ++rank) {
       traffic.Send(rank, rank + distance, 1);
@@ -115,13 +117,14 @@ void WalkBroadcast(NodeTraffic& traffic) {
   }
 }
 
-/// tree.cc: position p of 1 .. N is below the nearest position with more trailing zeros that is not
-/// cut off by one with still more. Upwards from the lowest level, then down again, half a payload
-/// each time in each of two trees.
-void WalkTrees(NodeTraffic& traffic) {
+/// tree.cc: the parent of position p of 1 .. N is the nearest position with more trailing zeros
+/// that is not behind one with still more. Messages go up from the lowest level and then down
+/// again, half a payload each in each of two trees.
+void RunTrees(NodeTraffic& traffic) {
   const int world = traffic.world();
   const auto level_of = [](int p) { return std::countr_zero(static_cast<unsigned>(p)); };
-  // The lower of the next positions of a higher level on both sides.
+  // The nearest positions of a higher level are on both sides; the parent is the one of lower
+  // level.
   const auto parent_of = [&](int p) {
     const int step = 1 << level_of(p), left = p - step, right = p + step;
     if (left == 0) return right <= world ? right : 0;
@@ -147,19 +150,20 @@ void WalkTrees(NodeTraffic& traffic) {
   }
 }
 
-struct Walk {
+struct Schedule {
   std::string_view pattern;
   void (*run)(NodeTraffic&);
   bool pipelined;  // rounds overlap
 };
-constexpr std::array<Walk, 6> kWalks = {{{"doubling", WalkDoubling, false},
-                                         {"circulant", WalkCirculant, false},
-                                         {"bruck", WalkBruck, false},
-                                         {"star", WalkStar, true},
-                                         {"broadcast", WalkBroadcast, true},
-                                         {"trees", WalkTrees, true}}};
+constexpr std::array<Schedule, 6> kSchedules = {{{"doubling", RunDoubling, false},
+                                                 {"circulant", RunCirculant, false},
+                                                 {"bruck", RunBruck, false},
+                                                 {"star", RunStar, true},
+                                                 {"broadcast", RunBroadcast, true},
+                                                 {"trees", RunTrees, true}}};
 
-NodeShare Walked(void (*run)(NodeTraffic&), bool pipelined, const std::vector<int>& nodes) {
+NodeShare ShareOfSchedule(void (*run)(NodeTraffic&), bool pipelined,
+                          const std::vector<int>& nodes) {
   std::vector<int> own(nodes.size());
   std::iota(own.begin(), own.end(), 0);
   NodeTraffic shared(nodes), alone(own);
@@ -186,10 +190,10 @@ NodeShare ShareOfPairs(const std::vector<int>& nodes) {
 NodeShare ShareOf(std::string_view pattern, const std::vector<int>& nodes) {
   if (nodes.size() < 2) return {};
   if (pattern == "pairs") return ShareOfPairs(nodes);
-  const auto walk = std::find_if(kWalks.begin(), kWalks.end(),
-                                 [&](const Walk& one) { return one.pattern == pattern; });
-  if (walk == kWalks.end()) return {};
-  return Walked(walk->run, walk->pipelined, nodes);
+  const auto schedule = std::find_if(kSchedules.begin(), kSchedules.end(),
+                                     [&](const Schedule& one) { return one.pattern == pattern; });
+  if (schedule == kSchedules.end()) return {};
+  return ShareOfSchedule(schedule->run, schedule->pipelined, nodes);
 }
 
 }  // namespace weir

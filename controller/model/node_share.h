@@ -1,23 +1,23 @@
 #pragma once
-// What a collective that knows no nodes costs where ranks share them: who sends how much to whom is
-// walked through message by message, for the bytes of a node's one interface and the latencies of
-// the longest way through it.
+// The cost of a collective that does not know nodes where ranks share them: its schedule is run
+// message by message, to count the bytes through the interface of each node and the latencies on
+// the longest path.
 
 #include <string_view>
 #include <vector>
 
 namespace weir {
 
-/// Against the same collective with every rank on a node of its own.
+/// Relative to the same collective with every rank on a separate node.
 struct NodeShare {
-  double payloads = 1;  // through the busiest node's interface, over the busiest rank's alone
-  double latencies_within = 0;  // fewer on the longest way between nodes: those are within nodes
-  double payloads_within = 0;   // that a rank moves while nothing crosses between nodes
+  double payloads = 1;  // through the busiest node's interface, over those of the busiest rank
+  double latencies_within = 0;  // latencies of the longest path that are within nodes instead
+  double payloads_within = 0;   // that a rank moves while no message crosses between nodes
 };
 
-/// `pattern`: as CollectiveTraits has them in datapath/collective/collective.h; with an empty one,
-/// or one that is not known here, ranks of a node share nothing. `nodes`: what each rank is on, in
-/// 0 .. nodes.size() - 1. Bytes count in the busier direction.
+/// `pattern`: as in CollectiveTraits in datapath/collective/collective.h; with an empty or unknown
+/// one, ranks of a node share nothing. `nodes`: the node of each rank, in 0 .. nodes.size() - 1.
+/// Bytes count in the busier direction.
 /// Pure. O(N log N) for N ranks.
 NodeShare ShareOf(std::string_view pattern, const std::vector<int>& nodes);
 

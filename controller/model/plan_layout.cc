@@ -27,11 +27,11 @@ LayoutChoice ChooseLayout(const Snapshot& snapshot) {
 }
 
 bool GoesByLayout(const CollectiveModel& collective) {
-  return collective.walks_ring || collective.shard_segment_bytes > 0;
+  return collective.uses_ring_order || collective.shard_segment_bytes > 0;
 }
 
 double SpeedupOf(const LayoutSpeedup& speedup, const CollectiveModel& collective) {
-  if (collective.walks_ring) return std::max(speedup.ring, 1e-6);
+  if (collective.uses_ring_order) return std::max(speedup.ring, 1e-6);
   return collective.shard_segment_bytes > 0 ? std::max(speedup.shards, 1e-6) : 1;
 }
 

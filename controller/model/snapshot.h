@@ -84,7 +84,7 @@ struct CollectiveModel {
   ExchangeModel exchange;
   WorldFunctionModel latency, payload, index, reduce;
   int world_min = 1, world_max = 0;
-  bool walks_ring = false;  // payloads go from each rank to the next of the ring's order alone
+  bool uses_ring_order = false;  // payloads go only from each rank to the next in the ring's order
   // Cuts payloads into shards by a layout's shares, in segments of so many bytes; 0: evenly.
   uint32_t shard_segment_bytes = 0;
   bool all_pairs = false;  // each rank exchanges alike with every other at once

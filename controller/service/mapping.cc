@@ -192,7 +192,7 @@ CollectiveModel ToModel(const v1::CollectiveCapability& in) {
   out.reduce = ToModel(in.reduce());
   out.world_min = static_cast<int>(std::clamp<uint32_t>(in.world_min(), 1, kWorldMax));
   out.world_max = static_cast<int>(std::min<uint32_t>(in.world_max(), kWorldMax));
-  out.walks_ring = in.walks_ring();
+  out.uses_ring_order = in.uses_ring_order();
   out.all_pairs = in.all_pairs();
   out.payload_pattern = in.payload_pattern();
   out.index_pattern = in.index_pattern();
@@ -217,7 +217,7 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   *out.mutable_payload() = ToProto(in.payload);
   *out.mutable_index() = ToProto(in.index);
   *out.mutable_reduce() = ToProto(in.reduce);
-  out.set_walks_ring(in.walks_ring);
+  out.set_uses_ring_order(in.uses_ring_order);
   out.set_all_pairs(in.all_pairs);
   out.set_payload_pattern(in.payload_pattern);
   out.set_index_pattern(in.index_pattern);

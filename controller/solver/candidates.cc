@@ -243,7 +243,7 @@ bool CandidateSpace::AnyCollective(const PlanModel& choices, const Trait& trait)
 }
 
 bool CandidateSpace::WalksRing(const PlanModel& choices) const {
-  return AnyCollective(choices, [](const CollectiveModel& one) { return one.walks_ring; });
+  return AnyCollective(choices, [](const CollectiveModel& one) { return one.uses_ring_order; });
 }
 
 bool CandidateSpace::CutsByShares(const PlanModel& choices) const {

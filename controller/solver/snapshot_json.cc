@@ -238,7 +238,7 @@ void Fields(V& v, CollectiveModel& c) {
   v("reduce", c.reduce);
   v("world_min", c.world_min);
   v("world_max", c.world_max);
-  v("walks_ring", c.walks_ring);
+  v("walks_ring", c.uses_ring_order);  // stored snapshots have this key
   v("shard_segment_bytes", c.shard_segment_bytes);
   v("all_pairs", c.all_pairs);
   v("payload_pattern", c.payload_pattern);

@@ -77,7 +77,7 @@ json ToJson(const Collective& collective) {
                     {"reduce", ToJson(t.cost.reduce)},
                     {"world_min", t.world_min},
                     {"world_max", t.world_max},
-                    {"walks_ring", t.walks_ring},
+                    {"uses_ring_order", t.uses_ring_order},
                     {"all_pairs", t.all_pairs},
                     {"payload_pattern", t.payload_pattern},
                     {"index_pattern", t.index_pattern},

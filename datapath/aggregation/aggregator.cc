@@ -6,7 +6,7 @@
 namespace weir::aggregation {
 namespace {
 
-/// The lease above, as a leaf with this lease below needs it.
+/// The terms of the lease at the parent, as Leaf::Create needs them with this lease below.
 Lease TermsAbove(const Lease& below, const ParentLease& parent) {
   Lease above = below;
   above.id = parent.id;
@@ -19,7 +19,7 @@ Lease TermsAbove(const Lease& below, const ParentLease& parent) {
 
 }  // namespace
 
-// First fit: leases are few, live long and have similar sizes.
+// First fit is enough: there are few leases, they live long and have similar sizes.
 std::optional<uint32_t> Aggregator::FreeRange(uint16_t id, uint32_t count) const {
   std::vector<SlotRange> taken;
   for (const auto& [other, granted] : leases_) {
@@ -192,7 +192,7 @@ void Aggregator::OnParentReply(Granted* granted, std::span<const std::byte> data
                                ReplySink* sink) {
   const LeafOutput output = granted->leaf->OnReply(datagram);
   if (output.to_all.empty()) {
-    ++counters_.foreign;  // of another epoch or round: a result that came twice, mostly
+    ++counters_.foreign;  // of another epoch or round, usually a result that arrived twice
     return;
   }
   ++counters_.delivered;
@@ -201,7 +201,7 @@ void Aggregator::OnParentReply(Granted* granted, std::span<const std::byte> data
 
 void Aggregator::OnTimer(TimePoint now, ReplySink* sink) {
   for (auto& [id, granted] : leases_) {
-    if (granted.pool == nullptr) continue;  // sums for trees have no cut-off
+    if (granted.pool == nullptr) continue;  // leases with a parent have no cut-off
     granted.pool->OnTimer(now, [&, &workers = granted.workers](std::span<const std::byte> reply) {
       ++counters_.cut_off;
       sink->SendToAll(workers, reply);

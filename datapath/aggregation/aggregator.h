@@ -1,5 +1,5 @@
 #pragma once
-// All leases of one aggregator: who may use which slots, and which packets are believed.
+// All leases of one aggregator: which slots belong to which job, and which packets are accepted.
 
 #include <array>
 #include <cstdint>
@@ -18,91 +18,94 @@
 
 namespace weir::aggregation {
 
-/// An address and port as one number, which the shell around the aggregator makes of a datagram's
-/// source.
+/// An IPv4 address and port as one number. The code that owns the socket makes it from the source
+/// of a datagram.
 using SourceAddress = uint64_t;
 
-/// Where replies go. Called from within the aggregator's calls, which it must not make.
+/// The destination of replies. It is called from within calls of the aggregator and must not call
+/// the aggregator itself.
 class ReplySink {
  public:
   virtual ~ReplySink() = default;
   /// packet: valid during the call.
   virtual void Send(SourceAddress to, std::span<const std::byte> packet) = 0;
-  /// The same packet to several addresses: sinks that can do so at once override it.
+  /// Sends the same packet to several addresses. Sinks that can do so at once override it.
   virtual void SendToAll(std::span<const SourceAddress> to, std::span<const std::byte> packet) {
     for (const SourceAddress address : to) Send(address, packet);
   }
 };
 
 struct AggregatorLimits {
-  uint32_t slots = 8192;         // of all leases
-  uint32_t slots_per_job = 512;  // of one
+  uint32_t slots = 8192;         // of all leases together
+  uint32_t slots_per_job = 512;  // of one lease
   uint32_t leases = 64;
-  // Mode kFloat: exactly, else as a switch that cannot shift a register (FPISA-A).
+  // Mode kFloat: add exactly, or else like a switch that cannot shift a register (FPISA-A).
   bool exact_floats = true;
 };
 
-/// Packets by what became of them; only ever grow.
+/// Packets by outcome. All values only increase.
 struct AggregatorCounters {
   uint64_t added = 0, completed = 0, served = 0, noticed = 0, duplicate = 0, stale = 0, early = 0;
-  uint64_t malformed = 0;  // not a packet
-  uint64_t unknown = 0;    // no such lease, or a reply
-  uint64_t foreign = 0;    // the lease exists; epoch, cookie, shape or sender is not its
-  uint64_t cut_off = 0;    // rounds ended without some workers
-  // Of leases below another aggregator: sums sent there, sent there again because a worker asked
-  // and no result had come, and results from there.
+  uint64_t malformed = 0;  // datagrams that are not packets
+  uint64_t unknown = 0;    // packets of no lease, and replies
+  uint64_t foreign = 0;    // packets with the wrong epoch, cookie, shape or sender for their lease
+  uint64_t cut_off = 0;    // rounds that ended without some workers
+  // For leases below another aggregator: sums sent to it, sums sent to it again because a worker
+  // asked before the result had come, and results from it.
   uint64_t forwarded = 0, forwarded_again = 0, delivered = 0;
 };
 
-/// The aggregator above, and the lease there that this one is a worker of.
+/// The parent aggregator, and the lease there in which this aggregator is a worker.
 struct ParentLease {
   SourceAddress address = 0;
   uint16_t id = 0;
   uint32_t epoch = 0;
   uint64_t cookie = 0;
-  int workers = 0;  // of that lease: how many aggregators sum for it
+  int workers = 0;  // how many aggregators contribute to that lease
 };
 
-/// A range of the aggregator's slots, disjoint from all others'.
+/// A range of the aggregator's slots. Ranges are disjoint.
 struct SlotRange {
   uint32_t first = 0;
   uint32_t count = 0;
 };
 
-/// Not thread-safe; pure: time comes in, packets go to the sink. Memory is bounded by the limits.
+/// Not thread-safe. Pure: the caller passes the time, and packets go to the sink. Memory is bounded
+/// by the limits.
 class Aggregator {
  public:
   explicit Aggregator(const AggregatorLimits& limits) : limits_(limits) {}
 
-  /// Grants `lease` to workers that send from `workers`, all different, in the order of their
-  /// numbers; the place of an earlier epoch of the same id is taken over, with all its slots empty.
+  /// Grants `lease` to the workers that send from `workers`, which are all different and in the
+  /// order of their numbers. An earlier epoch of the same id is replaced, and all its slots are
+  /// empty afterwards.
+  /// parent: where the sums of these workers are sent instead of to the workers; see Leaf::Create.
+  /// All leases below one parent have different ids there.
   /// kInvalidArgument: terms or addresses are wrong. kFailedPrecondition: the epoch is not above
-  /// the id's last one. kResourceExhausted: a limit, by name. After an error the earlier epoch
-  /// stands. O(slots).
-  /// parent: where sums of these workers go, in place of their workers; as Leaf::Create. All
-  /// leases of one parent have different ids there.
+  /// the last one of this id. kResourceExhausted names a limit. After an error the earlier epoch
+  /// remains in force. O(slots).
   StatusOr<SlotRange> Grant(const Lease& lease, std::span<const SourceAddress> workers,
                             const std::optional<ParentLease>& parent = std::nullopt);
 
-  /// Ends a lease; its epoch is remembered. kNotFound: no such id and epoch.
+  /// Ends a lease and remembers its epoch. kNotFound: there is no such id and epoch.
   Status Revoke(uint16_t id, uint32_t epoch);
 
-  /// One datagram from `source`. Whatever it holds, at most one reply per worker of its lease
-  /// results, none to an address without a lease, and none longer than a packet. O(lanes +
-  /// workers).
+  /// Handles one datagram from `source`. Whatever it contains, it causes at most one reply to each
+  /// worker of its lease, none to an address without a lease, and none longer than a packet.
+  /// O(lanes + workers).
   void OnPacket(SourceAddress source, std::span<const std::byte> datagram, TimePoint now,
                 ReplySink* sink);
 
-  /// Ends rounds that are due for cut-off. O(slots with a cut-off).
+  /// Ends rounds that have reached their cut-off. O(slots with a cut-off).
   void OnTimer(TimePoint now, ReplySink* sink);
 
-  /// Whether some lease has a cut-off, so that OnTimer is needed. O(leases).
+  /// Returns whether some lease has a cut-off, so that OnTimer must be called. O(leases).
   bool NeedsTimer() const;
 
-  /// The round of this lease that has waited longest, if any waits.
+  /// The round of this lease that has waited longest, if any is waiting.
   std::optional<OpenRound> OldestOpenRound(uint16_t id) const;
 
-  /// When a packet of this lease was last believed; nothing before the first one.
+  /// The time of the last accepted packet of this lease, or nothing if there was none.
   std::optional<TimePoint> LastUsed(uint16_t id) const;
 
   const AggregatorCounters& counters() const { return counters_; }
@@ -113,8 +116,8 @@ class Aggregator {
     SlotRange range;
     std::vector<SourceAddress> workers = {};
     std::unordered_map<SourceAddress, int> numbers = {};
-    size_t recent = 0;                    // the worker that sent last: packets of one come in rows
-    std::unique_ptr<SlotPool> pool = {};  // null: leaf
+    size_t recent = 0;                    // the worker that sent last: its packets come in rows
+    std::unique_ptr<SlotPool> pool = {};  // null for a lease with a parent, which has a leaf
     std::optional<ParentLease> parent = {};
     std::unique_ptr<Leaf> leaf = {};
     std::optional<TimePoint> used_at = {};
@@ -130,7 +133,7 @@ class Aggregator {
 
   const AggregatorLimits limits_;
   std::map<uint16_t, Granted> leases_;
-  std::map<uint16_t, uint32_t> last_epochs_;  // 65536 at most
+  std::map<uint16_t, uint32_t> last_epochs_;  // at most 65536
   AggregatorCounters counters_;
 };
 

@@ -140,8 +140,8 @@ void BlockColumns::Build(size_t slot, PacketHeader* header, std::span<std::byte>
   }
 }
 
-// A next that does not lie ahead would let the stream run for ever; one that passes by a block of
-// ours would lose it.
+// A next block that does not lie ahead would keep the stream running for ever, and one that skips a
+// block of this worker would lose it.
 Status BlockColumns::CheckStep(const Column& column, const Step& step) const {
   const uint32_t announced = AnnouncedNext(column);
   const bool ours = column.current != kNoBlock && column.own == column.current;

@@ -1,7 +1,7 @@
 #pragma once
-// A worker's view of a sparse tensor in OmniReduce's columns: which block each column is at, what
-// this worker has for it, and what its packets say. Shared by the lossless and the recovering
-// protocol.
+// A worker's view of a sparse tensor in OmniReduce's columns: the current block of each column, the
+// worker's data for it, and the contents of the worker's packets. Both protocols share it, the
+// lossless one and the one that recovers from loss.
 
 #include <cstdint>
 #include <span>
@@ -12,24 +12,24 @@
 
 namespace weir::aggregation {
 
-/// What one look at a worker's tensor finds.
+/// The result of one pass over a worker's tensor.
 struct BlockSurvey {
   uint16_t code = 0;           // its ExponentCode
-  std::vector<bool> non_zero;  // by block: some bit of it is set, that of a negative zero included
+  std::vector<bool> non_zero;  // by block: some bit is set, perhaps only a sign
 };
 
-/// data: cut into blocks of `lanes` elements, at least 1. Blocks of zeros cost one comparison of
-/// memory. Thread-safe, O(n).
+/// Surveys `data` in blocks of `lanes` elements (at least 1). A block of zeros costs one comparison
+/// of memory. Thread-safe, O(n).
 BlockSurvey SurveyBlocks(std::span<const float> data, size_t lanes);
 
-/// Sums of blocks in the order in which they became known, each block once; the last block of a
-/// tensor may be shorter than the others.
+/// Sums of blocks in the order of their arrival, each block once. The last block of a tensor may be
+/// shorter than the others.
 struct BlockSums {
   std::vector<uint32_t> blocks;
   std::vector<float> values;  // `lanes` for each of `blocks`
 
-  /// Makes `data`, which all workers have cut into blocks of `lanes`, the sum: blocks that are not
-  /// here are zero on every worker, so they stay. O(values).
+  /// Writes the sums into `data`, which all workers have cut into blocks of `lanes`. Blocks that
+  /// are not listed here are zero on every worker and stay as they are. O(values).
   void Store(size_t lanes, std::span<float> data) const;
 };
 
@@ -40,27 +40,29 @@ class BlockColumns {
   /// lease: valid, mode kSparse.
   explicit BlockColumns(const Lease& lease);
 
-  /// data: sums replace blocks that some worker has; the others are zero here, too. code: the
-  /// greatest ExponentCode of all workers' data. kInvalidArgument: it is not finite, or lower than
-  /// that of `data`; 2^32 blocks. O(n).
+  /// Starts to replace the blocks of `data` that some worker has by their sums. All other blocks
+  /// are zero on every worker. code: the greatest ExponentCode of all workers' data.
+  /// kInvalidArgument: `code` is not finite or below that of `data`, or there are 2^32 blocks or
+  /// more. O(n).
   Status Begin(std::span<float> data, uint16_t code);
 
-  /// The same with `data` as it is: `sums`, emptied first, gets the blocks that some worker has.
-  /// survey: of `data`, in blocks of the lease's lanes. All three outlive the operation. O(n /
-  /// lanes).
+  /// The same, but leaves `data` unchanged and stores the sums of the blocks that some worker has
+  /// in `sums`, which is emptied first. survey: of `data`, in blocks of the lease's lanes. All
+  /// three must outlive the operation. O(n / lanes).
   Status Begin(std::span<const float> data, const BlockSurvey& survey, uint16_t code,
                BlockSums* sums);
 
-  /// Whether slot has a block left that any worker might have.
+  /// Returns whether the slot has a block left that some worker might have.
   bool Active(size_t slot) const;
-  /// Whether this worker has one of the blocks that the slot is at.
+  /// Returns whether this worker has data for one of the slot's current blocks.
   bool HasBlock(size_t slot) const;
 
-  /// Fills in a request: nexts, the set of columns and their blocks. O(columns * lanes).
+  /// Fills in a request: the next blocks, the set of columns, and the data of their blocks.
+  /// O(columns * lanes).
   void Build(size_t slot, PacketHeader* header, std::span<std::byte> payload);
 
-  /// Stores the sums of a reply and moves on to its nexts. kDataLoss: they are impossible; then
-  /// nothing has changed. O(columns * lanes).
+  /// Stores the sums of a reply and moves to the next blocks that it names. kDataLoss: they are
+  /// impossible; nothing has changed then. O(columns * lanes).
   Status Accept(size_t slot, const Packet& packet);
 
   uint64_t blocks_sent() const { return blocks_sent_; }
@@ -68,7 +70,7 @@ class BlockColumns {
  private:
   struct Column {
     uint32_t current = kNoBlock;
-    uint32_t own = kNoBlock;  // the first non-zero block of ours from `current` on
+    uint32_t own = kNoBlock;  // the first non-zero block of this worker from `current` on
   };
   struct Step {
     uint32_t next = kNoBlock;
@@ -86,7 +88,7 @@ class BlockColumns {
   const bool little_endian_;
   const int bits_;
   std::span<const float> data_;
-  std::span<float> in_place_;  // sums_ == nullptr: the same as data_
+  std::span<float> in_place_;  // where sums_ is null: the same memory as data_
   BlockSums* sums_ = nullptr;
   BlockSurvey own_survey_;
   const BlockSurvey* survey_ = nullptr;

@@ -11,14 +11,14 @@ namespace {
 constexpr int32_t kNotFinite = 255;
 constexpr uint32_t kQuietNan = 0x7FC00000;
 
-/// In hardware shifts by the width and more give the sign.
+/// A hardware shift by the width or more leaves only the sign; in C++ it would be undefined.
 int32_t ShiftRight(int32_t value, int32_t by) { return value >> std::min(by, 31); }
 
 bool AddMantissa(int32_t addend, FloatLane* lane) {
   return !__builtin_add_overflow(lane->mantissa, addend, &lane->mantissa);
 }
 
-/// A lane's state is two words, exponents first: registers of their own.
+/// The state of a lane is two words, stored as all exponents and then all mantissas.
 class FloatOperation : public LaneOperation {
  public:
   explicit FloatOperation(bool exact) : exact_(exact) {}
@@ -102,10 +102,10 @@ uint32_t PackFloat(const FloatLane& lane) {
   if (lane.exponent == kNotFinite) return kQuietNan;
   if (lane.mantissa == 0) return 0;
   const uint32_t sign = lane.mantissa < 0 ? 1u << 31 : 0;
-  // Negation in unsigned arithmetic: the least int32 has no positive twin.
+  // Negate as unsigned, because the least int32 has no positive counterpart.
   const uint32_t magnitude =
       sign != 0 ? 0u - static_cast<uint32_t>(lane.mantissa) : static_cast<uint32_t>(lane.mantissa);
-  // The leading one goes to bit 23, unless the exponent ends before.
+  // Move the leading one to bit 23, unless the exponent reaches its least value before.
   int32_t shift = 8 - std::countl_zero(magnitude);  // to the right, if positive
   shift = std::max(shift, 1 - lane.exponent);
   const int32_t exponent = lane.exponent + shift;

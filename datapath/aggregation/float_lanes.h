@@ -1,38 +1,39 @@
 #pragma once
 // Floats in integer registers, as a switch without floating point can add them: exponent and signed
-// mantissa apart, normalised only when read.
+// mantissa are separate and normalised only when read.
 // Source: Yuan et al., "Unlocking the power of inline floating-point operations on programmable
 // switches", NSDI 2022, sections 3 and 4; deviates: NaN and infinity make the lane NaN, which the
-// paper leaves open; an overflow of the mantissa register is noticed.
+// paper leaves open, and an overflow of the mantissa register is detected.
 
 #include <cstdint>
 
 namespace weir::aggregation {
 
-/// The two registers of a lane: the number is mantissa * 2^(exponent - 150). exponent 255: NaN.
+/// The two registers of a lane, whose value is mantissa * 2^(exponent - 150). Exponent 255 means
+/// NaN.
 struct FloatLane {
   int32_t exponent = 1;
   int32_t mantissa = 0;
   friend bool operator==(const FloatLane&, const FloatLane&) = default;
 };
 
-/// Bits of the mantissa register above a float's 24 and the sign.
+/// Bits of the mantissa register above a float's 24 bits and the sign.
 inline constexpr int kFloatHeadRoom = 7;
 
-/// The registers of one float; subnormal numbers have exponent 1. Exact.
+/// The registers of one float, exact. Subnormal numbers have exponent 1.
 FloatLane UnpackFloat(uint32_t bits);
 
-/// lane += addend: the number of lower exponent shifts right, towards minus infinity. False when
-/// the mantissa wrapped, which 128 addends cannot bring about.
+/// lane += addend. The number with the lower exponent is shifted right, rounding towards minus
+/// infinity. Returns false when the mantissa wrapped, which 128 addends cannot cause.
 bool AddFloatExact(const FloatLane& addend, FloatLane* lane);
 
-/// As a pipeline does that cannot shift a register (FPISA-A): an addend of higher exponent shifts
-/// left by up to kFloatHeadRoom bits, or overwrites the lane. False when the mantissa wrapped,
-/// which the left shift makes possible for two addends.
+/// Adds as a pipeline does that cannot shift a register (FPISA-A): an addend of higher exponent is
+/// shifted left by up to kFloatHeadRoom bits, or overwrites the lane. Returns false when the
+/// mantissa wrapped, which the left shift makes possible with two addends.
 bool AddFloatApproximate(const FloatLane& addend, FloatLane* lane);
 
-/// The lane as a float: normalised, low bits cut off (towards zero), infinity beyond the greatest,
-/// subnormal below the least normal number.
+/// The lane as a float: normalised, with low bits truncated towards zero. Beyond the greatest float
+/// it is infinity, below the least normal number subnormal.
 uint32_t PackFloat(const FloatLane& lane);
 
 }  // namespace weir::aggregation

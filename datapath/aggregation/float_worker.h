@@ -14,7 +14,7 @@ class FloatWorker : public ChunkWorker {
   FloatWorker(const Lease& lease, const TimeoutLimits& limits, int rank);
 
   /// Starts to replace `data` by the sum over all workers; it must outlive the operation. Every
-  /// worker gets the same bits, but another order of packets gives others: see float_lanes.h.
+  /// worker gets the same bits, but another order of packets gives other bits: see float_lanes.h.
   /// Errors: as ChunkWorker::StartChunks.
   Status Begin(std::span<float> data, uint32_t operation, TimePoint deadline);
 

@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/aggregation/lane_kernels.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,7 +22,7 @@ HWY_INLINE Lane LaneAt(const std::byte* in, size_t i) {
   return lane;
 }
 
-/// 16: none.
+/// Returns the index of the first matching level, or 16 if there is none.
 template <typename Lane>
 HWY_INLINE int LevelIndex(const LevelLanes& lanes, size_t i) {
   const int level = LaneAt<Lane>(lanes.in, i) + lanes.half;
@@ -55,7 +55,7 @@ HWY_INLINE uint32_t MagnitudeBits(float x) {
   return bits & 0x7FFFFFFF;
 }
 
-// A double of this size has no bits below the unit, so adding it rounds as the hardware does.
+// A double of this size has no bits below the unit, so adding it rounds as the hardware rounds.
 constexpr double kUnit = 6755399441055744.0;  // 1.5 * 2^52
 
 HWY_INLINE uint32_t RoundLane(float x, const LaneGrid& grid) {
@@ -223,8 +223,8 @@ HWY_INLINE VU32 HostLanes(const std::byte* in, hn::Vec<U8> order) {
   return hn::BitCast(U32(), octets);
 }
 
-/// step(lanes of the packet, lanes of the state) gives the new state; the last few lanes go through
-/// padded copies.
+/// Calls step(lanes of the packet, lanes of the state), which returns the new state, for all
+/// vectors. The last few lanes go through padded copies.
 template <bool kSwap, typename Step>
 HWY_INLINE void EachVector(const std::byte* in, uint32_t* state, size_t count, Step step) {
   const U32 d;
@@ -243,7 +243,7 @@ HWY_INLINE void EachVector(const std::byte* in, uint32_t* state, size_t count, S
   std::memcpy(state + i, rest, (count - i) * 4);
 }
 
-// A set sign bit: the operands agreed in sign, and the sum does not.
+// The sign bit is set where the operands have the same sign and the sum has the other one.
 HWY_INLINE VU32 Wrapped(VU32 a, VU32 b, VU32 sum) {
   return hn::And(hn::Xor(a, sum), hn::Xor(b, sum));
 }
@@ -360,11 +360,11 @@ void PackLevelsAll(const LevelLanes& lanes, std::byte* out) {
   for (; i + hn::Lanes(d) <= lanes.count; i += hn::Lanes(d)) {
     const auto v = hn::LoadU(d, reinterpret_cast<const Lane*>(lanes.in) + i);
     auto index = hn::Set(d, Lane{15});
-    for (int k = 14; k >= 0; --k) {  // the first one that matches is looked at last
+    for (int k = 14; k >= 0; --k) {  // downwards, so that the first match wins
       index = hn::IfThenElse(hn::Eq(v, hn::Set(d, LaneOf<Lane>(lanes, k))),
                              hn::Set(d, static_cast<Lane>(k)), index);
     }
-    // In memory's order the even lane is the lower half of a pair.
+    // In memory, the even lane is the lower half of a pair.
     const auto both = hn::BitCast(pair, index);
     const auto packed = hn::Or(hn::ShiftLeft<4>(both), hn::ShiftRight<sizeof(Lane) * 8>(both));
     hn::StoreU(hn::TruncateTo(octet, packed), octet, reinterpret_cast<uint8_t*>(out + i / 2));

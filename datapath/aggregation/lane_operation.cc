@@ -18,7 +18,7 @@ uint32_t LaneAt(std::span<const std::byte> payload, size_t index, bool little) {
   return little ? value : __builtin_bswap32(value);
 }
 
-/// One 32-bit lane in, one out.
+/// Operations with one 32-bit lane in and one out.
 class WordOperation : public LaneOperation {
  public:
   bool SumsInPlace() const override { return true; }
@@ -52,7 +52,7 @@ class MaxOperation : public WordOperation {
   }
 };
 
-/// Sums of levels[index]; the lease proves that they fit.
+/// Sums levels[index]. Validate(lease) makes sure that they fit.
 class TableOperation : public LaneOperation {
  public:
   explicit TableOperation(const Lease& lease) {
@@ -66,7 +66,7 @@ class TableOperation : public LaneOperation {
     AddLevels(packet.payload.data(), levels_, state.data(), state.size());
     return true;
   }
-  /// The contributors in front are the pool's business.
+  /// The set of contributors before the lanes is written by the pool.
   void Write(std::span<const uint32_t> state, PacketHeader* header,
              std::span<std::byte> out) const override {
     std::byte* lane = out.data() + kContributorBytes;
@@ -83,9 +83,9 @@ class TableOperation : public LaneOperation {
   uint8_t levels_[kTableLevels] = {};
 };
 
-/// State: the set of columns with a block, the least next block of each, then the blocks. Source:
-/// Fei et al., "Efficient sparse collective communication and its application to accelerate
-/// distributed deep learning", SIGCOMM 2021, algorithm 2.
+/// The state is the set of columns with a block, the least next block of each column, and then the
+/// blocks. Source: Fei et al., "Efficient sparse collective communication and its application to
+/// accelerate distributed deep learning", SIGCOMM 2021, algorithm 2.
 class SparseOperation : public LaneOperation {
  public:
   explicit SparseOperation(const Lease& lease) : columns_(lease.columns), lanes_(lease.lanes) {}

@@ -7,7 +7,7 @@
 namespace weir::aggregation {
 namespace {
 
-/// `packet` under another lease's name, with these flags besides the byte order.
+/// Re-addresses `packet` to another lease, with these flags and the byte order of the packet.
 std::vector<std::byte> Rename(const Packet& packet, const Lease& lease, uint8_t flags,
                               PacketHeader* header) {
   *header = packet.header;
@@ -56,7 +56,7 @@ LeafOutput Leaf::OnRequest(int worker, const Packet& packet, TimePoint now) {
     ++counters_.reforwarded;
     return {.up = round.up, .verdict = verdict};
   }
-  // What the pool takes for the result is this leaf's contribution.
+  // What the pool regards as the result is this leaf's contribution at the parent.
   const StatusOr<Packet> sum = DecodePacket(outcome.reply);
   WEIR_CHECK(sum.ok());
   Packet request = *sum;
@@ -64,7 +64,7 @@ LeafOutput Leaf::OnRequest(int worker, const Packet& packet, TimePoint now) {
   round.up = Rename(request, above_, request.header.flags & kPacketLead, &round.header);
   round.result.clear();
   ++counters_.forwarded;
-  // A sum that wrapped here would go unnoticed above: the workers are told now.
+  // The parent cannot detect that a sum wrapped here, so the workers are told now.
   if ((sum->header.flags & kPacketOverflow) != 0) {
     request.header.contributions = static_cast<uint16_t>(WorldOf(below_));
     PacketHeader ignored;

@@ -25,7 +25,7 @@ Status ValidateTable(const Lease& lease) {
   if (lease.levels.size() != kTableLevels) {
     return Term("levels", "16", static_cast<int64_t>(lease.levels.size()));
   }
-  // The head-room of a lane: a carry would silently end up in the neighbour.
+  // Sums must fit their lane, because a carry would silently change the neighbouring lane.
   const int greatest = *std::max_element(lease.levels.begin(), lease.levels.end());
   const int64_t lane_max = (int64_t{1} << lease.sum_bits) - 1;
   if (int64_t{greatest} * lease.workers > lane_max) {

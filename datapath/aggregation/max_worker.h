@@ -1,6 +1,6 @@
 #pragma once
-// The greatest of each of a few numbers over all workers: norms and exponents that a compression
-// needs before it starts.
+// The element-wise maximum of a few numbers over all workers: norms and exponents that a
+// compression method needs before it starts.
 
 #include <span>
 #include <vector>
@@ -16,8 +16,8 @@ class MaxWorker : public ChunkWorker {
   MaxWorker(const Lease& lease, const TimeoutLimits& limits, int rank);
 
   /// Starts to replace each of `values` by the greatest over all workers; it must outlive the
-  /// operation. Non-negative floats may come as their bits, of which infinity and NaN are the
-  /// greatest. Errors: as ChunkWorker::StartChunks.
+  /// operation. Non-negative floats may be passed as their bits, of which those of infinity and NaN
+  /// are the greatest. Errors: as ChunkWorker::StartChunks.
   Status Begin(std::span<uint32_t> values, uint32_t operation, TimePoint deadline);
 
  protected:

@@ -22,8 +22,8 @@ constexpr uint16_t Swap(uint16_t v) { return __builtin_bswap16(v); }
 constexpr uint32_t Swap(uint32_t v) { return __builtin_bswap32(v); }
 constexpr uint64_t Swap(uint64_t v) { return __builtin_bswap64(v); }
 
-// Fields are at fixed places of a header that is all there: plain loads and stores, which the
-// compiler makes of these; a cursor that can fail takes a call for each of them.
+// Fields have fixed places in a complete header, so the compiler turns these into plain loads and
+// stores. A cursor that can fail would cost a call for each field.
 template <typename T>
 void Put(T value, std::byte* at) {
   const T wire = Swap(value);
@@ -38,8 +38,9 @@ T Get(const std::byte* at) {
 }
 
 uint32_t PacketChecksum(std::span<const std::byte> packet) {
-  // In one piece: at this size, hashing pieces costs more than putting them together.
-  // Aligned as vectors are, or the hash loads across what the copy has just stored, and waits.
+  // The packet is joined first, because at this size hashing pieces costs more than copying them.
+  // The buffer is aligned as vectors are; otherwise the loads of the hash would cross the stores of
+  // the copy and stall.
   alignas(64) std::array<std::byte, kPacketBytesMax> joined;
   const size_t payload = packet.size() - kPacketHeaderBytes;
   WEIR_CHECK(packet.size() <= joined.size());
@@ -54,7 +55,7 @@ Status Wrong(std::string_view field, std::string_view expected, uint64_t found) 
   return DataLoss(StrCat("packet ", field, ": expected ", expected, ", found ", found));
 }
 
-/// Flags that contradict each other or the mode would be read differently by different aggregators.
+/// Rejects flags that contradict each other or the mode, which aggregators could read differently.
 Status CheckFlags(const PacketHeader& h) {
   const bool reply = (h.flags & kPacketReply) != 0;
   if ((h.flags & ~kFlagsKnown) != 0) return Wrong("flags", "known ones", h.flags);
@@ -168,7 +169,7 @@ void SealPacket(std::span<std::byte> packet) {
   WEIR_CHECK(packet.size() >= kPacketHeaderBytes);
   WEIR_CHECK(packet.size() <= kPacketBytesMax);
   packet[4] |= std::byte{kPacketChecked};
-  // The header moves up over its checksum meanwhile, which puts in one piece what is hashed.
+  // For the hash, the header moves up over its checksum, so that all hashed bytes are contiguous.
   std::array<std::byte, kChecksumAt> header;
   std::memcpy(header.data(), packet.data(), kChecksumAt);
   std::memcpy(packet.data() + sizeof(uint32_t), header.data(), kChecksumAt);

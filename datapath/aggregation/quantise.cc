@@ -28,8 +28,9 @@ void Quantise(std::span<const float> chunk, uint16_t code, int bits, std::span<u
     std::fill(lanes.begin(), lanes.end(), 0);
     return;
   }
-  // 2^-119 .. 2^179 times a float: exact in double.
-  // The limit never changes a number whose code was honest; it keeps the conversion defined.
+  // The scale is between 2^-119 and 2^179, so its product with a float is exact in double. The
+  // limit has no effect on data that matches its code; otherwise it keeps the conversion to int32
+  // defined.
   const LaneGrid grid = {.scale = std::ldexp(1.0, bits - (code - kExponentBias)),
                          .limit = std::ldexp(1.0, bits)};
   RoundLanes(chunk.data(), grid, lanes.data(), chunk.size());

@@ -1,5 +1,5 @@
 #pragma once
-// How long a worker waits for a reply before it sends again.
+// The time-out after which a worker sends a packet again.
 
 #include <algorithm>
 
@@ -10,21 +10,21 @@ namespace weir::aggregation {
 struct TimeoutLimits {
   Duration first = std::chrono::milliseconds(100);  // before any measurement
   Duration min = std::chrono::milliseconds(1);
-  Duration max = std::chrono::seconds(1);  // where the least round trip is at most half of it
+  Duration max = std::chrono::seconds(1);  // if the least round trip is at most half of it
 };
 
-/// Source: RFC 6298, sections 2 and 5, with the limits' first and least instead of a second: an
-/// aggregator is near; deviates: waits at least two round trips. A reply also waits for the slowest
-/// worker, and a window of packets that is sent again because that one was late fills its link and
-/// makes the others late in turn. So `max` gives way to two of the least round trips measured: on a
-/// path longer than the limits foresaw everything would be sent twice. For the same reason it gives
-/// way to four times `first` until there is a measurement, which what is sent twice never gives.
-/// Not thread-safe. O(1).
+/// Source: RFC 6298, sections 2 and 5, with the limits' `first` and `min` instead of a second,
+/// because an aggregator is near; deviates: the time-out is at least two round trips. A reply also
+/// waits for the slowest worker, and repeating a whole window because of one late worker fills the
+/// link and delays the others, too. For that reason `max` gives way to twice the least measured
+/// round trip: on a path longer than the limits foresaw, everything would be sent twice. Before
+/// there is a measurement it gives way to four times `first`, because packets that were sent twice
+/// never give one. Not thread-safe. O(1).
 class RoundTripEstimate {
  public:
   explicit RoundTripEstimate(const TimeoutLimits& limits) : limits_(limits), rto_(limits.first) {}
 
-  /// A reply to a packet that was sent once (Karn's rule: others are ambiguous).
+  /// Records the reply to a packet that was sent once. Others are ambiguous (Karn's rule).
   void OnSample(Duration rtt) {
     least_ = least_ == Duration::zero() ? rtt : std::min(least_, rtt);
     if (srtt_ == Duration::zero()) {
@@ -38,7 +38,7 @@ class RoundTripEstimate {
     rto_ = std::clamp(srtt_ + std::max(srtt_, 4 * variation_), limits_.min, Ceiling());
   }
 
-  /// Some packet was not answered in time: doubles the time-out, at most once per time-out, since
+  /// Some packet was not answered in time. Doubles the time-out, at most once per time-out, because
   /// the packets of one window tend to expire together.
   void OnExpiry(TimePoint now) {
     if (backed_off_ && now - backed_off_at_ < rto_) return;

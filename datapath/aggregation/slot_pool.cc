@@ -31,7 +31,7 @@ std::span<uint32_t> SlotPool::State(size_t slot, uint32_t round) {
 
 void SlotPool::Open(Slot* slot, const PacketHeader& header, TimePoint now) {
   slot->newest = header.round;
-  // Nobody begins an operation before all rounds of the one before are complete.
+  // Workers begin an operation only after all rounds of the previous one are complete.
   if (header.operation != late_operation_) late_ = 0;
   late_operation_ = header.operation;
   Set& set = slot->sets[header.round & 1];
@@ -53,14 +53,15 @@ Outcome SlotPool::OnPacket(int worker, const Packet& packet, TimePoint now) {
   const int64_t round = h.round;
   if (round > slot.newest + 1) return {.verdict = Verdict::kEarly};
   if (round == slot.newest + 1) {
-    // A worker comes here only with the reply to the round before, so that round is complete and
-    // everybody has read the one before that, whose set this round takes.
+    // A worker opens this round only after the reply to the previous one. So that round is
+    // complete, and all workers have read the one before it, whose set this round reuses.
     if (slot.newest >= 0 && !slot.sets[slot.newest & 1].complete) {
       return {.verdict = Verdict::kEarly};
     }
     Open(&slot, h, now);
   } else if (round + 1 < slot.newest) {
-    // Only where rounds end without some workers can one be so far behind and still wait.
+    // A worker can be this far behind and still wait only where rounds may end without some
+    // workers.
     if (lease_.cutoff > Duration::zero()) return Tell(h, Notice::kExpired);
     return {.verdict = Verdict::kStale};
   }
@@ -173,7 +174,7 @@ void SlotPool::AppendStateForTest(std::vector<uint64_t>* out) const {
     for (int64_t round = std::max<int64_t>(0, slot.newest - 1); round <= slot.newest; ++round) {
       const Set& set = slot.sets[round & 1];
       out->push_back(set.contributors << 1 | (set.complete ? 1 : 0));
-      if (set.complete) {  // the state is undefined then
+      if (set.complete) {  // then the state is undefined
         for (const std::byte octet : set.Reply()) out->push_back(std::to_integer<uint64_t>(octet));
         continue;
       }

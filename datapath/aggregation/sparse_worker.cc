@@ -27,7 +27,7 @@ void SparseWorker::LaunchAll() {
   }
 }
 
-// A packet's index is its slot: what is due there is known to the columns.
+// The index of a packet is its slot, because the columns know what is due there.
 void SparseWorker::Build(uint64_t index, PacketHeader* header, std::span<std::byte> payload) {
   columns_.Build(index, header, payload);
 }
@@ -61,7 +61,7 @@ Status SparseStreamWorker::Begin(std::span<float> data, uint16_t code, uint32_t 
   for (uint16_t slot = 0; slot < lease_.slots; ++slot) {
     if (!columns_.Active(slot)) continue;
     ++active_;
-    line_.push_back(slot);  // the others learn our nexts
+    line_.push_back(slot);  // tells the others this worker's next blocks
   }
   return OkStatus();
 }
@@ -158,7 +158,7 @@ StatusOr<Outcome> SparseStreamPool::OnPacket(int worker, const Packet& packet) {
   for (size_t j = 0; j < lease_.columns; ++j) {
     uint32_t next;
     LoadLanes(packet.payload.subspan(j * 4), lease_.little_endian, {&next, 1});
-    // A next that does not lie ahead would make the stream wait, or run, for ever.
+    // A next block that does not lie ahead would keep the stream waiting or running for ever.
     if (!slot.first && next != kNoBlock && next <= slot.columns[j].current) {
       return DataLoss(StrCat("worker ", worker, ": ", Describe(h), " column ", j,
                              ": expected a next block above ", slot.columns[j].current, ", found ",
@@ -174,7 +174,8 @@ StatusOr<Outcome> SparseStreamPool::OnPacket(int worker, const Packet& packet) {
     fits = operation_->Add(packet, state);
   }
   slot.empty = false;
-  // Integers on a scale that all share fit by construction: a worker that breaks that breaks all.
+  // Integers on a shared scale fit by construction, so a worker that breaks this breaks the sum for
+  // all.
   if (!fits) return DataLoss(StrCat("worker ", worker, ": a sum does not fit in ", Describe(h)));
   if (!Complete(slot)) return Outcome{.verdict = Verdict::kAdded};
   Advance(&slot);
@@ -188,7 +189,7 @@ void SparseStreamPool::EncodeReply(const PacketHeader& request, const Slot& slot
   reply.flags = static_cast<uint8_t>((request.flags & kPacketLittleEndian) | kPacketReply);
   reply.checksum = 0;
   reply_.resize(kPacketBytesMax);
-  // Silent workers' nexts count, too.
+  // The next blocks of workers that were silent in this round count, too.
   for (size_t j = 0; j < lease_.columns; ++j) state[1 + j] = slot.columns[j].current;
   operation_->Write(state, &reply, std::span(reply_).subspan(kPacketHeaderBytes));
   EncodePacketHeader(reply, std::span(reply_).first<kPacketHeaderBytes>());

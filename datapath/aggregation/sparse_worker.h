@@ -1,6 +1,6 @@
 #pragma once
-// An all-reduce of sparse floats by OmniReduce: only blocks that some worker has travel. Two
-// protocols: one for networks that lose packets, one for streams that do not.
+// An all-reduce of sparse floats with OmniReduce: only blocks that some worker has are sent. There
+// are two protocols, one for networks that lose packets and one for streams that do not.
 
 #include <deque>
 #include <memory>
@@ -14,22 +14,22 @@
 
 namespace weir::aggregation {
 
-/// Recovers from loss: in every round of a slot every worker sends a packet, small where it has no
-/// block. Not thread-safe; see Worker for the loop. The aggregator is a SlotPool of mode kSparse.
-/// Source: Fei et al., SIGCOMM 2021, algorithm 2; deviates: blocks are integers on one scale for
-/// the whole tensor, so that sums do not depend on the order; an acknowledgement has no block,
-/// where the released code sends zeros; columns of a slot move on together.
+/// Recovers from loss: in every round of a slot every worker sends a packet, which is small where
+/// the worker has no block. Not thread-safe; see Worker for the loop. The aggregator is a SlotPool
+/// of mode kSparse. Source: Fei et al., SIGCOMM 2021, algorithm 2; deviates: blocks are integers
+/// with one scale for the whole tensor, so that sums do not depend on the order; an acknowledgement
+/// has no block, where the released code sends zeros; the columns of a slot advance together.
 class SparseWorker : public Worker {
  public:
   SparseWorker(const Lease& lease, const TimeoutLimits& limits, int rank)
       : Worker(lease, limits, rank), columns_(lease) {}
 
   /// Starts to replace `data` by the sum over all workers; it must outlive the operation. code: the
-  /// greatest ExponentCode of all workers' data, which a MaxWorker finds. Errors: as Worker::Start,
-  /// BlockColumns::Begin.
+  /// greatest ExponentCode of all workers' data, which a MaxWorker finds. Errors: as Worker::Start
+  /// and BlockColumns::Begin.
   Status Begin(std::span<float> data, uint16_t code, uint32_t operation, TimePoint deadline);
 
-  /// The same with `data` as it is; see BlockColumns::Begin.
+  /// The same, but leaves `data` unchanged; see BlockColumns::Begin.
   Status Begin(std::span<const float> data, const BlockSurvey& survey, uint16_t code,
                BlockSums* sums, uint32_t operation, TimePoint deadline);
 
@@ -45,9 +45,9 @@ class SparseWorker : public Worker {
   BlockColumns columns_;
 };
 
-/// Over a stream that keeps order and loses nothing: only workers with a block send. Not
-/// thread-safe. Source: the same, algorithm 1; deviates as above, and the first packet of a stream
-/// has no block when it is zero.
+/// For a stream that keeps the order and loses nothing: only workers with a block send. Not
+/// thread-safe. Source: Fei et al. 2021, algorithm 1; deviates as above, and in that the first
+/// packet of a stream has no block when the block is zero.
 class SparseStreamWorker {
  public:
   SparseStreamWorker(const Lease& lease, int rank);
@@ -58,11 +58,11 @@ class SparseStreamWorker {
   bool done() const { return !status_.ok() || active_ == 0; }
   const Status& status() const { return status_; }
 
-  /// The next message to send; empty: none now. Valid until the next call.
+  /// The next message to send, or empty if there is none now. Valid until the next call.
   std::span<const std::byte> NextPacket();
 
-  /// A message from the aggregator. One that is not due ends the operation with kDataLoss: the
-  /// stream is not what it should be.
+  /// Handles a message from the aggregator. A message that is not due ends the operation with
+  /// kDataLoss, because the stream is then out of step.
   void OnPacket(std::span<const std::byte> message);
 
   uint64_t packets_sent() const { return packets_sent_; }
@@ -76,23 +76,23 @@ class SparseStreamWorker {
   Status status_;
   uint32_t operation_ = 0;
   size_t active_ = 0;
-  std::vector<uint32_t> rounds_;  // by slot: the one under way
-  std::deque<uint16_t> line_;     // slots with something to send, each at most once
+  std::vector<uint32_t> rounds_;  // by slot: the current one
+  std::deque<uint16_t> line_;     // queue of slots with something to send, each at most once
   std::vector<std::byte> buffer_;
   uint64_t packets_sent_ = 0;
 };
 
-/// The aggregator's side of such streams: a round is complete when every worker's next block lies
-/// behind the one that the column is at. Not thread-safe. Memory: slots * (StateWords + columns *
+/// The aggregator's side of such streams. A round is complete when every worker's next block lies
+/// after the current block of the column. Not thread-safe. Memory: slots * (StateWords + columns *
 /// workers) words.
 class SparseStreamPool {
  public:
   /// lease: valid, mode kSparse.
   explicit SparseStreamPool(const Lease& lease);
 
-  /// A request of `worker` that Fits() the lease, in the order in which it was sent. Of Outcome,
-  /// kCompleted and kAdded occur. kDataLoss: it is of another round, operation or block than is
-  /// due, which no orderly stream brings. O(columns * (lanes + workers)).
+  /// A request of `worker` that Fits() the lease, in the order of sending. The verdict is
+  /// kCompleted or kAdded. kDataLoss: the request is of another round, operation or block than is
+  /// due, which an orderly stream never causes. O(columns * (lanes + workers)).
   StatusOr<Outcome> OnPacket(int worker, const Packet& packet);
 
  private:
@@ -102,10 +102,10 @@ class SparseStreamPool {
   };
   struct Slot {
     uint32_t round = 0;
-    bool first = true;  // of the operation: nobody's next is known
+    bool first = true;  // of the operation: no worker's next block is known
     uint32_t operation = 0;
     uint64_t announced = 0;
-    bool empty = true;  // no packet in this round
+    bool empty = true;  // this round has no packet yet
     std::vector<Column> columns;
   };
 

@@ -37,8 +37,8 @@ std::span<Float> SumWorker::Chunk(std::span<Float> all, uint64_t chunk) const {
   return all.subspan(at, std::min<size_t>(lease().lanes, all.size() - at));
 }
 
-// In place, too: chunk c is overwritten by the reply to packet c + lead, after which neither that
-// packet nor packet c, which came before it, is ever built again.
+// This works in place, too: chunk c is overwritten by the reply to packet c + lead. After that,
+// neither packet c + lead nor packet c, which came before it, is built again.
 void SumWorker::Build(uint64_t index, PacketHeader* header, std::span<std::byte> payload) {
   if (index < chunks_) {
     exponents_[index] = ExponentCode(Chunk(data_, index));
@@ -65,7 +65,7 @@ Status SumWorker::AcceptChunk(uint64_t index, const Packet& packet) {
         StrCat("rank ", rank(), ": some worker's lanes exceed their share in ", Describe(h)));
   }
   if (index < chunks_) {
-    // A lower exponent than our own would make our lanes overflow.
+    // An exponent below this worker's own would make its lanes overflow.
     if (h.exponent < exponents_[index]) {
       return DataLoss(StrCat("rank ", rank(), ": exponent in ", Describe(h), ": expected at least ",
                              exponents_[index], ", found ", h.exponent));

@@ -1,5 +1,6 @@
 #pragma once
-// An all-reduce of floats by SwitchML's protocol: integers up, sums down, scales one window ahead.
+// An all-reduce of floats with SwitchML's protocol: integers go up, sums come down, and scales are
+// agreed one window ahead.
 
 #include <span>
 #include <vector>
@@ -14,19 +15,19 @@ class SumWorker : public ChunkWorker {
   /// lease: valid, mode kSum.
   SumWorker(const Lease& lease, const TimeoutLimits& limits, int rank);
 
-  /// Starts to fill `sums` with the sum of `data` over all workers, whose data has the same size.
-  /// Both have one size, may be the same memory, and must outlive the operation. operation: counted
-  /// alike on all workers. Every worker gets the same bits, whatever the order of packets: the sum
-  /// of the elements rounded to a chunk's grid (see quantise.h). A chunk with NaN or infinity on
-  /// any worker becomes NaN on all. kInvalidArgument: sizes differ; else as Worker::Start.
+  /// Starts to write the sum of `data` over all workers to `sums`. Both have the same size on all
+  /// workers, may be the same memory, and must outlive the operation. operation: the same number on
+  /// all workers. Every worker gets the same bits, whatever the order of packets: the sum of the
+  /// elements rounded to a chunk's grid (see quantise.h). A chunk with NaN or infinity on any
+  /// worker becomes NaN on all. kInvalidArgument: the sizes differ. Other errors: as Worker::Start.
   Status Begin(std::span<const float> data, std::span<float> sums, uint32_t operation,
                TimePoint deadline);
-  /// In place.
+  /// The same in place.
   Status Begin(std::span<float> data, uint32_t operation, TimePoint deadline) {
     return Begin(data, data, operation, deadline);
   }
 
-  /// Chunks of the last operation that were not finite on some worker.
+  /// Number of chunks of the last operation that were not finite on some worker.
   uint64_t non_finite_chunks() const { return non_finite_chunks_; }
 
  protected:
@@ -41,8 +42,8 @@ class SumWorker : public ChunkWorker {
   std::span<const float> data_;
   std::span<float> sums_;
   uint64_t chunks_ = 0;
-  uint64_t lead_ = 0;                // packets without lanes at the start
-  std::vector<uint16_t> exponents_;  // by chunk: ours until the reply, then the greatest
+  uint64_t lead_ = 0;                // packets without lanes at the beginning
+  std::vector<uint16_t> exponents_;  // by chunk: this worker's until the reply, then the greatest
   std::vector<uint32_t> lanes_;
   uint64_t non_finite_chunks_ = 0;
 };

@@ -53,7 +53,7 @@ void TableLanesWorker::Build(uint64_t index, PacketHeader*, std::span<std::byte>
   const size_t chunk = packet_lane_bytes();
   const auto lanes = lanes_.subspan(index * chunk, std::min(chunk, lanes_.size() - index * chunk));
   PackLevels(AsLevels(lanes), payload.data());
-  // What fills up the last packet is in nobody's sum.
+  // The padding of the last packet goes into sums that no worker reads.
   const size_t packed = (lanes.size() / lane_bytes_ + 1) / 2;
   std::fill(payload.begin() + static_cast<ptrdiff_t>(packed), payload.begin() + lease().lanes / 2,
             std::byte(0));
@@ -70,8 +70,8 @@ Status TableLanesWorker::AcceptChunk(uint64_t index, const Packet& packet) {
   contributors = __builtin_bswap64(contributors);
   const int count = std::popcount(contributors);
   const int least = lease().quorum == 0 ? lease().workers : lease().quorum;
-  const bool strangers = lease().workers < 64 && contributors >> lease().workers != 0;
-  if (count < least || strangers || count != packet.header.contributions) {
+  const bool unknown = lease().workers < 64 && contributors >> lease().workers != 0;
+  if (count < least || unknown || count != packet.header.contributions) {
     return DataLoss(StrCat("rank ", rank(), ": reply to ", Describe(packet.header), ": expected ",
                            least, " contributions or more among ", lease().workers, ", found ",
                            packet.header.contributions, " of a set of ", count));

@@ -56,8 +56,8 @@ Status TableWorker::AcceptChunk(uint64_t index, const Packet& packet) {
   std::memcpy(&contributors, packet.payload.data(), sizeof contributors);
   contributors = __builtin_bswap64(contributors);
   const int count = std::popcount(contributors);
-  const bool strangers = lease().workers < 64 && contributors >> lease().workers != 0;
-  if (count == 0 || strangers || count != packet.header.contributions) {
+  const bool unknown = lease().workers < 64 && contributors >> lease().workers != 0;
+  if (count == 0 || unknown || count != packet.header.contributions) {
     return DataLoss(StrCat("rank ", rank(), ": reply to ", Describe(packet.header),
                            ": expected contributors among ", lease().workers, ", found ",
                            packet.header.contributions, " in the set ", contributors));

@@ -8,11 +8,11 @@
 namespace weir::aggregation {
 namespace {
 
-// A reply that takes eight times as long as usual is no reply: retransmissions, which double their
-// time-out, have gone out three times by then.
+// A reply that takes eight times as long as usual will not come: retransmissions, which double
+// their time-out, have been sent three times by then.
 constexpr int kSilentRoundTrips = 8;
-// Of the smoothed round trip, what a reply may be late by after later packets' replies have come.
-// Source: RFC 8985 (RACK), section 6.2, which takes a quarter of the least round trip.
+// How late a reply may be after the replies to later packets have come, as a part of the smoothed
+// round trip. Source: RFC 8985 (RACK), section 6.2, which takes a quarter of the least round trip.
 constexpr int kReorderingPart = 4;
 
 }  // namespace
@@ -69,7 +69,7 @@ std::span<const std::byte> Worker::NextPacket(TimePoint now) {
     --line_size_;
     Flight& flight = flights_[slot];
     flight.in_line = false;
-    if (!flight.waiting) continue;  // the reply came while it stood in line to be sent again
+    if (!flight.waiting) continue;  // the reply came while it was queued to be sent again
     PacketHeader header = RequestHeader(lease_);
     header.slot = slot;
     header.round = flight.round;
@@ -103,9 +103,10 @@ void Worker::OnPacket(std::span<const std::byte> datagram, TimePoint now) {
   }
   const PacketHeader& h = packet->header;
   const Flight& flight = flights_[h.slot];
-  // Nobody answers what was never sent (a reply may be forged), unless rounds end without this
-  // worker: then the others' reply may come while its packet stands in line, and asking for it
-  // again may be what is slow. Only then is `offset` unset, and the index stands for it.
+  // A reply to a packet that was never sent may be forged and is ignored, unless rounds may end
+  // without this worker. Then the reply of the others may come while this worker's packet is
+  // queued, and asking for it again may be slow. Only then is `offset` unset, and the index stands
+  // for it.
   const bool others_may_end_it = lease_.cutoff > Duration::zero();
   const uint32_t offset = flight.sent ? flight.offset : static_cast<uint32_t>(flight.index);
   if (!flight.waiting || (!flight.sent && !others_may_end_it) || h.round != flight.round ||
@@ -162,16 +163,16 @@ std::optional<TimePoint> Worker::SilentAt() const {
 std::string Worker::DescribeWait() const {
   const auto waits = std::find_if(flights_.begin(), flights_.end(),
                                   [](const Flight& flight) { return flight.waiting; });
-  WEIR_CHECK(waits != flights_.end());  // the operation is not done
+  WEIR_CHECK(waits != flights_.end());  // holds because the operation is not done
   return StrCat("rank ", rank_, ": no reply from the aggregator to lease ", lease_.id,
                 " operation ", operation_, " slot ", waits - flights_.begin(), " round ",
                 waits->round, " for ",
                 answered_ == 0 ? "any packet" : StrCat("this packet after ", answered_, " others"));
 }
 
-// All workers send in the same order, so a slow one delays all replies alike: those of later
-// packets say that this one, or another worker's part of it, is lost. When nothing gets through
-// nobody overtakes, and the time-out decides.
+// All workers send in the same order, so a slow worker delays all replies alike. A reply to a later
+// packet therefore shows that this packet, or another worker's part of it, is lost. When nothing
+// gets through, there are no later replies, and the time-out decides.
 TimePoint Worker::LostAt(const Flight& flight) const {
   if (flight.sent_at >= overtaken_at_) return flight.expires_at;
   const Duration smoothed = round_trip_.smoothed();

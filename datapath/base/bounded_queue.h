@@ -1,5 +1,6 @@
 #pragma once
-// A bounded multi-producer multi-consumer queue: the only way work crosses threads.
+// A bounded queue of several producers and consumers. All work that crosses threads goes through
+// one.
 
 #include <memory>
 #include <optional>
@@ -10,16 +11,16 @@
 
 namespace weir {
 
-/// Holds at most `capacity` items, 1 or more. Thread-safe. Close() ends every wait: pushes fail,
-/// pops drain. All memory is allocated with the queue, so that neither a push nor a pop throws
-/// unless moving an item does.
+/// Holds at most `capacity` items, at least 1. Thread-safe. Close() ends every wait: then pushes
+/// fail, and pops return the remaining items. All memory is allocated in the constructor, so pushes
+/// and pops throw only if moving an item does.
 template <typename T>
 class BoundedQueue {
  public:
   explicit BoundedQueue(size_t capacity)
       : capacity_(capacity), items_(std::make_unique<std::optional<T>[]>(capacity)) {}
 
-  /// False when full or closed; never waits.
+  /// Returns false when the queue is full or closed; never waits.
   bool TryPush(T item) WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     if (closed_ || count_ >= capacity_) return false;
@@ -27,7 +28,7 @@ class BoundedQueue {
     return true;
   }
 
-  /// Waits for room until `deadline`; false when it passed or the queue closed.
+  /// Waits for room until `deadline`. Returns false when it has passed or the queue is closed.
   bool Push(T item, TimePoint deadline) WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (!closed_ && count_ >= capacity_) {
@@ -38,8 +39,8 @@ class BoundedQueue {
     return true;
   }
 
-  /// Drops the oldest item when full (telemetry: the newest state matters). False when one was
-  /// dropped or the queue is closed.
+  /// Drops the oldest item when the queue is full (for telemetry, where the newest state matters).
+  /// Returns false when an item was dropped or the queue is closed.
   bool PushDroppingOldest(T item) WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     if (closed_) return false;
@@ -52,7 +53,7 @@ class BoundedQueue {
     return kept_all;
   }
 
-  /// The next item; nothing when `deadline` passed or the queue is closed and empty.
+  /// Returns the next item, or nothing when `deadline` has passed or the queue is closed and empty.
   std::optional<T> Pop(TimePoint deadline) WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (count_ == 0) {
@@ -61,7 +62,7 @@ class BoundedQueue {
     return Take();
   }
 
-  /// The next item; waits until there is one. Nothing only when closed and empty.
+  /// Waits for the next item. Returns nothing only when the queue is closed and empty.
   std::optional<T> Pop() WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (count_ == 0) {
@@ -84,7 +85,8 @@ class BoundedQueue {
     room_.NotifyAll();
   }
 
-  /// Tells a push that failed for a full queue from one that failed since the queue was closed.
+  /// Distinguishes a push that failed because the queue was full from one that failed because it
+  /// was closed.
   bool closed() const WEIR_EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return closed_;

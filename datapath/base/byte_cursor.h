@@ -1,5 +1,5 @@
 #pragma once
-// Bounds-checked little-endian reading and writing; every parser of foreign bytes goes through it.
+// Bounds-checked little-endian reading and writing. Every parser of bytes from others uses it.
 
 #include <bit>
 #include <cstddef>
@@ -14,7 +14,8 @@ namespace weir {
 
 static_assert(std::endian::native == std::endian::little, "wire formats are little-endian");
 
-/// Reads fixed-size values from bytes it does not own. kDataLoss with the offset when they run out.
+/// Reads fixed-size values from bytes that it does not own. kDataLoss with the offset when too few
+/// are left.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -47,8 +48,8 @@ class ByteReader {
   size_t offset_ = 0;
 };
 
-/// Writes fixed-size values into a caller's buffer. Overflow is a bug of ours: `ok()` turns false
-/// and stays false, nothing is written past the end.
+/// Writes fixed-size values into a buffer of the caller. Overflow is a bug of ours: `ok()` becomes
+/// false and remains so, and nothing is written past the end.
 class ByteWriter {
  public:
   explicit ByteWriter(std::span<std::byte> bytes) : bytes_(bytes) {}

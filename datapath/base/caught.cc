@@ -5,13 +5,13 @@
 namespace weir {
 
 const Status& OutOfMemory() noexcept {
-  // Never destroyed: threads may ask while the process exits.
+  // Never destroyed, because threads may use it while the process exits.
   static const Status& status = *new Status(ResourceExhausted("out of memory"));
   return status;
 }
 
 std::thread StartThread(const char* name, std::function<void()> body) {
-  (void)OutOfMemory();  // made while there is memory for it
+  (void)OutOfMemory();  // made while there is enough memory
   return std::thread([name, body = std::move(body)] {
     pthread_setname_np(pthread_self(), name);
     const Status status = Caught(body);

@@ -1,7 +1,7 @@
 #pragma once
-// Where exceptions end. Our own code reports by Status; what the standard library throws (no memory
-// above all) becomes one here, so that it neither crosses the C interface nor ends a process by
-// leaving a thread's function.
+// Converts exceptions to Status. Our own code reports errors by Status. Exceptions of the standard
+// library, above all for lack of memory, must neither cross the C interface nor end the process by
+// leaving the function of a thread.
 
 #include <pthread.h>
 
@@ -15,12 +15,12 @@
 
 namespace weir {
 
-/// kResourceExhausted, "out of memory". Made when the process starts to use it first, so that
+/// kResourceExhausted, "out of memory". It is made at the first use of this file in the process, so
 /// later calls allocate nothing. Thread-safe.
 const Status& OutOfMemory() noexcept;
 
-/// What `body` returns, a Status or nothing (then OK), or a status for what it throws:
-/// `no_memory` for std::bad_alloc, kInternal with its text for anything else. Never throws.
+/// Returns what `body` returns, a Status or nothing (then OK), or a status for the exception that
+/// it throws: `no_memory` for std::bad_alloc, or kInternal with its text. Never throws.
 template <typename Body>
 Status Caught(Body&& body, const Status& no_memory = OutOfMemory()) noexcept {
   try {
@@ -39,13 +39,13 @@ Status Caught(Body&& body, const Status& no_memory = OutOfMemory()) noexcept {
       return Internal("an exception of unknown type");
     }
   } catch (...) {
-    return no_memory;  // not even the text fitted into memory
+    return no_memory;  // there was not enough memory for the text
   }
 }
 
-/// Starts a thread called `name` (at most 15 characters). `body` handles its own errors; an
-/// exception that leaves it ends the thread, is logged under `name`, and harms nobody else.
-/// Throws std::system_error where the system grants no thread.
+/// Starts a thread called `name` (at most 15 characters). `body` handles its own errors. An
+/// exception that leaves it ends only this thread and is logged with `name`. Throws
+/// std::system_error when the system does not grant a thread.
 std::thread StartThread(const char* name, std::function<void()> body);
 
 }  // namespace weir

@@ -1,6 +1,6 @@
 #pragma once
-// WEIR_CHECK: a bug in our own code ends the process with its place; it stays on in release builds.
-// Never for anything that a peer, a file or a user can cause: those are Status.
+// WEIR_CHECK ends the process with file and line for a bug in our own code, in release builds, too.
+// It is never used for anything that a peer, a file or a user can cause; those are a Status.
 
 #include <cstdio>
 #include <cstdlib>

@@ -13,7 +13,7 @@ class SteadyClock : public Clock {
 }  // namespace
 
 const Clock& RealClock() {
-  // Never destroyed: sessions may outlive static destructors.
+  // Never destroyed, because sessions may outlive static destructors.
   static const Clock* const clock = new SteadyClock;
   return *clock;
 }

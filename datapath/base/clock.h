@@ -16,14 +16,14 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual TimePoint Now() const = 0;
-  /// Seconds since the Unix epoch; may jump. Only for records that people read.
+  /// Seconds since the Unix epoch, which may jump. Only for records that people read.
   virtual double UnixSeconds() const = 0;
 };
 
-/// The machine's clock, shared by the process.
+/// The clock of the machine, shared by the process.
 const Clock& RealClock();
 
-/// A clock that moves when told. Thread-safe.
+/// A clock that only moves when a test tells it to. Thread-safe.
 class FakeClock : public Clock {
  public:
   TimePoint Now() const override;

@@ -17,7 +17,8 @@ float FromHalf(uint16_t half) {
   if (magnitude >= 0x7C00) {  // infinity and NaN
     return std::bit_cast<float>(sign | 0x7F800000 | (magnitude & 0x3FF) << 13);
   }
-  // As a float whose exponent is 112 too low; one exact multiplication also normalises subnormals.
+  // The pattern is that of a float whose exponent is 112 too low. One exact multiplication corrects
+  // it and normalises subnormal numbers.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
 }
@@ -29,7 +30,8 @@ uint16_t ToHalf(float value) {
   if (magnitude > 0x7F800000) return static_cast<uint16_t>(sign | 0x7E00);
   if (magnitude >= 0x477FF000) return static_cast<uint16_t>(sign | 0x7C00);  // rounds past 65504
   if (magnitude < 0x38800000) {
-    // Subnormal half: adding 0.5 puts its unit at the last bit of the sum, rounded by the hardware.
+    // For a subnormal half, adding 0.5 puts its unit at the last bit of the sum, which the hardware
+    // rounds.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000));
   }
@@ -45,7 +47,7 @@ uint16_t ToBrain(float value) {
 }
 
 #if defined(__x86_64__)
-// Each returns how many leading elements it converted.
+// Each returns the number of leading elements that it converted.
 __attribute__((target("avx,f16c"))) size_t HalfToFloatF16c(const uint16_t* in, float* out,
                                                            size_t n) {
   size_t i = 0;
@@ -66,7 +68,7 @@ __attribute__((target("avx,f16c"))) size_t FloatToHalfF16c(const float* in, uint
   return i;
 }
 
-// "avx" includes that the operating system saves the wide registers. clang 14 does not know "f16c".
+// "avx" implies that the operating system saves the wide registers. clang 14 does not know "f16c".
 bool HasF16c() {
   static const bool has = [] {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;

@@ -1,18 +1,19 @@
 #pragma once
-// Conversion of the caller's 16-bit floats to the float32 that sums and codecs work on, and back.
-// Unlike the codecs' own kernels it must not saturate: an overflow has to reach the caller as
-// infinity, because loss scalers look for it.
+// Converts the caller's 16-bit floats to float32, which sums and codecs use, and back. Unlike the
+// codecs' own kernels it must not saturate: an overflow must reach the caller as infinity, because
+// loss scalers check for that.
 
 #include <cstdint>
 #include <span>
 
 namespace weir {
 
-/// out[i] = in[i], exactly. Both hold n elements, no overlap. Thread-safe, O(n).
+/// out[i] = in[i], exactly. Both have n elements and do not overlap. Thread-safe, O(n).
 void HalfToFloat(std::span<const uint16_t> in, std::span<float> out) noexcept;
 void BrainToFloat(std::span<const uint16_t> in, std::span<float> out) noexcept;
 
-/// Round to nearest, ties to even; overflow becomes infinity, NaN stays NaN. Thread-safe, O(n).
+/// Rounds to nearest, ties to even. Overflow becomes infinity, and NaN stays NaN. Thread-safe,
+/// O(n).
 void FloatToHalf(std::span<const float> in, std::span<uint16_t> out) noexcept;
 void FloatToBrain(std::span<const float> in, std::span<uint16_t> out) noexcept;
 

@@ -12,8 +12,8 @@ using nlohmann::json;
 
 constexpr uint64_t kExactInDouble = uint64_t{1} << 53;
 
-// Depth of containers, by a scan that knows only texts and brackets. Malformed input may be counted
-// wrongly here; the parser then refuses it.
+// Computes the depth of containers by a scan that distinguishes only strings and brackets. It may
+// be wrong for malformed input, which the parser then refuses.
 int Depth(std::string_view text) {
   int depth = 0, deepest = 0;
   bool in_text = false;
@@ -71,7 +71,7 @@ bool ToUint64(const json& value, uint64_t* out) {
   return false;  // negative integers included
 }
 
-// Tracks the keys of every open object while the parser runs.
+// Records the keys of every open object while the parser runs.
 class DuplicateKeys {
  public:
   bool operator()(int /*depth*/, json::parse_event_t event, json& parsed) {

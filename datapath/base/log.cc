@@ -12,7 +12,8 @@ namespace {
 
 using Sink = std::function<void(LogLevel, std::string_view, std::string_view)>;
 
-// Function-local statics: usable before main and never destroyed before the last logging thread.
+// Function-local statics, so that they are usable before main and never destroyed before the last
+// logging thread.
 Mutex& SinkMutex() {
   static Mutex* mutex = new Mutex;
   return *mutex;

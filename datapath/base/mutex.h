@@ -1,6 +1,6 @@
 #pragma once
-// An annotated std::mutex: TSan understands it (it reports false races on Debian's absl::Mutex) and
-// clang's -Wthread-safety checks its use.
+// An annotated std::mutex. TSan understands it (it reports false races with Debian's absl::Mutex),
+// and clang's -Wthread-safety checks its use.
 
 #include <algorithm>
 #include <chrono>
@@ -44,7 +44,7 @@ class WEIR_SCOPED_CAPABILITY MutexLock {
   Mutex& mutex_;
 };
 
-/// Waits need the mutex held; every wait has a bound or is ended by a Notify at shutdown.
+/// The mutex must be held in a wait. Every wait has a bound or is ended by a Notify at shutdown.
 class CondVar {
  public:
   void Wait(Mutex& mutex) WEIR_REQUIRES(mutex) WEIR_NO_THREAD_SAFETY_ANALYSIS {
@@ -52,12 +52,13 @@ class CondVar {
     cv_.wait(lock);
     lock.release();
   }
-  /// False when `deadline` passed. Spurious wake-ups happen: call in a loop on the condition.
+  /// Returns false when `deadline` has passed. Spurious wake-ups happen, so it must be called in a
+  /// loop on the condition.
   bool WaitUntil(Mutex& mutex, std::chrono::steady_clock::time_point deadline)
       WEIR_REQUIRES(mutex) WEIR_NO_THREAD_SAFETY_ANALYSIS {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
-    // At most an hour at a time: the library adds the time left to its clock, which must not
-    // overflow.
+    // Waits for at most an hour at a time, because the library adds the remaining time to its
+    // clock, which must not overflow.
     const auto left = deadline - std::chrono::steady_clock::now();
     const auto turn = std::min<std::chrono::nanoseconds>(left, std::chrono::hours(1));
     const auto result = cv_.wait_for(lock, turn);

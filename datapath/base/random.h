@@ -1,6 +1,6 @@
 #pragma once
-// Counter-based randomness: a value depends only on (seed, counter), so every rank, SIMD target and
-// replay draws the same numbers without shared state.
+// Counter-based random numbers: a value depends only on (seed, counter), so every rank, SIMD target
+// and replay draws the same numbers without shared state.
 
 #include <cstdint>
 
@@ -15,12 +15,12 @@ constexpr uint64_t Mix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-/// A seed for (a, b): e.g. (bucket key, step). Not symmetric.
+/// A seed for (a, b), such as (bucket key, step). Not symmetric.
 constexpr uint64_t MixSeed(uint64_t a, uint64_t b) {
   return Mix64(Mix64(a) ^ (b + 0xD1B54A32D192ED03ull));
 }
 
-/// A stream of 64-bit values from a seed. Not thread-safe; copyable.
+/// A sequence of 64-bit values from a seed. Not thread-safe; copyable.
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(Mix64(seed)) {}

@@ -1,6 +1,6 @@
 #pragma once
-// Names to plug-ins. Filled by explicit registrars (see the builtin_*.def files), never by static
-// initialisers: a linker drops those from static archives.
+// A registry of plug-ins by name. Explicit registrars fill it (see the builtin_*.def files). Static
+// initialisers do not, because a linker drops them from static archives.
 
 #include <map>
 #include <memory>
@@ -14,13 +14,13 @@
 
 namespace weir {
 
-/// A plug-in may come in variants, each with traits of its own. A variant is named by the plug-in,
-/// a colon and the parameter that makes it differ, as in "sidco:fit=gp"; the plug-in's own name
-/// stands for the default. This is the plug-in's name. Thread-safe.
+/// Returns the name of the plug-in in `name`. A plug-in may have variants, each with its own
+/// traits. The name of a variant is that of the plug-in, a colon and the parameter that
+/// distinguishes it, as in "sidco:fit=gp". The plug-in's own name means the default. Thread-safe.
 inline std::string_view PluginOf(std::string_view name) { return name.substr(0, name.find(':')); }
 
-/// What an error lists in place of the unknown name `wanted`, separated by commas: the variants of
-/// its plug-in where that is known, else all names.
+/// The names that an error lists for the unknown name `wanted`, separated by commas: the variants
+/// of its plug-in if that is known, or else all names.
 inline std::string ValidNames(std::string_view wanted, const std::set<std::string>& known) {
   std::string variants, all;
   for (const std::string& name : known) {
@@ -30,12 +30,12 @@ inline std::string ValidNames(std::string_view wanted, const std::set<std::strin
   return variants.empty() ? all : variants;
 }
 
-/// Owns one instance of each plug-in of type T. Filled once, read-only and thread-safe afterwards.
-/// T provides `const std::string& name() const` through its traits: `Traits().name`.
+/// Owns one instance of each plug-in of type T. It is filled once, and read-only and thread-safe
+/// afterwards. T has `Traits().name`.
 template <typename T>
 class Registry {
  public:
-  /// `kind` is what an error calls the thing: "codec", "collective".
+  /// `kind` is the term in errors: "codec", "collective".
   explicit Registry(std::string kind) : kind_(std::move(kind)) {}
 
   /// Variants of one plug-in share its wire id. A second plug-in of the same name or wire id is a
@@ -48,7 +48,8 @@ class Registry {
     WEIR_CHECK(entries_.try_emplace(std::move(name), Entry{wire_id, std::move(plugin)}).second);
   }
 
-  /// The plug-in, alive as long as the registry. kNotFound lists the valid names (ValidNames).
+  /// Returns the plug-in, which lives as long as the registry. kNotFound lists the valid names
+  /// (ValidNames).
   StatusOr<const T*> Find(std::string_view name) const {
     const auto it = entries_.find(name);
     if (it == entries_.end()) {
@@ -59,7 +60,7 @@ class Registry {
     return it->second.plugin.get();
   }
 
-  /// The stable wire id of a registered name; 0 when unknown (0 is never assigned).
+  /// The stable wire id of a registered name, or 0 for an unknown name (0 is never assigned).
   uint8_t WireId(std::string_view name) const {
     const auto it = entries_.find(name);
     return it == entries_.end() ? 0 : it->second.wire_id;

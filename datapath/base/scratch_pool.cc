@@ -8,7 +8,7 @@ constexpr std::align_val_t kAlignment{64};
 constexpr size_t kGranule = 4096;
 }  // namespace
 
-ScratchLoan& ScratchLoan::operator=(ScratchLoan&& other) noexcept {
+ScratchBuffer& ScratchBuffer::operator=(ScratchBuffer&& other) noexcept {
   if (this != &other) {
     Release();
     pool_ = std::exchange(other.pool_, nullptr);
@@ -19,7 +19,7 @@ ScratchLoan& ScratchLoan::operator=(ScratchLoan&& other) noexcept {
   return *this;
 }
 
-void ScratchLoan::Release() {
+void ScratchBuffer::Release() {
   if (pool_ != nullptr) pool_->Return(data_, capacity_);
   pool_ = nullptr;
   data_ = nullptr;
@@ -30,11 +30,11 @@ ScratchPool::~ScratchPool() {
   for (const Idle& idle : idle_) ::operator delete(idle.data, kAlignment);
 }
 
-ScratchLoan ScratchPool::Take(size_t size) {
+ScratchBuffer ScratchPool::Take(size_t size) {
   const size_t wanted = (std::max<size_t>(size, 1) + kGranule - 1) / kGranule * kGranule;
   {
     MutexLock lock(mutex_);
-    idle_.reserve(idle_max_ + 1);  // for Return, which allocates nothing
+    idle_.reserve(idle_max_ + 1);  // so that Return need not allocate
     auto best = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {
       if (it->capacity < wanted || it->capacity > 2 * wanted) continue;
@@ -44,15 +44,16 @@ ScratchLoan ScratchPool::Take(size_t size) {
       const Idle idle = *best;
       idle_.erase(best);
       idle_bytes_ -= idle.capacity;
-      return ScratchLoan(this, idle.data, size, idle.capacity);
+      return ScratchBuffer(this, idle.data, size, idle.capacity);
     }
   }
   auto* data = static_cast<std::byte*>(::operator new(wanted, kAlignment));
-  return ScratchLoan(this, data, size, wanted);
+  return ScratchBuffer(this, data, size, wanted);
 }
 
-// Runs in destructors, also while an exception for lack of memory is on its way: it allocates
-// nothing. Buffers are freed under the lock, which happens only while the pool settles.
+// Runs in destructors, possibly while an exception for lack of memory propagates, so it allocates
+// nothing. Buffers are freed under the lock, which happens only until the pool has reached a steady
+// state.
 void ScratchPool::Return(std::byte* data, size_t capacity) noexcept {
   MutexLock lock(mutex_);
   idle_.push_back({data, capacity});

@@ -1,6 +1,6 @@
 #pragma once
-// Reuse of large buffers between operations: a step needs the same few sizes again and again, and
-// fresh pages cost more than the encode itself.
+// Reuses large buffers between operations. Every step needs the same few sizes, and fresh pages
+// cost more than encoding.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,24 +16,24 @@ namespace weir {
 
 class ScratchPool;
 
-/// A buffer taken from a pool, to which it returns when destroyed. Movable. Its content is
+/// A buffer taken from a pool. It returns to the pool when destroyed. Movable. Its content is
 /// unspecified at first.
-class ScratchLoan {
+class ScratchBuffer {
  public:
-  ScratchLoan() = default;
-  ScratchLoan(ScratchLoan&& other) noexcept { *this = std::move(other); }
-  ScratchLoan& operator=(ScratchLoan&& other) noexcept;
-  ~ScratchLoan() { Release(); }
+  ScratchBuffer() = default;
+  ScratchBuffer(ScratchBuffer&& other) noexcept { *this = std::move(other); }
+  ScratchBuffer& operator=(ScratchBuffer&& other) noexcept;
+  ~ScratchBuffer() { Release(); }
 
   std::span<std::byte> bytes() { return {data_, size_}; }
-  /// The first `count` floats. The buffer must have been taken for at least that many.
+  /// The first `count` floats. The buffer must have been taken with at least that size.
   std::span<float> floats(size_t count) { return {reinterpret_cast<float*>(data_), count}; }
   bool empty() const { return data_ == nullptr; }
   void Release();
 
  private:
   friend class ScratchPool;
-  ScratchLoan(ScratchPool* pool, std::byte* data, size_t size, size_t capacity)
+  ScratchBuffer(ScratchPool* pool, std::byte* data, size_t size, size_t capacity)
       : pool_(pool), data_(data), size_(size), capacity_(capacity) {}
   ScratchPool* pool_ = nullptr;
   std::byte* data_ = nullptr;
@@ -41,8 +41,9 @@ class ScratchLoan {
   size_t capacity_ = 0;
 };
 
-/// Thread-safe. Keeps at most `idle_max` returned buffers, freeing the smallest beyond, and of
-/// those at most `idle_bytes_max` bytes, freeing those returned longest ago. Outlives its buffers.
+/// Thread-safe. Keeps at most `idle_max` returned buffers and drops the smallest beyond that; of
+/// those it keeps at most `idle_bytes_max` bytes and drops the ones that were returned longest ago.
+/// It must outlive its buffers.
 class ScratchPool {
  public:
   explicit ScratchPool(size_t idle_max, size_t idle_bytes_max = SIZE_MAX)
@@ -51,12 +52,12 @@ class ScratchPool {
   ScratchPool(const ScratchPool&) = delete;
   ScratchPool& operator=(const ScratchPool&) = delete;
 
-  /// A buffer of `size` bytes aligned to 64: the tightest idle one that fits and is at most twice
-  /// as large, else fresh memory. Throws std::bad_alloc where there is none.
-  ScratchLoan Take(size_t size) WEIR_EXCLUDES(mutex_);
+  /// A buffer of `size` bytes, aligned to 64: the smallest idle one that fits and is at most twice
+  /// as large, or else fresh memory. Throws std::bad_alloc where there is none.
+  ScratchBuffer Take(size_t size) WEIR_EXCLUDES(mutex_);
 
  private:
-  friend class ScratchLoan;
+  friend class ScratchBuffer;
   struct Idle {
     std::byte* data;
     size_t capacity;
@@ -65,7 +66,7 @@ class ScratchPool {
 
   const size_t idle_max_, idle_bytes_max_;
   Mutex mutex_;
-  std::vector<Idle> idle_ WEIR_GUARDED_BY(mutex_);  // in the order in which they were returned
+  std::vector<Idle> idle_ WEIR_GUARDED_BY(mutex_);  // in the order of their return
   size_t idle_bytes_ WEIR_GUARDED_BY(mutex_) = 0;
 };
 

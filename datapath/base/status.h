@@ -1,7 +1,6 @@
 #pragma once
-// Errors as values. absl::Status carries them because its codes are gRPC's codes; this header is
-// the one place that bridges absl's own string_view (Debian builds absl with it) to std vocabulary
-// types.
+// Errors as values. absl::Status represents them because its codes are those of gRPC. Only this
+// header converts between absl's own string_view (Debian builds absl with it) and std types.
 
 #include <sstream>
 #include <string>
@@ -17,7 +16,7 @@ using absl::Status;
 using absl::StatusCode;
 using absl::StatusOr;
 
-/// Concatenates the arguments as `operator<<` prints them. Not for hot paths.
+/// Concatenates the arguments as `operator<<` prints them. Too slow for hot paths.
 template <typename... Args>
 std::string StrCat(const Args&... args) {
   std::ostringstream out;
@@ -27,8 +26,8 @@ std::string StrCat(const Args&... args) {
 
 inline Status OkStatus() { return absl::OkStatus(); }
 
-/// A status of `code` whose message is `message`: lowercase, no full stop, what was expected and
-/// found.
+/// A status with `code` and `message`. Messages are lowercase without a full stop, and state what
+/// was expected and found.
 Status MakeStatus(StatusCode code, std::string_view message);
 
 Status InvalidArgument(
@@ -47,7 +46,7 @@ Status Aborted(std::string_view message);  // another rank or part ended the ope
 std::string Message(const Status& status);
 /// "CODE: message", for logs.
 std::string ToString(const Status& status);
-/// The same status with "`context`: " before its message. OK stays OK.
+/// The same status with "`context`: " before its message. OK remains OK.
 Status Annotate(const Status& status, std::string_view context);
 
 }  // namespace weir
@@ -55,14 +54,14 @@ Status Annotate(const Status& status, std::string_view context);
 #define WEIR_CONCAT_INNER(a, b) a##b
 #define WEIR_CONCAT(a, b) WEIR_CONCAT_INNER(a, b)
 
-/// Returns from the enclosing function when `expr` is not OK.
+/// Returns the status from the enclosing function when `expr` is not OK.
 #define WEIR_RETURN_IF_ERROR(expr)             \
   do {                                         \
     ::weir::Status weir_status = (expr);       \
     if (!weir_status.ok()) return weir_status; \
   } while (false)
 
-/// WEIR_ASSIGN_OR_RETURN(auto x, Make()): assigns the value or returns the error.
+/// WEIR_ASSIGN_OR_RETURN(auto x, Make()) assigns the value or returns the error.
 #define WEIR_ASSIGN_OR_RETURN(lhs, expr)                   \
   auto WEIR_CONCAT(weir_statusor_, __LINE__) = (expr);     \
   if (!WEIR_CONCAT(weir_statusor_, __LINE__).ok()) {       \

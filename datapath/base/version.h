@@ -1,5 +1,5 @@
 #pragma once
-// The library's version. The top-level CMakeLists.txt is the one place that states it.
+// The version of the library, which only the top-level CMakeLists.txt states.
 
 namespace weir {
 inline constexpr char kLibraryVersion[] = WEIR_VERSION;

@@ -1,5 +1,5 @@
 #pragma once
-// The loop that every one-pass codec shares: visits gradient + residual block by block and fills
+// The loop that all one-pass codecs share: it visits gradient + residual block by block and fills
 // the statistics on the way.
 
 #include <algorithm>
@@ -11,23 +11,23 @@
 
 namespace weir {
 
-/// Elements from which statistics are sampled rather than counted in full.
+/// From this number of elements on, statistics are sampled instead of counted in full.
 inline constexpr size_t kSampledElementsMin = size_t{1} << 16;
-/// Elements from which a rest that goes to other memory than the residual, and a decoded sum, are
-/// written past the caches: they would not stay there until somebody reads them anyway, with all
-/// the other buckets of a model.
+/// From this number of elements on, a rest that is not stored in the residual's memory, and a
+/// decoded sum, are written with non-temporal stores. With all the other buckets of a model they
+/// would not stay in the caches until they are read.
 inline constexpr size_t kStreamedElementsMin = size_t{1} << 19;
 
-/// The operands of Encode (residual and rest empty) or EncodeWithFeedback.
+/// The operands of Encode (residual and rest are empty) or EncodeWithFeedback.
 struct PassOperands {
   std::span<const float> gradient;
   std::span<const float> residual = {};
   std::span<float> rest = {};
 };
 
-/// Calls visit(block, at, rest, sums) for every block, `at` being its first element and `rest` its
-/// part of operands.rest (null when empty). `statistics`, when set, is replaced by what the pass
-/// saw.
+/// Calls visit(block, at, rest, sums) for every block. `at` is its first element, and `rest` its
+/// part of operands.rest (null when that is empty). `statistics`, when set, is replaced by the
+/// statistics of this pass.
 template <typename Visit>
 kernels::Sums ForEachBlock(const PassOperands& operands, GradientStatistics* statistics,
                            Visit&& visit) {
@@ -54,13 +54,13 @@ kernels::Sums ForEachBlock(const PassOperands& operands, GradientStatistics* sta
   return sums;
 }
 
-/// kInternal when `out` is too small for what is to be written.
+/// kInternal when `out` has fewer than `needed` bytes.
 inline Status CheckRoom(const CodecTraits& traits, std::span<const std::byte> out, size_t needed) {
   if (out.size() >= needed) return OkStatus();
   return Internal(StrCat(traits.name, ": output of ", out.size(), " bytes, needed ", needed));
 }
 
-/// kDataLoss when a lane payload is not exactly `expected` bytes.
+/// kDataLoss when a payload of lanes does not have exactly `expected` bytes.
 inline Status CheckLaneBytes(const CodecTraits& traits, std::span<const std::byte> payload,
                              size_t expected) {
   if (payload.size() == expected) return OkStatus();
@@ -68,7 +68,7 @@ inline Status CheckLaneBytes(const CodecTraits& traits, std::span<const std::byt
                          payload.size(), " (offset ", std::min(payload.size(), expected), ")"));
 }
 
-/// The result of a lane codec's pass; a non-finite input turns the payload into zeros.
+/// The result of a lane codec's pass. For a non-finite input it sets the payload to zeros.
 inline EncodeResult LaneResult(const kernels::Sums& sums, std::span<std::byte> payload) {
   EncodeResult result{.bytes = payload.size(), .non_finite = sums.non_finite()};
   if (result.non_finite) {

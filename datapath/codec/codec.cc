@@ -24,7 +24,7 @@ const CodecSetting* FindSetting(const CodecTraits& traits, const CodecParams& pa
 
 Status Codec::Validate(const CodecParams& params, int world) const {
   const CodecTraits& traits = Traits();
-  // Written so that NaN fails.
+  // Written so that NaN fails the test.
   if (traits.uses_ratio &&
       !(params.ratio >= traits.ratio_min && params.ratio <= traits.ratio_max)) {
     return InvalidArgument(StrCat(traits.name, ": ratio ", params.ratio, " outside [",
@@ -135,7 +135,7 @@ static_assert(IdsAreValid(), "builtin_codecs.def: wire ids must differ and lie i
 }  // namespace
 
 const Registry<Codec>& Codecs() {
-  // Never destroyed: sessions may outlive static destructors.
+  // Never destroyed, because sessions may outlive static destructors.
   static const Registry<Codec>* const registry = [] {
     auto* filled = new Registry<Codec>("codec");
 #define WEIR_CODEC(Name, wire_id) Register##Name(*filled, wire_id);

@@ -1,5 +1,5 @@
 #pragma once
-// The names by which traits are known outside of C++: to the controller, in messages, in tables.
+// The names of traits outside of C++: for the controller, in messages, and in tables.
 
 #include <string_view>
 
@@ -9,7 +9,8 @@ namespace weir {
 
 /// "lanes", "opaque", "shared_index" or "union_index". Static text. Thread-safe.
 std::string_view NameOf(PayloadForm form);
-/// "exact", "selection", "uniform_selection", "relative", "max_scaled" or "unknown". As above.
+/// "exact", "selection", "uniform_selection", "relative", "max_scaled" or "unknown". Static text.
+/// Thread-safe.
 std::string_view NameOf(ErrorModel model);
 
 /// Calls visit(name, value) for every field of a setting, in order. Values are int, double or
@@ -28,10 +29,10 @@ void VisitFields(const CodecSetting& setting, Visit&& visit) {
   visit("lane_levels", lane_levels);
 }
 
-/// Calls visit(name, value) for every trait but the settings, in order: the one list by which
-/// messages and tools go, with the names of CodecCapability in proto/weir/v1/rank.proto. Values are
-/// std::string, std::string_view, bool, int or double. The binding fails to compile when a trait is
-/// added and not listed.
+/// Calls visit(name, value) for every trait except the settings, in order. Messages and tools use
+/// this one list; its names are those of CodecCapability in proto/weir/v1/rank.proto. Values are
+/// std::string, std::string_view, bool, int or double. The structured binding fails to compile when
+/// a trait was added but is not listed.
 template <typename Visit>
 void VisitFields(const CodecTraits& traits, Visit&& visit) {
   const auto& [name, summary, lossy, unbiased, needs_error_feedback, needs_momentum, ef21, opt_in,

@@ -1,6 +1,6 @@
 #pragma once
-// Bases for what most codecs would write alike: one function behind both ways to encode, and lanes
-// that are plain float32.
+// Base classes for code that most codecs share: one function behind both ways to encode, and lanes
+// of plain float32.
 
 #include <cstddef>
 #include <span>
@@ -11,7 +11,7 @@ namespace weir {
 
 struct PassOperands;  // block_pass.h
 
-/// A codec that encodes with and without error feedback by the same function.
+/// A codec that encodes with and without error feedback in the same function.
 class FusedCodec : public Codec {
  public:
   StatusOr<EncodeResult> Encode(std::span<const float> x, const EncodeContext& context,
@@ -23,15 +23,15 @@ class FusedCodec : public Codec {
                                             std::span<std::byte> out) const final;
 
  protected:
-  /// EncodeWithFeedback, or Encode where the operands have neither residual nor rest.
+  /// Does EncodeWithFeedback, or Encode where the operands have neither residual nor rest.
   virtual StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
                                       std::span<std::byte> out) const = 0;
 };
 
-/// sum += addend over float32 lanes at any address, equal-sized buffers. O(lanes).
+/// sum += addend over float32 lanes at any address; the buffers have equal sizes. O(lanes).
 void AccumulateFloatLanes(std::span<std::byte> sum, std::span<const std::byte> addend);
 
-/// Gives Base, which is Codec or derives from it, float32 lanes.
+/// Adds float32 lanes to Base, which is Codec or derives from it.
 template <class Base>
 class WithFloatLanes : public Base {
  public:

@@ -17,7 +17,7 @@ StatusOr<std::vector<MatrixPart>> SplitIntoMatrices(const CodecTraits& traits, s
   }
   size_t at = 0;
   for (const TensorShape& shape : context.shape) {
-    // Divided, not multiplied: a lie must not overflow.
+    // Division instead of multiplication, so that a wrong shape cannot overflow.
     const bool fits =
         shape.rows == 0 || shape.columns == 0 || shape.columns <= (n - at) / shape.rows;
     if (!fits) {

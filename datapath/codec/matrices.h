@@ -1,6 +1,6 @@
 #pragma once
-// A bucket as matrices, and what the codecs that compress matrices in rounds share: walking over
-// rows of gradient + residual, and payloads of float32.
+// A bucket as a list of matrices, and the code that codecs share which compress matrices in rounds:
+// iteration over rows of gradient + residual, and payloads of float32.
 
 #include <cmath>
 #include <cstring>
@@ -12,24 +12,25 @@
 
 namespace weir {
 
-/// Matrices of fewer elements travel whole: there is nothing to gain.
+/// Matrices of fewer elements are sent uncompressed, because compression saves nothing.
 inline constexpr size_t kMatrixElementsMin = 128;
 
-/// Part of a bucket, row-major.
+/// A part of a bucket, row-major.
 struct MatrixPart {
-  size_t at = 0;  // its first element
+  size_t at = 0;  // index of its first element
   size_t rows = 1;
   size_t columns = 0;
   size_t elements() const { return rows * columns; }
 };
 
-/// The matrices of a bucket in order: the tensors of context.shape or, without it, one near-square
-/// matrix and the rest as a vector. kInvalidArgument when the sizes do not add up to n. O(tensors).
+/// The matrices of a bucket in order: the tensors of context.shape or, without shapes, one
+/// near-square matrix and the rest as a vector. kInvalidArgument when the sizes do not add up to n.
+/// O(tensors).
 StatusOr<std::vector<MatrixPart>> SplitIntoMatrices(const CodecTraits& traits, size_t n,
                                                     const EncodeContext& context);
 
 /// Calls visit(row, column, e, size) for stretches of at most kBlockElements of every row in order,
-/// e being gradient + residual there. Adds to `sums` unless null.
+/// where e is gradient + residual there. Adds to `sums` unless it is null.
 template <typename Visit>
 void ForEachStretch(const PassOperands& operands, const MatrixPart& part, kernels::Sums* sums,
                     Visit&& visit) {
@@ -48,14 +49,16 @@ void ForEachStretch(const PassOperands& operands, const MatrixPart& part, kernel
   }
 }
 
-/// Energy, maximum and, when set, the statistics of gradient + residual. One pass.
+/// Energy and maximum of gradient + residual and, where `statistics` is set, its statistics. One
+/// pass.
 kernels::Sums MeasureOperands(const PassOperands& operands, GradientStatistics* statistics);
 
-/// `count` floats of a payload from float number `first`; the caller has checked the size.
+/// Reads or writes `count` floats of a payload, beginning with float number `first`. The caller has
+/// checked the size.
 std::vector<float> LoadFloats(std::span<const std::byte> payload, size_t first, size_t count);
 void StoreFloats(std::span<const float> values, std::span<std::byte> payload, size_t first);
 
-/// kDataLoss with the offset of the first float that is not finite.
+/// kDataLoss with the offset of the first float that is not finite, if there is one.
 Status CheckFinite(const CodecTraits& traits, std::span<const std::byte> payload);
 
 }  // namespace weir

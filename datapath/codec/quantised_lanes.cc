@@ -10,7 +10,8 @@
 namespace weir {
 namespace {
 
-/// A shared maximum below this sends zeros: the reciprocal of the step would overflow.
+/// For a shared maximum below this, zeros are sent, because the reciprocal of the step would
+/// overflow.
 constexpr float kMaxAbsMin = 0x1p-100f;
 
 size_t PackedBytes(size_t lanes, int bits) { return (lanes * static_cast<size_t>(bits) + 7) / 8; }
@@ -59,7 +60,7 @@ StatusOr<EncodeResult> LaneCodec::Pass(const PassOperands& operands, const Encod
           kernels::PackBits(codes8, block.size, bits, lanes);
         }
       });
-  // Some rank's input was not finite, even if this one's was.
+  // The input of some rank was not finite, even if this rank's was.
   if (!context.shared_max.finite()) sums.max_bits = 0x7F800000u;
   return LaneResult(sums, out.first(bytes));
 }
@@ -94,7 +95,7 @@ void LaneCodec::Accumulate(const EncodeContext& context, std::span<std::byte> su
 kernels::Grid GridLaneCodec::MakeGrid(const EncodeContext& context) const {
   kernels::Grid grid;
   grid.levels = Levels(context);
-  // Independent noise on every rank: it averages out in the sum.
+  // Noise is independent between ranks, so that it averages out in the sum.
   grid.seed = MixSeed(context.seed, static_cast<uint64_t>(context.rank));
   const float greatest = context.shared_max.one();
   if (greatest >= kMaxAbsMin && IsFinite(greatest)) {

@@ -1,6 +1,6 @@
 #pragma once
-// The engine of the codecs whose payloads are lanes of a few bits that all ranks scale alike, so
-// that summed payloads decode to the sum: numbers on a grid, and votes.
+// The shared implementation of the codecs whose payloads are lanes of a few bits with a scale that
+// all ranks share, so that summed payloads decode to the sum: numbers on a grid, and votes.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,12 +11,13 @@
 
 namespace weir {
 
-/// Payload: n lanes of traits' settings' fixed_bits (1, 2, 4, 8 or 16) bits, from the low end of
-/// each octet, padded with zeros to an octet; 16 bits little-endian. Lanes add modulo 2^bits.
+/// Payload: n lanes with as many bits as the setting's fixed_bits (1, 2, 4, 8 or 16), from the low
+/// end of each octet, padded with zeros to a whole octet; 16-bit lanes are little-endian. Lanes add
+/// modulo 2^bits.
 class LaneCodec : public FusedCodec {
  public:
   size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const final;
-  /// O(n). kDataLoss with the offset: another size than n lanes.
+  /// O(n). kDataLoss with the offset: the size is not that of n lanes.
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
                    std::span<float> out) const final;
   size_t LaneBytes(const EncodeContext& context) const final;
@@ -24,20 +25,21 @@ class LaneCodec : public FusedCodec {
                   std::span<const std::byte> addend) const override;
 
  protected:
-  /// Quantises one block that begins at element `at` into lanes, low bits first: int8 or uint8
-  /// codes in codes8, or int16 codes in codes16 when lanes have 16 bits. As a kernel otherwise.
+  /// Quantises one block that begins at element `at`: into int8 or uint8 codes in codes8, or for
+  /// 16-bit lanes into int16 codes in codes16. Bits above the lane's are ignored. Otherwise like a
+  /// kernel.
   struct LaneCodes {
     uint8_t* codes8;
     int16_t* codes16;
   };
   virtual void QuantiseBlock(const EncodeContext& context, const kernels::Block& block, size_t at,
                              float* rest, const LaneCodes& codes, kernels::Sums* sums) const = 0;
-  /// True when QuantiseBlock fills codes8 with packed lanes.
+  /// Returns true when QuantiseBlock fills codes8 with packed lanes.
   virtual bool PacksItself() const { return false; }
-  /// out += scale * what the packed lanes (out.size() of them, at most a block) stand for.
+  /// out += scale * the values of the packed lanes (out.size() of them, at most a block).
   virtual void AddLanes(const EncodeContext& context, const uint8_t* lanes, float scale,
                         std::span<float> out) const = 0;
-  /// Bits of a lane.
+  /// The number of bits of a lane.
   int LaneBits(const EncodeContext& context) const;
 
  private:
@@ -48,10 +50,10 @@ class LaneCodec : public FusedCodec {
 };
 
 /// Lanes are two's complement numbers of grid steps: value = lane * shared_max / levels, rounded at
-/// random, noise independent between ranks. What lies beyond +-shared_max is clamped.
+/// random with noise that is independent between ranks. Values outside +-shared_max are clamped.
 class GridLaneCodec : public LaneCodec {
  protected:
-  /// Grid steps in shared_max; world times it fits the lane.
+  /// The number of grid steps in shared_max. `world` times it fits a lane.
   virtual float Levels(const EncodeContext& context) const = 0;
 
   void QuantiseBlock(const EncodeContext& context, const kernels::Block& block, size_t at,
@@ -63,9 +65,9 @@ class GridLaneCodec : public LaneCodec {
   kernels::Grid MakeGrid(const EncodeContext& context) const;
 };
 
-/// Lanes count the ranks that voted positive: a sum of all ranks' payloads decodes to
-/// (2 * count - world) * shared_max, and Finish replaces that by the majority's sign times
-/// world * shared_max, zero on a tie.
+/// Lanes count the ranks that voted positive. The sum of all ranks' payloads decodes to (2 * count
+/// - world) * shared_max. Finish replaces that by the majority's sign times world * shared_max, or
+/// zero for a tie.
 class VoteLaneCodec : public LaneCodec {
  public:
   void Finish(const EncodeContext& context, float scale, std::span<float> out) const final;
@@ -75,7 +77,8 @@ class VoteLaneCodec : public LaneCodec {
                 std::span<float> out) const final;
   /// shared_max, or 0 when it is not finite.
   static float Magnitude(const EncodeContext& context);
-  /// One setting per lane width: 1 bit alone, 2 up to 3 ranks, 4 up to 15, 8 up to 255.
+  /// One setting per lane width: 1 bit for one rank, 2 for up to 3 ranks, 4 for up to 15, 8 for up
+  /// to 255.
   static std::vector<CodecSetting> VoteSettings(double relative_error_squared);
 };
 

@@ -10,17 +10,19 @@
 namespace weir {
 namespace {
 
-/// A norm outside sends zeros: steps or sums would leave the range of floats.
+/// For a norm outside this range, zeros are sent, because steps or sums would leave the range of
+/// floats.
 constexpr float kNormMin = 0x1p-100f, kNormMax = 0x1p100f;
 
-/// Quantises rotated blocks into a payload, and loads them from one.
+/// Quantises rotated blocks into a payload and loads them from one.
 struct Lanes {
   int bits;
   const RotatedLevels& levels;
   const SharedMax& norms;
   uint64_t seed;  // of the noise
 
-  /// Coordinates have the standard deviation norm / sqrt(size). 0 when the norm is unusable.
+  /// Coordinates have the standard deviation norm / sqrt(size). Returns 0 when the norm is
+  /// unusable.
   float Step(const RotatedBlock& block) const {
     const float norm = norms.Of(block.index);
     if (!(norm >= kNormMin && norm <= kNormMax)) return 0;
@@ -88,14 +90,14 @@ struct Lanes {
 
 }  // namespace
 
-/// The setting in use and its levels.
+/// The setting in use with its levels.
 struct RotatedLaneCodec::Choice {
   const CodecSetting& setting;
   const RotatedLevels& levels;
 
   size_t Bytes(size_t n) const { return RotatedElements(n) * setting.bits / 8; }
   Lanes MakeLanes(const EncodeContext& context) const {
-    // Independent noise on every rank: it averages out in the sum.
+    // Noise is independent between ranks, so that it averages out in the sum.
     return {.bits = setting.bits,
             .levels = levels,
             .norms = context.shared_max,
@@ -162,7 +164,7 @@ StatusOr<EncodeResult> RotatedLaneCodec::Pass(const PassOperands& operands,
       Rotation(context.seed).Encode(operands, context.statistics, [&](const RotatedBlock& block) {
         lanes.Encode(block, out.data());
       });
-  // Some rank's input was not finite, even if this one's was.
+  // The input of some rank was not finite, even if this rank's was.
   if (!context.shared_max.finite()) sums.max_bits = 0x7F800000u;
   return LaneResult(sums, out.first(bytes));
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The engine of the codecs that rotate and then round to integer lanes on a range that all ranks
-// share, so that payloads add: thc_uniform and thc differ in their levels only.
+// The shared implementation of the codecs that rotate and then round to integer lanes with a range
+// that all ranks share, so that payloads add. thc_uniform and thc differ only in their levels.
 
 #include <vector>
 
@@ -9,30 +9,29 @@
 
 namespace weir {
 
-/// What one setting's lanes mean: numbers from -centre to centre, uniform over +-range.
+/// The meaning of one setting's lanes: numbers from -centre to centre, uniform over +-range.
 struct RotatedLevels {
   float range = 0;  // in units of a coordinate's standard deviation at its block's shared norm
   int centre = 1;   // world_max * centre fits the setting's lanes
-  std::vector<int32_t> cells =
-      {};  // as kernels::SparseGrid has them; empty: all numbers are levels
+  std::vector<int32_t> cells = {};  // as in kernels::SparseGrid; empty: every number is a level
 };
 
-/// Thread-safe. shared_max holds for each rotation the root mean square of its part of gradient +
-/// residual, padding included, of the rank where it is largest; one outside 2^-100 .. 2^100 sends
-/// zeros. A norm of the whole bucket would not do: rotations spread what is large over 1024
-/// coordinates and no further, so it would clip those of dense regions and round those of nearly
-/// empty ones to noise. Lanes have CodecSetting::bits: 4, 8 or 16.
+/// Thread-safe. For each rotation, shared_max holds the root mean square of gradient + residual
+/// there, padding included, of the rank where it is largest. A value outside 2^-100 .. 2^100 sends
+/// zeros. One norm for the whole bucket would not do: a rotation spreads large elements over its
+/// 1024 coordinates only, so it would clip the coordinates of dense regions and round those of
+/// nearly empty ones to noise. Lanes have CodecSetting::bits bits: 4, 8 or 16.
 class RotatedLaneCodec : public FusedCodec {
  public:
-  /// `levels` belong to traits.settings one by one.
+  /// `levels` correspond to traits.settings one by one.
   RotatedLaneCodec(CodecTraits traits, std::vector<RotatedLevels> levels);
 
   const CodecTraits& Traits() const override { return traits_; }
 
-  /// bits / 8 octets for each coordinate: see RotatedElements.
+  /// bits / 8 octets for each coordinate; see RotatedElements.
   size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override;
 
-  /// The root mean squares, +infinity where not finite.
+  /// The root mean squares, or +infinity where they are not finite.
   SharedMax LocalMax(std::span<const float> gradient, std::span<const float> residual,
                      const EncodeContext& context) const override;
 

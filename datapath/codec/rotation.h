@@ -1,7 +1,7 @@
 #pragma once
-// The loop that the rotating codecs share: a bucket as randomised Hadamard transforms of 1024
-// elements each, rotated, rounded and rotated back while they sit in the first-level cache. O(1)
-// memory.
+// The loop that the rotating codecs share. A bucket is split into randomised Hadamard transforms of
+// 1024 elements each, which are rotated, rounded and rotated back while they are in the first-level
+// cache. O(1) memory.
 
 #include <algorithm>
 #include <bit>
@@ -13,21 +13,21 @@
 
 namespace weir {
 
-/// Coordinates of n rotated elements: whole rotations, then what is left, padded with zeros to a
-/// power of two of at least kernels::kRotationMin.
+/// The number of coordinates of n rotated elements: whole rotations, then the rest, padded with
+/// zeros to a power of two of at least kernels::kRotationMin.
 inline size_t RotatedElements(size_t n) {
   const size_t rest = n % kernels::kRotationElements;
   if (rest == 0) return n;
   return n - rest + std::max(kernels::kRotationMin, std::bit_ceil(rest));
 }
 
-/// One rotation. Coordinate i of it is number `at` + i of the bucket.
+/// One rotation. Its coordinate i has number `at` + i in the bucket.
 struct RotatedBlock {
   size_t index = 0;
   size_t at = 0;       // index * kRotationElements
-  size_t size = 0;     // with padding
+  size_t size = 0;     // padding included
   float* y = nullptr;  // `size` coordinates, aligned; their variance is that of x over `size`
-  // Encode: null, or where the sum of squares of what y loses is to be added; then what becomes of
+  // Encode: if not null, the sum of squares of what y loses is added here, and the final content of
   // y does not matter.
   double* lost = nullptr;
 };
@@ -35,12 +35,12 @@ struct RotatedBlock {
 /// The rotations of one (job, bucket, step). Immutable.
 class Rotation {
  public:
-  /// `seed` equal on all ranks.
+  /// `seed` is the same on all ranks.
   explicit Rotation(uint64_t seed) : seed_(MixSeed(seed, kStream)) {}
 
-  /// Calls quantise(RotatedBlock) for every rotation of gradient + residual; it replaces y by what
-  /// the receiver will see, or fills *lost. operands.rest, when set, receives what is lost, in the
-  /// domain of the input.
+  /// Calls quantise(RotatedBlock) for every rotation of gradient + residual. It must replace y by
+  /// what the receiver will decode, or add to *lost. operands.rest, if set, receives what is lost,
+  /// in the domain of the input.
   template <typename Quantise>
   kernels::Sums Encode(const PassOperands& operands, GradientStatistics* statistics,
                        Quantise&& quantise) const {
@@ -65,8 +65,8 @@ class Rotation {
         });
   }
 
-  /// out += scale * what the coordinates stand for. restore(RotatedBlock) fills y or returns an
-  /// error, which ends the pass.
+  /// out += scale * the inverse rotation of the coordinates. restore(RotatedBlock) fills y or
+  /// returns an error, which ends the pass.
   template <typename Restore>
   Status DecodeAdd(float scale, std::span<float> out, Restore&& restore) const {
     alignas(64) float y[kernels::kRotationElements];
@@ -82,7 +82,7 @@ class Rotation {
   }
 
  private:
-  static constexpr uint64_t kStream = 0x726F74617465;  // apart from other uses of the seed
+  static constexpr uint64_t kStream = 0x726F74617465;  // distinguishes uses of the seed
 
   template <typename Quantise>
   void EncodeWhole(const kernels::Block& part, size_t index, float* rest, kernels::Sums* sums,
@@ -97,7 +97,7 @@ class Rotation {
                           .y = y,
                           .lost = rest == nullptr ? &lost : nullptr});
     if (rest == nullptr) {
-      // H / sqrt(size) preserves lengths, so nothing need be rotated back.
+      // H / sqrt(size) preserves lengths, so the loss need not be rotated back.
       sums->energy_lost += lost * static_cast<double>(part.size);
       return;
     }
@@ -120,7 +120,7 @@ class Rotation {
     kernels::Rotate(padded, signs, y, sums);
     quantise(RotatedBlock{.index = index, .at = index * kSize, .size = padded.size, .y = y});
     kernels::Hadamard(y, padded.size);
-    // What lands in the padding is dropped by the receiver, hence no loss.
+    // The receiver drops the padding, so what is in it is not a loss.
     std::fill(y + part.size, y + padded.size, 0.0f);
     kernels::SubtractSigned(padded, signs, y, left, sums);
     if (rest != nullptr) std::copy_n(left, part.size, rest);

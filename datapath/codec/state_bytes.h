@@ -1,6 +1,6 @@
 #pragma once
-// Writing and reading the bytes of a codec's state. They come back from files, so every reader
-// checks what it takes.
+// Writes and reads the bytes of a codec's state. They come from files, so readers check every
+// value.
 
 #include <cmath>
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace weir {
 
-/// The first octet of every saved state; a codec that changes its layout takes the next number.
+/// The first octet of every saved state. A codec that changes its layout uses the next number.
 inline constexpr uint8_t kCodecStateVersion = 1;
 
-/// A growing run of little-endian values, begun with the version. Not thread-safe.
+/// A growing sequence of little-endian values that begins with the version. Not thread-safe.
 class StateWriter {
  public:
   StateWriter() { Write(kCodecStateVersion); }
@@ -44,7 +44,7 @@ inline Status ReadStateVersion(ByteReader& reader) {
                          ", expected ", int{kCodecStateVersion}));
 }
 
-/// Reads a number that must lie in [low, high]: kDataLoss with its offset otherwise, NaN included.
+/// Reads a number. kDataLoss with its offset unless it is in [low, high]; NaN is not.
 template <typename T>
 Status ReadWithin(ByteReader& reader, T low, T high, T* value) {
   WEIR_RETURN_IF_ERROR(reader.Read(value));

@@ -1,6 +1,6 @@
-// Both tables are shortest paths over the grid: a path visits the levels from left to right and
-// pays for each interval the variance that stochastic rounding adds inside it. A symmetric table is
-// a path over the left half, paid twice, and the interval that spans the centre.
+// Both tables are shortest paths over the grid. A path visits the levels from left to right, and
+// each of its intervals costs the variance that stochastic rounding adds there. A symmetric table
+// is a path over the left half, which counts twice, and the interval that spans the centre.
 
 #include "datapath/codec/thc_table.h"
 
@@ -17,7 +17,7 @@ namespace {
 double Density(double t) { return std::exp(-t * t / 2) / std::sqrt(2 * std::numbers::pi); }
 double UpperTail(double t) { return std::erfc(t / std::numbers::sqrt2) / 2; }
 
-/// Costs that differ by less than this part count as equal.
+/// Costs whose relative difference is below this count as equal.
 constexpr double kTie = 1e-9;
 
 /// Costs of intervals between grid points from the integrals of 1, t and t^2 times the density.
@@ -43,10 +43,10 @@ class IntervalCosts {
   std::vector<double> at_, mass_, first_, second_;
 };
 
-/// Cheapest paths from grid point 0 with a given number of levels.
+/// The cheapest paths from grid point 0 with a given number of levels.
 class Paths {
  public:
-  /// cost[k][j]: least cost of k + 1 levels of which the first is 0 and the last j.
+  /// cost[k][j]: the least cost of k + 1 levels, the first of which is 0 and the last j.
   Paths(const IntervalCosts& costs, int levels, int points) {
     constexpr double kNone = std::numeric_limits<double>::infinity();
     cost_.assign(levels, std::vector<double>(points, kNone));
@@ -56,7 +56,8 @@ class Paths {
       for (int j = k; j < points; ++j) {
         for (int i = k - 1; i < j; ++i) {
           const double cost = cost_[k - 1][i] + costs(i, j);
-          // Mirror images cost the same but for rounding, which must not choose between them.
+          // Mirror images have the same cost except for rounding, which must not decide between
+          // them.
           if (!(cost < cost_[k][j] * (1 - kTie))) continue;
           cost_[k][j] = cost;
           previous_[k][j] = i;
@@ -80,7 +81,7 @@ class Paths {
   std::vector<std::vector<int>> previous_;
 };
 
-/// All points when the table has room for them, else empty.
+/// All points when the table has room for them, or else nothing.
 std::vector<int> WholeGrid(const ThcTableSpec& spec) {
   std::vector<int> levels;
   if (spec.granularity + 1 > 1 << spec.bits) return levels;
@@ -117,7 +118,7 @@ std::vector<int> SymmetricThcTable(const ThcTableSpec& spec) {
   if (!whole.empty()) return whole;
   const IntervalCosts costs(spec);
   const int g = spec.granularity, half = 1 << (spec.bits - 1);
-  const int points = g / 2 + 1;  // up to the centre, which may be a level of its own
+  const int points = g / 2 + 1;  // up to the centre, which may be a level itself
   const Paths paths(costs, half, points);
   int best = -1;
   double least = std::numeric_limits<double>::infinity();
@@ -128,7 +129,7 @@ std::vector<int> SymmetricThcTable(const ThcTableSpec& spec) {
     best = last;
   }
   std::vector<int> levels = paths.Levels(half, best);
-  // The centre counts as its own mirror image, as in the tables that the authors published.
+  // The centre is its own mirror image, as in the tables that the authors published.
   const int mirrored = 2 * best == g ? half - 1 : half;
   for (int i = mirrored - 1; i >= 0; --i) levels.push_back(g - levels[i]);
   return levels;

@@ -71,14 +71,14 @@ struct CollectiveTraits {
   // interface (controller/model/node_share.cc). "doubling": with rank xor 2^k; "circulant": as
   // circulant.h; "bruck": 2^k back; "trees": as tree.cc; "star": with rank 0; "broadcast": down a
   // binomial tree; "pairs": as all_pairs. Empty: to the next alone, or by nodes.
-  // A new pattern needs its walk there; one that is not known there counts as if nothing is shared.
+  // A new pattern needs its schedule there; an unknown one counts as if nothing is shared.
   std::string payload_pattern = {}, index_pattern = {};
   BlockTraits blocks = {};
   // The payload is cut into shards of Group::shards, each summed by its rank and sent on in
   // segments of about so many bytes: with smaller shards the two phases do not overlap. 0: shards
   // are even.
   uint32_t shard_segment_bytes = 0;
-  bool walks_ring = false;           // payloads go along Group::RankAtRingPlace, to the next alone
+  bool uses_ring_order = false;  // payloads follow Group::RankAtRingPlace, to the next rank only
   int world_min = 1, world_max = 0;  // 0: any
   std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none
 };

@@ -145,7 +145,7 @@ class Scratch {
  private:
   Group* group_;
   size_t segment_bytes_;
-  ScratchLoan storage_;
+  ScratchBuffer storage_;
 };
 
 /// One Scratch for each of `count` streams.
@@ -215,7 +215,7 @@ class PayloadReceiver {
   int peer_;
   size_t bytes_max_;
   std::vector<std::byte>* out_;
-  ScratchLoan
+  ScratchBuffer
       first_bytes_;  // the first segment, which arrives before the payload's length is known
   Ticket first_ = 0;
   size_t segments_ = 0, taken_ = 0;    // segments_ 0: not yet known

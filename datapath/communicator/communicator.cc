@@ -44,7 +44,7 @@ Status CheckElements(ConstBytes data, ElementType type) {
   return OkStatus();
 }
 
-// "host:29500" -> "host:0"; the second transport listens beside the first.
+// Changes "host:29500" to "host:0", for the second transport.
 std::string AnyPort(const std::string& listen) {
   const size_t colon = listen.rfind(':');
   return colon == std::string::npos ? listen : listen.substr(0, colon) + ":0";
@@ -75,7 +75,8 @@ Status AllReduceOn(Group& group, Bytes data, size_t lane_bytes, const Accumulate
   return RunCollective(*collective, group, lanes).status();
 }
 
-// Rabenseifner's: each rank sums its share, the root collects the shares. `work` is overwritten.
+// Rabenseifner's algorithm: each rank sums its part, and the root collects the parts. `work` is
+// overwritten.
 Status ReduceOn(Group& group, const Lanes& work, Bytes result, int root) {
   WEIR_RETURN_IF_ERROR(CirculantReduceScatter(group, work));
   const auto world = static_cast<size_t>(group.size());
@@ -134,7 +135,7 @@ Status Communicator::Connect(const std::vector<std::string>& addresses) {
     collectives.push_back(address.substr(0, comma));
     messages.push_back(address.substr(comma + 1));
   }
-  connected_ = true;  // wrong arguments can be given again, a mesh that failed cannot
+  connected_ = true;  // wrong arguments can be corrected, a failed mesh cannot
   const TimePoint deadline = RealClock().Now() + options_.connect_timeout;
   WEIR_RETURN_IF_ERROR(collectives_->Connect(collectives, deadline));
   WEIR_RETURN_IF_ERROR(messages_->Connect(messages, deadline));
@@ -154,7 +155,8 @@ void Communicator::Close() {
   messages_->Wake();
   if (collectives_thread_.joinable()) collectives_thread_.join();
   if (messages_thread_.joinable()) messages_thread_.join();
-  // A transport sends its shutdown notice as it goes, which takes time: nobody waits for the mutex.
+  // The destructor of a transport sends the shutdown notice, which takes time, so it runs without
+  // the mutex.
   std::unique_ptr<Transport> messages, collectives;
   {
     MutexLock lock(transports_mutex_);
@@ -196,7 +198,7 @@ void Communicator::RunCollectives() {
     if (!next.has_value()) return;
     if (failure.ok() && closing_.load()) failure = Aborted("the communicator was closed");
     if (failure.ok()) {
-      // An exception destroys buffers on its way here while the transport still knows them.
+      // An exception destroys buffers while it propagates, and the transport still refers to them.
       bool returned = false;
       failure = Caught(
           [&] {
@@ -286,7 +288,7 @@ Status Communicator::AllGather(ConstBytes own, Bytes all, Done done) {
                                   " bytes, found ", all.size(), " bytes"));
   }
   const auto run = [=, this](Group& group) -> Status {
-    if (own.empty()) return DisseminationBarrier(group);  // ranks with another size fail in it
+    if (own.empty()) return DisseminationBarrier(group);  // fails if sizes differ
     Copy(own, all.subspan(static_cast<size_t>(rank()) * own.size(), own.size()));
     return CirculantAllGather(group, all, own.size());
   };
@@ -348,7 +350,7 @@ Status Communicator::SubmitMessage(bool sends, PointToPointMessage message) {
 }
 
 Status Communicator::Send(ConstBytes data, int peer, uint64_t tag, Done done) {
-  // Sends only read; one type of message serves both directions.
+  // Sends only read the data; one type of message serves both directions.
   const Bytes bytes(const_cast<std::byte*>(data.data()), data.size());
   return SubmitMessage(
       true, {.peer = peer, .tag = tag, .bytes = bytes, .timeout = {}, .done = std::move(done)});
@@ -367,7 +369,7 @@ void Communicator::RunMessages() {
     }
   }
   (void)Caught([this] { point_to_point_->Leave(); });
-  // Operations submitted after a failure get its error, until Close.
+  // Operations submitted after a failure get its error, until Close is called.
   while (std::optional<Order> order = orders_.Pop()) {
     (void)Caught([&] { order->message.done(point_to_point_->failure(), order->message.peer); });
   }

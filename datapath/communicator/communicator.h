@@ -1,10 +1,10 @@
 #pragma once
 // A communicator runs the classic operations between ranks (point-to-point, barrier, broadcast,
-// reductions, gathers) exactly and uncompressed, beside a Session or without one. Collectives run
-// one after another in the order submitted, on one thread and one transport; point-to-point
-// messages have a thread and a transport of their own, so that they progress whatever a collective
-// waits for. Two transports and not one, because a posted receive takes the next frame of its peer,
-// whose kind its poster must know.
+// reductions, gathers) exactly and uncompressed, with or without a Session. Collectives run one
+// after another in the order of submission, on one thread and one transport. Point-to-point
+// messages have another thread and another transport, so that they progress while a collective
+// waits. A single transport is not enough, because a posted receive takes the next frame of its
+// peer, so it must know the kind of that frame.
 
 #include <atomic>
 #include <functional>
@@ -24,82 +24,87 @@
 namespace weir {
 
 struct CommunicatorOptions {
-  std::string job;  // equal on all ranks, unlike that of any other communicator between them
+  std::string job;  // the same on all ranks; differs from other communicators'
   int rank = 0;
   int world = 1;                            // at most kPointToPointWorldMax
-  std::string transport = "auto";           // and its options, as ParseTransport takes them
-  TransportAddress listen = "127.0.0.1:0";  // messages take any port of the same host
+  std::string transport = "auto";           // with options, as ParseTransport takes them
+  TransportAddress listen = "127.0.0.1:0";  // messages use any port of this host
   Duration operation_timeout = std::chrono::seconds(60);
   Duration connect_timeout = std::chrono::seconds(60);
-  std::optional<JobKey> job_key;  // this and the following as in TransportOptions
+  std::optional<JobKey> job_key;  // this and the following are as in TransportOptions
   bool encrypt = false, unauthenticated = false;
 };
 
-/// Collectives that wait to run; messages are bounded by kMessagesMax.
+/// The most collectives that wait to run. kMessagesMax bounds messages.
 inline constexpr size_t kCollectivesQueued = 1024;
 
-/// One rank's end. Thread-safe but for Connect, which comes alone. Operations return when
-/// queued: kInvalidArgument and kFailedPrecondition say why one was not, kResourceExhausted that
-/// too many wait; then nothing will call `done`. Buffers stay alive and untouched until `done`,
-/// which is called once, on a thread of the communicator, and must not wait for another operation;
-/// where memory runs out it may be destroyed without a call instead.
-/// Every rank submits the same collectives in the same order with the same sizes: an operation that
-/// meets an unlike one fails with kInternal naming both. Each runs at most operation_timeout long.
-/// A failed collective fails all later ones, a failed message (its deadline, a dead peer) all later
-/// messages; texts name the rank at fault on every rank.
+/// One rank's end. Thread-safe except for Connect, during which no other call is allowed.
+/// Operations return when queued. kInvalidArgument and kFailedPrecondition say why an operation was
+/// not queued, kResourceExhausted that too many wait; `done` is not called then. Buffers must stay
+/// valid and unchanged until `done`, which is called once, on a thread of the communicator, and
+/// must not wait for another operation. Where memory runs out, `done` may be destroyed without a
+/// call.
+/// Every rank must submit the same collectives in the same order with the same sizes: a collective
+/// that meets a different one fails with kInternal, naming both. Each runs for at most
+/// operation_timeout. A failed collective fails all later ones, and a failed message (its deadline,
+/// a dead peer) all later messages. Messages of errors name the rank at fault, on every rank.
 ///
-/// What runs: all-reduce by recursive doubling up to 16 KiB, on a circulant graph up to 512 KiB,
-/// then around a ring; reduce-scatter and all-gather on a circulant graph; broadcast along a tree,
-/// from 1 MiB along a chain; barrier by dissemination. Results of reductions have the same bits on
+/// Algorithms: all-reduce uses recursive doubling up to 16 KiB, a circulant graph up to 512 KiB,
+/// and then a ring; reduce-scatter and all-gather use a circulant graph; broadcast uses a tree, and
+/// from 1 MiB on a chain; barrier uses dissemination. Results of reductions have the same bits on
 /// every rank. Cost formulas: datapath/collective.
 class Communicator {
  public:
-  /// The other rank of a message; -1 for collectives.
+  /// `peer` is the other rank of a message, or -1 for collectives.
   using Done = std::function<void(const Status& status, int peer)>;
 
-  /// Listens. kNotFound lists the transports, or the options of the one named; kInvalidArgument.
+  /// Listens. kNotFound lists the transports, or the options of the named one; kInvalidArgument: an
+  /// option is wrong.
   static StatusOr<std::unique_ptr<Communicator>> Create(CommunicatorOptions options);
   ~Communicator();
 
   int rank() const { return options_.rank; }
   int world() const { return options_.world; }
   const CommunicatorOptions& options() const { return options_; }
-  /// Where peers reach this rank: both transports' addresses, with a comma between.
+  /// The address at which peers reach this rank: those of both transports, separated by a comma.
   const std::string& address() const { return address_; }
 
-  /// Connects to all ranks; addresses[r] is rank r's. Every rank calls it once. Errors as
+  /// Connects to all ranks; addresses[r] is that of rank r. Every rank calls it once. Errors as
   /// Transport::Connect.
   Status Connect(const std::vector<std::string>& addresses);
-  /// Ends what is under way with kAborted and joins the threads, within 5 s; operations fail from
-  /// then on. A second call does nothing.
+  /// Ends running operations with kAborted and joins the threads, within 5 s. Later operations
+  /// fail. A second call has no effect.
   void Close();
 
-  /// Every rank's data becomes the reduction over all ranks. Whole elements, aligned.
+  /// Replaces every rank's data by the reduction over all ranks. Data consists of whole, aligned
+  /// elements.
   Status AllReduce(std::span<std::byte> data, ElementType type, ReduceOperation operation,
                    Done done);
-  /// The same for `root` only; the data of the others stay.
+  /// The same for `root` only; the data of other ranks is not changed.
   Status Reduce(std::span<std::byte> data, ElementType type, ReduceOperation operation, int root,
                 Done done);
-  /// `all` holds one run of own.size() bytes per rank; `own` becomes the reduction of run `rank`. A
-  /// copy of `all` is made, so it stays.
+  /// `all` has one part of own.size() bytes per rank. Sets `own` to the reduction of part `rank`.
+  /// `all` is copied and so not changed.
   Status ReduceScatter(std::span<const std::byte> all, std::span<std::byte> own, ElementType type,
                        ReduceOperation operation, Done done);
-  /// Run r of `all` (own.size() bytes each) becomes rank r's `own`, which may be its place in
+  /// Sets part r of `all` (own.size() bytes each) to `own` of rank r. `own` may be at its place in
   /// `all`.
   Status AllGather(std::span<const std::byte> own, std::span<std::byte> all, Done done);
   Status Broadcast(std::span<std::byte> data, int root, Done done);
-  /// outgoing[r] goes to rank r, incoming[r] comes from it; sizes must agree pairwise, world
-  /// entries each. Gather and scatter are cases of it with empty entries.
+  /// Sends outgoing[r] to rank r and receives incoming[r] from it. Both have one entry per rank,
+  /// and sizes must agree pairwise. Gather and scatter are special cases with empty entries.
   Status AllToAll(std::vector<std::span<const std::byte>> outgoing,
                   std::vector<std::span<std::byte>> incoming, Done done);
   Status Barrier(Done done);
 
-  /// A message to rank `peer`; done when its bytes have left. Errors: PointToPointMessage::done.
+  /// Sends a message to rank `peer`; done when its bytes have been sent. Errors:
+  /// PointToPointMessage::done.
   Status Send(std::span<const std::byte> data, int peer, uint64_t tag, Done done);
-  /// The next message with `tag` from rank `peer` or kAnyRank, of exactly data.size() bytes.
+  /// Receives the next message with `tag` from rank `peer` or kAnyRank, of exactly data.size()
+  /// bytes.
   Status Receive(std::span<std::byte> data, int peer, uint64_t tag, Done done);
 
-  /// Bytes handed to the network since Connect; 0 after Close.
+  /// Bytes passed to the network since Connect; 0 after Close.
   uint64_t bytes_sent() const;
 
  private:
@@ -114,7 +119,7 @@ class Communicator {
   };
   struct Collective {
     const char* name = "";
-    uint64_t identity = 0;  // travels where a session's frames carry the bucket
+    uint64_t identity = 0;  // sent in the place of a session's bucket key
     std::function<Status(Group&)> run;
     Done done;
   };
@@ -128,23 +133,23 @@ class Communicator {
   Status Submit(Collective collective);
   Status SubmitMessage(bool sends, PointToPointMessage message);
   Status CheckRank(int rank, const char* name) const;
-  /// What the caller of a collective is told of `failure`, which may be OK.
+  /// The status for the caller of a collective, given `failure`, which may be OK.
   Status Explain(Status failure, const Collective& failed, uint64_t sequence) const;
   void RunCollectives();
   void RunMessages();
   void ServeMessages();
 
   const CommunicatorOptions options_;
-  const Status no_memory_;  // names this rank; made while there is memory for it
-  std::unique_ptr<PointToPoint> point_to_point_;  // outlives its transport
-  mutable Mutex transports_mutex_;  // guards their lifetime against callers, nothing else
+  const Status no_memory_;  // names this rank; made while there is enough memory
+  std::unique_ptr<PointToPoint> point_to_point_;  // must outlive its transport
+  mutable Mutex transports_mutex_;  // guards only the transports' lifetime against callers
   std::unique_ptr<Transport> collectives_, messages_;
   const std::string address_;
   bool connected_ = false;
   std::atomic<bool> open_ = false;
   std::atomic<bool> closing_ = false;
   BoundedQueue<Collective> queue_{kCollectivesQueued};
-  std::vector<std::byte> work_;  // copies; lives past the failure that may leave it posted
+  std::vector<std::byte> work_;  // copies; outlives a failure that may leave it posted
   BoundedQueue<Order> orders_{kMessagesMax};
   std::thread collectives_thread_, messages_thread_;
 };

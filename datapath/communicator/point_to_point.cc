@@ -8,7 +8,7 @@
 namespace weir {
 namespace {
 
-constexpr uint64_t kBucket = 0x7032700000000000;  // in place of an operation's bucket
+constexpr uint64_t kBucket = 0x7032700000000000;  // sent in the place of an operation's bucket
 constexpr uint32_t kControlSlot = 0, kPayloadSlot = 1;
 constexpr Duration kShutdownNoticeMax = std::chrono::milliseconds(200);
 
@@ -400,7 +400,7 @@ Status PointToPoint::Fail(const Status& status) {
 
 void PointToPoint::Abandon(const Status& status) {
   if (failure_.ok()) failure_ = status;
-  EndAll(failure_);  // also where the transport finds no memory for its words
+  EndAll(failure_);  // also if the transport lacks memory for its message
   transport_.Abandon(Message(status));
 }
 

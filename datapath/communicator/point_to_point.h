@@ -1,8 +1,9 @@
 #pragma once
-// Messages with tags between pairs of ranks, over a transport of their own. A message is offered,
-// accepted once the receiver has a buffer for it, and then sent straight into that buffer. Nothing
-// is buffered in between, and two ranks that send to each other before they receive do not block.
-// Bytes: proto/WIRE.md section 1, "Messages between two ranks". Protocol logic only: one thread.
+// Messages with tags between pairs of ranks, over a separate transport. The sender offers a
+// message, the receiver accepts it once it has a buffer, and the payload is then sent directly into
+// that buffer. Nothing is buffered in between, and two ranks that both send before they receive do
+// not block each other. Bytes: proto/WIRE.md section 1, "Messages between two ranks". Protocol
+// logic only, for one thread.
 
 #include <array>
 #include <deque>
@@ -20,42 +21,42 @@ namespace weir {
 
 inline constexpr int kAnyRank = -1;
 inline constexpr int kPointToPointWorldMax = 1024;
-/// The bounds on messages of one rank under way, and on offers of one peer without a receive.
+/// The most messages of one rank in progress, and the most offers of one peer without a receive.
 inline constexpr size_t kMessagesMax = 4096;
 
-/// A message to send or to receive. `bytes` stays alive and, for sends, unchanged until `done`.
+/// A message to send or to receive. `bytes` must stay valid and, for sends, unchanged until `done`.
 struct PointToPointMessage {
   int peer = kAnyRank;  // kAnyRank: receives only
   uint64_t tag = 0;
   std::span<std::byte> bytes;
   Duration timeout{};
-  /// Called once, with the peer. kInvalidArgument: sizes differ; kUnavailable names the peer that
-  /// left; kDeadlineExceeded names whom it waited for. The last one, and the death of any peer,
-  /// end every message of this rank, and what the others have under way.
+  /// Called once, with the peer. kInvalidArgument: the sizes differ. kUnavailable names the peer
+  /// that left. kDeadlineExceeded names the rank that was awaited. kDeadlineExceeded and the death
+  /// of any peer end every message of this rank, and those that other ranks have in progress.
   std::function<void(const Status& status, int peer)> done;
 };
 
-/// Messages of equal tag between two ranks are matched in the order sent and received. Not
-/// thread-safe. Its transport, which nobody else uses, is destroyed before it.
+/// Messages of equal tag between two ranks are matched in the order of sends and receives. Not
+/// thread-safe. Its transport has no other user and must be destroyed before it.
 class PointToPoint {
  public:
-  /// `transport` is connected; at most kPointToPointWorldMax ranks.
+  /// `transport` is connected and has at most kPointToPointWorldMax ranks.
   explicit PointToPoint(Transport& transport);
 
   void Send(PointToPointMessage message);
   void Receive(PointToPointMessage message);
 
-  /// Handles the next event. Returns also at the transport's Wake and at `until`. After an error
-  /// every message has ended, and later ones fail.
+  /// Handles the next event. It also returns after the transport's Wake and at `until`. After an
+  /// error every message has ended, and later ones fail.
   Status Serve(TimePoint until);
 
-  /// The error that ended all messages; OK while there is none.
+  /// The error that has ended all messages, or OK.
   const Status& failure() const { return failure_; }
-  /// Ends everything with `status` after an exception, which may have destroyed posted buffers.
-  /// Once more where it throws itself.
+  /// Ends everything with `status` after an exception, which may have destroyed posted buffers. To
+  /// be called again if it throws itself.
   void Abandon(const Status& status);
 
-  /// Ends all messages with kAborted and tells the peers, within 200 ms, that nothing will follow.
+  /// Ends all messages with kAborted, and sends shutdown notices to the peers, within 200 ms.
   void Leave();
 
  private:
@@ -65,33 +66,33 @@ class PointToPoint {
   enum class Kind : uint8_t { kOffer = 1, kAccept, kRefuse, kData, kShutdownNotice };
   struct Control {
     Kind kind = Kind::kOffer;
-    uint64_t id = 0;  // the sender's number of the message
+    uint64_t id = 0;  // the sender's number for the message
     uint64_t tag = 0;
     uint64_t bytes = 0;
   };
   struct Open : PointToPointMessage {
     uint64_t id = 0;
     size_t moved = 0;       // bytes
-    bool accepted = false;  // sends: the receiver has a place
+    bool accepted = false;  // for sends: whether the receiver has a buffer
     TimePoint deadline;
   };
   struct Posted {
     Ticket ticket = 0;
     std::array<std::byte, kControlBytes> control;
-    uint64_t finishes = 0;  // the message whose last bytes this is; 0: none
+    uint64_t finishes = 0;  // the message whose last bytes these are; 0: none
   };
   struct Peer {
-    bool departed = false;     // its shutdown notice was read
-    bool unreachable = false;  // nothing can be sent to it any more
-    Ticket receive = 0;        // 0: none posted
-    bool payload = false;      // `receive` is for message `arriving`
+    bool departed = false;     // whether its shutdown notice was read
+    bool unreachable = false;  // whether sending to it is impossible
+    Ticket receive = 0;        // 0: no receive is posted
+    bool payload = false;      // whether `receive` is for the payload of `arriving`
     uint64_t arriving = 0;
     size_t arriving_bytes = 0;
     std::array<std::byte, kControlBytes> control;
-    std::deque<Control> offers;         // without a receive yet, in order
-    std::map<uint64_t, Open> incoming;  // accepted, by the peer's id
-    std::map<uint64_t, Open> outgoing;  // offered, by own id
-    std::deque<uint64_t> accepted;      // those of `outgoing` to send now
+    std::deque<Control> offers;         // without a receive, in order
+    std::map<uint64_t, Open> incoming;  // accepted; by the peer's id
+    std::map<uint64_t, Open> outgoing;  // offered; by this rank's id
+    std::deque<uint64_t> accepted;      // those of `outgoing` that are to be sent now
     std::deque<Control> controls;       // to be posted
     std::deque<Posted> posted;          // a deque, because addresses must not change
   };
@@ -120,11 +121,11 @@ class PointToPoint {
 
   Transport& transport_;
   Status failure_;
-  size_t window_ = 0;  // frames to one peer that may be posted to the transport
+  size_t window_ = 0;  // the most frames to one peer that are posted to the transport
   uint64_t issued_ = 0;
   TimePoint earliest_ = TimePoint::max();  // a lower bound on all messages' deadlines
   size_t open_ = 0;
-  std::vector<Peer> peers_;    // by rank; the own one unused
+  std::vector<Peer> peers_;    // by rank; this rank's entry is not used
   std::deque<Open> receives_;  // unmatched, in order
   std::vector<Ticket> tickets_;
   std::vector<int> owners_;

@@ -21,7 +21,7 @@ struct Product {
     return static_cast<T>(a * b);
   }
 };
-// The second disjunct is true for NaN only.
+// The second condition is true only for NaN.
 struct Min {
   template <typename T>
   T operator()(T a, T b) const {
@@ -46,7 +46,7 @@ void Apply(std::span<std::byte> result, std::span<const std::byte> addend) {
 using ToFloats = void (*)(std::span<const uint16_t>, std::span<float>) noexcept;
 using FromFloats = void (*)(std::span<const float>, std::span<uint16_t>) noexcept;
 
-// Calls body(elements, floats) for blocks that stay in the first cache.
+// Calls body(elements, floats) for blocks that stay in the first-level cache.
 template <ToFloats kTo, typename Body>
 void ForBlocks(std::span<std::byte> bytes, Body&& body) {
   constexpr size_t kBlock = 512;
@@ -71,7 +71,7 @@ void ApplyHalf(std::span<std::byte> result, std::span<const std::byte> addend) {
   });
 }
 
-// Wrapping around is undefined for signed integers and the same bits for unsigned ones.
+// Overflow is undefined for signed integers, and gives the same bits for unsigned ones.
 template <typename T, typename Op>
 Accumulate ForInteger() {
   if constexpr (std::is_same_v<Op, Sum> || std::is_same_v<Op, Product>) {

@@ -1,5 +1,5 @@
 #pragma once
-// Element types and how two runs of them become one: what dense reductions compute.
+// Element types, and the element-wise operations of dense reductions.
 
 #include <cstdint>
 #include <functional>
@@ -23,18 +23,19 @@ enum class ElementType : uint8_t {
 /// kAverage is the sum divided by the number of ranks, for floating-point elements only.
 enum class ReduceOperation : uint8_t { kSum, kProduct, kMin, kMax, kAverage };
 
-/// Bytes of one element.
+/// The number of bytes of one element.
 size_t ElementBytes(ElementType type);
 
-/// result[i] = result[i] op addend[i] over equal numbers of whole, aligned elements.
+/// result[i] = result[i] op addend[i] for equal numbers of whole, aligned elements.
 using Accumulate = std::function<void(std::span<std::byte> result, std::span<const std::byte>)>;
 
-/// Sums and products of integers wrap around; 16-bit floats are computed in float32 and rounded to
-/// nearest after every step; a minimum or maximum with NaN is NaN. kInvalidArgument: an average of
-/// integers. The function is thread-safe, O(n).
+/// The function for an element type and a reduction. Sums and products of integers wrap around.
+/// 16-bit floats are computed in float32 and rounded to nearest after every step. A minimum or
+/// maximum with NaN is NaN. kInvalidArgument: an average of integers. The function is thread-safe
+/// and O(n).
 StatusOr<Accumulate> MakeAccumulate(ElementType type, ReduceOperation operation);
 
-/// Divides floating-point elements by `divisor`, in place. Other types are left alone. O(n).
+/// Divides floating-point elements by `divisor`, in place. Other types are not changed. O(n).
 void Divide(ElementType type, std::span<std::byte> elements, int divisor);
 
 }  // namespace weir

@@ -1,22 +1,22 @@
-// Residuals (error feedback). A codec that needs them, or any lossy codec while a residual is left
-// over from an earlier one, encodes gradient + residual and writes what it lost to the bucket's
-// `next` buffer; the step's end commits or discards. A lossless codec flushes: gradient + residual
-// is sent and the residual becomes zero. Momentum inside a codec lives and dies with the residual's
-// commits; a step with another codec drops it.
+// Residuals (error feedback): a codec that needs them, or any lossy codec while a residual is left
+// from an earlier one, encodes gradient + residual and writes the loss to the bucket's `next`
+// buffer. The end of the step commits or discards it. A lossless codec flushes: gradient + residual
+// is sent, and the residual becomes zero. Momentum inside a codec is committed and discarded
+// together with the residual; a step with another codec drops it.
 //
-// Sums that are encoded again on their way leave an aggregate residual at the rank
-// that encodes them. A step that uses residuals and encodes no sum takes it into the gradient; one
-// that flushes takes both.
+// Sums that are encoded again on their way leave an aggregate residual on the rank that encodes
+// them. A step that uses residuals and encodes no sum adds it to the gradient; a step that flushes
+// adds both.
 //
-// EF21. A codec with that trait encodes gradient - memory, and what is delivered is the estimate
-// that all ranks' payloads have added up to. Between such codecs the memory is kept; the first of
-// them flushes a residual into its gradient, and a step of any other codec drops the memory on all
-// ranks alike (the estimate was the gradient's, so nothing is owed).
+// EF21: a codec with that trait encodes gradient - memory, and delivers the estimate, which is the
+// sum of all payloads so far. Between such codecs the memory is kept. The first of them flushes a
+// residual into its gradient, and a step of any other codec drops the memory on all ranks (the
+// memory describes the estimate, so dropping it loses nothing of a gradient).
 //
-// Non-finite values. Lossy codecs notice them while encoding and say so in the operation's frames,
-// so every rank knows when the collective ends. A dense sum needs no pass before: NaN and infinity
-// survive addition, all ranks hold the same bits of the sum, and the pass that scales it sees them
-// on every rank alike. That pass also catches sums that overflow.
+// Non-finite values: lossy codecs detect them while encoding and announce them in the operation's
+// frames, so every rank knows when the collective ends. A dense sum needs no pass before: NaN and
+// infinity survive addition, all ranks hold the same bits of the sum, and the pass that scales it
+// detects them on every rank. That pass also detects sums that overflow.
 
 #include "datapath/exchange/coded_exchange.h"
 
@@ -30,7 +30,7 @@
 namespace weir {
 namespace {
 
-// Statistics of a codec that makes none look at one block in eight.
+// For codecs without statistics, one block in eight is sampled.
 constexpr size_t kSampleBlock = 4096;
 constexpr size_t kSampleEvery = 8;
 
@@ -58,7 +58,7 @@ ExchangeMemory MemoryOfCopies(const Codec& codec, uint64_t elements, const Encod
   const CodecTraits& traits = codec.Traits();
   ExchangeMemory memory;
   if (copies > 0) memory.payload_bytes = copies * codec.MaxEncodedBytes(elements, context);
-  const uint64_t pair = 2 * elements * sizeof(float);  // what is, and what will be
+  const uint64_t pair = 2 * elements * sizeof(float);  // the current and the next buffer
   if (traits.needs_error_feedback) memory.residual_bytes += pair;
   if (traits.needs_momentum) memory.residual_bytes += pair;
   if (traits.ef21) memory.residual_bytes = 2 * pair;
@@ -110,19 +110,19 @@ Status CodedExchange::TakeResiduals() {
     residual_ = buffers;
     return TakeAggregateResidual();
   }
-  // Momentum alone: what an earlier codec left behind waits for the next one.
+  // Only momentum changes; the residual of an earlier codec is kept for the next one.
   std::copy(buffers.current.begin(), buffers.current.end(), buffers.next.begin());
   return OkStatus();
 }
 
 Status CodedExchange::TakeAggregateResidual() {
-  return env_.residuals.FlushServer(in_.bucket, gradient_);
+  return env_.residuals.FlushAggregate(in_.bucket, gradient_);
 }
 
 Status CodedExchange::TakeEf21() {
   WEIR_ASSIGN_OR_RETURN(ef21_, env_.residuals.BeginEf21(in_.bucket, gradient_));
   residual_ = ResidualBuffers{ef21_->negative, ef21_->next_negative};
-  // The estimate is a plain sum.
+  // The estimate is an unscaled sum.
   estimate_scale_ = std::exchange(scale_, 1.0f);
   return OkStatus();
 }
@@ -161,7 +161,7 @@ void CodedExchange::MaximaMoved(Duration took) {
   outcome_.non_finite = !context_.shared_max.finite();
 }
 
-// All ranks know at the end of a part when one of them met NaN, so all stop there.
+// At the end of a part all ranks know whether one of them met NaN, so all stop there.
 bool CodedExchange::more() const {
   if (part_ == kMaximaPart) return !outcome_.non_finite;
   return MorePayloads();
@@ -172,7 +172,7 @@ bool CodedExchange::MorePayloads() const {
 }
 
 Status CodedExchange::EncodeNext() {
-  // The collective left the sums of the earlier rounds where this rank's payload was.
+  // The collective has left the sums of earlier rounds in the place of this rank's payload.
   round_at_ = outcome_.payload_bytes;
   context_.round = part_ - kFirstRoundPart;
   context_.previous = payload_.bytes().first(round_at_);

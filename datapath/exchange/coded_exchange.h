@@ -1,19 +1,21 @@
 #pragma once
-// What the builtin exchange forms share: how residuals are taken, a codec is run in rounds, maxima
-// are agreed on and gradients are sampled. A form adds what it encodes, moves and decodes.
+// The common part of the builtin exchange forms: handling residuals, running a codec in rounds,
+// agreeing on maxima, and sampling gradients. A form adds what it encodes, moves and decodes.
 
 #include "datapath/exchange/exchange.h"
 
 namespace weir {
 
-/// x *= scale; false when an element is NaN or infinite, before or after. O(n); thread-safe.
+/// x *= scale. Returns false when an element is NaN or infinite, before or after. O(n);
+/// thread-safe.
 bool ScaleFinite(std::span<float> x, float scale);
 
-/// The sum of squares of x, estimated from one block in eight: below 1 % of a step. Thread-safe.
+/// The sum of squares of x, estimated from one block in eight; it takes less than 1 % of a step.
+/// Thread-safe.
 double SampledEnergy(std::span<const float> x);
 
-/// By default one encoding of the whole bucket, in as many rounds as the codec has, after an
-/// exchange of maxima if it needs one.
+/// The default is one encoding of the whole bucket, in as many rounds as the codec has, after an
+/// exchange of maxima if the codec needs one.
 class CodedExchange : public Exchange {
  public:
   CodedExchange(const ExchangeInput& input, ExchangeEnvironment& environment)
@@ -38,11 +40,12 @@ class CodedExchange : public Exchange {
   virtual std::string_view StateLayout() const { return {}; }
   /// The states of that layout.
   virtual std::vector<std::unique_ptr<CodecState>> NewStates() const;
-  /// True where what is not sent is always owed, whatever the codec says of error feedback.
+  /// Returns true where everything that is not sent must stay in the residual, whatever the codec
+  /// says about error feedback.
   virtual bool OwesWhatIsLeft() const { return false; }
-  /// Residuals of a lossy codec without the memory of EF21.
+  /// Takes the residuals of a lossy codec without the memory of EF21.
   virtual Status TakeResiduals();
-  /// The aggregate residual, in a step that uses residuals.
+  /// Takes the aggregate residual, in a step that uses residuals.
   virtual Status TakeAggregateResidual();
   /// Encodes for the first part, or prepares the exchange of maxima.
   virtual Status EncodeFirst();
@@ -51,20 +54,20 @@ class CodedExchange : public Exchange {
   /// Encodes for that part, whose number part_ is by now.
   virtual Status EncodeNext();
   virtual Status MovePayloads(Group& group) = 0;
-  /// Of finite payloads: leaves scale_ times the sum in the gradient, or sets non_finite.
+  /// For finite payloads: leaves scale_ times the sum in the gradient, or sets non_finite.
   virtual Status Decode() = 0;
 
   // --- What forms use
   // -----------------------------------------------------------------------------
   const Codec& codec() const { return in_.codec; }
-  /// Encodes the gradient into what follows round_at_ in the payload.
+  /// Encodes the gradient to the payload, from round_at_ on.
   Status RunEncoder();
-  /// Measures the gradient from `fused`, which a codec filled in its pass, or if it is empty by a
-  /// pass of its own over a sample.
+  /// Measures the gradient from `fused`, which a codec has filled in its pass. If that is empty, it
+  /// makes a pass over a sample.
   void Sample(const GradientStatistics& fused);
-  /// Those values leave the residual.
+  /// Counts these values as sent: they determine the gain and leave the residual's energy.
   void AccountFor(std::span<const float> values);
-  /// Runs `work` inside of a network part and counts its time as `kind` and not as the network's.
+  /// Runs `work` inside a network part, and counts its time as `kind` instead of as the network's.
   template <typename Work>
   auto Apart(Duration ExchangeOutcome::*kind, const Work& work) {
     const TimePoint begin = env_.clock.Now();
@@ -80,10 +83,10 @@ class CodedExchange : public Exchange {
   const std::span<float> gradient_;
   EncodeContext context_;
   float scale_ = in_.scale;
-  int part_ = -1;  // none yet
+  int part_ = -1;  // -1: none yet
   uint16_t flags_ = 0;
-  ScratchLoan payload_;  // outcome_.payload_bytes of it, all rounds so far
-  size_t round_at_ = 0;  // where this round's part of the payload begins
+  ScratchBuffer payload_;  // its first outcome_.payload_bytes are the rounds so far
+  size_t round_at_ = 0;    // where this round's part of the payload begins
   std::optional<ResidualBuffers> residual_;
   std::optional<ResidualBuffers> aggregate_;  // of the sum that this rank encodes
   ExchangeOutcome outcome_;
@@ -93,8 +96,8 @@ class CodedExchange : public Exchange {
   Status TakeEf21();
   void RenewStates();
 
-  std::optional<Ef21Buffers> ef21_;  // in place of a residual; `residual_` then names the memory
-  float estimate_scale_ = 1;         // ef21: what scale_ was asked to be
+  std::optional<Ef21Buffers> ef21_;  // in place of a residual; `residual_` then has the memory
+  float estimate_scale_ = 1;         // ef21: the requested scale_
 };
 
 /// A form whose exchanges are of type E, made from input and environment.
@@ -116,7 +119,7 @@ class FormOfExchange : public ExchangeForm {
   const ExchangeTraits traits_;
 };
 
-/// What `copies` payloads of the whole bucket need, and the residuals of the codec.
+/// The memory of `copies` payloads of the whole bucket and of the codec's residuals.
 ExchangeMemory MemoryOfCopies(const Codec& codec, uint64_t elements, const EncodeContext& context,
                               uint64_t copies);
 

@@ -1,5 +1,5 @@
-// The registry of exchange forms. Which codecs they carry follows from their traits alone, so that
-// a controller that has only those comes to the same answer.
+// The registry of exchange forms. The codecs that a form carries follow from traits alone, so a
+// controller that has only the traits gets the same result.
 
 #include "datapath/exchange/exchange.h"
 
@@ -58,7 +58,7 @@ static_assert(IdsAreValid(), "builtin_exchanges.def: ids must differ and lie in 
 }  // namespace
 
 const Registry<ExchangeForm>& ExchangeForms() {
-  // Never destroyed: sessions may outlive static destructors.
+  // Never destroyed, because sessions may outlive static destructors.
   static const Registry<ExchangeForm>* const registry = [] {
     auto* filled = new Registry<ExchangeForm>("exchange form");
 #define WEIR_EXCHANGE(Name, id) Register##Name(*filled, id);

@@ -1,8 +1,8 @@
 #pragma once
-// The exchange forms: how one operation's gradient is encoded, moved and decoded. A form says what
-// a codec must give it, what collectives of its name must move, what memory that takes and what it
-// costs; an Exchange is one operation of it. Forms live in builtin/, one file each, and know
-// nothing of plans, sessions or agents.
+// The exchange forms: how an operation's gradient is encoded, moved and decoded. A form defines its
+// requirements on codecs, the operand of its collectives, its memory and its cost terms. An
+// Exchange is one operation of a form. Forms are in builtin/, one file each, and know nothing of
+// plans, sessions or agents.
 
 #include <cstdint>
 #include <memory>
@@ -24,48 +24,48 @@
 
 namespace weir {
 
-/// Which of the codecs that make the form's kind of payload a form can carry.
+/// The codecs that a form can carry, of those with the form's kind of payload.
 enum class CodecNeed {
   kNone,      // all of them
   kRawFloat,  // IsRawFloat: the payload is the elements themselves
-  kTable,     // lanes that are levels of a table, see CodecSetting::lane_levels
-  // Those that need no metadata of the whole bucket and keep neither momentum nor an estimate,
-  // which the sum of several ranks would not fit.
+  kTable,     // codecs whose lanes are levels of a table, see CodecSetting::lane_levels
+  // Codecs that need no metadata of the whole bucket and keep neither momentum nor an estimate,
+  // which would not fit the sum of several ranks.
   kSumsOfRanks,
 };
 
-/// Where sums are encoded inside of the collective.
+/// Where sums are encoded inside the collective.
 enum class EncodedSums {
   kNone,
-  kRegions,     // each rank encodes the sum of one of N equal regions, of what ranks had encoded
-  kNodes,       // the first rank of each node encodes its node's exact sum; nothing before it
-  kNodeShards,  // as kNodes, but where nodes hold as many ranks each encodes a part
+  kRegions,     // each rank encodes the sum of one of N equal regions from encoded parts
+  kNodes,       // the first rank of each node encodes its node's exact sum
+  kNodeShards,  // as kNodes, but each rank encodes a part if nodes have equally many ranks
 };
 
 /// A form as data. Planners need nothing else.
 struct ExchangeTraits {
-  std::string name;                           // what CollectiveTraits::form names
+  std::string name;                           // as in CollectiveTraits::form
   std::string summary;                        // one line
-  PayloadForm payload = PayloadForm::kLanes;  // what a codec must make
+  PayloadForm payload = PayloadForm::kLanes;  // the kind of payload that codecs must make
   CodecNeed need = CodecNeed::kNone;
-  // Cost terms, beside those of the collective.
+  // Cost terms in addition to those of the collective.
   bool gathers = false;  // every rank decodes the payload of every rank
   EncodedSums encoded_sums = EncodedSums::kNone;
-  // What part of the gain that the codec's own selection promises is left when others' selections
-  // serve, until ranks have measured it; 1: all of it.
+  // The part of the gain of the codec's own selection that remains when other ranks' selections
+  // apply, until ranks have measured it; 1: all of it.
   double gain_prior = 1;
 };
 
-/// Whether a codec's payloads can go by that form. Thread-safe.
+/// Returns whether the form can carry the codec's payloads. Thread-safe.
 bool Carries(const ExchangeTraits& form, const CodecTraits& codec);
 
-/// What a codec, and a form beside it, keep of one bucket between steps. It is renewed when codec,
+/// What a codec, and its exchange form, keep for a bucket between steps. It is renewed when codec,
 /// parameters or layout change. Not thread-safe.
 struct CodecMemory {
   std::string codec;  // empty: nothing is kept
   CodecParams params;
-  // What the states are of; static text. Empty: one state, of the bucket as a whole, which
-  // checkpoints hold. Otherwise as the form of that name has them.
+  // The meaning of the states; static text. Empty: one state of the bucket as a whole, which
+  // checkpoints contain. Otherwise as defined by the form of that name.
   std::string_view layout = {};
   std::vector<std::unique_ptr<CodecState>> states = {};
   SparseBalance balance = {};
@@ -74,11 +74,12 @@ struct CodecMemory {
   CodecState* whole() const {
     return layout.empty() && !states.empty() ? states.front().get() : nullptr;
   }
-  /// From the next step on gradients and residuals are `factor` times as large.
+  /// Announces that gradients and residuals are `factor` times as large from the next step on.
   void Scale(double factor);
 };
 
-/// What all operations of a session share; outlives them. The members are thread-safe or constant.
+/// Shared by all operations of a session, which it outlives. The members are thread-safe or
+/// constant.
 struct ExchangeEnvironment {
   ResidualStore& residuals;
   const Clock& clock;
@@ -89,78 +90,82 @@ struct ExchangeEnvironment {
   CodecLossProbe loss_probe{world};
 };
 
-/// One operation. Codec, collective, gradient, memory and shape outlive its exchange.
+/// The input of one operation. Codec, collective, gradient, memory and shape must outlive its
+/// exchange.
 struct ExchangeInput {
   const Codec& codec;
   const Collective& collective;
   uint64_t bucket = 0;  // key of its residuals
   uint64_t step = 0;
-  std::span<float> gradient;  // in: this rank's; out: scale times the sum
+  std::span<float> gradient;  // in: that of this rank; out: scale times the sum
   float scale = 1;
   EncodeContext context;  // params, world, rank, seed and shape
   CodecMemory& memory;
   bool sample = false;  // whether to measure the gradient, see GradientSample
 };
 
-/// What a codec that knows no gradient would have to be told of this one.
+/// Measurements of a gradient for codecs that have not encoded it.
 struct GradientSample {
   std::vector<double> gains;  // by kGainCurveRatios
   double peak_over_rms = 0;
   std::vector<CodecLoss> losses;
 };
 
-/// What an operation did. Durations are of this rank.
+/// The result of an operation. Durations are those of this rank.
 struct ExchangeOutcome {
-  bool non_finite = false;      // some rank met NaN or infinity: equal on all once all parts moved
-  double energy_in = 0;         // of gradient + residual
-  double gain = 1;              // share of it that was sent
-  double residual_energy = -1;  // negative: no residual in use
-  std::optional<double> gradient_energy;  // of the gradient alone, where it was sampled
-  size_t payload_bytes = 0;               // all rounds, and values beside index payloads
-  std::string_view ran_instead;           // of the collective that was chosen; empty: that one ran
+  bool non_finite = false;  // some rank met NaN or infinity; equal on all ranks after the last part
+  double energy_in = 0;     // of gradient + residual
+  double gain = 1;          // fraction of it that was sent
+  double residual_energy = -1;            // negative: no residual is in use
+  std::optional<double> gradient_energy;  // of the gradient alone, if sampled
+  size_t payload_bytes = 0;               // of all rounds, with values beside indices
+  std::string_view ran_instead;  // collective that ran instead of the chosen one; else empty
   std::optional<GradientSample> sample;
   Duration metadata{0}, encode{0}, network{0}, decode{0};
 };
 
-/// One operation on its way: parts that are prepared and moved in turn, at least one, then
-/// delivered. All computing that takes time is in Prepare and Deliver. One thread at a time; any
-/// thread may take over between two calls.
+/// One operation in progress: one or more parts, each of which is prepared and then moved, followed
+/// by delivery. Whatever takes time to compute belongs into Prepare and Deliver. Only one thread
+/// may use it at a time; another one may take over between two calls.
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  /// Computes what the first or next part sends. Errors are the codec's and ResidualStore's.
+  /// Computes what the first or next part sends. Errors are those of the codec and of
+  /// ResidualStore.
   virtual Status Prepare() = 0;
-  /// Number of the part that was prepared, ascending within the operation and equal on all ranks: 0
-  /// is an exchange of maxima, 1 the first round of payloads. Below 8: numbers of operations have
-  /// three bits for it.
+  /// The number of the prepared part. It is ascending within the operation and equal on all ranks:
+  /// 0 is an exchange of maxima, 1 is the first round of payloads. It is below 8, because numbers
+  /// of operations have three bits for it.
   virtual int part() const = 0;
-  /// Of part 0: what this rank offers, to be replaced by the greatest of all ranks. Empty in other
-  /// parts. Several operations may exchange theirs in one message.
+  /// In part 0: this rank's maxima, which the caller replaces by the maxima over all ranks. Empty
+  /// in other parts. Several operations may exchange theirs in one message.
   virtual std::span<float> maxima() = 0;
-  /// What this rank has to announce with the part: kFlagNonFinite.
+  /// The flags that this rank announces with the part: kFlagNonFinite.
   virtual uint16_t flags() const = 0;
-  /// True when the part, with those before that did not reach all, ends on no rank before it heard
-  /// of every rank. False where a part stays within nodes. Equal on all ranks; true of the last
-  /// one.
+  /// True when no rank can finish the part before the frames of this part, and of earlier parts for
+  /// which this was false, have told it of every rank. False for a part that stays within nodes.
+  /// Equal on all ranks; true for the last part.
   virtual bool reaches_all() const { return true; }
-  /// Runs the part that was prepared, on a group that has begun an operation for it alone. Errors
-  /// are the collective's. Instead, for part 0: maxima() were agreed on, which took so long.
+  /// Runs the prepared part, on a group that has begun an operation for this part only. Errors are
+  /// those of the collective. Not for part 0: there the caller replaces maxima() and then calls
+  /// MaximaMoved with the time that it took.
   virtual Status Move(Group& group) = 0;
   virtual void MaximaMoved(Duration took) = 0;
-  /// After a part moved: whether another follows, which Prepare prepares. Equal on all ranks. O(1).
+  /// After a part has moved: whether another part follows, which Prepare prepares. Equal on all
+  /// ranks. O(1).
   virtual bool more() const = 0;
-  /// Leaves scale times the sum in the gradient, or says in the outcome that it is not finite; the
-  /// gradient is then unspecified. Errors are the codec's: kDataLoss.
+  /// Leaves scale times the sum in the gradient, or states in the outcome that it is not finite, in
+  /// which case the gradient is unspecified. Errors are those of the codec: kDataLoss.
   virtual Status Deliver() = 0;
 
   virtual const ExchangeOutcome& outcome() const = 0;
 };
 
-/// Memory that one bucket needs.
+/// The memory that a bucket needs.
 struct ExchangeMemory {
-  uint64_t payload_bytes = 0;   // while its operation is under way
-  uint64_t residual_bytes = 0;  // as long as the choice runs
+  uint64_t payload_bytes = 0;   // while its operation is in progress
+  uint64_t residual_bytes = 0;  // as long as the choice is in use
 };
 
 /// Stateless and thread-safe.
@@ -168,19 +173,19 @@ class ExchangeForm {
  public:
   virtual ~ExchangeForm() = default;
   virtual const ExchangeTraits& Traits() const = 0;
-  /// Of a bucket of so many elements with a codec that the form carries; params, world and shape of
-  /// the context count.
+  /// The memory for a bucket of this many elements with a codec that the form carries. Params,
+  /// world and shape of the context are used.
   virtual ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
                                   const EncodeContext& context) const = 0;
-  /// The collective's form is this one, and it carries the codec.
+  /// Begins an operation. The collective serves this form, and the form carries the codec.
   virtual std::unique_ptr<Exchange> Begin(const ExchangeInput& input,
                                           ExchangeEnvironment& environment) const = 0;
 };
 
-/// Every form of this build: builtin_exchanges.def. Thread-safe.
+/// All forms of this build: builtin_exchanges.def. Thread-safe.
 const Registry<ExchangeForm>& ExchangeForms();
 
-/// The form that `collective` serves; a collective of an unknown form is a bug. Thread-safe.
+/// The form that `collective` serves. An unknown form is a bug. Thread-safe.
 const ExchangeForm& FormOf(const Collective& collective);
 
 }  // namespace weir

@@ -1,6 +1,6 @@
 #pragma once
-// Reuse of gathered payloads between operations, for the reason of base/scratch_pool.h: a list of
-// fresh vectors for every operation is fresh pages for every operation.
+// Reuses gathered payloads between operations, for the same reason as base/scratch_pool.h: new
+// vectors for every operation would need fresh pages for every operation.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace weir {
 
-/// Thread-safe. Keeps at most `idle_max` lists that were returned, with what memory they have.
+/// Thread-safe. Keeps at most `idle_max` returned lists, with the memory that they have.
 class GatheredPool {
  public:
   explicit GatheredPool(size_t idle_max) : idle_max_(idle_max) {}
@@ -27,7 +27,8 @@ class GatheredPool {
     return list;
   }
 
-  /// Leaves `list` empty. Runs in destructors, so it allocates nothing: Take made the room.
+  /// Leaves `list` empty. It runs in destructors, so it allocates nothing: Take has reserved the
+  /// room.
   void Return(Gathered& list) noexcept WEIR_EXCLUDES(mutex_) {
     Gathered returned = std::exchange(list, {});
     if (returned.empty()) return;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kCacheLineFloats = 16;
 
-// The part of `tensor`, which begins at element `at`, that lies in [begin, end).
+// The part of `tensor`, which begins at element `at`, within [begin, end).
 std::optional<TensorShape> PartOf(const TensorShape& tensor, size_t at, size_t begin, size_t end) {
   const size_t first = std::max(at, begin), last = std::min<size_t>(at + tensor.elements(), end);
   if (first >= last) return std::nullopt;
@@ -26,7 +26,7 @@ std::vector<Region> CutRegions(const BucketSize& bucket, int world) {
     return std::min(line * kCacheLineFloats, n);
   };
   std::vector<Region> regions(parts);
-  size_t tensor = 0, at = 0;  // the first tensor that is not over yet
+  size_t tensor = 0, at = 0;  // the first tensor that has not ended
   for (size_t r = 0; r < parts; ++r) {
     Region& region = regions[r];
     region.begin = begin_of(r);

@@ -1,6 +1,6 @@
 #pragma once
-// How a bucket is cut for the forms whose sums are encoded: into one region for each rank, or into
-// the parts of a node's sum.
+// How a bucket is cut for the forms that encode sums: into one region for each rank, or into the
+// parts of a node's sum.
 
 #include <cstddef>
 #include <vector>
@@ -9,15 +9,16 @@
 
 namespace weir {
 
-/// Elements begin .. begin + size - 1 of a bucket, which one rank sums for all.
+/// The elements begin .. begin + size - 1 of a bucket, which one rank sums for all.
 struct Region {
   size_t begin = 0, size = 0;
-  std::vector<TensorShape> shape;  // tensors that lie in it whole; cut ones as vectors
+  std::vector<TensorShape> shape;  // tensors within it; tensors that are cut count as vectors
 };
 
 /// One region for each rank, in rank order: almost equal runs of whole cache lines, so the last
-/// ones are empty where a bucket has fewer lines than the world ranks. Equal on all ranks, whatever
-/// the ratio: a codec's ratio holds for each region by itself. O(world + tensors). Thread-safe.
+/// ones are empty where a bucket has fewer lines than the world has ranks. Equal on all ranks and
+/// independent of the ratio, because a codec's ratio applies to each region separately. O(world +
+/// tensors). Thread-safe.
 std::vector<Region> CutRegions(const BucketSize& bucket, int world);
 
 }  // namespace weir

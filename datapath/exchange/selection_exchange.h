@@ -1,13 +1,13 @@
 #pragma once
-// What the forms share whose payloads are positions alone: the values at them follow once the ranks
-// know which.
+// The common part of the forms whose payloads are only positions: the values there follow once the
+// ranks have agreed on them.
 
 #include "datapath/exchange/coded_exchange.h"
 
 namespace weir {
 
-/// The codec leaves gradient + residual in the residual's `next`; zeroed at the positions that are
-/// sent, that is the new residual, exactly.
+/// The codec leaves gradient + residual in the `next` buffer of the residual. Setting it to zero at
+/// the positions that are sent makes it the new residual, exactly.
 class SelectionExchange : public CodedExchange {
  public:
   using CodedExchange::CodedExchange;
@@ -20,21 +20,21 @@ class SelectionExchange : public CodedExchange {
  protected:
   bool OwesWhatIsLeft() const override { return true; }
   Status EncodeFirst() override;
-  /// An empty selection moves no values: flags and control word need frames of their own. All ranks
-  /// see the same selection, so all take part.
+  /// An empty selection has no values, so flags and control word need separate frames. All ranks
+  /// have the same selection, so all take part.
   bool MorePayloads() const override { return part_ == kFirstRoundPart && chosen_.values.empty(); }
   Status EncodeNext() override { return OkStatus(); }
   Status MovePayloads(Group& group) final;
   Status Decode() override;
 
   virtual Status MoveSelection(Group& group) = 0;
-  /// The positions of this rank that its residual has sent; of chosen().
+  /// The positions of this rank that were sent and so leave its residual; a part of chosen().
   virtual const std::vector<uint32_t>& sent() const { return chosen_.indices; }
 
   std::span<const std::byte> selection() { return payload_.bytes().first(selection_bytes_); }
   size_t SelectionBytesMax() const { return codec().MaxEncodedBytes(gradient_.size(), context_); }
   double selection_energy() const { return selection_energy_; }
-  /// Own values at those positions.
+  /// This rank's values at those positions.
   std::vector<float> ValuesAt(std::span<const uint32_t> indices) const;
 
   SparseVector chosen_;  // in the end positions and sums, equal on all ranks

@@ -12,8 +12,8 @@ namespace weir::nccl {
 namespace {
 
 static_assert(sizeof(ncclUniqueId) == sizeof(UniqueId));
-// A channel moves one batch at a time, and a rank has two channels per peer: with few blocks each
-// they fit beside each other, and beside the job's own kernels.
+// A channel moves one batch at a time, and a rank has two channels per peer. With few blocks each,
+// they can run at the same time as each other and as the job's own kernels.
 constexpr int kBlocksMax = 4;
 
 Status CudaError(const char* what, cudaError_t error) {
@@ -34,7 +34,7 @@ class CudaChannel : public Channel {
   CudaChannel(int device, bool sends) : device_(device), sends_(sends) {}
   ~CudaChannel() override {
     if (cudaSetDevice(device_) != cudaSuccess) return;
-    // Never waits for the peer, as finalising would. The stream is idle afterwards.
+    // Unlike finalising, this never waits for the peer. The stream is idle afterwards.
     if (comm_ != nullptr) ncclCommAbort(comm_);
     if (event_ != nullptr) cudaEventDestroy(event_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -59,7 +59,7 @@ class CudaChannel : public Channel {
     if (result != ncclSuccess) return NcclError("ncclCommGetAsyncError", result, comm_);
     if (state == ncclInProgress) return false;
     if (state != ncclSuccess) return NcclError("NCCL", state, comm_);
-    if (stage_ == Stage::kBeginning) {  // all of the batch is in the stream by now
+    if (stage_ == Stage::kBeginning) {  // now the whole batch is in the stream
       if (const cudaError_t error = cudaEventRecord(event_, stream_); error != cudaSuccess) {
         return CudaError("cudaEventRecord", error);
       }
@@ -85,7 +85,7 @@ class CudaChannel : public Channel {
       if (!Begun(result)) break;
     }
     const ncclResult_t ended =
-        ncclGroupEnd();  // also after a failure: the group must not stay open
+        ncclGroupEnd();  // also after a failure, because the group must not stay open
     if (!Begun(result)) return NcclError(sends_ ? "ncclSend" : "ncclRecv", result, comm_);
     if (!Begun(ended)) return NcclError("ncclGroupEnd", ended, comm_);
     stage_ = Stage::kBeginning;
@@ -95,7 +95,7 @@ class CudaChannel : public Channel {
  private:
   enum class Stage { kIdle, kBeginning, kMoving };
 
-  // The current device belongs to the thread, which may be another one than last time.
+  // The current device belongs to the thread, which may differ between calls.
   Status Select() const {
     const cudaError_t error = cudaSetDevice(device_);
     return error == cudaSuccess ? OkStatus() : CudaError("cudaSetDevice", error);

@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kClearanceBytes = 4;
 
-// Those of the next batch, in order.
+// Removes the frames of the next batch, in order.
 std::vector<Frame*> TakeFront(std::deque<Frame*>* frames, size_t count) {
   std::vector<Frame*> taken(frames->begin(), frames->begin() + static_cast<ptrdiff_t>(count));
   frames->erase(frames->begin(), frames->begin() + static_cast<ptrdiff_t>(count));
@@ -19,12 +19,12 @@ std::vector<Frame*> TakeFront(std::deque<Frame*>* frames, size_t count) {
 
 }  // namespace
 
-Letter Lane::Announce(Frame* frame) {
+ControlMessage Lane::Announce(Frame* frame) {
   frame->header.type = FrameType::kData;
   frame->header.source_rank = static_cast<uint16_t>(self_);
   frame->header.payload_bytes = static_cast<uint32_t>(frame->buffer.size());
-  frame->header.payload_checksum = 0;  // what moves the payload checks it
-  Letter message(kFrameHeaderBytes);
+  frame->header.payload_checksum = 0;  // NCCL's links check the payload
+  ControlMessage message(kFrameHeaderBytes);
   EncodeFrameHeader(frame->header,
                     std::span<std::byte, kFrameHeaderBytes>(message.data(), kFrameHeaderBytes));
   if (frame->buffer.empty()) {
@@ -94,7 +94,7 @@ Status Lane::Match() {
   return OkStatus();
 }
 
-Status Lane::Drive(std::vector<Letter>* tell, bool* progress) {
+Status Lane::Drive(std::vector<ControlMessage>* tell, bool* progress) {
   WEIR_RETURN_IF_ERROR(Finish(*in_, &arriving_, progress));
   WEIR_RETURN_IF_ERROR(Finish(*out_, &leaving_, progress));
   WEIR_RETURN_IF_ERROR(Match());
@@ -122,10 +122,10 @@ Status Lane::Begin(Channel& channel, const std::vector<Frame*>& frames) {
   return status.ok() ? status : Annotate(status, name_);
 }
 
-Status Lane::BeginArriving(std::vector<Letter>* tell, bool* progress) {
+Status Lane::BeginArriving(std::vector<ControlMessage>* tell, bool* progress) {
   if (!arriving_.empty() || ready_.empty()) return OkStatus();
   arriving_ = TakeFront(&ready_, std::min(ready_.size(), kBatchMax));
-  Letter clearance(kClearanceBytes);
+  ControlMessage clearance(kClearanceBytes);
   ByteWriter writer(clearance);
   writer.Write(static_cast<uint32_t>(arriving_.size()));
   WEIR_CHECK(writer.ok());

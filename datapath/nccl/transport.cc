@@ -13,8 +13,8 @@
 namespace weir::nccl {
 namespace {
 
-// How long a look for news may sleep where nothing of the device is awaited: for Interrupt and the
-// like the control transport wakes.
+// The longest sleep while no work of the device is awaited, in order to notice Interrupt and other
+// events of the control transport.
 constexpr Duration kOpenPause = std::chrono::milliseconds(1);
 
 class NcclTransport : public Transport {
@@ -40,7 +40,8 @@ class NcclTransport : public Transport {
                                           TimePoint deadline) override;
   void Wake() override;
   void Abort(std::string_view reason) override;
-  // Abort drops the channels, which read the buffers, and its own messages are in its own memory.
+  // Abort drops the channels, which read the buffers. Its own messages are in memory of this
+  // object.
   void Abandon(std::string_view reason) override { Abort(reason); }
   void Interrupt() override { control_->Interrupt(); }
   std::vector<PathSample> Samples() const override { return control_->Samples(); }
@@ -51,7 +52,7 @@ class NcclTransport : public Transport {
  private:
   struct Told {
     Ticket ticket;
-    Letter message;
+    ControlMessage message;
   };
   using Inbox = std::array<std::byte, kFrameHeaderBytes>;
 
@@ -59,7 +60,7 @@ class NcclTransport : public Transport {
   StatusOr<Frame*> NewFrame(int peer, std::span<const std::byte> buffer);
   Status OpenPair(int peer, TimePoint deadline);
   StatusOr<std::unique_ptr<Channel>> OpenDirection(int peer, bool sends, TimePoint deadline);
-  Status Tell(int peer, Letter message);
+  Status Tell(int peer, ControlMessage message);
   Status Listen(int peer);
   Status OnControl(size_t index);
   Status DriveLanes(bool* progress);
@@ -76,11 +77,11 @@ class NcclTransport : public Transport {
   std::map<Ticket, Frame> frames_;
   std::map<int, Lane> lanes_;
   std::map<int, Inbox> inboxes_;
-  // What the control transport is asked for: a receive per peer, then the oldest send.
+  // Operations of the control transport: a receive per peer, then the oldest send.
   std::vector<int> peers_;
   std::vector<Ticket> listening_;
   std::deque<Told> told_;
-  // Ends first: until then it reads and writes letters.
+  // Destroyed first, because until then it uses the messages above.
   const std::unique_ptr<Transport> control_;
 };
 
@@ -89,10 +90,10 @@ NcclTransport::~NcclTransport() {
   for (auto& [peer, lane] : lanes_) {
     if (!lane.departed()) (void)Tell(peer, Lane::ShutdownNotice());
   }
-  // The control transport sends its own shutdown notice behind them.
+  // The control transport sends its own shutdown notice after these messages.
 }
 
-// Every later call returns the first failure. The device lets go of all buffers at once.
+// Every later call returns the first failure. The device releases all buffers at once.
 Status NcclTransport::Fail(Status status) {
   if (!failure_.ok()) return failure_;
   failure_ = std::move(status);
@@ -113,8 +114,8 @@ Status NcclTransport::Connect(const std::vector<TransportAddress>& addresses, Ti
     lanes_.try_emplace(r, rank(), r, StrCat("rank ", r, " (", addresses[r], ")"));
     peers_.push_back(r);
   }
-  // In one order of all pairs, that of (lower, higher), so that whoever waits for a pair waits for
-  // one that is ahead of it.
+  // All ranks go through the pairs in the same order, that of (lower, higher), so whoever waits for
+  // a pair waits for one that comes earlier in it.
   for (int lower = 0; lower < world(); ++lower) {
     for (int higher = lower + 1; higher < world(); ++higher) {
       if (lower != rank() && higher != rank()) continue;
@@ -129,7 +130,7 @@ Status NcclTransport::Connect(const std::vector<TransportAddress>& addresses, Ti
   return OkStatus();
 }
 
-// Both directions, the lower rank's first.
+// Opens both directions, first that of the lower rank.
 Status NcclTransport::OpenPair(int peer, TimePoint deadline) {
   std::unique_ptr<Channel> out, in;
   for (const bool sends : {rank() < peer, rank() > peer}) {
@@ -163,14 +164,14 @@ StatusOr<std::unique_ptr<Channel>> NcclTransport::OpenDirection(int peer, bool s
     if (now >= deadline) {
       return DeadlineExceeded(StrCat(lanes_.at(peer).name(), " does not answer over NCCL"));
     }
-    // Meanwhile a peer may die, or say why it gives up.
+    // In the meantime a peer may end or report why it gives up.
     WEIR_RETURN_IF_ERROR(control_->WaitAny({}, std::min(deadline, now + kOpenPause)).status());
   }
 }
 
 // ---- the control connection
 
-Status NcclTransport::Tell(int peer, Letter message) {
+Status NcclTransport::Tell(int peer, ControlMessage message) {
   told_.push_back({0, std::move(message)});
   const StatusOr<Ticket> ticket = control_->PostSend(peer, {}, told_.back().message);
   if (!ticket.ok()) {
@@ -187,7 +188,7 @@ Status NcclTransport::Listen(int peer) {
   return OkStatus();
 }
 
-// The operation `index` of the control transport is done.
+// Operation `index` of the control transport has ended.
 Status NcclTransport::OnControl(size_t index) {
   if (index == peers_.size()) {
     WEIR_RETURN_IF_ERROR(control_->Wait(told_.front().ticket, TimePoint::max()).status());
@@ -235,7 +236,7 @@ StatusOr<Ticket> NcclTransport::PostSend(int peer, FrameHeader header,
   }
   frame->send = true;
   frame->header = header;
-  // Only read.
+  // Sends only read the payload.
   frame->buffer = {const_cast<std::byte*>(payload.data()), payload.size()};
   if (frame_fault_) *control_fault_ = frame_fault_(peer);
   const Ticket ticket = frame->ticket;
@@ -257,16 +258,16 @@ StatusOr<Ticket> NcclTransport::PostReceive(int peer, std::span<std::byte> buffe
 
 Status NcclTransport::DriveLanes(bool* progress) {
   for (auto& [peer, lane] : lanes_) {
-    std::vector<Letter> tell;
+    std::vector<ControlMessage> tell;
     WEIR_RETURN_IF_ERROR(lane.Drive(&tell, progress));
-    for (Letter& message : tell) WEIR_RETURN_IF_ERROR(Tell(peer, std::move(message)));
+    for (ControlMessage& message : tell) WEIR_RETURN_IF_ERROR(Tell(peer, std::move(message)));
   }
   return OkStatus();
 }
 
-// Moves what can be moved now; when that is nothing, until something may have happened, at most
-// until `until`. While the device is at work it is asked again and again, because it wakes nobody.
-// False when nothing happened.
+// Moves what can be moved now. When there is nothing, waits until something may have happened, at
+// most until `until`. While the device is working, it is polled, because it wakes no thread.
+// Returns false when nothing happened.
 StatusOr<bool> NcclTransport::Turn(TimePoint until) {
   bool progress = false, busy = false;
   WEIR_RETURN_IF_ERROR(DriveLanes(&progress));

@@ -81,8 +81,8 @@ Status CheckTable(const AggregatorLease& lease, const CodecSetting& setting) {
                                 " bits and levels ", LevelsText(lease.levels)));
 }
 
-// Columns, table and quorum are there where a lease has some: the texts of other leases are as old
-// as they are.
+// Columns, table and quorum are left out where a lease has none, so that the texts of leases
+// without them have not changed since those were added.
 std::string CanonicalText(const AggregatorLease& lease) {
   return StrCat(
       "lease|", lease.collective, "|", lease.aggregator, "|", lease.address, "|", lease.mode, "|",

@@ -1,6 +1,6 @@
 #pragma once
-// What a plan says of slots on an aggregator: weir.v1.AggregatorLease, and the terms that follow
-// from it for a job.
+// What a plan says about slots on an aggregator (weir.v1.AggregatorLease), and the terms that
+// follow from it for a job.
 
 #include <cstdint>
 #include <string>
@@ -14,36 +14,38 @@ namespace weir {
 
 inline constexpr size_t kPlanLeasesMax = 64;
 
-/// Equal leases are one lease: its slots and rounds go on where the plan before left them.
+/// Equal leases in consecutive plans are the same lease: its slots and rounds continue.
 struct AggregatorLease {
-  std::string collective;  // of the choices that use it
-  std::string aggregator;  // its name, for people
+  std::string collective;  // the choices with this collective use the lease
+  std::string aggregator;  // its name, for display
   std::string address;     // IPv4 address and UDP port
-  std::string mode;        // as aggregation::ModeName says it
+  std::string mode;        // one of aggregation::ModeName
   uint32_t id = 0;
   uint32_t epoch = 0;
-  uint64_t cookie = 0;  // in no message or log
+  uint64_t cookie = 0;  // secret: never in messages or logs
   uint32_t slots = 0;
   uint32_t lanes = 0;    // per packet, or per block of mode "sparse"
   uint32_t columns = 0;  // blocks per packet; 0 in other modes
-  // Mode "table": of a sum, and what indices stand for, which must be the codec's table.
+  // Mode "table": the width of a sum, and the levels of the indices, which must be those of the
+  // codec's table.
   uint32_t sum_bits = 0;
   std::vector<uint8_t> levels = {};
-  // Mode "table": so many ranks are enough for a sum once it has waited cutoff_us; 0: all ranks.
+  // Mode "table": once a sum has waited for cutoff_us, this many ranks are enough for it; 0: all
+  // ranks.
   uint32_t quorum = 0, cutoff_us = 0;
-  bool unchecked = false;  // packets carry no checksum
+  bool unchecked = false;  // packets have no checksum
   friend bool operator==(const AggregatorLease&, const AggregatorLease&) = default;
 };
 
-/// The terms of `lease` for a job whose `world` ranks are its workers. kInvalidArgument names the
-/// field, what was expected and found; kNotFound: no such collective. Thread-safe.
+/// The terms of `lease` for a job with `world` ranks as workers. kInvalidArgument names the field,
+/// what was expected and found. kNotFound: there is no such collective. Thread-safe.
 StatusOr<aggregation::Lease> TermsOf(const AggregatorLease& lease, int world);
 
-/// Whether the aggregator's table is that of lanes of `setting`. kInvalidArgument: bits or levels
-/// that were expected and found. Thread-safe.
+/// Checks that the aggregator's table matches the lanes of `setting`. kInvalidArgument states the
+/// bits or levels that were expected and found. Thread-safe.
 Status CheckTable(const AggregatorLease& lease, const CodecSetting& setting);
 
-/// Its line in a plan's canonical text. Thread-safe.
+/// The line of the lease in a plan's canonical text. Thread-safe.
 std::string CanonicalText(const AggregatorLease& lease);
 
 }  // namespace weir

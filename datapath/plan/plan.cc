@@ -20,7 +20,7 @@ using nlohmann::json;
 
 constexpr size_t kNameBytesMax = 256;
 constexpr uint32_t kBitsMax = 32;
-constexpr size_t kRingOrderMax = 65536;  // ranks; frames have 16 bits for one
+constexpr size_t kRingOrderMax = 65536;  // frames have 16 bits for a rank
 
 Status ReadChoice(const json& value, std::string path, UnknownKeys unknown_keys, Choice* choice) {
   WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, std::move(path)));
@@ -103,7 +103,7 @@ Status ReadLease(const json& value, std::string path, UnknownKeys unknown_keys, 
   WEIR_RETURN_IF_ERROR(reader.Uint32("cutoff_us", &lease.cutoff_us));
   WEIR_RETURN_IF_ERROR(reader.Boolean("unchecked", &lease.unchecked));
   const StatusOr<uint64_t> secret = ParseHex64(cookie);
-  if (!secret.ok()) {  // without what was found: it may be most of a cookie
+  if (!secret.ok()) {  // the value is left out, because it may be most of a cookie
     return InvalidArgument(StrCat(reader.PathOf("cookie"), ": expected 16 hexadecimal digits"));
   }
   lease.cookie = *secret;
@@ -119,7 +119,7 @@ Status ReadLease(const json& value, std::string path, UnknownKeys unknown_keys, 
   return OkStatus();
 }
 
-// Which ranks there are is ValidatePlan's to know.
+// ValidatePlan checks that the ranks exist.
 Status ReadRingOrder(ObjectReader& reader, Plan* plan) {
   WEIR_ASSIGN_OR_RETURN(const json* order, reader.FindArray("ring_order", kRingOrderMax));
   for (size_t i = 0; order != nullptr && i < order->size(); ++i) {
@@ -177,7 +177,8 @@ Status ValidateShardShares(const std::vector<uint32_t>& shares, int world) {
       StrCat("plan.shard_shares: expected a sum of ", kShardShareTotal, ", found ", sum));
 }
 
-// Shortest decimal that reads back as the same double: the same text on every machine.
+// The shortest decimal that reads back as the same double, so that the text is the same on every
+// machine.
 std::string CanonicalNumber(double value) {
   char text[32];
   const auto result = std::to_chars(text, text + sizeof text, value);

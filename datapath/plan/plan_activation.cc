@@ -41,7 +41,7 @@ ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const 
   const bool newest = held_.empty() || version >= held_.rbegin()->first;
   const auto held = held_.find(version);
   if (held != held_.end()) {
-    // Versions are immutable: the other content may be announced by rank 0 under this number.
+    // Versions are immutable, because rank 0 may have announced the other content with this number.
     if (held->second.content != content) {
       return PlanNack{version, nonce,
                       StrCat("version ", version, " is held with digest ",
@@ -52,18 +52,18 @@ ActivationReply PlanActivation::OnOffer(std::shared_ptr<const Plan> plan, const 
   }
   const Status lease_fits = CheckLease(*plan, lease.get());
   if (!lease_fits.ok()) return PlanNack{version, nonce, ToString(lease_fits)};
-  // One offer at a time: a newer one replaces those before, one that comes late is replaced
-  // already.
+  // There is one offer at a time: a newer one replaces all earlier ones, and one that arrives late
+  // counts as replaced.
   if (newest) {
     for (auto& [other, entry] : held_) entry.given_up = true;
-    armed_version_ = 0;  // dies with its plan, unless that is announced already
+    armed_version_ = 0;  // dropped with its plan, unless that is announced already
   }
   MakeRoom();
   held_[version] = Held{std::move(plan), std::move(lease), content, !newest};
   return PlanAck{version, nonce};
 }
 
-// No version may stand for two contents, and a lease's version is a version.
+// No version may have two contents, and the version of a lease plan is a version, too.
 Status PlanActivation::CheckLease(const Plan& plan, const Plan* lease) const {
   bool promised = IsLeasePlan(plan.version);
   bool taken =
@@ -85,7 +85,8 @@ Status PlanActivation::CheckLease(const Plan& plan, const Plan* lease) const {
 }
 
 void PlanActivation::MakeRoom() {
-  // Oldest first; what rank 0 has announced in this step is needed at the next begin.
+  // Drop the oldest first. The plan that rank 0 has announced in this step is needed when the next
+  // begins.
   for (auto it = held_.begin(); held_.size() >= kHeldPlansMax && it != held_.end();) {
     it = it->first == announced_.version ? std::next(it) : held_.erase(it);
   }
@@ -108,7 +109,7 @@ void PlanActivation::OnWithdraw(uint64_t version) {
   held->second.given_up = true;
   if (rank_ != 0) return;
   if (armed_version_ == version) armed_version_ = 0;
-  // Not announced, so nobody will ever switch to it.
+  // It was not announced, so no rank will ever swap to it.
   if (announced_.version != version) held_.erase(held);
 }
 
@@ -119,8 +120,8 @@ std::optional<PlanActive> PlanActivation::BeginStep(uint64_t step, bool lease_ex
     if (carried_ || world_ == 1) {
       activated = Swap(step);
     } else {
-      // Rank 0, after a step without any operation: nobody heard of it, so it may still be replaced
-      // or withdrawn; otherwise announce it anew.
+      // On rank 0, after a step without any operation: no other rank has learnt of the
+      // announcement. It is repeated, unless the plan was replaced or withdrawn in the meantime.
       const auto held = held_.find(announced_.version);
       const bool wanted = held != held_.end() && !held->second.given_up;
       if (wanted && armed_version_ == 0) armed_version_ = announced_.version;
@@ -139,7 +140,7 @@ std::optional<PlanActive> PlanActivation::BeginStep(uint64_t step, bool lease_ex
 
 std::optional<PlanActive> PlanActivation::Swap(uint64_t step) {
   const auto held = held_.find(announced_.version);
-  if (held == held_.end()) {  // the lease plan
+  if (held == held_.end()) {  // it is the lease plan
     active_ = std::exchange(lease_plan_, nullptr);
     active_content_ = ContentOf(*active_, nullptr);
   } else {

@@ -60,7 +60,7 @@ struct Operation {
   std::function<Status(Group&)> control;
 
   // Between the stages.
-  ScratchLoan dense;                   // float32 copy of a 16-bit bucket
+  ScratchBuffer dense;                 // float32 copy of a 16-bit bucket
   std::span<float> gradient;           // the caller's buffer or `dense`
   std::unique_ptr<Exchange> exchange;  // null: nothing to exchange
   PartState part_state = PartState::kMoved;

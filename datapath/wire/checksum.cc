@@ -11,7 +11,7 @@
 namespace weir {
 
 uint32_t Checksum(std::span<const std::byte> bytes) {
-  // Below two runs the fold changes nothing.
+  // Fewer than two runs are left unchanged by the fold, so their checksum is that of XXH3 alone.
   if (bytes.size() < 256) return static_cast<uint32_t>(XXH3_64bits(bytes.data(), bytes.size()));
   ChecksumStream stream;
   stream.Update(bytes);

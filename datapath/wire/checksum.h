@@ -1,13 +1,14 @@
 #pragma once
-// The checksum, whole or piece by piece: a receiver checks bytes while they are still in its cache.
-// Every byte on the network passes here twice. What is long is first folded into eight states of 16
-// bytes by one round of AES a run of 128 bytes, which CPUs do as fast as they read; XXH3 hashes
-// what is left. proto/WIRE.md section 1 defines it.
+// The checksum of frames, whole or piece by piece, so that a receiver checks bytes while they are
+// still in its cache. Every byte on the network is checksummed twice. Long input is first folded
+// into eight states of 16 bytes, by one round of AES per state for each run of 128 bytes, which
+// CPUs compute as fast as they read. XXH3 then hashes the states and the rest. proto/WIRE.md
+// section 1 defines it.
 //
 // Why a round of AES (the construction of ALRED, Daemen and Rijmen, FSE 2005): it is a permutation,
-// so that an error stays until another meets it in the same state, and of two runs one behind the
-// other fewer than five wrong bytes in a state never cancel (the branch number of MixColumns).
-// Without a key it keeps nobody from making two payloads of one checksum.
+// so an error stays in its state until another error meets it there, and fewer than five wrong
+// bytes in a state, in two consecutive runs, never cancel (the branch number of MixColumns). There
+// is no key, so anybody can construct two payloads with the same checksum.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace weir {
 
-/// Checksum() of the concatenation of pieces, however it is cut. Not thread-safe. Update is O(n),
-/// no allocation.
+/// Checksum() of the concatenation of all pieces, wherever they are cut. Not thread-safe. Update is
+/// O(n) and allocates nothing.
 class ChecksumStream {
  public:
   void Reset() { folded_ = false, held_ = 0; }
@@ -28,7 +29,7 @@ class ChecksumStream {
 
   void Fold(const std::byte* runs, size_t count);
 
-  // The states, once there was a run, and what came behind the last run.
+  // The states, valid once there was a run, and behind them the bytes after the last run.
   alignas(64) std::byte bytes_[2 * kRun];
   bool folded_ = false;
   size_t held_ = 0;

@@ -1,4 +1,4 @@
-// The part of the checksum that sees every byte, for every instruction set.
+// The part of the checksum that reads every byte, compiled for every instruction set.
 
 #include <array>
 #include <bit>
@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/wire/checksum_fold.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/wire/checksum.h"
 #include "hwy/highway.h"
 
@@ -19,13 +19,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr size_t kStates = 8, kStateBytes = 16;
 
 #if HWY_TARGET == HWY_SCALAR
-// For CPUs without instructions for AES, about sixty times as slow.
+// For CPUs without AES instructions; about sixty times as slow.
 
 constexpr uint8_t Double(uint8_t x) {
   return static_cast<uint8_t>((x << 1) ^ ((x & 0x80) != 0 ? 0x1b : 0));
 }
 
-// What a byte adds to its column, row 0 in the lowest byte: 2, 1, 1 and 3 times its substitute.
+// What a byte contributes to its column, with row 0 in the lowest byte: 2, 1, 1 and 3 times its
+// value in the S-box.
 constexpr std::array<uint32_t, 256> MakeColumns() {
   std::array<uint32_t, 256> columns = {};
   uint8_t p = 1, q = 1;  // powers of 3 and of its inverse, so that p * q = 1
@@ -70,8 +71,9 @@ void FoldRuns(const std::byte* runs, size_t count, std::byte* states) {
 #else
 
 void FoldRuns(const std::byte* runs, size_t count, std::byte* states) {
-  // Intel's cores do one round an instruction and cycle, of four blocks in the widest vectors;
-  // AMD's do two of one block, and no more blocks in wider ones. Both then fold what they can read.
+  // Intel's cores start one AES instruction per cycle, over four blocks in the widest vectors.
+  // AMD's start two per cycle, of one block each, and wider vectors give them no more blocks. Both
+  // then fold as fast as they read.
   constexpr size_t kVectorBytes = HWY_TARGET == HWY_AVX3_DL ? 4 * kStateBytes : kStateBytes;
   constexpr size_t kVectors = kStates * kStateBytes / kVectorBytes;
   const hn::FixedTag<uint8_t, kVectorBytes> d;

@@ -14,20 +14,21 @@ namespace weir {
 
 enum class FrameType : uint8_t {
   kHello = 1,  // first frame of a connection: names job, rank and world
-  kData = 2,   // one message of one collective operation
-  kAbort = 3,  // the sender failed the operation; payload: text naming the guilty rank
-  kProof = 4,  // the dialer holds the job's key; ends the handshake of a job that has one
+  kData = 2,   // one message of a collective operation
+  kAbort = 3,  // the sender failed; payload: a text that names the rank at fault
+  kProof = 4,  // proves that the dialer holds the job's key; ends the handshake
 };
 
-/// Says that `version` becomes active at the start of step `step` (DESIGN section 6). version 0:
-/// nothing is announced.
+/// Announces that plan `version` becomes active at the start of step `step` (DESIGN section 6).
+/// Version 0 announces nothing.
 struct ControlWord {
   uint64_t version = 0;
   uint64_t step = 0;
   friend bool operator==(const ControlWord&, const ControlWord&) = default;
 };
 
-/// Some rank's contribution to this operation holds NaN or infinity: all ranks skip the step.
+/// The contribution of some rank to this operation holds NaN or infinity, so all ranks skip the
+/// step.
 inline constexpr uint16_t kFlagNonFinite = 1;
 
 /// The high octet of a frame's flags says how many of the operations that come next its sender has
@@ -43,10 +44,10 @@ struct FrameHeader {
   FrameType type = FrameType::kData;
   uint16_t flags = 0;
   uint16_t source_rank = 0;
-  uint32_t slot = 0;          // position inside the operation, counted alike on both sides
-  uint32_t message = 0;       // how many the sender sent to this receiver in the operation before
-  uint64_t plan_version = 0;  // the plan that both sides must be on
-  uint64_t op_sequence = 0;   // the operation, counted alike on every rank since the job began
+  uint32_t slot = 0;          // position inside the operation, the same on both sides
+  uint32_t message = 0;       // messages of this operation sent to this receiver before
+  uint64_t plan_version = 0;  // the same on both sides
+  uint64_t op_sequence = 0;   // number of the operation in the job, the same on all ranks
   uint64_t bucket = 0;        // key of the bucket
   ControlWord control;
   uint32_t payload_bytes = 0;
@@ -54,29 +55,31 @@ struct FrameHeader {
 };
 
 inline constexpr size_t kFrameHeaderBytes = 72;
-/// Longer messages are split by the collectives; a longer claim in a header is kDataLoss.
+/// Collectives split longer messages. A header that claims a longer payload is kDataLoss.
 inline constexpr uint32_t kFramePayloadBytesMax = 1u << 30;
 
 /// What protects a header and its payload.
 enum class FrameCheck : uint8_t {
-  kChecksums,  // one of each in the header
-  kTag,        // the tag behind the frame (frame_seal.h): the header's checksums are 0
+  kChecksums,  // one of the header and one of the payload, both in the header
+  kTag,        // the tag behind the frame (frame_seal.h); the header's checksums are 0
 };
 
-/// Writes `header`, with its own checksum or with none. Thread-safe, O(1).
+/// Writes `header`, with its checksum for kChecksums and with 0 for kTag. Thread-safe, O(1).
 void EncodeFrameHeader(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> out,
                        FrameCheck check = FrameCheck::kChecksums);
 
-/// Parses a header and verifies magic, version, type, size bound and header checksum, or that there
-/// are no checksums; trusts nothing. kDataLoss says which field, what was expected and found.
+/// Parses a header. Verifies magic, version, type, the bound of the size and the header checksum,
+/// or for kTag that the checksums are 0. kDataLoss names the field and what was expected and found.
 /// Thread-safe, O(1).
 StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte, kFrameHeaderBytes> bytes,
                                         FrameCheck check = FrameCheck::kChecksums);
 
-/// 32 bits that tell of damage; proto/WIRE.md section 1 defines them. Thread-safe, O(n).
+/// The low 32 bits of a hash that detects damage, not forgery; proto/WIRE.md section 1 defines it.
+/// Thread-safe, O(n).
 uint32_t Checksum(std::span<const std::byte> bytes);
 
-/// "plan 3 op 17 message 4 slot 2 bucket 00c0ffee00c0ffee from rank 1", for error messages.
+/// Describes a header in error messages, such as "plan 3 op 17 message 4 slot 2 bucket
+/// 00c0ffee00c0ffee from rank 1".
 std::string Describe(const FrameHeader& header);
 
 }  // namespace weir

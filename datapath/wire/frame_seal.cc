@@ -13,7 +13,7 @@ namespace {
 
 using frame_seal_internal::Context;
 
-// Calls of OpenSSL count in int.
+// OpenSSL takes lengths as int.
 constexpr size_t kCallBytesMax = 1u << 30;
 
 unsigned char* Raw(std::byte* bytes) { return reinterpret_cast<unsigned char*>(bytes); }
@@ -30,7 +30,8 @@ StatusOr<Context> MakeContext(const FrameKey& key, bool seals) {
   return context;
 }
 
-// Keeps the key. The number is big-endian, as counters of GCM are.
+// Sets the nonce of the next frame and keeps the key. The number is big-endian, as GCM's counters
+// are.
 void SetNonce(EVP_CIPHER_CTX* context, const std::array<std::byte, 4>& salt, uint64_t number) {
   std::array<std::byte, 12> nonce;
   std::copy(salt.begin(), salt.end(), nonce.begin());
@@ -38,7 +39,8 @@ void SetNonce(EVP_CIPHER_CTX* context, const std::array<std::byte, 4>& salt, uin
   WEIR_CHECK(EVP_CipherInit_ex(context, nullptr, nullptr, nullptr, Raw(nonce.data()), -1) == 1);
 }
 
-// `out` null: the bytes are only authenticated. Fails for lack of memory alone, and uses none here.
+// Where `out` is null, the bytes are only authenticated. OpenSSL fails here only for lack of
+// memory, and none is allocated for AES-GCM.
 void Feed(EVP_CIPHER_CTX* context, const std::byte* from, std::byte* out, size_t bytes) {
   while (bytes > 0) {
     const size_t piece = std::min(bytes, kCallBytesMax);
@@ -74,7 +76,7 @@ void FrameSealer::Seal(std::span<const std::byte> header, std::span<const std::b
   SetNonce(context, salt_, next_++);
   Feed(context, header.data(), nullptr, header.size());
   Feed(context, payload.data(), encrypts_ ? sealed.data() : nullptr, payload.size());
-  unsigned char rest[16];  // GCM leaves none
+  unsigned char rest[16];  // GCM never writes any
   int size = 0;
   WEIR_CHECK(EVP_CipherFinal_ex(context, rest, &size) == 1 && size == 0);
   WEIR_CHECK(EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kFrameTagBytes, tag->data()) == 1);

@@ -1,8 +1,8 @@
 #pragma once
-// The tag behind every frame of an authenticated connection, in one direction: AES-256-GCM (NIST
-// SP 800-38D) over header and payload, which are only authenticated (GMAC) or, with encryption,
-// hide the payload. The nonce of a frame is a salt of the connection and the frame's number, which
-// both sides count: a frame that is changed, left out, repeated or moved does not verify.
+// The tag behind every frame of an authenticated connection, for one direction: AES-256-GCM (NIST
+// SP 800-38D). Header and payload are authenticated (GMAC); with encryption the payload is
+// encrypted, too. The nonce of a frame is a salt of the connection and the number of the frame,
+// which both sides count, so a frame that was changed, left out, repeated or moved does not verify.
 // Bytes: proto/WIRE.md section 1.
 
 #include <array>
@@ -28,7 +28,7 @@ struct FreeContext {
 using Context = std::unique_ptr<evp_cipher_ctx_st, FreeContext>;
 }  // namespace frame_seal_internal
 
-/// Seals the frames of one direction, one after the other. Not thread-safe.
+/// Seals the frames of one direction, in order. Not thread-safe.
 class FrameSealer {
  public:
   /// `first` is the number of the first frame. kUnavailable: the cryptographic library has no
@@ -36,15 +36,16 @@ class FrameSealer {
   static StatusOr<FrameSealer> Create(const FrameKey& key, bool encrypts, uint64_t first = 0);
 
   bool encrypts() const { return encrypts_; }
-  /// The tag of the next frame. With encryption `sealed` becomes its payload as it travels: as long
-  /// as `payload`, without overlap; else it is left alone. O(n), no allocation.
+  /// Writes the tag of the next frame to `tag`. With encryption the ciphertext goes to `sealed`,
+  /// which is as long as `payload` and does not overlap it; without, `sealed` is not used. O(n), no
+  /// allocation.
   void Seal(std::span<const std::byte> header, std::span<const std::byte> payload,
             std::span<std::byte> sealed, FrameTag* tag);
 
   /// The number of the next frame.
   uint64_t next() const { return next_; }
-  /// Takes sealed frames back, of which no byte has left this process: no number may ever seal two
-  /// frames that somebody sees.
+  /// Sets the number of the next frame back. The frames after it must not have left this process in
+  /// any part, because no number may ever seal two frames that somebody sees.
   void TakeBackTo(uint64_t next);
 
  private:
@@ -57,21 +58,22 @@ class FrameSealer {
   uint64_t next_;
 };
 
-/// Opens what a FrameSealer sealed, piece by piece while the bytes are in the cache. Nothing may be
-/// believed before Finish said true. Not thread-safe.
+/// Verifies, and with encryption decrypts, what a FrameSealer sealed, piece by piece while the
+/// bytes are in the cache. Nothing of a frame may be used before Finish has returned true. Not
+/// thread-safe.
 class FrameOpener {
  public:
   /// As FrameSealer::Create.
   static StatusOr<FrameOpener> Create(const FrameKey& key, bool encrypted, uint64_t first = 0);
 
-  /// Begins the next frame; one that was begun before is forgotten.
+  /// Begins the next frame; an unfinished one is dropped.
   void Begin(std::span<const std::byte> header);
-  /// The next bytes of its payload, which are decrypted in place. O(n), no allocation.
+  /// Takes the next bytes of the frame's payload and decrypts them in place. O(n), no allocation.
   void Update(std::span<std::byte> payload);
-  /// Whether the frame is what the peer sealed.
+  /// Returns true if header and payload are what the peer sealed.
   bool Finish(std::span<const std::byte, kFrameTagBytes> tag);
 
-  /// Another one for a frame behind the next `frames` ones, whatever becomes of this one.
+  /// A separate opener whose first frame comes after the next `frames` ones of this opener.
   /// kUnavailable as Create.
   StatusOr<FrameOpener> Ahead(uint64_t frames) const;
 
@@ -85,14 +87,14 @@ class FrameOpener {
   uint64_t next_;
 };
 
-/// Both directions of a connection; none without a key.
+/// Both directions of a connection; both null where the job has no key.
 struct FrameChannel {
   std::unique_ptr<FrameSealer> sealer;
   std::unique_ptr<FrameOpener> opener;
 };
 
-/// One end of the connection that `secrets` belong to. `protection` is not kChecked. kUnavailable
-/// as FrameSealer::Create.
+/// One end of the connection with `secrets`. `protection` is not kChecked. kUnavailable as
+/// FrameSealer::Create.
 StatusOr<FrameChannel> MakeFrameChannel(const ChannelSecrets& secrets, bool dialer,
                                         Protection protection);
 

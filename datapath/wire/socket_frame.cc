@@ -18,7 +18,7 @@ std::string EncodeSocketFrame(std::string_view json) {
 }
 
 void SocketFrameReader::Append(std::string_view bytes) {
-  if (!failed_.ok()) return;  // nothing after a bad prefix can be understood
+  if (!failed_.ok()) return;  // after an invalid length nothing can be parsed
   buffer_.append(bytes);
 }
 

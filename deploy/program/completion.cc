@@ -1,4 +1,4 @@
-// Which words may stand at the cursor: a walk over the definition along the words before it.
+// Finds the words that may be at the cursor, by following the definition along the words before it.
 
 #include <set>
 

@@ -49,9 +49,9 @@ int WaitForStopSignal() {
   return received;
 }
 
-int WaitForStopSignal(Duration patience) {
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(patience);
-  const auto rest = std::chrono::duration_cast<std::chrono::nanoseconds>(patience - seconds);
+int WaitForStopSignal(Duration wait_max) {
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(wait_max);
+  const auto rest = std::chrono::duration_cast<std::chrono::nanoseconds>(wait_max - seconds);
   const timespec timeout = {.tv_sec = seconds.count(), .tv_nsec = rest.count()};
   const sigset_t signals = StopSignals();
   const int received = sigtimedwait(&signals, nullptr, &timeout);

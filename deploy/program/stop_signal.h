@@ -13,7 +13,7 @@ void HoldStopSignals();
 /// Waits for one of them, in the thread that holds them. Returns its number.
 int WaitForStopSignal();
 
-/// As above, at most `patience`; 0: none came.
-int WaitForStopSignal(Duration patience);
+/// As above, for at most `wait_max`. Returns 0 if no signal came.
+int WaitForStopSignal(Duration wait_max);
 
 }  // namespace weir

@@ -64,7 +64,7 @@ class Controls(ControlPlane):
         self._parts[name + suffix] = (self._started[-1], (name, namespace, arguments, suffix))
 
     def kill(self, part):
-        """Ends a program as a crash does: it cannot say goodbye."""
+        """Ends a program as a crash does, without a shutdown notice."""
         child, _ = self._parts[part]
         child.kill()
         child.wait(timeout=10)

@@ -14,10 +14,10 @@ namespace {
 
 struct Frame {
   FrameHeader header;
-  Ticket ticket = 0;                    // of the sender; 0 once the send is done
-  std::span<const std::byte> borrowed;  // the sender's memory, until accepted
-  std::vector<std::byte> owned;         // once accepted
-  std::span<const std::byte> bytes() const { return ticket != 0 ? borrowed : std::span(owned); }
+  Ticket ticket = 0;                        // of the sender; 0 once the send is done
+  std::span<const std::byte> sender_bytes;  // the sender's memory, until accepted
+  std::vector<std::byte> owned;             // once accepted
+  std::span<const std::byte> bytes() const { return ticket != 0 ? sender_bytes : std::span(owned); }
 };
 
 struct Receive {
@@ -256,8 +256,8 @@ void InprocTransport::Pump(int from, int to) {
   }
   for (Frame& frame : lane.frames) {
     if (frame.ticket == 0) continue;
-    if (lane.buffered + frame.borrowed.size() > buffer_bytes_) break;
-    frame.owned.assign(frame.borrowed.begin(), frame.borrowed.end());
+    if (lane.buffered + frame.sender_bytes.size() > buffer_bytes_) break;
+    frame.owned.assign(frame.sender_bytes.begin(), frame.sender_bytes.end());
     lane.buffered += frame.owned.size();
     FinishSend(frame, from);
   }

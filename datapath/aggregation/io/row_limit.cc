@@ -32,7 +32,7 @@ std::optional<uint32_t> GsoMaxSize(int netlink, const char* interface) {
   request.header.nlmsg_flags = NLM_F_REQUEST;
   request.link.ifi_index = static_cast<int>(if_nametoindex(interface));
   if (send(netlink, &request, request.header.nlmsg_len, 0) < 0) return std::nullopt;
-  // The kernel answers within the call above.
+  // The kernel has answered by the time the call above returns.
   alignas(nlmsghdr) static thread_local std::array<char, kAnswerBytesMax> answer;
   const ssize_t received = recv(netlink, answer.data(), answer.size(), MSG_DONTWAIT);
   if (received < 0) return std::nullopt;

@@ -1,5 +1,5 @@
 #pragma once
-// How long a row of datagrams the interfaces take whole.
+// The longest row of datagrams that network interfaces accept as one message.
 
 #include <cstddef>
 
@@ -7,13 +7,13 @@
 
 namespace weir::aggregation {
 
-inline constexpr size_t kRowBytesMax = 64000;  // the kernel cuts no more than 64 KiB
+inline constexpr size_t kRowBytesMax = 64000;  // the kernel segments at most 64 KiB
 
-/// Bytes of datagrams that a message from `local` may hold which the kernel is to cut
-/// (UDP_SEGMENT): at most kRowBytesMax, and what the interface with that address takes at once
-/// (gso_max_size), of all interfaces the least for 0.0.0.0. Longer ones would be cut in software on
-/// their way into the interface, which costs what rows save. kRowBytesMax where nothing can be
-/// found out. Thread-safe; asks the kernel (rtnetlink), never waits. O(interfaces).
+/// The most bytes of datagrams in a message from `local` that the kernel segments (UDP_SEGMENT).
+/// This is at most kRowBytesMax and the gso_max_size of the interface with that address, or the
+/// least of all interfaces for 0.0.0.0. The kernel would segment longer ones in software before
+/// they reach the interface, which costs what rows save. Returns kRowBytesMax where nothing can be
+/// found out. Thread-safe; asks the kernel (rtnetlink) and never waits. O(interfaces).
 size_t RowBytesFor(SourceAddress local);
 
 }  // namespace weir::aggregation

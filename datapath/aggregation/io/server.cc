@@ -95,7 +95,7 @@ uint16_t AggregatorServer::FreeId() const {
   std::set<uint16_t> taken;
   for (const auto& [job, grant] : leases_) taken.insert(grant.lease.id);
   uint16_t id = 1;
-  while (taken.contains(id)) ++id;  // a shard has far fewer leases than there are numbers
+  while (taken.contains(id)) ++id;  // a shard has far fewer leases than ids
   return id;
 }
 
@@ -131,11 +131,12 @@ StatusOr<LeaseGrant> AggregatorServer::Grant(const LeaseRequest& request) {
   if (last_epoch_ == std::numeric_limits<uint32_t>::max()) {
     return ResourceExhausted("all epochs are used up; restart the aggregator");
   }
-  // Epochs of all leases count together: an id that passes from job to job keeps growing, too.
+  // Epochs of all leases are counted together, so that they also increase for an id that passes
+  // from job to job.
   grant.lease.epoch = ++last_epoch_;
   WEIR_RETURN_IF_ERROR(Place(&grant));
   if (held != leases_.end() && held->second.offloaded != grant.offloaded) {
-    (void)End(held->second);  // its packets are dropped by now: there is no harm in one that stays
+    (void)End(held->second);  // harmless if it fails: its packets are dropped already
   }
   grant.granted_at = RealClock().Now();
   leases_.insert_or_assign(request.job, grant);
@@ -145,7 +146,7 @@ StatusOr<LeaseGrant> AggregatorServer::Grant(const LeaseRequest& request) {
 Status AggregatorServer::Place(LeaseGrant* grant) {
   Shard& shard = *shards_[static_cast<size_t>(grant->shard)];
   grant->address = shard.address();
-  // It answers from the first shard's socket.
+  // The offload sends its replies from the first shard's socket.
   const bool here = offload_ != nullptr && grant->shard == 0 && !grant->parent.has_value();
   if (here && offload_->Takes(grant->lease)) {
     const StatusOr<SlotRange> range = offload_->Grant(grant->lease, grant->workers, grant->address);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr Duration kCallMax = std::chrono::seconds(5);
 constexpr Duration kIdleMax = std::chrono::seconds(1);
-constexpr Duration kTick = std::chrono::milliseconds(1);  // how late a cut-off may come
+constexpr Duration kTick = std::chrono::milliseconds(1);  // the longest delay of a cut-off
 
 Duration ThreadCpuTime() {
   timespec used = {};
@@ -49,7 +49,7 @@ Shard::~Shard() {
 
 void Shard::Wake() const {
   const uint64_t one = 1;
-  (void)!write(wake_.get(), &one, sizeof one);  // full means that it is awake
+  (void)!write(wake_.get(), &one, sizeof one);  // a full counter means that it is awake
 }
 
 Status Shard::Call(const std::function<Status(Aggregator*)>& work) {
@@ -59,7 +59,7 @@ Status Shard::Call(const std::function<Status(Aggregator*)>& work) {
   commands_.push_back(&command);
   called_ = true;
   Wake();
-  // Once begun it is about to end, and uses what the caller holds.
+  // Work that has begun is about to end and uses the caller's stack, so it must be waited for.
   while (!command.done) {
     const bool late = !answered_.WaitUntil(mutex_, deadline);
     if (command.done || command.begun || (!late && !stopping_)) continue;

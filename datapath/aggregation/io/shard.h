@@ -1,5 +1,5 @@
 #pragma once
-// One core's share of an aggregator: a socket, a thread, and the leases whose packets come there.
+// One core's share of an aggregator: a socket, a thread, and the leases whose packets arrive there.
 
 #include <atomic>
 #include <functional>
@@ -15,16 +15,16 @@
 namespace weir::aggregation {
 
 struct ShardOptions {
-  int number = 0;  // for messages and the thread's name
+  int number = 0;  // used in messages and as the thread's name
   UdpPortOptions port;
   AggregatorLimits limits;
-  /// For tests: each datagram is lost with this probability, 0 to below 1, on its way in and on its
-  /// way out, drawn from `seed`.
+  /// For tests: each datagram is lost with this probability (0 to below 1), both when it arrives
+  /// and when it is sent, drawn from `seed`.
   double drop = 0;
   uint64_t seed = 1;
 };
 
-/// What a shard has done since its start; only ever grows.
+/// Totals since the shard's start; they only increase.
 struct ShardCounters {
   AggregatorCounters packets;
   UdpPortCounters port;
@@ -32,7 +32,7 @@ struct ShardCounters {
   Duration cpu_time = {};  // of the shard's thread
 };
 
-/// Everything about packets happens on the shard's own thread. Thread-safe.
+/// All packets are handled on the shard's own thread. Thread-safe.
 class Shard : private ReplySink {
  public:
   /// As UdpPort::Bind.
@@ -40,15 +40,16 @@ class Shard : private ReplySink {
   /// Ends the thread, within milliseconds.
   ~Shard() override;
 
-  /// Where workers of its leases send.
+  /// The address to which workers of its leases send.
   SourceAddress address() const { return port_->address(); }
 
-  /// The socket there, for who answers in the shard's name. It ends with the shard.
+  /// The socket with that address, for programs that answer in the shard's name. It is closed with
+  /// the shard.
   int socket() const { return port_->fd(); }
 
-  /// Runs `work` on the shard's thread between two batches of packets, and waits for it: some
-  /// milliseconds at most. kDeadlineExceeded: it did not get there within 5 s, and will not.
-  /// kUnavailable: the shard ends.
+  /// Runs `work` on the shard's thread between two batches of packets and waits for it, usually
+  /// some milliseconds. kDeadlineExceeded: it did not start within 5 s and never will.
+  /// kUnavailable: the shard is ending.
   Status Call(const std::function<Status(Aggregator*)>& work);
 
   StatusOr<ShardCounters> Counters();
@@ -71,7 +72,7 @@ class Shard : private ReplySink {
   const ShardOptions options_;
   const std::unique_ptr<UdpPort> port_;
   const mesh::UniqueFd wake_;  // an eventfd
-  // Of the shard's thread alone.
+  // Used by the shard's thread only.
   Aggregator aggregator_;
   Random random_;
   std::vector<SourceAddress> kept_;
@@ -79,10 +80,10 @@ class Shard : private ReplySink {
 
   Mutex mutex_;
   CondVar answered_;
-  std::vector<Command*> commands_ WEIR_GUARDED_BY(mutex_);  // one a caller that waits
+  std::vector<Command*> commands_ WEIR_GUARDED_BY(mutex_);  // one for each waiting caller
   std::atomic<bool> called_ = false;
   std::atomic<bool> stopping_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace weir::aggregation

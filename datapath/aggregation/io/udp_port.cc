@@ -24,21 +24,21 @@
 namespace weir::aggregation {
 namespace {
 
-constexpr size_t kJoinedMax = 65536;  // the kernel joins no more
+constexpr size_t kJoinedMax = 65536;  // the kernel joins at most this much
 constexpr size_t kRowPacketsMax = 60;
 constexpr size_t kLineBytes = size_t{1} << 20;
 constexpr size_t kRowsMax = 1024;
 constexpr Duration kFlushMax = std::chrono::milliseconds(10);
 
-// A privileged program may take more than the administrator's limit, which matters: a window of
+// A privileged program may exceed the administrator's limit. That matters because a window of
 // packets of all workers arrives at once.
 void SetBuffer(int fd, int forced, int polite, int bytes) {
   if (setsockopt(fd, SOL_SOCKET, forced, &bytes, sizeof bytes) == 0) return;
   setsockopt(fd, SOL_SOCKET, polite, &bytes, sizeof bytes);
 }
 
-// The size of the datagrams that the kernel joined into this received one (GRO); 0: it is a single
-// one.
+// The size of the datagrams that the kernel joined into this received one (GRO), or 0 if it is a
+// single datagram.
 size_t JoinedSegmentBytes(msghdr& message) {
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_UDP || c->cmsg_type != UDP_GRO) continue;
@@ -51,7 +51,8 @@ size_t JoinedSegmentBytes(msghdr& message) {
 
 }  // namespace
 
-// What accompanies a message: the size of the pieces that a row was joined from or is cut into.
+// The control data of a message: the size of the pieces of which a row was joined or into which it
+// is segmented.
 struct UdpPort::Control {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> bytes = {};
 };
@@ -135,7 +136,7 @@ Status UdpPort::Connect(SourceAddress peer) {
 }
 
 void UdpPort::Wait(TimePoint now, TimePoint deadline, int wake_fd) const {
-  pollfd ready[2] = {{fd_.get(), POLLIN, 0}, {wake_fd, POLLIN, 0}};  // negative ones are skipped
+  pollfd ready[2] = {{fd_.get(), POLLIN, 0}, {wake_fd, POLLIN, 0}};  // poll skips descriptor -1
   poll(ready, 2, mesh::PollTimeout(deadline - now));
 }
 
@@ -173,14 +174,14 @@ bool UdpPort::Receive(const Sink& sink) {
     bytes_received += bytes.size();
     const size_t segment = JoinedSegmentBytes(message);
     const SourceAddress from = ToSourceAddress(in.from[i]);
-    do {  // an empty datagram is one, too
+    do {  // an empty datagram counts, too
       const size_t size = segment == 0 ? bytes.size() : std::min(segment, bytes.size());
       ++counters_.received;
       sink(from, bytes.first(size));
       bytes = bytes.subspan(size);
     } while (!bytes.empty());
   }
-  // Joined datagrams fill the cache soon, and then it is better to work off few of them at a time.
+  // Joined datagrams soon exceed the cache, so only a few of them are received at a time.
   constexpr size_t kCacheBytes = size_t{256} << 10;
   const size_t each = count == 0 ? 1 : bytes_received / static_cast<size_t>(count) + 1;
   in.slots = static_cast<int>(std::clamp<size_t>(kCacheBytes / each, 4, kSlots));
@@ -190,7 +191,7 @@ bool UdpPort::Receive(const Sink& sink) {
 // ---- sending
 
 bool UdpPort::Extends(const Row& row, std::span<const SourceAddress> to, size_t size) const {
-  // A row ends with its first packet that is shorter than the others.
+  // A row ends with the first packet that is shorter than the others.
   if (size == 0 || size > row.segment || row.size != row.packets * row.segment) return false;
   if (row.packets == kRowPacketsMax || row.size + size > row_bytes_) return false;
   return row.to_count == to.size() &&
@@ -270,7 +271,7 @@ void UdpPort::AddMessage(const Row& row, SourceAddress to, TimePoint deadline) {
 void UdpPort::SendMessages(TimePoint deadline) {
   Outgoing& out = *outgoing_;
   size_t done = 0;
-  bool repeated = false;  // an error of an earlier datagram is reported by the next call
+  bool repeated = false;  // the next call reports an error of an earlier datagram
   while (done < out.count) {
     const int count =
         sendmmsg(fd_.get(), out.messages.data() + done, static_cast<unsigned>(out.count - done),

@@ -1,6 +1,7 @@
 #pragma once
-// One UDP socket for packets of the aggregation protocols: many datagrams in one system call, and
-// rows of datagrams to one address as one, where the kernel cuts and joins them (GSO, GRO).
+// One UDP socket for packets of the aggregation protocols. It moves many datagrams in one system
+// call. Where the kernel can segment and join datagrams (GSO, GRO), it sends and receives a row of
+// datagrams to one address as one message.
 
 #include <cstdint>
 #include <functional>
@@ -18,72 +19,74 @@ namespace weir::aggregation {
 
 struct UdpPortOptions {
   std::string listen = "127.0.0.1:0";  // IPv4; port 0: any free one
-  /// Of the kernel, each way. It grants less where its administrator allows less: then bursts lose.
+  /// Size of the kernel's buffer in each direction. The kernel grants less where the
+  /// administrator's limit is lower, and then bursts lose packets.
   int buffer_bytes = 8 << 20;
-  /// Off: every packet is a message of its own, as where the kernel cannot cut rows.
+  /// Without it every packet is a message of its own, as where the kernel cannot segment rows.
   bool rows = true;
 };
 
-/// Only ever grow.
+/// All values only increase.
 struct UdpPortCounters {
   uint64_t received = 0;   // datagrams
-  uint64_t sent = 0;       // datagrams that the kernel took
-  uint64_t unsent = 0;     // datagrams that it did not take in time: as if lost on the way
-  uint64_t truncated = 0;  // datagrams too long for a packet
-  uint64_t refused = 0;    // reports that nobody listens at the address of Connect()
+  uint64_t sent = 0;       // datagrams that the kernel accepted
+  uint64_t unsent = 0;     // datagrams that it did not accept in time; they count as lost
+  uint64_t truncated = 0;  // datagrams that are too long for a packet
+  uint64_t refused = 0;    // reports that no socket listens at the address of Connect()
 };
 
-/// Not thread-safe. Memory: two mebibytes of address space for what comes in, of which only what
-/// datagrams filled is touched, and one for what goes out.
+/// Not thread-safe. Memory: two mebibytes of address space for incoming datagrams, of which only
+/// the part that they fill is touched, and one for outgoing ones.
 class UdpPort {
  public:
-  /// kInvalidArgument: no IPv4 address; kUnavailable: it cannot be bound, with the cause.
+  /// kInvalidArgument: not an IPv4 address. kUnavailable: it cannot be bound; the message has the
+  /// cause.
   static StatusOr<std::unique_ptr<UdpPort>> Bind(const UdpPortOptions& options);
-  /// A line of its own to a bound IPv4 socket of which somebody else receives. kUnavailable: `fd`
-  /// is none.
+  /// A sending queue for a bound IPv4 socket whose datagrams are received elsewhere. kUnavailable:
+  /// `fd` is not such a socket.
   static StatusOr<std::unique_ptr<UdpPort>> ForSending(mesh::UniqueFd fd);
   ~UdpPort();
   UdpPort(const UdpPort&) = delete;
   UdpPort& operator=(const UdpPort&) = delete;
 
-  /// From now on only datagrams from `peer` arrive, and refusals of its host are noticed.
-  /// kUnavailable: no route.
+  /// From now on, only datagrams from `peer` arrive, and refusals by its host are counted.
+  /// kUnavailable: there is no route.
   Status Connect(SourceAddress peer);
 
-  /// Where datagrams for this port go.
+  /// The address of this port.
   SourceAddress address() const { return address_; }
   int fd() const { return fd_.get(); }
 
-  /// Gives each datagram that is there to `sink`, at most two mebibytes; true when some came. The
-  /// bytes are valid during the call. Never waits.
+  /// Calls `sink` for each datagram that has arrived, for at most two mebibytes of them, and
+  /// returns whether there were any. The bytes are valid during the call. Never waits.
   using Sink = std::function<void(SourceAddress from, std::span<const std::byte> datagram)>;
   bool Receive(const Sink& sink);
 
-  /// Puts a copy of `packet` in line for each of `to` (at most kWorkersMax); flushes when the line
+  /// Queues a copy of `packet` for each of `to` (at most kWorkersMax), and flushes when the queue
   /// is full. packet: at most kPacketBytesMax.
   void Send(std::span<const SourceAddress> to, std::span<const std::byte> packet);
   void Send(SourceAddress to, std::span<const std::byte> packet) { Send({&to, 1}, packet); }
 
-  /// Hands what stands in line to the kernel; waits for room in its buffer for at most 10 ms in
-  /// all, then what is left counts as unsent.
+  /// Passes the queue to the kernel. It waits at most 10 ms in total for room in the kernel's
+  /// buffer; what is left then counts as unsent.
   void Flush();
 
-  /// Waits until a datagram is there, `wake_fd` (if not negative) is readable or `deadline` has
-  /// come.
+  /// Waits until a datagram has arrived, `wake_fd` (if not negative) is readable or `deadline` has
+  /// passed.
   void Wait(TimePoint now, TimePoint deadline, int wake_fd = -1) const;
 
   const UdpPortCounters& counters() const { return counters_; }
 
  private:
-  /// Packets of one size in a row for the same addresses; only the last may be shorter.
+  /// Consecutive packets of one size to the same addresses; only the last one may be shorter.
   struct Row {
     size_t to = 0, to_count = 0;  // in addresses_
     size_t at = 0, size = 0;      // in line_
     size_t segment = 0;
     size_t packets = 0;
   };
-  static constexpr int kSlots = 32;  // datagrams, or joined ones, of one receiving call
-  static constexpr int kBatch = 64;  // messages of one sending call
+  static constexpr int kSlots = 32;  // datagrams, or joined rows of them, per receiving call
+  static constexpr int kBatch = 64;  // messages per sending call
 
   struct Control;
   struct Incoming;
@@ -99,8 +102,8 @@ class UdpPort {
   mesh::UniqueFd fd_;
   SourceAddress address_ = 0;
   bool connected_ = false;
-  bool segments_ = false;  // the kernel cuts; else every packet is a message
-  size_t row_bytes_ = 0;   // of a row that the interface takes whole
+  bool segments_ = false;  // whether the kernel segments rows; else every packet is a message
+  size_t row_bytes_ = 0;   // the longest row that the interface accepts
   size_t slot_bytes_ = 0;
   std::vector<std::byte> slots_;
   std::vector<std::byte> line_;

@@ -24,7 +24,7 @@ Status WorkerPort::Run(SourceAddress aggregator, Worker* worker) {
   const uint64_t refused_before = port_->counters().refused;
   TimePoint now = RealClock().Now();
   const UdpPort::Sink sink = [&](SourceAddress from, std::span<const std::byte> datagram) {
-    // What a socket queued before it was connected may come from anywhere.
+    // Datagrams queued before the socket was connected may come from any address.
     if (from == aggregator) worker->OnPacket(datagram, now);
   };
   while (!worker->done()) {

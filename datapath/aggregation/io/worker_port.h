@@ -1,6 +1,6 @@
 #pragma once
-// What drives a worker's state machine over UDP: sockets and time come from here, the protocol from
-// there.
+// Runs a worker's state machine over UDP. This file provides sockets and time; the state machine
+// knows the protocol.
 
 #include <memory>
 
@@ -11,8 +11,8 @@
 
 namespace weir::aggregation {
 
-/// The socket of one worker of one job. A lease is granted to its address, so it comes first. Not
-/// thread-safe.
+/// The socket of one worker of one job. It must exist before the lease, which is granted to its
+/// address. Not thread-safe.
 class WorkerPort {
  public:
   /// As UdpPort::Bind. The address that the aggregator sees must be the one bound, so `listen`
@@ -21,9 +21,9 @@ class WorkerPort {
 
   SourceAddress address() const { return port_->address(); }
 
-  /// Runs the operation that the worker (any of this directory's) has begun until it is done, which
-  /// its deadline bounds. The errors are the worker's, with the aggregator's address in front and
-  /// whether its host says that nobody listens there; kUnavailable: no route to the aggregator.
+  /// Runs the operation that the worker has begun until it is done, at the latest at its deadline.
+  /// The errors are the worker's, prefixed by the aggregator's address, with a remark where its
+  /// host reports that no socket listens there. kUnavailable: there is no route to the aggregator.
   Status Run(SourceAddress aggregator, Worker* worker);
 
   const UdpPortCounters& counters() const { return port_->counters(); }

@@ -1,9 +1,10 @@
-// The aggregator of modes sum and table in the kernel, in front of the socket: what SlotPool does,
-// for leases that the loading program put into maps. A packet that it does not understand goes on
-// to the socket. Compiled for the kernel's verifier: every loop has a bound, every access a check.
+// The aggregator of modes sum and table in the kernel, before the socket. It does what SlotPool
+// does, for leases that the loading program put into maps. Packets that it does not understand go
+// on to the socket. The code is written for the kernel's verifier: every loop has a bound, every
+// access a check.
 //
-// A slot is guarded by its lock. Sums happen under it; so does the copy into a reply, in a section
-// of its own, because a packet cannot change its length while a lock is held.
+// A lock guards each slot. Sums are made under it. The copy into a reply is a separate critical
+// section, because a packet cannot change its length while a lock is held.
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -20,7 +21,7 @@
 #error "lanes next to each other in a word are those of little-endian hosts"
 #endif
 
-// Once, here, and not before what is above.
+// Defined after the headers above, which must not see it.
 #define READ_NOW(value) (*(const volatile __typeof__(value)*)&(value))
 
 #define INLINE static __attribute__((always_inline)) inline
@@ -43,7 +44,7 @@ enum {
   kTableLanesMax = 1024,
 };
 
-// WIRE section 4.
+// The header of WIRE section 4.
 struct wire_header {
   __u16 magic;
   __u8 version, mode, flags, columns;
@@ -57,8 +58,8 @@ struct wire_header {
 
 _Static_assert(sizeof(struct wire_header) == kHeaderBytes, "the header of WIRE section 4");
 
-// Where the parts of a frame lie. No struct of the whole: its fields would be aligned, or read an
-// octet at a time.
+// Offsets of the parts of a frame. A struct of the whole frame would be aligned, or read one octet
+// at a time.
 enum {
   kIpAt = sizeof(struct ethhdr),
   kUdpAt = kIpAt + sizeof(struct iphdr),
@@ -116,10 +117,10 @@ struct {
   __uint(max_entries, 1 << 20);
 } requests SEC(".maps");
 
-// What is known of a packet when it has been believed.
+// An accepted packet and its lease.
 struct contribution {
   struct weir_xdp_terms terms;
-  struct weir_xdp_lease* lease;  // of which only the table of pairs is read
+  struct weir_xdp_lease* lease;  // only its table of pairs may be read
   struct weir_xdp_slot* slot;
   struct weir_xdp_counters* counted;
   __u64 now;
@@ -138,8 +139,8 @@ INLINE __u32 reply_payload_bytes(const struct weir_xdp_terms* lease, __u8 lead) 
   return kContributorBytes + (__u32)lease->lanes * lease->sum_bits / 8;
 }
 
-// Whether the fields agree with each other, as DecodePacket asks; one that is not goes to the
-// socket, whose program counts it.
+// Returns whether the fields are consistent, as DecodePacket requires. The socket gets other
+// packets, whose program counts them.
 INLINE int well_formed(const struct wire_header* h, __u32 payload_bytes) {
   if (h->version != kVersion || (h->flags & ~kFlagsOfRequest) != 0) return 0;
   if (h->columns != 0 || h->contributions != 0 || h->checksum != 0) return 0;
@@ -154,7 +155,7 @@ INLINE int well_formed(const struct wire_header* h, __u32 payload_bytes) {
   return lanes * detail <= kTableLanesMax * 8 && payload_bytes == lanes / 2;
 }
 
-// Whether the packet is what was granted, but for who sends it.
+// Returns whether the packet fits the grant. The sender is not checked.
 INLINE int fits(const struct weir_xdp_terms* lease, const struct wire_header* h) {
   const __u8 little = (h->flags & kFlagLittleEndian) != 0;
   if (h->epoch != lease->epoch || h->cookie[0] != lease->cookie[0]) return 0;
@@ -164,13 +165,15 @@ INLINE int fits(const struct weir_xdp_terms* lease, const struct wire_header* h)
   return bpf_ntohs(h->slot) < lease->slots;
 }
 
-// Loops over lanes come in pairs: eight at a time, then the rest, at a place that is found
-// beforehand and from the number of lanes. So nothing that the first loop has learnt outlives it,
-// and the verifier need not follow what comes next once for every number of turns.
+// Loops over lanes come in pairs: the first handles eight at a time, the second the rest, from a
+// place that is computed before the first loop and from the number of lanes alone. So no state of
+// the first loop outlives it, and the verifier need not follow the code behind it once for every
+// number of turns.
 
-// Two lanes in one word are added without a carry between them: bits 31 apart, then put back.
-// Lanes that are turned round come and go as one word, so that of each two the first is the upper
-// half, and their order in the word is the wire's again when it is turned back.
+// Two lanes in one word are added without a carry between them: bit 31 of each is cleared first and
+// corrected afterwards. Big-endian lanes are byte-swapped as one word when loaded and when stored.
+// So the first of two lanes is the upper half, and their order is that of the wire again after the
+// second swap.
 enum { kPairsMax = kLanesMax / 2 };
 #define LOW_BITS 0x7FFFFFFF7FFFFFFFULL
 
@@ -182,12 +185,12 @@ INLINE __u64 add_pair(const __u64* at, __u64* state, __u64 keep, int swap) {
   return (before ^ sum) & ~differ;
 }
 
-// state = (state & keep) + lanes of the packet. Bit 31 or 63 set: some sum, as numbers with sign,
-// did not fit.
+// state = (state & keep) + lanes of the packet. Bit 31 or 63 of the result is set when some sum
+// overflowed as a signed number.
 INLINE __u64 add_lanes(const __u8* octets, const void* end, __u64* state, __u32 lanes, __u64 keep,
                        int swap) {
   const __u64* at = (const __u64*)octets;
-  const __u32 pairs = lanes / 2, whole = pairs & 0x78;  // 0 of 128, of which no rest is left
+  const __u32 pairs = lanes / 2, whole = pairs & 0x78;  // 0 for 128, which has no rest
   const __u64* rest = at + whole;
   __u64* rest_state = state + whole;
   const __u32* last = (const __u32*)(octets + (lanes & 0xFE) * 4);
@@ -207,16 +210,16 @@ INLINE __u64 add_lanes(const __u8* octets, const void* end, __u64* state, __u32 
     ++rest_state;
   }
   if ((lanes & 1) != 0 && (const void*)(last + 1) <= end) {
-    const __u64 alone = *last;  // and a lane of zeros behind it
+    const __u64 alone = *last;  // followed by a lane of zeros
     wrapped |= add_pair(&alone, last_state, keep, swap);
   }
   return wrapped;
 }
 
-// The same for indices: eight octets are sixteen lanes. The lease proves that no sum carries over.
+// The same for indices: eight octets are sixteen lanes. The lease guarantees that no sum carries.
 INLINE void add_levels_8(const __u8* at, const void* end, __u64* state, __u32 octets, __u64 keep,
                          const __u32* pairs) {
-  const __u32 whole = octets & 0x1F8;  // 0 of 512
+  const __u32 whole = octets & 0x1F8;  // 0 for 512
   const __u8* rest = at + whole;
   __u16* rest_state = (__u16*)state + whole;
   for (__u32 chunk = 0; chunk < kTableLanesMax / 16; ++chunk) {
@@ -241,7 +244,7 @@ INLINE void add_levels_8(const __u8* at, const void* end, __u64* state, __u32 oc
 
 INLINE void add_levels_16(const __u8* at, const void* end, __u32* state, __u32 octets, __u32 keep,
                           const __u32* pairs) {
-  const __u32 whole = octets & 0xF8;  // 0 of 256
+  const __u32 whole = octets & 0xF8;  // 0 for 256
   const __u8* rest = at + whole;
   __u32* rest_state = state + whole;
   for (__u32 chunk = 0; chunk < kTableLanesMax / 32; ++chunk) {
@@ -278,32 +281,31 @@ INLINE void add(const struct contribution* c, const void* payload, const void* e
   set->overflow |= (wrapped >> 31 | wrapped >> 63) & 1;
 }
 
-INLINE __u64 turned(__u64 word, int swap) {
-  if (swap == 4) return __builtin_bswap64(word);  // and the two lanes change places
+INLINE __u64 swapped(__u64 word, int swap) {
+  if (swap == 4) return __builtin_bswap64(word);  // this also exchanges the two lanes
   if (swap == 2) return (word & 0x00FF00FF00FF00FF) << 8 | (word >> 8 & 0x00FF00FF00FF00FF);
   return word;
 }
 
-// Copies lanes of `size` octets in all into a reply; `swap`: 4 or 2 octets are turned round, 1:
-// none.
+// Copies lanes of `size` octets in total into a reply. `swap`: reverse each 4 or 2 octets; 1: none.
 INLINE void copy_lanes(void* to, const void* end, const __u64* state, __u32 size, int swap) {
-  const __u32 words = size / 8, whole = words & 0x78;  // 0 of 128
+  const __u32 words = size / 8, whole = words & 0x78;  // 0 for 128
   __u64* at = to;
   __u64* rest = at + whole;
   const __u64* from = state;
   const __u64* rest_from = from + whole;
-  __u16* last = to + (size & 0x3F8);  // lanes are an even number of octets: at most six are left
-  __u64 tail = turned(state[words & 0x7F], swap);
+  __u16* last = to + (size & 0x3F8);  // an even number of octets, so at most six are left
+  __u64 tail = swapped(state[words & 0x7F], swap);
   for (__u32 chunk = 0; chunk < WEIR_XDP_STATE_WORDS / 8; ++chunk) {
     if (chunk * 8 + 8 > words || (const void*)(at + 8) > end) break;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) at[i] = turned(from[i], swap);
+    for (int i = 0; i < 8; ++i) at[i] = swapped(from[i], swap);
     at += 8;
     from += 8;
   }
   for (__u32 i = 0; i < 7; ++i) {
     if (i >= (words & 7) || (const void*)(rest + 1) > end) break;
-    *rest = turned(*rest_from, swap);
+    *rest = swapped(*rest_from, swap);
     ++rest;
     ++rest_from;
   }
@@ -315,11 +317,11 @@ INLINE void copy_lanes(void* to, const void* end, const __u64* state, __u32 size
   }
 }
 
-// The rounds of WIRE section 4; see SlotPool. The slot's lock is held.
+// The rules of WIRE section 4, "Rounds"; see SlotPool. The slot's lock is held.
 INLINE enum verdict contribute(const struct contribution* c, const void* payload, const void* end) {
   struct weir_xdp_slot* slot = c->slot;
   const struct weir_xdp_terms* lease = &c->terms;
-  // A packet of an earlier grant that was under way while the slot went to a later one.
+  // A packet of an earlier grant that was in flight while the slot was granted again.
   if (slot->generation > lease->generation) return kForeign;
   if (slot->generation < lease->generation) {
     slot->generation = lease->generation;
@@ -369,7 +371,7 @@ INLINE void describe(struct weir_xdp_request* request, const struct contribution
   request->bytes = bytes;
 }
 
-// Asks the loading program to send a reply, from what the slot holds.
+// Asks the loading program to send a reply, made from the state of the slot.
 INLINE void hand_over(const struct contribution* c, __u32 id, __u32 slot, __u64 recipients) {
   struct weir_xdp_request* request = bpf_ringbuf_reserve(&requests, sizeof *request, 0);
   if (!request) {
@@ -381,7 +383,8 @@ INLINE void hand_over(const struct contribution* c, __u32 id, __u32 slot, __u64 
   ++c->counted->handed;
 }
 
-// The same with the reply, which the frame holds: a copy of it is cheaper than that of a slot.
+// The same with the reply, which the frame holds already: copying it costs less than copying a
+// slot.
 INLINE void hand_over_frame(struct xdp_md* ctx, const struct contribution* c, __u32 id, __u32 slot,
                             __u64 recipients, __u32 payload_bytes) {
   const __u32 bytes = kHeaderBytes + (payload_bytes & 0x7FF);
@@ -400,8 +403,9 @@ INLINE void hand_over_frame(struct xdp_md* ctx, const struct contribution* c, __
   ++c->counted->handed;
 }
 
-// Turns the frame back to its sender. Length and fields of the datagram are the reply's already.
-INLINE void turn_round(const struct frame* f, __u32 datagram_bytes) {
+// Addresses the frame to its sender. Length and fields of the datagram are those of the reply
+// already.
+INLINE void return_to_sender(const struct frame* f, __u32 datagram_bytes) {
   unsigned char station[ETH_ALEN];
   __builtin_memcpy(station, f->ethernet->h_dest, ETH_ALEN);
   __builtin_memcpy(f->ethernet->h_dest, f->ethernet->h_source, ETH_ALEN);
@@ -423,7 +427,7 @@ INLINE void turn_round(const struct frame* f, __u32 datagram_bytes) {
   f->udp->source = f->udp->dest;
   f->udp->dest = port;
   f->udp->len = bpf_htons(sizeof(struct udphdr) + datagram_bytes);
-  f->udp->check = 0;  // none: over IPv4 it may stay away
+  f->udp->check = 0;  // the checksum is optional over IPv4
 }
 
 INLINE int send_notice(struct xdp_md* ctx, const struct contribution* c) {
@@ -435,11 +439,11 @@ INLINE int send_notice(struct xdp_md* ctx, const struct contribution* c) {
   f.header->flags = (f.header->flags & kFlagLittleEndian) | kFlagReply | kFlagNotice;
   f.header->exponent = 0;
   f.header->detail = bpf_htonl(kNoticeMismatch);
-  turn_round(&f, kHeaderBytes);
+  return_to_sender(&f, kHeaderBytes);
   return XDP_TX;
 }
 
-// The slot's lock is held. 0: the slot has gone on meanwhile.
+// The slot's lock is held. Returns 0 if the slot has advanced in the meantime.
 INLINE int write_reply(const struct contribution* c, const struct frame* f, const void* end) {
   const struct weir_xdp_slot* slot = c->slot;
   const struct weir_xdp_terms* lease = &c->terms;
@@ -480,7 +484,7 @@ INLINE int send_reply(struct xdp_md* ctx, const struct contribution* c, __u32 id
   const __u64 sender = 1ULL << (c->worker & 63);
   const __u64 others = to_all ? (~0ULL >> (-c->terms.workers & 63)) & ~sender : 0;
   const int growth = (int)bytes - (int)c->payload_bytes;
-  // A driver may have no room behind the packet: then the loading program serves the sender, too.
+  // A driver may have no room after the packet. Then the loading program also serves the sender.
   if (growth != 0 && bpf_xdp_adjust_tail(ctx, growth) != 0) {
     hand_over(c, id, slot, others | sender);
     return XDP_DROP;
@@ -492,12 +496,13 @@ INLINE int send_reply(struct xdp_md* ctx, const struct contribution* c, __u32 id
   const int written = write_reply(c, &f, end);
   bpf_spin_unlock(&c->slot->lock);
   if (!written) return XDP_DROP;
-  // Read again, so that the verifier forgets how many lanes it has seen: half its work.
+  // Reload the pointers, so that the verifier forgets how many lanes it has seen. This halves its
+  // work.
   data = (void*)(long)ctx->data;
   end = (void*)(long)ctx->data_end;
   if (data + kPayloadAt > end) return XDP_DROP;
   f = frame_at(data);
-  turn_round(&f, kHeaderBytes + bytes);
+  return_to_sender(&f, kHeaderBytes + bytes);
   if (others != 0) hand_over_frame(ctx, c, id, slot, others, bytes);
   return XDP_TX;
 }
@@ -533,7 +538,8 @@ INLINE int act(struct xdp_md* ctx, const struct contribution* c, enum verdict ve
   return send_reply(ctx, c, id, slot, verdict == kCompleted);
 }
 
-// A datagram of a lease in the kernel, but for the sender. 0: the socket's.
+// Returns whether this is a datagram of a lease in the kernel; the sender is not checked. 0: it is
+// for the socket.
 INLINE int understand(const struct frame* f, const void* end, __u32* payload_bytes) {
   if (f->ethernet->h_proto != bpf_htons(ETH_P_IP) || f->ip->ihl != 5) return 0;
   if (f->ip->version != 4 || f->ip->protocol != IPPROTO_UDP) return 0;
@@ -543,7 +549,7 @@ INLINE int understand(const struct frame* f, const void* end, __u32* payload_byt
   if (udp_bytes < sizeof(struct udphdr) + kHeaderBytes || udp_bytes > 1500) return 0;
   if (bpf_ntohs(f->ip->tot_len) != sizeof(struct iphdr) + udp_bytes) return 0;
   *payload_bytes = udp_bytes - sizeof(struct udphdr) - kHeaderBytes;
-  // Behind a short frame there is padding; in a reply it would go for lanes.
+  // A short frame is followed by padding, which a reply would carry as lanes.
   return f->payload + *payload_bytes == (const __u8*)end;
 }
 

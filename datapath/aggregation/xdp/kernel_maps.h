@@ -1,6 +1,6 @@
 #pragma once
-// What the program in the kernel and the one that loads it share: the values of its maps. C and
-// C++. Integers are in host order, but for those whose comment says that they are as on the wire.
+// The values of the maps that the kernel's program and the loading program share, in C and C++.
+// Integers are in host order unless their comment says that they are as on the wire.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -9,13 +9,13 @@
 #define WEIR_XDP_PAIRS 256
 #define WEIR_XDP_REPLY_BYTES_MAX 1080  // header, contributors, lanes
 
-// A map may give the place of an entry that is deleted to another one while the program still looks
-// at it. So what decides about a packet begins with a generation, which is written first: the
-// program copies it, and then asks whether the generation is still the same.
+// A map may reuse the place of a deleted entry while the program still reads it. Everything that
+// decides about a packet therefore begins with a generation, which is written first: the program
+// copies the entry and then checks that the generation has not changed.
 
-// What a lease says.
+// The terms of a lease.
 struct weir_xdp_terms {
-  __u64 generation;  // of the plane; grows with every grant, so that slots know what is theirs
+  __u64 generation;  // of the plane; increases with every grant, so that slots detect old state
   __u32 first_slot;
   __u32 slots;
   __u32 address, epoch, cookie[2];  // as on the wire; address: the aggregator's
@@ -23,21 +23,21 @@ struct weir_xdp_terms {
   __u16 lanes;
   __u8 mode;
   __u8 workers;
-  __u8 sum_bits;  // table mode
+  __u8 sum_bits;  // mode table
   __u8 little_endian;
   __u16 unused[3];
 };
 
-// A lease, by its number.
+// A lease; the key of its map is the lease's id.
 struct weir_xdp_lease {
   struct weir_xdp_terms terms;
-  __u64 used_ns;  // of the monotonic clock: the last packet that was believed; 0: none
-  // Table mode: for an octet, which is two indices, the levels of the even and the odd lane, as two
-  // octets or two of sixteen bits in the order of lanes.
+  __u64 used_ns;  // monotonic time of the last accepted packet; 0: none
+  // Mode table: for an octet of two indices, the levels of the even and the odd lane, as two octets
+  // or as two 16-bit numbers in the order of lanes.
   __u32 pairs[WEIR_XDP_PAIRS];
 };
 
-// Who sends for a grant, and which of its workers that is.
+// The key of a sender: the grant and the address. The value is the worker's number.
 struct weir_xdp_sender {
   __u64 generation;
   __u64 source;  // address << 16 | port
@@ -56,8 +56,8 @@ struct weir_xdp_set {
   __u16 count;
   __u16 exponent;
   __u8 complete, lead, overflow, unused;
-  // Lanes next to each other, in host order. Mode sum, unless lanes are little-endian: of the two
-  // in a word the first one is the upper half.
+  // Lanes are contiguous, in host order. In mode sum with big-endian lanes, the first of the two
+  // lanes in a word is the upper half.
   __u64 state[WEIR_XDP_STATE_WORDS];
 };
 
@@ -65,26 +65,26 @@ struct weir_xdp_slot {
   struct bpf_spin_lock lock;
   __u32 unused;
   __u64 generation;
-  __s64 newest;  // round; -1: none
+  __s64 newest;  // the newest round; -1: none
   struct weir_xdp_set sets[2];
 };
 
-// Packets by what became of them, as AggregatorCounters has them.
+// Packets by outcome, as in AggregatorCounters.
 struct weir_xdp_counters {
   __u64 added, completed, served, noticed, duplicate, stale, early, foreign;
-  __u64 passed;  // left to the programs behind the socket: not of a lease in the kernel, no packet
-  __u64 handed;  // replies that the loading program was asked to send
-  __u64 ring_full;  // and those that it could not be asked for: as if lost on the way
+  __u64 passed;     // left to the socket: of no lease in the kernel, or not a packet
+  __u64 handed;     // replies that the loading program was asked to send
+  __u64 ring_full;  // replies for which the ring had no room; they count as lost
 };
 
-// A reply that the loading program sends, from the slot's state.
+// A reply that the loading program is to send, from the state of the slot.
 struct weir_xdp_request {
   __u64 generation;
   __u64 recipients;  // bit w: worker w
   __u32 lease;
   __u32 slot;  // of the lease
   __u32 round;
-  __u32 bytes;  // of the packet behind it; 0: there is none
+  __u32 bytes;  // of the packet that follows; 0: there is none
 };
 
 // The same with the packet, as the sender of the last contribution gets it.

@@ -1,6 +1,6 @@
 #include "datapath/aggregation/xdp/program_object.h"
 
-// The file comes from the build (CMakeLists.txt), which compiles aggregate.bpf.c.
+// The build compiles aggregate.bpf.c to this file (CMakeLists.txt).
 __asm__(
     ".section .rodata\n"
     ".balign 16\n"

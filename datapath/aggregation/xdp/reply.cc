@@ -7,7 +7,7 @@
 namespace weir::aggregation {
 namespace {
 
-// The kernel keeps lanes as kernel_maps.h says; a reply has them in the lease's order.
+// Converts lanes from the order of kernel_maps.h to the lease's byte order.
 void WriteLanes(const Lease& lease, const weir_xdp_set& set, std::span<std::byte> payload) {
   if (lease.mode == PacketMode::kSum) {
     uint64_t words[WEIR_XDP_STATE_WORDS];

@@ -1,5 +1,6 @@
 #pragma once
-// A reply from what the kernel's program holds: for recipients that it cannot send to.
+// Replies made from the state in the kernel, for recipients to which the kernel's program cannot
+// send.
 
 #include <cstddef>
 #include <vector>
@@ -11,8 +12,9 @@ struct weir_xdp_slot;
 
 namespace weir::aggregation {
 
-/// The reply to a round, octet by octet what SlotPool says; empty when the slot does not hold it.
-/// lease: valid and one that XdpPlane::Fits(); the slot is of its grant. Thread-safe, O(lanes).
+/// The reply to a round, with the same octets as SlotPool's. Empty when the slot does not hold the
+/// round. lease: valid and accepted by XdpPlane::Fits(); the slot belongs to its grant.
+/// Thread-safe, O(lanes).
 std::vector<std::byte> XdpReply(const Lease& lease, const weir_xdp_request& request,
                                 const weir_xdp_slot& slot);
 

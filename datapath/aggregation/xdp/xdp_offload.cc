@@ -10,7 +10,7 @@ namespace weir::aggregation {
 namespace {
 
 constexpr size_t kInterfacesMax = 64;
-constexpr Duration kLookEvery = std::chrono::milliseconds(100);  // whether to end
+constexpr Duration kLookEvery = std::chrono::milliseconds(100);  // checks for the end
 constexpr Duration kGather = std::chrono::microseconds(30);
 constexpr Duration kClosely = std::chrono::microseconds(100);
 
@@ -51,12 +51,12 @@ StatusOr<OffloadCounters> XdpOffload::Counters() const {
                          .unsent = unsent_};
 }
 
-// Replies that wait together leave together: rounds that were completed in a row have the same
-// recipients, mostly, and are a row of packets to each of them. To be woken and to send costs more
-// than a reply, so where they follow each other closely they gather for a moment, as interfaces
-// let frames gather before they interrupt.
+// Replies that wait together are sent together: rounds completed one after the other mostly have
+// the same recipients, and their replies form a row of packets to each of them. Waking and sending
+// cost more than a reply. So where replies follow each other closely, the thread lets them gather
+// for a moment, as interfaces do with frames before they interrupt.
 void XdpOffload::Loop() {
-  prctl(PR_SET_TIMERSLACK, 1000);  // ns, of this thread; the default is longer than the moment
+  prctl(PR_SET_TIMERSLACK, 1000);  // of this thread, in ns; the default exceeds the moment
   TimePoint sent_at{};
   while (!stopping_) {
     const TimePoint now = RealClock().Now();

@@ -1,6 +1,6 @@
 #pragma once
-// The aggregator in the kernel as a server uses it: with a thread that sends the replies which the
-// kernel cannot.
+// The aggregator in the kernel for use by a server, with a thread that sends the replies which the
+// kernel's program cannot send.
 
 #include <atomic>
 #include <memory>
@@ -18,10 +18,10 @@
 namespace weir::aggregation {
 
 struct XdpOffloadOptions {
-  std::vector<std::string> interfaces;  // 1 .. 64 that workers' packets come in by
+  std::vector<std::string> interfaces;  // 1 .. 64 interfaces through which workers' packets arrive
   XdpAttachMode mode = XdpAttachMode::kAny;
   XdpPlaneOptions plane = {};
-  int socket = -1;  // bound to the address that workers send to; a copy of it is kept
+  int socket = -1;  // bound to the address to which workers send; it is duplicated
 };
 
 /// Thread-safe.
@@ -29,7 +29,7 @@ class XdpOffload : public LeaseOffload, private ReplySink {
  public:
   /// kInvalidArgument: no interface; else as XdpPlane::Load and Attach.
   static StatusOr<std::unique_ptr<XdpOffload>> Start(const XdpOffloadOptions& options);
-  /// Ends the thread, within some 100 ms, and takes the program from the interfaces.
+  /// Ends the thread within some 100 ms and detaches the program from the interfaces.
   ~XdpOffload() override;
 
   bool Takes(const Lease& lease) const override { return XdpPlane::Fits(lease).ok(); }
@@ -52,10 +52,10 @@ class XdpOffload : public LeaseOffload, private ReplySink {
   void SendToAll(std::span<const SourceAddress> to, std::span<const std::byte> packet) override;
 
   const std::unique_ptr<XdpPlane> plane_;
-  const std::unique_ptr<UdpPort> port_;  // of the thread alone
+  const std::unique_ptr<UdpPort> port_;  // used by the thread only
   std::atomic<uint64_t> unsent_ = 0;
   std::atomic<bool> stopping_ = false;
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last, because it uses all of the above
 };
 
 }  // namespace weir::aggregation

@@ -20,11 +20,12 @@
 namespace weir::aggregation {
 namespace {
 
-constexpr int kRepliesMax = 4096;  // of one call of SendReplies
+constexpr int kRepliesMax = 4096;  // per call of SendReplies
 constexpr size_t kLogLinesMax = 8;
 constexpr size_t kLogBytesMax = 1 << 16;
 
-// libbpf tells a function of the process what went wrong; this thread's call wants to know.
+// libbpf reports errors through one function per process; this gives each call the text of its own
+// thread.
 thread_local std::string* log_of_call = nullptr;
 
 int KeepLog(enum libbpf_print_level level, const char* format, va_list arguments) {
@@ -46,7 +47,7 @@ class LogScope {
   }
   ~LogScope() { log_of_call = nullptr; }
 
-  /// The last lines in one.
+  /// Joins the last lines of the log.
   std::string Tail() const {
     std::vector<std::string> lines;
     size_t at = 0;
@@ -140,7 +141,7 @@ StatusOr<std::unique_ptr<XdpPlane>> XdpPlane::Load(const XdpPlaneOptions& option
   bpf_object* object = plane->object_.get();
   const std::pair<const char*, uint32_t> sizes[] = {
       {"leases", options.limits.leases},
-      // A grant's workers are there before those of the epoch before go.
+      // The workers of a new grant are added before those of the previous epoch are removed.
       {"senders", (options.limits.leases + 1) * static_cast<uint32_t>(kWorkersMax)},
       {"slots", options.limits.slots},
       {"requests", ring}};
@@ -183,7 +184,7 @@ Status XdpPlane::Attach(const std::string& interface, XdpAttachMode mode) {
   options.sz = sizeof options;
   if (mode == XdpAttachMode::kNative) options.flags = XDP_FLAGS_DRV_MODE;
   if (mode == XdpAttachMode::kGeneric) options.flags = XDP_FLAGS_SKB_MODE;
-  // A link, not an attribute of the interface: it ends with the last descriptor of it.
+  // A BPF link, unlike an attribute of the interface, ends with its last descriptor.
   const int fd = bpf_link_create(program_, static_cast<int>(index), BPF_XDP, &options);
   if (fd < 0) return Refused(StrCat("attach to ", interface), fd, log.Tail());
   MutexLock lock(mutex_);
@@ -226,7 +227,8 @@ StatusOr<SlotRange> XdpPlane::Grant(const Lease& lease, std::span<const SourceAd
   return range;
 }
 
-// The workers first: the lease is what makes the grant count, at once for all packets.
+// Workers are written first, because writing the lease makes the grant valid for all packets at
+// once.
 Status XdpPlane::Publish(const Granted& granted, SourceAddress aggregator) {
   for (uint32_t w = 0; w < granted.workers.size(); ++w) {
     const weir_xdp_sender sender = {.generation = granted.generation, .source = granted.workers[w]};
@@ -328,10 +330,10 @@ int XdpPlane::OnRequest(void* self, void* data, size_t size) {
   const std::span<const std::byte> behind(static_cast<const std::byte*>(data) + sizeof request,
                                           size - sizeof request);
   if (request.bytes <= behind.size()) plane->SendReply(request, behind.first(request.bytes));
-  return ++plane->taken_ < kRepliesMax ? 0 : -EAGAIN;  // what is below 0 ends the call
+  return ++plane->taken_ < kRepliesMax ? 0 : -EAGAIN;  // a negative value ends the call
 }
 
-// Without the lock: leases come and go while nothing is to be sent.
+// Takes no lock, so that leases can change while there is nothing to send.
 bool XdpPlane::AwaitReplies(Duration wait) const {
   pollfd ready = {.fd = ring_buffer__epoll_fd(ring_.get()), .events = POLLIN, .revents = 0};
   return poll(&ready, 1, mesh::PollTimeout(wait)) > 0;
@@ -359,7 +361,7 @@ void XdpPlane::SendReply(const weir_xdp_request& request, std::span<const std::b
   if (request.slot >= granted.range.count) return;
   if (!ReadSlot(granted.range.first + request.slot, &slot)) return;
   if (slot.generation != granted.generation) return;
-  // A slot that has gone on needs no reply: all workers have had it.
+  // A slot that has advanced needs no reply, because all workers have had it.
   const std::vector<std::byte> reply = XdpReply(granted.lease, request, slot);
   if (!reply.empty()) sink_->SendToAll(recipients_, reply);
 }

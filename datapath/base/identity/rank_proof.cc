@@ -41,7 +41,7 @@ std::string ToHex(std::span<const unsigned char> bytes) {
   return text;
 }
 
-// Lower-case digits only, so that one value has one text.
+// Accepts only lower-case digits, so that one value has one text.
 StatusOr<std::string> FromHex(std::string_view what, std::string_view text, size_t digits) {
   const auto value = [](char c) {
     if (c >= '0' && c <= '9') return c - '0';
@@ -69,7 +69,7 @@ void AppendText(std::string_view text, std::string* out) {
   *out += text;
 }
 
-// Texts carry their length: no two statements have the same bytes.
+// Strings are preceded by their length, so that no two statements have the same bytes.
 StatusOr<std::string> Canonical(const RankStatement& statement) {
   WEIR_ASSIGN_OR_RETURN(const std::string challenge,
                         FromHex("challenge", statement.challenge, kChallengeDigits));

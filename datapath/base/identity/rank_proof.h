@@ -1,10 +1,9 @@
 #pragma once
-// How a rank proves to agents and to the controller that it belongs to a run, without giving them
-// the run's key: from the key it derives an Ed25519 key pair (RFC 8032), and it signs what its
-// hello claims together with a challenge of the agent. Agents and the controller see the public
-// key, which names the run, and signatures, which they can check and cannot make. A shared secret,
-// or a MAC that the agent remembers, would let each of them speak for the run elsewhere. Bytes:
-// proto/WIRE.md section 2.
+// How a rank proves to agents and to the controller that it belongs to a run, without revealing the
+// run's key. It derives an Ed25519 key pair (RFC 8032) from the key and signs the claims of its
+// hello together with a challenge of the agent. Agents and the controller get the public key, which
+// identifies the run, and signatures, which they can check but not make. With a shared secret or a
+// MAC instead, each of them could impersonate the run elsewhere. Bytes: proto/WIRE.md section 2.
 
 #include <cstdint>
 #include <string>
@@ -19,17 +18,17 @@ inline constexpr size_t kChallengeDigits = 32;
 inline constexpr size_t kPublicKeyDigits = 64;
 inline constexpr size_t kSignatureDigits = 128;
 
-/// What a rank claims of itself, and to whom.
+/// The claims of a rank, and the agent to which it makes them.
 struct RankStatement {
   std::string_view job;
-  std::string_view node;  // of the agent that asks, as its challenge names it
+  std::string_view node;  // of the agent, as its challenge names it
   uint32_t rank = 0;
   uint32_t world = 0;
   uint64_t epoch = 0;
   std::string_view challenge;  // kChallengeDigits hexadecimal digits
 };
 
-/// A proof as it travels in a hello; every member but `node` is lower-case hexadecimal.
+/// A proof as it is sent in a hello. Every member except `node` is lower-case hexadecimal.
 struct RankProof {
   std::string public_key;  // kPublicKeyDigits; the same for all ranks of a run
   std::string node;        // RankStatement::node
@@ -37,28 +36,28 @@ struct RankProof {
   std::string signature;   // kSignatureDigits
 };
 
-/// What people call a run's key by: the first 16 digits of its public key, empty without one. It
-/// tells keys apart and proves nothing. Thread-safe.
+/// A short name of a run's key for people: the first 16 digits of its public key, empty without
+/// one. It distinguishes keys and proves nothing. Thread-safe.
 std::string KeyId(std::string_view public_key);
 
-/// A fresh challenge of 128 random bits. kUnavailable: the system has no randomness to give.
+/// A new challenge of 128 random bits. kUnavailable: the system has no randomness to give.
 StatusOr<std::string> NewChallenge();
 
 /// Signs `statement` with the key pair of the run whose key is `job_key` (kJobKeyBytes bytes).
-/// Deterministic; thread-safe; about 0.1 ms. kInvalidArgument: the key's size or the challenge's
-/// form; kUnavailable: the cryptographic library failed.
+/// Deterministic; thread-safe; about 0.1 ms. kInvalidArgument: the size of the key or the form of
+/// the challenge is wrong. kUnavailable: the cryptographic library failed.
 StatusOr<RankProof> ProveRank(std::string_view job_key, const RankStatement& statement);
 
-/// Whether the holder of the run's key that belongs to `proof.public_key` made exactly `statement`.
-/// Trusts nothing in either; thread-safe; about 0.1 ms. kInvalidArgument: a member's form, a node
-/// or challenge that differs from the statement's, or a signature of something else.
+/// Checks that the holder of the run's key for `proof.public_key` signed exactly `statement`.
+/// Trusts nothing in either; thread-safe; about 0.1 ms. kInvalidArgument: a member has a wrong
+/// form, node or challenge differ from the statement's, or the signature is for something else.
 Status CheckRankProof(const RankStatement& statement, const RankProof& proof);
 
-/// 32 lower-case hexadecimal digits that only a holder of `secret` can tell for `purpose`.
+/// 32 lower-case hexadecimal digits that only a holder of `secret` can compute for `purpose`.
 /// kUnavailable: the cryptographic library failed.
 StatusOr<std::string> DeriveToken(std::string_view secret, std::string_view purpose);
 
-/// True if equal; the time depends on the lengths only.
+/// Returns true if both are equal. The time depends only on the lengths.
 bool ConstantTimeEquals(std::string_view a, std::string_view b);
 
 }  // namespace weir

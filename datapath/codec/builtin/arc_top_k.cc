@@ -1,15 +1,16 @@
-// ARC-Top-K: whole rows of every matrix of the bucket, chosen by all ranks together. Round 0 sums a
-// sketch P = G V of each matrix G, V having four columns of random signs over 2 from the shared
-// seed, so that the squared length of a row of P estimates that of the row of the summed gradient;
-// the max(1, floor(ratio * rows)) longest rows of the sum are kept, of equal ones the first. Round
-// 1 sums those rows, and what is not a matrix. Rows left out stay in the residual. Vectors, small
-// matrices and those for which sketch and rows are no less than the matrix, travel as they are.
-// Without shapes the bucket is one near-square matrix and a rest. Payload: round 0: for each matrix
-// `rows` times 4 float32; round 1: for each part in order, either the kept rows, ascending, or its
-// elements, float32. Entry (j, k) of V is +-1/2: bit j * 4 + k % 64 of MixSeed(MixSeed(seed, part),
-// (j * 4 + k) / 64) set means negative. Source: "ARC-Top-K", arXiv 2510.26709; deviates: signs in
-// place of normal numbers (the same variance, and bits that do not depend on libm), plain error
-// feedback.
+// ARC-Top-K: sends whole rows of every matrix of the bucket, which all ranks choose together. Round
+// 0 sums a sketch P = G V of each matrix G. V has four columns of random signs divided by 2, from
+// the shared seed, so that the squared length of a row of P estimates that of the row of the summed
+// gradient. The max(1, floor(ratio * rows)) longest rows of the sum are kept, the first ones in
+// case of a tie. Round 1 sums those rows and the parts that are not matrices. Rows that are left
+// out remain in the residual. Vectors, small matrices, and matrices for which sketch and rows would
+// not be smaller than the matrix are sent as they are. Without shapes the bucket is one near-square
+// matrix and a rest.
+// Payload: round 0: for each matrix `rows` times 4 float32; round 1: for each part in order, either
+// the kept rows, ascending, or its elements, float32. Entry (j, k) of V is +-1/2: it is negative if
+// bit j * 4 + k % 64 of MixSeed(MixSeed(seed, part), (j * 4 + k) / 64) is set.
+// Source: "ARC-Top-K", arXiv 2510.26709; deviates: signs in place of normal numbers (they have the
+// same variance, and their bits do not depend on libm), plain error feedback.
 
 #include <algorithm>
 #include <numeric>
@@ -24,7 +25,7 @@ namespace {
 
 constexpr size_t kSketch = 4;
 
-/// A part and how many rows of it are kept; 0 for one that is sent as it is.
+/// A part and its number of kept rows, which is 0 if the part is sent as it is.
 struct RowChoice {
   MatrixPart part;
   size_t kept = 0;
@@ -46,7 +47,7 @@ size_t KeptRows(const MatrixPart& part, double ratio) {
   return part.rows * kSketch + kept * part.columns < part.elements() ? kept : 0;
 }
 
-/// V, transposed: kSketch rows.
+/// V transposed, which has kSketch rows.
 std::vector<float> DrawSigns(uint64_t seed, size_t index, size_t columns) {
   const uint64_t stream = MixSeed(seed, index);
   std::vector<float> v(columns * kSketch);
@@ -58,7 +59,7 @@ std::vector<float> DrawSigns(uint64_t seed, size_t index, size_t columns) {
   return v;
 }
 
-/// The kept rows of one matrix from the summed sketch, ascending. O(rows).
+/// The kept rows of one matrix, chosen by the summed sketch, ascending. O(rows).
 std::vector<size_t> ChooseRows(const RowChoice& choice, const std::vector<float>& sketch) {
   std::vector<double> length(choice.part.rows, 0.0);
   for (size_t i = 0; i < sketch.size(); ++i) {
@@ -209,9 +210,9 @@ class ArcTopKCodec : public WithFloatLanes<FusedCodec> {
       .uses_ratio = true,
       .ratio_min = 1e-6,
       .ratio_max = 1,
-      // What matrices with even rows lose; the gain of gradients shows when it runs.
+      // The loss of matrices with similar rows. The gain of gradients is only known once it runs.
       .error_model = ErrorModel::kUniformSelection,
-      // Rounding the count of rows down halves it at most.
+      // Rounding the number of rows down at most halves it.
       .contraction = 0.45,
   };
 };

@@ -53,7 +53,7 @@ class Bf16Codec : public FusedCodec {
       .name = "bf16",
       .summary = "bfloat16 lanes",
       .form = PayloadForm::kLanes,
-      // As fp16 with three mantissa bits less: 2^-14 / 12 / 2.164.
+      // As for fp16 with three mantissa bits less: 2^-14 / 12 / 2.164.
       .settings = {{.fixed_bits = 16, .relative_error_squared = 2.35e-6}},
       .error_model = ErrorModel::kRelative,
       .contraction = 0.999,

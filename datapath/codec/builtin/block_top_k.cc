@@ -1,10 +1,12 @@
-// Block top-k: aligned blocks of 256 elements with the largest norms, sent whole, so that a
-// receiver adds contiguous runs and an aggregator can stream them. Blocks of zeros are never sent;
-// of equal norms the lower block is. Payload: a selection header whose count and positions are of
-// blocks, then their elements as binary16 (proto/WIRE.md section 3). Source: Fei et al., "Efficient
-// sparse collective communication and its application to accelerate distributed deep learning"
-// (OmniReduce), SIGCOMM 2021; deviates: max(1, floor(ratio * blocks)) blocks by norm, coded
-// positions, rounding error kept as residual. Memory: one float and one position per block.
+// Block top-k: sends the aligned blocks of 256 elements with the largest norms as a whole, so that
+// a receiver adds contiguous runs and an aggregator can stream them. Blocks of zeros are never
+// sent; of equal norms, the lower block is sent.
+// Payload: a selection header with the count and positions of blocks, then their elements as
+// binary16 (proto/WIRE.md section 3).
+// Source: Fei et al., "Efficient sparse collective communication and its application to accelerate
+// distributed deep learning" (OmniReduce), SIGCOMM 2021; deviates: max(1, floor(ratio * blocks))
+// blocks by norm, coded positions, rounding errors are kept as residual. Memory: one float and one
+// position per block.
 
 #include <algorithm>
 #include <cmath>
@@ -22,7 +24,7 @@
 namespace weir {
 namespace {
 
-constexpr size_t kSize = 256;  // elements of a block
+constexpr size_t kSize = 256;  // elements per block
 static_assert(kernels::kBlockElements % kSize == 0);
 constexpr float kHalfMax = 65504.0f;
 
@@ -35,7 +37,7 @@ size_t BlockTarget(size_t n, double ratio) {
 }
 size_t SizeOf(size_t block, size_t n) { return std::min(kSize, n - block * kSize); }
 
-/// The positions and values of a payload, checked.
+/// The positions and values of a checked payload.
 struct Parsed {
   int exponent = 0;
   std::vector<uint32_t> blocks;
@@ -115,7 +117,7 @@ class BlockTopKCodec : public FusedCodec {
   }
 
  private:
-  /// Norms of all blocks into `norms`; e into the rest when there is one.
+  /// Writes the norms of all blocks to `norms`, and e to the rest when there is one.
   static kernels::Sums Measure(const PassOperands& operands, GradientStatistics* statistics,
                                std::vector<float>* norms) {
     norms->resize(BlockCount(operands.gradient.size()));
@@ -152,7 +154,7 @@ class BlockTopKCodec : public FusedCodec {
     return kept;
   }
 
-  /// One pass, and one over what is kept; O(n).
+  /// One pass over everything and one over the kept blocks; O(n).
   StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
                               std::span<std::byte> out) const override {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
@@ -206,7 +208,7 @@ class BlockTopKCodec : public FusedCodec {
       .ratio_max = 1,
       .kept_block = kSize,
       .error_model = ErrorModel::kUniformSelection,
-      // Rounding the count down halves it at most; values are rounded.
+      // Rounding the number of blocks down at most halves it, and values are rounded.
       .contraction = 0.45,
   };
 };

@@ -1,15 +1,16 @@
-// Deep gradient compression: momentum inside. u = 0.9 u + g; v = residual + u; the elements of v
-// above a threshold are sent, and u and v become zero there. The optimiser's own momentum must be
-// off. With a state the first steps send more: 25 %, 6.3 %, 1.5 % and 0.4 %, each for
-// kWarmUpSteps steps with a finite input, as far as that is above the ratio. The threshold is the
-// k-th magnitude of a strided sample of at least 1 %, then corrected by factors of 1.3 and 0.7, at
-// most ten times, until 0.7 k to 1.3 k pass. Payload: selection (proto/WIRE.md section 3). Source:
-// Lin et al., "Deep gradient compression", ICLR 2018; deviates: no gradient clipping; once the
+// Deep gradient compression, which has momentum inside: u = 0.9 u + g and v = residual + u. The
+// elements of v above a threshold are sent, and u and v become zero there. The optimiser's own
+// momentum must be off. With a state, the first steps send more: 25 %, 6.3 %, 1.5 % and 0.4 %, each
+// for kWarmUpSteps steps with finite input and only if above the ratio. The threshold is the k-th
+// magnitude of a strided sample of at least 1 %. It is then corrected by factors of 1.3 and 0.7, at
+// most ten times, until 0.7 k to 1.3 k elements pass.
+// Payload: a selection (proto/WIRE.md section 3).
+// Source: Lin et al., "Deep gradient compression", ICLR 2018; deviates: no gradient clipping; once
 // corrections have gone both ways they halve the bracket instead of swinging; counts come from one
-// run of elements in eight where 16384 or more are wanted; the histogram's threshold steps in when
+// run of elements in eight where 16384 or more are wanted; the histogram's threshold is used when
 // fewer than half or more than twice the wanted number pass in the end; warm-up counts steps, not
-// epochs; values are rounded to half precision, the error kept in v. Memory: the sample, n / 97
-// floats.
+// epochs; values are rounded to half precision, with the error kept in v.
+// Memory: the sample, n / 97 floats.
 
 #include <algorithm>
 #include <array>
@@ -56,7 +57,8 @@ class DgcCodec : public ThresholdCodec {
     return SelectionCap(n, std::max(context.params.ratio, kWarmUpRatios[0]));
   }
 
-  /// One pass for the momentum, two or more reading ones (mostly sampled), one that selects; O(n).
+  /// One pass for the momentum, two or more that only read (mostly sampled), and one that selects;
+  /// O(n).
   Selection Choose(SelectionRequest request, const EncodeContext& context,
                    SelectionState& state) const override {
     auto* warm_up = dynamic_cast<WarmUpState*>(&state);
@@ -92,7 +94,7 @@ class DgcCodec : public ThresholdCodec {
     for (size_t i = 0; i < n; i += stride) {
       const float residual = request.residual.empty() ? 0 : request.residual[i];
       const float magnitude = std::abs(request.gradient[i] + residual);
-      // NaN has no place in an order; the selecting pass finds it.
+      // NaN has no place in an order; the selecting pass detects it.
       sample.push_back(magnitude <= std::numeric_limits<float>::max() ? magnitude : 0);
     }
     const double wanted = request.ratio * static_cast<double>(sample.size());
@@ -105,7 +107,7 @@ class DgcCodec : public ThresholdCodec {
   static float Corrected(const SelectionRequest& request, float threshold) {
     const size_t target = SelectionTarget(request.gradient.size(), request.ratio);
     const unsigned sampling = SamplingFor(target);
-    float low = 0, high = 0;  // thresholds that too many and too few passed; 0: none yet
+    float low = 0, high = 0;  // thresholds with too many and too few elements; 0: none yet
     for (int i = 0; i < kDgcCorrectionsMax; ++i) {
       if (!(threshold >= std::numeric_limits<float>::min())) break;
       const auto count = static_cast<double>(MomentsAbove(request, threshold, sampling).count);

@@ -1,15 +1,16 @@
-// EDEN: the bucket is rotated by a randomised Hadamard transform, and each coordinate, over the
+// EDEN: the bucket is rotated by a randomised Hadamard transform. Each coordinate, divided by the
 // root mean square of its rotation, becomes the nearest of 2^bits Lloyd-Max centroids c of the
-// standard normal distribution. The scale <y, y> / <c, y>, y being a rotation, makes the estimate
-// unbiased for a rotation drawn uniformly; the transform comes close unless a few elements hold
-// most of the energy of their rotation (then the loss is smaller but has a direction). Every rank
-// has a rotation of its own, from the shared seed and its number. At 1 bit this is DRIVE: the signs
-// of the rotated bucket and the scale ||y||_2^2 / ||y||_1. Payload: for each rotation of 1024
-// elements a float32 scale, at least 0, then bits planes as kernels::EncodeCodebook writes them. A
-// rotation whose coordinates' root mean square is outside 2^-100 .. 2^100 is sent as zeros. Source:
-// Vargaftik et al., "EDEN: communication-efficient and robust distributed mean estimation", ICML
-// 2022, and "DRIVE: one-bit distributed mean estimation", NeurIPS 2021; deviates: rotations of 1024
-// elements with a scale each, no sub-sampling below one bit.
+// standard normal distribution. With y the coordinates of a rotation, the scale <y, y> / <c, y>
+// makes the estimate unbiased for a rotation drawn uniformly. The transform comes close to that
+// unless a few elements hold most of the energy of their rotation; then the loss is smaller, but
+// biased. Every rank has a rotation of its own, from the shared seed and its number. With 1 bit
+// this is DRIVE: the signs of the rotated bucket and the scale ||y||_2^2 / ||y||_1.
+// Payload: for each rotation of 1024 elements a float32 scale, at least 0, then bit planes as
+// kernels::EncodeCodebook writes them. A rotation whose root mean square is outside 2^-100 .. 2^100
+// is sent as zeros.
+// Source: Vargaftik et al., "EDEN: communication-efficient and robust distributed mean estimation",
+// ICML 2022, and "DRIVE: one-bit distributed mean estimation", NeurIPS 2021; deviates: rotations of
+// 1024 elements with a scale each, no sub-sampling below one bit.
 
 #include <cmath>
 #include <iterator>
@@ -24,9 +25,9 @@ namespace {
 
 constexpr int kBitsMax = kernels::kCodebookBitsMax;
 /// Lloyd-Max quantisers of the standard normal distribution of 1 to 8 bits (J. Max, "Quantizing for
-/// minimum distortion", 1960, table I, to more digits and bits): what is lost, and the positive
-/// centroids, 2^(bits - 1) for each width. The one of 1 bit, sqrt(2 / pi), is left to the scale, as
-/// DRIVE does.
+/// minimum distortion", 1960, table I, extended to more digits and bits): their distortion, and the
+/// 2^(bits - 1) positive centroids of each width. The one of 1 bit, sqrt(2 / pi), is a part of the
+/// scale, as in DRIVE.
 constexpr double kDistortion[] = {0.36338022763241865, 0.11748185,    0.034547761,   0.0095010080,
                                   0.0025046684,        0.00064423967, 0.00016347823, 4.1185083e-05};
 constexpr float kCentroids[] = {
@@ -78,10 +79,11 @@ constexpr float kCentroids[] = {
 static_assert(std::size(kDistortion) == kBitsMax && std::size(kCentroids) == (1 << kBitsMax) - 1);
 
 constexpr double kRmsMin = 0x1p-100, kRmsMax = 0x1p100;
-/// No encoder sends more: the largest rms over the smallest centroid.
+/// The largest scale that an encoder sends: the largest rms divided by the smallest centroid.
 constexpr float kScaleMax = 0x1p104f;
 
-/// Every rank rotates by itself, so that equal gradients do not err together. Rank 0 has the seed.
+/// Every rank uses another rotation, so that equal gradients do not have equal errors. Rank 0 uses
+/// the seed itself.
 uint64_t SenderSeed(const EncodeContext& context) {
   return context.seed + static_cast<uint64_t>(context.rank) * 0x9E3779B97F4A7C15;
 }
@@ -95,8 +97,8 @@ size_t PayloadBytes(int bits, size_t n) {
          (rest == 0 ? 0 : BlockBytes(bits, RotatedElements(rest)));
 }
 
-/// Writes one rotation and replaces it by what the receiver sees or, when that is asked for, adds
-/// what is lost.
+/// Writes one rotation, and either replaces it by its decoded value or, if requested, adds its
+/// loss.
 void EncodeBlock(const kernels::Codebook& book, const RotatedBlock& block, std::byte* out) {
   const double square = kernels::SquareSum(block.y, block.size);
   const double rms = std::sqrt(square / static_cast<double>(block.size));
@@ -112,7 +114,7 @@ void EncodeBlock(const kernels::Codebook& book, const RotatedBlock& block, std::
   const auto scale = static_cast<float>(square / sums.product);
   std::memcpy(out, &scale, sizeof(scale));
   if (block.lost != nullptr) {
-    // |y - s c|^2 multiplied out.
+    // |y - s c|^2, expanded.
     const double s = scale;
     *block.lost += square - 2 * s * sums.product + s * s * sums.square;
   } else {
@@ -120,7 +122,7 @@ void EncodeBlock(const kernels::Codebook& book, const RotatedBlock& block, std::
   }
 }
 
-/// The scale of a rotation counts.
+/// Includes the scale of a rotation.
 double BitsPerElement(int bits) {
   return 8.0 * static_cast<double>(BlockBytes(bits, kernels::kRotationElements)) /
          static_cast<double>(kernels::kRotationElements);
@@ -132,7 +134,7 @@ class EdenCodec : public FusedCodec {
 
   const CodecTraits& Traits() const override { return traits_; }
   size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override;
-  /// One pass, O(n log 1024); so is encoding.
+  /// One pass, O(n log 1024), as is encoding.
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
                    std::span<float> out) const override;
 
@@ -150,14 +152,14 @@ class EdenCodec : public FusedCodec {
       .error_model = ErrorModel::kRelative,
       .rotated = true,
   };
-  std::vector<kernels::Codebook> books_;  // one for each of the settings
+  std::vector<kernels::Codebook> books_;  // one for each setting
 };
 
 EdenCodec::EdenCodec() {
   for (const int bits : {4, 8, 7, 6, 5, 3, 2, 1}) {
     const double distortion = kDistortion[bits - 1];
     books_.push_back(kernels::MakeCodebook(bits, kCentroids + (1 << (bits - 1)) - 1));
-    // Scaling up to be unbiased turns the distortion D into D / (1 - D).
+    // The factor that makes the estimate unbiased turns the distortion D into D / (1 - D).
     traits_.settings.push_back({.bits = bits,
                                 .fixed_bits = BitsPerElement(bits),
                                 .relative_error_squared = distortion / (1 - distortion)});

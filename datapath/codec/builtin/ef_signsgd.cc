@@ -1,9 +1,10 @@
-// One bit an element, scaled by the mean magnitude of its block of 2048: a contraction, to be used
-// with error feedback. Payload: blocks of the scale and codes of 1 bit, set for e >= 0
-// (quantised_buckets.h). Source: Karimireddy et al., "Error feedback fixes SignSGD and other
-// gradient compression schemes", ICML 2019 (algorithm 1); deviates: a scale for every block rather
-// than the tensor, as in Zheng et al., NeurIPS 2019, which makes it one pass over memory and loses
-// less where magnitudes differ along the tensor.
+// Sends one bit per element, scaled by the mean magnitude of its block of 2048. It is a
+// contraction, for use with error feedback.
+// Payload: for each block the scale and codes of 1 bit, set for e >= 0 (quantised_buckets.h).
+// Source: Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression
+// schemes", ICML 2019 (algorithm 1); deviates: a scale for every block instead of one for the
+// tensor, as in Zheng et al., NeurIPS 2019. That makes it one pass over memory, and reduces the
+// loss where magnitudes differ along the tensor.
 
 #include "datapath/codec/kernels/quantise.h"
 #include "datapath/codec/quantised_buckets.h"
@@ -44,11 +45,11 @@ class EfSignSgdCodec : public BucketCodec {
       .summary = "signs times the mean magnitude of a block (Karimireddy et al. 2019)",
       .needs_error_feedback = true,
       .form = PayloadForm::kOpaque,
-      // 1 - 2 / pi on normal numbers.
+      // 1 - 2 / pi for normal numbers.
       .settings = {{.fixed_bits = BucketLayout::BitsPerElement(kernels::kBlockElements, 1, 1),
                     .relative_error_squared = 0.3634}},
       .error_model = ErrorModel::kRelative,
-      // Where one element of a block is all there is, 1 / 2048 of it is sent.
+      // If a block has only one element that is not zero, 1 / 2048 of it is sent.
       .contraction = 1.0 / 4096,
   };
 };

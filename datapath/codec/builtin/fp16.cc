@@ -1,9 +1,9 @@
 // Half precision: n little-endian IEEE binary16 lanes.
 //
-// Sums must not overflow: a lane holds x * 2^-ceil(log2 world), clamped to 65504 / world, so the
-// sum of all ranks stays within 65504. The power of two costs no precision above the subnormal
-// range. What is clamped or rounded off stays in the residual when error feedback runs. Lanes are
-// added in float32 and rounded to nearest even at every addition; additions saturate.
+// Sums must not overflow. A lane holds x * 2^-ceil(log2 world), clamped to 65504 / world, so that
+// the sum of all ranks stays within 65504. The power of two costs no precision above the subnormal
+// range. With error feedback, what is clamped or rounded off stays in the residual. Lanes are added
+// in float32 and rounded to nearest even at every addition; additions saturate.
 
 #include <bit>
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace weir {
 namespace {
 
-/// The factor from value to lane, and the largest lane of one rank.
+/// The factor from a value to its lane, and the largest lane of one rank.
 struct LaneScale {
   float scale;
   float limit;
@@ -76,7 +76,8 @@ class Fp16Codec : public FusedCodec {
       .name = "fp16",
       .summary = "half-precision lanes, scaled so that the sum over all ranks cannot overflow",
       .form = PayloadForm::kLanes,
-      // Rounding error of variance ulp^2 / 12 against log-uniform mantissas: 2^-20 / 12 / 2.164.
+      // The rounding error has the variance ulp^2 / 12, for log-uniform mantissas: 2^-20 / 12 /
+      // 2.164.
       .settings = {{.fixed_bits = 16, .relative_error_squared = 3.67e-8}},
       .error_model = ErrorModel::kRelative,
   };

@@ -1,5 +1,5 @@
-// The identity codec: float32 lanes as they are. Dense all-reduce, and the yardstick of every other
-// codec. Payload: n little-endian float32.
+// The identity codec: unchanged float32 lanes. It gives a dense all-reduce, with which every other
+// codec is compared. Payload: n little-endian float32.
 
 #include "datapath/codec/block_pass.h"
 #include "datapath/codec/fused_codec.h"

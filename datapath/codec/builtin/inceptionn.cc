@@ -1,14 +1,15 @@
-// INCEPTIONN: as many bits as a magnitude needs under an absolute error bound of 2^-bits: none
-// below the bound, 8 below 128 times of it, 16 below 1, and float32 from there on, told apart by
-// two bits an element. Gradients must have been scaled to lie below 1 for the most part; what that
-// saves follows from their scale, not from their shape. Payload, for every 2048 elements (the last
-// block has fewer): the classes, 2 bits each and padded to an octet; then for each class in turn
-// the numbers of its elements in order: int8 times the bound, int16 times 2^-15, float32. Numbers
-// are cut towards zero, so nothing is ever sent larger than it is. Source: Li et al., "A
-// network-centric hardware/algorithm co-design to accelerate distributed training of deep neural
-// networks", MICRO 2018 (section V); deviates: the numbers of a block lie together by class in
-// place of bursts of eight, the 8 bits cover what they can at the bound, and what is cut off stays
-// in a residual.
+// INCEPTIONN: sends as many bits as a magnitude needs under an absolute error bound of 2^-bits:
+// none below the bound, 8 below 128 times the bound, 16 below 1, and float32 from there on,
+// distinguished by a class of two bits per element. Most gradients must have been scaled to below
+// 1, so the savings depend on their scale, not on their distribution.
+// Payload, for every 2048 elements (the last block has fewer): the classes, of 2 bits each, padded
+// to an octet; then for each class in turn the numbers of its elements in order: int8 times the
+// bound, int16 times 2^-15, float32. Numbers are truncated towards zero, so no magnitude is ever
+// increased.
+// Source: Li et al., "A network-centric hardware/algorithm co-design to accelerate distributed
+// training of deep neural networks", MICRO 2018 (section V); deviates: the numbers of a block are
+// grouped by class in place of bursts of eight, the 8 bits have the widest range that the bound
+// permits, and truncation errors stay in a residual.
 
 #include <algorithm>
 #include <array>
@@ -25,12 +26,12 @@ namespace weir {
 namespace {
 
 size_t ClassBytes(size_t elements) { return (elements + 3) / 4; }
-/// Of n elements' classes: whole blocks have a multiple of four elements.
+/// The size of the classes of n elements; whole blocks have a multiple of four elements.
 size_t LeastBytes(size_t n) { return ClassBytes(n); }
 
 float BoundOf(int bits) { return std::ldexp(1.0f, -bits); }
 
-/// Cuts integers down to Number; returns where the next ones go.
+/// Narrows integers to Number. Returns the place of the next ones.
 template <typename Number>
 std::byte* Store(const int32_t* numbers, size_t count, std::byte* out) {
   Number narrow[kernels::kBlockElements];
@@ -39,7 +40,7 @@ std::byte* Store(const int32_t* numbers, size_t count, std::byte* out) {
   return out + count * sizeof(Number);
 }
 
-/// The numbers of one block of a payload as floats.
+/// The numbers of one block of a payload, as floats.
 struct Numbers {
   float small[kernels::kBlockElements], medium[kernels::kBlockElements],
       large[kernels::kBlockElements];
@@ -53,7 +54,7 @@ const std::byte* Load(const std::byte* from, size_t count, float step, float* ou
   return from + count * sizeof(Number);
 }
 
-/// How many elements are of class 1, 2 and 3.
+/// The numbers of elements of class 1, 2 and 3.
 std::array<size_t, 4> CountClasses(const uint8_t* packed, size_t bytes) {
   constexpr uint64_t kLow = 0x5555555555555555ull;
   std::array<size_t, 4> counts{};
@@ -68,7 +69,7 @@ std::array<size_t, 4> CountClasses(const uint8_t* packed, size_t bytes) {
   return counts;
 }
 
-/// Adds each element's number, four elements at a time where they are all zero or all small.
+/// Adds each element's number. Four elements at a time are fast if all are zero or all small.
 void AddNumbers(const uint8_t* packed, const Numbers& numbers, std::span<float> out) {
   constexpr uint8_t kAllSmall = 0x55;
   constexpr float kZero = 0;
@@ -97,8 +98,8 @@ class InceptionnCodec : public FusedCodec {
     return LeastBytes(n) + n * sizeof(float);
   }
 
-  /// O(n). kDataLoss with the offset: another size than the classes give, a number that is not
-  /// finite, padding that is not zero.
+  /// O(n). kDataLoss with the offset: the size differs from that which the classes imply, a number
+  /// is not finite, or padding is not zero.
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
                    std::span<float> out) const override {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
@@ -118,7 +119,7 @@ class InceptionnCodec : public FusedCodec {
     return FindSetting(traits_, context.params, context.world)->bits;
   }
 
-  /// Adds one block from offset `at` on; returns where the next one begins.
+  /// Adds the block at offset `at` and returns the offset of the next one.
   StatusOr<size_t> AddBlock(std::span<const std::byte> payload, size_t at, float bound, float scale,
                             std::span<float> out) const {
     const size_t class_bytes = ClassBytes(out.size());
@@ -169,7 +170,7 @@ class InceptionnCodec : public FusedCodec {
           std::memcpy(to, codes.large, codes.larges * sizeof(float));
           to += codes.larges * sizeof(float);
         });
-    // Classes of nothing but zeros.
+    // For a non-finite input, the payload has only classes, all zero.
     const size_t bytes = sums.non_finite() ? LeastBytes(n) : static_cast<size_t>(to - out.data());
     return LaneResult(sums, out.first(bytes));
   }
@@ -178,10 +179,10 @@ class InceptionnCodec : public FusedCodec {
       .name = "inceptionn",
       .summary = "0, 8, 16 or 32 bits by magnitude under an error bound (Li et al. 2018)",
       .needs_error_feedback = true,
-      // The error bound is absolute.
+      // The error bound is absolute, so the loss depends on the scale of gradients.
       .opt_in = true,
       .form = PayloadForm::kOpaque,
-      // Where most elements fit 8 bits.
+      // The size if most elements fit 8 bits.
       .settings = {{.bits = 10, .fixed_bits = 10},
                    {.bits = 8, .fixed_bits = 10},
                    {.bits = 12, .fixed_bits = 10},

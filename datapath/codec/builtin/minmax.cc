@@ -1,8 +1,10 @@
 // Buckets of 512 elements on a grid of 2^bits values between the bucket's least and largest,
-// rounded to the nearest. Payload: buckets of least, step and codes (quantised_buckets.h); value =
-// least + code * step. Source: Markov et al., "CGX: adaptive system support for
-// communication-efficient deep learning", Middleware 2022 (min-max quantisation); deviates: the
-// step is sent in place of the largest value, and nothing is quantised again on the way.
+// rounded to the nearest.
+// Payload: for each bucket its least element, the step and codes (quantised_buckets.h); value =
+// least + code * step.
+// Source: Markov et al., "CGX: adaptive system support for communication-efficient deep learning",
+// Middleware 2022 (min-max quantisation); deviates: the step is sent in place of the largest value,
+// and sums are not quantised again on the way.
 
 #include <algorithm>
 #include <limits>
@@ -14,7 +16,7 @@ namespace weir {
 namespace {
 
 constexpr size_t kMinmaxBucket = 512;
-/// Steps below this are sent as zero: their reciprocal would overflow.
+/// Smaller steps are sent as zero, because their reciprocal would overflow.
 constexpr float kStepMin = 0x1p-120f;
 
 class MinMaxCodec : public BucketCodec {
@@ -31,7 +33,7 @@ class MinMaxCodec : public BucketCodec {
     const kernels::Extremes extremes = kernels::FindExtremes(bucket.block);
     kernels::AffineGrid grid{.base = extremes.least,
                              .levels = static_cast<float>((1 << Bits(context)) - 1)};
-    // A range beyond single precision is cut short: values must stay finite.
+    // The range is limited to that of single precision, because values must stay finite.
     const float step = std::min(extremes.largest / grid.levels - extremes.least / grid.levels,
                                 std::numeric_limits<float>::max() / grid.levels);
     if (step >= kStepMin) {
@@ -55,7 +57,8 @@ class MinMaxCodec : public BucketCodec {
             .relative_error_squared = relative_error_squared};
   }
 
-  // Losses are those of normal numbers, whose range in a bucket is 6.1 deviations on average.
+  // The losses are for normal numbers, whose range in a bucket is 6.1 standard deviations on
+  // average.
   const CodecTraits traits_ = {
       .name = "minmax",
       .summary = "buckets of 512 on a grid from least to largest (Markov et al. 2022)",

@@ -1,10 +1,11 @@
 // Natural compression: |x| is rounded at random to one of the two powers of two around it, so that
-// the mean is x and the variance at most x^2 / 8. Payload, for blocks of 2048 elements (the last
-// may be shorter), at 9 bits: the signs, 1 bit each and padded to an octet, then one biased
-// exponent an octet, 0 standing for zero. At 8 bits: one octet an element, the sign at bit 7,
-// below it the biased exponent less 18, 0 standing for zero: magnitudes from 2^-108 to 2^18.
-// Source: Horvath et al., "Natural compression for distributed deep learning", MSML 2022;
-// deviates: a code for zero, and finite values that would round to infinity stay at 2^127.
+// the mean is x and the variance at most x^2 / 8.
+// Payload, for blocks of 2048 elements (the last may be shorter), with 9 bits: the signs, 1 bit
+// each and padded to an octet, then the biased exponents, one octet each, where 0 means zero. With
+// 8 bits: one octet per element, with the sign at bit 7 and below it the biased exponent minus 18,
+// where 0 means zero; magnitudes are 2^-108 to 2^18.
+// Source: Horvath et al., "Natural compression for distributed deep learning", MSML 2022; deviates:
+// a code for zero, and finite values that would round to infinity stay at 2^127.
 
 #include <algorithm>
 #include <cstring>
@@ -18,7 +19,7 @@ namespace weir {
 namespace {
 
 constexpr int kFullBits = 9;
-constexpr int kInfinity = 255;  // biased exponent of what is not finite
+constexpr int kInfinity = 255;  // biased exponent of infinity and NaN
 
 size_t SignBytes(size_t elements) { return (elements + 7) / 8; }
 
@@ -30,7 +31,7 @@ class NaturalCodec : public FusedCodec {
     return Bytes(n, context);
   }
 
-  /// O(n). kDataLoss with the offset: another size, or an exponent of 255.
+  /// O(n). kDataLoss with the offset: the size is wrong, or an exponent is 255.
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
                    std::span<float> out) const override {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
@@ -66,7 +67,7 @@ class NaturalCodec : public FusedCodec {
     return FindSetting(traits_, context.params, context.world)->bits == kFullBits;
   }
   size_t Bytes(size_t n, const EncodeContext& context) const {
-    // Whole blocks have a multiple of eight elements, so that padding occurs at the end only.
+    // Whole blocks have a multiple of eight elements, so only the end has padding.
     return IsFull(context) ? n + SignBytes(n) : n;
   }
 

@@ -1,8 +1,10 @@
-// One bit an element: the mean of the negative elements of its block of 2048, or of the others.
-// Payload: blocks of the two means (negative first) and codes of 1 bit, set for e >= 0
-// (quantised_buckets.h). Source: Seide et al., "1-bit stochastic gradient descent and its
-// application to data-parallel distributed training of speech DNNs", Interspeech 2014; deviates:
-// blocks where the paper has the columns of a matrix.
+// Sends one bit per element, which selects the mean of the negative elements of its block of 2048
+// or that of the others.
+// Payload: for each block the two means (negative first) and codes of 1 bit, set for e >= 0
+// (quantised_buckets.h).
+// Source: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
+// distributed training of speech DNNs", Interspeech 2014; deviates: blocks in place of the columns
+// of a matrix.
 
 #include "datapath/codec/kernels/quantise.h"
 #include "datapath/codec/quantised_buckets.h"
@@ -36,7 +38,7 @@ class OneBitCodec : public BucketCodec {
 
   void AddBucket(const EncodeContext&, const float* scales, const uint8_t* codes, float scale,
                  std::span<float> out) const override {
-    // Scaled by parts: the difference of two large means may overflow.
+    // The means are scaled one by one, because the difference of two large means may overflow.
     const float negative = scale * scales[0], positive = scale * scales[1];
     kernels::DecodeAddAffine(codes, out.size(), negative, positive - negative, out.data());
   }
@@ -47,11 +49,11 @@ class OneBitCodec : public BucketCodec {
       .summary = "signs, as the mean of a block's negative or other elements (Seide et al. 2014)",
       .needs_error_feedback = true,
       .form = PayloadForm::kOpaque,
-      // 1 - 2 / pi on normal numbers.
+      // 1 - 2 / pi for normal numbers.
       .settings = {{.fixed_bits = BucketLayout::BitsPerElement(kernels::kBlockElements, 2, 1),
                     .relative_error_squared = 0.3634}},
       .error_model = ErrorModel::kRelative,
-      // As ef_signsgd.
+      // As for ef_signsgd.
       .contraction = 1.0 / 4096,
   };
 };

@@ -1,16 +1,19 @@
-// PowerSGD: every matrix M of the bucket as P Q^T of low rank. Round 0 sums P = M Q over the ranks;
-// all orthonormalise the sum to the same P'; round 1 sums Q = M^T P' and what is not a matrix; the
-// bucket is the sum of P' Q^T. What P' P'^T M lacks stays in the residual. With a state, Q of the
-// last step starts the next (with unit columns), which makes the steps a power iteration; the
-// state's first Q, or every Q without a state, is drawn from the shared seed. The rank r of a
-// matrix of n rows and m columns is the nearest to ratio * n * m / (n + m), at least 1; vectors,
-// small matrices and those that would not shrink travel as they are. Without shapes the bucket is
-// one near-square matrix and a rest. Payload: round 0: for each matrix n rows of r float32; round
-// 1: for each part in order, either r rows of m float32 or its elements. Source: Vogels,
-// Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019; deviates: rank from a ratio, uniform start in place
-// of normal (no libm in what ranks must agree on), dense parts with the second round, columns that
-// depend on others are dropped (zero) rather than normalised from rounding errors. Memory: O(r (n +
-// m)) beside payload and residual.
+// PowerSGD: sends every matrix M of the bucket as a product P Q^T of low rank. Round 0 sums P = M Q
+// over the ranks, and all ranks orthonormalise the sum to the same P'. Round 1 sums Q = M^T P' and
+// the parts that are not matrices. The bucket is the sum of P' Q^T. The difference between M and P'
+// P'^T M stays in the residual. With a state, Q of the last step, with unit columns, starts the
+// next step, which makes the steps a power iteration. The state's first Q, or every Q without a
+// state, is drawn from the shared seed. The rank r of a matrix of n rows and m columns is the
+// integer nearest to ratio * n * m / (n + m), at least 1. Vectors, small matrices and matrices that
+// would not shrink are sent as they are. Without shapes the bucket is one near-square matrix and a
+// rest.
+// Payload: round 0: for each matrix n rows of r float32; round 1: for each part in order, either r
+// rows of m float32 or its elements.
+// Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019; deviates: the rank follows from a
+// ratio; the start is uniform in place of normal (so that bits which must agree do not depend on
+// libm); dense parts are sent in the second round; columns that depend on others are dropped (zero)
+// rather than normalised from rounding errors.
+// Memory: O(r (n + m)) in addition to payload and residual.
 
 #include <algorithm>
 
@@ -23,7 +26,7 @@
 namespace weir {
 namespace {
 
-/// A part and its rank; 0 for one that is sent as it is.
+/// A part and its rank, which is 0 if the part is sent as it is.
 struct Factor {
   MatrixPart part;
   size_t rank = 0;
@@ -40,7 +43,7 @@ struct FactorLayout {
 
 class PowerSgdState : public CodecState {
  public:
-  std::vector<std::vector<float>> q;  // for each factor: rank rows of `columns`; empty at first
+  std::vector<std::vector<float>> q;  // for each factor: rank rows of `columns`; initially empty
 
   std::vector<std::byte> Save() const override {
     StateWriter writer;
@@ -69,7 +72,7 @@ class PowerSgdState : public CodecState {
   }
 
  private:
-  static constexpr float kUnit = 1.001f;  // columns have unit length
+  static constexpr float kUnit = 1.001f;  // bound; columns have unit length
 };
 
 size_t RankOf(const MatrixPart& part, double ratio) {
@@ -80,7 +83,7 @@ size_t RankOf(const MatrixPart& part, double ratio) {
   return rank * ends < elements ? static_cast<size_t>(rank) : 0;
 }
 
-/// Q of step 0: uniform in [-1, 1).
+/// Q of the first step: uniform in [-1, 1).
 std::vector<float> DrawStart(uint64_t seed, size_t factor, size_t count) {
   const uint64_t stream = MixSeed(seed, factor);
   std::vector<float> q(count);
@@ -97,10 +100,10 @@ double Dot(const std::vector<double>& a, const std::vector<double>& b) {
   return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-/// Modified Gram-Schmidt on the columns of `rows` x `rank` floats, in double and a fixed order: all
-/// ranks get the same bits. O(rows * rank^2).
+/// Applies modified Gram-Schmidt to the columns of `rows` x `rank` floats, in double and a fixed
+/// order, so that all ranks get the same bits. O(rows * rank^2).
 void Orthonormalise(size_t rank, std::vector<float>& p) {
-  /// Below this part of its length a column is what rounding left of others.
+  /// A column shorter than this part of its length consists of rounding errors of the others.
   constexpr double kDependent = 1e-5;
   const size_t rows = p.size() / rank;
   std::vector<std::vector<double>> columns(rank, std::vector<double>(rows));
@@ -122,7 +125,7 @@ void Orthonormalise(size_t rank, std::vector<float>& p) {
   }
 }
 
-/// Rows of unit length: only the direction of Q matters to the next step.
+/// Scales the rows to unit length, because only the direction of Q matters to the next step.
 void NormaliseRows(size_t rank, std::vector<float>& q) {
   const size_t columns = q.size() / rank;
   for (size_t k = 0; k < rank; ++k) {
@@ -134,7 +137,7 @@ void NormaliseRows(size_t rank, std::vector<float>& q) {
   }
 }
 
-/// P = M Q of one matrix.
+/// The product P = M Q of one matrix.
 std::vector<float> LeftFactor(const PassOperands& operands, const Factor& factor,
                               const std::vector<float>& q, kernels::Sums* sums) {
   const size_t rank = factor.rank, columns = factor.part.columns;
@@ -153,7 +156,7 @@ std::vector<float> LeftFactor(const PassOperands& operands, const Factor& factor
   return p;
 }
 
-/// Q = M^T P of one matrix, transposed: rank rows.
+/// The product Q = M^T P of one matrix, transposed, with rank rows.
 std::vector<float> RightFactor(const PassOperands& operands, const Factor& factor,
                                const std::vector<float>& p, kernels::Sums* sums) {
   std::vector<float> q(factor.last_floats(), 0.0f);
@@ -165,7 +168,7 @@ std::vector<float> RightFactor(const PassOperands& operands, const Factor& facto
   return q;
 }
 
-/// rest = M - P Q^T; returns its energy.
+/// Computes rest = M - P Q^T and returns its energy.
 double SubtractProduct(const PassOperands& operands, const Factor& factor,
                        const std::vector<float>& p, const std::vector<float>& q) {
   kernels::Sums lost;
@@ -198,7 +201,7 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
     return std::make_unique<PowerSgdState>();
   }
 
-  /// O(n * rank). With a state, the sum of Q becomes the next step's start.
+  /// O(n * rank). With a state, the sum of Q becomes the start of the next step.
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
                    std::span<float> out) const override {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
@@ -287,7 +290,7 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
         continue;
       }
       const size_t floats = factor.last_floats();
-      // A state made for other parameters starts anew.
+      // A state that was made for other parameters starts again.
       const bool warm =
           state != nullptr && index < state->q.size() && state->q[index].size() == floats;
       const std::vector<float> q = warm ? state->q[index] : DrawStart(context.seed, index, floats);
@@ -335,9 +338,9 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
       .uses_ratio = true,
       .ratio_min = 1e-6,
       .ratio_max = 1,
-      // What matrices without structure lose; the gain of gradients shows when it runs.
+      // The loss of matrices without structure. The gain of gradients is only known once it runs.
       .error_model = ErrorModel::kUniformSelection,
-      // Of a matrix with equal singular values half the ratio, the rank rounded.
+      // Half the ratio for a matrix with equal singular values, because the rank is rounded.
       .contraction = 0.25,
   };
 };

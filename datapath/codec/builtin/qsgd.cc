@@ -1,36 +1,39 @@
-// Stochastic quantisation in lanes that all ranks scale alike, so that payloads add.
+// Stochastic quantisation in lanes with a scale that all ranks share, so that payloads add.
 //
 // qsgd: with M = the maximum over ranks of max|x| and L = floor((2^(bits - 1) - 1) / world), lane =
-// floor(x * L / M + u), u uniform in [0, 1) from a hash of (seed, rank, position); the sum of all
-// ranks' lanes then fits the lane without wrapping. Payload: n two's complement lanes of `bits`
-// bits (quantised_lanes.h). Source: Alistarh et al., "QSGD", NeurIPS 2017; the shared max-norm
-// scale, which makes payloads add, as in Xin et al., "Global-QSGD: practical floatless quantization
-// for distributed learning with theoretical guarantees", 2023; deviates: residual instead of none,
-// since few levels are left at large world sizes.
+// floor(x * L / M + u), where u is uniform in [0, 1), from a hash of (seed, rank, position). The
+// sum of all ranks' lanes then fits the lane without wrapping.
+// Payload: n two's complement lanes of `bits` bits (quantised_lanes.h).
+// Source: Alistarh et al., "QSGD", NeurIPS 2017. The scale is the shared max-norm, which makes
+// payloads add, as in Xin et al., "Global-QSGD: practical floatless quantization for distributed
+// learning with theoretical guarantees", 2023; deviates: a residual, because few levels are left at
+// large world sizes.
 //
-// qsgd:memory=none: linear Global-QSGD, the same in 8 bits and without a residual, as its paper has
-// it (standard dithering); deviates: 127 / world is rounded down, else rounding up on every rank
-// would overflow a lane.
+// qsgd:memory=none: linear Global-QSGD, which is the same with 8 bits and without a residual, as in
+// its paper (standard dithering); deviates: 127 / world is rounded down, because otherwise rounding
+// up on every rank would overflow a lane.
 //
-// qsgd:levels=exponential: exponential Global-QSGD, without a residual as well. Signs and powers of
-// two below the maximum M over all ranks, in lanes that add without being decoded: the sum of two
-// lanes is rounded at random to one of the two powers around it, so that the sum over all ranks has
-// the right mean. Payload: n octets, bit 7 the sign, bit 6 random; bits 5 to 0 a level l, magnitude
-// 2^(E + l - 127), 0 for l = 0. With e the biased exponent of M, E = e - 39 within 0 .. 191: a rank
-// sends magnitudes from M 2^-38 up, and 23 powers above M are left for the sum, which stays at the
-// largest level if it should ever get there (for 256 ranks with M each, once in 2^150 times).
+// qsgd:levels=exponential: exponential Global-QSGD, also without a residual. Lanes hold signs and
+// powers of two relative to the maximum M over all ranks, and add without being decoded: the sum of
+// two lanes is rounded at random to one of the two powers around it, so that the sum over all ranks
+// has the right mean.
+// Payload: n octets, with the sign at bit 7, a random bit 6, and a level l in bits 5 to 0. The
+// magnitude is 2^(E + l - 127), or 0 for l = 0. With e the biased exponent of M, E = e - 39, within
+// 0 .. 191. A rank sends magnitudes from M 2^-38 up, and 23 powers above M are left for the sum. A
+// sum that should reach the largest level stays there; for 256 ranks with M each that happens once
+// in 2^150 times.
 //
-// Its additions. A chunk is summed by one rank in most collectives, by both partners in recursive
-// doubling, and those must get the same bits; so the noise follows from what both of them know: the
-// shared seed, the contents of both operands (their checksums, added: either order gives the same)
-// and the position. The contents make it fresh at every hop: without them a lane that once stayed
-// as it was would stay so whenever the same code is added again, and the mean would be wrong. The
-// random bits do the same for buckets of a few elements, whose contents may not change otherwise;
-// with n lanes, a draw repeats the one before with chance 4^-n at most.
-// Additions are rounded, so their losses add up: about 0.07 of the square of each partial sum.
-// Source: Xin et al., as above (exponential dithering); deviates: powers of two themselves in place
-// of M times powers of two, which makes coding exact, and enough of them for any input and any
-// number of ranks.
+// Additions: in most collectives one rank sums a chunk, but in recursive doubling both partners do,
+// and they must get the same bits. The noise is therefore derived from what both know: the shared
+// seed, the contents of both operands (their checksums, added, so that either order gives the same)
+// and the position. The contents give new noise at every hop. Without them, a lane that an addition
+// once left unchanged would stay unchanged whenever the same code is added again, and the mean
+// would be wrong. The random bits have the same purpose for buckets of a few elements, whose
+// contents may not change otherwise; with n lanes, a draw is repeated with probability 4^-n at
+// most. Additions round, so their losses accumulate: about 0.07 of the square of each partial sum.
+// Source: Xin et al., as above (exponential dithering); deviates: powers of two in place of M times
+// powers of two, which makes coding exact, and enough of them for any input and any number of
+// ranks.
 
 #include <algorithm>
 #include <bit>
@@ -94,7 +97,7 @@ CodecTraits QsgdWithoutMemory() {
 
 constexpr int kLevelMax = 63;
 constexpr uint8_t kSalt = 1 << 6;
-/// Powers of two that sums may rise above M.
+/// The number of powers of two by which sums may exceed M.
 constexpr int kHeadroom = 24;
 
 /// The biased exponent at level 0.
@@ -146,7 +149,7 @@ class ExponentialQsgdCodec : public LaneCodec {
       .name = "qsgd:levels=exponential",
       .summary = "powers of two of a shared maximum that add at random (Xin et al. 2023)",
       .unbiased = true,
-      // What additions lose grows with the number of ranks, and is nobody's residual.
+      // The loss of additions grows with the number of ranks, and is not kept in any residual.
       .opt_in = true,
       .form = PayloadForm::kLanes,
       .shared_metadata = SharedMetadata::kMax,

@@ -1,14 +1,16 @@
-// QSGD as published: buckets of 512 elements, each scaled by its own Euclidean norm, and
-// s = 2^(bits - 1) - 1 levels with stochastic rounding: code = floor(x * s / norm + u), u uniform
-// in [0, 1) from a hash of (seed, rank, position). Unbiased; the variance of a bucket of d elements
-// is at most min(d / s^2, sqrt(d) / s) times its squared norm. One bit leaves no level beside zero,
-// so its law is another: m, the largest magnitude of the bucket, with chance (1 + x / m) / 2, else
-// -m. That is unbiased too, and its variance d m^2 / norm^2 - 1 times the squared norm, exactly; on
-// normal numbers below that of 2 bits. Payload: buckets of the norm (1 bit: of m) and two's
-// complement codes, at 1 bit set for m (quantised_buckets.h). Source: Alistarh et al., "QSGD:
-// communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017, section 3 and
-// Lemma 3.1 (the largest magnitude as scale: section 4); deviates: plain codes instead of Elias
-// ones, the setting of 1 bit.
+// QSGD as published: buckets of 512 elements, each scaled by its own Euclidean norm, and s =
+// 2^(bits - 1) - 1 levels with stochastic rounding: code = floor(x * s / norm + u), where u is
+// uniform in [0, 1), from a hash of (seed, rank, position). It is unbiased, and the variance of a
+// bucket of d elements is at most min(d / s^2, sqrt(d) / s) times its squared norm.
+// One bit leaves no level beside zero, so it has another rule: the element becomes m, the largest
+// magnitude of the bucket, with probability (1 + x / m) / 2, or else -m. That is unbiased, too. Its
+// variance is exactly d m^2 / norm^2 - 1 times the squared norm, which for normal numbers is below
+// that of 2 bits.
+// Payload: for each bucket the norm (with 1 bit: m) and two's complement codes, with 1 bit set for
+// m (quantised_buckets.h).
+// Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
+// encoding", NeurIPS 2017, section 3 and Lemma 3.1 (the largest magnitude as scale: section 4);
+// deviates: plain codes instead of Elias codes, and the setting of 1 bit.
 
 #include <array>
 #include <cmath>
@@ -22,7 +24,7 @@ namespace weir {
 namespace {
 
 constexpr size_t kQsgdBucket = 512;
-/// A norm below this sends zeros: the reciprocal of the step would overflow.
+/// For a smaller norm, zeros are sent, because the reciprocal of the step would overflow.
 constexpr float kBucketNormMin = 0x1p-100f;
 
 class QsgdBucketedCodec : public BucketCodec {
@@ -41,7 +43,7 @@ class QsgdBucketedCodec : public BucketCodec {
                 kernels::Sums* sums) const override {
     if (Bits(context) == 1) return QuantiseSigns(context, bucket, sums);
     const double norm = std::sqrt(kernels::SumSquares(bucket.block));
-    // A norm that single precision cannot hold clamps what lies beyond.
+    // A norm beyond single precision is limited, so that larger elements are clamped.
     float scale =
         static_cast<float>(std::min(norm, static_cast<double>(std::numeric_limits<float>::max())));
     if (!(scale >= kBucketNormMin)) scale = 0;
@@ -67,11 +69,11 @@ class QsgdBucketedCodec : public BucketCodec {
   }
 
  private:
-  /// The setting of 1 bit: a uniform number in (-m, m] is added, and the sum's sign is sent.
+  /// The setting of 1 bit: adds a uniform number in (-m, m] and sends the sign of the sum.
   void QuantiseSigns(const EncodeContext& context, BucketCodes& bucket, kernels::Sums* sums) const {
     kernels::Sums found;
     kernels::Measure(bucket.block, nullptr, &found);
-    // Twice of it must be finite; what lies beyond is clamped.
+    // Twice this must be finite; larger elements are clamped.
     float largest = std::min(found.max_abs(), 0.5f * std::numeric_limits<float>::max());
     if (largest < kBucketNormMin) largest = 0;
     bucket.scales[0] = largest;
@@ -90,13 +92,13 @@ class QsgdBucketedCodec : public BucketCodec {
             .relative_error_squared = relative_error_squared};
   }
 
-  // Losses are those of normal numbers: the mean of step^2 * f * (1 - f), f the position of |x|
-  // between two levels.
+  // The losses are for normal numbers: the mean of step^2 * f * (1 - f), where f is the position of
+  // |x| between two levels.
   const CodecTraits traits_ = {
       .name = "qsgd_bucketed",
       .summary = "buckets of 512 scaled by their norm, stochastic rounding (Alistarh et al. 2017)",
       .unbiased = true,
-      // At few bits the variance exceeds the signal by far.
+      // With few bits the variance is far above the signal.
       .needs_error_feedback = false,
       .form = PayloadForm::kOpaque,
       .settings = {Codes(8, 0.00528), Codes(7, 0.0215), Codes(6, 0.0886), Codes(5, 0.379),

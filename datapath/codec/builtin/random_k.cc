@@ -1,11 +1,12 @@
-// Random-k: k positions drawn from the shared seed, equal on all ranks, so the float32 values add
-// without any index on the wire. Payload: k little-endian float32, in ascending order of position.
-// The n positions are cut into k strata of nearly equal size and one position is drawn in each: the
-// marginal probability is 1 / stratum size, the positions come out sorted and distinct, and drawing
-// costs O(k). Not scaled by n / k: with error feedback the unscaled selection is the contraction.
+// Random-k: k positions are drawn from the shared seed, the same on all ranks, so the float32
+// values add without any index on the wire. The n positions are cut into k strata of nearly equal
+// size, and one position is drawn in each. The marginal probability is 1 / stratum size, the
+// positions are sorted and distinct, and drawing costs O(k). Values are not scaled by n / k,
+// because with error feedback the unscaled selection is the contraction.
+// Payload: k little-endian float32, in ascending order of position.
 // Source: Stich, Cordonnier, Jaggi, "Sparsified SGD with memory", NeurIPS 2018; deviates:
 // stratified.
-// memory=ef21: changes of the gradient at these positions (ef21.h).
+// memory=ef21: sends changes of the gradient at these positions (ef21.h).
 
 #include <cmath>
 #include <cstring>
@@ -22,14 +23,14 @@ namespace {
 
 constexpr size_t kDrawBatch = 256;
 
-/// The positions of one (seed, n, k), in order: edge j of the strata is floor(j * n / k), reached
-/// by adding up quotient and remainder of n / k rather than by a division for each.
+/// Draws the positions of one (seed, n, k) in order. Edge j of the strata is floor(j * n / k),
+/// which is computed by adding quotient and remainder of n / k instead of a division for each.
 class Strata {
  public:
   Strata(uint64_t seed, size_t n, size_t k)
       : seed_(seed), quotient_(k == 0 ? 0 : n / k), remainder_(k == 0 ? 0 : n % k), k_(k) {}
 
-  /// To be called k times.
+  /// May be called k times.
   size_t Next() {
     const size_t begin = edge_;
     edge_ += quotient_;
@@ -66,7 +67,8 @@ class RandomKCodec : public WithFloatLanes<FusedCodec> {
     const size_t k = SelectionTarget(out.size(), context.params.ratio);
     WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, payload, k * sizeof(float)));
     Strata strata(context.seed, out.size(), k);
-    // Positions are drawn a batch ahead of their sums, while memory fetches what they name.
+    // Positions are drawn one batch before their values are added, so that memory can be
+    // prefetched.
     size_t places[2][kDrawBatch];
     const auto draw = [&](size_t batch) {
       const size_t from = std::min(k, batch * kDrawBatch), count = std::min(kDrawBatch, k - from);
@@ -107,7 +109,7 @@ class RandomKCodec : public WithFloatLanes<FusedCodec> {
     kernels::Sums sums = ForEachBlock(
         operands, context.statistics,
         [&](const kernels::Block& block, size_t at, float* rest, kernels::Sums* pass_sums) {
-          // First, as it brings the block into the cache.
+          // Comes first, because it brings the block into the cache.
           kernels::Measure(block, rest, pass_sums);
           for (; next < at + block.size; next = ++j < k ? strata.Next() : n) {
             const size_t place = next - at;
@@ -140,7 +142,7 @@ CodecTraits RandomKTraits() {
       .ratio_min = 1e-6,
       .ratio_max = 1,
       .error_model = ErrorModel::kUniformSelection,
-      // Rounding the count down halves it at most.
+      // Rounding the count down at most halves it.
       .contraction = 0.5,
   };
 }

@@ -1,5 +1,6 @@
-// Shared top-k: one rank's selection serves all ranks, whose float32 values at it are then added.
-// The payload holds positions only (selection header with value format 0, proto/WIRE.md section 3).
+// Shared top-k: one rank's selection applies to all ranks, whose float32 values there are then
+// added.
+// Payload: positions only (a selection header with value format 0, proto/WIRE.md section 3).
 // Source: Tyagi and Swany, "Flexible communication for optimal distributed learning over
 // unpredictable networks" (AR-Topk), 2023; deviates: threshold selection, coded positions.
 
@@ -8,14 +9,14 @@
 namespace weir {
 namespace {
 
-/// energy_lost is what this rank's own selection leaves. residual_out becomes gradient + residual,
-/// selected elements included: which of them leave is known only when the ranks have agreed on a
-/// selection, so the caller zeroes them after the exchange.
+/// energy_lost is the loss of this rank's own selection. residual_out becomes gradient + residual,
+/// including the selected elements: which of them are sent is known only when the ranks have agreed
+/// on a selection, so the caller sets those to zero after the exchange.
 class SharedTopKCodec : public ThresholdCodec {
  public:
   SharedTopKCodec() : ThresholdCodec(MakeTraits()) {}
 
-  /// kUnimplemented: the values travel beside the payload.
+  /// kUnimplemented: values are exchanged separately from the payload.
   Status DecodeAdd(std::span<const std::byte>, const EncodeContext&, float,
                    std::span<float>) const override {
     return Unimplemented("shared_top_k payloads hold positions only; use DecodeIndices");
@@ -24,7 +25,7 @@ class SharedTopKCodec : public ThresholdCodec {
  protected:
   ValueFormat Format(const EncodeContext&) const override { return ValueFormat::kNone; }
 
-  /// One pass with a warm state, else two; O(n).
+  /// One pass with a warm state, or else two; O(n).
   Selection Choose(SelectionRequest request, const EncodeContext&,
                    SelectionState& state) const override {
     return SelectLargest(request, state);

@@ -1,18 +1,20 @@
-// SIDCo: thresholds from a distribution fitted to the magnitudes. Payload: selection (proto/WIRE.md
-// section 3). Source: Abdelmoniem et al., "An efficient statistical-based gradient compression
-// technique for distributed training systems", MLSys 2021. All variants take moments from a sample
-// of the elements where 16384 or more are expected above a threshold.
+// SIDCo: thresholds from a distribution fitted to the magnitudes. All variants take moments from a
+// sample of the elements where 16384 or more are expected above a threshold.
+// Payload: a selection (proto/WIRE.md section 3).
+// Source: Abdelmoniem et al., "An efficient statistical-based gradient compression technique for
+// distributed training systems", MLSys 2021.
 //
-// sidco: a generalised Pareto fit in four stages, each aiming from the number of elements that
-// really is above the last threshold. Deviates: counted stages over the nonzero elements in place
-// of the stage controller, a last correction by the count, the histogram's threshold when fewer
-// than half or more than twice the wanted number pass.
+// sidco: a generalised Pareto fit in four stages, each of which starts from the true number of
+// elements above the last threshold. Deviates: stages use counts of nonzero elements in place of
+// the stage controller; the count corrects the last threshold; the histogram's threshold is used
+// when fewer than half or more than twice the wanted number pass.
 //
-// fit=e, fit=gp and fit=p are the published ones: exponential; gamma first, then generalised
-// Pareto; generalised Pareto by moments. The number of stages starts at 1 and is looked at every 5
-// steps: one less when more than 1.2 times the wanted number was kept on average, one more below
-// 0.8. They deviate: stages are counted per bucket, a threshold that more than twice the wanted
-// number pass is replaced by the histogram's, zeros are left out of the gamma fit.
+// fit=e, fit=gp and fit=p are the published variants: exponential; first gamma, then generalised
+// Pareto; generalised Pareto by moments. The number of stages starts at 1 and is checked every 5
+// steps: it is reduced by one when more than 1.2 times the wanted number was kept on average, and
+// increased by one below 0.8 times. They deviate: stages are counted per bucket, a threshold that
+// more than twice the wanted number pass is replaced by the histogram's, and zeros are left out of
+// the gamma fit.
 
 #include "datapath/codec/select/staged_threshold.h"
 
@@ -24,7 +26,7 @@ class SidcoCodec : public ThresholdCodec {
   SidcoCodec() : ThresholdCodec(MakeTraits()) {}
 
  protected:
-  /// Five reading passes, mostly sampled, and one that selects; O(n).
+  /// Five passes that only read, mostly sampled, and one that selects; O(n).
   Selection Choose(SelectionRequest request, const EncodeContext&,
                    SelectionState& state) const override {
     return SelectAbove(request, CountCorrectedThreshold(request), TooFew::kRepair, state);

@@ -1,9 +1,10 @@
 // Signs with majority vote: each rank sends whether x >= 0, and the sum of all ranks becomes the
-// majority's sign times world * M, M the maximum over ranks of mean|x|; zero on a tie. Payload: n
-// lanes that count positive votes (quantised_lanes.h): 1 bit alone, 2 up to 3 ranks, 4 up to 15, 8
-// up to 255. Source: Bernstein et al., "signSGD with majority vote is communication efficient and
-// fault tolerant", ICLR 2019; deviates: a magnitude, so that the step keeps the gradient's scale
-// and a plan may change codecs between steps.
+// majority's sign times world * M, where M is the maximum over ranks of mean|x|, or zero for a tie.
+// Payload: n lanes that count positive votes (quantised_lanes.h), of 1 bit for one rank, 2 for up
+// to 3 ranks, 4 for up to 15, 8 for up to 255.
+// Source: Bernstein et al., "signSGD with majority vote is communication efficient and fault
+// tolerant", ICLR 2019; deviates: a magnitude, so that the step keeps the gradient's scale and a
+// plan may change codecs between steps.
 
 #include <limits>
 
@@ -52,12 +53,12 @@ class SignSgdCodec : public VoteLaneCodec {
   const CodecTraits traits_ = {
       .name = "signsgd",
       .summary = "signs, added up by majority vote (Bernstein et al. 2019)",
-      // Magnitudes are dropped, by the vote for all ranks together.
+      // The vote drops the magnitudes of all ranks together.
       .opt_in = true,
       .form = PayloadForm::kLanes,
       .shared_metadata = SharedMetadata::kMax,
       .lanes_are_votes = true,
-      // 1 - 2 / pi on normal numbers.
+      // 1 - 2 / pi for normal numbers.
       .settings = VoteSettings(0.3634),
       .error_model = ErrorModel::kRelative,
   };

@@ -1,7 +1,9 @@
-// signSGD with momentum: m = 0.9 m + 0.1 x, and the sign of m is what each rank votes with; else as
-// signsgd, M being the maximum over ranks of mean|m|. Payload: as signsgd. The moving sum replaces
-// the optimiser's, which must run without momentum. Source: Bernstein et al., "signSGD: compressed
-// optimisation for non-convex problems", ICML 2018 (algorithm 2); deviates: a magnitude.
+// signSGD with momentum: m = 0.9 m + 0.1 x, and each rank votes with the sign of m; otherwise like
+// signsgd, where M is the maximum over ranks of mean|m|. The moving sum replaces the optimiser's
+// momentum, which must be off.
+// Payload: as for signsgd.
+// Source: Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018
+// (algorithm 2); deviates: a magnitude.
 
 #include <algorithm>
 #include <limits>
@@ -52,7 +54,7 @@ class SignumCodec : public VoteLaneCodec {
  private:
   static constexpr size_t kSlack = 16;
 
-  /// The block's part of the moving sum after this step.
+  /// Computes the block's part of the moving sum after this step.
   static void Move(const EncodeContext& context, const kernels::Block& block, size_t at,
                    float* moved) {
     const std::span<const float> current = context.momentum.current;
@@ -69,7 +71,7 @@ class SignumCodec : public VoteLaneCodec {
       .shared_metadata = SharedMetadata::kMax,
       .lanes_are_votes = true,
       .settings = VoteSettings(0),
-      .error_model = ErrorModel::kUnknown,  // compares a moving sum with a gradient
+      .error_model = ErrorModel::kUnknown,  // it compares a moving sum with a gradient
   };
 };
 

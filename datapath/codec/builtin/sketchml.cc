@@ -1,14 +1,15 @@
-// SketchML: the largest magnitudes, each sent as the number of the quantile bucket that it falls
-// into; a bucket decodes to the mean of its values. Buckets of one sign hold about equally many
-// values, so that the many small ones are told apart better than by equal steps (top_k at 8 bits)
-// and the few largest worse: of the squared norm it loses more than those. Positions and values as
-// in any selection; quantiles from a histogram of 2048 bins a sign between the least and the
-// largest magnitude kept, so no sorting. Payload: a selection with value format 6 (8 bits) or 7 (6
-// bits), proto/WIRE.md section 3. Source: Jiang et al., "SketchML: accelerating distributed machine
-// learning with data sketches", SIGMOD 2018; deviates: exact bucket numbers in place of a
-// MinMaxSketch (which only ever shrinks values, and wants hash tables at the receiver), a histogram
-// in place of a quantile sketch, means in place of middles, and a dense gradient is cut to its
-// largest elements where the paper's is sparse.
+// SketchML: sends the largest magnitudes, each as the number of its quantile bucket, which decodes
+// to the mean of the bucket's values. Buckets of one sign hold about equally many values. So the
+// many small values are represented better than with equal steps (top_k with 8 bits), and the few
+// largest ones worse; of the squared norm it loses more. Positions and values are as in any
+// selection. Quantiles come from a histogram of 2048 bins per sign between the least and the
+// largest kept magnitude, so nothing is sorted.
+// Payload: a selection with value format 6 (8 bits) or 7 (6 bits), proto/WIRE.md section 3.
+// Source: Jiang et al., "SketchML: accelerating distributed machine learning with data sketches",
+// SIGMOD 2018; deviates: exact bucket numbers in place of a MinMaxSketch (which only ever shrinks
+// values, and needs hash tables at the receiver), a histogram in place of a quantile sketch, means
+// in place of middles, and a dense gradient is cut to its largest elements, where the paper's is
+// sparse.
 
 #include "datapath/codec/select/threshold_codec.h"
 
@@ -24,7 +25,7 @@ class SketchMlCodec : public ThresholdCodec {
     return context.params.bits == 6 ? ValueFormat::kQuantiles6 : ValueFormat::kQuantiles8;
   }
 
-  /// One pass with a warm state, else two, and three over what is kept; O(n).
+  /// One pass with a warm state, or else two, and three over the kept values; O(n).
   Selection Choose(SelectionRequest request, const EncodeContext&,
                    SelectionState& state) const override {
     return SelectLargest(request, state);
@@ -34,7 +35,7 @@ class SketchMlCodec : public ThresholdCodec {
   static CodecTraits MakeTraits() {
     CodecTraits traits = ThresholdTraits(
         "sketchml", "largest magnitudes as numbers of quantile buckets (Jiang et al. 2018)");
-    // A bucket has 64 values or more, so its mean costs each at most half a bit. Errors are those
+    // A bucket has at least 64 values, so its mean costs each at most half a bit. Errors are those
     // of normal numbers at a ratio of 0.05.
     traits.settings = {{.bits = 8, .kept_bits = 8.5, .relative_error_squared = 1.1e-4},
                        {.bits = 6, .kept_bits = 6.5, .relative_error_squared = 4.3e-4}};

@@ -1,11 +1,12 @@
-// Every element becomes -s, 0 or +s, s with chance |x| / s. The scale s is the maximum over ranks
-// of what clipping leaves: min(max|x|, 2.5 * rms(x)); larger elements are clamped to it. Payload: n
-// two's complement lanes of -1, 0 or 1 (quantised_lanes.h), wide enough for the sum of all ranks: 2
-// bits alone, 4 up to 7 ranks, 8 up to 127. Unbiased but for the clipping, which shrinks the
-// largest elements of heavy tails by much, so that the trait says no. Source: Wen et al.,
-// "TernGrad: ternary gradients to reduce communication in distributed deep learning", NeurIPS 2017,
-// with scaler sharing; deviates: clipped at the shared scale, not each rank's own, and the root
-// mean square stands for the standard deviation.
+// Every element becomes -s, 0 or +s; it is not 0 with probability |x| / s. The scale s is the
+// maximum over ranks of the clipped maximum min(max|x|, 2.5 * rms(x)); larger elements are clamped
+// to it. It is unbiased except for the clipping, which shrinks the largest elements of heavy tails
+// considerably, so the trait says that it is not.
+// Payload: n two's complement lanes of -1, 0 or 1 (quantised_lanes.h), wide enough for the sum of
+// all ranks: 2 bits for one rank, 4 for up to 7 ranks, 8 for up to 127.
+// Source: Wen et al., "TernGrad: ternary gradients to reduce communication in distributed deep
+// learning", NeurIPS 2017, with scaler sharing; deviates: elements are clipped at the shared scale,
+// not each rank's own, and the root mean square replaces the standard deviation.
 
 #include <algorithm>
 #include <cmath>
@@ -42,7 +43,7 @@ class TernGradCodec : public GridLaneCodec {
   float Levels(const EncodeContext&) const override { return 1; }
 
  private:
-  // On normal numbers: chance costs 2.5 * E|x| - E x^2, clipping next to nothing.
+  // For normal numbers: random rounding loses 2.5 * E|x| - E x^2, and clipping almost nothing.
   static constexpr double kLoss = 1.0;
 
   const CodecTraits traits_ = {

@@ -1,12 +1,13 @@
-// Tensor homomorphic compression with non-uniform levels: as thc_uniform, but a coordinate takes
-// one of at most 16 levels, chosen among the points of a finer grid so that rounding costs least
-// where normal coordinates are dense. Lanes hold the grid number of the level, from -g/2 to g/2,
-// which is what a switch or server makes of the paper's four-bit index by table; so the sum decodes
-// as a uniform grid does. Payload: RotatedElements(n) lanes of 8 or 16 bits. Source: Li et al.,
-// "THC", NSDI 2024, section 5.3; deviates: lanes travel as grid numbers, since an all-reduce adds
-// on the way (thc_uniform uses the same octets better where nothing else reads them: this codec is
-// for aggregators that hold a table); granularity and range by world size, always even, found by
-// search (the paper: 30 and a tail of 1/32).
+// Tensor homomorphic compression with non-uniform levels. It is like thc_uniform, but a coordinate
+// takes one of at most 16 levels, which are chosen among the points of a finer grid so that
+// rounding errors are smallest where normal coordinates are dense. Lanes hold the grid number of
+// the level, from -g/2 to g/2. A switch or server makes the same of the paper's four-bit index by
+// its table, so the sum decodes like that of a uniform grid.
+// Payload: RotatedElements(n) lanes of 8 or 16 bits.
+// Source: Li et al., "THC", NSDI 2024, section 5.3; deviates: lanes are sent as grid numbers,
+// because an all-reduce adds on the way (where nothing but ranks reads the octets, thc_uniform
+// loses less; this codec is for aggregators that hold a table); granularity and range depend on the
+// world size, are always even, and were found by search (the paper: 30 and a tail of 1/32).
 
 #include <array>
 
@@ -18,8 +19,8 @@ namespace {
 
 constexpr int kIndexBits = 4;
 
-/// Lanes hold world_max * granularity / 2. Ranges are the normal quantiles of tails 1/64 (2.4177),
-/// 1/32, 1/16 and 1/8.
+/// Lanes hold world_max * granularity / 2. Ranges are the normal quantiles of the tails 1/64
+/// (2.4177), 1/32, 1/16 and 1/8.
 struct Shape {
   int lane_bits;
   int granularity;
@@ -33,7 +34,8 @@ constexpr std::array kShapes = {
     Shape{8, 6, 1.8627f, 32, 42},  Shape{8, 4, 1.5341f, 43, 63},  Shape{16, 58, 2.4177f, 1, 1129},
 };
 
-/// The level at or below each cell of the grid and the distance to the next, as kernels have it.
+/// For each cell of the grid, the level at or below it and the distance to the next one, in the
+/// layout of the kernels.
 std::vector<int32_t> Cells(const std::vector<int>& levels) {
   std::vector<int32_t> cells;
   for (size_t i = 1; i < levels.size(); ++i) {

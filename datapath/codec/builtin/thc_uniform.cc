@@ -1,14 +1,14 @@
-// Tensor homomorphic compression with uniform levels: blocks of 1024 elements are rotated by a
-// randomised Hadamard transform whose signs all ranks share, which makes coordinates near normal;
-// with M = the largest root mean square of any rank's gradient + residual and t the range of the
-// setting, coordinates are clamped to +-t * M and rounded at random to one of 2L + 1 levels. Lanes
-// are small enough for the sum of all ranks. What clamping and rounding lose stays in the residual,
-// in the domain of the input. Payload: RotatedElements(n) lanes of 8, 16 or 4 bits (proto/WIRE.md
-// section 3).
-// Source: Li et al., "THC", NSDI 2024, sections 4 and 5.2; deviates: a level at zero, as many
-// levels as the world leaves room for (the paper: 16 in 4 bits upwards, 8 bits downwards; an
-// all-reduce has one width for both), a range for the number of levels in place of a fixed tail,
-// tails padded to a power of two.
+// Tensor homomorphic compression with uniform levels. Blocks of 1024 elements are rotated by a
+// randomised Hadamard transform whose signs all ranks share, which makes coordinates nearly normal.
+// Let M be the largest root mean square of any rank's gradient + residual, and t the range of the
+// setting. Coordinates are clamped to +-t * M and rounded at random to one of 2L + 1 levels, such
+// that lanes can hold the sum of all ranks. The loss by clamping and rounding stays in the
+// residual, in the domain of the input.
+// Payload: RotatedElements(n) lanes of 8, 16 or 4 bits (proto/WIRE.md section 3).
+// Source: Li et al., "THC", NSDI 2024, sections 4 and 5.2; deviates: there is a level at zero;
+// there are as many levels as the world permits (the paper: 16 in 4 bits upwards, 8 bits downwards;
+// an all-reduce has one width for both); the range follows from the number of levels in place of a
+// fixed tail; tails are padded to a power of two.
 
 #include <array>
 
@@ -18,8 +18,9 @@
 namespace weir {
 namespace {
 
-/// The range of least expected squared error for L levels on each side, to the nearest 0.05: fewer
-/// levels clip more. Literals, since payload bytes depend on them; the test recomputes them.
+/// The range with the least expected squared error for L levels on each side, to the nearest 0.05;
+/// fewer levels clip more. These are literals, because payload bytes depend on them; the test
+/// recomputes them.
 struct Range {
   int levels;
   float range;
@@ -71,7 +72,7 @@ std::unique_ptr<Codec> MakeThcUniform() {
                                .world_max = worlds.max});
     levels.push_back({.range = static_cast<float>(range), .centre = centre});
   };
-  // All world sizes that leave room for the same number of levels share a setting.
+  // All world sizes that permit the same number of levels share a setting.
   for (const int most : {127, 7}) {
     if (most == 7) {
       add(16, {1, 16});

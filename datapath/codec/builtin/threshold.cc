@@ -1,7 +1,7 @@
-// Selectors: ways to find the threshold above which magnitudes are kept, or what is kept beyond it.
-// Payload: selection (proto/WIRE.md section 3). The bare codec holds the first step's threshold;
-// the others are its variants, selector=NAME. A selector is a function and a row of the table
-// below.
+// Selectors, which determine the threshold above which magnitudes are kept, or a more specific set
+// of elements. The bare codec uses the threshold of the first step; the others are its variants,
+// selector=NAME. A selector is a function and a row of the table below.
+// Payload: a selection (proto/WIRE.md section 3).
 
 #include <algorithm>
 #include <bit>
@@ -16,12 +16,12 @@ namespace weir {
 namespace {
 
 // --- The first step's ----------------------------------------------------------------------------
-// The threshold that keeps ratio * n elements in the first step with any is held from then on, so
-// that the kept count follows the gradients as they shrink and grow. The state holds it, through
-// checkpoints as well. Source: Strom, "Scalable distributed DNN training using commodity GPU cloud
-// computing", Interspeech 2015 (a fixed threshold; values are sent instead of its sign); deviates:
-// lambda from data in place of a parameter, and the histogram's threshold where more than twice
-// ratio * n pass.
+// The threshold that keeps ratio * n elements in the first step with nonzero elements is used from
+// then on, so the kept count follows the gradients as they shrink and grow. The state stores it, in
+// checkpoints, too. Source: Strom, "Scalable distributed DNN training using commodity GPU cloud
+// computing", Interspeech 2015 (a fixed threshold, whose sign is sent; here values are sent);
+// deviates: lambda from data in place of a parameter, and the histogram's threshold where more than
+// twice ratio * n pass.
 
 struct HeldThreshold : SelectionState {
   float threshold = 0;  // 0: none yet
@@ -29,7 +29,7 @@ struct HeldThreshold : SelectionState {
   void Scale(double factor) override {
     SelectionState::Scale(factor);
     threshold = static_cast<float>(threshold * factor);
-    // Beyond single precision it would never let anything pass: it is taken anew.
+    // No element would pass an infinite threshold, so it is determined again.
     if (!(threshold <= std::numeric_limits<float>::max())) threshold = 0;
   }
 
@@ -42,7 +42,7 @@ struct HeldThreshold : SelectionState {
 
 std::unique_ptr<CodecState> MakeHeldThreshold() { return std::make_unique<HeldThreshold>(); }
 
-/// One pass, two in the first step; O(n).
+/// One pass, or two in the first step; O(n).
 Selection ChooseHeld(SelectionRequest request, const EncodeContext&, SelectionState& state) {
   auto* held = dynamic_cast<HeldThreshold*>(&state);
   if (held != nullptr && held->threshold > 0) {
@@ -58,11 +58,11 @@ Selection ChooseHeld(SelectionRequest request, const EncodeContext&, SelectionSt
 }
 
 // --- hard ----------------------------------------------------------------------------------------
-// Everything above lambda = 1 / (2 sqrt(k)), k = ratio * n, a number fixed for the run. What is
-// kept follows the scale of the gradients: right only where losses, batches and learning rates
-// leave that scale alone. Source: Sahu et al., "Rethinking gradient sparsification as total error
-// minimization", NeurIPS 2021; deviates: when more than twice ratio * n pass, the histogram's
-// threshold for ratio * n takes over, so that payloads stay bounded.
+// Keeps everything above lambda = 1 / (2 sqrt(k)) with k = ratio * n, which is a constant of the
+// run. The kept count follows the scale of the gradients, so this is useful only where losses,
+// batches and learning rates keep that scale constant. Source: Sahu et al., "Rethinking gradient
+// sparsification as total error minimization", NeurIPS 2021; deviates: when more than twice ratio *
+// n pass, the histogram's threshold for ratio * n is used, so that payloads stay bounded.
 
 /// One pass (three when too many pass), O(n).
 Selection ChooseHard(SelectionRequest request, const EncodeContext&, SelectionState& state) {
@@ -73,16 +73,16 @@ Selection ChooseHard(SelectionRequest request, const EncodeContext&, SelectionSt
 }
 
 // --- gaussian_k ----------------------------------------------------------------------------------
-// The threshold of a normal distribution with mean zero and the input's mean square, corrected by
-// factors of 0.5 and 1.5, at most five times, while less than 2/3 or more than 4/3 of the wanted
-// number pass. Source: Shi et al., "Understanding top-k sparsification in distributed deep
-// learning", 2019; deviates: the mean is taken as zero, counts come from a sample of the elements
-// where 16384 or more are wanted, and the histogram's threshold steps in when fewer than half or
-// more than twice the wanted number pass in the end.
+// The threshold of a normal distribution with mean zero and the mean square of the input. It is
+// corrected by factors of 0.5 and 1.5, at most five times, while less than 2/3 or more than 4/3 of
+// the wanted number pass. Source: Shi et al., "Understanding top-k sparsification in distributed
+// deep learning", 2019; deviates: the mean is taken as zero, counts come from a sample of the
+// elements where 16384 or more are wanted, and the histogram's threshold is used when fewer than
+// half or more than twice the wanted number pass in the end.
 
 constexpr int kCorrectionsMax = 5;
 
-/// z with P(|Z| > z) = tail for a standard normal Z, by bisection.
+/// The z with P(|Z| > z) = tail for a standard normal Z, by bisection.
 double TwoSidedNormalQuantile(double tail) {
   double low = 0, high = 40;
   for (int i = 0; i < 80; ++i) {
@@ -92,7 +92,7 @@ double TwoSidedNormalQuantile(double tail) {
   return low;
 }
 
-/// Two to seven reading passes and one that selects; O(n).
+/// Two to seven passes that only read and one that selects; O(n).
 Selection ChooseGaussian(SelectionRequest request, const EncodeContext&, SelectionState& state) {
   const size_t n = request.gradient.size();
   const double target = static_cast<double>(SelectionTarget(n, request.ratio));
@@ -114,11 +114,11 @@ Selection ChooseGaussian(SelectionRequest request, const EncodeContext&, Selecti
 // Bisects the threshold between the mean and the largest magnitude until k to 2 k elements pass.
 // Source: Fang et al., "RedSync: reducing synchronization bandwidth for distributed deep learning
 // training system", JPDC 2019; deviates: counts come from a sample of the elements where 16384 or
-// more are wanted, and the histogram's threshold steps in where 20 halvings find none.
+// more are wanted, and the histogram's threshold is used where 20 halvings find none.
 
 constexpr int kHalvingsMax = 20;
 
-/// Two to 21 reading passes and one that selects; O(n).
+/// Two to 21 passes that only read and one that selects; O(n).
 Selection ChooseRedsync(SelectionRequest request, const EncodeContext&, SelectionState& state) {
   const size_t n = request.gradient.size();
   const size_t target = SelectionTarget(n, request.ratio);
@@ -139,17 +139,17 @@ Selection ChooseRedsync(SelectionRequest request, const EncodeContext&, Selectio
 }
 
 // --- ms_top_k ------------------------------------------------------------------------------------
-// Exactly k elements, from a threshold below and one above. All elements above the upper one are
-// kept, and of the band between the two a contiguous run that makes up for the rest, its place
-// drawn from the shared seed. Source: Shi et al., "Towards scalable distributed training of deep
-// learning on public cloud clusters", MLSys 2021; deviates: the two thresholds are the edges of the
-// histogram bin that holds the k-th magnitude, 1/16 of a power of two apart, found in one pass in
-// place of 25 bisecting ones; the run is contiguous among the elements of the band.
+// Keeps exactly k elements, with two thresholds. All elements above the upper one are kept. The
+// rest comes from a contiguous run of the band between the two, whose place is drawn from the
+// shared seed. Source: Shi et al., "Towards scalable distributed training of deep learning on
+// public cloud clusters", MLSys 2021; deviates: the two thresholds are the edges of the histogram
+// bin with the k-th magnitude, 1/16 of a power of two apart, which one pass finds in place of 25
+// bisecting ones; the run is contiguous among the elements of the band.
 
-/// The band of magnitudes in which the k-th lies, and how many of it are needed.
+/// The band of magnitudes that contains the k-th, and the number of elements needed from it.
 struct Band {
-  float lower = std::numeric_limits<float>::min();  // kept when above this,
-  float upper = 0;                                  // surely when at least this
+  float lower = std::numeric_limits<float>::min();  // elements above this are kept as needed,
+  float upper = 0;                                  // those of at least this in any case
   uint64_t size = 0, needed = 0;
 };
 
@@ -170,14 +170,14 @@ Band FindBand(const SelectionRequest& request, size_t target) {
     const uint64_t here = histogram.bins()[bin];
     if (above + here >= target) {
       band.lower = std::bit_cast<float>((bin << 19) - 1);
-      band.upper = std::bit_cast<float>((bin + 1) << 19);  // infinity above the last bin
+      band.upper = std::bit_cast<float>((bin + 1) << 19);  // infinity for the last bin
       band.size = here;
       band.needed = target - above;
       return band;
     }
     above += here;
   }
-  return band;  // fewer than k are not zero: all of them
+  return band;  // fewer than k elements are nonzero: keep all
 }
 
 /// One counting pass and one that selects, O(n).
@@ -197,9 +197,10 @@ Selection ChooseExactly(SelectionRequest request, const EncodeContext& context,
 
 // --- layer_wise ----------------------------------------------------------------------------------
 // Every tensor of the bucket keeps its own largest magnitudes, max(1, floor(ratio * n_l)) of n_l
-// elements, so that no layer starves beside a louder one. Source: the layer-wise form of Aji and
-// Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; deviates:
-// thresholds from a histogram per tensor. Counts per tensor lie within the bounds of selection.h.
+// elements, so that a layer with small gradients is not left out. Source: the layer-wise form of
+// Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017; deviates:
+// thresholds come from a histogram per tensor. Counts per tensor are within the bounds of
+// selection.h.
 
 bool CoversBucket(size_t n, std::span<const TensorShape> shape) {
   uint64_t elements = 0;
@@ -215,12 +216,12 @@ SelectionRequest RequestOfTensor(const SelectionRequest& whole, size_t at, size_
   return part;
 }
 
-/// Selects from one tensor and puts the outcome behind what `all` holds in `state`.
+/// Selects from one tensor and appends the result to `all` in `state`.
 void AppendTensor(SelectionRequest part, size_t at, SelectionState& scratch,
                   GradientStatistics* statistics, SelectionState& state, Selection* all) {
   GradientStatistics seen;
   if (statistics != nullptr) part.statistics = &seen;
-  scratch.histogram.Clear();  // no steering: every tensor is met for the first time
+  scratch.histogram.Clear();  // no steering, because there is no last step of this tensor
   const Selection one = SelectLargest(part, scratch);
   if (statistics != nullptr) statistics->Merge(seen);
   all->sums.energy_in += one.sums.energy_in;
@@ -242,7 +243,7 @@ size_t CapByTensor(size_t n, const EncodeContext& context) {
   return std::min(n, cap);
 }
 
-/// Two passes, tensor by tensor; O(n). The state is scratch.
+/// Two passes for each tensor; O(n). The state is scratch memory.
 Selection ChooseByTensor(SelectionRequest request, const EncodeContext& context,
                          SelectionState& state) {
   const size_t n = request.gradient.size();
@@ -273,8 +274,8 @@ struct Selector {
   const char* summary;
   Selection (*choose)(SelectionRequest, const EncodeContext&, SelectionState&);
   double count_tolerance = 0;
-  bool widths = false;         // values of 8 and 4 bits too
-  bool follows_scale = false;  // what is kept follows the gradients' scale; where named only
+  bool widths = false;         // whether values of 8 and 4 bits are offered, too
+  bool follows_scale = false;  // the kept count follows the gradients' scale; opt-in
   size_t (*cap)(size_t n, const EncodeContext&) = nullptr;  // null: SelectionCap
   std::unique_ptr<CodecState> (*make_state)() = nullptr;    // null: a SelectionState
 };

@@ -1,11 +1,12 @@
-// Top-k: the largest magnitudes of gradient + residual, by threshold. A threshold taken from the
-// last step's histogram makes it one pass over memory; the kept count follows the ratio closely but
-// is not exactly k (see selection.h for its bounds), which no receiver needs. Payload: selection
-// header, coded positions, values of 16 (half or single precision), 8 or 4 bits (proto/WIRE.md
-// section 3). Source: Aji and Heafield, "Sparse communication for distributed gradient descent",
-// EMNLP 2017; deviates: threshold from a 4096-bin histogram, values rounded with the error kept as
-// residual.
-// memory=ef21: the largest changes of the gradient (ef21.h).
+// Top-k: sends the largest magnitudes of gradient + residual, selected by a threshold. A threshold
+// from the last step's histogram makes it one pass over memory. The kept count follows the ratio
+// closely but is not exactly k (see selection.h for its bounds), which no receiver needs.
+// Payload: a selection header, coded positions, and values of 16 (half or single precision), 8 or 4
+// bits (proto/WIRE.md section 3).
+// Source: Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017;
+// deviates: the threshold comes from a 4096-bin histogram, and values are rounded with the error
+// kept as residual.
+// memory=ef21: sends the largest changes of the gradient (ef21.h).
 
 #include "datapath/codec/residual/ef21.h"
 #include "datapath/codec/select/threshold_codec.h"
@@ -18,7 +19,7 @@ class TopKCodec : public ThresholdCodec {
   explicit TopKCodec(CodecTraits traits) : ThresholdCodec(std::move(traits)) {}
 
  protected:
-  /// One pass with a warm state, else two; O(n).
+  /// One pass with a warm state, or else two; O(n).
   Selection Choose(SelectionRequest request, const EncodeContext&,
                    SelectionState& state) const override {
     return SelectLargest(request, state);

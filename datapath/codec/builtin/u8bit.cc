@@ -1,9 +1,10 @@
-// Eight bits of the dynamic tree: |x| / max, max being the largest magnitude of its block of 2048,
-// as a decade and an equal part of it, so that small values keep their order of magnitude. Payload:
-// blocks of max and codes of 8 bits (quantised_buckets.h, kernels_quantise.h). Source: Dettmers,
-// "8-bit approximations for parallelism in deep learning", ICLR 2016 (dynamic tree quantisation);
-// deviates: a maximum for every block rather than the tensor, and the middle of a part stands for
-// it at the upper end too.
+// Eight bits of the dynamic tree: represents |x| / max, where max is the largest magnitude of its
+// block of 2048, as a decade and one of equal parts of the decade, so that small values keep their
+// order of magnitude.
+// Payload: for each block max and codes of 8 bits (quantised_buckets.h, kernels/quantise.h).
+// Source: Dettmers, "8-bit approximations for parallelism in deep learning", ICLR 2016 (dynamic
+// tree quantisation); deviates: a maximum for every block instead of one for the tensor, and a part
+// is represented by its middle at the upper end, too.
 
 #include <array>
 
@@ -13,10 +14,10 @@
 namespace weir {
 namespace {
 
-/// A maximum below this sends zeros: its reciprocal would overflow.
+/// For a smaller maximum, zeros are sent, because its reciprocal would overflow.
 constexpr float kU8MaxAbsMin = 0x1p-100f;
 
-/// What each code stands for when max is 1.
+/// The value of each code for max = 1.
 constexpr std::array<float, 256> TreeValues() {
   std::array<float, 256> values{};
   for (const kernels::TreeDecade& decade : kernels::kTreeDecades) {
@@ -64,7 +65,7 @@ class U8BitCodec : public BucketCodec {
       .summary = "decade and part of it in 8 bits (Dettmers 2016)",
       .needs_error_feedback = true,
       .form = PayloadForm::kOpaque,
-      // On normal numbers.
+      // For normal numbers.
       .settings = {{.fixed_bits = BucketLayout::BitsPerElement(kernels::kBlockElements, 1, 8),
                     .relative_error_squared = 0.000157}},
       .error_model = ErrorModel::kRelative,

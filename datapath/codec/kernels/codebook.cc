@@ -1,4 +1,4 @@
-// Codebooks of many levels: the level of a coordinate is looked up by its cell.
+// Codebooks of many levels, in which the level of a coordinate is looked up by its cell.
 
 #include <algorithm>
 #include <limits>
@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/codebook.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -18,7 +18,8 @@ namespace HWY_NAMESPACE {
 
 constexpr size_t kLanes = hn::MaxLanes(F32());
 
-/// Sixteen partial sums in double, element i going to number i % 16, whatever the vector's length.
+/// Sixteen partial sums in double. Element i is added to number i % 16, whatever the length of
+/// vectors.
 struct PartialSums {
   static constexpr size_t kDoubles = hn::MaxLanes(F64());
   VF64 parts[kRun / kDoubles];
@@ -26,7 +27,7 @@ struct PartialSums {
   HWY_INLINE PartialSums() {
     for (VF64& part : parts) part = hn::Zero(F64());
   }
-  /// Products of two floats are exact in double, so fused and separate additions agree.
+  /// Products of two floats are exact in double, so fused and separate additions give the same.
   HWY_INLINE void Add(size_t offset, VF32 a, VF32 b) {
     VF64* part = parts + offset / kDoubles;
 #if HWY_TARGET == HWY_SCALAR
@@ -48,7 +49,7 @@ struct PartialSums {
   }
 };
 
-/// The bits of a mask, at the place of the vector in its run.
+/// The bits of a mask, shifted to the place of the vector in its run.
 HWY_INLINE uint32_t PlaneBits(hn::Mask<F32> mask, size_t offset) {
   uint8_t bytes[8] = {};
   hn::StoreMaskBits(F32(), mask, bytes);
@@ -70,9 +71,9 @@ CodebookSums EncodeWideCodebook(const Codebook& book, float inverse_scale, const
       const VF32 magnitude = hn::Abs(v);
       const VF32 z = hn::Mul(magnitude, inverse);
       const VI32 at = hn::ConvertTo(di, hn::Min(hn::Mul(z, cells), last));
-      // Clamped as an integer too: NaN may have become anything.
+      // Clamp as an integer, too, because the conversion of NaN may give anything.
       const VI32 cell = hn::Max(hn::Min(at, hn::Set(di, kCodebookCells - 1)), hn::Zero(di));
-      // At most one boundary lies inside a cell.
+      // There is at most one boundary inside a cell.
       VI32 number = hn::GatherIndex(di, book.below, cell);
       const auto above = hn::Gt(z, hn::GatherIndex(d, book.boundaries, number));
       number = hn::Sub(number, hn::BitCast(di, hn::VecFromMask(d, above)));

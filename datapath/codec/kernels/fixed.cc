@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/fixed.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -16,7 +16,7 @@ HWY_INLINE VF32 Power(int exponent) {
   return hn::BitCast(F32(), hn::Set(I32(), (exponent + 127) << 23));
 }
 
-/// The elements are those of the whole block from `at` on.
+/// The elements begin at `at` in the whole block.
 template <bool kResidual, bool kRest>
 void SplitRuns(const Block& block, size_t at, int bits, float* rest, FixedCodes* out, Sums* sums) {
   static_assert(kSampleRun >= kRun, "room behind the lists");
@@ -33,7 +33,7 @@ void SplitRuns(const Block& block, size_t at, int bits, float* rest, FixedCodes*
     const VF32 e = LoadSum<kResidual>(block, i);
     input.Add(e);
     const VF32 magnitude = hn::Abs(e);
-    // Written so that NaN is large.
+    // Written so that NaN counts as large.
     const auto is_zero = hn::Lt(magnitude, small_min);
     const auto below_medium = hn::Lt(magnitude, medium_min);
     const auto below_large = hn::Lt(magnitude, large_min);
@@ -41,13 +41,13 @@ void SplitRuns(const Block& block, size_t at, int bits, float* rest, FixedCodes*
     const auto is_medium = hn::AndNot(below_medium, below_large);
     const VF32 scale = hn::IfThenElse(below_medium, small_scale, medium_scale);
     const VF32 step = hn::IfThenElse(below_medium, small_step, medium_step);
-    // Integers are at most 32767: what is large is kept out of the conversion.
+    // Integers are at most 32767, so larger elements are kept out of the conversion.
     const VI32 number = hn::ConvertTo(di, hn::IfThenElseZero(below_large, hn::Mul(e, scale)));
     const VF32 cut = hn::Mul(hn::ConvertTo(d, number), step);
     const VF32 error = hn::IfThenElseZero(below_large, hn::Sub(e, cut));
     lost.Add(error);
     if constexpr (kRest) hn::StoreU(error, d, rest + i);
-    // A mask is -1 where it holds: three less one for every bound that e is below.
+    // A mask is -1 where it holds, so the class is three less one for every bound that e is below.
     const VU32 zero = hn::BitCast(du, hn::VecFromMask(d, is_zero));
     const VU32 small = hn::BitCast(du, hn::VecFromMask(d, below_medium));
     const VU32 medium = hn::BitCast(du, hn::VecFromMask(d, below_large));
@@ -75,7 +75,7 @@ void SplitFixed(const Block& block, int bits, float* rest, FixedCodes* out, Sums
   const Block whole = WholeRuns(block);
   run(whole, 0, bits, rest, out, sums);
   if (whole.size == block.size) return;
-  // The padding is of class 0: it adds to no list.
+  // The padding is of class 0 and so is in no list.
   const PaddedTail tail(block, whole.size);
   float left[kRun];
   run(tail.block, whole.size, bits, rest == nullptr ? nullptr : left, out, sums);

@@ -1,12 +1,13 @@
-// The randomised Hadamard transform. Levels run from the longest stride to the shortest on every
-// target, each coordinate seeing the same additions in the same order, so the bytes agree.
+// The randomised Hadamard transform. Every target runs the levels from the longest stride to the
+// shortest, and each coordinate gets the same additions in the same order, so all give the same
+// bytes.
 
 #include "datapath/codec/kernels/hadamard.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/hadamard.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -39,7 +40,7 @@ HWY_INLINE VF32 Exchange(VF32 v) {
   }
 }
 
-/// The sign bit in every lane i with i & kStride.
+/// The sign bit in every lane i for which i & kStride is not 0.
 template <size_t kStride>
 HWY_INLINE VF32 UpperSigns() {
   constexpr int kShift = kStride == 1 ? 31 : kStride == 2 ? 30 : kStride == 4 ? 29 : 28;
@@ -47,14 +48,14 @@ HWY_INLINE VF32 UpperSigns() {
   return hn::BitCast(F32(), hn::ShiftLeft<kShift>(upper));
 }
 
-/// One level inside a vector: a + b in the lower lane of a pair, a - b in the upper.
+/// One level inside a vector: a + b in the lower lane of a pair, a - b in the upper one.
 template <size_t kStride>
 HWY_INLINE VF32 LevelInside(VF32 v) {
   return hn::Add(Exchange<kStride>(v), hn::Xor(v, UpperSigns<kStride>()));
 }
 #endif
 
-/// The last four levels, strides 8 to 1, of one run of 16.
+/// The last four levels, with strides 8 to 1, of one run of 16.
 HWY_INLINE void TransformRun(float* y) {
   constexpr size_t kVectors = kRun / kLanes;
   VF32 v[kVectors];
@@ -75,7 +76,7 @@ HWY_INLINE void TransformRun(float* y) {
   }
 }
 
-/// Strides 4, 2 and 1 in units of a vector's distance.
+/// Three levels, with strides of 4, 2 and 1 vectors.
 HWY_INLINE void Radix8(VF32 (&v)[8]) {
   Butterfly(v[0], v[4]);
   Butterfly(v[1], v[5]);
@@ -91,7 +92,7 @@ HWY_INLINE void Radix8(VF32 (&v)[8]) {
   Butterfly(v[6], v[7]);
 }
 
-/// Three levels: strides 4 * step, 2 * step and step >= kRun.
+/// Three levels, with strides 4 * step, 2 * step and step >= kRun.
 void Radix8Pass(float* y, size_t size, size_t step) {
   for (size_t base = 0; base < size; base += 8 * step) {
     for (size_t i = base; i < base + step; i += kLanes) {
@@ -114,7 +115,7 @@ void Radix2Pass(float* y, size_t size, size_t stride) {
   }
 }
 
-/// All levels of stride `stride` and below.
+/// All levels from stride `stride` down.
 void LevelsFrom(float* y, size_t size, size_t stride) {
   for (; stride >= 4 * kRun; stride /= 8) Radix8Pass(y, size, stride / 4);
   for (; stride >= kRun; stride /= 2) Radix2Pass(y, size, stride);
@@ -125,7 +126,8 @@ void Hadamard(float* y, size_t size) { LevelsFrom(y, size, size / 2); }
 
 // --- Signs ---------------------------------------------------------------------------------------
 
-/// Turns the bits of one word into the signs of the vector whose first element is its bit `first`.
+/// Converts the bits of one word to the signs of the vector whose first element corresponds to bit
+/// `first`.
 struct SignBits {
   VU32 from_top;  // 31 - lane
   HWY_INLINE SignBits() : from_top(hn::Sub(hn::Set(U32(), 31u), hn::Iota(U32(), 0u))) {}
@@ -153,12 +155,12 @@ void RotateRuns(const Block& block, const RotationSigns& signs, float* y, Sums* 
   const VF32 scale = hn::Set(F32(), 1.0f / static_cast<float>(block.size));
   InputSums input;
   if (block.size == kRotationElements) {
-    // The first three levels while the input is in registers.
+    // Do the first three levels while the input is in registers.
     constexpr size_t kStep = kRotationElements / 8;
     for (size_t i = 0; i < kStep; i += kLanes) {
       VF32 v[8];
       for (size_t k = 0; k < 8; ++k) {
-        // Eight places at once are too many for the processor to see where this is going.
+        // Processors do not recognise eight interleaved streams, so prefetch them explicitly.
         if (i % kRun == 0) {
           ReadAhead(block.gradient + i + k * kStep, kRotationElements);
           if constexpr (kResidual) ReadAhead(block.residual + i + k * kStep, kRotationElements);

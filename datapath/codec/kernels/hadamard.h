@@ -1,11 +1,12 @@
 #pragma once
 // SIMD kernels of the rotating codecs: the randomised Hadamard transform in blocks that stay in the
-// first-level cache, and what is done to a rotated block. Dispatched at run time as kernels.h;
-// every target gives the same bytes, energies apart.
+// first-level cache, and operations on a rotated block. Dispatched at run time as in kernels.h.
+// Every target gives the same bytes; only energies may differ in their last bits.
 //
 // With H the unnormalised Walsh-Hadamard matrix of order m and D a diagonal of random signs, Rotate
-// computes y = H D x / m and the inverse is x = D H y: both factors of 1/sqrt(m) are on the way
-// there, so that no finite input overflows. Coordinates of y have the variance of x over m.
+// computes y = H D x / m, and the inverse is x = D H y. Both factors of 1/sqrt(m) are applied in
+// Rotate, so that no finite input overflows. The variance of the coordinates of y is that of x
+// divided by m.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,17 +16,17 @@
 
 namespace weir::kernels {
 
-/// Elements of one full rotation; divides kBlockElements.
+/// The number of elements of a full rotation; it divides kBlockElements.
 inline constexpr size_t kRotationElements = 1024;
-/// Elements of the smallest rotation.
+/// The number of elements of the smallest rotation.
 inline constexpr size_t kRotationMin = 16;
 
-/// The signs of one rotation: bit i % 32 of word i / 32 set means that element i is negated.
+/// The signs of one rotation. Bit i % 32 of word i / 32 is set if element i is negated.
 struct RotationSigns {
   uint32_t words[kRotationElements / 32];
 };
 
-/// The signs of rotation number `index` under `seed`: words 2j and 2j + 1 are the halves of
+/// The signs of rotation number `index` for `seed`: words 2j and 2j + 1 are the halves of
 /// MixSeed(seed, index * 16 + j).
 inline RotationSigns MakeRotationSigns(uint64_t seed, uint64_t index) {
   constexpr size_t kPairs = kRotationElements / 64;
@@ -38,41 +39,43 @@ inline RotationSigns MakeRotationSigns(uint64_t seed, uint64_t index) {
   return signs;
 }
 
-// Below, `size` is a power of two from kRotationMin to kRotationElements, and buffers of `size`
-// floats are aligned to 64 bytes unless they are a Block or said to be unaligned.
+// Below, `size` is a power of two from kRotationMin to kRotationElements. Buffers of `size` floats
+// are aligned to 64 bytes unless they are part of a Block or declared unaligned.
 
-/// y = H D e / size for a block of exactly `size` elements; adds the block's energy and maximum.
+/// y = H D e / size for a block of exactly `size` elements. Adds the block's energy and maximum to
+/// `sums`.
 void Rotate(const Block& block, const RotationSigns& signs, float* y, Sums* sums) noexcept;
 
 /// y = H y.
 void Hadamard(float* y, size_t size) noexcept;
 
-/// rest = e - D y (unaligned, may be null or equal the residual); adds to energy_lost.
+/// rest = e - D y (unaligned; may be null or equal the residual). Adds to energy_lost.
 void SubtractSigned(const Block& block, const RotationSigns& signs, const float* y, float* rest,
                     Sums* sums) noexcept;
 
-/// out[i] += factor * (D y)[i], i < count <= kRotationElements. out unaligned.
+/// out[i] += factor * (D y)[i] for i < count <= kRotationElements. `out` is unaligned.
 void AddSigned(const RotationSigns& signs, const float* y, size_t count, float factor,
                float* out) noexcept;
 
-/// A symmetric grid with a level at zero: q = clamp(floor(y * inverse_step + u), +-levels), u
-/// uniform in [0, 1) from a hash of (seed, counter + position).
+/// A symmetric grid with a level at zero: q = clamp(floor(y * inverse_step + u), +-levels), where u
+/// is uniform in [0, 1), from a hash of (seed, counter + position).
 struct RotatedGrid {
   float step = 0;
   float inverse_step = 0;
   float levels = 0;  // at most 32767
   uint64_t seed = 0;
 };
-/// Stores q and either, with lost null, replaces y by q * step, or adds the sum of squares of what
-/// that would lack of y to *lost.
+/// Stores q. If `lost` is null, replaces y by q * step; otherwise adds the sum of squares of y - q
+/// * step to *lost.
 void QuantiseRotated8(const RotatedGrid& grid, uint32_t counter, size_t size, float* y, int8_t* out,
                       double* lost) noexcept;
 void QuantiseRotated16(const RotatedGrid& grid, uint32_t counter, size_t size, float* y,
                        int16_t* out, double* lost) noexcept;
 
-/// A grid of which some levels are left out. With g = 2 * centre cells of width `step` around zero,
-/// y lies in a cell of which cells[c] holds level | width << 16: the allowed level at or below it
-/// (from 0) and how far above that the next one is; it is rounded to one of the two at random.
+/// A grid without some of its levels. It has g = 2 * centre cells of width `step` around zero. For
+/// y in cell c, cells[c] is level | width << 16: `level` is the allowed level at or below y
+/// (counted from 0), and the next one is `width` above it. y is rounded to one of the two at
+/// random.
 struct SparseGrid {
   float step = 0;
   float inverse_step = 0;
@@ -80,55 +83,57 @@ struct SparseGrid {
   const int32_t* cells = nullptr;  // 2 * centre of them
   uint64_t seed = 0;
 };
-/// Stores level - centre; else as QuantiseRotated8.
+/// Stores level - centre; otherwise like QuantiseRotated8.
 void QuantiseSparse8(const SparseGrid& grid, uint32_t counter, size_t size, float* y, int8_t* out,
                      double* lost) noexcept;
 void QuantiseSparse16(const SparseGrid& grid, uint32_t counter, size_t size, float* y, int16_t* out,
                       double* lost) noexcept;
 
-/// y[i] = lanes[i] * step; lanes unaligned.
+/// y[i] = lanes[i] * step. The lanes are unaligned.
 void LoadRotated8(const int8_t* lanes, size_t size, float step, float* y) noexcept;
 void LoadRotated16(const void* lanes, size_t size, float step, float* y) noexcept;
 
-/// Two signed four-bit lanes an octet: element i in the low half of octet i, element i + size / 2
-/// in the high half. Values within +-7 (packing), any (the others).
+/// Converts between signed lanes and octets of two four-bit lanes each: element i is in the low
+/// half of octet i, and element i + size / 2 in the high half. When packing, values are within +-7.
 void PackNibbles(const int8_t* lanes, size_t size, uint8_t* out) noexcept;
 void UnpackNibbles(const uint8_t* in, size_t size, int8_t* lanes) noexcept;
 
-/// Sum of squares in an order that does not depend on the target.
+/// The sum of squares, added in an order that does not depend on the target.
 double SquareSum(const float* y, size_t size) noexcept;
 
-/// Most bits of a symmetric codebook.
+/// The most bits of a symmetric codebook.
 inline constexpr int kCodebookBitsMax = 8;
-/// Bits from which on a codebook is searched by cells of 1/64 in place of one boundary after
-/// another; the boundaries are further apart, and below kCodebookCells / 64.
+/// With at least this number of bits, a codebook is searched by cells of 1/64 instead of by one
+/// boundary after the other. Boundaries are then more than a cell apart and below kCodebookCells /
+/// 64.
 inline constexpr int kCodebookBitsWide = 5;
 inline constexpr int kCodebookCells = 320;
-/// A codebook of 2^bits values +-centroids[0 .. 2^(bits-1)), ascending; a magnitude above
-/// boundaries[j] takes centroid j + 1 or a later one.
+/// A codebook of the 2^bits values +-centroids[0 .. 2^(bits-1)), in ascending order. A magnitude
+/// above boundaries[j] is assigned to centroid j + 1 or a later one.
 struct Codebook {
   int bits = 1;
   float centroids[128] = {};
   float boundaries[128] = {};
-  // From kCodebookBitsWide on: the boundaries below cell / 64; and boundaries ends with +infinity.
+  // From kCodebookBitsWide on: the number of boundaries below cell / 64; `boundaries` ends with
+  // +infinity.
   int32_t below[kCodebookCells] = {};
 };
-/// The codebook of these 2^(bits - 1) centroids, boundaries half way between them.
+/// The codebook of these 2^(bits - 1) centroids, with boundaries half way between them.
 Codebook MakeCodebook(int bits, const float* centroids);
-/// Sums in an order that does not depend on the target.
+/// Sums that are added in an order that does not depend on the target.
 struct CodebookSums {
   double product = 0;  // of centroid * |y|
   double square = 0;   // of centroid * centroid
 };
 /// Writes bits planes of size / 8 octets: the bits of the centroid's number from the lowest up,
-/// then the sign (set: negative); bit i % 8 of octet i / 8 belongs to element i. The centroid is
-/// that of |y * inverse_scale|; y is left as it is.
+/// then the sign (set: negative). Bit i % 8 of octet i / 8 belongs to element i. The centroid is
+/// that of |y * inverse_scale|. y is not changed.
 CodebookSums EncodeCodebook(const Codebook& book, float inverse_scale, const float* y, size_t size,
                             uint8_t* planes) noexcept;
 /// y = factor * codebook value.
 void DecodeCodebook(const Codebook& book, const uint8_t* planes, size_t size, float factor,
                     float* y) noexcept;
-/// The same for books of kCodebookBitsWide bits and more, which those two hand on.
+/// The same for codebooks of at least kCodebookBitsWide bits, to which the two above forward.
 CodebookSums EncodeWideCodebook(const Codebook& book, float inverse_scale, const float* y,
                                 size_t size, uint8_t* planes) noexcept;
 void DecodeWideCodebook(const Codebook& book, const uint8_t* planes, size_t size, float factor,

@@ -1,12 +1,12 @@
-// Kernels that read the two parts of Rice codes: where the ones of the quotients stand, and what
-// positions they make with the plain bits.
+// Kernels that read the two parts of Rice codes: they find the ones of the quotients, and compute
+// positions from them and the plain bits.
 
 #include "datapath/codec/kernels/index.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/index.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -31,8 +31,9 @@ size_t FindOnes(const uint8_t* bytes, size_t size, size_t most, size_t* bit, uin
     word >>= at % 8;
     const auto base = static_cast<uint32_t>(at - begin);
     if (lanes >= 8) {
-      // As many bits as there are lanes at once: the places of the ones move to the front.
-      uint64_t bits[2] = {word, 0};  // eight octets can be read from each of the first
+      // Takes as many bits at once as there are lanes, and moves the positions of ones to the
+      // front.
+      uint64_t bits[2] = {word, 0};  // eight octets can be read from each position in the first
       for (size_t i = 0; i < 64; i += lanes) {
         const auto* const here = reinterpret_cast<const uint8_t*>(bits) + i / 8;
         const VU32 places = hn::Iota(d, base + static_cast<uint32_t>(i));
@@ -42,10 +43,10 @@ size_t FindOnes(const uint8_t* bytes, size_t size, size_t most, size_t* bit, uin
       }
     } else {
       const size_t here = hwy::PopCount(word);
-      // Eight at a time, some in vain: whether there is another one could not be foreseen.
+      // Takes eight at a time, some superfluous, because a branch on each would be unpredictable.
       for (size_t i = 0; i < here; i += 8) {
         for (size_t j = i; j < i + 8; ++j) {
-          const uint64_t rest = word | uint64_t{1} << 63;  // a place for those in vain
+          const uint64_t rest = word | uint64_t{1} << 63;  // gives superfluous ones a position
           ones[found + j] = base + static_cast<uint32_t>(hwy::Num0BitsBelowLS1Bit_Nonzero64(rest));
           word &= word - 1;
         }
@@ -57,18 +58,19 @@ size_t FindOnes(const uint8_t* bytes, size_t size, size_t most, size_t* bit, uin
   }
   if (found >= most) {
     found = most;
-    // The last one is of the last word, whose place is known whole.
+    // The last one is in the last word, whose full position is known.
     if (most > 0) at = word_at + (ones[most - 1] - static_cast<uint32_t>(word_at - begin)) + 1;
   }
   *bit = at;
   return found;
 }
 
-// Before the i-th one stand ones[i] - i zeros, so position i is `next` plus 2^bits times as many,
-// the plain bits up to the i-th, and i: of those alone a sum must be kept while the loop runs.
+// There are ones[i] - i zeros before the i-th one, so position i is `next` plus 2^bits times that
+// number, the plain bits up to the i-th, and i. The loop must keep a running sum of the plain bits
+// only.
 uint64_t PlacePositions(const uint32_t* ones, const uint8_t* plain, size_t size, int bits,
                         uint64_t next, uint32_t* out) {
-  const uint32_t step = 1 - (uint32_t{1} << bits);  // i positions more, i zeros less
+  const uint32_t step = 1 - (uint32_t{1} << bits);  // one position more, one zero less
   auto base = static_cast<uint32_t>(next);
   uint64_t plain_sum = 0;
   size_t i = 0;
@@ -86,7 +88,7 @@ uint64_t PlacePositions(const uint32_t* ones, const uint8_t* plain, size_t size,
     const auto behind = hn::ShiftLeftSame(hn::LoadU(d, ones + i), bits);
     const auto rest = hn::Add(hn::PromoteTo(d, sums), steps);
     hn::StoreU(hn::Add(hn::Set(d, base), hn::Add(behind, rest)), d, out + i);
-    // The last of `sums` once more: what the next vector waits for goes through no vector.
+    // Computes the last of `sums` again without vectors, because the next vector waits for it.
     uint64_t octets = 0;
     std::memcpy(&octets, plain + i, lanes);
     octets = (octets & 0x00ff00ff00ff00ff) + (octets >> 8 & 0x00ff00ff00ff00ff);

@@ -1,5 +1,5 @@
-// Pieces shared by the kernel files, compiled once per SIMD target: hence a per-target include
-// guard in place of #pragma once.
+// Code shared by the kernel files. It is compiled once per SIMD target, which requires a per-target
+// include guard in place of #pragma once.
 
 #if defined(WEIR_CODEC_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEIR_CODEC_KERNELS_INL_H_
@@ -21,8 +21,8 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Loops step over whole runs of this many elements; what is left goes through a padded copy. Every
-/// vector of ours has at most as many lanes.
+/// Loops process whole runs of this many elements; the rest goes through a padded copy. No vector
+/// has more lanes than a run.
 inline constexpr size_t kRun = 16;
 
 using F32 = hn::CappedTag<float, kRun>;
@@ -39,11 +39,11 @@ using VI32 = hn::Vec<I32>;
 using VU32 = hn::Vec<U32>;
 using VF64 = hn::Vec<F64>;
 
-/// Sum of squares in double: two vectors of partial sums.
+/// A sum of squares in double, as two vectors of partial sums.
 struct Energy {
   VF64 low, high;
 
-  // Spelt out: an implicit constructor would not be compiled for the target.
+  // Written out, because an implicit constructor would not be compiled for the target.
   HWY_INLINE Energy() : low(hn::Zero(F64())), high(hn::Zero(F64())) {}
   HWY_INLINE void Add(VF32 v) {
 #if HWY_TARGET == HWY_SCALAR
@@ -59,7 +59,7 @@ struct Energy {
   HWY_INLINE double Total() const { return hn::GetLane(hn::SumOfLanes(F64(), hn::Add(low, high))); }
 };
 
-/// Energy and largest magnitude of the input of a pass.
+/// The energy and the largest magnitude of the input of a pass.
 struct InputSums {
   Energy energy;
   VI32 max_bits;
@@ -78,9 +78,9 @@ struct InputSums {
   }
 };
 
-/// Sum of squares of what rounding lost, in single precision: a third of the cost, and close enough
-/// beside an energy that is exact. Holds for blocks whose largest magnitude is far from what the
-/// squares of single precision cannot show; for others ask EnergyOf.
+/// The sum of squares of rounding errors, in single precision: a third of the cost, and accurate
+/// enough beside an exact energy. Valid for blocks whose squares do not leave the range of single
+/// precision, as Holds says; use EnergyOf for others.
 struct Loss {
   VF32 sum;
 
@@ -93,14 +93,15 @@ struct Loss {
     for (size_t j = 0; j < hn::Lanes(F32()); ++j) total += lanes[j];
     return total;
   }
-  /// Between 2^-40 and 2^50; zero or not finite, where there is nothing to sum.
+  /// The largest magnitude is between 2^-40 and 2^50, or it is zero or not finite, so that there is
+  /// nothing to sum.
   static HWY_INLINE bool Holds(uint32_t max_bits) {
     return max_bits == 0 || (max_bits >= 0x2B800000u && max_bits <= 0x58800000u) ||
            max_bits >= 0x7F800000u;
   }
 };
 
-/// The same in double, of whole runs.
+/// The same in double, over whole runs.
 HWY_INLINE double EnergyOf(const float* values, size_t size) {
   Energy energy;
   for (size_t i = 0; i < size; i += hn::Lanes(F32())) energy.Add(hn::LoadU(F32(), values + i));
@@ -118,7 +119,7 @@ HWY_INLINE VF32 LoadSum(const Block& block, size_t i) {
   }
 }
 
-/// Asks for the line that lies `elements` further on, which may be past the end of the array.
+/// Prefetches the line `elements` further on, which may be past the end of the array.
 HWY_INLINE void ReadAhead(const float* at, size_t elements) {
   hwy::Prefetch(
       reinterpret_cast<const float*>(reinterpret_cast<uintptr_t>(at) + elements * sizeof(float)));
@@ -126,17 +127,17 @@ HWY_INLINE void ReadAhead(const float* at, size_t elements) {
 
 HWY_INLINE VF32 ClampTo(VF32 v, VF32 limit) { return hn::Max(hn::Min(v, limit), hn::Neg(limit)); }
 
-/// Collects the mask of the vector at `offset` of a run into the run's sixteen bits.
+/// Places the mask of the vector at `offset` of a run into the run's sixteen bits.
 HWY_INLINE uint32_t BitsOf(hn::Mask<F32> mask, size_t offset) {
   uint8_t bytes[8] = {};
   hn::StoreMaskBits(F32(), mask, bytes);
   return (bytes[0] | static_cast<uint32_t>(bytes[1]) << 8) << offset;
 }
 
-// --- Number formats. Each is Encode (finite f32 to lane bits), which may tell the lane's value as
-// --- well, Decode and a test of lane validity.
+// --- Number formats. Each has Encode (finite f32 to the bits of a lane, which may also return the
+// --- lane's value), Decode, and a test whether a lane is valid.
 
-// Targets whose half-precision conversions are hardware and round to nearest even.
+// Targets with hardware conversions to half precision that round to nearest even.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
 #define WEIR_NATIVE_HALF 1
 #else
@@ -147,7 +148,7 @@ using U16 = hn::Rebind<uint16_t, F32>;
 using F16 = hn::Rebind<hwy::float16_t, F32>;
 using VU16 = hn::Vec<U16>;
 
-/// IEEE half precision. Input within +-65504.
+/// IEEE half precision. The input is within +-65504.
 struct Half {
   static constexpr bool kScaled = true;
   static HWY_INLINE VU16 Encode(VF32 v, VF32* value) {
@@ -163,11 +164,13 @@ struct Half {
     const VU32 bits = hn::BitCast(du, v);
     const VU32 sign = hn::And(bits, hn::Set(du, 0x80000000u));
     const VU32 magnitude = hn::Xor(bits, sign);
-    // Normal: round the mantissa to 10 bits, ties to even, and rebias the exponent by 112.
+    // Normal numbers: round the mantissa to 10 bits, ties to even, and change the exponent's bias
+    // by 112.
     const VU32 odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
     const VU32 rounded = hn::Add(hn::Add(magnitude, hn::Set(du, 0xFFFu)), odd);
     const VU32 normal = hn::Sub(hn::ShiftRight<13>(rounded), hn::Set(du, 112u << 10));
-    // Subnormal: the last place of 0.5f is half precision's smallest step, so the adder rounds.
+    // Subnormal numbers: the last place of 0.5f is the smallest step of half precision, so the
+    // addition rounds.
     const VF32 shifted = hn::Add(hn::BitCast(F32(), magnitude), hn::Set(F32(), 0.5f));
     const VU32 subnormal = hn::Sub(hn::BitCast(du, shifted), hn::Set(du, 0x3F000000u));
     const auto is_normal = hn::Gt(magnitude, hn::Set(du, 0x387FFFFFu));
@@ -183,7 +186,8 @@ struct Half {
     const VU32 bits = hn::PromoteTo(du, lanes);
     const VU32 sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(du, 0x8000u)));
     const VU32 magnitude = hn::ShiftLeft<13>(hn::And(bits, hn::Set(du, 0x7FFFu)));
-    // The product rebias the exponent by 112 and normalises subnormals, both exactly.
+    // The product changes the exponent's bias by 112 and normalises subnormal numbers, both
+    // exactly.
     const VF32 value = hn::Mul(hn::BitCast(F32(), magnitude), hn::Set(F32(), 0x1p112f));
     return hn::BitCast(F32(), hn::Or(hn::BitCast(du, value), sign));
 #endif
@@ -196,9 +200,9 @@ struct Half {
 };
 #undef WEIR_NATIVE_HALF
 
-/// 32 bits from the element's number and the seed. Mixing constants: C. Wellons, "Prospecting for
-/// hash functions" (lowbias32). The second key enters between the rounds, so that the streams of
-/// two seeds are not shifts of each other.
+/// 32 random bits from the number of the element and the seed. Mixing constants: C. Wellons,
+/// "Prospecting for hash functions" (lowbias32). The second key is added between the rounds, so
+/// that the streams of two seeds are not shifted copies of each other.
 struct Noise {
   VU32 key0, key1, number, lanes;
 
@@ -207,7 +211,7 @@ struct Noise {
         key1(hn::Set(U32(), static_cast<uint32_t>(seed >> 32))),
         number(hn::Iota(U32(), counter)),
         lanes(hn::Set(U32(), static_cast<uint32_t>(hn::Lanes(U32())))) {}
-  /// Of the next elements.
+  /// The bits of the next elements.
   HWY_INLINE VU32 Bits() {
     const U32 du;
     VU32 x = hn::Xor(number, key0);
@@ -218,7 +222,7 @@ struct Noise {
     x = hn::Mul(x, hn::Set(du, 0x846CA68Bu));
     return hn::Xor(x, hn::ShiftRight<16>(x));
   }
-  /// Uniform in [0, 1).
+  /// Numbers that are uniform in [0, 1).
   HWY_INLINE VF32 Uniform() {
     const VI32 top = hn::BitCast(I32(), hn::ShiftRight<8>(Bits()));
     return hn::Mul(hn::ConvertTo(F32(), top), hn::Set(F32(), 0x1p-24f));
@@ -243,7 +247,7 @@ struct PaddedTail {
   }
 };
 
-/// The part of a block that whole runs cover.
+/// The part of a block that consists of whole runs.
 HWY_INLINE Block WholeRuns(const Block& block) {
   Block whole = block;
   whole.size = block.size & ~(kRun - 1);

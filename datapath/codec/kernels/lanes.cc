@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/lanes.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -15,7 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace weir::kernels {
 namespace HWY_NAMESPACE {
 
-/// bfloat16. Input within the largest finite value.
+/// bfloat16. The input is within the range of finite values.
 struct Brain {
   static constexpr bool kScaled = false;
   static HWY_INLINE VU16 Encode(VF32 v, VF32* value) {
@@ -183,7 +183,7 @@ RoundingEnergy RoundToHalf(const float* values, size_t size, float scale, uint16
   const VF32 bound = hn::Set(d, Half::kLargest);
   Energy value_energy, error_energy;
   for (size_t i = 0; i < size; i += hn::Lanes(d)) {
-    // What lies behind the end may be anything.
+    // Elements after the end may hold anything.
     const VF32 v = hn::IfThenElseZero(hn::FirstN(d, size - i), hn::LoadU(d, values + i));
     const VU16 lanes = Half::Encode(ClampTo(hn::Mul(v, to_lane), bound));
     const VF32 error = hn::Sub(v, hn::Mul(Half::Decode(lanes), from_lane));
@@ -198,7 +198,7 @@ RoundingEnergy RoundToHalf(const float* values, size_t size, float scale, uint16
 // --- Plain floats
 // ----------------------------------------------------------------------------------
 
-// Their addresses need not be aligned for float, so they are loaded through bytes.
+// The addresses may be unaligned for float, so they are loaded as bytes.
 #if HWY_TARGET == HWY_SCALAR
 HWY_INLINE VF32 LoadBytes(const uint8_t* bytes) {
   float value;
@@ -282,7 +282,7 @@ void AccumulateFloat(uint8_t* sum, const uint8_t* addend, size_t size) {
 
 template <bool kScales>
 bool ScaleFiniteRuns(float* x, size_t size, float scale) {
-  // A magnitude with all exponent bits set carries into the sign.
+  // A magnitude with all exponent bits set carries into the sign bit.
   constexpr uint32_t kMagnitude = 0x7FFFFFFF, kCarry = 0x00800000;
   const F32 d;
   const U32 du;

@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/matrix.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -14,7 +14,7 @@ namespace HWY_NAMESPACE {
 constexpr size_t kLanes = hn::MaxLanes(F32());
 constexpr size_t kPartials = kRun / kLanes;
 
-/// The sixteen partial sums in a fixed order.
+/// Adds the sixteen partial sums in a fixed order.
 HWY_INLINE double Total(const VF32 (&partials)[kPartials]) {
   HWY_ALIGN float lanes[kRun];
   for (size_t j = 0; j < kPartials; ++j) hn::Store(partials[j], F32(), lanes + j * kLanes);
@@ -23,7 +23,7 @@ HWY_INLINE double Total(const VF32 (&partials)[kPartials]) {
   return total;
 }
 
-/// Products of one stretch with kTogether vectors, which share the loads of e.
+/// The products of one stretch with kTogether vectors, which share the loads of e.
 template <size_t kTogether>
 HWY_INLINE void DotsOf(const float* e, size_t size, const float* vectors, size_t stride,
                        double* sums) {

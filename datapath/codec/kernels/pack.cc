@@ -1,12 +1,12 @@
-// Kernels that turn codes into bits and back, add lanes of a few bits, and sum a bucket for its
-// scale.
+// Kernels that pack codes into bits and unpack them, add lanes of a few bits, and compute the sums
+// from which the scale of a bucket follows.
 
 #include "datapath/codec/kernels/quantise.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/pack.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -15,9 +15,8 @@ namespace weir::kernels {
 namespace HWY_NAMESPACE {
 
 // --- Packing -------------------------------------------------------------------------------------
-// Eight codes are the octets of one 64-bit word. Three steps join pairs of 8-, 16- and 32-bit
-// fields, each moving the upper field of a pair down to the end of the lower; unpacking goes the
-// same way back.
+// Eight codes are the octets of a 64-bit word. Three steps join pairs of 8-, 16- and 32-bit fields:
+// each moves the upper field of a pair down to the end of the lower. Unpacking reverses the steps.
 
 using U64 = hn::CappedTag<uint64_t, 8>;
 using VU64 = hn::Vec<U64>;
@@ -38,7 +37,7 @@ HWY_INLINE VU64 Part(VU64 words, uint64_t low_fields, int gap) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-/// A vector of codes is one mask.
+/// A vector of codes becomes one mask.
 void PackSingleBits(const uint8_t* codes, size_t size, uint8_t* out) {
   const hn::CappedTag<uint8_t, 64> d;
   const auto one = hn::Set(d, uint8_t{1});
@@ -76,7 +75,7 @@ void PackBits(const uint8_t* codes, size_t size, int bits, uint8_t* out) {
     v = Join(v, kLowFields[2], 4 * gap);
     hn::Store(v, U64(), words + i);
   }
-  // Each store also writes zeros behind its octets, which the next one replaces.
+  // Each store also writes zeros after its octets, which the next store replaces.
   uint8_t packed[kBlockElements + 8];
   for (size_t i = 0; i < count; ++i) std::memcpy(packed + i * bits, words + i, 8);
   std::memcpy(out, packed, (size * bits + 7) / 8);
@@ -103,7 +102,7 @@ void UnpackWords(const uint8_t* in, size_t size, int bits, uint64_t flip, uint8_
     v = Part(v, LowBits(2 * bits) * 0x0000000100000001ull, 2 * gap);
     v = Part(v, LowBits(bits) * 0x0001000100010001ull, gap);
 #if HWY_TARGET != HWY_SCALAR
-    // x ^ m - m, m the sign bit, extends the sign; nothing for m = 0.
+    // x ^ m - m with the sign bit m extends the sign, and changes nothing for m = 0.
     const auto extended = hn::Sub(hn::Xor(hn::BitCast(octets, v), sign), sign);
     hn::Store(hn::BitCast(U64(), extended), U64(), words + i);
 #else
@@ -153,7 +152,8 @@ void AccumulateLanes(uint8_t* sum, const uint8_t* addend, size_t bytes, int bits
     }
     return;
   }
-  // The top bits of the lanes are added without their carries, which would reach the neighbour.
+  // The top bits of lanes are added without their carries, which would change the neighbouring
+  // lanes.
   const uint8_t tops = bits == 1 ? 0xFF : bits == 2 ? 0xAA : bits == 4 ? 0x88 : 0x80;
   const auto top = hn::Set(d, tops);
   for (; i + lanes <= bytes; i += lanes) {
@@ -168,10 +168,11 @@ void AccumulateLanes(uint8_t* sum, const uint8_t* addend, size_t bytes, int bits
 }
 
 // --- Sums of a bucket ----------------------------------------------------------------------------
-// Element i goes to partial sum i mod kRun on every target; the partial sums are added in order.
+// Element i is added to partial sum i mod kRun on every target, and the partial sums are added in
+// order.
 
 constexpr size_t kVectors = kRun / hn::MaxLanes(F32());
-/// Keeps partial sums of single precision from overflowing. A power of two: exact.
+/// Keeps partial sums in single precision from overflowing. It is a power of two, so it is exact.
 constexpr float kShrink = 0x1p-12f;
 
 template <bool kResidual>
@@ -214,7 +215,7 @@ Halves SumHalves(const Block& block) {
   return halves;
 }
 
-/// Partial sums as in SumHalvesRuns; `others` counts the elements that are not negative.
+/// Uses partial sums as SumHalvesRuns does. `others` counts the elements that are not negative.
 template <bool kResidual>
 void FindSignsRuns(const Block& block, uint8_t* bits, Halves* halves, size_t* others, Sums* sums) {
   const F32 d;
@@ -263,7 +264,7 @@ Halves FindSigns(const Block& block, uint8_t* bits, Sums* sums) {
     const PaddedTail tail(block, whole.size);
     uint8_t last[kRun / 8];
     run(tail.block, last, &halves, &others, sums);
-    // The padding counted as not negative.
+    // The padding was counted as not negative.
     others -= kRun - tail.size;
     const uint32_t word = (last[0] | uint32_t{last[1]} << 8) & ((1u << tail.size) - 1);
     bits[whole.size / 8] = static_cast<uint8_t>(word);
@@ -311,7 +312,8 @@ double SumSquaresRuns(const Block& block) {
       const VF32 e = LoadSum<kResidual>(block, i + v * hn::Lanes(F32()));
       const VF64 low = hn::PromoteTo(F64(), hn::LowerHalf(F32Half(), e));
       const VF64 high = hn::PromoteTo(F64(), hn::UpperHalf(F32Half(), e));
-      // The product of two floats is exact in double, so fused or not gives the same.
+      // The product of two floats is exact in double, so fused and separate operations give the
+      // same.
       sums[2 * v] = hn::MulAdd(low, low, sums[2 * v]);
       sums[2 * v + 1] = hn::MulAdd(high, high, sums[2 * v + 1]);
     }
@@ -360,7 +362,7 @@ Extremes FindExtremes(const Block& block) {
     found.least = std::min(found.least, at(i));
     found.largest = std::max(found.largest, at(i));
   }
-  // Which of -0 and +0 is found depends on the order of visiting; the sum is +0 for both.
+  // Whether -0 or +0 is found depends on the order of visiting; adding 0 gives +0 for both.
   return {found.least + 0.0f, found.largest + 0.0f};
 }
 
@@ -415,7 +417,7 @@ double EnergyBesideSigns(double energy, const Halves& halves, size_t size,
 
 namespace {
 
-/// Bit i of an octet to bit i * kGap.
+/// Moves bit i of an octet to bit i * kGap.
 template <size_t kGap>
 void SpreadOctets(const uint8_t* bits, size_t size, uint8_t* lanes) {
   static constexpr auto kSpread = [] {

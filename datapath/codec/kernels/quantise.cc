@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/quantise.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -14,12 +14,12 @@ namespace weir::kernels {
 namespace HWY_NAMESPACE {
 
 /// Added to a number below 2^22 in magnitude, it leaves the nearest integer, ties to even, in the
-/// low bits of the pattern, as two's complement; cheaper than a conversion that must care for what
-/// no integer can hold.
+/// low bits of the pattern as two's complement. That is cheaper than a conversion, which must
+/// handle values that no integer can hold.
 HWY_INLINE VF32 Magic() { return hn::Set(F32(), 0x1.8p23f); }
 HWY_INLINE VU32 IntegerBits(VF32 integer) { return hn::BitCast(U32(), hn::Add(integer, Magic())); }
 
-// --- Quantisers: each a functor that gives the code of e and the value it stands for. ------------
+// --- Quantisers. Each is a functor that returns the code of e and the value of that code. --------
 
 struct GridQuantiser {
   static constexpr bool kReadsAhead = false;
@@ -32,8 +32,8 @@ struct GridQuantiser {
         step(hn::Set(F32(), grid.step)),
         levels(hn::Set(F32(), grid.levels)) {}
   HWY_INLINE VF32 operator()(VF32 e, size_t, VU32* code) {
-    // Below, the clamp comes before the noise; above, after it: rounding of the sum may reach one
-    // more than the levels.
+    // The lower clamp comes before the noise and the upper one after it, because the rounded sum
+    // may exceed the levels by one.
     const VF32 y = hn::Max(hn::Mul(e, inverse_step), hn::Neg(levels));
     const VF32 q = hn::Min(hn::Floor(hn::Add(y, noise.Uniform())), levels);
     *code = IntegerBits(q);
@@ -74,10 +74,11 @@ struct VoteQuantiser {
   }
 };
 
-/// Exponent bits of a single, and the magnitude as a pattern.
+/// The magnitude of a float as a pattern.
 HWY_INLINE VU32 Magnitude(VU32 bits) { return hn::And(bits, hn::Set(U32(), 0x7FFFFFFFu)); }
 
-/// The sign goes to bit kSignBit of the code; for 0 nowhere, and exponent_min is 0.
+/// The sign goes to bit kSignBit of the code. For kSignBit = 0 it is not stored, and exponent_min
+/// is 0.
 template <int kSignBit>
 struct PowerQuantiser {
   static constexpr bool kReadsAhead = false;
@@ -93,10 +94,10 @@ struct PowerQuantiser {
     const VU32 bits = hn::BitCast(du, e);
     const VU32 magnitude = Magnitude(bits);
     const VU32 sign = hn::Xor(bits, magnitude);
-    // A mantissa m carries into the exponent with chance m / 2^23, which makes the mean exact, for
-    // subnormal numbers too.
+    // A mantissa m carries into the exponent with probability m / 2^23, so the mean is exact, also
+    // for subnormal numbers.
     const VU32 drawn = hn::ShiftRight<23>(hn::Add(magnitude, hn::ShiftRight<9>(noise.Bits())));
-    if constexpr (kSignBit == 0) {  // from 0: zero needs no care
+    if constexpr (kSignBit == 0) {  // from 0, so zero needs no special case
       *code = hn::Min(drawn, most);
       return hn::BitCast(F32(), hn::Or(hn::ShiftLeft<23>(*code), sign));
     }
@@ -120,7 +121,7 @@ struct TreeQuantiser {
     const U32 du;
     const VU32 bits = hn::BitCast(du, e);
     const VU32 sign = hn::Xor(bits, Magnitude(bits));
-    // Below 1, so that the largest element falls into the first decade.
+    // Keep it below 1, so that the largest element is in the first decade.
     const VF32 y = hn::Min(hn::Mul(hn::Abs(e), inverse_scale), hn::Set(d, 0x1.FFFFFEp-1f));
     VF32 begin = hn::Zero(d), parts = begin, width = begin, inverse_width = begin;
     for (const TreeDecade& decade : kTreeDecades) {
@@ -167,7 +168,7 @@ HWY_INLINE void QuantiseRuns(const Block& block, Quantiser quantise, Lane* out, 
   }
 }
 
-/// What whole runs lost, in double: for the few blocks that a Loss does not hold for.
+/// The energy lost in whole runs, in double, for the few blocks for which Loss is not valid.
 template <class Quantiser, bool kResidual, bool kRest, typename Lane, class Parameters>
 double ExactLoss(const Block& whole, const Parameters& parameters, uint32_t counter,
                  const float* rest) {
@@ -202,7 +203,7 @@ void Quantise(const Block& block, const Parameters& parameters, uint32_t counter
     QuantiseRuns<Lane, kResidual, true>(tail.block, quantise, codes, left, &input, &padded);
     std::memcpy(out + whole.size, codes, tail.size * sizeof(Lane));
     if constexpr (kRest) std::memcpy(rest + whole.size, left, tail.size * sizeof(float));
-    // Zero may not be a value of the quantiser, so what the padding lost is left out.
+    // Zero may not be a value of the quantiser, so the errors of the padding are excluded.
     for (size_t j = 0; j < tail.size; ++j) {
       sums->energy_lost += static_cast<double>(left[j]) * left[j];
     }

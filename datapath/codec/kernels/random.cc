@@ -1,11 +1,11 @@
-// Kernels that draw at random: sums of powers of two, and signs by chance.
+// Kernels that draw random numbers: for sums of powers of two, and for signs.
 
 #include "datapath/codec/kernels/quantise.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/random.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -16,8 +16,8 @@ namespace HWY_NAMESPACE {
 using U8 = hn::Rebind<uint8_t, F32>;
 
 // --- Sums of powers of two -----------------------------------------------------------------------
-// A code becomes the float whose exponent is its level, so that no sum of two leaves the range of
-// normal numbers: what cancels is zero, and what remains is at least the smaller power.
+// A code is converted to the float whose exponent is its level, so that a sum of two stays in the
+// range of normal numbers: it cancels to zero, or is at least the smaller power.
 
 HWY_INLINE VF32 PowerOfCode(VU32 code) {
   const U32 du;
@@ -34,7 +34,7 @@ HWY_INLINE void AccumulatePowerRuns(uint8_t* sum, const uint8_t* addend, size_t 
     const VF32 b = PowerOfCode(hn::PromoteTo(du, hn::LoadU(U8(), addend + i)));
     const VU32 bits = hn::BitCast(du, hn::Add(a, b));
     const VU32 magnitude = hn::And(bits, hn::Set(du, 0x7FFFFFFFu));
-    // As the quantiser does: a mantissa m carries into the exponent with chance m / 2^23.
+    // As in the quantiser, a mantissa m carries into the exponent with probability m / 2^23.
     const VU32 random = noise.Bits();
     const VU32 drawn = hn::ShiftRight<23>(hn::Add(magnitude, hn::ShiftRight<9>(random)));
     const VU32 level = hn::Min(drawn, hn::Set(du, 0x3Fu));

@@ -1,4 +1,4 @@
-// What is done to a rotated block: rounding to summable integer lanes, and codebooks whose indices
+// Operations on a rotated block: rounding to summable integer lanes, and codebooks whose indices
 // are stored as bit planes.
 
 #include "datapath/codec/kernels/hadamard.h"
@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/rotated.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -23,8 +23,8 @@ using I16 = hn::Rebind<int16_t, F32>;
 
 // --- Integer lanes -------------------------------------------------------------------------------
 
-/// What was lost, `steps` being its sum of squares in units of the step. Without a step, or with
-/// one that the block has nothing to do with, all of y.
+/// The energy lost, where `steps` is the sum of squares of errors in units of the step. Without a
+/// step, or with one that is not usable for the block, it is the energy of y.
 HWY_INLINE double LostInSteps(double steps, double step, float inverse_step, const float* y,
                               size_t size) {
   const double lost = steps * step * step;
@@ -42,7 +42,7 @@ double QuantiseRotated(const RotatedGrid& grid, uint32_t counter, size_t size, f
   for (size_t i = 0; i < size; i += kLanes) {
     const VF32 scaled = hn::Mul(hn::Load(d, y + i), inverse_step);
     const VF32 u = noise.Uniform();
-    // Clamped before rounding too: what lies outside must not overflow the conversion.
+    // Clamp before rounding, too, so that large values do not overflow the conversion.
     const VF32 z = ClampTo(scaled, levels);
     const VF32 q = ClampTo(hn::Floor(hn::Add(z, u)), levels);
     hn::StoreU(hn::DemoteTo(LaneTag(), hn::ConvertTo(I32(), q)), LaneTag(), out + i);
@@ -85,7 +85,7 @@ double QuantiseSparse(const SparseGrid& grid, uint32_t counter, size_t size, flo
     const VF32 scaled = hn::Mul(hn::Load(d, y + i), inverse_step);
     const VF32 u = noise.Uniform();
     const VF32 z = hn::Add(ClampTo(scaled, centre), centre);
-    // Clamped as an integer too: NaN (of input that counts as lost) may have become anything.
+    // Clamp as an integer, too: NaN (from input that counts as lost) may have become anything.
     const VI32 cell = hn::Max(hn::Min(hn::ConvertTo(di, z), last_cell), hn::Zero(di));
     const VI32 packed = hn::GatherIndex(di, grid.cells, cell);
     const VF32 below = hn::ConvertTo(d, hn::And(packed, hn::Set(di, 0xFFFF)));
@@ -132,7 +132,7 @@ void LoadRotated8(const int8_t* lanes, size_t size, float step, float* y) {
   LoadRotated<I8>(lanes, size, step, y);
 }
 void LoadRotated16(const uint8_t* lanes, size_t size, float step, float* y) {
-  // Copied run by run: the payload need not be aligned for 16-bit lanes.
+  // Copied run by run, because the payload need not be aligned for 16-bit lanes.
   HWY_ALIGN int16_t run[kRun];
   for (size_t i = 0; i < size; i += kRun) {
     std::memcpy(run, lanes + i * sizeof(int16_t), sizeof(run));
@@ -152,7 +152,7 @@ void PackNibbles(const int8_t* lanes, size_t size, uint8_t* out) {
   for (size_t i = 0; i < size / 2; i += hn::Lanes(d)) {
     const VU8 low = hn::And(hn::LoadU(d, bytes + i), low_bits);
     const VU8 high = hn::And(hn::LoadU(d, bytes + i + size / 2), low_bits);
-    // Times 16 by doubling: there is no shift of octets on every target.
+    // Multiplies by 16 by doubling, because not every target can shift octets.
     const VU8 twice = hn::Add(high, high), fourfold = hn::Add(twice, twice);
     const VU8 eightfold = hn::Add(fourfold, fourfold);
     hn::StoreU(hn::Or(low, hn::Add(eightfold, eightfold)), d, out + i);
@@ -160,7 +160,7 @@ void PackNibbles(const int8_t* lanes, size_t size, uint8_t* out) {
 }
 
 void UnpackNibbles(const uint8_t* in, size_t size, int8_t* lanes) {
-  for (size_t i = 0; i < size / 2; ++i) {  // simple enough for the compiler to vectorise
+  for (size_t i = 0; i < size / 2; ++i) {  // simple enough for compilers to vectorise
     lanes[i] = static_cast<int8_t>(((in[i] & 0x0F) ^ 8) - 8);
     lanes[i + size / 2] = static_cast<int8_t>(((in[i] >> 4) ^ 8) - 8);
   }
@@ -170,7 +170,7 @@ void UnpackNibbles(const uint8_t* in, size_t size, int8_t* lanes) {
 
 constexpr size_t kVectors = kRun / kLanes;
 
-/// Sixteen lanes added in the order that all targets keep.
+/// Adds sixteen lanes in the order of all targets.
 HWY_INLINE double AddLanes(const VF32 (&parts)[kVectors]) {
   HWY_ALIGN float lanes[kRun];
   for (size_t v = 0; v < kVectors; ++v) hn::Store(parts[v], F32(), lanes + v * kLanes);
@@ -184,7 +184,7 @@ HWY_INLINE double AddLanes(const VF32 (&parts)[kVectors]) {
 
 HWY_INLINE void AddProduct(VF32& sum, VF32 a, VF32 b) { sum = hn::Add(sum, hn::Mul(a, b)); }
 
-/// Element i goes to partial sum i % 16, in double and in that order.
+/// Element i is added to partial sum i % 16, in double and in that order.
 double WideSquareSum(const float* y, size_t size) {
   double parts[kRun] = {};
   for (size_t i = 0; i < size; ++i) {
@@ -204,14 +204,14 @@ double SquareSum(const float* y, size_t size) {
       AddProduct(parts[v], value, value);
     }
   }
-  // Every target has the same total, so all take the same way.
+  // Every target gets the same total, so all take the same branch.
   const double total = AddLanes(parts);
   return total > 0x1p-80 && total < 0x1p100 ? total : WideSquareSum(y, size);
 }
 
 // --- Codebooks -----------------------------------------------------------------------------------
 
-/// The centroids with the given numbers.
+/// Looks up the centroids of given numbers.
 template <int kCentroids>
 struct Centroids {
   static constexpr bool kInRegister = kLanes >= kCentroids && kLanes >= 8;
@@ -237,7 +237,7 @@ struct Centroids {
   }
 };
 
-/// Bit kBit of every number, into the run's sixteen bits.
+/// Collects bit kBit of every number into the run's sixteen bits.
 template <int kBit>
 HWY_INLINE uint32_t PlaneOf(VI32 number, size_t offset) {
   const VI32 top = hn::ShiftLeft<31 - kBit>(number);

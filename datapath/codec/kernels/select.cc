@@ -5,7 +5,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/select.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/highway.h"
 
@@ -44,7 +44,7 @@ void Measure(const Block& block, float* out, Sums* sums) {
   if (out != nullptr) std::memcpy(out + whole.size, stored, tail.size * sizeof(float));
 }
 
-/// Octet j of entry m is the place of the j-th bit set in m.
+/// Octet j of entry m is the position of the j-th set bit of m.
 struct CompressTable {
   uint8_t places[256][8] = {};
 
@@ -59,8 +59,8 @@ struct CompressTable {
 };
 constexpr CompressTable kCompress;
 
-/// Moves the lanes that a mask lets through to the front, of two vectors alike. Highway's Compress
-/// copies its table to the stack at every call with some compilers, which takes a hundred cycles.
+/// Moves the lanes that a mask selects to the front, in two vectors alike. With some compilers
+/// Highway's Compress copies its table to the stack at every call, which takes a hundred cycles.
 struct Compressor {
 #if HWY_TARGET == HWY_SCALAR
   HWY_INLINE explicit Compressor(hn::Mask<F32>) {}
@@ -88,7 +88,7 @@ struct Compressor {
 #endif
 };
 
-/// Elements between what Select works on and what it asks memory for.
+/// The distance between the elements on which Select works and those that it prefetches.
 constexpr size_t kSelectAhead = 1024;
 
 enum class Store { kNone, kCached, kStreamed };
@@ -101,7 +101,7 @@ size_t SelectRuns(const Block& block, float threshold, uint32_t base, const Sele
   const size_t lanes = hn::Lanes(d);
   const VF32 limit = hn::Set(d, threshold);
   const VF32 to_lane = hn::Set(d, rest.scale), from_lane = hn::Set(d, 1.0f / rest.scale);
-  const VU32 iota = hn::Iota(du, base);  // costly to make, so once
+  const VU32 iota = hn::Iota(du, base);  // expensive, so made once
   InputSums input;
   size_t count = 0;
   for (size_t i = 0; i < block.size; i += lanes) {
@@ -113,7 +113,7 @@ size_t SelectRuns(const Block& block, float threshold, uint32_t base, const Sele
     input.Add(e);
     const auto selected = hn::Gt(hn::Abs(e), limit);
     if (HWY_UNLIKELY(!hn::AllFalse(d, selected))) {
-      // Compress in the register, then one plain store: compressing stores are microcoded on some
+      // Compress in the register and then store, because compressing stores are microcoded on some
       // CPUs.
       const Compressor compress(selected);
       const VU32 position = hn::Add(iota, hn::Set(du, static_cast<uint32_t>(i)));
@@ -171,7 +171,7 @@ void CopyPast(const float* from, float* to, size_t size) {
   if (i < size) std::memcpy(to + i, from + i, (size - i) * sizeof(float));
 }
 
-/// Counts `size` <= kRun elements; `block` has kRun of them to read.
+/// Counts `size` <= kRun elements; kRun elements of `block` are readable.
 template <bool kResidual>
 HWY_INLINE void CountRun(const Block& block, size_t from, size_t size, uint32_t weight,
                          uint32_t* bins) {

@@ -1,12 +1,12 @@
-// Kernels of the threshold estimators: moments above a threshold, momentum, and the magnitude grid
-// of kept values.
+// Kernels of the threshold estimators: moments above a threshold, momentum, and the grid of
+// magnitudes of kept values.
 
 #include "datapath/codec/kernels/kernels.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "datapath/codec/kernels/tail.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
-// Compiled once per target from here on.
+// Everything below is compiled once per target.
 #include "datapath/codec/kernels/inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
@@ -15,7 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace weir::kernels {
 namespace HWY_NAMESPACE {
 
-/// Sum in double of float vectors.
+/// A sum of float vectors in double.
 struct DoubleSum {
   VF64 low, high;
 
@@ -84,8 +84,8 @@ HWY_INLINE void AddRun(const Block& block, size_t at, Accumulator* sums) {
   for (size_t i = 0; i < kRun; i += hn::Lanes(F32())) sums->Add(LoadSum<kResidual>(block, at + i));
 }
 
-/// Every run of the block, or the sampled ones; the padding of the last counts as zeros, which no
-/// threshold lets through.
+/// Visits every run of the block, or the sampled ones. The padding of the last run counts as zeros,
+/// which are above no threshold.
 template <bool kResidual, typename Accumulator>
 void EachRun(const Block& block, float threshold, bool sampled, uint64_t first_group,
              TailMoments* moments) {

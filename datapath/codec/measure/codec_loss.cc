@@ -6,11 +6,13 @@ namespace weir {
 namespace {
 
 constexpr size_t kElementsMin = 1024;
-// Where selections are measured, and the declared loss of kept values from which on they are.
+// The ratio at which selections are measured, and the least declared loss of kept values for which
+// they are.
 constexpr double kSelectionRatio = 0.05, kCoarse = 1e-3;
-// A block of a matrix: at 128 a ratio of 0.05 is three ranks or six rows, at 64 two or three.
+// Side of a block of a matrix. At 128 a ratio of 0.05 keeps three ranks or six rows, at 64 two or
+// three.
 constexpr uint64_t kSideMin = 64, kSideMax = 128;
-// Steps before the one that counts, for codecs that go on from the last.
+// Steps before the measured one, for codecs that continue from the previous step.
 constexpr int kWarmUpSteps = 2;
 
 bool DependsOnInput(const CodecTraits& traits, const CodecSetting& setting) {
@@ -20,7 +22,7 @@ bool DependsOnInput(const CodecTraits& traits, const CodecSetting& setting) {
           setting.relative_error_squared >= kCoarse);
 }
 
-/// The model says what such a codec keeps of input without structure.
+/// For such codecs the error model states the loss for input without structure.
 bool KeepsBlocks(const CodecTraits& traits) {
   return !traits.opt_in && traits.error_model == ErrorModel::kUniformSelection &&
          (traits.size_in_steps || traits.kept_block > 1);
@@ -32,7 +34,7 @@ struct Matrix {
   bool large() const { return shape.rows >= kSideMin && shape.columns >= kSideMin; }
 };
 
-/// The matrix that holds element `position`; the largest one when that is in none.
+/// The matrix that contains element `position`, or the largest one if no matrix does.
 Matrix FindMatrix(std::span<const TensorShape> shape, size_t position) {
   Matrix largest;
   size_t at = 0;
@@ -48,7 +50,7 @@ Matrix FindMatrix(std::span<const TensorShape> shape, size_t position) {
 
 }  // namespace
 
-/// Part of gradient + residual; no elements: there is none.
+/// A part of gradient + residual; empty if there is none.
 struct CodecLossProbe::Slice {
   std::vector<float> x;
   TensorShape shape;

@@ -1,6 +1,7 @@
 #pragma once
-// Measures on the job's own gradients what the codecs lose whose traits can only give a figure for
-// normally distributed input, so that the controller compares all of them without trying each.
+// Measures the losses of codecs on the job's own gradients. It covers the codecs whose traits can
+// only state a loss for normally distributed input, so that the controller compares all codecs
+// without trying each.
 
 #include <atomic>
 #include <cstdint>
@@ -12,32 +13,33 @@
 
 namespace weir {
 
-/// Energy lost over energy in, of one setting of one codec on a slice of gradient + residual; for
-/// codecs that select, of what they keep; for those that keep blocks, rows or ranks, at a ratio of
-/// 0.05 and over what a random choice would lose.
+/// The energy lost over the energy in, for one setting of one codec, on a slice of gradient +
+/// residual. For codecs that select, it is the loss of what they keep. For those that keep blocks,
+/// rows or ranks, it is measured at a ratio of 0.05 and divided by the loss of a random choice.
 struct CodecLoss {
   std::string codec;
   uint32_t bits = 0;
   double relative_loss = 0;
 };
 
-/// Goes through the settings with ErrorModel::kRelative, those with kSelection whose values are
-/// coarse, and those with kUniformSelection that keep blocks, rows or ranks, as far as `world`
-/// ranks can use them; a few on every call. Opt-in codecs are left out.
+/// Measures in turn, a few on every call: the settings with ErrorModel::kRelative, those with
+/// kSelection whose values are coarse, and those with kUniformSelection that keep blocks, rows or
+/// ranks. Settings that `world` ranks cannot use and opt-in codecs are left out.
 class CodecLossProbe {
  public:
-  /// Elements that one measurement looks at, and settings measured by one call, of one of which it
-  /// may be that it keeps blocks, rows or ranks: about 0.3 ms.
+  /// The number of elements of one measurement, and of settings per call, of which at most one
+  /// keeps blocks, rows or ranks. A call takes about 0.3 ms.
   static constexpr size_t kSliceElements = 16384;
   static constexpr size_t kSettingsPerCall = 4;
 
   explicit CodecLossProbe(int world);
 
-  /// Losses on a slice chosen by `seed`; empty when there are fewer than 1024 elements, or the
-  /// slice is zero or not finite. `residual` is empty or as long as `gradient`, `shape` empty or of
-  /// as many elements. Rows and ranks are measured on up to 128 columns of 128 rows spread over a
-  /// matrix of the bucket, after two steps of warm-up, if there is a matrix of 64 rows and columns.
-  /// One rank's gradient stands in for the sum. Thread-safe. O(slice).
+  /// Measures losses on a slice that `seed` selects. Returns nothing when there are fewer than 1024
+  /// elements or the slice is zero or not finite. `residual` is empty or as long as `gradient`;
+  /// `shape` is empty or has as many elements. Settings that keep rows or ranks are measured after
+  /// two steps of warm-up, on up to 128 rows by 128 columns spread over a matrix of the bucket, if
+  /// it has one of at least 64 rows and columns. The gradient of one rank stands for the sum.
+  /// Thread-safe. O(slice).
   std::vector<CodecLoss> Measure(std::span<const float> gradient, std::span<const float> residual,
                                  std::span<const TensorShape> shape, uint64_t seed) const;
 
@@ -52,7 +54,7 @@ class CodecLossProbe {
   void MeasureFlat(const Slice& slice, uint64_t seed, std::vector<CodecLoss>* losses) const;
   void MeasureBlocked(const Slice& flat, const Slice& matrix, uint64_t seed,
                       std::vector<CodecLoss>* losses) const;
-  /// Energy lost over energy in; negative when that cannot be told.
+  /// The energy lost over the energy in, or a negative number if it is not known.
   double LossOf(const Setting& setting, double ratio, const Slice& slice, uint64_t seed) const;
 
   const int world_;

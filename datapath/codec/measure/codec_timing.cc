@@ -14,14 +14,14 @@ namespace {
 
 constexpr size_t kElements = 1 << 18;
 constexpr int kRepetitions = 3;  // after one that warms caches and pages; the median counts
-// Far apart, so that the cost of a kept element stands out from the cost of looking at all.
+// Far apart, so that the cost of a kept element stands out from the cost of a scanned one.
 constexpr double kRatioHigh = 0.1, kRatioLow = 0.01;
 
 struct Seconds {
   double encode = 0, decode = 0;
 };
 
-/// One codec at one ratio on shared input.
+/// Runs one codec at one ratio on shared input.
 class Workbench {
  public:
   Workbench() : gradient_(kElements), residual_(kElements), sum_(kElements) {
@@ -54,7 +54,7 @@ class Workbench {
         bytes += encoded->bytes;
       }
       const TimePoint middle = RealClock().Now();
-      // What shares indices is not decoded this way; its time stays unknown.
+      // Payloads of indices only cannot be decoded this way, so their time stays unknown.
       const auto payload = std::span<const std::byte>(payload_).first(bytes);
       const bool decoded = codec.DecodeAdd(payload, context, 0.25f, sum_).ok();
       if (i == 0) continue;
@@ -74,7 +74,7 @@ class Workbench {
   std::vector<std::byte> payload_;
 };
 
-/// The line through two points, neither coefficient negative.
+/// The line through two points, with coefficients of at least 0.
 CodecTime Fit(double low_s, double high_s) {
   constexpr double n = kElements;
   CodecTime time;

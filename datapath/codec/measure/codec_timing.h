@@ -1,6 +1,6 @@
 #pragma once
-// How long each codec takes on this host, measured before its first use, so that a planner need not
-// guess what it has never seen run.
+// The time that each codec takes on this host, measured before its first use, so that a planner
+// need not guess the time of a codec that has not run yet.
 
 #include <map>
 #include <string>
@@ -14,13 +14,13 @@ struct CodecTime {
 
 struct CodecTiming {
   CodecTime encode;  // with error feedback and statistics where the codec has them
-  CodecTime decode;  // of one payload
+  CodecTime decode;  // decode of one payload
 };
 
-/// By codec name; a codec that refused to run is absent. Encodes and decodes 2^19 Gaussian floats
-/// (2 MiB, beyond most second-level caches) a few times with every codec: about 0.05 s of one core.
-/// The first call of a process measures, under whatever load there is, later ones return the same.
-/// Thread-safe.
+/// The timings by codec name, without codecs that returned an error. Encodes and decodes 2^19
+/// Gaussian floats (2 MiB, more than most second-level caches) a few times with every codec, which
+/// takes about 0.05 s of one core. The first call of a process measures, under the load of that
+/// moment; later calls return the same. Thread-safe.
 const std::map<std::string, CodecTiming>& CodecTimings();
 
 }  // namespace weir

@@ -8,13 +8,13 @@ namespace weir {
 StatusOr<EncodeResult> Ef21Encode(const Codec& codec, std::span<const float> gradient,
                                   const Ef21Buffers& buffers, const EncodeContext& context,
                                   std::span<std::byte> out) {
-  // What is lost lands in next_negative for want of another place; it is not kept.
+  // The loss goes to next_negative, because the call needs a place for it; it is not used.
   WEIR_ASSIGN_OR_RETURN(
       const EncodeResult result,
       codec.EncodeWithFeedback(gradient, buffers.negative, buffers.next_negative, context, out));
   if (result.non_finite) return result;
-  // h moves by what the payload says, as the estimate does: both round alike. The state is to learn
-  // from what all ranks sent only.
+  // h moves by the decoded payload, as the estimate does, so both are rounded alike. The state is
+  // not passed, because it must learn only from the sum of all ranks.
   std::copy(buffers.negative.begin(), buffers.negative.end(), buffers.next_negative.begin());
   EncodeContext own = context;
   own.state = nullptr;
@@ -38,7 +38,7 @@ CodecTraits WithEf21(CodecTraits traits, std::string summary) {
   traits.summary = std::move(summary);
   traits.unbiased = false;
   traits.ef21 = true;
-  // The optimiser sees a running estimate.
+  // The optimiser gets a running estimate in place of the gradient.
   traits.opt_in = true;
   return traits;
 }

@@ -17,8 +17,8 @@
 namespace weir {
 namespace {
 
-// Kinds of entry.
-constexpr int kResidual = 0, kMomentum = 1, kNegative = 2, kEstimate = 3, kServer = 4;
+// Kinds of entries.
+constexpr int kResidual = 0, kMomentum = 1, kNegative = 2, kEstimate = 3, kAggregate = 4;
 
 std::string SizeMismatch(int kind, std::string_view name, uint64_t defined, uint64_t found) {
   return StrCat(kResidualKindNames[kind], " of parameter '", name, "': expected ", defined,
@@ -38,8 +38,8 @@ Status CheckSize(uint64_t key, size_t elements, std::span<const float> gradient)
 
 }  // namespace
 
-/// Zeroed floats aligned for the kernels; empty until allocated. Pages that nobody writes take no
-/// memory: of the aggregate residual a rank only touches its own region.
+/// Zeroed floats, aligned for the kernels; empty until allocated. Pages that are never written take
+/// no memory, so an aggregate residual costs a rank only its own region.
 class ResidualStore::Buffer {
  public:
   void Allocate(size_t size) {
@@ -56,7 +56,7 @@ class ResidualStore::Buffer {
   }
   float* data() const { return floats_; }
 
-  /// Of the aggregate residual: where it may hold anything but zero.
+  /// For the aggregate residual: the range outside of which all elements are zero.
   Range held;
 
  private:
@@ -72,40 +72,40 @@ struct ResidualStore::Bucket {
   std::vector<ResidualParameter> parameters;
   size_t elements = 0;
   std::array<Buffer, kKinds> current, next;
-  // What was current before the last commit, while that may be undone; then memory to spare.
+  // The `current` of before the last commit while that can be undone; afterwards spare memory.
   std::array<Buffer, kKinds> former;
-  std::array<bool, kKinds> undoable = {};  // of what the last commit changed
+  std::array<bool, kKinds> undoable = {};  // by the last commit
   Use use = Use::kUnused;
   bool momentum_used = false;
-  ServerUse server_use = ServerUse::kKept;
+  AggregateUse aggregate_use = AggregateUse::kKept;
 
-  /// The last commit is final.
+  /// Makes the last commit final.
   void Settle() {
     undoable.fill(false);
     for (int kind = 0; kind < kKinds; ++kind) {
-      // Of what is not in use any more nothing is kept.
+      // Kinds that are not in use any more keep no spare memory.
       if (current[kind].data() == nullptr) former[kind].Free();
       if (next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
     }
   }
-  /// Where this step writes. What could still be returned to is not overwritten.
+  /// Prepares the memory to which this step writes. Memory that Undo needs is not overwritten.
   void AllocateNext(int kind) {
     if (!undoable[kind] && next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
     next[kind].Allocate(elements);
   }
-  /// `next`, or nothing, becomes current.
+  /// Makes `next`, or with to_nothing nothing, current.
   void Advance(int kind, bool to_nothing) {
     undoable[kind] = true;
     if (to_nothing) {
       next[kind].Free();
       former[kind].Free();
     }
-    std::swap(former[kind], current[kind]);  // current: memory to spare, or none
+    std::swap(former[kind], current[kind]);  // current: spare memory, or none
     std::swap(current[kind], next[kind]);    // next: that memory
   }
-  /// Parameters may hold any part of it from now on.
-  void AdoptServer(const Range& parameter) {
-    Range& held = current[kServer].held;
+  /// Extends the range of the aggregate residual that may be other than zero to `parameter`.
+  void AdoptAggregate(const Range& parameter) {
+    Range& held = current[kAggregate].held;
     if (held.size == 0) {
       held = parameter;
       return;
@@ -116,7 +116,7 @@ struct ResidualStore::Bucket {
   }
 };
 
-/// What one parameter has of one kind.
+/// The data of one parameter and kind.
 struct ResidualStore::Content {
   std::string_view name;
   int kind;
@@ -142,7 +142,7 @@ Status ResidualStore::CheckDefinition(const std::vector<ResidualParameter>& para
         known = kept->second.size();
       } else if (const auto owner = owner_.find(parameter.name); owner != owner_.end()) {
         const Bucket& bucket = *buckets_.at(owner->second);
-        // Without memory there is nothing that could fail to fit.
+        // A bucket without memory fits any size.
         if (bucket.current[kind].data() == nullptr) continue;
         for (const ResidualParameter& held : bucket.parameters) {
           if (held.name == parameter.name) known = held.elements;
@@ -195,7 +195,7 @@ void ResidualStore::Adopt(Bucket& bucket) {
       const auto kept = kept_[kind].find(parameter.name);
       if (kept != kept_[kind].end()) {
         bucket.current[kind].Allocate(bucket.elements);
-        if (kind == kServer) bucket.AdoptServer({at, parameter.elements});
+        if (kind == kAggregate) bucket.AdoptAggregate({at, parameter.elements});
         if (!kept->second.empty()) {
           std::memcpy(bucket.current[kind].data() + at, kept->second.data(),
                       kept->second.size() * sizeof(float));
@@ -245,7 +245,7 @@ StatusOr<ResidualBuffers> ResidualStore::BeginEncode(uint64_t key) {
   bucket->AllocateNext(kResidual);
   bucket->use = Use::kEncoded;
   bucket->momentum_used = false;
-  bucket->server_use = ServerUse::kKept;
+  bucket->aggregate_use = AggregateUse::kKept;
   return ResidualBuffers{{bucket->current[kResidual].data(), bucket->elements},
                          {bucket->next[kResidual].data(), bucket->elements}};
 }
@@ -271,7 +271,7 @@ StatusOr<ResidualStore::Bucket*> ResidualStore::FindEncoded(uint64_t key,
   const auto it = buckets_.find(key);
   if (it == buckets_.end()) return NotFound(StrCat("no residual bucket ", BucketKeyName(key)));
   Bucket& bucket = *it->second;
-  if (bucket.use != Use::kEncoded || bucket.server_use != ServerUse::kKept) {
+  if (bucket.use != Use::kEncoded || bucket.aggregate_use != AggregateUse::kKept) {
     return FailedPrecondition(StrCat("aggregate residual of bucket ", BucketKeyName(key),
                                      " is taken once per step, after its residual"));
   }
@@ -286,12 +286,13 @@ Status ResidualStore::CheckRegion(uint64_t key, const Bucket& bucket, Range regi
                                 " from ", region.begin, " in ", bucket.elements, " elements"));
 }
 
-ResidualBuffers ResidualStore::TakeServer(Bucket& bucket, Range region, std::span<float> gradient) {
+ResidualBuffers ResidualStore::TakeAggregate(Bucket& bucket, Range region,
+                                             std::span<float> gradient) {
   const size_t begin = region.begin, end = begin + region.size;
-  Buffer& current = bucket.current[kServer];
-  Buffer& next = bucket.next[kServer];
+  Buffer& current = bucket.current[kAggregate];
+  Buffer& next = bucket.next[kAggregate];
   current.Allocate(bucket.elements);
-  bucket.AllocateNext(kServer);
+  bucket.AllocateNext(kAggregate);
   const Range held = current.held;
   const size_t held_end = held.begin + held.size;
   AddRange(gradient, current.data(), held.begin, std::min(held_end, begin));
@@ -300,16 +301,16 @@ ResidualBuffers ResidualStore::TakeServer(Bucket& bucket, Range region, std::spa
     std::fill_n(next.data() + next.held.begin, next.held.size, 0.0f);
     next.held = region;
   }
-  bucket.server_use = ServerUse::kEncoded;
+  bucket.aggregate_use = AggregateUse::kEncoded;
   return {{current.data() + begin, region.size}, {next.data() + begin, region.size}};
 }
 
-StatusOr<ResidualBuffers> ResidualStore::BeginServer(uint64_t key, Range region,
-                                                     std::span<float> gradient) {
+StatusOr<ResidualBuffers> ResidualStore::BeginAggregate(uint64_t key, Range region,
+                                                        std::span<float> gradient) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindEncoded(key, gradient));
   WEIR_RETURN_IF_ERROR(CheckRegion(key, *bucket, region));
-  return TakeServer(*bucket, region, gradient);
+  return TakeAggregate(*bucket, region, gradient);
 }
 
 StatusOr<ResidualBuffers> ResidualStore::BeginSum(uint64_t key, Range region,
@@ -321,15 +322,15 @@ StatusOr<ResidualBuffers> ResidualStore::BeginSum(uint64_t key, Range region,
   const float* residual = bucket->current[kResidual].data();
   if (residual != nullptr) AddRange(gradient, residual, 0, gradient.size());
   bucket->use = Use::kSummed;
-  return TakeServer(*bucket, region, gradient);
+  return TakeAggregate(*bucket, region, gradient);
 }
 
-Status ResidualStore::FlushServer(uint64_t key, std::span<float> gradient) {
+Status ResidualStore::FlushAggregate(uint64_t key, std::span<float> gradient) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindEncoded(key, gradient));
-  const Range held = bucket->current[kServer].held;
-  AddRange(gradient, bucket->current[kServer].data(), held.begin, held.begin + held.size);
-  bucket->server_use = ServerUse::kFlushed;
+  const Range held = bucket->current[kAggregate].held;
+  AddRange(gradient, bucket->current[kAggregate].data(), held.begin, held.begin + held.size);
+  bucket->aggregate_use = AggregateUse::kFlushed;
   return OkStatus();
 }
 
@@ -364,13 +365,13 @@ StatusOr<bool> ResidualStore::Flush(uint64_t key, std::span<float> gradient) {
   WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
   bucket->use = Use::kFlushed;
   const float* residual = bucket->current[kResidual].data();
-  const float* server = bucket->current[kServer].data();
+  const float* aggregate = bucket->current[kAggregate].data();
   if (residual != nullptr) AddRange(gradient, residual, 0, gradient.size());
-  if (server != nullptr) {
-    const Range held = bucket->current[kServer].held;
-    AddRange(gradient, server, held.begin, held.begin + held.size);
+  if (aggregate != nullptr) {
+    const Range held = bucket->current[kAggregate].held;
+    AddRange(gradient, aggregate, held.begin, held.begin + held.size);
   }
-  return residual != nullptr || server != nullptr;
+  return residual != nullptr || aggregate != nullptr;
 }
 
 void ResidualStore::Commit() {
@@ -383,9 +384,9 @@ void ResidualStore::Commit() {
     bucket->Advance(kResidual, !encoded);
     bucket->Advance(kMomentum, !encoded || !bucket->momentum_used);
     if (use == Use::kSummed) {
-      bucket->Advance(kServer, false);
-    } else if (!encoded || bucket->server_use != ServerUse::kKept) {
-      bucket->Advance(kServer, !encoded || bucket->server_use == ServerUse::kFlushed);
+      bucket->Advance(kAggregate, false);
+    } else if (!encoded || bucket->aggregate_use != AggregateUse::kKept) {
+      bucket->Advance(kAggregate, !encoded || bucket->aggregate_use == AggregateUse::kFlushed);
     }
     if (encoded) continue;
     for (const int kind : {kNegative, kEstimate}) bucket->Advance(kind, use != Use::kEf21);
@@ -461,7 +462,7 @@ bool ResidualStore::HasResidual(uint64_t key) const {
   MutexLock lock(mutex_);
   const auto it = buckets_.find(key);
   return it != buckets_.end() && (it->second->current[kResidual].data() != nullptr ||
-                                  it->second->current[kServer].data() != nullptr);
+                                  it->second->current[kAggregate].data() != nullptr);
 }
 
 size_t ResidualStore::MemoryBytes() const {
@@ -469,10 +470,10 @@ size_t ResidualStore::MemoryBytes() const {
   size_t floats = 0;
   for (const auto& [key, bucket] : buckets_) {
     for (const auto* buffers : {&bucket->current, &bucket->next, &bucket->former}) {
-      for (int kind = 0; kind < kServer; ++kind) {
+      for (int kind = 0; kind < kAggregate; ++kind) {
         if ((*buffers)[kind].data() != nullptr) floats += bucket->elements;
       }
-      floats += (*buffers)[kServer].held.size;
+      floats += (*buffers)[kAggregate].held.size;
     }
   }
   for (const Kept& kept : kept_) {
@@ -494,11 +495,11 @@ std::vector<ResidualStore::Content> ResidualStore::Contents() const {
       const float* const begin = bucket->current[kind].data();
       if (begin == nullptr) continue;
       const Range held =
-          kind == kServer ? bucket->current[kServer].held : Range{0, bucket->elements};
+          kind == kAggregate ? bucket->current[kAggregate].held : Range{0, bucket->elements};
       size_t at = 0;
       for (const ResidualParameter& parameter : bucket->parameters) {
         const size_t end = at + parameter.elements;
-        if (kind != kServer || (at < held.begin + held.size && end > held.begin)) {
+        if (kind != kAggregate || (at < held.begin + held.size && end > held.begin)) {
           contents.push_back({parameter.name, kind, {begin + at, parameter.elements}});
         }
         at = end;

@@ -1,9 +1,9 @@
 #pragma once
-// The residuals of error feedback: what lossy codecs left behind, kept per parameter so that it
-// survives bucket rebuilds, codec changes and checkpoints, and never changes on a step that was
-// skipped. Beside them the moving sums of gradients of codecs with momentum inside, what EF21
-// remembers in place of residuals, and the aggregate residuals of sums that are encoded again on
-// their way, likewise.
+// The residuals of error feedback: the part of gradients that lossy codecs did not send. They are
+// kept per parameter, so that they survive bucket rebuilds, codec changes and checkpoints, and
+// never change on a skipped step. The store also keeps, in the same way, the moving sums of
+// gradients of codecs with momentum inside, the memory of EF21 in place of residuals, and the
+// aggregate residuals of sums that are encoded again on their way.
 
 #include <array>
 #include <cstddef>
@@ -21,23 +21,23 @@
 
 namespace weir {
 
-/// One contiguous parameter range of a bucket. Names are stable over the job's life.
+/// One contiguous parameter range of a bucket. Names are stable for the life of the job.
 struct ResidualParameter {
   std::string name;
   uint64_t elements = 0;
-  uint64_t columns = 0;  // of a matrix, row-major; divides elements; 0: a vector
+  uint64_t columns = 0;  // of a row-major matrix; divides elements; 0: a vector
   friend bool operator==(const ResidualParameter&, const ResidualParameter&) = default;
 };
 
-/// The two buffers of one bucket in one step, each as long as the bucket. They never overlap and
-/// are aligned to 64 bytes.
+/// The two buffers of a bucket in one step, each as long as the bucket. They never overlap and are
+/// aligned to 64 bytes.
 struct ResidualBuffers {
-  std::span<const float> current;  // what earlier steps left behind
-  std::span<float> next;           // to be filled in this step; its content is unspecified before
+  std::span<const float> current;  // what earlier steps did not send
+  std::span<float> next;           // to be filled in this step; unspecified before
 };
 
-/// What a codec's state of one bucket was when it was saved (CodecState::Save). Buckets go by their
-/// key, as states do not split along parameters.
+/// A saved state of a codec for one bucket (CodecState::Save). It is stored by the bucket's key,
+/// because states cannot be split by parameter.
 struct SavedCodecState {
   uint64_t bucket = 0;
   std::string codec;
@@ -46,37 +46,39 @@ struct SavedCodecState {
   friend bool operator==(const SavedCodecState&, const SavedCodecState&) = default;
 };
 
-/// What EF21 keeps of one bucket, each span as long as the bucket; as ResidualBuffers otherwise.
+/// The buffers of EF21 for one bucket, each as long as the bucket; otherwise as ResidualBuffers.
 struct Ef21Buffers {
-  std::span<const float> negative;  // -h: less what this rank has sent of its gradient so far
+  std::span<const float> negative;  // -h: minus the part of its gradient that this rank has sent
   std::span<float> next_negative;   // to be filled in this step
-  std::span<const float> estimate;  // the sum over all ranks of h, equal on all of them
+  std::span<const float> estimate;  // the sum over all ranks of h, equal on all ranks
   std::span<float> next_estimate;   // to be filled in this step
 };
 
-/// One residual per parameter, whatever codec runs, in gradient units before division by the world
-/// size. A step reads `current` and writes `next`; Commit makes `next` current for every bucket
-/// used in the step, Discard forgets it. A bucket that never met a lossy codec, or was flushed,
-/// holds no memory and counts as zero; in use it holds 8 bytes per element, with momentum 16.
+/// One residual per parameter, whichever codec runs, in gradient units before division by the world
+/// size. A step reads `current` and writes `next`. Commit makes `next` current for every bucket
+/// used in the step, and Discard drops it. A bucket that was never encoded by a lossy codec, or was
+/// flushed, holds no memory and counts as zero; a bucket in use holds 8 bytes per element, or 16
+/// with momentum.
 ///
-/// Momentum is kept as long as every encoded step asks for it: a step that encodes without it, or
+/// Momentum is kept as long as every encoded step asks for it. A step that encodes without it, or
 /// flushes, drops it at Commit.
 ///
-/// Where sums are encoded again on their way (exchange form "regions"), each rank keeps a second
-/// residual, of the region of the sum that it encodes for all: 8 bytes for each of its elements.
-/// Where the sum of a node is encoded ("node_sums", "node_shards") there is that one alone, of the
-/// part of its node's sum that the rank encodes. The result being a sum over ranks, what is owed
-/// there may as well be owed by this rank's own gradient; so whatever the next step does not encode
-/// again (another region, another collective, a dense step, another world after a checkpoint) joins
-/// the gradient, and nothing is lost.
+/// Where sums are encoded again on their way (exchange form "regions"), each rank keeps an
+/// aggregate residual, too: that of the region of the sum which it encodes for all ranks, with 8
+/// bytes per element of the region. Where the sum of a node is encoded ("node_sums",
+/// "node_shards"), there is only the aggregate residual, of the part of its node's sum that the
+/// rank encodes. Since the result is a sum over ranks, an aggregate residual can be added to this
+/// rank's own gradient instead. That happens with any part that the next step does not encode again
+/// (another region, another collective, a dense step, another world after a checkpoint), so nothing
+/// is lost.
 ///
-/// A bucket has residuals or the memory of EF21, not both: BeginEf21 flushes the residual and drops
-/// momentum at Commit, DropEf21 and a flush drop the memory. Under EF21 it holds 16 bytes an
-/// element.
+/// A bucket has residuals or the memory of EF21, but not both: BeginEf21 flushes the residual and
+/// drops momentum at Commit, while DropEf21 and a flush drop the memory. With EF21 a bucket holds
+/// 16 bytes per element.
 ///
-/// Thread-safe: a mutex guards the bookkeeping, not the floats. The spans of BeginEncode belong to
-/// the caller until Commit, Discard or a Define that redefines the bucket; the caller does not run
-/// those while another thread uses the spans.
+/// Thread-safe: a mutex guards the bookkeeping, but not the floats. The spans of BeginEncode belong
+/// to the caller until Commit, Discard or a Define that redefines the bucket. The caller must not
+/// call those while another thread uses the spans.
 class ResidualStore {
  public:
   ResidualStore();
@@ -84,111 +86,117 @@ class ResidualStore {
   ResidualStore(const ResidualStore&) = delete;
   ResidualStore& operator=(const ResidualStore&) = delete;
 
-  /// Declares bucket `key` as these parameters in this order. The same definition again is a no-op.
-  /// A parameter belongs to the bucket that named it last: buckets that held one of `parameters`
-  /// (and the former definition of `key`) are dissolved, and the residual of each of their
-  /// parameters is kept by name until some bucket names it again. Allowed within a step for buckets
-  /// unused in it. kInvalidArgument: a name twice, or a size other than the kept residual's (names
-  /// both sizes). kFailedPrecondition: a bucket to be dissolved was used in this step. On error
-  /// nothing changes.
+  /// Declares bucket `key` as these parameters in this order. Repeating the same definition has no
+  /// effect. A parameter belongs to the bucket that named it last: buckets that contain one of
+  /// `parameters`, and the previous definition of `key`, are dissolved. The residual of each of
+  /// their parameters is kept by name until some bucket names the parameter again. Allowed within a
+  /// step for buckets that the step has not used. kInvalidArgument: a name occurs twice, or its
+  /// size differs from that of the kept residual (the message has both sizes). kFailedPrecondition:
+  /// this step has used a bucket that would be dissolved. On error nothing changes.
   Status Define(uint64_t key, std::vector<ResidualParameter> parameters);
 
-  /// The buffers of a bucket for this step's EncodeWithFeedback, allocated now if they were not.
-  /// kNotFound: not defined or dissolved. kFailedPrecondition: already used in this step.
+  /// The buffers of a bucket for EncodeWithFeedback in this step, allocated at the first use.
+  /// kNotFound: the bucket is not defined or was dissolved. kFailedPrecondition: this step has used
+  /// it.
   StatusOr<ResidualBuffers> BeginEncode(uint64_t key);
 
-  /// The momentum of a bucket for this step, after its BeginEncode; allocated now if it was not.
-  /// kNotFound as above; kFailedPrecondition: BeginEncode did not come first, or asked twice.
+  /// The momentum of a bucket for this step, to be called after BeginEncode; allocated at the first
+  /// use. kNotFound as above. kFailedPrecondition: BeginEncode was not called before, or this was
+  /// called twice.
   StatusOr<MomentumBuffers> BeginMomentum(uint64_t key);
 
-  /// Elements begin .. begin + size - 1 of a bucket.
+  /// The elements begin .. begin + size - 1 of a bucket.
   struct Range {
     size_t begin = 0, size = 0;
     friend bool operator==(const Range&, const Range&) = default;
   };
-  /// The aggregate residual of `region`, whose sum over all ranks this rank encodes in this step,
-  /// after the bucket's BeginEncode; both spans have the region's size. What an earlier step left
-  /// outside of the region is added to `gradient`, which is as long as the bucket. kNotFound as
-  /// above; kFailedPrecondition: BeginEncode did not come first, or asked twice; kInvalidArgument:
-  /// the region or `gradient` does not fit the bucket. O(what moves).
-  StatusOr<ResidualBuffers> BeginServer(uint64_t key, Range region, std::span<float> gradient);
+  /// The aggregate residual of `region`, whose sum over all ranks this rank encodes in this step;
+  /// to be called after BeginEncode of the bucket. Both spans have the size of the region. Parts of
+  /// an earlier step's aggregate residual outside of the region are added to `gradient`, which is
+  /// as long as the bucket. kNotFound as above. kFailedPrecondition: BeginEncode was not called
+  /// before, or this was called twice. kInvalidArgument: the region or `gradient` does not fit the
+  /// bucket. O(elements moved).
+  StatusOr<ResidualBuffers> BeginAggregate(uint64_t key, Range region, std::span<float> gradient);
 
-  /// For a step in which the gradient is summed before anything is encoded: what BeginServer does,
-  /// without a BeginEncode before it. The residual of the bucket is added to `gradient`, too, and
-  /// becomes zero at Commit. kNotFound, kFailedPrecondition as BeginEncode; kInvalidArgument as
-  /// BeginServer, and then nothing has changed.
+  /// For a step in which gradients are summed before anything is encoded: does what BeginAggregate
+  /// does, without BeginEncode before it. The residual of the bucket is also added to `gradient`
+  /// and becomes zero at Commit. kNotFound and kFailedPrecondition as BeginEncode; kInvalidArgument
+  /// as BeginAggregate, in which case nothing has changed.
   StatusOr<ResidualBuffers> BeginSum(uint64_t key, Range region, std::span<float> gradient);
 
-  /// In place of BeginServer, for a step in which no sum is encoded again: gradient += the second
-  /// residual, which becomes zero at Commit. Without either call it stays. Errors as above.
-  Status FlushServer(uint64_t key, std::span<float> gradient);
+  /// To be called instead of BeginAggregate in a step in which no sum is encoded again: adds the
+  /// aggregate residual to `gradient`; it becomes zero at Commit. Without either call it remains
+  /// unchanged. Errors as above.
+  Status FlushAggregate(uint64_t key, std::span<float> gradient);
 
-  /// The memory of a bucket for this step; zero at first. A residual that is left over is added to
-  /// `gradient` (as long as the bucket), as by Flush. kNotFound, kFailedPrecondition as
+  /// The EF21 memory of a bucket for this step; zero at first. A residual that is left is added to
+  /// `gradient` (as long as the bucket), as by Flush. kNotFound and kFailedPrecondition as
   /// BeginEncode; kInvalidArgument as Flush.
   StatusOr<Ef21Buffers> BeginEf21(uint64_t key, std::span<float> gradient);
 
-  /// Forgets the bucket's memory of EF21 at once: every step of another codec calls it, so that all
-  /// ranks begin again together. No-op for buckets without one, unknown or used in this step.
+  /// Drops the bucket's EF21 memory at once. Every step of another codec calls it, so that all
+  /// ranks begin again together. Has no effect on buckets that have no memory, are unknown or were
+  /// used in this step.
   void DropEf21(uint64_t key);
 
-  /// gradient += both residuals, and they become zero at Commit: for a dense step. Free when the
-  /// bucket holds none. True when something was added. Errors as BeginEncode; kInvalidArgument when
-  /// `gradient` is not as long as the bucket.
+  /// For a dense step: adds the residual and the aggregate residual to `gradient`; they become zero
+  /// at Commit. Costs nothing when the bucket has none. Returns true when something was added.
+  /// Errors as BeginEncode; kInvalidArgument when `gradient` is not as long as the bucket.
   StatusOr<bool> Flush(uint64_t key, std::span<float> gradient);
 
-  /// Ends the step: every bucket used since the last call keeps (Commit) or forgets (Discard) what
+  /// Ends the step: every bucket used since the last call keeps (Commit) or drops (Discard) what
   /// the step wrote. O(buckets), no copying.
   void Commit();
   void Discard();
 
-  /// The last Commit is final: nobody will ask for what was before it. What a step did to residuals
-  /// and momenta can be undone until then, which costs no memory beyond that of `next`, except for
-  /// buckets that the following step encodes before: those hold a third buffer. Allowed within a
-  /// step. A later Commit confirms, too. O(buckets).
+  /// Makes the last Commit final. Until then Undo can revert what a step did to residuals and
+  /// momenta. That costs no memory beyond that of `next`, except for buckets that the following
+  /// step encodes before Confirm: those hold a third buffer. Allowed within a step. A later Commit
+  /// also confirms. O(buckets).
   void Confirm();
-  /// All is as before the last Commit, unless it was confirmed; what buckets held that Define
-  /// dissolved since then, and memories that DropEf21 dropped, stay as they are.
+  /// Restores the state before the last Commit, unless it was confirmed. Not restored are buckets
+  /// that Define has dissolved since then and memories that DropEf21 has dropped.
   /// kFailedPrecondition within a step. O(buckets).
   Status Undo();
-  /// DropEf21 of all buckets, between steps: for a world of other ranks, whose estimates are
-  /// others.
+  /// Does DropEf21 for all buckets, between steps. For a world of other ranks, whose estimates
+  /// differ.
   void ForgetEf21();
 
-  /// Multiplies every residual and momentum by `factor`: for gradients that come at another scale
-  /// from now on. kInvalidArgument: `factor` is not finite and positive, or an element would not
-  /// stay finite (named by its parameter); kFailedPrecondition within a step. On error nothing
+  /// Multiplies every residual and momentum by `factor`, for gradients that have another scale from
+  /// now on. kInvalidArgument: `factor` is not finite and positive, or an element would not stay
+  /// finite (the message names its parameter). kFailedPrecondition within a step. On error nothing
   /// changes. O(n), two passes.
   Status Scale(double factor);
 
-  /// True when the bucket holds residuals that a dense step would have to flush.
+  /// Returns true when the bucket holds residuals that a dense step would have to flush.
   bool HasResidual(uint64_t key) const;
 
-  /// Bytes of memory held, kept parameters included.
+  /// The number of bytes of memory held, kept parameters included.
   size_t MemoryBytes() const;
 
-  /// Bytes that Export writes now.
+  /// The number of bytes that Export would write now.
   size_t ExportBytes(std::span<const SavedCodecState> codecs = {}) const;
-  /// Writes every residual and momentum, ordered by parameter name, then `codecs`, which ascend by
-  /// bucket; zero-memory parameters are left out. Layout: proto/WIRE.md section 3.
+  /// Writes every residual and momentum, ordered by parameter name, then `codecs`, whose buckets
+  /// ascend. Parameters without memory are left out. Layout: proto/WIRE.md section 3.
   /// kFailedPrecondition within a step; kResourceExhausted when `out` is smaller than
   /// ExportBytes().
   StatusOr<size_t> Export(std::span<std::byte> out,
                           std::span<const SavedCodecState> codecs = {}) const;
-  /// Replaces every residual and momentum by those in `bytes`; a parameter not named there becomes
-  /// zero, a name not known yet is kept for a later Define. The states of codecs go to `accept`
-  /// (when set) once everything else is known to fit; its error is this one's. kDataLoss:
-  /// malformed or corrupt; kInvalidArgument: a size other than the defined parameter's (names the
-  /// parameter and both sizes); kFailedPrecondition within a step. On error nothing changes.
+  /// Replaces every residual and momentum by those in `bytes`. A parameter that is not named there
+  /// becomes zero, and an unknown name is kept for a later Define. The states of codecs are passed
+  /// to `accept` (when set) after everything else was checked; if it fails, its error is returned.
+  /// kDataLoss: malformed or corrupt. kInvalidArgument: the size differs from that of the defined
+  /// parameter (the message names the parameter and both sizes). kFailedPrecondition within a step.
+  /// On error nothing changes.
   using AcceptCodecStates = std::function<Status(std::vector<SavedCodecState>)>;
   Status Import(std::span<const std::byte> bytes, const AcceptCodecStates& accept = {});
 
  private:
-  // Of exported entries: residual, momentum, two of EF21, aggregate residual.
+  // Kinds of exported entries: residual, momentum, two of EF21, aggregate residual.
   static constexpr int kKinds = 5;
   class Buffer;
   enum class Use { kUnused, kEncoded, kSummed, kFlushed, kEf21 };
-  enum class ServerUse { kKept, kEncoded, kFlushed };
+  enum class AggregateUse { kKept, kEncoded, kFlushed };
   struct Bucket;
   using Kept = std::map<std::string, std::vector<float>, std::less<>>;
 
@@ -196,7 +204,7 @@ class ResidualStore {
   StatusOr<Bucket*> FindEncoded(uint64_t key, std::span<const float> gradient)
       WEIR_REQUIRES(mutex_);
   static Status CheckRegion(uint64_t key, const Bucket& bucket, Range region);
-  static ResidualBuffers TakeServer(Bucket& bucket, Range region, std::span<float> gradient);
+  static ResidualBuffers TakeAggregate(Bucket& bucket, Range region, std::span<float> gradient);
   Status CheckDefinition(const std::vector<ResidualParameter>& parameters) const
       WEIR_REQUIRES(mutex_);
   StatusOr<std::vector<uint64_t>> BucketsToDissolve(
@@ -211,7 +219,7 @@ class ResidualStore {
   std::map<uint64_t, std::unique_ptr<Bucket>> buckets_ WEIR_GUARDED_BY(mutex_);
   std::map<std::string, uint64_t, std::less<>> owner_
       WEIR_GUARDED_BY(mutex_);  // name -> bucket key
-  // By kind: what parameters have that no bucket holds now.
+  // By kind: the data of parameters that no bucket contains now.
   std::array<Kept, kKinds> kept_ WEIR_GUARDED_BY(mutex_);
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kFirstNormalBin = 16;  // below it: zero and subnormal magnitudes
 
-/// The smallest magnitude that falls into `bin`.
+/// The smallest magnitude in `bin`.
 double LowerEdge(int bin) {
   if (bin >= kFirstNonFiniteBin) return 0x1p128;
   return std::bit_cast<float>(static_cast<uint32_t>(bin) << 19);
@@ -25,28 +25,29 @@ uint64_t FiniteTotal(const std::array<uint32_t, GradientStatistics::kBins>& bins
   return total;
 }
 
-/// One bin with what lies above it. Inside, the number of elements above x follows a power of x
-/// between the two edges (log-linear): N(x) = above + here at the lower edge, `above` at the upper.
+/// One bin and the counts above it. Inside the bin, the number of elements above x is modelled as a
+/// power of x between the edges (log-linear): N(x) = above + here at the lower edge, `above` at the
+/// upper.
 struct BinModel {
   double lower, upper;
   double above, here;
 
-  /// d(ln N)/d(ln x), negated; 0 when no element lies above, where the power law is undefined.
+  /// -d(ln N)/d(ln x); 0 when no element lies above, where the power law is undefined.
   double Exponent() const {
     return above > 0 ? std::log((above + here) / above) / std::log(upper / lower) : 0;
   }
-  /// x with `wanted` elements above it; above <= wanted <= above + here.
+  /// The x with `wanted` elements above it; above <= wanted <= above + here.
   double ThresholdFor(double wanted) const {
     if (here <= 0) return lower;
     if (above <= 0) return lower * std::pow(upper / lower, 1 - (wanted - above) / here);
     return lower * std::pow((above + here) / wanted, 1 / Exponent());
   }
-  /// Elements above x.
+  /// The number of elements above x.
   double CountAbove(double x) const {
     if (above <= 0) return here * std::log(upper / x) / std::log(upper / lower);
     return (above + here) * std::pow(lower / x, Exponent());
   }
-  /// Sum of squares of the bin's elements above x: the integral of -N'(y) y^2.
+  /// The sum of squares of the bin's elements above x: the integral of -N'(y) y^2.
   double EnergyAbove(double x) const {
     if (here <= 0) return 0;
     const double p = Exponent();

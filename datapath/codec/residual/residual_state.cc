@@ -53,7 +53,7 @@ Status ReadCodecState(ByteReader& reader, SavedCodecState* saved) {
   return OkStatus();
 }
 
-/// Their buckets ascend, so that each has one at most.
+/// Buckets must ascend, so that each bucket has at most one state.
 Status ReadCodecStates(ByteReader& reader, std::vector<SavedCodecState>* states) {
   uint32_t count = 0;
   WEIR_RETURN_IF_ERROR(reader.Read(&count));

@@ -1,5 +1,5 @@
 #pragma once
-// The bytes of exported residuals (proto/WIRE.md section 3) and their checked reading.
+// Parses the bytes of exported residuals (proto/WIRE.md section 3).
 
 #include <array>
 #include <cstddef>
@@ -19,14 +19,14 @@ inline constexpr size_t kResidualHeaderBytes = 12, kResidualChecksumBytes = 4;
 inline constexpr size_t kResidualEntryFixedBytes = 13;  // kind, name length, elements
 inline constexpr size_t kResidualCodecFixedBytes = 28;  // bucket, ratio, bits, two lengths
 inline constexpr uint32_t kResidualNameBytesMax = 4096;
-/// Kinds of entry by number.
+/// The names of the kinds of entries, by number.
 inline constexpr std::array kResidualKindNames = {"residual", "momentum", "ef21 memory",
                                                   "ef21 estimate", "aggregate residual"};
 
-/// "00c0ffee00c0ffee".
+/// The key in hexadecimal: "00c0ffee00c0ffee".
 std::string BucketKeyName(uint64_t key);
 
-/// One parsed entry of an exported state; points into the state's bytes.
+/// One parsed entry of an exported state. It refers to the bytes of the state.
 struct ResidualEntry {
   uint8_t kind = 0;
   std::string name;
@@ -39,8 +39,8 @@ struct ResidualState {
   std::vector<SavedCodecState> codecs;  // ascending by bucket
 };
 
-/// An exported state, checked. kDataLoss with the offset: malformed, another version or corrupt.
-/// Thread-safe. O(bytes).
+/// Parses and checks an exported state. kDataLoss with the offset: it is malformed, of another
+/// version or corrupt. Thread-safe. O(bytes).
 StatusOr<ResidualState> ParseResidualState(std::span<const std::byte> bytes);
 
 }  // namespace weir

@@ -13,18 +13,18 @@ namespace {
 
 constexpr unsigned kRiceBitsMax = 31;
 
-/// floor(log2(n / count)): the optimum is round(log2(ln 2 * n / count)), which this meets within
-/// one part in fifty of the boundary, and it bounds the unary parts: n >> bits < 2 * count.
+/// floor(log2(n / count)). The optimum is round(log2(ln 2 * n / count)), which agrees except within
+/// one part in fifty of the boundary. It also bounds the unary parts: n >> bits < 2 * count.
 unsigned RiceBits(size_t n, size_t count) {
   if (count == 0) return 0;
   const unsigned bits = static_cast<unsigned>(std::bit_width(n / count)) - 1;
   return std::min(bits, kRiceBitsMax);
 }
 
-/// A gap from here on follows this octet as four octets.
+/// A gap of at least this size is sent as this octet and then four octets.
 constexpr uint32_t kLongGap = 255;
-/// With fewer plain bits Rice codes take at most an octet each: there are at most two zeros a
-/// position.
+/// With fewer plain bits than this, Rice codes take at most an octet per position, because there
+/// are at most two zeros per position.
 constexpr unsigned kOctetsRiceBitsMin = 6;
 
 size_t OctetsSize(std::span<const uint32_t> indices) {
@@ -51,12 +51,12 @@ size_t EncodeOctets(std::span<const uint32_t> indices, std::byte* out) {
   return static_cast<size_t>(to - out);
 }
 
-/// Least significant bit first, into bytes that the caller sized.
+/// Writes bits, least significant first, into bytes that the caller has sized.
 class BitWriter {
  public:
   explicit BitWriter(std::span<std::byte> out) : out_(out) {}
 
-  /// Appends the low `bits` <= 32 bits of value; higher ones are zero.
+  /// Appends the low `bits` <= 32 bits of value, whose higher bits are zero.
   void Put(uint64_t value, unsigned bits) {
     word_ |= value << used_;
     used_ += bits;
@@ -143,7 +143,7 @@ size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std:
     *format = {IndexCoding::kOctets, 0};
     return EncodeOctets(indices, out.data());
   }
-  // With no plain bits the code is a bitmap in disguise, only slower to read.
+  // Without plain bits the code is a bitmap that is slower to read.
   if (indices.empty() || (rice_bits > 0 && rice_bytes <= bitmap_bytes)) {
     *format = {IndexCoding::kRice, static_cast<uint8_t>(rice_bits)};
     return EncodeRice(indices, rice_bits, out);
@@ -159,7 +159,7 @@ size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std:
 IndexDecoder::IndexDecoder(IndexFormat format, std::span<const std::byte> bytes, size_t n,
                            size_t count, size_t offset)
     : format_(format), bytes_(bytes), n_(n), left_(count), offset_(offset) {
-  // Quotients stand behind the plain bits.
+  // The quotients follow the plain bits.
   if (format.coding == IndexCoding::kRice) bit_ = count * format.rice_bits;
 }
 
@@ -209,7 +209,7 @@ Status IndexDecoder::RicePart(std::span<uint32_t> out) {
   if (kernels::FindOnes(bytes, bytes_.size(), out.size(), &bit_, ones) < out.size()) {
     return Error("bits ran out");
   }
-  // So no quotient is too long for its place, either.
+  // This also bounds every single quotient.
   const uint64_t zeros = bit_ - begin - out.size();
   if (n_ == 0 || zeros > (n_ - 1) >> format_.rice_bits) return Error("index past the end");
   if (format_.rice_bits > 0 && format_.rice_bits <= 8 && plain_bit_ % 8 == 0) {
@@ -220,7 +220,7 @@ Status IndexDecoder::RicePart(std::span<uint32_t> out) {
     plain_bit_ += out.size() * format_.rice_bits;
   } else {
     for (size_t i = 0; i < out.size(); ++i) {
-      const uint64_t quotient = ones[i] - places[i] - 1;  // places[i] is the one before
+      const uint64_t quotient = ones[i] - places[i] - 1;  // places[i] belongs to the one before
       const uint64_t index = next_min_ + (quotient << format_.rice_bits | TakePlainBits());
       out[i] = static_cast<uint32_t>(index);
       next_min_ = index + 1;

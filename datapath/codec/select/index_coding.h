@@ -1,6 +1,6 @@
 #pragma once
-// How a set of positions becomes bytes: Rice-coded gaps, gaps of an octet each, or a bitmap,
-// whichever is smallest. Bytes: proto/WIRE.md section 3.
+// Encodes a set of positions as Rice-coded gaps, gaps of one octet each, or a bitmap, whichever is
+// smallest. Bytes: proto/WIRE.md section 3.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,45 +11,46 @@
 namespace weir {
 
 enum class IndexCoding : uint8_t {
-  kBitmap = 1,  // best where a third of the positions or more is selected
-  kOctets = 2,  // where few of them crowd together
-  kRice = 3,    // where they lie at random
+  kBitmap = 1,  // smallest if a third of the positions or more is selected
+  kOctets = 2,  // smallest for a few clustered positions
+  kRice = 3,    // smallest for random positions
 };
 inline constexpr IndexCoding kIndexCodingFirst = IndexCoding::kBitmap;
 inline constexpr IndexCoding kIndexCodingLast = IndexCoding::kRice;
 
-/// What a decoder must know besides the bytes.
+/// What a decoder must know in addition to the bytes.
 struct IndexFormat {
   IndexCoding coding = IndexCoding::kRice;
-  uint8_t rice_bits = 0;  // low bits of a gap that are sent plainly, <= 31
+  uint8_t rice_bits = 0;  // number of low bits of a gap that are sent uncoded, <= 31
 };
 
-/// Worst case of EncodeIndices for any set of at most count_max of n positions. O(1).
+/// The worst case of EncodeIndices for any set of at most count_max of n positions. O(1).
 size_t MaxIndexBytes(size_t n, size_t count_max);
 
-/// Writes ascending, distinct positions < n (at most 2^32) into out (at least MaxIndexBytes).
-/// Returns the bytes written and sets `format`. Within 2 % of the entropy of a random set.
-/// O(count), for the bitmap O(n / 8). Sources: Rice, "Some practical universal noiseless coding
-/// techniques", JPL 1979, with the quotients apart from the plain bits, as readers take many at
-/// once then; octets: Jiang et al., "SketchML", SIGMOD 2018 (delta-binary encoding of
-/// keys); deviates: one octet or five a gap, in place of two bits that say how many.
+/// Writes ascending, distinct positions < n (at most 2^32) to `out`, which has at least
+/// MaxIndexBytes. Returns the number of bytes written and sets `format`. Within 2 % of the entropy
+/// of a random set. O(count), for the bitmap O(n / 8). Sources: Rice, "Some practical universal
+/// noiseless coding techniques", JPL 1979, with the quotients separate from the plain bits, so that
+/// readers can take many at once. Octets: Jiang et al., "SketchML", SIGMOD 2018 (delta-binary
+/// encoding of keys); deviates: one octet or five per gap, in place of two bits that state how
+/// many.
 size_t EncodeIndices(std::span<const uint32_t> indices, size_t n, std::span<std::byte> out,
                      IndexFormat* format);
 
-/// Reads what EncodeIndices wrote, in batches, trusting nothing: every position it yields is below
-/// n and above the one before. Not thread-safe; `bytes` outlives it.
+/// Reads what EncodeIndices wrote, in batches. Trusts nothing: every position that it returns is
+/// below n and above the one before. Not thread-safe; `bytes` must outlive it.
 class IndexDecoder {
  public:
-  /// `offset` is where `bytes` begin in their payload, for error messages.
+  /// `offset` is the offset of `bytes` in their payload, for error messages.
   IndexDecoder(IndexFormat format, std::span<const std::byte> bytes, size_t n, size_t count,
                size_t offset);
 
-  /// Fills the front of `out` with the next positions and returns how many: less than out.size()
-  /// only at the end. kDataLoss with the offset: a position past the end, too few bits, a bad
-  /// format.
+  /// Writes the next positions to the front of `out` and returns their number, which is less than
+  /// out.size() only at the end. kDataLoss with the offset: a position is past the end, bits are
+  /// missing, or the format is wrong.
   StatusOr<size_t> Next(std::span<uint32_t> out);
 
-  /// To be called when Next is through: kDataLoss when bits are left over that do not belong.
+  /// To be called after the last position: kDataLoss when there are superfluous bits.
   Status Finish();
 
  private:
@@ -65,11 +66,11 @@ class IndexDecoder {
   IndexFormat format_;
   std::span<const std::byte> bytes_;
   size_t n_;
-  size_t left_;  // positions still to come
+  size_t left_;  // positions not read yet
   size_t offset_;
   size_t bit_ = 0;         // read position; Rice: that of the quotients
   size_t plain_bit_ = 0;   // Rice: that of the plain bits
-  uint64_t next_min_ = 0;  // the smallest position that may follow
+  uint64_t next_min_ = 0;  // the smallest valid value of the next position
 };
 
 }  // namespace weir

@@ -14,19 +14,20 @@ namespace {
 using kernels::Block;
 using kernels::kBlockElements;
 
-/// Elements that the kernels of a pass visit in turn. Half a block: beside these, the first-level
-/// cache holds the next ones on their way.
+/// The number of elements that the kernels of a pass visit in turn. It is half a block, because the
+/// first-level cache also holds the next elements, which are being prefetched.
 constexpr size_t kStep = kBlockElements / 2;
 static_assert(kStep % kernels::kSampleGroup == 0);
-/// Sample the histogram when at least this many elements are to be kept: an eighth of them still
-/// places the threshold within a few per cent.
+/// The histogram is sampled when at least this many elements are to be kept: an eighth of them
+/// still determines the threshold within a few per cent.
 constexpr size_t kSampledTargetMin = 2048;
-/// Powers of two between the largest magnitude expected and the largest half-precision lane.
+/// Powers of two between the largest expected magnitude and the largest half-precision lane.
 constexpr int kHeadroomExact = 0;
 constexpr int kHeadroomStale = 2;
-/// The same between a threshold and the largest lane: magnitudes of 2^18 times the threshold fit.
+/// The same between a threshold and the largest lane: magnitudes up to 2^18 times the threshold
+/// fit.
 constexpr int kHeadroomAboveThreshold = 17;
-/// How far the wanted count may be corrected.
+/// Bounds of the correction of the wanted count.
 constexpr double kDriftMin = 0.0625, kDriftMax = 4;
 
 float SmallestValue(const SelectionState& state, size_t count) {
@@ -35,13 +36,14 @@ float SmallestValue(const SelectionState& state, size_t count) {
   return smallest;
 }
 
-/// Whether values of these magnitudes survive as half precision times 2^exponent: lanes hold at
-/// most 65504, and what rounds to zero, below 2^-25, was selected in vain.
+/// Returns whether values of these magnitudes can be represented in half precision times
+/// 2^exponent. Lanes hold at most 65504, and a value that is rounded to zero, below 2^-25, would be
+/// selected in vain.
 bool FitsHalf(float smallest, float largest, int exponent) {
   return std::ldexp(largest, exponent) <= 65504.0f && std::ldexp(smallest, exponent) >= 0x1p-24f;
 }
 
-/// Energy of the first `count` floats.
+/// The sum of squares of the first `count` floats.
 double EnergyOf(const float* values, size_t count) {
   kernels::Sums sums;
   for (size_t at = 0; at < count; at += kBlockElements) {
@@ -51,7 +53,7 @@ double EnergyOf(const float* values, size_t count) {
   return sums.energy_in;
 }
 
-/// One attempt after another at one selection.
+/// Makes one selection, in one or more attempts.
 class Selector {
  public:
   Selector(const SelectionRequest& request, SelectionState& state)
@@ -108,14 +110,15 @@ class Selector {
     return selection;
   }
 
-  /// Whether the exponent of the passes suits all values. The smallest value is looked for only
-  /// when the threshold does not settle the matter.
+  /// Returns whether the exponent used in the passes suits all values. The smallest value is
+  /// searched only when the threshold does not decide it.
   bool RoundedRight() const {
     return FitsHalf(threshold_, sums_.max_abs(), exponent_) ||
            FitsHalf(SmallestValue(state_, count_), sums_.max_abs(), exponent_);
   }
 
-  /// One pass with last step's threshold. False when it missed and RunExact must follow.
+  /// Makes one pass with the last step's threshold. Returns false when it missed, so that RunExact
+  /// must follow.
   bool RunStale() {
     const double wanted = state_.correction * static_cast<double>(target_) / n_;
     threshold_ = state_.histogram.ThresholdForRatio(std::clamp(wanted, 1e-12, 1.0));
@@ -133,7 +136,7 @@ class Selector {
     return false;
   }
 
-  /// A counting pass, then the selection.
+  /// Makes a counting pass, then the selection.
   void RunExact() {
     seen_.Clear();
     for (size_t at = 0; at < n_; at += kStep) {
@@ -143,14 +146,15 @@ class Selector {
     sampled_ = false;
     threshold_ =
         n_ == 0 ? kSmallestNormal : seen_.ThresholdForRatio(static_cast<double>(target_) / n_);
-    // The top of the highest bin in use bounds the largest magnitude.
+    // The upper edge of the highest bin in use bounds the largest magnitude.
     int top = GradientStatistics::kBins - 1;
     while (top > 0 && seen_.bins()[top] == 0) --top;
     const uint32_t bound = std::min((static_cast<uint32_t>(top) + 1) << 19, 0x7F7FFFFFu);
     exponent_ = HalfExponent(std::bit_cast<float>(bound), kHeadroomExact);
     Pass(/*truncate=*/true);
     if (!sums_.non_finite() && count_ < (target_ + 1) / 2 && threshold_ > kSmallestNormal) {
-      // Many equal magnitudes just below: start from the edge of their bin, in order of position.
+      // There are many equal magnitudes just below, so start from the edge of their bin and take
+      // them in the order of their positions.
       Restore();
       const uint32_t edge = std::bit_cast<uint32_t>(threshold_) & ~((1u << 19) - 1);
       threshold_ = std::max(kSmallestNormal, std::bit_cast<float>(edge - 1));
@@ -165,21 +169,21 @@ class Selector {
             .size = std::min(kStep, n_ - at)};
   }
 
-  /// How the passes store the rest: what becomes of selected elements is settled while they are in
+  /// How the passes store the rest. What happens to selected elements is decided while they are in
   /// registers, as far as it is known by then.
   kernels::SelectRest RestFormat() const {
     using Kept = kernels::SelectRest::Kept;
     kernels::SelectRest format{.scale = PowerOfTwo(exponent_)};
     if (request_.format == ValueFormat::kNone) format.kept = Kept::kWhole;
     if (request_.format == ValueFormat::kHalf) format.kept = Kept::kHalfError;
-    // The next to read the rest is the next step: it need not pass through the caches.
+    // The rest is read next in the following step, so it need not pass through the caches.
     format.streamed = rest_ != nullptr && rest_ != residual_ && rest_ != gradient_ &&
                       n_ >= kStreamedElementsMin && reinterpret_cast<uintptr_t>(rest_) % 64 == 0;
     return format;
   }
 
-  /// Goes over all blocks with threshold_. False when more than cap_ elements passed it and
-  /// `truncate` is off; then blocks up to processed_ are done.
+  /// Visits all blocks with threshold_. Returns false when more than cap_ elements passed it and
+  /// `truncate` is off; then the blocks up to processed_ are done.
   bool Pass(bool truncate) {
     sums_ = {};
     count_ = 0;
@@ -191,7 +195,7 @@ class Selector {
     for (size_t at = 0; at < n_ && !stopped; at += kStep) {
       const Block block = BlockAt(at);
       rest.rest = rest_ == nullptr ? nullptr : rest_ + at;
-      // First, since the rest may replace the residual.
+      // The histogram comes first, because the rest may replace the residual.
       if (counts_histogram_) {
         kernels::Histogram(block, sampled_, at / kernels::kSampleGroup,
                            sampled_ ? kHistogramSampling : 1, seen_.bins().data());
@@ -216,8 +220,8 @@ class Selector {
     return true;
   }
 
-  /// Drops those of the `found` newest entries that the request does not keep; returns the rest's
-  /// number.
+  /// Drops those of the `found` newest entries that the request does not keep, and returns the
+  /// number of the others.
   size_t Ask(size_t found) {
     uint32_t* indices = state_.indices.get() + count_;
     float* values = state_.values.get() + count_;
@@ -233,14 +237,14 @@ class Selector {
     return kept;
   }
 
-  /// Entries from..to are not kept after all.
+  /// Returns the entries from..to to the rest, because they are not kept after all.
   void GiveBack(size_t from, size_t to) {
     if (rest_ == nullptr) return;
     for (size_t i = from; i < to; ++i) rest_[state_.indices[i]] = state_.values[i];
   }
 
-  /// Measures what is kept and rounds it to half precision when that is wanted; the other formats
-  /// are represented later.
+  /// Measures the kept values, and rounds them to half precision if requested. Other formats are
+  /// converted later.
   void Account() {
     if (request_.format != ValueFormat::kHalf) {
       energy_kept_ = EnergyOf(state_.values.get(), count_);
@@ -255,7 +259,7 @@ class Selector {
     }
   }
 
-  /// Undoes a pass: `rest` becomes e itself, which then stands in for gradient and residual.
+  /// Undoes a pass: `rest` becomes e itself, and replaces gradient and residual from then on.
   void Restore() {
     if (rest_ == nullptr) return;
     for (size_t i = 0; i < count_; ++i) rest_[state_.indices[i]] = state_.values[i];
@@ -267,14 +271,15 @@ class Selector {
     residual_ = nullptr;
   }
 
-  /// Prepares the next step's threshold. The histogram is corrected by how many elements it claims
-  /// above this step's threshold against how many there were (sampling), and the wanted count by
-  /// how far this step's count was off (drift between steps).
+  /// Prepares the threshold of the next step. Two corrections are made: for sampling, by comparing
+  /// the number of elements that the histogram claims above this step's threshold with the true
+  /// number, and for drift between steps, by how far this step's count missed the target.
   void Remember() {
     const double claimed = seen_.RatioAbove(stale_threshold_) * static_cast<double>(n_);
     double sampling = 1;
     if (stale_threshold_ > 0) {
-      // After a second pass the exact histogram says what the stale threshold would have kept.
+      // After a second pass the exact histogram gives the count that the stale threshold would have
+      // kept.
       const double real = counts_histogram_ ? static_cast<double>(count_) : claimed;
       const double miss = static_cast<double>(target_) / std::max(1.0, real);
       state_.drift = std::clamp(state_.drift * std::sqrt(miss), kDriftMin, kDriftMax);
@@ -293,7 +298,7 @@ class Selector {
   bool counts_histogram_ = false;
   bool sampled_ = false;
   float threshold_ = kSmallestNormal;
-  float stale_threshold_ = 0;  // the one that RunStale tried; 0: it did not run
+  float stale_threshold_ = 0;  // as tried by RunStale; 0: it did not run
   int exponent_ = 0;
   bool asks_keep_ = false;
   bool overflowed_ = false;
@@ -358,7 +363,7 @@ Status SelectionState::Load(std::span<const std::byte> bytes) {
   WEIR_RETURN_IF_ERROR(reader.Read(&count));
   WEIR_RETURN_IF_ERROR(ReadWithin(reader, 0.0, std::numeric_limits<double>::max(), &sum_squares));
   WEIR_RETURN_IF_ERROR(ReadWithin(reader, 0.0f, std::numeric_limits<float>::max(), &max_abs));
-  // A count goes with bins: thresholds are looked up in them.
+  // A count without bins would be inconsistent, because thresholds are looked up in the bins.
   WEIR_RETURN_IF_ERROR(ReadWithin<uint16_t>(reader, count > 0 ? 1 : 0,
                                             count > 0 ? uint16_t{kFirstNonFiniteBin} : 0, &used));
   histogram.Clear();
@@ -412,7 +417,7 @@ void RepresentValues(ValueFormat format, std::span<float> rest, SelectionState& 
     case ValueFormat::kNone:
       return;
     case ValueFormat::kFloat:
-      // The values stay what they are; a rounding that did not suit may have left errors.
+      // The values stay as they are; an earlier rounding may have left errors in the rest.
       for (size_t i = 0; i < count && !rest.empty(); ++i) rest[state.indices[i]] = 0;
       return;
     case ValueFormat::kHalf:

@@ -1,6 +1,7 @@
 #pragma once
-// Selecting the largest magnitudes of gradient + residual by a threshold: the engine of the codecs
-// that send part of a bucket. One pass when a state remembers the last step, two passes otherwise.
+// Selects the largest magnitudes of gradient + residual by a threshold, for the codecs that send
+// part of a bucket. It takes one pass when a state remembers the last step, and two passes
+// otherwise.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,19 +17,19 @@
 
 namespace weir {
 
-/// The number of elements that `ratio` asks for: max(1, floor(ratio * n)), 0 for n = 0.
+/// The number of elements for `ratio`: max(1, floor(ratio * n)), or 0 for n = 0.
 size_t SelectionTarget(size_t n, double ratio);
-/// The number that a selection may keep at most: min(n, ceil(2 * ratio * n) + 64).
+/// The most elements that a selection keeps: min(n, ceil(2 * ratio * n) + 64).
 size_t SelectionCap(size_t n, double ratio);
 
-/// What a selector remembers of one bucket: the last step's histogram and how its thresholds fared.
-/// Holds the scratch memory of the passes as well: 10 bytes per element that may be kept.
+/// What a selector remembers of a bucket: the last step's histogram, and how far its thresholds
+/// missed. It also holds the scratch memory of the passes: 10 bytes per element that may be kept.
 class SelectionState : public CodecState {
  public:
   GradientStatistics histogram;  // of the last finite step; count() == 0: none yet
-  double correction = 1;         // factor on the wanted count when the next threshold is looked up
-  double drift = 1;              // the part of it that follows change from step to step
-  size_t room = 0;               // entries that fit the buffers below
+  double correction = 1;         // factor on the wanted count in the next lookup of a threshold
+  double drift = 1;              // the part of it that follows changes between steps
+  size_t room = 0;               // number of entries that fit the buffers below
   std::unique_ptr<uint32_t[]> indices;
   std::unique_ptr<float[]> values;
   std::unique_ptr<uint16_t[]> halves;  // or the bytes of another value format
@@ -36,14 +37,14 @@ class SelectionState : public CodecState {
   std::byte* bytes() const { return reinterpret_cast<std::byte*>(halves.get()); }
   void Reserve(size_t entries);
 
-  /// The histogram, the correction and what SaveMore adds; the scratch memory is left out.
+  /// Saves the histogram, the correction and what SaveMore adds, without the scratch memory.
   std::vector<std::byte> Save() const final;
   Status Load(std::span<const std::byte> bytes) final;
-  /// Forgets the histogram: its thresholds are of another scale.
+  /// Drops the histogram, because its thresholds have another scale.
   void Scale(double factor) override;
 
  protected:
-  /// What a derived state keeps besides, written and read after the common part.
+  /// What a derived state saves in addition, written and read after the common part.
   virtual void SaveMore(StateWriter& writer) const;
   virtual Status LoadMore(ByteReader& reader);
 };
@@ -54,46 +55,48 @@ struct SelectionRequest {
   std::span<float> rest = {};            // empty, or as long; may equal residual
   double ratio = 1;
   // kNone: positions only, and `rest` keeps the selected elements. kFloat: exact values. kHalf may
-  // turn into kFloat.
+  // become kFloat.
   ValueFormat format = ValueFormat::kHalf;
   GradientStatistics* statistics = nullptr;
-  // SelectAbove: called for the elements above the threshold in order; false drops one. Not asked
-  // when the engine chooses the threshold itself.
+  // SelectAbove: called for the elements above the threshold in order; returning false drops one.
+  // Not called when the engine chooses the threshold itself.
   std::function<bool(float)> keep = {};
 };
 
-/// A selection; the arrays live in the state.
+/// A selection, whose arrays are in the state.
 struct Selection {
   size_t count = 0;
-  kernels::Sums sums;  // energy_lost: what is not selected, and rounding
+  kernels::Sums sums;  // energy_lost: of rounding and unselected elements
   ValueFormat format = ValueFormat::kNone;
   int exponent = 0;         // kHalf: halves[i] = fp16(value * 2^exponent)
-  bool overflowed = false;  // SelectAbove: the threshold would have kept more than SelectionCap
+  bool overflowed = false;  // SelectAbove: the threshold would have exceeded SelectionCap
 };
 
-/// Selects elements with |e| > threshold, e = gradient + residual, such that about ratio * n are
-/// kept: between half and twice of it, never more than SelectionCap; fewer only when fewer are
-/// nonzero. Exact zeros and subnormal numbers are never selected. Elements of equal magnitude at
-/// the limit are taken in the order of their positions. `rest` receives e without what the payload
-/// will hold, so that payload + rest = e. When sums.non_finite(), nothing is selected, `rest` is
-/// unspecified and the state is as before. With a state that saw a step: one pass over memory, and
-/// the kept count is steered to ratio * n; else two passes. Deterministic given the state.
+/// Selects the elements with |e| > threshold, where e = gradient + residual, such that about ratio
+/// * n are kept: between half and twice that number, never more than SelectionCap, and fewer only
+/// when fewer are nonzero. Exact zeros and subnormal numbers are never selected. Elements of equal
+/// magnitude at the limit are taken in the order of their positions. `rest` receives e minus the
+/// values of the payload, so that payload + rest = e. When sums.non_finite(), nothing is selected,
+/// `rest` is unspecified and the state is unchanged. With a state that has seen a step, it takes
+/// one pass over memory and steers the kept count towards ratio * n; otherwise it takes two passes.
+/// Deterministic for a given state.
 Selection SelectLargest(const SelectionRequest& request, SelectionState& state);
 
-/// What SelectAbove does about a threshold that keeps less than half of ratio * n.
+/// What SelectAbove does when a threshold keeps less than half of ratio * n.
 enum class TooFew { kAccept, kRepair };
 
-/// Selects elements with |e| > threshold, a threshold that the caller found; otherwise as
-/// SelectLargest, and the state is only scratch. A threshold that would keep more than SelectionCap
-/// elements (or, with kRepair, fewer than half of ratio * n) is replaced by the one of a full
-/// histogram for ratio * n, at the price of two more passes: cutting off at the cap would favour
-/// low positions. NaN or less than the smallest normal number counts as the latter. One pass, O(n).
+/// Selects the elements with |e| > threshold for a threshold that the caller has found; otherwise
+/// as SelectLargest, and the state is only scratch memory. A threshold that would keep more than
+/// SelectionCap elements (or, with kRepair, fewer than half of ratio * n) is replaced by that of a
+/// full histogram for ratio * n, at the cost of two more passes, because stopping at the cap would
+/// favour low positions. A threshold that is NaN or below the smallest normal number is raised to
+/// that number. One pass, O(n).
 Selection SelectAbove(const SelectionRequest& request, float threshold, TooFew too_few,
                       SelectionState& state);
 
-/// Turns a selection made with format kFloat into `format`, rounding its values in the state and
-/// adding what is lost to `rest` (empty: not kept) and to sums.energy_lost. kHalf becomes kFloat
-/// when the values span too many powers of two. O(kept).
+/// Converts a selection with format kFloat to `format`: rounds its values in the state and adds the
+/// rounding errors to `rest` (empty: not kept) and to sums.energy_lost. kHalf becomes kFloat when
+/// the values span too many powers of two. O(kept).
 void RepresentValues(ValueFormat format, std::span<float> rest, SelectionState& state,
                      Selection* selection);
 

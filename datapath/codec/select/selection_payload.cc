@@ -10,7 +10,7 @@
 namespace weir {
 namespace {
 
-/// The header of a selection of n elements, checked against the payload's size.
+/// Reads the header of a selection of n elements and checks it against the size of the payload.
 StatusOr<SelectionHeader> ReadHeader(std::span<const std::byte> payload, size_t n) {
   SelectionHeader header;
   WEIR_RETURN_IF_ERROR(ReadSelectionHeader(payload, n, &header));
@@ -112,8 +112,9 @@ SelectionReader::SelectionReader(const SelectionHeader& header, std::span<const 
       values_(header.format, header.exponent, payload, kSelectionHeaderBytes + header.index_bytes,
               header.count) {}
 
-/// The next batch becomes the current one, the one after it is decoded, and its lines of `out`
-/// asked for: they are scattered over memory, and arrive while the values are decoded and added.
+/// Makes the next batch current and decodes the one after it. The lines of `out` that it touches
+/// are prefetched, because they are scattered over memory and can arrive while the current batch is
+/// decoded and added.
 Status SelectionReader::Advance(std::span<const float> out) {
   current_ ^= 1;
   added_ = 0;
@@ -149,7 +150,8 @@ Status ReadSelectionIndices(std::span<const std::byte> payload, size_t n,
                             std::vector<uint32_t>* indices) {
   indices->clear();
   WEIR_ASSIGN_OR_RETURN(const SelectionHeader header, ReadHeader(payload, n));
-  // A Rice code is at least one bit: a count beyond the bits there are must not size an allocation.
+  // A Rice code has at least one bit. A count above the number of bits must not determine the size
+  // of an allocation.
   if (header.count > uint64_t{header.index_bytes} * 8) {
     return DataLoss(StrCat("count at offset 4: expected at most ", uint64_t{header.index_bytes} * 8,
                            " (one bit each), found ", header.count));

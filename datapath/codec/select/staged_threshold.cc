@@ -9,12 +9,12 @@ namespace {
 
 using kernels::TailMoments;
 
-constexpr double kFirstRatio = 0.25;  // what the first of several stages keeps
-constexpr int kControllerPeriod = 5;  // steps between looks at the mean kept count
+constexpr double kFirstRatio = 0.25;  // fraction that the first of several stages keeps
+constexpr int kControllerPeriod = 5;  // steps between checks of the mean kept count
 constexpr double kStageCountHigh = 1.2, kStageCountLow = 0.8;
 constexpr int kCorrectedStages = 4;
-constexpr double kCorrectedCountMin = 32;  // elements that a last correction needs to go by
-constexpr double kKappaMin = 1e-6;         // below it the Pareto quantile is the exponential one
+constexpr double kCorrectedCountMin = 32;  // least number of elements for a last correction
+constexpr double kKappaMin = 1e-6;         // below it, the exponential quantile is used
 
 constexpr int32_t kStagesMax = 64;  // more than any ratio allows
 
@@ -36,8 +36,8 @@ struct StagedState : SelectionState {
   }
 };
 
-/// The value that a fraction `ratio` of a generalised Pareto variable exceeds, its scale and shape
-/// from the mean and variance. 0 without a spread.
+/// The value that a generalised Pareto variable exceeds with probability `ratio`. Its scale and
+/// shape follow from the mean and variance. 0 if there is no spread.
 double ParetoQuantile(double mean, double variance, double ratio) {
   if (!(variance > 0) || !(mean > 0)) return 0;
   const double spread = mean * mean / variance;
@@ -48,7 +48,8 @@ double ParetoQuantile(double mean, double variance, double ratio) {
 
 double ExponentialQuantile(double mean, double ratio) { return -mean * std::log(ratio); }
 
-/// Gamma by the logarithmic moment estimator. mean_log is the mean of the logarithms.
+/// The same for a gamma variable, by the logarithmic moment estimator. mean_log is the mean of the
+/// logarithms.
 double GammaQuantile(double mean, double mean_log, double ratio) {
   const double t = std::log(mean) - mean_log;
   if (!(t > 1e-12) || !std::isfinite(t)) return mean;
@@ -61,8 +62,8 @@ double Variance(const TailMoments& moments, double count) {
   return moments.sum_squares / count - mean * mean;
 }
 
-/// The first threshold, zeros counted as the published code does; for gamma they are left out, as
-/// they have no logarithm.
+/// The first threshold. Zeros are counted, as in the published code, except for gamma, because they
+/// have no logarithm.
 double FirstStage(const SelectionRequest& request, TailFit fit, double ratio, unsigned sampling) {
   const double n = static_cast<double>(request.gradient.size());
   const TailMoments moments = MomentsAbove(request, kSmallestNormal, sampling,
@@ -85,8 +86,8 @@ double FirstStage(const SelectionRequest& request, TailFit fit, double ratio, un
 }  // namespace
 
 double InverseGamma(double a, double tail) {
-  // Q(a, x) by series below a + 1 and by Lentz's continued fraction above.
-  int sign;  // std::lgamma would write it to a variable of all threads
+  // Q(a, x): a series below a + 1, and Lentz's continued fraction above.
+  int sign;  // std::lgamma would write it to a global variable
   const double log_gamma = lgamma_r(a, &sign);
   const auto upper = [a, log_gamma](double x) {
     if (x <= 0) return 1.0;
@@ -132,7 +133,7 @@ float StagedThreshold(const SelectionRequest& request, TailFit fit, int stages) 
     const TailMoments moments = MomentsAbove(request, limit, sampling);
     if (moments.count == 0) break;
     const double count = static_cast<double>(moments.count);
-    // Over the smallest exceedance rather than over the threshold, as published.
+    // Relative to the smallest exceedance instead of the threshold, as published.
     const double offset = moments.smallest;
     const double mean = limit + moments.sum / count - offset;
     threshold = offset + (fit == TailFit::kExponential
@@ -156,12 +157,12 @@ float CountCorrectedThreshold(const SelectionRequest& request) {
     const double mean = moments.sum / count;
     const double step = ParetoQuantile(mean, Variance(moments, count), ratio);
     const auto next = static_cast<float>(threshold + step);
-    if (!(next > threshold)) break;  // no spread left, or NaN
+    if (!(next > threshold)) break;  // there is no spread left, or NaN
     threshold = next;
     expected = ratio * count;
   }
-  // What the last fit missed by, taken back along the scale of the Pareto fit to what is above: the
-  // reciprocal of the density just above the threshold.
+  // Corrects the last fit by the miss of its count, divided by the density just above the
+  // threshold, which a Pareto fit of the elements above gives.
   const TailMoments tail =
       MomentsAbove(request, threshold, SamplingFor(static_cast<size_t>(target)));
   const double count = static_cast<double>(tail.count);
@@ -192,7 +193,7 @@ Selection StagedThresholdCodec::Choose(SelectionRequest request, const EncodeCon
   const Selection selection = SelectAbove(request, threshold, TooFew::kAccept, state);
   const size_t target = SelectionTarget(request.gradient.size(), request.ratio);
   if (staged == nullptr || target == 0 || selection.sums.non_finite()) return selection;
-  // What an overflow would have kept is not known, but it is above the upper limit.
+  // The count of an overflow is not known, but it is above the upper limit.
   staged->counts += selection.overflowed
                         ? 2.0
                         : static_cast<double>(selection.count) / static_cast<double>(target);

@@ -1,6 +1,6 @@
 #pragma once
-// Thresholds from a distribution fitted in stages, each to what the one before left above its
-// threshold (SIDCo). Source: Abdelmoniem et al., "An efficient statistical-based gradient
+// Thresholds from a distribution that is fitted in stages, each to the elements above the threshold
+// of the stage before (SIDCo). Source: Abdelmoniem et al., "An efficient statistical-based gradient
 // compression technique for distributed training systems", MLSys 2021.
 
 #include <cstddef>
@@ -9,27 +9,28 @@
 
 namespace weir {
 
-/// Which distribution the magnitudes are taken to follow: the first stage, then the tails.
+/// The assumed distribution of the magnitudes: in the first stage, and in the tails.
 enum class TailFit {
   kExponential,      // exponential throughout
   kPareto,           // generalised Pareto by moments throughout
   kGammaThenPareto,  // gamma, then generalised Pareto
 };
 
-/// The threshold that `stages` published fits give for `ratio`. Sampled as SamplingFor says. Reads
+/// The threshold of `stages` published fits for `ratio`. Sampled according to SamplingFor. Reads
 /// the input once per stage.
 float StagedThreshold(const SelectionRequest& request, TailFit fit, int stages);
 
-/// The same with four Pareto stages, each aiming from the count that really is above the last
-/// threshold, zeros left out, and a last correction by the count: within 10 % of ratio * n without
-/// a controller.
+/// The same with four Pareto stages. Each starts from the true count above the last threshold,
+/// zeros are left out, and the count corrects the last threshold. The result is within 10 % of
+/// ratio * n without a controller.
 float CountCorrectedThreshold(const SelectionRequest& request);
 
-/// P(a, x) = 1 - tail: x of the regularised lower incomplete gamma function, by bisection.
+/// The x with P(a, x) = 1 - tail for the regularised lower incomplete gamma function P, by
+/// bisection.
 double InverseGamma(double a, double tail);
 
-/// A published SIDCo variant: its fit, and the number of stages steered by how many elements the
-/// last steps kept.
+/// A published SIDCo variant: its fit, with a number of stages that follows the kept counts of the
+/// last steps.
 class StagedThresholdCodec : public ThresholdCodec {
  public:
   StagedThresholdCodec(CodecTraits traits, TailFit fit)
@@ -45,7 +46,7 @@ class StagedThresholdCodec : public ThresholdCodec {
   TailFit fit_;
 };
 
-/// Traits of the published variants: how many they keep depends on how the input is distributed.
+/// The traits of the published variants, whose kept count depends on the distribution of the input.
 CodecTraits StagedTraits(std::string name, std::string summary);
 
 }  // namespace weir

@@ -13,21 +13,21 @@
 namespace weir {
 namespace {
 
-/// Elements that DecodeSum adds up in one go: a first-level cache holds them.
+/// The number of elements that DecodeSum adds at a time; they fit a first-level cache.
 constexpr size_t kSumPiece = 8192;
 constexpr size_t kSampledCountMin = 2048 * kHistogramSampling;
 constexpr size_t kSampledWanted = 32768;
 constexpr unsigned kSamplingMax = 512;
-/// Groups between the one being read and the one asked for.
+/// Groups between the one being read and the one being prefetched.
 constexpr size_t kGroupsAhead = 16;
 
-/// From `at` to the next multiple of 64 bytes.
+/// The number of elements from `at` to the next multiple of 64 bytes.
 size_t ElementsToAlignment(const float* at) {
   return -reinterpret_cast<uintptr_t>(at) % 64 / sizeof(float);
 }
 
-/// Calls visit(block, group) for every block, or for one group in `stride`, drawn by a hash of its
-/// place so that no row length is met in step.
+/// Calls visit(block, group) for every block, or for one group in `stride`, selected by a hash of
+/// its position so that the selection does not follow the length of rows.
 template <typename Visit>
 void ForEachSampled(const SelectionRequest& request, size_t stride, Visit&& visit) {
   const size_t n = request.gradient.size();
@@ -58,7 +58,7 @@ void ForEachSampled(const SelectionRequest& request, size_t stride, Visit&& visi
 }  // namespace
 
 std::vector<CodecSetting> ThresholdSettings() {
-  // Besides the codes, 8 and 4 bits send a float32 step for every kValueBlock values.
+  // In addition to the codes, 8 and 4 bits send a float32 step for every kValueBlock values.
   constexpr double kStepBits = 32.0 / kValueBlock;
   return {{.bits = 16, .kept_bits = 16},
           {.bits = 8, .kept_bits = 8 + kStepBits, .relative_error_squared = 4e-6},
@@ -77,7 +77,7 @@ CodecTraits ThresholdTraits(std::string name, std::string summary) {
   traits.ratio_min = 1e-6;
   traits.ratio_max = 1;
   traits.error_model = ErrorModel::kSelection;
-  // At least half of the largest, of which those in the last bin may be up to 1/16 smaller.
+  // At least half of the largest are kept, and those in the last bin may be up to 1/16 smaller.
   traits.contraction = 0.4;
   return traits;
 }
@@ -148,9 +148,9 @@ Status ThresholdCodec::DecodeSum(std::span<const std::vector<std::byte>> payload
     WEIR_RETURN_IF_ERROR(annotate(reader.status(), readers.size()));
     readers.push_back(*std::move(reader));
   }
-  // Of all ranks' payloads the elements of one piece after the other, each piece in the cache.
-  // Those of a long sum are made beside it and leave past the caches: filling cold lines with zeros
-  // would take as long as all the rest.
+  // Adds the elements of all ranks' payloads piece by piece, each piece in the cache. Pieces of a
+  // long sum are made in a separate buffer and written with non-temporal stores, because filling
+  // cold lines with zeros would take as long as everything else.
   alignas(64) float beside[kSumPiece];
   const bool streamed = out.size() >= kStreamedElementsMin;
   size_t size = streamed ? ElementsToAlignment(out.data()) : 0;

@@ -1,6 +1,6 @@
 #pragma once
-// The common part of the codecs that keep the elements above a threshold: what differs between them
-// is how the threshold is found, and that is all that a new one writes.
+// The common part of the codecs that keep the elements above a threshold. They differ only in how
+// they find the threshold, so that is all that a new one implements.
 
 #include <functional>
 #include <span>
@@ -11,12 +11,12 @@
 
 namespace weir {
 
-/// The value widths that threshold codecs offer: 16 bits (default), 8 and 4. The relative errors
-/// are those of normally distributed input at a ratio of 0.01 to 0.1.
+/// The value widths of threshold codecs: 16 bits (default), 8 and 4. The relative errors are those
+/// of normally distributed input at a ratio of 0.01 to 0.1.
 std::vector<CodecSetting> ThresholdSettings();
 
 /// A codec whose payload is a selection (proto/WIRE.md section 3). States derive from
-/// SelectionState; a stateless call gets a plain one.
+/// SelectionState; a call without a state uses a plain one.
 class ThresholdCodec : public FusedCodec {
  public:
   const CodecTraits& Traits() const override { return traits_; }
@@ -34,11 +34,11 @@ class ThresholdCodec : public FusedCodec {
  protected:
   explicit ThresholdCodec(CodecTraits traits) : traits_(std::move(traits)) {}
 
-  /// The format of the values: by default from params.bits.
+  /// The format of the values; the default follows from params.bits.
   virtual ValueFormat Format(const EncodeContext& context) const;
-  /// Most elements that Choose keeps: by default SelectionCap(n, ratio).
+  /// The most elements that Choose keeps; the default is SelectionCap(n, ratio).
   virtual size_t Cap(size_t n, const EncodeContext& context) const;
-  /// Selects, and learns from what came of it.
+  /// Makes the selection and updates the state from its outcome.
   virtual Selection Choose(SelectionRequest request, const EncodeContext& context,
                            SelectionState& state) const = 0;
 
@@ -48,15 +48,16 @@ class ThresholdCodec : public FusedCodec {
   const CodecTraits traits_;
 };
 
-/// Traits common to threshold codecs: an opaque payload with coded positions under error feedback.
+/// The traits common to threshold codecs: an opaque payload with coded positions and error
+/// feedback.
 CodecTraits ThresholdTraits(std::string name, std::string summary);
 
-/// One element in how many estimates may look at where about `expected` elements count: 1, or a
-/// power of two from kHistogramSampling on that leaves 2048 or more of them, 32768 if it can.
+/// The sampling factor of an estimate for which about `expected` elements count: 1, or a power of
+/// two, at least kHistogramSampling, that leaves at least 2048 of them, and 32768 if possible.
 unsigned SamplingFor(size_t expected);
 
-/// Moments of the excess |e| - threshold over the request's e, of one run of elements in `sampling`
-/// (from SamplingFor) and scaled to the whole. One pass, reading only.
+/// The moments of the excess |e| - threshold over the request's e, of one run of elements in
+/// `sampling` (from SamplingFor), scaled to the whole. One pass that only reads.
 kernels::TailMoments MomentsAbove(const SelectionRequest& request, float threshold,
                                   unsigned sampling, bool with_logs = false);
 

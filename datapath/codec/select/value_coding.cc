@@ -12,21 +12,22 @@
 namespace weir {
 namespace {
 
-// Quantiles. Values per bucket at least, so that means cost at most half a bit a value, but for
-// few values; and bins of each sign from which the buckets are made.
+// Quantiles: the least number of values per bucket, so that means cost at most half a bit per value
+// unless there are few values, and the number of bins of each sign from which buckets are made.
 constexpr uint64_t kBucketValuesMin = 64;
 constexpr uint64_t kBucketsMin = 8;
 constexpr uint32_t kQuantileBins = 2048;
 
 constexpr size_t kMeansBytes = 2 * sizeof(float);
 
-/// The largest level of a magnitude.
+/// The highest level of a magnitude.
 int Levels(ValueFormat format) { return format == ValueFormat::kInt8 ? 127 : 7; }
 size_t CodeBytes(ValueFormat format, size_t count) {
   return format == ValueFormat::kInt8 ? count : (count + 1) / 2;
 }
 
-/// The step from `low` to `high` in `levels`; 0 when they are too close for its reciprocal.
+/// The step from `low` to `high` in `levels`; 0 when they are too close for the reciprocal of a
+/// step.
 float StepOf(float low, float high, int levels) {
   float step = (high - low) / static_cast<float>(levels);
   if (!(step >= std::numeric_limits<float>::min())) return 0;
@@ -95,8 +96,8 @@ size_t QuantileCodeBytes(ValueFormat format, uint64_t count) {
   return (count * static_cast<uint64_t>(QuantileBits(format)) + 7) / 8;
 }
 
-/// Values in order of bins: magnitudes in equal parts of the range of their patterns, which is
-/// nearly logarithmic, the negative ones mirrored before the positive.
+/// Values sorted into bins. The range of the bit patterns of magnitudes is cut into equal parts,
+/// which is nearly logarithmic. Bins of negative values are mirrored and come first.
 class QuantileBins {
  public:
   explicit QuantileBins(std::span<const float> values)
@@ -122,8 +123,9 @@ class QuantileBins {
     return bits == magnitude ? kQuantileBins + part : kQuantileBins - 1 - part;
   }
 
-  /// Cuts the bins into means.size() buckets of about equally many values, none with both signs if
-  /// there are two; fills in their means (zero for one without values) and each bin's bucket.
+  /// Cuts the bins into means.size() buckets with about equal numbers of values, none of which has
+  /// both signs if there are two. Fills in their means (zero for a bucket without values) and the
+  /// bucket of each bin.
   void Cut(size_t count, std::span<float> means, std::span<uint8_t> bucket_of_bin) const {
     const size_t buckets = means.size(), positives = count - negatives_;
     size_t below = count == 0 ? 0 : (buckets * negatives_ + count / 2) / count;
@@ -137,7 +139,7 @@ class QuantileBins {
       if (bin == kQuantileBins) before = 0;
       const size_t side = negative ? below : buckets - below;
       const size_t side_values = negative ? negatives_ : positives;
-      // The bucket of the bin's middle value.
+      // The bucket of the middle value of the bin.
       size_t bucket =
           side == 0 || counts_[bin] == 0 ? 0 : (before + counts_[bin] / 2) * side / side_values;
       bucket = std::min((negative ? 0 : below) + bucket, buckets - 1);

@@ -54,7 +54,7 @@ void RegisterArTopkStar(Registry<Collective>& registry, uint8_t wire_id) {
           .form = "shared_index",
           .cost = kStarCost,
           .index_pattern = "broadcast",
-          .walks_ring = true,
+          .uses_ring_order = true,
       },
       [](Group& group, SharedIndexOperand& operand, CollectiveReport* report) -> Status {
         const int leader = static_cast<int>(operand.step % static_cast<uint64_t>(group.size()));
@@ -72,7 +72,7 @@ void RegisterArTopkVar(Registry<Collective>& registry, uint8_t wire_id) {
           .form = "shared_index",
           .cost = VarCost(),
           .index_pattern = "broadcast",
-          .walks_ring = true,
+          .uses_ring_order = true,
       },
       [](Group& group, SharedIndexOperand& operand, CollectiveReport* report) -> Status {
         std::vector<double> norms(group.size());

@@ -24,7 +24,7 @@ void RegisterArTopkUnion(Registry<Collective>& registry, uint8_t wire_id) {
                    .index = {.n_minus_1 = 1},
                    .reduce = {.n_minus_1_over_n = 1}},
           .index_pattern = "pairs",
-          .walks_ring = true,
+          .uses_ring_order = true,
           .world_max = 256,
       },
       [](Group& group, UnionIndexOperand& operand, CollectiveReport*) -> Status {

@@ -115,7 +115,7 @@ class BlockMeshPass {
     size_t first_slot = 0;
     size_t next = 0;  // segment
     Ticket ticket = 0;
-    ScratchLoan bytes = {};
+    ScratchBuffer bytes = {};
     BlockMessage message = {};
   };
 
@@ -136,7 +136,7 @@ class BlockMeshPass {
               const Bitmap& bitmap) {
     const std::span<const std::byte> lanes = partition_.Segment(chunk, segment);
     const Blocks blocks = BlocksOf(chunk, segment);
-    ScratchLoan message =
+    ScratchBuffer message =
         group_.scratch().Take(kBlockHeaderBytes + blocks.bitmap_bytes() + blocks.BytesIn(bitmap));
     ByteWriter writer(message.bytes());
     writer.Write(static_cast<uint64_t>(lanes_.bytes.size()));
@@ -368,7 +368,7 @@ class BlockMeshPass {
   const size_t segments_, block_bytes_;
   std::vector<std::byte> zeros_, absent_;  // a block each
   SendQueue sends_;
-  std::deque<std::pair<ScratchLoan, size_t>> messages_;  // and by which send it is gone
+  std::deque<std::pair<ScratchBuffer, size_t>> messages_;  // and by which send it is gone
 };
 
 }  // namespace

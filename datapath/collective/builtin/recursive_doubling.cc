@@ -85,7 +85,7 @@ class DoublingPass {
   const Lanes& lanes_;
   const Partition partition_;
   const size_t segments_;
-  ScratchLoan received_;
+  ScratchBuffer received_;
   SendQueue sends_;
 };
 

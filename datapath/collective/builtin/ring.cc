@@ -21,7 +21,7 @@ void RegisterRing(Registry<Collective>& registry, uint8_t wire_id) {
           .cost = {.latency = {.n_minus_1 = 2},
                    .payload = {.n_minus_1_over_n = 2},
                    .reduce = {.n_minus_1_over_n = 1}},
-          .walks_ring = true,
+          .uses_ring_order = true,
       },
       [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
         return RingAllReduce(group, lanes);

@@ -51,7 +51,7 @@ void RegisterRingAllGather(Registry<Collective>& registry, uint8_t wire_id) {
           .summary = "payloads of any size forwarded around a ring (Thakur et al. 2005)",
           .form = "opaque",
           .cost = {.latency = {.n_minus_1 = 1}, .payload = {.n_minus_1 = 1}},
-          .walks_ring = true,
+          .uses_ring_order = true,
       },
       [](Group& group, GatherOperand& operand, CollectiveReport*) -> Status {
         return RunRing(group, operand.payload, operand.payload_bytes_max, *operand.gathered);

@@ -1,5 +1,5 @@
-// Gathering: every rank gets every rank's payload, of any size, and decodes all of them in rank
-// order, so that the sum has the same bits everywhere.
+// Gathering: every rank gets the payload of every rank, of any size, and decodes all of them in
+// rank order, so that the sum has the same bits everywhere.
 
 #include "datapath/exchange/coded_exchange.h"
 
@@ -14,7 +14,7 @@ class GatherExchange : public CodedExchange {
   static ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
                                  const EncodeContext& context) {
     const auto world = static_cast<uint64_t>(context.world);
-    return MemoryOfCopies(codec, elements, context, 1 + world);  // the own one, and all of them
+    return MemoryOfCopies(codec, elements, context, 1 + world);  // own payload, and all payloads
   }
 
  protected:

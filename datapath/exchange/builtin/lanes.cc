@@ -1,11 +1,11 @@
-// Sums of lanes: payloads of all ranks add lane by lane without decoding, and the sum is decoded
-// once. Three forms: any codec's lanes; the float32 elements themselves, which the network sums in
-// the caller's buffer; and levels of a table, whose sums an aggregator makes.
+// Sums of lanes: the payloads of all ranks add lane by lane without decoding, and the sum is
+// decoded once. There are three forms: the lanes of any codec; the float32 elements themselves,
+// which the network sums in the caller's buffer; and levels of a table, which an aggregator sums.
 //
-// An aggregator may sum without some ranks, see LaneShares. A run of lanes whose sum holds k of N
-// ranks is delivered times N / k: the mean over those that came, as if the others had sent it, too.
-// What came too late is no other gradient's: it goes back into its rank's residual whole and is
-// sent again with the next one, so of the lanes themselves (before that factor) nothing is lost or
+// An aggregator may sum without some ranks; see LaneShares. A run of lanes whose sum has k of N
+// ranks is delivered times N / k, that is as if the missing ranks had sent the mean of the others.
+// The late contribution of a missing rank goes back into its residual as a whole and is sent again
+// with its next gradient. So nothing of the lanes themselves (before that factor) is lost or
 // counted twice. Source: Li et al., "THC", NSDI 2024, section 6.
 
 #include <algorithm>
@@ -72,7 +72,7 @@ class LaneExchange : public CodedExchange {
   }
 
  private:
-  // What of this rank's lanes is in no sum goes back into its residual.
+  // Returns the lanes of this rank that are in no sum to its residual.
   Status KeepMissed() {
     if (shares_.missed.empty()) return OkStatus();
     if (!residual_.has_value()) return Internal("a rank that was left out has no residual");
@@ -87,10 +87,10 @@ class LaneExchange : public CodedExchange {
     return OkStatus();
   }
 
-  // gradient += scale times the sum, each run times world over contributors. Lanes decode linearly
-  // and a lane of 0 is nothing, so runs are told apart by blanking the others: one pass for each
-  // number of contributors, in ascending order, with the same operands on every rank, so with the
-  // same bits.
+  // gradient += scale times the sum, where each run is multiplied by world over contributors.
+  // Decoding is linear, and a lane of 0 adds nothing. So there is one pass for each number of
+  // contributors, in which all other runs are set to zero. Passes are in ascending order with the
+  // same operands on every rank, so all ranks get the same bits.
   Status DecodeShares(std::span<const std::byte> lanes) {
     std::set<size_t> counts;
     for (const uint64_t set : shares_.contributors) counts.insert(ShareCount(set));
@@ -123,7 +123,7 @@ class FloatLaneExchange : public LaneExchange {
   static ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
                                  const EncodeContext& context) {
     ExchangeMemory memory = MemoryOfCopies(codec, elements, context, 0);
-    memory.payload_bytes = elements * sizeof(float);  // the sum that is made elsewhere
+    memory.payload_bytes = elements * sizeof(float);  // the sum, which is made separately
     return memory;
   }
 };
@@ -133,7 +133,7 @@ class TableLaneExchange : public LaneExchange {
   using LaneExchange::LaneExchange;
   static ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
                                  const EncodeContext& context) {
-    return MemoryOfCopies(codec, elements, context, 2);  // the sum that is made elsewhere
+    return MemoryOfCopies(codec, elements, context, 2);  // the sum, which is made separately
   }
 };
 

@@ -1,10 +1,10 @@
-// Sums before encoding. The ranks of a node add their gradients exactly, with what former residuals
-// owe in them; ranks that encode a part of that sum do so inside of the collective and keep what it
-// lost as the aggregate residual of that part (ResidualStore::BeginSum). Whatever the next step
-// does not encode there (another part, codec or collective, a dense step) joins that rank's
-// gradient, and so the sum again. The sums' totals arrive in the caller's buffer.
+// Sums before encoding. The ranks of a node add their gradients exactly, including earlier
+// residuals. Ranks that encode a part of that sum do so inside the collective, and keep the loss as
+// the aggregate residual of that part (ResidualStore::BeginSum). What the next step does not encode
+// there (another part, codec or collective, a dense step) is added to that rank's gradient, and so
+// to the sum again. The totals of the sums arrive in the caller's buffer.
 //
-// NaN or infinity is met by whoever encodes a sum that holds it, and announced with the payload.
+// A rank that encodes a sum with NaN or infinity detects it and announces it with the payload.
 
 #include <algorithm>
 
@@ -29,7 +29,7 @@ class NodeExchange : public SummedExchange {
   static ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
                                  const EncodeContext& context) {
     const auto world = static_cast<uint64_t>(context.world);
-    return MemoryOfCopies(codec, elements, context, 1 + world);  // the own one, and those of nodes
+    return MemoryOfCopies(codec, elements, context, 1 + world);  // own payload, and those of nodes
   }
 
  protected:
@@ -52,7 +52,7 @@ class NodeExchange : public SummedExchange {
 
   bool reaches_all() const override { return part_ > kFirstRoundPart; }
 
-  // The sum is encoded once there is one.
+  // There is nothing to encode yet; the sum is encoded when it exists.
   Status EncodeFirst() override {
     if (in_.sample) Sample(GradientStatistics());
     return OkStatus();
@@ -82,7 +82,7 @@ class NodeExchange : public SummedExchange {
   }
 
   Status EncodeOwn() override {
-    // As if every rank of the node owed its share of it.
+    // The residual counts as if all ranks of the node had equal shares of it.
     const double share = 1 / static_cast<double>(regions_.size());
     WEIR_RETURN_IF_ERROR(EncodeSum(OwnSum(), share));
     outcome_.payload_bytes = sum_payload_.size();

@@ -1,6 +1,6 @@
-// Own selections: each rank sends its own positions with its values, regions of them are summed by
-// their owners, and the largest sums are kept. A rank's residual loses only what it sent and the
-// ranks kept: what was dropped from a sum stays with all who contributed to it.
+// Own selections: each rank sends its own positions with its values, the owners of regions sum
+// them, and the largest sums are kept. A rank's residual loses only the values that it sent and the
+// ranks kept. A sum that was dropped stays in the residuals of all ranks that contributed to it.
 
 #include <algorithm>
 #include <iterator>
@@ -41,7 +41,7 @@ class OwnSelectionExchange : public SelectionExchange {
   const std::vector<uint32_t>& sent() const override { return own_; }
 
  private:
-  std::vector<uint32_t> own_;  // what this rank selected; of it, what the ranks kept
+  std::vector<uint32_t> own_;  // this rank's selection, then the kept part of it
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // Sums that are encoded again on their way. Each rank encodes every region for its owner, with its
-// residual as ever; the owner sums what it decodes, adds its aggregate residual, encodes the sum,
-// and keeps what that lost. All ranks deliver what the second payloads decode to.
+// residual as usual. The owner decodes and sums them, adds its aggregate residual, encodes the sum,
+// and keeps the loss. All ranks deliver the decoded second payloads.
 
 #include <algorithm>
 
@@ -19,8 +19,8 @@ class RegionExchange : public SummedExchange {
                        environment.rank) {}
   ~RegionExchange() override { env_.gathered.Return(gathered_); }
 
-  // Own payloads and gathered sums, and the sum of the largest region with its payload; in addition
-  // to the residual, a second one of that region.
+  // This rank's payloads and the gathered sums, and the sum of the largest region with its payload.
+  // In addition to the residual, there is an aggregate residual of that region.
   static ExchangeMemory MemoryOf(const Codec& codec, uint64_t elements,
                                  const EncodeContext& whole) {
     ExchangeMemory memory = MemoryOfCopies(codec, elements, whole, 0);
@@ -54,8 +54,8 @@ class RegionExchange : public SummedExchange {
   }
 
   Status TakeAggregateResidual() override {
-    WEIR_ASSIGN_OR_RETURN(
-        aggregate_, env_.residuals.BeginServer(in_.bucket, {Own().begin, Own().size}, gradient_));
+    WEIR_ASSIGN_OR_RETURN(aggregate_, env_.residuals.BeginAggregate(
+                                          in_.bucket, {Own().begin, Own().size}, gradient_));
     return OkStatus();
   }
 
@@ -110,7 +110,7 @@ class RegionExchange : public SummedExchange {
     return RunCollective(in_.collective, group, operand).status();
   }
 
-  // As if every rank that has a part of the sum owed its share of it.
+  // The residual counts as if all ranks had equal shares of it.
   Status EncodeOwn() override { return EncodeSum(sum_, 1 / static_cast<double>(env_.world)); }
 
   Status Decode() override {
@@ -141,9 +141,9 @@ class RegionExchange : public SummedExchange {
     return Annotate(result.status(), StrCat("encoding with ", codec().Traits().name));
   }
 
-  std::vector<std::span<const std::byte>> payloads_;  // own, by region; parts of payload_
+  std::vector<std::span<const std::byte>> payloads_;  // this rank's, by region; parts of payload_
   size_t payload_bytes_max_ = 0;                      // of any region
-  ScratchLoan sum_buffer_;                            // of the own region
+  ScratchBuffer sum_buffer_;                          // of this rank's region
   std::span<float> sum_;
   Gathered gathered_;  // encoded sums, by region
 };

@@ -1,5 +1,5 @@
-// Shared positions: the selection of one rank, or those of all together, serve all ranks, so that
-// the values at them can be summed by an ordinary all-reduce.
+// Shared positions: the selection of one rank, or the union of all selections, applies to all
+// ranks, so that an ordinary all-reduce can sum the values there.
 
 #include <algorithm>
 #include <iterator>
@@ -14,7 +14,7 @@ class IndexExchange : public SelectionExchange {
   using SelectionExchange::SelectionExchange;
 
  protected:
-  // All ranks send the values at `chosen_`.
+  // All ranks will send the values at `chosen_`.
   void TakeChosen() {
     chosen_.values = ValuesAt(chosen_.indices);
     AccountFor(chosen_.values);

@@ -4,11 +4,11 @@
     import weir
     state = weir.attach(model)
 
-That is all: gradients now travel through libweir, the node's agent (WEIR_AGENT) steers codec and
-collective, and without an agent or a plan file training runs dense.
+No more is needed: gradients are exchanged by libweir, and the node's agent (WEIR_AGENT) selects
+codec and collective. Without an agent or a plan file training runs dense.
 
 After `import weir`, torch.distributed.init_process_group("weir") runs every collective and message
-of torch.distributed on CPU tensors through libweir, exactly.
+of torch.distributed on CPU tensors through libweir, with exact results.
 """
 from weir import keys
 from weir._lib import LibraryNotFound, WeirError, capabilities, library_path, version

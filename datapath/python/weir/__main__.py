@@ -9,7 +9,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 def check_library():
-    """Found, loadable, and what it can do."""
+    """Checks that the library can be found and loaded, and returns its capabilities."""
     from weir import _lib
     path = _lib.library_path()
     abilities = _lib.capabilities()
@@ -19,7 +19,7 @@ def check_library():
 
 
 def check_transport():
-    """Two ranks in this process meet; says what carries their bytes."""
+    """Connects two ranks in this process and returns the transport that they use."""
     import secrets
     import threading
     import weir
@@ -50,7 +50,7 @@ def check_transport():
 
 
 def check_torch():
-    """torch with the distributed package and the hooks that weir uses."""
+    """Checks for torch with the distributed package and the hooks that weir uses."""
     import torch
     import torch.distributed as dist
     if not dist.is_available():
@@ -64,7 +64,7 @@ def check_torch():
 
 
 def check_agent(agent):
-    """The agent accepts connections."""
+    """Checks that the agent accepts connections."""
     if not agent:
         raise RuntimeError("WEIR_AGENT is not set: expected unix:/path or tcp:host:port")
     kind, _, rest = agent.partition(":")
@@ -82,7 +82,7 @@ def check_agent(agent):
 
 
 def check(agent):
-    """Prints every finding; 0 when training could run, 1 when not. No agent is only a warning."""
+    """Prints every finding. Returns 0 if training could run, else 1. No agent is only a warning."""
     failed = False
     findings = (("library", check_library, True), ("transport", check_transport, True),
                 ("torch", check_torch, True),
@@ -90,7 +90,7 @@ def check(agent):
     for name, finding, needed in findings:
         try:
             print(f"ok       {name}: {finding()}")
-        except Exception as error:  # a doctor reports whatever it meets
+        except Exception as error:  # every failure is a finding
             failed |= needed
             consequence = "" if needed else " (a plan file or dense training works without)"
             print(f"{'missing' if needed else 'warning'}  {name}: {error}{consequence}")

@@ -1,6 +1,6 @@
-"""ctypes view of weir.h: loads libweir.so and declares its functions. Nothing else calls C.
+"""The ctypes declarations of weir.h. No other module calls C.
 
-Importing this module loads nothing; the library is looked for at its first use.
+Importing this module loads nothing; the library is searched for at its first use.
 """
 import ctypes
 import functools
@@ -9,7 +9,7 @@ import os
 import pathlib
 import sysconfig
 
-# What the package libweir0 installs; the plain name is for those who compile.
+# The file of the package libweir0. The plain name is for compiling.
 SONAME = "libweir.so.0"
 
 OK = 0
@@ -26,7 +26,7 @@ INTERNAL = 9
 FLOAT32 = 0
 FLOAT16 = 1
 BFLOAT16 = 2
-FLOAT64 = 3  # these and the following in communicators only
+FLOAT64 = 3  # this and the following only in communicators
 INT8 = 4
 UINT8 = 5
 INT32 = 6
@@ -51,12 +51,12 @@ class WeirError(RuntimeError):
 
 
 class LibraryNotFound(WeirError):
-    """libweir.so is nowhere; the message lists the places."""
+    """libweir.so was not found; the message lists the places searched."""
 
 
-# At the end of the options of sessions and communicators.
+# The last fields of the options of sessions and communicators.
 _SECURITY = [
-    ("job_key", ctypes.c_char_p),  # may hold zeros: its size counts
+    ("job_key", ctypes.c_char_p),  # may contain zeros, so its size is passed, too
     ("job_key_size", ctypes.c_size_t),
     ("encrypt", ctypes.c_int32),
     ("unauthenticated", ctypes.c_int32),
@@ -194,7 +194,7 @@ _FUNCTIONS = {
 
 
 def _candidates():
-    """Places of libweir.so in the order in which they are tried."""
+    """The possible places of libweir.so, in the order in which they are tried."""
     named = os.environ.get("WEIR_LIBRARY")
     if named:
         return [pathlib.Path(named)]

@@ -14,9 +14,9 @@ class Communicator:
     """Exact collectives and messages between ranks: create, connect, operate, close.
 
     Buffers are addresses (integers) that must stay valid until their operation is done. Operations
-    return a handle for wait, test and release. Thread-safe; failures raise WeirError with the
-    library's words, which name the rank at fault. A communicator that nothing refers to any more is
-    closed.
+    return a handle for wait, test and release. Thread-safe. Failures raise WeirError with the
+    library's message, which names the rank at fault. A communicator is closed when nothing refers
+    to it any more.
     """
 
     def __init__(self, job, rank, world, *, transport=None, listen=None, operation_timeout_s=0.0,
@@ -79,7 +79,7 @@ class Communicator:
 
     @property
     def address(self):
-        """Where peers reach this rank."""
+        """The address at which peers reach this rank."""
         with self._open() as handle:
             return self._library.weir_communicator_address(handle).decode()
 
@@ -93,55 +93,55 @@ class Communicator:
         return self._submit("weir_communicator_all_reduce", data, count, dtype, reduction)
 
     def reduce(self, data, count, dtype, reduction, root):
-        """The same, for the root only."""
+        """The same, but only the root gets the result."""
         return self._submit("weir_communicator_reduce", data, count, dtype, reduction, root)
 
     def reduce_scatter(self, source, target, count, dtype, reduction):
-        """`target`, of `count` elements, becomes the reduction of the own run of `source`."""
+        """Writes the reduction of this rank's part of `source` to `target`, `count` elements."""
         return self._submit("weir_communicator_reduce_scatter", source, target, count, dtype,
                             reduction)
 
     def all_gather(self, source, target, size):
-        """`target` receives `size` bytes of every rank, in rank order."""
+        """Gathers `size` bytes of every rank into `target`, in rank order."""
         return self._submit("weir_communicator_all_gather", source, target, size)
 
     def broadcast(self, data, size, root):
-        """`size` bytes of the root to all ranks."""
+        """Sends `size` bytes of the root to all ranks."""
         return self._submit("weir_communicator_broadcast", data, size, root)
 
     def all_to_all(self, outgoing, incoming):
-        """(address, bytes) pairs by rank: what goes there and what comes from there."""
+        """Exchanges data between all ranks. Both lists have an (address, bytes) pair per rank."""
         def arrays(runs):
             return ((ctypes.c_void_p * self.world)(*[address for address, _ in runs]),
                     (ctypes.c_uint64 * self.world)(*[size for _, size in runs]))
         return self._submit("weir_communicator_all_to_all", *arrays(outgoing), *arrays(incoming))
 
     def barrier(self):
-        """Done when every rank has called it."""
+        """Ends when every rank has called it."""
         return self._submit("weir_communicator_barrier")
 
     def send(self, data, size, peer, tag):
-        """A message; done when rank `peer` has taken it."""
+        """Sends a message. The operation ends when rank `peer` has received it."""
         return self._submit("weir_communicator_send", data, size, peer, tag)
 
     def receive(self, data, size, peer, tag):
-        """The next message of `tag` from rank `peer` or ANY_RANK."""
+        """Receives the next message with `tag` from rank `peer` or ANY_RANK."""
         return self._submit("weir_communicator_receive", data, size, peer, tag)
 
     def wait(self, operation, timeout_s=0.0):
-        """Waits for one operation, 0: until it ends. Returns the other rank of a message."""
+        """Waits for one operation (0: until it ends). Returns the other rank of a message."""
         peer = ctypes.c_int32()
         self._ask("weir_request_wait", operation, timeout_s, ctypes.byref(peer))
         return peer.value
 
     def test(self, operation):
-        """True when the operation has ended."""
+        """Returns True when the operation has ended."""
         done = ctypes.c_int32()
         self._ask("weir_request_test", operation, ctypes.byref(done))
         return bool(done.value)
 
     def release(self, operation):
-        """Frees an operation that has ended. Nothing to do once closed."""
+        """Frees an operation that has ended. Has no effect after close()."""
         try:
             self._ask("weir_request_release", operation)
         except WeirError as error:
@@ -150,7 +150,7 @@ class Communicator:
 
     def close(self):
         """Ends every operation and frees the communicator, within 5 s. Safe to call twice."""
-        if self._process != os.getpid():  # a fork has none of its threads, and maybe a held lock
+        if self._process != os.getpid():  # a fork lacks its threads, and a lock may be held
             return
         with self._changed:
             handle, self._handle = self._handle, None
@@ -160,7 +160,7 @@ class Communicator:
         self._library.weir_communicator_shutdown(handle)
         with self._changed:
             left = self._changed.wait_for(lambda: self._inside == 0, timeout=5.0)
-        if left:  # otherwise a thread never came back: its handle must stay
+        if left:  # else a call has not returned, and its handle must stay
             self._library.weir_communicator_close(handle)
 
     def __del__(self):

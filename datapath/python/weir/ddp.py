@@ -1,43 +1,43 @@
-"""Weir under DistributedDataParallel: a communication hook and its state.
+"""A communication hook for DistributedDataParallel, and its state.
 
-One bucket's way: DDP calls the hook as soon as a bucket's gradients are ready; the hook queues
+The path of a bucket: DDP calls the hook as soon as a bucket's gradients are ready. The hook queues
 weir_all_reduce on DDP's flat buffer and returns a future. While libweir encodes, sends and decodes,
-the backward pass goes on. A thread waits for the buckets in order and completes their futures; DDP
-then copies the means into the gradients. At the end of the backward pass one callback on the
-autograd engine, which DDP with a static graph runs after its own, waits for the last bucket and ends
-Weir's step. A failure leaves backward() there, as a WeirError that names the rank at fault.
+the backward pass continues. A thread waits for the buckets in order and completes their futures. DDP
+then copies the means into the gradients. When the pass ends, a callback on the autograd engine waits
+for the last bucket, ends Weir's step, and lets backward() raise a failure as a WeirError that names
+the rank at fault. (With a static graph, DDP's own callback comes first and waits for the futures.)
 
-DDP over a subgroup of the ranks sums over that subgroup, as a job of its own: its name is the
-job's, a dot and the ranks. A second model of a process is a job of its own likewise.
+DDP over a subgroup of the ranks sums over that subgroup, as a separate job, whose name is the name of
+the job, a dot and the ranks. A second model in a process is a separate job, too.
 
-Residuals belong to parameters, by their names in the model, so that DDP's rebuilding of the buckets
-after the first iteration moves them with their parameters.
+Residuals belong to parameters, by their names in the model, so they follow their parameters when
+DDP rebuilds the buckets after the first iteration.
 
-Mixed precision: gradients that carry a loss scale (torch.cuda.amp.GradScaler) meet residuals of
-earlier steps, which carry the scale of theirs. Give attach() the scaler: before each step the
-residuals are brought to its scale. (Without, keep the scale constant, or train in bfloat16, which
-needs none.) A step in which any rank meets NaN or infinity is delivered as NaN everywhere, which
-GradScaler recognises; others look at `state.last_step_skipped` after backward() and leave the
-optimiser step out.
+Mixed precision: gradients with a loss scale (torch.cuda.amp.GradScaler) are added to residuals of
+earlier steps, which have the scale of those steps. Pass the scaler to attach(), and the residuals
+are converted to its scale before each step. (Otherwise keep the scale constant, or train in
+bfloat16, which needs no scale.) A step in which any rank meets NaN or infinity is delivered as NaN
+on all ranks, which GradScaler recognises. Other training loops must check `state.last_step_skipped`
+after backward() and skip the optimiser step.
 
-Learning rate: residuals hold gradients, so what was left behind is applied at the rate of the step
-that delivers it. Where that matters, state.scale_state(old_rate / new_rate) after each change
-applies it at the rate of its own step.
+Learning rate: residuals hold gradients, so they are applied at the rate of the step that delivers
+them. Where that matters, call state.scale_state(old_rate / new_rate) after each change of the rate:
+then they are applied at the rate of the step that they come from.
 
-Environment, where attach() is not told otherwise:
+Environment, for arguments that attach() does not get:
   WEIR_AGENT               unix:/path or tcp:host:port of this node's agent
   WEIR_AGENT_TOKEN         for tcp agents
   WEIR_PLAN_FILE           static plan, used while no controller has sent one
   WEIR_JOB                 name of the run (else TORCHELASTIC_RUN_ID, else "training")
   WEIR_LISTEN              host:port of this rank's datapath; port 0: any
-  WEIR_PEERS               comma-separated host:port of all ranks, in rank order: no store is needed
-  WEIR_TRANSPORT           auto (shared memory within a node, else TCP), shm or tcp, and options of it:
+  WEIR_PEERS               comma-separated host:port of all ranks, in rank order; replaces the store
+  WEIR_TRANSPORT           auto (shared memory within a node, else TCP), shm or tcp, with options:
                            auto:connections=4,pacing=100M (weir.h lists them); default auto
   WEIR_TIMEOUT_S           deadline of one collective, default 60
-  WEIR_ENCODE_WORKERS      threads that encode, each another bucket, at most 16; default 1
-  WEIR_COMPARE_EVERY_STEPS steps after which ranks compare what was delivered; default 64, -1: never
+  WEIR_ENCODE_WORKERS      threads that encode different buckets, at most 16; default 1
+  WEIR_COMPARE_EVERY_STEPS steps between comparisons of the delivered sums; default 64, -1: never
   WEIR_COMPARE_PARAMETERS  1: compare the parameters of the model, too (CPU; equal hardware only)
-  WEIR_JOB_KEY_FILE        the job's key, where no store hands one out; see weir.keys
+  WEIR_JOB_KEY_FILE        file with the job's key, where no store provides it; see weir.keys
   WEIR_ENCRYPT             1: payloads are encrypted; equal on all ranks
   WEIR_UNAUTHENTICATED     1: no key, over any network
 """
@@ -76,14 +76,14 @@ def _say_once(key, message):
 
 
 def _columns(parameter):
-    """Length of a row for codecs that see matrices; 0: a vector."""
+    """Returns the length of a row, for codecs that use matrices; 0 for a vector."""
     if parameter.dim() < 2 or parameter.shape[0] == 0:
         return 0
     return parameter.numel() // parameter.shape[0]
 
 
 def _route_address(towards):
-    """This host's address on the way to `towards`; no packet is sent."""
+    """Returns this host's address on the route to `towards`. Sends no packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((towards, 9))
@@ -93,13 +93,13 @@ def _route_address(towards):
 
 
 def _ranks_of(group):
-    """The ranks of a process group, as numbers of the default group, in the group's order."""
+    """The ranks of a process group, numbered as in the default group, in the order of the group."""
     numbers = dist.distributed_c10d._pg_group_ranks[group]
     return sorted(numbers, key=numbers.get)
 
 
 def _name_of_ranks(members):
-    """Short and equal on all of them: "0-3", "0-12by4", or something with a checksum."""
+    """A short name that is equal on all of them: "0-3", "0-12by4", or one with a checksum."""
     steps = {b - a for a, b in zip(members, members[1:])} or {1}
     if len(steps) == 1 and (step := steps.pop()) > 0:
         return f"{members[0]}-{members[-1]}" + (f"by{step}" if step > 1 else "")
@@ -108,9 +108,9 @@ def _name_of_ranks(members):
 
 
 class _Delivery:
-    """A bucket under way: what a Completer does for it.
+    """A bucket on its way, as an entry of a Completer.
 
-    raises: whether the future fails; otherwise the end of the backward pass says so.
+    raises: whether a failure fails the future; otherwise the end of the backward pass raises it.
     """
 
     def __init__(self, session, request, buffer, host, raises):
@@ -125,7 +125,7 @@ class _Delivery:
             self._session.wait(self._request)
         except WeirError as error:
             self.error = error
-        self._session = None  # who drops the state closes the session then and there
+        self._session = None  # so that the session closes when the state is dropped
 
     def complete(self):
         if self.error is not None:
@@ -140,8 +140,8 @@ class _Delivery:
 
 
 def _at_end_of_backward(function):
-    """Has the autograd engine call it. False where no backward pass runs, as in DDP's join(), where
-    a rank that has no input left calls the hook by itself."""
+    """Lets the autograd engine call `function`. Returns False where no backward pass runs: in DDP's
+    join(), a rank that has no input left calls the hook itself."""
     try:
         torch.autograd.Variable._execution_engine.queue_callback(function)
     except RuntimeError:
@@ -156,17 +156,17 @@ def _raiser(error):
 
 
 class DDPState:
-    """What the hook keeps for one DistributedDataParallel model on one rank.
+    """The state of the hook for one DistributedDataParallel model on one rank.
 
-    model: the DDP model, or the module inside it. Needs an initialised process group for rank,
-    world and rendezvous unless `peers` lists all ranks and `rank` is given. Arguments that are None
-    come from the environment (module docstring).
-    process_group: whose ranks sum; None: the DDP model's own, or the default one.
+    model: the DDP model, or the module inside it. An initialised process group must provide rank,
+    world and rendezvous, unless `peers` lists all ranks and `rank` is given. Arguments that are
+    None are taken from the environment (module docstring).
+    process_group: the ranks that sum; None: that of the DDP model, or the default group.
     job_key: 32 bytes, equal on all ranks; None: see weir.keys.
-    scaler: the torch.cuda.amp.GradScaler of the training loop, or what has its get_scale(); its
-    scale must be equal on all ranks, which it is when all skip the same steps.
-    join: makes the connected Session of (job, options of Session) in place of all that says where
-    the peers are; see attach_replacement.
+    scaler: the torch.cuda.amp.GradScaler of the training loop, or an object with its get_scale().
+    The scale must be equal on all ranks, which it is when all skip the same steps.
+    join: a function of (job, options of Session) that returns a connected Session. It replaces the
+    arguments that describe the peers; see attach_replacement.
     """
 
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
@@ -185,14 +185,14 @@ class DDPState:
         self.world = (len(peers) or dist.get_world_size(group)) if world is None else world
         self.last_step_skipped = False
         self._keys = {}
-        self._sizes = {}       # bucket key -> elements, of the step that runs or ran last
-        self._pending = []      # deliveries of the backward pass under way
-        self._in_backward = True  # that it is one; else a rank without input keeps others company
+        self._sizes = {}       # bucket key -> elements, of the current or last step
+        self._pending = []     # deliveries of the current backward pass
+        self._in_backward = True  # false on a rank without input that calls the hook in join()
         self._completer = Completer()
         weakref.finalize(self, self._completer.close)
         self._step_open = False
         self._scaler = scaler
-        self._loss_scale = None  # of the residuals
+        self._loss_scale = None  # that of the residuals
         self._compare_parameters = environment("WEIR_COMPARE_PARAMETERS", "0") not in ("", "0")
         agent = environment("WEIR_AGENT") if agent is None else agent
         plan_file = environment("WEIR_PLAN_FILE") if plan_file is None else plan_file
@@ -222,7 +222,7 @@ class DDPState:
         self._announce(agent, plan_file)
 
     def _join(self, job, options, peers, group):
-        """A session connected to `peers`, or to whom the process group's own store names."""
+        """Returns a session connected to `peers`, or to the ranks in the process group's store."""
         if not peers:
             if group is not None and self.world < dist.get_world_size():
                 job += "." + _name_of_ranks(_ranks_of(group))
@@ -244,7 +244,7 @@ class DDPState:
         return session
 
     def _job_of_its_own(self, store, key, job):
-        """`job`, or with a number where rank 0 is attached to another model by that name."""
+        """Returns `job`, with a number if rank 0 has attached another model by that name."""
         if self.rank == 0:
             taken = {state.session.job for state in _attached if state.session.is_open()}
             names = itertools.chain([job], (f"{job}.{n}" for n in itertools.count(2)))
@@ -252,7 +252,7 @@ class DDPState:
         return store.get(key).decode()
 
     def _announce(self, agent, plan_file):
-        # Of an agent that does not answer, libweir itself speaks.
+        # libweir itself reports an agent that does not answer.
         if self.rank == 0 and not plan_file and not agent:
             _say_once("dense", "no agent (WEIR_AGENT) and no plan file (WEIR_PLAN_FILE): "
                       "running dense")
@@ -260,7 +260,7 @@ class DDPState:
     # One step.
 
     def begin_step(self):
-        """Begins a step unless one is open. attach() arranges that each forward pass does this."""
+        """Begins a step unless one is open. After attach(), each forward pass calls it."""
         if not self._step_open:
             if self._scaler is not None:
                 self._follow_loss_scale(float(self._scaler.get_scale()))
@@ -272,19 +272,22 @@ class DDPState:
                      if p.device.type == "cpu" and p.is_contiguous()])
 
     def _follow_loss_scale(self, scale):
-        """Brings the residuals of earlier steps to the loss scale of the next."""
+        """Converts the residuals of earlier steps to the loss scale of the next one."""
         if self._loss_scale is not None and scale != self._loss_scale:
             self.session.scale_state(scale / self._loss_scale)
         self._loss_scale = scale
 
     def scale_state(self, factor):
-        """See weir_scale_state: gradients come `factor` times as large from the next step on."""
+        """Scales residuals for gradients that are `factor` times as large from the next step on.
+
+        See weir_scale_state.
+        """
         self.session.scale_state(factor)
 
     def all_reduce(self, bucket):
-        """The hook: queues the bucket and returns a future of its mean over all ranks."""
+        """The hook: queues the bucket and returns a future for its mean over all ranks."""
         if self._pending and not self._in_backward and bucket.index() == 0:
-            self._finish_step()  # nothing told that the last bucket was the last one
+            self._finish_step()  # there was no end of a backward pass to do it
         if self._pending and bucket.index() == 0:
             raise WeirError("the previous backward pass raised an error after its first bucket; "
                             "the step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
@@ -314,7 +317,7 @@ class DDPState:
         except WeirError as error:
             failure = failure or error
         if failure is not None and self._in_backward:
-            # Later, so that DDP ends the iteration in order and can begin another one.
+            # Raised later, so that DDP ends the iteration properly and can begin another one.
             _at_end_of_backward(_raiser(failure))
 
     def _key(self, bucket, buffer):
@@ -349,18 +352,18 @@ class DDPState:
                 self.rank) from None
 
     def _host_buffer(self, buffer):
-        """The bucket where libweir can reach it; a copy for buffers of an accelerator."""
+        """Returns the bucket in host memory, which is a copy for buffers of an accelerator."""
         return buffer if buffer.device.type == "cpu" else buffer.to("cpu")
 
     def reform(self, store=None, *, expected=None, settle_s=5.0, timeout_s=60.0, tensors=()):
-        """Goes on with the ranks that are left, after backward() has raised a WeirError.
+        """Continues with the remaining ranks, after backward() has raised a WeirError.
 
-        The ranks meet in `store` (None: that of the process group); see weir.regroup. Parameters
-        and buffers of the model, and `tensors` besides (the optimiser's, equally shaped on all
-        ranks), become those of a rank that has not applied the step to be done anew: its
-        gradients are void. Returns a weir.Regrouped. DDP itself goes on as long as it needs no
-        collective of its own process group: attach to a model without buffers, or with
-        broadcast_buffers=False, and without find_unused_parameters.
+        The ranks find each other in `store` (None: that of the process group); see weir.regroup.
+        Parameters and buffers of the model, and also `tensors` (those of the optimiser, with equal
+        shapes on all ranks), become those of a rank that has not applied the step that must be
+        repeated. The gradients of that step are invalid. Returns a weir.Regrouped. DDP itself
+        continues as long as it needs no collective of its own process group: attach to a model
+        without buffers, or with broadcast_buffers=False, and without find_unused_parameters.
         """
         store = store or dist.distributed_c10d._get_default_store()
         self._pending, self._step_open = [], False
@@ -371,7 +374,7 @@ class DDPState:
         return found
 
     def take_over(self, store, regrouped, tensors=(), timeout_s=60.0):
-        """Model and `tensors` become those of rank model_source; all ranks of the job call it."""
+        """Copies model and `tensors` from rank model_source. All ranks of the job must call it."""
         module = self._module()
         with torch.no_grad():
             share(store, self.session.job, regrouped,
@@ -381,7 +384,7 @@ class DDPState:
     # Around the steps.
 
     def report_loss(self, loss):
-        """Tells the controller the loss of the current step; a view for people only."""
+        """Tells the controller the loss of the current step."""
         self.session.report_loss(float(loss))
 
     def stats(self):
@@ -393,9 +396,9 @@ class DDPState:
         return self.session.plan()
 
     def choices(self):
-        """What the last step's buckets ran: [(elements, choice)], largest first.
+        """Returns the choices of the last step's buckets: [(elements, choice)], largest first.
 
-        A choice is weir.v1.Choice as a dictionary.
+        A choice is a weir.v1.Choice as a dictionary.
         """
         plan = self.plan()
         listed = {int(b["bucket"], 16): b["choice"] for b in plan.get("buckets", [])}
@@ -403,7 +406,7 @@ class DDPState:
                        for key, elements in self._sizes.items()), key=lambda c: -c[0])
 
     def state_dict(self):
-        """This rank's residuals and codecs' states, to be saved with this rank's checkpoint."""
+        """Returns this rank's residuals and codec states, to be saved with its checkpoint."""
         state = self.session.export_state()
         return {"residuals": torch.frombuffer(bytearray(state), dtype=torch.uint8)
                 if state else torch.empty(0, dtype=torch.uint8), "loss_scale": self._loss_scale}
@@ -420,7 +423,7 @@ class DDPState:
 
 
 def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
-    """Every rank of a regrouped job gets the `tensors` (equal shapes) of rank model_source.
+    """Copies the `tensors` (equal shapes) of rank model_source to every rank of a regrouped job.
 
     security: that of the session."""
     rank, world = regrouped.rank, regrouped.world
@@ -448,9 +451,8 @@ def ddp_hook(state, bucket):
 def attach(ddp_model, **options):
     """Registers Weir on a DistributedDataParallel model. Options are those of DDPState.
 
-    Returns the state. Also marks where steps begin: at the forward pass of a step, so that Weir
-    tells computing from waiting. Without that (plain register_comm_hook) a step begins at its first
-    bucket.
+    Returns the state. Steps then begin at the forward pass, so that Weir can distinguish computing
+    from waiting. With register_comm_hook alone, a step begins at its first bucket.
     """
     state = DDPState(ddp_model, **options)
     _register(ddp_model, state)
@@ -459,14 +461,14 @@ def attach(ddp_model, **options):
 
 def attach_replacement(ddp_model, store, *, epoch=None, expected=None, settle_s=5.0,
                        timeout_s=60.0, tensors=(), **options):
-    """attach() for a process that takes the place of a lost rank: (state, weir.Regrouped).
+    """Does attach() for a process that replaces a lost rank. Returns (state, weir.Regrouped).
 
-    The others call state.reform(expected=..., tensors=...) with `tensors` of the same shapes;
+    The others call state.reform(expected=..., tensors=...) with `tensors` of the same shapes.
     `store`, `epoch`, `expected` and the times are those of weir.rejoin, options those of DDPState.
-    DDP's constructor asks for a process group of its own kind: the lost one's is gone, so give it
-    one of this process alone. DDP also cuts its buckets anew after its first backward pass, and
-    ranks sum buckets that are cut alike: run forward and backward twice, on any input, before.
-    Parameters, buffers and `tensors` are then taken from a rank that has them.
+    DDP's constructor needs a process group. That of the lost rank is gone, so pass a group of this
+    process alone. DDP also rebuilds its buckets after its first backward pass, and ranks must sum
+    the same buckets, so run forward and backward twice before, on any input. Parameters, buffers
+    and `tensors` are then copied from a rank that has them.
     """
     joined = []
 
@@ -487,7 +489,7 @@ def attach_replacement(ddp_model, store, *, epoch=None, expected=None, settle_s=
 
 
 def _register(ddp_model, state):
-    """The hook, and where steps begin."""
+    """Registers the hook, and lets steps begin at the forward pass."""
     ddp_model.register_comm_hook(state, ddp_hook)
     reference = weakref.ref(state)
 

@@ -1,11 +1,11 @@
-"""The key of a job: where a rank has it from. Knows nothing of torch.
+"""Sources of the key of a job. Knows nothing of torch.
 
-In this order: what the caller gives; the file that WEIR_JOB_KEY_FILE names, which holds 32 bytes or
-64 hexadecimal digits and which others than its owner and group cannot read; a key that rank 0 makes
-and the framework's store hands out, so that whoever may read the store belongs to the job. With
-WEIR_UNAUTHENTICATED=1 there is none, and ranks connect over any network all the same. WEIR_ENCRYPT=1
-hides payloads, too. Where there is no store and nothing is said, there is no key, and ranks connect
-over loopback and shared memory only.
+The key is the first of these: the one that the caller passes; the content of the file that
+WEIR_JOB_KEY_FILE names, which has 32 bytes or 64 hexadecimal digits and which only its owner and
+group can read; a key that rank 0 makes and the framework's store hands out, so that every process
+which can read the store belongs to the job. With WEIR_UNAUTHENTICATED=1 there is no key, and ranks
+connect over any network. WEIR_ENCRYPT=1 also encrypts payloads. Without a store and any of these
+settings there is no key, and ranks connect over loopback and shared memory only.
 """
 import os
 import secrets
@@ -19,7 +19,7 @@ OPTIONS = ("job_key", "encrypt", "unauthenticated")
 
 
 def read_file(path):
-    """The key in `path`. WeirError: it holds none, or others can read it."""
+    """Reads the key in `path`. WeirError: there is none, or others can read the file."""
     def refuse(why):
         return WeirError(f"job key file {path}: {why}", _lib.INVALID_ARGUMENT)
     try:
@@ -47,8 +47,8 @@ def _flag(value, name):
 
 
 def settings(job_key=None, encrypt=None, unauthenticated=None):
-    """What the caller and the environment say: a dictionary of Session's and Communicator's
-    options, where job_key None without unauthenticated means that a store may hand one out."""
+    """Combines the caller's arguments and the environment to a dictionary of options of Session and
+    Communicator. If job_key is None and unauthenticated is not set, a store may provide the key."""
     unauthenticated = _flag(unauthenticated, "WEIR_UNAUTHENTICATED")
     path = os.environ.get("WEIR_JOB_KEY_FILE")
     if job_key is None and path and not unauthenticated:
@@ -58,13 +58,13 @@ def settings(job_key=None, encrypt=None, unauthenticated=None):
 
 
 def wants_key(given):
-    """Whether a store may complete `given`, as settings() returned it."""
+    """Returns whether a store may provide the key for `given`, as settings() returned it."""
     return given["job_key"] is None and not given["unauthenticated"]
 
 
 def from_store(store, name, rank, given):
-    """`given` with the key that rank 0 makes and `store` keeps under `name`, unless it says
-    otherwise. Every rank calls it with a name that no other call has used."""
+    """If wants_key(given), returns it with the key that rank 0 makes and `store` keeps under `name`.
+    Every rank must call it, with a name that no other call has used."""
     if not wants_key(given):
         return given
     if rank == 0:

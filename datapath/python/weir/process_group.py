@@ -3,10 +3,10 @@
     import weir
     torch.distributed.init_process_group("weir")
 
-Collectives and messages on CPU tensors, exact: DistributedDataParallel, FSDP-style all-gather and
-reduce-scatter, sub-groups. Nothing is compiled against torch. Collectives of one group run one
-after another; messages progress beside them. Every operation ends within the group's timeout, with
-an error that names the rank at fault.
+It runs collectives and messages on CPU tensors with exact results: DistributedDataParallel,
+all-gather and reduce-scatter as FSDP uses them, sub-groups. Nothing is compiled against torch.
+Collectives of one group run one after another, messages concurrently with them. Every operation
+ends within the group's timeout, if not otherwise then with an error that names the rank at fault.
 
 Environment: WEIR_TRANSPORT (auto, shm, tcp) and the host of WEIR_LISTEN.
 """
@@ -41,7 +41,7 @@ _DTYPES = {
 
 
 def _reduction(op, dtype):
-    """(dtype, reduction) of libweir for torch's."""
+    """Converts torch's (dtype, reduction) to libweir's."""
     names = {dist.ReduceOp.SUM: _lib.SUM, dist.ReduceOp.PRODUCT: _lib.PRODUCT,
              dist.ReduceOp.MIN: _lib.MIN, dist.ReduceOp.MAX: _lib.MAX,
              dist.ReduceOp.AVG: _lib.AVERAGE}
@@ -75,15 +75,15 @@ def _bytes(tensor):
 
 
 class Work(_c10d.Work if _c10d else object):
-    """One call's operations. wait() raises WeirError; it may be called again, by any thread."""
+    """The operations of one call. wait() raises WeirError; any thread may call it, repeatedly."""
 
     def __init__(self, group, operations, buffers, results, finish=None, messages=False):
         super().__init__()
         self._communicator = group._communicator
         self._operations = operations
-        self._buffers = buffers  # libweir reads and writes them until the operations are done
+        self._buffers = buffers  # libweir uses them until the operations end
         self._results = results
-        self._finish = finish    # copies results to where they belong
+        self._finish = finish    # copies results to their destination
         self._messages = messages
         self._completer = group._completer
         self._unwaited = group._unwaited
@@ -94,7 +94,7 @@ class Work(_c10d.Work if _c10d else object):
         self._future = None
 
     def _settle(self, timeout_s=0.0):
-        """Waits for every operation and finishes once."""
+        """Waits for every operation. The first call also runs `finish`."""
         if not self._settled:
             end = time.monotonic() + timeout_s
             error = None
@@ -120,10 +120,10 @@ class Work(_c10d.Work if _c10d else object):
         try:
             return self._communicator.test(operation)
         except WeirError:
-            return True  # closed: nothing goes on
+            return True  # closed: no operation continues
 
     def wait(self, timeout=datetime.timedelta(0)):
-        """True when done; timeout: a timedelta, 0 for the group's own."""
+        """Returns True when done. timeout: a timedelta; 0 for that of the group."""
         self._unwaited.pop(id(self), None)
         self._settle(timeout.total_seconds() if timeout else 0.0)
         return True
@@ -163,7 +163,7 @@ class Work(_c10d.Work if _c10d else object):
         with self._lock:
             if self._future is None:
                 done = torch.futures.Future()
-                # What then() raises is an error to waiters in C++, too; set_exception is not.
+                # Waiters in C++ see an exception that then() raises, but none of set_exception.
                 self._future = done.then(lambda _: self._value())
                 completion = _Completion(self, done)
                 if self._messages:  # they end in any order
@@ -188,7 +188,7 @@ class Work(_c10d.Work if _c10d else object):
 
 
 class _Completion:
-    """What a Completer does for a work whose future was asked for."""
+    """A work whose future was requested, as an entry of a Completer."""
 
     def __init__(self, work, future):
         self._work, self._future = work, future
@@ -196,7 +196,7 @@ class _Completion:
     def settle(self):
         try:
             self._work._settle()
-        except Exception:  # the future's own callback raises it again
+        except Exception:  # the callback of the future raises it again
             pass
 
     def complete(self):
@@ -204,18 +204,18 @@ class _Completion:
 
 
 class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
-    """torch's ProcessGroup over one communicator. Made by init_process_group and new_group."""
+    """A ProcessGroup of torch over one communicator, made by init_process_group and new_group."""
 
     def __init__(self, store, rank, world, timeout):
         super().__init__(rank, world)
         self._rank, self._world = rank, world
-        self._unwaited = {}   # works that only C++ may know of, by id, oldest first
-        self._collectives = []  # works under way: their buffers must live
+        self._unwaited = {}   # works that perhaps only C++ refers to, by id, oldest first
+        self._collectives = []  # running works, whose buffers must be kept alive
         self._messages = []
         self._completer = Completer()
         self._lock = threading.Lock()
         timeout_s = timeout.total_seconds()
-        # Stores are reused by later groups; every rank makes its groups in the same order.
+        # Later groups reuse the store, so keys are numbered: all ranks make groups in one order.
         generation = store.add(f"weir/made/{rank}", 1)
         prefix = f"weir/{generation}"
         if rank == 0:
@@ -268,8 +268,8 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
                 while self._collectives and self._collectives[0].is_completed():
                     self._collectives.pop(0)
                 self._collectives.append(work)
-            # torch's C++ may keep the work and not its Python object, without which wait() would
-            # be C++'s own, which never ends: so the object stays until it was waited for.
+            # torch's C++ may keep the work without its Python object. Then wait() would be that of
+            # C++, which never ends. So the object is kept until somebody has waited for it.
             self._unwaited[id(work)] = work
             if len(self._unwaited) > UNWAITED_MAX:
                 self._unwaited.pop(list(self._unwaited)[0], None)
@@ -371,7 +371,7 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
                                for o, i in zip(outputs, inputs)], list(outputs))
 
     def _together(self, works, results):
-        """One work that owns the operations of several."""
+        """Combines several works into one that owns their operations."""
         operations = []
         for work in works:
             operations += work._operations
@@ -391,7 +391,7 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
         return self._work([operation], [flat], [tensor], lambda: _copy_all(copies))
 
     def _exchange(self, outgoing, incoming, results):
-        """outgoing[r] to rank r, incoming[r] from it; None for nothing."""
+        """Sends outgoing[r] to rank r and receives incoming[r] from it; None for no data."""
         given = [None if t is None else _check(t).contiguous() for t in outgoing]
         taken = [None if t is None else _check(t).contiguous() for t in incoming]
 
@@ -487,7 +487,8 @@ def _make(store, rank, world, timeout):
 
 
 def register_process_group():
-    """Makes init_process_group("weir") known. Called by `import weir`; again is free."""
+    """Registers the backend for init_process_group("weir"). `import weir` calls it.
+    Repeated calls have no effect."""
     if not _c10d or BACKEND.upper() in getattr(dist.Backend, "_plugins", {}):
         return
     try:

@@ -1,14 +1,14 @@
-"""How the ranks of a job find each other again after some of them were lost.
+"""Lets the ranks of a job find each other again after some of them were lost.
 
-Any store will do that has add, set, get and wait as torch.distributed.Store has them and that
-outlives the ranks: the one of torchrun's agent, or a TCPStore in a process of its own. (A store in
-rank 0's process is lost with rank 0.)
+The store may be any that has add, set, get and wait as in torch.distributed.Store and that outlives
+the ranks: that of torchrun's agent, or a TCPStore in a separate process. (A store in rank 0's
+process is lost with rank 0.)
 
-A regrouping is numbered by its epoch. Whoever takes part signs a list; the first to sign closes it,
-when as many have signed as were expected or when nobody has come for a while. Whoever signs later
-is too late and tries the next epoch. Numbers follow from the list, by the same rule everywhere:
-survivors keep theirs if all fit into the new world, newcomers fill the gaps; otherwise survivors
-close ranks, in their order, with newcomers behind.
+Every regrouping has a number, its epoch. Participants sign a list. The first one to sign closes the
+list when as many have signed as were expected, or when nobody has signed for a while. Processes
+that sign later try the next epoch. The new rank numbers follow from the list, by the same rule
+everywhere: if all survivors' numbers fit into the new world, survivors keep them and newcomers fill
+the gaps; otherwise survivors are renumbered in their order, followed by the newcomers.
 """
 import collections
 import datetime
@@ -28,7 +28,7 @@ Regrouped = collections.namedtuple("Regrouped", "epoch rank world next_step mode
 
 
 def seats(members):
-    """{name: rank} of a closed list. members: [(name, former rank or None)] in order of arrival."""
+    """Returns {name: rank} for a closed list. members: its [(name, former rank or None)]."""
     world = len(members)
     survivors = sorted((rank, name) for name, rank in members if rank is not None)
     newcomers = [name for name, rank in members if rank is None]
@@ -46,7 +46,7 @@ def _wait(store, keys, timeout_s):
 
 
 def _close_list(store, key, expected, settle_s, timeout_s):
-    """Publishes who has signed, once they are `expected` or nobody came for settle_s."""
+    """Publishes the list once `expected` have signed, or nobody has for settle_s."""
     signed, since, end = 1, time.monotonic(), time.monotonic() + timeout_s
     while (expected is None or signed < expected) and time.monotonic() < end:
         count = store.add(f"{key}/signed", 0)
@@ -61,7 +61,7 @@ def _close_list(store, key, expected, settle_s, timeout_s):
         try:
             _wait(store, [f"{key}/member/{ticket}"], settle_s)
         except RuntimeError:
-            continue  # died between taking its ticket and signing
+            continue  # the process ended between taking a number and signing
         members.append(json.loads(store.get(f"{key}/member/{ticket}").decode()))
     store.set(f"{key}/list", json.dumps(members))
 
@@ -69,8 +69,8 @@ def _close_list(store, key, expected, settle_s, timeout_s):
 def meet(store, prefix, epoch, rank, *, expected=None, settle_s=5.0, timeout_s=60.0):
     """Signs the list of `epoch`; returns (own new rank, new world, {new rank: former rank}).
 
-    rank: the former rank, None for a newcomer. WeirError: the list was closed before, or whoever
-    had to close it has died; the next epoch is another chance.
+    rank: the former rank, None for a newcomer. WeirError: the list was closed before, or the
+    process that had to close it has ended; the caller may try the next epoch.
     """
     key = f"{prefix}/{epoch}"
     name = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
@@ -92,7 +92,7 @@ def meet(store, prefix, epoch, rank, *, expected=None, settle_s=5.0, timeout_s=6
 
 
 def exchange(store, key, rank, world, address, timeout_s=60.0):
-    """All ranks' addresses through the store."""
+    """Exchanges the addresses of all ranks through the store."""
     store.set(f"{key}/{rank}", address)
     keys = [f"{key}/{r}" for r in range(world)]
     try:
@@ -104,7 +104,7 @@ def exchange(store, key, rank, world, address, timeout_s=60.0):
 
 
 def _attempts(first, attempt):
-    """attempt(epoch) for the next epochs until one succeeds; the last error."""
+    """Calls attempt(epoch) for the next epochs until one succeeds, or raises the last error."""
     for epoch in range(first, first + ATTEMPTS):
         try:
             return attempt(epoch)
@@ -114,15 +114,15 @@ def _attempts(first, attempt):
 
 
 def reform(session, store, *, expected=None, settle_s=5.0, timeout_s=60.0):
-    """A survivor goes on with the others that are left, and with replacements that have come.
+    """Regroups a survivor with the other survivors and with replacements.
 
-    expected: close the list as soon as so many ranks have signed; without, or if fewer come, it is
-    closed when nobody has come for settle_s. Returns a Regrouped: every rank then takes the model
-    and optimiser of rank model_source and does step next_step anew.
+    expected: the list is closed as soon as so many ranks have signed. Without it, or if fewer sign,
+    it is closed when nobody has signed for settle_s. Returns a Regrouped: every rank must then take
+    the model and optimiser of rank model_source and repeat step next_step.
     """
     prefix = f"weir/regroup/{session.job}"
     rank = session.rank
-    # For replacements, which have it from nowhere else; the same whoever sets it.
+    # Replacements have no other source of the key. Every survivor sets the same value.
     store.set(f"{prefix}/key", (session.security["job_key"] or b"").hex() or "none")
 
     def attempt(epoch):
@@ -140,7 +140,7 @@ def reform(session, store, *, expected=None, settle_s=5.0, timeout_s=60.0):
 
 
 def _with_key(store, prefix, options):
-    """The options of a replacement; survivors have put the key into the store before they met."""
+    """The options of a replacement. Survivors put the key into the store before they sign."""
     given = {**keys.settings(), **options}
     if not keys.wants_key(given):
         return given
@@ -149,15 +149,15 @@ def _with_key(store, prefix, options):
 
 
 def rejoin(job, store, *, epoch=None, expected=None, settle_s=5.0, timeout_s=60.0, **options):
-    """A replacement joins a job whose ranks regroup: (session, Regrouped).
+    """Joins a job whose ranks regroup as a replacement. Returns (session, Regrouped).
 
     epoch: that of the regrouping, 1 for the first of a job; None: the one after the last that
-    succeeded. options: those of Session. Buckets are to be defined as on the other ranks, and the
-    model and optimiser of rank model_source to be taken, before the first step.
+    succeeded. options: those of Session. Before the first step, the caller must define buckets as
+    on the other ranks, and take the model and optimiser of rank model_source.
     """
     prefix = f"weir/regroup/{job}"
     if epoch is None:
-        # add() would create the key.
+        # add() would create the key, so it is read.
         try:
             _wait(store, [f"{prefix}/epoch"], 0.05)
             epoch = int(store.get(f"{prefix}/epoch")) + 1

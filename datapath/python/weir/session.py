@@ -22,8 +22,8 @@ def _bytes(text):
 class Session:
     """Joins one rank of a job: create, connect, define buckets, then steps.
 
-    Calls come from one thread at a time. Failures raise WeirError with the library's words, which
-    name the rank or peer at fault. A session that nothing refers to any more is closed.
+    Only one thread may call it at a time. Failures raise WeirError with the library's message,
+    which names the rank or peer at fault. A session is closed when nothing refers to it any more.
     """
 
     def __init__(self, job, rank, world, *, listen=None, agent=None, agent_token=None,
@@ -70,7 +70,7 @@ class Session:
 
     @property
     def address(self):
-        """Where peers reach this rank: "host:port"."""
+        """The address at which peers reach this rank: "host:port"."""
         return self._library.weir_session_address(self._open_handle()).decode()
 
     def connect(self, addresses):
@@ -80,9 +80,9 @@ class Session:
                                                        len(addresses)))
 
     def reform(self, epoch, rank, world, listen=None):
-        """Leaves the mesh and listens for another, as `rank` of `world`; connect() follows.
+        """Leaves the mesh and listens for a new one, as `rank` of `world`. connect() must follow.
 
-        After a failure or between steps; see weir_session_reform, and weir.reform for how ranks
+        Allowed after a failure or between steps; see weir_session_reform. weir.reform lets ranks
         find each other.
         """
         mesh = _lib.Mesh(ctypes.sizeof(_lib.Mesh), epoch, rank, world, _bytes(listen))
@@ -90,7 +90,7 @@ class Session:
         self.rank, self.world = rank, world
 
     def define_bucket(self, parameters, dtype=_lib.FLOAT32):
-        """Key of the bucket that consists of these parameters in this order.
+        """Returns the key of the bucket that consists of these parameters in this order.
 
         parameters: (name, elements) pairs, or (name, elements, columns) for matrices, row-major.
         """
@@ -102,11 +102,11 @@ class Session:
         return key.value
 
     def step_begin(self):
-        """Begins an optimiser step; swaps to an announced plan."""
+        """Begins an optimiser step, and activates an announced plan."""
         self._check(self._library.weir_step_begin(self._open_handle()))
 
     def step_end(self):
-        """Ends the step. True when it must be skipped: some rank met NaN or infinity."""
+        """Ends the step. True: it must be skipped, because some rank met NaN or infinity."""
         skipped = ctypes.c_int32()
         self._check(self._library.weir_step_end(self._open_handle(), ctypes.byref(skipped)))
         return bool(skipped.value)
@@ -119,22 +119,22 @@ class Session:
         return request
 
     def wait(self, request, timeout_s=0.0):
-        """Waits for one request and releases it; 0: as long as its own deadline allows.
+        """Waits for one request and releases it. 0: until the deadline of the operation.
 
         After a wait that was too short (WeirError with status DEADLINE_EXCEEDED while the
-        operation goes on) the request can be waited for again.
+        operation continues), the request can be waited for again.
         """
         self._open_handle()
         try:
             self._check(self._library.weir_request_wait(request, timeout_s, None))
         finally:
-            self._library.weir_request_release(request)  # refused while the operation goes on
+            self._library.weir_request_release(request)  # refused while the operation continues
 
     def report_parameters(self, memory):
-        """Within a step: (address, bytes) pairs of the model's parameters.
+        """Within a step: passes (address, bytes) pairs of the model's parameters.
 
-        Compared with those of the other ranks in steps whose replicas are compared
-        (compare_every_steps); costs nothing in the others. See weir_report_parameters.
+        In steps that compare replicas (compare_every_steps), they are compared with those of the
+        other ranks; in other steps the call costs nothing. See weir_report_parameters.
         """
         addresses = (ctypes.c_void_p * len(memory))(*[address for address, _ in memory])
         sizes = (ctypes.c_uint64 * len(memory))(*[size for _, size in memory])
@@ -146,7 +146,7 @@ class Session:
         self._check(self._library.weir_report_loss(self._open_handle(), float(loss)))
 
     def export_state(self):
-        """Residuals, momenta and codecs' states as bytes; call between steps."""
+        """Returns residuals, momenta and codecs' states as bytes. To be called between steps."""
         size = ctypes.c_size_t()
         self._check(self._library.weir_export_state(self._open_handle(), None, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(max(1, size.value))
@@ -159,9 +159,9 @@ class Session:
         self._check(self._library.weir_import_state(self._open_handle(), state, len(state)))
 
     def scale_state(self, factor):
-        """Gradients come `factor` times as large from the next step on; residuals follow.
+        """Scales residuals for gradients that are `factor` times as large from the next step on.
 
-        Between steps, on every rank alike.
+        To be called between steps, on every rank with the same factor.
         """
         self._check(self._library.weir_scale_state(self._open_handle(), float(factor)))
 
@@ -190,7 +190,7 @@ class Session:
     def close(self):
         """Ends every operation and frees the session, within 5 s. Safe to call twice."""
         handle, self._handle = self._handle, None
-        if handle and self._process == os.getpid():  # a fork has none of the session's threads
+        if handle and self._process == os.getpid():  # a fork lacks the session's threads
             self._library.weir_session_close(handle)
 
     def __del__(self):

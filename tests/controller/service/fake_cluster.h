@@ -69,7 +69,7 @@ inline v1::Capabilities FakeCapabilities() {
   ring->mutable_payload()->set_n_minus_1_over_n(2);
   ring->mutable_reduce()->set_n_minus_1_over_n(1);
   ring->set_world_min(1);
-  ring->set_walks_ring(true);
+  ring->set_uses_ring_order(true);
   auto* gather = out.add_collectives();
   gather->set_name("sparse_all_gather");
   gather->set_form("opaque");

@@ -33,7 +33,7 @@ class FleetTest : public testing::Test {
     fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
     ASSERT_TRUE(fleet_->Recover().ok());
   }
-  // As kill -9: no farewell, only what the store holds remains.
+  // As kill -9: there is no shutdown notice, and only what the store holds remains.
   void KillController() { fleet_.reset(), store_.reset(); }
 
   v1::Job Job() {

@@ -154,7 +154,7 @@ TEST(AuthTest, RolesAndHashes) {
               testing::HasSubstr("f:1: unknown role 'root'"));
   EXPECT_FALSE(Authenticator::Parse("admin\n", "f").ok());
   EXPECT_FALSE(Authenticator::Parse("admin sha256:12\n", "f").ok());
-  EXPECT_FALSE(Authenticator::Parse("\n", "f").ok()) << "an empty file must not open the door";
+  EXPECT_FALSE(Authenticator::Parse("\n", "f").ok()) << "an empty file must not permit access";
   EXPECT_TRUE(IsLoopback("127.0.0.1"));
   EXPECT_TRUE(IsLoopback("localhost"));
   EXPECT_FALSE(IsLoopback("0.0.0.0"));

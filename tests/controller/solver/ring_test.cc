@@ -19,7 +19,7 @@ Snapshot WithSlowPair() {
   constexpr double kSlow = 2e7, kFast = 2e8;
   Snapshot snapshot = test::MakeSnapshot(4, 2e-4, kSlow, 4);
   for (CollectiveModel& collective : snapshot.collectives) {
-    collective.walks_ring = collective.name == "ring";
+    collective.uses_ring_order = collective.name == "ring";
   }
   snapshot.node_links.nodes = {0, 1, 2, 3};
   snapshot.node_links.s_per_byte.assign(16, 1 / kFast);
@@ -78,7 +78,7 @@ TEST(RingDecisionTest, DwellHoldsForOrdersToo) {
 
 TEST(RingDecisionTest, WithoutARingThereIsNoOrder) {
   Snapshot snapshot = WithSlowPair();
-  for (CollectiveModel& collective : snapshot.collectives) collective.walks_ring = false;
+  for (CollectiveModel& collective : snapshot.collectives) collective.uses_ring_order = false;
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.chosen.layout.ring_order.empty());

@@ -9,18 +9,18 @@ TEST(ScratchPoolTest, ReusesTheTightestFitAndBoundsWhatIsIdle) {
   ScratchPool pool(2);
   std::byte* first = nullptr;
   {
-    ScratchLoan loan = pool.Take(100000);
-    first = loan.bytes().data();
+    ScratchBuffer buffer = pool.Take(100000);
+    first = buffer.bytes().data();
     EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
-    EXPECT_EQ(loan.bytes().size(), 100000u);
+    EXPECT_EQ(buffer.bytes().size(), 100000u);
   }
   {
-    ScratchLoan small = pool.Take(10);  // far smaller: not the idle large one
+    ScratchBuffer small = pool.Take(10);  // far smaller: not the idle large one
     EXPECT_NE(small.bytes().data(), first);
-    ScratchLoan same = pool.Take(90000);
+    ScratchBuffer same = pool.Take(90000);
     EXPECT_EQ(same.bytes().data(), first);
     EXPECT_EQ(same.bytes().size(), 90000u);
-    ScratchLoan moved = std::move(same);
+    ScratchBuffer moved = std::move(same);
     EXPECT_TRUE(same.empty());
     EXPECT_EQ(moved.bytes().data(), first);
   }
@@ -30,20 +30,20 @@ TEST(ScratchPoolTest, FreesWhatWasReturnedLongestAgoBeyondItsBytes) {
   ScratchPool pool(8, 3 * 4096);
   std::byte *oldest = nullptr, *newest = nullptr;
   {
-    ScratchLoan a = pool.Take(4096), b = pool.Take(4096), c = pool.Take(8192);
+    ScratchBuffer a = pool.Take(4096), b = pool.Take(4096), c = pool.Take(8192);
     oldest = a.bytes().data();
     newest = c.bytes().data();
     a.Release();
     b.Release();
   }
-  ScratchLoan large = pool.Take(8192);
+  ScratchBuffer large = pool.Take(8192);
   EXPECT_EQ(large.bytes().data(), newest);
-  ScratchLoan small = pool.Take(4096);  // b is kept, a is not
-  ScratchLoan fresh = pool.Take(4096);
+  ScratchBuffer small = pool.Take(4096);  // b is kept, a is not
+  ScratchBuffer fresh = pool.Take(4096);
   EXPECT_NE(small.bytes().data(), oldest);
   {
     // One that is larger than the bound is not kept, and nothing beside it.
-    ScratchLoan vast = pool.Take(5 * 4096);
+    ScratchBuffer vast = pool.Take(5 * 4096);
     small.Release();
   }
   large.Release();

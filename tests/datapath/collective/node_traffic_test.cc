@@ -193,7 +193,7 @@ TEST_P(NodeTrafficTest, IsWhatPlannersPredict) {
 }
 
 TEST_P(NodeTrafficTest, AndWhereRanksAreNotConsecutive) {
-  if (traits().walks_ring) return;  // a plan's ring order sees to that
+  if (traits().uses_ring_order) return;  // a plan's ring order sees to that
   ExpectAsCounted({0, 1, 0, 1});
   ExpectAsCounted({0, 1, 1, 0, 0});
   if (kTrafficWorldMax >= 8) ExpectAsCounted({0, 1, 2, 0, 1, 2, 0, 1});
@@ -218,7 +218,7 @@ TEST_P(NodeTrafficTest, OfRanksThatStandAloneIsTheFeatureItself) {
 // Messages between nodes, one after another, are the latencies: all of them for powers of two,
 // within two otherwise, as of the features themselves.
 TEST_P(NodeTrafficTest, CrossesAsManyTimesInTurnAsPlannersPredict) {
-  if (traits().walks_ring) return;  // all of its latencies count as the network's
+  if (traits().uses_ring_order) return;  // all of its latencies count as the network's
   for (const std::vector<int>& sizes : kBlocks) {
     const std::vector<int> nodes = Blocks(sizes);
     if (nodes.size() > kTrafficWorldMax) continue;

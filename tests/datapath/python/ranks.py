@@ -38,7 +38,8 @@ def _rank_main(pipe, function, rank, world, port, environment, arguments):
     words.seek(0)
     pipe.send((kind, value, words.read().decode(errors="replace")))
     pipe.close()
-    if kind == "ok":  # an end without a goodbye is a death to those who still exchange with others
+    if kind == "ok":
+        # Ranks that are still exchanging would take an end without a shutdown notice for a death.
         for module in (weir.ddp, weir.process_group):
             module._close_all()  # pylint: disable=protected-access
     if rank == 0:  # the default group's store is served from here, and others may still ask it

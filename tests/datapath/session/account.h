@@ -35,8 +35,8 @@ inline size_t ServerElements(SessionWorld& job, int rank,
   for (const ResidualParameter& parameter : parameters) elements += parameter.elements;
   std::vector<float> gradient(elements);
   EXPECT_TRUE(store.BeginEncode(1).ok());
-  const ResidualBuffers server = store.BeginServer(1, {0, elements}, gradient).value();
-  for (const float value : server.current) held += value != 0;
+  const ResidualBuffers aggregate = store.BeginAggregate(1, {0, elements}, gradient).value();
+  for (const float value : aggregate.current) held += value != 0;
   return held;
 }
 

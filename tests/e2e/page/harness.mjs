@@ -29,7 +29,7 @@ export class Fixture {
     assert.equal((await this.lines.next()).value, "ok", line);
   }
 
-  // Its input ends, so it does; a killed one has no time to say goodbye.
+  // It ends when its input ends; if it were killed, it could not close its connections.
   async stop(killed) {
     if (this.child.exitCode !== null || this.child.signalCode !== null) return;
     const gone = new Promise((resolve) => this.child.once("exit", resolve));

@@ -27,14 +27,14 @@ std::vector<std::byte> StateOf(const ResidualStore& store) {
 
 /// One step that leaves zero in the residual and `value` in the second one over `region`. Returns
 /// what it added to a zero gradient of `size` elements.
-Values LeaveServer(ResidualStore& store, uint64_t key, size_t size, ResidualStore::Range region,
-                   float value) {
+Values LeaveAggregate(ResidualStore& store, uint64_t key, size_t size, ResidualStore::Range region,
+                      float value) {
   Values gradient(size);
   const ResidualBuffers buffers = store.BeginEncode(key).value();
   std::fill(buffers.next.begin(), buffers.next.end(), 0.0f);
-  const ResidualBuffers server = store.BeginServer(key, region, gradient).value();
-  EXPECT_EQ(server.next.size(), region.size);
-  std::fill(server.next.begin(), server.next.end(), value);
+  const ResidualBuffers aggregate = store.BeginAggregate(key, region, gradient).value();
+  EXPECT_EQ(aggregate.next.size(), region.size);
+  std::fill(aggregate.next.begin(), aggregate.next.end(), value);
   store.Commit();
   return gradient;
 }
@@ -43,7 +43,7 @@ Values LeaveServer(ResidualStore& store, uint64_t key, size_t size, ResidualStor
 Values SecondOf(ResidualStore& store, uint64_t key, size_t size) {
   Values gradient(size);
   EXPECT_TRUE(store.BeginEncode(key).ok());
-  const ResidualBuffers buffers = store.BeginServer(key, {0, size}, gradient).value();
+  const ResidualBuffers buffers = store.BeginAggregate(key, {0, size}, gradient).value();
   const Values copy(buffers.current.begin(), buffers.current.end());
   store.Discard();
   return copy;
@@ -53,14 +53,14 @@ TEST(ResidualStoreServerTest, CommitKeepsDiscardForgets) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 4}}).ok());
   EXPECT_EQ(SecondOf(store, 1, 4), Values(4, 0.0f));
-  EXPECT_EQ(LeaveServer(store, 1, 4, {1, 2}, 5), Values(4, 0.0f));
+  EXPECT_EQ(LeaveAggregate(store, 1, 4, {1, 2}, 5), Values(4, 0.0f));
   EXPECT_EQ(SecondOf(store, 1, 4), Values({0, 5, 5, 0}));
   Values gradient(4);
   ASSERT_TRUE(store.BeginEncode(1).ok());
-  const ResidualBuffers buffers = store.BeginServer(1, {1, 2}, gradient).value();
+  const ResidualBuffers buffers = store.BeginAggregate(1, {1, 2}, gradient).value();
   EXPECT_EQ(buffers.current[0], 5);
   std::fill(buffers.next.begin(), buffers.next.end(), -1.0f);
-  EXPECT_EQ(store.BeginServer(1, {1, 2}, gradient).status().code(),
+  EXPECT_EQ(store.BeginAggregate(1, {1, 2}, gradient).status().code(),
             StatusCode::kFailedPrecondition);
   store.Discard();
   EXPECT_EQ(SecondOf(store, 1, 4), Values({0, 5, 5, 0}));
@@ -70,26 +70,26 @@ TEST(ResidualStoreServerTest, CommitKeepsDiscardForgets) {
 TEST(ResidualStoreServerTest, AnotherRegionHandsTheRestToTheGradient) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 6}}).ok());
-  LeaveServer(store, 1, 6, {0, 4}, 5);
-  EXPECT_EQ(LeaveServer(store, 1, 6, {2, 4}, 7), Values({5, 5, 0, 0, 0, 0}));
+  LeaveAggregate(store, 1, 6, {0, 4}, 5);
+  EXPECT_EQ(LeaveAggregate(store, 1, 6, {2, 4}, 7), Values({5, 5, 0, 0, 0, 0}));
   EXPECT_EQ(SecondOf(store, 1, 6), Values({0, 0, 7, 7, 7, 7}));
   // What the buffers held two steps ago does not come back.
-  EXPECT_EQ(LeaveServer(store, 1, 6, {0, 2}, 9), Values({0, 0, 7, 7, 7, 7}));
+  EXPECT_EQ(LeaveAggregate(store, 1, 6, {0, 2}, 9), Values({0, 0, 7, 7, 7, 7}));
   EXPECT_EQ(SecondOf(store, 1, 6), Values({9, 9, 0, 0, 0, 0}));
-  EXPECT_EQ(LeaveServer(store, 1, 6, {6, 0}, 1), Values({9, 9, 0, 0, 0, 0}));
+  EXPECT_EQ(LeaveAggregate(store, 1, 6, {6, 0}, 1), Values({9, 9, 0, 0, 0, 0}));
   EXPECT_EQ(SecondOf(store, 1, 6), Values(6, 0.0f));
 }
 
 TEST(ResidualStoreServerTest, UndoReturnsToBeforeTheCommit) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 6}}).ok());
-  LeaveServer(store, 1, 6, {0, 4}, 5);
-  LeaveServer(store, 1, 6, {2, 4}, 7);
+  LeaveAggregate(store, 1, 6, {0, 4}, 5);
+  LeaveAggregate(store, 1, 6, {2, 4}, 7);
   EXPECT_EQ(SecondOf(store, 1, 6), Values({0, 0, 7, 7, 7, 7})) << "the next step has begun";
   ASSERT_TRUE(store.Undo().ok());
   EXPECT_EQ(SecondOf(store, 1, 6), Values({5, 5, 5, 5, 0, 0}));
   ASSERT_TRUE(store.Undo().ok()) << "nothing more to undo";
-  EXPECT_EQ(LeaveServer(store, 1, 6, {2, 4}, 9), Values({5, 5, 0, 0, 0, 0}));
+  EXPECT_EQ(LeaveAggregate(store, 1, 6, {2, 4}, 9), Values({5, 5, 0, 0, 0, 0}));
   EXPECT_EQ(SecondOf(store, 1, 6), Values({0, 0, 9, 9, 9, 9}));
   store.Confirm();
   ASSERT_TRUE(store.Undo().ok()) << "it is final";
@@ -99,8 +99,8 @@ TEST(ResidualStoreServerTest, UndoReturnsToBeforeTheCommit) {
 TEST(ResidualStoreServerTest, UndoOfAStepThatKeptItLeavesItAndOfOneThatFlushedItBringsItBack) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 3}}).ok());
-  LeaveServer(store, 1, 3, {0, 2}, 4);
-  LeaveServer(store, 1, 3, {0, 2}, 5);
+  LeaveAggregate(store, 1, 3, {0, 2}, 4);
+  LeaveAggregate(store, 1, 3, {0, 2}, 5);
   LeaveResidual(store, 1, 1);
   ASSERT_TRUE(store.Undo().ok());
   EXPECT_EQ(SecondOf(store, 1, 3), Values({5, 5, 0}));
@@ -115,21 +115,21 @@ TEST(ResidualStoreServerTest, UndoOfAStepThatKeptItLeavesItAndOfOneThatFlushedIt
 TEST(ResidualStoreServerTest, StepsWithoutItKeepOrFlush) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 3}}).ok());
-  LeaveServer(store, 1, 3, {0, 2}, 5);
+  LeaveAggregate(store, 1, 3, {0, 2}, 5);
   LeaveResidual(store, 1, 1);  // says nothing: kept
   EXPECT_EQ(SecondOf(store, 1, 3), Values({5, 5, 0}));
   Values gradient(3);
   ASSERT_TRUE(store.BeginEncode(1).ok());
-  ASSERT_TRUE(store.FlushServer(1, gradient).ok());
+  ASSERT_TRUE(store.FlushAggregate(1, gradient).ok());
   EXPECT_EQ(gradient, Values({5, 5, 0}));
   store.Discard();  // a skipped step keeps it
   EXPECT_EQ(SecondOf(store, 1, 3), Values({5, 5, 0}));
   const ResidualBuffers buffers = store.BeginEncode(1).value();
   std::copy(buffers.current.begin(), buffers.current.end(), buffers.next.begin());
-  ASSERT_TRUE(store.FlushServer(1, gradient).ok());
+  ASSERT_TRUE(store.FlushAggregate(1, gradient).ok());
   store.Commit();
   EXPECT_EQ(SecondOf(store, 1, 3), Values(3, 0.0f));
-  LeaveServer(store, 1, 3, {0, 2}, 5);
+  LeaveAggregate(store, 1, 3, {0, 2}, 5);
   LeaveResidual(store, 1, 1);
   Values dense(3);
   EXPECT_TRUE(store.Flush(1, dense).value());
@@ -137,7 +137,7 @@ TEST(ResidualStoreServerTest, StepsWithoutItKeepOrFlush) {
   store.Commit();
   store.Confirm();
   EXPECT_EQ(store.MemoryBytes(), 0u);
-  LeaveServer(store, 1, 3, {0, 2}, 5);
+  LeaveAggregate(store, 1, 3, {0, 2}, 5);
   Values ef21(3);
   ASSERT_TRUE(store.BeginEf21(1, ef21).ok());
   EXPECT_EQ(ef21, Values({5, 5, 0}));
@@ -146,7 +146,7 @@ TEST(ResidualStoreServerTest, StepsWithoutItKeepOrFlush) {
 TEST(ResidualStoreServerTest, FollowsParametersThroughRebuildScaleAndCheckpoint) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 2}, {"b", 3}, {"c", 4}}).ok());
-  LeaveServer(store, 1, 9, {1, 3}, 5);
+  LeaveAggregate(store, 1, 9, {1, 3}, 5);
   ASSERT_TRUE(store.Scale(2).ok());
   EXPECT_EQ(store.MemoryBytes(), 9u * 8 + 3 * 4u) << "the region's size, not the bucket's";
   const std::vector<std::byte> state = StateOf(store);
@@ -160,7 +160,7 @@ TEST(ResidualStoreServerTest, FollowsParametersThroughRebuildScaleAndCheckpoint)
   EXPECT_EQ(StateOf(other), state);
   ASSERT_TRUE(other.Define(7, {{"b", 3}, {"a", 2}}).ok());
   // Of another world: whatever it does not encode again joins the gradient.
-  EXPECT_EQ(LeaveServer(other, 7, 5, {0, 1}, 1), Values({0, 10, 0, 0, 10}));
+  EXPECT_EQ(LeaveAggregate(other, 7, 5, {0, 1}, 1), Values({0, 10, 0, 0, 10}));
   ASSERT_TRUE(other.Import(StateOf(ResidualStore())).ok());
   EXPECT_EQ(SecondOf(other, 7, 5), Values(5, 0.0f));
 }
@@ -168,7 +168,7 @@ TEST(ResidualStoreServerTest, FollowsParametersThroughRebuildScaleAndCheckpoint)
 TEST(ResidualStoreServerTest, ASumTakesTheResidualAlongAndKeepsItsOwnPart) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 4}}).ok());
-  LeaveServer(store, 1, 4, {0, 3}, 5);
+  LeaveAggregate(store, 1, 4, {0, 3}, 5);
   LeaveResidual(store, 1, 1);  // 1, 2, ...
   Values gradient(4);
   ResidualBuffers part = store.BeginSum(1, {2, 2}, gradient).value();
@@ -177,7 +177,7 @@ TEST(ResidualStoreServerTest, ASumTakesTheResidualAlongAndKeepsItsOwnPart) {
   EXPECT_EQ(part.current[1], 0);
   std::fill(part.next.begin(), part.next.end(), 9.0f);
   EXPECT_EQ(store.BeginEncode(1).status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(store.BeginServer(1, {0, 1}, gradient).status().code(),
+  EXPECT_EQ(store.BeginAggregate(1, {0, 1}, gradient).status().code(),
             StatusCode::kFailedPrecondition);
   const std::vector<std::byte> before = [&] {
     store.Discard();
@@ -211,13 +211,14 @@ TEST(ResidualStoreServerTest, WrongUseIsRefused) {
   ResidualStore store;
   ASSERT_TRUE(store.Define(1, {{"a", 3}}).ok());
   Values gradient(3), shorter(2);
-  EXPECT_EQ(store.BeginServer(2, {0, 1}, gradient).status().code(), StatusCode::kNotFound);
-  EXPECT_EQ(store.BeginServer(1, {0, 1}, gradient).status().code(),
+  EXPECT_EQ(store.BeginAggregate(2, {0, 1}, gradient).status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(store.BeginAggregate(1, {0, 1}, gradient).status().code(),
             StatusCode::kFailedPrecondition);
   ASSERT_TRUE(store.BeginEncode(1).ok());
-  EXPECT_EQ(store.BeginServer(1, {0, 1}, shorter).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(store.BeginServer(1, {2, 2}, gradient).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(store.BeginServer(1, {1, SIZE_MAX}, gradient).status().code(),
+  EXPECT_EQ(store.BeginAggregate(1, {0, 1}, shorter).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(store.BeginAggregate(1, {2, 2}, gradient).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(store.BeginAggregate(1, {1, SIZE_MAX}, gradient).status().code(),
             StatusCode::kInvalidArgument);
   EXPECT_EQ(store.BeginSum(2, {0, 1}, gradient).status().code(), StatusCode::kNotFound);
   ResidualStore unused;
@@ -225,8 +226,8 @@ TEST(ResidualStoreServerTest, WrongUseIsRefused) {
   EXPECT_EQ(unused.BeginSum(1, {0, 1}, shorter).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(unused.BeginSum(1, {2, 2}, gradient).status().code(), StatusCode::kInvalidArgument);
   EXPECT_TRUE(unused.BeginEncode(1).ok()) << "nothing has changed";
-  EXPECT_TRUE(store.FlushServer(1, gradient).ok());
-  EXPECT_EQ(store.FlushServer(1, gradient).code(), StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(store.FlushAggregate(1, gradient).ok());
+  EXPECT_EQ(store.FlushAggregate(1, gradient).code(), StatusCode::kFailedPrecondition);
 }
 
 }  // namespace
