@@ -14,6 +14,9 @@ constexpr Duration kInterruptEvery = std::chrono::milliseconds(20);
 // own mistakes.
 TimePoint FarDeadline() { return RealClock().Now() + std::chrono::hours(24 * 365); }
 
+// The thread that prepares an operation's part writes `joins`, so nobody else reads it until then.
+bool Joins(const Operation* op) { return op->part_state == PartState::kPrepared && op->joins; }
+
 }  // namespace
 
 Pipeline::Pipeline(Stages stages, int encode_workers)
@@ -123,9 +126,8 @@ int Pipeline::Ready(const Operation& op) const {
 // Maxima go before anything else: they are small, and what follows them takes time to prepare.
 void Pipeline::Open(size_t count) {
   const auto opened = coming_.begin() + static_cast<ptrdiff_t>(count);
-  const auto joins = [](const Operation* op) { return op->joins; };
   for (auto op = coming_.begin(); op != opened; ++op) {
-    open_.insert(joins(*op) ? std::ranges::find_if_not(open_, joins) : open_.end(), *op);
+    open_.insert(Joins(*op) ? std::ranges::find_if_not(open_, Joins) : open_.end(), *op);
   }
   coming_.erase(coming_.begin(), opened);
   opened_ += count;
@@ -145,7 +147,7 @@ bool Pipeline::AwaitPart(Operations* part, int* ready) {
       if (!open_.empty() && open_.front()->part_state == PartState::kPrepared) {
         do {
           part->push_back(open_[part->size()]);
-        } while (part->back()->joins && part->size() < open_.size() && open_[part->size()]->joins);
+        } while (Joins(part->back()) && part->size() < open_.size() && Joins(open_[part->size()]));
         *ready = Ready(*part->front());
         return true;
       }
