@@ -179,7 +179,10 @@ void Pipeline::Settle(const Operations& moved, ReadyCount ready) {
     if (!ready.everywhere) op->heard_ready = ready.count, op->heard_when = opened_before;
     if (op->more) open_.push_back(op);
   }
-  work_.NotifyAll();
+  if (Ended()) work_.NotifyAll();
+  // As many threads as there is work for: next parts, and operations that waited for room.
+  const size_t room = moved.size() - more;
+  for (size_t n = more + std::min(room, submitted_.size()); n > 0; --n) work_.NotifyOne();
 }
 
 void Pipeline::NetworkLoop() {
