@@ -98,6 +98,6 @@ Status ValidatePlan(const Plan& plan, const PlanLimits& limits);
 ExchangeMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int world);
 
 /// Operations that can hold payloads at the same time beside those being encoded, see pipeline.h.
-inline constexpr size_t kPayloadsPastEncodingMax = 11;
+inline constexpr size_t kPayloadsPastEncodingMax = 12;
 
 }  // namespace weir

@@ -28,7 +28,8 @@ inline constexpr size_t kSubmittedMax = 4096;
 inline constexpr size_t kMovedMax = 2;
 /// Operations whose parts may move in turn; equal on all ranks.
 inline constexpr size_t kOpenMax = 8;
-static_assert(kPayloadsPastEncodingMax == kOpenMax + kMovedMax + 1);
+// Two more: one that waits for room to be decoded, and one that is.
+static_assert(kPayloadsPastEncodingMax == kOpenMax + kMovedMax + 2);
 
 class Pipeline {
  public:
