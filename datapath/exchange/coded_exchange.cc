@@ -159,6 +159,8 @@ std::span<float> CodedExchange::maxima() {
 void CodedExchange::MaximaMoved(Duration took) {
   outcome_.metadata += took;
   outcome_.non_finite = !context_.shared_max.finite();
+  // Of those whose maxima travelled together many may end here, and wait to be delivered.
+  if (outcome_.non_finite) payload_.Release();
 }
 
 // At the end of a part all ranks know whether one of them met NaN, so all stop there.

@@ -101,6 +101,6 @@ ExchangeMemory MemoryOf(const Choice& choice, const BucketSize& bucket, int worl
 
 /// The number of operations that can hold payloads at the same time, besides those being encoded;
 /// see pipeline.h.
-inline constexpr size_t kPayloadsPastEncodingMax = 11;
+inline constexpr size_t kPayloadsPastEncodingMax = 12;
 
 }  // namespace weir

@@ -14,12 +14,16 @@ constexpr Duration kInterruptEvery = std::chrono::milliseconds(20);
 // own mistakes.
 TimePoint FarDeadline() { return RealClock().Now() + std::chrono::hours(24 * 365); }
 
+// The thread that prepares an operation's part writes `joins`, so nobody else reads it until then.
+bool Joins(const Operation* op) { return op->part_state == PartState::kPrepared && op->joins; }
+
 }  // namespace
 
 Pipeline::Pipeline(Stages stages, int encode_workers)
     : stages_(std::move(stages)), taken_max_(kOpenMax + static_cast<size_t>(encode_workers)) {
   coming_.reserve(taken_max_);
   open_.reserve(taken_max_);
+  part_.reserve(taken_max_);
   encode_.reserve(static_cast<size_t>(encode_workers));
   const auto close = [this] {
     MutexLock lock(mutex_);
@@ -123,16 +127,15 @@ int Pipeline::Ready(const Operation& op) const {
 // Maxima go before anything else: they are small, and what follows them takes time to prepare.
 void Pipeline::Open(size_t count) {
   const auto opened = coming_.begin() + static_cast<ptrdiff_t>(count);
-  const auto joins = [](const Operation* op) { return op->joins; };
   for (auto op = coming_.begin(); op != opened; ++op) {
-    open_.insert(joins(*op) ? std::ranges::find_if_not(open_, joins) : open_.end(), *op);
+    open_.insert(Joins(*op) ? std::ranges::find_if_not(open_, Joins) : open_.end(), *op);
   }
   coming_.erase(coming_.begin(), opened);
   opened_ += count;
 }
 
-bool Pipeline::AwaitPart(Operations* part, int* ready) {
-  part->clear();
+bool Pipeline::AwaitPart(int* ready) {
+  part_.clear();
   while (true) {
     Operation* idle_work = nullptr;
     {
@@ -144,9 +147,9 @@ bool Pipeline::AwaitPart(Operations* part, int* ready) {
       }
       if (!open_.empty() && open_.front()->part_state == PartState::kPrepared) {
         do {
-          part->push_back(open_[part->size()]);
-        } while (part->back()->joins && part->size() < open_.size() && open_[part->size()]->joins);
-        *ready = Ready(*part->front());
+          part_.push_back(open_[part_.size()]);
+        } while (Joins(part_.back()) && part_.size() < open_.size() && Joins(open_[part_.size()]));
+        *ready = Ready(*part_.front());
         return true;
       }
       if (Ended()) return false;
@@ -161,36 +164,37 @@ bool Pipeline::AwaitPart(Operations* part, int* ready) {
   }
 }
 
-void Pipeline::Settle(const Operations& moved, ReadyCount ready) {
+void Pipeline::Settle(ReadyCount ready) {
   const MutexLock lock(mutex_);
-  open_.erase(open_.begin(), open_.begin() + static_cast<ptrdiff_t>(moved.size()));
-  const auto more = static_cast<size_t>(std::ranges::count(moved, true, &Operation::more));
+  open_.erase(open_.begin(), open_.begin() + static_cast<ptrdiff_t>(part_.size()));
+  const auto more = static_cast<size_t>(std::ranges::count(part_, true, &Operation::more));
   const uint64_t opened_before = opened_;
   if (const size_t busy = open_.size() + more; ready.everywhere && busy <= kOpenMax / 2) {
     Open(std::min(static_cast<size_t>(ready.count), kOpenMax - busy));
   }
   // Behind those that opened now: they have yet to be prepared.
-  for (Operation* const op : moved) {
+  for (Operation* const op : part_) {
     op->part_state = PartState::kMoved;
     op->joins = false;
     op->heard_ready.reset();
     if (!ready.everywhere) op->heard_ready = ready.count, op->heard_when = opened_before;
     if (op->more) open_.push_back(op);
   }
-  work_.NotifyAll();
+  if (Ended()) work_.NotifyAll();
+  // As many threads as there is work for: next parts, and operations that waited for room.
+  const size_t room = part_.size() - more;
+  for (size_t n = more + std::min(room, submitted_.size()); n > 0; --n) work_.NotifyOne();
 }
 
 void Pipeline::NetworkLoop() {
-  Operations part;
-  part.reserve(taken_max_);
   int ready = 0;
-  while (AwaitPart(&part, &ready)) {
-    if (part.empty()) {
+  while (AwaitPart(&ready)) {
+    if (part_.empty()) {
       stages_.nudged();
       continue;
     }
-    Settle(part, stages_.move(part, ready));
-    for (Operation* const op : part) {
+    Settle(stages_.move(part_, ready));
+    for (Operation* const op : part_) {
       if (!op->more) WEIR_CHECK(moved_.Push(op, FarDeadline()));
     }
   }

@@ -28,7 +28,8 @@ inline constexpr size_t kSubmittedMax = 4096;
 inline constexpr size_t kMovedMax = 2;
 /// Operations whose parts may move in turn; equal on all ranks.
 inline constexpr size_t kOpenMax = 8;
-static_assert(kPayloadsPastEncodingMax == kOpenMax + kMovedMax + 1);
+// Two more: one that waits for room to be decoded, and one that is.
+static_assert(kPayloadsPastEncodingMax == kOpenMax + kMovedMax + 2);
 
 class Pipeline {
  public:
@@ -70,14 +71,14 @@ class Pipeline {
   /// The next operation for an encode thread; null when there will be none.
   Operation* AwaitWork();
   void Prepare(Operation* op);
-  /// True with the part to be moved, or empty when nudged; false when there will be none.
-  bool AwaitPart(Operations* part, int* ready);
+  /// True with part_ to be moved, or empty when nudged; false when there will be none.
+  bool AwaitPart(int* ready);
   Operation* FirstUnprepared() const WEIR_REQUIRES(mutex_);
   /// Of those that are not open, from the first on; at most what `op` has heard.
   int Ready(const Operation& op) const WEIR_REQUIRES(mutex_);
   void Open(size_t count) WEIR_REQUIRES(mutex_);
-  /// The operations at the front of open_ moved a part.
-  void Settle(const Operations& moved, ReadyCount ready);
+  /// part_, the operations at the front of open_, moved.
+  void Settle(ReadyCount ready);
   bool Ended() const WEIR_REQUIRES(mutex_) {
     return submitted_.closed() && submitted_.size() == 0 && coming_.empty() && open_.empty();
   }
@@ -90,8 +91,10 @@ class Pipeline {
   CondVar work_;      // for encode threads
   CondVar prepared_;  // for the network thread
   CondVar network_ended_;
-  // Taken from submitted_, in that order; and in the order in which their parts move. Both have the
-  // capacity that they need from the begin on.
+  // The network thread's: the operations of the part that moves. All lists have the capacity that
+  // they need from the begin on.
+  Operations part_;
+  // Taken from submitted_, in that order; and in the order in which their parts move.
   Operations coming_ WEIR_GUARDED_BY(mutex_), open_ WEIR_GUARDED_BY(mutex_);
   uint64_t opened_ WEIR_GUARDED_BY(mutex_) = 0;  // so far
   bool nudged_ WEIR_GUARDED_BY(mutex_) = false;

@@ -441,7 +441,7 @@ TEST(ValidatePlanTest, RefusesWhatDoesNotFitInMemory) {
   // Of many small buckets only a few are in flight at a time.
   limits.buckets.clear();
   for (uint64_t key = 0; key < 1000; ++key) limits.buckets[key].elements = 1000;
-  limits.memory_bytes_max = 24000;  // twelve
+  limits.memory_bytes_max = 26000;  // thirteen
   EXPECT_TRUE(ValidatePlan(PlanOf("fp16", "ring"), limits).ok());
   limits.encode_workers = 2;
   EXPECT_FALSE(ValidatePlan(PlanOf("fp16", "ring"), limits).ok());

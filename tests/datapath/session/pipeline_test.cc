@@ -237,6 +237,46 @@ TEST(PipelineTest, OthersMoveWhileTheNextPartIsPrepared) {
   EXPECT_EQ(moved, expected);
 }
 
+// While nothing is delivered: the bound that plans count with is met, and it is tight.
+TEST(PipelineTest, NoMoreOperationsAreUnderWayThanPlansCountPayloads) {
+  for (const int workers : {1, 3}) {
+    SCOPED_TRACE(workers);
+    const size_t bound = kPayloadsPastEncodingMax + static_cast<size_t>(workers);
+    std::vector<Operation> operations(3 * bound);
+    Mutex mutex;
+    CondVar changed;
+    size_t under_way = 0, most = 0;
+    Pipeline pipeline(
+        {.prepare =
+             [&](Operation&) {
+               MutexLock lock(mutex);
+               most = std::max(most, ++under_way);
+               changed.NotifyAll();
+             },
+         .move = [&](std::span<Operation* const>,
+                     int ready) { return ReadyCount{.count = ready, .everywhere = true}; },
+         .decode =
+             [&](Operation& op) {
+               MutexLock lock(mutex);
+               const auto await = [&](size_t count, Duration long_enough) {
+                 const TimePoint deadline = RealClock().Now() + long_enough;
+                 while (most < count && changed.WaitUntil(mutex, deadline)) {
+                 }
+               };
+               if (&op == &operations.front()) {
+                 await(bound, kLong);
+                 await(bound + 1, std::chrono::milliseconds(100));
+               }
+               --under_way;
+             },
+         .nudged = [] {}},
+        workers);
+    for (Operation& op : operations) ASSERT_TRUE(pipeline.Submit(&op).ok());
+    pipeline.Drain(nullptr);
+    EXPECT_EQ(most, bound);
+  }
+}
+
 // What three steps of five buckets deliver, and the residuals after them.
 std::vector<std::vector<std::byte>> Deliver(int workers, const Choice& choice) {
   constexpr int kWorld = 3;

@@ -56,6 +56,7 @@ struct WorldOptions {
   double lease_min_s = 3;
   double operation_timeout_floor_s = 10;
   int encode_workers = 1;
+  std::vector<int> encode_workers_of = {};  // each rank's instead; empty: all the same
   uint64_t compare_every_steps = kCompareEverySteps;
   std::string job = {};                // its name, from which seeds follow; empty: one of its own
   std::optional<JobKey> job_key = {};  // SessionOptions::job_key
@@ -80,6 +81,9 @@ class SessionWorld {
       if (options.transport != "inproc") session.transport = options.transport;
       session.operation_timeout_floor = FromSeconds(options.operation_timeout_floor_s);
       session.encode_workers = options.encode_workers;
+      if (!options.encode_workers_of.empty()) {
+        session.encode_workers = options.encode_workers_of[rank];
+      }
       session.compare_every_steps = options.compare_every_steps;
       session.lease_min = FromSeconds(options.lease_min_s);
       SessionParts parts;

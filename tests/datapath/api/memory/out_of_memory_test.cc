@@ -259,6 +259,54 @@ TEST_P(OutOfMemoryTest, ASessionClosesAllTheSame) {
   EXPECT_LT(n, kAllocationsMax);
 }
 
+// Whatever allocation fails between creating a session and the end of its first step, of which
+// thread ever, nobody waits for a thread that ended.
+TEST(OutOfMemoryAloneTest, ASessionIsNotMadeOrFailsOrWorksAndCloses) {
+  weir_options options = {};
+  options.struct_size = sizeof options;
+  options.job = "out-of-memory-alone";
+  options.world = 1;
+  options.transport = "tcp";
+  options.operation_timeout_s = 5;
+  spared_count = 0;
+  char error[512] = "";
+  std::vector<float> data(kElements, 1.0f);
+  const auto live = [&] {
+    weir_session* session = nullptr;
+    weir_status status = weir_session_create(&options, &session, error, sizeof error);
+    if (status != WEIR_OK) return status;
+    const char* const address = weir_session_address(session);
+    const weir_parameter parameter = {"p", kElements, 0};
+    uint64_t key = 0;
+    status = weir_session_connect(session, &address, 1);
+    if (status == WEIR_OK) status = weir_define_bucket(session, &parameter, 1, WEIR_FLOAT32, &key);
+    if (status == WEIR_OK) status = weir_step_begin(session);
+    if (status == WEIR_OK) {
+      (void)weir_all_reduce(session, key, data.data(), 1, nullptr, nullptr, nullptr);
+      status = weir_step_end(session, nullptr);
+    }
+    allocations_left = -1;
+    std::strncpy(error, weir_last_error(session), sizeof error - 1);
+    weir_session_close(session);
+    return status;
+  };
+  ASSERT_EQ(live(), WEIR_OK) << error;  // a process makes some things once
+  int n = 0;
+  for (bool fired = true; fired && n < kAllocationsMax; ++n) {
+    SCOPED_TRACE(std::string("allocation ") + std::to_string(n));
+    const size_t threads = Threads().size();
+    failed = false;
+    allocations_left = n;
+    const weir_status status = live();
+    allocations_left = -1;
+    fired = failed;
+    EXPECT_TRUE(status == WEIR_OK || status == WEIR_RESOURCE_EXHAUSTED) << status << error;
+    EXPECT_EQ(Threads().size(), threads);
+  }
+  EXPECT_GT(n, 5) << "what was counted?";
+  EXPECT_LT(n, kAllocationsMax);
+}
+
 constexpr Case kCases[] = {
     {"dense_tcp", nullptr, "tcp", true},
     {"dense_shm", nullptr, "shm", true},
