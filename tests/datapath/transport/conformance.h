@@ -5,12 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "datapath/base/log.h"
 #include "datapath/transport/fault.h"
 #include "tests/support/inproc_transport.h"
 #include "tests/support/world.h"
@@ -121,6 +124,26 @@ class TransportConformance : public ::testing::TestWithParam<const TransportFact
     EXPECT_TRUE(connected.ok()) << connected.status();
     return connected.ok() ? std::move(*connected) : World();
   }
+};
+
+/// What was logged while it lives.
+class Logged {
+ public:
+  Logged() {
+    SetLogSink([this](LogLevel, std::string_view, std::string_view text) {
+      const std::lock_guard lock(mutex_);
+      text_ += StrCat(text, "\n");
+    });
+  }
+  ~Logged() { SetLogSink({}); }
+  std::string text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
 };
 
 /// A wait that must succeed.
