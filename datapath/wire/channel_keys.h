@@ -51,10 +51,11 @@ StatusOr<JobKey> ToJobKey(std::span<const std::byte> bytes);
 StatusOr<Nonce> NewNonce();
 
 /// The secrets of the connection on which the dialer said `dialer_hello` and the acceptor
-/// `acceptor_hello`, each of which holds its sender's nonce. Different for any other key or hellos.
-/// Thread-safe, some microseconds. kUnavailable: the cryptographic library failed.
-StatusOr<ChannelSecrets> DeriveChannel(const JobKey& key, const Nonce& dialer,
-                                       const Nonce& acceptor,
+/// `acceptor_hello`, each of which holds its sender's nonce, `dialer` or `acceptor`. Different for
+/// any other key or hellos. Thread-safe, some microseconds. kUnavailable: the cryptographic library
+/// failed.
+StatusOr<ChannelSecrets> DeriveChannel(const JobKey& key, std::span<const std::byte> dialer,
+                                       std::span<const std::byte> acceptor,
                                        std::span<const std::byte> dialer_hello,
                                        std::span<const std::byte> acceptor_hello);
 

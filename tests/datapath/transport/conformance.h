@@ -52,12 +52,20 @@ inline void UseKey(TransportOptions* options) {
   options->unauthenticated = false;
 }
 
+inline void UseEncryption(TransportOptions* options) {
+  UseKey(options);
+  options->encrypt = true;
+}
+
 /// tcp, or another, with options that change how its bytes travel.
 class TunedFactory : public TransportFactory {
  public:
   TunedFactory(std::string name, std::function<void(TransportOptions*)> tune,
                std::string of = "tcp")
-      : traits_{.name = std::move(name)}, tune_(std::move(tune)), of_(std::move(of)) {}
+      : traits_{.name = std::move(name),
+                .needs_device = (*Transports().Find(of))->Traits().needs_device},
+        tune_(std::move(tune)),
+        of_(std::move(of)) {}
   const TransportTraits& Traits() const override { return traits_; }
   StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const override {
     TransportOptions tuned = options;
@@ -88,15 +96,22 @@ inline std::vector<const TransportFactory*> WiredFactories() {
   });
   static const TunedFactory keyed("tcp_authenticated", UseKey);
   static const TunedFactory encrypted("tcp_encrypted", [](TransportOptions* options) {
-    UseKey(options);
-    options->encrypt = true;
+    UseEncryption(options);
     options->connections = 3;
     options->zero_copy_bytes_min = 1;
   });
   static const TunedFactory keyed_auto("auto_authenticated", UseKey, "auto");
   std::vector<const TransportFactory*> factories = UsableFactories();
+  const bool has_verbs = std::any_of(factories.begin(), factories.end(), [](const auto* factory) {
+    return factory->Traits().name == "verbs";
+  });
   factories.insert(factories.end(),
                    {&mixed, &within_host, &striped, &tuned, &keyed, &encrypted, &keyed_auto});
+  if (has_verbs) {
+    static const TunedFactory keyed_verbs("verbs_authenticated", UseKey, "verbs");
+    static const TunedFactory encrypted_verbs("verbs_encrypted", UseEncryption, "verbs");
+    factories.insert(factories.end(), {&keyed_verbs, &encrypted_verbs});
+  }
   return factories;
 }
 
@@ -112,7 +127,7 @@ inline TransportOptions FreshJob() {
   static std::atomic<uint64_t> job = 1000;
   TransportOptions options;
   options.job = ++job;
-  // Devices are no loopback and carry no proofs.
+  // Devices are no loopback.
   options.unauthenticated = std::getenv("WEIR_TEST_DEVICE_HOSTS") != nullptr;
   return options;
 }

@@ -7,6 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+
+#include "datapath/transport/builtin/verbs/key_exchange.h"
 #include "datapath/transport/builtin/verbs/stream.h"
 #include "datapath/transport/builtin/verbs/window.h"
 #include "tests/support/golden.h"
@@ -24,13 +27,46 @@ verbs::Hello SomeHello() {
       .job = 0x0123456789abcdef, .rank = 1, .world = 4, .expected_peer = 0, .window = {32768, 16}};
 }
 
+JobKey Counting() {
+  JobKey key;
+  for (size_t i = 0; i < key.size(); ++i) key[i] = static_cast<std::byte>(i);
+  return key;
+}
+
+verbs::HelloNonce Filled(int value) {
+  verbs::HelloNonce nonce;
+  nonce.fill(static_cast<std::byte>(value));
+  return nonce;
+}
+
+verbs::Hello Keyed(uint32_t rank, int nonce) {
+  verbs::Hello hello = SomeHello();
+  hello.rank = rank;
+  hello.expected_peer = rank == 0 ? UINT32_MAX : 0;
+  hello.protection = Protection::kAuthenticated;
+  hello.nonce = Filled(nonce);
+  return hello;
+}
+
+// Checked once more by Python's hmac and hashlib when they were recorded.
 TEST(VerbsHelloTest, PrivateDataHasItsRecordedBytesAndTheDocumentShowsThem) {
-  auto golden = ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/verbs_hello_v1.hex");
-  const GoldenBytes& recorded = golden
-      ["request of rank 1 to rank 0, world 4, job 0x0123456789abcdef, 16 slots of 32768 octets"];
-  const auto encoded = verbs::EncodeHello(SomeHello());
-  EXPECT_EQ(Bytes(encoded.begin(), encoded.end()), recorded.bytes);
-  EXPECT_THAT(ReadText(WEIR_TEST_SOURCE_DIR "/../proto/WIRE.md"), HasSubstr(recorded.dump));
+  auto golden = ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/verbs_hello_v2.hex");
+  const std::string document = ReadText(WEIR_TEST_SOURCE_DIR "/../proto/WIRE.md");
+  const auto expect = [&](const std::string& name, std::span<const std::byte> encoded) {
+    EXPECT_EQ(Bytes(encoded.begin(), encoded.end()), golden[name].bytes) << name;
+    EXPECT_THAT(document, HasSubstr(golden[name].dump)) << name;
+  };
+  expect("request of rank 1 to rank 0, world 4, job 0x0123456789abcdef, 16 slots of 32768 octets",
+         verbs::EncodeHello(SomeHello()));
+  expect("the same request with a key", verbs::EncodeHello(Keyed(1, 0xd0)));
+  const JobKey key = Counting();
+  verbs::PendingPeers pending(key, 4);
+  const auto challenge = pending.Ask(Keyed(1, 0xd0), Keyed(0, 0xa0), "10.0.0.2:9", TimePoint());
+  ASSERT_TRUE(challenge.ok()) << challenge.status();
+  expect("challenge of rank 0", *challenge);
+  const auto challenged = verbs::TakeChallenge(key, Keyed(1, 0xd0), *challenge);
+  ASSERT_TRUE(challenged.ok()) << challenged.status();
+  expect("second request of rank 1", verbs::EncodeProof(Filled(0xd0), challenged->proof));
 }
 
 TEST(VerbsHelloTest, RoundTripIgnoresThePaddingOfConnectionManagers) {
@@ -67,6 +103,164 @@ TEST(VerbsHelloTest, WindowsOutOfBoundsAreRefused) {
     hello.window = window;
     EXPECT_EQ(verbs::DecodeHello(verbs::EncodeHello(hello)).status().code(), StatusCode::kDataLoss);
   }
+}
+
+TEST(VerbsHelloTest, OtherVersionsKindsAndProtectionsAreNamed) {
+  const auto with = [](size_t offset, int value) {
+    verbs::Request bytes = verbs::EncodeHello(SomeHello());
+    bytes[offset] = static_cast<std::byte>(value);
+    const uint32_t checksum = Checksum(std::span(bytes).first(52));
+    std::memcpy(bytes.data() + 52, &checksum, sizeof checksum);
+    return weir::Message(verbs::DecodeHello(bytes).status());
+  };
+  EXPECT_EQ(with(8, 9), "");
+  EXPECT_EQ(with(4, 1), "hello: expected version 2, found 1");
+  EXPECT_EQ(with(6, 2), "hello: expected kind 1, found 2");
+  EXPECT_EQ(with(34, 3), "hello: protection: expected 0..2, found 3");
+}
+
+// ---- proofs
+
+// A dialer and an acceptor, each with its key.
+struct Meeting {
+  explicit Meeting(const JobKey& of_dialer = Counting()) : dialers_key(of_dialer) {}
+
+  StatusOr<verbs::Challenge> Ask(TimePoint now = {}, int nonce = 0xa0) {
+    return pending.Ask(said, Keyed(0, nonce), "10.0.0.2:9", now);
+  }
+  StatusOr<verbs::Challenged> Take(std::span<const std::byte> challenge) const {
+    return verbs::TakeChallenge(dialers_key, said, challenge);
+  }
+  verbs::Request Proof(const Secret& proof) const { return verbs::EncodeProof(said.nonce, proof); }
+
+  const JobKey key = Counting(), dialers_key;
+  verbs::Hello said = Keyed(1, 0xd0);
+  verbs::PendingPeers pending{key, 4};
+};
+
+constexpr char kStranger[] = "does not hold the job's key (it claims to be rank 1)";
+
+TEST(VerbsProofTest, WhoHoldsTheKeyGetsAChannelThatFitsTheOther) {
+  Meeting meeting;
+  auto challenged = meeting.Take(*meeting.Ask());
+  ASSERT_TRUE(challenged.ok()) << challenged.status();
+  EXPECT_FALSE(challenged->is_stranger);
+  EXPECT_EQ(challenged->acceptor.window.slots, 16u);
+  auto proven = meeting.pending.Check(meeting.Proof(challenged->proof));
+  ASSERT_TRUE(proven.ok()) << proven.status();
+  EXPECT_EQ(proven->hello.rank, 1u);
+  Bytes header(kFrameHeaderBytes), payload(40);
+  FrameTag tag;
+  for (const auto& [from, to] : {std::pair(&challenged->channel, &proven->channel),
+                                 std::pair(&proven->channel, &challenged->channel)}) {
+    from->sealer->Seal(header, payload, {}, &tag);
+    to->opener->Begin(header);
+    to->opener->Update(payload);
+    EXPECT_TRUE(to->opener->Finish(tag));
+  }
+}
+
+TEST(VerbsProofTest, UnlikeKeysAreFoundOnBothSides) {
+  JobKey other = Counting();
+  other[31] ^= std::byte{1};
+  Meeting meeting(other);
+  const auto challenged = meeting.Take(*meeting.Ask());
+  ASSERT_TRUE(challenged.ok()) << challenged.status();
+  EXPECT_TRUE(challenged->is_stranger);
+  EXPECT_FALSE(challenged->channel.sealer || challenged->channel.opener);
+  const Status refused = meeting.pending.Check(meeting.Proof(challenged->proof)).status();
+  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition) << refused;
+  EXPECT_EQ(weir::Message(refused), kStranger);
+}
+
+// The checksum of a hello is made right again: it stops nobody.
+TEST(VerbsProofTest, WhateverIsChangedOnTheWayIsFound) {
+  const auto seal = [](auto* bytes) {
+    const uint32_t checksum = Checksum(std::span(*bytes).first(52));
+    std::memcpy(bytes->data() + 52, &checksum, sizeof checksum);
+  };
+  for (size_t bit = 0; bit < verbs::kChallengeBytes * 8; ++bit) {
+    SCOPED_TRACE(StrCat("bit ", bit));
+    const auto flip = static_cast<std::byte>(1 << bit % 8);
+    {
+      Meeting meeting;
+      verbs::Challenge challenge = *meeting.Ask();
+      challenge[bit / 8] ^= flip;
+      if (bit / 8 < 52) seal(&challenge);
+      const auto challenged = meeting.Take(challenge);
+      EXPECT_TRUE(!challenged.ok() || challenged->is_stranger);
+    }
+    if (bit / 8 >= verbs::kRequestBytes) continue;
+    {
+      Meeting meeting;
+      verbs::Request request = verbs::EncodeHello(meeting.said);
+      request[bit / 8] ^= flip;
+      if (bit / 8 < 52) seal(&request);
+      const auto heard = verbs::DecodeHello(request);
+      if (heard.ok()) {
+        const auto challenge = meeting.pending.Ask(*heard, Keyed(0, 0xa0), "", TimePoint());
+        EXPECT_TRUE(meeting.Take(*challenge)->is_stranger);
+      }
+    }
+    Meeting meeting;
+    verbs::Request proof = meeting.Proof(meeting.Take(*meeting.Ask())->proof);
+    proof[bit / 8] ^= flip;
+    EXPECT_FALSE(verbs::IsProof(proof) && meeting.pending.Check(proof).ok());
+  }
+}
+
+TEST(VerbsProofTest, AProofServesOnceAndOnlyItsOwnChallenge) {
+  Meeting meeting;
+  const verbs::Challenge challenge = *meeting.Ask();
+  const verbs::Request proof = meeting.Proof(meeting.Take(challenge)->proof);
+  EXPECT_TRUE(meeting.pending.Check(proof).ok());
+  EXPECT_EQ(meeting.pending.Check(proof).status().code(), StatusCode::kNotFound);
+  // Hello and proof of yesterday, which a stranger has recorded.
+  ASSERT_TRUE(meeting.Ask({}, 0xa1).ok());
+  const Status replayed = meeting.pending.Check(proof).status();
+  EXPECT_EQ(replayed.code(), StatusCode::kFailedPrecondition) << replayed;
+  EXPECT_EQ(weir::Message(replayed), kStranger);
+}
+
+TEST(VerbsProofTest, TheAcceptorsOwnProofSentBackIsRefused) {
+  Meeting meeting;
+  const auto challenge = verbs::DecodeChallenge(*meeting.Ask());
+  ASSERT_TRUE(challenge.ok()) << challenge.status();
+  EXPECT_EQ(weir::Message(meeting.pending.Check(meeting.Proof(challenge->proof)).status()),
+            kStranger);
+}
+
+// The connection manager repeats requests whose answers were lost.
+TEST(VerbsProofTest, AHelloThatComesTwiceGetsTheSameChallenge) {
+  Meeting meeting;
+  EXPECT_EQ(*meeting.Ask({}, 0xa0), *meeting.Ask({}, 0xa1));
+}
+
+TEST(VerbsProofTest, WhoGivesNoProofIsForgottenAndNamed) {
+  Meeting meeting;
+  const TimePoint now = RealClock().Now();
+  const auto later = [&](int ms) { return now + std::chrono::milliseconds(ms); };
+  const verbs::Request proof = meeting.Proof(meeting.Take(*meeting.Ask(now))->proof);
+  EXPECT_TRUE(meeting.pending.Expire(later(29'999)).empty());
+  EXPECT_EQ(meeting.pending.Expire(later(30'000)),
+            std::vector<std::string>{"10.0.0.2:9: no proof within 30 s (it claims to be rank 1)"});
+  EXPECT_EQ(meeting.pending.Check(proof).status().code(), StatusCode::kNotFound);
+  // One that was refused has been named already.
+  ASSERT_TRUE(meeting.Ask(now).ok());
+  EXPECT_FALSE(meeting.pending.Check(meeting.Proof({})).ok());
+  EXPECT_TRUE(meeting.pending.Expire(later(30'000)).empty());
+  EXPECT_EQ(meeting.pending.Check(meeting.Proof({})).status().code(), StatusCode::kNotFound);
+}
+
+TEST(VerbsProofTest, TheOneThatWaitsLongestMakesRoom) {
+  Meeting meeting;
+  const verbs::Request first = meeting.Proof(meeting.Take(*meeting.Ask())->proof);
+  for (const int nonce : {1, 2, 3, 4}) {
+    meeting.said.nonce = Filled(nonce);
+    ASSERT_TRUE(meeting.Ask().ok());
+  }
+  EXPECT_EQ(meeting.pending.Check(first).status().code(), StatusCode::kNotFound);
+  EXPECT_TRUE(meeting.pending.Check(meeting.Proof(meeting.Take(*meeting.Ask())->proof)).ok());
 }
 
 // ---- how much memory

@@ -103,7 +103,7 @@ Stream::Options OptionsOf(int self, verbs::Window ours, verbs::Window theirs, ui
 
 FrameChannel ChannelOf(int self, Protection protection) {
   if (protection == Protection::kChecked) return {};
-  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, {}, {}, {}, {});
+  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, Nonce(), Nonce(), {}, {});
   auto channel = MakeFrameChannel(*secrets, self == 1, protection);
   EXPECT_TRUE(channel.ok()) << channel.status();
   return std::move(*channel);
