@@ -97,9 +97,10 @@ typedef struct weir_options {
    * negative: never. */
   int32_t compare_every_steps;
   /* The key of the job: 32 random bytes, the same on all ranks and nobody else's. Ranks prove to
-   * each other that they hold it, and every frame over TCP is authenticated, so that only they can
-   * take part in the job or change what travels. Copied. NULL with size 0: none; then ranks connect
-   * over loopback and shared memory only, and connect fails where another is farther away. */
+   * each other that they hold it, and every frame but those in shared memory is authenticated, so
+   * that only they can take part in the job or change what travels. Copied. NULL with size 0: none;
+   * then ranks connect over loopback and shared memory only, and connect fails where another is
+   * farther away. */
   const void* job_key;
   size_t job_key_size;
   int32_t encrypt;         /* with a key: 1: nobody else can read payloads; equal on all ranks */

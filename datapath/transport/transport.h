@@ -75,8 +75,8 @@ struct TransportOptions {
   /// kernel's 40 s.
   Duration host_silence_min = std::chrono::seconds(10);
   /// The key of the job. Ranks prove to each other that they hold it before they trust anything
-  /// else that was said, and every frame over TCP has a tag that only they can make; shared memory,
-  /// which the kernel hands from one process of a user to another, needs none. All ranks have it or
+  /// else that was said, and every frame has a tag that only they can make, but for those in shared
+  /// memory, which the kernel hands from one process of a user to another. All ranks have it or
   /// none has. Without one a rank connects to others over loopback and shared memory only.
   std::optional<JobKey> job_key;
   /// With a key: nobody but the receiving rank can read payloads. All ranks have to say the same.

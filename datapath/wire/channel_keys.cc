@@ -72,8 +72,8 @@ StatusOr<Nonce> NewNonce() {
   return nonce;
 }
 
-StatusOr<ChannelSecrets> DeriveChannel(const JobKey& key, const Nonce& dialer,
-                                       const Nonce& acceptor,
+StatusOr<ChannelSecrets> DeriveChannel(const JobKey& key, std::span<const std::byte> dialer,
+                                       std::span<const std::byte> acceptor,
                                        std::span<const std::byte> dialer_hello,
                                        std::span<const std::byte> acceptor_hello) {
   std::vector<std::byte> salt, info;

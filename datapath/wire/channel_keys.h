@@ -52,10 +52,11 @@ StatusOr<JobKey> ToJobKey(std::span<const std::byte> bytes);
 StatusOr<Nonce> NewNonce();
 
 /// Derives the secrets of the connection on which the dialer sent `dialer_hello` and the acceptor
-/// `acceptor_hello`, each with its sender's nonce in it. Another key or other hellos give other
-/// secrets. Thread-safe, some microseconds. kUnavailable: the cryptographic library failed.
-StatusOr<ChannelSecrets> DeriveChannel(const JobKey& key, const Nonce& dialer,
-                                       const Nonce& acceptor,
+/// `acceptor_hello`, each with its sender's nonce, `dialer` or `acceptor`, in it. Another key or
+/// other hellos give other secrets. Thread-safe, some microseconds. kUnavailable: the cryptographic
+/// library failed.
+StatusOr<ChannelSecrets> DeriveChannel(const JobKey& key, std::span<const std::byte> dialer,
+                                       std::span<const std::byte> acceptor,
                                        std::span<const std::byte> dialer_hello,
                                        std::span<const std::byte> acceptor_hello);
 

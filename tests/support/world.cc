@@ -67,8 +67,8 @@ StatusOr<std::vector<std::unique_ptr<Transport>>> ConnectWorld(const TransportFa
   options.world = world;
   std::vector<std::unique_ptr<Transport>> transports;
   std::vector<TransportAddress> addresses;
-  // Nor do devices carry proofs of the job's key.
-  if (factory.Traits().needs_device) options.unauthenticated = true;
+  // Devices are no loopback.
+  if (factory.Traits().needs_device && !options.job_key.has_value()) options.unauthenticated = true;
   const bool anywhere = options.listen == TransportOptions().listen;
   for (int rank = 0; rank < world; ++rank) {
     options.rank = rank;

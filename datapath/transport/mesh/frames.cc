@@ -43,17 +43,22 @@ void FrameSender::Spare(Operation* op) {
 }
 
 void FrameSender::Forget() {
+  TakeBackUnseen();
   queue_ = OperationQueue();
   front_sent_ = 0;
 }
 
 void FrameSender::ForgetAllButHalfSent() {
+  TakeBackUnseen();
   Operation* const half = front_sent_ > 0 ? queue_.front() : nullptr;
   queue_ = OperationQueue();
   if (half != nullptr) queue_.Push(half);
-  // Nobody has seen anything of the frames that were sealed already and are forgotten now, and the
-  // peer counts those that come.
-  if (sealer_) sealer_->TakeBackTo(first_number_ + frames_left_ + (half != nullptr ? 1 : 0));
+}
+
+// Nobody has seen anything of the frames that were sealed already and of which nothing has left,
+// and the peer counts those that come.
+void FrameSender::TakeBackUnseen() {
+  if (sealer_) sealer_->TakeBackTo(first_number_ + frames_left_ + (front_sent_ > 0 ? 1 : 0));
 }
 
 // ---- receiving

@@ -34,6 +34,8 @@ class FrameSender {
   size_t front_sent() const { return front_sent_; }
   /// Behind every payload.
   size_t trailer_bytes() const { return sealer_ ? kFrameTagBytes : 0; }
+  /// Seals the frame that comes next, for one that is sent apart from the queue; may be none.
+  FrameSealer* sealer() const { return sealer_.get(); }
   /// Makes op->wire, body and tag what leaves, once, of one frame after the other. As late as
   /// possible: what sends the frame reads the same bytes next, from a warm cache.
   void Encode(Operation* op) {
@@ -75,6 +77,7 @@ class FrameSender {
   void EncodeNow(Operation* op);
   void Seal(Operation* op);
   void Spare(Operation* op);
+  void TakeBackUnseen();
 
   const int self_;
   const bool checks_payload_;

@@ -19,6 +19,18 @@ Protection ProtectionOf(const TransportOptions& options) {
   return options.encrypt ? Protection::kEncrypted : Protection::kAuthenticated;
 }
 
+std::string KeysDiffer(const TransportOptions& options, Protection theirs, std::string_view other) {
+  const Protection own = ProtectionOf(options);
+  if (theirs == own) return "";
+  const std::string self = StrCat("rank ", options.rank);
+  if (own == Protection::kChecked) return StrCat("job key: ", other, " has one, ", self, " none");
+  if (theirs == Protection::kChecked) {
+    return StrCat("job key: ", self, " has one, ", other, " none");
+  }
+  return own == Protection::kEncrypted ? StrCat("encrypt: ", self, " does, ", other, " does not")
+                                       : StrCat("encrypt: ", other, " does, ", self, " does not");
+}
+
 std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload,
                                    FrameSealer* sealer) {
   FrameHeader header;

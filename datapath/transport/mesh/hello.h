@@ -30,6 +30,8 @@ inline constexpr size_t kRendezvousNameBytes = 16;
 
 /// What the options ask for.
 Protection ProtectionOf(const TransportOptions& options);
+/// Why this rank and `other`, which wants `theirs`, cannot connect. Empty: they mean the same.
+std::string KeysDiffer(const TransportOptions& options, Protection theirs, std::string_view other);
 
 /// A whole frame of `type`; with a sealer it has a tag.
 std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std::byte> payload,

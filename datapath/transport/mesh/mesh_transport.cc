@@ -7,24 +7,13 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "datapath/base/log.h"
+
 namespace weir::mesh {
 namespace {
 using std::chrono::milliseconds;
 constexpr int kWorldMax = 65535;  // FrameHeader::source_rank
 }  // namespace
-
-Status RequireUnauthenticated(const TransportOptions& options, std::string_view transport) {
-  constexpr std::string_view kWayOut = "take another or ask for 'unauthenticated' by name";
-  if (options.job_key.has_value()) {
-    return Unimplemented(
-        StrCat("transport ", transport, " cannot use a job key: ", kWayOut, ", without a key"));
-  }
-  if (options.unauthenticated || options.world <= 1) return OkStatus();
-  const StatusOr<SocketAddress> listen = ResolveAddress(options.listen);
-  if (listen.ok() && IsLoopback(*listen)) return OkStatus();
-  return FailedPrecondition(StrCat("transport ", transport, " at ", options.listen,
-                                   " cannot tell its ranks from others: ", kWayOut));
-}
 
 StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
   if (options.world < 1 || options.world > kWorldMax) {
@@ -66,6 +55,14 @@ Status MeshTransport::Connect(const std::vector<TransportAddress>& addresses, Ti
   if (const Status status = Join(addresses, deadline); !status.ok()) return Fail(status);
   connected_ = true;
   return OkStatus();
+}
+
+void MeshTransport::NoteUnauthenticated(int peers) {
+  unauthenticated_peers_.store(peers, std::memory_order_relaxed);
+  if (peers == 0) return;
+  Log(LogLevel::kWarning, "transport",
+      StrCat("rank ", rank(), " runs unauthenticated: whoever reaches the network of ", peers,
+             " of its peers can take part in the job and change what it computes"));
 }
 
 Status MeshTransport::Fail(Status status) {

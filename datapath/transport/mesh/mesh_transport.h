@@ -25,9 +25,9 @@ struct MeshParts {
   UniqueFd wake;                     // an eventfd, for Interrupt and Wake
 };
 
-/// For transports that cannot prove who their ranks are: kUnimplemented with a key;
-/// kFailedPrecondition without one where peers may be elsewhere and nobody asked for that by name.
-Status RequireUnauthenticated(const TransportOptions& options, std::string_view transport);
+/// What helps against peers who are reached over a network and have proven nothing.
+inline constexpr std::string_view kKeyAdvice =
+    "give all ranks one job key (job_key, WEIR_JOB_KEY_FILE) or ask for 'unauthenticated' by name";
 
 /// Checks rank, world and what the options say of keys, and makes the set of events; the address is
 /// left to whoever listens. kInvalidArgument, kUnavailable.
@@ -46,6 +46,9 @@ class MeshTransport : public Transport {
   int world() const override { return options_.world; }
   const TransportAddress& address() const override { return address_; }
   uint64_t bytes_sent() const override { return bytes_sent_.load(std::memory_order_relaxed); }
+  int unauthenticated_peers() const override {
+    return unauthenticated_peers_.load(std::memory_order_relaxed);
+  }
 
   Status Connect(const std::vector<TransportAddress>& addresses, TimePoint deadline) override;
   StatusOr<Ticket> PostSend(int peer, FrameHeader header,
@@ -86,6 +89,9 @@ class MeshTransport : public Transport {
   /// most for `orderly_max` when nothing failed. True when there are peers.
   bool Leave(Duration orderly_max);
 
+  /// Counts peers who are reached over a network and have proven nothing, and logs that there are.
+  void NoteUnauthenticated(int peers);
+
   const TransportOptions& options() const { return options_; }
   bool orderly() const { return failure_.ok(); }
   bool sent_shutdown_notice() const { return sent_shutdown_notice_; }
@@ -107,6 +113,7 @@ class MeshTransport : public Transport {
   std::atomic<bool> interrupted_ = false;
   std::atomic<bool> woken_ = false;
   std::atomic<uint64_t> bytes_sent_ = 0;
+  std::atomic<int> unauthenticated_peers_ = 0;
   bool connected_ = false;
   bool sent_shutdown_notice_ = false;
   Status failure_;

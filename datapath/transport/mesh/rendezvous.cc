@@ -200,19 +200,6 @@ StatusOr<Hello> Rendezvous::OwnHello(uint32_t called, int connection,
   return hello;
 }
 
-// Empty when both sides mean to protect frames alike.
-std::string Rendezvous::KeysDiffer(const Hello& hello, std::string_view other) const {
-  const Protection own = ProtectionOf(options_);
-  if (hello.protection == own) return "";
-  const std::string self = StrCat("rank ", options_.rank);
-  if (own == Protection::kChecked) return StrCat("job key: ", other, " has one, ", self, " none");
-  if (hello.protection == Protection::kChecked) {
-    return StrCat("job key: ", self, " has one, ", other, " none");
-  }
-  return own == Protection::kEncrypted ? StrCat("encrypt: ", self, " does, ", other, " does not")
-                                       : StrCat("encrypt: ", other, " does, ", self, " does not");
-}
-
 // What is known of a rank by its first connection.
 void Rendezvous::Keep(int rank, Neighbourhood said, const Secret& memory) {
   if (connection_ != 0) return;
@@ -281,7 +268,8 @@ Status Rendezvous::OnAnswer(int rank, TimePoint now) {
   const StatusOr<DecodedHello> decoded = DecodeHello(payload);
   if (!decoded.ok()) return Annotate(decoded.status(), roll_.NameOf(rank));
   const Hello& hello = decoded->hello;
-  if (const std::string why = KeysDiffer(hello, roll_.NameOf(rank)); !why.empty()) {
+  if (const std::string why = KeysDiffer(options_, hello.protection, roll_.NameOf(rank));
+      !why.empty()) {
     return FailedPrecondition(why);
   }
   ChannelSecrets secrets;
@@ -420,7 +408,7 @@ void Rendezvous::Admit(PendingPeer& pending) {
 std::string Rendezvous::Judge(const Hello& hello) const {
   const std::string other = StrCat("rank ", hello.rank);
   if (std::string why = roll_.Judge(IntroductionOf(hello)); !why.empty()) return why;
-  if (std::string why = KeysDiffer(hello, other); !why.empty()) return why;
+  if (std::string why = KeysDiffer(options_, hello.protection, other); !why.empty()) return why;
   if (hello.connections != options_.connections) {
     return StrCat("connections per pair of ranks: expected ", options_.connections, ", found ",
                   hello.connections);

@@ -62,7 +62,6 @@ class Rendezvous {
   Status OnAnswer(int rank, TimePoint now);
   void Retry(int rank, std::string why, TimePoint now);
   Status OnStrangersAnswer(int rank);
-  std::string KeysDiffer(const Hello& hello, std::string_view other) const;
   StatusOr<Hello> OwnHello(uint32_t called, int connection, const std::string& rendezvous) const;
   void Keep(int rank, Neighbourhood said, const Secret& memory);
   void Accept(TimePoint now);

@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "datapath/base/caught.h"
-#include "datapath/base/log.h"
 
 namespace weir::mesh {
 namespace {
@@ -81,16 +80,11 @@ Status StreamMesh::CheckAuthenticated(const std::vector<TransportAddress>& addre
     if (!peer.stream || peer.channel.sealer || !peer.stream->crosses_network()) continue;
     ++unknown;
     if (options().unauthenticated) continue;
-    return FailedPrecondition(StrCat(
-        "rank ", r, " (", addresses[r], ") is reached over a network and has proven nothing: give ",
-        "all ranks one job key (job_key, WEIR_JOB_KEY_FILE) or ask for 'unauthenticated' by name"));
+    return FailedPrecondition(
+        StrCat("rank ", r, " (", addresses[r],
+               ") is reached over a network and has proven nothing: ", kKeyAdvice));
   }
-  unauthenticated_peers_.store(unknown, std::memory_order_relaxed);
-  if (unknown > 0) {
-    Log(LogLevel::kWarning, "transport",
-        StrCat("rank ", rank(), " runs unauthenticated: whoever reaches the network of ", unknown,
-               " of its peers can take part in the job and change what it computes"));
-  }
+  NoteUnauthenticated(unknown);
   return OkStatus();
 }
 

@@ -35,9 +35,6 @@ class StreamMesh : public MeshTransport {
   ~StreamMesh() override;
 
   std::vector<PathSample> Samples() const override;
-  int unauthenticated_peers() const override {
-    return unauthenticated_peers_.load(std::memory_order_relaxed);
-  }
 
  protected:
   /// Reaches every peer. addresses.size() is the world.
@@ -67,7 +64,6 @@ class StreamMesh : public MeshTransport {
   void Linger(Duration bound);
 
   UniqueFd listener_;
-  std::atomic<int> unauthenticated_peers_ = 0;
   SpinBudget spin_;
   bool crowded_ = true;                                   // more ranks than cores on this host
   TimePoint next_look_{};                                 // for silent hosts

@@ -5,12 +5,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "datapath/base/log.h"
 #include "datapath/transport/fault.h"
 #include "tests/support/inproc_transport.h"
 #include "tests/support/world.h"
@@ -49,12 +52,20 @@ inline void UseKey(TransportOptions* options) {
   options->unauthenticated = false;
 }
 
+inline void UseEncryption(TransportOptions* options) {
+  UseKey(options);
+  options->encrypt = true;
+}
+
 /// tcp, or another, with options that change how its bytes travel.
 class TunedFactory : public TransportFactory {
  public:
   TunedFactory(std::string name, std::function<void(TransportOptions*)> tune,
                std::string of = "tcp")
-      : traits_{.name = std::move(name)}, tune_(std::move(tune)), of_(std::move(of)) {}
+      : traits_{.name = std::move(name),
+                .needs_device = (*Transports().Find(of))->Traits().needs_device},
+        tune_(std::move(tune)),
+        of_(std::move(of)) {}
   const TransportTraits& Traits() const override { return traits_; }
   StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const override {
     TransportOptions tuned = options;
@@ -85,15 +96,22 @@ inline std::vector<const TransportFactory*> WiredFactories() {
   });
   static const TunedFactory keyed("tcp_authenticated", UseKey);
   static const TunedFactory encrypted("tcp_encrypted", [](TransportOptions* options) {
-    UseKey(options);
-    options->encrypt = true;
+    UseEncryption(options);
     options->connections = 3;
     options->zero_copy_bytes_min = 1;
   });
   static const TunedFactory keyed_auto("auto_authenticated", UseKey, "auto");
   std::vector<const TransportFactory*> factories = UsableFactories();
+  const bool has_verbs = std::any_of(factories.begin(), factories.end(), [](const auto* factory) {
+    return factory->Traits().name == "verbs";
+  });
   factories.insert(factories.end(),
                    {&mixed, &within_host, &striped, &tuned, &keyed, &encrypted, &keyed_auto});
+  if (has_verbs) {
+    static const TunedFactory keyed_verbs("verbs_authenticated", UseKey, "verbs");
+    static const TunedFactory encrypted_verbs("verbs_encrypted", UseEncryption, "verbs");
+    factories.insert(factories.end(), {&keyed_verbs, &encrypted_verbs});
+  }
   return factories;
 }
 
@@ -109,7 +127,7 @@ inline TransportOptions FreshJob() {
   static std::atomic<uint64_t> job = 1000;
   TransportOptions options;
   options.job = ++job;
-  // Devices are no loopback and carry no proofs.
+  // Devices are no loopback.
   options.unauthenticated = std::getenv("WEIR_TEST_DEVICE_HOSTS") != nullptr;
   return options;
 }
@@ -121,6 +139,26 @@ class TransportConformance : public ::testing::TestWithParam<const TransportFact
     EXPECT_TRUE(connected.ok()) << connected.status();
     return connected.ok() ? std::move(*connected) : World();
   }
+};
+
+/// What was logged while it lives.
+class Logged {
+ public:
+  Logged() {
+    SetLogSink([this](LogLevel, std::string_view, std::string_view text) {
+      const std::lock_guard lock(mutex_);
+      text_ += StrCat(text, "\n");
+    });
+  }
+  ~Logged() { SetLogSink({}); }
+  std::string text() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
 };
 
 /// A wait that must succeed.

@@ -346,7 +346,8 @@ TEST_P(TransportConformance, NothingOfABufferIsReadAfterAbandon) {
   std::fill(large.begin(), large.end(), std::byte{0xee});
   std::fill(small.begin(), small.end(), std::byte{0xee});
   EXPECT_FALSE(Failure(*world[1], world[1]->PostReceive(0, received)).ok());
-  EXPECT_EQ(std::count(received.begin(), received.end(), std::byte{0xee}), 0);
+  // Not a single one is looked for: what of an encrypted frame came first may lie here unopened.
+  EXPECT_EQ(std::search_n(received.begin(), received.end(), 16, std::byte{0xee}), received.end());
 }
 
 TEST_P(TransportConformance, InterruptEndsAWait) {
@@ -371,8 +372,10 @@ TEST_P(TransportConformance, ConnectNamesTheMissingRank) {
     addresses.push_back((*transport)->address());
     transports.push_back(std::move(*transport));
   }
+  // Long enough for the two to meet before either gives up.
+  const double seconds = GetParam()->Traits().needs_device ? 2 : 0.3;
   RunRanks(2, [&](int rank) {
-    const Status status = transports[rank]->Connect(addresses, Within(0.3));
+    const Status status = transports[rank]->Connect(addresses, Within(seconds));
     EXPECT_FALSE(status.ok());
     EXPECT_THAT(Message(status), HasSubstr("rank 2 ("));
     EXPECT_EQ(Message(status).find(StrCat("rank ", 1 - rank, " (")), std::string::npos) << status;
@@ -426,7 +429,8 @@ TEST_P(TransportConformance, CountsSentBytesAndSamplesEveryPeer) {
   const Bytes payload(1000);
   Done(*world[0], world[0]->PostSend(1, {}, payload));
   const std::string& name = GetParam()->Traits().name;
-  const bool tag = name.starts_with("tcp_authenticated") || name.starts_with("tcp_encrypted");
+  const bool tag = !name.starts_with("auto") && (name.find("_authenticated") != std::string::npos ||
+                                                 name.find("_encrypted") != std::string::npos);
   EXPECT_EQ(world[0]->bytes_sent() - before, 1000 + kFrameHeaderBytes + (tag ? kFrameTagBytes : 0));
   const std::vector<PathSample> samples = world[0]->Samples();
   ASSERT_EQ(samples.size(), 2u);

@@ -1,5 +1,6 @@
-// Whole sessions in processes of their own: every rank averages a gradient with the others through
-// libweir's C interface over a transport of choice, checks every element, and prints the time.
+// Whole sessions with a job key in processes of their own: every rank averages a gradient with the
+// others through libweir's C interface over a transport of choice, checks every element, and prints
+// the time.
 // Usage: verbs_vm_ranks TRANSPORT ELEMENTS STEPS LISTEN... (one rank per LISTEN)
 
 #include <sys/mman.h>
@@ -22,6 +23,7 @@ namespace {
 
 constexpr size_t kAddressBytes = 64;
 constexpr size_t kRanksMax = 16;
+constexpr char kKey[] = "the key of a test has 32 octets.";
 
 // What the processes tell each other before they are connected.
 struct Shared {
@@ -82,7 +84,8 @@ void RunRank(int rank, const Job& job, Shared& shared) {
   options.rank = rank;
   options.world = static_cast<int32_t>(world);
   options.transport = job.transport.c_str();
-  options.unauthenticated = 1;
+  options.job_key = kKey;
+  options.job_key_size = sizeof kKey - 1;
   options.listen = job.listen[rank].c_str();
   weir_session* session = nullptr;
   char error[1024] = {};

@@ -75,7 +75,8 @@ network || { echo "weir-vm part network rc=1 seconds=0"; exit 1; }
 export WEIR_TEST_DEVICE_HOSTS=10.0.0.1,10.0.0.2
 suite=$tests/datapath_transport_test
 part conformance whole "$suite" --gtest_filter='*/verbs:Verbs*'
-part conformance_under_fault whole "$suite" --gtest_filter='*/verbs_fault'
+part conformance_under_fault whole "$suite" --gtest_filter='*/verbs_authenticated_fault'
+part conformance_encrypted whole "$suite" --gtest_filter='*/verbs_encrypted'
 part over_the_wire over_the_wire
 part all_reduce "$tests/integration/verbs_vm_ranks" verbs 1000000 5 10.0.0.1:0 10.0.0.2:0 rxa:0 rxb:0
 # One of each pattern of traffic: around a ring, in pairs, over a star, gathering. All of them take the
@@ -83,7 +84,7 @@ part all_reduce "$tests/integration/verbs_vm_ranks" verbs 1000000 5 10.0.0.1:0 1
 part collectives whole "$tests/datapath_collective_test" \
   --gtest_filter='*/ring_verbs:*/halving_doubling_verbs:*/ps_star_verbs:*/ring_all_gather_verbs'
 impair delay 1ms loss 0.5%
-part lossy_wire whole "$suite" --gtest_filter='*Delivers*/verbs:*RandomTraffic*/verbs:*Departed*/verbs'
+part lossy_wire whole "$suite" --gtest_filter='*Delivers*/verbs:*RandomTraffic*/verbs_encrypted:*Departed*/verbs_authenticated:*Keys*/verbs'
 mend
 export WEIR_TEST_DEVICE_CUT='for i in va vb; do tc qdisc replace dev $i root netem loss 100%; done'
 part cut_wire whole "$suite" --gtest_filter='CutVerbs*'

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Runs the verbs transport on real RDMA verbs, in a virtual machine with soft-RoCE devices.
 
-Usage: verbs_vm.py --build BUILD [--work DIR] [--seconds 330] [--script FILE]
+Usage: verbs_vm.py --build BUILD [--work DIR] [--seconds 400] [--script FILE]
 
 Most kernels on which this project is tested have no RDMA. So Debian's generic kernel boots in QEMU
 (software emulation, no KVM), loads rdma_rxe, sees this machine's root file system read-only by 9p, and
@@ -173,7 +173,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=pathlib.Path, required=True)
     parser.add_argument("--work", type=pathlib.Path)
-    parser.add_argument("--seconds", type=float, default=330)
+    parser.add_argument("--seconds", type=float, default=400)
     parser.add_argument("--script", type=pathlib.Path, default=HERE / "guest_run.sh")
     options = parser.parse_args()
     os.environ["PATH"] += ":/usr/sbin:/sbin"

@@ -114,6 +114,11 @@ void SetPort(sockaddr_storage& storage, uint16_t port) {
   }
 }
 
+std::string EndpointOf(const sockaddr* address) {
+  const bool v6 = address->sa_family == AF_INET6;
+  return mesh::Endpoint(address, v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+}
+
 bool IsWildcard(const sockaddr_storage& storage) {
   if (storage.ss_family == AF_INET) {
     return reinterpret_cast<const sockaddr_in&>(storage).sin_addr.s_addr == INADDR_ANY;
@@ -234,11 +239,8 @@ StatusOr<CmIdPtr> ListenAt(const std::string& listen, int backlog, rdma_event_ch
   return id;
 }
 
-std::string BoundAddress(rdma_cm_id* id) {
-  const sockaddr* const local = rdma_get_local_addr(id);
-  const bool v6 = local->sa_family == AF_INET6;
-  return mesh::Endpoint(local, v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
-}
+std::string BoundAddress(rdma_cm_id* id) { return EndpointOf(rdma_get_local_addr(id)); }
+std::string PeerAddress(rdma_cm_id* id) { return EndpointOf(rdma_get_peer_addr(id)); }
 
 Device::~Device() {
   region_.reset();

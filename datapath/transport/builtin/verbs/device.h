@@ -40,8 +40,10 @@ StatusOr<ChannelPtr> OpenEventChannel();
 /// address, or it cannot be bound. Either lists the devices.
 StatusOr<CmIdPtr> ListenAt(const std::string& listen, int backlog, rdma_event_channel* channel);
 
-/// "10.0.0.3:40000", or "[fd00::1]:40000".
+/// "10.0.0.3:40000", or "[fd00::1]:40000": where `id` is bound.
 std::string BoundAddress(rdma_cm_id* id);
+/// Likewise: where its peer is.
+std::string PeerAddress(rdma_cm_id* id);
 
 /// Opened for one transport alone, which gets all its events.
 class Device {

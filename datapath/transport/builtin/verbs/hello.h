@@ -1,12 +1,14 @@
 #pragma once
-// The private data of a connection's request and of its answer: the ranks at both ends, and how
-// much memory each side offers. Bytes: proto/WIRE.md section 1.
+// What the connection manager carries before there is a connection: the ranks at both ends, how
+// much memory each side offers, and the proofs that they hold the job's key. Bytes: proto/WIRE.md
+// section 1.
 
 #include <array>
 #include <cstdint>
 #include <span>
 
 #include "datapath/base/status.h"
+#include "datapath/wire/channel_keys.h"
 
 namespace weir::verbs {
 
@@ -21,23 +23,54 @@ inline constexpr uint32_t kSlotBytesMax = 1 << 20;
 inline constexpr uint32_t kSlotsMin = 4;
 inline constexpr uint32_t kSlotsMax = 1024;
 
+/// As long as fits into a hello.
+using HelloNonce = std::array<std::byte, 16>;
+
 /// The sender, and the rank that the sender expects at the other end.
 struct Hello {
   uint64_t job = 0;
   uint32_t rank = 0;
   uint32_t world = 0;
-  uint32_t expected_peer = 0;  // UINT32_MAX: the sender accepted
+  uint32_t expected_peer = 0;  // UINT32_MAX: the sender accepts
   Window window;
+  Protection protection = Protection::kChecked;  // of frames, as the sender wants it
+  HelloNonce nonce = {};                         // fresh; 0 without a key
 };
 
-inline constexpr size_t kHelloBytes = 40;  // a request over RoCE carries at most 56
+/// The size of all requests, which over RoCE carry no more.
+inline constexpr size_t kRequestBytes = 56;
+using Request = std::array<std::byte, kRequestBytes>;
+inline constexpr size_t kChallengeBytes = kRequestBytes + kSecretBytes;
+using Challenge = std::array<std::byte, kChallengeBytes>;
 /// The longest text of an answer that refuses.
 inline constexpr size_t kRefusalBytesMax = 148;
 
-std::array<std::byte, kHelloBytes> EncodeHello(const Hello& hello);
-
-/// Ignores bytes behind the hello, because connection managers pad. kDataLoss: too short, another
-/// magic or version, a wrong checksum, a window outside of the bounds above.
+/// The decoders ignore what follows, because connection managers pad.
+Request EncodeHello(const Hello& hello);
+/// kDataLoss: too short, another magic, version or kind, a wrong checksum, an unknown protection, a
+/// window outside of the bounds above.
 StatusOr<Hello> DecodeHello(std::span<const std::byte> bytes);
+
+/// What a dialer is rejected with that has said hello and now has to prove that it holds the key.
+Challenge EncodeChallenge(const Hello& acceptor, const Secret& proof);
+/// Whether a dialer was rejected with one; else the bytes are a text.
+bool IsChallenge(std::span<const std::byte> bytes);
+struct DecodedChallenge {
+  Hello acceptor;
+  Secret proof;
+};
+/// kDataLoss as DecodeHello.
+StatusOr<DecodedChallenge> DecodeChallenge(std::span<const std::byte> bytes);
+
+/// The second request of a dialer: `nonce` is that of its hello.
+Request EncodeProof(const HelloNonce& nonce, const Secret& proof);
+/// Whether a request is such; else it is a hello or nothing of ours.
+bool IsProof(std::span<const std::byte> bytes);
+struct DecodedProof {
+  HelloNonce nonce;
+  Secret proof;
+};
+/// kDataLoss: too short.
+StatusOr<DecodedProof> DecodeProof(std::span<const std::byte> bytes);
 
 }  // namespace weir::verbs

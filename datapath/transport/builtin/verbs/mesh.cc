@@ -55,7 +55,8 @@ Status Mesh::MakePair(int rank) {
   return OkStatus();
 }
 
-void Mesh::MakeStream(int rank, const std::string& address, const Window& theirs) {
+void Mesh::MakeStream(int rank, const std::string& address, const Window& theirs,
+                      FrameChannel channel) {
   Stream::Options options;
   options.self = rank_;
   options.peer = rank;
@@ -63,7 +64,8 @@ void Mesh::MakeStream(int rank, const std::string& address, const Window& theirs
   options.ours = device_->plan().receive;
   options.theirs = theirs;
   options.send_slots = device_->plan().send_slots;
-  peers_[rank].stream = std::make_unique<Stream>(std::move(options), peers_[rank].pair.get());
+  peers_[rank].stream =
+      std::make_unique<Stream>(std::move(options), peers_[rank].pair.get(), std::move(channel));
 }
 
 void Mesh::Drop(int rank) {

@@ -45,8 +45,8 @@ class Mesh {
   void TakeId(int rank, rdma_cm_id* id);
   /// The queue pair of peers()[rank].id, which is bound to this device.
   Status MakePair(int rank);
-  /// The stream over that pair; `address` is for messages.
-  void MakeStream(int rank, const std::string& address, const Window& theirs);
+  /// The stream over that pair; `address` is for messages; `channel` as of Stream.
+  void MakeStream(int rank, const std::string& address, const Window& theirs, FrameChannel channel);
   /// Ends the connection without a shutdown notice and forgets it.
   void Drop(int rank);
   void StopListening() { listener_.reset(); }

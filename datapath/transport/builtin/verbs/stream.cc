@@ -7,8 +7,8 @@
 
 namespace weir::verbs {
 
-Stream::Stream(Options options, MessagePort* port)
-    : Peer(options.self, options.peer, options.address, true),
+Stream::Stream(Options options, MessagePort* port, FrameChannel channel)
+    : Peer(options.self, options.peer, options.address, true, std::move(channel)),
       options_(std::move(options)),
       port_(port),
       credit_batch_((options_.ours.slots + kCreditMessagesMax - 1) / kCreditMessagesMax),
@@ -44,18 +44,16 @@ Status Stream::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* s
 
 Status Stream::SendPiece(mesh::Operation* op, std::atomic<uint64_t>* sent) {
   out().Encode(op);
-  const size_t front_sent = out().front_sent();
   const std::span<std::byte> slot = port_->SendSlot(posted_ % options_.send_slots);
-  const size_t frame = kFrameHeaderBytes + op->payload.size();
-  const size_t bytes = std::min(frame - front_sent, PieceMax());
-  size_t filled = 0;
-  if (front_sent == 0) {
-    std::memcpy(slot.data(), op->wire.data(), kFrameHeaderBytes);
-    filled = kFrameHeaderBytes;
-  }
-  if (bytes > filled) {
-    std::memcpy(slot.data() + filled,
-                op->payload.data() + (front_sent + filled - kFrameHeaderBytes), bytes - filled);
+  const std::span<const std::byte> parts[] = {op->wire, op->body,
+                                              std::span(op->tag).first(out().trailer_bytes())};
+  size_t bytes = 0, skip = out().front_sent();
+  for (const std::span<const std::byte> part : parts) {
+    const size_t skipped = std::min(skip, part.size());
+    const size_t size = std::min(part.size() - skipped, PieceMax() - bytes);
+    if (size > 0) std::memcpy(slot.data() + bytes, part.data() + skipped, size);
+    skip -= skipped;
+    bytes += size;
   }
   WEIR_RETURN_IF_ERROR(Post(bytes, MessageKind::kData, false));
   --credits_;
@@ -111,7 +109,7 @@ Status Stream::ProbeIfSilent(TimePoint now, Duration silence) {
 Status Stream::QueueShutdownNotice(std::string_view text) {
   out().Forget();
   if (ended_ || departed() || outstanding() >= options_.send_slots) return OkStatus();
-  const std::vector<std::byte> frame = mesh::EncodeAbort(options_.self, text);
+  const std::vector<std::byte> frame = mesh::EncodeAbort(options_.self, text, out().sealer());
   std::copy(frame.begin(), frame.end(), port_->SendSlot(posted_ % options_.send_slots).begin());
   return Post(frame.size(), MessageKind::kShutdownNotice, true);
 }
@@ -159,13 +157,36 @@ StatusOr<FrameHeader> Stream::ReadHeader(std::span<const std::byte> bytes) const
 // and after an orderly notice only the messages held here can still be delivered.
 Status Stream::OnShutdownNotice(std::span<const std::byte> frame) {
   WEIR_ASSIGN_OR_RETURN(const FrameHeader header, ReadHeader(frame));
-  const std::span<const std::byte> text = frame.subspan(kFrameHeaderBytes);
-  if (header.type != FrameType::kAbort || header.payload_bytes != text.size()) {
+  const std::span<const std::byte> body = frame.subspan(kFrameHeaderBytes);
+  if (header.type != FrameType::kAbort ||
+      header.payload_bytes + in().trailer_bytes() != body.size()) {
     return in().Corrupt("a corrupt abort frame");
   }
-  const Status status = in().ReadAbort(header, text);
+  WEIR_ASSIGN_OR_RETURN(const uint64_t frames, FramesHeld());
+  const Status status = in().ReadAbortAhead(header, frame.first<kFrameHeaderBytes>(), body, frames);
   if (status.code() != StatusCode::kDataLoss) Depart();
   return status;
+}
+
+// How many frames begin in the messages that are held here. Only tags depend on it.
+StatusOr<uint64_t> Stream::FramesHeld() {
+  uint64_t frames = 0;
+  size_t rest = in().in_frame() ? FrontRest() : 0;
+  for (const Held& piece : held_) {
+    if (in().trailer_bytes() == 0) break;
+    if (rest == 0) {
+      WEIR_ASSIGN_OR_RETURN(const FrameHeader header, ReadHeader(BytesOf(piece)));
+      rest = kFrameHeaderBytes + header.payload_bytes + in().trailer_bytes();
+      ++frames;
+    }
+    rest -= std::min<size_t>(rest, piece.bytes);
+  }
+  return frames;
+}
+
+// Bytes of the frame that comes in, from the first held piece on.
+size_t Stream::FrontRest() const {
+  return front_offset_ + in().rest() + in().trailer_bytes() - tag_bytes_;
 }
 
 Status Stream::Deliver(bool* progress) {
@@ -219,14 +240,18 @@ Status Stream::BeginFrame(const Held& piece) {
 
 Status Stream::TakePiece() {
   const Held& piece = held_.front();
-  const size_t expected = std::min(front_offset_ + in().rest(), PieceMax());
+  const size_t expected = std::min(FrontRest(), PieceMax());
   if (piece.bytes != expected) {
     return in().Corrupt(StrCat("a piece of ", piece.bytes, " bytes in a frame of ",
                                in().header().payload_bytes, "; expected ", expected));
   }
-  const size_t size = piece.bytes - front_offset_;
-  if (size > 0) std::memcpy(in().room(), BytesOf(piece).data() + front_offset_, size);
+  std::span<const std::byte> bytes = BytesOf(piece).subspan(front_offset_);
+  const size_t size = std::min(bytes.size(), in().rest());
+  if (size > 0) std::memcpy(in().room(), bytes.data(), size);
   in().Advance(size);
+  bytes = bytes.subspan(size);
+  std::copy(bytes.begin(), bytes.end(), tag_.begin() + tag_bytes_);
+  tag_bytes_ += bytes.size();
   front_offset_ = 0;
   if (piece.copy) {
     spilled_bytes_ -= piece.bytes;
@@ -235,7 +260,9 @@ Status Stream::TakePiece() {
   }
   held_.pop_front();
   bool whole = false;
-  return in().Conclude(&whole);
+  WEIR_RETURN_IF_ERROR(in().Conclude(&whole, std::span(tag_).first(tag_bytes_)));
+  if (whole) tag_bytes_ = 0;
+  return OkStatus();
 }
 
 // ---- the end

@@ -61,7 +61,8 @@ class Stream : public mesh::Peer {
     uint32_t send_slots = kSendSlotsMin;
   };
   /// `port` outlives it; all its receive slots (ours.slots + kSpareSlots) are already given out.
-  Stream(Options options, MessagePort* port);
+  /// `channel` seals and opens all frames; none: they have checksums.
+  Stream(Options options, MessagePort* port, FrameChannel channel = {});
 
   /// A message of `bytes` arrived in `slot`. kUnavailable: the peer aborted, with its text;
   /// kDataLoss: no stream sends such a message.
@@ -109,6 +110,8 @@ class Stream : public mesh::Peer {
   Status BeginFrame(const Held& piece);
   Status TakePiece();
   Status OnShutdownNotice(std::span<const std::byte> frame);
+  StatusOr<uint64_t> FramesHeld();
+  size_t FrontRest() const;
   StatusOr<FrameHeader> ReadHeader(std::span<const std::byte> bytes) const;
 
   const Options options_;
@@ -128,6 +131,8 @@ class Stream : public mesh::Peer {
   size_t spilled_bytes_ = 0;  // of them out of slots, at most kSpillBytesMax
   uint32_t freed_ = 0;        // our slots that the peer does not know to be free
   size_t front_offset_ = 0;   // header bytes of the first held piece
+  FrameTag tag_;              // of the frame that comes in, which two pieces may share
+  size_t tag_bytes_ = 0;      // of them here
   std::atomic<uint64_t> acked_ = 0, received_total_ = 0;
 };
 

@@ -26,6 +26,11 @@ constexpr Duration kSilenceMax = std::chrono::seconds(10);
 
 enum class Source : uint64_t { kWake = mesh::kWakeIndex, kCompletion = 0, kConnection, kDevice };
 
+bool IsLoopbackAddress(const TransportAddress& address) {
+  const StatusOr<mesh::SocketAddress> resolved = mesh::ResolveAddress(address);
+  return resolved.ok() && mesh::IsLoopback(*resolved);
+}
+
 class VerbsTransport : public mesh::MeshTransport {
  public:
   VerbsTransport(mesh::MeshParts parts, std::unique_ptr<Mesh> mesh)
@@ -40,7 +45,6 @@ class VerbsTransport : public mesh::MeshTransport {
     return MeshTransport::Wait(ticket, deadline);
   }
   std::vector<PathSample> Samples() const override;
-  int unauthenticated_peers() const override { return world() - 1; }
 
  private:
   Status Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) override;
@@ -73,6 +77,8 @@ Status VerbsTransport::Join(const std::vector<TransportAddress>& addresses, Time
     Disconnect();
     return status;
   }
+  const bool trusted = options().job_key.has_value() || IsLoopbackAddress(address());
+  NoteUnauthenticated(trusted ? 0 : world() - 1);
   MutexLock lock(samples_mutex_);
   sampled_ = true;
   return OkStatus();
@@ -209,13 +215,22 @@ std::vector<PathSample> VerbsTransport::Samples() const {
 
 // ---- making one
 
+Status RequireKey(const TransportOptions& options) {
+  if (options.job_key.has_value() || options.unauthenticated || options.world <= 1 ||
+      IsLoopbackAddress(options.listen)) {
+    return OkStatus();
+  }
+  return FailedPrecondition(StrCat("transport verbs at ", options.listen,
+                                   " reaches its peers over a network: ", mesh::kKeyAdvice));
+}
+
 class VerbsFactory : public TransportFactory {
  public:
   const TransportTraits& Traits() const override { return traits_; }
 
   StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const override {
-    WEIR_RETURN_IF_ERROR(mesh::RequireUnauthenticated(options, traits_.name));
     WEIR_ASSIGN_OR_RETURN(mesh::MeshParts parts, mesh::MakeMeshParts(options));
+    WEIR_RETURN_IF_ERROR(RequireKey(options));
     WEIR_ASSIGN_OR_RETURN(verbs::ChannelPtr channel, verbs::OpenEventChannel());
     WEIR_ASSIGN_OR_RETURN(verbs::CmIdPtr listener,
                           verbs::ListenAt(options.listen, options.world + 64, channel.get()));

@@ -106,7 +106,7 @@ TEST(ShmAttachTest, WhereThereIsAKeyWhoAsksProvesThatItIsThePeer) {
   mesh::UniqueFd memory;
   ASSERT_TRUE(Segment::Create(kRing, &memory).ok());
   const mesh::UniqueFd event_fd(eventfd(0, EFD_NONBLOCK));
-  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, {}, {}, {}, {});
+  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, Nonce(), Nonce(), {}, {});
   ASSERT_TRUE(secrets.ok());
   auto of_0 = MakeFrameChannel(*secrets, false, Protection::kAuthenticated);
   auto of_1 = MakeFrameChannel(*secrets, true, Protection::kAuthenticated);
@@ -140,7 +140,7 @@ TEST(ShmAttachTest, WhereThereIsAKeyWhoAsksProvesThatItIsThePeer) {
 
 TEST(ShmAttachTest, AVerdictThatDoesNotVerifyIsRefused) {
   RawPair pair;
-  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, {}, {}, {}, {});
+  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, Nonce(), Nonce(), {}, {});
   auto of_0 = MakeFrameChannel(*secrets, false, Protection::kAuthenticated);
   Bytes verdict = VerdictFrame(0);
   EncodeFrameHeader(*DecodeFrameHeader(std::span(verdict).first<kFrameHeaderBytes>()),

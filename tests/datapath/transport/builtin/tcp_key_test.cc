@@ -6,11 +6,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <mutex>
 #include <optional>
 #include <thread>
 
-#include "datapath/base/log.h"
 #include "tests/datapath/transport/builtin/man_in_the_middle.h"
 #include "tests/datapath/transport/conformance.h"
 
@@ -22,41 +20,19 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr uint64_t kKeyedJob = 78;
-enum class Key { kNone, kRight, kWrong };
 
-std::unique_ptr<Transport> NewKeyed(int rank, Key key, bool encrypt = false, int connections = 1) {
+std::unique_ptr<Transport> NewKeyed(int rank, bool encrypt = false, int connections = 1) {
   TransportOptions options;
   options.job = kKeyedJob;
   options.rank = rank;
   options.world = 2;
   options.connections = connections;
-  if (key != Key::kNone) options.job_key = TestKey();
-  if (key == Key::kWrong) (*options.job_key)[0] ^= std::byte{1};
+  options.job_key = TestKey();
   options.encrypt = encrypt;
   auto transport = (*Transports().Find("tcp"))->Create(options);
   EXPECT_TRUE(transport.ok()) << transport.status();
   return std::move(*transport);
 }
-
-/// What was logged while it lives.
-class Logged {
- public:
-  Logged() {
-    SetLogSink([this](LogLevel, std::string_view, std::string_view text) {
-      const std::lock_guard lock(mutex_);
-      text_ += StrCat(text, "\n");
-    });
-  }
-  ~Logged() { SetLogSink({}); }
-  std::string text() const {
-    const std::lock_guard lock(mutex_);
-    return text_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::string text_;
-};
 
 struct Outcome {
   Status connected[2];
@@ -78,7 +54,7 @@ mesh::Hello RogueHello(Protection protection) {
 // Lets `rogue` talk to rank 0 while it waits for rank 1; then the true rank 1 comes and takes its
 // place all the same.
 void WithRogue(const std::function<void(RawPeer&)>& rogue) {
-  auto rank0 = NewKeyed(0, Key::kRight), rank1 = NewKeyed(1, Key::kRight);
+  auto rank0 = NewKeyed(0), rank1 = NewKeyed(1);
   const std::vector<TransportAddress> addresses = {rank0->address(), rank1->address()};
   Status status0;
   std::thread connecting([&] { status0 = rank0->Connect(addresses, Within(kPatience)); });
@@ -159,7 +135,7 @@ TEST(TcpKeyTest, ARogueThatWaitsIsNoObstacle) {
 TEST(TcpKeyTest, AHandshakeOfYesterdayIsRefused) {
   Bytes hello, proof;
   {
-    auto rank0 = NewKeyed(0, Key::kRight), rank1 = NewKeyed(1, Key::kRight);
+    auto rank0 = NewKeyed(0), rank1 = NewKeyed(1);
     ManInTheMiddle middle(rank0->address(), true, [&](size_t number, const Bytes& frame) {
       if (number == 0) hello = frame;
       if (number == 1) proof = frame;
@@ -181,44 +157,7 @@ TEST(TcpKeyTest, AHandshakeOfYesterdayIsRefused) {
   });
 }
 
-// ---- those who are configured otherwise
-
-// What rank 1 hears, and what rank 0 notes of it.
-std::pair<std::string, std::string> Disagree(std::unique_ptr<Transport> rank0,
-                                             std::unique_ptr<Transport> rank1) {
-  Logged logged;
-  const std::vector<TransportAddress> addresses = {rank0->address(), rank1->address()};
-  Status status0;
-  std::thread accepting([&] { status0 = rank0->Connect(addresses, Within(kPatience)); });
-  const Status status1 = rank1->Connect(addresses, Within(kPatience));
-  EXPECT_EQ(status1.code(), StatusCode::kFailedPrecondition) << status1;
-  const TimePoint end = Within(5);  // rank 0 reads what rank 1 sent last
-  while (logged.text().empty() && RealClock().Now() < end) std::this_thread::yield();
-  rank0->Interrupt();
-  accepting.join();
-  return {Message(status1), logged.text()};
-}
-
-TEST(TcpKeyTest, OneSideWithoutAKeyLearnsWhich) {
-  const auto [one, note_of_one] = Disagree(NewKeyed(0, Key::kRight), NewKeyed(1, Key::kNone));
-  EXPECT_THAT(one, HasSubstr("refused rank 1: job key: rank 0 has one, rank 1 none"));
-  EXPECT_THAT(note_of_one, HasSubstr("rank 0 has one, rank 1 none"));
-  const auto [two, note_of_two] = Disagree(NewKeyed(0, Key::kNone), NewKeyed(1, Key::kRight));
-  EXPECT_THAT(two, HasSubstr("refused rank 1: job key: rank 1 has one, rank 0 none"));
-}
-
-TEST(TcpKeyTest, UnlikeKeysAreFoundOnBothSides) {
-  const auto [hears, notes] = Disagree(NewKeyed(0, Key::kRight), NewKeyed(1, Key::kWrong));
-  EXPECT_THAT(hears, AllOf(HasSubstr("rank 0 (127.0.0.1:"),
-                           HasSubstr("does not hold the job's key of rank 1")));
-  EXPECT_THAT(notes, AllOf(HasSubstr("rank 0 refused 127.0.0.1:"), HasSubstr("it says: "),
-                           HasSubstr("does not hold the job's key (it claims to be rank 1)")));
-}
-
-TEST(TcpKeyTest, UnlikeEncryptionIsFound) {
-  const auto [hears, notes] = Disagree(NewKeyed(0, Key::kRight, true), NewKeyed(1, Key::kRight));
-  EXPECT_THAT(hears, HasSubstr("encrypt: rank 0 does, rank 1 does not"));
-}
+// ---- those who are configured otherwise (and conformance_key_test.cc)
 
 TEST(TcpKeyTest, OptionsThatExcludeEachOtherAreRefused) {
   TransportOptions options;
@@ -239,7 +178,7 @@ TEST(TcpKeyTest, AFalseRank0IsFoundOut) {
   TransportAddress address;
   const auto listener = mesh::Listen(TransportOptions(), 4, &address);
   ASSERT_TRUE(listener.ok());
-  auto rank1 = NewKeyed(1, Key::kRight);
+  auto rank1 = NewKeyed(1);
   Status status;
   std::thread connecting([&] {
     status = rank1->Connect({address, rank1->address()}, Within(kPatience));
@@ -264,8 +203,8 @@ TEST(TcpKeyTest, AFalseRank0IsFoundOut) {
 
 // Rank 1 sends 3 frames of 400 bytes to rank 0 through `meddle`, then leaves in order.
 Outcome Through(const ManInTheMiddle::Meddle& meddle, bool encrypt, int connections = 1) {
-  auto rank0 = NewKeyed(0, Key::kRight, encrypt, connections);
-  auto rank1 = NewKeyed(1, Key::kRight, encrypt, connections);
+  auto rank0 = NewKeyed(0, encrypt, connections);
+  auto rank1 = NewKeyed(1, encrypt, connections);
   Outcome outcome;
   outcome.buffer.resize(1200);
   ManInTheMiddle middle(rank0->address(), true, meddle);
@@ -402,7 +341,7 @@ TEST_P(TcpPathTest, EveryChangedHandshakeIsRefused) {
   for (const auto& [number, at] : places) {
     SCOPED_TRACE(StrCat("frame ", number, " octet ", at, " behind its header"));
     Logged logged;
-    auto rank0 = NewKeyed(0, Key::kRight, GetParam()), rank1 = NewKeyed(1, Key::kRight, GetParam());
+    auto rank0 = NewKeyed(0, GetParam()), rank1 = NewKeyed(1, GetParam());
     ManInTheMiddle middle(rank0->address(), true, [&](size_t n, Bytes frame) {
       if (n != number) return std::vector<Bytes>{frame};
       const auto header = std::span(frame).first<kFrameHeaderBytes>();
@@ -437,7 +376,7 @@ TEST(TcpKeyTest, OnlyEncryptionHidesPayloads) {
 
 // Frames that were sealed and then given up must leave no gap in what the peer counts.
 TEST_P(TcpPathTest, AReasonIsHeardBehindAFrameThatWasHalfOut) {
-  auto rank0 = NewKeyed(0, Key::kRight, GetParam()), rank1 = NewKeyed(1, Key::kRight, GetParam());
+  auto rank0 = NewKeyed(0, GetParam()), rank1 = NewKeyed(1, GetParam());
   RunRanks(2, [&](int r) {
     Transport& rank = r == 0 ? *rank0 : *rank1;
     EXPECT_TRUE(rank.Connect({rank0->address(), rank1->address()}, Within(kPatience)).ok());
@@ -512,9 +451,9 @@ TEST(TcpKeyTest, NothingRunsWithoutAKeyOffLoopbackUnlessAskedByName) {
     EXPECT_THAT(logged.text(), HasSubstr("rank 0 runs unauthenticated"));
     if (!Transports().Find("verbs").ok()) return;
     EXPECT_STATUS(ConnectTwo("verbs", none).first, kFailedPrecondition,
-                  HasSubstr("transport verbs at 10.9.8.7:0 cannot tell"));
-    EXPECT_STATUS(ConnectTwo("verbs", keyed).first, kUnimplemented,
-                  HasSubstr("transport verbs cannot use a job key"));
+                  AllOf(HasSubstr("transport verbs at 10.9.8.7:0 reaches its peers over a network"),
+                        HasSubstr("WEIR_JOB_KEY_FILE"), HasSubstr("'unauthenticated'")));
+    EXPECT_STATUS(ConnectTwo("verbs", keyed).first, kUnavailable, HasSubstr("RDMA device"));
   });
 }
 

@@ -10,11 +10,10 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <functional>
 
 #include "datapath/base/random.h"
-#include "datapath/transport/builtin/verbs/window.h"
 #include "datapath/transport/mesh/hello.h"
-#include "tests/support/golden.h"
 #include "tests/support/world.h"
 
 namespace weir::testing {
@@ -102,12 +101,22 @@ Stream::Options OptionsOf(int self, verbs::Window ours, verbs::Window theirs, ui
   return options;
 }
 
+FrameChannel ChannelOf(int self, Protection protection) {
+  if (protection == Protection::kChecked) return {};
+  const auto secrets = DeriveChannel(JobKey{std::byte{1}}, Nonce(), Nonce(), {}, {});
+  auto channel = MakeFrameChannel(*secrets, self == 1, protection);
+  EXPECT_TRUE(channel.ok()) << channel.status();
+  return std::move(*channel);
+}
+
 // Ranks 0 and 1, whose slots may differ.
 struct Pair {
-  explicit Pair(verbs::Window w0 = {4096, 4}, verbs::Window w1 = {4096, 4}, uint32_t send_slots = 6)
+  explicit Pair(verbs::Window w0 = {4096, 4}, verbs::Window w1 = {4096, 4}, uint32_t send_slots = 6,
+                Protection protection = Protection::kChecked)
       : ports{FakePort(w0, send_slots), FakePort(w1, send_slots)},
-        ends{Stream(OptionsOf(0, w0, w1, send_slots), &ports[0]),
-             Stream(OptionsOf(1, w1, w0, send_slots), &ports[1])} {}
+        ends{Stream(OptionsOf(0, w0, w1, send_slots), &ports[0], ChannelOf(0, protection)),
+             Stream(OptionsOf(1, w1, w0, send_slots), &ports[1], ChannelOf(1, protection))} {}
+  explicit Pair(Protection protection) : Pair({4096, 4}, {4096, 4}, 6, protection) {}
 
   // Everything that can move without another post.
   Status Settle() {
@@ -147,12 +156,22 @@ struct Pair {
   std::atomic<uint64_t> bytes_sent = 0;
 };
 
-TEST(VerbsStreamTest, FramesOfEverySizeArriveWholeWithinTheWindow) {
+class VerbsStreamTest : public ::testing::TestWithParam<Protection> {
+ protected:
+  static size_t Trailer() { return GetParam() == Protection::kChecked ? 0 : kFrameTagBytes; }
+};
+INSTANTIATE_TEST_SUITE_P(EveryProtection, VerbsStreamTest,
+                         ::testing::Values(Protection::kChecked, Protection::kAuthenticated,
+                                           Protection::kEncrypted));
+
+TEST_P(VerbsStreamTest, FramesOfEverySizeArriveWholeWithinTheWindow) {
   for (const verbs::Window theirs : {verbs::Window{4096, 4}, {8192, 7}, {16384, 5}}) {
-    Pair pair({8192, 4}, theirs, 9);
+    Pair pair({8192, 4}, theirs, 9, GetParam());
     std::vector<Bytes> out, in;
     std::vector<mesh::Operation*> operations;
-    const size_t sizes[] = {0, 1, 4023, 4024, 4025, 8119, 8120, 8121, 100000, 0, 8192, 300};
+    // Where messages have 4096 or 8192 octets, some of these end in the middle of a tag.
+    const size_t sizes[] = {0,    1,    4008, 4009, 4023, 4024, 4025,   8104,
+                            8105, 8119, 8120, 8121, 0,    8192, 100000, 300};
     for (const size_t size : sizes) {
       out.push_back(Pattern(size, size + 1));
       in.emplace_back(size);
@@ -179,8 +198,8 @@ TEST(VerbsStreamTest, FramesOfEverySizeArriveWholeWithinTheWindow) {
   }
 }
 
-TEST(VerbsStreamTest, ReceiverThatAsksLateHoldsTheSender) {
-  Pair pair;
+TEST_P(VerbsStreamTest, ReceiverThatAsksLateHoldsTheSender) {
+  Pair pair(GetParam());
   const Bytes out = Pattern(100 * 4096, 3);
   Bytes in(out.size());
   const mesh::Operation* const send = pair.PostSend(0, out);
@@ -191,13 +210,13 @@ TEST(VerbsStreamTest, ReceiverThatAsksLateHoldsTheSender) {
   ASSERT_TRUE(pair.Settle().ok());
   EXPECT_TRUE(send->done && receive->done);
   EXPECT_EQ(in, out);
-  EXPECT_EQ(pair.bytes_sent.load(), kFrameHeaderBytes + out.size());
-  EXPECT_EQ(pair.ends[1].bytes_received(), kFrameHeaderBytes + out.size());
+  EXPECT_EQ(pair.bytes_sent.load(), kFrameHeaderBytes + out.size() + Trailer());
+  EXPECT_EQ(pair.ends[1].bytes_received(), kFrameHeaderBytes + out.size() + Trailer());
 }
 
 // A collective may send hundreds of small segments before it receives: sockets take them.
-TEST(VerbsStreamTest, SmallFramesThatNobodyAsksForYetAreTakenUpToABound) {
-  Pair pair;
+TEST_P(VerbsStreamTest, SmallFramesThatNobodyAsksForYetAreTakenUpToABound) {
+  Pair pair(GetParam());
   constexpr size_t kFrames = 8000;
   std::vector<Bytes> out, in(kFrames, Bytes(3));
   std::vector<const mesh::Operation*> sends, receives;
@@ -206,9 +225,9 @@ TEST(VerbsStreamTest, SmallFramesThatNobodyAsksForYetAreTakenUpToABound) {
   ASSERT_TRUE(pair.Settle().ok());
   const auto done = static_cast<size_t>(
       std::count_if(sends.begin(), sends.end(), [](const auto* send) { return send->done; }));
-  constexpr size_t kFrameBytes = kFrameHeaderBytes + 3;
-  EXPECT_GT(done * kFrameBytes, verbs::kSpillBytesMax - kFrameBytes);
-  EXPECT_LE(done * kFrameBytes, verbs::kSpillBytesMax + 4 * kFrameBytes);
+  const size_t frame_bytes = kFrameHeaderBytes + 3 + Trailer();
+  EXPECT_GT(done * frame_bytes, verbs::kSpillBytesMax - frame_bytes);
+  EXPECT_LE(done * frame_bytes, verbs::kSpillBytesMax + 4 * frame_bytes);
   for (Bytes& buffer : in) receives.push_back(pair.PostReceive(1, buffer));
   ASSERT_TRUE(pair.Settle().ok());
   for (const auto* receive : receives) ASSERT_TRUE(receive->done);
@@ -222,14 +241,14 @@ TEST(VerbsStreamTest, SmallFramesThatNobodyAsksForYetAreTakenUpToABound) {
 
 // Random traffic in both directions, driven in random order: no receive is ever missing, whatever
 // the slots, and the credits never run dry for good.
-TEST(VerbsStreamTest, CreditsNeverRunOutNorOverrun) {
+TEST_P(VerbsStreamTest, CreditsNeverRunOutNorOverrun) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     Random random(seed);
     const auto window = [&] {
       return verbs::Window{4096, 4 + static_cast<uint32_t>(random.Below(13))};
     };
-    Pair pair(window(), window(), 6 + static_cast<uint32_t>(random.Below(12)));
+    Pair pair(window(), window(), 6 + static_cast<uint32_t>(random.Below(12)), GetParam());
     std::deque<Bytes> out, in;
     std::vector<const mesh::Operation*> all;
     int left[2][2] = {{60, 60}, {60, 60}};
@@ -271,9 +290,9 @@ TEST(VerbsStreamTest, CreditsNeverRunOutNorOverrun) {
   }
 }
 
-TEST(VerbsStreamTest, ShutdownNoticeNeedsNoCreditAndWhatWasSentIsStillDelivered) {
-  Pair pair;
-  const Bytes out = Pattern(verbs::kSpillBytesMax + 4 * 4096 - kFrameHeaderBytes, 5);
+TEST_P(VerbsStreamTest, ShutdownNoticeNeedsNoCreditAndWhatWasSentIsStillDelivered) {
+  Pair pair(GetParam());
+  const Bytes out = Pattern(verbs::kSpillBytesMax + 4 * 4096 - kFrameHeaderBytes - Trailer(), 5);
   Bytes in(out.size()), more(1);
   const mesh::Operation* const send = pair.PostSend(0, out);  // all that rank 1 takes
   ASSERT_TRUE(pair.Settle().ok());
@@ -282,7 +301,7 @@ TEST(VerbsStreamTest, ShutdownNoticeNeedsNoCreditAndWhatWasSentIsStillDelivered)
   EXPECT_FALSE(pair.ends[0].flushed());
   pair.ports[0].Complete(pair.ends[0]);
   EXPECT_TRUE(pair.ends[0].flushed());
-  EXPECT_EQ(pair.ends[0].bytes_acked(), 2 * kFrameHeaderBytes + out.size());
+  EXPECT_EQ(pair.ends[0].bytes_acked(), 2 * (kFrameHeaderBytes + Trailer()) + out.size());
   ASSERT_TRUE(pair.ports[1].Arrive(pair.ends[1], pair.ports[0].sent.back()).ok());
   EXPECT_TRUE(pair.ends[1].departed());
   EXPECT_TRUE(pair.ends[1].OnEnd("disconnected").ok());
@@ -296,8 +315,8 @@ TEST(VerbsStreamTest, ShutdownNoticeNeedsNoCreditAndWhatWasSentIsStillDelivered)
   EXPECT_TRUE(pair.ends[1].CannotFinish(*pair.PostSend(1, more)));
 }
 
-TEST(VerbsStreamTest, ReasonIsToldBeforeTheFramesThatNobodyAskedFor) {
-  Pair pair;
+TEST_P(VerbsStreamTest, ReasonIsToldBeforeTheFramesThatNobodyAskedFor) {
+  Pair pair(GetParam());
   const Bytes out(50000);
   pair.PostSend(0, out);
   ASSERT_TRUE(pair.Settle().ok());
@@ -307,16 +326,16 @@ TEST(VerbsStreamTest, ReasonIsToldBeforeTheFramesThatNobodyAskedFor) {
   EXPECT_EQ(weir::Message(status), "rank 0 reported: " + std::string(2048, 'x'));
 }
 
-TEST(VerbsStreamTest, DeathIsNoShutdownNotice) {
-  Pair pair;
+TEST_P(VerbsStreamTest, DeathIsNoShutdownNotice) {
+  Pair pair(GetParam());
   const Status status = pair.ends[0].OnEnd("transport retry counter exceeded");
   EXPECT_EQ(status.code(), StatusCode::kUnavailable);
   EXPECT_EQ(weir::Message(status),
             "rank 1 (fake) closed the connection (transport retry counter exceeded)");
 }
 
-TEST(VerbsStreamTest, SilentPeerIsProbedOncePerInterval) {
-  Pair pair;
+TEST_P(VerbsStreamTest, SilentPeerIsProbedOncePerInterval) {
+  Pair pair(GetParam());
   const TimePoint now = RealClock().Now();
   const auto later = [&](int s) { return now + std::chrono::seconds(s); };
   const Duration silence = std::chrono::seconds(10);
@@ -330,6 +349,146 @@ TEST(VerbsStreamTest, SilentPeerIsProbedOncePerInterval) {
   EXPECT_TRUE(pair.ends[0].flushed());
   EXPECT_TRUE(probe(22));
   EXPECT_EQ(pair.ports[0].probes, 2);
+}
+
+// ---- on the path of peers that have a key
+
+// What rank 1 gets when rank 0 sends three frames of `size` bytes and leaves in order, and `meddle`
+// changes the messages on their way, of which the last one is the shutdown notice.
+Status Through(Protection protection, size_t size,
+               const std::function<void(std::deque<QueuedMessage>*)>& meddle) {
+  Pair pair({4096, 64}, {4096, 64}, 66, protection);
+  const Bytes out = Pattern(3 * size, 5);
+  Bytes in(3 * size);
+  bool moved = false;
+  for (size_t i = 0; i < 3; ++i) pair.PostSend(0, std::span(out).subspan(i * size, size));
+  WEIR_RETURN_IF_ERROR(pair.ends[0].Drive(RealClock().Now(), &moved, &pair.bytes_sent));
+  WEIR_RETURN_IF_ERROR(pair.ends[0].QueueShutdownNotice(""));
+  meddle(&pair.ports[0].sent);
+  std::vector<const mesh::Operation*> receives;
+  for (size_t i = 0; i < 3; ++i) {
+    receives.push_back(pair.PostReceive(1, std::span(in).subspan(i * size, size)));
+  }
+  for (const QueuedMessage& message : pair.ports[0].sent) {
+    WEIR_RETURN_IF_ERROR(pair.ports[1].Arrive(pair.ends[1], message));
+    WEIR_RETURN_IF_ERROR(pair.ends[1].Drive(RealClock().Now(), &moved, &pair.bytes_sent));
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    if (!receives[i]->done) return Internal(StrCat("frame ", i, " never came"));
+    const Bytes sent(out.begin() + i * size, out.begin() + (i + 1) * size);
+    const Bytes got(in.begin() + i * size, in.begin() + (i + 1) * size);
+    if (got != sent) return Internal(StrCat("frame ", i, " is another one"));
+  }
+  return OkStatus();
+}
+
+using Messages = std::deque<QueuedMessage>;
+class VerbsPathTest : public ::testing::TestWithParam<Protection> {};
+INSTANTIATE_TEST_SUITE_P(AuthenticatedAndEncrypted, VerbsPathTest,
+                         ::testing::Values(Protection::kAuthenticated, Protection::kEncrypted));
+
+void ExpectFound(const Status& status) {
+  EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+  EXPECT_THAT(weir::Message(status), HasSubstr("rank 0 (fake) sent "));
+}
+
+TEST_P(VerbsPathTest, WhoOnlyPassesOnIsNotNoticed) {
+  for (const size_t size : {0, 400, 4010, 9000}) {
+    EXPECT_EQ(Through(GetParam(), size, [](Messages*) {}), OkStatus()) << size;
+  }
+}
+
+TEST_P(VerbsPathTest, EveryFlippedBitOfAFrameIsFound) {
+  const size_t octets = kFrameHeaderBytes + 40 + kFrameTagBytes;
+  for (size_t bit = 0; bit < octets * 8; ++bit) {
+    for (const size_t victim : {size_t{1}, size_t{3}}) {  // the second frame, the shutdown notice
+      if (victim == 3 && bit / 8 >= octets - 40) break;
+      SCOPED_TRACE(StrCat("bit ", bit, " of message ", victim));
+      ExpectFound(Through(GetParam(), 40, [&](Messages* sent) {
+        ASSERT_EQ(sent->size(), 4u);
+        sent->at(victim).bytes[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+      }));
+    }
+  }
+}
+
+TEST_P(VerbsPathTest, WhateverIsDoneToAFrameItIsNotDelivered) {
+  const std::pair<const char*, std::function<void(Messages*)>> attacks[] = {
+      {"repeats it", [](Messages* sent) { sent->insert(sent->begin() + 1, sent->at(1)); }},
+      {"leaves it out", [](Messages* sent) { sent->erase(sent->begin() + 1); }},
+      {"leaves the last one out", [](Messages* sent) { sent->erase(sent->begin() + 2); }},
+      {"exchanges it with the next", [](Messages* sent) { std::swap(sent->at(1), sent->at(2)); }},
+      {"cuts its end off", [](Messages* sent) { sent->at(1).bytes.resize(100); }},
+      {"shortens it",
+       [](Messages* sent) {
+         Bytes& bytes = sent->at(1).bytes;
+         const uint32_t size = 396;
+         std::memcpy(&bytes[56], &size, sizeof size);
+         bytes.erase(bytes.begin() + 100, bytes.begin() + 104);
+       }},
+      {"has checksums in place of the tag",
+       [](Messages* sent) {
+         sent->at(1).bytes = mesh::EncodeFrame(FrameType::kData, 0, Bytes(400));
+       }},
+      {"tells of a departure before it",
+       [](Messages* sent) {
+         sent->insert(sent->begin() + 1,
+                      {mesh::EncodeAbort(0, ""), Immediate(MessageKind::kShutdownNotice, 0)});
+       }},
+      {"lets the true notice come before it",
+       [](Messages* sent) { std::swap(sent->at(2), sent->at(3)); }},
+  };
+  for (const auto& [name, meddle] : attacks) {
+    SCOPED_TRACE(name);
+    ExpectFound(Through(GetParam(), 400, meddle));
+  }
+}
+
+// A tag of frames that come in several messages covers them all.
+TEST_P(VerbsPathTest, PiecesOfALongFrameCannotBeExchanged) {
+  ExpectFound(Through(GetParam(), 12000, [](Messages* sent) {
+    ASSERT_EQ(sent->size(), 3 * 3 + 1u);
+    std::swap(sent->at(4).bytes, sent->at(1).bytes);
+  }));
+}
+
+TEST(VerbsSecrecyTest, OnlyEncryptionHidesPayloads) {
+  for (const Protection protection : {Protection::kAuthenticated, Protection::kEncrypted}) {
+    bool seen = false;
+    const Bytes start = Pattern(3 * 400, 5);
+    EXPECT_EQ(Through(protection, 400,
+                      [&](Messages* sent) {
+                        const Bytes& bytes = sent->front().bytes;
+                        seen = std::search(bytes.begin(), bytes.end(), start.begin(),
+                                           start.begin() + 16) != bytes.end();
+                      }),
+              OkStatus());
+    EXPECT_EQ(seen, protection == Protection::kAuthenticated);
+  }
+}
+
+// The frame that the notice cuts has used up its number.
+TEST_P(VerbsPathTest, AReasonIsHeardBehindAFrameThatWasHalfOut) {
+  for (const bool asked : {false, true}) {
+    Pair pair(GetParam());
+    const Bytes first(10), out(100 * 4096);
+    Bytes in(out.size());
+    pair.PostSend(0, first);
+    pair.PostSend(0, out);
+    if (asked) pair.PostReceive(1, std::span(in).first(10));
+    if (asked) pair.PostReceive(1, in);
+    bool moved = false;
+    ASSERT_TRUE(pair.ends[0].Drive(RealClock().Now(), &moved, &pair.bytes_sent).ok());
+    ASSERT_TRUE(pair.ends[0].QueueShutdownNotice("no more").ok());
+    Status status;
+    for (const QueuedMessage& message : pair.ports[0].sent) {
+      ASSERT_TRUE(status.ok()) << status;
+      status = pair.ports[1].Arrive(pair.ends[1], message);
+      if (status.ok()) status = pair.ends[1].Drive(RealClock().Now(), &moved, &pair.bytes_sent);
+    }
+    EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
+    EXPECT_EQ(weir::Message(status), "rank 0 reported: no more");
+  }
 }
 
 // ---- peers that break the rules
@@ -355,7 +514,7 @@ Status Answer(const std::vector<QueuedMessage>& messages) {
   return OkStatus();
 }
 
-TEST(VerbsStreamTest, BrokenMessagesNameTheSender) {
+TEST(VerbsRulesTest, BrokenMessagesNameTheSender) {
   QueuedMessage no_shutdown_notice = {mesh::EncodeFrame(FrameType::kAbort, 1, {}),
                                       Immediate(MessageKind::kData, 0)};
   QueuedMessage hello = {mesh::EncodeFrame(FrameType::kHello, 1, {}),
@@ -402,7 +561,7 @@ TEST(VerbsStreamTest, BrokenMessagesNameTheSender) {
   EXPECT_TRUE(Answer({DataFrame(10), shutdown_notice}).ok());
 }
 
-TEST(VerbsStreamTest, MessagesBeyondTheWindowNameTheSender) {
+TEST(VerbsRulesTest, MessagesBeyondTheWindowNameTheSender) {
   Pair pair;
   for (int i = 0; i < 4; ++i) {
     EXPECT_TRUE(pair.ports[0].Arrive(pair.ends[0], DataFrame(1)).ok());
@@ -410,94 +569,6 @@ TEST(VerbsStreamTest, MessagesBeyondTheWindowNameTheSender) {
   const Status status = pair.ports[0].Arrive(pair.ends[0], DataFrame(1));
   EXPECT_EQ(status.code(), StatusCode::kDataLoss);
   EXPECT_THAT(weir::Message(status), HasSubstr("rank 1 (fake) sent more than the 4 messages"));
-}
-
-// ---- private data
-
-verbs::Hello SomeHello() {
-  return {
-      .job = 0x0123456789abcdef, .rank = 1, .world = 4, .expected_peer = 0, .window = {32768, 16}};
-}
-
-TEST(VerbsHelloTest, PrivateDataHasItsRecordedBytesAndTheDocumentShowsThem) {
-  auto golden = ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/verbs_hello_v1.hex");
-  const GoldenBytes& recorded = golden
-      ["request of rank 1 to rank 0, world 4, job 0x0123456789abcdef, 16 slots of 32768 octets"];
-  const auto encoded = verbs::EncodeHello(SomeHello());
-  EXPECT_EQ(Bytes(encoded.begin(), encoded.end()), recorded.bytes);
-  EXPECT_THAT(ReadText(WEIR_TEST_SOURCE_DIR "/../proto/WIRE.md"), HasSubstr(recorded.dump));
-}
-
-TEST(VerbsHelloTest, RoundTripIgnoresThePaddingOfConnectionManagers) {
-  const auto encoded = verbs::EncodeHello(SomeHello());
-  Bytes padded(encoded.begin(), encoded.end());
-  padded.resize(196);
-  const auto hello = verbs::DecodeHello(padded);
-  ASSERT_TRUE(hello.ok()) << hello.status();
-  EXPECT_EQ(hello->job, SomeHello().job);
-  EXPECT_EQ(hello->rank, 1u);
-  EXPECT_EQ(hello->world, 4u);
-  EXPECT_EQ(hello->expected_peer, 0u);
-  EXPECT_EQ(hello->window.slot_bytes, 32768u);
-  EXPECT_EQ(hello->window.slots, 16u);
-}
-
-TEST(VerbsHelloTest, EveryFlippedBitAndMissingByteIsFound) {
-  const auto encoded = verbs::EncodeHello(SomeHello());
-  for (size_t bit = 0; bit < encoded.size() * 8; ++bit) {
-    auto damaged = encoded;
-    damaged[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
-    EXPECT_EQ(verbs::DecodeHello(damaged).status().code(), StatusCode::kDataLoss) << "bit " << bit;
-  }
-  for (size_t size = 0; size < encoded.size(); ++size) {
-    EXPECT_EQ(verbs::DecodeHello(std::span(encoded).first(size)).status().code(),
-              StatusCode::kDataLoss);
-  }
-}
-
-TEST(VerbsHelloTest, WindowsOutOfBoundsAreRefused) {
-  for (const verbs::Window window :
-       {verbs::Window{4095, 16}, {(1 << 20) + 1, 16}, {4096, 3}, {4096, 1025}, {0, 0}}) {
-    verbs::Hello hello = SomeHello();
-    hello.window = window;
-    EXPECT_EQ(verbs::DecodeHello(verbs::EncodeHello(hello)).status().code(), StatusCode::kDataLoss);
-  }
-}
-
-// ---- how much memory
-
-constexpr verbs::DeviceLimits kLargeDevice = {.completions_max = 4 << 20,
-                                              .work_requests_max = 32768};
-
-TEST(VerbsWindowTest, PoolStaysBelowTheDefaultLimitOfLockedMemory) {
-  for (const int peers : {1, 3, 7, 15, 63}) {
-    const auto plan = verbs::PlanFlow(peers, {}, kLargeDevice);
-    ASSERT_TRUE(plan.ok());
-    EXPECT_LE(plan->PeerBytes() * peers, 6u << 20) << peers;
-    EXPECT_GE(plan->PeerBytes() * peers, peers == 1 ? 1u << 20 : 2u << 20) << peers;
-    EXPECT_GE(plan->receive.slots, verbs::kSlotsMin);
-    EXPECT_GE(plan->send_slots, verbs::kSendSlotsMin);
-  }
-}
-
-TEST(VerbsWindowTest, WishesAndDeviceLimitsAreKept) {
-  TransportOptions options;
-  options.receive_buffer_bytes = 4 << 20;
-  options.send_buffer_bytes = 1 << 20;
-  const auto wished = verbs::PlanFlow(1, options, kLargeDevice);
-  ASSERT_TRUE(wished.ok());
-  EXPECT_EQ(wished->receive.slots * wished->receive.slot_bytes, 4u << 20);
-  EXPECT_EQ((wished->send_slots - verbs::kReservedSendSlots) * wished->receive.slot_bytes,
-            1u << 20);
-  for (const uint32_t completions : {16u, 20u, 100u}) {
-    const auto small = verbs::PlanFlow(1, options, {completions, 64});
-    ASSERT_TRUE(small.ok()) << small.status();
-    EXPECT_LE(small->PeerCompletions(), completions);
-    EXPECT_LE(small->receive_slots(), 64u);
-  }
-  const auto none = verbs::PlanFlow(2, options, {16, 64});
-  EXPECT_EQ(none.status().code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(weir::Message(none.status()), HasSubstr("2 peers need 30 completion entries"));
 }
 
 }  // namespace
