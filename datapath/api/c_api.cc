@@ -1,4 +1,4 @@
-// The C face of Session. Nothing that is thrown below crosses it, and every argument is checked.
+// The C interface of Session. No exception crosses it, and every argument is checked.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@
 
 struct weir_session : weir::c_api::Handle {
   mutable weir::Mutex mutex;
-  // Replaced by weir_session_reform while thread-safe calls may still use it.
+  // weir_session_reform replaces it while thread-safe calls may still use it.
   std::shared_ptr<weir::Session> session WEIR_GUARDED_BY(mutex);
 
   std::shared_ptr<weir::Session> current() const {
@@ -93,7 +93,7 @@ Status AllReduce(weir_session* session, uint64_t bucket, void* data, double scal
     return current->AllReduce(
         bucket, data, scale,
         [callback, context, pending = std::move(pending)](const Status& outcome) {
-          // A callback in C++ may throw; its operation is done all the same.
+          // A callback in C++ may throw; its operation has ended nevertheless.
           if (callback != nullptr) (void)weir::Caught([&] { callback(context, ToC(outcome)); });
           if (pending != nullptr) pending->Finish(outcome, WEIR_ANY_RANK);
         });
@@ -170,7 +170,8 @@ weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh) {
 }
 
 void weir_session_close(weir_session* session) {
-  // A forked child closes nothing: connections and memory are its parent's, too.
+  // A forked child must not close anything, because connections and memory also belong to its
+  // parent.
   const weir_status closed = Guard(session, [&] {
     session->current()->Close();
     weir::c_api::Requests().EraseAllOf(session->id);
@@ -334,7 +335,7 @@ const char* weir_last_error(const weir_session* session) {
     if (session == nullptr || last_error.owner == session->id || session->process != getpid()) {
       return last_error.text.c_str();
     }
-    // Nothing failed on this thread; an operation may have failed on the session's own.
+    // No call failed on this thread, but an operation may have failed on a thread of the session.
     last_error.owner = 0;
     last_error.text = weir::Message(session->current()->failure());
     return last_error.text.c_str();

@@ -26,7 +26,7 @@ weir_status ToC(const Status& status) {
     case StatusCode::kAborted:
       return WEIR_ABORTED;
     default:
-      return WEIR_INTERNAL;  // codes of absl that this library never makes
+      return WEIR_INTERNAL;  // codes of absl that this library never uses
   }
 }
 

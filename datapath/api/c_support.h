@@ -1,6 +1,6 @@
 #pragma once
-// What the C faces of Session and Communicator share: codes, errors per thread, checked arguments.
-// Nothing that is thrown below crosses the C interface.
+// The common part of the C interfaces of Session and Communicator: codes, errors per thread,
+// checked arguments. No exception crosses the C interface.
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -19,17 +19,17 @@ namespace weir::c_api {
 
 weir_status ToC(const Status& status);
 
-/// The last error of the calling thread, and the handle that it belongs to.
+/// The last error of the calling thread, and the handle to which it belongs.
 struct LastError {
   uint64_t owner = 0;  // 0: none
   std::string text;
 };
 LastError& Last();
 
-/// A number for a handle, never reused, unlike addresses. Thread-safe.
+/// A number for a handle. Numbers are never reused, unlike addresses. Thread-safe.
 uint64_t NextOwner();
 
-/// Runs `body` and turns its status, or whatever it throws, into a code and the last error.
+/// Runs `body` and converts its status, or its exception, to a code and the last error.
 template <typename Body>
 weir_status Guard(uint64_t owner, Body&& body) noexcept {
   const Status status = Caught(body);
@@ -38,14 +38,14 @@ weir_status Guard(uint64_t owner, Body&& body) noexcept {
   return ToC(status);
 }
 
-/// What every handle begins with: whose it is.
+/// The first part of every handle: its number and its process.
 struct Handle {
   uint64_t id = NextOwner();       // never reused, unlike addresses
-  const pid_t process = getpid();  // that made it and has its threads
+  const pid_t process = getpid();  // the process that made it and has its threads
 };
 
-/// Guard for a function of `handle`, called `name` in errors. kInvalidArgument: it is null;
-/// kFailedPrecondition: a forked child called. `body` runs in neither case.
+/// Guard for a function of `handle`, which errors call `name`. kInvalidArgument: the handle is
+/// null. kFailedPrecondition: a forked child called. `body` runs in neither case.
 template <typename Body>
 weir_status Guard(const Handle* handle, const char* name, Body&& body) noexcept {
   return Guard(handle == nullptr ? 0 : handle->id, [&]() -> Status {
@@ -58,7 +58,8 @@ weir_status Guard(const Handle* handle, const char* name, Body&& body) noexcept 
   });
 }
 
-/// A copy of the caller's struct, whose size tells which version of the header it was built with.
+/// Copies the caller's struct, whose size shows the version of the header with which the caller was
+/// built.
 template <typename T>
 StatusOr<T> ReadStruct(const T* given, const char* name) {
   if (given == nullptr) return InvalidArgument(StrCat(name, ": is null"));
@@ -75,8 +76,8 @@ StatusOr<T> ReadStruct(const T* given, const char* name) {
 std::string Text(const char* text, const char* otherwise);
 /// `seconds`, or `otherwise` when 0. kInvalidArgument outside 0..1e6.
 StatusOr<Duration> Timeout(double seconds, const char* name, double otherwise);
-/// What a struct says of the job's key, into options that hold job_key, encrypt and
-/// unauthenticated. kInvalidArgument: it is no key.
+/// Reads the security fields of a struct into options with job_key, encrypt and unauthenticated.
+/// kInvalidArgument: the bytes are not a key.
 template <typename Given, typename Options>
 Status ReadSecurity(const Given& given, Options* options) {
   if (given.job_key == nullptr && given.job_key_size != 0) {
@@ -90,7 +91,7 @@ Status ReadSecurity(const Given& given, Options* options) {
   options->unauthenticated = given.unauthenticated != 0;
   return OkStatus();
 }
-/// As much of `text` as fits, with a terminating zero. `buffer` may be null.
+/// Copies as much of `text` as fits, with a terminating zero. `buffer` may be null.
 void CopyText(const std::string& text, char* buffer, size_t size);
 
 }  // namespace weir::c_api

@@ -1,4 +1,4 @@
-// The C face of Communicator.
+// The C interface of Communicator.
 
 #include <memory>
 
@@ -80,18 +80,18 @@ StatusOr<weir::ReduceOperation> ToReduction(int32_t reduction) {
   return InvalidArgument(StrCat("reduction: expected 0..4, found ", reduction));
 }
 
-// `count` runs of `size` bytes in total; a product that overflows no memory holds.
+// `count` times `size` bytes. No memory has room for a product that overflows.
 StatusOr<std::span<std::byte>> Buffer(const void* data, uint64_t count, uint64_t size,
                                       const char* name) {
   if (data == nullptr && count > 0) return InvalidArgument(StrCat(name, ": is null"));
   if (size > 0 && count > (uint64_t{1} << 62) / size) {
     return InvalidArgument(StrCat(name, ": no buffer has ", count, " times ", size, " bytes"));
   }
-  // Constness is the caller's: inputs are only read.
+  // Inputs are only read, so casting constness away is safe.
   return std::span(static_cast<std::byte*>(const_cast<void*>(data)), count * size);
 }
 
-// Queues what `submit` queues, with a completion that finishes a new request.
+// Queues an operation by `submit`, with a completion that finishes a new request.
 template <typename Submission>
 weir_status Submit(weir_communicator* communicator, weir_request** request,
                    Submission&& submit) noexcept {
@@ -166,7 +166,8 @@ weir_status weir_communicator_shutdown(weir_communicator* communicator) {
 }
 
 void weir_communicator_close(weir_communicator* communicator) {
-  // A forked child closes nothing: connections and memory are its parent's, too.
+  // A forked child must not close anything, because connections and memory also belong to its
+  // parent.
   const weir_status closed = Guard(communicator, [&] {
     communicator->communicator->Close();
     weir::c_api::Requests().EraseAllOf(communicator->id);

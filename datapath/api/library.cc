@@ -1,4 +1,4 @@
-// libweir.so takes the C interface out of weir_session; this file exists because a shared library
-// needs a source of its own.
+// libweir.so links the C interface from weir_session. This file exists because a shared library
+// needs a source file.
 
 #include "datapath/api/weir.h"

@@ -12,7 +12,7 @@
 namespace weir::c_api {
 namespace {
 
-// Handles look like pointers to C and hold numbers.
+// Handles have a pointer type in C and hold numbers.
 weir_request* ToHandle(uint64_t number) {
   return reinterpret_cast<weir_request*>(static_cast<uintptr_t>(number));
 }
@@ -94,8 +94,8 @@ RequestTable& Requests() {
   Owned* owned = current.load();
   while (owned == nullptr || owned->process != process) {
     auto made = std::make_unique<Owned>(process);
-    // The table that is replaced is never freed: a fork may have copied it in mid-use, and threads
-    // may still wait on requests of it while the process exits.
+    // The replaced table is never freed: a fork may have copied it while it was in use, and threads
+    // may still wait for its requests while the process exits.
     if (current.compare_exchange_strong(owned, made.get())) owned = made.release();
   }
   return owned->table;
@@ -103,7 +103,7 @@ RequestTable& Requests() {
 
 namespace {
 
-// Errors of a request are its owner's, so that weir_last_error of the session finds them.
+// Errors of a request belong to its owner, so that weir_last_error of the session returns them.
 template <typename Body>
 weir_status WithRequest(const weir_request* handle, Body&& body) noexcept {
   std::shared_ptr<Request> request;
@@ -139,7 +139,7 @@ weir_status weir_request_test(weir_request* request, int32_t* done) {
 weir_status weir_request_release(weir_request* request) {
   return weir::c_api::WithRequest(request, [&](weir::c_api::Request& found) -> weir::Status {
     if (!found.done()) return weir::FailedPrecondition("request: the operation is under way");
-    // Of two threads that release it at once, one is late.
+    // If two threads release it at the same time, one of them fails.
     return weir::c_api::Requests().Erase(request) ? weir::OkStatus() : weir::c_api::Unknown();
   });
 }

@@ -1,7 +1,7 @@
 #pragma once
-// The asynchronous core under both C interfaces: what was queued is a request, whichever of a
-// session or a communicator carries it out. A handle is a number that is never used twice, so a
-// wrong one is refused and never followed.
+// The asynchronous core under both C interfaces. Every queued operation of a session or a
+// communicator is a request. A handle is a number that is never reused, so a wrong one is refused
+// and never dereferenced.
 
 #include <cstdint>
 #include <map>
@@ -14,18 +14,19 @@
 
 namespace weir::c_api {
 
-/// One operation under way. Its owners are the table, until it is released, whoever waits, and the
-/// operation, until it is done. Thread-safe.
+/// One operation in progress. It is owned by the table until it is released, by every waiting
+/// thread, and by the operation until it has ended. Thread-safe.
 class Request {
  public:
-  /// `owner`: the session or communicator, whose last error its failures are (NextOwner()).
+  /// `owner`: the session or communicator whose last error its failures become (NextOwner()).
   explicit Request(uint64_t owner) : owner_(owner) {}
 
   uint64_t owner() const { return owner_; }
   /// Called once. `peer`: the other rank of a message, else WEIR_ANY_RANK. Allocates nothing.
   void Finish(const Status& status, int peer);
-  /// The operation's status; kDeadlineExceeded after `timeout`, and the operation goes on. Zero:
-  /// for as long as the operation takes, which its own deadline bounds.
+  /// Returns the operation's status, or kDeadlineExceeded after `timeout`, in which case the
+  /// operation continues. Zero: waits as long as the operation takes, which its own deadline
+  /// limits.
   Status Wait(Duration timeout, int* peer);
   bool done() const;
 
@@ -38,8 +39,8 @@ class Request {
   int peer_ WEIR_GUARDED_BY(mutex_) = WEIR_ANY_RANK;
 };
 
-/// The operation's share of its request. One that is destroyed without Finish, as where memory
-/// runs out on its way, ends the request all the same: nobody waits for it for ever.
+/// The operation's reference to its request. If it is destroyed without Finish, for example because
+/// memory ran out, it ends the request nevertheless, so that no thread waits for ever.
 class Completion {
  public:
   explicit Completion(std::shared_ptr<Request> request) : request_(std::move(request)) {}
@@ -65,9 +66,9 @@ class RequestTable {
   Entry Add(uint64_t owner);
   /// kInvalidArgument: null, released, or never a request.
   StatusOr<std::shared_ptr<Request>> Find(const weir_request* handle) const;
-  /// False: it was not there any more.
+  /// Returns false if it was not in the table.
   bool Erase(const weir_request* handle);
-  /// Those of a session or communicator that was closed: all are done.
+  /// Erases the requests of a session or communicator that was closed. All of them have ended.
   void EraseAllOf(uint64_t owner);
 
  private:
@@ -76,13 +77,14 @@ class RequestTable {
   std::map<uint64_t, std::shared_ptr<Request>> requests_ WEIR_GUARDED_BY(mutex_);
 };
 
-/// The table of this process. A forked child gets an empty one: it has none of the threads that
-/// would finish its parent's requests.
+/// The table of this process. A forked child gets an empty one, because it has none of the threads
+/// that would finish its parent's requests.
 RequestTable& Requests();
 
-/// Queues by `submit(completion)`, a shared pointer, what then finishes a new request. `*handle` is
-/// the request's, or null when `submit` fails; where `handle` is null nobody waits, and so is the
-/// completion. Returns what `submit` returns and throws what it throws.
+/// Queues an operation by `submit(completion)`, which gets a shared pointer by which the operation
+/// later finishes a new request. `*handle` becomes the request, or null when `submit` fails. Where
+/// `handle` is null, there is no request, and the completion is null. Returns what `submit` returns
+/// and throws what it throws.
 template <typename Submission>
 Status Submit(uint64_t owner, weir_request** handle, Submission&& submit) {
   if (handle == nullptr) return submit(std::shared_ptr<Completion>());

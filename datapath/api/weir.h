@@ -1,11 +1,11 @@
 /* weir.h: the C interface of libweir, the datapath that runs inside a training process.
  *
- * Conventions: opaque handles; `struct_size` first in every public struct, set to sizeof by the
- * caller; every function that can fail returns a weir_status and never throws; every wait has a
- * deadline. A session belongs to one rank of one job. Calls on one session come from one thread at
- * a time except weir_last_error and weir_get_stats, which are thread-safe, as all functions of
- * requests are. Handles belong to the process that made them: a forked child gets
- * WEIR_FAILED_PRECONDITION for them, and what it closes stays open. */
+ * Conventions: handles are opaque. `struct_size` is the first member of every public struct, set to
+ * sizeof by the caller. Every function that can fail returns a weir_status and never throws. Every
+ * wait has a deadline. A session belongs to one rank of one job. Only one thread may call functions
+ * of a session at a time, except weir_last_error, weir_get_stats and all functions of requests,
+ * which are thread-safe. Handles belong to the process that made them: in a forked child functions
+ * return WEIR_FAILED_PRECONDITION for them, and closing them has no effect. */
 #ifndef WEIR_H_
 #define WEIR_H_
 
@@ -26,21 +26,22 @@ typedef enum weir_status {
   WEIR_OK = 0,
   WEIR_INVALID_ARGUMENT = 1,    /* a wrong argument; weir_last_error names it */
   WEIR_NOT_FOUND = 2,           /* an unknown name; the valid ones are listed */
-  WEIR_FAILED_PRECONDITION = 3, /* right call, wrong state */
+  WEIR_FAILED_PRECONDITION = 3, /* the call is not allowed in this state */
   WEIR_DATA_LOSS = 4,           /* malformed or corrupt bytes from a peer, file or agent */
   WEIR_PEER_UNAVAILABLE = 5,    /* a rank is gone; weir_last_error names it */
-  WEIR_DEADLINE_EXCEEDED = 6,   /* names the rank that was waited for */
+  WEIR_DEADLINE_EXCEEDED = 6,   /* names the awaited rank */
   WEIR_RESOURCE_EXHAUSTED = 7,
   WEIR_ABORTED = 8, /* another rank or weir_session_close ended the operation */
   WEIR_INTERNAL = 9
 } weir_status;
 
-/* Passed as int32_t: an enum parameter could not hold, and so not refuse, an unknown value. */
+/* Passed as int32_t, because a parameter of an enum type could not hold an unknown value, which
+ * must be refused. */
 typedef enum weir_dtype {
   WEIR_FLOAT32 = 0,
   WEIR_FLOAT16 = 1,
   WEIR_BFLOAT16 = 2,
-  /* of communicators only, not of buckets: */
+  /* only for communicators, not for buckets: */
   WEIR_FLOAT64 = 3,
   WEIR_INT8 = 4,
   WEIR_UINT8 = 5,
@@ -49,7 +50,7 @@ typedef enum weir_dtype {
 } weir_dtype;
 
 typedef struct weir_session weir_session;
-/* What was queued by weir_all_reduce or a function of a communicator. */
+/* An operation queued by weir_all_reduce or a function of a communicator. */
 typedef struct weir_request weir_request;
 
 typedef struct weir_options {
@@ -60,18 +61,19 @@ typedef struct weir_options {
   /* NAME[:KEY=VALUE[,KEY=VALUE...]], as "tcp:connections=4,pacing=100M". NULL: "auto". Names:
    *   "auto"   shared memory within a node, else TCP
    *   "shm", "tcp"; "verbs" where it was built
-   * Keys of "auto" and "tcp", for what TCP carries:
-   *   connections=1..16    for each pair of ranks, for paths that one does not fill; 1; all ranks
-   *                        have to say the same
-   *   pacing=BYTES         per second, the most that the kernel sends to one peer; no limit
-   *   zero_copy=BYTES      frames of so many bytes or more leave without a copy where kernel and
-   *                        device can; none do
-   *   congestion=NAME      the kernel's congestion control; the system's, reno within a host
-   * Key of all:
-   *   busy_poll=TIME       a wait looks so long again and again before it sleeps, at most 60s; 0
-   * BYTES may end with K, M, G (powers of 1000) or Ki, Mi, Gi (of 1024), TIME ends with us, ms or
-   * s. WEIR_NOT_FOUND: no such name or key; WEIR_INVALID_ARGUMENT: not such a value; the text says
-   * what is valid. */
+   * Keys of "auto" and "tcp", for connections over TCP:
+   *   connections=1..16    for each pair of ranks, for paths that one does not fill; the same on
+   *                        all ranks; default 1
+   *   pacing=BYTES         most bytes per second that the kernel sends to one peer; default none
+   *   zero_copy=BYTES      frames of at least so many bytes are sent without a copy, where kernel
+   *                        and device support it; default none
+   *   congestion=NAME      the kernel's congestion control; default the system's, or reno within a
+   *                        host
+   * Key of all transports:
+   *   busy_poll=TIME       how long a wait polls before it sleeps, at most 60s; default 0
+   * BYTES may end with K, M, G (powers of 1000) or Ki, Mi, Gi (of 1024); TIME ends with us, ms or
+   * s. WEIR_NOT_FOUND: there is no such name or key; WEIR_INVALID_ARGUMENT: the value is not valid;
+   * the message says what is valid. */
   const char* transport;
   const char* listen;         /* "host:port", port 0: any; NULL: "127.0.0.1:0"; for transport
                                  "verbs" also "device:port" or "device/gid-index:port" */
@@ -80,20 +82,21 @@ typedef struct weir_options {
   const char* plan_file;      /* static plan (JSON of weir.v1.Plan); NULL: none */
   double operation_timeout_s; /* per collective; 0: 60 */
   double connect_timeout_s;   /* 0: 60 */
-  /* The deadline of an operation is ten times what this bucket's operations and steps took lately
-   * (smoothed, plus four deviations), but at least this, 0: 10, and at most operation_timeout_s.
-   * operation_timeout_s alone counts until eight of each were measured, after each change of plan,
-   * and for the first operation of every step, which waits for ranks that are late for it:
-   * checkpoints, evaluations. Over tcp a host that gives no sign of life, while its kernel would,
-   * is given up after ten of its usual round trips, but at least this, in every operation. At or
-   * above operation_timeout_s: nothing is adapted. */
+  /* The deadline of an operation is ten times the recent duration of this bucket's operations and
+   * steps (smoothed, plus four deviations), but at least this value (0: 10) and at most
+   * operation_timeout_s. Only operation_timeout_s applies until eight of each were measured, which
+   * starts over with each change of plan, and to the first operation of every step, which waits for
+   * ranks that are late (checkpoints, evaluations). Over TCP, a host whose kernel does not respond
+   * counts as lost after ten of its usual round trips, but not before this time, in every
+   * operation. A value of at least operation_timeout_s switches the adaptation off. */
   double operation_timeout_floor_s;
   uint64_t epoch; /* of the mesh to join: 0, or that of weir_session_reform for a replacement */
-  int32_t encode_workers; /* threads that encode, each another bucket, at most 16; 0: one. More pay
-                             where cores are free and steps wait for encoding */
-  /* Ranks compare hashes of what was delivered to them in every step whose number this divides,
-   * while they run the next step: a difference fails the session on every rank, WEIR_DATA_LOSS with
-   * the bucket and the ranks on each side. Equal on all ranks; 0: 64; negative: never. */
+  int32_t encode_workers; /* threads that encode different buckets, at most 16; 0: one. More are of
+                             use where cores are free and steps wait for encoding */
+  /* In every step whose number is divisible by this, ranks hash what was delivered to them, and
+   * compare the hashes while they run the next step. A difference fails the session on every rank
+   * with WEIR_DATA_LOSS, naming the bucket and the ranks on each side. Equal on all ranks; 0: 64;
+   * negative: never. */
   int32_t compare_every_steps;
   /* The key of the job: 32 random bytes, the same on all ranks and nobody else's. Ranks prove to
    * each other that they hold it, and every frame over TCP is authenticated, so that only they can
@@ -108,16 +111,16 @@ typedef struct weir_options {
 
 /* One contiguous parameter range of a bucket. */
 typedef struct weir_parameter {
-  const char* name; /* stable over the job's life */
+  const char* name; /* stable for the life of the job */
   uint64_t elements;
-  uint64_t columns; /* of a matrix, row-major, for codecs that look at rows; 0: a vector */
+  uint64_t columns; /* of a row-major matrix, for codecs that use rows; 0: a vector */
 } weir_parameter;
 
 typedef struct weir_stats {
   size_t struct_size;
   uint64_t step;
   uint64_t plan_version;
-  uint64_t bytes_sent; /* in messages; not what ranks of one host show each other in memory */
+  uint64_t bytes_sent; /* in messages, without data that ranks share in memory */
   uint64_t steps_skipped;
   int32_t agent_connected; /* 0 or 1 */
   double last_step_s;
@@ -126,144 +129,146 @@ typedef struct weir_stats {
   int32_t model_source;        /* see weir_session_reform; -1: none */
   uint64_t epoch;
   uint64_t next_step;            /* number of the next step to begin */
-  uint64_t replicas_compared;    /* steps in which all ranks were found to hold the same */
+  uint64_t replicas_compared;    /* steps in which the replicas of all ranks were equal */
   int32_t unauthenticated_peers; /* reached over a network without having proven anything */
 } weir_stats;
 
-/* The mesh to form, see weir_session_reform. */
+/* The new mesh, see weir_session_reform. */
 typedef struct weir_mesh {
   size_t struct_size;
-  uint64_t epoch; /* above that of the session */
+  uint64_t epoch; /* higher than that of the session */
   int32_t rank;   /* of this process in it */
   int32_t world;
   const char* listen; /* NULL: as before */
 } weir_mesh;
 
-/* Completion of one all-reduce: called on a session thread, must not call into the session. */
+/* Called when an all-reduce has ended, on a thread of the session. Must not call the session. */
 typedef void (*weir_callback)(void* context, weir_status status);
 
-/* Creates a session and starts listening. On error *session is NULL and `error` (may be NULL) holds
- * up to error_size bytes of the reason. */
+/* Creates a session and starts listening. On error *session is NULL, and `error` (may be NULL)
+ * gets up to error_size bytes of the reason. */
 WEIR_EXPORT weir_status weir_session_create(const weir_options* options, weir_session** session,
                                             char* error, size_t error_size);
-/* Where peers reach this rank: "host:port". Valid until weir_session_reform or close. */
+/* The address at which peers reach this rank: "host:port". Valid until weir_session_reform or
+ * close. */
 WEIR_EXPORT const char* weir_session_address(const weir_session* session);
 /* Connects to all ranks; addresses[r] is rank r's weir_session_address. Collective call. */
 WEIR_EXPORT weir_status weir_session_connect(weir_session* session, const char* const* addresses,
                                              int32_t count);
-/* After a failure, or between steps: leaves the mesh, whatever its state, within 5 s and listens
- * for another, of the survivors (numbered anew) or with replacements in the places of those who are
- * gone. The caller sees to it that all of them name the same epoch, another rank each and the same
- * world (a store, a scheduler). As after weir_session_create the address is new and
- * weir_session_connect follows, by survivors and replacements alike; those come from
- * weir_session_create with that epoch. Should connect fail, reform again with the next epoch:
- * nothing is lost. On an error the session is closed but keeps all, for another attempt.
+/* To be called after a failure, or between steps: leaves the mesh, whatever its state, within 5 s,
+ * and listens for a new one, of the survivors (with new numbers) or with replacements in the places
+ * of lost ranks. The caller (a store, a scheduler) must make sure that all of them pass the same
+ * epoch, different ranks and the same world. As after weir_session_create, the address is new, and
+ * survivors and replacements must call weir_session_connect; replacements call weir_session_create
+ * with that epoch before. If connect fails, reform again with the next epoch: nothing is lost. On
+ * an error the session is closed but keeps its state for another attempt.
  *
  * Buckets stay defined. A step that is not complete on every survivor is void on all: connect
- * agrees on the step to go on with (weir_stats.next_step), and residuals and momenta of ranks that
- * completed it are what they were before. Before the next step every rank, replacements too, takes
- * the model and optimiser of weir_stats.model_source, a survivor that has not completed that step,
- * by the caller's means. The gradients of the void step are to be computed anew. All go on with
- * that rank's plan if the new world may run it, else dense. Lost are the residuals of ranks that
- * are gone; replacements begin with none. */
+ * agrees on the next step (weir_stats.next_step), and residuals and momenta of ranks that had
+ * completed it are reset to those before it. Before the next step every rank, including
+ * replacements, must copy the model and optimiser from weir_stats.model_source, a survivor that has
+ * not completed that step. The gradients of the void step must be computed again. All ranks
+ * continue with that rank's plan if the new world can run it, or else dense. The residuals of lost
+ * ranks are lost; replacements begin without any. */
 WEIR_EXPORT weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh);
-/* Ends every operation, joins every thread, frees the session and its requests. Bounded by 5 s.
- * NULL is allowed. Threads that wait for a request of it are woken with WEIR_ABORTED. */
+/* Ends every operation, joins every thread, and frees the session and its requests, within 5 s.
+ * NULL is allowed. Threads that wait for one of its requests return WEIR_ABORTED. */
 WEIR_EXPORT void weir_session_close(weir_session* session);
 
-/* Declares a bucket of consecutive parameters; equal order on all ranks. The key is a hash of the
- * dtype and of the parameters' names and shapes. Residuals follow parameters across redefinitions:
- * a bucket that held one of them is dissolved. Within a step WEIR_FAILED_PRECONDITION when it would
- * dissolve a bucket that was submitted in it; then nothing changes. The same declaration again is
- * free. Needs no network. */
+/* Declares a bucket of consecutive parameters, in the same order on all ranks. The key is a hash
+ * of the dtype and of the parameters' names and shapes. Residuals follow parameters when buckets
+ * are redefined: a bucket that contained one of them is dissolved. WEIR_FAILED_PRECONDITION within
+ * a step if it would dissolve a bucket that was submitted in the step; nothing changes then.
+ * Repeating a declaration costs nothing. Needs no network. */
 WEIR_EXPORT weir_status weir_define_bucket(weir_session* session, const weir_parameter* parameters,
                                            size_t count, int32_t dtype, uint64_t* key);
 
 /* A step is one optimiser step: begin, one all-reduce per bucket in the same order on all ranks,
  * end. Begin swaps to an announced plan; end waits for all operations and reports telemetry.
- * *skipped (may be NULL): 1 when some rank met NaN or infinity: every bucket's residual is as
- * before the step, and each bucket that held one was delivered as NaN on all ranks. */
+ * *skipped (may be NULL) becomes 1 when some rank met NaN or infinity. Then every bucket's
+ * residual is as before the step, and each bucket with such a value was delivered as NaN on all
+ * ranks. */
 WEIR_EXPORT weir_status weir_step_begin(weir_session* session);
 WEIR_EXPORT weir_status weir_step_end(weir_session* session, int32_t* skipped);
 
 /* Sums the bucket over all ranks, times `scale` (1/world for the mean; equal on all ranks), in
- * place. `data` holds the
- * bucket's elements in its dtype and stays untouched until completion. Asynchronous: returns when
- * queued. Either callback or request may be NULL; a request is released by weir_request_release. */
+ * place. `data` has the bucket's elements in its dtype and must not be used until completion.
+ * Asynchronous: returns when queued. Callback or request may be NULL. A request must be
+ * released by weir_request_release. */
 WEIR_EXPORT weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data,
                                         double scale, weir_callback callback, void* context,
                                         weir_request** request);
 
-/* ---- Requests: operations under way, of sessions and communicators alike. All three functions are
- * thread-safe, for any number of threads on one request. A request that was released, or whose
- * session or communicator was closed, is WEIR_INVALID_ARGUMENT. Failures are found by
- * weir_last_error of the session or weir_communicator_last_error of the communicator. */
+/* ---- Requests: operations in progress, of sessions and communicators. All three functions are
+ * thread-safe, for any number of threads on one request. WEIR_INVALID_ARGUMENT: the request was
+ * released, or its session or communicator was closed. weir_last_error of the session or
+ * weir_communicator_last_error of the communicator returns the message of a failure. */
 
-/* Waits until the operation is done, at most timeout_s seconds: WEIR_DEADLINE_EXCEEDED, and it goes
- * on. 0: for as long as it takes, which the operation's own deadline bounds; its error names the
- * rank at fault, which a shorter wait of the caller's may not know. Returns the operation's
- * outcome; *peer (may be NULL): the other rank of a message, else WEIR_ANY_RANK. Frees nothing. */
+/* Waits until the operation has ended and returns its outcome. After timeout_s seconds it returns
+ * WEIR_DEADLINE_EXCEEDED, and the operation continues. 0: waits as long as the operation takes,
+ * which its own deadline limits; its error names the rank at fault, which a shorter wait may not
+ * know. *peer (may be NULL): the other rank of a message, else WEIR_ANY_RANK. Frees nothing. */
 WEIR_EXPORT weir_status weir_request_wait(weir_request* request, double timeout_s, int32_t* peer);
-/* *done: 1 when the operation has ended, 0 while it is under way. */
+/* *done: 1 when the operation has ended, 0 while it is in progress. */
 WEIR_EXPORT weir_status weir_request_test(weir_request* request, int32_t* done);
-/* Frees a request that is done; threads that wait for it keep its outcome.
- * WEIR_FAILED_PRECONDITION while it is under way. */
+/* Frees a request that has ended; threads that wait for it still get its outcome.
+ * WEIR_FAILED_PRECONDITION while it is in progress. */
 WEIR_EXPORT weir_status weir_request_release(weir_request* request);
 
-/* Optional, within a step: where the model's parameters lie, bytes[i] of them at data[i], which is
- * only read. In steps whose replicas are compared (compare_every_steps) they are hashed, at some
- * 10 GB/s, and compared with those of the other ranks that report theirs; in other steps nothing is
- * done. For models that are equal bit for bit on all ranks: replicas on unlike hardware may differ
- * in their last bits. */
+/* Optional, within a step: passes the model's parameters, of which bytes[i] are at data[i]; they
+ * are only read. In steps that compare replicas (compare_every_steps) they are hashed, at some 10
+ * GB/s, and compared with those of other ranks that pass theirs; in other steps the call does
+ * nothing. For models that are equal bit by bit on all ranks: replicas on different hardware may
+ * differ in their last bits. */
 WEIR_EXPORT weir_status weir_report_parameters(weir_session* session, const void* const* data,
                                                const uint64_t* bytes, size_t count);
 
 /* Optional: the loss of the current step, for the controller's view. */
 WEIR_EXPORT weir_status weir_report_loss(weir_session* session, double loss);
 
-/* What must be checkpointed, between steps: error-feedback residuals and momenta of all parameters,
- * and what codecs keep of the buckets. Export with buffer NULL gives the size. Import replaces it
- * all; residuals are matched by parameter name, codecs' states by bucket key; unknown ones are kept
- * for later, sizes must match. On error nothing changes. */
+/* The state for checkpoints, between steps: error-feedback residuals and momenta of all
+ * parameters, and the states of codecs. Export with a NULL buffer gives the size. Import replaces
+ * everything: residuals are matched by parameter name, states of codecs by bucket key. Unknown
+ * ones are kept for later, and sizes must match. On error nothing changes. */
 WEIR_EXPORT weir_status weir_export_state(weir_session* session, void* buffer, size_t* size);
 WEIR_EXPORT weir_status weir_import_state(weir_session* session, const void* buffer, size_t size);
 
-/* Gradients come `factor` times as large from the next step on: residuals, momenta and thresholds
- * follow. For a loss scale that changes (its new value over the old one) and, where the learning
- * rate is applied after the all-reduce and what was left behind shall count at the rate of its own
- * step, for the rate (the old one over the new). Between steps, on every rank alike.
- * WEIR_INVALID_ARGUMENT: factor is not finite and above 0, or an element would overflow; then
- * nothing changes. */
+/* Scales residuals, momenta and thresholds for gradients that are `factor` times as large from the
+ * next step on. Use it for a loss scale that changes (its new value over the old one). If the
+ * learning rate is applied after the all-reduce, and residuals should count at the rate of the
+ * step that they come from, use it also for the rate (its old value over the new one). To be
+ * called between steps, on every rank with the same factor. WEIR_INVALID_ARGUMENT: factor is not
+ * finite and positive, or an element would overflow; nothing changes then. */
 WEIR_EXPORT weir_status weir_scale_state(weir_session* session, double factor);
 
 WEIR_EXPORT weir_status weir_get_stats(weir_session* session, weir_stats* stats);
-/* The active plan as JSON (weir.v1.Plan) with a terminating zero. *size: capacity in, length
- * without the zero out; WEIR_RESOURCE_EXHAUSTED when too small, *size then says how long the text
- * is. */
+/* Writes the active plan as JSON (weir.v1.Plan) with a terminating zero. *size: in, the capacity;
+ * out, the length without the zero. WEIR_RESOURCE_EXHAUSTED when the capacity is too small; then
+ * *size is the length of the text. */
 WEIR_EXPORT weir_status weir_get_plan(weir_session* session, char* buffer, size_t* size);
 
 /* Static text for a status. Never NULL. */
 WEIR_EXPORT const char* weir_strerror(int32_t status);
-/* The last error on this session, with rank, peer and numbers; valid until the next failing call of
- * the calling thread. Never NULL. */
+/* The last error on this session, with rank, peer and numbers. Valid until the next failing call
+ * of the calling thread. Never NULL. */
 WEIR_EXPORT const char* weir_last_error(const weir_session* session);
 WEIR_EXPORT const char* weir_version(void);
 /* This build's codecs and collectives as JSON (weir.v1.Capabilities). */
 WEIR_EXPORT const char* weir_capabilities(void);
 
-/* ---- Communicators: exact point-to-point and collective operations between ranks, with neither
- * plans nor agents, beside sessions or alone. All functions are thread-safe but create, connect and
- * close. Operations are asynchronous: they return when queued, with a request. Buffers stay alive
- * and untouched until it is done. Every rank calls the same collectives in the same order with the
- * same sizes; they run one after another, and an operation that meets an unlike one fails on both
- * sides. Messages progress whatever a collective waits for, and the other way round. A failed
- * collective ends the communicator's collectives, a message that missed its deadline or whose peer
- * died its messages; errors name the rank. */
+/* ---- Communicators: exact point-to-point and collective operations between ranks, without plans
+ * or agents, with or without sessions. All functions except create, connect and close are
+ * thread-safe. Operations are asynchronous: they return a request when queued. Buffers must stay
+ * valid and unchanged until it has ended. Every rank must call the same collectives in the same
+ * order with the same sizes. They run one after another, and an operation that meets a different
+ * one fails on both sides. Messages progress while collectives wait, and the reverse. A failed
+ * collective ends all collectives of the communicator; a message that missed its deadline, or whose
+ * peer died, ends all messages. Errors name the rank. */
 typedef struct weir_communicator weir_communicator;
 
 typedef struct weir_communicator_options {
   size_t struct_size;
-  const char* job; /* equal on all ranks; other communicators between the same ranks have others */
+  const char* job; /* equal on all ranks; differs from other communicators of these ranks */
   int32_t rank;
   int32_t world;              /* at most 1024 */
   const char* transport;      /* as weir_options.transport */
@@ -283,13 +288,13 @@ typedef enum weir_reduction {
   WEIR_PRODUCT = 1,
   WEIR_MIN = 2,
   WEIR_MAX = 3,
-  WEIR_AVERAGE = 4 /* of floating-point elements */
+  WEIR_AVERAGE = 4 /* for floating-point elements */
 } weir_reduction;
 
 #define WEIR_ANY_RANK (-1)
 
 /* As weir_session_create, weir_session_address, weir_session_connect and weir_session_close. Close
- * ends what is under way with WEIR_ABORTED and frees the requests that were not released. */
+ * ends running operations with WEIR_ABORTED and frees the requests that were not released. */
 WEIR_EXPORT weir_status weir_communicator_create(const weir_communicator_options* options,
                                                  weir_communicator** communicator, char* error,
                                                  size_t error_size);
@@ -297,41 +302,43 @@ WEIR_EXPORT const char* weir_communicator_address(const weir_communicator* commu
 WEIR_EXPORT weir_status weir_communicator_connect(weir_communicator* communicator,
                                                   const char* const* addresses, int32_t count);
 WEIR_EXPORT void weir_communicator_close(weir_communicator* communicator);
-/* Ends what is under way with WEIR_ABORTED, as weir_communicator_close does, and frees nothing. For
- * closing while other threads wait: shut down, let them return, close. */
+/* Ends running operations with WEIR_ABORTED, as weir_communicator_close does, and frees nothing.
+ * For closing while other threads wait: shut down, let them return, and then close. */
 WEIR_EXPORT weir_status weir_communicator_shutdown(weir_communicator* communicator);
 
-/* In place; the same bits on every rank. `count` elements, `dtype` a weir_dtype, `reduction` a
- * weir_reduction. Of reduce only the root's data change. */
+/* In place, with the same bits on every rank. `count` elements, `dtype` a weir_dtype, `reduction`
+ * a weir_reduction. Reduce changes only the root's data. */
 WEIR_EXPORT weir_status weir_communicator_all_reduce(weir_communicator* communicator, void* data,
                                                      uint64_t count, int32_t dtype,
                                                      int32_t reduction, weir_request** request);
 WEIR_EXPORT weir_status weir_communicator_reduce(weir_communicator* communicator, void* data,
                                                  uint64_t count, int32_t dtype, int32_t reduction,
                                                  int32_t root, weir_request** request);
-/* `input` holds world runs of `count` elements; `output` receives the reduction of run `rank`. */
+/* `input` has world parts of `count` elements; `output` gets the reduction of part `rank`. */
 WEIR_EXPORT weir_status weir_communicator_reduce_scatter(weir_communicator* communicator,
                                                          const void* input, void* output,
                                                          uint64_t count, int32_t dtype,
                                                          int32_t reduction, weir_request** request);
-/* `output` receives world runs of `bytes` bytes in rank order; `input` may be the own one. */
+/* `output` gets world parts of `bytes` bytes in rank order; `input` may be part `rank` of it. */
 WEIR_EXPORT weir_status weir_communicator_all_gather(weir_communicator* communicator,
                                                      const void* input, void* output,
                                                      uint64_t bytes, weir_request** request);
 WEIR_EXPORT weir_status weir_communicator_broadcast(weir_communicator* communicator, void* data,
                                                     uint64_t bytes, int32_t root,
                                                     weir_request** request);
-/* outgoing[r], of outgoing_bytes[r] bytes, goes to rank r, incoming[r] comes from it. Sizes agree
- * pairwise; the arrays have world entries and are copied. Gather: all but outgoing[root] and, on
- * the root, incoming are empty. Scatter: the other way round. */
+/* Sends outgoing[r], of outgoing_bytes[r] bytes, to rank r and receives incoming[r] from it. Sizes
+ * must agree pairwise; the arrays have world entries and are copied. For a gather, everything is
+ * empty except outgoing[root] and, on the root, incoming; for a scatter, except incoming[root]
+ * and, on the root, outgoing. */
 WEIR_EXPORT weir_status weir_communicator_all_to_all(
     weir_communicator* communicator, const void* const* outgoing, const uint64_t* outgoing_bytes,
     void* const* incoming, const uint64_t* incoming_bytes, weir_request** request);
 WEIR_EXPORT weir_status weir_communicator_barrier(weir_communicator* communicator,
                                                   weir_request** request);
 
-/* Messages match by rank and tag, in order, with equal sizes (WEIR_INVALID_ARGUMENT on both sides
- * otherwise). A send is done when the receiver has taken it. peer of receive: or WEIR_ANY_RANK. */
+/* Messages are matched by rank and tag, in order, and must have equal sizes (WEIR_INVALID_ARGUMENT
+ * on both sides otherwise). A send ends when the receiver has received it. The peer of a receive
+ * may be WEIR_ANY_RANK. */
 WEIR_EXPORT weir_status weir_communicator_send(weir_communicator* communicator, const void* data,
                                                uint64_t bytes, int32_t peer, uint64_t tag,
                                                weir_request** request);
