@@ -62,11 +62,14 @@ typedef struct weir_options {
    *   "auto"   shared memory within a node, else TCP
    *   "shm", "tcp"; "verbs" where it was built
    * Keys of "auto" and "tcp", for connections over TCP:
-   *   connections=1..16    connections for each pair of ranks, for paths that one does not fill;
-   * the same on all ranks; default 1 pacing=BYTES         most bytes per second that the kernel
-   * sends to one peer; default no limit zero_copy=BYTES      frames of at least so many bytes are
-   * sent without a copy, where kernel and device support it; default none congestion=NAME      the
-   * kernel's congestion control; default the system's, reno within a host Key of all transports:
+   *   connections=1..16    for each pair of ranks, for paths that one does not fill; the same on
+   *                        all ranks; default 1
+   *   pacing=BYTES         most bytes per second that the kernel sends to one peer; default none
+   *   zero_copy=BYTES      frames of at least so many bytes are sent without a copy, where kernel
+   *                        and device support it; default none
+   *   congestion=NAME      the kernel's congestion control; default the system's, or reno within a
+   *                        host
+   * Key of all transports:
    *   busy_poll=TIME       how long a wait polls before it sleeps, at most 60s; default 0
    * BYTES may end with K, M, G (powers of 1000) or Ki, Mi, Gi (of 1024); TIME ends with us, ms or
    * s. WEIR_NOT_FOUND: there is no such name or key; WEIR_INVALID_ARGUMENT: the value is not valid;
@@ -88,9 +91,8 @@ typedef struct weir_options {
    * operation. A value of at least operation_timeout_s switches the adaptation off. */
   double operation_timeout_floor_s;
   uint64_t epoch; /* of the mesh to join: 0, or that of weir_session_reform for a replacement */
-  int32_t encode_workers; /* threads that encode different buckets, at most 16; 0: one. The network
-                             thread helps when it has nothing to send. More are of use where cores
-                             are free and steps wait for encoding */
+  int32_t encode_workers; /* threads that encode different buckets, at most 16; 0: one. More are of
+                             use where cores are free and steps wait for encoding */
   /* In every step whose number is divisible by this, ranks hash what was delivered to them, and
    * compare the hashes while they run the next step. A difference fails the session on every rank
    * with WEIR_DATA_LOSS, naming the bucket and the ranks on each side. Equal on all ranks; 0: 64;
