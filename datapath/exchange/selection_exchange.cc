@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "datapath/collective/primitives.h"
-
 namespace weir {
 
 Status SelectionExchange::EncodeFirst() {
@@ -17,7 +15,6 @@ Status SelectionExchange::EncodeFirst() {
 }
 
 Status SelectionExchange::MovePayloads(Group& group) {
-  if (part_ > kFirstRoundPart) return Barrier(group);
   WEIR_RETURN_IF_ERROR(MoveSelection(group));
   outcome_.payload_bytes = selection_bytes_ + chosen_.values.size() * sizeof(float);
   return OkStatus();

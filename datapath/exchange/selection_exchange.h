@@ -20,10 +20,6 @@ class SelectionExchange : public CodedExchange {
  protected:
   bool OwesWhatIsLeft() const override { return true; }
   Status EncodeFirst() override;
-  /// An empty selection has no values, so flags and control word need separate frames. All ranks
-  /// have the same selection, so all take part.
-  bool MorePayloads() const override { return part_ == kFirstRoundPart && chosen_.values.empty(); }
-  Status EncodeNext() override { return OkStatus(); }
   Status MovePayloads(Group& group) final;
   Status Decode() override;
 

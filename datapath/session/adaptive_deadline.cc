@@ -29,28 +29,36 @@ Duration AdaptiveDeadline::Begin(uint64_t step, const Part& part, const std::str
     all_here_ = false;
   }
   Entry& entry = parts_[part];
-  if (entry.choice != choice) entry = Entry{choice, {}};
+  if (entry.choice != choice) entry = Entry{.choice = choice};
   running_ = &entry;
   began_ = now;
-  allowed_ = options_.ceiling;
+  entry.step = step;
+  entry.allowed = options_.ceiling;
   if (all_here_ && entry.took.samples() >= kSamplesMin && steps_.samples() >= kSamplesMin) {
     const double seconds = kFactor * (entry.took.upper_s() + steps_.upper_s());
     // Compared in seconds, because the product may exceed a Duration when the clock jumps.
     if (seconds < ToSeconds(options_.ceiling)) {
-      allowed_ = std::min(options_.ceiling, std::max(options_.floor, FromSeconds(seconds)));
+      entry.allowed = std::min(options_.ceiling, std::max(options_.floor, FromSeconds(seconds)));
     }
   }
-  return allowed_;
+  const auto before = parts_.find({part.bucket, part.part - 1});
+  if (before != parts_.end() && before->second.step == step && !before->second.by_all) {
+    const Duration theirs = before->second.allowed;
+    entry.allowed =
+        std::max(entry.allowed, theirs + std::min<Duration>(theirs / 10, std::chrono::seconds(1)));
+  }
+  return entry.allowed;
 }
 
 void AdaptiveDeadline::Finish(TimePoint now, bool by_all) {
   running_->took.Add(ToSeconds(now - began_));
+  running_->by_all = by_all;
   all_here_ = all_here_ || by_all;
 }
 
 std::string AdaptiveDeadline::Explain() const {
-  const std::string allowed = StrCat(ToSeconds(allowed_), " s were allowed");
-  if (running_ == nullptr) return "; " + allowed;
+  if (running_ == nullptr) return "";
+  const std::string allowed = StrCat(ToSeconds(running_->allowed), " s were allowed");
   if (!all_here_) return StrCat("; ", allowed, ", as for the first operation of every step");
   if (running_->took.samples() < kSamplesMin || steps_.samples() < kSamplesMin) {
     return StrCat("; ", allowed, ", as too little was measured so far");

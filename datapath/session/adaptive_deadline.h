@@ -45,7 +45,7 @@ class AdaptiveDeadline {
 
   struct Options {
     Duration floor{};    // no deadline is shorter, unless the ceiling is lower
-    Duration ceiling{};  // no deadline is longer
+    Duration ceiling{};  // no deadline is longer, but see Begin
   };
   explicit AdaptiveDeadline(const Options& options) : options_(options) {}
 
@@ -60,7 +60,9 @@ class AdaptiveDeadline {
   /// the ceiling for the first one of a step and until enough was measured, else ten times the sum
   /// of the estimates for this part and for a step, between the bounds. `choice` names codec and
   /// collective with their settings; when it differs from the last one, the part's estimate starts
-  /// over. Steps never decrease.
+  /// over. A part that follows one which ended without some ranks gets a tenth of that one's time
+  /// more than it, at most a second, even above the ceiling: a peer may still wait in that part for
+  /// a rank that is missing, and should be the first to name it. Steps never decrease.
   Duration Begin(uint64_t step, const Part& part, const std::string& choice, TimePoint now);
 
   /// The part that began last succeeded. Do not call this for one that failed. `by_all`: it cannot
@@ -74,7 +76,11 @@ class AdaptiveDeadline {
  private:
   struct Entry {
     std::string choice;
-    TimeEstimate took;
+    TimeEstimate took = {};
+    // The last time:
+    uint64_t step = 0;
+    Duration allowed{};
+    bool by_all = true;
   };
 
   const Options options_;
@@ -86,7 +92,6 @@ class AdaptiveDeadline {
   bool all_here_ = false;  // an operation of this step is done, so every rank has reached it
   Entry* running_ = nullptr;
   TimePoint began_{};
-  Duration allowed_{};
 };
 
 /// A key that differs between choices whose times differ, for Begin. Bytes, not text.

@@ -9,9 +9,9 @@
 // A step that is not complete everywhere is void everywhere. Those who could not complete it cannot
 // do so any more (the sums of the others are not theirs to give: under a shared index or EF21 they
 // need more than the sum), so those who did go back: residuals and momenta to what they were before
-// its commit, which the ResidualStore keeps until an operation of the next step is done; models by
-// taking that of a rank that did not complete the step. Then the step is done anew by the ranks of
-// the new mesh, and every gradient plus residual has been delivered or is kept, once.
+// its commit, which the ResidualStore keeps until a part of the next step has heard of all ranks;
+// models by taking that of a rank that did not complete the step. Then the step is done anew by the
+// ranks of the new mesh, and every gradient plus residual has been delivered or is kept, once.
 //
 // What is not kept: the residuals of ranks that are gone, whose mass is lost (an error of the size
 // of one of their steps); codecs' states (thresholds, warm starts) and the memory of EF21, which

@@ -66,7 +66,7 @@ Status Session::RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready)
     adaptive_deadline_.Finish(RealClock().Now(), reaches_all);
     ready->everywhere = reaches_all;
   }
-  if (!first.more && first.step != confirmed_step_) {
+  if (ready->everywhere && first.step != confirmed_step_) {
     // Every rank had a part in it, so every rank has ended the step before.
     confirmed_step_ = first.step;
     residuals_->Confirm();

@@ -124,6 +124,27 @@ TEST(AdaptiveDeadlineTest, AnHourBetweenStepsEndsAtTheCeilingAndIsForgotten) {
   EXPECT_LT(steps.Steady(200), seconds(2));
 }
 
+// Else a rank that waits for one that waits itself would name the wrong one.
+TEST(AdaptiveDeadlineTest, APartAfterOneWithoutSomeRanksOutlastsThatOne) {
+  AdaptiveDeadline deadline({.floor = milliseconds(10), .ceiling = seconds(60)});
+  TimePoint now{seconds(1000)};
+  const auto run = [&](const AdaptiveDeadline::Part& part, uint64_t step, Duration takes,
+                       bool by_all) {
+    const Duration allowed = deadline.Begin(step, part, "choice", now);
+    now += takes;
+    deadline.Finish(now, by_all);
+    return allowed;
+  };
+  for (uint64_t step = 0; step < 50; ++step) {
+    run({kBucket}, step, milliseconds(2), true);
+    const Duration within_node = run({kOther, 1}, step, milliseconds(50), false);
+    const Duration across = run({kOther, 2}, step, milliseconds(1), true);
+    EXPECT_EQ(across, within_node + std::min<Duration>(within_node / 10, seconds(1))) << step;
+    now += milliseconds(47);
+  }
+  EXPECT_LT(run({kOther, 2}, 50, milliseconds(1), true), seconds(61)) << "another step's";
+}
+
 TEST(AdaptiveDeadlineTest, EveryFieldOfAChoiceTellsItApart) {
   const Choice choice{
       .codec = "top_k", .collective = "ring", .ratio = 0.1, .bits = 8, .segment_bytes = 256};

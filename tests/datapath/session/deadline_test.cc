@@ -63,5 +63,27 @@ TEST(DeadlineTest, ARankThatIsLateForAStepIsWaitedFor) {
   job.End();
 }
 
+// Rank 2 waits for rank 3 of its node, and rank 0, which began before, for rank 2 of the other
+// node.
+TEST(DeadlineTest, ARankThatWaitsForTheMissingOneNamesItBeforeItIsNamed) {
+  const auto factory = MakeInprocFactory({.nodes = {0, 0, 2, 2}});
+  std::vector<std::vector<float>> data = RandomGradients(4, 200, 1);
+  SessionWorld job({.world = 4, .operation_timeout_s = 3, .factory = factory.get()});
+  job.Up();
+  const uint64_t key = job.Define({{"p", 200}});
+  job.Switch(UniformPlan(1, {.codec = "minmax", .collective = "node_sums", .bits = 8}), key, 200);
+  job.Begin();
+  for (const int rank : {0, 1}) {
+    ASSERT_TRUE(job.sessions[rank]->AllReduce(key, data[rank].data(), 1, nullptr).ok());
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  ASSERT_TRUE(job.sessions[2]->AllReduce(key, data[2].data(), 1, nullptr).ok());
+  for (const int rank : {0, 1, 2}) {
+    const Status status = job.sessions[rank]->EndStep().status();
+    EXPECT_NE(Message(status).find("no answer from rank 3"), std::string::npos)
+        << "rank " << rank << ": " << ToString(status);
+  }
+}
+
 }  // namespace
 }  // namespace weir::testing
