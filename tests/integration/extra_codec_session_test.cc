@@ -1,15 +1,13 @@
 // See extra_codec_test.cc: sessions run the added codec.
 
-#include <fstream>
-
 #include "tests/datapath/session/session_world.h"
 
 namespace weir {
 namespace {
 
 TEST(ExtraCodecTest, RunsInSessions) {
-  const std::string plan = ::testing::TempDir() + "/extra_codec_plan.json";
-  std::ofstream(plan) << R"({"fallback": {"codec": "block_mean", "collective": "tree"}})";
+  const std::string plan = testing::TempFile(
+      "plan.json", R"({"fallback": {"codec": "block_mean", "collective": "tree"}})");
   testing::SessionWorld job({.world = 3, .plan_file = plan});
   job.Up();
   const size_t n = 1000;

@@ -3,8 +3,6 @@
 // must offer it with the codecs that it carries, controllers find them compatible, and sessions run
 // it.
 
-#include <fstream>
-
 #include "controller/model/cost_model.h"
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
@@ -32,8 +30,8 @@ TEST(ExtraExchangeTest, ControllersLearnOfItFromRanks) {
 }
 
 TEST(ExtraExchangeTest, RunsInSessions) {
-  const std::string plan = ::testing::TempDir() + "/extra_exchange_plan.json";
-  std::ofstream(plan) << R"({"fallback": {"codec": "identity", "collective": "double_gather"}})";
+  const std::string plan = testing::TempFile(
+      "plan.json", R"({"fallback": {"codec": "identity", "collective": "double_gather"}})");
   testing::SessionWorld job({.world = 3, .plan_file = plan});
   job.Up();
   const size_t n = 1000;

@@ -8,7 +8,7 @@ for the last bucket, ends Weir's step, and lets backward() raise a failure as a 
 the rank at fault. (With a static graph, DDP's own callback comes first and waits for the futures.)
 
 DDP over a subgroup of the ranks sums over that subgroup, as a separate job, whose name is the name of
-the job, a dot and the ranks. A second model in a process is a separate job, too.
+the job, a dot and the ranks (where attach() is not given rank or world). A second model in a process is a separate job, too.
 
 Residuals belong to parameters, by their names in the model, so they follow their parameters when
 DDP rebuilds the buckets after the first iteration.
@@ -181,6 +181,7 @@ class DDPState:
         self._parameters = list(module.parameters())
         peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
+        numbered = rank is not None or world is not None
         self.rank = dist.get_rank(group) if rank is None else rank
         self.world = (len(peers) or dist.get_world_size(group)) if world is None else world
         self.last_step_skipped = False
@@ -213,19 +214,20 @@ class DDPState:
             encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
             compare_every_steps=int(environment("WEIR_COMPARE_EVERY_STEPS", "0")),
             **keys.settings(job_key, encrypt, unauthenticated))
+        if group is not None and not (join or peers or numbered):
+            if self.world < dist.get_world_size():
+                job += "." + _name_of_ranks(_ranks_of(group))
         if join:
             self.session = join(job, options)
         else:
-            self.session = self._join(job, options, peers, group)
+            self.session = self._join(job, options, peers)
         self.rank, self.world = self.session.rank, self.session.world
         _attached.add(self)
         self._announce(agent, plan_file)
 
-    def _join(self, job, options, peers, group):
+    def _join(self, job, options, peers):
         """Returns a session connected to `peers`, or to the ranks in the process group's store."""
         if not peers:
-            if group is not None and self.world < dist.get_world_size():
-                job += "." + _name_of_ranks(_ranks_of(group))
             store = dist.distributed_c10d._get_default_store()
             count = _attach_counts[job] = _attach_counts.get(job, 0) + 1
             prefix = f"weir/{job}/{count}"

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <functional>
 
+#include "tests/support/temp_file.h"
+
 namespace weir {
 namespace {
 
@@ -203,8 +205,7 @@ TEST(PlanTest, DeepAndLargeTextsAreRefusedBeforeParsing) {
 }
 
 TEST(PlanFileTest, NamesTheFile) {
-  const std::string path = ::testing::TempDir() + "/bad-plan.json";
-  std::ofstream(path) << "{\"version\": 0}";
+  const std::string path = testing::TempFile("bad.json", R"({"version": 0})");
   const Status bad = ReadPlanFile(path).status();
   EXPECT_NE(Message(bad).find(path), std::string::npos) << ToString(bad);
   EXPECT_EQ(ReadPlanFile(path + ".absent").status().code(), StatusCode::kNotFound);

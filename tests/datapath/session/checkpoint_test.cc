@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <limits>
 
 #include "datapath/wire/frame.h"
@@ -22,9 +21,9 @@ constexpr size_t kElements = 5000;
 
 /// A job that runs one codec from its first step on.
 std::unique_ptr<SessionWorld> JobWith(const std::string& codec, const std::string& collective) {
-  const std::string path = ::testing::TempDir() + "/checkpoint-" + codec + ".json";
-  std::ofstream(path) << R"({"fallback": {"codec": ")" << codec << R"(", "collective": ")"
-                      << collective << R"(", "ratio": 0.05}})";
+  const std::string path = testing::TempFile(
+      "checkpoint.json", StrCat(R"({"fallback": {"codec": ")", codec, R"(", "collective": ")",
+                                collective, R"(", "ratio": 0.05}})"));
   auto job = std::make_unique<SessionWorld>(
       testing::WorldOptions{.world = 2, .transport = "inproc", .plan_file = path});
   job->Up();

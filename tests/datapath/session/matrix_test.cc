@@ -4,7 +4,6 @@
 #include <xxhash.h>
 
 #include <cstring>
-#include <fstream>
 
 #include "tests/datapath/session/session_world.h"
 #include "tests/support/codec_world.h"
@@ -42,10 +41,8 @@ std::vector<std::vector<float>> Structured(uint64_t step) {
 }
 
 std::string PlanFile(const std::string& codec) {
-  const std::string path = ::testing::TempDir() + "/matrix-" + codec + ".json";
-  std::ofstream(path) << R"({"fallback": {"codec": ")" << codec
-                      << R"(", "collective": "ring", "ratio": 0.1}})";
-  return path;
+  return testing::TempFile("matrix.json", StrCat(R"({"fallback": {"codec": ")", codec,
+                                                 R"(", "collective": "ring", "ratio": 0.1}})"));
 }
 
 /// The same ranks without a session: the seed of step s is MixSeed(hash of the job ^ key, s).

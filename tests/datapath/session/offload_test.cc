@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <limits>
 
 #include "datapath/aggregation/io/address.h"
@@ -519,9 +518,8 @@ TEST_F(OffloadTest, AMeshThatIsFormedAnewDoesNotTryFormerLeases) {
 // Who has no controller asks for a lease by hand, for the address that the session was given.
 TEST_F(OffloadTest, APlanFileWithALeaseNeedsNoController) {
   const auto server = StartServer();
-  const std::string path = ::testing::TempDir() + "/leased-plan.json";
   const AggregatorLease lease = Granted(*server, {"127.0.0.1:1", "127.0.0.1:2"});
-  std::ofstream(path) << PlanToJson(SwitchPlan(1, lease));
+  const std::string path = testing::TempFile("leased.json", PlanToJson(SwitchPlan(1, lease)));
   SessionOptions options;
   options.job = "by hand";
   options.world = 2;

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <limits>
 
 #include "datapath/base/half.h"
@@ -379,8 +378,9 @@ TEST(SessionTest, WrongUseIsRefusedWithTheReason) {
 }
 
 TEST(SessionTest, UnlikePlanFilesAreFoundBeforeTraining) {
-  const std::string path = ::testing::TempDir() + "/plan-a.json";
-  std::ofstream(path) << R"({"fallback": {"codec": "fp16", "collective": "ring"}})";
+  const std::string paths[] = {
+      testing::TempFile("a.json", R"({"fallback": {"codec": "fp16", "collective": "ring"}})"),
+      testing::TempFile("b.json", R"({"fallback": {"codec": "bf16", "collective": "ring"}})")};
   SessionOptions options;
   options.job = "files";
   options.world = 2;
@@ -389,10 +389,7 @@ TEST(SessionTest, UnlikePlanFilesAreFoundBeforeTraining) {
   std::vector<TransportAddress> addresses;
   for (int rank = 0; rank < 2; ++rank) {
     options.rank = rank;
-    if (rank == 1) {
-      std::ofstream(path + ".b") << R"({"fallback": {"codec": "bf16", "collective": "ring"}})";
-    }
-    options.plan_file = rank == 0 ? path : path + ".b";
+    options.plan_file = paths[rank];
     auto session = Session::Create(options);
     ASSERT_TRUE(session.ok()) << ToString(session.status());
     addresses.push_back((*session)->address());

@@ -14,6 +14,7 @@
 #include "datapath/base/random.h"
 #include "datapath/session/session.h"
 #include "tests/support/inproc_transport.h"
+#include "tests/support/temp_file.h"
 #include "tests/support/world.h"
 
 namespace weir::testing {

@@ -11,13 +11,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "datapath/api/weir.h"
+#include "tests/support/temp_file.h"
 
 namespace {
 
@@ -114,8 +114,8 @@ class OutOfMemoryTest : public ::testing::TestWithParam<Case> {
   };
 
   void Open() {
-    const std::string plan = ::testing::TempDir() + "/out-of-memory-" + GetParam().name + ".json";
-    if (GetParam().plan != nullptr) std::ofstream(plan) << GetParam().plan;
+    std::string plan;
+    if (GetParam().plan != nullptr) plan = weir::testing::TempFile("plan.json", GetParam().plan);
     spared_count = 0;
     const char* addresses[kWorld] = {};
     for (int rank = kWorld - 1; rank >= 0; --rank) {  // the victim last: the others are spared
