@@ -213,7 +213,7 @@ TEST(PipelineTest, OthersMoveWhileTheNextPartIsPrepared) {
   ScriptedRank job(alone, 0, 2, [&](const Operation& op, int part) {
     MutexLock lock(mutex);
     const TimePoint deadline = RealClock().Now() + kLong;
-    const auto await = [&](const auto& condition) {
+    const auto await = [&](const auto& condition) WEIR_REQUIRES(mutex) {
       while (!condition() && changed.WaitUntil(mutex, deadline)) {
       }
       in_time = in_time && condition();
