@@ -88,7 +88,7 @@ class LocalServer {
     std::string output;  // to be written
     size_t output_offset = 0;
   };
-  // What other threads pass to one connection.
+  // Frames and decisions that other threads hand to a connection.
   struct Outbox {
     std::string frames;
     std::optional<v1::RankRefusal> refusal;

@@ -78,7 +78,7 @@ size_t EditDistance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-/// What is wrong with a name that is not among `known`, with the one that was probably meant.
+/// An error text for a name that is not among `known`; it suggests the most similar known name.
 std::string UnknownName(const std::string& name, const std::set<std::string>& known) {
   std::string nearest;
   size_t distance = name.size() / 3 + 1;  // farther ones have little in common

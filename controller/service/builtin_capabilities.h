@@ -1,5 +1,5 @@
 #pragma once
-// What the datapath of this release offers, as data: this library links none of it.
+// The capabilities of this release's datapath, as data, so that this library need not link it.
 
 #include "weir/v1/rank.pb.h"
 

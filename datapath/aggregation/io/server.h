@@ -34,7 +34,7 @@ struct LeaseRequest {
   Lease terms;                         // without id, epoch and cookie, which the server sets
   std::vector<SourceAddress> workers;  // in the order of their numbers
   /// The secret by which the job owns the lease: kOwnerMin to kOwnerMax visible ASCII characters.
-  /// Where it is empty, the server makes one.
+  /// The server generates a value if this is empty.
   std::string owner = {};
   /// The lease of another aggregator to which sums are sent. The workers of that lease are this
   /// aggregator's address and those of its siblings. Such a lease is on the first shard, which has

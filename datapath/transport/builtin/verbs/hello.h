@@ -51,9 +51,10 @@ Request EncodeHello(const Hello& hello);
 /// window outside of the bounds above.
 StatusOr<Hello> DecodeHello(std::span<const std::byte> bytes);
 
-/// What a dialer is rejected with that has said hello and now has to prove that it holds the key.
+/// The private data of the rejection that asks a dialer, after its hello, to prove that it holds
+/// the key.
 Challenge EncodeChallenge(const Hello& acceptor, const Secret& proof);
-/// Whether a dialer was rejected with one; else the bytes are a text.
+/// Whether the private data of a rejection are a challenge. If not, they are a text.
 bool IsChallenge(std::span<const std::byte> bytes);
 struct DecodedChallenge {
   Hello acceptor;
@@ -64,7 +65,7 @@ StatusOr<DecodedChallenge> DecodeChallenge(std::span<const std::byte> bytes);
 
 /// The second request of a dialer: `nonce` is that of its hello.
 Request EncodeProof(const HelloNonce& nonce, const Secret& proof);
-/// Whether a request is such; else it is a hello or nothing of ours.
+/// Whether a request has the form of a proof. If not, it is a hello or from an unrelated program.
 bool IsProof(std::span<const std::byte> bytes);
 struct DecodedProof {
   HelloNonce nonce;
