@@ -136,7 +136,7 @@ class Session : public AgentHandler {
           return result;
         },
         no_memory_);
-    if (!returned) FailOnCallersThread(status);
+    if (!returned) FailAndTell(status);
     return status;
   }
 
@@ -211,7 +211,8 @@ class Session : public AgentHandler {
   /// kFailedPrecondition: `parameters` would dissolve a bucket that the open step has submitted.
   Status CheckUnused(const std::vector<ResidualParameter>& parameters) const WEIR_REQUIRES(mutex_);
   void Fail(const Status& status);
-  void FailOnCallersThread(const Status& status) noexcept;
+  /// Fail, from any thread but the network thread, which then tells the other ranks.
+  void FailAndTell(const Status& status) noexcept;
   /// `buffers`: whether what was posted is still there, see Transport::Abandon.
   enum class Buffers { kAlive, kGone };
   void AbortTransport(Buffers buffers = Buffers::kAlive);

@@ -16,8 +16,8 @@ namespace weir {
 void Session::PreparePart(Operation& op) {
   if (failed_.load() || op.control) return;  // MovePart says of a failure
   op.status = Caught([&] { return stages_->Prepare(op); }, no_memory_);
-  // Before another part moves: whether this one joins others is not known now.
-  if (!op.status.ok()) Fail(op.status);
+  // Fails before another part moves, because it is not known whether this one joins others.
+  if (!op.status.ok()) FailAndTell(op.status);
 }
 
 ReadyCount Session::MovePart(std::span<Operation* const> ops, int ready) {
@@ -109,10 +109,7 @@ void Session::DecodeOperation(Operation& op) {
       op.hash = HashBytes({static_cast<const std::byte*>(op.data),
                            op.bucket->elements * DtypeBytes(op.bucket->dtype)});
     }
-    if (!op.status.ok()) {
-      Fail(op.status);
-      pipeline_->Nudge();  // the network thread tells the other ranks
-    }
+    if (!op.status.ok()) FailAndTell(op.status);
   }
   op.times.delivered = RealClock().Now();
   if (op.done) (void)Caught([&] { op.done(op.status); });
@@ -142,7 +139,7 @@ void Session::Fail(const Status& status) {
   });
 }
 
-void Session::FailOnCallersThread(const Status& status) noexcept {
+void Session::FailAndTell(const Status& status) noexcept {
   Fail(status);
   pipeline_->Nudge();  // the network thread tells the other ranks
 }
