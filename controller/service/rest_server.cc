@@ -12,8 +12,8 @@
 #include "controller/service/routes.h"
 #include "controller/service/status_mapping.h"
 #include "controller/service/web_files.h"
-#include "controller/service/worker_pool.h"
 #include "datapath/base/log.h"
+#include "deploy/program/http_workers.h"
 #include "deploy/program/tls/tls_files.h"
 
 namespace weir {
@@ -72,7 +72,7 @@ class HttplibRestServer : public RestServer {
           [this](SSL_CTX& context) { return ServeTls(&context, options_.tls); });
     }
     if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
-    server_->new_task_queue = [] { return new WorkerPool(kWorkers, kQueueMax); };
+    server_->new_task_queue = [] { return new HttpWorkers(kWorkers, kQueueMax); };
     server_->set_payload_max_length(kBodyBytesMax);
     server_->set_read_timeout(5, 0);
     server_->set_write_timeout(5, 0);

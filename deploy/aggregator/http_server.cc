@@ -1,19 +1,16 @@
 #include "deploy/aggregator/http_server.h"
 
 #include <httplib.h>
-#include <pthread.h>
 
 #include <charconv>
-#include <functional>
 #include <limits>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "datapath/base/bounded_queue.h"
 #include "datapath/base/identity/rank_proof.h"
 #include "deploy/aggregator/lease_api.h"
 #include "deploy/aggregator/metrics.h"
+#include "deploy/program/http_workers.h"
 #include "deploy/program/tls/tls_files.h"
 
 namespace weir::aggregation {
@@ -22,33 +19,6 @@ namespace {
 constexpr int kHttpThreads = 3;
 constexpr size_t kHttpQueueMax = 32;
 constexpr std::string_view kLeasePath = "/v1/leases/";
-
-// When the queue is full, accepting waits, and the kernel's backlog bounds the rest.
-class BoundedPool : public httplib::TaskQueue {
- public:
-  BoundedPool() : queue_(kHttpQueueMax) {
-    for (int i = 0; i < kHttpThreads; ++i) {
-      threads_.emplace_back([this] {
-        while (auto task = queue_.Pop()) (*task)();
-      });
-      pthread_setname_np(threads_.back().native_handle(), "weir-http");
-    }
-  }
-  ~BoundedPool() override { shutdown(); }
-  void enqueue(std::function<void()> task) override {
-    queue_.Push(std::move(task), RealClock().Now() + std::chrono::minutes(1));
-  }
-  void shutdown() override {
-    queue_.Close();
-    for (std::thread& thread : threads_) {
-      if (thread.joinable()) thread.join();
-    }
-  }
-
- private:
-  BoundedQueue<std::function<void()>> queue_;
-  std::vector<std::thread> threads_;
-};
 
 StatusOr<uint32_t> EpochOf(const httplib::Request& request) {
   for (const auto& [name, value] : request.params) {
@@ -93,7 +63,7 @@ class HttplibServer : public HttpServer {
           [this](SSL_CTX& context) { return ServeTls(&context, &tls_); });
     }
     if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
-    server_->new_task_queue = [] { return new BoundedPool; };
+    server_->new_task_queue = [] { return new HttpWorkers(kHttpThreads, kHttpQueueMax); };
     server_->set_payload_max_length(kLeaseBytesMax);
     server_->set_read_timeout(5, 0);
     server_->set_write_timeout(5, 0);
