@@ -13,10 +13,11 @@ of torch.distributed on CPU tensors through libweir, with exact results.
 from weir import keys
 from weir._lib import LibraryNotFound, WeirError, capabilities, library_path, version
 from weir.communicator import Communicator
-from weir.ddp import DDPState, attach, attach_replacement, ddp_hook, report_loss, share
+from weir.ddp import DDPState, attach, attach_replacement, ddp_hook
 from weir.process_group import WeirProcessGroup, register_process_group
 from weir.regroup import Regrouped, reform, rejoin
 from weir.session import Session, Stats
+from weir.steps import report_loss, share
 
 __all__ = [
     "Communicator", "DDPState", "LibraryNotFound", "Regrouped", "Session", "Stats",

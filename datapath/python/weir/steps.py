@@ -1,0 +1,274 @@
+"""The steps of one model on one rank: what its hooks share, whatever wraps the model.
+
+A hook hands over a flat buffer of gradients with the key of its bucket. A thread waits for the
+deliveries in order and completes their futures. When the backward pass ends, a callback on the
+autograd engine waits for the last of them, ends Weir's step, and raises a failure as a WeirError
+that names the rank at fault. The hooks themselves are in weir.ddp and weir.fsdp.
+"""
+import atexit
+import os
+import threading
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from weir import _lib
+from weir import regroup
+from weir._lib import WeirError
+from weir.communicator import Communicator
+from weir.futures import Completer
+
+DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
+          torch.bfloat16: _lib.BFLOAT16}
+attached = weakref.WeakSet()  # the states of this process
+
+
+def columns(parameter):
+    """Returns the length of a row, for codecs that use matrices; 0 for a vector."""
+    if parameter.dim() < 2 or parameter.shape[0] == 0:
+        return 0
+    return parameter.numel() // parameter.shape[0]
+
+
+class Delivery:
+    """A bucket on its way, as an entry of a Completer.
+
+    raises: whether a failure fails the future; otherwise the end of the backward pass raises it.
+    """
+
+    def __init__(self, session, request, buffer, host, raises):
+        self._session, self._request, self._buffer, self._host = session, request, buffer, host
+        self._raises = raises
+        self.future = torch.futures.Future()
+        self.done = threading.Event()
+        self.error = None
+
+    def settle(self):
+        try:
+            self._session.wait(self._request)
+        except WeirError as error:
+            self.error = error
+        self._session = None  # so that the session closes when the state is dropped
+
+    def complete(self):
+        if self.error is not None:
+            self._buffer.zero_()
+        elif self._host is not self._buffer:
+            self._buffer.copy_(self._host)
+        if self.error is not None and self._raises:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self._buffer)
+        self.done.set()
+
+
+def _at_end_of_backward(function):
+    """Lets the autograd engine call `function`. Returns False where no backward pass runs: in DDP's
+    join(), a rank that has no input left calls the hook itself."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(function)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _raiser(error):
+    def fail():
+        raise error
+    return fail
+
+
+class Steps:
+    """Steps, residuals and deliveries of one model. A subclass joins the job and sets `session`.
+
+    module: the module whose parameters are trained, without its wrapper.
+    scaler, compare_parameters: see DDPState.
+    """
+
+    def __init__(self, module, scaler=None, compare_parameters=False):
+        self._module = weakref.ref(module)
+        self._parameters = list(module.parameters())
+        self.session = None
+        self.rank = self.world = None
+        self.last_step_skipped = False
+        self._keys = {}
+        self._sizes = {}       # bucket key -> elements, of the current or last step
+        self._pending = []     # deliveries of the current backward pass
+        self._in_backward = True  # false on a rank without input that calls the hook in join()
+        self._completer = Completer()
+        weakref.finalize(self, self._completer.close)
+        self._step_open = False
+        self._scaler = scaler
+        self._loss_scale = None  # that of the residuals
+        self._compare_parameters = compare_parameters
+
+    # One step.
+
+    def begin_step(self):
+        """Begins a step unless one is open. After attach(), each forward pass calls it."""
+        if not self._step_open:
+            if self._scaler is not None:
+                self._follow_loss_scale(float(self._scaler.get_scale()))
+            self.session.step_begin()
+            self._step_open = True
+            if self._compare_parameters:
+                self.session.report_parameters(
+                    [(p.data_ptr(), p.numel() * p.element_size()) for p in self._parameters
+                     if p.device.type == "cpu" and p.is_contiguous()])
+
+    def _follow_loss_scale(self, scale):
+        """Converts the residuals of earlier steps to the loss scale of the next one."""
+        if self._loss_scale is not None and scale != self._loss_scale:
+            self.session.scale_state(scale / self._loss_scale)
+        self._loss_scale = scale
+
+    def scale_state(self, factor):
+        """Scales residuals for gradients that are `factor` times as large from the next step on.
+
+        See weir_scale_state.
+        """
+        self.session.scale_state(factor)
+
+    def check_gradients(self, buffer, name):
+        """Raises a WeirError that names the parameter, for gradients that no bucket can hold."""
+        if buffer.layout != torch.strided:
+            raise WeirError(f"the gradient of '{name}' is of layout {buffer.layout}, expected dense "
+                            "gradients: make the embedding with sparse=False, or leave this model "
+                            "to DDP over the process group 'weir'",
+                            _lib.INVALID_ARGUMENT, self.rank)
+        if buffer.dtype not in DTYPES:
+            raise WeirError(f"the gradient of '{name}' is of {buffer.dtype}, expected float32, "
+                            "float16 or bfloat16: leave this model to DDP over the process group "
+                            "'weir', which sums float64, too", _lib.INVALID_ARGUMENT, self.rank)
+
+    def submit(self, key, buffer):
+        """Queues the mean of `buffer` over all ranks, in place, and returns its delivery."""
+        self.begin_step()
+        host = self._host_buffer(buffer)
+        if not self._pending:
+            self._sizes = {}
+            self._in_backward = _at_end_of_backward(self._finish_step)
+        request = self.session.all_reduce(key, host.data_ptr(), 1.0 / self.world)
+        delivery = Delivery(self.session, request, buffer, host, raises=not self._in_backward)
+        self._pending.append(delivery)
+        self._completer.put(delivery)
+        self._sizes[key] = buffer.numel()
+        return delivery
+
+    def _finish_step(self):
+        pending, self._pending = self._pending, []
+        for delivery in pending:
+            delivery.done.wait()  # as long as its operation's deadline allows
+        failure = next((d.error for d in pending if d.error is not None), None)
+        self._step_open = False
+        try:
+            self.last_step_skipped = self.session.step_end()
+        except WeirError as error:
+            failure = failure or error
+        if failure is not None and self._in_backward:
+            # Raised later, so that DDP ends the iteration properly and can begin another one.
+            _at_end_of_backward(_raiser(failure))
+
+    def _host_buffer(self, buffer):
+        """Returns the bucket in host memory, which is a copy for buffers of an accelerator."""
+        return buffer if buffer.device.type == "cpu" else buffer.to("cpu")
+
+    def reform(self, store=None, *, expected=None, settle_s=5.0, timeout_s=60.0, tensors=()):
+        """Continues with the remaining ranks, after backward() has raised a WeirError.
+
+        The ranks find each other in `store` (None: that of the process group); see weir.regroup.
+        Parameters and buffers of the model, and also `tensors` (those of the optimiser, with equal
+        shapes on all ranks), become those of a rank that has not applied the step that must be
+        repeated. The gradients of that step are invalid. Returns a weir.Regrouped. DDP itself
+        continues as long as it needs no collective of its own process group: attach to a model
+        without buffers, or with broadcast_buffers=False, and without find_unused_parameters.
+        """
+        store = store or dist.distributed_c10d._get_default_store()
+        self._pending, self._step_open = [], False
+        found = regroup.reform(self.session, store, expected=expected, settle_s=settle_s,
+                               timeout_s=timeout_s)
+        self.rank, self.world = found.rank, found.world
+        self.take_over(store, found, tensors, timeout_s)
+        return found
+
+    def take_over(self, store, regrouped, tensors=(), timeout_s=60.0):
+        """Copies model and `tensors` from rank model_source. All ranks of the job must call it."""
+        module = self._module()
+        with torch.no_grad():
+            share(store, self.session.job, regrouped,
+                  [*module.parameters(), *module.buffers(), *tensors], timeout_s,
+                  self.session.security)
+
+    # Around the steps.
+
+    def report_loss(self, loss):
+        """Tells the controller the loss of the current step."""
+        self.session.report_loss(float(loss))
+
+    def stats(self):
+        """Counters of this rank (weir.Stats)."""
+        return self.session.stats()
+
+    def plan(self):
+        """The active plan as a dictionary."""
+        return self.session.plan()
+
+    def choices(self):
+        """Returns the choices of the last step's buckets: [(elements, choice)], largest first.
+
+        A choice is a weir.v1.Choice as a dictionary.
+        """
+        plan = self.plan()
+        listed = {int(b["bucket"], 16): b["choice"] for b in plan.get("buckets", [])}
+        return sorted(((elements, listed.get(key, plan.get("fallback") or {}))
+                       for key, elements in self._sizes.items()), key=lambda c: -c[0])
+
+    def state_dict(self):
+        """Returns this rank's residuals and codec states, to be saved with its checkpoint."""
+        state = self.session.export_state()
+        return {"residuals": torch.frombuffer(bytearray(state), dtype=torch.uint8)
+                if state else torch.empty(0, dtype=torch.uint8), "loss_scale": self._loss_scale}
+
+    def load_state_dict(self, state):
+        """Restores state_dict() between steps. Parameters are matched by name."""
+        self.session.import_state(state["residuals"].numpy().tobytes())
+        self._loss_scale = state.get("loss_scale", self._loss_scale)
+
+    def close(self):
+        """Leaves the job. Called at exit; safe to call twice."""
+        self.session.close()
+        attached.discard(self)
+
+
+def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
+    """Copies the `tensors` (equal shapes) of rank model_source to every rank of a regrouped job.
+
+    security: that of the session."""
+    rank, world = regrouped.rank, regrouped.world
+    name = f"{job}/share/{regrouped.epoch}"
+    with Communicator(name, rank, world, operation_timeout_s=timeout_s,
+                      connect_timeout_s=timeout_s,
+                      transport=os.environ.get("WEIR_TRANSPORT"), **(security or {})) as group:
+        group.connect(regroup.exchange(store, f"weir/{name}", rank, world, group.address,
+                                       timeout_s))
+        for tensor in tensors:
+            host = tensor.detach().to("cpu", copy=True).contiguous()
+            operation = group.broadcast(host.data_ptr(), host.numel() * host.element_size(),
+                                        regrouped.model_source)
+            group.wait(operation)
+            group.release(operation)
+            if rank != regrouped.model_source:
+                tensor.detach().copy_(host)
+
+
+def report_loss(loss):
+    """Reports the loss of the current step on every attached model of this process."""
+    for state in list(attached):
+        state.report_loss(loss)
+
+
+@atexit.register
+def _close_all():
+    for state in list(attached):
+        state.close()
