@@ -3,8 +3,8 @@
 The path of a bucket: DDP calls the hook as soon as a bucket's gradients are ready. The hook queues
 weir_all_reduce on DDP's flat buffer and returns a future. While libweir encodes, sends and decodes,
 the backward pass continues. DDP copies the means of completed futures into the gradients. The rest
-is in weir.steps. (With a static graph, DDP's own callback at the end of the pass comes before that of
-weir.steps and waits for the futures.)
+is in weir.steps. (With a static graph, DDP's own callback at the end of the pass comes before that
+of weir.steps and waits for the futures.)
 
 DDP over a subgroup of the ranks sums over that subgroup, as a separate job, whose name is the name of
 the job, a dot and the ranks (where attach() is not given rank or world). A second model in a process is a separate job, too.
@@ -44,10 +44,8 @@ import itertools
 import os
 import socket
 import sys
-import weakref
 import zlib
 
-import torch
 import torch.distributed as dist
 
 from weir import _lib
@@ -55,14 +53,15 @@ from weir import keys
 from weir import regroup
 from weir._lib import WeirError
 from weir.session import Session
-from weir.steps import DTYPES, Steps, attached, columns
+from weir.steps import DTYPES, Steps, attached, begin_with_forward, columns
 
 CONNECT_TIMEOUT_S = 60.0
 _attach_counts = {}  # by job and ranks
 _said = set()
 
 
-def _say_once(key, message):
+def say_once(key, message):
+    """Prints the message unless this process has printed one with this key."""
     if key not in _said:
         _said.add(key)
         print(f"weir: {message}", file=sys.stderr, flush=True)
@@ -78,7 +77,7 @@ def _route_address(towards):
             return "127.0.0.1"
 
 
-def _ranks_of(group):
+def ranks_of(group):
     """The ranks of a process group, numbered as in the default group, in the order of the group."""
     numbers = dist.distributed_c10d._pg_group_ranks[group]
     return sorted(numbers, key=numbers.get)
@@ -143,7 +142,7 @@ class DDPState(Steps):
             **keys.settings(job_key, encrypt, unauthenticated))
         if group is not None and not (join or peers or numbered):
             if self.world < dist.get_world_size():
-                job += "." + _name_of_ranks(_ranks_of(group))
+                job += "." + _name_of_ranks(ranks_of(group))
         if join:
             self.session = join(job, options)
         else:
@@ -183,7 +182,7 @@ class DDPState(Steps):
     def _announce(self, agent, plan_file):
         # libweir itself reports an agent that does not answer.
         if self.rank == 0 and not plan_file and not agent:
-            _say_once("dense", "no agent (WEIR_AGENT) and no plan file (WEIR_PLAN_FILE): "
+            say_once("dense", "no agent (WEIR_AGENT) and no plan file (WEIR_PLAN_FILE): "
                       "running dense")
 
     def all_reduce(self, bucket):
@@ -225,17 +224,6 @@ def ddp_hook(state, bucket):
     return state.all_reduce(bucket)
 
 
-def attach(ddp_model, **options):
-    """Registers Weir on a DistributedDataParallel model. Options are those of DDPState.
-
-    Returns the state. Steps then begin at the forward pass, so that Weir can distinguish computing
-    from waiting. With register_comm_hook alone, a step begins at its first bucket.
-    """
-    state = DDPState(ddp_model, **options)
-    _register(ddp_model, state)
-    return state
-
-
 def attach_replacement(ddp_model, store, *, epoch=None, expected=None, settle_s=5.0,
                        timeout_s=60.0, tensors=(), **options):
     """Does attach() for a process that replaces a lost rank. Returns (state, weir.Regrouped).
@@ -265,14 +253,18 @@ def attach_replacement(ddp_model, store, *, epoch=None, expected=None, settle_s=
     return state, joined[0]
 
 
+def attach_ddp(ddp_model, options):
+    """Registers the hook on a DistributedDataParallel model; returns the state."""
+    state = DDPState(ddp_model, **options)
+    try:
+        _register(ddp_model, state)
+    except BaseException:
+        state.close()
+        raise
+    return state
+
+
 def _register(ddp_model, state):
     """Registers the hook, and lets steps begin at the forward pass."""
     ddp_model.register_comm_hook(state, ddp_hook)
-    reference = weakref.ref(state)
-
-    def before_forward(module, unused_inputs):
-        current = reference()
-        if current is not None and module.training and torch.is_grad_enabled():
-            current.begin_step()
-
-    ddp_model.register_forward_pre_hook(before_forward)
+    begin_with_forward(ddp_model, state)

@@ -133,9 +133,9 @@ class Steps:
     def check_gradients(self, buffer, name):
         """Raises a WeirError that names the parameter, for gradients that no bucket can hold."""
         if buffer.layout != torch.strided:
-            raise WeirError(f"the gradient of '{name}' is of layout {buffer.layout}, expected dense "
-                            "gradients: make the embedding with sparse=False, or leave this model "
-                            "to DDP over the process group 'weir'",
+            raise WeirError(f"the gradient of '{name}' is of layout {buffer.layout}, expected "
+                            "dense gradients: make the embedding with sparse=False, or leave this "
+                            "model to DDP over the process group 'weir'",
                             _lib.INVALID_ARGUMENT, self.rank)
         if buffer.dtype not in DTYPES:
             raise WeirError(f"the gradient of '{name}' is of {buffer.dtype}, expected float32, "
@@ -260,6 +260,18 @@ def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
             group.release(operation)
             if rank != regrouped.model_source:
                 tensor.detach().copy_(host)
+
+
+def begin_with_forward(model, state):
+    """Lets steps begin at the forward pass, so that Weir can tell computing from waiting."""
+    reference = weakref.ref(state)
+
+    def before_forward(module, unused_inputs):
+        current = reference()
+        if current is not None and module.training and torch.is_grad_enabled():
+            current.begin_step()
+
+    model.register_forward_pre_hook(before_forward)
 
 
 def report_loss(loss):
