@@ -54,6 +54,7 @@ from weir import regroup
 from weir._lib import WeirError
 from weir.session import Session
 from weir.steps import DTYPES, Steps, attached, begin_with_forward, columns
+from weir.unreduced import Watch
 
 CONNECT_TIMEOUT_S = 60.0
 _attach_counts = {}  # by job and ranks
@@ -116,6 +117,7 @@ class DDPState(Steps):
                          environment("WEIR_COMPARE_PARAMETERS", "0") not in ("", "0"))
         # Names are looked up by identity; the parameters live as long as this table.
         self._names = {id(p): name for name, p in module.named_parameters()}
+        self._watch = None
         peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
         numbered = rank is not None or world is not None
@@ -187,6 +189,8 @@ class DDPState(Steps):
 
     def all_reduce(self, bucket):
         """The hook: queues the bucket and returns a future for its mean over all ranks."""
+        if self._watch is not None:
+            self._watch.on_hook()
         if self._pending and not self._in_backward and bucket.index() == 0:
             self._finish_step()  # there was no end of a backward pass to do it
         if self._pending and bucket.index() == 0:
@@ -195,6 +199,16 @@ class DDPState(Steps):
                             self.rank)
         buffer = bucket.buffer()
         return self.submit(self._key(bucket, buffer), buffer).future
+
+    def watch(self, ddp_model):
+        """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
+        self._watch = Watch(ddp_model, self.rank)
+
+    def close(self):
+        """Leaves the job. Called at exit; safe to call twice."""
+        if self._watch is not None:
+            self._watch.close()
+        super().close()
 
     def _key(self, bucket, buffer):
         parameters = bucket.parameters()
@@ -267,4 +281,5 @@ def attach_ddp(ddp_model, options):
 def _register(ddp_model, state):
     """Registers the hook, and lets steps begin at the forward pass."""
     ddp_model.register_comm_hook(state, ddp_hook)
+    state.watch(ddp_model)
     begin_with_forward(ddp_model, state)
