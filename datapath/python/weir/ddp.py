@@ -52,6 +52,7 @@ from weir import _lib
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
+from weir.restored import RestoredBuckets
 from weir.session import Session
 from weir.steps import DTYPES, Steps, attached, begin_with_forward, columns
 from weir.unreduced import Watch
@@ -115,8 +116,11 @@ class DDPState(Steps):
         module = getattr(model, "module", model)
         super().__init__(module, scaler,
                          environment("WEIR_COMPARE_PARAMETERS", "0") not in ("", "0"))
-        # Names are looked up by identity; the parameters live as long as this table.
-        self._names = {id(p): name for name, p in module.named_parameters()}
+        # Names are looked up by identity; the parameters live as long as these tables.
+        self._by_name = dict(module.named_parameters())
+        self._names = {id(p): name for name, p in self._by_name.items()}
+        self._members = {}     # bucket key -> names of the parameters
+        self._restored = None  # in the first steps after load_state_dict()
         self._watch = None
         peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
@@ -198,7 +202,15 @@ class DDPState(Steps):
                             "the step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
                             self.rank)
         buffer = bucket.buffer()
-        return self.submit(self._key(bucket, buffer), buffer).future
+        names = [self._name(p, bucket) for p in bucket.parameters()]
+        if self._restored is None:
+            return self.submit(self._key(names, buffer), buffer).future
+        self.check_gradients(buffer, names[0])
+        future = self._restored.hold(bucket, names)
+        if bucket.is_last():
+            if not self._restored.reduce(lambda n, flat: self.submit(self._key(n, flat), flat)):
+                self._restored = None
+        return future
 
     def watch(self, ddp_model):
         """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
@@ -210,17 +222,33 @@ class DDPState(Steps):
             self._watch.close()
         super().close()
 
-    def _key(self, bucket, buffer):
-        parameters = bucket.parameters()
-        identity = (buffer.dtype, tuple(map(id, parameters)))
+    def state_dict(self):
+        """Returns residuals, codec states and the buckets of the last step, for a checkpoint."""
+        return {**super().state_dict(), "buckets": [self._members[key] for key in self._sizes]}
+
+    def load_state_dict(self, state):
+        """Restores state_dict() between steps. Parameters are matched by name.
+
+        A new DDP model continues exactly as the saved one would have, unless it was saved after its
+        very first step, when DDP had not rebuilt its buckets.
+        """
+        super().load_state_dict(state)
+        self._restored = RestoredBuckets(state["buckets"]) if state.get("buckets") else None
+
+    def _key(self, names, buffer):
+        identity = (buffer.dtype, *names)
         key = self._keys.get(identity)
         if key is None:
-            names = [self._name(p, bucket) for p in parameters]
             self.check_gradients(buffer, names[0])
+            parameters = [self._by_name[name] for name in names]
             key = self.session.define_bucket(
                 [(name, p.numel(), columns(p)) for name, p in zip(names, parameters)],
                 DTYPES[buffer.dtype])
+            # The definition dissolves buckets that held one of the parameters.
+            self._keys = {other: known for other, known in self._keys.items()
+                          if not set(names) & set(other[1:])}
             self._keys[identity] = key
+            self._members[key] = names
         return key
 
     def _name(self, parameter, bucket):

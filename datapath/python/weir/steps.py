@@ -39,7 +39,7 @@ class Delivery:
 
     def __init__(self, session, request, buffer, host, raises):
         self._session, self._request, self._buffer, self._host = session, request, buffer, host
-        self._raises = raises
+        self.raises = raises
         self.future = torch.futures.Future()
         self.done = threading.Event()
         self.error = None
@@ -56,7 +56,7 @@ class Delivery:
             self._buffer.zero_()
         elif self._host is not self._buffer:
             self._buffer.copy_(self._host)
-        if self.error is not None and self._raises:
+        if self.error is not None and self.raises:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self._buffer)
