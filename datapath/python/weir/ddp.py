@@ -6,8 +6,9 @@ the backward pass continues. DDP copies the means of completed futures into the 
 is in weir.steps. (With a static graph, DDP's own callback at the end of the pass comes before that
 of weir.steps and waits for the futures.)
 
-DDP over a subgroup of the ranks sums over that subgroup, as a separate job, whose name is the name of
-the job, a dot and the ranks (where attach() is not given rank or world). A second model in a process is a separate job, too.
+DDP over a subgroup of the ranks sums over that subgroup, as a separate job, whose name is the name
+of the job, a dot and the ranks (where attach() is not given rank or world). A second model in a
+process is a separate job, too.
 
 Residuals belong to parameters, by their names in the model, so they follow their parameters when
 DDP rebuilds the buckets after the first iteration.
@@ -263,6 +264,10 @@ class DDPState(Steps):
 
 def ddp_hook(state, bucket):
     """For DistributedDataParallel.register_comm_hook(state, weir.ddp_hook)."""
+    if isinstance(bucket, tuple):
+        raise WeirError("DistributedDataParallel's Python reducer (optimize_ddp='python_reducer', "
+                        "for compiled autograd) has no buckets: leave compiled autograd off",
+                        _lib.FAILED_PRECONDITION, state.rank)
     return state.all_reduce(bucket)
 
 

@@ -66,8 +66,9 @@ class Watch:
         if local:
             raise WeirError(
                 "a backward pass has accumulated gradients, but none were reduced over the ranks: "
-                "call the DistributedDataParallel model, not the module inside it, and use "
-                "no_sync() to accumulate gradients of several passes",
+                "call the DistributedDataParallel model, not the module inside it, use no_sync() to "
+                "accumulate gradients of several passes, and leave compiled autograd off (DDP's "
+                "reducer is not part of its graph)",
                 _lib.FAILED_PRECONDITION, self._rank)
 
     def close(self):

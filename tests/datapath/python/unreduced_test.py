@@ -1,4 +1,5 @@
 """Gradients that no hook was called for are noticed; those that are meant to stay local are not."""
+import importlib.util
 import unittest
 
 import torch
@@ -56,6 +57,24 @@ def gradients_that_stay_local(rank, world, kind):
     return words
 
 
+def compiled_autograd(rank, world, reducer):
+    """What two steps under compiled autograd raise, PyTorch or Weir."""
+    from torch._dynamo import compiled_autograd as compiled
+    enable = getattr(compiled, "_enable", None) or compiled.enable
+    torch._dynamo.config.optimize_ddp = reducer
+    ddp = DistributedDataParallel(make_model())
+    state = weir.attach(ddp)
+    try:
+        for step in range(2):
+            with enable(torch.compile(backend="eager")):
+                ddp(batch(step, rank)).square().sum().backward()
+    except Exception as error:
+        return str(error)
+    finally:
+        state.close()
+    return ""
+
+
 def local_gradients_at_the_optimizer(rank, world):
     """Whether the optimiser's step raises, before any parameter changes."""
     ddp = DistributedDataParallel(make_model())
@@ -83,6 +102,13 @@ class UnreducedTest(unittest.TestCase):
         for kind in ("no_sync", "evaluation", "autograd.grad", "several forwards", "closed"):
             for words, _ in ranks.run(2, gradients_that_stay_local, kind):
                 self.assertEqual(words, "", kind)
+
+    @unittest.skipUnless(importlib.util.find_spec("torch._dynamo"),
+                         "this torch has no compiled autograd")
+    def test_compiled_autograd_is_never_silent(self):
+        for reducer in ("ddp_optimizer", "python_reducer"):
+            for words, _ in ranks.run(2, compiled_autograd, reducer):
+                self.assertRegex(words.lower(), "compiled autograd", reducer)
 
     @unittest.skipUnless(hasattr(optimizers, "register_optimizer_step_pre_hook"),
                          "this torch has no hook before optimiser steps")
