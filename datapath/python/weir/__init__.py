@@ -16,14 +16,15 @@ from weir.attaching import attach
 from weir.communicator import Communicator
 from weir.ddp import DDPState, attach_replacement, ddp_hook
 from weir.fsdp import FSDPState
+from weir.non_finite import SkippedStep
 from weir.process_group import WeirProcessGroup, register_process_group
 from weir.regroup import Regrouped, reform, rejoin
 from weir.session import Session, Stats
 from weir.steps import report_loss, share
 
 __all__ = [
-    "Communicator", "DDPState", "FSDPState", "LibraryNotFound", "Regrouped", "Session", "Stats",
-    "WeirError", "WeirProcessGroup", "attach", "attach_replacement", "capabilities", "ddp_hook",
+    "Communicator", "DDPState", "FSDPState", "LibraryNotFound", "Regrouped", "Session",
+    "SkippedStep", "Stats", "WeirError", "WeirProcessGroup", "attach", "attach_replacement", "capabilities", "ddp_hook",
     "keys", "library_path", "reform", "register_process_group", "rejoin", "report_loss", "share",
     "version",
 ]

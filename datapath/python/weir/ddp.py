@@ -18,7 +18,8 @@ earlier steps, which have the scale of those steps. Pass the scaler to attach(),
 are converted to its scale before each step. (Otherwise keep the scale constant, or train in
 bfloat16, which needs no scale.) A step in which any rank meets NaN or infinity is delivered as NaN
 on all ranks, which GradScaler recognises. Other training loops must check `state.last_step_skipped`
-after backward() and skip the optimiser step.
+after backward() and skip the optimiser step; its `rank` and `parameter` say where it began
+(weir.non_finite).
 
 Learning rate: residuals hold gradients, so they are applied at the rate of the step that delivers
 them. Where that matters, call state.scale_state(old_rate / new_rate) after each change of the rate:
@@ -53,9 +54,10 @@ from weir import _lib
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
+from weir.non_finite import Agreement
 from weir.restored import RestoredBuckets
 from weir.session import Session
-from weir.steps import DTYPES, Steps, attached, begin_with_forward, columns
+from weir.steps import Steps, attached, begin_with_forward, columns
 from weir.unreduced import Watch
 
 CONNECT_TIMEOUT_S = 60.0
@@ -120,9 +122,9 @@ class DDPState(Steps):
         # Names are looked up by identity; the parameters live as long as these tables.
         self._by_name = dict(module.named_parameters())
         self._names = {id(p): name for name, p in self._by_name.items()}
-        self._members = {}     # bucket key -> names of the parameters
         self._restored = None  # in the first steps after load_state_dict()
         self._watch = None
+        self._keeps_gradients = False
         peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
         numbered = rank is not None or world is not None
@@ -165,6 +167,7 @@ class DDPState(Steps):
             count = _attach_counts[job] = _attach_counts.get(job, 0) + 1
             prefix = f"weir/{job}/{count}"
             job = self._job_of_its_own(store, f"{prefix}/job", job)
+            self._agreement = Agreement(store, prefix)
             options.update(keys.from_store(store, f"{prefix}/key", self.rank,
                                            {name: options[name] for name in keys.OPTIONS}))
         session = Session(job, self.rank, self.world, **options)
@@ -216,6 +219,13 @@ class DDPState(Steps):
     def watch(self, ddp_model):
         """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
         self._watch = Watch(ddp_model, self.rank)
+        self._keeps_gradients = not (ddp_model.gradient_as_bucket_view or ddp_model.static_graph)
+
+    def local_gradients(self):
+        """See Steps. DDP copies its buckets into the gradients after this step has ended."""
+        if not (self._keeps_gradients and self._in_backward):
+            return None
+        return ((name, parameter.grad) for name, parameter in self._by_name.items())
 
     def close(self):
         """Leaves the job. Called at exit; safe to call twice."""
@@ -225,7 +235,8 @@ class DDPState(Steps):
 
     def state_dict(self):
         """Returns residuals, codec states and the buckets of the last step, for a checkpoint."""
-        return {**super().state_dict(), "buckets": [self._members[key] for key in self._sizes]}
+        return {**super().state_dict(), "buckets": [[name for name, *_ in self._ranges[key]]
+                                                    for key in self._sizes]}
 
     def load_state_dict(self, state):
         """Restores state_dict() between steps. Parameters are matched by name.
@@ -242,14 +253,12 @@ class DDPState(Steps):
         if key is None:
             self.check_gradients(buffer, names[0])
             parameters = [self._by_name[name] for name in names]
-            key = self.session.define_bucket(
-                [(name, p.numel(), columns(p)) for name, p in zip(names, parameters)],
-                DTYPES[buffer.dtype])
+            key = self.define([(name, p.numel(), columns(p))
+                               for name, p in zip(names, parameters)], buffer.dtype)
             # The definition dissolves buckets that held one of the parameters.
             self._keys = {other: known for other, known in self._keys.items()
                           if not set(names) & set(other[1:])}
             self._keys[identity] = key
-            self._members[key] = names
         return key
 
     def _name(self, parameter, bucket):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from weir import _lib
 from weir._lib import WeirError
 from weir.ddp import DDPState, ranks_of, say_once
-from weir.steps import DTYPES, begin_with_forward, columns
+from weir.steps import begin_with_forward, columns
 
 _PADDING = "padding"
 
@@ -58,7 +58,7 @@ class FSDPState(DDPState):
         key = self._keys.get((unit.name, gradient.dtype, gradient.numel()))
         if key is None:
             self.check_gradients(gradient, unit.name)
-            key = self.session.define_bucket(unit.ranges(gradient.numel()), DTYPES[gradient.dtype])
+            key = self.define(unit.ranges(gradient.numel()), gradient.dtype)
             self._keys[unit.name, gradient.dtype, gradient.numel()] = key
         delivery = self.submit(key, gradient)
         delivery.done.wait()  # as long as its operation's deadline allows

@@ -7,6 +7,7 @@ that names the rank at fault. The hooks themselves are in weir.ddp and weir.fsdp
 """
 import atexit
 import os
+import sys
 import threading
 import weakref
 
@@ -18,6 +19,7 @@ from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
 from weir.futures import Completer
+from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
 
 DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
           torch.bfloat16: _lib.BFLOAT16}
@@ -93,6 +95,7 @@ class Steps:
         self.rank = self.world = None
         self.last_step_skipped = False
         self._keys = {}
+        self._ranges = {}      # bucket key -> its ranges, as given to define()
         self._sizes = {}       # bucket key -> elements, of the current or last step
         self._pending = []     # deliveries of the current backward pass
         self._in_backward = True  # false on a rank without input that calls the hook in join()
@@ -102,6 +105,10 @@ class Steps:
         self._scaler = scaler
         self._loss_scale = None  # that of the residuals
         self._compare_parameters = compare_parameters
+        self._agreement = None  # a weir.non_finite.Agreement, where the ranks share a store
+        self._searches_left = 0  # steps in which gradients are searched for NaN and infinity
+        self._searched = False   # whether those of this step were
+        self._found = None       # the first parameter with one
 
     # One step.
 
@@ -142,6 +149,12 @@ class Steps:
                             "float16 or bfloat16: leave this model to DDP over the process group "
                             "'weir', which sums float64, too", _lib.INVALID_ARGUMENT, self.rank)
 
+    def define(self, ranges, dtype):
+        """Defines the bucket of these (name, elements, columns) ranges and returns its key."""
+        key = self.session.define_bucket(ranges, DTYPES[dtype])
+        self._ranges[key] = ranges
+        return key
+
     def submit(self, key, buffer):
         """Queues the mean of `buffer` over all ranks, in place, and returns its delivery."""
         self.begin_step()
@@ -149,12 +162,46 @@ class Steps:
         if not self._pending:
             self._sizes = {}
             self._in_backward = _at_end_of_backward(self._finish_step)
+        if self._searches_left > 0:
+            self._search(key, host)
         request = self.session.all_reduce(key, host.data_ptr(), 1.0 / self.world)
         delivery = Delivery(self.session, request, buffer, host, raises=not self._in_backward)
         self._pending.append(delivery)
         self._completer.put(delivery)
         self._sizes[key] = buffer.numel()
         return delivery
+
+    def _search(self, key, buffer):
+        self._searched = True
+        ranges = self._ranges[key]
+        pieces = buffer.flatten().split([elements for _, elements, *_ in ranges])
+        self._found = self._found or first_non_finite(
+            (name, piece) for (name, *_), piece in zip(ranges, pieces))
+
+    def local_gradients(self):
+        """(name, gradient) pairs that no sum has overwritten yet, at the end of a backward pass;
+        None where there are none, equally on all ranks."""
+        return None
+
+    def _explain_skipped_step(self):
+        """Returns a SkippedStep, and lets rank 0 say what it knows."""
+        gradients = None if self._searched else self.local_gradients()
+        known = self._searched or gradients is not None
+        if gradients is not None:
+            self._found = first_non_finite(gradients)
+        stats, where = self.session.stats(), (None, None)
+        if known and self._agreement is not None:
+            where = self._agreement.reach(stats.step, self.rank, self.world, self._found)
+        elif self._found is not None:
+            where = self.rank, self._found
+        skipped = SkippedStep(stats.step, *where)
+        if not known:
+            self._searches_left = SEARCHED_STEPS
+        if self.rank == 0:
+            more = "" if known else (f"; the next {SEARCHED_STEPS} steps are searched for the rank "
+                                     "and the parameter")
+            print(f"weir: {skipped}{more}", file=sys.stderr, flush=True)
+        return skipped
 
     def _finish_step(self):
         pending, self._pending = self._pending, []
@@ -163,9 +210,12 @@ class Steps:
         failure = next((d.error for d in pending if d.error is not None), None)
         self._step_open = False
         try:
-            self.last_step_skipped = self.session.step_end()
+            skipped = self.session.step_end()
+            self.last_step_skipped = self._explain_skipped_step() if skipped else False
         except WeirError as error:
             failure = failure or error
+        self._searches_left = max(0, self._searches_left - self._searched)
+        self._searched, self._found = False, None
         if failure is not None and self._in_backward:
             # Raised later, so that DDP ends the iteration properly and can begin another one.
             _at_end_of_backward(_raiser(failure))
@@ -186,6 +236,7 @@ class Steps:
         """
         store = store or dist.distributed_c10d._get_default_store()
         self._pending, self._step_open = [], False
+        self._agreement = None  # replacements of lost ranks may use another store
         found = regroup.reform(self.session, store, expected=expected, settle_s=settle_s,
                                timeout_s=timeout_s)
         self.rank, self.world = found.rank, found.world

@@ -1,10 +1,10 @@
 """Notices gradients that stay local: a backward pass after which no hook was called.
 
 DDP reduces only what a forward pass of its wrapper has announced. After model.module(inputs), for
-example, every rank keeps its own gradients, and the replicas drift apart without a word. A watch sees
-when parameters accumulate gradients and whether the hook was called, and raises a WeirError at the
-next forward pass or, from PyTorch 2.0 on, already at the optimiser's step. Gradients under no_sync()
-and of torch.autograd.grad() are not meant to be reduced, so they are no error.
+example, every rank keeps its own gradients, and the replicas drift apart without a word. A watch
+sees when parameters accumulate gradients and whether the hook was called, and raises a WeirError at
+the next forward pass or, from PyTorch 2.0 on, already at the optimiser's step. Gradients under
+no_sync() and of torch.autograd.grad() are not meant to be reduced, so they are no error.
 """
 import weakref
 
@@ -66,8 +66,8 @@ class Watch:
         if local:
             raise WeirError(
                 "a backward pass has accumulated gradients, but none were reduced over the ranks: "
-                "call the DistributedDataParallel model, not the module inside it, use no_sync() to "
-                "accumulate gradients of several passes, and leave compiled autograd off (DDP's "
+                "call the DistributedDataParallel model, not the module inside it, use no_sync() "
+                "to accumulate gradients of several passes, and leave compiled autograd off (DDP's "
                 "reducer is not part of its graph)",
                 _lib.FAILED_PRECONDITION, self._rank)
 
