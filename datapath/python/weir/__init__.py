@@ -11,7 +11,8 @@ After `import weir`, torch.distributed.init_process_group("weir") runs every col
 of torch.distributed on CPU tensors through libweir, with exact results.
 """
 from weir import keys
-from weir._lib import LibraryNotFound, WeirError, capabilities, library_path, version
+from weir._lib import (DataLoss, DeadlineExceeded, FailedPrecondition, InvalidArgument,
+                       LibraryNotFound, RankLost, WeirError, capabilities, library_path, version)
 from weir.attaching import attach
 from weir.communicator import Communicator
 from weir.ddp import DDPState, attach_replacement, ddp_hook
@@ -23,10 +24,11 @@ from weir.session import Session, Stats
 from weir.steps import report_loss, share
 
 __all__ = [
-    "Communicator", "DDPState", "FSDPState", "LibraryNotFound", "Regrouped", "Session",
-    "SkippedStep", "Stats", "WeirError", "WeirProcessGroup", "attach", "attach_replacement", "capabilities", "ddp_hook",
-    "keys", "library_path", "reform", "register_process_group", "rejoin", "report_loss", "share",
-    "version",
+    "Communicator", "DDPState", "DataLoss", "DeadlineExceeded", "FSDPState", "FailedPrecondition",
+    "InvalidArgument", "LibraryNotFound", "RankLost", "Regrouped", "Session", "SkippedStep",
+    "Stats", "WeirError", "WeirProcessGroup", "attach", "attach_replacement", "capabilities",
+    "ddp_hook", "keys", "library_path", "reform", "register_process_group", "rejoin",
+    "report_loss", "share", "version",
 ]
 
 register_process_group()
