@@ -47,6 +47,7 @@ import os
 import socket
 import sys
 import zlib
+from typing import Dict
 
 import torch.distributed as dist
 
@@ -61,7 +62,7 @@ from weir.steps import Steps, attached, begin_with_forward, columns
 from weir.unreduced import Watch
 
 CONNECT_TIMEOUT_S = 60.0
-_attach_counts = {}  # by job and ranks
+_attach_counts: Dict[str, int] = {}  # by job and ranks
 _said = set()
 
 
@@ -114,11 +115,13 @@ class DDPState(Steps):
     def __init__(self, model, *, job=None, rank=None, world=None, agent=None, agent_token=None,
                  plan_file=None, peers=None, listen=None, operation_timeout_s=None,
                  transport=None, scaler=None, encode_workers=None, join=None, job_key=None,
-                 encrypt=None, unauthenticated=None, process_group=None):
+                 encrypt=None, unauthenticated=None, process_group=None,
+                 compare_every_steps=None, compare_parameters=None):
         environment = os.environ.get
         module = getattr(model, "module", model)
-        super().__init__(module, scaler,
-                         environment("WEIR_COMPARE_PARAMETERS", "0") not in ("", "0"))
+        if compare_parameters is None:
+            compare_parameters = environment("WEIR_COMPARE_PARAMETERS", "0") not in ("", "0")
+        super().__init__(module, scaler, compare_parameters)
         # Names are looked up by identity; the parameters live as long as these tables.
         self._by_name = dict(module.named_parameters())
         self._names = {id(p): name for name, p in self._by_name.items()}
@@ -147,7 +150,8 @@ class DDPState(Steps):
             operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
             connect_timeout_s=CONNECT_TIMEOUT_S,
             encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
-            compare_every_steps=int(environment("WEIR_COMPARE_EVERY_STEPS", "0")),
+            compare_every_steps=(compare_every_steps
+                                 or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
             **keys.settings(job_key, encrypt, unauthenticated))
         if group is not None and not (join or peers or numbered):
             if self.world < dist.get_world_size():

@@ -3,10 +3,12 @@
 Good steps cost nothing: gradients are searched only after libweir has said that a step is skipped.
 By then a bucket's local gradients are overwritten. DDP still has them in the parameters, unless it
 was made with gradient_as_bucket_view or static_graph. In all other cases, also under FSDP, the
-first such step has no name, and gradients of the next SEARCHED_STEPS are searched before they leave.
+first such step has no name, and the gradients of the SEARCHED_STEPS after it are searched before
+they leave.
 """
 import datetime
 import time
+from typing import Optional
 
 import torch
 
@@ -21,7 +23,11 @@ class SkippedStep(int):
     as for a sum of finite numbers that is too large for the type of the gradients.
     """
 
-    def __new__(cls, step, rank=None, parameter=None):
+    step: int
+    rank: Optional[int]
+    parameter: Optional[str]
+
+    def __new__(cls, step: int, rank: Optional[int] = None, parameter: Optional[str] = None):
         made = super().__new__(cls, 1)
         made.step, made.rank, made.parameter = step, rank, parameter
         return made

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import weakref
+from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -20,10 +21,11 @@ from weir._lib import WeirError
 from weir.communicator import Communicator
 from weir.futures import Completer
 from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
+from weir.session import Session, Stats
 
 DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
           torch.bfloat16: _lib.BFLOAT16}
-attached = weakref.WeakSet()  # the states of this process
+attached: "weakref.WeakSet[Steps]" = weakref.WeakSet()  # the states of this process
 
 
 def columns(parameter):
@@ -86,14 +88,17 @@ class Steps:
 
     module: the module whose parameters are trained, without its wrapper.
     scaler, compare_parameters: see DDPState.
+    last_step_skipped: False, or a SkippedStep if a rank met NaN or infinity in the last step.
     """
+
+    session: Session
+    rank: int
+    world: int
 
     def __init__(self, module, scaler=None, compare_parameters=False):
         self._module = weakref.ref(module)
         self._parameters = list(module.parameters())
-        self.session = None
-        self.rank = self.world = None
-        self.last_step_skipped = False
+        self.last_step_skipped: Union[bool, SkippedStep] = False
         self._keys = {}
         self._ranges = {}      # bucket key -> its ranges, as given to define()
         self._sizes = {}       # bucket key -> elements, of the current or last step
@@ -112,7 +117,7 @@ class Steps:
 
     # One step.
 
-    def begin_step(self):
+    def begin_step(self) -> None:
         """Begins a step unless one is open. After attach(), each forward pass calls it."""
         if not self._step_open:
             if self._scaler is not None:
@@ -130,7 +135,7 @@ class Steps:
             self.session.scale_state(scale / self._loss_scale)
         self._loss_scale = scale
 
-    def scale_state(self, factor):
+    def scale_state(self, factor: float) -> None:
         """Scales residuals for gradients that are `factor` times as large from the next step on.
 
         See weir_scale_state.
@@ -189,7 +194,8 @@ class Steps:
         known = self._searched or gradients is not None
         if gradients is not None:
             self._found = first_non_finite(gradients)
-        stats, where = self.session.stats(), (None, None)
+        stats = self.session.stats()
+        where: Tuple[Optional[int], Optional[str]] = (None, None)
         if known and self._agreement is not None:
             where = self._agreement.reach(stats.step, self.rank, self.world, self._found)
         elif self._found is not None:
@@ -246,6 +252,8 @@ class Steps:
     def take_over(self, store, regrouped, tensors=(), timeout_s=60.0):
         """Copies model and `tensors` from rank model_source. All ranks of the job must call it."""
         module = self._module()
+        if module is None:
+            raise WeirError("the model is gone", _lib.FAILED_PRECONDITION, self.rank)
         with torch.no_grad():
             share(store, self.session.job, regrouped,
                   [*module.parameters(), *module.buffers(), *tensors], timeout_s,
@@ -253,19 +261,19 @@ class Steps:
 
     # Around the steps.
 
-    def report_loss(self, loss):
+    def report_loss(self, loss: float) -> None:
         """Tells the controller the loss of the current step."""
         self.session.report_loss(float(loss))
 
-    def stats(self):
+    def stats(self) -> Stats:
         """Counters of this rank (weir.Stats)."""
         return self.session.stats()
 
-    def plan(self):
+    def plan(self) -> Dict[str, Any]:
         """The active plan as a dictionary."""
         return self.session.plan()
 
-    def choices(self):
+    def choices(self) -> List[Tuple[int, Dict[str, Any]]]:
         """Returns the choices of the last step's buckets: [(elements, choice)], largest first.
 
         A choice is a weir.v1.Choice as a dictionary.
@@ -275,18 +283,18 @@ class Steps:
         return sorted(((elements, listed.get(key, plan.get("fallback") or {}))
                        for key, elements in self._sizes.items()), key=lambda c: -c[0])
 
-    def state_dict(self):
+    def state_dict(self) -> Dict[str, Any]:
         """Returns this rank's residuals and codec states, to be saved with its checkpoint."""
         state = self.session.export_state()
         return {"residuals": torch.frombuffer(bytearray(state), dtype=torch.uint8)
                 if state else torch.empty(0, dtype=torch.uint8), "loss_scale": self._loss_scale}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Restores state_dict() between steps. Parameters are matched by name."""
         self.session.import_state(state["residuals"].numpy().tobytes())
         self._loss_scale = state.get("loss_scale", self._loss_scale)
 
-    def close(self):
+    def close(self) -> None:
         """Leaves the job. Called at exit; safe to call twice."""
         self.session.close()
         attached.discard(self)
@@ -325,7 +333,7 @@ def begin_with_forward(model, state):
     model.register_forward_pre_hook(before_forward)
 
 
-def report_loss(loss):
+def report_loss(loss: float) -> None:
     """Reports the loss of the current step on every attached model of this process."""
     for state in list(attached):
         state.report_loss(loss)

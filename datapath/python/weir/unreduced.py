@@ -14,7 +14,7 @@ from torch.optim import optimizer
 from weir import _lib
 from weir._lib import WeirError
 
-_watches = weakref.WeakSet()
+_watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
 
 class Watch:

@@ -179,6 +179,16 @@ def not_a_number(rank, world):
     return seen, skipped
 
 
+def comparisons(rank, world, option):
+    """In how many of four steps the ranks compared their sums."""
+    ddp = DistributedDataParallel(make_model())
+    state = weir.attach(ddp, compare_every_steps=option, compare_parameters=True)
+    train(ddp, rank)
+    compared = state.stats().replicas_compared
+    state.close()
+    return compared
+
+
 def plain_registration(rank, world):
     """register_comm_hook without attach()."""
     ddp = DistributedDataParallel(Scaled(torch.float32))
@@ -529,6 +539,14 @@ class DdpTest(unittest.TestCase):
             self.assertEqual([n for _, n, _ in seen], [False, True, False])
             self.assertAlmostEqual(seen[2][2], 1.5, places=5)
             self.assertEqual(skipped, 1)
+
+    def test_options_replace_the_environment(self):
+        over = {"WEIR_COMPARE_EVERY_STEPS": "-1"}
+        for compared, _ in ranks.run(2, comparisons, 1, environment=over):
+            self.assertGreater(compared, 1)
+        over = {"WEIR_COMPARE_EVERY_STEPS": "1"}
+        for compared, _ in ranks.run(2, comparisons, -1, environment=over):
+            self.assertEqual(compared, 0)
 
     def test_hook_without_attach(self):
         for (mean, steps), _ in ranks.run(2, plain_registration):

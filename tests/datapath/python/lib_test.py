@@ -1,6 +1,7 @@
 """Finding and describing the library, sessions without torch, and `python3 -m weir check`."""
 import ctypes
 import ctypes.util
+import inspect
 import os
 import pathlib
 import pickle
@@ -181,6 +182,17 @@ class KeyTest(unittest.TestCase):
             self.assertEqual(keys.from_store(None, "k", 0, given), given)
             os.environ["WEIR_UNAUTHENTICATED"] = "1"
             self.assertIsNone(keys.from_store(None, "k", 0, keys.settings())["job_key"])
+
+    def test_attach_has_the_options_of_the_state_and_names_every_variable(self):
+        options = set(inspect.signature(weir.attach).parameters)
+        state = set(inspect.signature(weir.DDPState).parameters)
+        self.assertEqual(options, state - {"join"})
+        text = inspect.getdoc(weir.attach)
+        for option in options - {"model"}:
+            self.assertIn(option, text)
+        documented = set(re.findall("WEIR_[A-Z_]+", sys.modules["weir.ddp"].__doc__))
+        self.assertGreater(len(documented), 10)
+        self.assertEqual(documented, set(re.findall("WEIR_[A-Z_]+", text)))
 
     def test_errors_have_the_class_of_their_status(self):
         for status, kind in ((_lib.INVALID_ARGUMENT, weir.InvalidArgument),
