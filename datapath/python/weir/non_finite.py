@@ -63,8 +63,15 @@ class Agreement:
         """(rank, parameter) as one rank has found it, the same everywhere, or (None, None).
 
         found: the parameter that this rank has found, or None. Every rank must call it; it waits
-        until one has found something or all have found nothing, at most 5 s.
+        until one has found something or all have found nothing, at most 5 s. (None, None), too, if
+        the store fails: a name is not worth the step.
         """
+        try:
+            return self._reach(step, rank, world, found)
+        except RuntimeError:  # of which a store's errors are subclasses
+            return None, None
+
+    def _reach(self, step, rank, world, found):
         key = f"{self._prefix}/non_finite/{step}"
         deadline = time.monotonic() + _AGREEMENT_S
         if found is not None and self._store.add(f"{key}/found", 1) == 1:

@@ -11,6 +11,7 @@ import weir
 import weir.steps
 from ddp_test import BUCKET_MB, Scaled, batch, make_model
 from fsdp_test import make_fsdp1, needs
+from weir.non_finite import Agreement
 
 GUILTY = {"0.bias": 0, "2.weight": 1, "4.bias": 2}  # parameter -> rank
 
@@ -116,6 +117,13 @@ class NonFiniteTest(unittest.TestCase):
         for strategy in ("FULL_SHARD", "NO_SHARD"):
             for seen, _ in ranks.run(2, fsdp_steps, strategy):
                 self.assertEqual(seen, [False, (1, None, None), (2, 1, "first.weight"), False])
+
+    def test_a_lost_store_costs_the_name_and_not_the_step(self):
+        class Lost:
+            def add(self, key, amount):
+                raise RuntimeError("Connection reset by peer")
+
+        self.assertEqual(Agreement(Lost(), "job").reach(7, 0, 2, "weight"), (None, None))
 
     def test_it_is_what_it_was(self):
         skipped = weir.SkippedStep(7, 1, "a.b")
