@@ -11,17 +11,24 @@ After `import weir`, torch.distributed.init_process_group("weir") runs every col
 of torch.distributed on CPU tensors through libweir, with exact results.
 """
 from weir import keys
-from weir._lib import LibraryNotFound, WeirError, capabilities, library_path, version
+from weir._lib import (DataLoss, DeadlineExceeded, FailedPrecondition, InvalidArgument,
+                       LibraryNotFound, RankLost, WeirError, capabilities, library_path, version)
+from weir.attaching import attach
 from weir.communicator import Communicator
-from weir.ddp import DDPState, attach, attach_replacement, ddp_hook, report_loss, share
+from weir.ddp import DDPState, attach_replacement, ddp_hook
+from weir.fsdp import FSDPState
+from weir.non_finite import SkippedStep
 from weir.process_group import WeirProcessGroup, register_process_group
 from weir.regroup import Regrouped, reform, rejoin
 from weir.session import Session, Stats
+from weir.steps import report_loss, share
 
 __all__ = [
-    "Communicator", "DDPState", "LibraryNotFound", "Regrouped", "Session", "Stats",
-    "WeirError", "WeirProcessGroup", "attach", "attach_replacement", "capabilities", "ddp_hook", "library_path",
-    "reform", "register_process_group", "rejoin", "report_loss", "share", "version",
+    "Communicator", "DDPState", "DataLoss", "DeadlineExceeded", "FSDPState", "FailedPrecondition",
+    "InvalidArgument", "LibraryNotFound", "RankLost", "Regrouped", "Session", "SkippedStep",
+    "Stats", "WeirError", "WeirProcessGroup", "attach", "attach_replacement", "capabilities",
+    "ddp_hook", "keys", "library_path", "reform", "register_process_group", "rejoin",
+    "report_loss", "share", "version",
 ]
 
 register_process_group()

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import sysconfig
+from typing import Dict, Optional, Type
 
 # The file of the package libweir0. The plain name is for compiling.
 SONAME = "libweir.so.0"
@@ -41,13 +42,49 @@ ANY_RANK = -1
 
 
 class WeirError(RuntimeError):
-    """An operation failed. `status` is the weir_status, `rank` the rank that reports it."""
+    """An operation failed. `status` is the weir_status, `rank` the rank that reports it.
 
-    def __init__(self, message, status=INTERNAL, rank=None):
+    WeirError(message, status) makes the subclass of that status.
+    """
+
+    def __new__(cls, message: str, status: int = INTERNAL, rank: Optional[int] = None):
+        return super().__new__(_BY_STATUS.get(status, cls) if cls is WeirError else cls)
+
+    def __init__(self, message: str, status: int = INTERNAL, rank: Optional[int] = None):
         super().__init__(f"weir: rank {rank}: {message}" if rank is not None else
                          f"weir: {message}")
+        self.message = message
         self.status = status
         self.rank = rank
+
+    def __reduce__(self):
+        return type(self), (self.message, self.status, self.rank)
+
+
+class InvalidArgument(WeirError):
+    """An argument, or the model, is not one that the call takes; the message says which."""
+
+
+class FailedPrecondition(WeirError):
+    """The call is not allowed now, as after a failure; the message says what to do before."""
+
+
+class DataLoss(WeirError):
+    """Received or stored bytes are not what they should be, or replicas differ."""
+
+
+class RankLost(WeirError):
+    """A rank has left the job or cannot be reached; the message names it."""
+
+
+class DeadlineExceeded(WeirError):
+    """An operation took longer than allowed; the message names the rank that is missing."""
+
+
+_BY_STATUS: Dict[int, Type[WeirError]] = {
+    INVALID_ARGUMENT: InvalidArgument, FAILED_PRECONDITION: FailedPrecondition,
+    DATA_LOSS: DataLoss, PEER_UNAVAILABLE: RankLost, DEADLINE_EXCEEDED: DeadlineExceeded,
+}
 
 
 class LibraryNotFound(WeirError):

@@ -3,6 +3,7 @@ import contextlib
 import ctypes
 import os
 import threading
+from typing import Optional
 
 from weir import _lib
 from weir._lib import WeirError
@@ -24,7 +25,7 @@ class Communicator:
         self._library = _lib.library()
         self.rank = rank
         self.world = world
-        self._handle = ctypes.c_void_p()
+        self._handle: Optional[ctypes.c_void_p] = ctypes.c_void_p()
         self._process = os.getpid()
         self._inside = 0  # calls that use the handle now
         self._closing = False

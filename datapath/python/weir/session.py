@@ -3,6 +3,7 @@ import collections
 import ctypes
 import json
 import os
+from typing import Optional
 
 from weir import _lib
 from weir._lib import WeirError
@@ -35,7 +36,7 @@ class Session:
         self.rank = rank
         self.world = world
         self.security = dict(job_key=job_key, encrypt=encrypt, unauthenticated=unauthenticated)
-        self._handle = ctypes.c_void_p()
+        self._handle: Optional[ctypes.c_void_p] = ctypes.c_void_p()
         self._process = os.getpid()
         options = _lib.Options(
             ctypes.sizeof(_lib.Options), _bytes(job), rank, world, _bytes(transport),

@@ -179,6 +179,16 @@ def not_a_number(rank, world):
     return seen, skipped
 
 
+def comparisons(rank, world, option):
+    """In how many of four steps the ranks compared their sums."""
+    ddp = DistributedDataParallel(make_model())
+    state = weir.attach(ddp, compare_every_steps=option, compare_parameters=True)
+    train(ddp, rank)
+    compared = state.stats().replicas_compared
+    state.close()
+    return compared
+
+
 def plain_registration(rank, world):
     """register_comm_hook without attach()."""
     ddp = DistributedDataParallel(Scaled(torch.float32))
@@ -277,7 +287,7 @@ def foreign_parameter(rank, world):
     return ""
 
 
-def _train(ddp, seed, steps=4):
+def train(ddp, seed, steps=4):
     """The parameters after some steps of SGD on data of `seed`."""
     for step in range(steps):
         ddp.zero_grad()
@@ -288,7 +298,7 @@ def _train(ddp, seed, steps=4):
     return [p.detach().clone() for p in ddp.parameters()]
 
 
-def _difference(found, expected):
+def difference(found, expected):
     return max(float((a - b).abs().max()) for a, b in zip(found, expected))
 
 
@@ -297,10 +307,10 @@ def static_graph(rank, world):
     models = [DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MB, static_graph=True)
               for _ in range(2)]
     state = weir.attach(models[0])
-    found = [_train(model, rank) for model in models]
+    found = [train(model, rank) for model in models]
     steps = state.stats().step
     state.close()
-    return _difference(*found), steps
+    return difference(*found), steps
 
 
 def subgroups(rank, world):
@@ -312,7 +322,7 @@ def subgroups(rank, world):
         models = [DistributedDataParallel(make_model(), process_group=group) for _ in range(2)]
         state = weir.attach(models[0])
         found.append((state.session.job, state.world,
-                      _difference(*[_train(model, rank) for model in models])))
+                      difference(*[train(model, rank) for model in models])))
     return found
 
 
@@ -320,8 +330,8 @@ def two_models(rank, world):
     """Jobs and differences of two models that train in turns, then of one that takes over a job."""
     models = [DistributedDataParallel(make_model()) for _ in range(4)]
     states = [weir.attach(model) for model in models[:2]]
-    expected = _train(models[2], rank)
-    differences = [_difference(_train(model, rank), expected) for model in models[:2]]
+    expected = train(models[2], rank)
+    differences = [difference(train(model, rank), expected) for model in models[:2]]
     jobs = [state.session.job for state in states]
     states[0].close()
     later = weir.attach(models[3])
@@ -336,8 +346,8 @@ def uneven_inputs(rank, world):
     found = []
     for model in models:
         with model.join():
-            found.append(_train(model, rank, steps=3 + 2 * rank))
-    return _difference(*found), state.stats().step
+            found.append(train(model, rank, steps=3 + 2 * rank))
+    return difference(*found), state.stats().step
 
 
 def refused_gradients(rank, world):
@@ -529,6 +539,14 @@ class DdpTest(unittest.TestCase):
             self.assertEqual([n for _, n, _ in seen], [False, True, False])
             self.assertAlmostEqual(seen[2][2], 1.5, places=5)
             self.assertEqual(skipped, 1)
+
+    def test_options_replace_the_environment(self):
+        over = {"WEIR_COMPARE_EVERY_STEPS": "-1"}
+        for compared, _ in ranks.run(2, comparisons, 1, environment=over):
+            self.assertGreater(compared, 1)
+        over = {"WEIR_COMPARE_EVERY_STEPS": "1"}
+        for compared, _ in ranks.run(2, comparisons, -1, environment=over):
+            self.assertEqual(compared, 0)
 
     def test_hook_without_attach(self):
         for (mean, steps), _ in ranks.run(2, plain_registration):

@@ -1,8 +1,10 @@
 """Finding and describing the library, sessions without torch, and `python3 -m weir check`."""
 import ctypes
 import ctypes.util
+import inspect
 import os
 import pathlib
+import pickle
 import re
 import signal
 import socket
@@ -180,6 +182,34 @@ class KeyTest(unittest.TestCase):
             self.assertEqual(keys.from_store(None, "k", 0, given), given)
             os.environ["WEIR_UNAUTHENTICATED"] = "1"
             self.assertIsNone(keys.from_store(None, "k", 0, keys.settings())["job_key"])
+
+    def test_attach_has_the_options_of_the_state_and_names_every_variable(self):
+        options = set(inspect.signature(weir.attach).parameters)
+        state = set(inspect.signature(weir.DDPState).parameters)
+        self.assertEqual(options, state - {"join"})
+        text = inspect.getdoc(weir.attach)
+        for option in options - {"model"}:
+            self.assertIn(option, text)
+        documented = set(re.findall("WEIR_[A-Z_]+", sys.modules["weir.ddp"].__doc__))
+        self.assertGreater(len(documented), 10)
+        self.assertEqual(documented, set(re.findall("WEIR_[A-Z_]+", text)))
+
+    def test_errors_have_the_class_of_their_status(self):
+        for status, kind in ((_lib.INVALID_ARGUMENT, weir.InvalidArgument),
+                             (_lib.FAILED_PRECONDITION, weir.FailedPrecondition),
+                             (_lib.DATA_LOSS, weir.DataLoss),
+                             (_lib.PEER_UNAVAILABLE, weir.RankLost),
+                             (_lib.DEADLINE_EXCEEDED, weir.DeadlineExceeded),
+                             (_lib.INTERNAL, weir.WeirError)):
+            error = weir.WeirError("rank 3 is gone", status, 1)
+            self.assertIs(type(error), kind)
+            self.assertIsInstance(error, weir.WeirError)
+            again = pickle.loads(pickle.dumps(error))  # as launchers and pools pass them on
+            self.assertEqual((type(again), str(again), again.status, again.rank),
+                             (kind, "weir: rank 1: rank 3 is gone", status, 1))
+        with self.assertRaises(weir.InvalidArgument):
+            weir.Session("job", 2, 2)
+        self.assertIs(type(weir.LibraryNotFound("nowhere")), weir.LibraryNotFound)
 
     def test_unlike_keys_do_not_meet(self):
         wrong, right = bytes(31) + b"1", bytes(31) + b"2"

@@ -10,8 +10,8 @@ import traceback
 import torch
 import torch.distributed as dist
 import weir
-import weir.ddp
 import weir.process_group
+import weir.steps
 
 DEADLINE_S = 60.0
 _fork = multiprocessing.get_context("fork")
@@ -40,7 +40,7 @@ def _rank_main(pipe, function, rank, world, port, environment, arguments):
     pipe.close()
     if kind == "ok":
         # Ranks that are still exchanging would take an end without a shutdown notice for a death.
-        for module in (weir.ddp, weir.process_group):
+        for module in (weir.steps, weir.process_group):
             module._close_all()  # pylint: disable=protected-access
     if rank == 0:  # the default group's store is served from here, and others may still ask it
         time.sleep(DEADLINE_S)  # until `run` has everyone's result and kills

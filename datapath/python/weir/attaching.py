@@ -1,0 +1,82 @@
+"""weir.attach, which finds the hooks for whatever wraps a model."""
+from typing import Optional, Protocol, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from weir import _lib
+from weir import ddp
+from weir import fsdp
+from weir._lib import WeirError
+
+
+class Scaler(Protocol):
+    """torch.cuda.amp.GradScaler, or whatever else knows the loss scale."""
+
+    def get_scale(self) -> float:
+        """The scale of the next step's loss."""
+
+
+def _is_wrapped(model: torch.nn.Module) -> bool:
+    return (isinstance(model, DistributedDataParallel) or fsdp.is_fsdp1(model)
+            or fsdp.is_fsdp2(model))
+
+
+def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[int] = None,
+           world: Optional[int] = None, agent: Optional[str] = None,
+           agent_token: Optional[str] = None, plan_file: Optional[str] = None,
+           peers: Optional[Sequence[str]] = None, listen: Optional[str] = None,
+           operation_timeout_s: Optional[float] = None, transport: Optional[str] = None,
+           scaler: Optional[Scaler] = None, encode_workers: Optional[int] = None,
+           compare_every_steps: Optional[int] = None, compare_parameters: Optional[bool] = None,
+           job_key: Optional[bytes] = None, encrypt: Optional[bool] = None,
+           unauthenticated: Optional[bool] = None,
+           process_group: Optional[dist.ProcessGroup] = None) -> ddp.DDPState:
+    """Lets Weir exchange the gradients of a wrapped model. All ranks must call it, in equal order.
+
+    model: one of these, before its first forward pass:
+      DistributedDataParallel;
+      FullyShardedDataParallel (PyTorch 2), unless its strategy is hybrid;
+      a module after fully_shard() over a mesh of one dimension (where PyTorch has the hooks, as
+      2.14). With process_group=, Weir sums over that group, the replicas of a shard (HSDP);
+      without, over the mesh.
+    For FSDP a line on standard error says what may be compressed.
+
+    Options that are None come from the environment:
+      job                  WEIR_JOB, else TORCHELASTIC_RUN_ID: name of the run
+      agent, agent_token   WEIR_AGENT, WEIR_AGENT_TOKEN: agent of this node; "": none
+      plan_file            WEIR_PLAN_FILE: plan until a controller sends one; "": none
+      peers                WEIR_PEERS: "host:port" of all ranks, in place of the framework's store
+      listen               WEIR_LISTEN: "host:port" of this rank; port 0: any
+      transport            WEIR_TRANSPORT: "auto", "tcp" or "shm", with options
+      operation_timeout_s  WEIR_TIMEOUT_S: deadline of one collective
+      encode_workers       WEIR_ENCODE_WORKERS: threads that encode, at most 16
+      compare_every_steps  WEIR_COMPARE_EVERY_STEPS: steps between comparisons of sums; -1: never
+      compare_parameters   WEIR_COMPARE_PARAMETERS: compares the model's parameters, too
+      job_key              WEIR_JOB_KEY_FILE, which names a file: 32 bytes, equal on all ranks
+      encrypt              WEIR_ENCRYPT: whether payloads are encrypted, equal on all ranks
+      unauthenticated      WEIR_UNAUTHENTICATED: allows any network without a key
+    or from the process group: rank and world. process_group is the ranks that sum, by default those
+    of the wrapper. scaler: the GradScaler of the training loop; see weir.ddp.
+
+    Returns the state, for FSDP an FSDPState. Steps begin at the forward pass, so that Weir can tell
+    computing from waiting; with register_comm_hook alone, a step begins at its first bucket.
+    InvalidArgument: the model is none of these; the message says what to do. Other WeirErrors:
+    the ranks did not find each other within 60 s.
+    """
+    options = {name: value for name, value in locals().items() if name != "model"}
+    if isinstance(model, DistributedDataParallel):
+        if _is_wrapped(model.module):
+            raise WeirError("the module inside DistributedDataParallel is wrapped, too, and would "
+                            "reduce its gradients a second time: wrap it once",
+                            _lib.INVALID_ARGUMENT)
+        return ddp.attach_ddp(model, options)
+    if fsdp.is_fsdp1(model):
+        return fsdp.attach_fsdp1(model, options)
+    if fsdp.is_fsdp2(model):
+        return fsdp.attach_fsdp2(model, options)
+    raise WeirError("weir.attach takes a model in DistributedDataParallel, "
+                    "FullyShardedDataParallel or fully_shard(), found "
+                    f"{type(model).__name__}: wrap it first",
+                    _lib.INVALID_ARGUMENT)

@@ -1,0 +1,246 @@
+"""Hooks for FullyShardedDataParallel (FSDP1) and fully_shard() (FSDP2).
+
+FSDP reduces the gradients of one unit (a wrapped module) at a time. Every unit is a bucket, whose
+ranges are named after its parameters: "layer.weight", and with shards that are cut parameter by
+parameter (FSDP2) "layer.weight[1/4]" for the second of four shards. Plan, telemetry and residuals
+are those of weir.ddp. A hook returns when its unit is reduced, since FSDP uses the result at once.
+
+A reduce-scatter is done as an all-reduce of the whole unit, of which each rank keeps its shard, so
+a plan pays off where its codec sends less than half of the bytes. Between replicas of a sharded
+model (HSDP), Weir all-reduces the shards.
+"""
+import sys
+
+import torch
+import torch.distributed as dist
+
+from weir import _lib
+from weir._lib import WeirError
+from weir.ddp import DDPState, ranks_of, say_once
+from weir.steps import begin_with_forward, columns
+
+_PADDING = "padding"
+
+
+def _is_a(model, class_name):
+    # A model of these classes exists only where somebody has imported them. PyTorch 1.13 cannot
+    # import them under Python 3.11.
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), class_name, None)
+    return kind is not None and isinstance(model, kind)
+
+
+def is_fsdp1(model):
+    """Whether `model` is a FullyShardedDataParallel module."""
+    return _is_a(model, "FullyShardedDataParallel")
+
+
+def is_fsdp2(model):
+    """Whether fully_shard() was applied to `model`."""
+    return _is_a(model, "FSDPModule")
+
+
+def _refuse(text):
+    raise WeirError(text, _lib.INVALID_ARGUMENT)
+
+
+class FSDPState(DDPState):
+    """The state of the hooks for one FSDP model on one rank. Arguments are those of DDPState.
+
+    It has no reform(): shards of a lost rank exist nowhere else.
+    """
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self._compare_parameters = False  # shards differ by design
+
+    def reduce(self, unit, gradient):
+        """Replaces `gradient` by the mean over all ranks. Raises a WeirError on failure."""
+        key = self._keys.get((unit.name, gradient.dtype, gradient.numel()))
+        if key is None:
+            self.check_gradients(gradient, unit.name)
+            key = self.define(unit.ranges(gradient.numel()), gradient.dtype)
+            self._keys[unit.name, gradient.dtype, gradient.numel()] = key
+        delivery = self.submit(key, gradient)
+        delivery.done.wait()  # as long as its operation's deadline allows
+        if delivery.error is not None:
+            self._finish_step()  # the engine calls nothing at the end of a pass that raises
+            raise delivery.error
+
+    def begin_step(self):
+        """See DDPState.begin_step."""
+        if self._pending and not self._step_open:
+            raise WeirError("the previous step did not end", _lib.FAILED_PRECONDITION, self.rank)
+        super().begin_step()
+
+    def reform(self, *unused, **unused_options):
+        """Refused: see the class."""
+        raise WeirError("an FSDP model cannot be reformed, since the lost rank's shards are lost: "
+                        "restart from a checkpoint", _lib.FAILED_PRECONDITION, self.rank)
+
+
+class _Unit:
+    """The gradients that FSDP reduces in one piece.
+
+    parameters: the (name, elements, columns) of the piece, in order.
+    """
+
+    def __init__(self, state, name, parameters):
+        self.state, self.name, self._parameters = state, name, parameters
+
+    def ranges(self, elements):
+        """The parameters of a bucket of so many elements."""
+        missing = elements - sum(count for _, count, _ in self._parameters)
+        if missing < 0:  # FSDP2 leaves out parameters without a gradient
+            return [(self.name or "model", elements, 0)]
+        padding = [(f"{self.name}.{_PADDING}.end", missing, 0)] if missing else []
+        return self._parameters + padding
+
+
+# ---- FSDP1
+
+
+def _flat_parameters(path, flat):
+    """The ranges of a FlatParameter, including the padding between its parameters."""
+    named, ranges = iter(zip(flat._fqns, flat._shapes)), []
+    for index, (elements, padding) in enumerate(zip(flat._numels_with_padding,
+                                                    flat._is_padding_mask)):
+        if padding:
+            ranges.append((f"{path}{_PADDING}.{index}", elements, 0))
+        else:
+            name, shape = next(named)
+            rows = shape[0] if len(shape) > 1 else 0
+            ranges.append((path + name, elements, elements // rows if rows else 0))
+    return ranges
+
+
+def _flat_hook(unit, gradient, shard=None):
+    """For FullyShardedDataParallel.register_comm_hook; `shard` unless the strategy is NO_SHARD."""
+    unit.state.reduce(unit, gradient)
+    if shard is not None:
+        shard.copy_(gradient.chunk(unit.state.world)[unit.state.rank])
+
+
+def attach_fsdp1(model, options):
+    """Registers the hook on every unit of a FullyShardedDataParallel model; returns the state."""
+    units = model.fsdp_modules(model)
+    strategies = {unit.sharding_strategy.name for unit in units}
+    if any(name.startswith(("HYBRID", "_HYBRID")) for name in strategies):
+        _refuse("FullyShardedDataParallel takes no hook with a hybrid strategy: use fully_shard() "
+                "over the ranks of a node and weir.attach(model, process_group=the replicas), or "
+                "the process group 'weir', which does not compress")
+    if not all(hasattr(unit, "_comm_hook_state") and hasattr(unit, "_handle") for unit in units):
+        _refuse(f"weir.attach takes FullyShardedDataParallel from PyTorch 2.1 on, this is "
+                f"{torch.__version__}: update, or use DistributedDataParallel")
+    state = FSDPState(model, **options)
+    try:
+        model.register_comm_hook(state, _flat_hook)
+        for name, unit in model.named_modules():
+            if unit in units and unit._handle is not None:
+                path = name.replace("_fsdp_wrapped_module", "").strip(".").replace("..", ".")
+                path = f"{path}." if path else ""
+                unit._comm_hook_state = _Unit(
+                    state, path, _flat_parameters(path, unit._handle.flat_param))
+    except BaseException:
+        state.close()
+        raise
+    whole = strategies == {"NO_SHARD"}
+    _announce(state, "gradients are all-reduced and may be compressed" if whole else
+              "gradients are all-reduced whole instead of reduce-scattered, and may be compressed; "
+              "the gathering of parameters is not")
+    begin_with_forward(model, state)
+    return state
+
+
+# ---- FSDP2
+
+
+def _shards(path, module, nested, mesh):
+    """The (name, elements of a shard, columns) of the parameters that a unit shards."""
+    world, found = mesh.size(), []
+    for name, parameter in module.named_parameters():
+        inner = f"{path}.{name}".strip(".")
+        if not parameter.requires_grad or any(inner.startswith(f"{other}.") for other in nested):
+            continue
+        if parameter.placements[0].dim == 0:  # padded to equal numbers of rows
+            row = columns(parameter) or 1
+            found.append((inner, -(-parameter.shape[0] // world) * row if parameter.dim() else 1,
+                          row if parameter.dim() > 1 else 0))
+        else:
+            found.append((inner, parameter.numel() // world, 0))
+    return found
+
+
+def _named_shards(shards, index, world):
+    return [(f"{name}[{index}/{world}]", elements, row) for name, elements, row in shards]
+
+
+def _reduce_scatter_of(unit):
+    """A ReduceScatter that all-reduces the whole and keeps this rank's part."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_api
+
+    class Reduce(_fsdp_api.ReduceScatter):
+        def allocate(self, size, *, dtype, device):
+            return torch.empty(*size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+            if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+                raise WeirError("weir.attach takes fully_shard() without a gradient divide factor",
+                                _lib.INVALID_ARGUMENT, unit.state.rank)
+            unit.state.reduce(unit, input_tensor)
+            output_tensor.copy_(input_tensor.chunk(unit.state.world)[unit.state.rank])
+            if op == dist.ReduceOp.SUM:
+                output_tensor.mul_(unit.state.world)
+
+    return Reduce()
+
+
+def _mesh_of(model):
+    """The mesh over which fully_shard() shards the model, which must have one dimension."""
+    meshes = {parameter.device_mesh for parameter in model.parameters()}
+    if len(meshes) != 1:
+        _refuse(f"weir.attach takes fully_shard() over one mesh, found {len(meshes)}")
+    mesh = meshes.pop()
+    if mesh.ndim != 1:
+        _refuse("fully_shard() over a mesh of several dimensions reduces over all of them itself. "
+                "For HSDP call fully_shard(..., mesh=mesh['shard']), with equal parameters on all "
+                "replicas, and weir.attach(model, process_group=mesh['replicate'].get_group())")
+    return mesh
+
+
+def attach_fsdp2(model, options):
+    """Sets the hooks of every unit of a fully_shard() model; returns the state."""
+    mesh = _mesh_of(model)
+    shards = sorted(mesh.mesh.flatten().tolist())
+    group = options.pop("process_group", None) or mesh.get_group()
+    between = sorted(ranks_of(group)) != shards  # the replicas of a shard, rather than its peers
+    needed = "set_all_reduce_hook" if between else "set_custom_reduce_scatter"
+    if not hasattr(model, needed):
+        _refuse(f"fully_shard() of PyTorch {torch.__version__} has no {needed}(), by which "
+                "weir.attach works: update (2.14 has it), or use FullyShardedDataParallel")
+    state = FSDPState(model, process_group=group, **options)
+    try:
+        modules = {name: m for name, m in model.named_modules() if is_fsdp2(m)}
+        for name, module in modules.items():
+            nested = [n for n in modules if n != name and n.startswith(f"{name}." if name else "")]
+            own = _shards(name, module, nested, mesh)
+            if between:
+                unit = _Unit(state, name, _named_shards(own, mesh.get_local_rank(), len(shards)))
+                module.set_all_reduce_hook(lambda shard, unit=unit: state.reduce(unit, shard))
+            else:
+                unit = _Unit(state, name, [part for index in range(len(shards))
+                                           for part in _named_shards(own, index, len(shards))])
+                module.set_custom_reduce_scatter(_reduce_scatter_of(unit))
+    except BaseException:
+        state.close()
+        raise
+    _announce(state, "shards of gradients are all-reduced between replicas and may be compressed; "
+              "within a replica nothing is" if between else
+              "gradients are all-reduced whole instead of reduce-scattered, and may be compressed; "
+              "the gathering of parameters is not")
+    begin_with_forward(model, state)
+    return state
+
+
+def _announce(state, text):
+    if state.rank == 0:
+        say_once(text, text)

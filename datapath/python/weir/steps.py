@@ -1,0 +1,345 @@
+"""The steps of one model on one rank: what its hooks share, whatever wraps the model.
+
+A hook hands over a flat buffer of gradients with the key of its bucket. A thread waits for the
+deliveries in order and completes their futures. When the backward pass ends, a callback on the
+autograd engine waits for the last of them, ends Weir's step, and raises a failure as a WeirError
+that names the rank at fault. The hooks themselves are in weir.ddp and weir.fsdp.
+"""
+import atexit
+import os
+import sys
+import threading
+import weakref
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+import torch
+import torch.distributed as dist
+
+from weir import _lib
+from weir import regroup
+from weir._lib import WeirError
+from weir.communicator import Communicator
+from weir.futures import Completer
+from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
+from weir.session import Session, Stats
+
+DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
+          torch.bfloat16: _lib.BFLOAT16}
+attached: "weakref.WeakSet[Steps]" = weakref.WeakSet()  # the states of this process
+
+
+def columns(parameter):
+    """Returns the length of a row, for codecs that use matrices; 0 for a vector."""
+    if parameter.dim() < 2 or parameter.shape[0] == 0:
+        return 0
+    return parameter.numel() // parameter.shape[0]
+
+
+class Delivery:
+    """A bucket on its way, as an entry of a Completer.
+
+    raises: whether a failure fails the future; otherwise the end of the backward pass raises it.
+    """
+
+    def __init__(self, session, request, buffer, host, raises):
+        self._session, self._request, self._buffer, self._host = session, request, buffer, host
+        self.raises = raises
+        self.future = torch.futures.Future()
+        self.done = threading.Event()
+        self.error = None
+
+    def settle(self):
+        try:
+            self._session.wait(self._request)
+        except WeirError as error:
+            self.error = error
+        self._session = None  # so that the session closes when the state is dropped
+
+    def complete(self):
+        if self.error is not None:
+            self._buffer.zero_()
+        elif self._host is not self._buffer:
+            self._buffer.copy_(self._host)
+        if self.error is not None and self.raises:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self._buffer)
+        self.done.set()
+
+
+def _at_end_of_backward(function):
+    """Lets the autograd engine call `function`. Returns False where no backward pass runs: in DDP's
+    join(), a rank that has no input left calls the hook itself."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(function)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _raiser(error):
+    def fail():
+        raise error
+    return fail
+
+
+class Steps:
+    """Steps, residuals and deliveries of one model. A subclass joins the job and sets `session`.
+
+    module: the module whose parameters are trained, without its wrapper.
+    scaler, compare_parameters: see DDPState.
+    last_step_skipped: False, or a SkippedStep if a rank met NaN or infinity in the last step.
+    """
+
+    session: Session
+    rank: int
+    world: int
+
+    def __init__(self, module, scaler=None, compare_parameters=False):
+        self._module = weakref.ref(module)
+        self._parameters = list(module.parameters())
+        self.last_step_skipped: Union[bool, SkippedStep] = False
+        self._keys = {}
+        self._ranges = {}      # bucket key -> its ranges, as given to define()
+        self._sizes = {}       # bucket key -> elements, of the current or last step
+        self._pending = []     # deliveries of the current backward pass
+        self._in_backward = True  # false on a rank without input that calls the hook in join()
+        self._completer = Completer()
+        weakref.finalize(self, self._completer.close)
+        self._step_open = False
+        self._scaler = scaler
+        self._loss_scale = None  # that of the residuals
+        self._compare_parameters = compare_parameters
+        self._agreement = None  # a weir.non_finite.Agreement, where the ranks share a store
+        self._searches_left = 0  # steps in which gradients are searched for NaN and infinity
+        self._searched = False   # whether those of this step were
+        self._found = None       # the first parameter with one
+
+    # One step.
+
+    def begin_step(self) -> None:
+        """Begins a step unless one is open. After attach(), each forward pass calls it."""
+        if not self._step_open:
+            if self._scaler is not None:
+                self._follow_loss_scale(float(self._scaler.get_scale()))
+            self.session.step_begin()
+            self._step_open = True
+            if self._compare_parameters:
+                self.session.report_parameters(
+                    [(p.data_ptr(), p.numel() * p.element_size()) for p in self._parameters
+                     if p.device.type == "cpu" and p.is_contiguous()])
+
+    def _follow_loss_scale(self, scale):
+        """Converts the residuals of earlier steps to the loss scale of the next one."""
+        if self._loss_scale is not None and scale != self._loss_scale:
+            self.session.scale_state(scale / self._loss_scale)
+        self._loss_scale = scale
+
+    def scale_state(self, factor: float) -> None:
+        """Scales residuals for gradients that are `factor` times as large from the next step on.
+
+        See weir_scale_state.
+        """
+        self.session.scale_state(factor)
+
+    def check_gradients(self, buffer, name):
+        """Raises a WeirError that names the parameter, for gradients that no bucket can hold."""
+        if buffer.layout != torch.strided:
+            raise WeirError(f"the gradient of '{name}' is of layout {buffer.layout}, expected "
+                            "dense gradients: make the embedding with sparse=False, or leave this "
+                            "model to DDP over the process group 'weir'",
+                            _lib.INVALID_ARGUMENT, self.rank)
+        if buffer.dtype not in DTYPES:
+            raise WeirError(f"the gradient of '{name}' is of {buffer.dtype}, expected float32, "
+                            "float16 or bfloat16: leave this model to DDP over the process group "
+                            "'weir', which sums float64, too", _lib.INVALID_ARGUMENT, self.rank)
+
+    def define(self, ranges, dtype):
+        """Defines the bucket of these (name, elements, columns) ranges and returns its key."""
+        key = self.session.define_bucket(ranges, DTYPES[dtype])
+        self._ranges[key] = ranges
+        return key
+
+    def submit(self, key, buffer):
+        """Queues the mean of `buffer` over all ranks, in place, and returns its delivery."""
+        self.begin_step()
+        host = self._host_buffer(buffer)
+        if not self._pending:
+            self._sizes = {}
+            self._in_backward = _at_end_of_backward(self._finish_step)
+        if self._searches_left > 0:
+            self._search(key, host)
+        request = self.session.all_reduce(key, host.data_ptr(), 1.0 / self.world)
+        delivery = Delivery(self.session, request, buffer, host, raises=not self._in_backward)
+        self._pending.append(delivery)
+        self._completer.put(delivery)
+        self._sizes[key] = buffer.numel()
+        return delivery
+
+    def _search(self, key, buffer):
+        self._searched = True
+        ranges = self._ranges[key]
+        pieces = buffer.flatten().split([elements for _, elements, *_ in ranges])
+        self._found = self._found or first_non_finite(
+            (name, piece) for (name, *_), piece in zip(ranges, pieces))
+
+    def local_gradients(self):
+        """(name, gradient) pairs that no sum has overwritten yet, at the end of a backward pass;
+        None where there are none, equally on all ranks."""
+        return None
+
+    def _explain_skipped_step(self):
+        """Returns a SkippedStep, and lets rank 0 say what it knows."""
+        gradients = None if self._searched else self.local_gradients()
+        known = self._searched or gradients is not None
+        if gradients is not None:
+            self._found = first_non_finite(gradients)
+        stats = self.session.stats()
+        where: Tuple[Optional[int], Optional[str]] = (None, None)
+        if known and self._agreement is not None:
+            where = self._agreement.reach(stats.step, self.rank, self.world, self._found)
+        elif self._found is not None:
+            where = self.rank, self._found
+        skipped = SkippedStep(stats.step, *where)
+        if not known:
+            self._searches_left = SEARCHED_STEPS
+        if self.rank == 0:
+            more = "" if known else (f"; the next {SEARCHED_STEPS} steps are searched for the rank "
+                                     "and the parameter")
+            print(f"weir: {skipped}{more}", file=sys.stderr, flush=True)
+        return skipped
+
+    def _finish_step(self):
+        pending, self._pending = self._pending, []
+        for delivery in pending:
+            delivery.done.wait()  # as long as its operation's deadline allows
+        failure = next((d.error for d in pending if d.error is not None), None)
+        self._step_open = False
+        try:
+            skipped = self.session.step_end()
+            self.last_step_skipped = self._explain_skipped_step() if skipped else False
+        except WeirError as error:
+            failure = failure or error
+        self._searches_left = max(0, self._searches_left - self._searched)
+        self._searched, self._found = False, None
+        if failure is not None and self._in_backward:
+            # Raised later, so that DDP ends the iteration properly and can begin another one.
+            _at_end_of_backward(_raiser(failure))
+
+    def _host_buffer(self, buffer):
+        """Returns the bucket in host memory, which is a copy for buffers of an accelerator."""
+        return buffer if buffer.device.type == "cpu" else buffer.to("cpu")
+
+    def reform(self, store=None, *, expected=None, settle_s=5.0, timeout_s=60.0, tensors=()):
+        """Continues with the remaining ranks, after backward() has raised a WeirError.
+
+        The ranks find each other in `store` (None: that of the process group); see weir.regroup.
+        Parameters and buffers of the model, and also `tensors` (those of the optimiser, with equal
+        shapes on all ranks), become those of a rank that has not applied the step that must be
+        repeated. The gradients of that step are invalid. Returns a weir.Regrouped. DDP itself
+        continues as long as it needs no collective of its own process group: attach to a model
+        without buffers, or with broadcast_buffers=False, and without find_unused_parameters.
+        """
+        store = store or dist.distributed_c10d._get_default_store()
+        self._pending, self._step_open = [], False
+        self._agreement = None  # replacements of lost ranks may use another store
+        found = regroup.reform(self.session, store, expected=expected, settle_s=settle_s,
+                               timeout_s=timeout_s)
+        self.rank, self.world = found.rank, found.world
+        self.take_over(store, found, tensors, timeout_s)
+        return found
+
+    def take_over(self, store, regrouped, tensors=(), timeout_s=60.0):
+        """Copies model and `tensors` from rank model_source. All ranks of the job must call it."""
+        module = self._module()
+        if module is None:
+            raise WeirError("the model is gone", _lib.FAILED_PRECONDITION, self.rank)
+        with torch.no_grad():
+            share(store, self.session.job, regrouped,
+                  [*module.parameters(), *module.buffers(), *tensors], timeout_s,
+                  self.session.security)
+
+    # Around the steps.
+
+    def report_loss(self, loss: float) -> None:
+        """Tells the controller the loss of the current step."""
+        self.session.report_loss(float(loss))
+
+    def stats(self) -> Stats:
+        """Counters of this rank (weir.Stats)."""
+        return self.session.stats()
+
+    def plan(self) -> Dict[str, Any]:
+        """The active plan as a dictionary."""
+        return self.session.plan()
+
+    def choices(self) -> List[Tuple[int, Dict[str, Any]]]:
+        """Returns the choices of the last step's buckets: [(elements, choice)], largest first.
+
+        A choice is a weir.v1.Choice as a dictionary.
+        """
+        plan = self.plan()
+        listed = {int(b["bucket"], 16): b["choice"] for b in plan.get("buckets", [])}
+        return sorted(((elements, listed.get(key, plan.get("fallback") or {}))
+                       for key, elements in self._sizes.items()), key=lambda c: -c[0])
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Returns this rank's residuals and codec states, to be saved with its checkpoint."""
+        state = self.session.export_state()
+        return {"residuals": torch.frombuffer(bytearray(state), dtype=torch.uint8)
+                if state else torch.empty(0, dtype=torch.uint8), "loss_scale": self._loss_scale}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Restores state_dict() between steps. Parameters are matched by name."""
+        self.session.import_state(state["residuals"].numpy().tobytes())
+        self._loss_scale = state.get("loss_scale", self._loss_scale)
+
+    def close(self) -> None:
+        """Leaves the job. Called at exit; safe to call twice."""
+        self.session.close()
+        attached.discard(self)
+
+
+def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
+    """Copies the `tensors` (equal shapes) of rank model_source to every rank of a regrouped job.
+
+    security: that of the session."""
+    rank, world = regrouped.rank, regrouped.world
+    name = f"{job}/share/{regrouped.epoch}"
+    with Communicator(name, rank, world, operation_timeout_s=timeout_s,
+                      connect_timeout_s=timeout_s,
+                      transport=os.environ.get("WEIR_TRANSPORT"), **(security or {})) as group:
+        group.connect(regroup.exchange(store, f"weir/{name}", rank, world, group.address,
+                                       timeout_s))
+        for tensor in tensors:
+            host = tensor.detach().to("cpu", copy=True).contiguous()
+            operation = group.broadcast(host.data_ptr(), host.numel() * host.element_size(),
+                                        regrouped.model_source)
+            group.wait(operation)
+            group.release(operation)
+            if rank != regrouped.model_source:
+                tensor.detach().copy_(host)
+
+
+def begin_with_forward(model, state):
+    """Lets steps begin at the forward pass, so that Weir can tell computing from waiting."""
+    reference = weakref.ref(state)
+
+    def before_forward(module, unused_inputs):
+        current = reference()
+        if current is not None and module.training and torch.is_grad_enabled():
+            current.begin_step()
+
+    model.register_forward_pre_hook(before_forward)
+
+
+def report_loss(loss: float) -> None:
+    """Reports the loss of the current step on every attached model of this process."""
+    for state in list(attached):
+        state.report_loss(loss)
+
+
+@atexit.register
+def _close_all():
+    for state in list(attached):
+        state.close()

@@ -1,0 +1,321 @@
+"""weir.attach on FullyShardedDataParallel and fully_shard(), compared with their own reductions."""
+import importlib
+import json
+import os
+import tempfile
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+import weir
+
+WIDTH = 24
+STEPS = 4
+RATE = 0.01
+
+
+def make_model():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH + 1), nn.Tanh(),
+                         nn.Linear(WIDTH + 1, 1))
+
+
+def batch(step, rank):
+    return torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def train(model, rank, steps=STEPS):
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(batch(step, rank)).square().sum().backward()
+        optimizer.step()
+
+
+def plain(rank):
+    """The parameters after the same steps under DDP over Gloo."""
+    model = DistributedDataParallel(make_model())
+    train(model, rank)
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def difference(found, expected):
+    return max(float((a - b).abs().max()) for a, b in zip(found, expected))
+
+
+def plan_file(directory, job="training"):
+    """A plan of top-k for every bucket of the job."""
+    path = os.path.join(directory, f"{job}.json")
+    choice = {"codec": "top_k", "collective": "sparse_all_gather", "ratio": 0.25}
+    with open(path, "w", encoding="ascii") as out:
+        json.dump({"job": job, "version": 1, "buckets": [], "fallback": choice}, out)
+    return path
+
+
+class Scaled(nn.Module):
+    """A parameter whose gradient is the input, so that the sum of all updates is known."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(40, 25))
+
+    def forward(self, x):
+        return (self.weight * x).sum()
+
+
+def drained(model, rank, weight_of):
+    """Feeds random gradients, then zeros until the residuals have drained; the largest relative
+    difference of the weight from what plain SGD would have made of the ranks' mean gradients."""
+    world = dist.get_world_size()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    fed = torch.zeros(40, 25)
+    for step in range(24):
+        inputs = [torch.randn(40, 25, generator=torch.Generator().manual_seed(10 * step + r))
+                  * (step < 4) for r in range(world)]
+        fed += sum(inputs) / world
+        optimizer.zero_grad()
+        model(inputs[rank]).backward()
+        optimizer.step()
+    return float((weight_of(model) + fed).abs().max() / fed.abs().max())
+
+
+def result(model, state, rank, parameters_of):
+    """(difference from plain DDP, buckets' names, steps) after training `model`."""
+    train(model, rank)
+    worst = difference(parameters_of(model), plain(rank))
+    found = worst, sorted(str(key[0]) for key in state._keys), state.stats().step
+    state.close()
+    return found
+
+
+def words_of(function):
+    try:
+        function()
+    except weir.WeirError as error:
+        return str(error)
+    return ""
+
+
+# ---- FSDP1
+
+
+def make_fsdp1(module, strategy, **options):
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    return FullyShardedDataParallel(
+        module, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"),
+        sharding_strategy=ShardingStrategy[strategy], **{"use_orig_params": True, **options})
+
+
+def gathered(model):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    with FullyShardedDataParallel.summon_full_params(model):
+        return [p.detach().clone() for p in model.parameters()]
+
+
+def fsdp1(rank, world, strategy, original):
+    model = make_fsdp1(make_model(), strategy, use_orig_params=original)
+    state = weir.attach(model)
+    return result(model, state, rank, gathered)
+
+
+def fsdp1_drained(rank, world, strategy):
+    model = make_fsdp1(Scaled(), strategy)
+    state = weir.attach(model)
+    worst = drained(model, rank, lambda m: gathered(m)[0])
+    codecs = {choice["codec"] for _, choice in state.choices()}
+    state.close()
+    return worst, codecs
+
+
+def fsdp1_hybrid(rank, world):
+    from torch.distributed.device_mesh import init_device_mesh
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return words_of(lambda: weir.attach(make_fsdp1(make_model(), "HYBRID_SHARD", device_mesh=mesh)))
+
+
+# ---- FSDP2
+
+
+def make_fsdp2(model, mesh):
+    from torch.distributed.fsdp import fully_shard
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def whole(model):
+    return [p.full_tensor().detach() for p in model.parameters()]
+
+
+def meshes(*shape):
+    from torch.distributed.device_mesh import init_device_mesh
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape):])
+
+
+def fsdp2(rank, world):
+    model = make_fsdp2(make_model(), meshes(world))
+    return result(model, weir.attach(model), rank, whole)
+
+
+def fsdp2_drained(rank, world):
+    model = make_fsdp2(Scaled(), meshes(world))
+    state = weir.attach(model)
+    worst = drained(model, rank, lambda m: whole(m)[0])
+    codecs = {choice["codec"] for _, choice in state.choices()}
+    state.close()
+    return worst, codecs
+
+
+def hsdp(rank, world):
+    mesh = meshes(2, 2)
+    model = make_fsdp2(make_model(), mesh["shard"])
+    state = weir.attach(model, process_group=mesh["replicate"].get_group())
+    job = state.session.job
+    return (*result(model, state, rank, whole), job)
+
+
+def hsdp_drained(rank, world, plans):
+    mesh = meshes(2, 2)
+    model = make_fsdp2(Scaled(), mesh["shard"])
+    state = weir.attach(model, process_group=mesh["replicate"].get_group(),
+                        plan_file=plans[rank % 2])
+    worst = drained(model, rank, lambda m: whole(m)[0])
+    codecs = {choice["codec"] for _, choice in state.choices()}
+    state.close()
+    return worst, codecs
+
+
+def fsdp2_refusals(rank, world):
+    """What is said of a mesh of two dimensions, and of a PyTorch without the hooks."""
+    return words_of(lambda: weir.attach(make_fsdp2(make_model(), meshes(2, 2)))), words_of(
+        lambda: weir.attach(make_fsdp2(make_model(), meshes(4))).close())
+
+
+def lost_rank(rank, world, make):
+    model = make()
+    state = weir.attach(model, operation_timeout_s=5.0)
+    for step in range(3):
+        if rank == 1 and step == 2:
+            os._exit(9)
+        try:
+            model(batch(step, rank)).square().sum().backward()
+        except weir.WeirError as error:
+            return step, str(error), words_of(lambda: state.reform())
+    return None
+
+
+def misuse(rank, world):
+    ddp = DistributedDataParallel(make_model())
+    return (words_of(lambda: weir.attach(make_model())),
+            words_of(lambda: weir.attach(DistributedDataParallel(ddp))))
+
+
+def has(name):
+    """Whether torch.distributed.fsdp has it and works on CPUs."""
+    try:
+        importlib.import_module("torch.distributed.device_mesh")  # came with FSDP on CPUs
+        fsdp = importlib.import_module("torch.distributed.fsdp")
+    except (ImportError, ValueError):
+        return False
+    found = fsdp
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is not None
+
+
+def needs(name):
+    return unittest.skipUnless(has(name), f"torch {torch.__version__} has no {name} on CPUs")
+
+
+class FsdpTest(unittest.TestCase):
+
+    def _drains(self, world, function, *arguments):
+        with tempfile.TemporaryDirectory() as directory:
+            plan = plan_file(directory)
+            results = ranks.run(world, function, *arguments, environment={"WEIR_PLAN_FILE": plan})
+        self._have_drained(results)
+
+    def _have_drained(self, results):
+        for (worst, codecs), _ in results:
+            self.assertEqual(codecs, {"top_k"})
+            self.assertLess(worst, 1e-2)
+
+    def test_models_that_cannot_be_attached_are_named(self):
+        for (bare, twice), _ in ranks.run(2, misuse):
+            self.assertIn("found Sequential: wrap it first", bare)
+            self.assertIn("wrap it once", twice)
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_equals_plain_ddp(self):
+        for strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
+            for original in (True, False):
+                results = ranks.run(3, fsdp1, strategy, original)
+                for (worst, units, steps), _ in results:
+                    self.assertLess(worst, 1e-5)
+                    self.assertEqual(units, ["0.", "2.", "4."])
+                    self.assertEqual(steps, STEPS - 1)  # counted from 0
+                self.assertEqual(results[0][1].count("may be compressed"), 1)
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_compresses_and_keeps_residuals(self):
+        for strategy in ("FULL_SHARD", "NO_SHARD"):
+            self._drains(2, fsdp1_drained, strategy)
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_with_a_hybrid_strategy_is_refused(self):
+        for words, _ in ranks.run(4, fsdp1_hybrid):
+            self.assertIn("takes no hook with a hybrid strategy", words)
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_names_a_lost_rank(self):
+        results = ranks.run(3, lost_rank, lambda: make_fsdp1(make_model(), "NO_SHARD"),
+                            may_die=(1,))
+        for rank in (0, 2):
+            step, words, refused = results[rank][0]
+            self.assertEqual(step, 2)
+            self.assertIn("rank 1", words)
+            self.assertIn("restart from a checkpoint", refused)
+
+    @needs("FSDPModule.set_custom_reduce_scatter")
+    def test_fsdp2_equals_plain_ddp(self):
+        results = ranks.run(3, fsdp2)
+        for (worst, units, steps), _ in results:
+            self.assertLess(worst, 1e-5)
+            self.assertEqual(units, ["0", "2", "4"])
+            self.assertEqual(steps, STEPS - 1)
+        self.assertEqual(results[0][1].count("may be compressed"), 1)
+
+    @needs("FSDPModule.set_all_reduce_hook")
+    def test_hsdp_equals_plain_ddp(self):
+        results = ranks.run(4, hsdp)
+        self.assertEqual([job for (_, _, _, job), _ in results],
+                         ["training.0-2by2", "training.1-3by2"] * 2)
+        for (worst, units, steps, _), _ in results:
+            self.assertLess(worst, 1e-5)
+            self.assertEqual(units, ["0", "2", "4"])
+            self.assertEqual(steps, STEPS - 1)
+
+    @needs("FSDPModule.set_all_reduce_hook")
+    def test_fsdp2_and_hsdp_compress_and_keep_residuals(self):
+        self._drains(2, fsdp2_drained)
+        with tempfile.TemporaryDirectory() as directory:
+            plans = [plan_file(directory, f"training.{job}") for job in ("0-2by2", "1-3by2")]
+            self._have_drained(ranks.run(4, hsdp_drained, plans))
+
+    @needs("FSDPModule")
+    def test_fsdp2_that_cannot_be_attached_is_refused(self):
+        for (dimensions, hooks), _ in ranks.run(4, fsdp2_refusals):
+            self.assertIn("mesh=mesh['shard']", dimensions)
+            if not has("FSDPModule.set_custom_reduce_scatter"):
+                self.assertIn("has no set_custom_reduce_scatter()", hooks)
+                self.assertIn("update", hooks)
+
+
+if __name__ == "__main__":
+    unittest.main()
