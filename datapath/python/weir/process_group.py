@@ -58,7 +58,7 @@ def _check(tensor):
     if tensor.layout != torch.strided:
         raise ValueError(f"weir: expected dense tensors, found {tensor.layout}")
     if tensor.device.type != "cpu":
-        raise ValueError(f"weir: expected tensors on the CPU, found one on {tensor.device}")
+        raise ValueError(versions.not_on_cpu(BACKEND, tensor.device))
     return tensor
 
 

@@ -1,10 +1,10 @@
 """What differs between versions of torch.distributed, found by looking for it, not by numbers.
 
-A backend in Python has been a subclass of ProcessGroup since torch 1.13. init_process_group() then
-returns that object itself. Since torch 2 a group is expected to have a name, devices and a backend
-for each device, which the base class takes from backends in C++; so `ProcessGroup` here has its own. Later
-versions call some methods by other names, and can also use a Python object as the backend of one device
-of an ordinary group, beside other backends.
+A backend in Python is a subclass of torch's ProcessGroup, and init_process_group() returns that
+object itself. Since torch 2 a group must have a name, devices and a backend for each device. torch's
+class takes them from backends in C++, so the class ProcessGroup here has its own. Later versions call
+some methods by other names, and can also use a Python object as the backend of one device in a
+group that has other backends, too.
 """
 import functools
 import importlib
@@ -32,8 +32,14 @@ _COLLECTIVES = ("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allg
                 "send", "recv", "recv_anysource", *_LATER_NAMES)
 
 
+def not_on_cpu(name, device):
+    """The text of an error."""
+    return (f"{name}: expected tensors on the CPU, found one on {device}: copy it, or use a group of "
+            "another backend for that device, as new_group(backend=...) makes")
+
+
 class ProcessGroup(dist.ProcessGroup if _c10d else object):
-    """Base of a process group in Python: all that torch asks of a group beside operations.
+    """Base of a process group in Python: all that torch asks of a group apart from operations.
 
     The group is its own backend, for tensors on the CPU.
     """
@@ -46,7 +52,7 @@ class ProcessGroup(dist.ProcessGroup if _c10d else object):
             if name in vars(cls):
                 setattr(cls, later, vars(cls)[name])
 
-    # C++ calls those in camel case.
+    # C++ calls the methods in camel case.
 
     def getGroupName(self):
         return self._weir_group_name
@@ -74,8 +80,7 @@ class ProcessGroup(dist.ProcessGroup if _c10d else object):
 
     def _get_backend(self, device):
         if torch.device(device).type != "cpu":
-            raise RuntimeError(f"{self.getBackendName()}: expected tensors on the CPU, found one "
-                               f"on {device}")
+            raise RuntimeError(not_on_cpu(self.getBackendName(), device))
         return self
 
     get_backend = _get_backend

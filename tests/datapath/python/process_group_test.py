@@ -183,6 +183,7 @@ def _works(rank, world):
         if rank == 1:
             dist.send(torch.full((2,), 7.0), 0, group=group)
     for wrong in (lambda: dist.all_reduce(torch.ones(2).to_sparse(), group=group),
+                  lambda: group.allreduce([torch.ones(2, device="meta")]),
                   lambda: dist.all_reduce(torch.ones(2, dtype=torch.int16), group=group)):
         try:
             wrong()
