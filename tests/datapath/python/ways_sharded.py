@@ -1,4 +1,5 @@
 """Ways to wrap a model whose parameters, layers or batches are spread over a mesh of ranks."""
+import inspect
 import os
 
 import torch
@@ -6,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from way_registry import needs, offered, way
-from ways_ddp import STEPS, WIDTH, batch, make_model, train
+from ways_ddp import STEPS, WIDTH, batch, make_model, train, wrap
 
 
 def mesh_of(*shape, names=None):
@@ -87,6 +88,15 @@ def fsdp2_mixed_precision(run):
     return _fully_shard(run, mesh_of(run.world), mp_policy=policy)
 
 
+@way("FSDP2, torch.compile", deadline_s=120.0)
+def fsdp2_compiled(run):
+    mesh, fully_shard = mesh_of(run.world), _fully_sharded()
+    model = fully_shard(make_model(), mesh=mesh)
+    forward = torch.compile(model, backend="aot_eager")
+    train(run, model, lambda step: forward(batch(step, run.rank)).square().mean())
+    return whole(model.parameters())
+
+
 @way("HSDP (fully_shard on a 2 x 2 mesh)", world=4)
 def hsdp(run):
     return _fully_shard(run, mesh_of(2, 2, names=("replicate", "shard")))
@@ -154,6 +164,14 @@ def dtensor(run):
     spread = contracted.redistribute(mesh, [Shard(0)])
     return [product.full_tensor(), turned.to_local(), contracted.full_tensor(),
             spread.to_local(), turned.sum().full_tensor()]
+
+
+@way("DDP on a DeviceMesh", hook=True)
+def ddp_on_mesh(run):
+    mesh = mesh_of(run.world)
+    parameters = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    needs("device_mesh" in parameters, "DDP on a DeviceMesh")
+    return train(run, wrap(run, device_mesh=mesh))
 
 
 class Pair(nn.Module):
