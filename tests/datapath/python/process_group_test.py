@@ -260,23 +260,22 @@ def _results_are_freed(rank, world):
 
 
 def _as_default_with(backend, rank, world, path):
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
     dist.init_process_group(backend, store=dist.FileStore(path, world), rank=rank,
                             world_size=world, timeout=datetime.timedelta(seconds=30))
 
 
 def _mixed_backends(rank, world, path):
     """Beside another device's backend: both work, or an error says that they cannot."""
-    try:
-        _as_default_with("cpu:gloo,cuda:weir", rank, world, path + "a")
+    try:  # in this order, so that no rank still connects to another one over gloo
+        _as_default_with("cuda:weir,cpu:gloo", rank, world, path + "a")
     except ValueError as error:
         assert "expected cpu:weir, found cuda:weir" in str(error), error
     else:
         raise AssertionError("weir was taken for cuda")
     try:
-        dist.init_process_group("cpu:weir,cuda:gloo", store=dist.FileStore(path + "b", world),
-                                rank=rank, world_size=world,
-                                timeout=datetime.timedelta(seconds=30))
+        _as_default_with("cpu:weir,cuda:gloo", rank, world, path + "b")
     except ValueError as error:
         assert not versions.has_python_backends() and "loses cuda:gloo" in str(error), error
         return
