@@ -1,10 +1,10 @@
 """What differs between versions of torch.distributed, found by looking for it, not by numbers.
 
 A backend in Python is a subclass of torch's ProcessGroup, and init_process_group() returns that
-object itself. Since torch 2 a group must have a name, devices and a backend for each device. torch's
-class takes them from backends in C++, so the class ProcessGroup here has its own. Later versions call
-some methods by other names, and can also use a Python object as the backend of one device in a
-group that has other backends, too.
+object itself. Since torch 2 a group must have a name, devices and a backend for each device.
+torch's class takes them from backends in C++, so the class ProcessGroup here has its own. Later
+versions call some methods by other names, and can also use a Python object as the backend of one
+device in a group that has other backends, too.
 """
 import functools
 import importlib
@@ -34,8 +34,8 @@ _COLLECTIVES = ("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allg
 
 def not_on_cpu(name, device):
     """The text of an error."""
-    return (f"{name}: expected tensors on the CPU, found one on {device}: copy it, or use a group of "
-            "another backend for that device, as new_group(backend=...) makes")
+    return (f"{name}: expected tensors on the CPU, found one on {device}: copy it, or use a group "
+            "of another backend for that device, as new_group(backend=...) makes")
 
 
 class ProcessGroup(dist.ProcessGroup if _c10d else object):

@@ -206,7 +206,7 @@ def _subgroups(rank, world):
 
 
 def _later_names(rank, world):
-    """What torch asks of a group besides operations, and the names by which it calls some of them."""
+    """What torch asks of a group besides operations, and later names of some of them."""
     group = _new_group()
     cpu = torch.device("cpu")
     assert group.group_name and group.group_name != dist.group.WORLD.group_name
@@ -230,7 +230,7 @@ def _later_names(rank, world):
 
 
 def _second_wait_of_cpp(rank, world):
-    """C++ waits for each tensor of a coalesced collective, the last time long after the first one."""
+    """C++ waits for each tensor of a coalesced collective, for the last one much later."""
     group = _new_group()
     functional = torch.ops._c10d_functional
     first, second = functional.all_reduce_coalesced([torch.ones(3), torch.ones(4)], "sum",
@@ -472,7 +472,8 @@ class ProcessGroupTest(unittest.TestCase):
     def test_subgroups(self):
         self.each_world(_subgroups, (3, 4))
 
-    @unittest.skipUnless(hasattr(dist.distributed_c10d, "_resolve_process_group"), "before torch 2.1")
+    @unittest.skipUnless(hasattr(dist.distributed_c10d, "_resolve_process_group"),
+                         "before torch 2.1")
     def test_name_devices_and_later_names(self):
         ranks.run(2, _later_names)
 

@@ -1,7 +1,7 @@
 """PyTorch's own distributed test cases over the process group "weir", as its repository runs them.
 
-torch_suite.py [CASE...]: the given ones, or all of collectives, messages and DDP whose names have none
-of the words of other hardware. What a case needs and a machine lacks, it skips itself.
+torch_suite.py [CASE...]: the given ones, or all of collectives, messages and DDP whose names have
+none of the words of other hardware. What a case needs and a machine lacks, it skips itself.
 
 Many cases run only for backends that they name. They run again under that name (BACKEND=gloo, then
 mpi), with Weir as the group all the same; without those that test the named backend's own features.
@@ -52,7 +52,8 @@ def _init_weir(*arguments, backend=None, **options):
 
 dist.init_process_group = _init_weir
 
-KNOWN_AS = {"gloo": "gloo|does not support DDP comm", "mpi": "MPI"}  # reasons of cases that name them
+# What the reasons of cases say that name those backends.
+KNOWN_AS = {"gloo": "gloo|does not support DDP comm", "mpi": "MPI"}
 OF_GLOO = ("monitored_barrier", "get_backend", "Backend_enum")
 OF_PICKLE = ("test_gather_object",)  # expect words with which Python before 3.12 refuses to pickle
 ELSEWHERE = ("cuda", "nccl", "multigpu", "gpu", "profiler", "sparse", "timeout")
@@ -88,7 +89,8 @@ def report(result):
 
 def run_again(skipped, known):
     """Runs the cases that named other backends than Weir as one of those. False: some failed."""
-    names = [case.id().split(".")[-1] for case, reason in skipped if re.search(KNOWN_AS[known], reason)]
+    names = [case.id().split(".")[-1] for case, reason in skipped
+             if re.search(KNOWN_AS[known], reason)]
     names = [name for name in names if not any(word in name for word in OF_GLOO + OF_PICKLE)]
     if not names:
         return True

@@ -48,7 +48,8 @@ def way(name, **options):
     world: ranks, 2 unless given.
     hook: it also runs with gloo as the process group and weir.attach() on its models.
     deadline_s: of all its ranks together, for one variant.
-    tolerance: the largest difference relative to gloo's largest number; 0, bit for bit, with 2 ranks.
+    tolerance: the largest difference relative to gloo's largest number; 0 with 2 ranks, which is
+        bit for bit.
     refused: by variant, the regular expression that the error of a way matches which weir refuses.
     reference: the function whose run over gloo it must equal, where gloo cannot run this one.
     launched: the function gets a variant, a folder, a free port and the deadline, and starts its

@@ -1,11 +1,11 @@
-"""The ways to wrap a model for training on several ranks: does each one work with Weir, and equally?
+"""The ways to wrap a model for training on several ranks: do they work with Weir, and equally?
 
     ways.py [--only WORDS] [--json FILE]      runs them; exit code 1 if any fails
-    ways.py --table FILE... [--readme FILE]   prints the table of such JSON files, or writes it there
+    ways.py --table FILE... [--readme FILE]   makes a table of JSON files: prints it, or writes it
 
 Every way (ways_ddp.py, ways_sharded.py, ways_launched.py) runs over gloo, over the process group
-"weir" ("group"), and where DDP's hook applies also over gloo with weir.attach() ("hook", dense). Its
-tensors must be those of gloo, bit for bit with two ranks.
+"weir" ("group"), and where DDP's hook applies also over gloo with weir.attach() ("hook", dense).
+Its tensors must be those of gloo, bit for bit with two ranks.
 
 A way that torch offers in this version passes, or Weir refuses it with an error that says why, as
 the way declares, or it fails. A way that hangs fails at its deadline, and the others run on.
@@ -125,7 +125,7 @@ def _short(version):
 
 def table(reports):
     """Rows: ways in the order of the registry. Columns: torch versions, process group and hook."""
-    reports = sorted(reports, key=lambda report: [int(n) for n in _short(report["torch"]).split(".")])
+    reports = sorted(reports, key=lambda r: [int(n) for n in _short(r["torch"]).split(".")])
     cells = {(row["way"], _short(report["torch"]), row["variant"]): row
              for report in reports for row in report["ways"]}
     versions = [_short(report["torch"]) for report in reports]

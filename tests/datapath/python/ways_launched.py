@@ -11,7 +11,8 @@ from way_registry import way
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORLD = 2
 
-# Every life of a rank reads the last step that all ranks saved. In the first life rank 1 ends in the middle.
+# Every life of a rank begins with the model that rank 0 saved. In the first life rank 1 ends in the
+# middle.
 SCRIPT = """
 import os, sys
 import torch
@@ -50,7 +51,7 @@ dist.destroy_process_group()
 
 
 def _launcher_has_its_store():
-    """Whether the launcher can serve a store: some builds lack libuv, for which it does not look."""
+    """Whether the launcher can serve a store: it wants libuv, which some builds of torch lack."""
     try:
         dist.TCPStore("127.0.0.1", 0, 1, True)
     except RuntimeError:
@@ -67,7 +68,8 @@ def torchrun(variant, folder, port, deadline_s):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
         [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]), "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo"}
-    # --redirects and --tee of a rank that does not exist: torch 1.13 fails under Python 3.11 without.
+    # --redirects and --tee name a rank that does not exist: without any, torch 1.13 fails under
+    # Python 3.11.
     rendezvous = []
     if not _launcher_has_its_store():
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

@@ -244,7 +244,7 @@ def one_forward_one_backward(run):
 
 
 def _saved_and_loaded(run, made):
-    """made(): a model and its optimizer. Trains them, and trains on with copies from checkpoints."""
+    """made(): a model and its optimizer. Trains them, then goes on with copies from checkpoints."""
     with offered("distributed checkpoint"):
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
