@@ -151,6 +151,8 @@ class Communicator:
 
     def close(self):
         """Ends every operation and frees the communicator, within 5 s. Safe to call twice."""
+        if not self._handle:  # closed; modules may be gone if the interpreter ends
+            return
         if self._process != os.getpid():  # a fork lacks its threads, and a lock may be held
             return
         with self._changed:

@@ -11,10 +11,9 @@ ends within the group's timeout, if not otherwise then with an error that names 
 Environment: WEIR_TRANSPORT (auto, shm, tcp) and the host of WEIR_LISTEN.
 """
 import atexit
-import datetime
 import os
+import sys
 import threading
-import time
 import uuid
 import weakref
 
@@ -22,15 +21,14 @@ import torch
 import torch.distributed as dist
 
 from weir import _lib
-from weir._lib import WeirError
-from weir.communicator import Communicator
+from weir import communicator
 from weir import keys
+from weir import versions
+from weir import works
 from weir.ddp import _route_address
 from weir.futures import Completer
 
 BACKEND = "weir"
-UNWAITED_MAX = 1024
-_c10d = torch._C._distributed_c10d if dist.is_available() else None
 _groups = weakref.WeakSet()
 
 _DTYPES = {
@@ -60,7 +58,7 @@ def _check(tensor):
     if tensor.layout != torch.strided:
         raise ValueError(f"weir: expected dense tensors, found {tensor.layout}")
     if tensor.device.type != "cpu":
-        raise ValueError(f"weir: expected tensors on the CPU, found one on {tensor.device}")
+        raise ValueError(versions.not_on_cpu(BACKEND, tensor.device))
     return tensor
 
 
@@ -74,142 +72,13 @@ def _bytes(tensor):
     return tensor.numel() * tensor.element_size()
 
 
-class Work(_c10d.Work if _c10d else object):
-    """The operations of one call. wait() raises WeirError; any thread may call it, repeatedly."""
-
-    def __init__(self, group, operations, buffers, results, finish=None, messages=False):
-        super().__init__()
-        self._communicator = group._communicator
-        self._operations = operations
-        self._buffers = buffers  # libweir uses them until the operations end
-        self._results = results
-        self._finish = finish    # copies results to their destination
-        self._messages = messages
-        self._completer = group._completer
-        self._unwaited = group._unwaited
-        self._peer = -1
-        self._error = None
-        self._settled = False
-        self._lock = threading.RLock()
-        self._future = None
-
-    def _settle(self, timeout_s=0.0):
-        """Waits for every operation. The first call also runs `finish`."""
-        if not self._settled:
-            end = time.monotonic() + timeout_s
-            error = None
-            for operation in self._operations:
-                left = max(end - time.monotonic(), 1e-6) if timeout_s else 0.0
-                try:
-                    self._peer = self._communicator.wait(operation, left)
-                except WeirError as failure:
-                    if timeout_s and not self._communicator_done(operation):
-                        raise
-                    error = error or failure
-            with self._lock:
-                if not self._settled:
-                    self._error = error
-                    if error is None and self._finish is not None:
-                        self._finish()
-                    self._settled = True
-                    self._buffers = self._finish = None
-        if self._error is not None:
-            raise self._error
-
-    def _communicator_done(self, operation):
-        try:
-            return self._communicator.test(operation)
-        except WeirError:
-            return True  # closed: no operation continues
-
-    def wait(self, timeout=datetime.timedelta(0)):
-        """Returns True when done. timeout: a timedelta; 0 for that of the group."""
-        self._unwaited.pop(id(self), None)
-        self._settle(timeout.total_seconds() if timeout else 0.0)
-        return True
-
-    synchronize = wait
-
-    def is_completed(self):
-        return self._settled or all(map(self._communicator_done, self._operations))
-
-    def exception(self):
-        """The failure of a completed work, or None."""
-        if not self.is_completed():
-            return None
-        try:
-            self._settle()
-        except WeirError as error:
-            return error
-        return None
-
-    def is_success(self):
-        return self.is_completed() and self.exception() is None
-
-    def result(self):
-        self.wait()
-        return self._results
-
-    def source_rank(self):
-        """The sender of a received message."""
-        self._settle()
-        return self._peer
-
-    _source_rank = source_rank
-
-    def get_future(self):
-        """A torch.futures.Future of the results, completed by a thread of the group."""
-        self._unwaited.pop(id(self), None)
-        with self._lock:
-            if self._future is None:
-                done = torch.futures.Future()
-                # Waiters in C++ see an exception that then() raises, but none of set_exception.
-                self._future = done.then(lambda _: self._value())
-                completion = _Completion(self, done)
-                if self._messages:  # they end in any order
-                    threading.Thread(target=lambda: (completion.settle(), completion.complete()),
-                                     name="weir-futures", daemon=True).start()
-                else:
-                    self._completer.put(completion)
-        return self._future
-
-    getFuture = get_future
-
-    def _value(self):
-        self._settle()
-        return self._results
-
-    def __del__(self):
-        for operation in getattr(self, "_operations", ()):
-            try:
-                self._communicator.release(operation)
-            except WeirError:
-                pass
-
-
-class _Completion:
-    """A work whose future was requested, as an entry of a Completer."""
-
-    def __init__(self, work, future):
-        self._work, self._future = work, future
-
-    def settle(self):
-        try:
-            self._work._settle()
-        except Exception:  # the callback of the future raises it again
-            pass
-
-    def complete(self):
-        self._future.set_result(None)
-
-
-class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
+class WeirProcessGroup(versions.ProcessGroup):
     """A ProcessGroup of torch over one communicator, made by init_process_group and new_group."""
 
     def __init__(self, store, rank, world, timeout):
         super().__init__(rank, world)
         self._rank, self._world = rank, world
-        self._unwaited = {}   # works that perhaps only C++ refers to, by id, oldest first
+        self._keeper = works.Keeper()
         self._collectives = []  # running works, whose buffers must be kept alive
         self._messages = []
         self._completer = Completer()
@@ -223,7 +92,7 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
         job = store.get(f"{prefix}/job").decode()
         host = (os.environ.get("WEIR_LISTEN", "").rpartition(":")[0] or
                 _route_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
-        self._communicator = Communicator(
+        self._communicator = communicator.Communicator(
             job, rank, world, transport=os.environ.get("WEIR_TRANSPORT") or None,
             listen=f"{host}:0", operation_timeout_s=timeout_s, connect_timeout_s=timeout_s,
             **keys.from_store(store, f"{prefix}/key", rank, keys.settings()))
@@ -239,8 +108,7 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
     def getBackendName(self):
         return BACKEND
 
-    def name(self):
-        return BACKEND
+    name = getBackendName
 
     def size(self):
         return self._world
@@ -253,14 +121,16 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
         if hasattr(self, "_communicator"):
             self._communicator.close()
             self._completer.close()
-            self._unwaited.clear()
+            self._keeper.clear()
             self._collectives, self._messages = [], []
+
+    shutdown = abort = close  # what destroy_process_group calls
 
     def __del__(self):
         self.close()
 
     def _work(self, operations, buffers, results, finish=None, messages=False):
-        work = Work(self, operations, buffers, results, finish, messages)
+        work = works.Work(self, operations, buffers, results, finish, messages)
         with self._lock:
             if messages:
                 self._messages = [w for w in self._messages if not w.is_completed()] + [work]
@@ -268,11 +138,7 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
                 while self._collectives and self._collectives[0].is_completed():
                     self._collectives.pop(0)
                 self._collectives.append(work)
-            # torch's C++ may keep the work without its Python object. Then wait() would be that of
-            # C++, which never ends. So the object is kept until somebody has waited for it.
-            self._unwaited[id(work)] = work
-            if len(self._unwaited) > UNWAITED_MAX:
-                self._unwaited.pop(list(self._unwaited)[0], None)
+        self._keeper.add(work)
         return work
 
     # ---- reductions
@@ -376,7 +242,7 @@ class WeirProcessGroup(dist.ProcessGroup if _c10d else object):
         for work in works:
             operations += work._operations
             work._operations = ()
-            self._unwaited.pop(id(work), None)
+            self._keeper.remove(work)
 
         def finish():
             for work in works:
@@ -483,18 +349,28 @@ def _copy_all(pairs):
 
 
 def _make(store, rank, world, timeout):
-    return WeirProcessGroup(store, rank, world, timeout)
+    asked = versions.backends_asked_for()
+    elsewhere = sorted(device for device, backend in asked.items()
+                       if backend == BACKEND and device != "cpu")
+    if elsewhere:
+        raise ValueError(f"weir: sums tensors on the CPU: expected cpu:{BACKEND}, found "
+                         f"{','.join(f'{device}:{BACKEND}' for device in elsewhere)}")
+    if set(asked.values()) <= {BACKEND}:
+        return WeirProcessGroup(store, rank, world, timeout)
+    if not versions.has_python_backends():
+        others = ",".join(f"{d}:{b}" for d, b in asked.items() if b != BACKEND)
+        raise ValueError(f"weir: torch {torch.__version__} loses {others} beside a backend in "
+                         f'Python: expected "{BACKEND}" alone, and new_group(backend=...) '
+                         "for other devices")
+    return versions.as_backend(WeirProcessGroup(store, rank, world, timeout))
 
 
 def register_process_group():
     """Registers the backend for init_process_group("weir"). `import weir` calls it.
     Repeated calls have no effect."""
-    if not _c10d or BACKEND.upper() in getattr(dist.Backend, "_plugins", {}):
-        return
-    try:
-        dist.Backend.register_backend(BACKEND, _make, devices=["cpu"])  # torch 2
-    except TypeError:
-        dist.Backend.register_backend(BACKEND, _make)
+    if versions.register(BACKEND, _make):
+        for module in (communicator, versions, works, sys.modules[__name__]):
+            versions.hide_from_compiler(module)
 
 
 def _close_all():

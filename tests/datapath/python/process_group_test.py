@@ -1,8 +1,10 @@
 """The process group "weir" against Gloo and against results computed here."""
 import datetime
+import gc
 import os
 import tempfile
 import unittest
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_s
 
 import ranks
 import weir
+from weir import versions
 
 WORLDS = (1, 2, 3, 4)
 
@@ -40,10 +43,11 @@ def _reductions(rank, world):
         for shape in ((), (0,), (3, 5), (70001,)):
             for operation in operations:
                 own = _tensor(rank, shape, dtype)
-                reference = own.clone()
+                # Not every build of Gloo knows half precision.
+                reference = own.float() if dtype == torch.float16 else own.clone()
                 dist.all_reduce(own, operation, group=group)
                 dist.all_reduce(reference, operation)
-                _expect_equal(own, reference, f"all_reduce {dtype} {shape} {operation}")
+                _expect_equal(own, reference.to(dtype), f"all_reduce {dtype} {shape} {operation}")
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         own = _tensor(rank, (1000,), dtype)
         expected = sum(_tensor(r, (1000,), dtype).float() for r in range(world)) / world
@@ -179,6 +183,7 @@ def _works(rank, world):
         if rank == 1:
             dist.send(torch.full((2,), 7.0), 0, group=group)
     for wrong in (lambda: dist.all_reduce(torch.ones(2).to_sparse(), group=group),
+                  lambda: group.allreduce([torch.ones(2, device="meta")]),
                   lambda: dist.all_reduce(torch.ones(2, dtype=torch.int16), group=group)):
         try:
             wrong()
@@ -198,6 +203,104 @@ def _subgroups(rank, world):
             told = torch.tensor([rank])
             dist.broadcast(told, members[1], group=group)
             assert told.item() == members[1], told
+
+
+def _later_names(rank, world):
+    """What torch asks of a group besides operations, and later names of some of them."""
+    group = _new_group()
+    cpu = torch.device("cpu")
+    assert group.group_name and group.group_name != dist.group.WORLD.group_name
+    assert group._device_types == [cpu] and group._get_backend(cpu) is group
+    assert dist.distributed_c10d._resolve_process_group(group.group_name) is group
+    try:
+        group._get_backend(torch.device("cuda"))
+    except RuntimeError as error:
+        assert "expected tensors on the CPU" in str(error), error
+    else:
+        raise AssertionError("there is a backend for cuda")
+    own, gathered = torch.full((2,), float(rank)), torch.zeros(2 * world)
+    group.all_gather_single(gathered, own).wait()
+    _expect_equal(gathered, torch.arange(float(world)).repeat_interleave(2), "all_gather_single")
+    part = torch.zeros(2)
+    group.reduce_scatter_single(part, gathered).wait()
+    _expect_equal(part, own * world, "reduce_scatter_single")
+    swapped = torch.zeros(world)
+    group.all_to_all_single(swapped, own.repeat(world)[:world].contiguous(), [], []).wait()
+    _expect_equal(swapped, torch.arange(float(world)), "all_to_all_single")
+
+
+def _second_wait_of_cpp(rank, world):
+    """C++ waits for each tensor of a coalesced collective, for the last one much later."""
+    group = _new_group()
+    functional = torch.ops._c10d_functional
+    first, second = functional.all_reduce_coalesced([torch.ones(3), torch.ones(4)], "sum",
+                                                    group.group_name)
+    functional.wait_tensor(first)
+    for _ in range(20):
+        dist.all_reduce(torch.ones(2), group=group)
+    gc.collect()
+    _expect_equal(functional.wait_tensor(second), torch.full((4,), float(world)), "second tensor")
+
+
+def _results_are_freed(rank, world):
+    """A work that was waited for does not keep its tensors."""
+    group = _new_group()
+    outputs = [torch.zeros(world) for _ in range(3)]
+    alive = [weakref.ref(output) for output in outputs]
+    while outputs:
+        dist.all_gather_into_tensor(outputs.pop(), torch.ones(1), group=group)
+    dist.barrier(group=group)
+    gc.collect()
+    assert not any(reference() is not None for reference in alive), alive
+    kept = torch.ones(2)
+    work = dist.all_reduce(kept, group=group, async_op=True)
+    work.wait()
+    dist.barrier(group=group)
+    _expect_equal(work.result()[0], torch.full((2,), float(world)), "result of a work that is held")
+
+
+def _as_default_with(backend, rank, world, path):
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group(backend, store=dist.FileStore(path, world), rank=rank,
+                            world_size=world, timeout=datetime.timedelta(seconds=30))
+
+
+def _mixed_backends(rank, world, path):
+    """Beside another device's backend: both work, or an error says that they cannot."""
+    try:  # in this order, so that no rank still connects to another one over gloo
+        _as_default_with("cuda:weir,cpu:gloo", rank, world, path + "a")
+    except ValueError as error:
+        assert "expected cpu:weir, found cuda:weir" in str(error), error
+    else:
+        raise AssertionError("weir was taken for cuda")
+    try:
+        _as_default_with("cpu:weir,cuda:gloo", rank, world, path + "b")
+    except ValueError as error:
+        assert not versions.has_python_backends() and "loses cuda:gloo" in str(error), error
+        return
+    assert versions.has_python_backends()
+    group = dist.group.WORLD
+    assert group._get_backend(torch.device("cpu")).name() == "weir"
+    assert group._get_backend(torch.device("cuda")).name() == "gloo"
+    data = torch.full((1000,), float(rank + 1))
+    work = dist.all_reduce(data, async_op=True)
+    work.wait()
+    _expect_equal(work.get_future().wait()[0], torch.full((1000,), world * (world + 1) / 2), "sum")
+    gathered = torch.zeros(world)
+    dist.all_gather_into_tensor(gathered, torch.tensor([float(rank)]))
+    _expect_equal(gathered, torch.arange(float(world)), "all_gather_into_tensor")
+    parts = [torch.zeros(1) for _ in range(world)]
+    dist.all_gather(parts, torch.tensor([float(rank)]))
+    _expect_equal(torch.cat(parts), gathered, "all_gather")
+    if rank == 0:
+        dist.send(torch.tensor([7.0]), 1)
+    else:
+        received = torch.zeros(1)
+        dist.recv(received, 0)
+        assert received.item() == 7.0
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def _as_default(rank, world, path):
@@ -368,6 +471,24 @@ class ProcessGroupTest(unittest.TestCase):
 
     def test_subgroups(self):
         self.each_world(_subgroups, (3, 4))
+
+    @unittest.skipUnless(hasattr(dist.distributed_c10d, "_resolve_process_group"),
+                         "before torch 2.1")
+    def test_name_devices_and_later_names(self):
+        ranks.run(2, _later_names)
+
+    @unittest.skipUnless(hasattr(torch.ops._c10d_functional, "all_reduce_coalesced"),
+                         "before torch 2.1")
+    def test_cpp_may_wait_twice(self):
+        ranks.run(2, _second_wait_of_cpp, deadline_s=20.0)
+
+    def test_results_are_freed(self):
+        ranks.run(2, _results_are_freed)
+
+    @unittest.skipUnless(hasattr(dist.distributed_c10d, "BackendConfig"), "before torch 2.0")
+    def test_beside_another_devices_backend(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks.run(2, _mixed_backends, os.path.join(folder, "store"))
 
     def test_default_group_has_a_second_life(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -24,14 +24,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def _rank_main(pipe, function, rank, world, port, environment, arguments):
+def _rank_main(pipe, function, rank, world, port, environment, arguments, backend):
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
                        "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", **environment})
     torch.set_num_threads(1)
     words = tempfile.TemporaryFile()
     os.dup2(words.fileno(), 2)  # libweir writes there too
     try:
-        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=DEADLINE_S))
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=DEADLINE_S))
         kind, value = "ok", function(rank, world, *arguments)
     except BaseException:
         kind, value = "error", traceback.format_exc()
@@ -60,23 +60,25 @@ def _other_errors(ranks, first):
     return text
 
 
-def run(world, function, *arguments, environment=None, may_die=()):
+def run(world, function, *arguments, environment=None, may_die=(), backend="gloo",
+        deadline_s=DEADLINE_S):
     """[(result, stderr)] by rank. Raises AssertionError with a rank's traceback, or at the
     deadline. Ranks in `may_die` give None when their process ended without a result.
+    `backend` is that of the default process group.
     """
     port, ranks = free_port(), []
     for rank in range(world):
         receive, send = _fork.Pipe(duplex=False)
         child = _fork.Process(target=_rank_main, args=(send, function, rank, world, port,
-                                                       environment or {}, arguments))
+                                                       environment or {}, arguments, backend))
         child.start()
         send.close()
         ranks.append((child, receive))
-    deadline, results = time.monotonic() + DEADLINE_S, []
+    deadline, results = time.monotonic() + deadline_s, []
     try:
         for rank, (child, receive) in enumerate(ranks):
             if not receive.poll(max(0.0, deadline - time.monotonic())):
-                raise AssertionError(f"rank {rank} gave no result within {DEADLINE_S:g} s")
+                raise AssertionError(f"rank {rank} gave no result within {deadline_s:g} s")
             try:
                 kind, value, words = receive.recv()
             except EOFError:
