@@ -1,6 +1,7 @@
 """`python3 -m weir check`: whether this machine is ready for Weir, one line per finding.
 
 With --peers, on every host of a job at the same time: whether the hosts reach each other, too.
+`python3 -m weir run` runs a training command with an agent and a controller of its own (weir/run.py).
 """
 import argparse
 import os
@@ -170,9 +171,12 @@ def check(agent):
 
 
 def main():
+    if sys.argv[1:2] == ["run"]:
+        from weir import run
+        sys.exit(run.main(sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python3 -m weir", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["check"])
+    parser.add_argument("command", choices=["check", "run"])
     parser.add_argument("--agent", default=os.environ.get("WEIR_AGENT"))
     parser.add_argument("--peers", metavar="HOST[:PORT],...",
                         help=f"all hosts of the job, this one, too; default port {PEERS_PORT}")
