@@ -19,6 +19,7 @@ import unittest
 
 RANK = pathlib.Path(__file__).resolve()
 DEADLINE_S = 25.0
+NEEDS_IPTABLES = unittest.skipUnless(shutil.which("iptables-legacy"), "needs iptables-legacy")
 PORT = 29611
 SOON_S = 6.0  # of a message that a rank cannot be reached: 2 s, and the start of torch on a busy machine
 
@@ -213,6 +214,7 @@ class AddressesTest(unittest.TestCase):
             self.expect_refusal(network, "10.77.0.1", ["eth7", "WEIR_INTERFACE", "lo, nic0"],
                                 [{"WEIR_INTERFACE": "eth7"}, {}])
 
+    @NEEDS_IPTABLES
     def test_dropped_port_is_named(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
             network.inside(0, "iptables-legacy", "-A", "INPUT", "-i", "nic0", "-p", "tcp", "--dport", "7007",
@@ -240,6 +242,7 @@ class AddressesTest(unittest.TestCase):
         with Network([(("fd77::1", "fd77::2"), 1280)]) as network:
             self.expect_check(network, "[fd77::1],[fd77::2]", ["MTU 1280"] * 2, (0, 0))
 
+    @NEEDS_IPTABLES
     def test_check_names_packets_that_are_lost_for_their_size(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
             for host in range(2):
@@ -247,11 +250,13 @@ class AddressesTest(unittest.TestCase):
                                "1281:65535", "-j", "DROP")
             self.expect_check(network, "10.77.0.1,10.77.0.2", ["full-size packets.*MTU"] * 2, (1, 1))
 
+    @NEEDS_IPTABLES
     def test_check_names_a_dropped_port(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
             network.inside(0, "iptables-legacy", "-A", "INPUT", "-p", "tcp", "--dport", "29600", "-j", "DROP")
             self.expect_check(network, "10.77.0.1,10.77.0.2", ["is the port closed", "firewall"], (1, 1))
 
+    @NEEDS_IPTABLES
     def test_check_names_a_closed_port(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
             network.inside(0, "iptables-legacy", "-A", "INPUT", "-p", "tcp", "--dport", "29600", "-j",
@@ -259,6 +264,7 @@ class AddressesTest(unittest.TestCase):
             self.expect_check(network, "10.77.0.1,10.77.0.2", ["is the port closed", "port is closed there"],
                               (1, 1))
 
+    @NEEDS_IPTABLES
     def test_check_names_a_nat(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
             network.inside(1, "ip", "addr", "add", "10.77.0.9/24", "dev", "nic0")

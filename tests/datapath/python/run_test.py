@@ -12,6 +12,8 @@ import textwrap
 import time
 import unittest
 
+from addresses_test import Network, can_make_namespaces
+
 DEADLINE_S = 60.0
 # A script without a line of Weir's.
 TRAIN = """
@@ -150,6 +152,25 @@ class RunTest(unittest.TestCase):
         status, output = self.finish(second)
         self.assertEqual(status, 0, output)
         self.assertRegex(output, r"job training: \d+ steps on 2 ranks")
+
+    @unittest.skipUnless(can_make_namespaces(), "needs ip and the right to make network namespaces")
+    def test_two_nodes_meet_at_the_controller_of_the_first(self):
+        with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
+            children = []
+            for rank, name in enumerate(network.names):
+                child = subprocess.Popen(
+                    ["ip", "netns", "exec", name, sys.executable, "-m", "weir", "run", "--auto", "--insecure",
+                     "--rendezvous", "10.77.0.1:7700", "--", sys.executable, str(self.script), "400"],
+                    text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                    env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "10.77.0.1",
+                         "MASTER_PORT": "29612", "GLOO_SOCKET_IFNAME": "nic0", "OMP_NUM_THREADS": "1"})
+                self.addCleanup(self.end, child)
+                children.append(child)
+            (first, said), (second, also_said) = map(self.finish, children)
+        self.assertEqual((first, second), (0, 0), said + also_said)
+        self.assertRegex(said, r"page http://127\.0\.0\.1:\d+, controller 10\.77\.0\.1:7700")
+        self.assertIn("page at the controller", also_said)
+        self.assertRegex(said, r"job training: \d+ steps on 2 ranks; [1-9]\d* decisions")
 
     def test_missing_program_is_named(self):
         status, output = self.finish(self.start_command(["no-such-program"]))
