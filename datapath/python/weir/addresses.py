@@ -210,7 +210,7 @@ def _agree(store, prefix, rank, entries, mine):
         return mine.addresses[0].host if mine.prescribed else _loopback()
     usable = [a for a in mine.addresses if not a.loopback]
     if not usable:
-        have = ", ".join(f"{a.host} ({a.interface})" for a in mine.addresses) or "no other address"
+        have = ", ".join(f"{a.host} (interface {a.interface})" for a in mine.addresses) or "no other address"
         raise _refuse(f"rank {rank} ({socket.gethostname()}) would listen at loopback, {have}, but ranks "
                       f"are on other hosts. {mine.said or 'No interface but loopback is up'}: set "
                       "WEIR_INTERFACE or WEIR_LISTEN to an address that they reach", rank)
@@ -234,7 +234,9 @@ def _vote(store, prefix, rank, entries):
     results = probe.all_at_once(
         [((r, host), host, entries[r]["port"], entries[r]["token"])
          for r in targets for host, _, loopback in entries[r]["candidates"] if not loopback])
-    votes = {r: {} for r in range(len(entries)) if rank in _probers(entries, r)}
+    votes = {r: {host: "only ranks of its own host reach loopback"
+                 for host, _, loopback in e["candidates"] if loopback}
+             for r, e in enumerate(entries) if rank in _probers(entries, r)}
     for (r, host), result in results.items():
         if isinstance(result, probe.Unreachable):
             votes[r][host] = str(result)

@@ -17,6 +17,9 @@ import tempfile
 import time
 import unittest
 
+from weir import addresses
+from weir import interfaces
+
 RANK = pathlib.Path(__file__).resolve()
 DEADLINE_S = 25.0
 NEEDS_IPTABLES = unittest.skipUnless(shutil.which("iptables-legacy"), "needs iptables-legacy")
@@ -81,16 +84,16 @@ def processes(commands):
             child.stdout.close()
 
 
-def job(network, master, how, environments=({}, {}), hosts_file=None):
-    """Runs `how` as one rank on each host. Returns [(exit status, last JSON object, output)]."""
+def job(network, master, how, environments=({}, {}), hosts_file=None, hosts=(0, 1)):
+    """Runs `how` as a rank on each of `hosts`. Returns [(exit status, last JSON object, output)]."""
     commands = []
     for rank, environment in enumerate(environments):
-        command = ["ip", "netns", "exec", network.names[rank]]
+        command = ["ip", "netns", "exec", network.names[hosts[rank]]]
         if hosts_file and hosts_file[rank]:
             command += ["unshare", "-m", "sh", "-c",
                         f"mount --bind {hosts_file[rank]} /etc/hosts && exec \"$@\"", "sh"]
         commands.append((command + [sys.executable, str(RANK), "--rank", how],
-                         {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": master,
+                         {"RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "MASTER_ADDR": master,
                           "MASTER_PORT": str(PORT), "WEIR_TRANSPORT": "tcp", "GLOO_SOCKET_IFNAME": "nic0",
                           **environment}))
     results, deadline = [], time.monotonic() + DEADLINE_S
@@ -148,6 +151,48 @@ def can_make_namespaces():
     return subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False).returncode == 0
 
 
+class ChoiceTest(unittest.TestCase):
+    """The choice among what the probers found, without a network."""
+
+    @staticmethod
+    def entries(*hosts):
+        return [{"identity": host, "name": host, "said": "", "port": 1, "preferred": [], "serves": [],
+                 "candidates": [["10.0.0.1", "a", False], ["10.1.0.1", "b", False]]} for host in hosts]
+
+    def test_probers_are_higher_ranks_on_other_hosts_and_few(self):
+        entries = self.entries("x", "x", "y", "x", *"zzzzz")
+        self.assertEqual(addresses._probers(entries, 0), [2, 4, 5, 6])
+        self.assertEqual(addresses._probers(entries, 2), [3, 4, 5, 6])
+        self.assertEqual(addresses._probers(entries, 8), [])
+
+    def test_only_an_address_that_all_reach_is_taken(self):
+        votes = {1: {"10.0.0.1": [0.001, "", ""], "10.1.0.1": [0.5, "", ""]},
+                 2: {"10.0.0.1": "connection refused", "10.1.0.1": [0.5, "", ""]}}
+        self.assertEqual(addresses._pick(self.entries(*"xyz"), 0, votes), "10.1.0.1")
+        votes[1]["10.1.0.1"] = "no route"
+        with self.assertRaisesRegex(addresses.WeirError, "no address that all other hosts reach.*"
+                                    "10.1.0.1:1 .interface b.: no route.*10.0.0.1:1 .*refused"):
+            addresses._pick(self.entries(*"xyz"), 0, votes)
+
+    def test_route_to_the_store_is_left_only_for_twice_the_speed(self):
+        entries = self.entries(*"xy")
+        entries[0]["preferred"] = ["10.1.0.1"]
+        for seconds, taken in ((0.9, "10.1.0.1"), (1.9, "10.1.0.1"), (2.1, "10.0.0.1")):
+            votes = {1: {"10.0.0.1": [1.0, "", ""], "10.1.0.1": [seconds, "", ""]}}
+            self.assertEqual(addresses._pick(entries, 0, votes), taken)
+        entries[0]["preferred"], entries[1]["serves"] = [], ["10.1.0.1"]  # where peers see the store
+        self.assertEqual(addresses._pick(entries, 0, {1: {"10.0.0.1": [1.0, "", ""],
+                                                          "10.1.0.1": [1.1, "", ""]}}), "10.1.0.1")
+
+    def test_texts_of_addresses(self):
+        for text, found in (("eth0", ("eth0", 0)), ("10.0.0.1:7", ("10.0.0.1", 7)), ("[::1]:7", ("::1", 7)),
+                            ("[::1]", ("::1", 0)), ("::1", ("::1", 0)), (":7", ("", 7))):
+            self.assertEqual(interfaces.split(text), found)
+        for text in ("a:65536", "a:b"):
+            self.assertRaises(ValueError, interfaces.split, text)
+        self.assertEqual(interfaces.join("::1", 7), "[::1]:7")
+
+
 @unittest.skipUnless(can_make_namespaces(), "needs ip and the right to make network namespaces")
 class AddressesTest(unittest.TestCase):
     def expect_sum(self, network, master, address, environments=({}, {}), hosts_file=None,
@@ -171,6 +216,7 @@ class AddressesTest(unittest.TestCase):
         with Network([(("fd77::1", "fd77::2"), 1500)]) as network:
             self.expect_sum(network, "fd77::1", ("[fd77::1]:", "[fd77::2]:"))
 
+    @unittest.skipUnless(shutil.which("mount"), "needs mount")
     def test_host_name_that_the_host_itself_maps_to_127_0_1_1(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network, \
                 tempfile.TemporaryDirectory() as directory:
@@ -178,6 +224,17 @@ class AddressesTest(unittest.TestCase):
             own.write_text("127.0.0.1 localhost\n127.0.1.1 head\n", encoding="ascii")
             other.write_text("127.0.0.1 localhost\n10.77.0.1 head\n", encoding="ascii")
             self.expect_sum(network, "head", ("10.77.0.1:", "10.77.0.2:"), hosts_file=(own, other))
+
+    def test_two_ranks_on_one_of_the_hosts(self):
+        with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
+            for how in ("gloo", "group", "hook"):
+                for rank, (status, found, output) in enumerate(
+                        job(network, "10.77.0.1", how, ({}, {}, {}), hosts=(0, 1, 0))):
+                    self.assertEqual(status, 0, output)
+                    if how != "hook":
+                        self.assertEqual(found.get("sum"), 6000.0, output)
+                    if how != "gloo":
+                        self.assertIn(("10.77.0.1:", "10.77.0.2:", "10.77.0.1:")[rank], found["address"])
 
     def test_small_mtu(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1280)]) as network:
@@ -206,7 +263,7 @@ class AddressesTest(unittest.TestCase):
 
     def test_loopback_is_refused_at_once(self):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
-            self.expect_refusal(network, "10.77.0.1", ["127.0.0.1", "(lo)", "WEIR_LISTEN"],
+            self.expect_refusal(network, "10.77.0.1", ["127.0.0.1", "(interface lo)", "WEIR_LISTEN"],
                                 [{"WEIR_LISTEN": "127.0.0.1:0"}, {}])
 
     def test_unknown_interface_is_refused_at_once(self):
