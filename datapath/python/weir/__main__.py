@@ -1,11 +1,23 @@
-"""`python3 -m weir check`: whether this machine is ready for Weir, one line per finding."""
+"""`python3 -m weir check`: whether this machine is ready for Weir, one line per finding.
+
+With --peers, on every host of a job at the same time: whether the hosts reach each other, too.
+`python3 -m weir run` runs a training command with an agent and a controller of its own (weir/run.py).
+"""
 import argparse
 import os
 import socket
 import sys
+import time
+
+from weir import interfaces
+from weir import probe
 
 AGENT_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 10.0
+PEERS_PORT = 29600
+PEERS_WAIT_S = 20.0
+MTU_BYTES_USUAL = 1500
+_PEERS_TOKEN = "weir check"
 
 
 def check_library():
@@ -71,14 +83,75 @@ def check_agent(agent):
     if kind == "unix":
         family, address = socket.AF_UNIX, rest
     elif kind == "tcp" and rest.rpartition(":")[2].isdigit():
-        host, _, port = rest.rpartition(":")
-        family, address = socket.AF_INET, (host, int(port))
+        host, port = interfaces.split(rest)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address = (host, port)
     else:
         raise RuntimeError(f"WEIR_AGENT is {agent}: expected unix:/path or tcp:host:port")
     with socket.socket(family, socket.SOCK_STREAM) as connection:
         connection.settimeout(AGENT_TIMEOUT_S)
         connection.connect(address)
     return f"{agent} accepts connections"
+
+
+def check_peer(host, port, end):
+    """Checks that the `check --peers` of another host can be reached, which must begin before `end`."""
+    while True:
+        try:
+            began = time.monotonic()
+            seconds, answer, local, mtu = probe.once(host, port, began + probe.PROBE_S)
+            break
+        except probe.Unreachable as error:
+            if time.monotonic() > end:
+                raise RuntimeError(str(error)) from None
+        time.sleep(0.2)
+    if answer and answer["seen"] != local:
+        raise RuntimeError(f"a NAT lies between: this host's {local} arrives there as {answer['seen']}; "
+                           "others cannot connect to it, so let the hosts share a network")
+    small = f"; MTU {mtu}, usual is {MTU_BYTES_USUAL}" if 0 < mtu < MTU_BYTES_USUAL else ""
+    return f"answers, {1e3 * seconds:.1f} ms for {probe.BURST_BYTES >> 10} KiB{small}"
+
+
+def check_own(listed, own):
+    """Checks that one of the `listed` (host, port) is this host's, and returns a responder there."""
+    mine = [(host, port) for host, port in listed
+            if own.intersection(interfaces.resolve(host)) or host.startswith("127.")]
+    if not mine:
+        raise RuntimeError("none of the listed addresses is this host's, which has " +
+                           ", ".join(sorted(own)) + "; behind a NAT others cannot connect to it")
+    try:
+        return mine[0], probe.Responder(_PEERS_TOKEN, mine[0][1])
+    except OSError as error:
+        raise RuntimeError(f"cannot listen at port {mine[0][1]}: {error.strerror}") from None
+
+
+def check_peers(text, wait_s):
+    """Prints whether the hosts reach each other. Returns 1 if one of them does not reach another."""
+    listed = [interfaces.split(peer.strip(), PEERS_PORT) for peer in text.split(",") if peer.strip()]
+    own = {a.host for a in interfaces.addresses() if not a.link_local}
+    end, failed, me, responder = time.monotonic() + wait_s, False, None, None
+    try:
+        me, responder = check_own(listed, own)
+        print(f"ok       own address: {interfaces.join(*me)}", flush=True)
+    except RuntimeError as error:
+        print(f"missing  own address: {error}", flush=True)
+        failed = True
+    others = [peer for peer in listed if peer != me]
+    for host, port in others:
+        try:
+            print(f"ok       peer {interfaces.join(host, port)}: {check_peer(host, port, end)}", flush=True)
+        except RuntimeError as error:
+            print(f"missing  peer {interfaces.join(host, port)}: {error}", flush=True)
+            failed = True
+    if me and responder:
+        while len(responder.answered) < len(others) and time.monotonic() < end:
+            time.sleep(0.1)
+        if len(responder.answered) < len(others):
+            print(f"missing  own address: {len(responder.answered)} of {len(others)} peers have connected to "
+                  f"{interfaces.join(*me)} within {wait_s:g} s: is the port closed?")
+            failed = True
+        responder.close()
+    return 1 if failed else 0
 
 
 def check(agent):
@@ -98,10 +171,22 @@ def check(agent):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python3 -m weir", description=__doc__)
-    parser.add_argument("command", choices=["check"])
+    if sys.argv[1:2] == ["run"]:
+        from weir import run
+        sys.exit(run.main(sys.argv[2:]))
+    parser = argparse.ArgumentParser(prog="python3 -m weir", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["check", "run"])
     parser.add_argument("--agent", default=os.environ.get("WEIR_AGENT"))
-    sys.exit(check(parser.parse_args().agent))
+    parser.add_argument("--peers", metavar="HOST[:PORT],...",
+                        help=f"all hosts of the job, this one, too; default port {PEERS_PORT}")
+    parser.add_argument("--wait", type=float, default=PEERS_WAIT_S, metavar="SECONDS",
+                        help="for the other hosts to begin; default %(default)g")
+    given = parser.parse_args()
+    try:
+        sys.exit(check_peers(given.peers, given.wait) if given.peers else check(given.agent))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

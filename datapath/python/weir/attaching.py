@@ -48,7 +48,8 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
       agent, agent_token   WEIR_AGENT, WEIR_AGENT_TOKEN: agent of this node; "": none
       plan_file            WEIR_PLAN_FILE: plan until a controller sends one; "": none
       peers                WEIR_PEERS: "host:port" of all ranks, in place of the framework's store
-      listen               WEIR_LISTEN: "host:port" of this rank; port 0: any
+      listen               WEIR_LISTEN: "host:port" of this rank; port 0: any; see weir.addresses
+                           (WEIR_INTERFACE names the interface whose addresses are tried)
       transport            WEIR_TRANSPORT: "auto", "tcp" or "shm", with options
       operation_timeout_s  WEIR_TIMEOUT_S: deadline of one collective
       encode_workers       WEIR_ENCODE_WORKERS: threads that encode, at most 16

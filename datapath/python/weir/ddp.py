@@ -30,7 +30,8 @@ Environment, for arguments that attach() does not get:
   WEIR_AGENT_TOKEN         for tcp agents
   WEIR_PLAN_FILE           static plan, used while no controller has sent one
   WEIR_JOB                 name of the run (else TORCHELASTIC_RUN_ID, else "training")
-  WEIR_LISTEN              host:port of this rank's datapath; port 0: any
+  WEIR_LISTEN              host:port of this rank's datapath; port 0: any; see weir.addresses
+  WEIR_INTERFACE           name of the interface whose addresses are tried
   WEIR_PEERS               comma-separated host:port of all ranks, in rank order; replaces the store
   WEIR_TRANSPORT           auto (shared memory within a node, else TCP), shm or tcp, with options:
                            auto:connections=4,pacing=100M (weir.h lists them); default auto
@@ -44,7 +45,6 @@ Environment, for arguments that attach() does not get:
 """
 import itertools
 import os
-import socket
 import sys
 import zlib
 from typing import Dict
@@ -52,6 +52,7 @@ from typing import Dict
 import torch.distributed as dist
 
 from weir import _lib
+from weir import addresses
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
@@ -71,16 +72,6 @@ def say_once(key, message):
     if key not in _said:
         _said.add(key)
         print(f"weir: {message}", file=sys.stderr, flush=True)
-
-
-def _route_address(towards):
-    """Returns this host's address on the route to `towards`. Sends no packet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((towards, 9))
-            return probe.getsockname()[0]
-        except OSError:
-            return "127.0.0.1"
 
 
 def ranks_of(group):
@@ -140,9 +131,10 @@ class DDPState(Steps):
             raise WeirError(f"{len(peers)} peers for a world of {self.world}",
                             _lib.INVALID_ARGUMENT, self.rank)
         listen = listen or environment("WEIR_LISTEN")
-        if listen is None:
-            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-            listen = peers[self.rank] if peers else f"{_route_address(host)}:0"
+        if peers:
+            listen = listen or peers[self.rank]
+        elif join:
+            listen = addresses.alone(listen, self.rank)
         options = dict(
             listen=listen, agent=agent or None,
             agent_token=agent_token or environment("WEIR_AGENT_TOKEN"), plan_file=plan_file or None,
@@ -174,11 +166,14 @@ class DDPState(Steps):
             self._agreement = Agreement(store, prefix)
             options.update(keys.from_store(store, f"{prefix}/key", self.rank,
                                            {name: options[name] for name in keys.OPTIONS}))
+            options["listen"] = addresses.choose(
+                store, prefix, self.rank, self.world, options["listen"],
+                probes=not (options["transport"] or "").startswith("verbs"))
         session = Session(job, self.rank, self.world, **options)
         try:
             if not peers:
-                store.set(f"{prefix}/{self.rank}", session.address)
-                peers = [store.get(f"{prefix}/{r}").decode() for r in range(self.world)]
+                addresses.publish(store, prefix, self.rank, session.address)
+                peers = addresses.peers(store, prefix, self.rank, self.world)
             session.connect(peers)
         except BaseException:
             session.close()

@@ -8,7 +8,7 @@ all-gather and reduce-scatter as FSDP uses them, sub-groups. Nothing is compiled
 Collectives of one group run one after another, messages concurrently with them. Every operation
 ends within the group's timeout, if not otherwise then with an error that names the rank at fault.
 
-Environment: WEIR_TRANSPORT (auto, shm, tcp) and the host of WEIR_LISTEN.
+Environment: WEIR_TRANSPORT (auto, shm, tcp), WEIR_INTERFACE and the host of WEIR_LISTEN.
 """
 import atexit
 import os
@@ -21,11 +21,11 @@ import torch
 import torch.distributed as dist
 
 from weir import _lib
+from weir import addresses
 from weir import communicator
 from weir import keys
 from weir import versions
 from weir import works
-from weir.ddp import _route_address
 from weir.futures import Completer
 
 BACKEND = "weir"
@@ -90,16 +90,16 @@ class WeirProcessGroup(versions.ProcessGroup):
         if rank == 0:
             store.set(f"{prefix}/job", uuid.uuid4().hex)
         job = store.get(f"{prefix}/job").decode()
-        host = (os.environ.get("WEIR_LISTEN", "").rpartition(":")[0] or
-                _route_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
+        listen = addresses.choose(
+            store, prefix, rank, world, addresses.any_port(),
+            probes=not os.environ.get("WEIR_TRANSPORT", "").startswith("verbs"))
         self._communicator = communicator.Communicator(
             job, rank, world, transport=os.environ.get("WEIR_TRANSPORT") or None,
-            listen=f"{host}:0", operation_timeout_s=timeout_s, connect_timeout_s=timeout_s,
+            listen=listen, operation_timeout_s=timeout_s, connect_timeout_s=timeout_s,
             **keys.from_store(store, f"{prefix}/key", rank, keys.settings()))
         try:
-            store.set(f"{prefix}/{rank}", self._communicator.address)
-            self._communicator.connect(
-                [store.get(f"{prefix}/{r}").decode() for r in range(world)])
+            addresses.publish(store, prefix, rank, self._communicator.address)
+            self._communicator.connect(addresses.peers(store, prefix, rank, world))
         except BaseException:
             self._communicator.close()
             raise

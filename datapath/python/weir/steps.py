@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from weir import _lib
+from weir import addresses
 from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
@@ -307,7 +308,7 @@ def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
     rank, world = regrouped.rank, regrouped.world
     name = f"{job}/share/{regrouped.epoch}"
     with Communicator(name, rank, world, operation_timeout_s=timeout_s,
-                      connect_timeout_s=timeout_s,
+                      connect_timeout_s=timeout_s, listen=addresses.alone(),
                       transport=os.environ.get("WEIR_TRANSPORT"), **(security or {})) as group:
         group.connect(regroup.exchange(store, f"weir/{name}", rank, world, group.address,
                                        timeout_s))

@@ -38,7 +38,7 @@ def not_on_cpu(name, device):
             "of another backend for that device, as new_group(backend=...) makes")
 
 
-class ProcessGroup(dist.ProcessGroup if _c10d else object):
+class ProcessGroup(dist.ProcessGroup if _c10d else object):  # type: ignore[misc]
     """Base of a process group in Python: all that torch asks of a group apart from operations.
 
     The group is its own backend, for tensors on the CPU.
@@ -161,7 +161,7 @@ def backends_asked_for():
 def has_python_backends():
     """Whether C++ calls the methods of a Python subclass of Backend."""
     try:
-        class Probe(_c10d.Backend):
+        class Probe(_c10d.Backend):  # type: ignore[name-defined]
             def getBackendName(self):
                 return "probe"
         return _c10d.Backend.name(Probe(0, 1)) == "probe"
@@ -175,7 +175,7 @@ def as_backend(group):
     C++ hands out works of its own for those of Python. They can be waited for, and their futures
     used; their is_completed() is False even at the end.
     """
-    class PythonBackend(_c10d.Backend):
+    class PythonBackend(_c10d.Backend):  # type: ignore[name-defined]
         """Owns the group."""
 
         def __init__(self):

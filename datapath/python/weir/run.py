@@ -1,0 +1,325 @@
+"""`weir run -- COMMAND`: runs a training command with an agent and a controller of its own.
+
+Both live as long as the command. Their socket, state and logs are in a directory; the controller's page
+is on loopback. The command learns of them by its environment (WEIR_AGENT, WEIR_JOB, WEIR_LIBRARY). At the
+end, what was decided and what it saved is printed, and the exit status is that of the command (128 + n if
+signal n ended it). SIGINT and SIGTERM are passed on; GRACE_S later, or at the second one, whatever the
+command has started is killed.
+"""
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import List, Optional
+
+from weir import _lib
+from weir import interfaces
+
+START_S = 15.0
+STOP_S = 5.0
+GRACE_S = 10.0
+ASK_S = 10.0
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_libc = ctypes.CDLL(None, use_errno=True)
+_PARTS = ("controller/service", "controller/cli", "agent")  # of a build directory
+
+
+class RunError(RuntimeError):
+    """Agent or controller could not be started; the message says why."""
+
+
+def find_program(name):
+    """The path of a program: in the directory WEIR_BIN, beside libweir in the package, on PATH, or in the
+    build directory of libweir. RunError lists the places searched."""
+    library = pathlib.Path(_lib.library_path()).resolve()
+    places = [os.environ["WEIR_BIN"]] if os.environ.get("WEIR_BIN") else []
+    places += [str(library.parent), str(library.parent / "bin"), str(library.parent.parent / "bin")]
+    places += os.environ.get("PATH", "").split(os.pathsep)
+    places += [str(root / part) for root in list(library.parents)[:3] for part in _PARTS]
+    found = shutil.which(name, path=os.pathsep.join(places))
+    if not found:
+        raise RunError(f"{name} not found: set WEIR_BIN to its directory; tried {', '.join(places)}")
+    return found
+
+
+def _end_with_parent(number):
+    """Something to call in a child, which then gets signal `number` when this process ends."""
+    return lambda: _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def _tail(path):
+    return " | ".join(path.read_text(errors="replace").splitlines()[-3:])
+
+
+class ControlPlane:
+    """Agent and, unless there is one already, controller of a run. Use it in a `with` block."""
+
+    def __init__(self, directory, options):
+        self._directory = pathlib.Path(directory)
+        self._options = options
+        self._started = []
+        self.controller = self.page = ""
+        self.socket = self._directory / "agent.sock"
+
+    def __enter__(self):
+        try:
+            self._start_controller()
+            self._start_agent()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *unused):
+        for child in reversed(self._started):
+            child.terminate()
+            try:
+                child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        self._started = []
+
+    def _start_controller(self):
+        options = self._options
+        if options.controller:
+            self.controller = options.controller
+            return
+        listen = "127.0.0.1:0"
+        if options.rendezvous:
+            host, port = interfaces.split(options.rendezvous)
+            self.controller = interfaces.join(host, port)
+            own = {a.host for a in interfaces.addresses()}
+            found = interfaces.resolve(host)
+            if not any(h in own or h.startswith("127.") for h in found):
+                return  # another node hosts it
+            listen = self.controller
+        log = self._directory / "controller.log"
+        child = self._start(log, "weir-controller", "--listen-grpc", listen, "--listen-http",
+                            f"127.0.0.1:{options.page_port}", "--state", self._directory / "controller.db",
+                            *(["--policy", options.policy] if options.policy else []))
+        ready = self._wait_for(child, log, r"gRPC on (\S+), HTTP on (\S+),")
+        self.controller = self.controller or ready[1]
+        self.page = f"http://{ready[2]}"
+
+    def _start_agent(self):
+        host, _ = interfaces.split(self.controller)
+        address = next(iter(interfaces.towards(host)), "127.0.0.1")
+        log = self._directory / "agent.log"
+        child = self._start(log, "weir-agent", "--node", f"{socket.gethostname()}-{os.getpid()}",
+                            "--address", address, "--controller", self.controller, "--socket", self.socket,
+                            "--socket-mode", "0600", "--probe-port", "0")
+        self._wait_for(child, log, r"serves ranks at ()")
+
+    def _start(self, log, name, *arguments):
+        insecure = ["--insecure"] if self._options.insecure else []
+        with open(log, "wb") as out:
+            child = subprocess.Popen([find_program(name), *map(str, arguments), *insecure],
+                                     stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                     start_new_session=True, preexec_fn=_end_with_parent(signal.SIGKILL))
+        self._started.append(child)
+        return child
+
+    def _wait_for(self, child, log, pattern):
+        deadline = time.monotonic() + START_S
+        while True:
+            ended = child.poll() is not None
+            found = re.search(pattern, log.read_text(errors="replace"))
+            if found:
+                return found
+            if ended or time.monotonic() > deadline:
+                what = f"ended with status {child.returncode}" if ended else (
+                    f"was not ready within {START_S:g} s")
+                raise RunError(f"{child.args[0]} {what}: {_tail(log)}")
+            time.sleep(0.05)
+
+    def pids(self):
+        return {child.pid for child in self._started}
+
+    def environment(self, options):
+        """What the command must find in its environment."""
+        set_ = {"WEIR_AGENT": f"unix:{self.socket}", "WEIR_LIBRARY": _lib.library_path(),
+                "WEIR_JOB": options.job}
+        package = pathlib.Path(__file__).resolve().parent
+        path = [str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        if options.auto:
+            path.insert(0, str(package / "auto"))
+        return {**os.environ, **set_, "PYTHONPATH": os.pathsep.join(path)}
+
+    def ask(self, *arguments):
+        """What weirctl answers as JSON, or None where the controller does not answer."""
+        try:
+            done = subprocess.run([find_program("weirctl"), "--controller", self.controller, "-o", "json",
+                                   *arguments], capture_output=True, timeout=ASK_S, check=True)
+            return json.loads(done.stdout)
+        except (subprocess.SubprocessError, ValueError, RunError):
+            return None
+
+
+def _children(pid):
+    """The processes that `pid` has started and that have not ended, and theirs."""
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *_children(child)]
+    return found
+
+
+def _send(child, number):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, number)
+
+
+class Command:
+    """The training command: passes signals on to it, and knows all processes that come from it."""
+
+    def __init__(self, arguments, environment, spare):
+        # Processes whose parent has ended become children of this one, where they can be found.
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._spare = spare  # processes of this run that are not of the command
+        self._signals = 0
+        self._kill_at = None
+        self._child: Optional[subprocess.Popen] = None
+        self._early: List[int] = []  # signals that came before the command was started
+        self._handlers = {s: signal.signal(s, self._pass_on) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._child = subprocess.Popen(arguments, env=environment, start_new_session=True,
+                                           preexec_fn=_end_with_parent(signal.SIGTERM))
+        except OSError as error:
+            self._restore()
+            raise RunError(f"cannot run {arguments[0]}: {error.strerror.lower()}") from None
+        for number in self._early:
+            _send(self._child, number)
+
+    def _pass_on(self, number, unused_frame):
+        self._signals += 1
+        self._kill_at = time.monotonic() + (GRACE_S if self._signals == 1 else 0.0)
+        if self._child is None:
+            self._early.append(number)
+        else:
+            _send(self._child, number)
+
+    def wait(self):
+        """Returns the exit status, as a shell counts it."""
+        child = self._child
+        assert child is not None
+        while True:
+            try:
+                child.wait(0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if self._kill_at and time.monotonic() > self._kill_at:
+                    self._kill_all(child)
+        if self._signals or child.returncode < 0:
+            self._kill_all(child)
+        self._restore()
+        code = child.returncode
+        return 128 - code if code < 0 else code
+
+    def _kill_all(self, child):
+        """Kills everything that comes from the command, until nothing is left."""
+        for _ in range(20):
+            left = [p for p in _children(os.getpid()) if p not in self._spare]
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            child.poll()
+            for pid in left:
+                if pid != child.pid:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
+            if not left:
+                return
+            time.sleep(0.05)
+
+    def _restore(self):
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+
+def report(jobs, decisions):
+    """Returns lines on every job of the run: what was decided, and what it saved."""
+    lines = []
+    for job in (jobs or {}).get("jobs", []):
+        made = [d for d in (decisions or {}).get("decisions", []) if d.get("job") == job["name"]]
+        switched = [d for d in made if d.get("switched")]
+        lines.append(f"job {job['name']}: {job.get('step', 0)} steps on {job.get('world', 0)} ranks; "
+                     f"{len(made)} decisions, {len(switched)} of them changed the plan")
+        for decision in sorted(switched, key=lambda d: d.get("unix_s", 0)):
+            lines.append(f"  step {decision.get('step', 0)}: {decision.get('from') or 'dense'} -> "
+                         f"{decision.get('to')} ({decision.get('trigger')}; {decision.get('outcome')})")
+        saved, compared = job.get("saved_s", 0.0), job.get("compared_s", 0.0)
+        if compared > 0:
+            lines.append(f"  saved {saved:.1f} s against dense as predicted, over {compared:.1f} s of steps "
+                         f"({100 * saved / (saved + compared) if saved + compared > 0 else 0:.1f} % of the "
+                         "time that dense would have taken)")
+        else:
+            lines.append("  saved: not known, as no step had a prediction for dense to compare with")
+    return lines or ["the controller has seen no job: did the command call weir.attach (or use --auto)?"]
+
+
+def parser(add=argparse.ArgumentParser):
+    """The arguments of `weir run`. add: what makes a parser."""
+    made = add(prog="weir run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = made.add_mutually_exclusive_group()
+    where.add_argument("--controller", metavar="HOST:PORT", help="use this controller; start none")
+    where.add_argument("--rendezvous", metavar="HOST:PORT",
+                       help="several nodes: the one that has the address HOST runs the controller there")
+    made.add_argument("--insecure", action="store_true",
+                      help="allow plain text between nodes, on a network that nobody else uses")
+    made.add_argument("--job", default=os.environ.get("WEIR_JOB") or "training",
+                      help="name of the job; WEIR_JOB, else %(default)s")
+    made.add_argument("--policy", metavar="DIRECTORY", help="policy files of the own controller")
+    made.add_argument("--directory", help="for state and logs, kept; default: a temporary one")
+    made.add_argument("--page-port", type=int, default=0, help="of the page on loopback; 0: any")
+    made.add_argument("--auto", action="store_true",
+                      help="attach Weir to every DistributedDataParallel model that the command makes")
+    made.add_argument("command", nargs=argparse.REMAINDER, help="-- torchrun ... train.py")
+    return made
+
+
+def _say(text):
+    print(f"weir run: {text}", file=sys.stderr, flush=True)
+
+
+def main(arguments=None):
+    """Returns the exit status."""
+    made = parser()
+    options = made.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        made.error("expected a command, such as: weir run -- torchrun --nproc-per-node 2 train.py")
+    with contextlib.ExitStack() as stack:
+        directory = options.directory or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-run-"))
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        try:
+            plane = stack.enter_context(ControlPlane(os.path.abspath(directory), options))
+            _say(f"page {plane.page or 'at the controller'}, controller {plane.controller}, state in {directory}")
+            status = Command(command, plane.environment(options), plane.pids()).wait()
+        except (RunError, _lib.WeirError) as error:
+            _say(str(error))
+            return 1
+        jobs = plane.ask("get", "jobs")
+        if jobs is None:
+            _say(f"the controller at {plane.controller} does not answer")
+        else:
+            mine = {"jobs": [j for j in jobs.get("jobs", [])
+                             if j["name"] == options.job or j["name"].startswith(options.job + ".")]}
+            for line in report(mine, plane.ask("get", "decisions", "--limit", "0")):
+                _say(line)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""`weir run` with two ranks on loopback: a decision, a crash of the job, SIGINT, several nodes."""
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import unittest
+
+from addresses_test import Network, can_make_namespaces
+
+DEADLINE_S = 60.0
+# A script without a line of Weir's.
+TRAIN = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2000, 10, bias=False))
+    for step in range(int(sys.argv[1])):
+        model(torch.randn(8, 2000)).square().sum().backward()
+        if step == 3:
+            print("stepping", flush=True)
+    assert dist.get_world_size() == 2
+    if dist.get_rank() == 0:
+        print("attached" if hasattr(model, "_weir_state") else "plain", os.environ["WEIR_AGENT"], flush=True)
+    sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+"""
+
+
+def descendants(pid):
+    found = []
+    for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text(encoding="ascii").split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def is_alive(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class RunTest(unittest.TestCase):
+    def setUp(self):
+        made = tempfile.TemporaryDirectory()
+        self.addCleanup(made.cleanup)
+        self.directory = pathlib.Path(made.name)
+        self.script = self.directory / "train.py"
+        self.script.write_text(textwrap.dedent(TRAIN), encoding="ascii")
+
+    def start(self, *arguments, flags=(), environment=None):
+        """Starts `weir run` on two ranks of the script, in a process group of its own."""
+        return self.start_command(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=9:1",
+             "--tee=9:1", f"--master_port={free_port()}", str(self.script), *arguments], flags, environment)
+
+    def start_command(self, command, flags=(), environment=None):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "weir", "run", *flags, "--", *command], text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})})
+        self.addCleanup(self.end, child)
+        return child
+
+    def end(self, child):
+        for pid in descendants(child.pid) + [child.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                if child.poll() is None or pid != child.pid:
+                    os.kill(pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+
+    def finish(self, child):
+        output, _ = child.communicate(timeout=DEADLINE_S)
+        return child.returncode, output
+
+    def test_script_without_a_weir_line_gets_a_decision(self):
+        state = self.directory / "state"
+        status, output = self.finish(self.start("800", flags=["--auto", "--directory", str(state)]))
+        self.assertEqual(status, 0, output)
+        self.assertIn("attached", output)
+        self.assertRegex(output, r"page http://127\.0\.0\.1:\d+")
+        self.assertRegex(output, r"job training: [1-9]\d* steps on 2 ranks; [1-9]\d* decisions")
+        self.assertRegex(output, r"step \d+: .* -> .+ \(\w+; active\)")
+        self.assertRegex(output, r"saved -?[\d.]+ s against dense as predicted, over [\d.]+ s")
+        self.assertTrue((state / "controller.db").exists())
+        self.assertFalse((state / "agent.sock").exists())
+
+    def test_status_is_that_of_a_crashed_job(self):
+        status, output = self.finish(self.start("2", "7"))
+        self.assertEqual(status, 1, output)  # torchrun's own, whatever its ranks ended with
+        self.assertIn("exitcode  : 7", output)
+        self.assertIn("plain", output)
+        status, output = self.finish(self.start_command(["sh", "-c", "exit 5"]))
+        self.assertEqual(status, 5, output)
+        status, output = self.finish(self.start_command(["sh", "-c", "kill -9 $$"]))
+        self.assertEqual(status, 128 + signal.SIGKILL, output)
+
+    def test_sigint_leaves_no_process(self):
+        child = self.start("100000000", flags=["--auto"])
+        for line in child.stdout:
+            if line.startswith("stepping"):
+                break
+        began = descendants(child.pid)
+        self.assertGreaterEqual(len(began), 5)  # controller, agent, torchrun and two ranks
+        child.send_signal(signal.SIGINT)
+        status, output = self.finish(child)
+        self.assertNotEqual(status, 0, output)
+        deadline = time.monotonic() + 2.0
+        while any(map(is_alive, began)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual([pid for pid in began if is_alive(pid)], [])
+
+    def test_command_that_ignores_signals_is_killed(self):
+        child = self.start_command(["sh", "-c", "trap '' INT TERM; echo deaf; while :; do sleep 1; done"])
+        for line in child.stdout:
+            if line.startswith("deaf"):
+                break
+        began = descendants(child.pid)
+        child.send_signal(signal.SIGTERM)
+        time.sleep(0.5)  # so that both arrive
+        child.send_signal(signal.SIGTERM)
+        status, output = self.finish(child)
+        self.assertEqual(status, 128 + signal.SIGKILL, output)
+        self.assertEqual([pid for pid in began if is_alive(pid)], [])
+
+    def test_second_node_uses_the_controller_of_the_first(self):
+        rendezvous = f"127.0.0.1:{free_port()}"
+        first = self.start_command(["sh", "-c", "echo up; sleep 40"],
+                                   ["--rendezvous", rendezvous])
+        for line in first.stdout:
+            if line.startswith("up"):
+                break
+        second = self.start("300", flags=["--auto", "--controller", rendezvous])
+        status, output = self.finish(second)
+        self.assertEqual(status, 0, output)
+        self.assertRegex(output, r"job training: \d+ steps on 2 ranks")
+
+    @unittest.skipUnless(can_make_namespaces(), "needs ip and the right to make network namespaces")
+    def test_two_nodes_meet_at_the_controller_of_the_first(self):
+        with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
+            children = []
+            for rank, name in enumerate(network.names):
+                child = subprocess.Popen(
+                    ["ip", "netns", "exec", name, sys.executable, "-m", "weir", "run", "--auto", "--insecure",
+                     "--rendezvous", "10.77.0.1:7700", "--", sys.executable, str(self.script), "400"],
+                    text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                    env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "10.77.0.1",
+                         "MASTER_PORT": "29612", "GLOO_SOCKET_IFNAME": "nic0", "OMP_NUM_THREADS": "1"})
+                self.addCleanup(self.end, child)
+                children.append(child)
+            (first, said), (second, also_said) = map(self.finish, children)
+        self.assertEqual((first, second), (0, 0), said + also_said)
+        self.assertRegex(said, r"page http://127\.0\.0\.1:\d+, controller 10\.77\.0\.1:7700")
+        self.assertIn("page at the controller", also_said)
+        self.assertRegex(said, r"job training: \d+ steps on 2 ranks; [1-9]\d* decisions")
+
+    def test_missing_program_is_named(self):
+        status, output = self.finish(self.start_command(["no-such-program"]))
+        self.assertEqual(status, 1, output)
+        self.assertTrue(re.search("cannot run no-such-program: no such file", output), output)
+
+
+if __name__ == "__main__":
+    unittest.main()
