@@ -12,12 +12,14 @@ import textwrap
 import time
 import unittest
 
+import torch.distributed as dist
+
 from addresses_test import Network, can_make_namespaces
 
 DEADLINE_S = 60.0
 # A script without a line of Weir's.
 TRAIN = """
-    import os, sys
+    import os, sys, time
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +27,7 @@ TRAIN = """
     model = DistributedDataParallel(torch.nn.Linear(2000, 10, bias=False))
     for step in range(int(sys.argv[1])):
         model(torch.randn(8, 2000)).square().sum().backward()
+        time.sleep(0.002)  # as much as a step, so that the controller has seconds to decide
         if step == 3:
             print("stepping", flush=True)
     assert dist.get_world_size() == 2
@@ -32,6 +35,28 @@ TRAIN = """
         print("attached" if hasattr(model, "_weir_state") else "plain", os.environ["WEIR_AGENT"], flush=True)
     sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
 """
+
+# In place of torchrun, where the torch at hand cannot start it.
+LAUNCH = """
+    import os, subprocess, sys
+    ranks = [subprocess.Popen([sys.executable, *sys.argv[2:]], env={
+        **os.environ, "RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": sys.argv[1]}) for r in range(2)]
+    statuses = [rank.wait() for rank in ranks]
+    print("exitcode  :", max(statuses), flush=True)
+    sys.exit(1 if any(statuses) else 0)
+"""
+
+
+def torchrun_starts():
+    """Debian's torch 2.6 lacks libuv, which its torchrun requests in any case."""
+    try:
+        dist.TCPStore("127.0.0.1", free_port(), 1, True, use_libuv=True)
+    except TypeError:
+        return True  # older than the option
+    except RuntimeError:
+        return False
+    return True
 
 
 def descendants(pid):
@@ -67,9 +92,15 @@ class RunTest(unittest.TestCase):
 
     def start(self, *arguments, flags=(), environment=None):
         """Starts `weir run` on two ranks of the script, in a process group of its own."""
-        return self.start_command(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=9:1",
-             "--tee=9:1", f"--master_port={free_port()}", str(self.script), *arguments], flags, environment)
+        if torchrun_starts():
+            launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=9:1", "--tee=9:1",
+                        f"--master_port={free_port()}"]
+        else:
+            script = self.directory / "launch.py"
+            script.write_text(textwrap.dedent(LAUNCH), encoding="ascii")
+            launcher = [str(script), str(free_port())]
+        return self.start_command([sys.executable, *launcher, str(self.script), *arguments], flags,
+                                  environment)
 
     def start_command(self, command, flags=(), environment=None):
         child = subprocess.Popen(
@@ -93,7 +124,7 @@ class RunTest(unittest.TestCase):
 
     def test_script_without_a_weir_line_gets_a_decision(self):
         state = self.directory / "state"
-        status, output = self.finish(self.start("800", flags=["--auto", "--directory", str(state)]))
+        status, output = self.finish(self.start("2500", flags=["--auto", "--directory", str(state)]))
         self.assertEqual(status, 0, output)
         self.assertIn("attached", output)
         self.assertRegex(output, r"page http://127\.0\.0\.1:\d+")
@@ -160,7 +191,7 @@ class RunTest(unittest.TestCase):
             for rank, name in enumerate(network.names):
                 child = subprocess.Popen(
                     ["ip", "netns", "exec", name, sys.executable, "-m", "weir", "run", "--auto", "--insecure",
-                     "--rendezvous", "10.77.0.1:7700", "--", sys.executable, str(self.script), "400"],
+                     "--rendezvous", "10.77.0.1:7700", "--", sys.executable, str(self.script), "2500"],
                     text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
                     env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "10.77.0.1",
                          "MASTER_PORT": "29612", "GLOO_SOCKET_IFNAME": "nic0", "OMP_NUM_THREADS": "1"})
