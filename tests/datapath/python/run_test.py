@@ -175,7 +175,8 @@ class RunTest(unittest.TestCase):
     def test_second_node_uses_the_controller_of_the_first(self):
         rendezvous = f"127.0.0.1:{free_port()}"
         first = self.start_command(["sh", "-c", "echo up; sleep 40"],
-                                   ["--rendezvous", rendezvous])
+                                   ["--rendezvous", rendezvous, "--directory",
+                                    str(self.directory / "first")])
         for line in first.stdout:
             if line.startswith("up"):
                 break
