@@ -16,27 +16,24 @@
 #include "agent/measure/socket.h"
 
 namespace weir::agent {
-namespace {
 
 using Labels = std::map<std::string, std::string>;
 
-struct Statistics {
-  prometheus::Gauge* minimum;
-  prometheus::Gauge* median;
-  prometheus::Gauge* maximum;
-
-  void Set(std::vector<double> values) const {
-    if (values.empty()) return;
-    std::sort(values.begin(), values.end());
-    minimum->Set(values.front());
-    median->Set(values[values.size() / 2]);
-    maximum->Set(values.back());
-  }
-};
-
-}  // namespace
-
 struct AgentMetrics::Families {
+  struct Statistics {
+    prometheus::Gauge* minimum;
+    prometheus::Gauge* median;
+    prometheus::Gauge* maximum;
+
+    void Set(std::vector<double> values) const {
+      if (values.empty()) return;
+      std::sort(values.begin(), values.end());
+      minimum->Set(values.front());
+      median->Set(values[values.size() / 2]);
+      maximum->Set(values.back());
+    }
+  };
+
   std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
   std::unique_ptr<prometheus::Exposer> exposer;
   std::string listens_at;  // IP at which the exposer is reached from here

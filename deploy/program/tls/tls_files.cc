@@ -17,7 +17,9 @@
 #include "datapath/base/log.h"
 
 namespace weir {
-namespace {
+
+// The deleters of a pair's members.
+namespace tls {
 
 template <auto Free>
 struct Freed {
@@ -27,6 +29,18 @@ struct Freed {
   }
 };
 using Certificate = std::unique_ptr<X509, Freed<X509_free>>;
+
+}  // namespace tls
+
+struct TlsPair {
+  std::vector<tls::Certificate> chain;  // the program's own first
+  std::unique_ptr<EVP_PKEY, tls::Freed<EVP_PKEY_free>> key;
+};
+
+namespace {
+
+using tls::Certificate;
+using tls::Freed;
 struct FreedStack {
   void operator()(STACK_OF(X509) * stack) const { sk_X509_free(stack); }  // not what is in it
 };
@@ -72,15 +86,6 @@ StatusOr<std::vector<Certificate>> ParseCertificates(const std::string& pem,
   }
   return found;
 }
-
-}  // namespace
-
-struct TlsPair {
-  std::vector<Certificate> chain;  // the program's own first
-  std::unique_ptr<EVP_PKEY, Freed<EVP_PKEY_free>> key;
-};
-
-namespace {
 
 StatusOr<std::shared_ptr<const TlsPair>> ParsePair(const TlsMaterial& material,
                                                    const TlsPaths& paths) {

@@ -1,0 +1,173 @@
+"""Weir on another Debian, with the torch of that Debian: debian_test.py trixie|sid.
+
+In trixie the tree is built with that suite's compiler and libraries. In sid the library of this build runs, with
+those of its own libraries that sid lacks beside it. Then every test of the Python package runs there. Roots are made
+by mmdebstrap from the mirror of this machine's apt, kept in .cache/debians, and never written to afterwards: what
+runs there sees an overlay in memory, a /dev and a network of its own. Needs root. Where no root can be had, the exit
+status is 77 and the last line says why.
+"""
+import argparse
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
+ROOTS = ROOT / ".cache" / "debians"
+PYTHON_TESTS = ROOT / "tests" / "datapath" / "python"
+SKIPPED = 77
+MAKING_S, BUILDING_S, TEST_S = 420, 1500, 420
+PACKAGES = ["ca-certificates", "ccache", "ethtool", "iproute2", "iptables", "iputils-ping", "mount", "procps", "python3-numpy", "python3-setuptools",
+            "python3-torch"]
+BUILT = {"trixie": True, "sid": False}   # suite: whether Weir is built there
+# An archive that is no longer renewed outlives its dates; its signatures are checked all the same.
+APT = ["--aptopt=Acquire::Check-Valid-Until \"false\""]
+ENTER = r"""
+root=$1 source=$2
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/upper /mnt/work /mnt/root
+mount -t overlay overlay -o "lowerdir=$root,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root
+cd /mnt/root
+mount -t proc proc proc
+mount -t sysfs -o ro sysfs sys
+mount -t tmpfs -o mode=755 tmpfs dev
+for node in null:3 zero:5 full:7 random:8 urandom:9; do mknod -m 666 "dev/${node%:*}" c 1 "${node#*:}"; done
+mkdir dev/shm
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
+mount -t tmpfs -o mode=1777 tmpfs tmp
+for name in fd:/proc/self/fd stdin:fd/0 stdout:fd/1 stderr:fd/2; do ln -s "${name#*:}" "dev/${name%:*}"; done
+mkdir -p "./$source"
+mount --bind "$source" "./$source"
+ip link set lo up
+shift 2
+exec chroot . env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 USE_LIBUV=0 PYTHONDONTWRITEBYTECODE=1 \
+  CCACHE_DIR="$CCACHE_DIR" "$@"
+"""
+
+
+class Refused(RuntimeError):
+    """Why there is no such Debian here."""
+
+
+def run(command, limit_s, **more):
+    """subprocess.run with a deadline for the command and all that it started."""
+    return subprocess.run(["timeout", "-k", "10", str(limit_s), *map(str, command)], check=False, **more)
+
+
+def mirror():
+    """Where this machine gets Debian's packages from."""
+    found = run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian",
+                 "Label: Debian"], 60, stdout=subprocess.PIPE, text=True).stdout.split()
+    if not found:
+        raise Refused("apt names no mirror of Debian")
+    return found[0]
+
+
+def wanted(suite):
+    """The packages of a root."""
+    found = list(PACKAGES)
+    if BUILT[suite]:
+        found += run([ROOT / "deploy" / "install-deps", "--list", "--build"], 60, stdout=subprocess.PIPE, text=True).stdout.split()
+    return sorted(set(found))
+
+
+def make_root(suite):
+    """The directory of a root that holds what is wanted; one that was made for the same is taken as it is."""
+    if os.geteuid() != 0:
+        raise Refused("needs root")
+    if shutil.which("mmdebstrap") is None:
+        raise Refused("mmdebstrap is not installed")
+    packages = wanted(suite)
+    key = hashlib.sha256("\n".join(packages).encode()).hexdigest()[:16]
+    root, made = ROOTS / suite, ROOTS / f"{suite}.{key}"
+    if made.exists():
+        return root
+    shutil.rmtree(root, ignore_errors=True)
+    ROOTS.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    done = run(["mmdebstrap", "--mode=root", "--variant=apt", "--quiet", *APT, f"--include={','.join(packages)}", suite, root, mirror()],
+               MAKING_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if done.returncode != 0:
+        shutil.rmtree(root, ignore_errors=True)
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        raise Refused(f"mmdebstrap {suite}: exit {done.returncode}: {' | '.join(words[-3:])}")
+    made.touch()
+    print(f"made {suite} in {time.monotonic() - begin:.0f} s", flush=True)
+    return root
+
+
+def inside(root, command, limit_s, **more):
+    """Runs a command in a root, in the directory of the sources, which both see at the same path."""
+    environment = os.environ | {"CCACHE_DIR": os.environ.get("CCACHE_DIR", str(ROOT / ".cache" / "ccache"))}
+    return run(["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-euc", ENTER, "enter",
+                root, ROOT, "sh", "-c", 'cd "$0" && exec "$@"', ROOT, *command], limit_s, env=environment, **more)
+
+
+def built_there(root, suite):
+    """Builds Weir in a root, without tests; its library."""
+    build = BUILD / f"debian-{suite}"
+    log = BUILD / f"debian-{suite}.log"
+    with open(log, "wb") as out:
+        for command in (["cmake", "-S", ".", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DWEIR_TESTS=OFF"],
+                        ["ninja", "-C", build]):
+            if inside(root, command, BUILDING_S, stdout=out, stderr=subprocess.STDOUT).returncode != 0:
+                words = log.read_text(encoding="utf-8", errors="replace").splitlines()
+                print("\n".join(words[-60:]))
+                sys.exit(f"{suite}: {command[0]} failed, see {log}")
+    warnings = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if " warning: " in line]
+    if warnings:
+        print("\n".join(warnings))
+        sys.exit(f"{suite}: {len(warnings)} warnings of the compiler")
+    return build / "datapath" / "api" / "libweir.so", ""
+
+
+def taken_along(root, suite):
+    """The library of this build, and a directory with those of its libraries that the root lacks."""
+    library = BUILD / "datapath" / "api" / "libweir.so"
+    beside = BUILD / f"debian-{suite}"
+    beside.mkdir(exist_ok=True)
+    paths = dict(re.findall(r"(\S+) => (/\S+)", run(["ldd", library], 60, stdout=subprocess.PIPE, text=True).stdout))
+    lacking = inside(root, ["ldd", library], 60, stdout=subprocess.PIPE, text=True).stdout
+    for name in re.findall(r"(\S+) => not found", lacking):
+        shutil.copy(paths[name], beside / name)
+    # A library that was not found hides those that it needs.
+    for name, path in paths.items():
+        if "absl" in name:
+            shutil.copy(path, beside / name)
+    return library, beside
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("suite", choices=sorted(BUILT))
+    parser.add_argument("tests", nargs="*", help="names of files in tests/datapath/python; all")
+    options = parser.parse_args()
+    try:
+        root = make_root(options.suite)
+    except Refused as refused:
+        print(f"no {options.suite}: {refused}")
+        return SKIPPED
+    library, beside = (built_there if BUILT[options.suite] else taken_along)(root, options.suite)
+    environment = [f"WEIR_LIBRARY={library}", f"PYTHONPATH={ROOT / 'datapath' / 'python'}",
+                   *([f"LD_LIBRARY_PATH={beside}"] if beside else [])]
+    tests = [PYTHON_TESTS / name for name in options.tests] or sorted(PYTHON_TESTS.glob("*_test.py"))
+    failed = []
+    for test in tests:
+        begin = time.monotonic()
+        done = inside(root, ["env", *environment, "python3", test], TEST_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                      stderr=subprocess.STDOUT)
+        print(f"{test.name}: exit {done.returncode}, {time.monotonic() - begin:.0f} s", flush=True)
+        if done.returncode != 0:
+            print(done.stdout.decode(errors="replace")[-20000:])
+            failed.append(test.name)
+    print(f"{options.suite}: {len(tests) - len(failed)} of {len(tests)} files of tests passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
