@@ -124,7 +124,7 @@ void AgentLink::Send(RankMessage message) {
 
 void AgentLink::Wake() {
   const uint64_t one = 1;
-  // Full counter: the thread is awake anyway.
+  // This fails only if the counter is full, and then the thread is awake anyway.
   [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
 }
 
@@ -144,8 +144,8 @@ void AgentLink::Pause(Duration at_most) {
   }
 }
 
-// A message that finds no memory ends the connection, as a network error would, and a later
-// connection begins anew. Training does not notice.
+// A lack of memory for a message ends the connection, as a network error would, and the link
+// reconnects later. Training is not affected.
 void AgentLink::Loop() {
   Duration backoff = options_.backoff_min;
   while (!stopping_.load()) {
@@ -211,7 +211,7 @@ void AgentLink::Greet() {
                was_connected_ ? " again" : ""));
   }
   was_connected_ = true;
-  // What was queued for an earlier connection is out of date; the greeting says all of it.
+  // Messages queued for an earlier connection are out of date, and the greeting has their content.
   while (reports_.TryPop().has_value()) {
   }
   while (messages_.TryPop().has_value()) {
@@ -359,7 +359,7 @@ void AgentLink::LogUnreachable(const Status& cause) {
 }
 
 void AgentLink::LogLost(const Status& cause) {
-  // One that is refused comes again and again: said once.
+  // A rank that is refused tries again and again, so the same reason is logged once.
   if (refused_ && std::exchange(told_refusal_, Message(cause)) == Message(cause)) return;
   Log(LogLevel::kWarning, "session",
       StrCat(options_.name, ": lost the agent at ", options_.address, " (", Message(cause),

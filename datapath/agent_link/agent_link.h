@@ -1,6 +1,6 @@
 #pragma once
-// The rank's connection to the agent of its node, on a thread of its own: it connects, greets,
-// passes commands in and messages out, and connects again for ever. Training never waits for it.
+// The rank's connection to the agent of its node. Its own thread connects, sends a greeting, passes
+// on commands and messages, and reconnects after every loss. Training never waits for it.
 
 #include <atomic>
 #include <memory>
@@ -16,22 +16,22 @@
 
 namespace weir {
 
-/// Where a session's messages to its agent go. Thread-safe; never waits.
+/// Takes a session's messages to its agent. Thread-safe; never waits.
 class AgentPort {
  public:
   virtual ~AgentPort() = default;
-  /// Queues one message. Step and path reports push out their oldest kind when 64 wait; of other
-  /// messages 256 wait at most. Nothing is kept while no agent is connected: a new connection is
-  /// told the state of the world.
+  /// Queues one message. At most 64 step and path reports and 256 other messages wait; a further
+  /// one replaces the oldest of its kind. Messages are dropped while no agent is connected, because
+  /// a new connection begins with a greeting that has the whole state.
   virtual void Send(RankMessage message) = 0;
   virtual bool connected() const = 0;
 };
 
-/// The session's side. Called on the link's thread.
+/// The session's side. The link calls it on its thread.
 class AgentHandler {
  public:
   virtual ~AgentHandler() = default;
-  /// What every new connection is told first.
+  /// The messages with which every new connection begins.
   virtual std::vector<RankMessage> Greeting() = 0;
   virtual void OnCommand(RankCommand command) = 0;
   /// What the rank does without an agent: "running dense", "keeping plan 7". For the log.
@@ -46,15 +46,15 @@ struct AgentLinkOptions {
   Duration connect_timeout = std::chrono::seconds(2);
   Duration backoff_min = std::chrono::milliseconds(100);
   Duration backoff_max = std::chrono::seconds(5);
-  Duration refusal_pause = std::chrono::seconds(30);  // or less, where the agent says so
-  // Without a challenge for so long, the hello goes without a proof: the agent asks for none.
+  Duration refusal_pause = std::chrono::seconds(30);  // or less, if the agent says so
+  // After this time without a challenge the hello is sent without a proof, because the agent seems
+  // not to require one.
   Duration challenge_timeout = std::chrono::seconds(2);
 };
 
 class AgentLink : public AgentPort {
  public:
-  /// kInvalidArgument when the address is neither form. Starts no thread. `handler` outlives the
-  /// link.
+  /// kInvalidArgument: the address has neither form. Starts no thread. `handler` outlives the link.
   static StatusOr<std::unique_ptr<AgentLink>> Create(AgentLinkOptions options,
                                                      AgentHandler& handler);
   ~AgentLink() override;
@@ -94,14 +94,14 @@ class AgentLink : public AgentPort {
   int wake_fd_ = -1;
   std::thread thread_;
 
-  // The link's thread only.
+  // Used by the link's thread only.
   std::string out_;
   size_t out_offset_ = 0;
   bool was_connected_ = false;
   bool said_unreachable_ = false;
   bool refused_ = false;
-  Duration retry_after_{};                  // of the refusal
-  std::string told_refusal_;                // the last one, which is in the log; empty: accepted
+  Duration retry_after_{};                  // from the refusal
+  std::string told_refusal_;                // the last one that was logged; empty: accepted
   std::optional<RankChallenge> challenge_;  // of this connection
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// What a rank and its agent say to each other: the JSON forms of weir.v1.RankMessage (out) and
-// weir.v1.RankCommand (in). Pure; proto/weir/v1/rank.proto gives the meaning of every field.
+// The messages between a rank and its agent: the JSON forms of weir.v1.RankMessage (sent) and
+// weir.v1.RankCommand (received). Pure; proto/weir/v1/rank.proto gives the meaning of every field.
 
 #include <cstdint>
 #include <map>
@@ -31,7 +31,7 @@ struct RankHello {
   std::string library_version;
   std::string datapath_address;
   std::string aggregation_address;  // empty: none
-  int lowest_rank = -1;             // that shares memory with this one; -1: not known
+  int lowest_rank = -1;             // the lowest one that shares memory with it; -1: not known
   uint64_t active_plan_version = 0;
   uint64_t step = 0;
   uint64_t epoch = 0;
@@ -73,7 +73,7 @@ struct GainCurve {
   double peak_over_rms = 0;
 };
 
-/// Shares of a bucket's blocks that hold something; negative: not measured.
+/// The shares of a bucket's blocks that are not zero; negative: not measured.
 struct BlockDensity {
   uint64_t bucket = 0;
   uint32_t block_elements = 0;
@@ -107,14 +107,14 @@ struct RankEvent {
 using RankMessage = std::variant<RankHello, BucketTable, StepReport, PathReport, PlanAck, PlanNack,
                                  PlanActive, RankEvent>;
 
-/// One JSON text. Never fails: NaN and infinities become the texts that proto3 knows, invalid UTF-8
-/// is replaced. Thread-safe.
+/// Returns the JSON text of a message. Never fails: NaN and infinities become the texts that proto3
+/// defines for them, and invalid UTF-8 is replaced. Thread-safe.
 std::string EncodeRankMessage(const RankMessage& message);
 
 struct PlanOffer {
   uint64_t version = 0;  // also known when the plan is bad
   std::string nonce;
-  StatusOr<Plan> plan = Plan{};  // not OK: readable as an offer, but its plan is wrong: nack it
+  StatusOr<Plan> plan = Plan{};  // an error if only the plan is wrong, which is then NACKed
   std::optional<Plan> lease_plan = {};
 };
 struct PlanArm {
@@ -123,15 +123,15 @@ struct PlanArm {
 struct PlanWithdraw {
   uint64_t version = 0;
 };
-/// The controller was there a moment ago; the active plan may run for so long without it.
+/// Renews the time for which the active plan may run without word from the controller.
 struct PlanLease {
-  double lease_s = 0;  // finite; 0: without bound
+  double lease_s = 0;  // finite; 0: without limit
 };
 struct RankRefusal {
   std::string reason;
-  double retry_after_s = 0;  // 0: when the link thinks fit
+  double retry_after_s = 0;  // 0: the link's default
 };
-/// What the agent gives each connection to sign.
+/// The nonce that the agent gives each connection to sign.
 struct RankChallenge {
   std::string node, challenge;
 };

@@ -91,23 +91,23 @@ typedef struct weir_options {
    * operation. A value of at least operation_timeout_s switches the adaptation off. */
   double operation_timeout_floor_s;
   uint64_t epoch; /* of the mesh to join: 0, or that of weir_session_reform for a replacement */
-  int32_t encode_workers; /* threads that encode different buckets, at most 16; 0: one. More are of
-                             use where cores are free and steps wait for encoding */
+  int32_t encode_workers; /* threads that encode different buckets, at most 16; 0: one. More help
+                             if cores are free and steps wait for encoding */
   /* In every step whose number is divisible by this, ranks hash what was delivered to them, and
    * compare the hashes while they run the next step. A difference fails the session on every rank
    * with WEIR_DATA_LOSS, naming the bucket and the ranks on each side. Equal on all ranks; 0: 64;
    * negative: never. */
   int32_t compare_every_steps;
-  /* The key of the job: 32 random bytes, the same on all ranks and nobody else's. Ranks prove to
-   * each other that they hold it, and every frame but those in shared memory is authenticated, so
-   * that only they can take part in the job or change what travels. Copied. NULL with size 0: none;
-   * then ranks connect over loopback and shared memory only, and connect fails where another is
-   * farther away. */
+  /* The key of the job: 32 random bytes, which only the ranks of the job know and which are equal
+   * on all of them. Ranks prove to each other that they hold it, and every frame except those in
+   * shared memory is authenticated, so that only they can take part in the job or change its
+   * frames. Copied. NULL with size 0: none; then ranks connect over loopback and shared memory
+   * only, and connecting fails if a rank is reached over a network. */
   const void* job_key;
   size_t job_key_size;
-  int32_t encrypt;         /* with a key: 1: nobody else can read payloads; equal on all ranks */
-  int32_t unauthenticated; /* without a key: 1: connects over a network all the same. Whoever
-                              reaches it can take part in the job and change what it computes */
+  int32_t encrypt;         /* with a key: 1: only the ranks can read payloads; equal on all ranks */
+  int32_t unauthenticated; /* without a key: 1: permits connections over a network. Anybody on that
+                              network can take part in the job and change its results */
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */

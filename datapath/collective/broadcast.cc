@@ -10,7 +10,7 @@
 namespace weir {
 namespace {
 
-// The rank that a rank receives from (-1: none), and those that it sends to, in this order.
+// The rank from which a rank receives (-1: none), and those to which it sends, in this order.
 struct BroadcastPlace {
   int parent = -1;
   std::vector<int> children;

@@ -1,9 +1,10 @@
 #pragma once
-// Reduce-scatter, all-gather and all-reduce on a circulant graph: partners are a fixed distance
-// apart, one to send to and one to receive from at a time, in ceil(log2 N) rounds of about half as
-// much data each, for any world size. Source: J. L. Traeff, "Optimal, Non-pipelined Reduce-scatter
-// and Allreduce Algorithms", 2024. Both bounds, latencies and bytes, are the least possible, so no
-// second algorithm is needed for other sizes.
+// Reduce-scatter, all-gather and all-reduce on a circulant graph, for any world size. In each of
+// ceil(log2 N) rounds a rank sends to one partner and receives from another, which are a fixed
+// distance apart, and each round has about half as much data as the one before. Source: J. L.
+// Traeff, "Optimal, Non-pipelined Reduce-scatter and Allreduce Algorithms", 2024. The numbers of
+// latencies and of bytes are both the least possible, so no second algorithm is needed for other
+// sizes.
 //
 // Cost as in README.md, for n bytes of lanes: each half ceil(log2 N) alpha + (N-1)/N n beta, the
 // reduce-scatter also (N-1)/N n gamma. Errors are the group's.

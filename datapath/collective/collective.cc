@@ -41,7 +41,7 @@ double WorldFunction::At(int world) const {
 }
 
 const Registry<Collective>& Collectives() {
-  // Never destroyed: sessions may outlive static destructors.
+  // It is never destroyed, because sessions may outlive static destructors.
   static const Registry<Collective>* const registry = [] {
     auto* filled = new Registry<Collective>("collective");
 #define WEIR_COLLECTIVE(name, id) Register##name(*filled, id);

@@ -1,7 +1,7 @@
 #pragma once
 // The Collective interface: how the contributions of all ranks become one result on every rank.
-// A collective runs on a Group and knows nothing of plans, codecs or exchange forms but the name of
-// the form that it serves; what it costs is data.
+// A collective runs on a Group. It does not depend on plans, codecs or exchange forms except for
+// the name of the form that it serves. Its cost is described by data.
 
 #include <cstdint>
 #include <memory>
@@ -34,27 +34,28 @@ struct CollectiveCost {
   WorldFunction reduce{};   // times the payload is summed on the busiest rank
 };
 
-/// What steps within nodes add to CollectiveCost, as functions of the ranks of the fullest node:
-/// there the latency and bandwidth are those between ranks of one node.
+/// The cost that steps within nodes add to CollectiveCost, as functions of the number of ranks on
+/// the fullest node. Their latency and bandwidth are those between ranks of one node.
 struct WithinNodeCost {
   WorldFunction latency{}, payload{}, reduce{};
 };
 
-/// A collective by nodes (Group::nodes) works within nodes first and last. Its CollectiveCost is
-/// then of the steps between nodes, N the number of nodes and the busiest link a node's; where all
-/// nodes hold p ranks each rank sums a p-th of it. With every rank on a node of its own nothing is
-/// added. All-gathers (form "opaque") have one payload for each rank: between nodes p times their
-/// payload function, within nodes n times.
+/// The cost of a collective by nodes (Group::nodes), which has steps within nodes and steps between
+/// nodes. Its CollectiveCost is that of the steps between nodes, where N is the number of nodes and
+/// the busiest link is a node's; if all nodes have p ranks, each rank sums a p-th of it. If every
+/// rank is alone on its node, the steps within nodes add nothing. All-gathers (form "opaque") have
+/// one payload for each rank, so their payload functions count p times between n nodes and n times
+/// within them.
 struct NodeCost {
   bool by_node = false;
-  WithinNodeCost even, uneven;  // all nodes hold equally many ranks, or not
+  WithinNodeCost even, uneven;  // if all nodes have equally many ranks, and if not
 };
 
-/// Of a collective that leaves out blocks in which everything is zero: the payload feature times
-/// 1 - own_share - union_share + own_share D_w + union_share D_u, with the shares D_w of blocks in
-/// which one rank, and D_u of those in which any rank holds something.
+/// For a collective that does not send blocks of zeros: its payload feature is multiplied by
+/// 1 - own_share - union_share + own_share D_w + union_share D_u. D_w is the share of blocks that
+/// are not zero on one rank, and D_u the share of those that are not zero on any of the ranks.
 struct BlockTraits {
-  uint32_t elements = 0;  // of float32 in a block; 0: it leaves out nothing
+  uint32_t elements = 0;  // float32 elements in a block; 0: all blocks are sent
   double own_share = 0, union_share = 0;
 };
 
@@ -64,47 +65,49 @@ struct CollectiveTraits {
   std::string form;     // the exchange form that it serves, see datapath/exchange/exchange.h
   CollectiveCost cost;
   NodeCost node_cost = {};
-  // Each rank exchanges alike with every other at once. Where p ranks share a node, its interface
-  // carries p (N-p)/(N-1) times what cost says of one rank's.
+  // Whether each rank exchanges equally much with every other at once. If p ranks share a node, its
+  // interface then carries p (N-p)/(N-1) times what `cost` gives for one rank.
   bool all_pairs = false;
-  // Otherwise: who sends to whom, so that planners know what ranks of one node share of its
-  // interface (controller/model/node_share.cc). "doubling": with rank xor 2^k; "circulant": as
-  // circulant.h; "bruck": 2^k back; "trees": as tree.cc; "star": with rank 0; "broadcast": down a
-  // binomial tree; "pairs": as all_pairs. Empty: to the next alone, or by nodes.
-  // A new pattern needs its schedule there; an unknown one counts as if nothing is shared.
+  // Otherwise, which ranks send to each other, so that planners can compute the load of an
+  // interface that ranks of one node share (controller/model/node_share.cc). "doubling": with rank
+  // xor 2^k; "circulant": as circulant.h; "bruck": 2^k back; "trees": as tree.cc; "star": with rank
+  // 0; "broadcast": down a binomial tree; "pairs": as all_pairs. Empty: to the next rank only, or
+  // by nodes. A new pattern needs its schedule there; an unknown one counts as if nothing is
+  // shared.
   std::string payload_pattern = {}, index_pattern = {};
   BlockTraits blocks = {};
-  // The payload is cut into shards of Group::shards, each summed by its rank and sent on in
-  // segments of about so many bytes: with smaller shards the two phases do not overlap. 0: shards
-  // are even.
+  // If not 0, the payload is cut into the shards of Group::shards, each of which is summed by its
+  // rank and sent in segments of about this size. With smaller shards the two phases do not
+  // overlap. 0: shards are even.
   uint32_t shard_segment_bytes = 0;
   bool uses_ring_order = false;  // payloads follow Group::RankAtRingPlace, to the next rank only
   int world_min = 1, world_max = 0;  // 0: any
-  std::string lease_mode = {};       // of the aggregator's slots that it needs; empty: none
+  std::string lease_mode = {};  // mode of the lease on an aggregator that it needs; empty: none
 };
 
-/// What one run did.
+/// The result of one run, for statistics.
 struct CollectiveReport {
   uint64_t bytes_sent = 0;
-  int leader = -1;  // of a shared index: the rank whose indices were used
+  int leader = -1;  // for a shared index: the rank whose indices were used
   std::string_view ran_instead =
       {};  // the collective whose algorithm did all the work; static text
 };
 
-/// What is known of a collective whatever it works on. Stateless and thread-safe. Any world size in
-/// Traits(), any size >= 0 including different opaque sizes per rank.
+/// The part of a collective that does not depend on its operand. Stateless and thread-safe.
+/// Supports any world size that Traits() permit and any size >= 0, including opaque payloads whose
+/// sizes differ between ranks.
 class Collective {
  public:
   virtual ~Collective() = default;
   virtual const CollectiveTraits& Traits() const = 0;
 };
 
-/// A collective that works on operands of one type, which is that of the exchange forms it serves
+/// A collective that works on operands of one type, which the exchange form that it serves defines
 /// (operands.h has the builtin ones).
 template <typename Operand>
 class CollectiveOn final : public Collective {
  public:
-  /// The algorithm, on an operand that is complete. Fills what it has to report beside bytes_sent.
+  /// The algorithm, for an operand that is complete. Fills the report except for bytes_sent.
   using Algorithm = Status (*)(Group& group, Operand& operand, CollectiveReport* report);
 
   CollectiveOn(CollectiveTraits traits, Algorithm algorithm)
@@ -129,15 +132,15 @@ class CollectiveOn final : public Collective {
   const Algorithm algorithm_;
 };
 
-/// What a registrar of builtin/ does.
+/// Registers a collective, for the registrars of builtin/.
 template <typename Operand>
 void AddCollective(Registry<Collective>& registry, uint8_t wire_id, CollectiveTraits traits,
                    typename CollectiveOn<Operand>::Algorithm algorithm) {
   registry.Add(wire_id, std::make_unique<CollectiveOn<Operand>>(std::move(traits), algorithm));
 }
 
-/// Runs `collective` on `operand`; kInternal (after failing the group) when it works on operands of
-/// another type, which only a plug-in with a wrong form in its traits brings about.
+/// Runs `collective` on `operand`. kInternal (after failing the group): it works on operands of
+/// another type, which happens only if a plug-in has a wrong form in its traits.
 template <typename Operand>
 StatusOr<CollectiveReport> RunCollective(const Collective& collective, Group& group,
                                          Operand& operand) {
@@ -148,7 +151,7 @@ StatusOr<CollectiveReport> RunCollective(const Collective& collective, Group& gr
                       collective.Traits().form, "' does not work on the operand of that form")));
 }
 
-/// Every collective of this build: builtin_collectives.def. Thread-safe.
+/// Every collective of this build, from builtin_collectives.def. Thread-safe.
 const Registry<Collective>& Collectives();
 
 }  // namespace weir

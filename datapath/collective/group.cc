@@ -1,4 +1,5 @@
-// Identity of an operation on every frame: what makes summing unlike bytes impossible.
+// Every frame carries the identity of its operation, so that bytes of different operations are
+// never summed.
 
 #include "datapath/collective/group.h"
 

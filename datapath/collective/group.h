@@ -85,7 +85,7 @@ class Group {
     return members_.empty() ? transport_.staging() : nullptr;
   }
 
-  /// Starts an operation. `control` and `flags` are what this rank itself announces.
+  /// Starts an operation in which this rank announces `control` and `flags`.
   void Begin(const OperationId& id, ControlWord control, uint16_t flags, TimePoint deadline);
 
   /// Posts one message; `slot` must match on both sides. Frames carry every control word and flag
@@ -94,11 +94,11 @@ class Group {
   StatusOr<Ticket> Send(int peer, uint32_t slot, std::span<const std::byte> payload);
   StatusOr<Ticket> Receive(int peer, uint32_t slot, std::span<std::byte> buffer);
   Status WaitSend(Ticket ticket);
-  /// The payload's size. kInternal naming both sides when the frame belongs to another plan,
-  /// operation, bucket or slot, or messages between the two are missing; the group then aborts its
-  /// transport. A peer that was heard in this operation gets a tenth of the time (at most a second)
-  /// longer, because it is waiting for another rank itself, and the rank that waits for the missing
-  /// one should be the first to name it.
+  /// Waits for a message and returns its size. kInternal, naming both sides: the frame belongs to
+  /// another plan, operation, bucket or slot, or messages between the two are missing; the group
+  /// then aborts its transport. A peer that was heard in this operation gets a tenth of the time
+  /// (at most a second) longer, because it is itself waiting for another rank, and the rank that
+  /// waits for the missing one should be the first to name it.
   StatusOr<size_t> WaitReceive(Ticket ticket);
 
   /// Ends the operation with `status`, which must not be OK: the first failure aborts the transport
@@ -106,10 +106,10 @@ class Group {
   /// Collectives call it for errors of their own (wrong sizes, failed callbacks).
   Status Fail(const Status& status);
 
-  /// Adds to what this rank announces, for frames that it sends from now on.
+  /// Adds `flags` to those that this rank announces in frames that it sends from now on.
   void Announce(uint16_t flags) { flags_ |= flags; }
 
-  /// What this rank has learnt so far in the operation.
+  /// The control word and flags that this rank has seen so far in the operation.
   ControlWord control() const { return control_; }
   uint16_t flags() const { return flags_; }
   /// The operation's deadline, as given to Begin.
@@ -148,7 +148,7 @@ class Group {
   int ring_place_ = 0;
   std::vector<uint32_t> shards_;
   LaneOffload* offload_ = nullptr;
-  std::vector<int> members_;  // of the GroupPart that lives; empty: all ranks
+  std::vector<int> members_;  // of the current GroupPart; empty: all ranks
   int part_rank_ = 0;
   uint32_t slot_offset_ = 0;
 };

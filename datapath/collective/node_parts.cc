@@ -76,7 +76,8 @@ Status GatherParts(Group& group, const Lanes& lanes, Parts parts) {
   return DirectExchange(group, outgoing, incoming);
 }
 
-// The payloads of one part, of all nodes, in the order of the ranks that encoded them.
+// Exchanges the payloads of one part between all nodes and adds them in the order of the ranks that
+// encoded them.
 Status CrossNodes(Group& group, const NodeSumOperand& operand) {
   std::vector<std::vector<std::byte>> payloads;
   const std::vector<std::span<const std::byte>> outgoing(group.size(), operand.sum);
@@ -129,7 +130,7 @@ Status RunNodeSums(Group& group, NodeSumOperand& operand, NodeEncoders encoders)
     const GroupPart node(group, places.node, 0);
     return ReduceParts(group, lanes, parts);
   }
-  // The control word and flags must be sent all the same.
+  // The control word and flags must be sent even without lanes.
   if (lanes.bytes.empty()) return Barrier(group);
   // Part 0 is the largest, so a rank whose part is empty can leave the exchange to the others.
   if (places.place < count && !parts[places.place].empty()) {

@@ -11,8 +11,8 @@ namespace weir {
 
 /// How many ranks of a node encode the node's sum.
 enum class NodeEncoders {
-  kFirst,  // the first rank, all of it
-  kAll,    // each an equal part where all nodes hold as many ranks, otherwise the first all of it
+  kFirst,  // the first rank encodes all of it
+  kAll,    // each encodes an equal part if all nodes have equally many ranks, else as kFirst
 };
 
 /// The number of parts into which the sum of the node of `rank` is cut. Part i belongs to the i-th

@@ -12,12 +12,12 @@ inline constexpr uint32_t kAcrossNodesSlots = 0x10000000, kBackWithinNodeSlots =
 
 /// Ranks are those of the group and ascend.
 struct NodePlaces {
-  std::vector<int> node;                // ranks of the own node
-  int place = 0;                        // of the own rank among them
-  std::vector<int> across;              // equal nodes: ranks of equal place on their nodes
-  std::vector<int> leaders;             // first ranks of all nodes
-  std::vector<std::vector<int>> nodes;  // ranks of every node
-  bool equal = true;                    // all nodes hold as many ranks
+  std::vector<int> node;                // the ranks of this rank's node
+  int place = 0;                        // this rank's place among them
+  std::vector<int> across;              // on equal nodes: the ranks of this place on all nodes
+  std::vector<int> leaders;             // the first ranks of all nodes
+  std::vector<std::vector<int>> nodes;  // the ranks of every node
+  bool equal = true;                    // all nodes have equally many ranks
 };
 
 /// The places as `rank` of `world` sees them. `nodes` as in Group::nodes; empty: every rank is a

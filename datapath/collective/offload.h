@@ -1,6 +1,6 @@
 #pragma once
-// A group's access to an aggregator in the network that adds lanes, so that collectives which use
-// it know nothing of packets, leases or sockets.
+// A group's access to an aggregator in the network that adds lanes. Collectives that use it need
+// not know about packets, leases or sockets.
 
 #include <cstddef>
 #include <cstdint>

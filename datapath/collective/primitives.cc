@@ -319,8 +319,8 @@ Status PayloadExchange(Group& group, std::span<const std::span<const std::byte>>
     return OkStatus();
   };
   WEIR_RETURN_IF_ERROR(finish(rank));
-  // Segments are read in turn, in the order of sending, so that no stream stalls while another one
-  // is read.
+  // Segments are read in turn, in the order in which they were sent, so that no stream stalls while
+  // another one is read.
   for (size_t open = receivers.size(); open > 0;) {
     for (int distance = 1; distance < world; ++distance) {
       const int peer = (rank + world - distance) % world;

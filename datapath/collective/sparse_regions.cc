@@ -14,7 +14,7 @@
 namespace weir {
 namespace {
 
-// The paper refreshes thresholds as often. Between refreshes a threshold that misses is corrected.
+// The paper's interval. In between, a threshold that keeps too many or too few sums is corrected.
 constexpr uint64_t kSummariseEvery = 32;
 
 // A key that is ordered as the magnitude is, with NaN above infinity.
@@ -28,7 +28,7 @@ bool Fits(const std::vector<uint64_t>& begins, uint64_t elements, int world) {
 
 // The target-th largest magnitude, or 0 when there are not more than that.
 float ThresholdOf(std::span<const SparseSummary> summaries, uint64_t target) {
-  std::vector<std::pair<float, double>> points;  // magnitude, sums that it stands for
+  std::vector<std::pair<float, double>> points;  // magnitude, and how many sums it represents
   double total = 0;
   for (const SparseSummary& summary : summaries) {
     const double weight = static_cast<double>(summary.count) / SparseSummary::kPoints;

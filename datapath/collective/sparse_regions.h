@@ -1,7 +1,7 @@
 #pragma once
-// Sums of sparse vectors, the index space cut into one region for each rank: how regions are cut,
-// how a part of one travels, which sums are kept, and what ranks learn from that for later steps.
-// Pure arithmetic on bytes and floats; the collective does the sending.
+// Sums of sparse vectors whose index space is cut into one region for each rank: how regions are
+// cut and encoded, which sums are kept, and what ranks learn from that for later steps. Pure
+// arithmetic on bytes and floats; the collective sends the messages.
 
 #include <array>
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace weir {
 struct SparseBalance {
   uint64_t uses = 0;
   float threshold = -1;   // magnitude from which sums are kept; negative: none known yet
-  bool summarise = true;  // the next operation tells how its sums are spread
+  bool summarise = true;  // the next operation sends summaries of its sums
   std::vector<uint64_t> begins = {};  // of all regions but the first; empty: regions of equal size
 
   /// Values are `factor` times as large from the next operation on; it is finite and positive.
@@ -38,8 +38,8 @@ struct SparseVector {
   std::vector<float> values;
 };
 
-/// How the magnitudes of an owner's sums are spread: of `count` of them, point j is the one at
-/// place (j + 1/2) count / points when the largest is first.
+/// The distribution of the magnitudes of an owner's sums: point j is the one at place
+/// (j + 1/2) count / points of all `count`, sorted with the largest first.
 struct SparseSummary {
   static constexpr size_t kPoints = 64;
   uint64_t count = 0;
@@ -65,7 +65,7 @@ size_t SparseBytesMax(const SparseRange& range);
 Status DecodeSparse(std::span<const std::byte> bytes, const SparseRange& range, SparseVector* out,
                     std::optional<SparseSummary>* summary);
 
-/// The sum of a and b. A position that only one of them has keeps its value. O(a + b).
+/// Returns a + b. A position that only one of them has keeps its value. O(a + b).
 SparseVector AddSparse(const SparseVector& a, const SparseVector& b);
 
 SparseSummary SummaryOf(const SparseVector& sums);
@@ -76,10 +76,10 @@ SparseSummary SummaryOf(const SparseVector& sums);
 SparseVector KeepSparse(const SparseVector& sums, const SparseBalance& balance, uint64_t target,
                         int world);
 
-/// Learns from one operation: `kept` is what all ranks keep, `summaries` those of all owners, or
-/// none. The threshold follows the summaries, or is that of the target-th of `kept` when they are
-/// too many; with summaries, or when too few were kept, the regions share `kept` out equally.
-/// O(kept). The same everywhere.
+/// Learns from one operation: `kept` are the sums that all ranks keep, and `summaries` those of all
+/// owners, or empty. The threshold follows the summaries; if too many sums were kept, it is the
+/// magnitude of the target-th. With summaries, or if too few were kept, the regions are cut so that
+/// each has equally many of `kept`. O(kept). The result is the same on every rank.
 void LearnSparse(const SparseVector& kept, std::span<const SparseSummary> summaries,
                  uint64_t elements, uint64_t target, int world, SparseBalance* balance);
 

@@ -16,8 +16,8 @@ bool CanStage(const Group& group, const Lanes& lanes);
 
 /// Sums `lanes` over all ranks, in place. Rank r sums chunk r: its own contribution, then the other
 /// ranks' in ascending order after r, so that every rank gets the same bits. Every byte is copied
-/// twice, into a staging buffer and out of one, and contributions are added from where they stand;
-/// messages without lanes say when. Requires that group.staging() is not null and that a staging
+/// twice, into a staging buffer and out of one. Contributions are added in place, and messages
+/// without lanes announce them. Requires that group.staging() is not null and that a staging
 /// buffer holds 2 N lanes. kInternal, naming both ranks, when they sum different numbers of bytes.
 /// Takes 2 sequential messages for each block, which is one slot of every rank.
 /// Source: what MPI libraries call copy-in-copy-out (Graham and Shipman, "MPI support for

@@ -1,14 +1,14 @@
 #pragma once
-// The deadline of a part of an operation, learnt from the times of earlier parts and steps. Pure:
-// times come in, deadlines go out.
+// The deadline of a part of an operation, learnt from the times of earlier parts and steps. The
+// class is pure: it is given times and returns deadlines.
 //
-// The first operation of a step also waits for the rank that is last to finish what it does between
-// steps: a checkpoint, an evaluation, a data loader. Such a time has no bound that could be learnt,
-// so the first operation may take as long as the ceiling. (The transport names a rank that died, or
-// whose host no longer answers, without any deadline.) But an all-reduce ends on no rank without
-// the contribution of every rank. So once one operation of a step is done, all ranks are known to
-// be in the backward pass of this step, and a rank that then stays silent for the time of ten steps
-// is missing.
+// The first operation of a step also waits for the slowest rank to finish its work between steps: a
+// checkpoint, an evaluation, a data loader. No bound of such a time can be learnt, so the first
+// operation may take as long as the ceiling. (The transport names a rank that died, or whose host
+// no longer answers, without any deadline.) But an all-reduce does not end on any rank before every
+// rank has contributed. So once one operation of a step is done, all ranks are known to be in the
+// backward pass of this step, and a rank that then stays silent for the time of ten steps is
+// missing.
 //
 // The estimates are those of TCP's retransmission timer: smoothed time plus four deviations. The
 // factor ten allows for networks and ranks that become ten times as slow from one step to the next;
@@ -39,7 +39,7 @@ class TimeEstimate {
 /// Not thread-safe. Memory: one entry for each part of each bucket that ever ran.
 class AdaptiveDeadline {
  public:
-  /// Times are used after so many times of a part under one choice, and so many steps.
+  /// Estimates are used once a part was measured this often under one choice, and as many steps.
   static constexpr int kSamplesMin = 8;
   static constexpr double kFactor = 10;
 
@@ -60,24 +60,25 @@ class AdaptiveDeadline {
   /// the ceiling for the first one of a step and until enough was measured, else ten times the sum
   /// of the estimates for this part and for a step, between the bounds. `choice` names codec and
   /// collective with their settings; when it differs from the last one, the part's estimate starts
-  /// over. A part that follows one which ended without some ranks gets a tenth of that one's time
-  /// more than it, at most a second, even above the ceiling: a peer may still wait in that part for
-  /// a rank that is missing, and should be the first to name it. Steps never decrease.
+  /// over. If the part before this one ended without waiting for all ranks, this part gets that
+  /// part's time plus a tenth of it (at most a second), even above the ceiling: a peer may still
+  /// wait in the earlier part for a missing rank, and should be the first to name it. Steps never
+  /// decrease.
   Duration Begin(uint64_t step, const Part& part, const std::string& choice, TimePoint now);
 
-  /// The part that began last succeeded. Do not call this for one that failed. `by_all`: it cannot
-  /// have done so before every rank had begun it.
+  /// Reports that the part that began last succeeded. Do not call this for a part that failed.
+  /// `by_all`: the part cannot end before every rank has begun it.
   void Finish(TimePoint now, bool by_all = true);
 
-  /// "; this one usually takes 0.012 s and a step 0.3 s, so 5 s were allowed", or why the ceiling
-  /// counts, for the error of the part that began last.
+  /// A text for the error of the part that began last: "; this one usually takes 0.012 s and a step
+  /// 0.3 s, so 5 s were allowed", or the reason why the ceiling was the deadline.
   std::string Explain() const;
 
  private:
   struct Entry {
     std::string choice;
     TimeEstimate took = {};
-    // The last time:
+    // From the last time that the part began:
     uint64_t step = 0;
     Duration allowed{};
     bool by_all = true;

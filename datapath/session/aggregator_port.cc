@@ -9,10 +9,10 @@
 namespace weir {
 namespace {
 
-// All ranks have said that they are ready, so what is silent for so long is the aggregator, or a
-// rank whose thread the system keeps waiting. The latter passes, and a lease that is given up is
-// lost until the controller grants another epoch; so this is longer than such delays, and it is
-// waited once for each epoch.
+// How long a lease may bring no packet before it is abandoned. All ranks have said that they are
+// ready, so either the aggregator is silent or the system does not run some rank's thread. The
+// latter passes, and an abandoned lease is lost until the controller grants another epoch. So this
+// time is longer than such delays, and it is spent once for each epoch at most.
 constexpr Duration kSilence = std::chrono::milliseconds(500);
 
 }  // namespace
@@ -60,7 +60,7 @@ class AggregatorPort::LeasedOffload : public LaneOffload {
                                   " for ", lease_.collective, ": ", Message(error_)));
   }
 
-  /// Nothing is tried any more; gives the memory back.
+  /// Stops using the lease and frees its memory.
   void Close() {
     abandoned_ = true;
     mode_ = nullptr;
@@ -81,7 +81,7 @@ class AggregatorPort::LeasedOffload : public LaneOffload {
   aggregation::SourceAddress aggregator_ = 0;
   std::unique_ptr<OffloadMode> mode_;  // null: not ready, see error_, or abandoned
   bool abandoned_ = false;
-  uint32_t operation_ = 0;  // all ranks try alike
+  uint32_t operation_ = 0;  // equal on all ranks, because they make the same calls
   Status error_;            // of Prepare or the last try
 };
 
@@ -111,7 +111,7 @@ void AggregatorPort::Bind(const TransportAddress& datapath) {
 AggregatorPort::LeasedOffload& AggregatorPort::Take(const AggregatorLease& lease) {
   std::unique_ptr<LeasedOffload>& offload = offloads_[lease.collective];
   if (offload == nullptr || offload->lease() != lease) {
-    offload = nullptr;  // its memory first
+    offload = nullptr;  // frees its memory before the next one allocates
     offload = std::make_unique<LeasedOffload>(*this, lease);
   }
   return *offload;

@@ -1,6 +1,6 @@
 #pragma once
-// A rank's way to aggregators: one UDP port, known to whoever grants leases, and what the rank
-// keeps of each lease from plan to plan.
+// A rank's connection to aggregators: one UDP port, whose address the rank reports so that leases
+// are granted to it, and the state of each lease, which the rank keeps from plan to plan.
 
 #include <functional>
 #include <map>
@@ -20,8 +20,9 @@ class AggregatorPort {
   struct Options {
     int rank = 0;
     int world = 1;
-    /// Called once for each lease that is abandoned because of this rank (of several, the lowest),
-    /// with the aggregator's name and the reason, from the network thread.
+    /// Called from the network thread, with the aggregator's name and the reason, once for each
+    /// lease that is abandoned because this rank failed. If several ranks failed, only the lowest
+    /// of them calls it.
     std::function<void(const std::string& detail)> failed;
   };
   explicit AggregatorPort(Options options);
@@ -29,19 +30,19 @@ class AggregatorPort {
   AggregatorPort(const AggregatorPort&) = delete;
   AggregatorPort& operator=(const AggregatorPort&) = delete;
 
-  /// Binds at the interface where the transport listens: at the same port number where UDP has it
-  /// free, so that people can tell it, else at any. Where that fails (no IPv4 address) this rank
-  /// stays without; every lease is then abandoned at its first use, with the reason.
+  /// Binds a UDP port at the address where the transport listens. It has the transport's port
+  /// number if that is free, so that people recognize it, and any other number if not. If no port
+  /// can be bound (no IPv4 address), every lease is abandoned at its first use, with the reason.
   void Bind(const TransportAddress& datapath);
 
-  /// Where aggregators reach this rank: "10.0.0.7:40000"; empty: it has no port.
+  /// The address at which aggregators reach this rank: "10.0.0.7:40000"; empty: it has no port.
   const std::string& address() const { return address_; }
 
-  /// What an operation of `plan` under this collective uses; null when the plan has no lease for
-  /// it. A lease that was used before goes on as it was left, another one begins.
+  /// The offload for operations of `plan` under this collective; null when the plan has no lease
+  /// for the collective. A lease that was used before keeps its state; a new lease starts afresh.
   LaneOffload* OffloadOf(const Plan& plan, const std::string& collective);
 
-  /// The leases of `plan` were granted to other ranks or addresses: none is ever tried.
+  /// Abandons all leases of `plan`, because they were granted to other ranks or addresses.
   void Disown(const Plan& plan);
 
  private:

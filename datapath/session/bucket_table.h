@@ -38,26 +38,28 @@ struct Bucket {
   double gradient_energy = 0;  // of this rank's gradient when it was last sampled; 0: never
 };
 
-/// Not thread-safe: its owner guards it. Buckets stay where they are until the table is destroyed.
+/// Not thread-safe: its owner guards it. Pointers to buckets are valid until it is destroyed.
 class BucketRegistry {
  public:
-  /// Declares a bucket, or revives an equal declaration. Buckets that hold one of its parameters
-  /// leave the table's view but stay in memory. kInvalidArgument: an empty or repeated name, too
-  /// many elements, columns that do not divide them; kResourceExhausted: kBucketsMax declarations.
+  /// Declares a bucket, or makes one of an equal earlier declaration live again. Other buckets that
+  /// hold one of its parameters are no longer live, but stay in memory. kInvalidArgument: an empty
+  /// or repeated name, too many elements, columns that do not divide them; kResourceExhausted:
+  /// kBucketsMax declarations.
   StatusOr<Bucket*> Define(std::vector<ResidualParameter> parameters, Dtype dtype);
 
-  /// kNotFound: never defined or dissolved by a later definition.
+  /// Returns a live bucket. kNotFound: it was never defined, or a later definition dissolved it.
   StatusOr<Bucket*> Find(uint64_t key) const;
   /// The live bucket that holds a parameter; null: none does.
   const Bucket* OwnerOf(std::string_view parameter) const;
-  /// Those that Find finds, by key.
+  /// All live buckets, in order of their keys.
   std::vector<Bucket*> Live() const;
 
-  /// Takes `keys`, the order of the last step's operations, as ready order. True when it changed.
+  /// Records `keys`, the order of the last step's operations, as the order in which buckets become
+  /// ready. Returns true if it changed.
   bool SetOrder(const std::vector<uint64_t>& keys);
 
   BucketTable Describe() const;
-  /// What codecs need to know of every live bucket.
+  /// The sizes of all live buckets by key, for codecs.
   std::map<uint64_t, BucketSize> Sizes() const;
 
  private:

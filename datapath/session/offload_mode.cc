@@ -17,9 +17,10 @@ namespace {
 using aggregation::Lease;
 using aggregation::PacketMode;
 
-// A sum waits for the rank whose packet was lost, so every rank has to send again several times
-// before any other calls it silence. Without the low ceiling one stall would be everybody's sample,
-// their time-outs would follow it, and the next loss would last as long as the silence.
+// A sum waits for the rank whose packet was lost, so a rank has to be able to resend several times
+// before the others take the pause for silence. Without the low ceiling, all ranks would measure
+// one stall as a round trip and raise their time-outs to it, and the next loss would then last as
+// long as the limit for silence.
 constexpr aggregation::TimeoutLimits kTimeouts = {.first = std::chrono::milliseconds(50),
                                                   .min = std::chrono::milliseconds(1),
                                                   .max = std::chrono::milliseconds(60)};
@@ -32,7 +33,7 @@ std::span<float> Floats(std::span<std::byte> lanes) {
   return {reinterpret_cast<float*>(lanes.data()), lanes.size() / sizeof(float)};
 }
 
-/// SwitchML. Lanes stay as they are until all sums are there: another collective may need them.
+/// SwitchML. Lanes do not change before all sums have arrived, because the fallback may need them.
 class SumMode : public OffloadMode {
  public:
   SumMode(const Lease& terms, int rank) : worker_(terms, kTimeouts, rank) {}
@@ -59,7 +60,7 @@ class SumMode : public OffloadMode {
   std::span<float> sum_;
 };
 
-/// OmniReduce: the scale of the whole is what the ranks agree on first.
+/// OmniReduce. The ranks first agree on one scale for all blocks.
 class SparseMode : public OffloadMode {
  public:
   SparseMode(const Lease& terms, int rank)
@@ -67,7 +68,7 @@ class SparseMode : public OffloadMode {
 
   StatusOr<uint32_t> Survey(std::span<const std::byte> lanes) override {
     survey_ = aggregation::SurveyBlocks(Floats(lanes), block_lanes_);
-    // No grid holds what is not finite, and blocks have 32-bit numbers.
+    // Fixed-point numbers cannot hold NaN or infinity, and block numbers have 32 bits.
     const bool fits = survey_.code != aggregation::kExponentNonFinite &&
                       survey_.non_zero.size() < aggregation::kNoBlock;
     return fits ? survey_.code : LaneOffload::kNotTheseLanes;
@@ -96,8 +97,9 @@ class SparseMode : public OffloadMode {
   uint64_t blocks_before_ = 0;
 };
 
-/// THC: lanes as the codec thc makes them. The result is the sums and then, where ranks may be left
-/// out, the set of contributors of each packet in memory's byte order: ranks of one job have one.
+/// THC, for lanes that the codec thc encodes. The result holds the sums and, where ranks may be
+/// left out, behind them the set of contributors of each packet, in the host's byte order, which is
+/// the same for all ranks of a job.
 class TableMode : public OffloadMode {
  public:
   TableMode(const Lease& terms, int rank)
@@ -180,7 +182,7 @@ StatusOr<std::unique_ptr<OffloadMode>> MakeOffloadMode(const Lease& terms, int r
   if (terms.mode == PacketMode::kSum) return std::make_unique<SumMode>(terms, rank);
   if (terms.mode == PacketMode::kSparse) return std::make_unique<SparseMode>(terms, rank);
   if (terms.mode == PacketMode::kTable) {
-    // Lanes are levels minus half the greatest.
+    // A lane holds its level minus half of the greatest level.
     const int greatest = *std::max_element(terms.levels.begin(), terms.levels.end());
     if (greatest % 2 != 0) {
       return InvalidArgument(StrCat("table: expected an even greatest level, found ", greatest));

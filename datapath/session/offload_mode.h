@@ -1,5 +1,6 @@
 #pragma once
-// What lanes are to a mode of aggregators: which worker brings them there, and what comes back.
+// How lanes are summed in each mode of an aggregator: which worker sends them, and what the result
+// holds.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +16,8 @@ namespace weir {
 
 struct LaneShares;
 
-/// One lease's way of adding lanes. Survey, Begin, then the worker's loop until it is done, then
-/// Store, with the same lanes, which outlive the four. Not thread-safe.
+/// How one lease adds lanes. Each sum calls Survey and Begin, runs the worker's loop until it is
+/// done, and calls Store, all with the same lanes, which outlive the four. Not thread-safe.
 class OffloadMode {
  public:
   virtual ~OffloadMode() = default;
@@ -24,7 +25,7 @@ class OffloadMode {
   /// As LaneOffload::Survey.
   virtual StatusOr<uint32_t> Survey(std::span<const std::byte> lanes) = 0;
 
-  /// Starts the worker's operation. Errors: the worker's.
+  /// Starts the worker's operation. Errors are the worker's.
   virtual Status Begin(std::span<const std::byte> lanes, uint32_t greatest, uint32_t operation,
                        TimePoint deadline) = 0;
 
@@ -33,7 +34,7 @@ class OffloadMode {
   /// Bytes of lanes that the last operation sent.
   virtual uint64_t bytes_sent() const = 0;
 
-  /// As those of LaneOffload, once the worker is done.
+  /// As LaneOffload::complete and result, once the worker is done.
   virtual bool complete() const { return true; }
   virtual std::span<std::byte> result() { return {}; }
 
@@ -41,7 +42,7 @@ class OffloadMode {
   virtual void Store(std::span<std::byte> lanes, LaneShares* shares) = 0;
 };
 
-/// terms: valid. kUnimplemented: a mode that adds no lanes of any collective.
+/// `terms` must be valid. kUnimplemented: no collective has lanes that this mode could add.
 StatusOr<std::unique_ptr<OffloadMode>> MakeOffloadMode(const aggregation::Lease& terms, int rank);
 
 }  // namespace weir

@@ -1,7 +1,7 @@
 #pragma once
-// One all-reduce of one bucket on its way through the session: what prepares its parts, moves them
-// and decodes what arrived, each called by the pipeline. What a part holds is its exchange's, which
-// follows from the form of the choice's collective.
+// One all-reduce of one bucket, and the stages that the pipeline calls for it: they prepare its
+// parts, move them and decode what arrived. The operation's exchange, which the form of the chosen
+// collective selects, decides what a part holds.
 
 #include <cstdint>
 #include <functional>
@@ -21,29 +21,29 @@
 
 namespace weir {
 
-/// When things happened to an operation.
+/// When an operation reached each stage.
 struct OperationTimes {
   TimePoint submitted{}, network_begin{}, delivered{};
   Duration encode{0};  // before the exchange began: conversion to float32 and the like
 };
 
-/// Where the next part of an operation is. The pipeline's, under its lock.
+/// The state of an operation's next part. Only the pipeline uses it, under its lock.
 enum class PartState : uint8_t {
-  kMoved,  // or none was prepared yet
+  kMoved,  // the last part was moved, or none was prepared yet
   kPreparing,
   kPrepared,
 };
 
-/// How many of the operations that follow the open ones are prepared: at least on the ranks that a
-/// part was heard from, which are all of them or not.
+/// How many of the operations that follow the open ones are prepared on each of the ranks from
+/// which a part's frames arrived. `everywhere`: these are all ranks.
 struct ReadyCount {
   int count = 0;
   bool everywhere = false;
 };
 
-/// Created by the session, handed from thread to thread; one of them touches it at a time.
+/// The session creates it and the pipeline's threads pass it on; one thread uses it at a time.
 struct Operation {
-  // What was asked for.
+  // The request.
   Bucket* bucket = nullptr;
   void* data = nullptr;
   float scale = 1;
@@ -56,7 +56,7 @@ struct Operation {
   bool sample_statistics = false;
   bool hashed = false;  // the step's replicas are compared, see replicas.h
   std::function<void(const Status&)> done;
-  // In place of a bucket: one part, which runs this on the network thread.
+  // If set, the operation has no bucket, but one part, which runs this on the network thread.
   std::function<Status(Group&)> control;
 
   // Between the stages.
@@ -65,9 +65,9 @@ struct Operation {
   std::unique_ptr<Exchange> exchange;  // null: nothing to exchange
   PartState part_state = PartState::kMoved;
   bool joins = false;  // the prepared part is maxima, which can travel with those of others
-  bool more = false;   // after the part that moved comes another one
-  // Of a part that moved and did not reach all ranks: what was heard, and how many operations had
-  // been opened until then. The pipeline's.
+  bool more = false;   // another part follows the one that moved
+  // After a part in which not all ranks were heard: the ready count that was heard, and how many
+  // operations had been opened until then. Only the pipeline uses them.
   std::optional<int> heard_ready;
   uint64_t heard_when = 0;
 
@@ -77,12 +77,12 @@ struct Operation {
   ExchangeOutcome outcome;
   uint64_t bytes_sent = 0;
   std::vector<BlockDensity> block_densities;
-  uint64_t hash = 0;            // hashed: of what was delivered
-  bool sums_gradients = false;  // the sum is exact, and of what the gradients hold alone
+  uint64_t hash = 0;            // of what was delivered, if hashed
+  bool sums_gradients = false;  // the sum is exact and has no residuals in it
 };
 
-/// What the stages share. Thread-safe as each operation is touched by one thread at a time and no
-/// two operations of one step name the same bucket.
+/// What the stages share. Thread-safe because one thread at a time uses an operation, and no two
+/// operations of one step have the same bucket.
 class OperationStages {
  public:
   struct Options {
@@ -95,13 +95,13 @@ class OperationStages {
   /// Which ranks share a node, as Group::SetNodes; before the first operation.
   void SetNodes(std::vector<int> nodes) { environment_.nodes = std::move(nodes); }
 
-  /// Prepares the exchange's next part, the first time from the bucket converted to float32. Errors
-  /// are the codec's.
+  /// Prepares the exchange's next part. The first call begins the exchange, with the bucket
+  /// converted to float32. Errors are the codec's.
   Status Prepare(Operation& op);
 
-  /// Network thread: moves the part that was prepared, of one operation or of several that join, on
-  /// a group that has begun for it. Errors are the collective's, annotated with bucket, codec,
-  /// collective of the first.
+  /// Moves the prepared part of one operation, or of several that join, after Begin on `group`.
+  /// Called on the network thread. Errors are the collective's, annotated with the step, bucket,
+  /// codec and collective of the first operation.
   Status Move(std::span<Operation* const> ops, Group& group);
 
   /// After the last part: writes scale times the sum into the caller's buffer, or NaN everywhere
@@ -111,13 +111,13 @@ class OperationStages {
  private:
   void PrepareGradient(Operation& op);
   std::unique_ptr<Exchange> NewExchange(const Operation& op);
-  /// Before a residual is added.
+  /// Measures block densities of the gradient, before a residual is added to it.
   void SampleBlocks(Operation& op) const;
   Status Begin(Operation& op);
   Status MoveMaxima(std::span<Operation* const> ops, Group& group);
 
   const uint64_t job_hash_;
-  const std::set<uint32_t> block_sizes_;  // that some collective leaves out
+  const std::set<uint32_t> block_sizes_;  // blocks of these sizes that are zero are not sent
   ExchangeEnvironment environment_;
 };
 

@@ -10,11 +10,10 @@ namespace {
 
 constexpr Duration kInterruptEvery = std::chrono::milliseconds(20);
 
-// The network stage waits for room as long as operations are decoded. This bound only catches our
-// own mistakes.
+// The network thread waits for room for as long as decoding takes. This bound only catches bugs.
 TimePoint FarDeadline() { return RealClock().Now() + std::chrono::hours(24 * 365); }
 
-// The thread that prepares an operation's part writes `joins`, so nobody else reads it until then.
+// The thread that prepares a part writes `joins`, so others may read it only once it is prepared.
 bool Joins(const Operation* op) { return op->part_state == PartState::kPrepared && op->joins; }
 
 }  // namespace
@@ -88,7 +87,7 @@ Operation* Pipeline::FirstUnprepared() const {
 Operation* Pipeline::AwaitWork() {
   const MutexLock lock(mutex_);
   while (true) {
-    // The network may wait for these already.
+    // Parts of open operations come first, because the network thread may already wait for them.
     if (Operation* const op = FirstUnprepared(); op != nullptr) {
       op->part_state = PartState::kPreparing;
       return op;
@@ -124,7 +123,7 @@ int Pipeline::Ready(const Operation& op) const {
   return std::clamp(*op.heard_ready - static_cast<int>(opened_ - op.heard_when), 0, ready);
 }
 
-// Maxima go before anything else: they are small, and what follows them takes time to prepare.
+// Maxima move before other parts: they are small, and the part after them takes time to prepare.
 void Pipeline::Open(size_t count) {
   const auto opened = coming_.begin() + static_cast<ptrdiff_t>(count);
   for (auto op = coming_.begin(); op != opened; ++op) {
@@ -172,7 +171,8 @@ void Pipeline::Settle(ReadyCount ready) {
   if (const size_t busy = open_.size() + more; ready.everywhere && busy <= kOpenMax / 2) {
     Open(std::min(static_cast<size_t>(ready.count), kOpenMax - busy));
   }
-  // Behind those that opened now: they have yet to be prepared.
+  // These go behind the operations that were opened now, because their next parts have yet to be
+  // prepared.
   for (Operation* const op : part_) {
     op->part_state = PartState::kMoved;
     op->joins = false;
@@ -181,7 +181,7 @@ void Pipeline::Settle(ReadyCount ready) {
     if (op->more) open_.push_back(op);
   }
   if (Ended()) work_.NotifyAll();
-  // As many threads as there is work for: next parts, and operations that waited for room.
+  // Wakes as many threads as there is work for: next parts, and operations that waited for room.
   const size_t room = part_.size() - more;
   for (size_t n = more + std::min(room, submitted_.size()); n > 0; --n) work_.NotifyOne();
 }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kRanksNamedMax = 16;
 
-// What every rank tells first.
+// What every rank sends first.
 struct Summary {
   uint64_t count = 0, sums = 0, has_parameters = 0, parameters = 0;
 };
@@ -28,8 +28,8 @@ StatusOr<std::vector<T>> Gather(Group& group, std::span<const T> own) {
   return all;
 }
 
-// `verdict`, which all ranks have reached: whoever leaves ends the transport, so nobody leaves
-// before all are here.
+// Returns `verdict`, which all ranks have reached, once all ranks are here. A rank that returned
+// earlier would end its transport, and others would report its loss instead of the verdict.
 Status OnAllRanks(Group& group, Status verdict) {
   (void)Barrier(group);
   return verdict;
@@ -45,8 +45,9 @@ std::string Names(const std::vector<int>& ranks) {
   return names;
 }
 
-// "ranks 0, 2 hold 00c0ffee00c0ffee, rank 1 holds 1234123412341234", most ranks first; empty where
-// all hold the same. `hash_of(rank)` is nothing for a rank that takes no part.
+// Says which ranks hold which hash, the largest set of ranks first: "ranks 0, 2 hold
+// 00c0ffee00c0ffee, rank 1 holds 1234123412341234". Empty if all hold the same. hash_of(rank)
+// returns nullopt for a rank that takes no part.
 std::string Sides(int world, const std::function<std::optional<uint64_t>(int)>& hash_of) {
   std::map<uint64_t, std::vector<int>> holders;
   for (int rank = 0; rank < world; ++rank) {

@@ -1,8 +1,9 @@
 #pragma once
-// Do all ranks hold the same? Once in so many steps every rank hashes what was delivered to it, and
-// the ranks compare the hashes in band, as one more small operation at the begin of the next step,
-// for which nobody waits. Sums are equal bit for bit by contract, so a difference is a fault of
-// memory, of a device or of ours, and the job stops before its replicas drift apart in silence.
+// Checks that all ranks hold the same data. Every so many steps each rank hashes what was delivered
+// to it, and the ranks compare the hashes in one more small operation at the start of the next
+// step, for which no caller waits. All ranks get the same sums bit for bit by contract. So a
+// difference means a fault of memory or of a device, or a bug of Weir, and the job stops before its
+// replicas drift apart unnoticed.
 
 #include <cstdint>
 #include <optional>
@@ -15,7 +16,7 @@
 
 namespace weir {
 
-/// A step whose number divides by this is compared, unless the options say otherwise.
+/// By default, steps whose number is a multiple of this are compared.
 inline constexpr uint64_t kCompareEverySteps = 64;
 
 /// What one rank holds after a step.
@@ -31,10 +32,11 @@ struct ReplicaDigest {
 /// XXH3-64. Thread-safe, O(n).
 uint64_t HashBytes(std::span<const std::byte> bytes);
 
-/// Compares the digests of all ranks, after Begin on `group`; every rank calls it. kDataLoss, the
-/// same on every rank: names the first bucket whose sums differ, or the parameters, and which ranks
-/// hold what. Parameters are compared among the ranks that gave theirs. 32 bytes to every other
-/// rank where all is equal, else 8 more for each sum. Errors of the group otherwise.
+/// Compares the digests of all ranks. Every rank calls it after Begin on `group`. Returns kDataLoss
+/// with the same text on every rank if they differ: it names the first bucket whose sums differ, or
+/// the parameters, and which ranks hold which hash. Parameters are compared among the ranks that
+/// gave theirs. Sends 32 bytes to every other rank, and 8 more for each sum if sums differ. Other
+/// errors are the group's.
 Status CompareReplicas(Group& group, const ReplicaDigest& own);
 
 }  // namespace weir

@@ -16,21 +16,23 @@
 namespace weir {
 namespace {
 
-// Operation numbers: step, then position within the step, then part of the operation. A rank that
-// lost count of steps or operations meets a mismatch, never another operation's bytes.
+// The number of an operation consists of its step, its position in the step and its part. A rank
+// that lost count of steps or operations finds a mismatch and never takes another operation's
+// bytes.
 constexpr int kIndexShift = 3;
 constexpr int kStepShift = 20;
-// The last index is that of the comparison of replicas.
+// The last index belongs to the comparison of replicas.
 constexpr uint64_t kOperationsPerStepMax = (1u << (kStepShift - kIndexShift)) - 1;
 
-// The collective of dense sums without a plan where there are staging buffers.
+// The collective of dense sums if there is no plan and all ranks have staging buffers.
 constexpr std::string_view kStagedCollective = "mesh";
 
 StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
   TransportOptions transport;
   WEIR_ASSIGN_OR_RETURN(const TransportFactory* factory,
                         ParseTransport(options.transport, &transport));
-  // Meshes of other epochs are other jobs to the transport: none takes a late caller of theirs.
+  // To the transport, each epoch is a separate job, so that a mesh refuses late connections of
+  // another epoch.
   const uint64_t job = XXH3_64bits(options.job.data(), options.job.size());
   transport.job = options.epoch == 0 ? job : MixSeed(job, options.epoch);
   transport.rank = options.rank;
@@ -121,7 +123,7 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
   founder_ = options_.epoch == 0;
   stats_.epoch = options_.epoch;
   stats_.plan_version = activation_.active()->version;
-  // A job of which no controller knows and whose plan has no lease can never use one.
+  // A job can use leases only if a controller may grant them or its plan file has one.
   if (agent_ != nullptr || !options_.agent.empty() || !activation_.active()->leases.empty()) {
     aggregators_.Bind(address_);
   }
@@ -172,7 +174,8 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
 }
 
 Status Session::LearnNodes(Group& group) {
-  // Each rank goes by the lowest rank that it reaches through memory; all ranks by the same list.
+  // A rank's node has the number of the lowest rank that it reaches through shared memory. All
+  // ranks use the same list.
   int32_t node = options_.rank;
   for (const PathSample& path : transport_->Samples()) {
     if (path.medium == "shm") node = std::min(node, path.peer);
@@ -198,7 +201,7 @@ void Session::CountMedia() {
 
 void Session::Close() {
   if (closed_.exchange(true)) return;
-  (void)Caught([this] {  // what finds no memory is not told
+  (void)Caught([this] {  // without memory for these messages, none is sent
     FinishReport(RealClock().Now());
     Tell(RankEvent{"closing", "", next_step_, -1});
   });
@@ -213,8 +216,8 @@ void Session::Close() {
   });
   if (link_ != nullptr) link_->Stop();
   if (failed_.load()) AbortTransport();
-  // The transport sends a shutdown notice: peers that are still in an operation keep what was sent
-  // to them.
+  // The transport sends a shutdown notice, and peers that are still in an operation receive what
+  // was sent before it.
   std::unique_ptr<Transport> leaving;
   MutexLock lock(mutex_);
   stats_.bytes_sent = former_bytes_sent_ + transport_->bytes_sent();
@@ -227,7 +230,7 @@ StatusOr<uint64_t> Session::DefineBucket(std::vector<ResidualParameter> paramete
     MutexLock lock(mutex_);
     if (buckets_.Find(key).ok()) return key;
     WEIR_RETURN_IF_ERROR(CheckUnused(parameters));
-    BucketRegistry trial;  // argument errors first, so that nothing changes on an error
+    BucketRegistry trial;  // finds errors in the arguments before anything changes
     WEIR_RETURN_IF_ERROR(trial.Define(parameters, dtype).status());
   }
   WEIR_RETURN_IF_ERROR(residuals_->Define(key, parameters));
@@ -238,7 +241,7 @@ StatusOr<uint64_t> Session::DefineBucket(std::vector<ResidualParameter> paramete
   return key;
 }
 
-// Submitted is in use: whether an operation is encoded by now is a matter of luck.
+// Every submitted bucket is in use, since whether it is encoded by now depends on timing.
 Status Session::CheckUnused(const std::vector<ResidualParameter>& parameters) const {
   if (!step_open_) return OkStatus();
   for (const ResidualParameter& parameter : parameters) {
@@ -298,10 +301,10 @@ Status Session::Open() {
 
 Choice Session::EffectiveChoice(const Plan& plan, const Bucket& bucket) const {
   Choice choice = ChoiceFor(plan, bucket.key);
-  // Without any plan a 16-bit bucket stays 16 bits wide on the wire, as dense libraries do.
+  // Without a plan a 16-bit bucket has 16 bits on the wire, as in dense libraries.
   if (plan.version == 0 && bucket.dtype == Dtype::kFloat16) choice.codec = "fp16";
   if (plan.version == 0 && bucket.dtype == Dtype::kBrain16) choice.codec = "bf16";
-  // Nor does it walk around a ring where all ranks see each other's memory.
+  // Without a plan no ring is used if all ranks have staging buffers, which are faster.
   if (plan.version == 0 && sums_in_staging_) choice.collective = kStagedCollective;
   return choice;
 }
@@ -350,7 +353,7 @@ Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
   if (!collective.ok()) return refuse(collective.status());
   op.codec = *codec;
   op.collective = *collective;
-  // The first steps too: the controller's first decision wants curves.
+  // The first steps are sampled, too, because the controller's first decision needs curves.
   const bool due = op.step < kGainCurveEverySteps || op.step % kGainCurveEverySteps == 0;
   op.sample_statistics = due && agent_ != nullptr && agent_->connected();
   op.hashed = Compares(op.step);
@@ -358,7 +361,7 @@ Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
   op.times.submitted = RealClock().Now();
   if (submitted_keys_.empty()) times_.first_submit = op.times.submitted;
   times_.last_submit = op.times.submitted;
-  submitted_keys_.push_back(bucket_key);  // before it goes, since nothing may throw behind that
+  submitted_keys_.push_back(bucket_key);  // before Submit, because nothing may throw after it
   const Status submitted = Submit(&op);
   if (submitted.ok()) return OkStatus();
   submitted_keys_.pop_back();
@@ -390,8 +393,8 @@ StatusOr<bool> Session::EndStep() {
 
 Status Session::AwaitOperations() {
   MutexLock lock(mutex_);
-  // Each operation has its own deadline and after the first failure the others end at once, so this
-  // bound is met unless a completion callback blocks.
+  // Each operation has its own deadline, and after the first failure the others end at once. So
+  // this bound is exceeded only if a completion callback blocks.
   const TimePoint deadline = RealClock().Now() +
                              options_.operation_timeout * static_cast<int64_t>(outstanding_ + 1) +
                              std::chrono::seconds(5);
@@ -404,13 +407,13 @@ Status Session::AwaitOperations() {
   return OkStatus();
 }
 
-// Behind the step: the caller goes on, and the ranks compare while they compute the next gradients.
+// The caller does not wait: the ranks compare while they compute the gradients of the next step.
 Status Session::Compare() {
-  WEIR_CHECK(comparison_.done == nullptr);  // the step before awaited it
+  WEIR_CHECK(comparison_.done == nullptr);  // the previous step waited for it
   const auto digest = std::move(digest_);
   comparison_ = Operation();
   comparison_.step = next_step_ - 1;
-  comparison_.index = kOperationsPerStepMax;  // of no bucket
+  comparison_.index = kOperationsPerStepMax;  // no bucket's operation has this index
   comparison_.plan = plan_;
   comparison_.control = [digest, step = next_step_ - 2](Group& group) {
     return Annotate(CompareReplicas(group, *digest), StrCat("step ", step));
@@ -440,8 +443,8 @@ std::shared_ptr<const ReplicaDigest> Session::TakeDigest() {
   return digest;
 }
 
-// All operations were delivered. Residuals change last: what throws before leaves them as they
-// were, and the caller, who gets an error, does not count the step.
+// Ends a step after all operations were delivered. Residuals change last: if an exception comes
+// before, they are unchanged, and the caller gets an error and does not count the step.
 StatusOr<bool> Session::Settle() {
   step_open_ = false;
   if (const Status failed = failure(); !failed.ok()) {
@@ -454,7 +457,7 @@ StatusOr<bool> Session::Settle() {
     times_.last_delivery = std::max(times_.last_delivery, op.times.delivered);
   }
   if (Compares(next_step_ - 1)) digest_ = TakeDigest();
-  // A report that finds no memory is not worth a step.
+  // Lack of memory for the report does not fail the step.
   report_pending_ = Caught([this] { FillReport(operations_, times_, &report_); }).ok();
   report_.skipped = skipped;
   bool order_changed;

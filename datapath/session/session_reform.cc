@@ -1,21 +1,23 @@
-// How a session goes on in another mesh: what it takes over from the one before, and what all ranks
-// of the new one agree on before their first step.
+// How a job continues in a new mesh: what a session takes over from its predecessor, and what all
+// ranks of the new mesh agree on before their first step.
 //
-// The ranks of a mesh that fails need not agree on which step was the last. An all-reduce may have
+// The ranks of a mesh that fails may differ in which step was their last. An all-reduce may have
 // ended on some of them and not on others, so some have completed step s, applied it to their model
-// and committed its residuals, and others have not. They are never more than one step apart: nobody
-// completes an operation of step s+1 without the part of a rank that has yet to complete s.
+// and committed its residuals, and others have not. They are never more than one step apart: an
+// operation of step s+1 needs the part of every rank, so no rank completes it while another has yet
+// to complete step s.
 //
-// A step that is not complete everywhere is void everywhere. Those who could not complete it cannot
-// do so any more (the sums of the others are not theirs to give: under a shared index or EF21 they
-// need more than the sum), so those who did go back: residuals and momenta to what they were before
-// its commit, which the ResidualStore keeps until a part of the next step has heard of all ranks;
-// models by taking that of a rank that did not complete the step. Then the step is done anew by the
-// ranks of the new mesh, and every gradient plus residual has been delivered or is kept, once.
+// A step that is not complete on all ranks is void on all ranks. The ranks that lack it cannot
+// complete it with the help of the others, because under a shared index or EF21 they need more than
+// the sum. So the ranks that completed it go back. Their residuals and momenta return to what they
+// were before the commit, which the ResidualStore keeps until a part of the next step has involved
+// all ranks. Their callers take the model of a rank that did not complete the step. Then the ranks
+// of the new mesh repeat the step. Thus every gradient plus residual is delivered or kept, exactly
+// once.
 //
-// What is not kept: the residuals of ranks that are gone, whose mass is lost (an error of the size
-// of one of their steps); codecs' states (thresholds, warm starts) and the memory of EF21, which
-// have to be equal on all ranks and hold no mass of their own.
+// Not kept are the residuals of lost ranks (an error of the size of one of their steps), codecs'
+// states (thresholds, warm starts) and the memory of EF21. The latter two have to be equal on all
+// ranks and hold no part of a gradient that is still to be delivered.
 
 #include "datapath/base/byte_cursor.h"
 #include "datapath/base/log.h"
@@ -25,7 +27,7 @@
 namespace weir {
 namespace {
 
-// Outside of every step.
+// Numbers that no operation of a step has.
 constexpr uint64_t kStartSequence = UINT64_MAX;
 constexpr uint64_t kAgreeSequence = UINT64_MAX - 1;
 constexpr size_t kStandingBytes = 16;
@@ -33,13 +35,13 @@ constexpr size_t kStandingBytes = 16;
 }  // namespace
 
 struct Session::Standing {
-  /// Founders were made for a mesh that never came to be.
+  /// Founders were created in epoch 0, but their mesh was never connected.
   enum Kind : uint64_t { kNewcomer = 0, kSurvivor = 1, kFounder = 2 };
   uint64_t steps_done = 0;
   uint64_t kind = kNewcomer;
 };
 
-// What needs memory comes first: on an exception the former session keeps all.
+// Memory is allocated first, so that the former session keeps everything on an exception.
 void Session::Inherit(Session& former) {
   auto stages = std::make_unique<OperationStages>(
       OperationStages::Options{options_.job, options_.rank, options_.world}, *former.residuals_,
@@ -51,7 +53,7 @@ void Session::Inherit(Session& former) {
     MutexLock lock(mutex_);
     activation_.StartFrom(former.activation_.active());
   }
-  // What the former's last step wrote is void unless the step was completed.
+  // This drops what an incomplete last step of the former session wrote.
   former.residuals_->Discard();
   former.residuals_->ForgetEf21();
   residuals_ = std::move(former.residuals_);
@@ -125,7 +127,7 @@ Status Session::Agree(TimePoint deadline) {
   return OkStatus();
 }
 
-// The plan of `source`, for all. Nothing travels for "dense, without a plan".
+// Gives all ranks the plan of `source`. Nothing is sent if that rank runs dense, without a plan.
 Status Session::TakePlan(Group& group, const std::vector<Standing>& all, int source) {
   PlanLimits limits;
   limits.job = options_.job;
@@ -164,8 +166,8 @@ Status Session::TakePlan(Group& group, const std::vector<Standing>& all, int sou
   return OkStatus();
 }
 
-// The digest stands where operations carry their bucket: ranks that start from unlike plans meet a
-// mismatch here and not in the middle of training.
+// The plan's digest takes the place of the bucket in the operation's number, so that ranks with
+// different plans find a mismatch here and not in the middle of training.
 Status Session::CheckStart(TimePoint deadline) {
   Group group(*transport_);
   const std::shared_ptr<const Plan> plan = ActivePlan();
@@ -175,8 +177,8 @@ Status Session::CheckStart(TimePoint deadline) {
   return Annotate(status, "ranks start from different plans; give all the same plan file");
 }
 
-// Only when the caller goes on: until then the mesh may fail once more, and a rank must still say
-// which steps its model holds.
+// Called when the caller begins a step. Until then the mesh may fail again, and a rank must still
+// be able to report which steps its model has seen.
 Status Session::ApplyAgreement() {
   if (!agreement_pending_) return OkStatus();
   if (survivor_ && steps_done_ > next_step_) WEIR_RETURN_IF_ERROR(residuals_->Undo());

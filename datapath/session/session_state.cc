@@ -1,5 +1,6 @@
-// What of a Session outlives its process: residuals and momenta by parameter, and what codecs keep
-// of a bucket. All of it on the caller's thread between steps, when no stage works on a bucket.
+// The state of a Session that goes into checkpoints: residuals and momenta by parameter, and
+// codecs' states by bucket. All of it runs on the caller's thread between steps, when no stage
+// works on a bucket.
 
 #include "datapath/base/json.h"
 #include "datapath/session/session.h"
@@ -29,12 +30,12 @@ StatusOr<Session::RestoredStates> Session::LoadCodecStates(
   RestoredStates restored;
   for (const SavedCodecState& each : saved) {
     WEIR_ASSIGN_OR_RETURN(const Codec* codec, Codecs().Find(each.codec));
-    // A world of another size may not allow the setting; then no plan can ask for it either.
+    // If a world of this size does not allow the setting, no plan can ask for it either.
     if (!codec->Validate(each.params, options_.world).ok()) continue;
     EncodeContext context;
     context.params = each.params;
     context.world = options_.world;
-    // Of no elements yet: a state fits whatever bucket it meets, or begins anew there.
+    // The size of the bucket is not known yet. A state that does not fit its bucket is reset there.
     std::unique_ptr<CodecState> state = codec->NewState(0, context);
     const Status loaded =
         state != nullptr ? state->Load(each.bytes) : DataLoss("the codec keeps no state");

@@ -1,5 +1,5 @@
-// The parts of Session that run on other threads than the caller's: the pipeline's stages, failure,
-// and the conversation with the agent.
+// The parts of Session that do not run on the caller's thread: the pipeline's stages, failure, and
+// messages to and from the agent.
 
 #include <unistd.h>
 
@@ -14,15 +14,15 @@ namespace weir {
 // --------------------------------------------------------------------------------
 
 void Session::PreparePart(Operation& op) {
-  if (failed_.load() || op.control) return;  // MovePart says of a failure
+  if (failed_.load() || op.control) return;  // MovePart reports a failure
   op.status = Caught([&] { return stages_->Prepare(op); }, no_memory_);
-  // Fails before another part moves, because it is not known whether this one joins others.
+  // The session fails before another part moves, because whether this part joins others is unknown.
   if (!op.status.ok()) FailAndTell(op.status);
 }
 
 ReadyCount Session::MovePart(std::span<Operation* const> ops, int ready) {
   ReadyCount heard{.count = ready};
-  // An exception destroys buffers on its way here while the transport still knows them.
+  // An exception destroys buffers on its way here while the transport still refers to them.
   Buffers buffers = Buffers::kAlive;
   if (!failed_.load()) {
     buffers = Buffers::kGone;
@@ -47,8 +47,8 @@ ReadyCount Session::MovePart(std::span<Operation* const> ops, int ready) {
 Status Session::RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready) {
   Operation& first = *ops.front();
   if (!first.control && first.exchange == nullptr) return OkStatus();  // nothing moves
-  // A comparison comes at the begin of a step: it waits for late ranks as long as the first bucket
-  // does, and says nothing of how far they are with their gradients.
+  // A comparison runs at the start of a step. It waits for late ranks as long as the first bucket
+  // does, and its end does not show that they have begun their backward pass.
   if (first.control) {
     WEIR_RETURN_IF_ERROR(RunWithin(ops, options_.operation_timeout, ready));
     ready->everywhere = true;
@@ -67,7 +67,7 @@ Status Session::RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready)
     ready->everywhere = reaches_all;
   }
   if (ready->everywhere && first.step != confirmed_step_) {
-    // Every rank had a part in it, so every rank has ended the step before.
+    // Every rank took part in the operation, so every rank has ended the step before.
     confirmed_step_ = first.step;
     residuals_->Confirm();
   }
@@ -163,7 +163,7 @@ void Session::AbortTransport(Buffers buffers) {
     const std::string reason = Message(failure());
     buffers == Buffers::kGone ? transport_->Abandon(reason) : transport_->Abort(reason);
   };
-  // The text needs memory, too. Without it peers see the connections end, which names this rank.
+  // The text needs memory, too. Without it, peers see their connections end and name this rank.
   if (!Caught(abort).ok()) (void)Caught(abort);
 }
 

@@ -22,7 +22,7 @@ BucketSample SampleOf(const Operation& op, const StepTimes& times) {
   BucketSample sample;
   sample.bucket = op.bucket->key;
   sample.codec = op.choice.codec;
-  // Whoever calibrates by it learns of what took the time.
+  // The controller calibrates by these samples, so it needs the collective that took the time.
   sample.collective =
       outcome.ran_instead.empty() ? op.choice.collective : std::string(outcome.ran_instead);
   sample.ratio = op.choice.ratio;

@@ -1,5 +1,6 @@
 #pragma once
-// From what a step's operations recorded to the report that the agent gets. Pure.
+// Makes the report for the agent from what a step's operations recorded. All functions but
+// AvailableMemoryBytes are pure.
 
 #include <deque>
 #include <string_view>
@@ -25,8 +26,8 @@ BucketSample SampleOf(const Operation& op, const StepTimes& times);
 void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
                 StepReport* report);
 
-/// The rank that an error blames: the last "rank N" of its text other than `own_rank`; -1 when
-/// none.
+/// The rank that an error blames: the last "rank N" in its text where N is not `own_rank`; -1 if
+/// there is none.
 int GuiltyRank(std::string_view message, int own_rank);
 
 /// Memory that the system could still hand out, from /proc/meminfo; UINT64_MAX when unknown.

@@ -9,7 +9,7 @@
 namespace weir {
 namespace {
 
-// An integer and the unit behind it.
+// An integer and the unit that follows it.
 struct Quantity {
   uint64_t number = 0;
   std::string_view unit;

@@ -1,6 +1,6 @@
 #pragma once
-// A transport and its options as text: "tcp:connections=4,pacing=100M". Parsed here alone; each
-// transport lists the options that it takes in its traits.
+// Parses a transport and its options from text, such as "tcp:connections=4,pacing=100M". Each
+// transport lists its options in its traits.
 
 #include <cstdint>
 #include <optional>
@@ -10,15 +10,15 @@
 
 namespace weir {
 
-/// Finds the transport that `text` names, NAME[:KEY=VALUE[,KEY=VALUE...]], and writes what the keys
-/// say into `options`; what they do not name is left alone. The transport lives as long as
-/// Transports(). kNotFound: no such transport, or none of its options has such a key; lists the
-/// valid ones. kInvalidArgument: a key without a value, given twice, or with a value other than the
-/// option expects; names the key, what was expected and what was found. `options` is unchanged
-/// after an error. Thread-safe.
+/// Finds the transport that `text` names, NAME[:KEY=VALUE[,KEY=VALUE...]], and writes the values
+/// into `options`, whose other members do not change. The transport lives as long as Transports().
+/// kNotFound: there is no such transport, or it has no option with such a key; lists the valid
+/// ones. kInvalidArgument: a key without a value, given twice, or with a value that is not valid;
+/// names the key, what was expected and what was found. `options` is unchanged after an error.
+/// Thread-safe.
 StatusOr<const TransportFactory*> ParseTransport(std::string_view text, TransportOptions* options);
 
-/// Values of options, for the tables of transports; nothing for any other text.
+/// Parsers of options' values, for the tables of transports. They return nullopt for other texts.
 /// An integer in decimal digits, min..max.
 std::optional<uint64_t> ParseCount(std::string_view text, uint64_t min, uint64_t max);
 /// An integer, times 1000, 1000^2 or 1000^3 if K, M or G follows, 1024^n if Ki, Mi or Gi.

@@ -12,7 +12,7 @@ namespace weir {
 #undef WEIR_TRANSPORT
 
 const Registry<TransportFactory>& Transports() {
-  // Never destroyed: sessions may outlive static destructors.
+  // It is never destroyed, because sessions may outlive static destructors.
   static const Registry<TransportFactory>* const registry = [] {
     auto* filled = new Registry<TransportFactory>("transport");
 #define WEIR_TRANSPORT(name, id) Register##name(*filled, id);

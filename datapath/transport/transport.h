@@ -1,6 +1,6 @@
 #pragma once
 // The Transport interface: framed messages between the ranks of one job. It moves bytes and reports
-// who failed; it knows no collective, codec or plan.
+// which rank failed. It does not depend on collectives, codecs or plans.
 
 #include <cstdint>
 #include <functional>
@@ -20,17 +20,17 @@
 namespace weir {
 
 /// Where a rank listens: "10.0.0.1:29500" for tcp; for verbs such an address of an RDMA device, or
-/// "mlx5_0:29500", or "mlx5_0/3:29500" with a GID index. The meaning belongs to the transport.
+/// "mlx5_0:29500", or "mlx5_0/3:29500" with a GID index. Each transport defines its own form.
 using TransportAddress = std::string;
 
 struct TransportOptions;
 
-/// One option that can be written behind a transport's name, as in "tcp:connections=4".
+/// One option that can follow a transport's name, as in "tcp:connections=4".
 struct TransportOption {
   std::string_view key;
-  std::string_view expected;  // the values that there are, for errors and documentation
+  std::string_view expected;  // the valid values, for errors and documentation
   std::string_view meaning;
-  /// Writes `value` into the options; false, and nothing is written, when it is not as expected.
+  /// Writes `value` into the options. Returns false, and writes nothing, if it is not valid.
   bool (*parse)(std::string_view value, TransportOptions* options);
 };
 
@@ -39,7 +39,7 @@ struct TransportTraits {
   bool lossless = true;  // delivers every byte in order or reports failure
   bool crosses_hosts = true;
   bool needs_device = false;  // Create is kUnavailable, naming the device, where there is none
-  std::span<const TransportOption> options = {};  // all that ParseTransport takes behind the name
+  std::span<const TransportOption> options = {};  // all that ParseTransport accepts after the name
 };
 
 /// What fault injection does to one outgoing frame.
@@ -57,32 +57,34 @@ struct TransportOptions {
   std::string congestion_control;  // empty: the system's, reno within a host
   int send_buffer_bytes = 0;       // 0: the system's; of shared memory: a ring's size
   int receive_buffer_bytes = 0;
-  /// How long a wait asks the device again and again before it sleeps, where a transport can: lower
-  /// latency for a core. 0: it sleeps at once.
+  /// How long a wait polls the device before it sleeps, if the transport can. This lowers latency
+  /// and occupies a core. 0: it sleeps at once.
   Duration busy_poll{};
-  /// tcp, and what auto leaves on it: connections per pair of ranks, over which the bytes are dealt
-  /// in turn, for paths where one connection does not fill the link. Every rank has to say the
-  /// same.
+  /// For TCP connections of tcp and auto: the number of connections per pair of ranks, among which
+  /// the bytes are distributed in turn. It helps where one connection does not fill the link. Equal
+  /// on all ranks.
   int connections = 1;
-  /// Likewise: the kernel sends at most so many bytes per second to one peer; 0: as fast as it can.
+  /// For the same connections: the most bytes per second that the kernel sends to one peer; 0: no
+  /// limit.
   uint64_t pacing_bytes_per_s = 0;
-  /// Likewise: frames of at least so many bytes leave from the caller's memory without a copy, as
-  /// long as kernel and device can (MSG_ZEROCOPY); 0: none do.
+  /// For the same connections: frames of at least so many bytes are sent from the caller's memory
+  /// without a copy, if the kernel and the device can (MSG_ZEROCOPY); 0: none are.
   size_t zero_copy_bytes_min = 0;
-  /// tcp, and what auto leaves on it: a host that answers neither data nor probes, whose process
-  /// may be alive or not, is given up after ten of its usual round trips (smoothed plus four
-  /// deviations), but not before this. Whoever waits notices, whatever the deadline. 0: the
-  /// kernel's 40 s.
+  /// For the same connections: how long a host, whether its process is alive or not, may answer
+  /// neither data nor probes. It is given up after ten of its usual round trips (smoothed plus four
+  /// deviations), but not before this time. Every waiting rank then gets an error, whatever its
+  /// deadline. 0: the kernel's 40 s.
   Duration host_silence_min = std::chrono::seconds(10);
   /// The key of the job. Ranks prove to each other that they hold it before they trust anything
-  /// else that was said, and every frame has a tag that only they can make, but for those in shared
-  /// memory, which the kernel hands from one process of a user to another. All ranks have it or
-  /// none has. Without one a rank connects to others over loopback and shared memory only.
+  /// else that they receive, and every frame has a tag that only they can make. Frames in shared
+  /// memory have none, because the kernel passes that memory between processes of one user. Either
+  /// all ranks have the key or none has. Without one a rank connects to others over loopback and
+  /// shared memory only.
   std::optional<JobKey> job_key;
-  /// With a key: nobody but the receiving rank can read payloads. All ranks have to say the same.
+  /// With a key: only the receiving rank can read payloads. Equal on all ranks.
   bool encrypt = false;
-  /// Without a key: connects to ranks over a network all the same. Whoever reaches the network can
-  /// then take part in the job and change what it computes.
+  /// Without a key: permits connections over a network. Anybody on that network can then take part
+  /// in the job and change its results.
   bool unauthenticated = false;
   /// Fault injection (fault.h): asked once per PostSend, by the calling thread. Empty: no faults.
   std::function<FrameFault(int peer)> frame_fault;
@@ -93,7 +95,7 @@ inline constexpr int kConnectionsMax = 16;
 /// What the kernel or device knows of the path to one peer. Zero means unknown.
 struct PathSample {
   int peer = -1;
-  std::string medium = {};  // "tcp", "shm" or "verbs": what carries the bytes
+  std::string medium = {};  // what carries the bytes: "tcp", "shm" or "verbs"
   double rtt_s = 0, rtt_min_s = 0, rtt_deviation_s = 0;
   double delivery_rate_bytes_per_s = 0;
   bool application_limited = true;  // the rate says nothing about the path
@@ -108,17 +110,17 @@ struct PathSample {
 /// Messages say when a buffer may be written and read; they order memory accesses, too.
 struct StagingBuffers {
   std::span<std::byte> own;
-  std::vector<std::span<const std::byte>> of;  // by rank; includes the own one
+  std::vector<std::span<const std::byte>> of;  // by rank, including this one
 };
 
-/// A posted operation. 0 is never issued.
+/// Names a posted operation. 0 is never issued.
 using Ticket = uint64_t;
 
 /// One rank's end of a full mesh. Data calls come from one thread at a time; Samples, Interrupt and
-/// Wake are thread-safe. Messages between two ranks arrive in the order sent. Posted buffers stay
-/// untouched by the caller and alive until their ticket was waited for, Abort returned or the
-/// transport was closed. A failure alone does not free them: the shutdown notice to the peers,
-/// which Abort or else the destructor sends, first ends a frame that is half out.
+/// Wake are thread-safe. Messages between two ranks arrive in the order sent. The caller keeps
+/// posted buffers alive and unchanged until Wait has returned their ticket, Abort has returned or
+/// the transport is destroyed. A failure alone does not free them: Abort, or else the destructor,
+/// sends a shutdown notice to the peers, and before it the rest of a frame that was sent in part.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -127,9 +129,9 @@ class Transport {
   virtual int world() const = 0;
   virtual const TransportAddress& address() const = 0;  // where peers reach this rank
 
-  /// Connects to every other rank; addresses[r] is rank r's, own entry ignored. Every rank calls
-  /// it. kDeadlineExceeded names the ranks that are missing; kInvalidArgument: wrong count of
-  /// addresses.
+  /// Connects to every other rank. addresses[r] is the address of rank r; this rank's entry is
+  /// ignored. Every rank calls it. kDeadlineExceeded names the ranks that are missing;
+  /// kInvalidArgument: wrong count of addresses.
   virtual Status Connect(const std::vector<TransportAddress>& addresses, TimePoint deadline) = 0;
 
   /// Queues one frame to `peer`. Fills payload size, checksum and source rank of `header`.
@@ -138,7 +140,7 @@ class Transport {
   virtual StatusOr<Ticket> PostSend(int peer, FrameHeader header,
                                     std::span<const std::byte> payload) = 0;
 
-  /// Expects the next frame from `peer` in `buffer`; a longer payload is kDataLoss.
+  /// Receives the next frame from `peer` into `buffer`. A longer payload is kDataLoss.
   virtual StatusOr<Ticket> PostReceive(int peer, std::span<std::byte> buffer) = 0;
 
   /// Drives all posted operations until `ticket` is done. For receives returns the verified header.
@@ -147,28 +149,29 @@ class Transport {
   /// error the transport is failed: every later call returns the same error.
   virtual StatusOr<FrameHeader> Wait(Ticket ticket, TimePoint deadline) = 0;
 
-  /// Drives all posted operations until one of `tickets` is done, whose index it returns, or until
-  /// Wake or `deadline`: nothing then. For those who serve several operations at once, whichever
-  /// ends first. The ticket stays posted: Wait takes it, at once. Errors are those of Wait, except
-  /// that a deadline, which may have passed already, fails nothing, and that the tickets of a peer
-  /// which closed its connection in order are merely never done. O(tickets) at every turn.
+  /// Drives all posted operations until one of `tickets` is done, and returns its index; returns
+  /// nullopt after Wake or at `deadline`. For threads that serve several operations and take them
+  /// in the order in which they end. The ticket stays posted, and Wait on it returns at once.
+  /// Errors are those of Wait with two exceptions. A deadline, which may have passed already, does
+  /// not fail the transport. The tickets of a peer that closed its connection in order are never
+  /// done. O(tickets) each time that it looks.
   virtual StatusOr<std::optional<size_t>> WaitAny(std::span<const Ticket> tickets,
                                                   TimePoint deadline) = 0;
 
-  /// Makes a WaitAny in progress, or else the next one, return soon; fails nothing. Thread-safe.
+  /// Makes a WaitAny in progress, or else the next one, return soon without an error. Thread-safe.
   virtual void Wake() = 0;
 
-  /// Null where there are none, which is the same on all ranks. Valid once connected, as long as
-  /// the transport lives, whatever becomes of its peers.
+  /// The staging buffers of all ranks; null, on all ranks alike, if there are none. Valid once
+  /// connected and as long as the transport lives, even if peers leave or die.
   virtual const StagingBuffers* staging() const { return nullptr; }
 
-  /// Tells every live peer that this rank fails the current operation, best effort and bounded by
-  /// 200 ms, so that they can name the guilty rank, then fails the transport locally.
+  /// Tells every live peer that this rank fails the current operation, so that they can name the
+  /// guilty rank, then fails the transport locally. Best effort, for at most 200 ms.
   virtual void Abort(std::string_view reason) = 0;
 
-  /// As Abort, for a caller whose posted buffers may be gone, as an exception destroys them on its
-  /// way: none of them is read or written any more. A frame that is half out stays cut, so that its
-  /// receiver sees the connection end instead of the reason.
+  /// As Abort, for a caller whose posted buffers may no longer exist because an exception destroyed
+  /// them: it neither reads nor writes them. A frame that was sent in part is not completed, so its
+  /// receiver sees the connection end and does not learn the reason.
   virtual void Abandon(std::string_view reason) = 0;
 
   /// Makes a Wait in progress return kAborted soon. Thread-safe.
@@ -187,7 +190,7 @@ class Transport {
 
 inline constexpr int kPostedMax = 4096;
 
-/// Makes transports of one kind.
+/// Creates transports of one kind.
 class TransportFactory {
  public:
   virtual ~TransportFactory() = default;
@@ -197,7 +200,7 @@ class TransportFactory {
   virtual StatusOr<std::unique_ptr<Transport>> Create(const TransportOptions& options) const = 0;
 };
 
-/// Every transport of this build: builtin_transports.def. Thread-safe.
+/// Every transport of this build, from builtin_transports.def. Thread-safe.
 const Registry<TransportFactory>& Transports();
 
 }  // namespace weir

@@ -1,12 +1,12 @@
-// AR-Topk: one rank's indices serve all, so the values at them can be summed by an ordinary
-// all-reduce. STAR takes the index-giving rank in turn, VAR the one with the largest gradient norm.
+// AR-Topk: all ranks use the indices of one rank, so that the values at them can be summed by an
+// ordinary all-reduce. STAR chooses the ranks in turn, VAR the one with the largest gradient norm.
 //
-// Cost: a binomial broadcast of the indices, ceil(log2 N) latencies and as many index payloads out
-// of the giver's NIC; then a ring over the values, see ring.cc. VAR first gathers one double from
-// every rank, one latency more. Source: Tyagi, Swany, "Flexible communication for optimal
-// distributed learning over unpredictable networks", arXiv 2312.02493, AR-Topk STAR and VAR,
-// equation 4a. Deviates: the norm is this step's, not a moving average, and the cost counts the
-// index payload as encoded, not 4 bytes an index.
+// Cost: a binomial broadcast of the indices, with ceil(log2 N) latencies and as many index payloads
+// through the NIC of the chosen rank; then a ring over the values, see ring.cc. VAR first gathers
+// one double from every rank, which takes one latency more. Source: Tyagi, Swany, "Flexible
+// communication for optimal distributed learning over unpredictable networks", arXiv 2312.02493,
+// AR-Topk STAR and VAR, equation 4a. Deviates: the norm is this step's, not a moving average, and
+// the cost counts the index payload as encoded, not 4 bytes an index.
 
 #include <cmath>
 #include <limits>

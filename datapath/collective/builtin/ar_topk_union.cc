@@ -1,10 +1,11 @@
-// AR-Topk by nomination: every rank's selection reaches every rank, all keep the union, and the
-// values there are summed by an ordinary all-reduce. Nobody's large elements are overlooked.
+// AR-Topk with the union of all selections: every rank sends its selection to all ranks, and the
+// values at the union of these indices are summed by an ordinary all-reduce. So large elements of
+// every rank are included.
 //
-// Cost: one latency and N-1 copies of the own selection out of every rank, see
-// sparse_all_gather.cc; then a ring over the values, see ring.cc. The predicted payload is the
-// union's values. Source: Tyagi, Swany, "Flexible communication for optimal distributed learning
-// over unpredictable networks", arXiv 2312.02493; deviates: a union in place of one rank's indices.
+// Cost: one latency, in which every rank sends its selection N-1 times, see sparse_all_gather.cc;
+// then a ring over the values, see ring.cc. The predicted payload is the values at the union.
+// Source: Tyagi, Swany, "Flexible communication for optimal distributed learning over unpredictable
+// networks", arXiv 2312.02493; deviates: a union in place of one rank's indices.
 
 #include "datapath/collective/collective.h"
 #include "datapath/collective/primitives.h"

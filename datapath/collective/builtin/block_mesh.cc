@@ -1,22 +1,22 @@
 // Block mesh all-reduce: the mesh without blocks of zeros. Lanes are cut into blocks of about 1
-// KiB; rank r sends rank j only those blocks of chunk j that hold something, rank j sums them and
-// sends all ranks the blocks in which any rank held something. For gradients that are zero in large
-// parts (embeddings, frozen layers), whose blocks no codec has to find.
+// KiB. Rank r sends rank j only the blocks of chunk j that are not zero. Rank j sums them and sends
+// all ranks the blocks that are not zero on any rank. It serves gradients that are zero in large
+// parts (embeddings, frozen layers) and needs no sparse codec.
 //
-// Blocks travel as OmniReduce streams them: every message holds a segment's blocks, a bit for each
-// that says whether it is there, and the number of the next segment that will come at all, so that
-// segments of zeros cost nothing; the sum's next segment is the least next one of all ranks. Each
-// block of the sum is added in the order of the ranks, blocks that were not sent as zeros, so the
-// result is that of the dense sum in rank order bit for bit, the sign of zeros included, whatever
-// lanes are.
+// Blocks are sent as OmniReduce streams them. Every message holds the blocks of a segment, a bit
+// for each block that tells whether it is present, and the number of the next segment that will be
+// sent, so that segments of zeros cost nothing. The sum's next segment is the lowest next one of
+// all ranks. Blocks are added in the order of the ranks, and blocks that were not sent count as
+// zeros. So for lanes of any kind the result is the dense sum in rank order bit for bit, including
+// the sign of zeros.
 //
-// Cost: 2 latencies; (N-1)/N (D_w + D_u) of the payload leaves, and reaches, every rank, where D_w
-// is the share of blocks in which a rank holds something and D_u that in which any rank does: the
-// features are those of dense lanes, D_w = D_u = 1, where 16 bytes a message and a bit a block come
-// on top of the mesh's, and `blocks` says what to multiply them by. Source: Fei, Ho, Sahu, Canini,
-// Sapio, "Efficient sparse collective communication and its application to accelerate distributed
-// deep learning", SIGCOMM 2021, sections 3.1 and 3.2; deviates: every rank is the aggregator of a
-// chunk, transports are reliable, and segments of many blocks stand for its packets.
+// Cost: 2 latencies; every rank sends and receives (N-1)/N (D_w + D_u) of the payload, where D_w is
+// the share of blocks that are not zero on one rank and D_u the share of those that are not zero on
+// any rank. The features are those of dense lanes, D_w = D_u = 1, for which 16 bytes a message and
+// a bit a block are added to the mesh's; `blocks` gives the factor for others. Source: Fei, Ho,
+// Sahu, Canini, Sapio, "Efficient sparse collective communication and its application to accelerate
+// distributed deep learning", SIGCOMM 2021, sections 3.1 and 3.2; deviates: every rank is the
+// aggregator of a chunk, transports are reliable, and segments of many blocks replace its packets.
 
 #include <algorithm>
 #include <cstring>
@@ -30,14 +30,14 @@ namespace weir {
 namespace {
 
 constexpr size_t kBlockBytes = 1024;
-constexpr size_t kBlockHeaderBytes = 16;  // lanes' bytes in all, block's bytes, next segment
+constexpr size_t kBlockHeaderBytes = 16;  // bytes of all lanes, bytes of a block, next segment
 
 bool AllZero(std::span<const std::byte> bytes) {
   return bytes.empty() || (bytes[0] == std::byte(0) &&
                            std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
 }
 
-// Which blocks of a segment there are.
+// Which blocks of a segment are present.
 using Bitmap = std::vector<uint8_t>;
 bool Has(std::span<const uint8_t> bitmap, size_t block) {
   return (bitmap[block / 8] >> (block % 8) & 1) != 0;
@@ -46,17 +46,18 @@ bool Any(std::span<const uint8_t> bitmap) {
   return std::any_of(bitmap.begin(), bitmap.end(), [](uint8_t bits) { return bits != 0; });
 }
 
-// The blocks of a segment of so many bytes.
+// Cuts a segment of a given size into blocks.
 class Blocks {
  public:
   Blocks(size_t segment_bytes, size_t block_bytes)
       : segment_bytes_(segment_bytes), block_bytes_(block_bytes) {}
   size_t count() const { return (segment_bytes_ + block_bytes_ - 1) / block_bytes_; }
-  // Whole words: lanes that follow in a message are aligned, as who adds them may expect.
+  // A multiple of 8, so that the lanes that follow in a message are aligned for the code that adds
+  // them.
   size_t bitmap_bytes() const { return (count() + 63) / 64 * 8; }
   size_t begin(size_t block) const { return block * block_bytes_; }
   size_t bytes(size_t block) const { return std::min(block_bytes_, segment_bytes_ - begin(block)); }
-  // Of the blocks that are there.
+  // The size of the blocks that are present.
   size_t BytesIn(std::span<const uint8_t> bitmap) const {
     size_t sum = 0;
     for (size_t b = 0; b < count(); ++b) sum += Has(bitmap, b) ? bytes(b) : 0;
@@ -76,7 +77,7 @@ class Blocks {
   size_t segment_bytes_, block_bytes_;
 };
 
-// A message's parts; views of its bytes.
+// The parts of a message, as views of its bytes.
 struct BlockMessage {
   size_t next = 0;
   std::span<const uint8_t> bitmap;
@@ -113,7 +114,7 @@ class BlockMeshPass {
   struct Stream {
     int peer = 0, chunk = 0;
     size_t first_slot = 0;
-    size_t next = 0;  // segment
+    size_t next = 0;  // the next segment that it sends
     Ticket ticket = 0;
     ScratchBuffer bytes = {};
     BlockMessage message = {};
@@ -123,8 +124,8 @@ class BlockMeshPass {
     return Blocks(partition_.Segment(chunk, segment).size(), block_bytes_);
   }
 
-  // What the sum of blocks that nobody sent looks like: zeros, unless lanes are of a kind whose
-  // zero bytes add up to something else.
+  // Computes the sum of blocks that no rank sent. It is zeros unless the zero bytes of these lanes
+  // add up to something else.
   void SumOfZeros() {
     zeros_.resize(block_bytes_);
     absent_ = zeros_;
@@ -158,7 +159,7 @@ class BlockMeshPass {
     return OkStatus();
   }
 
-  // The next segment from `segment` on that holds something, with its blocks.
+  // The first segment from `segment` on that is not zero, with its blocks.
   std::pair<size_t, Bitmap> NextNonZero(int chunk, size_t segment) const {
     for (; segment < segments_; ++segment) {
       Bitmap bitmap = BlocksOf(chunk, segment).NonZero(partition_.Segment(chunk, segment));
@@ -170,7 +171,7 @@ class BlockMeshPass {
   Status SendContributions() {
     std::vector<std::pair<size_t, Bitmap>> at(world_);
     for (int chunk = 0; chunk < world_; ++chunk) {
-      // The first segment always travels, with control word and flags.
+      // The first segment is always sent, because it carries the control word and flags.
       at[chunk] = {0, BlocksOf(chunk, 0).NonZero(partition_.Segment(chunk, 0))};
     }
     for (size_t s = 0; s < segments_; ++s) {
@@ -199,7 +200,7 @@ class BlockMeshPass {
     return OkStatus();
   }
 
-  // Waits for the posted message and takes it apart.
+  // Waits for the posted message and parses it.
   Status Await(Stream& stream) {
     WEIR_ASSIGN_OR_RETURN(const size_t size, group_.WaitReceive(stream.ticket));
     const Blocks blocks = BlocksOf(stream.chunk, stream.next);
@@ -250,8 +251,8 @@ class BlockMeshPass {
     return streams;
   }
 
-  // Sums the segment's block `b` of all ranks in their order; `at` says where each one's block is,
-  // nothing where it sent none.
+  // Sums one block over all ranks in rank order. `at` has each rank's block, or an empty span if it
+  // sent none.
   void SumBlock(std::span<const std::span<const std::byte>> at, std::span<std::byte> sum) {
     for (int r = 0; r < world_; ++r) {
       const std::span<const std::byte> addend =
@@ -264,7 +265,7 @@ class BlockMeshPass {
     }
   }
 
-  // The own chunk's segment `s` becomes the sum of what is there; the blocks that anyone sent.
+  // Replaces segment `s` of the own chunk by its sum. Returns the blocks that any rank sent.
   Bitmap ReduceSegment(size_t s, std::vector<Stream>& streams) {
     const std::span<std::byte> lanes = partition_.Segment(rank_, s);
     const Blocks blocks = BlocksOf(rank_, s);
@@ -310,7 +311,7 @@ class BlockMeshPass {
       peers.push_back(stream.peer);
       WEIR_RETURN_IF_ERROR(Post(stream));
     }
-    size_t own = 0;  // the own next segment that holds something
+    size_t own = 0;  // this rank's next segment that is not zero
     for (size_t s = 0; s < segments_;) {
       if (own <= s) own = NextNonZero(rank_, s + 1).first;
       size_t next = own;
@@ -366,9 +367,9 @@ class BlockMeshPass {
   const int world_, rank_;
   const Partition partition_;
   const size_t segments_, block_bytes_;
-  std::vector<std::byte> zeros_, absent_;  // a block each
+  std::vector<std::byte> zeros_, absent_;  // one block each
   SendQueue sends_;
-  std::deque<std::pair<ScratchBuffer, size_t>> messages_;  // and by which send it is gone
+  std::deque<std::pair<ScratchBuffer, size_t>> messages_;  // and the send that ends their use
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Bruck all-gather: in round i every rank hands the payloads that it holds, 2^i of them, to the
-// rank 2^i before it. Few messages between few pairs: for small payloads in large worlds.
+// Bruck all-gather: in round i every rank sends the 2^i payloads that it has to the rank 2^i places
+// before it. It needs few messages between few pairs, which suits small payloads in large worlds.
 //
 // Cost: ceil(log2 N) latencies, the payloads of N-1 ranks through every NIC; nothing is summed,
 // since decoding adds. Source: Bruck, Ho, Kipnis, Upfal, Weathersby, "Efficient algorithms for
@@ -24,8 +24,8 @@ Status RunBruck(Group& group, size_t bytes_max, std::vector<std::vector<std::byt
     for (int sent = 0, i = 0; i < count; ++i) {
       PayloadReceiver receiver(group, from, bytes_max, &gathered[(from + i) % world]);
       WEIR_RETURN_IF_ERROR(receiver.Start());
-      // Everything at once, but for payloads so large that a send might wait for a receive that the
-      // peer, busy sending too, has not posted.
+      // Everything is sent at once, unless payloads are so large that a send might wait for a
+      // receive that the peer, which is also sending, has not posted yet.
       for (; sent <= i || (sent < count && sends.open() < kPostedMax / 4); ++sent) {
         const std::vector<std::byte>& held = gathered[(rank + sent) % world];
         for (size_t k = 0; k < PayloadSegments(group, held.size()); ++k) {

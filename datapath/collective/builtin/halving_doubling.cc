@@ -1,7 +1,7 @@
 // Recursive halving, then recursive doubling, for any world size: a reduce-scatter in ceil(log2 N)
 // rounds, each with about half as much data as the one before, and an all-gather that runs the same
-// rounds backwards. One partner to send to and one to receive from at a time, unlike a mesh, and a
-// latency that grows with log N, unlike a ring.
+// rounds backwards. Unlike in a mesh, a rank has one partner to send to and one to receive from at
+// a time. Unlike in a ring, the latency grows with log N only.
 //
 // Cost: 2 ceil(log2 N) sequential messages; (N-1)/N of the payload leaves every rank twice; each
 // rank sums (N-1)/N of it. Exact for every N. Source: J. L. Traeff, "Optimal, Non-pipelined

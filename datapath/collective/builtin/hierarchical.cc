@@ -1,12 +1,12 @@
-// Hierarchical all-reduce: the ranks of a node sum among themselves first, so that what crosses the
-// network has no more than one payload for every node.
+// Hierarchical all-reduce: the ranks of a node sum among themselves first, so that no more than one
+// payload for every node crosses the network.
 //
-// Where all nodes have equally many ranks (p ranks on each of n nodes): a reduce-scatter within the
-// node leaves each rank a shard, ranks of equal place on their nodes all-reduce it, an all-gather
-// within the node completes it. Out of each rank go 2 (n-1)/(n p) payloads across the network, in
-// 2 ceil(log2 n) latencies, p ranks at a time; the node's own memory carries 2 (p-1)/p payloads in
-// 2 ceil(log2 p) of its latencies. Otherwise the first rank of each node sums its node, the first
-// ones all-reduce, and each hands the total to its node.
+// If all nodes have equally many ranks (p ranks on each of n nodes), a reduce-scatter within the
+// node leaves each rank a shard, the ranks at the same place on their nodes all-reduce it, and an
+// all-gather within the node completes the sum. Each rank then sends 2 (n-1)/(n p) payloads across
+// the network in 2 ceil(log2 n) latencies, all p ranks of a node at the same time, and 2 (p-1)/p
+// payloads within the node in 2 ceil(log2 p) of its latencies. Otherwise the first rank of each
+// node sums its node, the first ranks all-reduce, and each sends the total to its node.
 //
 // Cost, with alpha, beta, gamma of the network, alpha', beta' of a node's memory, M bytes of lanes:
 //   equal nodes: 2 ceil(log2 n) alpha + 2 (n-1)/n M beta + (n-1)/(n p) M gamma
@@ -15,9 +15,9 @@
 // halving_doubling.cc. Otherwise, p ranks on the fullest node:
 //                2 ceil(log2 n) alpha + 2 (n-1)/n M beta + (n-1)/n M gamma
 //                + (2 + ceil(log2 p)) alpha' + ((p-1) + 2 (p-1)/p) M beta' + (p-1) M gamma,
-// an upper bound: the broadcast may need two latencies or (p-2)/p payloads fewer. Every rank
-// goes by the same list of nodes (Group::nodes), each element is summed once, in an order that the
-// list and the place of the element fix. Source: Traeff,
+// an upper bound: the broadcast may need two latencies or (p-2)/p payloads fewer. All ranks use the
+// same list of nodes (Group::nodes). Each element is summed once, in an order that depends only on
+// the list and the place of the element, so all ranks get the same bits. Source: Traeff,
 // Hunold, "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020, for
 // equal nodes; Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize
 // collective operation performance", IPDPS 2000, for the others; both on the circulant rounds of
@@ -118,7 +118,7 @@ void RegisterHierarchical(Registry<Collective>& registry, uint8_t wire_id) {
       },
       [](Group& group, Lanes& lanes, CollectiveReport*) -> Status {
         if (group.size() == 1) return OkStatus();
-        // Control word and flags travel even so.
+        // The control word and flags must be sent even without lanes.
         if (lanes.bytes.empty()) return Barrier(group);
         const NodePlaces places = NodePlacesOf(group.nodes(), group.rank(), group.size());
         if (places.equal) return ReduceEqualNodes(group, places, lanes);

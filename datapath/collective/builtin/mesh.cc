@@ -1,8 +1,9 @@
-// Mesh all-reduce: rank r sums chunk r of every rank and sends the total to all. Every pair talks
-// directly, so the latency does not grow with the world. Chunks are even or of the group's shards:
-// a rank of share w sends 1-w of the payload first and (N-1) w then, so that one on a slow link
-// that owns nothing moves one payload each way, where even shares make it 2(N-1)/N. That pays only
-// where both phases overlap, so totals are awaited while later contributions still leave.
+// Mesh all-reduce: rank r sums chunk r of every rank and sends the total to all. Every pair
+// exchanges directly, so the latency does not grow with the world. Chunks are even or follow the
+// group's shards. A rank of share w sends 1-w of the payload in the first phase and (N-1) w in the
+// second. So a rank on a slow link that owns nothing moves one payload each way, and with an even
+// share 2(N-1)/N. That helps only if both phases overlap, so a rank waits for totals while later
+// contributions are still being sent.
 //
 // Cost: 2 sequential messages; (N-1)/N of the payload leaves (and reaches) every rank twice, as in
 // a ring; each rank sums (N-1)/N of it. The price is N-1 simultaneous senders per receiver, which a
@@ -33,8 +34,8 @@ class MeshPass {
                                  .parts = static_cast<size_t>(world_),
                                  .segment_bytes = group.segment_bytes(),
                                  .pipeline_depth = 4,
-                                 // Summing a chunk in one go delays little where all exchanges
-                                 // of a phase end together, and messages cost more than that.
+                                 // Summing a whole chunk at once delays little, because all
+                                 // exchanges of a phase end together; more messages cost more.
                                  .pipeline_bytes_min = 256 << 10,
                                  .segments_max = std::max<size_t>(512 / world_, 1),
                                  .shares = group.shards()}),
@@ -89,7 +90,7 @@ class MeshPass {
     return OkStatus();
   }
 
-  // A total overwrites what was sent of its segment in phase 1, so it is let in when that has left.
+  // A total overwrites the contribution to its segment, so it is received once that was sent.
   Status CollectTotals(const std::vector<size_t>& contributed) {
     std::vector<ReceiveStream> receives;
     receives.reserve(world_);

@@ -1,17 +1,17 @@
-// All-gather by nodes: every payload crosses to every other node once, for all ranks there, and is
-// handed round within it. A direct exchange takes as many copies across as the other node has
-// ranks.
+// All-gather by nodes: every payload is sent once to each other node and then distributed to the
+// ranks of that node. A direct exchange would send it as often as the other node has ranks.
 //
-// The rank at place i of its node hands its payload to one rank of each other node: the one at
-// place i modulo the ranks there, which is place i again where nodes hold equally many. Then each
-// rank hands all that it holds, its own and what came from other nodes, to the ranks of its node.
+// The rank at place i of its node sends its payload to one rank of each other node: the one at
+// place i modulo the number of ranks there, which is place i if nodes have equally many ranks. Then
+// each rank sends all payloads that it has, its own and those from other nodes, to the ranks of its
+// node.
 //
-// Cost, with n nodes of at most p ranks: 1 latency and p (n-1) payloads of the network through a
-// node's interface, 1 latency and n (p-1) payloads of a node's memory through each rank; where
-// nodes hold unequally many ranks, one of a small node may carry a few more. Ranks that stand alone
-// exchange directly, as in sparse_all_gather.cc. Source: the locality-aware all-gather of Bienz,
-// Gautam, Kharel, "A locality-aware Bruck allgather", EuroMPI 2022, with direct exchanges on both
-// levels and places modulo the other node's ranks.
+// Cost, with n nodes of at most p ranks: 1 latency of the network and p (n-1) payloads through a
+// node's interface, then 1 latency within nodes and n (p-1) payloads through each rank. If nodes
+// have different numbers of ranks, a rank of a small node may carry a few more. Ranks that are
+// alone on their nodes exchange directly, as in sparse_all_gather.cc. Source: the locality-aware
+// all-gather of Bienz, Gautam, Kharel, "A locality-aware Bruck allgather", EuroMPI 2022, with
+// direct exchanges on both levels and places modulo the other node's ranks.
 
 #include <algorithm>
 #include <cstring>
@@ -23,7 +23,8 @@
 namespace weir {
 namespace {
 
-// Whose payloads the rank at `place` of node `own` holds once they crossed, ascending.
+// The ranks, ascending, whose payloads the rank at `place` of node `own` has after the exchange
+// between nodes.
 std::vector<int> HeldAt(const NodePlaces& places, size_t place, size_t own) {
   std::vector<int> held = {places.nodes[own][place]};
   const size_t ranks = places.nodes[own].size();
@@ -61,7 +62,7 @@ class NodeGather {
       const std::vector<int>& ranks = places_.nodes[node];
       if (node != own_) targets.push_back(ranks[places_.place % ranks.size()]);
     }
-    // Each begins with the rank after itself, so that not all send to the same one first.
+    // Each rank begins with the rank after itself, so that they do not all send to one rank first.
     std::sort(targets.begin(), targets.end());
     std::rotate(targets.begin(), std::upper_bound(targets.begin(), targets.end(), group_.rank()),
                 targets.end());
@@ -79,7 +80,8 @@ class NodeGather {
         WEIR_RETURN_IF_ERROR(SendPayloadSegment(group_, sends, target, own, k));
       }
     }
-    // In turn, as the segments were sent: no stream stands still while another one is read.
+    // Segments are read in turn, as they were sent, so that no stream stalls while another one is
+    // read.
     std::vector<bool> done(receivers.size());
     for (size_t open = receivers.size(); open > 0;) {
       for (size_t i = 0; i < receivers.size(); ++i) {
@@ -93,7 +95,7 @@ class NodeGather {
     return sends.Drain();
   }
 
-  // All that a rank holds travels as one payload: the length of each, then their bytes.
+  // A rank sends all that it has as one payload: the length of each, then their bytes.
   Status HandRound() {
     if (places_.node.size() == 1) return OkStatus();
     const std::vector<std::byte> bundle = Bundle(HeldAt(places_, places_.place, own_));
@@ -155,7 +157,7 @@ class NodeGather {
   const size_t bytes_max_;
   std::vector<std::vector<std::byte>>& gathered_;
   const NodePlaces places_;
-  size_t own_ = 0;  // of places_.nodes
+  size_t own_ = 0;  // the index of this rank's node in places_.nodes
 };
 
 }  // namespace

@@ -1,17 +1,18 @@
 // Sums of nodes, encoded once by all of their ranks: intra reduce-scatter -> compress -> inter ->
-// intra all-gather. Where all nodes hold p ranks, each rank sums a p-th of the float32 elements of
-// its node and encodes that; ranks of equal place exchange these payloads directly, decode and add
-// them in the order of the ranks, and hand their totals round within the node as float32.
+// intra all-gather. If all nodes have p ranks, each rank sums a p-th of the float32 elements of its
+// node and encodes that. The ranks at the same place on their nodes exchange these payloads
+// directly, decode and add them in the order of the ranks, and send their totals to the ranks of
+// their node as float32.
 //
-// As node_sums.cc, but p ranks encode, send and decode at a time, and within nodes 2 (p-1)/p of the
-// elements leave each rank instead of p-1 and more the first. Where nodes hold unequally many ranks
-// it is node_sums.cc.
+// This differs from node_sums.cc in that p ranks encode, send and decode at the same time, and in
+// that each rank sends 2 (p-1)/p of the elements within its node, where there the first rank sends
+// p-1 times the elements or more. If nodes have different numbers of ranks, it equals node_sums.cc.
 //
 // Cost, with n nodes of p ranks, payloads of P bytes of a whole bucket and E bytes of float32
 // elements:
 //   alpha + (n-1) P beta + 2 alpha' + 2 (p-1)/p E beta' + (p-1)/p E gamma,
-// where the p ranks of a node share one network interface. Ranks that stand alone are nodes of one:
-// then it is a direct all-gather of payloads that decodes inside. Source: Traeff, Hunold,
+// where the p ranks of a node share one network interface. If every rank is alone on its node, this
+// is a direct all-gather of payloads that decodes them. Source: Traeff, Hunold,
 // "Decomposing MPI collectives for exploiting multi-lane communication", CLUSTER 2020, for the
 // levels, with an all-gather of payloads in place of the all-reduce across.
 

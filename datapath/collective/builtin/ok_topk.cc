@@ -1,22 +1,22 @@
-// Ok-Topk: rank j sums what all ranks selected of region j, keeps the largest of the sums and sends
-// those to all. Where an all-gather of selections brings N-1 of them to every rank, this brings
-// about two in all, whatever N is; where AR-Topk sends one rank's positions, each rank sends its
-// own. What a sum drops stays with those who contributed to it.
+// Ok-Topk: rank j sums the values that all ranks selected in region j, keeps the largest sums and
+// sends those to all. In an all-gather of selections every rank receives N-1 of them; here it
+// receives about two, whatever N is. Unlike in AR-Topk each rank sends its own positions. Values
+// whose sum is dropped stay in the residuals of the ranks that sent them.
 //
-// Cost: 2 latencies; (N-1)/N of a selection (positions and values) leaves, and reaches, every rank
-// twice as long as regions are balanced and ranks keep as many sums as one rank selects. The
-// paper's bound of 6k(N-1)/N words holds besides, k of them the target: 2k(N-1)/N to the owners,
-// and at most 4k(N-1)/N back, since an owner keeps no more than 2k/N. Positions are coded, so what
-// travels is less. Sums are added in the order of the ranks, and every rank, the owner too, takes
+// Cost: 2 latencies. Every rank sends and receives (N-1)/N of a selection (positions and values)
+// twice, as long as regions are balanced and ranks keep as many sums as one rank selects. The
+// paper's bound of 6k(N-1)/N words for a target of k also holds: 2k(N-1)/N to the owners, and at
+// most 4k(N-1)/N back, since an owner keeps no more than 2k/N. Positions are coded, so fewer bytes
+// are sent. Sums are added in the order of the ranks, and every rank, the owner included, decodes
 // them from the same bytes.
 //
-// The threshold of the sums is the last step's (64 points of every owner's magnitudes come along
-// with the sums of every 32nd step, and when too few were kept), and so are the regions: cut so
-// that the kept sums of those steps fall into equally large parts. Source: Li and Hoefler,
-// "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022, algorithms 1 and 2;
-// deviates: regions follow the kept sums in place of all selections and thresholds a summary, so
-// neither costs an exchange of its own, and an owner's cap stands in for the paper's data
-// balancing.
+// The threshold of the sums comes from earlier steps: 64 points of every owner's magnitudes are
+// sent with the sums of every 32nd step, and when too few were kept. So do the regions, which are
+// cut so that each has equally many of the sums that were kept in those steps. Source: Li and
+// Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022, algorithms 1
+// and 2; deviates: regions follow the kept sums in place of all selections and thresholds a
+// summary, so neither costs an exchange of its own, and an owner's cap stands in for the paper's
+// data balancing.
 
 #include <algorithm>
 

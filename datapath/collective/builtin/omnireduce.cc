@@ -1,24 +1,24 @@
-// All-reduce of block-sparse lanes through an aggregator in the network: every rank sends its
-// blocks that hold something once and receives the sums of those in which any rank held something,
+// All-reduce of block-sparse lanes through an aggregator in the network. Every rank sends its
+// blocks that are not zero once and receives the sums of blocks that are not zero on any rank,
 // whatever the number of ranks. Source: Fei, Ho, Sahu, Canini, Sapio, "Efficient sparse collective
-// communication and its application to accelerate distributed deep learning", SIGCOMM 2021; the
-// packets are the offload's business.
+// communication and its application to accelerate distributed deep learning", SIGCOMM 2021. The
+// offload handles the packets.
 //
-// An operation goes as that of switchml does, and falls back as it does, to block_mesh, which
-// leaves out the same blocks without an aggregator. Lanes of which some rank's are NaN or infinite
-// have no grid that fits them: they go to block_mesh, too, and the offload is used again
-// afterwards.
+// An operation has the same parts as one of switchml and the same fallback rules, but falls back to
+// block_mesh, which leaves out the same blocks without an aggregator. Lanes with NaN or infinity on
+// some rank cannot be rounded to fixed-point numbers. Then block_mesh sums them, too, and the
+// offload is used again afterwards.
 //
-// Not exact: an element is rounded to one grid for the whole bucket. With e the least exponent for
+// Not exact: elements are rounded to one grid for the whole bucket. With e the least exponent for
 // which 2^e exceeds every magnitude on all N ranks, and k the greatest with N * 2^k < 2^31 (29 for
 // two ranks, 24 for 64), the error of a sum is at most N * 2^(e - k - 1) plus half a unit in its
 // last place. Sums do not depend on the order of packets.
 //
-// Cost: D_w payloads leave and D_u reach each rank, the densities of blocks (256 to 1024 bytes, as
-// the lease says) of one rank and of the union of all, in packets that add 64 octets to 1024; and a
-// small answer for each packet of others. The features are those of dense lanes, D_w = D_u = 1;
-// what reaches a rank is more than what leaves it, so the payload goes with D_u alone. Without an
-// offload, or after it was abandoned, the cost is block_mesh's.
+// Cost: each rank sends D_w payloads and receives D_u, the densities of blocks (256 to 1024 bytes,
+// as the lease says) on one rank and on any rank, in packets that add 64 octets to 1024. It also
+// sends a small answer for each packet of others. The features are those of dense lanes, D_w = D_u
+// = 1. A rank receives more than it sends, so the payload depends on D_u alone. Without an offload,
+// or after it was abandoned, the cost is block_mesh's.
 
 #include <utility>
 
@@ -29,7 +29,7 @@ namespace weir {
 namespace {
 
 constexpr int kSparseWorldMax = 64;      // workers of one aggregator
-constexpr uint32_t kBlockElements = 64;  // the smallest blocks of leases, which controllers ask for
+constexpr uint32_t kBlockElements = 64;  // the smallest blocks of leases; controllers request them
 
 }  // namespace
 

@@ -1,11 +1,12 @@
-// Recursive doubling all-reduce: in round i every rank exchanges everything with the rank whose
-// number differs in bit i. Few messages, whole payloads: for small buckets.
+// Recursive doubling all-reduce: in round i every rank exchanges all lanes with the rank whose
+// number differs in bit i. It needs few messages of whole payloads, which suits small buckets.
 //
-// Cost: log2 N sequential messages, each the whole payload, each summed. World sizes between powers
-// of two fold: the surplus ranks hand their lanes to a partner before and get the total after,
-// which adds one latency and one payload to ceil(log2 N). Source: Thakur, Rabenseifner, Gropp,
-// "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005, section 4.5.
-// Both partners add the upper rank's lanes to the lower rank's, so all ranks hold the same bits.
+// Cost: log2 N sequential messages, each with the whole payload, which is summed. For world sizes
+// between powers of two, the surplus ranks first send their lanes to a partner and get the total
+// from it afterwards, which adds one latency and one payload to ceil(log2 N). Source: Thakur,
+// Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+// 19(1), 2005, section 4.5. Both partners add the upper rank's lanes to the lower rank's, so all
+// ranks hold the same bits.
 
 #include <bit>
 #include <cstring>

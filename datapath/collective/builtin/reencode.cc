@@ -1,11 +1,12 @@
 // Re-encoding all-reduce: rank j decodes and sums region j of every rank, encodes the sum again and
-// sends it to all. Where an all-gather of opaque payloads brings N-1 of them to every rank, this
-// brings two parts in N, and every rank decodes two buckets' worth and not N. The second encoding
-// loses, too; whoever supplies the callbacks may keep an aggregate residual for it at the owner.
+// sends it to all. In an all-gather of opaque payloads every rank receives N-1 of them and decodes
+// N buckets; here it receives less than two and decodes two. The second encoding also has an error,
+// for which the owner of the callbacks may keep an aggregate residual at the owner of the region.
 //
-// Cost: 2 latencies; (N-1)/N of a payload leaves, and reaches, every rank twice. Inside of it every
-// rank decodes one bucket's worth of elements and encodes one N-th of them. The order of additions
-// is that of the ranks, and the owner takes its region from the same bytes as everyone. Source:
+// Cost: 2 latencies; every rank sends and receives (N-1)/N of a payload twice. During the operation
+// every rank decodes as many elements as a bucket has and encodes one N-th of them. Elements are
+// added in the order of the ranks, and the owner decodes its region's sum from the same bytes as
+// the other ranks. Source:
 // Tang, Yu, Lian, Zhang, Liu, "DoubleSqueeze: parallel stochastic gradient descent with double-pass
 // error-compensated compression", ICML 2019, algorithm 1, with its server spread over all ranks as
 // in Tang et al., "1-bit Adam", ICML 2021, section 4 (all-to-all, then all-gather).

@@ -1,4 +1,5 @@
-// Ring all-reduce: reduce-scatter, then all-gather, every rank talking to its two neighbours only.
+// Ring all-reduce: reduce-scatter, then all-gather, in which a rank exchanges messages only with
+// its two neighbours.
 //
 // Cost: 2(N-1) sequential messages; (N-1)/N of the payload leaves every rank twice; each rank sums
 // (N-1)/N of it. Source: Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of

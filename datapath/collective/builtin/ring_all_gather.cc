@@ -1,6 +1,6 @@
-// Ring all-gather: payloads of any size travel around a ring, each rank forwarding to the next what
-// it got from the one before. Every rank has one sender, so nothing bursts into a switch; the price
-// is a latency that grows with the world.
+// Ring all-gather: payloads of any size travel around a ring, in which each rank forwards to the
+// next one what it receives from the one before. Every rank has only one sender, so there are no
+// bursts into a switch, but the latency grows with the world size.
 //
 // Cost: N-1 latencies, the payloads of N-1 ranks through every NIC; nothing is summed, since
 // decoding adds. Source: Thakur, Rabenseifner, Gropp, "Optimization of collective communication
@@ -13,8 +13,8 @@
 namespace weir {
 namespace {
 
-// In turn t the payload of the rank at place (own place - 1 - t) arrives; the last one to arrive
-// goes no further.
+// In turn t the payload of the rank at place (own place - 1 - t) arrives. The last one to arrive is
+// not forwarded.
 Status RunRing(Group& group, std::span<const std::byte> own, size_t bytes_max,
                std::vector<std::vector<std::byte>>& gathered) {
   const int world = group.size(), place = group.ring_place();

@@ -1,13 +1,13 @@
-// All-reduce through an aggregator in the network: every rank sends its lanes once and receives the
+// All-reduce through an aggregator in the network. Every rank sends its lanes once and receives the
 // sum once, whatever the number of ranks. Source: Sapio et al., "Scaling distributed machine
-// learning with in-network aggregation", NSDI 2021; the packets are the offload's business.
+// learning with in-network aggregation", NSDI 2021. The offload handles the packets.
 //
-// An operation has three parts (offload.h). The ranks agree over their own connections that all of
-// them are here and ready: from then on nobody is late, so whoever waits for a sum waits for the
-// aggregator. Each sums into memory of the offload. Then they agree whether all of them have the
-// sum. Only then do the lanes change; otherwise all ranks run the ring on the lanes as they were,
-// in the same operation, and leave the offload alone from then on. The two agreements carry control
-// word and flags, which the aggregator's packets cannot.
+// An operation has three parts (offload.h). First the ranks agree over their own connections that
+// all of them are present and ready, so that from then on a rank that waits for a sum waits for the
+// aggregator and not for a late rank. Then each gets the sum in memory of the offload. Then they
+// agree whether all of them have it. If so, they copy it to the lanes. If not, all ranks run the
+// ring on the unchanged lanes in the same operation, and do not use the offload again. The two
+// agreements carry the control word and flags, which the aggregator's packets cannot.
 //
 // Not exact: an element is rounded to a grid before it is added. With e the least exponent for
 // which 2^e exceeds every magnitude of a packet's elements on all N ranks, and k the greatest with
@@ -15,9 +15,9 @@
 // plus half a unit in its last place. An element that is NaN or infinite on some rank makes its
 // packet's elements NaN on all.
 //
-// Cost: four one-way latencies for the exponents and the first window, and two small all-reduces;
-// the payload leaves and enters each rank once, in packets that add 48 octets to 1024; it is
-// rounded and converted back, two passes. Without an offload, or after it was abandoned, the cost
+// Cost: four one-way latencies for the exponents and the first window, and two small all-reduces.
+// Each rank sends and receives the payload once, in packets that add 48 octets to 1024. Rounding it
+// and converting it back takes two passes. Without an offload, or after it was abandoned, the cost
 // is the ring's.
 
 #include <utility>

@@ -1,16 +1,15 @@
-// All-reduce of the codec thc's lanes through an aggregator in the network that holds its table:
-// every rank sends four-bit indices once and receives the sums of the levels that they name,
+// All-reduce of the codec thc's lanes through an aggregator in the network that holds its table.
+// Every rank sends four-bit indices once and receives the sums of the levels that they name,
 // whatever the number of ranks. Source: Li et al., "THC: accelerating distributed deep learning
-// using tensor homomorphic compression", NSDI 2024, section 5; the packets are the offload's
-// business.
+// using tensor homomorphic compression", NSDI 2024, section 5. The offload handles the packets.
 //
-// An operation goes as that of switchml does, and falls back as it does, to the ring. Sums of lanes
-// are exact integers, so both ways give the same bytes, and what the codec loses is all that is
-// lost. Lanes that are no levels of the table (a payload of zeros where no norm was there to share)
-// go to the ring, and the offload is used again afterwards.
+// An operation has the same parts as one of switchml and the same fallback, the ring. Sums of lanes
+// are exact integers, so both give the same bytes, and only the codec loses precision. The ring
+// sums lanes that are not levels of the table (a payload of zeros, if the ranks had no norm to
+// share), and the offload is used again afterwards.
 //
-// Cost: of payloads of 8 or 16 bits a lane one half or a quarter leaves each rank and one reaches
-// it, in packets that add 56 octets to 1024.
+// Cost: of a payload with 8 or 16 bits a lane each rank sends one half or a quarter and receives
+// all of it, in packets that add 56 octets to 1024.
 
 #include <utility>
 

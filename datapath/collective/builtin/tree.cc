@@ -1,5 +1,5 @@
 // Double binary tree all-reduce: two trees over the ranks, each for one half of the lanes, such
-// that no rank is inside both; segments are reduced up both trees, then broadcast down.
+// that no rank is an inner node of both. Segments are reduced up both trees, then broadcast down.
 //
 // Cost on a host NIC: going up, an inner rank receives two halves and sends one in its own tree and
 // sends a half as a leaf of the other; going down, the reverse. So the payload crosses the busiest
@@ -123,7 +123,8 @@ class TreePass {
     return Send(places_[tree].parent, tree, segment, false);
   }
 
-  // All receives are posted at once: what the other tree brings lands while this one is forwarded.
+  // All receives are posted at once, so that data of one tree can arrive while that of the other is
+  // forwarded.
   Status BroadcastDown() {
     std::array<std::optional<ReceiveStream>, kTrees> receives;
     for (const size_t t : {inner_, leaf_}) {

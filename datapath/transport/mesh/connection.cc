@@ -71,7 +71,7 @@ Status Connection::DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t
     if (n < 0) {
       writable_ = false;
       if (n == -EAGAIN) break;
-      // The peer is gone; only what it sent before says why.
+      // The peer is gone. The reason can only be in what it sent before.
       broken_ = hung_up_ = true;
       WEIR_RETURN_IF_ERROR(Drain());
       return ended_ ? OkStatus() : OnEnd(static_cast<int>(-n));
@@ -97,8 +97,8 @@ Status Connection::QueueShutdownNotice(std::string_view text) {
   return OkStatus();
 }
 
-// Twice, because the question may have been asked just now: with a closed window the kernel asks
-// every two minutes.
+// One silent check is not enough, because the unanswered request may just have been sent: with a
+// closed window the kernel sends one only every two minutes.
 Status Connection::CheckHost(Duration least) {
   if (ended_) return OkStatus();
   constexpr int kRoundTrips = 10;
@@ -119,7 +119,7 @@ Status Connection::DriveReceive(TimePoint now, bool* progress) {
   size_t turn = 0;
   while (readable_ && !ended_ && turn < kTurnBytes) {
     const bool in_payload = in().in_frame() && in().header().type == FrameType::kData;
-    if (in_payload && !in().aimed()) break;  // nobody asked yet
+    if (in_payload && !in().aimed()) break;  // no receive is posted yet
     size_t bytes = 0;
     WEIR_RETURN_IF_ERROR(ReadOnce(&bytes));
     if (bytes == 0) break;
@@ -141,7 +141,7 @@ Status Connection::ReadOnce(size_t* bytes) {
   int count = 0;
   size_t wanted = 0;
   bool look_ahead = true;
-  if (in().aimed() && in().rest() > 0) {  // the look-ahead buffer is empty: Consume used it up
+  if (in().aimed() && in().rest() > 0) {  // Consume has emptied the look-ahead buffer
     const size_t piece = std::min(in().rest(), kPieceBytes);
     look_ahead = piece == in().rest();
     parts[count++] = {in().room(), piece};
@@ -275,7 +275,7 @@ Status Connection::FindEnd() {
   return OkStatus();
 }
 
-// Behind a payload that is lost there may still be why the peer left. Other frames are passed over.
+// Looks for the reason why the peer left, which may follow a lost payload. Skips other frames.
 Status Connection::FindReason() {
   std::vector<std::byte> bytes(kLookAheadBytes);
   size_t end = 0, skip = 0, read = 0;
@@ -284,7 +284,7 @@ Status Connection::FindReason() {
     const ssize_t n = stream_.Read(std::span(&part, 1));
     if (n == -ECONNRESET) {  // the frame ends where its payload is lost
       end = skip = 0;
-      read += kLookAheadBytes;  // a bound on these, too
+      read += kLookAheadBytes;  // counts towards the limit, too
       continue;
     }
     if (n <= 0) break;

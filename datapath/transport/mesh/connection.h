@@ -1,6 +1,6 @@
 #pragma once
-// The frame stream to one peer over a stream of bytes: sends posted frames straight from the
-// caller's memory, receives payloads straight into it, and finds out how the peer left.
+// The frame stream to one peer over a stream of bytes. It sends posted frames straight from the
+// caller's memory, receives payloads straight into it, and determines how the peer left.
 
 #include <atomic>
 #include <cstddef>
@@ -11,14 +11,15 @@
 
 namespace weir::mesh {
 
-/// Edge-triggered: OnEvents says what may be possible, Drive... works until the socket has no more.
+/// Edge-triggered: OnEvents reports what may be possible, and Drive and DriveSend work until the
+/// stream has no more.
 class Connection : public Peer {
  public:
-  /// `stream` outlives it. `channel` seals its frames; none: they have checksums.
+  /// `stream` outlives it. `channel` seals its frames; without one they have checksums.
   Connection(int self, int peer, const TransportAddress& address, ByteStream& stream,
              FrameChannel channel = {});
 
-  /// Takes the bits of epoll.
+  /// Takes the bits that epoll reported.
   void OnEvents(uint32_t events);
 
   /// Moves what can be moved now, bounded so that other peers get their turn. *progress is set when
@@ -26,14 +27,14 @@ class Connection : public Peer {
   Status Drive(TimePoint now, bool* progress, std::atomic<uint64_t>* sent);
   Status DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) override;
 
-  /// To be called every now and then, at intervals longer than a round trip. kUnavailable: twice in
-  /// a row the peer's host had been silent for ten round trips, and for `least`.
+  /// To be called at intervals longer than a round trip. kUnavailable: at two calls in a row, the
+  /// peer's host had been silent for ten round trips and for `least`.
   Status CheckHost(Duration least);
 
-  /// Reads what can be read now, although no event may have told of it yet.
+  /// Reads what can be read now, even if no event has reported it yet.
   Status TryReceive(TimePoint now, bool* progress);
 
-  /// Keeps a send that is half out.
+  /// Completes a frame that was sent in part before the notice.
   Status QueueShutdownNotice(std::string_view text) override;
   void Cut() override { stream_.Cut(); }
   bool flushed() const override { return (out().empty() && !out().holds()) || broken_; }
@@ -41,12 +42,12 @@ class Connection : public Peer {
     return op.send ? broken_ : departed() && staged() == 0 && !in().in_frame();
   }
 
-  /// What the awaited operation can use.
+  /// The events that can complete the awaited operation.
   struct Interest {
-    bool receives = true;  // false: nothing more is read
-    bool sends = true;     // false: that a send is over changes nothing
+    bool receives = true;  // false: no bytes are read
+    bool sends = true;     // false: the end of a send does not matter
   };
-  /// Shared memory only: something can be moved now. Epoll does not tell.
+  /// For shared memory, which epoll does not report: whether something can be moved now.
   bool HasNews(const Interest& interest) {
     const ByteStream::Wish wish = WishFor(interest);
     return (wish.bytes && stream_.Readable()) || (wish.room && stream_.Writable()) ||
@@ -59,14 +60,15 @@ class Connection : public Peer {
   ByteStream& stream() { return stream_; }
 
  private:
-  static constexpr size_t kLookAheadBytes = 8192;   // look-ahead: small messages need one read
+  static constexpr size_t kLookAheadBytes = 8192;   // a small message needs one read
   static constexpr size_t kPieceBytes = 256 << 10;  // checksummed while in the L2 cache
-  static constexpr size_t kTurnBytes = 1 << 20;     // then another peer's turn
+  static constexpr size_t kTurnBytes = 1 << 20;     // after these comes another peer's turn
   static constexpr size_t kDrainBytesMax = 64 << 20;
   static constexpr int kBatchFrames = 16;
 
   size_t staged() const { return look_ahead_end_ - look_ahead_begin_; }
-  // Not when the next payload waits for its receive: back-pressure belongs to the medium.
+  // No bytes are wanted while the next payload has no receive, so that the medium holds the sender
+  // back.
   bool WantsBytes() const {
     return !ended_ && !(in().in_frame() && in().header().type == FrameType::kData && in().empty());
   }
@@ -78,8 +80,8 @@ class Connection : public Peer {
   }
   bool CanWrite() { return !broken_ && (writable_ = writable_ || stream_.Writable()); }
   Status DriveReceive(TimePoint now, bool* progress);
-  /// One read into the posted buffer and the look-ahead buffer; *bytes 0 means end of stream or
-  /// nothing there.
+  /// Reads once, into the posted buffer and the look-ahead buffer. *bytes is 0 at the end of the
+  /// stream and if there is nothing to read.
   Status ReadOnce(size_t* bytes);
   Status Consume();
   Status ConsumeHeader(bool* more);
@@ -92,11 +94,11 @@ class Connection : public Peer {
 
   ByteStream& stream_;
   bool readable_ = true, writable_ = true;
-  bool hung_up_ = false;    // the kernel saw the end of the stream, perhaps behind unread data
-  bool ended_ = false;      // and so did we
+  bool hung_up_ = false;    // the kernel has the end of the stream, perhaps behind unread data
+  bool ended_ = false;      // the end of the stream was read
   bool broken_ = false;     // sending failed
-  bool suspected_ = false;  // the host was silent when it was looked at last
-  bool read_shutdown_notice_ = false;  // read in its place in the stream
+  bool suspected_ = false;  // the host was silent at the last check
+  bool read_shutdown_notice_ = false;  // it was read at its place in the stream
   Operation shutdown_notice_;
   std::string shutdown_notice_text_;
 

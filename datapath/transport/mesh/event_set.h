@@ -1,5 +1,5 @@
 #pragma once
-// The descriptors that a mesh watches, by epoll.
+// The set of descriptors that a mesh watches with epoll.
 
 #include <array>
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace weir::mesh {
 
-/// Bits of epoll, and what the descriptor was added with.
+/// Bits that epoll reported, and the data with which the descriptor was added.
 struct Event {
   uint32_t bits;
   uint64_t data;
 };
 
-/// Not thread-safe; calls may come from one thread after the other, even when the former has ended.
+/// Not thread-safe. Different threads may call it one after the other.
 class EventSet {
  public:
   explicit EventSet(UniqueFd epoll) : epoll_(std::move(epoll)) {}
 
-  /// Watches `fd` for `bits` of epoll, with EPOLLET: whatever is true now, then whatever happens;
-  /// EPOLLHUP and EPOLLERR are always reported. kUnavailable: the system refuses.
+  /// Watches `fd` for `bits` of epoll, with EPOLLET: reports once what is true now, and then every
+  /// change. EPOLLHUP and EPOLLERR are always reported. kUnavailable: the system refuses.
   Status Add(int fd, uint32_t bits, uint64_t data);
-  /// What happened, at most 64 events; those that came later stay for the next call, which ends
-  /// their lifetime. Waits at most for `timeout`, where 0 only looks, and may return nothing
+  /// Returns the events that have happened, at most 64; the next call returns the others. The span
+  /// is valid until the next call. Waits at most for `timeout` (0: not at all) and may return none
   /// earlier. An event may be reported twice. kInternal: the system fails.
   StatusOr<std::span<const Event>> Wait(Duration timeout);
   /// Forgets every descriptor. No event is reported afterwards.
@@ -38,7 +38,7 @@ class EventSet {
   std::array<Event, 64> events_;
 };
 
-/// kUnavailable: the system refuses, and why.
+/// kUnavailable: the system refuses; the text says why.
 StatusOr<std::unique_ptr<EventSet>> MakeEventSet();
 
 }  // namespace weir::mesh

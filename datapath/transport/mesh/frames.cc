@@ -34,7 +34,7 @@ void FrameSender::Seal(Operation* op) {
   op->encoded = true;
 }
 
-// Fresh memory costs as much as encrypting into it.
+// Keeps the memory for later frames, because fresh memory costs as much as encrypting into it.
 void FrameSender::Spare(Operation* op) {
   constexpr size_t kSpareBytesMax = 8 << 20;
   if (spare_bytes_ + op->sealed.size() > kSpareBytesMax) return;
@@ -55,8 +55,8 @@ void FrameSender::ForgetAllButHalfSent() {
   if (half != nullptr) queue_.Push(half);
 }
 
-// Nobody has seen anything of the frames that were sealed already and of which nothing has left,
-// and the peer counts those that come.
+// Takes back the numbers of frames that were sealed but not sent even in part. That is safe because
+// no one has seen them, and necessary because the peer counts the frames that arrive.
 void FrameSender::TakeBackUnseen() {
   if (sealer_) sealer_->TakeBackTo(first_number_ + frames_left_ + (front_sent_ > 0 ? 1 : 0));
 }
@@ -153,7 +153,7 @@ void FrameReceiver::CheckReceived() {
   checked_ = received_;
 }
 
-// A short frame is checked in one go.
+// A short frame is checked in one call.
 uint32_t FrameReceiver::PayloadChecksum() {
   if (!checks_payload_) return 0;
   if (checked_ == 0) return Checksum(target_->buffer.first(received_));

@@ -1,6 +1,6 @@
 #pragma once
-// Frames out of posted sends and into posted receives, apart from how their bytes travel: what a
-// frame to or from one peer must look like, and how its payload is checked.
+// Makes frames from posted sends and delivers frames to posted receives, whatever carries their
+// bytes: what a frame to or from one peer must look like, and how its payload is checked.
 
 #include <memory>
 #include <span>
@@ -15,11 +15,11 @@ namespace weir::mesh {
 /// Longest text of a kAbort frame; a longer one is cut by the sender and refused by the receiver.
 inline constexpr size_t kAbortTextMax = 2048;
 
-/// The posted sends to one peer, and how far the first of them has left. Not thread-safe.
+/// The posted sends to one peer, and how much of the first was sent. Not thread-safe.
 class FrameSender {
  public:
-  /// With a sealer a tag follows every frame. Else, without `checks_payload`, data frames carry
-  /// checksum 0.
+  /// With a sealer a tag follows every frame. Without a sealer and `checks_payload`, data frames
+  /// have checksum 0.
   FrameSender(int self, bool checks_payload, std::unique_ptr<FrameSealer> sealer)
       : self_(self),
         checks_payload_(checks_payload),
@@ -28,21 +28,22 @@ class FrameSender {
 
   void Post(Operation* op) { queue_.Push(op); }
   bool empty() const { return queue_.empty(); }
-  /// The first frame that has not left whole.
+  /// The first frame that was not completely sent.
   Operation* front() const { return queue_.front(); }
-  /// Bytes of it that have left, header included.
+  /// How many of its bytes were sent, including the header.
   size_t front_sent() const { return front_sent_; }
-  /// Behind every payload.
+  /// The size of the trailer that follows every payload.
   size_t trailer_bytes() const { return sealer_ ? kFrameTagBytes : 0; }
-  /// Seals the frame that comes next, for one that is sent apart from the queue; may be none.
+  /// Seals the next frame if it is sent without the queue; may be null.
   FrameSealer* sealer() const { return sealer_.get(); }
-  /// Makes op->wire, body and tag what leaves, once, of one frame after the other. As late as
-  /// possible: what sends the frame reads the same bytes next, from a warm cache.
+  /// Fills op->wire, body and tag with what is sent, unless that is done. To be called in the order
+  /// of the frames and as late as possible, so that their bytes are still in the cache when they
+  /// are sent.
   void Encode(Operation* op) {
     if (!op->encoded) EncodeNow(op);
   }
-  /// So many more bytes have left: finishes the sends that are whole, but for those in the last
-  /// `retained` bytes of all that have left, which the medium still reads from where they are.
+  /// Takes note that `bytes` more were sent. Finishes the sends that are complete, except for those
+  /// within the last `retained` bytes sent, which the medium still reads from the caller's memory.
   void Sent(size_t bytes, size_t retained = 0) {
     left_ += bytes;
     front_sent_ += bytes;
@@ -58,9 +59,9 @@ class FrameSender {
     }
     Release(retained);
   }
-  /// Sends that have left, but that the medium still reads.
+  /// Whether the medium still reads complete sends from the caller's memory.
   bool holds() const { return !held_.empty(); }
-  /// The medium reads only the last `retained` bytes any more.
+  /// Finishes the sends that are not within the last `retained` bytes sent.
   void Release(size_t retained) {
     while (!held_.empty() && held_.front()->ends <= left_ - retained) {
       Operation* const op = held_.front();
@@ -69,7 +70,7 @@ class FrameSender {
       op->done = true;
     }
   }
-  /// Forgets all sends, or all but the one that is half out.
+  /// Forgets all sends, or all but one that was sent in part.
   void Forget();
   void ForgetAllButHalfSent();
 
@@ -82,8 +83,8 @@ class FrameSender {
   const int self_;
   const bool checks_payload_;
   const std::unique_ptr<FrameSealer> sealer_;  // none: frames have checksums
-  const uint64_t first_number_;                // of the sealer, when this began
-  uint64_t frames_left_ = 0;                   // left whole
+  const uint64_t first_number_;                // the sealer's number at construction
+  uint64_t frames_left_ = 0;                   // frames that were completely sent
   std::vector<std::vector<std::byte>> spare_;  // for encrypted payloads
   size_t spare_bytes_ = 0;
   OperationQueue queue_, held_;
@@ -91,13 +92,13 @@ class FrameSender {
   uint64_t left_ = 0;
 };
 
-/// The posted receives from one peer, and the frame that is coming in. Not thread-safe. Every error
+/// The posted receives from one peer, and the frame that is arriving. Not thread-safe. Every error
 /// names the peer and means that the whole transport fails.
 class FrameReceiver {
  public:
-  /// `name` is "rank 2 (10.0.0.3:40000)". With an opener every frame must verify. Else, without
-  /// `checks_payload`, data frames must carry checksum 0: both sides know the medium, and neither
-  /// believes the other on it.
+  /// `name` is "rank 2 (10.0.0.3:40000)". With an opener every frame must verify. Without an opener
+  /// and `checks_payload`, data frames must have checksum 0. Each side knows the medium and does
+  /// not rely on what the other claims about it.
   FrameReceiver(int peer, std::string name, bool checks_payload,
                 std::unique_ptr<FrameOpener> opener)
       : peer_(peer),
@@ -109,22 +110,22 @@ class FrameReceiver {
   bool empty() const { return queue_.empty(); }
   const std::string& name() const { return name_; }
 
-  /// Behind every payload.
+  /// The size of the trailer that follows every payload.
   size_t trailer_bytes() const { return opener_ ? kFrameTagBytes : 0; }
 
-  /// kDataLoss: no header.
+  /// kDataLoss: the bytes are not a header.
   StatusOr<FrameHeader> Decode(std::span<const std::byte, kFrameHeaderBytes> bytes) const;
   /// kDataLoss: a header that this peer may not send here.
   Status Check(const FrameHeader& header) const;
-  /// Reads an abort frame that began: `body` is its text and trailer. OK: it is a shutdown notice;
-  /// kUnavailable: the peer's reason; kDataLoss: corrupt.
+  /// Reads an abort frame that has begun; `body` is its text and trailer. OK: it is an orderly
+  /// shutdown notice; kUnavailable: the peer's reason; kDataLoss: it is corrupt.
   Status ReadAbort(const FrameHeader& header, std::span<const std::byte> body);
-  /// The same of a whole frame in which `bytes` is the header, `frames` behind the next one to
-  /// begin.
+  /// The same for a whole frame with the header `bytes`, which comes `frames` frames after the next
+  /// one to begin.
   Status ReadAbortAhead(const FrameHeader& header, std::span<const std::byte> bytes,
                         std::span<const std::byte> body, uint64_t frames) const;
 
-  /// The payload of `header`, which was checked and encoded as `bytes`, comes next.
+  /// Begins a frame, of which the payload comes next. `header` was checked and encoded as `bytes`.
   void Begin(const FrameHeader& header, std::span<const std::byte> bytes) {
     header_ = header;
     in_frame_ = true;
@@ -132,27 +133,28 @@ class FrameReceiver {
     if (opener_) opener_->Begin(bytes);
   }
   bool in_frame() const { return in_frame_; }
-  /// Of the frame that comes in; valid when in_frame().
+  /// The header of the frame that is arriving; valid if in_frame().
   const FrameHeader& header() const { return header_; }
   size_t received() const { return received_; }
   size_t rest() const { return header_.payload_bytes - received_; }
 
-  /// Finds where the payload goes, unless it is known or nobody has asked. kDataLoss: too long.
+  /// Finds the posted receive for the payload, unless it is known or none is posted. kDataLoss: the
+  /// payload is too long for it.
   Status Aim() {
     if (target_ != nullptr || queue_.empty()) return OkStatus();
     target_ = queue_.front();
     return header_.payload_bytes <= target_->buffer.size() ? OkStatus() : TooLong();
   }
   bool aimed() const { return target_ != nullptr; }
-  /// Where the rest of the payload goes; aimed().
+  /// Where the rest of the payload goes. Requires aimed().
   std::byte* room() const { return target_->buffer.data() + received_; }
-  /// So many more payload bytes are in the room.
+  /// Takes note that `bytes` more of the payload are in the receive's buffer.
   void Advance(size_t bytes) { received_ += bytes; }
-  /// Checks what is in the room, in the caller's memory and while it is in the cache. *whole: it
-  /// was the last of the frame, whose receive is done; the first trailer_bytes() of `behind`, which
-  /// came behind the payload, belong to it. kDataLoss: corrupt.
+  /// Checks the new bytes in the receive's buffer, while they are in the cache. *whole: they were
+  /// the last of the frame, and its receive is done; then the first trailer_bytes() of `behind`,
+  /// which arrived after the payload, were its trailer. kDataLoss: the frame is corrupt.
   Status Conclude(bool* whole, std::span<const std::byte> behind = {});
-  /// An abort frame is over.
+  /// Ends an abort frame.
   void End() { in_frame_ = false; }
 
   /// kDataLoss: "<name> sent <what>".
@@ -178,11 +180,11 @@ class FrameReceiver {
   FrameHeader header_;
   Operation* target_ = nullptr;  // receives the payload
   size_t received_ = 0;          // payload bytes in its buffer
-  size_t checked_ = 0;           // of them, already in checksum_ or opener_
+  size_t checked_ = 0;           // how many of them checksum_ or opener_ has
   ChecksumStream checksum_;
 };
 
-/// Text of a peer, fit for logs and JSON: what is not printable ASCII becomes '?'.
+/// A peer's text made safe for logs and JSON: bytes that are not printable ASCII become '?'.
 std::string PrintableText(std::span<const std::byte> bytes);
 
 }  // namespace weir::mesh

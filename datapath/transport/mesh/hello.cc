@@ -84,7 +84,7 @@ std::vector<std::byte> EncodeHello(const Hello& hello, const Secret* proof) {
 }
 
 StatusOr<DecodedHello> DecodeHello(std::span<const std::byte> payload) {
-  const size_t more = payload.size() - kHelloBytes;  // far too many for a payload that is too short
+  const size_t more = payload.size() - kHelloBytes;  // a too short payload gives a huge number
   if (more != 0 && more != kRendezvousNameBytes && more != kSecretBytes &&
       more != kRendezvousNameBytes + kSecretBytes) {
     return DataLoss(StrCat("hello: expected ", kHelloBytes, " bytes, ", kRendezvousNameBytes, ", ",

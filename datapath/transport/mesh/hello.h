@@ -1,7 +1,7 @@
 #pragma once
-// The handshake's frames: who is at the other end, and whether it holds the job's key. The dialer
-// says hello, the acceptor answers with its own hello and, where there is a key, its proof, and the
-// dialer sends its proof. Bytes: proto/WIRE.md section 1.
+// The frames of the handshake, which tell which rank is at the other end and prove that it holds
+// the job's key. The dialer sends a hello, the acceptor answers with its own hello and, if there is
+// a key, its proof, and then the dialer sends its proof. Bytes: proto/WIRE.md section 1.
 
 #include <array>
 #include <optional>
@@ -13,24 +13,24 @@
 
 namespace weir::mesh {
 
-/// Who sends it, and whom the sender believes to be talking to.
+/// Describes the sender, and the rank that the sender expects at the other end.
 struct Hello {
   uint64_t job = 0;
   uint32_t rank = 0;
   uint32_t world = 0;
-  uint32_t expected_peer = 0;   // UINT32_MAX: the sender accepted and cannot know
-  uint32_t node = 0;            // which memory the sender could share; 0: it does not
-  std::string rendezvous = {};  // where to ask for it, 16 bytes; only in answers, else empty
+  uint32_t expected_peer = 0;   // UINT32_MAX: the sender accepted the connection, cannot know
+  uint32_t node = 0;            // the node with which the sender can share memory; 0: none
+  std::string rendezvous = {};  // name of its rendezvous socket, 16 bytes; empty unless an answer
   uint16_t connections = 1;     // per pair of ranks, as the sender wants it
-  uint16_t connection = 0;      // which of them this is
+  uint16_t connection = 0;      // the number of this one
   Protection protection = Protection::kChecked;  // of frames, as the sender wants it
   Nonce nonce = {};                              // 0 without a key
 };
 inline constexpr size_t kRendezvousNameBytes = 16;
 
-/// What the options ask for.
+/// The protection of frames that the options ask for.
 Protection ProtectionOf(const TransportOptions& options);
-/// Why this rank and `other`, which wants `theirs`, cannot connect. Empty: they mean the same.
+/// Why this rank and `other`, which wants `theirs`, cannot connect; empty if both want the same.
 std::string KeysDiffer(const TransportOptions& options, Protection theirs, std::string_view other);
 
 /// A whole frame of `type`; with a sealer it has a tag.
@@ -39,25 +39,25 @@ std::vector<std::byte> EncodeFrame(FrameType type, int rank, std::span<const std
 /// A kAbort frame; `text` is cut to kAbortTextMax.
 std::vector<std::byte> EncodeAbort(int rank, std::string_view text, FrameSealer* sealer = nullptr);
 
-/// What a hello says, as both proofs and all keys of the connection depend on it.
+/// The payload of a hello without a proof. Both proofs and all keys of the connection depend on it.
 std::vector<std::byte> EncodeHelloPayload(const Hello& hello);
-/// A whole kHello frame; the answer where there is a key has a proof.
+/// A whole kHello frame. An answer has a proof if there is a key.
 std::vector<std::byte> EncodeHello(const Hello& hello, const Secret* proof = nullptr);
 
 struct DecodedHello {
   Hello hello;
-  std::span<const std::byte> proof;  // the last bytes of what was decoded; may be none
+  std::span<const std::byte> proof;  // the last bytes of the payload; may be empty
 };
-/// kDataLoss: wrong size or an unknown value.
+/// kDataLoss: the size is wrong or a value is unknown.
 StatusOr<DecodedHello> DecodeHello(std::span<const std::byte> payload);
 
-/// Collects exactly one frame that is no kData from a non-blocking socket.
+/// Reads exactly one frame, which must not be kData, from a non-blocking socket.
 class HandshakeReader {
  public:
-  /// `opener` outlives it; none: the frame has checksums.
+  /// `opener` outlives it. Without one the frame has checksums.
   explicit HandshakeReader(FrameOpener* opener = nullptr) : opener_(opener) {}
 
-  /// True when the frame is complete. kDataLoss: malformed; kUnavailable: the stream ended.
+  /// Returns true once the frame is complete. kDataLoss: malformed; kUnavailable: the stream ended.
   StatusOr<bool> Read(int fd);
   const FrameHeader& header() const { return header_; }
   std::span<const std::byte> payload() const {

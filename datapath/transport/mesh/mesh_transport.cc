@@ -34,7 +34,7 @@ StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options) {
   parts.wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!parts.wake) return Unavailable(StrCat("eventfd: ", ErrorText(errno)));
   WEIR_ASSIGN_OR_RETURN(parts.events, MakeEventSet());
-  // Never read off: every write is one wake-up.
+  // The counter is never read: with EPOLLET every write wakes once.
   WEIR_RETURN_IF_ERROR(parts.events->Add(parts.wake.get(), EPOLLIN | EPOLLET, kWakeIndex));
   return parts;
 }
@@ -152,7 +152,7 @@ StatusOr<FrameHeader> MeshTransport::Wait(Ticket ticket, TimePoint deadline) {
   return header;
 }
 
-// Nothing when none is done.
+// Returns the index of the first ticket that is done; nullopt if none is.
 StatusOr<std::optional<size_t>> MeshTransport::FirstDone(std::span<const Ticket> tickets) {
   for (size_t i = 0; i < tickets.size(); ++i) {
     const Operation* const op = operations_.Find(tickets[i]);
@@ -164,7 +164,7 @@ StatusOr<std::optional<size_t>> MeshTransport::FirstDone(std::span<const Ticket>
 
 StatusOr<std::optional<size_t>> MeshTransport::WaitAny(std::span<const Ticket> tickets,
                                                        TimePoint deadline) {
-  // Looks for news once even when the deadline has passed, for those who only ask.
+  // Checks once even if the deadline has passed, for callers that do not want to wait.
   for (bool looked = false;; looked = true) {
     if (!failure_.ok()) return failure_;
     if (!connected_) return FailedPrecondition("the transport is not connected");
@@ -194,7 +194,7 @@ void MeshTransport::Wake() {
 
 void MeshTransport::Ring() {
   const uint64_t one = 1;
-  // Cannot fail but by overflow, and then the counter is readable already.
+  // This fails only if the counter would overflow, and then it is readable already.
   [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
 }
 

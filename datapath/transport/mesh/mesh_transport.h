@@ -1,6 +1,6 @@
 #pragma once
-// What every transport does that has one connection per peer and no thread of its own: posting,
-// waiting, failing and ending. What the connections are made of derives from it.
+// The common part of all transports that have one connection per peer and no thread of their own:
+// posting, waiting, failing and ending. Classes derived from it provide the connections.
 
 #include <atomic>
 #include <memory>
@@ -17,7 +17,7 @@ namespace weir::mesh {
 
 inline constexpr Duration kShutdownNoticeMax = std::chrono::milliseconds(200);
 
-/// What a transport has before it is connected.
+/// The parts of a transport that exist before it is connected.
 struct MeshParts {
   TransportOptions options;
   TransportAddress address;
@@ -25,19 +25,19 @@ struct MeshParts {
   UniqueFd wake;                     // an eventfd, for Interrupt and Wake
 };
 
-/// What helps against peers who are reached over a network and have proven nothing.
+/// The advice for logs and errors about peers that are reached over a network without a key.
 inline constexpr std::string_view kKeyAdvice =
     "give all ranks one job key (job_key, WEIR_JOB_KEY_FILE) or ask for 'unauthenticated' by name";
 
-/// Checks rank, world and what the options say of keys, and makes the set of events; the address is
-/// left to whoever listens. kInvalidArgument, kUnavailable.
+/// Checks rank, world and the options about keys, and makes the set of events. The caller listens
+/// and adds the address. kInvalidArgument: the options are wrong; kUnavailable: the system refuses.
 StatusOr<MeshParts> MakeMeshParts(const TransportOptions& options);
 
-/// The data of `wake`, whose events say nothing by themselves.
+/// The data of `wake` in the event set. Its events only end a sleep.
 inline constexpr uint64_t kWakeIndex = UINT32_MAX;
 
-/// Wait drives every connection of the rank at once, so sends and receives in all directions
-/// progress together and a dead peer is noticed whoever is being waited for.
+/// Wait drives every connection of the rank at once, so that sends and receives in all directions
+/// progress together and a dead peer is noticed even while the rank waits for another one.
 class MeshTransport : public Transport {
  public:
   explicit MeshTransport(MeshParts parts);
@@ -63,33 +63,35 @@ class MeshTransport : public Transport {
   void Interrupt() override;
 
  protected:
-  /// Reaches every peer. addresses.size() is the world. An error fails the transport.
+  /// Connects to every peer. addresses.size() is the world. An error fails the transport.
   virtual Status Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) = 0;
-  /// None for the own rank and for one that was not reached.
+  /// Null for this rank and for one that is not connected.
   virtual Peer* peer(int rank) = 0;
   /// Moves what can be moved now, of all peers. *progress is set when anything moved.
   virtual Status DriveAll(TimePoint now, bool* progress) = 0;
-  /// After DriveAll, while `awaited` (none: any operation) is not done: until something may have
-  /// happened, at most until `deadline`.
+  /// Waits after DriveAll while `awaited` (null: any operation) is not done, until something may
+  /// have happened, at most until `deadline`.
   virtual Status Rest(const Operation* awaited, TimePoint now, TimePoint deadline,
                       bool progress) = 0;
-  /// Moves what is still to be sent. Errors mean that a peer needs no shutdown notice any more.
+  /// Sends what can be sent now. An error of a peer means that it needs no shutdown notice.
   virtual void DriveShutdownNotice(TimePoint now, bool* progress) = 0;
-  /// Until more can be sent, about. An error gives up.
+  /// Waits until more can probably be sent, at most for `timeout`. After an error the notice is
+  /// given up.
   virtual Status RestInShutdownNotice(Duration timeout) = 0;
   /// Tells the peers that nothing more will be sent.
   virtual void EndSending() = 0;
   /// Forgets all peers at once, as a crash would.
   virtual void Disconnect() = 0;
 
-  /// Sends a shutdown notice to all connected peers, for at most `bound`; with an empty text it is
-  /// an orderly one. Best effort; afterwards nothing can be sent.
+  /// Sends a shutdown notice to all connected peers, within `bound`. It is an orderly one if `text`
+  /// is empty. Best effort; afterwards nothing can be sent.
   void SendShutdownNotice(std::string_view text, Duration bound);
-  /// For destructors, before what the hooks need is gone: a shutdown notice if there was none, at
-  /// most for `orderly_max` when nothing failed. True when there are peers.
+  /// For destructors of derived classes, while the functions above still work: sends a shutdown
+  /// notice if there was none, within `orderly_max` if nothing failed. Returns true if there are
+  /// peers.
   bool Leave(Duration orderly_max);
 
-  /// Counts peers who are reached over a network and have proven nothing, and logs that there are.
+  /// Counts peers that are reached over a network and have proven nothing, and logs a warning.
   void NoteUnauthenticated(int peers);
 
   const TransportOptions& options() const { return options_; }
@@ -97,7 +99,7 @@ class MeshTransport : public Transport {
   bool sent_shutdown_notice() const { return sent_shutdown_notice_; }
   EventSet& events() { return *events_; }
   int wake() const { return wake_.get(); }
-  /// What peers count their sent bytes with.
+  /// The counter to which peers add the bytes that they send.
   std::atomic<uint64_t>* sent() { return &bytes_sent_; }
 
  private:

@@ -18,20 +18,20 @@ struct Operation {
   int peer = -1;
   bool send = false;
   bool done = false;
-  bool encoded = false;                // send: `wire`, `body` and `tag` are what leaves
+  bool encoded = false;                // send: `wire`, `body` and `tag` hold what is sent
   bool corrupt = false;                // send: fault injection spoils checksum or tag
   FrameHeader header;                  // receive: the verified header once done
   std::span<const std::byte> payload;  // send
   std::span<std::byte> buffer;         // receive
   std::array<std::byte, kFrameHeaderBytes> wire;
-  std::span<const std::byte> body;  // send: the payload, or it encrypted, in `sealed`
+  std::span<const std::byte> body;  // send: the payload, or its encrypted form in `sealed`
   std::vector<std::byte> sealed;
   FrameTag tag;       // send: of authenticated connections
-  uint64_t ends = 0;  // send: position behind it in all that has left for the peer
+  uint64_t ends = 0;  // send: where it ends among all bytes sent to the peer
   Operation* next = nullptr;
 };
 
-/// First in, first out, through Operation::next. Owns nothing.
+/// A first-in, first-out list through Operation::next. It does not own the operations.
 class OperationQueue {
  public:
   bool empty() const { return first_ == nullptr; }
@@ -51,10 +51,11 @@ class OperationQueue {
   Operation* last_ = nullptr;
 };
 
-/// At most kPostedMax operations, found by ticket in O(1). A ticket is never issued twice.
+/// Holds at most kPostedMax operations and finds them by ticket in O(1). A ticket is never issued
+/// twice.
 class OperationPool {
  public:
-  /// Null when all are in use.
+  /// Null if all are in use.
   Operation* Take() {
     size_t index = operations_.size();
     if (!free_.empty()) {
@@ -71,7 +72,7 @@ class OperationPool {
     return &op;
   }
 
-  /// Null when `ticket` was never issued or is already returned.
+  /// Null if `ticket` was never issued or its operation was returned.
   Operation* Find(Ticket ticket) {
     const size_t index = ticket % kPostedMax;
     if (index >= operations_.size() || operations_[index].ticket != ticket) return nullptr;
@@ -86,7 +87,7 @@ class OperationPool {
 
  private:
   uint64_t issued_ = 0;
-  std::deque<Operation> operations_;  // addresses stay
+  std::deque<Operation> operations_;  // a deque, so that addresses stay valid
   std::vector<uint32_t> free_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// One peer of a mesh, as the mesh sees it: takes posted operations, sends, and says how it stands.
-// What moves the bytes derives from it.
+// One peer of a mesh, as the mesh sees it: it takes posted operations, sends them, and reports the
+// peer's state. Classes derived from it move the bytes.
 
 #include <atomic>
 #include <string>
@@ -20,19 +20,19 @@ class Peer {
   /// Sends what can leave now, bounded so that other peers get their turn. *progress is set when
   /// bytes moved; `sent` counts them. kUnavailable: the peer died or aborted.
   virtual Status DriveSend(TimePoint now, bool* progress, std::atomic<uint64_t>* sent) = 0;
-  /// Forgets what has not begun to leave and queues one kAbort frame, which is an orderly shutdown
-  /// notice when `text` is empty.
+  /// Forgets sends that have not begun and queues one kAbort frame, which is an orderly shutdown
+  /// notice if `text` is empty.
   virtual Status QueueShutdownNotice(std::string_view text) = 0;
-  /// A frame is half out, or its payload is still read from where it is.
+  /// Whether a frame was sent in part, or a payload is still read from the caller's memory.
   bool ReadsBuffers() const { return out_.front_sent() > 0 || out_.holds(); }
-  /// Before the peer is destroyed: makes that the end of all reading of payloads.
+  /// To be called before the peer is destroyed: stops all reading of payloads.
   virtual void Cut() {}
-  /// Everything queued has left for the peer, or never can.
+  /// Whether everything queued was sent, or never can be.
   virtual bool flushed() const = 0;
-  /// The peer is gone and nothing in hand can finish `op` any more.
+  /// Whether the peer is gone and nothing that has arrived can finish `op` any more.
   virtual bool CannotFinish(const Operation& op) const = 0;
 
-  /// The peer said how it left: what it sent before is still delivered, nothing more will come.
+  /// Whether the peer has left in order. What it sent before is delivered, but no more will come.
   bool departed() const { return departed_; }
   /// "rank 2 (10.0.0.3:40000)".
   const std::string& name() const { return in_.name(); }
@@ -42,8 +42,8 @@ class Peer {
   std::string DescribeWait(const Operation& op, TimePoint now) const;
 
  protected:
-  /// `address` is where the peer listens; for messages. checks_payload: data frames have checksums,
-  /// both ways, unless `channel` has tags for them.
+  /// `address` is where the peer listens, for messages. checks_payload: data frames have checksums
+  /// in both directions, unless `channel` has tags for them.
   Peer(int self, int peer, const TransportAddress& address, bool checks_payload,
        FrameChannel channel = {});
 

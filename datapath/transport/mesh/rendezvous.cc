@@ -13,12 +13,12 @@ namespace weir::mesh {
 namespace {
 using std::chrono::milliseconds;
 using State = RollCall::State;
-constexpr Duration kDialMax = milliseconds(5000);     // one attempt; lost SYNs back off for minutes
-constexpr Duration kPendingMax = milliseconds(5000);  // an accepted connection that says nothing
+constexpr Duration kDialMax = milliseconds(5000);     // for one attempt; the kernel takes minutes
+constexpr Duration kPendingMax = milliseconds(5000);  // for the handshake of an accepted connection
 constexpr size_t kPendingBeyondWorld = 64;
 constexpr Duration kScarceMax = milliseconds(3000);
 constexpr Duration kScarcePast = milliseconds(1000);  // longer than between two attempts
-constexpr Duration kAcceptPause = milliseconds(50);   // while the system has no descriptor to give
+constexpr Duration kAcceptPause = milliseconds(50);   // while the system has no descriptor left
 constexpr short kHangUp = POLLRDHUP | POLLHUP | POLLERR;
 }  // namespace
 
@@ -26,8 +26,8 @@ struct Rendezvous::Link {
   UniqueFd fd;
   TimePoint dial_ends{};
   HandshakeReader reader;
-  Hello said;            // while its answer is awaited
-  FrameChannel channel;  // once established, with a key
+  Hello said;            // what this rank sent, while it waits for the answer
+  FrameChannel channel;  // set once the peer has proven itself, with a key
 };
 
 struct Rendezvous::PendingPeer {
@@ -36,9 +36,9 @@ struct Rendezvous::PendingPeer {
   TimePoint ends;
   HandshakeReader reader;
   bool answered = false;
-  Hello hello = {};             // once it said so; not to be believed before its proof
-  ChannelSecrets secrets = {};  // once answered, with a key
-  FrameChannel channel = {};    // once it has proven itself
+  Hello hello = {};             // what it sent; not to be trusted before its proof
+  ChannelSecrets secrets = {};  // set once it was answered, with a key
+  FrameChannel channel = {};    // set once it has proven itself
 };
 
 Rendezvous::Rendezvous(const TransportOptions& options, int listener, int wake, Neighbourhood own)
@@ -93,7 +93,8 @@ Status Rendezvous::Missing() const {
   return scarcity_.empty() ? missing : DeadlineExceeded(StrCat(Message(missing), "; ", scarcity_));
 }
 
-// It may pass, and nobody who waits for a minute guesses what for.
+// The shortage may pass, so the attempts go on. It is logged at once, because otherwise the user
+// would not know what a rank is waiting for.
 void Rendezvous::NoteScarcity(std::string what, TimePoint now) {
   if (scarcity_.empty()) {
     scarce_since_ = now;
@@ -104,7 +105,7 @@ void Rendezvous::NoteScarcity(std::string what, TimePoint now) {
 }
 
 Status Rendezvous::CheckScarcity(TimePoint now) {
-  if (now - scarce_seen_ > kScarcePast) scarcity_.clear();  // whoever was met with it has gone
+  if (now - scarce_seen_ > kScarcePast) scarcity_.clear();  // no attempt met it lately
   if (scarcity_.empty() || now - scarce_since_ < kScarceMax) return OkStatus();
   return ResourceExhausted(StrCat("rank ", options_.rank, " cannot connect: ", scarcity_));
 }
@@ -181,7 +182,7 @@ void Rendezvous::Retry(int rank, std::string why, TimePoint now) {
   roll_.Retry(rank, std::move(why), now);
 }
 
-// With a fresh nonce where there is a key.
+// The hello has a fresh nonce if there is a key.
 StatusOr<Hello> Rendezvous::OwnHello(uint32_t called, int connection,
                                      const std::string& rendezvous) const {
   const Introduction own = roll_.Own(called);
@@ -200,7 +201,7 @@ StatusOr<Hello> Rendezvous::OwnHello(uint32_t called, int connection,
   return hello;
 }
 
-// What is known of a rank by its first connection.
+// Stores what a rank's first connection tells about it.
 void Rendezvous::Keep(int rank, Neighbourhood said, const Secret& memory) {
   if (connection_ != 0) return;
   neighbours_[rank] = std::move(said);
@@ -211,7 +212,7 @@ Status Rendezvous::OnLink(int rank, short events, TimePoint now) {
   Link& link = links_[rank];
   switch (roll_[rank].state) {
     case State::kIdle:
-    case State::kAnswered:  // an answer establishes at once
+    case State::kAnswered:  // not used here, because an answer establishes the connection
       return OkStatus();
     case State::kDialing: {
       const int error = TakeSocketError(link.fd.get());
@@ -241,7 +242,7 @@ Status Rendezvous::OnReply(int rank, TimePoint now) {
   Link& link = links_[rank];
   const StatusOr<bool> complete = link.reader.Read(link.fd.get());
   if (!complete.ok()) {
-    // Something else may have had this port for a moment: only the deadline ends the attempts.
+    // Another program may have had this port for a moment, so only the deadline ends the attempts.
     Retry(rank,
           complete.status().code() == StatusCode::kDataLoss
               ? StrCat("does not speak Weir: ", Message(complete.status()))
@@ -297,7 +298,8 @@ Status Rendezvous::OnAnswer(int rank, TimePoint now) {
   return OkStatus();
 }
 
-// Nothing of what it said is used. It hears why, for its log.
+// The answer does not prove that its sender holds the key, so nothing in it is used. The sender is
+// told why, for its log.
 Status Rendezvous::OnStrangersAnswer(int rank) {
   const std::string why = "does not hold the job's key";
   WriteFrame(links_[rank].fd.get(),
@@ -312,15 +314,15 @@ void Rendezvous::Accept(TimePoint now) {
   for (;;) {
     UniqueFd fd(accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
-      // Otherwise none is left, or it is gone already.
+      // Other errors mean that no connection is waiting, or that it is gone already.
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
       NoteScarcity(StrCat("accepting connections: ", ErrorText(errno)), now);
-      accept_at_ = now + kAcceptPause;  // new connections stay in the backlog, and readable
+      accept_at_ = now + kAcceptPause;  // new connections wait in the backlog
       return;
     }
     scarcity_.clear();
     if (pending_.size() >= pending_max)
-      pending_.erase(pending_.begin());  // the one that waits longest
+      pending_.erase(pending_.begin());  // the one that has waited longest
     ConfigureConnection(fd.get(), options_);
     std::string endpoint = RemoteEndpoint(fd.get());
     pending_.push_back({std::move(fd), std::move(endpoint), now + kPendingMax, HandshakeReader()});
@@ -336,7 +338,7 @@ void Rendezvous::OnPendingPeer(PendingPeer& pending) {
   if (pending.channel.sealer || !options_.job_key.has_value()) Admit(pending);
 }
 
-// This, OnProof and Answer return why a pending peer is refused; empty: it is not.
+// OnHello, OnProof and Answer return why a pending peer is refused; empty: it is not.
 std::string Rendezvous::OnHello(PendingPeer& pending) {
   if (pending.reader.header().type != FrameType::kHello) return "expected a hello";
   const StatusOr<DecodedHello> decoded = DecodeHello(pending.reader.payload());
@@ -349,7 +351,7 @@ std::string Rendezvous::OnHello(PendingPeer& pending) {
 }
 
 // With a key the answer proves that this rank holds it, and the pending peer has to prove the same
-// before it takes anybody's place.
+// before it counts as the rank that it claims to be.
 std::string Rendezvous::Answer(PendingPeer& pending) {
   const bool neighbours =
       pending.hello.connection == 0 && own_.node != 0 && pending.hello.node == own_.node;
@@ -381,7 +383,8 @@ std::string Rendezvous::OnProof(PendingPeer& pending) {
   }
   StatusOr<FrameChannel> channel = MakeFrameChannel(pending.secrets, false, ProtectionOf(options_));
   if (!channel.ok()) return Message(channel.status());
-  if (std::string why = JudgePlace(pending.hello); !why.empty()) return why;  // another came first
+  if (std::string why = JudgePlace(pending.hello); !why.empty())
+    return why;  // another peer came first
   pending.channel = std::move(*channel);
   const auto welcome =
       EncodeFrame(FrameType::kProof, options_.rank, {}, pending.channel.sealer.get());
@@ -391,7 +394,7 @@ std::string Rendezvous::OnProof(PendingPeer& pending) {
 // Takes the socket of a pending peer that is the rank that it claims to be.
 void Rendezvous::Admit(PendingPeer& pending) {
   const auto rank = static_cast<int>(pending.hello.rank);
-  if (pending.hello.connection > connection_) {  // its pairs are complete, this rank's are not yet
+  if (pending.hello.connection > connection_) {  // its rank is ahead of this one
     std::erase_if(early_,
                   [&](const PendingPeer& other) { return other.hello.rank == pending.hello.rank; });
     early_.push_back(std::move(pending));
@@ -404,7 +407,7 @@ void Rendezvous::Admit(PendingPeer& pending) {
   pending.fd = UniqueFd();
 }
 
-// Returns why a pending peer that said this is refused; empty: it is not.
+// Returns why a pending peer with this hello is refused; empty: it is not.
 std::string Rendezvous::Judge(const Hello& hello) const {
   const std::string other = StrCat("rank ", hello.rank);
   if (std::string why = roll_.Judge(IntroductionOf(hello)); !why.empty()) return why;
@@ -416,11 +419,11 @@ std::string Rendezvous::Judge(const Hello& hello) const {
   return JudgePlace(hello);
 }
 
-// Whether that rank is awaited.
+// Returns why this rank does not wait for the sender of `hello`; empty: it does.
 std::string Rendezvous::JudgePlace(const Hello& hello) const {
   if (hello.connection > connection_) return "";
   const auto rank = static_cast<int>(hello.rank);
-  // The dead connection of a rank that restarted is gone by now: CheckEstablished comes first.
+  // CheckEstablished runs earlier and has removed the dead connection of a rank that restarted.
   if (hello.connection < connection_ || roll_[rank].state == State::kEstablished) {
     return StrCat("rank ", rank, " is already connected from ",
                   RemoteEndpoint(links_[rank].fd.get()));
@@ -439,7 +442,8 @@ void Rendezvous::Refuse(PendingPeer& pending, const std::string& why) {
   pending.fd = UniqueFd();
 }
 
-// An established peer hung up while others are still missing: it failed, or it will come again.
+// Handles an established peer that hung up while others are still missing: it failed, or it will
+// connect again.
 Status Rendezvous::CheckEstablished(int rank) {
   Link& link = links_[rank];
   HandshakeReader reader(link.channel.opener.get());

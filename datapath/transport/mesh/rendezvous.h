@@ -1,6 +1,6 @@
 #pragma once
-// Makes the full mesh: higher ranks dial lower ones, both ends say who they are and, where the job
-// has a key, prove that they hold it; strangers are told why they are refused.
+// Makes the full mesh: higher ranks dial lower ones, both ends tell their ranks and, if the job has
+// a key, prove that they hold it. Refused callers are told why.
 
 #include <memory>
 #include <string>
@@ -11,9 +11,8 @@
 
 namespace weir::mesh {
 
-/// Whether two ranks could share memory: each says which node's it has. The answer to a dialer of
-/// the same node carries the name of the rendezvous socket where that rank asks for it
-/// (builtin/shm).
+/// What a rank tells others about sharing memory: the node that it is on and, only in the answer to
+/// a dialer of the same node, the name of its rendezvous socket (builtin/shm).
 struct Neighbourhood {
   uint32_t node = 0;       // 0: none
   std::string rendezvous;  // kRendezvousNameBytes
@@ -23,32 +22,32 @@ struct Neighbourhood {
 using Sockets = std::vector<UniqueFd>;
 
 /// One run of Connect. Not thread-safe. The connections of a pair are made one after the other:
-/// first all pairs have their first one, then all a second, and so on.
+/// first all pairs get their first one, then all their second, and so on.
 class Rendezvous {
  public:
   /// `listener` is this rank's listening socket; `wake` becomes readable on Interrupt. Both outlive
-  /// it. `own` is told to peers.
+  /// it. Peers are told `own`.
   Rendezvous(const TransportOptions& options, int listener, int wake, Neighbourhood own = {});
   ~Rendezvous();
 
-  /// Connected sockets by rank, options.connections each and none for the own one. Refused dials
-  /// fail at once with the refuser's reason (kFailedPrecondition); kDeadlineExceeded names the
-  /// missing ranks and what was tried; kAborted on interrupt; kUnavailable when a connected rank
-  /// aborts meanwhile; kResourceExhausted when there was no descriptor or memory for 3 s.
+  /// Returns connected sockets by rank, options.connections each and none for this rank. A dial
+  /// that a rank refuses fails at once with its reason (kFailedPrecondition); kDeadlineExceeded
+  /// names the missing ranks and what was tried; kAborted: interrupted; kUnavailable: a connected
+  /// rank aborted meanwhile; kResourceExhausted: there was no descriptor or memory for 3 s.
   StatusOr<std::vector<Sockets>> Run(const std::vector<TransportAddress>& addresses,
                                      TimePoint deadline);
-  /// After Run: what rank `rank` said; the name of its rendezvous socket when this rank dialed it
-  /// and both nodes are one.
+  /// After Run: what rank `rank` told of itself. It has the name of a rendezvous socket if this
+  /// rank dialed it and both are on one node.
   const Neighbourhood& neighbour(int rank) const;
-  /// After Run: what seals the frames of the pair, over all its connections; none without a key.
-  /// The caller may take it.
+  /// After Run: seals the frames of the pair over all its connections; empty without a key. The
+  /// caller may move it away.
   FrameChannel& channel(int rank) { return channels_[rank]; }
-  /// After Run, with a key: what both ranks, and nobody else, hold for shared memory.
+  /// After Run, with a key: the secret that only these two ranks have, for shared memory.
   const Secret& memory_secret(int rank) const { return memory_secrets_[rank]; }
 
  private:
-  struct Link;         // the way to one rank
-  struct PendingPeer;  // accepted, has not said who it is
+  struct Link;         // the connection to one lower rank
+  struct PendingPeer;  // was accepted and has not finished the handshake
 
   StatusOr<std::vector<UniqueFd>> RunOne(const std::vector<TransportAddress>& addresses,
                                          TimePoint deadline);
@@ -81,13 +80,13 @@ class Rendezvous {
   RollCall roll_;
   std::vector<Link> links_;
   std::vector<PendingPeer> pending_;
-  int connection_ = 0;              // the one that all pairs make now
-  std::vector<PendingPeer> early_;  // at most one per rank: those who make the next one already
+  int connection_ = 0;              // the number of the connection that all pairs make now
+  std::vector<PendingPeer> early_;  // at most one per rank: peers that already make the next one
   std::vector<Neighbourhood> neighbours_;
-  // By rank, of the first connections.
+  // By rank, from the first connections.
   std::vector<FrameChannel> channels_;
   std::vector<Secret> memory_secrets_;
-  std::string scarcity_;  // of descriptors or memory, since then; empty: there is none
+  std::string scarcity_;  // what is scarce, descriptors or memory; empty: nothing is
   TimePoint scarce_since_{}, scarce_seen_{};
   TimePoint accept_at_{};
 };

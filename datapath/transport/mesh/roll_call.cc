@@ -67,7 +67,7 @@ void RollCall::Retry(int rank, std::string why, TimePoint now) {
   entry.state = State::kIdle;
   entry.last_failure = std::move(why);
   entry.back_off = std::clamp(entry.back_off * 2, kBackOffMin, kBackOffMax);
-  // Spread, so that the ranks of a job do not dial at the same moment.
+  // The delay is random, so that the ranks of a job do not dial at the same moment.
   entry.next_dial = now + FromSeconds(ToSeconds(entry.back_off) * (0.5 + 0.5 * random_.Uniform()));
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Who is expected, who is here, and why not: what every rendezvous keeps count of, however its
-// connections are made.
+// Keeps track of which ranks are expected, which are connected and why others are not, for every
+// kind of rendezvous.
 
 #include <string>
 #include <vector>
@@ -12,12 +12,12 @@ namespace weir::mesh {
 
 inline constexpr uint32_t kUnknownPeer = UINT32_MAX;
 
-/// What every hello says of its sender, and whom that believes to be talking to.
+/// The part that all hellos have in common: the sender, and the rank that it expects to reach.
 struct Introduction {
   uint64_t job = 0;
   uint32_t rank = 0;
   uint32_t world = 0;
-  uint32_t expected_peer = 0;  // kUnknownPeer: the sender accepted and cannot know
+  uint32_t expected_peer = 0;  // kUnknownPeer: the sender accepted the connection, cannot know
 };
 
 template <typename Hello>
@@ -40,7 +40,7 @@ class RollCall {
   /// `options` outlives it.
   explicit RollCall(const TransportOptions& options);
 
-  /// Starts anew. kInvalidArgument names the rank whose address is none.
+  /// Starts with no rank connected. kInvalidArgument names a rank whose address is malformed.
   Status Begin(const std::vector<TransportAddress>& addresses);
   Entry& operator[](int rank) { return entries_[rank]; }
   const Entry& operator[](int rank) const { return entries_[rank]; }
@@ -49,20 +49,20 @@ class RollCall {
   std::string NameOf(int rank) const;
 
   bool Complete() const;
-  /// kDeadlineExceeded: names the missing ranks and what was tried.
+  /// The error kDeadlineExceeded that names the missing ranks and what was tried.
   Status Missing() const;
   bool IsDue(int rank, TimePoint now) const;
-  /// When a wait for events has to end, at the latest.
+  /// The latest time at which a wait for events has to end.
   TimePoint WakeAt(TimePoint now, TimePoint deadline) const;
-  /// What was tried failed: the rank is idle, to be dialed again after a while.
+  /// Takes note that an attempt failed. The rank becomes idle and is dialed again after a while.
   void Retry(int rank, std::string why, TimePoint now);
-  /// Counts and logs somebody who was sent away.
+  /// Counts and logs a caller that was refused.
   void NoteRefusal(std::string whom_and_why);
 
   Introduction Own(uint32_t called) const;
-  /// Why a caller is none of the ranks that dial this one. Empty: it is.
+  /// Returns why a caller is not one of the ranks that dial this one; empty: it is.
   std::string Judge(const Introduction& caller) const;
-  /// kFailedPrecondition: the answer to a dial of `rank` is somebody else's.
+  /// kFailedPrecondition: the answer to a dial of `rank` is not from that rank.
   Status CheckAnswer(int rank, const Introduction& answer) const;
 
  private:

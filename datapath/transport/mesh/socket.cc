@@ -18,10 +18,9 @@
 namespace weir::mesh {
 namespace {
 
-// The kernel gives a silent host up after 40 s when nothing is in flight, who waits sooner
-// (Connection::CheckHost). TCP_USER_TIMEOUT is left alone: it also cuts a living
-// peer whose window stays closed, such as a rank that writes a checkpoint while others already
-// send.
+// The kernel gives up a silent host after 40 s when nothing is in flight, and a waiting rank sooner
+// (Connection::CheckHost). TCP_USER_TIMEOUT is not set, because it also cuts a living peer whose
+// window stays closed, such as a rank that writes a checkpoint while others already send.
 constexpr int kKeepAliveIdleS = 10;
 constexpr int kKeepAliveIntervalS = 5;
 constexpr int kSilentS = 40;
@@ -31,7 +30,7 @@ bool SetOption(int fd, int level, int name, const T& value) {
   return setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
-// Size 0 when it cannot be told.
+// The address has size 0 if the system does not return it.
 SocketAddress AddressOf(int fd, int (*ask)(int, sockaddr*, socklen_t*)) {
   SocketAddress address;
   address.size = sizeof address.storage;
@@ -51,8 +50,8 @@ std::string AvailableCongestionControls() {
   return line.empty() ? "unknown" : line;
 }
 
-// Every kernel has it, and it does not pace. Whoever paced once does so for good, with another
-// control too, so connections begin with it.
+// Every kernel has this congestion control, and it does not pace. A connection that has paced once
+// keeps pacing even under another control, so connections begin with this one.
 constexpr std::string_view kReno = "reno";
 
 bool SetCongestionControl(int fd, std::string_view name) {
@@ -60,7 +59,7 @@ bool SetCongestionControl(int fd, std::string_view name) {
                     static_cast<socklen_t>(name.size())) == 0;
 }
 
-// Empty: not known.
+// Empty if not known.
 std::string CongestionControlOf(int fd) {
   char name[64] = {};
   socklen_t size = sizeof name - 1;
@@ -68,7 +67,7 @@ std::string CongestionControlOf(int fd) {
   return known ? name : "";
 }
 
-// Everything that must be set before a connection exists: accepted sockets inherit it.
+// Sets the options that must be set before a connection exists. Accepted sockets inherit them.
 Status SetCreationOptions(int fd, const TransportOptions& options) {
   const std::string& name = options.congestion_control;
   if (name.empty()) {
@@ -89,8 +88,8 @@ Status SetCreationOptions(int fd, const TransportOptions& options) {
     }
   }
   if (options.busy_poll > Duration(0)) {
-    // Asks the device's queue where that can be done; waits look again and again all the same. More
-    // than the system's default needs a privilege.
+    // The kernel polls the device's queue if it can. Waits poll in any case. A time above the
+    // system's default needs a privilege, and an error does not matter.
     const auto us = std::chrono::duration_cast<std::chrono::microseconds>(options.busy_poll);
     SetOption(fd, SOL_SOCKET, SO_BUSY_POLL, static_cast<int>(std::min<int64_t>(us.count(), 1000)));
   }
@@ -188,7 +187,7 @@ StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOption
   return fd;
 }
 
-// Who dials an address of its own host gets that one as its own, too.
+// A socket that dials an address of its own host gets the same address as its local one.
 bool StaysOnThisHost(int fd) {
   const SocketAddress own = AddressOf(fd, getsockname), peer = AddressOf(fd, getpeername);
   if (own.size == 0 || peer.size == 0) return false;
@@ -218,7 +217,8 @@ bool IsLoopback(int fd) {
 }
 
 void ConfigureConnection(int fd, const TransportOptions& options) {
-  // Between hosts it is the system's, that of a new socket, unless the route named one.
+  // Between hosts a connection gets the system's control, which a new socket has, unless the route
+  // named one.
   if (options.congestion_control.empty() && !StaysOnThisHost(fd) &&
       CongestionControlOf(fd) == kReno) {
     const auto fresh = NewSocket(AF_INET);

@@ -1,6 +1,6 @@
 #pragma once
-// What a mesh needs of the socket interface: owned descriptors, addresses and options, each with
-// errors that name the address and the cause.
+// The parts of the socket interface that a mesh needs: owned descriptors, addresses and options.
+// Errors name the address and the cause.
 
 #include <sys/socket.h>
 
@@ -43,7 +43,7 @@ StatusOr<SocketAddress> ResolveAddress(const TransportAddress& text);
 
 /// "10.0.0.3:40000" or "[fd00::1]:40000"; "unknown" when `size` is 0 or it is neither.
 std::string Endpoint(const sockaddr* address, socklen_t size);
-/// That of the socket's own or the peer's end; "unknown" when the socket has none.
+/// The same for the socket's local and remote address; "unknown" if it has none.
 std::string LocalEndpoint(int fd);
 std::string RemoteEndpoint(int fd);
 
@@ -52,36 +52,37 @@ std::string RemoteEndpoint(int fd);
 /// no descriptor is left.
 StatusOr<UniqueFd> Listen(const TransportOptions& options, int backlog, TransportAddress* bound);
 
-/// A non-blocking socket whose connection to `address` was started. *in_progress: it is not yet
-/// made. kUnavailable: refused or unreachable; kResourceExhausted: no descriptor is left.
+/// A non-blocking socket that has begun to connect to `address`. *in_progress: it is not connected
+/// yet. kUnavailable: refused or unreachable; kResourceExhausted: no descriptor is left.
 StatusOr<UniqueFd> StartDial(const SocketAddress& address, const TransportOptions& options,
                              bool* in_progress);
 
-/// Whether both ends of a connection have the same address, so that its bytes cross no network,
-/// unless somebody has redirected them.
+/// Whether both ends of a connection have the same address, so that its bytes cross no network
+/// unless they are redirected.
 bool StaysOnThisHost(int fd);
-/// Of 127.0.0.0/8 or ::1, which no host accepts from a network.
+/// Whether the address is in 127.0.0.0/8 or ::1, which no host accepts from a network.
 bool IsLoopback(const SocketAddress& address);
-/// Whether both ends of a connection are such.
+/// Whether both ends of a connection have such addresses.
 bool IsLoopback(int fd);
 
-/// The options every data connection has: no Nagle delay; keepalive, so that a dead host is
-/// noticed, asked four times within `host_silence_min`, if that is not 0; between hosts, unless the
-/// options or the route name one, the system's congestion control. Sockets of Listen and StartDial
-/// begin with one that does not pace, which those within a host keep.
+/// Sets the options of every data connection. Nagle's delay is off. Keepalives detect a dead host;
+/// they are sent four times within `host_silence_min` unless it is 0. Between hosts the connection
+/// gets the system's congestion control unless the options or the route name one. Within a host it
+/// keeps the one that Listen and StartDial set, which does not pace.
 void ConfigureConnection(int fd, const TransportOptions& options);
 
-/// True when a loopback dial met itself, which TCP permits on an ephemeral port nobody listens on.
+/// Whether a socket is connected to itself, which TCP permits if a loopback dial gets the dialed
+/// port as its own ephemeral port.
 bool IsSelfConnected(int fd);
 
-/// The pending error of a socket, 0 if none.
+/// Returns and clears the pending error of a socket; 0 if there is none.
 int TakeSocketError(int fd);
 
-/// `left` for poll and epoll_wait, in milliseconds of 0 to an hour. Rounded up: a millisecond late
-/// beats a busy last millisecond.
+/// Converts `left` to milliseconds for poll and epoll_wait, from 0 to an hour. It rounds up,
+/// because otherwise the last part of a millisecond would be spent polling.
 int PollTimeout(Duration left);
 
-/// "connection refused" and the like; for EMFILE how many descriptors the process may have, too.
+/// The text of an errno, such as "connection refused". For EMFILE it includes the limit.
 std::string ErrorText(int error);
 
 }  // namespace weir::mesh

@@ -33,7 +33,7 @@ StreamMesh::StreamMesh(StreamMeshParts parts)
     : MeshTransport(std::move(parts.mesh)), listener_(std::move(parts.listener)) {}
 
 StreamMesh::~StreamMesh() {
-  // A notice that finds no memory is not sent: the peers see the connections end.
+  // Without memory for the notice none is sent, and the peers only see the connections end.
   (void)Caught([this] {
     if (Leave(kShutdownNoticeMax)) Linger(orderly() ? kLingerMax : kShutdownNoticeMax);
   });
@@ -41,14 +41,14 @@ StreamMesh::~StreamMesh() {
 }
 
 int RanksPerCore(size_t ranks) {
-  // Of those that this process may use. 0: not known.
+  // The number of cores that this process may use; the system returns 0 if it does not know.
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   return static_cast<int>((ranks + cores - 1) / cores);
 }
 
 Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoint deadline) {
   WEIR_ASSIGN_OR_RETURN(Streams streams, MakeStreams(addresses, deadline));
-  listener_ = UniqueFd();  // the mesh is complete: strangers find nobody
+  listener_ = UniqueFd();  // the mesh is complete, so nothing listens any more
   WEIR_RETURN_IF_ERROR(CheckAuthenticated(addresses, streams));
   size_t neighbours = 0;
   std::vector<std::unique_ptr<ByteStream>> kept(streams.size());
@@ -71,7 +71,7 @@ Status StreamMesh::Join(const std::vector<TransportAddress>& addresses, TimePoin
   return OkStatus();
 }
 
-// Both ends of a pair find the same.
+// Both ends of a pair come to the same result.
 Status StreamMesh::CheckAuthenticated(const std::vector<TransportAddress>& addresses,
                                       const Streams& streams) {
   int unknown = 0;
@@ -176,11 +176,11 @@ StatusOr<bool> StreamMesh::Look(const Operation& awaited, TimePoint now, unsigne
   return events > 0;
 }
 
-// The count of events that came within `timeout`.
+// Returns the number of events that came within `timeout`.
 StatusOr<int> StreamMesh::TakeEvents(Duration timeout) {
   WEIR_ASSIGN_OR_RETURN(const std::span<const Event> news, events().Wait(timeout));
   for (const auto& [bits, data] : news) {
-    if (data == kWakeIndex) continue;  // Wait or a ring sees the rest
+    if (data == kWakeIndex) continue;  // Wait or a ring finds the reason
     const bool hang_up = (data & ByteStream::kHangUpBit) != 0;
     connections_[static_cast<uint32_t>(data)]->OnEvents(hang_up ? uint32_t{EPOLLHUP} : bits);
   }
@@ -211,8 +211,8 @@ void StreamMesh::EndSending() {
   }
 }
 
-// Closing a socket with unread input resets the connection, which would destroy what the peer has
-// not acknowledged yet: so input is read off until everything of ours has arrived.
+// Closing a socket with unread input resets the connection, which would destroy data that the peer
+// has not acknowledged yet. So input is read until the peer has acknowledged everything.
 void StreamMesh::Linger(Duration bound) {
   std::vector<char> sink(64 << 10);
   std::vector<int> sockets;

@@ -1,5 +1,5 @@
 #pragma once
-// A transport over one stream of bytes per peer, whatever the streams are made of.
+// A transport over one stream of bytes per peer, of whatever medium.
 
 #include <memory>
 #include <vector>
@@ -10,19 +10,19 @@
 
 namespace weir::mesh {
 
-/// What a mesh of streams needs before it is connected.
+/// The parts of a mesh of streams that exist before it is connected.
 struct StreamMeshParts {
   MeshParts mesh;
-  UniqueFd listener;  // of TCP
+  UniqueFd listener;  // the listening TCP socket
 };
 
-/// Checks the options and listens. kInvalidArgument, kUnavailable.
+/// Checks the options and listens. Errors are those of MakeMeshParts and Listen.
 StatusOr<StreamMeshParts> MakeStreamMeshParts(const TransportOptions& options);
 
-/// The way to one peer: none for the own rank.
+/// The stream to one peer; empty for this rank.
 struct PeerStream {
   std::unique_ptr<ByteStream> stream;
-  FrameChannel channel;  // none without a job key, and for shared memory
+  FrameChannel channel;  // empty without a job key, and for shared memory
 };
 using Streams = std::vector<PeerStream>;  // by rank
 
@@ -37,7 +37,7 @@ class StreamMesh : public MeshTransport {
   std::vector<PathSample> Samples() const override;
 
  protected:
-  /// Reaches every peer. addresses.size() is the world.
+  /// Connects to every peer. addresses.size() is the world.
   virtual StatusOr<Streams> MakeStreams(const std::vector<TransportAddress>& addresses,
                                         TimePoint deadline) = 0;
   int listener() const { return listener_.get(); }
@@ -66,11 +66,11 @@ class StreamMesh : public MeshTransport {
   UniqueFd listener_;
   SpinBudget spin_;
   bool crowded_ = true;                                   // more ranks than cores on this host
-  TimePoint next_look_{};                                 // for silent hosts
-  std::vector<std::unique_ptr<Connection>> connections_;  // by rank; none for the own one
+  TimePoint next_look_{};                                 // the next check for silent hosts
+  std::vector<std::unique_ptr<Connection>> connections_;  // by rank; null for this rank
   std::vector<Connection*> shared_;                       // those over shared memory
 
-  mutable Mutex streams_mutex_;  // guards the streams' lifetime against Samples, nothing else
+  mutable Mutex streams_mutex_;  // only keeps the streams alive during Samples
   std::vector<std::unique_ptr<ByteStream>> streams_ WEIR_GUARDED_BY(streams_mutex_);
 };
 

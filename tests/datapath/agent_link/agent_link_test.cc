@@ -21,7 +21,7 @@ namespace {
 
 using testing::Within;
 
-// Listens on a Unix socket and speaks frames; every wait is bounded.
+// An agent that exchanges frames over a Unix socket. Every wait is bounded.
 class FakeAgent {
  public:
   explicit FakeAgent(const std::string& path) : path_(path) {
@@ -197,7 +197,7 @@ TEST(AgentLinkTest, SaysOnceThatThereIsNoAgentAndOnceEachThatItCameAndWent) {
   FakeAgent again(path);
   ASSERT_TRUE(again.Accept());
   EXPECT_TRUE(again.Hear().contains("hello"));
-  // Attempts in between said nothing.
+  // Attempts in between logged nothing.
   EXPECT_NE(log.Next().find("connected again"), std::string::npos);
   link->Stop();
   EXPECT_EQ(log.lines.size(), 0u);
@@ -241,7 +241,7 @@ TEST(AgentLinkTest, ARefusalMaySayHowSoonToComeAgain) {
   Handler handler;
   const std::string path = SocketPath();
   FakeAgent agent(path);
-  AgentLinkOptions options;  // whose pause after a refusal is 30 s
+  AgentLinkOptions options;  // the pause after a refusal is 30 s
   options.address = "unix:" + path;
   auto link = AgentLink::Create(options, handler);
   ASSERT_TRUE(link.ok());
@@ -333,7 +333,7 @@ TEST(AgentLinkTest, StopIsQuickWithoutAnAgent) {
   EXPECT_LT(RealClock().Now() - begin, std::chrono::seconds(1));
 }
 
-// A whole job through real sockets: the plan comes over the wire, the agent dies in the middle.
+// A whole job with real sockets: the agent sends the plan and dies in the middle.
 TEST(SessionWithAgentTest, PlanArrivesByTheSocketAndSurvivesTheAgent) {
   LogCapture log;
   const std::string path = SocketPath();

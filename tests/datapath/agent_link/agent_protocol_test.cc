@@ -1,4 +1,4 @@
-// JSON between rank and agent: what goes out, and what hostile input does.
+// JSON between rank and agent: the messages that are sent, and hostile input.
 
 #include "datapath/agent_link/agent_protocol.h"
 

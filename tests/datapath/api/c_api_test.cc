@@ -1,4 +1,4 @@
-// The C interface: argument checks, requests, errors per thread, and what it does with exceptions.
+// The C interface: argument checks, requests, errors per thread, and exceptions.
 
 #include <gtest/gtest.h>
 
@@ -100,7 +100,7 @@ TEST_F(CApiTest, CreateChecksItsOptions) {
   EXPECT_EQ(weir_session_create(&options, nullptr, error, 1), WEIR_INVALID_ARGUMENT);
 }
 
-// The time that one step takes in which both ranks sum `elements` ones.
+// Returns the duration of a step in which both ranks sum `elements` ones.
 double StepSeconds(const std::vector<weir_session*>& sessions, size_t elements) {
   uint64_t key = 0;
   const weir_parameter parameter = {"p", elements, 0};

@@ -1,5 +1,5 @@
-// A program may end, by exit() or by a return from main, with sessions open: their threads go on
-// while the process's exit handlers run.
+// A program may end by exit() or by a return from main while sessions are open. Their threads keep
+// running while the process's exit handlers run.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -19,18 +19,18 @@ bool EverythingIsThere() {
          Transports().Find("tcp").ok() && RealClock().UnixSeconds() > 0;
 }
 
-// Whatever destructors freed is written over, so that a use of it shows.
+// Overwrites memory that destructors freed, so that uses of it are detected.
 void OverwriteFreedMemory() {
   for (size_t size = 16; size <= 1024; size += 16) {
     for (int i = 0; i < 64; ++i) {
-      // Never freed: the next one must be another.
+      // It is never freed, so that the next block is another one.
       std::memset(std::malloc(size), 0xff, size);
     }
   }
 }
 
-// Handlers run in the reverse order of their registration, so the first use within the handlers'
-// lifetime must come after: the child is started anew, not forked.
+// Exit handlers run in the reverse order of their registration. So the library must be used for the
+// first time after this handler was registered, and the child is a new program, not a fork.
 TEST(ProcessExitDeathTest, WhatThreadsUseOutlivesExitHandlers) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(

@@ -1,4 +1,4 @@
-// Requests under many threads, and handles that are wrong, old or of another process.
+// Requests used by many threads, and handles that are wrong, old or from another process.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -17,8 +17,8 @@ constexpr int kThreads = 8;
 constexpr int kRuns = 2000;
 constexpr size_t kElements = 64;
 
-// A session of one rank with one bucket: its operations end within microseconds, which is when
-// threads meet.
+// A session of one rank with one bucket. Its operations end within microseconds, so that threads
+// race.
 class RequestTest : public ::testing::Test {
  protected:
   RequestTest() {
@@ -58,7 +58,7 @@ TEST_F(RequestTest, AnyNumberOfThreadsWaitForOne) {
         int32_t done = 0;
         if (t % 4 == 3) (void)weir_request_test(request, &done);
         const weir_status waited = weir_request_wait(request, 20, nullptr);
-        // Who comes after the release is told so; everybody else gets the outcome.
+        // Calls after the release get an error; all others get the outcome.
         if (waited != WEIR_OK && waited != WEIR_INVALID_ARGUMENT) ++wrong;
         if (t % 2 == 0 && weir_request_release(request) == WEIR_OK) ++released;
       });
@@ -118,14 +118,14 @@ TEST_F(RequestTest, AForkedChildIsRefusedAndItsParentGoesOn) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(20);  // a child that hangs ends as killed by a signal
+    alarm(20);  // a signal kills a child that hangs
     int wrong = 0;
     wrong += weir_step_end(session, nullptr) != WEIR_FAILED_PRECONDITION;
     wrong += weir_request_wait(request, 0, nullptr) != WEIR_INVALID_ARGUMENT;
     wrong += std::string(weir_last_error(session)).empty();
     weir_session_close(session);
 #if !defined(__SANITIZE_THREAD__)  // which lets no child of a process with threads start one
-    // A session of its own works.
+    // A session that the child creates works.
     weir_options options = {};
     options.struct_size = sizeof options;
     options.job = "child";

@@ -1,5 +1,5 @@
-// A rank whose process is stopped, as by a debugger or a frozen container: every other rank names
-// it, at the latest a second after the operation's deadline.
+// If a rank's process is stopped, as by a debugger or a frozen container, every other rank names it
+// at the latest a second after the operation's deadline.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -43,7 +43,7 @@ bool Connect(weir_session* session, const Addresses& addresses) {
   return weir_session_connect(session, list, kRanks) == WEIR_OK;
 }
 
-// One step; the status and words of the wait for its request.
+// Runs one step and returns the status and text of the wait for its request.
 weir_status Step(weir_session* session, std::string* words) {
   static thread_local std::vector<float> data(kStoppedElements, 1.0f);
   const weir_parameter parameter = {"p", kStoppedElements, 0};
@@ -62,7 +62,7 @@ weir_status Step(weir_session* session, std::string* words) {
   return waited;
 }
 
-// The process that will be stopped: takes part in steps until the job fails or it is killed.
+// The process that will be stopped takes part in steps until the job fails or it is killed.
 [[noreturn]] void RunStopped(const char* transport, int from_parent, int to_parent) {
   alarm(60);
   weir_session* const session = Create(kStopped, transport);

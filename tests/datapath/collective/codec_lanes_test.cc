@@ -1,5 +1,5 @@
-// The lanes of every codec through every collective that sums them: whatever a codec does to add,
-// all ranks end with the same bytes, and with a sum.
+// The lanes of every codec in every collective that sums them: however a codec adds, all ranks end
+// with the same bytes, and these are a sum.
 
 #include "datapath/codec/codec.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kElements = 30'011;
 
-/// What each rank sends in the first round of `codec`.
+/// Returns what each rank sends in the first round of `codec`.
 std::vector<Contribution> Payloads(const Codec& codec, std::vector<EncodeContext>& contexts) {
   std::vector<std::vector<float>> inputs;
   SharedMax shared_max;

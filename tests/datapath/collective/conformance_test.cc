@@ -1,5 +1,5 @@
-// Every registered collective over every transport, world size and element count: right sums, equal
-// bits, nothing lost at the edges, control word and flags everywhere.
+// Every registered collective with every transport, world size and element count: sums are right,
+// bits are equal, nothing is lost at the edges, and all ranks get the control word and flags.
 
 #include <cmath>
 #include <cstring>
@@ -123,7 +123,7 @@ TEST_P(ConformanceTest, SmallSegmentsGiveTheSameResult) {
   for (const int world_size : {2, 3, 5}) {
     World world = MakeWorldOf(world_size);
     ASSERT_EQ(world.size(), static_cast<size_t>(world_size));
-    // The last one meets the bound on the number of segments.
+    // The last size reaches the bound on the number of segments.
     for (const auto& [count, segment_bytes] :
          {std::pair<size_t, size_t>{1000, 64}, {1024, 4096}, {1000, 3}, {65537, 512}}) {
       std::vector<Contribution> in;
@@ -152,7 +152,7 @@ TEST_P(SummingConformanceTest, LargeRandomFloatsAreCloseAndBitIdenticalOnAllRank
     }
     in[rank].lanes = Bytes(in[rank].dense);
   }
-  // All elements arrive, not those that a selection names.
+  // The sum has all elements, not only those of a selection.
   const bool lanes = SumsLanes(form()) || form() == "regions";
   std::vector<Outcome> out = RunAll(world, collective(), in);
   for (Outcome& each : out) {
@@ -253,7 +253,7 @@ TEST_P(ConformanceTest, HigherControlVersionWinsAndFlagsUnite) {
 
 TEST_P(ConformanceTest, ManySegmentsOfTheDefaultSize) {
   constexpr size_t kCount =
-      1'500'000;  // chunks of several segments that the receiver does not await
+      1'500'000;  // chunks of several segments, for which the receiver does not wait
   World world = MakeWorldOf(2);
   ASSERT_EQ(world.size(), 2u);
   std::vector<Contribution> in;
@@ -276,7 +276,7 @@ TEST_P(ConformanceTest, ManyOperationsInARowOnOneWorld) {
   }
 }
 
-// The owner of a region learns last that its sum is not finite.
+// The owner of a region is the last to learn that its sum is not finite.
 TEST_P(RegionsConformanceTest, FlagsRaisedOverASumReachEveryRank) {
   for (const int world_size : {2, 5}) {
     World world = MakeWorldOf(world_size);

@@ -1,5 +1,5 @@
-// The cost features that planners read describe what the algorithms do: bytes through the busiest
-// NIC, summed bytes and the critical path are measured on a network of virtual time.
+// The cost features that planners read describe the algorithms: bytes through the busiest NIC,
+// summed bytes and the critical path are measured on a network of virtual time.
 
 #include <array>
 #include <bit>
@@ -107,9 +107,9 @@ class VirtualTransport : public Transport {
   bool Across(int peer) const {
     return !network_.nodes.empty() && network_.nodes[peer] != network_.nodes[rank()];
   }
-  // The incoming side of the NIC takes one message at a time: the earliest free stretch from the
-  // moment the message could have begun to arrive, in whatever order messages are waited for.
-  // Returns when its last byte is there.
+  // The incoming side of the NIC receives one message at a time, in the earliest free interval
+  // after the message could have begun to arrive, whatever the order in which messages are waited
+  // for. Returns the time at which its last byte has arrived.
   double Occupy(double arrival_s, double bytes) {
     const double length_s = bytes * network_.beta_s_per_byte;
     if (length_s == 0) return arrival_s;
@@ -181,7 +181,7 @@ Measured Measure(const Collective& collective, int world_size, size_t count, dou
   return measured;
 }
 
-// The thread sanitizer finds in four ranks what it would in eight, in a tenth of the time.
+// With four ranks the thread sanitizer finds the same races as with eight, in a tenth of the time.
 #ifdef __SANITIZE_THREAD__
 constexpr int kWorldMax = 4;
 #else
@@ -233,7 +233,7 @@ TEST_P(CostTest, PayloadAndReduceDescribeLargeRuns) {
     const double sums = measured.busiest_sum / (4 * kCount);
     const double feature = PayloadFeature(collective(), world);
     double time = feature;
-    // Ranks beyond a power of two wait one payload more than crosses the busiest NIC.
+    // Ranks beyond a power of two wait for one payload more than crosses the busiest NIC.
     if (GetParam() == "recursive_doubling" && !std::has_single_bit(static_cast<unsigned>(world))) {
       time += 1;
     }
@@ -242,7 +242,7 @@ TEST_P(CostTest, PayloadAndReduceDescribeLargeRuns) {
     if (!shared_index) {  // AR-Topk adds floats itself, by the ring that is measured here, too
       EXPECT_LE(sums, cost().reduce.At(world) * 1.01);
     }
-    // The form says how many payloads are decoded inside: one in parts, or those of all nodes.
+    // The form determines how many payloads a run decodes: one in parts, or those of all nodes.
     const std::string& form = collective().Traits().form;
     const int decoded = EncodesNodeSums(form) ? world : form == "regions" ? 1 : 0;
     EXPECT_NEAR(measured.regions / (4 * kCount), decoded, 0.01);
@@ -261,9 +261,9 @@ struct NodeCase {
   bool even;
 };
 
-// Collectives by nodes: what crosses between nodes follows the functions of their number, the time
-// within nodes and the sums those of the fullest one's ranks. All-gathers bring as many payloads
-// across as a node has ranks, and hand round within it as many as there are nodes.
+// Collectives by nodes: bytes between nodes follow the functions of the number of nodes, and the
+// time within nodes and the sums follow those of the ranks of the fullest node. All-gathers send as
+// many payloads between nodes as a node has ranks, and as many within nodes as there are nodes.
 TEST_P(CostTest, NodesShareTheWork) {
   const NodeCost& node_cost = collective().Traits().node_cost;
   if (!node_cost.by_node) return;
@@ -278,7 +278,7 @@ TEST_P(CostTest, NodesShareTheWork) {
     SCOPED_TRACE(StrCat(world, " ranks on ", one.count, " nodes, at most ", one.fullest));
     const WithinNodeCost& within = one.even ? node_cost.even : node_cost.uneven;
     const bool gathers = collective().Traits().form == "opaque";
-    // Through first ranks everything goes as on uneven nodes.
+    // If only first ranks encode, the cost is that of uneven nodes.
     const bool bounds = !one.even || collective().Traits().form == "node_sums";
     const double payloads = within.payload.At(one.fullest) * (gathers ? one.count : 1);
     const Measured large = Measure(collective(), world, kCount, 0, 1.0 / (4 * kCount), one.nodes);
@@ -287,7 +287,7 @@ TEST_P(CostTest, NodesShareTheWork) {
     const double sums =
         within.reduce.At(one.fullest) + cost().reduce.At(one.count) / (one.even ? one.fullest : 1);
     EXPECT_NEAR(large.busiest_sum / (4 * kCount), sums, 0.01 * sums);
-    // Uneven nodes may broadcast with fewer bytes than scatter and all-gather.
+    // On uneven nodes a broadcast may take fewer bytes than scatter and all-gather.
     EXPECT_LE(large.makespan_s, payloads * 1.15);
     EXPECT_GE(large.makespan_s, payloads * (bounds ? 0.7 : 0.95));
     if (EncodesNodeSums(collective().Traits().form)) {
@@ -300,7 +300,7 @@ TEST_P(CostTest, NodesShareTheWork) {
   }
 }
 
-// What leaves or enters a node on behalf of all of its ranks.
+// The payload that all ranks of a node together send to or receive from other nodes.
 TEST_P(CostTest, PairsShareTheInterface) {
   if (!collective().Traits().all_pairs) return;
   for (const NodeCase& one : {NodeCase{{0, 0, 1, 1}, 2, 2, true},
@@ -321,7 +321,7 @@ TEST_P(CostTest, PairsShareTheInterface) {
 std::vector<std::string> Names() {
   std::vector<std::string> names;
   for (const Collective* collective : Collectives().All()) {
-    // Those describe another network, too, which is not there.
+    // Their features also describe the network to an aggregator, which this test does not have.
     if (!collective->Traits().lease_mode.empty()) continue;
     names.push_back(collective->Traits().name);
   }

@@ -1,5 +1,5 @@
-// What happens when the ranks do not agree or one of them fails: every rank ends with an error that
-// names the guilty one, and nobody gets a sum.
+// If the ranks do not agree or one of them fails, every rank ends with an error that names the
+// guilty one, and no rank gets a sum.
 
 #include "datapath/transport/fault.h"
 #include "datapath/base/random.h"
@@ -40,7 +40,7 @@ std::vector<Contribution> Contributions(int world, size_t count = 1000) {
   return in;
 }
 
-// All of the same size, so that a message taken for another one is not noticed by its length.
+// All messages have the same size, so that a confusion of two is not detected by their lengths.
 std::vector<Contribution> SmallContributions() {
   std::vector<Contribution> in(kWorld);
   for (int rank = 0; rank < kWorld; ++rank) {
@@ -63,8 +63,9 @@ bool SameResult(const Outcome& a, const Outcome& b) {
          a.values == b.values;
 }
 
-// Every rank of a world in which rank 1 differs fails; each message contains both texts. (Sums that
-// are encoded on their way take two operations, 17 and 18; the first may stay within nodes.)
+// Every rank of a world in which rank 1 differs must fail with a message that contains both texts.
+// (Sums that are encoded on their way take two operations, 17 and 18; the first may stay within
+// nodes.)
 void ExpectAllNameBoth(const std::vector<Outcome>& out, const std::string& one,
                        const std::string& other) {
   bool found_locally = false;
@@ -118,7 +119,7 @@ TEST_P(SummingFaultTest, AnotherElementCountIsAnErrorOnEveryRank) {
   in[1] = Contributions(kWorld, 1400)[1];
   in[1].norm_squared = 0;
   if (MovesIndices(form())) {
-    in[1].dense.resize(500);  // indices of the others lie outside
+    in[1].dense.resize(500);  // the others' indices exceed it
     in[1].step = in[0].step = in[2].step = in[3].step = 2;
   }
   for (const Outcome& outcome : RunAll(world, collective(), in, kSegmentBytes, 5)) {
@@ -160,7 +161,7 @@ TEST_P(FaultTest, CorruptionIsNamedOnEveryOtherRank) {
   }
 }
 
-// However a message is lost, no rank takes the next one for it.
+// Whichever message is lost, no rank mistakes the next one for it.
 TEST_P(LostMessageTest, NobodyEndsWithAWrongResult) {
   constexpr int kFaulty = 1;
   for (const size_t segment_bytes : {size_t{1} << 20, size_t{160}}) {
@@ -206,7 +207,7 @@ TEST_P(FaultTest, ASilentRankEndsTheOthersAtTheDeadline) {
     EXPECT_FALSE(out[rank].status.ok()) << "rank " << rank;
     named += Message(out[rank].status).find("rank 1") != std::string::npos;
   }
-  // A rank that waits for a rank that waits names the latter; whoever waited for rank 1 names it.
+  // A rank that waits for a rank that waits names the latter; ranks that wait for rank 1 name it.
   EXPECT_GE(named, 1) << out[0].status << "\n" << out[2].status;
 }
 

@@ -1,4 +1,4 @@
-// The identity of operations, and what travels along with their frames.
+// The identity of operations, and the control word and flags in their frames.
 
 #include "datapath/collective/group.h"
 

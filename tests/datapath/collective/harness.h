@@ -1,5 +1,5 @@
 #pragma once
-// Runs one operation on every rank of a world and keeps what each rank ended with.
+// Runs one operation on every rank of a world and keeps each rank's result.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,11 +20,11 @@
 
 namespace weir::testing {
 
-/// One rank's contribution. Which members count follows from the collective's form.
+/// One rank's contribution. The collective's form determines which members are used.
 struct Contribution {
   std::vector<std::byte> lanes;
   size_t lane_bytes = 4;
-  // What adds lanes; AddLanes when empty.
+  // Adds lanes; AddLanes if empty.
   std::function<void(std::span<std::byte> sum, std::span<const std::byte> addend)> accumulate = {};
   std::vector<std::byte> payload;   // opaque
   std::vector<float> dense;         // shared index: the rank's own gradient
@@ -35,9 +35,9 @@ struct Contribution {
   ControlWord control;
   uint16_t flags = 0;
   size_t payload_bytes_max = 1 << 24;
-  Status open_status;  // what opening the indices, or adding a region, answers on this rank
-  std::vector<int> nodes = {};        // of all ranks; empty: nobody knows
-  std::vector<int> ring = {};         // who follows whom; empty: ascending
+  Status open_status;  // what opening the indices, or adding a region, returns on this rank
+  std::vector<int> nodes = {};        // of all ranks; empty: unknown
+  std::vector<int> ring = {};         // order of the ranks; empty: ascending
   std::vector<uint32_t> shards = {};  // of kShardShareTotal; empty: even
   uint16_t sum_flags = 0;             // announced with encoded sums
   size_t kept_target = 0;             // own values: 0 stands for all elements
@@ -46,7 +46,7 @@ struct Contribution {
   bool takes_shares = true;
 };
 
-/// What one rank ended with.
+/// One rank's result.
 struct Outcome {
   Status status;
   std::vector<std::byte> lanes;
@@ -62,7 +62,7 @@ struct Outcome {
   std::vector<int> added;   // from which ranks, in order
 };
 
-/// Region `region` of `world` almost equal ones of `values`.
+/// Returns region `region` of `values`, which are cut into `world` regions of almost equal size.
 inline std::span<const float> RegionOf(std::span<const float> values, int region, int world) {
   const size_t begin = values.size() * region / world;
   return values.subspan(begin, values.size() * (region + 1) / world - begin);
@@ -89,17 +89,17 @@ inline std::vector<float> Floats(std::span<const std::byte> bytes) {
   return values;
 }
 
-/// Forms whose payloads are positions, with values apart.
+/// Whether payloads of the form are positions, whose values are sent separately.
 inline bool MovesIndices(std::string_view form) {
   return form == "shared_index" || form == "union_index" || form == "own_selections";
 }
 
-/// Forms that sum nodes before anything is encoded.
+/// Whether the form sums within nodes before it encodes.
 inline bool EncodesNodeSums(std::string_view form) {
   return form == "node_sums" || form == "node_shards";
 }
 
-/// Hands one rank's contribution to a collective as the operand of its form, with "codecs" that
+/// Passes one rank's contribution to a collective as the operand of its form, with "codecs" that
 /// copy floats.
 class RankRun {
  public:
@@ -310,7 +310,7 @@ inline std::vector<Outcome> RunAll(World& world, const Collective& collective,
   return outcomes;
 }
 
-/// The transports under test by name; factories live as long as the program.
+/// Finds a transport under test by name. Factories live as long as the program.
 inline const TransportFactory& FactoryNamed(const std::string& name) {
   static const std::unique_ptr<TransportFactory> inproc = MakeInprocFactory();
   return name == "inproc" ? *inproc : **Transports().Find(name);
@@ -327,7 +327,7 @@ inline std::vector<std::byte> Bytes(std::span<const float> values) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// The pieces of `gathered`, one after another.
+/// Concatenates the pieces of `gathered`.
 inline std::vector<std::byte> Joined(const std::vector<std::vector<std::byte>>& gathered) {
   std::vector<std::byte> whole;
   for (const auto& part : gathered) whole.insert(whole.end(), part.begin(), part.end());
@@ -343,7 +343,8 @@ inline void PrintTo(const Subject& subject, std::ostream* out) {
   *out << subject.collective << " over " << subject.transport;
 }
 
-/// The transports under test; `auto` is shm here. Those that need a device only where there is one.
+/// The transports under test, where `auto` is shm. Those that need a device are included only if
+/// there is one.
 inline std::vector<std::string> TransportNames() {
   std::vector<std::string> names = {"inproc", "shm", "tcp"};
   for (const TransportFactory* factory : Transports().All()) {
@@ -354,7 +355,7 @@ inline std::vector<std::string> TransportNames() {
   return names;
 }
 
-/// The collectives of these forms; of all where none is named.
+/// The collectives of these forms, or all if no form is named.
 inline std::vector<Subject> Subjects(std::initializer_list<std::string_view> forms) {
   std::vector<Subject> subjects;
   for (const Collective* collective : Collectives().All()) {

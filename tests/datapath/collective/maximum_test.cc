@@ -12,7 +12,7 @@
 namespace weir::testing {
 namespace {
 
-// What each rank has after AllReduceMax of what `value` says it began with.
+// Returns each rank's result of AllReduceMax over the inputs that `value` gives.
 std::vector<std::vector<float>> Maxima(int world_size, size_t n,
                                        const std::function<float(int rank, size_t i)>& value) {
   World world = MakeWorld("inproc", world_size);
@@ -26,7 +26,7 @@ std::vector<std::vector<float>> Maxima(int world_size, size_t n,
   return all;
 }
 
-// Few go to everybody at once, many around; 5 x 4000 floats are more than 64 KiB.
+// Few values are sent to all ranks at once, many in rounds; 5 x 4000 floats are more than 64 KiB.
 constexpr size_t kFewAndMany[] = {0, 1, 7, 3000, 4000, 20'001};
 
 TEST(MaximumTest, EveryElementIsTheGreatestOfAllRanks) {

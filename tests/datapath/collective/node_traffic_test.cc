@@ -1,5 +1,5 @@
-// What planners think that ranks of one node send through its one interface is what they send: the
-// bytes of real runs, counted by pairs of ranks and added up by nodes.
+// The planners' model of the load of an interface that ranks of one node share, compared with the
+// bytes of real runs, which are counted by pairs of ranks and added up by nodes.
 
 #include <deque>
 #include <map>
@@ -13,14 +13,15 @@
 namespace weir::testing {
 namespace {
 
-// Messages in flight: how many had to cross between nodes before each could arrive.
+// For messages in flight: how many messages between nodes had to come before each could arrive.
 struct CrossingNetwork {
   std::vector<int> nodes;  // of all ranks
   Mutex mutex;
   std::map<std::pair<int, int>, std::deque<int>> in_flight WEIR_GUARDED_BY(mutex);
 };
 
-// Counts what one rank sends to each other one, and crossings on the longest way to it.
+// Counts the bytes that one rank sends to each other one, and the longest chain of messages between
+// nodes that precedes its state.
 class PairCountingTransport : public Transport {
  public:
   PairCountingTransport(Transport& inner, CrossingNetwork& network)
@@ -77,7 +78,7 @@ class PairCountingTransport : public Transport {
 
 struct Counted {
   double payloads = 0;  // through the busier side of the busiest node's interface
-  int crossings = 0;    // one after another, between nodes
+  int crossings = 0;    // the longest chain of messages between nodes
 };
 
 // Divides by every world size below. Index payloads and values are as large as lanes.
@@ -129,7 +130,7 @@ WithinNodeModel ModelOf(const WithinNodeCost& c) {
   return {ModelOf(c.latency), ModelOf(c.payload), ModelOf(c.reduce)};
 }
 
-/// As ranks describe it to planners.
+/// The collective as ranks describe it to planners.
 CollectiveModel ModelOf(const CollectiveTraits& traits) {
   CollectiveModel model;
   model.name = traits.name;
@@ -148,14 +149,15 @@ CollectiveModel ModelOf(const CollectiveTraits& traits) {
   return model;
 }
 
-/// The nodes of consecutive ranks, named by their lowest, of so many each.
+/// The nodes of consecutive ranks, sizes[i] of them on the i-th. Each node has the number of its
+/// lowest rank.
 std::vector<int> Blocks(const std::vector<int>& sizes) {
   std::vector<int> nodes;
   for (const int size : sizes) nodes.insert(nodes.end(), size, static_cast<int>(nodes.size()));
   return nodes;
 }
 
-// The thread sanitizer finds in few ranks what it would in many, in a tenth of the time.
+// With few ranks the thread sanitizer finds the same races as with many, in a tenth of the time.
 #ifdef __SANITIZE_THREAD__
 constexpr size_t kTrafficWorldMax = 4;
 #else
@@ -193,7 +195,7 @@ TEST_P(NodeTrafficTest, IsWhatPlannersPredict) {
 }
 
 TEST_P(NodeTrafficTest, AndWhereRanksAreNotConsecutive) {
-  if (traits().uses_ring_order) return;  // a plan's ring order sees to that
+  if (traits().uses_ring_order) return;  // the ring order of a plan takes care of that
   ExpectAsCounted({0, 1, 0, 1});
   ExpectAsCounted({0, 1, 1, 0, 0});
   if (kTrafficWorldMax >= 8) ExpectAsCounted({0, 1, 2, 0, 1, 2, 0, 1});
@@ -215,8 +217,8 @@ TEST_P(NodeTrafficTest, OfRanksThatStandAloneIsTheFeatureItself) {
   }
 }
 
-// Messages between nodes, one after another, are the latencies: all of them for powers of two,
-// within two otherwise, as of the features themselves.
+// The longest chain of messages between nodes is the number of latencies: exactly for powers of
+// two, and within two otherwise, as for the features themselves.
 TEST_P(NodeTrafficTest, CrossesAsManyTimesInTurnAsPlannersPredict) {
   if (traits().uses_ring_order) return;  // all of its latencies count as the network's
   for (const std::vector<int>& sizes : kBlocks) {
@@ -231,7 +233,7 @@ TEST_P(NodeTrafficTest, CrossesAsManyTimesInTurnAsPlannersPredict) {
   }
 }
 
-// By nodes, through aggregators and with positions coded by themselves: cost_test.cc.
+// cost_test.cc covers collectives by nodes, through aggregators and with their own coded positions.
 std::vector<std::string> NamesWithoutNodes() {
   std::vector<std::string> names;
   for (const Collective* collective : Collectives().All()) {
@@ -246,7 +248,7 @@ std::vector<std::string> NamesWithoutNodes() {
 INSTANTIATE_TEST_SUITE_P(Registry, NodeTrafficTest, ::testing::ValuesIn(NamesWithoutNodes()),
                          [](const auto& info) { return info.param; });
 
-// Where interfaces are all that matters the order of the predicted times is that of the bytes.
+// If only interfaces limit the speed, the order of the predicted times is that of the bytes.
 TEST(NodeTrafficRankingTest, FollowsTheCountedBytes) {
   if (kTrafficWorldMax < 16) GTEST_SKIP() << "16 ranks are too many here";
   const std::vector<int> nodes = Blocks({4, 4, 4, 4});
@@ -272,7 +274,7 @@ TEST(NodeTrafficRankingTest, FollowsTheCountedBytes) {
   EXPECT_EQ(predicted.front().second, "hierarchical");
   for (size_t i = 0; i < predicted.size(); ++i) {
     if (predicted[i].second == counted[i].second) continue;
-    // Two that send the same.
+    // These two send the same number of bytes.
     EXPECT_NEAR(predicted[i].first / counted[i].first, 1, 0.02) << predicted[i].second;
   }
 }

@@ -1,5 +1,5 @@
-// The collectives that sum elsewhere, with an aggregator that a test holds in its hands: whatever
-// goes wrong on whichever rank, all ranks end with the same right sum in the same operation.
+// The collectives that use an aggregator, with one that the test controls: whatever fails on any
+// rank, all ranks end with the same, correct sum in the same operation.
 
 #include <cmath>
 #include <limits>
@@ -14,7 +14,8 @@ namespace {
 constexpr int kRanks = 4;
 constexpr size_t kLaneCount = 3001;
 
-/// Adds what all ranks bring, in rank order, in double, which stands for any order.
+/// Adds the lanes of all ranks in rank order and double precision, in which the order hardly
+/// matters.
 class LaneAdder {
  public:
   explicit LaneAdder(int world) : parts_(static_cast<size_t>(world)) {}
@@ -65,7 +66,7 @@ class FakeOffload : public LaneOffload {
     deadline_ = deadline;
     greatest_ = greatest;
     if (trouble_ == Trouble::kBefore) return Unavailable("fails before it sends");
-    // Who waits in vain notices soon.
+    // A rank that waits in vain notices it soon.
     const TimePoint silent = std::min(deadline, Within(0.05));
     WEIR_ASSIGN_OR_RETURN(sum_, adder_->Sum(rank_, Floats(lanes), silent));
     if (trouble_ == Trouble::kAfter) return Unavailable("fails when the others are done");
@@ -100,7 +101,8 @@ struct Through {
 
 void PrintTo(const Through& through, std::ostream* out) { *out << through.collective; }
 
-/// As if rank kRanks - 1 were left out of the sum's second half. Who lacks some knows nothing.
+/// An offload in which rank kRanks - 1 is left out of the sum's second half. A rank that lacks
+/// parts of the result does not know the contributors.
 class PartialOffload : public FakeOffload {
  public:
   PartialOffload(int rank, LaneAdder* adder, Trouble trouble)
@@ -134,7 +136,7 @@ class OffloadTest : public ::testing::TestWithParam<Through> {
  protected:
   const Collective& collective() const { return **Collectives().Find(GetParam().collective); }
 
-  /// Offloads of one operation; `troubled` are in `trouble`.
+  /// Makes the offloads of one operation; the ranks `troubled` have `trouble`.
   void Prepare(Trouble trouble, std::vector<int> troubled) {
     adder_ = std::make_unique<LaneAdder>(kRanks);
     offloads_.clear();
@@ -185,7 +187,7 @@ TEST_P(OffloadTest, WhenAllRanksGetTheSumNobodyRunsTheFallback) {
     EXPECT_EQ(offloads_[rank]->calls(), 1);
     EXPECT_FALSE(offloads_[rank]->abandoned());
     EXPECT_EQ(offloads_[rank]->greatest(), 103u);
-    // The other half of the time is the fallback's.
+    // The other half of the time is left for the fallback.
     EXPECT_LT(ToSeconds(offloads_[rank]->deadline() - before), 11);
     EXPECT_GE(out[rank].report.bytes_sent, kLaneCount * 4 / 3);
     EXPECT_LT(out[rank].report.bytes_sent, kLaneCount * 4 / 3 + 2000);
@@ -205,10 +207,10 @@ TEST_P(OffloadTest, FailureOfAnyRankMakesAllRunTheFallbackInTheSameOperation) {
         EXPECT_EQ(offloads_[rank]->calls(), trouble == Trouble::kNotReady ? 0 : 1);
         EXPECT_EQ(offloads_[rank]->culprit(), offloads_[0]->culprit());
       }
-      // Who never hears of a rank that fails before it sends fails, too.
+      // A rank that receives nothing from one that failed before it sent fails, too.
       const int lowest = *std::min_element(troubled.begin(), troubled.end());
       EXPECT_EQ(offloads_[0]->culprit(), trouble == Trouble::kBefore ? 0 : lowest);
-      // The next operation is the fallback alone.
+      // The next operation runs only the fallback.
       const auto next = RunAll(world_, collective(), in_);
       ExpectSums(next);
       for (const Outcome& each : next) EXPECT_EQ(each.report.ran_instead, GetParam().fallback);
@@ -253,7 +255,7 @@ TEST_P(OffloadTest, NothingFiniteIsLostOnEitherWay) {
   }
 }
 
-// Lanes that one rank cannot bring onto a grid are no reason to leave the offload.
+// Lanes that one rank cannot round to fixed-point numbers do not end the use of the offload.
 TEST_P(OffloadTest, LanesThatARankCannotHandOverAreSummedByTheFallbackAlone) {
   Prepare(Trouble::kNone, {});
   offloads_[2]->Say(LaneOffload::kNotTheseLanes);
@@ -267,7 +269,7 @@ TEST_P(OffloadTest, LanesThatARankCannotHandOverAreSummedByTheFallbackAlone) {
   for (const auto& offload : offloads_) EXPECT_EQ(offload->calls(), 1);
 }
 
-// A part that one rank lacks comes from another; it is no failure.
+// A rank that lacks a part gets it from another one, which is not a failure.
 TEST_P(OffloadTest, ARankThatLacksPartsGetsThemFromAnother) {
   for (const std::vector<int>& lacking :
        {std::vector<int>{}, {3}, {0}, {0, 1, 2}, {1, 2, 3}, {0, 1, 2, 3}}) {
@@ -297,7 +299,7 @@ TEST_P(OffloadTest, ARankThatLacksPartsGetsThemFromAnother) {
   }
 }
 
-// One rank has left the offload and the others have not: a bug that must not become a sum.
+// One rank has abandoned the offload and the others have not. This bug must not lead to a sum.
 TEST_P(OffloadTest, RanksThatDisagreeOnTheOffloadEndWithAnError) {
   Prepare(Trouble::kNone, {});
   in_[2].offload = nullptr;

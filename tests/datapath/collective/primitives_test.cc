@@ -1,5 +1,5 @@
-// The shared steps: partitions cover every lane once, payloads of any size arrive, small exchanges
-// agree on all ranks.
+// The shared steps: partitions cover every lane once, payloads of any size arrive, and small
+// exchanges give the same result on all ranks.
 
 #include "datapath/collective/primitives.h"
 
@@ -70,10 +70,10 @@ TEST(PartitionTest, LongSegmentsFillPacketsWhereThatMakesFewer) {
   EXPECT_EQ(filled.segments(), 9u);
   EXPECT_EQ(filled.segment_bytes(), 244u << 10) << "and a header: four packets of 62600 bytes";
   EXPECT_EQ(filled.Segment(0, 8).size(), bytes.size() - 8 * filled.segment_bytes());
-  // One message more for as many packets: none is made.
+  // A further message would not reduce the number of packets, so there is none.
   const Partition one({bytes.data(), 256 << 10}, options);
   EXPECT_EQ(one.segments(), 1u);
-  // What is cut into short segments, or may not have more, stays equal.
+  // Segments stay equal if they are short or if there may not be more of them.
   options.segment_bytes = 100'000;
   EXPECT_EQ(Partition(bytes, options).Segment(0, 0).size(), 99'868u);
   options = {.parts = 1, .segment_bytes = 256 << 10, .segments_max = 8};

@@ -1,12 +1,12 @@
-// Rings in another order than that of the ranks: who talks to whom, and that every sum is right and
-// the same on all ranks.
+// Rings in another order than that of the ranks: each rank sends to the right one, and every sum is
+// right and the same on all ranks.
 
 #include "tests/datapath/collective/harness.h"
 
 namespace weir::testing {
 namespace {
 
-/// Notes to whom one rank sends.
+/// Records the ranks to which one rank sends.
 class NotingTransport : public Transport {
  public:
   explicit NotingTransport(Transport& inner) : inner_(inner) {}
@@ -61,7 +61,8 @@ std::vector<Contribution> ContributionsAlong(const std::vector<int>& order, size
   return in;
 }
 
-/// What every rank ends with, each having sent to `peers[rank]` in turn.
+/// Runs the operation and returns every rank's result. `peers[rank]` gets the ranks to which it
+/// sent.
 std::vector<Outcome> RunNoting(const std::vector<int>& order, const Collective& collective,
                                size_t elements, std::vector<std::vector<int>>* peers) {
   World world = MakeWorld("inproc", static_cast<int>(order.size()));

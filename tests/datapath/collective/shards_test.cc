@@ -1,5 +1,5 @@
-// Shards by shares: lanes are cut alike everywhere, sums are right and equal on all ranks whatever
-// the shares, and who owns nothing moves the less.
+// Shards by shares: all ranks cut lanes in the same way, sums are right and equal on all ranks for
+// any shares, and a rank that owns nothing moves less.
 
 #include <numeric>
 
@@ -10,7 +10,7 @@
 namespace weir::testing {
 namespace {
 
-/// Shares of `world` ranks: even, all on one rank, none on one, and as chance has it.
+/// Shares of `world` ranks: even, all on one rank, none on one, and random.
 std::vector<std::vector<uint32_t>> SharesOf(int world) {
   const auto ranks = static_cast<size_t>(world);
   std::vector<std::vector<uint32_t>> all;
@@ -109,7 +109,7 @@ TEST_P(ShardsOverTest, SumsAreTheOwnersAndTheSameBytesOnEveryRank) {
       for (const size_t count : {0, 1, 3, 1000, 70'001}) {
         const auto in = ContributionsWith(shares, count, 4);
         const auto out = RunAll(ranks, mesh, in, 4096, 10);
-        // Owner by owner: from its own value on, then the ranks after it.
+        // The expected sum of each owner: its own value first, then those of the ranks after it.
         std::vector<float> sum;
         std::vector<std::byte> place(4 * count);
         const Partition cut(place, {.parts = shares.size(), .segment_bytes = 1, .shares = shares});

@@ -1,5 +1,5 @@
-// Sparse sums by region: how regions are cut, what a part looks like on the wire, what owners keep
-// and what all learn from it.
+// Sparse sums by region: how regions are cut, the wire format of a part, which sums owners keep,
+// and what all ranks learn from them.
 
 #include "datapath/collective/sparse_regions.h"
 
@@ -94,7 +94,7 @@ TEST(SparsePartTest, RejectsWhatIsCutBentOrOfAnotherRegion) {
   for (size_t size = 0; size < bytes.size(); ++size) {
     SparseVector out;
     const Status status = DecodeSparse(std::span(bytes).first(size), range, &out, &summary);
-    // Without its summary a part is whole.
+    // A part is also complete without its summary.
     if (size + sizeof(uint64_t) + 4 * SparseSummary::kPoints == bytes.size()) continue;
     EXPECT_EQ(status.code(), StatusCode::kDataLoss) << size;
   }
@@ -124,7 +124,7 @@ TEST(SparsePartTest, RejectsWhatIsCutBentOrOfAnotherRegion) {
 
 TEST(KeepSparseTest, KeepsFromTheThresholdOnUpToTheCap) {
   const SparseVector sums{.indices = {1, 3, 5, 7, 9}, .values = {-4, 1, 2, -2, NAN}};
-  // Without a threshold the share of the target, the lower position first.
+  // Without a threshold, the share of the target is kept, lower positions first.
   EXPECT_EQ(KeepSparse(sums, {}, 6, 2).indices, (std::vector<uint32_t>{1, 5, 9}));
   EXPECT_EQ(KeepSparse(sums, {.threshold = 2}, 6, 2).indices, (std::vector<uint32_t>{1, 5, 7, 9}));
   EXPECT_EQ(KeepSparse(sums, {.threshold = 0}, 2, 2).indices, (std::vector<uint32_t>{1, 9}));

@@ -1,6 +1,6 @@
-// Sums through the staging buffers of one host: exact whatever the sizes and however many
-// operations follow one another, the same bits on all ranks, and nobody ends with a wrong sum when
-// ranks disagree, die or lose messages.
+// Sums through the staging buffers of one host: exact for all sizes and any sequence of operations,
+// with the same bits on all ranks. No rank gets a wrong sum when ranks disagree, die or lose
+// messages.
 
 #include "datapath/collective/staged_sum.h"
 
@@ -29,7 +29,7 @@ Lanes Bytewise(std::span<std::byte> bytes, size_t lane_bytes) {
           }};
 }
 
-/// What ranks sum before their next messages, but for what does not divide.
+/// How many bytes ranks sum before their next messages, apart from rounding.
 size_t BlockBytes(const World& world) {
   return std::min(world[0]->staging()->own.size() / 2, world.size() * kStagedSlotBytesMax);
 }
@@ -39,7 +39,8 @@ TEST(StagedSumTest, BytesAreExactForEveryWorldSizeAndLane) {
     World world = MakeWorld("shm", size);
     ASSERT_NE(world[0]->staging(), nullptr);
     const size_t block = BlockBytes(world);
-    // Sizes one after another on one world, so that each operation finds what others left behind.
+    // All sizes run one after another in one world, so that each operation finds the data that
+    // earlier ones left in the buffers.
     for (const size_t lane_bytes : {1, 4, 12}) {
       for (const size_t about : {size_t{0}, size_t{1}, size_t{100}, block - 64, block, block + 64,
                                  2 * block, 3 * block + 4 * lane_bytes}) {
@@ -60,8 +61,8 @@ TEST(StagedSumTest, BytesAreExactForEveryWorldSizeAndLane) {
           const Status status = StagedAllReduce(group, lanes);
           EXPECT_TRUE(status.ok()) << status;
           if (bytes % (lane_bytes * size) != 0) return;
-          // What a direct exchange would send: chunk by chunk away and the total to all, and
-          // frames.
+          // The bytes that a direct exchange would send: the other chunks, the total to all ranks,
+          // and frames.
           EXPECT_GE(group.bytes_sent(), 2 * bytes * (size - 1) / size);
         });
         for (int rank = 0; rank < size; ++rank) {
@@ -73,8 +74,8 @@ TEST(StagedSumTest, BytesAreExactForEveryWorldSizeAndLane) {
   }
 }
 
-// proto/WIRE.md section 1: with 2 ranks slot 1 of the first half begins at 524288, and has what
-// rank 0 shows of chunk 1.
+// proto/WIRE.md section 1: with 2 ranks slot 1 of the first half begins at 524288 and has rank 0's
+// contribution to chunk 1.
 TEST(StagedSumTest, ContributionsStandWhereTheFormatSays) {
   World world = MakeWorld("shm", 2);
   std::vector<std::vector<std::byte>> data = {Pattern(1 << 20, 1), Pattern(1 << 20, 2)};
@@ -90,8 +91,8 @@ TEST(StagedSumTest, ContributionsStandWhereTheFormatSays) {
   EXPECT_TRUE(std::equal(shown.begin(), shown.end(), staging.begin() + 524288));
 }
 
-// Ranks fall behind each other by random times and start the next operation while others are still
-// at the one before, in staging buffers that lanes of different sizes divide differently.
+// Ranks are late by random times and start the next operation while others are still in the
+// previous one. Lanes of different sizes divide the staging buffers differently.
 TEST(StagedSumTest, OperationsFollowOneAnotherHoweverLateSomeRanksAre) {
   constexpr int kWorld = 4, kOperations = 60;
   World world = MakeWorld("shm", kWorld);
@@ -135,7 +136,7 @@ TEST(StagedSumTest, FloatsAreTheSameBitsOnAllRanksAndThoseOfMessages) {
   for (int rank = 0; rank < kWorld; ++rank) {
     ASSERT_TRUE(by_staging[rank].status.ok()) << by_staging[rank].status;
     ASSERT_TRUE(by_staging[rank].lanes == by_tcp[0].lanes) << "rank " << rank;
-    // It was not by messages: the transport moved next to nothing, the report counts the lanes.
+    // Messages were not used: the transport moved almost nothing, and the report counts the lanes.
     EXPECT_LT(staged[rank]->bytes_sent(), 100'000u);
     EXPECT_GT(by_staging[rank].report.bytes_sent, 1'900'000u);
   }

@@ -1,5 +1,6 @@
 #pragma once
-// Books of a job of sessions: what went in, what came out and what residuals owe.
+// Accounts for a job of sessions: the gradients that went in, the sums that came out, and the
+// residuals.
 
 #include <cmath>
 #include <cstring>
@@ -8,7 +9,7 @@
 
 namespace weir::testing {
 
-/// Everything that the residuals of all ranks owe, element by element. `parameters` as in Define.
+/// The sum of the residuals of all ranks, element by element. `parameters` as in Define.
 inline std::vector<double> Owed(SessionWorld& job,
                                 const std::vector<ResidualParameter>& parameters) {
   size_t elements = 0;
@@ -40,11 +41,11 @@ inline size_t ServerElements(SessionWorld& job, int rank,
   return held;
 }
 
-/// A job under one choice that keeps the account of what went in and what came out.
+/// A job under one choice that accounts for what went in and what came out.
 class Account {
  public:
   using Data = std::vector<std::vector<float>>;
-  /// `factory`: of the ranks' transports; null: of one that says nothing of nodes.
+  /// `factory` creates the ranks' transports; null: the in-memory one, which reports no nodes.
   Account(int world, size_t elements, const TransportFactory* factory = nullptr)
       : job({.world = world, .transport = "inproc", .factory = factory}) {
     parameters = {{"first", elements / 3}, {"second", elements - elements / 3}};
@@ -66,7 +67,7 @@ class Account {
     job.sessions[0]->OnCommand(PlanArm{version_});
   }
 
-  /// One step over random gradients; what was delivered, the same bits on all ranks.
+  /// Runs one step on random gradients and returns what was delivered, the same bits on all ranks.
   std::vector<float> Step(uint64_t seed, float amplitude = 1) {
     Data data = RandomGradients(static_cast<int>(job.sessions.size()), in.size(), seed);
     for (auto& gradient : data) {

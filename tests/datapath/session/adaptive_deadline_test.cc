@@ -1,4 +1,4 @@
-// Deadlines that follow what was measured, on times that the test makes up.
+// Deadlines follow the measured times, which the test invents.
 
 #include "datapath/session/adaptive_deadline.h"
 
@@ -21,21 +21,21 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kBucket = 7, kOther = 8;
 
-/// A job whose operations and steps take as long as it is told.
+/// A job whose operations and steps take the times that the test gives.
 class Steps {
  public:
   explicit Steps(Duration floor = milliseconds(10), Duration ceiling = seconds(60))
       : adaptive_deadline_({floor, ceiling}) {}
 
-  /// One operation; what it was allowed.
+  /// Runs one operation and returns the time that it was allowed.
   Duration Run(uint64_t bucket, Duration takes, const std::string& choice = "dense") {
     const Duration allowed = adaptive_deadline_.Begin(step_, {bucket}, choice, now_);
     now_ += takes;
     adaptive_deadline_.Finish(now_);
     return allowed;
   }
-  /// `count` steps of two operations of 2 ms in 100 ms each; what the last one's second was
-  /// allowed.
+  /// Runs `count` steps of 100 ms with two operations of 2 ms each. Returns the time that the
+  /// second operation of the last step was allowed.
   Duration Steady(int count, const std::string& choice = "dense") {
     Duration allowed{};
     for (int i = 0; i < count; ++i) {
@@ -75,7 +75,7 @@ TEST(AdaptiveDeadlineTest, ASettledJobGetsTenStepsAndOperations) {
 TEST(AdaptiveDeadlineTest, TheFirstOperationOfAStepMayAlwaysWaitForALateRank) {
   Steps steps;
   steps.Steady(100);
-  EXPECT_EQ(steps.Run(kBucket, seconds(30)), seconds(60));  // somebody writes a checkpoint
+  EXPECT_EQ(steps.Run(kBucket, seconds(30)), seconds(60));  // a rank writes a checkpoint
   EXPECT_LT(steps.Run(kOther, milliseconds(2)), seconds(60));
   EXPECT_THAT(steps.deadline().Explain(), HasSubstr("were allowed"));
 }
@@ -96,7 +96,7 @@ TEST(AdaptiveDeadlineTest, ANetworkTenTimesSlowerIsSurvivedAndThenExpected) {
 
 TEST(AdaptiveDeadlineTest, StragglersWhoseStepsBecomeTenTimesAsLongAreSurvived) {
   Steps steps;
-  // Late in the middle of a backward pass of, now, a second.
+  // A rank is late in the middle of a backward pass, which now takes a second.
   EXPECT_GT(steps.Steady(100), seconds(1));
 }
 
@@ -124,7 +124,7 @@ TEST(AdaptiveDeadlineTest, AnHourBetweenStepsEndsAtTheCeilingAndIsForgotten) {
   EXPECT_LT(steps.Steady(200), seconds(2));
 }
 
-// Else a rank that waits for one that waits itself would name the wrong one.
+// Otherwise a rank that waits for a rank that itself waits would name the wrong one.
 TEST(AdaptiveDeadlineTest, APartAfterOneWithoutSomeRanksOutlastsThatOne) {
   AdaptiveDeadline deadline({.floor = milliseconds(10), .ceiling = seconds(60)});
   TimePoint now{seconds(1000)};

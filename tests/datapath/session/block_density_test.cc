@@ -1,4 +1,4 @@
-// What ranks report of the blocks that their gradients and the sums of them hold.
+// The block densities that ranks report of their gradients and sums.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@ TEST(BlockDensitySessionTest, RanksReportTheirOwnAndTheUnionsBlocks) {
   SessionWorld job({.world = 2, .transport = "inproc"});
   job.Up();
   const uint64_t key = job.Define({{"w", kDensityElements}});
-  // Ten blocks each, five of which are the same ones.
+  // Each rank has ten blocks, five of which are the same on both.
   std::vector<std::vector<float>> data(2, std::vector<float>(kDensityElements));
   for (size_t block = 0; block < 10; ++block) {
     data[0][64 * block] = 1;

@@ -1,4 +1,5 @@
-// What a session keeps between steps: through checkpoints, changes of scale, of codec and of ratio.
+// State that a session keeps between steps survives checkpoints and changes of scale, codec and
+// ratio.
 
 #include <algorithm>
 #include <cstring>
@@ -19,7 +20,7 @@ using Data = std::vector<std::vector<float>>;
 const std::vector<ResidualParameter> kParameters = {{"w", 40 * 100, 100}, {"b", 1000}};
 constexpr size_t kElements = 5000;
 
-/// A job that runs one codec from its first step on.
+/// A job that uses one codec from its first step on.
 std::unique_ptr<SessionWorld> JobWith(const std::string& codec, const std::string& collective) {
   const std::string path = testing::TempFile(
       "checkpoint.json", StrCat(R"({"fallback": {"codec": ")", codec, R"(", "collective": ")",
@@ -30,7 +31,7 @@ std::unique_ptr<SessionWorld> JobWith(const std::string& codec, const std::strin
   return job;
 }
 
-/// One step on gradients drawn from `draw`; rank 0's result.
+/// Runs one step on gradients drawn from `draw` and returns rank 0's result.
 std::vector<float> Step(SessionWorld& job, uint64_t key, uint64_t draw) {
   Data data = RandomGradients(2, kElements, draw);
   job.Begin();
@@ -113,7 +114,7 @@ TEST(CheckpointTest, DamageIsRefusedOrHarmless) {
     ASSERT_EQ(session.ImportState(cut).code(), StatusCode::kDataLoss) << size;
   }
   EXPECT_EQ(job->Export(0), saved) << "nothing changed";
-  // Behind a right checksum, in the codecs' part: the last 100 bytes.
+  // Damages the codecs' part, the last 100 bytes, and corrects the checksum.
   Random random(5);
   int refused = 0;
   for (int round = 0; round < 400; ++round) {
@@ -174,9 +175,9 @@ Choice Sparse(const std::string& codec, double ratio) {
   return choice;
 }
 
-/// Runs a dense step with zero gradients on all ranks: what was left behind, summed.
+/// Runs a dense step with zero gradients on all ranks, which returns the sum of all residuals.
 std::vector<float> Flushed(SessionWorld& job, uint64_t key, uint64_t version) {
-  // The step that carries the switch would deliver some of it: another bucket carries it.
+  // Another bucket announces the switch, because this one would deliver some of the residuals.
   job.Switch(UniformPlan(version, DenseChoice()), job.Define({{"carrier", 8}}), 8);
   Data zeros(job.sessions.size(), std::vector<float>(kElements));
   job.Begin();
@@ -234,7 +235,7 @@ TEST(ScaleStateTest, BadFactorsAndOverflowChangeNothing) {
 // --- Policy --------------------------------------------------------------------------------------
 
 TEST(ResidualPolicyTest, ResidualsDoNotDependOnTheScaleOfTheSum) {
-  // They are kept before the division by the world, so that a world of another size can go on.
+  // Residuals are kept undivided by the world size, so that a world of another size can use them.
   std::vector<std::vector<std::byte>> exported;
   for (const double scale : {1.0, 0.5}) {
     SessionWorld job({.world = 2, .transport = "inproc"});
@@ -283,7 +284,7 @@ TEST(ResidualPolicyTest, ChangesOfCodecAndRatioLoseNothing) {
 }
 
 TEST(ResidualPolicyTest, PayloadsOfUnlikeSizesAreNotPadded) {
-  // Rank 0 has nothing to send and rank 1 keeps half: lengths travel before the payloads.
+  // Rank 0 has nothing to send and rank 1 keeps half; lengths are sent before the payloads.
   SessionWorld job({.world = 2, .transport = "inproc"});
   job.Up();
   const uint64_t key = job.Define(kParameters);

@@ -1,5 +1,4 @@
-// A job whose aggregator does not wait for stragglers: on the way of one rank's packets stands
-// somebody who is slow.
+// A job whose aggregator does not wait for stragglers. A relay delays one rank's packets.
 
 #include <netinet/in.h>
 #include <poll.h>
@@ -27,7 +26,7 @@ constexpr int kCutoffWorld = 4, kStraggler = 3;
 constexpr size_t kCutoffFloats = 40000;  // 40 packets, so five rounds of 8 slots
 constexpr Duration kCutoff = std::chrono::milliseconds(100);
 
-/// Passes datagrams on between one rank and an aggregator, each of which takes it for the other.
+/// A relay of datagrams between one rank and an aggregator, each of which takes it for the other.
 class SlowPath {
  public:
   explicit SlowPath(const std::string& rank)
@@ -50,11 +49,11 @@ class SlowPath {
   void SetAggregator(const std::string& address) {
     aggregator_ = aggregation::ParseSourceAddress(address).value_or(0);
   }
-  /// Of what the rank sends from now on.
+  /// Sets the delay of what the rank sends from now on.
   void SetDelay(Duration delay) { delay_ns_ = delay.count(); }
-  /// From its next reply on, what the aggregator answers for so long is lost.
+  /// Loses all replies of the aggregator for a time that begins with its next one.
   void LoseRepliesFor(Duration time) { deaf_for_ns_ = time.count(); }
-  /// Of the next replies the n-th is lost.
+  /// Loses the n-th of the aggregator's next replies.
   void LoseSomeReplies(int n) { lose_in_ = n; }
   uint64_t passed_late() const { return passed_late_; }
 
@@ -116,7 +115,7 @@ class SlowPath {
   std::thread thread_;
 };
 
-/// Four ranks under `thc_table` with a quorum of three; the last one's packets go by `path`.
+/// Four ranks under `thc_table` with a quorum of three. The last rank's packets go through `path`.
 class CutoffTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -176,7 +175,7 @@ class CutoffTest : public ::testing::Test {
             .cutoff_us = 100'000};
   }
 
-  /// As SessionWorld::Switch, with a plan for each rank, in the next version.
+  /// As SessionWorld::Switch, but with a separate plan of the next version for each rank.
   void Switch(std::vector<Plan> plans) {
     ++version_;
     for (Plan& plan : plans) plan.version = version_;
@@ -191,7 +190,7 @@ class CutoffTest : public ::testing::Test {
     switched_ = zeros[0];
   }
 
-  /// One step, after which `data` are equal on all ranks. Its time.
+  /// Runs one step, checks that `data` are then equal on all ranks, and returns its duration.
   double Step(std::vector<std::vector<float>>& data) {
     const TimePoint before = RealClock().Now();
     job_.Begin();
@@ -205,7 +204,7 @@ class CutoffTest : public ::testing::Test {
     return took_s;
   }
 
-  /// Nothing is left of what earlier steps brought; then `thc_table` again.
+  /// Flushes all residuals, then switches back to `thc_table`.
   void Flush() {
     Switch(std::vector<Plan>(kCutoffWorld, UniformPlan(0, DenseChoice())));
     std::vector<std::vector<float>> zeros(kCutoffWorld, std::vector<float>(kCutoffFloats));
@@ -213,7 +212,7 @@ class CutoffTest : public ::testing::Test {
     Switch(plans_);
   }
 
-  /// By the aggregator's one shard.
+  /// Counted by the aggregator's one shard.
   aggregation::AggregatorCounters Counted() {
     const auto shards = server_->Shards();
     EXPECT_EQ(shards->size(), 1u);
@@ -244,7 +243,8 @@ double Dot(const std::vector<float>& a, const std::vector<double>& b) {
   return sum;
 }
 
-/// What was delivered, each step by the share of the ranks that it holds, against what was brought.
+/// Compares the sum of what was delivered, each step scaled by its share of contributors, with the
+/// sum of the gradients.
 class Ledger {
  public:
   void Bring(const std::vector<std::vector<float>>& data) {
@@ -268,7 +268,7 @@ class Ledger {
 TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
   constexpr Duration kDelay = std::chrono::milliseconds(1500);
   constexpr int kAttempts = 5;
-  int slow = 0;  // attempts that the straggler alone made slow
+  int slow = 0;  // attempts in which only the straggler was slow
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     if (attempt > 0) Flush();
     Ledger ledger;
@@ -294,7 +294,7 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
     const uint64_t cut_off = RoundsCutOff() - undisturbed;
     path_->SetDelay(Duration::zero());
 
-    // What it sent comes late, in the middle of other operations.
+    // Its packets arrive late, in the middle of other operations.
     uint64_t disturbed = undisturbed - before;
     for (uint64_t step = 3; RealClock().Now() < begun + kDelay + kCutoff; ++step) {
       auto more = RandomGradients(kCutoffWorld, kCutoffFloats, step);
@@ -306,8 +306,8 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
     }
     EXPECT_FALSE(AnyFailure());
     EXPECT_EQ(job_.ports[0]->All<StepReport>().back().buckets[0].collective, "thc_table");
-    // Instrumented or on a busy machine some other rank is cut off, too, or the clock tells
-    // nothing.
+    // With sanitizers or on a busy machine another rank may be cut off, too, or the measured time
+    // means nothing.
     if (disturbed > 0 || undisturbed_s > ToSeconds(kCutoff) / 2) continue;
     if (took_s > 4 * ToSeconds(kCutoff)) {  // five rounds, one cut-off
       ++slow;
@@ -317,11 +317,12 @@ TEST_F(CutoffTest, AStragglerCostsOneCutOffAndItsGradientComesLater) {
     EXPECT_GT(path_->passed_late(), late_before);
     EXPECT_EQ(cut_off, 40u);
     EXPECT_GT(took_s, 0.9 * ToSeconds(kCutoff));
-    // The others' sum times 4/3 and nothing of the straggler's; quantised, so not exactly.
+    // The sum is that of the other ranks times 4/3, up to the error of quantization.
     EXPECT_NEAR(Dot(data[0], others) / Dot({others.begin(), others.end()}, others), 4.0 / 3, 0.06);
     EXPECT_NEAR(Dot(data[0], missing) / Dot({missing.begin(), missing.end()}, missing), 0, 0.1);
 
-    // The step that announces a lossless codec delivers some of the rest, that codec all of it.
+    // The step that announces a lossless codec delivers some of the residuals; that codec delivers
+    // the rest.
     const uint64_t switching = RoundsCutOff();
     Switch(std::vector<Plan>(kCutoffWorld, UniformPlan(0, DenseChoice())));
     if (RoundsCutOff() != switching) break;
@@ -351,7 +352,8 @@ TEST_F(CutoffTest, ARankThatMissesResultsGetsThemFromTheOthers) {
   EXPECT_EQ(job_.ports[0]->All<StepReport>().back().buckets[0].collective, "thc_table");
 }
 
-// It cannot even ask for what it missed: its packets take longer than anybody waits for a reply.
+// The rank cannot even request what it missed, because its packets take longer than the time for
+// which any rank waits for a reply.
 TEST_F(CutoffTest, ARankThatMissesResultsAndCannotAskGetsThemFromTheOthers) {
   auto data = RandomGradients(kCutoffWorld, kCutoffFloats, 1);
   const double undisturbed_s = Step(data);

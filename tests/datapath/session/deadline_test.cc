@@ -1,4 +1,4 @@
-// Deadlines of a session's operations, which follow what operations and steps took.
+// Deadlines of a session's operations follow the times of operations and steps.
 
 #include <atomic>
 #include <thread>
@@ -8,14 +8,14 @@
 namespace weir::testing {
 namespace {
 
-// True when `done` became true within `seconds`.
+// Returns true if `done` became true within `seconds`.
 bool Comes(const std::atomic<bool>& done, double seconds) {
   const TimePoint deadline = Within(seconds);
   while (!done.load() && RealClock().Now() < deadline) std::this_thread::yield();
   return done.load();
 }
 
-/// Enough steps of two buckets for deadlines to follow what they took.
+/// Runs enough steps of two buckets for deadlines to follow their times.
 void Settle(SessionWorld& job, uint64_t first, uint64_t second) {
   for (int step = 0; step < 12; ++step) {
     auto one = RandomGradients(2, 100, 1), two = RandomGradients(2, 200, 2);
@@ -41,7 +41,7 @@ TEST(DeadlineTest, SilenceWithinAStepIsNoticedByWhatStepsTakeNotByTheTimeout) {
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded);
   EXPECT_NE(Message(status).find("no answer from rank 1"), std::string::npos) << ToString(status);
   EXPECT_NE(Message(status).find("usually takes"), std::string::npos) << ToString(status);
-  // The other rank hears of it in its next operation.
+  // The other rank learns of it in its next operation.
   ASSERT_TRUE(job.sessions[1]->AllReduce(second, data[1].data(), 1, nullptr).ok());
   const Status other = job.sessions[1]->EndStep().status();
   EXPECT_NE(Message(other).find("rank 0 reported"), std::string::npos) << ToString(other);

@@ -26,7 +26,7 @@ Choice ChoiceOf(const char* codec, double ratio = 0.1) {
   return choice;
 }
 
-/// A job of two ranks whose gradients stand still.
+/// A job of two ranks whose gradients do not change.
 class Ef21Job {
  public:
   Ef21Job() : world({.world = kWorld, .transport = "inproc"}) {
@@ -41,7 +41,7 @@ class Ef21Job {
     world.sessions[0]->OnCommand(PlanArm{version_});
   }
 
-  /// One step; returns what was delivered, equal on all ranks.
+  /// Runs one step and returns what was delivered, which is equal on all ranks.
   std::vector<float> Step(bool poisoned = false) {
     auto data = gradients;
     if (poisoned) data[1][77] = std::numeric_limits<float>::quiet_NaN();
@@ -121,7 +121,7 @@ TEST(SessionEf21Test, AResidualLeavesWithTheFirstStep) {
   for (size_t i = 0; i < kSize; ++i) {
     ASSERT_NEAR(delivered[i], 4 * sum[i] / kWorld, 0.02) << i;
   }
-  // The left over part is delivered once: the next estimate is of the gradient alone.
+  // The residual is delivered once, so the next estimate is of the gradient alone.
   EXPECT_LT(job.Error(job.Step()), 1e-5);
 }
 

@@ -1,6 +1,6 @@
-// A rank closes its session from another thread, at any moment of a step of many buckets. All ranks
-// end that step with its name, go on in another mesh, and have delivered and owe in the end what
-// they would have without the interruption.
+// A rank closes its session from another thread at any moment of a step of many buckets. All ranks
+// end that step with an error that names it and continue in another mesh. In the end sums and
+// residuals are the same as without the interruption.
 
 #include <thread>
 
@@ -13,7 +13,7 @@ constexpr int kRanks = 3;
 constexpr uint64_t kEnd = 7, kBroken = 4;  // steps; the plan is active by then
 constexpr size_t kBuckets = 12;
 
-// Of codecs that keep nothing but residuals, which outlive a mesh.
+// All codecs here keep only residuals, which outlive a mesh.
 const std::vector<Choice>& Choices() {
   static const auto* const choices = new std::vector<Choice>{
       {.codec = "identity", .collective = "ring"},
@@ -47,7 +47,7 @@ class InterruptedJob {
     job_.sessions[0]->OnCommand(PlanArm{1});
   }
 
-  /// Until step kEnd or a failure, which is what it returns of every rank.
+  /// Runs until step kEnd or a failure. Returns the outcome of every rank.
   std::vector<Status> Run() {
     std::vector<Status> ended(kRanks);
     RunRanks(kRanks, [&](int rank) {
@@ -58,7 +58,7 @@ class InterruptedJob {
     return ended;
   }
 
-  /// As Run, but `victim` closes its session so long after it began step kBroken.
+  /// As Run, but `victim` closes its session a given time after it began step kBroken.
   std::vector<Status> Interrupt(int victim, Duration after) {
     std::thread closing([&] {
       const TimePoint deadline = Within(kPatience);
@@ -109,7 +109,8 @@ class InterruptedJob {
       const Status status = session.AllReduce(keys_[b], data[b].data(), 1, nullptr);
       if (failed.ok()) failed = status;
     }
-    const StatusOr<bool> skipped = session.EndStep();  // whatever happened: buffers are in use
+    const StatusOr<bool> skipped =
+        session.EndStep();  // also after an error, because buffers are in use
     WEIR_RETURN_IF_ERROR(failed);
     WEIR_RETURN_IF_ERROR(skipped.status());
     delivered_[rank][step] = std::move(data);
@@ -135,7 +136,7 @@ void CheckInterruptions(const std::string& transport) {
         job.Interrupt(victim, std::chrono::microseconds(random.Below(seed < 5 ? 500 : 5000)));
     EXPECT_LT(ToSeconds(RealClock().Now() - begin), 15);
     for (int rank = 0; rank < kRanks; ++rank) {
-      // All steps may be over before, or the rank itself finds its session closed.
+      // All steps may have ended before, or the rank itself may find its session closed.
       const bool knows =
           ended[rank].ok() ||
           (rank == victim && ended[rank].code() == StatusCode::kFailedPrecondition) ||

@@ -1,5 +1,5 @@
-// Leases: what a job turns to when nobody has heard of the controller, first message by message,
-// then with whole sessions.
+// Leases: the plan to which a job switches when no rank hears from the controller. The tests run
+// message by message first and then with whole sessions.
 
 #include <gmock/gmock.h>
 
@@ -24,7 +24,7 @@ std::shared_ptr<const Plan> LeasedPlan(uint64_t version, const char* codec = "fp
 }
 std::shared_ptr<const Plan> Dense(uint64_t version) { return LeasedPlan(version, "identity"); }
 
-// Rank 0 and rank 1 that run plan 1, whose lease plan is 2.
+// Ranks 0 and 1 run plan 1, whose lease plan is 2.
 class LeaseTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -36,7 +36,7 @@ class LeaseTest : public ::testing::Test {
     Step();
     ASSERT_EQ(zero_.active()->version, 1u);
   }
-  // A step of both ranks, with an operation that carries rank 0's word.
+  // Runs a step of both ranks, with an operation that carries rank 0's control word.
   void Step(bool expired = false) {
     zero_.BeginStep(step_, expired);
     one_.BeginStep(step_, false);
@@ -63,7 +63,7 @@ TEST_F(LeaseTest, WhenItRunsOutEveryRankSwapsToItsPlanAtTheSameStep) {
   EXPECT_EQ(one_.active()->fallback.codec, "identity");
   EXPECT_EQ(zero_.announced(), ControlWord{}) << "the lease plan itself has no lease";
   EXPECT_EQ(one_.lease_plan(), nullptr);
-  // The controller is back and goes on above both versions.
+  // The controller is back and continues with a version above both.
   for (PlanActivation* rank : {&zero_, &one_}) {
     EXPECT_EQ(NackOf(rank->OnOffer(LeasedPlan(3), "n", OkStatus(), Dense(4))), "");
   }
@@ -104,7 +104,7 @@ TEST_F(LeaseTest, AnArmedPlanGoesFirst) {
   EXPECT_EQ(zero_.announced().version, 3u);
   Step(false);
   EXPECT_EQ(one_.active()->version, 3u);
-  // Armed after the lease plan was announced: that one first, then the armed one.
+  // A plan is armed after the lease plan was announced. The lease plan comes first, then that plan.
   for (PlanActivation* rank : {&zero_, &one_})
     rank->OnOffer(LeasedPlan(5), "n", OkStatus(), Dense(6));
   Step(true);
@@ -119,7 +119,7 @@ TEST_F(LeaseTest, AnArmedPlanGoesFirst) {
 TEST_F(LeaseTest, AnnouncedInAStepWithoutOperationsItMayStillBeRenewed) {
   zero_.BeginStep(step_++, true);
   EXPECT_EQ(zero_.announced().version, 2u);
-  zero_.BeginStep(step_++, true);  // nobody heard of it: once more
+  zero_.BeginStep(step_++, true);  // no rank has seen it, so it is announced again
   EXPECT_EQ(zero_.announced(), (ControlWord{2, step_}));
   zero_.BeginStep(step_++, false);
   EXPECT_EQ(zero_.announced(), ControlWord{});
@@ -162,7 +162,7 @@ class LeasedWorldTest : public ::testing::Test {
     Step();
     Step();
   }
-  // The version that every rank runs in this step.
+  // Returns the version that every rank runs in this step.
   uint64_t Step() {
     std::vector<std::vector<float>> data(3, std::vector<float>(100, 1.0f));
     job_.Begin();

@@ -1,5 +1,5 @@
-// Codecs that see matrices, through whole sessions: real shapes, the compressed path, and the same
-// numbers as the codec gives outside of a session.
+// Codecs that work on matrices, in whole sessions: real shapes, the compressed path, and the same
+// numbers that the codec gives outside of a session.
 
 #include <xxhash.h>
 
@@ -22,7 +22,7 @@ const std::vector<TensorShape> kShape = {{96, 80}, {1, 96}, {64, 128}};
 constexpr size_t kMatrixElements = 96 * 80 + 96 + 64 * 128;
 constexpr int kMatrixWorld = 3;
 
-/// Gradients of rank one and some noise, other ones in every step.
+/// Gradients of matrix rank one with some noise, different in every step.
 std::vector<std::vector<float>> Structured(uint64_t step) {
   auto gradients = RandomGradients(kMatrixWorld, kMatrixElements, step);
   const auto ends = RandomGradients(2, kMatrixElements, 1000);

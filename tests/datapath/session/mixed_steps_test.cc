@@ -1,7 +1,7 @@
-// Whole jobs drawn at random: buckets of every codec and collective together in one step, callers
-// that pause, ranks with other numbers of encode threads, nodes of unequal sizes, plans that change
-// between steps, NaN on one rank. In which order parts move must not show: ranks deliver the same
-// bits, and those of a run in which only one operation is under way at a time.
+// Random whole jobs: buckets of every codec and collective in one step, callers that pause, ranks
+// with different numbers of encode threads, nodes of unequal sizes, plans that change between
+// steps, NaN on one rank. The order in which parts move must not matter: all ranks deliver the same
+// bits as in a run in which only one operation is in progress at a time.
 
 #include <array>
 #include <cmath>
@@ -24,7 +24,7 @@ constexpr uint64_t kPlans = 3;
 constexpr int kWorldMax = 6;
 constexpr std::array<size_t, 8> kSizes = {0, 1, 2, 5, 60, 900, 4099, 20011};
 
-/// Everything of a job that all ranks know.
+/// The description of a job, which all ranks know.
 struct MixedJob {
   struct BucketOf {
     size_t elements = 0;
@@ -95,7 +95,7 @@ Plan DrawPlan(const MixedJob& script, std::span<const uint64_t> keys, uint64_t v
   return plan;
 }
 
-/// What a rank contributes: now and then NaN, on one rank alone.
+/// A rank's contribution, which is sometimes NaN on one rank.
 RawBytes MixedGradient(const MixedJob& script, uint64_t seed, uint64_t step, size_t bucket,
                        int rank) {
   const MixedJob::BucketOf& of = script.buckets[bucket];
@@ -118,7 +118,7 @@ RawBytes MixedGradient(const MixedJob& script, uint64_t seed, uint64_t step, siz
 
 enum class Pace { kOneAtATime, kDrawn };
 
-/// What was delivered to one rank, in the order of the operations, and what it keeps in the end.
+/// What was delivered to one rank, in the order of the operations, and its state at the end.
 struct RankRecord {
   std::vector<RawBytes> delivered;
   std::vector<bool> skipped;
@@ -169,7 +169,8 @@ class MixedRun {
   }
 
  private:
-  // One after the other, on every rank as early, so that all hold it when rank 0 announces it.
+  // Plans are offered one after the other, at the same step on every rank, so that all have a plan
+  // when rank 0 announces it.
   void Offer(int rank, uint64_t step) {
     Session& session = *job_.sessions[static_cast<size_t>(rank)];
     if (step % 2 != 0 || step / 2 >= kPlans) return;
@@ -182,14 +183,14 @@ class MixedRun {
     Session& session = *job_.sessions[static_cast<size_t>(rank)];
     Random pauses(MixSeed(MixSeed(seed_, 77 + step), static_cast<uint64_t>(rank)));
     Offer(rank, step);
-    // Announced in the step after that of the offer, which no rank begins before all hold it.
+    // A plan is announced in the step after the offer, which no rank begins before all have it.
     if (rank == 0 && step % 2 == 1) session.OnCommand(PlanArm{step / 2 + 1});
     const Status begun = session.BeginStep();
     EXPECT_TRUE(begun.ok()) << "rank " << rank << ": " << ToString(begun);
     if (!begun.ok()) return false;
     std::vector<RawBytes> data(keys.size());
     std::vector<std::atomic<bool>> done(keys.size());
-    const size_t first = MixSeed(seed_, step) % keys.size();  // another order in every step
+    const size_t first = MixSeed(seed_, step) % keys.size();  // the order differs in every step
     for (size_t i = 0; i < keys.size(); ++i) {
       const size_t b = (first + i) % keys.size();
       data[b] = MixedGradient(script_, seed_, step, b, rank);

@@ -1,4 +1,4 @@
-// Codecs with momentum inside, in a session: what a skipped step and a checkpoint do to it.
+// Codecs with internal momentum in a session: the effect of a skipped step and of a checkpoint.
 
 #include <gtest/gtest.h>
 

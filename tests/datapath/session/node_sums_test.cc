@@ -1,5 +1,5 @@
-// Sums of nodes that are encoded once, through whole sessions: nothing is lost, all ranks hold the
-// same bits, and what is owed goes where choices and checkpoints go.
+// Sums of nodes that are encoded once, in whole sessions: nothing is lost, all ranks have the same
+// bits, and residuals survive changes of the choice and checkpoints.
 
 #include <cmath>
 #include <limits>
@@ -23,7 +23,7 @@ Choice Ordered(const char* collective, const char* codec, double ratio = 0.1) {
   return choice;
 }
 
-/// An account of a job whose ranks are on these nodes.
+/// An account of a job whose ranks are on the given nodes.
 struct NodeAccount {
   NodeAccount(const std::vector<int>& nodes, size_t elements)
       : factory(testing::MakeInprocFactory({.nodes = nodes})),
@@ -47,7 +47,7 @@ TEST_P(NodeOrderTest, WhatIsNotDeliveredIsOwed) {
     for (const size_t elements : {size_t{7}, size_t{40}, size_t{3001}}) {
       SCOPED_TRACE(StrCat(nodes.size(), " ranks, ", elements, " elements"));
       NodeAccount job(nodes, elements);
-      // Leaves residuals, which every lossy codec after it goes on with.
+      // It leaves residuals, which the lossy codecs after it take over.
       job.account.Switch(Ordered("sparse_all_gather", "top_k"));
       job.account.Step(100);
       job.account.Switch(choice());
@@ -86,7 +86,7 @@ TEST_P(NodeOrderTest, ASumThatOverflowsWithinANodeIsSkippedEverywhere) {
   NodeAccount job(kUneven, 300);
   job.account.Switch(choice());
   Gradients data(3, std::vector<float>(300));
-  data[0][200] = data[1][200] = 3e38f;  // finite alone
+  data[0][200] = data[1][200] = 3e38f;  // each is finite, the sum is not
   job.account.job.Begin();
   job.account.job.AllReduce(job.account.key, data);
   EXPECT_TRUE(job.account.job.End());
@@ -147,13 +147,13 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(info.param.collective) + "_" + std::string(info.param.codec);
     });
 
-// Who encodes owes, and nobody else: equal parts on even nodes, the first ranks all of it
-// otherwise.
+// Only ranks that encode have residuals: equal parts on even nodes, and all of it on the first
+// ranks otherwise.
 TEST(NodeSumsSessionTest, WhatTheEncodingLostIsOwedByWhoeverEncoded) {
   struct Case {
     const char* collective;
     std::vector<int> nodes;
-    std::vector<size_t> held;  // at most, by rank; 0: nothing
+    std::vector<size_t> held;  // upper bound of the elements with a residual, by rank
   };
   for (const Case& one :
        {Case{"node_shards", kEven, {464, 464, 464, 464}},
@@ -170,8 +170,7 @@ TEST(NodeSumsSessionTest, WhatTheEncodingLostIsOwedByWhoeverEncoded) {
   }
 }
 
-// One encoding loses less than one for each rank: of equal gradients on a node the sum keeps all
-// that one rank keeps.
+// One encoding for a node loses less than one for each rank.
 TEST(NodeSumsSessionTest, TheSumIsEncodedAndNotItsParts) {
   for (const char* collective : {"node_sums", "node_shards"}) {
     NodeAccount job({0, 0}, 640);

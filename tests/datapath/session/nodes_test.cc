@@ -1,5 +1,5 @@
-// What sessions know of where ranks are: which share a node, who follows whom around a ring, and
-// the collectives that go by it.
+// What sessions know about the placement of ranks: which share a node, the order of the ring, and
+// the collectives that use both.
 
 #include "tests/datapath/session/session_world.h"
 
@@ -11,7 +11,7 @@ using testing::SessionWorld;
 using testing::SumOver;
 using testing::UniformPlan;
 
-/// A dense step over `hierarchical`.
+/// Runs a dense step over `hierarchical`.
 void CheckHierarchicalSum(SessionWorld& job, int world) {
   job.Up();
   const uint64_t key = job.Define({{"a", 5000}});
@@ -44,8 +44,8 @@ TEST(NodesTest, RanksOverTheNetworkStandAlone) {
   EXPECT_EQ(std::get<RankHello>(job.sessions[1]->Greeting().front()).lowest_rank, 1);
 }
 
-// Without a plan, sums within a host go through staging buffers, for which the transport moves
-// nothing; a plan that says ring gets the ring.
+// Without a plan, sums within a host use staging buffers, and the transport moves no payload. A
+// plan with the collective ring uses the ring.
 TEST(NodesTest, WithinAHostDenseSumsUseStagingUnlessAPlanSaysOtherwise) {
   constexpr size_t kElements = 500'000;
   for (const bool planned : {false, true}) {
@@ -64,7 +64,7 @@ TEST(NodesTest, WithinAHostDenseSumsUseStagingUnlessAPlanSaysOtherwise) {
   }
 }
 
-/// A step's sum, which is the same on all ranks.
+/// Runs a step and returns its sum, which is the same on all ranks.
 std::vector<float> SumOnAll(SessionWorld& job, uint64_t key, std::vector<std::vector<float>> data) {
   const std::vector<double> sum = SumOver(data);
   job.Begin();
@@ -87,7 +87,7 @@ TEST(NodesTest, ThePlanSaysWhoFollowsWhomAroundTheRing) {
   job.Switch(plan, key, 5000);
   // The order of ranks is the order of addition, which rounding shows.
   EXPECT_NE(reduce(), ascending);
-  // A plan without an order is of the ranks as they count.
+  // A plan without an order has the ranks in ascending order.
   job.Switch(UniformPlan(2, DenseChoice()), key, 5000);
   EXPECT_EQ(reduce(), ascending);
 }
@@ -103,7 +103,7 @@ TEST(NodesTest, ThePlanSaysHowMuchEachRankSums) {
   Plan plan = UniformPlan(1, mesh);
   job.Switch(plan, key, 5000);
   const std::vector<float> even = reduce();
-  // Who owns an element adds the others' to its own, which rounding shows.
+  // The owner of an element adds the others' values to its own, which rounding shows.
   plan = UniformPlan(2, mesh);
   plan.shard_shares = {0, 65536, 0};
   job.Switch(plan, key, 5000);

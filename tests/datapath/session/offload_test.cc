@@ -29,7 +29,7 @@ std::unique_ptr<AggregatorServer> StartServer(double drop = 0) {
   return server.ok() ? std::move(*server) : nullptr;
 }
 
-/// Where each rank says to its agent that it awaits aggregators.
+/// The addresses at which the ranks tell their agents that they await aggregators.
 std::vector<std::string> PortsOf(SessionWorld& job) {
   std::vector<std::string> ports;
   for (const auto& session : job.sessions) {
@@ -39,11 +39,11 @@ std::vector<std::string> PortsOf(SessionWorld& job) {
   return ports;
 }
 
-/// What a controller would do with the ranks' addresses.
+/// Requests a lease for the ranks' addresses, as a controller would.
 AggregatorLease Granted(AggregatorServer& server, const std::vector<std::string>& ports,
                         const std::string& collective = "switchml", int bits = 8) {
   aggregation::LeaseRequest request;
-  request.owner = "owner-of-the-test";  // who may ask for the next epoch
+  request.owner = "owner-of-the-test";  // this owner may request the next epoch
   request.job = "job";
   request.terms.mode = aggregation::PacketMode::kSum;
   if (collective == "omnireduce") {
@@ -91,7 +91,7 @@ Plan SwitchPlan(uint64_t version, const AggregatorLease& lease) {
   return plan;
 }
 
-/// Packets that the aggregator believed.
+/// The number of packets that the aggregator accepted.
 uint64_t PacketsOf(AggregatorServer& server) {
   const auto shards = server.Shards();
   EXPECT_TRUE(shards.ok()) << shards.status();
@@ -102,8 +102,8 @@ uint64_t PacketsOf(AggregatorServer& server) {
 
 class OffloadTest : public ::testing::Test {
  protected:
-  /// One step of small integers, which every way of summing keeps exactly; its time. Of each run of
-  /// 64 elements a rank holds something in one of `every`.
+  /// Runs one step of small integers, which every collective sums exactly, and returns its
+  /// duration. On each rank one of `every` runs of 64 elements is not zero.
   static double ExactStep(SessionWorld& job, uint64_t key, int step, int every = 1) {
     const int world = static_cast<int>(job.sessions.size());
     std::vector<std::vector<float>> data(world, std::vector<float>(kFloats));
@@ -242,7 +242,7 @@ TEST_F(OffloadTest, AnAggregatorThatStopsCostsOneWaitAndNoStep) {
   job.Switch(SwitchPlan(2, job.sessions[0]->ActivePlan()->leases.at("switchml")), key, kFloats);
   EXPECT_LT(ExactStep(job, key, 10), 0.2);
   EXPECT_EQ(PacketsOf(*server), 0u);
-  ++lease.cookie;  // not ours: the aggregator stays silent
+  ++lease.cookie;  // wrong, so the aggregator stays silent
   job.Switch(SwitchPlan(3, lease), key, kFloats);
   ExactStep(job, key, 11);
   EXPECT_EQ(FailuresTold(job).size(), 2u);
@@ -274,7 +274,7 @@ TEST_F(OffloadTest, BlocksOfAnyRankAreSummedByTheAggregator) {
   }
 }
 
-// What no grid holds goes to the ranks themselves, once.
+// Lanes that fixed-point numbers cannot hold are summed by the ranks themselves, once.
 TEST_F(OffloadTest, SparseLanesThatAreNotFiniteDoNotEndTheLease) {
   const auto server = StartServer();
   SessionWorld job({.world = 2});
@@ -348,7 +348,7 @@ TEST_F(OffloadTest, SparseLanesGoOnAmongTheRanksWhenTheAggregatorStops) {
   EXPECT_GT(PacketsOf(*server), 0u);
 }
 
-// The aggregator's table makes of indices what the ring makes of lanes, bit by bit.
+// The sums of indices by the aggregator's table equal the ring's sums of lanes bit for bit.
 TEST_F(OffloadTest, SumsOfLevelsAreThoseOfTheRing) {
   struct Case {
     int world;
@@ -416,7 +416,7 @@ TEST_F(OffloadTest, LevelsGoOnAroundTheRingWhenTheAggregatorStops) {
   ASSERT_EQ(FailuresTold(job).size(), 1u);
 }
 
-// A step of zeros has no norm to share, so its lanes are no levels.
+// A step of zeros has no norm to share, so its lanes are not levels of the table.
 TEST_F(OffloadTest, AStepOfZerosDoesNotEndTheLeaseOfATable) {
   const auto server = StartServer();
   SessionWorld job({.world = 2});
@@ -438,7 +438,7 @@ TEST_F(OffloadTest, AStepOfZerosDoesNotEndTheLeaseOfATable) {
   EXPECT_TRUE(FailuresTold(job).empty());
 }
 
-// The rank that lags behind is no reason to leave the aggregator.
+// A late rank does not end the use of the aggregator.
 TEST_F(OffloadTest, ALateRankIsWaitedForAndNotTheAggregatorsFault) {
   const auto server = StartServer();
   SessionWorld job({.world = 2});
@@ -464,7 +464,7 @@ TEST_F(OffloadTest, ALateRankIsWaitedForAndNotTheAggregatorsFault) {
 
 TEST_F(OffloadTest, ASessionThatCannotBeReachedRunsTheRingAndSaysWhy) {
   const auto server = StartServer();
-  SessionWorld job({.world = 2, .transport = "inproc"});  // whose addresses are no IPv4
+  SessionWorld job({.world = 2, .transport = "inproc"});  // its addresses are not IPv4
   job.Up();
   EXPECT_EQ(PortsOf(job), std::vector<std::string>(2));
   const uint64_t key = job.Define({{"p", kFloats}});
@@ -488,7 +488,7 @@ TEST_F(OffloadTest, TheControlWordTravelsBesideTheAggregator) {
   for (const auto& session : job.sessions) EXPECT_EQ(session->ActivePlan()->version, 2u);
 }
 
-// Its leases were granted to other addresses: trying them would cost a wait.
+// The leases of the former mesh were granted to other addresses, so using them would cost a wait.
 TEST_F(OffloadTest, AMeshThatIsFormedAnewDoesNotTryFormerLeases) {
   const auto server = StartServer();
   SessionWorld job({.world = 2});
@@ -515,7 +515,7 @@ TEST_F(OffloadTest, AMeshThatIsFormedAnewDoesNotTryFormerLeases) {
   EXPECT_TRUE(FailuresTold(job).empty());
 }
 
-// Who has no controller asks for a lease by hand, for the address that the session was given.
+// Without a controller, a user requests a lease for the address that the session was given.
 TEST_F(OffloadTest, APlanFileWithALeaseNeedsNoController) {
   const auto server = StartServer();
   const AggregatorLease lease = Granted(*server, {"127.0.0.1:1", "127.0.0.1:2"});

@@ -1,4 +1,4 @@
-// Several threads that encode: operations overlap there, go on in order, and come to the same bits.
+// Several encode threads: operations overlap there, move in order, and give the same bits.
 
 #include "datapath/session/pipeline.h"
 
@@ -58,19 +58,20 @@ TEST(PipelineTest, WorkersEncodeAtOnceAndOperationsGoOnInOrder) {
   EXPECT_EQ(decoded, in_order);
 }
 
-// A rank's operations. Each has so many parts. The first may join those of others. Or it and the
-// second are as sums of a node: in the first all send to rank 0, in the second it sends to all.
+// A rank's operations, each with a given number of parts. The first part may join those of others,
+// or the first two are like sums of a node: in the first all ranks send to rank 0, and in the
+// second it sends to all.
 struct Script {
   std::vector<int> parts;
   std::vector<bool> joins, of_node = std::vector<bool>(parts.size());
 };
 
-// Stands for the network. Who waits for whom in a part is what the part says; nobody else does.
+// A model of the network. Ranks wait for each other only as a part requires.
 class Meetings {
  public:
   Meetings(int ranks, Script script) : ranks_(ranks), script_(std::move(script)), moved(ranks) {}
 
-  /// What pipelines get from Stages::move.
+  /// The implementation of Stages::move for the pipelines.
   ReadyCount Move(int rank, const std::vector<uint64_t>& ops, int part, int ready) {
     MutexLock lock(mutex_);
     moved[rank].push_back(ops);
@@ -108,7 +109,7 @@ class Meetings {
   std::map<std::pair<std::vector<uint64_t>, int>, std::map<int, int>> said_;
 
  public:
-  // By rank, the indices of the operations of each part. Once the pipelines are drained.
+  // The indices of the operations of each part, by rank. Call it once the pipelines are drained.
   std::vector<std::vector<std::vector<uint64_t>>> moved;
 };
 
@@ -180,7 +181,7 @@ TEST(PipelineTest, RanksMoveTheSamePartsInTheSameOrderWhateverTheirTimes) {
         Random own(MixSeed(seed, static_cast<uint64_t>(rank)));
         for (size_t i = 0; i < kOperations; ++i) {
           job.Submit(i);
-          // Some callers wait for what they submitted before they go on.
+          // Some callers wait for the operations that they submitted before they submit more.
           if (own.Below(8) != 0) continue;
           const TimePoint deadline = RealClock().Now() + kLong;
           while (job.decoded() <= static_cast<int>(i) && RealClock().Now() < deadline) {
@@ -202,7 +203,7 @@ TEST(PipelineTest, RanksMoveTheSamePartsInTheSameOrderWhateverTheirTimes) {
   }
 }
 
-// The first operation's second part takes until others have moved and are prepared again.
+// Preparing the first operation's second part takes until others have moved and are prepared again.
 TEST(PipelineTest, OthersMoveWhileTheNextPartIsPrepared) {
   Mutex mutex;
   CondVar changed;
@@ -222,7 +223,8 @@ TEST(PipelineTest, OthersMoveWhileTheNextPartIsPrepared) {
     if (op.index == 0 && part == 2) first_again = true;
     if (op.index > 0 && part == 2) ++prepared_again;
     changed.NotifyAll();
-    // One worker holds it while the other prepares all but the last, which waits until it moved.
+    // One worker is busy with it while the other prepares all but the last, which waits until it
+    // has moved.
     if (op.index == 0 && part == 1) await([&] { return last_begun; });
     if (op.index == 4) await([&] { return first_again; });
     if (op.index == 0 && part == 2) await([&] { return prepared_again == 2; });
@@ -237,7 +239,7 @@ TEST(PipelineTest, OthersMoveWhileTheNextPartIsPrepared) {
   EXPECT_EQ(moved, expected);
 }
 
-// While nothing is delivered: the bound that plans count with is met, and it is tight.
+// While nothing is delivered, payloads stay within the bound that plans assume, which is tight.
 TEST(PipelineTest, NoMoreOperationsAreUnderWayThanPlansCountPayloads) {
   for (const int workers : {1, 3}) {
     SCOPED_TRACE(workers);
@@ -277,7 +279,7 @@ TEST(PipelineTest, NoMoreOperationsAreUnderWayThanPlansCountPayloads) {
   }
 }
 
-// What three steps of five buckets deliver, and the residuals after them.
+// Returns what three steps of five buckets deliver, and the residuals after them.
 std::vector<std::vector<std::byte>> Deliver(int workers, const Choice& choice) {
   constexpr int kWorld = 3;
   constexpr int kBuckets = 5;

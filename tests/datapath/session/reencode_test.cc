@@ -1,5 +1,5 @@
-// Sums that are encoded again on their way, through whole sessions: nothing is lost between two
-// residuals, all ranks hold the same bits, training converges, and state goes where parameters go.
+// Sums that are encoded again on their way, in whole sessions: the two residuals together lose
+// nothing, all ranks have the same bits, training converges, and state follows its parameters.
 
 #include <algorithm>
 #include <cctype>
@@ -42,7 +42,7 @@ TEST_P(ReencodeTest, WhatIsNotDeliveredIsOwed) {
       for (int rank = 0; rank < world; ++rank) {
         held += ServerElements(account.job, rank, account.parameters);
       }
-      // A single rank's part is what the codec makes: encoding it again loses next to nothing.
+      // A single rank's part comes from the codec, so encoding it again loses almost nothing.
       if (world > 1 && elements > 1000) {
         EXPECT_GT(held, elements / 4) << "the second encoding lost nothing";
       }
@@ -86,7 +86,7 @@ TEST_P(ReencodeTest, ResidualsFollowParametersIntoOtherBuckets) {
   Account account(3, 900);
   account.Switch(Reencoded(GetParam()));
   for (uint64_t step = 0; step < 4; ++step) account.Step(step);
-  // The other way round: every region lies elsewhere in the parameters.
+  // The parameters are in the reverse order, so every region has different ones.
   account.key = account.job.Define({account.parameters[1], account.parameters[0]});
   Data data(3, std::vector<float>(900));
   account.job.Begin();
@@ -153,16 +153,16 @@ TEST(ReencodeSessionTest, ASumThatOverflowsIsSkippedEverywhere) {
   Account account(3, 300);
   account.Switch(Reencoded("ef_signsgd"));
   Data data(3, std::vector<float>(300));
-  for (auto& gradient : data) gradient.assign(300, 2e38f);  // finite alone
+  for (auto& gradient : data) gradient.assign(300, 2e38f);  // each is finite, the sum is not
   account.job.Begin();
   account.job.AllReduce(account.key, data);
   EXPECT_TRUE(account.job.End());
   for (const auto& gradient : data) EXPECT_TRUE(std::isnan(gradient[0]));
 }
 
-/// Algorithm 1 of DoubleSqueeze with regions, written down once more for signs times the mean
-/// magnitude of a region: every rank encodes what it has and is left with the rest, the owner of a
-/// region does the same with the sum.
+/// A second implementation of algorithm 1 of DoubleSqueeze with regions, for signs times the mean
+/// magnitude of a region: every rank encodes its gradient plus residual and keeps the error, and
+/// the owner of a region does the same with the sum.
 class PlainReference {
  public:
   PlainReference(int world, size_t elements)
@@ -249,7 +249,7 @@ TEST(ReencodeSessionTest, TwoResidualsConvergeAsTheReferenceDoes) {
       Descend(kWorld, kSize, kSteps, kRate, [&](const Data& g) { return plain.Step(g); });
   EXPECT_LT(session.back(), 1e-2 * session.front());
   for (int step = 0; step < kSteps; ++step) {
-    // Rounding turns a sign now and then.
+    // Rounding changes a sign now and then.
     ASSERT_NEAR(session[step], reference[step], (step < 20 ? 1e-4 : 0.05) * reference[step])
         << step;
   }

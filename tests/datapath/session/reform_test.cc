@@ -1,4 +1,4 @@
-// Jobs whose mesh fails and that go on in another one: fewer ranks, or a replacement.
+// Jobs whose mesh fails and that continue in another one, with fewer ranks or a replacement.
 
 #include <gmock/gmock.h>
 
@@ -19,7 +19,7 @@ Plan SparsePlan(uint64_t version) {
   return UniformPlan(version, choice);
 }
 
-/// A place in the next mesh: the session that takes it over, or a newcomer.
+/// A place in the next mesh: the former session that continues there, or a newcomer.
 struct Seat {
   Session* former = nullptr;
 };
@@ -70,7 +70,7 @@ class ReformTest : public ::testing::Test {
     return mesh;
   }
 
-  /// One step of `mesh`; the sums as delivered, of rank 0.
+  /// Runs one step of `mesh` and returns the sums that were delivered to rank 0.
   static std::vector<float> Step(Mesh& mesh, uint64_t key, std::vector<std::vector<float>> data) {
     for (auto& session : mesh) EXPECT_TRUE(session->BeginStep().ok());
     for (size_t r = 0; r < mesh.size(); ++r) {
@@ -94,7 +94,7 @@ class ReformTest : public ::testing::Test {
     return bytes;
   }
 
-  /// The residual of a session, by way of a dense step of its own.
+  /// The residual of a session, flushed from a store that imports its state.
   static std::vector<float> ResidualOf(Session& session) {
     const std::vector<std::byte> bytes = Residuals(session);
     ResidualStore store;
@@ -109,7 +109,7 @@ class ReformTest : public ::testing::Test {
     RunRanks(static_cast<int>(mesh.size()), [&](int rank) { mesh[rank]->Close(); });
   }
 
-  /// Some steps under a sparse plan, so that residuals are worth keeping.
+  /// Runs some steps under a sparse plan, so that there are residuals.
   uint64_t Train() {
     const uint64_t key = world_.Define({{"w", kElements}});
     world_.Switch(SparsePlan(1), key, kElements);
@@ -148,7 +148,7 @@ TEST_F(ReformTest, SurvivorsGoOnWithoutLosingOrRepeatingAnything) {
     EXPECT_EQ(mesh[rank]->options().rank, static_cast<int>(rank));
     EXPECT_GT(Residuals(*mesh[rank]).size(), kElements * sizeof(float));
   }
-  // The step is done again; sum, residuals after and residuals before must balance.
+  // The step is repeated; the sum, the residuals after it and those before it must balance.
   const std::vector<float> first = ResidualOf(*mesh[0]), second = ResidualOf(*mesh[1]);
   const auto again = RandomGradients(2, kElements, 30);
   const std::vector<float> sum = Step(mesh, key, again);
@@ -201,8 +201,8 @@ TEST_F(ReformTest, ARankThatCompletedTheVoidStepGoesBack) {
   Close(mesh);
 }
 
-// The mesh fails once more before anybody went on, and the only rank that had not completed the
-// step is gone: then it is complete on all that are left.
+// The mesh fails again before any rank began a step, and the only rank that had not completed the
+// former step is gone. Then that step is complete on all remaining ranks.
 TEST_F(ReformTest, NobodyGoesBackBeforeTheCallerGoesOn) {
   const uint64_t key = Train();
   auto data = RandomGradients(3, kElements, 20);
@@ -302,7 +302,7 @@ TEST_F(ReformTest, NewcomersAloneHaveNothingToGoOnFrom) {
 }
 
 TEST_F(ReformTest, AJobWhoseFirstMeshNeverCameToBeBeginsInTheNextEpoch) {
-  // Each of two ranks waits for the other, who was told another address.
+  // Each of two ranks waits for the other, which was told another address.
   connect_timeout_ = std::chrono::milliseconds(200);
   Mesh first = SitAll({{nullptr}, {nullptr}}, 0);
   RunRanks(2, [&](int rank) {

@@ -1,4 +1,4 @@
-// Replicas that differ are found, named on every rank, and end the job.
+// Replicas that differ are detected, named on every rank, and end the job.
 
 #include "datapath/session/replicas.h"
 
@@ -103,7 +103,7 @@ class ReplicasTest : public ::testing::Test {
       Session& session = *sessions[rank];
       EXPECT_TRUE(session.BeginStep().ok());
       for (int b = 0; b < 3; ++b) {
-        (void)session.AllReduce(keys[b], data[b].data(), 1, nullptr);  // the step's end tells
+        (void)session.AllReduce(keys[b], data[b].data(), 1, nullptr);  // EndStep returns the error
       }
       if (within) within(rank);
       statuses[rank] = session.EndStep().status();

@@ -50,14 +50,14 @@ std::vector<Choice> CompatibleChoices(int world) {
   return choices;
 }
 
-// Gradients of several steps against outputs plus what stayed behind.
+// Compares the gradients of several steps with the outputs plus the residuals.
 void CheckConservation(int world, const Choice& choice) {
-  // Momentum inside repeats gradients by design, and so do estimates.
+  // Codecs with internal momentum repeat gradients by design, and so do estimates.
   const CodecTraits& codec = (*Codecs().Find(choice.codec))->Traits();
   if (codec.needs_momentum || codec.ef21) return;
   SCOPED_TRACE(StrCat("world ", world, " ", choice.codec, " ", choice.collective));
-  // Seeds follow from the name: one that counts jobs would draw other noise whenever other tests
-  // ran before, against a bound that noise keeps to almost always.
+  // Seeds depend on the name. A name that counts jobs would give other noise whenever other tests
+  // ran before, and the bound below holds for almost all noise, but not for all.
   SessionWorld job({.world = world,
                     .transport = "inproc",
                     .job = StrCat("conserve ", choice.codec, " ", choice.collective)});
@@ -91,7 +91,7 @@ void CheckConservation(int world, const Choice& choice) {
   }
   for (size_t i = 0; i < n; ++i) error = std::max(error, std::fabs(delivered[i] - expected[i]));
   if (traits.uses_ratio && !traits.size_in_steps) {  // these leave vectors whole
-    EXPECT_GT(left, 1.0);                            // or nothing was compressed
+    EXPECT_GT(left, 1.0);                            // otherwise nothing was compressed
   }
   // bfloat16 keeps 8 bits of sums up to about 4 * world; unbiased codecs add noise of known
   // variance in every step and rank; codecs with feedback lose nothing.
@@ -99,9 +99,11 @@ void CheckConservation(int world, const Choice& choice) {
   if (traits.lossy && !traits.needs_error_feedback) {
     const CodecSetting* setting = FindSetting(traits, {.ratio = choice.ratio}, world);
     bound = 0.25 * world + 6 * std::sqrt(4.0 * world * setting->relative_error_squared);
-    // Where sums are rounded, errors follow the sums' sizes: some are far above their deviation.
+    // If sums are rounded, errors depend on the sums' sizes, some of which are far above their
+    // deviation.
     bound += 12 * std::sqrt(4.0 * world * world * traits.sum_error_squared);
-    // So do those of sums that are encoded again, noise of the first time included.
+    // The same holds for sums that are encoded again, which include the noise of the first
+    // encoding.
     const double loss = setting->relative_error_squared;
     const CollectiveTraits& collective = (*Collectives().Find(choice.collective))->Traits();
     if (collective.form == "regions") {
@@ -295,7 +297,7 @@ TEST(SessionTest, ResidualFollowsParametersAcrossRedefinitionAndIsFlushedWhenDen
   job.AllReduce(ab, data);
   job.End();
   for (size_t i = 0; i < 1000; ++i) expected[i] -= data[0][i];
-  // Regrouped: b alone, then a. Dense flushes what both left behind.
+  // The buckets are regrouped: b alone, then a. A dense step flushes the residuals of both.
   const uint64_t b = job.Define({{"b", 600}}), a = job.Define({{"a", 400}});
   EXPECT_EQ(job.sessions[0]->AllReduce(ab, data[0].data(), 1, nullptr).code(),
             StatusCode::kFailedPrecondition);

@@ -1,6 +1,6 @@
 #pragma once
 // A whole job of sessions in one process. The pipeline threads of every session do the work, so one
-// test thread can drive all ranks: begin and submit return at once, only the ends wait.
+// test thread can drive all ranks: begin and submit return at once, and only the ends wait.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@
 
 namespace weir::testing {
 
-/// What a session said to its agent, and commands to it. Thread-safe.
+/// An agent that records a session's messages and sends it commands. Thread-safe.
 class FakeAgentPort : public AgentPort {
  public:
   void Send(RankMessage message) override {
@@ -53,13 +53,13 @@ struct WorldOptions {
   double operation_timeout_s = 20;
   std::string plan_file = {};
   std::string agent = {};
-  const TransportFactory* factory = nullptr;  // instead of `transport`
+  const TransportFactory* factory = nullptr;  // used instead of `transport`
   double lease_min_s = 3;
   double operation_timeout_floor_s = 10;
   int encode_workers = 1;
-  std::vector<int> encode_workers_of = {};  // each rank's instead; empty: all the same
+  std::vector<int> encode_workers_of = {};  // the number for each rank; empty: equal on all
   uint64_t compare_every_steps = kCompareEverySteps;
-  std::string job = {};                // its name, from which seeds follow; empty: one of its own
+  std::string job = {};                // its name, which determines seeds; empty: a unique one
   std::optional<JobKey> job_key = {};  // SessionOptions::job_key
 };
 
@@ -140,7 +140,7 @@ class SessionWorld {
     }
   }
 
-  /// Ends the step everywhere; whether it was skipped, which must be equal on all ranks.
+  /// Ends the step on all ranks. Returns whether it was skipped, which must be equal on all.
   bool End() {
     bool skipped = false;
     for (size_t rank = 0; rank < sessions.size(); ++rank) {
@@ -152,8 +152,7 @@ class SessionWorld {
     return skipped;
   }
 
-  /// Offers, arms and switches to `plan` with an empty step... the step that carries the
-  /// announcement all-reduces `key`.
+  /// Offers, arms and switches to `plan`. The step that carries the announcement all-reduces `key`.
   void Switch(const Plan& plan, uint64_t key, size_t elements) {
     for (auto& session : sessions) session->OnCommand(PlanOffer{plan.version, "n", plan});
     for (auto& port : ports) {
@@ -174,7 +173,7 @@ class SessionWorld {
     return bytes;
   }
 
-  /// Residuals and momenta alone: what codecs keep may learn from a step that is skipped.
+  /// Residuals and momenta only, because codecs' states may change in a step that is skipped.
   std::vector<std::byte> ExportResiduals(int rank) {
     ResidualStore store;
     EXPECT_TRUE(store.Import(Export(rank)).ok());

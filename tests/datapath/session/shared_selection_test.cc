@@ -1,4 +1,4 @@
-// Selections that several ranks keep together, through whole sessions.
+// Selections that several ranks share, in whole sessions.
 
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,7 @@ using testing::SumOver;
 using testing::UniformPlan;
 
 TEST(SharedSelectionTest, NonFiniteUnderAnEmptySelectionIsStillSkippedEverywhere) {
-  // The rank in turn selects nothing, so no values travel; another rank holds NaN.
+  // The chosen rank selects nothing, so no values are sent; another rank has NaN.
   Choice choice;
   choice.codec = "shared_top_k";
   choice.collective = "ar_topk_star";
@@ -25,7 +25,7 @@ TEST(SharedSelectionTest, NonFiniteUnderAnEmptySelectionIsStillSkippedEverywhere
   job.Up();
   const uint64_t key = job.Define({{"a", 50}});
   job.Switch(UniformPlan(1, choice), key, 50);
-  for (int step = 0; step < 3; ++step) {  // every rank is the giver once
+  for (int step = 0; step < 3; ++step) {  // every rank is chosen once
     std::vector<std::vector<float>> data(3, std::vector<float>(50));
     data[1][3] = std::numeric_limits<float>::quiet_NaN();
     job.Begin();
@@ -35,8 +35,8 @@ TEST(SharedSelectionTest, NonFiniteUnderAnEmptySelectionIsStillSkippedEverywhere
 }
 
 TEST(SharedSelectionTest, UnionOfSelectionsLeavesNothingOfTheSelectedBehind) {
-  // Each rank holds one large element of its own: the union carries all of them in one step, where
-  // one rank's selection would carry a third.
+  // Each rank has one large element of its own. The union delivers all of them in one step, but one
+  // rank's selection would deliver a third.
   Choice choice;
   choice.codec = "nominated_top_k";
   choice.collective = "ar_topk_union";
@@ -67,8 +67,8 @@ Choice OkTopk(double ratio) {
   return choice;
 }
 
-// Sums that owners drop stay with the ranks that contributed, over steps in which regions and
-// thresholds move: what came in is what went out and what residuals owe.
+// Sums that owners drop stay in the residuals of the ranks that contributed, over steps in which
+// regions and thresholds change: the gradients equal the outputs plus the residuals.
 TEST(OkTopkSessionTest, WhatIsNotDeliveredIsOwed) {
   constexpr int kSteps = 70;
   for (const int world : {1, 2, 3, 5}) {
@@ -82,7 +82,7 @@ TEST(OkTopkSessionTest, WhatIsNotDeliveredIsOwed) {
       size_t delivered = 0;
       for (int step = 0; step < kSteps; ++step) {
         auto data = RandomGradients(world, elements, 100 + step);
-        // Late in the index space gradients are larger, and not the same ones on all ranks.
+        // Gradients are larger at the end of the index space, at different positions on each rank.
         for (auto& gradient : data) {
           for (size_t i = 9 * elements / 10; i < elements; ++i) gradient[i] *= 20;
         }
@@ -108,7 +108,7 @@ TEST(OkTopkSessionTest, WhatIsNotDeliveredIsOwed) {
       }
       for (const double rest : balance) ASSERT_LT(std::fabs(rest), 1e-3);
       EXPECT_GT(delivered, 0u);
-      if (elements < 100) continue;  // one element is the target, and thresholds are rough
+      if (elements < 100) continue;  // the target is one element, too few for thresholds
       const double target = 0.05 * static_cast<double>(elements) * kSteps;
       EXPECT_GT(static_cast<double>(delivered), 0.6 * target);
       EXPECT_LT(static_cast<double>(delivered), 1.6 * target);

@@ -1,6 +1,6 @@
 #pragma once
-// What the tests of all transports share: which ones there are, how to connect them, and waits that
-// must succeed or fail.
+// Shared by the tests of all transports: the list of transports, how to connect them, and waits
+// that must succeed or fail.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ inline const TransportFactory& Inproc() {
   return *factory;
 }
 
-/// Even ranks choose their medium, odd ones are forced to tcp: one mesh over two media.
+/// Even ranks choose their medium and odd ones must use tcp, so one mesh has two media.
 class MixedFactory : public TransportFactory {
  public:
   const TransportTraits& Traits() const override { return traits_; }
@@ -57,7 +57,7 @@ inline void UseEncryption(TransportOptions* options) {
   options->encrypt = true;
 }
 
-/// tcp, or another, with options that change how its bytes travel.
+/// A transport, tcp by default, with options that change how its bytes are sent.
 class TunedFactory : public TransportFactory {
  public:
   TunedFactory(std::string name, std::function<void(TransportOptions*)> tune,
@@ -79,8 +79,8 @@ class TunedFactory : public TransportFactory {
   const std::string of_;
 };
 
-/// Every transport that can be made here, a mixture, and tcp within a host, with several
-/// connections, with a key, and with all else.
+/// Every transport that can be created on this machine, a mixture, and tcp within a host, with
+/// several connections, with a key, and with all options together.
 inline std::vector<const TransportFactory*> WiredFactories() {
   static const MixedFactory mixed;
   static const TunedFactory within_host("tcp_within_host", [](TransportOptions* options) {
@@ -115,7 +115,7 @@ inline std::vector<const TransportFactory*> WiredFactories() {
   return factories;
 }
 
-/// And the in-memory one.
+/// These and the in-memory one.
 inline std::vector<const TransportFactory*> PlainFactories() {
   std::vector<const TransportFactory*> factories = WiredFactories();
   factories.push_back(&Inproc());
@@ -127,7 +127,7 @@ inline TransportOptions FreshJob() {
   static std::atomic<uint64_t> job = 1000;
   TransportOptions options;
   options.job = ++job;
-  // Devices are no loopback.
+  // Addresses of devices are not loopback addresses.
   options.unauthenticated = std::getenv("WEIR_TEST_DEVICE_HOSTS") != nullptr;
   return options;
 }
@@ -141,7 +141,7 @@ class TransportConformance : public ::testing::TestWithParam<const TransportFact
   }
 };
 
-/// What was logged while it lives.
+/// Collects what is logged while it lives.
 class Logged {
  public:
   Logged() {

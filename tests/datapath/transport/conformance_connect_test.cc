@@ -1,5 +1,5 @@
-// How every transport that crosses processes connects: late starters, strangers, failures on the
-// way there, and processes that are killed.
+// Connecting, for every transport that crosses processes: late starters, strangers, failures while
+// connecting, and processes that are killed.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -144,8 +144,8 @@ class Child {
   int to_child_ = -1, from_child_ = -1;
 };
 
-// Rank 2 is a process that is killed while the others wait for each other. It forks before anybody
-// creates a transport: the contexts of devices do not survive a fork.
+// Rank 2 is a process that is killed while the others wait for each other. It is forked before any
+// transport is created, because the contexts of devices do not survive a fork.
 TEST_P(TransportRendezvous, KilledProcessIsNamedBySurvivors) {
   constexpr int kWorld = 3;
   struct Addresses {
@@ -163,7 +163,7 @@ TEST_P(TransportRendezvous, KilledProcessIsNamedBySurvivors) {
     if ((*transport)
             ->Connect({known.text[0], known.text[1], known.text[2]}, Within(kPatience))
             .ok()) {
-      (void)(*transport)->PostSend(0, {}, payload);  // nobody asks for it
+      (void)(*transport)->PostSend(0, {}, payload);  // no receive is posted for it
     }
     for (;;) pause();
   });

@@ -29,7 +29,7 @@ class TransportKeys : public TransportConformance {
   }
 };
 
-// What rank 1 hears, and what rank 0 notes of it.
+// The error that rank 1 gets, and what rank 0 logs about it.
 std::pair<std::string, std::string> Disagree(std::unique_ptr<Transport> rank0,
                                              std::unique_ptr<Transport> rank1) {
   Logged logged;

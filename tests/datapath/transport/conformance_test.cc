@@ -1,5 +1,5 @@
-// What every transport must do, run over each one of the registry and the in-memory one, plain and
-// with random delays.
+// The contract of every transport, tested with each one of the registry and the in-memory one,
+// without and with random delays.
 
 #include <algorithm>
 #include <atomic>
@@ -226,7 +226,7 @@ TEST_P(TransportConformance, AbortTellsEveryoneTheReason) {
                     HasSubstr("bucket 17 differs"));
       return;
     }
-    const int other = rank == 0 ? 2 : rank == 2 ? 3 : 0;  // nobody waits for the aborting rank
+    const int other = rank == 0 ? 2 : rank == 2 ? 3 : 0;  // no rank waits for the aborting one
     EXPECT_STATUS(Failure(*world[rank], world[rank]->PostReceive(other, buffer)), kUnavailable,
                   HasSubstr("rank 1 reported: bucket 17 differs"));
   });
@@ -283,7 +283,7 @@ TEST_P(TransportConformance, EveryFrameOfADepartedRankIsStillDelivered) {
     for (size_t i = 0; i < received_before; ++i) receive(i);
     world[2].reset();
     const Bytes nudge(1);
-    RunRanks(2, [&](int rank) {  // rank 0 notices the departure while it waits for somebody else
+    RunRanks(2, [&](int rank) {  // rank 0 notices the departure while it waits for another rank
       Bytes buffer(1);
       Done(*world[rank],
            rank == 1 ? world[1]->PostSend(0, {}, nudge) : world[0]->PostReceive(1, buffer));
@@ -303,8 +303,8 @@ TEST_P(TransportConformance, FramesWithoutPayloadMayArriveBeforeTheirReceives) {
     header.slot = static_cast<uint32_t>(slot);
     Done(*world[2], world[2]->PostSend(0, header, {}));
   }
-  // Rank 0 reads the headers while it waits for somebody else; no receive is posted for them yet,
-  // and nothing comes behind them that would make it look again.
+  // Rank 0 reads the headers while it waits for another rank. No receive is posted for them yet,
+  // and nothing follows them that would make it look again.
   const Bytes nudge(1);
   RunRanks(2, [&](int rank) {
     Bytes buffer(1);
@@ -323,8 +323,8 @@ TEST_P(TransportConformance, AbortGivesUpEveryBuffer) {
   World world = Connect(2);
   ASSERT_EQ(world.size(), 2u);
   {
-    // More than sockets buffer, so the frame is half out; what no longer belongs to the caller is
-    // found by the address sanitizer.
+    // This is more than sockets buffer, so the frame is sent in part. The address sanitizer detects
+    // uses of memory that the caller has freed.
     Bytes large(16 << 20), small(1);
     ASSERT_TRUE(world[0]->PostSend(1, {}, large).ok());
     ASSERT_TRUE(world[0]->PostReceive(1, small).ok());
@@ -335,7 +335,7 @@ TEST_P(TransportConformance, AbortGivesUpEveryBuffer) {
   EXPECT_FALSE(Failure(*world[1], world[1]->PostReceive(0, buffer)).ok());
 }
 
-// Whoever still had the memory would send what it holds then.
+// A transport that still read the memory would send its later content.
 TEST_P(TransportConformance, NothingOfABufferIsReadAfterAbandon) {
   World world = Connect(2);
   ASSERT_EQ(world.size(), 2u);
@@ -346,7 +346,8 @@ TEST_P(TransportConformance, NothingOfABufferIsReadAfterAbandon) {
   std::fill(large.begin(), large.end(), std::byte{0xee});
   std::fill(small.begin(), small.end(), std::byte{0xee});
   EXPECT_FALSE(Failure(*world[1], world[1]->PostReceive(0, received)).ok());
-  // Not a single one is looked for: what of an encrypted frame came first may lie here unopened.
+  // It looks for a run of them, because single ones may be part of an encrypted frame that arrived
+  // in part and was not opened.
   EXPECT_EQ(std::search_n(received.begin(), received.end(), 16, std::byte{0xee}), received.end());
 }
 
@@ -449,7 +450,7 @@ INSTANTIATE_TEST_SUITE_P(EveryTransport, TransportConformance, ::testing::Values
 
 class TransportUnderFault : public TransportConformance {};
 
-// By the checksum, or by the tag where there is a key.
+// The checksum detects it or, if there is a key, the tag.
 auto FoundCorrupt() {
   return ::testing::AnyOf(AllOf(HasSubstr("corrupt payload"), HasSubstr("checksum")),
                           HasSubstr("a frame that does not verify"));

@@ -1,4 +1,4 @@
-// The set of watched descriptors: what it reports, when, and to which thread.
+// The set of watched descriptors: which events it reports, when, and to which thread.
 
 #include "datapath/transport/mesh/event_set.h"
 
@@ -37,7 +37,7 @@ class EventSetTest : public ::testing::Test {
     set = std::move(*made);
   }
 
-  // Bits by data of all that comes until there is something, and a little longer.
+  // Returns the bits, by data, of all events until there is one, and for a little longer.
   std::map<uint64_t, uint32_t> News(Duration patience = std::chrono::seconds(10)) {
     std::map<uint64_t, uint32_t> news;
     const TimePoint end = RealClock().Now() + patience;
@@ -60,7 +60,7 @@ TEST_F(EventSetTest, TellsWhatIsTrueWhenAddedOnceOnly) {
   Signal(event_fd);
   ASSERT_TRUE(set->Add(event_fd.get(), kIn, 7).ok());
   EXPECT_EQ(News(), (std::map<uint64_t, uint32_t>{{7, EPOLLIN}}));
-  ExpectQuiet();  // nobody read it, but nothing happened either
+  ExpectQuiet();  // it is still readable, but nothing new happened
   Signal(event_fd);
   EXPECT_EQ(News(), (std::map<uint64_t, uint32_t>{{7, EPOLLIN}}));
   ExpectQuiet();
@@ -102,7 +102,7 @@ TEST_F(EventSetTest, AThreadMayAddAndEndAndOthersWait) {
   const UniqueFd event_fd = NewEventFd();
   std::thread([&] { ASSERT_TRUE(set->Add(event_fd.get(), kIn, 7).ok()); }).join();
   for (int turn = 0; turn < 3; ++turn) {
-    (void)News(milliseconds(20));  // being watched anew may tell what is true
+    (void)News(milliseconds(20));  // adding a descriptor may report its present state
     std::thread([&] {
       (void)News(milliseconds(20));
       Signal(event_fd);

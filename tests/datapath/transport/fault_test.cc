@@ -1,5 +1,5 @@
-// That faults follow their seed and strike whom they should; what they do to a world is in
-// conformance_test.cc.
+// Faults follow their seed and hit the right peers. conformance_test.cc tests their effect on a
+// job.
 
 #include "datapath/transport/fault.h"
 

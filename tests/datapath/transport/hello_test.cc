@@ -25,7 +25,7 @@ TEST(HelloTest, FramesHaveTheirRecordedBytes) {
   EXPECT_EQ(EncodeAbort(1, "rank 3 is gone"), golden["abort of rank 1"].bytes);
 }
 
-// Checked once more by Python's hmac, hashlib and cryptography when they were recorded.
+// The recorded bytes were checked with Python's hmac, hashlib and cryptography.
 TEST(HelloTest, FramesWithAKeyHaveTheirRecordedBytes) {
   auto golden = weir::testing::ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/frames_v3.hex");
   JobKey key;

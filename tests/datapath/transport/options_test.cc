@@ -15,7 +15,7 @@ using std::chrono::microseconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// What `text` makes of the defaults.
+// Returns the default options changed by `text`.
 TransportOptions Parsed(const std::string& text, const std::string& name) {
   TransportOptions options;
   const auto factory = ParseTransport(text, &options);
@@ -119,7 +119,7 @@ TEST(ParseValuesTest, UnitsAreExact) {
   EXPECT_EQ(ParseCount("6", 5, 5), std::nullopt);
 }
 
-// The tables are what users are told: README's rows and those of the C header.
+// The tables of options agree with the documentation: the README and the C header.
 TEST(TransportOptionsTest, EveryOptionIsDocumented) {
   const auto read = [](const std::string& path) {
     std::ifstream file(std::string(WEIR_TEST_SOURCE_DIR) + "/../" + path);

@@ -1,6 +1,6 @@
-// A machine that has no descriptors left, for as long as a mesh is made or for a while.
+// A machine that has no descriptors left, for a while or for as long as ranks try to connect.
 //
-// What goes wrong in the field, and the tests that have it (conformance: over every transport):
+// Failures in the field, and the tests that cover them (conformance: over every transport):
 //   a peer dies                 conformance_connect: KilledProcessIsNamedBySurvivors; conformance:
 //                               DeathIsNamedOnEverySurvivorWhoeverItWaitsFor; shm_test:
 //                               AProcessKilledInTheMiddleOfAMessageIsNamedAndLeavesNothing;
@@ -42,7 +42,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Takes every descriptor that the process may have, until it ends or is told to give them back.
+/// Occupies every descriptor that the process may have until it is destroyed or releases them.
 class Hoard {
  public:
   Hoard() {
@@ -108,7 +108,7 @@ TEST(ScarcityTest, ConnectWithoutDescriptorsNamesTheMissingRankAndTheCause) {
   EXPECT_THAT(ToString(statuses[1]), HasSubstr(mesh::ErrorText(EMFILE)));
 }
 
-// The dialer has the only descriptor that is left; whoever accepts needs another one.
+// The dialer has the only descriptor that is left, and the rank that accepts needs another one.
 TEST(ScarcityTest, AcceptingWithoutDescriptorsNamesTheCauseAndDoesNotSpin) {
   RankPair pair;
   mesh::UniqueFd spare(open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -128,13 +128,13 @@ TEST(ScarcityTest, AcceptingWithoutDescriptorsNamesTheCauseAndDoesNotSpin) {
   EXPECT_LT(busy(after) - busy(before), 0.5);
 }
 
-// A minute of silence helps nobody.
+// The error must come within seconds and not only at the connect deadline.
 TEST(ScarcityTest, LastingScarcityIsSaidWithinSecondsWithTheLimit) {
   for (const int rank : {0, 1}) {
     RankPair pair;
     mesh::UniqueFd spare(open("/dev/null", O_RDONLY | O_CLOEXEC));
     Hoard hoard;
-    if (rank == 0) spare.Reset();  // for the dialer, who comes first
+    if (rank == 0) spare.Reset();  // for the dialer, which comes first
     const TimePoint start = RealClock().Now();
     std::vector<Status> statuses(2);
     RunRanks(2, [&](int r) {

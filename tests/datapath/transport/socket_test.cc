@@ -1,4 +1,4 @@
-// What connections of the mesh are told, as the kernel then says.
+// The options of the mesh's connections, as the kernel reports them.
 
 #include "datapath/transport/mesh/socket.h"
 
@@ -63,9 +63,9 @@ TEST(ConfigureConnectionTest, NothingPacesWithinAHost) {
   EXPECT_EQ(CongestionControl(pair.accepted.get()), "reno");
 }
 
-// A connection that existed with a control that paces goes on to be paced whatever it gets later,
-// which no call tells: so what is looked at are sockets before they are connected. Of those that
-// dial, one that does not get through: nobody accepts.
+// A connection that ever had a control that paces keeps pacing under another one, and no call
+// reports it. So the test looks at sockets before they are connected: a dialing one that no peer
+// accepts.
 TEST(SocketsTest, BeginWithoutPacing) {
   TransportAddress bound;
   const auto listener = Listen({}, 0, &bound);

@@ -8,7 +8,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::seconds;
 
-// Waits of one length, each so long after the one before.
+// Waits of one length, with a given time between them.
 TimePoint Waits(SpinBudget& spin, TimePoint now, int count, Duration pause, Duration length) {
   for (int i = 0; i < count; ++i) {
     now += pause;
@@ -46,7 +46,8 @@ TEST(SpinBudgetTest, DistantPeersEndItWithinOperationsToo) {
   EXPECT_EQ(spin.limit(now), Duration(0));
 }
 
-// Another rank's turn is no harm; a stranger's time slice of 3 ms ends it for 600 ms, then 1200 ms.
+// Another rank's turn does not end polling, but another process's time slice of 3 ms ends it for
+// 600 ms, then for 1200 ms.
 TEST(SpinBudgetTest, StrangersWhoComputeEndIt) {
   const TimePoint start = TimePoint() + seconds(100);
   SpinBudget spin;
@@ -62,7 +63,8 @@ TEST(SpinBudgetTest, StrangersWhoComputeEndIt) {
   EXPECT_EQ(spin.limit(start + microseconds(100600000)), SpinBudget::kMax);
 }
 
-// Four ranks a core: the turns of three others are no stranger's slice, and no reason to sleep.
+// With four ranks on a core, the turns of the other three do not count as another process's slice
+// and are not a reason to sleep.
 TEST(SpinBudgetTest, RanksThatShareACoreAllowForTheOthersTurns) {
   TimePoint now = TimePoint() + seconds(100);
   SpinBudget spin;
@@ -79,7 +81,8 @@ TEST(SpinBudgetTest, RanksThatShareACoreAllowForTheOthersTurns) {
   EXPECT_EQ(alone.limit(now), Duration(0));
 }
 
-// A core each: who was woken 100 us later is still waited for, who computes is not.
+// With a core each, a rank polls for a peer that was woken 100 us later, but not for one that
+// computes.
 TEST(SpinBudgetTest, NeighboursWithACoreEachAreWaitedForLonger) {
   TimePoint now = TimePoint() + seconds(100);
   SpinBudget spin;
@@ -126,7 +129,7 @@ TEST(SpinBudgetTest, RanksOnOneCoreYieldAtOnceAndThenPart) {
   EXPECT_FALSE(wait(true));
   spin.OnLook(false, true);
   EXPECT_FALSE(spin.yields_first()) << "a yield in vain";
-  // Only in a row they count, and where sleeping does not help it is tried less often.
+  // Only waits in a row count, and if sleeping does not help it is tried less often.
   const auto moves_in = [&wait](int waits, bool together) {
     int moves = 0;
     for (int i = 0; i < waits; ++i) moves += wait(together);

@@ -1,4 +1,4 @@
-// Waiting for whichever message comes first, over every transport, plain and with faults around it.
+// Waiting for the first of several messages, over every transport, without and with faults.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ TEST_P(WaitAny, WakeAndDeadlineEndItAndFailNothing) {
   const auto nothing = world[0]->WaitAny(tickets, Within(0.01));
   ASSERT_TRUE(nothing.ok()) << nothing.status();
   EXPECT_FALSE(nothing->has_value());
-  world[0]->Wake();  // before the wait: the next one hears of it
+  world[0]->Wake();  // it comes before the wait, so the next wait returns
   for (int round = 0; round < 50; ++round) {
     std::thread waker;
     if (round > 0) waker = std::thread([&] { world[0]->Wake(); });
@@ -96,7 +96,7 @@ TEST_P(WaitAny, WakeAndDeadlineEndItAndFailNothing) {
     EXPECT_FALSE(woken->has_value());
     EXPECT_LT(ToSeconds(RealClock().Now() - start), kPatience / 2);
   }
-  const Bytes sent = Pattern(4, 9);  // and the receive is as good as before
+  const Bytes sent = Pattern(4, 9);  // the receive still works
   Finished(*world[1], world[1]->PostSend(0, {}, sent));
   Finished(*world[0], tickets[0]);
   EXPECT_EQ(buffer, sent);

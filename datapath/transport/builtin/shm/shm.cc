@@ -66,7 +66,7 @@ class ShmMesh : public mesh::StreamMesh {
   uint32_t node_ = 0;  // as told to peers; 0: this rank shares no memory
   UniqueFd rendezvous_;
   UniqueFd event_fd_;
-  std::string no_memory_;  // why this rank cannot share any; empty: it can
+  std::string no_memory_;  // why this rank cannot share memory; empty: it can
   SealedMemory own_staging_;
   std::vector<SealedMemory> peer_staging_;
   StagingBuffers staging_;  // views of the two above; empty: some rank lacks a buffer

@@ -7,8 +7,8 @@
 
 namespace weir::tcp {
 
-/// What can be written behind "tcp:", and behind "auto:", which leaves pairs on TCP. Valid for the
-/// life of the process.
+/// The options of "tcp:" and "auto:", which leaves some pairs on TCP. Valid for the life of the
+/// process.
 std::span<const TransportOption> Options();
 
 }  // namespace weir::tcp

@@ -1,6 +1,6 @@
 #include "datapath/transport/builtin/tcp/zero_copy.h"
 
-#include <ctime>  // what the next one needs
+#include <ctime>  // linux/errqueue.h needs it
 
 #include <linux/errqueue.h>
 #include <netinet/in.h>

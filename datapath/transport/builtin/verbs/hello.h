@@ -15,7 +15,7 @@ namespace weir::verbs {
 /// The receive memory that one side of a connection gives the other.
 struct Window {
   uint32_t slot_bytes = 0;  // one message fits in one slot
-  uint32_t slots = 0;       // data messages that may be under way unanswered
+  uint32_t slots = 0;       // data messages that may be in flight without an answer
 };
 
 inline constexpr uint32_t kSlotBytesMin = 4096;  // an abort frame fits

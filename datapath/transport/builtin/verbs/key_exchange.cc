@@ -4,7 +4,7 @@
 
 namespace weir::verbs {
 namespace {
-// Some of the connection manager's attempts, which are 4 s and more apart.
+// Long enough for some of the connection manager's attempts, which are 4 s and more apart.
 constexpr Duration kPendingMax = std::chrono::seconds(30);
 
 StatusOr<ChannelSecrets> Derive(const JobKey& key, const Hello& dialer, const Hello& acceptor) {
@@ -54,7 +54,7 @@ StatusOr<PendingPeers::Proven> PendingPeers::Check(std::span<const std::byte> re
       status = FailedPrecondition(StrCat("does not hold the job's key ", ClaimOf(hello)));
       continue;
     }
-    // No keys may ever serve two connections, whatever becomes of this one.
+    // Keys must never be used for two connections, even if this one fails.
     const ChannelSecrets secrets = pending->secrets;
     pending_.erase(pending);
     WEIR_ASSIGN_OR_RETURN(FrameChannel channel, MakeFrameChannel(secrets, false, hello.protection));

@@ -1,8 +1,8 @@
 #pragma once
 // How two ranks prove to each other that they hold the job's key before there is a connection. A
 // request of the connection manager carries too little for both: the dialer says hello, is rejected
-// with the acceptor's hello and proof, and asks a second time with its own proof. So nobody gets a
-// queue pair without having proven to hold the key. It knows nothing of verbs, so tests drive it
+// with the acceptor's hello and proof, and asks a second time with its own proof. So only callers
+// that have proven to hold the key get a queue pair. It does not depend on verbs, so tests drive it
 // without a device. Bytes: proto/WIRE.md section 1.
 
 #include <vector>
@@ -13,12 +13,12 @@
 
 namespace weir::verbs {
 
-/// What a dialer makes of a challenge.
+/// The dialer's result of checking a challenge.
 struct Challenged {
   Hello acceptor;
   bool is_stranger = false;  // its proof is wrong, and nothing that it said may be believed
   Secret proof = {};         // of the dialer, for the second request
-  FrameChannel channel;      // none of a stranger
+  FrameChannel channel;      // empty for a stranger
 };
 
 /// `said` is the dialer's hello. kDataLoss: malformed; kUnavailable: the cryptographic library
@@ -26,8 +26,8 @@ struct Challenged {
 StatusOr<Challenged> TakeChallenge(const JobKey& key, const Hello& said,
                                    std::span<const std::byte> challenge);
 
-/// The dialers from which an acceptor awaits a proof. They have proven nothing and take nobody's
-/// place. Their number is bounded: the one that waits longest makes room. Not thread-safe.
+/// The dialers from which an acceptor awaits a proof. They have proven nothing and do not count as
+/// ranks. Their number is bounded: the one that has waited longest makes room. Not thread-safe.
 class PendingPeers {
  public:
   PendingPeers(const JobKey& key, size_t peers_max) : key_(key), peers_max_(peers_max) {}
@@ -41,12 +41,12 @@ class PendingPeers {
     Hello hello;
     FrameChannel channel;
   };
-  /// Who makes a second request. Once it has proven itself it is pending no more. kNotFound: none
-  /// that was asked; kFailedPrecondition: why it is refused, with the rank that it claims to be;
-  /// kUnavailable: the cryptographic library failed.
+  /// Finds the dialer of a second request. Once it has proven itself it is not pending any more.
+  /// kNotFound: no such dialer was challenged; kFailedPrecondition: why it is refused, with the
+  /// rank that it claims to be; kUnavailable: the cryptographic library failed.
   StatusOr<Proven> Check(std::span<const std::byte> request);
 
-  /// Forgets those who were asked 30 s ago. Returns who of them gave no proof, for a log.
+  /// Forgets dialers that were challenged 30 s ago. Returns those that gave no proof, for the log.
   std::vector<std::string> Expire(TimePoint now);
 
  private:
@@ -56,7 +56,7 @@ class PendingPeers {
     TimePoint ends;
     ChannelSecrets secrets;
     Challenge challenge;
-    bool refused = false;  // gave a wrong proof, of which somebody was told
+    bool refused = false;  // gave a wrong proof, which was reported
   };
 
   const JobKey& key_;

@@ -141,7 +141,7 @@ void Rendezvous::Retry(int rank, std::string why, TimePoint now) {
   roll_.Retry(rank, std::move(why), now);
 }
 
-// With a fresh nonce where there is a key.
+// The hello has a fresh nonce if there is a key.
 StatusOr<Hello> Rendezvous::OwnHello(uint32_t called) const {
   const mesh::Introduction own = roll_.Own(called);
   Hello hello = {own.job,
@@ -198,7 +198,7 @@ Status Rendezvous::SendRequest(int rank, TimePoint now) {
   Attempt& attempt = attempts_[rank];
   Peer& peer = mesh_->peers()[rank];
   Request request;
-  uint32_t queue_pair = 0;  // what is only going to be challenged needs none
+  uint32_t queue_pair = 0;  // a request that will only be challenged needs none
   if (attempt.challenged.has_value()) {
     request = EncodeProof(attempt.said.nonce, attempt.challenged->proof);
   } else {
@@ -245,7 +245,7 @@ Status Rendezvous::OnAnswer(const ConnectionEvent& event, TimePoint now) {
   return OkStatus();
 }
 
-// The peer rejects a hello with its own and a proof, where there is a key.
+// Handles a challenge, with which the peer rejects a hello if there is a key.
 Status Rendezvous::OnChallenge(const ConnectionEvent& event, TimePoint now) {
   const int rank = event.rank;
   Attempt& attempt = attempts_[rank];
@@ -303,8 +303,8 @@ void Rendezvous::OnRequest(const ConnectionEvent& event, TimePoint now) {
   Admit(event, *hello, {}, now);
 }
 
-// With a key: the caller is rejected for now, with the proof that this rank holds the key, and has
-// to prove the same before it takes anybody's place.
+// With a key, the caller is rejected for now, with the proof that this rank holds the key, and has
+// to prove the same before it counts as the rank that it claims to be.
 void Rendezvous::Ask(const ConnectionEvent& event, const Hello& hello, TimePoint now) {
   const StatusOr<Hello> own = OwnHello(mesh::kUnknownPeer);
   if (!own.ok()) return Refuse(event.id, Message(own.status()));
@@ -315,7 +315,7 @@ void Rendezvous::Ask(const ConnectionEvent& event, const Hello& hello, TimePoint
 
 void Rendezvous::OnProof(const ConnectionEvent& event, TimePoint now) {
   StatusOr<PendingPeers::Proven> proven = pending_->Check(event.private_data);
-  // It came too late and may begin anew.
+  // It came too late and may start again.
   if (proven.status().code() == StatusCode::kNotFound) return Reject(event.id, {});
   if (!proven.ok()) return Refuse(event.id, Message(proven.status()));
   const std::string why =

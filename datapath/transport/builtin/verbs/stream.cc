@@ -87,7 +87,7 @@ Status Stream::ReturnCredits() {
 void Stream::OnSent(uint32_t slot, TimePoint now) {
   const auto slots = options_.send_slots;
   const uint64_t last = done_ + (slot + slots - done_ % slots) % slots + 1;
-  if (last > posted_) return;  // nothing that is under way
+  if (last > posted_) return;  // no such message is in flight
   uint64_t bytes = 0;
   for (; done_ < last; ++done_) bytes += sent_bytes_[done_ % slots];
   acked_.fetch_add(bytes, std::memory_order_relaxed);
@@ -212,8 +212,9 @@ Status Stream::Release(const Held& piece) {
   return ended_ || departed() ? OkStatus() : port_->Receive(piece.slot);
 }
 
-// Otherwise ranks that each send hundreds of small frames before they receive would wait for each
-// other for ever, although little memory is enough to avoid it.
+// Moves pieces without a receive out of their slots. Otherwise ranks that each send hundreds of
+// small frames before they receive would wait for each other for ever, although little memory is
+// enough to avoid it.
 Status Stream::Spill() {
   if (held_slots_ * 2 < options_.ours.slots) return OkStatus();
   uint32_t left = held_slots_;

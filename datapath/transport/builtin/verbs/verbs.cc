@@ -63,7 +63,7 @@ class VerbsTransport : public mesh::MeshTransport {
   TimePoint next_event_check_{};
   TimePoint busy_until_{};
 
-  mutable Mutex samples_mutex_;  // guards the streams' lifetime against Samples, nothing else
+  mutable Mutex samples_mutex_;  // only keeps the streams alive during Samples
   bool sampled_ WEIR_GUARDED_BY(samples_mutex_) = false;
   std::unique_ptr<Mesh> mesh_;  // none after a disconnect
 };
@@ -131,7 +131,7 @@ Status VerbsTransport::Poll(Duration timeout) {
   for (const mesh::Event& event : news) {
     switch (static_cast<Source>(event.data)) {
       case Source::kWake:
-        break;  // Wait sees the rest
+        break;  // Wait finds the reason
       case Source::kCompletion:
         mesh_->TakeWakeUps();
         break;

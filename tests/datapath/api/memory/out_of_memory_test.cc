@@ -1,6 +1,6 @@
-// One allocation of a rank fails, each of a step in turn. The process lives, nobody waits beyond
-// the deadline, no rank delivers a wrong sum, and every rank that fails names the rank that lacked
-// memory. This program replaces operator new for that.
+// One allocation of a rank fails, each allocation of a step in turn. The process survives, no rank
+// waits beyond the deadline or delivers a wrong sum, and every rank that fails names the rank that
+// lacked memory. For this purpose the program replaces operator new.
 
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -21,11 +21,12 @@
 
 namespace {
 
-// Counts down with the allocations of the victim's threads; the one at zero fails. Below: nothing.
+// Counts down with the allocations of the victim's threads. The one at zero fails; below zero none
+// does.
 std::atomic<long> allocations_left{-1};
 std::atomic<bool> failed{false};
 
-// The threads that are not the victim's.
+// The threads that do not belong to the victim.
 std::array<std::atomic<pid_t>, 64> spared{};
 std::atomic<size_t> spared_count{0};
 
@@ -109,7 +110,7 @@ class OutOfMemoryTest : public ::testing::TestWithParam<Case> {
   struct Outcome {
     weir_status status = WEIR_OK;  // the first that is not OK
     weir_request* request = nullptr;
-    char words[512] = "";  // of that moment
+    char words[512] = "";  // its text
     std::vector<std::vector<float>> data;
   };
 
@@ -118,7 +119,8 @@ class OutOfMemoryTest : public ::testing::TestWithParam<Case> {
     if (GetParam().plan != nullptr) plan = weir::testing::TempFile("plan.json", GetParam().plan);
     spared_count = 0;
     const char* addresses[kWorld] = {};
-    for (int rank = kWorld - 1; rank >= 0; --rank) {  // the victim last: the others are spared
+    for (int rank = kWorld - 1; rank >= 0;
+         --rank) {  // the victim comes last, so that the others are spared
       weir_options options = {};
       options.struct_size = sizeof options;
       options.job = "out-of-memory";
@@ -213,7 +215,7 @@ TEST_P(OutOfMemoryTest, EveryRankFailsWithTheNameOfTheOneThatLackedMemory) {
       EXPECT_NE(std::strstr(outcomes[0].words, "rank 0 ran out of memory"), nullptr)
           << outcomes[0].words;
       if (outcomes[1].status == WEIR_OK) {
-        // It had all of rank 0's parts before; rank 0's failure meets it in the next step.
+        // It had all of rank 0's parts before, and gets rank 0's failure in the next step.
         CheckSums(outcomes[1]);
         outcomes[1].data = Ones();
         Step(1, &outcomes[1]);
@@ -230,8 +232,8 @@ TEST_P(OutOfMemoryTest, EveryRankFailsWithTheNameOfTheOneThatLackedMemory) {
   EXPECT_LT(n, kAllocationsMax);
 }
 
-// Closing, whatever allocation of it fails, leaves no thread behind, and the other rank goes on to
-// be told.
+// Whichever allocation fails while closing, no thread is left behind, and the other rank still
+// learns that this one has left.
 TEST_P(OutOfMemoryTest, ASessionClosesAllTheSame) {
   int n = 0;
   for (bool fired = true; fired && n < kAllocationsMax; ++n) {
@@ -259,8 +261,8 @@ TEST_P(OutOfMemoryTest, ASessionClosesAllTheSame) {
   EXPECT_LT(n, kAllocationsMax);
 }
 
-// Whatever allocation fails between creating a session and the end of its first step, of which
-// thread ever, nobody waits for a thread that ended.
+// Whichever allocation of any thread fails between creating a session and the end of its first
+// step, nothing waits for a thread that has ended.
 TEST(OutOfMemoryAloneTest, ASessionIsNotMadeOrFailsOrWorksAndCloses) {
   weir_options options = {};
   options.struct_size = sizeof options;
@@ -290,7 +292,7 @@ TEST(OutOfMemoryAloneTest, ASessionIsNotMadeOrFailsOrWorksAndCloses) {
     weir_session_close(session);
     return status;
   };
-  ASSERT_EQ(live(), WEIR_OK) << error;  // a process makes some things once
+  ASSERT_EQ(live(), WEIR_OK) << error;  // a process allocates some objects only once
   int n = 0;
   for (bool fired = true; fired && n < kAllocationsMax; ++n) {
     SCOPED_TRACE(std::string("allocation ") + std::to_string(n));

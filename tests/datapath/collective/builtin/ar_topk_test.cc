@@ -1,4 +1,4 @@
-// Who gives the indices: STAR in turn, VAR by norm.
+// Which rank's indices are used: STAR chooses the ranks in turn, VAR by their norms.
 
 #include <limits>
 

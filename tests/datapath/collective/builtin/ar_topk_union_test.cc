@@ -1,4 +1,4 @@
-// All ranks' selections count, and a broken one fails the operation.
+// All ranks' selections are used, and a malformed one fails the operation.
 
 #include "tests/datapath/collective/harness.h"
 

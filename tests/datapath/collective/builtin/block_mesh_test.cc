@@ -1,5 +1,5 @@
-// Sums of block-sparse lanes: bit for bit those of dense lanes in rank order, at the price of the
-// blocks that hold something.
+// Sums of block-sparse lanes equal the dense sums in rank order bit for bit, and only blocks that
+// are not zero are sent.
 
 #include <bit>
 #include <cmath>
@@ -12,7 +12,8 @@ namespace {
 
 constexpr size_t kBlockFloats = 256;
 
-// Blocks of random floats, about `density` of them; among their values zeros of both signs.
+// Lanes of which a share of about `density` of the blocks has random floats, with zeros of both
+// signs among them.
 Contribution Sparse(int rank, size_t count, double density) {
   Contribution c;
   c.dense.resize(count);
@@ -56,7 +57,7 @@ TEST(BlockMeshTest, IsTheDenseSumInRankOrderBitForBit) {
   }
 }
 
-// Lanes whose zero bytes do not stand for nothing: their sum is sent by nobody, and right.
+// Lanes whose zero bytes do not represent zero: the sum of blocks that no rank sends is right.
 TEST(BlockMeshTest, AbsentBlocksAddUpAsTheirLanesDo) {
   World world = MakeWorld("inproc", 3);
   std::vector<Contribution> in;
@@ -86,7 +87,7 @@ TEST(BlockMeshTest, SendsWhatBlocksHoldAndHardlyMoreThanDenseLanes) {
     std::vector<Contribution> in;
     for (int rank = 0; rank < kRanks; ++rank) in.push_back(Sparse(rank, kCount, density));
     const double any = 1 - std::pow(1 - density, kRanks);
-    // As the trait says, by which controllers price it.
+    // The bytes agree with the trait from which controllers compute the cost.
     const BlockTraits& blocks = BlockMesh().Traits().blocks;
     const double expected =
         dense * (1 - blocks.own_share * (1 - density) - blocks.union_share * (1 - any));

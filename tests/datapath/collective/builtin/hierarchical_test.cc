@@ -1,5 +1,5 @@
-// All-reduce by nodes: whatever the list of nodes, the same right bits everywhere, and no more than
-// the shards across.
+// All-reduce by nodes: for any list of nodes all ranks get the same, correct bits, and only shards
+// are sent between nodes.
 
 #include <numeric>
 
@@ -136,7 +136,7 @@ TEST(HierarchicalTest, OnlyShardsCrossBetweenNodes) {
   constexpr size_t kElements = 12000;
   struct Case {
     std::vector<int> nodes;
-    double payloads;  // across, out of the busiest rank
+    double payloads;  // that the busiest rank sends to other nodes
   };
   // 2 (n-1) / (n p); by leaders 2 (n-1) / n.
   for (const auto& [nodes, payloads] :

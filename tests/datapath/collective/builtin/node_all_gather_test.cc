@@ -1,5 +1,5 @@
-// All-gather by nodes: whatever the list of nodes and the sizes, every payload on every rank, and
-// each across to another node only once.
+// All-gather by nodes: for any list of nodes and any sizes every rank gets every payload, and each
+// payload is sent to another node only once.
 
 #include "datapath/base/random.h"
 #include "tests/datapath/collective/harness.h"
@@ -20,7 +20,7 @@ const std::vector<std::vector<int>> kGatherNodeLists = {
     {0, 1, 1, 0, 1, 1, 1},  // unequal and interleaved: five to two
 };
 
-// Payloads of all sizes, empty ones among them.
+// Payloads of various sizes, including empty ones.
 std::vector<Contribution> PayloadsOf(const std::vector<int>& nodes, size_t bytes) {
   std::vector<Contribution> in(nodes.size());
   for (size_t rank = 0; rank < in.size(); ++rank) {

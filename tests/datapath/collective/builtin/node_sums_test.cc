@@ -1,5 +1,5 @@
-// Sums of nodes that are encoded once: whatever the list of nodes, the right sums with the same
-// bits everywhere, each part encoded by one rank of a node.
+// Sums of nodes that are encoded once: for any list of nodes all ranks get the same, correct sums,
+// and one rank of a node encodes each part.
 
 #include "datapath/base/random.h"
 #include "tests/datapath/collective/harness.h"
@@ -106,7 +106,7 @@ TEST_P(NodeSumsTest, OneEncodingOfANodeAndOneDecodingOfEachNodeForEachPart) {
   struct Case {
     std::vector<int> nodes;
     int count;
-    double parts;  // that an even node is cut into
+    double parts;  // into which the sum of an even node is cut
   };
   for (const auto& [nodes, count, parts] :
        {Case{{0, 0, 1, 1}, 2, 2}, Case{{0, 0, 0, 1, 1, 1}, 2, 3}, Case{{0, 0, 0}, 1, 3},

@@ -1,5 +1,5 @@
-// Selections summed by region against a model in double precision, over steps in which regions and
-// thresholds move; volume and balance as promised.
+// Selections summed by region, compared with a model in double precision over steps in which
+// regions and thresholds change. Volume and balance must be as documented.
 
 #include <cmath>
 #include <map>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kOkElements = 20'000, kOkTarget = 400;
 
-// Large values crowd in the last tenth; which of them a rank selects is its own.
+// Most large values are in the last tenth. Each rank selects different ones.
 Contribution Selected(int rank, uint64_t step) {
   Contribution c;
   Random random(1000 * step + static_cast<uint64_t>(rank) + 1);
@@ -41,7 +41,7 @@ std::map<uint32_t, double> ModelSums(const std::vector<Contribution>& in) {
   return sums;
 }
 
-// Every kept sum is right, and about as many as wanted are kept, the largest.
+// Every kept sum is right, and about the wanted number of sums is kept, the largest ones.
 void CheckStep(const std::vector<Contribution>& in, const std::vector<Outcome>& out, bool settled) {
   const auto sums = ModelSums(in);
   for (const Outcome& outcome : out) {
@@ -85,7 +85,7 @@ TEST_P(OkTopkTest, FollowsTheModelAndKeepsItsBounds) {
       in.back().balance = &balances[rank];
     }
     const auto out = RunAll(world, collective, in);
-    // By then regions are balanced and the threshold is known.
+    // From here on regions are balanced and the threshold is known.
     CheckStep(in, out, step >= 3);
     if (HasFatalFailure()) return;
     for (const SparseBalance& balance : balances) {
@@ -102,8 +102,8 @@ TEST_P(OkTopkTest, FollowsTheModelAndKeepsItsBounds) {
   }
 }
 
-// All large values lie in one rank's equal region: once regions are balanced no owner is sent
-// twice its share.
+// All large values are in one rank's region while regions have equal sizes. Once regions are
+// balanced, no owner receives twice its share.
 TEST_P(OkTopkTest, RegionsShareTheLoad) {
   const int ranks = GetParam();
   World world = MakeWorld("inproc", ranks);

@@ -1,6 +1,6 @@
 #pragma once
-// Somebody on the path between two ranks, who sees every frame that the dialer sends and passes on
-// what he likes instead.
+// An attacker on the path between two ranks, who sees every frame that the dialer sends and can
+// pass on others instead.
 
 #include <poll.h>
 
@@ -14,11 +14,12 @@ namespace weir::testing {
 
 class ManInTheMiddle {
  public:
-  /// What becomes of frame `number` (from 0: hello, with a key proof, then data): whatever is
-  /// returned is passed on, one after the other.
+  /// Called with frame `number` (from 0: the hello, with a key the proof, then data). The frames
+  /// that it returns are passed on in its place, one after the other.
   using Meddle = std::function<std::vector<Bytes>(size_t number, const Bytes& frame)>;
 
-  /// Whoever dials address() reaches `target`. With `keyed` frames from the second on have tags.
+  /// A rank that dials address() reaches `target`. With `keyed`, frames from the second on have
+  /// tags.
   ManInTheMiddle(TransportAddress target, bool keyed, Meddle meddle)
       : keyed_(keyed), meddle_(std::move(meddle)) {
     listener_ = *mesh::Listen(TransportOptions(), 4, &address_);
@@ -29,7 +30,7 @@ class ManInTheMiddle {
     thread_.join();
   }
   const TransportAddress& address() const { return address_; }
-  /// Everything that was seen, to be read once the thread has ended.
+  /// All frames that were seen, to be read once the thread has ended.
   static std::vector<Bytes> PassOn(size_t, const Bytes& frame) { return {frame}; }
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// A peer under the test's control, byte by byte: a blocking socket with a receive time-out.
+// A peer whose bytes the test controls: a blocking socket with a receive time-out.
 
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -28,7 +28,7 @@ class RawPeer {
     connected_ = resolved.ok() && connect(fd_.get(), resolved->get(), resolved->size) == 0;
   }
 
-  /// A connection that somebody else made.
+  /// Takes over an existing connection.
   explicit RawPeer(mesh::UniqueFd fd) : fd_(std::move(fd)), connected_(true) {
     const timeval patience = {10, 0};
     setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
@@ -49,7 +49,7 @@ class RawPeer {
     Close();
   }
 
-  /// The next whole frame; `text` is its payload. kUnavailable when the stream ended.
+  /// Reads the next whole frame; `text` is its payload. kUnavailable: the stream ended.
   StatusOr<FrameHeader> ReadFrame(std::string* text = nullptr) {
     std::array<std::byte, kFrameHeaderBytes> bytes;
     if (!ReadAll(bytes)) return Unavailable("end of stream");
@@ -61,7 +61,7 @@ class RawPeer {
     return header;
   }
 
-  /// The bytes of the next whole frame, with `trailer_bytes` behind its payload. Empty when the
+  /// Reads the bytes of the next whole frame, with a trailer of `trailer_bytes`. Empty if the
   /// stream ended.
   Bytes ReadRaw(size_t trailer_bytes) {
     Bytes frame(kFrameHeaderBytes);
@@ -72,7 +72,7 @@ class RawPeer {
     return ReadAll(std::span(frame).subspan(kFrameHeaderBytes)) ? frame : Bytes();
   }
 
-  /// Says hello and reads the answer.
+  /// Sends a hello and reads the answer.
   StatusOr<FrameHeader> Introduce(const mesh::Hello& hello, std::string* text = nullptr) {
     if (!Send(mesh::EncodeHello(hello))) return Unavailable("cannot send");
     return ReadFrame(text);

@@ -1,5 +1,5 @@
-// How pairs of ranks agree on shared memory when the other end misbehaves: a raw peer speaks to one
-// Attacher, over a socket pair in place of TCP and at the rendezvous socket.
+// The agreement on shared memory when the other end misbehaves. A raw peer exchanges messages with
+// one Attacher, over a socket pair in place of TCP and over the rendezvous socket.
 
 #include "datapath/transport/builtin/shm/attach.h"
 
@@ -53,7 +53,7 @@ Bytes VerdictFrame(uint32_t verdict, const std::string& text = "") {
   return mesh::EncodeFrame(FrameType::kHello, 1, payload);
 }
 
-// Rank 0 of 2 runs; rank 1 is the test.
+// Rank 0 of 2 runs, and the test acts as rank 1.
 struct RawPair {
   RawPair() {
     int ends[2];
@@ -100,7 +100,7 @@ struct RawPair {
   mesh::UniqueFd event_fd{eventfd(0, EFD_NONBLOCK)}, wake{eventfd(0, EFD_NONBLOCK)};
 };
 
-// Another process of this user may know where to ask for memory, and who is awaited.
+// Another process of this user may know the rendezvous socket and which rank is expected.
 TEST(ShmAttachTest, WhereThereIsAKeyWhoAsksProvesThatItIsThePeer) {
   RawPair pair;
   mesh::UniqueFd memory;
@@ -216,8 +216,8 @@ TEST(ShmAttachTest, BadOffersAreRefusedWithTheReasonAndAGoodOneStillSucceeds) {
   EXPECT_FALSE((*results)[0].attachment->created);
 }
 
-// What the peer says about staging buffers once the pair is attached, with one of its own or
-// without.
+// The peer's messages about staging buffers after the pair is attached, with or without a buffer of
+// its own.
 TEST(ShmAttachTest, StagingBuffersAreUsedWhereBothSayThatTheyReachAll) {
   const std::string reason = "rank 7 is missing";
   struct Case {
@@ -232,7 +232,7 @@ TEST(ShmAttachTest, StagingBuffersAreUsedWhereBothSayThatTheyReachAll) {
       {.said = VerdictFrame(0)},
       {.said = VerdictFrame(0), .own = false},
       {.said = VerdictFrame(0), .offered = false},
-      {.said = VerdictFrame(1), .offered = false},  // nobody is made to believe it
+      {.said = VerdictFrame(1), .offered = false},  // the claim is not believed
       {.said = VerdictFrame(2), .code = StatusCode::kDataLoss, .expected = "found 2"},
       {.said = mesh::EncodeFrame(FrameType::kHello, 1, {}),
        .code = StatusCode::kDataLoss,
@@ -287,7 +287,7 @@ TEST(SealedMemoryTest, WhoGetsItToReadCannotMapItForWriting) {
             StatusCode::kUnavailable);
   EXPECT_NE(ftruncate(fd.get(), 4096), 0);
   EXPECT_NE(ftruncate(fd.get(), 16384), 0);
-  made->bytes()[0] = std::byte{9};  // the maker goes on writing
+  made->bytes()[0] = std::byte{9};  // the process that made it can still write
   EXPECT_EQ(read->bytes()[0], std::byte{9});
 }
 

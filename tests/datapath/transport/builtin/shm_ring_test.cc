@@ -1,5 +1,5 @@
-// The rings and segments below the shm transport: order, bounds, wake-ups, and memory of peers that
-// are not to be trusted.
+// The rings and segments below the shm transport: order, bounds, wake-ups, and memory of untrusted
+// peers.
 
 #include "datapath/transport/builtin/shm/ring.h"
 
@@ -50,7 +50,7 @@ bool WasSignalled(const mesh::UniqueFd& event_fd) {
   return read(event_fd.get(), &count, sizeof count) == sizeof count;
 }
 
-// Sleeps until the eventfd is signalled. False: it was not within 20 s.
+// Sleeps until the eventfd is signalled. Returns false if that takes more than 20 s.
 bool IsWoken(const mesh::UniqueFd& event_fd) {
   constexpr int kPatienceMs = 20000;
   pollfd entry = {event_fd.get(), POLLIN, 0};
@@ -154,7 +154,7 @@ TEST(ShmRingTest, EmptyRingBehindTheRewindMarkStartsAtItsBeginning) {
 TEST(ShmRingTest, PositionsThatCannotBeAreFoundByBothEnds) {
   for (const uint64_t position : {uint64_t{1}, uint64_t{kCapacity + 1}, UINT64_MAX - kCapacity}) {
     RingPair ring;
-    // The reader claims to have read what was never written.
+    // The reader claims to have read bytes that were never written.
     ring.control->read.store(position);
     const std::vector<uint8_t> bytes(kCapacity + 1);
     EXPECT_EQ(Write(ring.writer, bytes), -EPROTO) << position;
@@ -192,7 +192,7 @@ TEST(ShmRingTest, OnlySleepersAreWoken) {
   EXPECT_FALSE(WasSignalled(ring.reader_event_fd)) << "once is enough";
 }
 
-// Two threads that sleep whenever they can: a lost wake-up ends in the poll's time-out.
+// Two threads sleep whenever they can, so a lost wake-up would show as a time-out of poll.
 TEST(ShmRingTest, NoWakeUpIsLost) {
   RingPair ring;
   constexpr uint64_t kBytes = 8 << 20;
@@ -227,7 +227,7 @@ TEST(ShmRingTest, NoWakeUpIsLost) {
 
 constexpr size_t kLong = 2 * kDirectReadBytesMin;
 
-// A ring whose reader may read this process's memory as the writer's.
+// A ring whose reader may read this process's memory, which stands for the writer's.
 struct DirectReadPair : RingPair {
   static std::array<int, 2> MakeSockets() {
     std::array<int, 2> made;
@@ -269,7 +269,7 @@ TEST(ShmDirectReadTest, LongPartsComeInTheirPlaceWithoutPassingThroughTheRing) {
   EXPECT_EQ(ring.writer.Write(parts), static_cast<ssize_t>(all));
   EXPECT_EQ(ring.control->written.load(), 1 + head.size() + tail.size());
   EXPECT_EQ(ring.writer.Retained(), body.size() + tail.size());
-  body[0] ^= 1;  // it is read when it is read
+  body[0] ^= 1;  // the reader reads the memory only when it reads the stream
 
   std::vector<uint8_t> out(all);
   size_t read = 0;
@@ -306,7 +306,7 @@ TEST(ShmDirectReadTest, ShortAndLongPartsOfEverySizeComeOutInOrder) {
     std::vector<uint8_t> bytes;  // must not move: they may be exported
     size_t taken = 0, read = 0;
   };
-  std::deque<Sent> sent;  // what has not been read
+  std::deque<Sent> sent;  // not read yet
   size_t long_parts = 0, retained_max = 0;
   std::vector<uint8_t> out(3 * kLong);
   for (int round = 0; round < 6000; ++round) {
@@ -459,7 +459,7 @@ TEST(ShmDirectReadTest, PiecesOfAPeerThatHungUpAreNotTaken) {
   ring.Meet();
   std::vector<uint8_t> bytes(kLong), out(kLong);
   ASSERT_EQ(Write(ring.writer, bytes), static_cast<ssize_t>(kLong));
-  shutdown(ring.sockets[1], SHUT_WR);  // as a program does that another takes the place of
+  shutdown(ring.sockets[1], SHUT_WR);  // as happens if another program replaces the process (exec)
   EXPECT_EQ(Read(ring.reader, out), -ECONNRESET);
 }
 
@@ -493,7 +493,7 @@ TEST(ShmDirectReadTest, ImpossibleCountsAreFoundByBothEnds) {
     EXPECT_EQ(Read(ring.reader, out), -EFAULT);
   }
   {
-    RingPair ring;  // whose reader has never said that it can import
+    RingPair ring;  // its reader has not announced that it can import
     ring.control->direct.exported.store(1);
     EXPECT_EQ(Read(ring.reader, out), -EPROTO);
   }

@@ -1,5 +1,5 @@
-// What only the transports over shared memory have: the choice of the medium per pair, systems that
-// permit none, killed processes, nothing left behind, and ranks that sleep.
+// Behaviour of the transports over shared memory only: the choice of the medium per pair, systems
+// that do not permit shared memory, killed processes, clean-up, and ranks that sleep.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ struct Job {
     }
   }
   int world() const { return static_cast<int>(ranks.size()); }
-  // Connects all; `before` runs on each rank's thread first.
+  // Connects all ranks; `before` runs first on each rank's thread.
   std::vector<Status> Connect(const std::function<void(int)>& before = {}) {
     std::vector<Status> statuses(ranks.size());
     RunRanks(world(), [&](int rank) {
@@ -119,7 +119,7 @@ TEST(ShmTransportTest, RanksOfOneNodeShareMemoryByThemselves) {
   }
 }
 
-// From here on this thread, and only it, gets EPERM from one system call.
+// Makes one system call fail with EPERM, on this thread only, from now on.
 void ForbidSystemCall(int number) {
   sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -156,7 +156,7 @@ TEST(ShmTransportTest, RanksOfOneNodeSeeEachOthersStagingBuffers) {
         EXPECT_EQ(buffer.back(), static_cast<std::byte>(peer + 1));
       }
     }
-    // They stay when their ranks have gone.
+    // Buffers stay mapped after their ranks have left.
     const StagingBuffers* staging = job.ranks[0]->staging();
     for (int rank = 1; rank < world; ++rank) job.ranks[rank].reset();
     EXPECT_EQ(staging->of[world - 1].back(), static_cast<std::byte>(world));
@@ -164,7 +164,7 @@ TEST(ShmTransportTest, RanksOfOneNodeSeeEachOthersStagingBuffers) {
 }
 
 TEST(ShmTransportTest, StagingBuffersAreThereForAllRanksOrForNone) {
-  // A pair by TCP, whoever it is; a rank that may make no memory but gets that of others.
+  // Some pair uses TCP, or a rank cannot create memory but can map that of others.
   Job mixed({"auto", "auto", "tcp", "auto"});
   mixed.ConnectAll();
   for (const auto& rank : mixed.ranks) EXPECT_EQ(rank->staging(), nullptr);
@@ -213,7 +213,7 @@ TEST(ShmTransportTest, TwoJobsOfOneNodeStayApart) {
 }
 
 TEST(ShmTransportTest, WhereSharedMemoryIsNotPermittedAutoUsesTcpAndShmSaysWhy) {
-  // What an end needs: memory on the dialing side, an eventfd on either.
+  // The dialing side needs memory, and both sides need an eventfd.
   for (const auto& [number, rank] :
        {std::pair(SYS_memfd_create, 1), std::pair(SYS_eventfd2, 0), std::pair(SYS_eventfd2, 1)}) {
     Job choosing({"auto", "auto"});
@@ -245,7 +245,7 @@ TEST(ShmTransportTest, WhereSharedMemoryIsNotPermittedAutoUsesTcpAndShmSaysWhy) 
 
 TEST(ShmTransportTest, RanksThatShareMemoryLearnWhyAnotherLeft) {
   Job job({"shm", "shm", "shm"});
-  // Rank 1 cannot make memory, which it would for its pair with rank 0 only.
+  // Rank 1 cannot create memory, which it needs only for its pair with rank 0.
   const auto statuses = job.Connect([](int rank) {
     if (rank == 1) ForbidSystemCall(SYS_memfd_create);
   });
@@ -261,8 +261,8 @@ TEST(ShmTransportTest, RanksThatShareMemoryLearnWhyAnotherLeft) {
   EXPECT_THAT(Message(third), AllOf(HasSubstr("reported: rank"), HasSubstr("no shared memory")));
 }
 
-// A rank of another network namespace reaches the others by TCP (here: by a socket that it made
-// before) but not their Unix sockets.
+// A rank in another network namespace reaches the others over TCP (here with a socket that it made
+// before) but not over their Unix sockets.
 TEST(ShmTransportTest, AnotherNetworkNamespaceMeansTcp) {
   Job job({"auto", "auto"});
   std::atomic<bool> moved = true;
@@ -283,7 +283,7 @@ std::set<std::string> Traces() {
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
       const std::string name = entry.path().filename();
-      // Directories are other tests' own.
+      // Directories belong to other tests.
       if (name.find("weir") != std::string::npos && !entry.is_directory(ignored)) {
         traces.insert(entry.path());
       }
@@ -292,7 +292,7 @@ std::set<std::string> Traces() {
   std::ifstream sockets("/proc/net/unix");
   for (std::string line; std::getline(sockets, line);) {
     const size_t at = line.find("@weir-");
-    // A listening one: what connected sockets are called after it lives as long as they.
+    // Only listening sockets count; connected ones have the same names while they are open.
     if (at != std::string::npos && line.find(" 00010000 ") != std::string::npos) {
       traces.insert(line.substr(at));
     }
@@ -300,7 +300,7 @@ std::set<std::string> Traces() {
   return traces;
 }
 
-// What is new since `before` and stays: tests that run beside this one come and go.
+// The names that are new since `before` and stay. Those of tests that run in parallel come and go.
 std::set<std::string> Remains(const std::set<std::string>& before) {
   std::set<std::string> remains = Traces();
   for (int i = 0; i < 100 && !remains.empty(); ++i) {
@@ -314,7 +314,7 @@ std::set<std::string> Remains(const std::set<std::string>& before) {
 }
 
 // Rank 2 of 3 runs in a child that is killed in the middle of a large message to rank 0. With
-// `orphan` a process that inherited the child's descriptors lives on, as data loaders do.
+// `orphan` a process that inherited the child's descriptors stays alive, as data loaders do.
 void KillInTheMiddle(const std::string& name, bool orphan) {
   SCOPED_TRACE(name + (orphan ? " with a surviving grandchild" : ""));
   const std::set<std::string> before = Traces();
@@ -354,7 +354,7 @@ void KillInTheMiddle(const std::string& name, bool orphan) {
       waitpid(child, nullptr, 0);
       killed = RealClock().Now();
     }
-    // Rank 0 waits for the message, rank 1 for somebody else.
+    // Rank 0 waits for the message, and rank 1 waits for another rank.
     const auto ticket = job.ranks[rank]->PostReceive(rank == 0 ? 2 : 0, buffer);
     const Status status =
         ticket.ok() ? job.ranks[rank]->Wait(*ticket, Within(kPatience)).status() : ticket.status();
@@ -403,17 +403,17 @@ TEST(ShmTransportTest, ARankThatWaitsSleeps) {
   for (const double seconds : used) EXPECT_LT(seconds, kWaitS / 10);
 }
 
-// Ranks with neighbours of both kinds, of which the awaited one comes last and the others have
-// unread messages in their rings.
+// Ranks with neighbours of both kinds. The message that a rank waits for comes last, and the rings
+// of the others have unread messages.
 TEST(ShmTransportTest, UnreadMessagesOfOthersKeepNobodyAwake) {
-  // Both stay posted until the job is closed: rank 1's shutdown notice may end the frame that is
-  // half out.
+  // Both stay posted until the job is closed, because rank 1 may complete a frame that was sent in
+  // part before its shutdown notice.
   const Bytes unread(3 << 20);
   Bytes buffer(8);
   Job job({"auto", "auto", "tcp"});
   job.ConnectAll();
   RunRanks(3, [&](int rank) {
-    if (rank == 1) {  // more than the ring holds, and nobody asks for it
+    if (rank == 1) {  // more than the ring holds, and no receive is posted for it
       EXPECT_TRUE(job.ranks[1]->PostSend(0, {}, unread).ok());
     } else if (rank == 0) {
       const auto ticket = job.ranks[0]->PostReceive(2, buffer);
@@ -425,7 +425,7 @@ TEST(ShmTransportTest, UnreadMessagesOfOthersKeepNobodyAwake) {
   });
 }
 
-// Both ranks have heard of each other, and know whether they can read each other's memory.
+// Exchanges messages until both ranks know whether they can read each other's memory.
 void Greet(Transport& self, int peer) {
   Bytes byte(1), heard(1);
   const auto in = self.PostReceive(peer, heard), out = self.PostSend(peer, {}, byte);
@@ -440,7 +440,7 @@ constexpr size_t kLong = 1 << 20;
 
 TEST(ShmTransportTest, ALongSendIsOverWhenItsReaderHasIt) {
   TransportOptions options;
-  options.host_silence_min = Duration(0);        // nothing but its reader wakes the sender
+  options.host_silence_min = Duration(0);        // so only its reader wakes the sender
   Job job({"shm", "shm"}, 5, 4 << 20, options);  // all of it would fit into the ring
   job.ConnectAll();
   std::atomic<bool> asked = false;
@@ -468,7 +468,7 @@ TEST(ShmTransportTest, ALongSendIsOverWhenItsReaderHasIt) {
   });
 }
 
-// Where both ends can copy at the same time the ring is faster for longer.
+// If both ends can copy at the same time, the ring is faster up to a larger size.
 TEST(ShmTransportTest, WhatIsExportedDependsOnTheCores) {
   const bool apart = mesh::RanksPerCore(2) == 1;
   for (const auto& [bytes, exported] :
@@ -509,7 +509,7 @@ TEST(ShmTransportTest, WhereNobodyMayReadAnothersMemoryAllGoesThroughRings) {
       for (int i = 0; i < 3; ++i) {
         const auto send = job.ranks[rank]->PostSend(1 - rank, {}, out);
         ASSERT_TRUE(send.ok()) << send.status();
-        // A rank offers nobody what it may not do to itself.
+        // A rank does not offer direct reads if it may not read its own memory in that way.
         const auto over = job.ranks[rank]->WaitAny(std::span(&*send, 1), RealClock().Now());
         ASSERT_TRUE(over.ok()) << over.status();
         sent_alone += over->has_value();
@@ -524,7 +524,7 @@ TEST(ShmTransportTest, WhereNobodyMayReadAnothersMemoryAllGoesThroughRings) {
   }
 }
 
-// Pieces that an aborted rank had exported are not read any more, and its reason still arrives.
+// Pieces that an aborted rank has exported are not read any more, but its reason still arrives.
 TEST(ShmTransportTest, AnAbortRevokesWhatWasExportedAndSaysWhy) {
   for (const bool posted : {false, true}) {
     Job job({"shm", "shm"});

@@ -1,4 +1,4 @@
-// The tcp transport against peers that send whatever they like, before and after the handshake.
+// The tcp transport with peers that send arbitrary bytes before and after the handshake.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kJob = 77;
-// A raw peer that dials 127.0.0.2 is at 127.0.0.1, on another host.
+// A raw peer that dials 127.0.0.2 has the address 127.0.0.1, so it counts as on another host.
 std::unique_ptr<Transport> NewTcp(int rank, int world, const char* listen = "127.0.0.2:0") {
   TransportOptions options;
   options.job = kJob;
@@ -58,8 +58,8 @@ struct HalfRawWorld {
 
 class TcpStrangerTest : public ::testing::Test {
  protected:
-  // Lets `stranger` talk to rank 0 of two while it waits for rank 1, then lets the true rank 1
-  // come.
+  // Lets `stranger` connect to rank 0 of two while it waits for rank 1, then lets the true rank 1
+  // connect.
   template <typename Stranger>
   void WithStranger(Stranger stranger) {
     SetLog(true);
@@ -259,7 +259,8 @@ TEST(TcpHostilePeerTest, LyingFramesAreNamed) {
   }
 }
 
-// Whatever the addresses: what two processes of one host have between them may be a proxy.
+// This holds for all addresses, because there may be a proxy even between two processes of one
+// host.
 TEST(TcpHostilePeerTest, EveryPayloadHasAChecksum) {
   for (const char* listen : {"127.0.0.2:0", "127.0.0.1:0"}) {
     HalfRawWorld world(listen);
@@ -337,7 +338,7 @@ TEST(TcpHostilePeerTest, DataBeforeShutdownNoticeAndResetIsStillDelivered) {
 
 TEST(TcpHostilePeerTest, ReasonBehindUnreadDataIsFound) {
   HalfRawWorld world;
-  Bytes bytes = DataFrame(1, Bytes(40000));  // nobody will ask for it
+  Bytes bytes = DataFrame(1, Bytes(40000));  // no receive will be posted for it
   const std::string reason = "out of memory";
   const Bytes abort = mesh::EncodeFrame(FrameType::kAbort, 1, std::as_bytes(std::span(reason)));
   bytes.insert(bytes.end(), abort.begin(), abort.end());
@@ -368,7 +369,7 @@ TEST(TcpHostilePeerTest, PeerThatNeverReadsEndsInADeadline) {
   const Status status = world.rank0->Wait(*sent, Within(0.2)).status();
   EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(Message(status), HasSubstr("rank 1 (raw) takes no more data"));
-  // The shutdown notice cannot get through either; closing is bounded all the same.
+  // The shutdown notice cannot be sent either, but closing ends within its bound.
   const TimePoint start = RealClock().Now();
   world.rank0.reset();
   EXPECT_LT(ToSeconds(RealClock().Now() - start), 5);

@@ -1,4 +1,4 @@
-// Ranks that hold the job's key against those who do not, and against whoever is on the path.
+// Ranks that hold the job's key against peers that do not, and against attackers on the path.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,8 +51,8 @@ mesh::Hello RogueHello(Protection protection) {
           .nonce = *NewNonce()};
 }
 
-// Lets `rogue` talk to rank 0 while it waits for rank 1; then the true rank 1 comes and takes its
-// place all the same.
+// Lets `rogue` connect to rank 0 while it waits for rank 1. Then the true rank 1 connects and must
+// get its place.
 void WithRogue(const std::function<void(RawPeer&)>& rogue) {
   auto rank0 = NewKeyed(0), rank1 = NewKeyed(1);
   const std::vector<TransportAddress> addresses = {rank0->address(), rank1->address()};
@@ -122,7 +122,7 @@ TEST(TcpKeyTest, DataInPlaceOfAProofIsRefused) {
   });
 }
 
-// Who has said hello but proven nothing takes nobody's place, however long he waits.
+// A caller that has sent a hello but no proof never counts as a rank, however long it waits.
 TEST(TcpKeyTest, ARogueThatWaitsIsNoObstacle) {
   Logged logged;
   std::optional<RawPeer> waits;
@@ -157,7 +157,7 @@ TEST(TcpKeyTest, AHandshakeOfYesterdayIsRefused) {
   });
 }
 
-// ---- those who are configured otherwise (and conformance_key_test.cc)
+// ---- ranks with different settings (see also conformance_key_test.cc)
 
 TEST(TcpKeyTest, OptionsThatExcludeEachOtherAreRefused) {
   TransportOptions options;
@@ -173,7 +173,7 @@ TEST(TcpKeyTest, OptionsThatExcludeEachOtherAreRefused) {
                 HasSubstr("unauthenticated: expected no job key"));
 }
 
-// Whoever listens in rank 0's place gets a hello and nothing else.
+// A stranger that listens in rank 0's place gets a hello and nothing else.
 TEST(TcpKeyTest, AFalseRank0IsFoundOut) {
   TransportAddress address;
   const auto listener = mesh::Listen(TransportOptions(), 4, &address);
@@ -315,7 +315,7 @@ TEST_P(TcpPathTest, WhateverIsDoneToAFrameItIsNotDelivered) {
   }
 }
 
-// A cut connection is a death, whatever stands in its last bytes.
+// A cut connection counts as the peer's death, whatever its last bytes are.
 TEST_P(TcpPathTest, AnEndWithoutANoticeThatVerifiesIsNoOrderlyEnd) {
   for (const bool forge : {false, true}) {
     const Outcome outcome = Through(
@@ -374,7 +374,7 @@ TEST(TcpKeyTest, OnlyEncryptionHidesPayloads) {
   }
 }
 
-// Frames that were sealed and then given up must leave no gap in what the peer counts.
+// Frames that were sealed and then given up must leave no gap in the numbers that the peer counts.
 TEST_P(TcpPathTest, AReasonIsHeardBehindAFrameThatWasHalfOut) {
   auto rank0 = NewKeyed(0, GetParam()), rank1 = NewKeyed(1, GetParam());
   RunRanks(2, [&](int r) {
@@ -400,7 +400,7 @@ TEST_P(TcpPathTest, AReasonIsHeardBehindAFrameThatWasHalfOut) {
 
 // ---- without a key
 
-// Calls body on a thread whose network has the address 10.9.8.7, which is nobody's loopback.
+// Calls body on a thread whose network has the address 10.9.8.7, which is not a loopback address.
 void OffLoopback(const std::function<void()>& body) {
   bool permitted = false;
   std::thread([&] {
@@ -411,7 +411,7 @@ void OffLoopback(const std::function<void()>& body) {
   if (!permitted) GTEST_SKIP() << "network namespaces are not permitted";
 }
 
-// What becomes of two ranks at 10.9.8.7, and how many peers are unauthenticated then.
+// Connects two ranks at 10.9.8.7. Returns the status and the number of unauthenticated peers.
 std::pair<Status, int> ConnectTwo(const std::string& transport,
                                   const std::function<void(TransportOptions*)>& tune) {
   std::vector<std::unique_ptr<Transport>> ranks;

@@ -1,5 +1,5 @@
-// Half-open connections: a host that answers nothing any more, told from one that lives and has
-// nothing to say. A socket filter that drops all that comes in makes the silent host.
+// Half-open connections: a host that no longer answers is distinguished from one that is alive and
+// sends nothing. A socket filter that drops all input makes a host silent.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Rank 0 of two, which gives a silent host up after a second, and a raw rank 1.
+// Rank 0 of two, which gives up a silent host after a second, and a raw rank 1.
 class TcpSilenceTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
@@ -47,7 +47,7 @@ class TcpSilenceTest : public ::testing::TestWithParam<int> {
     ASSERT_TRUE(status.ok()) << status;
   }
 
-  // The host of rank 1 does not even see what comes any more.
+  // From here on the host of rank 1 does not see its input.
   void CutOff() {
     sock_filter drop = {BPF_RET | BPF_K, 0, 0, 0};
     const sock_fprog program = {1, &drop};
@@ -95,7 +95,7 @@ TEST_P(TcpSilenceTest, LivingHostWhoseRankReadsNothingIsLeftToTheDeadline) {
 
 INSTANTIATE_TEST_SUITE_P(Connections, TcpSilenceTest, ::testing::Values(1, 3));
 
-// ---- what of the kernel's answers counts
+// ---- how the kernel's information is interpreted
 
 class SaidSilence : public mesh::ByteStream {
  public:
@@ -117,7 +117,7 @@ TEST(HostSilenceTest, TenRoundTripsTwiceInARowAreTooLong) {
     stream.silence = {lasts, round_trip};
     return connection.CheckHost(least);
   };
-  EXPECT_TRUE(look(seconds(11), seconds(0)).ok());  // may have been asked just now
+  EXPECT_TRUE(look(seconds(11), seconds(0)).ok());  // the request may have been sent just now
   EXPECT_TRUE(look(seconds(9), seconds(0)).ok());
   EXPECT_TRUE(look(seconds(11), seconds(0)).ok());
   const Status status = look(seconds(12), seconds(0));

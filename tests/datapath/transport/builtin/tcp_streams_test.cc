@@ -138,7 +138,7 @@ TEST(SocketStreamTest, OfALongPayloadFromAnotherHostItTellsWhenItIsThere) {
   EXPECT_TRUE(connection.TellsWithin(kSurely));
 }
 
-// More than a socket holds: it must not wait for what has no room.
+// A payload larger than a socket's buffer must not wait for bytes for which there is no room.
 TEST(SocketStreamTest, WhatASocketCannotHoldIsToldOfEarlier) {
   for (const int buffer_bytes : {0, 32768}) {
     WatchedConnection connection("127.0.0.2", buffer_bytes);
@@ -235,7 +235,7 @@ TEST(StripedStreamTest, EndsWhereTheConnectionOfTheNextByteEnds) {
   EXPECT_EQ(reader.OnEvents(EPOLLRDHUP) & EPOLLRDHUP, 0u);
   Bytes buffer(2 * kPiece);
   EXPECT_EQ(ReadFrom(reader, buffer), static_cast<ssize_t>(kPiece + 10));
-  EXPECT_TRUE(reader.Readable());  // the end waits behind, of which no other event will tell
+  EXPECT_TRUE(reader.Readable());  // the end follows, and no other event reports it
   EXPECT_EQ(ReadFrom(reader, buffer), 0);
   lanes.ends[0][0] = UniqueFd();
   EXPECT_NE(reader.OnEvents(EPOLLRDHUP) & EPOLLRDHUP, 0u);
@@ -274,7 +274,8 @@ TEST(TcpConnectionsTest, RanksThatDisagreeLearnBothCounts) {
   accepting.join();
 }
 
-// A rank whose first connections are complete dials the second one of a rank whose are not.
+// A rank whose first connections are complete dials the second connection to a rank whose first
+// ones are not.
 TEST(TcpConnectionsTest, WhoIsEarlyForTheNextConnectionIsKeptWaiting) {
   auto rank0 = StreamingTcp().Create(WithConnections(0, 3, 2));
   ASSERT_TRUE(rank0.ok());
@@ -322,7 +323,7 @@ TEST(TcpConnectionsTest, OneThatIsCutFailsTheRankAndNamesThePeer) {
   const StatusOr<Ticket> ticket = (*rank0)->PostReceive(1, buffer);
   ASSERT_TRUE(ticket.ok());
   const Status failure = (*rank0)->Wait(*ticket, Within(kPatience)).status();
-  // Cut, and nothing will come any more of what the other connection could still bring.
+  // The stream is cut, and no more bytes of the other connection are delivered.
   lanes[0].Close();
   EXPECT_EQ(failure.code(), StatusCode::kUnavailable) << failure;
   EXPECT_THAT(Message(failure), HasSubstr("rank 1"));
@@ -346,15 +347,15 @@ TEST(TcpPacingTest, NoMoreLeavesThanWasAsked) {
       ASSERT_TRUE(ticket.ok());
       EXPECT_TRUE((*world)[rank]->Wait(*ticket, Within(kPatience)).ok());
     });
-    // It takes a quarter of a second; a slow host only takes longer. The kernel lets a first burst
-    // go at once.
+    // Sending takes a quarter of a second or, on a slow host, longer. The kernel sends a first
+    // burst at once.
     EXPECT_GT(ToSeconds(RealClock().Now() - start), kBytes / kRate / 2);
   }
 }
 
 // ---- sends without a copy
 
-// A stream that takes everything and keeps it until the test says otherwise.
+// A stream that takes all bytes and retains them until the test releases them.
 class KeepingStream : public mesh::ByteStream {
  public:
   size_t kept = 0;
@@ -450,7 +451,7 @@ TEST(ZeroCopyTest, ReportsReleaseTheBytesAndNoErrorIsSeenInThem) {
   EXPECT_EQ(stream.Retained(), 0u);
 }
 
-// Over loopback the kernel copies after all, and says so: one attempt is enough.
+// Over loopback the kernel copies after all and reports it, so there is only one attempt.
 TEST(ZeroCopyTest, StopsWhereTheKernelCopiesAllTheSame) {
   LoopbackPair pair;
   const int fd = pair.ends[0].get();

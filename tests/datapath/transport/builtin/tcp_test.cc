@@ -1,4 +1,4 @@
-// What only the tcp transport has: addresses, options, TCP_INFO, resets.
+// Features of the tcp transport only: addresses, options, TCP_INFO, resets.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -126,7 +126,7 @@ TEST(TcpTransportTest, SamplesDescribeThePathWhileTrafficRuns) {
 // Closing a socket with unread input resets the connection; what was sent must arrive all the same.
 TEST(TcpTransportTest, DepartureWithUnreadInputLosesNothing) {
   TransportOptions options = TcpOptions(0, 2);
-  options.receive_buffer_bytes = 1 << 16;  // most of the payload is still ours when we leave
+  options.receive_buffer_bytes = 1 << 16;  // most of the payload is unsent when this rank leaves
   auto world = ConnectWorld(Tcp(), 2, options);
   ASSERT_TRUE(world.ok()) << world.status();
   const Bytes unread(100), payload(1 << 20, std::byte{5});

@@ -1,5 +1,5 @@
-// What ranks tell each other through RDMA's connection manager, and how much memory each of them
-// gets. No device is needed.
+// The messages of ranks through RDMA's connection manager, and how much memory each peer gets. No
+// device is needed.
 
 #if WEIR_HAVE_Verbs
 #include "datapath/transport/builtin/verbs/hello.h"
@@ -48,7 +48,7 @@ verbs::Hello Keyed(uint32_t rank, int nonce) {
   return hello;
 }
 
-// Checked once more by Python's hmac and hashlib when they were recorded.
+// The recorded bytes were checked with Python's hmac and hashlib.
 TEST(VerbsHelloTest, PrivateDataHasItsRecordedBytesAndTheDocumentShowsThem) {
   auto golden = ReadGolden(WEIR_TEST_SOURCE_DIR "/golden/wire/verbs_hello_v2.hex");
   const std::string document = ReadText(WEIR_TEST_SOURCE_DIR "/../proto/WIRE.md");
@@ -173,7 +173,7 @@ TEST(VerbsProofTest, UnlikeKeysAreFoundOnBothSides) {
   EXPECT_EQ(weir::Message(refused), kStranger);
 }
 
-// The checksum of a hello is made right again: it stops nobody.
+// The checksum of the changed hello is corrected, because it does not stop an attacker.
 TEST(VerbsProofTest, WhateverIsChangedOnTheWayIsFound) {
   const auto seal = [](auto* bytes) {
     const uint32_t checksum = Checksum(std::span(*bytes).first(52));
@@ -215,7 +215,7 @@ TEST(VerbsProofTest, AProofServesOnceAndOnlyItsOwnChallenge) {
   const verbs::Request proof = meeting.Proof(meeting.Take(challenge)->proof);
   EXPECT_TRUE(meeting.pending.Check(proof).ok());
   EXPECT_EQ(meeting.pending.Check(proof).status().code(), StatusCode::kNotFound);
-  // Hello and proof of yesterday, which a stranger has recorded.
+  // A stranger replays a hello and a proof that it recorded earlier.
   ASSERT_TRUE(meeting.Ask({}, 0xa1).ok());
   const Status replayed = meeting.pending.Check(proof).status();
   EXPECT_EQ(replayed.code(), StatusCode::kFailedPrecondition) << replayed;
@@ -245,7 +245,7 @@ TEST(VerbsProofTest, WhoGivesNoProofIsForgottenAndNamed) {
   EXPECT_EQ(meeting.pending.Expire(later(30'000)),
             std::vector<std::string>{"10.0.0.2:9: no proof within 30 s (it claims to be rank 1)"});
   EXPECT_EQ(meeting.pending.Check(proof).status().code(), StatusCode::kNotFound);
-  // One that was refused has been named already.
+  // A dialer that was refused has already been reported.
   ASSERT_TRUE(meeting.Ask(now).ok());
   EXPECT_FALSE(meeting.pending.Check(meeting.Proof({})).ok());
   EXPECT_TRUE(meeting.pending.Expire(later(30'000)).empty());

@@ -1,4 +1,4 @@
-// Strangers who speak to RDMA's connection manager themselves, against ranks that hold the job's
+// Strangers that use RDMA's connection manager directly, against ranks that hold the job's
 // key. Needs RDMA devices whose addresses WEIR_TEST_DEVICE_HOSTS lists
 // (tests/integration/verbs_vm).
 
@@ -43,7 +43,7 @@ verbs::Hello HelloOf(uint32_t rank, Protection protection) {
   return hello;
 }
 
-// An id of the connection manager and what it hears, with a deadline.
+// An id of the connection manager and its events, with a deadline.
 class Stranger {
  public:
   struct Heard {
@@ -71,7 +71,7 @@ class Stranger {
     return heard;
   }
 
-  // What is heard of a request to the rank at `address`.
+  // Returns the answer to a request to the rank at `address`.
   Heard Dial(const TransportAddress& address, const verbs::Request& request) {
     NewId();
     mesh::SocketAddress from = Own(1), to = *mesh::ResolveAddress(address);

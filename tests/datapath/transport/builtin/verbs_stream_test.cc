@@ -31,8 +31,8 @@ struct QueuedMessage {
   uint32_t immediate = 0;
 };
 
-// One end's slots and device: messages wait in `arrived` until a slot is free, as in hardware, but
-// that needing to wait is counted, because credits must prevent it.
+// One end's slots and device. Messages wait in `arrived` until a slot is free, as in hardware. Such
+// waits are counted, because credits must prevent them.
 class FakePort : public verbs::MessagePort {
  public:
   FakePort(verbs::Window window, uint32_t send_slots)
@@ -118,7 +118,7 @@ struct Pair {
              Stream(OptionsOf(1, w1, w0, send_slots), &ports[1], ChannelOf(1, protection))} {}
   explicit Pair(Protection protection) : Pair({4096, 4}, {4096, 4}, 6, protection) {}
 
-  // Everything that can move without another post.
+  // Moves everything that can move without another post.
   Status Settle() {
     for (bool moved = true; moved;) {
       moved = false;
@@ -179,7 +179,7 @@ TEST_P(VerbsStreamTest, FramesOfEverySizeArriveWholeWithinTheWindow) {
     for (size_t i = 0; i < out.size(); ++i) {
       for (int end : {0, 1}) operations.push_back(pair.PostSend(end, out[i]));
     }
-    ASSERT_TRUE(pair.Settle().ok());  // nobody receives yet: all that fits waits in slots
+    ASSERT_TRUE(pair.Settle().ok());  // no receive is posted yet, so all that fits waits in slots
     for (int end : {0, 1}) {
       EXPECT_LT(pair.ports[end].most_under_way, 9u);
       std::vector<mesh::Operation*> receives;
@@ -214,7 +214,7 @@ TEST_P(VerbsStreamTest, ReceiverThatAsksLateHoldsTheSender) {
   EXPECT_EQ(pair.ends[1].bytes_received(), kFrameHeaderBytes + out.size() + Trailer());
 }
 
-// A collective may send hundreds of small segments before it receives: sockets take them.
+// A collective may send hundreds of small segments before it receives, as sockets permit.
 TEST_P(VerbsStreamTest, SmallFramesThatNobodyAsksForYetAreTakenUpToABound) {
   Pair pair(GetParam());
   constexpr size_t kFrames = 8000;
@@ -232,7 +232,7 @@ TEST_P(VerbsStreamTest, SmallFramesThatNobodyAsksForYetAreTakenUpToABound) {
   ASSERT_TRUE(pair.Settle().ok());
   for (const auto* receive : receives) ASSERT_TRUE(receive->done);
   EXPECT_EQ(in, out);
-  // And again: what was taken out has made room.
+  // It works again, because taking frames has made room.
   const mesh::Operation* const last = pair.PostSend(0, out[0]);
   ASSERT_TRUE(pair.Settle().ok());
   EXPECT_TRUE(last->done);
@@ -353,8 +353,8 @@ TEST_P(VerbsStreamTest, SilentPeerIsProbedOncePerInterval) {
 
 // ---- on the path of peers that have a key
 
-// What rank 1 gets when rank 0 sends three frames of `size` bytes and leaves in order, and `meddle`
-// changes the messages on their way, of which the last one is the shutdown notice.
+// Returns what rank 1 receives when rank 0 sends three frames of `size` bytes and leaves in order,
+// and `meddle` changes the messages on their way. The last one is the shutdown notice.
 Status Through(Protection protection, size_t size,
                const std::function<void(std::deque<QueuedMessage>*)>& meddle) {
   Pair pair({4096, 64}, {4096, 64}, 66, protection);
@@ -444,7 +444,7 @@ TEST_P(VerbsPathTest, WhateverIsDoneToAFrameItIsNotDelivered) {
   }
 }
 
-// A tag of frames that come in several messages covers them all.
+// The tag of a frame that is sent in several messages covers all of them.
 TEST_P(VerbsPathTest, PiecesOfALongFrameCannotBeExchanged) {
   ExpectFound(Through(GetParam(), 12000, [](Messages* sent) {
     ASSERT_EQ(sent->size(), 3 * 3 + 1u);
@@ -501,7 +501,7 @@ QueuedMessage DataFrame(size_t payload, size_t cut_to = SIZE_MAX, uint16_t sourc
   return message;
 }
 
-// What rank 0 says to messages of rank 1.
+// Returns rank 0's reaction to messages of rank 1.
 Status Answer(const std::vector<QueuedMessage>& messages) {
   Pair pair;
   static Bytes buffer(20000);

@@ -1,4 +1,4 @@
-// What only the verbs transport has: devices, GIDs, locked memory, busy polling, silent hosts.
+// Features of the verbs transport only: devices, GIDs, locked memory, busy polling, silent hosts.
 // Needs RDMA devices whose addresses WEIR_TEST_DEVICE_HOSTS lists (tests/integration/verbs_vm).
 
 #if WEIR_HAVE_Verbs
@@ -109,7 +109,7 @@ TEST_F(VerbsTransportTest, TakenPortIsUnavailable) {
               AllOf(HasSubstr((*first)->address()), HasSubstr("address already in use")));
 }
 
-// The limit binds only who lacks CAP_IPC_LOCK; capabilities are a thread's own.
+// The limit applies only to threads without CAP_IPC_LOCK; each thread has its own capabilities.
 TEST_F(VerbsTransportTest, TooLittleLockedMemoryNamesLimitAndNeed) {
   rlimit before = {};
   getrlimit(RLIMIT_MEMLOCK, &before);
@@ -177,8 +177,8 @@ TEST_F(VerbsTransportTest, BuffersOfAnySizeExchangeTheSame) {
   }
 }
 
-// A host that loses power says nothing, and a connection on which nothing is under way notices
-// nothing. WEIR_TEST_DEVICE_CUT is the command that cuts the wire between the devices.
+// A host that loses power sends nothing, and a connection on which nothing is in flight does not
+// notice it. WEIR_TEST_DEVICE_CUT is the command that cuts the wire between the devices.
 TEST(CutVerbsTest, SilentHostIsNamedLongBeforeTheDeadline) {
   const char* const cut = std::getenv("WEIR_TEST_DEVICE_CUT");
   if (cut == nullptr) GTEST_SKIP() << "WEIR_TEST_DEVICE_CUT is not set";
