@@ -29,9 +29,6 @@ PROGRAMS = {"weir-agent": "agent/weir-agent", "weir-controller": "controller/ser
 # far as Weir uses it. PEP 600 demands that everything else is in the wheel.
 SYSTEM = re.compile(r"(linux-vdso|ld-linux-.*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libz)\.so"
                     r"(\.\d+)*")
-# rdma-core loads drivers that must fit the kernel and the library, so a copy would break where the system
-# is newer. Neither it nor what it needs is taken along; it must be installed.
-RDMA = re.compile(r"(librdmacm|libibverbs|libnl-3|libnl-route-3)\.so\.\d+")
 DATE = (1980, 1, 1, 0, 0, 0)  # wheels that are made twice of one build are equal
 
 
@@ -78,7 +75,7 @@ def closure(files):
     wanted, queue = {}, [name for file in files for name in needed(file)]
     while queue:
         name = queue.pop()
-        if name in wanted or SYSTEM.fullmatch(name) or RDMA.fullmatch(name):
+        if name in wanted or SYSTEM.fullmatch(name):
             continue
         wanted[name] = found[name]
         queue += needed(found[name])
@@ -147,7 +144,6 @@ def describe(tree, release):
     metadata["Version"] = release
     metadata["Summary"] = project["description"]
     metadata["Requires-Python"] = project["requires-python"]
-    metadata["Requires-External"] = "librdmacm.so.1"
     for dependency in project["dependencies"]:
         metadata["Requires-Dist"] = dependency
     (information / "METADATA").write_text(str(metadata), encoding="utf-8")

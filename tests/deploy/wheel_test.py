@@ -29,6 +29,18 @@ assert state.stats().bytes_sent > 0
 print("rank", dist.get_rank(), weir.library_path())
 dist.barrier()
 """
+# Without torch, since Debian's loads rdma-core itself.
+OPEN_VERBS = """
+import ctypes, importlib.util, sys
+spec = importlib.util.spec_from_file_location("lib", sys.argv[1])
+lib = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(lib)
+options = lib.Options(struct_size=ctypes.sizeof(lib.Options), job=b"job", world=2, transport=b"verbs",
+                      unauthenticated=1)
+session, error = ctypes.c_void_p(), ctypes.create_string_buffer(512)
+status = lib.library().weir_session_create(options, session, error, len(error))
+print(status, error.value.decode())
+"""
 
 
 class WheelTest(unittest.TestCase):
@@ -59,6 +71,10 @@ class WheelTest(unittest.TestCase):
         if done.returncode != 0:
             raise AssertionError(f"{command}: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def packages(self):
+        (directory,) = (self.directory / "venv" / "lib").glob("python3*/site-packages")
+        return directory
 
     def assert_of_the_wheel(self, path):
         self.assertTrue(pathlib.Path(path).is_relative_to(self.directory / "venv"), path)
@@ -91,7 +107,7 @@ class WheelTest(unittest.TestCase):
 
     def test_every_bundled_library_is_found_in_the_wheel(self):
         """Also where no environment, cache or system directory could offer one of that name."""
-        (packages,) = (self.directory / "venv" / "lib").glob("python3*/site-packages")
+        packages = self.packages()
         copies = {path.name for path in (packages / "weir.libs").iterdir()}
         files = [packages / "weir/lib/libweir.so", *(packages / "weir/bin").iterdir(),
                  *(packages / "weir.libs").iterdir()]
@@ -105,8 +121,19 @@ class WheelTest(unittest.TestCase):
                     loaded.add(name)
         self.assertEqual(loaded, copies)
 
+    def test_without_rdma_core_only_the_transport_verbs_fails_and_says_why(self):
+        broken = self.directory / "broken"
+        broken.mkdir()
+        for name in ("libibverbs.so.1", "librdmacm.so.1"):
+            for other in broken.iterdir():
+                other.unlink()
+            (broken / name).touch()  # the loader gives up at the first file of that name
+            shown = self.call(self.python, "-c", OPEN_VERBS, self.packages() / "weir/_lib.py",
+                              LD_LIBRARY_PATH=str(broken))
+            self.assertIn(f"transport verbs needs RDMA libraries, {name} was not found", shown)
+
     def test_library_brings_neither_grpc_nor_protobuf(self):
-        (library,) = (self.directory / "venv" / "lib").glob("python3*/site-packages/weir/lib/libweir.so")
+        library = self.packages() / "weir/lib/libweir.so"
         names = [line.split()[0] for line in self.call("ldd", library).splitlines()]
         self.assertEqual([name for name in names if "grpc" in name or "protobuf" in name], [])
 
