@@ -85,6 +85,8 @@ weir_package(libweir0 "steers the gradient traffic of training jobs: datapath li
   "Collectives inside a training process, whose compression a controller
 steers live."
   SECTION libs SCRIPTS shlibs triggers)
+# The transport verbs opens them when it is used.
+set(CPACK_DEBIAN_LIBWEIR0_PACKAGE_SUGGESTS "librdmacm1, ibverbs-providers")
 weir_package(libweir-dev "steers the gradient traffic of training jobs: development files"
   "Header, pkg-config and CMake files of libweir."
   SECTION libdevel DEPENDS "libweir0 ${same}")

@@ -236,7 +236,7 @@ def _candidates():
     if named:
         return [pathlib.Path(named)]
     here = pathlib.Path(__file__).resolve().parent
-    places = [here / "libweir.so"]
+    places = [here / "lib" / "libweir.so", here / "libweir.so"]  # of a wheel, of a copy by hand
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     # PREFIX/lib/python3/dist-packages/weir: the library of the same installation comes first.
     if here.parent.name == "dist-packages":

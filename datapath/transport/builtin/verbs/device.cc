@@ -20,9 +20,9 @@ constexpr int kAnyGidIndex = -1;
 
 class DeviceList {
  public:
-  DeviceList() : devices_(ibv_get_device_list(&count_)) {}
+  DeviceList() : devices_(Rdma().ibv_get_device_list(&count_)) {}
   ~DeviceList() {
-    if (devices_ != nullptr) ibv_free_device_list(devices_);
+    if (devices_ != nullptr) Rdma().ibv_free_device_list(devices_);
   }
   DeviceList(const DeviceList&) = delete;
   std::span<ibv_device* const> all() const {
@@ -30,7 +30,7 @@ class DeviceList {
   }
   ibv_device* Find(std::string_view name) const {
     for (ibv_device* device : all()) {
-      if (name == ibv_get_device_name(device)) return device;
+      if (name == Rdma().ibv_get_device_name(device)) return device;
     }
     return nullptr;
   }
@@ -65,10 +65,12 @@ std::optional<SocketAddress> AddressOfGid(const ibv_gid_entry& entry) {
 }
 
 std::vector<ibv_gid_entry> Gids(ibv_device* device) {
-  const ContextPtr context(ibv_open_device(device));
+  const ContextPtr context(Rdma().ibv_open_device(device));
   std::vector<ibv_gid_entry> entries(1024);
-  const ssize_t count =
-      context ? ibv_query_gid_table(context.get(), entries.data(), entries.size(), 0) : 0;
+  const ssize_t count = context
+                            ? Rdma()._ibv_query_gid_table(context.get(), entries.data(),
+                                                          entries.size(), 0, sizeof(ibv_gid_entry))
+                            : 0;
   entries.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
   return entries;
 }
@@ -94,7 +96,7 @@ std::string DescribeDevices() {
         addresses.push_back(std::move(host));
       }
     }
-    text += StrCat(text.empty() ? "" : ", ", ibv_get_device_name(device), " (");
+    text += StrCat(text.empty() ? "" : ", ", Rdma().ibv_get_device_name(device), " (");
     for (size_t i = 0; i < addresses.size(); ++i) text += (i == 0 ? "" : ", ") + addresses[i];
     text += addresses.empty() ? "no address)" : ")";
   }
@@ -131,7 +133,7 @@ bool IsWildcard(const sockaddr_storage& storage) {
 // The address of the GID "device/gid-index", with `port` as text.
 StatusOr<SocketAddress> AddressOfDevice(ibv_device* device, int gid_index,
                                         const std::string& port) {
-  const std::string name = ibv_get_device_name(device);
+  const std::string name = Rdma().ibv_get_device_name(device);
   for (const ibv_gid_entry& entry : Gids(device)) {
     if (gid_index != kAnyGidIndex && entry.gid_index != static_cast<uint32_t>(gid_index)) continue;
     auto address = AddressOfGid(entry);
@@ -203,10 +205,11 @@ Status ResourceError(const std::string& what, size_t bytes, int error) {
 }
 
 StatusOr<ChannelPtr> OpenEventChannel() {
+  WEIR_RETURN_IF_ERROR(LoadRdmaCore());
   if (DeviceList().all().empty()) {
     return Unavailable("this host has no RDMA device that rdma-core can use");
   }
-  ChannelPtr channel(rdma_create_event_channel());
+  ChannelPtr channel(Rdma().rdma_create_event_channel());
   if (!channel) {
     return Unavailable(StrCat("the RDMA connection manager cannot be opened: ", ErrorText(errno),
                               "; is the kernel module rdma_ucm loaded"));
@@ -218,11 +221,12 @@ StatusOr<ChannelPtr> OpenEventChannel() {
 StatusOr<CmIdPtr> ListenAt(const std::string& listen, int backlog, rdma_event_channel* channel) {
   WEIR_ASSIGN_OR_RETURN(SocketAddress address, ParseListen(listen));
   rdma_cm_id* raw = nullptr;
-  if (rdma_create_id(channel, &raw, nullptr, RDMA_PS_TCP) != 0) {
+  if (Rdma().rdma_create_id(channel, &raw, nullptr, RDMA_PS_TCP) != 0) {
     return Unavailable(StrCat("rdma_create_id: ", ErrorText(errno)));
   }
   CmIdPtr id(raw);
-  const bool bound = rdma_bind_addr(id.get(), reinterpret_cast<sockaddr*>(&address.storage)) == 0;
+  const bool bound =
+      Rdma().rdma_bind_addr(id.get(), reinterpret_cast<sockaddr*>(&address.storage)) == 0;
   const int error = errno;
   if (!bound && error == EADDRINUSE) {
     return Unavailable(StrCat("cannot listen on ", listen, ": ", ErrorText(error)));
@@ -233,7 +237,7 @@ StatusOr<CmIdPtr> ListenAt(const std::string& listen, int backlog, rdma_event_ch
                               bound ? std::string() : ": " + ErrorText(error),
                               "); RDMA devices: ", DescribeDevices()));
   }
-  if (rdma_listen(id.get(), backlog) != 0) {
+  if (Rdma().rdma_listen(id.get(), backlog) != 0) {
     return Unavailable(StrCat("cannot listen on ", listen, ": ", ErrorText(errno)));
   }
   return id;
@@ -250,14 +254,14 @@ Device::~Device() {
 StatusOr<std::unique_ptr<Device>> Device::Open(rdma_cm_id* id, const TransportOptions& options) {
   const int peers = options.world - 1;
   std::unique_ptr<Device> device(new Device());
-  const std::string name = ibv_get_device_name(id->verbs->device);
+  const std::string name = Rdma().ibv_get_device_name(id->verbs->device);
   if (id->verbs->device->transport_type != IBV_TRANSPORT_IB) {  // iWARP has no immediate values
     return Unavailable(StrCat("RDMA device ", name, " is neither InfiniBand nor RoCE"));
   }
-  device->context_.reset(ibv_open_device(id->verbs->device));
+  device->context_.reset(Rdma().ibv_open_device(id->verbs->device));
   if (!device->context_) return Unavailable(StrCat("RDMA device ", name, ": ", ErrorText(errno)));
   ibv_device_attr attributes = {};
-  if (const int error = ibv_query_device(device->context(), &attributes); error != 0) {
+  if (const int error = Rdma().ibv_query_device(device->context(), &attributes); error != 0) {
     return Unavailable(StrCat("RDMA device ", name, ": ", ErrorText(error)));
   }
   const DeviceLimits limits = {static_cast<uint32_t>(attributes.max_cqe),
@@ -266,8 +270,8 @@ StatusOr<std::unique_ptr<Device>> Device::Open(rdma_cm_id* id, const TransportOp
   if (!plan.ok()) return Annotate(plan.status(), StrCat("RDMA device ", name));
   device->plan_ = *plan;
   const size_t pool_bytes = plan->PeerBytes() * static_cast<size_t>(peers);
-  device->domain_.reset(ibv_alloc_pd(device->context()));
-  device->completion_channel_.reset(ibv_create_comp_channel(device->context()));
+  device->domain_.reset(Rdma().ibv_alloc_pd(device->context()));
+  device->completion_channel_.reset(Rdma().ibv_create_comp_channel(device->context()));
   if (!device->domain_ || !device->completion_channel_ ||
       !SetNonBlocking(device->completion_channel()->fd) ||
       !SetNonBlocking(device->context()->async_fd)) {
@@ -275,7 +279,7 @@ StatusOr<std::unique_ptr<Device>> Device::Open(rdma_cm_id* id, const TransportOp
   }
   const auto entries = static_cast<int>(plan->PeerCompletions()) * std::max(peers, 1);
   device->completions_.reset(
-      ibv_create_cq(device->context(), entries, nullptr, device->completion_channel(), 0));
+      Rdma().ibv_create_cq(device->context(), entries, nullptr, device->completion_channel(), 0));
   if (!device->completions_) {
     return ResourceError(StrCat("completion queue of RDMA device ", name), pool_bytes, errno);
   }
@@ -294,8 +298,7 @@ Status Device::MakePool(int peers) {
   // Children of a fork must not share registered pages: a write would give this process other
   // pages.
   madvise(pool_, pool_bytes_, MADV_DONTFORK);
-  const int access = IBV_ACCESS_LOCAL_WRITE;  // the macro mixes it with another enumeration
-  region_.reset(ibv_reg_mr(domain(), pool_, pool_bytes_, access));
+  region_.reset(Rdma().ibv_reg_mr(domain(), pool_, pool_bytes_, IBV_ACCESS_LOCAL_WRITE));
   if (!region_) {
     return ResourceError(StrCat("registering buffers with RDMA device ", name()), pool_bytes_,
                          errno);

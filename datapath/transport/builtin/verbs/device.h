@@ -2,13 +2,11 @@
 // The RDMA device of one transport: found by the address to listen at, with everything that the
 // connections share: protection domain, completion queue and one registered pool of buffers.
 
-#include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
-
 #include <memory>
 #include <string>
 
 #include "datapath/transport/builtin/verbs/hello.h"
+#include "datapath/transport/builtin/verbs/rdma_core.h"
 #include "datapath/transport/builtin/verbs/window.h"
 #include "datapath/transport/mesh/socket.h"
 
@@ -18,17 +16,19 @@ template <auto kRelease>
 struct Releaser {
   template <typename T>
   void operator()(T* object) const {
-    kRelease(object);
+    (Rdma().*kRelease)(object);
   }
 };
-using ChannelPtr = std::unique_ptr<rdma_event_channel, Releaser<rdma_destroy_event_channel>>;
-using CmIdPtr = std::unique_ptr<rdma_cm_id, Releaser<rdma_destroy_id>>;
-using ContextPtr = std::unique_ptr<ibv_context, Releaser<ibv_close_device>>;
-using DomainPtr = std::unique_ptr<ibv_pd, Releaser<ibv_dealloc_pd>>;
-using CompletionChannelPtr = std::unique_ptr<ibv_comp_channel, Releaser<ibv_destroy_comp_channel>>;
-using CompletionQueuePtr = std::unique_ptr<ibv_cq, Releaser<ibv_destroy_cq>>;
-using RegionPtr = std::unique_ptr<ibv_mr, Releaser<ibv_dereg_mr>>;
-using QueuePairPtr = std::unique_ptr<ibv_qp, Releaser<ibv_destroy_qp>>;
+using ChannelPtr =
+    std::unique_ptr<rdma_event_channel, Releaser<&RdmaCore::rdma_destroy_event_channel>>;
+using CmIdPtr = std::unique_ptr<rdma_cm_id, Releaser<&RdmaCore::rdma_destroy_id>>;
+using ContextPtr = std::unique_ptr<ibv_context, Releaser<&RdmaCore::ibv_close_device>>;
+using DomainPtr = std::unique_ptr<ibv_pd, Releaser<&RdmaCore::ibv_dealloc_pd>>;
+using CompletionChannelPtr =
+    std::unique_ptr<ibv_comp_channel, Releaser<&RdmaCore::ibv_destroy_comp_channel>>;
+using CompletionQueuePtr = std::unique_ptr<ibv_cq, Releaser<&RdmaCore::ibv_destroy_cq>>;
+using RegionPtr = std::unique_ptr<ibv_mr, Releaser<&RdmaCore::ibv_dereg_mr>>;
+using QueuePairPtr = std::unique_ptr<ibv_qp, Releaser<&RdmaCore::ibv_destroy_qp>>;
 
 /// The channel of connection events, non-blocking. kUnavailable: this host has no RDMA device, or
 /// its connection manager cannot be reached.
@@ -54,7 +54,7 @@ class Device {
   static StatusOr<std::unique_ptr<Device>> Open(rdma_cm_id* id, const TransportOptions& options);
   ~Device();
 
-  std::string name() const { return ibv_get_device_name(context_->device); }
+  std::string name() const { return Rdma().ibv_get_device_name(context_->device); }
   ibv_context* context() const { return context_.get(); }
   ibv_pd* domain() const { return domain_.get(); }
   ibv_cq* completions() const { return completions_.get(); }

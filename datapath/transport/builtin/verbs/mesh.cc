@@ -32,7 +32,7 @@ Mesh::~Mesh() {
 Status Mesh::NewId(int rank) {
   Drop(rank);
   rdma_cm_id* id = nullptr;
-  if (rdma_create_id(channel_.get(), &id, ContextOf(rank), RDMA_PS_TCP) != 0) {
+  if (Rdma().rdma_create_id(channel_.get(), &id, ContextOf(rank), RDMA_PS_TCP) != 0) {
     return Unavailable(StrCat("rdma_create_id: ", mesh::ErrorText(errno)));
   }
   peers_[rank].id.reset(id);
@@ -70,7 +70,7 @@ void Mesh::MakeStream(int rank, const std::string& address, const Window& theirs
 
 void Mesh::Drop(int rank) {
   Peer& peer = peers_[rank];
-  if (peer.connected) rdma_disconnect(peer.id.get());
+  if (peer.connected) Rdma().rdma_disconnect(peer.id.get());
   peer.stream.reset();
   peer.pair.reset();
   peer = Peer();
@@ -78,7 +78,7 @@ void Mesh::Drop(int rank) {
 
 StatusOr<std::optional<ConnectionEvent>> Mesh::NextEvent() {
   rdma_cm_event* event = nullptr;
-  if (rdma_get_cm_event(channel_.get(), &event) != 0) {
+  if (Rdma().rdma_get_cm_event(channel_.get(), &event) != 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return std::nullopt;
     return Internal(StrCat("rdma_get_cm_event: ", mesh::ErrorText(errno)));
   }
@@ -92,20 +92,20 @@ StatusOr<std::optional<ConnectionEvent>> Mesh::NextEvent() {
   }
   // A request's id has inherited the listener's context.
   if (event->event != RDMA_CM_EVENT_CONNECT_REQUEST) copy.rank = RankOf(event->id);
-  rdma_ack_cm_event(event);
+  Rdma().rdma_ack_cm_event(event);
   return copy;
 }
 
 Status Mesh::TakeDeviceEvents() {
   ibv_async_event event;
-  while (ibv_get_async_event(device_->context(), &event) == 0) {
+  while (Rdma().ibv_get_async_event(device_->context(), &event) == 0) {
     const ibv_event_type type = event.event_type;
-    const std::string text = ibv_event_type_str(type);
+    const std::string text = Rdma().ibv_event_type_str(type);
     const ibv_qp* const pair = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR ||
                                        type == IBV_EVENT_QP_ACCESS_ERR
                                    ? event.element.qp
                                    : nullptr;
-    ibv_ack_async_event(&event);
+    Rdma().ibv_ack_async_event(&event);
     if (type == IBV_EVENT_DEVICE_FATAL || type == IBV_EVENT_CQ_ERR) {
       return Unavailable(StrCat("RDMA device ", device_->name(), " reports: ", text));
     }
@@ -148,7 +148,7 @@ Status Mesh::OnCompletion(const ibv_wc& completion, TimePoint now) {
     }
     if (!peer.lost) {  // what follows the first failure is only flushed
       peer.lost = true;
-      peer.lost_because = ibv_wc_status_str(completion.status);
+      peer.lost_because = Rdma().ibv_wc_status_str(completion.status);
     }
     return OkStatus();
   }
@@ -176,8 +176,8 @@ void Mesh::TakeWakeUps() {
   ibv_cq* queue = nullptr;
   void* context = nullptr;
   unsigned int count = 0;
-  while (ibv_get_cq_event(device_->completion_channel(), &queue, &context) == 0) ++count;
-  if (count > 0) ibv_ack_cq_events(device_->completions(), count);
+  while (Rdma().ibv_get_cq_event(device_->completion_channel(), &queue, &context) == 0) ++count;
+  if (count > 0) Rdma().ibv_ack_cq_events(device_->completions(), count);
   armed_ = false;
 }
 

@@ -35,7 +35,7 @@ Status QueuePair::MakePair() {
   for (const uint32_t inline_bytes : {kInlineBytes, 0u}) {
     ibv_qp_init_attr attributes = wanted;
     attributes.cap.max_inline_data = inline_bytes;
-    pair_.reset(ibv_create_qp(device_.domain(), &attributes));
+    pair_.reset(Rdma().ibv_create_qp(device_.domain(), &attributes));
     if (!pair_) continue;
     inline_max_ = attributes.cap.max_inline_data;
     return OkStatus();
@@ -48,11 +48,11 @@ Status QueuePair::Modify(rdma_cm_id* id, ibv_qp_state state) {
   ibv_qp_attr attributes = {};
   attributes.qp_state = state;
   int mask = 0;
-  if (rdma_init_qp_attr(id, &attributes, &mask) != 0) {
+  if (Rdma().rdma_init_qp_attr(id, &attributes, &mask) != 0) {
     return Unavailable(StrCat("queue pair attributes: ", mesh::ErrorText(errno)));
   }
   if (mask & IBV_QP_MIN_RNR_TIMER) attributes.min_rnr_timer = kReceiverNotReadyTimer;
-  if (const int error = ibv_modify_qp(pair_.get(), &attributes, mask); error != 0) {
+  if (const int error = Rdma().ibv_modify_qp(pair_.get(), &attributes, mask); error != 0) {
     return Unavailable(StrCat("queue pair of RDMA device ", device_.name(), " refuses state ",
                               static_cast<int>(state), ": ", mesh::ErrorText(error)));
   }

@@ -32,8 +32,8 @@ rdma_conn_param Parameters(std::span<const std::byte> private_data, uint32_t que
 }
 
 void Reject(rdma_cm_id* id, std::span<const std::byte> private_data) {
-  rdma_reject(id, private_data.data(), static_cast<uint8_t>(private_data.size()));
-  rdma_destroy_id(id);
+  Rdma().rdma_reject(id, private_data.data(), static_cast<uint8_t>(private_data.size()));
+  Rdma().rdma_destroy_id(id);
 }
 }  // namespace
 
@@ -127,9 +127,9 @@ Status Rendezvous::Dial(int rank, TimePoint now) {
   WEIR_ASSIGN_OR_RETURN(mesh::SocketAddress own,
                         mesh::ResolveAddress(own_.substr(0, own_.rfind(':')) + ":0"));
   roll_[rank].state = State::kDialing;
-  if (rdma_resolve_addr(id, reinterpret_cast<sockaddr*>(&own.storage),
-                        reinterpret_cast<sockaddr*>(&roll_[rank].address.storage),
-                        kResolveMs) != 0) {
+  if (Rdma().rdma_resolve_addr(id, reinterpret_cast<sockaddr*>(&own.storage),
+                               reinterpret_cast<sockaddr*>(&roll_[rank].address.storage),
+                               kResolveMs) != 0) {
     Retry(rank, StrCat("cannot be reached: ", ErrorText(errno)), now);
   }
   return OkStatus();
@@ -167,7 +167,7 @@ Status Rendezvous::OnDialed(const ConnectionEvent& event, TimePoint now) {
   const std::string cause = event.status < 0 ? ErrorText(-event.status) : StrCat(event.status);
   switch (event.type) {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
-      if (rdma_resolve_route(event.id, kResolveMs) != 0) {
+      if (Rdma().rdma_resolve_route(event.id, kResolveMs) != 0) {
         Retry(rank, StrCat("has no route: ", ErrorText(errno)), now);
       }
       return OkStatus();
@@ -187,7 +187,7 @@ Status Rendezvous::OnDialed(const ConnectionEvent& event, TimePoint now) {
       Retry(rank, StrCat("does not answer: ", cause), now);
       return OkStatus();
     default:
-      Retry(rank, StrCat("cannot be connected: ", rdma_event_str(event.type)), now);
+      Retry(rank, StrCat("cannot be connected: ", Rdma().rdma_event_str(event.type)), now);
       return OkStatus();
   }
 }
@@ -211,7 +211,7 @@ Status Rendezvous::SendRequest(int rank, TimePoint now) {
     queue_pair = peer.pair->number();
   }
   rdma_conn_param parameters = Parameters(request, queue_pair);
-  if (rdma_connect(peer.id.get(), &parameters) != 0) {
+  if (Rdma().rdma_connect(peer.id.get(), &parameters) != 0) {
     Retry(rank, StrCat("cannot be asked: ", ErrorText(errno)), now);
     return OkStatus();
   }
@@ -234,7 +234,7 @@ Status Rendezvous::OnAnswer(const ConnectionEvent& event, TimePoint now) {
   const Window theirs = challenged.has_value() ? challenged->acceptor.window : hello->window;
   Peer& peer = mesh_->peers()[rank];
   const Status active = peer.pair->Activate(event.id);
-  if (!active.ok() || rdma_establish(event.id) != 0) {
+  if (!active.ok() || Rdma().rdma_establish(event.id) != 0) {
     Retry(rank, active.ok() ? ErrorText(errno) : Message(active), now);
     return OkStatus();
   }
@@ -332,7 +332,7 @@ std::string Rendezvous::Judge(const ConnectionEvent& event, const Hello& hello) 
     return why;
   }
   if (event.id->verbs == nullptr ||
-      mesh_->device().name() != ibv_get_device_name(event.id->verbs->device)) {
+      mesh_->device().name() != Rdma().ibv_get_device_name(event.id->verbs->device)) {
     return StrCat("device: expected ", mesh_->device().name(), ", found another");
   }
   const Peer& peer = mesh_->peers()[hello.rank];
@@ -363,7 +363,7 @@ Status Rendezvous::Answer(const ConnectionEvent& event, const Hello& hello, Fram
   WEIR_ASSIGN_OR_RETURN(const Hello own, OwnHello(mesh::kUnknownPeer));
   const auto reply = EncodeHello(own);
   rdma_conn_param parameters = Parameters(reply, peer.pair->number());
-  if (rdma_accept(event.id, &parameters) != 0) {
+  if (Rdma().rdma_accept(event.id, &parameters) != 0) {
     return Unavailable(StrCat("rdma_accept: ", ErrorText(errno)));
   }
   peer.connected = true;

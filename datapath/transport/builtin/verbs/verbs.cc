@@ -154,14 +154,14 @@ Status VerbsTransport::TakeConnectionEvents() {
       return Unavailable(StrCat("RDMA device ", mesh_->device().name(), " was removed"));
     }
     if (event->type == RDMA_CM_EVENT_CONNECT_REQUEST) {  // it was under way when listening ended
-      rdma_destroy_id(event->id);
+      verbs::Rdma().rdma_destroy_id(event->id);
       continue;
     }
     if (event->rank < 0 || event->rank >= world() || event->type != RDMA_CM_EVENT_DISCONNECTED) {
       continue;
     }
     Peer& peer = mesh_->peers()[event->rank];
-    if (peer.connected) rdma_disconnect(event->id);  // acknowledges the peer's
+    if (peer.connected) verbs::Rdma().rdma_disconnect(event->id);  // acknowledges the peer's
     peer.connected = false;
     peer.lost = true;
   }
@@ -185,7 +185,7 @@ Status VerbsTransport::RestInShutdownNotice(Duration timeout) {
 // A disconnect also wakes peers that still connect to others and read no messages.
 void VerbsTransport::EndSending() {
   for (Peer& peer : mesh_->peers()) {
-    if (peer.connected) rdma_disconnect(peer.id.get());
+    if (peer.connected) verbs::Rdma().rdma_disconnect(peer.id.get());
     peer.connected = false;
   }
 }

@@ -54,12 +54,13 @@ class Stranger {
     std::string text() const { return reinterpret_cast<const char*>(said.data()); }
   };
 
-  Stranger() : channel_(rdma_create_event_channel()) { NewId(); }
+  Stranger() : channel_(verbs::Rdma().rdma_create_event_channel()) { NewId(); }
 
   Heard Next() {
     pollfd waits = {channel_->fd, POLLIN, 0};
     rdma_cm_event* event = nullptr;
-    if (poll(&waits, 1, 10'000) != 1 || rdma_get_cm_event(channel_.get(), &event) != 0) {
+    if (poll(&waits, 1, 10'000) != 1 ||
+        verbs::Rdma().rdma_get_cm_event(channel_.get(), &event) != 0) {
       ADD_FAILURE() << "no event within 10 s";
       return {RDMA_CM_EVENT_ADDR_ERROR};
     }
@@ -67,7 +68,7 @@ class Stranger {
     const auto* said = static_cast<const std::byte*>(event->param.conn.private_data);
     if (said != nullptr) heard.said.assign(said, said + event->param.conn.private_data_len);
     heard.said.push_back({});
-    rdma_ack_cm_event(event);
+    verbs::Rdma().rdma_ack_cm_event(event);
     return heard;
   }
 
@@ -75,39 +76,39 @@ class Stranger {
   Heard Dial(const TransportAddress& address, const verbs::Request& request) {
     NewId();
     mesh::SocketAddress from = Own(1), to = *mesh::ResolveAddress(address);
-    EXPECT_EQ(rdma_resolve_addr(id_.get(), reinterpret_cast<sockaddr*>(&from.storage),
-                                reinterpret_cast<sockaddr*>(&to.storage), 2000),
+    EXPECT_EQ(verbs::Rdma().rdma_resolve_addr(id_.get(), reinterpret_cast<sockaddr*>(&from.storage),
+                                              reinterpret_cast<sockaddr*>(&to.storage), 2000),
               0);
     EXPECT_EQ(Next().type, RDMA_CM_EVENT_ADDR_RESOLVED);
-    EXPECT_EQ(rdma_resolve_route(id_.get(), 2000), 0);
+    EXPECT_EQ(verbs::Rdma().rdma_resolve_route(id_.get(), 2000), 0);
     EXPECT_EQ(Next().type, RDMA_CM_EVENT_ROUTE_RESOLVED);
     rdma_conn_param parameters = ParametersOf(request);
-    EXPECT_EQ(rdma_connect(id_.get(), &parameters), 0);
+    EXPECT_EQ(verbs::Rdma().rdma_connect(id_.get(), &parameters), 0);
     return Next();
   }
 
   // Listens in the place of rank 0.
   TransportAddress Listen() {
     mesh::SocketAddress at = Own(0);
-    EXPECT_EQ(rdma_bind_addr(id_.get(), reinterpret_cast<sockaddr*>(&at.storage)), 0);
-    EXPECT_EQ(rdma_listen(id_.get(), 8), 0);
+    EXPECT_EQ(verbs::Rdma().rdma_bind_addr(id_.get(), reinterpret_cast<sockaddr*>(&at.storage)), 0);
+    EXPECT_EQ(verbs::Rdma().rdma_listen(id_.get(), 8), 0);
     return verbs::BoundAddress(id_.get());
   }
   void Accept(rdma_cm_id* id) {
     const verbs::Request reply = verbs::EncodeHello(HelloOf(0, Protection::kAuthenticated));
     rdma_conn_param parameters = ParametersOf(reply);
     accepted_.emplace_back(id);
-    EXPECT_EQ(rdma_accept(id, &parameters), 0);
+    EXPECT_EQ(verbs::Rdma().rdma_accept(id, &parameters), 0);
   }
   static void Reject(rdma_cm_id* id, const verbs::Challenge& challenge) {
-    EXPECT_EQ(rdma_reject(id, challenge.data(), challenge.size()), 0);
-    rdma_destroy_id(id);
+    EXPECT_EQ(verbs::Rdma().rdma_reject(id, challenge.data(), challenge.size()), 0);
+    verbs::Rdma().rdma_destroy_id(id);
   }
 
  private:
   void NewId() {
     rdma_cm_id* raw = nullptr;
-    EXPECT_EQ(rdma_create_id(channel_.get(), &raw, nullptr, RDMA_PS_TCP), 0);
+    EXPECT_EQ(verbs::Rdma().rdma_create_id(channel_.get(), &raw, nullptr, RDMA_PS_TCP), 0);
     id_.reset(raw);
   }
   static mesh::SocketAddress Own(int rank) {
