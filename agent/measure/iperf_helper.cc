@@ -8,7 +8,11 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+// Some versions warn of any compiler that does not call itself C11.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wcpp"
 #include <iperf_api.h>
+#pragma GCC diagnostic pop
 
 #include <array>
 #include <chrono>

@@ -3,6 +3,7 @@
 #include "controller/solver/candidates.h"
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 #include "controller/model/deterministic_math.h"
@@ -46,13 +47,11 @@ std::vector<double> RatiosFor(const CodecModel& codec, const Policy& policy,
   if (!codec.uses_ratio) return {1.0};
   if (scope.only.has_value()) return {scope.only->ratio};
   const bool own_ratios = !scope.ratios.empty() && codec.error_model == scope.error_model;
-  std::vector<double> exact, all;
-  if (own_ratios) {
-    all = scope.ratios;
-  } else {
-    exact = {policy.ratio_min, policy.ratio_max};
-    all = exact;
-    all.insert(all.end(), std::begin(kRatioGrid), std::end(kRatioGrid));
+  const std::array<double, 2> bounds = {policy.ratio_min, policy.ratio_max};
+  std::vector<double> all = scope.ratios;
+  if (!own_ratios) {
+    all.assign(std::begin(kRatioGrid), std::end(kRatioGrid));
+    all.insert(all.end(), bounds.begin(), bounds.end());
   }
   std::sort(all.begin(), all.end(), std::greater<>());
   std::vector<double> ratios;
@@ -60,7 +59,7 @@ std::vector<double> RatiosFor(const CodecModel& codec, const Policy& policy,
     if (ratio < codec.ratio_min || ratio > codec.ratio_max || ratio <= 0) continue;
     if (!ratios.empty() && ratios.back() < ratio * kRatioStepMin && !own_ratios) {
       // Of two close ones, the policy's bound stays.
-      if (std::find(exact.begin(), exact.end(), ratio) != exact.end()) ratios.back() = ratio;
+      if (std::find(bounds.begin(), bounds.end(), ratio) != bounds.end()) ratios.back() = ratio;
       continue;
     }
     if (ratios.empty() || ratios.back() != ratio) ratios.push_back(ratio);

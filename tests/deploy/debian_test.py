@@ -155,16 +155,17 @@ def main():
     library, beside = (built_there if BUILT[options.suite] else taken_along)(root, options.suite)
     environment = [f"WEIR_LIBRARY={library}", f"PYTHONPATH={ROOT / 'datapath' / 'python'}",
                    *([f"LD_LIBRARY_PATH={beside}"] if beside else [])]
-    tests = [PYTHON_TESTS / name for name in options.tests] or sorted(PYTHON_TESTS.glob("*_test.py"))
+    ways = ["ways.py", "--json", BUILD / f"ways-{options.suite}.json"]   # a row of the table in datapath/python/README.md
+    tests = [[name] for name in options.tests] or [[path.name] for path in sorted(PYTHON_TESTS.glob("*_test.py"))] + [ways]
     failed = []
-    for test in tests:
+    for name, *arguments in tests:
         begin = time.monotonic()
-        done = inside(root, ["env", *environment, "python3", test], TEST_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        done = inside(root, ["env", *environment, "python3", PYTHON_TESTS / name, *arguments], TEST_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                       stderr=subprocess.STDOUT)
-        print(f"{test.name}: exit {done.returncode}, {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"{name}: exit {done.returncode}, {time.monotonic() - begin:.0f} s", flush=True)
         if done.returncode != 0:
             print(done.stdout.decode(errors="replace")[-20000:])
-            failed.append(test.name)
+            failed.append(name)
     print(f"{options.suite}: {len(tests) - len(failed)} of {len(tests)} files of tests passed")
     return 1 if failed else 0
 
