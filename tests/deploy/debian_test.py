@@ -7,6 +7,7 @@ runs there sees an overlay in memory, a /dev and a network of its own. Needs roo
 status is 77 and the last line says why.
 """
 import argparse
+import concurrent.futures
 import hashlib
 import os
 import pathlib
@@ -155,17 +156,23 @@ def main():
     library, beside = (built_there if BUILT[options.suite] else taken_along)(root, options.suite)
     environment = [f"WEIR_LIBRARY={library}", f"PYTHONPATH={ROOT / 'datapath' / 'python'}",
                    *([f"LD_LIBRARY_PATH={beside}"] if beside else [])]
-    ways = ["ways.py", "--json", BUILD / f"ways-{options.suite}.json"]   # a row of the table in datapath/python/README.md
+    ways = ["ways.py", "--json", BUILD / f"ways-{options.suite}.json"]   # for the table in datapath/python/README.md
     tests = [[name] for name in options.tests] or [[path.name] for path in sorted(PYTHON_TESTS.glob("*_test.py"))] + [ways]
-    failed = []
-    for name, *arguments in tests:
+
+    def passes(test):
         begin = time.monotonic()
-        done = inside(root, ["env", *environment, "python3", PYTHON_TESTS / name, *arguments], TEST_S, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                      stderr=subprocess.STDOUT)
-        print(f"{name}: exit {done.returncode}, {time.monotonic() - begin:.0f} s", flush=True)
+        done = inside(root, ["env", *environment, "python3", PYTHON_TESTS / test[0], *test[1:]], TEST_S,
+                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        print(f"{test[0]}: exit {done.returncode}, {time.monotonic() - begin:.0f} s", flush=True)
         if done.returncode != 0:
-            print(done.stdout.decode(errors="replace")[-20000:])
-            failed.append(name)
+            print(done.stdout.decode(errors="replace")[-20000:], flush=True)
+        return done.returncode == 0
+
+    # One for each core: they wait more than they compute, and each has a network of its own. What fails then may
+    # have met a deadline because of the others, and runs once more alone.
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        failed = [test for test, passed in zip(tests, pool.map(passes, tests)) if not passed]
+    failed = [test for test in failed if not passes(test)]
     print(f"{options.suite}: {len(tests) - len(failed)} of {len(tests)} files of tests passed")
     return 1 if failed else 0
 

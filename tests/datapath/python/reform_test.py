@@ -38,14 +38,21 @@ def descend(model):
             p -= RATE * p.grad
 
 
-def reference(worlds):
-    """Parameters after training in one process; worlds[step] ranks in each step."""
+def train_alone(unused_rank, unused_world, worlds):
     model = make_model()
     for step, world in enumerate(worlds):
         model.zero_grad()
         sum(loss_of(model, step, rank) / world for rank in range(world)).backward()
         descend(model)
     return [p.detach().flatten().tolist() for p in model.parameters()]
+
+
+def reference(worlds):
+    """Parameters after training in one process; worlds[step] ranks in each step.
+
+    A process of its own does it: torch 2 refuses a backward pass after a fork of one that has run another.
+    """
+    return ranks.run(1, train_alone, worlds)[0][0]
 
 
 def shrinks(rank, world):
