@@ -1,5 +1,5 @@
 #!python
-"""Starts @PROGRAM@, which the wheel brings along. Does not import weir, since that would load torch."""
+"""Starts @PROGRAM@, which the wheel contains. Does not import weir, since that would load torch."""
 import importlib.util
 import os
 import sys

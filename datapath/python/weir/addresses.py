@@ -11,6 +11,7 @@ Environment:
                   port 0: any. Without a host, or with 0.0.0.0 or [::], only the port is prescribed.
   WEIR_INTERFACE  name of the interface whose addresses are tried, such as eth0
 """
+import contextlib
 import datetime
 import json
 import os
@@ -143,6 +144,16 @@ def fail(store, prefix, rank, world, message):
             pass
 
 
+@contextlib.contextmanager
+def told_of_failure(store, prefix, rank, world):
+    """Lets an error of the block end peers() of the others, which would wait for this rank."""
+    try:
+        yield
+    except Exception as error:
+        fail(store, prefix, rank, world, f"rank {rank} cannot start: {error}")
+        raise
+
+
 def publish(store, prefix, rank, address):
     """Puts the address of a rank that listens into the store."""
     store.set(f"{prefix}/{rank}", address)
@@ -194,11 +205,13 @@ def _responder(mine, token, rank):
 
 
 def _probers(entries, target):
-    """The ranks that try the addresses of `target`: the next higher ones that are on other hosts."""
+    """The ranks that try the addresses of `target`: the next higher ones that are on other hosts, of
+    as many hosts as possible."""
     others = [r for r in range(target + 1, len(entries))
               if "failed" not in entries[r] and entries[r]["identity"] is not None
               and entries[r]["identity"] != entries[target]["identity"]]
-    return others[:PROBERS]
+    first_of_host = {entries[r]["identity"]: r for r in reversed(others)}.values()
+    return sorted(others, key=lambda r: (r not in first_of_host, r))[:PROBERS]
 
 
 def _agree(store, prefix, rank, entries, mine):

@@ -33,7 +33,7 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
            job_key: Optional[bytes] = None, encrypt: Optional[bool] = None,
            unauthenticated: Optional[bool] = None,
            process_group: Optional[dist.ProcessGroup] = None) -> ddp.DDPState:
-    """Lets Weir exchange the gradients of a wrapped model. All ranks must call it, in equal order.
+    """Lets Weir exchange the gradients of a wrapped model. All ranks must call it, in the same order.
 
     model: one of these, before its first forward pass:
       DistributedDataParallel;

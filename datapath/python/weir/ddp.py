@@ -43,11 +43,12 @@ Environment, for arguments that attach() does not get:
   WEIR_ENCRYPT             1: payloads are encrypted; equal on all ranks
   WEIR_UNAUTHENTICATED     1: no key, over any network
 """
+import contextlib
 import itertools
 import os
 import sys
 import zlib
-from typing import Dict
+from typing import ContextManager, Dict
 
 import torch.distributed as dist
 
@@ -158,6 +159,7 @@ class DDPState(Steps):
 
     def _join(self, job, options, peers):
         """Returns a session connected to `peers`, or to the ranks in the process group's store."""
+        told: ContextManager = contextlib.nullcontext()
         if not peers:
             store = dist.distributed_c10d._get_default_store()
             count = _attach_counts[job] = _attach_counts.get(job, 0) + 1
@@ -169,7 +171,9 @@ class DDPState(Steps):
             options["listen"] = addresses.choose(
                 store, prefix, self.rank, self.world, options["listen"],
                 probes=not (options["transport"] or "").startswith("verbs"))
-        session = Session(job, self.rank, self.world, **options)
+            told = addresses.told_of_failure(store, prefix, self.rank, self.world)
+        with told:
+            session = Session(job, self.rank, self.world, **options)
         try:
             if not peers:
                 addresses.publish(store, prefix, self.rank, session.address)

@@ -43,12 +43,14 @@ class Completer:
 
     def _run(self):
         while (entry := self._next()) is not None:
-            entry.settle()
-            with self._changed:
-                self._waits = False
-                if self._entries:
-                    self._rouse()
-            entry.complete()
+            try:
+                entry.settle()
+            finally:
+                with self._changed:
+                    self._waits = False
+                    if self._entries:
+                        self._rouse()
+                entry.complete()
             del entry  # and with it what it holds, before the next one comes
 
     def _next(self):

@@ -87,7 +87,7 @@ def join(host, port):
 
 def split(text, port=0):
     """Returns (host, port) of "host", "host:port", "[ipv6]", "[ipv6]:port" or a bare IPv6 address.
-    ValueError: the port is no number of 0 to 65535."""
+    ValueError: the port is not a number from 0 to 65535."""
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         rest = rest[1:] if rest.startswith(":") else rest

@@ -113,7 +113,7 @@ def once(host, port, deadline):
                 connection.settimeout(max(deadline - time.monotonic(), 1e-3))
                 more = connection.recv(LINE_BYTES_MAX)
                 if not more:
-                    raise Unreachable("something else than a rank of this job listens there")
+                    raise Unreachable("something other than a rank of this job is listening there")
                 received += more
         except socket.timeout:
             if received:
@@ -128,7 +128,7 @@ def once(host, port, deadline):
         answer = json.loads(received[len(_ARRIVING):])
         return time.monotonic() - began, {k: str(answer[k]) for k in ("token", "seen")}, local, mtu
     except (ValueError, KeyError, TypeError):
-        raise Unreachable("something else than a rank of this job listens there") from None
+        raise Unreachable("something other than a rank of this job is listening there") from None
 
 
 def _words(error):

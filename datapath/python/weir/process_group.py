@@ -93,10 +93,11 @@ class WeirProcessGroup(versions.ProcessGroup):
         listen = addresses.choose(
             store, prefix, rank, world, addresses.any_port(),
             probes=not os.environ.get("WEIR_TRANSPORT", "").startswith("verbs"))
-        self._communicator = communicator.Communicator(
-            job, rank, world, transport=os.environ.get("WEIR_TRANSPORT") or None,
-            listen=listen, operation_timeout_s=timeout_s, connect_timeout_s=timeout_s,
-            **keys.from_store(store, f"{prefix}/key", rank, keys.settings()))
+        with addresses.told_of_failure(store, prefix, rank, world):
+            self._communicator = communicator.Communicator(
+                job, rank, world, transport=os.environ.get("WEIR_TRANSPORT") or None,
+                listen=listen, operation_timeout_s=timeout_s, connect_timeout_s=timeout_s,
+                **keys.from_store(store, f"{prefix}/key", rank, keys.settings()))
         try:
             addresses.publish(store, prefix, rank, self._communicator.address)
             self._communicator.connect(addresses.peers(store, prefix, rank, world))

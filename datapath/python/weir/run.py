@@ -151,7 +151,12 @@ class ControlPlane:
         set_ = {"WEIR_AGENT": f"unix:{self.socket}", "WEIR_LIBRARY": _lib.library_path(),
                 "WEIR_JOB": options.job}
         package = pathlib.Path(__file__).resolve().parent
-        path = [str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # A directory of this package alone: what else is installed beside it may not fit the command's Python.
+        alone = self._directory / "path"
+        alone.mkdir(exist_ok=True)
+        if not (alone / "weir").exists():
+            (alone / "weir").symlink_to(package)
+        path = [str(alone), *filter(None, [os.environ.get("PYTHONPATH")])]
         if options.auto:
             path.insert(0, str(package / "auto"))
         return {**os.environ, **set_, "PYTHONPATH": os.pathsep.join(path)}

@@ -21,6 +21,7 @@ from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
 from weir.futures import Completer
+from weir.module_hook import ModuleHook
 from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
 from weir.session import Session, Stats
 
@@ -57,15 +58,21 @@ class Delivery:
         self._session = None  # so that the session closes when the state is dropped
 
     def complete(self):
-        if self.error is not None:
-            self._buffer.zero_()
-        elif self._host is not self._buffer:
-            self._buffer.copy_(self._host)
-        if self.error is not None and self.raises:
-            self.future.set_exception(self.error)
-        else:
-            self.future.set_result(self._buffer)
-        self.done.set()
+        try:
+            if self.error is not None:
+                self._buffer.zero_()
+            elif self._host is not self._buffer:
+                self._buffer.copy_(self._host)
+        except Exception as error:  # of the device; whoever waits for `done` must hear of it
+            self.error = self.error or WeirError(f"a bucket could not be delivered: {error}",
+                                                 _lib.INTERNAL)
+        try:
+            if self.error is not None and self.raises:
+                self.future.set_exception(self.error)
+            else:
+                self.future.set_result(self._buffer)
+        finally:
+            self.done.set()
 
 
 def _at_end_of_backward(function):
@@ -117,6 +124,11 @@ class Steps:
         self._found = None       # the first parameter with one
 
     # One step.
+
+    def before_forward(self, module, unused_inputs):
+        """Begins a step with the forward pass of a training step."""
+        if module.training and torch.is_grad_enabled():
+            self.begin_step()
 
     def begin_step(self) -> None:
         """Begins a step unless one is open. After attach(), each forward pass calls it."""
@@ -324,14 +336,7 @@ def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
 
 def begin_with_forward(model, state):
     """Lets steps begin at the forward pass, so that Weir can tell computing from waiting."""
-    reference = weakref.ref(state)
-
-    def before_forward(module, unused_inputs):
-        current = reference()
-        if current is not None and module.training and torch.is_grad_enabled():
-            current.begin_step()
-
-    model.register_forward_pre_hook(before_forward)
+    model.register_forward_pre_hook(ModuleHook(state.before_forward))
 
 
 def report_loss(loss: float) -> None:

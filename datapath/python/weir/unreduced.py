@@ -13,6 +13,7 @@ from torch.optim import optimizer
 
 from weir import _lib
 from weir._lib import WeirError
+from weir.module_hook import ModuleHook
 
 _watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
 
@@ -25,20 +26,21 @@ class Watch:
 
     def __init__(self, wrapper, rank):
         self._rank = rank
+        self._wrapper = weakref.ref(wrapper)
         self._meant = True         # whether the next backward pass should reduce
         self._accumulated = False  # since the last check
         self._reduced = False
         self._nodes = []  # of the graph; they would lose their hooks if nothing held them
         self._open = True
         with torch.enable_grad():
-            for parameter in wrapper.parameters():
+            # Without the parameters that DDP was told to ignore.
+            for parameter in getattr(wrapper, "_module_parameters", None) or wrapper.parameters():
                 if parameter.requires_grad:
                     node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
                     node.register_hook(self._on_accumulated)
                     self._nodes.append(node)
-        wrapper.register_forward_pre_hook(self._before_wrapper)
-        # Of the module, since who calls it instead of the wrapper makes the mistake.
-        wrapper.module.register_forward_pre_hook(self._before_module)
+        # Of the module, since whoever calls it instead of the wrapper makes the mistake.
+        wrapper.module.register_forward_pre_hook(ModuleHook(self._before_module))
         if not _watches:
             _check_at_optimizer_steps()
         _watches.add(self)
@@ -47,13 +49,11 @@ class Watch:
         if self._meant:
             self._accumulated = True
 
-    def _before_wrapper(self, wrapper, unused_inputs):
-        if torch.is_grad_enabled():
-            self._meant = wrapper.require_backward_grad_sync
-
     def _before_module(self, module, unused_inputs):
         if module.training and torch.is_grad_enabled() and not _in_backward():
             self.check()
+            wrapper = self._wrapper()
+            self._meant = wrapper is not None and wrapper.require_backward_grad_sync
 
     def on_hook(self):
         """To be called by the hook for every bucket."""
@@ -93,5 +93,7 @@ def _check_at_optimizer_steps():
 
 
 def _before_optimizer(*unused):
+    if _in_backward():  # an optimiser that steps as soon as its gradient is there
+        return
     for watch in list(_watches):
         watch.check()

@@ -2,6 +2,7 @@
 replacement."""
 import os
 import signal
+import time
 import unittest
 
 import torch
@@ -232,7 +233,23 @@ class MeetTest(unittest.TestCase):
             regroup.meet(store, "p", 1, 1, timeout_s=0.1)
 
 
+def one_cannot_start(rank, world):
+    """What attach() raises where rank 1 alone has no plan file, and for how long it waits."""
+    ddp = DistributedDataParallel(make_model())
+    begin = time.monotonic()
+    try:
+        weir.attach(ddp, plan_file="/nonexistent/plan.json" if rank == 1 else None).close()
+    except weir.WeirError as error:
+        return str(error), time.monotonic() - begin
+    return "", 0.0
+
+
 class ReformTest(unittest.TestCase):
+
+    def test_a_rank_that_cannot_start_ends_the_others(self):
+        for (words, waited_s), _ in ranks.run(2, one_cannot_start):
+            self.assertIn("/nonexistent/plan.json", words)
+            self.assertLess(waited_s, 20.0)
 
     def test_three_of_four_go_on_after_a_kill(self):
         results = ranks.run(4, shrinks, may_die=(VICTIM,))

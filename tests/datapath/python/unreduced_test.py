@@ -1,5 +1,7 @@
 """Gradients that no hook was called for are noticed; those that are meant to stay local are not."""
+import copy
 import importlib.util
+import io
 import unittest
 
 import torch
@@ -21,6 +23,13 @@ def _reduces_nothing(models, kind, inputs):
             ddp(inputs).square().sum().backward()
             loss = ddp(inputs).square().sum()
         loss.backward()
+    elif kind == "module under no_sync":
+        with ddp.no_sync():
+            ddp.module(inputs).square().sum().backward()
+    elif kind == "module called after no_sync":
+        with ddp.no_sync():
+            ddp(inputs).square().sum().backward()
+        ddp.module(inputs).square().sum().backward()
     elif kind == "evaluation":
         with torch.no_grad():
             ddp(inputs)
@@ -55,6 +64,23 @@ def gradients_that_stay_local(rank, world, kind):
         words = str(error)
     state.close()
     return words
+
+
+def copies(rank, world):
+    """Parameters of copies of an attached model that trained alone, without any rank's hearing of it."""
+    ddp = DistributedDataParallel(make_model())
+    state = weir.attach(ddp)
+    file = io.BytesIO()
+    torch.save(ddp.module, file)
+    file.seek(0)
+    loaded = {} if "weights_only" not in torch.load.__code__.co_varnames else {"weights_only": False}
+    made = [copy.deepcopy(ddp.module), copy.deepcopy(ddp).module, torch.load(file, **loaded)]
+    for model in made:
+        for step in range(2):
+            model(batch(step, rank)).square().sum().backward()
+    ddp(batch(0, rank)).square().sum().backward()
+    state.close()
+    return len(made)
 
 
 def compiled_autograd(rank, world, reducer):
@@ -98,8 +124,15 @@ class UnreducedTest(unittest.TestCase):
             self.assertIn("none were reduced over the ranks", words)
             self.assertIn("not the module inside it", words)
 
+    def test_no_sync_of_an_earlier_pass_excuses_nothing(self):
+        for words, _ in ranks.run(2, gradients_that_stay_local, "module called after no_sync"):
+            self.assertIn("none were reduced over the ranks", words)
+
+    def test_copies_of_a_model_are_not_attached(self):
+        self.assertEqual([made for made, _ in ranks.run(2, copies)], [3, 3])
+
     def test_gradients_that_are_meant_to_stay_local_are_no_error(self):
-        for kind in ("no_sync", "evaluation", "autograd.grad", "several forwards", "closed"):
+        for kind in ("no_sync", "module under no_sync", "evaluation", "autograd.grad", "several forwards", "closed"):
             for words, _ in ranks.run(2, gradients_that_stay_local, kind):
                 self.assertEqual(words, "", kind)
 

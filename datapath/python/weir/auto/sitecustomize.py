@@ -21,7 +21,7 @@ def _attach_after(wrapper):
         construct(self, *arguments, **options)
         if type(self) is wrapper:  # a subclass may not be complete yet
             import weir
-            self._weir_state = weir.attach(self)  # lives as long as the model
+            weir.attach(self)
 
     wrapper.__init__ = functools.wraps(construct)(__init__)
 
