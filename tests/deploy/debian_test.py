@@ -114,8 +114,8 @@ def inside(root, command, limit_s, **more):
 
 def built_there(root, suite):
     """Builds Weir in a root, without tests; its library. Programs are found from there."""
-    build = BUILD / f"debian-{suite}"
-    log = BUILD / f"debian-{suite}.log"
+    build = ROOT / f"build-{suite}"  # not inside of BUILD, where programs of this machine are looked for
+    log = ROOT / f"build-{suite}.log"
     with open(log, "wb") as out:
         for command in (["cmake", "-S", ".", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DWEIR_TESTS=OFF"],
                         ["ninja", "-C", build]):
@@ -132,7 +132,7 @@ def built_there(root, suite):
 
 def taken_along(unused_root, suite):
     """The library of this build's wheel, which has beside it whatever another system may lack, and the programs."""
-    out = BUILD / f"debian-{suite}"
+    out = ROOT / f"build-{suite}"
     shutil.rmtree(out, ignore_errors=True)
     done = run([sys.executable, ROOT / "deploy" / "wheel" / "make_wheel.py", "--build", BUILD, "--out", out], 300)
     if done.returncode != 0:
@@ -156,7 +156,7 @@ def main():
         return SKIPPED
     library = (built_there if BUILT[options.suite] else taken_along)(root, options.suite)
     environment = [f"WEIR_LIBRARY={library}", f"PYTHONPATH={ROOT / 'datapath' / 'python'}"]
-    ways = ["ways.py", "--json", BUILD / f"ways-{options.suite}.json"]   # for the table in datapath/python/README.md
+    ways = ["ways.py", "--json", ROOT / f"build-{options.suite}" / "ways.json"]   # for the table in datapath/python/README.md
     tests = [[name] for name in options.tests] or [ways] + [
         [path.name] for path in sorted(PYTHON_TESTS.glob("*_test.py")) if path.name not in NOT_IN.get(options.suite, ())]
 

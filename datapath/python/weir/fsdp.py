@@ -154,12 +154,17 @@ def attach_fsdp1(model, options):
 # ---- FSDP2
 
 
+def _is_sharded(parameter):
+    """False for those that fully_shard() was told to ignore."""
+    return hasattr(parameter, "placements")
+
+
 def _shards(path, module, nested, mesh):
     """The (name, elements of a shard, columns) of the parameters that a unit shards."""
     world, found = mesh.size(), []
     for name, parameter in module.named_parameters():
         inner = f"{path}.{name}".strip(".")
-        if not parameter.requires_grad or any(inner.startswith(f"{other}.") for other in nested):
+        if not _is_sharded(parameter) or not parameter.requires_grad or any(inner.startswith(f"{other}.") for other in nested):
             continue
         if parameter.placements[0].dim == 0:  # padded to equal numbers of rows
             row = columns(parameter) or 1
@@ -196,7 +201,7 @@ def _reduce_scatter_of(unit):
 
 def _mesh_of(model):
     """The mesh over which fully_shard() shards the model, which must have one dimension."""
-    meshes = {parameter.device_mesh for parameter in model.parameters()}
+    meshes = {p.device_mesh for p in model.parameters() if _is_sharded(p)}
     if len(meshes) != 1:
         _refuse(f"weir.attach takes fully_shard() over one mesh, found {len(meshes)}")
     mesh = meshes.pop()

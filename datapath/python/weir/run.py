@@ -278,8 +278,8 @@ def parser(add=argparse.ArgumentParser):
     """The arguments of `weir run`. add: what makes a parser."""
     made = add(prog="weir run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = made.add_mutually_exclusive_group()
-    where.add_argument("--controller", metavar="HOST:PORT", help="use this controller; start none")
-    where.add_argument("--rendezvous", metavar="HOST:PORT",
+    where.add_argument("--controller", type=_endpoint, metavar="HOST:PORT", help="use this controller; start none")
+    where.add_argument("--rendezvous", type=_endpoint, metavar="HOST:PORT",
                        help="several nodes: the one that has the address HOST runs the controller there")
     made.add_argument("--insecure", action="store_true",
                       help="allow plain text between nodes, on a network that nobody else uses")
@@ -292,6 +292,17 @@ def parser(add=argparse.ArgumentParser):
                       help="attach Weir to every DistributedDataParallel model that the command makes")
     made.add_argument("command", nargs=argparse.REMAINDER, help="-- torchrun ... train.py")
     return made
+
+
+def _endpoint(text):
+    """HOST:PORT, for argparse."""
+    try:
+        host, port = interfaces.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not host or not port:
+        raise argparse.ArgumentTypeError(f"'{text}': expected HOST:PORT, with a port above 0")
+    return text
 
 
 def _say(text):

@@ -1,5 +1,6 @@
 """`weir run` with two ranks on loopback: a decision, a crash of the job, SIGINT, several nodes."""
 import contextlib
+import io
 import os
 import pathlib
 import re
@@ -13,6 +14,7 @@ import time
 import unittest
 
 import torch.distributed as dist
+import weir.run
 
 from addresses_test import Network, can_make_namespaces
 
@@ -32,7 +34,8 @@ TRAIN = """
             print("stepping", flush=True)
     assert dist.get_world_size() == 2
     if dist.get_rank() == 0:
-        print("attached" if hasattr(model, "_weir_state") else "plain", os.environ["WEIR_AGENT"], flush=True)
+        weir = sys.modules.get("weir.steps")
+        print("attached" if weir and weir.attached else "plain", os.environ["WEIR_AGENT"], flush=True)
     sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
 """
 
@@ -121,6 +124,13 @@ class RunTest(unittest.TestCase):
     def finish(self, child):
         output, _ = child.communicate(timeout=DEADLINE_S)
         return child.returncode, output
+
+    def test_an_address_without_a_port_is_refused_at_once(self):
+        for text in ("node0", "node0:0", "node0:abc", ":7700"):
+            with self.subTest(text), contextlib.redirect_stderr(io.StringIO()) as words:
+                with self.assertRaises(SystemExit):
+                    weir.run.main(["--rendezvous", text, "--", "true"])
+                self.assertIn(text, words.getvalue())
 
     def test_script_without_a_weir_line_gets_a_decision(self):
         state = self.directory / "state"

@@ -35,10 +35,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
-        sys.meta_path.remove(self)
         execute = spec.loader.exec_module
 
         def exec_module(module):
+            if self in sys.meta_path:  # not in find_spec, which may be called without importing anything
+                sys.meta_path.remove(self)
             execute(module)
             _attach_after(getattr(module, _CLASS))
 
