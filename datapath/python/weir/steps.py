@@ -125,6 +125,13 @@ class Steps:
 
     # One step.
 
+    # Newer versions of DDP refer to it, but a copy of a model is not attached, as ModuleHook says.
+    def __deepcopy__(self, unused_memo):
+        return None
+
+    def __reduce__(self):
+        return type(None), ()
+
     def before_forward(self, module, unused_inputs):
         """Begins a step with the forward pass of a training step."""
         if module.training and torch.is_grad_enabled():
