@@ -81,8 +81,8 @@ struct Operation {
   bool sums_gradients = false;  // the sum is exact and has no residuals in it
 };
 
-/// What the stages share. Thread-safe because one thread at a time uses an operation, and no two
-/// operations of one step have the same bucket.
+/// Functions of the pipeline's stages, and their common options. Thread-safe because one thread at
+/// a time uses an operation, and no two operations of one step have the same bucket.
 class OperationStages {
  public:
   struct Options {

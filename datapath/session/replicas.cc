@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kRanksNamedMax = 16;
 
-// What every rank sends first.
+// The first message of a comparison, which every rank sends.
 struct Summary {
   uint64_t count = 0, sums = 0, has_parameters = 0, parameters = 0;
 };

@@ -180,7 +180,7 @@ class Session : public AgentHandler {
   StatusOr<RestoredStates> LoadCodecStates(const std::vector<SavedCodecState>& saved) const;
   void TakeRestored(Bucket& bucket);
 
-  /// What a rank reports of itself when a new mesh replaces a failed one.
+  /// A rank's report of its own state, sent when a new mesh replaces a failed one.
   struct Standing;
   Status Agree(TimePoint deadline);
   Status TakePlan(Group& group, const std::vector<Standing>& all, int source);

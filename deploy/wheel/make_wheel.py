@@ -25,8 +25,8 @@ PACKAGE = ROOT / "datapath" / "python" / "weir"
 LIBRARY = "datapath/api/libweir.so"
 PROGRAMS = {"weir-agent": "agent/weir-agent", "weir-controller": "controller/service/weir-controller",
             "weirctl": "controller/cli/weirctl"}
-# What every system of the tag's age has: the shared part of the allow-lists of the manylinux policies, as
-# far as Weir uses it. PEP 600 demands that everything else is in the wheel.
+# Libraries that every system has which fits the tag: those of the manylinux policies' allow-lists that
+# Weir uses. PEP 600 demands that everything else is in the wheel.
 SYSTEM = re.compile(r"(linux-vdso|ld-linux-.*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libz)\.so"
                     r"(\.\d+)*")
 DATE = (1980, 1, 1, 0, 0, 0)  # wheels that are made twice of one build are equal

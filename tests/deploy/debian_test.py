@@ -17,6 +17,8 @@ import sys
 import time
 import zipfile
 
+import packages_test
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 ROOTS = ROOT / ".cache" / "debians"
@@ -63,15 +65,6 @@ def run(command, limit_s, **more):
     return subprocess.run(["timeout", "-k", "10", str(limit_s), *map(str, command)], check=False, **more)
 
 
-def mirror():
-    """Where this machine gets Debian's packages from."""
-    found = run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian",
-                 "Label: Debian"], 60, stdout=subprocess.PIPE, text=True).stdout.split()
-    if not found:
-        raise Refused("apt names no mirror of Debian")
-    return found[0]
-
-
 def wanted(suite):
     """The packages of a root."""
     found = list(PACKAGES)
@@ -86,21 +79,27 @@ def make_root(suite):
         raise Refused("needs root")
     if shutil.which("mmdebstrap") is None:
         raise Refused("mmdebstrap is not installed")
-    packages = wanted(suite)
-    key = hashlib.sha256("\n".join(packages).encode()).hexdigest()[:16]
-    root, made = ROOTS / suite, ROOTS / f"{suite}.{key}"
-    if made.exists():
+    packages, source = wanted(suite), packages_test.mirror()
+    if not source:
+        raise Refused("apt names no mirror of Debian")
+    # Every month a new one, since suites change.
+    recipe = [*packages, *APT, source, time.strftime("%Y-%m")]
+    root = ROOTS / f"{suite}-{hashlib.sha256(chr(10).join(recipe).encode()).hexdigest()[:16]}"
+    if root.exists():
         return root
-    shutil.rmtree(root, ignore_errors=True)
+    for old in ROOTS.glob(f"{suite}-*"):
+        shutil.rmtree(old)
+    part = ROOTS / f"{suite}-part"  # what is killed while it is made must not pass for a root
     ROOTS.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    done = run(["mmdebstrap", "--mode=root", "--variant=apt", "--quiet", *APT, f"--include={','.join(packages)}", suite, root, mirror()],
-               MAKING_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # In namespaces of its own, so that neither processes nor mounts stay behind if it is killed.
+    done = run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "mmdebstrap", "--mode=root", "--variant=apt",
+                "--quiet", *APT, f"--include={','.join(packages)}", suite, part, source], MAKING_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     if done.returncode != 0:
-        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
         words = done.stderr.decode(errors="replace").strip().splitlines()
         raise Refused(f"mmdebstrap {suite}: exit {done.returncode}: {' | '.join(words[-3:])}")
-    made.touch()
+    part.rename(root)
     print(f"made {suite} in {time.monotonic() - begin:.0f} s", flush=True)
     return root
 
@@ -113,20 +112,17 @@ def inside(root, command, limit_s, **more):
 
 
 def built_there(root, suite):
-    """Builds Weir in a root, without tests; its library. Programs are found from there."""
+    """Builds Weir in a root, without tests and without a warning; its library. Programs are found from there."""
     build = ROOT / f"build-{suite}"  # not inside of BUILD, where programs of this machine are looked for
     log = ROOT / f"build-{suite}.log"
     with open(log, "wb") as out:
-        for command in (["cmake", "-S", ".", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DWEIR_TESTS=OFF"],
+        for command in (["cmake", "-S", ".", "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DWEIR_TESTS=OFF",
+                         "-DCMAKE_CXX_FLAGS=-Werror"],
                         ["ninja", "-C", build]):
             if inside(root, command, BUILDING_S, stdout=out, stderr=subprocess.STDOUT).returncode != 0:
                 words = log.read_text(encoding="utf-8", errors="replace").splitlines()
                 print("\n".join(words[-60:]))
                 sys.exit(f"{suite}: {command[0]} failed, see {log}")
-    warnings = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if " warning: " in line]
-    if warnings:
-        print("\n".join(warnings))
-        sys.exit(f"{suite}: {len(warnings)} warnings of the compiler")
     return build / "datapath" / "api" / "libweir.so"
 
 

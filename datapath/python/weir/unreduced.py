@@ -39,7 +39,7 @@ class Watch:
                     node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
                     node.register_hook(self._on_accumulated)
                     self._nodes.append(node)
-        # Of the module, since whoever calls it instead of the wrapper makes the mistake.
+        # The hook is the module's, because calling the module instead of the wrapper is the mistake.
         wrapper.module.register_forward_pre_hook(ModuleHook(self._before_module))
         if not _watches:
             _check_at_optimizer_steps()

@@ -85,7 +85,7 @@ class ProcessGroup(dist.ProcessGroup if _c10d else object):  # type: ignore[misc
 
     get_backend = _get_backend
 
-    # What torch asks of a backend.
+    # Capabilities that torch reads from every backend. This one has none of them.
     supports_splitting = supports_coalescing = supports_time_estimate = False
     supports_shrinking = supports_reconfigure = supports_window = False
 

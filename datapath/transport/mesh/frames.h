@@ -146,7 +146,7 @@ class FrameReceiver {
     return header_.payload_bytes <= target_->buffer.size() ? OkStatus() : TooLong();
   }
   bool aimed() const { return target_ != nullptr; }
-  /// Where the rest of the payload goes. Requires aimed().
+  /// Returns the address for the rest of the payload. Requires aimed().
   std::byte* room() const { return target_->buffer.data() + received_; }
   /// Takes note that `bytes` more of the payload are in the receive's buffer.
   void Advance(size_t bytes) { received_ += bytes; }

@@ -11,8 +11,8 @@
 
 namespace weir::mesh {
 
-/// What a rank tells others about sharing memory: the node that it is on and, only in the answer to
-/// a dialer of the same node, the name of its rendezvous socket (builtin/shm).
+/// A rank's message to others about shared memory. It holds the node that the rank is on and, only
+/// in the answer to a dialer of the same node, the name of its rendezvous socket (builtin/shm).
 struct Neighbourhood {
   uint32_t node = 0;       // 0: none
   std::string rendezvous;  // kRendezvousNameBytes

@@ -117,6 +117,15 @@ def gathered(model):
         return [p.detach().clone() for p in model.parameters()]
 
 
+def drained_and_codecs(model, rank, parameters):
+    """Attaches to the model; see drained(). Returns the codecs that ran, too."""
+    state = weir.attach(model)
+    worst = drained(model, rank, lambda m: parameters(m)[0])
+    codecs = {choice["codec"] for _, choice in state.choices()}
+    state.close()
+    return worst, codecs
+
+
 def fsdp1(rank, world, strategy, original):
     model = make_fsdp1(make_model(), strategy, use_orig_params=original)
     state = weir.attach(model)
@@ -124,12 +133,7 @@ def fsdp1(rank, world, strategy, original):
 
 
 def fsdp1_drained(rank, world, strategy):
-    model = make_fsdp1(Scaled(), strategy)
-    state = weir.attach(model)
-    worst = drained(model, rank, lambda m: gathered(m)[0])
-    codecs = {choice["codec"] for _, choice in state.choices()}
-    state.close()
-    return worst, codecs
+    return drained_and_codecs(make_fsdp1(Scaled(), strategy), rank, gathered)
 
 
 def fsdp1_hybrid(rank, world):
@@ -164,12 +168,7 @@ def fsdp2(rank, world):
 
 
 def fsdp2_drained(rank, world):
-    model = make_fsdp2(Scaled(), meshes(world))
-    state = weir.attach(model)
-    worst = drained(model, rank, lambda m: whole(m)[0])
-    codecs = {choice["codec"] for _, choice in state.choices()}
-    state.close()
-    return worst, codecs
+    return drained_and_codecs(make_fsdp2(Scaled(), meshes(world)), rank, whole)
 
 
 def hsdp(rank, world):
