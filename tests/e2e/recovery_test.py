@@ -97,7 +97,7 @@ class RankLossTest(unittest.TestCase):
             for rank in (0, 1):
                 left = killed + DEADLINE_S + MARGIN_S - time.monotonic()
                 self.assertNotEqual(cluster.ranks[rank].wait(timeout=left), 0)
-                self.assertRegex(cluster.rank_log(rank), r"WeirError: .*rank 2\b", f"rank {rank}")
+                self.assertRegex(cluster.rank_log(rank), r"RankLost: .*rank 2\b", f"rank {rank}")
             print(f"ranks 0 and 1 ended {time.monotonic() - killed:.1f} s after rank 2 was killed")
 
 
