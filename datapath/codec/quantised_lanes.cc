@@ -10,10 +10,6 @@
 namespace weir {
 namespace {
 
-/// For a shared maximum below this, zeros are sent, because the reciprocal of the step would
-/// overflow.
-constexpr float kMaxAbsMin = 0x1p-100f;
-
 size_t PackedBytes(size_t lanes, int bits) { return (lanes * static_cast<size_t>(bits) + 7) / 8; }
 
 bool IsFinite(float value) { return value < std::numeric_limits<float>::infinity(); }
@@ -98,7 +94,7 @@ kernels::Grid GridLaneCodec::MakeGrid(const EncodeContext& context) const {
   // Noise is independent between ranks, so that it averages out in the sum.
   grid.seed = MixSeed(context.seed, static_cast<uint64_t>(context.rank));
   const float greatest = context.shared_max.one();
-  if (greatest >= kMaxAbsMin && IsFinite(greatest)) {
+  if (greatest >= kGridMaximumMin && IsFinite(greatest)) {
     grid.step = greatest / grid.levels;
     grid.inverse_step = grid.levels / greatest;
   }

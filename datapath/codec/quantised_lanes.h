@@ -49,6 +49,10 @@ class LaneCodec : public FusedCodec {
                               std::span<std::byte> out) const final;
 };
 
+/// For a shared maximum below this, zeros are sent, because the reciprocal of the step would
+/// overflow.
+inline constexpr float kGridMaximumMin = 0x1p-100f;
+
 /// Lanes are two's complement numbers of grid steps: value = lane * shared_max / levels, rounded at
 /// random with noise that is independent between ranks. Values outside +-shared_max are clamped.
 class GridLaneCodec : public LaneCodec {

@@ -10,10 +10,6 @@
 namespace weir {
 namespace {
 
-/// For a norm outside this range, zeros are sent, because steps or sums would leave the range of
-/// floats.
-constexpr float kNormMin = 0x1p-100f, kNormMax = 0x1p100f;
-
 /// Quantises rotated blocks into a payload and loads them from one.
 struct Lanes {
   int bits;
@@ -121,6 +117,13 @@ RotatedLaneCodec::Choice RotatedLaneCodec::Choose(const EncodeContext& context) 
   const CodecSetting* setting = FindSetting(traits_, context.params, context.world);
   WEIR_CHECK(setting != nullptr);
   return {*setting, levels_[setting - traits_.settings.data()]};
+}
+
+const CodecSetting& RotatedLaneCodec::SettingOf(const EncodeContext& context) const {
+  return Choose(context).setting;
+}
+const RotatedLevels& RotatedLaneCodec::LevelsOf(const EncodeContext& context) const {
+  return Choose(context).levels;
 }
 
 size_t RotatedLaneCodec::MaxEncodedBytes(size_t n, const EncodeContext& context) const {

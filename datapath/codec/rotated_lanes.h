@@ -9,6 +9,10 @@
 
 namespace weir {
 
+/// For a norm outside this range, zeros are sent, because steps or sums would leave the range of
+/// floats.
+inline constexpr float kNormMin = 0x1p-100f, kNormMax = 0x1p100f;
+
 /// The meaning of one setting's lanes: numbers from -centre to centre, uniform over +-range.
 struct RotatedLevels {
   float range = 0;  // in units of a coordinate's standard deviation at its block's shared norm
@@ -41,6 +45,10 @@ class RotatedLaneCodec : public FusedCodec {
   size_t LaneBytes(const EncodeContext& context) const override;
   void Accumulate(const EncodeContext& context, std::span<std::byte> sum,
                   std::span<const std::byte> addend) const override;
+
+  /// The setting and the levels that `context`, which must be valid, selects.
+  const CodecSetting& SettingOf(const EncodeContext& context) const;
+  const RotatedLevels& LevelsOf(const EncodeContext& context) const;
 
  private:
   struct Choice;

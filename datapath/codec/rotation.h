@@ -36,7 +36,13 @@ struct RotatedBlock {
 class Rotation {
  public:
   /// `seed` is the same on all ranks.
-  explicit Rotation(uint64_t seed) : seed_(MixSeed(seed, kStream)) {}
+  explicit Rotation(uint64_t seed) : seed_(SeedOf(seed)) {}
+
+  /// The seed of kernels::MakeRotationSigns.
+  static uint64_t SeedOf(uint64_t seed) {
+    constexpr uint64_t kStream = 0x726F74617465;  // distinguishes uses of the seed
+    return MixSeed(seed, kStream);
+  }
 
   /// Calls quantise(RotatedBlock) for every rotation of gradient + residual. It must replace y by
   /// what the receiver will decode, or add to *lost. operands.rest, if set, receives what is lost,
@@ -82,8 +88,6 @@ class Rotation {
   }
 
  private:
-  static constexpr uint64_t kStream = 0x726F74617465;  // distinguishes uses of the seed
-
   template <typename Quantise>
   void EncodeWhole(const kernels::Block& part, size_t index, float* rest, kernels::Sums* sums,
                    Quantise&& quantise) const {

@@ -5,28 +5,14 @@
 // range. With error feedback, what is clamped or rounded off stays in the residual. Lanes are added
 // in float32 and rounded to nearest even at every addition; additions saturate.
 
-#include <bit>
 #include <cstdint>
 
 #include "datapath/codec/block_pass.h"
 #include "datapath/codec/fused_codec.h"
+#include "datapath/codec/half_scale.h"
 
 namespace weir {
 namespace {
-
-/// The factor from a value to its lane, and the largest lane of one rank.
-struct LaneScale {
-  float scale;
-  float limit;
-
-  explicit LaneScale(int world) {
-    const int halvings = std::bit_width(static_cast<unsigned>(world - 1));
-    scale = std::bit_cast<float>(static_cast<uint32_t>(127 - halvings) << 23);
-    // Rounded down to 11 significant bits, so that the conversion does not round it up.
-    const float share = 65504.0f / static_cast<float>(world);
-    limit = std::bit_cast<float>(std::bit_cast<uint32_t>(share) & 0xFFFFE000u);
-  }
-};
 
 class Fp16Codec : public FusedCodec {
  public:
@@ -41,7 +27,7 @@ class Fp16Codec : public FusedCodec {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
     WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, payload, out.size() * sizeof(uint16_t)));
     const auto* lanes = reinterpret_cast<const uint16_t*>(payload.data());
-    const float factor = scale / LaneScale(context.world).scale;
+    const float factor = scale / HalfScale(context.world).scale;
     if (kernels::DecodeAddHalf(lanes, out.size(), factor, out.data())) return OkStatus();
     return DataLoss("fp16 payload: a lane is not finite (offset 0 or later)");
   }
@@ -62,7 +48,7 @@ class Fp16Codec : public FusedCodec {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
     const size_t bytes = operands.gradient.size() * sizeof(uint16_t);
     WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
-    const LaneScale lane(context.world);
+    const HalfScale lane(context.world);
     auto* lanes = reinterpret_cast<uint16_t*>(out.data());
     const kernels::Sums sums = ForEachBlock(
         operands, context.statistics,

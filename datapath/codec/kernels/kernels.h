@@ -20,8 +20,8 @@ inline constexpr size_t kSelectSlack = 64;
 
 /// The number of the run of a group that a sampled histogram counts. It is a hash instead of a
 /// constant, because the lengths of tensors' rows are often multiples of the group.
-inline uint64_t SampledRun(uint64_t group) { return group * 0x9E3779B97F4A7C15ull >> 61; }
-inline bool IsSampled(uint64_t position) {
+constexpr uint64_t SampledRun(uint64_t group) { return group * 0x9E3779B97F4A7C15ull >> 61; }
+constexpr bool IsSampled(uint64_t position) {
   return SampledRun(position / kSampleGroup) == position % kSampleGroup / kSampleRun;
 }
 

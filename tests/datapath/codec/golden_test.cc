@@ -6,52 +6,27 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <sstream>
 
 #include "datapath/codec/residual/error_feedback.h"
 #include "tests/datapath/codec/codec_test_support.h"
+#include "tests/datapath/codec/golden_input.h"
 
 namespace weir {
 namespace {
 
-/// Cubes of a linear congruential sequence: the same floats everywhere, none of them drawn by libm.
-std::vector<float> GoldenInput(size_t n) {
-  std::vector<float> x(n);
-  uint32_t state = 2024;
-  for (float& v : x) {
-    state = state * 1664525u + 1013904223u;
-    const float u = static_cast<float>(static_cast<int32_t>(state) >> 8) * 0x1p-23f;
-    v = u * u * u;
-  }
-  return x;
-}
-
-std::string Hex(std::span<const std::byte> bytes) {
-  std::string text;
-  char digits[3];
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned>(bytes[i]));
-    text += digits;
-    if (i % 32 == 31 || i + 1 == bytes.size()) text += '\n';
-  }
-  return text;
-}
-
 void Compare(const std::string& name, std::span<const std::byte> bytes) {
   const std::string path = std::string(WEIR_TEST_SOURCE_DIR) + "/golden/codec/" + name + ".hex";
   if (std::getenv("WEIR_WRITE_GOLDEN") != nullptr) {
-    std::ofstream(path) << Hex(bytes);
+    std::ofstream(path) << test::Hex(bytes);
     return;
   }
-  std::ifstream file(path);
-  ASSERT_TRUE(file.is_open()) << "no golden file " << path;
-  std::stringstream golden;
-  golden << file.rdbuf();
-  EXPECT_EQ(Hex(bytes), golden.str()) << path;
+  const std::string golden = test::ReadPayloadFile(path);
+  ASSERT_FALSE(golden.empty()) << "no golden file " << path;
+  EXPECT_EQ(test::Hex(bytes), golden) << path;
 }
 
 TEST(GoldenTest, EveryCodecKeepsItsBytes) {
-  const std::vector<float> x = GoldenInput(203);
+  const std::vector<float> x = test::GoldenInput(203);
   for (const Codec* codec : Codecs().All()) {
     const EncodeContext context = test::ContextFor(*codec, x, 3, 0.1);
     Compare(test::IdentifierOf(codec->Traits().name),
@@ -60,7 +35,7 @@ TEST(GoldenTest, EveryCodecKeepsItsBytes) {
 }
 
 TEST(GoldenTest, SelectionsHaveABitmapFormToo) {
-  const std::vector<float> x = GoldenInput(203);
+  const std::vector<float> x = test::GoldenInput(203);
   for (const char* name : {"top_k", "shared_top_k"}) {
     const Codec& codec = test::FindCodec(name);
     const EncodeContext context = test::ContextFor(codec, x, 3, 0.6);
@@ -79,7 +54,7 @@ TEST(GoldenTest, SelectionsHaveAnOctetFormToo) {
 }
 
 TEST(GoldenTest, SelectionsHaveNarrowValuesToo) {
-  const std::vector<float> x = GoldenInput(203);
+  const std::vector<float> x = test::GoldenInput(203);
   for (const int bits : {8, 4}) {
     const Codec& codec = test::FindCodec("top_k");
     const EncodeContext context = test::ContextFor(codec, x, 3, 0.1, bits);
@@ -88,7 +63,7 @@ TEST(GoldenTest, SelectionsHaveNarrowValuesToo) {
 }
 
 TEST(GoldenTest, EdenOfOneBitHasTheBytesOfDrive) {
-  const std::vector<float> x = GoldenInput(203);
+  const std::vector<float> x = test::GoldenInput(203);
   const Codec& codec = test::FindCodec("eden");
   const EncodeContext context = test::ContextFor(codec, x, 3, 0.1, 1);
   Compare("eden_1", test::EncodeOrDie(codec, x, context).payload);

@@ -1,0 +1,47 @@
+#pragma once
+// Memory of the device and copies to and from it. Built for the host, all of it is ordinary memory.
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "datapath/base/status.h"
+#include "datapath/cuda/stream.h"
+
+namespace weir::cuda {
+
+/// The name of the current device; kUnavailable: there is none. Built for the host: "host".
+StatusOr<std::string> DeviceName();
+
+/// Memory of the current device, aligned to 256 octets. Not copyable.
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  /// kResourceExhausted or kUnavailable: the device's memory is full, or there is no device. 0
+  /// bytes give null.
+  static StatusOr<DeviceBuffer> Make(size_t bytes);
+  DeviceBuffer(DeviceBuffer&& other) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
+  ~DeviceBuffer();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  std::span<std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// Queues a copy. Host memory that is not pinned may make the call wait. kUnavailable: CUDA failed.
+Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream);
+Status CopyToHost(void* to, const void* from, size_t bytes, Stream stream);
+Status CopyOnDevice(void* to, const void* from, size_t bytes, Stream stream);
+/// Queues setting every octet to `octet`.
+Status FillDevice(void* to, int octet, size_t bytes, Stream stream);
+/// Waits for everything queued on the stream. kUnavailable: some of it failed.
+Status Synchronise(Stream stream);
+/// Returns true while the stream records a CUDA graph, so that nothing may wait for it.
+bool IsCaptured(Stream stream);
+
+}  // namespace weir::cuda
