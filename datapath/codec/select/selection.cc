@@ -36,13 +36,6 @@ float SmallestValue(const SelectionState& state, size_t count) {
   return smallest;
 }
 
-/// Returns whether values of these magnitudes can be represented in half precision times
-/// 2^exponent. Lanes hold at most 65504, and a value that is rounded to zero, below 2^-25, would be
-/// selected in vain.
-bool FitsHalf(float smallest, float largest, int exponent) {
-  return std::ldexp(largest, exponent) <= 65504.0f && std::ldexp(smallest, exponent) >= 0x1p-24f;
-}
-
 /// The sum of squares of the first `count` floats.
 double EnergyOf(const float* values, size_t count) {
   kernels::Sums sums;
@@ -84,7 +77,7 @@ class Selector {
     overflowed_ = !Pass(/*truncate=*/false);
     asks_keep_ = false;
     const bool repair = too_few == TooFew::kRepair && !sums_.non_finite() &&
-                        count_ < (target_ + 1) / 2 && threshold_ > kSmallestNormal;
+                        KeepsTooFew(count_, target_, threshold_);
     if (overflowed_ || repair) {
       Restore();
       RunExact();
@@ -120,18 +113,14 @@ class Selector {
   /// Makes one pass with the last step's threshold. Returns false when it missed, so that RunExact
   /// must follow.
   bool RunStale() {
-    const double wanted = state_.correction * static_cast<double>(target_) / n_;
-    threshold_ = state_.histogram.ThresholdForRatio(std::clamp(wanted, 1e-12, 1.0));
-    exponent_ = HalfExponent(state_.histogram.max_abs(), kHeadroomStale);
+    Adopt(state_.StalePass(target_, n_));
     stale_threshold_ = threshold_;
     counts_histogram_ = true;
-    sampled_ = target_ >= kSampledTargetMin;
     if (!Pass(/*truncate=*/false)) {
       Restore();
       return false;
     }
-    if (sums_.non_finite()) return true;
-    if (count_ >= (target_ + 1) / 2 || threshold_ <= kSmallestNormal) return true;
+    if (sums_.non_finite() || !KeepsTooFew(count_, target_, threshold_)) return true;
     Restore();
     return false;
   }
@@ -143,24 +132,21 @@ class Selector {
       kernels::Histogram(BlockAt(at), /*sampled=*/false, 0, 1, seen_.bins().data());
     }
     counts_histogram_ = false;
-    sampled_ = false;
-    threshold_ =
-        n_ == 0 ? kSmallestNormal : seen_.ThresholdForRatio(static_cast<double>(target_) / n_);
-    // The upper edge of the highest bin in use bounds the largest magnitude.
-    int top = GradientStatistics::kBins - 1;
-    while (top > 0 && seen_.bins()[top] == 0) --top;
-    const uint32_t bound = std::min((static_cast<uint32_t>(top) + 1) << 19, 0x7F7FFFFFu);
-    exponent_ = HalfExponent(std::bit_cast<float>(bound), kHeadroomExact);
+    Adopt(ExactPass(seen_, target_, n_));
     Pass(/*truncate=*/true);
-    if (!sums_.non_finite() && count_ < (target_ + 1) / 2 && threshold_ > kSmallestNormal) {
-      // There are many equal magnitudes just below, so start from the edge of their bin and take
-      // them in the order of their positions.
+    if (!sums_.non_finite() && KeepsTooFew(count_, target_, threshold_)) {
+      // There are many equal magnitudes just below; take them in the order of their positions.
       Restore();
-      const uint32_t edge = std::bit_cast<uint32_t>(threshold_) & ~((1u << 19) - 1);
-      threshold_ = std::max(kSmallestNormal, std::bit_cast<float>(edge - 1));
+      threshold_ = EdgeBelow(threshold_);
       Pass(/*truncate=*/true);
     }
     seen_.Finish(n_, sums_.energy_in, sums_.max_abs(), sums_.non_finite());
+  }
+
+  void Adopt(const SelectionPass& pass) {
+    threshold_ = pass.threshold;
+    exponent_ = pass.exponent;
+    sampled_ = pass.sampled;
   }
 
   Block BlockAt(size_t at) const {
@@ -271,22 +257,12 @@ class Selector {
     residual_ = nullptr;
   }
 
-  /// Prepares the threshold of the next step. Two corrections are made: for sampling, by comparing
-  /// the number of elements that the histogram claims above this step's threshold with the true
-  /// number, and for drift between steps, by how far this step's count missed the target.
   void Remember() {
-    const double claimed = seen_.RatioAbove(stale_threshold_) * static_cast<double>(n_);
-    double sampling = 1;
-    if (stale_threshold_ > 0) {
-      // After a second pass the exact histogram gives the count that the stale threshold would have
-      // kept.
-      const double real = counts_histogram_ ? static_cast<double>(count_) : claimed;
-      const double miss = static_cast<double>(target_) / std::max(1.0, real);
-      state_.drift = std::clamp(state_.drift * std::sqrt(miss), kDriftMin, kDriftMax);
-      if (claimed >= 16 && real >= 16) sampling = std::clamp(claimed / real, 0.5, 2.0);
-    }
-    state_.histogram = seen_;
-    state_.correction = sampling * state_.drift;
+    state_.Learn(seen_, {.target = target_,
+                         .n = n_,
+                         .count = count_,
+                         .stale_threshold = stale_threshold_,
+                         .stale = counts_histogram_});
   }
 
   const SelectionRequest& request_;
@@ -320,6 +296,51 @@ size_t SelectionTarget(size_t n, double ratio) {
 size_t SelectionCap(size_t n, double ratio) {
   const double cap = std::ceil(2 * ratio * static_cast<double>(n)) + 64;
   return std::min(n, static_cast<size_t>(cap));
+}
+
+/// Returns whether values of these magnitudes can be represented in half precision times
+/// 2^exponent. Lanes hold at most 65504, and a value that is rounded to zero, below 2^-25, would be
+/// selected in vain.
+bool FitsHalf(float smallest, float largest, int exponent) {
+  return std::ldexp(largest, exponent) <= 65504.0f && std::ldexp(smallest, exponent) >= 0x1p-24f;
+}
+
+SelectionPass ExactPass(const GradientStatistics& histogram, size_t target, size_t n) {
+  SelectionPass pass;
+  if (n > 0) pass.threshold = histogram.ThresholdForRatio(static_cast<double>(target) / n);
+  // The upper edge of the highest bin in use bounds the largest magnitude.
+  int top = GradientStatistics::kBins - 1;
+  while (top > 0 && histogram.bins()[top] == 0) --top;
+  const uint32_t bound = std::min((static_cast<uint32_t>(top) + 1) << 19, 0x7F7FFFFFu);
+  pass.exponent = HalfExponent(std::bit_cast<float>(bound), kHeadroomExact);
+  return pass;
+}
+
+float EdgeBelow(float threshold) {
+  const uint32_t edge = std::bit_cast<uint32_t>(threshold) & ~((1u << 19) - 1);
+  return std::max(kSmallestNormal, std::bit_cast<float>(edge - 1));
+}
+
+SelectionPass SelectionMemory::StalePass(size_t target, size_t n) const {
+  const double wanted = correction * static_cast<double>(target) / n;
+  return {.threshold = histogram.ThresholdForRatio(std::clamp(wanted, 1e-12, 1.0)),
+          .exponent = HalfExponent(histogram.max_abs(), kHeadroomStale),
+          .sampled = target >= kSampledTargetMin};
+}
+
+void SelectionMemory::Learn(const GradientStatistics& seen, const SelectionOutcome& outcome) {
+  const double claimed = seen.RatioAbove(outcome.stale_threshold) * static_cast<double>(outcome.n);
+  double sampling = 1;
+  if (outcome.stale_threshold > 0) {
+    // After a second pass the exact histogram gives the count that the stale threshold would have
+    // kept.
+    const double real = outcome.stale ? static_cast<double>(outcome.count) : claimed;
+    const double miss = static_cast<double>(outcome.target) / std::max(1.0, real);
+    drift = std::clamp(drift * std::sqrt(miss), kDriftMin, kDriftMax);
+    if (claimed >= 16 && real >= 16) sampling = std::clamp(claimed / real, 0.5, 2.0);
+  }
+  histogram = seen;
+  correction = sampling * drift;
 }
 
 void SelectionState::Reserve(size_t entries) {

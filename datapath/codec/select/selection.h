@@ -22,14 +22,54 @@ size_t SelectionTarget(size_t n, double ratio);
 /// The most elements that a selection keeps: min(n, ceil(2 * ratio * n) + 64).
 size_t SelectionCap(size_t n, double ratio);
 
+/// How a pass selects.
+struct SelectionPass {
+  float threshold = kSmallestNormal;
+  int exponent = 0;      // of half-precision values
+  bool sampled = false;  // whether its histogram is sampled
+};
+/// Returns whether a threshold missed so many of the `target` elements that it must be replaced.
+inline bool KeepsTooFew(size_t count, size_t target, float threshold) {
+  return count < (target + 1) / 2 && threshold > kSmallestNormal;
+}
+/// The pass for `target` of n elements from a full histogram of them. O(bins).
+SelectionPass ExactPass(const GradientStatistics& histogram, size_t target, size_t n);
+/// The threshold for many equal magnitudes just below `threshold`: the edge of their bin.
+float EdgeBelow(float threshold);
+/// Returns whether values of these magnitudes can be represented in half precision times
+/// 2^exponent. Lanes hold at most 65504, and a value that is rounded to zero, below 2^-25, would be
+/// selected in vain.
+bool FitsHalf(float smallest, float largest, int exponent);
+
+/// The outcome of a step for SelectionMemory.
+struct SelectionOutcome {
+  size_t target = 0;
+  size_t n = 0;
+  size_t count = 0;           // kept by the last pass
+  float stale_threshold = 0;  // that of StalePass, if it was tried; or 0
+  bool stale = false;         // the last pass was that of StalePass
+};
+
 /// What a selector remembers of a bucket: the last step's histogram, and how far its thresholds
-/// missed. It also holds the scratch memory of the passes: 10 bytes per element that may be kept.
-class SelectionState : public CodecState {
- public:
+/// missed.
+struct SelectionMemory {
   GradientStatistics histogram;  // of the last finite step; count() == 0: none yet
   double correction = 1;         // factor on the wanted count in the next lookup of a threshold
   double drift = 1;              // the part of it that follows changes between steps
-  size_t room = 0;               // number of entries that fit the buffers below
+
+  /// The pass with the last step's threshold; there must be a histogram. O(bins).
+  SelectionPass StalePass(size_t target, size_t n) const;
+  /// Prepares the next step's threshold. Two corrections are made: for sampling, by comparing the
+  /// number of elements that `seen`, this step's histogram, claims above this step's threshold with
+  /// the true number, and for drift between steps, by how far this step's count missed the target.
+  void Learn(const GradientStatistics& seen, const SelectionOutcome& outcome);
+};
+
+/// The memory of a selector, and the scratch memory of its passes: 10 bytes per element that may be
+/// kept.
+class SelectionState : public CodecState, public SelectionMemory {
+ public:
+  size_t room = 0;  // number of entries that fit the buffers below
   std::unique_ptr<uint32_t[]> indices;
   std::unique_ptr<float[]> values;
   std::unique_ptr<uint16_t[]> halves;  // or the bytes of another value format
