@@ -17,6 +17,13 @@ inline constexpr uint32_t kInfinityBits = 0x7F800000u;
 
 WEIR_DEVICE inline uint32_t BitsOf(float value) { return std::bit_cast<uint32_t>(value); }
 WEIR_DEVICE inline float FloatOf(uint32_t bits) { return std::bit_cast<float>(bits); }
+WEIR_DEVICE inline unsigned CountOnes(uint32_t word) {
+#if defined(__CUDACC__)
+  return static_cast<unsigned>(__popc(static_cast<int>(word)));
+#else
+  return static_cast<unsigned>(std::popcount(word));
+#endif
+}
 WEIR_DEVICE inline float Magnitude(float value) { return FloatOf(BitsOf(value) & kMagnitudeBits); }
 WEIR_DEVICE inline bool IsFinite(float value) {
   return (BitsOf(value) & kMagnitudeBits) < kInfinityBits;

@@ -85,28 +85,29 @@ class Team {
     __syncthreads();
     return sum;
   }
-  /// Replaces each of count <= kScanMax values in shared memory by the sum of those before it, and
-  /// returns the sum of all.
-  WEIR_DEVICE uint32_t Scan(uint32_t* values, unsigned count) {
+  /// Replaces each of count <= kScanMax integers in shared memory by the sum of those before it,
+  /// and returns the sum of all.
+  template <class T>
+  WEIR_DEVICE T Scan(T* values, unsigned count) {
     constexpr unsigned kEach = kScanMax / kTeamThreads;
-    __shared__ uint32_t warps[kTeamThreads / 32];
+    __shared__ T warps[kTeamThreads / 32];
     const unsigned first = threadIdx.x * kEach;
-    uint32_t own = 0;
+    T own = 0;
     for (unsigned i = first; i < first + kEach && i < count; ++i) own += values[i];
-    uint32_t upto = own;
+    T upto = own;
     for (unsigned distance = 1; distance < 32; distance *= 2) {
-      const uint32_t before = __shfl_up_sync(0xFFFFFFFFu, upto, distance);
+      const T before = __shfl_up_sync(0xFFFFFFFFu, upto, distance);
       if (threadIdx.x % 32 >= distance) upto += before;
     }
     if (threadIdx.x % 32 == 31) warps[threadIdx.x / 32] = upto;
     __syncthreads();
-    uint32_t offset = upto - own, total = 0;
+    T offset = upto - own, total = 0;
     for (unsigned warp = 0; warp < kTeamThreads / 32; ++warp) {
       if (warp < threadIdx.x / 32) offset += warps[warp];
       total += warps[warp];
     }
     for (unsigned i = first; i < first + kEach && i < count; ++i) {
-      const uint32_t value = values[i];
+      const T value = values[i];
       values[i] = offset;
       offset += value;
     }
@@ -196,10 +197,11 @@ class Team {
     ForEach(count, [&](unsigned i) { f(i, &sum); });
     return sum;
   }
-  uint32_t Scan(uint32_t* values, unsigned count) {
-    uint32_t total = 0;
+  template <class T>
+  T Scan(T* values, unsigned count) {
+    T total = 0;
     for (unsigned i = 0; i < count; ++i) {
-      const uint32_t value = values[i];
+      const T value = values[i];
       values[i] = total;
       total += value;
     }

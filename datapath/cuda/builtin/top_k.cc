@@ -1,0 +1,202 @@
+// Top-k on the device; datapath/codec/builtin/top_k.cc describes the payload and the choice of the
+// threshold. The first attempt takes one pass with the threshold of the last step, and nothing
+// waits for it. Whether it missed is known when the host reads the size of the payload (Resolve),
+// which then takes the two exact passes. Without a state, or in its first step, there is no
+// threshold, so every payload takes them.
+
+#include "datapath/codec/select/selection_payload.h"
+#include "datapath/cuda/memory.h"
+#include "datapath/cuda/selection.h"
+
+namespace weir::cuda {
+namespace {
+
+class DeviceSelectionState : public DeviceState {
+ public:
+  SelectionMemory memory;
+};
+
+class DeviceTopK : public DeviceCodec {
+ public:
+  explicit DeviceTopK(const Codec& host) : host_(host) {}
+
+  const Codec& host() const override { return host_; }
+
+  /// Some 20 bytes for each element that may be kept.
+  size_t WorkspaceBytes(size_t n, const DeviceCall& call) const override {
+    const size_t cap = SelectionCap(n, call.context.params.ratio);
+    return std::max(SelectionWorkspace::ForEncode(nullptr, n, cap).bytes,
+                    ReadingWorkspace::For(nullptr, MaxPayload(n, call), cap).bytes);
+  }
+
+  StatusOr<std::unique_ptr<DeviceState>> NewState(size_t, const DeviceCall&) const override {
+    return std::make_unique<DeviceSelectionState>();
+  }
+
+  /// One pass with a warm state, or else two; O(n). kFailedPrecondition: the stream records a CUDA
+  /// graph, which cannot read the size.
+  Status Encode(const PassOperands& operands, const DeviceCall& call,
+                std::span<std::byte> out) const override {
+    WEIR_RETURN_IF_ERROR(CheckEncode(*this, operands, call, out));
+    if (IsCaptured(call.stream)) {
+      return FailedPrecondition(StrCat(host_.Traits().name,
+                                       ": the size of its payload depends on data, so it cannot be "
+                                       "part of a CUDA graph"));
+    }
+    SelectionJob job = MakeJob(operands, call, out);
+    const SelectionMemory* memory = MemoryOf(call);
+    if (memory == nullptr || memory->histogram.count() == 0) {
+      WEIR_RETURN_IF_ERROR(CountSelection(job));
+      return MarkMissed(call);
+    }
+    job.pass = memory->StalePass(job.target, job.in.n);
+    WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kStage));
+    WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kStage));
+    return PackSelection(job);
+  }
+
+  StatusOr<Outcome> Resolve(const PassOperands& operands, const DeviceCall& call,
+                            std::span<std::byte> out) const override {
+    SelectionJob job = MakeJob(operands, call, out);
+    SelectionMemory* const memory = MemoryOf(call);
+    const bool warm = memory != nullptr && memory->histogram.count() > 0;
+    SelectionOutcome learnt{.target = job.target, .n = job.in.n, .stale = warm};
+    if (warm) {
+      job.pass = memory->StalePass(job.target, job.in.n);
+      learnt.stale_threshold = job.pass.threshold;
+    }
+    WEIR_ASSIGN_OR_RETURN(Outcome outcome, Read(job));
+    if (outcome.missed != 0) {
+      // The first attempt stored e as the rest.
+      if (warm && job.rest != nullptr) {
+        job.in.gradient = job.rest;
+        job.in.residual = nullptr;
+      }
+      learnt.stale = false;
+      WEIR_RETURN_IF_ERROR(EncodeExactly(job, warm));
+      WEIR_ASSIGN_OR_RETURN(outcome, Read(job));
+    }
+    if (call.bins != nullptr) {
+      WEIR_RETURN_IF_ERROR(CopyOnDevice(call.bins, job.work.bins,
+                                        GradientStatistics::kBins * sizeof(uint32_t), call.stream));
+    }
+    if (memory != nullptr && outcome.max_bits < kInfinityBits) {
+      WEIR_ASSIGN_OR_RETURN(const GradientStatistics seen, ReadHistogram(job, outcome));
+      SelectionPlan plan;
+      WEIR_RETURN_IF_ERROR(CopyToHost(&plan, job.work.plan, sizeof(plan), call.stream));
+      WEIR_RETURN_IF_ERROR(Synchronise(call.stream));
+      learnt.count = plan.count;
+      memory->Learn(seen, learnt);
+    }
+    return outcome;
+  }
+
+  Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
+                   std::span<float> out) const override {
+    WEIR_RETURN_IF_ERROR(CheckCall(*this, call, out.size(), payload));
+    const size_t n = out.size();
+    if (payload.size() < kSelectionHeaderBytes || payload.size() > MaxPayload(n, call)) {
+      return DataLoss(StrCat(host_.Traits().name, " payload: ", payload.size(), " bytes, expected ",
+                             kSelectionHeaderBytes, " to ", MaxPayload(n, call)));
+    }
+    const size_t cap = SelectionCap(n, call.context.params.ratio);
+    const auto work = ReadingWorkspace::For(call.workspace.data(), MaxPayload(n, call), cap);
+    return AddSelection(payload, work, cap, scale, out, call.fault, call.stream);
+  }
+
+ private:
+  size_t MaxPayload(size_t n, const DeviceCall& call) const {
+    return host_.MaxEncodedBytes(n, call.context);
+  }
+  static SelectionMemory* MemoryOf(const DeviceCall& call) {
+    auto* const state = dynamic_cast<DeviceSelectionState*>(call.state);
+    return state == nullptr ? nullptr : &state->memory;
+  }
+
+  SelectionJob MakeJob(const PassOperands& operands, const DeviceCall& call,
+                       std::span<std::byte> out) const {
+    const size_t n = operands.gradient.size();
+    const double ratio = call.context.params.ratio;
+    SelectionJob job{
+        .in = {.gradient = operands.gradient.data(),
+               .residual = operands.residual.empty() ? nullptr : operands.residual.data(),
+               .rest = nullptr,
+               .n = n,
+               .partials = nullptr,
+               .bins = nullptr,
+               .sampled = false},
+        .work = {},
+        .pass = {},
+        .format = call.context.params.bits == 8   ? ValueFormat::kInt8
+                  : call.context.params.bits == 4 ? ValueFormat::kInt4
+                                                  : ValueFormat::kHalf,
+        .target = SelectionTarget(n, ratio),
+        .cap = SelectionCap(n, ratio),
+        .rest = operands.rest.empty() ? nullptr : operands.rest.data(),
+        .out = out.data(),
+        .outcome = call.outcome,
+        .stream = call.stream};
+    job.work = SelectionWorkspace::ForEncode(call.workspace.data(), n, job.cap);
+    job.in.partials = job.work.partials;
+    return job;
+  }
+
+  Status MarkMissed(const DeviceCall& call) const {
+    // Any octet other than 0 means missed.
+    return FillDevice(&call.outcome->missed, 1, sizeof(call.outcome->missed), call.stream);
+  }
+
+  static StatusOr<Outcome> Read(const SelectionJob& job) {
+    Outcome outcome{};
+    WEIR_RETURN_IF_ERROR(CopyToHost(&outcome, job.outcome, sizeof(outcome), job.stream));
+    WEIR_RETURN_IF_ERROR(Synchronise(job.stream));
+    return outcome;
+  }
+
+  static StatusOr<GradientStatistics> ReadHistogram(const SelectionJob& job,
+                                                    const Outcome& outcome) {
+    std::vector<uint32_t> bins(GradientStatistics::kBins);
+    WEIR_RETURN_IF_ERROR(
+        CopyToHost(bins.data(), job.work.bins, bins.size() * sizeof(uint32_t), job.stream));
+    WEIR_RETURN_IF_ERROR(Synchronise(job.stream));
+    return StatisticsOf(outcome, bins, job.in.n);
+  }
+
+  /// The two passes of a selection without a threshold; `counted` is false where Encode has filled
+  /// the histogram.
+  Status EncodeExactly(SelectionJob& job, bool recount) const {
+    if (recount) WEIR_RETURN_IF_ERROR(CountSelection(job));
+    WEIR_ASSIGN_OR_RETURN(const Outcome outcome, Read(job));
+    WEIR_ASSIGN_OR_RETURN(const GradientStatistics seen, ReadHistogram(job, outcome));
+    job.pass = ExactPass(seen, job.target, job.in.n);
+    WEIR_ASSIGN_OR_RETURN(const uint32_t count, CountTiles(job));
+    if (outcome.max_bits < kInfinityBits && KeepsTooFew(count, job.target, job.pass.threshold)) {
+      job.pass.threshold = EdgeBelow(job.pass.threshold);
+      WEIR_RETURN_IF_ERROR(CountTiles(job).status());
+    }
+    // The plan's count stays: selecting begins with an empty plan.
+    WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kPlace));
+    WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kCount));
+    return PackSelection(job);
+  }
+
+  static StatusOr<uint32_t> CountTiles(const SelectionJob& job) {
+    WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kCount));
+    WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kCount));
+    SelectionPlan plan;
+    WEIR_RETURN_IF_ERROR(CopyToHost(&plan, job.work.plan, sizeof(plan), job.stream));
+    WEIR_RETURN_IF_ERROR(Synchronise(job.stream));
+    return plan.count;
+  }
+
+  const Codec& host_;
+};
+
+}  // namespace
+
+void AddTopK(std::vector<const DeviceCodec*>& codecs) {
+  codecs.push_back(new DeviceTopK(**Codecs().Find("top_k")));
+  codecs.push_back(new DeviceTopK(**Codecs().Find("top_k:memory=ef21")));
+}
+
+}  // namespace weir::cuda

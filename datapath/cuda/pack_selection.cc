@@ -1,0 +1,345 @@
+// The payload of a selection: which coding of positions is smallest, the coded positions, and the
+// values. As datapath/codec/select/{index_coding,value_coding,selection_payload}.cc.
+
+#include "datapath/codec/select/index_coding.h"
+#include "datapath/codec/select/selection_payload.h"
+#include "datapath/cuda/memory.h"
+#include "datapath/cuda/selection.h"
+#include "datapath/cuda/selection_bits.h"
+
+namespace weir::cuda {
+namespace {
+
+/// The number of positions between entry i and the one before.
+WEIR_DEVICE uint32_t GapOf(const uint32_t* indices, size_t i) {
+  return i == 0 ? indices[0] : indices[i] - indices[i - 1] - 1;
+}
+
+/// The entries of a tile; 0 after the last.
+WEIR_DEVICE unsigned EntriesOf(uint32_t count, size_t tile, unsigned size) {
+  const size_t at = tile * size;
+  if (at >= count) return 0;
+  return count - at < size ? static_cast<unsigned>(count - at) : size;
+}
+
+/// Measures the ordered entries, as far as the size of each coding depends on them.
+struct MeasureProgram {
+  struct Shared {
+    EntrySums sums;
+  };
+  SelectionWorkspace work;
+  uint64_t n;
+
+  WEIR_DEVICE void Begin(Team& team, Shared& shared) const {
+    team.Once([&] { shared.sums = EntrySums::Zero(); });
+  }
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
+    const unsigned size =
+        work.plan->missed != 0 ? 0 : EntriesOf(work.plan->count, tile, kEntryTile);
+    const unsigned rice_bits = RiceBitsOf(n, work.plan->count);
+    const EntrySums sums = team.Reduce<EntrySums>(size, [&](unsigned j, EntrySums* part) {
+      const size_t i = tile * kEntryTile + j;
+      const float value = work.values[i];
+      const uint32_t gap = GapOf(work.indices, i), magnitude = BitsOf(value) & kMagnitudeBits;
+      part->energy += static_cast<double>(value) * static_cast<double>(value);
+      part->quotients += gap >> rice_bits;
+      part->long_gaps += gap >= kLongGap;
+      part->min_bits = part->min_bits < magnitude ? part->min_bits : magnitude;
+    });
+    team.Once([&] {
+      work.tile_quotients[tile] = sums.quotients;
+      work.tile_long_gaps[tile] = sums.long_gaps;
+      shared.sums.Add(sums);
+    });
+  }
+  WEIR_DEVICE void End(Team& team, Shared& shared) const {
+    team.Once([&] { work.entry_partials[team.index()] = shared.sums; });
+  }
+};
+
+/// One team: chooses the codings, and writes the header and the outcome.
+struct DecideProgram : TileProgram {
+  struct Shared {
+    uint64_t part[kScanMax];
+  };
+  SelectionWorkspace work;
+  uint64_t n;
+  size_t tiles;
+  unsigned teams;
+  SelectionPass pass;
+  ValueFormat wanted;
+  uint8_t* out;
+  Outcome* outcome;
+
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t) const {
+    SelectionPlan* const plan = work.plan;
+    const bool finite = outcome->max_bits < kInfinityBits;
+    if (plan->missed != 0 && finite) {
+      team.Once([&] { outcome->missed = 1; });
+      return;
+    }
+    const EntrySums sums = team.Reduce<EntrySums>(
+        teams, [&](unsigned i, EntrySums* part) { part->Add(work.entry_partials[i]); });
+    ScanTiles(team, shared.part, work.tile_quotients, tiles);
+    ScanTiles(team, shared.part, work.tile_long_gaps, tiles);
+    team.Once([&] {
+      if (!finite) {
+        plan->count = 0;
+        plan->missed = 0;
+      }
+      plan->min_bits = sums.min_bits;
+      ChooseFormat(finite);
+      ChooseCoding(sums);
+      const double lost = outcome->energy_in - sums.energy;
+      outcome->energy_lost = lost > 0 ? lost : 0;
+      outcome->bytes = kSelectionHeaderBytes + plan->index_bytes +
+                       BytesOfValues(static_cast<ValueFormat>(plan->format), plan->count);
+      outcome->missed = 0;
+      WriteHeader();
+    });
+  }
+
+  /// Half precision becomes single precision where the values span too many powers of two.
+  WEIR_DEVICE void ChooseFormat(bool finite) const {
+    SelectionPlan* const plan = work.plan;
+    plan->exponent = pass.exponent;
+    plan->format = static_cast<uint32_t>(finite ? wanted : ValueFormat::kNone);
+    if (!finite || wanted != ValueFormat::kHalf || plan->count == 0) return;
+    const float largest = FloatOf(outcome->max_bits), smallest = FloatOf(plan->min_bits);
+    if (FitsHalfLanes(pass.threshold, largest, plan->exponent) ||
+        FitsHalfLanes(smallest, largest, plan->exponent)) {
+      return;
+    }
+    plan->exponent = ExponentOfHalf(largest);
+    if (FitsHalfLanes(smallest, largest, plan->exponent)) return;
+    plan->format = static_cast<uint32_t>(ValueFormat::kFloat);
+  }
+
+  WEIR_DEVICE void ChooseCoding(const EntrySums& sums) const {
+    SelectionPlan* const plan = work.plan;
+    const uint64_t count = plan->count, bitmap = (n + 7) / 8;
+    const unsigned rice_bits = RiceBitsOf(n, plan->count);
+    const uint64_t rice = count == 0 ? 0 : (sums.quotients + count * (rice_bits + 1) + 7) / 8;
+    const uint64_t octets = count + sums.long_gaps * sizeof(uint32_t);
+    plan->rice_bits = 0;
+    if (rice_bits >= kOctetsRiceBitsMin && octets < (rice < bitmap ? rice : bitmap)) {
+      plan->coding = static_cast<uint32_t>(IndexCoding::kOctets);
+      plan->index_bytes = static_cast<uint32_t>(octets);
+    } else if (count == 0 || (rice_bits > 0 && rice <= bitmap)) {
+      plan->coding = static_cast<uint32_t>(IndexCoding::kRice);
+      plan->rice_bits = rice_bits;
+      plan->index_bytes = static_cast<uint32_t>(rice);
+    } else {
+      plan->coding = static_cast<uint32_t>(IndexCoding::kBitmap);
+      plan->index_bytes = static_cast<uint32_t>(bitmap);
+    }
+  }
+
+  WEIR_DEVICE void WriteHeader() const {
+    const SelectionPlan& plan = *work.plan;
+    const bool half = plan.format == static_cast<uint32_t>(ValueFormat::kHalf);
+    out[0] = static_cast<uint8_t>(plan.coding);
+    out[1] = static_cast<uint8_t>(plan.rice_bits);
+    out[2] = static_cast<uint8_t>(plan.format);
+    out[3] = static_cast<uint8_t>(half ? plan.exponent : 0);
+    StoreWord(out + 4, plan.count);
+    StoreWord(out + 8, plan.index_bytes);
+  }
+};
+
+/// Writes the coded positions to words that were zero.
+struct IndexProgram : TileProgram {
+  struct Shared {
+    uint32_t part[kEntryTile];
+  };
+  SelectionWorkspace work;
+
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
+    const SelectionPlan& plan = *work.plan;
+    if (plan.missed != 0) return;
+    const unsigned size = EntriesOf(plan.count, tile, kEntryTile);
+    const size_t first = tile * kEntryTile;
+    const auto coding = static_cast<IndexCoding>(plan.coding);
+    const bool rice = coding == IndexCoding::kRice;
+    team.ForEach(size, [&](unsigned j) {
+      const uint32_t gap = GapOf(work.indices, first + j);
+      shared.part[j] = rice ? gap >> plan.rice_bits : gap >= kLongGap;
+    });
+    team.Scan(shared.part, size);
+    const uint64_t before = size == 0 ? 0
+                            : rice    ? work.tile_quotients[tile]
+                                      : work.tile_long_gaps[tile];
+    team.ForEach(size, [&](unsigned j) {
+      const size_t i = first + j;
+      const uint32_t gap = GapOf(work.indices, i);
+      if (coding == IndexCoding::kBitmap) {
+        PutBits(work.index_words, work.indices[i], 1, 1);
+      } else if (rice) {
+        const unsigned bits = plan.rice_bits;
+        PutBits(work.index_words, uint64_t{i} * bits, gap & ((1u << bits) - 1), bits);
+        const uint64_t zeros = before + shared.part[j] + (gap >> bits);
+        PutBits(work.index_words, uint64_t{plan.count} * bits + zeros + i, 1, 1);
+      } else {
+        auto* const to = reinterpret_cast<uint8_t*>(work.index_words) + i +
+                         (before + shared.part[j]) * sizeof(uint32_t);
+        *to = static_cast<uint8_t>(gap < kLongGap ? gap : kLongGap);
+        if (gap >= kLongGap) StoreWord(to + 1, gap);
+      }
+    });
+  }
+};
+
+struct Largest {
+  uint32_t bits;
+  static WEIR_DEVICE Largest Zero() { return {0}; }
+  WEIR_DEVICE void Add(const Largest& other) { bits = bits > other.bits ? bits : other.bits; }
+};
+
+/// Writes the values, kValueBlock a tile, stores their errors as rest, and copies the tile's share
+/// of the coded positions.
+struct ValueProgram {
+  static constexpr unsigned kTile = kValueBlock;
+  struct Shared {
+    PassSums sums;
+    float step;
+    uint8_t codes[kTile + 1];
+  };
+  SelectionWorkspace work;
+  float* rest;
+  uint8_t* out;
+  size_t tiles;
+
+  WEIR_DEVICE void Begin(Team& team, Shared& shared) const {
+    team.Once([&] { shared.sums = PassSums::Zero(); });
+  }
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
+    const SelectionPlan& plan = *work.plan;
+    if (plan.missed != 0) return;
+    CopyShare(team, plan, tile);
+    const unsigned size = EntriesOf(plan.count, tile, kTile);
+    if (size == 0) return;
+    uint8_t* const to = out + kSelectionHeaderBytes + plan.index_bytes;
+    const auto format = static_cast<ValueFormat>(plan.format);
+    const PassSums lost = format == ValueFormat::kHalf || format == ValueFormat::kFloat
+                              ? StoreFloats(team, plan, tile, size, to)
+                              : StoreLevels(team, shared, plan, tile, size, to);
+    team.Once([&] { shared.sums.Add(lost); });
+  }
+  WEIR_DEVICE void End(Team& team, Shared& shared) const {
+    team.Once([&] { work.partials[team.index()] = shared.sums; });
+  }
+
+  WEIR_DEVICE void CopyShare(Team& team, const SelectionPlan& plan, size_t tile) const {
+    const size_t share = (plan.index_bytes + tiles - 1) / tiles, from = tile * share;
+    if (from >= plan.index_bytes) return;
+    const size_t left = plan.index_bytes - from;
+    const auto* const bytes = reinterpret_cast<const uint8_t*>(work.index_words) + from;
+    team.ForEach(static_cast<unsigned>(left < share ? left : share),
+                 [&](unsigned i) { out[kSelectionHeaderBytes + from + i] = bytes[i]; });
+  }
+
+  WEIR_DEVICE void KeepError(size_t i, float error, PassSums* part) const {
+    part->AddLost(error);
+    if (rest != nullptr) rest[work.indices[i]] = error;
+  }
+
+  WEIR_DEVICE PassSums StoreFloats(Team& team, const SelectionPlan& plan, size_t tile,
+                                   unsigned size, uint8_t* to) const {
+    const bool half = plan.format == static_cast<uint32_t>(ValueFormat::kHalf);
+    const float scale = TwoToThe(plan.exponent), inverse = 1.0f / scale;
+    return team.Reduce<PassSums>(size, [&](unsigned j, PassSums* part) {
+      const size_t i = tile * kTile + j;
+      const float value = work.values[i];
+      if (!half) {
+        StoreWord(to + i * sizeof(float), BitsOf(value));
+        KeepError(i, 0, part);
+        return;
+      }
+      const uint16_t lane = ToHalf(ClampTo(value * scale, 65504.0f));
+      to[2 * i] = static_cast<uint8_t>(lane);
+      to[2 * i + 1] = static_cast<uint8_t>(lane >> 8);
+      KeepError(i, value - FromHalf(lane) * inverse, part);
+    });
+  }
+
+  WEIR_DEVICE PassSums StoreLevels(Team& team, Shared& shared, const SelectionPlan& plan,
+                                   size_t tile, unsigned size, uint8_t* to) const {
+    const bool wide = plan.format == static_cast<uint32_t>(ValueFormat::kInt8);
+    const int levels = wide ? 127 : 7;
+    const float low = FloatOf(plan.min_bits);
+    const Largest high = team.Reduce<Largest>(size, [&](unsigned j, Largest* part) {
+      part->Add({BitsOf(work.values[tile * kTile + j]) & kMagnitudeBits});
+    });
+    const float step = StepBetween(low, FloatOf(high.bits), levels);
+    const float inverse = step > 0 ? 1.0f / step : 0.0f;
+    const PassSums lost = team.Reduce<PassSums>(size, [&](unsigned j, PassSums* part) {
+      const size_t i = tile * kTile + j;
+      const float value = work.values[i];
+      const float scaled = (Magnitude(value) - low) * inverse;
+      const float level = Lesser(floorf(scaled + 0.5f), static_cast<float>(levels));
+      const float clamped = Greater(level, 0.0f);
+      const uint32_t sign = BitsOf(value) & ~kMagnitudeBits;
+      const float decoded = FloatOf(BitsOf(low + clamped * step) | sign);
+      const uint32_t code = (IntegerBits(clamped) & 0xFF) | (sign != 0 ? levels + 1 : 0);
+      shared.codes[j] = static_cast<uint8_t>(code);
+      KeepError(i, value - decoded, part);
+    });
+    uint8_t* block = to + sizeof(float) + tile * BytesOfLevels(wide, kTile);
+    team.Once([&] {
+      if (tile == 0) StoreWord(to, BitsOf(low));
+      StoreWord(block, BitsOf(step));
+      shared.codes[size] = 0;
+    });
+    block += sizeof(float);
+    team.ForEach(wide ? size : (size + 1) / 2, [&](unsigned j) {
+      block[j] = wide ? shared.codes[j]
+                      : static_cast<uint8_t>(shared.codes[2 * j] | shared.codes[2 * j + 1] << 4);
+    });
+    return lost;
+  }
+
+  /// The step from `low` to `high` in `levels`; 0 where its reciprocal would not be a number.
+  static WEIR_DEVICE float StepBetween(float low, float high, int levels) {
+    float step = (high - low) / static_cast<float>(levels);
+    if (!(step >= kSmallestNormal)) return 0;
+    while (!IsFinite(low + static_cast<float>(levels) * step)) step = FloatOf(BitsOf(step) - 1);
+    return step;
+  }
+};
+
+/// One team: adds the errors of values to the outcome.
+struct LossProgram : TileProgram {
+  const PassSums* partials;
+  unsigned teams;
+  Outcome* outcome;
+  WEIR_DEVICE void Tile(Team& team, Shared&, size_t) const {
+    const PassSums sums =
+        team.Reduce<PassSums>(teams, [&](unsigned i, PassSums* part) { part->Add(partials[i]); });
+    team.Once([&] {
+      if (outcome->missed == 0) outcome->energy_lost += sums.energy_lost;
+    });
+  }
+};
+
+}  // namespace
+
+Status PackSelection(const SelectionJob& job) {
+  const SelectionWorkspace& work = job.work;
+  const size_t tiles = TilesOf(job.cap, kEntryTile), values = TilesOf(job.cap, kValueBlock);
+  auto* const out = reinterpret_cast<uint8_t*>(job.out);
+  WEIR_RETURN_IF_ERROR(
+      FillDevice(work.index_words, 0, work.index_words_size * sizeof(uint32_t), job.stream));
+  WEIR_ASSIGN_OR_RETURN(const unsigned measurers,
+                        Launch(job.stream, tiles, MeasureProgram{work, job.in.n}));
+  WEIR_RETURN_IF_ERROR(
+      Launch(job.stream, 1,
+             DecideProgram{
+                 {}, work, job.in.n, tiles, measurers, job.pass, job.format, out, job.outcome})
+          .status());
+  WEIR_RETURN_IF_ERROR(Launch(job.stream, tiles, IndexProgram{{}, work}).status());
+  WEIR_ASSIGN_OR_RETURN(const unsigned writers,
+                        Launch(job.stream, values, ValueProgram{work, job.rest, out, values}));
+  return Launch(job.stream, 1, LossProgram{{}, work.partials, writers, job.outcome}).status();
+}
+
+}  // namespace weir::cuda

@@ -1,0 +1,219 @@
+// The pass that finds the elements above a threshold.
+
+#include "datapath/codec/select/index_coding.h"
+#include "datapath/cuda/memory.h"
+#include "datapath/cuda/selection.h"
+
+namespace weir::cuda {
+namespace {
+
+/// Takes parts of a workspace one after the other; with a null base it only measures.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* Take(size_t count) {
+    auto* const part = reinterpret_cast<T*>(base_ == nullptr ? nullptr : base_ + used_);
+    used_ += (count * sizeof(T) + kDeviceAlignment - 1) / kDeviceAlignment * kDeviceAlignment;
+    return part;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+struct SelectProgram : PassProgram<true> {
+  static constexpr unsigned kTile = kTileElements;
+  static constexpr unsigned kWords = kTile / 32;
+  struct Shared : PassProgram<true>::Shared {
+    float e[kTile];
+    uint32_t selected[kWords];
+    uint32_t before[kWords];
+    uint32_t base;
+  };
+  SelectionWorkspace work;
+  float threshold;
+  uint32_t cap;
+  SelectionStore store;
+
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
+    const size_t at = tile * kTile;
+    const unsigned size = in.SizeOf(at, kTile);
+    AddSums(team, shared, team.Reduce<PassSums>(size, [&](unsigned i, PassSums* part) {
+      const float e = in.Load(at + i);
+      Count(shared, at + i, e);
+      part->AddInput(e);
+      shared.e[i] = e;
+      in.Keep(at + i, e);
+    }));
+    team.Ballot(
+        size, [&](unsigned i) { return Magnitude(shared.e[i]) > threshold; }, shared.selected);
+    const unsigned words = (size + 31) / 32;
+    team.ForEach(words, [&](unsigned w) { shared.before[w] = CountOnes(shared.selected[w]); });
+    const uint32_t found = team.Scan(shared.before, words);
+    team.Once([&] {
+      if (store == SelectionStore::kStage) {
+        shared.base = found > 0 ? Team::Add(&work.plan->staged, found) : 0;
+        work.tile_base[tile] = shared.base;
+      } else if (store == SelectionStore::kPlace) {
+        shared.base = work.tile_offset[tile];
+      }
+      if (store != SelectionStore::kPlace) work.tile_count[tile] = found;
+    });
+    if (store == SelectionStore::kCount || found == 0) return;
+    const bool staged = store == SelectionStore::kStage;
+    uint32_t* const indices = staged ? work.staged_indices : work.indices;
+    float* const values = staged ? work.staged_values : work.values;
+    team.ForEach(size, [&](unsigned i) {
+      const uint32_t word = shared.selected[i / 32];
+      if ((word >> (i % 32) & 1) == 0) return;
+      const uint32_t below = word & ((1u << (i % 32)) - 1);
+      const uint64_t place = uint64_t{shared.base} + shared.before[i / 32] + CountOnes(below);
+      if (place >= cap) return;
+      indices[place] = static_cast<uint32_t>(at + i);
+      values[place] = shared.e[i];
+    });
+  }
+};
+
+/// One team: replaces the counts of tiles by offsets, and decides whether the pass missed.
+struct OffsetProgram : TileProgram {
+  struct Shared {
+    uint32_t part[kScanMax];
+  };
+  SelectionWorkspace work;
+  size_t tiles;
+  uint32_t cap;
+  uint32_t count_min;  // fewer have missed, unless the threshold is the least
+  SelectionStore store;
+
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t) const {
+    uint32_t total = 0;
+    for (size_t at = 0; at < tiles; at += kScanMax) {
+      const unsigned size = tiles - at < kScanMax ? static_cast<unsigned>(tiles - at) : kScanMax;
+      team.ForEach(size, [&](unsigned i) { shared.part[i] = work.tile_count[at + i]; });
+      const uint32_t here = team.Scan(shared.part, size);
+      team.ForEach(size, [&](unsigned i) { work.tile_offset[at + i] = total + shared.part[i]; });
+      total += here;
+    }
+    team.Once([&] {
+      const bool staged = store == SelectionStore::kStage;
+      work.plan->missed = staged && (total > cap || total < count_min);
+      work.plan->count = total < cap ? total : cap;
+    });
+  }
+};
+
+/// Restores the order of staged entries.
+struct OrderProgram : TileProgram {
+  SelectionWorkspace work;
+
+  WEIR_DEVICE void Tile(Team& team, Shared&, size_t tile) const {
+    if (work.plan->missed != 0) return;
+    const uint32_t from = work.tile_base[tile], to = work.tile_offset[tile];
+    team.ForEach(work.tile_count[tile], [&](unsigned i) {
+      work.indices[to + i] = work.staged_indices[from + i];
+      work.values[to + i] = work.staged_values[from + i];
+    });
+  }
+};
+
+struct CountProgram : PassProgram<true> {
+  static constexpr unsigned kTile = kTileElements;
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
+    const size_t at = tile * kTile;
+    AddSums(team, shared,
+            team.Reduce<PassSums>(in.SizeOf(at, kTile), [&](unsigned i, PassSums* part) {
+              const float e = in.Load(at + i);
+              Count(shared, at + i, e);
+              part->AddInput(e);
+            }));
+  }
+};
+
+Status ClearBins(const SelectionJob& job) {
+  return FillDevice(job.work.bins, 0, GradientStatistics::kBins * sizeof(uint32_t), job.stream);
+}
+
+}  // namespace
+
+SelectionWorkspace SelectionWorkspace::ForEncode(std::byte* base, size_t n, size_t cap) {
+  Carver carver(base);
+  SelectionWorkspace work;
+  const size_t tiles = TilesOf(n, kTileElements), entry_tiles = TilesOf(cap, kEntryTile);
+  work.partials = carver.Take<PassSums>(kTeamsMax);
+  work.entry_partials = carver.Take<EntrySums>(kTeamsMax);
+  work.plan = carver.Take<SelectionPlan>(1);
+  work.bins = carver.Take<uint32_t>(GradientStatistics::kBins);
+  work.tile_base = carver.Take<uint32_t>(tiles);
+  work.tile_count = carver.Take<uint32_t>(tiles);
+  work.tile_offset = carver.Take<uint32_t>(tiles);
+  work.staged_indices = carver.Take<uint32_t>(cap);
+  work.indices = carver.Take<uint32_t>(cap);
+  work.staged_values = carver.Take<float>(cap);
+  work.values = carver.Take<float>(cap);
+  work.tile_quotients = carver.Take<uint64_t>(entry_tiles);
+  work.tile_long_gaps = carver.Take<uint64_t>(entry_tiles);
+  work.index_words_size = MaxIndexBytes(n, cap) / sizeof(uint32_t) + 2;
+  work.index_words = carver.Take<uint32_t>(work.index_words_size);
+  work.bytes = carver.used();
+  return work;
+}
+
+ReadingWorkspace ReadingWorkspace::For(std::byte* base, size_t payload_bytes, size_t cap) {
+  Carver carver(base);
+  ReadingWorkspace work;
+  work.plan = carver.Take<SelectionPlan>(1);
+  work.tile_ones = carver.Take<uint64_t>(TilesOf(payload_bytes / sizeof(uint32_t) + 2, kScanMax));
+  work.tile_plain = carver.Take<uint64_t>(TilesOf(cap, kEntryTile));
+  work.zeros = carver.Take<uint32_t>(cap);
+  work.indices = carver.Take<uint32_t>(cap);
+  work.bytes = carver.used();
+  return work;
+}
+
+Status CountSelection(const SelectionJob& job) {
+  WEIR_RETURN_IF_ERROR(ClearBins(job));
+  CountProgram program{{job.in}};
+  program.in.sampled = false;
+  program.in.bins = job.work.bins;
+  WEIR_ASSIGN_OR_RETURN(const unsigned teams,
+                        Launch(job.stream, TilesOf(job.in.n, kTileElements), program));
+  DeviceCall call;
+  call.outcome = job.outcome;
+  call.stream = job.stream;
+  return FinishPass(call, job.work.partials, teams, {});
+}
+
+Status SelectEntries(const SelectionJob& job, SelectionStore store) {
+  WEIR_RETURN_IF_ERROR(FillDevice(job.work.plan, 0, sizeof(SelectionPlan), job.stream));
+  SelectProgram program{
+      {job.in}, job.work, job.pass.threshold, static_cast<uint32_t>(job.cap), store};
+  program.in.rest = store == SelectionStore::kCount ? nullptr : job.rest;
+  program.in.bins = job.work.bins;
+  program.in.sampled = job.pass.sampled;
+  const size_t tiles = TilesOf(job.in.n, kTileElements);
+  WEIR_RETURN_IF_ERROR(ClearBins(job));
+  WEIR_ASSIGN_OR_RETURN(const unsigned teams, Launch(job.stream, tiles, program));
+  DeviceCall call;
+  call.outcome = job.outcome;
+  call.stream = job.stream;
+  return FinishPass(call, job.work.partials, teams, {});
+}
+
+Status PlaceTiles(const SelectionJob& job, SelectionStore store) {
+  const size_t tiles = TilesOf(job.in.n, kTileElements);
+  const bool repairable = job.pass.threshold > kSmallestNormal;
+  const auto count_min = static_cast<uint32_t>(repairable ? (job.target + 1) / 2 : 0);
+  WEIR_RETURN_IF_ERROR(
+      Launch(job.stream, 1,
+             OffsetProgram{{}, job.work, tiles, static_cast<uint32_t>(job.cap), count_min, store})
+          .status());
+  if (store != SelectionStore::kStage) return OkStatus();
+  return Launch(job.stream, tiles, OrderProgram{{}, job.work}).status();
+}
+
+}  // namespace weir::cuda

@@ -1,0 +1,110 @@
+#pragma once
+// Selections on the device (proto/WIRE.md section 3): the pass that finds the elements above a
+// threshold, the kernels that make a payload of them, and those that read one.
+
+#include <span>
+
+#include "datapath/codec/select/selection.h"
+#include "datapath/codec/select/value_coding.h"
+#include "datapath/cuda/passes.h"
+
+namespace weir::cuda {
+
+/// What the kernels of one selection tell each other, in device memory.
+struct SelectionPlan {
+  uint32_t count;  // entries of the selection
+  uint32_t missed;
+  uint32_t coding, rice_bits;
+  uint32_t format;
+  int32_t exponent;
+  uint32_t index_bytes;
+  uint32_t min_bits;  // pattern of the smallest magnitude
+  uint32_t usable;    // reading: the header is valid
+  uint32_t staged;    // entries found by a staging pass
+};
+
+/// How a pass stores what it finds.
+enum class SelectionStore : uint32_t {
+  kStage,  // as the teams come, at most `cap`; a second kernel restores the order
+  kCount,  // only the number in each tile
+  kPlace,  // in order, after a kCount pass; those after the first `cap` are left out
+};
+
+/// The sums of the ordered entries of one team.
+struct EntrySums {
+  double energy;
+  uint64_t quotients, long_gaps;
+  uint32_t min_bits, unused;
+
+  static WEIR_DEVICE EntrySums Zero() { return {0, 0, 0, 0xFFFFFFFFu, 0}; }
+  WEIR_DEVICE void Add(const EntrySums& other) {
+    energy += other.energy;
+    quotients += other.quotients;
+    long_gaps += other.long_gaps;
+    min_bits = min_bits < other.min_bits ? min_bits : other.min_bits;
+  }
+};
+
+/// The number of entries in a tile of the kernels that work on entries.
+inline constexpr unsigned kEntryTile = kScanMax;
+
+/// The parts of a workspace.
+struct SelectionWorkspace {
+  PassSums* partials;
+  EntrySums* entry_partials;
+  SelectionPlan* plan;
+  uint32_t* bins;
+  uint32_t *tile_base, *tile_count, *tile_offset;
+  uint32_t *staged_indices, *indices;
+  float *staged_values, *values;
+  uint64_t *tile_quotients, *tile_long_gaps;  // before each tile of entries
+  uint32_t* index_words;                      // the coded positions
+  size_t index_words_size = 0;
+  size_t bytes = 0;  // of all
+
+  /// For at most `cap` of n elements, encoded, in memory that begins at `base`.
+  static SelectionWorkspace ForEncode(std::byte* base, size_t n, size_t cap);
+};
+/// The parts of a workspace for reading.
+struct ReadingWorkspace {
+  SelectionPlan* plan;
+  uint64_t* tile_ones;   // before each tile of words
+  uint64_t* tile_plain;  // before each tile of entries
+  uint32_t* zeros;       // between the ones before each entry
+  uint32_t* indices;
+  size_t bytes = 0;
+
+  static ReadingWorkspace For(std::byte* base, size_t payload_bytes, size_t cap);
+};
+
+/// One selection being encoded.
+struct SelectionJob {
+  PassInput in;
+  SelectionWorkspace work;
+  SelectionPass pass;
+  ValueFormat format;  // kHalf, kInt8 or kInt4
+  size_t target, cap;
+  float* rest;  // null: not kept
+  std::byte* out;
+  Outcome* outcome;
+  Stream stream;
+};
+
+/// Fills the bins in the workspace with a full histogram, and the outcome with sums. Two launches.
+Status CountSelection(const SelectionJob& job);
+/// Selects by job.pass, which also fills the bins and, except with kCount, stores e as rest
+/// everywhere. One pass.
+Status SelectEntries(const SelectionJob& job, SelectionStore store);
+/// After a kStage or kCount pass: the offsets of tiles and plan->count. After kStage, also whether
+/// the count is outside of its bounds, and if not, the ordered entries.
+Status PlaceTiles(const SelectionJob& job, SelectionStore store);
+/// Makes the payload of plan->count ordered entries, the rest of selected elements, and the
+/// outcome. Where the plan says missed, so does the outcome, and nothing else is done. O(kept).
+Status PackSelection(const SelectionJob& job);
+
+/// out += scale * the elements of a payload. `cap`: the most elements for which there is
+/// workspace; a payload with more is a fault. O(payload).
+Status AddSelection(std::span<const std::byte> payload, const ReadingWorkspace& work, size_t cap,
+                    float scale, std::span<float> out, uint64_t* fault, Stream stream);
+
+}  // namespace weir::cuda
