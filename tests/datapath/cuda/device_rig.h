@@ -3,7 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <bit>
 #include <optional>
 #include <vector>
 
@@ -117,7 +118,8 @@ class Caller {
 
 inline std::vector<uint32_t> Patterns(std::span<const float> values) {
   std::vector<uint32_t> bits(values.size());
-  std::memcpy(bits.data(), values.data(), values.size_bytes());
+  std::transform(values.begin(), values.end(), bits.begin(),
+                 [](float value) { return std::bit_cast<uint32_t>(value); });
   return bits;
 }
 
