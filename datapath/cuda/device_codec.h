@@ -45,11 +45,12 @@ struct DeviceCall {
   // If Traits().shared_metadata == kMax: the maxima over ranks, with as many values as LocalMax
   // gives, or one. A value that is not finite or below 0 makes the outcome non-finite.
   std::span<const float> shared_max = {};
-  uint32_t* bins = nullptr;          // if set, GradientStatistics::kBins counts, replaced by Encode
-  Outcome* outcome = nullptr;        // Encode
-  uint64_t* fault = nullptr;         // DecodeAdd: lowered to the offset of a fault; begin with ~0
-  std::span<std::byte> workspace{};  // at least WorkspaceBytes; its content is lost
-  DeviceState* state = nullptr;      // from NewState; may be null
+  uint32_t* bins = nullptr;    // if set, GradientStatistics::kBins counts, replaced by Encode
+  Outcome* outcome = nullptr;  // Encode
+  uint64_t* fault = nullptr;   // DecodeAdd: lowered to the offset of a fault; begin with ~0
+  // At least WorkspaceBytes. Its content is lost, and from Encode to Resolve it must not change.
+  std::span<std::byte> workspace{};
+  DeviceState* state = nullptr;  // from NewState; may be null
   Stream stream = {};
 };
 

@@ -16,6 +16,13 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   return *this;
 }
 
+PinnedBuffer::PinnedBuffer(PinnedBuffer&& other) noexcept { *this = std::move(other); }
+
+PinnedBuffer& PinnedBuffer::operator=(PinnedBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  return *this;
+}
+
 #if defined(__CUDACC__)
 
 Status CudaStatus(int error, const char* call) {
@@ -57,6 +64,16 @@ StatusOr<DeviceBuffer> DeviceBuffer::Make(size_t bytes) {
 }
 
 DeviceBuffer::~DeviceBuffer() { (void)cudaFree(data_); }
+
+StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
+  PinnedBuffer buffer;
+  void* data = nullptr;
+  WEIR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&data, bytes), "cudaMallocHost"));
+  buffer.data_ = static_cast<std::byte*>(data);
+  return buffer;
+}
+
+PinnedBuffer::~PinnedBuffer() { (void)cudaFreeHost(data_); }
 
 namespace {
 
@@ -109,6 +126,15 @@ StatusOr<DeviceBuffer> DeviceBuffer::Make(size_t bytes) {
 }
 
 DeviceBuffer::~DeviceBuffer() { std::free(data_); }
+
+StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
+  PinnedBuffer buffer;
+  buffer.data_ = static_cast<std::byte*>(std::malloc(bytes));
+  if (buffer.data_ == nullptr) return ResourceExhausted(StrCat("memory: ", bytes, " bytes"));
+  return buffer;
+}
+
+PinnedBuffer::~PinnedBuffer() { std::free(data_); }
 
 Status CopyToDevice(void* to, const void* from, size_t bytes, Stream) {
   if (bytes > 0) std::memcpy(to, from, bytes);

@@ -33,6 +33,22 @@ class DeviceBuffer {
   size_t size_ = 0;
 };
 
+/// Host memory to and from which the device copies without a wait. Not copyable.
+class PinnedBuffer {
+ public:
+  PinnedBuffer() = default;
+  /// Errors as DeviceBuffer::Make.
+  static StatusOr<PinnedBuffer> Make(size_t bytes);
+  PinnedBuffer(PinnedBuffer&& other) noexcept;
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept;
+  ~PinnedBuffer();
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+};
+
 /// Queues a copy. Host memory that is not pinned may make the call wait. kUnavailable: CUDA failed.
 Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream);
 Status CopyToHost(void* to, const void* from, size_t bytes, Stream stream);

@@ -201,7 +201,6 @@ struct ValueProgram {
   static constexpr unsigned kTile = kValueBlock;
   struct Shared {
     PassSums sums;
-    float step;
     uint8_t codes[kTile + 1];
   };
   SelectionWorkspace work;

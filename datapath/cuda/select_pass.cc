@@ -1,5 +1,7 @@
 // The pass that finds the elements above a threshold.
 
+#include <algorithm>
+
 #include "datapath/codec/select/index_coding.h"
 #include "datapath/cuda/memory.h"
 #include "datapath/cuda/selection.h"
@@ -23,6 +25,12 @@ class Carver {
  private:
   std::byte* base_;
   size_t used_ = 0;
+};
+
+struct TileCount {
+  uint32_t count;
+  static WEIR_DEVICE TileCount Zero() { return {0}; }
+  WEIR_DEVICE void Add(const TileCount& other) { count += other.count; }
 };
 
 struct SelectProgram : PassProgram<true> {
@@ -79,26 +87,29 @@ struct SelectProgram : PassProgram<true> {
   }
 };
 
-/// One team: replaces the counts of tiles by offsets, and decides whether the pass missed.
+/// Finds the offsets of kScanMax tiles of elements. Every team adds the counts before its own
+/// itself, which takes less time than to wait for the teams before. The last one knows all, and
+/// decides whether the pass missed.
 struct OffsetProgram : TileProgram {
   struct Shared {
     uint32_t part[kScanMax];
   };
   SelectionWorkspace work;
-  size_t tiles;
+  uint32_t tiles;
   uint32_t cap;
   uint32_t count_min;  // fewer have missed, unless the threshold is the least
   SelectionStore store;
 
-  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t) const {
-    uint32_t total = 0;
-    for (size_t at = 0; at < tiles; at += kScanMax) {
-      const unsigned size = tiles - at < kScanMax ? static_cast<unsigned>(tiles - at) : kScanMax;
-      team.ForEach(size, [&](unsigned i) { shared.part[i] = work.tile_count[at + i]; });
-      const uint32_t here = team.Scan(shared.part, size);
-      team.ForEach(size, [&](unsigned i) { work.tile_offset[at + i] = total + shared.part[i]; });
-      total += here;
-    }
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
+    const auto first = static_cast<uint32_t>(tile * kScanMax);
+    const TileCount before = team.Reduce<TileCount>(
+        first, [&](unsigned i, TileCount* sum) { sum->count += work.tile_count[i]; });
+    const unsigned size = tiles - first < kScanMax ? tiles - first : kScanMax;
+    team.ForEach(size, [&](unsigned i) { shared.part[i] = work.tile_count[first + i]; });
+    const uint32_t total = before.count + team.Scan(shared.part, size);
+    team.ForEach(size,
+                 [&](unsigned i) { work.tile_offset[first + i] = before.count + shared.part[i]; });
+    if (first + size < tiles) return;
     team.Once([&] {
       const bool staged = store == SelectionStore::kStage;
       work.plan->missed = staged && (total > cap || total < count_min);
@@ -208,10 +219,15 @@ Status PlaceTiles(const SelectionJob& job, SelectionStore store) {
   const size_t tiles = TilesOf(job.in.n, kTileElements);
   const bool repairable = job.pass.threshold > kSmallestNormal;
   const auto count_min = static_cast<uint32_t>(repairable ? (job.target + 1) / 2 : 0);
-  WEIR_RETURN_IF_ERROR(
-      Launch(job.stream, 1,
-             OffsetProgram{{}, job.work, tiles, static_cast<uint32_t>(job.cap), count_min, store})
-          .status());
+  // At least one tile, which writes the plan of no elements, too.
+  WEIR_RETURN_IF_ERROR(Launch(job.stream, std::max<size_t>(1, TilesOf(tiles, kScanMax)),
+                              OffsetProgram{{},
+                                            job.work,
+                                            static_cast<uint32_t>(tiles),
+                                            static_cast<uint32_t>(job.cap),
+                                            count_min,
+                                            store})
+                           .status());
   if (store != SelectionStore::kStage) return OkStatus();
   return Launch(job.stream, tiles, OrderProgram{{}, job.work}).status();
 }

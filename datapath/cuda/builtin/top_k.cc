@@ -11,9 +11,17 @@
 namespace weir::cuda {
 namespace {
 
+/// What the host reads of a selection, in pinned memory.
+struct Readback {
+  Outcome outcome;
+  SelectionPlan plan;
+  uint32_t bins[GradientStatistics::kBins];
+};
+
 class DeviceSelectionState : public DeviceState {
  public:
   SelectionMemory memory;
+  PinnedBuffer pinned;  // a Readback
 };
 
 class DeviceTopK : public DeviceCodec {
@@ -30,7 +38,9 @@ class DeviceTopK : public DeviceCodec {
   }
 
   StatusOr<std::unique_ptr<DeviceState>> NewState(size_t, const DeviceCall&) const override {
-    return std::make_unique<DeviceSelectionState>();
+    auto state = std::make_unique<DeviceSelectionState>();
+    WEIR_ASSIGN_OR_RETURN(state->pinned, PinnedBuffer::Make(sizeof(Readback)));
+    return state;
   }
 
   /// One pass with a warm state, or else two; O(n). kFailedPrecondition: the stream records a CUDA
@@ -47,12 +57,15 @@ class DeviceTopK : public DeviceCodec {
     const SelectionMemory* memory = MemoryOf(call);
     if (memory == nullptr || memory->histogram.count() == 0) {
       WEIR_RETURN_IF_ERROR(CountSelection(job));
-      return MarkMissed(call);
+      WEIR_RETURN_IF_ERROR(MarkMissed(call));
+    } else {
+      job.pass = memory->StalePass(job.target, job.in.n);
+      WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kStage));
+      WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kStage));
+      WEIR_RETURN_IF_ERROR(PackSelection(job));
     }
-    job.pass = memory->StalePass(job.target, job.in.n);
-    WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kStage));
-    WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kStage));
-    return PackSelection(job);
+    // On the way by the time that Resolve waits for it.
+    return call.state == nullptr ? OkStatus() : QueueRead(job, PinnedOf(call));
   }
 
   StatusOr<Outcome> Resolve(const PassOperands& operands, const DeviceCall& call,
@@ -65,30 +78,32 @@ class DeviceTopK : public DeviceCodec {
       job.pass = memory->StalePass(job.target, job.in.n);
       learnt.stale_threshold = job.pass.threshold;
     }
-    WEIR_ASSIGN_OR_RETURN(Outcome outcome, Read(job));
-    if (outcome.missed != 0) {
+    std::unique_ptr<Readback> own;
+    Readback* read = call.state == nullptr ? nullptr : PinnedOf(call);
+    if (read == nullptr) {
+      own = std::make_unique<Readback>();
+      read = own.get();
+      WEIR_RETURN_IF_ERROR(QueueRead(job, read));
+    }
+    WEIR_RETURN_IF_ERROR(Synchronise(call.stream));
+    if (read->outcome.missed != 0) {
       // The first attempt stored e as the rest.
       if (warm && job.rest != nullptr) {
         job.in.gradient = job.rest;
         job.in.residual = nullptr;
       }
       learnt.stale = false;
-      WEIR_RETURN_IF_ERROR(EncodeExactly(job, warm));
-      WEIR_ASSIGN_OR_RETURN(outcome, Read(job));
+      WEIR_RETURN_IF_ERROR(EncodeExactly(job, warm, read));
     }
     if (call.bins != nullptr) {
       WEIR_RETURN_IF_ERROR(CopyOnDevice(call.bins, job.work.bins,
                                         GradientStatistics::kBins * sizeof(uint32_t), call.stream));
     }
-    if (memory != nullptr && outcome.max_bits < kInfinityBits) {
-      WEIR_ASSIGN_OR_RETURN(const GradientStatistics seen, ReadHistogram(job, outcome));
-      SelectionPlan plan;
-      WEIR_RETURN_IF_ERROR(CopyToHost(&plan, job.work.plan, sizeof(plan), call.stream));
-      WEIR_RETURN_IF_ERROR(Synchronise(call.stream));
-      learnt.count = plan.count;
-      memory->Learn(seen, learnt);
+    if (memory != nullptr && read->outcome.max_bits < kInfinityBits) {
+      learnt.count = read->plan.count;
+      memory->Learn(StatisticsOf(read->outcome, read->bins, job.in.n), learnt);
     }
-    return outcome;
+    return read->outcome;
   }
 
   Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
@@ -108,9 +123,18 @@ class DeviceTopK : public DeviceCodec {
   size_t MaxPayload(size_t n, const DeviceCall& call) const {
     return host_.MaxEncodedBytes(n, call.context);
   }
-  static SelectionMemory* MemoryOf(const DeviceCall& call) {
+  static DeviceSelectionState* StateOf(const DeviceCall& call) {
+    if (call.state == nullptr) return nullptr;
     auto* const state = dynamic_cast<DeviceSelectionState*>(call.state);
+    WEIR_CHECK(state != nullptr);
+    return state;
+  }
+  static SelectionMemory* MemoryOf(const DeviceCall& call) {
+    DeviceSelectionState* const state = StateOf(call);
     return state == nullptr ? nullptr : &state->memory;
+  }
+  static Readback* PinnedOf(const DeviceCall& call) {
+    return reinterpret_cast<Readback*>(StateOf(call)->pinned.data());
   }
 
   SelectionJob MakeJob(const PassOperands& operands, const DeviceCall& call,
@@ -146,47 +170,41 @@ class DeviceTopK : public DeviceCodec {
     return FillDevice(&call.outcome->missed, 1, sizeof(call.outcome->missed), call.stream);
   }
 
-  static StatusOr<Outcome> Read(const SelectionJob& job) {
-    Outcome outcome{};
-    WEIR_RETURN_IF_ERROR(CopyToHost(&outcome, job.outcome, sizeof(outcome), job.stream));
-    WEIR_RETURN_IF_ERROR(Synchronise(job.stream));
-    return outcome;
-  }
-
-  static StatusOr<GradientStatistics> ReadHistogram(const SelectionJob& job,
-                                                    const Outcome& outcome) {
-    std::vector<uint32_t> bins(GradientStatistics::kBins);
+  static Status QueueRead(const SelectionJob& job, Readback* read) {
     WEIR_RETURN_IF_ERROR(
-        CopyToHost(bins.data(), job.work.bins, bins.size() * sizeof(uint32_t), job.stream));
-    WEIR_RETURN_IF_ERROR(Synchronise(job.stream));
-    return StatisticsOf(outcome, bins, job.in.n);
+        CopyToHost(&read->outcome, job.outcome, sizeof(read->outcome), job.stream));
+    WEIR_RETURN_IF_ERROR(CopyToHost(&read->plan, job.work.plan, sizeof(read->plan), job.stream));
+    return CopyToHost(read->bins, job.work.bins, sizeof(read->bins), job.stream);
+  }
+  static Status ReadNow(const SelectionJob& job, Readback* read) {
+    WEIR_RETURN_IF_ERROR(QueueRead(job, read));
+    return Synchronise(job.stream);
   }
 
-  /// The two passes of a selection without a threshold; `counted` is false where Encode has filled
-  /// the histogram.
-  Status EncodeExactly(SelectionJob& job, bool recount) const {
-    if (recount) WEIR_RETURN_IF_ERROR(CountSelection(job));
-    WEIR_ASSIGN_OR_RETURN(const Outcome outcome, Read(job));
-    WEIR_ASSIGN_OR_RETURN(const GradientStatistics seen, ReadHistogram(job, outcome));
-    job.pass = ExactPass(seen, job.target, job.in.n);
-    WEIR_ASSIGN_OR_RETURN(const uint32_t count, CountTiles(job));
-    if (outcome.max_bits < kInfinityBits && KeepsTooFew(count, job.target, job.pass.threshold)) {
-      job.pass.threshold = EdgeBelow(job.pass.threshold);
-      WEIR_RETURN_IF_ERROR(CountTiles(job).status());
+  /// The passes of a selection without a threshold: a full histogram (unless `recount` is off and
+  /// `read` has it), the numbers in each tile, and the selection.
+  static Status EncodeExactly(SelectionJob& job, bool recount, Readback* read) {
+    if (recount) {
+      WEIR_RETURN_IF_ERROR(CountSelection(job));
+      WEIR_RETURN_IF_ERROR(ReadNow(job, read));
     }
-    // The plan's count stays: selecting begins with an empty plan.
+    const GradientStatistics seen = StatisticsOf(read->outcome, read->bins, job.in.n);
+    job.pass = ExactPass(seen, job.target, job.in.n);
+    WEIR_RETURN_IF_ERROR(CountTiles(job, read));
+    if (!seen.non_finite() && KeepsTooFew(read->plan.count, job.target, job.pass.threshold)) {
+      job.pass.threshold = EdgeBelow(job.pass.threshold);
+      WEIR_RETURN_IF_ERROR(CountTiles(job, read));
+    }
     WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kPlace));
+    // Selecting began with an empty plan.
     WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kCount));
-    return PackSelection(job);
+    WEIR_RETURN_IF_ERROR(PackSelection(job));
+    return ReadNow(job, read);
   }
-
-  static StatusOr<uint32_t> CountTiles(const SelectionJob& job) {
+  static Status CountTiles(const SelectionJob& job, Readback* read) {
     WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kCount));
     WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kCount));
-    SelectionPlan plan;
-    WEIR_RETURN_IF_ERROR(CopyToHost(&plan, job.work.plan, sizeof(plan), job.stream));
-    WEIR_RETURN_IF_ERROR(Synchronise(job.stream));
-    return plan.count;
+    return ReadNow(job, read);
   }
 
   const Codec& host_;
