@@ -25,7 +25,7 @@ class DeviceBuckets : public DeviceCodec {
 
   Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
                    std::span<float> out) const override {
-    WEIR_RETURN_IF_ERROR(CheckCall(*this, call, out.size(), payload));
+    WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
     WEIR_RETURN_IF_ERROR(
         CheckLaneBytes(host_.Traits(), payload, host_.MaxEncodedBytes(out.size(), call.context)));
     return DecodeBuckets(payload, call, scale, out);

@@ -85,7 +85,7 @@ class Lanes16Codec : public DeviceCodec {
 
   Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
                    std::span<float> out) const override {
-    WEIR_RETURN_IF_ERROR(CheckCall(*this, call, out.size(), payload));
+    WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
     WEIR_RETURN_IF_ERROR(CheckLaneBytes(host_.Traits(), payload, out.size() * sizeof(uint16_t)));
     // On the host, too, the factor is a quotient.
     const float factor = scale / Format::Factors(call.context.world).scale;
@@ -97,10 +97,7 @@ class Lanes16Codec : public DeviceCodec {
 
   Status Accumulate(const DeviceCall& call, std::span<std::byte> sum,
                     std::span<const std::byte> addend) const override {
-    if (sum.size() != addend.size() || sum.size() % sizeof(uint16_t) != 0) {
-      return InvalidArgument(
-          StrCat(host_.Traits().name, ": lanes of ", sum.size(), " and ", addend.size(), " bytes"));
-    }
+    WEIR_RETURN_IF_ERROR(CheckLanes(*this, sum, addend, sizeof(uint16_t)));
     return ForEachElement(
         call.stream, sum.size() / sizeof(uint16_t),
         typename Lanes16<Format>::SumLanes{reinterpret_cast<uint16_t*>(sum.data()),

@@ -126,6 +126,22 @@ Status CheckEncode(const DeviceCodec& codec, const PassOperands& operands, const
   return CheckRoom(codec.host().Traits(), out, codec.host().MaxEncodedBytes(n, call.context));
 }
 
+Status CheckDecode(const DeviceCodec& codec, const DeviceCall& call, size_t n,
+                   std::span<const std::byte> payload) {
+  WEIR_RETURN_IF_ERROR(CheckCall(codec, call, n, payload));
+  if (call.fault != nullptr) return OkStatus();
+  return InvalidArgument(StrCat(codec.host().Traits().name, ": no place for a fault"));
+}
+
+Status CheckLanes(const DeviceCodec& codec, std::span<const std::byte> sum,
+                  std::span<const std::byte> addend, size_t lane_bytes) {
+  const bool aligned = reinterpret_cast<uintptr_t>(sum.data()) % lane_bytes == 0 &&
+                       reinterpret_cast<uintptr_t>(addend.data()) % lane_bytes == 0;
+  if (aligned && sum.size() == addend.size() && sum.size() % lane_bytes == 0) return OkStatus();
+  return InvalidArgument(StrCat(codec.host().Traits().name, ": sums of ", sum.size(), " and ",
+                                addend.size(), " bytes, expected equal, whole and aligned lanes"));
+}
+
 StatusOr<PassInput> MakeInput(const PassOperands& operands, const DeviceCall& call) {
   const size_t n = operands.gradient.size();
   if (call.bins != nullptr) {
@@ -152,11 +168,9 @@ Status FinishPass(const DeviceCall& call, const PassSums* partials, unsigned tea
   return Launch(call.stream, tiles, finish).status();
 }
 
-Status AccumulateLanes(const DeviceCall& call, unsigned bits, std::span<std::byte> sum,
-                       std::span<const std::byte> addend) {
-  if (sum.size() != addend.size() || (bits == 16 && sum.size() % 2 != 0)) {
-    return InvalidArgument(StrCat("lanes: ", sum.size(), " and ", addend.size(), " bytes"));
-  }
+Status AccumulateLanes(const DeviceCodec& codec, const DeviceCall& call, unsigned bits,
+                       std::span<std::byte> sum, std::span<const std::byte> addend) {
+  WEIR_RETURN_IF_ERROR(CheckLanes(codec, sum, addend, bits == 16 ? 2 : 1));
   if (bits == 16) {
     return ForEachElement(call.stream, sum.size() / 2,
                           AddWideLanes{reinterpret_cast<uint16_t*>(sum.data()),

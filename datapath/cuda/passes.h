@@ -84,6 +84,12 @@ Status CheckCall(const DeviceCodec& codec, const DeviceCall& call, size_t n,
 /// The same for Encode, whose spans and room it checks, too.
 Status CheckEncode(const DeviceCodec& codec, const PassOperands& operands, const DeviceCall& call,
                    std::span<const std::byte> out);
+/// The same for DecodeAdd into n elements.
+Status CheckDecode(const DeviceCodec& codec, const DeviceCall& call, size_t n,
+                   std::span<const std::byte> payload);
+/// The same for Accumulate over lanes of `lane_bytes`, to which both are aligned.
+Status CheckLanes(const DeviceCodec& codec, std::span<const std::byte> sum,
+                  std::span<const std::byte> addend, size_t lane_bytes);
 /// The operands of a pass; its bins are set to zero first.
 StatusOr<PassInput> MakeInput(const PassOperands& operands, const DeviceCall& call);
 /// Adds the sums of `teams` teams and writes *call.outcome; sets the payload to zeros where a sum
@@ -173,8 +179,8 @@ Status ForEachElement(Stream stream, size_t n, const Visit& visit) {
 }
 
 /// sum += addend over lanes of `bits` bits; see kernels::AccumulateLanes.
-Status AccumulateLanes(const DeviceCall& call, unsigned bits, std::span<std::byte> sum,
-                       std::span<const std::byte> addend);
+Status AccumulateLanes(const DeviceCodec& codec, const DeviceCall& call, unsigned bits,
+                       std::span<std::byte> sum, std::span<const std::byte> addend);
 /// The bucket's maximum magnitude, or +infinity, to *maximum.
 Status MaxMagnitude(std::span<const float> gradient, std::span<const float> residual,
                     const DeviceCall& call, float* maximum);

@@ -95,7 +95,7 @@ class DeviceQsgd : public DeviceCodec {
 
   Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
                    std::span<float> out) const override {
-    WEIR_RETURN_IF_ERROR(CheckCall(*this, call, out.size(), payload));
+    WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
     WEIR_RETURN_IF_ERROR(
         CheckLaneBytes(host_.Traits(), payload, host_.MaxEncodedBytes(out.size(), call.context)));
     return ForEachElement(call.stream, out.size(),
@@ -106,7 +106,7 @@ class DeviceQsgd : public DeviceCodec {
   Status Accumulate(const DeviceCall& call, std::span<std::byte> sum,
                     std::span<const std::byte> addend) const override {
     WEIR_RETURN_IF_ERROR(host_.Validate(call.context.params, call.context.world));
-    return AccumulateLanes(call, Bits(call), sum, addend);
+    return AccumulateLanes(*this, call, Bits(call), sum, addend);
   }
 
  private:

@@ -99,7 +99,7 @@ class DeviceRandomK : public DeviceCodec {
   /// O(k).
   Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
                    std::span<float> out) const override {
-    WEIR_RETURN_IF_ERROR(CheckCall(*this, call, out.size(), payload));
+    WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
     WEIR_RETURN_IF_ERROR(CheckSize(out.size()));
     const Strata strata = StrataOf(out.size(), call);
     WEIR_RETURN_IF_ERROR(CheckLaneBytes(host_.Traits(), payload, strata.k * sizeof(float)));
@@ -110,10 +110,7 @@ class DeviceRandomK : public DeviceCodec {
 
   Status Accumulate(const DeviceCall& call, std::span<std::byte> sum,
                     std::span<const std::byte> addend) const override {
-    if (sum.size() != addend.size() || sum.size() % sizeof(float) != 0) {
-      return InvalidArgument(
-          StrCat(host_.Traits().name, ": lanes of ", sum.size(), " and ", addend.size(), " bytes"));
-    }
+    WEIR_RETURN_IF_ERROR(CheckLanes(*this, sum, addend, sizeof(float)));
     return ForEachElement(call.stream, sum.size() / sizeof(float),
                           SumFloats{reinterpret_cast<float*>(sum.data()),
                                     reinterpret_cast<const float*>(addend.data())});

@@ -215,7 +215,7 @@ class DeviceRotated : public DeviceCodec {
 
   Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
                    std::span<float> out) const override {
-    WEIR_RETURN_IF_ERROR(CheckCall(*this, call, out.size(), payload));
+    WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
     WEIR_RETURN_IF_ERROR(
         CheckLaneBytes(host_.Traits(), payload, host_.MaxEncodedBytes(out.size(), call.context)));
     return Launch(call.stream, TilesOf(out.size(), kRotatedTile),
@@ -232,7 +232,7 @@ class DeviceRotated : public DeviceCodec {
                     std::span<const std::byte> addend) const override {
     WEIR_RETURN_IF_ERROR(host_.Validate(call.context.params, call.context.world));
     const auto bits = static_cast<unsigned>(host_.SettingOf(call.context).bits);
-    return AccumulateLanes(call, bits, sum, addend);
+    return AccumulateLanes(*this, call, bits, sum, addend);
   }
 
  private:

@@ -108,7 +108,7 @@ class DeviceTopK : public DeviceCodec {
 
   Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
                    std::span<float> out) const override {
-    WEIR_RETURN_IF_ERROR(CheckCall(*this, call, out.size(), payload));
+    WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
     const size_t n = out.size();
     if (payload.size() < kSelectionHeaderBytes || payload.size() > MaxPayload(n, call)) {
       return DataLoss(StrCat(host_.Traits().name, " payload: ", payload.size(), " bytes, expected ",

@@ -323,6 +323,18 @@ TEST_P(DeviceCodecTest, RefusesWrongCalls) {
   EXPECT_FALSE(encode([](DeviceCall& call) { call.context.world = 0; }, out.span()).ok());
   EXPECT_FALSE(encode([](DeviceCall& call) { call.workspace = {}; }, out.span()).ok());
   EXPECT_FALSE(encode([](DeviceCall& call) { call.outcome = nullptr; }, out.span()).ok());
+
+  const std::vector<std::byte> payload = weir::test::EncodeOrDie(host(), x, context).payload;
+  Caller caller(device(), context, x.size());
+  std::vector<float> sum(x.size(), 0.0f);
+  EXPECT_EQ(caller.DecodeAdd(std::span(payload).first(3), 1, sum).code(), StatusCode::kDataLoss);
+  caller.call().fault = nullptr;
+  EXPECT_EQ(caller.DecodeAdd(payload, 1, sum).code(), StatusCode::kInvalidArgument);
+  const std::span<std::byte> lanes = out.span();
+  EXPECT_FALSE(device().Accumulate(caller.call(), lanes.first(8), lanes.subspan(8, 4)).ok());
+  if (host().LaneBytes(context) > 1) {
+    EXPECT_FALSE(device().Accumulate(caller.call(), lanes.first(8), lanes.subspan(9, 8)).ok());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DeviceCodecTest, testing::ValuesIn(Settings()),
