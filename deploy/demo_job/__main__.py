@@ -207,7 +207,11 @@ class Demo:
                  for rank in range(self.options.hosts)]
         try:
             for line in training.lines_of(ranks[0], ranks, training.SILENCE_S):
-                self.compare = line or self.compare
+                if line is not None and line["kind"] == "compare":
+                    self.compare = line
+                elif line is not None and line["kind"] == "block":
+                    print(f"round {line['round']}/{line['of']} {line['name']}: "
+                          f"{line['median_step_s']:.3f} s a step", flush=True)
         finally:
             self.children.stop(ranks)
             ranks[0].stdout.close()
@@ -261,12 +265,13 @@ def machine(network, hosts, torch_version):
 
 
 def write_reports(demo, started):
-    """Table on the terminal, report.json, report.html, and --json FILE."""
+    """Table on the terminal; report.json, report.html, loss.svg, and --json FILE."""
     document = demo.report(started)
     text = json.dumps(document, indent=1)
     (demo.directory / "report.json").write_text(text + "\n")
     (demo.directory / "report.html").write_text(
         report.html_page(document, demo.results, demo.points))
+    (demo.directory / "loss.svg").write_text(report.loss_picture(document, demo.results))
     if demo.options.json:
         pathlib.Path(demo.options.json).write_text(text + "\n")
     print("\n" + report.terminal_table(document) + "\n\n" + report.terminal_headline(document))
@@ -287,6 +292,14 @@ def drive(options, network, binaries, directory, notes):
     demo.notes = notes
     try:
         demo.run()
+    except (training.TrainingError, ControlPlaneError, NetworkError) as error:
+        if not demo.results:
+            raise
+        # What was measured before is not lost.
+        demo.notes.append(f"This demo did not end: {error}")
+        write_reports(demo, started)
+        raise
+    else:
         write_reports(demo, started)
     finally:
         if demo.control_plane is not None:
