@@ -226,6 +226,36 @@ def claimed(claim):
 DEMO = Table(("claim",), [("measured", claimed), ("goal", lambda c: c.goal())], demo_rows, ("measured", claimed))
 
 
+def decision_rows(rows):
+    return {(f"{r['rate_mbps']:g} Mb/s" if r["rate_mbps"] else "unshaped", f"{r['delay_ms']:g} ms",
+             r["condition"].replace("_", " ") or "quiet"): r for r in rows}
+
+
+def over_best(row):
+    return ratio(row["over_best"], row["over_best"] <= 1.10)
+
+
+def believed(row, what, unit):
+    """A belief beside the truth; bold where it is off by more than 20 %."""
+    belief, true = row[f"believed_{what}"], row[f"true_{what}"]
+    text = f"{belief:.3g} {unit}"
+    return text if not true or abs(belief / true - 1) <= 0.2 else f"**{text}**"
+
+
+def predicted(row):
+    if not row["predicted_step_s"]:
+        return NONE
+    error = row["predicted_step_s"] / row["measured_step_s"] - 1
+    return ratio(error, abs(error) <= 0.1) + ("" if row["within_interval"] else ", outside its interval")
+
+
+DECISIONS = Table(("rate", "delay", "condition"), [
+    ("Weir ran", lambda r: r["weir"]), ("best in hindsight", lambda r: r["best"]),
+    ("seconds per progress over the best", over_best), ("believed rate", lambda r: believed(r, "mbps", "Mb/s")),
+    ("believed delay", lambda r: believed(r, "ms", "ms")), ("error of predicted step", predicted)],
+    decision_rows, ("over the best", over_best))
+
+
 def aggregation_rows(rows):
     return {(f"`{r['protocol']}`", f"{100 * r['density']:g} %", f"{100 * r['cell_loss']:g} %"): r
             for r in rows if r["over_ring"] is not None}
@@ -276,7 +306,7 @@ CONVERGENCE = Table(("task", "codec", "ratio"), [
     converged, ("over dense", over_dense))
 
 TABLES = {"demo": DEMO, "demo_quick": DEMO, "loopback": CONTEST, "hosts": CONTEST, "links": LINKS, "codecs": CODECS,
-          "compressed": COMPRESSED, "overlap": OVERLAP, "aggregation": AGGREGATION, "sums": SUMS, "wire": GOOGLE,
+          "compressed": COMPRESSED, "decisions": DECISIONS, "overlap": OVERLAP, "aggregation": AGGREGATION, "sums": SUMS, "wire": GOOGLE,
           "kernels": GOOGLE, "convergence": CONVERGENCE}
 
 
