@@ -10,12 +10,11 @@ import json
 import os
 import pathlib
 import platform
-import signal
 import subprocess
 import sys
 
 from demo_job import offload, report, schedule as schedules, stats, training
-from demo_job.children import Children
+from demo_job.children import Children, end_on_signals
 from demo_job.control_plane import ControlPlane, ControlPlaneError, find_binaries
 from demo_job.network import (EmulatedNetwork, LoopbackNetwork, NetworkError, namespaces_refused,
                               remove_stale)
@@ -280,11 +279,6 @@ def write_reports(demo, started):
     print(f"\nreport: {demo.directory / 'report.html'}", flush=True)
 
 
-def interrupted(number, unused_frame):
-    """Every polite signal ends the demo as Ctrl-C does: through the same clean-up."""
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
 def drive(options, network, binaries, directory, notes):
     """Runs and reports; ends every child however it ends."""
     started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
@@ -319,10 +313,7 @@ def main():
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = pathlib.Path(options.out or ROOT / "out" / f"demo-{stamp}").resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    # SIGINT too: a shell starts background jobs with it ignored. SIGHUP stays ignored under nohup.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, interrupted)
+    end_on_signals()
     stale = remove_stale() if os.geteuid() == 0 else []
     if stale:
         print(f"removed namespaces of a demo that is gone: {', '.join(stale)}")

@@ -19,6 +19,20 @@ def _before_exec():
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def end_on_signals():
+    """Makes every polite signal end the driver as Ctrl-C does: through its clean-up.
+
+    SIGINT too: a shell starts background jobs with it ignored. SIGHUP stays ignored under nohup.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number, unused_frame):
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
 class Children:
     """Starts processes, optionally inside a network namespace, and ends all of them."""
 

@@ -300,14 +300,55 @@ def over_dense(row):
     return text if row["over_dense"] <= row["within"] else f"**{text}**"
 
 
-CONVERGENCE = Table(("task", "codec", "ratio"), [
+CODEC_LOSS = Table(("task", "codec", "ratio"), [
     ("final loss", lambda r: f"{r['final_loss']:.3f}"), ("over dense", over_dense),
     ("goal", lambda r: f"+{r['within']:g}"), ("times smaller", lambda r: f"{r['compression']:.1f}")],
     converged, ("over dense", over_dense))
 
+
+def trained(rows):
+    """By (task, schedule): medians over the seeds of each method's time to the target, None where a seed missed it."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["schedule"]), {}).setdefault(row["method"], []).append(row)
+    result = {}
+    for key, methods in sorted(groups.items()):
+        times = {name: None if any(r["time_to_target_s"] is None for r in runs) else
+                 statistics.median(r["time_to_target_s"] for r in runs) for name, runs in methods.items()}
+        static = min((name for name in times if name.startswith("top_k") and times[name]), key=times.get, default=None)
+        weir = methods.get("weir", [])
+        result[key] = {"times": times, "static": static, "seeds": len(methods["dense"]), "quality":
+                       statistics.median(r["loss_over_dense"] for r in weir) if weir else None}
+    return result
+
+
+def seconds(name):
+    return lambda v: f"{v['times'][name]:.1f} s" if v["times"].get(name) else NONE
+
+
+def weir_over(peer, most):
+    """Weir's time to the target over a peer's; bold where it is more than `most`."""
+    def cell(values):
+        name = values["static"] if peer == "static" else peer
+        weir, other = values["times"].get("weir"), values["times"].get(name)
+        return ratio(weir / other, weir / other <= most) if weir and other else NONE
+    return cell
+
+
+def quality(values):
+    return ratio(values["quality"], values["quality"] is None or values["quality"] <= 1.01)
+
+
+CONVERGENCE = Table(("task", "schedule"), [
+    ("seeds", lambda v: str(v["seeds"])), ("dense", seconds("dense")), ("bf16", seconds("bf16")),
+    ("best static", lambda v: f"{v['static']}: {v['times'][v['static']]:.1f} s" if v["static"] else NONE),
+    ("PowerSGD", seconds("power_sgd")), ("published rule", seconds("moo")), ("Weir", seconds("weir")),
+    ("Weir / best static", weir_over("static", 1.05)), ("Weir / bf16", weir_over("bf16", 0.6)),
+    ("final loss / dense", quality)], trained, ("Weir / best static", weir_over("static", 1.05)))
+
 TABLES = {"demo": DEMO, "demo_quick": DEMO, "loopback": CONTEST, "hosts": CONTEST, "links": LINKS, "codecs": CODECS,
           "compressed": COMPRESSED, "decisions": DECISIONS, "overlap": OVERLAP, "aggregation": AGGREGATION, "sums": SUMS, "wire": GOOGLE,
-          "kernels": GOOGLE, "convergence": CONVERGENCE}
+          "kernels": GOOGLE, "codec_loss": CODEC_LOSS, "convergence": CONVERGENCE}
 
 
 def summary():

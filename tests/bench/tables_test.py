@@ -61,6 +61,18 @@ class TablesTest(unittest.TestCase):
         self.assertTrue(any(line.endswith("| 1.50 | 1.25 | 2.00 |") for line in lines), lines)
         self.assertTrue(any(line.endswith("| 2.00 | 1 | - |") for line in lines), lines)
 
+    def test_convergence_takes_medians_over_seeds_and_the_best_static(self):
+        def run(method, seed, time_s, over=1.0):
+            return {"task": "cnn", "schedule": "c1", "seed": seed, "method": method, "time_to_target_s": time_s,
+                    "loss_over_dense": over}
+        rows = [run("dense", s, 10.0 * s) for s in (1, 2, 3)] + [run("top_k 0.1", s, 8.0) for s in (1, 2, 3)]
+        rows += [run("top_k 0.01", s, None if s == 2 else 1.0) for s in (1, 2, 3)]   # one seed missed the target
+        rows += [run("weir", s, 6.0, 1.02) for s in (1, 2, 3)]
+        (key, values), = tables.trained(rows).items()
+        self.assertEqual(key, ("cnn", "c1"))
+        cells = [column(values) for _, column in tables.CONVERGENCE.columns]
+        self.assertEqual(cells, ["3", "20.0 s", "-", "top_k 0.1: 8.0 s", "-", "-", "6.0 s", "0.75", "-", "**1.02**"])
+
     def test_only_what_is_between_the_comments_changes(self):
         page = self.results / "page.md"
         page.write_text("before\n<!-- measured: loopback -->\nold\n<!-- end -->\nafter\n")
