@@ -156,10 +156,10 @@ class ControllerImpl : public Controller {
     WEIR_ASSIGN_OR_RETURN(gateway.owner_secret, LeaseOwnerSecret(*store_));
     const std::vector<AggregatorAddress> aggregators = gateway.aggregators;
     GatewayEvents events;
-    events.state = [this](v1::Aggregator said) {
+    events.state = [this](AggregatorReport said) {
       executor_.Post([this, said = std::move(said)] { fleet_->OnAggregator(said); });
     };
-    events.answer = [this](const LeaseAsk& ask, StatusOr<v1::AggregatorLease> answer) {
+    events.answer = [this](const LeaseAsk& ask, StatusOr<SlotGrant> answer) {
       executor_.Post(
           [this, ask, answer = std::move(answer)] { fleet_->OnLeaseAnswer(ask, answer); });
     };

@@ -85,37 +85,37 @@ void CollectJob(const Job& job, Collector* out) {
     more.emplace_back(name, value);
     return more;
   };
-  const v1::Job state = job.ToProto();
+  const JobView state = job.View();
   const JobCounters& counters = job.counters();
   out->Gauge("weir_job_ranks", "Ranks of the job that are connected.", labels,
-             static_cast<double>(std::count_if(state.ranks().begin(), state.ranks().end(),
-                                               [](const auto& rank) { return rank.connected(); })));
-  out->Gauge("weir_job_world_size", "Ranks that the job has.", labels, state.world());
+             static_cast<double>(std::count_if(state.ranks.begin(), state.ranks.end(),
+                                               [](const auto& rank) { return rank.connected; })));
+  out->Gauge("weir_job_world_size", "Ranks that the job has.", labels, state.world);
   out->Gauge("weir_job_running", "1 while all ranks of the job are connected.", labels,
-             state.state() == "running" ? 1 : 0);
+             state.state == "running" ? 1 : 0);
   out->Gauge("weir_job_unauthenticated_peers",
              "Most peers that a rank of the job reaches over a network without any proof.", labels,
-             state.unauthenticated_peers());
-  Labels identity = with("frames", ProtectionText(state));
-  identity.emplace_back("key_id", state.key_id());
+             state.unauthenticated_peers);
+  Labels identity = with("frames", ProtectionText(state.protection, state.unauthenticated_peers));
+  identity.emplace_back("key_id", state.key_id);
   out->Gauge("weir_job_identity_info",
              "How the job's frames are protected, and the first digits of the public key that its "
              "ranks prove; always 1.",
              identity, 1);
   out->Gauge("weir_plan_version", "Version of the active plan.", labels,
-             static_cast<double>(state.active_plan().version()));
+             static_cast<double>(state.active_plan.has_value() ? state.active_plan->version : 0));
   out->Counter("weir_job_sent_bytes_total", "Bytes that the ranks sent for gradients.", labels,
-               static_cast<double>(state.bytes_sent()));
+               static_cast<double>(state.bytes_sent));
   out->Gauge("weir_gradient_gain_ratio", "Share of the gradient's energy that is kept.", labels,
-             state.gain());
+             state.gain);
   out->Gauge("weir_residual_ratio", "Largest residual norm over gradient norm.", labels,
-             job.residual_ratio());
+             job.decisions().residual_ratio());
   if (const auto* point = job.series().newest(); point != nullptr) {
     out->Gauge("weir_compression_ratio", "Kept fraction of the largest bucket.", labels,
-               point->ratio());
+               point->ratio);
   }
   out->Gauge("weir_policy_gain_min_ratio", "Least gain that the job's policy allows.", labels,
-             job.policy().gain_min);
+             job.decisions().policy().gain_min);
   for (const auto& [reason, count] : counters.decisions) {
     out->Counter("weir_decisions_total", "Decisions by what asked for them.",
                  with("reason", reason), static_cast<double>(count));
@@ -160,19 +160,19 @@ void CollectJob(const Job& job, Collector* out) {
 
 namespace {
 
-void CollectAggregator(const std::string& name, const v1::Aggregator& said, Collector* out) {
+void CollectAggregator(const std::string& name, const AggregatorReport& said, Collector* out) {
   const Labels labels = {{"aggregator", name}};
   out->Gauge("weir_controller_aggregator_reachable", "1 while the aggregator answers.", labels,
-             said.reachable() ? 1 : 0);
+             said.reachable ? 1 : 0);
   out->Gauge("weir_controller_aggregator_slots_granted",
              "Slots that leases hold, when it answered.", labels,
-             said.slots() - std::min(said.slots(), said.slots_free()));
+             said.slots - std::min(said.slots, said.slots_free));
   out->Gauge("weir_controller_aggregator_slots_free", "Slots that no lease holds.", labels,
-             said.slots_free());
+             said.slots_free);
   out->Gauge("weir_controller_aggregator_leases", "Leases of all jobs.", labels,
-             said.leases_size());
+             static_cast<double>(said.leases.size()));
   double stalled_s = 0;
-  for (const auto& lease : said.leases()) stalled_s = std::max(stalled_s, lease.waiting_s());
+  for (const auto& lease : said.leases) stalled_s = std::max(stalled_s, lease.waiting_s);
   out->Gauge("weir_controller_aggregator_stalled_seconds",
              "Age of the round that has waited longest for a worker, when it answered.", labels,
              stalled_s);

@@ -68,6 +68,17 @@ inline Status CheckLaneBytes(const CodecTraits& traits, std::span<const std::byt
                          payload.size(), " (offset ", std::min(payload.size(), expected), ")"));
 }
 
+/// kInvalidArgument when a magnitude that the ranks share is negative.
+inline Status CheckSharedMax(const CodecTraits& traits, const EncodeContext& context) {
+  for (const float greatest : context.shared_max.values()) {
+    if (greatest < 0) {
+      return InvalidArgument(
+          StrCat(traits.name, ": shared maximum ", greatest, ", expected at least 0"));
+    }
+  }
+  return OkStatus();
+}
+
 /// The result of a lane codec's pass. For a non-finite input it sets the payload to zeros.
 inline EncodeResult LaneResult(const kernels::Sums& sums, std::span<std::byte> payload) {
   EncodeResult result{.bytes = payload.size(), .non_finite = sums.non_finite()};

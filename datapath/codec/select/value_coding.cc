@@ -190,7 +190,7 @@ float PowerOfTwo(int exponent) {
 int HalfExponent(float max_abs, int headroom) {
   int exponent = 0;
   std::frexp(max_abs, &exponent);  // max_abs < 2^exponent
-  return std::clamp(15 - headroom - exponent, -113, 120);
+  return std::clamp(15 - headroom - exponent, -126, 120);
 }
 
 uint64_t ValueBytes(ValueFormat format, uint64_t count) {

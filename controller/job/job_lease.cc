@@ -1,4 +1,4 @@
-#include "controller/service/job_lease.h"
+#include "controller/job/job_lease.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,31 +15,31 @@ constexpr double kBytesPerLane = 4;
 // worker's has come.
 constexpr double kDelayProducts = 2;
 
-uint32_t SlotsWanted(const Snapshot& network, const v1::Aggregator& aggregator) {
-  const double packet = kBytesPerLane * std::min(JobLease::kLanes, aggregator.lanes_max());
+uint32_t SlotsWanted(const Snapshot& network, const AggregatorReport& aggregator) {
+  const double packet = kBytesPerLane * std::min(JobLease::kLanes, aggregator.lanes_max);
   const double in_flight =
       kDelayProducts * network.bandwidth_bytes_per_s.value * 2 * network.latency_s.value;
   const double wanted = std::isfinite(in_flight) ? in_flight / packet : 0;
   uint32_t slots = JobLease::kSlotsMin;
   while (slots < wanted && slots < JobLease::kSlotsMax) slots *= 2;
-  return std::min(slots, aggregator.slots_per_job());
+  return std::min(slots, aggregator.slots_per_job);
 }
 
 /// What a rank can send to `aggregator` with `slots` of it: the aggregator's goodput is shared with
 /// the other leases of a shard and with the other ranks; a slot carries a packet per round trip.
 /// 0: nothing limits it.
-double RateOf(const Snapshot& network, const v1::Aggregator& aggregator, uint32_t slots,
+double RateOf(const Snapshot& network, const AggregatorReport& aggregator, uint32_t slots,
               bool holds) {
   double rate = 0;
   const auto limit = [&](double other) { rate = rate > 0 ? std::min(rate, other) : other; };
-  if (aggregator.goodput_bits_per_s() > 0) {
-    const int others = aggregator.leases_size() - (holds ? 1 : 0);
-    const double shards = std::max(1u, aggregator.shards());
+  if (aggregator.goodput_bits_per_s > 0) {
+    const int others = static_cast<int>(aggregator.leases.size()) - (holds ? 1 : 0);
+    const double shards = std::max(1u, aggregator.shards);
     const double sharing = 1 + std::floor(std::max(0, others) / shards);
-    limit(aggregator.goodput_bits_per_s() / 8 / shards / sharing / std::max(1, network.world));
+    limit(aggregator.goodput_bits_per_s / 8 / shards / sharing / std::max(1, network.world));
   }
   if (network.latency_s.value > 0) {
-    const double packet = kBytesPerLane * std::min(JobLease::kLanes, aggregator.lanes_max());
+    const double packet = kBytesPerLane * std::min(JobLease::kLanes, aggregator.lanes_max);
     limit(slots * packet / (2 * network.latency_s.value));
   }
   return rate;
@@ -58,8 +58,8 @@ const std::vector<LeasedKind>& LeasedKinds() {
 }
 
 /// Fills in what a packet holds.
-void SetShape(const v1::Aggregator& aggregator, LeaseAsk* ask) {
-  ask->lanes = std::min(JobLease::kLanes, aggregator.lanes_max());
+void SetShape(const AggregatorReport& aggregator, LeaseAsk* ask) {
+  ask->lanes = std::min(JobLease::kLanes, aggregator.lanes_max);
   if (ask->table.sum_bits > 0) ask->lanes *= 32 / ask->table.sum_bits;  // sums are narrower
   for (const LeasedKind& kind : LeasedKinds()) {
     if (kind.collective != ask->collective || kind.block_lanes == 0) continue;
@@ -127,11 +127,11 @@ void JobLease::SetAddress(int rank, const std::string& address) {
   pending_.reset();
 }
 
-void JobLease::Adopt(const v1::AggregatorLease& lease) {
+void JobLease::Adopt(const SlotGrant& lease) {
   if (held_.has_value() || pending_.has_value()) return;
-  if (lease.cookie().empty() || !host_.aggregators().contains(lease.aggregator())) return;
-  if (LeaseModeOf(lease.collective()).empty() || lease.epoch() == 0) return;
-  if (ended_ == StrCat(lease.aggregator(), " ", lease.epoch())) return;
+  if (lease.cookie.empty() || !host_.aggregators().contains(lease.aggregator)) return;
+  if (LeaseModeOf(lease.collective).empty() || lease.epoch == 0) return;
+  if (ended_ == StrCat(lease.aggregator, " ", lease.epoch)) return;
   held_ = lease;
   held_since_ = used_at_ = clock_.Now();
 }
@@ -167,20 +167,20 @@ JobLease::Pick JobLease::PickFor(const Snapshot& network) const {
   std::string unreachable, small, full;
   uint32_t wanted = 0;
   for (const auto& [name, state] : host_.aggregators()) {
-    const v1::Aggregator& one = state.said;
+    const AggregatorReport& one = state.said;
     const uint32_t slots = SlotsWanted(network, one);
-    if (!one.reachable()) {
-      unreachable = Found(unreachable, StrCat(name, ": ", one.error()));
-    } else if (static_cast<int>(one.workers_max()) < world_) {
-      small = Found(small, StrCat(name, " takes ", one.workers_max()));
-    } else if (one.leases_free() == 0) {
+    if (!one.reachable) {
+      unreachable = Found(unreachable, StrCat(name, ": ", one.error));
+    } else if (static_cast<int>(one.workers_max) < world_) {
+      small = Found(small, StrCat(name, " takes ", one.workers_max));
+    } else if (one.leases_free == 0) {
       full = Found(full, StrCat(name, " has no lease left"));
       wanted = std::max(wanted, slots);
-    } else if (one.slots_free_of_shard() < slots) {
-      full = Found(full, StrCat(name, " has ", one.slots_free_of_shard()));
+    } else if (one.slots_free_of_shard < slots) {
+      full = Found(full, StrCat(name, " has ", one.slots_free_of_shard));
       wanted = std::max(wanted, slots);
     } else if (pick.aggregator == nullptr ||
-               one.slots_free_of_shard() > pick.aggregator->slots_free_of_shard()) {
+               one.slots_free_of_shard > pick.aggregator->slots_free_of_shard) {
       pick.aggregator = &one;
       pick.slots = slots;
     }
@@ -204,15 +204,15 @@ void JobLease::Describe(const Snapshot& network, CollectiveModel* collective) co
   };
   if (!held_.has_value() && clock_.Now() < backoff_.until) return refuse(backoff_.why);
   if (const std::string missing = AddressesMissing(); !missing.empty()) return refuse(missing);
-  const v1::Aggregator* aggregator = nullptr;
+  const AggregatorReport* aggregator = nullptr;
   uint32_t slots = 0;
   if (held_.has_value()) {
-    if (held_->collective() != collective->name) {
-      return refuse(StrCat("the job's lease is for ", held_->collective()));
+    if (held_->collective != collective->name) {
+      return refuse(StrCat("the job's lease is for ", held_->collective));
     }
-    const auto found = host_.aggregators().find(held_->aggregator());
+    const auto found = host_.aggregators().find(held_->aggregator);
     if (found != host_.aggregators().end()) aggregator = &found->second.said;
-    slots = held_->slots();
+    slots = held_->slots;
   } else {
     const Pick pick = PickFor(network);
     if (pick.aggregator == nullptr) return refuse(pick.why_not);
@@ -231,7 +231,7 @@ void JobLease::Ask(const Snapshot& network, const std::string& collective, const
   if (pending_.has_value() || held_.has_value()) return;
   const Pick pick = PickFor(network);
   if (pick.aggregator == nullptr) return Block(pick.why_not);
-  LeaseAsk ask{pick.aggregator->name(), job_,      ++last_id_, collective,
+  LeaseAsk ask{pick.aggregator->name,   job_,      ++last_id_, collective,
                LeaseModeOf(collective), Workers(), pick.slots};
   ask.table = table;
   ask.wish = wish;
@@ -247,10 +247,10 @@ std::string JobLease::Waiting() const {
   return StrCat("waiting for ", pending_->aggregator, " to grant ", pending_->slots, " slots");
 }
 
-void JobLease::OnAnswer(uint64_t id, const StatusOr<v1::AggregatorLease>& answer) {
+void JobLease::OnAnswer(uint64_t id, const StatusOr<SlotGrant>& answer) {
   if (!pending_.has_value() || pending_->id != id) {
     if (answer.ok()) {
-      host_.EndLease(answer->aggregator(), LeaseOwner(job_, answer->mode()), answer->epoch());
+      host_.EndLease(answer->aggregator, LeaseOwner(job_, answer->mode), answer->epoch);
     }
     return;
   }
@@ -261,41 +261,40 @@ void JobLease::OnAnswer(uint64_t id, const StatusOr<v1::AggregatorLease>& answer
   held_ = *answer;
   held_since_ = used_at_ = clock_.Now();
   Log(LogLevel::kInfo, "controller",
-      StrCat("job ", job_, ": ", ask.aggregator, " granted ", held_->slots(), " slots to ",
-             ask.workers.size(), " ranks, epoch ", held_->epoch()));
+      StrCat("job ", job_, ": ", ask.aggregator, " granted ", held_->slots, " slots to ",
+             ask.workers.size(), " ranks, epoch ", held_->epoch));
 }
 
 /// Why the lease is not what the ranks have any more; empty: it is, as far as one knows.
 std::string JobLease::Lost() const {
-  const auto found = host_.aggregators().find(held_->aggregator());
-  if (found == host_.aggregators().end()) return StrCat(held_->aggregator(), " is not known here");
-  const v1::Aggregator& aggregator = found->second.said;
-  if (!aggregator.reachable()) {
+  const auto found = host_.aggregators().find(held_->aggregator);
+  if (found == host_.aggregators().end()) return StrCat(held_->aggregator, " is not known here");
+  const AggregatorReport& aggregator = found->second.said;
+  if (!aggregator.reachable) {
     if (ToSeconds(clock_.Now() - std::max(found->second.since, held_since_)) < kUnreachableMaxS) {
       return "";
     }
-    return StrCat(aggregator.name(), " does not answer: ", aggregator.error());
+    return StrCat(aggregator.name, " does not answer: ", aggregator.error);
   }
   if (found->second.answered_at <= held_since_) return "";  // what it said then, says nothing
-  const std::string owner = LeaseJobName(LeaseOwner(job_, held_->mode()));
-  for (const v1::GrantedLease& lease : aggregator.leases()) {
-    if (lease.job() != owner || lease.epoch() != held_->epoch()) continue;
-    const std::vector<std::string> workers(lease.workers().begin(), lease.workers().end());
+  const std::string owner = LeaseJobName(LeaseOwner(job_, held_->mode));
+  for (const ReportedLease& lease : aggregator.leases) {
+    if (lease.job != owner || lease.epoch != held_->epoch) continue;
     const bool complete = static_cast<int>(addresses_.size()) == world_;
-    if (!complete || workers == Workers()) return "";
-    return StrCat(aggregator.name(), " serves other addresses than the ranks have");
+    if (!complete || lease.workers == Workers()) return "";
+    return StrCat(aggregator.name, " serves other addresses than the ranks have");
   }
-  return StrCat(aggregator.name(), " has ended the lease of epoch ", held_->epoch());
+  return StrCat(aggregator.name, " has ended the lease of epoch ", held_->epoch);
 }
 
 /// For how long no packet came for what is held, as the aggregator said last; 0 without its word.
 double JobLease::IdleSeconds() const {
-  const auto found = host_.aggregators().find(held_->aggregator());
+  const auto found = host_.aggregators().find(held_->aggregator);
   if (found == host_.aggregators().end() || found->second.answered_at <= held_since_) return 0;
-  if (!found->second.said.reachable()) return 0;
-  const std::string owner = LeaseJobName(LeaseOwner(job_, held_->mode()));
-  for (const v1::GrantedLease& lease : found->second.said.leases()) {
-    if (lease.job() == owner && lease.epoch() == held_->epoch()) return lease.idle_s();
+  if (!found->second.said.reachable) return 0;
+  const std::string owner = LeaseJobName(LeaseOwner(job_, held_->mode));
+  for (const ReportedLease& lease : found->second.said.leases) {
+    if (lease.job == owner && lease.epoch == held_->epoch) return lease.idle_s;
   }
   return 0;
 }
@@ -313,7 +312,7 @@ std::optional<std::string> JobLease::OnTick(Use use) {
   if (use.planned) used_at_ = now;
   if (use.lost && IdleSeconds() > kLostIdleMaxS) {
     Log(LogLevel::kInfo, "controller",
-        StrCat("job ", job_, " is lost and sends nothing to ", held_->aggregator(),
+        StrCat("job ", job_, " is lost and sends nothing to ", held_->aggregator,
                ": its lease ends"));
     End();
     return std::nullopt;
@@ -333,8 +332,8 @@ void JobLease::End() {
   if (ToSeconds(clock_.Now() - held_since_) >= kGoodAfterS) {
     backoff_.next_s = LeaseBackoff::kMinS;
   }
-  host_.EndLease(held_->aggregator(), LeaseOwner(job_, held_->mode()), held_->epoch());
-  ended_ = StrCat(held_->aggregator(), " ", held_->epoch());
+  host_.EndLease(held_->aggregator, LeaseOwner(job_, held_->mode), held_->epoch);
+  ended_ = StrCat(held_->aggregator, " ", held_->epoch);
   held_.reset();
 }
 

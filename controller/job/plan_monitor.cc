@@ -1,4 +1,4 @@
-#include "controller/service/plan_monitor.h"
+#include "controller/job/plan_monitor.h"
 
 #include <algorithm>
 

@@ -8,22 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "controller/job/job_plan.h"
+#include "controller/job/lease_ask.h"
 #include "controller/model/snapshot.h"
 #include "controller/policy/policy.h"
-#include "controller/service/aggregator_api.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/status.h"
-#include "weir/v1/admin.pb.h"
-#include "weir/v1/plan.pb.h"
 
 namespace weir {
-
-struct AggregatorState {
-  v1::Aggregator said;      // as it answered last
-  TimePoint answered_at{};  // when; before everything: never
-  TimePoint since{};        // reachable, or not, since then
-};
-using AggregatorMap = std::map<std::string, AggregatorState>;  // by name
 
 /// What a job's lease needs from its surroundings.
 class LeaseHost {
@@ -76,7 +68,7 @@ class JobLease {
   /// Where `rank` awaits packets; empty: it cannot. A change ends what is held.
   void SetAddress(int rank, const std::string& address);
   /// Takes over what the ranks' active plan holds, from an earlier controller's time.
-  void Adopt(const v1::AggregatorLease& lease);
+  void Adopt(const SlotGrant& lease);
 
   /// Says of a collective that needs a lease whether this job could have one or has one, why not,
   /// and how fast it would be. `network`: bandwidth and latency of the snapshot. O(aggregators).
@@ -92,7 +84,7 @@ class JobLease {
   /// "waiting for sum-1 to grant 64 slots"; empty: not asking.
   std::string Waiting() const;
   /// The answer to ask `id`. A grant that nobody waits for any more is given back.
-  void OnAnswer(uint64_t id, const StatusOr<v1::AggregatorLease>& answer);
+  void OnAnswer(uint64_t id, const StatusOr<SlotGrant>& answer);
 
   struct Use {
     bool planned = false;  // some plan, active or on its way, holds it
@@ -108,11 +100,11 @@ class JobLease {
   /// already, and nothing was held; the ranks of a job tell of one failure together.
   bool Fail(const std::string& why);
 
-  const std::optional<v1::AggregatorLease>& held() const { return held_; }
+  const std::optional<SlotGrant>& held() const { return held_; }
 
  private:
   struct Pick {
-    const v1::Aggregator* aggregator = nullptr;
+    const AggregatorReport* aggregator = nullptr;
     uint32_t slots = 0;
     std::string why_not;
   };
@@ -131,7 +123,7 @@ class JobLease {
   std::optional<LeaseAsk> pending_;
   TimePoint deadline_{};
   uint64_t last_id_ = 0;
-  std::optional<v1::AggregatorLease> held_;
+  std::optional<SlotGrant> held_;
   std::string ended_;  // aggregator and epoch of what was given back last
   TimePoint held_since_{}, used_at_{};
   LeaseBackoff own_backoff_;

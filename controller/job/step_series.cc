@@ -1,4 +1,4 @@
-#include "controller/service/step_series.h"
+#include "controller/job/step_series.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,11 +12,11 @@ void Histogram::Add(double value) {
   ++count;
 }
 
-void StepSeries::Add(v1::SeriesPoint point) {
-  step.Add(point.step_s());
-  compute.Add(point.compute_s());
-  exposed.Add(point.exposed_s());
-  codec.Add(point.codec_s());
+void StepSeries::Add(StepPoint point) {
+  step.Add(point.step_s);
+  compute.Add(point.compute_s);
+  exposed.Add(point.exposed_s);
+  codec.Add(point.codec_s);
   points_.push_back(std::move(point));
   if (points_.size() > kPointsMax) points_.pop_front();
 }
@@ -28,20 +28,20 @@ void StepSeries::AddPredictions(const std::vector<PredictionRecord>& records) {
     if (errors_.size() > kErrorsMax) errors_.pop_front();
     ++predictions_;
     // Records arrive for the newest steps: look from the back.
-    for (auto it = points_.rbegin(); it != points_.rend() && it->step() >= record.step; ++it) {
-      if (it->step() != record.step) continue;
-      it->set_predicted_network_s(it->predicted_network_s() + record.predicted_s);
-      it->set_measured_network_s(it->measured_network_s() + record.measured_s);
+    for (auto it = points_.rbegin(); it != points_.rend() && it->step >= record.step; ++it) {
+      if (it->step != record.step) continue;
+      it->predicted_network_s += record.predicted_s;
+      it->measured_network_s += record.measured_s;
     }
   }
 }
 
-v1::Series StepSeries::Points(uint64_t since_step) const {
-  v1::Series series;
-  for (const auto& point : points_) {
-    if (point.step() >= since_step) *series.add_points() = point;
+std::vector<StepPoint> StepSeries::Points(uint64_t since_step) const {
+  std::vector<StepPoint> found;
+  for (const StepPoint& point : points_) {
+    if (point.step >= since_step) found.push_back(point);
   }
-  return series;
+  return found;
 }
 
 double StepSeries::PredictionErrorMedian() const {

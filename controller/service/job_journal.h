@@ -1,0 +1,32 @@
+#pragma once
+// What jobs keep, as JSON in the state store.
+
+#include "controller/job/job_host.h"
+#include "controller/store/store.h"
+#include "weir/v1/admin.pb.h"
+
+namespace weir {
+
+/// Not thread-safe; `store` outlives it.
+class StoreJournal : public JobJournal {
+ public:
+  explicit StoreJournal(Store& store) : store_(store) {}
+
+  Status SaveJob(const JobView& job, double unix_s) override;
+  Status SavePlan(const JobPlan& plan, std::string_view state, double unix_s) override;
+  std::optional<JobPlan> LoadPlan(const std::string& job, uint64_t version) override;
+  StatusOr<uint64_t> HighestPlanVersion(const std::string& job) override;
+  StatusOr<int64_t> AddDecision(const DecisionRecord& record, const std::string& snapshot,
+                                const std::string& policy) override;
+  Status UpdateDecision(const DecisionRecord& record) override;
+  Status SavePin(const std::string& job, const JobPin& pin, double unix_s) override;
+  Status DeletePin(const std::string& job) override;
+
+ private:
+  Store& store_;
+};
+
+/// kDataLoss: the payload is not a decision.
+StatusOr<v1::Decision> DecisionOf(const StoredDecision& stored);
+
+}  // namespace weir
