@@ -9,10 +9,14 @@
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
 #include "datapath/base/identity/rank_proof.h"
+#include "datapath/base/json.h"
 #include "datapath/base/log.h"
 
 namespace weir {
 namespace {
+
+// Of a parameter's name in an event. Ranks send no more, and events are kept.
+constexpr size_t kEventParameterBytesMax = 256;
 
 // Where a step's time went, besides what is exposed: these overlap with each other.
 void AddBusyTimes(const StepObservation& step, v1::SeriesPoint* point) {
@@ -76,6 +80,7 @@ void Job::BeginIncarnation(const v1::RankHello& hello) {
     started_unix_s_ = host_.clock().UnixSeconds();
     bytes_sent_ = 0;
     saved_s_ = compared_s_ = 0;
+    non_finite_.reset();
     series_ = StepSeries();
   }
   ranks_.clear();
@@ -369,7 +374,28 @@ void Job::OnLink(const LinkObservation& observation) {
   }
 }
 
-void Job::OnRankEvent(int rank, const v1::RankEvent& rank_event) {
+// Several ranks may tell of one step, and one rank twice, as it learns more. False for what adds
+// nothing to what is known of the step.
+bool Job::LearnsNonFinite(const v1::RankEvent& event) {
+  if (non_finite_.has_value() && event.step() < non_finite_->step()) return true;  // a late one
+  const auto known = [](const v1::RankEvent& e) {
+    return (e.guilty_rank() >= 0 ? 1 : 0) + (e.parameter().empty() ? 0 : 1);
+  };
+  if (non_finite_.has_value() && event.step() == non_finite_->step() &&
+      known(event) <= known(*non_finite_)) {
+    return false;
+  }
+  non_finite_ = event;
+  return true;
+}
+
+void Job::OnRankEvent(int rank, const v1::RankEvent& told) {
+  v1::RankEvent rank_event = told;
+  rank_event.set_parameter(std::string(Utf8Prefix(told.parameter(), kEventParameterBytesMax)));
+  if (rank_event.kind() == "non_finite") {
+    if (rank_event.guilty_rank() >= 0) rank_event.set_guilty_rank(rank);  // it speaks for itself
+    if (!LearnsNonFinite(rank_event)) return;
+  }
   v1::Event event;
   event.set_kind("rank");
   event.set_job(name_);
@@ -506,6 +532,7 @@ v1::Job Job::ToProto() const {
   out.set_started_unix_s(started_unix_s_);
   out.set_saved_s(saved_s_);
   out.set_compared_s(compared_s_);
+  if (non_finite_.has_value()) *out.mutable_non_finite() = *non_finite_;
   out.set_policy(PolicyName());
   FillProtection(&out);
   out.set_rollout_state("stable");

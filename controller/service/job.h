@@ -139,6 +139,7 @@ class Job {
   void OnStep(int rank, const v1::StepReport& report);
   void OnPaths(int rank, const v1::PathReport& report);
   void OnRankEvent(int rank, const v1::RankEvent& event);
+  bool LearnsNonFinite(const v1::RankEvent& event);
   void PublishState();
   void Save();
 
@@ -204,8 +205,9 @@ class Job {
   uint64_t settled_at_step_ = 0;
   bool settle_known_ = false;
   uint64_t bytes_sent_ = 0;
-  double dense_step_s_ = 0;              // of the newest decision; 0: none yet
-  double saved_s_ = 0, compared_s_ = 0;  // see Job in admin.proto
+  double dense_step_s_ = 0;                  // of the newest decision; 0: none yet
+  double saved_s_ = 0, compared_s_ = 0;      // see Job in admin.proto
+  std::optional<v1::RankEvent> non_finite_;  // of the newest step that was skipped
 
   std::map<uint64_t, v1::Plan> plans_;        // offered and active ones
   std::map<uint64_t, v1::Plan> lease_plans_;  // by the version of the plan that has the lease

@@ -220,6 +220,8 @@ class Steps:
             where = self._agreement.reach(stats.step, self.rank, self.world, self._found)
         elif self._found is not None:
             where = self.rank, self._found
+        if self._found is not None and where[0] in (None, self.rank):
+            self.session.report_non_finite(self._found)
         skipped = SkippedStep(stats.step, *where)
         if not known:
             self._searches_left = SEARCHED_STEPS
