@@ -1,9 +1,10 @@
 """The works of the process group: what its calls return, to Python and to PyTorch's C++."""
+import collections
 import datetime
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Optional, Sequence
 
 import torch
 
@@ -13,6 +14,7 @@ from weir._lib import WeirError
 from weir.staging import Transfer, map_tensors
 
 KEPT_MAX = 1024
+RETRIED_MAX = 16
 
 
 class Keeper:
@@ -27,7 +29,7 @@ class Keeper:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._works: "Dict[int, Work]" = {}  # by id, oldest first
-        self._waited: Optional[int] = None
+        self._waited: "Deque[int]" = collections.deque(maxlen=RETRIED_MAX)
 
     def add(self, work: "Work") -> None:
         if versions.keeps_python_works():
@@ -42,13 +44,17 @@ class Keeper:
             self._works.pop(id(work), None)
 
     def waited(self, work: "Work") -> None:
-        """Somebody has waited for `work`. Drops the results of the one before."""
+        """Somebody has waited for `work` or its future. Drops the results of those before.
+
+        One that a thread still holds, as the one that completes its future, is tried again.
+        """
         with self._lock:
             if id(work) not in self._works:
                 return
-            before, self._waited = self._waited, id(work)
-            if before in self._works and before != id(work):
-                _drop_results(self._works, before)
+            before = [key for key in self._waited if key != id(work) and key in self._works]
+            self._waited.clear()
+            self._waited.extend(key for key in before if not _drop_results(self._works, key))
+            self._waited.append(id(work))
 
     def clear(self) -> None:
         with self._lock:
@@ -66,9 +72,12 @@ class _Kept:
 _ALONE = _references({0: _Kept()}, 0)
 
 
-def _drop_results(works: "Dict[int, Work]", key: int) -> None:
-    if _references(works, key) <= _ALONE:
+def _drop_results(works: "Dict[int, Work]", key: int) -> bool:
+    """Drops the results of a work that only the dictionary refers to. Returns whether it did."""
+    alone = _references(works, key) <= _ALONE
+    if alone:
         works[key].drop_results()
+    return alone
 
 
 class Work(versions.WORK):
@@ -187,8 +196,8 @@ class Work(versions.WORK):
     def drop_results(self) -> None:
         """For a work that is done, of which nobody will ask the results."""
         with self._lock:
-            if self._settled and self._future is None:
-                self._results = None
+            if self._settled and (self._future is None or self._future.done()):
+                self._results = self._future = None
 
     def _value(self) -> Any:
         self._settle()
@@ -293,3 +302,4 @@ class _Completion:
     def complete(self) -> None:
         if self._future is not None:
             self._future.set_result(None)
+            self._work._keeper.waited(self._work)

@@ -253,6 +253,13 @@ def _results_are_freed(rank, world):
     dist.barrier(group=group)
     gc.collect()
     assert not any(reference() is not None for reference in alive), alive
+    reductions = [torch.ones(2) for _ in range(3)]
+    alive = [weakref.ref(data) for data in reductions]
+    while reductions:  # as DDP without a hook does
+        dist.all_reduce(reductions.pop(), group=group, async_op=True).get_future().wait()
+    dist.barrier(group=group)
+    gc.collect()
+    assert not any(reference() is not None for reference in alive), alive
     kept = torch.ones(2)
     work = dist.all_reduce(kept, group=group, async_op=True)
     work.wait()
