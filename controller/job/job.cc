@@ -123,7 +123,12 @@ void Job::On(int rank, const PlanActivated& active) {
   ledger_.rollout()->OnActive(rank, active.version, active.step);
 }
 
-void Job::On(int rank, const RankIncident& incident) {
+void Job::On(int rank, const RankIncident& said) {
+  RankIncident incident = said;
+  if (incident.kind == "non_finite") {
+    if (incident.guilty_rank >= 0) incident.guilty_rank = rank;  // it speaks for itself
+    if (!observer_.OnNonFinite(incident)) return;
+  }
   const std::string text = StrCat("rank ", rank, ": ", incident.kind,
                                   incident.detail.empty() ? "" : ": ", incident.detail);
   if (incident.kind == "peer_failed") Warn(text);

@@ -42,7 +42,8 @@ struct JobView {
   std::string policy;
   uint64_t bytes_sent = 0;
   double started_unix_s = 0, saved_s = 0, compared_s = 0;
-  std::string key_id;  // empty: it has no key
+  std::optional<RankIncident> non_finite;  // of the newest step that was skipped
+  std::string key_id;                      // empty: it has no key
   FramesProtected protection = FramesProtected::kNotSaid;
   uint32_t unauthenticated_peers = 0;
 };

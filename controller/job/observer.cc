@@ -30,6 +30,7 @@ void Observer::Begin(const RankGreeting& hello) {
     started_unix_s_ = clock_.UnixSeconds();
     bytes_sent_ = 0;
     saved_s_ = compared_s_ = 0;
+    non_finite_.reset();
     series_ = StepSeries();
   }
   buckets_.clear();
@@ -118,6 +119,19 @@ void Observer::OnLink(const LinkObservation& observation) {
   if (model_ != nullptr) model_->OnLink(observation);
 }
 
+bool Observer::OnNonFinite(const RankIncident& incident) {
+  if (non_finite_.has_value() && incident.step < non_finite_->step) return true;  // a late one
+  const auto known = [](const RankIncident& of) {
+    return (of.guilty_rank >= 0 ? 1 : 0) + (of.parameter.empty() ? 0 : 1);
+  };
+  if (non_finite_.has_value() && incident.step == non_finite_->step &&
+      known(incident) <= known(*non_finite_)) {
+    return false;
+  }
+  non_finite_ = incident;
+  return true;
+}
+
 size_t Observer::LargestBucket() const {
   size_t largest = 0;
   for (size_t i = 1; i < buckets_.size(); ++i) {
@@ -132,6 +146,7 @@ void Observer::Fill(JobView* out) const {
   out->started_unix_s = started_unix_s_;
   out->saved_s = saved_s_;
   out->compared_s = compared_s_;
+  out->non_finite = non_finite_;
   if (model_ == nullptr) return;
   out->step_s = Finite(model_->step_s().value);
   out->loss = Finite(model_->loss().value_or(0));

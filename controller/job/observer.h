@@ -32,6 +32,9 @@ class Observer {
   void AddPredictions() { series_.AddPredictions(model_->TakePredictions()); }
   void OnPaths(int rank, const PathList& paths, const Membership& members);
   void OnLink(const LinkObservation& observation);
+  /// What a rank says of a step that was skipped for NaN or infinity. Several ranks may tell of one
+  /// step, and one rank twice, as it learns more: false for what adds nothing to what is known.
+  bool OnNonFinite(const RankIncident& incident);
   /// What dense would take, as of the newest decision; 0: not known.
   void SetDenseStep(double dense_step_s) { dense_step_s_ = dense_step_s; }
 
@@ -58,6 +61,7 @@ class Observer {
   uint64_t bytes_sent_ = 0;
   double dense_step_s_ = 0;
   double saved_s_ = 0, compared_s_ = 0;  // see Job in admin.proto
+  std::optional<RankIncident> non_finite_;
 };
 
 }  // namespace weir

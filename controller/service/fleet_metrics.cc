@@ -130,6 +130,12 @@ void CollectJob(const Job& job, Collector* out) {
                static_cast<double>(counters.rollbacks));
   out->Counter("weir_skipped_steps_total", "Steps skipped for values that are not finite.", labels,
                static_cast<double>(counters.skipped_steps));
+  if (state.non_finite.has_value()) {
+    out->Gauge("weir_non_finite_rank",
+               "Rank whose gradient held NaN or infinity in the newest step that was skipped; -1: "
+               "not known.",
+               labels, state.non_finite->guilty_rank);
+  }
   out->Counter("weir_decision_errors_total", "Decisions that could not be made.", labels,
                static_cast<double>(counters.decision_errors));
   out->Counter("weir_decide_seconds_total", "Time spent in the solver.", labels,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "controller/job/job_lease.h"
+#include "datapath/base/json.h"
 
 namespace weir {
 namespace {
@@ -24,6 +25,8 @@ v1::WorldFunction ToProto(const WorldFunctionModel& function) {
 }
 
 constexpr uint32_t kBlockElementsMax = 1u << 24;
+// Of a parameter's name in an event. Ranks send no more, and events are kept.
+constexpr size_t kEventParameterBytesMax = 256;
 
 double Positive(double value) { return std::max(Finite(value), 0.0); }
 
@@ -285,7 +288,9 @@ BucketList ToModel(const v1::BucketTable& table) {
 }
 
 RankIncident ToModel(const v1::RankEvent& event) {
-  return {event.kind(), event.detail(), event.step(), event.guilty_rank()};
+  return {event.kind(),   event.detail(),
+          event.step(),   event.guilty_rank(),
+          event.bucket(), std::string(Utf8Prefix(event.parameter(), kEventParameterBytesMax))};
 }
 
 v1::RankEvent ToProto(const RankIncident& incident) {
@@ -294,6 +299,8 @@ v1::RankEvent ToProto(const RankIncident& incident) {
   out.set_detail(incident.detail);
   out.set_step(incident.step);
   out.set_guilty_rank(incident.guilty_rank);
+  out.set_bucket(incident.bucket);
+  out.set_parameter(incident.parameter);
   return out;
 }
 

@@ -247,6 +247,7 @@ v1::Job ToProto(const JobView& in) {
   out.set_started_unix_s(in.started_unix_s);
   out.set_saved_s(in.saved_s);
   out.set_compared_s(in.compared_s);
+  if (in.non_finite.has_value()) *out.mutable_non_finite() = ToProto(*in.non_finite);
   out.set_key_id(in.key_id);
   out.set_frame_protection(ToProto(in.protection));
   out.set_unauthenticated_peers(in.unauthenticated_peers);

@@ -270,7 +270,9 @@ json Body(const RankEvent& m) {
            {{"kind", m.kind},
             {"detail", m.detail},
             {"step", JsonUint64(m.step)},
-            {"guilty_rank", m.guilty_rank}}}};
+            {"guilty_rank", m.guilty_rank},
+            {"bucket", m.bucket == 0 ? "" : Hex64(m.bucket)},
+            {"parameter", Utf8Prefix(m.parameter, kEventParameterBytesMax)}}}};
 }
 
 StatusOr<RankCommand> ReadOffer(const json& value) {

@@ -23,6 +23,7 @@ namespace weir {
 
 inline constexpr size_t kCommandBytesMax = 4u << 20;
 inline constexpr size_t kParameterNamesSentMax = 64;
+inline constexpr size_t kEventParameterBytesMax = 256;
 
 struct RankHello {
   std::string job;
@@ -102,6 +103,8 @@ struct RankEvent {
   std::string detail;
   uint64_t step = 0;
   int guilty_rank = -1;
+  uint64_t bucket = 0;         // 0: none
+  std::string parameter = {};  // at most kEventParameterBytesMax are sent
 };
 
 using RankMessage = std::variant<RankHello, BucketTable, StepReport, PathReport, PlanAck, PlanNack,

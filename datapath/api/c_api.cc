@@ -242,6 +242,13 @@ weir_status weir_report_loss(weir_session* session, double loss) {
   });
 }
 
+weir_status weir_report_non_finite(weir_session* session, const char* parameter) {
+  return Guard(session, [&]() -> Status {
+    if (parameter == nullptr) return InvalidArgument("parameter: is null");
+    return session->current()->ReportNonFinite(parameter);
+  });
+}
+
 weir_status weir_export_state(weir_session* session, void* buffer, size_t* size) {
   return Guard(session, [&]() -> Status {
     if (size == nullptr) return InvalidArgument("size: is null");

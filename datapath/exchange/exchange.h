@@ -114,8 +114,10 @@ struct GradientSample {
 /// The result of an operation. Durations are those of this rank.
 struct ExchangeOutcome {
   bool non_finite = false;  // some rank met NaN or infinity; equal on all ranks after the last part
-  double energy_in = 0;     // of gradient + residual
-  double gain = 1;          // fraction of it that was sent
+  // This rank met it while encoding. False where the gradient is not encoded, but summed as it is.
+  bool own_non_finite = false;
+  double energy_in = 0;                   // of gradient + residual
+  double gain = 1;                        // fraction of it that was sent
   double residual_energy = -1;            // negative: no residual is in use
   std::optional<double> gradient_energy;  // of the gradient alone, if sampled
   size_t payload_bytes = 0;               // of all rounds, with values beside indices

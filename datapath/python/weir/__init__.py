@@ -31,4 +31,9 @@ __all__ = [
     "report_loss", "share", "version",
 ]
 
+# Tracebacks and documentation name them as they are imported.
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__
+
 register_process_group()

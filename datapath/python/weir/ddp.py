@@ -1,9 +1,9 @@
 """A communication hook for DistributedDataParallel, and its state.
 
 The path of a bucket: DDP calls the hook as soon as a bucket's gradients are ready. The hook queues
-weir_all_reduce on DDP's flat buffer and returns a future. While libweir encodes, sends and decodes,
-the backward pass continues. DDP copies the means of completed futures into the gradients. The rest
-is in weir.steps. (With a static graph, DDP's own callback at the end of the pass comes before that
+weir_all_reduce on DDP's flat buffer, or on its copy in host memory, and returns a future. While
+libweir encodes, sends and decodes, the backward pass continues. DDP copies the means of completed
+futures into the gradients. The rest is in weir.steps. (With a static graph, DDP's own callback at the end of the pass comes before that
 of weir.steps and waits for the futures.)
 
 DDP over a subgroup of the ranks sums over that subgroup, as a separate job, whose name is the name

@@ -65,6 +65,7 @@ class FSDPState(DDPState):
         if delivery.error is not None:
             self._finish_step()  # the engine calls nothing at the end of a pass that raises
             raise delivery.error
+        delivery.future.wait()  # lets the stream of an accelerator wait for the result
 
     def begin_step(self):
         """See DDPState.begin_step."""

@@ -8,6 +8,7 @@ until DDP has made its buckets again.
 """
 import torch
 
+from weir.staging import future_of
 
 _STEPS_MAX = 2  # where DDP does not make its buckets again
 
@@ -29,7 +30,7 @@ class RestoredBuckets:
         if bucket.index() == 0:
             self._held = []  # an earlier pass may have raised an error
         pieces = bucket.buffer().split([p.numel() for p in bucket.parameters()])
-        future = torch.futures.Future()
+        future = future_of(bucket.buffer())
         self._held.append((bucket.buffer(), dict(zip(names, pieces)), future))
         return future
 
@@ -46,6 +47,8 @@ class RestoredBuckets:
         deliveries = [submit(names, flat) for names, flat in zip(buckets, flats)]
         for names, flat, delivery in zip(buckets, flats, deliveries):
             delivery.done.wait()
+            if delivery.error is None:
+                delivery.future.wait()  # lets the stream of an accelerator wait for the result
             sizes = [pieces[name].numel() for name in names]
             for name, piece in zip(names, flat.split(sizes)):
                 pieces[name].copy_(piece)

@@ -149,6 +149,20 @@ TEST(DoctorTest, AJobWhosePeersProveNothingIsNamedWhileItRuns) {
   EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
 }
 
+TEST(DoctorTest, RankAndParameterOfARecentSkippedStepAreNamed) {
+  FleetFacts facts = HealthyFleet();
+  v1::Job* job = facts.jobs.mutable_jobs(0);
+  job->set_step(100);
+  job->mutable_non_finite()->set_step(90);
+  job->mutable_non_finite()->set_guilty_rank(3);
+  job->mutable_non_finite()->set_parameter("layer.weight");
+  const Finding found = With(JudgeFleet(facts, "1.2", kNow), "step 90 was skipped");
+  EXPECT_EQ(found.verdict, Verdict::kWarn);
+  EXPECT_THAT(found.text, HasSubstr("rank 3, 'layer.weight'"));
+  job->set_step(5000);
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
+}
+
 TEST(DoctorTest, RankThatRunsAnotherPlanIsNamed) {
   FleetFacts facts = HealthyFleet();
   v1::Job* job = facts.jobs.mutable_jobs(0);

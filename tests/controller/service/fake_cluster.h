@@ -242,10 +242,15 @@ class FakeCluster {
 
   /// An event that `rank` tells of.
   void Tell(int rank, const std::string& kind, const std::string& detail) {
+    v1::RankEvent event;
+    event.set_kind(kind);
+    event.set_detail(detail);
+    event.set_step(step_);
+    Tell(rank, event);
+  }
+  void Tell(int rank, const v1::RankEvent& event) {
     v1::RankMessage message;
-    message.mutable_event()->set_kind(kind);
-    message.mutable_event()->set_detail(detail);
-    message.mutable_event()->set_step(step_);
+    *message.mutable_event() = event;
     Say(rank, message);
   }
   /// The process of `rank` is gone, its agent is not.

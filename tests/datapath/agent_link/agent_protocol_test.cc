@@ -160,6 +160,21 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   EXPECT_EQ(Parsed(RankEvent{"closing", "", 1, -1})["event"]["guilty_rank"], -1);
 }
 
+TEST(RankMessageTest, AnEventHasBucketAndParameter) {
+  const auto event = Parsed(RankEvent{"non_finite", "", 1, 3, 0xab, "layer.weight"})["event"];
+  EXPECT_EQ(event["bucket"], "00000000000000ab");
+  EXPECT_EQ(event["parameter"], "layer.weight");
+  EXPECT_EQ(Parsed(RankEvent{"closing", "", 1, -1})["event"]["bucket"], "");
+}
+
+TEST(RankMessageTest, TheParameterOfAnEventIsBoundedAndNoCharacterIsCut) {
+  RankEvent event{"non_finite", "", 1, 3};
+  event.parameter = std::string(255, 'a') + "é" + std::string(1000, 'b');
+  EXPECT_EQ(Parsed(event)["event"]["parameter"], std::string(255, 'a'));
+  event.parameter = std::string(254, 'a') + "é" + std::string(1000, 'b');
+  EXPECT_EQ(Parsed(event)["event"]["parameter"], std::string(254, 'a') + "é");
+}
+
 TEST(RankCommandTest, ReadsEachCommandWithIntegersInBothForms) {
   const auto offer = ParseRankCommand(
       R"({"offer": {"nonce": "n", "plan": {"version": "12", "later": 1}}, "unknown": 3})");

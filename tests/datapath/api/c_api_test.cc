@@ -226,6 +226,7 @@ TEST_F(CApiTest, NullArgumentsAreRefusedEverywhere) {
   EXPECT_GT(size, 10u);
   weir_session_close(nullptr);
   EXPECT_EQ(weir_report_loss(nullptr, 1), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_report_non_finite(nullptr, "p"), WEIR_INVALID_ARGUMENT);
   EXPECT_STREQ(weir_session_address(nullptr), "");
   EXPECT_STREQ(weir_strerror(99), "unknown status");
   EXPECT_NE(weir_last_error(nullptr), nullptr);

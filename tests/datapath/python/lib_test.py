@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 import unittest
 from unittest import mock
 
@@ -210,6 +211,13 @@ class KeyTest(unittest.TestCase):
         with self.assertRaises(weir.InvalidArgument):
             weir.Session("job", 2, 2)
         self.assertIs(type(weir.LibraryNotFound("nowhere")), weir.LibraryNotFound)
+
+    def test_tracebacks_name_classes_as_they_are_imported(self):
+        words = traceback.format_exception_only(weir.WeirError("gone", _lib.PEER_UNAVAILABLE))
+        self.assertEqual("".join(words), "weir.RankLost: weir: gone\n")
+        kinds = [getattr(weir, name) for name in weir.__all__]
+        for kind in filter(inspect.isclass, kinds):
+            self.assertEqual(kind.__module__, "weir", kind)
 
     def test_unlike_keys_do_not_meet(self):
         wrong, right = bytes(31) + b"1", bytes(31) + b"2"

@@ -1,4 +1,11 @@
 """Skipped steps name the rank and the parameter that met NaN or infinity."""
+import contextlib
+import json
+import os
+import socket
+import struct
+import tempfile
+import threading
 import time
 import unittest
 
@@ -86,6 +93,41 @@ def fsdp_steps(rank, world, strategy):
     return seen
 
 
+@contextlib.contextmanager
+def listening_agent():
+    """A socket on which the ranks of this machine report. Gives (its address, their events)."""
+    events = []
+
+    def read(connection):
+        def take(size):
+            data = b""
+            while len(data) < size:
+                part = connection.recv(size - len(data))
+                if not part:
+                    raise EOFError
+                data += part
+            return data
+        challenge = json.dumps({"challenge": {"node": "n", "challenge": 32 * "0"}}).encode()
+        with connection, contextlib.suppress(EOFError, OSError):
+            connection.sendall(struct.pack("<I", len(challenge)) + challenge)
+            while True:
+                message = json.loads(take(struct.unpack("<I", take(4))[0]))
+                if "event" in message:
+                    events.append(message["event"])
+
+    def accept(server):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=read, args=(server.accept()[0],), daemon=True).start()
+
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as server:
+        path = os.path.join(directory, "agent.sock")
+        server.bind(path)
+        server.listen()
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+        yield f"unix:{path}", events
+
+
 class NonFiniteTest(unittest.TestCase):
 
     def test_rank_and_parameter_are_the_same_on_every_rank(self):
@@ -98,6 +140,19 @@ class NonFiniteTest(unittest.TestCase):
         self.assertEqual(words.count("was skipped"), 3)
         self.assertIn("step 2 was skipped: the gradient of '2.weight' on rank 1 held NaN", words)
         self.assertNotIn("was skipped", results[1][1])
+
+    def test_the_agent_learns_rank_and_parameter(self):
+        with listening_agent() as (address, events):
+            ranks.run(3, ddp_steps, {}, environment={"WEIR_AGENT": address})
+            wanted = [(step, rank, name) for step, (name, rank) in enumerate(GUILTY.items(), 1)]
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline and len(events) < 2 * len(wanted):
+                time.sleep(0.01)  # ranks do not wait until the agent has read
+        told = [(int(e["step"]), e["guilty_rank"], e["parameter"]) for e in events
+                if e["kind"] == "non_finite"]
+        self.assertEqual(sorted(t for t in told if t[1] >= 0), wanted)
+        self.assertEqual(sorted(t for t in told if t[1] < 0), [(s, -1, "") for s in (1, 2, 3)])
+        self.assertTrue(all(e["bucket"] for e in events if e.get("parameter")))
 
     def test_steps_after_one_without_a_name_have_one(self):
         for options in ({"gradient_as_bucket_view": True}, {"static_graph": True}):

@@ -232,4 +232,21 @@ inline Plan UniformPlan(uint64_t version, const Choice& choice) {
   return plan;
 }
 
+/// Every codec of this build over every collective that can carry it.
+inline std::vector<Choice> CompatibleChoices(int world) {
+  std::vector<Choice> choices;
+  for (const Codec* codec : Codecs().All()) {
+    for (const Collective* collective : Collectives().All()) {
+      Choice choice;
+      choice.codec = codec->Traits().name;
+      choice.collective = collective->Traits().name;
+      choice.ratio = codec->Traits().uses_ratio ? 0.1 : 1;
+      PlanLimits limits;
+      limits.world = world;
+      if (ValidatePlan(UniformPlan(1, choice), limits).ok()) choices.push_back(choice);
+    }
+  }
+  return choices;
+}
+
 }  // namespace weir::testing
