@@ -162,7 +162,7 @@ TEST(AgreementTest, RanksWithDifferentCallsNeverSwitch) {
 }
 
 TEST(AgreementTest, AMissingOrDepartedRankPreventsSwitching) {
-  Memory memory(3);
+  Memory memory(2), other(3);
   std::vector<std::unique_ptr<Participant>> ranks = JoinAll(memory, 2);
   ASSERT_FALSE(Participant::Join(memory.get(), 2, kFirst).ok());  // both have joined
   ASSERT_FALSE(Participant::Join(memory.get(), 3, kFirst).ok());  // of another size
@@ -175,7 +175,6 @@ TEST(AgreementTest, AMissingOrDepartedRankPreventsSwitching) {
     }
   };
   ranks.clear();
-  Memory other(3);
   for (int i = 0; i < 2; ++i) {
     ranks.push_back(std::move(*Participant::Join(other.get(), 3, kFirst)));
     ASSERT_TRUE(ranks.back()->Accept(5));
