@@ -62,6 +62,8 @@ const char* KindName(const v1::RankMessage& message) {
       return "active";
     case v1::RankMessage::kEvent:
       return "event";
+    case v1::RankMessage::kNccl:
+      return "nccl";
     case v1::RankMessage::BODY_NOT_SET:
       return "unknown";
   }
@@ -103,6 +105,7 @@ Agent::Agent(AgentOptions options, v1::NodeHello hello, const Clock& clock)
       metrics_(options_.node, options_.version),
       inbox_(options_.inbox_items_max, options_.inbox_bytes_max),
       subscription_(std::move(hello)),
+      nccl_(options_.nccl_table_file),
       budget_(options_.budget, clock.Now()),
       heartbeat_interval_(kHeartbeatDefault) {}
 
@@ -222,11 +225,27 @@ void Agent::Run() {
 
 void Agent::Handle(RankSaid& event) {
   metrics_.CountRankMessage(KindName(event.message));
+  if (event.message.has_nccl()) {
+    OnNcclReport(event.connection, event.message.nccl());
+    return;
+  }
   ObserveTelemetry(event.connection, event.message);
   Apply(subscription_.OnRankMessage(event.connection, std::move(event.message), *event.peer));
 }
 
+void Agent::OnNcclReport(ConnectionId connection, const v1::NcclReport& report) {
+  if (nccl_.OnReport(connection, report)) SendNcclTable(connection);
+}
+
+void Agent::SendNcclTable(ConnectionId connection) {
+  if (nccl_.table() == nullptr) return;
+  v1::RankCommand command;
+  *command.mutable_nccl_table() = *nccl_.table();
+  local_->Send(connection, command);
+}
+
 void Agent::Handle(RankLeft& event) {
+  nccl_.Forget(event.connection);
   if (const RankKey* key = subscription_.FindKey(event.connection)) {
     Log(LogLevel::kInfo, "agent", StrCat(Describe(*key), " is gone: ", event.reason));
     passive_.Forget(Describe(*key));
@@ -489,6 +508,9 @@ void Agent::Tick() {
   }
   if (now >= next_metrics_) {
     next_metrics_ = now + kMetricsInterval;
+    if (nccl_.Reload()) {
+      nccl_.ForEachConnection([this](ConnectionId connection) { SendNcclTable(connection); });
+    }
     PublishMetrics();
   }
 }
@@ -532,6 +554,7 @@ void Agent::PublishMetrics() {
     MutexLock lock(inbox_mutex_);
     s.dropped_from_ranks = inbox_.dropped();
   }
+  s.nccl = nccl_.Snapshot();
   metrics_.Set(s);
 }
 

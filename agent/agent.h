@@ -20,6 +20,7 @@
 #include "agent/measure/passive.h"
 #include "agent/measure/udp_echo.h"
 #include "agent/metrics.h"
+#include "agent/nccl_bridge.h"
 #include "agent/plan_subscription.h"
 #include "agent/probe_runner.h"
 #include "agent/tiered_queue.h"
@@ -39,6 +40,7 @@ struct AgentOptions {
   std::string helper_program;   // this program, started again for iperf3 tests
   std::string metrics_address;  // HOST:PORT; empty: none
   std::string health_address;   // HOST:PORT of gRPC health checks; empty: none
+  std::string nccl_table_file;  // for processes with libnccl-weir.so; empty: none
   LocalServer::Options local;
   ControllerStream::Options controller;  // no address: runs without a controller
   ByteBudget::Options budget;
@@ -125,6 +127,8 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   void Handle(ProbeDone& event);
   void Apply(Effects effects);
   void SendToController(v1::AgentMessage message, Tier tier);
+  void OnNcclReport(ConnectionId connection, const v1::NcclReport& report);
+  void SendNcclTable(ConnectionId connection);
   void ObserveTelemetry(ConnectionId connection, const v1::RankMessage& message);
   std::string NodeOf(const std::string& datapath_address) const;
   void SetPeers(const v1::PeerList& list);
@@ -144,6 +148,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   bool stopping_ WEIR_GUARDED_BY(inbox_mutex_) = false;
 
   PlanSubscription subscription_;
+  NcclBridge nccl_;
   PassiveEstimator passive_;
   ByteBudget budget_;
   std::map<std::string, PeerState> peers_;  // by node

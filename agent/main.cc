@@ -68,6 +68,9 @@ void DefineFlags(CLI::App& app, Flags* flags) {
   app.add_option("--health", agent.health_address,
                  "ADDR:PORT for gRPC health checks, in plain text; without it none")
       ->type_name("ADDRESS");
+  app.add_option("--nccl-table", agent.nccl_table_file,
+                 "file with the table for processes that run NCCL with libnccl-weir.so")
+      ->type_name("FILE");
   app.add_option("--probe-share", agent.budget.share,
                  "probe bytes as a share of the training bytes sent by local ranks")
       ->check(CLI::Range(0.0, 1.0))

@@ -45,6 +45,7 @@ struct AgentMetrics::Families {
     return prometheus::BuildCounter().Name(name).Help(help).Register(*registry).Add({});
   }
   void Set(const TlsHealth& tls);
+  void Set(const NcclSnapshot& nccl);
   prometheus::Family<prometheus::Counter>& Counters(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(*registry);
   }
@@ -90,6 +91,22 @@ struct AgentMetrics::Families {
       Counters("weir_agent_probes_total", "Finished probes of links.");
   prometheus::Family<prometheus::Counter>& probe_bytes =
       Counters("weir_agent_probe_sent_bytes_total", "Bytes sent by active probes.");
+  prometheus::Gauge& nccl_communicators = Gauge(
+      "weir_nccl_communicators", "Communicators of NCCL, one for each rank, that have a tuner.");
+  prometheus::Gauge& nccl_obstructed =
+      Gauge("weir_nccl_obstructed_communicators",
+            "Communicators that cannot change their table, for example on several nodes.");
+  prometheus::Gauge& nccl_refusing =
+      Gauge("weir_nccl_refusing_processes", "Processes that refuse the agent's table.");
+  prometheus::Family<prometheus::Counter>& nccl_calls =
+      Counters("weir_nccl_calls_total", "Collective calls of NCCL by who made the choice.");
+  prometheus::Family<prometheus::Counter>& nccl_operations =
+      Counters("weir_nccl_sampled_operations_total", "Operations of NCCL that were measured.");
+  prometheus::Family<prometheus::Counter>& nccl_bytes = Counters(
+      "weir_nccl_sampled_sent_bytes_total", "Bytes that measured operations sent to other nodes.");
+  prometheus::Family<prometheus::Counter>& nccl_waits =
+      Counters("weir_nccl_sampled_wait_seconds_total",
+               "What network transfers of measured operations waited for; transfers overlap.");
   prometheus::Family<prometheus::Histogram>& probe_time =
       prometheus::BuildHistogram()
           .Name("weir_agent_probe_duration_seconds")
@@ -100,7 +117,8 @@ struct AgentMetrics::Families {
 namespace {
 
 // Counters that are kept elsewhere only ever grow.
-void RaiseTo(prometheus::Counter& counter, uint64_t value) {
+template <typename Number>
+void RaiseTo(prometheus::Counter& counter, Number value) {
   const double difference = static_cast<double>(value) - counter.Value();
   if (difference > 0) counter.Increment(difference);
 }
@@ -116,6 +134,29 @@ void AgentMetrics::Families::Set(const TlsHealth& tls) {
   if (tls.certificate_end_unix_s == 0) return;
   Gauge("weir_tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends.")
       .Set(tls.certificate_end_unix_s);
+}
+
+void AgentMetrics::Families::Set(const NcclSnapshot& nccl) {
+  nccl_communicators.Set(static_cast<double>(nccl.communicators));
+  nccl_obstructed.Set(static_cast<double>(nccl.obstructed));
+  nccl_refusing.Set(static_cast<double>(nccl.refusing));
+  RaiseTo(nccl_calls.Add({{"choice", "rule"}}), nccl.steered_calls);
+  RaiseTo(nccl_calls.Add({{"choice", "refused_rule"}}), nccl.refused_calls);
+  RaiseTo(nccl_calls.Add({{"choice", "nccl"}}),
+          nccl.calls - std::min(nccl.calls, nccl.steered_calls + nccl.refused_calls));
+  for (const auto& [place, totals] : nccl.totals) {
+    Labels labels = {{"function", std::string(kNcclFunctions[place.first])},
+                     {"size", std::string(kNcclSizes[place.second])}};
+    RaiseTo(nccl_operations.Add(labels), totals.operations);
+    RaiseTo(nccl_bytes.Add(labels), totals.sent_bytes);
+    for (size_t i = 0; i < kNcclCauses.size(); ++i) {
+      labels["cause"] = kNcclCauses[i];
+      RaiseTo(nccl_waits.Add(labels), totals.wait_s[i]);
+    }
+  }
+  if (!nccl.table.has_value()) return;
+  Gauge("weir_nccl_table_last_reload_successful", "1 when the NCCL table in the file is in use.")
+      .Set(*nccl.table ? 1 : 0);
 }
 
 AgentMetrics::AgentMetrics(const std::string& node, const std::string& version)
@@ -174,6 +215,7 @@ void AgentMetrics::Set(const MetricsSnapshot& s) {
   f.loss.Set(s.loss_ratio);
   f.bandwidth.Set(s.bandwidth_bytes_per_s);
   if (s.tls.has_value()) f.Set(*s.tls);
+  f.Set(s.nccl);
   RaiseTo(f.connections, s.controller_connections);
   RaiseTo(f.refused, s.refused_connections);
   RaiseTo(f.iperf_served, s.iperf_tests_served);

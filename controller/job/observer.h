@@ -2,6 +2,7 @@
 // What a job's ranks report, digested: the model, the recent steps and the sums over the run.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 

@@ -70,7 +70,6 @@ class AgentLink : public AgentPort {
   AgentLink(AgentLinkOptions options, AgentHandler& handler);
 
   void Loop();
-  StatusOr<int> Connect();
   Status Serve(int fd);  // until the connection ends or Stop; returns why
   Status ReadCommands(int fd, SocketFrameReader& reader);
   Status WriteSome(int fd);

@@ -95,6 +95,38 @@ class AgentTest : public testing::Test {
 constexpr char kHello[] =
     R"({"hello":{"job":"job","rank":0,"world":2,"datapath_address":"127.0.0.1:4000"}})";
 
+// A process with libnccl-weir.so gets the table of the file, and a new one when the file changes.
+TEST_F(AgentTest, NcclProcessesGetTheTableAndAreNoRanks) {
+  FakeController controller;
+  options_.nccl_table_file = directory_ + ".table";
+  const auto write = [&](const char* algorithm) {
+    std::ofstream(options_.nccl_table_file)
+        << R"({"rules": [{"function": "reduce", "protocol": "ll", "algorithm": ")" << algorithm
+        << R"("}]})";
+  };
+  write("ring");
+  StartAgent(controller.port());
+  SocketClient process(options_.local.socket_path);
+  ASSERT_TRUE(process.SendJson(R"({"nccl": {"tuners": [{"communicator": "a", "calls": 3}],
+                                           "table_error": ""}})"));
+  const auto table = process.Receive();
+  ASSERT_TRUE(table);
+  ASSERT_EQ(table->nccl_table().rules_size(), 1);
+  EXPECT_EQ(table->nccl_table().rules(0).algorithm(), "ring");
+  write("tree");
+  const auto changed = process.Receive();
+  ASSERT_TRUE(changed);
+  EXPECT_EQ(changed->nccl_table().rules(0).algorithm(), "tree");
+  // A rank that sends such a report is a rank all the same, also when it leaves.
+  SocketClient rank(options_.local.socket_path);
+  ASSERT_TRUE(rank.SendJson(kHello));
+  ASSERT_TRUE(controller.Next(IsRankHello));
+  ASSERT_TRUE(rank.SendJson(R"({"nccl": {}})"));
+  rank.Close();
+  ASSERT_TRUE(controller.Next([](const auto& m) { return m.has_rank_gone(); }));
+  std::filesystem::remove(options_.nccl_table_file);
+}
+
 TEST_F(AgentTest, PassesTelemetryUpOffersDownAndAnswersUp) {
   FakeController controller;
   StartAgent(controller.port());
