@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The node agent, which connects ranks, probers and controller. All state belongs to one thread;
 // sockets, gRPC and probers only put events into its queue.

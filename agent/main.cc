@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weir-agent: reads flags and the clock, starts the agent, waits for a signal.
 
 #include <unistd.h>

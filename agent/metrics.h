@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The agent's /metrics. Labels are bounded: there is no label for a rank, a step or a pair of
 // nodes. Links are shown as the minimum, median and maximum over the peers.

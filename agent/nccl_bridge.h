@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the processes of this node that run NCCL with libnccl-weir.so report, and the table that
 // they are given. They are not ranks of a job of Weir's. Pure, except for the file of the table.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weirctl: the operator's command. Reads flags and environment; everything else is in the library.
 
 #include <sys/ioctl.h>

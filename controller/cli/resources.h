@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // get, describe and watch: one entry per kind of resource.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // From a change to a decision, and from a decision to a plan that is offered: triggers, the policy
 // that rules, what is known of the newest decisions, and what makes a plan be rolled back.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/job/decision_record.h"
 
 #include "controller/job/bounds.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What is kept of a decision: why it was made, what was chosen from, what became of it.
 

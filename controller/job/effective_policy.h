@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The policy that rules a job, and how a pin or a rollback narrows it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One training run as the controller sees it. The parts know one thing each (who its ranks are,
 // what they report, what they run, what to run next); this passes on what happens to those

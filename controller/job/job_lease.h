@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The slots that one job holds on an aggregator for one collective: which aggregator can serve it,
 // asking, keeping, giving back, and how long to leave it alone after a failure.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A job's plans and the aggregator slots that they need: before a plan that uses an aggregator is
 // offered, its lease is there; after one that does not is active, the lease goes.

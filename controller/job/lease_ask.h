@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a job asks of an aggregator, and what aggregators say about themselves.
 

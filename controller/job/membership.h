@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The ranks of a job: who they are, which run they belong to, and whether all of them are here.
 

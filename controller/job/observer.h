@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a job's ranks report, digested: the model, the recent steps and the sums over the run.
 

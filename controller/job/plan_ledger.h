@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The plans of a job: what is active, what is on its way, what ranks turn to when the controller is
 // lost, and the rollout that carries them from one to the next.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Watches the first steps of a plan and says when it should be rolled back. Pure.
 

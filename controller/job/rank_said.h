@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What ranks tell about themselves and their steps, in the controller's own terms; the messages are
 // in rank.proto. Numbers are finite and sizes bounded: whoever makes these sees to that.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The recent steps of one job for charts, and the statistics that /metrics and explain show.
 

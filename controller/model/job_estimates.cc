@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See job_estimates.h.
 
 #include "controller/model/job_estimates.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a job's observations say without any model: compute time, gain curves, payload sizes, links.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the controller believes about one job: it digests observations into estimates with variance
 // and age, notices changes, and produces the Snapshot that a decision is made from.

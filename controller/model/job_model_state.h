@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What JobModel keeps of a job; for job_model*.cc alone.
 

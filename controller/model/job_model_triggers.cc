@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What shifted becomes a trigger; see job_model.h.
 
 #include <algorithm>

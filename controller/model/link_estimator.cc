@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See link_estimator.h.
 
 #include "controller/model/link_estimator.h"

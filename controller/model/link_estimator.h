@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What is known about one directed link: its unloaded round-trip time and the bandwidth that a flow
 // gets.

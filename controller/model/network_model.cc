@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See network_model.h. The hard cases and what handles them:
 // - A drop of bandwidth shows in the next collectives; the detector needs two or three of them,
 // then the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The network as one job sees it: links, the calibrated filter, and the watch for changes.
 

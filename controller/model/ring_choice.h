@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which order of ranks around a ring a job should run on, by the links that were measured. The
 // algorithm that finds orders is ring_order.h; this file says what a link costs, when a better

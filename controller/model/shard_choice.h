@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which shares of shards a job should run on, by the links that were measured, where collectives
 // cut a bucket into one shard for each rank. The programme that finds shares is shard_shares.h;

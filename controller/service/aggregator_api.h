@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the controller and an aggregator say to each other: the aggregator's JSON as structs and
 // back. Knows no sockets.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Connections to aggregators: asks each for its state every few seconds, and carries asks for
 // leases and their ends. Nobody who decides waits for any of it.

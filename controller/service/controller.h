@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One running controller: store, fleet, executor, both servers and the policy watcher, started and
 // stopped in the right order. main.cc reads flags; tests run it in their own process.

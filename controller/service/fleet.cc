@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes, links and the flow of agents' messages. Questions of operators are in fleet_query.cc,
 // metrics in fleet_metrics.cc.
 

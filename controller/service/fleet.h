@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The controller's core: every node, link and job, and what the agents say about them. Runs on one
 // thread and does no I/O of its own except the store, so tests drive it with simulated agents and a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Aggregators as resources of the fleet: what they said last, and the jobs' calls to them.
 
 #include "controller/service/fleet.h"

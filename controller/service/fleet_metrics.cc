@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /metrics of the controller. Labels are bounded: nodes and jobs have limits, never steps, buckets
 // or peer pairs.
 

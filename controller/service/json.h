@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Messages as proto3 JSON: field names as written, default values present, 64-bit integers as
 // strings.

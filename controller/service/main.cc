@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weir-controller: reads flags, starts the controller, waits for SIGTERM or SIGINT.
 
 #include <CLI/CLI.hpp>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The one place where wire messages become the controller's own structs and back. Everything that
 // comes from an agent passes through here, so here numbers are made finite and sizes are bounded.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans, jobs and decisions as messages and back.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The policies in force: those applied through the API, then those of the policy directory, then
 // the built-in default. A text that does not parse never replaces one that did.

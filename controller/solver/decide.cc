@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decide: enumerate, predict, score, then ask whether the best is worth a switch.
 
 #include <algorithm>

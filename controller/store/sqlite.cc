@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The embedded store: one SQLite file in WAL mode. A write that returned is in the log file, so it
 // survives kill -9; only a power failure may lose the last moments (synchronous=NORMAL).
 

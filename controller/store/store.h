@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the controller must still know after it was killed: nodes, jobs, plans, decisions with their
 // inputs, policies applied through the API, pins and the audit trail. Payloads are JSON texts whose

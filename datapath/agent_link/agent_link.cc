@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/agent_link/agent_link.h"
 
 #include <poll.h>

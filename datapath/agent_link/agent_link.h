@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The rank's connection to the agent of its node. Its own thread connects, sends a greeting, passes
 // on commands and messages, and reconnects after every loss. Training never waits for it.

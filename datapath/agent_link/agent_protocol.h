@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The messages between a rank and its agent: the JSON forms of weir.v1.RankMessage (sent) and
 // weir.v1.RankCommand (received). Pure; proto/weir/v1/rank.proto gives the meaning of every field.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface of Session. No exception crosses it, and every argument is checked.
 
 #include <algorithm>

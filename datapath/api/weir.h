@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* weir.h: the C interface of libweir, the datapath that runs inside a training process.
  *
  * Conventions: handles are opaque. `struct_size` is the first member of every public struct, set to

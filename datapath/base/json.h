@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Parses JSON from others. Size and depth are bounded before parsing, no exception escapes, and
 // every error has the path of its key. Accepts what proto3's JSON mapping produces (64-bit integers

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The loop that all one-pass codecs share: it visits gradient + residual block by block and fills
 // the statistics on the way.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Residuals (error feedback): a codec that needs them, or any lossy codec while a residual is left
 // from an earlier one, encodes gradient + residual and writes the loss to the bucket's `next`
 // buffer. The end of the step commits or discards it. A lossless codec flushes: gradient + residual

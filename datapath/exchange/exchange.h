@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The exchange forms: how an operation's gradient is encoded, moved and decoded. A form defines its
 // requirements on codecs, the operand of its collectives, its memory and its cost terms. An

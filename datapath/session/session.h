@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One rank's session: it owns the transport, the plan, the residuals and the pipeline, and carries
 // every all-reduce of the training loop through them. weir.h is the C interface of this class.

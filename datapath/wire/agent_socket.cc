@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/wire/agent_socket.h"
 
 #include <netdb.h>

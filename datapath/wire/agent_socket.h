@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Connecting to the agent of this node by the address that jobs are given in WEIR_AGENT.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo's driver: `deploy/demo` builds and calls it.
 
 The same training runs over the same network schedule dense (Gloo), with fixed top-k compression,

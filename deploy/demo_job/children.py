@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Child processes that cannot outlive the demo.
 
 Each child leads its own session, so that the terminal's Ctrl-C reaches only the driver, which then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Step time of Gloo and of Weir on one network, alternating within one process group.
 
     python3 -m demo_job.compare --steps 20 --rounds 5     (environment as demo_job.train)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small byte-level transformer language model, sized by its number of parameters.
 
 Bytes say little by themselves, so each position also carries embeddings of the hashed 2-, 3- and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The emulated network: namespaces as hosts, a router namespace that shapes and delays.
 
     h0 -- p0 [router] p1 -- h1 ...        c -- ctl: the control host, not shaped on its own port

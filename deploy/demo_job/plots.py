@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Line charts as SVG: enough for the report and a picture of it, and nothing to load."""
 import dataclasses
 import html

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training recipe: what the demo's runs and the ratio study have in common."""
 import torch
 

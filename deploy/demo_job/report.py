@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a demo leaves: a table for the terminal, one JSON object, one self-contained HTML page."""
 import dataclasses
 import html

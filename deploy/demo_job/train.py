@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the demo's training job.
 
     python3 -m demo_job.train --backend gloo|weir --steps N ... with RANK, WORLD_SIZE, MASTER_ADDR

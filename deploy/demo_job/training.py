@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one training over the scheduled network and collects what rank 0 says."""
 import dataclasses
 import json

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole agent between a controller in this process and ranks that are plain sockets.
 #include "agent/agent.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /metrics as Prometheus' own checker sees it.
 #include "agent/metrics.h"
 

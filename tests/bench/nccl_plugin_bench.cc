@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What libnccl-weir.so adds to NCCL's own work: a question to the tuner, and the events of one
 // transfer, inside and outside of the sample. A call of a function that does nothing is the peer.
 

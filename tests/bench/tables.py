@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes tables of what the benchmarks measured into tests/bench/README.md and README.md.
 
 Results are JSON lines in tests/bench/results: NAME.jsonl is the last recorded run of benchmark NAME and

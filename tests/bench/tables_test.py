@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of recorded benchmarks: what they show, what is bold, and what stands beside it."""
 import json
 import pathlib

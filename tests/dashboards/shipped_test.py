@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What dashboards/ ships is well-formed: rules, alert tests, runbooks, dashboards. Needs promtool."""
 import pathlib
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weir on another Debian, with the torch of that Debian: debian_test.py trixie|sid.
 
 In trixie the tree is built with that suite's compiler and libraries. In sid the library of this build's wheel runs.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo's driver without network and training: schedules, options, arithmetic, reports."""
 import io
 import json

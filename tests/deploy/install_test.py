@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cmake --install` into a scratch prefix, and what builds and runs against it alone."""
 import gzip
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deploy/demo, shortened: a training that meets a slow network, its report, and its end by Ctrl-C."""
 import json
 import os

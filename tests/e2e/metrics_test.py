@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Prometheus scrapes the running system; every shipped query is asked of it."""
 import json
 import shutil

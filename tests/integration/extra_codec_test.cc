@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What adding a codec takes: tests/support/extra_codec holds one file and one line in the list, and
 // nothing else knows of it. It must be offered by the rank, become a candidate of the controller,
 // be chosen where it is best and only there, be explained, and run.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What adding an exchange form takes: tests/support/extra_exchange holds one file and one line in
 // the list (and a collective that serves the form, likewise), and nothing else knows of it. Ranks
 // must offer it with the codecs that it carries, controllers find them compatible, and sessions run

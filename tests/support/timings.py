@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Prints what the last tests/run spent its time on: the slowest tests, and compile time by target.
 
     tests/support/timings.py BUILD [--tests N] [--targets N]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Half precision: n little-endian IEEE binary16 lanes with a scale that all ranks share.
 //
 // With M = the maximum over ranks of max|x|, a lane holds x * 2^e, where e is the greatest exponent

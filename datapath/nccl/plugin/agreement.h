@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How the ranks of a communicator come to use a new table from the same call on. NCCL hangs or
 // corrupts data when two ranks choose differently for the same call, and it checks nothing.

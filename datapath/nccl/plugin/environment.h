@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // NCCL's variables from a file, for jobs whose environment cannot be changed variable by variable.
 

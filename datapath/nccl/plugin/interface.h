@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // NCCL's plug-in interfaces as this library implements them: the tuner (versions 4 to 6), the
 // profiler (4 to 6) and the environment (1 and 2). They are plain C structures that NCCL looks up

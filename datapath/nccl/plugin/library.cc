@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libnccl-weir.so: the tables of functions that NCCL looks up, and the only place that reads the
 // environment. No function here fails or throws: whatever goes wrong, NCCL runs as without the
 // library.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Where the time of NCCL's network transfers goes. NCCL reports for every transfer ("proxy step")
 // when it begins to wait for what; this file adds the waits up, by function and size, for a sample

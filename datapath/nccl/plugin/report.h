@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The messages to the agent: weir.v1.NcclReport of proto/weir/v1/rank.proto as JSON. Pure.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What to choose for which calls: rules by function and size, as JSON. Parsed from a file or from
 // what the agent sends (weir.v1.NcclTable in proto/weir/v1/rank.proto has the same form).

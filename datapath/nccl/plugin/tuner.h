@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The tuner of one communicator: counts its calls, and changes NCCL's cost table where the table in
 // use has a rule.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weir for PyTorch: adaptive gradient compression for DistributedDataParallel.
 
     model = torch.nn.parallel.DistributedDataParallel(model)

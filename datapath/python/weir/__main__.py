@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python3 -m weir check`: whether this machine is ready for Weir, one line per finding.
 
 With --peers, on every host of a job at the same time: whether the hosts reach each other, too.

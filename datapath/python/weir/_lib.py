@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ctypes declarations of weir.h. No other module calls C.
 
 Importing this module loads nothing; the library is searched for at its first use.

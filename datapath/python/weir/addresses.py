@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses the address at which a rank listens: one that its peers really reach.
 
 Where all ranks share a host it is loopback. Otherwise every rank tells the meeting (weir.meeting) the

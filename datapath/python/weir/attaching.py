@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weir.attach, which finds the hooks for whatever wraps a model."""
 from typing import Optional, Protocol, Sequence
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A communication hook for DistributedDataParallel, and its state.
 
 The path of a bucket: DDP calls the hook as soon as a bucket's gradients are ready. The hook queues

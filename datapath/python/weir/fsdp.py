@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks for FullyShardedDataParallel (FSDP1) and fully_shard() (FSDP2).
 
 FSDP reduces the gradients of one unit (a wrapped module) at a time. Every unit is a bucket, whose

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Completes futures of operations that libweir carries out, in the order in which they began.
 
 What is attached to a future runs on the thread that completes it, and may wait for a later

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources of the key of a job. Knows nothing of torch.
 
 The key is the first of these: the one that the caller passes; the content of the file that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How ranks that start together exchange words through a store, and hear of one that cannot start.
 
     with Meeting(store, prefix, rank, world) as meeting:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks of modules that copies of the module do not inherit."""
 import weakref
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds out by short connections which addresses of a peer answer, and how fast.
 
 A probe connects, sends BURST_BYTES and awaits an answer: one byte as soon as data arrives, then a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.distributed's backend "weir": a process group in Python over libweir's communicator.
 
     import weir

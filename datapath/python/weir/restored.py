@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first steps after a restart: DDP's first buckets are not those of the checkpoint.
 
 DDP makes its buckets in the order of the parameters, and makes them again after the first backward

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`weir run -- COMMAND`: runs a training command with an agent and a controller of its own.
 
 Both live as long as the command. Their sockets, state and logs are in a directory that is this user's; the

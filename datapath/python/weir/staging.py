@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies of an accelerator's tensors in host memory, where libweir works on them.
 
 The path of a tensor, in terms of a Transfer:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of one model on one rank: what its hooks share, whatever wraps the model.
 
 A hook hands over a flat buffer of gradients with the key of its bucket. A buffer of an accelerator

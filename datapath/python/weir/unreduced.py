@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notices gradients that stay local: a backward pass after which no hook was called.
 
 DDP reduces only what a forward pass of its wrapper has announced. After model.module(inputs), for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What differs between versions of torch.distributed, found by looking for it, not by numbers.
 
 A backend in Python is a subclass of torch's ProcessGroup, and init_process_group() returns that

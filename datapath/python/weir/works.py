@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The works of the process group: what its calls return, to Python and to PyTorch's C++."""
 import collections
 import datetime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What convergence_bench trains: models that people recognise, on data that every Debian machine can have."""
 import gzip
 import pathlib

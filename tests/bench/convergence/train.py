@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of convergence_bench: the demo's trainer with another task or another way to reduce gradients.
 
     python3 -m convergence.train --backend BACKEND --steps N ...   (environment as demo_job.train; CONVERGENCE_TASK names the task)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What doctor says of facts, and that lists of many pages are followed to their end.
 
 #include "controller/cli/doctor.h"

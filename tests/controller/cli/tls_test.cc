@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mutual TLS between the real programs: whose certificates the controller takes, and whose it is
 // taken by.
 

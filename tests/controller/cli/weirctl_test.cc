@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operator's command as operators run it: every verb, output and exit code.
 
 #include <yaml-cpp/yaml.h>

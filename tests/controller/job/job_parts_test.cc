@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of a job that need no other.
 
 #include <gmock/gmock.h>

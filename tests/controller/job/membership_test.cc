@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who belongs to a job, and when other ranks begin another incarnation of it.
 
 #include "controller/job/membership.h"

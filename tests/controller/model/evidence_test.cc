@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // No order of a ring and no share of a shard without evidence that links differ, over thousands of
 // steps; and both soon where they really do.
 

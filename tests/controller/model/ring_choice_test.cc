@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which order of the ring is chosen, when one is worth a change, and what is said of it.
 
 #include "controller/model/ring_choice.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which shares are chosen, when they are worth a change, and what is said of them.
 
 #include "controller/model/shard_choice.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Aggregators as the controller meets them: their JSON and the calls to them.
 
 #include <gmock/gmock.h>

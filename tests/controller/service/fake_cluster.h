@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Simulated nodes, agents and ranks around a Fleet: they greet, train over a simulated network,
 // report, ack plans and swap at a step's end, all on a fake clock.

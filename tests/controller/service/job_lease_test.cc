@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One job's lease on an aggregator, from asking to its end.
 
 #include <gmock/gmock.h>

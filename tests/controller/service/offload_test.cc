@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jobs and aggregators: simulated ranks that could sum through a switch, a controller that decides
 // whether they do, and leases on the way.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lists that can grow come in pages that together are the whole.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small pure parts of the service.
 
 #include <gmock/gmock.h>

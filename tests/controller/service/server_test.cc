@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole controller in this process, over real sockets: agents by gRPC, operators by gRPC and
 // REST.
 

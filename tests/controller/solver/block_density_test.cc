@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives that leave out blocks of zeros, as the solver weighs them.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives that need an aggregator's slots, as the solver weighs them.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order of the ring as part of a decision.
 
 #include <gmock/gmock.h>

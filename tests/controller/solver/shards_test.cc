@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shares of shards as part of a decision.
 
 #include <gmock/gmock.h>

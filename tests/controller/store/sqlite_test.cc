@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The store through its interface, then what a crash or a damaged file does to it.
 
 #include <gmock/gmock.h>

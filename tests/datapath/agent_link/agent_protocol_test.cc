@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON between rank and agent: the messages that are sent, and hostile input.
 
 #include "datapath/agent_link/agent_protocol.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface: argument checks, requests, errors per thread, and exceptions.
 
 #include <gtest/gtest.h>

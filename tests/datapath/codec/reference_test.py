@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """The codecs against NumPy, on recorded gradients.
 
 Each function of REFERENCES computes, from the paper's formula and as plainly as NumPy allows, what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The addresses at which ranks listen, on two hosts that are network namespaces joined by veth pairs.
 
 Every case runs the same job over gloo beside it, which must pass where the network permits it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weir under DistributedDataParallel: 2 and 3 ranks on loopback with the built libweir."""
 import gc
 import json

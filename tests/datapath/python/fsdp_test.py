@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weir.attach on FullyShardedDataParallel and fully_shard(), compared with their own reductions."""
 import importlib
 import json

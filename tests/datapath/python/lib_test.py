@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finding and describing the library, sessions without torch, and `python3 -m weir check`."""
 import ctypes
 import ctypes.util

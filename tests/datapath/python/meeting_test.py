@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank that cannot start: all others must learn at once which one and why, not at the store's timeout."""
 import datetime
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Skipped steps name the rank and the parameter that met NaN or infinity."""
 import contextlib
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process group "weir" against Gloo and against results computed here."""
 import datetime
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`weir run` with two ranks on loopback: a decision, a crash of the job, SIGINT, several nodes."""
 import contextlib
 import io

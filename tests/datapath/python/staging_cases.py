@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold for tensors of an accelerator, for a fake one and for CUDA devices.
 
 A case is a function of (device, rank, world). It returns True when the numbers are right. `device`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of an accelerator in the process group and in the hooks, on a fake that defers its work."""
 import unittest
 

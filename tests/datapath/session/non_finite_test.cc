@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps in which a rank meets NaN or infinity: all ranks skip them, keep their residuals, and tell
 // the agent which rank and which gradient it was.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several encode threads: operations overlap there, move in order, and give the same bits.
 
 #include "datapath/session/pipeline.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sessions of one job over loopback: sums, residual bookkeeping, non-finite gradients,
 // redefinition, checkpoints and dead ranks.
 

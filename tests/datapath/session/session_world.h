@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A whole job of sessions in one process. The pipeline threads of every session do the work, so one
 // test thread can drive all ranks: begin and submit return at once, and only the ends wait.

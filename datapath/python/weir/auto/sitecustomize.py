@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `weir run --auto` puts first on PYTHONPATH: attaches Weir to every DistributedDataParallel model.
 
 Python imports this module at its start. It waits for the module of DistributedDataParallel to be

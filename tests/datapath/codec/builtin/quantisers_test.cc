@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the lane codecs promise beyond the conformance suite.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Many ranks, stopped at the worst places, must never use different tables for the same call.
 #include "datapath/nccl/plugin/agreement.h"
 

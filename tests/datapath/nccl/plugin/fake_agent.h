@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The agent as the plug-in sees it: takes reports, sends tables.
 

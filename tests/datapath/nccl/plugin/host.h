@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Plays NCCL against the tables of functions that libnccl-weir.so exports.
 

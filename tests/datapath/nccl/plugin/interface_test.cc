@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The declarations in interface.h against NCCL's own, where its source, 2.30 or later, is (cmake
 // -DWEIR_NCCL_SOURCE=DIR), and against what is known of them everywhere.
 #include "datapath/nccl/plugin/interface.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The library as NCCL sees it.
 
 #include <gtest/gtest.h>

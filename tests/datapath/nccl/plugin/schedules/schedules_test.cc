@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Runs all ranks of an agreement in one thread and switches between them at every access to the
 // memory that they share, in random orders with long stops. So a rank is stopped at every place at
 // which another one might do harm.
