@@ -191,11 +191,13 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
       job_.slots.Lacks(decision.chosen.choices, job_.ledger.active())) {
     StartRollout(decision, &record);
   }
-  // Most looks change nothing; a sample of them is history enough.
-  const bool keep = record.switched || trigger.kind != "periodic" || !last_decision_.has_value() ||
-                    last_decision_->id == 0 ||
-                    record.unix_s - last_decision_->unix_s >= kKeptRecordIntervalS;
-  if (keep) Keep(snapshot, policy, &record);
+  const bool keep = IsWorthRecording(record);
+  if (keep) {
+    Keep(snapshot, policy, &record);
+  } else {
+    ++job_.counters.unchanged;
+    ++last_decision_->unchanged;
+  }
   if (record.outcome == "offered") rolling_ = record;
   if (!keep) return;
   if (record.switched) {
@@ -206,16 +208,31 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
   job_.host.Publish({job_.name, record.reason, record});
 }
 
+// Most evaluations change nothing and are counted. One that offers a plan is always recorded;
+// others where somebody asked for it or it came to another end than the newest that is recorded,
+// and now and then, as a sample.
+bool DecisionLoop::IsWorthRecording(const DecisionRecord& record) const {
+  if (record.outcome == "offered" || !last_decision_.has_value()) return true;
+  if (!budget_.Allows(record.unix_s)) return false;
+  const bool noticed = record.trigger == "periodic" || record.trigger == "bandwidth_change" ||
+                       record.trigger == "latency_change" || record.trigger == "gain_change";
+  return !noticed || record.outcome != "kept" || GistOf(record) != GistOf(*last_decision_) ||
+         record.unix_s - last_decision_->unix_s >= kKeptRecordIntervalS;
+}
+
 void DecisionLoop::Keep(const Snapshot& snapshot, const EffectivePolicy& policy,
                         DecisionRecord* record) {
-  const auto id =
+  // What was only counted since then is kept with the record that it did not change.
+  if (last_decision_.has_value() && last_decision_->unchanged > 0) Save(*last_decision_);
+  const auto added =
       job_.host.journal().AddDecision(*record, SerializeSnapshot(snapshot), policy.record);
-  if (id.ok()) {
-    record->id = *id;
-    Save(*record);
+  ++job_.counters.records;
+  budget_.Spend(record->unix_s, added.ok() ? added->bytes : 0);
+  if (added.ok()) {
+    record->id = added->id;
   } else {
     ++job_.counters.store_errors;
-    Warn(StrCat("decision not stored: ", Message(id.status())));
+    Warn(StrCat("decision not stored: ", Message(added.status())));
   }
   last_decision_ = *record;
   last_inputs_ = DescribeInputs(snapshot, job_.observer.model()->Links());
@@ -281,7 +298,7 @@ void DecisionLoop::OnWithdrawn(const PlanLogEntry& entry) {
   if (!rolling_.has_value() || rolling_->plan_version != entry.version) return;
   if (rolling_->outcome != "nacked") rolling_->outcome = "withdrawn";
   rolling_->reason = StrCat(rolling_->reason, "; ", entry.detail);
-  Save(*rolling_);
+  SaveOutcome(*rolling_);
   // What asked for the plan still asks, once the back-off has passed.
   if (!requested_.has_value()) {
     requested_ = Trigger{rolling_->trigger, rolling_->trigger_step, ""};
@@ -299,7 +316,7 @@ void DecisionLoop::OnActive(uint64_t version, uint64_t step) {
     active_->activation_step = step;
     actual_step_s_.clear();
     next_actual_step_ = step + 2;
-    Save(*active_);
+    SaveOutcome(*active_);
   }
   ApplyActivePlan(step);
   job_.ledger.ForgetBefore(version);
@@ -341,16 +358,21 @@ void DecisionLoop::ObserveActual(const StepObservation& step) {
   const auto middle = actual_step_s_.begin() + kActualSteps / 2;
   std::nth_element(actual_step_s_.begin(), middle, actual_step_s_.end());
   active_->actual_step_s = *middle;
-  Save(*active_);
+  SaveOutcome(*active_);
 }
 
-void DecisionLoop::Save(const DecisionRecord& decision) {
+void DecisionLoop::Save(DecisionRecord decision) {
+  const bool newest = last_decision_.has_value() && last_decision_->id == decision.id;
+  if (newest) decision.unchanged = last_decision_->unchanged;
   // Id 0: it could not be stored when it was made.
   if (decision.id > 0 && !job_.host.journal().UpdateDecision(decision).ok()) {
     ++job_.counters.store_errors;
   }
-  if (last_decision_.has_value() && last_decision_->id == decision.id) last_decision_ = decision;
-  if (decision.outcome == "offered" || decision.outcome == "kept") return;
+  if (newest) last_decision_ = decision;
+}
+
+void DecisionLoop::SaveOutcome(const DecisionRecord& decision) {
+  Save(decision);
   job_.host.Publish(
       {job_.name, StrCat("plan ", decision.plan_version, " is ", decision.outcome), decision});
 }

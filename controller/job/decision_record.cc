@@ -1,6 +1,7 @@
 #include "controller/job/decision_record.h"
 
 #include "controller/job/bounds.h"
+#include "controller/job/job_lease.h"
 
 namespace weir {
 namespace {
@@ -62,6 +63,17 @@ DecisionRecord RecordOf(const Decision& decision, size_t largest) {
   out.predicted_step_s = Finite(decision.chosen.step_s);
   out.digest = decision.digest;
   return out;
+}
+
+std::string GistOf(const DecisionRecord& record) {
+  std::string gist = StrCat(record.to, "|", record.binding_constraint, "|", record.policy);
+  for (const CandidateRecord& candidate : record.candidates) {
+    // What stands against an aggregator is news of its own.
+    if (!candidate.choice.has_value()) continue;
+    if (LeaseModeOf(candidate.choice->collective).empty() || candidate.feasible) continue;
+    gist += StrCat("|", candidate.excluded_by);
+  }
+  return gist;
 }
 
 DecisionInputs DescribeInputs(const Snapshot& snapshot, const std::vector<LinkEstimate>& links) {

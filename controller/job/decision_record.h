@@ -44,6 +44,7 @@ struct DecisionRecord {
   std::optional<JobPlan> plan;  // without cookies
   std::string policy;
   std::string ring, shards;
+  uint64_t unchanged = 0;  // evaluations since then that changed nothing
 };
 
 /// A measurement that a decision was made from, with its origin.
@@ -64,6 +65,9 @@ CandidateRecord RecordOf(const CandidatePlan& candidate, size_t largest);
 /// Candidates, reason, predictions and digest of `decision`; nothing about job, trigger or
 /// versions.
 DecisionRecord RecordOf(const Decision& decision, size_t largest);
+
+/// What a decision came to, for comparison with others: where it is equal, nothing new was found.
+std::string GistOf(const DecisionRecord& record);
 
 /// Latency, bandwidth and compute time as the decision on `snapshot` took them. Method, samples and
 /// age are those of the link that bounds the job: the slowest, and for latency the one of the

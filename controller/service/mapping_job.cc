@@ -250,6 +250,8 @@ v1::Job ToProto(const JobView& in) {
   out.set_key_id(in.key_id);
   out.set_frame_protection(ToProto(in.protection));
   out.set_unauthenticated_peers(in.unauthenticated_peers);
+  out.set_evaluations(in.evaluations);
+  out.set_decisions(in.decisions);
   return out;
 }
 
@@ -350,6 +352,7 @@ DecisionRecord ToModel(const v1::Decision& in) {
   out.policy = in.policy();
   out.ring = in.ring();
   out.shards = in.shards();
+  out.unchanged = in.unchanged();
   return out;
 }
 
@@ -380,6 +383,7 @@ v1::Decision ToProto(const DecisionRecord& in) {
   out.set_policy(in.policy);
   out.set_ring(in.ring);
   out.set_shards(in.shards);
+  out.set_unchanged(in.unchanged);
   return out;
 }
 
