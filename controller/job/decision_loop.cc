@@ -10,7 +10,8 @@ namespace {
 constexpr double kRetryAfterErrorS = 1;
 constexpr double kKeptRecordIntervalS = 60;
 constexpr size_t kActualSteps = 10;
-constexpr size_t kDetailBytesMax = 500;  // of a reason, before the next trigger is left out
+constexpr size_t kCausesMax = 8;  // of one decision; others are left out
+constexpr size_t kNoteBytesMax = 500;
 
 }  // namespace
 
@@ -49,9 +50,11 @@ bool DecisionLoop::IsLossy(const PlanModel& choices) const {
   });
 }
 
-void DecisionLoop::Request(std::string kind, std::string detail) {
+void DecisionLoop::Request(std::string kind, std::string note) {
   const JobModel* model = job_.observer.model();
-  requested_ = Trigger{std::move(kind), model == nullptr ? 0 : model->step(), std::move(detail)};
+  requested_ = Trigger{.kind = std::move(kind),
+                       .step = model == nullptr ? 0 : model->step(),
+                       .note = note.substr(0, kNoteBytesMax)};
 }
 
 void DecisionLoop::OnPolicyChange() {
@@ -91,8 +94,10 @@ std::optional<Trigger> DecisionLoop::NextTrigger() {
     }
     if (!requested_.has_value() || requested_->kind == "periodic") {
       requested_ = std::move(trigger);
-    } else if (!trigger->detail.empty() && requested_->detail.size() < kDetailBytesMax) {
-      requested_->detail += "; " + trigger->detail;  // one decision answers both
+    } else {  // one decision answers both
+      for (const Change& change : trigger->changes) {
+        if (requested_->changes.size() < kCausesMax) requested_->changes.push_back(change);
+      }
     }
   }
   return requested_;
@@ -173,15 +178,12 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
                           const EffectivePolicy& policy, const Decision& decision) {
   const size_t largest = job_.observer.LargestBucket();
   DecisionRecord record = RecordOf(decision, largest);
-  job_.observer.SetDenseStep(record.dense_step_s);
+  job_.observer.SetDenseStep(record.facts.dense_step_s);
   record.job = job_.name;
   record.step = snapshot.step;
   record.unix_s = job_.host.clock().UnixSeconds();
-  record.trigger = trigger.kind;
-  record.trigger_step = trigger.step;
+  record.trigger = trigger;
   record.policy = policy_name();
-  if (!trigger.detail.empty()) record.reason = StrCat(trigger.detail, ": ", decision.reason);
-  if (record.from.empty()) record.from = "dense, no plan yet";
   record.outcome = "kept";
   record.plan_version = job_.ledger.active_version();
   last_front_.clear();
@@ -200,12 +202,7 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
   }
   if (record.outcome == "offered") rolling_ = record;
   if (!keep) return;
-  if (record.switched) {
-    Log(LogLevel::kInfo, "controller",
-        StrCat("job ", job_.name, " step ", snapshot.step, ": ", record.from, " -> ", record.to,
-               " (plan ", record.plan_version, "): ", record.reason));
-  }
-  job_.host.Publish({job_.name, record.reason, record});
+  job_.host.Publish({job_.name, "", record});
 }
 
 // Most evaluations change nothing and are counted. One that offers a plan is always recorded;
@@ -214,8 +211,9 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
 bool DecisionLoop::IsWorthRecording(const DecisionRecord& record) const {
   if (record.outcome == "offered" || !last_decision_.has_value()) return true;
   if (!budget_.Allows(record.unix_s)) return false;
-  const bool noticed = record.trigger == "periodic" || record.trigger == "bandwidth_change" ||
-                       record.trigger == "latency_change" || record.trigger == "gain_change";
+  const bool noticed =
+      record.trigger.kind == "periodic" || record.trigger.kind == "bandwidth_change" ||
+      record.trigger.kind == "latency_change" || record.trigger.kind == "gain_change";
   return !noticed || record.outcome != "kept" || GistOf(record) != GistOf(*last_decision_) ||
          record.unix_s - last_decision_->unix_s >= kKeptRecordIntervalS;
 }
@@ -252,12 +250,15 @@ void DecisionLoop::StartRollout(const Decision& decision, DecisionRecord* record
     return;
   }
   const bool leased = policy().lease_s > 0 && IsLossy(choices);
+  const PlanModel before =
+      active == nullptr ? PlanModel() : ChoicesFor(*active, job_.observer.buckets());
   const Status offered = job_.ledger.Offer(plan, leased ? std::optional(fallback) : std::nullopt);
   if (!offered.ok()) {
     record->switched = false;
     record->outcome = "withdrawn";
     return;
   }
+  FillChanges(job_.observer.buckets(), before, choices, record);
   record->plan_version = plan.version;
   record->outcome = "offered";
   record->plan = Redacted(std::move(plan));
@@ -297,11 +298,11 @@ void DecisionLoop::OnWithdrawn(const PlanLogEntry& entry) {
   Warn(StrCat("plan ", entry.version, " withdrawn: ", entry.detail));
   if (!rolling_.has_value() || rolling_->plan_version != entry.version) return;
   if (rolling_->outcome != "nacked") rolling_->outcome = "withdrawn";
-  rolling_->reason = StrCat(rolling_->reason, "; ", entry.detail);
+  rolling_->withdrawn_for = entry.detail.substr(0, kNoteBytesMax);
   SaveOutcome(*rolling_);
   // What asked for the plan still asks, once the back-off has passed.
   if (!requested_.has_value()) {
-    requested_ = Trigger{rolling_->trigger, rolling_->trigger_step, ""};
+    requested_ = Trigger{.kind = rolling_->trigger.kind, .step = rolling_->trigger.step};
   }
   rolling_.reset();
 }
@@ -330,8 +331,8 @@ void DecisionLoop::ApplyActivePlan(uint64_t step) {
   const PlanModel choices = ChoicesFor(*plan, job_.observer.buckets());
   job_.observer.model()->SetActivePlan(version, step, choices, plan->layout);
   const bool ours = active_.has_value() && active_->plan_version == version;
-  monitor_.Begin(step, IsLossy(choices), ours ? active_->predicted_step_s : 0,
-                 ours ? active_->dense_step_s : 0);
+  monitor_.Begin(step, IsLossy(choices), ours ? active_->facts.chosen.step_s : 0,
+                 ours ? active_->facts.dense_step_s : 0);
 }
 
 void DecisionLoop::OnStep(const StepObservation& step) {

@@ -266,6 +266,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
     }
     if (decisions.last_inputs().has_value()) *response = weir::ToProto(*decisions.last_inputs());
     *response->mutable_decision() = weir::ToProto(*newest);
+    AddWords(response->mutable_decision());
     for (const auto& candidate : decisions.last_front()) {
       *response->add_front() = weir::ToProto(candidate);
     }
@@ -302,6 +303,11 @@ Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* respo
   WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", request.id()));
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
   WEIR_ASSIGN_OR_RETURN(const v1::Decision decision, DecisionOf(stored));
+  if (!decision.has_facts()) {
+    return FailedPrecondition(StrCat("decision ", id,
+                                     " is of a release whose digests were of words",
+                                     "; it cannot be compared"));
+  }
   WEIR_ASSIGN_OR_RETURN(const std::string inputs, SnapshotOf(stored));
   WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, ParseSnapshot(inputs));
   WEIR_ASSIGN_OR_RETURN(const Policy policy, DecodeEffectivePolicy(stored.policy));

@@ -89,6 +89,7 @@ StatusOr<v1::Decision> DecisionOf(const StoredDecision& stored) {
   const Status parsed = FromJson(stored.payload, &decision);
   if (!parsed.ok()) return DataLoss(StrCat("decision ", stored.id, ": ", Message(parsed)));
   decision.set_id(std::to_string(stored.id));
+  AddWords(&decision);
   return decision;
 }
 
