@@ -39,6 +39,7 @@ struct Flags {
   uint32_t bits = 0;
   TopOptions top;
   uint32_t world = 4, ranks_per_node = 1, buckets = 4;
+  std::string decision;
   bool replay = false, dry_run = false, table = false;
 };
 
@@ -182,6 +183,8 @@ void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
   get->add_option("kind", flags.resource.kind, kinds)->required()->check(known);
   get->add_option("name", flags.resource.name, "one item; links: a node");
   get->add_option("--job", flags.resource.job, "decisions of this job");
+  get->add_flag("--plans", flags.resource.plans_only,
+                "only decisions that offered a plan: the history of plans");
   get->add_option("--limit", flags.resource.limit, "newest decisions to list; 0: all")
       ->type_name("COUNT")
       ->capture_default_str();
@@ -232,10 +235,11 @@ void AddPolicyCommands(CLI::App& app, Flags& flags, Action* action) {
 void AddJobCommands(CLI::App& app, Flags& flags, Action* action) {
   auto* explain = app.add_subcommand("explain", "why a job runs what it runs");
   explain->add_option("job", flags.resource.name)->required();
+  explain->add_option("--decision", flags.decision, "this one; empty: the newest")->type_name("ID");
   explain->add_flag("--replay", flags.replay, "decide again on the stored snapshot and compare");
   explain->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output output) {
-      return Explain(client, f.resource.name, f.replay, output);
+      return Explain(client, {f.resource.name, f.decision, f.replay}, output);
     });
   });
   auto* pin = app.add_subcommand("pin", "fix a job's choice until unpinned");

@@ -197,6 +197,7 @@ Status FetchNewest(Client& client, const ResourceRequest& request,
                    v1::ListDecisionsResponse* newest) {
   v1::ListDecisionsRequest ask;
   ask.set_job(request.job);
+  ask.set_plans_only(request.plans_only);
   for (uint64_t left = request.limit == 0 ? UINT64_MAX : request.limit; left > 0;) {
     ask.set_page_size(static_cast<uint32_t>(std::min<uint64_t>(left, 500)));
     v1::ListDecisionsResponse page;

@@ -11,7 +11,8 @@ namespace {
 constexpr double kRetryAfterErrorS = 1;
 constexpr double kKeptRecordIntervalS = 60;
 constexpr size_t kActualSteps = 10;
-constexpr size_t kDetailBytesMax = 500;  // of a reason, before the next trigger is left out
+constexpr size_t kCausesMax = 8;  // of one decision; others are left out
+constexpr size_t kNoteBytesMax = 500;
 
 }  // namespace
 
@@ -50,9 +51,11 @@ bool DecisionLoop::IsLossy(const PlanModel& choices) const {
   });
 }
 
-void DecisionLoop::Request(std::string kind, std::string detail) {
+void DecisionLoop::Request(std::string kind, std::string note) {
   const JobModel* model = job_.observer.model();
-  requested_ = Trigger{std::move(kind), model == nullptr ? 0 : model->step(), std::move(detail)};
+  requested_ = Trigger{.kind = std::move(kind),
+                       .step = model == nullptr ? 0 : model->step(),
+                       .note = note.substr(0, kNoteBytesMax)};
 }
 
 void DecisionLoop::OnPolicyChange() {
@@ -92,8 +95,10 @@ std::optional<Trigger> DecisionLoop::NextTrigger() {
     }
     if (!requested_.has_value() || requested_->kind == "periodic") {
       requested_ = std::move(trigger);
-    } else if (!trigger->detail.empty() && requested_->detail.size() < kDetailBytesMax) {
-      requested_->detail += "; " + trigger->detail;  // one decision answers both
+    } else {  // one decision answers both
+      for (const Change& change : trigger->changes) {
+        if (requested_->changes.size() < kCausesMax) requested_->changes.push_back(change);
+      }
     }
   }
   return requested_;
@@ -174,15 +179,12 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
                           const EffectivePolicy& policy, const Decision& decision) {
   const size_t largest = job_.observer.LargestBucket();
   DecisionRecord record = RecordOf(decision, largest);
-  job_.observer.SetDenseStep(record.dense_step_s);
+  job_.observer.SetDenseStep(record.facts.dense_step_s);
   record.job = job_.name;
   record.step = snapshot.step;
   record.unix_s = job_.host.clock().UnixSeconds();
-  record.trigger = trigger.kind;
-  record.trigger_step = trigger.step;
+  record.trigger = trigger;
   record.policy = policy_name();
-  if (!trigger.detail.empty()) record.reason = StrCat(trigger.detail, ": ", decision.reason);
-  if (record.from.empty()) record.from = "dense, no plan yet";
   record.outcome = "kept";
   record.plan_version = job_.ledger.active_version();
   last_front_.clear();
@@ -192,31 +194,44 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
       job_.slots.Lacks(decision.chosen.choices, job_.ledger.active())) {
     StartRollout(decision, &record);
   }
-  // Most looks change nothing; a sample of them is history enough.
-  const bool keep = record.switched || trigger.kind != "periodic" || !last_decision_.has_value() ||
-                    last_decision_->id == 0 ||
-                    record.unix_s - last_decision_->unix_s >= kKeptRecordIntervalS;
-  if (keep) Keep(snapshot, policy, &record);
+  const bool keep = IsWorthRecording(record);
+  if (keep) {
+    Keep(snapshot, policy, &record);
+  } else {
+    ++job_.counters.unchanged;
+    ++last_decision_->unchanged;
+  }
   if (record.outcome == "offered") rolling_ = record;
   if (!keep) return;
-  if (record.switched) {
-    Log(LogLevel::kInfo, "controller",
-        StrCat("job ", job_.name, " step ", snapshot.step, ": ", record.from, " -> ", record.to,
-               " (plan ", record.plan_version, "): ", record.reason));
-  }
-  job_.host.Publish({job_.name, record.reason, record});
+  job_.host.Publish({job_.name, "", record});
+}
+
+// Most evaluations change nothing and are counted. One that offers a plan is always recorded;
+// others where somebody asked for it or it came to another end than the newest that is recorded,
+// and now and then, as a sample.
+bool DecisionLoop::IsWorthRecording(const DecisionRecord& record) const {
+  if (record.outcome == "offered" || !last_decision_.has_value()) return true;
+  if (!budget_.Allows(record.unix_s)) return false;
+  const bool noticed =
+      record.trigger.kind == "periodic" || record.trigger.kind == "bandwidth_change" ||
+      record.trigger.kind == "latency_change" || record.trigger.kind == "gain_change";
+  return !noticed || record.outcome != "kept" || GistOf(record) != GistOf(*last_decision_) ||
+         record.unix_s - last_decision_->unix_s >= kKeptRecordIntervalS;
 }
 
 void DecisionLoop::Keep(const Snapshot& snapshot, const EffectivePolicy& policy,
                         DecisionRecord* record) {
-  const auto id =
+  // What was only counted since then is kept with the record that it did not change.
+  if (last_decision_.has_value() && last_decision_->unchanged > 0) Save(*last_decision_);
+  const auto added =
       job_.host.journal().AddDecision(*record, SerializeSnapshot(snapshot), policy.record);
-  if (id.ok()) {
-    record->id = *id;
-    Save(*record);
+  ++job_.counters.records;
+  budget_.Spend(record->unix_s, added.ok() ? added->bytes : 0);
+  if (added.ok()) {
+    record->id = added->id;
   } else {
     ++job_.counters.store_errors;
-    Warn(StrCat("decision not stored: ", Message(id.status())));
+    Warn(StrCat("decision not stored: ", Message(added.status())));
   }
   last_decision_ = *record;
   last_inputs_ = DescribeInputs(snapshot, job_.observer.model()->Links());
@@ -236,12 +251,15 @@ void DecisionLoop::StartRollout(const Decision& decision, DecisionRecord* record
     return;
   }
   const bool leased = policy().lease_s > 0 && IsLossy(choices);
+  const PlanModel before =
+      active == nullptr ? PlanModel() : ChoicesFor(*active, job_.observer.buckets());
   const Status offered = job_.ledger.Offer(plan, leased ? std::optional(fallback) : std::nullopt);
   if (!offered.ok()) {
     record->switched = false;
     record->outcome = "withdrawn";
     return;
   }
+  FillChanges(job_.observer.buckets(), before, choices, record);
   record->plan_version = plan.version;
   record->outcome = "offered";
   record->plan = Redacted(std::move(plan));
@@ -281,11 +299,11 @@ void DecisionLoop::OnWithdrawn(const PlanLogEntry& entry) {
   Warn(StrCat("plan ", entry.version, " withdrawn: ", entry.detail));
   if (!rolling_.has_value() || rolling_->plan_version != entry.version) return;
   if (rolling_->outcome != "nacked") rolling_->outcome = "withdrawn";
-  rolling_->reason = StrCat(rolling_->reason, "; ", entry.detail);
-  Save(*rolling_);
+  rolling_->withdrawn_for = entry.detail.substr(0, kNoteBytesMax);
+  SaveOutcome(*rolling_);
   // What asked for the plan still asks, once the back-off has passed.
   if (!requested_.has_value()) {
-    requested_ = Trigger{rolling_->trigger, rolling_->trigger_step, ""};
+    requested_ = Trigger{.kind = rolling_->trigger.kind, .step = rolling_->trigger.step};
   }
   rolling_.reset();
 }
@@ -300,7 +318,7 @@ void DecisionLoop::OnActive(uint64_t version, uint64_t step) {
     active_->activation_step = step;
     actual_step_s_.clear();
     next_actual_step_ = step + 2;
-    Save(*active_);
+    SaveOutcome(*active_);
   }
   ApplyActivePlan(step);
   job_.ledger.ForgetBefore(version);
@@ -314,8 +332,8 @@ void DecisionLoop::ApplyActivePlan(uint64_t step) {
   const PlanModel choices = ChoicesFor(*plan, job_.observer.buckets());
   job_.observer.model()->SetActivePlan(version, step, choices, plan->layout);
   const bool ours = active_.has_value() && active_->plan_version == version;
-  monitor_.Begin(step, IsLossy(choices), ours ? active_->predicted_step_s : 0,
-                 ours ? active_->dense_step_s : 0);
+  monitor_.Begin(step, IsLossy(choices), ours ? active_->facts.chosen.step_s : 0,
+                 ours ? active_->facts.dense_step_s : 0);
 }
 
 void DecisionLoop::OnStep(const StepObservation& step) {
@@ -342,16 +360,21 @@ void DecisionLoop::ObserveActual(const StepObservation& step) {
   const auto middle = actual_step_s_.begin() + kActualSteps / 2;
   std::nth_element(actual_step_s_.begin(), middle, actual_step_s_.end());
   active_->actual_step_s = *middle;
-  Save(*active_);
+  SaveOutcome(*active_);
 }
 
-void DecisionLoop::Save(const DecisionRecord& decision) {
+void DecisionLoop::Save(DecisionRecord decision) {
+  const bool newest = last_decision_.has_value() && last_decision_->id == decision.id;
+  if (newest) decision.unchanged = last_decision_->unchanged;
   // Id 0: it could not be stored when it was made.
   if (decision.id > 0 && !job_.host.journal().UpdateDecision(decision).ok()) {
     ++job_.counters.store_errors;
   }
-  if (last_decision_.has_value() && last_decision_->id == decision.id) last_decision_ = decision;
-  if (decision.outcome == "offered" || decision.outcome == "kept") return;
+  if (newest) last_decision_ = decision;
+}
+
+void DecisionLoop::SaveOutcome(const DecisionRecord& decision) {
+  Save(decision);
   job_.host.Publish(
       {job_.name, StrCat("plan ", decision.plan_version, " is ", decision.outcome), decision});
 }

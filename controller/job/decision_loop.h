@@ -14,6 +14,7 @@
 #include "controller/job/observer.h"
 #include "controller/job/plan_ledger.h"
 #include "controller/job/plan_monitor.h"
+#include "controller/job/record_budget.h"
 #include "controller/solver/solver.h"
 
 namespace weir {
@@ -52,7 +53,7 @@ class DecisionLoop {
   /// Decides when there is a reason to and nothing stands against it.
   void MaybeDecide();
   /// A decision is wanted; replaces what was asked for before.
-  void Request(std::string kind, std::string detail);
+  void Request(std::string kind, std::string note);
   void OnPolicyChange();
   /// Fixes the choice for all buckets. Errors as CheckChoice and the journal's;
   /// kFailedPrecondition: no rank has said what it can run.
@@ -67,6 +68,7 @@ class DecisionLoop {
   Policy policy() const;
   std::string policy_name() const;
   const std::optional<JobPin>& pin() const { return pin_; }
+  /// The newest that was recorded: evaluations that change nothing are counted only.
   const std::optional<DecisionRecord>& last_decision() const { return last_decision_; }
   const std::vector<CandidateRecord>& last_front() const { return last_front_; }
   /// What the last decision was made from; empty when a former controller made it.
@@ -84,6 +86,7 @@ class DecisionLoop {
   bool AwaitsLease(const Snapshot& snapshot, const PlanModel& choices);
   void Record(const Trigger& trigger, const Snapshot& snapshot, const EffectivePolicy& policy,
               const Decision& decision);
+  bool IsWorthRecording(const DecisionRecord& record) const;
   void Keep(const Snapshot& snapshot, const EffectivePolicy& policy, DecisionRecord* record);
   void StartRollout(const Decision& decision, DecisionRecord* record);
   bool IsLossy(const PlanModel& choices) const;
@@ -91,10 +94,12 @@ class DecisionLoop {
   void OnWithdrawn(const PlanLogEntry& entry);
   void OnActive(uint64_t version, uint64_t step);
   void ObserveActual(const StepObservation& step);
-  void Save(const DecisionRecord& decision);
+  void Save(DecisionRecord decision);
+  void SaveOutcome(const DecisionRecord& decision);
 
   const JobParts job_;
   PlanMonitor monitor_;
+  RecordBudget budget_;
   std::optional<uint64_t> settled_at_step_;
   std::optional<JobPin> pin_;
   std::string policy_digest_;  // of the text that ruled the last decision

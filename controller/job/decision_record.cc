@@ -1,13 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/job/decision_record.h"
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "controller/job/bounds.h"
+#include "controller/job/job_lease.h"
 
 namespace weir {
 namespace {
 
 bool SamePlanOf(const CandidatePlan& a, const CandidatePlan& b) {
   return a.choices == b.choices && a.layout == b.layout;
+}
+
+// Six digits: enough to compare candidates by, and half of the room.
+double Brief(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", Finite(value));
+  return std::strtod(text, nullptr);
 }
 
 void SetOrigin(const std::string& method, uint64_t samples, double age_s, InputEstimate* estimate) {
@@ -22,11 +33,11 @@ CandidateRecord RecordOf(const CandidatePlan& candidate, size_t largest) {
   CandidateRecord out;
   out.label = candidate.label;
   if (largest < candidate.choices.size()) out.choice = candidate.choices[largest];
-  out.step_s = Finite(candidate.step_s);
-  out.step_deviation_s = Finite(candidate.step_deviation_s);
-  out.communication_s = Finite(candidate.communication_s);
-  out.gain = Finite(candidate.gain);
-  out.objective = Finite(candidate.objective);
+  out.step_s = Brief(candidate.step_s);
+  out.step_deviation_s = Brief(candidate.step_deviation_s);
+  out.communication_s = Brief(candidate.communication_s);
+  out.gain = Brief(candidate.gain);
+  out.objective = Brief(candidate.objective);
   out.dense = candidate.dense;
   out.feasible = candidate.feasible;
   out.excluded_by = candidate.excluded_by;
@@ -52,17 +63,37 @@ DecisionRecord RecordOf(const Decision& decision, size_t largest) {
   if (!dense_listed && !decision.dense.choices.empty()) {
     out.candidates.push_back(RecordOf(decision.dense, largest));
   }
-  out.ring = decision.ring;
-  out.shards = decision.shards;
-  out.reason = decision.reason;
   out.switched = decision.switched;
-  if (!decision.incumbent.choices.empty()) out.from = decision.incumbent.label;
-  out.to = decision.chosen.label;
-  out.binding_constraint = decision.binding_constraint;
-  out.dense_step_s = Finite(decision.dense.step_s);
-  out.predicted_step_s = Finite(decision.chosen.step_s);
+  out.facts = decision.facts;
+  out.facts.dense_step_s = Finite(out.facts.dense_step_s);
+  out.facts.chosen.step_s = Finite(out.facts.chosen.step_s);
   out.digest = decision.digest;
   return out;
+}
+
+void FillChanges(const std::vector<BucketDefinition>& buckets, const PlanModel& before,
+                 const PlanModel& after, DecisionRecord* record) {
+  for (size_t i = 0; i < buckets.size() && i < after.size(); ++i) {
+    std::optional<ChoiceModel> former;
+    if (i < before.size()) former = before[i];
+    if (former == after[i]) continue;
+    ++record->buckets_changed;
+    if (record->changes.size() < DecisionRecord::kChangesMax) {
+      record->changes.push_back({buckets[i].key, former, after[i]});
+    }
+  }
+}
+
+std::string GistOf(const DecisionRecord& record) {
+  std::string gist = StrCat(record.facts.chosen.label, "|", static_cast<int>(record.facts.rule),
+                            "|", record.facts.binding_constraint, "|", record.policy);
+  for (const CandidateRecord& candidate : record.candidates) {
+    // What stands against an aggregator is news of its own.
+    if (!candidate.choice.has_value()) continue;
+    if (LeaseModeOf(candidate.choice->collective).empty() || candidate.feasible) continue;
+    gist += StrCat("|", candidate.excluded_by);
+  }
+  return gist;
 }
 
 DecisionInputs DescribeInputs(const Snapshot& snapshot, const std::vector<LinkEstimate>& links) {

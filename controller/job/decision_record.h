@@ -23,28 +23,36 @@ struct CandidateRecord {
   std::string excluded_by;
 };
 
+/// A bucket's choice before and after.
+struct BucketChange {
+  std::string bucket;
+  std::optional<ChoiceModel> before;  // none: there was no plan
+  ChoiceModel after;
+};
+
 /// See Decision in admin.proto.
 struct DecisionRecord {
   int64_t id = 0;  // 0: not stored
   std::string job;
   uint64_t step = 0;
   double unix_s = 0;
-  std::string trigger;
-  uint64_t trigger_step = 0;
-  std::string reason;
+  Trigger trigger;  // with what was before and after
   bool switched = false;
   uint64_t plan_version = 0;
-  std::string from, to;
+  DecisionFacts facts;
+  std::string withdrawn_for;  // why the plan that it offered was withdrawn
   std::vector<CandidateRecord> candidates;
-  std::string binding_constraint;
-  double dense_step_s = 0, predicted_step_s = 0;
   std::string outcome;
   uint64_t activation_step = 0;
   double actual_step_s = 0;
   std::string digest;
   std::optional<JobPlan> plan;  // without cookies
   std::string policy;
-  std::string ring, shards;
+  // Buckets whose choice differs from that of the plan before; the first kChangesMax.
+  static constexpr size_t kChangesMax = 16;
+  std::vector<BucketChange> changes;
+  uint64_t buckets_changed = 0;
+  uint64_t unchanged = 0;  // evaluations since then that changed nothing
 };
 
 /// A measurement that a decision was made from, with its origin.
@@ -65,6 +73,13 @@ CandidateRecord RecordOf(const CandidatePlan& candidate, size_t largest);
 /// Candidates, reason, predictions and digest of `decision`; nothing about job, trigger or
 /// versions.
 DecisionRecord RecordOf(const Decision& decision, size_t largest);
+
+/// The buckets whose choice differs; `before` may be empty.
+void FillChanges(const std::vector<BucketDefinition>& buckets, const PlanModel& before,
+                 const PlanModel& after, DecisionRecord* record);
+
+/// What a decision came to, for comparison with others: where it is equal, nothing new was found.
+std::string GistOf(const DecisionRecord& record);
 
 /// Latency, bandwidth and compute time as the decision on `snapshot` took them. Method, samples and
 /// age are those of the link that bounds the job: the slowest, and for latency the one of the

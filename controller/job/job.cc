@@ -235,6 +235,8 @@ JobView Job::View() const {
   ledger_.Fill(&out);
   out.policy = loop_.policy_name();
   out.pin = loop_.pin();
+  out.decisions = counters_.records;
+  out.evaluations = counters_.records + counters_.unchanged;
   return out;
 }
 

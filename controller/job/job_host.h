@@ -45,9 +45,13 @@ class JobJournal {
   virtual std::optional<JobPlan> LoadPlan(const std::string& job, uint64_t version) = 0;
   /// 0: the job has none.
   virtual StatusOr<uint64_t> HighestPlanVersion(const std::string& job) = 0;
-  /// The id given to it.
-  virtual StatusOr<int64_t> AddDecision(const DecisionRecord& record, const std::string& snapshot,
-                                        const std::string& policy) = 0;
+  struct Added {
+    int64_t id = 0;
+    size_t bytes = 0;  // that it takes
+  };
+  /// `snapshot` as SerializeSnapshot wrote it; `policy`: EffectivePolicy::record.
+  virtual StatusOr<Added> AddDecision(const DecisionRecord& record, const std::string& snapshot,
+                                      const std::string& policy) = 0;
   virtual Status UpdateDecision(const DecisionRecord& record) = 0;
   virtual Status SavePin(const std::string& job, const JobPin& pin, double unix_s) = 0;
   virtual Status DeletePin(const std::string& job) = 0;

@@ -47,6 +47,7 @@ struct JobView {
   std::string key_id;                      // empty: it has no key
   FramesProtected protection = FramesProtected::kNotSaid;
   uint32_t unauthenticated_peers = 0;
+  uint64_t evaluations = 0, decisions = 0;
 };
 
 /// How the job's frames are protected, in a word: "encrypted", "authenticated", "checked", or
@@ -56,7 +57,8 @@ std::string ProtectionText(FramesProtected protection, uint32_t unauthenticated_
 
 /// Counters of one job for /metrics.
 struct JobCounters {
-  std::map<std::string, uint64_t> decisions;  // by trigger
+  std::map<std::string, uint64_t> decisions;  // evaluations by trigger
+  uint64_t records = 0, unchanged = 0;        // of them recorded, and not
   uint64_t switches = 0, nacks = 0, withdrawals = 0, rollbacks = 0, skipped_steps = 0,
            store_errors = 0;
   uint64_t decision_errors = 0;

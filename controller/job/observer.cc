@@ -102,7 +102,7 @@ StepPoint Observer::AddPoint(const StepObservation& step) {
 
 void Observer::OnPaths(int rank, const PathList& paths, const Membership& members) {
   const Member* source = members.Find(rank);
-  for (const PathObservation& path : paths) {
+  for (const RankPathObservation& path : paths) {
     const Member* target = members.Find(path.peer_rank);
     if (source == nullptr || target == nullptr || path.peer_rank == rank) continue;
     LinkObservation link;

@@ -53,12 +53,12 @@ using BucketList = std::vector<BucketInfo>;
 StatusOr<std::vector<BucketDefinition>> DefinitionsOf(const BucketList& buckets);
 
 /// The datapath's connection to one peer.
-struct PathObservation {
+struct RankPathObservation {
   int peer_rank = 0;
   double rtt_s = 0, delivery_rate_bytes_per_s = 0;
   bool application_limited = false;
 };
-using PathList = std::vector<PathObservation>;
+using PathList = std::vector<RankPathObservation>;
 
 struct PlanAcked {
   uint64_t version = 0;

@@ -73,14 +73,36 @@ struct BucketDefinition {
   int order = 0;
 };
 
-/// A change worth a new decision.
+/// An estimate that changed.
+struct Change {
+  enum class Of { kBandwidth, kLatency, kGain };
+  enum class Seen {
+    kAtOnce,     // by a change detector, at `step`
+    kDrifted,    // little by little since the last decision, noticed at `step`
+    kSincePlan,  // since plan `plan_version` became active
+  };
+  Of of = Of::kBandwidth;
+  Seen seen = Seen::kAtOnce;
+  double before = 0, after = 0;
+  double ratio = 0;  // kGain: at which
+  uint64_t step = 0, plan_version = 0;
+  bool settled = false;  // the estimate had some steps to settle since then
+  friend bool operator==(const Change&, const Change&) = default;
+};
+/// "bandwidth 118 MB/s -> 12.4 MB/s (step 120)".
+std::string ChangeText(const Change& change);
+
+/// A reason for a new decision.
 struct Trigger {
   // "start", "bandwidth_change", "latency_change", "gain_change" or "periodic"; whoever drives the
-  // model adds "policy", "pin" and "rollback".
+  // model adds "policy", "pin", "rollback" and "aggregator".
   std::string kind;
-  uint64_t step = 0;   // job's step at which it was noticed
-  std::string detail;  // "bandwidth 118 MB/s -> 12.4 MB/s (step 120)"
+  uint64_t step = 0;  // job's step at which it was noticed
+  std::vector<Change> changes = {};
+  std::string note = {};  // what is no change of an estimate, of whoever drives the model
 };
+/// Changes and note; empty: there is nothing to say.
+std::string TriggerText(const Trigger& trigger);
 
 struct LinkEstimate {
   std::string source_node, target_node;

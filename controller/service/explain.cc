@@ -150,6 +150,9 @@ std::string ExplainText(const v1::Explanation& explanation) {
   if (decision.activation_step() != 0)
     text += StrCat(", active since step ", decision.activation_step());
   text += "\n";
+  if (decision.unchanged() > 0) {
+    text += StrCat(decision.unchanged(), " evaluations since then changed nothing\n");
+  }
   text += Measurements(explanation);
   text += Candidates(decision);
   text +=

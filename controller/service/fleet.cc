@@ -479,7 +479,16 @@ void Fleet::PublishRaw(v1::Event event) {
   events_.Publish(std::move(event));
 }
 
-void Fleet::Publish(JobEvent event) { PublishRaw(ToProto(event)); }
+void Fleet::Publish(JobEvent event) {
+  v1::Event out = ToProto(event);
+  const v1::Decision& decision = out.decision();
+  if (decision.switched() && decision.outcome() == "offered") {
+    Log(LogLevel::kInfo, "controller",
+        StrCat("job ", event.job, " step ", decision.step(), ": ", decision.from(), " -> ",
+               decision.to(), " (plan ", decision.plan_version(), "): ", decision.reason()));
+  }
+  PublishRaw(std::move(out));
+}
 
 const PolicyEntry* Fleet::PolicyFor(const std::string& job) const { return policies_.Match(job); }
 

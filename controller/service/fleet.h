@@ -154,6 +154,7 @@ class Fleet : public JobHost {
   v1::Link LinkProto(const std::string& source, const std::string& target,
                      const LinkRecord& link) const;
   StatusOr<Job*> RequireJob(const std::string& name) const;
+  StatusOr<v1::Decision> WholeDecision(const std::string& id_text);
   void Audit(const std::string& actor, const std::string& action, const std::string& target,
              const std::string& detail);
   v1::Capabilities KnownCapabilities();

@@ -118,9 +118,12 @@ void CollectJob(const Job& job, Collector* out) {
   out->Gauge("weir_policy_gain_min_ratio", "Least gain that the job's policy allows.", labels,
              job.decisions().policy().gain_min);
   for (const auto& [reason, count] : counters.decisions) {
-    out->Counter("weir_decisions_total", "Decisions by what asked for them.",
+    out->Counter("weir_decisions_total", "Evaluations of the candidates by what asked for them.",
                  with("reason", reason), static_cast<double>(count));
   }
+  out->Counter("weir_decision_records_total",
+               "Decisions that were recorded; the others changed nothing.", labels,
+               static_cast<double>(counters.records));
   out->Counter("weir_plan_switches_total", "Plans offered to the ranks.", labels,
                static_cast<double>(counters.switches));
   out->Counter("weir_plan_nacks_total", "Plans that a rank refused.", labels,

@@ -221,7 +221,8 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
     WEIR_ASSIGN_OR_RETURN(before, ParseId("page_token", request.page_token()));
   }
   Page page(request.page_size(), kDecisionsDefault, kDecisionsMax);
-  WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1));
+  WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1,
+                                                          request.plans_only()));
   for (const StoredDecision& entry : stored) {
     WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(entry));
     if (!page.Takes(decision)) {
@@ -233,11 +234,23 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
   return OkStatus();
 }
 
-Status Fleet::GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response) {
-  WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", request.id()));
+// A stored decision with the plan that it offered and, where they are still there, its inputs.
+StatusOr<v1::Decision> Fleet::WholeDecision(const std::string& id_text) {
+  WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", id_text));
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
-  WEIR_ASSIGN_OR_RETURN(*response, DecisionOf(stored));
-  response->set_snapshot_json(stored.snapshot);
+  WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(stored));
+  if (auto snapshot = SnapshotOf(stored); snapshot.ok()) {
+    decision.set_snapshot_json(*std::move(snapshot));
+  }
+  if (stored.switched) {
+    const auto plan = journal_.LoadPlan(decision.job(), decision.plan_version());
+    if (plan.has_value()) *decision.mutable_plan() = weir::ToProto(*plan);
+  }
+  return decision;
+}
+
+Status Fleet::GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response) {
+  WEIR_ASSIGN_OR_RETURN(*response, WholeDecision(request.id()));
   return OkStatus();
 }
 
@@ -245,22 +258,33 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
   const DecisionLoop& decisions = job->decisions();
   const std::string& obstacle = decisions.obstacle();
-  if (!decisions.last_decision().has_value()) {
-    return FailedPrecondition(StrCat("no decision for job '", request.job(),
-                                     "' yet: ", obstacle.empty() ? "nothing measured" : obstacle));
+  const auto& newest = decisions.last_decision();
+  std::string id = request.decision_id();
+  if (id.empty()) {
+    if (!newest.has_value()) {
+      return FailedPrecondition(StrCat("no decision for job '", request.job(), "' yet: ",
+                                       obstacle.empty() ? "nothing measured" : obstacle));
+    }
+    if (decisions.last_inputs().has_value()) *response = weir::ToProto(*decisions.last_inputs());
+    *response->mutable_decision() = weir::ToProto(*newest);
+    AddWords(response->mutable_decision());
+    for (const auto& candidate : decisions.last_front()) {
+      *response->add_front() = weir::ToProto(candidate);
+    }
+    if (newest->id > 0) id = std::to_string(newest->id);
   }
-  if (decisions.last_inputs().has_value()) *response = weir::ToProto(*decisions.last_inputs());
-  *response->mutable_decision() = weir::ToProto(*decisions.last_decision());
-  for (const auto& candidate : decisions.last_front()) {
-    *response->add_front() = weir::ToProto(candidate);
-  }
-  if (const int64_t id = decisions.last_decision()->id; id > 0) {
-    if (const auto stored = store_.GetDecision(id); stored.ok()) {
-      response->mutable_decision()->set_snapshot_json(stored->snapshot);
-      const auto snapshot = ParseSnapshot(stored->snapshot);
-      if (snapshot.ok() && !decisions.last_inputs().has_value()) {
-        response->MergeFrom(weir::ToProto(DescribeInputs(*snapshot, {})));
-      }
+  if (!id.empty()) {
+    WEIR_ASSIGN_OR_RETURN(v1::Decision whole, WholeDecision(id));
+    if (whole.job() != request.job()) {
+      return NotFound(StrCat("decision ", id, " is of job '", whole.job(), "'"));
+    }
+    if (newest.has_value() && id == std::to_string(newest->id)) {
+      whole.set_unchanged(newest->unchanged);
+    }
+    const auto snapshot = ParseSnapshot(whole.snapshot_json());
+    *response->mutable_decision() = std::move(whole);
+    if (snapshot.ok() && !response->has_latency_s()) {
+      response->MergeFrom(weir::ToProto(DescribeInputs(*snapshot, {})));
     }
   }
   std::string text = ExplainText(*response);
@@ -269,7 +293,9 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
                    static_cast<int>(job->series().PredictionErrorMedian() * 1000) / 10.0,
                    " % over ", job->series().predictions(), " runs\n");
   }
-  if (!obstacle.empty()) text += StrCat("Not deciding now: ", obstacle, "\n");
+  if (!obstacle.empty() && request.decision_id().empty()) {
+    text += StrCat("Not deciding now: ", obstacle, "\n");
+  }
   response->set_text(std::move(text));
   return OkStatus();
 }
@@ -278,7 +304,13 @@ Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* respo
   WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", request.id()));
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
   WEIR_ASSIGN_OR_RETURN(const v1::Decision decision, DecisionOf(stored));
-  WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, ParseSnapshot(stored.snapshot));
+  if (!decision.has_facts()) {
+    return FailedPrecondition(StrCat("decision ", id,
+                                     " is of a release whose digests were of words",
+                                     "; it cannot be compared"));
+  }
+  WEIR_ASSIGN_OR_RETURN(const std::string inputs, SnapshotOf(stored));
+  WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, ParseSnapshot(inputs));
   WEIR_ASSIGN_OR_RETURN(const Policy policy, DecodeEffectivePolicy(stored.policy));
   WEIR_ASSIGN_OR_RETURN(const Decision replayed, Decide(snapshot, policy));
   response->set_stored_digest(decision.digest());

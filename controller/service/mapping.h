@@ -56,12 +56,18 @@ JobView ToModel(const v1::Job& job);
 v1::Job ToProto(const JobView& job);
 std::string ProtectionText(const v1::Job& job);
 v1::SeriesPoint ToProto(const StepPoint& point);
-v1::Candidate ToProto(const CandidateRecord& candidate);
-DecisionRecord ToModel(const v1::Decision& decision);
-v1::Decision ToProto(const DecisionRecord& record);
 /// Without the decision itself.
 v1::Explanation ToProto(const DecisionInputs& inputs);
 v1::Event ToProto(const JobEvent& event);
 v1::Aggregator ToProto(const AggregatorReport& report);
+
+// mapping_decision.cc.
+
+v1::Candidate ToProto(const CandidateRecord& candidate);
+DecisionRecord ToModel(const v1::Decision& decision);
+/// Without words: as it is stored.
+v1::Decision ToProto(const DecisionRecord& record);
+/// Sets the fields that put others into words.
+void AddWords(v1::Decision* decision);
 
 }  // namespace weir

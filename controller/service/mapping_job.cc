@@ -75,22 +75,6 @@ v1::GrantedLease ToProto(const ReportedLease& in) {
   return out;
 }
 
-CandidateRecord ToModel(const v1::Candidate& in) {
-  CandidateRecord out;
-  out.label = in.label();
-  if (in.has_choice()) out.choice = weir::ToModel(in.choice());
-  out.step_s = in.step_s();
-  out.step_deviation_s = in.step_deviation_s();
-  out.communication_s = in.communication_s();
-  out.gain = in.gain();
-  out.objective = in.objective();
-  out.chosen = in.chosen();
-  out.dense = in.dense();
-  out.feasible = in.feasible();
-  out.excluded_by = in.excluded_by();
-  return out;
-}
-
 // "ann: top_k 0.01 over sparse_all_gather (night run)".
 std::string PinText(const JobPin& pin) {
   return StrCat(pin.actor.empty() ? "unknown" : pin.actor, ": ", ChoiceLabel(pin.choice),
@@ -252,6 +236,8 @@ v1::Job ToProto(const JobView& in) {
   out.set_key_id(in.key_id);
   out.set_frame_protection(ToProto(in.protection));
   out.set_unauthenticated_peers(in.unauthenticated_peers);
+  out.set_evaluations(in.evaluations);
+  out.set_decisions(in.decisions);
   return out;
 }
 
@@ -309,82 +295,6 @@ v1::SeriesPoint ToProto(const StepPoint& in) {
   return out;
 }
 
-v1::Candidate ToProto(const CandidateRecord& in) {
-  v1::Candidate out;
-  out.set_label(in.label);
-  if (in.choice.has_value()) *out.mutable_choice() = ToProto(*in.choice);
-  out.set_step_s(in.step_s);
-  out.set_step_deviation_s(in.step_deviation_s);
-  out.set_communication_s(in.communication_s);
-  out.set_gain(in.gain);
-  out.set_objective(in.objective);
-  out.set_chosen(in.chosen);
-  out.set_dense(in.dense);
-  out.set_feasible(in.feasible);
-  out.set_excluded_by(in.excluded_by);
-  return out;
-}
-
-DecisionRecord ToModel(const v1::Decision& in) {
-  DecisionRecord out;
-  out.id = std::atoll(in.id().c_str());
-  out.job = in.job();
-  out.step = in.step();
-  out.unix_s = in.unix_s();
-  out.trigger = in.trigger();
-  out.trigger_step = in.trigger_step();
-  out.reason = in.reason();
-  out.switched = in.switched();
-  out.plan_version = in.plan_version();
-  out.from = in.from();
-  out.to = in.to();
-  for (const v1::Candidate& candidate : in.candidates()) {
-    out.candidates.push_back(ToModel(candidate));
-  }
-  out.binding_constraint = in.binding_constraint();
-  out.dense_step_s = in.dense_step_s();
-  out.predicted_step_s = in.predicted_step_s();
-  out.outcome = in.outcome();
-  out.activation_step = in.activation_step();
-  out.actual_step_s = in.actual_step_s();
-  out.digest = in.digest();
-  if (in.has_plan()) out.plan = ToModel(in.plan());
-  out.policy = in.policy();
-  out.ring = in.ring();
-  out.shards = in.shards();
-  return out;
-}
-
-v1::Decision ToProto(const DecisionRecord& in) {
-  v1::Decision out;
-  if (in.id > 0) out.set_id(std::to_string(in.id));
-  out.set_job(in.job);
-  out.set_step(in.step);
-  out.set_unix_s(in.unix_s);
-  out.set_trigger(in.trigger);
-  out.set_trigger_step(in.trigger_step);
-  out.set_reason(in.reason);
-  out.set_switched(in.switched);
-  out.set_plan_version(in.plan_version);
-  out.set_from(in.from);
-  out.set_to(in.to);
-  for (const CandidateRecord& candidate : in.candidates) {
-    *out.add_candidates() = ToProto(candidate);
-  }
-  out.set_binding_constraint(in.binding_constraint);
-  out.set_dense_step_s(in.dense_step_s);
-  out.set_predicted_step_s(in.predicted_step_s);
-  out.set_outcome(in.outcome);
-  out.set_activation_step(in.activation_step);
-  out.set_actual_step_s(in.actual_step_s);
-  out.set_digest(in.digest);
-  if (in.plan.has_value()) *out.mutable_plan() = ToProto(*in.plan);
-  out.set_policy(in.policy);
-  out.set_ring(in.ring);
-  out.set_shards(in.shards);
-  return out;
-}
-
 v1::Explanation ToProto(const DecisionInputs& inputs) {
   v1::Explanation out;
   *out.mutable_latency_s() = ToProto(inputs.latency_s);
@@ -403,6 +313,8 @@ v1::Event ToProto(const JobEvent& in) {
   } else if (const auto* decision = std::get_if<DecisionRecord>(&in.body)) {
     out.set_kind("decision");
     *out.mutable_decision() = ToProto(*decision);
+    AddWords(out.mutable_decision());
+    if (out.text().empty()) out.set_text(out.decision().reason());
   } else if (const auto* point = std::get_if<StepPoint>(&in.body)) {
     out.set_kind("step");
     *out.mutable_point() = ToProto(*point);

@@ -8,6 +8,7 @@
 #include "controller/model/shard_choice.h"
 #include "controller/service/mapping.h"
 #include "controller/service/policy_set.h"
+#include "controller/solver/explain.h"
 
 namespace weir {
 namespace {
@@ -172,7 +173,7 @@ StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
   for (const CandidateRecord& candidate : RecordOf(decision, 0).candidates) {
     *response.add_candidates() = ToProto(candidate);
   }
-  response.set_reason(decision.reason);
+  response.set_reason(ReasonText(decision.facts));
   std::vector<BucketDefinition> buckets;
   for (const BucketModel& bucket : snapshot.buckets) {
     buckets.push_back({bucket.key, bucket.elements, bucket.order});

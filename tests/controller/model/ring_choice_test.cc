@@ -39,7 +39,7 @@ TEST(RingChoiceTest, AvoidsASlowPair) {
   EXPECT_DOUBLE_EQ(ring.speedup, 100);
   EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, {}), 1 / kSlow);
   EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, ring.order), 1 / kFastLink);
-  const std::string text = RingText(snapshot, ring.order);
+  const std::string text = RingText(DescribeRing(snapshot, ring.order));
   EXPECT_THAT(text, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 100 MB/s"));
   EXPECT_THAT(text, HasSubstr("would use 1.0 MB/s from rank 1 to rank 2"));
 }
