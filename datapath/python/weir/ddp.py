@@ -48,7 +48,7 @@ import itertools
 import os
 import sys
 import zlib
-from typing import ContextManager, Dict
+from typing import ContextManager, Dict, Optional
 
 import torch.distributed as dist
 
@@ -61,7 +61,7 @@ from weir.non_finite import Agreement
 from weir.restored import RestoredBuckets
 from weir.session import Session
 from weir.steps import Steps, attached, begin_with_forward, columns
-from weir.unreduced import Watch
+from weir.unreduced import DDPWatch, Watch
 
 CONNECT_TIMEOUT_S = 60.0
 _attach_counts: Dict[str, int] = {}  # by job and ranks
@@ -118,7 +118,7 @@ class DDPState(Steps):
         self._by_name = dict(module.named_parameters())
         self._names = {id(p): name for name, p in self._by_name.items()}
         self._restored = None  # in the first steps after load_state_dict()
-        self._watch = None
+        self._watch: Optional[Watch] = None
         self._keeps_gradients = False
         peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
@@ -221,7 +221,7 @@ class DDPState(Steps):
 
     def watch(self, ddp_model):
         """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
-        self._watch = Watch(ddp_model, self.rank)
+        self._watch = DDPWatch(ddp_model, self.rank)
         self._keeps_gradients = not (ddp_model.gradient_as_bucket_view or ddp_model.static_graph)
 
     def local_gradients(self):

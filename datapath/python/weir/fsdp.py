@@ -10,6 +10,7 @@ a plan pays off where its codec sends less than half of the bytes. Between repli
 model (HSDP), Weir all-reduces the shards.
 """
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from weir import _lib
 from weir._lib import WeirError
 from weir.ddp import DDPState, ranks_of, say_once
 from weir.steps import begin_with_forward, columns
+from weir.unreduced import FSDPWatch
 
 _PADDING = "padding"
 
@@ -55,6 +57,8 @@ class FSDPState(DDPState):
 
     def reduce(self, unit, gradient):
         """Replaces `gradient` by the mean over all ranks. Raises a WeirError on failure."""
+        if self._watch is not None:
+            self._watch.on_hook()
         key = self._keys.get((unit.name, gradient.dtype, gradient.numel()))
         if key is None:
             self.check_gradients(gradient, unit.name)
@@ -66,6 +70,10 @@ class FSDPState(DDPState):
             self._finish_step()  # the engine calls nothing at the end of a pass that raises
             raise delivery.error
         delivery.future.wait()  # lets the stream of an accelerator wait for the result
+
+    def watch_units(self, model, reduces):
+        """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
+        self._watch = FSDPWatch(model, self.rank, reduces)
 
     def begin_step(self):
         """See DDPState.begin_step."""
@@ -121,6 +129,11 @@ def _flat_hook(unit, gradient, shard=None):
         shard.copy_(gradient.chunk(unit.state.world)[unit.state.rank])
 
 
+def _path(name):
+    """The path of a module without FSDP's own wrappers."""
+    return name.replace("_fsdp_wrapped_module", "").strip(".").replace("..", ".")
+
+
 def attach_fsdp1(model, options):
     """Registers the hook on every unit of a FullyShardedDataParallel model; returns the state."""
     units = model.fsdp_modules(model)
@@ -132,13 +145,18 @@ def attach_fsdp1(model, options):
     if not all(hasattr(unit, "_comm_hook_state") and hasattr(unit, "_handle") for unit in units):
         _refuse(f"weir.attach takes FullyShardedDataParallel from PyTorch 2.1 on, this is "
                 f"{torch.__version__}: update, or use DistributedDataParallel")
+    members = ranks_of(options.get("process_group") or model.process_group)
+    for name, unit in model.named_modules():
+        if unit in units and ranks_of(unit.process_group) != members:
+            _refuse(f"the unit '{_path(name)}' is sharded over the ranks {ranks_of(unit.process_group)}, "
+                    f"and weir.attach would reduce it over {members}: wrap all units with one "
+                    "process group, or leave this model to the process group 'weir'")
     state = FSDPState(model, **options)
     try:
         model.register_comm_hook(state, _flat_hook)
         for name, unit in model.named_modules():
             if unit in units and unit._handle is not None:
-                path = name.replace("_fsdp_wrapped_module", "").strip(".").replace("..", ".")
-                path = f"{path}." if path else ""
+                path = f"{_path(name)}." if _path(name) else ""
                 unit._comm_hook_state = _Unit(
                     state, path, _flat_parameters(path, unit._handle.flat_param))
     except BaseException:
@@ -149,6 +167,7 @@ def attach_fsdp1(model, options):
               "gradients are all-reduced whole instead of reduce-scattered, and may be compressed; "
               "the gathering of parameters is not")
     begin_with_forward(model, state)
+    state.watch_units(model, lambda model: model._sync_gradients)
     return state
 
 
@@ -165,7 +184,8 @@ def _shards(path, module, nested, mesh):
     world, found = mesh.size(), []
     for name, parameter in module.named_parameters():
         inner = f"{path}.{name}".strip(".")
-        if not _is_sharded(parameter) or not parameter.requires_grad or any(inner.startswith(f"{other}.") for other in nested):
+        if (not _is_sharded(parameter) or not parameter.requires_grad
+                or any(inner.startswith(f"{other}.") for other in nested)):
             continue
         if parameter.placements[0].dim == 0:  # padded to equal numbers of rows
             row = columns(parameter) or 1
@@ -178,6 +198,13 @@ def _shards(path, module, nested, mesh):
 
 def _named_shards(shards, index, world):
     return [(f"{name}[{index}/{world}]", elements, row) for name, elements, row in shards]
+
+
+def _parameter_groups(module):
+    """FSDP2's own objects that reduce the gradients of a unit."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return groups if groups is not None else list(filter(None, [state._fsdp_param_group]))
 
 
 def _reduce_scatter_of(unit):
@@ -244,6 +271,9 @@ def attach_fsdp2(model, options):
               "gradients are all-reduced whole instead of reduce-scattered, and may be compressed; "
               "the gathering of parameters is not")
     begin_with_forward(model, state)
+    groups = [weakref.ref(g) for module in modules.values() for g in _parameter_groups(module)]
+    state.watch_units(model, lambda _: any(
+        g.reduce_grads and g.all_reduce_grads for r in groups if (g := r()) is not None))
     return state
 
 

@@ -1,4 +1,5 @@
 """weir.attach on FullyShardedDataParallel and fully_shard(), compared with their own reductions."""
+import contextlib
 import importlib
 import json
 import os
@@ -209,6 +210,60 @@ def lost_rank(rank, world, make):
     return None
 
 
+def steps_with(model, rank, steps, under=None):
+    """What the optimiser's step says after each backward pass."""
+    optimizer, said = torch.optim.SGD(model.parameters(), lr=RATE), []
+    for step in range(steps):
+        with under() if under else contextlib.nullcontext():
+            model(batch(step, rank)).square().sum().backward()
+        said.append(words_of(optimizer.step))
+    return said
+
+
+def fsdp1_hook_replaced(rank, world):
+    """Meant and not meant: steps under no_sync(), steps with, and steps without the hook."""
+    model = make_fsdp1(make_model(), "SHARD_GRAD_OP")
+    state = weir.attach(model)
+    with model.no_sync():
+        model(batch(0, rank)).square().sum().backward()
+    said = steps_with(model, rank, 2)
+    for unit in model.fsdp_modules(model):
+        unit._comm_hook = None
+    said += steps_with(model, rank, 2)
+    state.close()
+    return said + steps_with(model, rank, 1)
+
+
+def fsdp2_hook_replaced(rank, world):
+    model = make_fsdp2(make_model(), meshes(world))
+    state = weir.attach(model)
+    model.set_requires_gradient_sync(False)
+    model(batch(0, rank)).square().sum().backward()
+    model.set_requires_gradient_sync(True)
+    said = steps_with(model, rank, 2)
+    for group in (g for m in model.modules() if hasattr(m, "_get_fsdp_state")
+                  for g in m._get_fsdp_state()._fsdp_param_groups):
+        group._reduce_scatter_comm = _default_reduce_scatter()
+    said += steps_with(model, rank, 2)
+    state.close()
+    return said + steps_with(model, rank, 1)
+
+
+def _default_reduce_scatter():
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+    return _fsdp_collectives.DefaultReduceScatter()
+
+
+def fsdp1_other_group(rank, world):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    model = make_model()
+    model[2] = FullyShardedDataParallel(model[2], process_group=pairs[rank // 2],
+                                        device_id=torch.device("cpu"))
+    return words_of(lambda: weir.attach(FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"))))
+
+
 def misuse(rank, world):
     ddp = DistributedDataParallel(make_model())
     return (words_of(lambda: weir.attach(make_model())),
@@ -270,6 +325,25 @@ class FsdpTest(unittest.TestCase):
     def test_fsdp1_with_a_hybrid_strategy_is_refused(self):
         for words, _ in ranks.run(4, fsdp1_hybrid):
             self.assertIn("takes no hook with a hybrid strategy", words)
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_with_a_unit_of_other_ranks_is_refused(self):
+        for rank, (words, _) in enumerate(ranks.run(4, fsdp1_other_group)):
+            self.assertIn(f"the unit '2' is sharded over the ranks {[0, 1] if rank < 2 else [2, 3]}",
+                          words)
+
+    def _is_noticed(self, function):
+        for said, _ in ranks.run(2, function):
+            self.assertEqual([bool(words) for words in said], [False, False, True, True, False])
+            self.assertIn("leave the hooks as weir.attach sets them", said[2])
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_without_its_hook_is_noticed(self):
+        self._is_noticed(fsdp1_hook_replaced)
+
+    @needs("FSDPModule.set_custom_reduce_scatter")
+    def test_fsdp2_without_its_hook_is_noticed(self):
+        self._is_noticed(fsdp2_hook_replaced)
 
     @needs("FullyShardedDataParallel")
     def test_fsdp1_names_a_lost_rank(self):
