@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "datapath" / "python"))
 import staging_cases  # noqa: E402
 import weir  # noqa: E402
+import weir.fsdp  # noqa: E402
 import weir.process_group  # noqa: E402
 import weir.steps  # noqa: E402
 from weir import staging  # noqa: E402
@@ -34,6 +35,7 @@ from weir import staging  # noqa: E402
 WORLD = 2
 OPERATION_S = 30.0
 STEPS = 5
+weir.fsdp.MEASURED_STEPS = 2
 WIDTH = 256
 
 
@@ -153,6 +155,7 @@ def ddp_restored(device, rank):
 
 
 def fsdp1(device, rank):
+    """In the last steps, dense units are reduce-scattered by FSDP's own process group."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
     expected = train(DistributedDataParallel(make_model(device)), rank)

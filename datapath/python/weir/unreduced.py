@@ -15,8 +15,8 @@ from torch.optim import optimizer
 
 from weir import _lib
 from weir._lib import WeirError
-from weir.module_hook import ModuleHook
 from weir.staging import tensors_in
+from weir.steps import ModuleHook
 from weir.versions import is_compiling
 
 _watches: "weakref.WeakSet[Watch]" = weakref.WeakSet()
