@@ -30,7 +30,7 @@ import itertools
 import os
 import sys
 import zlib
-from typing import ContextManager, Dict, Optional
+from typing import Dict, Optional
 
 import torch
 import torch.distributed as dist
@@ -40,6 +40,7 @@ from weir import addresses
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
+from weir.meeting import Meeting
 from weir.non_finite import Agreement
 from weir.session import Session
 from weir.staging import future_of
@@ -48,7 +49,7 @@ from weir.unreduced import DDPWatch, Watch
 
 CONNECT_TIMEOUT_S = 60.0
 _RESTORED_STEPS_MAX = 2  # where DDP does not make its buckets again
-_attach_counts: Dict[str, int] = {}  # by job and ranks
+_attach_counts: Dict[str, int] = {}  # by ranks
 _said = set()
 
 
@@ -139,6 +140,13 @@ class RestoredBuckets:
         return self._buckets
 
 
+def _not_taken(job):
+    """Returns `job`, with a number if this process has attached another model by that name."""
+    taken = {state.session.job for state in attached if state.session.is_open()}
+    names = itertools.chain([job], (f"{job}.{n}" for n in itertools.count(2)))
+    return next(name for name in names if name not in taken)
+
+
 class DDPState(Steps):
     """The state of the hook for one DistributedDataParallel model on one rank.
 
@@ -180,66 +188,75 @@ class DDPState(Steps):
         if peers and len(peers) != self.world:
             raise WeirError(f"{len(peers)} peers for a world of {self.world}",
                             _lib.INVALID_ARGUMENT, self.rank)
-        listen = listen or environment("WEIR_LISTEN")
-        if peers:
-            listen = listen or peers[self.rank]
-        elif join:
-            listen = addresses.alone(listen, self.rank)
-        options = dict(
-            listen=listen, agent=agent or None,
-            agent_token=agent_token or environment("WEIR_AGENT_TOKEN"), plan_file=plan_file or None,
-            transport=transport or environment("WEIR_TRANSPORT"),
-            operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
-            compare_every_steps=(compare_every_steps
-                                 or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
-            **keys.settings(job_key, encrypt, unauthenticated))
-        if group is not None and not (join or peers or numbered):
+        place = job  # where the ranks meet; ranks with different jobs must meet, too, to be told so
+        if not (join or peers or numbered):
+            members = ranks_of(group or dist.distributed_c10d._get_default_group())
+            place = _name_of_ranks(members)
             if self.world < dist.get_world_size():
-                job += "." + _name_of_ranks(ranks_of(group))
-        if join:
-            self.session = join(job, options)
-        else:
-            self.session = self._join(job, options, peers)
+                job += f".{place}"
+        meeting = None if join or peers else self._meeting(place)
+        with meeting or contextlib.nullcontext():
+            listen = listen or environment("WEIR_LISTEN")
+            if peers:
+                listen = listen or peers[self.rank]
+            elif join:
+                listen = addresses.alone(listen, self.rank)
+            options = dict(
+                listen=listen, agent=agent or None,
+                agent_token=agent_token or environment("WEIR_AGENT_TOKEN"),
+                plan_file=plan_file or None, transport=transport or environment("WEIR_TRANSPORT"),
+                operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+                encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
+                compare_every_steps=(compare_every_steps
+                                     or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
+                **keys.settings(job_key, encrypt, unauthenticated))
+            if join:
+                self.session = join(job, options)
+            elif peers:
+                self.session = Session(job, self.rank, self.world, **options)
+            else:
+                self.session, peers = self._listen(job, options, meeting)
+        if not join:
+            self._connect(peers)
         self.rank, self.world = self.session.rank, self.session.world
         attached.add(self)
         self._announce(agent, plan_file)
 
-    def _join(self, job, options, peers):
-        """Returns a session connected to `peers`, or to the ranks in the process group's store."""
-        told: ContextManager = contextlib.nullcontext()
-        if not peers:
-            store = dist.distributed_c10d._get_default_store()
-            count = _attach_counts[job] = _attach_counts.get(job, 0) + 1
-            prefix = f"weir/{job}/{count}"
-            job = self._job_of_its_own(store, f"{prefix}/job", job)
-            self._agreement = Agreement(store, prefix)
-            options.update(keys.from_store(store, f"{prefix}/key", self.rank,
-                                           {name: options[name] for name in keys.OPTIONS}))
-            options["listen"] = addresses.choose(
-                store, prefix, self.rank, self.world, options["listen"],
-                probes=not (options["transport"] or "").startswith("verbs"))
-            told = addresses.told_of_failure(store, prefix, self.rank, self.world)
-        with told:
-            session = Session(job, self.rank, self.world, **options)
+    def _meeting(self, place):
+        """The ranks that attach this model, in the process group's store."""
+        store = dist.distributed_c10d._get_default_store()
+        count = _attach_counts[place] = _attach_counts.get(place, 0) + 1
+        self._agreement = Agreement(store, f"weir/{place}/{count}")
+        return Meeting(store, f"weir/{place}/{count}", self.rank, self.world)
+
+    def _listen(self, job, options, meeting):
+        """Returns a session and the addresses of all ranks."""
+        if self.rank == 0:
+            meeting.set("job", _not_taken(job))
+        common = meeting.get("job").decode()
+        if common != job and not common.startswith(f"{job}."):
+            raise WeirError(f"rank 0 attaches as job '{common}', this rank as '{job}': set WEIR_JOB "
+                            "to one name on all hosts", _lib.INVALID_ARGUMENT, self.rank)
+        options.update(keys.from_store(meeting, "key", self.rank,
+                                       {name: options[name] for name in keys.OPTIONS}))
+        options["listen"] = addresses.choose(
+            meeting, options["listen"],
+            probes=not (options["transport"] or "").startswith("verbs"))
+        session = Session(common, self.rank, self.world, **options)
         try:
-            if not peers:
-                addresses.publish(store, prefix, self.rank, session.address)
-                peers = addresses.peers(store, prefix, self.rank, self.world)
-            session.connect(peers)
+            meeting.set(f"address/{self.rank}", session.address)
+            return session, meeting.get_all("address")
         except BaseException:
             session.close()
             raise
-        return session
 
-    def _job_of_its_own(self, store, key, job):
-        """Returns `job`, with a number if rank 0 has attached another model by that name."""
-        if self.rank == 0:
-            taken = {state.session.job for state in attached if state.session.is_open()}
-            names = itertools.chain([job], (f"{job}.{n}" for n in itertools.count(2)))
-            store.set(key, next(name for name in names if name not in taken))
-        return store.get(key).decode()
+    def _connect(self, peers):
+        try:
+            self.session.connect(peers)
+        except BaseException:
+            self.session.close()
+            raise
 
     def _announce(self, agent, plan_file):
         # libweir itself reports an agent that does not answer.

@@ -33,6 +33,7 @@ from weir import staging
 from weir import versions
 from weir import works
 from weir.futures import Completer, Launch
+from weir.meeting import Meeting
 
 BACKEND = "weir"
 _groups: "weakref.WeakSet[WeirProcessGroup]" = weakref.WeakSet()
@@ -135,25 +136,29 @@ class WeirProcessGroup(versions.ProcessGroup):
         self._timeout_s = timeout_s = timeout.total_seconds()
         # Later groups reuse the store, so keys are numbered: all ranks make groups in one order.
         generation = store.add(f"weir/made/{rank}", 1)
-        prefix = f"weir/{generation}"
-        if rank == 0:
-            store.set(f"{prefix}/job", uuid.uuid4().hex)
-        job = store.get(f"{prefix}/job").decode()
-        listen = addresses.choose(
-            store, prefix, rank, world, addresses.any_port(),
-            probes=not os.environ.get("WEIR_TRANSPORT", "").startswith("verbs"))
-        with addresses.told_of_failure(store, prefix, rank, world):
-            self._communicator = communicator.Communicator(
-                job, rank, world, transport=os.environ.get("WEIR_TRANSPORT") or None,
-                listen=listen, operation_timeout_s=timeout_s, connect_timeout_s=timeout_s,
-                **keys.from_store(store, f"{prefix}/key", rank, keys.settings()))
         try:
-            addresses.publish(store, prefix, rank, self._communicator.address)
-            self._communicator.connect(addresses.peers(store, prefix, rank, world))
+            with Meeting(store, f"weir/{generation}", rank, world) as meeting:
+                peers = self._listen(meeting, timeout_s)
+            self._communicator.connect(peers)
         except BaseException:
-            self._communicator.close()
+            self.close()
             raise
         _groups.add(self)
+
+    def _listen(self, meeting, timeout_s):
+        """Makes the communicator; returns the addresses of all ranks."""
+        rank, transport = self._rank, os.environ.get("WEIR_TRANSPORT") or None
+        if rank == 0:
+            meeting.set("job", uuid.uuid4().hex)
+        job = meeting.get("job").decode()
+        options = keys.from_store(meeting, "key", rank, keys.settings())
+        listen = addresses.choose(meeting, addresses.any_port(),
+                                  probes=not (transport or "").startswith("verbs"))
+        self._communicator = communicator.Communicator(
+            job, rank, self._world, transport=transport, listen=listen,
+            operation_timeout_s=timeout_s, connect_timeout_s=timeout_s, **options)
+        meeting.set(f"address/{rank}", self._communicator.address)
+        return meeting.get_all("address")
 
     def getBackendName(self) -> str:
         return BACKEND

@@ -180,9 +180,11 @@ class KeyTest(unittest.TestCase):
             self.assertEqual(first, second)
             self.assertEqual(len(first["job_key"]), 32)
             given = keys.settings(bytes(range(32)), True)
-            self.assertEqual(keys.from_store(None, "k", 0, given), given)
+            self.assertEqual(keys.from_store(store_of_ranks, "k", 0, given), given)
+            with self.assertRaisesRegex(weir.WeirError, "WEIR_JOB_KEY_FILE"):
+                keys.from_store(store_of_ranks, "k", 1, keys.settings())
             os.environ["WEIR_UNAUTHENTICATED"] = "1"
-            self.assertIsNone(keys.from_store(None, "k", 0, keys.settings())["job_key"])
+            self.assertIsNone(keys.from_store(store_of_ranks, "k", 0, keys.settings())["job_key"])
 
     def test_attach_has_the_options_of_the_state_and_names_every_variable(self):
         options = set(inspect.signature(weir.attach).parameters)
