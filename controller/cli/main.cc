@@ -332,7 +332,7 @@ int Main(int argc, char** argv) {
       "  5  refused: an invalid policy, or not possible in the present state");
   Flags flags;
   Action action;
-  app.add_option("--controller", flags.client.controller, "host:port of the gRPC API")
+  app.add_option("--controller", flags.client.controller, "host:port of the gRPC API, or unix:FILE")
       ->type_name("ADDRESS")
       ->envname("WEIR_CONTROLLER")
       ->capture_default_str();

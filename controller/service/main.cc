@@ -11,7 +11,8 @@
 namespace {
 
 void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& log_level) {
-  app.add_option("--listen-grpc", options.listen_grpc, "host:port for agents and weirctl")
+  app.add_option("--listen-grpc", options.listen_grpc,
+                 "host:port, or unix:FILE, for agents and weirctl")
       ->type_name("ADDRESS")
       ->capture_default_str();
   app.add_option("--listen-http", options.listen_http, "host:port for REST, web page and /metrics")

@@ -202,6 +202,17 @@ TEST_F(ServerTest, RefusesToStartInsecurely) {
               testing::HasSubstr("expected host:port"));
 }
 
+TEST_F(ServerTest, UnixSocketNeedsNoTls) {
+  options_.listen_grpc = StrCat("unix:", (directory_ / "grpc.sock").string());
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const auto admin = v1::AdminService::NewStub(
+      grpc::CreateChannel(options_.listen_grpc, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  v1::ListJobsResponse response;
+  EXPECT_TRUE(admin->ListJobs(&context, {}, &response).ok());
+}
+
 TEST_F(ServerTest, ReflectionNamesTheServices) {
   ASSERT_NO_FATAL_FAILURE(Start());
   int code = 0;
