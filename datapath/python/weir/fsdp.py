@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from weir import _lib
-from weir._lib import WeirError
+from weir._lib import InvalidArgument, WeirError
 from weir.ddp import DDPState, ranks_of, say_once
 from weir.steps import begin_with_forward, columns
 from weir.staging import transfer_of
@@ -50,8 +50,12 @@ def is_fsdp2(model):
     return _is_a(model, "FSDPModule")
 
 
+class Unsuitable(InvalidArgument):
+    """weir.attach cannot take this model, on no rank, and has not touched it."""
+
+
 def _refuse(text):
-    raise WeirError(text, _lib.INVALID_ARGUMENT)
+    raise Unsuitable(text, _lib.INVALID_ARGUMENT)
 
 
 class FSDPState(DDPState):

@@ -411,7 +411,7 @@ def parser(add=argparse.ArgumentParser):
     made.add_argument("--directory", help="for state and logs, kept; default: a temporary one")
     made.add_argument("--page-port", type=int, default=0, help="of the page on loopback; 0: any")
     made.add_argument("--auto", action="store_true",
-                      help="attach Weir to every DistributedDataParallel model that the command makes")
+                      help="attach Weir to every model in DDP or FSDP that the command trains")
     made.add_argument("command", nargs=argparse.REMAINDER, help="-- torchrun ... train.py")
     return made
 
