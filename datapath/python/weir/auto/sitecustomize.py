@@ -23,7 +23,7 @@ class _Waiting:
     """Waits for the first forward pass of training of one model, or of a model around it."""
 
     def __init__(self, model):
-        from weir.module_hook import ModuleHook
+        from weir.steps import ModuleHook
         register = model.register_forward_pre_hook
         # FSDP2 replaces the parameters in a hook of its own.
         first = {"prepend": True} if "prepend" in inspect.signature(register).parameters else {}
