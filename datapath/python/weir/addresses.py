@@ -121,7 +121,7 @@ def choose(meeting, listen=None, probes=True):
 
     listen: replaces WEIR_LISTEN. probes: False if `listen` is of a form that only the transport knows;
     it is then returned as it is. WeirError: the others cannot reach this rank, or this one cannot reach
-    another. Takes up to two seconds after the last rank has called."""
+    another. Takes up to two seconds after the last rank has called, five where a rank cannot be reached."""
     rank = meeting.rank
     if not probes and listen:
         meeting.set(f"entry/{rank}", json.dumps({"identity": None, "candidates": []}))
@@ -189,40 +189,45 @@ def _agree(meeting, entries, mine):
 
 
 def _vote(meeting, entries):
-    """Tries the addresses of the ranks that this one connects to, and tells the meeting what it found."""
+    """Tries the addresses of the ranks that this one connects to, and tells the meeting what it found:
+    {rank: {host: seconds, or why not}}."""
     rank = meeting.rank
-    targets = [r for r, e in enumerate(entries) if e["candidates"] and rank in _probers(entries, r)]
-    results = probe.all_at_once(
-        [((r, host), host, entries[r]["port"], entries[r]["token"])
-         for r in targets for host, _, loopback in entries[r]["candidates"] if not loopback])
-    votes: Dict[int, Dict[str, Any]] = {r: {host: "only ranks of its own host reach loopback"
-                 for host, _, loopback in e["candidates"] if loopback}
-             for r, e in enumerate(entries) if rank in _probers(entries, r)}
-    for (r, host), result in results.items():
-        if isinstance(result, probe.Unreachable):
-            votes[r][host] = str(result)
-        else:
-            votes[r][host] = list(result)
+    votes: Dict[int, Dict[str, Any]] = {
+        r: {host: "only ranks of its own host reach loopback"
+            for host, _, loopback in e["candidates"] if loopback}
+        for r, e in enumerate(entries) if rank in _probers(entries, r)}
+    left = [((r, host), host, entries[r]["port"], entries[r]["token"])
+            for r in votes for host, _, loopback in entries[r]["candidates"] if not loopback]
+    for limit_s in (probe.PROBE_S, probe.PATIENT_S):
+        results = probe.all_at_once(left, limit_s)
+        for (r, host), result in results.items():
+            votes[r][host] = str(result) if isinstance(result, probe.Unreachable) else result
+        left = [target for target in left if not _reached(votes[target[0][0]])
+                and getattr(results[target[0]], "late", False)]
     meeting.set(f"votes/{rank}", json.dumps(votes))
-    for r in targets:
-        if not any(isinstance(result, list) for result in votes[r].values()):
+    for r in votes:
+        if entries[r]["candidates"] and not _reached(votes[r]):
             raise _refuse(_explain(entries, r, rank, votes[r]), rank)
 
 
+def _reached(vote):
+    return [host for host, result in vote.items() if not isinstance(result, str)]
+
+
 def _pick(entries, rank, votes):
-    """The address that all probers reach. votes: {prober: {host: [seconds, ...] or why not}}."""
+    """The address that all probers reach. votes: {prober: {host: seconds, or why not}}."""
     entry = entries[rank]
     hosts = [host for host, _, loopback in entry["candidates"] if not loopback]
     if not votes:  # nobody connects to this rank from another host
         return hosts[0]
     for prober, vote in votes.items():
-        if not any(isinstance(vote.get(h), list) for h in hosts):
+        if not _reached(vote):
             raise _refuse(_explain(entries, rank, prober, vote), rank)
-    reached = [h for h in hosts if all(isinstance(v.get(h), list) for v in votes.values())]
+    reached = [h for h in hosts if all(h in _reached(vote) for vote in votes.values())]
     if not reached:
         raise _refuse(f"rank {rank} ({entry['name']}) has no address that all other hosts reach: " +
                       "; ".join(_explain(entries, rank, r, v) for r, v in votes.items()), rank)
-    seconds = {h: sum(v[h][0] for v in votes.values()) for h in reached}
+    seconds = {h: sum(v[h] for v in votes.values()) for h in reached}
     known = entry["preferred"] + [h for r in votes for h in entries[r]["serves"]]
     preferred = next((h for h in reached if h in known), reached[0])
     best = min(reached, key=lambda host: seconds[host])
@@ -233,7 +238,7 @@ def _explain(entries, target, prober, vote):
     entry, other = entries[target], entries[prober]
     names = {host: name for host, name, _ in entry["candidates"]}
     tried = "; ".join(f"{interfaces.join(host, entry['port'])} (interface {names[host]}): {why}"
-                      for host, why in vote.items() if not isinstance(why, list))
+                      for host, why in vote.items() if isinstance(why, str))
     said = f" {entry['said']} prescribes it." if entry["said"] else ""
     return (f"rank {prober} ({other['name']}) cannot reach rank {target} ({entry['name']}) at "
             f"{tried}.{said} Set WEIR_INTERFACE or WEIR_LISTEN=ADDRESS:PORT on {entry['name']} to an "

@@ -146,7 +146,7 @@ class WeirProcessGroup(versions.ProcessGroup):
             raise
         _groups.add(self)
 
-    def _listen(self, meeting: Meeting, timeout_s: float) -> List[str]:
+    def _listen(self, meeting, timeout_s):
         """Makes the communicator; returns the addresses of all ranks."""
         rank, transport = self._rank, os.environ.get("WEIR_TRANSPORT") or None
         if rank == 0:

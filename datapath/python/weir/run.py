@@ -59,13 +59,9 @@ def find_program(name):
     return found
 
 
-def _end_with_parent(number, mask=-1):
-    """Something to call in a child, which then gets signal `number` when this process ends. mask: the umask."""
-    def call():
-        _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if mask >= 0:
-            os.umask(mask)
-    return call
+def _end_with_parent(number):
+    """Something to call in a child, which then gets signal `number` when this process ends."""
+    return lambda: _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _tail(path):
@@ -78,22 +74,20 @@ def private_directory(path):
     path = pathlib.Path(os.path.abspath(path))
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        status, why = path.lstat(), ""
     except OSError as error:
-        what = "it is a link" if path.is_symlink() else error.strerror.lower()
-        raise RunError(f"cannot use the directory {path}: {what}") from None
-    try:
-        status = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    if status.st_uid != os.geteuid():
-        raise RunError(f"cannot use the directory {path}: it belongs to user {status.st_uid}")
-    if stat.S_IMODE(status.st_mode) & 0o022:
-        raise RunError(f"cannot use the directory {path}: others can write to it (mode "
-                       f"{stat.S_IMODE(status.st_mode):04o}); expected 0700")
-    if len(str(path / "controller.sock")) > SOCKET_PATH_MAX:
-        raise RunError(f"cannot use the directory {path}: the paths of sockets in it would be longer than "
-                       f"{SOCKET_PATH_MAX} bytes")
+        status, why = None, error.strerror.lower()
+    if not why and status:
+        if stat.S_ISLNK(status.st_mode):
+            why = "it is a link"
+        elif status.st_uid != os.geteuid():
+            why = f"it belongs to user {status.st_uid}"
+        elif status.st_mode & 0o022:
+            why = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o}); expected 0700"
+        elif len(str(path / "controller.sock")) > SOCKET_PATH_MAX:
+            why = f"the paths of its sockets would be longer than {SOCKET_PATH_MAX} bytes"
+    if why:
+        raise RunError(f"cannot use the directory {path}: {why}")
     return path
 
 
@@ -204,8 +198,8 @@ class ControlPlane:
         insecure = ["--insecure"] if self._options.insecure else []
         with _create(log) as out:
             child = subprocess.Popen([find_program(name), *map(str, arguments), *insecure],
-                                     stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-                                     preexec_fn=_end_with_parent(signal.SIGKILL, mask=0o077))
+                                     stdin=subprocess.DEVNULL, stdout=out, stderr=out, umask=0o077,
+                                     start_new_session=True, preexec_fn=_end_with_parent(signal.SIGKILL))
         self._started.append(child)
         return child
 
@@ -244,16 +238,17 @@ class ControlPlane:
         if not self.page:
             threading.Thread(target=try_to_connect, name="weir-run", daemon=True).start()
 
-    def environment(self, options):
+    def environment(self):
         """What the command must find in its environment."""
+        options = self._options
         set_ = {"WEIR_AGENT": f"unix:{self.socket}", "WEIR_LIBRARY": _lib.library_path(),
                 "WEIR_JOB": options.job}
         package = pathlib.Path(__file__).resolve().parent
         # A directory of this package alone: what else is installed beside it may not fit the command's Python.
         alone = self._directory / "path"
         alone.mkdir(exist_ok=True)
-        if not (alone / "weir").exists():
-            (alone / "weir").symlink_to(package)
+        (alone / "weir").unlink(missing_ok=True)  # of an earlier run, perhaps by another installation
+        (alone / "weir").symlink_to(package)
         path = [str(alone), *filter(None, [os.environ.get("PYTHONPATH")])]
         if options.auto:
             path.insert(0, str(package / "auto"))
@@ -287,26 +282,22 @@ class Command:
         # Processes whose parent has ended become children of this one, where they can be found.
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._spare = spare  # processes of this run that are not of the command
-        self._signals = 0
+        self._signals: List[int] = []
         self._kill_at = None
         self._child: Any = None
-        self._early: List[int] = []  # signals that came before the command was started
         self._handlers = {s: signal.signal(s, self._pass_on) for s in handled_signals()}
         try:
             self._child = subprocess.Popen(arguments, env=environment, start_new_session=True,
                                            preexec_fn=_end_with_parent(signal.SIGTERM))
         except OSError as error:
-            self._restore()
             raise RunError(f"cannot run {arguments[0]}: {error.strerror.lower()}") from None
-        for number in self._early:
+        for number in self._signals:  # that came before the command was known
             self._send(number)
 
     def _pass_on(self, number, unused_frame):
-        self._signals += 1
-        self._kill_at = time.monotonic() + (GRACE_S if self._signals == 1 else 0.0)
-        if self._child is None:
-            self._early.append(number)
-        else:
+        self._signals.append(number)
+        self._kill_at = time.monotonic() + (GRACE_S if len(self._signals) == 1 else 0.0)
+        if self._child is not None:
             self._send(number)
 
     def _send(self, number):
@@ -332,7 +323,8 @@ class Command:
             self._kill_all()
         else:
             self._end_group()
-        self._restore()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         code = child.returncode
         return 128 - code if code < 0 else code
 
@@ -364,10 +356,6 @@ class Command:
             if not left:
                 return
             time.sleep(0.05)
-
-    def _restore(self):
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
 
 
 def handled_signals():
@@ -412,7 +400,7 @@ def parser(add=argparse.ArgumentParser):
     made.add_argument("--directory", help="for state and logs, kept; default: a temporary one")
     made.add_argument("--page-port", type=int, default=0, help="of the page on loopback; 0: any")
     made.add_argument("--auto", action="store_true",
-                      help="attach Weir to every DistributedDataParallel model that the command makes")
+                      help="attach Weir to every model in DDP or FSDP that the command trains")
     made.add_argument("command", nargs=argparse.REMAINDER, help="-- torchrun ... train.py")
     return made
 
@@ -450,7 +438,7 @@ def main(arguments=None):
             _say(f"page {plane.page or 'at the controller'}{token}, controller {plane.controller}, state in "
                  f"{directory}")
             plane.watch_for_controller()
-            status = Command(command, plane.environment(options), plane.pids()).wait()
+            status = Command(command, plane.environment(), plane.pids()).wait()
         except (RunError, _lib.WeirError) as error:
             _say(str(error))
             return 1

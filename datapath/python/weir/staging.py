@@ -14,7 +14,7 @@ is from PyTorch's pool, which lends no block again while a copy from or to it is
 """
 import contextlib
 import threading
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Protocol, Sequence
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import torch
 
@@ -224,9 +224,11 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
 
 
 def tensors_in(value: Any) -> List[torch.Tensor]:
-    """The tensors in nested lists and tuples."""
+    """The tensors in nested lists, tuples and mappings."""
     if isinstance(value, torch.Tensor):
         return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
         return [tensor for part in value for tensor in tensors_in(part)]
     return []

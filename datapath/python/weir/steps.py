@@ -23,7 +23,6 @@ from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
 from weir.futures import Completer, Launch
-from weir.module_hook import ModuleHook
 from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
 from weir.session import Session, Stats
 from weir.staging import Transfer, on_incoming, transfer_of
@@ -384,6 +383,27 @@ def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
             group.release(operation)
             if rank != regrouped.model_source:
                 tensor.detach().copy_(host)
+
+
+class ModuleHook:
+    """A hook of a module that calls a method as long as its object lives.
+
+    Models are copied and pickled (averaged weights, checkpoints of whole modules). What is attached
+    to the original is not the copy's, so a hook in a copy does nothing.
+    """
+
+    def __init__(self, method=None):
+        self._method = None if method is None else weakref.WeakMethod(method)
+
+    def __call__(self, *arguments):
+        method = None if self._method is None else self._method()
+        return None if method is None else method(*arguments)
+
+    def __deepcopy__(self, unused_memo):
+        return ModuleHook()
+
+    def __reduce__(self):
+        return ModuleHook, ()
 
 
 def begin_with_forward(model, state):

@@ -94,6 +94,12 @@ class ProcessGroup(dist.ProcessGroup if _c10d else object):  # type: ignore[misc
     set_timeout = _add_ephemeral_timeout = _set_default_timeout
 
 
+def is_compiling() -> bool:
+    """Whether torch.compile traces the caller. It then takes this for a constant."""
+    asked = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    return asked is not None and asked()
+
+
 def _frame_skipper():
     """The function that keeps torch.compile out of frames of a code object, or None."""
     try:

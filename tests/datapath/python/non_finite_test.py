@@ -1,12 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Skipped steps name the rank and the parameter that met NaN or infinity."""
-import contextlib
-import json
-import os
-import socket
-import struct
-import tempfile
-import threading
 import time
 import unittest
 
@@ -19,6 +12,7 @@ import weir
 import weir.steps
 from ddp_test import BUCKET_MB, Scaled, batch, make_model
 from fsdp_test import make_fsdp1, needs
+from stub_agent import StubAgent
 from weir.non_finite import Agreement
 
 GUILTY = {"0.bias": 0, "2.weight": 1, "4.bias": 2}  # parameter -> rank
@@ -94,41 +88,6 @@ def fsdp_steps(rank, world, strategy):
     return seen
 
 
-@contextlib.contextmanager
-def listening_agent():
-    """A socket on which the ranks of this machine report. Gives (its address, their events)."""
-    events = []
-
-    def read(connection):
-        def take(size):
-            data = b""
-            while len(data) < size:
-                part = connection.recv(size - len(data))
-                if not part:
-                    raise EOFError
-                data += part
-            return data
-        challenge = json.dumps({"challenge": {"node": "n", "challenge": 32 * "0"}}).encode()
-        with connection, contextlib.suppress(EOFError, OSError):
-            connection.sendall(struct.pack("<I", len(challenge)) + challenge)
-            while True:
-                message = json.loads(take(struct.unpack("<I", take(4))[0]))
-                if "event" in message:
-                    events.append(message["event"])
-
-    def accept(server):
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=read, args=(server.accept()[0],), daemon=True).start()
-
-    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as server:
-        path = os.path.join(directory, "agent.sock")
-        server.bind(path)
-        server.listen()
-        threading.Thread(target=accept, args=(server,), daemon=True).start()
-        yield f"unix:{path}", events
-
-
 class NonFiniteTest(unittest.TestCase):
 
     def test_rank_and_parameter_are_the_same_on_every_rank(self):
@@ -143,8 +102,9 @@ class NonFiniteTest(unittest.TestCase):
         self.assertNotIn("was skipped", results[1][1])
 
     def test_the_agent_learns_rank_and_parameter(self):
-        with listening_agent() as (address, events):
-            ranks.run(3, ddp_steps, {}, environment={"WEIR_AGENT": address})
+        with StubAgent() as agent:
+            events = agent.events
+            ranks.run(3, ddp_steps, {}, environment={"WEIR_AGENT": agent.address})
             wanted = [(step, rank, name) for step, (name, rank) in enumerate(GUILTY.items(), 1)]
             deadline = time.monotonic() + 5
             while time.monotonic() < deadline and len(events) < 2 * len(wanted):

@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -298,7 +299,7 @@ class RunTest(unittest.TestCase):
         self.assertEqual(status, 0, output)
         self.assertRegex(output, r"job training: \d+ steps on 2 ranks")
 
-    @unittest.skipUnless(can_make_namespaces(), "needs ip and the right to make network namespaces")
+    @unittest.skipUnless(can_make_namespaces() and shutil.which("mount"), "needs ip, mount and root")
     def test_rendezvous_by_a_name_that_its_own_host_maps_to_127_0_1_1(self):
         weirctl = f"{weir.run.find_program('weirctl')} --controller head:7700 get nodes"
         wait = f"until [ $({weirctl} 2>&1 | grep -c connected) = 2 ]; do sleep 0.2; done; {weirctl}; sleep 3"

@@ -184,7 +184,8 @@ def future(device, rank, world):
     data = device.tensor(torch.zeros(ELEMENTS))
     device.kernel(lambda: data.fill_(rank + 1))
     found = dist.all_reduce(data, async_op=True).get_future().wait()[0]
-    return torch.equal(device.read(found), _ranks_sum(world)) and found.data_ptr() == data.data_ptr()
+    same = found.data_ptr() == data.data_ptr()
+    return torch.equal(device.read(found), _ranks_sum(world)) and same
 
 
 def receive(device, rank, world):
@@ -241,6 +242,29 @@ def order(device, rank, world):
         work.wait()
     return (torch.equal(device.read(first), _ranks_sum(world))
             and torch.equal(second, _ranks_sum(world)[:3]))
+
+
+def calls_return_at_once(device, rank, world):
+    """Neither the process group nor the hook waits for the device or for other ranks."""
+    data, state = device.tensor(torch.zeros(ELEMENTS)), _state()
+    key = state.define([("a", ELEMENTS, 0)], torch.float32)
+    dist.all_reduce(data)  # so that memory is there
+    device.read(data)
+    device.kernel(lambda: data.fill_(rank + 1), 10 * KERNEL_S)
+    began = time.monotonic()
+    work = dist.all_reduce(data, async_op=True)
+    summed = work.get_future()
+    took = [time.monotonic() - began]
+    early = work.is_completed()
+    summed.wait()
+    device.kernel(lambda: data.mul_(2), 10 * KERNEL_S)
+    began = time.monotonic()
+    delivery = state.submit(key, data)
+    took.append(time.monotonic() - began)
+    good = torch.equal(device.read(delivery.future.wait()), 2 * _ranks_sum(world))
+    state._finish_step()
+    state.close()
+    return good and not early and max(took) < 5 * KERNEL_S
 
 
 def wrong_argument(device, rank, world):
@@ -347,5 +371,6 @@ def non_finite(device, rank, world):
     return found == [(False, False, False), (True, None, True), (True, "b", True)]
 
 
-CASES = (all_reduce, future, receive, gathers, order, wrong_argument, hook, hook_of_16_bits,
+CASES = (all_reduce, future, receive, gathers, order, calls_return_at_once,
+         wrong_argument, hook, hook_of_16_bits,
          hook_with_a_bucket_of_the_host, unit, non_finite)
