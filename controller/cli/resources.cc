@@ -324,6 +324,7 @@ Status Watch(Client& client, const ResourceRequest& request) {
   WEIR_ASSIGN_OR_RETURN(const Kind kind, FindKind(request.kind));
   v1::WatchRequest watch;
   watch.add_kinds(kind.event);
+  if (watch.kinds(0) == "job") watch.add_kinds("rank");  // such as a step that is skipped
   watch.set_job(request.job.empty() ? request.name : request.job);
   grpc::ClientContext context;
   client.Prepare(&context, /*with_deadline=*/false);

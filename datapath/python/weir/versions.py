@@ -94,10 +94,9 @@ class ProcessGroup(dist.ProcessGroup if _c10d else object):  # type: ignore[misc
     set_timeout = _add_ephemeral_timeout = _set_default_timeout
 
 
-def is_compiling() -> bool:
-    """Whether torch.compile traces the caller. It then takes this for a constant."""
-    asked = getattr(getattr(torch, "compiler", None), "is_compiling", None)
-    return asked is not None and asked()
+# Whether torch.compile traces the caller. It knows torch's own function, and takes the result for a
+# constant.
+is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 def _frame_skipper():

@@ -75,6 +75,12 @@ class WireAgent {
     Say(paths);
     if (const uint64_t armed = armed_.exchange(0); armed != 0) Activate(armed);
   }
+  /// An event that the rank tells of.
+  void Tell(const v1::RankEvent& event) {
+    v1::RankMessage message;
+    *message.mutable_event() = event;
+    Say(message);
+  }
   /// A probe of the link to `node`.
   void Measure(const std::string& node) {
     v1::AgentMessage message;
