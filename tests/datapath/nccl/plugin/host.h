@@ -78,6 +78,7 @@ class TunedCommunicator {
     return table.Best();
   }
   void* context() { return context_; }
+  const TunerV6& tuner() const { return tuner_; }
 
  private:
   const TunerV6& tuner_;

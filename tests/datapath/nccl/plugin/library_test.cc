@@ -287,6 +287,43 @@ TEST(LibraryTest, AnAgentThatDoesNotReadHoldsNothingUp) {
   EXPECT_LT(ToSeconds(RealClock().Now() - start), 2);
 }
 
+// PyTorch ends without destroying its communicators, whose threads run until the process is gone.
+TEST(LibraryTest, AProcessMayExitWithCommunicatorsInUse) {
+  FakeAgent agent(Socket("exit"));
+  const Variables variables({{"WEIR_AGENT", agent.address()}, {"WEIR_NCCL_SAMPLE", "1"}});
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(30);
+      auto* const library = new LoadedLibrary;
+      const auto& profiler = library->Get<ProfilerV6>("ncclProfiler_v6");
+      auto* const communicator =
+          new TunedCommunicator(library->Get<TunerV6>("ncclTunerPlugin_v6"), NewId(), 1);
+      void* context = nullptr;
+      int mask = 0;
+      profiler.init(&context, 7, &mask, "data", 1, 1, 0, nullptr);
+      std::thread([&profiler, context, communicator] {
+        EventDescriptorV6 descriptor{};
+        descriptor.type = kEventPointToPoint;
+        for (;;) {
+          void* event = nullptr;
+          profiler.start_event(context, &event, &descriptor);
+          CostTable costs;
+          int channels = 0;
+          communicator->tuner().get_coll_info(communicator->context(), kNcclAllReduce, 4096, 1,
+                                              costs.pointer(), kAlgorithms, kProtocols, 0,
+                                              &channels);
+        }
+      }).detach();
+      usleep(2000);
+      exit(0);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0) << attempt;
+  }
+}
+
 // The profiler.
 
 class Profiled : public ::testing::Test {
