@@ -48,12 +48,31 @@ std::string Running(const v1::Job& job) {
   return Label(job.active_plan().fallback());
 }
 
+// "8x NVIDIA H100 80GB HBM3", models in the order of the node.
+std::string GpuText(const v1::Node& node) {
+  std::vector<std::pair<std::string, int>> models;
+  for (const v1::Gpu& gpu : node.gpus()) {
+    const auto found = std::find_if(models.begin(), models.end(),
+                                    [&](const auto& model) { return model.first == gpu.name(); });
+    if (found == models.end()) {
+      models.emplace_back(gpu.name(), 1);
+    } else {
+      ++found->second;
+    }
+  }
+  std::string text;
+  for (const auto& [name, count] : models) {
+    text += StrCat(text.empty() ? "" : ", ", count, "x ", name);
+  }
+  return text.empty() ? "-" : text;
+}
+
 Table NodeTable(const v1::ListNodesResponse& response) {
-  Table table{{"NAME", "ADDRESS", "STATE", "SEEN", "JOBS", "VERSION"}, {}};
+  Table table{{"NAME", "ADDRESS", "STATE", "SEEN", "JOBS", "GPUS", "VERSION"}, {}};
   for (const v1::Node& node : response.nodes()) {
     table.rows.push_back({node.name(), node.address(), node.connected() ? "connected" : "lost",
                           Age(UnixNow() - node.last_seen_unix_s()), Joined(node.jobs()),
-                          node.agent_version()});
+                          GpuText(node), node.agent_version()});
   }
   return table;
 }

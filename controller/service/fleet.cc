@@ -23,6 +23,8 @@ constexpr double kLinkEventIntervalS = 1;
 constexpr double kRetrySoon_s = 2;  // for a rank that other ranks of its job may soon speak for
 constexpr int kInterfacesMax = 64;
 constexpr size_t kInterfaceNameMax = 63;  // Linux has 15
+constexpr int kGpusMax = 32;
+constexpr size_t kGpuNameMax = 96;  // as NVML
 constexpr size_t kVersionMax = 63;
 
 void Smooth(double sample, double stated_deviation, uint64_t samples, double* mean,
@@ -136,6 +138,15 @@ Status Fleet::OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::Node
     return InvalidArgument(StrCat("node ", hello.node(), ": expected an address of at most ",
                                   kNameBytesMax, " bytes, a version of ", kVersionMax, " and ",
                                   kInterfacesMax, " interfaces with names of ", kInterfaceNameMax));
+  }
+  const bool long_gpu_name =
+      std::any_of(hello.gpus().begin(), hello.gpus().end(), [](const v1::Gpu& gpu) {
+        return gpu.name().size() > kGpuNameMax || gpu.uuid().size() > kGpuNameMax;
+      });
+  if (hello.gpus_size() > kGpusMax || long_gpu_name) {
+    ++agent_errors_;
+    return InvalidArgument(StrCat("node ", hello.node(), ": expected at most ", kGpusMax,
+                                  " GPUs with names of at most ", kGpuNameMax, " bytes"));
   }
   if (!nodes_.contains(hello.node()) && nodes_.size() >= kNodesMax) {
     return ResourceExhausted(StrCat("at most ", kNodesMax, " nodes"));
@@ -462,6 +473,7 @@ v1::Node Fleet::NodeProto(const std::string& name, const Node& node) const {
   out.set_agent_version(node.hello.agent_version());
   out.set_clock_ahead_s(node.clock_ahead_s);
   *out.mutable_interfaces() = node.hello.interfaces();
+  *out.mutable_gpus() = node.hello.gpus();
   for (const auto& [job_name, job] : jobs_) {
     if (job->UsesNode(name)) out.add_jobs(job_name);
   }

@@ -127,6 +127,19 @@ TEST_F(AgentTest, NcclProcessesGetTheTableAndAreNoRanks) {
   std::filesystem::remove(options_.nccl_table_file);
 }
 
+TEST_F(AgentTest, TellsTheControllerOfItsGpus) {
+  FakeController controller;
+  options_.nvml_library = WEIR_FAKE_NVML;
+  StartAgent(controller.port());
+  const auto node = controller.Next(IsHello);
+  ASSERT_TRUE(node);
+  ASSERT_EQ(node->hello().gpus_size(), 2);
+  EXPECT_EQ(node->hello().gpus(0).name(), "Fake H100");
+  EXPECT_EQ(node->hello().gpus(0).pcie_lanes(), 16u);
+  EXPECT_NEAR(node->hello().gpus(0).pcie_bytes_per_s(), 63e9, 1e9);
+  EXPECT_EQ(node->hello().gpus(1).name(), "Fake vGPU");
+}
+
 TEST_F(AgentTest, PassesTelemetryUpOffersDownAndAnswersUp) {
   FakeController controller;
   StartAgent(controller.port());

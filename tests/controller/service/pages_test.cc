@@ -143,6 +143,10 @@ v1::AgentMessage LargestHello(int number) {
   hello->set_node(name);
   hello->set_address("10.0.0.1");
   for (int i = 0; i < 64; ++i) hello->add_interfaces()->set_name(std::string(63, 'e'));
+  for (int i = 0; i < 32; ++i) {
+    hello->add_gpus()->set_name(std::string(96, 'g'));
+    hello->mutable_gpus(i)->set_uuid(std::string(96, 'u'));
+  }
   return message;
 }
 
@@ -183,11 +187,14 @@ TEST_F(PagesTest, NodesThatWouldFillAPageAreRefused) {
   const auto greet = [&](const v1::AgentMessage& hello) {
     return fleet_->OnAgentMessage(std::make_shared<FakeAgent>(), hello).code();
   };
-  v1::AgentMessage interface = LargestHello(0), count = interface, version = interface;
+  v1::AgentMessage interface = LargestHello(0), count = interface, version = interface,
+                   gpu = interface, gpus = interface;
   interface.mutable_hello()->mutable_interfaces(63)->set_name(std::string(64, 'e'));
   count.mutable_hello()->add_interfaces()->set_name("e");
   version.mutable_hello()->set_agent_version(std::string(64, '1'));
-  for (const auto& hello : {interface, count, version}) {
+  gpu.mutable_hello()->mutable_gpus(31)->set_name(std::string(97, 'g'));
+  gpus.mutable_hello()->add_gpus()->set_name("g");
+  for (const auto& hello : {interface, count, version, gpu, gpus}) {
     EXPECT_EQ(greet(hello), StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(greet(LargestHello(0)), StatusCode::kOk);
