@@ -101,7 +101,9 @@ void Plugin::Update() {
   const bool wanted = !idle();
   if (wanted && !thread_.joinable()) {
     stopping_.store(false);
-    (void)Caught([this] { thread_ = StartThread("weir-nccl", [this] { Loop(); }); });
+    std::thread started;
+    (void)Caught([&] { started = StartThread("weir-nccl", [this] { Loop(); }); });
+    thread_ = std::move(started);
   } else if (!wanted && thread_.joinable()) {
     stopping_.store(true);
     const uint64_t one = 1;
