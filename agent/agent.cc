@@ -535,6 +535,11 @@ void Agent::SendHeartbeat() {
   last_heartbeat_unix_s_ = clock_.UnixSeconds();
   up.mutable_heartbeat()->set_unix_s(last_heartbeat_unix_s_);
   SendToController(std::move(up), Tier::kTelemetry);
+  if (std::optional<v1::NcclSummary> summary = nccl_.Summary()) {
+    v1::AgentMessage nccl;
+    *nccl.mutable_nccl() = *std::move(summary);
+    SendToController(std::move(nccl), Tier::kTelemetry);
+  }
 }
 
 void Agent::PublishMetrics() {

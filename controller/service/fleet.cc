@@ -116,6 +116,15 @@ Status Fleet::OnAgentMessage(const std::shared_ptr<AgentLink>& link,
         node.clock_ahead_s = Finite(message.heartbeat().unix_s() - node.last_seen_unix_s);
       }
       break;
+    case v1::AgentMessage::kNccl: {
+      const v1::NcclSummary& nccl = message.nccl();
+      if (std::isfinite(nccl.own_gpu_s() + nccl.peer_s() + nccl.wire_s() + nccl.arrival_s())) {
+        node.nccl = nccl;
+      } else {
+        ++agent_errors_;
+      }
+      break;
+    }
     case v1::AgentMessage::kHello:
     case v1::AgentMessage::BODY_NOT_SET:
       break;
@@ -474,6 +483,7 @@ v1::Node Fleet::NodeProto(const std::string& name, const Node& node) const {
   out.set_clock_ahead_s(node.clock_ahead_s);
   *out.mutable_interfaces() = node.hello.interfaces();
   *out.mutable_gpus() = node.hello.gpus();
+  if (node.nccl.has_value()) *out.mutable_nccl() = *node.nccl;
   for (const auto& [job_name, job] : jobs_) {
     if (job->UsesNode(name)) out.add_jobs(job_name);
   }

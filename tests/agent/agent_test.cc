@@ -113,6 +113,9 @@ TEST_F(AgentTest, NcclProcessesGetTheTableAndAreNoRanks) {
   ASSERT_TRUE(table);
   ASSERT_EQ(table->nccl_table().rules_size(), 1);
   EXPECT_EQ(table->nccl_table().rules(0).algorithm(), "ring");
+  const auto told = controller.Next([](const auto& m) { return m.has_nccl(); });
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->nccl().calls(), 3u);
   write("tree");
   const auto changed = process.Receive();
   ASSERT_TRUE(changed);

@@ -183,6 +183,25 @@ TEST_F(PagesTest, PageIsNoLongerThanAnyClientTakes) {
   }
 }
 
+TEST_F(PagesTest, NodesTellWhatTheirNcclWaitsFor) {
+  const auto agent = std::make_shared<FakeAgent>();
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, LargestHello(0)).ok());
+  const auto node = [&] {
+    v1::ListNodesResponse answer;
+    EXPECT_TRUE(fleet_->ListNodes({}, &answer).ok());
+    return answer.nodes(0);
+  };
+  EXPECT_FALSE(node().has_nccl());
+  v1::AgentMessage message;
+  message.mutable_nccl()->set_communicators(2);
+  message.mutable_nccl()->set_wire_s(1.5);
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  EXPECT_EQ(node().nccl().communicators(), 2u);
+  message.mutable_nccl()->set_wire_s(std::numeric_limits<double>::infinity());
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  EXPECT_EQ(node().nccl().wire_s(), 1.5);
+}
+
 TEST_F(PagesTest, NodesThatWouldFillAPageAreRefused) {
   const auto greet = [&](const v1::AgentMessage& hello) {
     return fleet_->OnAgentMessage(std::make_shared<FakeAgent>(), hello).code();
