@@ -19,12 +19,15 @@ class LoadedLibrary {
  public:
   LoadedLibrary() : handle_(dlopen(WEIR_NCCL_PLUGIN, RTLD_NOW | RTLD_LOCAL)) {
     EXPECT_NE(handle_, nullptr) << dlerror();
+    was_loaded = true;
   }
   ~LoadedLibrary() {
     if (handle_ != nullptr) dlclose(handle_);
   }
   LoadedLibrary(const LoadedLibrary&) = delete;
   LoadedLibrary& operator=(const LoadedLibrary&) = delete;
+
+  static inline bool was_loaded = false;  // in this process
 
   template <typename Table>
   const Table& Get(const char* symbol) const {
