@@ -20,6 +20,8 @@ constexpr uint64_t kProbeBytesDefault = 4u << 20;
 constexpr double kProbeDeadlineDefault_s = 10;
 constexpr double kProbeDeadlineMax_s = 60;
 constexpr Duration kMetricsInterval = std::chrono::seconds(1);
+constexpr Duration kGpuInterval = std::chrono::seconds(5);
+constexpr Duration kGpuWait = std::chrono::seconds(2);  // for the first measurement, at the start
 constexpr Duration kHeartbeatDefault = std::chrono::seconds(5);
 
 // A duration that a peer sent, within [low, high]; `fallback` if it is not positive and finite.
@@ -28,7 +30,7 @@ double Bounded(double seconds, double fallback, double low, double high) {
   return std::clamp(seconds, low, high);
 }
 
-v1::NodeHello MakeHello(const AgentOptions& options) {
+v1::NodeHello MakeHello(const AgentOptions& options, const Gpus& gpus) {
   v1::NodeHello hello;
   hello.set_node(options.node);
   hello.set_address(options.address);
@@ -41,6 +43,17 @@ v1::NodeHello MakeHello(const AgentOptions& options) {
     interface.set_name(info.name);
     interface.set_speed_bytes_per_s(info.speed_bytes_per_s);
     interface.set_mtu(info.mtu);
+  }
+  for (const GpuInfo& info : gpus.info) {
+    v1::Gpu& gpu = *hello.add_gpus();
+    gpu.set_name(info.name);
+    gpu.set_uuid(info.uuid);
+    gpu.set_memory_bytes(info.memory_bytes);
+    gpu.set_pcie_generation(info.pcie_generation);
+    gpu.set_pcie_lanes(info.pcie_width);
+    gpu.set_pcie_bytes_per_s(info.pcie_bytes_per_s());
+    gpu.set_nvlinks(info.nvlinks);
+    gpu.set_nvlink_version(info.nvlink_version);
   }
   return hello;
 }
@@ -93,8 +106,10 @@ StatusOr<std::unique_ptr<Agent>> Agent::Start(AgentOptions options, const Clock&
   WEIR_ASSIGN_OR_RETURN(std::unique_ptr<EchoServer> echo, EchoServer::Start(probe_address, clock));
   options.probe_port = echo->port();
   options.local.node = options.node;
-  v1::NodeHello hello = MakeHello(options);
+  auto gpus = std::make_unique<GpuMonitor>(options.nvml_library, kGpuInterval);
+  v1::NodeHello hello = MakeHello(options, gpus->Newest(kGpuWait));
   std::unique_ptr<Agent> agent(new Agent(std::move(options), std::move(hello), clock));
+  agent->gpus_ = std::move(gpus);
   agent->echo_ = std::move(echo);
   WEIR_RETURN_IF_ERROR(agent->Open());
   return agent;
@@ -521,6 +536,11 @@ void Agent::SendHeartbeat() {
   last_heartbeat_unix_s_ = clock_.UnixSeconds();
   up.mutable_heartbeat()->set_unix_s(last_heartbeat_unix_s_);
   SendToController(std::move(up), Tier::kTelemetry);
+  if (std::optional<v1::NcclSummary> summary = nccl_.Summary()) {
+    v1::AgentMessage nccl;
+    *nccl.mutable_nccl() = *std::move(summary);
+    SendToController(std::move(nccl), Tier::kTelemetry);
+  }
 }
 
 void Agent::PublishMetrics() {
@@ -556,6 +576,7 @@ void Agent::PublishMetrics() {
     s.dropped_from_ranks = inbox_.dropped();
   }
   s.nccl = nccl_.Snapshot();
+  s.gpus = gpus_->Newest();
   metrics_.Set(s);
 }
 

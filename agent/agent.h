@@ -17,6 +17,7 @@
 #include "agent/latency_prober.h"
 #include "agent/local_server.h"
 #include "agent/measure/byte_budget.h"
+#include "agent/measure/gpus.h"
 #include "agent/measure/iperf_bandwidth.h"
 #include "agent/measure/passive.h"
 #include "agent/measure/udp_echo.h"
@@ -35,12 +36,13 @@ struct AgentOptions {
   std::string node;     // name, unique in the cluster
   std::string address;  // IP address for other nodes; probers bind it
   std::string version;
-  std::string instance;         // random per process
-  uint16_t probe_port = 7446;   // UDP echo and TCP connect; 0: any
-  uint16_t iperf_port = 0;      // 0: iperf3 disabled, as server and as client
-  std::string helper_program;   // this program, started again for iperf3 tests
-  std::string metrics_address;  // HOST:PORT; empty: none
-  std::string health_address;   // HOST:PORT of gRPC health checks; empty: none
+  std::string instance;                            // random per process
+  uint16_t probe_port = 7446;                      // UDP echo and TCP connect; 0: any
+  uint16_t iperf_port = 0;                         // 0: iperf3 disabled, as server and as client
+  std::string helper_program;                      // this program, started again for iperf3 tests
+  std::string metrics_address;                     // HOST:PORT; empty: none
+  std::string health_address;                      // HOST:PORT of gRPC health checks; empty: none
+  std::string nvml_library = "libnvidia-ml.so.1";  // opened at the start; empty: no GPUs
   std::string nccl_table_file;  // for processes with libnccl-weir.so; empty: none
   LocalServer::Options local;
   ControllerStream::Options controller;  // no address: runs without a controller
@@ -162,6 +164,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   std::map<std::string, TimePoint> probe_started_;  // by id; at most as many as the runner holds
 
   std::unique_ptr<HealthServer> health_;
+  std::unique_ptr<GpuMonitor> gpus_;
   std::unique_ptr<EchoServer> echo_;
   std::unique_ptr<IperfServer> iperf_server_;
   std::unique_ptr<LatencyProber> latency_;

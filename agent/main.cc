@@ -70,6 +70,10 @@ void DefineFlags(CLI::App& app, Flags* flags) {
   app.add_option("--health", agent.health_address,
                  "ADDR:PORT for gRPC health checks, in plain text; without it none")
       ->type_name("ADDRESS");
+  app.add_option("--nvml", agent.nvml_library,
+                 "NVIDIA's management library, which describes GPUs; empty for none")
+      ->type_name("FILE")
+      ->capture_default_str();
   app.add_option("--nccl-table", agent.nccl_table_file,
                  "file with the table for processes that run NCCL with libnccl-weir.so")
       ->type_name("FILE");

@@ -47,6 +47,7 @@ struct AgentMetrics::Families {
   }
   void Set(const TlsHealth& tls);
   void Set(const NcclSnapshot& nccl);
+  void Set(const Gpus& gpus);
   prometheus::Family<prometheus::Counter>& Counters(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(*registry);
   }
@@ -160,6 +161,37 @@ void AgentMetrics::Families::Set(const NcclSnapshot& nccl) {
       .Set(*nccl.table ? 1 : 0);
 }
 
+// A node without GPUs has none of these.
+void AgentMetrics::Families::Set(const Gpus& gpus) {
+  for (size_t i = 0; i < gpus.info.size(); ++i) {
+    const GpuInfo& info = gpus.info[i];
+    const GpuSample& sample = gpus.samples[i];
+    const Labels gpu = {{"gpu", std::to_string(i)}};
+    const auto with = [&gpu](const char* name, const std::string& value) {
+      Labels labels = gpu;
+      labels[name] = value;
+      return labels;
+    };
+    Gauge("weir_gpu_info", "A GPU of the node; always 1.", with("name", info.name)).Set(1);
+    Gauge("weir_gpu_utilization_ratio", "Share of the time in which a kernel ran.", gpu)
+        .Set(sample.utilisation);
+    Gauge("weir_gpu_memory_utilization_ratio", "Share of the time in which memory was busy.", gpu)
+        .Set(sample.memory_utilisation);
+    Gauge("weir_gpu_memory_used_bytes", "Memory in use.", gpu)
+        .Set(static_cast<double>(sample.memory_used_bytes));
+    Gauge("weir_gpu_clock_hertz", "Clock at present.", with("clock", "sm")).Set(sample.sm_clock_hz);
+    Gauge("weir_gpu_clock_hertz", "Clock at present.", with("clock", "memory"))
+        .Set(sample.memory_clock_hz);
+    Gauge("weir_gpu_pcie_generation", "PCIe generation at present, lower when idle.", gpu)
+        .Set(sample.pcie_generation);
+    Gauge("weir_gpu_pcie_lanes", "PCIe lanes at present.", gpu).Set(sample.pcie_width);
+    Gauge("weir_gpu_pcie_bandwidth_bytes_per_second",
+          "What copies to and from the host cannot exceed, in one direction; 0: unknown.", gpu)
+        .Set(info.pcie_bytes_per_s());
+    Gauge("weir_gpu_nvlinks", "Active NVLink connections.", gpu).Set(info.nvlinks);
+  }
+}
+
 AgentMetrics::AgentMetrics(const std::string& node, const std::string& version)
     : families_(std::make_unique<Families>()) {
   families_
@@ -217,6 +249,7 @@ void AgentMetrics::Set(const MetricsSnapshot& s) {
   f.bandwidth.Set(s.bandwidth_bytes_per_s);
   if (s.tls.has_value()) f.Set(*s.tls);
   f.Set(s.nccl);
+  f.Set(s.gpus);
   RaiseTo(f.connections, s.controller_connections);
   RaiseTo(f.refused, s.refused_connections);
   RaiseTo(f.iperf_served, s.iperf_tests_served);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/measure/gpus.h"
 #include "agent/nccl_bridge.h"
 #include "datapath/base/status.h"
 #include "deploy/program/tls/tls_files.h"
@@ -35,6 +36,7 @@ struct MetricsSnapshot {
   uint64_t dropped_from_ranks = 0, dropped_to_controller = 0;
   uint64_t iperf_tests_served = 0;
   NcclSnapshot nccl;
+  Gpus gpus;
 };
 
 /// Thread-safe.

@@ -127,6 +127,29 @@ NcclSnapshot NcclBridge::Snapshot() const {
   return snapshot;
 }
 
+std::optional<v1::NcclSummary> NcclBridge::Summary() const {
+  const NcclSnapshot snapshot = Snapshot();
+  if (processes_.empty() && snapshot.calls == 0 && snapshot.totals.empty()) return std::nullopt;
+  NcclTotals sum;
+  for (const auto& [place, totals] : snapshot.totals) {
+    sum.operations += totals.operations;
+    sum.sent_bytes += totals.sent_bytes;
+    for (size_t i = 0; i < sum.wait_s.size(); ++i) sum.wait_s[i] += totals.wait_s[i];
+  }
+  v1::NcclSummary summary;
+  summary.set_communicators(static_cast<uint32_t>(snapshot.communicators));
+  summary.set_obstructed(static_cast<uint32_t>(snapshot.obstructed));
+  summary.set_calls(snapshot.calls);
+  summary.set_steered_calls(snapshot.steered_calls);
+  summary.set_sampled_operations(sum.operations);
+  summary.set_sampled_sent_bytes(sum.sent_bytes);
+  summary.set_own_gpu_s(sum.wait_s[0]);
+  summary.set_peer_s(sum.wait_s[1]);
+  summary.set_wire_s(sum.wait_s[2]);
+  summary.set_arrival_s(sum.wait_s[3]);
+  return summary;
+}
+
 StatusOr<v1::NcclTable> ParseNcclTable(std::string_view json) {
   if (json.size() > kTableBytesMax) {
     return InvalidArgument(StrCat("expected at most ", kTableBytesMax, " bytes"));

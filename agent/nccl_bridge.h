@@ -13,6 +13,7 @@
 
 #include "agent/rank_claims.h"
 #include "datapath/base/status.h"
+#include "weir/v1/agent.pb.h"
 #include "weir/v1/rank.pb.h"
 
 namespace weir::agent {
@@ -65,6 +66,8 @@ class NcclBridge {
   }
 
   NcclSnapshot Snapshot() const;
+  /// The same in few figures; nothing until the first report.
+  std::optional<v1::NcclSummary> Summary() const;
 
  private:
   struct Process {

@@ -24,6 +24,8 @@ constexpr double kLinkEventIntervalS = 1;
 constexpr double kRetrySoon_s = 2;  // for a rank that other ranks of its job may soon speak for
 constexpr int kInterfacesMax = 64;
 constexpr size_t kInterfaceNameMax = 63;  // Linux has 15
+constexpr int kGpusMax = 32;
+constexpr size_t kGpuNameMax = 96;  // as NVML
 constexpr size_t kVersionMax = 63;
 
 void Smooth(double sample, double stated_deviation, uint64_t samples, double* mean,
@@ -130,6 +132,15 @@ Status Fleet::OnAgentMessage(const std::shared_ptr<AgentLink>& link,
         node.clock_ahead_s = Finite(message.heartbeat().unix_s() - node.last_seen_unix_s);
       }
       break;
+    case v1::AgentMessage::kNccl: {
+      const v1::NcclSummary& nccl = message.nccl();
+      if (std::isfinite(nccl.own_gpu_s() + nccl.peer_s() + nccl.wire_s() + nccl.arrival_s())) {
+        node.nccl = nccl;
+      } else {
+        ++agent_errors_;
+      }
+      break;
+    }
     case v1::AgentMessage::kHello:
     case v1::AgentMessage::BODY_NOT_SET:
       break;
@@ -152,6 +163,15 @@ Status Fleet::OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::Node
     return InvalidArgument(StrCat("node ", hello.node(), ": expected an address of at most ",
                                   kNameBytesMax, " bytes, a version of ", kVersionMax, " and ",
                                   kInterfacesMax, " interfaces with names of ", kInterfaceNameMax));
+  }
+  const bool long_gpu_name =
+      std::any_of(hello.gpus().begin(), hello.gpus().end(), [](const v1::Gpu& gpu) {
+        return gpu.name().size() > kGpuNameMax || gpu.uuid().size() > kGpuNameMax;
+      });
+  if (hello.gpus_size() > kGpusMax || long_gpu_name) {
+    ++agent_errors_;
+    return InvalidArgument(StrCat("node ", hello.node(), ": expected at most ", kGpusMax,
+                                  " GPUs with names of at most ", kGpuNameMax, " bytes"));
   }
   if (!nodes_.contains(hello.node()) && nodes_.size() >= kNodesMax) {
     return ResourceExhausted(StrCat("at most ", kNodesMax, " nodes"));
@@ -505,6 +525,8 @@ v1::Node Fleet::NodeProto(const std::string& name, const Node& node) const {
   out.set_agent_version(node.hello.agent_version());
   out.set_clock_ahead_s(node.clock_ahead_s);
   *out.mutable_interfaces() = node.hello.interfaces();
+  *out.mutable_gpus() = node.hello.gpus();
+  if (node.nccl.has_value()) *out.mutable_nccl() = *node.nccl;
   for (const auto& [job_name, job] : jobs_) {
     if (job->members().UsesNode(name)) out.add_jobs(job_name);
   }

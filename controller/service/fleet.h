@@ -118,6 +118,7 @@ class Fleet : public JobHost {
     TimePoint last_seen{};
     uint64_t messages = 0;
     double clock_ahead_s = 0;
+    std::optional<v1::NcclSummary> nccl;  // the newest of this connection's agent
   };
   struct LinkRecord {
     double rtt_s = 0, rtt_deviation_s = 0, bandwidth = 0, bandwidth_deviation = 0;

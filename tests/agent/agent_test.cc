@@ -114,6 +114,9 @@ TEST_F(AgentTest, NcclProcessesGetTheTableAndAreNoRanks) {
   ASSERT_TRUE(table);
   ASSERT_EQ(table->nccl_table().rules_size(), 1);
   EXPECT_EQ(table->nccl_table().rules(0).algorithm(), "ring");
+  const auto told = controller.Next([](const auto& m) { return m.has_nccl(); });
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->nccl().calls(), 3u);
   write("tree");
   const auto changed = process.Receive();
   ASSERT_TRUE(changed);
@@ -126,6 +129,19 @@ TEST_F(AgentTest, NcclProcessesGetTheTableAndAreNoRanks) {
   rank.Close();
   ASSERT_TRUE(controller.Next([](const auto& m) { return m.has_rank_gone(); }));
   std::filesystem::remove(options_.nccl_table_file);
+}
+
+TEST_F(AgentTest, TellsTheControllerOfItsGpus) {
+  FakeController controller;
+  options_.nvml_library = WEIR_FAKE_NVML;
+  StartAgent(controller.port());
+  const auto node = controller.Next(IsHello);
+  ASSERT_TRUE(node);
+  ASSERT_EQ(node->hello().gpus_size(), 2);
+  EXPECT_EQ(node->hello().gpus(0).name(), "Fake H100");
+  EXPECT_EQ(node->hello().gpus(0).pcie_lanes(), 16u);
+  EXPECT_NEAR(node->hello().gpus(0).pcie_bytes_per_s(), 63e9, 1e9);
+  EXPECT_EQ(node->hello().gpus(1).name(), "Fake vGPU");
 }
 
 TEST_F(AgentTest, PassesTelemetryUpOffersDownAndAnswersUp) {

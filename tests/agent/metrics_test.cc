@@ -26,6 +26,9 @@ MetricsSnapshot Full() {
   snapshot.nccl.calls = 9;
   snapshot.nccl.steered_calls = 4;
   snapshot.nccl.table = true;
+  snapshot.gpus.info.emplace_back().name = "Fake";
+  snapshot.gpus.samples.emplace_back().utilisation = 0.5;
+  snapshot.gpus.samples.back().sm_clock_hz = 1.5e9;
   snapshot.tls = TlsHealth{.renewed = false, .refused = 2, .certificate_end_unix_s = 86400};
   return snapshot;
 }
@@ -64,6 +67,9 @@ TEST(MetricsTest, LinksAppearAsStatisticsOverPeers) {
         "weir_nccl_sampled_wait_seconds_total{cause=\"wire\",function="
         "\"all_reduce\",size=\"from_16MiB\"} 1.5",
         "weir_nccl_calls_total{choice=\"nccl\"} 5", "weir_nccl_table_last_reload_successful 1",
+        "weir_gpu_utilization_ratio{gpu=\"0\"} 0.5",
+        "weir_gpu_clock_hertz{clock=\"sm\",gpu=\"0\"} 1500000000",
+        "weir_gpu_info{gpu=\"0\",name=\"Fake\"} 1",
         "weir_agent_info{node=\"node-a\",version=\"1.2.3\"} 1"}) {
     EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
   }

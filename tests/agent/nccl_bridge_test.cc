@@ -44,6 +44,22 @@ TEST(NcclBridgeTest, SumsWhatReportsAddOverAllProcesses) {
   EXPECT_FALSE(snapshot.table.has_value());
 }
 
+TEST(NcclBridgeTest, ASummaryIsOfAllFunctionsAndSizes) {
+  NcclBridge bridge("");
+  EXPECT_FALSE(bridge.Summary().has_value());
+  bridge.OnReport(1, Profile(4, 1.5));
+  bridge.OnReport(2, Profile(2, 0.5, "all_reduce", 10));
+  bridge.OnReport(2, Report(R"({"tuners": [{"communicator": "a", "calls": 7, "steered": 3}]})"));
+  const auto summary = bridge.Summary();
+  ASSERT_TRUE(summary.has_value());
+  EXPECT_EQ(summary->communicators(), 1u);
+  EXPECT_EQ(summary->steered_calls(), 3u);
+  EXPECT_EQ(summary->sampled_operations(), 6u);
+  EXPECT_EQ(summary->sampled_sent_bytes(), 60u);
+  EXPECT_DOUBLE_EQ(summary->wire_s(), 2);
+  EXPECT_DOUBLE_EQ(summary->own_gpu_s(), 1);
+}
+
 TEST(NcclBridgeTest, HostileValuesNeitherShrinkNorSpoilSums) {
   NcclBridge bridge("");
   bridge.OnReport(1, Profile(5, 1, "anything", 4000000));

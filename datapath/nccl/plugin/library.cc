@@ -89,9 +89,19 @@ struct Shared {
   }
 };
 
+// A process may exit while NCCL's threads still use their communicators. Then nothing is destroyed.
+// When NCCL unloads the library there are none left.
+struct SharedHolder {
+  Shared* const shared = new Shared;
+
+  ~SharedHolder() {
+    if (shared->plugin->idle()) delete shared;
+  }
+};
+
 Shared& Process() {
-  static Shared shared;
-  return shared;
+  static SharedHolder holder;
+  return *holder.shared;
 }
 
 // The tuner.

@@ -45,7 +45,12 @@ Plugin::~Plugin() {
 }
 
 Tuner* Plugin::AddTuner(uint64_t communicator, uint32_t ranks, uint32_t nodes) {
-  TunerOptions options{communicator, ranks, nodes, options_.shared_directory, options_.first};
+  TunerOptions options;
+  options.communicator = communicator;
+  options.ranks = ranks;
+  options.nodes = nodes;
+  options.shared_directory = options_.shared_directory;
+  options.first = options_.first;
   auto tuner = std::make_unique<Tuner>(std::move(options));
   Tuner* added = nullptr;
   {
@@ -87,16 +92,19 @@ void Plugin::Remove(const Profile* profile) {
   Update();
 }
 
+bool Plugin::idle() {
+  const MutexLock lock(mutex_);
+  return tuners_.empty() && profiles_.empty();
+}
+
 void Plugin::Update() {
   const MutexLock lifecycle(lifecycle_mutex_);
-  bool wanted = false;
-  {
-    const MutexLock lock(mutex_);
-    wanted = !tuners_.empty() || !profiles_.empty();
-  }
+  const bool wanted = !idle();
   if (wanted && !thread_.joinable()) {
     stopping_.store(false);
-    (void)Caught([this] { thread_ = StartThread("weir-nccl", [this] { Loop(); }); });
+    std::thread started;
+    (void)Caught([&] { started = StartThread("weir-nccl", [this] { Loop(); }); });
+    thread_ = std::move(started);
   } else if (!wanted && thread_.joinable()) {
     stopping_.store(true);
     const uint64_t one = 1;

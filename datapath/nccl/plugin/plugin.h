@@ -47,6 +47,8 @@ class Plugin {
   /// for it at most as long as a report may take, some 100 ms.
   void Remove(const Tuner* tuner);
   void Remove(const Profile* profile);
+  /// Whether there are no communicators.
+  bool idle();
 
  private:
   void Update();  // starts or ends the thread

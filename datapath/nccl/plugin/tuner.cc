@@ -72,7 +72,9 @@ void Tuner::Want(std::shared_ptr<const Table> table) {
 void Tuner::Tick() {
   const MutexLock lock(mutex_);
   if (participant_ == nullptr) return;
-  if (participant_->complete()) shared_->Unlink();
+  if (participant_->complete() || RealClock().Now() - made_ >= options_.join_timeout) {
+    shared_->Unlink();
+  }
   if (wanted_ != nullptr && participant_->Accept(wanted_->identity())) {
     accepted_ = std::exchange(wanted_, nullptr);
   }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "datapath/base/clock.h"
 #include "datapath/base/mutex.h"
 #include "datapath/nccl/plugin/agreement.h"
 #include "datapath/nccl/plugin/table.h"
@@ -20,6 +21,10 @@ struct TunerOptions {
   uint32_t nodes = 1;
   std::string shared_directory = "/dev/shm";  // for the agreement; empty: never switches
   std::shared_ptr<const Table> first;         // in use from the first call on; not null
+  // When the name of the shared file is removed even though not all ranks have opened it. NCCL
+  // makes a communicator on all ranks together, so those that are missing then are on other
+  // machines.
+  Duration join_timeout = std::chrono::seconds(60);
 };
 
 struct TunerState {
@@ -53,6 +58,7 @@ class Tuner {
 
  private:
   const TunerOptions options_;
+  const TimePoint made_ = RealClock().Now();
   mutable Mutex mutex_;
   std::string obstacle_ WEIR_GUARDED_BY(mutex_);  // permanent
   // The participant is destroyed before the memory it uses.

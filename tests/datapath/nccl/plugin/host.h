@@ -20,12 +20,15 @@ class LoadedLibrary {
  public:
   LoadedLibrary() : handle_(dlopen(WEIR_NCCL_PLUGIN, RTLD_NOW | RTLD_LOCAL)) {
     EXPECT_NE(handle_, nullptr) << dlerror();
+    was_loaded = true;
   }
   ~LoadedLibrary() {
     if (handle_ != nullptr) dlclose(handle_);
   }
   LoadedLibrary(const LoadedLibrary&) = delete;
   LoadedLibrary& operator=(const LoadedLibrary&) = delete;
+
+  static inline bool was_loaded = false;  // in this process
 
   template <typename Table>
   const Table& Get(const char* symbol) const {
@@ -79,6 +82,7 @@ class TunedCommunicator {
     return table.Best();
   }
   void* context() { return context_; }
+  const TunerV6& tuner() const { return tuner_; }
 
  private:
   const TunerV6& tuner_;
