@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/agent.h"
 
 #include <algorithm>
@@ -19,6 +20,8 @@ constexpr uint64_t kProbeBytesDefault = 4u << 20;
 constexpr double kProbeDeadlineDefault_s = 10;
 constexpr double kProbeDeadlineMax_s = 60;
 constexpr Duration kMetricsInterval = std::chrono::seconds(1);
+constexpr Duration kGpuInterval = std::chrono::seconds(5);
+constexpr Duration kGpuWait = std::chrono::seconds(2);  // for the first measurement, at the start
 constexpr Duration kHeartbeatDefault = std::chrono::seconds(5);
 
 // A duration that a peer sent, within [low, high]; `fallback` if it is not positive and finite.
@@ -27,7 +30,7 @@ double Bounded(double seconds, double fallback, double low, double high) {
   return std::clamp(seconds, low, high);
 }
 
-v1::NodeHello MakeHello(const AgentOptions& options) {
+v1::NodeHello MakeHello(const AgentOptions& options, const Gpus& gpus) {
   v1::NodeHello hello;
   hello.set_node(options.node);
   hello.set_address(options.address);
@@ -40,6 +43,17 @@ v1::NodeHello MakeHello(const AgentOptions& options) {
     interface.set_name(info.name);
     interface.set_speed_bytes_per_s(info.speed_bytes_per_s);
     interface.set_mtu(info.mtu);
+  }
+  for (const GpuInfo& info : gpus.info) {
+    v1::Gpu& gpu = *hello.add_gpus();
+    gpu.set_name(info.name);
+    gpu.set_uuid(info.uuid);
+    gpu.set_memory_bytes(info.memory_bytes);
+    gpu.set_pcie_generation(info.pcie_generation);
+    gpu.set_pcie_lanes(info.pcie_width);
+    gpu.set_pcie_bytes_per_s(info.pcie_bytes_per_s());
+    gpu.set_nvlinks(info.nvlinks);
+    gpu.set_nvlink_version(info.nvlink_version);
   }
   return hello;
 }
@@ -62,6 +76,8 @@ const char* KindName(const v1::RankMessage& message) {
       return "active";
     case v1::RankMessage::kEvent:
       return "event";
+    case v1::RankMessage::kNccl:
+      return "nccl";
     case v1::RankMessage::BODY_NOT_SET:
       return "unknown";
   }
@@ -90,8 +106,10 @@ StatusOr<std::unique_ptr<Agent>> Agent::Start(AgentOptions options, const Clock&
   WEIR_ASSIGN_OR_RETURN(std::unique_ptr<EchoServer> echo, EchoServer::Start(probe_address, clock));
   options.probe_port = echo->port();
   options.local.node = options.node;
-  v1::NodeHello hello = MakeHello(options);
+  auto gpus = std::make_unique<GpuMonitor>(options.nvml_library, kGpuInterval);
+  v1::NodeHello hello = MakeHello(options, gpus->Newest(kGpuWait));
   std::unique_ptr<Agent> agent(new Agent(std::move(options), std::move(hello), clock));
+  agent->gpus_ = std::move(gpus);
   agent->echo_ = std::move(echo);
   WEIR_RETURN_IF_ERROR(agent->Open());
   return agent;
@@ -103,6 +121,7 @@ Agent::Agent(AgentOptions options, v1::NodeHello hello, const Clock& clock)
       metrics_(options_.node, options_.version),
       inbox_(options_.inbox_items_max, options_.inbox_bytes_max),
       subscription_(std::move(hello)),
+      nccl_(options_.nccl_table_file),
       budget_(options_.budget, clock.Now()),
       heartbeat_interval_(kHeartbeatDefault) {}
 
@@ -222,11 +241,27 @@ void Agent::Run() {
 
 void Agent::Handle(RankSaid& event) {
   metrics_.CountRankMessage(KindName(event.message));
+  if (event.message.has_nccl()) {
+    OnNcclReport(event.connection, event.message.nccl());
+    return;
+  }
   ObserveTelemetry(event.connection, event.message);
   Apply(subscription_.OnRankMessage(event.connection, std::move(event.message), *event.peer));
 }
 
+void Agent::OnNcclReport(ConnectionId connection, const v1::NcclReport& report) {
+  if (nccl_.OnReport(connection, report)) SendNcclTable(connection);
+}
+
+void Agent::SendNcclTable(ConnectionId connection) {
+  if (nccl_.table() == nullptr) return;
+  v1::RankCommand command;
+  *command.mutable_nccl_table() = *nccl_.table();
+  local_->Send(connection, command);
+}
+
 void Agent::Handle(RankLeft& event) {
+  nccl_.Forget(event.connection);
   if (const RankKey* key = subscription_.FindKey(event.connection)) {
     Log(LogLevel::kInfo, "agent", StrCat(Describe(*key), " is gone: ", event.reason));
     passive_.Forget(Describe(*key));
@@ -489,6 +524,9 @@ void Agent::Tick() {
   }
   if (now >= next_metrics_) {
     next_metrics_ = now + kMetricsInterval;
+    if (nccl_.Reload()) {
+      nccl_.ForEachConnection([this](ConnectionId connection) { SendNcclTable(connection); });
+    }
     PublishMetrics();
   }
 }
@@ -498,6 +536,11 @@ void Agent::SendHeartbeat() {
   last_heartbeat_unix_s_ = clock_.UnixSeconds();
   up.mutable_heartbeat()->set_unix_s(last_heartbeat_unix_s_);
   SendToController(std::move(up), Tier::kTelemetry);
+  if (std::optional<v1::NcclSummary> summary = nccl_.Summary()) {
+    v1::AgentMessage nccl;
+    *nccl.mutable_nccl() = *std::move(summary);
+    SendToController(std::move(nccl), Tier::kTelemetry);
+  }
 }
 
 void Agent::PublishMetrics() {
@@ -532,6 +575,8 @@ void Agent::PublishMetrics() {
     MutexLock lock(inbox_mutex_);
     s.dropped_from_ranks = inbox_.dropped();
   }
+  s.nccl = nccl_.Snapshot();
+  s.gpus = gpus_->Newest();
   metrics_.Set(s);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The node agent, which connects ranks, probers and controller. All state belongs to one thread;
 // sockets, gRPC and probers only put events into its queue.
@@ -16,10 +17,12 @@
 #include "agent/latency_prober.h"
 #include "agent/local_server.h"
 #include "agent/measure/byte_budget.h"
+#include "agent/measure/gpus.h"
 #include "agent/measure/iperf_bandwidth.h"
 #include "agent/measure/passive.h"
 #include "agent/measure/udp_echo.h"
 #include "agent/metrics.h"
+#include "agent/nccl_bridge.h"
 #include "agent/plan_subscription.h"
 #include "agent/probe_runner.h"
 #include "agent/tiered_queue.h"
@@ -33,12 +36,14 @@ struct AgentOptions {
   std::string node;     // name, unique in the cluster
   std::string address;  // IP address for other nodes; probers bind it
   std::string version;
-  std::string instance;         // random per process
-  uint16_t probe_port = 7446;   // UDP echo and TCP connect; 0: any
-  uint16_t iperf_port = 0;      // 0: iperf3 disabled, as server and as client
-  std::string helper_program;   // this program, started again for iperf3 tests
-  std::string metrics_address;  // HOST:PORT; empty: none
-  std::string health_address;   // HOST:PORT of gRPC health checks; empty: none
+  std::string instance;                            // random per process
+  uint16_t probe_port = 7446;                      // UDP echo and TCP connect; 0: any
+  uint16_t iperf_port = 0;                         // 0: iperf3 disabled, as server and as client
+  std::string helper_program;                      // this program, started again for iperf3 tests
+  std::string metrics_address;                     // HOST:PORT; empty: none
+  std::string health_address;                      // HOST:PORT of gRPC health checks; empty: none
+  std::string nvml_library = "libnvidia-ml.so.1";  // opened at the start; empty: no GPUs
+  std::string nccl_table_file;  // for processes with libnccl-weir.so; empty: none
   LocalServer::Options local;
   ControllerStream::Options controller;  // no address: runs without a controller
   ByteBudget::Options budget;
@@ -125,6 +130,8 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   void Handle(ProbeDone& event);
   void Apply(Effects effects);
   void SendToController(v1::AgentMessage message, Tier tier);
+  void OnNcclReport(ConnectionId connection, const v1::NcclReport& report);
+  void SendNcclTable(ConnectionId connection);
   void ObserveTelemetry(ConnectionId connection, const v1::RankMessage& message);
   std::string NodeOf(const std::string& datapath_address) const;
   void SetPeers(const v1::PeerList& list);
@@ -144,6 +151,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   bool stopping_ WEIR_GUARDED_BY(inbox_mutex_) = false;
 
   PlanSubscription subscription_;
+  NcclBridge nccl_;
   PassiveEstimator passive_;
   ByteBudget budget_;
   std::map<std::string, PeerState> peers_;  // by node
@@ -156,6 +164,7 @@ class Agent : private LocalServer::Handler, private ControllerStream::Handler {
   std::map<std::string, TimePoint> probe_started_;  // by id; at most as many as the runner holds
 
   std::unique_ptr<HealthServer> health_;
+  std::unique_ptr<GpuMonitor> gpus_;
   std::unique_ptr<EchoServer> echo_;
   std::unique_ptr<IperfServer> iperf_server_;
   std::unique_ptr<LatencyProber> latency_;

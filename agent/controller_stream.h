@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The agent's stream to the controller: it connects, keeps the connection alive, and reconnects
 // with back-off. The loss of the controller is an event, never an error of the agent.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How the agent authenticates to the controller, and the rule that plain text is only for loopback.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/health_server.h"
 
 #include <grpcpp/grpcpp.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // grpc.health.v1.Health on a separate port, for the probes of an orchestrator. It is plain text and
 // has no other service, because such probes show no certificates.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/latency_prober.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Measures the round-trip time to every other node, continuously and at low cost: a UDP echo burst
 // to all of them, and TCP handshakes with one of them in turn.

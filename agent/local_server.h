@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Where ranks attach: a Unix socket, and optionally TCP with a token for ranks that do not share
 // the node's file system. Nothing that a client sends can end or block this process.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weir-agent: reads flags and the clock, starts the agent, waits for a signal.
 
 #include <unistd.h>
@@ -44,7 +45,8 @@ void DefineFlags(CLI::App& app, Flags* flags) {
       ->type_name("IP")
       ->capture_default_str();
   app.add_option("--controller", flags->credentials.controller,
-                 "HOST:PORT of the controller; without it the agent only serves local ranks")
+                 "HOST:PORT or unix:FILE of the controller; without it the agent only serves local "
+                 "ranks")
       ->type_name("ADDRESS");
   app.add_option("--socket", agent.local.socket_path, "Unix socket for ranks; empty for none")
       ->type_name("FILE")
@@ -68,6 +70,13 @@ void DefineFlags(CLI::App& app, Flags* flags) {
   app.add_option("--health", agent.health_address,
                  "ADDR:PORT for gRPC health checks, in plain text; without it none")
       ->type_name("ADDRESS");
+  app.add_option("--nvml", agent.nvml_library,
+                 "NVIDIA's management library, which describes GPUs; empty for none")
+      ->type_name("FILE")
+      ->capture_default_str();
+  app.add_option("--nccl-table", agent.nccl_table_file,
+                 "file with the table for processes that run NCCL with libnccl-weir.so")
+      ->type_name("FILE");
   app.add_option("--probe-share", agent.budget.share,
                  "probe bytes as a share of the training bytes sent by local ranks")
       ->check(CLI::Range(0.0, 1.0))

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/metrics.h"
 
 #include <poll.h>
@@ -45,6 +46,8 @@ struct AgentMetrics::Families {
     return prometheus::BuildCounter().Name(name).Help(help).Register(*registry).Add({});
   }
   void Set(const TlsHealth& tls);
+  void Set(const NcclSnapshot& nccl);
+  void Set(const Gpus& gpus);
   prometheus::Family<prometheus::Counter>& Counters(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(*registry);
   }
@@ -90,6 +93,22 @@ struct AgentMetrics::Families {
       Counters("weir_agent_probes_total", "Finished probes of links.");
   prometheus::Family<prometheus::Counter>& probe_bytes =
       Counters("weir_agent_probe_sent_bytes_total", "Bytes sent by active probes.");
+  prometheus::Gauge& nccl_communicators = Gauge(
+      "weir_nccl_communicators", "Communicators of NCCL, one for each rank, that have a tuner.");
+  prometheus::Gauge& nccl_obstructed =
+      Gauge("weir_nccl_obstructed_communicators",
+            "Communicators that cannot change their table, for example on several nodes.");
+  prometheus::Gauge& nccl_refusing =
+      Gauge("weir_nccl_refusing_processes", "Processes that refuse the agent's table.");
+  prometheus::Family<prometheus::Counter>& nccl_calls =
+      Counters("weir_nccl_calls_total", "Collective calls of NCCL by who made the choice.");
+  prometheus::Family<prometheus::Counter>& nccl_operations =
+      Counters("weir_nccl_sampled_operations_total", "Operations of NCCL that were measured.");
+  prometheus::Family<prometheus::Counter>& nccl_bytes = Counters(
+      "weir_nccl_sampled_sent_bytes_total", "Bytes that measured operations sent to other nodes.");
+  prometheus::Family<prometheus::Counter>& nccl_waits =
+      Counters("weir_nccl_sampled_wait_seconds_total",
+               "What network transfers of measured operations waited for; transfers overlap.");
   prometheus::Family<prometheus::Histogram>& probe_time =
       prometheus::BuildHistogram()
           .Name("weir_agent_probe_duration_seconds")
@@ -100,7 +119,8 @@ struct AgentMetrics::Families {
 namespace {
 
 // Counters that are kept elsewhere only ever grow.
-void RaiseTo(prometheus::Counter& counter, uint64_t value) {
+template <typename Number>
+void RaiseTo(prometheus::Counter& counter, Number value) {
   const double difference = static_cast<double>(value) - counter.Value();
   if (difference > 0) counter.Increment(difference);
 }
@@ -116,6 +136,60 @@ void AgentMetrics::Families::Set(const TlsHealth& tls) {
   if (tls.certificate_end_unix_s == 0) return;
   Gauge("weir_tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends.")
       .Set(tls.certificate_end_unix_s);
+}
+
+void AgentMetrics::Families::Set(const NcclSnapshot& nccl) {
+  nccl_communicators.Set(static_cast<double>(nccl.communicators));
+  nccl_obstructed.Set(static_cast<double>(nccl.obstructed));
+  nccl_refusing.Set(static_cast<double>(nccl.refusing));
+  RaiseTo(nccl_calls.Add({{"choice", "rule"}}), nccl.steered_calls);
+  RaiseTo(nccl_calls.Add({{"choice", "refused_rule"}}), nccl.refused_calls);
+  RaiseTo(nccl_calls.Add({{"choice", "nccl"}}),
+          nccl.calls - std::min(nccl.calls, nccl.steered_calls + nccl.refused_calls));
+  for (const auto& [place, totals] : nccl.totals) {
+    Labels labels = {{"function", std::string(kNcclFunctions[place.first])},
+                     {"size", std::string(kNcclSizes[place.second])}};
+    RaiseTo(nccl_operations.Add(labels), totals.operations);
+    RaiseTo(nccl_bytes.Add(labels), totals.sent_bytes);
+    for (size_t i = 0; i < kNcclCauses.size(); ++i) {
+      labels["cause"] = kNcclCauses[i];
+      RaiseTo(nccl_waits.Add(labels), totals.wait_s[i]);
+    }
+  }
+  if (!nccl.table.has_value()) return;
+  Gauge("weir_nccl_table_last_reload_successful", "1 when the NCCL table in the file is in use.")
+      .Set(*nccl.table ? 1 : 0);
+}
+
+// A node without GPUs has none of these.
+void AgentMetrics::Families::Set(const Gpus& gpus) {
+  for (size_t i = 0; i < gpus.info.size(); ++i) {
+    const GpuInfo& info = gpus.info[i];
+    const GpuSample& sample = gpus.samples[i];
+    const Labels gpu = {{"gpu", std::to_string(i)}};
+    const auto with = [&gpu](const char* name, const std::string& value) {
+      Labels labels = gpu;
+      labels[name] = value;
+      return labels;
+    };
+    Gauge("weir_gpu_info", "A GPU of the node; always 1.", with("name", info.name)).Set(1);
+    Gauge("weir_gpu_utilization_ratio", "Share of the time in which a kernel ran.", gpu)
+        .Set(sample.utilisation);
+    Gauge("weir_gpu_memory_utilization_ratio", "Share of the time in which memory was busy.", gpu)
+        .Set(sample.memory_utilisation);
+    Gauge("weir_gpu_memory_used_bytes", "Memory in use.", gpu)
+        .Set(static_cast<double>(sample.memory_used_bytes));
+    Gauge("weir_gpu_clock_hertz", "Clock at present.", with("clock", "sm")).Set(sample.sm_clock_hz);
+    Gauge("weir_gpu_clock_hertz", "Clock at present.", with("clock", "memory"))
+        .Set(sample.memory_clock_hz);
+    Gauge("weir_gpu_pcie_generation", "PCIe generation at present, lower when idle.", gpu)
+        .Set(sample.pcie_generation);
+    Gauge("weir_gpu_pcie_lanes", "PCIe lanes at present.", gpu).Set(sample.pcie_width);
+    Gauge("weir_gpu_pcie_bandwidth_bytes_per_second",
+          "What copies to and from the host cannot exceed, in one direction; 0: unknown.", gpu)
+        .Set(info.pcie_bytes_per_s());
+    Gauge("weir_gpu_nvlinks", "Active NVLink connections.", gpu).Set(info.nvlinks);
+  }
 }
 
 AgentMetrics::AgentMetrics(const std::string& node, const std::string& version)
@@ -174,6 +248,8 @@ void AgentMetrics::Set(const MetricsSnapshot& s) {
   f.loss.Set(s.loss_ratio);
   f.bandwidth.Set(s.bandwidth_bytes_per_s);
   if (s.tls.has_value()) f.Set(*s.tls);
+  f.Set(s.nccl);
+  f.Set(s.gpus);
   RaiseTo(f.connections, s.controller_connections);
   RaiseTo(f.refused, s.refused_connections);
   RaiseTo(f.iperf_served, s.iperf_tests_served);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The agent's /metrics. Labels are bounded: there is no label for a rank, a step or a pair of
 // nodes. Links are shown as the minimum, median and maximum over the peers.
@@ -8,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "agent/measure/gpus.h"
+#include "agent/nccl_bridge.h"
 #include "datapath/base/status.h"
 #include "deploy/program/tls/tls_files.h"
 
@@ -32,6 +35,8 @@ struct MetricsSnapshot {
   uint64_t refused_connections = 0;
   uint64_t dropped_from_ranks = 0, dropped_to_controller = 0;
   uint64_t iperf_tests_served = 0;
+  NcclSnapshot nccl;
+  Gpus gpus;
 };
 
 /// Thread-safe.

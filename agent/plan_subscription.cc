@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/plan_subscription.h"
 
 #include <algorithm>
@@ -93,6 +94,7 @@ Effects PlanSubscription::OnRankMessage(ConnectionId connection, v1::RankMessage
     case v1::RankMessage::kEvent:
       break;
     case v1::RankMessage::kHello:  // handled above
+    case v1::RankMessage::kNccl:   // handled by the agent itself
     case v1::RankMessage::BODY_NOT_SET:
       ++counters_.unknown_messages;
       return {};
@@ -284,7 +286,8 @@ Effects PlanSubscription::OnCommand(const v1::ToRank& command) {
     case v1::RankCommand::kRefusal:
       return {RefuseRank{session.connection, command.command().refusal().reason(),
                          command.command().refusal().retry_after_s()}};
-    case v1::RankCommand::kChallenge:  // handled by the agent itself
+    case v1::RankCommand::kChallenge:  // these are sent by the agent itself
+    case v1::RankCommand::kNcclTable:
     case v1::RankCommand::BODY_NOT_SET:
       ++counters_.unknown_messages;
       return {};

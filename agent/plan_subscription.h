@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a node's ranks and the controller know about each other, as a pure state machine: no
 // sockets, no clock, no threads. After a lost connection the whole state is sent again (state of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Runs the probes that the controller schedules, one at a time, each with a deadline.
 

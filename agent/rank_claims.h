@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Decides which connection may represent which rank on this node. It has no socket, clock or
 // thread.

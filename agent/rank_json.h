@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The JSON form of the messages between rank and agent. Ranks are not trusted: depth and size are
 // checked before parsing.

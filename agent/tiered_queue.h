@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A bounded queue for two kinds of messages: control messages, which must not be lost silently, and
 // telemetry, of which only the newest matters.

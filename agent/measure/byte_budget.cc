@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/measure/byte_budget.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A token bucket in bytes that limits active probes, whatever the controller asks for.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Runs a helper program with a hard deadline, so that its faults (hang, exit, crash) cannot affect
 // the agent. The agent starts itself this way for each libiperf test. It spawns and never forks,

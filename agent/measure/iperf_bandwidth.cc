@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/measure/iperf_bandwidth.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Bandwidth by iperf3, the least trusted and most expensive method. It is bounded in bytes and time
 // and uses one process per test (see iperf_helper.h).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The child process of an iperf3 test, which runs one libiperf test. libiperf keeps timers and
 // errors in process-wide variables, ends the process on some errors, prints its JSON to standard

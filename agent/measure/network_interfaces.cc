@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/measure/network_interfaces.h"
 
 #include <ifaddrs.h>

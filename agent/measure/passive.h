@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Link estimates without extra traffic, from TCP_INFO of the datapath's connections as ranks report
 // it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "agent/measure/route.h"
 
 #include <linux/errqueue.h>

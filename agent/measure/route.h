@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Hop count by UDP echo requests with increasing time to live. The kernel's error queue
 // (IP_RECVERR) delivers the routers' answers, so no raw socket and no privilege is needed.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Socket functions for the agent's probers and listeners: an owned descriptor, an address that is
 // an IP literal (no resolver, so no hidden wait), and socket calls that return errors as Status.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Round-trip time by TCP handshake. It works where UDP is filtered, and the target needs only an
 // open or refusing port.

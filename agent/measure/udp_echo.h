@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Round-trip time by UDP echo between agents, and the responder that answers both kinds of latency
 // probe on the probe port: UDP echo and plain TCP connects.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/cli/client.h"
 
 #include <grpcpp/grpcpp.h>

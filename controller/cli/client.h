@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // weirctl's connection to the controller, and how errors become exit codes.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // simulate --table: the cost formulas of the literature at one setting, where schedules cross, and
 // the published tables beside what the formulas give.

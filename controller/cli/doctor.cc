@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/cli/doctor.h"
 
 #include <chrono>
@@ -16,6 +17,7 @@ using Findings = std::vector<Finding>;
 
 constexpr double kClockSkewS = 5;
 constexpr double kStaleS = 60;
+constexpr uint64_t kSkippedStepsAgo = 1000;
 
 void JudgeNodes(const FleetFacts& facts, Findings* found) {
   if (facts.nodes.nodes().empty()) {
@@ -132,6 +134,21 @@ void JudgeIdentity(const v1::Job& job, Findings* found) {
        "WEIR_JOB_KEY_FILE on all ranks"});
 }
 
+void JudgeSkipped(const v1::Job& job, Findings* found) {
+  if (!job.has_non_finite() || job.non_finite().step() + kSkippedStepsAgo < job.step()) return;
+  const v1::RankEvent& event = job.non_finite();
+  const std::string where =
+      event.guilty_rank() < 0
+          ? std::string("the rank is not known")
+          : StrCat("rank ", event.guilty_rank(),
+                   event.parameter().empty() ? "" : StrCat(", '", event.parameter(), "'"));
+  found->push_back({Verdict::kWarn,
+                    StrCat("job ", job.name(), ": step ", event.step(),
+                           " was skipped, because a gradient held NaN or infinity: ", where),
+                    "look at that rank's input and at the learning rate; after a change of the "
+                    "loss scale a few such steps are normal"});
+}
+
 void Print(const Finding& finding) {
   const char* words[] = {"ok  ", "warn", "FAIL"};
   std::printf("%s  %s\n", words[static_cast<int>(finding.verdict)], finding.text.c_str());
@@ -172,6 +189,7 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
     if (job.state() == "ended") continue;
     JudgeJob(job, &found);
     JudgeIdentity(job, &found);
+    JudgeSkipped(job, &found);
   }
   size_t refused = 0;
   for (const v1::Policy& policy : facts.policies.policies()) {

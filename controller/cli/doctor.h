@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // doctor: does everything that Weir needs answer, and what is wrong if not.
 

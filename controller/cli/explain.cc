@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/cli/explain.h"
 
 #include <cstdio>
@@ -17,15 +18,16 @@ std::string ExplanationText(const v1::Explanation& explanation) {
 
 }  // namespace
 
-Status Explain(Client& client, const std::string& job, bool replay, Output output) {
+Status Explain(Client& client, const ExplainOptions& options, Output output) {
   v1::ExplainRequest request;
-  request.set_job(job);
+  request.set_job(options.job);
+  request.set_decision_id(options.decision);
   v1::Explanation explanation;
   WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::Explain, request, &explanation));
   const std::string text =
       output == Output::kTable ? ExplanationText(explanation) : Render(explanation, output);
   std::fputs(text.c_str(), stdout);
-  if (!replay) return OkStatus();
+  if (!options.replay) return OkStatus();
   v1::ReplayRequest again;
   again.set_id(explanation.decision().id());
   v1::ReplayResponse answer;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What doctor looks at on the machine that it runs on: what ranks, agents and aggregators need of a
 // kernel, limits and libraries. Reading and judging are apart, so that judging can be tested.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weirctl: the operator's command. Reads flags and environment; everything else is in the library.
 
 #include <sys/ioctl.h>
@@ -38,6 +39,7 @@ struct Flags {
   uint32_t bits = 0;
   TopOptions top;
   uint32_t world = 4, ranks_per_node = 1, buckets = 4;
+  std::string decision;
   bool replay = false, dry_run = false, table = false;
 };
 
@@ -181,6 +183,8 @@ void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
   get->add_option("kind", flags.resource.kind, kinds)->required()->check(known);
   get->add_option("name", flags.resource.name, "one item; links: a node");
   get->add_option("--job", flags.resource.job, "decisions of this job");
+  get->add_flag("--plans", flags.resource.plans_only,
+                "only decisions that offered a plan: the history of plans");
   get->add_option("--limit", flags.resource.limit, "newest decisions to list; 0: all")
       ->type_name("COUNT")
       ->capture_default_str();
@@ -231,10 +235,11 @@ void AddPolicyCommands(CLI::App& app, Flags& flags, Action* action) {
 void AddJobCommands(CLI::App& app, Flags& flags, Action* action) {
   auto* explain = app.add_subcommand("explain", "why a job runs what it runs");
   explain->add_option("job", flags.resource.name)->required();
+  explain->add_option("--decision", flags.decision, "this one; empty: the newest")->type_name("ID");
   explain->add_flag("--replay", flags.replay, "decide again on the stored snapshot and compare");
   explain->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output output) {
-      return Explain(client, f.resource.name, f.replay, output);
+      return Explain(client, {f.resource.name, f.decision, f.replay}, output);
     });
   });
   auto* pin = app.add_subcommand("pin", "fix a job's choice until unpinned");
@@ -332,7 +337,7 @@ int Main(int argc, char** argv) {
       "  5  refused: an invalid policy, or not possible in the present state");
   Flags flags;
   Action action;
-  app.add_option("--controller", flags.client.controller, "host:port of the gRPC API")
+  app.add_option("--controller", flags.client.controller, "host:port of the gRPC API, or unix:FILE")
       ->type_name("ADDRESS")
       ->envname("WEIR_CONTROLLER")
       ->capture_default_str();

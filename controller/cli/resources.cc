@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/cli/resources.h"
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -48,12 +50,44 @@ std::string Running(const v1::Job& job) {
   return Label(job.active_plan().fallback());
 }
 
+// "8x NVIDIA H100 80GB HBM3", models in the order of the node.
+std::string GpuText(const v1::Node& node) {
+  std::vector<std::pair<std::string, int>> models;
+  for (const v1::Gpu& gpu : node.gpus()) {
+    const auto found = std::find_if(models.begin(), models.end(),
+                                    [&](const auto& model) { return model.first == gpu.name(); });
+    if (found == models.end()) {
+      models.emplace_back(gpu.name(), 1);
+    } else {
+      ++found->second;
+    }
+  }
+  std::string text;
+  for (const auto& [name, count] : models) {
+    text += StrCat(text.empty() ? "" : ", ", count, "x ", name);
+  }
+  return text.empty() ? "-" : text;
+}
+
+// "4 comms, own_gpu 60 %, peer 30 %, wire 10 %": what senders waited for. Receivers without data
+// cannot tell a late sender from a slow wire.
+std::string NcclText(const v1::Node& node) {
+  if (!node.has_nccl()) return "-";
+  const v1::NcclSummary& nccl = node.nccl();
+  std::string text = StrCat(nccl.communicators(), " comms");
+  const double sum = nccl.own_gpu_s() + nccl.peer_s() + nccl.wire_s();
+  if (!(sum > 0)) return text;
+  const auto percent = [sum](double seconds) { return std::lround(100 * seconds / sum); };
+  return StrCat(text, ", own_gpu ", percent(nccl.own_gpu_s()), " %, peer ", percent(nccl.peer_s()),
+                " %, wire ", percent(nccl.wire_s()), " %");
+}
+
 Table NodeTable(const v1::ListNodesResponse& response) {
-  Table table{{"NAME", "ADDRESS", "STATE", "SEEN", "JOBS", "VERSION"}, {}};
+  Table table{{"NAME", "ADDRESS", "STATE", "SEEN", "JOBS", "GPUS", "NCCL", "VERSION"}, {}};
   for (const v1::Node& node : response.nodes()) {
     table.rows.push_back({node.name(), node.address(), node.connected() ? "connected" : "lost",
                           Age(UnixNow() - node.last_seen_unix_s()), Joined(node.jobs()),
-                          node.agent_version()});
+                          GpuText(node), NcclText(node), node.agent_version()});
   }
   return table;
 }
@@ -196,6 +230,7 @@ Status FetchNewest(Client& client, const ResourceRequest& request,
                    v1::ListDecisionsResponse* newest) {
   v1::ListDecisionsRequest ask;
   ask.set_job(request.job);
+  ask.set_plans_only(request.plans_only);
   for (uint64_t left = request.limit == 0 ? UINT64_MAX : request.limit; left > 0;) {
     ask.set_page_size(static_cast<uint32_t>(std::min<uint64_t>(left, 500)));
     v1::ListDecisionsResponse page;
@@ -322,6 +357,7 @@ Status Watch(Client& client, const ResourceRequest& request) {
   WEIR_ASSIGN_OR_RETURN(const Kind kind, FindKind(request.kind));
   v1::WatchRequest watch;
   watch.add_kinds(kind.event);
+  if (watch.kinds(0) == "job") watch.add_kinds("rank");  // such as a step that is skipped
   watch.set_job(request.job.empty() ? request.name : request.job);
   grpc::ClientContext context;
   client.Prepare(&context, /*with_deadline=*/false);

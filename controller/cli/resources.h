@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // get, describe and watch: one entry per kind of resource.
 
@@ -14,7 +15,8 @@ struct ResourceRequest {
                      // singular
   std::string name;  // empty: all
   std::string job;   // decisions of this job
-  uint32_t limit = 100;  // newest decisions to list; 0: all that are kept
+  bool plans_only = false;  // decisions that offered a plan
+  uint32_t limit = 100;     // newest decisions to list; 0: all that are kept
   Output output = Output::kTable;
 };
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // simulate: what would be chosen, offline, with the controller's own solver.
 

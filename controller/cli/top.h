@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // top: what every job does now, drawn again as steps come in.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See block_density.h.
 
 #include "controller/model/block_density.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How many of a bucket's blocks hold anything, on one rank and on all together: what collectives
 // that leave out blocks of zeros move.

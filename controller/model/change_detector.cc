@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See change_detector.h.
 
 #include "controller/model/change_detector.h"

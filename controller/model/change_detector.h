@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Two-sided CUSUM: notices a lasting shift of a noisy value within a few samples and ignores
 // outliers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See clock_alignment.h.
 
 #include "controller/model/clock_alignment.h"

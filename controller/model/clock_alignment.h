@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Puts the local clocks of ranks side by side, from nothing but when each entered and left
 // collectives.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See codec_calibrator.h.
 
 #include "controller/model/codec_calibrator.h"

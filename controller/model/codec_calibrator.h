@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How long one codec takes on this job's hosts, under this job's load: seconds = base + per_element
 // * n

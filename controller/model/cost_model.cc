@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See cost_model.h. Source of the features: the alpha-beta-gamma model of collectives; the window
 // cap is the bandwidth-delay product of one connection.
 

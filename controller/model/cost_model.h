@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What one bucket costs under one choice: bytes, seconds and gain, from data that agents advertise
 // and the estimators calibrate. Knows no codec and no collective by name.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See deterministic_math.h. Built with -ffp-contract=off so that no product and sum are fused.
 
 #include "controller/model/deterministic_math.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // exp, log and the normal distribution from additions and multiplications only. The C library picks
 // its versions by CPU and they differ in the last bit, which would break the promise that a stored

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See format.h.
 
 #include "controller/model/format.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See job_model.h. One observation's way: StepAssembler joins the ranks; the network's part of each
 // bucket goes to NetworkModel, the codec's to CodecCalibrator, gains and ready times to the bucket;
 // what shifted becomes a trigger (job_model_triggers.cc); MakeSnapshot writes it all down as plain

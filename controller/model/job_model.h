@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the controller believes about one job: it digests observations into estimates with variance
 // and age, notices changes, and produces the Snapshot that a decision is made from.
@@ -62,7 +63,7 @@ struct LinkObservation {
   double rtt_s = 0;    // 0: not measured
   double rtt_deviation_s = 0;
   double bandwidth_bytes_per_s = 0;  // 0: not measured
-  bool application_limited = false;  // the bandwidth is a lower bound only
+  bool application_limited = false;  // the bandwidth says nothing about the link
   double age_s = 0;
 };
 
@@ -72,20 +73,43 @@ struct BucketDefinition {
   int order = 0;
 };
 
-/// A change worth a new decision.
+/// An estimate that changed.
+struct Change {
+  enum class Of { kBandwidth, kLatency, kGain };
+  enum class Seen {
+    kAtOnce,     // by a change detector, at `step`
+    kDrifted,    // little by little since the last decision, noticed at `step`
+    kSincePlan,  // since plan `plan_version` became active
+  };
+  Of of = Of::kBandwidth;
+  Seen seen = Seen::kAtOnce;
+  double before = 0, after = 0;
+  double ratio = 0;  // kGain: at which
+  uint64_t step = 0, plan_version = 0;
+  bool settled = false;  // the estimate had some steps to settle since then
+  friend bool operator==(const Change&, const Change&) = default;
+};
+/// "bandwidth 118 MB/s -> 12.4 MB/s (step 120)".
+std::string ChangeText(const Change& change);
+
+/// A reason for a new decision.
 struct Trigger {
   // "start", "bandwidth_change", "latency_change", "gain_change" or "periodic"; whoever drives the
-  // model adds "policy", "pin" and "rollback".
+  // model adds "policy", "pin", "rollback" and "aggregator".
   std::string kind;
-  uint64_t step = 0;   // job's step at which it was noticed
-  std::string detail;  // "bandwidth 118 MB/s -> 12.4 MB/s (step 120)"
+  uint64_t step = 0;  // job's step at which it was noticed
+  std::vector<Change> changes = {};
+  std::string note = {};  // what is no change of an estimate, of whoever drives the model
 };
+/// Changes and note; empty: there is nothing to say.
+std::string TriggerText(const Trigger& trigger);
 
 struct LinkEstimate {
   std::string source_node, target_node;
   Measured rtt_s, bandwidth_bytes_per_s;
   std::string rtt_method, bandwidth_method;
   uint64_t rtt_samples = 0, bandwidth_samples = 0;
+  int bandwidth_windows = 0;  // see LinkEstimator::bandwidth_windows
 };
 
 /// Predicted against measured time of one collective run, for the prediction-error report.
@@ -135,7 +159,7 @@ class JobModel {
   bool WantsBandwidthProbe() const { return !BandwidthProbeReason().empty(); }
 
   /// Whether the plan's layout could be chosen if the bandwidth from one node to the other were
-  /// known, which it is not: no sample of that link is younger than kLinkProbeS.
+  /// known, which it is not: see NetworkModel::KnowsBandwidth, of kLinkProbeS.
   bool WantsLinkProbe(const std::string& source, const std::string& target) const;
   static constexpr double kLinkProbeS = 300;
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What JobModel keeps of a job; for job_model*.cc alone.
 
@@ -80,13 +81,13 @@ struct JobModel::State {
   void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
                    std::vector<CollectiveSample>* samples);
   NodeLinks LinksOfNodes() const { return LinksBetween(nodes, world, network.Links(Now())); }
-  void Raise(const std::string& kind, std::string detail);
-  void RaiseAndFollowUp(const std::string& kind, std::string detail);
+  void Raise(const std::string& kind, std::vector<Change> changes);
+  void RaiseAndFollowUp(const std::string& kind, const Change& change);
   void RaiseNetworkChange(const NetworkChange& change);
   void WatchGain();
   void WatchDrift();
   void RaiseFollowUps();
-  std::string SincePlan() const;
+  std::optional<Change> SincePlan() const;
   Status Missing() const;
   void FillCodecs(Snapshot* snapshot) const;
   void FillCollectives(Snapshot* snapshot) const;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What shifted becomes a trigger; see job_model.h.
 
 #include <algorithm>
@@ -29,29 +30,67 @@ int UrgencyOf(const std::string& kind) {
 
 }  // namespace
 
-void JobModel::State::Raise(const std::string& kind, std::string detail) {
+std::string ChangeText(const Change& change) {
+  std::string text;
+  const auto arrow = [&](const std::string& before, const std::string& after) {
+    const bool drifted = change.seen == Change::Seen::kDrifted;
+    text += StrCat(drifted ? " drifted " : " ", before, " -> ", after);
+  };
+  switch (change.of) {
+    case Change::Of::kBandwidth:
+      text = "bandwidth";
+      arrow(BandwidthText(change.before), BandwidthText(change.after));
+      break;
+    case Change::Of::kLatency:
+      text = "latency";
+      arrow(SecondsText(change.before), SecondsText(change.after));
+      break;
+    case Change::Of::kGain:
+      text = "gain at ratio " + NumberText(change.ratio);
+      arrow(NumberText(change.before), NumberText(change.after));
+      break;
+  }
+  if (change.seen == Change::Seen::kSincePlan) {
+    return text + StrCat(" since plan ", change.plan_version);
+  }
+  return text + StrCat(" (step ", change.step, ")", change.settled ? ", settled" : "");
+}
+
+std::string TriggerText(const Trigger& trigger) {
+  std::string text;
+  for (const Change& change : trigger.changes) {
+    text += (text.empty() ? "" : "; ") + ChangeText(change);
+  }
+  if (!trigger.note.empty()) text += (text.empty() ? "" : "; ") + trigger.note;
+  return text;
+}
+
+void JobModel::State::Raise(const std::string& kind, std::vector<Change> changes) {
   Trigger& trigger = pending[kind];
   // The first of a kind names the step; the newest knows best what happened.
   if (trigger.kind.empty()) trigger.step = step;
   trigger.kind = kind;
-  trigger.detail = std::move(detail);
+  trigger.changes = std::move(changes);
 }
 
-void JobModel::State::RaiseAndFollowUp(const std::string& kind, std::string detail) {
-  Raise(kind, std::move(detail));
+void JobModel::State::RaiseAndFollowUp(const std::string& kind, const Change& change) {
+  Raise(kind, {change});
   std::erase_if(follow_ups, [&](const auto& entry) { return entry.second.kind == kind; });
   for (const uint64_t later : kFollowUps) follow_ups.push_back({step + later, pending[kind]});
 }
 
 void JobModel::State::RaiseNetworkChange(const NetworkChange& change) {
-  const std::string at = StrCat(" (step ", step, ")");
   if (change.bandwidth) {
-    RaiseAndFollowUp("bandwidth_change", "bandwidth " + BandwidthText(change.bandwidth_before) +
-                                             " -> " + BandwidthText(change.bandwidth_after) + at);
+    RaiseAndFollowUp("bandwidth_change", {.of = Change::Of::kBandwidth,
+                                          .before = change.bandwidth_before,
+                                          .after = change.bandwidth_after,
+                                          .step = step});
   }
   if (change.latency) {
-    RaiseAndFollowUp("latency_change", "latency " + SecondsText(change.latency_before) + " -> " +
-                                           SecondsText(change.latency_after) + at);
+    RaiseAndFollowUp("latency_change", {.of = Change::Of::kLatency,
+                                        .before = change.latency_before,
+                                        .after = change.latency_after,
+                                        .step = step});
   }
 }
 
@@ -59,7 +98,8 @@ void JobModel::State::RaiseFollowUps() {
   for (const auto& [at, trigger] : follow_ups) {
     if (at != step) continue;
     const auto found = pending.try_emplace(trigger.kind, trigger);
-    if (found.second) found.first->second.detail += ", settled";
+    if (!found.second) continue;
+    for (Change& change : found.first->second.changes) change.settled = true;
   }
   std::erase_if(follow_ups, [&](const auto& entry) { return entry.first <= step; });
 }
@@ -84,9 +124,11 @@ void JobModel::State::WatchGain() {
   reference_gain.Add(value);
   // Curves are averages already: a tenth is a lot.
   if (gain_detector.Add((value - before) / 0.1) == 0) return;
-  Raise("gain_change", "gain at ratio " + NumberText(kReferenceRatio) + " " +
-                           NumberText(std::exp(before)) + " -> " + NumberText(std::exp(value)) +
-                           StrCat(" (step ", step, ")"));
+  Raise("gain_change", {{.of = Change::Of::kGain,
+                         .before = std::exp(before),
+                         .after = std::exp(value),
+                         .ratio = kReferenceRatio,
+                         .step = step}});
   reference_gain = Smoothed(0.05);
   reference_gain.Add(value);
 }
@@ -97,9 +139,11 @@ void JobModel::State::WatchDrift() {
   const double bandwidth = network.Bandwidth(now_s).value, latency_s = network.Latency(now_s).value;
   const bool sure = network.filter().beta_log_deviation() < 0.5 * kBandwidthDrift;
   if (sure && std::fabs(std::log(bandwidth / decided_bandwidth)) > kBandwidthDrift) {
-    RaiseAndFollowUp("bandwidth_change", "bandwidth drifted " + BandwidthText(decided_bandwidth) +
-                                             " -> " + BandwidthText(bandwidth) +
-                                             StrCat(" (step ", step, ")"));
+    RaiseAndFollowUp("bandwidth_change", {.of = Change::Of::kBandwidth,
+                                          .seen = Change::Seen::kDrifted,
+                                          .before = decided_bandwidth,
+                                          .after = bandwidth,
+                                          .step = step});
     decided_bandwidth = bandwidth;
   }
   double messages = 0;
@@ -112,26 +156,32 @@ void JobModel::State::WatchDrift() {
   const bool certain = network.filter().alpha_log_deviation() < 0.5 * kLatencyDrift;
   if (certain && moved_s > kLatencyShareMin * step_s.Get().value &&
       std::fabs(std::log(latency_s / decided_latency_s)) > kLatencyDrift) {
-    RaiseAndFollowUp("latency_change", "latency drifted " + SecondsText(decided_latency_s) +
-                                           " -> " + SecondsText(latency_s) +
-                                           StrCat(" (step ", step, ")"));
+    RaiseAndFollowUp("latency_change", {.of = Change::Of::kLatency,
+                                        .seen = Change::Seen::kDrifted,
+                                        .before = decided_latency_s,
+                                        .after = latency_s,
+                                        .step = step});
     decided_latency_s = latency_s;
   }
 }
 
 // Nothing may have been switched meanwhile, or something else be the trigger: who reads why a plan
-// ends wants to know how far the network is from what the plan was made for. Empty: not far, or the
+// ends wants to know how far the network is from what the plan was made for. None: not far, or the
 // change that is pending began there.
-std::string JobModel::State::SincePlan() const {
+std::optional<Change> JobModel::State::SincePlan() const {
   const auto apart = [](double a, double b) { return std::fabs(std::log(a / b)); };
   const double bandwidth = network.Bandwidth(Now()).value;
-  if (!(planned_bandwidth > 0) || !(bandwidth > 0)) return "";
+  if (!(planned_bandwidth > 0) || !(bandwidth > 0)) return std::nullopt;
   const double noise = std::max(kBandwidthDrift, 2 * network.filter().beta_log_deviation());
   const bool told = pending.contains("bandwidth_change") &&
                     apart(decided_bandwidth, planned_bandwidth) <= kBandwidthDrift;
-  if (told || apart(bandwidth, planned_bandwidth) <= noise) return "";
-  return StrCat("bandwidth ", BandwidthText(planned_bandwidth), " -> ", BandwidthText(bandwidth),
-                " since plan ", plan_version);
+  if (told || apart(bandwidth, planned_bandwidth) <= noise) return std::nullopt;
+  return Change{.of = Change::Of::kBandwidth,
+                .seen = Change::Seen::kSincePlan,
+                .before = planned_bandwidth,
+                .after = bandwidth,
+                .step = step,
+                .plan_version = plan_version};
 }
 
 std::optional<Trigger> JobModel::TakeTrigger(double periodic_s) {
@@ -140,10 +190,10 @@ std::optional<Trigger> JobModel::TakeTrigger(double periodic_s) {
   if (!s.started) {
     if (s.steps < kStartSteps) return std::nullopt;
     s.started = true;
-    if (s.pending.empty()) s.Raise("start", "");
+    if (s.pending.empty()) s.Raise("start", {});
   }
   const double now_s = s.Now();
-  if (s.pending.empty() && now_s - s.last_decision_s >= periodic_s) s.Raise("periodic", "");
+  if (s.pending.empty() && now_s - s.last_decision_s >= periodic_s) s.Raise("periodic", {});
   if (s.pending.empty()) return std::nullopt;
   // One decision answers everything that is pending; the most urgent names it.
   std::string kind;
@@ -151,13 +201,11 @@ std::optional<Trigger> JobModel::TakeTrigger(double periodic_s) {
     if (kind.empty() || UrgencyOf(name) > UrgencyOf(kind)) kind = name;
   }
   Trigger taken = s.pending[kind];
-  const auto add = [&](const std::string& detail) {
-    if (!detail.empty()) taken.detail += (taken.detail.empty() ? "" : "; ") + detail;
-  };
   for (const auto& [name, trigger] : s.pending) {
-    if (name != kind) add(trigger.detail);
+    if (name == kind) continue;
+    taken.changes.insert(taken.changes.end(), trigger.changes.begin(), trigger.changes.end());
   }
-  add(s.SincePlan());
+  if (const auto change = s.SincePlan(); change.has_value()) taken.changes.push_back(*change);
   s.pending.clear();
   s.last_decision_s = now_s;
   s.decided_bandwidth = s.network.Bandwidth(now_s).value;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See network_filter.h.
 
 #include "controller/model/network_filter.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The calibrated network: latency, inverse bandwidth and reduction cost of the job, and what each
 // implemented collective adds to its formula, estimated together from completed collectives.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The network as one job sees it: links, the calibrated filter, and the watch for changes.
 
@@ -47,7 +48,8 @@ class NetworkModel {
                                        double busy);
 
   std::vector<LinkEstimate> Links(double now_s) const;
-  /// Whether a sample of that link's bandwidth is younger than `age_max_s`. O(log links).
+  /// Whether that link's bandwidth was seen in two windows, the last of them younger than
+  /// `age_max_s`, and no newer sample disagrees. O(log links).
   bool KnowsBandwidth(const std::string& source, const std::string& target, double now_s,
                       double age_max_s) const;
   bool has_latency() const { return has_latency_ || steps_ >= 3; }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How many nodes a job's ranks are on, and what a collective therefore costs: steps within a node
 // take that node's latency and bandwidth, steps between nodes the network's.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/model/node_share.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The cost of a collective that does not know nodes where ranks share them: its schedule is run
 // message by message, to count the bytes through the interface of each node and the latencies on

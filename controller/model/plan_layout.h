@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How a plan lays its work over the ranks, the ring's order and the shares of shards together: what
 // the next plan should have, what runs, and what each gains. Rings are ring_choice.h, shards

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/model/ring_choice.h"
 
 #include <algorithm>
@@ -111,17 +112,28 @@ std::string OrderText(std::span<const int> order) {
   return order.size() <= kRanksShown ? text : StrCat(text, " ... of ", order.size());
 }
 
-std::string RingText(const Snapshot& snapshot, std::span<const int> order) {
+RingFacts DescribeRing(const Snapshot& snapshot, std::span<const int> order) {
   const NodeLinks& links = snapshot.node_links;
-  std::string text = "the ring goes " + OrderText(order);
+  RingFacts facts{.order = {order.begin(), order.end()}};
   const std::vector<double> costs = CostsOf(links);
-  if (costs.empty() || links.nodes.size() != order.size()) return text;
+  if (costs.empty() || links.nodes.size() != order.size()) return facts;
   const SlowLink used = SlowestOf(links, costs, order);
   const SlowLink avoided = SlowestOf(links, costs, Ascending(order.size()));
-  if (!(used.s_per_byte > 0) || !(avoided.s_per_byte > used.s_per_byte)) return text;
-  return text + ": its slowest link gives " + BandwidthText(1 / used.s_per_byte) +
-         ", ascending order would use " + BandwidthText(1 / avoided.s_per_byte) +
-         StrCat(" from rank ", avoided.from, " to rank ", avoided.to);
+  if (!(used.s_per_byte > 0) || !(avoided.s_per_byte > used.s_per_byte)) return facts;
+  facts.slowest_bytes_per_s = 1 / used.s_per_byte;
+  facts.avoided_bytes_per_s = 1 / avoided.s_per_byte;
+  facts.avoided_from = avoided.from;
+  facts.avoided_to = avoided.to;
+  return facts;
+}
+
+std::string RingText(const RingFacts& ring) {
+  if (ring.order.empty()) return "";
+  std::string text = "the ring goes " + OrderText(ring.order);
+  if (!(ring.avoided_bytes_per_s > 0)) return text;
+  return text + ": its slowest link gives " + BandwidthText(ring.slowest_bytes_per_s) +
+         ", ascending order would use " + BandwidthText(ring.avoided_bytes_per_s) +
+         StrCat(" from rank ", ring.avoided_from, " to rank ", ring.avoided_to);
 }
 
 bool IsRingOrder(std::span<const int> order, int world) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which order of ranks around a ring a job should run on, by the links that were measured. The
 // algorithm that finds orders is ring_order.h; this file says what a link costs, when a better
@@ -33,9 +34,18 @@ RingChoice ChooseRing(const Snapshot& snapshot);
 /// the ring crosses k times in one direction takes k times as long; 0: no link of it was measured.
 double RingSecondsPerByte(const NodeLinks& links, std::span<const int> order);
 
-/// What an order does: "the ring goes 0 2 1 3: its slowest link gives 118 MB/s, ascending order
-/// would use 1.2 MB/s from rank 1 to rank 2".
-std::string RingText(const Snapshot& snapshot, std::span<const int> order);
+/// What an order does.
+struct RingFacts {
+  std::vector<int> order;  // empty: ascending, and nothing to say
+  // The slowest link of the order, and of the ascending one with its ranks; 0: nothing is gained.
+  double slowest_bytes_per_s = 0, avoided_bytes_per_s = 0;
+  int avoided_from = 0, avoided_to = 0;
+  friend bool operator==(const RingFacts&, const RingFacts&) = default;
+};
+RingFacts DescribeRing(const Snapshot& snapshot, std::span<const int> order);
+/// "the ring goes 0 2 1 3: its slowest link gives 118 MB/s, ascending order would use 1.2 MB/s from
+/// rank 1 to rank 2"; empty for an ascending one.
+std::string RingText(const RingFacts& ring);
 /// "0 2 1 3"; of more than 16 ranks the first ones and how many there are.
 std::string OrderText(std::span<const int> order);
 

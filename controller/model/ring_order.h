@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The order of ranks around a ring. A ring moves as fast as its slowest link, so the order that
 // avoids slow links is worth as much as a faster network. Pure; where an order is applied is not

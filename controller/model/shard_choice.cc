@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/model/shard_choice.h"
 
 #include <numeric>
@@ -143,25 +144,34 @@ std::string ShareText(std::span<const uint32_t> shares) {
   return text + (shares.size() <= kSharesShown ? " %" : StrCat(" ... % of ", shares.size()));
 }
 
-std::string ShardText(const Snapshot& snapshot, std::span<const uint32_t> shares) {
-  std::string text = "ranks own " + ShareText(shares) + " of a bucket";
+ShardFacts DescribeShards(const Snapshot& snapshot, std::span<const uint32_t> shares) {
+  ShardFacts facts{.shares = {shares.begin(), shares.end()}};
   const NodeLinks& links = snapshot.node_links;
   const double unpipelined =
       UnpipelinedShare(snapshot.buckets, snapshot.collectives, snapshot.world);
   const MeasuredLinks measured = MeasuredOf(links, unpipelined);
-  if (measured.s_per_byte.empty() || links.nodes.size() != shares.size()) return text;
+  if (measured.s_per_byte.empty() || links.nodes.size() != shares.size()) return facts;
   const double even = ShardSecondsPerByte(links, {}, unpipelined);
   const double used = ShardSecondsPerByte(links, shares, unpipelined);
-  if (!(used > 0) || !(even > used)) return text;
+  if (!(used > 0) || !(even > used)) return facts;
+  facts.speedup = even / used;
   const auto least = std::min_element(shares.begin(), shares.end()) - shares.begin();
   const auto most = std::max_element(shares.begin(), shares.end()) - shares.begin();
-  const auto fastest = [&](ptrdiff_t rank) {
-    return BandwidthText(FastestLink(measured, links.nodes[static_cast<size_t>(rank)]));
-  };
-  return text + ", which moves " + NumberText(even / used) +
-         " times as fast as even shards: " + StrCat("rank ", least) +
-         " owns least, its fastest link gives " + fastest(least) +
-         StrCat(", that of rank ", most, " ") + fastest(most);
+  facts.least_rank = static_cast<int>(least);
+  facts.most_rank = static_cast<int>(most);
+  facts.least_bytes_per_s = FastestLink(measured, links.nodes[static_cast<size_t>(least)]);
+  facts.most_bytes_per_s = FastestLink(measured, links.nodes[static_cast<size_t>(most)]);
+  return facts;
+}
+
+std::string ShardText(const ShardFacts& shards) {
+  if (shards.shares.empty()) return "";
+  const std::string text = "ranks own " + ShareText(shards.shares) + " of a bucket";
+  if (!(shards.speedup > 0)) return text;
+  return text + ", which moves " + NumberText(shards.speedup) +
+         " times as fast as even shards: " + StrCat("rank ", shards.least_rank) +
+         " owns least, its fastest link gives " + BandwidthText(shards.least_bytes_per_s) +
+         StrCat(", that of rank ", shards.most_rank, " ") + BandwidthText(shards.most_bytes_per_s);
 }
 
 bool AreShardShares(std::span<const uint32_t> shares, int world) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which shares of shards a job should run on, by the links that were measured, where collectives
 // cut a bucket into one shard for each rank. The programme that finds shares is shard_shares.h;
@@ -57,9 +58,18 @@ double UnpipelinedShare(const Buckets& buckets, const std::vector<CollectiveMode
 double ShardSecondsPerByte(const NodeLinks& links, std::span<const uint32_t> shares,
                            double unpipelined);
 
-/// What shares do: "ranks own 33 33 33 0 % of a bucket, which moves 1.44 times as fast as even
-/// shards: rank 3 owns least, its fastest link gives 12 MB/s, that of rank 0 125 MB/s".
-std::string ShardText(const Snapshot& snapshot, std::span<const uint32_t> shares);
+/// What shares do.
+struct ShardFacts {
+  std::vector<uint32_t> shares;  // empty: even, and nothing to say
+  double speedup = 0;            // over even shares; 0: none is known, and neither are the others
+  int least_rank = 0, most_rank = 0;                   // that owns least, most
+  double least_bytes_per_s = 0, most_bytes_per_s = 0;  // of the fastest link of those
+  friend bool operator==(const ShardFacts&, const ShardFacts&) = default;
+};
+ShardFacts DescribeShards(const Snapshot& snapshot, std::span<const uint32_t> shares);
+/// "ranks own 33 33 33 0 % of a bucket, which moves 1.44 times as fast as even shards: rank 3 owns
+/// least, its fastest link gives 12 MB/s, that of rank 0 125 MB/s"; empty for even shares.
+std::string ShardText(const ShardFacts& shards);
 /// "33 33 33 0 %"; of more than 16 ranks the first ones and how many there are.
 std::string ShareText(std::span<const uint32_t> shares);
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/model/shard_shares.h"
 
 #include <coin/Clp_C_Interface.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How much of a bucket each node should own in a collective that cuts it into one shard for each
 // rank, where links differ: a linear programme, solved with COIN-OR Clp. Pure; when shares are

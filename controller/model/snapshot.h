@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The complete input of one decision, as plain data. What is not in here cannot influence the
 // solver, so a stored snapshot replays to the identical decision.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See step_assembler.h. Ranks enter a collective at different times; its duration on an early rank
 // counts waiting for the late ones. Compression cannot cure lateness, so it must not look like
 // network.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Joins what the ranks say about one step into what happened to the job in it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/model/textbook_costs.h"
 
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Costs of communication schedules as the literature gives them, for comparison and planning on
 // paper. Decisions do not use them: those follow the features that the implemented collectives

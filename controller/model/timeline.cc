@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See timeline.h.
 
 #include "controller/model/timeline.h"

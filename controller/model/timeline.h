@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How the buckets of one step overlap: encoding, the network and decoding are three stations that
 // each serve one bucket at a time, in ready order. What counts is what is left when backward is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The registry of objectives and what they share.
 
 #include "controller/objective/objective.h"

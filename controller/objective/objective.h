@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The Objective interface: what "best" means. Implementations live in builtin/, one file each; a
 // name in a policy picks one.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layout of a policy document and the limits of each value; README.md beside this file shows
 // it.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See strict_yaml.h.
 
 #include "controller/policy/strict_yaml.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A reader that forgives nothing: YAML and JSON documents whose every key must be expected, once,
 // with the right type and range. yaml-cpp itself keeps duplicate keys, reads 010 as eight and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See rollout.h. Why an armed plan is never withdrawn: rank 0 may already have stamped its frames,
 // and a rank that dropped the plan then would fail the step. Why a lost rank does not stop an armed
 // plan: the activation travels in the training data, so a rank that the controller cannot see still

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How one job moves from one plan to the next: offer to every rank, collect acks, arm rank 0, see
 // every rank activate. A pure state machine: events in, messages out, time from an injected clock,

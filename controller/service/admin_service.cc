@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/admin_service.h"
 
 #include "controller/service/grpc_status.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // AdminService over gRPC: hands each call to the fleet on the executor.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The agents' stream. Handlers only hand messages to the executor; at most one message of a stream
 // waits there, so a fast agent is slowed by flow control instead of filling memory.

@@ -1,10 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/aggregator_api.h"
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace weir {
@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kNameMax = 63, kHostMax = 253, kTextMax = 160;
-constexpr size_t kLeaseJobMax = 128, kLeasesMax = 4096, kWorkersMax = 64;
+constexpr size_t kLeasesMax = 4096, kWorkersMax = 64;
 
 bool Plain(unsigned char c) { return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-'; }
 
@@ -48,15 +48,15 @@ std::string Text(const Json& object, const char* key) {
   return text;
 }
 
-void ReadWaiting(const Json& waiting, v1::GrantedLease* lease) {
+void ReadWaiting(const Json& waiting, ReportedLease* lease) {
   if (!waiting.is_object()) return;
-  lease->set_waiting_s(Real(waiting, "age_s"));
-  lease->set_waiting_slot(Number(waiting, "slot"));
+  lease->waiting_s = Real(waiting, "age_s");
+  lease->waiting_slot = Number(waiting, "slot");
   const auto missing = waiting.find("missing");
   if (missing == waiting.end() || !missing->is_array()) return;
   for (const Json& worker : *missing) {
-    if (!worker.is_object() || lease->missing_size() >= static_cast<int>(kWorkersMax)) continue;
-    lease->add_missing(StrCat(Number(worker, "worker"), " (", Text(worker, "address"), ")"));
+    if (!worker.is_object() || lease->missing.size() >= kWorkersMax) continue;
+    lease->missing.push_back(StrCat(Number(worker, "worker"), " (", Text(worker, "address"), ")"));
   }
 }
 
@@ -105,25 +105,6 @@ std::string HostOf(const AggregatorAddress& address) {
   return host.starts_with('[') ? host.substr(1, host.size() - 2) : host;
 }
 
-std::string LeaseJobName(const std::string& job) {
-  if (!job.empty() && job.size() <= kLeaseJobMax && std::all_of(job.begin(), job.end(), Plain)) {
-    return job;
-  }
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  char digits[18];
-  std::snprintf(digits, sizeof(digits), "-%016llx", static_cast<unsigned long long>(hash));
-  std::string name = job.substr(0, kLeaseJobMax - 17);
-  std::replace_if(
-      name.begin(), name.end(), [](unsigned char c) { return !Plain(c); }, '_');
-  return name + digits;
-}
-
-// With a character that no name of an aggregator has, so that LeaseJobName tells it from all jobs.
-std::string LeaseOwner(const std::string& job, const std::string& mode) {
-  return mode.empty() || mode == "sum" ? job : StrCat(job, "/", mode);
-}
-
 std::string LeaseAskJson(const LeaseAsk& ask, const std::string& owner) {
   Json json{{"job", LeaseJobName(LeaseOwner(ask.job, ask.mode))},
             {"mode", ask.mode},
@@ -144,44 +125,44 @@ std::string LeaseAskJson(const LeaseAsk& ask, const std::string& owner) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-Status ReadCapacity(std::string_view text, v1::Aggregator* out) {
+Status ReadCapacity(std::string_view text, AggregatorReport* out) {
   WEIR_ASSIGN_OR_RETURN(const Json json, Parse(text));
-  out->set_shards(Number(json, "shards"));
-  out->set_slots(Number(json, "slots"));
-  out->set_slots_free(Number(json, "slots_free"));
-  out->set_slots_free_of_shard(Number(json, "slots_free_of_shard"));
-  out->set_slots_per_job(Number(json, "slots_per_job"));
-  out->set_leases_free(Number(json, "leases_free"));
-  out->set_lanes_max(Number(json, "lanes_max"));
-  out->set_workers_max(Number(json, "workers_max"));
-  out->set_goodput_bits_per_s(Real(json, "goodput_bits_per_s"));
-  if (out->shards() == 0 || out->slots_per_job() == 0 || out->lanes_max() == 0) {
+  out->shards = Number(json, "shards");
+  out->slots = Number(json, "slots");
+  out->slots_free = Number(json, "slots_free");
+  out->slots_free_of_shard = Number(json, "slots_free_of_shard");
+  out->slots_per_job = Number(json, "slots_per_job");
+  out->leases_free = Number(json, "leases_free");
+  out->lanes_max = Number(json, "lanes_max");
+  out->workers_max = Number(json, "workers_max");
+  out->goodput_bits_per_s = Real(json, "goodput_bits_per_s");
+  if (out->shards == 0 || out->slots_per_job == 0 || out->lanes_max == 0) {
     return DataLoss("capacity: expected shards, slots_per_job and lanes_max above 0");
   }
   return OkStatus();
 }
 
-Status ReadLeases(std::string_view text, v1::Aggregator* out) {
+Status ReadLeases(std::string_view text, AggregatorReport* out) {
   WEIR_ASSIGN_OR_RETURN(const Json json, Parse(text));
   const auto leases = json.find("leases");
   if (leases == json.end() || !leases->is_array()) return DataLoss("leases: expected a list");
   for (const Json& one : *leases) {
     if (!one.is_object()) return DataLoss("leases: expected objects in the list");
-    if (out->leases_size() >= static_cast<int>(kLeasesMax)) break;
-    v1::GrantedLease* lease = out->add_leases();
-    lease->set_job(Text(one, "job"));
-    lease->set_mode(Text(one, "mode"));
-    lease->set_address(Text(one, "address"));
-    lease->set_plane(Text(one, "plane"));
-    lease->set_epoch(Number(one, "epoch"));
-    lease->set_slots(Number(one, "slots"));
-    lease->set_lanes(Number(one, "lanes"));
-    lease->set_idle_s(Real(one, "idle_s"));
+    if (out->leases.size() >= kLeasesMax) break;
+    ReportedLease* lease = &out->leases.emplace_back();
+    lease->job = Text(one, "job");
+    lease->mode = Text(one, "mode");
+    lease->address = Text(one, "address");
+    lease->plane = Text(one, "plane");
+    lease->epoch = Number(one, "epoch");
+    lease->slots = Number(one, "slots");
+    lease->lanes = Number(one, "lanes");
+    lease->idle_s = Real(one, "idle_s");
     const auto workers = one.find("workers");
     if (workers != one.end() && workers->is_array()) {
       for (const Json& worker : *workers) {
-        if (lease->workers_size() >= static_cast<int>(kWorkersMax)) break;
-        lease->add_workers(Text(Json{{"address", worker}}, "address"));
+        if (lease->workers.size() >= kWorkersMax) break;
+        lease->workers.push_back(Text(Json{{"address", worker}}, "address"));
       }
     }
     if (const auto waiting = one.find("waiting"); waiting != one.end())
@@ -190,21 +171,21 @@ Status ReadLeases(std::string_view text, v1::Aggregator* out) {
   return OkStatus();
 }
 
-StatusOr<v1::AggregatorLease> ReadGrant(std::string_view text, const LeaseAsk& ask) {
+StatusOr<SlotGrant> ReadGrant(std::string_view text, const LeaseAsk& ask) {
   WEIR_ASSIGN_OR_RETURN(const Json json, Parse(text));
-  v1::AggregatorLease lease;
-  lease.set_collective(ask.collective);
-  lease.set_aggregator(ask.aggregator);
-  lease.set_address(Text(json, "address"));
-  lease.set_mode(Text(json, "mode"));
-  lease.set_id(Number(json, "lease"));
-  lease.set_epoch(Number(json, "epoch"));
-  lease.set_cookie(Text(json, "cookie"));
-  lease.set_slots(Number(json, "slots"));
-  lease.set_lanes(Number(json, "lanes"));
-  lease.set_columns(Number(json, "columns"));
-  lease.set_sum_bits(ask.table.sum_bits);
-  lease.mutable_levels()->Assign(ask.table.levels.begin(), ask.table.levels.end());
+  SlotGrant lease;
+  lease.collective = ask.collective;
+  lease.aggregator = ask.aggregator;
+  lease.address = Text(json, "address");
+  lease.mode = Text(json, "mode");
+  lease.id = Number(json, "lease");
+  lease.epoch = Number(json, "epoch");
+  lease.cookie = Text(json, "cookie");
+  lease.slots = Number(json, "slots");
+  lease.lanes = Number(json, "lanes");
+  lease.columns = Number(json, "columns");
+  lease.sum_bits = ask.table.sum_bits;
+  lease.levels = ask.table.levels;
   // Ranks that take other levels than the aggregator has would all be wrong alike.
   const auto levels = json.find("levels");
   const Json asked = ask.table.levels;
@@ -215,8 +196,8 @@ StatusOr<v1::AggregatorLease> ReadGrant(std::string_view text, const LeaseAsk& a
   }
   // An aggregator that waits for all ranks would still be right, but not what the operator asked
   // for.
-  lease.set_quorum(ask.wish.quorum);
-  lease.set_cutoff_us(ask.wish.cutoff_ms * 1000);
+  lease.quorum = ask.wish.quorum;
+  lease.cutoff_us = ask.wish.cutoff_ms * 1000;
   if (ask.wish.quorum > 0 && (Number(json, "quorum") != ask.wish.quorum ||
                               Number(json, "cutoff_ms") != ask.wish.cutoff_ms)) {
     return DataLoss(StrCat("grant: expected a quorum of ", ask.wish.quorum, " after ",
@@ -224,25 +205,25 @@ StatusOr<v1::AggregatorLease> ReadGrant(std::string_view text, const LeaseAsk& a
                            Number(json, "cutoff_ms"), " ms"));
   }
   // Packets without a checksum that is asked for are all dropped.
-  lease.set_unchecked(!ask.wish.checked);
+  lease.unchecked = !ask.wish.checked;
   if (const Json checked = json.value("checked", Json(true)); checked != ask.wish.checked) {
     return DataLoss(StrCat("grant: expected \"checked\": ", Json(ask.wish.checked).dump(),
                            ", found ",
                            checked.dump(-1, ' ', false, Json::error_handler_t::replace)));
   }
   const auto hexadecimal = [](unsigned char c) { return std::isxdigit(c) != 0; };
-  const std::string& cookie = lease.cookie();
+  const std::string& cookie = lease.cookie;
   if (cookie.size() != 16 || !std::all_of(cookie.begin(), cookie.end(), hexadecimal)) {
     return DataLoss("grant: expected a cookie of 16 hexadecimal digits");  // which is not told
   }
-  if (lease.mode() != ask.mode || lease.id() == 0 || lease.id() > UINT16_MAX ||
-      lease.epoch() == 0 || lease.slots() == 0 || lease.lanes() == 0 ||
-      lease.columns() != ask.columns || lease.address().empty()) {
+  if (lease.mode != ask.mode || lease.id == 0 || lease.id > UINT16_MAX || lease.epoch == 0 ||
+      lease.slots == 0 || lease.lanes == 0 || lease.columns != ask.columns ||
+      lease.address.empty()) {
     return DataLoss(StrCat("grant: expected mode ", ask.mode, " in ", ask.columns,
                            " columns and lease, epoch, slots, lanes and an address; found mode ",
-                           lease.mode(), ", lease ", lease.id(), ", epoch ", lease.epoch(), ", ",
-                           lease.slots(), " slots of ", lease.lanes(), " lanes in ",
-                           lease.columns(), " columns at '", lease.address(), "'"));
+                           lease.mode, ", lease ", lease.id, ", epoch ", lease.epoch, ", ",
+                           lease.slots, " slots of ", lease.lanes, " lanes in ", lease.columns,
+                           " columns at '", lease.address, "'"));
   }
   return lease;
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/aggregator_gateway.h"
 
 #include <httplib.h>
@@ -137,21 +138,17 @@ class Line {
   }
 
   void Poll() {
-    v1::Aggregator state;
-    state.set_name(address_.name);
-    state.set_url(address_.url);
+    AggregatorReport state{.name = address_.name, .url = address_.url};
     const Status read = ReadState(&state);
     if (!read.ok()) {
-      state.Clear();
-      state.set_name(address_.name);
-      state.set_url(address_.url);
-      state.set_error(Message(read));
+      state = {.name = address_.name, .url = address_.url};
+      state.error = Message(read);
     }
-    state.set_reachable(read.ok());
+    state.reachable = read.ok();
     if (!stopping_) events_.state(std::move(state));
   }
 
-  Status ReadState(v1::Aggregator* state) {
+  Status ReadState(AggregatorReport* state) {
     WEIR_ASSIGN_OR_RETURN(const std::string capacity, Talk("GET", "/v1/capacity", ""));
     WEIR_RETURN_IF_ERROR(ReadCapacity(capacity, state));
     WEIR_ASSIGN_OR_RETURN(const std::string leases, Talk("GET", "/v1/leases", ""));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Connections to aggregators: asks each for its state every few seconds, and carries asks for
 // leases and their ends. Nobody who decides waits for any of it.
@@ -42,8 +43,8 @@ constexpr size_t kAggregatorsMax = 16;
 /// Called on the gateway's threads, for one aggregator in the order in which things happened.
 struct GatewayEvents {
   /// What the aggregator answered; not reachable: name, url and error only.
-  std::function<void(v1::Aggregator)> state;
-  std::function<void(const LeaseAsk&, StatusOr<v1::AggregatorLease>)> answer;
+  std::function<void(AggregatorReport)> state;
+  std::function<void(const LeaseAsk&, StatusOr<SlotGrant>)> answer;
 };
 
 /// One thread and at most 64 waiting calls for each aggregator; answers of at most 8 MiB. Ends

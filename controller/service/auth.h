@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Who may call what. Tokens are compared by their SHA-256, in constant time, and never kept in
 // clear.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/builtin_capabilities.h"
 
 #include "controller/service/json.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The capabilities of this release's datapath, as data, so that this library need not link it.
 

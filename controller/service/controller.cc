@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/controller.h"
 
 #include <charconv>
@@ -38,12 +39,16 @@ StatusOr<HostPort> ParseAddress(const std::string& flag, const std::string& addr
   return InvalidArgument(StrCat(flag, " is '", address, "', expected host:port"));
 }
 
+// As private as the directory that the socket is in.
+bool IsUnixSocket(const std::string& address) { return address.starts_with("unix:"); }
+
 Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, const HostPort& http) {
   if (options.tls_cert.empty() != options.tls_key.empty()) {
     return InvalidArgument("--tls-cert and --tls-key belong together");
   }
   if (options.insecure) return OkStatus();
-  if (!IsLoopback(grpc.host) && (options.tls_cert.empty() || options.tls_ca.empty())) {
+  const bool grpc_is_local = IsUnixSocket(options.listen_grpc) || IsLoopback(grpc.host);
+  if (!grpc_is_local && (options.tls_cert.empty() || options.tls_ca.empty())) {
     return FailedPrecondition(StrCat("gRPC on ", options.listen_grpc,
                                      " is reachable from outside: give "
                                      "--tls-cert, --tls-key and --tls-ca, or --insecure"));
@@ -106,7 +111,10 @@ class ControllerImpl : public Controller {
   }
 
   Status Run() {
-    WEIR_ASSIGN_OR_RETURN(const HostPort grpc, ParseAddress("--listen-grpc", options_.listen_grpc));
+    HostPort grpc;
+    if (!IsUnixSocket(options_.listen_grpc)) {
+      WEIR_ASSIGN_OR_RETURN(grpc, ParseAddress("--listen-grpc", options_.listen_grpc));
+    }
     WEIR_ASSIGN_OR_RETURN(const HostPort http, ParseAddress("--listen-http", options_.listen_http));
     WEIR_RETURN_IF_ERROR(CheckExposure(options_, grpc, http));
     if (options_.token_file.empty()) {
@@ -141,8 +149,9 @@ class ControllerImpl : public Controller {
     WEIR_ASSIGN_OR_RETURN(rest_,
                           RestServer::Start(rest, executor_, *fleet_, events_, authenticator_));
     Log(LogLevel::kInfo, "controller",
-        StrCat("gRPC on ", grpc.host, ":", grpc_->port(), ", HTTP on ", http.host, ":",
-               rest_->port(), ", state in ", options_.state_file));
+        StrCat("gRPC on ",
+               grpc.host.empty() ? options_.listen_grpc : StrCat(grpc.host, ":", grpc_->port()),
+               ", HTTP on ", http.host, ":", rest_->port(), ", state in ", options_.state_file));
     return OkStatus();
   }
 
@@ -156,10 +165,10 @@ class ControllerImpl : public Controller {
     WEIR_ASSIGN_OR_RETURN(gateway.owner_secret, LeaseOwnerSecret(*store_));
     const std::vector<AggregatorAddress> aggregators = gateway.aggregators;
     GatewayEvents events;
-    events.state = [this](v1::Aggregator said) {
+    events.state = [this](AggregatorReport said) {
       executor_.Post([this, said = std::move(said)] { fleet_->OnAggregator(said); });
     };
-    events.answer = [this](const LeaseAsk& ask, StatusOr<v1::AggregatorLease> answer) {
+    events.answer = [this](const LeaseAsk& ask, StatusOr<SlotGrant> answer) {
       executor_.Post(
           [this, ask, answer = std::move(answer)] { fleet_->OnLeaseAnswer(ask, answer); });
     };

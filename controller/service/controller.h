@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One running controller: store, fleet, executor, both servers and the policy watcher, started and
 // stopped in the right order. main.cc reads flags; tests run it in their own process.
@@ -13,7 +14,7 @@
 namespace weir {
 
 struct ControllerOptions {
-  std::string listen_grpc = "127.0.0.1:7700";
+  std::string listen_grpc = "127.0.0.1:7700";  // or unix:FILE
   std::string listen_http = "127.0.0.1:7780";
   std::string state_file = "./weir-state.db";
   std::string policy_directory;  // empty: none
@@ -34,6 +35,7 @@ class Controller {
   /// Stops within about 2 s.
   virtual ~Controller() = default;
 
+  /// The TCP port; without a meaning for a Unix socket.
   virtual int grpc_port() const = 0;
   virtual int http_port() const = 0;
 };

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes the capabilities of this build's datapath as a C++ raw string literal, for
 // builtin_capabilities.cc.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # cmake -DROOT=dir -DOUTPUT=file.cc -DFILES=a|b|c -P embed_files.cmake: writes WebFiles() with the contents
 # of FILES, which are named relative to ROOT.
 string(REPLACE "|" ";" files "${FILES}")

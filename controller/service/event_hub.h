@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Fans events out to watchers. A slow watcher loses its oldest events, never the controller's time.
 

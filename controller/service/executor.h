@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The one thread that owns the controller's state. Network handlers only hand work over.
 

@@ -1,11 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/explain.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <utility>
 
-#include "controller/service/job_lease.h"
-#include "controller/service/mapping.h"
+#include "controller/job/job_lease.h"
 #include "datapath/base/status.h"
 
 namespace weir {
@@ -27,12 +27,6 @@ std::string Origin(const v1::Estimate& estimate) {
   std::string text = estimate.method().empty() ? "" : estimate.method() + ", ";
   if (estimate.samples() > 0) text += StrCat(estimate.samples(), " samples, ");
   return text + FormatSeconds(estimate.age_s()) + " old";
-}
-
-void SetOrigin(const std::string& method, uint64_t samples, double age_s, v1::Estimate* estimate) {
-  estimate->set_method(method);
-  estimate->set_samples(samples);
-  estimate->set_age_s(Finite(age_s));
 }
 
 std::string Measurements(const v1::Explanation& explanation) {
@@ -123,30 +117,6 @@ std::string OffloadText(const v1::Decision& decision) {
 
 }  // namespace
 
-v1::Explanation DescribeInputs(const Snapshot& snapshot, const std::vector<LinkEstimate>& links) {
-  v1::Explanation inputs;
-  *inputs.mutable_latency_s() = ToProto(snapshot.latency_s);
-  *inputs.mutable_bandwidth_bytes_per_s() = ToProto(snapshot.bandwidth_bytes_per_s);
-  inputs.set_compute_s(Finite(snapshot.compute_s.value));
-  if (snapshot.world <= 1) return inputs;
-  inputs.mutable_latency_s()->set_method("collectives");
-  inputs.mutable_bandwidth_bytes_per_s()->set_method("collectives");
-  double slowest = 0, longest_s = 0;
-  for (const LinkEstimate& link : links) {
-    const double bandwidth = link.bandwidth_bytes_per_s.value;
-    if (link.bandwidth_samples > 0 && bandwidth > 0 && (slowest == 0 || bandwidth < slowest)) {
-      slowest = bandwidth;
-      SetOrigin(link.bandwidth_method, link.bandwidth_samples, link.bandwidth_bytes_per_s.age_s,
-                inputs.mutable_bandwidth_bytes_per_s());
-    }
-    if (link.rtt_samples > 0 && link.rtt_s.value > longest_s) {
-      longest_s = link.rtt_s.value;
-      SetOrigin(link.rtt_method, link.rtt_samples, link.rtt_s.age_s, inputs.mutable_latency_s());
-    }
-  }
-  return inputs;
-}
-
 std::string FormatRate(double bytes_per_s) {
   if (!(bytes_per_s > 0)) return "unknown";
   if (bytes_per_s >= 1e9) return Format("%.3g GB/s", bytes_per_s / 1e9);
@@ -180,6 +150,9 @@ std::string ExplainText(const v1::Explanation& explanation) {
   if (decision.activation_step() != 0)
     text += StrCat(", active since step ", decision.activation_step());
   text += "\n";
+  if (decision.unchanged() > 0) {
+    text += StrCat(decision.unchanged(), " evaluations since then changed nothing\n");
+  }
   text += Measurements(explanation);
   text += Candidates(decision);
   text +=

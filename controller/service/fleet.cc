@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes, links and the flow of agents' messages. Questions of operators are in fleet_query.cc,
 // metrics in fleet_metrics.cc.
 
@@ -23,6 +24,8 @@ constexpr double kLinkEventIntervalS = 1;
 constexpr double kRetrySoon_s = 2;  // for a rank that other ranks of its job may soon speak for
 constexpr int kInterfacesMax = 64;
 constexpr size_t kInterfaceNameMax = 63;  // Linux has 15
+constexpr int kGpusMax = 32;
+constexpr size_t kGpuNameMax = 96;  // as NVML
 constexpr size_t kVersionMax = 63;
 
 void Smooth(double sample, double stated_deviation, uint64_t samples, double* mean,
@@ -40,7 +43,11 @@ void Smooth(double sample, double stated_deviation, uint64_t samples, double* me
 }  // namespace
 
 Fleet::Fleet(FleetOptions options, const Clock& clock, Store& store, EventHub& events)
-    : options_(std::move(options)), clock_(clock), store_(store), events_(events) {}
+    : options_(std::move(options)),
+      clock_(clock),
+      store_(store),
+      journal_(store),
+      events_(events) {}
 
 Fleet::~Fleet() = default;
 
@@ -68,8 +75,18 @@ Status Fleet::Recover() {
     v1::Job job;
     if (!FromJson(stored.payload, &job).ok()) continue;
     WEIR_ASSIGN_OR_RETURN(Job * added, FindOrAddJob(stored.name));
-    const auto pin = pins.find(stored.name);
-    added->Recover(job, pin == pins.end() ? std::nullopt : std::optional<StoredPin>(pin->second));
+    std::optional<JobPin> pin;
+    if (const auto found = pins.find(stored.name); found != pins.end()) {
+      v1::PinRequest request;
+      if (FromJson(found->second.payload, &request).ok()) pin = ToModel(request);
+    }
+    std::optional<DecisionRecord> newest;
+    const auto decisions = store_.ListDecisions(stored.name, 0, 1);
+    if (decisions.ok() && !decisions->empty()) {
+      const auto decision = DecisionOf(decisions->front());
+      if (decision.ok()) newest = ToModel(*decision);
+    }
+    added->Recover(ToModel(job), std::move(pin), std::move(newest));
   }
   WEIR_ASSIGN_OR_RETURN(capabilities_json_, store_.GetFact("capabilities"));
   policies_.Learn(KnownCapabilities(), clock_.UnixSeconds());
@@ -98,7 +115,8 @@ Status Fleet::OnAgentMessage(const std::shared_ptr<AgentLink>& link,
       return OnFromRank(name, message.rank());
     case v1::AgentMessage::kRankGone:
       if (Job* job = FindJob(message.rank_gone().job());
-          job != nullptr && job->HasRankOn(static_cast<int>(message.rank_gone().rank()), name)) {
+          job != nullptr &&
+          job->members().HasRankOn(static_cast<int>(message.rank_gone().rank()), name)) {
         job->OnRankGone(static_cast<int>(message.rank_gone().rank()), message.rank_gone().reason());
       }
       break;
@@ -114,6 +132,15 @@ Status Fleet::OnAgentMessage(const std::shared_ptr<AgentLink>& link,
         node.clock_ahead_s = Finite(message.heartbeat().unix_s() - node.last_seen_unix_s);
       }
       break;
+    case v1::AgentMessage::kNccl: {
+      const v1::NcclSummary& nccl = message.nccl();
+      if (std::isfinite(nccl.own_gpu_s() + nccl.peer_s() + nccl.wire_s() + nccl.arrival_s())) {
+        node.nccl = nccl;
+      } else {
+        ++agent_errors_;
+      }
+      break;
+    }
     case v1::AgentMessage::kHello:
     case v1::AgentMessage::BODY_NOT_SET:
       break;
@@ -136,6 +163,15 @@ Status Fleet::OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::Node
     return InvalidArgument(StrCat("node ", hello.node(), ": expected an address of at most ",
                                   kNameBytesMax, " bytes, a version of ", kVersionMax, " and ",
                                   kInterfacesMax, " interfaces with names of ", kInterfaceNameMax));
+  }
+  const bool long_gpu_name =
+      std::any_of(hello.gpus().begin(), hello.gpus().end(), [](const v1::Gpu& gpu) {
+        return gpu.name().size() > kGpuNameMax || gpu.uuid().size() > kGpuNameMax;
+      });
+  if (hello.gpus_size() > kGpusMax || long_gpu_name) {
+    ++agent_errors_;
+    return InvalidArgument(StrCat("node ", hello.node(), ": expected at most ", kGpusMax,
+                                  " GPUs with names of at most ", kGpuNameMax, " bytes"));
   }
   if (!nodes_.contains(hello.node()) && nodes_.size() >= kNodesMax) {
     return ResourceExhausted(StrCat("at most ", kNodesMax, " nodes"));
@@ -164,7 +200,7 @@ Status Fleet::OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::Node
   event.set_kind("node");
   event.set_text(StrCat("node ", hello.node(), " connected"));
   *event.mutable_node() = NodeProto(hello.node(), node);
-  Publish(std::move(event));
+  PublishRaw(std::move(event));
   return OkStatus();
 }
 
@@ -188,16 +224,17 @@ void Fleet::LoseNode(const std::string& name, const std::string& why) {
   event.set_kind("node");
   event.set_text(StrCat("node ", name, " lost: ", why));
   *event.mutable_node() = NodeProto(name, node);
-  Publish(std::move(event));
+  PublishRaw(std::move(event));
 }
 
 Status Fleet::OnFromRank(const std::string& node, const v1::FromRank& message) {
+  const int rank = static_cast<int>(message.rank() & 0x7fffffff);
   if (message.message().body_case() != v1::RankMessage::kHello) {
     // A rank that was refused may still have something on its way.
-    if (Job* job = FindJob(message.job());
-        job != nullptr && job->HasRankOn(static_cast<int>(message.rank()), node)) {
-      job->OnRankMessage(static_cast<int>(message.rank()), message.message());
-    }
+    Job* job = FindJob(message.job());
+    if (job == nullptr || !job->members().HasRankOn(rank, node)) return OkStatus();
+    const auto said = ToModel(rank, message.message());
+    if (said.has_value()) job->OnRankSaid(rank, *said);
     return OkStatus();
   }
   const v1::RankHello& hello = message.message().hello();
@@ -209,30 +246,37 @@ Status Fleet::OnFromRank(const std::string& node, const v1::FromRank& message) {
   }
   if (accepted.ok()) {
     const auto job = FindOrAddJob(hello.job());
-    accepted = job.ok() ? (*job)->OnRankHello(node, hello) : job.status();
+    accepted = job.ok() ? (*job)->OnRankHello(node, ToModel(hello)) : job.status();
   }
   if (accepted.ok()) {
-    const std::string capabilities = ToJson(hello.capabilities());
-    if (hello.capabilities().codecs_size() > 0 && capabilities != capabilities_json_) {
-      capabilities_json_ = capabilities;
-      if (!store_.PutFact("capabilities", capabilities).ok()) ++store_errors_;
-    }
-    if (policies_.Learn(hello.capabilities(), clock_.UnixSeconds())) PolicyFilesChanged();
-    return OkStatus();
+    LearnCapabilities(hello.capabilities());
+  } else {
+    RefuseRank(node, message, accepted);
   }
-  // The rank is refused; its agent and the other ranks are not to blame.
+  return OkStatus();
+}
+
+void Fleet::LearnCapabilities(const v1::Capabilities& capabilities) {
+  const std::string text = ToJson(capabilities);
+  if (capabilities.codecs_size() > 0 && text != capabilities_json_) {
+    capabilities_json_ = text;
+    if (!store_.PutFact("capabilities", text).ok()) ++store_errors_;
+  }
+  if (policies_.Learn(capabilities, clock_.UnixSeconds())) PolicyFilesChanged();
+}
+
+// The rank is refused; its agent and the other ranks are not to blame.
+void Fleet::RefuseRank(const std::string& node, const v1::FromRank& message, const Status& why) {
   ++agent_errors_;
-  Log(LogLevel::kWarning, "controller",
-      StrCat("rank refused on node ", node, ": ", Message(accepted)));
+  Log(LogLevel::kWarning, "controller", StrCat("rank refused on node ", node, ": ", Message(why)));
   v1::ToRank refusal;
   refusal.set_job(message.job());
   refusal.set_rank(message.rank());
-  refusal.mutable_command()->mutable_refusal()->set_reason(Message(accepted));
-  if (accepted.code() == StatusCode::kUnavailable) {
+  refusal.mutable_command()->mutable_refusal()->set_reason(Message(why));
+  if (why.code() == StatusCode::kUnavailable) {
     refusal.mutable_command()->mutable_refusal()->set_retry_after_s(kRetrySoon_s);
   }
-  SendToRank(node, refusal);
-  return OkStatus();
+  SendRaw(node, refusal);
 }
 
 void Fleet::OnLinkSample(const std::string& node, const v1::LinkSample& sample) {
@@ -268,7 +312,7 @@ void Fleet::OnLinkSample(const std::string& node, const v1::LinkSample& sample) 
   event.set_kind("link");
   event.set_text(StrCat(node, " -> ", sample.target_node(), ": rtt ", link.rtt_s * 1e3,
                         " ms, bandwidth ", link.bandwidth / 1e6, " MB/s"));
-  Publish(std::move(event));
+  PublishRaw(std::move(event));
 }
 
 void Fleet::TellJobs(const std::string& node, const v1::LinkSample& sample) {
@@ -295,7 +339,7 @@ StatusOr<Job*> Fleet::FindOrAddJob(const std::string& name) {
     // Make room by forgetting the job that ended first; its history stays in the store.
     auto oldest = jobs_.end();
     for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
-      const std::string state = it->second->state();
+      const std::string state = it->second->members().state();
       if (state != "ended" && state != "lost") continue;
       if (oldest == jobs_.end() ||
           it->second->finished_unix_s() < oldest->second->finished_unix_s()) {
@@ -335,7 +379,8 @@ void Fleet::OnTick() {
 double Fleet::LatencyInterval() const {
   double interval = Policy{}.latency_interval_s;
   for (const auto& [name, job] : jobs_) {
-    if (job->attached()) interval = std::min(interval, job->policy().latency_interval_s);
+    if (job->members().attached())
+      interval = std::min(interval, job->decisions().policy().latency_interval_s);
   }
   return interval;
 }
@@ -364,12 +409,12 @@ void Fleet::SendPeerLists() {
 void Fleet::ScheduleProbes() {
   for (const auto& [name, job] : jobs_) {
     if (job->complete_for_s() < kProbeAfterS) continue;
-    const std::vector<std::string> job_nodes = job->nodes();
+    const std::vector<std::string> job_nodes = job->members().nodes();
     // Training itself measures the links that it fills; a probe is for what it cannot see: among
     // that, the links that another order of the ring would use.
     const bool wanted = job->model()->WantsBandwidthProbe();
     ProbeScheduler::LinkOffer offer;
-    offer.interval_s = job->policy().probe_interval_s;
+    offer.interval_s = job->decisions().policy().probe_interval_s;
     if (wanted) offer.interval_s = std::min(offer.interval_s, kWantedProbeIntervalS);
     offer.bytes_wanted = static_cast<uint64_t>(
         std::clamp(Finite(job->model()->bandwidth_bytes_per_s().value) * kProbeSeconds, 0.0, 1e12));
@@ -398,7 +443,7 @@ void Fleet::ScheduleProbes() {
 void Fleet::ForgetEndedJobs() {
   const double now = clock_.UnixSeconds();
   std::erase_if(jobs_, [&](const auto& entry) {
-    return entry.second->state() == "ended" && entry.second->finished_unix_s() > 0 &&
+    return entry.second->members().state() == "ended" && entry.second->finished_unix_s() > 0 &&
            now - entry.second->finished_unix_s() > options_.ended_job_keep_s;
   });
 }
@@ -431,12 +476,12 @@ void Fleet::PolicyFilesChanged() {
   event.set_kind("policy");
   event.set_text(policies_.last_reload_successful() ? "policies reloaded"
                                                     : "a policy was rejected");
-  Publish(std::move(event));
+  PublishRaw(std::move(event));
   peers_changed_ = true;
   for (auto& [name, job] : jobs_) job->OnPolicyChange();
 }
 
-void Fleet::SendToRank(const std::string& node, const v1::ToRank& message) {
+void Fleet::SendRaw(const std::string& node, const v1::ToRank& message) {
   const auto found = nodes_.find(node);
   if (found == nodes_.end() || found->second.link == nullptr) return;
   v1::ControllerMessage out;
@@ -444,10 +489,28 @@ void Fleet::SendToRank(const std::string& node, const v1::ToRank& message) {
   found->second.link->Send(out);
 }
 
-void Fleet::Publish(v1::Event event) {
+void Fleet::SendToRank(const std::string& node, const std::string& job, int rank,
+                       const RankOrder& order) {
+  SendRaw(node, ToProto(job, rank, order));
+}
+
+void Fleet::PublishRaw(v1::Event event) {
   event.set_unix_s(clock_.UnixSeconds());
   events_.Publish(std::move(event));
 }
+
+void Fleet::Publish(JobEvent event) {
+  v1::Event out = ToProto(event);
+  const v1::Decision& decision = out.decision();
+  if (decision.switched() && decision.outcome() == "offered") {
+    Log(LogLevel::kInfo, "controller",
+        StrCat("job ", event.job, " step ", decision.step(), ": ", decision.from(), " -> ",
+               decision.to(), " (plan ", decision.plan_version(), "): ", decision.reason()));
+  }
+  PublishRaw(std::move(out));
+}
+
+const PolicyEntry* Fleet::PolicyFor(const std::string& job) const { return policies_.Match(job); }
 
 void Fleet::OnTrainingBytes(uint64_t bytes, const Policy& policy) {
   probes_.OnTrainingBytes(bytes, policy.probe_budget_ratio);
@@ -462,8 +525,10 @@ v1::Node Fleet::NodeProto(const std::string& name, const Node& node) const {
   out.set_agent_version(node.hello.agent_version());
   out.set_clock_ahead_s(node.clock_ahead_s);
   *out.mutable_interfaces() = node.hello.interfaces();
+  *out.mutable_gpus() = node.hello.gpus();
+  if (node.nccl.has_value()) *out.mutable_nccl() = *node.nccl;
   for (const auto& [job_name, job] : jobs_) {
-    if (job->UsesNode(name)) out.add_jobs(job_name);
+    if (job->members().UsesNode(name)) out.add_jobs(job_name);
   }
   return out;
 }

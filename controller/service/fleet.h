@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The controller's core: every node, link and job, and what the agents say about them. Runs on one
 // thread and does no I/O of its own except the store, so tests drive it with simulated agents and a
@@ -9,9 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "controller/job/job.h"
 #include "controller/service/aggregator_gateway.h"
 #include "controller/service/event_hub.h"
-#include "controller/service/job.h"
+#include "controller/service/job_journal.h"
 #include "controller/service/policy_set.h"
 #include "controller/service/probe_scheduler.h"
 #include "controller/store/store.h"
@@ -65,8 +67,8 @@ class Fleet : public JobHost {
   /// Before the first decision. `gateway` outlives the last call, but not the fleet.
   void UseAggregators(const std::vector<AggregatorAddress>& aggregators, LeaseGateway* gateway);
   /// What the gateway learned, in its order.
-  void OnAggregator(v1::Aggregator said);
-  void OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<v1::AggregatorLease>& answer);
+  void OnAggregator(AggregatorReport said);
+  void OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer);
 
   // What operators ask; see admin.proto. All fill `response` on OK.
   Status ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response);
@@ -97,11 +99,12 @@ class Fleet : public JobHost {
   Status Ready();
 
   // JobHost.
-  void SendToRank(const std::string& node, const v1::ToRank& message) override;
-  void Publish(v1::Event event) override;
+  void SendToRank(const std::string& node, const std::string& job, int rank,
+                  const RankOrder& order) override;
+  void Publish(JobEvent event) override;
   void OnTrainingBytes(uint64_t bytes, const Policy& policy) override;
-  const PolicySet& policies() const override { return policies_; }
-  Store& store() override { return store_; }
+  const PolicyEntry* PolicyFor(const std::string& job) const override;
+  JobJournal& journal() override { return journal_; }
   const Clock& clock() const override { return clock_; }
   const AggregatorMap& aggregators() const override { return aggregators_; }
   bool AskLease(const LeaseAsk& ask) override;
@@ -115,6 +118,7 @@ class Fleet : public JobHost {
     TimePoint last_seen{};
     uint64_t messages = 0;
     double clock_ahead_s = 0;
+    std::optional<v1::NcclSummary> nccl;  // the newest of this connection's agent
   };
   struct LinkRecord {
     double rtt_s = 0, rtt_deviation_s = 0, bandwidth = 0, bandwidth_deviation = 0;
@@ -127,6 +131,10 @@ class Fleet : public JobHost {
   // fleet.cc
   Status OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::NodeHello& hello);
   Status OnFromRank(const std::string& node, const v1::FromRank& message);
+  void RefuseRank(const std::string& node, const v1::FromRank& message, const Status& why);
+  void LearnCapabilities(const v1::Capabilities& capabilities);
+  void SendRaw(const std::string& node, const v1::ToRank& message);
+  void PublishRaw(v1::Event event);
   void OnLinkSample(const std::string& node, const v1::LinkSample& sample);
   void TellJobs(const std::string& node, const v1::LinkSample& sample);
   void LoseNode(const std::string& name, const std::string& why);
@@ -147,6 +155,7 @@ class Fleet : public JobHost {
   v1::Link LinkProto(const std::string& source, const std::string& target,
                      const LinkRecord& link) const;
   StatusOr<Job*> RequireJob(const std::string& name) const;
+  StatusOr<v1::Decision> WholeDecision(const std::string& id_text);
   void Audit(const std::string& actor, const std::string& action, const std::string& target,
              const std::string& detail);
   v1::Capabilities KnownCapabilities();
@@ -154,6 +163,7 @@ class Fleet : public JobHost {
   const FleetOptions options_;
   const Clock& clock_;
   Store& store_;
+  StoreJournal journal_;
   EventHub& events_;
   AggregatorMap aggregators_;
   LeaseGateway* gateway_ = nullptr;  // null: no aggregators

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Aggregators as resources of the fleet: what they said last, and the jobs' calls to them.
 
 #include "controller/service/fleet.h"
@@ -10,52 +11,51 @@ void Fleet::UseAggregators(const std::vector<AggregatorAddress>& aggregators,
   gateway_ = gateway;
   for (const AggregatorAddress& address : aggregators) {
     AggregatorState& state = aggregators_[address.name];
-    state.said.set_name(address.name);
-    state.said.set_url(address.url);
-    state.said.set_error("not asked yet");
-    state.said.set_since_unix_s(clock_.UnixSeconds());
+    state.said.name = address.name;
+    state.said.url = address.url;
+    state.said.error = "not asked yet";
+    state.said.since_unix_s = clock_.UnixSeconds();
     state.since = clock_.Now();
   }
 }
 
-void Fleet::OnAggregator(v1::Aggregator said) {
-  const auto found = aggregators_.find(said.name());
+void Fleet::OnAggregator(AggregatorReport said) {
+  const auto found = aggregators_.find(said.name);
   if (found == aggregators_.end()) return;
   AggregatorState& state = found->second;
   const bool answered_before = state.answered_at != TimePoint{};
-  const bool changed = said.reachable() != state.said.reachable();
-  const bool first_failure =
-      !said.reachable() && !answered_before && said.error() != state.said.error();
-  if (!said.reachable()) {
+  const bool changed = said.reachable != state.said.reachable;
+  const bool first_failure = !said.reachable && !answered_before && said.error != state.said.error;
+  if (!said.reachable) {
     // What it said before still tells people, and a job that runs there, most.
-    v1::Aggregator before = state.said;
-    before.set_reachable(false);
-    before.set_error(said.error());
+    AggregatorReport before = state.said;
+    before.reachable = false;
+    before.error = said.error;
     said = std::move(before);
   } else {
-    said.set_since_unix_s(state.said.since_unix_s());
-    said.set_answered_unix_s(clock_.UnixSeconds());
+    said.since_unix_s = state.said.since_unix_s;
+    said.answered_unix_s = clock_.UnixSeconds();
     state.answered_at = clock_.Now();
   }
   if (changed) {
-    said.set_since_unix_s(clock_.UnixSeconds());
+    said.since_unix_s = clock_.UnixSeconds();
     state.since = clock_.Now();
   }
   if (changed || first_failure) {
-    Log(said.reachable() ? LogLevel::kInfo : LogLevel::kWarning, "controller",
-        said.reachable() ? StrCat("aggregator ", said.name(), " answers: ", said.slots_free(),
-                                  " of ", said.slots(), " slots free")
-                         : StrCat("aggregator ", said.name(), " does not answer: ", said.error()));
+    Log(said.reachable ? LogLevel::kInfo : LogLevel::kWarning, "controller",
+        said.reachable ? StrCat("aggregator ", said.name, " answers: ", said.slots_free, " of ",
+                                said.slots, " slots free")
+                       : StrCat("aggregator ", said.name, " does not answer: ", said.error));
   }
   state.said = std::move(said);
 }
 
-void Fleet::OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<v1::AggregatorLease>& answer) {
+void Fleet::OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer) {
   if (Job* job = FindJob(ask.job); job != nullptr) {
     job->OnLeaseAnswer(ask, answer);
   } else if (answer.ok()) {
     // Nobody is left to use it.
-    EndLease(ask.aggregator, LeaseOwner(ask.job, ask.mode), answer->epoch());
+    EndLease(ask.aggregator, LeaseOwner(ask.job, ask.mode), answer->epoch);
   }
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /metrics of the controller. Labels are bounded: nodes and jobs have limits, never steps, buckets
 // or peer pairs.
 
@@ -85,41 +86,44 @@ void CollectJob(const Job& job, Collector* out) {
     more.emplace_back(name, value);
     return more;
   };
-  const v1::Job state = job.ToProto();
+  const JobView state = job.View();
   const JobCounters& counters = job.counters();
   out->Gauge("weir_job_ranks", "Ranks of the job that are connected.", labels,
-             static_cast<double>(std::count_if(state.ranks().begin(), state.ranks().end(),
-                                               [](const auto& rank) { return rank.connected(); })));
-  out->Gauge("weir_job_world_size", "Ranks that the job has.", labels, state.world());
+             static_cast<double>(std::count_if(state.ranks.begin(), state.ranks.end(),
+                                               [](const auto& rank) { return rank.connected; })));
+  out->Gauge("weir_job_world_size", "Ranks that the job has.", labels, state.world);
   out->Gauge("weir_job_running", "1 while all ranks of the job are connected.", labels,
-             state.state() == "running" ? 1 : 0);
+             state.state == "running" ? 1 : 0);
   out->Gauge("weir_job_unauthenticated_peers",
              "Most peers that a rank of the job reaches over a network without any proof.", labels,
-             state.unauthenticated_peers());
-  Labels identity = with("frames", ProtectionText(state));
-  identity.emplace_back("key_id", state.key_id());
+             state.unauthenticated_peers);
+  Labels identity = with("frames", ProtectionText(state.protection, state.unauthenticated_peers));
+  identity.emplace_back("key_id", state.key_id);
   out->Gauge("weir_job_identity_info",
              "How the job's frames are protected, and the first digits of the public key that its "
              "ranks prove; always 1.",
              identity, 1);
   out->Gauge("weir_plan_version", "Version of the active plan.", labels,
-             static_cast<double>(state.active_plan().version()));
+             static_cast<double>(state.active_plan.has_value() ? state.active_plan->version : 0));
   out->Counter("weir_job_sent_bytes_total", "Bytes that the ranks sent for gradients.", labels,
-               static_cast<double>(state.bytes_sent()));
+               static_cast<double>(state.bytes_sent));
   out->Gauge("weir_gradient_gain_ratio", "Share of the gradient's energy that is kept.", labels,
-             state.gain());
+             state.gain);
   out->Gauge("weir_residual_ratio", "Largest residual norm over gradient norm.", labels,
-             job.residual_ratio());
+             job.decisions().residual_ratio());
   if (const auto* point = job.series().newest(); point != nullptr) {
     out->Gauge("weir_compression_ratio", "Kept fraction of the largest bucket.", labels,
-               point->ratio());
+               point->ratio);
   }
   out->Gauge("weir_policy_gain_min_ratio", "Least gain that the job's policy allows.", labels,
-             job.policy().gain_min);
+             job.decisions().policy().gain_min);
   for (const auto& [reason, count] : counters.decisions) {
-    out->Counter("weir_decisions_total", "Decisions by what asked for them.",
+    out->Counter("weir_decisions_total", "Evaluations of the candidates by what asked for them.",
                  with("reason", reason), static_cast<double>(count));
   }
+  out->Counter("weir_decision_records_total",
+               "Decisions that were recorded; the others changed nothing.", labels,
+               static_cast<double>(counters.records));
   out->Counter("weir_plan_switches_total", "Plans offered to the ranks.", labels,
                static_cast<double>(counters.switches));
   out->Counter("weir_plan_nacks_total", "Plans that a rank refused.", labels,
@@ -130,6 +134,12 @@ void CollectJob(const Job& job, Collector* out) {
                static_cast<double>(counters.rollbacks));
   out->Counter("weir_skipped_steps_total", "Steps skipped for values that are not finite.", labels,
                static_cast<double>(counters.skipped_steps));
+  if (state.non_finite.has_value()) {
+    out->Gauge("weir_non_finite_rank",
+               "Rank whose gradient held NaN or infinity in the newest step that was skipped; -1: "
+               "not known.",
+               labels, state.non_finite->guilty_rank);
+  }
   out->Counter("weir_decision_errors_total", "Decisions that could not be made.", labels,
                static_cast<double>(counters.decision_errors));
   out->Counter("weir_decide_seconds_total", "Time spent in the solver.", labels,
@@ -160,19 +170,19 @@ void CollectJob(const Job& job, Collector* out) {
 
 namespace {
 
-void CollectAggregator(const std::string& name, const v1::Aggregator& said, Collector* out) {
+void CollectAggregator(const std::string& name, const AggregatorReport& said, Collector* out) {
   const Labels labels = {{"aggregator", name}};
   out->Gauge("weir_controller_aggregator_reachable", "1 while the aggregator answers.", labels,
-             said.reachable() ? 1 : 0);
+             said.reachable ? 1 : 0);
   out->Gauge("weir_controller_aggregator_slots_granted",
              "Slots that leases hold, when it answered.", labels,
-             said.slots() - std::min(said.slots(), said.slots_free()));
+             said.slots - std::min(said.slots, said.slots_free));
   out->Gauge("weir_controller_aggregator_slots_free", "Slots that no lease holds.", labels,
-             said.slots_free());
+             said.slots_free);
   out->Gauge("weir_controller_aggregator_leases", "Leases of all jobs.", labels,
-             said.leases_size());
+             static_cast<double>(said.leases.size()));
   double stalled_s = 0;
-  for (const auto& lease : said.leases()) stalled_s = std::max(stalled_s, lease.waiting_s());
+  for (const auto& lease : said.leases) stalled_s = std::max(stalled_s, lease.waiting_s);
   out->Gauge("weir_controller_aggregator_stalled_seconds",
              "Age of the round that has waited longest for a worker, when it answered.", labels,
              stalled_s);

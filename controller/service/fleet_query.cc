@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What operators ask of the fleet.
 
 #include <algorithm>
@@ -92,14 +93,6 @@ std::string Names(const Map& map) {
   return names.empty() ? "none" : names;
 }
 
-StatusOr<v1::Decision> DecisionOf(const StoredDecision& stored) {
-  v1::Decision decision;
-  const Status parsed = FromJson(stored.payload, &decision);
-  if (!parsed.ok()) return DataLoss(StrCat("decision ", stored.id, ": ", Message(parsed)));
-  decision.set_id(std::to_string(stored.id));
-  return decision;
-}
-
 }  // namespace
 
 StatusOr<Job*> Fleet::RequireJob(const std::string& name) const {
@@ -170,7 +163,7 @@ Status Fleet::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksRespon
   for (const auto& [key, link] : links_) all[key] = LinkProto(key.first, key.second, link);
   // A job's estimate of its own links rests on the training traffic too: it is the better one.
   for (const auto& [name, job] : jobs_) {
-    if (job->model() == nullptr || !job->attached()) continue;
+    if (job->model() == nullptr || !job->members().attached()) continue;
     for (const LinkEstimate& estimate : job->model()->Links()) {
       v1::Link& link = all[{estimate.source_node, estimate.target_node}];
       link.set_source(estimate.source_node);
@@ -205,7 +198,7 @@ Status Fleet::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse*
   Page page(request.page_size());
   auto at = PageBegin(jobs_, request.page_token(), request.page_token());
   for (; at != jobs_.end(); ++at) {
-    v1::Job job = at->second->ToProto();
+    v1::Job job = weir::ToProto(at->second->View());
     if (!page.Takes(job)) {
       response->set_next_page_token(std::prev(at)->first);
       break;
@@ -217,7 +210,7 @@ Status Fleet::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse*
 
 Status Fleet::GetJob(const v1::GetJobRequest& request, v1::Job* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.name()));
-  *response = job->ToProto();
+  *response = weir::ToProto(job->View());
   return OkStatus();
 }
 
@@ -228,7 +221,8 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
     WEIR_ASSIGN_OR_RETURN(before, ParseId("page_token", request.page_token()));
   }
   Page page(request.page_size(), kDecisionsDefault, kDecisionsMax);
-  WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1));
+  WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1,
+                                                          request.plans_only()));
   for (const StoredDecision& entry : stored) {
     WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(entry));
     if (!page.Takes(decision)) {
@@ -240,32 +234,57 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
   return OkStatus();
 }
 
-Status Fleet::GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response) {
-  WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", request.id()));
+// A stored decision with the plan that it offered and, where they are still there, its inputs.
+StatusOr<v1::Decision> Fleet::WholeDecision(const std::string& id_text) {
+  WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", id_text));
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
-  WEIR_ASSIGN_OR_RETURN(*response, DecisionOf(stored));
-  response->set_snapshot_json(stored.snapshot);
+  WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(stored));
+  if (auto snapshot = SnapshotOf(stored); snapshot.ok()) {
+    decision.set_snapshot_json(*std::move(snapshot));
+  }
+  if (stored.switched) {
+    const auto plan = journal_.LoadPlan(decision.job(), decision.plan_version());
+    if (plan.has_value()) *decision.mutable_plan() = weir::ToProto(*plan);
+  }
+  return decision;
+}
+
+Status Fleet::GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response) {
+  WEIR_ASSIGN_OR_RETURN(*response, WholeDecision(request.id()));
   return OkStatus();
 }
 
 Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
-  if (!job->last_decision().has_value()) {
-    return FailedPrecondition(StrCat(
-        "no decision for job '", request.job(),
-        "' yet: ", job->last_obstacle().empty() ? "nothing measured" : job->last_obstacle()));
+  const DecisionLoop& decisions = job->decisions();
+  const std::string& obstacle = decisions.obstacle();
+  const auto& newest = decisions.last_decision();
+  std::string id = request.decision_id();
+  if (id.empty()) {
+    if (!newest.has_value()) {
+      return FailedPrecondition(StrCat("no decision for job '", request.job(), "' yet: ",
+                                       obstacle.empty() ? "nothing measured" : obstacle));
+    }
+    if (decisions.last_inputs().has_value()) *response = weir::ToProto(*decisions.last_inputs());
+    *response->mutable_decision() = weir::ToProto(*newest);
+    AddWords(response->mutable_decision());
+    for (const auto& candidate : decisions.last_front()) {
+      *response->add_front() = weir::ToProto(candidate);
+    }
+    if (newest->id > 0) id = std::to_string(newest->id);
   }
-  if (job->last_inputs().has_value()) *response = *job->last_inputs();
-  *response->mutable_decision() = *job->last_decision();
-  for (const auto& candidate : job->last_front()) *response->add_front() = candidate;
-  const auto id = ParseId("decision", response->decision().id());
-  if (id.ok()) {
-    if (const auto stored = store_.GetDecision(*id); stored.ok()) {
-      response->mutable_decision()->set_snapshot_json(stored->snapshot);
-      const auto snapshot = ParseSnapshot(stored->snapshot);
-      if (snapshot.ok() && !job->last_inputs().has_value()) {
-        response->MergeFrom(DescribeInputs(*snapshot, {}));
-      }
+  if (!id.empty()) {
+    WEIR_ASSIGN_OR_RETURN(v1::Decision whole, WholeDecision(id));
+    if (whole.job() != request.job()) {
+      return NotFound(StrCat("decision ", id, " is of job '", whole.job(), "'"));
+    }
+    if (newest.has_value() && id == std::to_string(newest->id)) {
+      whole.set_unchanged(newest->unchanged);
+    }
+    const auto snapshot = ParseSnapshot(whole.snapshot_json());
+    *response->mutable_decision() = std::move(whole);
+    if (snapshot.ok() && !response->has_latency_s()) {
+      response->MergeFrom(weir::ToProto(DescribeInputs(*snapshot, {})));
     }
   }
   std::string text = ExplainText(*response);
@@ -274,8 +293,9 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
                    static_cast<int>(job->series().PredictionErrorMedian() * 1000) / 10.0,
                    " % over ", job->series().predictions(), " runs\n");
   }
-  if (!job->last_obstacle().empty())
-    text += StrCat("Not deciding now: ", job->last_obstacle(), "\n");
+  if (!obstacle.empty() && request.decision_id().empty()) {
+    text += StrCat("Not deciding now: ", obstacle, "\n");
+  }
   response->set_text(std::move(text));
   return OkStatus();
 }
@@ -284,7 +304,13 @@ Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* respo
   WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", request.id()));
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
   WEIR_ASSIGN_OR_RETURN(const v1::Decision decision, DecisionOf(stored));
-  WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, ParseSnapshot(stored.snapshot));
+  if (!decision.has_facts()) {
+    return FailedPrecondition(StrCat("decision ", id,
+                                     " is of a release whose digests were of words",
+                                     "; it cannot be compared"));
+  }
+  WEIR_ASSIGN_OR_RETURN(const std::string inputs, SnapshotOf(stored));
+  WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, ParseSnapshot(inputs));
   WEIR_ASSIGN_OR_RETURN(const Policy policy, DecodeEffectivePolicy(stored.policy));
   WEIR_ASSIGN_OR_RETURN(const Decision replayed, Decide(snapshot, policy));
   response->set_stored_digest(decision.digest());
@@ -316,11 +342,12 @@ Status Fleet::ListAggregators(const v1::ListAggregatorsRequest& request,
   Page page(request.page_size());
   auto at = PageBegin(aggregators_, request.page_token(), request.page_token());
   for (; at != aggregators_.end(); ++at) {
-    if (!page.Takes(at->second.said)) {
+    v1::Aggregator said = weir::ToProto(at->second.said);
+    if (!page.Takes(said)) {
       response->set_next_page_token(std::prev(at)->first);
       break;
     }
-    *response->add_aggregators() = at->second.said;
+    *response->add_aggregators() = std::move(said);
   }
   return OkStatus();
 }
@@ -363,7 +390,7 @@ Status Fleet::ApplyPolicy(const v1::ApplyPolicyRequest& request,
     v1::Event event;
     event.set_kind("policy");
     event.set_text(StrCat("policy ", entry.name, " applied"));
-    Publish(std::move(event));
+    PublishRaw(std::move(event));
     peers_changed_ = true;
     for (auto& [name, job] : jobs_) job->OnPolicyChange();
   }
@@ -373,10 +400,10 @@ Status Fleet::ApplyPolicy(const v1::ApplyPolicyRequest& request,
 
 Status Fleet::Pin(const v1::PinRequest& request, v1::PinResponse* response) {
   WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
-  WEIR_RETURN_IF_ERROR(job->Pin(request));
+  WEIR_RETURN_IF_ERROR(job->Pin(ToModel(request)));
   Audit(request.actor(), "pin", request.job(),
         StrCat(ChoiceLabel(ToModel(request.choice())), " ", request.reason()));
-  *response->mutable_job() = job->ToProto();
+  *response->mutable_job() = weir::ToProto(job->View());
   return OkStatus();
 }
 
@@ -384,7 +411,7 @@ Status Fleet::Unpin(const v1::UnpinRequest& request, v1::UnpinResponse* response
   WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
   WEIR_RETURN_IF_ERROR(job->Unpin());
   Audit(request.actor(), "unpin", request.job(), request.reason());
-  *response->mutable_job() = job->ToProto();
+  *response->mutable_job() = weir::ToProto(job->View());
   return OkStatus();
 }
 
@@ -405,7 +432,9 @@ Status Fleet::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse*
 
 Status Fleet::GetSeries(const v1::GetSeriesRequest& request, v1::Series* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
-  *response = job->series().Points(request.since_step());
+  for (const StepPoint& point : job->series().Points(request.since_step())) {
+    *response->add_points() = weir::ToProto(point);
+  }
   return OkStatus();
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // AgentService and AdminService with health and reflection on one gRPC port.
 

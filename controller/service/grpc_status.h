@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Our Status as gRPC's. Codes are the same numbers; see status_mapping.h.
 

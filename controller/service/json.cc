@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/json.h"
 
 #include <google/protobuf/message.h>
@@ -8,11 +9,15 @@ namespace {
 
 constexpr int kDepthMax = 64;
 
-std::string Print(const google::protobuf::Message& message, bool pretty) {
+struct Form {
+  bool pretty = false, whole = true;
+};
+
+std::string Print(const google::protobuf::Message& message, Form form) {
   google::protobuf::util::JsonPrintOptions options;
   options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
-  options.add_whitespace = pretty;
+  options.always_print_primitive_fields = form.whole;
+  options.add_whitespace = form.pretty;
   std::string json;
   (void)google::protobuf::util::MessageToJsonString(message, &json, options);
   return json;
@@ -39,8 +44,13 @@ bool TooDeep(std::string_view json) {
 
 }  // namespace
 
-std::string ToJson(const google::protobuf::Message& message) { return Print(message, false); }
-std::string ToPrettyJson(const google::protobuf::Message& message) { return Print(message, true); }
+std::string ToJson(const google::protobuf::Message& message) { return Print(message, {}); }
+std::string ToCompactJson(const google::protobuf::Message& message) {
+  return Print(message, {.whole = false});
+}
+std::string ToPrettyJson(const google::protobuf::Message& message) {
+  return Print(message, {.pretty = true});
+}
 
 Status FromJson(std::string_view json, google::protobuf::Message* message) {
   if (TooDeep(json)) return InvalidArgument(StrCat("JSON nests deeper than ", kDepthMax));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Messages as proto3 JSON: field names as written, default values present, 64-bit integers as
 // strings.
@@ -15,6 +16,8 @@ namespace weir {
 
 /// One line. Numbers that are not finite appear as "NaN" or "Infinity": mapping.h keeps them out.
 std::string ToJson(const google::protobuf::Message& message);
+/// That without fields that have their default value, for what is stored.
+std::string ToCompactJson(const google::protobuf::Message& message);
 /// The same over several lines, for people.
 std::string ToPrettyJson(const google::protobuf::Message& message);
 /// Strict: unknown fields, wrong types and trailing text are kInvalidArgument; so is nesting deeper

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weir-controller: reads flags, starts the controller, waits for SIGTERM or SIGINT.
 
 #include <CLI/CLI.hpp>
@@ -11,7 +12,8 @@
 namespace {
 
 void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& log_level) {
-  app.add_option("--listen-grpc", options.listen_grpc, "host:port for agents and weirctl")
+  app.add_option("--listen-grpc", options.listen_grpc,
+                 "host:port, or unix:FILE, for agents and weirctl")
       ->type_name("ADDRESS")
       ->capture_default_str();
   app.add_option("--listen-http", options.listen_http, "host:port for REST, web page and /metrics")

@@ -1,11 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/mapping.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <set>
 
-#include "controller/service/job_lease.h"
+#include "controller/job/job_lease.h"
+#include "datapath/base/json.h"
 
 namespace weir {
 namespace {
@@ -26,6 +26,8 @@ v1::WorldFunction ToProto(const WorldFunctionModel& function) {
 }
 
 constexpr uint32_t kBlockElementsMax = 1u << 24;
+// Of a parameter's name in an event. Ranks send no more, and events are kept.
+constexpr size_t kEventParameterBytesMax = 256;
 
 double Positive(double value) { return std::max(Finite(value), 0.0); }
 
@@ -49,28 +51,7 @@ BucketObservation ToModel(const v1::BucketSample& sample) {
   return out;
 }
 
-std::string CanonicalChoice(const v1::Choice& choice) {
-  char ratio[40];
-  std::snprintf(ratio, sizeof(ratio), "%.17g", choice.ratio());
-  return StrCat(choice.codec(), " ", choice.collective(), " ", ratio, " ", choice.bits(), " ",
-                choice.segment_bytes(), "\n");
-}
-
 }  // namespace
-
-double Finite(double value) { return std::isfinite(value) ? value : 0; }
-
-Status CheckName(std::string_view what, std::string_view name) {
-  if (name.empty() || name.size() > kNameBytesMax) {
-    return InvalidArgument(
-        StrCat(what, " has ", name.size(), " bytes, expected 1 to ", kNameBytesMax));
-  }
-  if (std::any_of(name.begin(), name.end(),
-                  [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
-    return InvalidArgument(StrCat(what, " holds a control character"));
-  }
-  return OkStatus();
-}
 
 Status CheckHello(const v1::RankHello& hello) {
   WEIR_RETURN_IF_ERROR(CheckName("the job's name", hello.job()));
@@ -96,7 +77,7 @@ CodecModel::Time ToModel(const v1::CodecTime& in) {
   return out;
 }
 
-CodecModel ToModel(const v1::CodecCapability& in, const v1::CodecSetting& setting) {
+CodecModel ModelOf(const v1::CodecCapability& in, const v1::CodecSetting& setting) {
   CodecModel out;
   out.name = in.name();
   out.bits = static_cast<int>(std::min(setting.bits(), kBitsMax));
@@ -129,20 +110,20 @@ CodecModel ToModel(const v1::CodecCapability& in, const v1::CodecSetting& settin
   return out;
 }
 
-/// One model for each setting that the world size allows.
-std::vector<CodecModel> ToModels(const v1::CodecCapability& in, int world) {
-  std::vector<CodecModel> out;
-  const auto ranks = static_cast<uint32_t>(world);
+CodecOffer ToModel(const v1::CodecCapability& in) {
+  CodecOffer out;
+  out.name = in.name();
+  out.form = in.form();
+  out.forms.assign(in.forms().begin(), in.forms().end());
+  out.lossy = in.lossy();
+  out.uses_ratio = in.uses_ratio();
+  out.ratio_min = Finite(in.ratio_min());
+  out.ratio_max = Finite(in.ratio_max());
   for (const v1::CodecSetting& setting : in.settings()) {
-    if (ranks < setting.world_min()) continue;
-    if (setting.world_max() != 0 && ranks > setting.world_max()) continue;
-    CodecModel model = ToModel(in, setting);
-    const bool known = std::any_of(out.begin(), out.end(),
-                                   [&](const auto& other) { return other.bits == model.bits; });
-    if (known) continue;  // a second one could never be asked for
-    // A job has one lease of a table, so one table.
-    model.tabled = out.empty() && setting.lane_levels_size() > 0;
-    out.push_back(std::move(model));
+    out.settings.push_back({ModelOf(in, setting),
+                            setting.world_min(),
+                            setting.world_max(),
+                            {setting.lane_levels().begin(), setting.lane_levels().end()}});
   }
   return out;
 }
@@ -234,38 +215,10 @@ v1::CollectiveCapability ToProto(const CollectiveModel& in) {
   return out;
 }
 
-std::vector<CodecModel> CodecsOf(const v1::Capabilities& capabilities, int world) {
-  std::vector<CodecModel> out;
-  for (const auto& codec : capabilities.codecs()) {
-    for (CodecModel& model : ToModels(codec, world)) out.push_back(std::move(model));
-  }
-  return out;
-}
-
-std::vector<CollectiveModel> CollectivesOf(const v1::Capabilities& capabilities) {
-  std::vector<CollectiveModel> out;
-  for (const auto& collective : capabilities.collectives()) out.push_back(ToModel(collective));
-  return out;
-}
-
-StatusOr<std::vector<BucketDefinition>> ToModel(const v1::BucketTable& table) {
-  if (table.buckets_size() == 0) return InvalidArgument("the bucket table is empty");
-  if (table.buckets_size() > kTableBucketsMax) {
-    return InvalidArgument(StrCat(table.buckets_size(), " buckets, at most ", kTableBucketsMax));
-  }
-  std::vector<BucketDefinition> out;
-  std::set<std::string> keys;
-  for (const auto& bucket : table.buckets()) {
-    WEIR_RETURN_IF_ERROR(CheckName("a bucket's key", bucket.key()));
-    if (!keys.insert(bucket.key()).second) {
-      return InvalidArgument(StrCat("bucket ", bucket.key(), " is listed twice"));
-    }
-    if (bucket.elements() == 0)
-      return InvalidArgument(StrCat("bucket ", bucket.key(), " has no elements"));
-    out.push_back({bucket.key(), bucket.elements(), static_cast<int>(bucket.order() & 0x7fffffff)});
-  }
-  std::stable_sort(out.begin(), out.end(),
-                   [](const auto& a, const auto& b) { return a.order < b.order; });
+JobCapabilities ToModel(const v1::Capabilities& capabilities) {
+  JobCapabilities out;
+  for (const auto& codec : capabilities.codecs()) out.codecs.push_back(ToModel(codec));
+  for (const auto& one : capabilities.collectives()) out.collectives.push_back(ToModel(one));
   return out;
 }
 
@@ -307,177 +260,78 @@ StepObservation ToModel(int rank, const v1::StepReport& report) {
   return out;
 }
 
-ChoiceModel ToModel(const v1::Choice& choice) {
-  return {.codec = choice.codec(),
-          .collective = choice.collective(),
-          .ratio = choice.ratio() > 0 ? std::min(choice.ratio(), 1.0) : 1,
-          .bits = static_cast<int>(std::min(choice.bits(), kBitsMax)),
-          .segment_bytes = choice.segment_bytes()};
-}
-
-v1::Choice ToProto(const ChoiceModel& choice) {
-  v1::Choice out;
-  out.set_codec(choice.codec);
-  out.set_collective(choice.collective);
-  out.set_ratio(choice.ratio);
-  out.set_bits(static_cast<uint32_t>(choice.bits));
-  out.set_segment_bytes(choice.segment_bytes);
+RankGreeting ToModel(const v1::RankHello& hello) {
+  RankGreeting out;
+  out.job = hello.job();
+  out.rank = static_cast<int>(hello.rank());
+  out.world = static_cast<int>(hello.world());
+  out.pid = hello.pid();
+  out.step = hello.step();
+  out.epoch = hello.epoch();
+  out.capabilities = ToModel(hello.capabilities());
+  out.active_plan_version = hello.active_plan_version();
+  if (hello.has_active_plan()) out.active_plan = ToModel(hello.active_plan());
+  out.aggregation_address = hello.aggregation_address();
+  out.memory_group = static_cast<int>(std::min<uint32_t>(hello.memory_group(), kWorldMax));
+  if (hello.has_proof()) {
+    const v1::RankProof& proof = hello.proof();
+    out.proof = {proof.public_key(), proof.node(), proof.challenge(), proof.signature()};
+  }
+  out.protection = ToModel(hello.frame_protection());
+  out.unauthenticated_peers = hello.unauthenticated_peers();
   return out;
 }
 
-v1::Estimate ToProto(const Measured& measured) {
-  v1::Estimate out;
-  out.set_value(Finite(measured.value));
-  out.set_deviation(Finite(measured.deviation));
-  out.set_age_s(Finite(measured.age_s));
+BucketList ToModel(const v1::BucketTable& table) {
+  BucketList out;
+  for (const v1::Bucket& bucket : table.buckets()) out.push_back(ToModel(bucket));
   return out;
 }
 
-std::string ChoiceLabel(const ChoiceModel& choice) {
-  const std::string ratio = choice.ratio < 1 ? StrCat(" ", choice.ratio) : "";
-  const std::string bits = choice.bits == 0 ? "" : StrCat(" ", choice.bits, "-bit");
-  return StrCat(choice.codec, bits, ratio, " over ", choice.collective);
+RankIncident ToModel(const v1::RankEvent& event) {
+  return {event.kind(),   event.detail(),
+          event.step(),   event.guilty_rank(),
+          event.bucket(), std::string(Utf8Prefix(event.parameter(), kEventParameterBytesMax))};
 }
 
-std::string PlanLabel(const PlanModel& plan, const std::vector<BucketDefinition>& buckets) {
-  if (plan.empty()) return "";
-  size_t largest = 0;
-  bool mixed = false;
-  for (size_t i = 0; i < plan.size() && i < buckets.size(); ++i) {
-    if (buckets[i].elements > buckets[largest].elements) largest = i;
-    mixed = mixed || !(plan[i] == plan[0]);
-  }
-  return StrCat(mixed ? "mixed: " : "", ChoiceLabel(plan[largest]));
+v1::RankEvent ToProto(const RankIncident& incident) {
+  v1::RankEvent out;
+  out.set_kind(incident.kind);
+  out.set_detail(incident.detail);
+  out.set_step(incident.step);
+  out.set_guilty_rank(incident.guilty_rank);
+  out.set_bucket(incident.bucket);
+  out.set_parameter(incident.parameter);
+  return out;
 }
 
-v1::Plan MakePlan(const std::string& job, uint64_t version,
-                  const std::vector<BucketDefinition>& buckets, const PlanModel& choices,
-                  const PlanLayout& layout, const ChoiceModel& fallback) {
-  v1::Plan plan;
-  plan.set_job(job);
-  plan.set_version(version);
-  for (size_t i = 0; i < choices.size() && i < buckets.size(); ++i) {
-    auto* bucket = plan.add_buckets();
-    bucket->set_bucket(buckets[i].key);
-    *bucket->mutable_choice() = ToProto(choices[i]);
-  }
-  for (const int rank : layout.ring_order) plan.add_ring_order(static_cast<uint32_t>(rank));
-  for (const uint32_t share : layout.shard_shares) plan.add_shard_shares(share);
-  *plan.mutable_fallback() = ToProto(fallback);
-  plan.set_digest(PlanDigest(plan));
-  return plan;
-}
-
-PlanLayout LayoutIn(const v1::Plan& plan) {
-  return {{plan.ring_order().begin(), plan.ring_order().end()},
-          {plan.shard_shares().begin(), plan.shard_shares().end()}};
-}
-
-v1::Plan Redacted(v1::Plan plan) {
-  if (plan.leases_size() == 0) return plan;
-  for (auto& lease : *plan.mutable_leases()) lease.clear_cookie();
-  plan.set_digest(PlanDigest(plan));
-  return plan;
-}
-
-PlanModel ChoicesFor(const v1::Plan& plan, const std::vector<BucketDefinition>& buckets) {
-  PlanModel choices(buckets.size(), plan.has_fallback() ? ToModel(plan.fallback()) : ChoiceModel{});
-  for (const auto& bucket : plan.buckets()) {
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      if (buckets[i].key == bucket.bucket()) choices[i] = ToModel(bucket.choice());
+std::optional<RankSaid> ToModel(int rank, const v1::RankMessage& message) {
+  switch (message.body_case()) {
+    case v1::RankMessage::kBuckets:
+      return ToModel(message.buckets());
+    case v1::RankMessage::kStep:
+      return ToModel(rank, message.step());
+    case v1::RankMessage::kPaths: {
+      PathList paths;
+      for (const v1::PathSample& path : message.paths().paths()) {
+        paths.push_back({static_cast<int>(path.peer_rank() & 0x7fffffff), Positive(path.rtt_s()),
+                         Positive(path.delivery_rate_bytes_per_s()), path.application_limited()});
+      }
+      return paths;
     }
+    case v1::RankMessage::kAck:
+      return PlanAcked{message.ack().version(), message.ack().nonce()};
+    case v1::RankMessage::kNack:
+      return PlanRefused{message.nack().version(), message.nack().nonce(), message.nack().reason()};
+    case v1::RankMessage::kActive:
+      return PlanActivated{message.active().version(), message.active().step()};
+    case v1::RankMessage::kEvent:
+      return ToModel(message.event());
+    case v1::RankMessage::kHello:
+    case v1::RankMessage::BODY_NOT_SET:
+      return std::nullopt;
   }
-  return choices;
-}
-
-std::string PlanDigest(const v1::Plan& plan) {
-  std::string text;
-  for (const auto& bucket : plan.buckets()) {
-    text += StrCat(bucket.bucket(), " ", CanonicalChoice(bucket.choice()));
-  }
-  for (const auto& lease : plan.leases()) {
-    text += StrCat("lease|", lease.collective(), "|", lease.aggregator(), "|", lease.address(), "|",
-                   lease.mode(), "|", lease.id(), "|", lease.epoch(), "|", lease.cookie(), "|",
-                   lease.slots(), "|", lease.lanes(),
-                   lease.columns() == 0 ? "" : StrCat("|", lease.columns()));
-    if (lease.sum_bits() > 0) text += StrCat("|", lease.sum_bits(), "|");
-    for (const uint32_t level : lease.levels()) text += StrCat(level, ",");
-    if (lease.quorum() > 0) text += StrCat("|quorum|", lease.quorum(), "|", lease.cutoff_us());
-    if (lease.unchecked()) text += "|unchecked";
-    text += "\n";
-  }
-  for (const uint32_t rank : plan.ring_order()) text += StrCat("ring|", rank, "\n");
-  for (const uint32_t share : plan.shard_shares()) text += StrCat("share|", share, "\n");
-  text += StrCat("fallback ", CanonicalChoice(plan.fallback()));
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  char digits[17];
-  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash));
-  return digits;
-}
-
-std::string ProtectionText(const v1::Job& job) {
-  if (job.unauthenticated_peers() > 0) return "unauthenticated";
-  if (job.frame_protection() == v1::FRAME_PROTECTION_CHECKED) return "checked";
-  if (job.frame_protection() == v1::FRAME_PROTECTION_AUTHENTICATED) return "authenticated";
-  if (job.frame_protection() == v1::FRAME_PROTECTION_ENCRYPTED) return "encrypted";
-  return "";
-}
-
-v1::Candidate ToProto(const CandidatePlan& candidate, size_t largest) {
-  v1::Candidate out;
-  out.set_label(candidate.label);
-  if (largest < candidate.choices.size())
-    *out.mutable_choice() = ToProto(candidate.choices[largest]);
-  out.set_step_s(Finite(candidate.step_s));
-  out.set_step_deviation_s(Finite(candidate.step_deviation_s));
-  out.set_communication_s(Finite(candidate.communication_s));
-  out.set_gain(Finite(candidate.gain));
-  out.set_objective(Finite(candidate.objective));
-  out.set_dense(candidate.dense);
-  out.set_feasible(candidate.feasible);
-  out.set_excluded_by(candidate.excluded_by);
-  return out;
-}
-
-namespace {
-
-bool SamePlanOf(const CandidatePlan& a, const CandidatePlan& b) {
-  return a.choices == b.choices && a.layout == b.layout;
-}
-
-}  // namespace
-
-void FillDecision(const Decision& decision, size_t largest, v1::Decision* out) {
-  bool chosen_listed = false;
-  bool dense_listed = false;
-  for (const CandidatePlan& candidate : decision.top) {
-    v1::Candidate* added = out->add_candidates();
-    *added = ToProto(candidate, largest);
-    added->set_chosen(!chosen_listed && SamePlanOf(candidate, decision.chosen));
-    chosen_listed = chosen_listed || added->chosen();
-    dense_listed = dense_listed || candidate.choices == decision.dense.choices;
-  }
-  if (!chosen_listed && !decision.chosen.choices.empty()) {
-    v1::Candidate* added = out->add_candidates();
-    *added = ToProto(decision.chosen, largest);
-    added->set_chosen(true);
-    dense_listed = dense_listed || decision.chosen.choices == decision.dense.choices;
-  }
-  // What dense would have cost belongs into every answer.
-  if (!dense_listed && !decision.dense.choices.empty()) {
-    *out->add_candidates() = ToProto(decision.dense, largest);
-  }
-  out->set_ring(decision.ring);
-  out->set_shards(decision.shards);
-  out->set_reason(decision.reason);
-  out->set_switched(decision.switched);
-  out->set_from(decision.incumbent.choices.empty() ? "" : decision.incumbent.label);
-  out->set_to(decision.chosen.label);
-  out->set_binding_constraint(decision.binding_constraint);
-  out->set_dense_step_s(Finite(decision.dense.step_s));
-  out->set_predicted_step_s(Finite(decision.chosen.step_s));
-  out->set_digest(decision.digest);
+  return std::nullopt;
 }
 
 }  // namespace weir

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The address behind a host's name, without ever waiting longer for a name server than one wants
 // to: the system's own lookup may take half a minute and cannot be told to stop.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The OpenAPI 3 document, made from the table of routes and the messages' own descriptors.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/policy_set.h"
 
 #include <algorithm>
@@ -18,40 +19,6 @@ size_t ObjectiveLine(std::string_view source, std::string_view objective) {
   const size_t at = key == source.npos ? key : source.find(objective, key);
   if (at == source.npos) return 1;
   return 1 + static_cast<size_t>(std::count(source.begin(), source.begin() + at, '\n'));
-}
-
-StatusOr<Policy> ParseOrDefault(std::string_view name, std::string_view source) {
-  if (source.empty()) return Policy{};
-  return ParsePolicy(source, name);
-}
-
-void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
-  switch (override_by.kind) {
-    case PolicyOverride::Kind::kNone:
-      return;
-    case PolicyOverride::Kind::kPin:
-      policy->objective = "fixed";
-      policy->fixed_codec = override_by.codec;
-      policy->fixed_collective = override_by.collective;
-      policy->fixed_ratio = override_by.ratio;
-      policy->fixed_bits = override_by.bits;
-      policy->ratio_min = std::min(policy->ratio_min, override_by.ratio);
-      policy->ratio_max = std::max(policy->ratio_max, override_by.ratio);
-      // The operator overrules the bounds, too.
-      policy->gain_min = 0;
-      policy->residual_ratio_max = 0;
-      policy->codecs = {};
-      policy->collectives = {};
-      break;
-    case PolicyOverride::Kind::kDenseOnly:
-      policy->objective = "time_to_accuracy";
-      policy->codecs = override_by.lossless_codecs;
-      policy->gain_min = 0;
-      break;
-  }
-  policy->dwell_min_s = 0;
-  policy->improvement_min = 0;
-  policy->flaps_max = 1000000;
 }
 
 PolicyEntry AppliedEntry(Policy policy, std::string_view source, double unix_s) {
@@ -75,18 +42,6 @@ void FillBounds(const Policy& policy, v1::PolicyBounds* out) {
   out->set_delay_target_s(policy.objective == "delay_target" ? policy.delay_target_s : 0);
 }
 
-const char* KindName(PolicyOverride::Kind kind) {
-  switch (kind) {
-    case PolicyOverride::Kind::kNone:
-      return "none";
-    case PolicyOverride::Kind::kPin:
-      return "pin";
-    case PolicyOverride::Kind::kDenseOnly:
-      return "dense_only";
-  }
-  return "";
-}
-
 }  // namespace
 
 PolicyNames NamesOf(const v1::Capabilities& capabilities) {
@@ -107,47 +62,6 @@ StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin,
   if (fits.ok()) return policy;
   return InvalidArgument(StrCat(origin, ":", ObjectiveLine(source, policy.objective),
                                 ": objective.name: ", Message(fits)));
-}
-
-StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string_view source,
-                                              const PolicyOverride& override_by) {
-  EffectivePolicy effective;
-  WEIR_ASSIGN_OR_RETURN(effective.policy, ParseOrDefault(name, source));
-  ApplyOverride(override_by, &effective.policy);
-  nlohmann::json record;
-  record["name"] = name;
-  record["source"] = source;
-  record["override"] = KindName(override_by.kind);
-  record["codec"] = override_by.codec;
-  record["collective"] = override_by.collective;
-  record["ratio"] = override_by.ratio;
-  record["bits"] = override_by.bits;
-  record["lossless_codecs"] = override_by.lossless_codecs;
-  effective.record = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  return effective;
-}
-
-StatusOr<Policy> DecodeEffectivePolicy(std::string_view record) {
-  const auto json = nlohmann::json::parse(record, nullptr, false);
-  if (!json.is_object()) return DataLoss("the stored policy is not a JSON object");
-  try {
-    PolicyOverride override_by;
-    const std::string kind = json.at("override");
-    if (kind == "pin") override_by.kind = PolicyOverride::Kind::kPin;
-    if (kind == "dense_only") override_by.kind = PolicyOverride::Kind::kDenseOnly;
-    override_by.codec = json.at("codec");
-    override_by.collective = json.at("collective");
-    override_by.ratio = json.at("ratio");
-    override_by.bits = json.at("bits");
-    override_by.lossless_codecs = json.at("lossless_codecs").get<std::vector<std::string>>();
-    const std::string name = json.at("name");
-    const std::string source = json.at("source");
-    WEIR_ASSIGN_OR_RETURN(EffectivePolicy effective,
-                          MakeEffectivePolicy(name, source, override_by));
-    return std::move(effective.policy);
-  } catch (const nlohmann::json::exception& error) {
-    return DataLoss(StrCat("the stored policy is malformed: ", error.what()));
-  }
 }
 
 PolicySet::PolicySet() : known_(NamesOf(BuiltinCapabilities())) {}

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The policies in force: those applied through the API, then those of the policy directory, then
 // the built-in default. A text that does not parse never replaces one that did.
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "controller/job/effective_policy.h"
 #include "controller/policy/policy.h"
 #include "datapath/base/status.h"
 #include "weir/v1/admin.pb.h"
@@ -22,38 +24,6 @@ PolicyNames NamesOf(const v1::Capabilities& capabilities);
 /// kInvalidArgument names `origin`, line and key, and lists the valid names.
 StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin,
                             const PolicyNames* known = nullptr);
-
-/// What the solver obeyed in one decision, enough to rebuild it for a replay.
-struct EffectivePolicy {
-  Policy policy;
-  std::string record;  // see EncodeEffectivePolicy
-};
-
-/// How an operator's pin or a rollback narrows a policy.
-struct PolicyOverride {
-  enum class Kind { kNone, kPin, kDenseOnly };
-  Kind kind = Kind::kNone;
-  std::string codec, collective;             // kPin
-  double ratio = 1;                          // kPin
-  int bits = 0;                              // kPin
-  std::vector<std::string> lossless_codecs;  // kDenseOnly
-};
-
-/// `source` (empty: the default policy) under `override`. The record is JSON and deterministic.
-StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string_view source,
-                                              const PolicyOverride& override_by);
-/// The policy that a stored record describes. kDataLoss: malformed.
-StatusOr<Policy> DecodeEffectivePolicy(std::string_view record);
-
-struct PolicyEntry {
-  Policy policy;
-  std::string name;
-  std::string source;
-  std::string origin;  // file path or "api"
-  double loaded_unix_s = 0;
-  std::string error;   // of the newest text, when rejected
-  bool valid = false;  // false: no text of it ever parsed
-};
 
 /// A policy may name the codecs and collectives of this release, and what else ranks have declared:
 /// those of plug-ins are known from their first rank on. Not thread-safe: owned by the executor.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Watches a policy directory. Works with editors that replace files and with Kubernetes ConfigMaps,
 // which swap a symbolic link beside the files.

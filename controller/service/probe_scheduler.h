@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Which bandwidth or route probe runs next. Pure: time comes in as a number. No two probes share a
 // node, and bytes come out of a bucket that fills with a share of what training itself sends.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // REST, server-sent events, /metrics and the web page on one port. Every REST call becomes the
 // AdminService method of the same name, run by the fleet on the executor.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One table of routes drives the REST server, the OpenAPI document and the roles of both REST and
 // gRPC.

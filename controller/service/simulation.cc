@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/simulation.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include "controller/model/shard_choice.h"
 #include "controller/service/mapping.h"
 #include "controller/service/policy_set.h"
+#include "controller/solver/explain.h"
 
 namespace weir {
 namespace {
@@ -137,9 +139,10 @@ StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
     }
     snapshot.buckets.push_back(std::move(bucket));
   }
-  snapshot.codecs = CodecsOf(capabilities, snapshot.world);
+  const JobCapabilities offered = ToModel(capabilities);
+  snapshot.codecs = CodecsOf(offered, snapshot.world);
   for (CodecModel& codec : snapshot.codecs) SetTypicalCosts(&codec);
-  snapshot.collectives = CollectivesOf(capabilities);
+  snapshot.collectives = offered.collectives;
   for (CollectiveModel& collective : snapshot.collectives) {
     if (!collective.needs_lease) continue;
     collective.lease_available = request.aggregator_bytes_per_s() > 0;
@@ -166,17 +169,17 @@ StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,
   }
   WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, MakeSimulatedSnapshot(request, capabilities));
   WEIR_ASSIGN_OR_RETURN(const Decision decision, Decide(snapshot, policy));
-  v1::Decision record;
-  FillDecision(decision, 0, &record);
   v1::SimulateResponse response;
-  *response.mutable_candidates() = record.candidates();
-  response.set_reason(decision.reason);
+  for (const CandidateRecord& candidate : RecordOf(decision, 0).candidates) {
+    *response.add_candidates() = ToProto(candidate);
+  }
+  response.set_reason(ReasonText(decision.facts));
   std::vector<BucketDefinition> buckets;
   for (const BucketModel& bucket : snapshot.buckets) {
     buckets.push_back({bucket.key, bucket.elements, bucket.order});
   }
-  *response.mutable_plan() =
-      MakePlan(snapshot.job, 1, buckets, decision.chosen.choices, decision.chosen.layout, {});
+  *response.mutable_plan() = ToProto(
+      MakePlan(snapshot.job, 1, buckets, decision.chosen.choices, decision.chosen.layout, {}));
   return response;
 }
 

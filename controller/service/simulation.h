@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What would be chosen for a job that does not exist yet: the same solver on a snapshot made from a
 // few numbers. Used by the Simulate call and, offline, by weirctl.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The only mapping between our Status and the numbers of gRPC and HTTP. absl's codes are gRPC's
 // codes.

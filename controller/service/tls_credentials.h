@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Credentials of a gRPC server whose certificate is renewed while it runs.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The web page's files, compiled into the binary: the controller needs nothing but itself, and no
 // network other than its own.

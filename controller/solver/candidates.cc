@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See candidates.h.
 
 #include "controller/solver/candidates.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Every alternative that a snapshot offers: one "kind" is a (codec, ratio, collective); each kind
 // is costed once per bucket, and any plan is then evaluated by looking costs up.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Decide: enumerate, predict, score, then ask whether the best is worth a switch.
 
 #include <algorithm>
@@ -112,15 +113,17 @@ class Decider {
   void WriteTop(size_t chosen);
   void WriteFront();
 
-  /// Index of what should run, with `reason` set.
+  /// Index of what should run, with what the rule needs in the facts.
   size_t Choose(const std::vector<size_t>& ranked);
   size_t ChooseFirst(const std::vector<size_t>& ranked);
   size_t ChooseAgainst(const std::vector<size_t>& ranked);
   bool SamePlan(size_t a, size_t b) const;
   PlanLayout LayoutFor(size_t index, const PlanModel& choices) const;
   std::string Label(size_t index, const PlanModel& choices) const;
-  std::string Against(size_t chosen) const;
-  std::string Keeps(const std::string& why) const;
+  size_t ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_slow);
+  size_t Because(DecisionRule rule, size_t chosen);
+  PlanFacts FactsOf(size_t index) const;
+  void WriteFacts(size_t chosen);
 
   const CandidateSpace& space_;
   const Policy& policy_;
@@ -276,7 +279,7 @@ void Decider::FindBinding() {
     if (!(one.score < than)) continue;
     best = one.score;
     listed = one.listed;
-    decision_.binding_constraint = one.excluded_by;
+    decision_.facts.binding_constraint = one.excluded_by;
   }
 }
 
@@ -395,112 +398,111 @@ void Decider::WriteFront() {
   }
 }
 
-std::string Decider::Against(size_t chosen) const {
-  std::string text;
-  if (dense_ >= 0 && !all_[chosen].dense) {
-    text += " against " + SecondsText(all_[dense_].estimate.step_s) + " dense";
-  }
-  if (incumbent_ >= 0 && incumbent_ != static_cast<int>(chosen) &&
-      !(all_[incumbent_].dense && !text.empty())) {
-    text += (text.empty() ? " against " : " and ") + SecondsText(all_[incumbent_].estimate.step_s) +
-            " at gain " + NumberText(all_[incumbent_].estimate.gain) + " for " +
-            Label(static_cast<size_t>(incumbent_), incumbent_plan_.choices);
-  }
-  return text;
+size_t Decider::Because(DecisionRule rule, size_t chosen) {
+  decision_.facts.rule = rule;
+  return chosen;
 }
 
-std::string Decider::Keeps(const std::string& why) const {
-  return NetworkText(space_.snapshot()) + " " + PredictionText(Write(incumbent_)) +
-         Against(incumbent_) + " and stays: " + why;
+PlanFacts Decider::FactsOf(size_t index) const {
+  const CandidateEstimate& estimate = all_[index].estimate;
+  return {Label(index, Costed(index).choices), estimate.step_s, estimate.gain, all_[index].dense};
 }
 
 size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {
-  size_t chosen = ranked[0];
-  std::string note;
-  if (!all_[chosen].dense && !scope_.immediate && dense_ >= 0 && all_[dense_].excluded_by.empty()) {
-    const double sure =
-        ImprovementProbability(space_, objective_, policy_, Costed(chosen), Costed(dense_));
-    const bool worth = all_[chosen].score < (1 - policy_.improvement_min) * all_[dense_].score;
-    if (!worth || sure < policy_.confidence) {
-      if (worth) {
-        note = ", until " + Label(chosen, Costed(chosen).choices) + " is surely better (" +
-               NumberText(100 * sure) + " % now, " + NumberText(100 * policy_.confidence) +
-               " % wanted)";
-      }
-      chosen = static_cast<size_t>(dense_);
-    }
-  }
-  decision_.reason = "first plan: " + NetworkText(space_.snapshot()) + " " +
-                     PredictionText(Write(chosen)) + Against(chosen) + note;
-  return chosen;
+  const size_t best = ranked[0];
+  const bool judged =
+      !all_[best].dense && !scope_.immediate && dense_ >= 0 && all_[dense_].excluded_by.empty();
+  if (!judged) return Because(DecisionRule::kFirstPlan, best);
+  const bool worth = all_[best].score < (1 - policy_.improvement_min) * all_[dense_].score;
+  const double sure =
+      ImprovementProbability(space_, objective_, policy_, Costed(best), Costed(dense_));
+  if (worth && sure >= policy_.confidence) return Because(DecisionRule::kFirstPlan, best);
+  const auto dense = static_cast<size_t>(dense_);
+  if (!worth) return Because(DecisionRule::kFirstPlan, dense);
+  decision_.facts.alternative = Label(best, Costed(best).choices);
+  decision_.facts.probability = sure;
+  decision_.facts.probability_min = policy_.confidence;
+  return Because(DecisionRule::kFirstPlanDense, dense);
 }
 
 size_t Decider::ChooseAgainst(const std::vector<size_t>& ranked) {
   const Alternative& runs = all_[incumbent_];
-  const Snapshot& snapshot = space_.snapshot();
   const bool too_slow = runs.excluded_by == kSlowerThanDense;
-  const std::string now = NetworkText(snapshot) + " ";
-  if (SamePlan(ranked[0], incumbent_)) {
-    decision_.reason = Keeps("nothing predicts better");
-    return incumbent_;
-  }
+  if (SamePlan(ranked[0], incumbent_)) return Because(DecisionRule::kNothingBetter, incumbent_);
   if (!runs.excluded_by.empty() && !too_slow) {
-    decision_.reason = now + PredictionText(Write(ranked[0])) + Against(ranked[0]) +
-                       "; what ran is excluded by " + runs.excluded_by;
-    return ranked[0];
+    decision_.facts.excluded_by = runs.excluded_by;
+    return Because(DecisionRule::kIncumbentExcluded, ranked[0]);
   }
-  if (scope_.immediate) {
-    decision_.reason = now + PredictionText(Write(ranked[0])) + Against(ranked[0]);
-    return ranked[0];
-  }
+  if (scope_.immediate) return Because(DecisionRule::kFixed, ranked[0]);
+  return ChooseSurelyBetter(ranked, too_slow);
+}
+
+size_t Decider::ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_slow) {
+  const Alternative& runs = all_[incumbent_];
+  const Snapshot& snapshot = space_.snapshot();
   const double improvement = too_slow ? 0 : policy_.improvement_min;
   const double dwell = DwellSeconds(policy_, snapshot.recent_switches);
   const bool waits = snapshot.seconds_since_switch < dwell && snapshot.trigger != "policy" &&
                      snapshot.trigger != "rollback";
-  std::string refused;
+  // What stood against the first alternative that was refused.
+  DecisionFacts refused = decision_.facts;
+  const auto refuse = [&](DecisionFacts facts) {
+    if (refused.rule == DecisionRule::kNone) refused = std::move(facts);
+  };
   int tried = 0;
   for (const size_t i : ranked) {
-    const double promised = runs.score > 0 ? 1 - all_[i].score / runs.score : 0;
+    DecisionFacts facts = decision_.facts;
+    facts.alternative = Label(i, Costed(i).choices);
+    facts.promised = runs.score > 0 ? 1 - all_[i].score / runs.score : 0;
     const bool toward_dense = all_[i].dense && !runs.dense;
-    const std::string label = Label(i, Costed(i).choices);
     if (!(all_[i].score < (1 - improvement) * runs.score) || tried++ >= kChallengersMax) {
-      if (refused.empty()) {
-        refused = label + " promises " + NumberText(100 * std::max(0.0, promised)) + " % better, " +
-                  NumberText(100 * improvement) + " % wanted";
-      }
+      facts.rule = DecisionRule::kTooLittleBetter;
+      facts.promised_min = improvement;
+      refuse(std::move(facts));
       break;
     }
     if (waits && !toward_dense) {
-      if (refused.empty()) {
-        refused = "the last switch was " + SecondsText(snapshot.seconds_since_switch) + " ago, " +
-                  SecondsText(dwell) + " of dwell wanted before " + label;
-      }
+      facts.rule = DecisionRule::kDwell;
+      facts.since_switch_s = snapshot.seconds_since_switch;
+      facts.dwell_s = dwell;
+      refuse(std::move(facts));
       continue;
     }
-    const double sure =
+    facts.probability =
         ImprovementProbability(space_, objective_, policy_, Costed(i), incumbent_plan_);
-    const double wanted = toward_dense || too_slow ? 0.5 : policy_.confidence;
-    if (sure >= wanted) {
-      decision_.reason = now + PredictionText(Write(i)) + Against(i) + " (" +
-                         NumberText(100 * promised) + " % better, " + NumberText(100 * sure) +
-                         " % sure)";
-      return i;
+    facts.probability_min = toward_dense || too_slow ? 0.5 : policy_.confidence;
+    if (facts.probability >= facts.probability_min) {
+      decision_.facts = std::move(facts);
+      decision_.facts.alternative.clear();
+      return Because(DecisionRule::kBetter, i);
     }
-    if (refused.empty()) {
-      refused = label + " would be " + NumberText(100 * promised) + " % better, but that is only " +
-                NumberText(100 * sure) + " % sure, " + NumberText(100 * wanted) + " % wanted";
-    }
+    facts.rule = DecisionRule::kUnsure;
+    refuse(std::move(facts));
   }
-  decision_.reason = Keeps(refused);
-  return incumbent_;
+  decision_.facts = std::move(refused);
+  return static_cast<size_t>(incumbent_);
 }
 
 size_t Decider::Choose(const std::vector<size_t>& ranked) {
   if (incumbent_ >= 0) return ChooseAgainst(ranked);
   if (unpredictable_.empty()) return ChooseFirst(ranked);
-  decision_.reason = NetworkText(space_.snapshot()) + " " + PredictionText(Write(ranked[0])) +
-                     Against(ranked[0]) + "; what ran cannot go on: " + unpredictable_;
-  return ranked[0];
+  decision_.facts.excluded_by = unpredictable_;
+  return Because(DecisionRule::kIncumbentUnpredictable, ranked[0]);
+}
+
+void Decider::WriteFacts(size_t chosen) {
+  const Snapshot& snapshot = space_.snapshot();
+  DecisionFacts& facts = decision_.facts;
+  facts.switched = decision_.switched;
+  facts.world = snapshot.world;
+  facts.latency_s = snapshot.latency_s.value;
+  facts.bandwidth_bytes_per_s = snapshot.bandwidth_bytes_per_s.value;
+  facts.chosen = FactsOf(chosen);
+  if (incumbent_ >= 0) facts.incumbent = FactsOf(static_cast<size_t>(incumbent_));
+  if (dense_ >= 0) facts.dense_step_s = all_[dense_].estimate.step_s;
+  const PlanLayout& layout = decision_.chosen.layout;
+  if (!layout.ring_order.empty()) facts.ring = DescribeRing(snapshot, layout.ring_order);
+  if (!layout.shard_shares.empty()) facts.shards = DescribeShards(snapshot, layout.shard_shares);
 }
 
 StatusOr<Decision> Decider::Run() {
@@ -519,18 +521,8 @@ StatusOr<Decision> Decider::Run() {
   decision_.chosen = Write(chosen);
   if (incumbent_ >= 0) decision_.incumbent = Write(incumbent_);
   if (dense_ >= 0) decision_.dense = Write(dense_);
-  if (!decision_.chosen.layout.ring_order.empty()) {
-    decision_.ring = RingText(space_.snapshot(), decision_.chosen.layout.ring_order);
-    if (decision_.switched) decision_.reason += "; " + decision_.ring;
-  }
-  if (!decision_.chosen.layout.shard_shares.empty()) {
-    decision_.shards = ShardText(space_.snapshot(), decision_.chosen.layout.shard_shares);
-    if (decision_.switched) decision_.reason += "; " + decision_.shards;
-  }
+  WriteFacts(chosen);
   FindBinding();
-  if (!decision_.binding_constraint.empty()) {
-    decision_.reason += "; " + decision_.binding_constraint + " excludes better";
-  }
   WriteTop(chosen);
   WriteFront();
   decision_.digest = DigestOf(decision_);

@@ -1,7 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 // See explain.h.
 
 #include "controller/solver/explain.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 
@@ -31,7 +33,6 @@ class Canonical {
     text_ += ';';
   }
   void Add(const CandidatePlan& plan) {
-    Add(plan.label);
     AddInteger(plan.choices.size());
     for (const ChoiceModel& choice : plan.choices) {
       Add(choice.codec);
@@ -43,20 +44,31 @@ class Canonical {
     const PlanLayout& layout = plan.layout;
     AddInteger(layout.ring_order.size());
     for (const int rank : layout.ring_order) AddInteger(static_cast<uint64_t>(rank));
-    // Even shares add nothing, so that decisions of before there were others keep their digest.
-    if (!layout.shard_shares.empty()) Add("shards");
+    AddInteger(layout.shard_shares.size());
     for (const uint32_t share : layout.shard_shares) AddInteger(share);
     for (const double value : {plan.step_s, plan.step_deviation_s, plan.communication_s,
                                plan.exposed_s, plan.gain, plan.objective}) {
       Add(value);
     }
     AddInteger(plan.feasible);
-    Add(plan.excluded_by);
     AddInteger(plan.dense);
   }
   void Add(const std::vector<CandidatePlan>& plans) {
     AddInteger(plans.size());
     for (const CandidatePlan& plan : plans) Add(plan);
+  }
+  void Add(const DecisionFacts& facts) {
+    AddInteger(static_cast<uint64_t>(facts.rule));
+    AddInteger(static_cast<uint64_t>(facts.world));
+    AddInteger(facts.incumbent.has_value());
+    AddInteger(!facts.binding_constraint.empty());
+    for (const double value :
+         {facts.latency_s, facts.bandwidth_bytes_per_s, facts.dense_step_s, facts.promised,
+          facts.promised_min, facts.probability, facts.probability_min, facts.since_switch_s,
+          facts.dwell_s, facts.ring.slowest_bytes_per_s, facts.ring.avoided_bytes_per_s,
+          facts.shards.speedup, facts.shards.least_bytes_per_s, facts.shards.most_bytes_per_s}) {
+      Add(value);
+    }
   }
   const std::string& text() const { return text_; }
 
@@ -66,15 +78,84 @@ class Canonical {
 
 }  // namespace
 
-std::string NetworkText(const Snapshot& snapshot) {
-  if (snapshot.world <= 1) return "in a world of one";
-  return "at " + BandwidthText(snapshot.bandwidth_bytes_per_s.value) + " and " +
-         SecondsText(snapshot.latency_s.value);
+namespace {
+
+// "at 6.2 MB/s and 0.4 ms".
+std::string NetworkText(const DecisionFacts& facts) {
+  if (facts.world <= 1) return "in a world of one";
+  return "at " + BandwidthText(facts.bandwidth_bytes_per_s) + " and " +
+         SecondsText(facts.latency_s);
 }
 
-std::string PredictionText(const CandidatePlan& candidate) {
-  return candidate.label + " predicts " + SecondsText(candidate.step_s) + " per step at gain " +
-         NumberText(candidate.gain);
+// "top_k 0.01 over sparse_all_gather predicts 0.21 s per step at gain 0.41".
+std::string PredictionText(const PlanFacts& plan) {
+  return plan.label + " predicts " + SecondsText(plan.step_s) + " per step at gain " +
+         NumberText(plan.gain);
+}
+
+// What else could run: dense, and what ran.
+std::string Against(const DecisionFacts& facts) {
+  std::string text;
+  if (facts.dense_step_s > 0 && !facts.chosen.dense) {
+    text += " against " + SecondsText(facts.dense_step_s) + " dense";
+  }
+  if (facts.switched && facts.incumbent.has_value() && !(facts.incumbent->dense && !text.empty())) {
+    text += (text.empty() ? " against " : " and ") + SecondsText(facts.incumbent->step_s) +
+            " at gain " + NumberText(facts.incumbent->gain) + " for " + facts.incumbent->label;
+  }
+  return text;
+}
+
+std::string Percent(double share) { return NumberText(100 * share) + " %"; }
+
+// What follows the prediction.
+std::string RuleText(const DecisionFacts& facts) {
+  const std::string& label = facts.alternative;
+  switch (facts.rule) {
+    case DecisionRule::kNone:
+    case DecisionRule::kFirstPlan:
+    case DecisionRule::kFixed:
+      return "";
+    case DecisionRule::kFirstPlanDense:
+      return ", until " + label + " is surely better (" + Percent(facts.probability) + " now, " +
+             Percent(facts.probability_min) + " wanted)";
+    case DecisionRule::kNothingBetter:
+      return " and stays: nothing predicts better";
+    case DecisionRule::kBetter:
+      return " (" + Percent(facts.promised) + " better, " + Percent(facts.probability) + " sure)";
+    case DecisionRule::kTooLittleBetter:
+      return " and stays: " + label + " promises " + Percent(std::max(0.0, facts.promised)) +
+             " better, " + Percent(facts.promised_min) + " wanted";
+    case DecisionRule::kDwell:
+      return " and stays: the last switch was " + SecondsText(facts.since_switch_s) + " ago, " +
+             SecondsText(facts.dwell_s) + " of dwell wanted before " + label;
+    case DecisionRule::kUnsure:
+      return " and stays: " + label + " would be " + Percent(facts.promised) +
+             " better, but that is only " + Percent(facts.probability) + " sure, " +
+             Percent(facts.probability_min) + " wanted";
+    case DecisionRule::kIncumbentExcluded:
+      return "; what ran is excluded by " + facts.excluded_by;
+    case DecisionRule::kIncumbentUnpredictable:
+      return "; what ran cannot go on: " + facts.excluded_by;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string ReasonText(const DecisionFacts& facts) {
+  const bool first =
+      facts.rule == DecisionRule::kFirstPlan || facts.rule == DecisionRule::kFirstPlanDense;
+  std::string text = (first ? "first plan: " : "") + NetworkText(facts) + " " +
+                     PredictionText(facts.chosen) + Against(facts) + RuleText(facts);
+  if (facts.switched) {
+    for (const std::string& layout : {RingText(facts.ring), ShardText(facts.shards)}) {
+      if (!layout.empty()) text += "; " + layout;
+    }
+  }
+  if (!facts.binding_constraint.empty())
+    text += "; " + facts.binding_constraint + " excludes better";
+  return text;
 }
 
 std::string DigestOf(const Decision& decision) {
@@ -85,10 +166,7 @@ std::string DigestOf(const Decision& decision) {
   canonical.Add(decision.dense);
   canonical.Add(decision.top);
   canonical.Add(decision.front);
-  canonical.Add(decision.binding_constraint);
-  canonical.Add(decision.ring);
-  if (!decision.shards.empty()) canonical.Add(decision.shards);
-  canonical.Add(decision.reason);
+  canonical.Add(decision.facts);
   const std::string& text = canonical.text();
   char digest[17];
   std::snprintf(digest, sizeof(digest), "%016llx",

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The words and the digest of a decision.
 
@@ -8,12 +9,11 @@
 
 namespace weir {
 
-/// "at 6.2 MB/s and 0.4 ms".
-std::string NetworkText(const Snapshot& snapshot);
-/// "top_k 0.01 over sparse_all_gather predicts 0.21 s per step at gain 0.41".
-std::string PredictionText(const CandidatePlan& candidate);
+/// One sentence with numbers: what the network is, what was chosen against what, and why.
+std::string ReasonText(const DecisionFacts& facts);
 
-/// 16 hexadecimal digits: XXH3 over a canonical text of every field but `digest`.
+/// 16 hexadecimal digits: XXH3 over a canonical text of every choice and number of the decision. No
+/// words are in it: labels, bounds and reasons may be put in other words without changing it.
 std::string DigestOf(const Decision& decision);
 
 }  // namespace weir

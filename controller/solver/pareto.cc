@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Label setting: a label is the state of the three stations and the gain lost so far. Before labels
 // are compared, each station is moved forward to the earliest moment at which it could matter for
 // the next bucket; that changes no outcome and makes most labels comparable, which keeps the front

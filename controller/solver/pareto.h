@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The per-bucket programme: out of all plans, those that no other plan beats in both step time and
 // gain.

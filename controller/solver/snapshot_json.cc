@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Snapshots as canonical JSON: keys in alphabetical order, doubles in the shortest form that reads
 // back to the same bits. One list of fields serves both directions.
 

@@ -1,9 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Decide: the pure function from what is known to what should run.
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "controller/model/ring_choice.h"
+#include "controller/model/shard_choice.h"
 #include "controller/model/snapshot.h"
 #include "controller/policy/policy.h"
 #include "datapath/base/status.h"
@@ -25,6 +29,51 @@ struct CandidatePlan {
   bool dense = false;
 };
 
+/// What made a decision come out as it did.
+enum class DecisionRule {
+  kNone,
+  kFirstPlan,          // nothing ran before
+  kFirstPlanDense,     // nothing ran before, and the alternative is not surely better than dense
+  kNothingBetter,      // what runs predicts best
+  kBetter,             // the alternative is better by enough, and surely enough
+  kTooLittleBetter,    // the alternative promises less than wanted
+  kDwell,              // what runs was switched to too short ago
+  kUnsure,             // the alternative is better, but not surely enough
+  kFixed,              // the objective allows this one only
+  kIncumbentExcluded,  // a bound excludes what runs
+  kIncumbentUnpredictable,  // what runs cannot go on
+};
+
+/// A plan as a decision's words need it.
+struct PlanFacts {
+  std::string label;
+  double step_s = 0, gain = 1;
+  bool dense = false;
+  friend bool operator==(const PlanFacts&, const PlanFacts&) = default;
+};
+
+/// Why a decision came out as it did, in numbers; ReasonText puts it into words.
+struct DecisionFacts {
+  DecisionRule rule = DecisionRule::kNone;
+  bool switched = false;
+  int world = 1;
+  double latency_s = 0, bandwidth_bytes_per_s = 0;
+  PlanFacts chosen;
+  std::optional<PlanFacts> incumbent;  // as predicted on the same snapshot
+  double dense_step_s = 0;             // 0: nothing dense is offered
+  // The alternative that the rule is about; empty: the chosen one. Shares of the objective that it
+  // promises and must promise, and how probable it is and must be that it is better.
+  std::string alternative;
+  double promised = 0, promised_min = 0;
+  double probability = 0, probability_min = 0;
+  double since_switch_s = 0, dwell_s = 0;  // kDwell
+  std::string excluded_by;         // kIncumbentExcluded, kIncumbentUnpredictable: by or for what
+  std::string binding_constraint;  // the bound that excluded a better candidate; empty: none
+  RingFacts ring;
+  ShardFacts shards;
+  friend bool operator==(const DecisionFacts&, const DecisionFacts&) = default;
+};
+
 struct Decision {
   bool switched = false;             // false: keep the incumbent
   CandidatePlan chosen;              // what should run from now on
@@ -32,11 +81,8 @@ struct Decision {
   CandidatePlan dense;               // best uncompressed alternative
   std::vector<CandidatePlan> top;    // best candidates, ascending objective, at most 12
   std::vector<CandidatePlan> front;  // Pareto front of (step_s, gain), ascending step_s, at most 64
-  std::string binding_constraint;  // the policy bound that excluded a better candidate; empty: none
-  std::string ring;                // what the chosen order of the ring avoids; empty: ascending
-  std::string shards;              // who owns how much of a bucket, and why; empty: all alike
-  std::string reason;              // one sentence with numbers
-  std::string digest;              // 16 hexadecimal digits over everything above
+  DecisionFacts facts;               // why
+  std::string digest;                // 16 hexadecimal digits over everything above but words
 };
 
 /// Chooses under `policy`. Pure and deterministic: equal inputs give bit-identical results on every

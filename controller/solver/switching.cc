@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See switching.h.
 
 #include "controller/solver/switching.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Whether a better candidate is worth a switch: how sure the improvement is, and how long the
 // running plan has been left alone.

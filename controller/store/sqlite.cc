@@ -1,7 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 // The embedded store: one SQLite file in WAL mode. A write that returned is in the log file, so it
 // survives kill -9; only a power failure may lose the last moments (synchronous=NORMAL).
 
+#include <cstdio>
 #include <limits>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include "controller/store/sqlite_database.h"
 #include "controller/store/store.h"
@@ -9,7 +14,9 @@
 namespace weir {
 namespace {
 
-constexpr int64_t kSchemaVersion = 1;
+constexpr int64_t kSchemaVersion = 2;
+// Limits are met within so many decisions.
+constexpr int64_t kCompactEvery = 64;
 
 constexpr const char* kSchema = R"sql(
 CREATE TABLE node (name TEXT PRIMARY KEY, payload TEXT NOT NULL, last_seen_unix_s REAL NOT NULL);
@@ -26,6 +33,30 @@ CREATE TABLE audit (id INTEGER PRIMARY KEY AUTOINCREMENT, unix_s REAL NOT NULL, 
                     action TEXT NOT NULL, target TEXT NOT NULL, detail TEXT NOT NULL);
 CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 )sql";
+
+// Version 2: texts that decisions share are stored once, by their hash, and decisions say whether
+// they switched the plan. Those of before hold their policy and all of their inputs themselves.
+constexpr const char* kSharedTexts = R"sql(
+CREATE TABLE shared_text (hash TEXT PRIMARY KEY, text TEXT NOT NULL);
+ALTER TABLE decision ADD COLUMN switched INTEGER NOT NULL DEFAULT 0;
+UPDATE decision SET switched = payload LIKE '%"switched":true%';
+ALTER TABLE decision ADD COLUMN base_hash TEXT NOT NULL DEFAULT '';
+ALTER TABLE decision ADD COLUMN policy_hash TEXT NOT NULL DEFAULT '';
+CREATE INDEX decision_by_switch ON decision (job, switched, id);
+)sql";
+
+// Of the texts that only this decision has.
+constexpr const char* kBytes = "length(payload) + length(snapshot) + length(policy)";
+
+/// Names a text.
+std::string HashOf(std::string_view text) {
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  char digits[33];
+  std::snprintf(digits, sizeof(digits), "%016llx%016llx",
+                static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+  return digits;
+}
 
 class SqliteStore : public Store {
  public:
@@ -44,8 +75,8 @@ class SqliteStore : public Store {
       return FailedPrecondition(StrCat("state file '", database_->path(), "' has schema ", version,
                                        "; this release knows up to ", kSchemaVersion));
     }
-    const std::string sql =
-        StrCat("BEGIN IMMEDIATE;", kSchema, "PRAGMA user_version=", kSchemaVersion, ";COMMIT;");
+    const std::string sql = StrCat("BEGIN IMMEDIATE;", version == 0 ? kSchema : "", kSharedTexts,
+                                   "PRAGMA user_version=", kSchemaVersion, ";COMMIT;");
     const Status created = database_->Execute(sql);
     if (!created.ok() && sqlite3_get_autocommit(database_->handle()) == 0) {
       (void)database_->Execute("ROLLBACK");
@@ -72,10 +103,13 @@ class SqliteStore : public Store {
   Status PutJob(const StoredJob& job) override {
     WEIR_RETURN_IF_ERROR(Write("INSERT OR REPLACE INTO job VALUES (?1, ?2, ?3)", job.name,
                                job.payload, job.updated_unix_s));
-    return Write(
-        "DELETE FROM job WHERE name IN (SELECT name FROM job ORDER BY updated_unix_s DESC"
-        " LIMIT -1 OFFSET ?1)",
-        Signed(limits_.jobs_max));
+    WEIR_ASSIGN_OR_RETURN(
+        const auto forgotten,
+        Read<std::string>(
+            "SELECT name FROM job ORDER BY updated_unix_s DESC LIMIT -1 OFFSET ?1",
+            [](const SqliteStatement& row) { return row.Text(0); }, Signed(limits_.jobs_max)));
+    for (const std::string& name : forgotten) WEIR_RETURN_IF_ERROR(ForgetJob(name));
+    return OkStatus();
   }
 
   StatusOr<std::vector<StoredJob>> ListJobs() override {
@@ -116,19 +150,16 @@ class SqliteStore : public Store {
   }
 
   StatusOr<int64_t> AddDecision(const StoredDecision& decision) override {
+    WEIR_ASSIGN_OR_RETURN(const std::string base, ShareText(decision.base));
+    WEIR_ASSIGN_OR_RETURN(const std::string policy, ShareText(decision.policy));
     WEIR_RETURN_IF_ERROR(
-        Write("INSERT INTO decision (job, step, unix_s, payload, snapshot, policy)"
-              " VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        Write("INSERT INTO decision (job, step, unix_s, payload, snapshot, policy, switched,"
+              " base_hash, policy_hash) VALUES (?1, ?2, ?3, ?4, ?5, '', ?6, ?7, ?8)",
               decision.job, Signed(decision.step), decision.unix_s, decision.payload,
-              decision.snapshot, decision.policy));
+              decision.snapshot, int64_t{decision.switched}, base, policy));
     const int64_t id = sqlite3_last_insert_rowid(database_->handle());
-    // Pruning now and then keeps the common write short; the bound is met within 64 rows.
-    if (id % 64 == 0) {
-      WEIR_RETURN_IF_ERROR(Write(
-          "DELETE FROM decision WHERE job = ?1 AND id IN (SELECT id FROM decision WHERE job = ?1"
-          " ORDER BY id DESC LIMIT -1 OFFSET ?2)",
-          decision.job, Signed(limits_.decisions_per_job_max)));
-    }
+    // Now and then, so that the common write stays short.
+    if (id % kCompactEvery == 0) WEIR_RETURN_IF_ERROR(Compact(decision.job));
     return id;
   }
 
@@ -140,33 +171,34 @@ class SqliteStore : public Store {
 
   StatusOr<StoredDecision> GetDecision(int64_t id) override {
     WEIR_ASSIGN_OR_RETURN(
-        auto rows, Read<StoredDecision>(
-                       "SELECT id, job, step, unix_s, payload, snapshot, policy FROM decision"
-                       " WHERE id = ?1",
-                       [](const SqliteStatement& row) {
-                         StoredDecision decision = DecisionHead(row);
-                         decision.snapshot = row.Text(5);
-                         decision.policy = row.Text(6);
-                         return decision;
-                       },
-                       id));
+        auto rows,
+        Read<StoredDecision>(
+            "SELECT id, job, step, unix_s, payload, switched, snapshot,"
+            " CASE policy_hash WHEN '' THEN policy ELSE coalesce((SELECT text FROM shared_text"
+            "   WHERE hash = policy_hash), '') END,"
+            " coalesce((SELECT text FROM shared_text WHERE hash = base_hash), '')"
+            " FROM decision WHERE id = ?1",
+            [](const SqliteStatement& row) {
+              StoredDecision decision = DecisionHead(row);
+              decision.snapshot = row.Text(6);
+              decision.policy = row.Text(7);
+              decision.base = row.Text(8);
+              return decision;
+            },
+            id));
     if (rows.empty()) return NotFound(StrCat("no decision ", id));
     return std::move(rows.front());
   }
 
   StatusOr<std::vector<StoredDecision>> ListDecisions(std::string_view job, int64_t before,
-                                                      size_t count_max) override {
+                                                      size_t count_max,
+                                                      bool switched_only) override {
     const int64_t below = before > 0 ? before : std::numeric_limits<int64_t>::max();
-    if (job.empty()) {
-      return Read<StoredDecision>(
-          "SELECT id, job, step, unix_s, payload FROM decision WHERE id < ?1 ORDER BY id DESC "
-          "LIMIT ?2",
-          DecisionHead, below, Signed(count_max));
-    }
-    return Read<StoredDecision>(
-        "SELECT id, job, step, unix_s, payload FROM decision WHERE id < ?1 AND job = ?3"
-        " ORDER BY id DESC LIMIT ?2",
-        DecisionHead, below, Signed(count_max), job);
+    const std::string sql =
+        StrCat("SELECT id, job, step, unix_s, payload, switched FROM decision WHERE id < ?1",
+               job.empty() ? " AND ?3 = ''" : " AND job = ?3", switched_only ? " AND switched" : "",
+               " ORDER BY id DESC LIMIT ?2");
+    return Read<StoredDecision>(sql, DecisionHead, below, Signed(count_max), job);
   }
 
   Status PutPolicy(const StoredPolicy& policy) override {
@@ -231,13 +263,82 @@ class SqliteStore : public Store {
   static int64_t Signed(uint64_t value) { return static_cast<int64_t>(value); }
 
   static StoredDecision DecisionHead(const SqliteStatement& row) {
-    return StoredDecision{row.Integer(0),
-                          row.Text(1),
-                          static_cast<uint64_t>(row.Integer(2)),
-                          row.Real(3),
-                          row.Text(4),
-                          "",
-                          ""};
+    StoredDecision decision;
+    decision.id = row.Integer(0);
+    decision.job = row.Text(1);
+    decision.step = static_cast<uint64_t>(row.Integer(2));
+    decision.unix_s = row.Real(3);
+    decision.payload = row.Text(4);
+    decision.switched = row.Integer(5) != 0;
+    return decision;
+  }
+
+  /// Stores `text` where it is not, and returns its name; an empty one has none.
+  StatusOr<std::string> ShareText(std::string_view text) {
+    if (text.empty()) return std::string();
+    std::string hash = HashOf(text);
+    WEIR_RETURN_IF_ERROR(Write("INSERT OR IGNORE INTO shared_text VALUES (?1, ?2)", hash, text));
+    return hash;
+  }
+
+  Status ForgetJob(const std::string& name) {
+    for (const char* sql : {"DELETE FROM job WHERE name = ?1", "DELETE FROM plan WHERE job = ?1",
+                            "DELETE FROM decision WHERE job = ?1"}) {
+      WEIR_RETURN_IF_ERROR(Write(sql, name));
+    }
+    return OkStatus();
+  }
+
+  StatusOr<int64_t> DecisionBytes(const std::string& where, std::string_view job) {
+    WEIR_ASSIGN_OR_RETURN(
+        const auto rows,
+        Read<int64_t>(
+            StrCat("SELECT coalesce(sum(", kBytes, "), 0) FROM decision WHERE ", where),
+            [](const SqliteStatement& row) { return row.Integer(0); }, job));
+    return rows.front();
+  }
+
+  /// Deletes the oldest decisions that kept the plan, then the inputs of the oldest others, until
+  /// the decisions that `where` selects have at most three quarters of `bytes_max`.
+  Status MakeRoom(const std::string& where, std::string_view job, uint64_t bytes_max) {
+    WEIR_ASSIGN_OR_RETURN(int64_t bytes, DecisionBytes(where, job));
+    if (bytes <= Signed(bytes_max)) return OkStatus();
+    const int64_t goal = Signed(bytes_max) * 3 / 4;
+    struct Row {
+      int64_t id, bytes;
+    };
+    for (const bool switched : {false, true}) {
+      WEIR_ASSIGN_OR_RETURN(const auto rows,
+                            Read<Row>(
+                                StrCat("SELECT id, ", switched ? "length(snapshot)" : kBytes,
+                                       " FROM decision WHERE ", where, " AND switched = ",
+                                       switched ? "1 AND snapshot <> ''" : "0", " ORDER BY id"),
+                                [](const SqliteStatement& row) {
+                                  return Row{row.Integer(0), row.Integer(1)};
+                                },
+                                job));
+      for (const Row& row : rows) {
+        if (bytes <= goal) return OkStatus();
+        WEIR_RETURN_IF_ERROR(Write(switched ? "UPDATE decision SET snapshot = '', base_hash = ''"
+                                              " WHERE id = ?1"
+                                            : "DELETE FROM decision WHERE id = ?1",
+                                   row.id));
+        bytes -= row.bytes;
+      }
+    }
+    return OkStatus();
+  }
+
+  Status Compact(const std::string& job) {
+    WEIR_RETURN_IF_ERROR(
+        Write("DELETE FROM decision WHERE job = ?1 AND id IN (SELECT id FROM decision WHERE job ="
+              " ?1 AND switched = 0 ORDER BY id DESC LIMIT -1 OFFSET ?2)",
+              job, Signed(limits_.decisions_per_job_max)));
+    WEIR_RETURN_IF_ERROR(MakeRoom("job = ?1", job, limits_.decision_bytes_per_job_max));
+    WEIR_RETURN_IF_ERROR(MakeRoom("?1 = ''", "", limits_.decision_bytes_max));
+    return Write(
+        "DELETE FROM shared_text WHERE hash NOT IN (SELECT base_hash FROM decision UNION"
+        " SELECT policy_hash FROM decision)");
   }
 
   template <typename... Args>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See sqlite_database.h. The lock file keeps a second controller away: two writers would hand out
 // the same plan versions. The kernel releases the lock when the process dies, however it dies.
 

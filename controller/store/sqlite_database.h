@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A thin owner of one SQLite connection and its prepared statements: errors as Status, nothing
 // thrown.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the controller must still know after it was killed: nodes, jobs, plans, decisions with their
 // inputs, policies applied through the API, pins and the audit trail. Payloads are JSON texts whose
@@ -39,9 +40,11 @@ struct StoredDecision {
   std::string job;
   uint64_t step = 0;
   double unix_s = 0;
-  std::string payload;   // without the snapshot
-  std::string snapshot;  // canonical solver input
-  std::string policy;    // what the solver obeyed, enough to replay
+  std::string payload;    // without the snapshot
+  std::string snapshot;   // canonical solver input; empty: compacted away
+  std::string policy;     // what the solver obeyed, enough to replay
+  bool switched = false;  // the plan changed: it is never deleted to make room
+  std::string base;       // what `snapshot` is the difference from; empty: from nothing
 };
 
 struct StoredPolicy {
@@ -61,9 +64,12 @@ struct AuditEntry {
   std::string actor, action, target, detail;
 };
 
-/// How much is kept; the oldest go first.
+/// How much is kept; the oldest go first. Decisions that switched the plan outlive all others:
+/// where these alone are too much, the inputs of the oldest go.
 struct StoreLimits {
-  uint64_t decisions_per_job_max = 2000;
+  uint64_t decisions_per_job_max = 2000;  // that kept the plan
+  uint64_t decision_bytes_per_job_max = 8u << 20;
+  uint64_t decision_bytes_max = 128u << 20;  // of all jobs
   uint64_t plans_per_job_max = 1000;
   uint64_t nodes_max = 4096;
   uint64_t jobs_max = 256;
@@ -89,16 +95,18 @@ class Store {
   /// 0 when the job has none.
   virtual StatusOr<uint64_t> HighestPlanVersion(std::string_view job) = 0;
 
-  /// The id given to it. `decision.id` is ignored.
+  /// The id given to it. `decision.id` is ignored. Equal bases and policies are stored once. Limits
+  /// are met within 64 decisions.
   virtual StatusOr<int64_t> AddDecision(const StoredDecision& decision) = 0;
   /// Replaces the payload of a decision (its outcome becomes known later). kNotFound: no such id.
   virtual Status UpdateDecision(int64_t id, std::string_view payload) = 0;
-  /// With snapshot and policy. kNotFound: no such id.
+  /// With snapshot, base and policy. kNotFound: no such id.
   virtual StatusOr<StoredDecision> GetDecision(int64_t id) = 0;
-  /// Newest first, without snapshot and policy. `job` empty: all. `before`: only smaller ids; 0:
-  /// from the newest.
+  /// Newest first, without snapshot, base and policy. `job` empty: all. `before`: only smaller ids;
+  /// 0: from the newest.
   virtual StatusOr<std::vector<StoredDecision>> ListDecisions(std::string_view job, int64_t before,
-                                                              size_t count_max) = 0;
+                                                              size_t count_max,
+                                                              bool switched_only = false) = 0;
 
   virtual Status PutPolicy(const StoredPolicy& policy) = 0;
   virtual StatusOr<std::vector<StoredPolicy>> ListPolicies() = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Makes dist/ of src/: one script, one style sheet, the page and its icon. `node build.mjs [DIRECTORY]`.
 // The output depends on src/ and on the version of esbuild that package.json names, on nothing else.
 

@@ -1,13 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/agent_link/agent_link.h"
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +14,7 @@
 #include "datapath/base/caught.h"
 #include "datapath/base/json.h"
 #include "datapath/base/log.h"
+#include "datapath/wire/agent_socket.h"
 
 namespace weir {
 namespace {
@@ -26,58 +23,8 @@ constexpr Duration kFlushMax = std::chrono::milliseconds(200);
 constexpr Duration kHealthyAfter = std::chrono::seconds(5);
 constexpr size_t kReadBytes = 64 << 10;
 
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t size = 0;
-};
-
 Status SystemError(std::string_view what) {
   return Unavailable(StrCat(what, ": ", std::strerror(errno)));
-}
-
-Status BadAddress(std::string_view address) {
-  return InvalidArgument(
-      StrCat("agent address: expected 'unix:/path' or 'tcp:host:port' with a "
-             "numeric host or 'localhost', found '",
-             address, "'"));
-}
-
-StatusOr<Address> ParseUnix(const std::string& address, const std::string& path) {
-  Address result;
-  auto* un = reinterpret_cast<sockaddr_un*>(&result.storage);
-  if (path.empty() || path.size() >= sizeof un->sun_path) return BadAddress(address);
-  un->sun_family = AF_UNIX;
-  std::memcpy(un->sun_path, path.data(), path.size());
-  result.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path.size() + 1);
-  return result;
-}
-
-StatusOr<Address> ParseTcp(const std::string& address, const std::string& rest) {
-  const size_t colon = rest.rfind(':');
-  if (colon == std::string::npos) return BadAddress(address);
-  std::string host = rest.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  if (host == "localhost") host = "127.0.0.1";
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;  // a name server could hold up Stop
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), rest.substr(colon + 1).c_str(), &hints, &found) != 0) {
-    return BadAddress(address);
-  }
-  Address result;
-  std::memcpy(&result.storage, found->ai_addr, found->ai_addrlen);
-  result.size = found->ai_addrlen;
-  freeaddrinfo(found);
-  return result;
-}
-
-StatusOr<Address> ParseAddress(const std::string& address) {
-  if (address.rfind("unix:", 0) == 0) return ParseUnix(address, address.substr(5));
-  if (address.rfind("tcp:", 0) == 0) return ParseTcp(address, address.substr(4));
-  return BadAddress(address);
 }
 
 int Milliseconds(Duration d) {
@@ -88,7 +35,7 @@ int Milliseconds(Duration d) {
 
 StatusOr<std::unique_ptr<AgentLink>> AgentLink::Create(AgentLinkOptions options,
                                                        AgentHandler& handler) {
-  WEIR_RETURN_IF_ERROR(ParseAddress(options.address).status());
+  WEIR_RETURN_IF_ERROR(CheckAgentAddress(options.address));
   std::unique_ptr<AgentLink> link(new AgentLink(std::move(options), handler));
   link->wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (link->wake_fd_ < 0) return SystemError("eventfd");
@@ -151,7 +98,8 @@ void AgentLink::Loop() {
   while (!stopping_.load()) {
     int fd = -1;
     const Status connected = Caught([&]() -> Status {
-      WEIR_ASSIGN_OR_RETURN(fd, Connect());
+      WEIR_ASSIGN_OR_RETURN(
+          fd, ConnectToAgent(options_.address, options_.connect_timeout, wake_fd_, stopping_));
       return OkStatus();
     });
     if (!connected.ok()) {
@@ -169,39 +117,6 @@ void AgentLink::Loop() {
     backoff = std::min(backoff * 2, options_.backoff_max);
     refused_ = false;
   }
-}
-
-StatusOr<int> AgentLink::Connect() {
-  WEIR_ASSIGN_OR_RETURN(const Address address, ParseAddress(options_.address));
-  const int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) return SystemError("socket");
-  const int one = 1;
-  if (address.storage.ss_family != AF_UNIX) {
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  }
-  Status status;
-  if (connect(fd, reinterpret_cast<const sockaddr*>(&address.storage), address.size) != 0) {
-    if (errno == EINPROGRESS) {
-      const TimePoint end = RealClock().Now() + options_.connect_timeout;
-      pollfd waits[2] = {{fd, POLLOUT, 0}, {wake_fd_, POLLIN, 0}};
-      while (!stopping_.load() && waits[0].revents == 0 && RealClock().Now() < end) {
-        poll(waits, 2, Milliseconds(end - RealClock().Now()) + 1);
-        if (waits[1].revents != 0) DrainWakeups();
-      }
-      int error = waits[0].revents == 0 ? ETIMEDOUT : 0;
-      socklen_t size = sizeof error;
-      if (error == 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-      errno = error;
-      if (error != 0) status = SystemError("connect");
-    } else {
-      status = SystemError("connect");
-    }
-  }
-  if (!status.ok()) {
-    close(fd);
-    return status;
-  }
-  return fd;
 }
 
 void AgentLink::Greet() {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The rank's connection to the agent of its node. Its own thread connects, sends a greeting, passes
 // on commands and messages, and reconnects after every loss. Training never waits for it.
@@ -70,7 +71,6 @@ class AgentLink : public AgentPort {
   AgentLink(AgentLinkOptions options, AgentHandler& handler);
 
   void Loop();
-  StatusOr<int> Connect();
   Status Serve(int fd);  // until the connection ends or Stop; returns why
   Status ReadCommands(int fd, SocketFrameReader& reader);
   Status WriteSome(int fd);

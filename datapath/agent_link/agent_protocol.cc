@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/agent_link/agent_protocol.h"
 
 #include <algorithm>
@@ -270,7 +271,9 @@ json Body(const RankEvent& m) {
            {{"kind", m.kind},
             {"detail", m.detail},
             {"step", JsonUint64(m.step)},
-            {"guilty_rank", m.guilty_rank}}}};
+            {"guilty_rank", m.guilty_rank},
+            {"bucket", m.bucket == 0 ? "" : Hex64(m.bucket)},
+            {"parameter", Utf8Prefix(m.parameter, kEventParameterBytesMax)}}}};
 }
 
 StatusOr<RankCommand> ReadOffer(const json& value) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The messages between a rank and its agent: the JSON forms of weir.v1.RankMessage (sent) and
 // weir.v1.RankCommand (received). Pure; proto/weir/v1/rank.proto gives the meaning of every field.
@@ -23,6 +24,7 @@ namespace weir {
 
 inline constexpr size_t kCommandBytesMax = 4u << 20;
 inline constexpr size_t kParameterNamesSentMax = 64;
+inline constexpr size_t kEventParameterBytesMax = 256;
 
 struct RankHello {
   std::string job;
@@ -102,6 +104,8 @@ struct RankEvent {
   std::string detail;
   uint64_t step = 0;
   int guilty_rank = -1;
+  uint64_t bucket = 0;         // 0: none
+  std::string parameter = {};  // at most kEventParameterBytesMax are sent
 };
 
 using RankMessage = std::variant<RankHello, BucketTable, StepReport, PathReport, PlanAck, PlanNack,

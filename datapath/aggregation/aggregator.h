@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // All leases of one aggregator: which slots belong to which job, and which packets are accepted.
 

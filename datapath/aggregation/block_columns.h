@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A worker's view of a sparse tensor in OmniReduce's columns: the current block of each column, the
 // worker's data for it, and the contents of the worker's packets. Both protocols share it, the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Floats in integer registers, as a switch without floating point can add them: exponent and signed
 // mantissa are separate and normalised only when read.

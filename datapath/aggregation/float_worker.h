@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // An all-reduce of floats that the aggregator adds as floats (FPISA).
 

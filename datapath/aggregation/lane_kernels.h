@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The loops over lanes that run for every packet, on the widest vectors of the CPU.
 

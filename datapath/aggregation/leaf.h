@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // An aggregator between workers and a parent aggregator: it sends the sum of its workers to the
 // parent and the sum of all workers to its workers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The terms of a job's lease on an aggregator, which are the same on both sides.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The element-wise maximum of a few numbers over all workers: norms and exponents that a
 // compression method needs before it starts.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Packets between workers and an aggregator in the network. A software aggregator, an XDP program
 // and a P4 switch share one layout: fixed offsets, network byte order, no optional fields before

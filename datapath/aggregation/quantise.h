@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Conversion of floats to integers that an aggregator can add, with a power-of-two scale per chunk.
 

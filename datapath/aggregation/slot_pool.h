@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The aggregator's side of one lease: slots with two sets each, in which the packets of many
 // workers are summed. Pure: it has no clock, network or addresses.

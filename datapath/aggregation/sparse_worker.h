@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // An all-reduce of sparse floats with OmniReduce: only blocks that some worker has are sent. There
 // are two protocols, one for networks that lose packets and one for streams that do not.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // An all-reduce of floats with SwitchML's protocol: integers go up, sums come down, and scales are
 // agreed one window ahead.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // THC for lanes that a codec has made: levels of a table go up as four-bit indices, sums of levels
 // come down and are converted to sums of lanes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sums of four-bit indices into a table of levels (THC): indices go up, sums of levels come down
 // with the set of workers that contributed, because rounds may end without some.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The worker's side of a lease: a window of packets, one per slot, with rounds, time-outs and
 // replies. Pure: the caller owns socket and clock. Subclasses decide what packets carry and which

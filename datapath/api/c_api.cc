@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface of Session. No exception crosses it, and every argument is checked.
 
 #include <algorithm>
@@ -239,6 +240,13 @@ weir_status weir_report_loss(weir_session* session, double loss) {
   return Guard(session, [&] {
     session->current()->ReportLoss(loss);
     return OkStatus();
+  });
+}
+
+weir_status weir_report_non_finite(weir_session* session, const char* parameter) {
+  return Guard(session, [&]() -> Status {
+    if (parameter == nullptr) return InvalidArgument("parameter: is null");
+    return session->current()->ReportNonFinite(parameter);
   });
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The common part of the C interfaces of Session and Communicator: codes, errors per thread,
 // checked arguments. No exception crosses the C interface.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests, and the three functions of weir.h that take one.
 
 #include "datapath/api/request.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The asynchronous core under both C interfaces. Every queued operation of a session or a
 // communicator is a request. A handle is a number that is never reused, so a wrong one is refused

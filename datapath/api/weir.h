@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* weir.h: the C interface of libweir, the datapath that runs inside a training process.
  *
  * Conventions: handles are opaque. `struct_size` is the first member of every public struct, set to
@@ -226,6 +227,13 @@ WEIR_EXPORT weir_status weir_report_parameters(weir_session* session, const void
 
 /* Optional: the loss of the current step, for the controller's view. */
 WEIR_EXPORT weir_status weir_report_loss(weir_session* session, double loss);
+
+/* Optional, after a step that was skipped and before the next one: tells the controller that this
+ * rank's gradient of `parameter` held NaN or infinity. One rank should call it: the first that met
+ * it. libweir knows the rank and the bucket itself where a codec encodes, but not where gradients
+ * are summed as they are. At most 256 bytes of the name are sent. WEIR_FAILED_PRECONDITION: the
+ * last step was not skipped, or another one has begun. */
+WEIR_EXPORT weir_status weir_report_non_finite(weir_session* session, const char* parameter);
 
 /* The state for checkpoints, between steps: error-feedback residuals and momenta of all
  * parameters, and the states of codecs. Export with a NULL buffer gives the size. Import replaces

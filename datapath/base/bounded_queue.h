@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A bounded queue of several producers and consumers. All work that crosses threads goes through
 // one.

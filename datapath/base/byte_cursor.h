@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Bounds-checked little-endian reading and writing. Every parser of bytes from others uses it.
 

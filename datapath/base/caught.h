@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Converts exceptions to Status. Our own code reports errors by Status. Exceptions of the standard
 // library, above all for lack of memory, must neither cross the C interface nor end the process by

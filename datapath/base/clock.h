@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Time as a dependency: protocol logic takes a Clock, so tests drive it without sleeping.
 

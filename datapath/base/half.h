@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Converts the caller's 16-bit floats to float32, which sums and codecs use, and back. Unlike the
 // codecs' own kernels it must not saturate: an overflow must reach the caller as infinity, because

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/base/json.h"
 
 #include <algorithm>
@@ -121,6 +122,15 @@ StatusOr<json> ParseJson(std::string_view text, size_t bytes_max) {
 
 std::string DumpJson(const json& document) {
   return document.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string_view Utf8Prefix(std::string_view text, size_t bytes_max) {
+  size_t size = std::min(text.size(), bytes_max);
+  const auto continues = [&](size_t at) {
+    return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+  };
+  while (size > 0 && continues(size)) --size;
+  return text.substr(0, size);
 }
 
 json JsonUint64(uint64_t value) {

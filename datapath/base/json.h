@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Parses JSON from others. Size and depth are bounded before parsing, no exception escapes, and
 // every error has the path of its key. Accepts what proto3's JSON mapping produces (64-bit integers
@@ -25,6 +26,9 @@ StatusOr<nlohmann::json> ParseJson(std::string_view text, size_t bytes_max);
 
 /// Writes a document. Invalid UTF-8 is replaced, because names come from users.
 std::string DumpJson(const nlohmann::json& document);
+
+/// The longest prefix of at most `bytes_max` bytes that cuts no character of UTF-8. Thread-safe.
+std::string_view Utf8Prefix(std::string_view text, size_t bytes_max);
 
 /// The JSON form of a 64-bit integer: a number below 2^53, or else a decimal string.
 nlohmann::json JsonUint64(uint64_t value);

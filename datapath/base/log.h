@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The logging interface of every part. Lines are written to standard error as
 // "2026-01-31T12:00:00.123Z I agent node-3: message"; a process may replace the sink.

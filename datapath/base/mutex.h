@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // An annotated std::mutex. TSan understands it (it reports false races with Debian's absl::Mutex),
 // and clang's -Wthread-safety checks its use.

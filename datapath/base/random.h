@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Counter-based random numbers: a value depends only on (seed, counter), so every rank, SIMD target
 // and replay draws the same numbers without shared state.

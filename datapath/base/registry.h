@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A registry of plug-ins by name. Explicit registrars fill it (see the builtin_*.def files). Static
 // initialisers do not, because a linker drops them from static archives.

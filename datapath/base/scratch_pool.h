@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reuses large buffers between operations. Every step needs the same few sizes, and fresh pages
 // cost more than encoding.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Errors as values. absl::Status represents them because its codes are those of gRPC. Only this
 // header converts between absl's own string_view (Debian builds absl with it) and std types.

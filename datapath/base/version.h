@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The version of the library, which only the top-level CMakeLists.txt states.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The loop that all one-pass codecs share: it visits gradient + residual block by block and fills
 // the statistics on the way.
@@ -66,6 +67,17 @@ inline Status CheckLaneBytes(const CodecTraits& traits, std::span<const std::byt
   if (payload.size() == expected) return OkStatus();
   return DataLoss(StrCat(traits.name, " payload: expected ", expected, " bytes, found ",
                          payload.size(), " (offset ", std::min(payload.size(), expected), ")"));
+}
+
+/// kInvalidArgument when a magnitude that the ranks share is negative.
+inline Status CheckSharedMax(const CodecTraits& traits, const EncodeContext& context) {
+  for (const float greatest : context.shared_max.values()) {
+    if (greatest < 0) {
+      return InvalidArgument(
+          StrCat(traits.name, ": shared maximum ", greatest, ", expected at least 0"));
+    }
+  }
+  return OkStatus();
 }
 
 /// The result of a lane codec's pass. For a non-finite input it sets the payload to zeros.

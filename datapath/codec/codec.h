@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The Codec interface, which encodes a bucket into bytes and decodes it. Implementations are in
 // builtin/, one file each, and know nothing of networks, plans or steps.

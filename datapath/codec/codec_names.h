@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The names of traits outside of C++: for the controller, in messages, and in tables.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/codec/fused_codec.h"
 
 #include "datapath/base/check.h"

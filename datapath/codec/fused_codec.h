@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Base classes for code that most codecs share: one function behind both ways to encode, and lanes
 // of plain float32.

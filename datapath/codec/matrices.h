@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A bucket as a list of matrices, and the code that codecs share which compress matrices in rounds:
 // iteration over rows of gradient + residual, and payloads of float32.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The shared implementation of the codecs that cut a tensor into small buckets, each with its own
 // scale, and send a code of a few bits for every element. A bucket is measured, quantised and

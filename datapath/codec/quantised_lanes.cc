@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/codec/quantised_lanes.h"
 
 #include <cstring>
@@ -34,10 +35,7 @@ StatusOr<EncodeResult> LaneCodec::Pass(const PassOperands& operands, const Encod
   const int bits = LaneBits(context);
   const size_t bytes = PackedBytes(operands.gradient.size(), bits);
   WEIR_RETURN_IF_ERROR(CheckRoom(Traits(), out, bytes));
-  if (context.shared_max.one() < 0) {
-    return InvalidArgument(StrCat(Traits().name, ": shared maximum ", context.shared_max.one(),
-                                  ", expected at least 0"));
-  }
+  WEIR_RETURN_IF_ERROR(CheckSharedMax(Traits(), context));
   auto* const to = reinterpret_cast<uint8_t*>(out.data());
   uint8_t codes8[kernels::kBlockElements];
   int16_t codes16[kernels::kBlockElements];

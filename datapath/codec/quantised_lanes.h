@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The shared implementation of the codecs whose payloads are lanes of a few bits with a scale that
 // all ranks share, so that summed payloads decode to the sum: numbers on a grid, and votes.

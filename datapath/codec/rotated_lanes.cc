@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/codec/rotated_lanes.h"
 
 #include <cmath>
@@ -157,11 +158,7 @@ StatusOr<EncodeResult> RotatedLaneCodec::Pass(const PassOperands& operands,
   const Choice choice = Choose(context);
   const size_t bytes = choice.Bytes(operands.gradient.size());
   WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, bytes));
-  for (const float norm : context.shared_max.values()) {
-    if (norm < 0) {
-      return InvalidArgument(StrCat(traits_.name, ": shared norm ", norm, ", expected at least 0"));
-    }
-  }
+  WEIR_RETURN_IF_ERROR(CheckSharedMax(traits_, context));
   const Lanes lanes = choice.MakeLanes(context);
   kernels::Sums sums =
       Rotation(context.seed).Encode(operands, context.statistics, [&](const RotatedBlock& block) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The shared implementation of the codecs that rotate and then round to integer lanes with a range
 // that all ranks share, so that payloads add. thc_uniform and thc differ only in their levels.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The loop that the rotating codecs share. A bucket is split into randomised Hadamard transforms of
 // 1024 elements each, which are rotated, rounded and rotated back while they are in the first-level

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Magnitudes on which the ranks agree before any of them encodes.
 

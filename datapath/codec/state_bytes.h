@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Writes and reads the bytes of a codec's state. They come from files, so readers check every
 // value.

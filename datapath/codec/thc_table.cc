@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Both tables are shortest paths over the grid. A path visits the levels from left to right, and
 // each of its intervals costs the variance that stochastic rounding adds there. A symmetric table
 // is a path over the left half, which counts twice, and the interval that spans the centre.

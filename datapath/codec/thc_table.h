@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Level tables of non-uniform tensor homomorphic compression: the points of a uniform grid that a
 // sender may use, so that a sum of grid numbers decodes like that of a uniform grid. Source: Li et

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Exchanges of buffers whose sizes every rank knows, in place and without a copy: broadcast, direct
 // exchange between pairs (gather, scatter, all-to-all), barrier. Errors are the group's.

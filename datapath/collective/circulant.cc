@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rounds of a circulant graph, shared by all-reduce, reduce-scatter and all-gather. Chunks are
 // cut into segments, which are summed as they arrive.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reduce-scatter, all-gather and all-reduce on a circulant graph, for any world size. In each of
 // ceil(log2 N) rounds a rank sends to one partner and receives from another, which are a fixed

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The registry of collectives and the evaluation of their cost features.
 
 #include "datapath/collective/collective.h"

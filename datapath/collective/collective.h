@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The Collective interface: how the contributions of all ranks become one result on every rank.
 // A collective runs on a Group. It does not depend on plans, codecs or exchange forms except for

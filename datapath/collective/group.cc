@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every frame carries the identity of its operation, so that bytes of different operations are
 // never summed.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A Group is the set of ranks that run one operation together. It stamps every frame with the
 // operation's identity, checks the same on arrival, and carries the control word and flags along.

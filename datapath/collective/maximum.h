@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The exchange of maxima that codecs with shared metadata need before they encode.
 

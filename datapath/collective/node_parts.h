@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sums of nodes that are encoded once (exchange forms node_sums and node_shards). The ranks of a
 // node add their float32 elements exactly. The payload of that sum is sent to the other nodes. The

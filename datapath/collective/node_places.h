@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The groups of ranks that work together in collectives which know the ranks' nodes (Group::nodes).
 

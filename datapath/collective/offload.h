@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A group's access to an aggregator in the network that adds lanes. Collectives that use it need
 // not know about packets, leases or sockets.

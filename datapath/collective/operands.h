@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The operands of collectives: one rank's contribution to one operation, and where the result goes.
 // There is one struct for each kind of contribution, and each exchange form uses one of them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Streams of segments and small exchanges. No function here waits for a send before the receives
 // are posted that the peer may be waiting for. A send completes once the peer reads, and a peer
 // reads whenever it waits for anything, so waits never form a cycle.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The steps that several collectives share: partitions of a span of lanes, streams of segments to
 // and from one peer, and small whole-group exchanges. Everything here runs on a Group after Begin.

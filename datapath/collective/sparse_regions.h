@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sums of sparse vectors whose index space is cut into one region for each rank: how regions are
 // cut and encoded, which sums are kept, and what ranks learn from that for later steps. Pure

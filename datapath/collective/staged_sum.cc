@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A staging buffer has two halves, each with one slot for every rank. Block b consists of segment b
 // of every chunk. For each block, rank r copies its part of chunk j into slot j of its half b % 2
 // and sends everyone the message "shown". Rank j adds these contributions, copies the total into

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sums through the staging buffers that the ranks of one host share (Transport::staging).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A communicator runs the classic operations between ranks (point-to-point, barrier, broadcast,
 // reductions, gathers) exactly and uncompressed, with or without a Session. Collectives run one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Messages with tags between pairs of ranks, over a separate transport. The sender offers a
 // message, the receiver accepts it once it has a buffer, and the payload is then sent directly into

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The common part of the device codecs whose payload consists of buckets with their own scales
 // (datapath/codec/quantised_buckets.h).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/cuda/device_codec.h"
 
 #include "datapath/cuda/memory.h"

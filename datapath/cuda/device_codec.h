@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The interface of the codecs that work on a GPU's memory. Each has the name, the parameters and,
 // where the arithmetic allows it, the payload bytes of a host codec, so that ranks with and without

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The randomised Hadamard transform of datapath/codec/kernels/hadamard.h in shared memory. Every
 // coordinate gets the same additions in the same order as on the host, so the bytes are the same.

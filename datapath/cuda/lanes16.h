@@ -1,6 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The device codecs whose lanes are floats of 16 bits. A format has kScaled, Encode, Decode,
-// IsFinite and kLargest, as in datapath/codec/kernels/lanes.cc.
+// IsFinite and kLargest, as in datapath/codec/kernels/lanes.cc, and a Scale, which gives the
+// LaneFactors of a call from what is in device memory.
 
 #include "datapath/cuda/passes.h"
 
@@ -9,6 +11,7 @@ namespace weir::cuda {
 /// From a value to its lane and back: powers of two.
 struct LaneFactors {
   float scale, inverse, limit;
+  bool finite = true;  // whether the maximum of all ranks was
 };
 
 template <class Format>
@@ -16,26 +19,28 @@ struct Lanes16 {
   template <bool kCounts>
   struct EncodeProgram : PassProgram<kCounts> {
     static constexpr unsigned kTile = kTileElements;
-    LaneFactors lane;
+    typename Format::Scale scale;
     uint16_t* out;
 
     template <class S>
     WEIR_DEVICE void Tile(Team& team, S& shared, size_t tile) const {
       const size_t at = tile * kTile;
       const PassInput& in = this->in;
-      const PassSums sums =
-          team.Reduce<PassSums>(in.SizeOf(at, kTile), [&](unsigned i, PassSums* part) {
-            const float e = in.Load(at + i);
-            this->Count(shared, at + i, e);
-            part->AddInput(e);
-            const float scaled = Format::kScaled ? e * lane.scale : e;
-            const uint16_t code = Format::Encode(ClampTo(scaled, lane.limit));
-            const float value = Format::Decode(code);
-            const float error = e - (Format::kScaled ? value * lane.inverse : value);
-            out[at + i] = code;
-            part->AddLost(error);
-            in.Keep(at + i, error);
-          });
+      const LaneFactors lane = scale();
+      PassSums sums = team.Reduce<PassSums>(in.SizeOf(at, kTile), [&](unsigned i, PassSums* part) {
+        const float e = in.Load(at + i);
+        this->Count(shared, at + i, e);
+        part->AddInput(e);
+        const float scaled = Format::kScaled ? e * lane.scale : e;
+        const uint16_t code = Format::Encode(ClampTo(scaled, lane.limit));
+        const float value = Format::Decode(code);
+        const float error = e - (Format::kScaled ? value * lane.inverse : value);
+        out[at + i] = code;
+        part->AddLost(error);
+        in.Keep(at + i, error);
+      });
+      // The input of some rank was not finite, even if this rank's was.
+      if (!lane.finite) sums.max_bits = kInfinityBits;
       this->AddSums(team, shared, sums);
     }
   };
@@ -43,7 +48,8 @@ struct Lanes16 {
   struct AddLane {
     const uint16_t* lanes;
     float* out;
-    float factor;
+    typename Format::Scale lane_scale;
+    float scale;
     uint64_t* fault;
     WEIR_DEVICE void operator()(size_t i) const {
       const uint16_t lane = lanes[i];
@@ -51,7 +57,7 @@ struct Lanes16 {
         Team::Lower(fault, i * sizeof(uint16_t));
         return;
       }
-      out[i] += Format::Decode(lane) * factor;
+      out[i] += Format::Decode(lane) * (scale * lane_scale().inverse);
     }
   };
   struct SumLanes {
@@ -64,7 +70,7 @@ struct Lanes16 {
   };
 };
 
-/// A codec of such lanes. Format::Factors gives the LaneFactors of a world size.
+/// A codec of such lanes. Format::ScaleOf makes the Scale of a call.
 template <class Format>
 class Lanes16Codec : public DeviceCodec {
  public:
@@ -79,7 +85,7 @@ class Lanes16Codec : public DeviceCodec {
     WEIR_RETURN_IF_ERROR(CheckEncode(*this, operands, call, out));
     const auto payload = out.first(operands.gradient.size() * sizeof(uint16_t));
     return RunPass<Lanes16<Format>::template EncodeProgram>(
-        operands, call, payload, Format::Factors(call.context.world),
+        operands, call, payload, Format::ScaleOf(call),
         reinterpret_cast<uint16_t*>(payload.data()));
   }
 
@@ -87,12 +93,10 @@ class Lanes16Codec : public DeviceCodec {
                    std::span<float> out) const override {
     WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
     WEIR_RETURN_IF_ERROR(CheckLaneBytes(host_.Traits(), payload, out.size() * sizeof(uint16_t)));
-    // On the host, too, the factor is a quotient.
-    const float factor = scale / Format::Factors(call.context.world).scale;
     return ForEachElement(
         call.stream, out.size(),
         typename Lanes16<Format>::AddLane{reinterpret_cast<const uint16_t*>(payload.data()),
-                                          out.data(), factor, call.fault});
+                                          out.data(), Format::ScaleOf(call), scale, call.fault});
   }
 
   Status Accumulate(const DeviceCall& call, std::span<std::byte> sum,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Memory of the device and copies to and from it. Built for the host, all of it is ordinary memory.
 

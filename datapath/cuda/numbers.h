@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Arithmetic of single elements, bit by bit that of datapath/codec/kernels: number formats, random
 // numbers, and the statistics of a pass.

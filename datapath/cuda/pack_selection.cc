@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The payload of a selection: which coding of positions is smallest, the coded positions, and the
 // values. As datapath/codec/select/{index_coding,value_coding,selection_payload}.cc.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reads the payload of a selection and adds its elements, trusting nothing in it. A Rice code's
 // quotients are found by counting ones: the r-th one ends the quotient of entry r, and the zeros
 // before it are the sum of the quotients up to there.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pass that finds the elements above a threshold.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Selections on the device (proto/WIRE.md section 3): the pass that finds the elements above a
 // threshold, the kernels that make a payload of them, and those that read one.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Arithmetic of selection payloads that writing and reading share; as
 // datapath/codec/select/{index_coding,value_coding}.cc.

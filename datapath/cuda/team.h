@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The layer between the device codecs and the machine. An algorithm is a program that a team of
 // threads runs on one tile of a tensor after the other. The same source is compiled twice: by nvcc,

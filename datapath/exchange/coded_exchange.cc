@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Residuals (error feedback): a codec that needs them, or any lossy codec while a residual is left
 // from an earlier one, encodes gradient + residual and writes the loss to the bucket's `next`
 // buffer. The end of the step commits or discards it. A lossless codec flushes: gradient + residual
@@ -148,6 +149,7 @@ Status CodedExchange::EncodeFirst() {
   if (codec().Traits().shared_metadata == SharedMetadata::kNone) return RunEncoder();
   context_.shared_max = codec().LocalMax(
       gradient_, residual_.has_value() ? residual_->current : std::span<const float>(), context_);
+  outcome_.own_non_finite = !context_.shared_max.finite();
   part_ = kMaximaPart;
   return OkStatus();
 }
@@ -199,7 +201,10 @@ Status CodedExchange::RunEncoder() {
   }
   outcome_.payload_bytes = round_at_ + result->bytes;
   outcome_.energy_in = result->energy_in;
-  if (result->non_finite) flags_ |= kFlagNonFinite;
+  if (result->non_finite) {
+    flags_ |= kFlagNonFinite;
+    outcome_.own_non_finite = true;
+  }
   if (result->energy_in > 0 && !result->non_finite) {
     outcome_.gain = 1 - result->energy_lost / result->energy_in;
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The common part of the builtin exchange forms: handling residuals, running a codec in rounds,
 // agreeing on maxima, and sampling gradients. A form adds what it encodes, moves and decodes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The registry of exchange forms. The codecs that a form carries follow from traits alone, so a
 // controller that has only the traits gets the same result.
 

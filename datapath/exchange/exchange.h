@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The exchange forms: how an operation's gradient is encoded, moved and decoded. A form defines its
 // requirements on codecs, the operand of its collectives, its memory and its cost terms. An
@@ -114,8 +115,10 @@ struct GradientSample {
 /// The result of an operation. Durations are those of this rank.
 struct ExchangeOutcome {
   bool non_finite = false;  // some rank met NaN or infinity; equal on all ranks after the last part
-  double energy_in = 0;     // of gradient + residual
-  double gain = 1;          // fraction of it that was sent
+  // This rank met it while encoding. False where the gradient is not encoded, but summed as it is.
+  bool own_non_finite = false;
+  double energy_in = 0;                   // of gradient + residual
+  double gain = 1;                        // fraction of it that was sent
   double residual_energy = -1;            // negative: no residual is in use
   std::optional<double> gradient_energy;  // of the gradient alone, if sampled
   size_t payload_bytes = 0;               // of all rounds, with values beside indices

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reuses gathered payloads between operations, for the same reason as base/scratch_pool.h: new
 // vectors for every operation would need fresh pages for every operation.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How a bucket is cut for the forms that encode sums: into one region for each rank, or into the
 // parts of a node's sum.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The common part of the forms whose payloads are only positions: the values there follow once the
 // ranks have agreed on them.

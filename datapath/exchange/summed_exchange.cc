@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/exchange/summed_exchange.h"
 
 #include "datapath/base/random.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The common part of the forms that encode sums: regions of a bucket, each with its own states and
 // seeds, and the sum of one region, which this rank encodes for the others.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device of the nccl transport: NCCL and CUDA's run time. Source: NVIDIA's NCCL user guide,
 // "Creating a communicator" (non-blocking), "Point-to-point communication", "Fault tolerance".
 

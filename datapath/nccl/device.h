@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The functions of NCCL and CUDA that the nccl transport uses, so that its protocol can be built
 // and tested without them.

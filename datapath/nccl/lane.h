@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The protocol between this rank and one other: which frames may be sent when, and which are in
 // progress. It has no clock, and no input or output except through channels.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The nccl transport: frames whose payloads are GPU memory and are moved by NCCL's send and
 // receive. README.md explains the protocol.

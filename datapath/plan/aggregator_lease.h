@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a plan says about slots on an aggregator (weir.v1.AggregatorLease), and the terms that
 // follow from it for a job.

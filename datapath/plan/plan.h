@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A plan: one immutable, versioned set of choices, one per bucket. It arrives as the JSON form of
 // weir.v1.Plan, from the agent or from a file, and is published to the pipeline as a

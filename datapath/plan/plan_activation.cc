@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/plan/plan_activation.h"
 
 #include "datapath/base/json.h"

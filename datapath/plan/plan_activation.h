@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How a rank moves from one plan to the next such that no operation ever runs on mixed plans. This
 // is a pure state machine: it takes messages and step boundaries and returns replies, without I/O,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The deadline of a part of an operation, learnt from the times of earlier parts and steps. The
 // class is pure: it is given times and returns deadlines.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/session/aggregator_port.h"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A rank's connection to aggregators: one UDP port, whose address the rank reports so that leases
 // are granted to it, and the state of each lease, which the rank keeps from plan to plan.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The buckets that a session's caller declared, keyed by their parameters and not by their
 // position, so that plans and residuals follow parameters when a framework regroups them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How lanes are summed in each mode of an aggregator: which worker sends them, and what the result
 // holds.

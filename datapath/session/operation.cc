@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/session/operation.h"
 
 #include <xxhash.h>

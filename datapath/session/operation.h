@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One all-reduce of one bucket, and the stages that the pipeline calls for it: they prepare its
 // parts, move them and decode what arrived. The operation's exchange, which the form of the chosen

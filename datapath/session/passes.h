@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Passes over every element of a gradient. They are compiled for speed, while the rest of this
 // directory is compiled for a short build.

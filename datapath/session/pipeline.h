@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The threads through which operations pass. One of several encode threads prepares a part of an
 // operation and the network thread moves it, until no part is left; then one thread decodes. The

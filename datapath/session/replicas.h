@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Checks that all ranks hold the same data. Every so many steps each rank hashes what was delivered
 // to it, and the ranks compare the hashes in one more small operation at the start of the next

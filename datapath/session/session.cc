@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/session/session.h"
 
 #include <xxhash.h>
@@ -470,14 +471,52 @@ StatusOr<bool> Session::Settle() {
   buckets_changed_ = buckets_changed_ || order_changed;
   if (skipped) {
     residuals_->Discard();
-    (void)Caught([this] {
-      Tell(RankEvent{"non_finite", "a gradient held NaN or infinity", report_.step, -1});
-    });
+    (void)Caught([this] { TellSkipped(); });
   } else {
     residuals_->Commit();
   }
   steps_done_ = next_step_;
   return skipped;
+}
+
+// The rank that met NaN says so. Where no rank encodes, none has met it in its own gradient, so
+// rank 0 says what all know.
+void Session::TellSkipped() {
+  const auto own = std::ranges::find_if(
+      operations_, [](const Operation& op) { return op.outcome.own_non_finite; });
+  RankEvent event{.kind = "non_finite", .detail = {}, .step = report_.step, .guilty_rank = -1};
+  if (own != operations_.end()) {
+    event.detail =
+        StrCat("its gradient of bucket ", Hex64(own->bucket->key), " held NaN or infinity");
+    event.guilty_rank = options_.rank;
+    event.bucket = own->bucket->key;
+    if (own->bucket->parameters.size() == 1) event.parameter = own->bucket->parameters[0].name;
+  } else if (options_.rank == 0) {
+    event.detail = "the gradient of some rank held NaN or infinity, or the sum was too large";
+  } else {
+    return;
+  }
+  Tell(std::move(event));
+}
+
+Status Session::ReportNonFinite(std::string_view parameter) {
+  if (step_open_ || !report_.skipped) {
+    return FailedPrecondition(StrCat("'", parameter,
+                                     "': expected a step that was skipped and none "
+                                     "after it"));
+  }
+  const Bucket* bucket;
+  {
+    MutexLock lock(mutex_);
+    bucket = buckets_.OwnerOf(parameter);
+  }
+  Tell(RankEvent{.kind = "non_finite",
+                 .detail = StrCat("its gradient of '", parameter, "' held NaN or infinity"),
+                 .step = report_.step,
+                 .guilty_rank = options_.rank,
+                 .bucket = bucket == nullptr ? 0 : bucket->key,
+                 .parameter = std::string(parameter)});
+  return OkStatus();
 }
 
 SessionStats Session::Stats() const {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One rank's session: it owns the transport, the plan, the residuals and the pipeline, and carries
 // every all-reduce of the training loop through them. weir.h is the C interface of this class.
@@ -146,6 +147,10 @@ class Session : public AgentHandler {
   /// Takes a hash of the model's parameters at the start of the step, compared if compares().
   void ReportParameters(uint64_t hash) { parameters_hash_ = hash; }
 
+  /// Tells the agent that this rank's gradient of `parameter` held NaN or infinity in the step that
+  /// was skipped. kFailedPrecondition: the last step was not skipped, or another one has begun.
+  Status ReportNonFinite(std::string_view parameter);
+
   void ReportLoss(double loss) { report_.loss = loss, report_.has_loss = true; }
 
   /// Residuals, momenta and the states of codecs, to be called between steps. Errors are those of
@@ -225,6 +230,7 @@ class Session : public AgentHandler {
   void OnOffloadFailed(const std::string& detail);
   Choice EffectiveChoice(const Plan& plan, const Bucket& bucket) const;
   void TellLapse(uint64_t step);
+  void TellSkipped();
   void FinishReport(TimePoint now);
   void TellPaths(TimePoint now);
 

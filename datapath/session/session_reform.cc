@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a job continues in a new mesh: what a session takes over from its predecessor, and what all
 // ranks of the new mesh agree on before their first step.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The state of a Session that goes into checkpoints: residuals and momenta by parameter, and
 // codecs' states by bucket. All of it runs on the caller's thread between steps, when no stage
 // works on a bucket.

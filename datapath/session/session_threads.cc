@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The parts of Session that do not run on the caller's thread: the pipeline's stages, failure, and
 // messages to and from the agent.
 

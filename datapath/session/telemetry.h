@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Makes the report for the agent from what a step's operations recorded. All functions but
 // AvailableMemoryBytes are pure.

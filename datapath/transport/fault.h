@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A decorator that injects faults into any transport: late, lost and corrupt frames and a crash. A
 // seed determines them, so that a failure can be reproduced.

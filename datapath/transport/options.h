@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Parses a transport and its options from text, such as "tcp:connections=4,pacing=100M". Each
 // transport lists its options in its traits.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The transports of this build, from builtin_transports.def.
 
 #include "datapath/transport/transport.h"

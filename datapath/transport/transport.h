@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The Transport interface: framed messages between the ranks of one job. It moves bytes and reports
 // which rank failed. It does not depend on collectives, codecs or plans.

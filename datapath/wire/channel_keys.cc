@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/wire/channel_keys.h"
 
 #include <openssl/core_names.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The key of a job, and what two of its ranks derive from it when they connect: proofs that each
 // holds the key, and the keys of their connection. Bytes: proto/WIRE.md section 1.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The checksum of frames, whole or piece by piece, so that a receiver checks bytes while they are
 // still in its cache. Every byte on the network is checksummed twice. Long input is first folded

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of the checksum that reads every byte, compiled for every instruction set.
 
 #include <array>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The header in front of every message between ranks. Bytes: proto/WIRE.md section 1.
 

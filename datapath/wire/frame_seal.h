@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The tag behind every frame of an authenticated connection, for one direction: AES-256-GCM (NIST
 // SP 800-38D). Header and payload are authenticated (GMAC); with encryption the payload is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The frames of the local socket between a rank and its agent: JSON texts, each behind its length.
 // This file cuts the byte stream into texts; proto/weir/v1/rank.proto says what they mean. Bytes:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "deploy/aggregator/http_server.h"
 
 #include <httplib.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "deploy/aggregator/lease_api.h"
 
 #include <algorithm>

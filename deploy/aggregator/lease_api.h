@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Leases as JSON: what a controller asks of an aggregator and what it is told.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weir-aggregator: reads flags, starts the shards and the control interface, waits for a signal.
 
 #include <CLI/CLI.hpp>

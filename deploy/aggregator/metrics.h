@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The aggregator's /metrics, made anew from its status for every scrape: a lease that has ended
 // leaves no label behind. The label `job` is bounded by the leases that may exist.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo's driver: `deploy/demo` builds and calls it.
 
 The same training runs over the same network schedule dense (Gloo), with fixed top-k compression,
@@ -10,12 +11,11 @@ import json
 import os
 import pathlib
 import platform
-import signal
 import subprocess
 import sys
 
 from demo_job import offload, report, schedule as schedules, stats, training
-from demo_job.children import Children
+from demo_job.children import Children, end_on_signals
 from demo_job.control_plane import ControlPlane, ControlPlaneError, find_binaries
 from demo_job.network import (EmulatedNetwork, LoopbackNetwork, NetworkError, namespaces_refused,
                               remove_stale)
@@ -207,7 +207,11 @@ class Demo:
                  for rank in range(self.options.hosts)]
         try:
             for line in training.lines_of(ranks[0], ranks, training.SILENCE_S):
-                self.compare = line or self.compare
+                if line is not None and line["kind"] == "compare":
+                    self.compare = line
+                elif line is not None and line["kind"] == "block":
+                    print(f"round {line['round']}/{line['of']} {line['name']}: "
+                          f"{line['median_step_s']:.3f} s a step", flush=True)
         finally:
             self.children.stop(ranks)
             ranks[0].stdout.close()
@@ -261,23 +265,19 @@ def machine(network, hosts, torch_version):
 
 
 def write_reports(demo, started):
-    """Table on the terminal, report.json, report.html, and --json FILE."""
+    """Table on the terminal; report.json, report.html, loss.svg, and --json FILE."""
     document = demo.report(started)
     text = json.dumps(document, indent=1)
     (demo.directory / "report.json").write_text(text + "\n")
     (demo.directory / "report.html").write_text(
         report.html_page(document, demo.results, demo.points))
+    (demo.directory / "loss.svg").write_text(report.loss_picture(document, demo.results))
     if demo.options.json:
         pathlib.Path(demo.options.json).write_text(text + "\n")
     print("\n" + report.terminal_table(document) + "\n\n" + report.terminal_headline(document))
     if document["offload"]:
         print("\n" + report.terminal_offload(document))
     print(f"\nreport: {demo.directory / 'report.html'}", flush=True)
-
-
-def interrupted(number, unused_frame):
-    """Every polite signal ends the demo as Ctrl-C does: through the same clean-up."""
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def drive(options, network, binaries, directory, notes):
@@ -287,6 +287,14 @@ def drive(options, network, binaries, directory, notes):
     demo.notes = notes
     try:
         demo.run()
+    except (training.TrainingError, ControlPlaneError, NetworkError) as error:
+        if not demo.results:
+            raise
+        # What was measured before is not lost.
+        demo.notes.append(f"This demo did not end: {error}")
+        write_reports(demo, started)
+        raise
+    else:
         write_reports(demo, started)
     finally:
         if demo.control_plane is not None:
@@ -306,10 +314,7 @@ def main():
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     directory = pathlib.Path(options.out or ROOT / "out" / f"demo-{stamp}").resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    # SIGINT too: a shell starts background jobs with it ignored. SIGHUP stays ignored under nohup.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, interrupted)
+    end_on_signals()
     stale = remove_stale() if os.geteuid() == 0 else []
     if stale:
         print(f"removed namespaces of a demo that is gone: {', '.join(stale)}")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Child processes that cannot outlive the demo.
 
 Each child leads its own session, so that the terminal's Ctrl-C reaches only the driver, which then
@@ -17,6 +18,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def _before_exec():
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def end_on_signals():
+    """Makes every polite signal end the driver as Ctrl-C does: through its clean-up.
+
+    SIGINT too: a shell starts background jobs with it ignored. SIGHUP stays ignored under nohup.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number, unused_frame):
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 class Children:

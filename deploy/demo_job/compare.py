@@ -1,9 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """Step time of Gloo and of Weir on one network, alternating within one process group.
 
     python3 -m demo_job.compare --steps 20 --rounds 5     (environment as demo_job.train)
 
 Both models start alike and train on the same text; blocks of steps alternate, so that whatever else
-the machine does falls on both. Rank 0 prints one JSON line with the medians.
+the machine does falls on both. Rank 0 prints a JSON line after each block and one with the medians.
 """
 import argparse
 import datetime
@@ -67,12 +68,19 @@ def main():
     for contender in (gloo, weir):
         for _ in range(options.warm_up):
             contender.train_step(corpus, options.seed)
+        if dist.get_rank() == 0:
+            print(json.dumps({"kind": "warm", "name": "weir" if contender.weir else "gloo"}), flush=True)
     for turn in range(options.rounds):
         for contender in (gloo, weir) if turn % 2 == 0 else (weir, gloo):
             dist.barrier()
             contender.train_step(corpus, options.seed)  # the first after a change warms caches
             contender.times += [contender.train_step(corpus, options.seed)
                                 for _ in range(options.steps)]
+            if dist.get_rank() == 0:
+                print(json.dumps({"kind": "block", "round": turn + 1, "of": options.rounds,
+                                  "name": "weir" if contender.weir else "gloo",
+                                  "median_step_s": statistics.median(contender.times[-options.steps:])}),
+                      flush=True)
     if dist.get_rank() == 0:
         medians = {"gloo": statistics.median(gloo.times), "weir": statistics.median(weir.times)}
         print(json.dumps({"kind": "compare", "steps": len(gloo.times), "median_step_s": medians,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Controller, agents and aggregator of a demo run, and what the driver reads from them."""
 import json
 import os

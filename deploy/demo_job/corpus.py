@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text that the demo trains on: licences that every Debian machine carries.
 
 Order and split depend on nothing but the files, so that all ranks and all runs see the same bytes.

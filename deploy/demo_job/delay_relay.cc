@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Holds forwarded packets for a fixed time and drops some, where the kernel has no netem: the
 // emulator's delay and loss.
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a port inside a network namespace reachable on this machine's loopback.
 
 The controller listens on the control host, outside whose namespace an operator's shell and browser

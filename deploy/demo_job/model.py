@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small byte-level transformer language model, sized by its number of parameters.
 
 Bytes say little by themselves, so each position also carries embeddings of the hashed 2-, 3- and
@@ -40,13 +41,14 @@ class Block(nn.Module):
 
 
 class ByteModel(nn.Module):
-    """Predicts each next byte of `context`-byte windows."""
+    """Predicts each next byte of `context`-byte windows. ngrams: lengths of the hashed sequences; none: a plain
+    transformer."""
 
-    def __init__(self, parameters_min, context, layers=3, heads=4):
+    def __init__(self, parameters_min, context, layers=3, heads=4, ngrams=NGRAMS):
         super().__init__()
-        width = width_for(parameters_min, context, layers, heads)
+        width = width_for(parameters_min, context, layers, heads, ngrams)
         self.byte_embedding = nn.Embedding(256, width)
-        self.ngram_embeddings = nn.ModuleList(nn.Embedding(ROWS_PER_NGRAM, width) for _ in NGRAMS)
+        self.ngram_embeddings = nn.ModuleList(nn.Embedding(ROWS_PER_NGRAM, width) for _ in ngrams)
         self.position_embedding = nn.Parameter(torch.zeros(context, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
@@ -73,18 +75,18 @@ class ByteModel(nn.Module):
         return self.head(self.norm(x))
 
 
-def parameter_count(width, context, layers):
+def parameter_count(width, context, layers, ngrams=NGRAMS):
     """Trainable parameters of a ByteModel."""
     block = 12 * width * width + 13 * width
-    embeddings = (256 + context + len(NGRAMS) * ROWS_PER_NGRAM) * width
+    embeddings = (256 + context + len(ngrams) * ROWS_PER_NGRAM) * width
     return layers * block + embeddings + 2 * width + 256 * width + 256
 
 
-def width_for(parameters_min, context, layers, heads):
+def width_for(parameters_min, context, layers, heads, ngrams=NGRAMS):
     """The smallest width, a multiple of 4 per head, with at least `parameters_min` parameters."""
     step = 4 * heads
     width = step
-    while parameter_count(width, context, layers) < parameters_min:
+    while parameter_count(width, context, layers, ngrams) < parameters_min:
         width += step
     return width
 

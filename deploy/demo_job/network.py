@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The emulated network: namespaces as hosts, a router namespace that shapes and delays.
 
     h0 -- p0 [router] p1 -- h1 ...        c -- ctl: the control host, not shaped on its own port
@@ -246,6 +247,15 @@ class EmulatedNetwork:
         if (delay_ms, loss_ratio) != (self.delay_ms, self.loss_ratio):
             self._impair(delay_ms, loss_ratio)
         self.rate_mbps, self.delay_ms, self.loss_ratio = rate_mbps, delay_ms, loss_ratio
+
+    def shape_host(self, index, rate_mbps):
+        """Gives one host of a shaped network another rate, until the next shape()."""
+        if not self._shaped:
+            raise NetworkError(f"shape_host: host {index} of a network without a rate")
+        lines = [f"qdisc change dev {kind}{index} root tbf rate {rate_mbps:g}mbit "
+                 f"burst {burst_bytes(rate_mbps)}b latency {QUEUE_S * 1000:g}ms" for kind in "pu"]
+        run("tc", "-n", self.router, "-batch", "-", text="\n".join(lines) + "\n")
+        self.rate_mbps = None   # so that the next shape() sets every host
 
     def _set_packets(self, size):
         """The largest packet on any link; connections made before may go on with theirs."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run with an aggregator shows: its leases, the steps that it summed, and why or why not."""
 import math
 import re

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Paces every TCP connection of a process: the demo's stand-in for an emulated network where
 // network namespaces are not permitted.
 //

@@ -1,4 +1,5 @@
-"""Line charts as inline SVG: enough for the report, and nothing to load."""
+# SPDX-License-Identifier: Apache-2.0
+"""Line charts as SVG: enough for the report and a picture of it, and nothing to load."""
 import dataclasses
 import html
 import math
@@ -7,6 +8,8 @@ WIDTH, HEIGHT = 860, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 22, 44
 COLOURS = ("#4269d0", "#ff725c", "#3ca951", "#9c6b4e", "#a463f2", "#6cc5b0")
 POINTS_MAX = 1500
+PICTURE_STYLE = (".t{font:12px system-ui,sans-serif;fill:#556}.g{stroke:#dde}.m{stroke:#d33;stroke-dasharray:3 3}"
+                 ".l{stroke:#889;stroke-dasharray:6 4}.b0{fill:#eef2f8}.b1{fill:#f7f8fb}")
 
 
 @dataclasses.dataclass
@@ -115,11 +118,8 @@ def _draw(line, colour, x_of, y_of, log_y):
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
 
 
-def svg(chart):
-    """The chart as one <figure>; a sentence where there is nothing to draw."""
-    bounds = _bounds(chart)
-    if bounds is None:
-        return "<p>No data for this chart.</p>"
+def _body(chart, bounds):
+    """Everything of the chart but its legend."""
     x_of = _Scale(bounds[0], bounds[1], LEFT, WIDTH - RIGHT)
     y_of = _Scale(bounds[2], bounds[3], HEIGHT - BOTTOM, TOP, chart.log_y)
     parts = []
@@ -136,11 +136,37 @@ def svg(chart):
     for x, words in chart.marks:
         parts.append(f'<line class="m" x1="{x_of(x):.1f}" x2="{x_of(x):.1f}" y1="{TOP}" '
                      f'y2="{HEIGHT - BOTTOM}"><title>{html.escape(words)}</title></line>')
-    for number, line in enumerate(chart.lines):
-        parts.append(_draw(line, COLOURS[number % len(COLOURS)], x_of, y_of, chart.log_y))
-    legend = "".join(
-        f'<span><i style="background:{COLOURS[n % len(COLOURS)]}"></i>'
-        f"{html.escape(line.name)}</span>"
-        for n, line in enumerate(chart.lines))
+    for line, colour in _coloured(chart):
+        parts.append(_draw(line, colour, x_of, y_of, chart.log_y))
+    return "".join(parts)
+
+
+def _coloured(chart):
+    return [(line, COLOURS[number % len(COLOURS)]) for number, line in enumerate(chart.lines)]
+
+
+def figure(chart):
+    """The chart as one <figure> of a page; a sentence where there is nothing to draw."""
+    bounds = _bounds(chart)
+    if bounds is None:
+        return "<p>No data for this chart.</p>"
+    legend = "".join(f'<span><i style="background:{colour}"></i>{html.escape(line.name)}</span>'
+                     for line, colour in _coloured(chart))
     return (f'<figure><div class="legend">{legend}</div><svg viewBox="0 0 {WIDTH} {HEIGHT}" '
-            f'role="img" aria-label="{html.escape(chart.y_label)}">{"".join(parts)}</svg></figure>')
+            f'role="img" aria-label="{html.escape(chart.y_label)}">{_body(chart, bounds)}</svg></figure>')
+
+
+def picture(chart, title):
+    """The chart as an SVG file that needs no page: it brings paper, fonts and legend. Empty without data."""
+    bounds = _bounds(chart)
+    if bounds is None:
+        return ""
+    legend, x = [], LEFT
+    for line, colour in _coloured(chart):
+        legend.append(f'<rect x="{x}" y="{HEIGHT + 6}" width="14" height="3" fill="{colour}"/>'
+                      + _text(x + 20, HEIGHT + 12, line.name, "start"))
+        x += 40 + 7 * len(line.name)
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + 24}" role="img">'
+            f"<title>{html.escape(title)}</title><style>{PICTURE_STYLE}</style>"
+            f'<rect width="{WIDTH}" height="{HEIGHT + 24}" fill="#fff"/>'
+            f'{_body(chart, bounds)}{"".join(legend)}</svg>\n')

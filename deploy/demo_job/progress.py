@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Live progress: one line for the step, full lines for phases, validations and decisions."""
 import sys
 import threading

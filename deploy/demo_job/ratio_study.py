@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many steps to the target loss a kept fraction costs, with no network and no Weir.
 
 Four workers are simulated in one process: each computes its own gradient, selects its largest

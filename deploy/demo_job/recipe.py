@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training recipe: what the demo's runs and the ratio study have in common."""
 import torch
 
-from demo_job.model import loss_of
+from demo_job.corpus import Corpus
+from demo_job.model import ByteModel, loss_of
 
 CONTEXT = 64            # bytes per window
 BATCH = 8               # windows per rank and step
@@ -50,3 +52,32 @@ def validation_loss(model, corpus, rank=0, world=1):
         count += len(text)
     model.train()
     return total, count
+
+
+class ByteTask:
+    """What `demo_job.train` trains: the model, its data, its optimiser and how good it is."""
+
+    def __init__(self, model_params):
+        self._model_params = model_params
+        self._corpus = Corpus()
+
+    def model(self):
+        """A new model, from torch's seed."""
+        return ByteModel(self._model_params, CONTEXT)
+
+    def optimizer(self, model, steps):
+        """Optimiser and learning-rate schedule."""
+        return optimizer_for(model, steps)
+
+    def loss(self, model, step, rank, world, seed):
+        """The loss of one rank's batch of one step."""
+        text, target = self._corpus.batch(step, rank, world, BATCH, CONTEXT, seed)
+        return loss_of(model(text), target)
+
+    def clip(self, model):
+        """Applied to the mean gradient before the optimiser's step."""
+        clip(model)
+
+    def validation(self, model, rank, world):
+        """(sum of losses, number of them) over the rank's share of the validation data."""
+        return validation_loss(model, self._corpus, rank, world)

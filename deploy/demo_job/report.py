@@ -1,8 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a demo leaves: a table for the terminal, one JSON object, one self-contained HTML page."""
+import dataclasses
 import html
 
 from demo_job import offload, stats
-from demo_job.plots import Chart, Line, svg
+from demo_job.plots import Chart, Line, figure, picture
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1e23;--soft:#667;--paper:#fff;--rule:#dde;
@@ -12,7 +14,7 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:920px;
 margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2rem 0 .5rem}
-p.lead{color:var(--soft);margin:.2rem 0 1rem}
+p.result{font-size:1.25rem;margin:.6rem 0}p.lead{color:var(--soft);margin:.2rem 0 1rem}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{padding:.3rem .5rem;border-bottom:1px solid var(--rule);text-align:right;vertical-align:top}
 th:first-child,td:first-child,td.l,th.l{text-align:left}th{font-weight:600;color:var(--soft)}
@@ -69,32 +71,68 @@ def _aligned(header, rows):
     return "\n".join(lines)
 
 
-def headline(report):
-    """(label, value, bar) for each claim that the run itself can judge."""
+def sentence(report):
+    """What the runs show, in one sentence; empty without both a dense and an adaptive run."""
+    runs = {run["name"]: run for run in report["runs"]}
+    if not {"dense", "adaptive"} <= set(runs):
+        return ""
+    dense, adaptive = (runs[name]["time_to_target_s"] for name in ("dense", "adaptive"))
+    target = f"the validation loss {report['target_validation_loss']:g}"
+    if dense is None and adaptive is None:
+        return f"Neither Weir nor dense reached {target}."
+    if adaptive is None:
+        return f"Weir did not reach {target}; dense did in {dense:.1f} s."
+    if dense is None:
+        return f"Weir reached {target} in {adaptive:.1f} s; dense did not reach it."
+    return f"Weir reached {target} in {adaptive:.1f} s; dense needed {dense:.1f} s."
+
+
+@dataclasses.dataclass
+class Claim:
+    """One thing that a run judges: its value, None where it was not measured, and the most that meets the goal."""
+    label: str
+    value: float
+    most: float
+    optional: bool = False   # whether nothing at all meets the goal, too
+
+    def mark(self):
+        """A tick, a cross, or a dash where there is nothing to judge."""
+        if self.value is None:
+            return "\u2713" if self.optional else "-"
+        return "\u2713" if self.value <= self.most else "\u2717"
+
+    def goal(self):
+        """The goal in words."""
+        return f"at most {self.most:g}" + (", or none needed" if self.optional else "")
+
+
+def claims(report):
+    """Every claim that the run itself can judge."""
     ratios = report["ratios"]
     result = [
-        ("time to target, adaptive / dense (Gloo)", ratios["adaptive_over_dense"], "at most 0.5"),
-        ("time to target, adaptive / best static", ratios["adaptive_over_best_static"],
-         "at most 1.05"),
-        ("step time on the unshaped network, Weir / Gloo", ratios["fast_network_step_ratio"],
-         "at most 1.02"),
-        ("final validation loss, adaptive / dense", ratios["final_loss_adaptive_over_dense"],
-         "at most 1.01"),
-        ("prediction error of network time, median", report["prediction_median_abs_error"],
-         "at most 0.15"),
+        Claim("time to target, adaptive / dense (Gloo)", ratios["adaptive_over_dense"], 0.5),
+        Claim("time to target, adaptive / best static", ratios["adaptive_over_best_static"], 1.05),
+        Claim("step time on the unshaped network, Weir / Gloo", ratios["fast_network_step_ratio"],
+              1.02),
+        Claim("final validation loss, adaptive / dense", ratios["final_loss_adaptive_over_dense"],
+              1.01),
+        Claim("prediction error of network time, median", report["prediction_median_abs_error"],
+              0.15),
     ]
     for change in report["reactions"]:
-        result.append((f"steps from '{change['phase']}' to the decision about it",
-                       change["decision_steps"], "at most 15"))
-        result.append((f"steps from '{change['phase']}' to the first new plan",
-                       change["plan_steps"], "at most 15, or none needed"))
+        result.append(Claim(f"steps from '{change['phase']}' to the decision about it",
+                            change["decision_steps"], 15))
+        result.append(Claim(f"steps from '{change['phase']}' to the first new plan",
+                            change["plan_steps"], 15, optional=True))
     return result
 
 
 def terminal_headline(report):
-    """The claims with what this run measured."""
-    return "\n".join(f"{label:<58} {number(value, '{:.4g}'):>8}   ({bar})"
-                     for label, value, bar in headline(report))
+    """The sentence, and the claims with what this run measured."""
+    lines = [sentence(report), ""] if sentence(report) else []
+    lines += [f"{claim.mark()} {claim.label:<58} {number(claim.value, '{:.4g}'):>8}   ({claim.goal()})"
+              for claim in claims(report)]
+    return "\n".join(lines)
 
 
 def _html_table(header, rows, left=()):
@@ -114,15 +152,24 @@ def _bands(schedule):
     return bands
 
 
+def _loss_over_time(report, results):
+    return Chart(
+        "training time, s", "validation loss, nats per byte",
+        [Line(r.name, [(v["time_s"], v["loss"]) for v in r.validations]) for r in results],
+        level=(report["target_validation_loss"], "target"))
+
+
+def loss_picture(report, results):
+    """Validation loss over training time, as an SVG file of its own."""
+    return picture(_loss_over_time(report, results), sentence(report))
+
+
 def _charts(report, results, points):
     bands = _bands(report["schedule"])
     # The controller counts steps from 0, rank 0's lines from 1.
     marks = [(d["step"] + 1, f"{d['from']} -> {d['to']}: {d['reason']}")
              for d in report["decisions"]]
-    yield "Validation loss over training time", Chart(
-        "training time, s", "validation loss, nats per byte",
-        [Line(r.name, [(v["time_s"], v["loss"]) for v in r.validations]) for r in results],
-        level=(report["target_validation_loss"], "target"))
+    yield "Validation loss over training time", _loss_over_time(report, results)
     yield "Validation loss over steps", Chart(
         "step", "validation loss, nats per byte",
         [Line(r.name, [(v["step"], v["loss"]) for v in r.validations]) for r in results],
@@ -143,6 +190,15 @@ def _charts(report, results, points):
                 Line("measured", [(int(p["step"]) + 1, float(p.get("measured_network_s") or 0))
                                   for p in points], dots=True)],
             bands=bands, marks=marks, log_y=True)
+        # An unshaped network has no rate to compare with.
+        true = [point for (first, last, _), phase in zip(bands, report["schedule"])
+                for point in ((first, phase["rate_mbps"]), (last, phase["rate_mbps"])) if phase["rate_mbps"]]
+        yield "What the controller believes of the network", Chart(
+            "step", "Mb/s of the bottleneck (logarithmic)", [
+                Line("believed", [(int(p["step"]) + 1,
+                                   float(p.get("bandwidth_bytes_per_s") or 0) * 8e-6)
+                                  for p in points]),
+                Line("true", true)], bands=bands, log_y=True)
 
 
 def html_page(report, results, points):
@@ -158,14 +214,16 @@ def html_page(report, results, points):
         f'<p class="lead">{report["machine"]["hosts"]} hosts, {report["model_parameters"]:,} '
         f'parameters, target validation loss {report["target_validation_loss"]:g}. '
         f'{html.escape(report["started"])}. Training time stands still while validating.</p>',
+        *(f'<p class="result">{html.escape(words)}</p>' for words in [sentence(report)] if words),
         *(f"<p><b>{html.escape(note)}</b></p>" for note in report["notes"]),
         "<h2>What it shows</h2>",
-        _html_table(["claim", "this run", "wanted"],
-                    [[a, number(b, "{:.4g}"), c] for a, b, c in headline(report)]),
+        _html_table(["", "claim", "this run", "wanted"],
+                    [[c.mark(), c.label, number(c.value, "{:.4g}"), c.goal()] for c in claims(report)],
+                    (1,)),
         "<h2>Runs</h2>", _html_table(*table_rows(report)),
     ]
     for title, chart in _charts(report, results, points):
-        sections += [f"<h2>{title}</h2>", svg(chart)]
+        sections += [f"<h2>{title}</h2>", figure(chart)]
     if report["offload"]:
         sections += ["<h2>Aggregator</h2>",
                      *(f"<p>{html.escape(line)}</p>" for line in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The network schedule: phases counted in optimiser steps, so that every run meets them alike.
 
 A file holds either a list of phases or {"phases": [...], "target_validation_loss": X}. A phase is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The report's arithmetic: medians, percentiles, ratios. None means "not measured"."""
 import math
 

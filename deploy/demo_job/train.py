@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the demo's training job.
 
     python3 -m demo_job.train --backend gloo|weir --steps N ... with RANK, WORLD_SIZE, MASTER_ADDR
@@ -20,8 +21,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from demo_job import recipe
-from demo_job.corpus import Corpus
-from demo_job.model import ByteModel, loss_of
 
 COLLECTIVE_TIMEOUT_S = 120
 BUCKET_MB = 4
@@ -44,13 +43,13 @@ def sent_bytes():
 class Validation:
     """Validates on all ranks at once, each its share, so that no rank waits for another's turn."""
 
-    def __init__(self, corpus, rank, world):
-        self._corpus, self._rank, self._world = corpus, rank, world
+    def __init__(self, task, rank, world):
+        self._task, self._rank, self._world = task, rank, world
         self._store = dist.distributed_c10d._get_default_store()
 
     def __call__(self, model, step):
         """(validation loss, whatever rank 0 decides from it): the same on all ranks."""
-        share = recipe.validation_loss(model, self._corpus, self._rank, self._world)
+        share = self._task.validation(model, self._rank, self._world)
         self._store.set(f"validation/{step}/{self._rank}", json.dumps(share))
         shares = [json.loads(self._store.get(f"validation/{step}/{r}")) for r in range(self._world)]
         return sum(total for total, _ in shares) / sum(count for _, count in shares)
@@ -69,23 +68,20 @@ def choice_of(choices):
 
 
 class Trainer:
-    """The loop of one rank."""
+    """The loop of one rank. attach(ddp) registers what reduces gradients, and returns Weir's state or None."""
 
-    def __init__(self, options):
+    def __init__(self, options, task, attach):
         self.options = options
+        self.task = task
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(options.seed)
-        self.corpus = Corpus()
-        self.model = ByteModel(options.model_params, recipe.CONTEXT)
+        self.model = task.model()
         # The one buffer is a constant mask. DDP would send it by Gloo before every step.
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=options.bucket_mb,
                                            broadcast_buffers=False)
-        self.weir = None
-        if options.backend == "weir":
-            import weir
-            self.weir = weir.attach(self.ddp)
-        self.optimizer, self.rates = recipe.optimizer_for(self.model, options.steps)
-        self.validate = Validation(self.corpus, self.rank, self.world)
+        self.weir = attach(self.ddp)
+        self.optimizer, self.rates = task.optimizer(self.model, options.steps)
+        self.validate = Validation(task, self.rank, self.world)
         self.plan_version = None
         self.choice = "gloo all-reduce" if self.weir is None else ""
 
@@ -96,13 +92,11 @@ class Trainer:
 
     def train_step(self, step):
         """One optimiser step. Returns the local loss."""
-        text, target = self.corpus.batch(step, self.rank, self.world, recipe.BATCH,
-                                         recipe.CONTEXT, self.options.seed)
         self.optimizer.zero_grad(set_to_none=False)
-        loss = loss_of(self.ddp(text), target)
+        loss = self.task.loss(self.ddp, step, self.rank, self.world, self.options.seed)
         loss.backward()
         if self.weir is None or not self.weir.last_step_skipped:
-            recipe.clip(self.model)
+            self.task.clip(self.model)
             self.optimizer.step()
         self.rates.step()
         return float(loss)
@@ -146,9 +140,8 @@ class Trainer:
                   steps_skipped=self.weir.stats().steps_skipped if self.weir else 0)
 
 
-def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", choices=["gloo", "weir"], required=True)
+def options_of(parser, arguments):
+    """Adds what every training needs to a parser and parses."""
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--steps-max", type=int, default=0, help="0: as --steps")
     parser.add_argument("--target", type=float, default=0.0)
@@ -161,11 +154,11 @@ def parse(arguments):
     return options
 
 
-def main():
-    options = parse(sys.argv[1:])
+def train(options, task, attach):
+    """Joins the other ranks, trains and ends the process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
-    trainer = Trainer(options)
+    trainer = Trainer(options, task, attach)
     trainer.run()
     # Leave together: a rank that ends early would look like a failed one.
     dist.barrier()
@@ -173,6 +166,20 @@ def main():
         trainer.weir.close()
     sys.stdout.flush()
     os._exit(0)  # Gloo's own threads may outlive the interpreter's teardown
+
+
+def attach_weir(ddp):
+    """Gradients go by Weir."""
+    import weir
+    return weir.attach(ddp)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=["gloo", "weir"], required=True)
+    options = options_of(parser, sys.argv[1:])
+    train(options, recipe.ByteTask(options.model_params),
+          attach_weir if options.backend == "weir" else lambda ddp: None)
 
 
 if __name__ == "__main__":

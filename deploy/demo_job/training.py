@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one training over the scheduled network and collects what rank 0 says."""
 import dataclasses
 import json
@@ -59,12 +60,13 @@ class Training:
     """One run: `world` ranks, one per host."""
 
     def __init__(self, children, network, schedule, directory, *, world, model_params, seed,
-                 validate_every, steps_max):
+                 validate_every, steps_max, module="demo_job.train"):
         self._children = children
         self._network = network
         self._schedule = schedule
         self._directory = pathlib.Path(directory)
         self._world = world
+        self._module = module
         self._arguments = [
             "--steps", schedule.steps, "--steps-max", steps_max, "--target", schedule.target,
             "--validate-every", validate_every, "--model-params", model_params, "--seed", seed]
@@ -111,7 +113,7 @@ class Training:
 
     def _start_rank(self, name, backend, rank, environment, per_rank):
         extra = per_rank(rank) if per_rank else {}
-        return self.start("demo_job.train", ["--backend", backend, *self._arguments], rank,
+        return self.start(self._module, ["--backend", backend, *self._arguments], rank,
                           {**environment, **extra}, name.replace(" ", "-"),
                           subprocess.PIPE if rank == 0 else subprocess.DEVNULL)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a Dockerfile: its stages, and what is wrong with them by rules of our own."""
 import json
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs commands without privilege: as a plain user, and as root of a user namespace that such a user makes.
 
 A plain user's ids there are those that /etc/subuid and /etc/subgid give him, mapped by newuidmap. Root becomes a

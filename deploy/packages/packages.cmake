@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Debian packages: `cpack -G DEB` in the build directory makes one per component. Dependencies on
 # libraries come from dpkg-shlibdeps, everything else is said here.
 set(CPACK_GENERATOR DEB)

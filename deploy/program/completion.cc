@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Finds the words that may be at the cursor, by following the definition along the words before it.
 
 #include <set>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "deploy/program/definition.h"
 
 namespace weir::program {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Man page and shell completion of a program, made from the definition of its flags, so that
 // neither can differ from what the program accepts.

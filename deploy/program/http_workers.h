@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The threads of a program's HTTP server, with a bounded queue of connections. While it is full,
 // the server accepts no more of them, and the kernel's backlog bounds the rest. Header-only, so

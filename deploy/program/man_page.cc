@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes mdoc(7). Text stands on lines of its own and never as a macro's argument, where "Op" or
 // "No" would be read as macros, except for names and types, which are quoted by ZeroWidth.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scripts that hand the words to the program and give its candidates to the shell. Nothing of
 // bash's completion package is needed.
 

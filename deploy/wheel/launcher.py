@@ -1,4 +1,5 @@
 #!python
+# SPDX-License-Identifier: Apache-2.0
 """Starts @PROGRAM@, which the wheel contains. Does not import weir, since that would load torch."""
 import importlib.util
 import os

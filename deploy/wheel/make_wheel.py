@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes a wheel of the Python package, libweir.so and the programs out of a build directory.
 
     python3 deploy/wheel/make_wheel.py --build build --out DIR
@@ -139,13 +140,17 @@ def describe(tree, release):
     information = tree / f"weir-{release}.dist-info"
     information.mkdir()
     metadata = email.message.Message()
-    metadata["Metadata-Version"] = "2.1"
+    metadata["Metadata-Version"] = "2.4"
     metadata["Name"] = project["name"]
     metadata["Version"] = release
     metadata["Summary"] = project["description"]
+    metadata["License-Expression"] = project["license"]
+    metadata["License-File"] = "LICENSE"
     metadata["Requires-Python"] = project["requires-python"]
     for dependency in project["dependencies"]:
         metadata["Requires-Dist"] = dependency
+    (information / "licenses").mkdir()
+    shutil.copy(ROOT / "LICENSE", information / "licenses")
     (information / "METADATA").write_text(str(metadata), encoding="utf-8")
     (information / "WHEEL").write_text(
         f"Wheel-Version: 1.0\nGenerator: weir\nRoot-Is-Purelib: false\nTag: {tag()}\n", encoding="utf-8")

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Turns leases into table entries and multicast groups of the switch programs in p4/, and takes them out again.
 
     weir_p4.py hosts  --hosts hosts.json

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The bytes of the aggregation protocol and of what lies in front of it: proto/WIRE.md section 4.
 // Both programs include this file, and tests/lint/p4_widths.py compares packet_h with that table.
 

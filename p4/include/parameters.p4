@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers of the protocol and sizes of both programs.
 
 #ifndef WEIR_PARAMETERS_P4_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Repetition, which P4 has none of.
 
 #ifndef WEIR_WORDS_P4_

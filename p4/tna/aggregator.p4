@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An aggregator for Tofino (TNA): sixteen words a packet, up to 32 workers; the same protocol as
 // p4/v1model, with the same state cut into registers of at most 32 bits, of which each gets one
 // RegisterAction per pass. p4/README.md has the stages. No compiler for Tofino has seen it.

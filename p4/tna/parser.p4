@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Headers of the TNA program, how they are parsed, and how they are written again.
 
 const PortId_t RECIRCULATION_PORT = 68;  // of pipe 0

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // State of the lanes: sixteen registers of 32 bits, one entry per slot and set. A table picks the
 // one read-modify-write that a packet gets; four are as many as a register can have.
 //

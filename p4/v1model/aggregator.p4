@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An aggregator for BMv2 (v1model): sums, maxima, table sums and sparse blocks of several jobs,
 // with the answers of datapath/aggregation/slot_pool.h, packet by packet. p4/README.md walks
 // through it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Headers of the v1model program, how they are parsed, and how they are written again. What the
 // parser cannot make sense of leaves `payload` unknown, so that no length can match it.
 

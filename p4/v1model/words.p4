@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // State of the lanes: sixty-four registers of 32 bits, one entry per slot and set, in four groups.
 // Each is read once and written once per packet, in one action. `G` and `I` are digits.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole agent between a controller in this process and ranks that are plain sockets.
 #include "agent/agent.h"
 
@@ -94,6 +95,54 @@ class AgentTest : public testing::Test {
 
 constexpr char kHello[] =
     R"({"hello":{"job":"job","rank":0,"world":2,"datapath_address":"127.0.0.1:4000"}})";
+
+// A process with libnccl-weir.so gets the table of the file, and a new one when the file changes.
+TEST_F(AgentTest, NcclProcessesGetTheTableAndAreNoRanks) {
+  FakeController controller;
+  options_.nccl_table_file = directory_ + ".table";
+  const auto write = [&](const char* algorithm) {
+    std::ofstream(options_.nccl_table_file)
+        << R"({"rules": [{"function": "reduce", "protocol": "ll", "algorithm": ")" << algorithm
+        << R"("}]})";
+  };
+  write("ring");
+  StartAgent(controller.port());
+  SocketClient process(options_.local.socket_path);
+  ASSERT_TRUE(process.SendJson(R"({"nccl": {"tuners": [{"communicator": "a", "calls": 3}],
+                                           "table_error": ""}})"));
+  const auto table = process.Receive();
+  ASSERT_TRUE(table);
+  ASSERT_EQ(table->nccl_table().rules_size(), 1);
+  EXPECT_EQ(table->nccl_table().rules(0).algorithm(), "ring");
+  const auto told = controller.Next([](const auto& m) { return m.has_nccl(); });
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->nccl().calls(), 3u);
+  write("tree");
+  const auto changed = process.Receive();
+  ASSERT_TRUE(changed);
+  EXPECT_EQ(changed->nccl_table().rules(0).algorithm(), "tree");
+  // A rank that sends such a report is a rank all the same, also when it leaves.
+  SocketClient rank(options_.local.socket_path);
+  ASSERT_TRUE(rank.SendJson(kHello));
+  ASSERT_TRUE(controller.Next(IsRankHello));
+  ASSERT_TRUE(rank.SendJson(R"({"nccl": {}})"));
+  rank.Close();
+  ASSERT_TRUE(controller.Next([](const auto& m) { return m.has_rank_gone(); }));
+  std::filesystem::remove(options_.nccl_table_file);
+}
+
+TEST_F(AgentTest, TellsTheControllerOfItsGpus) {
+  FakeController controller;
+  options_.nvml_library = WEIR_FAKE_NVML;
+  StartAgent(controller.port());
+  const auto node = controller.Next(IsHello);
+  ASSERT_TRUE(node);
+  ASSERT_EQ(node->hello().gpus_size(), 2);
+  EXPECT_EQ(node->hello().gpus(0).name(), "Fake H100");
+  EXPECT_EQ(node->hello().gpus(0).pcie_lanes(), 16u);
+  EXPECT_NEAR(node->hello().gpus(0).pcie_bytes_per_s(), 63e9, 1e9);
+  EXPECT_EQ(node->hello().gpus(1).name(), "Fake vGPU");
+}
 
 TEST_F(AgentTest, PassesTelemetryUpOffersDownAndAnswersUp) {
   FakeController controller;

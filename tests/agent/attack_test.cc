@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Attacks on a node's agent, from other processes of the same user: none may take a living rank,
 // another run's name or an epoch, and the run that is there goes on as if nothing had happened.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plain text stays on loopback unless somebody insists.
 #include "agent/credentials.h"
 

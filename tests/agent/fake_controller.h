@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A controller in this process: a gRPC server that records what agents say and says what a test
 // wants.

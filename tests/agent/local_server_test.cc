@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The local sockets against friendly, broken and hostile clients.
 #include "agent/local_server.h"
 

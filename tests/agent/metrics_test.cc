@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // /metrics as Prometheus' own checker sees it.
 #include "agent/metrics.h"
 
@@ -21,6 +22,13 @@ MetricsSnapshot Full() {
   snapshot.loss_ratio = {0, 0.5, 1};
   snapshot.bandwidth_bytes_per_s = {1e6};
   snapshot.acks = 4;
+  snapshot.nccl.totals[{4, 3}] = {.operations = 2, .sent_bytes = 5, .wait_s = {0, 0, 1.5, 0}};
+  snapshot.nccl.calls = 9;
+  snapshot.nccl.steered_calls = 4;
+  snapshot.nccl.table = true;
+  snapshot.gpus.info.emplace_back().name = "Fake";
+  snapshot.gpus.samples.emplace_back().utilisation = 0.5;
+  snapshot.gpus.samples.back().sm_clock_hz = 1.5e9;
   snapshot.tls = TlsHealth{.renewed = false, .refused = 2, .certificate_end_unix_s = 86400};
   return snapshot;
 }
@@ -51,11 +59,18 @@ TEST(MetricsTest, LinksAppearAsStatisticsOverPeers) {
   AgentMetrics metrics("node-a", "1.2.3");
   metrics.Set(Full());
   const std::string text = metrics.Text();
-  for (const char* line : {"weir_link_rtt_seconds{statistic=\"min\"} 0.001",
-                           "weir_link_rtt_seconds{statistic=\"median\"} 0.002",
-                           "weir_link_rtt_seconds{statistic=\"max\"} 0.003",
-                           "weir_link_probe_loss_ratio{statistic=\"max\"} 1",
-                           "weir_agent_info{node=\"node-a\",version=\"1.2.3\"} 1"}) {
+  for (const char* line :
+       {"weir_link_rtt_seconds{statistic=\"min\"} 0.001",
+        "weir_link_rtt_seconds{statistic=\"median\"} 0.002",
+        "weir_link_rtt_seconds{statistic=\"max\"} 0.003",
+        "weir_link_probe_loss_ratio{statistic=\"max\"} 1",
+        "weir_nccl_sampled_wait_seconds_total{cause=\"wire\",function="
+        "\"all_reduce\",size=\"from_16MiB\"} 1.5",
+        "weir_nccl_calls_total{choice=\"nccl\"} 5", "weir_nccl_table_last_reload_successful 1",
+        "weir_gpu_utilization_ratio{gpu=\"0\"} 0.5",
+        "weir_gpu_clock_hertz{clock=\"sm\",gpu=\"0\"} 1500000000",
+        "weir_gpu_info{gpu=\"0\",name=\"Fake\"} 1",
+        "weir_agent_info{node=\"node-a\",version=\"1.2.3\"} 1"}) {
     EXPECT_NE(text.find(line), std::string::npos) << line << "\n" << text;
   }
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The plan subscription as a pure machine: every scenario is a list of events.
 #include "agent/plan_subscription.h"
 

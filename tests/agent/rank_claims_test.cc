@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Who may speak for a rank, by users, media and namespaces that tests of real sockets cannot have.
 #include "agent/rank_claims.h"
 

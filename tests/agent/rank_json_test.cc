@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a rank may send and what it may not.
 #include "agent/rank_json.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A rank as seen from the agent: a blocking socket client whose every wait has a bound.
 

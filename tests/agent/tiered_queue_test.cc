@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Telemetry gives way, control messages never do.
 #include "agent/tiered_queue.h"
 

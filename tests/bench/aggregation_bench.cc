@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What summing packets costs: the state machine alone, and the software aggregator with its
 // sockets, fed over loopback by workers that only send and count.
 //

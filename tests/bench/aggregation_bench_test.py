@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """What tests/bench/aggregation_bench makes of collective_bench's rows, and which lack it notices."""
 import importlib.machinery
 import importlib.util

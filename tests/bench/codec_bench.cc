@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Encode and decode of every codec of the registry, with memcpy of the same tensor and what a
 // PyTorch user would call instead (rows "CODEC/Peer") as peers in the same run. Arguments:
 // elements, and for codecs with a ratio the ratio in millionths. Rows with "threads:2" have two

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What a PyTorch user would call instead of a codec, timed in a process of its own
 // (codec_peers.py).

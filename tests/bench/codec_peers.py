@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Times what a PyTorch user would call instead of a codec: the peer process of codec_table and
 codec_bench.
 

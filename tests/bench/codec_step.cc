@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the codec's calls of a step take by themselves, a rank's part of the script
 // compressed_bench: encode of every bucket with error feedback, and decode of what all ranks sent
 // for it.

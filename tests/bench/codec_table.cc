@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One row for every codec of the registry, setting and ratio: time over memcpy of the same tensor,
 // size, loss, and what PyTorch offers for the same job, all in one run. A table for people on
 // standard output, a JSON array for programs.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The device codecs against the memory of the device: encoding with error feedback, decoding and
 // sums of lanes, each beside the time that the bytes which must move take at the rate of a copy in
 // the same run. Prints JSON lines. Built twice: device_bench is for a GPU, and device_bench_host

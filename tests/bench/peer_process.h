@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A child program that answers one line per line: how a benchmark alternates with its peer.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What protects a frame, per payload of so many bytes: its checksum, its tag (GMAC), and its tag
 // with an encrypted payload (GCM), on the sender's side and on the receiver's. memcpy is the peer.
 // Rows of long payloads go through memory, as payloads on their way to and from the kernel do.

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """dashboards/web: what is built is what the sources say, needs nothing from elsewhere, and its modules work."""
 import filecmp
 import pathlib

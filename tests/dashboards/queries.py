@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every PromQL expression that Weir ships: panels of the dashboards, recording and alerting rules."""
 import json
 import pathlib

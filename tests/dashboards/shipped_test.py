@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What dashboards/ ships is well-formed: rules, alert tests, runbooks, dashboards. Needs promtool."""
 import pathlib
 import re
@@ -11,7 +12,7 @@ import yaml
 from queries import GRAFANA, PROMETHEUS, ROOT, dashboards, metrics_of, panels, rules, substituted
 
 RUNBOOKS = ROOT / "dashboards" / "runbooks"
-UNITS = {"short", "none", "s", "Bps", "bytes", "ops", "percentunit"}
+UNITS = {"short", "none", "s", "Bps", "bytes", "ops", "percentunit", "hertz"}
 
 
 def promtool(*arguments, cwd=PROMETHEUS):

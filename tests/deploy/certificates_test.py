@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renewed certificates: what the programs show to connections that begin after their files changed, by a
 symbolic link to a directory that is exchanged (as Kubernetes mounts secrets) or by renamed files; and after they
 changed to something that is no certificate with its key."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Man pages under mandoc and groff, and the completion scripts in the shells they are for, asking the
 built programs and a running controller."""
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weir on another Debian, with the torch of that Debian: debian_test.py trixie|sid.
 
 In trixie the tree is built with that suite's compiler and libraries. In sid the library of this build's wheel runs.
@@ -24,7 +25,7 @@ BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 ROOTS = ROOT / ".cache" / "debians"
 PYTHON_TESTS = ROOT / "tests" / "datapath" / "python"
 SKIPPED = 77
-MAKING_S, BUILDING_S, TEST_S = 420, 1500, 420
+MAKING_S, BUILDING_S, TEST_S = 420, 1500, 600
 PACKAGES = ["ca-certificates", "ccache", "ethtool", "iproute2", "iptables", "iputils-ping", "mount", "procps", "python3-numpy", "python3-setuptools",
             "python3-torch"]
 BUILT = {"trixie": True, "sid": False}   # suite: whether Weir is built there
@@ -73,23 +74,25 @@ def wanted(suite):
     return sorted(set(found))
 
 
-def make_root(suite):
-    """The directory of a root that holds what is wanted; one that was made for the same is taken as it is."""
+def make_root(suite, packages=None, kind=""):
+    """The directory of a root that holds the packages, None: what is wanted for tests. One that was made for the
+    same is taken as it is. kind: a name for roots of one suite that hold different packages."""
     if os.geteuid() != 0:
         raise Refused("needs root")
     if shutil.which("mmdebstrap") is None:
         raise Refused("mmdebstrap is not installed")
-    packages, source = wanted(suite), packages_test.mirror()
+    packages, source = packages or wanted(suite), packages_test.mirror()
     if not source:
         raise Refused("apt names no mirror of Debian")
     # Every month a new one, since suites change.
     recipe = [*packages, *APT, source, time.strftime("%Y-%m")]
-    root = ROOTS / f"{suite}-{hashlib.sha256(chr(10).join(recipe).encode()).hexdigest()[:16]}"
+    name = f"{suite}{kind}"
+    root = ROOTS / f"{name}-{hashlib.sha256(chr(10).join(recipe).encode()).hexdigest()[:16]}"
     if root.exists():
         return root
-    for old in ROOTS.glob(f"{suite}-*"):
+    for old in ROOTS.glob(f"{name}-*"):
         shutil.rmtree(old)
-    part = ROOTS / f"{suite}-part"  # what is killed while it is made must not pass for a root
+    part = ROOTS / f"{name}-part"  # what is killed while it is made must not pass for a root
     ROOTS.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     # In namespaces of its own, so that neither processes nor mounts stay behind if it is killed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo's driver without network and training: schedules, options, arithmetic, reports."""
 import io
 import json
@@ -7,8 +8,9 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 import xml.etree.ElementTree
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "deploy"))
 
@@ -16,7 +18,7 @@ from demo_job import __main__ as driver
 from demo_job import offload, plots, report, schedule, stats
 from demo_job.children import Children
 from demo_job.schedule import ScheduleError
-from demo_job.training import Result
+from demo_job.training import Result, TrainingError
 
 PHASE = {"name": "slow", "steps": 10, "rate_mbps": 50, "delay_ms": 2}
 
@@ -190,14 +192,69 @@ class ReportTest(unittest.TestCase):
 
     def test_page_loads_nothing_and_escapes(self):
         document, results = sample_report()
-        points = [{"step": s, "ratio": 0.1, "predicted_network_s": 1.0, "measured_network_s": 1.1}
-                  for s in range(1, 15)]
+        points = [{"step": s, "ratio": 0.1, "predicted_network_s": 1.0, "measured_network_s": 1.1,
+                   "bandwidth_bytes_per_s": 1e6} for s in range(1, 15)]
         page = report.html_page(document, results, points)
         for forbidden in ("http://", "https://", "<script", "src=", "<note>", "<fast>", "0.1 <b>"):
             self.assertNotIn(forbidden, page)
-        self.assertEqual(page.count("<svg"), 5)
+        self.assertEqual(page.count("<svg"), 6)
         body = page[page.index("<body>"):page.index("</html>")]
         xml.etree.ElementTree.fromstring(body)  # well-formed
+
+    def test_the_sentence_says_who_reached_the_target(self):
+        document, _ = sample_report()
+        self.assertEqual(report.sentence(document), "")  # no adaptive run to speak of
+        dense = document["runs"][0]
+        for adaptive_s, dense_s, words in (
+                (5.0, 10.0, "Weir reached the validation loss 1.5 in 5.0 s; dense needed 10.0 s."),
+                (5.0, None, "Weir reached the validation loss 1.5 in 5.0 s; dense did not reach it."),
+                (None, 10.0, "Weir did not reach the validation loss 1.5; dense did in 10.0 s."),
+                (None, None, "Neither Weir nor dense reached the validation loss 1.5.")):
+            document["runs"] = [{**dense, "time_to_target_s": dense_s},
+                                {**dense, "name": "adaptive", "time_to_target_s": adaptive_s}]
+            self.assertEqual(report.sentence(document), words)
+            self.assertTrue(report.terminal_headline(document).startswith(words))
+
+    def test_claims_are_ticked_crossed_or_left_open(self):
+        marks = [report.Claim("c", value, 15).mark() for value in (15, 15.1, None)]
+        self.assertEqual(marks, ["\u2713", "\u2717", "-"])
+        self.assertEqual(report.Claim("c", None, 15, optional=True).mark(), "\u2713")
+
+    def test_picture_of_the_loss_stands_alone(self):
+        document, results = sample_report()
+        drawn = report.loss_picture(document, results)
+        root = xml.etree.ElementTree.fromstring(drawn)
+        self.assertEqual(root.tag, "{http://www.w3.org/2000/svg}svg")
+        self.assertIn("dense", "".join(root.itertext()))
+        self.assertEqual(drawn.count("http"), 1)  # the name space alone
+        results[0].validations = []
+        document["target_validation_loss"] = 1.5
+        self.assertEqual(report.loss_picture(document, results), "")
+
+
+class FailedStageTest(unittest.TestCase):
+
+    def test_what_was_measured_before_is_reported(self):
+        _, results = sample_report()
+
+        def run(demo):
+            demo.results.extend(results)
+            raise TrainingError("rank 0 said nothing for 240 s")
+        network = unittest.mock.Mock()
+        network.describe.return_value = {"rate": "r", "delay": "d", "congestion_control": "c"}
+        options = driver.parse(["--quick", "--runs", "dense"])
+        with tempfile.TemporaryDirectory() as directory, \
+                unittest.mock.patch.object(driver.Demo, "run", run), \
+                redirect_stdout(io.StringIO()) as said:
+            with self.assertRaises(TrainingError):
+                driver.drive(options, network, {}, pathlib.Path(directory), [])
+            found = json.loads((pathlib.Path(directory) / "report.json").read_text())
+            page = (pathlib.Path(directory) / "report.html").read_text()
+        self.assertEqual([run["name"] for run in found["runs"]], ["dense"])
+        self.assertEqual(found["notes"],
+                         ["This demo did not end: rank 0 said nothing for 240 s"])
+        self.assertIn("did not end: rank 0 said nothing", page)
+        self.assertIn("report.html", said.getvalue())
 
 
 METRICS = """# HELP weir_aggregator_packets_total Packets received, by what became of them.
@@ -295,22 +352,22 @@ class PlotTest(unittest.TestCase):
 
     def test_values_land_where_the_axes_say(self):
         chart = plots.Chart("x", "y", [plots.Line("a", [(0, 0.0), (10, 1.0)])])
-        figure = xml.etree.ElementTree.fromstring(plots.svg(chart))
+        figure = xml.etree.ElementTree.fromstring(plots.figure(chart))
         path = next(e for e in figure.iter("path")).attrib["d"]
         self.assertTrue(path.startswith(f"M{plots.LEFT}.0"))
         self.assertIn(f"L{plots.WIDTH - plots.RIGHT}.0", path)
 
     def test_nothing_to_draw_is_said(self):
         nan = plots.Chart("x", "y", [plots.Line("a", [(0, math.nan), (1, None)])])
-        self.assertIn("No data", plots.svg(nan))
+        self.assertIn("No data", plots.figure(nan))
         zero = plots.Chart("x", "y", [plots.Line("a", [(0, 0.0)])], log_y=True)
-        self.assertIn("No data", plots.svg(zero))
+        self.assertIn("No data", plots.figure(zero))
 
     def test_one_value_and_logarithms_have_finite_axes(self):
         for log_y in (False, True):
             chart = plots.Chart("x", "y", [plots.Line("a", [(3, 5.0)])], log_y=log_y)
-            self.assertNotIn("nan", plots.svg(chart))
-            self.assertNotIn("inf", plots.svg(chart))
+            self.assertNotIn("nan", plots.figure(chart))
+            self.assertNotIn("inf", plots.figure(chart))
 
 
 def running(pid):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The images: rules for their Dockerfile, agreement with the manifests, and a rehearsal of their steps."""
 import pathlib
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cmake --install` into a scratch prefix, and what builds and runs against it alone."""
 import gzip
 import os
@@ -58,6 +59,15 @@ class InstallTest(unittest.TestCase):
                    self.run_here("nm", "-D", "--defined-only", self.library).splitlines()]
         self.assertIn("weir_all_reduce", symbols)
         self.assertEqual([s for s in symbols if not s.startswith("weir_")], [])
+
+    def test_plug_in_for_nccl_exports_its_tables_and_nothing_else(self):
+        library = self.one("libnccl-weir.so")
+        self.assertNotIn("RUNPATH", self.run_here("readelf", "-d", library))
+        symbols = [line.split()[-1] for line in
+                   self.run_here("nm", "-D", "--defined-only", library).splitlines()]
+        self.assertEqual(sorted(symbols), [
+            "ncclEnvPlugin_v1", "ncclEnvPlugin_v2", "ncclProfiler_v4", "ncclProfiler_v5",
+            "ncclProfiler_v6", "ncclTunerPlugin_v4", "ncclTunerPlugin_v5", "ncclTunerPlugin_v6"])
 
     @unittest.skipIf(shutil.which("pkg-config") is None, "pkg-config is not installed")
     def test_example_builds_by_pkg_config(self):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Kubernetes manifests: every overlay renders, follows our rules, and starts the programs."""
 import json
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The emulated network against its nominal rates and delays, and that nothing outlives a demo.
 
 Needs root and network namespaces; otherwise every test is skipped with the kernel's reason.

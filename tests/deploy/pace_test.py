@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libweir-pace.so: the kernel paces what a preloaded process sends, and follows the file."""
 import os
 import pathlib

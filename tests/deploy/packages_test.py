@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Debian packages: made by CPack, judged by lintian, installed, started as their units say, purged.
 
 They are installed into an overlay of a root file system that nothing else sees. --make-root FILE.tar makes

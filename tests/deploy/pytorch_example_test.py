@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deploy/examples/pytorch/train.py as its first lines say it is started: two ranks under an agent and a
 controller, by itself and by torch's launcher; and without an agent."""
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every rendered manifest against the types of Kubernetes' own API, by the TypeScript compiler."""
 import json
 import os

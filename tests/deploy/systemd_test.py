@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The systemd units: accepted by systemd's own checks, and their command lines start the programs."""
 import os
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel of this build, installed into a clean virtual environment and used there.
 
 WEIR_WHEEL names a wheel that was made on an older system, to test it on this one.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """tests/device/run over a build folder of small scripts in place of the programs: what it writes, how it goes on after
 a failure, and that it keeps deadlines. With --build DIR it rehearses the real programs there instead."""
 

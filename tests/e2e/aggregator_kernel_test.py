@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training whose sums the aggregator's kernel makes: the policy leaves checksums to the network."""
 import re
 import unittest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training with an aggregator in its network: when it is chosen, what says why, and its death.
 
 Speeds are of the emulated links, which are so slow that the machine's own hardly matters. Where a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training with agents and controller on emulated hosts, for tests that reach into it.
 
 Everything is the demo's own: its network, its control plane, its ranks. Added here is what a test

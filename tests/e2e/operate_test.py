@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an operator asks while a training runs: REST, metrics, weirctl."""
 import json
 import signal

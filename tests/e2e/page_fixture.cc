@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A controller with a simulated fleet behind it, for tests of the web page: real REST server, real
 // solver, no network namespaces and no training. Prints "http <port>", then obeys lines on standard
 // input (see Obey) and answers each with "ok" or "error"; ends with the input.

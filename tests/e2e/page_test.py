@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The web page before a real training on emulated hosts: it shows the switch that the network caused."""
 import unittest
 

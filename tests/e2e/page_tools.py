@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Node, playwright-core and esbuild for tests of the web page; none of them is needed to build Weir.
 
 They come from dashboards/web/node_modules where somebody works on the page, else from a copy below the

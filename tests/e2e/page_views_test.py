@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The web page in headless Chromium before a controller with a simulated fleet: tests/e2e/page/*.mjs."""
 import unittest
 

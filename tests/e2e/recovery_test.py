@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What training and operators see when controller, agent or a rank is killed (kill -9)."""
 import re
 import time

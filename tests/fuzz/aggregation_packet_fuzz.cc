@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Aggregation packets from arbitrary datagrams: decoding never crashes, and what it accepts encodes
 // to the same bytes.
 

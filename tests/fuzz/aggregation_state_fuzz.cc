@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Aggregator and workers under arbitrary packets that parse: no crash, no reply to strangers, never
 // more replies than workers, and a worker ends with its buffers whole.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer target: every decoder of the registry and the residual state importer on arbitrary
 // bytes. The first bytes choose the codec and the parameters; the rest is the payload.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // libFuzzer target: every decoder of the device codecs, compiled for the host, on arbitrary bytes,
 // against the host codec of the same name. The first bytes choose the codec and the parameters; the
 // rest is the payload.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Frame headers and hellos from arbitrary bytes: decoding never crashes, and what it accepts
 // encodes to the same bytes.
 

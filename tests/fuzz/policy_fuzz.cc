@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Policy files from arbitrary bytes, YAML or JSON: reading never crashes, and what is refused says
 // why.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What an agent, or whoever sits on its socket, may send to a rank, and plan files: parsing never
 // crashes, and a plan that is accepted says the same after a round trip.
 

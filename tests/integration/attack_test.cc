@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole jobs under attack, by weir.h alone: without a key each attack succeeds, which shows that it
 // is one; with a key it is refused and named.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // See extra_codec_test.cc: sessions run the added codec.
 
 #include "tests/datapath/session/session_world.h"

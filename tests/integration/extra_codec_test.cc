@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What adding a codec takes: tests/support/extra_codec holds one file and one line in the list, and
 // nothing else knows of it. It must be offered by the rank, become a candidate of the controller,
 // be chosen where it is best and only there, be explained, and run.
@@ -8,6 +9,7 @@
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
 #include "controller/service/policy_set.h"
+#include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "datapath/agent_link/agent_protocol.h"
 #include "tests/controller/support/model_fixture.h"
@@ -20,8 +22,9 @@ Snapshot JobAt(double bandwidth) {
   v1::Capabilities capabilities;
   EXPECT_TRUE(FromJson(CapabilitiesJson(), &capabilities).ok());
   Snapshot snapshot = test::MakeSnapshot(4, 1e-3, bandwidth, 3);
-  snapshot.codecs = CodecsOf(capabilities, snapshot.world);
-  snapshot.collectives = CollectivesOf(capabilities);
+  const JobCapabilities offered = ToModel(capabilities);
+  snapshot.codecs = CodecsOf(offered, snapshot.world);
+  snapshot.collectives = offered.collectives;
   for (CodecModel& codec : snapshot.codecs) ApplyPriorTimes(&codec);
   return snapshot;
 }
@@ -40,7 +43,7 @@ TEST(ExtraCodecTest, IsChosenWhereItIsBest) {
   const auto decision = Decide(slow, Policy{});
   ASSERT_TRUE(decision.ok()) << ToString(decision.status());
   for (const ChoiceModel& choice : decision->chosen.choices) {
-    EXPECT_EQ(choice.codec, "block_mean") << decision->reason;
+    EXPECT_EQ(choice.codec, "block_mean") << ReasonText(decision->facts);
   }
   const auto fast = Decide(JobAt(1e11), Policy{});
   ASSERT_TRUE(fast.ok()) << ToString(fast.status());
@@ -66,9 +69,11 @@ TEST(ExtraCodecTest, IsExplained) {
   const Snapshot slow = JobAt(1e6);
   const auto decision = Decide(slow, Policy{});
   ASSERT_TRUE(decision.ok()) << ToString(decision.status());
-  EXPECT_NE(decision->reason.find("block_mean over "), std::string::npos) << decision->reason;
-  v1::Explanation explanation = DescribeInputs(slow, {});
-  FillDecision(*decision, /*largest=*/0, explanation.mutable_decision());
+  const std::string reason = ReasonText(decision->facts);
+  EXPECT_NE(reason.find("block_mean over "), std::string::npos) << reason;
+  v1::Explanation explanation = ToProto(DescribeInputs(slow, {}));
+  *explanation.mutable_decision() = ToProto(RecordOf(*decision, /*largest=*/0));
+  AddWords(explanation.mutable_decision());
   const std::string text = ExplainText(explanation);
   EXPECT_NE(text.find("block_mean over "), std::string::npos) << text;
 }

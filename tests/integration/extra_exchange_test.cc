@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What adding an exchange form takes: tests/support/extra_exchange holds one file and one line in
 // the list (and a collective that serves the form, likewise), and nothing else knows of it. Ranks
 // must offer it with the codecs that it carries, controllers find them compatible, and sessions run
@@ -16,14 +17,14 @@ TEST(ExtraExchangeTest, ControllersLearnOfItFromRanks) {
   v1::Capabilities capabilities;
   ASSERT_TRUE(FromJson(CapabilitiesJson(), &capabilities).ok());
   const CollectiveModel* offered = nullptr;
-  const std::vector<CollectiveModel> collectives = CollectivesOf(capabilities);
-  for (const CollectiveModel& collective : collectives) {
+  const JobCapabilities declared = ToModel(capabilities);
+  for (const CollectiveModel& collective : declared.collectives) {
     if (collective.name == "double_gather") offered = &collective;
   }
   ASSERT_NE(offered, nullptr);
   EXPECT_EQ(offered->form, "double_sums");
   std::vector<std::string> carried;
-  for (const CodecModel& codec : CodecsOf(capabilities, 4)) {
+  for (const CodecModel& codec : CodecsOf(declared, 4)) {
     if (Compatible(codec, *offered, 4)) carried.push_back(codec.name);
   }
   EXPECT_EQ(carried, std::vector<std::string>{"identity"});

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The real controller and agent, and sessions that train in this process: a lease from policy file
 // to swap, while the controller is killed and comes back, and two runs that chose one name.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """The switch programs with the real tools, where they are installed: p4c compiles both (TNA if it has that target),
 BMv2 runs the v1model program in a network namespace, and the traces of tests/p4 go through it, with the aggregator in
 software as oracle. Without p4c, simple_switch and simple_switch_CLI on the PATH, or without the right to make

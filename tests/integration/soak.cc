@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random operations, plans, faults and re-formations for as long as one likes, from a seed. All
 // values are small integers, so every sum, residual and model is exact whatever order it is summed
 // in, and is compared bit by bit:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses every file of the datapath and of the simulation by itself with clang, warnings as errors.
 
     tests/lint/clang_check.py BUILD_DIRECTORY

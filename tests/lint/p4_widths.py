@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks of the switch programs in p4/ that need no P4 compiler:
 
   widths    packet_h has the fields of proto/WIRE.md section 4: names, offsets, octets, order; the constants of

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Shows that each check of p4_widths.py can fail: the tree's own programs with one thing changed."""
 import pathlib
 import re

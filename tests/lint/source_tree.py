@@ -1,6 +1,7 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Checks of the source tree that no compiler makes: which directory may include which, that every
-plug-in and test file is built, file sizes, formatting, and words that do not belong.
+plug-in and test file is built, file sizes, licences, formatting, and words that do not belong.
 
 Usage: source_tree.py ROOT. Prints one line per finding and exits 1 when there is any.
 """
@@ -40,9 +41,11 @@ ALLOWED = {
                           "controller/objective"},
     "controller/rollout": {"datapath/base", "proto"},
     "controller/store": {"datapath/base", "proto"},
+    "controller/job": {"datapath/base", "controller/model", "controller/policy",
+                       "controller/solver", "controller/rollout"},
     "controller/service": {"datapath/base", "proto", "controller/model", "controller/policy",
                            "controller/objective", "controller/solver", "controller/rollout",
-                           "controller/store", "deploy/program"},
+                           "controller/job", "controller/store", "deploy/program"},
     "controller/cli": {"datapath/base", "proto", "controller/model", "controller/policy",
                        "controller/objective", "controller/solver", "controller/service",
                        "deploy/program"},
@@ -63,6 +66,7 @@ FORBIDDEN_LINKS = ("weir_codec", "weir_transport", "weir_collective", "weir_exch
                    "weir_agent_link", "weir_session", "weir_api")
 LINES_MAX = 600
 SOURCE_SUFFIXES = {".cc", ".h", ".c"}
+LICENSED_SUFFIXES = {".cc", ".h", ".c", ".cu", ".cuh", ".inl", ".proto", ".p4", ".js", ".mjs", ".def", ".py", ".cmake"}
 # Deadlines of the datapath may not follow a clock that somebody sets: it jumps. Allowed where people
 # read the time.
 WALL_CLOCK = re.compile(r"system_clock|gettimeofday|CLOCK_REALTIME|\btime\((nullptr|NULL|0)\)|"
@@ -198,18 +202,32 @@ def tracked_files(root):
             if p.is_file() and not p.relative_to(root).parts[0].startswith(("build", ".git"))]
 
 
-def check(root, with_format=True):
+def licence_findings(path, text):
+    """Sources say in their first lines under which licence they are."""
+    suffix = pathlib.PurePosixPath(path).suffix
+    script = suffix == "" and text.startswith("#!")
+    if not (script or suffix in LICENSED_SUFFIXES or path.endswith("CMakeLists.txt")) or \
+            path.startswith("dashboards/web/dist/"):
+        return []
+    if any("SPDX-License-Identifier: " in line for line in text.splitlines()[:3]):
+        return []
+    return [f"{path}:1: no SPDX-License-Identifier"]
+
+
+def check(root, with_format=True, with_licence=True):
     files = [f for f in tracked_files(root) if "/vendor/" not in f and (root / f).exists()]
     found = []
     for path in files:
         suffix = pathlib.PurePosixPath(path).suffix
         if suffix not in SOURCE_SUFFIXES | {".py", ".js", ".proto", ".md", ".txt", ".yaml", ".css",
-                                            ".html", ""}:
+                                            ".html", ""} | LICENSED_SUFFIXES:
             continue
         try:
             text = (root / path).read_text()
         except UnicodeDecodeError:
             continue
+        if with_licence:
+            found += licence_findings(path, text)
         if suffix in SOURCE_SUFFIXES:
             found += include_findings(path, text)
             found += clock_findings(path, text)

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Shows that each check of source_tree.py can fail, on small trees made for it."""
 
 import pathlib
@@ -19,10 +20,22 @@ class SourceTreeTest(unittest.TestCase):
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
-        return source_tree.check(root, with_format=False)
+        return source_tree.check(root, with_format=False, with_licence=False)
 
     def test_clean_tree_has_no_findings(self):
         self.assertEqual(self.tree({"datapath/wire/a.cc": '#include "datapath/base/status.h"\n'}), [])
+
+    def test_source_without_a_licence_is_found(self):
+        line = "SPDX-License-Identifier: Apache-2.0\n"
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            (root / "tests").mkdir()
+            (root / "tests/CMakeLists.txt").write_text("# " + line)
+            for name, text in (("a.cc", "// " + line), ("b.cc", "int x;\n"), ("c.py", "#!/bin/python3\n# " + line),
+                               ("run", "#!/bin/bash\n"), ("d.md", "words\n")):
+                (root / name).write_text(text)
+            found = source_tree.check(root, with_format=False)
+        self.assertEqual(sorted(found), ["b.cc:1: no SPDX-License-Identifier", "run:1: no SPDX-License-Identifier"])
 
     def test_upward_include_is_found(self):
         found = self.tree({"datapath/codec/a.cc": '#include "datapath/transport/transport.h"\n'})

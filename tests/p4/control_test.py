@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """p4/control: what lines a lease becomes, what it refuses, and that everything it installs is removed again."""
 import json
 import pathlib

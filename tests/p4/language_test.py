@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """tests/support/p4 on small programs: each rule of the language and of the switch that the traces rely on."""
 import pathlib
 import sys

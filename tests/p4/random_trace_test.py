@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Workers of the protocol over a network that loses, repeats and reorders packets, and packets that no worker would
 send: whatever comes, the v1model program answers what the aggregator in software answers."""
 import os

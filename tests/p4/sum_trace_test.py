@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """The trace suite of every data plane on the v1model program, with the aggregator in software as oracle: replies
 are compared to the last bit, and so is what was counted."""
 import pathlib

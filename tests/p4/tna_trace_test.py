@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """The trace suite on the TNA program, with the aggregator in software as oracle. What tests/support/p4 runs is the
 program's text; whether it fits a Tofino is for that compiler to say."""
 import pathlib

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The property that nobody may get wrong: whatever the control plane does, no step runs on mixed
 // plans, nothing hangs and every sum is right. Real sessions over the in-memory transport with
 // random delays; a hub plays controller and agents, and its messages come late, twice and out of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The aggregator in software under a line protocol, so that tests of other data planes, whatever
 // they are written in, can ask it what the answer to a packet is.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Certificates for tests of TLS, made by openssl when a test runs.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every registered codec under a C interface, so that Python checks it against NumPy and trains
 // with it (tests/support/codec_shim.py). Errors: a negative number, text in weir_codec_error. Not
 // thread-safe.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The codecs of a build in Python: ctypes around weir_codec_shim (tests/support/codec_shim.cc)."""
 import ctypes
 import json

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reads recorded bytes (tests/golden/**.hex: "# name", then lines "0000  57 45 ...  WE..") and
 // finds them in documents, so that what proto/WIRE.md prints is what the code sends.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the hands-on pages of Markdown files as a reader would, from their own code blocks.
 
 A page is what lies between the lines `<!-- hands-on: NAME -->` and `<!-- /hands-on -->`. Its fenced

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A transport between threads of one process with the semantics of the real ones: order, deadlines,
 // named ranks, aborts, checksums and limited buffering.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packages from npm for tests: what a package.json and its lock file name, in a directory of the build."""
 import fcntl
 import json

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Worlds of threads: every rank of a job in one process, so that tests of collectives and sessions
 // need neither processes nor ports.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // As much gain as fits below a bound on the exposed communication of a step; where nothing fits, as
 // little exposed communication as possible.
 

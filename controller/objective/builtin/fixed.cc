@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One choice for every bucket, whatever is measured: a baseline, and how an operator pins a job.
 
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The published multi-objective method, for comparison: over ratios from 0.001 to 0.1, minimise
 // communication time and 1/gain, normalise both by the ideal and nadir of the front, take the
 // weighted Chebyshev optimum (0.6 time, 0.4 inverse gain), and run it on the collective of least

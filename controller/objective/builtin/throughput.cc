@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shortest step. What must survive of the gradient is the policy's gain_min.
 
 #include <memory>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The controller's REST API as this page uses it. Where the controller wants a token, it is kept in
 // sessionStorage: it ends with the tab and is never part of an address.
 

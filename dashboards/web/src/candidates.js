@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The solver's comparison as a table: what each candidate was predicted to cost, which one runs,
 // what dense would be. Used for decisions and for what-if questions.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lines that one text has and another has not, in order: the longest common subsequence, by the
 // usual table. Texts of policies are small; longer ones are compared as a whole.
 

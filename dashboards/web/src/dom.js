@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Building and updating the document without markup in strings: names from the API can never become
 // elements, and the content-security policy forbids anything else.
 

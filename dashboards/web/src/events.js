@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Events as people read them: when, about what, what happened, and whether it is trouble.
 
 import {table} from "./dom.js";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Numbers for people: SI prefixes, two to three significant digits, never a number without its
 // unit.
 

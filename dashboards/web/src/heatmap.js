@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Node by node: bandwidth or round trip, how old each estimate is, and where it came from. It is a
 // table whose cells are coloured (viridis: even in lightness, so also grey and colour-blind it
 // reads in order); arrow keys move between cells. Bright is good: much bandwidth, or a short round

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Steps and decisions of one job as they come, each asked for once.
 
 import {newDecisions} from "./api.js";

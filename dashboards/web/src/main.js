@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The controller's page: one view at a time by its address, kept up to date by polling and by
 // events.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // "#/jobs/lm" -> view "jobs", argument "lm". Addresses can be kept, sent and gone back to.
 
 export function parse(hash) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the page knows, in one place. Views read it and are told when it changed.
 
 export class Store {

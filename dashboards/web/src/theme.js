@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Light or dark: as the system says until a person chooses, then as chosen, on this browser.
 
 const storageKey = "weir-theme";

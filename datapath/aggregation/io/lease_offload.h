@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A data plane in front of the sockets. It serves the leases that it can, and packets of other
 // leases reach the shards.

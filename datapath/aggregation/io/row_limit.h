@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The longest row of datagrams that network interfaces accept as one message.
 

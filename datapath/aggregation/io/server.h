@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // An aggregator in software: shards of one core each, the leases that jobs hold on them, and the
 // status of both.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One core's share of an aggregator: a socket, a thread, and the leases whose packets arrive there.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One UDP socket for packets of the aggregation protocols. It moves many datagrams in one system
 // call. Where the kernel can segment and join datagrams (GSO, GRO), it sends and receives a row of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Runs a worker's state machine over UDP. This file provides sockets and time; the state machine
 // knows the protocol.

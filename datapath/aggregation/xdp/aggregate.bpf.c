@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
 // The aggregator of modes sum and table in the kernel, before the socket. It does what SlotPool
 // does, for leases that the loading program put into maps. Packets that it does not understand go
 // on to the socket. The code is written for the kernel's verifier: every loop has a bound, every

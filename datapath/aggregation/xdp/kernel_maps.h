@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The values of the maps that the kernel's program and the loading program share, in C and C++.
 // Integers are in host order unless their comment says that they are as on the wire.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/aggregation/xdp/program_object.h"
 
 // The build compiles aggregate.bpf.c to this file (CMakeLists.txt).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The compiled program. It is embedded in the library, so that it is found wherever the library is.
 

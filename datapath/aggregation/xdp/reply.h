@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Replies made from the state in the kernel, for recipients to which the kernel's program cannot
 // send.

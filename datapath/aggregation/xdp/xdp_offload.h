@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The aggregator in the kernel for use by a server, with a thread that sends the replies which the
 // kernel's program cannot send.

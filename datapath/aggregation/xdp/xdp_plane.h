@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The aggregator in the kernel: a program that the network interface runs for every frame, before
 // the sockets, and the maps that hold its leases. This file loads and attaches the program, changes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How a rank proves to agents and to the controller that it belongs to a run, without revealing the
 // run's key. It derives an Ed25519 key pair (RFC 8032) from the key and signs the claims of its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adaptive quantisation: sends the largest magnitudes, all positive ones as their mean and all
 // negative ones as theirs, so that an element costs its position and a sign.
 // Payload: a selection with value format 5 (proto/WIRE.md section 3).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // ARC-Top-K: sends whole rows of every matrix of the bucket, which all ranks choose together. Round
 // 0 sums a sketch P = G V of each matrix G. V has four columns of random signs divided by 2, from
 // the shared seed, so that the squared length of a row of P estimates that of the row of the summed

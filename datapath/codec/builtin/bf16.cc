@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bfloat16: n little-endian lanes with the upper 16 bits of float32, rounded to nearest even. The
 // exponent range is float32's, so no scaling is needed; sums saturate at the largest finite value.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Block top-k: sends the aligned blocks of 256 elements with the largest norms as a whole, so that
 // a receiver adds contiguous runs and an aggregator can stream them. Blocks of zeros are never
 // sent; of equal norms, the lower block is sent.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deep gradient compression, which has momentum inside: u = 0.9 u + g and v = residual + u. The
 // elements of v above a threshold are sent, and u and v become zero there. The optimiser's own
 // momentum must be off. With a state, the first steps send more: 25 %, 6.3 %, 1.5 % and 0.4 %, each

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EDEN: the bucket is rotated by a randomised Hadamard transform. Each coordinate, divided by the
 // root mean square of its rotation, becomes the nearest of 2^bits Lloyd-Max centroids c of the
 // standard normal distribution. With y the coordinates of a rotation, the scale <y, y> / <c, y>

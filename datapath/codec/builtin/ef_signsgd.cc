@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sends one bit per element, scaled by the mean magnitude of its block of 2048. It is a
 // contraction, for use with error feedback.
 // Payload: for each block the scale and codes of 1 bit, set for e >= 0 (quantised_buckets.h).

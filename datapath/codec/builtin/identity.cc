@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The identity codec: unchanged float32 lanes. It gives a dense all-reduce, with which every other
 // codec is compared. Payload: n little-endian float32.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // INCEPTIONN: sends as many bits as a magnitude needs under an absolute error bound of 2^-bits:
 // none below the bound, 8 below 128 times the bound, 16 below 1, and float32 from there on,
 // distinguished by a class of two bits per element. Most gradients must have been scaled to below

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buckets of 512 elements on a grid of 2^bits values between the bucket's least and largest,
 // rounded to the nearest.
 // Payload: for each bucket its least element, the step and codes (quantised_buckets.h); value =

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Natural compression: |x| is rounded at random to one of the two powers of two around it, so that
 // the mean is x and the variance at most x^2 / 8.
 // Payload, for blocks of 2048 elements (the last may be shorter), with 9 bits: the signs, 1 bit

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nominated top-k: every rank nominates its largest elements, and all ranks keep the union of the
 // nominations and sum the values there. Where ranks have different large elements, that keeps more
 // of the mean's energy than one rank's choice (shared_top_k). Without a state a rank nominates all

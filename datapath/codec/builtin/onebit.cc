@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sends one bit per element, which selects the mean of the negative elements of its block of 2048
 // or that of the others.
 // Payload: for each block the two means (negative first) and codes of 1 bit, set for e >= 0

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // PowerSGD: sends every matrix M of the bucket as a product P Q^T of low rank. Round 0 sums P = M Q
 // over the ranks, and all ranks orthonormalise the sum to the same P'. Round 1 sums Q = M^T P' and
 // the parts that are not matrices. The bucket is the sum of P' Q^T. The difference between M and P'

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stochastic quantisation in lanes with a scale that all ranks share, so that payloads add.
 //
 // qsgd: with M = the maximum over ranks of max|x| and L = floor((2^(bits - 1) - 1) / world), lane =

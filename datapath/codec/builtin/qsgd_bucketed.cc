@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // QSGD as published: buckets of 512 elements, each scaled by its own Euclidean norm, and s =
 // 2^(bits - 1) - 1 levels with stochastic rounding: code = floor(x * s / norm + u), where u is
 // uniform in [0, 1), from a hash of (seed, rank, position). It is unbiased, and the variance of a

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random-k: k positions are drawn from the shared seed, the same on all ranks, so the float32
 // values add without any index on the wire. The n positions are cut into k strata of nearly equal
 // size, and one position is drawn in each. The marginal probability is 1 / stratum size, the

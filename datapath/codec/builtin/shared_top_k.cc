@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared top-k: one rank's selection applies to all ranks, whose float32 values there are then
 // added.
 // Payload: positions only (a selection header with value format 0, proto/WIRE.md section 3).

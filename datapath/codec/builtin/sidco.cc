@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SIDCo: thresholds from a distribution fitted to the magnitudes. All variants take moments from a
 // sample of the elements where 16384 or more are expected above a threshold.
 // Payload: a selection (proto/WIRE.md section 3).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Signs with majority vote: each rank sends whether x >= 0, and the sum of all ranks becomes the
 // majority's sign times world * M, where M is the maximum over ranks of mean|x|, or zero for a tie.
 // Payload: n lanes that count positive votes (quantised_lanes.h), of 1 bit for one rank, 2 for up

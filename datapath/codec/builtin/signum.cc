@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // signSGD with momentum: m = 0.9 m + 0.1 x, and each rank votes with the sign of m; otherwise like
 // signsgd, where M is the maximum over ranks of mean|m|. The moving sum replaces the optimiser's
 // momentum, which must be off.

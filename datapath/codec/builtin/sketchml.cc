@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // SketchML: sends the largest magnitudes, each as the number of its quantile bucket, which decodes
 // to the mean of the bucket's values. Buckets of one sign hold about equally many values. So the
 // many small values are represented better than with equal steps (top_k with 8 bits), and the few

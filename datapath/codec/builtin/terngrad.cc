@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every element becomes -s, 0 or +s; it is not 0 with probability |x| / s. The scale s is the
 // maximum over ranks of the clipped maximum min(max|x|, 2.5 * rms(x)); larger elements are clamped
 // to it. It is unbiased except for the clipping, which shrinks the largest elements of heavy tails

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor homomorphic compression with non-uniform levels. It is like thc_uniform, but a coordinate
 // takes one of at most 16 levels, which are chosen among the points of a finer grid so that
 // rounding errors are smallest where normal coordinates are dense. Lanes hold the grid number of

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensor homomorphic compression with uniform levels. Blocks of 1024 elements are rotated by a
 // randomised Hadamard transform whose signs all ranks share, which makes coordinates nearly normal.
 // Let M be the largest root mean square of any rank's gradient + residual, and t the range of the

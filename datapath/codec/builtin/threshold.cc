@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selectors, which determine the threshold above which magnitudes are kept, or a more specific set
 // of elements. The bare codec uses the threshold of the first step; the others are its variants,
 // selector=NAME. A selector is a function and a row of the table below.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Top-k: sends the largest magnitudes of gradient + residual, selected by a threshold. A threshold
 // from the last step's histogram makes it one pass over memory. The kept count follows the ratio
 // closely but is not exactly k (see selection.h for its bounds), which no receiver needs.

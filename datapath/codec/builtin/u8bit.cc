@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eight bits of the dynamic tree: represents |x| / max, where max is the largest magnitude of its
 // block of 2048, as a decade and one of equal parts of the decade, so that small values keep their
 // order of magnitude.

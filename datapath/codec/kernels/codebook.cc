@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codebooks of many levels, in which the level of a coordinate is looked up by its cell.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The kernel of inceptionn: fixed-point numbers of 8 or 16 bits, depending on the magnitude. The
 // conventions of kernels.h apply.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The randomised Hadamard transform. Every target runs the levels from the longest stride to the
 // shortest, and each coordinate gets the same additions in the same order, so all give the same
 // bytes.

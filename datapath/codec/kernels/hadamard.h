@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // SIMD kernels of the rotating codecs: the randomised Hadamard transform in blocks that stay in the
 // first-level cache, and operations on a rotated block. Dispatched at run time as in kernels.h.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that read the two parts of Rice codes: they find the ones of the quotients, and compute
 // positions from them and the plain bits.
 

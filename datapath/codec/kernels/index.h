@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The kernels of index_coding, for Rice codes whose quotients and plain bits are stored separately.
 

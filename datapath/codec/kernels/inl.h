@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Code shared by the kernel files. It is compiled once per SIMD target, which requires a per-target
 // include guard in place of #pragma once.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The SIMD kernels of the codecs, dispatched at run time to the best instruction set of the
 // machine. They work on blocks of at most kBlockElements, which are small enough that several

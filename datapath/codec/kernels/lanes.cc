@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of the lane codecs: half precision, bfloat16 and plain floats.
 
 #include "datapath/codec/kernels/kernels.h"

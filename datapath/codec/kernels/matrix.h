@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // SIMD kernels of the low-rank and row-selecting codecs: products of a stretch of a matrix row, in
 // the first-level cache, with several vectors at once. Every target gives the same bytes.

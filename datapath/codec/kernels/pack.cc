@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that pack codes into bits and unpack them, add lanes of a few bits, and compute the sums
 // from which the scale of a bucket follows.
 

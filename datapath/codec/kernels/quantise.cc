@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that turn elements into codes of one or two octets, and codes into sums of values.
 
 #include "datapath/codec/kernels/quantise.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Kernels of the quantisers, with the same guarantees as those of kernels.h. A quantiser visits a
 // block with one kernel that turns every element into a code of one or two octets, and a second one

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that draw random numbers: for sums of powers of two, and for signs.
 
 #include "datapath/codec/kernels/quantise.h"

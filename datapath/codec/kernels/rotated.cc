@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Operations on a rotated block: rounding to summable integer lanes, and codebooks whose indices
 // are stored as bit planes.
 

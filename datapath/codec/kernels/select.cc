@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of selection: measuring, histogram, threshold with compaction.
 
 #include "datapath/codec/kernels/kernels.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels of the threshold estimators: moments above a threshold, momentum, and the grid of
 // magnitudes of kept values.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Measures the losses of codecs on the job's own gradients. It covers the codecs whose traits can
 // only state a loss for normally distributed input, so that the controller compares all codecs

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The time that each codec takes on this host, measured before its first use, so that a planner
 // need not guess the time of a codec that has not run yet.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // EF21: ranks send the changes of their gradients instead of the gradients. Each rank keeps a
 // memory h of what it has sent. In every step it sends c = C(g - h) and adds c to h, and all ranks

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The residuals of error feedback: the part of gradients that lossy codecs did not send. They are
 // kept per parameter, so that they survive bucket rebuilds, codec changes and checkpoints, and

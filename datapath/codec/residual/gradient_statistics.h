@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One-pass statistics of |x|: a histogram over the top 12 bits of the float's pattern (8 exponent
 // and 4 mantissa bits). The kept count and the gain follow from it for every ratio.

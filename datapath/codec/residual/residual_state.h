@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Parses the bytes of exported residuals (proto/WIRE.md section 3).
 

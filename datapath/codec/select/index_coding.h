@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Encodes a set of positions as Rice-coded gaps, gaps of one octet each, or a bitmap, whichever is
 // smallest. Bytes: proto/WIRE.md section 3.

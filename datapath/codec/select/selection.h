@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Selects the largest magnitudes of gradient + residual by a threshold, for the codecs that send
 // part of a bucket. It takes one pass when a state remembers the last step, and two passes

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/codec/select/selection_payload.h"
 
 #include <algorithm>

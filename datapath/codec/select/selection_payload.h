@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The payload of a selection: a header, coded positions, and values unless they are exchanged
 // separately. Bytes: proto/WIRE.md section 3.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Thresholds from a distribution that is fitted in stages, each to the elements above the threshold
 // of the stage before (SIDCo). Source: Abdelmoniem et al., "An efficient statistical-based gradient

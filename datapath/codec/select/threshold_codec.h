@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The common part of the codecs that keep the elements above a threshold. They differ only in how
 // they find the threshold, so that is all that a new one implements.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/codec/select/value_coding.h"
 
 #include <algorithm>
@@ -190,7 +191,7 @@ float PowerOfTwo(int exponent) {
 int HalfExponent(float max_abs, int headroom) {
   int exponent = 0;
   std::frexp(max_abs, &exponent);  // max_abs < 2^exponent
-  return std::clamp(15 - headroom - exponent, -113, 120);
+  return std::clamp(15 - headroom - exponent, -126, 120);
 }
 
 uint64_t ValueBytes(ValueFormat format, uint64_t count) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Encodes the kept values of a selection. Bytes: proto/WIRE.md section 3.
 

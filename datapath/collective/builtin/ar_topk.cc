@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AR-Topk: all ranks use the indices of one rank, so that the values at them can be summed by an
 // ordinary all-reduce. STAR chooses the ranks in turn, VAR the one with the largest gradient norm.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // AR-Topk with the union of all selections: every rank sends its selection to all ranks, and the
 // values at the union of these indices are summed by an ordinary all-reduce. So large elements of
 // every rank are included.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Block mesh all-reduce: the mesh without blocks of zeros. Lanes are cut into blocks of about 1
 // KiB. Rank r sends rank j only the blocks of chunk j that are not zero. Rank j sums them and sends
 // all ranks the blocks that are not zero on any rank. It serves gradients that are zero in large

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bruck all-gather: in round i every rank sends the 2^i payloads that it has to the rank 2^i places
 // before it. It needs few messages between few pairs, which suits small payloads in large worlds.
 //

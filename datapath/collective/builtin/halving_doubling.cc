@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recursive halving, then recursive doubling, for any world size: a reduce-scatter in ceil(log2 N)
 // rounds, each with about half as much data as the one before, and an all-gather that runs the same
 // rounds backwards. Unlike in a mesh, a rank has one partner to send to and one to receive from at

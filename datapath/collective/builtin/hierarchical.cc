@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hierarchical all-reduce: the ranks of a node sum among themselves first, so that no more than one
 // payload for every node crosses the network.
 //

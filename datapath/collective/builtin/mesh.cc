@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mesh all-reduce: rank r sums chunk r of every rank and sends the total to all. Every pair
 // exchanges directly, so the latency does not grow with the world. Chunks are even or follow the
 // group's shards. A rank of share w sends 1-w of the payload in the first phase and (N-1) w in the

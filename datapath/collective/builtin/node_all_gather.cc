@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-gather by nodes: every payload is sent once to each other node and then distributed to the
 // ranks of that node. A direct exchange would send it as often as the other node has ranks.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of nodes, encoded once by all of their ranks: intra reduce-scatter -> compress -> inter ->
 // intra all-gather. If all nodes have p ranks, each rank sums a p-th of the float32 elements of its
 // node and encodes that. The ranks at the same place on their nodes exchange these payloads

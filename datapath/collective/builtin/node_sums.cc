@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of nodes, encoded once by their first ranks: intra -> compress -> inter -> intra. The ranks
 // of a node send their float32 elements to its first one, which adds them and encodes the sum. The
 // first ranks of all nodes exchange these payloads directly. Each decodes and adds them in the

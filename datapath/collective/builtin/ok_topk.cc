@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ok-Topk: rank j sums the values that all ranks selected in region j, keeps the largest sums and
 // sends those to all. In an all-gather of selections every rank receives N-1 of them; here it
 // receives about two, whatever N is. Unlike in AR-Topk each rank sends its own positions. Values

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-reduce of block-sparse lanes through an aggregator in the network. Every rank sends its
 // blocks that are not zero once and receives the sums of blocks that are not zero on any rank,
 // whatever the number of ranks. Source: Fei, Ho, Sahu, Canini, Sapio, "Efficient sparse collective

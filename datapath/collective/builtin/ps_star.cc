@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Parameter-server star: rank 0 receives every rank's lanes, sums them in rank order and sends the
 // total back, segment by segment, so that pushes and pulls overlap on its full-duplex link.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Recursive doubling all-reduce: in round i every rank exchanges all lanes with the rank whose
 // number differs in bit i. It needs few messages of whole payloads, which suits small buckets.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Re-encoding all-reduce: rank j decodes and sums region j of every rank, encodes the sum again and
 // sends it to all. In an all-gather of opaque payloads every rank receives N-1 of them and decodes
 // N buckets; here it receives less than two and decodes two. The second encoding also has an error,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ring all-reduce: reduce-scatter, then all-gather, in which a rank exchanges messages only with
 // its two neighbours.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ring all-gather: payloads of any size travel around a ring, in which each rank forwards to the
 // next one what it receives from the one before. Every rank has only one sender, so there are no
 // bursts into a switch, but the latency grows with the world size.

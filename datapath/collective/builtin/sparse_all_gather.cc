@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sparse all-gather: every rank sends its payload, of any size, directly to every other rank.
 //
 // Cost: 1 latency; N-1 copies of the own payload leave, and the payloads of N-1 ranks reach, every

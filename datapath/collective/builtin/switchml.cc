@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-reduce through an aggregator in the network. Every rank sends its lanes once and receives the
 // sum once, whatever the number of ranks. Source: Sapio et al., "Scaling distributed machine
 // learning with in-network aggregation", NSDI 2021. The offload handles the packets.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-reduce of the codec thc's lanes through an aggregator in the network that holds its table.
 // Every rank sends four-bit indices once and receives the sums of the levels that they name,
 // whatever the number of ranks. Source: Li et al., "THC: accelerating distributed deep learning

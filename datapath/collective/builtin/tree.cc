@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Double binary tree all-reduce: two trees over the ranks, each for one half of the lanes, such
 // that no rank is an inner node of both. Segments are reduced up both trees, then broadcast down.
 //

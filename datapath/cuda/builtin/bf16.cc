@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // bfloat16 on the device; datapath/codec/builtin/bf16.cc describes the payload.
 
 #include "datapath/cuda/lanes16.h"
@@ -11,7 +12,12 @@ struct BrainFormat {
   static WEIR_DEVICE uint16_t Encode(float v) { return ToBrain(v); }
   static WEIR_DEVICE float Decode(uint16_t lane) { return FromBrain(lane); }
   static WEIR_DEVICE bool IsFinite(uint16_t lane) { return BrainIsFinite(lane); }
-  static LaneFactors Factors(int) { return {.scale = 1, .inverse = 1, .limit = kLargest}; }
+  struct Scale {
+    WEIR_DEVICE LaneFactors operator()() const {
+      return {.scale = 1, .inverse = 1, .limit = kLargest};
+    }
+  };
+  static Scale ScaleOf(const DeviceCall&) { return {}; }
 };
 
 }  // namespace

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Signs times the mean magnitude of a block, on the device; datapath/codec/builtin/ef_signsgd.cc
 // describes the payload. The mean is a rounded sum, so it is added in the order of the kernels of
 // the host: element i to partial sum i mod 16, then the partial sums in turn.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Buckets on a grid from least to largest, on the device; datapath/codec/builtin/minmax.cc
 // describes the payload.
 

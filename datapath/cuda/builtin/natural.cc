@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Powers of two on the device; datapath/codec/builtin/natural.cc describes the payload.
 
 #include "datapath/base/random.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stochastic quantisation on a shared grid, on the device; datapath/codec/builtin/qsgd.cc describes
 // the payload. The variant with exponential levels is not here.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random-k on the device; datapath/codec/builtin/random_k.cc describes the payload.
 
 #include "datapath/base/random.h"

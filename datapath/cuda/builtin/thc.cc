@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rotated lanes on the device, with the levels of thc and thc_uniform; datapath/codec/builtin has
 // the payloads.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Top-k on the device; datapath/codec/builtin/top_k.cc describes the payload and the choice of the
 // threshold. The first attempt takes one pass with the threshold of the last step, and nothing
 // waits for it. Whether it missed is known when the host reads the size of the payload (Resolve),

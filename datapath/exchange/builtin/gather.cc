@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gathering: every rank gets the payload of every rank, of any size, and decodes all of them in
 // rank order, so that the sum has the same bits everywhere.
 

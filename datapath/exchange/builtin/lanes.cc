@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of lanes: the payloads of all ranks add lane by lane without decoding, and the sum is
 // decoded once. There are three forms: the lanes of any codec; the float32 elements themselves,
 // which the network sums in the caller's buffer; and levels of a table, which an aggregator sums.

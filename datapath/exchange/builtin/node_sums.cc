@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums before encoding. The ranks of a node add their gradients exactly, including earlier
 // residuals. Ranks that encode a part of that sum do so inside the collective, and keep the loss as
 // the aggregate residual of that part (ResidualStore::BeginSum). What the next step does not encode

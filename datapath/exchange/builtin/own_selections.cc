@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Own selections: each rank sends its own positions with its values, the owners of regions sum
 // them, and the largest sums are kept. A rank's residual loses only the values that it sent and the
 // ranks kept. A sum that was dropped stays in the residuals of all ranks that contributed to it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums that are encoded again on their way. Each rank encodes every region for its owner, with its
 // residual as usual. The owner decodes and sums them, adds its aggregate residual, encodes the sum,
 // and keeps the loss. All ranks deliver the decoded second payloads.

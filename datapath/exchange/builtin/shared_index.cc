@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shared positions: the selection of one rank, or the union of all selections, applies to all
 // ranks, so that an ordinary all-reduce can sum the values there.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weir for PyTorch: adaptive gradient compression for DistributedDataParallel.
 
     model = torch.nn.parallel.DistributedDataParallel(model)
@@ -30,5 +31,10 @@ __all__ = [
     "ddp_hook", "keys", "library_path", "reform", "register_process_group", "rejoin",
     "report_loss", "share", "version",
 ]
+
+# Tracebacks and documentation name them as they are imported.
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__
 
 register_process_group()

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python3 -m weir check`: whether this machine is ready for Weir, one line per finding.
 
 With --peers, on every host of a job at the same time: whether the hosts reach each other, too.
@@ -96,14 +97,15 @@ def check_agent(agent):
 
 def check_peer(host, port, end):
     """Checks that the `check --peers` of another host can be reached, which must begin before `end`."""
+    limit_s = probe.PROBE_S
     while True:
         try:
-            began = time.monotonic()
-            seconds, answer, local, mtu = probe.once(host, port, began + probe.PROBE_S)
+            seconds, answer, local, mtu = probe.once(host, port, time.monotonic() + limit_s)
             break
         except probe.Unreachable as error:
             if time.monotonic() > end:
                 raise RuntimeError(str(error)) from None
+            limit_s = probe.PATIENT_S if error.late else probe.PROBE_S
         time.sleep(0.2)
     if answer and answer["seen"] != local:
         raise RuntimeError(f"a NAT lies between: this host's {local} arrives there as {answer['seen']}; "

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ctypes declarations of weir.h. No other module calls C.
 
 Importing this module loads nothing; the library is searched for at its first use.
@@ -200,6 +201,7 @@ _FUNCTIONS = {
     "weir_report_parameters": (ctypes.c_int, [_pointer, ctypes.POINTER(_pointer),
                                               ctypes.POINTER(_size), ctypes.c_size_t]),
     "weir_report_loss": (ctypes.c_int, [_pointer, ctypes.c_double]),
+    "weir_report_non_finite": (ctypes.c_int, [_pointer, _text]),
     "weir_export_state": (ctypes.c_int, [_pointer, _pointer, _size_pointer]),
     "weir_import_state": (ctypes.c_int, [_pointer, _pointer, ctypes.c_size_t]),
     "weir_scale_state": (ctypes.c_int, [_pointer, ctypes.c_double]),

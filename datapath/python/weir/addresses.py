@@ -1,18 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses the address at which a rank listens: one that its peers really reach.
 
-Where all ranks share a host it is loopback. Otherwise every rank puts the addresses of its interfaces
-into the store, and the ranks that will connect to it (higher ranks connect to lower ones) try them all at
-once, up to PROBERS of them on other hosts. The rank takes an address that all of these reach: the one
-on its route to the store, unless another one is twice as fast. Where none is reached, every rank that
-knows it raises an error that names rank, address, interface and variable, after some two seconds.
+Where all ranks share a host it is loopback. Otherwise every rank tells the meeting (weir.meeting) the
+addresses of its interfaces, and the ranks that will connect to it (higher ranks connect to lower ones) try
+them all at once, up to PROBERS of them on other hosts. The rank takes an address that all of these reach:
+the one on its route to the store, unless another one is twice as fast. Where none is reached, all ranks
+raise an error that names rank, address, interface and variable.
 
 Environment:
   WEIR_LISTEN     host:port of this rank's datapath. The host is an address, a name or an interface;
                   port 0: any. Without a host, or with 0.0.0.0 or [::], only the port is prescribed.
   WEIR_INTERFACE  name of the interface whose addresses are tried, such as eth0
 """
-import contextlib
-import datetime
 import json
 import os
 import secrets
@@ -26,9 +25,7 @@ from weir._lib import WeirError
 
 PROBERS = 4
 CANDIDATES_MAX = 8
-LINGER_S = 1.0  # for which rank 0, whose process may serve the store, waits for the others
 _WILDCARDS = ("", "0.0.0.0", "::", "*")
-_FAILED = "!"
 _chosen: Dict[tuple, str] = {}  # host by what prescribes it, for later groups of this process
 
 
@@ -119,58 +116,15 @@ def any_port():
     return None if host in _WILDCARDS else interfaces.join(host, 0)
 
 
-def choose(store, prefix, rank, world, listen=None, probes=True):
-    """Returns "host:port" at which this rank must listen. All ranks must call it, with the same `prefix`.
+def choose(meeting, listen=None, probes=True):
+    """Returns "host:port" at which this rank must listen. All ranks of the weir.meeting must call it.
 
     listen: replaces WEIR_LISTEN. probes: False if `listen` is of a form that only the transport knows;
     it is then returned as it is. WeirError: the others cannot reach this rank, or this one cannot reach
-    another; peers() raises that on all ranks. Takes up to two seconds after the last rank has called."""
-    try:
-        return _choose(store, prefix, rank, world, listen, probes)
-    except WeirError as error:
-        fail(store, prefix, rank, world, str(error))
-        raise
-
-
-def fail(store, prefix, rank, world, message):
-    """Tells the others, in peers(), that this rank cannot be reached."""
-    store.set(f"{prefix}/entry/{rank}", json.dumps({"failed": message}))
-    store.set(f"{prefix}/votes/{rank}", json.dumps({"failed": message}))
-    store.set(f"{prefix}/{rank}", _FAILED + message)
-    if rank == 0:
-        try:
-            store.wait([f"{prefix}/{r}" for r in range(world)], datetime.timedelta(seconds=LINGER_S))
-        except RuntimeError:
-            pass
-
-
-@contextlib.contextmanager
-def told_of_failure(store, prefix, rank, world):
-    """Lets an error of the block end peers() of the others, which would wait for this rank."""
-    try:
-        yield
-    except Exception as error:
-        fail(store, prefix, rank, world, f"rank {rank} cannot start: {error}")
-        raise
-
-
-def publish(store, prefix, rank, address):
-    """Puts the address of a rank that listens into the store."""
-    store.set(f"{prefix}/{rank}", address)
-
-
-def peers(store, prefix, rank, world):
-    """Returns the addresses of all ranks. WeirError: one of them said that it cannot be reached."""
-    found = [store.get(f"{prefix}/{r}").decode() for r in range(world)]
-    failed = next((a for a in found if a.startswith(_FAILED)), None)
-    if failed is not None:
-        raise _refuse(failed[len(_FAILED):], rank)
-    return found
-
-
-def _choose(store, prefix, rank, world, listen, probes):
+    another. Takes up to two seconds after the last rank has called, five where a rank cannot be reached."""
+    rank = meeting.rank
     if not probes and listen:
-        store.set(f"{prefix}/entry/{rank}", json.dumps({"identity": None, "candidates": []}))
+        meeting.set(f"entry/{rank}", json.dumps({"identity": None, "candidates": []}))
         return listen
     mine = _Candidates(listen, rank)
     known = _chosen.get(mine.key)
@@ -180,15 +134,14 @@ def _choose(store, prefix, rank, world, listen, probes):
     if not known:
         entry["token"] = secrets.token_hex(16)
         responder = _responder(mine, entry["token"], rank)
-        server = _store_host(store) or "localhost"
+        server = _store_host(meeting.store) or "localhost"
         routes = interfaces.towards(server)
         found = sorted(mine.addresses, key=lambda a: a.host not in routes)[:CANDIDATES_MAX]
         entry.update(candidates=[(a.host, a.interface, a.loopback) for a in found],
                      port=responder.port, preferred=routes, serves=interfaces.resolve(server))
     try:
-        store.set(f"{prefix}/entry/{rank}", json.dumps(entry))
-        entries = [json.loads(store.get(f"{prefix}/entry/{r}")) for r in range(world)]
-        host = _agree(store, prefix, rank, entries, mine)
+        meeting.set(f"entry/{rank}", json.dumps(entry))
+        host = _agree(meeting, [json.loads(word) for word in meeting.get_all("entry")], mine)
     finally:
         if responder:
             responder.close()
@@ -208,17 +161,14 @@ def _probers(entries, target):
     """The ranks that try the addresses of `target`: the next higher ones that are on other hosts, of
     as many hosts as possible."""
     others = [r for r in range(target + 1, len(entries))
-              if "failed" not in entries[r] and entries[r]["identity"] is not None
-              and entries[r]["identity"] != entries[target]["identity"]]
+              if entries[r]["identity"] not in (None, entries[target]["identity"])]
     first_of_host = {entries[r]["identity"]: r for r in reversed(others)}.values()
     return sorted(others, key=lambda r: (r not in first_of_host, r))[:PROBERS]
 
 
-def _agree(store, prefix, rank, entries, mine):
+def _agree(meeting, entries, mine):
     """The host at which to listen, after all ranks have said what they have."""
-    failed = next((e["failed"] for e in entries if "failed" in e), None)
-    if failed:
-        raise _refuse(failed, rank)
+    rank = meeting.rank
     spans = len({e["identity"] for e in entries}) > 1
     if not spans:
         return mine.addresses[0].host if mine.prescribed else _loopback()
@@ -228,54 +178,56 @@ def _agree(store, prefix, rank, entries, mine):
         raise _refuse(f"rank {rank} ({socket.gethostname()}) would listen at loopback, {have}, but ranks "
                       f"are on other hosts. {mine.said or 'No interface but loopback is up'}: set "
                       "WEIR_INTERFACE or WEIR_LISTEN to an address that they reach", rank)
-    _vote(store, prefix, rank, entries)
+    _vote(meeting, entries)
     if mine.key in _chosen:
         return _chosen[mine.key]
-    votes = {}
-    for prober in _probers(entries, rank):
-        vote = json.loads(store.get(f"{prefix}/votes/{prober}"))
-        if "failed" in vote:
-            raise _refuse(vote["failed"], rank)
-        votes[prober] = vote[str(rank)]
+    votes = {prober: json.loads(meeting.get(f"votes/{prober}"))[str(rank)]
+             for prober in _probers(entries, rank)}
     host = _pick(entries, rank, votes)
     _chosen[mine.key] = host
     return host
 
 
-def _vote(store, prefix, rank, entries):
-    """Tries the addresses of the ranks that this one connects to, and says in the store what it found."""
-    targets = [r for r, e in enumerate(entries) if e["candidates"] and rank in _probers(entries, r)]
-    results = probe.all_at_once(
-        [((r, host), host, entries[r]["port"], entries[r]["token"])
-         for r in targets for host, _, loopback in entries[r]["candidates"] if not loopback])
-    votes: Dict[int, Dict[str, Any]] = {r: {host: "only ranks of its own host reach loopback"
-                 for host, _, loopback in e["candidates"] if loopback}
-             for r, e in enumerate(entries) if rank in _probers(entries, r)}
-    for (r, host), result in results.items():
-        if isinstance(result, probe.Unreachable):
-            votes[r][host] = str(result)
-        else:
-            votes[r][host] = list(result)
-    store.set(f"{prefix}/votes/{rank}", json.dumps(votes))
-    for r in targets:
-        if not any(isinstance(result, list) for result in votes[r].values()):
+def _vote(meeting, entries):
+    """Tries the addresses of the ranks that this one connects to, and tells the meeting what it found:
+    {rank: {host: seconds, or why not}}."""
+    rank = meeting.rank
+    votes: Dict[int, Dict[str, Any]] = {
+        r: {host: "only ranks of its own host reach loopback"
+            for host, _, loopback in e["candidates"] if loopback}
+        for r, e in enumerate(entries) if rank in _probers(entries, r)}
+    left = [((r, host), host, entries[r]["port"], entries[r]["token"])
+            for r in votes for host, _, loopback in entries[r]["candidates"] if not loopback]
+    for limit_s in (probe.PROBE_S, probe.PATIENT_S):
+        results = probe.all_at_once(left, limit_s)
+        for (r, host), result in results.items():
+            votes[r][host] = str(result) if isinstance(result, probe.Unreachable) else result
+        left = [target for target in left if not _reached(votes[target[0][0]])
+                and getattr(results[target[0]], "late", False)]
+    meeting.set(f"votes/{rank}", json.dumps(votes))
+    for r in votes:
+        if entries[r]["candidates"] and not _reached(votes[r]):
             raise _refuse(_explain(entries, r, rank, votes[r]), rank)
 
 
+def _reached(vote):
+    return [host for host, result in vote.items() if not isinstance(result, str)]
+
+
 def _pick(entries, rank, votes):
-    """The address that all probers reach. votes: {prober: {host: [seconds, ...] or why not}}."""
+    """The address that all probers reach. votes: {prober: {host: seconds, or why not}}."""
     entry = entries[rank]
     hosts = [host for host, _, loopback in entry["candidates"] if not loopback]
     if not votes:  # nobody connects to this rank from another host
         return hosts[0]
     for prober, vote in votes.items():
-        if not any(isinstance(vote.get(h), list) for h in hosts):
+        if not _reached(vote):
             raise _refuse(_explain(entries, rank, prober, vote), rank)
-    reached = [h for h in hosts if all(isinstance(v.get(h), list) for v in votes.values())]
+    reached = [h for h in hosts if all(h in _reached(vote) for vote in votes.values())]
     if not reached:
         raise _refuse(f"rank {rank} ({entry['name']}) has no address that all other hosts reach: " +
                       "; ".join(_explain(entries, rank, r, v) for r, v in votes.items()), rank)
-    seconds = {h: sum(v[h][0] for v in votes.values()) for h in reached}
+    seconds = {h: sum(v[h] for v in votes.values()) for h in reached}
     known = entry["preferred"] + [h for r in votes for h in entries[r]["serves"]]
     preferred = next((h for h in reached if h in known), reached[0])
     best = min(reached, key=lambda host: seconds[host])
@@ -286,7 +238,7 @@ def _explain(entries, target, prober, vote):
     entry, other = entries[target], entries[prober]
     names = {host: name for host, name, _ in entry["candidates"]}
     tried = "; ".join(f"{interfaces.join(host, entry['port'])} (interface {names[host]}): {why}"
-                      for host, why in vote.items() if not isinstance(why, list))
+                      for host, why in vote.items() if isinstance(why, str))
     said = f" {entry['said']} prescribes it." if entry["said"] else ""
     return (f"rank {prober} ({other['name']}) cannot reach rank {target} ({entry['name']}) at "
             f"{tried}.{said} Set WEIR_INTERFACE or WEIR_LISTEN=ADDRESS:PORT on {entry['name']} to an "

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """weir.attach, which finds the hooks for whatever wraps a model."""
 from typing import Optional, Protocol, Sequence
 
@@ -45,16 +46,20 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
 
     Options that are None come from the environment:
       job                  WEIR_JOB, else TORCHELASTIC_RUN_ID: name of the run
-      agent, agent_token   WEIR_AGENT, WEIR_AGENT_TOKEN: agent of this node; "": none
+      agent, agent_token   WEIR_AGENT, WEIR_AGENT_TOKEN: agent of this node, unix:/path or
+                           tcp:host:port with a token; "": none
       plan_file            WEIR_PLAN_FILE: plan until a controller sends one; "": none
       peers                WEIR_PEERS: "host:port" of all ranks, in place of the framework's store
       listen               WEIR_LISTEN: "host:port" of this rank; port 0: any; see weir.addresses
                            (WEIR_INTERFACE names the interface whose addresses are tried)
-      transport            WEIR_TRANSPORT: "auto", "tcp" or "shm", with options
-      operation_timeout_s  WEIR_TIMEOUT_S: deadline of one collective
-      encode_workers       WEIR_ENCODE_WORKERS: threads that encode, at most 16
-      compare_every_steps  WEIR_COMPARE_EVERY_STEPS: steps between comparisons of sums; -1: never
-      compare_parameters   WEIR_COMPARE_PARAMETERS: compares the model's parameters, too
+      transport            WEIR_TRANSPORT: "auto" (shared memory within a node, else TCP), "tcp" or
+                           "shm", with options, as auto:connections=4,pacing=100M (see weir.h)
+      operation_timeout_s  WEIR_TIMEOUT_S: deadline of one collective, by default 60
+      encode_workers       WEIR_ENCODE_WORKERS: threads that encode, at most 16, by default 1
+      compare_every_steps  WEIR_COMPARE_EVERY_STEPS: steps between comparisons of sums, by default
+                           64; -1: never
+      compare_parameters   WEIR_COMPARE_PARAMETERS: compares the model's parameters, too (on the
+                           CPU; replicas on equal hardware only)
       job_key              WEIR_JOB_KEY_FILE, which names a file: 32 bytes, equal on all ranks
       encrypt              WEIR_ENCRYPT: whether payloads are encrypted, equal on all ranks
       unauthenticated      WEIR_UNAUTHENTICATED: allows any network without a key

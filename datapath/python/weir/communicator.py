@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank's libweir communicator as a Python object. Knows nothing of torch."""
 import contextlib
 import ctypes

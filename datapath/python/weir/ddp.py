@@ -1,10 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """A communication hook for DistributedDataParallel, and its state.
 
 The path of a bucket: DDP calls the hook as soon as a bucket's gradients are ready. The hook queues
-weir_all_reduce on DDP's flat buffer and returns a future. While libweir encodes, sends and decodes,
-the backward pass continues. DDP copies the means of completed futures into the gradients. The rest
-is in weir.steps. (With a static graph, DDP's own callback at the end of the pass comes before that
-of weir.steps and waits for the futures.)
+weir_all_reduce on DDP's flat buffer, or on its copy in host memory, and returns a future. While
+libweir encodes, sends and decodes, the backward pass continues. DDP copies the means of completed
+futures into the gradients. The rest is in weir.steps. (With a static graph, DDP's own callback at
+the end of the pass comes before that of weir.steps and waits for the futures.)
 
 DDP over a subgroup of the ranks sums over that subgroup, as a separate job, whose name is the name
 of the job, a dot and the ranks (where attach() is not given rank or world). A second model in a
@@ -24,32 +25,15 @@ after backward() and skip the optimiser step; its `rank` and `parameter` say whe
 Learning rate: residuals hold gradients, so they are applied at the rate of the step that delivers
 them. Where that matters, call state.scale_state(old_rate / new_rate) after each change of the rate:
 then they are applied at the rate of the step that they come from.
-
-Environment, for arguments that attach() does not get:
-  WEIR_AGENT               unix:/path or tcp:host:port of this node's agent
-  WEIR_AGENT_TOKEN         for tcp agents
-  WEIR_PLAN_FILE           static plan, used while no controller has sent one
-  WEIR_JOB                 name of the run (else TORCHELASTIC_RUN_ID, else "training")
-  WEIR_LISTEN              host:port of this rank's datapath; port 0: any; see weir.addresses
-  WEIR_INTERFACE           name of the interface whose addresses are tried
-  WEIR_PEERS               comma-separated host:port of all ranks, in rank order; replaces the store
-  WEIR_TRANSPORT           auto (shared memory within a node, else TCP), shm or tcp, with options:
-                           auto:connections=4,pacing=100M (weir.h lists them); default auto
-  WEIR_TIMEOUT_S           deadline of one collective, default 60
-  WEIR_ENCODE_WORKERS      threads that encode different buckets, at most 16; default 1
-  WEIR_COMPARE_EVERY_STEPS steps between comparisons of the delivered sums; default 64, -1: never
-  WEIR_COMPARE_PARAMETERS  1: compare the parameters of the model, too (CPU; equal hardware only)
-  WEIR_JOB_KEY_FILE        file with the job's key, where no store provides it; see weir.keys
-  WEIR_ENCRYPT             1: payloads are encrypted; equal on all ranks
-  WEIR_UNAUTHENTICATED     1: no key, over any network
 """
 import contextlib
 import itertools
 import os
 import sys
 import zlib
-from typing import ContextManager, Dict
+from typing import Dict, Optional
 
+import torch
 import torch.distributed as dist
 
 from weir import _lib
@@ -57,14 +41,16 @@ from weir import addresses
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
+from weir.meeting import Meeting
 from weir.non_finite import Agreement
-from weir.restored import RestoredBuckets
 from weir.session import Session
+from weir.staging import future_of
 from weir.steps import Steps, attached, begin_with_forward, columns
-from weir.unreduced import Watch
+from weir.unreduced import DDPWatch, Watch
 
 CONNECT_TIMEOUT_S = 60.0
-_attach_counts: Dict[str, int] = {}  # by job and ranks
+_RESTORED_STEPS_MAX = 2  # where DDP does not make its buckets again
+_attach_counts: Dict[str, int] = {}  # by ranks
 _said = set()
 
 
@@ -90,12 +76,84 @@ def _name_of_ranks(members):
     return f"{members[0]}and{len(members) - 1}-{checksum:08x}"
 
 
+class RestoredBuckets:
+    """Reduces the first steps after a restart in the buckets of the checkpoint.
+
+    DDP makes its buckets in the order of the parameters, and makes them again after the first
+    backward pass (with a static graph: the second), in the order in which gradients became ready. A
+    codec that selects or scales by bucket gives other results in other buckets. So the state of a
+    hook lists the buckets of the last step, and steps after load_state_dict() reduce in these, from
+    and into copies, until DDP has made its buckets again. It holds DDP's buckets of a step until
+    all are there.
+
+    buckets: lists of parameters' names, in the order of the step.
+    """
+
+    def __init__(self, buckets):
+        self._buckets = buckets
+        self._held = []
+        self._first = None  # DDP's buckets in the first step
+        self._steps = 0
+
+    def hold(self, bucket, names):
+        """Returns the future of a bucket of DDP, whose parameters have these names."""
+        if bucket.index() == 0:
+            self._held = []  # an earlier pass may have raised an error
+        pieces = bucket.buffer().split([p.numel() for p in bucket.parameters()])
+        future = future_of(bucket.buffer())
+        self._held.append((bucket.buffer(), dict(zip(names, pieces)), future))
+        return future
+
+    def reduce(self, submit):
+        """Reduces what is held and completes the futures. Waits, as long as the deadlines allow.
+
+        submit: a function of (names, flat tensor) that returns a weir.steps.Delivery. Returns
+        whether the next step should be held, too. All ranks find the same, as their buckets are
+        equal.
+        """
+        pieces = {name: piece for _, named, _ in self._held for name, piece in named.items()}
+        buckets = self._choose(list(pieces))
+        flats = [torch.cat([pieces[name] for name in names]) for names in buckets]
+        deliveries = [submit(names, flat) for names, flat in zip(buckets, flats)]
+        for names, flat, delivery in zip(buckets, flats, deliveries):
+            delivery.done.wait()
+            if delivery.error is None:
+                delivery.future.wait()  # lets the stream of an accelerator wait for the result
+            sizes = [pieces[name].numel() for name in names]
+            for name, piece in zip(names, flat.split(sizes)):
+                pieces[name].copy_(piece)
+        failure = next((d.error for d in deliveries if d.error is not None and d.raises), None)
+        for buffer, _, future in self._held:
+            if failure is None:
+                future.set_result(buffer)
+            else:
+                future.set_exception(failure)
+        self._steps += 1
+        return buckets is self._buckets and self._steps < _RESTORED_STEPS_MAX
+
+    def _choose(self, names):
+        """The restored buckets, unless DDP has its own by now or the model has other parameters."""
+        own = [list(named) for _, named, _ in self._held]
+        self._first = self._first or own
+        restored = sorted(name for names in self._buckets for name in names)
+        if own == self._buckets or own != self._first or restored != sorted(names):
+            return own
+        return self._buckets
+
+
+def _not_taken(job):
+    """Returns `job`, with a number if this process has attached another model by that name."""
+    taken = {state.session.job for state in attached if state.session.is_open()}
+    names = itertools.chain([job], (f"{job}.{n}" for n in itertools.count(2)))
+    return next(name for name in names if name not in taken)
+
+
 class DDPState(Steps):
     """The state of the hook for one DistributedDataParallel model on one rank.
 
     model: the DDP model, or the module inside it. An initialised process group must provide rank,
     world and rendezvous, unless `peers` lists all ranks and `rank` is given. Arguments that are
-    None are taken from the environment (module docstring).
+    None are taken from the environment (see weir.attach).
     process_group: the ranks that sum; None: that of the DDP model, or the default group.
     job_key: 32 bytes, equal on all ranks; None: see weir.keys.
     scaler: the torch.cuda.amp.GradScaler of the training loop, or an object with its get_scale().
@@ -118,7 +176,7 @@ class DDPState(Steps):
         self._by_name = dict(module.named_parameters())
         self._names = {id(p): name for name, p in self._by_name.items()}
         self._restored = None  # in the first steps after load_state_dict()
-        self._watch = None
+        self._watch: Optional[Watch] = None
         self._keeps_gradients = False
         peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
@@ -131,66 +189,75 @@ class DDPState(Steps):
         if peers and len(peers) != self.world:
             raise WeirError(f"{len(peers)} peers for a world of {self.world}",
                             _lib.INVALID_ARGUMENT, self.rank)
-        listen = listen or environment("WEIR_LISTEN")
-        if peers:
-            listen = listen or peers[self.rank]
-        elif join:
-            listen = addresses.alone(listen, self.rank)
-        options = dict(
-            listen=listen, agent=agent or None,
-            agent_token=agent_token or environment("WEIR_AGENT_TOKEN"), plan_file=plan_file or None,
-            transport=transport or environment("WEIR_TRANSPORT"),
-            operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
-            compare_every_steps=(compare_every_steps
-                                 or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
-            **keys.settings(job_key, encrypt, unauthenticated))
-        if group is not None and not (join or peers or numbered):
+        place = job  # where the ranks meet; ranks with different jobs must meet, too, to be told so
+        if not (join or peers or numbered):
+            members = ranks_of(group or dist.distributed_c10d._get_default_group())
+            place = _name_of_ranks(members)
             if self.world < dist.get_world_size():
-                job += "." + _name_of_ranks(ranks_of(group))
-        if join:
-            self.session = join(job, options)
-        else:
-            self.session = self._join(job, options, peers)
+                job += f".{place}"
+        meeting = None if join or peers else self._meeting(place)
+        with meeting or contextlib.nullcontext():
+            listen = listen or environment("WEIR_LISTEN")
+            if peers:
+                listen = listen or peers[self.rank]
+            elif join:
+                listen = addresses.alone(listen, self.rank)
+            options = dict(
+                listen=listen, agent=agent or None,
+                agent_token=agent_token or environment("WEIR_AGENT_TOKEN"),
+                plan_file=plan_file or None, transport=transport or environment("WEIR_TRANSPORT"),
+                operation_timeout_s=operation_timeout_s or float(environment("WEIR_TIMEOUT_S", "0")),
+                connect_timeout_s=CONNECT_TIMEOUT_S,
+                encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
+                compare_every_steps=(compare_every_steps
+                                     or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
+                **keys.settings(job_key, encrypt, unauthenticated))
+            if join:
+                self.session = join(job, options)
+            elif peers:
+                self.session = Session(job, self.rank, self.world, **options)
+            else:
+                self.session, peers = self._listen(job, options, meeting)
+        if not join:
+            self._connect(peers)
         self.rank, self.world = self.session.rank, self.session.world
         attached.add(self)
         self._announce(agent, plan_file)
 
-    def _join(self, job, options, peers):
-        """Returns a session connected to `peers`, or to the ranks in the process group's store."""
-        told: ContextManager = contextlib.nullcontext()
-        if not peers:
-            store = dist.distributed_c10d._get_default_store()
-            count = _attach_counts[job] = _attach_counts.get(job, 0) + 1
-            prefix = f"weir/{job}/{count}"
-            job = self._job_of_its_own(store, f"{prefix}/job", job)
-            self._agreement = Agreement(store, prefix)
-            options.update(keys.from_store(store, f"{prefix}/key", self.rank,
-                                           {name: options[name] for name in keys.OPTIONS}))
-            options["listen"] = addresses.choose(
-                store, prefix, self.rank, self.world, options["listen"],
-                probes=not (options["transport"] or "").startswith("verbs"))
-            told = addresses.told_of_failure(store, prefix, self.rank, self.world)
-        with told:
-            session = Session(job, self.rank, self.world, **options)
+    def _meeting(self, place):
+        """The ranks that attach this model, in the process group's store."""
+        store = dist.distributed_c10d._get_default_store()
+        count = _attach_counts[place] = _attach_counts.get(place, 0) + 1
+        self._agreement = Agreement(store, f"weir/{place}/{count}")
+        return Meeting(store, f"weir/{place}/{count}", self.rank, self.world)
+
+    def _listen(self, job, options, meeting):
+        """Returns a session and the addresses of all ranks."""
+        if self.rank == 0:
+            meeting.set("job", _not_taken(job))
+        common = meeting.get("job").decode()
+        if common != job and not common.startswith(f"{job}."):
+            raise WeirError(f"rank 0 attaches as job '{common}', this rank as '{job}': set WEIR_JOB "
+                            "to one name on all hosts", _lib.INVALID_ARGUMENT, self.rank)
+        options.update(keys.from_store(meeting, "key", self.rank,
+                                       {name: options[name] for name in keys.OPTIONS}))
+        options["listen"] = addresses.choose(
+            meeting, options["listen"],
+            probes=not (options["transport"] or "").startswith("verbs"))
+        session = Session(common, self.rank, self.world, **options)
         try:
-            if not peers:
-                addresses.publish(store, prefix, self.rank, session.address)
-                peers = addresses.peers(store, prefix, self.rank, self.world)
-            session.connect(peers)
+            meeting.set(f"address/{self.rank}", session.address)
+            return session, meeting.get_all("address")
         except BaseException:
             session.close()
             raise
-        return session
 
-    def _job_of_its_own(self, store, key, job):
-        """Returns `job`, with a number if rank 0 has attached another model by that name."""
-        if self.rank == 0:
-            taken = {state.session.job for state in attached if state.session.is_open()}
-            names = itertools.chain([job], (f"{job}.{n}" for n in itertools.count(2)))
-            store.set(key, next(name for name in names if name not in taken))
-        return store.get(key).decode()
+    def _connect(self, peers):
+        try:
+            self.session.connect(peers)
+        except BaseException:
+            self.session.close()
+            raise
 
     def _announce(self, agent, plan_file):
         # libweir itself reports an agent that does not answer.
@@ -221,7 +288,7 @@ class DDPState(Steps):
 
     def watch(self, ddp_model):
         """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
-        self._watch = Watch(ddp_model, self.rank)
+        self._watch = DDPWatch(ddp_model, self.rank)
         self._keeps_gradients = not (ddp_model.gradient_as_bucket_view or ddp_model.static_graph)
 
     def local_gradients(self):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks for FullyShardedDataParallel (FSDP1) and fully_shard() (FSDP2).
 
 FSDP reduces the gradients of one unit (a wrapped module) at a time. Every unit is a bucket, whose
@@ -5,21 +6,32 @@ ranges are named after its parameters: "layer.weight", and with shards that are 
 parameter (FSDP2) "layer.weight[1/4]" for the second of four shards. Plan, telemetry and residuals
 are those of weir.ddp. A hook returns when its unit is reduced, since FSDP uses the result at once.
 
-A reduce-scatter is done as an all-reduce of the whole unit, of which each rank keeps its shard, so
-a plan pays off where its codec sends less than half of the bytes. Between replicas of a sharded
-model (HSDP), Weir all-reduces the shards.
+Where the plan compresses a unit, a reduce-scatter is done as an all-reduce of the whole unit, of
+which each rank keeps its shard, so such a plan pays off where its codec sends less than half of the
+bytes. Where the plan says dense, the reduce-scatter is FSDP's own, over its own process group. The
+first MEASURED_STEPS steps and every MEASURED_EVERY-th one are all-reduced nevertheless, so that the
+controller sees times and gradients. In the other steps two buckets of one element mark for the
+session when the first unit came and whether all shards were finite, and carry the announcement of
+the next plan. Between replicas of a sharded model (HSDP), Weir all-reduces the shards.
 """
+import contextlib
 import sys
+import weakref
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from weir import _lib
-from weir._lib import WeirError
+from weir._lib import InvalidArgument, WeirError
 from weir.ddp import DDPState, ranks_of, say_once
 from weir.steps import begin_with_forward, columns
+from weir.staging import transfer_of
+from weir.unreduced import FSDPWatch
 
 _PADDING = "padding"
+MEASURED_STEPS, MEASURED_EVERY = 10, 50  # a session samples gradients in the first 10, too
+_BEGIN, _END = "weir.first_unit", "weir.finite"  # buckets of one element
 
 
 def _is_a(model, class_name):
@@ -39,8 +51,12 @@ def is_fsdp2(model):
     return _is_a(model, "FSDPModule")
 
 
+class Unsuitable(InvalidArgument):
+    """weir.attach cannot take this model, on no rank, and has not touched it."""
+
+
 def _refuse(text):
-    raise WeirError(text, _lib.INVALID_ARGUMENT)
+    raise Unsuitable(text, _lib.INVALID_ARGUMENT)
 
 
 class FSDPState(DDPState):
@@ -52,25 +68,113 @@ class FSDPState(DDPState):
     def __init__(self, model, **options):
         super().__init__(model, **options)
         self._compare_parameters = False  # shards differ by design
+        self._codecs = {}      # bucket key -> codec of the active plan; None: that of other buckets
+        self._plan_version = -1
+        self._measured = True  # whether every unit of this step is all-reduced
+        self._owing = set()    # keys of buckets that have residuals, which dense steps deliver
+        self._flushed = []     # keys of those that this step delivers
+        self._finite = []      # whether the shards that FSDP has reduced in this step are
+        self._marks = set()    # keys of _BEGIN and _END
 
-    def reduce(self, unit, gradient):
-        """Replaces `gradient` by the mean over all ranks. Raises a WeirError on failure."""
+    def _key_of(self, unit, gradient):
+        if self._watch is not None:
+            self._watch.on_hook()
         key = self._keys.get((unit.name, gradient.dtype, gradient.numel()))
         if key is None:
             self.check_gradients(gradient, unit.name)
             key = self.define(unit.ranges(gradient.numel()), gradient.dtype)
             self._keys[unit.name, gradient.dtype, gradient.numel()] = key
+        return key
+
+    def _is_dense(self, key, dtype):
+        codec = self._codecs.get(key, self._codecs[None])
+        return (self._plan_version == 0 or codec == "identity"
+                or (codec, dtype) in (("fp16", torch.float16), ("bf16", torch.bfloat16)))
+
+    def reduce_scatter(self, unit, gradient, shard, own):
+        """Leaves this rank's part of the mean in `shard` and returns True, or lets own(), which is
+        FSDP's reduce-scatter, write it, and returns False. All ranks do the same, since they have
+        the same plan and step."""
+        key = self._key_of(unit, gradient)
+        self.begin_step()
+        if self._measured or key in self._owing or not self._is_dense(key, gradient.dtype):
+            self.reduce(unit, gradient)
+            shard.copy_(gradient.chunk(self.world)[self.rank])
+            return True
+        if not self._pending:
+            self._mark(_BEGIN)
+        if self._searches_left > 0:
+            self._search(key, gradient)
+        own()
+        finite = torch.isfinite(shard).all()
+        self._finite.append((finite, transfer_of([finite])))
+        self._sizes[key] = gradient.numel()
+        return False
+
+    def _mark(self, name, value=0.0):
+        """All-reduces a bucket of one element."""
+        key = self.define([(name, 1, 0)], torch.float32)
+        self._marks.add(key)
+        self.submit(key, torch.full((1,), value))
+        del self._sizes[key]  # it holds no parameter
+
+    def _search(self, key, buffer):
+        if key not in self._marks:
+            super()._search(key, buffer)
+
+    def _all_finite(self):
+        found, self._finite = self._finite, []
+        for finite, transfer in found:
+            if transfer is not None:
+                transfer.arrived()
+            if not bool(finite if transfer is None else transfer.host(finite)):
+                return False
+        return True
+
+    def _finish_step(self):
+        if self._finite:
+            finite = self._all_finite()
+            with contextlib.suppress(WeirError):  # the session has failed, and its end says why
+                self._mark(_END, 0.0 if finite else float("nan"))
+        super()._finish_step()
+        if not self.last_step_skipped:
+            self._owing.difference_update(self._flushed)
+        self._flushed = []
+
+    def reduce(self, unit, gradient):
+        """Replaces `gradient` by the mean over all ranks. Raises a WeirError on failure."""
+        key = self._key_of(unit, gradient)
+        self.begin_step()
+        if self._is_dense(key, gradient.dtype):
+            self._flushed.append(key)
+        else:
+            self._owing.add(key)
         delivery = self.submit(key, gradient)
         delivery.done.wait()  # as long as its operation's deadline allows
         if delivery.error is not None:
             self._finish_step()  # the engine calls nothing at the end of a pass that raises
             raise delivery.error
+        delivery.future.wait()  # lets the stream of an accelerator wait for the result
+
+    def watch_units(self, model, reduces):
+        """From now on a backward pass that reduces nothing is an error; see weir.unreduced."""
+        self._watch = FSDPWatch(model, self.rank, reduces)
 
     def begin_step(self):
         """See DDPState.begin_step."""
         if self._pending and not self._step_open:
             raise WeirError("the previous step did not end", _lib.FAILED_PRECONDITION, self.rank)
+        if self._step_open:
+            return
         super().begin_step()
+        stats = self.session.stats()
+        self._measured = stats.step < MEASURED_STEPS or stats.step % MEASURED_EVERY == 0
+        if stats.plan_version != self._plan_version:
+            plan = self.plan()
+            self._codecs = {int(b["bucket"], 16): b["choice"]["codec"]
+                            for b in plan.get("buckets", [])}
+            self._codecs[None] = (plan.get("fallback") or {}).get("codec", "identity")
+            self._plan_version = stats.plan_version
 
     def reform(self, *unused, **unused_options):
         """Refused: see the class."""
@@ -113,11 +217,32 @@ def _flat_parameters(path, flat):
     return ranges
 
 
+class _FlatUnit(_Unit):
+    """A unit of FullyShardedDataParallel."""
+
+    def __init__(self, state, name, parameters, module):
+        super().__init__(state, name, parameters)
+        self._module = weakref.ref(module)
+
+    def scatter(self, gradient: torch.Tensor, shard: torch.Tensor) -> None:
+        """What FSDP does without a hook."""
+        module: Any = self._module()
+        gradient.div_(module._gradient_predivide_factor)
+        dist.reduce_scatter_tensor(shard, gradient, group=module.process_group)
+        shard.div_(module._gradient_postdivide_factor)
+
+
 def _flat_hook(unit, gradient, shard=None):
     """For FullyShardedDataParallel.register_comm_hook; `shard` unless the strategy is NO_SHARD."""
-    unit.state.reduce(unit, gradient)
-    if shard is not None:
-        shard.copy_(gradient.chunk(unit.state.world)[unit.state.rank])
+    if shard is None:
+        unit.state.reduce(unit, gradient)
+    else:
+        unit.state.reduce_scatter(unit, gradient, shard, lambda: unit.scatter(gradient, shard))
+
+
+def _path(name):
+    """The path of a module without FSDP's own wrappers."""
+    return name.replace("_fsdp_wrapped_module", "").strip(".").replace("..", ".")
 
 
 def attach_fsdp1(model, options):
@@ -131,23 +256,29 @@ def attach_fsdp1(model, options):
     if not all(hasattr(unit, "_comm_hook_state") and hasattr(unit, "_handle") for unit in units):
         _refuse(f"weir.attach takes FullyShardedDataParallel from PyTorch 2.1 on, this is "
                 f"{torch.__version__}: update, or use DistributedDataParallel")
+    members = ranks_of(options.get("process_group") or model.process_group)
+    for name, unit in model.named_modules():
+        if unit in units and (own := ranks_of(unit.process_group)) != members:
+            _refuse(f"the unit '{_path(name)}' is sharded over the ranks {own}, and weir.attach "
+                    f"would reduce it over {members}: wrap all units with one process group, or "
+                    "leave this model to the process group 'weir'")
     state = FSDPState(model, **options)
     try:
         model.register_comm_hook(state, _flat_hook)
         for name, unit in model.named_modules():
             if unit in units and unit._handle is not None:
-                path = name.replace("_fsdp_wrapped_module", "").strip(".").replace("..", ".")
-                path = f"{path}." if path else ""
-                unit._comm_hook_state = _Unit(
-                    state, path, _flat_parameters(path, unit._handle.flat_param))
+                path = f"{_path(name)}." if _path(name) else ""
+                unit._comm_hook_state = _FlatUnit(
+                    state, path, _flat_parameters(path, unit._handle.flat_param), unit)
     except BaseException:
         state.close()
         raise
     whole = strategies == {"NO_SHARD"}
     _announce(state, "gradients are all-reduced and may be compressed" if whole else
-              "gradients are all-reduced whole instead of reduce-scattered, and may be compressed; "
-              "the gathering of parameters is not")
+              "gradients may be compressed, as an all-reduce of whole units; dense ones are "
+              "reduce-scattered as without Weir; the gathering of parameters is not compressed")
     begin_with_forward(model, state)
+    state.watch_units(model, lambda model: model._sync_gradients)
     return state
 
 
@@ -164,7 +295,8 @@ def _shards(path, module, nested, mesh):
     world, found = mesh.size(), []
     for name, parameter in module.named_parameters():
         inner = f"{path}.{name}".strip(".")
-        if not _is_sharded(parameter) or not parameter.requires_grad or any(inner.startswith(f"{other}.") for other in nested):
+        if (not _is_sharded(parameter) or not parameter.requires_grad
+                or any(inner.startswith(f"{other}.") for other in nested)):
             continue
         if parameter.placements[0].dim == 0:  # padded to equal numbers of rows
             row = columns(parameter) or 1
@@ -179,8 +311,15 @@ def _named_shards(shards, index, world):
     return [(f"{name}[{index}/{world}]", elements, row) for name, elements, row in shards]
 
 
+def _parameter_groups(module):
+    """FSDP2's own objects that reduce the gradients of a unit."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return groups if groups is not None else list(filter(None, [state._fsdp_param_group]))
+
+
 def _reduce_scatter_of(unit):
-    """A ReduceScatter that all-reduces the whole and keeps this rank's part."""
+    """A ReduceScatter; see FSDPState.reduce_scatter."""
     from torch.distributed.fsdp._fully_shard import _fsdp_api
 
     class Reduce(_fsdp_api.ReduceScatter):
@@ -191,9 +330,10 @@ def _reduce_scatter_of(unit):
             if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
                 raise WeirError("weir.attach takes fully_shard() without a gradient divide factor",
                                 _lib.INVALID_ARGUMENT, unit.state.rank)
-            unit.state.reduce(unit, input_tensor)
-            output_tensor.copy_(input_tensor.chunk(unit.state.world)[unit.state.rank])
-            if op == dist.ReduceOp.SUM:
+            averaged = unit.state.reduce_scatter(
+                unit, input_tensor, output_tensor, lambda: dist.reduce_scatter_tensor(
+                    output=output_tensor, input=input_tensor, group=group, op=op))
+            if averaged and op == dist.ReduceOp.SUM:
                 output_tensor.mul_(unit.state.world)
 
     return Reduce()
@@ -240,9 +380,12 @@ def attach_fsdp2(model, options):
         raise
     _announce(state, "shards of gradients are all-reduced between replicas and may be compressed; "
               "within a replica nothing is" if between else
-              "gradients are all-reduced whole instead of reduce-scattered, and may be compressed; "
-              "the gathering of parameters is not")
+              "gradients may be compressed, as an all-reduce of whole units; dense ones are "
+              "reduce-scattered as without Weir; the gathering of parameters is not compressed")
     begin_with_forward(model, state)
+    groups = [weakref.ref(g) for module in modules.values() for g in _parameter_groups(module)]
+    state.watch_units(model, lambda _: any(
+        g.reduce_grads and g.all_reduce_grads for r in groups if (g := r()) is not None))
     return state
 
 

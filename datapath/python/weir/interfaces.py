@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The addresses of this host's network interfaces. Knows nothing of torch."""
 import collections
 import ctypes
@@ -47,10 +48,11 @@ def addresses():
 
 def identity():
     """Returns a name that is equal for processes that reach each other by loopback: that of the
-    running kernel and of the network namespace."""
+    running kernel, of the host (virtual machines that continue from one image have one kernel) and of
+    the network namespace."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
+            return f"{file.read().strip()} {socket.gethostname()} {os.readlink('/proc/self/ns/net')}"
     except OSError:
         return socket.gethostname()
 

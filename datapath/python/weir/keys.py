@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources of the key of a job. Knows nothing of torch.
 
 The key is the first of these: the one that the caller passes; the content of the file that
@@ -15,6 +16,7 @@ from weir import _lib
 from weir._lib import WeirError
 
 KEY_BYTES = 32
+_NO_KEY = "none"
 OPTIONS = ("job_key", "encrypt", "unauthenticated")
 
 
@@ -64,9 +66,15 @@ def wants_key(given):
 
 def from_store(store, name, rank, given):
     """If wants_key(given), returns it with the key that rank 0 makes and `store` keeps under `name`.
-    Every rank must call it, with a name that no other call has used."""
+    Every rank must call it, with a name that no other call has used. WeirError: rank 0 does not want
+    one, as it has other settings."""
+    if rank == 0:
+        store.set(name, secrets.token_hex(KEY_BYTES) if wants_key(given) else _NO_KEY)
     if not wants_key(given):
         return given
-    if rank == 0:
-        store.set(name, secrets.token_hex(KEY_BYTES))
-    return {**given, "job_key": bytes.fromhex(store.get(name).decode())}
+    word = store.get(name).decode()
+    if word == _NO_KEY:
+        raise WeirError("rank 0 has the job key from elsewhere, or none, and this rank has neither: set "
+                        "WEIR_JOB_KEY_FILE and WEIR_UNAUTHENTICATED as on the host of rank 0",
+                        _lib.INVALID_ARGUMENT, rank)
+    return {**given, "job_key": bytes.fromhex(word)}

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the rank and the parameter whose gradient held NaN or infinity.
 
 Good steps cost nothing: gradients are searched only after libweir has said that a step is skipped.

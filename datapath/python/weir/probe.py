@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds out by short connections which addresses of a peer answer, and how fast.
 
-A probe connects, sends BURST_BYTES and awaits an answer: one byte as soon as data arrives, then a
-line of JSON with the peer's token and the address that the peer sees. So it tells apart a port that is
-closed, a route that loses full-size packets (MTU), another host with the same address (the token) and
-a NAT (the address seen). Every probe ends at its deadline. Knows nothing of torch.
+A probe connects, sends one byte and awaits one; sends BURST_BYTES and awaits one byte as soon as some of
+them arrive, and then a line of JSON with the peer's token and the address that the peer sees. So it tells
+apart a port that is closed, a host that is late, a route that loses full-size packets (MTU), another host with
+the same address (the token) and a NAT (the address seen). Every probe ends at its deadline. Knows nothing
+of torch.
 """
 import errno
 import json
@@ -13,14 +15,20 @@ import time
 
 BURST_BYTES = 1 << 16
 PROBE_S = 1.5
+PATIENT_S = 3.0  # where nothing has answered within PROBE_S
 TRIES = 3
 LINE_BYTES_MAX = 512
 CLIENTS_MAX = 64
 _ARRIVING = b"+"
+_STRANGER = "something other than a rank of this job is listening there"
 
 
 class Unreachable(Exception):
-    """Why an address cannot be used, in words."""
+    """Why an address cannot be used, in words. late: whether a longer probe may find that it can be."""
+
+    def __init__(self, why, late=False):
+        super().__init__(why)
+        self.late = late
 
 
 class Responder:
@@ -51,18 +59,18 @@ class Responder:
 
     def _answer(self, client, address):
         seen = address[0][7:] if address[0].startswith("::ffff:") else address[0]
-        end = time.monotonic() + 2 * PROBE_S
+        end = time.monotonic() + 2 * PATIENT_S
         try:
             with client:
-                left = BURST_BYTES
-                while left:
+                arrived = 0
+                while arrived < 1 + BURST_BYTES:
                     client.settimeout(max(end - time.monotonic(), 1e-3))
-                    arrived = len(client.recv(left))
-                    if not arrived:
+                    more = len(client.recv(1 + BURST_BYTES - arrived))
+                    if not more:
                         return
-                    if left == BURST_BYTES:
+                    if arrived < 2:  # the small packet, and the first of the burst
                         client.sendall(_ARRIVING)
-                    left -= arrived
+                    arrived += more
                 client.sendall(json.dumps({"token": self._token, "seen": seen}).encode() + b"\n")
                 self.answered.add(seen)
         except OSError:
@@ -100,35 +108,39 @@ def once(host, port, deadline):
         connection = socket.create_connection((host, port), timeout=budget_s)
     except socket.timeout:
         raise Unreachable(f"no answer within {budget_s:.1f} s; a firewall drops what is sent to it, or "
-                          "no route leads there") from None
+                          "no route leads there", late=True) from None
     except OSError as error:
         raise Unreachable(_words(error)) from None
     with connection:
         local, mtu = connection.getsockname()[0], _mtu(connection)
         received = b""
         try:
-            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-            connection.sendall(bytes(BURST_BYTES))
+            connection.sendall(_ARRIVING)
             while not received.endswith(b"\n") and len(received) < LINE_BYTES_MAX:
                 connection.settimeout(max(deadline - time.monotonic(), 1e-3))
                 more = connection.recv(LINE_BYTES_MAX)
                 if not more:
-                    raise Unreachable("something other than a rank of this job is listening there")
+                    raise Unreachable(_STRANGER)
                 received += more
+                if received == more:  # the small packet was answered
+                    connection.sendall(bytes(BURST_BYTES))
         except socket.timeout:
-            if received:
+            if len(received) > len(_ARRIVING):
                 return time.monotonic() - began, {}, local, mtu
-            raise Unreachable(f"it accepts connections, but full-size packets (MTU {mtu}) do not "
-                              "arrive: a link on the way has a smaller MTU; set that of this interface "
-                              "to it") from None
+            if received:
+                raise Unreachable(f"small packets arrive, but full-size packets (MTU {mtu}) do not: a link "
+                                  "on the way has a smaller MTU; set that of this interface to it",
+                                  late=True) from None
+            raise Unreachable(f"it accepts connections, but did not answer within {budget_s:.1f} s; its host "
+                              "is overloaded, or something else is listening there", late=True) from None
         except OSError as error:
             raise Unreachable(_words(error)) from None
         mtu = _mtu(connection)  # packets that did not fit may have told the kernel of a smaller one
     try:
-        answer = json.loads(received[len(_ARRIVING):])
+        answer = json.loads(received[2 * len(_ARRIVING):])
         return time.monotonic() - began, {k: str(answer[k]) for k in ("token", "seen")}, local, mtu
     except (ValueError, KeyError, TypeError):
-        raise Unreachable("something other than a rank of this job is listening there") from None
+        raise Unreachable(_STRANGER) from None
 
 
 def _words(error):
@@ -146,34 +158,33 @@ def _mtu(connection):
         return 0
 
 
-def fastest(host, port, token):
-    """Probes an address up to TRIES times within PROBE_S. Returns (seconds of the fastest, address that
-    the peer saw, own address). Unreachable: why it cannot be used."""
-    deadline, best = time.monotonic() + PROBE_S, None
+def fastest(host, port, token, limit_s):
+    """Probes an address up to TRIES times within limit_s. Returns the seconds of the fastest probe.
+    Unreachable: why the address cannot be used."""
+    deadline, best = time.monotonic() + limit_s, None
     for _ in range(TRIES):
         try:
-            seconds, answer, local, _ = once(host, port, deadline)
+            seconds, answer, _, _ = once(host, port, deadline)
         except Unreachable:
             if best is None:
                 raise
             break
         if answer and answer["token"] != token:
             raise Unreachable("another host has this address, too")
-        best = min(best or (seconds, answer.get("seen", local), local),
-                   (seconds, answer.get("seen", local), local))
+        best = min(best or seconds, seconds)
         if deadline - time.monotonic() < 2 * seconds:
             break
     return best
 
 
-def all_at_once(targets):
+def all_at_once(targets, limit_s=PROBE_S):
     """Calls fastest() for every (key, host, port, token) at the same time. Returns {key: its result,
-    or the Unreachable}, after at most PROBE_S and a little."""
+    or the Unreachable}, after at most limit_s and a little."""
     results = {}
 
-    def run(key, *target):
+    def run(key, host, port, token):
         try:
-            results[key] = fastest(*target)
+            results[key] = fastest(host, port, token, limit_s)
         except Unreachable as error:
             results[key] = error
 

@@ -1,21 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch.distributed's backend "weir": a process group in Python over libweir's communicator.
 
     import weir
     torch.distributed.init_process_group("weir")
 
-It runs collectives and messages on CPU tensors with exact results: DistributedDataParallel,
-all-gather and reduce-scatter as FSDP uses them, sub-groups. Nothing is compiled against torch.
+It runs collectives and messages with exact results: DistributedDataParallel, all-gather and
+reduce-scatter as FSDP uses them, sub-groups. Nothing is compiled against torch. Tensors are on the
+CPU, or on one CUDA device; these go through host memory (weir.staging).
 Collectives of one group run one after another, messages concurrently with them. Every operation
 ends within the group's timeout, if not otherwise then with an error that names the rank at fault.
 
 Environment: WEIR_TRANSPORT (auto, shm, tcp), WEIR_INTERFACE and the host of WEIR_LISTEN.
 """
 import atexit
+import datetime
+import functools
 import os
 import sys
 import threading
 import uuid
 import weakref
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,13 +28,16 @@ import torch.distributed as dist
 from weir import _lib
 from weir import addresses
 from weir import communicator
+from weir import futures
 from weir import keys
+from weir import staging
 from weir import versions
 from weir import works
-from weir.futures import Completer
+from weir.futures import Completer, Launch
+from weir.meeting import Meeting
 
 BACKEND = "weir"
-_groups = weakref.WeakSet()
+_groups: "weakref.WeakSet[WeirProcessGroup]" = weakref.WeakSet()
 
 _DTYPES = {
     torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16, torch.bfloat16: _lib.BFLOAT16,
@@ -38,7 +46,7 @@ _DTYPES = {
 }
 
 
-def _reduction(op, dtype):
+def _reduction(op: Any, dtype: torch.dtype) -> Tuple[int, int]:
     """Converts torch's (dtype, reduction) to libweir's."""
     names = {dist.ReduceOp.SUM: _lib.SUM, dist.ReduceOp.PRODUCT: _lib.PRODUCT,
              dist.ReduceOp.MIN: _lib.MIN, dist.ReduceOp.MAX: _lib.MAX,
@@ -54,83 +62,132 @@ def _reduction(op, dtype):
     return _DTYPES[dtype], found
 
 
-def _check(tensor):
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout != torch.strided:
         raise ValueError(f"weir: expected dense tensors, found {tensor.layout}")
-    if tensor.device.type != "cpu":
-        raise ValueError(versions.not_on_cpu(BACKEND, tensor.device))
     return tensor
 
 
-def _one(tensors, what):
+def _check(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"weir: expected a tensor on the CPU, found one on {tensor.device}")
+    return _dense(tensor)
+
+
+def _one(tensors: Sequence[Any], what: str) -> Any:
     if len(tensors) != 1:
         raise ValueError(f"weir: {what}: expected one tensor per rank, found {len(tensors)}")
     return tensors[0]
 
 
-def _bytes(tensor):
+def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+_Tensors = Sequence[torch.Tensor]
+_Method = TypeVar("_Method", bound=Callable[..., works.Work])
+
+
+def _operation(reads: Sequence[int] = (), writes: Sequence[int] = (), messages: bool = False
+               ) -> Callable[[_Method], _Method]:
+    """For a method that begins an operation on tensors of the CPU: lets it take those of an
+    accelerator, too, and begins it behind those before it.
+
+    reads, writes: which arguments hold the tensors that the operation reads and writes.
+    """
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def run(group: "WeirProcessGroup", *arguments: Any, **options: Any) -> works.Work:
+            if getattr(group._inside, "operation", False):  # a part of another operation
+                return method(group, *arguments, **options)
+
+            def begin(given: Sequence[Any] = arguments) -> works.Work:
+                group._inside.operation = True
+                try:
+                    return method(group, *given, **options)
+                finally:
+                    group._inside.operation = False
+
+            def tensors(indices: Sequence[int]) -> List[torch.Tensor]:
+                return staging.tensors_in([arguments[i] for i in indices if i < len(arguments)])
+            read, written = tensors(reads), tensors(writes)
+            accelerator = staging.accelerator_of(read + written)
+            if accelerator is None:
+                return begin() if group._launches.settled() else group._defer(begin, None, messages)
+            transfer = staging.Transfer(accelerator, [_dense(t) for t in read], written)
+            given = [staging.map_tensors(transfer.host, value) for value in arguments]
+            return group._defer(lambda: begin(given), transfer, messages)
+        return run  # type: ignore[return-value]
+    return decorate
 
 
 class WeirProcessGroup(versions.ProcessGroup):
     """A ProcessGroup of torch over one communicator, made by init_process_group and new_group."""
 
-    def __init__(self, store, rank, world, timeout):
+    def __init__(self, store: Any, rank: int, world: int, timeout: datetime.timedelta):
         super().__init__(rank, world)
         self._rank, self._world = rank, world
         self._keeper = works.Keeper()
-        self._collectives = []  # running works, whose buffers must be kept alive
-        self._messages = []
+        self._collectives: List[works.Work] = []  # running works, whose buffers must be kept alive
+        self._messages: List[works.Work] = []
         self._completer = Completer()
+        self._launches = Completer()
+        self._inside = threading.local()  # `operation`: an operation begins on this thread
         self._lock = threading.Lock()
-        timeout_s = timeout.total_seconds()
+        self._timeout_s = timeout_s = timeout.total_seconds()
         # Later groups reuse the store, so keys are numbered: all ranks make groups in one order.
         generation = store.add(f"weir/made/{rank}", 1)
-        prefix = f"weir/{generation}"
-        if rank == 0:
-            store.set(f"{prefix}/job", uuid.uuid4().hex)
-        job = store.get(f"{prefix}/job").decode()
-        listen = addresses.choose(
-            store, prefix, rank, world, addresses.any_port(),
-            probes=not os.environ.get("WEIR_TRANSPORT", "").startswith("verbs"))
-        with addresses.told_of_failure(store, prefix, rank, world):
-            self._communicator = communicator.Communicator(
-                job, rank, world, transport=os.environ.get("WEIR_TRANSPORT") or None,
-                listen=listen, operation_timeout_s=timeout_s, connect_timeout_s=timeout_s,
-                **keys.from_store(store, f"{prefix}/key", rank, keys.settings()))
         try:
-            addresses.publish(store, prefix, rank, self._communicator.address)
-            self._communicator.connect(addresses.peers(store, prefix, rank, world))
+            with Meeting(store, f"weir/{generation}", rank, world) as meeting:
+                peers = self._listen(meeting, timeout_s)
+            self._communicator.connect(peers)
         except BaseException:
-            self._communicator.close()
+            self.close()
             raise
         _groups.add(self)
 
-    def getBackendName(self):
+    def _listen(self, meeting, timeout_s):
+        """Makes the communicator; returns the addresses of all ranks."""
+        rank, transport = self._rank, os.environ.get("WEIR_TRANSPORT") or None
+        if rank == 0:
+            meeting.set("job", uuid.uuid4().hex)
+        job = meeting.get("job").decode()
+        options = keys.from_store(meeting, "key", rank, keys.settings())
+        listen = addresses.choose(meeting, addresses.any_port(),
+                                  probes=not (transport or "").startswith("verbs"))
+        self._communicator = communicator.Communicator(
+            job, rank, self._world, transport=transport, listen=listen,
+            operation_timeout_s=timeout_s, connect_timeout_s=timeout_s, **options)
+        meeting.set(f"address/{rank}", self._communicator.address)
+        return meeting.get_all("address")
+
+    def getBackendName(self) -> str:
         return BACKEND
 
     name = getBackendName
 
-    def size(self):
+    def size(self) -> int:
         return self._world
 
-    def rank(self):
+    def rank(self) -> int:
         return self._rank
 
-    def close(self):
+    def close(self) -> None:
         """Ends every operation and frees the communicator. Safe to call twice."""
         if hasattr(self, "_communicator"):
             self._communicator.close()
+            self._launches.close()
             self._completer.close()
             self._keeper.clear()
             self._collectives, self._messages = [], []
 
     shutdown = abort = close  # what destroy_process_group calls
 
-    def __del__(self):
+    def __del__(self) -> None:
         self.close()
 
-    def _work(self, operations, buffers, results, finish=None, messages=False):
+    def _work(self, operations: Sequence[Any], buffers: Any, results: Any,
+              finish: Optional[Callable[[], None]] = None, messages: bool = False) -> works.Work:
         work = works.Work(self, operations, buffers, results, finish, messages)
         with self._lock:
             if messages:
@@ -142,9 +199,15 @@ class WeirProcessGroup(versions.ProcessGroup):
         self._keeper.add(work)
         return work
 
+    def _defer(self, begin: Callable[[], works.Work], transfer: Any, messages: bool) -> works.Work:
+        work = works.DeferredWork(self, begin, transfer, messages)
+        self._keeper.add(work)
+        self._launches.put(Launch(work.launch))
+        return work
+
     # ---- reductions
 
-    def _reduce_all(self, tensors, op):
+    def _reduce_all(self, tensors: _Tensors, op: Any) -> works.Work:
         operations, buffers, copies = [], [], []
         for tensor in tensors:
             _check(tensor)
@@ -160,13 +223,16 @@ class WeirProcessGroup(versions.ProcessGroup):
                 copies.append((tensor, flat))
         return self._work(operations, buffers, list(tensors), lambda: _copy_all(copies))
 
-    def allreduce(self, tensors, opts=None):
+    @_operation([0], [0])
+    def allreduce(self, tensors: _Tensors, opts: Any = None) -> works.Work:
         return self._reduce_all(tensors, _op(opts))
 
-    def allreduce_coalesced(self, tensors, opts=None):
+    @_operation([0], [0])
+    def allreduce_coalesced(self, tensors: _Tensors, opts: Any = None) -> works.Work:
         return self._reduce_all(tensors, _op(opts))
 
-    def reduce(self, tensors, opts):
+    @_operation([0], [0])
+    def reduce(self, tensors: _Tensors, opts: Any) -> works.Work:
         tensor = _check(_one(tensors, "reduce"))
         flat = tensor.contiguous()
         dtype, reduction = _reduction(opts.reduceOp, flat.dtype)
@@ -175,7 +241,9 @@ class WeirProcessGroup(versions.ProcessGroup):
         copies = [(tensor, flat)] if flat.data_ptr() != tensor.data_ptr() else []
         return self._work([operation], [flat], [tensor], lambda: _copy_all(copies))
 
-    def _reduce_scatter_base(self, output, source, opts=None):
+    @_operation([1], [0])
+    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+                             ) -> works.Work:
         _check(output), _check(source)
         if source.numel() != output.numel() * self._world or source.dtype != output.dtype:
             raise ValueError(f"weir: reduce_scatter: expected {output.numel() * self._world} "
@@ -188,7 +256,9 @@ class WeirProcessGroup(versions.ProcessGroup):
         copies = [(output, taken)] if taken.data_ptr() != output.data_ptr() else []
         return self._work([operation], [given, taken], [output], lambda: _copy_all(copies))
 
-    def reduce_scatter(self, outputs, input_lists, opts=None):
+    @_operation([1], [0])
+    def reduce_scatter(self, outputs: _Tensors, input_lists: Sequence[_Tensors], opts: Any = None
+                       ) -> works.Work:
         output, inputs = _one(outputs, "reduce_scatter"), _one(input_lists, "reduce_scatter")
         if len(inputs) != self._world or any(t.numel() != output.numel() for t in inputs):
             raise ValueError(f"weir: reduce_scatter: expected {self._world} tensors of "
@@ -198,13 +268,17 @@ class WeirProcessGroup(versions.ProcessGroup):
         work._results = list(outputs)
         return work
 
-    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+    @_operation([1], [0])
+    def reduce_scatter_tensor_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
+                                        ) -> works.Work:
         return self._together([self._reduce_scatter_base(o, i, opts)
                                for o, i in zip(outputs, inputs)], list(outputs))
 
     # ---- gathers
 
-    def _allgather_base(self, output, source, opts=None):
+    @_operation([1], [0])
+    def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+                        ) -> works.Work:
         _check(output), _check(source)
         if output.numel() != source.numel() * self._world or output.dtype != source.dtype:
             raise ValueError(f"weir: all_gather: expected {source.numel() * self._world} elements "
@@ -215,7 +289,9 @@ class WeirProcessGroup(versions.ProcessGroup):
         copies = [(output, taken)] if taken.data_ptr() != output.data_ptr() else []
         return self._work([operation], [given, taken], [output], lambda: _copy_all(copies))
 
-    def allgather(self, output_lists, tensors, opts=None):
+    @_operation([1], [0])
+    def allgather(self, output_lists: Sequence[_Tensors], tensors: _Tensors, opts: Any = None
+                  ) -> works.Work:
         tensor, outputs = _check(_one(tensors, "all_gather")), _one(output_lists, "all_gather")
         if len(outputs) != self._world or any(
                 t.numel() != tensor.numel() or t.dtype != tensor.dtype for t in outputs):
@@ -228,80 +304,96 @@ class WeirProcessGroup(versions.ProcessGroup):
         work._results = list(output_lists)
         return work
 
-    def allgather_coalesced(self, output_lists, tensors, opts=None):
+    @_operation([1], [0])
+    def allgather_coalesced(self, output_lists: Sequence[_Tensors], tensors: _Tensors,
+                            opts: Any = None) -> works.Work:
         works = [self.allgather([[outputs[i] for outputs in output_lists]], [tensor])
                  for i, tensor in enumerate(tensors)]
         return self._together(works, list(output_lists))
 
-    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+    @_operation([1], [0])
+    def allgather_into_tensor_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None
+                                        ) -> works.Work:
         return self._together([self._allgather_base(o, i, opts)
                                for o, i in zip(outputs, inputs)], list(outputs))
 
-    def _together(self, works, results):
+    def _together(self, works: Sequence[works.Work], results: Any) -> works.Work:
         """Combines several works into one that owns their operations."""
-        operations = []
+        operations: List[Any] = []
         for work in works:
             operations += work._operations
             work._operations = ()
             self._keeper.remove(work)
 
-        def finish():
+        def finish() -> None:
             for work in works:
                 work._settle()
         return self._work(operations, works, results, finish)
 
-    def broadcast(self, tensors, opts):
+    @_operation([0], [0])
+    def broadcast(self, tensors: _Tensors, opts: Any) -> works.Work:
         tensor = _check(_one(tensors, "broadcast"))
         flat = tensor.contiguous()
         operation = self._communicator.broadcast(flat.data_ptr(), _bytes(flat), opts.rootRank)
         copies = [(tensor, flat)] if flat.data_ptr() != tensor.data_ptr() else []
         return self._work([operation], [flat], [tensor], lambda: _copy_all(copies))
 
-    def _exchange(self, outgoing, incoming, results):
+    def _exchange(self, outgoing: Sequence[Optional[torch.Tensor]],
+                  incoming: Sequence[Optional[torch.Tensor]], results: Any) -> works.Work:
         """Sends outgoing[r] to rank r and receives incoming[r] from it; None for no data."""
         given = [None if t is None else _check(t).contiguous() for t in outgoing]
         taken = [None if t is None else _check(t).contiguous() for t in incoming]
 
-        def runs(tensors):
+        def runs(tensors: Sequence[Optional[torch.Tensor]]) -> List[Tuple[Optional[int], int]]:
             return [(None, 0) if t is None or t.numel() == 0 else (t.data_ptr(), _bytes(t))
                     for t in tensors]
         operation = self._communicator.all_to_all(runs(given), runs(taken))
         copies = [(to, flat) for to, flat in zip(incoming, taken)
-                  if to is not None and flat.data_ptr() != to.data_ptr()]
+                  if to is not None and flat is not None and flat.data_ptr() != to.data_ptr()]
         return self._work([operation], [given, taken], results, lambda: _copy_all(copies))
 
-    def gather(self, output_lists, tensors, opts):
+    @_operation([1], [0])
+    def gather(self, output_lists: Sequence[_Tensors], tensors: _Tensors, opts: Any) -> works.Work:
         tensor = _check(_one(tensors, "gather"))
-        outgoing, incoming = [None] * self._world, [None] * self._world
+        outgoing: List[Optional[torch.Tensor]] = [None] * self._world
+        incoming: List[Optional[torch.Tensor]] = [None] * self._world
         outgoing[opts.rootRank] = tensor
         if self._rank == opts.rootRank:
-            incoming = list(_one(output_lists, "gather"))
-            if len(incoming) != self._world or any(
-                    t.numel() != tensor.numel() or t.dtype != tensor.dtype for t in incoming):
+            parts = list(_one(output_lists, "gather"))
+            if len(parts) != self._world or any(
+                    t.numel() != tensor.numel() or t.dtype != tensor.dtype for t in parts):
                 raise ValueError(f"weir: gather: expected {self._world} tensors like the input")
+            incoming = parts
         return self._exchange(outgoing, incoming, list(output_lists))
 
-    def scatter(self, outputs, input_lists, opts):
+    @_operation([1], [0])
+    def scatter(self, outputs: _Tensors, input_lists: Sequence[_Tensors], opts: Any) -> works.Work:
         output = _check(_one(outputs, "scatter"))
-        outgoing, incoming = [None] * self._world, [None] * self._world
+        outgoing: List[Optional[torch.Tensor]] = [None] * self._world
+        incoming: List[Optional[torch.Tensor]] = [None] * self._world
         incoming[opts.rootRank] = output
         if self._rank == opts.rootRank:
-            outgoing = list(_one(input_lists, "scatter"))
-            if len(outgoing) != self._world or any(
-                    t.numel() != output.numel() or t.dtype != output.dtype for t in outgoing):
+            parts = list(_one(input_lists, "scatter"))
+            if len(parts) != self._world or any(
+                    t.numel() != output.numel() or t.dtype != output.dtype for t in parts):
                 raise ValueError(f"weir: scatter: expected {self._world} tensors like the output")
+            outgoing = parts
         return self._exchange(outgoing, incoming, [output])
 
-    def alltoall(self, outputs, inputs, opts=None):
+    @_operation([1], [0])
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> works.Work:
         if len(outputs) != self._world or len(inputs) != self._world:
             raise ValueError(f"weir: all_to_all: expected {self._world} tensors each way, found "
                              f"{len(inputs)} and {len(outputs)}")
         return self._exchange(inputs, outputs, list(outputs))
 
-    def alltoall_base(self, output, source, output_splits, input_splits, opts=None):
+    @_operation([1], [0])
+    def alltoall_base(self, output: torch.Tensor, source: torch.Tensor,
+                      output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
+                      ) -> works.Work:
         _check(output), _check(source)
 
-        def rows(tensor, splits, what):
+        def rows(tensor: torch.Tensor, splits: Sequence[int], what: str) -> _Tensors:
             if not splits:
                 if tensor.dim() == 0 or tensor.shape[0] % self._world:
                     raise ValueError(f"weir: all_to_all: {what} does not split into {self._world}")
@@ -317,17 +409,20 @@ class WeirProcessGroup(versions.ProcessGroup):
             work._finish = lambda: _copy_all([(output, taken)])
         return work
 
-    def barrier(self, opts=None):
+    @_operation()
+    def barrier(self, opts: Any = None) -> works.Work:
         return self._work([self._communicator.barrier()], None, [])
 
     # ---- messages
 
-    def send(self, tensors, peer, tag=0):
+    @_operation([0], messages=True)
+    def send(self, tensors: _Tensors, peer: int, tag: int = 0) -> works.Work:
         flat = _check(_one(tensors, "send")).contiguous()
         operation = self._communicator.send(flat.data_ptr(), _bytes(flat), peer, tag)
         return self._work([operation], [flat], list(tensors), messages=True)
 
-    def recv(self, tensors, peer, tag=0):
+    @_operation(writes=[0], messages=True)
+    def recv(self, tensors: _Tensors, peer: int, tag: int = 0) -> works.Work:
         tensor = _check(_one(tensors, "recv"))
         flat = tensor.contiguous()
         operation = self._communicator.receive(flat.data_ptr(), _bytes(flat), peer, tag)
@@ -335,26 +430,27 @@ class WeirProcessGroup(versions.ProcessGroup):
         return self._work([operation], [flat], list(tensors), lambda: _copy_all(copies),
                           messages=True)
 
-    def recv_anysource(self, tensors, tag=0):
+    @_operation(writes=[0], messages=True)
+    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> works.Work:
         return self.recv(tensors, _lib.ANY_RANK, tag)
 
 
-def _op(opts):
+def _op(opts: Any) -> Any:
     return dist.ReduceOp.SUM if opts is None else opts.reduceOp
 
 
-def _copy_all(pairs):
+def _copy_all(pairs: Iterable[Tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
         for target, source in pairs:
             target.copy_(source.reshape(target.shape))
 
 
-def _make(store, rank, world, timeout):
+def _make(store: Any, rank: int, world: int, timeout: datetime.timedelta) -> Any:
     asked = versions.backends_asked_for()
     elsewhere = sorted(device for device, backend in asked.items()
-                       if backend == BACKEND and device != "cpu")
+                       if backend == BACKEND and device not in versions.DEVICES)
     if elsewhere:
-        raise ValueError(f"weir: sums tensors on the CPU: expected cpu:{BACKEND}, found "
+        raise ValueError(f"weir: expected cpu:{BACKEND} or cuda:{BACKEND}, found "
                          f"{','.join(f'{device}:{BACKEND}' for device in elsewhere)}")
     if set(asked.values()) <= {BACKEND}:
         return WeirProcessGroup(store, rank, world, timeout)
@@ -366,15 +462,15 @@ def _make(store, rank, world, timeout):
     return versions.as_backend(WeirProcessGroup(store, rank, world, timeout))
 
 
-def register_process_group():
+def register_process_group() -> None:
     """Registers the backend for init_process_group("weir"). `import weir` calls it.
     Repeated calls have no effect."""
     if versions.register(BACKEND, _make):
-        for module in (communicator, versions, works, sys.modules[__name__]):
+        for module in (communicator, futures, staging, versions, works, sys.modules[__name__]):
             versions.hide_from_compiler(module)
 
 
-def _close_all():
+def _close_all() -> None:
     for group in list(_groups):
         group.close()
 

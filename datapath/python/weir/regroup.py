@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets the ranks of a job find each other again after some of them were lost.
 
 The store may be any that has add, set, get and wait as in torch.distributed.Store and that outlives

@@ -1,10 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
 """`weir run -- COMMAND`: runs a training command with an agent and a controller of its own.
 
-Both live as long as the command. Their socket, state and logs are in a directory; the controller's page
-is on loopback. The command learns of them by its environment (WEIR_AGENT, WEIR_JOB, WEIR_LIBRARY). At the
-end, what was decided and what it saved is printed, and the exit status is that of the command (128 + n if
-signal n ended it). SIGINT and SIGTERM are passed on; GRACE_S later, or at the second one, whatever the
-command has started is killed.
+Both live as long as the command. Their sockets, state and logs are in a directory that is this user's; the
+controller's page is on loopback. The command learns of them by its environment (WEIR_AGENT, WEIR_JOB,
+WEIR_LIBRARY). At the end, what was decided and what it saved is printed, and the exit status is that of the
+command (128 + n if signal n ended it). SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on; GRACE_S later, or at
+the second one, whatever the command has started is killed. What remains of the command's process group when
+the command itself has ended is ended, too.
 """
 import argparse
 import contextlib
@@ -13,14 +15,17 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from typing import List, Optional
+from typing import Any, List
 
 from weir import _lib
 from weir import interfaces
@@ -29,6 +34,8 @@ START_S = 15.0
 STOP_S = 5.0
 GRACE_S = 10.0
 ASK_S = 10.0
+LEFT_S = 2.0
+SOCKET_PATH_MAX = 107  # of sockaddr_un
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 _PARTS = ("controller/service", "controller/cli", "agent")  # of a build directory
@@ -61,15 +68,67 @@ def _tail(path):
     return " | ".join(path.read_text(errors="replace").splitlines()[-3:])
 
 
+def private_directory(path):
+    """Makes a directory that only this user can use, or takes one that others cannot write to. Returns its
+    pathlib.Path. RunError: it is a link, or others could write there."""
+    path = pathlib.Path(os.path.abspath(path))
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status, why = path.lstat(), ""
+    except OSError as error:
+        status, why = None, error.strerror.lower()
+    if not why and status:
+        if stat.S_ISLNK(status.st_mode):
+            why = "it is a link"
+        elif status.st_uid != os.geteuid():
+            why = f"it belongs to user {status.st_uid}"
+        elif status.st_mode & 0o022:
+            why = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o}); expected 0700"
+        elif len(str(path / "controller.sock")) > SOCKET_PATH_MAX:
+            why = f"the paths of its sockets would be longer than {SOCKET_PATH_MAX} bytes"
+    if why:
+        raise RunError(f"cannot use the directory {path}: {why}")
+    return path
+
+
+def _create(path):
+    """Opens a file of this user's alone, empty, for writing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    return open(os.open(path, flags, 0o600), "wb")
+
+
+def _own_addresses():
+    return [a.host for a in interfaces.addresses() if not a.loopback and not a.link_local]
+
+
+def _is_address(host):
+    return host == "localhost" or host in interfaces.resolve(host)
+
+
+def rendezvous_here(host):
+    """Where the controller of --rendezvous must listen on this node; None if another node has `host`.
+    RunError: the name is unknown."""
+    found = interfaces.resolve(host)
+    if not found:
+        raise RunError(f"cannot resolve '{host}' of --rendezvous")
+    own, loopback = set(_own_addresses()), any(h == "::1" or h.startswith("127.") for h in found)
+    if loopback and not _is_address(host):
+        # Debian maps a host's own name to 127.0.1.1. So the name is this node's, and others know an address.
+        return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    return host if loopback or own.intersection(found) else None
+
+
 class ControlPlane:
     """Agent and, unless there is one already, controller of a run. Use it in a `with` block."""
 
     def __init__(self, directory, options):
-        self._directory = pathlib.Path(directory)
+        self._directory = directory
         self._options = options
         self._started = []
-        self.controller = self.page = ""
-        self.socket = self._directory / "agent.sock"
+        self.controller = options.controller or options.rendezvous or f"unix:{directory / 'controller.sock'}"
+        self.page = ""
+        self.token_file = None  # of the own controller, where only this user may ask it
+        self.socket = directory / "agent.sock"
 
     def __enter__(self):
         try:
@@ -91,30 +150,44 @@ class ControlPlane:
         self._started = []
 
     def _start_controller(self):
+        """Starts the controller unless it is elsewhere. Without --rendezvous only this user reaches it."""
         options = self._options
         if options.controller:
-            self.controller = options.controller
             return
-        listen = "127.0.0.1:0"
+        more = ["--policy", options.policy] if options.policy else []
+        listen = self.controller
         if options.rendezvous:
             host, port = interfaces.split(options.rendezvous)
-            self.controller = interfaces.join(host, port)
-            own = {a.host for a in interfaces.addresses()}
-            found = interfaces.resolve(host)
-            if not any(h in own or h.startswith("127.") for h in found):
-                return  # another node hosts it
-            listen = self.controller
+            here = rendezvous_here(host)
+            if here is None:
+                return
+            listen = interfaces.join(here, port)
+        else:
+            more += ["--token-file", self._make_token()]
         log = self._directory / "controller.log"
         child = self._start(log, "weir-controller", "--listen-grpc", listen, "--listen-http",
                             f"127.0.0.1:{options.page_port}", "--state", self._directory / "controller.db",
-                            *(["--policy", options.policy] if options.policy else []))
-        ready = self._wait_for(child, log, r"gRPC on (\S+), HTTP on (\S+),")
-        self.controller = self.controller or ready[1]
-        self.page = f"http://{ready[2]}"
+                            *more)
+        self.page = "http://" + self._wait_for(child, log, r"gRPC on \S+, HTTP on (\S+),")[1]
+
+    def _make_token(self):
+        """Makes the token of the page and of weirctl. Returns the file that lets the controller know it."""
+        token, roles = secrets.token_hex(16), self._directory / "roles"
+        self.token_file = self._directory / "token"
+        for path, text in ((self.token_file, token), (roles, f"admin {token}")):
+            with _create(path) as file:
+                file.write(f"{text}\n".encode())
+        return roles
 
     def _start_agent(self):
-        host, _ = interfaces.split(self.controller)
-        address = next(iter(interfaces.towards(host)), "127.0.0.1")
+        """Starts the agent, with the address at which other nodes measure their links to this one."""
+        address = "127.0.0.1"
+        if self._options.controller or self._options.rendezvous:
+            host, own = interfaces.split(self.controller)[0], _own_addresses()
+            routes = interfaces.towards(host)
+            if not _is_address(host):  # a name may be mapped to loopback here, and to an address elsewhere
+                routes = [h for h in routes if h in own] or own
+            address = next(iter(routes), address)
         log = self._directory / "agent.log"
         child = self._start(log, "weir-agent", "--node", f"{socket.gethostname()}-{os.getpid()}",
                             "--address", address, "--controller", self.controller, "--socket", self.socket,
@@ -123,9 +196,9 @@ class ControlPlane:
 
     def _start(self, log, name, *arguments):
         insecure = ["--insecure"] if self._options.insecure else []
-        with open(log, "wb") as out:
+        with _create(log) as out:
             child = subprocess.Popen([find_program(name), *map(str, arguments), *insecure],
-                                     stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                     stdin=subprocess.DEVNULL, stdout=out, stderr=out, umask=0o077,
                                      start_new_session=True, preexec_fn=_end_with_parent(signal.SIGKILL))
         self._started.append(child)
         return child
@@ -146,16 +219,36 @@ class ControlPlane:
     def pids(self):
         return {child.pid for child in self._started}
 
-    def environment(self, options):
+    def watch_for_controller(self):
+        """Says so when a controller elsewhere does not answer within START_S. The command runs meanwhile:
+        its ranks run dense until the controller is there."""
+        def try_to_connect():
+            host, port = interfaces.split(self.controller)
+            deadline, why = time.monotonic() + START_S, "no answer"
+            while time.monotonic() < deadline:
+                try:
+                    socket.create_connection((host, port), timeout=2.0).close()
+                    return
+                except OSError as error:
+                    why = (error.strerror or str(error)).lower()
+                    time.sleep(0.2)
+            _say(f"no controller at {self.controller} ({', '.join(interfaces.resolve(host))}) within "
+                 f"{START_S:g} s: {why}. Does it run there? This node has "
+                 f"{', '.join(_own_addresses()) or 'loopback alone'}. Until it answers, ranks run dense")
+        if not self.page:
+            threading.Thread(target=try_to_connect, name="weir-run", daemon=True).start()
+
+    def environment(self):
         """What the command must find in its environment."""
+        options = self._options
         set_ = {"WEIR_AGENT": f"unix:{self.socket}", "WEIR_LIBRARY": _lib.library_path(),
                 "WEIR_JOB": options.job}
         package = pathlib.Path(__file__).resolve().parent
         # A directory of this package alone: what else is installed beside it may not fit the command's Python.
         alone = self._directory / "path"
         alone.mkdir(exist_ok=True)
-        if not (alone / "weir").exists():
-            (alone / "weir").symlink_to(package)
+        (alone / "weir").unlink(missing_ok=True)  # of an earlier run, perhaps by another installation
+        (alone / "weir").symlink_to(package)
         path = [str(alone), *filter(None, [os.environ.get("PYTHONPATH")])]
         if options.auto:
             path.insert(0, str(package / "auto"))
@@ -164,26 +257,22 @@ class ControlPlane:
     def ask(self, *arguments):
         """What weirctl answers as JSON, or None where the controller does not answer."""
         try:
-            done = subprocess.run([find_program("weirctl"), "--controller", self.controller, "-o", "json",
-                                   *arguments], capture_output=True, timeout=ASK_S, check=True)
+            token = ["--token-file", self.token_file] if self.token_file else []
+            done = subprocess.run([find_program("weirctl"), "--controller", self.controller, *token, "-o",
+                                   "json", *arguments], capture_output=True, timeout=ASK_S, check=True)
             return json.loads(done.stdout)
         except (subprocess.SubprocessError, ValueError, RunError):
             return None
 
 
-def _children(pid):
-    """The processes that `pid` has started and that have not ended, and theirs."""
+def _children(pid, but=()):
+    """The processes that `pid` has started and that were not waited for, and theirs; `but` those not."""
     found = []
     for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for child in map(int, task.read_text().split()):
+            for child in set(map(int, task.read_text().split())).difference(but):
                 found += [child, *_children(child)]
     return found
-
-
-def _send(child, number):
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, number)
 
 
 class Command:
@@ -193,64 +282,86 @@ class Command:
         # Processes whose parent has ended become children of this one, where they can be found.
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._spare = spare  # processes of this run that are not of the command
-        self._signals = 0
+        self._signals: List[int] = []
         self._kill_at = None
-        self._child: Optional[subprocess.Popen] = None
-        self._early: List[int] = []  # signals that came before the command was started
-        self._handlers = {s: signal.signal(s, self._pass_on) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._child: Any = None
+        self._handlers = {s: signal.signal(s, self._pass_on) for s in handled_signals()}
         try:
             self._child = subprocess.Popen(arguments, env=environment, start_new_session=True,
                                            preexec_fn=_end_with_parent(signal.SIGTERM))
         except OSError as error:
-            self._restore()
             raise RunError(f"cannot run {arguments[0]}: {error.strerror.lower()}") from None
-        for number in self._early:
-            _send(self._child, number)
+        for number in self._signals:  # that came before the command was known
+            self._send(number)
 
     def _pass_on(self, number, unused_frame):
-        self._signals += 1
-        self._kill_at = time.monotonic() + (GRACE_S if self._signals == 1 else 0.0)
-        if self._child is None:
-            self._early.append(number)
-        else:
-            _send(self._child, number)
+        self._signals.append(number)
+        self._kill_at = time.monotonic() + (GRACE_S if len(self._signals) == 1 else 0.0)
+        if self._child is not None:
+            self._send(number)
+
+    def _send(self, number):
+        """Sends a signal to the command's process group. Returns whether it has a process."""
+        try:
+            os.killpg(self._child.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def wait(self):
         """Returns the exit status, as a shell counts it."""
         child = self._child
-        assert child is not None
         while True:
             try:
                 child.wait(0.2)
                 break
             except subprocess.TimeoutExpired:
+                self._left()
                 if self._kill_at and time.monotonic() > self._kill_at:
-                    self._kill_all(child)
+                    self._kill_all()
         if self._signals or child.returncode < 0:
-            self._kill_all(child)
-        self._restore()
+            self._kill_all()
+        else:
+            self._end_group()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
         code = child.returncode
         return 128 - code if code < 0 else code
 
-    def _kill_all(self, child):
+    def _left(self):
+        """The running processes that come from the command. Those that have ended are waited for."""
+        self._child.poll()
+        for pid in set(_children(os.getpid(), self._spare)) - {self._child.pid}:
+            with contextlib.suppress(ChildProcessError):  # not of this process, but of one of its children
+                os.waitpid(pid, os.WNOHANG)
+        return _children(os.getpid(), self._spare)
+
+    def _end_group(self):
+        """Ends what the command has left behind in its process group."""
+        self._send(signal.SIGTERM)
+        deadline = time.monotonic() + LEFT_S
+        while self._send(0) and time.monotonic() < deadline:
+            self._left()
+            time.sleep(0.02)
+        self._send(signal.SIGKILL)
+        self._left()
+
+    def _kill_all(self):
         """Kills everything that comes from the command, until nothing is left."""
         for _ in range(20):
-            left = [p for p in _children(os.getpid()) if p not in self._spare]
+            left = self._left()
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            child.poll()
-            for pid in left:
-                if pid != child.pid:
-                    with contextlib.suppress(ChildProcessError):
-                        os.waitpid(pid, os.WNOHANG)
             if not left:
                 return
             time.sleep(0.05)
 
-    def _restore(self):
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+
+def handled_signals():
+    """The signals that end a run. nohup lets its command ignore SIGHUP."""
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    return {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT} - ignored
 
 
 def report(jobs, decisions):
@@ -289,7 +400,7 @@ def parser(add=argparse.ArgumentParser):
     made.add_argument("--directory", help="for state and logs, kept; default: a temporary one")
     made.add_argument("--page-port", type=int, default=0, help="of the page on loopback; 0: any")
     made.add_argument("--auto", action="store_true",
-                      help="attach Weir to every DistributedDataParallel model that the command makes")
+                      help="attach Weir to every model in DDP or FSDP that the command trains")
     made.add_argument("command", nargs=argparse.REMAINDER, help="-- torchrun ... train.py")
     return made
 
@@ -316,13 +427,18 @@ def main(arguments=None):
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         made.error("expected a command, such as: weir run -- torchrun --nproc-per-node 2 train.py")
+    for number in handled_signals():  # outside of Command: ends agent and controller
+        signal.signal(number, lambda received, frame: sys.exit(128 + received))
     with contextlib.ExitStack() as stack:
-        directory = options.directory or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-run-"))
-        os.makedirs(directory, mode=0o700, exist_ok=True)
         try:
-            plane = stack.enter_context(ControlPlane(os.path.abspath(directory), options))
-            _say(f"page {plane.page or 'at the controller'}, controller {plane.controller}, state in {directory}")
-            status = Command(command, plane.environment(options), plane.pids()).wait()
+            directory = private_directory(
+                options.directory or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-run-")))
+            plane = stack.enter_context(ControlPlane(directory, options))
+            token = f" (its token is in {plane.token_file})" if plane.token_file else ""
+            _say(f"page {plane.page or 'at the controller'}{token}, controller {plane.controller}, state in "
+                 f"{directory}")
+            plane.watch_for_controller()
+            status = Command(command, plane.environment(), plane.pids()).wait()
         except (RunError, _lib.WeirError) as error:
             _say(str(error))
             return 1

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank's libweir session as a Python object. Knows nothing of torch."""
 import collections
 import ctypes
@@ -145,6 +146,13 @@ class Session:
     def report_loss(self, loss):
         """Tells the controller the loss of the current step."""
         self._check(self._library.weir_report_loss(self._open_handle(), float(loss)))
+
+    def report_non_finite(self, parameter):
+        """Tells the controller that this rank's gradient of `parameter` held NaN or infinity.
+
+        Between a step that was skipped and the next one. See weir_report_non_finite.
+        """
+        self._check(self._library.weir_report_non_finite(self._open_handle(), parameter.encode()))
 
     def export_state(self):
         """Returns residuals, momenta and codecs' states as bytes. To be called between steps."""

@@ -1,7 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of one model on one rank: what its hooks share, whatever wraps the model.
 
-A hook hands over a flat buffer of gradients with the key of its bucket. A thread waits for the
-deliveries in order and completes their futures. When the backward pass ends, a callback on the
+A hook hands over a flat buffer of gradients with the key of its bucket. A buffer of an accelerator
+takes the way of weir.staging. A thread waits for the deliveries in order and completes their
+futures. When the backward pass ends, a callback on the
 autograd engine waits for the last of them, ends Weir's step, and raises a failure as a WeirError
 that names the rank at fault. The hooks themselves are in weir.ddp and weir.fsdp.
 """
@@ -20,10 +22,10 @@ from weir import addresses
 from weir import regroup
 from weir._lib import WeirError
 from weir.communicator import Communicator
-from weir.futures import Completer
-from weir.module_hook import ModuleHook
+from weir.futures import Completer, Launch
 from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
 from weir.session import Session, Stats
+from weir.staging import Transfer, on_incoming, transfer_of
 
 DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
           torch.bfloat16: _lib.BFLOAT16}
@@ -40,37 +42,54 @@ def columns(parameter):
 class Delivery:
     """A bucket on its way, as an entry of a Completer.
 
+    transfer: brings the bucket to the host and back; None for one that is there.
     raises: whether a failure fails the future; otherwise the end of the backward pass raises it.
     """
 
-    def __init__(self, session, request, buffer, host, raises):
-        self._session, self._request, self._buffer, self._host = session, request, buffer, host
+    def __init__(self, session: Session, buffer: torch.Tensor, transfer: Optional[Transfer],
+                 raises: bool):
+        self._session: Optional[Session] = session
+        self._buffer, self._transfer = buffer, transfer
+        self._request: Any = None
+        self.host = buffer if transfer is None else transfer.host(buffer)
         self.raises = raises
-        self.future = torch.futures.Future()
+        self.future = torch.futures.Future() if transfer is None else transfer.future()
         self.done = threading.Event()
-        self.error = None
+        self.error: Optional[WeirError] = None
 
-    def settle(self):
+    def begin(self, key: int, scale: float) -> None:
+        """Queues the all-reduce of the bucket, which must be on the host."""
+        assert self._session is not None
+        self._request = self._session.all_reduce(key, self.host.data_ptr(), scale)
+
+    def fail(self, error: Exception) -> None:
+        """Notes a failure, of which whoever waits for `done` must hear."""
+        if not isinstance(error, WeirError):
+            error = WeirError(f"a bucket could not be delivered: {error}", _lib.INTERNAL)
+        self.error = self.error or error
+
+    def settle(self) -> None:
         try:
-            self._session.wait(self._request)
+            if self._request is not None and self._session is not None:
+                self._session.wait(self._request)
         except WeirError as error:
-            self.error = error
+            self.fail(error)
         self._session = None  # so that the session closes when the state is dropped
 
-    def complete(self):
+    def complete(self) -> None:
         try:
             if self.error is not None:
-                self._buffer.zero_()
-            elif self._host is not self._buffer:
-                self._buffer.copy_(self._host)
-        except Exception as error:  # of the device; whoever waits for `done` must hear of it
-            self.error = self.error or WeirError(f"a bucket could not be delivered: {error}",
-                                                 _lib.INTERNAL)
+                self.host.zero_()
+            if self._transfer is not None:
+                self._transfer.send_back()
+        except Exception as error:  # of the device
+            self.fail(error)
         try:
             if self.error is not None and self.raises:
                 self.future.set_exception(self.error)
             else:
-                self.future.set_result(self._buffer)
+                with on_incoming(self._transfer):
+                    self.future.set_result(self._buffer)
         finally:
             self.done.set()
 
@@ -113,7 +132,10 @@ class Steps:
         self._pending = []     # deliveries of the current backward pass
         self._in_backward = True  # false on a rank without input that calls the hook in join()
         self._completer = Completer()
+        self._launches = Completer()
+        self._session_calls = threading.Lock()  # those of a thread of _launches and of a hook
         weakref.finalize(self, self._completer.close)
+        weakref.finalize(self, self._launches.close)
         self._step_open = False
         self._scaler = scaler
         self._loss_scale = None  # that of the residuals
@@ -176,25 +198,46 @@ class Steps:
 
     def define(self, ranges, dtype):
         """Defines the bucket of these (name, elements, columns) ranges and returns its key."""
-        key = self.session.define_bucket(ranges, DTYPES[dtype])
+        with self._session_calls:
+            key = self.session.define_bucket(ranges, DTYPES[dtype])
         self._ranges[key] = ranges
         return key
 
     def submit(self, key, buffer):
-        """Queues the mean of `buffer` over all ranks, in place, and returns its delivery."""
+        """Queues the mean of `buffer` over all ranks, in place, and returns its delivery.
+
+        A bucket of an accelerator is queued by a thread that waits until it is on the host, and
+        later buckets behind it, so that all ranks queue them in the same order.
+        """
+        transfer = transfer_of([buffer])
         self.begin_step()
-        host = self._host_buffer(buffer)
         if not self._pending:
             self._sizes = {}
             self._in_backward = _at_end_of_backward(self._finish_step)
-        if self._searches_left > 0:
-            self._search(key, host)
-        request = self.session.all_reduce(key, host.data_ptr(), 1.0 / self.world)
-        delivery = Delivery(self.session, request, buffer, host, raises=not self._in_backward)
+        delivery = Delivery(self.session, buffer, transfer, raises=not self._in_backward)
+        if transfer is None and self._launches.settled():
+            self._begin(delivery, key)
+            self._completer.put(delivery)
+        else:
+            self._launches.put(Launch(lambda: self._begin_later(delivery, key, transfer)))
         self._pending.append(delivery)
-        self._completer.put(delivery)
         self._sizes[key] = buffer.numel()
         return delivery
+
+    def _begin(self, delivery, key):
+        if self._searches_left > 0:
+            self._search(key, delivery.host)
+        with self._session_calls:
+            delivery.begin(key, 1.0 / self.world)
+
+    def _begin_later(self, delivery, key, transfer):
+        try:
+            if transfer is not None:
+                transfer.arrived()
+            self._begin(delivery, key)
+        except Exception as error:
+            delivery.fail(error)
+        self._completer.put(delivery)
 
     def _search(self, key, buffer):
         self._searched = True
@@ -220,6 +263,8 @@ class Steps:
             where = self._agreement.reach(stats.step, self.rank, self.world, self._found)
         elif self._found is not None:
             where = self.rank, self._found
+        if self._found is not None and where[0] in (None, self.rank):
+            self.session.report_non_finite(self._found)
         skipped = SkippedStep(stats.step, *where)
         if not known:
             self._searches_left = SEARCHED_STEPS
@@ -246,10 +291,6 @@ class Steps:
             # Raised later, so that DDP ends the iteration properly and can begin another one.
             _at_end_of_backward(_raiser(failure))
 
-    def _host_buffer(self, buffer):
-        """Returns the bucket in host memory, which is a copy for buffers of an accelerator."""
-        return buffer if buffer.device.type == "cpu" else buffer.to("cpu")
-
     def reform(self, store=None, *, expected=None, settle_s=5.0, timeout_s=60.0, tensors=()):
         """Continues with the remaining ranks, after backward() has raised a WeirError.
 
@@ -261,6 +302,9 @@ class Steps:
         without buffers, or with broadcast_buffers=False, and without find_unused_parameters.
         """
         store = store or dist.distributed_c10d._get_default_store()
+        begun = threading.Event()  # no bucket of the broken step may begin in the new mesh
+        self._launches.put(Launch(begun.set))
+        begun.wait(timeout_s)
         self._pending, self._step_open = [], False
         self._agreement = None  # replacements of lost ranks may use another store
         found = regroup.reform(self.session, store, expected=expected, settle_s=settle_s,
@@ -339,6 +383,27 @@ def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
             group.release(operation)
             if rank != regrouped.model_source:
                 tensor.detach().copy_(host)
+
+
+class ModuleHook:
+    """A hook of a module that calls a method as long as its object lives.
+
+    Models are copied and pickled (averaged weights, checkpoints of whole modules). What is attached
+    to the original is not the copy's, so a hook in a copy does nothing.
+    """
+
+    def __init__(self, method=None):
+        self._method = None if method is None else weakref.WeakMethod(method)
+
+    def __call__(self, *arguments):
+        method = None if self._method is None else self._method()
+        return None if method is None else method(*arguments)
+
+    def __deepcopy__(self, unused_memo):
+        return ModuleHook()
+
+    def __reduce__(self):
+        return ModuleHook, ()
 
 
 def begin_with_forward(model, state):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What differs between versions of torch.distributed, found by looking for it, not by numbers.
 
 A backend in Python is a subclass of torch's ProcessGroup, and init_process_group() returns that
@@ -17,7 +18,7 @@ import torch.distributed as dist
 
 _c10d = torch._C._distributed_c10d if dist.is_available() else None
 WORK = _c10d.Work if _c10d else object
-CPU = torch.device("cpu")
+DEVICES = ("cpu", "cuda")  # whose tensors a group takes
 
 # Methods that later versions call by the second name.
 _LATER_NAMES = {
@@ -32,16 +33,10 @@ _COLLECTIVES = ("allreduce", "allreduce_coalesced", "reduce", "broadcast", "allg
                 "send", "recv", "recv_anysource", *_LATER_NAMES)
 
 
-def not_on_cpu(name, device):
-    """The text of an error."""
-    return (f"{name}: expected tensors on the CPU, found one on {device}: copy it, or use a group "
-            "of another backend for that device, as new_group(backend=...) makes")
-
-
 class ProcessGroup(dist.ProcessGroup if _c10d else object):  # type: ignore[misc]
     """Base of a process group in Python: all that torch asks of a group apart from operations.
 
-    The group is its own backend, for tensors on the CPU.
+    The group is its own backend, for all devices that it takes.
     """
 
     _weir_group_name = _weir_group_desc = ""
@@ -73,14 +68,17 @@ class ProcessGroup(dist.ProcessGroup if _c10d else object):  # type: ignore[misc
 
     @property
     def _device_types(self):
-        return [CPU]
+        return [torch.device(kind) for kind in DEVICES
+                if kind == "cpu" or torch.cuda.is_available()]
 
     def _get_backend_name(self):
         return self.getBackendName()
 
     def _get_backend(self, device):
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(not_on_cpu(self.getBackendName(), device))
+        if torch.device(device).type not in DEVICES:
+            raise RuntimeError(f"{self.getBackendName()}: expected a device of "
+                               f"{' or '.join(DEVICES)}, found {device}: copy the tensors, or use "
+                               "a group of another backend, as new_group(backend=...) makes")
         return self
 
     get_backend = _get_backend
@@ -94,6 +92,11 @@ class ProcessGroup(dist.ProcessGroup if _c10d else object):  # type: ignore[misc
                                   "it was made")
 
     set_timeout = _add_ephemeral_timeout = _set_default_timeout
+
+
+# Whether torch.compile traces the caller. It knows torch's own function, and takes the result for a
+# constant.
+is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 def _frame_skipper():
@@ -129,8 +132,9 @@ def hide_from_compiler(module):
     for owner in (module, *filter(inspect.isclass, vars(module).values())):
         for value in vars(owner).values():
             function = getattr(value, "fget", getattr(value, "__func__", value))
-            if inspect.isfunction(function) and function.__module__.startswith("weir."):
+            while inspect.isfunction(function) and function.__module__.startswith("weir."):
                 skip(function.__code__)
+                function = getattr(function, "__wrapped__", None)
 
 
 @functools.lru_cache(maxsize=None)
@@ -170,7 +174,7 @@ def has_python_backends():
 
 
 def as_backend(group):
-    """A Backend for tensors on the CPU that does what `group` does.
+    """A Backend for one device that does what `group` does.
 
     C++ hands out works of its own for those of Python. They can be waited for, and their futures
     used; their is_completed() is False even at the end.
@@ -204,7 +208,7 @@ def register(name, make):
     if not _c10d or name.upper() in getattr(dist.Backend, "_plugins", {}):
         return False
     try:
-        dist.Backend.register_backend(name, make, devices=["cpu"])
+        dist.Backend.register_backend(name, make, devices=list(DEVICES))
     except TypeError:  # torch knows no devices yet
         dist.Backend.register_backend(name, make)
     return True

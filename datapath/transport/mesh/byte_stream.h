@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The stream of bytes between two ranks that carries frames: TCP connections or rings in shared
 // memory.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/transport/mesh/connection.h"
 
 #include <sys/epoll.h>

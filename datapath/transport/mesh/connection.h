@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The frame stream to one peer over a stream of bytes. It sends posted frames straight from the
 // caller's memory, receives payloads straight into it, and determines how the peer left.

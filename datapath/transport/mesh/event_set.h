@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The set of descriptors that a mesh watches with epoll.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Makes frames from posted sends and delivers frames to posted receives, whatever carries their
 // bytes: what a frame to or from one peer must look like, and how its payload is checked.

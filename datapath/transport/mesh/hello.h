@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The frames of the handshake, which tell which rank is at the other end and prove that it holds
 // the job's key. The dialer sends a hello, the acceptor answers with its own hello and, if there is

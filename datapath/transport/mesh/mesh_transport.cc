@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/transport/mesh/mesh_transport.h"
 
 #include <sys/epoll.h>

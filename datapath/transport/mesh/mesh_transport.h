@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The common part of all transports that have one connection per peer and no thread of their own:
 // posting, waiting, failing and ending. Classes derived from it provide the connections.

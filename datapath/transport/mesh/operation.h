@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Posted operations and their queues: fixed slots and intrusive lists, so that posting and
 // finishing an operation neither allocates nor locks.

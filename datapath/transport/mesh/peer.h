@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One peer of a mesh, as the mesh sees it: it takes posted operations, sends them, and reports the
 // peer's state. Classes derived from it move the bytes.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Makes the full mesh: higher ranks dial lower ones, both ends tell their ranks and, if the job has
 // a key, prove that they hold it. Refused callers are told why.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Keeps track of which ranks are expected, which are connected and why others are not, for every
 // kind of rendezvous.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The parts of the socket interface that a mesh needs: owned descriptors, addresses and options.
 // Errors name the address and the cause.

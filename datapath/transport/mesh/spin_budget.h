@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How long a rank polls for news before it sleeps. A neighbour on this machine often answers sooner
 // than a sleep and a wake-up take, but another process may need the core.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A transport over one stream of bytes per peer, of whatever medium.
 

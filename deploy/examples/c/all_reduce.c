@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* The smallest data-parallel job: two ranks, in two processes, average a vector with libweir.
  *
  * Usage: all_reduce_example [PLAN_FILE]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /* Exact operations between ranks through weir.h: two ranks as processes of one host exchange
  * addresses, send each other a message and average a vector. */
 #include <stdio.h>

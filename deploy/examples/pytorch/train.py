@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The smallest data-parallel job that Weir steers: a linear model learns known weights.
 
     python3 train.py                           two ranks on this machine

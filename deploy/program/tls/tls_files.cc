@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "deploy/program/tls/tls_files.h"
 
 #include <openssl/err.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The certificate, key and authorities of a program, as files that are renewed while it runs. There
 // is no thread and no interval: whoever starts a connection asks, and a changed file counts for

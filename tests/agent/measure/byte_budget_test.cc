@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The probe budget: share of training bytes, floor over time, capacity.
 #include "agent/measure/byte_budget.h"
 

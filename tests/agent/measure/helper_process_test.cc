@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A helper that hangs, fails, floods or dies must cost its deadline and nothing else.
 #include "agent/measure/helper_process.h"
 

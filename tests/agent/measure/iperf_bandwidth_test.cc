@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // iperf3 tests between real helper processes on loopback, and reports that nobody should trust.
 #include "agent/measure/iperf_bandwidth.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the kernel says of this machine's interfaces, within reason.
 #include "agent/measure/network_interfaces.h"
 

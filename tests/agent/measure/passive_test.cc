@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What TCP_INFO may and may not be believed.
 #include "agent/measure/passive.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hop counts on loopback and, as root, over a router made of network namespaces.
 #include "agent/measure/route.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A burst of round trips becomes minimum, median and a deviation that one spike does not set.
 #include "agent/measure/rtt.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Addresses as people and peers write them.
 #include "agent/measure/socket.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Handshake times on loopback: answered, refused, silent.
 #include "agent/measure/tcp_connect_rtt.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The echo responder and its client on loopback, and what neither may be talked into.
 #include "agent/measure/udp_echo.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers that send and count but do not compute, all in one thread, for aggregation_bench.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One rank of a set of contestants that the script collective_bench drives: lines over a Unix
 // socket tell which contestant runs next, so that implementations in different processes take turns

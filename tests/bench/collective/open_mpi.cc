@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of the benchmark collective_bench: MPI_Allreduce of Open MPI.
 //
 //   mpirun ... collective_open_mpi SOCKET TRANSPORT

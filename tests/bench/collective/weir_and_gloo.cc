@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One rank of the benchmark collective_bench: Weir's dense collectives over its transports, and
 // Gloo's, which PyTorch runs on CPUs.
 //

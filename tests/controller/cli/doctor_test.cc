@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What doctor says of facts, and that lists of many pages are followed to their end.
 
 #include "controller/cli/doctor.h"
@@ -146,6 +147,20 @@ TEST(DoctorTest, AJobWhosePeersProveNothingIsNamedWhileItRuns) {
   EXPECT_EQ(With(found, "job lm: a rank reaches 3 peers").verdict, Verdict::kWarn);
   EXPECT_THAT(With(found, "job lm: a rank reaches").fix, HasSubstr("WEIR_JOB_KEY_FILE"));
   facts.jobs.mutable_jobs(0)->set_state("ended");
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
+}
+
+TEST(DoctorTest, RankAndParameterOfARecentSkippedStepAreNamed) {
+  FleetFacts facts = HealthyFleet();
+  v1::Job* job = facts.jobs.mutable_jobs(0);
+  job->set_step(100);
+  job->mutable_non_finite()->set_step(90);
+  job->mutable_non_finite()->set_guilty_rank(3);
+  job->mutable_non_finite()->set_parameter("layer.weight");
+  const Finding found = With(JudgeFleet(facts, "1.2", kNow), "step 90 was skipped");
+  EXPECT_EQ(found.verdict, Verdict::kWarn);
+  EXPECT_THAT(found.text, HasSubstr("rank 3, 'layer.weight'"));
+  job->set_step(5000);
   EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
 }
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Mutual TLS between the real programs: whose certificates the controller takes, and whose it is
 // taken by.
 
@@ -48,8 +49,9 @@ TEST_F(TlsTest, AgentsNeedACertificateOfTheAuthorityAndTrustOnlyIt) {
   std::vector<std::unique_ptr<Program>> agents;
   const auto start = [&](const std::string& node, const std::vector<std::string>& flags) {
     std::vector<std::string> arguments = {
-        WEIR_AGENT_PROGRAM, "--node", node,       "--controller",      target_,
-        "--probe-port",     "0",      "--socket", File(node + ".sock")};
+        WEIR_AGENT_PROGRAM, "--node", node,       "--controller",       target_,
+        "--probe-port",     "0",      "--socket", File(node + ".sock"), "--nvml",
+        WEIR_FAKE_NVML};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     agents.push_back(std::make_unique<Program>(arguments));
   };
@@ -73,6 +75,11 @@ TEST_F(TlsTest, AgentsNeedACertificateOfTheAuthorityAndTrustOnlyIt) {
   const auto json = nlohmann::json::parse(nodes, nullptr, false);
   ASSERT_TRUE(json.is_object()) << nodes;
   EXPECT_EQ(json["nodes"].size(), 1u) << nodes;
+  // What the agent tells of itself comes with it.
+  EXPECT_EQ(json["nodes"][0]["gpus"][0]["uuid"], "GPU-0123") << nodes;
+  ask.erase(ask.begin() + 2, ask.begin() + 4);
+  const std::string table = Run(ask).output;
+  EXPECT_NE(table.find("1x Fake H100, 1x Fake vGPU"), npos) << table;
 }
 
 }  // namespace

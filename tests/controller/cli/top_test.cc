@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // weirctl top: tables that follow each other while a job trains.
 
 #include <iterator>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The operator's command as operators run it: every verb, output and exit code.
 
 #include <yaml-cpp/yaml.h>
@@ -88,6 +89,26 @@ TEST_F(WeirctlTest, WatchPrintsEventsOfEveryKindAsTheyHappen) {
     ASSERT_TRUE(event.is_object()) << watch.output;
     EXPECT_EQ(event["kind"], kind.kind);
   }
+}
+
+TEST_F(WeirctlTest, WatchOfJobsPrintsWhatTheirRanksTell) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  Program watch(CommandLine({"watch", "jobs", "wire"}));
+  v1::RankEvent event;
+  event.set_kind("non_finite");
+  event.set_detail("its gradient of 'layer.weight' held NaN or infinity");
+  event.set_guilty_rank(1);
+  EXPECT_TRUE(Eventually([&] {
+    event.set_step(event.step() + 1);
+    agents_[1]->Tell(event);
+    const TimePoint pause = RealClock().Now() + std::chrono::milliseconds(300);
+    return watch.ReadUntil([&] {
+      return watch.output.find("layer.weight") != npos || RealClock().Now() > pause;
+    }) && watch.output.find("layer.weight") != npos;
+  })) << watch.error;
+  EXPECT_THAT(watch.output,
+              HasSubstr("rank  wire  rank 1: non_finite: its gradient of 'layer.weight'"));
+  EXPECT_EQ(Json({"get", "jobs", "wire"})["non_finite"]["guilty_rank"], 1);
 }
 
 TEST_F(WeirctlTest, ExplainSaysWhyAndReplaysIdentically) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // weirctl and weir-controller as programs of their own, and scripted agents that train.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/model/deterministic_math.h"
 
 #include <gtest/gtest.h>

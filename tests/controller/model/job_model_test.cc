@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/model/job_model.h"
 
 #include <gmock/gmock.h>
@@ -182,7 +183,8 @@ TEST(JobModelTest, TriggersComeOnceAndMostUrgentFirst) {
   ASSERT_TRUE(trigger.has_value());
   EXPECT_EQ(trigger->kind, "bandwidth_change");
   EXPECT_LE(trigger->step, changed + 5);
-  EXPECT_THAT(trigger->detail, testing::AllOf(HasSubstr("bandwidth 1"), HasSubstr("MB/s -> 6")));
+  EXPECT_THAT(TriggerText(*trigger),
+              testing::AllOf(HasSubstr("bandwidth 1"), HasSubstr("MB/s -> 6")));
   EXPECT_NEAR(std::log(job.model().bandwidth_bytes_per_s().value / 6.2e6), 0, 0.35);
 }
 
@@ -206,7 +208,7 @@ TEST(JobModelTest, GainShiftTriggers) {
   }
   ASSERT_TRUE(trigger.has_value());
   EXPECT_EQ(trigger->kind, "gain_change");
-  EXPECT_THAT(trigger->detail, HasSubstr("gain at ratio 0.01"));
+  EXPECT_THAT(TriggerText(*trigger), HasSubstr("gain at ratio 0.01"));
 }
 
 // Decisions that kept the plan, and triggers of other kinds, do not hide what became of the
@@ -217,18 +219,18 @@ TEST(JobModelTest, TriggersTellTheNetworkSinceThePlan) {
   for (int i = 0; i < 40; ++i) job.Step(kFast);
   while (job.model().TakeTrigger(kNever).has_value()) {
   }
-  EXPECT_EQ(job.model().TakeTrigger(0)->detail, "");
+  EXPECT_EQ(job.model().TakeTrigger(0)->note, "");
   job.model().SetActivePlan(7, job.step(), PlanModel(3, ChoiceModel{"identity", "ring"}));
   std::string first, last;
   for (int i = 0; i < 30; ++i) {
     job.Step({2e-4, 6.2e6});
     const auto trigger = job.model().TakeTrigger(kNever);
-    if (trigger.has_value() && first.empty()) first = trigger->detail;
+    if (trigger.has_value() && first.empty()) first = TriggerText(*trigger);
   }
   EXPECT_THAT(first, testing::Not(HasSubstr("since plan"))) << "the trigger says it itself";
   const auto trigger = job.model().TakeTrigger(0);
   EXPECT_EQ(trigger->kind, "periodic");
-  EXPECT_THAT(trigger->detail,
+  EXPECT_THAT(TriggerText(*trigger),
               testing::MatchesRegex("bandwidth 1[0-9]+ MB/s -> [67][.0-9]* MB/s since plan 7"));
 }
 

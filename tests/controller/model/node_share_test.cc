@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // By hand; tests/datapath/collective/node_traffic_test.cc compares with real runs.
 
 #include "controller/model/node_share.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The layout that a job runs on: what it is predicted with, and what is not believed.
 
 #include "controller/model/plan_layout.h"

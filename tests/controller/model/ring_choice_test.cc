@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which order of the ring is chosen, when one is worth a change, and what is said of it.
 
 #include "controller/model/ring_choice.h"
@@ -38,7 +39,7 @@ TEST(RingChoiceTest, AvoidsASlowPair) {
   EXPECT_DOUBLE_EQ(ring.speedup, 100);
   EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, {}), 1 / kSlow);
   EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, ring.order), 1 / kFastLink);
-  const std::string text = RingText(snapshot, ring.order);
+  const std::string text = RingText(DescribeRing(snapshot, ring.order));
   EXPECT_THAT(text, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 100 MB/s"));
   EXPECT_THAT(text, HasSubstr("would use 1.0 MB/s from rank 1 to rank 2"));
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Orders of ranks around a ring: the least worst link where it can be known, a good one beyond.
 
 #include "controller/model/ring_order.h"

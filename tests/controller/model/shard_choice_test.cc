@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which shares are chosen, when they are worth a change, and what is said of them.
 
 #include "controller/model/shard_choice.h"
@@ -41,7 +42,7 @@ TEST(ShardChoiceTest, ASlowHostOwnsLittle) {
   EXPECT_LT(choice.shares[3], kShareUnits / 100);
   for (const int rank : {0, 1, 2}) EXPECT_NEAR(choice.shares[rank], kShareUnits / 3.0, 100);
   EXPECT_NEAR(choice.speedup, 1.5 / (1 + 1.0 / 16), 0.01);
-  const std::string text = ShardText(snapshot, choice.shares);
+  const std::string text = ShardText(DescribeShards(snapshot, choice.shares));
   EXPECT_THAT(text, HasSubstr("ranks own 33 33 33 0 % of a bucket, which moves 1.4 times as fast"));
   EXPECT_THAT(text, HasSubstr("rank 3 owns least, its fastest link gives 10 MB/s"));
   EXPECT_THAT(text, HasSubstr("100 MB/s"));
@@ -55,7 +56,8 @@ TEST(ShardChoiceTest, EqualLinksStayEvenWhateverTheNoise) {
     for (double& cost : snapshot.node_links.s_per_byte) cost *= std::exp(0.1 * random.Normal());
     snapshot.node_links.relative_deviation = 0.1;
     const ShardChoice choice = ChooseShards(snapshot);
-    EXPECT_TRUE(choice.shares.empty()) << round << ": " << ShardText(snapshot, choice.shares);
+    EXPECT_TRUE(choice.shares.empty())
+        << round << ": " << ShardText(DescribeShards(snapshot, choice.shares));
     EXPECT_EQ(choice.speedup, 1);
   }
 }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shares from the linear programme against a closed form, a search and sums over messages.
 
 #include "controller/model/shard_shares.h"

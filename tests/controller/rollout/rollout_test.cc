@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Scenarios of plan activation, then thousands of random ones against simulated ranks.
 
 #include "controller/rollout/rollout.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Aggregators as the controller meets them: their JSON and the calls to them.
 
 #include <gmock/gmock.h>
@@ -58,14 +59,14 @@ TEST(AggregatorApiTest, WhatIsAskedAndGranted) {
                                      R"("workers":["10.0.0.1:5","10.0.0.2:5"]})");
   const auto grant = ReadGrant(kGrant, SomeAsk());
   ASSERT_TRUE(grant.ok()) << ToString(grant.status());
-  EXPECT_EQ(grant->collective(), "switchml");
-  EXPECT_EQ(grant->aggregator(), "sum-1");
-  EXPECT_EQ(grant->address(), "10.0.0.9:48864");
-  EXPECT_EQ(grant->id(), 3u);
-  EXPECT_EQ(grant->epoch(), 7u);
-  EXPECT_EQ(grant->cookie(), "5ad1c0ffee5ad1c0");
-  EXPECT_EQ(grant->slots(), 64u);
-  EXPECT_EQ(grant->lanes(), 256u);
+  EXPECT_EQ(grant->collective, "switchml");
+  EXPECT_EQ(grant->aggregator, "sum-1");
+  EXPECT_EQ(grant->address, "10.0.0.9:48864");
+  EXPECT_EQ(grant->id, 3u);
+  EXPECT_EQ(grant->epoch, 7u);
+  EXPECT_EQ(grant->cookie, "5ad1c0ffee5ad1c0");
+  EXPECT_EQ(grant->slots, 64u);
+  EXPECT_EQ(grant->lanes, 256u);
 }
 
 // A job may hold slots for several collectives, of which none ends another's.
@@ -85,7 +86,7 @@ TEST(AggregatorApiTest, BlocksAreAskedForInColumnsUnderANameOfTheirOwn) {
   granted.replace(granted.find(R"("mode":"sum")"), 12, R"("mode":"sparse","columns":4)");
   const auto grant = ReadGrant(granted, ask);
   ASSERT_TRUE(grant.ok()) << ToString(grant.status());
-  EXPECT_EQ(grant->columns(), 4u);
+  EXPECT_EQ(grant->columns, 4u);
   ask.columns = 2;
   EXPECT_FALSE(ReadGrant(granted, ask).ok());
 }
@@ -103,7 +104,7 @@ TEST(AggregatorApiTest, StrangeAnswersAreErrorsThatKeepTheCookie) {
     EXPECT_EQ(grant.status().code(), StatusCode::kDataLoss) << text;
     EXPECT_THAT(Message(grant.status()), testing::Not(HasSubstr("5ad1c0ffee"))) << text;
   }
-  v1::Aggregator out;
+  AggregatorReport out;
   EXPECT_FALSE(ReadCapacity("{}", &out).ok());
   EXPECT_FALSE(ReadCapacity("\xff", &out).ok());
   EXPECT_FALSE(ReadLeases(R"({"leases":{}})", &out).ok());
@@ -114,13 +115,13 @@ TEST(AggregatorApiTest, StrangeAnswersAreErrorsThatKeepTheCookie) {
                  R"("missing":[{"worker":1,"address":"10.0.0.2:1"},7]}}]})",
                  &out)
           .ok());
-  ASSERT_EQ(out.leases_size(), 1);
-  EXPECT_EQ(out.leases(0).job(), "a?b");
-  EXPECT_EQ(out.leases(0).epoch(), UINT32_MAX);
-  EXPECT_EQ(out.leases(0).idle_s(), 0);
-  EXPECT_EQ(out.leases(0).waiting_s(), 4.5);
-  EXPECT_EQ(out.leases(0).plane(), "xdp");
-  EXPECT_THAT(out.leases(0).missing(), ElementsAre("1 (10.0.0.2:1)"));
+  ASSERT_EQ(out.leases.size(), 1);
+  EXPECT_EQ(out.leases[0].job, "a?b");
+  EXPECT_EQ(out.leases[0].epoch, UINT32_MAX);
+  EXPECT_EQ(out.leases[0].idle_s, 0);
+  EXPECT_EQ(out.leases[0].waiting_s, 4.5);
+  EXPECT_EQ(out.leases[0].plane, "xdp");
+  EXPECT_THAT(out.leases[0].missing, ElementsAre("1 (10.0.0.2:1)"));
 }
 
 // An aggregator's HTTP interface whose answers a test chooses.
@@ -194,23 +195,23 @@ class Told {
  public:
   GatewayEvents Events() {
     GatewayEvents events;
-    events.state = [this](v1::Aggregator said) { states_.TryPush(std::move(said)); };
-    events.answer = [this](const LeaseAsk&, StatusOr<v1::AggregatorLease> answer) {
+    events.state = [this](AggregatorReport said) { states_.TryPush(std::move(said)); };
+    events.answer = [this](const LeaseAsk&, StatusOr<SlotGrant> answer) {
       answers_.TryPush(std::move(answer));
     };
     return events;
   }
-  v1::Aggregator State() {
-    return states_.Pop(RealClock().Now() + std::chrono::seconds(10)).value_or(v1::Aggregator());
+  AggregatorReport State() {
+    return states_.Pop(RealClock().Now() + std::chrono::seconds(10)).value_or(AggregatorReport());
   }
-  StatusOr<v1::AggregatorLease> Answer() {
+  StatusOr<SlotGrant> Answer() {
     auto answer = answers_.Pop(RealClock().Now() + std::chrono::seconds(10));
-    return answer.has_value() ? *answer : StatusOr<v1::AggregatorLease>(Internal("nothing came"));
+    return answer.has_value() ? *answer : StatusOr<SlotGrant>(Internal("nothing came"));
   }
 
  private:
-  BoundedQueue<v1::Aggregator> states_{1000};
-  BoundedQueue<StatusOr<v1::AggregatorLease>> answers_{100};
+  BoundedQueue<AggregatorReport> states_{1000};
+  BoundedQueue<StatusOr<SlotGrant>> answers_{100};
 };
 
 GatewayOptions OptionsFor(int port) {
@@ -228,15 +229,15 @@ TEST(AggregatorGatewayTest, PollsAsksAndEnds) {
   Told told;
   auto gateway = StartHttpGateway(OptionsFor(server.port()), told.Events());
   ASSERT_TRUE(gateway.ok()) << ToString(gateway.status());
-  const v1::Aggregator state = told.State();
-  EXPECT_TRUE(state.reachable()) << state.error();
-  EXPECT_EQ(state.name(), "sum-1");
-  EXPECT_EQ(state.slots_free_of_shard(), 100u);
+  const AggregatorReport state = told.State();
+  EXPECT_TRUE(state.reachable) << state.error;
+  EXPECT_EQ(state.name, "sum-1");
+  EXPECT_EQ(state.slots_free_of_shard, 100u);
   EXPECT_EQ(server.authorization(), "Bearer secret");
   ASSERT_TRUE((*gateway)->Ask(SomeAsk()));
   const auto answer = told.Answer();
   ASSERT_TRUE(answer.ok()) << ToString(answer.status());
-  EXPECT_EQ(answer->epoch(), 7u);
+  EXPECT_EQ(answer->epoch, 7u);
   // The same at the end of a lease as at its grant, and after a restart, but for another aggregator
   // another: none can use what it is told.
   const std::string owner = *DeriveToken("kept secret", "weir lease owner 1 sum-1 lm");
@@ -268,7 +269,7 @@ TEST(AggregatorGatewayTest, SilenceAndAbsenceAreStatesAndStoppingIsQuick) {
   {
     auto gateway = StartHttpGateway(options, told.Events());
     ASSERT_TRUE(gateway.ok());
-    EXPECT_FALSE(told.State().reachable());
+    EXPECT_FALSE(told.State().reachable);
     ASSERT_TRUE((*gateway)->Ask(SomeAsk()));
     EXPECT_EQ(told.Answer().status().code(), StatusCode::kUnavailable);
   }
@@ -284,9 +285,9 @@ TEST(AggregatorGatewayTest, SilenceAndAbsenceAreStatesAndStoppingIsQuick) {
   Told absent;
   auto nobody = StartHttpGateway(OptionsFor(ntohs(address.sin_port)), absent.Events());
   ASSERT_TRUE(nobody.ok());
-  const v1::Aggregator state = absent.State();
-  EXPECT_FALSE(state.reachable());
-  EXPECT_THAT(state.error(), HasSubstr("cannot connect"));
+  const AggregatorReport state = absent.State();
+  EXPECT_FALSE(state.reachable);
+  EXPECT_THAT(state.error, HasSubstr("cannot connect"));
 }
 
 TEST(AggregatorGatewayTest, OptionsAreChecked) {
@@ -316,7 +317,7 @@ TEST(AggregatorGatewayTest, NamesAreLookedUpBesideAndSilenceOfNameServersIsSaid)
   {
     auto gateway = StartHttpGateway(options, told.Events());
     ASSERT_TRUE(gateway.ok());
-    EXPECT_EQ(told.State().error(), "no name server answered for host sum.invalid within 0.05 s");
+    EXPECT_EQ(told.State().error, "no name server answered for host sum.invalid within 0.05 s");
     ASSERT_TRUE((*gateway)->Ask(SomeAsk()));
     EXPECT_EQ(told.Answer().status().code(), StatusCode::kDeadlineExceeded);
   }
@@ -324,8 +325,8 @@ TEST(AggregatorGatewayTest, NamesAreLookedUpBesideAndSilenceOfNameServersIsSaid)
   lookups.answer = PendingLookup::Answer(std::vector<std::string>{"127.0.0.1"});
   auto gateway = StartHttpGateway(options, again.Events());
   ASSERT_TRUE(gateway.ok());
-  const v1::Aggregator state = again.State();
-  EXPECT_TRUE(state.reachable()) << state.error();
+  const AggregatorReport state = again.State();
+  EXPECT_TRUE(state.reachable) << state.error;
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Simulated nodes, agents and ranks around a Fleet: they greet, train over a simulated network,
 // report, ack plans and swap at a step's end, all on a fake clock.
@@ -6,6 +7,7 @@
 
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -139,7 +141,7 @@ class FakeCluster {
     rank_hello->set_rank(static_cast<uint32_t>(rank));
     rank_hello->set_world(static_cast<uint32_t>(ranks_.size()));
     rank_hello->set_pid(pid);
-    *rank_hello->mutable_capabilities() = FakeCapabilities();
+    *rank_hello->mutable_capabilities() = capabilities.value_or(FakeCapabilities());
     if (!plugin_codec.empty()) {
       auto* plugin = rank_hello->mutable_capabilities()->add_codecs();
       *plugin = rank_hello->capabilities().codecs(0);
@@ -242,10 +244,15 @@ class FakeCluster {
 
   /// An event that `rank` tells of.
   void Tell(int rank, const std::string& kind, const std::string& detail) {
+    v1::RankEvent event;
+    event.set_kind(kind);
+    event.set_detail(detail);
+    event.set_step(step_);
+    Tell(rank, event);
+  }
+  void Tell(int rank, const v1::RankEvent& event) {
     v1::RankMessage message;
-    message.mutable_event()->set_kind(kind);
-    message.mutable_event()->set_detail(detail);
-    message.mutable_event()->set_step(step_);
+    *message.mutable_event() = event;
     Say(rank, message);
   }
   /// The process of `rank` is gone, its agent is not.
@@ -259,8 +266,9 @@ class FakeCluster {
   std::string ActiveCollective() const { return ChoiceOf(kBuckets - 1).collective(); }
 
   FakeNetwork network;
-  bool offload = false;  // ranks can use an aggregator
-  bool mesh = false;     // ranks can exchange shards, of any shares
+  std::optional<v1::Capabilities> capabilities;  // in place of FakeCapabilities
+  bool offload = false;                          // ranks can use an aggregator
+  bool mesh = false;                             // ranks can exchange shards, of any shares
   int memory_ranks = 0;  // so many share memory each time, and can sum by nodes; 0: they cannot
   int deaf_rank = -1;    // but this one has no port for it
   int aggregation_port = 40000;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The controller's core against simulated agents: decisions, rollouts, recovery.
 
 #include "controller/service/fleet.h"

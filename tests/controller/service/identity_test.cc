@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whose word counts for a job: ranks of its key, or without one of its nodes. Whatever others say,
 // the job goes on.
 

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
 // One job's lease on an aggregator, from asking to its end.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "controller/job/job_lease.h"
 #include "controller/service/aggregator_api.h"
-#include "controller/service/job_lease.h"
 
 namespace weir {
 namespace {
@@ -23,16 +24,16 @@ class JobLeaseTest : public testing::Test, public LeaseHost {
     network_.latency_s.value = 1e-4;
     network_.bandwidth_bytes_per_s.value = 1e8;
   }
-  v1::Aggregator& Add(const std::string& name, uint32_t free) {
+  AggregatorReport& Add(const std::string& name, uint32_t free) {
     AggregatorState& state = states_[name];
-    state.said.set_name(name);
-    state.said.set_reachable(true);
-    state.said.set_shards(1);
-    state.said.set_slots_free_of_shard(free);
-    state.said.set_slots_per_job(512);
-    state.said.set_leases_free(4);
-    state.said.set_lanes_max(256);
-    state.said.set_workers_max(64);
+    state.said.name = name;
+    state.said.reachable = true;
+    state.said.shards = 1;
+    state.said.slots_free_of_shard = free;
+    state.said.slots_per_job = 512;
+    state.said.leases_free = 4;
+    state.said.lanes_max = 256;
+    state.said.workers_max = 64;
     state.answered_at = state.since = clock_.Now();
     return state.said;
   }
@@ -53,14 +54,14 @@ class JobLeaseTest : public testing::Test, public LeaseHost {
     return model;
   }
   std::string WhyNot() { return Describe().lease_why_not; }
-  v1::AggregatorLease Granted(uint32_t epoch) {
-    v1::AggregatorLease lease;
-    lease.set_collective("switchml");
-    lease.set_aggregator("sum-1");
-    lease.set_epoch(epoch);
-    lease.set_slots(64);
-    lease.set_lanes(256);
-    lease.set_cookie("0123456789abcdef");
+  SlotGrant Granted(uint32_t epoch) {
+    SlotGrant lease;
+    lease.collective = "switchml";
+    lease.aggregator = "sum-1";
+    lease.epoch = epoch;
+    lease.slots = 64;
+    lease.lanes = 256;
+    lease.cookie = "0123456789abcdef";
     return lease;
   }
   void Hold(uint32_t epoch) {
@@ -70,13 +71,13 @@ class JobLeaseTest : public testing::Test, public LeaseHost {
     ASSERT_TRUE(lease_.held().has_value());
   }
   void Lists(uint32_t epoch) {
-    v1::Aggregator& said = states_["sum-1"].said;
-    said.clear_leases();
-    auto* one = said.add_leases();
-    one->set_job("lm");
-    one->set_epoch(epoch);
-    one->add_workers("10.0.0.1:5");
-    one->add_workers("10.0.0.2:5");
+    AggregatorReport& said = states_["sum-1"].said;
+    said.leases.clear();
+    auto* one = &said.leases.emplace_back();
+    one->job = "lm";
+    one->epoch = epoch;
+    one->workers.push_back("10.0.0.1:5");
+    one->workers.push_back("10.0.0.2:5");
     clock_.Advance(std::chrono::milliseconds(1));
     states_["sum-1"].answered_at = clock_.Now();
   }
@@ -99,16 +100,16 @@ TEST_F(JobLeaseTest, SaysWhyThereIsNone) {
   lease_.SetAddress(1, std::string(100, 'x'));
   EXPECT_EQ(WhyNot(), "switchml: rank 1 gave no aggregation address");
   lease_.SetAddress(1, "10.0.0.2:5");
-  states_["sum-1"].said.set_slots_free_of_shard(12);
+  states_["sum-1"].said.slots_free_of_shard = 12;
   EXPECT_EQ(WhyNot(), "switchml: no aggregator has 64 free slots (sum-1 has 12)");
-  Add("sum-2", 500).set_leases_free(0);
+  Add("sum-2", 500).leases_free = 0;
   EXPECT_EQ(WhyNot(),
             "switchml: no aggregator has 64 free slots (sum-1 has 12, sum-2 has no lease left)");
   states_.erase("sum-2");
-  states_["sum-1"].said.set_workers_max(1);
+  states_["sum-1"].said.workers_max = 1;
   EXPECT_EQ(WhyNot(), "switchml: no aggregator takes 2 workers (sum-1 takes 1)");
-  states_["sum-1"].said.set_reachable(false);
-  states_["sum-1"].said.set_error("Connection");
+  states_["sum-1"].said.reachable = false;
+  states_["sum-1"].said.error = "Connection";
   EXPECT_EQ(WhyNot(), "switchml: no aggregator is reachable (sum-1: Connection)");
   states_.clear();
   EXPECT_EQ(WhyNot(), "switchml: no aggregator is registered");
@@ -138,7 +139,7 @@ TEST_F(JobLeaseTest, AsksForBlocksInColumnsAsThePacketsHaveRoom) {
   EXPECT_EQ(asks_[0].columns, 4u);
   lease_.OnAnswer(asks_[0].id, Unavailable("later"));
   clock_.Advance(FromSeconds(JobLease::kBackoffMinS));
-  states_["sum-1"].said.set_lanes_max(128);
+  states_["sum-1"].said.lanes_max = 128;
   lease_.Ask(network_, "omnireduce");
   ASSERT_EQ(asks_.size(), 2u);
   EXPECT_EQ(asks_[1].lanes, 64u);
@@ -163,8 +164,8 @@ TEST_F(JobLeaseTest, AsksForATableAndAsManyNarrowLanesAsThePacketsHaveRoom) {
   };
   const auto granted = answer(0);
   ASSERT_TRUE(granted.ok()) << ToString(granted.status());
-  EXPECT_EQ(granted->sum_bits(), 8u);
-  EXPECT_EQ(granted->levels_size(), 16);
+  EXPECT_EQ(granted->sum_bits, 8u);
+  EXPECT_EQ(granted->levels.size(), 16u);
   EXPECT_FALSE(answer(1).ok()) << "other levels than were asked for";
 }
 
@@ -202,8 +203,8 @@ TEST_F(JobLeaseTest, AQuorumIsAskedForWhereSumsAreOfATableAndMustBeGrantedAsAske
   };
   const auto granted = answer(R"(,"quorum":3,"cutoff_ms":20)");
   ASSERT_TRUE(granted.ok()) << ToString(granted.status());
-  EXPECT_EQ(granted->quorum(), 3u);
-  EXPECT_EQ(granted->cutoff_us(), 20000u);
+  EXPECT_EQ(granted->quorum, 3u);
+  EXPECT_EQ(granted->cutoff_us, 20000u);
   EXPECT_THAT(Message(answer("").status()), HasSubstr("expected a quorum of 3 after 20 ms"));
   EXPECT_FALSE(answer(R"(,"quorum":2,"cutoff_ms":20)").ok());
   lease_.OnAnswer(asks_[0].id, Unavailable("later"));
@@ -227,7 +228,7 @@ TEST_F(JobLeaseTest, ChecksumsAreLeftOutWhereThePolicySaysSoAndTheAggregatorAgre
   };
   const auto granted = answer(asks_[0], R"(,"checked":false)");
   ASSERT_TRUE(granted.ok()) << ToString(granted.status());
-  EXPECT_TRUE(granted->unchecked());
+  EXPECT_TRUE(granted->unchecked);
   for (const char* other : {"", R"(,"checked":true)", R"(,"checked":0)", R"(,"checked":null)"}) {
     EXPECT_THAT(Message(answer(asks_[0], other).status()),
                 HasSubstr("expected \"checked\": false"));
@@ -235,16 +236,16 @@ TEST_F(JobLeaseTest, ChecksumsAreLeftOutWhereThePolicySaysSoAndTheAggregatorAgre
   LeaseAsk with = asks_[0];
   with.wish.checked = true;
   EXPECT_THAT(LeaseAskJson(with), Not(HasSubstr("checked")));
-  EXPECT_FALSE(answer(with, R"(,"checked":true)")->unchecked());
+  EXPECT_FALSE(answer(with, R"(,"checked":true)")->unchecked);
   EXPECT_FALSE(answer(with, R"(,"checked":false)").ok());
 }
 
 TEST_F(JobLeaseTest, GoodputIsSharedAndSlotsLimitARoundTrip) {
   // 64 slots of 1 KiB each 0.2 ms: 328 MB/s.
   EXPECT_NEAR(Describe().bandwidth_max_bytes_per_s, 64 * 1024 / 2e-4, 1);
-  states_["sum-1"].said.set_goodput_bits_per_s(8e8);
+  states_["sum-1"].said.goodput_bits_per_s = 8e8;
   EXPECT_NEAR(Describe().bandwidth_max_bytes_per_s, 50e6, 1) << "100 MB/s for two ranks";
-  states_["sum-1"].said.add_leases()->set_job("other");
+  states_["sum-1"].said.leases.emplace_back().job = "other";
   EXPECT_NEAR(Describe().bandwidth_max_bytes_per_s, 25e6, 1) << "and for two jobs";
 }
 
@@ -266,7 +267,7 @@ TEST_F(JobLeaseTest, ALostJobsLeaseEndsWhenItSendsNothingEither) {
   Hold(5);
   const auto says = [&](double idle_s) {
     Lists(5);
-    states_["sum-1"].said.mutable_leases(0)->set_idle_s(idle_s);
+    states_["sum-1"].said.leases[0].idle_s = idle_s;
     EXPECT_FALSE(lease_.OnTick({.planned = true, .lost = true}).has_value());
   };
   says(JobLease::kLostIdleMaxS - 1);
@@ -281,7 +282,7 @@ TEST_F(JobLeaseTest, ALostJobsLeaseEndsWhenItSendsNothingEither) {
 TEST_F(JobLeaseTest, AJobThatIsHeardOfMayPause) {
   Hold(5);
   Lists(5);
-  states_["sum-1"].said.mutable_leases(0)->set_idle_s(10 * JobLease::kLostIdleMaxS);
+  states_["sum-1"].said.leases[0].idle_s = 10 * JobLease::kLostIdleMaxS;
   EXPECT_FALSE(lease_.OnTick({.planned = true, .lost = false}).has_value());
   EXPECT_TRUE(lease_.held().has_value());
 }
@@ -311,7 +312,7 @@ TEST_F(JobLeaseTest, IsLostWhenTheAggregatorSaysSo) {
 TEST_F(JobLeaseTest, OutlivesAShortSilenceOfItsAggregator) {
   Hold(5);
   Lists(5);
-  states_["sum-1"].said.set_reachable(false);
+  states_["sum-1"].said.reachable = false;
   states_["sum-1"].since = clock_.Now();
   clock_.Advance(FromSeconds(JobLease::kUnreachableMaxS - 1));
   EXPECT_FALSE(lease_.OnTick({.planned = true}).has_value());
@@ -355,17 +356,17 @@ TEST_F(JobLeaseTest, OneFailureCountsOnceAndALongLifeForgivesIt) {
 }
 
 TEST_F(JobLeaseTest, TakesOverWhatTheRanksHold) {
-  v1::Plan plan;
-  *plan.add_leases() = Granted(5);
-  plan.mutable_leases(0)->clear_cookie();
-  lease_.Adopt(plan.leases(0));
+  JobPlan plan;
+  plan.grants.push_back(Granted(5));
+  plan.grants[0].cookie.clear();
+  lease_.Adopt(plan.grants[0]);
   EXPECT_FALSE(lease_.held().has_value()) << "a redacted plan cannot be offered again";
-  plan.mutable_leases(0)->set_cookie("0123456789abcdef");
-  plan.mutable_leases(0)->set_aggregator("unknown");
-  lease_.Adopt(plan.leases(0));
+  plan.grants[0].cookie = "0123456789abcdef";
+  plan.grants[0].aggregator = "unknown";
+  lease_.Adopt(plan.grants[0]);
   EXPECT_FALSE(lease_.held().has_value());
-  plan.mutable_leases(0)->set_aggregator("sum-1");
-  lease_.Adopt(plan.leases(0));
+  plan.grants[0].aggregator = "sum-1";
+  lease_.Adopt(plan.grants[0]);
   EXPECT_TRUE(lease_.held().has_value());
 }
 

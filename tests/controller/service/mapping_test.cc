@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/mapping.h"
 
 #include <gmock/gmock.h>
@@ -42,7 +43,8 @@ TEST(MappingTest, CodecsBecomeOneModelPerSettingThatTheWorldAllows) {
   add(4, 4, 1, 7);
   add(4, 8, 8, 0);
   add(4, 9, 1, 0);  // could never be asked for
-  const std::vector<CodecModel> few = CodecsOf(capabilities, 4), many = CodecsOf(capabilities, 200);
+  const std::vector<CodecModel> few = CodecsOf(ToModel(capabilities), 4),
+                                many = CodecsOf(ToModel(capabilities), 200);
   ASSERT_EQ(few.size(), 2u);
   EXPECT_EQ(few[0].bits, 8);
   EXPECT_EQ(few[0].fixed_bits, 8);
@@ -163,59 +165,18 @@ TEST(MappingTest, HelloAndBucketTablesAreChecked) {
   EXPECT_FALSE(CheckHello(hello).ok());
 
   v1::BucketTable table;
-  EXPECT_FALSE(ToModel(table).ok());
+  EXPECT_FALSE(DefinitionsOf(ToModel(table)).ok());
   for (const char* key : {"b", "a"}) {
     auto* bucket = table.add_buckets();
     bucket->set_key(key);
     bucket->set_elements(5);
     bucket->set_order(key[0] - 'a');
   }
-  const auto buckets = ToModel(table);
+  const auto buckets = DefinitionsOf(ToModel(table));
   ASSERT_TRUE(buckets.ok());
   EXPECT_EQ((*buckets)[0].key, "a") << "ready order, not table order";
   table.mutable_buckets(0)->set_key("a");
-  EXPECT_THAT(Message(ToModel(table).status()), testing::HasSubstr("listed twice"));
-}
-
-TEST(MappingTest, PlanDigestIgnoresVersionOnly) {
-  const std::vector<BucketDefinition> buckets = {{"k0", 10, 0}, {"k1", 20, 1}};
-  const PlanModel choices = {{"identity", "ring", 1, 0}, {"top_k", "sparse_all_gather", 0.01, 0}};
-  const v1::Plan one = MakePlan("j", 1, buckets, choices, {}, {});
-  const v1::Plan two = MakePlan("j", 2, buckets, choices, {}, {});
-  EXPECT_EQ(one.digest(), two.digest());
-  EXPECT_EQ(one.digest().size(), 16u);
-  PlanModel other = choices;
-  other[1].ratio = 0.02;
-  const PlanLayout ring = {{0, 2, 1}, {}}, shards = {{}, {0, 32768, 32768}};
-  const v1::Plan around = MakePlan("j", 1, buckets, choices, ring, {});
-  const v1::Plan shared = MakePlan("j", 1, buckets, choices, shards, {});
-  EXPECT_NE(around.digest(), one.digest());
-  EXPECT_NE(shared.digest(), one.digest());
-  EXPECT_EQ(LayoutIn(one), PlanLayout{});
-  EXPECT_EQ(LayoutIn(around), ring);
-  EXPECT_EQ(LayoutIn(shared), shards);
-  EXPECT_NE(MakePlan("j", 1, buckets, other, {}, {}).digest(), one.digest());
-  EXPECT_NE(MakePlan("j", 1, buckets, choices, {}, {"fp16", "ring", 1, 0}).digest(), one.digest());
-  EXPECT_EQ(ChoicesFor(one, buckets), choices);
-  EXPECT_EQ(ChoicesFor(one, {{"k9", 1, 0}, {"k1", 20, 1}})[0], ChoiceModel{}) << "fallback";
-  EXPECT_EQ(PlanLabel(choices, buckets), "mixed: top_k 0.01 over sparse_all_gather");
-}
-
-TEST(MappingTest, DenseIsAlwaysAmongTheCandidates) {
-  Decision decision;
-  decision.chosen.choices = {{"top_k", "sparse_all_gather", 0.01, 0}};
-  decision.chosen.label = "top_k";
-  decision.chosen.objective = std::numeric_limits<double>::infinity();
-  decision.dense.choices = {{"identity", "ring", 1, 0}};
-  decision.dense.label = "identity";
-  decision.dense.dense = true;
-  decision.top = {decision.chosen};
-  v1::Decision out;
-  FillDecision(decision, 0, &out);
-  ASSERT_EQ(out.candidates_size(), 2);
-  EXPECT_TRUE(out.candidates(0).chosen());
-  EXPECT_EQ(out.candidates(0).objective(), 0) << "not finite must not reach JSON";
-  EXPECT_TRUE(out.candidates(1).dense());
+  EXPECT_THAT(Message(DefinitionsOf(ToModel(table)).status()), testing::HasSubstr("listed twice"));
 }
 
 TEST(JsonTest, StrictAndBounded) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jobs whose ranks share memory: the controller learns it from their greetings and has them sum by
 // nodes.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/service/name_lookup.h"
 
 #include <gmock/gmock.h>

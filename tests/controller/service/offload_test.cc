@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jobs and aggregators: simulated ranks that could sum through a switch, a controller that decides
 // whether they do, and leases on the way.
 
@@ -31,30 +32,28 @@ class FakeGateway : public LeaseGateway {
   }
   void End(const std::string&, const std::string& job, uint32_t epoch) override {
     ended.push_back(epoch);
-    auto& leases = *said.mutable_leases();
-    for (int i = leases.size() - 1; i >= 0; --i) {
-      const bool ends = leases[i].job() == LeaseJobName(job) && leases[i].epoch() == epoch;
-      if (ends) leases.DeleteSubrange(i, 1);
-    }
+    std::erase_if(said.leases, [&](const ReportedLease& lease) {
+      return lease.job == LeaseJobName(job) && lease.epoch == epoch;
+    });
   }
 
   FakeGateway() {
-    said.set_name("sum-1");
-    said.set_url("http://127.0.0.1:9466");
-    said.set_reachable(true);
-    said.set_shards(1);
-    said.set_slots(8192);
-    said.set_slots_free(8192);
-    said.set_slots_free_of_shard(8192);
-    said.set_slots_per_job(512);
-    said.set_leases_free(64);
-    said.set_lanes_max(256);
-    said.set_workers_max(64);
+    said.name = "sum-1";
+    said.url = "http://127.0.0.1:9466";
+    said.reachable = true;
+    said.shards = 1;
+    said.slots = 8192;
+    said.slots_free = 8192;
+    said.slots_free_of_shard = 8192;
+    said.slots_per_job = 512;
+    said.leases_free = 64;
+    said.lanes_max = 256;
+    said.workers_max = 64;
   }
 
   void Poll(Fleet* fleet) const {
-    v1::Aggregator now = said;
-    if (!now.reachable()) now.clear_leases();
+    AggregatorReport now = said;
+    if (!now.reachable) now.leases.clear();
     fleet->OnAggregator(now);
   }
 
@@ -65,28 +64,28 @@ class FakeGateway : public LeaseGateway {
         fleet->OnLeaseAnswer(ask, ResourceExhausted(refusal));
         continue;
       }
-      v1::AggregatorLease lease;
-      lease.set_collective(ask.collective);
-      lease.set_aggregator(ask.aggregator);
-      lease.set_address("10.0.0.9:48864");
-      lease.set_mode(ask.mode);
-      lease.set_id(1);
-      lease.set_epoch(++epoch);
-      lease.set_cookie(kCookie);
-      lease.set_slots(ask.slots);
-      lease.set_lanes(ask.lanes);
-      lease.set_columns(ask.columns);
-      auto* granted = said.add_leases();
-      granted->set_job(LeaseJobName(LeaseOwner(ask.job, ask.mode)));
-      granted->set_epoch(epoch);
-      granted->set_slots(ask.slots);
-      for (const std::string& worker : ask.workers) granted->add_workers(worker);
+      SlotGrant lease;
+      lease.collective = ask.collective;
+      lease.aggregator = ask.aggregator;
+      lease.address = "10.0.0.9:48864";
+      lease.mode = ask.mode;
+      lease.id = 1;
+      lease.epoch = ++epoch;
+      lease.cookie = kCookie;
+      lease.slots = ask.slots;
+      lease.lanes = ask.lanes;
+      lease.columns = ask.columns;
+      auto* granted = &said.leases.emplace_back();
+      granted->job = LeaseJobName(LeaseOwner(ask.job, ask.mode));
+      granted->epoch = epoch;
+      granted->slots = ask.slots;
+      for (const std::string& worker : ask.workers) granted->workers.push_back(worker);
       fleet->OnLeaseAnswer(ask, lease);
     }
     Poll(fleet);
   }
 
-  v1::Aggregator said;
+  AggregatorReport said;
   std::string refusal;
   uint32_t epoch = 0;
   std::vector<LeaseAsk> waiting, asks;
@@ -176,7 +175,7 @@ TEST_F(OffloadTest, ASlowNetworkGoesThroughTheAggregator) {
   EXPECT_EQ(plan.leases(0).cookie(), kCookie);
   EXPECT_EQ(plan.leases(0).collective(), "switchml");
   EXPECT_EQ(plan.leases(0).epoch(), 1u);
-  EXPECT_EQ(plan.digest(), PlanDigest(plan));
+  EXPECT_EQ(plan.digest(), PlanDigest(ToModel(plan)));
   EXPECT_EQ(plan.fallback().collective(), "ring") << "buckets that no plan knows need no lease";
   Run(60);
   EXPECT_EQ(gateway_.asks.size(), 1u) << "a live lease serves later plans, too";
@@ -225,7 +224,7 @@ TEST_F(OffloadTest, AFastNetworkNeedsNoAggregatorAndExplainShowsBoth) {
 }
 
 TEST_F(OffloadTest, WhyThereIsNoneIsExplained) {
-  gateway_.said.set_slots_free_of_shard(12);
+  gateway_.said.slots_free_of_shard = 12;
   cluster_.Connect(*fleet_);
   Run(40);
   EXPECT_EQ(cluster_.ActiveCollective(), "ring");
@@ -239,7 +238,7 @@ TEST_F(OffloadTest, WhyThereIsNoneIsExplained) {
   v1::ReplayResponse replayed;
   ASSERT_TRUE(fleet_->Replay(replay, &replayed).ok());
   EXPECT_TRUE(replayed.identical());
-  gateway_.said.set_slots_free_of_shard(8192);
+  gateway_.said.slots_free_of_shard = 8192;
   EXPECT_TRUE(RunsWithin("switchml", 300)) << "room is noticed at the next look";
 }
 
@@ -297,8 +296,8 @@ TEST_F(OffloadTest, AFailedOffloadEndsTheLeaseAndTakesANewEpochLater) {
 TEST_F(OffloadTest, ADeadAggregatorIsLeft) {
   cluster_.Connect(*fleet_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
-  gateway_.said.set_reachable(false);
-  gateway_.said.set_error("Connection");
+  gateway_.said.reachable = false;
+  gateway_.said.error = "Connection";
   Run(20);
   EXPECT_EQ(cluster_.ActiveCollective(), "switchml") << "its packets may still flow";
   ASSERT_TRUE(RunsWithin("ring", 400));
@@ -424,10 +423,10 @@ TEST_F(OffloadTest, TheRealAggregatorServesAndItsEndIsSeen) {
   options.aggregators = {{"sum-1", StrCat("http://", host, ":", port)}};
   options.poll_interval = std::chrono::milliseconds(20);
   GatewayEvents told;
-  told.state = [&](v1::Aggregator said) {
+  told.state = [&](AggregatorReport said) {
     events.TryPush([this, said = std::move(said)] { fleet_->OnAggregator(said); });
   };
-  told.answer = [&](const LeaseAsk& ask, StatusOr<v1::AggregatorLease> answer) {
+  told.answer = [&](const LeaseAsk& ask, StatusOr<SlotGrant> answer) {
     events.TryPush([this, ask, answer = std::move(answer)] { fleet_->OnLeaseAnswer(ask, answer); });
   };
   auto gateway = StartHttpGateway(options, std::move(told));

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the web page shows rests on: kept events, the parts of a step, what dense would have cost,
 // refusals as events, and policies that two people edit at once.
 
@@ -162,6 +163,45 @@ TEST_F(PageFactsTest, ARefusalIsAnEventWithRankAndReason) {
   const auto kept = *events_.Subscribe(decisions);
   while (const auto decision = kept->TryNext()) outcomes.insert(decision->decision().outcome());
   EXPECT_TRUE(outcomes.contains("nacked")) << "how a decision ended is told, too";
+}
+
+TEST_F(PageFactsTest, ASkippedStepNamesRankAndParameter) {
+  Run(40);
+  EXPECT_FALSE(Job().has_non_finite());
+  EXPECT_THAT(fleet_->MetricsText(), testing::Not(testing::HasSubstr("weir_non_finite_rank")));
+  v1::WatchRequest request;
+  request.add_kinds("rank");
+  const auto subscription = *events_.Subscribe(request);
+  const auto say = [&](int rank, int guilty, const std::string& parameter) {
+    v1::RankEvent event;
+    event.set_kind("non_finite");
+    event.set_step(7);
+    event.set_guilty_rank(guilty);
+    event.set_parameter(parameter);
+    cluster_.Tell(rank, event);
+    return subscription->TryNext() != nullptr;
+  };
+  EXPECT_TRUE(say(0, -1, ""));
+  EXPECT_EQ(Job().non_finite().guilty_rank(), -1);
+  EXPECT_THAT(fleet_->MetricsText(),
+              testing::HasSubstr("weir_non_finite_rank{training_job=\"lm\"} -1\n"));
+  EXPECT_TRUE(say(2, 2, ""));
+  EXPECT_TRUE(say(2, 2, std::string(300, 'w')));
+  EXPECT_FALSE(say(1, 1, "")) << "adds nothing";
+  EXPECT_EQ(Job().non_finite().step(), 7u);
+  EXPECT_EQ(Job().non_finite().guilty_rank(), 2);
+  EXPECT_EQ(Job().non_finite().parameter(), std::string(256, 'w'));
+  EXPECT_THAT(fleet_->MetricsText(),
+              testing::HasSubstr("weir_non_finite_rank{training_job=\"lm\"} 2\n"));
+}
+
+TEST_F(PageFactsTest, ARankBlamesOnlyItself) {
+  Run(40);
+  v1::RankEvent event;
+  event.set_kind("non_finite");
+  event.set_guilty_rank(0);
+  cluster_.Tell(1, event);
+  EXPECT_EQ(Job().non_finite().guilty_rank(), 1);
 }
 
 TEST_F(PageFactsTest, WhoComparedWithAnOlderTextIsRefused) {

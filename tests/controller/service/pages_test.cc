@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lists that can grow come in pages that together are the whole.
 
 #include <gmock/gmock.h>
@@ -143,6 +144,10 @@ v1::AgentMessage LargestHello(int number) {
   hello->set_node(name);
   hello->set_address("10.0.0.1");
   for (int i = 0; i < 64; ++i) hello->add_interfaces()->set_name(std::string(63, 'e'));
+  for (int i = 0; i < 32; ++i) {
+    hello->add_gpus()->set_name(std::string(96, 'g'));
+    hello->mutable_gpus(i)->set_uuid(std::string(96, 'u'));
+  }
   return message;
 }
 
@@ -179,15 +184,37 @@ TEST_F(PagesTest, PageIsNoLongerThanAnyClientTakes) {
   }
 }
 
+TEST_F(PagesTest, NodesTellWhatTheirNcclWaitsFor) {
+  const auto agent = std::make_shared<FakeAgent>();
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, LargestHello(0)).ok());
+  const auto node = [&] {
+    v1::ListNodesResponse answer;
+    EXPECT_TRUE(fleet_->ListNodes({}, &answer).ok());
+    return answer.nodes(0);
+  };
+  EXPECT_FALSE(node().has_nccl());
+  v1::AgentMessage message;
+  message.mutable_nccl()->set_communicators(2);
+  message.mutable_nccl()->set_wire_s(1.5);
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  EXPECT_EQ(node().nccl().communicators(), 2u);
+  message.mutable_nccl()->set_wire_s(std::numeric_limits<double>::infinity());
+  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  EXPECT_EQ(node().nccl().wire_s(), 1.5);
+}
+
 TEST_F(PagesTest, NodesThatWouldFillAPageAreRefused) {
   const auto greet = [&](const v1::AgentMessage& hello) {
     return fleet_->OnAgentMessage(std::make_shared<FakeAgent>(), hello).code();
   };
-  v1::AgentMessage interface = LargestHello(0), count = interface, version = interface;
+  v1::AgentMessage interface = LargestHello(0), count = interface, version = interface,
+                   gpu = interface, gpus = interface;
   interface.mutable_hello()->mutable_interfaces(63)->set_name(std::string(64, 'e'));
   count.mutable_hello()->add_interfaces()->set_name("e");
   version.mutable_hello()->set_agent_version(std::string(64, '1'));
-  for (const auto& hello : {interface, count, version}) {
+  gpu.mutable_hello()->mutable_gpus(31)->set_name(std::string(97, 'g'));
+  gpus.mutable_hello()->add_gpus()->set_name("g");
+  for (const auto& hello : {interface, count, version, gpu, gpus}) {
     EXPECT_EQ(greet(hello), StatusCode::kInvalidArgument);
   }
   EXPECT_EQ(greet(LargestHello(0)), StatusCode::kOk);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small pure parts of the service.
 
 #include <gmock/gmock.h>
@@ -9,12 +10,10 @@
 #include "controller/service/auth.h"
 #include "controller/service/event_hub.h"
 #include "controller/service/executor.h"
-#include "controller/service/plan_monitor.h"
 #include "controller/service/policy_set.h"
 #include "controller/service/policy_watcher.h"
 #include "controller/service/probe_scheduler.h"
 #include "controller/service/routes.h"
-#include "controller/service/step_series.h"
 
 namespace weir {
 namespace {
@@ -64,74 +63,6 @@ TEST(ProbeSchedulerTest, SilentProbeFreesItsNodesAndWithoutCreditNothingStarts) 
   EXPECT_TRUE(probes.Next(1100).empty()) << "the first grant is used up and training sends nothing";
   probes.OnTrainingBytes(1ull << 30, 0.005);
   EXPECT_EQ(probes.Next(1101).size(), 1u);
-}
-
-TEST(PlanMonitorTest, SlowTwiceInARowOnlyWhereDenseWouldBeFaster) {
-  PlanMonitor monitor;
-  StepObservation step;
-  const auto observe = [&](uint64_t number, double seconds) {
-    step.step = number;
-    step.step_s = seconds;
-    return monitor.OnStep(step, 0);
-  };
-  monitor.Begin(10, true, 0.1, 0.2);
-  EXPECT_FALSE(observe(10, 9).has_value()) << "the switching step itself";
-  EXPECT_FALSE(observe(11, 0.3).has_value());
-  EXPECT_FALSE(observe(12, 0.1).has_value());
-  EXPECT_FALSE(observe(13, 0.3).has_value());
-  const auto found = observe(14, 0.3);
-  ASSERT_TRUE(found.has_value());
-  EXPECT_THAT(found->reason, testing::HasSubstr("2 times in a row"));
-  EXPECT_FALSE(found->unsafe) << "a wrong prediction is cured by a new decision";
-  EXPECT_FALSE(observe(15, 0.3).has_value()) << "said once";
-  monitor.Begin(20, true, 0.1, 0.5);
-  EXPECT_FALSE(observe(21, 0.3).has_value());
-  EXPECT_FALSE(observe(22, 0.3).has_value()) << "dense would be slower still";
-  monitor.Begin(30, false, 0.1, 0.1);
-  EXPECT_FALSE(observe(31, 1).has_value());
-  EXPECT_FALSE(observe(32, 1).has_value()) << "dense has nothing to return to";
-  monitor.Begin(40, true, 0.1, 0.2);
-  monitor.ForgivePrediction();
-  EXPECT_FALSE(observe(41, 1).has_value());
-  EXPECT_FALSE(observe(42, 1).has_value());
-}
-
-TEST(PlanMonitorTest, NonFiniteStepsAndResidualBlowUp) {
-  PlanMonitor monitor;
-  StepObservation step;
-  step.skipped = true;
-  monitor.Begin(0, true, 0, 0);
-  std::vector<bool> said;
-  for (step.step = 1; step.step <= 3; ++step.step)
-    said.push_back(monitor.OnStep(step, 0).has_value());
-  EXPECT_THAT(said, testing::ElementsAre(false, false, true));
-  step.skipped = false;
-  step.buckets.resize(1);
-  step.buckets[0].residual_ratio = 6;
-  monitor.Begin(10, true, 0, 0);
-  said.clear();
-  for (step.step = 11; step.step <= 13; ++step.step)
-    said.push_back(monitor.OnStep(step, 5).value_or(PlanMisbehaviour{}).unsafe);
-  EXPECT_THAT(said, testing::ElementsAre(false, false, true));
-}
-
-TEST(StepSeriesTest, BoundedAndCorrectedByPredictions) {
-  StepSeries series;
-  for (uint64_t step = 1; step <= 2500; ++step) {
-    v1::SeriesPoint point;
-    point.set_step(step);
-    series.Add(point);
-  }
-  EXPECT_EQ(series.Points(0).points_size(), 2000);
-  EXPECT_EQ(series.Points(2500).points_size(), 1);
-  series.AddPredictions({{2499, "b", "ring", "identity", 1.1, 1.0},
-                         {2499, "c", "ring", "identity", 0.6, 1.0},
-                         {2500, "b", "ring", "identity", 1.2, 1.0},
-                         {2500, "b", "ring", "identity", 1.0, 0.0}});
-  EXPECT_NEAR(series.Points(2499).points(0).predicted_network_s(), 1.7, 1e-12);
-  EXPECT_EQ(series.Points(2499).points(0).measured_network_s(), 2.0);
-  EXPECT_NEAR(series.PredictionErrorMedian(), 0.2, 1e-12);
-  EXPECT_EQ(series.predictions(), 3u);
 }
 
 TEST(AuthTest, RolesAndHashes) {

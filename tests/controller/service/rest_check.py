@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Asks a running controller every route of its own OpenAPI document and validates each answer.
 
 Usage: rest_check.py PORT JOB. Prints one line per check; exits 1 at the first that fails.

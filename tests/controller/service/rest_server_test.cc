@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The HTTP server by itself.
 
 #include "controller/service/rest_server.h"

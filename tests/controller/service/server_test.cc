@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole controller in this process, over real sockets: agents by gRPC, operators by gRPC and
 // REST.
 
@@ -200,6 +201,17 @@ TEST_F(ServerTest, RefusesToStartInsecurely) {
   options_.listen_grpc = "nowhere";
   EXPECT_THAT(Message(Controller::Start(options_).status()),
               testing::HasSubstr("expected host:port"));
+}
+
+TEST_F(ServerTest, UnixSocketNeedsNoTls) {
+  options_.listen_grpc = StrCat("unix:", (directory_ / "grpc.sock").string());
+  ASSERT_NO_FATAL_FAILURE(Start());
+  const auto admin = v1::AdminService::NewStub(
+      grpc::CreateChannel(options_.listen_grpc, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  v1::ListJobsResponse response;
+  EXPECT_TRUE(admin->ListJobs(&context, {}, &response).ok());
 }
 
 TEST_F(ServerTest, ReflectionNamesTheServices) {

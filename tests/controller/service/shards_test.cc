@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job whose ranks exchange shards: a slow host owns less of a bucket, and says so; equal ones
 // stay alike.
 

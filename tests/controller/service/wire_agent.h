@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A scripted agent over a real gRPC connection.
 
@@ -73,6 +74,12 @@ class WireAgent {
     }
     Say(paths);
     if (const uint64_t armed = armed_.exchange(0); armed != 0) Activate(armed);
+  }
+  /// An event that the rank tells of.
+  void Tell(const v1::RankEvent& event) {
+    v1::RankMessage message;
+    *message.mutable_event() = event;
+    Say(message);
   }
   /// A probe of the link to `node`.
   void Measure(const std::string& node) {

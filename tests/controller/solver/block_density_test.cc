@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives that leave out blocks of zeros, as the solver weighs them.
 
 #include <gtest/gtest.h>
 
 #include "controller/model/block_density.h"
+#include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "tests/controller/support/lossless.h"
 #include "tests/controller/support/model_fixture.h"
@@ -29,9 +31,9 @@ Snapshot WithBlockMesh(double own, Measured union_of) {
 TEST(BlockDensityDecisionTest, FlipsWithTheDensityOfTheUnion) {
   // Each rank holds few blocks; whether skipping the others pays depends on where they are.
   const Decision same = test::Lossless(WithBlockMesh(0.1, {0.1, 0.001, 0}));
-  EXPECT_EQ(same.chosen.label, "identity over block_mesh") << same.reason;
+  EXPECT_EQ(same.chosen.label, "identity over block_mesh") << ReasonText(same.facts);
   const Decision everywhere = test::Lossless(WithBlockMesh(1, {1, 0.001, 0}));
-  EXPECT_NE(everywhere.chosen.choices[0].collective, "block_mesh") << everywhere.reason;
+  EXPECT_NE(everywhere.chosen.choices[0].collective, "block_mesh") << ReasonText(everywhere.facts);
   // Somewhere between it turns, once.
   std::string before = "block_mesh";
   int turns = 0;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The whole brain in a loop: a simulated job over a changing network, observed with noise, decided
 // by Decide, switched with the delay of a real rollout.
 
@@ -9,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "tests/controller/support/simulated_job.h"
 
@@ -101,17 +103,17 @@ class Loop {
     if (std::getenv("WEIR_TEST_VERBOSE") != nullptr) {
       std::printf("step %llu %s [%s] B %.3g +- %.2g a %.3g +- %.2g: %s\n",
                   static_cast<unsigned long long>(job_.step()), trigger->kind.c_str(),
-                  trigger->detail.c_str(), snapshot->bandwidth_bytes_per_s.value,
+                  TriggerText(*trigger).c_str(), snapshot->bandwidth_bytes_per_s.value,
                   snapshot->bandwidth_bytes_per_s.deviation / snapshot->bandwidth_bytes_per_s.value,
                   snapshot->latency_s.value,
                   snapshot->latency_s.deviation / snapshot->latency_s.value,
-                  decision->reason.c_str());
+                  ReasonText(decision->facts).c_str());
     }
     if (!decision->switched) return;
     offered_ = decision->chosen.choices;
     offered_at_ = job_.step();
     outcome->switches.push_back({job_.step(), decision->incumbent.label, decision->chosen.label,
-                                 trigger->kind, decision->reason});
+                                 trigger->kind, ReasonText(decision->facts)});
   }
 
   FakeClock clock_;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,6 +7,7 @@
 #include <limits>
 
 #include "controller/solver/candidates.h"
+#include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "datapath/base/random.h"
 #include "tests/controller/support/model_fixture.h"
@@ -36,7 +38,7 @@ TEST(DecideTest, FastNetworkRunsDense) {
   EXPECT_TRUE(decision.switched);
   EXPECT_TRUE(decision.chosen.dense);
   EXPECT_TRUE(decision.incumbent.choices.empty());
-  EXPECT_THAT(decision.reason, HasSubstr("first plan: at 12 GB/s and 20 us"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("first plan: at 12 GB/s and 20 us"));
 }
 
 TEST(DecideTest, SlowNetworkCompressesAndSaysWhy) {
@@ -44,8 +46,9 @@ TEST(DecideTest, SlowNetworkCompressesAndSaysWhy) {
   const Decision decision = MustDecide(snapshot);
   EXPECT_FALSE(decision.chosen.dense);
   EXPECT_LT(decision.chosen.step_s, decision.dense.step_s / 3);
-  EXPECT_THAT(decision.reason, AllOf(HasSubstr("at 6.2 MB/s"), HasSubstr("per step at gain"),
-                                     HasSubstr("against 2.5 s dense")));
+  EXPECT_THAT(ReasonText(decision.facts),
+              AllOf(HasSubstr("at 6.2 MB/s"), HasSubstr("per step at gain"),
+                    HasSubstr("against 2.5 s dense")));
   EXPECT_TRUE(decision.dense.dense);
   EXPECT_TRUE(decision.dense.feasible);
 }
@@ -181,7 +184,7 @@ TEST(DecideTest, NeverSlowerThanDense) {
   policy.objective = "delay_target";
   policy.delay_target_s = 1e-6;
   const Decision decision = MustDecide(snapshot, policy);
-  EXPECT_TRUE(decision.chosen.dense) << decision.reason;
+  EXPECT_TRUE(decision.chosen.dense) << ReasonText(decision.facts);
   const bool excluded = std::any_of(decision.top.begin(), decision.top.end(), [](const auto& plan) {
     return plan.excluded_by == "never slower than dense";
   });
@@ -199,7 +202,7 @@ TEST(DecideTest, SlowerThanDenseIncumbentIsDropped) {
   policy.dwell_min_s = 100;
   const Decision decision = MustDecide(snapshot, policy);
   EXPECT_TRUE(decision.switched);
-  EXPECT_TRUE(decision.chosen.dense) << decision.reason;
+  EXPECT_TRUE(decision.chosen.dense) << ReasonText(decision.facts);
 }
 
 TEST(DecideTest, BindingConstraintNamesTheBound) {
@@ -207,10 +210,10 @@ TEST(DecideTest, BindingConstraintNamesTheBound) {
   policy.ratio_min = 0.05;
   policy.codecs = {"identity", "top_k"};
   const Decision decision = MustDecide(test::MakeSnapshot(4, 2e-4, 10 * kMbit), policy);
-  EXPECT_THAT(decision.binding_constraint, testing::AnyOf("ratio_min 0.05", "codecs"));
-  EXPECT_THAT(decision.reason, HasSubstr("excludes better"));
+  EXPECT_THAT(decision.facts.binding_constraint, testing::AnyOf("ratio_min 0.05", "codecs"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("excludes better"));
   EXPECT_DOUBLE_EQ(decision.chosen.choices[0].ratio, 0.05);
-  EXPECT_EQ(MustDecide(test::MakeSnapshot(4, 2e-5, 12.5e9)).binding_constraint, "");
+  EXPECT_EQ(MustDecide(test::MakeSnapshot(4, 2e-5, 12.5e9)).facts.binding_constraint, "");
 }
 
 TEST(DecideTest, BoundsHoldForEveryBucket) {
@@ -239,7 +242,7 @@ TEST(DecideTest, ResidualBoundExcludesDeepCompression) {
   policy.residual_ratio_max = 1.5;  // gain of at least 0.31
   const Decision bounded = MustDecide(snapshot, policy);
   EXPECT_GT(bounded.chosen.choices[0].ratio, free);
-  EXPECT_EQ(bounded.binding_constraint, "residual_ratio_max 1.5");
+  EXPECT_EQ(bounded.facts.binding_constraint, "residual_ratio_max 1.5");
 }
 
 TEST(DecideTest, InfeasiblePolicySaysWhichBoundExcludesAll) {
@@ -310,7 +313,7 @@ TEST(DecideTest, IncompleteSnapshotsAreRefused) {
 
 TEST(DecideTest, WorldOfOneRunsDense) {
   const Decision decision = MustDecide(test::MakeSnapshot(1, 0, 0));
-  EXPECT_TRUE(decision.chosen.dense) << decision.reason;
+  EXPECT_TRUE(decision.chosen.dense) << ReasonText(decision.facts);
 }
 
 TEST(DecideTest, EmptyBucketsAreAllowed) {
@@ -376,7 +379,7 @@ TEST(SwitchingTest, BigSureImprovementSwitches) {
   const Decision decision = MustDecide(Running(6e6, kDense));
   EXPECT_TRUE(decision.switched);
   EXPECT_FALSE(decision.chosen.dense);
-  EXPECT_THAT(decision.reason, AllOf(HasSubstr("% better"), HasSubstr("% sure")));
+  EXPECT_THAT(ReasonText(decision.facts), AllOf(HasSubstr("% better"), HasSubstr("% sure")));
 }
 
 TEST(SwitchingTest, WhatIsBestStays) {
@@ -385,7 +388,7 @@ TEST(SwitchingTest, WhatIsBestStays) {
   const Decision decision = MustDecide(snapshot);
   EXPECT_FALSE(decision.switched);
   EXPECT_EQ(decision.chosen.choices, snapshot.incumbent);
-  EXPECT_THAT(decision.reason, HasSubstr("stays"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("stays"));
 }
 
 TEST(SwitchingTest, SmallImprovementIsNotWorthIt) {
@@ -393,7 +396,7 @@ TEST(SwitchingTest, SmallImprovementIsNotWorthIt) {
   policy.improvement_min = 0.9;
   const Decision decision = MustDecide(Running(3e7, kTopK), policy);
   EXPECT_FALSE(decision.switched);
-  EXPECT_THAT(decision.reason, HasSubstr("90 % wanted"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("90 % wanted"));
 }
 
 TEST(SwitchingTest, UncertainImprovementWaits) {
@@ -406,8 +409,8 @@ TEST(SwitchingTest, UncertainImprovementWaits) {
   policy.ratio_max = 0.1;
   policy.confidence = 0.99;
   const Decision decision = MustDecide(snapshot, policy);
-  EXPECT_FALSE(decision.switched) << decision.reason;
-  EXPECT_THAT(decision.reason, HasSubstr("% sure, 99 % wanted"));
+  EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("% sure, 99 % wanted"));
   snapshot.bandwidth_bytes_per_s.deviation = 0.02 * 2.5e7;
   EXPECT_TRUE(MustDecide(snapshot, policy).switched);
 }
@@ -419,7 +422,7 @@ TEST(SwitchingTest, DwellHoldsCompressionButNotDense) {
   slow.seconds_since_switch = 3;
   const Decision held = MustDecide(slow, policy);
   EXPECT_FALSE(held.switched);
-  EXPECT_THAT(held.reason, HasSubstr("3.0 s ago, 10 s of dwell wanted"));
+  EXPECT_THAT(ReasonText(held.facts), HasSubstr("3.0 s ago, 10 s of dwell wanted"));
   slow.seconds_since_switch = 11;
   EXPECT_TRUE(MustDecide(slow, policy).switched);
   Snapshot fast = Running(1.25e10, kTopK);
@@ -451,14 +454,14 @@ TEST(SwitchingTest, ExcludedIncumbentIsReplacedAtOnce) {
   const Decision decision = MustDecide(snapshot, policy);
   EXPECT_TRUE(decision.switched);
   EXPECT_TRUE(decision.chosen.dense);
-  EXPECT_THAT(decision.reason, HasSubstr("what ran is excluded by codecs"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("what ran is excluded by codecs"));
 }
 
 TEST(SwitchingTest, IncumbentThatIsNoLongerOfferedIsReplaced) {
   Snapshot snapshot = Running(6e6, {"zstd", "ring", 1, 0});
   const Decision decision = MustDecide(snapshot);
   EXPECT_TRUE(decision.switched);
-  EXPECT_THAT(decision.reason, HasSubstr("not every rank offers zstd over ring"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("not every rank offers zstd over ring"));
 }
 
 TEST(SwitchingTest, RatioOffTheGridIsPredicted) {
@@ -490,9 +493,10 @@ TEST(SwitchingTest, NoisyEstimatesDoNotFlap) {
 // --- determinism ------------------------------------------------------------------------------
 
 TEST(DecideTest, GoldenDigest) {
-  // Changes whenever any decision changes: the number is an alarm, not a requirement.
+  // Changes whenever any choice or number of the decision changes, and with no wording. A change of
+  // the solver is a reason to renew it; then stored decisions no longer replay.
   const Decision decision = MustDecide(test::MakeSnapshot(4, 2e-4, 6.25e6, 3));
-  EXPECT_EQ(decision.digest, MustDecide(test::MakeSnapshot(4, 2e-4, 6.25e6, 3)).digest);
+  EXPECT_EQ(decision.digest, "963399a3489cc054");
   Decision other = MustDecide(test::MakeSnapshot(4, 2e-4, 6.250001e6, 3));
   EXPECT_NE(decision.digest, other.digest);
 }

@@ -1,6 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "controller/solver/explain.h"
 
 #include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "datapath/base/random.h"
+#include "tests/controller/support/model_fixture.h"
 
 namespace weir {
 namespace {
@@ -17,9 +23,8 @@ TEST(ExplainTest, NumbersReadWell) {
   EXPECT_EQ(NumberText(0), "0");
 }
 
-TEST(ExplainTest, DigestCoversEveryField) {
+TEST(ExplainTest, DigestCoversEveryChoiceAndNumberAndNoWord) {
   Decision base;
-  base.chosen.label = "a";
   base.front.resize(1);
   const std::string digest = DigestOf(base);
   EXPECT_EQ(digest.size(), 16u);
@@ -30,20 +35,94 @@ TEST(ExplainTest, DigestCoversEveryField) {
     return DigestOf(other) != digest;
   };
   EXPECT_TRUE(differs([](Decision& d) { d.switched = true; }));
-  EXPECT_TRUE(differs([](Decision& d) { d.chosen.label = "b"; }));
   EXPECT_TRUE(differs([](Decision& d) { d.chosen.choices.push_back({}); }));
+  EXPECT_TRUE(differs([](Decision& d) { d.chosen.layout.ring_order = {1, 0}; }));
+  EXPECT_TRUE(differs([](Decision& d) { d.chosen.layout.shard_shares = {65536}; }));
   EXPECT_TRUE(differs([](Decision& d) { d.chosen.step_s = 1e-300; }));
   EXPECT_TRUE(differs([](Decision& d) { d.chosen.step_deviation_s = 1; }));
   EXPECT_TRUE(differs([](Decision& d) { d.incumbent.gain = 0.5; }));
   EXPECT_TRUE(differs([](Decision& d) { d.dense.exposed_s = 1; }));
   EXPECT_TRUE(differs([](Decision& d) { d.top.resize(1); }));
   EXPECT_TRUE(differs([](Decision& d) { d.front[0].communication_s = 1; }));
-  EXPECT_TRUE(differs([](Decision& d) { d.front[0].excluded_by = "x"; }));
   EXPECT_TRUE(differs([](Decision& d) { d.front[0].feasible = false; }));
   EXPECT_TRUE(differs([](Decision& d) { d.front[0].dense = true; }));
   EXPECT_TRUE(differs([](Decision& d) { d.front[0].objective = 1; }));
-  EXPECT_TRUE(differs([](Decision& d) { d.binding_constraint = "x"; }));
-  EXPECT_TRUE(differs([](Decision& d) { d.reason = "x"; }));
+  EXPECT_TRUE(differs([](Decision& d) { d.facts.rule = DecisionRule::kDwell; }));
+  EXPECT_TRUE(differs([](Decision& d) { d.facts.probability = 0.5; }));
+  EXPECT_TRUE(differs([](Decision& d) { d.facts.shards.speedup = 2; }));
+  EXPECT_FALSE(differs([](Decision& d) { d.chosen.label = "another wording"; }));
+  EXPECT_FALSE(differs([](Decision& d) { d.front[0].excluded_by = "another wording"; }));
+  EXPECT_FALSE(differs([](Decision& d) { d.facts.alternative = "another wording"; }));
+  EXPECT_FALSE(differs([](Decision& d) { d.facts.excluded_by = "another wording"; }));
+}
+
+TEST(ExplainTest, AThousandDecisionsReplayToTheirDigests) {
+  Random random(5);
+  int switched = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const double bandwidth = 1e6 * std::exp(7 * random.Uniform());
+    Snapshot snapshot =
+        test::MakeSnapshot(2 + i % 7, 1e-5 * std::exp(6 * random.Uniform()), bandwidth, 1 + i % 3);
+    if (i % 2 == 1) {
+      snapshot.incumbent.assign(snapshot.buckets.size(), ChoiceModel{"identity", "ring"});
+    }
+    const auto stored = Decide(snapshot, Policy{});
+    ASSERT_TRUE(stored.ok()) << ToString(stored.status());
+    const auto read = ParseSnapshot(SerializeSnapshot(snapshot));
+    ASSERT_TRUE(read.ok());
+    const auto again = Decide(*read, Policy{});
+    ASSERT_TRUE(again.ok());
+    ASSERT_EQ(again->digest, stored->digest) << i;
+    switched += again->switched ? 1 : 0;
+  }
+  EXPECT_GT(switched, 300) << "they are not all the same";
+}
+
+TEST(ExplainTest, EveryRuleHasItsWords) {
+  DecisionFacts facts;
+  facts.world = 4;
+  facts.bandwidth_bytes_per_s = 6.2e6;
+  facts.latency_s = 4e-4;
+  facts.chosen = {"top_k 0.01 over sparse_all_gather", 0.21, 0.41, false};
+  facts.incumbent = PlanFacts{"identity over ring", 0.5, 1, true};
+  facts.dense_step_s = 0.5;
+  facts.alternative = "qsgd over ring";
+  facts.promised = 0.2;
+  facts.probability = facts.probability_min = 0.9;
+  facts.excluded_by = "gain_min 0.5";
+  const std::string begin =
+      "at 6.2 MB/s and 400 us top_k 0.01 over sparse_all_gather predicts 0.21 s per step at gain "
+      "0.41 against 0.50 s dense";
+  const std::pair<DecisionRule, const char*> expected[] = {
+      {DecisionRule::kFixed, ""},
+      {DecisionRule::kNothingBetter, " and stays: nothing predicts better"},
+      {DecisionRule::kBetter, " (20 % better, 90 % sure)"},
+      {DecisionRule::kTooLittleBetter,
+       " and stays: qsgd over ring promises 20 % better, 0 % wanted"},
+      {DecisionRule::kDwell,
+       " and stays: the last switch was 0 us ago, 0 us of dwell wanted before qsgd over ring"},
+      {DecisionRule::kUnsure,
+       " and stays: qsgd over ring would be 20 % better, but that is only 90 % sure, 90 % wanted"},
+      {DecisionRule::kIncumbentExcluded, "; what ran is excluded by gain_min 0.5"},
+      {DecisionRule::kIncumbentUnpredictable, "; what ran cannot go on: gain_min 0.5"},
+  };
+  for (const auto& [rule, end] : expected) {
+    facts.rule = rule;
+    EXPECT_EQ(ReasonText(facts), begin + end);
+  }
+  facts.rule = DecisionRule::kFirstPlanDense;
+  EXPECT_EQ(
+      ReasonText(facts),
+      "first plan: " + begin + ", until qsgd over ring is surely better (90 % now, 90 % wanted)");
+  facts.rule = DecisionRule::kBetter;
+  facts.switched = true;
+  facts.incumbent->dense = false;
+  facts.ring.order = {0, 2, 1, 3};
+  facts.binding_constraint = "ratio_min 0.01";
+  EXPECT_EQ(ReasonText(facts),
+            begin +
+                " and 0.50 s at gain 1.0 for identity over ring (20 % better, 90 % sure); the "
+                "ring goes 0 2 1 3; ratio_min 0.01 excludes better");
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // Collectives that need an aggregator's slots, as the solver weighs them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "tests/controller/support/lossless.h"
 #include "tests/controller/support/model_fixture.h"
@@ -36,7 +38,7 @@ TEST(LeaseTest, PaysOnASlowNetworkAndIsNotWhatDenseIs) {
 
 TEST(LeaseTest, DoesNotPayWhereTheNetworkIsHidden) {
   const Decision decision = test::Lossless(WithSwitch(8, 2e-5, 12.5e9));
-  EXPECT_TRUE(decision.chosen.dense) << decision.reason;
+  EXPECT_TRUE(decision.chosen.dense) << ReasonText(decision.facts);
 }
 
 TEST(LeaseTest, WithoutOneTheReasonIsTold) {
@@ -45,7 +47,7 @@ TEST(LeaseTest, WithoutOneTheReasonIsTold) {
   snapshot.collectives.back().lease_why_not = "switchml: no aggregator has 64 free slots";
   const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.chosen.dense);
-  EXPECT_EQ(decision.binding_constraint, "switchml: no aggregator has 64 free slots");
+  EXPECT_EQ(decision.facts.binding_constraint, "switchml: no aggregator has 64 free slots");
   bool told = false;
   for (const CandidatePlan& candidate : decision.top) {
     if (candidate.choices[0].collective != "switchml") continue;
@@ -56,7 +58,8 @@ TEST(LeaseTest, WithoutOneTheReasonIsTold) {
   }
   EXPECT_TRUE(told);
   snapshot.collectives.back().lease_why_not.clear();
-  EXPECT_EQ(test::Lossless(snapshot).binding_constraint, "switchml: no aggregator is registered");
+  EXPECT_EQ(test::Lossless(snapshot).facts.binding_constraint,
+            "switchml: no aggregator is registered");
 }
 
 TEST(LeaseTest, WhatThePolicyExcludesIsNotSaidToWantALease) {
@@ -71,7 +74,7 @@ TEST(LeaseTest, WhatThePolicyExcludesIsNotSaidToWantALease) {
   policy.collectives = {"ring", "switchml"};
   const auto decision = Decide(snapshot, policy);
   ASSERT_TRUE(decision.ok());
-  EXPECT_EQ(decision->binding_constraint, "switchml: no aggregator is registered");
+  EXPECT_EQ(decision->facts.binding_constraint, "switchml: no aggregator is registered");
   bool told = false;
   for (const CandidatePlan& candidate : decision->top) {
     const ChoiceModel& choice = candidate.choices[0];
@@ -87,7 +90,7 @@ TEST(LeaseTest, WhatThePolicyExcludesIsNotSaidToWantALease) {
   policy.collectives = {"ring"};
   const auto listed = Decide(snapshot, policy);
   ASSERT_TRUE(listed.ok());
-  EXPECT_THAT(listed->binding_constraint, testing::AnyOf("collectives", "codecs"));
+  EXPECT_THAT(listed->facts.binding_constraint, testing::AnyOf("collectives", "codecs"));
 }
 
 TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {
@@ -101,7 +104,8 @@ TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {
   const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.switched);
   EXPECT_TRUE(decision.chosen.dense);
-  EXPECT_THAT(decision.reason, HasSubstr("what ran is excluded by switchml: offload failed"));
+  EXPECT_THAT(ReasonText(decision.facts),
+              HasSubstr("what ran is excluded by switchml: offload failed"));
 }
 
 TEST(LeaseTest, AnAggregatorIsNoFasterThanItIs) {
@@ -113,7 +117,7 @@ TEST(LeaseTest, AnAggregatorIsNoFasterThanItIs) {
   EXPECT_GT(near.chosen.step_s, free_s);
   snapshot.collectives.back().bandwidth_max_bytes_per_s = 200 * kMegabit;
   const Decision slow = test::Lossless(snapshot);
-  EXPECT_TRUE(slow.chosen.dense) << slow.reason;
+  EXPECT_TRUE(slow.chosen.dense) << ReasonText(slow.facts);
   const auto found = std::find_if(slow.top.begin(), slow.top.end(), [](const auto& candidate) {
     return candidate.label == "identity over switchml";
   });

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that share nodes as part of a decision.
 
 #include <gtest/gtest.h>

@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // The order of the ring as part of a decision.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "tests/controller/support/lossless.h"
 #include "tests/controller/support/model_fixture.h"
@@ -39,15 +41,16 @@ TEST(RingDecisionTest, AnOrderIsASwitchThatIsExplained) {
   Snapshot snapshot = WithSlowPair();
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   const Decision decision = test::Lossless(snapshot);
-  EXPECT_TRUE(decision.switched) << decision.reason;
+  EXPECT_TRUE(decision.switched) << ReasonText(decision.facts);
   EXPECT_EQ(decision.chosen.layout.ring_order, (std::vector{0, 1, 3, 2}));
   EXPECT_EQ(decision.chosen.label, "identity over ring (ring 0 1 3 2)");
   EXPECT_EQ(decision.incumbent.label, "identity over ring");
   EXPECT_TRUE(decision.incumbent.layout.ring_order.empty());
   // Three quarters of 20 MB a tenth as long.
   EXPECT_LT(decision.chosen.communication_s, 0.2 * decision.incumbent.communication_s);
-  EXPECT_THAT(decision.ring, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 200 MB/s"));
-  EXPECT_THAT(decision.reason, HasSubstr("20 MB/s from rank 1 to rank 2"));
+  EXPECT_THAT(RingText(decision.facts.ring),
+              HasSubstr("the ring goes 0 1 3 2: its slowest link gives 200 MB/s"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("20 MB/s from rank 1 to rank 2"));
 }
 
 TEST(RingDecisionTest, TheOrderThatRunsStaysAndIsWhatIsPredicted) {
@@ -56,9 +59,9 @@ TEST(RingDecisionTest, TheOrderThatRunsStaysAndIsWhatIsPredicted) {
   snapshot.layout.ring_order = {0, 2, 3, 1};
   snapshot.speedup.ring = 10;
   const Decision decision = test::Lossless(snapshot);
-  EXPECT_FALSE(decision.switched) << decision.reason;
+  EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
   EXPECT_EQ(decision.chosen.layout.ring_order, snapshot.layout.ring_order);
-  EXPECT_THAT(decision.reason, HasSubstr("nothing predicts better"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("nothing predicts better"));
   snapshot.layout.ring_order.clear();
   snapshot.speedup.ring = 1;
   EXPECT_NEAR(test::Lossless(snapshot).chosen.communication_s, decision.chosen.communication_s,
@@ -70,10 +73,10 @@ TEST(RingDecisionTest, DwellHoldsForOrdersToo) {
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   snapshot.seconds_since_switch = 0.1;
   const Decision decision = test::Lossless(snapshot);
-  EXPECT_FALSE(decision.switched) << decision.reason;
+  EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
   EXPECT_TRUE(decision.chosen.layout.ring_order.empty());
-  EXPECT_THAT(decision.reason, HasSubstr("of dwell wanted"));
-  EXPECT_TRUE(decision.ring.empty());
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("of dwell wanted"));
+  EXPECT_TRUE(RingText(decision.facts.ring).empty());
 }
 
 TEST(RingDecisionTest, WithoutARingThereIsNoOrder) {

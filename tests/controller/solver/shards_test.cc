@@ -1,8 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shares of shards as part of a decision.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "tests/controller/support/lossless.h"
 #include "tests/controller/support/model_fixture.h"
@@ -38,14 +40,15 @@ Decision DecideOnMesh(Snapshot snapshot) {
 
 TEST(ShardDecisionTest, SharesAreASwitchThatIsExplained) {
   const Decision decision = DecideOnMesh(WithSlowRank());
-  EXPECT_TRUE(decision.switched) << decision.reason;
+  EXPECT_TRUE(decision.switched) << ReasonText(decision.facts);
   ASSERT_EQ(decision.chosen.layout.shard_shares.size(), 4u);
   EXPECT_EQ(decision.chosen.label, "identity over mesh (shards 33 33 33 0 %)");
   EXPECT_EQ(decision.incumbent.label, "identity over mesh");
   EXPECT_TRUE(decision.incumbent.layout.shard_shares.empty());
   EXPECT_LT(decision.chosen.communication_s, 0.75 * decision.incumbent.communication_s);
-  EXPECT_THAT(decision.shards, HasSubstr("rank 3 owns least, its fastest link gives 20 MB/s"));
-  EXPECT_THAT(decision.reason, HasSubstr(decision.shards));
+  EXPECT_THAT(ShardText(decision.facts.shards),
+              HasSubstr("rank 3 owns least, its fastest link gives 20 MB/s"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr(ShardText(decision.facts.shards)));
 }
 
 TEST(ShardDecisionTest, SharesThatRunStayAndAreWhatIsPredicted) {
@@ -55,11 +58,11 @@ TEST(ShardDecisionTest, SharesThatRunStayAndAreWhatIsPredicted) {
   snapshot.speedup.shards =
       first.incumbent.communication_s / first.chosen.communication_s;  // about what it gains
   const Decision decision = DecideOnMesh(snapshot);
-  EXPECT_FALSE(decision.switched) << decision.reason;
+  EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
   EXPECT_EQ(decision.chosen.layout, first.chosen.layout);
   EXPECT_NEAR(decision.chosen.communication_s, first.chosen.communication_s,
               0.02 * first.chosen.communication_s);
-  EXPECT_FALSE(decision.shards.empty());
+  EXPECT_FALSE(decision.facts.shards.shares.empty());
 }
 
 TEST(ShardDecisionTest, EqualLinksAndOtherCollectivesHaveNoShares) {
@@ -67,7 +70,7 @@ TEST(ShardDecisionTest, EqualLinksAndOtherCollectivesHaveNoShares) {
   for (double& cost : snapshot.node_links.s_per_byte) cost = cost > 0 ? 5e-8 : 0;
   const Decision equal = DecideOnMesh(snapshot);
   EXPECT_TRUE(equal.chosen.layout.shard_shares.empty());
-  EXPECT_TRUE(equal.shards.empty());
+  EXPECT_TRUE(equal.facts.shards.shares.empty());
   for (const CandidatePlan& candidate : equal.top) {
     EXPECT_THAT(candidate.label, Not(HasSubstr("(shards")));
   }

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The store through its interface, then what a crash or a damaged file does to it.
 
 #include <gmock/gmock.h>
@@ -115,6 +116,108 @@ TEST_F(SqliteStoreTest, RetentionIsBounded) {
   const auto nodes = *store->ListNodes();
   ASSERT_EQ(nodes.size(), 2u);
   EXPECT_EQ(nodes[1].name, "n128");
+}
+
+TEST_F(SqliteStoreTest, TextsThatDecisionsShareAreStoredOnce) {
+  auto store = Open();
+  StoredDecision decision = MakeDecision("j", 1);
+  decision.base = std::string(100000, 'b');
+  decision.policy = std::string(50000, 'p');
+  int64_t last = 0;
+  for (decision.step = 1; decision.step <= 200; ++decision.step) {
+    const auto id = store->AddDecision(decision);
+    ASSERT_TRUE(id.ok());
+    last = *id;
+  }
+  const StoredDecision whole = *store->GetDecision(last);
+  EXPECT_EQ(whole.base, decision.base);
+  EXPECT_EQ(whole.policy, decision.policy);
+  store.reset();
+  EXPECT_LT(fs::file_size(path_), 1u << 20) << "200 decisions with 150 kB in common";
+}
+
+TEST_F(SqliteStoreTest, SwitchesOutliveEverythingElseWithinTheQuota) {
+  StoreLimits limits;
+  limits.decisions_per_job_max = 1000;
+  limits.decision_bytes_per_job_max = 100'000;
+  limits.decision_bytes_max = 150'000;
+  auto store = Open(limits);
+  StoredDecision decision = MakeDecision("j", 1);
+  for (const char* job : {"j", "k"}) {
+    decision.job = job;
+    for (uint64_t step = 1; step <= 512; ++step) {
+      decision.step = step;
+      decision.switched = step % 100 == 1;
+      decision.payload = std::string(200, 'x');
+      decision.snapshot = std::string(2000, 's');
+      ASSERT_TRUE(store->AddDecision(decision).ok());
+    }
+  }
+  uint64_t bytes = 0;
+  for (const char* job : {"j", "k"}) {
+    const auto all = *store->ListDecisions(job, 0, 10000);
+    const auto switches = *store->ListDecisions(job, 0, 10000, /*switched_only=*/true);
+    EXPECT_LT(all.size(), 60u);
+    ASSERT_EQ(switches.size(), 6u) << job;
+    EXPECT_EQ(switches.back().step, 1u);
+    for (const StoredDecision& one : all)
+      bytes += 200 + store->GetDecision(one.id)->snapshot.size();
+  }
+  EXPECT_LT(bytes, 150'000u);
+}
+
+TEST_F(SqliteStoreTest, WhereSwitchesAloneAreTooMuchTheirOldestInputsGo) {
+  StoreLimits limits;
+  limits.decision_bytes_per_job_max = 50'000;
+  auto store = Open(limits);
+  StoredDecision decision = MakeDecision("j", 1);
+  decision.switched = true;
+  decision.snapshot = std::string(2000, 's');
+  for (decision.step = 1; decision.step <= 128; ++decision.step) {
+    ASSERT_TRUE(store->AddDecision(decision).ok());
+  }
+  const auto switches = *store->ListDecisions("j", 0, 1000);
+  ASSERT_EQ(switches.size(), 128u);
+  EXPECT_EQ(store->GetDecision(switches.back().id)->snapshot, "");
+  EXPECT_EQ(store->GetDecision(switches.front().id)->snapshot.size(), 2000u);
+}
+
+TEST_F(SqliteStoreTest, AForgottenJobTakesItsRowsAlong) {
+  StoreLimits limits;
+  limits.jobs_max = 1;
+  auto store = Open(limits);
+  ASSERT_TRUE(store->PutJob({"old", "{}", 1}).ok());
+  ASSERT_TRUE(store->PutPlan({"old", 1, "{}", "active", 0}).ok());
+  ASSERT_TRUE(store->AddDecision(MakeDecision("old", 1)).ok());
+  ASSERT_TRUE(store->PutJob({"young", "{}", 2}).ok());
+  EXPECT_TRUE((*store->ListDecisions("old", 0, 10)).empty());
+  EXPECT_FALSE((*store->GetPlan("old", 1)).has_value());
+}
+
+TEST_F(SqliteStoreTest, DecisionsOfTheFormerSchemaStayReadable) {
+  Open().reset();
+  const fs::path script = directory_ / "former.py";
+  std::ofstream(script) << R"py(import sqlite3, sys
+c = sqlite3.connect(sys.argv[1])
+c.executescript("""DROP TABLE decision; DROP TABLE shared_text;
+CREATE TABLE decision (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL,
+  step INTEGER NOT NULL, unix_s REAL NOT NULL, payload TEXT NOT NULL,
+  snapshot TEXT NOT NULL, policy TEXT NOT NULL);
+PRAGMA user_version=1""")
+for switched in "true", "false":
+    c.execute("INSERT INTO decision (job, step, unix_s, payload, snapshot, policy) "
+              "VALUES ('j', 3, 4, ?, 'inputs', 'policy')", ('{"switched":' + switched + '}',))
+c.commit()
+)py";
+  ASSERT_EQ(std::system(StrCat("python3 ", script.string(), " ", path_.string()).c_str()), 0);
+  auto store = Open();
+  EXPECT_EQ((*store->ListDecisions("j", 0, 10)).size(), 2u);
+  const auto switches = *store->ListDecisions("j", 0, 10, /*switched_only=*/true);
+  ASSERT_EQ(switches.size(), 1u);
+  const StoredDecision whole = *store->GetDecision(switches[0].id);
+  EXPECT_EQ(whole.snapshot, "inputs");
+  EXPECT_EQ(whole.policy, "policy");
+  EXPECT_EQ(whole.base, "");
 }
 
 TEST_F(SqliteStoreTest, SurvivesKillNine) {

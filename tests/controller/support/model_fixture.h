@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Codecs, collectives and snapshots as a real job would advertise them, for tests of the
 // controller's pure parts. The numbers are those of the traits in datapath/.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A data-parallel job that exists only as arithmetic: ranks with skew and noise over a network
 // whose latency and bandwidth the test sets. It reports what real ranks and agents would report.

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Records gradients of the demo's language model for the codec tests.
 
     tests/data/gradients/generate.py [--directory DIR]

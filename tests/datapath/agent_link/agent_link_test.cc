@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rank's side of the local socket against a fake agent: greeting, commands, hostile bytes,
 // absence, loss and return.
 

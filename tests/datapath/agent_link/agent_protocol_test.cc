@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // JSON between rank and agent: the messages that are sent, and hostile input.
 
 #include "datapath/agent_link/agent_protocol.h"
@@ -158,6 +159,21 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   EXPECT_EQ(Parsed(PlanNack{7, "n", "why"})["nack"]["reason"], "why");
   EXPECT_EQ(Parsed(PlanActive{7, 8})["active"]["step"], 8);
   EXPECT_EQ(Parsed(RankEvent{"closing", "", 1, -1})["event"]["guilty_rank"], -1);
+}
+
+TEST(RankMessageTest, AnEventHasBucketAndParameter) {
+  const auto event = Parsed(RankEvent{"non_finite", "", 1, 3, 0xab, "layer.weight"})["event"];
+  EXPECT_EQ(event["bucket"], "00000000000000ab");
+  EXPECT_EQ(event["parameter"], "layer.weight");
+  EXPECT_EQ(Parsed(RankEvent{"closing", "", 1, -1})["event"]["bucket"], "");
+}
+
+TEST(RankMessageTest, TheParameterOfAnEventIsBoundedAndNoCharacterIsCut) {
+  RankEvent event{"non_finite", "", 1, 3};
+  event.parameter = std::string(255, 'a') + "é" + std::string(1000, 'b');
+  EXPECT_EQ(Parsed(event)["event"]["parameter"], std::string(255, 'a'));
+  event.parameter = std::string(254, 'a') + "é" + std::string(1000, 'b');
+  EXPECT_EQ(Parsed(event)["event"]["parameter"], std::string(254, 'a') + "é");
 }
 
 TEST(RankCommandTest, ReadsEachCommandWithIntegersInBothForms) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rounds that end without a straggler: what the aggregator answers to given packets at given times.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Vectors against the definition, at every length and alignment.
 #include "datapath/aggregation/lane_kernels.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Workers and an aggregator in one thread, with a network between them that loses, repeats and
 // reorders datagrams from a seed, in simulated time.

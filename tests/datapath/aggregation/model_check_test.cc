@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Exhaustive search of the slot protocol: every order in which a network may deliver, repeat and
 // lose packets, for small worlds. A message once sent may be delivered at any later time, any
 // number of times or never, which covers all three. A worker is what WIRE section 4 says: it sends

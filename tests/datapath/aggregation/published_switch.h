@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // SwitchML's switch, word for word as published (but for worlds of one, which it has no rule for):
 // for tests that show what it gets wrong. Source: Sapio et al., "Scaling distributed machine

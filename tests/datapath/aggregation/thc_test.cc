@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The codec and the protocol together: what the codec thc puts into lanes travels as four-bit
 // indices and comes back as the sum that the codec would have made of its own payloads.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What any aggregator must answer to given packets, as data: the software one, and programs in
 // kernels and switches, run the same traces.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The C interface: argument checks, requests, errors per thread, and exceptions.
 
 #include <gtest/gtest.h>
@@ -226,6 +227,7 @@ TEST_F(CApiTest, NullArgumentsAreRefusedEverywhere) {
   EXPECT_GT(size, 10u);
   weir_session_close(nullptr);
   EXPECT_EQ(weir_report_loss(nullptr, 1), WEIR_INVALID_ARGUMENT);
+  EXPECT_EQ(weir_report_non_finite(nullptr, "p"), WEIR_INVALID_ARGUMENT);
   EXPECT_STREQ(weir_session_address(nullptr), "");
   EXPECT_STREQ(weir_strerror(99), "unknown status");
   EXPECT_NE(weir_last_error(nullptr), nullptr);

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A program may end by exit() or by a return from main while sessions are open. Their threads keep
 // running while the process's exit handlers run.
 #include <gtest/gtest.h>

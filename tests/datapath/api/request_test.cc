@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Requests used by many threads, and handles that are wrong, old or from another process.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // If a rank's process is stopped, as by a debugger or a frozen container, every other rank names it
 // at the latest a second after the operation's deadline.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/base/byte_cursor.h"
 
 #include <gtest/gtest.h>

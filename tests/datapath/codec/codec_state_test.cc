@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What codecs keep between steps, through a checkpoint: the bytes that follow are the same, and
 // bytes that nobody wrote do no harm.
 

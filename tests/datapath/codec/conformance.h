@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // What the suites over every codec of the registry share: their cases and their fixture.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every codec whose payloads can be added must do, checked for all of them.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every codec of the registry must do, checked for all of them: a new codec is covered by
 // being listed.
 

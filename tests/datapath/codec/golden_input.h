@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The input of the golden payloads in tests/golden/codec, and the form of those files.
 

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """The kernels compile for 64-bit Arm, each file to NEON code. Exit status 77: no cross compiler.
 
     neon_test.py -DHWY_DISABLED_TARGETS=...      as the build says it

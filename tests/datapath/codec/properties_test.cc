@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Statistical properties that traits declare, over the whole registry and with stated confidence:
 // unbiasedness, contraction, independence of noise, sums up to the largest world. A test looks at
 // some 100 settings, so a bound of six deviations fails by chance once in millions of runs; inputs

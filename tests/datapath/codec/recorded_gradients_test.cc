@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the codecs promise, on gradients that a training run produced instead of drawn ones.
 
 #include "tests/support/recorded_gradients.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Level tables against the published ones, brute force and numbers worked out elsewhere.
 
 #include "datapath/codec/thc_table.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lanes of every codec in every collective that sums them: however a codec adds, all ranks end
 // with the same bytes, and these are a sum.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every registered collective with every transport, world size and element count: sums are right,
 // bits are equal, nothing is lost at the edges, and all ranks get the control word and flags.
 

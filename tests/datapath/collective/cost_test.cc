@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cost features that planners read describe the algorithms: bytes through the busiest NIC,
 // summed bytes and the critical path are measured on a network of virtual time.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // If the ranks do not agree or one of them fails, every rank ends with an error that names the
 // guilty one, and no rank gets a sum.
 

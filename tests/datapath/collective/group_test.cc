@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The identity of operations, and the control word and flags in their frames.
 
 #include "datapath/collective/group.h"

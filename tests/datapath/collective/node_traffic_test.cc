@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The planners' model of the load of an interface that ranks of one node share, compared with the
 // bytes of real runs, which are counted by pairs of ranks and added up by nodes.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The collectives that use an aggregator, with one that the test controls: whatever fails on any
 // rank, all ranks end with the same, correct sum in the same operation.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The shared steps: partitions cover every lane once, payloads of any size arrive, and small
 // exchanges give the same result on all ranks.
 

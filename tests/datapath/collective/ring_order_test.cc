@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rings in another order than that of the ranks: each rank sends to the right one, and every sum is
 // right and the same on all ranks.
 

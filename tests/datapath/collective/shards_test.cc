@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Shards by shares: all ranks cut lanes in the same way, sums are right and equal on all ranks for
 // any shares, and a rank that owns nothing moves less.
 

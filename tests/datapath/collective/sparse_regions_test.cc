@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sparse sums by region: how regions are cut, the wire format of a part, which sums owners keep,
 // and what all ranks learn from them.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums through the staging buffers of one host: exact for all sizes and any sequence of operations,
 // with the same bits on all ranks. No rank gets a wrong sum when ranks disagree, die or lose
 // messages.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every collective against results computed here, over transports, world sizes and sizes that reach
 // each algorithm.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Messages between pairs: matching, progress beside collectives, and how they end badly.
 
 #include <thread>

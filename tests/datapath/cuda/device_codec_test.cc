@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every device codec against the host codec of the same name: bytes, residuals and decoded sums bit
 // for bit, statistics, edge cases. On the host, everything runs in both orders of Team, too.
 

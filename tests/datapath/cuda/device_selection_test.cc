@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // top_k on the device over many steps, with the state that remembers thresholds: its attempts hit,
 // find too many or too few, and meet ties and numbers that are not finite, as on the host.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What exchange forms promise as data: which codecs they carry, that every collective serves one.
 
 #include "datapath/exchange/exchange.h"

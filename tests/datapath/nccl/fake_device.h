@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Devices and NCCL made of host memory: batches of the two ends of a channel are moved when both
 // have begun, in order and only if they agree, as a GPU would.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The nccl transport over devices made of host memory: the same demands as tests/datapath/transport
 // makes of the others, as far as a send may end before its receive is posted.
 

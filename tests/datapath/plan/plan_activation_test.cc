@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The activation state machine, message by message.
 
 #include "datapath/plan/plan_activation.h"

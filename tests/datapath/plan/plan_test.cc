@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans: what is refused and how the refusal names the key.
 
 #include "datapath/plan/plan.h"

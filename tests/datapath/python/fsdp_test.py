@@ -1,8 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """weir.attach on FullyShardedDataParallel and fully_shard(), compared with their own reductions."""
+import contextlib
 import importlib
 import json
 import os
 import tempfile
+import time
 import unittest
 
 import torch
@@ -12,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ranks
 import weir
+import weir.fsdp
+from stub_agent import StubAgent
 
 WIDTH = 24
 STEPS = 4
@@ -209,6 +214,142 @@ def lost_rank(rank, world, make):
     return None
 
 
+@contextlib.contextmanager
+def measured(steps, every):
+    """Other numbers for the steps in which all units are all-reduced."""
+    before = weir.fsdp.MEASURED_STEPS, weir.fsdp.MEASURED_EVERY
+    weir.fsdp.MEASURED_STEPS, weir.fsdp.MEASURED_EVERY = steps, every
+    try:
+        yield
+    finally:
+        weir.fsdp.MEASURED_STEPS, weir.fsdp.MEASURED_EVERY = before
+
+
+MAKE = {"FSDP1": (lambda world: make_fsdp1(make_model(), "FULL_SHARD"), gathered),
+        "FSDP2": (lambda world: make_fsdp2(make_model(), meshes(world)), whole)}
+
+
+def dense_steps(rank, world, kind):
+    """(difference from plain DDP, bytes that libweir sent by step) with measured steps 0, 1, 4."""
+    make, parameters_of = MAKE[kind]
+    with measured(2, 4):
+        model, sent = make(world), []
+        state = weir.attach(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        for step in range(7):
+            optimizer.zero_grad()
+            model(batch(step, rank)).square().sum().backward()
+            optimizer.step()
+            sent.append(state.stats().bytes_sent)
+        codecs = [choice["codec"] for _, choice in state.choices()]
+        found = parameters_of(model)
+        state.close()
+    reference = DistributedDataParallel(make_model())
+    train(reference, rank, 7)
+    expected = [p.detach() for p in reference.parameters()]
+    return difference(found, expected), [b - a for a, b in zip([0, *sent], sent)], codecs
+
+
+def scaled(kind, world):
+    model = make_fsdp1(Scaled(), "FULL_SHARD") if kind == "FSDP1" else make_fsdp2(Scaled(),
+                                                                                meshes(world))
+    return model, (gathered if kind == "FSDP1" else whole)
+
+
+def turns_dense(rank, world, kind):
+    """Top-k until the agent's plan turns all dense: (the largest difference of what was delivered
+    from what was fed, codecs), in steps without any that is measured."""
+    with measured(0, 10**9):
+        model, parameters_of = scaled(kind, world)
+        state = weir.attach(model)
+        optimizer, fed, dense = torch.optim.SGD(model.parameters(), lr=1.0), torch.zeros(40, 25), 0
+        for step in range(400):
+            inputs = [torch.randn(40, 25, generator=torch.Generator().manual_seed(10 * step + r))
+                      * (dense == 0) for r in range(world)]
+            fed += sum(inputs) / world
+            optimizer.zero_grad()
+            model(inputs[rank]).backward()
+            optimizer.step()
+            dense += state.stats().plan_version == 2
+            if dense == 3:
+                break
+            time.sleep(0.005)  # the plan comes from another process
+        codecs = {choice["codec"] for _, choice in state.choices()}
+        worst = float((parameters_of(model)[0] + fed).abs().max() / fed.abs().max())
+        state.close()
+    return worst, codecs
+
+
+def infinite_in_a_dense_step(rank, world, kind):
+    with measured(0, 10**9):
+        model, _ = scaled(kind, world)
+        state, seen = weir.attach(model), []
+        for step in range(4):
+            inputs = torch.ones(40, 25)
+            if rank == 1 and step in (1, 2):
+                inputs[0, 3] = float("inf")  # of rank 0's shard
+            model.zero_grad()
+            model(inputs).backward()
+            skipped = state.last_step_skipped
+            seen.append(skipped and (skipped.step, skipped.rank, skipped.parameter))
+        state.close()
+    return seen
+
+
+def steps_with(model, rank, steps, under=None):
+    """What the optimiser's step says after each backward pass."""
+    optimizer, said = torch.optim.SGD(model.parameters(), lr=RATE), []
+    for step in range(steps):
+        with under() if under else contextlib.nullcontext():
+            model(batch(step, rank)).square().sum().backward()
+        said.append(words_of(optimizer.step))
+    return said
+
+
+def fsdp1_hook_replaced(rank, world):
+    """Meant and not meant: steps under no_sync(), steps with, and steps without the hook."""
+    model = make_fsdp1(make_model(), "SHARD_GRAD_OP")
+    state = weir.attach(model)
+    with model.no_sync():
+        model(batch(0, rank)).square().sum().backward()
+    said = steps_with(model, rank, 2)
+    for unit in model.fsdp_modules(model):
+        unit._comm_hook = None
+    said += steps_with(model, rank, 2)
+    state.close()
+    return said + steps_with(model, rank, 1)
+
+
+def fsdp2_hook_replaced(rank, world):
+    model = make_fsdp2(make_model(), meshes(world))
+    state = weir.attach(model)
+    model.set_requires_gradient_sync(False)
+    model(batch(0, rank)).square().sum().backward()
+    model.set_requires_gradient_sync(True)
+    said = steps_with(model, rank, 2)
+    for group in (g for m in model.modules() if hasattr(m, "_get_fsdp_state")
+                  for g in m._get_fsdp_state()._fsdp_param_groups):
+        group._reduce_scatter_comm = _default_reduce_scatter()
+    said += steps_with(model, rank, 2)
+    state.close()
+    return said + steps_with(model, rank, 1)
+
+
+def _default_reduce_scatter():
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+    return _fsdp_collectives.DefaultReduceScatter()
+
+
+def fsdp1_other_group(rank, world):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    model = make_model()
+    model[2] = FullyShardedDataParallel(model[2], process_group=pairs[rank // 2],
+                                        device_id=torch.device("cpu"))
+    return words_of(lambda: weir.attach(FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"))))
+
+
 def misuse(rank, world):
     ddp = DistributedDataParallel(make_model())
     return (words_of(lambda: weir.attach(make_model())),
@@ -270,6 +411,62 @@ class FsdpTest(unittest.TestCase):
     def test_fsdp1_with_a_hybrid_strategy_is_refused(self):
         for words, _ in ranks.run(4, fsdp1_hybrid):
             self.assertIn("takes no hook with a hybrid strategy", words)
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_with_a_unit_of_other_ranks_is_refused(self):
+        for rank, (words, _) in enumerate(ranks.run(4, fsdp1_other_group)):
+            pair = [0, 1] if rank < 2 else [2, 3]
+            self.assertIn(f"the unit '2' is sharded over the ranks {pair}", words)
+
+    def _dense_units_are_reduce_scattered(self, kind):
+        whole_bytes = 2 * 4 * sum(p.numel() for p in make_model().parameters()) * 2 / 3
+        for (worst, sent, codecs), _ in ranks.run(3, dense_steps, kind):
+            self.assertLess(worst, 1e-5)
+            self.assertEqual(codecs, ["identity"] * 3)
+            for step, count in enumerate(sent):
+                if step in (0, 1, 4):
+                    self.assertGreater(count, 0.9 * whole_bytes, sent)
+                else:
+                    self.assertLess(count, 0.2 * whole_bytes, sent)
+
+    def _residuals_arrive_when_a_plan_turns_dense(self, kind):
+        with tempfile.TemporaryDirectory() as directory, StubAgent(world=2) as agent:
+            dense = {"codec": "identity", "collective": "ring"}
+            agent.offer({"job": "training", "version": 2, "buckets": [], "fallback": dense})
+            results = ranks.run(2, turns_dense, kind, environment={
+                "WEIR_PLAN_FILE": plan_file(directory), "WEIR_AGENT": agent.address})
+        for (worst, codecs), _ in results:
+            self.assertEqual(codecs, {"identity"})
+            self.assertLess(worst, 1e-5)
+
+    def _infinity_in_a_dense_step_is_named(self, kind, name):
+        for seen, _ in ranks.run(2, infinite_in_a_dense_step, kind):
+            self.assertEqual(seen, [False, (1, None, None), (2, 1, name), False])
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_reduce_scatters_dense_units(self):
+        self._dense_units_are_reduce_scattered("FSDP1")
+        self._residuals_arrive_when_a_plan_turns_dense("FSDP1")
+        self._infinity_in_a_dense_step_is_named("FSDP1", "weight")
+
+    @needs("FSDPModule.set_custom_reduce_scatter")
+    def test_fsdp2_reduce_scatters_dense_units(self):
+        self._dense_units_are_reduce_scattered("FSDP2")
+        self._residuals_arrive_when_a_plan_turns_dense("FSDP2")
+        self._infinity_in_a_dense_step_is_named("FSDP2", "weight[0/2]")
+
+    def _is_noticed(self, function):
+        for said, _ in ranks.run(2, function):
+            self.assertEqual([bool(words) for words in said], [False, False, True, True, False])
+            self.assertIn("leave the hooks as weir.attach sets them", said[2])
+
+    @needs("FullyShardedDataParallel")
+    def test_fsdp1_without_its_hook_is_noticed(self):
+        self._is_noticed(fsdp1_hook_replaced)
+
+    @needs("FSDPModule.set_custom_reduce_scatter")
+    def test_fsdp2_without_its_hook_is_noticed(self):
+        self._is_noticed(fsdp2_hook_replaced)
 
     @needs("FullyShardedDataParallel")
     def test_fsdp1_names_a_lost_rank(self):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finding and describing the library, sessions without torch, and `python3 -m weir check`."""
 import ctypes
 import ctypes.util
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 import unittest
 from unittest import mock
 
@@ -179,9 +181,11 @@ class KeyTest(unittest.TestCase):
             self.assertEqual(first, second)
             self.assertEqual(len(first["job_key"]), 32)
             given = keys.settings(bytes(range(32)), True)
-            self.assertEqual(keys.from_store(None, "k", 0, given), given)
+            self.assertEqual(keys.from_store(store_of_ranks, "k", 0, given), given)
+            with self.assertRaisesRegex(weir.WeirError, "WEIR_JOB_KEY_FILE"):
+                keys.from_store(store_of_ranks, "k", 1, keys.settings())
             os.environ["WEIR_UNAUTHENTICATED"] = "1"
-            self.assertIsNone(keys.from_store(None, "k", 0, keys.settings())["job_key"])
+            self.assertIsNone(keys.from_store(store_of_ranks, "k", 0, keys.settings())["job_key"])
 
     def test_attach_has_the_options_of_the_state_and_names_every_variable(self):
         options = set(inspect.signature(weir.attach).parameters)
@@ -190,9 +194,11 @@ class KeyTest(unittest.TestCase):
         text = inspect.getdoc(weir.attach)
         for option in options - {"model"}:
             self.assertIn(option, text)
-        documented = set(re.findall("WEIR_[A-Z_]+", sys.modules["weir.ddp"].__doc__))
-        self.assertGreater(len(documented), 10)
-        self.assertEqual(documented, set(re.findall("WEIR_[A-Z_]+", text)))
+        sources = "".join(inspect.getsource(sys.modules[f"weir.{module}"])
+                          for module in ("ddp", "keys", "addresses"))
+        read = set(re.findall('"(WEIR_[A-Z_]+)"', sources))
+        self.assertGreater(len(read), 10)
+        self.assertEqual(read, set(re.findall("WEIR_[A-Z_]+", text)))
 
     def test_errors_have_the_class_of_their_status(self):
         for status, kind in ((_lib.INVALID_ARGUMENT, weir.InvalidArgument),
@@ -210,6 +216,13 @@ class KeyTest(unittest.TestCase):
         with self.assertRaises(weir.InvalidArgument):
             weir.Session("job", 2, 2)
         self.assertIs(type(weir.LibraryNotFound("nowhere")), weir.LibraryNotFound)
+
+    def test_tracebacks_name_classes_as_they_are_imported(self):
+        words = traceback.format_exception_only(weir.WeirError("gone", _lib.PEER_UNAVAILABLE))
+        self.assertEqual("".join(words), "weir.RankLost: weir: gone\n")
+        kinds = [getattr(weir, name) for name in weir.__all__]
+        for kind in filter(inspect.isclass, kinds):
+            self.assertEqual(kind.__module__, "weir", kind)
 
     def test_unlike_keys_do_not_meet(self):
         wrong, right = bytes(31) + b"1", bytes(31) + b"2"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Skipped steps name the rank and the parameter that met NaN or infinity."""
 import time
 import unittest
@@ -11,6 +12,7 @@ import weir
 import weir.steps
 from ddp_test import BUCKET_MB, Scaled, batch, make_model
 from fsdp_test import make_fsdp1, needs
+from stub_agent import StubAgent
 from weir.non_finite import Agreement
 
 GUILTY = {"0.bias": 0, "2.weight": 1, "4.bias": 2}  # parameter -> rank
@@ -98,6 +100,20 @@ class NonFiniteTest(unittest.TestCase):
         self.assertEqual(words.count("was skipped"), 3)
         self.assertIn("step 2 was skipped: the gradient of '2.weight' on rank 1 held NaN", words)
         self.assertNotIn("was skipped", results[1][1])
+
+    def test_the_agent_learns_rank_and_parameter(self):
+        with StubAgent() as agent:
+            events = agent.events
+            ranks.run(3, ddp_steps, {}, environment={"WEIR_AGENT": agent.address})
+            wanted = [(step, rank, name) for step, (name, rank) in enumerate(GUILTY.items(), 1)]
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline and len(events) < 2 * len(wanted):
+                time.sleep(0.01)  # ranks do not wait until the agent has read
+        told = [(int(e["step"]), e["guilty_rank"], e["parameter"]) for e in events
+                if e["kind"] == "non_finite"]
+        self.assertEqual(sorted(t for t in told if t[1] >= 0), wanted)
+        self.assertEqual(sorted(t for t in told if t[1] < 0), [(s, -1, "") for s in (1, 2, 3)])
+        self.assertTrue(all(e["bucket"] for e in events if e.get("parameter")))
 
     def test_steps_after_one_without_a_name_have_one(self):
         for options in ({"gradient_as_bucket_view": True}, {"static_graph": True}):

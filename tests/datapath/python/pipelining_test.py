@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hook on DDP models that are stages of a pipeline, compared with plain DDP."""
 import importlib.util
 import unittest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process group "weir" against Gloo and against results computed here."""
 import datetime
 import gc
@@ -187,7 +188,7 @@ def _works(rank, world):
                   lambda: dist.all_reduce(torch.ones(2, dtype=torch.int16), group=group)):
         try:
             wrong()
-        except ValueError as error:
+        except (ValueError, weir.InvalidArgument) as error:
             assert "weir" in str(error), error
         else:
             raise AssertionError("was taken")
@@ -210,14 +211,15 @@ def _later_names(rank, world):
     group = _new_group()
     cpu = torch.device("cpu")
     assert group.group_name and group.group_name != dist.group.WORLD.group_name
-    assert group._device_types == [cpu] and group._get_backend(cpu) is group
+    assert cpu in group._device_types and group._get_backend(cpu) is group
+    assert group._get_backend(torch.device("cuda")) is group
     assert dist.distributed_c10d._resolve_process_group(group.group_name) is group
     try:
-        group._get_backend(torch.device("cuda"))
+        group._get_backend(torch.device("xpu"))
     except RuntimeError as error:
-        assert "expected tensors on the CPU" in str(error), error
+        assert "expected a device of cpu or cuda" in str(error), error
     else:
-        raise AssertionError("there is a backend for cuda")
+        raise AssertionError("there is a backend for xpu")
     own, gathered = torch.full((2,), float(rank)), torch.zeros(2 * world)
     group.all_gather_single(gathered, own).wait()
     _expect_equal(gathered, torch.arange(float(world)).repeat_interleave(2), "all_gather_single")
@@ -252,6 +254,13 @@ def _results_are_freed(rank, world):
     dist.barrier(group=group)
     gc.collect()
     assert not any(reference() is not None for reference in alive), alive
+    reductions = [torch.ones(2) for _ in range(3)]
+    alive = [weakref.ref(data) for data in reductions]
+    while reductions:  # as DDP without a hook does
+        dist.all_reduce(reductions.pop(), group=group, async_op=True).get_future().wait()
+    dist.barrier(group=group)
+    gc.collect()
+    assert not any(reference() is not None for reference in alive), alive
     kept = torch.ones(2)
     work = dist.all_reduce(kept, group=group, async_op=True)
     work.wait()
@@ -269,11 +278,18 @@ def _as_default_with(backend, rank, world, path):
 def _mixed_backends(rank, world, path):
     """Beside another device's backend: both work, or an error says that they cannot."""
     try:  # in this order, so that no rank still connects to another one over gloo
-        _as_default_with("cuda:weir,cpu:gloo", rank, world, path + "a")
+        _as_default_with("xpu:weir,cpu:gloo", rank, world, path + "a")
     except ValueError as error:
-        assert "expected cpu:weir, found cuda:weir" in str(error), error
+        assert "expected cpu:weir or cuda:weir, found xpu:weir" in str(error), error
     else:
-        raise AssertionError("weir was taken for cuda")
+        raise AssertionError("weir was taken for xpu")
+    try:
+        _as_default_with("cuda:weir,cpu:gloo", rank, world, path + "c")
+    except ValueError as error:
+        assert not versions.has_python_backends() and "loses cpu:gloo" in str(error), error
+    else:
+        assert dist.group.WORLD._get_backend(torch.device("cuda")).name() == "weir"
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).name() == "gloo"
     try:
         _as_default_with("cpu:weir,cuda:gloo", rank, world, path + "b")
     except ValueError as error:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a function as several ranks in forked processes, with a deadline for all of them."""
 import datetime
 import multiprocessing

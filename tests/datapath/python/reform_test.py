@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs that lose a rank to SIGKILL in the middle of training and go on: with fewer ranks, or with a
 replacement."""
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hook's state, restored into a new model, continues as the saved one would have."""
 import tempfile
 import unittest

@@ -1,9 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
 """`weir run` with two ranks on loopback: a decision, a crash of the job, SIGINT, several nodes."""
 import contextlib
 import io
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,8 +14,12 @@ import tempfile
 import textwrap
 import time
 import unittest
+import urllib.error
+import urllib.request
+from unittest import mock
 
 import torch.distributed as dist
+import weir.interfaces
 import weir.run
 
 from addresses_test import Network, can_make_namespaces
@@ -105,9 +111,9 @@ class RunTest(unittest.TestCase):
         return self.start_command([sys.executable, *launcher, str(self.script), *arguments], flags,
                                   environment)
 
-    def start_command(self, command, flags=(), environment=None):
+    def start_command(self, command, flags=(), environment=None, before=()):
         child = subprocess.Popen(
-            [sys.executable, "-m", "weir", "run", *flags, "--", *command], text=True,
+            [*before, sys.executable, "-m", "weir", "run", *flags, "--", *command], text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})})
         self.addCleanup(self.end, child)
@@ -141,8 +147,11 @@ class RunTest(unittest.TestCase):
         self.assertRegex(output, r"job training: [1-9]\d* steps on 2 ranks; [1-9]\d* decisions")
         self.assertRegex(output, r"step \d+: .* -> .+ \(\w+; active\)")
         self.assertRegex(output, r"saved -?[\d.]+ s against dense as predicted, over [\d.]+ s")
-        self.assertTrue((state / "controller.db").exists())
         self.assertFalse((state / "agent.sock").exists())
+        self.assertEqual(state.stat().st_mode & 0o777, 0o700)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in state.iterdir() if path.is_file()}
+        self.assertEqual(set(modes.values()), {0o600}, modes)
+        self.assertIn("controller.db", modes)
 
     def test_status_is_that_of_a_crashed_job(self):
         status, output = self.finish(self.start("2", "7"))
@@ -156,9 +165,7 @@ class RunTest(unittest.TestCase):
 
     def test_sigint_leaves_no_process(self):
         child = self.start("100000000", flags=["--auto"])
-        for line in child.stdout:
-            if line.startswith("stepping"):
-                break
+        self.lines_until(child, "stepping")
         began = descendants(child.pid)
         self.assertGreaterEqual(len(began), 5)  # controller, agent, torchrun and two ranks
         child.send_signal(signal.SIGINT)
@@ -169,11 +176,110 @@ class RunTest(unittest.TestCase):
             time.sleep(0.05)
         self.assertEqual([pid for pid in began if is_alive(pid)], [])
 
+    def lines_until(self, child, word):
+        """The lines that `child` prints, up to one that begins with `word`."""
+        lines = []
+        for line in child.stdout:
+            lines.append(line)
+            if line.startswith(word):
+                return "".join(lines)
+        raise AssertionError(f"no '{word}': {lines}")
+
+    def test_every_signal_that_ends_programs_cleans_up(self):
+        for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+            with self.subTest(number), tempfile.TemporaryDirectory(dir=self.directory) as temporary:
+                child = self.start_command(["sh", "-c", "echo up; sleep 100"],
+                                           environment={"TMPDIR": temporary})
+                self.lines_until(child, "up")
+                began = descendants(child.pid)
+                self.assertGreaterEqual(len(began), 3)
+                child.send_signal(number)
+                status, output = self.finish(child)
+                self.assertEqual(status, 128 + number, output)
+                self.assertEqual([pid for pid in began if is_alive(pid)], [])
+                self.assertEqual(os.listdir(temporary), [])
+
+    def test_sighup_that_nohup_ignores_is_ignored(self):
+        child = self.start_command(["sh", "-c", "echo up; sleep 1; exit 4"], before=["nohup"])
+        self.lines_until(child, "up")
+        child.send_signal(signal.SIGHUP)
+        status, output = self.finish(child)
+        self.assertEqual(status, 4, output)
+
+    def test_what_the_command_leaves_in_its_process_group_is_ended(self):
+        status, output = self.finish(self.start_command(
+            ["sh", "-c", "trap '' TERM; sleep 100 & echo deaf $!; trap - TERM; sleep 100 & echo left $!; exit 3"]))
+        self.assertEqual(status, 3, output)
+        left = [int(pid) for pid in re.findall(r"(?:deaf|left) (\d+)", output)]
+        self.assertEqual([len(left), *filter(is_alive, left)], [2])
+
+    def test_orphans_that_end_are_waited_for(self):
+        child = self.start_command(["sh", "-c", "for i in 1 2 3; do sh -c 'sleep 0.1 &'; done; sleep 1.5; "
+                                                "echo up; sleep 100"])
+        self.lines_until(child, "up")
+        self.assertEqual([pid for pid in descendants(child.pid) if not is_alive(pid)], [])
+
+    def test_directories_that_others_can_change_are_refused(self):
+        link, other, own = (self.directory / name for name in ("link", "other", "own"))
+        own.mkdir()
+        link.symlink_to(own)
+        self.assertEqual(weir.run.private_directory(own), own)
+        own.chmod(0o777)
+        other.mkdir()
+        refused = [(link, "it is a link"), (own, "others can write to it .mode 0777."),
+                   (self.script, "file exists"), (self.directory / ("long" * 30), "longer than 107 bytes")]
+        if os.geteuid() == 0:
+            os.chown(other, 65534, 65534)
+            refused.append((other, "belongs to user 65534"))
+        for path, why in refused:
+            with self.assertRaisesRegex(weir.run.RunError, f"{path}: .*{why}"):
+                weir.run.private_directory(path)
+        status, output = self.finish(self.start_command(["true"], ["--directory", str(link)]))
+        self.assertEqual((status, os.listdir(own)), (1, []), output)
+
+    def test_other_users_of_the_host_reach_neither_grpc_nor_the_page(self):
+        state = self.directory / "state"
+        child = self.start_command(["sh", "-c", "echo up; sleep 100"], ["--directory", str(state)])
+        said = self.lines_until(child, "up")
+        self.assertIn(f"controller unix:{state}/controller.sock", said)
+        request = urllib.request.Request(re.search(r"page (\S+) ", said)[1] + "/v1/jobs")
+        with self.assertRaises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=10)
+        self.assertEqual(refused.exception.code, 401)
+        refused.exception.close()
+        request.add_header("Authorization", f"Bearer {(state / 'token').read_text(encoding='ascii').strip()}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            self.assertEqual(answer.status, 200)
+
+    def test_controller_that_does_not_answer_is_named_within_the_start_time(self):
+        nowhere = f"127.0.0.1:{free_port()}"
+        options = weir.run.parser().parse_args(["--controller", nowhere])
+        with mock.patch("weir.run.START_S", 0.5), mock.patch("weir.run._say") as say:
+            weir.run.ControlPlane(self.directory, options).watch_for_controller()
+            deadline = time.monotonic() + DEADLINE_S
+            while not say.called and time.monotonic() < deadline:
+                time.sleep(0.01)
+        self.assertRegex(say.call_args[0][0],
+                         f"no controller at {nowhere} .*within 0.5 s: connection refused.*This node has ")
+
+    def test_rendezvous_is_here_or_elsewhere(self):
+        own = {"own": ["10.0.0.1"], "debian": ["127.0.1.1"], "other": ["10.0.0.2"], "10.0.0.1": ["10.0.0.1"],
+               "10.0.0.2": ["10.0.0.2"], "127.0.0.2": ["127.0.0.2"], "::1": ["::1"],
+               "localhost": ["::1", "127.0.0.1"]}
+        wildcard = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        with mock.patch("weir.interfaces.resolve", lambda host: own.get(host, [])), mock.patch(
+                "weir.interfaces.addresses",
+                return_value=[weir.interfaces.Address("10.0.0.1", "eth0", False, False)]):
+            for host, here in (("own", "own"), ("debian", wildcard), ("other", None), ("10.0.0.1", "10.0.0.1"),
+                               ("10.0.0.2", None), ("127.0.0.2", "127.0.0.2"), ("::1", "::1"),
+                               ("localhost", "localhost")):
+                self.assertEqual(weir.run.rendezvous_here(host), here, host)
+            with self.assertRaisesRegex(weir.run.RunError, "cannot resolve 'typo'"):
+                weir.run.rendezvous_here("typo")
+
     def test_command_that_ignores_signals_is_killed(self):
         child = self.start_command(["sh", "-c", "trap '' INT TERM; echo deaf; while :; do sleep 1; done"])
-        for line in child.stdout:
-            if line.startswith("deaf"):
-                break
+        self.lines_until(child, "deaf")
         began = descendants(child.pid)
         child.send_signal(signal.SIGTERM)
         time.sleep(0.5)  # so that both arrive
@@ -187,13 +293,29 @@ class RunTest(unittest.TestCase):
         first = self.start_command(["sh", "-c", "echo up; sleep 40"],
                                    ["--rendezvous", rendezvous, "--directory",
                                     str(self.directory / "first")])
-        for line in first.stdout:
-            if line.startswith("up"):
-                break
+        self.lines_until(first, "up")
         second = self.start("300", flags=["--auto", "--controller", rendezvous])
         status, output = self.finish(second)
         self.assertEqual(status, 0, output)
         self.assertRegex(output, r"job training: \d+ steps on 2 ranks")
+
+    @unittest.skipUnless(can_make_namespaces() and shutil.which("mount"), "needs ip, mount and root")
+    def test_rendezvous_by_a_name_that_its_own_host_maps_to_127_0_1_1(self):
+        weirctl = f"{weir.run.find_program('weirctl')} --controller head:7700 get nodes"
+        wait = f"until [ $({weirctl} 2>&1 | grep -c connected) = 2 ]; do sleep 0.2; done; {weirctl}; sleep 3"
+        children = []
+        with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
+            for name, head in zip(network.names, ("127.0.1.1", "10.77.0.1")):
+                hosts = self.directory / head
+                hosts.write_text(f"127.0.0.1 localhost\n{head} head\n", encoding="ascii")
+                children.append(self.start_command(
+                    ["timeout", "20", "sh", "-c", wait], ["--insecure", "--rendezvous", "head:7700"],
+                    before=["ip", "netns", "exec", name, "unshare", "-m", "sh", "-c",
+                            f"mount --bind {hosts} /etc/hosts && exec \"$@\"", "sh"]))
+            for status, output in map(self.finish, children):
+                self.assertEqual(status, 0, output)
+                for address in ("10.77.0.1", "10.77.0.2"):
+                    self.assertRegex(output, rf"{address} +connected")
 
     @unittest.skipUnless(can_make_namespaces(), "needs ip and the right to make network namespaces")
     def test_two_nodes_meet_at_the_controller_of_the_first(self):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's own distributed test cases over the process group "weir", as its repository runs them.
 
 torch_suite.py [CASE...]: the given ones, or all of collectives, messages and DDP whose names have

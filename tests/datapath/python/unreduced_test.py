@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that no hook was called for are noticed; those that are meant to stay local are not."""
 import copy
 import importlib.util

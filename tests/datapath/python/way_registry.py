@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The registry of ways to wrap a model, and what a way gets when it runs. `ways.py` runs them.
 
 A way is a function of a Run. It trains or exchanges something and returns tensors, which must be

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways to wrap a model for training on several ranks: do they work with Weir, and equally?
 
     ways.py [--only WORDS] [--json FILE]      runs them; exit code 1 if any fails

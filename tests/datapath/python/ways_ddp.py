@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to wrap a model in DistributedDataParallel."""
 import torch
 import torch.distributed as dist

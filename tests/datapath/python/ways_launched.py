@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways that start their ranks with PyTorch's own launcher."""
 import os
 import subprocess

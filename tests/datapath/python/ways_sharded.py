@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways to wrap a model whose parameters, layers or batches are spread over a mesh of ranks."""
 import inspect
 import os

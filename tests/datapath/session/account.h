@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Accounts for a job of sessions: the gradients that went in, the sums that came out, and the
 // residuals.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deadlines follow the measured times, which the test invents.
 
 #include "datapath/session/adaptive_deadline.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The block densities that ranks report of their gradients and sums.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // State that a session keeps between steps survives checkpoints and changes of scale, codec and
 // ratio.
 

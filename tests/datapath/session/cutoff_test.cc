@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A job whose aggregator does not wait for stragglers. A relay delays one rank's packets.
 
 #include <netinet/in.h>

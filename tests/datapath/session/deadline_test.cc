@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Deadlines of a session's operations follow the times of operations and steps.
 
 #include <atomic>

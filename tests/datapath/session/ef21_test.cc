@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codecs under EF21 in a session: estimates on all ranks, and what a switch, a skipped step and a
 // checkpoint do to the memory.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A rank closes its session from another thread at any moment of a step of many buckets. All ranks
 // end that step with an error that names it and continue in another mesh. In the end sums and
 // residuals are the same as without the interruption.

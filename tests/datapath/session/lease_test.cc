@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Leases: the plan to which a job switches when no rank hears from the controller. The tests run
 // message by message first and then with whole sessions.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codecs that work on matrices, in whole sessions: real shapes, the compressed path, and the same
 // numbers that the codec gives outside of a session.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Random whole jobs: buckets of every codec and collective in one step, callers that pause, ranks
 // with different numbers of encode threads, nodes of unequal sizes, plans that change between
 // steps, NaN on one rank. The order in which parts move must not matter: all ranks deliver the same

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Codecs with internal momentum in a session: the effect of a skipped step and of a checkpoint.
 
 #include <gtest/gtest.h>

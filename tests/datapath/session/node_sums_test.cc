@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of nodes that are encoded once, in whole sessions: nothing is lost, all ranks have the same
 // bits, and residuals survive changes of the choice and checkpoints.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sessions whose plan sends their gradients through a real aggregator on loopback.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The small parts of the session: 16-bit conversion, gathered payloads, bucket keys, guilty ranks.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Several encode threads: operations overlap there, move in order, and give the same bits.
 
 #include "datapath/session/pipeline.h"
@@ -5,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <thread>
@@ -16,6 +18,7 @@ namespace {
 
 using testing::RandomGradients;
 using testing::SessionWorld;
+using testing::SumOver;
 using testing::UniformPlan;
 
 constexpr Duration kLong = std::chrono::seconds(20);
@@ -327,6 +330,31 @@ TEST(PipelineTest, ThreeWorkersComeToTheBitsOfOne) {
   for (const Choice& choice : choices) {
     SCOPED_TRACE(StrCat(choice.codec, " ", choice.collective));
     EXPECT_EQ(Deliver(1, choice), Deliver(3, choice));
+  }
+}
+
+TEST(PipelineTest, HalfPrecisionDeliversGradientsOfAnyScale) {
+  // As under loss scaling: 10^7 times and 10^-7 times gradients of a usual magnitude.
+  SessionWorld job({.world = 4});
+  job.Up();
+  const uint64_t key = job.Define({{"p", 5000}});
+  job.Switch(UniformPlan(1, {.codec = "fp16", .collective = "ring"}), key, 5000);
+  for (const float scale : {1e7f, 1e-7f}) {
+    auto data = RandomGradients(4, 5000, 7);
+    for (auto& gradient : data) {
+      for (float& value : gradient) value *= scale;
+    }
+    const std::vector<double> expected = SumOver(data);
+    job.Begin();
+    job.AllReduce(key, data);
+    EXPECT_FALSE(job.End());
+    double error = 0, energy = 0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      error += std::pow(data[0][i] - expected[i], 2);
+      energy += std::pow(expected[i], 2);
+    }
+    EXPECT_LT(error / energy, 1e-6) << scale;
+    for (const auto& gradient : data) EXPECT_EQ(gradient, data[0]);
   }
 }
 

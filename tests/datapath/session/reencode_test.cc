@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums that are encoded again on their way, in whole sessions: the two residuals together lose
 // nothing, all ranks have the same bits, training converges, and state follows its parameters.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jobs whose mesh fails and that continue in another one, with fewer ranks or a replacement.
 
 #include <gmock/gmock.h>

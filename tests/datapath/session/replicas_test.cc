@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Replicas that differ are detected, named on every rank, and end the job.
 
 #include "datapath/session/replicas.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sessions of one job over loopback: sums, residual bookkeeping, non-finite gradients,
 // redefinition, checkpoints and dead ranks.
 
@@ -14,6 +15,7 @@
 namespace weir {
 namespace {
 
+using testing::CompatibleChoices;
 using testing::RandomGradients;
 using testing::RunRanks;
 using testing::SessionWorld;
@@ -32,22 +34,6 @@ std::vector<float> ResidualOf(SessionWorld& world, int rank,
   EXPECT_TRUE(imported.ok()) << ToString(imported);
   EXPECT_TRUE(store.Flush(1, residual).ok());
   return residual;
-}
-
-std::vector<Choice> CompatibleChoices(int world) {
-  std::vector<Choice> choices;
-  for (const Codec* codec : Codecs().All()) {
-    for (const Collective* collective : Collectives().All()) {
-      Choice choice;
-      choice.codec = codec->Traits().name;
-      choice.collective = collective->Traits().name;
-      choice.ratio = codec->Traits().uses_ratio ? 0.1 : 1;
-      PlanLimits limits;
-      limits.world = world;
-      if (ValidatePlan(UniformPlan(1, choice), limits).ok()) choices.push_back(choice);
-    }
-  }
-  return choices;
 }
 
 // Compares the gradients of several steps with the outputs plus the residuals.
@@ -190,42 +176,6 @@ TEST(SessionTest, HalfOverflowOfTheSumIsASkippedStep) {
   job.AllReduce(key, data);
   EXPECT_TRUE(job.End());
   EXPECT_EQ(data[0][0] & 0x7C00, 0x7C00);
-}
-
-void CheckNonFinite(const Choice& choice, float poison) {
-  SCOPED_TRACE(StrCat(choice.codec, " ", choice.collective, " ", poison));
-  SessionWorld job({.world = 3, .transport = "inproc"});
-  job.Up();
-  const uint64_t key = job.Define({{"a", 500}});
-  const uint64_t other = job.Define({{"b", 300}});
-  job.Switch(UniformPlan(2, choice), key, 500);
-  const auto step = [&](bool poisoned) {
-    auto a = RandomGradients(3, 500, 1), b = RandomGradients(3, 300, 2);
-    if (poisoned) a[1][77] = poison;
-    job.Begin();
-    job.AllReduce(key, a);
-    job.AllReduce(other, b);
-    EXPECT_EQ(job.End(), poisoned);
-    for (int rank = 0; rank < 3; ++rank) {
-      EXPECT_EQ(std::isnan(a[rank][0]) && std::isnan(a[rank][499]), poisoned);
-      for (const float value : b[rank]) ASSERT_TRUE(std::isfinite(value));
-    }
-  };
-  step(false);
-  std::vector<std::vector<std::byte>> before;
-  for (int rank = 0; rank < 3; ++rank) before.push_back(job.ExportResiduals(rank));
-  step(true);
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(job.ExportResiduals(rank), before[rank]);
-  step(false);
-  EXPECT_EQ(job.sessions[2]->Stats().steps_skipped, 1u);
-  EXPECT_EQ(job.ports[2]->All<RankEvent>().size(), 1u);
-}
-
-TEST(SessionTest, OneRanksNonFiniteGradientSkipsTheStepOnAllRanks) {
-  for (const Choice& choice : CompatibleChoices(3)) {
-    CheckNonFinite(choice, std::numeric_limits<float>::quiet_NaN());
-    CheckNonFinite(choice, -std::numeric_limits<float>::infinity());
-  }
 }
 
 TEST(SessionTest, AllZeroGradientsUnderEveryChoiceStayZeroAndCarryTheSwitch) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A whole job of sessions in one process. The pipeline threads of every session do the work, so one
 // test thread can drive all ranks: begin and submit return at once, and only the ends wait.
@@ -230,6 +231,23 @@ inline Plan UniformPlan(uint64_t version, const Choice& choice) {
   plan.version = version;
   plan.fallback = choice;
   return plan;
+}
+
+/// Every codec of this build over every collective that can carry it.
+inline std::vector<Choice> CompatibleChoices(int world) {
+  std::vector<Choice> choices;
+  for (const Codec* codec : Codecs().All()) {
+    for (const Collective* collective : Collectives().All()) {
+      Choice choice;
+      choice.codec = codec->Traits().name;
+      choice.collective = collective->Traits().name;
+      choice.ratio = codec->Traits().uses_ratio ? 0.1 : 1;
+      PlanLimits limits;
+      limits.world = world;
+      if (ValidatePlan(UniformPlan(1, choice), limits).ok()) choices.push_back(choice);
+    }
+  }
+  return choices;
 }
 
 }  // namespace weir::testing

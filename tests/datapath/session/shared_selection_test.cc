@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selections that several ranks share, in whole sessions.
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Shared by the tests of all transports: the list of transports, how to connect them, and waits
 // that must succeed or fail.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Connecting, for every transport that crosses processes: late starters, strangers, failures while
 // connecting, and processes that are killed.
 

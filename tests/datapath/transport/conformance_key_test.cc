@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that hold the job's key and ranks that hold none or another, over every transport.
 
 #include <thread>

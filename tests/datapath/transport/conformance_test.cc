@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The contract of every transport, tested with each one of the registry and the in-memory one,
 // without and with random delays.
 

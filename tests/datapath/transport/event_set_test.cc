@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The set of watched descriptors: which events it reports, when, and to which thread.
 
 #include "datapath/transport/mesh/event_set.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Faults follow their seed and hit the right peers. conformance_test.cc tests their effect on a
 // job.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The handshake's frames against their recorded bytes.
 
 #include "datapath/transport/mesh/hello.h"

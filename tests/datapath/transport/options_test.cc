@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Transports and their options as text.
 
 #include "datapath/transport/options.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A machine that has no descriptors left, for a while or for as long as ranks try to connect.
 //
 // Failures in the field, and the tests that cover them (conformance: over every transport):

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The options of the mesh's connections, as the kernel reports them.
 
 #include "datapath/transport/mesh/socket.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Waiting for the first of several messages, over every transport, without and with faults.
 
 #include <gmock/gmock.h>

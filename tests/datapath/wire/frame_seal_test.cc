@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The construction against published vectors, and that nothing but what was sealed opens.
 
 #include "datapath/wire/frame_seal.h"

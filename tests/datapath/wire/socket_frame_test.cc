@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cutting of the local socket's byte stream into JSON texts.
 
 #include "datapath/wire/socket_frame.h"

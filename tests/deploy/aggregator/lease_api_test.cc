@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the control interface takes and gives.
 #include "deploy/aggregator/lease_api.h"
 

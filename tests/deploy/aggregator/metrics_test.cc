@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The /metrics page, made of statuses that no aggregator had.
 #include "deploy/aggregator/metrics.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The real program, workers on loopback, and what an operator sees.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Man page and candidates of a small program with everything that ours use.
 
 #include "deploy/program/hidden_command.h"

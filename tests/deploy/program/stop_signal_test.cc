@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "deploy/program/stop_signal.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What people can ask and change: what-if questions, policies, tokens.
 
 import assert from "node:assert/strict";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A browser that notices what must not happen, and a controller with a simulated fleet.
 
 import assert from "node:assert/strict";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page before a real training: the address comes in WEIR_PAGE_URL, what the controller decided
 // in WEIR_PAGE_REASON. Read-only; what each view must do is in views.test.mjs.
 

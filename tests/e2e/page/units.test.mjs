@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The page's modules that need no browser.
 
 import assert from "node:assert/strict";

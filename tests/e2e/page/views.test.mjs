@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every view in both colour schemes, what changes under it, and a way through it all by keyboard.
 
 import assert from "node:assert/strict";

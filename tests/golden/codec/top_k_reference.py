@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Writes top_k_reference.csv: ratio, k-th largest magnitude, gain of exact selection, by NumPy."""
 
 import pathlib

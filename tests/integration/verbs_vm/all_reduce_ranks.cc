@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Whole sessions with a job key in processes of their own: every rank averages a gradient with the
 // others through libweir's C interface over a transport of choice, checks every element, and prints
 // the time.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Runs in the guest, inside the host's read-only root: two soft-RoCE devices that reach each other
 # over a veth pair, then the tests of WEIR_BUILD on them. Each part ends with a line that
 # verbs_vm.py reads.

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Runs the verbs transport on real RDMA verbs, in a virtual machine with soft-RoCE devices.
 
 Usage: verbs_vm.py --build BUILD [--work DIR] [--seconds 400] [--script FILE]

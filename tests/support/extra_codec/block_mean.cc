@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A codec as a newcomer would add one: this file and one line in builtin_codecs.def. Sends the mean
 // of every 64 elements as float32 lanes; the residual keeps the rest. Payload: ceil(n / 64)
 // float32.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // An exchange form that the library does not have, and a collective that serves it: every rank gets
 // the float32 elements of all and adds them in double precision, in rank order.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the same datagrams through a switch program and through the aggregator in software, and compares.
 
 A worker's address is 1000 plus its number on both sides. On the switch, worker w is host 10.1.0.(w + 1) at port

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates v1model programs, as syntax.py reads them, to Python functions, with the types checked on the way.
 
 Arithmetic on bit<W> is modulo 2^W, conversions happen only where they are written, and a name that is not

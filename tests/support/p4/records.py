@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Headers, structs and externs of a running program.
 
 What P4 leaves undefined is made random here, so that a program which relies on it gives random answers: fields

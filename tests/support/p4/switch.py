@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A v1model switch that runs a translated program: frames in at a port, frames out at ports.
 
 As BMv2's simple_switch does it: a multicast group set in ingress comes before everything else, egress_spec 511

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads P4_16, as much of it as the programs in p4/ use, into trees.
 
 Our own reading of the language specification (version 1.2), not a compiler: it accepts less than p4c does, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Tofino switch, as far as p4/tna needs one: the part of TNA that has to do with what a program computes. Nothing
 here knows of stages, of the width of a stateful ALU, or of how many fields fit a packet's header vector: only a
 compiler for Tofino can say whether a program fits.

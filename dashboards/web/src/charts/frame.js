@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What every chart has: a figure with title and legend, an SVG that a keyboard can reach, a line
 // that says what the cursor points at, and the same figures as a table. Colours come from the style
 // sheet by class.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every candidate by predicted step time and gain, the front of those that none beats in both, what
 // runs, what dense would be, and what the policy rules out.
 

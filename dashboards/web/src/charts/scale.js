@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Axes: from values to places and to round numbers. Pure functions.
 
 // From [low, high] to [from, to]; `log` by powers of ten. Values outside are not clipped.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values over steps: lines, stepped lines, or areas on top of each other; with numbered marks.
 
 import {s} from "../dom.js";

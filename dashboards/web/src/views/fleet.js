@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nodes, what the network between them is like, and what happened lately.
 
 import {card, h, show, table} from "../dom.js";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One job: is it faster than dense and by how much, what was chosen and why, how it went, what
 // failed.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The charts of a job. Each is described as data: a new one is an entry here and a place in job.js.
 
 import {SeriesChart} from "../charts/series.js";

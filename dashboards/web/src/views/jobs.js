@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All jobs, a line each: is it faster than dense, what runs, is anything wrong.
 
 import {card, h, show, table} from "../dom.js";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Policies in force, and an editor: check, see what would change, apply. Applying needs the role
 // admin; the controller decides that, the page only says so beforehand.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // "What would Weir choose?": a model and a network that need not exist.
 
 import {candidateTable, denseOf} from "../candidates.js";

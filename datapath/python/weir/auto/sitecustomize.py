@@ -1,36 +1,136 @@
-"""What `weir run --auto` puts first on PYTHONPATH: attaches Weir to every DistributedDataParallel model.
+# SPDX-License-Identifier: Apache-2.0
+"""What `weir run --auto` puts first on PYTHONPATH: attaches Weir to every wrapped model that is trained.
 
-Python imports this module at its start. It waits for the module of DistributedDataParallel to be
-imported, and then lets the constructor call weir.attach(). A sitecustomize further along the path,
+Python imports this module at its start. It waits for the modules that define the wrappers to be imported, and
+lets these wrappers call weir.attach() at the first forward pass of training. By then the outermost of several
+nested wrappers is known, and whether the script has registered a hook of its own: such a model is left
+alone, and so is one that Weir cannot take, which rank 0 says once. A sitecustomize further along the path,
 which this one hides, runs as well.
 """
 import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import sys
+import weakref
 
-_MODULE, _CLASS = "torch.nn.parallel.distributed", "DistributedDataParallel"
+_waiting: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()  # wrapped models that were not trained yet
+_with_own_hook: "weakref.WeakSet" = weakref.WeakSet()
 
 
-def _attach_after(wrapper):
+class _Waiting:
+    """Waits for the first forward pass of training of one model, or of a model around it."""
+
+    def __init__(self, model):
+        from weir.steps import ModuleHook
+        register = model.register_forward_pre_hook
+        # FSDP2 replaces the parameters in a hook of its own.
+        first = {"prepend": True} if "prepend" in inspect.signature(register).parameters else {}
+        self.handle = register(ModuleHook(self.before_forward), **first)
+
+    def before_forward(self, model, unused_inputs):
+        import torch
+        if model.training and torch.is_grad_enabled():
+            compiler = sys.modules.get("torch._dynamo")
+            (compiler.disable(_attach) if compiler else _attach)(model)
+
+
+def _stop_waiting(model):
+    for part in model.modules():
+        waiting = _waiting.pop(part, None)
+        if waiting is not None:
+            waiting.handle.remove()
+
+
+def _unsuitable(model):
+    """Why Weir cannot take the gradients of this model, or None."""
+    from weir.steps import DTYPES
+    if any(part in _with_own_hook for part in model.modules()):
+        return "the script has registered a hook"
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in DTYPES:
+            return f"'{name}' is of {parameter.dtype}"
+    if any(getattr(part, "sparse", False) is True for part in model.modules()):
+        return "it has sparse gradients"
+    return None
+
+
+def _attach(model):
+    import torch.distributed as dist
+    import weir
+    from weir import ddp, fsdp
+    _stop_waiting(model)
+    why = _unsuitable(model)
+    if why is None:
+        try:
+            weir.attach(model).before_forward(model, ())
+            return
+        except fsdp.Unsuitable as error:
+            why = error.message
+    if dist.get_rank() == 0:
+        ddp.say_once(why, f"--auto leaves a model in {type(model).__name__} to PyTorch: {why}")
+
+
+def _follow_hooks(wrapper, *names):
+    """Notes which models get a hook that is not Weir's."""
+    def follow(register):
+        @functools.wraps(register)
+        def registering(self, *arguments, **options):
+            if sys._getframe(1).f_globals.get("__name__", "").startswith("weir."):
+                _stop_waiting(self)  # the script has called weir.attach()
+            else:
+                _with_own_hook.add(self)
+            return register(self, *arguments, **options)
+        return registering
+    for name in filter(functools.partial(hasattr, wrapper), names):
+        setattr(wrapper, name, follow(getattr(wrapper, name)))
+
+
+def _follow_class(wrapper):
     construct = wrapper.__init__
 
+    @functools.wraps(construct)
     def __init__(self, *arguments, **options):
         construct(self, *arguments, **options)
-        if type(self) is wrapper:  # a subclass may not be complete yet
-            import weir
-            weir.attach(self)
+        _waiting[self] = _Waiting(self)
 
-    wrapper.__init__ = functools.wraps(construct)(__init__)
+    wrapper.__init__ = __init__
+    _follow_hooks(wrapper, "register_comm_hook", "_register_builtin_comm_hook")
+
+
+def _follow_ddp(module):
+    _follow_class(module.DistributedDataParallel)
+
+
+def _follow_fsdp1(module):
+    _follow_class(module.FullyShardedDataParallel)
+
+
+def _follow_fsdp2(module):
+    shard = module.fully_shard
+
+    @functools.wraps(shard)
+    def fully_shard(wrapped, *arguments, **options):
+        result = shard(wrapped, *arguments, **options)
+        for model in wrapped if isinstance(wrapped, (list, tuple)) else [wrapped]:
+            _waiting[model] = _Waiting(model)
+        return result
+
+    module.fully_shard = fully_shard
+    _follow_hooks(module.FSDPModule, "set_all_reduce_hook", "set_custom_reduce_scatter")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the module be found as always, and adds a step to its execution."""
+    """Lets modules be found as always, and adds a step to the execution of those of the wrappers."""
+
+    _steps = {"torch.nn.parallel.distributed": _follow_ddp,
+              "torch.distributed.fsdp.fully_sharded_data_parallel": _follow_fsdp1,
+              "torch.distributed.fsdp._fully_shard._fully_shard": _follow_fsdp2}
 
     def find_spec(self, name, path=None, target=None):
-        if name != _MODULE:
+        if name not in self._steps:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
@@ -38,10 +138,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module):
-            if self in sys.meta_path:  # not in find_spec, which may be called without importing anything
-                sys.meta_path.remove(self)
             execute(module)
-            _attach_after(getattr(module, _CLASS))
+            self._steps[name](module)
 
         setattr(spec.loader, "exec_module", exec_module)
         return spec

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The auto transport: shared memory between ranks of one node, TCP between the others, in one mesh.
 // The choice is made per pair while connecting and both ends agree on it (builtin/shm/attach.h).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/transport/builtin/shm/attach.h"
 
 #include <poll.h>

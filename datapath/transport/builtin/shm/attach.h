@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Moves pairs of ranks from their TCP connection to shared memory. Ranks do not trust the claim
 // that they are on one node, they try it: the higher rank of a pair connects to the lower one's

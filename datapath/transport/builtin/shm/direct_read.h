@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Direct reads: pieces of a ring's stream that stay in the writer's memory. The writer exports such
 // a piece, and the reader imports it, by copying straight from the writer's memory. Both ends keep

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The memory of a neighbour's process, read through the kernel (process_vm_readv): one copy where a
 // ring needs two. Yama's ptrace_scope, seccomp filters or a process that may not be dumped can

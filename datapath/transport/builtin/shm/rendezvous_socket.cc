@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/transport/builtin/shm/rendezvous_socket.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The Unix sockets over which ranks of one node agree to share memory. They are in the abstract
 // namespace, so that no file can stay behind. They carry descriptors and tell the peer's process

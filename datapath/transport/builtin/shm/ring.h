@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A ring of bytes in memory that two processes map: one writes, one reads, and neither waits. Long
 // pieces of the stream do not pass through the ring: the writer exports them, and the reader copies

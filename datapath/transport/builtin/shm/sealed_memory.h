@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Memory that processes share: a memfd. It has no name and so leaves nothing behind, however its
 // processes end, and its size is sealed, so that no process can shrink it under those that map it.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The memory that two ranks share: a page of control words and one ring each way.
 // Layout: proto/WIRE.md section 1, "Shared memory".

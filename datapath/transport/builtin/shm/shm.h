@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The mesh behind the transports shm and auto. Ranks connect over TCP, then every pair that can
 // moves to shared memory.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // linux/tcp.h instead of netinet/tcp.h: the C library's tcp_info ends before delivery_rate.
 #include "datapath/transport/builtin/tcp/socket_stream.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/transport/builtin/tcp/striped_stream.h"
 
 #include <poll.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tcp transport: a mesh of TCP connections, one or several per pair of ranks.
 
 #include "datapath/transport/builtin/tcp/options.h"

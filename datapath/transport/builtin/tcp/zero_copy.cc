@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/transport/builtin/tcp/zero_copy.h"
 
 #include <ctime>  // linux/errqueue.h needs it

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Sends from the caller's memory without a copy (MSG_ZEROCOPY), and the kernel's reports of when it
 // no longer reads that memory. Source: the kernel's Documentation/networking/msg_zerocopy.rst.

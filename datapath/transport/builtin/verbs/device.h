@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The RDMA device of one transport: found by the address to listen at, with everything that the
 // connections share: protection domain, completion queue and one registered pool of buffers.

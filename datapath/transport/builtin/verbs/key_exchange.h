@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How two ranks prove to each other that they hold the job's key before there is a connection. A
 // request of the connection manager carries too little for both: the dialer says hello, is rejected

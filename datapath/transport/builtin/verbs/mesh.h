@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The connections of one rank to all others, and all sources of their events: completions, the
 // connection manager and the device.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // One reliable connection: a queue pair of this transport's own device context, which follows the
 // states of a connection manager's id.

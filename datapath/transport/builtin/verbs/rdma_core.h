@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // rdma-core (librdmacm, libibverbs), opened when a verbs transport is first made. It is not linked,
 // so libweir also loads where it is not installed, and always uses the copy whose drivers fit the

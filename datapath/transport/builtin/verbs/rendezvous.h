@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Makes the full mesh: higher ranks dial lower ones, requests and answers carry hellos and, where
 // the job has a key, proofs, and refused callers are told why.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 pkg_check_modules(WEIR_RDMA QUIET librdmacm libibverbs)
 if(WEIR_RDMA_FOUND)
   # Only the headers: rdma_core.cc opens the libraries at run time.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The frame stream to one peer over messages of limited size: cuts frames into slots of registered
 // memory and joins them again, and prevents either side from sending messages for which the other

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The verbs transport: a mesh of one reliable connection per pair of ranks over RDMA.
 
 #include <sys/epoll.h>

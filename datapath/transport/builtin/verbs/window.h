@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // How much registered memory a transport gives each peer. The total is bounded.
 

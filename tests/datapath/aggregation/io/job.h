@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A job of worker threads on loopback, and tensors whose sums are exact.
 

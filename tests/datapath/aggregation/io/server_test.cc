@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Jobs of worker threads and an aggregator, over loopback.
 #include "datapath/aggregation/io/server.h"
 

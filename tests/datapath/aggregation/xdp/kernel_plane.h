@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The aggregator in the kernel behind the interface of the trace suite: every packet is a frame
 // that the kernel runs the program on, without an interface.

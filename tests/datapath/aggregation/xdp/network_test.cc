@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Workers in network namespaces of their own, each on an interface of the aggregator's: real
 // frames.
 #include <gtest/gtest.h>

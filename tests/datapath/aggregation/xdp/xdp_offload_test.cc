@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A server whose leases the kernel serves where it can, on the loopback interface of a namespace.
 #include "datapath/aggregation/xdp/xdp_offload.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One allocation of a rank fails, each allocation of a step in turn. The process survives, no rank
 // waits beyond the deadline or delivers a wrong sum, and every rank that fails names the rank that
 // lacked memory. For this purpose the program replaces operator new.

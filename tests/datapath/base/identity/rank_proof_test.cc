@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/base/identity/rank_proof.h"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lanes of powers of two and how they add.
 
 #include <gtest/gtest.h>

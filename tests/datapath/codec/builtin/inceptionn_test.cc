@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fixed-point numbers by class under an error bound.
 
 #include <gtest/gtest.h>

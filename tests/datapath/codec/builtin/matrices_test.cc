@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // power_sgd and arc_top_k against their formulas.
 
 #include "datapath/codec/matrices.h"

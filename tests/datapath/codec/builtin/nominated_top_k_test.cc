@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The union of nominations against one rank's choice, and the size of the union.
 
 #include <gtest/gtest.h>

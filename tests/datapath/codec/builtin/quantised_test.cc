@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the papers of the quantisers promise, and kernels against references written from their
 // formulas.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Where random_k's elements come from: the positions are part of what all ranks agree on.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The randomised Hadamard transform, and what the papers of DRIVE, EDEN and THC promise.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values as numbers of quantile buckets.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The codecs that find a threshold of their own: how close they come to k, what is exact about
 // them, and what they do when their threshold misses.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What top_k promises beyond the conformance suite: which elements, how many, and the traps of
 // threshold selection.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Every SIMD target of this machine must produce the bytes of the plainest one, and the number
 // formats must round as IEEE 754 says.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels of the threshold estimators on every SIMD target of this machine.
 
 #include <gtest/gtest.h>

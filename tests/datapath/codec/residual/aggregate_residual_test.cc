@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The aggregate residuals of a ResidualStore: of sums that a rank encodes for all.
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // EF21's promise: with gradients that stand still the estimate approaches their mean geometrically,
 // and no faster than the codec contracts.
 

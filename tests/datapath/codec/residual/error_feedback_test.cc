@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "datapath/codec/residual/error_feedback.h"
 
 #include <gtest/gtest.h>

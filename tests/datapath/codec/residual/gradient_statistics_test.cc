@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The histogram against exact selection: kept count within 2 %, gain within 5e-4, on seven
 // distributions.
 

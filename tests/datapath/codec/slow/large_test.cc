@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tensors of more than 2^31 bytes: one pass of every codec. What counts positions, bytes or lanes
 // in 32 bits fails here and nowhere else. Takes 7 GiB and minutes.
 

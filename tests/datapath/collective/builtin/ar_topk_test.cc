@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which rank's indices are used: STAR chooses the ranks in turn, VAR by their norms.
 
 #include <limits>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All ranks' selections are used, and a malformed one fails the operation.
 
 #include "tests/datapath/collective/harness.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of block-sparse lanes equal the dense sums in rank order bit for bit, and only blocks that
 // are not zero are sent.
 

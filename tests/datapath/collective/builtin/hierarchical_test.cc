@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-reduce by nodes: for any list of nodes all ranks get the same, correct bits, and only shards
 // are sent between nodes.
 

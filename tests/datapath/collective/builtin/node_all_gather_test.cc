@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-gather by nodes: for any list of nodes and any sizes every rank gets every payload, and each
 // payload is sent to another node only once.
 

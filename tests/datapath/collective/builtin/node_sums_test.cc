@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums of nodes that are encoded once: for any list of nodes all ranks get the same, correct sums,
 // and one rank of a node encodes each part.
 

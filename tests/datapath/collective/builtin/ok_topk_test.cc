@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Selections summed by region, compared with a model in double precision over steps in which
 // regions and thresholds change. Volume and balance must be as documented.
 

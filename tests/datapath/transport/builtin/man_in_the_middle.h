@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // An attacker on the path between two ranks, who sees every frame that the dialer sends and can
 // pass on others instead.

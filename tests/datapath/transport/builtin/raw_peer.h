@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #pragma once
 // A peer whose bytes the test controls: a blocking socket with a receive time-out.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The agreement on shared memory when the other end misbehaves. A raw peer exchanges messages with
 // one Attacher, over a socket pair in place of TCP and over the rendezvous socket.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rings and segments below the shm transport: order, bounds, wake-ups, and memory of untrusted
 // peers.
 

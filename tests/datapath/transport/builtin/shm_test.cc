@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Behaviour of the transports over shared memory only: the choice of the medium per pair, systems
 // that do not permit shared memory, killed processes, clean-up, and ranks that sleep.
 

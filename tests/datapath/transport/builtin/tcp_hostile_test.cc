@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The tcp transport with peers that send arbitrary bytes before and after the handshake.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks that hold the job's key against peers that do not, and against attackers on the path.
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Half-open connections: a host that no longer answers is distinguished from one that is alive and
 // sends nothing. A socket filter that drops all input makes a host silent.
 

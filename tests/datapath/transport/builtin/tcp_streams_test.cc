@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the bytes of a pair of ranks travel over TCP: several connections, sends without a copy,
 // pacing.
 

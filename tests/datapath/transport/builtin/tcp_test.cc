@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Features of the tcp transport only: addresses, options, TCP_INFO, resets.
 
 #include <gmock/gmock.h>

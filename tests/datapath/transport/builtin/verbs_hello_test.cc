@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The messages of ranks through RDMA's connection manager, and how much memory each peer gets. No
 // device is needed.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Strangers that use RDMA's connection manager directly, against ranks that hold the job's
 // key. Needs RDMA devices whose addresses WEIR_TEST_DEVICE_HOSTS lists
 // (tests/integration/verbs_vm).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The stream of the verbs transport without a device: two ends over queues of messages that behave
 // like a reliable connection, and ends that break the rules.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Features of the verbs transport only: devices, GIDs, locked memory, busy polling, silent hosts.
 // Needs RDMA devices whose addresses WEIR_TEST_DEVICE_HOSTS lists (tests/integration/verbs_vm).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is wrong with TLS files at the start, and that a change of any of them is seen. What servers
 // do with them: tests/deploy/certificates_test.py.
 #include "deploy/program/tls/tls_files.h"

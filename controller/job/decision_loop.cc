@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/job/decision_loop.h"
+
+#include <algorithm>
+
+#include "datapath/base/log.h"
+
+namespace weir {
+namespace {
+
+constexpr double kRetryAfterErrorS = 1;
+constexpr double kKeptRecordIntervalS = 60;
+constexpr size_t kActualSteps = 10;
+constexpr size_t kCausesMax = 8;  // of one decision; others are left out
+constexpr size_t kNoteBytesMax = 500;
+
+}  // namespace
+
+void DecisionLoop::Warn(const std::string& message) const {
+  Log(LogLevel::kWarning, "controller", StrCat("job ", job_.name, ": ", message));
+}
+
+void DecisionLoop::Recover(std::optional<JobPin> pin, std::optional<DecisionRecord> newest) {
+  pin_ = std::move(pin);
+  last_decision_ = std::move(newest);
+}
+
+void DecisionLoop::Begin() {
+  rolling_.reset();
+  active_.reset();
+  requested_.reset();
+  dense_only_until_.reset();
+  retry_at_ = TimePoint{};
+  monitor_ = PlanMonitor();
+  Settle();
+}
+
+Policy DecisionLoop::policy() const {
+  const PolicyEntry* entry = job_.host.PolicyFor(job_.name);
+  return entry == nullptr ? Policy{} : entry->policy;
+}
+
+std::string DecisionLoop::policy_name() const {
+  const PolicyEntry* entry = job_.host.PolicyFor(job_.name);
+  return entry == nullptr ? "default" : entry->name;
+}
+
+bool DecisionLoop::IsLossy(const PlanModel& choices) const {
+  return std::any_of(choices.begin(), choices.end(), [&](const ChoiceModel& choice) {
+    return !job_.observer.capabilities().IsLossless(choice.codec);
+  });
+}
+
+void DecisionLoop::Request(std::string kind, std::string note) {
+  const JobModel* model = job_.observer.model();
+  requested_ = Trigger{.kind = std::move(kind),
+                       .step = model == nullptr ? 0 : model->step(),
+                       .note = note.substr(0, kNoteBytesMax)};
+}
+
+void DecisionLoop::OnPolicyChange() {
+  if (job_.observer.model() == nullptr) return;
+  const auto policy = CurrentPolicy();
+  if (!policy.ok() || policy->record == policy_digest_ || policy_digest_.empty()) return;
+  Request("policy", StrCat("policy ", policy_name(), " changed"));
+}
+
+StatusOr<EffectivePolicy> DecisionLoop::CurrentPolicy() const {
+  PolicyOverride override_by;
+  if (pin_.has_value()) {
+    override_by.kind = PolicyOverride::Kind::kPin;
+    override_by.codec = pin_->choice.codec;
+    override_by.collective = pin_->choice.collective;
+    override_by.ratio = pin_->choice.ratio;
+    override_by.bits = pin_->choice.bits;
+  } else if (dense_only_until_.has_value()) {
+    override_by.lossless_codecs = job_.observer.capabilities().LosslessCodecs();
+    if (!override_by.lossless_codecs.empty()) override_by.kind = PolicyOverride::Kind::kDenseOnly;
+  }
+  const PolicyEntry* entry = job_.host.PolicyFor(job_.name);
+  return MakeEffectivePolicy(entry == nullptr ? "default" : entry->name,
+                             entry == nullptr ? "" : entry->source, override_by);
+}
+
+std::optional<Trigger> DecisionLoop::NextTrigger() {
+  if (dense_only_until_.has_value() && job_.host.clock().Now() >= *dense_only_until_) {
+    dense_only_until_.reset();
+    if (!requested_.has_value()) Request("periodic", "the hold after a rollback is over");
+  }
+  // The model's own changes are kept until a decision is possible, so none is lost meanwhile.
+  if (auto trigger = job_.observer.model()->TakeTrigger(job_.options.periodic_s);
+      trigger.has_value()) {
+    if (trigger->kind == "bandwidth_change" || trigger->kind == "latency_change") {
+      monitor_.ForgivePrediction();
+    }
+    if (!requested_.has_value() || requested_->kind == "periodic") {
+      requested_ = std::move(trigger);
+    } else {  // one decision answers both
+      for (const Change& change : trigger->changes) {
+        if (requested_->changes.size() < kCausesMax) requested_->changes.push_back(change);
+      }
+    }
+  }
+  return requested_;
+}
+
+// What stands against a decision now; empty: nothing.
+std::string DecisionLoop::Obstacle() {
+  const uint64_t step = job_.members.first_step();
+  if (!settled_at_step_.has_value()) settled_at_step_ = step + job_.options.settle_steps;
+  // A plan that a former controller armed activates within these steps; offering earlier could
+  // cross it.
+  if (step < *settled_at_step_) {
+    return StrCat("waiting for step ", *settled_at_step_, " after the ranks gathered");
+  }
+  const Status possible = job_.ledger.rollout()->CanOffer();
+  return possible.ok() ? job_.slots.Awaited() : Message(possible);
+}
+
+void DecisionLoop::MaybeDecide() {
+  if (!job_.members.complete() || !job_.members.begun()) return;
+  if (std::string obstacle = Obstacle(); !obstacle.empty()) {
+    obstacle_ = std::move(obstacle);
+    return;
+  }
+  if (job_.host.clock().Now() < retry_at_) return;
+  obstacle_.clear();
+  const auto trigger = NextTrigger();
+  if (trigger.has_value()) DecideFor(*trigger);
+}
+
+void DecisionLoop::DecideFor(const Trigger& trigger) {
+  JobModel& model = *job_.observer.model();
+  auto snapshot = model.MakeSnapshot(trigger.kind);
+  const auto policy = CurrentPolicy();
+  const Status inputs = snapshot.ok() ? policy.status() : snapshot.status();
+  const TimePoint now = job_.host.clock().Now();
+  if (!inputs.ok()) {
+    // Nothing is decided, so the trigger stays requested.
+    obstacle_ = Message(inputs);
+    retry_at_ = now + FromSeconds(job_.options.check_interval_s);
+    return;
+  }
+  job_.slots.Describe(dense_only_until_.has_value() && !pin_.has_value(), &*snapshot,
+                      [&](const std::string& collective, double bytes_per_s) {
+                        model.SetRateMax(collective, bytes_per_s);
+                      });
+  const TimePoint begin = RealClock().Now();
+  const auto decision = Decide(*snapshot, policy->policy);
+  job_.counters.decide_s_sum += ToSeconds(RealClock().Now() - begin);
+  if (!decision.ok()) {
+    ++job_.counters.decision_errors;
+    if (job_.counters.decision_errors % 60 == 1) Warn(Message(decision.status()));
+    obstacle_ = Message(decision.status());
+    retry_at_ = now + FromSeconds(kRetryAfterErrorS);
+    return;
+  }
+  if (AwaitsLease(*snapshot, decision->chosen.choices)) return;  // then it is decided again
+  obstacle_.clear();
+  requested_.reset();
+  policy_digest_ = policy->record;
+  Record(trigger, *snapshot, *policy, *decision);
+}
+
+bool DecisionLoop::AwaitsLease(const Snapshot& snapshot, const PlanModel& choices) {
+  if (!job_.slots.AskFor(choices, snapshot, job_.observer.capabilities(),
+                         WishOf(policy(), job_.members.world()))) {
+    return false;
+  }
+  obstacle_ = job_.slots.Awaited();
+  // Where nobody could be asked the next decision knows it.
+  if (obstacle_.empty()) {
+    retry_at_ = job_.host.clock().Now() + FromSeconds(job_.options.check_interval_s);
+  }
+  return true;
+}
+
+void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
+                          const EffectivePolicy& policy, const Decision& decision) {
+  const size_t largest = job_.observer.LargestBucket();
+  DecisionRecord record = RecordOf(decision, largest);
+  job_.observer.SetDenseStep(record.facts.dense_step_s);
+  record.job = job_.name;
+  record.step = snapshot.step;
+  record.unix_s = job_.host.clock().UnixSeconds();
+  record.trigger = trigger;
+  record.policy = policy_name();
+  record.outcome = "kept";
+  record.plan_version = job_.ledger.active_version();
+  last_front_.clear();
+  for (const auto& candidate : decision.front) last_front_.push_back(RecordOf(candidate, largest));
+  ++job_.counters.decisions[trigger.kind];
+  if (decision.switched || LacksLease(decision.chosen.choices) ||
+      job_.slots.Lacks(decision.chosen.choices, job_.ledger.active())) {
+    StartRollout(decision, &record);
+  }
+  const bool keep = IsWorthRecording(record);
+  if (keep) {
+    Keep(snapshot, policy, &record);
+  } else {
+    ++job_.counters.unchanged;
+    ++last_decision_->unchanged;
+  }
+  if (record.outcome == "offered") rolling_ = record;
+  if (!keep) return;
+  job_.host.Publish({job_.name, "", record});
+}
+
+// Most evaluations change nothing and are counted. One that offers a plan is always recorded;
+// others where somebody asked for it or it came to another end than the newest that is recorded,
+// and now and then, as a sample.
+bool DecisionLoop::IsWorthRecording(const DecisionRecord& record) const {
+  if (record.outcome == "offered" || !last_decision_.has_value()) return true;
+  if (!budget_.Allows(record.unix_s)) return false;
+  const bool noticed =
+      record.trigger.kind == "periodic" || record.trigger.kind == "bandwidth_change" ||
+      record.trigger.kind == "latency_change" || record.trigger.kind == "gain_change";
+  return !noticed || record.outcome != "kept" || GistOf(record) != GistOf(*last_decision_) ||
+         record.unix_s - last_decision_->unix_s >= kKeptRecordIntervalS;
+}
+
+void DecisionLoop::Keep(const Snapshot& snapshot, const EffectivePolicy& policy,
+                        DecisionRecord* record) {
+  // What was only counted since then is kept with the record that it did not change.
+  if (last_decision_.has_value() && last_decision_->unchanged > 0) Save(*last_decision_);
+  const auto added =
+      job_.host.journal().AddDecision(*record, SerializeSnapshot(snapshot), policy.record);
+  ++job_.counters.records;
+  budget_.Spend(record->unix_s, added.ok() ? added->bytes : 0);
+  if (added.ok()) {
+    record->id = added->id;
+  } else {
+    ++job_.counters.store_errors;
+    Warn(StrCat("decision not stored: ", Message(added.status())));
+  }
+  last_decision_ = *record;
+  last_inputs_ = DescribeInputs(snapshot, job_.observer.model()->Links());
+}
+
+void DecisionLoop::StartRollout(const Decision& decision, DecisionRecord* record) {
+  const PlanModel& choices = decision.chosen.choices;
+  const size_t largest = job_.observer.LargestBucket();
+  const ChoiceModel fallback =
+      largest < decision.dense.choices.size() ? decision.dense.choices[largest] : ChoiceModel{};
+  JobPlan plan = MakePlan(job_.name, job_.ledger.NextVersion(), job_.observer.buckets(), choices,
+                          decision.chosen.layout, fallback);
+  job_.slots.AddTo(choices, &plan);
+  const JobPlan* active = job_.ledger.active();
+  if (active != nullptr && active->digest == plan.digest && !LacksLease(choices)) {
+    record->switched = false;
+    return;
+  }
+  const bool leased = policy().lease_s > 0 && IsLossy(choices);
+  const PlanModel before =
+      active == nullptr ? PlanModel() : ChoicesFor(*active, job_.observer.buckets());
+  const Status offered = job_.ledger.Offer(plan, leased ? std::optional(fallback) : std::nullopt);
+  if (!offered.ok()) {
+    record->switched = false;
+    record->outcome = "withdrawn";
+    return;
+  }
+  FillChanges(job_.observer.buckets(), before, choices, record);
+  record->plan_version = plan.version;
+  record->outcome = "offered";
+  record->plan = Redacted(std::move(plan));
+}
+
+// The policy came to want a lease after the active plan was offered, or another controller offered
+// it.
+bool DecisionLoop::LacksLease(const PlanModel& choices) const {
+  const uint64_t version = job_.ledger.active_version();
+  if (policy().lease_s <= 0 || version == 0 || job_.ledger.HasLease(version)) return false;
+  return IsLossy(choices);
+}
+
+void DecisionLoop::OnPlanLog(const PlanLogEntry& entry) {
+  switch (entry.kind) {
+    case PlanLogEntry::Kind::kOffered:
+    case PlanLogEntry::Kind::kArmed:
+      break;
+    case PlanLogEntry::Kind::kNacked:
+      ++job_.counters.nacks;
+      Warn(StrCat("rank ", entry.rank, " refuses plan ", entry.version, ": ", entry.detail));
+      if (rolling_.has_value() && rolling_->plan_version == entry.version) {
+        rolling_->outcome = "nacked";
+      }
+      break;
+    case PlanLogEntry::Kind::kWithdrawn:
+      OnWithdrawn(entry);
+      break;
+    case PlanLogEntry::Kind::kActive:
+      OnActive(entry.version, entry.step);
+      break;
+  }
+}
+
+void DecisionLoop::OnWithdrawn(const PlanLogEntry& entry) {
+  ++job_.counters.withdrawals;
+  Warn(StrCat("plan ", entry.version, " withdrawn: ", entry.detail));
+  if (!rolling_.has_value() || rolling_->plan_version != entry.version) return;
+  if (rolling_->outcome != "nacked") rolling_->outcome = "withdrawn";
+  rolling_->withdrawn_for = entry.detail.substr(0, kNoteBytesMax);
+  SaveOutcome(*rolling_);
+  // What asked for the plan still asks, once the back-off has passed.
+  if (!requested_.has_value()) {
+    requested_ = Trigger{.kind = rolling_->trigger.kind, .step = rolling_->trigger.step};
+  }
+  rolling_.reset();
+}
+
+void DecisionLoop::OnActive(uint64_t version, uint64_t step) {
+  if (step == 0) step = job_.members.first_step();
+  job_.ledger.Activated(version);
+  active_.reset();
+  if (rolling_.has_value() && rolling_->plan_version == version) {
+    active_ = std::exchange(rolling_, std::nullopt);
+    active_->outcome = "active";
+    active_->activation_step = step;
+    actual_step_s_.clear();
+    next_actual_step_ = step + 2;
+    SaveOutcome(*active_);
+  }
+  ApplyActivePlan(step);
+  job_.ledger.ForgetBefore(version);
+  if (version != 0) job_.slots.EndUnused(job_.ledger.Find(version), job_.ledger.pending());
+}
+
+void DecisionLoop::ApplyActivePlan(uint64_t step) {
+  const uint64_t version = job_.ledger.active_version();
+  const JobPlan* plan = job_.ledger.active();
+  if (version == 0 || plan == nullptr || job_.observer.buckets().empty()) return;
+  const PlanModel choices = ChoicesFor(*plan, job_.observer.buckets());
+  job_.observer.model()->SetActivePlan(version, step, choices, plan->layout);
+  const bool ours = active_.has_value() && active_->plan_version == version;
+  monitor_.Begin(step, IsLossy(choices), ours ? active_->facts.chosen.step_s : 0,
+                 ours ? active_->facts.dense_step_s : 0);
+}
+
+void DecisionLoop::OnStep(const StepObservation& step) {
+  ObserveActual(step);
+  // An operator who pinned a choice has taken responsibility for it.
+  if (pin_.has_value() || job_.ledger.rollout()->state() != RolloutState::kStable) return;
+  const auto found = monitor_.OnStep(step, policy().residual_ratio_max);
+  if (!found.has_value()) return;
+  ++job_.counters.rollbacks;
+  if (found->unsafe) {
+    dense_only_until_ = job_.host.clock().Now() + dense_only_hold_;
+    dense_only_hold_ = std::min<Duration>(dense_only_hold_ * 2, std::chrono::minutes(10));
+  }
+  Request("rollback", found->reason);
+}
+
+void DecisionLoop::ObserveActual(const StepObservation& step) {
+  if (!active_.has_value() || step.step < next_actual_step_ || step.step_s <= 0 ||
+      actual_step_s_.size() >= kActualSteps) {
+    return;
+  }
+  actual_step_s_.push_back(step.step_s);
+  if (actual_step_s_.size() < kActualSteps) return;
+  const auto middle = actual_step_s_.begin() + kActualSteps / 2;
+  std::nth_element(actual_step_s_.begin(), middle, actual_step_s_.end());
+  active_->actual_step_s = *middle;
+  SaveOutcome(*active_);
+}
+
+void DecisionLoop::Save(DecisionRecord decision) {
+  const bool newest = last_decision_.has_value() && last_decision_->id == decision.id;
+  if (newest) decision.unchanged = last_decision_->unchanged;
+  // Id 0: it could not be stored when it was made.
+  if (decision.id > 0 && !job_.host.journal().UpdateDecision(decision).ok()) {
+    ++job_.counters.store_errors;
+  }
+  if (newest) last_decision_ = decision;
+}
+
+void DecisionLoop::SaveOutcome(const DecisionRecord& decision) {
+  Save(decision);
+  job_.host.Publish(
+      {job_.name, StrCat("plan ", decision.plan_version, " is ", decision.outcome), decision});
+}
+
+Status DecisionLoop::Pin(const JobPin& pin) {
+  const JobCapabilities& capabilities = job_.observer.capabilities();
+  if (capabilities.codecs.empty()) {
+    return FailedPrecondition(StrCat("no rank of job '", job_.name, "' has said what it can run"));
+  }
+  WEIR_RETURN_IF_ERROR(CheckChoice(capabilities, pin.choice, job_.members.world()));
+  WEIR_RETURN_IF_ERROR(
+      job_.host.journal().SavePin(job_.name, pin, job_.host.clock().UnixSeconds()));
+  pin_ = pin;
+  if (Rollout* rollout = job_.ledger.rollout(); rollout != nullptr) rollout->ClearBackoff();
+  Request("pin", StrCat("pinned by ", pin.actor.empty() ? "unknown" : pin.actor));
+  return OkStatus();
+}
+
+Status DecisionLoop::Unpin() {
+  WEIR_RETURN_IF_ERROR(job_.host.journal().DeletePin(job_.name));
+  if (pin_.has_value()) Request("pin", "unpinned");
+  pin_.reset();
+  return OkStatus();
+}
+
+}  // namespace weir

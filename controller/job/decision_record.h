@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What is kept of a decision: why it was made, what was chosen from, what became of it.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "controller/job/job_plan.h"
+#include "controller/model/job_model.h"
+#include "controller/solver/solver.h"
+
+namespace weir {
+
+/// A candidate for the whole job, with the solver's score; see Candidate in admin.proto.
+struct CandidateRecord {
+  std::string label;
+  std::optional<ChoiceModel> choice;  // of the largest bucket
+  double step_s = 0, step_deviation_s = 0, communication_s = 0;
+  double gain = 0, objective = 0;
+  bool chosen = false, dense = false, feasible = false;
+  std::string excluded_by;
+};
+
+/// A bucket's choice before and after.
+struct BucketChange {
+  std::string bucket;
+  std::optional<ChoiceModel> before;  // none: there was no plan
+  ChoiceModel after;
+};
+
+/// See Decision in admin.proto.
+struct DecisionRecord {
+  int64_t id = 0;  // 0: not stored
+  std::string job;
+  uint64_t step = 0;
+  double unix_s = 0;
+  Trigger trigger;  // with what was before and after
+  bool switched = false;
+  uint64_t plan_version = 0;
+  DecisionFacts facts;
+  std::string withdrawn_for;  // why the plan that it offered was withdrawn
+  std::vector<CandidateRecord> candidates;
+  std::string outcome;
+  uint64_t activation_step = 0;
+  double actual_step_s = 0;
+  std::string digest;
+  std::optional<JobPlan> plan;  // without cookies
+  std::string policy;
+  // Buckets whose choice differs from that of the plan before; the first kChangesMax.
+  static constexpr size_t kChangesMax = 16;
+  std::vector<BucketChange> changes;
+  uint64_t buckets_changed = 0;
+  uint64_t unchanged = 0;  // evaluations since then that changed nothing
+};
+
+/// A measurement that a decision was made from, with its origin.
+struct InputEstimate {
+  Measured measured;
+  std::string method;
+  uint64_t samples = 0;
+};
+
+/// What a decision was made from, for people.
+struct DecisionInputs {
+  InputEstimate latency_s, bandwidth_bytes_per_s;
+  double compute_s = 0;
+};
+
+/// `largest`: index of the bucket whose choice stands for the candidate.
+CandidateRecord RecordOf(const CandidatePlan& candidate, size_t largest);
+/// Candidates, reason, predictions and digest of `decision`; nothing about job, trigger or
+/// versions.
+DecisionRecord RecordOf(const Decision& decision, size_t largest);
+
+/// The buckets whose choice differs; `before` may be empty.
+void FillChanges(const std::vector<BucketDefinition>& buckets, const PlanModel& before,
+                 const PlanModel& after, DecisionRecord* record);
+
+/// What a decision came to, for comparison with others: where it is equal, nothing new was found.
+std::string GistOf(const DecisionRecord& record);
+
+/// Latency, bandwidth and compute time as the decision on `snapshot` took them. Method, samples and
+/// age are those of the link that bounds the job: the slowest, and for latency the one of the
+/// longest round trip. Where no link was measured the figure comes from completed collectives
+/// alone, which is then the method.
+DecisionInputs DescribeInputs(const Snapshot& snapshot, const std::vector<LinkEstimate>& links);
+
+}  // namespace weir

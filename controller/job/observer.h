@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a job's ranks report, digested: the model, the recent steps and the sums over the run.
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "controller/job/job_view.h"
+#include "controller/job/membership.h"
+#include "controller/job/rank_said.h"
+#include "controller/job/step_series.h"
+#include "controller/model/job_model.h"
+
+namespace weir {
+
+/// Not thread-safe.
+class Observer {
+ public:
+  Observer(std::string job, const Clock& clock) : job_(std::move(job)), clock_(clock) {}
+
+  void Recover(const JobView& stored);
+  /// The ranks of `hello` begin another incarnation. One that is further than the start belongs to
+  /// a run that this controller once knew, whose sums go on.
+  void Begin(const RankGreeting& hello);
+  void OnGreeting(const std::string& node, const RankGreeting& hello);
+  /// Whether they are others than before. kInvalidArgument as DefinitionsOf.
+  StatusOr<bool> SetBuckets(const BucketList& table);
+  /// The bytes that the rank sent in this step.
+  uint64_t OnStep(const StepObservation& step);
+  /// A step of rank 0 as a point of the series, to which it is added.
+  StepPoint AddPoint(const StepObservation& step);
+  void AddPredictions() { series_.AddPredictions(model_->TakePredictions()); }
+  void OnPaths(int rank, const PathList& paths, const Membership& members);
+  void OnLink(const LinkObservation& observation);
+  /// What a rank says of a step that was skipped for NaN or infinity. Several ranks may tell of one
+  /// step, and one rank twice, as it learns more: false for what adds nothing to what is known.
+  bool OnNonFinite(const RankIncident& incident);
+  /// What dense would take, as of the newest decision; 0: not known.
+  void SetDenseStep(double dense_step_s) { dense_step_s_ = dense_step_s; }
+
+  /// Null before the first greeting.
+  JobModel* model() { return model_.get(); }
+  const JobModel* model() const { return model_.get(); }
+  const StepSeries& series() const { return series_; }
+  const JobCapabilities& capabilities() const { return capabilities_; }
+  const std::vector<BucketDefinition>& buckets() const { return buckets_; }
+  /// Index into buckets(); 0 without any.
+  size_t LargestBucket() const;
+  /// Buckets, sums and the model's figures.
+  void Fill(JobView* out) const;
+
+ private:
+  const std::string job_;
+  const Clock& clock_;
+  JobCapabilities capabilities_;  // of the newest greeting that has any
+  std::vector<BucketDefinition> buckets_;
+  BucketList table_;
+  std::unique_ptr<JobModel> model_;
+  StepSeries series_;
+  double started_unix_s_ = 0;
+  uint64_t bytes_sent_ = 0;
+  double dense_step_s_ = 0;
+  double saved_s_ = 0, compared_s_ = 0;  // see Job in admin.proto
+  std::optional<RankIncident> non_finite_;
+};
+
+}  // namespace weir

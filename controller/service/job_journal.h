@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What jobs keep, as JSON in the state store.
+
+#include <map>
+#include <string>
+
+#include "controller/job/job_host.h"
+#include "controller/store/store.h"
+#include "weir/v1/admin.pb.h"
+
+namespace weir {
+
+/// Not thread-safe; `store` outlives it.
+class StoreJournal : public JobJournal {
+ public:
+  explicit StoreJournal(Store& store) : store_(store) {}
+
+  Status SaveJob(const JobView& job, double unix_s) override;
+  Status SavePlan(const JobPlan& plan, std::string_view state, double unix_s) override;
+  std::optional<JobPlan> LoadPlan(const std::string& job, uint64_t version) override;
+  StatusOr<uint64_t> HighestPlanVersion(const std::string& job) override;
+  StatusOr<Added> AddDecision(const DecisionRecord& record, const std::string& snapshot,
+                              const std::string& policy) override;
+  Status UpdateDecision(const DecisionRecord& record) override;
+  Status SavePin(const std::string& job, const JobPin& pin, double unix_s) override;
+  Status DeletePin(const std::string& job) override;
+
+ private:
+  Store& store_;
+  // The tables that the newest decisions of a job are the difference from, by job.
+  std::map<std::string, std::string> tables_;
+};
+
+/// kDataLoss: the payload is not a decision.
+StatusOr<v1::Decision> DecisionOf(const StoredDecision& stored);
+
+/// The solver's inputs, of a decision with its base. kFailedPrecondition: they were deleted to make
+/// room; kDataLoss: malformed.
+StatusOr<std::string> SnapshotOf(const StoredDecision& stored);
+
+}  // namespace weir

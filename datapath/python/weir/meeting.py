@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ranks that start together exchange words through a store, and hear of one that cannot start.
+
+    with Meeting(store, prefix, rank, world) as meeting:
+        meeting.set(f"entry/{rank}", text)
+        texts = meeting.get_all("entry")
+
+An error in the block of one rank ends the others' get() at once with a RankLost that names the rank
+and the cause: that rank writes it wherever others may wait. (Waiting for a short time, again and
+again, would need no list of keys, but a store of torch 1.13 is out of step after a wait that ended
+by its timeout.) Knows nothing of torch.
+"""
+import contextlib
+import socket
+import time
+
+from weir import _lib
+from weir._lib import RankLost
+
+LINGER_S = 1.0  # for which rank 0, whose process may serve the store, waits until all know of a failure
+_OF_RANK_0 = ("job", "key")
+_OF_EACH_RANK = ("entry", "votes", "address")
+_FAILED = b"\0"  # how a failure begins; no other word does
+
+
+class _Told(RankLost):
+    """Another rank has said that it cannot start."""
+
+
+class Meeting:
+    """A store of one start of `world` ranks. All must use the same `prefix`, which was never used."""
+
+    def __init__(self, store, prefix, rank, world):
+        self.store, self.prefix, self.rank, self.world = store, prefix, rank, world
+
+    def set(self, name, text):
+        """Writes a word: "job" and "key" are of rank 0, "entry/R", "votes/R" and "address/R" of rank R."""
+        self.store.set(f"{self.prefix}/{name}", text)
+
+    def get(self, name):
+        """Returns a word as bytes; waits for it. RankLost: a rank cannot start; the message says why."""
+        word = self.store.get(f"{self.prefix}/{name}")
+        if word.startswith(_FAILED):
+            raise _Told(word[len(_FAILED):].decode(), _lib.PEER_UNAVAILABLE, self.rank)
+        return word
+
+    def get_all(self, kind):
+        """Returns the words of all ranks as texts."""
+        return [self.get(f"{kind}/{r}").decode() for r in range(self.world)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, unused_kind, error, unused_trace):
+        if error is None:
+            return
+        with contextlib.suppress(RuntimeError):  # of a store that is gone
+            if not isinstance(error, _Told):
+                self._tell(error)
+            known = self.store.add(f"{self.prefix}/know", 1)
+            end = time.monotonic() + LINGER_S
+            while self.rank == 0 and known < self.world and time.monotonic() < end:
+                time.sleep(0.02)
+                known = self.store.add(f"{self.prefix}/know", 0)
+
+    def _tell(self, error):
+        why = getattr(error, "message", str(error)) or type(error).__name__
+        word = _FAILED + f"rank {self.rank} ({socket.gethostname()}) cannot start: {why}".encode()
+        for name in [*_OF_RANK_0, *(f"{kind}/{r}" for kind in _OF_EACH_RANK for r in range(self.world))]:
+            self.set(name, word)

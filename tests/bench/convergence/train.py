@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of convergence_bench: the demo's trainer with another task or another way to reduce gradients.
+
+    python3 -m convergence.train --backend BACKEND --steps N ...   (environment as demo_job.train; CONVERGENCE_TASK names the task)
+"""
+import argparse
+import os
+import sys
+
+import torch
+
+from convergence.tasks import TASKS
+from demo_job import train
+
+
+def attach_power_sgd(ddp):
+    """PyTorch's own hook with its usual settings for so short a run."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+BACKENDS = {"gloo": lambda ddp: None, "power_sgd": attach_power_sgd, "weir": train.attach_weir}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=BACKENDS, required=True)
+    options = train.options_of(parser, sys.argv[1:])
+    if options.backend == "power_sgd":
+        # Its hook starts collectives from callbacks, whose order differs between ranks where there are several buckets;
+        # Gloo then mixes them up.
+        options.bucket_mb = 1024
+        torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
+    train.train(options, TASKS[os.environ["CONVERGENCE_TASK"]](), BACKENDS[options.backend])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent for tests: ranks of this machine report to it, and it may offer them a plan."""
+import contextlib
+import json
+import os
+import socket
+import struct
+import tempfile
+import threading
+
+
+class StubAgent:
+    """Listens while it is entered. A plan, once offered, is armed when all ranks have acked it.
+
+    events: the RankEvents that ranks have sent.
+    """
+
+    def __init__(self, world=0):
+        self.events = []
+        self._world, self._acks = world, set()
+        self._ranks = {}  # rank -> its connection
+        self._plan = None
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        self._stack = contextlib.ExitStack()
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory())
+        path = os.path.join(directory, "agent.sock")
+        server = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+        server.bind(path)
+        server.listen()
+        threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+        self.address = f"unix:{path}"
+        return self
+
+    def __exit__(self, *unused):
+        self._stack.close()
+
+    def offer(self, plan):
+        """Offers the plan to all ranks, also to those that come later."""
+        with self._lock:
+            self._plan = {"offer": {"nonce": "n", "plan": plan}}
+            for connection in self._ranks.values():
+                self._send(connection, self._plan)
+
+    def _accept(self, server):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = server.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection):
+        rank = None
+        with connection, contextlib.suppress(EOFError, OSError):
+            self._send(connection, {"challenge": {"node": "n", "challenge": 32 * "0"}})
+            while True:
+                size, = struct.unpack("<I", self._take(connection, 4))
+                message = json.loads(self._take(connection, size))
+                with self._lock:
+                    if "hello" in message:
+                        rank = message["hello"].get("rank", 0)
+                        self._ranks[rank] = connection
+                        if self._plan is not None:
+                            self._send(connection, self._plan)
+                    if "event" in message:
+                        self.events.append(message["event"])
+                    if "ack" in message:
+                        self._acks.add(rank)
+                        if len(self._acks) == self._world:
+                            version = message["ack"]["version"]
+                            self._send(self._ranks[0], {"arm": {"version": version}})
+
+    @staticmethod
+    def _send(connection, message):
+        text = json.dumps(message).encode()
+        connection.sendall(struct.pack("<I", len(text)) + text)
+
+    @staticmethod
+    def _take(connection, size):
+        data = b""
+        while len(data) < size:
+            part = connection.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
