@@ -28,6 +28,7 @@ Tuner::Tuner(TunerOptions options) : options_(std::move(options)), active_(optio
   }
   shared_ = std::move(*shared);
   participant_ = std::move(*participant);
+  if (participant_->complete()) shared_->Unlink();  // a process may exit before its first tick
 }
 
 void Tuner::Choose(int function, size_t bytes, int pipelined_operations, float* cost_table,
