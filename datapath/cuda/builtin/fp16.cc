@@ -36,7 +36,8 @@ struct HalfFormat {
   };
   static Scale ScaleOf(const DeviceCall& call) {
     return {.maximum = call.shared_max.empty() ? nullptr : call.shared_max.data(),
-            .headroom = std::bit_width(static_cast<unsigned>(call.context.world - 1))};
+            .headroom =
+                static_cast<int>(std::bit_width(static_cast<unsigned>(call.context.world - 1)))};
   }
 };
 
