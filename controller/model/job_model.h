@@ -63,7 +63,7 @@ struct LinkObservation {
   double rtt_s = 0;    // 0: not measured
   double rtt_deviation_s = 0;
   double bandwidth_bytes_per_s = 0;  // 0: not measured
-  bool application_limited = false;  // the bandwidth says nothing about the link
+  bool application_limited = false;  // the bandwidth is a lower bound only
   double age_s = 0;
 };
 
@@ -109,7 +109,6 @@ struct LinkEstimate {
   Measured rtt_s, bandwidth_bytes_per_s;
   std::string rtt_method, bandwidth_method;
   uint64_t rtt_samples = 0, bandwidth_samples = 0;
-  int bandwidth_windows = 0;  // see LinkEstimator::bandwidth_windows
 };
 
 /// Predicted against measured time of one collective run, for the prediction-error report.
@@ -159,7 +158,7 @@ class JobModel {
   bool WantsBandwidthProbe() const { return !BandwidthProbeReason().empty(); }
 
   /// Whether the plan's layout could be chosen if the bandwidth from one node to the other were
-  /// known, which it is not: see NetworkModel::KnowsBandwidth, of kLinkProbeS.
+  /// known, which it is not: no sample of that link is younger than kLinkProbeS.
   bool WantsLinkProbe(const std::string& source, const std::string& target) const;
   static constexpr double kLinkProbeS = 300;
 

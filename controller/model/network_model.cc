@@ -31,11 +31,10 @@ constexpr double kStepNoiseMin = 0.05, kStepNoiseMax = 0.4;
 constexpr double kRttFreshS = 4;
 constexpr double kRttRaised = 1.5;
 constexpr int kRaisedRtts = 3;
-constexpr double kBusyMin = 0.2;      // a busier network may hold a probe in its queue
-constexpr int kWarmSteps = 4;         // before changes are looked for
-constexpr double kSurpriseMin = 1;    // deviations, of a step that belongs to a change
-constexpr double kUnconfirmed = 0.7;  // of a probe that may have met a busy host
-constexpr double kUncertain = 0.3;    // log deviation of bandwidth that asks for a probe
+constexpr double kBusyMin = 0.2;    // a busier network may hold a probe in its queue
+constexpr int kWarmSteps = 4;       // before changes are looked for
+constexpr double kSurpriseMin = 1;  // deviations, of a step that belongs to a change
+constexpr double kUncertain = 0.3;  // log deviation of bandwidth that asks for a probe
 
 double MethodDeviation(const std::string& method) { return method == "iperf3" ? 0.25 : 0.4; }
 
@@ -117,16 +116,8 @@ void NetworkModel::AddLink(double now_s, const LinkObservation& observation) {
   }
   // An application-limited sample is what the application wanted, not what the link could do.
   if (observation.bandwidth_bytes_per_s > 0 && !observation.application_limited) {
-    // A delivery rate never exceeds what the window allows, whatever the link gives. Within a node
-    // there is nothing better.
-    const bool bound =
-        observation.method == "tcp_info" && observation.source_node != observation.target_node;
     const double deviation = MethodDeviation(observation.method);
-    if (bound) {
-      link.AddLowerBound(at_s, observation.bandwidth_bytes_per_s);
-    } else {
-      link.AddBandwidth(at_s, observation.bandwidth_bytes_per_s, deviation, observation.method);
-    }
+    link.AddBandwidth(at_s, observation.bandwidth_bytes_per_s, deviation, observation.method);
     if (at_s > changed_at_s_) FeedBandwidth(now_s, observation, deviation);
   }
   if (observation.source_node == observation.target_node) MeasureWithin(now_s);
@@ -185,34 +176,21 @@ void NetworkModel::FeedBandwidth(double now_s, const LinkObservation& observatio
   // were measured, the less it says about the others.
   double slowest = 1e300;
   size_t measured = 0;
-  bool confirmed = false;  // the slowest
   for (const auto& [pair, link] : links_) {
     const auto bandwidth = link.Bandwidth(now_s);
-    const bool fresh = bandwidth.has_value() && bandwidth->age_s <= kBandwidthFreshS &&
-                       now_s - bandwidth->age_s > changed_at_s_;
-    // Nothing that a probe says of a network that changed since the last one is strange.
-    const bool changed = changed_at_s_ > now_s - kBandwidthFreshS;
-    const double estimate = !fresh ? 0 : changed ? link.newest_bandwidth() : bandwidth->value;
-    const double value = std::max(estimate, link.LowerBound(now_s));
-    if (!(value > 0)) continue;
+    if (!bandwidth.has_value() || bandwidth->age_s > kBandwidthFreshS) continue;
+    slowest = std::min(slowest, bandwidth->value);
     ++measured;
-    if (value >= slowest) continue;
-    slowest = value;
-    confirmed = fresh && link.bandwidth_windows() >= 1 && !link.in_doubt();
   }
   if (measured == 0) return;
   const double current = 1 / filter_.beta_s_per_byte();
   const bool rises = slowest > current;
   // A flow that shares its sender's interface with others, or an idle moment of the job's own
   // traffic, looks slow without being so: a flow's rate is a lower bound of the link's.
-  if (!rises && observation.method == "tcp_info") return;
+  if (!rises && observation.method == "tcp_info" && has_bandwidth_) return;
   const double coverage = static_cast<double>(measured) / static_cast<double>(links_.size());
   deviation /= std::sqrt(std::max(coverage, 0.1));
   if (!rises) deviation += 0.5 * busy_;
-  if (!rises && !confirmed) {
-    if (filter_.beta_log_deviation() <= kUncertain) return;
-    deviation = std::hypot(deviation, kUnconfirmed);
-  }
   has_bandwidth_ = true;
   Event event;
   event.kind = Event::Kind::kBandwidth;
@@ -282,7 +260,7 @@ NetworkChange NetworkModel::Relearn(int direction, int steps_max) {
   changed_at_s_ = events_[first].at_s;
   // Round-trip times stay: their floor is what tells a queue from a longer way, and a longer way
   // that no queue explains is found by WatchRtt.
-  for (auto& [pair, link] : links_) link.ForgetBoundsBefore(changed_at_s_);
+  for (auto& [pair, link] : links_) link.ForgetBandwidthBefore(changed_at_s_);
   filter_.Inflate(kAlphaOpen, kBetaOpen);
   for (size_t i = first; i < events_.size(); ++i) {
     if (events_[i].kind == Event::Kind::kStep) events_[i].before = filter_;
@@ -321,7 +299,6 @@ std::vector<LinkEstimate> NetworkModel::Links(double now_s) const {
     out.bandwidth_method = link.bandwidth_method();
     out.rtt_samples = link.rtt_samples();
     out.bandwidth_samples = link.bandwidth_samples();
-    out.bandwidth_windows = link.bandwidth_windows();
     links.push_back(std::move(out));
   }
   return links;
@@ -332,8 +309,7 @@ bool NetworkModel::KnowsBandwidth(const std::string& source, const std::string& 
   const auto link = links_.find({source, target});
   if (link == links_.end()) return false;
   const auto bandwidth = link->second.Bandwidth(now_s);
-  const bool certain = link->second.bandwidth_windows() >= 2 && !link->second.in_doubt();
-  return bandwidth.has_value() && certain && bandwidth->age_s < age_max_s;
+  return bandwidth.has_value() && bandwidth->age_s < age_max_s;
 }
 
 std::string NetworkModel::ProbeReason() const {

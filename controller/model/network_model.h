@@ -48,8 +48,7 @@ class NetworkModel {
                                        double busy);
 
   std::vector<LinkEstimate> Links(double now_s) const;
-  /// Whether that link's bandwidth was seen in two windows, the last of them younger than
-  /// `age_max_s`, and no newer sample disagrees. O(log links).
+  /// Whether a sample of that link's bandwidth is younger than `age_max_s`. O(log links).
   bool KnowsBandwidth(const std::string& source, const std::string& target, double now_s,
                       double age_max_s) const;
   bool has_latency() const { return has_latency_ || steps_ >= 3; }
