@@ -77,7 +77,7 @@ struct RankIncident {
   std::string kind, detail;
   uint64_t step = 0;
   int guilty_rank = -1;
-  std::string bucket, parameter;
+  std::string bucket = {}, parameter = {};
 };
 
 using RankSaid = std::variant<BucketList, StepObservation, PathList, PlanAcked, PlanRefused,

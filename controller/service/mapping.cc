@@ -328,6 +328,7 @@ std::optional<RankSaid> ToModel(int rank, const v1::RankMessage& message) {
     case v1::RankMessage::kEvent:
       return ToModel(message.event());
     case v1::RankMessage::kHello:
+    case v1::RankMessage::kNccl:  // of a process that trains without Weir: its agent keeps the sums
     case v1::RankMessage::BODY_NOT_SET:
       return std::nullopt;
   }

@@ -40,11 +40,11 @@ struct StoredDecision {
   std::string job;
   uint64_t step = 0;
   double unix_s = 0;
-  std::string payload;    // without the snapshot
-  std::string snapshot;   // canonical solver input; empty: compacted away
-  std::string policy;     // what the solver obeyed, enough to replay
-  bool switched = false;  // the plan changed: it is never deleted to make room
-  std::string base;       // what `snapshot` is the difference from; empty: from nothing
+  std::string payload = {};   // without the snapshot
+  std::string snapshot = {};  // canonical solver input; empty: compacted away
+  std::string policy = {};    // what the solver obeyed, enough to replay
+  bool switched = false;      // the plan changed: it is never deleted to make room
+  std::string base = {};      // what `snapshot` is the difference from; empty: from nothing
 };
 
 struct StoredPolicy {
