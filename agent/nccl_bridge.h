@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the processes of this node that run NCCL with libnccl-weir.so report, and the table that
+// Keeps the reports of this node's processes that run NCCL with libnccl-weir.so, and the table that
 // they are given. They are not ranks of a job of Weir's. Pure, except for the file of the table.
 
 #include <array>

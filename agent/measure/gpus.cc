@@ -29,7 +29,8 @@ constexpr double kHertzPerMegahertz = 1e6;
 }  // namespace
 
 double GpuInfo::pcie_bytes_per_s() const {
-  // Of one lane: 8b/10b coding up to generation 2, then 128b/130b, then FLITs.
+  // The payload rate of one lane: generations 1 and 2 code 8 bits as 10, later ones 128 as 130, the
+  // newest FLITs.
   static constexpr std::array<double, 7> kLane = {0,       0.25e9,  0.5e9,  0.985e9,
                                                   1.969e9, 3.938e9, 7.563e9};
   return pcie_generation < kLane.size() ? kLane[pcie_generation] * pcie_width : 0;
@@ -76,7 +77,7 @@ class GpuMonitor::Nvml {
  private:
   explicit Nvml(void* handle) : handle_(handle) {}
 
-  // What the function returns, or an error when this version of the library lacks it.
+  // Returns the function's result, or an error when this version of the library lacks it.
   template <typename... Args>
   int Call(const char* name, Args... args) {
     auto* const function = reinterpret_cast<int (*)(Args...)>(dlsym(handle_, name));

@@ -23,7 +23,7 @@ struct GpuInfo {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   std::string uuid;
   uint64_t memory_bytes = 0;
-  // Of the fastest link that device and slot can have: when idle they run slower.
+  // These describe the fastest link that device and slot support; an idle link runs slower.
   uint32_t pcie_generation = 0, pcie_width = 0;
   uint32_t nvlinks = 0, nvlink_version = 0;  // active links
 

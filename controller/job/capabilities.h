@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the ranks of a job can run, as they declare it.
+// The codecs and collectives that the ranks of a job can run, as they declare them.
 
 #include <cstdint>
 #include <string>

@@ -104,7 +104,7 @@ std::optional<Trigger> DecisionLoop::NextTrigger() {
   return requested_;
 }
 
-// What stands against a decision now; empty: nothing.
+// Returns the reason why no decision can be made now; empty if one can.
 std::string DecisionLoop::Obstacle() {
   const uint64_t step = job_.members.first_step();
   if (!settled_at_step_.has_value()) settled_at_step_ = step + job_.options.settle_steps;
@@ -168,7 +168,7 @@ bool DecisionLoop::AwaitsLease(const Snapshot& snapshot, const PlanModel& choice
     return false;
   }
   obstacle_ = job_.slots.Awaited();
-  // Where nobody could be asked the next decision knows it.
+  // No aggregator could be asked: decide again soon, without one.
   if (obstacle_.empty()) {
     retry_at_ = job_.host.clock().Now() + FromSeconds(job_.options.check_interval_s);
   }
@@ -221,7 +221,7 @@ bool DecisionLoop::IsWorthRecording(const DecisionRecord& record) const {
 
 void DecisionLoop::Keep(const Snapshot& snapshot, const EffectivePolicy& policy,
                         DecisionRecord* record) {
-  // What was only counted since then is kept with the record that it did not change.
+  // The record says how many later evaluations were counted without changing it.
   if (last_decision_.has_value() && last_decision_->unchanged > 0) Save(*last_decision_);
   const auto added =
       job_.host.journal().AddDecision(*record, SerializeSnapshot(snapshot), policy.record);
@@ -301,7 +301,7 @@ void DecisionLoop::OnWithdrawn(const PlanLogEntry& entry) {
   if (rolling_->outcome != "nacked") rolling_->outcome = "withdrawn";
   rolling_->withdrawn_for = entry.detail.substr(0, kNoteBytesMax);
   SaveOutcome(*rolling_);
-  // What asked for the plan still asks, once the back-off has passed.
+  // The same trigger asks again once the back-off has passed.
   if (!requested_.has_value()) {
     requested_ = Trigger{.kind = rolling_->trigger.kind, .step = rolling_->trigger.step};
   }

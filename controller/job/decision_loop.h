@@ -43,7 +43,7 @@ class DecisionLoop {
  public:
   explicit DecisionLoop(const JobParts& parts) : job_(parts) {}
 
-  /// What a former controller knew.
+  /// Takes over the state that a former controller stored.
   void Recover(std::optional<JobPin> pin, std::optional<DecisionRecord> newest);
   /// Another incarnation of the job.
   void Begin();
@@ -71,7 +71,7 @@ class DecisionLoop {
   /// The newest that was recorded: evaluations that change nothing are counted only.
   const std::optional<DecisionRecord>& last_decision() const { return last_decision_; }
   const std::vector<CandidateRecord>& last_front() const { return last_front_; }
-  /// What the last decision was made from; empty when a former controller made it.
+  /// The inputs of the last decision; empty when a former controller made it.
   const std::optional<DecisionInputs>& last_inputs() const { return last_inputs_; }
   /// Why nothing is decided now; empty: nothing stands against it.
   const std::string& obstacle() const { return obstacle_; }

@@ -59,7 +59,7 @@ DecisionRecord RecordOf(const Decision& decision, size_t largest) {
     out.candidates.back().chosen = true;
     dense_listed = dense_listed || decision.chosen.choices == decision.dense.choices;
   }
-  // What dense would have cost belongs into every answer.
+  // Every answer says what dense would have cost.
   if (!dense_listed && !decision.dense.choices.empty()) {
     out.candidates.push_back(RecordOf(decision.dense, largest));
   }
@@ -88,7 +88,7 @@ std::string GistOf(const DecisionRecord& record) {
   std::string gist = StrCat(record.facts.chosen.label, "|", static_cast<int>(record.facts.rule),
                             "|", record.facts.binding_constraint, "|", record.policy);
   for (const CandidateRecord& candidate : record.candidates) {
-    // What stands against an aggregator is news of its own.
+    // A new reason against an aggregator is worth a record of its own.
     if (!candidate.choice.has_value()) continue;
     if (LeaseModeOf(candidate.choice->collective).empty() || candidate.feasible) continue;
     gist += StrCat("|", candidate.excluded_by);

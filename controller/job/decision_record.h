@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is kept of a decision: why it was made, what was chosen from, what became of it.
+// The stored record of a decision: its reason, its candidates and its outcome.
 
 #include <cstdint>
 #include <optional>
@@ -62,7 +62,7 @@ struct InputEstimate {
   uint64_t samples = 0;
 };
 
-/// What a decision was made from, for people.
+/// The inputs of a decision, for people.
 struct DecisionInputs {
   InputEstimate latency_s, bandwidth_bytes_per_s;
   double compute_s = 0;
@@ -78,7 +78,7 @@ DecisionRecord RecordOf(const Decision& decision, size_t largest);
 void FillChanges(const std::vector<BucketDefinition>& buckets, const PlanModel& before,
                  const PlanModel& after, DecisionRecord* record);
 
-/// What a decision came to, for comparison with others: where it is equal, nothing new was found.
+/// The conclusion of a decision. Two decisions with equal conclusions found nothing new.
 std::string GistOf(const DecisionRecord& record);
 
 /// Latency, bandwidth and compute time as the decision on `snapshot` took them. Method, samples and

@@ -21,7 +21,7 @@ struct PolicyEntry {
   bool valid = false;  // false: no text of it ever parsed
 };
 
-/// What the solver obeyed in one decision, enough to rebuild it for a replay.
+/// The policy that the solver obeyed in one decision, complete enough for a replay.
 struct EffectivePolicy {
   Policy policy;
   std::string record;  // see MakeEffectivePolicy

@@ -46,7 +46,7 @@ class Job {
   void OnTick();
   /// A policy changed somewhere: decide again if the one that rules this job did.
   void OnPolicyChange() { loop_.OnPolicyChange(); }
-  /// What an aggregator answered to an ask of this job.
+  /// Takes an aggregator's answer to a request of this job.
   void OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer);
 
   /// See DecisionLoop::Pin.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a job needs from its surroundings.
+// The interface through which a job uses its surroundings.
 
 #include <cstdint>
 #include <optional>
@@ -34,7 +34,7 @@ struct LeaseCommand {
 };
 using RankOrder = std::variant<OfferCommand, ArmCommand, WithdrawCommand, LeaseCommand>;
 
-/// What a job keeps beyond the life of the process. Writes are durable when they return OK.
+/// Storage for what must outlive the process. Writes are durable when they return OK.
 class JobJournal {
  public:
   virtual ~JobJournal() = default;

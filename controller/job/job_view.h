@@ -65,7 +65,7 @@ struct JobCounters {
   double decide_s_sum = 0;
 };
 
-/// What watchers are told of a job.
+/// One event of a job, as watchers receive it.
 struct JobEvent {
   std::string job, text;
   std::variant<JobView, DecisionRecord, StepPoint, RankIncident> body;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a job asks of an aggregator, and what aggregators say about themselves.
+// A job's request for slots of an aggregator, and the state that aggregators report.
 
 #include <cstdint>
 #include <map>
@@ -11,13 +11,13 @@
 
 namespace weir {
 
-/// What indices of mode "table" stand for.
+/// The meaning of the indices in mode "table".
 struct LeaseTable {
   uint32_t sum_bits = 0;
   std::vector<uint32_t> levels;
 };
 
-/// What an operator says of leases.
+/// The operator's settings for leases.
 struct LeaseWish {
   // Mode "table": how many workers are enough, once a round has waited so long; zeros: all.
   uint32_t quorum = 0, cutoff_ms = 0;

@@ -32,7 +32,7 @@ class Membership {
  public:
   explicit Membership(std::string job) : job_(std::move(job)) {}
 
-  /// What a former controller knew; ranks tell the rest.
+  /// Takes over the state that a former controller stored; ranks report the rest.
   void Recover(const JobView& stored);
 
   /// Whether `hello` belongs to the run that is attached; see Job::OnRankHello for the errors.

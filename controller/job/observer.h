@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a job's ranks report, digested: the model, the recent steps and the sums over the run.
+// Digests the reports of a job's ranks: the model, the recent steps and the sums over the run.
 
 #include <memory>
 #include <optional>
@@ -34,10 +34,10 @@ class Observer {
   void AddPredictions() { series_.AddPredictions(model_->TakePredictions()); }
   void OnPaths(int rank, const PathList& paths, const Membership& members);
   void OnLink(const LinkObservation& observation);
-  /// What a rank says of a step that was skipped for NaN or infinity. Several ranks may tell of one
-  /// step, and one rank twice, as it learns more: false for what adds nothing to what is known.
+  /// Takes a rank's report of a step that was skipped for NaN or infinity. Several ranks may report
+  /// one step, and one rank twice, as it learns more: false for what adds nothing to what is known.
   bool OnNonFinite(const RankIncident& incident);
-  /// What dense would take, as of the newest decision; 0: not known.
+  /// Sets the step time that dense would have, as of the newest decision; 0 if unknown.
   void SetDenseStep(double dense_step_s) { dense_step_s_ = dense_step_s; }
 
   /// Null before the first greeting.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What ranks tell about themselves and their steps, in the controller's own terms; the messages are
-// in rank.proto. Numbers are finite and sizes bounded: whoever makes these sees to that.
+// The reports of ranks about themselves and their steps, as the controller's structs; the messages
+// are in rank.proto. Numbers are finite and sizes bounded: whoever makes these sees to that.
 
 #include <cstdint>
 #include <optional>

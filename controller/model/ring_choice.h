@@ -34,7 +34,7 @@ RingChoice ChooseRing(const Snapshot& snapshot);
 /// the ring crosses k times in one direction takes k times as long; 0: no link of it was measured.
 double RingSecondsPerByte(const NodeLinks& links, std::span<const int> order);
 
-/// What an order does.
+/// The effect of an order.
 struct RingFacts {
   std::vector<int> order;  // empty: ascending, and nothing to say
   // The slowest link of the order, and of the ascending one with its ranks; 0: nothing is gained.

@@ -58,7 +58,7 @@ double UnpipelinedShare(const Buckets& buckets, const std::vector<CollectiveMode
 double ShardSecondsPerByte(const NodeLinks& links, std::span<const uint32_t> shares,
                            double unpipelined);
 
-/// What shares do.
+/// The effect of shares.
 struct ShardFacts {
   std::vector<uint32_t> shares;  // empty: even, and nothing to say
   double speedup = 0;            // over even shares; 0: none is known, and neither are the others

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the controller and an aggregator say to each other: the aggregator's JSON as structs and
+// The messages between controller and aggregator: the aggregator's JSON as structs and
 // back. Knows no sockets.
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What jobs keep, as JSON in the state store.
+// Stores the state of jobs as JSON in the state store.
 
 #include <map>
 #include <string>

@@ -26,7 +26,7 @@ v1::WorldFunction ToProto(const WorldFunctionModel& function) {
 }
 
 constexpr uint32_t kBlockElementsMax = 1u << 24;
-// Of a parameter's name in an event. Ranks send no more, and events are kept.
+// The longest name of a parameter in an event. Ranks send no more, and events are kept.
 constexpr size_t kEventParameterBytesMax = 256;
 
 double Positive(double value) { return std::max(Finite(value), 0.0); }

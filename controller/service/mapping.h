@@ -28,7 +28,7 @@ Status CheckHello(const v1::RankHello& hello);
 CollectiveModel ToModel(const v1::CollectiveCapability& capability);
 v1::CollectiveCapability ToProto(const CollectiveModel& collective);
 JobCapabilities ToModel(const v1::Capabilities& capabilities);
-/// Of one that CheckHello accepts.
+/// Converts a greeting that CheckHello accepts.
 RankGreeting ToModel(const v1::RankHello& hello);
 /// Nothing: it is empty, or a greeting.
 std::optional<RankSaid> ToModel(int rank, const v1::RankMessage& message);
@@ -51,7 +51,7 @@ v1::Plan ToProto(const JobPlan& plan);
 JobPin ToModel(const v1::PinRequest& request);
 v1::PinRequest ToProto(const std::string& job, const JobPin& pin);
 v1::ToRank ToProto(const std::string& job, int rank, const RankOrder& order);
-/// What a restart needs of it: name, world, ranks, sums and the active plan.
+/// The part that a restart needs: name, world, ranks, sums and the active plan.
 JobView ToModel(const v1::Job& job);
 v1::Job ToProto(const JobView& job);
 std::string ProtectionText(const v1::Job& job);

@@ -444,7 +444,7 @@ size_t Decider::ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_s
   const double dwell = DwellSeconds(policy_, snapshot.recent_switches);
   const bool waits = snapshot.seconds_since_switch < dwell && snapshot.trigger != "policy" &&
                      snapshot.trigger != "rollback";
-  // What stood against the first alternative that was refused.
+  // The reason against the first alternative that was refused.
   DecisionFacts refused = decision_.facts;
   const auto refuse = [&](DecisionFacts facts) {
     if (refused.rule == DecisionRule::kNone) refused = std::move(facts);

@@ -93,7 +93,7 @@ std::string PredictionText(const PlanFacts& plan) {
          NumberText(plan.gain);
 }
 
-// What else could run: dense, and what ran.
+// The alternatives: dense, and the plan that ran.
 std::string Against(const DecisionFacts& facts) {
   std::string text;
   if (facts.dense_step_s > 0 && !facts.chosen.dense) {
@@ -108,7 +108,7 @@ std::string Against(const DecisionFacts& facts) {
 
 std::string Percent(double share) { return NumberText(100 * share) + " %"; }
 
-// What follows the prediction.
+// The text behind the prediction.
 std::string RuleText(const DecisionFacts& facts) {
   const std::string& label = facts.alternative;
   switch (facts.rule) {

@@ -31,7 +31,8 @@ bool SameShape(const Json& a, const Json& b) {
   return true;
 }
 
-/// What turns `from` into `to`; null: nothing. A value that is replaced is in an array of its own.
+/// The difference that turns `from` into `to`; null if they are equal. A replaced value is in an
+/// array of its own.
 Json Difference(const Json& from, const Json& to) {
   if (from == to) return nullptr;
   if (!SameShape(from, to)) return Json::array({to});

@@ -29,7 +29,7 @@ struct CandidatePlan {
   bool dense = false;
 };
 
-/// What made a decision come out as it did.
+/// The facts that determined a decision.
 enum class DecisionRule {
   kNone,
   kFirstPlan,          // nothing ran before

@@ -45,7 +45,7 @@ ALTER TABLE decision ADD COLUMN policy_hash TEXT NOT NULL DEFAULT '';
 CREATE INDEX decision_by_switch ON decision (job, switched, id);
 )sql";
 
-// Of the texts that only this decision has.
+// The size of the texts that only this decision has.
 constexpr const char* kBytes = "length(payload) + length(snapshot) + length(policy)";
 
 /// Names a text.

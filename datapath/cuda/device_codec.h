@@ -21,7 +21,7 @@ namespace weir::cuda {
 /// The required alignment of payloads and workspaces.
 inline constexpr size_t kDeviceAlignment = 16;
 
-/// What an encoding came to, in device memory. ResultOf converts it.
+/// The result of an encoding, in device memory. ResultOf converts it.
 struct Outcome {
   uint64_t bytes;
   double energy_in, energy_lost;
@@ -32,7 +32,7 @@ EncodeResult ResultOf(const Outcome& outcome);
 /// The statistics of a pass over n elements from its outcome and its bins, both copied to the host.
 GradientStatistics StatisticsOf(const Outcome& outcome, std::span<const uint32_t> bins, size_t n);
 
-/// What a device codec keeps of a bucket between steps. One thread at a time uses it.
+/// The state that a device codec keeps for a bucket between steps. One thread at a time uses it.
 class DeviceState {
  public:
   virtual ~DeviceState() = default;

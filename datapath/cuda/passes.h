@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the one-pass codecs share: loading gradient + residual, counting statistics, adding the sums
-// of teams, packing codes, and the second kernel that finishes a pass.
+// Shared parts of the one-pass codecs: loading gradient + residual, counting statistics, adding the
+// sums of teams, packing codes, and the second kernel that finishes a pass.
 
 #include <span>
 

@@ -11,7 +11,7 @@
 
 namespace weir::cuda {
 
-/// What the kernels of one selection tell each other, in device memory.
+/// Shared variables of the kernels of one selection, in device memory.
 struct SelectionPlan {
   uint32_t count;  // entries of the selection
   uint32_t missed;

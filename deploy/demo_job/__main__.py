@@ -290,7 +290,7 @@ def drive(options, network, binaries, directory, notes):
     except (training.TrainingError, ControlPlaneError, NetworkError) as error:
         if not demo.results:
             raise
-        # What was measured before is not lost.
+        # The runs before the failure are still reported.
         demo.notes.append(f"This demo did not end: {error}")
         write_reports(demo, started)
         raise

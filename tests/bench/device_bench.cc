@@ -77,7 +77,7 @@ double MicrosecondsOf(const Options& options, Call&& call) {
   return times[times.size() / 2];
 }
 
-/// What all codecs of one size share.
+/// Buffers that all codecs of one size share.
 struct Tensors {
   size_t n;
   DeviceBuffer noise, residual, sum;

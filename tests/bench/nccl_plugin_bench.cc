@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libnccl-weir.so adds to NCCL's own work: a question to the tuner, and the events of one
-// transfer, inside and outside of the sample. A call of a function that does nothing is the peer.
+// The time that libnccl-weir.so adds to NCCL's own work: a question to the tuner, and the events of
+// one transfer, inside and outside of the sample. A call of a function that does nothing is the
+// peer.
 
 #include <benchmark/benchmark.h>
 #include <unistd.h>

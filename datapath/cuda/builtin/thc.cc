@@ -12,7 +12,7 @@ namespace {
 
 constexpr unsigned kRotatedTile = kRotations * kRotation;
 
-/// What the kernels know of a call.
+/// The parameters of a call that kernels use.
 struct RotatedGrid {
   static constexpr unsigned kCellsMax = 64;
   const float* norms;

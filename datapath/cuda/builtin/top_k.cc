@@ -12,7 +12,7 @@
 namespace weir::cuda {
 namespace {
 
-/// What the host reads of a selection, in pinned memory.
+/// The part of a selection that the host reads, in pinned memory.
 struct Readback {
   Outcome outcome;
   SelectionPlan plan;

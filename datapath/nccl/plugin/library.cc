@@ -240,7 +240,7 @@ int StartEnvironmentV2(uint8_t, uint8_t, uint8_t, const char*, NcclLogger) {
   return kSuccess;
 }
 
-// What the job sets itself comes first.
+// Variables that the job sets itself take precedence.
 const char* GetVariable(const char* name) {
   if (name == nullptr) return nullptr;
   const char* value = std::getenv(name);

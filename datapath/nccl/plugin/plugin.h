@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the process shares between its communicators: a thread that drives agreements, reports to
+// The part that the communicators of a process share: a thread that drives agreements, reports to
 // the agent of the node and takes tables from it. Without an agent only agreements are driven, and
 // without communicators there is no thread.
 

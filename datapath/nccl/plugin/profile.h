@@ -33,7 +33,7 @@ const char* Name(Function function);
 inline constexpr size_t kSizeClasses = 40;
 size_t SizeClassOf(uint64_t bytes);
 
-/// What a transfer can wait for.
+/// The causes for which a transfer can wait.
 enum class Wait : uint8_t {
   kOwnGpu,   // sender: the GPU has not filled the buffer; receiver: it has not used the last data
   kPeer,     // sender: the receiver has no room

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What to choose for which calls: rules by function and size, as JSON. Parsed from a file or from
-// what the agent sends (weir.v1.NcclTable in proto/weir/v1/rank.proto has the same form).
+// Rules that choose algorithm and protocol by function and size, as JSON. Parsed from a file or
+// from what the agent sends (weir.v1.NcclTable in proto/weir/v1/rank.proto has the same form).
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ inline constexpr uint32_t kChannelsMax = 64;
 inline constexpr uint64_t kChunkGrainBytes = 4096;
 inline constexpr uint64_t kChunkBytesMax = 64 << 20;
 
-/// What to choose: the indices of NCCL's cost table. 0: NCCL's own channels or chunk size.
+/// The choice: indices of NCCL's cost table. 0: NCCL's own channels or chunk size.
 struct Choice {
   int algorithm = 0, protocol = 0;
   int channels = 0;

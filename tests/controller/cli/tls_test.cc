@@ -75,7 +75,7 @@ TEST_F(TlsTest, AgentsNeedACertificateOfTheAuthorityAndTrustOnlyIt) {
   const auto json = nlohmann::json::parse(nodes, nullptr, false);
   ASSERT_TRUE(json.is_object()) << nodes;
   EXPECT_EQ(json["nodes"].size(), 1u) << nodes;
-  // What the agent tells of itself comes with it.
+  // The agent's facts about itself arrive with it.
   EXPECT_EQ(json["nodes"][0]["gpus"][0]["uuid"], "GPU-0123") << nodes;
   ask.erase(ask.begin() + 2, ask.begin() + 4);
   const std::string table = Run(ask).output;

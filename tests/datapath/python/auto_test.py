@@ -187,7 +187,7 @@ class AutoTest(unittest.TestCase):
             name = case.__name__
             with self.subTest(name):
                 for found, plainly in ((one[name], other[name]) for one, other in zip(by_rank, control)):
-                    # Of nested wrappers the outermost alone is attached.
+                    # Where wrappers are nested, only the outermost is attached.
                     self.assertEqual(found["attached"], 1 if taken else 0, found)
                     self.assertTrue(all(steps >= 1 for steps in found["steps"]), found)
                     self.assertAlmostEqual(found["sum"], plainly["sum"], places=5)

@@ -86,7 +86,7 @@ class FakeDevice:
         staging.accelerator_of = lambda tensors: self if any(
             t.data_ptr() in self._mine for t in tensors) else original(tensors)
 
-    # What a test uses.
+    # Helpers of the tests.
 
     def tensor(self, values):
         made = values.clone()

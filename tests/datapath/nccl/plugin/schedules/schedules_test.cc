@@ -143,7 +143,7 @@ class World {
 
   static void Enter() { running->Live(*running->current_); }
 
-  // What a rank does all its life. Calls and ticks of one rank never overlap, as a lock in its
+  // The whole life of a rank. Calls and ticks of one rank never overlap, as a lock in its
   // process sees to.
   [[noreturn]] void Live(Rank& rank) {
     for (;;) {
