@@ -73,7 +73,7 @@ TEST(NcclBridgeTest, HostileValuesNeitherShrinkNorSpoilSums) {
     report.mutable_profile()->set_communicator(StrCat(i));
     bridge.OnReport(1, report);
   }
-  const NcclTotals& totals = bridge.Snapshot().totals.at({6, 3});
+  const NcclTotals totals = bridge.Snapshot().totals.at({6, 3});
   EXPECT_DOUBLE_EQ(totals.wait_s[2], 1);
   EXPECT_TRUE(std::isfinite(totals.wait_s[0]));
 }
