@@ -221,6 +221,8 @@ def demo_rows(rows):
 def claimed(claim):
     if claim.value is None:
         return NONE
+    if isinstance(claim.value, int):
+        return str(claim.value) if claim.value <= claim.most else f"**{claim.value}**"
     return ratio(claim.value, claim.value <= claim.most)
 
 
@@ -381,11 +383,25 @@ def summary():
     return "\n".join(lines) if len(lines) > 2 else "Not recorded yet: `tests/bench/run --record`."
 
 
+def headline():
+    """What the demo showed, as a sentence and a picture; nothing before it is recorded."""
+    sys.path.insert(0, str(ROOT / "deploy"))
+    from demo_job import report
+    for name, words in (("demo", "The demo"), ("demo_quick", "The short demo")):
+        origin, rows = load(name)
+        if origin is not None:
+            picture = (RESULTS / f"{name}.svg").relative_to(ROOT)
+            return (f"{words}, on a network that changes: {report.sentence(rows[0])} (`{origin['command']}`, "
+                    f"{origin['date']}.)\n\n![Validation loss over training time]({picture})")
+    return ""
+
+
 def rendered(page):
     """The page's text with every generated part as the results are."""
     def replace(match):
         name = match.group(1)
-        made = summary() if name == "summary" else TABLES[name].render(name)
+        special = {"summary": summary, "headline": headline}
+        made = special[name]() if name in special else TABLES[name].render(name)
         return f"<!-- measured: {name} -->\n{made}\n<!-- end -->"
     return re.sub(r"<!-- measured: (\w+) -->\n.*?<!-- end -->", replace, page.read_text(encoding="utf-8"), flags=re.S)
 
