@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets the ranks of a job find each other again after some of them were lost.
 
-The store may be any that has add, set, get and wait as in torch.distributed.Store and that outlives
+The store may be any that has add, set and get as in torch.distributed.Store and that outlives
 the ranks: that of torchrun's agent, or a TCPStore in a separate process. (A store in rank 0's
 process is lost with rank 0.)
 
@@ -12,7 +12,6 @@ everywhere: if all survivors' numbers fit into the new world, survivors keep the
 the gaps; otherwise survivors are renumbered in their order, followed by the newcomers.
 """
 import collections
-import datetime
 import json
 import os
 import socket
@@ -25,6 +24,7 @@ from weir._lib import WeirError
 from weir.session import Session
 
 ATTEMPTS = 3
+LOOK_S = 0.02  # between two looks at the store
 Regrouped = collections.namedtuple("Regrouped", "epoch rank world next_step model_source former")
 
 
@@ -42,8 +42,24 @@ def seats(members):
     return numbers
 
 
-def _wait(store, keys, timeout_s):
-    store.wait(keys, datetime.timedelta(seconds=timeout_s))
+class _Missing(Exception):
+    """A word was not in the store in time."""
+
+
+def _put(store, key, text):
+    store.set(key, text)
+    store.add(f"{key}/there", 1)
+
+
+def _take(store, key, timeout_s):
+    """Returns what _put wrote. It looks again and again, since a store of torch 1.13 is out of step
+    after a wait that ended by its timeout, and get() waits for as long as the store likes."""
+    end = time.monotonic() + timeout_s
+    while store.add(f"{key}/there", 0) == 0:
+        if time.monotonic() >= end:
+            raise _Missing
+        time.sleep(LOOK_S)
+    return store.get(key).decode()
 
 
 def _close_list(store, key, expected, settle_s, timeout_s):
@@ -56,15 +72,14 @@ def _close_list(store, key, expected, settle_s, timeout_s):
         elif time.monotonic() - since >= settle_s:
             break
         else:
-            time.sleep(0.02)
+            time.sleep(LOOK_S)
     members = []
     for ticket in range(1, signed + 1):
         try:
-            _wait(store, [f"{key}/member/{ticket}"], settle_s)
-        except RuntimeError:
+            members.append(json.loads(_take(store, f"{key}/member/{ticket}", settle_s)))
+        except _Missing:
             continue  # the process ended between taking a number and signing
-        members.append(json.loads(store.get(f"{key}/member/{ticket}").decode()))
-    store.set(f"{key}/list", json.dumps(members))
+    _put(store, f"{key}/list", json.dumps(members))
 
 
 def meet(store, prefix, epoch, rank, *, expected=None, settle_s=5.0, timeout_s=60.0):
@@ -76,15 +91,15 @@ def meet(store, prefix, epoch, rank, *, expected=None, settle_s=5.0, timeout_s=6
     key = f"{prefix}/{epoch}"
     name = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
     ticket = store.add(f"{key}/signed", 1)
-    store.set(f"{key}/member/{ticket}", json.dumps([name, rank]))
+    _put(store, f"{key}/member/{ticket}", json.dumps([name, rank]))
     if ticket == 1:
         _close_list(store, key, expected, settle_s, timeout_s)
     try:
-        _wait(store, [f"{key}/list"], timeout_s + settle_s)
-    except RuntimeError:
+        closed = _take(store, f"{key}/list", timeout_s + settle_s)
+    except _Missing:
         raise WeirError(f"epoch {epoch}: the list of ranks was not closed within "
                         f"{timeout_s + settle_s:g} s", _lib.DEADLINE_EXCEEDED, rank) from None
-    members = [tuple(member) for member in json.loads(store.get(f"{key}/list").decode())]
+    members = [tuple(member) for member in json.loads(closed)]
     numbers = seats(members)
     if name not in numbers:
         raise WeirError(f"epoch {epoch}: this rank came too late, {len(members)} ranks have gone "
@@ -94,14 +109,15 @@ def meet(store, prefix, epoch, rank, *, expected=None, settle_s=5.0, timeout_s=6
 
 def exchange(store, key, rank, world, address, timeout_s=60.0):
     """Exchanges the addresses of all ranks through the store."""
-    store.set(f"{key}/{rank}", address)
-    keys = [f"{key}/{r}" for r in range(world)]
+    _put(store, f"{key}/{rank}", address)
+    end, found = time.monotonic() + timeout_s, []
     try:
-        _wait(store, keys, timeout_s)
-    except RuntimeError:
-        raise WeirError(f"not all of {world} ranks gave their address within {timeout_s:g} s",
+        for other in range(world):
+            found.append(_take(store, f"{key}/{other}", end - time.monotonic()))
+    except _Missing:
+        raise WeirError(f"rank {len(found)} of {world} gave no address within {timeout_s:g} s",
                         _lib.DEADLINE_EXCEEDED, rank) from None
-    return [store.get(k).decode() for k in keys]
+    return found
 
 
 def _attempts(first, attempt):
@@ -124,7 +140,7 @@ def reform(session, store, *, expected=None, settle_s=5.0, timeout_s=60.0):
     prefix = f"weir/regroup/{session.job}"
     rank = session.rank
     # Replacements have no other source of the key. Every survivor sets the same value.
-    store.set(f"{prefix}/key", (session.security["job_key"] or b"").hex() or "none")
+    _put(store, f"{prefix}/key", (session.security["job_key"] or b"").hex() or "none")
 
     def attempt(epoch):
         new_rank, world, former = meet(store, prefix, epoch, rank, expected=expected,
@@ -133,19 +149,24 @@ def reform(session, store, *, expected=None, settle_s=5.0, timeout_s=60.0):
         session.connect(exchange(store, f"{prefix}/{epoch}/address", new_rank, world,
                                  session.address, timeout_s))
         if new_rank == 0:
-            store.set(f"{prefix}/epoch", str(epoch))
+            store.add(f"{prefix}/epoch", epoch - store.add(f"{prefix}/epoch", 0))
         stats = session.stats()
         return Regrouped(epoch, new_rank, world, stats.next_step, stats.model_source, former)
 
     return _attempts(session.stats().epoch + 1, attempt)
 
 
-def _with_key(store, prefix, options):
+def _with_key(store, prefix, options, timeout_s):
     """The options of a replacement. Survivors put the key into the store before they sign."""
     given = {**keys.settings(), **options}
     if not keys.wants_key(given):
         return given
-    key = store.get(f"{prefix}/key").decode()
+    try:
+        key = _take(store, f"{prefix}/key", timeout_s)
+    except _Missing:
+        raise WeirError(f"no surviving rank has put the job's key into the store within {timeout_s:g} s: "
+                        "survivors must call reform() with the same job and store",
+                        _lib.DEADLINE_EXCEEDED) from None
     return {**given, "job_key": None if key == "none" else bytes.fromhex(key)}
 
 
@@ -158,17 +179,12 @@ def rejoin(job, store, *, epoch=None, expected=None, settle_s=5.0, timeout_s=60.
     """
     prefix = f"weir/regroup/{job}"
     if epoch is None:
-        # add() would create the key, so it is read.
-        try:
-            _wait(store, [f"{prefix}/epoch"], 0.05)
-            epoch = int(store.get(f"{prefix}/epoch")) + 1
-        except RuntimeError:
-            epoch = 1
+        epoch = store.add(f"{prefix}/epoch", 0) + 1
 
     def attempt(number):
         rank, world, former = meet(store, prefix, number, None, expected=expected,
                                    settle_s=settle_s, timeout_s=timeout_s)
-        session = Session(job, rank, world, epoch=number, **_with_key(store, prefix, options))
+        session = Session(job, rank, world, epoch=number, **_with_key(store, prefix, options, timeout_s))
         try:
             session.connect(exchange(store, f"{prefix}/{number}/address", rank, world,
                                      session.address, timeout_s))

@@ -110,7 +110,7 @@ def replaced(rank, world):
     store = dist.distributed_c10d._get_default_store()
     model, found = make_model(), None
     if rank == 3:
-        regroup._wait(store, ["dying"], 60.0)
+        regroup._take(store, "dying", 60.0)
         with torch.no_grad():
             for p in model.parameters():
                 p.zero_()  # whatever it begins with
@@ -124,7 +124,7 @@ def replaced(rank, world):
     step = found.next_step if found else 0
     while step < STEPS:
         if rank == VICTIM and step == LAST_WORDS:
-            store.set("dying", "1")
+            regroup._put(store, "dying", "1")
             os.kill(os.getpid(), signal.SIGKILL)
         try:
             losses.append(_share_of(model, session, key, step))
@@ -151,7 +151,7 @@ def replaced_under_ddp(rank, world):
     counted = torch.tensor([float(rank)])  # stands for what an optimiser keeps
     step, found, losses = 0, None, []
     if rank == 3:
-        regroup._wait(store, ["dying"], 60.0)
+        regroup._take(store, "dying", 60.0)
         for _ in range(2):
             loss_of(ddp, 99, rank).backward()
         with torch.no_grad():
@@ -163,7 +163,7 @@ def replaced_under_ddp(rank, world):
         state = weir.attach(ddp, rank=rank, world=3, **options)
     while step < STEPS:
         if rank == VICTIM and step == LAST_WORDS:
-            store.set("dying", "1")
+            regroup._put(store, "dying", "1")
             os.kill(os.getpid(), signal.SIGKILL)
         ddp.zero_grad()
         loss = loss_of(ddp, step, state.rank)
@@ -211,10 +211,6 @@ class Store:
     def get(self, key):
         return self.values[key]
 
-    def wait(self, keys, timeout):
-        if not all(key in self.values for key in keys):
-            raise RuntimeError("timeout")
-
 
 class MeetTest(unittest.TestCase):
 
@@ -231,7 +227,18 @@ class MeetTest(unittest.TestCase):
         store = Store()
         store.add("p/1/signed", 1)  # and died
         with self.assertRaisesRegex(weir.WeirError, "was not closed"):
-            regroup.meet(store, "p", 1, 1, timeout_s=0.1)
+            regroup.meet(store, "p", 1, 1, timeout_s=0.1, settle_s=0.1)
+
+    def test_a_rank_without_an_address_is_named(self):
+        store = Store()
+        self.assertEqual(regroup.exchange(store, "k", 0, 1, "x"), ["x"])
+        with self.assertRaisesRegex(weir.WeirError, "rank 2 of 3 gave no address within 0.1 s"):
+            regroup.exchange(store, "k", 1, 3, "y", 0.1)
+
+    def test_a_replacement_does_not_wait_for_a_key_for_ever(self):
+        store = Store()
+        with self.assertRaisesRegex(weir.WeirError, "no surviving rank has put the job's key"):
+            regroup.rejoin("job", store, expected=1, settle_s=0.01, timeout_s=0.1)
 
 
 def one_cannot_start(rank, world):
