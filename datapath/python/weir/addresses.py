@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import socket
+import sys
 from typing import Any, Dict
 
 from weir import _lib
@@ -27,6 +28,11 @@ PROBERS = 4
 CANDIDATES_MAX = 8
 _WILDCARDS = ("", "0.0.0.0", "::", "*")
 _chosen: Dict[tuple, str] = {}  # host by what prescribes it, for later groups of this process
+
+
+def warn(text):
+    """Prints a warning."""
+    print(f"weir: {text}", file=sys.stderr, flush=True)
 
 
 def _refuse(message, rank):
@@ -121,7 +127,8 @@ def choose(meeting, listen=None, probes=True):
 
     listen: replaces WEIR_LISTEN. probes: False if `listen` is of a form that only the transport knows;
     it is then returned as it is. WeirError: the others cannot reach this rank, or this one cannot reach
-    another. Takes up to two seconds after the last rank has called, five where a rank cannot be reached."""
+    another. Takes up to two seconds after the last rank has called. Where an address does not answer, a
+    warning says so within these two seconds, and the error follows within five."""
     rank = meeting.rank
     if not probes and listen:
         meeting.set(f"entry/{rank}", json.dumps({"identity": None, "candidates": []}))
@@ -199,6 +206,8 @@ def _vote(meeting, entries):
     left = [((r, host), host, entries[r]["port"], entries[r]["token"])
             for r in votes for host, _, loopback in entries[r]["candidates"] if not loopback]
     for limit_s in (probe.PROBE_S, probe.PATIENT_S):
+        for r in sorted({target[0][0] for target in left} if limit_s == probe.PATIENT_S else ()):
+            warn(f"{_explain(entries, r, rank, votes[r])}. Trying for another {limit_s:g} s")
         results = probe.all_at_once(left, limit_s)
         for (r, host), result in results.items():
             votes[r][host] = str(result) if isinstance(result, probe.Unreachable) else result

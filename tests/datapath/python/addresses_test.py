@@ -28,6 +28,7 @@ RANK = pathlib.Path(__file__).resolve()
 DEADLINE_S = 25.0
 NEEDS_IPTABLES = unittest.skipUnless(shutil.which("iptables-legacy"), "needs iptables-legacy")
 PORT = 29611
+WARNED_S = 4.0  # of the warning before it: 1.5 s, and a busy machine
 SOON_S = 8.0  # of a message that a rank cannot be reached: 4.5 s, and a busy machine
 
 
@@ -123,6 +124,10 @@ def as_rank(how):
     faulthandler.dump_traceback_later(DEADLINE_S - 5.0)  # says where a rank waits
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
     began, found = time.monotonic(), {}
+
+    def warn(text):
+        found.update(warning=text, warned_after_s=time.monotonic() - began)
+    addresses.warn = warn
     tensor = torch.ones(1000) * (rank + 1)
     try:
         if how == "gloo":
@@ -243,10 +248,12 @@ class AddressesTest(unittest.TestCase):
                 self.assertIn(address[rank], found.get("address", found.get("error", output)))
 
     def expect_refusal(self, network, master, words, environments=({}, {}), how="hook"):
-        for status, found, output in job(network, master, how, environments):
+        results = job(network, master, how, environments)
+        for status, found, output in results:
             for word in words:
                 self.assertIn(word, found.get("error", output))
             self.assertLess(found["seconds"], SOON_S)
+        return [found for _, found, _ in results]
 
     def test_ipv6_only(self):
         with Network([(("fd77::1", "fd77::2"), 1500)]) as network:
@@ -312,9 +319,12 @@ class AddressesTest(unittest.TestCase):
         with Network([(("10.77.0.1", "10.77.0.2"), 1500)]) as network:
             network.inside(0, "iptables-legacy", "-A", "INPUT", "-i", "nic0", "-p", "tcp", "--dport", "7007",
                            "-j", "DROP")
-            self.expect_refusal(network, "10.77.0.1", [
-                "10.77.0.1:7007", "interface nic0", "WEIR_LISTEN", "firewall"],
-                [{"WEIR_LISTEN": "10.77.0.1:7007"}, {}])
+            words = ["10.77.0.1:7007", "interface nic0", "WEIR_LISTEN", "firewall"]
+            results = self.expect_refusal(network, "10.77.0.1", words,
+                                          [{"WEIR_LISTEN": "10.77.0.1:7007"}, {}])
+            for word in words:
+                self.assertIn(word, results[1]["warning"])
+            self.assertLess(results[1]["warned_after_s"], WARNED_S)
 
     def expect_check(self, network, peers, words, statuses):
         """`weir check --peers` on both hosts; `words`: what it prints on host 0 and on host 1."""
