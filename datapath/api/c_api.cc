@@ -145,6 +145,13 @@ weir_status weir_session_connect(weir_session* session, const char* const* addre
   });
 }
 
+weir_status weir_session_interrupt_connect(weir_session* session) {
+  return Guard(session, [&]() -> Status {
+    session->current()->InterruptConnect();
+    return OkStatus();
+  });
+}
+
 weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh) {
   return Guard(session, [&]() -> Status {
     WEIR_ASSIGN_OR_RETURN(const weir_mesh c, ReadStruct(mesh, "mesh"));

@@ -159,6 +159,13 @@ weir_status weir_communicator_connect(weir_communicator* communicator, const cha
   });
 }
 
+weir_status weir_communicator_interrupt_connect(weir_communicator* communicator) {
+  return Guard(communicator, [&]() -> Status {
+    communicator->communicator->InterruptConnect();
+    return OkStatus();
+  });
+}
+
 weir_status weir_communicator_shutdown(weir_communicator* communicator) {
   return Guard(communicator, [&]() -> Status {
     communicator->communicator->Close();

@@ -4,9 +4,10 @@
  * Conventions: handles are opaque. `struct_size` is the first member of every public struct, set to
  * sizeof by the caller. Every function that can fail returns a weir_status and never throws. Every
  * wait has a deadline. A session belongs to one rank of one job. Only one thread may call functions
- * of a session at a time, except weir_last_error, weir_get_stats and all functions of requests,
- * which are thread-safe. Handles belong to the process that made them: in a forked child functions
- * return WEIR_FAILED_PRECONDITION for them, and closing them has no effect. */
+ * of a session at a time, except weir_last_error, weir_get_stats, weir_session_interrupt_connect
+ * and all functions of requests, which are thread-safe. Handles belong to the process that made
+ * them: in a forked child functions return WEIR_FAILED_PRECONDITION for them, and closing them has
+ * no effect. */
 #ifndef WEIR_H_
 #define WEIR_H_
 
@@ -157,6 +158,10 @@ WEIR_EXPORT const char* weir_session_address(const weir_session* session);
 /* Connects to all ranks; addresses[r] is rank r's weir_session_address. Collective call. */
 WEIR_EXPORT weir_status weir_session_connect(weir_session* session, const char* const* addresses,
                                              int32_t count);
+/* Lets weir_session_connect, which runs or is still to be called, return WEIR_ABORTED soon. For a
+ * caller that learns by other ways that some rank will never connect. Thread-safe, but must not be
+ * called at the same time as weir_session_reform or weir_session_close. */
+WEIR_EXPORT weir_status weir_session_interrupt_connect(weir_session* session);
 /* To be called after a failure, or between steps: leaves the mesh, whatever its state, within 5 s,
  * and listens for a new one, of the survivors (with new numbers) or with replacements in the places
  * of lost ranks. The caller (a store, a scheduler) must make sure that all of them pass the same
@@ -310,6 +315,8 @@ WEIR_EXPORT weir_status weir_communicator_create(const weir_communicator_options
 WEIR_EXPORT const char* weir_communicator_address(const weir_communicator* communicator);
 WEIR_EXPORT weir_status weir_communicator_connect(weir_communicator* communicator,
                                                   const char* const* addresses, int32_t count);
+/* As weir_session_interrupt_connect. */
+WEIR_EXPORT weir_status weir_communicator_interrupt_connect(weir_communicator* communicator);
 WEIR_EXPORT void weir_communicator_close(weir_communicator* communicator);
 /* Ends running operations with WEIR_ABORTED, as weir_communicator_close does, and frees nothing.
  * For closing while other threads wait: shut down, let them return, and then close. */

@@ -147,6 +147,11 @@ Status Communicator::Connect(const std::vector<std::string>& addresses) {
   return OkStatus();
 }
 
+void Communicator::InterruptConnect() {
+  collectives_->Interrupt();
+  messages_->Interrupt();
+}
+
 void Communicator::Close() {
   if (closing_.exchange(true)) return;
   open_.store(false);

@@ -39,7 +39,7 @@ struct CommunicatorOptions {
 /// The most collectives that wait to run. kMessagesMax bounds messages.
 inline constexpr size_t kCollectivesQueued = 1024;
 
-/// One rank's end. Thread-safe except for Connect, during which no other call is allowed.
+/// One rank's end. Thread-safe except for Connect, during which only InterruptConnect is allowed.
 /// Operations return when queued. kInvalidArgument and kFailedPrecondition say why an operation was
 /// not queued, kResourceExhausted that too many wait; `done` is not called then. Buffers must stay
 /// valid and unchanged until `done`, which is called once, on a thread of the communicator, and
@@ -73,6 +73,9 @@ class Communicator {
   /// Connects to all ranks; addresses[r] is that of rank r. Every rank calls it once. Errors as
   /// Transport::Connect.
   Status Connect(const std::vector<std::string>& addresses);
+  /// Lets Connect, which runs or is still to be called, return kAborted soon. Not to be called at
+  /// the same time as Close.
+  void InterruptConnect();
   /// Ends running operations with kAborted and joins the threads, within 5 s. Later operations
   /// fail. A second call has no effect.
   void Close();

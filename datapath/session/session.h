@@ -105,6 +105,10 @@ class Session : public AgentHandler {
   /// more than one; kFailedPrecondition: all ranks are newcomers.
   Status Connect(const std::vector<TransportAddress>& addresses);
 
+  /// Lets Connect, which runs or is still to be called, return kAborted soon. Thread-safe, but not
+  /// at the same time as Close.
+  void InterruptConnect() { transport_->Interrupt(); }
+
   /// Ends every operation with kAborted, joins every thread and leaves the job. Peers whose
   /// operations no longer need this rank complete them. Idempotent.
   void Close();

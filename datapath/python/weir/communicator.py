@@ -90,6 +90,10 @@ class Communicator:
         array = (ctypes.c_char_p * len(addresses))(*[a.encode() for a in addresses])
         self._call("weir_communicator_connect", array, len(addresses))
 
+    def interrupt_connect(self):
+        """Ends connect(), which runs in another thread, with an error."""
+        self._call("weir_communicator_interrupt_connect")
+
     def all_reduce(self, data, count, dtype, reduction):
         """Reduces `count` elements over all ranks, in place."""
         return self._submit("weir_communicator_all_reduce", data, count, dtype, reduction)

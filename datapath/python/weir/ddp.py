@@ -148,6 +148,16 @@ def _not_taken(job):
     return next(name for name in names if name not in taken)
 
 
+def _connected(session, peers):
+    """Returns `session`, connected to all ranks."""
+    try:
+        session.connect(peers)
+        return session
+    except BaseException:
+        session.close()
+        raise
+
+
 class DDPState(Steps):
     """The state of the hook for one DistributedDataParallel model on one rank.
 
@@ -215,11 +225,9 @@ class DDPState(Steps):
             if join:
                 self.session = join(job, options)
             elif peers:
-                self.session = Session(job, self.rank, self.world, **options)
+                self.session = _connected(Session(job, self.rank, self.world, **options), peers)
             else:
-                self.session, peers = self._listen(job, options, meeting)
-        if not join:
-            self._connect(peers)
+                self.session = self._meet(job, options, meeting)
         self.rank, self.world = self.session.rank, self.session.world
         attached.add(self)
         self._announce(agent, plan_file)
@@ -231,8 +239,8 @@ class DDPState(Steps):
         self._agreement = Agreement(store, f"weir/{place}/{count}")
         return Meeting(store, f"weir/{place}/{count}", self.rank, self.world)
 
-    def _listen(self, job, options, meeting):
-        """Returns a session and the addresses of all ranks."""
+    def _meet(self, job, options, meeting):
+        """Returns a session that is connected to the other ranks of the meeting."""
         if self.rank == 0:
             meeting.set("job", _not_taken(job))
         common = meeting.get("job").decode()
@@ -247,16 +255,10 @@ class DDPState(Steps):
         session = Session(common, self.rank, self.world, **options)
         try:
             meeting.set(f"address/{self.rank}", session.address)
-            return session, meeting.get_all("address")
+            meeting.connect(session, meeting.get_all("address"))
+            return session
         except BaseException:
             session.close()
-            raise
-
-    def _connect(self, peers):
-        try:
-            self.session.connect(peers)
-        except BaseException:
-            self.session.close()
             raise
 
     def _announce(self, agent, plan_file):

@@ -5,18 +5,22 @@
         meeting.set(f"entry/{rank}", text)
         texts = meeting.get_all("entry")
 
-An error in the block of one rank ends the others' get() at once with a RankLost that names the rank
-and the cause: that rank writes it wherever others may wait. (Waiting for a short time, again and
+        meeting.connect(session, addresses)
+
+An error in the block of one rank ends the others' get() and connect() at once with a RankLost that
+names the rank and the cause: that rank writes it wherever others may wait. (Waiting for a short time, again and
 again, would need no list of keys, but a store of torch 1.13 is out of step after a wait that ended
 by its timeout.) Knows nothing of torch.
 """
 import contextlib
 import socket
+import threading
 import time
 
 from weir import _lib
 from weir._lib import RankLost
 
+LISTEN_S = 0.2  # between two looks at the store while a rank connects
 LINGER_S = 1.0  # for which rank 0, whose process may serve the store, waits until all know of a failure
 _OF_RANK_0 = ("job", "key")
 _OF_EACH_RANK = ("entry", "votes", "address")
@@ -47,6 +51,31 @@ class Meeting:
     def get_all(self, kind):
         """Returns the words of all ranks as texts."""
         return [self.get(f"{kind}/{r}").decode() for r in range(self.world)]
+
+    def connect(self, end, addresses):
+        """Connects `end`, a Session or Communicator, to all ranks. Errors: those of end.connect() and of get()."""
+        done, told = threading.Event(), threading.Event()
+
+        def listen():
+            with contextlib.suppress(RuntimeError):  # of a store that is gone
+                while not done.wait(LISTEN_S):
+                    if self.store.add(f"{self.prefix}/know", 0) > 0:
+                        told.set()
+                        end.interrupt_connect()
+                        return
+
+        listener = threading.Thread(target=listen, name="weir-meeting", daemon=True)
+        listener.start()
+        try:
+            end.connect(addresses)
+        except RuntimeError:
+            if not told.is_set():
+                raise
+        finally:
+            done.set()
+            listener.join(LINGER_S)
+        if told.is_set():
+            self.get(f"address/{self.rank}")
 
     def __enter__(self):
         return self

@@ -140,7 +140,7 @@ class WeirProcessGroup(versions.ProcessGroup):
         try:
             with Meeting(store, f"weir/{generation}", rank, world) as meeting:
                 peers = self._listen(meeting, timeout_s)
-            self._communicator.connect(peers)
+                meeting.connect(self._communicator, peers)
         except BaseException:
             self.close()
             raise

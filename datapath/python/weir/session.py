@@ -81,6 +81,10 @@ class Session:
         self._check(self._library.weir_session_connect(self._open_handle(), array,
                                                        len(addresses)))
 
+    def interrupt_connect(self):
+        """Ends connect(), which runs in another thread, with an error. Thread-safe, except for close()."""
+        self._check(self._library.weir_session_interrupt_connect(self._open_handle()))
+
     def reform(self, epoch, rank, world, listen=None):
         """Leaves the mesh and listens for a new one, as `rank` of `world`. connect() must follow.
 

@@ -60,6 +60,17 @@ class CApiTest : public ::testing::Test {
   std::vector<weir_session*> sessions;
 };
 
+TEST_F(CApiTest, InterruptEndsConnect) {
+  const weir_options options = Options(0, 2);
+  weir_session* session = nullptr;
+  ASSERT_EQ(weir_session_create(&options, &session, nullptr, 0), WEIR_OK);
+  const char* addresses[] = {weir_session_address(session), "127.0.0.1:1"};
+  std::thread other([&] { EXPECT_EQ(weir_session_interrupt_connect(session), WEIR_OK); });
+  EXPECT_EQ(weir_session_connect(session, addresses, 2), WEIR_ABORTED) << weir_last_error(session);
+  other.join();
+  weir_session_close(session);
+}
+
 TEST_F(CApiTest, CreateChecksItsOptions) {
   weir_session* session = reinterpret_cast<weir_session*>(1);
   char error[200] = "";

@@ -84,6 +84,18 @@ TEST_F(CommunicatorApiTest, CreateChecksItsOptions) {
   EXPECT_EQ(weir_communicator_create(&options, nullptr, error, 1), WEIR_INVALID_ARGUMENT);
 }
 
+TEST_F(CommunicatorApiTest, InterruptEndsConnect) {
+  const weir_communicator_options options = CommunicatorOptions(0, 2);
+  weir_communicator* own = nullptr;
+  ASSERT_EQ(weir_communicator_create(&options, &own, nullptr, 0), WEIR_OK);
+  const char* addresses[] = {weir_communicator_address(own), "127.0.0.1:1,127.0.0.1:2"};
+  std::thread other([&] { EXPECT_EQ(weir_communicator_interrupt_connect(own), WEIR_OK); });
+  EXPECT_EQ(weir_communicator_connect(own, addresses, 2), WEIR_ABORTED)
+      << weir_communicator_last_error(own);
+  other.join();
+  weir_communicator_close(own);
+}
+
 TEST_F(CommunicatorApiTest, EveryOperationDoesWhatItSays) {
   constexpr int kWorld = 3;
   Open(kWorld);

@@ -57,6 +57,10 @@ def own_key(path):
     os.environ["WEIR_JOB_KEY_FILE"] = path
 
 
+def encrypts():
+    os.environ["WEIR_ENCRYPT"] = "1"
+
+
 def no_library():
     mock.patch.object(weir._lib, "library", side_effect=weir.LibraryNotFound("no libweir.so")).start()
 
@@ -84,6 +88,15 @@ class MeetingTest(unittest.TestCase):
         self.expect("attach", unknown_transport, ["pigeon"])
         self.expect("attach", no_library, ["no libweir.so"])
         self.expect("attach", another_job, ["'another'", "'training'", "WEIR_JOB"])
+
+    def test_an_error_while_connecting(self):
+        for how in ("attach", "group"):
+            for failing in (0, 2):
+                results = ranks.run(3, start, how, encrypts, failing, None, deadline_s=DEADLINE_S)
+                for rank, ((error, seconds), _) in enumerate(results):
+                    with self.subTest(how=how, failing=failing, rank=rank):
+                        self.assertIn(f"encrypt: rank {failing} does, rank", error or "")
+                        self.assertLess(seconds, TOLD_S)
 
     def test_ranks_do_not_wait_for_a_late_one_to_hear_of_it(self):
         self.expect("attach", no_key_file, ["/nonexistent/key"], failing=2, world=3, late=0)
