@@ -71,6 +71,7 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
     options.compare_every_steps = static_cast<uint64_t>(std::max(c.compare_every_steps, 0));
   }
   if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
+  options.local_steps = c.local_steps != 0;
   WEIR_RETURN_IF_ERROR(weir::c_api::ReadSecurity(c, &options));
   return options;
 }

@@ -97,8 +97,9 @@ typedef struct weir_options {
                              if cores are free and steps wait for encoding */
   /* In every step whose number is divisible by this, ranks hash what was delivered to them, and
    * compare the hashes while they run the next step. A difference fails the session on every rank
-   * with WEIR_DATA_LOSS, naming the bucket and the ranks on each side. Equal on all ranks; 0: 64;
-   * negative: never. */
+   * with WEIR_DATA_LOSS, naming the bucket and the ranks on each side. Where a step spans several
+   * of the optimiser (local_steps), every step counts. Equal on all ranks; 0: 64; negative: never.
+   */
   int32_t compare_every_steps;
   /* The key of the job: 32 random bytes, which only the ranks of the job know and which are equal
    * on all of them. Ranks prove to each other that they hold it, and every frame except those in
@@ -110,6 +111,12 @@ typedef struct weir_options {
   int32_t encrypt;         /* with a key: 1: only the ranks can read payloads; equal on all ranks */
   int32_t unauthenticated; /* without a key: 1: permits connections over a network. Anybody on that
                               network can take part in the job and change its results */
+  /* 1: the caller does what `sync` of the active plan (weir_get_plan) says: with `every` above 1, a
+   * step of the session spans that many steps of the optimiser, and what its buckets sum is the
+   * change of the parameters. Deadlines then grow by eight times what this rank needed from the
+   * step's begin to its first all-reduce, since others may be slower. 0: plans with `every` above 1
+   * are refused. Equal on all ranks. */
+  int32_t local_steps;
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */
@@ -240,10 +247,11 @@ WEIR_EXPORT weir_status weir_report_loss(weir_session* session, double loss);
  * last step was not skipped, or another one has begun. */
 WEIR_EXPORT weir_status weir_report_non_finite(weir_session* session, const char* parameter);
 
-/* The state for checkpoints, between steps: error-feedback residuals and momenta of all
- * parameters, and the states of codecs. Export with a NULL buffer gives the size. Import replaces
- * everything: residuals are matched by parameter name, states of codecs by bucket key. Unknown
- * ones are kept for later, and sizes must match. On error nothing changes. */
+/* The state for checkpoints, between steps or before the first all-reduce of one: error-feedback
+ * residuals and momenta of all parameters, and the states of codecs. Export with a NULL buffer
+ * gives the size. Import replaces everything: residuals are matched by parameter name, states of
+ * codecs by bucket key. Unknown ones are kept for later, and sizes must match. On error nothing
+ * changes. */
 WEIR_EXPORT weir_status weir_export_state(weir_session* session, void* buffer, size_t* size);
 WEIR_EXPORT weir_status weir_import_state(weir_session* session, const void* buffer, size_t size);
 
@@ -251,8 +259,9 @@ WEIR_EXPORT weir_status weir_import_state(weir_session* session, const void* buf
  * next step on. Use it for a loss scale that changes (its new value over the old one). If the
  * learning rate is applied after the all-reduce, and residuals should count at the rate of the
  * step that they come from, use it also for the rate (its old value over the new one). To be
- * called between steps, on every rank with the same factor. WEIR_INVALID_ARGUMENT: factor is not
- * finite and positive, or an element would overflow; nothing changes then. */
+ * called between steps or before the first all-reduce of one, on every rank with the same factor.
+ * WEIR_INVALID_ARGUMENT: factor is not finite and positive, or an element would overflow; nothing
+ * changes then. */
 WEIR_EXPORT weir_status weir_scale_state(weir_session* session, double factor);
 
 WEIR_EXPORT weir_status weir_get_stats(weir_session* session, weir_stats* stats);

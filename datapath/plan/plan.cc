@@ -4,7 +4,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -13,6 +12,7 @@
 #include "datapath/base/json.h"
 #include "datapath/codec/codec_names.h"
 #include "datapath/collective/primitives.h"
+#include "datapath/plan/canonical_number.h"
 
 namespace weir {
 namespace {
@@ -178,14 +178,6 @@ Status ValidateShardShares(const std::vector<uint32_t>& shares, int world) {
       StrCat("plan.shard_shares: expected a sum of ", kShardShareTotal, ", found ", sum));
 }
 
-// The shortest decimal that reads back as the same double, so that the text is the same on every
-// machine.
-std::string CanonicalNumber(double value) {
-  char text[32];
-  const auto result = std::to_chars(text, text + sizeof text, value);
-  return std::string(text, result.ptr);
-}
-
 std::string CanonicalChoice(const Choice& choice) {
   return StrCat(choice.codec, "|", choice.collective, "|", CanonicalNumber(choice.ratio), "|",
                 choice.bits, "|", choice.segment_bytes, "\n");
@@ -292,6 +284,10 @@ StatusOr<Plan> ParsePlan(std::string_view text, UnknownKeys unknown_keys) {
   }
   WEIR_RETURN_IF_ERROR(ReadRingOrder(reader, &plan));
   WEIR_RETURN_IF_ERROR(ReadShardShares(reader, &plan));
+  if (const json* sync = reader.Find("sync")) {
+    WEIR_ASSIGN_OR_RETURN(plan.sync,
+                          ReadSync(*sync, "plan.sync", unknown_keys == UnknownKeys::kReject));
+  }
   if (unknown_keys == UnknownKeys::kReject) WEIR_RETURN_IF_ERROR(reader.RejectUnknown());
   return plan;
 }
@@ -323,6 +319,7 @@ std::string PlanToJson(const Plan& plan) {
   }
   if (!plan.ring_order.empty()) document["ring_order"] = plan.ring_order;
   if (!plan.shard_shares.empty()) document["shard_shares"] = plan.shard_shares;
+  if (plan.sync != Sync()) document["sync"] = SyncToJson(plan.sync);
   return DumpJson(document);
 }
 
@@ -342,6 +339,7 @@ uint64_t PlanDigest(const Plan& plan) {
     for (const uint32_t share : plan.shard_shares) text += StrCat("|", share);
     text += "\n";
   }
+  if (plan.sync != Sync()) text += CanonicalText(plan.sync);
   return XXH3_64bits(text.data(), text.size());
 }
 
@@ -367,6 +365,12 @@ Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
   }
   WEIR_RETURN_IF_ERROR(ValidateRingOrder(plan.ring_order, limits.world));
   WEIR_RETURN_IF_ERROR(ValidateShardShares(plan.shard_shares, limits.world));
+  if (plan.sync.local() && !limits.local_steps) {
+    return InvalidArgument(
+        StrCat("plan.sync.every: expected 1, since this rank was attached without "
+               "its optimiser, found ",
+               plan.sync.every));
+  }
   for (const auto& [collective, lease] : plan.leases) {
     WEIR_RETURN_IF_ERROR(TermsOf(lease, limits.world).status());
   }

@@ -17,6 +17,7 @@
 #include "datapath/collective/collective.h"
 #include "datapath/exchange/exchange.h"
 #include "datapath/plan/aggregator_lease.h"
+#include "datapath/plan/sync.h"
 
 namespace weir {
 
@@ -51,6 +52,7 @@ struct Plan {
   std::map<std::string, AggregatorLease> leases = {};  // by collective
   std::vector<int> ring_order = {};  // every rank once, each sends to the next; empty: ascending
   std::vector<uint32_t> shard_shares = {};  // of each rank, in 1/kShardShareTotal; empty: equal
+  Sync sync = {};
 };
 
 enum class UnknownKeys {
@@ -71,9 +73,9 @@ StatusOr<Plan> ReadPlanFile(const std::string& path);
 std::string PlanToJson(const Plan& plan);
 
 /// XXH3-64 of the plan's canonical text: job, version, fallback, buckets by ascending key, leases
-/// by ascending collective, and, if any, the order of the ring and the shares of shards. Numbers
-/// are the shortest decimals that read back as the same value. Equal plans have equal digests on
-/// every machine. Thread-safe, O(n).
+/// by ascending collective, and, if any, the order of the ring, the shares of shards and what
+/// `sync` says. Numbers are the shortest decimals that read back as the same value. Equal plans
+/// have equal digests on every machine. Thread-safe, O(n).
 uint64_t PlanDigest(const Plan& plan);
 
 /// The choice for a bucket. Thread-safe.
@@ -87,6 +89,7 @@ struct PlanLimits {
   uint64_t memory_bytes_max = UINT64_MAX;  // for payloads and residuals
   uint64_t residual_bytes_held = 0;        // already in use
   int encode_workers = 1;                  // each of them may hold a payload
+  bool local_steps = false;                // the caller can do what Plan::sync says
 };
 
 /// Returns OK when every choice can run here: the job matches; names are known; forms match;

@@ -55,7 +55,8 @@ struct Operation {
   const Codec* codec = nullptr;
   const Collective* collective = nullptr;
   bool sample_statistics = false;
-  bool hashed = false;  // the step's replicas are compared, see replicas.h
+  bool hashed = false;          // the step's replicas are compared, see replicas.h
+  Duration lateness_allowed{};  // by which other ranks may come later than the deadline says
   std::function<void(const Status&)> done;
   // If set, the operation has no bucket, but one part, which runs this on the network thread.
   std::function<Status(Group&)> control;

@@ -25,6 +25,10 @@ constexpr int kStepShift = 20;
 // The last index belongs to the comparison of replicas.
 constexpr uint64_t kOperationsPerStepMax = (1u << (kStepShift - kIndexShift)) - 1;
 
+// Where a step spans many of the optimiser, a rank may be this many of this rank's times late: no
+// fixed deadline fits all periods.
+constexpr int kPeriodsLate = 8;
+
 // The collective of dense sums if there is no plan and all ranks have staging buffers.
 constexpr std::string_view kStagedCollective = "mesh";
 
@@ -52,6 +56,7 @@ StatusOr<std::shared_ptr<const Plan>> InitialPlan(const SessionOptions& options)
   PlanLimits limits;
   limits.job = options.job;
   limits.world = options.world;
+  limits.local_steps = options.local_steps;
   const Status valid = ValidatePlan(plan, limits);
   if (!valid.ok()) return Annotate(valid, StrCat("plan file '", options.plan_file, "'"));
   return std::make_shared<const Plan>(std::move(plan));
@@ -361,6 +366,9 @@ Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
   op.done = std::move(done);
   op.times.submitted = RealClock().Now();
   if (submitted_keys_.empty()) times_.first_submit = op.times.submitted;
+  if (plan_->sync.local()) {
+    op.lateness_allowed = kPeriodsLate * (times_.first_submit - times_.begin);
+  }
   times_.last_submit = op.times.submitted;
   submitted_keys_.push_back(bucket_key);  // before Submit, because nothing may throw after it
   const Status submitted = Submit(&op);
@@ -396,9 +404,11 @@ Status Session::AwaitOperations() {
   MutexLock lock(mutex_);
   // Each operation has its own deadline, and after the first failure the others end at once. So
   // this bound is exceeded only if a completion callback blocks.
-  const TimePoint deadline = RealClock().Now() +
-                             options_.operation_timeout * static_cast<int64_t>(outstanding_ + 1) +
-                             std::chrono::seconds(5);
+  const Duration late = operations_.empty() ? Duration(0) : operations_.back().lateness_allowed;
+  const TimePoint deadline =
+      RealClock().Now() +
+      (options_.operation_timeout + late) * static_cast<int64_t>(outstanding_ + 1) +
+      std::chrono::seconds(5);
   while (outstanding_ != 0) {
     if (!all_delivered_.WaitUntil(mutex_, deadline) && outstanding_ != 0) {
       return DeadlineExceeded(StrCat(outstanding_, " operations of step ", next_step_ - 1,

@@ -50,6 +50,8 @@ struct SessionOptions {
   // that it holds the key, which the agent never sees.
   std::optional<JobKey> job_key;
   bool encrypt = false, unauthenticated = false;
+  bool local_steps =
+      false;  // the caller does what the active plan's `sync` says; else such plans are refused
 };
 
 inline constexpr int kEncodeWorkersMax = 16;
@@ -210,14 +212,16 @@ class Session : public AgentHandler {
   Status AwaitOperations();
   StatusOr<bool> Settle();
   bool Compares(uint64_t step) const {
-    return options_.compare_every_steps != 0 && step % options_.compare_every_steps == 0 &&
-           options_.world > 1;
+    return options_.compare_every_steps != 0 && options_.world > 1 &&
+           (step % options_.compare_every_steps == 0 || plan_->sync.local());
   }
   /// The digest of this rank's results of the step that ends now.
   std::shared_ptr<const ReplicaDigest> TakeDigest();
   /// Queues the comparison of digest_, in front of the operations of the step that begins.
   Status Compare();
   Status Submit(Operation* op);
+  /// kFailedPrecondition while operations of a step may use residuals and states.
+  Status CheckQuiet(const char* what) const;
   /// kFailedPrecondition: `parameters` would dissolve a bucket that the open step has submitted.
   Status CheckUnused(const std::vector<ResidualParameter>& parameters) const WEIR_REQUIRES(mutex_);
   void Fail(const Status& status);

@@ -133,6 +133,7 @@ Status Session::TakePlan(Group& group, const std::vector<Standing>& all, int sou
   PlanLimits limits;
   limits.job = options_.job;
   limits.world = static_cast<int>(all.size());
+  limits.local_steps = options_.local_steps;
   std::string text;
   if (options_.rank == source) {
     const std::shared_ptr<const Plan> plan = ActivePlan();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The state of a Session that goes into checkpoints: residuals and momenta by parameter, and
-// codecs' states by bucket. All of it runs on the caller's thread between steps, when no stage
-// works on a bucket.
+// codecs' states by bucket. All of it runs on the caller's thread between steps, or in a step
+// before its first operation, when no stage works on a bucket.
 
 #include "datapath/base/json.h"
 #include "datapath/session/session.h"
@@ -57,20 +57,26 @@ void Session::TakeRestored(Bucket& bucket) {
   restored_.erase(found);
 }
 
+Status Session::CheckQuiet(const char* what) const {
+  if (!step_open_ || submitted_keys_.empty()) return OkStatus();
+  return FailedPrecondition(
+      StrCat("state is ", what, " between steps, or before the first all-reduce of a step"));
+}
+
 StatusOr<size_t> Session::ExportState(std::span<std::byte> out) {
-  if (step_open_) return FailedPrecondition("state is exported between steps");
+  WEIR_RETURN_IF_ERROR(CheckQuiet("exported"));
   WEIR_RETURN_IF_ERROR(ApplyAgreement());
   return residuals_->Export(out, SaveCodecStates());
 }
 
 StatusOr<size_t> Session::ExportBytes() {
-  if (step_open_) return FailedPrecondition("state is exported between steps");
+  WEIR_RETURN_IF_ERROR(CheckQuiet("exported"));
   WEIR_RETURN_IF_ERROR(ApplyAgreement());
   return residuals_->ExportBytes(SaveCodecStates());
 }
 
 Status Session::ImportState(std::span<const std::byte> bytes) {
-  if (step_open_) return FailedPrecondition("state is imported between steps");
+  WEIR_RETURN_IF_ERROR(CheckQuiet("imported"));
   WEIR_RETURN_IF_ERROR(ApplyAgreement());
   RestoredStates restored;
   WEIR_RETURN_IF_ERROR(
@@ -88,7 +94,7 @@ Status Session::ImportState(std::span<const std::byte> bytes) {
 }
 
 Status Session::ScaleState(double factor) {
-  if (step_open_) return FailedPrecondition("state is scaled between steps");
+  WEIR_RETURN_IF_ERROR(CheckQuiet("scaled"));
   WEIR_RETURN_IF_ERROR(ApplyAgreement());
   WEIR_RETURN_IF_ERROR(residuals_->Scale(factor));
   for (auto& [key, restored] : restored_) restored.Scale(factor);

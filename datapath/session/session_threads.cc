@@ -58,7 +58,8 @@ Status Session::RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready)
     const bool reaches_all = first.exchange->reaches_all();
     const Duration allowed =
         adaptive_deadline_.Begin(first.step, {first.bucket->key, part},
-                                 AdaptiveDeadlineKey(first.choice), RealClock().Now());
+                                 AdaptiveDeadlineKey(first.choice), RealClock().Now()) +
+        first.lateness_allowed;
     Status status = RunWithin(ops, allowed, ready);
     if (status.code() == StatusCode::kDeadlineExceeded) {
       return DeadlineExceeded(StrCat(Message(status), adaptive_deadline_.Explain()));
@@ -257,6 +258,7 @@ void Session::OnOffer(PlanOffer offer) {
                                                                 : AvailableMemoryBytes() / 2;
   limits.residual_bytes_held = residuals_->MemoryBytes();
   limits.encode_workers = options_.encode_workers;
+  limits.local_steps = options_.local_steps;
   Status valid = ValidatePlan(*offer.plan, limits);
   std::shared_ptr<const Plan> lease;
   if (offer.lease_plan.has_value()) {

@@ -120,6 +120,7 @@ class Options(ctypes.Structure):
         ("encode_workers", ctypes.c_int32),
         ("compare_every_steps", ctypes.c_int32),
         *_SECURITY,
+        ("local_steps", ctypes.c_int32),
     ]
 
 

@@ -33,7 +33,8 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
            compare_every_steps: Optional[int] = None, compare_parameters: Optional[bool] = None,
            job_key: Optional[bytes] = None, encrypt: Optional[bool] = None,
            unauthenticated: Optional[bool] = None,
-           process_group: Optional[dist.ProcessGroup] = None) -> ddp.DDPState:
+           process_group: Optional[dist.ProcessGroup] = None,
+           optimizer: Optional[torch.optim.Optimizer] = None) -> ddp.DDPState:
     """Lets Weir exchange the gradients of a wrapped model. All ranks must call it, in the same order.
 
     model: one of these, before its first forward pass:
@@ -65,6 +66,9 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
       unauthenticated      WEIR_UNAUTHENTICATED: allows any network without a key
     or from the process group: rank and world. process_group is the ranks that sum, by default those
     of the wrapper. scaler: the GradScaler of the training loop; see weir.ddp.
+    optimizer: that of the training loop. With it, plans may let ranks step on their own and
+    synchronise every few steps (weir.local); call state.synchronise(now=True) when training ends.
+    DistributedDataParallel only.
 
     Returns the state, for FSDP an FSDPState. Steps begin at the forward pass, so that Weir can tell
     computing from waiting; with register_comm_hook alone, a step begins at its first bucket.
@@ -78,6 +82,10 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
                             "reduce its gradients a second time: wrap it once",
                             _lib.INVALID_ARGUMENT)
         return ddp.attach_ddp(model, options)
+    if optimizer is not None and _is_wrapped(model):
+        raise WeirError("weir.attach(optimizer=...) takes DistributedDataParallel only: leave "
+                        "`optimizer` out", _lib.INVALID_ARGUMENT)
+    del options["optimizer"]
     if fsdp.is_fsdp1(model):
         return fsdp.attach_fsdp1(model, options)
     if fsdp.is_fsdp2(model):

@@ -154,6 +154,13 @@ class Communicator:
             if error.status == _lib.INVALID_ARGUMENT:
                 raise
 
+    def finish(self, operation):
+        """Waits for one operation, as long as its deadline allows, and frees it."""
+        try:
+            self.wait(operation)
+        finally:
+            self.release(operation)
+
     def close(self):
         """Ends every operation and frees the communicator, within 5 s. Safe to call twice."""
         if not self._handle:  # closed; modules may be gone if the interpreter ends

@@ -31,7 +31,7 @@ import itertools
 import os
 import sys
 import zlib
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 import torch
 import torch.distributed as dist
@@ -41,11 +41,13 @@ from weir import addresses
 from weir import keys
 from weir import regroup
 from weir._lib import WeirError
+from weir.local import LocalSteps, Sync, call_after_steps, check
 from weir.meeting import Meeting
 from weir.non_finite import Agreement
 from weir.session import Session
 from weir.staging import future_of
-from weir.steps import Steps, attached, begin_with_forward, columns
+from weir.steps import (Steps, at_end_of_backward, attached, begin_with_forward, columns,
+                        communicator)
 from weir.unreduced import DDPWatch, Watch
 
 CONNECT_TIMEOUT_S = 60.0
@@ -168,6 +170,7 @@ class DDPState(Steps):
     job_key: 32 bytes, equal on all ranks; None: see weir.keys.
     scaler: the torch.cuda.amp.GradScaler of the training loop, or an object with its get_scale().
     The scale must be equal on all ranks, which it is when all skip the same steps.
+    optimizer: that of the training loop, for local steps; see weir.local.
     join: a function of (job, options of Session) that returns a connected Session. It replaces the
     arguments that describe the peers; see attach_replacement.
     """
@@ -176,7 +179,7 @@ class DDPState(Steps):
                  plan_file=None, peers=None, listen=None, operation_timeout_s=None,
                  transport=None, scaler=None, encode_workers=None, join=None, job_key=None,
                  encrypt=None, unauthenticated=None, process_group=None,
-                 compare_every_steps=None, compare_parameters=None):
+                 compare_every_steps=None, compare_parameters=None, optimizer=None):
         environment = os.environ.get
         module = getattr(model, "module", model)
         if compare_parameters is None:
@@ -187,6 +190,9 @@ class DDPState(Steps):
         self._names = {id(p): name for name, p in self._by_name.items()}
         self._restored = None  # in the first steps after load_state_dict()
         self._watch: Optional[Watch] = None
+        self._local: Optional[LocalSteps] = None
+        self._store: Any = None  # in which the ranks meet
+        self._followed = 0  # the version of the plan whose `sync` counts
         self._keeps_gradients = False
         peers = peers or [p for p in environment("WEIR_PEERS", "").split(",") if p]
         group = process_group or getattr(model, "process_group", None)
@@ -221,6 +227,7 @@ class DDPState(Steps):
                 encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
                 compare_every_steps=(compare_every_steps
                                      or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
+                local_steps=optimizer is not None,
                 **keys.settings(job_key, encrypt, unauthenticated))
             if join:
                 self.session = join(job, options)
@@ -229,12 +236,15 @@ class DDPState(Steps):
             else:
                 self.session = self._meet(job, options, meeting)
         self.rank, self.world = self.session.rank, self.session.world
+        if optimizer is not None:
+            self._local = LocalSteps(self._by_name, optimizer, self._all_ranks, self.rank)
+            call_after_steps(optimizer, self._after_optimizer)
         attached.add(self)
         self._announce(agent, plan_file)
 
     def _meeting(self, place):
         """The ranks that attach this model, in the process group's store."""
-        store = dist.distributed_c10d._get_default_store()
+        store = self._store = dist.distributed_c10d._get_default_store()
         count = _attach_counts[place] = _attach_counts.get(place, 0) + 1
         self._agreement = Agreement(store, f"weir/{place}/{count}")
         return Meeting(store, f"weir/{place}/{count}", self.rank, self.world)
@@ -267,6 +277,73 @@ class DDPState(Steps):
             say_once("dense", "no agent (WEIR_AGENT) and no plan file (WEIR_PLAN_FILE): "
                       "running dense")
 
+    def before_forward(self, module, unused_inputs):
+        """See Steps."""
+        if module.training and torch.is_grad_enabled():
+            self.synchronise()  # where the optimiser made no step, as a loss scaler may say
+            self.begin_step()
+
+    def begin_step(self):
+        """See Steps."""
+        if self._step_open:
+            return
+        super().begin_step()
+        if self._local is None:
+            return
+        version = self.session.stats().plan_version
+        if version != self._followed or self._local.unsettled:
+            self._local.follow(Sync.of(self.plan()), self.session.scale_state, self._loss_scale)
+            self._followed = version
+
+    def _follow_loss_scale(self, scale):
+        if self._local is not None and self._local.active:
+            self._loss_scale = scale  # residuals are of parameters
+        else:
+            super()._follow_loss_scale(scale)
+
+    @contextlib.contextmanager
+    def _all_ranks(self):
+        """A Communicator of all ranks; None where they have no store."""
+        if self._store is None:
+            yield None
+            return
+        stats = self.session.stats()
+        name = f"{self.session.job}/ranks/{stats.epoch}/{stats.step}"
+        with communicator(self._store, name, self.rank, self.world,
+                          security=self.session.security) as group:
+            yield group
+
+    def take_over(self, store, regrouped, tensors=(), timeout_s=60.0):
+        """See Steps. Ranks with local steps go back to their last synchronisation."""
+        self._store, local = store, self._local
+        if local is not None:
+            local.take_anchor()
+            if not local.active:  # a replacement
+                local.follow(Sync.of(self.plan()), lambda unused_factor: None, None)
+                self._followed = self.session.stats().plan_version
+            tensors = [*tensors, *local.tensors()]
+        super().take_over(store, regrouped, tensors, timeout_s)
+        if local is not None:
+            local.restart()
+
+    def _after_optimizer(self):
+        self.synchronise()
+
+    def synchronise(self, now: bool = False) -> None:
+        """Brings all ranks to equal parameters if that is due, or, on all ranks alike, `now`.
+
+        After weir.attach(model, optimizer=optimizer) it is called where the plan wants it. To be
+        called with now=True at the end of training, before ranks evaluate or save the model.
+        """
+        local = self._local
+        if local is not None and self._step_open and (local.due or now and local.active):
+            local.synchronise(lambda names, flat: self.submit(self._key(names, flat), flat),
+                              self._end_period)
+
+    def _end_period(self):
+        self._finish_step()
+        return bool(self.last_step_skipped)
+
     def all_reduce(self, bucket):
         """The hook: queues the bucket and returns a future for its mean over all ranks."""
         if self._watch is not None:
@@ -277,6 +354,9 @@ class DDPState(Steps):
             raise WeirError("the previous backward pass raised an error after its first bucket; "
                             "the step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
                             self.rank)
+        self.begin_step()
+        if self._local is not None and self._local.active:
+            return self._hold(bucket, self._local)
         buffer = bucket.buffer()
         names = [self._name(p, bucket) for p in bucket.parameters()]
         if self._restored is None:
@@ -286,6 +366,14 @@ class DDPState(Steps):
         if bucket.is_last():
             if not self._restored.reduce(lambda n, flat: self.submit(self._key(n, flat), flat)):
                 self._restored = None
+        return future
+
+    def _hold(self, bucket, local):
+        names = [self._name(p, bucket) for p in bucket.parameters()]
+        self.check_gradients(bucket.buffer(), names[0])
+        local.hold(names, bucket.index() == 0, at_end_of_backward)
+        future = future_of(bucket.buffer())
+        future.set_result(bucket.buffer())
         return future
 
     def watch(self, ddp_model):
@@ -307,8 +395,9 @@ class DDPState(Steps):
 
     def state_dict(self):
         """Returns residuals, codec states and the buckets of the last step, for a checkpoint."""
-        return {**super().state_dict(), "buckets": [[name for name, *_ in self._ranges[key]]
-                                                    for key in self._sizes]}
+        return {**super().state_dict(),
+                "buckets": [[name for name, *_ in self._ranges[key]] for key in self._sizes],
+                "local": self._local.state_dict() if self._local is not None else {}}
 
     def load_state_dict(self, state):
         """Restores state_dict() between steps. Parameters are matched by name.
@@ -318,6 +407,8 @@ class DDPState(Steps):
         """
         super().load_state_dict(state)
         self._restored = RestoredBuckets(state["buckets"]) if state.get("buckets") else None
+        if self._local is not None:
+            self._local.load_state_dict(state.get("local") or {})
 
     def _key(self, names, buffer):
         identity = (buffer.dtype, *names)
@@ -383,6 +474,8 @@ def attach_replacement(ddp_model, store, *, epoch=None, expected=None, settle_s=
 
 def attach_ddp(ddp_model, options):
     """Registers the hook on a DistributedDataParallel model; returns the state."""
+    if options.get("optimizer") is not None:
+        check(ddp_model, options["optimizer"])
     state = DDPState(ddp_model, **options)
     try:
         _register(ddp_model, state)

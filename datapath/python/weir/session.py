@@ -31,7 +31,7 @@ class Session:
     def __init__(self, job, rank, world, *, listen=None, agent=None, agent_token=None,
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
                  operation_timeout_floor_s=0.0, epoch=0, encode_workers=0, compare_every_steps=0,
-                 job_key=None, encrypt=False, unauthenticated=False):
+                 job_key=None, encrypt=False, unauthenticated=False, local_steps=False):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
@@ -44,7 +44,7 @@ class Session:
             _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
             operation_timeout_s, connect_timeout_s, operation_timeout_floor_s, epoch,
             encode_workers, compare_every_steps, job_key, len(job_key or b""), encrypt,
-            unauthenticated)
+            unauthenticated, local_steps)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)

@@ -8,6 +8,7 @@ autograd engine waits for the last of them, ends Weir's step, and raises a failu
 that names the rank at fault. The hooks themselves are in weir.ddp and weir.fsdp.
 """
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -94,7 +95,7 @@ class Delivery:
             self.done.set()
 
 
-def _at_end_of_backward(function):
+def at_end_of_backward(function):
     """Lets the autograd engine call `function`. Returns False where no backward pass runs: in DDP's
     join(), a rank that has no input left calls the hook itself."""
     try:
@@ -213,7 +214,7 @@ class Steps:
         self.begin_step()
         if not self._pending:
             self._sizes = {}
-            self._in_backward = _at_end_of_backward(self._finish_step)
+            self._in_backward = at_end_of_backward(self._finish_step)
         delivery = Delivery(self.session, buffer, transfer, raises=not self._in_backward)
         if transfer is None and self._launches.settled():
             self._begin(delivery, key)
@@ -289,7 +290,7 @@ class Steps:
         self._searched, self._found = False, None
         if failure is not None and self._in_backward:
             # Raised later, so that DDP ends the iteration properly and can begin another one.
-            _at_end_of_backward(_raiser(failure))
+            at_end_of_backward(_raiser(failure))
 
     def reform(self, store=None, *, expected=None, settle_s=5.0, timeout_s=60.0, tensors=()):
         """Continues with the remaining ranks, after backward() has raised a WeirError.
@@ -364,23 +365,27 @@ class Steps:
         attached.discard(self)
 
 
-def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
-    """Copies the `tensors` (equal shapes) of rank model_source to every rank of a regrouped job.
-
-    security: that of the session."""
-    rank, world = regrouped.rank, regrouped.world
-    name = f"{job}/share/{regrouped.epoch}"
+@contextlib.contextmanager
+def communicator(store, name, rank, world, timeout_s=60.0, security=None):
+    """A Communicator of ranks that meet in a store by a `name` that was never used; security: as Session's."""
     with Communicator(name, rank, world, operation_timeout_s=timeout_s,
                       connect_timeout_s=timeout_s, listen=addresses.alone(),
                       transport=os.environ.get("WEIR_TRANSPORT"), **(security or {})) as group:
         group.connect(regroup.exchange(store, f"weir/{name}", rank, world, group.address,
                                        timeout_s))
+        yield group
+
+
+def share(store, job, regrouped, tensors, timeout_s=60.0, security=None):
+    """Copies the `tensors` (equal shapes) of rank model_source to every rank of a regrouped job.
+
+    security: that of the session."""
+    rank, name = regrouped.rank, f"{job}/share/{regrouped.epoch}"
+    with communicator(store, name, rank, regrouped.world, timeout_s, security) as group:
         for tensor in tensors:
             host = tensor.detach().to("cpu", copy=True).contiguous()
-            operation = group.broadcast(host.data_ptr(), host.numel() * host.element_size(),
-                                        regrouped.model_source)
-            group.wait(operation)
-            group.release(operation)
+            group.finish(group.broadcast(host.data_ptr(), host.numel() * host.element_size(),
+                                         regrouped.model_source))
             if rank != regrouped.model_source:
                 tensor.detach().copy_(host)
 

@@ -112,6 +112,32 @@ TEST(PlanTest, ReadsAndDigestsTheOrderOfTheRing) {
   EXPECT_NE(PlanDigest(other), PlanDigest(*plan));
 }
 
+TEST(Plan, SyncIsParsedAndPartOfTheDigest) {
+  const StatusOr<Plan> plan = ParsePlan(
+      R"({"version": 7, "sync": {"every": 32, "outer": "OUTER_STEP_SGD_NESTEROV", "outer_rate": 0.7,
+          "outer_momentum": 0.9}})",
+      UnknownKeys::kReject);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const Sync sync = {32, OuterStep::kSgdNesterov, 0.7, 0.9};
+  EXPECT_EQ(plan->sync, sync);
+  const StatusOr<Plan> again = ParsePlan(PlanToJson(*plan), UnknownKeys::kReject);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->sync, sync);
+  EXPECT_EQ(PlanDigest(*again), PlanDigest(*plan));
+  EXPECT_EQ(CanonicalText(sync), "sync|32|OUTER_STEP_SGD_NESTEROV|0.7|0.9\n");
+  for (const Sync& other : {Sync{}, Sync{33, sync.outer, 0.7, 0.9}, Sync{32, sync.outer, 0.8, 0.9},
+                            Sync{32, OuterStep::kAverage, 0.7, 0.9}}) {
+    Plan changed = *plan;
+    changed.sync = other;
+    EXPECT_NE(PlanDigest(changed), PlanDigest(*plan));
+  }
+  PlanLimits limits;
+  EXPECT_NE(Message(ValidatePlan(*plan, limits)).find("plan.sync.every: expected 1"),
+            std::string::npos);
+  limits.local_steps = true;
+  EXPECT_TRUE(ValidatePlan(*plan, limits).ok());
+}
+
 TEST(PlanTest, ReadsAndDigestsTheSharesOfShards) {
   const auto plan =
       ParsePlan(R"({"version": 7, "shard_shares": [65536, 0, 0]})", UnknownKeys::kReject);
@@ -175,6 +201,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadPlan{R"({"ring_order": [0, 1.5]})", "plan.ring_order[1]"},
         BadPlan{R"({"ring_order": [4294967296]})", "plan.ring_order[0]"},
         BadPlan{R"({"shard_shares": {}})", "plan.shard_shares"},
+        BadPlan{R"({"sync": []})", "plan.sync"},
+        BadPlan{R"({"sync": {"every": 0}})", "plan.sync.every: expected 1..65536, found 0"},
+        BadPlan{R"({"sync": {"outer": "adam"}})", "plan.sync.outer"},
+        BadPlan{R"({"sync": {"outer_rate": 0}})", "plan.sync.outer_rate"},
+        BadPlan{R"({"sync": {"outer_momentum": 1}})", "plan.sync.outer_momentum"},
+        BadPlan{R"({"sync": {"evry": 2}})", "evry"},
         BadPlan{R"({"shard_shares": [0, -1]})", "plan.shard_shares[1]"},
         BadPlan{R"({"shard_shares": [0.5]})", "plan.shard_shares[0]"},
         BadPlan{R"({"shard_shares": [65537]})",

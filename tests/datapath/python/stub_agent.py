@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An agent for tests: ranks of this machine report to it, and it may offer them a plan."""
+import collections
 import contextlib
 import json
 import os
@@ -12,12 +13,14 @@ import threading
 class StubAgent:
     """Listens while it is entered. A plan, once offered, is armed when all ranks have acked it.
 
-    events: the RankEvents that ranks have sent.
+    events: the RankEvents that ranks have sent. offer_when_active: {version: the plan to offer when
+    that one is active}.
     """
 
     def __init__(self, world=0):
         self.events = []
-        self._world, self._acks = world, set()
+        self.offer_when_active = {}
+        self._world, self._acks = world, collections.defaultdict(set)
         self._ranks = {}  # rank -> its connection
         self._plan = None
         self._lock = threading.Lock()
@@ -65,10 +68,13 @@ class StubAgent:
                     if "event" in message:
                         self.events.append(message["event"])
                     if "ack" in message:
-                        self._acks.add(rank)
-                        if len(self._acks) == self._world:
-                            version = message["ack"]["version"]
+                        version = message["ack"]["version"]
+                        self._acks[version].add(rank)
+                        if len(self._acks[version]) == self._world:
                             self._send(self._ranks[0], {"arm": {"version": version}})
+                active = int(message.get("active", {}).get("version", 0))
+                if rank == 0 and active in self.offer_when_active:
+                    self.offer(self.offer_when_active.pop(active))
 
     @staticmethod
     def _send(connection, message):

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "datapath/plan/sync.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "datapath/plan/canonical_number.h"
+
+namespace weir {
+namespace {
+
+constexpr size_t kOuterNameBytesMax = 64;
+
+// The names of weir.v1.OuterStep.
+constexpr std::pair<OuterStep, const char*> kOuterSteps[] = {
+    {OuterStep::kAverage, "OUTER_STEP_AVERAGE"},
+    {OuterStep::kSgdNesterov, "OUTER_STEP_SGD_NESTEROV"},
+};
+
+const char* NameOf(OuterStep outer) {
+  return std::find_if(std::begin(kOuterSteps), std::end(kOuterSteps),
+                      [&](const auto& each) { return each.first == outer; })
+      ->second;
+}
+
+}  // namespace
+
+StatusOr<Sync> ReadSync(const nlohmann::json& value, std::string path, bool reject_unknown) {
+  WEIR_ASSIGN_OR_RETURN(ObjectReader reader, ObjectReader::Make(value, std::move(path)));
+  Sync sync;
+  std::string outer = NameOf(sync.outer);
+  WEIR_RETURN_IF_ERROR(reader.Uint32("every", &sync.every));
+  WEIR_RETURN_IF_ERROR(reader.String("outer", kOuterNameBytesMax, &outer));
+  WEIR_RETURN_IF_ERROR(reader.Double("outer_rate", &sync.rate));
+  WEIR_RETURN_IF_ERROR(reader.Double("outer_momentum", &sync.momentum));
+  if (sync.every < 1 || sync.every > kSyncEveryMax) {
+    return InvalidArgument(
+        StrCat(reader.PathOf("every"), ": expected 1..", kSyncEveryMax, ", found ", sync.every));
+  }
+  const auto found = std::find_if(std::begin(kOuterSteps), std::end(kOuterSteps),
+                                  [&](const auto& each) { return outer == each.second; });
+  if (found == std::end(kOuterSteps)) {
+    return InvalidArgument(
+        StrCat(reader.PathOf("outer"),
+               ": expected OUTER_STEP_AVERAGE or OUTER_STEP_SGD_NESTEROV, found '", outer, "'"));
+  }
+  sync.outer = found->first;
+  if (!(sync.rate > 0 && sync.rate <= 10)) {
+    return InvalidArgument(
+        StrCat(reader.PathOf("outer_rate"), ": expected 0 < rate <= 10, found ", sync.rate));
+  }
+  if (!(sync.momentum >= 0 && sync.momentum < 1)) {
+    return InvalidArgument(StrCat(reader.PathOf("outer_momentum"),
+                                  ": expected 0 <= momentum < 1, found ", sync.momentum));
+  }
+  if (reject_unknown) WEIR_RETURN_IF_ERROR(reader.RejectUnknown());
+  return sync;
+}
+
+nlohmann::json SyncToJson(const Sync& sync) {
+  return {{"every", sync.every},
+          {"outer", NameOf(sync.outer)},
+          {"outer_rate", JsonDouble(sync.rate)},
+          {"outer_momentum", JsonDouble(sync.momentum)}};
+}
+
+std::string CanonicalText(const Sync& sync) {
+  return StrCat("sync|", sync.every, "|", NameOf(sync.outer), "|", CanonicalNumber(sync.rate), "|",
+                CanonicalNumber(sync.momentum), "\n");
+}
+
+}  // namespace weir

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How often the ranks synchronise, and how their parameters follow from a synchronisation. A plan
+// says it, and the caller of the session does it, since only the caller knows parameters and the
+// optimiser: see weir_options.local_steps.
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "datapath/base/json.h"
+#include "datapath/base/status.h"
+
+namespace weir {
+
+inline constexpr uint32_t kSyncEveryMax = 1u << 16;
+
+/// What a synchronisation makes of D, the mean over ranks of the parameters of the last one less
+/// those of now.
+enum class OuterStep {
+  kAverage,      // parameters -= D, which is the mean of the ranks' parameters
+  kSgdNesterov,  // velocity = momentum * velocity + D; parameters -= rate * (D + momentum *
+                 // velocity)
+};
+
+/// weir.v1.Sync. The default is a sum of gradients in every step.
+struct Sync {
+  uint32_t every =
+      1;  // optimiser steps from one synchronisation to the next; 1: gradients are summed
+  OuterStep outer = OuterStep::kAverage;
+  double rate = 1, momentum = 0;  // of kSgdNesterov
+
+  bool local() const { return every > 1; }
+  friend bool operator==(const Sync&, const Sync&) = default;
+};
+
+/// Reads the object at `path`. kInvalidArgument names the key, what was expected and found.
+StatusOr<Sync> ReadSync(const nlohmann::json& value, std::string path, bool reject_unknown);
+
+/// The JSON form of weir.v1.Sync.
+nlohmann::json SyncToJson(const Sync& sync);
+
+/// The line in a plan's canonical text (proto/WIRE.md section 2).
+std::string CanonicalText(const Sync& sync);
+
+}  // namespace weir

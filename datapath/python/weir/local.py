@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local steps: the ranks synchronise every `every` steps of the optimiser, as the plan's `sync` says.
+
+In between, each rank steps with its own gradients: the hook returns buckets as they are. A
+synchronisation averages how far the ranks have moved since the last one, in the same buckets, with
+the plan's codecs and residuals, and an outer step makes the next common parameters of it. A step of
+the session spans one such period, so plans change at synchronisations only.
+
+Sources: Stich, "Local SGD converges fast and communicates little", 2018 (average); Douillard et al.,
+"DiLoCo", 2023 (an outer step of SGD with Nesterov momentum).
+"""
+import sys
+import types
+import weakref
+import zlib
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
+
+import torch
+
+from weir import _lib
+from weir._lib import InvalidArgument, WeirError
+from weir.communicator import Communicator
+
+AVERAGE, SGD_NESTEROV = "OUTER_STEP_AVERAGE", "OUTER_STEP_SGD_NESTEROV"
+_RATE_MIN = 1e-12  # residuals cannot be scaled by the zero of a warm-up
+
+
+class Sync(NamedTuple):
+    """weir.v1.Sync of a plan."""
+    every: int = 1
+    outer: str = AVERAGE
+    rate: float = 1.0
+    momentum: float = 0.0
+
+    @classmethod
+    def of(cls, plan: Dict[str, Any]) -> "Sync":
+        """What a plan says."""
+        found = plan.get("sync") or {}
+        return cls(found.get("every", 1), found.get("outer", AVERAGE),
+                   found.get("outer_rate", 1.0), found.get("outer_momentum", 0.0))
+
+
+def check(ddp_model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Raises InvalidArgument for a model or optimiser that cannot take local steps."""
+    def refuse(text):
+        raise InvalidArgument(f"weir.attach(optimizer=...): {text}", _lib.INVALID_ARGUMENT)
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in ddp_model.module.named_parameters()
+               if p.requires_grad and id(p) not in trained]
+    if missing:
+        refuse(f"expected the optimiser of this model, found one without '{missing[0]}'")
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+        refuse("ZeroRedundancyOptimizer sends parameters in every step: use one that is not sharded")
+    if ddp_model.broadcast_buffers and any(True for _ in ddp_model.module.buffers()):
+        refuse("DistributedDataParallel sends the model's buffers in every forward pass: make it "
+               "with broadcast_buffers=False")
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The mean over parameters, since residuals of a bucket are scaled by one factor."""
+    groups = [(float(g["lr"]), sum(p.numel() for p in g["params"])) for g in optimizer.param_groups]
+    total = sum(count for _, count in groups) or 1
+    return max(sum(rate * count for rate, count in groups) / total, _RATE_MIN)
+
+
+class LocalSteps:
+    """Local steps of one model on one rank. Idle while the plan's `every` is 1.
+
+    named: the parameters. meet: a function of no arguments whose result, as a context, is a
+    Communicator of all ranks, or None where they cannot meet.
+    """
+
+    def __init__(self, named: Dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer,
+                 meet: Callable[[], ContextManager[Optional[Communicator]]], rank: int):
+        self._named, self._optimizer, self._meet, self._rank = named, optimizer, meet, rank
+        self.sync = Sync()
+        self.steps = 0  # backward passes since the last synchronisation
+        self._buckets: List[List[str]] = []  # of the last backward pass
+        self._anchor: Dict[str, torch.Tensor] = {}    # parameters of the last synchronisation
+        self._velocity: Dict[str, torch.Tensor] = {}  # of SGD_NESTEROV
+        self._restored: Optional[Dict[str, Any]] = None
+
+    @property
+    def active(self) -> bool:
+        """Whether gradients stay where they are."""
+        return self.sync.every > 1
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether follow() must be called, whatever the plan is."""
+        return self._restored is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether the ranks must synchronise before they go on."""
+        return self.active and self.steps >= self.sync.every
+
+    def follow(self, sync: Sync, scale_state: Any, loss_scale: Optional[float]) -> None:
+        """Takes what a new plan says. All ranks call it at the same step, with equal parameters.
+
+        scale_state: that of the session."""
+        was, self.sync = self.sync.every > 1 or self._restored is not None, sync
+        if self._restored is not None or self.active and not was:
+            self._start()
+        if self.active and not was:
+            scale_state(learning_rate(self._optimizer) / (loss_scale or 1.0))
+        elif was and not self.active:
+            self.take_anchor()
+            self._anchor, self._velocity, self.steps = {}, {}, 0
+            self._share_optimizer()
+            scale_state((loss_scale or 1.0) / learning_rate(self._optimizer))
+        if sync.outer == SGD_NESTEROV and self.active:
+            for name, tensor in self._anchor.items():
+                self._velocity.setdefault(name, torch.zeros_like(tensor))
+        else:
+            self._velocity = {}
+
+    def _start(self):
+        self.steps = 0
+        self._anchor = {name: p.detach().to(torch.float32, copy=True)
+                        for name, p in self._named.items() if p.requires_grad}
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            self.steps = restored["steps"]
+            for kept, own in ((restored["anchor"], self._anchor),
+                              (restored["velocity"], self._velocity)):
+                for name, tensor in kept.items():
+                    own[name] = tensor.to(self._named[name].device, copy=True)
+
+    def hold(self, names: List[str], first: bool, at_end_of_backward: Any) -> None:
+        """To be called by the hook for each bucket, which it returns as it is."""
+        if first:
+            self._buckets = []
+            if not at_end_of_backward(self._count):
+                raise WeirError("DistributedDataParallel.join() does not work with local steps: give "
+                                "all ranks the same number of batches", _lib.FAILED_PRECONDITION,
+                                self._rank)
+        self._buckets.append(names)
+
+    def _count(self):
+        self.steps += 1
+
+    def synchronise(self, submit: Any, finish: Any) -> None:
+        """Brings all ranks to equal parameters. WeirError: a rank is lost, or gave no contribution.
+
+        submit(names, flat): queues the mean over ranks of a flat tensor, in place; returns a Delivery.
+        finish(): ends the session's step; returns whether it must be skipped, as some rank met NaN."""
+        flats = [torch.cat([(self._anchor[name] - self._named[name].detach()).flatten()
+                            for name in names]) for names in self._buckets]
+        deliveries = [submit(names, flat) for names, flat in zip(self._buckets, flats)]
+        for delivery in deliveries:
+            delivery.done.wait()  # as long as its operation's deadline allows
+            if delivery.error is None:
+                delivery.future.wait()  # lets the stream of an accelerator wait for the result
+        skipped = finish()
+        error = next((d.error for d in deliveries if d.error is not None), None)
+        if error is not None:
+            raise error
+        self.steps = 0
+        if skipped:
+            self._drop_non_finite()
+        else:
+            for names, flat in zip(self._buckets, flats):
+                sizes = [self._anchor[name].numel() for name in names]
+                for name, moved in zip(names, flat.split(sizes)):
+                    self._outer_step(name, moved.view_as(self._anchor[name]))
+        self.take_anchor()
+
+    # Products and sums are separate calls, since a fused one rounds otherwise on other processors.
+    def _outer_step(self, name, moved):
+        if self.sync.outer == SGD_NESTEROV:
+            velocity = self._velocity[name].mul_(self.sync.momentum).add_(moved)
+            moved = velocity.mul(self.sync.momentum).add_(moved).mul_(self.sync.rate)
+        self._anchor[name].sub_(moved)
+
+    def take_anchor(self) -> None:
+        """Goes back to the parameters of the last synchronisation."""
+        with torch.no_grad():
+            for name, tensor in self._anchor.items():
+                self._named[name].copy_(tensor)
+
+    def _drop_non_finite(self):
+        state = self._optimizer.state
+        broken = [p for p, entries in state.items() if not all(
+            bool(torch.isfinite(t).all()) for t in entries.values()
+            if isinstance(t, torch.Tensor) and t.is_floating_point())]
+        for parameter in broken:
+            del state[parameter]
+        if broken:
+            print(f"weir: rank {self._rank}: the optimiser's state of {len(broken)} parameters held NaN or "
+                  "infinity and is dropped", file=sys.stderr, flush=True)
+
+    # With equal gradients, ranks stay equal only where their optimisers are: they get the mean of what
+    # all of them have kept, or begin anew where some have other entries.
+    def _share_optimizer(self):
+        state = self._optimizer.state
+        kept = [(f"{name}.{key}", entries[key]) for name, p in self._named.items()
+                for entries in [state.get(p, {})] for key in sorted(entries, key=str)
+                if isinstance(entries[key], torch.Tensor)]
+        described = zlib.crc32(repr([(name, tuple(t.shape)) for name, t in kept]).encode())
+        with self._meet() as group:
+            if group is None or not _all_equal(group, described):
+                state.clear()
+                return
+            for _, tensor in kept:
+                mean = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+                group.finish(group.all_reduce(mean.data_ptr(), mean.numel(), _lib.FLOAT32, _lib.AVERAGE))
+                tensor.detach().copy_(mean)
+
+    def tensors(self) -> List[torch.Tensor]:
+        """What a replacement of a lost rank must take over, besides the parameters."""
+        return list(self._velocity.values())
+
+    def restart(self) -> None:
+        """After parameters and tensors() were taken from another rank."""
+        if self.active:
+            velocity = self._velocity
+            self._start()
+            self._velocity = velocity
+
+    def state_dict(self) -> Dict[str, Any]:
+        """For a checkpoint; empty while idle."""
+        if not self.active:
+            return {}
+        return {"steps": self.steps, "anchor": dict(self._anchor), "velocity": dict(self._velocity)}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Restores state_dict(), before the next step."""
+        self._restored = state or None
+
+
+def _all_equal(group, number):
+    """Whether all ranks have this number."""
+    own = torch.tensor([number, -number], dtype=torch.int64)
+    least = own.clone()
+    group.finish(group.all_reduce(least.data_ptr(), least.numel(), _lib.INT64, _lib.MIN))
+    return bool((own == least).all())
+
+
+def call_after_steps(optimizer: torch.optim.Optimizer, function: Any) -> None:
+    """Lets every step of the optimiser call `function`, a bound method, as long as its object lives."""
+    weak = weakref.WeakMethod(function)
+
+    def after(*unused, **unused_named):
+        method = weak()
+        if method is not None:
+            method()
+
+    if hasattr(optimizer, "register_step_post_hook"):
+        optimizer.register_step_post_hook(after)
+        return
+    step = optimizer.step  # PyTorch 1.13
+
+    def stepped(unused_self, *arguments, **named):
+        result = step(*arguments, **named)
+        after()
+        return result
+    if hasattr(step, "_with_counter"):  # of a scheduler, which looks for it
+        stepped._with_counter = True  # type: ignore[attr-defined]
+    optimizer.step = types.MethodType(stepped, optimizer)
