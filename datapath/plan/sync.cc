@@ -34,6 +34,9 @@ StatusOr<Sync> ReadSync(const nlohmann::json& value, std::string path, bool reje
   WEIR_RETURN_IF_ERROR(reader.String("outer", kOuterNameBytesMax, &outer));
   WEIR_RETURN_IF_ERROR(reader.Double("outer_rate", &sync.rate));
   WEIR_RETURN_IF_ERROR(reader.Double("outer_momentum", &sync.momentum));
+  WEIR_RETURN_IF_ERROR(reader.Uint32("fragments", &sync.fragments));
+  WEIR_RETURN_IF_ERROR(reader.Uint32("overlap_steps", &sync.overlap));
+  WEIR_RETURN_IF_ERROR(reader.Double("mix", &sync.mix));
   if (sync.every < 1 || sync.every > kSyncEveryMax) {
     return InvalidArgument(
         StrCat(reader.PathOf("every"), ": expected 1..", kSyncEveryMax, ", found ", sync.every));
@@ -54,6 +57,21 @@ StatusOr<Sync> ReadSync(const nlohmann::json& value, std::string path, bool reje
     return InvalidArgument(StrCat(reader.PathOf("outer_momentum"),
                                   ": expected 0 <= momentum < 1, found ", sync.momentum));
   }
+  if (sync.fragments < 1 || sync.fragments > std::min(kSyncFragmentsMax, sync.every) ||
+      sync.every % sync.fragments != 0) {
+    return InvalidArgument(StrCat(reader.PathOf("fragments"), ": expected a divisor of ",
+                                  sync.every, " (every) of at most ", kSyncFragmentsMax, ", found ",
+                                  sync.fragments));
+  }
+  if (sync.overlap > 0 && sync.overlap >= sync.every / sync.fragments) {
+    return InvalidArgument(StrCat(reader.PathOf("overlap_steps"), ": expected less than ",
+                                  sync.every / sync.fragments, " (every / fragments), found ",
+                                  sync.overlap));
+  }
+  if (!(sync.mix >= 0 && sync.mix <= 1)) {
+    return InvalidArgument(
+        StrCat(reader.PathOf("mix"), ": expected 0 <= mix <= 1, found ", sync.mix));
+  }
   if (reject_unknown) WEIR_RETURN_IF_ERROR(reader.RejectUnknown());
   return sync;
 }
@@ -62,12 +80,16 @@ nlohmann::json SyncToJson(const Sync& sync) {
   return {{"every", sync.every},
           {"outer", NameOf(sync.outer)},
           {"outer_rate", JsonDouble(sync.rate)},
-          {"outer_momentum", JsonDouble(sync.momentum)}};
+          {"outer_momentum", JsonDouble(sync.momentum)},
+          {"fragments", sync.fragments},
+          {"overlap_steps", sync.overlap},
+          {"mix", JsonDouble(sync.mix)}};
 }
 
 std::string CanonicalText(const Sync& sync) {
   return StrCat("sync|", sync.every, "|", NameOf(sync.outer), "|", CanonicalNumber(sync.rate), "|",
-                CanonicalNumber(sync.momentum), "\n");
+                CanonicalNumber(sync.momentum), "|", sync.fragments, "|", sync.overlap, "|",
+                CanonicalNumber(sync.mix), "\n");
 }
 
 }  // namespace weir

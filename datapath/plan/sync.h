@@ -14,6 +14,7 @@
 namespace weir {
 
 inline constexpr uint32_t kSyncEveryMax = 1u << 16;
+inline constexpr uint32_t kSyncFragmentsMax = 1024;
 
 /// What a synchronisation makes of D, the mean over ranks of the parameters of the last one less
 /// those of now.
@@ -29,6 +30,10 @@ struct Sync {
       1;  // optimiser steps from one synchronisation to the next; 1: gradients are summed
   OuterStep outer = OuterStep::kAverage;
   double rate = 1, momentum = 0;  // of kSgdNesterov
+  uint32_t fragments =
+      1;  // groups of buckets, of which one synchronises every `every` / fragments steps
+  uint32_t overlap = 0;  // steps by which a synchronisation begins before the ranks wait for it
+  double mix = 0;  // with overlap: the share of a rank's own parameters in what it goes on with
 
   bool local() const { return every > 1; }
   friend bool operator==(const Sync&, const Sync&) = default;

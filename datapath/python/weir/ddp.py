@@ -285,7 +285,7 @@ class DDPState(Steps):
 
     def begin_step(self):
         """See Steps."""
-        if self._step_open:
+        if self._step_open or self._local is not None and self._local.resting:
             return
         super().begin_step()
         if self._local is None:
@@ -317,7 +317,7 @@ class DDPState(Steps):
         """See Steps. Ranks with local steps go back to their last synchronisation."""
         self._store, local = store, self._local
         if local is not None:
-            local.take_anchor()
+            local.retreat()
             if not local.active:  # a replacement
                 local.follow(Sync.of(self.plan()), lambda unused_factor: None, None)
                 self._followed = self.session.stats().plan_version
@@ -336,24 +336,37 @@ class DDPState(Steps):
         called with now=True at the end of training, before ranks evaluate or save the model.
         """
         local = self._local
-        if local is not None and self._step_open and (local.due or now and local.active):
-            local.synchronise(lambda names, flat: self.submit(self._key(names, flat), flat),
-                              self._end_period)
+        if local is None:
+            return
+        if not now:
+            if local.active and self._step_open:
+                local.advance(self)
+            return
+        for _ in range(local.left()):
+            local.steps = max(local.steps, 0)
+            self.begin_step()
+            if local.active:
+                local.advance(self, now=True)
 
-    def _end_period(self):
+    def submit_named(self, names, flat):
+        """Queues the mean over ranks of parameters' tensors, which `flat` holds in this order."""
+        return self.submit(self._key(names, flat), flat)
+
+    def end_period(self) -> bool:
+        """Ends a step of the session; returns whether it is skipped."""
         self._finish_step()
         return bool(self.last_step_skipped)
+
+    def _compared(self):
+        return self._local.anchors() if self._local is not None and self._local.active \
+            else super()._compared()
 
     def all_reduce(self, bucket):
         """The hook: queues the bucket and returns a future for its mean over all ranks."""
         if self._watch is not None:
             self._watch.on_hook()
-        if self._pending and not self._in_backward and bucket.index() == 0:
-            self._finish_step()  # there was no end of a backward pass to do it
-        if self._pending and bucket.index() == 0:
-            raise WeirError("the previous backward pass raised an error after its first bucket; "
-                            "the step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
-                            self.rank)
+        if bucket.index() == 0 and not (self._local is not None and self._local.active):
+            self._end_last_pass()
         self.begin_step()
         if self._local is not None and self._local.active:
             return self._hold(bucket, self._local)
@@ -367,6 +380,14 @@ class DDPState(Steps):
             if not self._restored.reduce(lambda n, flat: self.submit(self._key(n, flat), flat)):
                 self._restored = None
         return future
+
+    def _end_last_pass(self):
+        if self._pending and not self._in_backward:
+            self._finish_step()  # there was no end of a backward pass to do it
+        if self._pending:
+            raise WeirError("the previous backward pass raised an error after its first bucket; "
+                            "the step cannot be finished on this rank", _lib.FAILED_PRECONDITION,
+                            self.rank)
 
     def _hold(self, bucket, local):
         names = [self._name(p, bucket) for p in bucket.parameters()]
@@ -395,6 +416,8 @@ class DDPState(Steps):
 
     def state_dict(self):
         """Returns residuals, codec states and the buckets of the last step, for a checkpoint."""
+        if self._local is not None:
+            self._local.settle(self)
         return {**super().state_dict(),
                 "buckets": [[name for name, *_ in self._ranges[key]] for key in self._sizes],
                 "local": self._local.state_dict() if self._local is not None else {}}

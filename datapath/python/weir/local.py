@@ -3,17 +3,21 @@
 
 In between, each rank steps with its own gradients: the hook returns buckets as they are. A
 synchronisation averages how far the ranks have moved since the last one, in the same buckets, with
-the plan's codecs and residuals, and an outer step makes the next common parameters of it. A step of
-the session spans one such period, so plans change at synchronisations only.
+the plan's codecs and residuals, and an outer step makes the next common parameters of it. With
+several fragments, which are groups of buckets, one of them synchronises every `every` / fragments
+steps. With overlap a synchronisation begins so many steps before the ranks wait for it; then `mix` is
+the share of a rank's own parameters in what it goes on with. A step of the session spans the time
+between two synchronisations, so plans change at synchronisations only.
 
 Sources: Stich, "Local SGD converges fast and communicates little", 2018 (average); Douillard et al.,
-"DiLoCo", 2023 (an outer step of SGD with Nesterov momentum).
+"DiLoCo", 2023 (an outer step of SGD with Nesterov momentum); Douillard et al., "Streaming DiLoCo with
+overlapping communication", 2025 (fragments, overlap, mix).
 """
 import sys
 import types
 import weakref
 import zlib
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -31,13 +35,17 @@ class Sync(NamedTuple):
     outer: str = AVERAGE
     rate: float = 1.0
     momentum: float = 0.0
+    fragments: int = 1
+    overlap: int = 0
+    mix: float = 0.0
 
     @classmethod
     def of(cls, plan: Dict[str, Any]) -> "Sync":
         """What a plan says."""
         found = plan.get("sync") or {}
         return cls(found.get("every", 1), found.get("outer", AVERAGE),
-                   found.get("outer_rate", 1.0), found.get("outer_momentum", 0.0))
+                   found.get("outer_rate", 1.0), found.get("outer_momentum", 0.0),
+                   found.get("fragments", 1), found.get("overlap_steps", 0), found.get("mix", 0.0))
 
 
 def check(ddp_model: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -79,6 +87,8 @@ class LocalSteps:
         self._anchor: Dict[str, torch.Tensor] = {}    # parameters of the last synchronisation
         self._velocity: Dict[str, torch.Tensor] = {}  # of SGD_NESTEROV
         self._restored: Optional[Dict[str, Any]] = None
+        self._fragment = 0  # which of them is next
+        self._flight: Optional[Tuple[Any, Any, Any]] = None  # buckets, tensors and deliveries on their way
 
     @property
     def active(self) -> bool:
@@ -91,23 +101,22 @@ class LocalSteps:
         return self._restored is not None
 
     @property
-    def due(self) -> bool:
-        """Whether the ranks must synchronise before they go on."""
-        return self.active and self.steps >= self.sync.every
+    def resting(self) -> bool:
+        """Whether the session's next step begins later, since its last one ended early (settle())."""
+        return self.steps < 0
 
     def follow(self, sync: Sync, scale_state: Any, loss_scale: Optional[float]) -> None:
         """Takes what a new plan says. All ranks call it at the same step, with equal parameters.
 
         scale_state: that of the session."""
-        was, self.sync = self.sync.every > 1 or self._restored is not None, sync
+        before, self.sync = self.sync, sync
+        was = before.every > 1 or self._restored is not None
         if self._restored is not None or self.active and not was:
             self._start()
         if self.active and not was:
             scale_state(learning_rate(self._optimizer) / (loss_scale or 1.0))
         elif was and not self.active:
-            self.take_anchor()
-            self._anchor, self._velocity, self.steps = {}, {}, 0
-            self._share_optimizer()
+            self._leave(before)
             scale_state((loss_scale or 1.0) / learning_rate(self._optimizer))
         if sync.outer == SGD_NESTEROV and self.active:
             for name, tensor in self._anchor.items():
@@ -116,16 +125,27 @@ class LocalSteps:
             self._velocity = {}
 
     def _start(self):
-        self.steps = 0
+        self.steps, self._fragment, self._flight = 0, 0, None
         self._anchor = {name: p.detach().to(torch.float32, copy=True)
                         for name, p in self._named.items() if p.requires_grad}
         restored, self._restored = self._restored, None
         if restored is not None:
-            self.steps = restored["steps"]
+            self.steps, self._fragment = restored["steps"], restored["fragment"]
             for kept, own in ((restored["anchor"], self._anchor),
                               (restored["velocity"], self._velocity)):
                 for name, tensor in kept.items():
                     own[name] = tensor.to(self._named[name].device, copy=True)
+
+    # Equal gradients keep the ranks equal only where parameters and optimisers are.
+    def _leave(self, before):
+        with self._meet() as group:
+            if group is None or before.fragments == 1 and before.overlap == 0:
+                self._take(self._anchor)
+            else:
+                for parameter in self._named.values():
+                    _average(group, parameter)
+            self._share_optimizer(group)
+        self._anchor, self._velocity, self.steps, self._flight = {}, {}, 0, None
 
     def hold(self, names: List[str], first: bool, at_end_of_backward: Any) -> None:
         """To be called by the hook for each bucket, which it returns as it is."""
@@ -140,31 +160,74 @@ class LocalSteps:
     def _count(self):
         self.steps += 1
 
-    def synchronise(self, submit: Any, finish: Any) -> None:
-        """Brings all ranks to equal parameters. WeirError: a rank is lost, or gave no contribution.
+    def fragments(self) -> List[List[List[str]]]:
+        """The buckets of each fragment, as the names of their parameters; about equal in elements."""
+        sizes = [sum(self._anchor[name].numel() for name in names) for names in self._buckets]
+        count = max(1, min(self.sync.fragments, len(sizes)))
+        found: List[List[List[str]]] = [[] for _ in range(count)]
+        before = 0
+        for index, (names, size) in enumerate(zip(self._buckets, sizes)):
+            wanted = (2 * before + size) * count // (2 * max(1, sum(sizes)))
+            # None stays empty, whatever the sizes are.
+            wanted = max(wanted, count - (len(sizes) - index))
+            last = max((i for i, each in enumerate(found) if each), default=-1)
+            found[min(max(wanted, last, 0), last + 1)].append(names)
+            before += size
+        return found
 
-        submit(names, flat): queues the mean over ranks of a flat tensor, in place; returns a Delivery.
-        finish(): ends the session's step; returns whether it must be skipped, as some rank met NaN."""
-        flats = [torch.cat([(self._anchor[name] - self._named[name].detach()).flatten()
-                            for name in names]) for names in self._buckets]
-        deliveries = [submit(names, flat) for names, flat in zip(self._buckets, flats)]
+    def advance(self, session: Any, now: bool = False) -> None:
+        """Synchronises what is due, or the next fragment `now`. WeirError: a rank is lost.
+
+        session.submit_named(names, flat) queues the mean over ranks of a flat tensor, in place, and returns
+        a Delivery; session.end_period() ends the session's step and returns whether it must be skipped,
+        since some rank met NaN."""
+        if not self._buckets:
+            return
+        fragments = self.fragments()
+        period = max(1, self.sync.every // len(fragments))
+        if self._flight is None and (now or self.steps >= max(1, period - self.sync.overlap)):
+            self._depart(fragments[self._fragment % len(fragments)], session)
+        if self._flight is not None and (now or self.steps >= period):
+            self.settle(session)
+            self.steps = 0
+
+    def left(self) -> int:
+        """How many fragments differ between ranks."""
+        if not self.active or not self._buckets:
+            return 0
+        fragments = len(self.fragments())
+        return fragments if fragments > 1 or self.steps > 0 else 0
+
+    def settle(self, session: Any) -> None:
+        """Ends the synchronisation that is on its way, if any, whether it is due or not."""
+        if self._flight is None:
+            return
+        (buckets, flats, deliveries), self._flight = self._flight, None
+        fragments = len(self.fragments())
         for delivery in deliveries:
             delivery.done.wait()  # as long as its operation's deadline allows
             if delivery.error is None:
                 delivery.future.wait()  # lets the stream of an accelerator wait for the result
-        skipped = finish()
+        skipped = session.end_period()
         error = next((d.error for d in deliveries if d.error is not None), None)
         if error is not None:
             raise error
-        self.steps = 0
+        self.steps -= max(1, self.sync.every // fragments)
+        self._fragment = (self._fragment + 1) % fragments
         if skipped:
             self._drop_non_finite()
-        else:
-            for names, flat in zip(self._buckets, flats):
-                sizes = [self._anchor[name].numel() for name in names]
-                for name, moved in zip(names, flat.split(sizes)):
-                    self._outer_step(name, moved.view_as(self._anchor[name]))
-        self.take_anchor()
+            self._take(self._anchor)
+            return
+        for names, flat in zip(buckets, flats):
+            sizes = [self._anchor[name].numel() for name in names]
+            for name, moved in zip(names, flat.split(sizes)):
+                self._outer_step(name, moved.view_as(self._anchor[name]))
+                self._take([name], self.sync.mix if self.sync.overlap else 0.0)
+
+    def _depart(self, buckets, session):
+        flats = [torch.cat([(self._anchor[name] - self._named[name].detach()).flatten()
+                            for name in names]) for names in buckets]
+        self._flight = buckets, flats, [session.submit_named(n, flat) for n, flat in zip(buckets, flats)]
 
     # Products and sums are separate calls, since a fused one rounds otherwise on other processors.
     def _outer_step(self, name, moved):
@@ -173,11 +236,20 @@ class LocalSteps:
             moved = velocity.mul(self.sync.momentum).add_(moved).mul_(self.sync.rate)
         self._anchor[name].sub_(moved)
 
-    def take_anchor(self) -> None:
-        """Goes back to the parameters of the last synchronisation."""
+    def _take(self, names, mix=0.0):
         with torch.no_grad():
-            for name, tensor in self._anchor.items():
-                self._named[name].copy_(tensor)
+            for name in names:
+                parameter, anchor = self._named[name], self._anchor[name]
+                parameter.copy_(anchor if mix == 0 else anchor.mul(1 - mix).add_(parameter.mul(mix)))
+
+    def anchors(self) -> List[torch.Tensor]:
+        """The parameters of the last synchronisation, which are equal on all ranks."""
+        return list(self._anchor.values())
+
+    def retreat(self) -> None:
+        """Goes back to the last synchronisation, and forgets one that is on its way."""
+        self._flight, self.steps = None, 0
+        self._take(self._anchor)
 
     def _drop_non_finite(self):
         state = self._optimizer.state
@@ -190,22 +262,18 @@ class LocalSteps:
             print(f"weir: rank {self._rank}: the optimiser's state of {len(broken)} parameters held NaN or "
                   "infinity and is dropped", file=sys.stderr, flush=True)
 
-    # With equal gradients, ranks stay equal only where their optimisers are: they get the mean of what
-    # all of them have kept, or begin anew where some have other entries.
-    def _share_optimizer(self):
+    # All get the mean of what all of them have kept, or begin anew where some have other entries.
+    def _share_optimizer(self, group):
         state = self._optimizer.state
         kept = [(f"{name}.{key}", entries[key]) for name, p in self._named.items()
                 for entries in [state.get(p, {})] for key in sorted(entries, key=str)
                 if isinstance(entries[key], torch.Tensor)]
         described = zlib.crc32(repr([(name, tuple(t.shape)) for name, t in kept]).encode())
-        with self._meet() as group:
-            if group is None or not _all_equal(group, described):
-                state.clear()
-                return
-            for _, tensor in kept:
-                mean = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
-                group.finish(group.all_reduce(mean.data_ptr(), mean.numel(), _lib.FLOAT32, _lib.AVERAGE))
-                tensor.detach().copy_(mean)
+        if group is None or not _all_equal(group, described):
+            state.clear()
+            return
+        for _, tensor in kept:
+            _average(group, tensor)
 
     def tensors(self) -> List[torch.Tensor]:
         """What a replacement of a lost rank must take over, besides the parameters."""
@@ -222,11 +290,17 @@ class LocalSteps:
         """For a checkpoint; empty while idle."""
         if not self.active:
             return {}
-        return {"steps": self.steps, "anchor": dict(self._anchor), "velocity": dict(self._velocity)}
+        return {"steps": self.steps, "fragment": self._fragment, "anchor": dict(self._anchor), "velocity": dict(self._velocity)}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Restores state_dict(), before the next step."""
         self._restored = state or None
+
+
+def _average(group, tensor):
+    mean = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
+    group.finish(group.all_reduce(mean.data_ptr(), mean.numel(), _lib.FLOAT32, _lib.AVERAGE))
+    tensor.detach().copy_(mean)
 
 
 def _all_equal(group, number):

@@ -169,8 +169,12 @@ class Steps:
             self._step_open = True
             if self._compare_parameters:
                 self.session.report_parameters(
-                    [(p.data_ptr(), p.numel() * p.element_size()) for p in self._parameters
+                    [(p.data_ptr(), p.numel() * p.element_size()) for p in self._compared()
                      if p.device.type == "cpu" and p.is_contiguous()])
+
+    def _compared(self):
+        """The tensors that must be equal on all ranks."""
+        return self._parameters
 
     def _follow_loss_scale(self, scale):
         """Converts the residuals of earlier steps to the loss scale of the next one."""

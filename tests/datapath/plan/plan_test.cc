@@ -115,18 +115,26 @@ TEST(PlanTest, ReadsAndDigestsTheOrderOfTheRing) {
 TEST(Plan, SyncIsParsedAndPartOfTheDigest) {
   const StatusOr<Plan> plan = ParsePlan(
       R"({"version": 7, "sync": {"every": 32, "outer": "OUTER_STEP_SGD_NESTEROV", "outer_rate": 0.7,
-          "outer_momentum": 0.9}})",
+          "outer_momentum": 0.9, "fragments": 4, "overlap_steps": 7, "mix": 0.5}})",
       UnknownKeys::kReject);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  const Sync sync = {32, OuterStep::kSgdNesterov, 0.7, 0.9};
+  const Sync sync = {32, OuterStep::kSgdNesterov, 0.7, 0.9, 4, 7, 0.5};
   EXPECT_EQ(plan->sync, sync);
   const StatusOr<Plan> again = ParsePlan(PlanToJson(*plan), UnknownKeys::kReject);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->sync, sync);
   EXPECT_EQ(PlanDigest(*again), PlanDigest(*plan));
-  EXPECT_EQ(CanonicalText(sync), "sync|32|OUTER_STEP_SGD_NESTEROV|0.7|0.9\n");
-  for (const Sync& other : {Sync{}, Sync{33, sync.outer, 0.7, 0.9}, Sync{32, sync.outer, 0.8, 0.9},
-                            Sync{32, OuterStep::kAverage, 0.7, 0.9}}) {
+  EXPECT_EQ(CanonicalText(sync), "sync|32|OUTER_STEP_SGD_NESTEROV|0.7|0.9|4|7|0.5\n");
+  std::vector<Sync> others(8, sync);
+  others[0] = Sync();
+  others[1].every = 64;
+  others[2].outer = OuterStep::kAverage;
+  others[3].rate = 0.8;
+  others[4].momentum = 0.8;
+  others[5].fragments = 2;
+  others[6].overlap = 6;
+  others[7].mix = 0.25;
+  for (const Sync& other : others) {
     Plan changed = *plan;
     changed.sync = other;
     EXPECT_NE(PlanDigest(changed), PlanDigest(*plan));
@@ -207,6 +215,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadPlan{R"({"sync": {"outer_rate": 0}})", "plan.sync.outer_rate"},
         BadPlan{R"({"sync": {"outer_momentum": 1}})", "plan.sync.outer_momentum"},
         BadPlan{R"({"sync": {"evry": 2}})", "evry"},
+        BadPlan{R"({"sync": {"every": 6, "fragments": 4}})",
+                "plan.sync.fragments: expected a divisor of 6"},
+        BadPlan{R"({"sync": {"every": 6, "fragments": 3, "overlap_steps": 2}})",
+                "plan.sync.overlap_steps: expected less than 2"},
+        BadPlan{R"({"sync": {"mix": 1.5}})", "plan.sync.mix"},
         BadPlan{R"({"shard_shares": [0, -1]})", "plan.shard_shares[1]"},
         BadPlan{R"({"shard_shares": [0.5]})", "plan.shard_shares[0]"},
         BadPlan{R"({"shard_shares": [65537]})",

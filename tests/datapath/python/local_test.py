@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from stub_agent import StubAgent
 
 EVERY, STEPS, WORLD = 4, 12, 3
 RATE = 0.1
+BUCKET_MB = 0.0001  # a bucket for each parameter
 
 
 def model():
@@ -75,30 +77,37 @@ def train(rank, world, plan, kind, steps=STEPS, check=lambda *_: None, wrap=lamb
     return arrays(net), state.stats()
 
 
-def by_hand(world, kind, outer, steps=STEPS, every=EVERY):
-    """The same on one process: a model for each rank, and the outer step as DiLoCo's paper has it."""
-    nets = [model() for _ in range(world)]
-    optimizers = [optimizer_of(net, kind) for net in nets]
-    anchor = [p.detach().clone() for p in nets[0].parameters()]
-    velocity = [torch.zeros_like(a) for a in anchor]
+def by_hand(world, kind, outer, steps=STEPS, every=EVERY, fragments=None, overlap=0, mix=0.0):
+    """The same on one process: a model for each rank, and the outer step as DiLoCo's paper has it.
+
+    fragments: the names of each one's parameters; None: one of all parameters."""
+    modules = [model() for _ in range(world)]
+    nets = [dict(m.named_parameters()) for m in modules]
+    optimizers = [optimizer_of(m, kind) for m in modules]
+    anchor = {name: p.detach().clone() for name, p in nets[0].items()}
+    velocity = {name: torch.zeros_like(a) for name, a in anchor.items()}
+    fragments = fragments or [list(anchor)]
+    period, moved = every // len(fragments), {}
     for step in range(steps):
-        for rank, (net, optimizer) in enumerate(zip(nets, optimizers)):
+        for rank, (net, optimizer) in enumerate(zip(modules, optimizers)):
             optimizer.zero_grad()
             loss_of(net, rank, step).backward()
             optimizer.step()
-        if (step + 1) % every:
+        names = fragments[step // period % len(fragments)]
+        if (step + 1) % period == (period - overlap) % period:
+            moved = {name: sum(anchor[name] - net[name].detach() for net in nets) / world for name in names}
+        if (step + 1) % period:
             continue
-        for i, parameters in enumerate(zip(*(net.parameters() for net in nets))):
-            moved = sum(anchor[i] - p.detach() for p in parameters) / world
+        for name in names:
             if outer is None:
-                anchor[i] = anchor[i] - moved
+                anchor[name] = anchor[name] - moved[name]
             else:
                 rate, momentum = outer
-                velocity[i] = momentum * velocity[i] + moved
-                anchor[i] = anchor[i] - rate * (moved + momentum * velocity[i])
-            for p in parameters:
-                p.data.copy_(anchor[i])
-    return [arrays(net) for net in nets]
+                velocity[name] = momentum * velocity[name] + moved[name]
+                anchor[name] = anchor[name] - rate * (moved[name] + momentum * velocity[name])
+            for net in nets:
+                net[name].data.copy_(anchor[name] * (1 - mix) + net[name].data * mix)
+    return [arrays(m) for m in modules]
 
 
 def wanted_of(*arguments):
@@ -279,6 +288,26 @@ def slower(rank, world):
     return state.stats().next_step
 
 
+def streamed(rank, world, plan, kind, steps, save_at=None):
+    """Parameters after so many steps with several buckets; what the fragments are; parameters at the end."""
+    path = plan_file(**plan)
+    with mock.patch.object(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 8):
+        net = DistributedDataParallel(model(), bucket_cap_mb=BUCKET_MB)
+    optimizer = optimizer_of(net, kind)
+    state = weir.attach(net, plan_file=path, optimizer=optimizer, compare_parameters=True)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(net, rank, step).backward()
+        optimizer.step()
+        if step == save_at and rank == 0:
+            state.state_dict()
+    found = arrays(net)
+    fragments = [[name for names in each for name in names] for each in state._local.fragments()]
+    state.synchronise(now=True)
+    os.unlink(path)
+    return found, fragments, arrays(net), state.stats().replicas_compared
+
+
 def refusals(rank, world):
     """What attach() says of models and optimisers that cannot take local steps."""
     def words(net, optimizer, **options):
@@ -326,6 +355,29 @@ class LocalTest(unittest.TestCase):
         found = ranks.run(WORLD, train, {}, "sgd", EVERY + 1)
         self.assertGreater(largest_difference(found[0][0][0], found[1][0][0]), 1e-4)
         self.expect({}, "sgd", None, EVERY + 1)
+
+    def test_fragments_and_overlap(self):
+        for kind, fragments, overlap, mix in (("sgd", 2, 0, 0.0), ("adam", 1, 3, 0.5), ("sgd", 2, 2, 0.25),
+                                              ("adam", 4, 0, 0.0)):
+            plan = {"sync": {"every": 8, "fragments": fragments, "overlap_steps": overlap, "mix": mix,
+                             **NESTEROV}}
+            with self.subTest(kind=kind, fragments=fragments, overlap=overlap):
+                results = [r for r, _ in ranks.run(WORLD, streamed, plan, kind, 24)]
+                names = results[0][1]
+                self.assertEqual(len(names), min(fragments, 3))  # there are three buckets
+                wanted = wanted_of(kind, (0.7, 0.9), 24, 8, names, overlap, mix if overlap else 0.0)
+                for rank, (found, own, end, compared) in enumerate(results):
+                    self.assertEqual(own, names)
+                    self.assertLess(largest_difference(found, wanted[rank]), 2e-5)
+                    self.assertGreaterEqual(compared, 24 * fragments // 8 - 1)
+                    if mix == 0:
+                        self.assertEqual(largest_difference(end, results[0][2]), 0.0)
+
+    def test_saving_while_a_synchronisation_is_on_its_way(self):
+        plan = {"sync": {"every": 8, "fragments": 2, "overlap_steps": 2, **NESTEROV}}
+        for save_at in (1, 2, 3, 5, 10):
+            results = [r for r, _ in ranks.run(2, streamed, plan, "sgd", 16, save_at)]
+            self.assertEqual(largest_difference(results[0][2], results[1][2]), 0.0, save_at)
 
     def test_plans_switch_it_on_and_off(self):
         for kind in ("sgd", "adam"):
