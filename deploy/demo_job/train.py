@@ -68,7 +68,7 @@ def choice_of(choices):
 
 
 class Trainer:
-    """The loop of one rank. attach(ddp) registers what reduces gradients, and returns Weir's state or None."""
+    """The loop of one rank. attach(ddp, optimizer) registers what reduces gradients, and returns Weir's state or None."""
 
     def __init__(self, options, task, attach):
         self.options = options
@@ -79,8 +79,8 @@ class Trainer:
         # The one buffer is a constant mask. DDP would send it by Gloo before every step.
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=options.bucket_mb,
                                            broadcast_buffers=False)
-        self.weir = attach(self.ddp)
         self.optimizer, self.rates = task.optimizer(self.model, options.steps)
+        self.weir = attach(self.ddp, self.optimizer)
         self.validate = Validation(task, self.rank, self.world)
         self.plan_version = None
         self.choice = "gloo all-reduce" if self.weir is None else ""
@@ -129,6 +129,10 @@ class Trainer:
             self.emit("step", step=step, time_s=clock, step_s=took, loss=local,
                       plan_version=self.notice_plan(), choice=self.choice,
                       skipped=bool(self.weir and self.weir.last_step_skipped))
+            if step == options.steps and self.weir is not None:
+                began = time.monotonic()
+                self.weir.synchronise(now=True)  # where a plan lets the ranks step on their own
+                clock += time.monotonic() - began
             if step % options.validate_every == 0 or step == options.steps:
                 loss = self.validate(self.model, step)
                 if reached is None and loss <= options.target:
@@ -168,10 +172,10 @@ def train(options, task, attach):
     os._exit(0)  # Gloo's own threads may outlive the interpreter's teardown
 
 
-def attach_weir(ddp):
+def attach_weir(ddp, optimizer):
     """Gradients go by Weir."""
     import weir
-    return weir.attach(ddp)
+    return weir.attach(ddp, optimizer=optimizer)
 
 
 def main():
@@ -179,7 +183,7 @@ def main():
     parser.add_argument("--backend", choices=["gloo", "weir"], required=True)
     options = options_of(parser, sys.argv[1:])
     train(options, recipe.ByteTask(options.model_params),
-          attach_weir if options.backend == "weir" else lambda ddp: None)
+          attach_weir if options.backend == "weir" else lambda ddp, optimizer: None)
 
 
 if __name__ == "__main__":

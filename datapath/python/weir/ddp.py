@@ -392,6 +392,8 @@ class DDPState(Steps):
     def _hold(self, bucket, local):
         names = [self._name(p, bucket) for p in bucket.parameters()]
         self.check_gradients(bucket.buffer(), names[0])
+        if bucket.index() == 0:
+            self.last_step_skipped = False  # that was a period, and this step of the optimiser counts
         local.hold(names, bucket.index() == 0, at_end_of_backward)
         future = future_of(bucket.buffer())
         future.set_result(bucket.buffer())

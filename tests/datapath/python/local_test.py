@@ -167,17 +167,19 @@ def with_nan(rank, world):
     net = DistributedDataParallel(model())
     optimizer = optimizer_of(net, "adam")
     state = weir.attach(net, plan_file=path, optimizer=optimizer)
-    skipped = []
+    skipped, steps = [], 0
     for step in range(5 * EVERY):
         optimizer.zero_grad()
         loss = loss_of(net, rank, step)
         (loss * float("nan") if rank == 1 and step in (EVERY + 1, 3 * EVERY + 1) else loss).backward()
-        optimizer.step()
+        if not state.last_step_skipped:
+            optimizer.step()
+            steps += 1
         if (step + 1) % EVERY == 0:
             skipped.append((bool(state.last_step_skipped), getattr(state.last_step_skipped, "rank", None),
                             getattr(state.last_step_skipped, "parameter", None)))
     os.unlink(path)
-    return arrays(net), skipped
+    return arrays(net), skipped, steps
 
 
 def compressed(rank, world, plan):
@@ -401,7 +403,8 @@ class LocalTest(unittest.TestCase):
 
     def test_nan_on_one_rank_costs_one_period(self):
         results = ranks.run(WORLD, with_nan)
-        for (found, skipped), _ in results:
+        for (found, skipped, steps), _ in results:
+            self.assertEqual(steps, 5 * EVERY)  # none is taken for one that must be skipped
             self.assertEqual([s for s, *_ in skipped], [False, True, False, True, False])
             self.assertEqual(skipped[3][1], 1)  # known from the second time on
             self.assertEqual(largest_difference(found, results[0][0][0]), 0.0)
