@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What an operator allows and wants, parsed from strict YAML or JSON.
+// The operator's objective and bounds, parsed from strict YAML or JSON.
 
 #include <cstdint>
 #include <set>

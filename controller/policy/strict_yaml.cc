@@ -26,7 +26,7 @@ Status Wrong(const std::string& origin, const YAML::Mark& mark, const std::strin
       StrCat(origin, ":", line, ": ", path.empty() ? "document" : path, ": ", problem));
 }
 
-/// What a reader of the error sees in the file, shortened.
+/// The text of a node as the file has it, shortened, for error messages.
 std::string Shown(const YAML::Node& node) {
   switch (node.Type()) {
     case YAML::NodeType::Undefined:

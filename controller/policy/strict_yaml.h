@@ -31,7 +31,7 @@ struct NumberRange {
   bool min_open = false;
 };
 
-/// What a name may hold, 1 to 128 characters in all.
+/// The characters that a name may contain. Its length is 1 to 128 characters in all cases.
 enum class NameKind {
   kPlain,    // letters, digits and . _ - /
   kPattern,  // * and ? besides, as in the shell

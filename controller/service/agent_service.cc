@@ -11,7 +11,8 @@ namespace {
 
 using Reactor = grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>;
 
-// What outlives the reactor: the fleet may still hold it when gRPC is done with the stream.
+// The part of a stream that outlives the reactor: the fleet may still hold it when gRPC is done
+// with the stream.
 class StreamLink : public AgentLink {
  public:
   explicit StreamLink(Reactor* reactor) : reactor_(reactor) {}

@@ -38,7 +38,7 @@ double Real(const Json& object, const char* key) {
   return std::isfinite(value) ? std::max(value, 0.0) : 0;
 }
 
-// What comes from elsewhere is shown to people and written to logs: no control characters.
+// Control characters are removed, because texts from aggregators are shown to people and logged.
 std::string Text(const Json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_string()) return "";

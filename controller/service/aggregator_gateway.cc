@@ -155,8 +155,8 @@ class Line {
     return ReadLeases(leases, state);
   }
 
-  // What shows an aggregator that a lease is this controller's. One aggregator cannot use it at
-  // another.
+  // The secret that shows an aggregator that a lease is this controller's. An aggregator cannot use
+  // it at another one.
   StatusOr<std::string> OwnerOf(const std::string& job) const {
     return DeriveToken(options_.owner_secret,
                        StrCat("weir lease owner 1 ", address_.name, " ", job));

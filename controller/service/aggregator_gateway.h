@@ -14,7 +14,7 @@
 
 namespace weir {
 
-/// What decisions hand over.
+/// The part of a gateway that decisions use: it takes and ends leases.
 class LeaseGateway {
  public:
   virtual ~LeaseGateway() = default;
@@ -42,7 +42,8 @@ constexpr size_t kAggregatorsMax = 16;
 
 /// Called on the gateway's threads, for one aggregator in the order in which things happened.
 struct GatewayEvents {
-  /// What the aggregator answered; not reachable: name, url and error only.
+  /// Called with each answer of an aggregator. If it cannot be reached, only name, url and error
+  /// are set.
   std::function<void(AggregatorReport)> state;
   std::function<void(const LeaseAsk&, StatusOr<SlotGrant>)> answer;
 };

@@ -56,7 +56,7 @@ class EventHub {
   static constexpr size_t kWatchersMax = 64;
   static constexpr size_t kHistoryMax = 256;
 
-  /// What `request` wants of the kept events is in the queue when this returns: the newest
+  /// When this returns, the queue holds the kept events that match `request`: the newest
   /// kHistoryMax of all kinds but step and link. `wake` runs after every push, on the publisher's
   /// thread, and must not block or call the hub. kResourceExhausted: too many watchers;
   /// kUnavailable: closed; kInvalidArgument: an unknown kind.

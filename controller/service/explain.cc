@@ -12,7 +12,7 @@ namespace weir {
 namespace {
 
 constexpr size_t kCandidatesShown = 8;
-// Of the column that names a choice; the widest makes lines of 110 columns.
+// Bounds of the width of the column that names a choice; with the widest, lines have 110 columns.
 constexpr size_t kLabelWidthMin = 44, kLabelWidthMax = 65;
 
 template <typename... Args>
@@ -94,7 +94,7 @@ const v1::Candidate* Fastest(const v1::Decision& decision, bool on_aggregator) {
   return best;
 }
 
-// What an aggregator would bring, or why not; empty where ranks know no way to use one.
+// Says what an aggregator would save, or why none is used; empty if the ranks cannot use one.
 std::string OffloadText(const v1::Decision& decision) {
   const v1::Candidate* there = Fastest(decision, true);
   const v1::Candidate* here = Fastest(decision, false);

@@ -61,16 +61,16 @@ class Fleet : public JobHost {
   void OnAgentClosed(const std::shared_ptr<AgentLink>& link);
   /// Several times a second.
   void OnTick();
-  /// What the policy directory holds now, or why it cannot be read.
+  /// Takes the contents of the policy directory, or the reason why it cannot be read.
   void OnPolicyFiles(const StatusOr<std::map<std::string, std::string>>& files);
 
   /// Before the first decision. `gateway` outlives the last call, but not the fleet.
   void UseAggregators(const std::vector<AggregatorAddress>& aggregators, LeaseGateway* gateway);
-  /// What the gateway learned, in its order.
+  /// Take the gateway's reports and answers, in the order in which it gave them.
   void OnAggregator(AggregatorReport said);
   void OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer);
 
-  // What operators ask; see admin.proto. All fill `response` on OK.
+  // The operators' queries; see admin.proto. All fill `response` on OK.
   Status ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response);
   Status GetNode(const v1::GetNodeRequest& request, v1::Node* response);
   Status ListLinks(const v1::ListLinksRequest& request, v1::ListLinksResponse* response);

@@ -27,7 +27,8 @@ void Fleet::OnAggregator(AggregatorReport said) {
   const bool changed = said.reachable != state.said.reachable;
   const bool first_failure = !said.reachable && !answered_before && said.error != state.said.error;
   if (!said.reachable) {
-    // What it said before still tells people, and a job that runs there, most.
+    // The last good report is kept: it still informs people, above all where a job runs on the
+    // aggregator.
     AggregatorReport before = state.said;
     before.reachable = false;
     before.error = said.error;

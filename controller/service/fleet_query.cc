@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operators ask of the fleet.
+// The fleet's answers to operators' queries.
 
 #include <algorithm>
 #include <charconv>
@@ -32,7 +32,8 @@ StatusOr<int64_t> ParseId(const std::string& what, const std::string& text) {
   return id;
 }
 
-// What fits into the page of a list. The first item always does: a list must come to its end.
+// Counts the items of one page of a list. The first item always fits, so that a list reaches its
+// end.
 class Page {
  public:
   explicit Page(uint32_t asked, uint32_t size_default = kPageDefault, uint32_t size_max = kPageMax)

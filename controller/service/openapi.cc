@@ -16,7 +16,8 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using Json = nlohmann::ordered_json;
 
-// What any operation may answer beside 200 (status_mapping.h), and only those that take a body.
+// Status codes beside 200 that any operation may answer (status_mapping.h), and those that only
+// operations with a body answer.
 constexpr const char* kErrors[] = {"400", "401", "403", "404",    "429",
                                    "500", "503", "504", "default"};
 constexpr const char* kErrorsWithBody[] = {"409", "412", "413"};

@@ -69,7 +69,8 @@ void SetTypicalCosts(CodecModel* codec) {
   }
 }
 
-// What is on every link, and what the slowest one leaves to collectives that use it.
+// Sets the load of every link, and the bandwidth that the slowest one leaves to collectives that
+// use it.
 Status SetLinks(const v1::SimulateRequest& request, Snapshot* snapshot) {
   if (request.links_size() == 0) return OkStatus();
   const uint32_t world = request.world();

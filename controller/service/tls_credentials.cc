@@ -23,8 +23,9 @@ grpc_ssl_certificate_config_reload_status FetchTlsConfig(
   return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
 }
 
-// What gRPC 1.51 has for C++ programs, FileWatcherCertificateProvider, does not compare a key with
-// its certificate, and with a wrong pair refuses every handshake. Its C interface has the callback.
+// gRPC 1.51 has FileWatcherCertificateProvider for C++ programs. It does not compare a key with its
+// certificate, and with a wrong pair it refuses every handshake. The C interface has the callback
+// that we need.
 class FetchedCredentials : public grpc::ServerCredentials {
  public:
   FetchedCredentials(TlsFiles* files, grpc_ssl_client_certificate_request_type of_clients)

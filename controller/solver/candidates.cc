@@ -22,7 +22,7 @@ bool Contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// What any plan may fall back on.
+/// Whether any plan may fall back on this pair: it loses nothing and needs no lease.
 bool IsDense(const CodecModel& codec, const CollectiveModel& collective) {
   return !codec.lossy && !collective.needs_lease;
 }
@@ -59,7 +59,7 @@ std::vector<double> RatiosFor(const CodecModel& codec, const Policy& policy,
   for (const double ratio : all) {
     if (ratio < codec.ratio_min || ratio > codec.ratio_max || ratio <= 0) continue;
     if (!ratios.empty() && ratios.back() < ratio * kRatioStepMin && !own_ratios) {
-      // Of two close ones, the policy's bound stays.
+      // If a grid value and a bound of the policy are close, the bound stays.
       if (std::find(bounds.begin(), bounds.end(), ratio) != bounds.end()) ratios.back() = ratio;
       continue;
     }

@@ -21,8 +21,8 @@ struct Kind {
   double ratio = 1;
   bool dense = false;  // loses nothing, and needs nobody but the ranks
   bool listed = true;  // the policy's lists and objective name it; bounds may yet exclude it
-  // What excludes it everywhere: the policy's lists before the lease that it lacks or a bound;
-  // empty: allowed.
+  // The bound that excludes it everywhere: the policy's lists come before a missing lease or
+  // another bound; empty: allowed.
   std::string excluded_by = {};
 };
 

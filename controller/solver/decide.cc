@@ -247,7 +247,7 @@ bool Decider::Better(size_t a, size_t b) const {
   if (x.score != y.score) return x.score < y.score;
   if (x.estimate.step_s != y.estimate.step_s) return x.estimate.step_s < y.estimate.step_s;
   if (x.estimate.gain != y.estimate.gain) return x.estimate.gain > y.estimate.gain;
-  // What runs already, then what is simplest.
+  // Ties go to the plan that runs already, then to the simplest one.
   const bool x_runs = static_cast<int>(a) == incumbent_, y_runs = static_cast<int>(b) == incumbent_;
   if (x_runs != y_runs) return x_runs;
   if (x.uniform != y.uniform) return x.uniform;
@@ -266,8 +266,8 @@ Status Decider::NothingFeasible() const {
       StrCat("policy ", policy_.name, " leaves no candidate out of ", all_.size(), ": ", text));
 }
 
-// What the policy's lists leave out does not compete with what a bound keeps back from them: only
-// where no bound does is a list the constraint.
+// Candidates that the policy's lists exclude do not compete with candidates that a bound excludes
+// from those lists: a list is the binding constraint only where no bound is.
 void Decider::FindBinding() {
   double best = decision_.chosen.objective * (1 - kTie);
   bool listed = false;

@@ -121,7 +121,7 @@ double Least(const std::vector<StageOption>& options, double StageOption::*time)
   return least;
 }
 
-/// What the buckets after each bucket still need at least.
+/// The least time that the buckets after each bucket still need.
 std::vector<Rest> RestsOf(const Stages& stages) {
   std::vector<Rest> rests(stages.size());
   for (size_t b = stages.size() - 1; b > 0; --b) {

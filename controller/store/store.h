@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the controller must still know after it was killed: nodes, jobs, plans, decisions with their
-// inputs, policies applied through the API, pins and the audit trail. Payloads are JSON texts whose
-// form belongs to the caller, so the store needs no schema change when a message gains a field.
+// The state that the controller must not lose when it is killed: nodes, jobs, plans, decisions with
+// their inputs, policies applied through the API, pins and the audit trail. Payloads are JSON texts
+// whose form belongs to the caller, so the store needs no schema change when a message gains a
+// field.
 
 #include <cstdint>
 #include <memory>
