@@ -112,7 +112,7 @@ StatusOr<std::string> ReadTokenFile(const std::string& path) {
   return token;
 }
 
-// What the flags say beyond single values.
+// Checks flags against each other, and derives the values that follow from several of them.
 Status Complete(AggregatorFlags* flags) {
   WEIR_ASSIGN_OR_RETURN(const LogLevel level, ParseLogLevel(flags->log_level));
   SetMinimumLogLevel(level);

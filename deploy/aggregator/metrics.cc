@@ -58,7 +58,7 @@ void AddPackets(const std::vector<ShardStatus>& shards, Page* page) {
   }
 }
 
-// Of the kernel's program; what never gets to it, sockets count.
+// Counters of the kernel's program; the sockets count packets that never reach it.
 void AddKernel(const OffloadStatus& kernel, Page* page) {
   const AggregatorCounters& c = kernel.counters.packets;
   page->Family("weir_aggregator_kernel_packets_total",

@@ -39,7 +39,7 @@ const bit<16> PAYLOAD_UNKNOWN = 0xFFFF;
 
 const bit<16> LANES_PER_BLOCK = 16;
 
-// What became of a packet, as the aggregator in software counts it; the low bits of a counter's
+// The outcome of a packet, as the aggregator in software counts it; the low bits of a counter's
 // index. Counters of packets that belong to no lease have an index of their own.
 typedef bit<4> verdict_t;
 const verdict_t VERDICT_ADDED = 0;

@@ -414,7 +414,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                 meta.decided = 1;
             }
 
-            // What it is a contribution to.
+            // Check that the packet contributes to the operation that the set holds.
             if (meta.decided == 0) {
                 if (meta.opening == 1) {
                     meta.operation_before = set_operation.execute(meta.set_index);

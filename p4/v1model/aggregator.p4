@@ -86,7 +86,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         meta.levels = levels;
     }
 
-    // What a packet must have in common with its lease.
+    // The fields that a packet must have in common with its lease.
     table terms {
         key = {
             hdr.packet.lease: exact;
@@ -245,8 +245,9 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         if (own == 0) {
             forward.apply();
         } else {
-            // Whose it is and whether it is whole. Lengths agree, down to the last octet of the
-            // frame: what a parser leaves over would be sent to everyone behind the sums.
+            // Check that the packet is whole and belongs to a lease. Its lengths must agree to the
+            // last octet of the frame: octets that a parser leaves over would be sent to all
+            // workers behind the sums.
             mark_to_drop(standard_metadata);
             inject_loss.apply();
             random(dice, 16w0, 16w65535);
@@ -312,7 +313,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                     }
                 }
 
-                // What it is a contribution to.
+                // Check that the packet contributes to the operation that the set holds.
                 if (meta.decided == 0) {
                     agreed.read(agreement_before, meta.set_index);
                     if (meta.opening == 1) {

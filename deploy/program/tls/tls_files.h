@@ -29,7 +29,8 @@ struct TlsPaths {
 /// Certificate and key as OpenSSL holds them.
 struct TlsPair;
 
-/// What files held at one time: every part could be parsed, and the key is that of the certificate.
+/// The contents of the files at one time: every part could be parsed, and the key belongs to the
+/// certificate.
 struct TlsMaterial {
   std::string cert, key, ca;            // PEM; empty where the path is
   std::shared_ptr<const TlsPair> pair;  // of cert and key; null without them
@@ -49,12 +50,12 @@ class TlsFiles {
   explicit TlsFiles(TlsPaths paths) : paths_(std::move(paths)) {}
   const TlsPaths& paths() const { return paths_; }
 
-  /// What the files hold. They are looked at in every call (stat) and read when one of them, or
-  /// what a symbolic link on the way to it means, has changed. When they are not good then, because
-  /// one is missing, cut short or not of the other, the material from before is returned and the
-  /// cause logged as an error, once for each such state of the files. Without one from before, the
-  /// cause is the result: kUnavailable for a file that cannot be read, kInvalidArgument for one
-  /// whose content is wrong.
+  /// Returns the contents of the files. Every call looks at them (stat) and reads them when one of
+  /// them, or the target of a symbolic link on the path to it, has changed. If they are then not
+  /// valid, because one is missing, truncated, or does not belong to the other, the earlier
+  /// material is returned and the cause is logged as an error, once for each such state of the
+  /// files. Without earlier material the cause is the result: kUnavailable for a file that cannot
+  /// be read, kInvalidArgument for one whose content is wrong.
   StatusOr<std::shared_ptr<const TlsMaterial>> Current() WEIR_EXCLUDES(mutex_);
 
   /// Looks at the files as Current() does, and says what came of it.
