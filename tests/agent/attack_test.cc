@@ -135,7 +135,7 @@ class AttackTest : public testing::Test {
     ASSERT_TRUE(client.SendJson(Hello(client, claim)));
     ASSERT_TRUE(controller_.Next(GreetsARank)) << "rank " << claim.rank << " was not let in";
   }
-  /// What an attempt is answered.
+  /// Sends the hello of `claim` and returns the reason of the refusal; empty if there was none.
   static std::string Try(SocketClient& client, const Claim& claim) {
     EXPECT_TRUE(client.SendJson(Hello(client, claim)));
     return client.ReceiveRefusal();

@@ -49,7 +49,7 @@ class SocketClient {
   }
   bool SendJson(std::string_view json) { return SendBytes(EncodeSocketFrame(json)); }
 
-  /// What the agent gave this connection to sign; empty when nothing came.
+  /// The challenge that the agent sent to this connection; empty when none came.
   const v1::RankChallenge& AwaitChallenge() {
     if (challenge_.challenge().empty()) (void)ReceiveAny();
     return challenge_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What summing packets costs: the state machine alone, and the software aggregator with its
+// The cost of summing packets: the state machine alone, and the software aggregator with its
 // sockets, fed over loopback by workers that only send and count.
 //
 //   aggregation_bench [--plane all|xdp|veth] [--protocol all|NAME] [--seconds S] [--workers
@@ -88,7 +88,8 @@ void Print(nlohmann::ordered_json row) {
   std::fflush(stdout);
 }
 
-/// What nobody fills in stays null: only collective_bench's sums have rings beside them.
+/// Fields that a plane does not fill in stay null: only collective_bench compares its sums with
+/// rings.
 nlohmann::ordered_json Row(const char* plane, const Protocol& protocol, int workers, double loss) {
   return {{"plane", plane},           {"protocol", protocol.name},
           {"workers", workers},       {"loss", loss},
@@ -193,8 +194,8 @@ bool MeasureKernel(const Protocol& protocol, int workers, const BenchOptions& op
   row["elements"] = counters->packets.completed * lease.lanes;
   row["goodput_gbps"] = bits / ToSeconds(spent) * 1e-9;
   row["ns_per_packet"] = ToSeconds(spent) * 1e9 / static_cast<double>(count);
-  // What the loading program does for the workers whose frame did not complete the round, but for
-  // the sending.
+  // The work of the loading program for workers whose frame did not complete the round, without the
+  // sending.
   row["reply_ns_per_packet"] = ToSeconds(replies) * 1e9 / static_cast<double>(count);
   Print(row);
   return true;
@@ -493,7 +494,7 @@ int Main(int argc, char** argv) {
     }
   }
   for (const Protocol& protocol : kProtocols) {
-    // What comes next in sparse streams depends on replies, which simulated workers do not read.
+    // The next packet of a sparse stream depends on replies, which simulated workers do not read.
     if (protocol.mode == PacketMode::kSparse) continue;
     for (const double workers : options.workers) {
       for (const double loss : options.loss) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a PyTorch user would call instead of a codec, timed in a process of its own
+// The calls that a PyTorch user would make instead of a codec, timed in a process of their own
 // (codec_peers.py).
 
 #include <cstdio>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the codec's calls of a step take by themselves, a rank's part of the script
-// compressed_bench: encode of every bucket with error feedback, and decode of what all ranks sent
-// for it.
+// The time that the codec's calls of one step take by themselves; the script compressed_bench runs
+// one per rank. A step encodes every bucket with error feedback, and decodes the payloads of all
+// ranks for it.
 //
 //   codec_step CODEC RATIO RANK WORLD ELEMENTS BUCKETS
 //

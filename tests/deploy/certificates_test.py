@@ -66,7 +66,8 @@ class CertificatesTest(unittest.TestCase):
     def setUp(self):
         self.directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(prefix="weir-tls-")))
 
-    # What a program is given: files of `mounted` are links to ..data/FILE, and ..data is a link.
+    # Programs are given the files of `mounted`; these are links to ..data/FILE, and ..data is a
+    # link.
 
     def mount(self, name):
         """Exchanges what the mounted files are for those of `name`, in one rename."""

@@ -103,7 +103,7 @@ class CommandLineTest(unittest.TestCase):
                        env=dict(self.environment, MANWIDTH="200", LC_ALL="C.UTF-8"))
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             shown = re.sub(r".\x08", "", done.stdout)
-            # What --help lists, the page lists.
+            # The page lists every flag that --help lists.
             flags = set(re.findall(r"--[a-z-]+", ask(program, "--help").stdout))
             self.assertGreater(len(flags), 5)
             self.assertEqual([flag for flag in flags if flag not in shown], [])

@@ -29,7 +29,7 @@ MAKING_S, BUILDING_S, TEST_S = 420, 1500, 600
 PACKAGES = ["ca-certificates", "ccache", "ethtool", "iproute2", "iptables", "iputils-ping", "mount", "procps", "python3-numpy", "python3-setuptools",
             "python3-torch"]
 BUILT = {"trixie": True, "sid": False}   # suite: whether Weir is built there
-# Of these, which take minutes, torch matters little, so only one suite runs them.
+# These tests take minutes and depend little on torch, so only one suite runs them.
 NOT_IN = {"sid": ("addresses_test.py", "run_test.py")}
 # An archive that is no longer renewed outlives its dates; its signatures are checked all the same.
 APT = ["--aptopt=Acquire::Check-Valid-Until \"false\""]

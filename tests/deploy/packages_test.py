@@ -32,8 +32,8 @@ MAKING_S = 120   # what a test may take to make a root
 # content would keep it from that.
 SUPPRESSED = "bogus-mail-host,maintscript-calls-ldconfig"
 
-# What an administrator does, in the root that the packages go to; $1 is yes where torch is installed.
-# Units are started by hand with their own command lines: no systemd runs in a test.
+# The steps of an administrator, in the root that the packages go to; $1 is yes where torch is installed. Units are
+# started by hand with their own command lines: no systemd runs in a test.
 REHEARSAL = r"""
 set -eu
 export DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C

@@ -25,8 +25,9 @@ POLICY = offload.POLICY + """switching:
   flaps_max: 100
 """
 PATIENCE_S = 150.0
-# What it takes until the model knows what sums on the aggregator take. With fewer it knows what they
-# should take, which on these links is nearly what ranks alone take: it would come back to it late.
+# After this many steps the model knows the measured time of sums on the aggregator. With fewer it has only the
+# predicted time, which on these links is close to that of the ranks alone, so it would return to the aggregator
+# late.
 STEPS_TO_KNOW = 20
 
 

@@ -15,7 +15,7 @@ import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
-# What it keeps between runs belongs to the build, not to wherever the test was started.
+# Hypothesis keeps its database in the build directory, wherever the test was started.
 os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(BUILD / "tests" / "e2e" / "hypothesis")
 
 import hypothesis  # noqa: E402  pylint: disable=wrong-import-position
@@ -25,7 +25,8 @@ from hypothesis import strategies as st  # noqa: E402  pylint: disable=wrong-imp
 FIXTURE = BUILD / "tests" / "e2e" / "weir-page-fixture"
 EXAMPLES = int(os.environ.get("WEIR_OPENAPI_EXAMPLES", "40"))
 ANSWER_S = 10
-# What Hypothesis rarely hits by itself: numbers at edges, text that other parts give a meaning.
+# Inputs that Hypothesis rarely finds by itself: numbers at edges, and text with a meaning to some
+# part.
 EDGES = ["0", "-1", "1e999", "NaN", "Infinity", "4294967296", "18446744073709551616", "%", "a/b", "..", "",
          "\x00", "ü", "𝄞", "x:pin", "{name}", "true", "null", "9" * 400]
 TEXT = st.one_of(st.sampled_from(EDGES), st.text(max_size=30))

@@ -97,7 +97,7 @@ struct BucketShape {
   uint64_t key = 0;
 };
 
-/// What a rank is, for the driver. The model is the sum of all that it was handed.
+/// The driver's view of a rank. The model is the sum of all results that were delivered to it.
 struct Rank {
   std::unique_ptr<DeafAgent> agent = std::make_unique<DeafAgent>();
   std::unique_ptr<Session> session;

@@ -366,7 +366,7 @@ class Episode {
     for (size_t b = 0; b < keys_.size(); ++b) CheckSums(b);
   }
 
-  // What was delivered plus what the ranks kept back is the sum of all gradients.
+  // Checks that the delivered results and the ranks' residuals add up to the sum of all gradients.
   void CheckSums(size_t bucket) {
     const size_t n = kBucketSizes[bucket];
     std::vector<double> found = history_[0].delivered[bucket];

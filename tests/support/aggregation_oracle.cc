@@ -7,7 +7,7 @@
 //   packet SOURCE HEX     -> one line "to ADDRESS HEX" per reply, then ok
 //   counters              -> NAME=COUNT ..., then ok
 //   traces                -> the steps of SumTraces(), then ok
-// What is wrong is answered by "error" and why. It ends with its input.
+// A wrong line is answered by "error" and the reason. The program ends with its input.
 
 #include <cinttypes>
 #include <cstdio>

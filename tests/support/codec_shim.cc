@@ -69,7 +69,7 @@ std::string TraitsJson(const CodecTraits& t) {
   return StrCat("{", fields, ",\"settings\":[", settings, "]}");
 }
 
-/// What both kinds of handle are made from; layout as in codec_shim.py.
+/// The parameters of both kinds of handle; layout as in codec_shim.py.
 struct Arguments {
   const char* name;
   double ratio;

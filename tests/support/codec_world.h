@@ -27,7 +27,7 @@ class CodecWorld {
     std::optional<bool> feedback;  // by default as the traits ask
   };
 
-  /// What one step did. Seconds and energies are rank 0's.
+  /// The results of one step. Seconds and energies are rank 0's.
   struct Step {
     bool non_finite = false;   // the step is skipped: residuals stay, the mean is zero
     size_t payload_bytes = 0;  // rank 0's payload, all rounds; with shared indices the values too

@@ -130,7 +130,7 @@ InprocTransport::~InprocTransport() {
   Leave();
 }
 
-// What was accepted stays for its receiver; memory of the caller is not touched any more.
+// Frames that were accepted stay for their receiver; memory of the caller is not touched any more.
 void InprocTransport::Leave() {
   for (int r = 0; r < world(); ++r) {
     std::erase_if(mesh_->lane(rank(), r).frames,

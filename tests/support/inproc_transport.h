@@ -14,7 +14,7 @@ struct InprocOptions {
   /// Bytes that a direction buffers before a send has to wait for its receive: a program that
   /// relies on more buffering than a network gives then meets its deadline here, too.
   size_t buffer_bytes = 64 << 10;
-  /// Of each rank: those of equal numbers say of each other that they share memory. Empty: none do.
+  /// The node number of each rank: ranks of one node share memory. Empty: no ranks do.
   std::vector<int> nodes = {};
 };
 

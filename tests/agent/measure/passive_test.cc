@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TCP_INFO may and may not be believed.
+// Which samples of TCP_INFO are accepted as evidence, and which are not.
 #include "agent/measure/passive.h"
 
 #include "datapath/base/status.h"

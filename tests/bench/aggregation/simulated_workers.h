@@ -165,8 +165,8 @@ class SimulatedWorkers {
   }
 
   SourceAddress aggregator_ = 0;
-  // Of all workers, as each has its own: a time-out that is too short for a busy machine makes the
-  // aggregator answer twice.
+  // One estimate for all workers, where real workers have one each: a time-out that is too short
+  // for a busy machine makes the aggregator answer twice.
   RoundTripEstimate round_trip_{{.min = std::chrono::milliseconds(5)}};
   std::vector<SourceAddress> addresses_;
   std::vector<std::unique_ptr<UdpPort>> ports_;

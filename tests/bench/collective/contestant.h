@@ -96,7 +96,7 @@ inline double NowSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// What of a vector holds something: whole blocks of 1 KiB, the same ones on every rank, spread
+/// A vector in which only some blocks of 1 KiB are not zero: the same ones on every rank, spread
 /// evenly.
 class Contents {
  public:

@@ -230,7 +230,7 @@ void MeetAll(Channel& channel, const Options& options, const AggregatorPort& por
   }
 }
 
-/// What the script was granted for all ranks.
+/// Receives the plan that the script made for all ranks.
 Plan ReceivePlan(Channel& channel, const Options& options) {
   const std::vector<std::string> words = channel.Receive();
   if (words.size() != 1) Die("expected a plan without blanks");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What doctor says of facts, and that lists of many pages are followed to their end.
+// Doctor's findings, and lists of many pages, which it follows to their end.
 
 #include "controller/cli/doctor.h"
 

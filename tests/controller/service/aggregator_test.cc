@@ -190,7 +190,7 @@ class FakeServer {
   std::thread thread_;
 };
 
-// What the gateway told, waited for with a deadline.
+// Collects the gateway's events; tests wait for them with a deadline.
 class Told {
  public:
   GatewayEvents Events() {

@@ -347,8 +347,9 @@ class FakeCluster {
                                                           : network.bandwidth_bytes_per_s;
   }
 
-  /// Of the busiest interface: what leaves it in the first phase, 1-w, and in the second, (n-1) w;
-  /// sums follow contributions by a segment of the largest shard.
+  /// Seconds of a mesh all-reduce, by its busiest interface: it sends 1-w of the payload in the
+  /// first phase and (n-1) w in the second; sums follow contributions by a segment of the largest
+  /// shard.
   double MeshSeconds(double payload) const {
     const double n = static_cast<double>(ranks_.size());
     double busiest = 0, largest = 0;
@@ -365,7 +366,7 @@ class FakeCluster {
     return 2 * network.latency_s + busiest + (even ? 0 : payload / segments / slowest);
   }
 
-  /// Of the slowest link between ranks that follow each other.
+  /// Bandwidth of the slowest link between ranks that follow each other in the ring.
   double RingBandwidth() const {
     double slowest = network.bandwidth_bytes_per_s;
     for (size_t i = 0; i < ranks_.size(); ++i) {

@@ -393,7 +393,7 @@ TEST_F(FleetTest, ExplainShowsInputsCandidatesAndDense) {
   EXPECT_THAT(explanation.text(), testing::HasSubstr("Dense would take"));
   EXPECT_GT(explanation.front_size(), 0);
   EXPECT_GT(explanation.decision().dense_step_s(), explanation.decision().predicted_step_s());
-  // What another controller decided is explained from what it stored.
+  // A restarted controller explains earlier decisions from the store.
   KillController();
   StartController();
   v1::Explanation stored;
@@ -492,7 +492,7 @@ TEST_F(FleetTest, ARankThatIsAttachedOnAnotherNodeIsRefusedAndChangesNothing) {
   for (const char* part : {"rank 2 of job 'lm'", "node n2", "process 100", "999", "node x"}) {
     EXPECT_THAT(why, testing::HasSubstr(part));
   }
-  // What it says afterwards, and its leaving, are not the attached rank's.
+  // Its later messages and its leaving are not taken for the attached rank's.
   message.mutable_rank()->mutable_message()->mutable_active()->set_version(version + 7);
   ASSERT_TRUE(fleet_->OnAgentMessage(stranger, message).ok());
   message.mutable_rank_gone()->set_job("lm");

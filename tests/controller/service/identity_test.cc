@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose word counts for a job: ranks of its key, or without one of its nodes. Whatever others say,
-// the job goes on.
+// The ranks that may speak for a job: those of its key, or without a key those of its nodes.
+// Messages of others do not disturb the job.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -173,10 +173,10 @@ TEST_F(IdentityTest, OnlyThoseWhoProveTheJobsKeyAreOfTheJob) {
               testing::HasSubstr("proves another job key"));
   EXPECT_THAT(Events("refused"),
               testing::Contains(testing::HasSubstr("rank 1 on node x (process 1001)")));
-  // What a rank said to the agent of its own node is of no use to another agent.
+  // The proof that a rank gave the agent of its own node is not valid for another agent.
   EXPECT_THAT(stranger.Greet({.rank = 0, .key = kKey, .proven_to = "n0"}),
               testing::HasSubstr("another node's"));
-  // Nor is its proof for a rank or an epoch that it did not say.
+  // A proof is not valid for another rank or epoch than the one that it was made for.
   EXPECT_THAT(stranger.Greet({.rank = 0, .epoch = 999, .key = kKey, .proven_epoch = 0}),
               testing::HasSubstr("did not prove the job's key"));
   ExpectUndisturbed(version);

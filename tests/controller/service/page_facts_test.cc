@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the web page shows rests on: kept events, the parts of a step, what dense would have cost,
+// The facts that the web page needs: kept events, the parts of a step, what dense would have cost,
 // refusals as events, and policies that two people edit at once.
 
 #include <gmock/gmock.h>

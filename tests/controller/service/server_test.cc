@@ -322,7 +322,8 @@ TEST_F(ServerTest, ARestartedControllerOwnsTheLeasesOfTheFormerOne) {
     const v1::Plan plan = Job().active_plan();
     return plan.leases_size() == 1 ? plan.leases(0).epoch() : 0;
   };
-  // Of the job's lease, by the aggregator's own word; 0: it has none, -1: it does not answer.
+  // Slots of the job's lease as the aggregator reports them; 0: it has none, -1: it does not
+  // answer.
   const auto granted = [&] {
     grpc::ClientContext context;
     v1::ListAggregatorsResponse response;

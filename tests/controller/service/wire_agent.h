@@ -15,7 +15,7 @@
 
 namespace weir {
 
-/// What a rank may bring besides.
+/// Optional facts of a rank.
 struct WireRank {
   std::string aggregation_address = {};  // empty: it cannot sum on aggregators
   uint64_t step = 0;

@@ -60,7 +60,7 @@ TEST(NodesDecisionTest, PredictsWhatTheLinksOfBothLevelsSay) {
   EXPECT_NEAR(test::Lossless(snapshot).chosen.communication_s, expected, 1e-6);
 }
 
-// What goes by nodes is then another collective under another name.
+// Where every rank has a node of its own, a hierarchical collective does the same as a flat one.
 TEST(NodesDecisionTest, NothingGoesByNodesWhereEveryRankStandsAlone) {
   const auto offered = [](const Snapshot& snapshot) {
     const Decision decision = test::Lossless(snapshot);

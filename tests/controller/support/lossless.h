@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the solver decides where no policy allows compression.
+// The solver's decision under a policy that allows no compression.
 
 #include <gtest/gtest.h>
 

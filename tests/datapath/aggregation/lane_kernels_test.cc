@@ -160,7 +160,7 @@ TEST(LaneKernelsTest, SwapTurnsEveryLaneAndNothingElse) {
   }
 }
 
-/// Of every exponent, subnormal ones and zeros of both signs included; a quarter are halves.
+/// Floats of every exponent, subnormal ones and zeros of both signs included; a quarter are halves.
 std::vector<float> RandomFloats(size_t count, uint64_t seed) {
   Random random(seed);
   std::vector<float> x;

@@ -353,7 +353,7 @@ TEST(SumWorkerTest, RepliesToLaterPacketsSayThatOneIsLostLongBeforeItsTimeOut) {
   EXPECT_TRUE(worker.NextPacket(late).empty()) << "what nothing has overtaken is waited for";
   EXPECT_EQ(worker.counters().resent, 1u);
   EXPECT_EQ(worker.round_trip().timeout(), ms(24)) << "no sign of a longer round trip";
-  // What is sent again is not overtaken by what went out before it.
+  // A packet that was sent again does not count as overtaken by packets that left before it.
   answer(2, late + ms(1));
   EXPECT_GT(worker.NextTimer(), late + ms(10));
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What any aggregator must answer to given packets, as data: the software one, and programs in
-// kernels and switches, run the same traces.
+// Answers that any aggregator must give to given packets, as data: the software one, and programs
+// in kernels and switches, run the same traces.
 
 #include <cstdint>
 #include <memory>
@@ -68,7 +68,7 @@ struct Trace {
   std::vector<TraceStep> steps;
 };
 
-/// What happens in an orderly network.
+/// Traces of an orderly network, without loss, duplicates or reordering.
 inline std::vector<Trace> OrderlyTraces() {
   constexpr Answer kAll = Answer::kToAll;
   return {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What codecs keep between steps, through a checkpoint: the bytes that follow are the same, and
-// bytes that nobody wrote do no harm.
+// Codec state through a checkpoint: the same bytes follow, and damaged bytes do no harm.
 
 #include <gtest/gtest.h>
 
@@ -109,8 +108,8 @@ TEST(CodecStateTest, TruncatedAndLongerStatesAreRejectedWithTheOffset) {
 }
 
 TEST(CodecStateTest, DamagedStatesAreRejectedOrHarmless) {
-  // What is accepted may cost a second pass; it must lose nothing and stay within the bounds
-  // (FeedbackOrDie gives exactly MaxEncodedBytes).
+  // A damaged state that is accepted may cost a second pass; it must lose nothing and stay within
+  // the bounds (FeedbackOrDie gives exactly MaxEncodedBytes).
   Random random(9);
   ForEachSetting([&](const Codec& codec, int bits) {
     Steps first(codec, bits);

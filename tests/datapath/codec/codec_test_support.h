@@ -114,7 +114,7 @@ struct Encoded {
   EncodeResult result;
 };
 
-/// What one round of all ranks of a world comes to: every rank's payload (all rounds) and the sum.
+/// The result of one round of all ranks of a world: every rank's payload (all rounds) and the sum.
 struct Exchanged {
   std::vector<Encoded> ranks;
   std::vector<std::byte> sum;  // of lanes; else rank 0's payload
@@ -185,8 +185,7 @@ inline EncodeResult FeedbackOrDie(const Codec& codec, std::span<const float> gra
   return result;
 }
 
-/// What a payload of `codec` stands for. For a selection without values: x at the selected
-/// positions.
+/// Decodes a payload of `codec`. A selection without values decodes to x at the selected positions.
 inline StatusOr<std::vector<float>> DecodeFor(const Codec& codec,
                                               std::span<const std::byte> payload,
                                               const EncodeContext& context,
@@ -202,7 +201,7 @@ inline StatusOr<std::vector<float>> DecodeFor(const Codec& codec,
   return decoded;
 }
 
-/// What x stands for after `codec`; dies on any error.
+/// Encodes and decodes x; dies on any error.
 inline std::vector<float> RoundTrip(const Codec& codec, std::span<const float> x,
                                     const EncodeContext& context) {
   const Encoded encoded = EncodeOrDie(codec, x, context);

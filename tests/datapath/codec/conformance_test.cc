@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every codec of the registry must do, checked for all of them: a new codec is covered by
-// being listed.
+// Requirements on every codec of the registry, checked for all of them: listing a new codec is
+// enough to cover it.
 
 #include <gtest/gtest.h>
 
@@ -23,10 +23,10 @@ using test::EncodeOrDie;
 
 const std::vector<size_t> kSizes = {0, 1, 2, 3, 15, 16, 17, 127, 128, 129, 997, 4096, 4099, 65537};
 
-/// Of codecs that declare how their error grows.
+/// For codecs that declare how their error grows.
 class CodecErrorModelTest : public CodecConformanceTest {};
 
-/// Of codecs whose payloads are decoded one by one.
+/// For codecs whose payloads are decoded one by one.
 class CodecSumTest : public CodecConformanceTest {};
 
 TEST_P(CodecConformanceTest, TraitsAreComplete) {
@@ -247,7 +247,7 @@ void CheckFeedback(const Codec& codec, int bits, size_t n, bool in_place, bool w
     double lost = 0;
     for (size_t i = 0; i < n; ++i) {
       const float sent = keeps ? 0.0f : (*decoded)[i];
-      // What is sent may be larger than e and round more coarsely.
+      // The sent value may be larger than e and round more coarsely.
       ASSERT_NEAR(sent + target[i], e[i], 1e-7 * (std::abs(e[i]) + std::abs(sent)) + 1e-6 * rms)
           << i << " step " << step;
       const double left = keeps ? e[i] - (*decoded)[i] : target[i];

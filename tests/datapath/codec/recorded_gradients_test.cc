@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the codecs promise, on gradients that a training run produced instead of drawn ones.
+// Promises of the codecs, on gradients that a training run produced instead of drawn ones.
 
 #include "tests/support/recorded_gradients.h"
 
@@ -78,7 +78,7 @@ TEST(RecordedGradientsTest, GainCurveIsExactToAThousandth) {
   }
 }
 
-/// What a codec allows itself, as a fraction of the wanted count; a tenth for all others.
+/// The tolerance that a codec declares, as a fraction of the wanted count, and at least a tenth.
 double CountTolerance(const CodecTraits& traits) { return std::max(0.1, traits.count_tolerance); }
 
 /// The number of elements that a payload delivers.

@@ -64,7 +64,7 @@ def shrinks(rank, world):
     losses, found, words, step = [], None, "", 0
     while step < STEPS:
         if rank == VICTIM and step == LAST_WORDS:
-            # Of the first layer, whose gradient comes last: other buckets are under way.
+            # The first layer's gradient comes last, when other buckets are under way.
             ddp.module[0].weight.register_hook(lambda g: os.kill(os.getpid(), signal.SIGKILL))
         ddp.zero_grad()
         loss = loss_of(ddp, step, state.rank)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the control interface takes and gives.
+// Requests and answers of the control interface.
 #include "deploy/aggregator/lease_api.h"
 
 #include <gmock/gmock.h>

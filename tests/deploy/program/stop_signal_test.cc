@@ -41,7 +41,7 @@ TEST(StopSignalTest, OtherThreadsDoNotTakeIt) {
   EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), SIGTERM);
 }
 
-// Nor do those that a library started before main: they do not block the signal.
+// Threads that a library started before main do not block the signal. They must not take it either.
 TEST(StopSignalTest, ThreadsFromBeforePassItOn) {
   std::jthread before([](std::stop_token stop) {
     sigset_t signals;

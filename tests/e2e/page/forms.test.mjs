@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people can ask and change: what-if questions, policies, tokens.
+// The page's forms: what-if questions, policies, tokens.
 
 import assert from "node:assert/strict";
 import {mkdtempSync, rmSync, writeFileSync} from "node:fs";

@@ -99,7 +99,7 @@ export async function waitFor(page, selector, pattern) {
 
 export const texts = (page, selector) => page.locator(selector).allInnerTexts();
 
-// Of each element the contrast between its text and what lies behind it, by WCAG 2's formula.
+// The contrast between each element's text and its background, by WCAG 2's formula.
 export const contrasts = (page, selector) => page.evaluate((wanted) => {
   const parse = (colour) => (colour.match(/[\d.]+/g) || []).map(Number);
   const luminance = ([r, g,

@@ -26,7 +26,7 @@ constexpr size_t kAddressBytes = 64;
 constexpr size_t kRanksMax = 16;
 constexpr char kKey[] = "the key of a test has 32 octets.";
 
-// What the processes tell each other before they are connected.
+// Memory by which the processes exchange addresses before they are connected.
 struct Shared {
   std::atomic<int> listening{0};
   char addresses[kRanksMax][kAddressBytes] = {};

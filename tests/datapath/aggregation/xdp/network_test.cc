@@ -32,7 +32,7 @@ bool Shell(const std::string& commands) {
   return std::system(StrCat("exec >/dev/null 2>&1; set -e; ", commands).c_str()) == 0;
 }
 
-/// What one worker's thread is told and tells.
+/// The inputs and results of one worker's thread.
 struct Peer {
   pid_t thread = 0;
   std::unique_ptr<WorkerPort> port;

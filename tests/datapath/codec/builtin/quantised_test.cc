@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the papers of the quantisers promise, and kernels against references written from their
-// formulas.
+// The properties that the papers of the quantisers promise, and kernels against references written
+// from their formulas.
 
 #include <gtest/gtest.h>
 

@@ -121,7 +121,7 @@ TEST(EdenTest, OneBitIsTheFormulaOfDrive) {
   }
 }
 
-/// What E ||x_hat - x||^2 / ||x||^2 is to be, and the mean over seeds to be near x.
+/// Checks that E ||x_hat - x||^2 / ||x||^2 is as declared, and that the mean over seeds is near x.
 void CheckUnbiased(const std::string& name, int bits, const std::vector<float>& x) {
   const Codec& codec = test::FindCodec(name);
   const int draws = 400;
@@ -139,8 +139,8 @@ void CheckUnbiased(const std::string& name, int bits, const std::vector<float>& 
   EXPECT_NEAR(loss, declared, 0.1 * declared) << name << bits;
   double bias = 0;
   for (size_t i = 0; i < x.size(); ++i) bias += std::pow(mean[i] - x[i], 2);
-  // Of unbiased draws the mean's squared error is loss / draws; its spread over many coordinates is
-  // a few percent of that. A bias of 5 % of x would add 2.5e-3, several times as much.
+  // The mean of unbiased draws has the squared error loss / draws; its spread over many coordinates
+  // is a few percent of that. A bias of 5 % of x would add 2.5e-3, several times as much.
   EXPECT_LT(bias / test::SquaredNorm(x), 1.5 * declared / draws + 1e-5) << name << bits;
 }
 
@@ -394,8 +394,8 @@ TEST(ThcTest, EveryRotationLosesItsShareWhateverTheOthersHold) {
 }
 
 TEST(ThcTest, OneOutlierDoesNotDestroyResolution) {
-  // What ruins a grid scaled to the maximum; here it costs its own block little more than its
-  // share.
+  // An outlier ruins a grid that is scaled to the maximum; here it costs its own block little more
+  // than its share.
   std::vector<float> x = test::NormalVector(1 << 16, 11);
   x[12345] = 200;
   const auto error_elsewhere = [&](const char* name) {

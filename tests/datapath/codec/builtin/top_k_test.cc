@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What top_k promises beyond the conformance suite: which elements, how many, and the traps of
-// threshold selection.
+// Properties of top_k beyond the conformance suite: which elements it keeps, how many, and the
+// traps of threshold selection.
 
 #include <gtest/gtest.h>
 

@@ -179,7 +179,7 @@ TEST(KernelsTest, LossesAreRightAtMagnitudesWhoseSquaresAreNot) {
   }
 }
 
-/// What Select should leave of a selected element.
+/// The residual that Select should leave of a selected element.
 float LeftOf(float e, const kernels::SelectRest& rest) {
   switch (rest.kept) {
     case kernels::SelectRest::Kept::kNothing:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is wrong with TLS files at the start, and that a change of any of them is seen. What servers
-// do with them: tests/deploy/certificates_test.py.
+// Errors in TLS files are found at the start, and a change of any of them is seen. How servers use
+// the files is tested in tests/deploy/certificates_test.py.
 #include "deploy/program/tls/tls_files.h"
 
 #include <gmock/gmock.h>
