@@ -111,7 +111,7 @@ void CandidateSpace::AddKinds() {
       for (size_t c = 0; c < snapshot_->collectives.size(); ++c) {
         const CollectiveModel& collective = snapshot_->collectives[c];
         if (!Compatible(codec, collective, snapshot_->world)) continue;
-        // Where every rank has a node of its own, another collective does the same.
+        // Where every rank has a node of its own, a flat collective does the same.
         const bool named =
             scope_.only.has_value() || Contains(policy_->collectives, collective.name);
         if (collective.by_node && alone && !named) continue;
@@ -179,7 +179,7 @@ void CandidateSpace::CostKinds() {
   residual_corrections_.assign(snapshot_->buckets.size(), 1.0);
   for (size_t b = 0; b < snapshot_->buckets.size(); ++b) {
     const BucketModel& bucket = snapshot_->buckets[b];
-    // How far the measured residual is from the formula on what runs now.
+    // The ratio of the measured residual to that of the formula for the plan that runs now.
     if (b < snapshot_->incumbent.size() && bucket.residual_ratio > 0) {
       const auto running = CostOf(b, snapshot_->incumbent[b], speedup_);
       const double expected = running.ok() ? SteadyResidual(running->gain) : 0;

@@ -19,7 +19,7 @@ struct Kind {
   const CollectiveModel* collective = nullptr;
   int collective_index = 0;  // in Snapshot::collectives
   double ratio = 1;
-  bool dense = false;  // loses nothing, and needs nobody but the ranks
+  bool dense = false;  // loses nothing, and needs no aggregator
   bool listed = true;  // the policy's lists and objective name it; bounds may yet exclude it
   // The bound that excludes it everywhere: the policy's lists come before a missing lease or
   // another bound; empty: allowed.
