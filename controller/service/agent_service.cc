@@ -59,7 +59,7 @@ class StreamLink : public AgentLink {
     reactor_->StartWrite(&queue_.front());
   }
 
-  // One write may be outstanding; Finish has to wait for it.
+  // One write may be outstanding, and Finish has to wait for it.
   void FinishLocked(const Status& why) WEIR_REQUIRES(mutex_) {
     if (!finishing_) {
       finishing_ = true;

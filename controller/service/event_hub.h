@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Fans events out to watchers. A slow watcher loses its oldest events, never the controller's time.
+// Distributes events to watchers. If a watcher is slow, its oldest events are dropped; publishers
+// never wait.
 
 #include <atomic>
 #include <deque>
@@ -25,14 +26,14 @@ class Subscription {
   Subscription(const v1::WatchRequest& request, std::function<void()> wake);
 
   bool Wants(const v1::Event& event) const;
-  /// Events from before the watch began. Does not call `wake`.
+  /// Adds events from before the watch began. Does not call `wake`.
   void Prefill(std::shared_ptr<const v1::Event> event);
   void Push(std::shared_ptr<const v1::Event> event);
   /// The next event, or nothing after `timeout` or once the hub has closed.
   std::shared_ptr<const v1::Event> Next(Duration timeout);
   std::shared_ptr<const v1::Event> TryNext();
   void Close();
-  /// Afterwards `wake` is not running and never runs again.
+  /// After this returns, `wake` is not running and never runs again.
   void Detach();
   bool closed() const { return closed_; }
   /// Events lost because this watcher was slow.

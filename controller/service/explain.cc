@@ -80,8 +80,8 @@ int HowExcluded(const v1::Candidate& candidate) {
   return candidate.excluded_by() == "codecs" || candidate.excluded_by() == "collectives" ? 2 : 1;
 }
 
-/// The fastest of those that are allowed, else of those that the policy names, else of all; null
-/// without any.
+/// The fastest candidate of those that are allowed, or else of those that the policy names, or else
+/// of all; null if there is none.
 const v1::Candidate* Fastest(const v1::Decision& decision, bool on_aggregator) {
   const v1::Candidate* best = nullptr;
   for (const auto& candidate : decision.candidates()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Aggregators as resources of the fleet: what they said last, and the jobs' calls to them.
+// Aggregators as resources of the fleet: their newest reports, and the jobs' calls to them.
 
 #include "controller/service/fleet.h"
 #include "datapath/base/log.h"
@@ -55,7 +55,7 @@ void Fleet::OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer
   if (Job* job = FindJob(ask.job); job != nullptr) {
     job->OnLeaseAnswer(ask, answer);
   } else if (answer.ok()) {
-    // Nobody is left to use it.
+    // The job is gone, so its lease ends.
     EndLease(ask.aggregator, LeaseOwner(ask.job, ask.mode), answer->epoch);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// /metrics of the controller. Labels are bounded: nodes and jobs have limits, never steps, buckets
-// or peer pairs.
+// /metrics of the controller. Labels are bounded: nodes and jobs have limits, and there are no
+// labels for steps, buckets or peer pairs.
 
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
@@ -79,7 +79,8 @@ class Collector {
 };
 
 void CollectJob(const Job& job, Collector* out) {
-  // Not "job": Prometheus puts its own label of that name on every series, and renames ours.
+  // The label is not "job", because Prometheus puts a label of that name on every series and
+  // renames ours.
   const Labels labels = {{"training_job", job.name()}};
   const auto with = [&](const std::string& name, const std::string& value) {
     Labels more = labels;

@@ -26,7 +26,7 @@ std::string Reference(const Descriptor* message) {
   return "#/components/schemas/" + message->name();
 }
 
-// The proto3 JSON form: 64-bit integers travel as strings of digits.
+// Follows the proto3 JSON form: 64-bit integers are strings of digits.
 Json ValueSchema(const FieldDescriptor* field, std::set<const Descriptor*>* used) {
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32:
@@ -135,7 +135,7 @@ std::string OpenApiDocument(const std::string& version) {
     for (char& c : verb) c = static_cast<char>(c - 'A' + 'a');
     document["paths"][route.pattern][verb] = Operation(route, &used);
   }
-  // Schemas name further messages: repeat until nothing is new.
+  // Schemas refer to further messages, so this repeats until there are no new ones.
   std::map<std::string, Json> schemas;
   for (size_t before = 0; before != used.size();) {
     before = used.size();

@@ -10,8 +10,8 @@
 namespace weir {
 namespace {
 
-// gRPC calls this before each handshake. What it gets is used from then on; after a failure it uses
-// what it got before.
+// gRPC calls this before each handshake. It uses the result from then on, or the earlier result
+// after a failure.
 grpc_ssl_certificate_config_reload_status FetchTlsConfig(
     void* files, grpc_ssl_server_certificate_config** config) {
   const auto material = static_cast<TlsFiles*>(files)->Current();
