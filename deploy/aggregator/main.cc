@@ -143,7 +143,7 @@ Status Complete(AggregatorFlags* flags) {
   return OkStatus();
 }
 
-/// Says once per round who holds a job up, and ends leases whose job has gone without a word.
+/// Logs once per round which workers a job waits for, and ends leases whose job has become silent.
 class LeaseWatch {
  public:
   LeaseWatch(double stall_s, double idle_s)
@@ -152,7 +152,7 @@ class LeaseWatch {
   void Look(AggregatorServer* server) {
     const auto leases = server->Leases();
     if (!leases.ok()) return Log(LogLevel::kWarning, "aggregator", Message(leases.status()));
-    std::map<std::string, TimePoint> told;  // those that no longer wait are forgotten
+    std::map<std::string, TimePoint> told;  // jobs that no longer wait are left out
     for (const LeaseStatus& status : *leases) {
       if (idle_ > Duration::zero() && status.idle > idle_) End(status, server);
       if (stall_ <= Duration::zero() || !status.oldest.has_value()) continue;
@@ -225,7 +225,7 @@ int Main(int argc, char** argv) {
   if (!http.ok()) return Fail(http.status());
   const auto shards = (*server)->Shards();
   if (!shards.ok()) return Fail(shards.status());
-  // For programs that start this one with port 0.
+  // Programs that start this one with port 0 read this line.
   std::printf("http %s:%d udp %s shards %zu\n", flags.http.host.c_str(), (*http)->port(),
               AddressText(shards->front().address).c_str(), shards->size());
   std::fflush(stdout);
@@ -233,7 +233,7 @@ int Main(int argc, char** argv) {
   int received = 0;
   while ((received = WaitForStopSignal(std::chrono::seconds(1))) == 0) watch.Look(server->get());
   Log(LogLevel::kInfo, "aggregator", StrCat("ending on signal ", received));
-  // There is nothing to save, and a client that keeps a connection open may not hold up the end.
+  // There is nothing to save, and an open connection of a client must not delay the exit.
   std::_Exit(0);
 }
 

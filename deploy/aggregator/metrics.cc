@@ -137,7 +137,7 @@ void AddTls(const TlsHealth& tls, Page* page) {
   page->Add({}, tls.certificate_end_unix_s);
 }
 
-// Not "job": Prometheus puts its own on everything that it scrapes.
+// The label is not "job", because Prometheus puts a label of that name on every series.
 MetricLabels LabelsOf(const LeaseGrant& grant) {
   return {{"training_job", grant.job}, {"mode", std::string(ModeName(grant.lease.mode))}};
 }

@@ -93,7 +93,7 @@ class Claim:
     label: str
     value: float
     most: float
-    optional: bool = False   # whether nothing at all meets the goal, too
+    optional: bool = False   # the goal is met also if there is nothing to judge
 
     def mark(self):
         """A tick, a cross, or a dash where there is nothing to judge."""

@@ -14,7 +14,7 @@ from demo_job import stats
 PORT = 29500
 MODULES = pathlib.Path(__file__).resolve().parent.parent
 WEIR_MODULES = MODULES.parent / "datapath" / "python"
-SILENCE_S = 240.0      # a rank 0 that says nothing for so long is stuck
+SILENCE_S = 240.0      # rank 0 counts as stuck after this time without output
 ENDING_S = 30.0
 
 
