@@ -129,7 +129,7 @@ class CertificatesTest(unittest.TestCase):
         self.wait_for(log, r" I tls: renewed TLS files are in use: \S+/mounted/tls.crt")
         (self.directory / "mounted" / "..data").unlink()
         self.assertEqual([self.shown(a) for a in addresses], ["second"] * len(addresses))
-        self.wait_for(log, r" E tls: .*those before stay.*cannot read TLS file '\S+/tls.crt': No such file")
+        self.wait_for(log, r" E tls: .*the previous ones stay.*cannot read TLS file '\S+/tls.crt': No such file")
         self.mount("third")
         self.assertEqual([self.shown(a) for a in addresses], ["third"] * len(addresses))
 
@@ -146,13 +146,13 @@ class CertificatesTest(unittest.TestCase):
             self.put("tls.crt", broken)
             for _ in range(2):
                 self.assertEqual([self.shown(a) for a in addresses], kept)
-            self.wait_for(log, " E tls: renewed TLS files are not good, those before stay in use: .*" + cause)
+            self.wait_for(log, " E tls: renewed TLS files are invalid, the previous ones stay in use: .*" + cause)
             self.assertEqual(self.reloads(addresses), (False, refused))
             refused += 1
         self.put("tls.key", self.content("second", "tls.key")[:80])
         self.assertEqual([self.shown(a) for a in addresses], kept)
         self.wait_for(log, r"TLS file '\S+/tls.key': expected a private key: \S")
-        # Each cause is said once, however many connections come to however many listeners.
+        # Each cause is logged once, however many connections and listeners there are.
         said = re.findall(" E tls: .*", log.read_text(encoding="utf-8"))
         self.assertEqual(len(said), refused, said)
         self.assertEqual(self.reloads(addresses), (False, refused))
@@ -161,7 +161,7 @@ class CertificatesTest(unittest.TestCase):
         self.assertEqual(self.reloads(addresses), (True, refused))
 
     def reloads(self, addresses):
-        """(whether the files that are there are in use, how often they were not good), from the HTTP listener."""
+        """(whether the current files are in use, how often they were invalid), from the HTTP listener."""
         said = tls_metrics(f"https://{addresses[-1]}/metrics", self.made / "ca.crt")
         self.assertAlmostEqual(said["certificate_expiry_timestamp_seconds"], time.time() + 2 * 86400, delta=300)
         return said["last_reload_successful"] == 1, said["reload_failures_total"]

@@ -180,7 +180,8 @@ void TlsFiles::Refresh() {
     ++refusals_;
     if (current_ == nullptr) return;
     Log(LogLevel::kError, "tls",
-        StrCat("renewed TLS files are not good, those before stay in use: ", Message(refused_)));
+        StrCat("renewed TLS files are invalid, the previous ones stay in use: ",
+               Message(refused_)));
     return;
   }
   if (current_ != nullptr) {
