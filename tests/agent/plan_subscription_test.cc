@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan subscription as a pure machine: every scenario is a list of events.
+// The plan subscription as a pure state machine: every scenario is a list of events.
 #include "agent/plan_subscription.h"
 
 #include <gtest/gtest.h>
@@ -377,8 +377,8 @@ TEST_F(PlanSubscriptionTest, MessageOfAnUnknownKindIsIgnoredAfterHello) {
   EXPECT_EQ(machine_.rank_count(), 1u);
 }
 
-// Random events: what is forwarded as an answer always matches the last open offer of that rank,
-// and a reconnect always names exactly the attached ranks with the plan they run.
+// Random events: a forwarded answer always matches the open offer of its rank, and a reconnect
+// always reports exactly the attached ranks with their active plans.
 TEST(PlanSubscriptionPropertyTest, RandomEventsKeepTheInvariants) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     Random random(seed);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may speak for a rank, by users, media and namespaces that tests of real sockets cannot have.
+// Which process may represent a rank, for users, sockets and namespaces that tests with real
+// sockets cannot have.
 #include "agent/rank_claims.h"
 
 #include <gmock/gmock.h>
@@ -94,7 +95,8 @@ TEST_F(RankClaimsTest, AKeyBindsWhereTheKernelNamesNoProcess) {
     EXPECT_TRUE(claims.Check(2, Greeting(0), peer));
     EXPECT_TRUE(claims.Check(2, Greeting(0, 999), peer));
   }
-  // Without one nobody can say that it is the same process; its connection's end decides.
+  // Without a process id nobody can tell whether it is the same process; the end of its connection
+  // decides.
   EXPECT_EQ(Claim(1, Greeting(0), Process(0)), "");
   EXPECT_THAT(Claim(2, Greeting(0), Process(0)), HasSubstr("belongs to a process elsewhere"));
   EXPECT_GT(retry_after_s_, 0);

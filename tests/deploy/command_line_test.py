@@ -20,7 +20,7 @@ PROGRAMS = {"weirctl": BUILD / "controller" / "cli" / "weirctl",
             "weir-agent": BUILD / "agent" / "weir-agent",
             "weir-aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 PATIENCE_S = 20
-# Wrong: not a manual, but what people put into descriptions.
+# A page with mistakes that descriptions may introduce.
 BROKEN_PAGE = ".Dd January 1, 2026\n.Dt X 1\n.Os\n.Sh NAME\n.Nm x\n.Nd y\n.Bl -tag\n.It Fl a\n"
 
 

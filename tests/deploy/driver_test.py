@@ -329,7 +329,7 @@ class OffloadTest(unittest.TestCase):
     def test_restarted_or_silent_aggregator_counts_nothing(self):
         self.metrics = METRICS % (50, 50)
         self.log(self.result, {"kind": "end"})
-        self.metrics = METRICS % (10, 0)   # it began anew
+        self.metrics = METRICS % (10, 0)   # it has restarted
         self.log(self.result, {"kind": "end"})
         self.metrics = None
         self.log(self.result, {"kind": "end"})
@@ -388,7 +388,8 @@ class ChildrenTest(unittest.TestCase):
         with tempfile.NamedTemporaryFile() as out:
             child = children.start([sys.executable, "-c", script], stdout=out)
             while True:  # bounded by the test's deadline in CTest
-                # Opened anew: a shared descriptor would share its offset with the child.
+                # The file is opened again, because a shared descriptor would share its offset with
+                # the child.
                 words = pathlib.Path(out.name).read_bytes()
                 if words.endswith(b"\n"):
                     break

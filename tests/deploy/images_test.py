@@ -52,7 +52,7 @@ class RulesTest(unittest.TestCase):
         arguments, stages = dockerfile.read(TEXT)
         self.assertEqual([s.name for s in dockerfile.of_images(stages)],
                          ["controller", "agent", "aggregator", "pytorch-example"])
-        self.assertEqual(arguments["BASE_DIGEST"], "sha256:" + "0" * 64)   # nobody builds unawares
+        self.assertEqual(arguments["BASE_DIGEST"], "sha256:" + "0" * 64)   # every build must name a base
         for part, file in (("controller", "base/controller/deployment.yaml"),
                            ("agent", "base/agent/daemonset.yaml"),
                            ("aggregator", "components/aggregator/deployment.yaml")):

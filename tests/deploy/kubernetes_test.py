@@ -238,7 +238,7 @@ class RulesTest(unittest.TestCase):
                 names = {port["name"]: port["containerPort"] for port in containers[0]["ports"]}
                 for port in named["Service"]["ports"]:
                     self.assertEqual(names[port["targetPort"]], port["port"], folder)
-                self.assertEqual("NetworkPolicy" in named, not on_node, folder)   # none holds on the node's network
+                self.assertEqual("NetworkPolicy" in named, not on_node, folder)   # no policy applies to the node's network
                 for rule in named.get("NetworkPolicy", {"ingress": []})["ingress"]:
                     for port in rule["ports"]:
                         self.assertIn(port["port"], names, folder)
@@ -302,14 +302,14 @@ class RulesTest(unittest.TestCase):
             called = [re.search(r"https://(\S+)\.(\S+)\.svc:(\d+)$", a).groups() for a in container["args"]
                       if a.startswith("--aggregator=")]
             self.assertEqual(len(called), folder in WITH_AGGREGATOR, folder)
-            self.assertEqual(bool(egress), bool(called), folder)   # else nothing goes out
+            self.assertEqual(bool(egress), bool(called), folder)   # otherwise no connections go out
             for name, space, port in called:
                 service = next(i for i in items if i["kind"] == "Service" and i["metadata"]["name"] == name)
                 self.assertEqual((service["metadata"]["namespace"], service["spec"]["ports"][0]["port"]),
                                  (space, int(port)), folder)
                 pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
                 if pods["spec"]["template"]["spec"].get("hostNetwork"):
-                    self.assertNotIn("to", egress[0], folder)   # an address of a node is no pod's
+                    self.assertNotIn("to", egress[0], folder)   # no pod has the address of a node
                 else:
                     self.assertTrue(selected(pods, egress[0]["to"][0]["podSelector"]["matchLabels"]), folder)
                 self.assertIn({"protocol": "TCP", "port": int(port)}, egress[0]["ports"], folder)
@@ -388,7 +388,7 @@ class StartTest(unittest.TestCase):
                          name == "agent" or (folder, name) == (IN_KERNEL, "aggregator"))
         added = container["securityContext"]["capabilities"].get("add", [])
         held = ",".join(["-all"] + [f"+{name.lower()}" for name in added])
-        # Root within a container has what is added and no more.
+        # Root within a container has only the added capabilities.
         return ["setpriv", f"--bounding-set={held}", f"--inh-caps={held}", str(PROGRAMS[name]), *arguments], \
             self.readiness(container)
 

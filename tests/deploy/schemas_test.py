@@ -17,7 +17,7 @@ import npm_packages  # noqa: E402  pylint: disable=wrong-import-position
 
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 EXAMPLES = ROOT / "deploy" / "kubernetes" / "examples"
-# The package that types a group; Kubernetes' own groups are not listed.
+# The package with the types of each group; Kubernetes' own groups are not listed.
 PACKAGES = {"cert-manager.io": "@kubernetes-models/cert-manager",
             "monitoring.coreos.com": "@kubernetes-models/prometheus-operator"}
 

@@ -31,7 +31,7 @@ SKIP_REASON = f"no network namespaces: {REFUSED}"
 JOB = "demo"
 FOR_EVER = 1_000_000
 TCP_ESTABLISHED = "01"
-# Slow enough that even the sparsest plan a fast network gets is worth leaving.
+# The slow rate is so low that even the sparsest plan of a fast network should be replaced.
 FAST_MBPS, SLOW_MBPS = 1000.0, 5.0
 
 

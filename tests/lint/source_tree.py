@@ -67,8 +67,8 @@ FORBIDDEN_LINKS = ("weir_codec", "weir_transport", "weir_collective", "weir_exch
 LINES_MAX = 600
 SOURCE_SUFFIXES = {".cc", ".h", ".c"}
 LICENSED_SUFFIXES = {".cc", ".h", ".c", ".cu", ".cuh", ".inl", ".proto", ".p4", ".js", ".mjs", ".def", ".py", ".cmake"}
-# Deadlines of the datapath may not follow a clock that somebody sets: it jumps. Allowed where people
-# read the time.
+# Deadlines of the datapath must not use a clock that can be set, because it may jump. Files that show the time to
+# people are exempt.
 WALL_CLOCK = re.compile(r"system_clock|gettimeofday|CLOCK_REALTIME|\btime\((nullptr|NULL|0)\)|"
                         r"UnixSeconds\(|pthread_cond_timedwait|sem_timedwait")
 WALL_CLOCK_FILES = {"datapath/base/clock.cc", "datapath/base/clock.h", "datapath/base/log.cc"}

@@ -18,7 +18,8 @@ LEASE = {"lease": 7, "epoch": 2, "cookie": 0xABCDEF0123456789, "mode": "sum", "w
          "first_slot": 8}
 HOSTS = {"10.1.0.1": {"port": 1, "mac": "02:00:00:00:00:01"}, "10.1.0.2": {"port": 2, "mac": "02:00:00:00:00:02"}}
 
-# Makes everything that it is asked for, and has counted to the counter's index.
+# A stand-in for the switch's command line: it makes every object, and its counters hold their
+# index.
 STAND_IN = """
 import sys
 for handle, line in enumerate(sys.stdin):
@@ -90,7 +91,7 @@ class ControlTest(unittest.TestCase):
         self.assertEqual(self.installed(), (5, 1, 2))
         self.control().remove("train-7")  # another process, which knows from the state file
         self.assertEqual(self.installed(), (0, 0, 0))
-        # Nothing says that a packet may come before what it needs is there, or stay after that is gone.
+        # At no time may a packet match an entry whose dependencies are not installed yet or no longer.
         removal = self.lines[self.lines.index(next(l for l in self.lines if l.startswith("table_delete"))):]
         self.assertTrue(removal[0].startswith("table_delete WeirIngress.terms"))
         with self.assertRaisesRegex(weir_p4.ControlError, "job: expected one with a lease, found train-7"):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// weirctl top: tables that follow each other while a job trains.
+// weirctl top: successive tables while a job trains.
 
 #include <iterator>
 #include <sstream>

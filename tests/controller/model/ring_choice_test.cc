@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which order of the ring is chosen, when one is worth a change, and what is said of it.
+// The choice of a ring's order, when a change is worth it, and its description.
 
 #include "controller/model/ring_choice.h"
 

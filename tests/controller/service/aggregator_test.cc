@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Aggregators as the controller meets them: their JSON and the calls to them.
+// Aggregators as the controller sees them: their JSON and the calls to them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST(AggregatorApiTest, WhatIsAskedAndGranted) {
   EXPECT_EQ(grant->lanes, 256u);
 }
 
-// A job may hold slots for several collectives, of which none ends another's.
+// A job may hold slots for several collectives; a lease for one must not end that of another.
 TEST(AggregatorApiTest, BlocksAreAskedForInColumnsUnderANameOfTheirOwn) {
   LeaseAsk ask = SomeAsk();
   ask.collective = "omnireduce";
@@ -124,7 +124,7 @@ TEST(AggregatorApiTest, StrangeAnswersAreErrorsThatKeepTheCookie) {
   EXPECT_THAT(out.leases[0].missing, ElementsAre("1 (10.0.0.2:1)"));
 }
 
-// An aggregator's HTTP interface whose answers a test chooses.
+// An aggregator's HTTP interface with answers that a test sets.
 class FakeServer {
  public:
   FakeServer() {
@@ -238,8 +238,8 @@ TEST(AggregatorGatewayTest, PollsAsksAndEnds) {
   const auto answer = told.Answer();
   ASSERT_TRUE(answer.ok()) << ToString(answer.status());
   EXPECT_EQ(answer->epoch, 7u);
-  // The same at the end of a lease as at its grant, and after a restart, but for another aggregator
-  // another: none can use what it is told.
+  // The owner is the same at the grant and at the end of a lease, and after a restart, but
+  // different for each aggregator, so that no aggregator can use it at another.
   const std::string owner = *DeriveToken("kept secret", "weir lease owner 1 sum-1 lm");
   EXPECT_EQ(server.body(), LeaseAskJson(SomeAsk(), owner));
   (*gateway)->End("sum-1", "lm", 7);
@@ -254,7 +254,7 @@ TEST(AggregatorGatewayTest, PollsAsksAndEnds) {
 }
 
 TEST(AggregatorGatewayTest, SilenceAndAbsenceAreStatesAndStoppingIsQuick) {
-  // Takes connections and never answers.
+  // This listener accepts connections and never answers.
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;

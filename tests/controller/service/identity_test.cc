@@ -24,7 +24,7 @@ struct Claim {
   std::optional<uint64_t> proven_epoch = {};
 };
 
-/// Another node's agent, which says what it likes of ranks of job "lm".
+/// Another node's agent, which claims to have ranks of job "lm".
 class Stranger {
  public:
   Stranger(Fleet& fleet, const std::string& node) : fleet_(fleet), node_(node) {
@@ -34,7 +34,7 @@ class Stranger {
   }
   ~Stranger() { fleet_.OnAgentClosed(agent_); }
 
-  /// The refusal; empty: there was none.
+  /// Sends a hello and returns the reason of the refusal; empty: there was none.
   std::string Greet(const Claim& claim) {
     agent_->inbox.clear();
     v1::AgentMessage message;
@@ -93,7 +93,7 @@ class IdentityTest : public testing::Test {
     EXPECT_TRUE(fleet_->GetJob(request, &job).ok());
     return job;
   }
-  /// Texts of the kept rank events of that kind.
+  /// The texts of the kept rank events of `kind`.
   std::vector<std::string> Events(const std::string& kind) {
     std::vector<std::string> texts;
     v1::WatchRequest request;
@@ -106,7 +106,8 @@ class IdentityTest : public testing::Test {
     events_.Unsubscribe(*watch);
     return texts;
   }
-  /// The job still is what it was, and its next plan, for a network that has changed, activates.
+  /// Checks that the job is unchanged, and that its next plan, for a network that has changed,
+  /// activates.
   void ExpectUndisturbed(uint64_t version) {
     EXPECT_EQ(Job().world(), 4u);
     EXPECT_EQ(Job().state(), "running");
@@ -128,7 +129,7 @@ class IdentityTest : public testing::Test {
 TEST_F(IdentityTest, RanksThatFormedTheirMeshAnewAreAnotherIncarnation) {
   cluster_.Connect(*fleet_);
   ASSERT_EQ(Job().state(), "running");
-  // The former ranks 2 and 3 are ranks 1 and 2 now; that they left may be heard of later.
+  // The former ranks 2 and 3 are ranks 1 and 2 now; the notice that they left may come later.
   Stranger survivor(*fleet_, FakeCluster::Node(2));
   EXPECT_EQ(survivor.Greet({.rank = 1, .world = 3, .epoch = 1}), "");
   EXPECT_EQ(Job().world(), 3u);
@@ -225,7 +226,7 @@ TEST_F(IdentityTest, AJobIsProtectedAsItsLeastProtectedRank) {
   cluster_.frame_protection = v1::FRAME_PROTECTION_AUTHENTICATED;
   cluster_.Connect(*fleet_);
   EXPECT_EQ(ProtectionText(Job()), "authenticated");
-  EXPECT_EQ(Job().key_id(), "");  // said, and not proven
+  EXPECT_EQ(Job().key_id(), "");  // it was stated but not proven
   cluster_.DisconnectRank(2);
   cluster_.frame_protection = v1::FRAME_PROTECTION_CHECKED;
   cluster_.strange_rank = 2;

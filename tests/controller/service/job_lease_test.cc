@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One job's lease on an aggregator, from asking to its end.
+// One job's lease on an aggregator, from the request to its end.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

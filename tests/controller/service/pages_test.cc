@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists that can grow come in pages that together are the whole.
+// Lists that can grow have pages, which together are the whole list.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -114,7 +114,7 @@ TEST_F(PagesTest, PoliciesComeInOrderOfPrecedence) {
     EXPECT_EQ(InPages<v1::ListPoliciesRequest>(policies, size), expected) << size;
   }
   v1::ListPoliciesRequest gone;
-  gone.set_page_token("ap1671");  // an entry that is there no more
+  gone.set_page_token("ap1671");  // this entry no longer exists
   EXPECT_THAT(policies(gone).first, testing::ElementsAre("p168", "p169", "default"));
 }
 
@@ -151,8 +151,8 @@ v1::AgentMessage LargestHello(int number) {
   return message;
 }
 
-// Also of a client that asks for all, or that asks for nothing and knows no tokens: it gets the
-// first page, which says that there is more.
+// This also holds for a client that asks for all items, or that sets no page size and ignores
+// tokens: it gets the first page, which says that there is more.
 TEST_F(PagesTest, PageIsNoLongerThanAnyClientTakes) {
   constexpr size_t kClientBytesMax = 4u << 20;  // gRPC's default
   constexpr int kNodes = 1000;
@@ -220,7 +220,7 @@ TEST_F(PagesTest, NodesThatWouldFillAPageAreRefused) {
   EXPECT_EQ(greet(LargestHello(0)), StatusCode::kOk);
 }
 
-// A job of the largest world, with buckets to match: an item that leaves room for few others.
+// A job of the largest world with as many buckets: few other items fit beside it.
 TEST_F(PagesTest, LargeItemsStandAloneAndTheListGoesOn) {
   constexpr int kJobs = 3, kBuckets = 4096;
   const auto agent = std::make_shared<FakeAgent>();

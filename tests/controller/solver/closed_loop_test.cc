@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole brain in a loop: a simulated job over a changing network, observed with noise, decided
-// by Decide, switched with the delay of a real rollout.
+// The closed loop: a simulated job over a changing network, observed with noise, decided by Decide,
+// switched with the delay of a real rollout.
 
 #include <gtest/gtest.h>
 

@@ -471,7 +471,7 @@ TEST(SwitchingTest, RatioOffTheGridIsPredicted) {
 }
 
 TEST(SwitchingTest, NoisyEstimatesDoNotFlap) {
-  // The estimate wanders 8 % around a point; whatever runs after a while must stay.
+  // The estimate varies by 8 % around a value; after a while the plan must no longer change.
   for (const double bandwidth : {6e6, 3e7, 1e8, 4e8}) {
     Random random(static_cast<uint64_t>(bandwidth));
     PlanModel runs;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives that need an aggregator's slots, as the solver weighs them.
+// Decisions about collectives that need an aggregator's slots.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -86,7 +86,7 @@ TEST(LeaseTest, WhatThePolicyExcludesIsNotSaidToWantALease) {
     }
   }
   EXPECT_TRUE(told) << "operators who run aggregators see why not";
-  // With no bound that keeps anything back from the lists, the list is the constraint.
+  // If no bound excludes a candidate from the lists, the list is the constraint.
   policy.collectives = {"ring"};
   const auto listed = Decide(snapshot, policy);
   ASSERT_TRUE(listed.ok());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that share nodes as part of a decision.
+// Decisions about ranks that share nodes.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of the ring as part of a decision.
+// Decisions about the order of a ring.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of shards as part of a decision.
+// Decisions about the shares of shards.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots without what they have in common with others.
+// Snapshots without the tables that they share with others.
 
 #include "controller/solver/snapshot_parts.h"
 

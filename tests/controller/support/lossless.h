@@ -8,7 +8,7 @@
 
 namespace weir::test {
 
-/// The decision with `identity` as the only codec; fails the test where there is none.
+/// The decision with `identity` as the only codec; fails the test if there is none.
 inline Decision Lossless(const Snapshot& snapshot) {
   Policy policy;
   policy.codecs = {"identity"};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The /metrics page, made of statuses that no aggregator had.
+// The /metrics page for made-up statuses.
 #include "deploy/aggregator/metrics.h"
 
 #include <gmock/gmock.h>

@@ -31,7 +31,7 @@ TEST(StopSignalTest, WaitsAsLongAsItWasTold) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(30));
 }
 
-// Threads that start later leave the signal to whoever waits for it.
+// Threads that start later leave the signal to the thread that waits for it.
 TEST(StopSignalTest, OtherThreadsDoNotTakeIt) {
   HoldStopSignals();
   std::jthread idle([](std::stop_token stop) {

@@ -137,7 +137,7 @@ test("who was slower does not undo what another has applied", async () => {
   assert.equal(await page.isDisabled("#policy-apply"), true);
   await page.click("#policy-check");
   await waitFor(page, "#policy-diff .line-removed", /0\.45/);
-  // Looking elsewhere loses no text.
+  // A change of views must not lose the text.
   await page.click("text=Fleet");
   await waitFor(page, "#heatmap", /n0/);
   await page.goBack();

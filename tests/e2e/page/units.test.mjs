@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page's modules that need no browser.
+// Modules of the page that need no browser.
 
 import assert from "node:assert/strict";
 import {test} from "node:test";
@@ -120,7 +120,7 @@ test("a difference turns the one text into the other, and is as short as can be"
   }
 });
 
-// By trying everything.
+// Finds the common lines by trying everything.
 function common(a, b) {
   if (a.length === 0 || b.length === 0) return 0;
   if (a[0] === b[0]) return 1 + common(a.slice(1), b.slice(1));
