@@ -136,7 +136,8 @@ def shares(rows):
     result, groups = {}, {}
     for row in rows:
         link = f"{row['rate_mbps']:g} Mb/s" + (f", {row['delay_ms']:g} ms" if row["delay_ms"] else "")
-        # Small messages are bound by latency, large ones by bandwidth: what is between has no goal.
+        # Small messages are bound by latency and large ones by bandwidth; sizes in between have no
+        # goal.
         if row["bound_us"] and (row["bytes"] >= 1 << 20 or row["delay_ms"]):
             groups.setdefault((row["delay_ms"], row["ranks"], row["bytes"], link), []).append(row)
     for (_, ranks, count, link), group in sorted(groups.items()):

@@ -66,7 +66,7 @@ void Seal(benchmark::State& state, bool encrypts) {
   state.SetBytesProcessed(state.iterations() * state.range(0));
 }
 
-// Without a tag that fits, which costs the same.
+// The tag does not match, which takes the same time.
 void Open(benchmark::State& state, bool encrypted) {
   std::vector<std::byte> payload = Payload(state);
   FrameOpener opener = *FrameOpener::Create(Key(), encrypted);

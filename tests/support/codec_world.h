@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// All ranks of a job around one codec and one bucket, in one process and without a network: what a
-// session does with a codec from step to step, for tests and tools that care for its results only.
+// All ranks of a job around one codec and one bucket, in one process and without a network: a
+// session's use of a codec from step to step, for tests and tools that need its results only.
 
 #include <cstddef>
 #include <cstdint>

@@ -18,8 +18,8 @@ struct InprocOptions {
   std::vector<int> nodes = {};
 };
 
-/// Transports that it makes reach those of the same factory and job; addresses read
-/// "inproc:<job>/<rank>". The factory outlives nothing: transports keep what they share.
+/// Its transports reach those of the same factory and job; addresses have the form
+/// "inproc:<job>/<rank>". Transports may outlive the factory: they own the state that they share.
 std::unique_ptr<TransportFactory> MakeInprocFactory(const InprocOptions& options = {});
 
 }  // namespace weir::testing

@@ -61,7 +61,7 @@ struct SlotPacket {
     bytes.resize(kPacketHeaderBytes + PayloadBytes(header));
     Random random(seed);
     for (size_t i = kPacketHeaderBytes; i < bytes.size(); ++i) {
-      // Small in the octets that count most, so that neither integers nor floats overflow.
+      // The most significant octets are small, so that neither integers nor floats overflow.
       bytes[i] = static_cast<std::byte>(i % 4 == 0 ? 0 : random.Below(256));
     }
     SetRound(0);
@@ -85,8 +85,8 @@ inline uint32_t Field(std::span<const std::byte> packet, size_t at, size_t octet
 }
 
 /// All workers of a job in one thread. Each sends the next round of a slot when it has the reply to
-/// the one before, and repeats what is not answered in time, as a worker does; what replies say is
-/// not looked at.
+/// the previous one, and repeats packets without a timely answer, as a worker does. The contents of
+/// replies are ignored.
 class SimulatedWorkers {
  public:
   explicit SimulatedWorkers(int workers, const UdpPortOptions& options = {}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors against the definition, at every length and alignment.
+// The vectorised kernels against their definition, at every length and alignment.
 #include "datapath/aggregation/lane_kernels.h"
 
 #include <gtest/gtest.h>

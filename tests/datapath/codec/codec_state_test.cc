@@ -22,7 +22,7 @@ EncodeContext MatrixContext(const Codec& codec, int bits) {
   return context;
 }
 
-/// One rank of a job of one, with all that a session keeps for it but momentum.
+/// One rank in a world of one, with the state that a session keeps for it, except momentum.
 class Steps {
  public:
   Steps(const Codec& codec, int bits)
@@ -81,7 +81,7 @@ TEST(CodecStateTest, WhatIsLoadedGoesOnWithTheSameBytes) {
       if (anew.Run(step) != expected) would_differ.insert(codec.Traits().name);
     }
   });
-  // Otherwise nothing was tested.
+  // Otherwise the test would have tested nothing.
   for (const char* name : {"dgc", "threshold", "top_k", "power_sgd", "nominated_top_k"}) {
     EXPECT_TRUE(kept.contains(name)) << name;
     EXPECT_TRUE(would_differ.contains(name)) << name;
@@ -172,7 +172,7 @@ TEST(CodecStateTest, ScaledStatesLoseNothing) {
       for (float& v : steps.residual()) v *= factor;
       steps.Run(3, factor);
       for (float& v : steps.residual()) v /= factor;
-      // The residual keeps its size: no burst, and nothing that waits for ever.
+      // The residual keeps its size: there is no burst, and no element waits for ever.
       const double after = test::SquaredNorm(steps.residual());
       EXPECT_LT(after, 4 * before + 4 * 0.03 * 0.03 * kStateSize) << factor;
       steps.state()->Scale(1 / factor);

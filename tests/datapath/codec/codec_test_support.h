@@ -23,7 +23,7 @@ inline const Codec& FindCodec(std::string_view name) {
   return **codec;
 }
 
-/// The name of a codec or variant as a test or a file can have it: "sidco_fit_gp".
+/// The name of a codec or variant as an identifier in names of tests and files: "sidco_fit_gp".
 inline std::string IdentifierOf(std::string name) {
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == ':' || c == '='; }, '_');
@@ -95,7 +95,8 @@ inline void ForEachSetting(const std::function<void(const Codec&, int bits)>& ch
   }
 }
 
-/// A context fit for `codec`: ratio 0.1, fixed seed, the shared maximum of `x` where it is needed.
+/// A context for `codec`: ratio 0.1, fixed seed, and the shared maximum of `x` if the codec needs
+/// it.
 inline EncodeContext ContextFor(const Codec& codec, std::span<const float> x, int world = 1,
                                 double ratio = 0.1, int bits = 0) {
   EncodeContext context;
@@ -157,7 +158,7 @@ inline Exchanged ExchangeOrDie(const Codec& codec, std::span<const std::vector<f
   return exchanged;
 }
 
-/// One rank's part, all rounds; what the others would add is zero.
+/// Encodes one rank's input, all rounds, with zeros from all other ranks.
 inline Encoded EncodeOrDie(const Codec& codec, std::span<const float> x,
                            const EncodeContext& context) {
   const std::vector<float> input(x.begin(), x.end());

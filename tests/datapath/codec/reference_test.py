@@ -87,7 +87,7 @@ def identity(case):
 
 
 def fp16(case):
-    # A gradient as a loss scale of 2^40 and one of 2^-60 give it.
+    # The gradients have the magnitudes that loss scales of 2^40 and 2^-60 give.
     for world, factor in ((1, 1.0), (4, 2.0 ** 40), (7, 2.0 ** -60)):
         x = (case.x * factor).astype(np.float32)
         headroom = np.ceil(np.log2(world))

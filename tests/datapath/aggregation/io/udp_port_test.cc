@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One socket: rows of packets as one message, bounds, and what it says of a dead peer.
+// One socket: rows of packets as one message, bounds, and the counters after a dead peer.
 #include "datapath/aggregation/io/udp_port.h"
 
 #include <sched.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The randomised Hadamard transform, and what the papers of DRIVE, EDEN and THC promise.
+// The randomised Hadamard transform, and the promises of the papers of DRIVE, EDEN and THC.
 
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST(RotationTest, TransformIsTheMatrixOfTheDefinition) {
     const std::vector<double> expected = ReferenceRotation(e, signs);
     for (size_t i = 0; i < size; ++i) EXPECT_NEAR(y.values[i], expected[i], 1e-6) << size;
     EXPECT_NEAR(sums.energy_in, test::SquaredNorm(e), 1e-9 * sums.energy_in);
-    // And back.
+    // The inverse must give the input.
     kernels::Hadamard(y.values, size);
     std::vector<float> x(size, 1.0f);
     kernels::AddSigned(signs, y.values, size, 2.0f, x.data());
@@ -175,7 +175,7 @@ TEST(EdenTest, WideCodebooksTakeTheCellOfEveryMagnitude) {
     const size_t size = kernels::kRotationElements;
     for (size_t i = 0; i < size; ++i) {
       y.values[i] = static_cast<float>(6 * (random.Uniform() - 0.5));
-      // Boundaries themselves, cells' edges, and what no codebook reaches.
+      // Test the boundaries themselves, the edges of cells, and values beyond the codebook.
       if (i % 7 == 1) y.values[i] = book.boundaries[i % (count - 1)];
       if (i % 7 == 2) y.values[i] = static_cast<float>(i) / 64;
       if (i % 101 == 3) y.values[i] = -1e30f;
@@ -367,7 +367,7 @@ TEST(ThcTest, RoundingIsUnbiasedInsideTheRange) {
 }
 
 TEST(ThcTest, EveryRotationLosesItsShareWhateverTheOthersHold) {
-  // As gradients are: dense, sparse and empty regions in one bucket. By one norm for all, the
+  // Dense, sparse and empty regions in one bucket, as in real gradients. With one norm for all, the
   // first would be clipped and the others rounded to noise.
   constexpr size_t kRotation = 1024;
   const double scales[] = {100, 1, 1e-3, 0, 1e-6, 7};

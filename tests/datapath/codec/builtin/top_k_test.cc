@@ -198,7 +198,7 @@ TEST(TopKTest, SuddenChangesOfScaleStayWithinTheBounds) {
     const size_t count = run.Step(g);
     EXPECT_LE(count, SelectionCap(n, 0.01)) << step;
     EXPECT_GE(count, SelectionTarget(n, 0.01) / 2) << step;
-    // Whichever path was taken: what was not selected is in the residual, unchanged.
+    // On either path the residual keeps all elements that were not selected, unchanged.
     std::vector<bool> sent(n);
     for (const uint32_t i : run.indices) sent[i] = true;
     for (size_t i = 0; i < n; ++i) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The aggregate residuals of a ResidualStore: of sums that a rank encodes for all.
+// The aggregate residuals of a ResidualStore, which belong to sums that a rank encodes for all
+// ranks.
 
 #include <gtest/gtest.h>
 
