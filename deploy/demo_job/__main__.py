@@ -250,7 +250,7 @@ def validation_interval(steps):
 
 
 def machine(network, hosts, torch_version):
-    """What a reader needs to judge the numbers."""
+    """The facts about the machine that a reader needs to judge the figures."""
     model = "unknown processor"
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -86,7 +86,7 @@ def namespaces():
 
 
 def burst_bytes(rate_mbps):
-    """Of a token bucket with this rate: a millisecond's worth."""
+    """The size of a token bucket with this rate: a millisecond's worth."""
     return max(BURST_BYTES_MIN, int(rate_mbps * 1e6 / 8 * BURST_S))
 
 
@@ -129,7 +129,7 @@ class LoopbackNetwork:
         os.rename(temporary, self._file)
 
     def describe(self):
-        """What stands in for rate and delay, for the report."""
+        """The substitutes for rate and delay, for the report."""
         return {"rate": "sockets paced per connection on loopback" if self._paced else "none",
                 "delay": "none", "congestion_control": "the system's", "relay": None}
 
@@ -359,7 +359,7 @@ class EmulatedNetwork:
         return answer
 
     def describe(self):
-        """What emulates rate, delay and loss here, for the report."""
+        """The means that emulate rate, delay and loss, for the report."""
         delay = {None: "none set", "netem": "netem",
                  "relay": "weir-delay-relay (no netem in this kernel)"}[self._delay_device]
         return {"rate": "tbf on both directions of every training host", "delay": delay,

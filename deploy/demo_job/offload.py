@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run with an aggregator shows: its leases, the steps that it summed, and why or why not."""
+"""The results of a run with an aggregator: its leases, the steps that it summed, and the reasons."""
 import math
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a demo leaves: a table for the terminal, one JSON object, one self-contained HTML page."""
+"""The report of a demo: a table for the terminal, one JSON object, one self-contained HTML page."""
 import dataclasses
 import html
 
@@ -72,7 +72,7 @@ def _aligned(header, rows):
 
 
 def sentence(report):
-    """What the runs show, in one sentence; empty without both a dense and an adaptive run."""
+    """The result of the runs in one sentence; empty without both a dense and an adaptive run."""
     runs = {run["name"]: run for run in report["runs"]}
     if not {"dense", "adaptive"} <= set(runs):
         return ""

@@ -24,7 +24,7 @@ class TrainingError(RuntimeError):
 
 @dataclasses.dataclass
 class Result:
-    """What one run measured. Steps count from 1; times are on the training clock, in seconds."""
+    """The measurements of one run. Steps count from 1; times are on the training clock, in seconds."""
     name: str
     phases: list                       # of the schedule, as given
     steps: list = dataclasses.field(default_factory=list)        # rank 0's "step" lines

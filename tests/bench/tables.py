@@ -385,7 +385,7 @@ def summary():
 
 
 def headline():
-    """What the demo showed, as a sentence and a picture; nothing before it is recorded."""
+    """The demo's result as a sentence and a picture; empty until one was recorded."""
     sys.path.insert(0, str(ROOT / "deploy"))
     from demo_job import report
     for name, words in (("demo", "The demo"), ("demo_quick", "The short demo")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dashboards/ ships is well-formed: rules, alert tests, runbooks, dashboards. Needs promtool."""
+"""The files of dashboards/ are well-formed: rules, alert tests, runbooks, dashboards. Needs promtool."""
 import pathlib
 import re
 import subprocess

@@ -43,7 +43,7 @@ def make_certificates(directory):
 
 
 def tls_metrics(url, authority=None):
-    """What /metrics says of certificates, by name without weir_tls_."""
+    """The metrics of certificates in /metrics, by name without weir_tls_."""
     context = ssl.create_default_context(cafile=authority) if authority else None
     with urllib.request.urlopen(url, timeout=PATIENCE_S, context=context) as answer:
         text = answer.read().decode()

@@ -136,7 +136,7 @@ class CommandLineTest(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 5)
 
     def typed_in_bash(self, keys):
-        """What stands on an interactive bash's line after `keys`."""
+        """The line of an interactive bash after `keys`."""
         child, terminal = pty.fork()
         if child == 0:
             os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"],

@@ -101,7 +101,7 @@ class RehearsalTest(unittest.TestCase):
                                            self.packages, target], check=False, **CAPTURED))
 
     def agreed(self, done):
-        """What was said, if it went well and as nobody outside."""
+        """The output, if the rehearsal succeeded without privileges."""
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertRegex(done.stdout, r"root in here is user [1-9]\d* outside")
         self.assertIn("healthy as 64820:64820", done.stdout)

@@ -126,7 +126,7 @@ class NetworkTest(unittest.TestCase):
         return 1 - int(counter.stdout.readline()) / count
 
     def assert_measured(self, measure, expected, tolerance, what=""):
-        """What else runs on the machine can spoil a measurement, but hardly six in a row."""
+        """Other work on the machine can spoil a measurement, but hardly six in a row."""
         found = []
         for _ in range(6):
             found.append(measure())

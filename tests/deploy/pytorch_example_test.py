@@ -72,7 +72,7 @@ class PytorchExampleTest(unittest.TestCase):
         return f"http://{rest}"
 
     def train(self, launcher, job):
-        """What the job printed on both outputs."""
+        """The job's output on both streams."""
         self.environment.update(WEIR_JOB=job, MASTER_PORT=str(free_port()))
         # It runs in its own session, so that ranks end together with a launcher that is killed at
         # its deadline.

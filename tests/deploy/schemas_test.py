@@ -73,7 +73,7 @@ class SchemasTest(unittest.TestCase):
                       for typed_item in typed(item)]
 
     def complaints(self, files):
-        """What the compiler says, by file; `files`: name to items."""
+        """The compiler's errors by file; `files`: name to items."""
         with tempfile.TemporaryDirectory(prefix="weir-schemas-") as name:
             directory = pathlib.Path(name)
             (directory / "node_modules").symlink_to(self.modules)

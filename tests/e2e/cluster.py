@@ -78,7 +78,7 @@ class Controls(ControlPlane):
         self._parts[part] = (self._started[-1], (name, namespace, arguments, suffix))
 
     def log(self, part):
-        """What the program has written since its last start."""
+        """The program's log since its last start."""
         return pathlib.Path(self._parts[part][0].log_path).read_text(errors="replace")
 
 
@@ -171,7 +171,7 @@ class Cluster:
         return None
 
     def rank_log(self, rank):
-        """What the rank has written to standard error."""
+        """The rank's standard error so far."""
         return pathlib.Path(self.ranks[rank].log_path).read_text(errors="replace")
 
     def connections(self, rank):
@@ -202,7 +202,7 @@ class Cluster:
         return forwarder.port
 
     def controller_port(self):
-        """Of gRPC, for weirctl."""
+        """The controller's gRPC port, for weirctl."""
         return self.port_of(self.network.control_address, GRPC_PORT)
 
     def agent_metrics(self, host):

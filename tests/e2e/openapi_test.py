@@ -46,7 +46,7 @@ SOUND = {
 
 
 def known_texts():
-    """What the fleet and the policies know, by field: so that requests get past the first check."""
+    """Values that the fleet and the policies know, by field, so that requests get past the first check."""
     return {"job": ["lm"], "name": ["n0", "lm", "checked", "lm-bounds"], "id": ["1", "2", "3"],
             "codec": ["identity", "top_k", "fp16", "absent"], "collective": ["ring", "tree", "absent"],
             "source": ["name: a\n", "name: default\nbounds: {ratio_min: 0.5}\n", "name: [", "{}"],

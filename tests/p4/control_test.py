@@ -117,7 +117,7 @@ class ControlTest(unittest.TestCase):
                 self.assertEqual(json.loads(self.state.read_text())["leases"], {})
 
     def test_a_command_line_that_dies_half_way_leaves_nothing(self):
-        """What it had printed by then names what has to go."""
+        """The output up to the error names the entries that have to be removed."""
         def run(lines):
             printed = self.switch.cli(lines)
             if "mc_mgrp_create" in lines[0]:

@@ -112,7 +112,7 @@ def bf16(case):
 # --- Selection ------------------------------------------------------------------------------------
 
 def threshold_selection(case):
-    """What is kept is larger than what is dropped, and arrives as precisely as its bits allow."""
+    """Kept values are larger than dropped ones, and arrive as precisely as their bits allow."""
     with case.open() as codec:
         codec.encode(case.x)
         got = codec.decode()
@@ -153,7 +153,7 @@ def adaq(case):
 
 
 def sketchml(case):
-    """What is kept arrives as the mean of its bucket; buckets do not overlap and none holds too much."""
+    """Kept values arrive as the mean of their bucket; buckets do not overlap and none holds too many."""
     with case.open() as codec:
         codec.encode(case.x)
         got, indices = codec.decode(), codec.indices()

@@ -207,7 +207,7 @@ def _subgroups(rank, world):
 
 
 def _later_names(rank, world):
-    """What torch asks of a group besides operations, and later names of some of them."""
+    """Attributes that torch reads from a group besides operations, some also under later names."""
     group = _new_group()
     cpu = torch.device("cpu")
     assert group.group_name and group.group_name != dist.group.WORLD.group_name

@@ -196,7 +196,7 @@ class SeatsTest(unittest.TestCase):
 
 
 class Store:
-    """What regroup asks of a store, in memory."""
+    """The part of a store that regroup uses, in memory."""
 
     def __init__(self):
         self.values = {}
@@ -235,7 +235,7 @@ class MeetTest(unittest.TestCase):
 
 
 def one_cannot_start(rank, world):
-    """What attach() raises where rank 1 alone has no plan file, and for how long it waits."""
+    """The error of attach() if only rank 1 has no plan file, and the time that it waits."""
     ddp = DistributedDataParallel(make_model())
     begin = time.monotonic()
     try:

@@ -47,7 +47,7 @@ init_process_group = dist.init_process_group
 
 
 def _init_weir(*arguments, backend=None, **options):
-    """What the cases call: the group is Weir's, whatever name they know it by."""
+    """The function that the cases call: the group is Weir's, whatever backend they name."""
     return init_process_group(*arguments, backend="weir", **options)
 
 

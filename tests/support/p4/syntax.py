@@ -15,7 +15,7 @@ TIMEOUT_S = 20
 
 
 class P4Error(Exception):
-    """What is wrong, with file and line."""
+    """An error with file and line."""
 
 
 class Node:
