@@ -71,7 +71,7 @@ TEST(RingChoiceTest, AnIncumbentOrderStaysUntilAnotherIsClearlyBetter) {
   snapshot.layout.ring_order = {0, 1, 2, 3};
   snapshot.speedup.ring = 1;
   EXPECT_EQ(ChooseRing(snapshot).order, (std::vector{0, 1, 3, 2}));
-  // What it avoided is fast, what it uses is not: ascending order again.
+  // The avoided link is fast and the used one is not, so the order is ascending again.
   snapshot = WithSlowPairs(4, {{1, 3}});
   snapshot.layout.ring_order = {0, 1, 3, 2};
   snapshot.speedup.ring = 100;
