@@ -188,7 +188,7 @@ test("what is not beaten in both is the front", async () => {
   assert.deepEqual(undominated(all), [all[0], all[1], all[3]]);
 });
 
-test("a job that began anew forgets its former steps", async () => {
+test("a restarted job forgets its earlier steps", async () => {
   const {JobHistory} = await load("job_history.js");
   const history = new JobHistory(null, "lm");
   history.addPoints([{step: "1"}, {step: "2"}], 0);
