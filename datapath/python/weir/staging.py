@@ -7,7 +7,7 @@ The path of a tensor, in terms of a Transfer:
                        work that the caller's stream has been given by then.
   a worker             arrived() waits for that copy. Then libweir may use it.
   another worker       send_back() lets the side stream `incoming` copy the result to the tensor.
-  whoever uses it      join() lets its stream wait for that, as waiting for the future does.
+  its user             join() lets its stream wait for that, as waiting for the future does.
 
 Only arrived() blocks its thread, and no stream waits for anything but these copies. Pinned memory
 is from PyTorch's pool, which lends no block again while a copy from or to it is under way.
