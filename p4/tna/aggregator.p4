@@ -10,8 +10,8 @@
 // are. When the result is lost on that way, any worker's repetition of its contribution sends it
 // again.
 //
-// A switch cannot tell state of one grant from that of another here: whoever grants a lease clears
-// `progress` and `opened` for its slots before it adds `terms`.
+// The switch cannot distinguish the state of different grants here: before a lease's `terms` are
+// added, `progress` and `opened` of its slots must be cleared.
 
 #include <core.p4>
 #include <tna.p4>

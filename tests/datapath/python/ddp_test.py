@@ -261,7 +261,7 @@ def broken_backward(rank, world):
     state = weir.attach(ddp)
     for _ in range(3):
         ddp(batch(0, rank)).sum().backward()
-    dist.barrier()  # whoever is ahead would abort the others' last good step
+    dist.barrier()  # a rank that is ahead would abort the others' last good step
     model.broken = True
     words = []
     for _ in range(2):

@@ -322,7 +322,7 @@ def _mixed_backends(rank, world, path):
 def _as_default(rank, world, path):
     dist.destroy_process_group()
     for life in range(2):
-        # A file each: the last rank to leave one removes it, perhaps under one that begins anew.
+        # Each life has its own file: the last rank that leaves removes it, maybe while another one starts again.
         dist.init_process_group("weir", store=dist.FileStore(f"{path}{life}", world), rank=rank,
                                 world_size=world, timeout=datetime.timedelta(seconds=30))
         assert dist.get_backend() == "weir"
