@@ -7,7 +7,7 @@ COLLECTIVES = ("omnireduce", "switchml", "thc_table")   # those that sum on an a
 # The demo's model compresses so well that compression always beats an aggregator, which needs uncompressed input;
 # and much of its gradient is zero, which other collectives leave out. This policy is that of a user whose model
 # does not allow either.
-POLICY = """# Of the demo with an aggregator: dense sums, by ranks among themselves or on the aggregator.
+POLICY = """# The demo with an aggregator: dense sums, by the ranks alone or on the aggregator.
 name: dense-sums
 jobs: ["*"]
 objective: time_to_accuracy
