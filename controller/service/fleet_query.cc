@@ -308,9 +308,10 @@ Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* respo
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
   WEIR_ASSIGN_OR_RETURN(const v1::Decision decision, DecisionOf(stored));
   if (!decision.has_facts()) {
-    return FailedPrecondition(StrCat("decision ", id,
-                                     " is of a release whose digests were of words",
-                                     "; it cannot be compared"));
+    return FailedPrecondition(
+        StrCat("decision ", id,
+               " is of an earlier release with other digests, so it cannot be "
+               "compared"));
   }
   WEIR_ASSIGN_OR_RETURN(const std::string inputs, SnapshotOf(stored));
   WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, ParseSnapshot(inputs));
@@ -428,7 +429,7 @@ v1::Capabilities Fleet::KnownCapabilities() {
 Status Fleet::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse* response) {
   const v1::Capabilities capabilities = KnownCapabilities();
   if (capabilities.codecs_size() == 0) {
-    return FailedPrecondition("no rank has ever said which codecs and collectives exist");
+    return FailedPrecondition("no rank has reported its codecs and collectives yet");
   }
   WEIR_ASSIGN_OR_RETURN(*response, weir::Simulate(request, capabilities));
   return OkStatus();

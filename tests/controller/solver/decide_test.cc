@@ -382,7 +382,7 @@ TEST(SwitchingTest, BigSureImprovementSwitches) {
   EXPECT_THAT(ReasonText(decision.facts), AllOf(HasSubstr("% better"), HasSubstr("% sure")));
 }
 
-TEST(SwitchingTest, WhatIsBestStays) {
+TEST(SwitchingTest, TheBestPlanStays) {
   Snapshot snapshot = Running(6e6, kDense);
   snapshot.incumbent = MustDecide(snapshot).chosen.choices;
   const Decision decision = MustDecide(snapshot);

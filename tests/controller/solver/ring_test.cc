@@ -53,7 +53,7 @@ TEST(RingDecisionTest, AnOrderIsASwitchThatIsExplained) {
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr("20 MB/s from rank 1 to rank 2"));
 }
 
-TEST(RingDecisionTest, TheOrderThatRunsStaysAndIsWhatIsPredicted) {
+TEST(RingDecisionTest, TheActiveOrderStaysAndIsUsedForPredictions) {
   Snapshot snapshot = WithSlowPair();
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   snapshot.layout.ring_order = {0, 2, 3, 1};

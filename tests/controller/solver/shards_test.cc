@@ -51,7 +51,7 @@ TEST(ShardDecisionTest, SharesAreASwitchThatIsExplained) {
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr(ShardText(decision.facts.shards)));
 }
 
-TEST(ShardDecisionTest, SharesThatRunStayAndAreWhatIsPredicted) {
+TEST(ShardDecisionTest, ActiveSharesStayAndAreUsedForPredictions) {
   Snapshot snapshot = WithSlowRank();
   const Decision first = DecideOnMesh(snapshot);
   snapshot.layout = first.chosen.layout;
