@@ -220,7 +220,7 @@ TEST_F(AttackTest, ARunWithoutAKeyIsNotJoinedByOneThatHasOne) {
   ExpectUndisturbed(first);
 }
 
-TEST_F(AttackTest, AnEpochIsNotBelievedOfAStranger) {
+TEST_F(AttackTest, AnUnknownProcessCannotRaiseTheEpoch) {
   for (const std::string& key : {std::string(), kKey}) {
     SCOPED_TRACE(key.empty() ? "without a key" : "with a key");
     SocketClient rank(path_);
@@ -251,7 +251,7 @@ TEST_F(AttackTest, AStoppedProcessCannotKeepARankFromAHigherProvenEpoch) {
   EXPECT_THAT(stopped->ReceiveRefusal(), HasSubstr("takes over"));
 }
 
-TEST_F(AttackTest, AProofIsOfNoUseOnAnotherConnection) {
+TEST_F(AttackTest, AProofIsValidForItsConnectionOnly) {
   SocketClient rank(path_);
   const std::string hello = Hello(rank, {.rank = 0, .epoch = 5, .key = kKey});
   ASSERT_TRUE(rank.SendJson(hello));
@@ -263,7 +263,7 @@ TEST_F(AttackTest, AProofIsOfNoUseOnAnotherConnection) {
   EXPECT_THAT(rogue->ReceiveRefusal(), HasSubstr("another challenge"));
 }
 
-TEST_F(AttackTest, ARankWhoseProcessEndedIsFreeThoughItsConnectionStays) {
+TEST_F(AttackTest, ARankIsFreeWhenItsProcessEndedThoughTheConnectionIsOpen) {
   ForeignClient former(path_);
   Attach(*former, {.rank = 0});
   former.EndProcess();
@@ -273,7 +273,7 @@ TEST_F(AttackTest, ARankWhoseProcessEndedIsFreeThoughItsConnectionStays) {
   ExpectUndisturbed(next);
 }
 
-TEST_F(AttackTest, TheLogIsNotFilledByOneThatComesAgain) {
+TEST_F(AttackTest, RepeatedRefusalsAreLoggedOnce) {
   BoundedQueue<std::string> lines(1000);
   SetLogSink([&](LogLevel level, std::string_view, std::string_view line) {
     if (level == LogLevel::kWarning) lines.TryPush(std::string(line));

@@ -186,7 +186,7 @@ TEST_F(LocalServerTest, RefusalSurvivesUnreadInput) {
   EXPECT_FALSE(client.ReceiveRefusal().empty());
 }
 
-TEST_F(LocalServerTest, TruncatedMessageIsAPartingAndNoMore) {
+TEST_F(LocalServerTest, TruncatedMessageIsOnlyAClosedConnection) {
   Start();
   {
     SocketClient client(options_.socket_path);
@@ -329,7 +329,7 @@ TEST_F(LocalServerTest, EveryConnectionHasAChallengeOfItsOwnAndAProcess) {
 
 // The client does not read the challenge, so closing resets the connection; its message must still
 // be delivered.
-TEST_F(LocalServerTest, OneThatWritesAndLeavesIsHeard) {
+TEST_F(LocalServerTest, MessagesBeforeAResetAreDelivered) {
   Start();
   for (int i = 0; i < 50; ++i) {
     {

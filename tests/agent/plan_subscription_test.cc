@@ -194,7 +194,7 @@ TEST_F(PlanSubscriptionTest, RepeatedOfferMayBeAnsweredAgain) {
   EXPECT_EQ(Up(machine_.OnRankMessage(1, Ack(7, "n7"))).size(), 1u);
 }
 
-TEST_F(PlanSubscriptionTest, ReconnectSaysTheStateAsItIsNow) {
+TEST_F(PlanSubscriptionTest, ReconnectSendsThePresentState) {
   (void)machine_.OnControllerConnected();
   (void)machine_.OnRankMessage(1, Hello(0));
   v1::RankMessage buckets;
@@ -257,7 +257,7 @@ TEST_F(PlanSubscriptionTest, ControllerThatStartsOverWithLowerVersionsIsServed) 
   EXPECT_EQ(said_[1].rank().message().hello().active_plan().digest(), "digest-2");
 }
 
-TEST_F(PlanSubscriptionTest, RankGoneIsToldNowOrAfterReconnect) {
+TEST_F(PlanSubscriptionTest, RankGoneIsSentNowOrAfterReconnect) {
   (void)machine_.OnControllerConnected();
   (void)machine_.OnRankMessage(1, Hello(0));
   (void)machine_.OnRankMessage(2, Hello(1));
@@ -338,7 +338,7 @@ TEST_F(PlanSubscriptionTest, CommandForAnAbsentRankIsAnsweredWithRankGone) {
   EXPECT_NE(up[0].rank_gone().reason().find("node-a"), std::string::npos);
 }
 
-TEST_F(PlanSubscriptionTest, UnsentPartingsAndEventsAreSaidAgain) {
+TEST_F(PlanSubscriptionTest, UnsentNoticesAndEventsAreSentAgain) {
   (void)machine_.OnControllerConnected();
   (void)machine_.OnRankMessage(1, Hello(0));
   std::vector<v1::AgentMessage> unsent = Up(machine_.OnRankMessage(1, Event("peer_failed")));

@@ -178,7 +178,7 @@ class CertificatesTest(unittest.TestCase):
     def test_the_controllers_listeners_show_an_exchanged_directory(self):
         self.check_server(self.start_controller)
 
-    def test_the_controllers_listeners_keep_what_was_good(self):
+    def test_the_controllers_listeners_keep_valid_files(self):
         self.check_renames(self.start_controller)
 
     @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
@@ -186,11 +186,11 @@ class CertificatesTest(unittest.TestCase):
         self.check_server(self.start_aggregator)
 
     @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
-    def test_the_aggregator_keeps_what_was_good(self):
+    def test_the_aggregator_keeps_valid_files(self):
         self.check_renames(self.start_aggregator)
 
     @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
-    def test_the_controller_believes_renewed_authorities_of_aggregators(self):
+    def test_the_controller_trusts_renewed_authorities_of_aggregators(self):
         url = self.start_aggregator(*self.mount("first"))[0][0]
         other = self.put("ca.crt", self.content("third", "tls.crt"))
         log = self.start(CONTROLLER, "--state", ":memory:", "--listen-grpc", "127.0.0.1:0", "--listen-http",
@@ -249,7 +249,7 @@ class CertificatesTest(unittest.TestCase):
         self.wait_for_while(log, r" E tls: .*cannot read TLS file '\S+/tls.crt'", presented)
         self.assertEqual(presented(), "second")
 
-    def test_the_agent_tells_of_renewals(self):
+    def test_the_agent_reports_renewals(self):
         listener = self.enterContext(socket.create_server(("127.0.0.1", 0)))   # accepts nobody
         cert, key = self.mount("first")
         with socket.create_server(("127.0.0.1", 0)) as free:

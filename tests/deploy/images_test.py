@@ -42,7 +42,7 @@ class RulesTest(unittest.TestCase):
     def test_the_dockerfile_follows_the_rules(self):
         self.assertEqual(dockerfile.findings(TEXT, ROOT), [])
 
-    def test_every_rule_finds_its_breach(self):
+    def test_every_rule_finds_its_violation(self):
         for old, new, expected in BROKEN:
             self.assertIn(old, TEXT)
             found = "\n".join(dockerfile.findings(TEXT.replace(old, new, 1), ROOT))

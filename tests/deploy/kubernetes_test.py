@@ -294,7 +294,7 @@ class RulesTest(unittest.TestCase):
                               timeout=60, text=True, capture_output=True, check=False)
         self.assertEqual(done.returncode, 0, done.stdout)
 
-    def test_whom_the_controller_calls_exists_and_may_be_called(self):
+    def test_destinations_of_the_controller_exist_and_are_permitted(self):
         for folder, items in self.rendered.items():
             container = next(c for i in items for c, _ in containers_of(i) if c["name"] == "controller")
             egress = next(i for i in items if i["kind"] == "NetworkPolicy"
@@ -314,14 +314,14 @@ class RulesTest(unittest.TestCase):
                     self.assertTrue(selected(pods, egress[0]["to"][0]["podSelector"]["matchLabels"]), folder)
                 self.assertIn({"protocol": "TCP", "port": int(port)}, egress[0]["ports"], folder)
 
-    def test_a_namespace_allows_what_its_pods_want(self):
+    def test_a_namespace_permits_the_needs_of_its_pods(self):
         for folder, items in self.rendered.items():
             wants = {i["metadata"]["namespace"] for i in items for _, s in containers_of(i) if s.get("hostNetwork")}
             allows = {i["metadata"]["name"] for i in items if i["kind"] == "Namespace" and
                       i["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"}
             self.assertEqual(allows, wants, folder)
 
-    def test_nothing_is_insecure_but_the_overlay_that_says_so(self):
+    def test_only_the_overlay_for_trying_is_insecure(self):
         for folder, items in self.rendered.items():
             args = [a for i in items for c, _ in containers_of(i) for a in c.get("args", [])]
             self.assertEqual("--insecure" in args, folder == "overlays/single-node", folder)

@@ -184,7 +184,7 @@ class NetworkTest(unittest.TestCase):
             self.assert_measured(lambda: (self.round_trip_s() - base) / 2 * 1000, delay_ms, 0.3,
                                  "one way, ms")
 
-    def test_loss_is_what_was_asked_for_and_changes_live(self):
+    def test_loss_is_as_requested_and_changes_live(self):
         for loss, delay_ms in ((0.05, 0), (0.2, 2), (0.0, 2)):
             self.network.shape(0, delay_ms, loss)
             # The tolerance is four standard deviations of a binomial.

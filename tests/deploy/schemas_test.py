@@ -89,7 +89,7 @@ class SchemasTest(unittest.TestCase):
         self.assertEqual(bool(done.returncode), any(said.values()), done.stdout[-2000:])
         return said
 
-    def test_every_object_has_its_type_and_breaches_are_found(self):
+    def test_every_object_has_its_type_and_violations_are_found(self):
         deployment = next(i for i in self.items if i["kind"] == "Deployment")
         misspelt, mistyped, incomplete = (json.loads(json.dumps(deployment)) for _ in range(3))
         container = misspelt["spec"]["template"]["spec"]["containers"][0]

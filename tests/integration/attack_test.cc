@@ -120,14 +120,14 @@ Bytes Scaled(Bytes frame, bool keyed) {
   return frame;
 }
 
-TEST(AttackTest, WhoPassesEverythingOnChangesNothing) {
+TEST(AttackTest, ARelayThatChangesNothingIsHarmless) {
   for (const bool keyed : {false, true}) {
     const Outcome outcome = TrainThrough(keyed, ManInTheMiddle::PassOn);
     EXPECT_TRUE(outcome.Good()) << outcome.errors[0] << outcome.errors[1];
   }
 }
 
-TEST(AttackTest, GradientsScaledOnTheWayAreRefusedWithAKeyAlone) {
+TEST(AttackTest, OnlyWithAKeyAreScaledGradientsRefused) {
   for (const bool keyed : {false, true}) {
     const Outcome outcome = TrainThrough(keyed, [keyed](size_t, const Bytes& frame) {
       return std::vector<Bytes>{IsGradients(frame) ? Scaled(frame, keyed) : frame};
@@ -171,7 +171,7 @@ TEST(AttackTest, RepeatedExchangedAndMissingFramesEndTheJobByName) {
   }
 }
 
-TEST(AttackTest, ARogueTakesARanksPlaceWithoutAKeyAlone) {
+TEST(AttackTest, OnlyWithoutAKeyCanAnIntruderTakeARanksPlace) {
   SetLogSink([](LogLevel, std::string_view, std::string_view) {});
   for (const bool keyed : {false, true}) {
     const SessionPtr rank0 = NewSession(0, keyed, 5), rank1 = NewSession(1, keyed, 5);

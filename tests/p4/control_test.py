@@ -106,7 +106,7 @@ class ControlTest(unittest.TestCase):
         with self.assertRaisesRegex(weir_p4.ControlError, "epoch of train-7: expected above 3, found 3"):
             control.add(made(epoch=3))
 
-    def test_what_fails_half_way_is_taken_back(self):
+    def test_partial_changes_are_undone(self):
         for broken in ("WeirIngress.terms", "10.1.0.2 40001 7", "mc_node_create 2", "mc_node_associate"):
             with self.subTest(broken=broken):
                 self.broken = broken
@@ -116,7 +116,7 @@ class ControlTest(unittest.TestCase):
                 self.assertEqual(self.installed(), (0, 0, 0))
                 self.assertEqual(json.loads(self.state.read_text())["leases"], {})
 
-    def test_a_command_line_that_dies_half_way_leaves_nothing(self):
+    def test_entries_of_a_command_line_that_dies_are_removed(self):
         """The output up to the error names the entries that have to be removed."""
         def run(lines):
             printed = self.switch.cli(lines)
@@ -130,7 +130,7 @@ class ControlTest(unittest.TestCase):
             weir_p4.Control(run, self.state).add(made())
         self.assertEqual(self.installed(), (0, 0, 0))
 
-    def test_what_a_command_line_printed_survives_its_end(self):
+    def test_output_of_a_command_line_survives_its_end(self):
         for words, message in (("sys.exit(3)", "status 3"), ("time.sleep(60)", "no end within")):
             command = f"{sys.executable} -u -c 'import sys, time; print(sys.stdin.readline()); {words}'"
             with self.assertRaisesRegex(weir_p4.ControlError, message) as caught:

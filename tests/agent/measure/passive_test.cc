@@ -60,7 +60,7 @@ TEST(PassiveTest, CountersOfABusyConnectionGiveALowerBound) {
   EXPECT_NEAR(sample->bandwidth_bytes_per_s, 4e6, 1);
 }
 
-TEST(PassiveTest, CountersOfANewConnectionAreNoDifference) {
+TEST(PassiveTest, CountersOfANewConnectionGiveNoRate) {
   PassiveEstimator estimator;
   PathObservation observation = Free(0.01, 0);
   observation.application_limited = true;

@@ -80,7 +80,7 @@ TEST_F(UdpEchoTest, ReplyIsNeverLongerThanItsRequest) {
   }
 }
 
-TEST_F(UdpEchoTest, AnswersNoRepliesAndNoRubbish) {
+TEST_F(UdpEchoTest, AnswersNeitherRepliesNorInvalidPackets) {
   std::vector<std::byte> packet = MakeEchoRequest(7, 1, 64);
   packet[5] = std::byte{2};  // a reply: two responders must not talk to each other
   SendRaw(packet);

@@ -224,7 +224,7 @@ TEST(PolicyTest, AQuorumIsForLossyLanesAlone) {
               HasSubstr("bounds.collectives: expected thc_table"));
 }
 
-TEST(PolicyTest, ChecksumsAreThereUnlessSaidOtherwise) {
+TEST(PolicyTest, ChecksumsAreOnByDefault) {
   EXPECT_TRUE(ParsePolicy("name: a\n", "p")->checksums);
   EXPECT_FALSE(ParsePolicy("aggregation: {checksums: false}", "p")->checksums);
   EXPECT_TRUE(ParsePolicy("aggregation: {checksums: true}", "p")->checksums);
@@ -273,7 +273,7 @@ TEST(PolicyExamplesTest, EveryShippedPolicyParses) {
   EXPECT_GE(files, 5);
 }
 
-TEST(PolicyExamplesTest, DefaultFileSaysTheDefaults) {
+TEST(PolicyExamplesTest, DefaultFileMatchesTheDefaults) {
   const auto path = std::filesystem::path(WEIR_TEST_SOURCE_DIR) / "../deploy/policies/default.yaml";
   std::ifstream in(path);
   std::ostringstream text;

@@ -39,7 +39,7 @@ TEST(AggregatorApiTest, NamesAndAddressesAreStrict) {
   }
 }
 
-TEST(AggregatorApiTest, JobsKeepTheirNamesWhereAggregatorsTakeThem) {
+TEST(AggregatorApiTest, JobsKeepTheirNamesIfAggregatorsAcceptThem) {
   EXPECT_EQ(LeaseJobName("train-7.a_B"), "train-7.a_B");
   EXPECT_THAT(LeaseJobName("my job"), testing::StartsWith("my_job-"));
   EXPECT_NE(LeaseJobName("my job"), LeaseJobName("my/job"));
@@ -54,7 +54,7 @@ constexpr const char* kGrant =
     R"({"address":"10.0.0.9:48864","cookie":"5ad1c0ffee5ad1c0","epoch":7,"first_slot":0,"job":"lm",)"
     R"("lanes":256,"lease":3,"mode":"sum","slots":64,"workers":[]})";
 
-TEST(AggregatorApiTest, WhatIsAskedAndGranted) {
+TEST(AggregatorApiTest, RequestsAndGrants) {
   EXPECT_EQ(LeaseAskJson(SomeAsk()), R"({"job":"lm","lanes":256,"mode":"sum","slots":64,)"
                                      R"("workers":["10.0.0.1:5","10.0.0.2:5"]})");
   const auto grant = ReadGrant(kGrant, SomeAsk());
@@ -306,7 +306,7 @@ TEST(AggregatorGatewayTest, OptionsAreChecked) {
               HasSubstr("at most 16 aggregators"));
 }
 
-TEST(AggregatorGatewayTest, NamesAreLookedUpBesideAndSilenceOfNameServersIsSaid) {
+TEST(AggregatorGatewayTest, NamesAreLookedUpInTheBackgroundAndSilentNameServersAreReported) {
   FakeServer server;
   FakeLookups lookups;
   Told told;

@@ -131,7 +131,7 @@ TEST_F(DecisionBudgetTest, EveryPlanIsInTheHistoryWithItsInputs) {
   for (const uint64_t version : ran) EXPECT_TRUE(offered.contains(version)) << version;
 }
 
-TEST_F(DecisionBudgetTest, InputsThatMadeRoomAreAClearError) {
+TEST_F(DecisionBudgetTest, DeletedInputsAreAClearError) {
   StoredDecision empty;
   empty.id = 7;
   EXPECT_EQ(SnapshotOf(empty).status().code(), StatusCode::kFailedPrecondition);

@@ -281,7 +281,7 @@ TEST_F(FleetTest, PolicyChangeIsADecisionAtOnce) {
   EXPECT_EQ(Job().policy(), "dense") << "applied policies survive";
 }
 
-TEST_F(FleetTest, APolicyThatNamesAPluginRulesFromItsFirstRankOnAndOverARestart) {
+TEST_F(FleetTest, APolicyThatNamesAPluginAppliesFromItsFirstRankOnAndAfterARestart) {
   const std::string source = "name: mine\nbounds: {codecs: [block_mean]}\n";
   fleet_->OnPolicyFiles(std::map<std::string, std::string>{{"/p/mine.yaml", source}});
   v1::ApplyPolicyRequest apply;
@@ -421,7 +421,7 @@ TEST_F(FleetTest, SeriesAndPredictionError) {
               testing::HasSubstr("weir_policy_gain_min_ratio{training_job=\"lm\"} 0\n"));
 }
 
-TEST_F(FleetTest, TheLinkThatWasMeasuredLongestAgoIsTold) {
+TEST_F(FleetTest, TheAgeOfTheOldestLinkIsReported) {
   const auto age_s = [this] {
     const std::string text = fleet_->MetricsText();
     const std::string name = "\nweir_link_age_seconds ";

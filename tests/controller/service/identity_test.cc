@@ -126,7 +126,7 @@ class IdentityTest : public testing::Test {
   FakeCluster cluster_{4, clock_};
 };
 
-TEST_F(IdentityTest, RanksThatFormedTheirMeshAnewAreAnotherIncarnation) {
+TEST_F(IdentityTest, RanksThatFormAMeshAgainBeginANewEpoch) {
   cluster_.Connect(*fleet_);
   ASSERT_EQ(Job().state(), "running");
   // The former ranks 2 and 3 are ranks 1 and 2 now; the notice that they left may come later.
@@ -157,7 +157,7 @@ TEST_F(IdentityTest, AnEpochOfANodeThatDoesNotCarryTheJobChangesNothing) {
   ExpectUndisturbed(version);
 }
 
-TEST_F(IdentityTest, OnlyThoseWhoProveTheJobsKeyAreOfTheJob) {
+TEST_F(IdentityTest, OnlyRanksThatProveTheJobsKeyAreAccepted) {
   cluster_.job_key = kKey;
   cluster_.Connect(*fleet_);
   for (int i = 0; i < 60; ++i) cluster_.Step();
@@ -186,7 +186,7 @@ TEST_F(IdentityTest, OnlyThoseWhoProveTheJobsKeyAreOfTheJob) {
   EXPECT_EQ(Job().world(), 3u);
 }
 
-TEST_F(IdentityTest, ARunWithAnotherKeyTakesTheNameWhenNobodyIsAttached) {
+TEST_F(IdentityTest, ARunWithAnotherKeyTakesTheNameWhenNoRankIsAttached) {
   cluster_.job_key = kKey;
   cluster_.Connect(*fleet_);
   for (int i = 0; i < 60; ++i) cluster_.Step();

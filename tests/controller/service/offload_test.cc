@@ -190,7 +190,7 @@ TEST_F(OffloadTest, ASlowNetworkGoesThroughTheAggregator) {
   EXPECT_THAT(metrics, HasSubstr("weir_controller_aggregator_leases{aggregator=\"sum-1\"} 1"));
 }
 
-TEST_F(OffloadTest, TheCookieReachesTheRanksAlone) {
+TEST_F(OffloadTest, OnlyTheRanksGetTheCookie) {
   std::vector<std::string> seen;
   const auto subscription = events_.Subscribe(v1::WatchRequest());
   ASSERT_TRUE(subscription.ok());
@@ -223,7 +223,7 @@ TEST_F(OffloadTest, AFastNetworkNeedsNoAggregatorAndExplainShowsBoth) {
   EXPECT_THAT(Explain().text(), HasSubstr("identity over switchml"));
 }
 
-TEST_F(OffloadTest, WhyThereIsNoneIsExplained) {
+TEST_F(OffloadTest, TheReasonForNoAggregatorIsExplained) {
   gateway_.said.slots_free_of_shard = 12;
   cluster_.Connect(*fleet_);
   Run(40);
@@ -242,7 +242,7 @@ TEST_F(OffloadTest, WhyThereIsNoneIsExplained) {
   EXPECT_TRUE(RunsWithin("switchml", 300)) << "room is noticed at the next look";
 }
 
-TEST_F(OffloadTest, ARankWithoutAnAddressKeepsTheJobFromIt) {
+TEST_F(OffloadTest, ARankWithoutAnAddressExcludesAggregators) {
   cluster_.deaf_rank = 3;
   cluster_.Connect(*fleet_);
   Run(40);
@@ -250,7 +250,7 @@ TEST_F(OffloadTest, ARankWithoutAnAddressKeepsTheJobFromIt) {
   EXPECT_THAT(Explain().text(), HasSubstr("switchml: rank 3 gave no aggregation address"));
 }
 
-TEST_F(OffloadTest, ARefusalIsTheReasonForAWhile) {
+TEST_F(OffloadTest, ARefusalIsTheReasonUntilTheBackOffEnds) {
   gateway_.refusal = "all 64 leases are granted";
   cluster_.Connect(*fleet_);
   Run(20);
@@ -265,7 +265,7 @@ TEST_F(OffloadTest, ARefusalIsTheReasonForAWhile) {
   EXPECT_TRUE(RunsWithin("switchml", 1500));
 }
 
-TEST_F(OffloadTest, AnAskWithoutAnAnswerHoldsNothingUpForLong) {
+TEST_F(OffloadTest, ARequestWithoutAnAnswerIsGivenUpSoon) {
   cluster_.Connect(*fleet_);
   const auto step = [&] {
     cluster_.Step();
@@ -384,7 +384,7 @@ TEST_F(OffloadTest, APlanForAnotherCollectiveTakesALeaseOfItsModeBesideTheFirst)
   EXPECT_EQ(gateway_.ended, (std::vector<uint32_t>{1, 2}));
 }
 
-TEST_F(OffloadTest, SimulationsTellWhenItPays) {
+TEST_F(OffloadTest, SimulationsShowWhenAnAggregatorPays) {
   cluster_.Connect(*fleet_);
   v1::SimulateRequest request;
   request.set_model_parameters(25000000);

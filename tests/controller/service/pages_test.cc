@@ -153,7 +153,7 @@ v1::AgentMessage LargestHello(int number) {
 
 // This also holds for a client that asks for all items, or that sets no page size and ignores
 // tokens: it gets the first page, which says that there is more.
-TEST_F(PagesTest, PageIsNoLongerThanAnyClientTakes) {
+TEST_F(PagesTest, APageFitsIntoTheMessageOfAnyClient) {
   constexpr size_t kClientBytesMax = 4u << 20;  // gRPC's default
   constexpr int kNodes = 1000;
   std::vector<std::shared_ptr<FakeAgent>> agents;
@@ -184,7 +184,7 @@ TEST_F(PagesTest, PageIsNoLongerThanAnyClientTakes) {
   }
 }
 
-TEST_F(PagesTest, NodesTellWhatTheirNcclWaitsFor) {
+TEST_F(PagesTest, NodesReportTheCausesOfNcclWaits) {
   const auto agent = std::make_shared<FakeAgent>();
   ASSERT_TRUE(fleet_->OnAgentMessage(agent, LargestHello(0)).ok());
   const auto node = [&] {
@@ -258,7 +258,7 @@ TEST_F(PagesTest, LargeItemsStandAloneAndTheListGoesOn) {
   EXPECT_THAT(names, testing::ElementsAre("job0", "job1", "job2"));
 }
 
-TEST_F(PagesTest, PageTokensThatAreNoneAreRefused) {
+TEST_F(PagesTest, InvalidPageTokensAreRefused) {
   for (const char* token : {"x", "3", "9:ab", "-1:a", "99999999999999999999:a", ":"}) {
     v1::ListLinksRequest request;
     request.set_page_token(token);

@@ -195,7 +195,7 @@ TEST(PolicySetTest, RejectedTextKeepsTheOldPolicy) {
   EXPECT_EQ(policies.Match("lm-1"), nullptr);
 }
 
-TEST(PolicySetTest, ObjectivesAreCheckedBeforeAPolicyRules) {
+TEST(PolicySetTest, ObjectivesAreCheckedBeforeAPolicyIsActive) {
   PolicySet policies;
   const std::string unknown = "name: p\nobjective:\n  name: fastest\n";
   EXPECT_TRUE(policies.LoadFiles({{"/p/a.yaml", unknown}}, 1));

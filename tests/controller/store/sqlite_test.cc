@@ -166,7 +166,7 @@ TEST_F(SqliteStoreTest, SwitchesOutliveEverythingElseWithinTheQuota) {
   EXPECT_LT(bytes, 150'000u);
 }
 
-TEST_F(SqliteStoreTest, WhereSwitchesAloneAreTooMuchTheirOldestInputsGo) {
+TEST_F(SqliteStoreTest, IfSwitchesExceedTheQuotaTheirOldestInputsAreDeleted) {
   StoreLimits limits;
   limits.decision_bytes_per_job_max = 50'000;
   auto store = Open(limits);
@@ -182,7 +182,7 @@ TEST_F(SqliteStoreTest, WhereSwitchesAloneAreTooMuchTheirOldestInputsGo) {
   EXPECT_EQ(store->GetDecision(switches.front().id)->snapshot.size(), 2000u);
 }
 
-TEST_F(SqliteStoreTest, AForgottenJobTakesItsRowsAlong) {
+TEST_F(SqliteStoreTest, ARemovedJobLosesItsRows) {
   StoreLimits limits;
   limits.jobs_max = 1;
   auto store = Open(limits);

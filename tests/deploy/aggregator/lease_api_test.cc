@@ -71,7 +71,7 @@ TEST(LeaseApiTest, DefaultsAreThoseOfALease) {
   EXPECT_FALSE(request->terms.little_endian);
 }
 
-TEST(LeaseApiTest, WhatIsWrongIsNamed) {
+TEST(LeaseApiTest, ErrorsNameTheKey) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "json"},
       {"[]", "lease"},

@@ -322,7 +322,7 @@ TEST(AggregatorProgramTest, KilledAggregatorFailsItsWorkersByDeadline) {
   EXPECT_THAT(Message(status), HasSubstr("nobody listens"));
 }
 
-TEST(AggregatorProgramTest, LeasesEndAndLimitsAreTold) {
+TEST(AggregatorProgramTest, LeasesEndAndLimitsAreReported) {
   AggregatorProgram aggregator({"--slots", "16", "--slots-per-job", "8"});
   ASSERT_TRUE(aggregator.started()) << aggregator.program().error;
   JobPorts ports(1);
@@ -379,7 +379,7 @@ TEST(AggregatorProgramTest, TokenGuardsAllButHealth) {
   }
 }
 
-TEST(AggregatorProgramTest, FlagsThatDoNotFitAreNamed) {
+TEST(AggregatorProgramTest, InvalidFlagsAreNamed) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"--http", "0.0.0.0:0"}, "off loopback"},
       {{"--http", "somewhere"}, "--http"},
@@ -415,7 +415,7 @@ TEST(AggregatorProgramTest, EndsWithinASecondOfItsSignal) {
   close(silent);
 }
 
-TEST(AggregatorProgramTest, PromtoolFindsNothingToSay) {
+TEST(AggregatorProgramTest, PromtoolFindsNoErrors) {
   if (std::system("command -v promtool > /dev/null") != 0) {
     GTEST_SKIP() << "promtool (package prometheus) is not installed";
   }

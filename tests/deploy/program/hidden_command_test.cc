@@ -77,7 +77,7 @@ TEST_F(ProgramPageTest, CompletesValuesHoweverTheyAreWritten) {
   EXPECT_THAT(WordsAfter({"put", "--file", "x"}), testing::Contains(":file"));
 }
 
-TEST_F(ProgramPageTest, AsksTheProgramWithWhatWasGiven) {
+TEST_F(ProgramPageTest, AsksTheProgramWithTheGivenValues) {
   EXPECT_THAT(WordsAfter({"--server", "a:1", "get", "node", ""}), ElementsAre("n1", "n2", ":none"));
   EXPECT_EQ(asked_, "get/name");
   EXPECT_EQ(given_["--server"], "a:1");

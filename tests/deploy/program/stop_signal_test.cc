@@ -24,7 +24,7 @@ TEST(StopSignalTest, EndsTheWaitAndNotTheProcess) {
   raise(SIGPIPE);  // would end the process
 }
 
-TEST(StopSignalTest, WaitsAsLongAsItWasTold) {
+TEST(StopSignalTest, WaitsForTheGivenTime) {
   HoldStopSignals();
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(WaitForStopSignal(std::chrono::milliseconds(30)), 0);
@@ -42,7 +42,7 @@ TEST(StopSignalTest, OtherThreadsDoNotTakeIt) {
 }
 
 // Threads that a library started before main do not block the signal. They must not take it either.
-TEST(StopSignalTest, ThreadsFromBeforePassItOn) {
+TEST(StopSignalTest, EarlierThreadsPassTheSignalOn) {
   std::jthread before([](std::stop_token stop) {
     sigset_t signals;
     sigemptyset(&signals);

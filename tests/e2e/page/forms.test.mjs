@@ -123,7 +123,7 @@ for (const scheme of ["light", "dark"]) {
 const put = (source, name) => fetch(`${open.url}/v1/policies/${encodeURIComponent(name)}`,
     {method: "PUT", body: JSON.stringify({source, actor: "other"})});
 
-test("who was slower does not undo what another has applied", async () => {
+test("a late edit does not undo another person's", async () => {
   const tab = await openTab(browser, open.url, {address: "/#/policies/lm-bounds"});
   const {page} = tab;
   await waitFor(page, "#policies", /lm-bounds/);
@@ -149,7 +149,7 @@ test("who was slower does not undo what another has applied", async () => {
   await tab.close();
 });
 
-test("what the controller says is text, never markup", async () => {
+test("texts of the controller are never markup", async () => {
   const tab = await openTab(browser, open.url, {address: "/#/policies"});
   const {page} = tab;
   await waitFor(page, "#policies", /lm-bounds/);

@@ -154,7 +154,7 @@ for (const scheme of ["light", "dark"]) {
   });
 }
 
-test("what happens shows without reloading", async () => {
+test("events show without reloading", async () => {
   const tab = await openTab(browser, fixture.url, {address: "/#/jobs/lm"});
   const {page} = tab;
   await waitFor(page, "#headline", /faster/);
@@ -240,7 +240,7 @@ test("colours can be chosen, and stay chosen", async () => {
   await tab.close();
 });
 
-test("the page forbids what it does not need, and the tests would see it", async () => {
+test("the page forbids everything it does not need", async () => {
   const tab = await openTab(browser, fixture.url, {address: "/#/jobs"});
   const {page} = tab;
   await waitFor(page, "#connection", /live/);
@@ -263,7 +263,7 @@ test("the page forbids what it does not need, and the tests would see it", async
   await tab.close();
 });
 
-test("a controller that is gone is told, with the age of what shows", async () => {
+test("the page says that the controller is gone, and how old its data are", async () => {
   const mortal = await Fixture.start();
   const tab = await openTab(browser, mortal.url, {address: "/#/fleet"});
   await waitFor(tab.page, "#connection", /live/);
