@@ -300,7 +300,7 @@ class OffloadTest(unittest.TestCase):
         self.log(self.result, {"kind": "end"})
         ring = candidate("identity over ring", 0.3)
         return offload.report_of(self.schedule, self.result, [
-            {"step": "4", "reason": "nothing predicts better", "candidates": [
+            {"step": "4", "reason": "no candidate is predicted to be better", "candidates": [
                 candidate("identity over switchml", 0.2, "switchml: no aggregator is reachable"),
                 ring, candidate("identity over tree", 0.5)]},
             {"step": "11", "reason": "30 % better", "candidates": [

@@ -105,7 +105,7 @@ TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {
   EXPECT_TRUE(decision.switched);
   EXPECT_TRUE(decision.chosen.dense);
   EXPECT_THAT(ReasonText(decision.facts),
-              HasSubstr("what ran is excluded by switchml: offload failed"));
+              HasSubstr("the running plan is excluded by switchml: offload failed"));
 }
 
 TEST(LeaseTest, PredictionsRespectTheAggregatorsGoodput) {
