@@ -41,7 +41,7 @@ void DefineFlags(CLI::App& app, Flags* flags) {
   app.set_version_flag("--version", "weir-agent " WEIR_VERSION);
   app.add_option("--node", agent.node, "name of this node, unique in the cluster")
       ->default_str("this host's name");
-  app.add_option("--address", agent.address, "IP address that other nodes reach this one at")
+  app.add_option("--address", agent.address, "IP address at which other nodes reach this one")
       ->type_name("IP")
       ->capture_default_str();
   app.add_option("--controller", flags->credentials.controller,
@@ -59,16 +59,18 @@ void DefineFlags(CLI::App& app, Flags* flags) {
       ->type_name("ADDRESS");
   app.add_option("--token-file", flags->token_file, "file with the token that TCP ranks present")
       ->type_name("FILE");
-  app.add_option("--probe-port", agent.probe_port, "UDP echo and TCP connect probes; 0: any free")
+  app.add_option("--probe-port", agent.probe_port,
+                 "port of UDP echo and TCP connect probes; 0: any free one")
       ->type_name("PORT")
       ->capture_default_str();
-  app.add_option("--iperf-port", agent.iperf_port, "iperf3 server; 0: no iperf3")
+  app.add_option("--iperf-port", agent.iperf_port, "port of the iperf3 server; 0: no iperf3")
       ->type_name("PORT")
       ->capture_default_str();
-  app.add_option("--metrics", agent.metrics_address, "ADDR:PORT for /metrics; without it none")
+  app.add_option("--metrics", agent.metrics_address,
+                 "IP:PORT at which /metrics is served; none by default")
       ->type_name("ADDRESS");
   app.add_option("--health", agent.health_address,
-                 "ADDR:PORT for gRPC health checks, in plain text; without it none")
+                 "IP:PORT of gRPC health checks in plain text; none by default")
       ->type_name("ADDRESS");
   app.add_option("--nvml", agent.nvml_library,
                  "NVIDIA's management library, which describes GPUs; empty for none")
@@ -82,18 +84,19 @@ void DefineFlags(CLI::App& app, Flags* flags) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--probe-budget-mib", flags->probe_budget_mib,
-                 "most that probes can save up; also the budget at the start")
+                 "largest budget of active probes in MiB, and the budget at the start")
       ->check(CLI::Range(0.0, 65536.0))
       ->capture_default_str();
   app.add_flag("--insecure", flags->credentials.insecure,
                "allow plain text to a controller that is not on loopback");
-  app.add_option("--ca", flags->credentials.ca_file, "PEM file: who may be the controller")
+  app.add_option("--ca", flags->credentials.ca_file, "PEM file: CA of the controller's certificate")
       ->type_name("FILE");
   app.add_option("--cert", flags->credentials.cert_file, "PEM file: this agent's certificate")
       ->type_name("FILE");
   app.add_option("--key", flags->credentials.key_file, "PEM file: this agent's private key")
       ->type_name("FILE");
-  app.add_option("--log-level", flags->log_level, "what is written to standard error")
+  app.add_option("--log-level", flags->log_level,
+                 "least severe level that is written to standard error")
       ->type_name("LEVEL:{debug,info,warning,error}")
       ->capture_default_str();
 }

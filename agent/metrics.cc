@@ -58,61 +58,76 @@ struct AgentMetrics::Families {
   }
 
   prometheus::Gauge& connected =
-      Gauge("weir_agent_controller_connected", "1 while the stream to the controller is open.");
-  prometheus::Gauge& heartbeat = Gauge("weir_agent_heartbeat_timestamp_seconds",
-                                       "Unix time of the last heartbeat sent to the controller.");
-  prometheus::Gauge& ranks = Gauge("weir_agent_ranks", "Training ranks attached to this agent.");
+      Gauge("weir_agent_controller_connected",
+            "Whether the agent's stream to the controller is open: 1 or 0.");
+  prometheus::Gauge& heartbeat =
+      Gauge("weir_agent_heartbeat_timestamp_seconds",
+            "Unix time in seconds of the last heartbeat that the agent sent to the controller.");
+  prometheus::Gauge& ranks =
+      Gauge("weir_agent_ranks", "Number of training ranks that are attached to this agent.");
   prometheus::Gauge& unauthenticated_ranks =
       Gauge("weir_agent_unauthenticated_ranks",
-            "Attached ranks that reach peers over a network without any proof.");
-  prometheus::Gauge& open_connections =
-      Gauge("weir_agent_local_connections", "Open connections on the agent's local sockets.");
-  prometheus::Gauge& peers = Gauge("weir_agent_peers", "Other nodes whose links are measured.");
+            "Number of attached ranks that reach peers over a network without authentication.");
+  prometheus::Gauge& open_connections = Gauge(
+      "weir_agent_local_connections", "Number of open connections on the agent's local sockets.");
+  prometheus::Gauge& peers =
+      Gauge("weir_agent_peers", "Number of other nodes to which this agent measures links.");
   prometheus::Gauge& budget =
-      Gauge("weir_agent_probe_budget_bytes", "Bytes that active probes may spend at this moment.");
+      Gauge("weir_agent_probe_budget_bytes", "Bytes that active probes may send now.");
   Statistics rtt = OverPeers("weir_link_rtt_seconds",
-                             "Round-trip time from this node, statistic over its peers.");
+                             "Round-trip time in seconds from this node to its peers; the label "
+                             "names the statistic over the peers.");
   Statistics loss = OverPeers("weir_link_probe_loss_ratio",
-                              "Latency probes without an answer, statistic over the peers.");
+                              "Share of latency probes without an answer, from 0 to 1; the label "
+                              "names the statistic over the peers.");
   Statistics bandwidth = OverPeers("weir_link_bandwidth_bytes_per_second",
-                                   "Measured bandwidth from this node, statistic over its peers.");
-  prometheus::Counter& connections = Counter("weir_agent_controller_connections_total",
-                                             "Streams to the controller that were opened.");
-  prometheus::Counter& refused = Counter("weir_agent_refused_connections_total",
-                                         "Local connections refused, most for malformed input.");
+                                   "Measured bandwidth in bytes per second from this node to its "
+                                   "peers; the label names the statistic over the peers.");
+  prometheus::Counter& connections =
+      Counter("weir_agent_controller_connections_total",
+              "Number of streams to the controller that the agent has opened.");
+  prometheus::Counter& refused = Counter(
+      "weir_agent_refused_connections_total",
+      "Number of local connections that the agent has refused, mostly for malformed input.");
   prometheus::Counter& iperf_served =
       Counter("weir_agent_iperf_server_tests_total",
-              "iperf3 tests that this node served, failed included.");
-  prometheus::Family<prometheus::Counter>& plans = Counters(
-      "weir_agent_plan_messages_total", "Plan offers passed to ranks and what ranks answered.");
-  prometheus::Family<prometheus::Counter>& dropped = Counters(
-      "weir_agent_dropped_messages_total", "Telemetry messages dropped from a full queue.");
-  prometheus::Family<prometheus::Counter>& rank_messages =
-      Counters("weir_agent_rank_messages_total", "Messages received from ranks.");
-  prometheus::Family<prometheus::Counter>& probes =
-      Counters("weir_agent_probes_total", "Finished probes of links.");
-  prometheus::Family<prometheus::Counter>& probe_bytes =
-      Counters("weir_agent_probe_sent_bytes_total", "Bytes sent by active probes.");
-  prometheus::Gauge& nccl_communicators = Gauge(
-      "weir_nccl_communicators", "Communicators of NCCL, one for each rank, that have a tuner.");
+              "Number of iperf3 tests that this node has served, including failed ones.");
+  prometheus::Family<prometheus::Counter>& plans =
+      Counters("weir_agent_plan_messages_total",
+               "Number of messages about plans between controller and ranks, by kind.");
+  prometheus::Family<prometheus::Counter>& dropped =
+      Counters("weir_agent_dropped_messages_total",
+               "Number of telemetry messages that were dropped because a queue was full.");
+  prometheus::Family<prometheus::Counter>& rank_messages = Counters(
+      "weir_agent_rank_messages_total", "Number of messages received from ranks, by kind.");
+  prometheus::Family<prometheus::Counter>& probes = Counters(
+      "weir_agent_probes_total", "Number of finished probes of links, by method and outcome.");
+  prometheus::Family<prometheus::Counter>& probe_bytes = Counters(
+      "weir_agent_probe_sent_bytes_total", "Bytes that active probes have sent, by method.");
+  prometheus::Gauge& nccl_communicators =
+      Gauge("weir_nccl_communicators",
+            "Number of NCCL communicators that have a tuner; each rank of a communicator counts.");
   prometheus::Gauge& nccl_obstructed =
       Gauge("weir_nccl_obstructed_communicators",
-            "Communicators that cannot change their table, for example on several nodes.");
-  prometheus::Gauge& nccl_refusing =
-      Gauge("weir_nccl_refusing_processes", "Processes that refuse the agent's table.");
-  prometheus::Family<prometheus::Counter>& nccl_calls =
-      Counters("weir_nccl_calls_total", "Collective calls of NCCL by who made the choice.");
-  prometheus::Family<prometheus::Counter>& nccl_operations =
-      Counters("weir_nccl_sampled_operations_total", "Operations of NCCL that were measured.");
-  prometheus::Family<prometheus::Counter>& nccl_bytes = Counters(
-      "weir_nccl_sampled_sent_bytes_total", "Bytes that measured operations sent to other nodes.");
+            "Number of NCCL communicators that cannot change their table, for example because they "
+            "span several nodes.");
+  prometheus::Gauge& nccl_refusing = Gauge(
+      "weir_nccl_refusing_processes", "Number of processes that refuse the agent's NCCL table.");
+  prometheus::Family<prometheus::Counter>& nccl_calls = Counters(
+      "weir_nccl_calls_total", "Number of collective calls of NCCL, by the source of the choice.");
+  prometheus::Family<prometheus::Counter>& nccl_operations = Counters(
+      "weir_nccl_sampled_operations_total", "Number of NCCL operations that were measured.");
+  prometheus::Family<prometheus::Counter>& nccl_bytes =
+      Counters("weir_nccl_sampled_sent_bytes_total",
+               "Bytes that measured NCCL operations have sent to other nodes.");
   prometheus::Family<prometheus::Counter>& nccl_waits =
       Counters("weir_nccl_sampled_wait_seconds_total",
-               "What network transfers of measured operations waited for; transfers overlap.");
+               "Time in seconds that network transfers of measured NCCL operations waited, by "
+               "cause; transfers overlap, so the sum may exceed the time that passed.");
   prometheus::Family<prometheus::Histogram>& probe_time =
       prometheus::BuildHistogram()
           .Name("weir_agent_probe_duration_seconds")
-          .Help("Duration of scheduled probes.")
+          .Help("Duration in seconds of scheduled probes.")
           .Register(*registry);
 };
 
@@ -129,12 +144,15 @@ void RaiseTo(prometheus::Counter& counter, Number value) {
 
 // In plain text there are none of these.
 void AgentMetrics::Families::Set(const TlsHealth& tls) {
-  Gauge("weir_tls_last_reload_successful", "1 when the TLS files that are there are in use.")
+  Gauge("weir_tls_last_reload_successful",
+        "Whether the current TLS files are in use: 1, or 0 if they are invalid.")
       .Set(tls.renewed ? 1 : 0);
-  RaiseTo(Counter("weir_tls_reload_failures_total", "Times that changed TLS files were not good."),
+  RaiseTo(Counter("weir_tls_reload_failures_total",
+                  "Number of times that changed TLS files were found invalid."),
           tls.refused);
   if (tls.certificate_end_unix_s == 0) return;
-  Gauge("weir_tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends.")
+  Gauge("weir_tls_certificate_expiry_timestamp_seconds",
+        "Unix time in seconds at which the certificate in use expires.")
       .Set(tls.certificate_end_unix_s);
 }
 
@@ -157,7 +175,8 @@ void AgentMetrics::Families::Set(const NcclSnapshot& nccl) {
     }
   }
   if (!nccl.table.has_value()) return;
-  Gauge("weir_nccl_table_last_reload_successful", "1 when the NCCL table in the file is in use.")
+  Gauge("weir_nccl_table_last_reload_successful",
+        "Whether the NCCL table in the file is in use: 1 or 0.")
       .Set(*nccl.table ? 1 : 0);
 }
 
@@ -172,23 +191,32 @@ void AgentMetrics::Families::Set(const Gpus& gpus) {
       labels[name] = value;
       return labels;
     };
-    Gauge("weir_gpu_info", "A GPU of the node; always 1.", with("name", info.name)).Set(1);
-    Gauge("weir_gpu_utilization_ratio", "Share of the time in which a kernel ran.", gpu)
+    Gauge("weir_gpu_info", "A GPU of the node and its name; always 1.", with("name", info.name))
+        .Set(1);
+    Gauge("weir_gpu_utilization_ratio",
+          "Share of the time in which the GPU ran a kernel, from 0 to 1.", gpu)
         .Set(sample.utilisation);
-    Gauge("weir_gpu_memory_utilization_ratio", "Share of the time in which memory was busy.", gpu)
+    Gauge("weir_gpu_memory_utilization_ratio",
+          "Share of the time in which the GPU's memory was read or written, from 0 to 1.", gpu)
         .Set(sample.memory_utilisation);
-    Gauge("weir_gpu_memory_used_bytes", "Memory in use.", gpu)
+    Gauge("weir_gpu_memory_used_bytes", "Bytes of GPU memory in use.", gpu)
         .Set(static_cast<double>(sample.memory_used_bytes));
-    Gauge("weir_gpu_clock_hertz", "Clock at present.", with("clock", "sm")).Set(sample.sm_clock_hz);
-    Gauge("weir_gpu_clock_hertz", "Clock at present.", with("clock", "memory"))
+    Gauge("weir_gpu_clock_hertz", "Present clock rate of the GPU in hertz.", with("clock", "sm"))
+        .Set(sample.sm_clock_hz);
+    Gauge("weir_gpu_clock_hertz", "Present clock rate of the GPU in hertz.",
+          with("clock", "memory"))
         .Set(sample.memory_clock_hz);
-    Gauge("weir_gpu_pcie_generation", "PCIe generation at present, lower when idle.", gpu)
+    Gauge("weir_gpu_pcie_generation",
+          "Present PCIe generation of the GPU's link, which is lower when idle.", gpu)
         .Set(sample.pcie_generation);
-    Gauge("weir_gpu_pcie_lanes", "PCIe lanes at present.", gpu).Set(sample.pcie_width);
+    Gauge("weir_gpu_pcie_lanes", "Present number of PCIe lanes of the GPU's link.", gpu)
+        .Set(sample.pcie_width);
     Gauge("weir_gpu_pcie_bandwidth_bytes_per_second",
-          "What copies to and from the host cannot exceed, in one direction; 0: unknown.", gpu)
+          "Upper bound in bytes per second of copies to and from the host in one direction; 0 if "
+          "unknown.",
+          gpu)
         .Set(info.pcie_bytes_per_s());
-    Gauge("weir_gpu_nvlinks", "Active NVLink connections.", gpu).Set(info.nvlinks);
+    Gauge("weir_gpu_nvlinks", "Number of active NVLink connections.", gpu).Set(info.nvlinks);
   }
 }
 

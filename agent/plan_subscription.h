@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a node's ranks and the controller know about each other, as a pure state machine: no
-// sockets, no clock, no threads. After a lost connection the whole state is sent again (state of
+// The knowledge that a node's ranks and the controller have of each other, as a pure state machine:
+// no sockets, no clock, no threads. After a lost connection the whole state is sent again (state of
 // the world, as in xDS), so nothing depends on the delivery of a particular message. Ranks never
 // wait for any of this.
 

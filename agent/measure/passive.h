@@ -30,7 +30,7 @@ class ExponentialEstimate {
   double variance_ = 0;
 };
 
-/// What a rank has observed of its connection to one peer. Counters are cumulative per connection.
+/// A rank's observations of its connection to one peer. Counters are cumulative per connection.
 struct PathObservation {
   double rtt_s = 0;
   double rtt_min_s = 0;
@@ -49,7 +49,7 @@ struct PathKey {
   friend auto operator<=>(const PathKey&, const PathKey&) = default;
 };
 
-/// What is known about the link to one node since the last sample.
+/// The facts about the link to one node since the last sample.
 struct PassiveSample {
   std::string node;
   double rtt_s = 0;  // least smoothed round trip of the window; 0: none

@@ -24,7 +24,7 @@ struct PublishedTime {
 /// Tables VI and II of Tyagi and Swany 2023 (eight ranks).
 const std::vector<PublishedTime>& PublishedTimes();
 
-/// What the formula gives for that entry, codec_ms included. Milliseconds.
+/// The result of the formula for that entry in milliseconds, codec_ms included.
 double FormulaMilliseconds(const PublishedTime& entry);
 
 /// Prints everything as tables or as one JSON or YAML document. `setting`: ratio is ignored, 0.1,

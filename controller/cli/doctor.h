@@ -9,7 +9,7 @@
 
 namespace weir::cli {
 
-/// What the controller knows, all pages of it.
+/// The controller's answers, with all pages of lists.
 struct FleetFacts {
   std::string controller;  // its address
   v1::ListNodesResponse nodes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a check of doctor found, and how to mend it.
+// The result of one of doctor's checks, and its remedy.
 
 #include <string>
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What doctor looks at on the machine that it runs on: what ranks, agents and aggregators need of a
-// kernel, limits and libraries. Reading and judging are apart, so that judging can be tested.
+// The facts that doctor checks on its own machine: kernel features, limits and libraries that
+// ranks, agents and aggregators need. Reading and judging are separate, so that judging can be
+// tested.
 
 #include <cstdint>
 #include <map>

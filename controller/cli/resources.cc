@@ -166,8 +166,8 @@ Table PolicyTable(const v1::ListPoliciesResponse& response) {
   return table;
 }
 
-// What Get and Describe need of a kind. `fetch` fills `answer` with a list (name empty) or one
-// item.
+// The functions that Get and Describe need for a kind. `fetch` fills `answer` with a list (name
+// empty) or one item.
 struct Kind {
   const char* plural;
   const char* event;

@@ -26,9 +26,9 @@ uint32_t SlotsWanted(const Snapshot& network, const AggregatorReport& aggregator
   return std::min(slots, aggregator.slots_per_job);
 }
 
-/// What a rank can send to `aggregator` with `slots` of it: the aggregator's goodput is shared with
-/// the other leases of a shard and with the other ranks; a slot carries a packet per round trip.
-/// 0: nothing limits it.
+/// The rate at which a rank can send to `aggregator` with `slots` of it: the other leases of a
+/// shard and the other ranks share the aggregator's goodput, and a slot carries one packet per
+/// round trip. 0: no limit.
 double RateOf(const Snapshot& network, const AggregatorReport& aggregator, uint32_t slots,
               bool holds) {
   double rate = 0;

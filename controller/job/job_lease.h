@@ -18,7 +18,7 @@
 
 namespace weir {
 
-/// What a job's lease needs from its surroundings.
+/// The part of a job that its lease needs.
 class LeaseHost {
  public:
   virtual ~LeaseHost() = default;
@@ -34,7 +34,7 @@ std::string LeaseModeOf(const std::string& collective);
 /// All collectives that need one, by name.
 std::vector<std::string> LeasedCollectives();
 
-/// What the policy asks for in a job of `world` ranks; no quorum where it needs all of them.
+/// The policy's terms for a job of `world` ranks; without a quorum if it needs all of them.
 LeaseWish WishOf(const Policy& policy, int world);
 
 /// How long a job leaves aggregators alone after one refused it, was lost or failed. All leases of

@@ -19,7 +19,7 @@ struct PlanMonitorOptions {
   int residual_steps = 3;           // in a row
 };
 
-/// What a monitor found.
+/// The finding of a monitor.
 struct PlanMisbehaviour {
   std::string reason;
   // The gradients themselves suffer: dense for a while, whatever is predicted. Otherwise only the

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The reports of ranks about themselves and their steps, as the controller's structs; the messages
-// are in rank.proto. Numbers are finite and sizes bounded: whoever makes these sees to that.
+// are in rank.proto. Their maker ensures that numbers are finite and sizes bounded.
 
 #include <cstdint>
 #include <optional>

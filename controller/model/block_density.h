@@ -22,12 +22,12 @@ double IndependentUnion(double own, int world);
 /// The densities of one bucket in blocks of one size. Not thread-safe. Deterministic.
 class BlockDensityEstimate {
  public:
-  /// What `rank` holds. own in [0, 1].
+  /// Records the density `own` of `rank`, in [0, 1].
   void AddOwn(int rank, double own);
-  /// What the exact sum held at `now_s`: an average of weight 0.2, and its variance.
+  /// Records the density of the exact sum at `now_s`: an average of weight 0.2, and its variance.
   void AddUnion(double combined, double now_s);
 
-  /// Of the densest rank; 1 until one was heard.
+  /// The density of the densest rank; 1 before the first report.
   double Own() const;
   /// Until a sum was seen, 1 - prod(1 - d_r) over ranks (as IndependentUnion where all are alike,
   /// which those not heard of count as), uncertain by how far it could be off: somewhere from the

@@ -125,7 +125,7 @@ WireBytes PredictWireBytes(const CodecModel& codec, double elements, double rati
   return bytes;
 }
 
-/// What crosses a rank's link before encoding: datapath/collective/maximum.h.
+/// The bytes that cross a rank's link before encoding; see datapath/collective/maximum.h.
 double MetadataBytes(const CodecModel& codec, double elements, double world) {
   if (!codec.shared_metadata || codec.shared_block <= 0) return 0;
   constexpr double kGatheredBytesMax = 64 << 10;
@@ -142,9 +142,9 @@ double UniformSelectionGain(double loss, double ratio) {
   return measured + (1 - measured) * (ratio - kUniformLossRatio) / (1 - kUniformLossRatio);
 }
 
-/// What is lost when payloads that add at random are summed one after the other, as in a ring, over
-/// the square of the sum. Contributions of ranks count as independent: the sum of k of them has k
-/// times the energy of one, and every addition loses its part of that.
+/// The loss when payloads that add at random are summed one after the other, as in a ring, relative
+/// to the square of the sum. Contributions of ranks count as independent: the sum of k of them has
+/// k times the energy of one, and every addition loses its part of that.
 double SumLoss(double sum_error_squared, int world) {
   const double ranks = std::max(1, world);
   return sum_error_squared * (ranks * (ranks + 1) / 2 - 1) / ranks;

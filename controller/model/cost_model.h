@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one bucket costs under one choice: bytes, seconds and gain, from data that agents advertise
-// and the estimators calibrate. Knows no codec and no collective by name.
+// The cost of one bucket under one choice: bytes, seconds and gain, from data that agents advertise
+// and the estimators calibrate. It knows no codec and no collective by name.
 
 #include <algorithm>
 
@@ -42,7 +42,7 @@ struct CodecWork {
 CodecWork WorkOf(const CodecModel& codec, const CollectiveModel& collective, int world,
                  const NodeLayout& layout = {});
 
-/// What one rank puts on the wire for one bucket.
+/// The bytes that one rank sends for one bucket.
 struct WireBytes {
   double payload = 0;
   double index = 0;  // forms that share indices send them apart from the values
@@ -66,7 +66,7 @@ double PredictGain(const CodecModel& codec, const CollectiveModel& collective,
 double CodecSeconds(const CodecModel::Time& time, double elements, double kept);
 double KeptElements(const CodecModel& codec, double elements, double ratio);
 
-/// What leaving out blocks of zeros makes of a payload.
+/// The payload that remains if blocks of zeros are left out.
 struct BlockSaving {
   double share = 1;      // of the dense payload term that is left
   double deviation = 0;  // one standard deviation of `share`
@@ -97,7 +97,8 @@ struct BucketCost {
   }
 };
 
-/// What a collective costs where the job's ranks are, whatever it carries: once for a decision.
+/// The cost of a collective for the placement of the job's ranks, whatever it carries; made once
+/// per decision.
 struct Placement {
   NodeLayout nodes;
   CollectiveFeatures features;

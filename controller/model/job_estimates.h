@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a job's observations say without any model: compute time, gain curves, payload sizes, links.
+// Estimates of a job that need no model: compute time, gain curves, payload sizes, links.
 
 #include <cmath>
 #include <deque>
@@ -45,7 +45,7 @@ class Smoothed {
   bool seen_ = false;
 };
 
-/// What is known about one bucket besides its definition.
+/// The estimates of one bucket beside its definition.
 struct BucketEstimate {
   Smoothed ready_s{0.1};
   Smoothed peak_over_rms{0.2};
@@ -63,8 +63,8 @@ struct BucketEstimate {
 void AddDensities(const StepObservation& observation, double now_s,
                   std::map<std::string, BucketEstimate>* estimates);
 
-/// What is known of the links between the nodes of ranks 0 .. world - 1, which are numbered by
-/// their first ranks. Empty until every rank's node is known, and on more than kRingNodesMax nodes.
+/// The links between the nodes of ranks 0 .. world - 1, which are numbered by their first ranks.
+/// Empty until every rank's node is known, and on more than kRingNodesMax nodes.
 NodeLinks LinksBetween(const std::map<int, std::string>& nodes, int world,
                        const std::vector<LinkEstimate>& estimates);
 

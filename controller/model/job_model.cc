@@ -196,8 +196,8 @@ void JobModel::State::FillCodecs(Snapshot* snapshot) const {
     if (codec.encode.samples() > 0) model.encode = codec.encode.Time();
     if (codec.decode.samples() > 0) model.decode = codec.decode.Time();
     model.payload_scale = std::exp(codec.payload_log.value_or(0));
-    // What loses more than it sends of normal input lets residuals grow as soon as they look like
-    // it, however well the slices suited it that were measured (sparse ones are exact at one bit).
+    // A codec that loses more than it sends of normal input lets residuals grow as soon as they
+    // look like it, even if the measured slices suited it well (sparse ones are exact at one bit).
     const bool contracts = model.relative_error_squared < 1;
     if (contracts && (model.error_model == "relative" || model.error_model == "selection")) {
       model.relative_error_squared = codec.relative_loss.value_or(model.relative_error_squared);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the controller believes about one job: it digests observations into estimates with variance
-// and age, notices changes, and produces the Snapshot that a decision is made from.
+// The controller's model of one job: it turns observations into estimates with variance and age,
+// notices changes, and produces the Snapshot for a decision.
 
 #include <memory>
 #include <optional>
@@ -94,12 +94,12 @@ std::string ChangeText(const Change& change);
 
 /// A reason for a new decision.
 struct Trigger {
-  // "start", "bandwidth_change", "latency_change", "gain_change" or "periodic"; whoever drives the
-  // model adds "policy", "pin", "rollback" and "aggregator".
+  // "start", "bandwidth_change", "latency_change", "gain_change" or "periodic"; the caller
+  // adds "policy", "pin", "rollback" and "aggregator".
   std::string kind;
   uint64_t step = 0;  // job's step at which it was noticed
   std::vector<Change> changes = {};
-  std::string note = {};  // what is no change of an estimate, of whoever drives the model
+  std::string note = {};  // the caller's reason, beside changes of estimates
 };
 /// Changes and note; empty: there is nothing to say.
 std::string TriggerText(const Trigger& trigger);
@@ -124,8 +124,8 @@ class JobModel {
   JobModel(std::string job, int world, const Clock& clock);
   ~JobModel();
 
-  /// What one rank offers. The model plans with the intersection over ranks and, until codecs have
-  /// run, with the longest of the times that ranks measured.
+  /// Sets the capabilities of one rank. The model plans with the intersection over ranks and, until
+  /// codecs have run, with the longest of the times that ranks measured.
   void SetCapabilities(int rank, std::vector<CodecModel> codecs,
                        std::vector<CollectiveModel> collectives);
   /// The job's buckets, from rank 0. Estimates of keys that stay are kept.
@@ -139,8 +139,9 @@ class JobModel {
   /// that make no sense count as empty; resets dwell.
   void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout = {});
 
-  /// What the aggregator under `collective` takes in from one rank, in bytes per second, so that a
-  /// step which waited for it says nothing about the network; 0: nothing limits it.
+  /// Sets the rate in bytes per second at which the aggregator under `collective` can receive from
+  /// one rank, so that a step that waited for it does not count as evidence about the network; 0:
+  /// no limit.
   void SetRateMax(const std::string& collective, double bytes_per_s);
 
   void OnStep(const StepObservation& observation);

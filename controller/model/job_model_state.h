@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What JobModel keeps of a job; for job_model*.cc alone.
+// The state of a JobModel; only job_model*.cc include it.
 
 #include <deque>
 #include <map>

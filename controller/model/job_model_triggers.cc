@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What shifted becomes a trigger; see job_model.h.
+// Changes of estimates become triggers; see job_model.h.
 
 #include <algorithm>
 #include <cmath>

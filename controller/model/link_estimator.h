@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is known about one directed link: its unloaded round-trip time and the bandwidth that a flow
-// gets.
+// Estimates of one directed link: its unloaded round-trip time and the bandwidth that a flow gets.
 
 #include <cstdint>
 #include <deque>
@@ -24,7 +23,7 @@ class LinkEstimator {
   /// slowly.
   void AddBandwidth(double now_s, double bytes_per_s, double log_deviation,
                     const std::string& method);
-  /// What was measured before `since_s` no longer counts.
+  /// Ignores measurements from before `since_s` from now on.
   void ForgetRttBefore(double since_s);
   void ForgetBandwidthBefore(double since_s);
 

@@ -94,7 +94,8 @@ void NetworkFilter::Age(double seconds) {
   for (size_t i = 0; i < size_; ++i) {
     const Prior& prior =
         i < kShared ? kSharedPriors[i] : kOwnPriors[(i - kShared) % kPerCollective];
-    // What belongs to a collective's implementation never becomes vaguer than it was at first.
+    // Values that belong to a collective's implementation never become more uncertain than at
+    // first.
     const double limit = i < kShared ? kLogDeviationMax : prior.log_deviation;
     P(i, i) = std::max(P(i, i), std::min(limit * limit, P(i, i) + prior.drift_per_s *
                                                                       prior.drift_per_s * seconds));

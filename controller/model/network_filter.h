@@ -48,7 +48,8 @@ class NetworkFilter {
   /// Where the job's ranks are. Nothing learnt is forgotten.
   void SetLayout(const NodeLayout& layout);
 
-  /// What the aggregator under collective `index` takes in from one rank; 0: nothing limits it.
+  /// Sets the rate at which the aggregator under collective `index` can receive from one rank; 0:
+  /// no limit.
   void SetRateMax(int index, double bytes_per_s);
 
   /// Variances grow by the drift of `seconds`.

@@ -44,7 +44,7 @@ Status CheckMemory(const Snapshot& snapshot) {
 
 namespace {
 
-/// What ranks that are together on nodes make of the features of a collective that knows none.
+/// Adapts the features of a collective that ignores nodes to ranks that share nodes.
 void ShareInterfaces(const CollectiveModel& collective, const NodeLayout& layout,
                      CollectiveFeatures* features) {
   if (collective.needs_lease && !collective.all_pairs) {

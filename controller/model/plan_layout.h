@@ -21,7 +21,7 @@ LayoutChoice ChooseLayout(const Snapshot& snapshot);
 /// Whether it matters to `collective` which layout a plan has.
 bool GoesByLayout(const CollectiveModel& collective);
 
-/// What `speedup` makes of payloads over `collective`; never 0.
+/// The factor by which `speedup` makes payloads over `collective` faster; never 0.
 double SpeedupOf(const LayoutSpeedup& speedup, const CollectiveModel& collective);
 
 /// The layout that a job runs on.
@@ -29,7 +29,7 @@ struct LayoutInUse {
   PlanLayout layout;
   LayoutSpeedup speedup;         // see Snapshot
   LayoutSpeedup former_speedup;  // of the plan before, whose last steps may still be reported
-  /// Of the plan that runs, or of the one before.
+  /// The speedup of the running plan, or of the one before.
   const LayoutSpeedup& SpeedupOf(bool runs) const { return runs ? speedup : former_speedup; }
   /// `next` begins; parts of it that do not fit a world of `world` ranks count as empty. What
   /// `links` say now of both layouts is what the next steps are predicted and learned with; where

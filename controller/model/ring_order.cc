@@ -87,7 +87,7 @@ RingOrder ExactOrder(const Links& links) {
   return {.order = CycleWithin(links, limits[low]), .bottleneck = limits[low]};
 }
 
-// What is to become less: the worst link, then how many are as bad, then the sum.
+// The score to minimise: the worst link, then the number of links that are as bad, then the sum.
 struct RingScore {
   double worst = 0;
   int as_bad = 0;

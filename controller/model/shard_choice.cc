@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kSharesShown = 16;
 
-/// What the programme takes, with room for it.
+/// The links in the programme's form, with their memory.
 struct MeasuredLinks {
   std::vector<double> s_per_byte;  // empty: some link was not measured
   std::vector<int> ranks;          // on each node
@@ -35,7 +35,7 @@ MeasuredLinks MeasuredOf(const NodeLinks& links, double unpipelined) {
   return measured;
 }
 
-/// Of nodes; empty `shares`: even.
+/// The shares of nodes; empty `shares`: even.
 std::vector<double> SharesOfNodes(const NodeLinks& links, std::span<const uint32_t> shares) {
   std::vector<double> of_nodes;
   for (size_t rank = 0; rank < links.nodes.size(); ++rank) {
@@ -47,7 +47,8 @@ std::vector<double> SharesOfNodes(const NodeLinks& links, std::span<const uint32
   return of_nodes;
 }
 
-/// Of ranks, in units: all rounded down, then those with the largest rest up, lower ranks first.
+/// The shares of ranks in units: all rounded down, then those with the largest rest up, lower ranks
+/// first.
 std::vector<uint32_t> InUnits(const NodeLinks& links, const MeasuredLinks& measured,
                               const std::vector<double>& of_nodes) {
   // Rests that only the solver's rounding tells apart count as equal.
@@ -87,7 +88,7 @@ std::vector<double> AsAlikeAsPossible(const MeasuredLinks& measured, double rela
   return alike;
 }
 
-/// Of its node.
+/// The bandwidth of the fastest link of the node.
 double FastestLink(const MeasuredLinks& measured, int node) {
   const size_t nodes = measured.ranks.size(), own = static_cast<size_t>(node);
   double fastest = 0;

@@ -11,7 +11,8 @@
 namespace weir {
 namespace {
 
-// What the second programme may lose of the first one's optimum for shares that are more even.
+// The part of the first programme's optimum that the second one may lose for shares that are more
+// even.
 constexpr double kEvenness = 1e-3;
 constexpr double kNoBound = std::numeric_limits<double>::max();
 
@@ -57,7 +58,7 @@ void ForEachResource(const ShardCosts& costs, const Row& row) {
     double others = 0;
     for (size_t b = 0; b < n; ++b) others += b == a ? 0 : costs.ranks(b);
     for (const bool out : {true, false}) {
-      // What leaves in one phase is what arrives in the other.
+      // The bytes that leave in one phase arrive in the other.
       std::vector<double>&own = out ? second : first, &foreign = out ? first : second;
       const double cost = out ? costs.Out(a) : costs.In(a);
       for (size_t b = 0; b < n; ++b) {
@@ -101,7 +102,8 @@ class Programme {
     upper_.push_back(upper);
   }
   void SetObjective(int column, double value) { Clp_objective(model_.get())[column] = value; }
-  /// The columns' values. kInternal: there is no optimum. Rows are added anew before another call.
+  /// The columns' values. kInternal: there is no optimum. Rows have to be added again before
+  /// another call.
   StatusOr<std::vector<double>> Minimise() {
     starts_.push_back(static_cast<CoinBigIndex>(values_.size()));
     Clp_addRows(model_.get(), static_cast<int>(lower_.size()), lower_.data(), upper_.data(),

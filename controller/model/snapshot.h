@@ -67,7 +67,7 @@ struct WithinNodeModel {
   friend bool operator==(const WithinNodeModel&, const WithinNodeModel&) = default;
 };
 
-/// What an exchange form costs beside its collective; see ExchangeTraits in
+/// The cost of an exchange form beside its collective; see ExchangeTraits in
 /// datapath/exchange/exchange.h.
 struct ExchangeModel {
   bool gathers = false;          // every rank decodes the payload of every rank
@@ -146,7 +146,7 @@ struct ChoiceModel {
 const CodecModel* FindCodec(const std::vector<CodecModel>& codecs, const std::string& name,
                             int bits);
 
-/// What the shares of a layout add up to.
+/// The sum of the shares of a layout.
 inline constexpr uint32_t kShareUnits = 65536;
 
 /// How a plan lays work over the ranks.
@@ -167,7 +167,8 @@ struct LayoutSpeedup {
 /// Where ranks are, and what lies between.
 struct NodeLinks {
   std::vector<int> nodes;  // of each rank: 0, 1, ... by their first ranks; empty: not known
-  // Of the link from node i to node j at [i * nodes + j]: 1 / bandwidth; negative: not measured.
+  // The inverse bandwidth of the link from node i to node j, at [i * nodes + j]; negative: not
+  // measured.
   std::vector<double> s_per_byte;
   double relative_deviation = 0;  // of the least certain bandwidth
   friend bool operator==(const NodeLinks&, const NodeLinks&) = default;

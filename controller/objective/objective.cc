@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The registry of objectives and what they share.
+// The registry of objectives, and the code that they share.
 
 #include "controller/objective/objective.h"
 

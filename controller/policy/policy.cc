@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kSecondsMax = 86400;
 constexpr double kCutoffMsMax = 60000;  // as aggregators have it
-// The one whose sums may leave ranks out.
+// The only collective whose sums may leave ranks out.
 constexpr std::string_view kCutoffCollective = "thc_table";
 
 const std::set<std::string>* CodecsOf(const PolicyNames* known) {
@@ -76,7 +76,8 @@ StrictSection AggregationSection(const std::string& origin, Policy* policy) {
   return section;
 }
 
-// Where a rank may be left out it must keep what it has, and only lossy lanes have a residual.
+// A rank that may be left out of a sum must keep its gradient, and only lossy lane codecs have a
+// residual for it.
 Status CheckAggregation(const std::string& origin, const Policy& policy) {
   if (policy.quorum <= 0 && policy.cutoff_ms <= 0) return OkStatus();
   if (policy.quorum <= 0 || policy.cutoff_ms <= 0) {

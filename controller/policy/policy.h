@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What an operator allows and wants, parsed from strict YAML or JSON.
+// The operator's objective and bounds, parsed from strict YAML or JSON.
 
 #include <cstdint>
 #include <set>
@@ -38,7 +38,7 @@ struct Policy {
   // Aggregation.
   double quorum = 0;  // share of the ranks that is enough for a lossy sum after cutoff_ms; 0: all
   int cutoff_ms = 0;
-  bool checksums = true;  // packets carry one of their own, beyond what the network has
+  bool checksums = true;  // packets carry a checksum beside the network's own
   // Probing.
   double probe_budget_ratio = 0.005;  // of training bytes
   double probe_interval_s = 30;
@@ -50,9 +50,10 @@ struct PolicyNames {
   std::set<std::string> codecs, collectives;
 };
 
-/// Parses one document. Strict: unknown or duplicate key, wrong type or value out of range is
-/// kInvalidArgument with "`origin`:line: key: what was expected and found"; nesting and size
-/// bounded. So is a codec or collective that is not in `known`; null: any name will do.
+/// Parses one document. The parser is strict: an unknown or duplicate key, a wrong type or a value
+/// out of range is kInvalidArgument with "`origin`:line: key: what was expected and found", and so
+/// is a codec or collective that is not in `known` (null: any name is valid). Nesting and size are
+/// bounded.
 StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
                              const PolicyNames* known = nullptr);
 

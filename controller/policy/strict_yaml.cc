@@ -26,7 +26,7 @@ Status Wrong(const std::string& origin, const YAML::Mark& mark, const std::strin
       StrCat(origin, ":", line, ": ", path.empty() ? "document" : path, ": ", problem));
 }
 
-/// What a reader of the error sees in the file, shortened.
+/// The text of a node as the file has it, shortened, for error messages.
 std::string Shown(const YAML::Node& node) {
   switch (node.Type()) {
     case YAML::NodeType::Undefined:
@@ -63,8 +63,8 @@ bool IsName(const std::string& text, NameKind kind) {
   });
 }
 
-/// How many characters have to be put in, taken out or replaced to make one of the other.
-/// O(|a| * |b|).
+/// The number of characters that have to be inserted, removed or replaced to turn one text into the
+/// other. O(|a| * |b|).
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -98,7 +98,7 @@ std::string Describe(const NumberRange& range) {
   return StrCat("a number in ", range.min_open ? "(" : "[", range.min, ", ", range.max, "]");
 }
 
-/// Decimal only: no octal, hexadecimal, signs without need, infinities or NaN.
+/// Decimal only: no octal, hexadecimal, superfluous signs, infinities or NaN.
 bool ParseNumber(const YAML::Node& node, double* out) {
   if (!node.IsScalar() || Quoted(node)) return false;
   const std::string& text = node.Scalar();
@@ -116,7 +116,7 @@ bool InRange(double value, const NumberRange& range) {
   return (range.min_open ? value > range.min : value >= range.min) && value <= range.max;
 }
 
-/// Refuses what could exhaust the parser before it starts.
+/// Rejects documents that could exhaust the parser, before it starts.
 Status CheckSource(std::string_view source, const std::string& origin) {
   if (source.size() > kPolicyBytesMax) {
     return InvalidArgument(StrCat(origin, ":1: document: expected at most ", kPolicyBytesMax,
@@ -139,7 +139,7 @@ Status CheckSource(std::string_view source, const std::string& origin) {
   return OkStatus();
 }
 
-/// Where each document begins; its content is passed over.
+/// Records where each document begins and ignores its content.
 class DocumentStarts : public YAML::EventHandler {
  public:
   void OnDocumentStart(const YAML::Mark& mark) override { marks_.push_back(mark); }
@@ -160,8 +160,8 @@ class DocumentStarts : public YAML::EventHandler {
   std::vector<YAML::Mark> marks_;
 };
 
-/// YAML::LoadAll never ends on a stray "," (yaml-cpp 0.7): every empty document leaves it where it
-/// is. So documents are counted first, and never more than two.
+/// YAML::LoadAll never ends on a stray "," (yaml-cpp 0.7), because an empty document does not
+/// advance the parser. So documents are counted first, up to two.
 Status CheckOneDocument(const std::string& source, const std::string& origin) {
   std::istringstream stream(source);
   YAML::Parser parser(stream);

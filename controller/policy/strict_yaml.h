@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A reader that forgives nothing: YAML and JSON documents whose every key must be expected, once,
-// with the right type and range. yaml-cpp itself keeps duplicate keys, reads 010 as eight and
-// throws.
+// A strict reader of YAML and JSON: every key of a document must be known, occur once, and have the
+// right type and range. yaml-cpp itself keeps duplicate keys, reads 010 as eight and throws.
 
 #include <cstdint>
 #include <functional>
@@ -31,7 +30,7 @@ struct NumberRange {
   bool min_open = false;
 };
 
-/// What a name may hold, 1 to 128 characters in all.
+/// The characters that a name may contain. Its length is 1 to 128 characters in all cases.
 enum class NameKind {
   kPlain,    // letters, digits and . _ - /
   kPattern,  // * and ? besides, as in the shell
@@ -49,12 +48,12 @@ class StrictSection {
 
   StrictSection& Number(const std::string& key, NumberRange range, double* out);
   StrictSection& Integer(const std::string& key, NumberRange range, int* out);
-  /// true or false, as such.
+  /// The plain word true or false.
   StrictSection& Boolean(const std::string& key, bool* out);
-  /// A name; one of `known` where that is given. `known` must outlive the section.
+  /// A name, which must be one of `known` if that is given. `known` must outlive the section.
   StrictSection& Name(const std::string& key, NameKind kind, std::string* out,
                       const std::set<std::string>* known = nullptr);
-  /// A list of such names, each of them once; of patterns at least one.
+  /// A list of names, none of them twice. A list of patterns has at least one.
   StrictSection& Names(const std::string& key, NameKind kind, std::vector<std::string>* out,
                        const std::set<std::string>* known = nullptr);
   StrictSection& Section(const std::string& key, StrictSection section);

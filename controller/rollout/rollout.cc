@@ -52,7 +52,7 @@ void Rollout::OnRankConnected(int rank, uint64_t active_version) {
   Rank& peer = ranks_[rank];
   peer.connected = true;
   peer.known = true;
-  // An old greeting that overtook a report of a newer version must not turn time back.
+  // A late hello must not reset the version after a newer report.
   peer.active_version = std::max(peer.active_version, active_version);
   ObserveVersion(active_version);
   if (state_ == RolloutState::kStable) {
@@ -97,7 +97,7 @@ void Rollout::OnAck(int rank, uint64_t version, std::string_view nonce) {
 void Rollout::OnNack(int rank, uint64_t version, std::string_view nonce, std::string_view reason) {
   if (!Matches(rank, version, nonce)) return;
   Record(PlanLogEntry::Kind::kNacked, version, 0, rank, std::string(reason));
-  // After its ack and the arm a rank has promised; the plan can no longer be called back.
+  // After the arm a refusal comes too late: the plan can no longer be withdrawn.
   if (state_ == RolloutState::kOffered) Withdraw(rank, StrCat("rank ", rank, " refused: ", reason));
 }
 
@@ -226,15 +226,15 @@ void Rollout::FinishWhenActive(uint64_t step) {
   }
   if (!any_active) return;
   active_version_ = pending_.version;
-  // A rank out of sight swapped with the others: the same frames told it to.
+  // A rank that is not connected has swapped with the others, because the same frames told it to.
   for (Rank& rank : ranks_) rank.active_version = std::max(rank.active_version, active_version_);
   state_ = RolloutState::kStable;
   ClearBackoff();
   Record(PlanLogEntry::Kind::kActive, active_version_, first_active_step_, -1, "");
 }
 
-// Nothing is pending, yet the ranks may run something new to us: after a restart of the controller,
-// or when a plan that the previous one had armed activates.
+// No plan is pending, yet the ranks may run a version that this controller does not know: after a
+// restart of the controller, or when a plan that the previous one had armed activates.
 void Rollout::AdoptCommonVersion(uint64_t step) {
   const uint64_t common = ranks_[0].active_version;
   for (const Rank& rank : ranks_) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How one job moves from one plan to the next: offer to every rank, collect acks, arm rank 0, see
-// every rank activate. A pure state machine: events in, messages out, time from an injected clock,
-// so that every interleaving can be tested without a network. It knows plans only by version, nonce
-// and digest; whoever owns it keeps their contents.
+// Moves one job from one plan to the next: it offers the plan to every rank, collects acks, arms
+// rank 0, and waits until every rank has activated it. A pure state machine: events in, messages
+// out, time from an injected clock, so that every interleaving can be tested without a network. It
+// knows plans only by version, nonce and digest; its owner keeps their contents.
 
 #include <cstdint>
 #include <map>
@@ -66,8 +66,8 @@ class Rollout {
   /// `world` ranks, numbered from 0.
   Rollout(int world, const Clock& clock, RolloutOptions options = {});
 
-  /// A rank (re)connected and says what it runs. State of the world: it gets the pending offer with
-  /// the same nonce, or the withdrawal of a plan that it may still hold.
+  /// A rank has connected (again) and reports its version. State of the world: it gets the pending
+  /// offer with the same nonce, or the withdrawal of a plan that it may still hold.
   void OnRankConnected(int rank, uint64_t active_version);
   /// A rank can no longer be reached. Withdraws a plan that is offered; an armed one stays.
   void OnRankLost(int rank, std::string_view why);
@@ -84,7 +84,7 @@ class Rollout {
   Status Offer(uint64_t version, std::string nonce, std::string digest);
   /// OK when Offer would be accepted now, otherwise its error.
   Status CanOffer() const;
-  /// The operator or a recovery asks for it: the back-off ends now.
+  /// Ends the back-off now, for an operator's request or a recovery.
   void ClearBackoff();
 
   std::vector<RolloutMessage> TakeMessages();
@@ -104,7 +104,7 @@ class Rollout {
  private:
   struct Rank {
     bool connected = false;
-    bool known = false;  // has said at least once what it runs
+    bool known = false;  // has reported its version at least once
     bool acked = false;
     bool active = false;  // runs the pending version
     uint64_t active_version = 0;

@@ -18,7 +18,8 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
   explicit WatchReactor(EventHub& events) : events_(events) {}
 
   void Begin(const v1::WatchRequest& request) {
-    // The hub may wake us while Subscribe has not returned: hold the lock until the queue is known.
+    // The hub may wake this watcher before Subscribe returns, so the lock is held until the queue
+    // is known.
     MutexLock lock(mutex_);
     auto subscription = events_.Subscribe(request, [this] { Wake(); });
     if (!subscription.ok()) {
@@ -26,7 +27,7 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
       return;
     }
     subscription_ = *subscription;
-    // Tells the watcher that from here on nothing is missed.
+    // This tells the watcher that it misses no event from now on.
     StartSendInitialMetadata();
     PumpLocked();  // events from before
   }
@@ -53,7 +54,7 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
     }
     if (subscription != nullptr) {
       events_.Unsubscribe(subscription);
-      // A publisher may have picked this watcher up before it was removed.
+      // A publisher may still hold this watcher after its removal.
       subscription->Detach();
     }
     delete this;

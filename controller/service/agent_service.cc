@@ -11,7 +11,8 @@ namespace {
 
 using Reactor = grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>;
 
-// What outlives the reactor: the fleet may still hold it when gRPC is done with the stream.
+// The part of a stream that outlives the reactor: the fleet may still hold it when gRPC is done
+// with the stream.
 class StreamLink : public AgentLink {
  public:
   explicit StreamLink(Reactor* reactor) : reactor_(reactor) {}
@@ -58,7 +59,7 @@ class StreamLink : public AgentLink {
     reactor_->StartWrite(&queue_.front());
   }
 
-  // One write may be outstanding; Finish has to wait for it.
+  // One write may be outstanding, and Finish has to wait for it.
   void FinishLocked(const Status& why) WEIR_REQUIRES(mutex_) {
     if (!finishing_) {
       finishing_ = true;

@@ -38,7 +38,7 @@ double Real(const Json& object, const char* key) {
   return std::isfinite(value) ? std::max(value, 0.0) : 0;
 }
 
-// What comes from elsewhere is shown to people and written to logs: no control characters.
+// Control characters are removed, because texts from aggregators are shown to people and logged.
 std::string Text(const Json& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || !found->is_string()) return "";
@@ -186,7 +186,7 @@ StatusOr<SlotGrant> ReadGrant(std::string_view text, const LeaseAsk& ask) {
   lease.columns = Number(json, "columns");
   lease.sum_bits = ask.table.sum_bits;
   lease.levels = ask.table.levels;
-  // Ranks that take other levels than the aggregator has would all be wrong alike.
+  // If the ranks' levels differed from the aggregator's, all ranks would get the same wrong sum.
   const auto levels = json.find("levels");
   const Json asked = ask.table.levels;
   if (ask.table.sum_bits > 0 && (Number(json, "sum_bits") != ask.table.sum_bits ||
@@ -194,8 +194,8 @@ StatusOr<SlotGrant> ReadGrant(std::string_view text, const LeaseAsk& ask) {
     return DataLoss(StrCat("grant: expected ", ask.table.sum_bits, " bits and levels ",
                            asked.dump(), ", found others"));
   }
-  // An aggregator that waits for all ranks would still be right, but not what the operator asked
-  // for.
+  // An aggregator that waits for all ranks would still compute correct sums, but not by the
+  // operator's policy.
   lease.quorum = ask.wish.quorum;
   lease.cutoff_us = ask.wish.cutoff_ms * 1000;
   if (ask.wish.quorum > 0 && (Number(json, "quorum") != ask.wish.quorum ||
@@ -204,7 +204,7 @@ StatusOr<SlotGrant> ReadGrant(std::string_view text, const LeaseAsk& ask) {
                            ask.wish.cutoff_ms, " ms, found ", Number(json, "quorum"), " after ",
                            Number(json, "cutoff_ms"), " ms"));
   }
-  // Packets without a checksum that is asked for are all dropped.
+  // If the aggregator expects checksums, it drops all packets without one.
   lease.unchecked = !ask.wish.checked;
   if (const Json checked = json.value("checked", Json(true)); checked != ask.wish.checked) {
     return DataLoss(StrCat("grant: expected \"checked\": ", Json(ask.wish.checked).dump(),
@@ -214,7 +214,8 @@ StatusOr<SlotGrant> ReadGrant(std::string_view text, const LeaseAsk& ask) {
   const auto hexadecimal = [](unsigned char c) { return std::isxdigit(c) != 0; };
   const std::string& cookie = lease.cookie;
   if (cookie.size() != 16 || !std::all_of(cookie.begin(), cookie.end(), hexadecimal)) {
-    return DataLoss("grant: expected a cookie of 16 hexadecimal digits");  // which is not told
+    // The message does not show the cookie, because it is a secret.
+    return DataLoss("grant: expected a cookie of 16 hexadecimal digits");
   }
   if (lease.mode != ask.mode || lease.id == 0 || lease.id > UINT16_MAX || lease.epoch == 0 ||
       lease.slots == 0 || lease.lanes == 0 || lease.columns != ask.columns ||

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The messages between controller and aggregator: the aggregator's JSON as structs and
-// back. Knows no sockets.
+// The messages between controller and aggregator: conversion between the aggregator's JSON and
+// structs. It uses no sockets.
 
 #include <cstdint>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace weir {
 
-/// Where an aggregator's control interface is.
+/// The address of an aggregator's control interface.
 struct AggregatorAddress {
   std::string name;
   std::string url;  // "https://host:port"
@@ -28,8 +28,8 @@ StatusOr<AggregatorAddress> ParseAggregator(std::string_view text);
 /// The host of a URL that ParseAggregator accepted, without brackets.
 std::string HostOf(const AggregatorAddress& address);
 
-/// The body of POST /v1/leases. Only who knows `owner` can renew or end the lease; empty: the
-/// aggregator makes one up.
+/// The body of POST /v1/leases. Only a client that knows `owner` can renew or end the lease; empty:
+/// the aggregator makes a secret.
 std::string LeaseAskJson(const LeaseAsk& ask, const std::string& owner = "");
 
 // Answers. Numbers are bounded and texts cut, unknown keys ignored: an aggregator may be newer.

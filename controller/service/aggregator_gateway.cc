@@ -35,7 +35,7 @@ std::string ErrorText(httplib::Error error) {
   return httplib::to_string(error);
 }
 
-// One aggregator: a thread that does one thing at a time.
+// The connection to one aggregator; its thread does one thing at a time.
 class Line {
  public:
   Line(AggregatorAddress address, const GatewayOptions& options, const GatewayEvents& events)
@@ -61,7 +61,7 @@ class Line {
     thread_.join();
   }
 
-  /// Ends what is under way; the thread then ends, too.
+  /// Cancels the current call; the thread then ends.
   void Stop() {
     stopping_ = true;
     calls_.Close();
@@ -77,7 +77,7 @@ class Line {
     while (!stopping_) {
       if (const auto call = calls_.Pop(next_poll); call.has_value() && !stopping_) {
         std::visit([this](const auto& one) { Run(one); }, *call);
-        next_poll = RealClock().Now();  // what was granted or ended shows at once
+        next_poll = RealClock().Now();  // so that grants and ends show at once
       } else if (!stopping_ && RealClock().Now() >= next_poll) {
         Poll();
         next_poll = RealClock().Now() + options_.poll_interval;
@@ -85,7 +85,7 @@ class Line {
     }
   }
 
-  // The client reads its file once; a store replaces what it read.
+  // The client reads its CA file only once, so a store with the current certificates replaces it.
   Status TrustCurrentAuthorities() {
     if (options_.ca_file.empty() || !address_.url.starts_with("https:")) return OkStatus();
     WEIR_ASSIGN_OR_RETURN(auto now, authorities_.Current());
@@ -95,7 +95,7 @@ class Line {
     return OkStatus();
   }
 
-  // The body of an answer with a status of 200 or 201.
+  // Sends a request and returns the body of an answer with status 200 or 201.
   StatusOr<std::string> Talk(const char* method, const std::string& path, const std::string& body,
                              const std::string& owner = "") {
     if (stopping_) return Unavailable("the controller stops");
@@ -155,8 +155,8 @@ class Line {
     return ReadLeases(leases, state);
   }
 
-  // What shows an aggregator that a lease is this controller's. One aggregator cannot use it at
-  // another.
+  // The secret that shows an aggregator that a lease is this controller's. An aggregator cannot use
+  // it at another one.
   StatusOr<std::string> OwnerOf(const std::string& job) const {
     return DeriveToken(options_.owner_secret,
                        StrCat("weir lease owner 1 ", address_.name, " ", job));
@@ -195,9 +195,9 @@ class Line {
   const GatewayOptions& options_;
   const GatewayEvents& events_;
   const std::string host_;
-  NameLookup lookup_;  // of the thread alone
+  NameLookup lookup_;  // used only by the thread
   TlsFiles authorities_;
-  std::shared_ptr<const TlsMaterial> trusted_;  // of the thread alone
+  std::shared_ptr<const TlsMaterial> trusted_;  // used only by the thread
   httplib::Client client_;
   BoundedQueue<Call> calls_{kCallsMax};
   std::atomic<bool> stopping_{false};
@@ -214,7 +214,7 @@ class HttpGateway : public LeaseGateway {
   }
 
   ~HttpGateway() override {
-    for (const auto& line : lines_) line->Stop();  // all at once, then each is waited for
+    for (const auto& line : lines_) line->Stop();  // all are told to stop before any is waited for
   }
 
   bool Ask(const LeaseAsk& ask) override {

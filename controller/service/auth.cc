@@ -108,7 +108,7 @@ StatusOr<Role> Authenticator::Authenticate(std::string_view authorization) const
   const auto hash = Sha256(authorization.substr(kBearer.size()));
   std::optional<Role> role;
   for (const Token& token : tokens_) {
-    // No early exit: the time says nothing about which token came close.
+    // The loop does not stop early, so that its duration does not depend on the token.
     if (CRYPTO_memcmp(token.hash.data(), hash.data(), hash.size()) == 0) role = token.role;
   }
   if (!role.has_value()) return MakeStatus(StatusCode::kUnauthenticated, "unknown token");

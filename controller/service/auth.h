@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who may call what. Tokens are compared by their SHA-256, in constant time, and never kept in
-// clear.
+// Authorisation of callers. Tokens are compared by their SHA-256, in constant time, and never kept
+// in clear.
 
 #include <array>
 #include <optional>
@@ -20,7 +20,7 @@ std::string_view RoleName(Role role);
 /// The tokens of one controller. Thread-safe after construction.
 class Authenticator {
  public:
-  /// Everyone is an admin: for loopback and --insecure.
+  /// Makes every caller an admin: for loopback and --insecure.
   static Authenticator Open();
   /// Lines "role token" or "role sha256:<64 hexadecimal digits>"; role is viewer, operator or
   /// admin; '#' begins a comment. kInvalidArgument names the line; kNotFound: unreadable.

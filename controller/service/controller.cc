@@ -39,7 +39,7 @@ StatusOr<HostPort> ParseAddress(const std::string& flag, const std::string& addr
   return InvalidArgument(StrCat(flag, " is '", address, "', expected host:port"));
 }
 
-// As private as the directory that the socket is in.
+// A Unix socket is protected by the permissions of its directory.
 bool IsUnixSocket(const std::string& address) { return address.starts_with("unix:"); }
 
 Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, const HostPort& http) {
@@ -61,7 +61,7 @@ Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, con
   return OkStatus();
 }
 
-// A bearer token is a secret, and so is what a lease's answer holds.
+// Aggregators off loopback need https: bearer tokens and answers about leases contain secrets.
 StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
   GatewayOptions out;
   out.ca_file = options.aggregator_ca;
@@ -86,7 +86,7 @@ StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
   return out;
 }
 
-// Kept, so that a controller that is started again goes on with the leases of its jobs.
+// The secret is stored, so that a restarted controller keeps the leases of its jobs.
 StatusOr<std::string> LeaseOwnerSecret(Store& store) {
   constexpr std::string_view kFact = "lease_owner_secret";
   WEIR_ASSIGN_OR_RETURN(const std::string kept, store.GetFact(kFact));
@@ -105,7 +105,8 @@ class ControllerImpl : public Controller {
     events_.Close();
     if (grpc_ != nullptr) grpc_->Stop(std::chrono::milliseconds(500));
     if (rest_ != nullptr) rest_->Stop();
-    // Handlers may still have posted: the executor drains before the fleet goes.
+    // Handlers may still have posted tasks that use the fleet, so the executor runs all of them
+    // first.
     executor_.Stop();
     gateway_.reset();
   }
@@ -131,7 +132,7 @@ class ControllerImpl : public Controller {
     fleet_ = std::make_unique<Fleet>(options_.fleet, RealClock(), *store_, events_);
     WEIR_RETURN_IF_ERROR(fleet_->Recover());
     if (!options_.policy_directory.empty()) {
-      // Before the first decision; later changes come from the watcher.
+      // Policies must be known before the first decision; later changes come from the watcher.
       fleet_->OnPolicyFiles(ReadPolicyDirectory(options_.policy_directory));
     }
     WEIR_RETURN_IF_ERROR(StartAggregators());

@@ -30,12 +30,12 @@ struct ControllerOptions {
 class Controller {
  public:
   /// Errors of the store, the servers and the files; kFailedPrecondition: an address off loopback
-  /// without what protects it (says which flag is missing).
+  /// without protection (says which flag is missing).
   static StatusOr<std::unique_ptr<Controller>> Start(ControllerOptions options);
   /// Stops within about 2 s.
   virtual ~Controller() = default;
 
-  /// The TCP port; without a meaning for a Unix socket.
+  /// The TCP port; meaningless with a Unix socket.
   virtual int grpc_port() const = 0;
   virtual int http_port() const = 0;
 };

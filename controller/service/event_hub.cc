@@ -4,7 +4,7 @@
 namespace weir {
 namespace {
 
-// What stays of an event for those who come later; bodies may hold thousands of buckets.
+// The part of an event that is kept for later subscribers; bodies may hold thousands of buckets.
 std::shared_ptr<const v1::Event> ForHistory(const v1::Event& event) {
   if (event.kind() == "step" || event.kind() == "link") return nullptr;
   v1::Event kept;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Fans events out to watchers. A slow watcher loses its oldest events, never the controller's time.
+// Distributes events to watchers. If a watcher is slow, its oldest events are dropped; publishers
+// never wait.
 
 #include <atomic>
 #include <deque>
@@ -25,14 +26,14 @@ class Subscription {
   Subscription(const v1::WatchRequest& request, std::function<void()> wake);
 
   bool Wants(const v1::Event& event) const;
-  /// Events from before the watch began. Does not call `wake`.
+  /// Adds events from before the watch began. Does not call `wake`.
   void Prefill(std::shared_ptr<const v1::Event> event);
   void Push(std::shared_ptr<const v1::Event> event);
   /// The next event, or nothing after `timeout` or once the hub has closed.
   std::shared_ptr<const v1::Event> Next(Duration timeout);
   std::shared_ptr<const v1::Event> TryNext();
   void Close();
-  /// Afterwards `wake` is not running and never runs again.
+  /// After this returns, `wake` is not running and never runs again.
   void Detach();
   bool closed() const { return closed_; }
   /// Events lost because this watcher was slow.
@@ -56,7 +57,7 @@ class EventHub {
   static constexpr size_t kWatchersMax = 64;
   static constexpr size_t kHistoryMax = 256;
 
-  /// What `request` wants of the kept events is in the queue when this returns: the newest
+  /// When this returns, the queue holds the kept events that match `request`: the newest
   /// kHistoryMax of all kinds but step and link. `wake` runs after every push, on the publisher's
   /// thread, and must not block or call the hub. kResourceExhausted: too many watchers;
   /// kUnavailable: closed; kInvalidArgument: an unknown kind.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The one thread that owns the controller's state. Network handlers only hand work over.
+// The one thread that owns the controller's state. Network handlers only post work to it.
 
 #include <functional>
 #include <thread>
@@ -14,15 +14,15 @@ namespace weir {
 /// Runs tasks in order on its own thread ("weir-fleet") and a tick in between. Post is thread-safe.
 class Executor {
  public:
-  /// Queue bound: an agent stream has at most one task waiting, a REST worker one, a gRPC call one.
+  /// Bound of the queue: at most one task waits for each agent stream, REST worker and gRPC call.
   static constexpr size_t kQueueMax = 16384;
 
   explicit Executor(Duration tick_interval = std::chrono::milliseconds(100));
   ~Executor();
 
-  /// Starts the thread; `tick` runs on it at least once per interval while tasks keep coming, too.
+  /// Starts the thread. `tick` runs on it at least once per interval, also while tasks keep coming.
   void Start(std::function<void()> tick);
-  /// False when the queue is full or the executor has stopped: the task will not run.
+  /// Returns false when the queue is full or the executor has stopped: the task will not run.
   bool Post(std::function<void()> task);
   /// Runs `task` and waits for it. kUnavailable: stopped or full; kDeadlineExceeded: not done in
   /// time (it may still run, so `task` must own what it touches). Never from the executor's own

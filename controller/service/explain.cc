@@ -12,7 +12,7 @@ namespace weir {
 namespace {
 
 constexpr size_t kCandidatesShown = 8;
-// Of the column that names a choice; the widest makes lines of 110 columns.
+// Bounds of the width of the column that names a choice; with the widest, lines have 110 columns.
 constexpr size_t kLabelWidthMin = 44, kLabelWidthMax = 65;
 
 template <typename... Args>
@@ -80,8 +80,8 @@ int HowExcluded(const v1::Candidate& candidate) {
   return candidate.excluded_by() == "codecs" || candidate.excluded_by() == "collectives" ? 2 : 1;
 }
 
-/// The fastest of those that are allowed, else of those that the policy names, else of all; null
-/// without any.
+/// The fastest candidate of those that are allowed, or else of those that the policy names, or else
+/// of all; null if there is none.
 const v1::Candidate* Fastest(const v1::Decision& decision, bool on_aggregator) {
   const v1::Candidate* best = nullptr;
   for (const auto& candidate : decision.candidates()) {
@@ -94,7 +94,7 @@ const v1::Candidate* Fastest(const v1::Decision& decision, bool on_aggregator) {
   return best;
 }
 
-// What an aggregator would bring, or why not; empty where ranks know no way to use one.
+// Says what an aggregator would save, or why none is used; empty if the ranks cannot use one.
 std::string OffloadText(const v1::Decision& decision) {
   const v1::Candidate* there = Fastest(decision, true);
   const v1::Candidate* here = Fastest(decision, false);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A decision as prose for a terminal.
+// The text of a decision for a terminal.
 
 #include <string>
 
@@ -8,9 +8,9 @@
 
 namespace weir {
 
-/// `explanation.decision` and what was measured, as lines of at most 110 columns: what was decided
-/// and why, the measurements with their age, the best candidates, the binding constraint, what an
-/// aggregator would bring or why there is none, the cost of dense.
+/// `explanation.decision` and the measurements, as lines of at most 110 columns: the decision and
+/// its reason, the measurements with their age, the best candidates, the binding constraint, the
+/// cost with an aggregator or why there is none, the cost of dense.
 std::string ExplainText(const v1::Explanation& explanation);
 
 /// 12400000 as "12.4 MB/s", 0 as "unknown".

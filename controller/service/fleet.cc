@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes, links and the flow of agents' messages. Questions of operators are in fleet_query.cc,
-// metrics in fleet_metrics.cc.
+// Nodes, links and the messages of agents. Operators' queries are in fleet_query.cc, metrics in
+// fleet_metrics.cc.
 
 #include "controller/service/fleet.h"
 
@@ -18,10 +18,10 @@ constexpr double kSlowTickS = 0.5;
 constexpr double kPeerListDebounceS = 0.2;
 constexpr double kProbeAfterS = 3;  // passive estimates get this long before a link is probed
 constexpr double kWantedProbeIntervalS = 5;  // between probes of one link that the model asks for
-constexpr double kProbeSeconds = 0.1;  // a probe moves what the link should carry in this time
+constexpr double kProbeSeconds = 0.1;        // the duration of a probe, from which its bytes follow
 constexpr double kSmoothing = 0.2;
 constexpr double kLinkEventIntervalS = 1;
-constexpr double kRetrySoon_s = 2;  // for a rank that other ranks of its job may soon speak for
+constexpr double kRetrySoon_s = 2;  // for a rank that other ranks of its job may soon confirm
 constexpr int kInterfacesMax = 64;
 constexpr size_t kInterfaceNameMax = 63;  // Linux has 15
 constexpr int kGpusMax = 32;
@@ -153,7 +153,7 @@ Status Fleet::OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::Node
     ++agent_errors_;
     return valid;
   }
-  // Bounded, because lists of nodes hold all of it.
+  // Interface names are bounded, because lists of nodes contain all of them.
   const bool long_name = std::any_of(
       hello.interfaces().begin(), hello.interfaces().end(),
       [](const v1::NetworkInterface& each) { return each.name().size() > kInterfaceNameMax; });
@@ -178,7 +178,8 @@ Status Fleet::OnNodeHello(const std::shared_ptr<AgentLink>& link, const v1::Node
   }
   Node& node = nodes_[hello.node()];
   if (node.link != nullptr && node.link != link) {
-    // The newest stream wins: the agent restarted before its old connection was seen to break.
+    // The newest stream wins: an agent may have restarted before the loss of its old connection was
+    // noticed.
     const auto former = node.link;
     LoseNode(hello.node(), "replaced by a newer connection");
     former->Close(Aborted(StrCat("a newer agent of node ", hello.node(), " connected")));
@@ -230,7 +231,7 @@ void Fleet::LoseNode(const std::string& name, const std::string& why) {
 Status Fleet::OnFromRank(const std::string& node, const v1::FromRank& message) {
   const int rank = static_cast<int>(message.rank() & 0x7fffffff);
   if (message.message().body_case() != v1::RankMessage::kHello) {
-    // A rank that was refused may still have something on its way.
+    // Messages of a rank that was refused may still arrive.
     Job* job = FindJob(message.job());
     if (job == nullptr || !job->members().HasRankOn(rank, node)) return OkStatus();
     const auto said = ToModel(rank, message.message());
@@ -265,7 +266,7 @@ void Fleet::LearnCapabilities(const v1::Capabilities& capabilities) {
   if (policies_.Learn(capabilities, clock_.UnixSeconds())) PolicyFilesChanged();
 }
 
-// The rank is refused; its agent and the other ranks are not to blame.
+// Only the rank is refused; its agent and the other ranks are not affected.
 void Fleet::RefuseRank(const std::string& node, const v1::FromRank& message, const Status& why) {
   ++agent_errors_;
   Log(LogLevel::kWarning, "controller", StrCat("rank refused on node ", node, ": ", Message(why)));
@@ -286,8 +287,8 @@ void Fleet::OnLinkSample(const std::string& node, const v1::LinkSample& sample) 
   LinkRecord& link = links_[key];
   const TimePoint measured_at =
       clock_.Now() - FromSeconds(std::clamp(Finite(sample.age_s()), 0.0, 3600.0));
-  // The digest of what ranks report themselves: jobs hear the ranks, and a probe that a job's model
-  // asks for is one that these samples did not make needless.
+  // tcp_info samples summarise connections of ranks. Jobs get these from the ranks themselves, and
+  // such a sample does not replace a probe that a job's model asks for.
   const bool is_passive = sample.method() == "tcp_info";
   const double rtt_s = Finite(sample.rtt_s());
   const double bandwidth = Finite(sample.bandwidth_bytes_per_s());
@@ -336,7 +337,7 @@ Job* Fleet::FindJob(const std::string& name) const {
 StatusOr<Job*> Fleet::FindOrAddJob(const std::string& name) {
   if (Job* job = FindJob(name); job != nullptr) return job;
   if (jobs_.size() >= kJobsMax) {
-    // Make room by forgetting the job that ended first; its history stays in the store.
+    // The job that ended first is forgotten to make room; its history stays in the store.
     auto oldest = jobs_.end();
     for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
       const std::string state = it->second->members().state();
@@ -410,8 +411,8 @@ void Fleet::ScheduleProbes() {
   for (const auto& [name, job] : jobs_) {
     if (job->complete_for_s() < kProbeAfterS) continue;
     const std::vector<std::string> job_nodes = job->members().nodes();
-    // Training itself measures the links that it fills; a probe is for what it cannot see: among
-    // that, the links that another order of the ring would use.
+    // Training itself measures the links that it fills. Probes are for the other links, such as
+    // those that another order of the ring would use.
     const bool wanted = job->model()->WantsBandwidthProbe();
     ProbeScheduler::LinkOffer offer;
     offer.interval_s = job->decisions().policy().probe_interval_s;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The controller's core: every node, link and job, and what the agents say about them. Runs on one
+// The controller's core: every node, link and job, and the agents' reports about them. Runs on one
 // thread and does no I/O of its own except the store, so tests drive it with simulated agents and a
 // fake clock.
 
@@ -27,8 +27,8 @@ namespace weir {
 class AgentLink {
  public:
   virtual ~AgentLink() = default;
-  /// Queues a message; false when the stream is over or its queue is full (then the stream ends and
-  /// the agent reconnects to the state of the world).
+  /// Queues a message. Returns false when the stream has ended or its queue is full; a full queue
+  /// ends the stream, and the agent reconnects and sends its whole state again.
   virtual bool Send(const v1::ControllerMessage& message) = 0;
   /// Ends the stream.
   virtual void Close(const Status& why) = 0;
@@ -56,21 +56,21 @@ class Fleet : public JobHost {
   /// Loads nodes, jobs, pins and policies that a former controller stored.
   Status Recover();
 
-  // Agents. The first message of a stream is NodeHello. An error ends the stream.
+  // Messages of agents. The first message of a stream is NodeHello. An error ends the stream.
   Status OnAgentMessage(const std::shared_ptr<AgentLink>& link, const v1::AgentMessage& message);
   void OnAgentClosed(const std::shared_ptr<AgentLink>& link);
-  /// Several times a second.
+  /// To be called several times a second.
   void OnTick();
-  /// What the policy directory holds now, or why it cannot be read.
+  /// Takes the contents of the policy directory, or the reason why it cannot be read.
   void OnPolicyFiles(const StatusOr<std::map<std::string, std::string>>& files);
 
-  /// Before the first decision. `gateway` outlives the last call, but not the fleet.
+  /// To be called before the first decision. `gateway` outlives the last call, but not the fleet.
   void UseAggregators(const std::vector<AggregatorAddress>& aggregators, LeaseGateway* gateway);
-  /// What the gateway learned, in its order.
+  /// Take the gateway's reports and answers, in the order in which it gave them.
   void OnAggregator(AggregatorReport said);
   void OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer);
 
-  // What operators ask; see admin.proto. All fill `response` on OK.
+  // The operators' queries; see admin.proto. All fill `response` on OK.
   Status ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response);
   Status GetNode(const v1::GetNodeRequest& request, v1::Node* response);
   Status ListLinks(const v1::ListLinksRequest& request, v1::ListLinksResponse* response);
@@ -92,8 +92,8 @@ class Fleet : public JobHost {
   Status Simulate(const v1::SimulateRequest& request, v1::SimulateResponse* response);
   Status GetSeries(const v1::GetSeriesRequest& request, v1::Series* response);
 
-  /// Prometheus text exposition of everything, units and names as in the README. `tls`: of the
-  /// listeners' certificate, where there is one.
+  /// Prometheus text exposition of all metrics, which the README lists. `tls`: the state of the
+  /// listeners' certificate, if there is one.
   std::string MetricsText(const std::optional<TlsHealth>& tls = std::nullopt) const;
   /// OK when decisions can be made and stored.
   Status Ready();
@@ -118,7 +118,7 @@ class Fleet : public JobHost {
     TimePoint last_seen{};
     uint64_t messages = 0;
     double clock_ahead_s = 0;
-    std::optional<v1::NcclSummary> nccl;  // the newest of this connection's agent
+    std::optional<v1::NcclSummary> nccl;  // the newest sums of this node's agent
   };
   struct LinkRecord {
     double rtt_s = 0, rtt_deviation_s = 0, bandwidth = 0, bandwidth_deviation = 0;
@@ -173,7 +173,7 @@ class Fleet : public JobHost {
   std::map<const AgentLink*, std::string> names_by_link_;
   std::map<std::pair<std::string, std::string>, LinkRecord> links_;
   std::map<std::string, std::unique_ptr<Job>> jobs_;
-  std::string capabilities_json_;  // of the newest greeting, also in the store
+  std::string capabilities_json_;  // of the newest hello, also in the store
   bool peers_changed_ = false;
   TimePoint peers_sent_at_{};
   TimePoint next_slow_tick_{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Aggregators as resources of the fleet: what they said last, and the jobs' calls to them.
+// Aggregators as resources of the fleet: their newest reports, and the jobs' calls to them.
 
 #include "controller/service/fleet.h"
 #include "datapath/base/log.h"
@@ -27,7 +27,8 @@ void Fleet::OnAggregator(AggregatorReport said) {
   const bool changed = said.reachable != state.said.reachable;
   const bool first_failure = !said.reachable && !answered_before && said.error != state.said.error;
   if (!said.reachable) {
-    // What it said before still tells people, and a job that runs there, most.
+    // The last good report is kept: it still informs people, above all where a job runs on the
+    // aggregator.
     AggregatorReport before = state.said;
     before.reachable = false;
     before.error = said.error;
@@ -54,7 +55,7 @@ void Fleet::OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer
   if (Job* job = FindJob(ask.job); job != nullptr) {
     job->OnLeaseAnswer(ask, answer);
   } else if (answer.ok()) {
-    // Nobody is left to use it.
+    // The job is gone, so its lease ends.
     EndLease(ask.aggregator, LeaseOwner(ask.job, ask.mode), answer->epoch);
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operators ask of the fleet.
+// The fleet's answers to operators' queries.
 
 #include <algorithm>
 #include <charconv>
@@ -18,8 +18,8 @@ constexpr uint32_t kDecisionsDefault = 50;
 constexpr uint32_t kDecisionsMax = 500;
 constexpr uint32_t kPageDefault = 1000;
 constexpr uint32_t kPageMax = 5000;
-// Half of what gRPC's own clients take in one message unless told otherwise. A job of many ranks
-// and buckets takes hundreds of KiB.
+// Half of the default bound on a message in gRPC's clients. A job of many ranks and buckets takes
+// hundreds of KiB.
 constexpr size_t kPageBytes = 2u << 20;
 constexpr size_t kSourceBytesMax = 1u << 20;
 
@@ -32,7 +32,8 @@ StatusOr<int64_t> ParseId(const std::string& what, const std::string& text) {
   return id;
 }
 
-// What fits into the page of a list. The first item always does: a list must come to its end.
+// Counts the items of one page of a list. The first item always fits, so that a list reaches its
+// end.
 class Page {
  public:
   explicit Page(uint32_t asked, uint32_t size_default = kPageDefault, uint32_t size_max = kPageMax)
@@ -53,7 +54,8 @@ class Page {
   size_t bytes_ = 0;
 };
 
-// Where a page begins: tokens are the key before, so a page stays right where entries come and go.
+// Finds the beginning of a page. A token is the last key of the page before, so that pages stay
+// right when entries come and go.
 template <typename Map, typename Key>
 auto PageBegin(const Map& map, const std::string& token, const Key& after) {
   return token.empty() ? map.begin() : map.upper_bound(after);
@@ -77,7 +79,8 @@ StatusOr<std::pair<std::string, std::string>> ParseLinkToken(const std::string& 
   return std::make_pair(token.substr(at, size), token.substr(at + size));
 }
 
-// Grows in order of precedence: applied by name, then files by path, then the default.
+// Tokens grow in order of precedence: applied policies by name, then files by path, then the
+// default.
 std::string PolicyToken(const PolicyEntry& entry) {
   if (entry.origin == "api") return "a" + entry.name;
   return entry.origin == "built in" ? "c" : "b" + entry.origin;
@@ -161,7 +164,7 @@ Status Fleet::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksRespon
   WEIR_ASSIGN_OR_RETURN(const auto after, ParseLinkToken(request.page_token()));
   std::map<std::pair<std::string, std::string>, v1::Link> all;
   for (const auto& [key, link] : links_) all[key] = LinkProto(key.first, key.second, link);
-  // A job's estimate of its own links rests on the training traffic too: it is the better one.
+  // A job's own estimate of its links is the better one, because it also uses the training traffic.
   for (const auto& [name, job] : jobs_) {
     if (job->model() == nullptr || !job->members().attached()) continue;
     for (const LinkEstimate& estimate : job->model()->Links()) {
@@ -234,7 +237,7 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
   return OkStatus();
 }
 
-// A stored decision with the plan that it offered and, where they are still there, its inputs.
+// A stored decision with the plan that it offered and, if they were not deleted, its inputs.
 StatusOr<v1::Decision> Fleet::WholeDecision(const std::string& id_text) {
   WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", id_text));
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
@@ -305,9 +308,10 @@ Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* respo
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
   WEIR_ASSIGN_OR_RETURN(const v1::Decision decision, DecisionOf(stored));
   if (!decision.has_facts()) {
-    return FailedPrecondition(StrCat("decision ", id,
-                                     " is of a release whose digests were of words",
-                                     "; it cannot be compared"));
+    return FailedPrecondition(
+        StrCat("decision ", id,
+               " is of an earlier release with other digests, so it cannot be "
+               "compared"));
   }
   WEIR_ASSIGN_OR_RETURN(const std::string inputs, SnapshotOf(stored));
   WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, ParseSnapshot(inputs));
@@ -380,7 +384,8 @@ Status Fleet::ApplyPolicy(const v1::ApplyPolicyRequest& request,
                       StrCat("policy ", request.name(), " was changed meanwhile: its etag is ", tag,
                              ", expected ", request.if_match().substr(0, 40)));
   }
-  // Tried without effect first, then stored, then in force: what rules is what a restart will know.
+  // The policy is checked first, then stored, and only then used, so that a restart finds the
+  // policy that was used.
   WEIR_ASSIGN_OR_RETURN(PolicyEntry entry,
                         policies_.Apply(request.name(), request.source(), now, true));
   if (!request.dry_run()) {
@@ -424,7 +429,7 @@ v1::Capabilities Fleet::KnownCapabilities() {
 Status Fleet::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse* response) {
   const v1::Capabilities capabilities = KnownCapabilities();
   if (capabilities.codecs_size() == 0) {
-    return FailedPrecondition("no rank has ever said which codecs and collectives exist");
+    return FailedPrecondition("no rank has reported its codecs and collectives yet");
   }
   WEIR_ASSIGN_OR_RETURN(*response, weir::Simulate(request, capabilities));
   return OkStatus();

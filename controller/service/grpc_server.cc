@@ -38,7 +38,7 @@ class GrpcServerImpl : public GrpcServer {
     builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                                Milliseconds(kGrpcPingIntervalMin));
-    // Two controllers on one port would each see half of the agents.
+    // If two controllers shared a port, each would see half of the agents.
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.RegisterService(&agents_);
     builder.RegisterService(&admin_);

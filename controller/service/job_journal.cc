@@ -9,10 +9,10 @@ namespace weir {
 namespace {
 
 constexpr size_t kTablesMax = 256;
-// Tables that differ by more are stored anew.
+// Tables that differ by more are stored again as a whole.
 constexpr size_t kDifferenceBytesMax = 3000;
 
-// The plan is stored by itself, and what is said of it again and again takes most of the room.
+// The plan is stored separately: repeated in every decision, it would take most of the room.
 std::string PayloadOf(const DecisionRecord& record) {
   v1::Decision decision = ToProto(record);
   decision.clear_plan();

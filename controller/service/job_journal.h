@@ -28,7 +28,7 @@ class StoreJournal : public JobJournal {
 
  private:
   Store& store_;
-  // The tables that the newest decisions of a job are the difference from, by job.
+  // By job: the tables from which the snapshots of its newest decisions are differences.
   std::map<std::string, std::string> tables_;
 };
 

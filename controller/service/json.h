@@ -14,11 +14,12 @@ class Message;
 
 namespace weir {
 
-/// One line. Numbers that are not finite appear as "NaN" or "Infinity": mapping.h keeps them out.
+/// One line. Numbers that are not finite appear as "NaN" or "Infinity"; mapping.h removes them
+/// before.
 std::string ToJson(const google::protobuf::Message& message);
-/// That without fields that have their default value, for what is stored.
+/// ToJson without fields that have their default value, for the store.
 std::string ToCompactJson(const google::protobuf::Message& message);
-/// The same over several lines, for people.
+/// ToJson over several lines, for people.
 std::string ToPrettyJson(const google::protobuf::Message& message);
 /// Strict: unknown fields, wrong types and trailing text are kInvalidArgument; so is nesting deeper
 /// than 64, checked before parsing.

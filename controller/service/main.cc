@@ -45,7 +45,7 @@ void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& l
       ->type_name("FILE");
   app.add_flag("--insecure", options.insecure,
                "allow addresses off loopback without TLS and tokens");
-  app.add_option("--log-level", log_level, "what is written to standard error")
+  app.add_option("--log-level", log_level, "least severe level that is written to standard error")
       ->type_name("LEVEL:{debug,info,warning,error}")
       ->capture_default_str();
   app.set_version_flag("--version", std::string("weir-controller ") + WEIR_VERSION);
@@ -58,7 +58,8 @@ int main(int argc, char** argv) {
   options.fleet.version = WEIR_VERSION;
   std::string log_level = "info";
   CLI::App app(
-      "Weir's controller: measures training jobs through their agents and steers what they send");
+      "weir-controller: measures training jobs through their agents and chooses how they compress "
+      "and send gradients");
   DefineFlags(app, options, log_level);
   const weir::ProgramPage page{"weir-controller", {"weir-agent 1", "weirctl 1"}, nullptr};
   if (const auto answered = weir::AnswerHiddenCommand(app, page, argc, argv)) return *answered;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The one place where wire messages become the controller's own structs and back. Everything that
-// comes from an agent passes through here, so here numbers are made finite and sizes are bounded.
+// The only place where wire messages become the controller's own structs and back. All data from
+// agents pass through here, so here numbers are made finite and sizes are bounded.
 
 #include <string>
 #include <vector>
@@ -20,9 +20,9 @@
 
 namespace weir {
 
-// mapping.cc: what ranks say and offer.
+// mapping.cc: messages and capabilities of ranks.
 
-/// World size, rank and names within bounds.
+/// Checks that world size, rank and names are within bounds.
 Status CheckHello(const v1::RankHello& hello);
 
 CollectiveModel ToModel(const v1::CollectiveCapability& capability);
@@ -30,7 +30,7 @@ v1::CollectiveCapability ToProto(const CollectiveModel& collective);
 JobCapabilities ToModel(const v1::Capabilities& capabilities);
 /// Converts a greeting that CheckHello accepts.
 RankGreeting ToModel(const v1::RankHello& hello);
-/// Nothing: it is empty, or a greeting.
+/// Returns nothing if the message is empty or a hello.
 std::optional<RankSaid> ToModel(int rank, const v1::RankMessage& message);
 BucketList ToModel(const v1::BucketTable& table);
 StepObservation ToModel(int rank, const v1::StepReport& report);

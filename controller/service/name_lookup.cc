@@ -48,7 +48,7 @@ class SystemLookup : public PendingLookup {
     if (refused_ != 0) return;
     if (gai_error(&request_->block) == EAI_INPROGRESS &&
         gai_cancel(&request_->block) == EAI_NOTCANCELED) {
-      // The system writes into it when the answer comes, and cannot be kept from it.
+      // The system writes into it when the answer comes, which cannot be prevented.
       (void)request_.release();
       return;
     }
@@ -66,7 +66,7 @@ class SystemLookup : public PendingLookup {
       if (left == 0) return std::nullopt;
       const timespec timeout{.tv_sec = left / 1'000'000'000, .tv_nsec = left % 1'000'000'000};
       const gaicb* const blocks[] = {&request_->block};
-      (void)gai_suspend(blocks, 1, &timeout);  // early where a signal comes
+      (void)gai_suspend(blocks, 1, &timeout);  // returns early on a signal
     }
     if (state != 0) return Answer(Failure(state));
     std::vector<std::string> texts = Texts(request_->block.ar_result);
@@ -106,7 +106,7 @@ StatusOr<std::string> NameLookup::Address(Duration at_most) {
   if (pending_ == nullptr) pending_ = start_(host_);
   auto answer = pending_->Wait(addresses_.empty() ? at_most : Duration::zero());
   if (!answer.has_value()) {
-    if (!addresses_.empty()) return addresses_.front();  // meanwhile
+    if (!addresses_.empty()) return addresses_.front();  // the old address until the lookup ends
     return DeadlineExceeded(
         StrCat("no name server answered for host ", host_, " within ", ToSeconds(at_most), " s"));
   }
@@ -117,7 +117,7 @@ StatusOr<std::string> NameLookup::Address(Duration at_most) {
   } else if (addresses_.empty()) {
     return answer->status();
   } else {
-    found_at_ = clock_.Now();  // asked again later, not for every call
+    found_at_ = clock_.Now();  // so that not every call asks again
   }
   return addresses_.front();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The address behind a host's name, without ever waiting longer for a name server than one wants
-// to: the system's own lookup may take half a minute and cannot be told to stop.
+// Looks up the address of a host with a bound on the waiting time: the system's own lookup may take
+// half a minute and cannot be cancelled.
 
 #include <functional>
 #include <memory>
@@ -14,36 +14,38 @@
 
 namespace weir {
 
-/// One lookup that goes on by itself. Not thread-safe.
+/// One lookup that runs in the background. Not thread-safe.
 class PendingLookup {
  public:
-  virtual ~PendingLookup() = default;  // does not wait for it
+  virtual ~PendingLookup() = default;  // does not wait for the lookup
   using Answer = StatusOr<std::vector<std::string>>;
-  /// Waits at most so long for the numeric addresses, best first, at least one; null: no answer
-  /// yet. kUnavailable: there is no such name, or no name server. Not called again after an answer.
+  /// Waits at most `at_most` for the numeric addresses, best first, at least one; null: no answer
+  /// yet. kUnavailable: there is no such name, or no name server. Must not be called again after an
+  /// answer.
   virtual std::optional<Answer> Wait(Duration at_most) = 0;
 };
 
 using StartLookup = std::function<std::unique_ptr<PendingLookup>(const std::string& host)>;
 
-/// By the system's files and name servers (getaddrinfo_a). Thread-safe. Memory of a lookup that is
-/// given up while a name server is waited for stays with the system.
+/// Uses the system's files and name servers (getaddrinfo_a). Thread-safe. If a lookup is abandoned
+/// while it waits for a name server, its memory is not freed.
 std::unique_ptr<PendingLookup> StartSystemLookup(const std::string& host);
 
-/// The address of one host, looked up again now and then. At most one lookup at a time. Not
-/// thread-safe.
+/// The address of one host, which is looked up again from time to time. At most one lookup at a
+/// time. Not thread-safe.
 class NameLookup {
  public:
-  static constexpr double kFreshS = 30;  // an address is used for so long
+  static constexpr double kFreshS = 30;  // an address is used for this long
 
   NameLookup(std::string host, StartLookup start, const Clock& clock);
 
-  /// Numeric; a host that is numeric itself needs no lookup. kDeadlineExceeded: no answer yet, and
-  /// a later call may find it; otherwise as PendingLookup. An address that is known is used on
-  /// while nobody answers.
+  /// The numeric address; a numeric host needs no lookup. kDeadlineExceeded: no answer yet, but a
+  /// later call may return it; other errors as PendingLookup. A known address stays in use while no
+  /// name server answers.
   StatusOr<std::string> Address(Duration at_most);
 
-  /// Nobody answered there: the next of its addresses, if any, else they are looked up again.
+  /// Reports that the address did not answer. The next address of the host is used, or a new lookup
+  /// starts.
   void Failed();
 
  private:

@@ -16,7 +16,8 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using Json = nlohmann::ordered_json;
 
-// What any operation may answer beside 200 (status_mapping.h), and only those that take a body.
+// Status codes beside 200 that any operation may answer (status_mapping.h), and those that only
+// operations with a body answer.
 constexpr const char* kErrors[] = {"400", "401", "403", "404",    "429",
                                    "500", "503", "504", "default"};
 constexpr const char* kErrorsWithBody[] = {"409", "412", "413"};
@@ -25,7 +26,7 @@ std::string Reference(const Descriptor* message) {
   return "#/components/schemas/" + message->name();
 }
 
-// The proto3 JSON form: 64-bit integers travel as strings of digits.
+// Follows the proto3 JSON form: 64-bit integers are strings of digits.
 Json ValueSchema(const FieldDescriptor* field, std::set<const Descriptor*>* used) {
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT32:
@@ -134,7 +135,7 @@ std::string OpenApiDocument(const std::string& version) {
     for (char& c : verb) c = static_cast<char>(c - 'A' + 'a');
     document["paths"][route.pattern][verb] = Operation(route, &used);
   }
-  // Schemas name further messages: repeat until nothing is new.
+  // Schemas refer to further messages, so this repeats until there are no new ones.
   std::map<std::string, Json> schemas;
   for (size_t before = 0; before != used.size();) {
     before = used.size();

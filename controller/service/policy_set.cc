@@ -13,7 +13,7 @@
 namespace weir {
 namespace {
 
-// The line that gives the objective its name; 1 where none is found.
+// The line that names the objective, or 1 if there is none.
 size_t ObjectiveLine(std::string_view source, std::string_view objective) {
   const size_t key = source.find("objective");
   const size_t at = key == source.npos ? key : source.find(objective, key);
@@ -46,7 +46,7 @@ void FillBounds(const Policy& policy, v1::PolicyBounds* out) {
 
 PolicyNames NamesOf(const v1::Capabilities& capabilities) {
   PolicyNames names;
-  // Errors list them: what ranks say must not write lines of its own into logs.
+  // Errors list these names, so a rank's name must not be able to add lines to the log.
   const auto add = [](const std::string& name, std::set<std::string>* to) {
     if (CheckName("a name", name).ok()) to->insert(name);
   };

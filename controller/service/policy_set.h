@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The policies in force: those applied through the API, then those of the policy directory, then
-// the built-in default. A text that does not parse never replaces one that did.
+// The active policies: those applied through the API, then those of the policy directory, then the
+// built-in default. A text that does not parse never replaces one that did.
 
 #include <map>
 #include <memory>
@@ -20,13 +20,13 @@ namespace weir {
 /// The names that `capabilities` hold.
 PolicyNames NamesOf(const v1::Capabilities& capabilities);
 
-/// ParsePolicy, then what the objective itself demands: a known name and its parameters.
+/// ParsePolicy, and then the objective's own checks: a known name and its parameters.
 /// kInvalidArgument names `origin`, line and key, and lists the valid names.
 StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin,
                             const PolicyNames* known = nullptr);
 
-/// A policy may name the codecs and collectives of this release, and what else ranks have declared:
-/// those of plug-ins are known from their first rank on. Not thread-safe: owned by the executor.
+/// A policy may name the codecs and collectives of this release and those that ranks have declared:
+/// plug-ins are known as soon as their first rank connects. Not thread-safe: owned by the executor.
 class PolicySet {
  public:
   static constexpr size_t kPoliciesMax = 256;
@@ -34,27 +34,28 @@ class PolicySet {
 
   PolicySet();
 
-  /// Ranks declare what they have. Files that were refused are tried again where a name is new.
-  /// True when a policy changed.
+  /// Adds the names that ranks declare. If a name is new, rejected files are tried again. Returns
+  /// true when a policy changed.
   bool Learn(const v1::Capabilities& declared, double unix_s);
   const PolicyNames& known() const { return known_; }
 
-  /// The contents of the policy directory, file path to text. True when anything changed.
+  /// Takes the contents of the policy directory, path to text. Returns true when anything changed.
   bool LoadFiles(const std::map<std::string, std::string>& files, double unix_s);
-  /// The directory could not be read: what is loaded stays.
+  /// Records that the directory could not be read; the loaded policies stay.
   void DirectoryFailed(const Status& status) { directory_error_ = Message(status); }
   /// Parses and installs. `name` empty: the document's. kInvalidArgument as ReadPolicy, or when
   /// both names are given and differ; kResourceExhausted beyond kPoliciesMax.
   StatusOr<PolicyEntry> Apply(std::string_view name, std::string_view source, double unix_s,
                               bool dry_run);
-  /// Installs what a former controller applied, whatever codecs and collectives it names: the ranks
-  /// that have them may not have come back yet, and until then it must not give way to another
-  /// policy. kInvalidArgument as ReadPolicy otherwise.
+  /// Installs a policy that an earlier controller applied, whatever codecs and collectives it
+  /// names: the ranks that have them may not have reconnected yet, and until then another policy
+  /// must not replace it. kInvalidArgument as ReadPolicy otherwise.
   Status Restore(std::string_view source, double unix_s);
 
-  /// The policy of that name, those applied first; nothing: there is none, or the built-in one.
+  /// The policy of that name, preferably an applied one; null: there is none, or it is the built-in
+  /// one.
   const PolicyEntry* Find(std::string_view name) const;
-  /// The first entry whose pattern matches; nothing: the default policy rules.
+  /// The first entry whose pattern matches; null: the default policy applies.
   const PolicyEntry* Match(std::string_view job) const;
   /// In order of precedence, the default last.
   std::vector<PolicyEntry> All() const;
@@ -67,13 +68,13 @@ class PolicySet {
   PolicyNames known_;
   std::map<std::string, PolicyEntry> applied_;  // by name
   std::map<std::string, PolicyEntry> files_;    // by path
-  std::map<std::string, std::string> refused_;  // newest texts of files that were, by path
+  std::map<std::string, std::string> refused_;  // by path: newest rejected text of a file
   std::string directory_error_;
   double last_success_unix_s_ = 0;
 };
 
-/// 16 hexadecimal digits that change with the text: for noticing that somebody else was faster, not
-/// for trusting a text.
+/// 16 hexadecimal digits that change with the text. They detect concurrent edits and are no
+/// protection against forgery.
 std::string SourceTag(std::string_view source);
 /// The message form of an entry.
 v1::Policy ToProto(const PolicyEntry& entry);

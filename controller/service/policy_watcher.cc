@@ -74,7 +74,7 @@ PolicyWatcher::~PolicyWatcher() {
 void PolicyWatcher::Loop() {
   int watch = -1;
   while (true) {
-    // The directory itself may be replaced: then the old watch dies and a rescan renews it.
+    // The directory itself may be replaced. Its watch then ends, and a rescan renews it.
     if (watch < 0 && inotify_ >= 0) {
       watch =
           inotify_add_watch(inotify_, directory_.c_str(),
@@ -86,7 +86,7 @@ void PolicyWatcher::Loop() {
     poll(fds, inotify_ >= 0 ? 2 : 1, kRescanMs);
     if (fds[0].revents != 0) return;
     if (fds[1].revents == 0) continue;
-    // One edit makes several events: let them gather, then drain.
+    // One edit causes several events, so wait for all of them before reading.
     poll(fds, 1, kDebounceMs);
     if (fds[0].revents != 0) return;
     alignas(inotify_event) char buffer[4096];

@@ -36,7 +36,8 @@ void ProbeScheduler::OnBandwidthSample(const std::string& source, const std::str
 void ProbeScheduler::OnResult(const std::string& id, uint64_t bytes_used, double now_s) {
   const auto found = running_.find(id);
   if (found == running_.end()) return;
-  // What was set aside and not used goes back; an agent's claim cannot exceed it.
+  // The unused part of the reservation is returned; an agent cannot report more than it was
+  // granted.
   const uint64_t used = std::min(bytes_used, found->second.bytes_max);
   credit_bytes_ += static_cast<double>(found->second.bytes_max - used);
   spent_bytes_ -= found->second.bytes_max - used;

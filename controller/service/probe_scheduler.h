@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which bandwidth or route probe runs next. Pure: time comes in as a number. No two probes share a
-// node, and bytes come out of a bucket that fills with a share of what training itself sends.
+// Chooses the next bandwidth or route probe. Pure: time is passed in as a number. No two probes
+// share a node, and their bytes come from a budget that fills with a share of the training traffic.
 
 #include <cstdint>
 #include <map>
@@ -30,7 +30,7 @@ class ProbeScheduler {
   static constexpr double kDeadlineS = 3;
   static constexpr double kRouteIntervalS = 600;
 
-  /// Training sent `bytes`; `share` of them may be spent on probes.
+  /// Training sent `bytes`, of which `share` may be spent on probes.
   void OnTrainingBytes(uint64_t bytes, double share);
   /// A link between two nodes of a running job; unknown links are added. `bytes_wanted` is what a
   /// probe of it should move, within the two bounds above. Links not named since the last
@@ -42,12 +42,13 @@ class ProbeScheduler {
   };
   void OfferLink(const std::string& source, const std::string& target, const LinkOffer& offer);
   void ForgetOtherLinks();
-  /// A bandwidth sample from any method: no probe is needed for a while.
+  /// Records a bandwidth sample by any method, so that no probe is needed for a while.
   void OnBandwidthSample(const std::string& source, const std::string& target, double now_s);
   void OnResult(const std::string& id, uint64_t bytes_used, double now_s);
   void OnNodeLost(const std::string& node);
 
-  /// Probes to start now; each occupies both nodes until its result, or its deadline passed by 2 s.
+  /// Returns the probes to start now. Each occupies both nodes until its result, or until 2 s after
+  /// its deadline.
   std::vector<ScheduledProbe> Next(double now_s);
 
   double credit_bytes() const { return credit_bytes_; }

@@ -35,7 +35,7 @@ MessagePtr NewMessage(const google::protobuf::Descriptor* descriptor) {
       google::protobuf::MessageFactory::generated_factory()->GetPrototype(descriptor)->New());
 }
 
-// One AdminService method of the fleet behind the untyped interface of the route table.
+// Calls one AdminService method of the fleet for the untyped interface of the route table.
 Status CallFleet(Fleet& fleet, std::string_view method, const ProtoMessage& request,
                  ProtoMessage* response) {
 #define WEIR_ADMIN_UNARY(name, Request, Response)               \
@@ -80,8 +80,8 @@ class HttplibRestServer : public RestServer {
     server_->set_keep_alive_timeout(1);
     server_->set_keep_alive_max_count(1000);
     server_->set_tcp_nodelay(true);
-    // The library's default shares the port (SO_REUSEPORT): a second controller would take half of
-    // the requests and nobody would notice.
+    // By default the library shares the port (SO_REUSEPORT): a second controller would get half of
+    // the requests without anyone noticing.
     server_->set_socket_options([](socket_t socket) {
       const int yes = 1;
       setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
@@ -108,7 +108,8 @@ class HttplibRestServer : public RestServer {
   void Stop() override {
     stopping_ = true;
     if (!thread_.joinable()) return;
-    // The library forgets a stop that comes before its loop has begun, and would accept for ever.
+    // The library ignores a stop that comes before its loop has begun, and would then accept for
+    // ever.
     while (!server_->is_running() && !ended_) std::this_thread::sleep_for(kStartPoll);
     server_->stop();
     thread_.join();
@@ -192,8 +193,7 @@ class HttplibRestServer : public RestServer {
     response.set_content(*text, "text/plain; version=0.0.4; charset=utf-8");
   }
 
-  // Files change with the binary only: a browser asks whether they did, and takes them from its
-  // cache where not.
+  // Files only change with the binary, so browsers revalidate them and use their cache.
   void StaticFile(std::string_view path, const std::string& known, httplib::Response& response) {
     if (path == "/") path = "/index.html";
     for (const WebFile& file : WebFiles()) {
@@ -318,7 +318,7 @@ class HttplibRestServer : public RestServer {
   std::thread thread_;
   int port_ = 0;
   std::atomic<int> event_streams_{0};
-  std::atomic<bool> stopping_{false}, ended_{false};  // ended_: nobody accepts any more
+  std::atomic<bool> stopping_{false}, ended_{false};  // ended_: accepting has ended
 };
 
 }  // namespace

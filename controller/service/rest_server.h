@@ -18,8 +18,8 @@ class TlsFiles;
 struct RestOptions {
   std::string host = "127.0.0.1";
   int port = 7780;  // 0: any
-  /// With a certificate, good now; outlives the server. Null: plain HTTP. Renewed files count for
-  /// the next connection.
+  /// Has a valid certificate and outlives the server. Null: plain HTTP. Renewed files are used for
+  /// new connections.
   TlsFiles* tls = nullptr;
   std::string version = "0";
 };
@@ -33,8 +33,8 @@ class RestServer {
   static constexpr int kWorkers = 24;
   static constexpr int kEventStreamsMax = 12;
 
-  /// Listens and serves on its own threads. kUnavailable: the address is taken. All references must
-  /// outlive the server.
+  /// Listens and serves on its own threads. kUnavailable: the address is in use. All references
+  /// must outlive the server.
   static StatusOr<std::unique_ptr<RestServer>> Start(RestOptions options, Executor& executor,
                                                      Fleet& fleet, EventHub& events,
                                                      const Authenticator& authenticator);

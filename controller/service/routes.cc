@@ -102,7 +102,7 @@ const google::protobuf::MethodDescriptor* MethodOf(const Route& route) {
 }
 
 StatusOr<RouteMatch> MatchRoute(std::string_view verb, std::string_view path) {
-  // Literal patterns and those with a verb first: "{name}" would also match "x:explain".
+  // Literal patterns and those with a verb are tried first: "{name}" would also match "x:explain".
   const Route* best = nullptr;
   std::map<std::string, std::string> best_fields;
   std::string other_verb;

@@ -39,8 +39,8 @@ struct RouteMatch {
   std::map<std::string, std::string> path_fields;  // percent-decoded
 };
 
-/// `path`: undecoded, without the query. kNotFound: no such path; kUnimplemented: another verb is
-/// needed (HTTP 405 is for the server to say).
+/// `path`: not decoded, without the query. kNotFound: no such path; kUnimplemented: the path needs
+/// another verb (the server answers HTTP 405).
 StatusOr<RouteMatch> MatchRoute(std::string_view verb, std::string_view path);
 
 /// Sets field `name` of `message` from text: strings, integers, reals, booleans; repeated strings

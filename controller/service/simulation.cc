@@ -56,8 +56,9 @@ Status CheckRequest(const v1::SimulateRequest& request) {
   return OkStatus();
 }
 
-// For codecs that no rank has measured: orders of magnitude on one core, a pass over the input for
-// encode, a pass (lanes) or a write per kept element (opaque, shared index) for decode.
+// Sets typical costs of codecs that no rank has measured, by order of magnitude on one core: a pass
+// over the input for encode, a pass (lanes) or a write per kept element (opaque, shared index) for
+// decode.
 void SetTypicalCosts(CodecModel* codec) {
   if (codec->encode.per_element_s > 0 || codec->encode.per_kept_s > 0) return;
   codec->encode.per_element_s = codec->lossy ? 8e-10 : 0;
@@ -69,7 +70,8 @@ void SetTypicalCosts(CodecModel* codec) {
   }
 }
 
-// What is on every link, and what the slowest one leaves to collectives that use it.
+// Sets the load of every link, and the bandwidth that the slowest one leaves to collectives that
+// use it.
 Status SetLinks(const v1::SimulateRequest& request, Snapshot* snapshot) {
   if (request.links_size() == 0) return OkStatus();
   const uint32_t world = request.world();
@@ -101,8 +103,8 @@ Status SetLinks(const v1::SimulateRequest& request, Snapshot* snapshot) {
   if (const double ascending = RingSecondsPerByte(links, {}); ascending > 0) {
     snapshot->speedup.ring = 1 / (slowest * ascending);
   }
-  // The same of even shards, for which the features take what all links at the slowest one's rate
-  // would: two phases of (N-1)/N of a payload.
+  // For equal shards, the time that the features assume when all links have the slowest one's rate:
+  // two phases of (N-1)/N of a payload.
   const double unpipelined = UnpipelinedShare(snapshot->buckets, snapshot->collectives, world);
   if (const double even = ShardSecondsPerByte(links, {}, unpipelined); even > 0) {
     snapshot->speedup.shards = 2.0 * (world - 1) / world / (slowest * even);
@@ -146,7 +148,8 @@ StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
   for (CollectiveModel& collective : snapshot.collectives) {
     if (!collective.needs_lease) continue;
     collective.lease_available = request.aggregator_bytes_per_s() > 0;
-    // As after some runs: caution about what never ran would hide what it brings.
+    // Collectives count as if they had run before: caution about untried ones would hide their
+    // benefit.
     collective.relative_deviation = std::min(collective.relative_deviation, 0.1);
     collective.lease_why_not = StrCat(collective.name, ": without an aggregator");
     collective.bandwidth_max_bytes_per_s =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What would be chosen for a job that does not exist yet: the same solver on a snapshot made from a
-// few numbers. Used by the Simulate call and, offline, by weirctl.
+// Simulates the decision for a job that does not exist yet: the same solver runs on a snapshot made
+// from a few numbers. The Simulate call uses it, and so does weirctl, offline.
 
 #include "controller/solver/solver.h"
 #include "datapath/base/status.h"

@@ -10,8 +10,8 @@
 namespace weir {
 namespace {
 
-// gRPC calls this before each handshake. What it gets is used from then on; after a failure it uses
-// what it got before.
+// gRPC calls this before each handshake. It uses the result from then on, or the earlier result
+// after a failure.
 grpc_ssl_certificate_config_reload_status FetchTlsConfig(
     void* files, grpc_ssl_server_certificate_config** config) {
   const auto material = static_cast<TlsFiles*>(files)->Current();
@@ -23,8 +23,9 @@ grpc_ssl_certificate_config_reload_status FetchTlsConfig(
   return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
 }
 
-// What gRPC 1.51 has for C++ programs, FileWatcherCertificateProvider, does not compare a key with
-// its certificate, and with a wrong pair refuses every handshake. Its C interface has the callback.
+// gRPC 1.51 has FileWatcherCertificateProvider for C++ programs. It does not compare a key with its
+// certificate, and with a wrong pair it refuses every handshake. The C interface has the callback
+// that we need.
 class FetchedCredentials : public grpc::ServerCredentials {
  public:
   FetchedCredentials(TlsFiles* files, grpc_ssl_client_certificate_request_type of_clients)

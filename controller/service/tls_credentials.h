@@ -12,8 +12,8 @@ class ServerCredentials;
 
 namespace weir {
 
-/// Each handshake uses what `files` hold when it begins. With a CA among them clients must show a
-/// certificate that it signs. `files` have a certificate, are good now and outlive the server.
+/// Each handshake uses the current contents of `files`. If they include a CA, clients must show a
+/// certificate signed by it. `files` must have a valid certificate and outlive the server.
 std::shared_ptr<grpc::ServerCredentials> RenewedServerCredentials(TlsFiles* files);
 
 }  // namespace weir

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The web page's files, compiled into the binary: the controller needs nothing but itself, and no
-// network other than its own.
+// The web page's files, compiled into the binary, so that the controller needs no other files and
+// no other network.
 
 #include <span>
 #include <string_view>

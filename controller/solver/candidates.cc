@@ -22,7 +22,7 @@ bool Contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// What any plan may fall back on.
+/// Whether any plan may fall back on this pair: it loses nothing and needs no lease.
 bool IsDense(const CodecModel& codec, const CollectiveModel& collective) {
   return !codec.lossy && !collective.needs_lease;
 }
@@ -59,7 +59,7 @@ std::vector<double> RatiosFor(const CodecModel& codec, const Policy& policy,
   for (const double ratio : all) {
     if (ratio < codec.ratio_min || ratio > codec.ratio_max || ratio <= 0) continue;
     if (!ratios.empty() && ratios.back() < ratio * kRatioStepMin && !own_ratios) {
-      // Of two close ones, the policy's bound stays.
+      // If a grid value and a bound of the policy are close, the bound stays.
       if (std::find(bounds.begin(), bounds.end(), ratio) != bounds.end()) ratios.back() = ratio;
       continue;
     }
@@ -111,7 +111,7 @@ void CandidateSpace::AddKinds() {
       for (size_t c = 0; c < snapshot_->collectives.size(); ++c) {
         const CollectiveModel& collective = snapshot_->collectives[c];
         if (!Compatible(codec, collective, snapshot_->world)) continue;
-        // Where every rank has a node of its own, another collective does the same.
+        // Where every rank has a node of its own, a flat collective does the same.
         const bool named =
             scope_.only.has_value() || Contains(policy_->collectives, collective.name);
         if (collective.by_node && alone && !named) continue;
@@ -179,7 +179,7 @@ void CandidateSpace::CostKinds() {
   residual_corrections_.assign(snapshot_->buckets.size(), 1.0);
   for (size_t b = 0; b < snapshot_->buckets.size(); ++b) {
     const BucketModel& bucket = snapshot_->buckets[b];
-    // How far the measured residual is from the formula on what runs now.
+    // The ratio of the measured residual to that of the formula for the plan that runs now.
     if (b < snapshot_->incumbent.size() && bucket.residual_ratio > 0) {
       const auto running = CostOf(b, snapshot_->incumbent[b], speedup_);
       const double expected = running.ok() ? SteadyResidual(running->gain) : 0;

@@ -19,10 +19,10 @@ struct Kind {
   const CollectiveModel* collective = nullptr;
   int collective_index = 0;  // in Snapshot::collectives
   double ratio = 1;
-  bool dense = false;  // loses nothing, and needs nobody but the ranks
+  bool dense = false;  // loses nothing, and needs no aggregator
   bool listed = true;  // the policy's lists and objective name it; bounds may yet exclude it
-  // What excludes it everywhere: the policy's lists before the lease that it lacks or a bound;
-  // empty: allowed.
+  // The bound that excludes it everywhere: the policy's lists come before a missing lease or
+  // another bound; empty: allowed.
   std::string excluded_by = {};
 };
 

@@ -113,7 +113,7 @@ class Decider {
   void WriteTop(size_t chosen);
   void WriteFront();
 
-  /// Index of what should run, with what the rule needs in the facts.
+  /// Returns the index of the alternative that should run, and fills in the facts behind that.
   size_t Choose(const std::vector<size_t>& ranked);
   size_t ChooseFirst(const std::vector<size_t>& ranked);
   size_t ChooseAgainst(const std::vector<size_t>& ranked);
@@ -247,7 +247,7 @@ bool Decider::Better(size_t a, size_t b) const {
   if (x.score != y.score) return x.score < y.score;
   if (x.estimate.step_s != y.estimate.step_s) return x.estimate.step_s < y.estimate.step_s;
   if (x.estimate.gain != y.estimate.gain) return x.estimate.gain > y.estimate.gain;
-  // What runs already, then what is simplest.
+  // Ties go to the plan that runs already, then to the simplest one.
   const bool x_runs = static_cast<int>(a) == incumbent_, y_runs = static_cast<int>(b) == incumbent_;
   if (x_runs != y_runs) return x_runs;
   if (x.uniform != y.uniform) return x.uniform;
@@ -266,8 +266,8 @@ Status Decider::NothingFeasible() const {
       StrCat("policy ", policy_.name, " leaves no candidate out of ", all_.size(), ": ", text));
 }
 
-// What the policy's lists leave out does not compete with what a bound keeps back from them: only
-// where no bound does is a list the constraint.
+// Candidates that the policy's lists exclude do not compete with candidates that a bound excludes
+// from those lists: a list is the binding constraint only where no bound is.
 void Decider::FindBinding() {
   double best = decision_.chosen.objective * (1 - kTie);
   bool listed = false;
@@ -288,7 +288,8 @@ CostedPlan Decider::Costed(size_t index) const {
   return PlanOfKinds(space_, all_[index].kinds);
 }
 
-/// The ring matters where payloads go around one, shares where they are cut by them.
+/// The order of the ring is kept only for plans that use a ring, and the shares only for plans that
+/// use shares.
 PlanLayout Decider::LayoutFor(size_t index, const PlanModel& choices) const {
   PlanLayout layout = static_cast<int>(index) == incumbent_ ? space_.snapshot().layout : layout_;
   if (!space_.WalksRing(choices)) layout.ring_order.clear();
@@ -329,7 +330,8 @@ CandidatePlan Decider::Write(size_t index) const {
 }
 
 void Decider::WriteTop(size_t chosen) {
-  // The uniform alternatives, what was chosen and what runs; of equal labels the first.
+  // The uniform alternatives, the chosen plan and the running one; only the first of those with
+  // equal labels.
   std::vector<size_t> order;
   for (size_t i = 0; i < all_.size(); ++i) {
     if (all_[i].uniform || i == chosen || static_cast<int>(i) == incumbent_) order.push_back(i);
@@ -338,7 +340,7 @@ void Decider::WriteTop(size_t chosen) {
   std::vector<size_t> must = {chosen};
   if (incumbent_ >= 0) must.push_back(incumbent_);
   if (dense_ >= 0) must.push_back(dense_);
-  // Operators who run aggregators always see what they would bring, or why they do not.
+  // Operators who run aggregators always see the cost with them, or why none is used.
   const auto is_leased = [&](size_t i) { return all_[i].leased; };
   auto leased = std::find_if(order.begin(), order.end(), [&](size_t i) {
     return all_[i].leased &&
@@ -444,7 +446,7 @@ size_t Decider::ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_s
   const double dwell = DwellSeconds(policy_, snapshot.recent_switches);
   const bool waits = snapshot.seconds_since_switch < dwell && snapshot.trigger != "policy" &&
                      snapshot.trigger != "rollback";
-  // The reason against the first alternative that was refused.
+  // The facts about the first alternative that was refused.
   DecisionFacts refused = decision_.facts;
   const auto refuse = [&](DecisionFacts facts) {
     if (refused.rule == DecisionRule::kNone) refused = std::move(facts);

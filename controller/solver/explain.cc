@@ -117,26 +117,27 @@ std::string RuleText(const DecisionFacts& facts) {
     case DecisionRule::kFixed:
       return "";
     case DecisionRule::kFirstPlanDense:
-      return ", until " + label + " is surely better (" + Percent(facts.probability) + " now, " +
-             Percent(facts.probability_min) + " wanted)";
+      return ", until " + label + " is better with more confidence (" + Percent(facts.probability) +
+             " now, " + Percent(facts.probability_min) + " required)";
     case DecisionRule::kNothingBetter:
-      return " and stays: nothing predicts better";
+      return " and stays: no candidate is predicted to be better";
     case DecisionRule::kBetter:
-      return " (" + Percent(facts.promised) + " better, " + Percent(facts.probability) + " sure)";
+      return " (" + Percent(facts.promised) + " better, with " + Percent(facts.probability) +
+             " confidence)";
     case DecisionRule::kTooLittleBetter:
       return " and stays: " + label + " promises " + Percent(std::max(0.0, facts.promised)) +
-             " better, " + Percent(facts.promised_min) + " wanted";
+             " better, " + Percent(facts.promised_min) + " required";
     case DecisionRule::kDwell:
       return " and stays: the last switch was " + SecondsText(facts.since_switch_s) + " ago, " +
-             SecondsText(facts.dwell_s) + " of dwell wanted before " + label;
+             SecondsText(facts.dwell_s) + " must pass before " + label;
     case DecisionRule::kUnsure:
       return " and stays: " + label + " would be " + Percent(facts.promised) +
-             " better, but that is only " + Percent(facts.probability) + " sure, " +
-             Percent(facts.probability_min) + " wanted";
+             " better, but with only " + Percent(facts.probability) + " confidence, " +
+             Percent(facts.probability_min) + " required";
     case DecisionRule::kIncumbentExcluded:
-      return "; what ran is excluded by " + facts.excluded_by;
+      return "; the running plan is excluded by " + facts.excluded_by;
     case DecisionRule::kIncumbentUnpredictable:
-      return "; what ran cannot go on: " + facts.excluded_by;
+      return "; the running plan cannot continue: " + facts.excluded_by;
   }
   return "";
 }

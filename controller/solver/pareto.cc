@@ -25,7 +25,7 @@ struct StageOption {
   int kind;
 };
 
-/// Allowed options of one bucket without those that another beats in everything.
+/// The allowed options of one bucket, except those that another option beats in every respect.
 std::vector<StageOption> OptionsOf(const CandidateSpace& space, size_t bucket) {
   std::vector<StageOption> all;
   const double elements = static_cast<double>(space.snapshot().buckets[bucket].elements);
@@ -77,7 +77,7 @@ std::vector<Label> Prune(std::vector<Label> labels) {
   return kept;
 }
 
-/// The least that the buckets still to come need at each station.
+/// The least time that the remaining buckets need at each station.
 struct Rest {
   double encode_s = 0, network_s = 0, decode_s = 0;
 
@@ -87,8 +87,8 @@ struct Rest {
   }
 };
 
-/// At most about `limit` labels: of each interval of possible ends the least lossy one. Intervals
-/// grow geometrically, because plans of interest lie close to the fastest one.
+/// Keeps at most about `limit` labels: the least lossy one of each interval of possible ends.
+/// Intervals grow geometrically, because plans of interest lie close to the fastest one.
 std::vector<Label> Thin(std::vector<Label> labels, const Rest& rest, size_t limit) {
   if (labels.size() <= limit) return labels;
   double low = rest.Finish(labels[0].at), high = low;
@@ -121,7 +121,7 @@ double Least(const std::vector<StageOption>& options, double StageOption::*time)
   return least;
 }
 
-/// What the buckets after each bucket still need at least.
+/// The least time that the buckets after each bucket still need.
 std::vector<Rest> RestsOf(const Stages& stages) {
   std::vector<Rest> rests(stages.size());
   for (size_t b = stages.size() - 1; b > 0; --b) {
@@ -132,8 +132,8 @@ std::vector<Rest> RestsOf(const Stages& stages) {
   return rests;
 }
 
-/// Moves the stations to where they could first matter for the next bucket; after the last, only
-/// the end counts, and not before backward is over.
+/// Moves the stations to the earliest times that can matter for the next bucket. After the last
+/// bucket only the end counts, and not before the backward pass is over.
 class Forwarder {
  public:
   Forwarder(const CandidateSpace& space, const Stages& stages, size_t bucket)

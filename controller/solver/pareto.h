@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The per-bucket programme: out of all plans, those that no other plan beats in both step time and
-// gain.
+// The per-bucket programme: it finds the plans that no other plan beats in both step time and gain.
 
 #include <vector>
 
@@ -13,8 +12,9 @@ namespace weir {
 using KindPlan = std::vector<int>;
 
 struct ParetoOptions {
-  // Partial plans kept per bucket. Up to this many the result is exact; beyond, the least lossy of
-  // each interval of finishing times stay. 0: chosen so that the search takes milliseconds.
+  // Partial plans kept per bucket. The result is exact while there are no more; otherwise the least
+  // lossy of each interval of finishing times is kept. 0: chosen so that the search takes
+  // milliseconds.
   size_t labels_max = 0;
 };
 

@@ -25,7 +25,7 @@ class Writer {
   }
 
  private:
-  // JSON has no infinity; the largest number stands for it, and for what is not a number, zero.
+  // JSON has no infinity and no NaN. The largest number stands for infinity, and zero for NaN.
   static void Put(Json* json, double value) {
     if (std::isnan(value)) value = 0;
     if (std::isinf(value)) value = value > 0 ? 1e300 : -1e300;

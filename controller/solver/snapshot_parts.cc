@@ -51,7 +51,7 @@ std::optional<size_t> IndexOf(const std::string& key, size_t size) {
   return index;
 }
 
-/// False: the difference does not fit.
+/// Returns false if the difference does not fit.
 bool Apply(const Json& difference, Json* value) {
   if (difference.is_null()) return true;
   if (difference.is_array()) {

@@ -13,12 +13,12 @@ namespace weir {
 /// The tables of a snapshot that SerializeSnapshot wrote. O(bytes).
 std::string TablesOf(std::string_view snapshot);
 
-/// `snapshot` with what its tables have in common with `tables` left out. `tables` may be of any
-/// snapshot; the closer the shorter is the result. O(bytes).
+/// `snapshot` without the parts of its tables that are equal in `tables`. `tables` may be from any
+/// snapshot; the more they have in common, the shorter is the result. O(bytes).
 std::string WithoutTables(std::string_view snapshot, std::string_view tables);
 
-/// The snapshot of which WithoutTables made `rest`, to the byte. kDataLoss: malformed, or other
-/// tables.
+/// The snapshot from which WithoutTables made `rest`, to the byte. kDataLoss: malformed, or with
+/// other tables.
 StatusOr<std::string> WithTables(std::string_view rest, std::string_view tables);
 
 }  // namespace weir

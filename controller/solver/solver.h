@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Decide: the pure function from what is known to what should run.
+// Decide: the pure function from the measured facts to the plan that should run.
 
 #include <optional>
 #include <string>
@@ -34,17 +34,17 @@ enum class DecisionRule {
   kNone,
   kFirstPlan,          // nothing ran before
   kFirstPlanDense,     // nothing ran before, and the alternative is not surely better than dense
-  kNothingBetter,      // what runs predicts best
-  kBetter,             // the alternative is better by enough, and surely enough
-  kTooLittleBetter,    // the alternative promises less than wanted
-  kDwell,              // what runs was switched to too short ago
-  kUnsure,             // the alternative is better, but not surely enough
-  kFixed,              // the objective allows this one only
-  kIncumbentExcluded,  // a bound excludes what runs
-  kIncumbentUnpredictable,  // what runs cannot go on
+  kNothingBetter,      // the running plan has the best prediction
+  kBetter,             // the alternative is better by enough, with enough confidence
+  kTooLittleBetter,    // the alternative promises less than required
+  kDwell,              // the last switch was too recent
+  kUnsure,             // the alternative is better, but with too little confidence
+  kFixed,              // the objective allows only this plan
+  kIncumbentExcluded,  // a bound excludes the running plan
+  kIncumbentUnpredictable,  // the running plan cannot continue
 };
 
-/// A plan as a decision's words need it.
+/// The facts of a plan that the text of a decision mentions.
 struct PlanFacts {
   std::string label;
   double step_s = 0, gain = 1;

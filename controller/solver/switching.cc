@@ -14,10 +14,10 @@ namespace {
 struct Point {
   double z, weight;
 };
-// A standard normal in five points; the variance of these weights is 0.99.
+// A standard normal distribution in five points; the variance of these weights is 0.99.
 constexpr std::array<Point, 5> kPoints = {
     {{-2, 0.0545}, {-1, 0.2442}, {0, 0.4026}, {1, 0.2442}, {2, 0.0545}}};
-// Beyond this many e-folds an estimate says nothing more.
+// An estimate with a deviation of more e-folds than this carries no information.
 constexpr double kLogDeviationMax = 1.5;
 constexpr double kLogDeviationMin = 0.01;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whether a better candidate is worth a switch: how sure the improvement is, and how long the
-// running plan has been left alone.
+// Decides whether a better candidate is worth a switch, by the confidence in the improvement and
+// the time since the last switch.
 
 #include <string>
 
@@ -23,8 +23,8 @@ double StepDeviation(const CandidateSpace& space, const CostedPlan& plan);
 /// The objective's view of an evaluated plan.
 CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate);
 
-/// Seconds that the running plan must be left alone: policy.dwell_min_s, doubled for each switch
-/// beyond policy.flaps_max within the flap window, at most the window.
+/// Seconds for which the running plan must stay after a switch: policy.dwell_min_s, doubled for
+/// each switch beyond policy.flaps_max within the flap window, at most the window.
 double DwellSeconds(const Policy& policy, int recent_switches);
 
 }  // namespace weir

@@ -15,7 +15,7 @@ namespace weir {
 namespace {
 
 constexpr int64_t kSchemaVersion = 2;
-// Limits are met within so many decisions.
+// The limits are enforced once in this many decisions.
 constexpr int64_t kCompactEvery = 64;
 
 constexpr const char* kSchema = R"sql(
@@ -35,7 +35,8 @@ CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 )sql";
 
 // Version 2: texts that decisions share are stored once, by their hash, and decisions say whether
-// they switched the plan. Those of before hold their policy and all of their inputs themselves.
+// they switched the plan. Decisions of version 1 hold their policy and all of their inputs
+// themselves.
 constexpr const char* kSharedTexts = R"sql(
 CREATE TABLE shared_text (hash TEXT PRIMARY KEY, text TEXT NOT NULL);
 ALTER TABLE decision ADD COLUMN switched INTEGER NOT NULL DEFAULT 0;
@@ -48,7 +49,7 @@ CREATE INDEX decision_by_switch ON decision (job, switched, id);
 // The size of the texts that only this decision has.
 constexpr const char* kBytes = "length(payload) + length(snapshot) + length(policy)";
 
-/// Names a text.
+/// The name of a shared text.
 std::string HashOf(std::string_view text) {
   const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
   char digits[33];
@@ -158,7 +159,7 @@ class SqliteStore : public Store {
               decision.job, Signed(decision.step), decision.unix_s, decision.payload,
               decision.snapshot, int64_t{decision.switched}, base, policy));
     const int64_t id = sqlite3_last_insert_rowid(database_->handle());
-    // Now and then, so that the common write stays short.
+    // Not at every decision, so that the common write stays short.
     if (id % kCompactEvery == 0) WEIR_RETURN_IF_ERROR(Compact(decision.job));
     return id;
   }
@@ -273,7 +274,7 @@ class SqliteStore : public Store {
     return decision;
   }
 
-  /// Stores `text` where it is not, and returns its name; an empty one has none.
+  /// Stores `text` unless it is stored already, and returns its name; an empty text has none.
   StatusOr<std::string> ShareText(std::string_view text) {
     if (text.empty()) return std::string();
     std::string hash = HashOf(text);

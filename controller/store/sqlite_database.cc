@@ -33,8 +33,8 @@ StatusOr<int> LockFile(const std::string& path) {
   return fd;
 }
 
-// The state holds the secret by which aggregators know this controller: SQLite itself would let
-// everybody read it. Its journal gets the mode of the file.
+// The state holds the secret by which aggregators recognise this controller. SQLite itself would
+// let every user read it. Its journal gets the mode of the file.
 Status KeepFromOthers(const std::string& path) {
   const int fd = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
   struct stat known {};
@@ -138,7 +138,7 @@ StatusOr<std::unique_ptr<SqliteDatabase>> SqliteDatabase::Open(const std::string
   WEIR_RETURN_IF_ERROR(SqliteStatus(handle, opened, path));
   sqlite3_extended_result_codes(handle, 1);
   sqlite3_busy_timeout(handle, kBusyTimeoutMs);
-  // The first statement reads the header, so a file that is no database shows here.
+  // The first statement reads the header, so a file that is not a database fails here.
   WEIR_RETURN_IF_ERROR(database->Execute("PRAGMA journal_mode=WAL"));
   WEIR_RETURN_IF_ERROR(database->Execute("PRAGMA synchronous=NORMAL"));
   {

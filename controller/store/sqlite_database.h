@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A thin owner of one SQLite connection and its prepared statements: errors as Status, nothing
-// thrown.
+// A thin owner of one SQLite connection and its prepared statements. Errors are Status; nothing
+// throws.
 
 #include <sqlite3.h>
 
@@ -56,7 +56,7 @@ class SqliteDatabase {
 
   /// Runs statements that return nothing.
   Status Execute(const std::string& sql);
-  /// Prepared on first use and kept. `sql` must be a literal: its text is the key.
+  /// The statement is prepared on first use and kept. `sql` must be a literal: its text is the key.
   StatusOr<SqliteStatement> Prepare(std::string_view sql);
 
   sqlite3* handle() const { return handle_; }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the controller must still know after it was killed: nodes, jobs, plans, decisions with their
-// inputs, policies applied through the API, pins and the audit trail. Payloads are JSON texts whose
-// form belongs to the caller, so the store needs no schema change when a message gains a field.
+// The state that the controller must not lose when it is killed: nodes, jobs, plans, decisions with
+// their inputs, policies applied through the API, pins and the audit trail. Payloads are JSON texts
+// whose form belongs to the caller, so the store needs no schema change when a message gains a
+// field.
 
 #include <cstdint>
 #include <memory>
@@ -41,10 +42,10 @@ struct StoredDecision {
   uint64_t step = 0;
   double unix_s = 0;
   std::string payload = {};   // without the snapshot
-  std::string snapshot = {};  // canonical solver input; empty: compacted away
-  std::string policy = {};    // what the solver obeyed, enough to replay
+  std::string snapshot = {};  // canonical solver input; empty: deleted to make room
+  std::string policy = {};    // the solver's policy, enough to replay
   bool switched = false;      // the plan changed: it is never deleted to make room
-  std::string base = {};      // what `snapshot` is the difference from; empty: from nothing
+  std::string base = {};      // `snapshot` is the difference from this; empty: it is complete
 };
 
 struct StoredPolicy {
@@ -64,8 +65,8 @@ struct AuditEntry {
   std::string actor, action, target, detail;
 };
 
-/// How much is kept; the oldest go first. Decisions that switched the plan outlive all others:
-/// where these alone are too much, the inputs of the oldest go.
+/// Limits of the history; the oldest entries go first. Decisions that switched the plan are kept
+/// longest: if these alone exceed the limit, the inputs of the oldest are deleted.
 struct StoreLimits {
   uint64_t decisions_per_job_max = 2000;  // that kept the plan
   uint64_t decision_bytes_per_job_max = 8u << 20;
@@ -95,8 +96,8 @@ class Store {
   /// 0 when the job has none.
   virtual StatusOr<uint64_t> HighestPlanVersion(std::string_view job) = 0;
 
-  /// The id given to it. `decision.id` is ignored. Equal bases and policies are stored once. Limits
-  /// are met within 64 decisions.
+  /// Returns the id of the decision; `decision.id` is ignored. Equal bases and policies are stored
+  /// once. Limits are enforced within 64 decisions.
   virtual StatusOr<int64_t> AddDecision(const StoredDecision& decision) = 0;
   /// Replaces the payload of a decision (its outcome becomes known later). kNotFound: no such id.
   virtual Status UpdateDecision(int64_t id, std::string_view payload) = 0;
@@ -112,7 +113,7 @@ class Store {
   virtual StatusOr<std::vector<StoredPolicy>> ListPolicies() = 0;
 
   virtual Status PutPin(const StoredPin& pin) = 0;
-  /// OK when there was none.
+  /// OK also if there was none.
   virtual Status DeletePin(std::string_view job) = 0;
   virtual StatusOr<std::vector<StoredPin>> ListPins() = 0;
 
@@ -125,10 +126,10 @@ class Store {
   virtual StatusOr<std::string> GetFact(std::string_view name) = 0;
 };
 
-/// Opens or creates `path` (":memory:" for none), which other users can neither read nor write
-/// then: it holds a secret. kFailedPrecondition: another process holds it, or a newer release wrote
-/// it; kDataLoss: not a database or damaged (says what to do); kUnavailable: cannot be created or
-/// opened.
+/// Opens or creates `path` (":memory:": no file). Other users can neither read nor write the file,
+/// because it holds a secret. kFailedPrecondition: another process holds it, or a newer release
+/// wrote it; kDataLoss: not a database or damaged (says what to do); kUnavailable: cannot be
+/// created or opened.
 StatusOr<std::unique_ptr<Store>> OpenSqliteStore(const std::string& path, StoreLimits limits = {});
 
 }  // namespace weir

@@ -35,7 +35,7 @@ class AgentHandler {
   /// The messages with which every new connection begins.
   virtual std::vector<RankMessage> Greeting() = 0;
   virtual void OnCommand(RankCommand command) = 0;
-  /// What the rank does without an agent: "running dense", "keeping plan 7". For the log.
+  /// The rank's behaviour without an agent, for the log: "running dense", "keeping plan 7".
   virtual std::string Stance() = 0;
 };
 

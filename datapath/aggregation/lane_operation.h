@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What an aggregator does with the lanes of a round. This is the part of a slot pool that differs
-// between modes.
+// The operations of an aggregator on the lanes of a round. This is the part of a slot pool that
+// differs between modes.
 
 #include <cstddef>
 #include <cstdint>

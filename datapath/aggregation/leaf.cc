@@ -57,7 +57,7 @@ LeafOutput Leaf::OnRequest(int worker, const Packet& packet, TimePoint now) {
     ++counters_.reforwarded;
     return {.up = round.up, .verdict = verdict};
   }
-  // What the pool regards as the result is this leaf's contribution at the parent.
+  // The pool's result is this leaf's contribution at the parent.
   const StatusOr<Packet> sum = DecodePacket(outcome.reply);
   WEIR_CHECK(sum.ok());
   Packet request = *sum;

@@ -15,7 +15,7 @@
 
 namespace weir::aggregation {
 
-/// What the lanes of a packet are, and how the aggregator combines them.
+/// The contents of a packet's lanes, and how the aggregator combines them.
 enum class PacketMode : uint8_t {
   kSum = 1,     // int32, added modulo 2^32 (SwitchML)
   kMax = 2,     // uint32, the greatest (also bits of non-negative floats, which order alike)

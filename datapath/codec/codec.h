@@ -32,7 +32,7 @@ constexpr bool HoldsIndicesOnly(PayloadForm form) {
   return form == PayloadForm::kSharedIndex || form == PayloadForm::kUnionIndex;
 }
 
-/// What all ranks must agree on before any of them encodes.
+/// The value on which all ranks must agree before any of them encodes.
 enum class SharedMetadata {
   kNone,
   kMax,  // the maximum over ranks of Codec::LocalMax

@@ -15,9 +15,9 @@
 
 namespace weir {
 
-/// What the ranks remember of one bucket between operations. It is computed from bytes that all of
-/// them hold, so it is equal on all ranks if they all start over together. If they did not, the
-/// regions that every payload names differ, and the operation fails.
+/// The ranks' memory of one bucket between operations. It is computed from bytes that all of them
+/// hold, so it is equal on all ranks if they all start over together. If they did not, the regions
+/// that every payload names differ, and the operation fails.
 struct SparseBalance {
   uint64_t uses = 0;
   float threshold = -1;   // magnitude from which sums are kept; negative: none known yet

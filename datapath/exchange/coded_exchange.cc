@@ -161,7 +161,7 @@ std::span<float> CodedExchange::maxima() {
 void CodedExchange::MaximaMoved(Duration took) {
   outcome_.metadata += took;
   outcome_.non_finite = !context_.shared_max.finite();
-  // Of those whose maxima travelled together many may end here, and wait to be delivered.
+  // Many operations whose maxima travelled together may end here and wait to be delivered.
   if (outcome_.non_finite) payload_.Release();
 }
 

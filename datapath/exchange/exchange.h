@@ -60,8 +60,8 @@ struct ExchangeTraits {
 /// Returns whether the form can carry the codec's payloads. Thread-safe.
 bool Carries(const ExchangeTraits& form, const CodecTraits& codec);
 
-/// What a codec, and its exchange form, keep for a bucket between steps. It is renewed when codec,
-/// parameters or layout change. Not thread-safe.
+/// The state that a codec and its exchange form keep for a bucket between steps. It is renewed when
+/// codec, parameters or layout change. Not thread-safe.
 struct CodecMemory {
   std::string codec;  // empty: nothing is kept
   CodecParams params;

@@ -115,8 +115,8 @@ Status NcclTransport::Connect(const std::vector<TransportAddress>& addresses, Ti
     lanes_.try_emplace(r, rank(), r, StrCat("rank ", r, " (", addresses[r], ")"));
     peers_.push_back(r);
   }
-  // All ranks go through the pairs in the same order, that of (lower, higher), so whoever waits for
-  // a pair waits for one that comes earlier in it.
+  // All ranks go through the pairs in the same order, that of (lower, higher), so a rank that
+  // waits for a pair waits for one that comes earlier in it.
   for (int lower = 0; lower < world(); ++lower) {
     for (int higher = lower + 1; higher < world(); ++higher) {
       if (lower != rank() && higher != rank()) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a plan says about slots on an aggregator (weir.v1.AggregatorLease), and the terms that
+// The entry of a plan about slots on an aggregator (weir.v1.AggregatorLease), and the terms that
 // follow from it for a job.
 
 #include <cstdint>

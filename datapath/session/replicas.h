@@ -20,7 +20,7 @@ namespace weir {
 /// By default, steps whose number is a multiple of this are compared.
 inline constexpr uint64_t kCompareEverySteps = 64;
 
-/// What one rank holds after a step.
+/// Digests of one rank's results after a step.
 struct ReplicaDigest {
   struct Sum {
     std::string name;  // of the bucket, for messages

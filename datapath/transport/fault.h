@@ -11,7 +11,8 @@
 
 namespace weir {
 
-/// What may happen to frames on their way to one peer. Probabilities are per frame, 0..1.
+/// The faults that may happen to frames on their way to one peer. Probabilities are per frame,
+/// 0..1.
 struct PeerFaults {
   double delay_probability = 0;
   Duration delay_max{};         // delays are uniform in [0, delay_max]

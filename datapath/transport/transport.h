@@ -43,7 +43,7 @@ struct TransportTraits {
   std::span<const TransportOption> options = {};  // all that ParseTransport accepts after the name
 };
 
-/// What fault injection does to one outgoing frame.
+/// The effect of fault injection on one outgoing frame.
 enum class FrameFault : uint8_t {
   kNone,
   kCorrupt,     // the payload no longer matches its checksum on the wire
@@ -93,7 +93,7 @@ struct TransportOptions {
 
 inline constexpr int kConnectionsMax = 16;
 
-/// What the kernel or device knows of the path to one peer. Zero means unknown.
+/// The facts that the kernel or device reports about the path to one peer. Zero means unknown.
 struct PathSample {
   int peer = -1;
   std::string medium = {};  // what carries the bytes: "tcp", "shm" or "verbs"

@@ -6,7 +6,7 @@
 // Sources: HKDF (RFC 5869) and HMAC (RFC 2104) with SHA-256, computed by OpenSSL. The pattern is
 // that of TLS 1.3 with a pre-shared key and without (EC)DHE (RFC 8446, section 2.2): two fresh
 // nonces, and a proof from each side over everything both have sent. There is no forward secrecy:
-// whoever learns the key of a job later can decrypt recorded traffic.
+// anyone who learns the key of a job later can decrypt recorded traffic.
 
 #include <array>
 #include <cstddef>

@@ -26,7 +26,7 @@ constexpr uint8_t Double(uint8_t x) {
   return static_cast<uint8_t>((x << 1) ^ ((x & 0x80) != 0 ? 0x1b : 0));
 }
 
-// What a byte contributes to its column, with row 0 in the lowest byte: 2, 1, 1 and 3 times its
+// The contribution of a byte to its column, with row 0 in the lowest byte: 2, 1, 1 and 3 times its
 // value in the S-box.
 constexpr std::array<uint32_t, 256> MakeColumns() {
   std::array<uint32_t, 256> columns = {};

@@ -59,7 +59,7 @@ inline constexpr size_t kFrameHeaderBytes = 72;
 /// Collectives split longer messages. A header that claims a longer payload is kDataLoss.
 inline constexpr uint32_t kFramePayloadBytesMax = 1u << 30;
 
-/// What protects a header and its payload.
+/// The protection of a header and its payload.
 enum class FrameCheck : uint8_t {
   kChecksums,  // one of the header and one of the payload, both in the header
   kTag,        // the tag behind the frame (frame_seal.h); the header's checksums are 0

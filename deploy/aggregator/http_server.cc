@@ -68,11 +68,11 @@ class HttplibServer : public HttpServer {
     server_->set_payload_max_length(kLeaseBytesMax);
     server_->set_read_timeout(5, 0);
     server_->set_write_timeout(5, 0);
-    // A connection that nobody uses keeps one of few threads.
+    // An idle connection would keep one of the few threads busy.
     server_->set_keep_alive_max_count(1);
     server_->set_keep_alive_timeout(1);
-    // The library's default shares the port (SO_REUSEPORT): a second aggregator would take half of
-    // the requests and nobody would notice.
+    // By default the library shares the port (SO_REUSEPORT): a second aggregator would get half of
+    // the requests without anyone noticing.
     server_->set_socket_options([](socket_t socket) {
       const int yes = 1;
       setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
@@ -89,7 +89,7 @@ class HttplibServer : public HttpServer {
     }
     thread_ = std::thread([this] { server_->listen_after_bind(); });
     pthread_setname_np(thread_.native_handle(), "weir-accept");
-    // Only a server that runs can be stopped.
+    // The library can only stop a server that is running, so wait until it is.
     const TimePoint deadline = RealClock().Now() + std::chrono::seconds(5);
     while (!server_->is_running() && RealClock().Now() < deadline) std::this_thread::yield();
     return OkStatus();

@@ -15,19 +15,19 @@ struct HttpOptions {
   uint16_t port = 0;  // 0: any free one
   /// "Bearer TOKEN" that everything but /healthz asks for; empty: nothing does.
   std::string token;
-  /// PEM files; empty: plain text. Renewed ones count for the next connection (base/tls).
+  /// PEM files; empty: plain text. Renewed files are used for new connections (deploy/program/tls).
   std::string tls_cert, tls_key;
   std::string version;
   double goodput_bits_per_s = 0;  // as in CapacityJson
 };
 
-/// Answers from a few threads with a bounded queue; requests of at most kLeaseBytesMax octets.
+/// Serves requests by a few threads with a bounded queue; bodies of at most kLeaseBytesMax octets.
 class HttpServer {
  public:
   virtual ~HttpServer() = default;
 
-  /// `server` outlives the result. kInvalidArgument: TLS files; kUnavailable: one of them cannot be
-  /// read, or the port is taken.
+  /// `server` outlives the result. kInvalidArgument: invalid TLS files; kUnavailable: one of them
+  /// cannot be read, or the port is in use.
   static StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options,
                                                      AggregatorServer* server);
   virtual int port() const = 0;

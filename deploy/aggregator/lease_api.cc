@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr uint32_t kCutoffMsMax = 60'000;
 
-/// An integer of 0 .. max into any type that holds it.
+/// Reads an integer within 0 .. max into any type that can hold it.
 template <typename T>
 Status Integer(ObjectReader* reader, const char* key, uint32_t max, T* out) {
   auto value = static_cast<uint32_t>(*out);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Leases as JSON: what a controller asks of an aggregator and what it is told.
+// Leases as JSON: the requests of a controller and the answers of an aggregator.
 //
 //   POST /v1/leases      {"job": "train-7", "mode": "sum", "workers": ["10.0.0.1:40000", ...],
 //                         "slots": 64}                        -> the lease, with cookie and owner
 //   GET /v1/leases       {"leases": [...]}, each with the round that has waited longest
-//   GET /v1/capacity     what there is, and what is left of it
+//   GET /v1/capacity     the total capacity, and what is free
 //   DELETE /v1/leases/train-7?epoch=3  with the header Weir-Lease-Owner  -> {}
 
 #include <string>
@@ -17,15 +17,15 @@
 
 namespace weir::aggregation {
 
-/// Longer bodies are refused.
+/// Longer bodies are rejected.
 inline constexpr size_t kLeaseBytesMax = 16384;
 
 /// Parses the body of a POST. job, mode ("sum", "max", "table", "sparse" or "float"), workers and
-/// slots are needed; lanes, world, columns, sum_bits, levels, quorum, cutoff_ms, little_endian and
-/// checked as in Lease, with its defaults; owner as in LeaseRequest; parent: {"address", "lease",
-/// "epoch", "cookie", "workers"} of the lease above, as its grant says. kInvalidArgument names the
-/// key, what was expected and found; a key that is not known is an error. Whether the terms make
-/// sense together is for Grant to say. Thread-safe.
+/// slots are required; lanes, world, columns, sum_bits, levels, quorum, cutoff_ms, little_endian
+/// and checked as in Lease, with its defaults; owner as in LeaseRequest; parent: {"address",
+/// "lease", "epoch", "cookie", "workers"} of the lease above, as in its grant. kInvalidArgument
+/// names the key, what was expected and found; an unknown key is an error. Grant checks whether the
+/// terms fit together. Thread-safe.
 StatusOr<LeaseRequest> ParseLeaseRequest(std::string_view json);
 
 /// {"job", "owner", "lease", "epoch", "cookie", "mode", "address", "port", "shard", "first_slot",
@@ -37,9 +37,10 @@ std::string GrantJson(const LeaseGrant& grant);
 std::string LeasesJson(const std::vector<LeaseStatus>& leases);
 
 /// {"shards", "slots", "slots_free", "slots_free_of_shard", "slots_per_job", "leases_free",
-/// "lanes_max", "workers_max", "goodput_bits_per_s"}: slots and leases of all shards together but
-/// for slots_free_of_shard, what the freest has, since a lease lies within one shard.
-/// `goodput_bits_per_s`: payload that the shards can take in from all workers; 0: not known.
+/// "lanes_max", "workers_max", "goodput_bits_per_s"}. Slots and leases are those of all shards
+/// together, except slots_free_of_shard, which is the largest number free on one shard, because a
+/// lease lies within one shard. `goodput_bits_per_s`: payload that the shards can receive from all
+/// workers; 0: not known.
 std::string CapacityJson(const AggregatorLimits& limits, const std::vector<ShardStatus>& shards,
                          double goodput_bits_per_s);
 

@@ -43,52 +43,55 @@ void DefineFlags(CLI::App& app, AggregatorFlags* flags) {
   app.add_option("--listen", server.listen, "IPv4 address that workers send to")
       ->capture_default_str();
   app.add_option("--port", server.first_port,
-                 "UDP port of the first shard, the others follow; 0: any free ones")
+                 "UDP port of the first shard; the others use the next ones; 0: any free ones")
       ->capture_default_str();
-  app.add_option("--shards", server.shards, "threads, each with its port and leases; one a core")
+  app.add_option("--shards", server.shards,
+                 "number of threads, each with its port and leases; use at most one per core")
       ->check(CLI::Range(1, kShardsMax))
       ->capture_default_str();
   app.add_option("--slots", server.limits.slots, "slots of a shard, about 5 KiB of memory each")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  app.add_option("--slots-per-job", server.limits.slots_per_job, "most slots of one lease")
+  app.add_option("--slots-per-job", server.limits.slots_per_job,
+                 "largest number of slots of one lease")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
-  app.add_option("--leases", server.limits.leases, "most leases of a shard")
+  app.add_option("--leases", server.limits.leases, "largest number of leases of a shard")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_flag("!--approximate-floats", server.limits.exact_floats,
-               "leases of mode float add as a switch does that cannot shift a register");
-  app.add_option("--buffer-mib", flags->buffer_mib, "kernel buffer of a shard, each way")
+               "leases of mode float add like a switch that cannot shift a register");
+  app.add_option("--buffer-mib", flags->buffer_mib, "kernel buffer of a shard in each direction")
       ->check(CLI::Range(0.0625, 1024.0))
       ->capture_default_str();
   app.add_option(
          "--goodput-gbit-s", flags->goodput_gbit_per_s,
-         "payload that all shards together take in from workers, by which controllers judge "
-         "what a job gains; 0: not stated")
+         "payload that all shards together can receive from workers, from which controllers "
+         "predict the time of sums; 0: not stated")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   app.add_option("--http", flags->http_address,
                  "IPV4:PORT of leases, /metrics and /healthz; port 0: any")
       ->capture_default_str();
   app.add_option("--token-file", flags->token_file,
-                 "file with the bearer token that leases and metrics ask for");
+                 "file with the bearer token that clients need for leases and metrics");
   app.add_option("--tls-cert", flags->http.tls_cert,
                  "PEM file: certificate of the control interface");
   app.add_option("--tls-key", flags->http.tls_key, "PEM file: its key");
   app.add_flag("--insecure", flags->insecure, "allow --http off loopback without a token and TLS");
   app.add_option("--stall-s", flags->stall_s,
-                 "log the workers that an incomplete round has waited for this long; 0: never")
+                 "log the workers for which an incomplete round has waited this long; 0: never")
       ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str();
-  app.add_option("--idle-s", flags->idle_s,
-                 "end leases that no packet has come for in this long; 0: never")
+  app.add_option("--idle-s", flags->idle_s, "end leases without packets for this long; 0: never")
       ->check(CLI::Range(0.0, 2592000.0))
       ->capture_default_str();
-  app.add_option("--drop", server.drop, "for tests: probability that a packet is lost, each way")
+  app.add_option("--drop", server.drop,
+                 "for tests: probability that a packet is lost, in each direction")
       ->check(CLI::Range(0.0, 0.99))
       ->capture_default_str();
-  app.add_option("--seed", server.seed, "of the losses that --drop injects")->capture_default_str();
+  app.add_option("--seed", server.seed, "seed of the losses that --drop injects")
+      ->capture_default_str();
   app.add_option("--xdp", flags->xdp,
                  "interface whose workers' leases the kernel serves where it can (modes sum and "
                  "table, \"checked\": false); may be repeated; needs root and --shards 1")
@@ -112,7 +115,7 @@ StatusOr<std::string> ReadTokenFile(const std::string& path) {
   return token;
 }
 
-// What the flags say beyond single values.
+// Checks flags against each other, and derives the values that follow from several of them.
 Status Complete(AggregatorFlags* flags) {
   WEIR_ASSIGN_OR_RETURN(const LogLevel level, ParseLogLevel(flags->log_level));
   SetMinimumLogLevel(level);
@@ -143,7 +146,7 @@ Status Complete(AggregatorFlags* flags) {
   return OkStatus();
 }
 
-/// Says once per round who holds a job up, and ends leases whose job has gone without a word.
+/// Logs once per round which workers a job waits for, and ends leases whose job has become silent.
 class LeaseWatch {
  public:
   LeaseWatch(double stall_s, double idle_s)
@@ -152,7 +155,7 @@ class LeaseWatch {
   void Look(AggregatorServer* server) {
     const auto leases = server->Leases();
     if (!leases.ok()) return Log(LogLevel::kWarning, "aggregator", Message(leases.status()));
-    std::map<std::string, TimePoint> told;  // those that no longer wait are forgotten
+    std::map<std::string, TimePoint> told;  // jobs that no longer wait are left out
     for (const LeaseStatus& status : *leases) {
       if (idle_ > Duration::zero() && status.idle > idle_) End(status, server);
       if (stall_ <= Duration::zero() || !status.oldest.has_value()) continue;
@@ -225,7 +228,7 @@ int Main(int argc, char** argv) {
   if (!http.ok()) return Fail(http.status());
   const auto shards = (*server)->Shards();
   if (!shards.ok()) return Fail(shards.status());
-  // For programs that start this one with port 0.
+  // Programs that start this one with port 0 read this line.
   std::printf("http %s:%d udp %s shards %zu\n", flags.http.host.c_str(), (*http)->port(),
               AddressText(shards->front().address).c_str(), shards->size());
   std::fflush(stdout);
@@ -233,7 +236,7 @@ int Main(int argc, char** argv) {
   int received = 0;
   while ((received = WaitForStopSignal(std::chrono::seconds(1))) == 0) watch.Look(server->get());
   Log(LogLevel::kInfo, "aggregator", StrCat("ending on signal ", received));
-  // There is nothing to save, and a client that keeps a connection open may not hold up the end.
+  // There is nothing to save, and an open connection of a client must not delay the exit.
   std::_Exit(0);
 }
 

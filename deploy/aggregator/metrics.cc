@@ -43,7 +43,8 @@ class Page {
 };
 
 void AddPackets(const std::vector<ShardStatus>& shards, Page* page) {
-  page->Family("weir_aggregator_packets_total", "Packets received, by what became of them.",
+  page->Family("weir_aggregator_packets_total",
+               "Number of packets that the aggregator has received, by outcome.",
                MetricType::Counter);
   for (size_t s = 0; s < shards.size(); ++s) {
     const AggregatorCounters& c = shards[s].counters.packets;
@@ -58,11 +59,11 @@ void AddPackets(const std::vector<ShardStatus>& shards, Page* page) {
   }
 }
 
-// Of the kernel's program; what never gets to it, sockets count.
+// Counters of the kernel's program; the sockets count packets that never reach it.
 void AddKernel(const OffloadStatus& kernel, Page* page) {
   const AggregatorCounters& c = kernel.counters.packets;
   page->Family("weir_aggregator_kernel_packets_total",
-               "Packets that the program in the kernel met, by what became of them.",
+               "Number of packets that the program in the kernel has handled, by outcome.",
                MetricType::Counter);
   const std::pair<const char*, uint64_t> outcomes[] = {
       {"added", c.added},
@@ -75,18 +76,17 @@ void AddKernel(const OffloadStatus& kernel, Page* page) {
       {"foreign", c.foreign},
       {"passed_to_socket", kernel.counters.passed}};
   for (const auto& [outcome, count] : outcomes) page->Add({{"outcome", outcome}}, count);
-  page->Family(
-      "weir_aggregator_kernel_replies_total",
-      "Replies that the kernel left to the program behind it, and those that got lost there.",
-      MetricType::Counter);
+  page->Family("weir_aggregator_kernel_replies_total",
+               "Number of replies that the kernel passed to the loading program or lost, by fate.",
+               MetricType::Counter);
   const std::pair<const char*, uint64_t> fates[] = {{"handed", kernel.counters.handed},
                                                     {"ring_full", kernel.counters.ring_full},
                                                     {"unsent", kernel.counters.unsent}};
   for (const auto& [fate, count] : fates) page->Add({{"fate", fate}}, count);
-  page->Family("weir_aggregator_kernel_granted_slots", "Slots that leases in the kernel hold.",
-               MetricType::Gauge);
+  page->Family("weir_aggregator_kernel_granted_slots",
+               "Number of slots that leases in the kernel hold.", MetricType::Gauge);
   page->Add({}, uint64_t{kernel.slots_granted});
-  page->Family("weir_aggregator_kernel_leases", "Leases that the kernel serves.",
+  page->Family("weir_aggregator_kernel_leases", "Number of leases that the kernel serves.",
                MetricType::Gauge);
   page->Add({}, uint64_t{kernel.leases});
 }
@@ -98,46 +98,52 @@ void AddShards(const std::vector<ShardStatus>& shards, Page* page) {
       page->Add({{"shard", std::to_string(s)}}, static_cast<double>(value(shards[s])));
     }
   };
-  family("weir_aggregator_cut_off_rounds_total", "Rounds that ended without some workers.",
-         MetricType::Counter, [](const ShardStatus& s) { return s.counters.packets.cut_off; });
+  family("weir_aggregator_cut_off_rounds_total",
+         "Number of rounds that ended without some workers.", MetricType::Counter,
+         [](const ShardStatus& s) { return s.counters.packets.cut_off; });
   page->Family("weir_aggregator_forwarded_packets_total",
-               "Sums sent to the aggregator above; again: because a worker asked before the result "
-               "had come.",
+               "Number of sums sent to the aggregator above; the label tells whether a worker "
+               "asked again before the result came.",
                MetricType::Counter);
   for (size_t s = 0; s < shards.size(); ++s) {
     const AggregatorCounters& c = shards[s].counters.packets;
     page->Add({{"shard", std::to_string(s)}, {"again", "no"}}, c.forwarded);
     page->Add({{"shard", std::to_string(s)}, {"again", "yes"}}, c.forwarded_again);
   }
-  family("weir_aggregator_delivered_packets_total", "Results from the aggregator above.",
-         MetricType::Counter, [](const ShardStatus& s) { return s.counters.packets.delivered; });
-  family("weir_aggregator_sent_packets_total", "Replies that the kernel took.", MetricType::Counter,
+  family("weir_aggregator_delivered_packets_total",
+         "Number of results received from the aggregator above.", MetricType::Counter,
+         [](const ShardStatus& s) { return s.counters.packets.delivered; });
+  family("weir_aggregator_sent_packets_total",
+         "Number of replies that the kernel accepted for sending.", MetricType::Counter,
          [](const ShardStatus& s) { return s.counters.port.sent; });
-  family("weir_aggregator_unsent_packets_total", "Replies that the kernel had no room for.",
+  family("weir_aggregator_unsent_packets_total",
+         "Number of replies that were lost because the kernel had no room for them.",
          MetricType::Counter, [](const ShardStatus& s) { return s.counters.port.unsent; });
-  family("weir_aggregator_injected_losses_total", "Packets dropped on purpose (--drop).",
-         MetricType::Counter, [](const ShardStatus& s) { return s.counters.dropped; });
-  family("weir_aggregator_cpu_seconds_total", "Processor time of the shard's thread.",
+  family("weir_aggregator_injected_losses_total",
+         "Number of packets that were dropped on purpose (--drop).", MetricType::Counter,
+         [](const ShardStatus& s) { return s.counters.dropped; });
+  family("weir_aggregator_cpu_seconds_total", "Processor time in seconds of the shard's thread.",
          MetricType::Counter, [](const ShardStatus& s) { return ToSeconds(s.counters.cpu_time); });
-  family("weir_aggregator_granted_slots", "Slots that leases hold.", MetricType::Gauge,
+  family("weir_aggregator_granted_slots", "Number of slots that leases hold.", MetricType::Gauge,
          [](const ShardStatus& s) { return s.slots_granted; });
-  family("weir_aggregator_leases", "Leases that jobs hold.", MetricType::Gauge,
+  family("weir_aggregator_leases", "Number of leases that jobs hold.", MetricType::Gauge,
          [](const ShardStatus& s) { return s.leases; });
 }
 
 void AddTls(const TlsHealth& tls, Page* page) {
-  page->Family("weir_tls_last_reload_successful", "1 when the TLS files that are there are in use.",
+  page->Family("weir_tls_last_reload_successful",
+               "Whether the current TLS files are in use: 1, or 0 if they are invalid.",
                MetricType::Gauge);
   page->Add({}, tls.renewed ? 1.0 : 0.0);
-  page->Family("weir_tls_reload_failures_total", "Times that changed TLS files were not good.",
-               MetricType::Counter);
+  page->Family("weir_tls_reload_failures_total",
+               "Number of times that changed TLS files were found invalid.", MetricType::Counter);
   page->Add({}, tls.refused);
-  page->Family("weir_tls_certificate_expiry_timestamp_seconds", "When the certificate in use ends.",
-               MetricType::Gauge);
+  page->Family("weir_tls_certificate_expiry_timestamp_seconds",
+               "Unix time in seconds at which the certificate in use expires.", MetricType::Gauge);
   page->Add({}, tls.certificate_end_unix_s);
 }
 
-// Not "job": Prometheus puts its own on everything that it scrapes.
+// The label is not "job", because Prometheus puts a label of that name on every series.
 MetricLabels LabelsOf(const LeaseGrant& grant) {
   return {{"training_job", grant.job}, {"mode", std::string(ModeName(grant.lease.mode))}};
 }
@@ -156,15 +162,16 @@ std::string MetricsText(const std::string& version, const std::vector<ShardStatu
   if (kernel.has_value()) AddKernel(*kernel, &page);
   if (tls.has_value()) AddTls(*tls, &page);
   page.Family("weir_aggregator_oldest_round_age_seconds",
-              "How long the job's oldest incomplete round has waited; 0: none waits.",
+              "Age in seconds of the job's oldest incomplete round; 0 if no round is incomplete.",
               MetricType::Gauge);
   for (const LeaseStatus& status : leases) {
     page.Add(LabelsOf(status.grant),
              status.oldest.has_value() ? ToSeconds(status.oldest->age) : 0.0);
   }
-  page.Family("weir_aggregator_oldest_round_missing_workers",
-              "Workers that the job's oldest incomplete round waits for; /v1/leases names them.",
-              MetricType::Gauge);
+  page.Family(
+      "weir_aggregator_oldest_round_missing_workers",
+      "Number of workers that the job's oldest incomplete round waits for; /v1/leases names them.",
+      MetricType::Gauge);
   for (const LeaseStatus& status : leases) {
     page.Add(LabelsOf(status.grant),
              status.oldest.has_value() ? static_cast<double>(status.oldest->missing.size()) : 0.0);

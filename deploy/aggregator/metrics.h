@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The aggregator's /metrics, made anew from its status for every scrape: a lease that has ended
-// leaves no label behind. The label `job` is bounded by the leases that may exist.
+// The aggregator's /metrics, made from its status for every scrape, so that a lease that has ended
+// leaves no label behind. The label for the job is bounded by the number of leases.
 
 #include <optional>
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace weir::aggregation {
 
-/// The page as Prometheus reads it. kernel: of the data plane in the kernel, where there is one.
-/// tls: of the certificate, where there is one. Thread-safe.
+/// The page in the format of Prometheus. kernel: the state of the data plane in the kernel, if
+/// there is one. tls: the state of the certificate, if there is one. Thread-safe.
 std::string MetricsText(const std::string& version, const std::vector<ShardStatus>& shards,
                         const std::vector<LeaseStatus>& leases,
                         const std::optional<OffloadStatus>& kernel,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's driver: `deploy/demo` builds and calls it.
 
-The same training runs over the same network schedule dense (Gloo), with fixed top-k compression,
-and adaptively with controller and agents; then table, JSON and HTML report.
+Runs the same training over the same network schedule three times: dense (Gloo), with fixed top-k
+compression, and adaptively with controller and agents. Then writes a table, JSON and an HTML report.
 """
 import argparse
 import dataclasses
@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def parse(arguments):
     """Options of the command line; exits with a message that names what is wrong."""
-    parser = argparse.ArgumentParser(prog="deploy/demo", description=__doc__.splitlines()[2])
+    parser = argparse.ArgumentParser(prog="deploy/demo", description=" ".join(__doc__.splitlines()[2:]))
     parser.add_argument("--quick", action="store_true",
                         help="dense against adaptive on a short schedule, under 3 minutes")
     parser.add_argument("--aggregator", action="store_true",
@@ -48,12 +48,12 @@ def parse(arguments):
     parser.add_argument("--json", metavar="FILE", help="machine-readable report")
     parser.add_argument("--out", metavar="DIR", help="report and logs; default out/demo-<time>")
     parser.add_argument("--build", metavar="DIR", default=str(ROOT / "build"))
-    parser.add_argument("--web-port", type=int, default=0, help="of the controller's page, while "
-                        "the adaptive run goes on; default: any")
+    parser.add_argument("--web-port", type=int, default=0, help="port of the controller's page "
+                        "during the adaptive run; default: any")
     parser.add_argument("--no-fast-network", action="store_true",
                         help="leave out the comparison on the unshaped network")
     parser.add_argument("--loopback", action="store_true",
-                        help="no namespaces even where they are permitted")
+                        help="use no namespaces, even if they are permitted")
     options = parser.parse_args(arguments)
     if not 1 <= options.hosts <= 16:
         parser.error(f"--hosts: expected 1 to 16, found {options.hosts}")
@@ -250,7 +250,7 @@ def validation_interval(steps):
 
 
 def machine(network, hosts, torch_version):
-    """What a reader needs to judge the numbers."""
+    """The facts about the machine that a reader needs to judge the figures."""
     model = "unknown processor"
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

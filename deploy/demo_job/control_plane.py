@@ -18,8 +18,8 @@ AGGREGATOR_NAME = "tor"
 AGGREGATOR_SLOTS = 64   # of a KiB: what the emulated links' queues hold at 50 Mb/s
 PROBE_PORT = 7446
 IPERF_PORT = 5201
-# Little, so that no bandwidth probe fills a slow link for seconds; what the ranks' own connections
-# show is worth more.
+# The budget is small, so that no bandwidth probe fills a slow link for seconds; the measurements of
+# the ranks' own connections are worth more.
 PROBE_BUDGET_MIB = 1
 REQUEST_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 15.0
@@ -58,7 +58,8 @@ class ControlPlane:
         self._directory.mkdir(parents=True, exist_ok=True)
         policies = self._directory / "policy"
         policies.mkdir(exist_ok=True)
-        # An earlier run with the same --out: neither its decisions nor its policy are this run's.
+        # Files of an earlier run with the same --out: its decisions and its policy must not affect
+        # this run.
         for stale in (*self._directory.glob("controller.db*"), *policies.iterdir()):
             stale.unlink()
         if self._policy:

@@ -5,9 +5,9 @@
 // Packets stay in the kernel. NFQUEUE hands over their ids in arrival order; this process only
 // times the verdicts, one batched verdict per wake-up, so that a few thousand packets a second cost
 // a few per cent of a core. A packet is due at its arrival plus the delay *now in force*: a shorter
-// delay releases the waiting packets at once and never reorders them. What is dropped is what the
-// kernel hands over: one segment, or several that it has not cut yet (the emulator bounds these).
-// Which ones, a generator of fixed seed says.
+// delay releases the waiting packets at once and never reorders them. A drop removes one unit that
+// the kernel hands over: one segment, or several that it has not cut yet (the emulator bounds
+// these). A generator with a fixed seed chooses the units.
 //
 //   weir-delay-relay --queue 1 --delay-us 0 [--lead-us N]
 //
@@ -15,7 +15,7 @@
 //   delay MICROSECONDS   ->  "ok"
 //   loss MILLIONTHS      ->  "ok"
 //   stats                ->  {"packets":N,"dropped":N,"waiting":N,"late_us_p50":X,"late_us_p99":X}
-// End of input ends the process: the emulator cannot leave it behind.
+// End of input ends the process, so that it does not outlive the emulator.
 #include <arpa/inet.h>
 #include <libmnl/libmnl.h>
 #include <libnetfilter_queue/libnetfilter_queue.h>
@@ -48,8 +48,9 @@ constexpr int64_t kMillion = 1000000;
 constexpr size_t kReceiveBytes = 64 << 10;
 constexpr size_t kLatenessSamplesMax = 4096;
 constexpr int kCalibrationSleeps = 100;
-// From the verdict to the packet's arrival at the next hop, and from the packet to this process:
-// measured on a two-core virtual machine as what remains after the wake-up's own lateness.
+// The time from the verdict to the packet's arrival at the next hop, and from the packet to this
+// process. It was measured on a two-core virtual machine as the remainder after the wake-up's own
+// lateness.
 constexpr int64_t kPathNanoseconds = 20 * kNanosecondsPerMicrosecond;
 // At most this much of a delay is taken off in advance; a busy machine must not halve short delays.
 constexpr int64_t kLeadNanosecondsMax = 120 * kNanosecondsPerMicrosecond;
@@ -66,7 +67,7 @@ struct Options {
   int64_t lead_ns = -1;  // negative: calibrate
 };
 
-// How late a sleep of 1 ms ends on this machine: the median of kCalibrationSleeps.
+// The lateness of a sleep of 1 ms on this machine: the median of kCalibrationSleeps.
 int64_t WakeUpLateness() {
   std::vector<int64_t> late;
   for (int i = 0; i < kCalibrationSleeps; ++i) {
@@ -89,7 +90,7 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // Binds the queue. False, with a message on standard error, where the kernel refuses.
+  // Binds the queue. Returns false, with a message on standard error, if the kernel refuses.
   bool Open() {
     socket_ = mnl_socket_open(NETLINK_NETFILTER);
     if (socket_ == nullptr || mnl_socket_bind(socket_, 0, MNL_SOCKET_AUTOPID) < 0) {
@@ -230,7 +231,7 @@ class Relay {
     }
   }
 
-  // False at the end of input.
+  // Returns false at the end of input.
   bool ReadCommands() {
     std::array<char, 256> chunk;
     const ssize_t got = read(STDIN_FILENO, chunk.data(), chunk.size());

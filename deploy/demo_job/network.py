@@ -20,9 +20,9 @@ import shutil
 import subprocess
 
 PREFIX = "weirdemo"
-# Packets are large, which spares the cores that carry all hosts most of their work, where a token
-# bucket never has to cut them and none is lost: a bucket of 64 KiB would pass the whole of a compressed
-# gradient at once on a slow link.
+# Packets are large, which saves most of the work of the cores that carry all hosts, unless a token bucket has to
+# cut them or some are lost: a bucket of 64 KiB would pass the whole of a compressed gradient at once on a slow
+# link.
 PACKET_BYTES_MIN, PACKET_BYTES_MAX = 14600, 65536
 BURST_BYTES_MIN = 16384
 BURST_S = 0.001
@@ -86,7 +86,7 @@ def namespaces():
 
 
 def burst_bytes(rate_mbps):
-    """Of a token bucket with this rate: a millisecond's worth."""
+    """The size of a token bucket with this rate: a millisecond's worth."""
     return max(BURST_BYTES_MIN, int(rate_mbps * 1e6 / 8 * BURST_S))
 
 
@@ -103,7 +103,7 @@ class LoopbackNetwork:
 
     def __init__(self, pace_library, directory):
         self._file = os.path.join(directory, "pace")
-        # Ranks that stand for hosts must not find that they share memory.
+        # Ranks on emulated hosts must not discover that they share memory.
         self.environment = {"WEIR_TRANSPORT": "tcp"}
         self._paced = bool(pace_library)
         if pace_library:
@@ -129,7 +129,7 @@ class LoopbackNetwork:
         os.rename(temporary, self._file)
 
     def describe(self):
-        """What stands in for rate and delay, for the report."""
+        """The substitutes for rate and delay, for the report."""
         return {"rate": "sockets paced per connection on loopback" if self._paced else "none",
                 "delay": "none", "congestion_control": "the system's", "relay": None}
 
@@ -165,7 +165,7 @@ class EmulatedNetwork:
         self._names = [(self.host(i), f"p{i}", i + 1) for i in range(hosts)]
         self._names.append((self.control, "c", 0))
         if aggregator:
-            # Its port's name makes the relay's rule for training hosts hold for it.
+            # The relay's rule for training hosts also matches this name of its port.
             self._names.append((self.aggregator, "pa", AGGREGATOR_SUBNET))
         self.rate_mbps = 0.0
         self.delay_ms = 0.0
@@ -228,12 +228,13 @@ class EmulatedNetwork:
         run(*ip, "addr", "add", f"10.77.{subnet}.2/24", "dev", "e0")
         run(*ip, "link", "set", "e0", "up")
         run(*ip, "link", "set", "lo", "up")
-        # Per route, because a namespace may not name a congestion control that the machine's
-        # administrator has not allowed, and the machine's own setting is not ours to change.
+        # The congestion control is set per route, because a namespace may not name one that the
+        # machine's administrator has not allowed, and this program must not change the machine's
+        # own setting.
         run(*ip, "route", "add", "default", "via", f"10.77.{subnet}.1", "congctl",
             CONGESTION_CONTROL)
-        # A training step leaves connections idle longer than a retransmission timeout; starting
-        # over from ten packets every step is what long-haul operators switch off first.
+        # A training step leaves connections idle for longer than a retransmission timeout.
+        # Operators of long-haul links switch off the restart from ten packets that would follow.
         run("ip", "netns", "exec", name, "sh", "-c",
             "echo 0 > /proc/sys/net/ipv4/tcp_slow_start_after_idle; "
             "echo 1 > /proc/sys/net/ipv4/tcp_no_metrics_save")
@@ -312,8 +313,8 @@ class EmulatedNetwork:
         return probe.returncode == 0
 
     def _netem(self, delay_ms, loss_ratio):
-        # On the hosts' side of the uplink, where no token bucket sits; the packets of a host's
-        # control traffic are delayed and lost too, unlike with the relay.
+        # The delay is on the hosts' side of the uplink, where there is no token bucket. Unlike with
+        # the relay, it also affects a host's control traffic.
         impaired = delay_ms > 0 or loss_ratio > 0
         hosts = [self.host(i) for i in range(self.hosts)]
         for name in hosts + ([self.aggregator] if self.aggregator else []):
@@ -358,7 +359,7 @@ class EmulatedNetwork:
         return answer
 
     def describe(self):
-        """What emulates rate, delay and loss here, for the report."""
+        """The means that emulate rate, delay and loss, for the report."""
         delay = {None: "none set", "netem": "netem",
                  "relay": "weir-delay-relay (no netem in this kernel)"}[self._delay_device]
         return {"rate": "tbf on both directions of every training host", "delay": delay,

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run with an aggregator shows: its leases, the steps that it summed, and why or why not."""
+"""The results of a run with an aggregator: its leases, the steps that it summed, and the reasons."""
 import math
 import re
 
 COLLECTIVES = ("omnireduce", "switchml", "thc_table")   # those that sum on an aggregator
-# The demo's model compresses so well that compression always beats an aggregator, which adds what
-# ranks send but needs all of it; and much of its gradient is zero, which other collectives leave out.
-# So this is the policy of somebody whose model is not so.
-POLICY = """# Of the demo with an aggregator: dense sums, by ranks among themselves or on the aggregator.
+# The demo's model compresses so well that compression always beats an aggregator, which needs uncompressed input;
+# and much of its gradient is zero, which other collectives leave out. This policy is that of a user whose model
+# does not allow either.
+POLICY = """# The demo with an aggregator: dense sums, by the ranks alone or on the aggregator.
 name: dense-sums
 jobs: ["*"]
 objective: time_to_accuracy
@@ -15,9 +15,10 @@ bounds:
   codecs: [identity]
   collectives: [ring, halving_doubling, switchml]
 """
-# Payload per second of 4 ranks that it takes in where ranks, links and aggregator share two cores:
-# from 0.4, as their steps on a fast link show, to 0.8, with nothing else to do. To state less only
-# makes a controller careful; more, and it takes a slow aggregator for a slow network.
+# The payload per second that the aggregator receives from 4 ranks when ranks, links and aggregator
+# share two cores: between 0.4, measured from steps on a fast link, and 0.8, measured alone. A lower
+# statement only makes the controller careful; with a higher one it mistakes a slow aggregator for a
+# slow network.
 GOODPUT_GBIT_S = 0.4
 PACKETS = re.compile(r'^weir_aggregator_packets_total\{.*outcome="(added|completed)".*\} (\S+)$',
                      re.MULTILINE)

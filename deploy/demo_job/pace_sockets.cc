@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Paces every TCP connection of a process: the demo's stand-in for an emulated network where
+// Paces every TCP connection of a process: the demo's substitute for an emulated network where
 // network namespaces are not permitted.
 //
 // Loaded with LD_PRELOAD into the training ranks, so that Gloo and Weir are treated alike. Each
-// connection is limited by the kernel's own pacing (SO_MAX_PACING_RATE). The rate, in bytes per
-// second as decimal text, stands in the file that WEIR_PACE_FILE names and may change at any time;
-// 0 or no file means unlimited. The limit holds per connection and direction, not per host.
+// connection is limited by the kernel's own pacing (SO_MAX_PACING_RATE). The file that
+// WEIR_PACE_FILE names contains the rate, in bytes per second as decimal text, and may change at
+// any time; 0 or no file means unlimited. The limit applies per connection and direction, not per
+// host.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -74,7 +75,8 @@ void Pace(int descriptor) {
   static std::once_flag once;
   std::call_once(once, [] {
     current_rate = ReadRate(path);
-    // Detached on purpose: it owns nothing and the process has no end at which it could be joined.
+    // The thread is detached on purpose: it owns nothing, and the process has no point at which it
+    // could be joined.
     std::thread(Follow, path).detach();
   });
   Paced()[size_t(descriptor)] = true;

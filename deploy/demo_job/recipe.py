@@ -55,7 +55,7 @@ def validation_loss(model, corpus, rank=0, world=1):
 
 
 class ByteTask:
-    """What `demo_job.train` trains: the model, its data, its optimiser and how good it is."""
+    """The task of `demo_job.train`: the model, its data, its optimiser and its validation."""
 
     def __init__(self, model_params):
         self._model_params = model_params

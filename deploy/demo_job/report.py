@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a demo leaves: a table for the terminal, one JSON object, one self-contained HTML page."""
+"""The report of a demo: a table for the terminal, one JSON object, one self-contained HTML page."""
 import dataclasses
 import html
 
@@ -72,7 +72,7 @@ def _aligned(header, rows):
 
 
 def sentence(report):
-    """What the runs show, in one sentence; empty without both a dense and an adaptive run."""
+    """The result of the runs in one sentence; empty without both a dense and an adaptive run."""
     runs = {run["name"]: run for run in report["runs"]}
     if not {"dense", "adaptive"} <= set(runs):
         return ""
@@ -93,7 +93,7 @@ class Claim:
     label: str
     value: float
     most: float
-    optional: bool = False   # whether nothing at all meets the goal, too
+    optional: bool = False   # the goal is met also if there is nothing to judge
 
     def mark(self):
         """A tick, a cross, or a dash where there is nothing to judge."""

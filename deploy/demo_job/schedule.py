@@ -67,7 +67,8 @@ class Schedule:
         return dataclasses.replace(self, target=target)
 
 
-# Targets are 2 % above where dense training of the default recipe and size ends: 1.648 and 1.851.
+# Targets are 2 % above the final loss of dense training with the default recipe and size: 1.648 and
+# 1.851.
 FULL = Schedule((
     Phase("fast", 100, 1000.0, 0.0),
     Phase("slow", 100, 50.0, 2.0),
@@ -82,8 +83,8 @@ QUICK = Schedule((
     Phase("recovering", 48, 500.0, 1.0),
 ), 1.89)
 
-# Between hosts that compress nothing: in the middle the links are slow enough that sending half
-# as much again, as ranks among themselves do, costs more than an aggregator does.
+# For hosts that compress nothing: in the middle phase the links are so slow that sending half as
+# much again, as ranks without an aggregator do, costs more than the aggregator.
 AGGREGATOR = Schedule((
     Phase("fast", 40, 1000.0, 0.0),
     Phase("slow", 30, 50.0, 1.0),

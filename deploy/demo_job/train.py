@@ -76,7 +76,8 @@ class Trainer:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(options.seed)
         self.model = task.model()
-        # The one buffer is a constant mask. DDP would send it by Gloo before every step.
+        # The only buffer is a constant mask, which DDP would otherwise send by Gloo before every
+        # step.
         self.ddp = DistributedDataParallel(self.model, bucket_cap_mb=options.bucket_mb,
                                            broadcast_buffers=False)
         self.optimizer, self.rates = task.optimizer(self.model, options.steps)
@@ -164,7 +165,7 @@ def train(options, task, attach):
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_S))
     trainer = Trainer(options, task, attach)
     trainer.run()
-    # Leave together: a rank that ends early would look like a failed one.
+    # All ranks leave together, because a rank that ends early would look like a failed one.
     dist.barrier()
     if trainer.weir is not None:
         trainer.weir.close()

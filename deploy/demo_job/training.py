@@ -14,7 +14,7 @@ from demo_job import stats
 PORT = 29500
 MODULES = pathlib.Path(__file__).resolve().parent.parent
 WEIR_MODULES = MODULES.parent / "datapath" / "python"
-SILENCE_S = 240.0      # a rank 0 that says nothing for so long is stuck
+SILENCE_S = 240.0      # rank 0 counts as stuck after this time without output
 ENDING_S = 30.0
 
 
@@ -24,7 +24,7 @@ class TrainingError(RuntimeError):
 
 @dataclasses.dataclass
 class Result:
-    """What one run measured. Steps count from 1; times are on the training clock, in seconds."""
+    """The measurements of one run. Steps count from 1; times are on the training clock, in seconds."""
     name: str
     phases: list                       # of the schedule, as given
     steps: list = dataclasses.field(default_factory=list)        # rank 0's "step" lines

@@ -121,7 +121,7 @@ def _of_image(stage):
 
 
 def findings(text, context):
-    """What is wrong, one line each: "stage: words"."""
+    """The violations of the rules, one line each: "stage: words"."""
     _, stages = read(text)
     found = [f"{stage.name}: {words}" for stage in stages for words in _of_stage(stage, stages, context)]
     return found + [f"{stage.name}: {words}" for stage in of_images(stages) for words in _of_image(stage)]

@@ -13,9 +13,9 @@ import shutil
 import subprocess
 import tempfile
 
-IDS = 65536              # an image's users are below
-SPARE = 64821            # whom root becomes
-SPARE_IDS = 1 << 30      # his subordinate ids start here
+IDS = 65536              # number of users that an image may have
+SPARE = 64821            # the user id that root becomes
+SPARE_IDS = 1 << 30      # the first of its subordinate ids
 PROBE = """
 ip link set lo up
 mount -t proc proc /proc
@@ -38,7 +38,7 @@ shift
 export TMPDIR="$here/tmp" HOME=/
 cd /
 setpriv --reuid %(user)d --regid %(user)d --clear-groups -- "$@"
-exit $?  # this shell stays the first of its processes: with it all of them end
+exit $?  # this shell stays process 1 of the namespace, and all end with it
 """ % {"user": SPARE}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Debian packages: `cpack -G DEB` in the build directory makes one per component. Dependencies on
-# libraries come from dpkg-shlibdeps, everything else is said here.
+# Debian packages: `cpack -G DEB` in the build directory makes one per component. dpkg-shlibdeps
+# finds the dependencies on libraries; all others are listed here.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME weir)
 set(CPACK_PACKAGE_VENDOR Weir)
@@ -28,8 +28,9 @@ add_custom_command(OUTPUT ${changelog} COMMAND gzip -9nc ${debian}/changelog > $
 add_custom_target(weir_changelog ALL DEPENDS ${changelog})
 configure_file(${debian}/copyright copyright COPYONLY)
 
-# weir_package(NAME SUMMARY TEXT [DEPENDS ...] [SECTION ...] [ALL] [SCRIPTS ...]): ALL: for every
-# architecture. SCRIPTS are files of debian/, NAME.postinst and so on, with @VARIABLES@ replaced.
+# weir_package(NAME SUMMARY TEXT [DEPENDS ...] [SECTION ...] [ALL] [SCRIPTS ...]): with ALL the
+# package is for every architecture. SCRIPTS are files of debian/, NAME.postinst and so on, with
+# @VARIABLES@ replaced.
 macro(weir_package name summary text)
   cmake_parse_arguments(ARG "ALL" "DEPENDS;SECTION" "SCRIPTS" ${ARGN})
   list(APPEND CPACK_COMPONENTS_ALL ${name})
@@ -86,7 +87,7 @@ weir_package(libweir0 "steers the gradient traffic of training jobs: datapath li
   "Collectives inside a training process, whose compression a controller
 steers live."
   SECTION libs SCRIPTS shlibs triggers)
-# The transport verbs opens them when it is used.
+# The transport verbs opens these libraries when it is used.
 set(CPACK_DEBIAN_LIBWEIR0_PACKAGE_SUGGESTS "librdmacm1, ibverbs-providers")
 weir_package(libweir-dev "steers the gradient traffic of training jobs: development files"
   "Header, pkg-config and CMake files of libweir."

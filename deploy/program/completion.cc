@@ -11,7 +11,7 @@ namespace {
 
 using namespace program;
 
-// Where the words before the cursor lead.
+// The place in the definition to which the words before the cursor lead.
 struct Cursor {
   const CLI::App* command = nullptr;
   const CLI::Option* pending = nullptr;  // an option whose value comes next

@@ -17,8 +17,8 @@ namespace weir {
 using GivenValues = std::map<std::string, std::string>;
 
 /// Values that only the program knows, such as the nodes of its controller. `command` is the
-/// subcommand ("get", empty at the top), `name` the option ("--job") or positional ("name").
-/// Must return soon: somebody waits at a prompt. Prints nothing.
+/// subcommand ("get", empty at the top), `name` the option ("--job") or positional ("name"). It
+/// must return soon, because a user waits at a prompt, and must print nothing.
 using ValueSource = std::function<std::vector<std::string>(
     const std::string& command, const std::string& name, const GivenValues& given)>;
 
@@ -28,12 +28,12 @@ struct ProgramPage {
   ValueSource values;                 // may be empty
 };
 
-/// Answers, on standard output, the commands that are for packagers and shells and not in --help:
+/// Executes, on standard output, the commands for packagers and shells that --help does not show:
 ///   __man DATE          the page in mdoc(7); DATE is printed as given ("January 31, 2026")
 ///   __completion SHELL  the script for bash, zsh or fish
 ///   __complete WORD...  candidates for the last WORD, as CandidatesFor gives them
-/// Returns the exit status, or nothing when `argv` is an ordinary command line. To be called once
-/// all flags are defined and before they are parsed; parses nothing itself.
+/// Returns the exit status, or nothing when `argv` is an ordinary command line. To be called after
+/// all flags are defined and before they are parsed; it parses nothing itself.
 std::optional<int> AnswerHiddenCommand(const CLI::App& app, const ProgramPage& page, int argc,
                                        const char* const* argv);
 
@@ -41,13 +41,14 @@ std::optional<int> AnswerHiddenCommand(const CLI::App& app, const ProgramPage& p
 /// of the form "title:\n  term  text..." becomes a section of that title.
 std::string ManPage(const CLI::App& app, const ProgramPage& page, const std::string& date);
 
-/// A script that asks the program itself through __complete. Empty for an unknown shell.
+/// A script that asks the program for candidates through __complete. Empty for an unknown shell.
 std::string CompletionScript(const std::string& program, const std::string& shell);
 
 /// Lines "candidate\tdescription" for the last of `words` (which follow the program's name; the
-/// last may be empty), then one line that says what else may stand there: ":file", ":directory" or
-/// ":none". Words that the program would reject give no candidates. Source: follows CLI11's order
-/// of lookup (options of the subcommand, then by fallthrough those of its parents).
+/// last may be empty), then one line for other values that are possible there: ":file",
+/// ":directory" or ":none". There are no candidates after words that the program would reject.
+/// Source: CLI11's order of lookup (options of the subcommand, then by fallthrough those of its
+/// parents).
 std::vector<std::string> CandidatesFor(const CLI::App& app, const ProgramPage& page,
                                        const std::vector<std::string>& words);
 

@@ -28,12 +28,13 @@ class HttpWorkers : public httplib::TaskQueue {
   }
   ~HttpWorkers() override { shutdown(); }
 
-  /// void up to cpp-httplib 0.11, later whether the task was accepted.
+  /// The result is void up to cpp-httplib 0.11; later versions return whether the task was
+  /// accepted.
   using Accepted = decltype(std::declval<httplib::TaskQueue&>().enqueue({}));
 
   /// Waits while the queue is full. After shutdown the task is dropped.
   Accepted enqueue(std::function<void()> task) override {
-    // Every request has a deadline, so a worker becomes free well within this one.
+    // Every request has a deadline, so a worker becomes free well before this one expires.
     return static_cast<Accepted>(
         queue_.Push(std::move(task), RealClock().Now() + std::chrono::minutes(1)));
   }

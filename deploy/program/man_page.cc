@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes mdoc(7). Text stands on lines of its own and never as a macro's argument, where "Op" or
-// "No" would be read as macros, except for names and types, which are quoted by ZeroWidth.
+// Writes mdoc(7). Text has its own lines and is never a macro's argument, where "Op" or "No" would
+// be read as macros. Names and types are the exception; ZeroWidth quotes them.
 
 #include <cctype>
 
@@ -12,7 +12,7 @@ namespace {
 
 using namespace program;
 
-// A text line: backslashes escaped, no control line by accident.
+// Makes a text line: backslashes are escaped, and no line becomes a control line.
 std::string Escaped(const std::string& text) {
   std::string out;
   for (const char c : text) out += c == '\\' ? "\\e" : std::string(1, c);
@@ -31,7 +31,7 @@ std::string Upper(std::string text) {
   return text;
 }
 
-// One line a sentence, a capital first and a full stop last.
+// Puts each sentence on a line of its own, with a capital first and a full stop last.
 std::string Paragraph(std::string text) {
   if (text.empty()) return "";
   text[0] = static_cast<char>(std::toupper(static_cast<unsigned char>(text[0])));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scripts that hand the words to the program and give its candidates to the shell. Nothing of
-// bash's completion package is needed.
+// Scripts that pass the words to the program and its candidates to the shell. They do not need
+// bash's completion package.
 
 #include "deploy/program/hidden_command.h"
 
 namespace weir {
 namespace {
 
-// bash takes '=' and ':' for ends of words (COMP_WORDBREAKS), but addresses hold colons: the line
-// is split at blanks here, and what bash will not replace is cut from the candidates again.
+// bash ends words at '=' and ':' (COMP_WORDBREAKS), but addresses contain colons. So the line is
+// split at blanks here, and the part that bash will not replace is removed from the candidates.
 constexpr const char* kBash = R"sh(# bash completion for @PROGRAM@
 _@FUNCTION@() {
   local line=${COMP_LINE:0:COMP_POINT} words=() current kept candidate

@@ -22,8 +22,9 @@ sigset_t StopSignals() {
 std::atomic<pthread_t> holder;
 static_assert(std::atomic<pthread_t>::is_always_lock_free, "a signal handler reads it");
 
-// Runs in a thread that a library started before main, as OpenBLAS does when it is loaded: it does
-// not block the signal, and by default the process would end. The holder blocks it.
+// Runs in a thread that a library started before main, as OpenBLAS does when it is loaded. Such a
+// thread does not block the signal, whose default action ends the process. This handler passes it
+// to the thread that waits.
 void PassToHolder(int number) {
   const int before = errno;
   pthread_kill(holder.load(), number);

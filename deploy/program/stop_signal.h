@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a program that serves is ended: SIGINT or SIGTERM.
+// Orderly shutdown of a server program by SIGINT or SIGTERM.
 
 #include "datapath/base/clock.h"
 
 namespace weir {
 
 /// Blocks SIGINT and SIGTERM and ignores SIGPIPE. To be called before the program starts threads,
-/// as they inherit the mask: only WaitForStopSignal then receives them. A thread that is there
-/// already (libraries start some when they are loaded) passes them on to the caller's.
+/// which inherit the mask: then only WaitForStopSignal receives the signals. Threads that exist
+/// already (libraries start some when they are loaded) pass them on to the caller's thread.
 void HoldStopSignals();
 
-/// Waits for one of them, in the thread that holds them. Returns its number.
+/// Waits for one of these signals, in the thread that called HoldStopSignals. Returns its number.
 int WaitForStopSignal();
 
 /// As above, for at most `wait_max`. Returns 0 if no signal came.

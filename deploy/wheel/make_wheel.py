@@ -26,11 +26,11 @@ PACKAGE = ROOT / "datapath" / "python" / "weir"
 LIBRARY = "datapath/api/libweir.so"
 PROGRAMS = {"weir-agent": "agent/weir-agent", "weir-controller": "controller/service/weir-controller",
             "weirctl": "controller/cli/weirctl"}
-# Libraries that every system has which fits the tag: those of the manylinux policies' allow-lists that
-# Weir uses. PEP 600 demands that everything else is in the wheel.
+# Libraries that every system with this tag has: the part of the manylinux policies' allow-lists that Weir uses.
+# PEP 600 demands that everything else is in the wheel.
 SYSTEM = re.compile(r"(linux-vdso|ld-linux-.*|libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+|libz)\.so"
                     r"(\.\d+)*")
-DATE = (1980, 1, 1, 0, 0, 0)  # wheels that are made twice of one build are equal
+DATE = (1980, 1, 1, 0, 0, 0)  # a fixed date, so that wheels of one build are identical
 
 
 def run(*command, **options):
@@ -61,7 +61,7 @@ def needed(file):
 def closure(files):
     """Library name -> path, of everything that the files load and a system need not have."""
     # The reference LAPACK is enough for the small problems of the linear programme solver. OpenBLAS, which
-    # Debian's alternatives may prefer, would take more room than everything else together.
+    # Debian's alternatives may prefer, would be larger than everything else together.
     directories = [path for name in ("lapack", "blas")
                    for path in pathlib.Path("/usr/lib").glob(f"{platform.machine()}-*/{name}")]
     search = dict(os.environ, LD_LIBRARY_PATH=os.pathsep.join(map(str, directories)))
@@ -105,7 +105,7 @@ def bundle(tree, files):
                         [(file, "$ORIGIN/../../weir.libs") for file in files]):
         replaced = [part for name in needed(file) if name in names
                     for part in ("--replace-needed", name, names[name])]
-        # Two calls, since patchelf 0.14 garbles the names if one does both.
+        # This needs two calls, because patchelf 0.14 garbles the names if one call does both.
         if replaced:
             run("patchelf", *replaced, file)
         run("patchelf", "--set-rpath", rpath, file)

@@ -36,7 +36,7 @@ CLI_TIMEOUT_S = 30
 
 
 class ControlError(Exception):
-    """What is wrong: cause, expected, found; and what the switch's command line had printed by then."""
+    """An error with cause, expected and found values; `printed` is the switch's output up to the error."""
 
     printed = ""
 
@@ -192,7 +192,7 @@ class CommandLine:
 
 
 def handles_in(output):
-    """What the command line says it made: ("node", handle) and (table, handle); and its complaints."""
+    """The objects that the command line reports: ("node", handle) and (table, handle); and its errors."""
     made, wrong, table = [], [], None
     for line in output.splitlines():
         if match := re.search(r"Adding entry to \w+ match table (\S+)", line):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of the aggregation protocol and of what lies in front of it: proto/WIRE.md section 4.
+// The bytes of the aggregation protocol and of the headers in front of it: proto/WIRE.md section 4.
 // Both programs include this file, and tests/lint/p4_widths.py compares packet_h with that table.
 
 #ifndef WEIR_HEADERS_P4_
@@ -52,7 +52,7 @@ header packet_h {
     bit<32> checksum;
 }
 
-// In front of the sums of mode 3: bit w: worker w is in them.
+// In front of the sums of mode 3. If bit w is set, worker w is in the sums.
 header contributors_h {
     bit<64> workers;
 }
@@ -62,8 +62,8 @@ header next_h {
     bit<32> block;
 }
 
-// Sixteen words of state. Modes 1 and 2: a lane each. Mode 3: four sums of 8 or two of 16 bits
-// each. Mode 4: the block of one column.
+// Sixteen words of state. In modes 1 and 2 a word is a lane; in mode 3 it holds four sums of 8 or
+// two of 16 bits; in mode 4 the group is the block of one column.
 header group_h {
     bit<32> word_0;
     bit<32> word_1;
@@ -83,7 +83,7 @@ header group_h {
     bit<32> word_15;
 }
 
-// The indices that become one group of sums of 8 bits: four a word, the even lane first.
+// The indices that become one group of sums of 8 bits: four per word, the even lane first.
 header indices_8_h {
     bit<16> word_0;
     bit<16> word_1;
@@ -103,7 +103,7 @@ header indices_8_h {
     bit<16> word_15;
 }
 
-// The indices that become one group of sums of 16 bits: two a word.
+// The indices that become one group of sums of 16 bits: two per word.
 header indices_16_h {
     bit<8> word_0;
     bit<8> word_1;

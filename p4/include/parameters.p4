@@ -25,7 +25,7 @@ const bit<8> FLAG_LEAD = 32;
 
 const bit<32> NOTICE_MISMATCH = 1;
 
-// Octets: in front of the aggregation packet, its header, and one group of words.
+// Sizes in octets of the UDP header, the aggregation packet's header, and one group of words.
 const bit<16> UDP_HEADER_BYTES = 8;
 const bit<16> IPV4_HEADER_BYTES = 20;
 const bit<16> ETHERNET_HEADER_BYTES = 14;
@@ -39,7 +39,7 @@ const bit<16> PAYLOAD_UNKNOWN = 0xFFFF;
 
 const bit<16> LANES_PER_BLOCK = 16;
 
-// What became of a packet, as the aggregator in software counts it; the low bits of a counter's
+// The outcome of a packet, as the aggregator in software counts it; the low bits of a counter's
 // index. Counters of packets that belong to no lease have an index of their own.
 typedef bit<4> verdict_t;
 const verdict_t VERDICT_ADDED = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repetition, which P4 has none of.
+// Macros for repetition, because P4 has no loops.
 
 #ifndef WEIR_WORDS_P4_
 #define WEIR_WORDS_P4_

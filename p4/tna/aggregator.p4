@@ -10,8 +10,8 @@
 // are. When the result is lost on that way, any worker's repetition of its contribution sends it
 // again.
 //
-// A switch cannot tell state of one grant from that of another here: whoever grants a lease clears
-// `progress` and `opened` for its slots before it adds `terms`.
+// The switch cannot distinguish the state of different grants here: before a lease's `terms` are
+// added, `progress` and `opened` of its slots must be cleared.
 
 #include <core.p4>
 #include <tna.p4>
@@ -29,7 +29,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
     Counter<bit<64>, bit<32>>(COUNTERS, CounterType_t.PACKETS_AND_BYTES) by_lease;
     Counter<bit<64>, bit<32>>(3, CounterType_t.PACKETS_AND_BYTES) refused;
 
-    // By slot: rounds that are complete.
+    // By slot: the number of complete rounds.
     Register<bit<32>, bit<32>>(SLOTS, 0) progress;
     RegisterAction<bit<32>, bit<32>, bit<32>>(progress) read_progress = {
         void apply(inout bit<32> value, out bit<32> result) {
@@ -42,7 +42,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         }
     };
 
-    // By slot and set, as all below: the round that opened it last, plus 1.
+    // By slot and set, as all registers below: the round that opened it last, plus 1.
     Register<bit<32>, bit<32>>(SETS, 0) opened;
     RegisterAction<bit<32>, bit<32>, bit<32>>(opened) open_round = {
         void apply(inout bit<32> value, out bit<32> result) {
@@ -354,7 +354,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         meta.room = 0;
 
         if (hdr.recirculated.isValid()) {
-            // Second pass: only the switch itself can send to this port.
+            // The second pass: only the switch itself can send to this port.
             meta.slot_index = hdr.recirculated.slot_index;
             meta.round_tag = hdr.packet.round + 1;
             own = 1;
@@ -391,7 +391,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
             forward.apply();
         }
 
-        // Which round. `progress` gets the one action or the other.
+        // Find the round. Each packet executes one of the two actions on `progress`.
         if (meta.delivering == 1) {
             advance_progress.execute(meta.slot_index);
         } else if (meta.accepted == 1) {
@@ -414,7 +414,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                 meta.decided = 1;
             }
 
-            // What it is a contribution to.
+            // Check that the packet contributes to the operation that the set holds.
             if (meta.decided == 0) {
                 if (meta.opening == 1) {
                     meta.operation_before = set_operation.execute(meta.set_index);
@@ -426,7 +426,8 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                     meta.flags_before = get_flags.execute(meta.set_index);
                 }
                 compare_agreement();
-                // One by one: a condition over all three is wider than a gateway.
+                // The conditions are tested one by one: a condition over all three is wider than a
+                // gateway.
                 if (meta.operation_before != 0) {
                     note_mismatch();
                 }
@@ -438,7 +439,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                 }
             }
 
-            // Whether it is there already.
+            // Find out whether the contribution is there already.
             if (meta.decided == 0) {
                 if (meta.serving == 1) {
                     meta.verdict = VERDICT_SERVED;
@@ -455,7 +456,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                         meta.verdict = VERDICT_COMPLETED;
                     }
                     if (meta.present != 0) {
-                        // The result of a complete round has not come back: once more.
+                        // The result of a complete round did not come back, so it is sent again.
                         meta.words = WORDS_GET;
                         if (meta.missing != 0) {
                             meta.verdict = VERDICT_DUPLICATE;
@@ -472,7 +473,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                 }
             }
 
-            // The result so far, in place of the contribution.
+            // Replace the contribution by the result so far.
             if (meta.decided == 0) {
                 if (meta.opening == 1) {
                     meta.greatest = set_exponent.execute(meta.set_index);
@@ -522,7 +523,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
             }
             by_lease.count((meta.index << 4) | (bit<32>)meta.verdict);
 
-            // The answer, if there is one.
+            // Send the answer, if there is one.
             if (meta.verdict == VERDICT_NOTICED) {
                 tell_mismatch();
                 set_lengths(0);
@@ -568,7 +569,7 @@ control WeirEgress(inout egress_headers_t hdr, inout egress_metadata_t meta,
         hdr.udp.destination = port;
     }
 
-    // Number of a copy: 64 times the lease's index, plus the worker's number, plus 1.
+    // The number of a copy is 64 times the lease's index, plus the worker's number, plus 1.
     table replica {
         key = { eg_intr_md.egress_rid: exact; }
         actions = { set_destination; drop; }

@@ -3,7 +3,7 @@
 
 const PortId_t RECIRCULATION_PORT = 68;  // of pipe 0
 
-// In front of a result on its way through ingress for the second time.
+// This header is in front of a result on its second pass through ingress.
 header recirculated_h {
     bit<32> slot_index;
     bit<16> mcast_group;
@@ -41,9 +41,9 @@ struct metadata_t {
     bit<8>  flags_before;
     bit<32> before;       // contributors
     bit<32> present;      // whether the sender is one
-    bit<32> missing;      // who is none
+    bit<32> missing;      // workers that have not contributed
     bit<16> greatest;
-    bit<32> least;        // mode 4: of the next blocks
+    bit<32> least;        // mode 4: the least of the next blocks
     bit<8>  columns_before;  // mode 4: 1: some worker had a block
     bit<8>  columns_now;
     bit<1>  accepted;
@@ -53,7 +53,7 @@ struct metadata_t {
     bit<1>  decided;      // the verdict stands; no more state is touched
     bit<1>  reply;        // this switch made the packet
     verdict_t verdict;
-    bit<3>  words;        // what becomes of the words, below
+    bit<3>  words;        // the operation on the words, below
 }
 
 const bit<3> WORDS_KEEP = 0;   // not touched
@@ -108,7 +108,7 @@ parser WeirIngressParser(packet_in packet, out headers_t hdr, out metadata_t met
         }
     }
 
-    // A result on its second way through is not looked into: its payload stays behind its header.
+    // A result on its second pass is not parsed further: its payload stays behind its header.
     state parse_packet {
         packet.extract(hdr.packet);
         transition select(hdr.packet.mode, hdr.packet.flags, hdr.packet.lanes, hdr.packet.detail) {

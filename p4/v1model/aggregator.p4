@@ -17,16 +17,17 @@
 
 control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                     inout standard_metadata_t standard_metadata) {
-    // By slot: the grant that it belongs to (48 bits), rounds that are complete (32 bits).
+    // By slot: the grant that it belongs to (48 bits) and the number of complete rounds (32 bits).
     register<bit<80>>(SLOTS) progress;
-    // By slot and set, as all below: grant and the round that opened it last.
+    // By slot and set, as all registers below: the grant, and the round that opened it last.
     register<bit<80>>(SETS) opened;
     // Lead bit, operation and offset of the first contribution.
     register<bit<65>>(SETS) agreed;
     register<bit<64>>(SETS) contributors;
     register<bit<16>>(SETS) exponent;
     register<bit<1>>(SETS) overflow;
-    // Mode 4: columns of which some worker has a block, and the least next block of each column.
+    // Mode 4: the columns of which some worker has a block, and the least next block of each
+    // column.
     register<bit<4>>(SETS) columns;
     register<bit<32>>(SETS) next_block_0;
     register<bit<32>>(SETS) next_block_1;
@@ -53,7 +54,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         standard_metadata.mcast_grp = mcast_group;
     }
 
-    // Everything that is not for the aggregator.
+    // Forwards all packets that are not for the aggregator.
     table forward {
         key = { hdr.ethernet.destination: exact; }
         actions = { to_port; to_group; drop; }
@@ -86,7 +87,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         meta.levels = levels;
     }
 
-    // What a packet must have in common with its lease.
+    // The fields that a packet must have in common with its lease.
     table terms {
         key = {
             hdr.packet.lease: exact;
@@ -105,7 +106,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         meta.worker = worker;
     }
 
-    // Who sends it: nothing in the packet says that.
+    // Finds the worker by its address, because the packet does not name it.
     table member {
         key = {
             standard_metadata.ingress_port: exact;
@@ -185,7 +186,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         hdr.group_3.setInvalid();
     }
 
-    // Back to where the packet came from; replies to all get their destinations in egress.
+    // Sends the packet back to its source; replies to all workers get their destinations in egress.
     action turn_around(bit<16> payload) {
         meta.reply = 1;
         bit<48> ethernet = hdr.ethernet.source;
@@ -245,8 +246,9 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
         if (own == 0) {
             forward.apply();
         } else {
-            // Whose it is and whether it is whole. Lengths agree, down to the last octet of the
-            // frame: what a parser leaves over would be sent to everyone behind the sums.
+            // Check that the packet is whole and belongs to a lease. Its lengths must agree to the
+            // last octet of the frame: octets that a parser leaves over would be sent to all
+            // workers behind the sums.
             mark_to_drop(standard_metadata);
             inject_loss.apply();
             random(dice, 16w0, 16w65535);
@@ -290,7 +292,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                 tag = meta.grant ++ hdr.packet.round;
                 agreement = hdr.packet.flags[5:5] ++ hdr.packet.operation ++ hdr.packet.offset;
 
-                // Which round: the one that is open, one that is complete and still there, or none.
+                // Find the round: the open one, a complete one that is still there, or none.
                 progress.read(slot_state, meta.slot_index);
                 if (slot_state[79:32] == meta.grant) {
                     complete = slot_state[31:0];
@@ -312,7 +314,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                     }
                 }
 
-                // What it is a contribution to.
+                // Check that the packet contributes to the operation that the set holds.
                 if (meta.decided == 0) {
                     agreed.read(agreement_before, meta.set_index);
                     if (meta.opening == 1) {
@@ -323,7 +325,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                     }
                 }
 
-                // Whether it is there already.
+                // Find out whether the contribution is there already.
                 if (meta.decided == 0) {
                     if (meta.serving == 1) {
                         meta.verdict = VERDICT_SERVED;
@@ -347,7 +349,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                     }
                 }
 
-                // The result so far, in place of the contribution.
+                // Replace the contribution by the result so far.
                 if (meta.decided == 0) {
                     if (meta.opening == 1) {
                         keep_none();
@@ -391,8 +393,8 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
                         WEIR_COMBINE_GROUP(3)
                     }
 
-                    // Words of table sums are packed, their highest bit is no sign, and the lease
-                    // proves that they fit; the greatest always fits.
+                    // Words of table sums are packed, so their highest bit is not a sign, and the
+                    // lease ensures that the sums fit; a maximum always fits.
                     overflow.read(wrapped_before, meta.set_index);
                     if (meta.opening == 1) {
                         wrapped_before = 0;
@@ -406,7 +408,7 @@ control WeirIngress(inout headers_t hdr, inout metadata_t meta,
 
             by_lease.count((meta.index << 4) | (bit<32>)meta.verdict);
 
-            // The answer, if there is one.
+            // Send the answer, if there is one.
             if (meta.verdict == VERDICT_NOTICED) {
                 strip_payload();
                 tell_mismatch();
@@ -459,7 +461,7 @@ control WeirEgress(inout headers_t hdr, inout metadata_t meta,
         hdr.udp.destination = port;
     }
 
-    // One copy each: worker w of the lease has number w + 1 in its multicast group.
+    // One copy for each worker: worker w of the lease has number w + 1 in its multicast group.
     table replica {
         key = {
             meta.mcast_group: exact;

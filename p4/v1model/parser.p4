@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Headers of the v1model program, how they are parsed, and how they are written again. What the
-// parser cannot make sense of leaves `payload` unknown, so that no length can match it.
+// Headers of the v1model program, how they are parsed, and how they are written again. If the
+// parser does not recognise a packet, `payload` stays unknown, so that no length can match it.
 
 struct headers_t {
     ethernet_h     ethernet;
@@ -28,7 +28,7 @@ struct headers_t {
 
 struct metadata_t {
     bit<16>  payload;    // octets behind the packet's header, as the header says
-    // The lease: what its entry says.
+    // Values of the lease's table entry.
     bit<32>  index;      // among the leases of this switch
     bit<32>  first_slot;
     bit<16>  slots;
@@ -74,7 +74,7 @@ parser WeirParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
 
     state parse_ipv4 {
         packet.extract(hdr.ipv4);
-        // Fragments and options are not for aggregation; whoever they are for gets them unchanged.
+        // Fragments and packets with options are not for aggregation and are forwarded unchanged.
         transition select(hdr.ipv4.version_ihl, hdr.ipv4.flags, hdr.ipv4.fragment,
                           hdr.ipv4.protocol) {
             (IPV4_NO_OPTIONS, 0, 0, PROTOCOL_UDP): parse_udp;
@@ -222,7 +222,7 @@ parser WeirParser(packet_in packet, out headers_t hdr, inout metadata_t meta,
         transition accept;
     }
 
-    // Blocks of 16 lanes in up to four columns; a set bit beyond the columns is malformed.
+    // Blocks of 16 lanes in up to four columns; a set bit beyond the last column is malformed.
     state parse_sparse {
         transition select(hdr.packet.lanes, hdr.packet.columns, hdr.packet.detail) {
             (LANES_PER_BLOCK, 1, 0 &&& 0xFFFFFFFE): parse_nexts_1;
@@ -327,7 +327,8 @@ control WeirVerifyChecksum(inout headers_t hdr, inout metadata_t meta) {
     }
 }
 
-// Only of packets that this switch made: others keep theirs, right or wrong.
+// Computes checksums only for packets that this switch made: all others keep theirs, right or
+// wrong.
 control WeirComputeChecksum(inout headers_t hdr, inout metadata_t meta) {
     apply {
         update_checksum(meta.reply == 1,

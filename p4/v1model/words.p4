@@ -6,9 +6,9 @@
 
 #define WEIR_WORD_REGISTER(G, I) register<bit<32>>(SETS) word_##G##_##I;
 
-// keep is all ones or zero, so is take: the first contribution overwrites, later ones add, and what
-// only wants to read the state takes nothing. Two numbers of one sign whose sum has the other did
-// not fit.
+// keep and take are all ones or zero: the first contribution overwrites, later ones add, and a
+// packet that only reads the state takes nothing. If two numbers of one sign have a sum of the
+// other sign, it did not fit.
 #define WEIR_ADD_WORD(G, I)                                                         \
     word_##G##_##I.read(kept, meta.set_index);                                      \
     kept = kept & meta.keep_##G;                                                    \
@@ -26,7 +26,7 @@
     word_##G##_##I.write(meta.set_index, result);                                   \
     hdr.group_##G.word_##I = result;
 
-// The table of THC: sixteen levels, which come with the lease's entry.
+// A level of the table of THC; its sixteen levels are in the lease's entry.
 #define WEIR_LEVEL(INDEX) ((bit<8>)(meta.levels >> ((bit<8>)(INDEX) << 3)))
 
 #define WEIR_EXPAND_8(G, I)                                                         \
@@ -60,7 +60,7 @@
         WEIR_FOR_WORDS(WEIR_EXPAND_16, G)                                           \
     }
 
-// In apply: group G of this packet, if it has one, becomes the group of the result.
+// For use in apply: group G of this packet, if it has one, becomes the group of the result.
 #define WEIR_COMBINE_GROUP(G)                                                       \
     if (meta.groups > G) {                                                          \
         if (!hdr.group_##G.isValid()) {                                             \
@@ -99,7 +99,7 @@
         hdr.next_##G.block = least;                                                 \
     }
 
-// A block that no worker has stays away from the reply.
+// A block that no worker has is left out of the reply.
 #define WEIR_TRIM_BLOCK(G)                                                          \
     if (columns_now[G:G] == 0) {                                                    \
         hdr.group_##G.setInvalid();                                                 \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attacks on a node's agent, from other processes of the same user: none may take a living rank,
-// another run's name or an epoch, and the run that is there goes on as if nothing had happened.
+// Attacks on a node's agent by other processes of the same user. None may take a living rank,
+// another run's name or an epoch, and the attached run must not be disturbed.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -29,8 +29,8 @@ bool GreetsARank(const v1::AgentMessage& m) {
   return m.has_rank() && m.rank().message().has_hello();
 }
 
-/// A connection that another process made: what the kernel says of it is that process. The bytes
-/// are this test's.
+/// A connection that another process made, so that the kernel reports that process. This test
+/// writes and reads its bytes.
 class ForeignClient {
  public:
   explicit ForeignClient(const std::string& path) {
@@ -62,7 +62,7 @@ class ForeignClient {
   }
   ~ForeignClient() { EndProcess(); }
 
-  /// The process ends; the connection stays open, as when a child of it had inherited it.
+  /// Ends the process. The connection stays open, as if a child of the process had inherited it.
   void EndProcess() {
     if (!stay_.valid()) return;
     stay_.Close();
@@ -106,14 +106,14 @@ class AttackTest : public testing::Test {
     std::filesystem::remove_all(directory_);
   }
 
-  /// A hello of job 'job' with a world of 4, proven on `client` where there is a key.
+  /// A hello of job 'job' with a world of 4, with a proof for `client` if there is a key.
   static std::string Hello(SocketClient& client, const Claim& claim) {
     v1::RankMessage message;
     v1::RankHello& hello = *message.mutable_hello();
     hello.set_job("job");
     hello.set_rank(claim.rank);
     hello.set_world(4);
-    hello.set_pid(1);  // what a rank says of itself counts for nothing
+    hello.set_pid(1);  // the rank's own statement must not count
     hello.set_epoch(claim.epoch);
     if (!claim.key.empty()) {
       const v1::RankChallenge& asked = client.AwaitChallenge();
@@ -135,14 +135,14 @@ class AttackTest : public testing::Test {
     ASSERT_TRUE(client.SendJson(Hello(client, claim)));
     ASSERT_TRUE(controller_.Next(GreetsARank)) << "rank " << claim.rank << " was not let in";
   }
-  /// What an attempt is answered.
+  /// Sends the hello of `claim` and returns the reason of the refusal; empty if there was none.
   static std::string Try(SocketClient& client, const Claim& claim) {
     EXPECT_TRUE(client.SendJson(Hello(client, claim)));
     return client.ReceiveRefusal();
   }
 
-  /// A plan for rank 0 is offered to `rank`, acked and activated, and the controller hears of it,
-  /// but of no greeting and no parting.
+  /// Checks that a plan can be offered to `rank`, acked and activated, and that the controller gets
+  /// no hello and no RankGone in between.
   void ExpectUndisturbed(SocketClient& rank) {
     v1::ControllerMessage message;
     v1::ToRank& to = *message.mutable_rank();
@@ -201,7 +201,7 @@ TEST_F(AttackTest, ASecondRunOfTheNameIsRefusedAndTheFirstGoesOn) {
   }
   EXPECT_THAT(Try(*keyless, {.rank = 2}), HasSubstr("does not prove the job's key"));
   ExpectUndisturbed(first);
-  Attach(*member, {.rank = 1, .key = kKey});  // its own other ranks are welcome
+  Attach(*member, {.rank = 1, .key = kKey});  // other ranks of its own run are accepted
   // The name is free when the run has left.
   first.Close();
   member->Close();
@@ -220,7 +220,7 @@ TEST_F(AttackTest, ARunWithoutAKeyIsNotJoinedByOneThatHasOne) {
   ExpectUndisturbed(first);
 }
 
-TEST_F(AttackTest, AnEpochIsNotBelievedOfAStranger) {
+TEST_F(AttackTest, AnUnknownProcessCannotRaiseTheEpoch) {
   for (const std::string& key : {std::string(), kKey}) {
     SCOPED_TRACE(key.empty() ? "without a key" : "with a key");
     SocketClient rank(path_);
@@ -231,7 +231,7 @@ TEST_F(AttackTest, AnEpochIsNotBelievedOfAStranger) {
                   HasSubstr(key.empty() ? "says epoch 999" : "does not prove the job's key"));
     }
     ExpectUndisturbed(rank);
-    // Survivors form their mesh anew before all of them have left the former one.
+    // Survivors form a new mesh before all of them have left the old one.
     SocketClient again(path_);
     Attach(again, {.rank = 1, .epoch = 1, .key = key});
     again.Close();
@@ -251,7 +251,7 @@ TEST_F(AttackTest, AStoppedProcessCannotKeepARankFromAHigherProvenEpoch) {
   EXPECT_THAT(stopped->ReceiveRefusal(), HasSubstr("takes over"));
 }
 
-TEST_F(AttackTest, AProofIsOfNoUseOnAnotherConnection) {
+TEST_F(AttackTest, AProofIsValidForItsConnectionOnly) {
   SocketClient rank(path_);
   const std::string hello = Hello(rank, {.rank = 0, .epoch = 5, .key = kKey});
   ASSERT_TRUE(rank.SendJson(hello));
@@ -263,7 +263,7 @@ TEST_F(AttackTest, AProofIsOfNoUseOnAnotherConnection) {
   EXPECT_THAT(rogue->ReceiveRefusal(), HasSubstr("another challenge"));
 }
 
-TEST_F(AttackTest, ARankWhoseProcessEndedIsFreeThoughItsConnectionStays) {
+TEST_F(AttackTest, ARankIsFreeWhenItsProcessEndedThoughTheConnectionIsOpen) {
   ForeignClient former(path_);
   Attach(*former, {.rank = 0});
   former.EndProcess();
@@ -273,7 +273,7 @@ TEST_F(AttackTest, ARankWhoseProcessEndedIsFreeThoughItsConnectionStays) {
   ExpectUndisturbed(next);
 }
 
-TEST_F(AttackTest, TheLogIsNotFilledByOneThatComesAgain) {
+TEST_F(AttackTest, RepeatedRefusalsAreLoggedOnce) {
   BoundedQueue<std::string> lines(1000);
   SetLogSink([&](LogLevel level, std::string_view, std::string_view line) {
     if (level == LogLevel::kWarning) lines.TryPush(std::string(line));
@@ -290,7 +290,7 @@ TEST_F(AttackTest, TheLogIsNotFilledByOneThatComesAgain) {
   EXPECT_EQ(said, 1);
 }
 
-// The rank's own side, libweir's, against the agent's.
+// The rank's side is libweir's own connection.
 TEST_F(AttackTest, TheRanksLinkProvesItsKey) {
   class Handler : public AgentHandler {
    public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain text stays on loopback unless somebody insists.
+// Plain text is limited to loopback unless --insecure is set.
 #include "agent/credentials.h"
 
 #include <grpcpp/security/credentials.h>

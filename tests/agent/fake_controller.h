@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A controller in this process: a gRPC server that records what agents say and says what a test
-// wants.
+// A controller in this process: a gRPC server that records the agents' messages and sends those
+// that a test wants.
 
 #include <grpcpp/grpcpp.h>
 
@@ -35,7 +35,7 @@ class FakeController : public v1::AgentService::Service {
   }
   int port() const { return port_; }
 
-  /// The next message of any agent that `wanted` accepts, within 10 s; others are thrown away.
+  /// The next message of any agent that `wanted` accepts, within 10 s; others are discarded.
   template <typename Wanted>
   std::optional<v1::AgentMessage> Next(Wanted wanted) {
     const TimePoint deadline = RealClock().Now() + std::chrono::seconds(10);
@@ -44,7 +44,7 @@ class FakeController : public v1::AgentService::Service {
       if (!message || wanted(*message)) return message;
     }
   }
-  /// To the newest stream; false when there is none.
+  /// Sends to the newest stream; false when there is none.
   bool Send(const v1::ControllerMessage& message) {
     MutexLock lock(mutex_);
     return stream_ != nullptr && stream_->Write(message);

@@ -38,7 +38,7 @@ std::string Check(int port) {
   return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
 }
 
-TEST(HealthServerTest, ServesWhileItsOwnerBeats) {
+TEST(HealthServerTest, ServesWhileTheSupervisedThreadBeats) {
   auto server = HealthServer::Start("127.0.0.1:0", RealClock(), std::chrono::milliseconds(500));
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ(Check((*server)->port()), kServing);

@@ -57,7 +57,7 @@ class LocalServerTest : public testing::Test {
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = std::move(*server);
   }
-  // The server still serves: a new rank is heard.
+  // Checks that the server still serves a new rank.
   void ExpectAlive() {
     SocketClient client(options_.socket_path);
     ASSERT_TRUE(client.connected());
@@ -186,7 +186,7 @@ TEST_F(LocalServerTest, RefusalSurvivesUnreadInput) {
   EXPECT_FALSE(client.ReceiveRefusal().empty());
 }
 
-TEST_F(LocalServerTest, TruncatedMessageIsAPartingAndNoMore) {
+TEST_F(LocalServerTest, TruncatedMessageIsOnlyAClosedConnection) {
   Start();
   {
     SocketClient client(options_.socket_path);
@@ -223,7 +223,7 @@ TEST_F(LocalServerTest, ConnectionsAreBounded) {
   SocketClient extra(options_.socket_path);
   EXPECT_THAT(extra.ReceiveRefusal(), testing::HasSubstr("maximum"));
   clients.pop_back();
-  ASSERT_TRUE(recorder_.Next());  // the parting: there is room again
+  ASSERT_TRUE(recorder_.Next());  // the notice that it has closed: there is room again
   ExpectAlive();
 }
 
@@ -327,8 +327,9 @@ TEST_F(LocalServerTest, EveryConnectionHasAChallengeOfItsOwnAndAProcess) {
   EXPECT_FALSE(said->peer->ended());
 }
 
-// It did not read the challenge, so its end resets the connection; what it said counts.
-TEST_F(LocalServerTest, OneThatWritesAndLeavesIsHeard) {
+// The client does not read the challenge, so closing resets the connection; its message must still
+// be delivered.
+TEST_F(LocalServerTest, MessagesBeforeAResetAreDelivered) {
   Start();
   for (int i = 0; i < 50; ++i) {
     {

@@ -27,7 +27,7 @@ v1::NcclReport Profile(uint64_t operations, double wire_s, const std::string& fu
                        wire_s, R"(}, "received": {"own_gpu_s": 0.5}}]}})"));
 }
 
-TEST(NcclBridgeTest, SumsWhatReportsAddOverAllProcesses) {
+TEST(NcclBridgeTest, SumsTheIncreasesOfAllProcesses) {
   NcclBridge bridge("");
   EXPECT_TRUE(bridge.OnReport(1, Profile(4, 1.5)));
   EXPECT_FALSE(bridge.OnReport(1, Profile(6, 2.0)));

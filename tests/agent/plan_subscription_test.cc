@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan subscription as a pure machine: every scenario is a list of events.
+// The plan subscription as a pure state machine: every scenario is a list of events.
 #include "agent/plan_subscription.h"
 
 #include <gtest/gtest.h>
@@ -194,7 +194,7 @@ TEST_F(PlanSubscriptionTest, RepeatedOfferMayBeAnsweredAgain) {
   EXPECT_EQ(Up(machine_.OnRankMessage(1, Ack(7, "n7"))).size(), 1u);
 }
 
-TEST_F(PlanSubscriptionTest, ReconnectSaysTheStateAsItIsNow) {
+TEST_F(PlanSubscriptionTest, ReconnectSendsThePresentState) {
   (void)machine_.OnControllerConnected();
   (void)machine_.OnRankMessage(1, Hello(0));
   v1::RankMessage buckets;
@@ -257,7 +257,7 @@ TEST_F(PlanSubscriptionTest, ControllerThatStartsOverWithLowerVersionsIsServed) 
   EXPECT_EQ(said_[1].rank().message().hello().active_plan().digest(), "digest-2");
 }
 
-TEST_F(PlanSubscriptionTest, RankGoneIsToldNowOrAfterReconnect) {
+TEST_F(PlanSubscriptionTest, RankGoneIsSentNowOrAfterReconnect) {
   (void)machine_.OnControllerConnected();
   (void)machine_.OnRankMessage(1, Hello(0));
   (void)machine_.OnRankMessage(2, Hello(1));
@@ -338,7 +338,7 @@ TEST_F(PlanSubscriptionTest, CommandForAnAbsentRankIsAnsweredWithRankGone) {
   EXPECT_NE(up[0].rank_gone().reason().find("node-a"), std::string::npos);
 }
 
-TEST_F(PlanSubscriptionTest, UnsentPartingsAndEventsAreSaidAgain) {
+TEST_F(PlanSubscriptionTest, UnsentNoticesAndEventsAreSentAgain) {
   (void)machine_.OnControllerConnected();
   (void)machine_.OnRankMessage(1, Hello(0));
   std::vector<v1::AgentMessage> unsent = Up(machine_.OnRankMessage(1, Event("peer_failed")));
@@ -377,8 +377,8 @@ TEST_F(PlanSubscriptionTest, MessageOfAnUnknownKindIsIgnoredAfterHello) {
   EXPECT_EQ(machine_.rank_count(), 1u);
 }
 
-// Random events: what is forwarded as an answer always matches the last open offer of that rank,
-// and a reconnect always names exactly the attached ranks with the plan they run.
+// Random events: a forwarded answer always matches the open offer of its rank, and a reconnect
+// always reports exactly the attached ranks with their active plans.
 TEST(PlanSubscriptionPropertyTest, RandomEventsKeepTheInvariants) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     Random random(seed);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may speak for a rank, by users, media and namespaces that tests of real sockets cannot have.
+// Which process may represent a rank, for users, sockets and namespaces that tests with real
+// sockets cannot have.
 #include "agent/rank_claims.h"
 
 #include <gmock/gmock.h>
@@ -85,7 +86,7 @@ TEST_F(RankClaimsTest, OnTcpWithoutAKeyTheTokenIsAllThereIs) {
   EXPECT_GT(retry_after_s_, 0);  // by then the survivors may have left the former mesh
 }
 
-TEST_F(RankClaimsTest, AKeyBindsWhereTheKernelNamesNoProcess) {
+TEST_F(RankClaimsTest, AKeyIdentifiesRanksIfTheKernelNamesNoProcess) {
   for (const RankPeer& peer : {Remote(), Process(0)}) {
     RankClaims claims("node-a");
     EXPECT_FALSE(claims.Check(1, Greeting(0, 0, key_), peer));
@@ -94,7 +95,8 @@ TEST_F(RankClaimsTest, AKeyBindsWhereTheKernelNamesNoProcess) {
     EXPECT_TRUE(claims.Check(2, Greeting(0), peer));
     EXPECT_TRUE(claims.Check(2, Greeting(0, 999), peer));
   }
-  // Without one nobody can say that it is the same process; its connection's end decides.
+  // Without a process id nobody can tell whether it is the same process; the end of its connection
+  // decides.
   EXPECT_EQ(Claim(1, Greeting(0), Process(0)), "");
   EXPECT_THAT(Claim(2, Greeting(0), Process(0)), HasSubstr("belongs to a process elsewhere"));
   EXPECT_GT(retry_after_s_, 0);
@@ -102,7 +104,7 @@ TEST_F(RankClaimsTest, AKeyBindsWhereTheKernelNamesNoProcess) {
   EXPECT_EQ(Claim(2, Greeting(0), Process(0)), "");
 }
 
-TEST_F(RankClaimsTest, AHigherEpochIsBelievedOfAProcessThatHeldARank) {
+TEST_F(RankClaimsTest, AProcessThatHeldARankMayRaiseTheEpoch) {
   EXPECT_EQ(Claim(1, Greeting(0), Process(7)), "");
   EXPECT_EQ(Claim(2, Greeting(1), Process(8)), "");
   EXPECT_EQ(Claim(3, Greeting(2), Process(9)), "");
@@ -115,7 +117,7 @@ TEST_F(RankClaimsTest, AHigherEpochIsBelievedOfAProcessThatHeldARank) {
   EXPECT_THAT(Claim(7, Greeting(1), Process(8)), HasSubstr("belongs to process 9"));
 }
 
-TEST_F(RankClaimsTest, TheNumberOfAProcessThatEndedIsAnother) {
+TEST_F(RankClaimsTest, AReusedProcessIdIsAnotherProcess) {
   bool ended = false;
   RankPeer former = Process(7);
   former.ended = [&] { return ended; };
@@ -137,7 +139,7 @@ TEST_F(RankClaimsTest, ARunIsForgottenWithItsLastRank) {
   EXPECT_EQ(Claim(3, Greeting(0), Process(9, 1001)), "");
 }
 
-TEST_F(RankClaimsTest, AProofForAnotherNodeIsNone) {
+TEST_F(RankClaimsTest, AProofForAnotherNodeIsRejected) {
   RankClaims other("node-b");
   const auto refusal = other.Check(1, Greeting(0, 0, key_), Process(7));
   ASSERT_TRUE(refusal);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank may send and what it may not.
+// Messages that a rank may send and messages that are rejected.
 #include "agent/rank_json.h"
 
 #include <gtest/gtest.h>

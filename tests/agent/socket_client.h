@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A rank as seen from the agent: a blocking socket client whose every wait has a bound.
+// A rank as the agent sees it: a blocking socket client whose every wait is bounded.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -32,7 +32,7 @@ class SocketClient {
     fd_ = FileDescriptor(socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
     connected_ = connect(fd_.get(), address.get(), address.size()) == 0;
   }
-  /// Takes a connection over.
+  /// Takes over a connection.
   explicit SocketClient(FileDescriptor fd) : fd_(std::move(fd)), connected_(true) {}
   bool connected() const { return connected_; }
   int fd() const { return fd_.get(); }
@@ -49,26 +49,26 @@ class SocketClient {
   }
   bool SendJson(std::string_view json) { return SendBytes(EncodeSocketFrame(json)); }
 
-  /// What the agent gave this connection to sign; empty when nothing came.
+  /// The challenge that the agent sent to this connection; empty when none came.
   const v1::RankChallenge& AwaitChallenge() {
     if (challenge_.challenge().empty()) (void)ReceiveAny();
     return challenge_;
   }
 
-  /// The next command but the challenge within 10 s; nothing when the connection ended or the time
-  /// passed.
+  /// The next command other than the challenge, within 10 s; nothing when the connection ended or
+  /// the time passed.
   std::optional<v1::RankCommand> Receive() {
     while (true) {
       std::optional<v1::RankCommand> command = ReceiveAny();
       if (!command || !command->has_challenge()) return command;
     }
   }
-  /// The reason of the refusal that comes next; empty when none does.
+  /// The reason of the next refusal; empty when none comes.
   std::string ReceiveRefusal() {
     const auto command = Receive();
     return command && command->has_refusal() ? command->refusal().reason() : "";
   }
-  /// True when the agent ends the connection, after anything it still had to say.
+  /// Returns true when the agent ends the connection, after all of its remaining messages.
   bool WaitForEnd() {
     while (Receive()) {
     }

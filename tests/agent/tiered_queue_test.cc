@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Telemetry gives way, control messages never do.
+// When the queue is full, telemetry is dropped and control messages are not.
 #include "agent/tiered_queue.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ TEST(TieredQueueTest, BoundsBytes) {
   EXPECT_EQ(queue.Push(2, Tier::kTelemetry, 6), Outcome::kDroppedTelemetry);
   EXPECT_EQ(queue.bytes(), 6u);
   EXPECT_EQ(queue.Push(3, Tier::kControl, 11), Outcome::kFull);
-  EXPECT_EQ(queue.Pop(), std::nullopt);  // it made room for what still did not fit
+  EXPECT_EQ(queue.Pop(), std::nullopt);  // it was dropped for a message that still did not fit
 }
 
 TEST(TieredQueueTest, TakeControlEmptiesTheQueue) {

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// What summing packets costs: the state machine alone, and the software aggregator with its
+// The cost of summing packets: the state machine alone, and the software aggregator with its
 // sockets, fed over loopback by workers that only send and count.
 //
-//   aggregation_bench [--plane all|xdp|veth] [--protocol all|NAME] [--seconds S] [--workers
-//   2,4,8,16]
-//                     [--loss 0,0.01] [--slots N]
+//   aggregation_bench [--plane all|xdp|veth] [--protocol all|NAME] [--seconds S]
+//                     [--workers 2,4,8,16] [--loss 0,0.01] [--slots N]
 //
-// Packets in flight are as many for any number of workers (944 in all, 128 of plane veth),
-// unless --slots says how many a worker has: workers' rates and the time around add up to that
-// number, and few of them with few packets each would measure how long threads sleep.
+// The number of packets in flight is the same for any number of workers (944, or 128 with plane
+// veth), unless --slots sets it per worker: the rates of all workers and the time around add up to
+// it, and few workers with few packets each would measure how long threads sleep.
 //
-// Plane xdp: what the kernel's program takes (modes sum and table, no checksums), on frames and
-// without an interface, beside the other two doing the same; needs root.
+// Plane xdp: the time of the kernel's program (modes sum and table, no checksums), on frames and
+// without an interface, beside the two other planes with the same work; needs root.
 //
 // Plane veth: user space and the kernel's program on the same network, a pair of virtual interfaces
-// between two namespaces, for the same packets, a frame each; needs root. ns_per_packet is then
-// what the aggregator's own threads and its program used, process_ns_per_packet what all threads
-// did, the workers' and the stack below both sides among it: the program runs inside the workers'
-// calls, as does the receiving half of the stack in front of a socket.
+// between two namespaces, for the same packets, each of one frame; needs root. ns_per_packet is
+// then the processor time of the aggregator's own threads and its program, and
+// process_ns_per_packet that of all threads. The latter includes the workers and the network stack
+// on both sides, because the program, and the receiving half of the stack in front of a socket,
+// run inside the workers' calls.
 //
 // JSON lines: goodput_gbps is the payload of packets that entered sums, per second of the clock (of
-// the thread's processor time for the state machine alone); gbps_per_core the same per second of
-// the shard's processor time, to which what the kernel does inside the shard's calls counts (on
-// loopback that includes the workers' receiving side).
+// the thread's processor time for the state machine alone). gbps_per_core is the same per second of
+// the shard's processor time, which includes the kernel's work in the shard's calls (on loopback
+// also the workers' receiving side).
 
 #include <sched.h>
 #include <sys/resource.h>
@@ -63,13 +63,13 @@ struct BenchOptions {
   double seconds = 1;
   std::vector<double> workers = {2, 4, 8, 16};
   std::vector<double> loss = {0, 0.001, 0.01, 0.05};
-  int slots = 0;  // of a lease; 0: as many as keep kInFlight packets of all workers under way
+  int slots = 0;  // of a lease; 0: kInFlight packets of all workers are in flight
 };
 
 // 16 times 59 packets of 256 lanes, which a kernel takes as one message.
 constexpr int kInFlight = 944;
 
-// Over virtual interfaces with a program, which queue 256 frames and drop the others.
+// For virtual interfaces with a program, which queue 256 frames and drop the others.
 constexpr int kInFlightVeth = 128;
 
 int SlotsOf(int workers, const BenchOptions& options) {
@@ -88,7 +88,8 @@ void Print(nlohmann::ordered_json row) {
   std::fflush(stdout);
 }
 
-/// What nobody fills in stays null: only collective_bench's sums have rings beside them.
+/// Fields that a plane does not fill in stay null: only collective_bench compares its sums with
+/// rings.
 nlohmann::ordered_json Row(const char* plane, const Protocol& protocol, int workers, double loss) {
   return {{"plane", plane},           {"protocol", protocol.name},
           {"workers", workers},       {"loss", loss},
@@ -106,8 +107,8 @@ Duration ThreadCpuTime() {
 }
 
 void MeasureStateMachine(const Protocol& protocol, int workers, const BenchOptions& options) {
-  // Two rounds are not timed: the first use of a set takes memory. The packets of a pass are about
-  // as many for any number of workers, and stay within a second-level cache or so.
+  // The first two rounds are not timed, because the first use of a set allocates memory. A pass has
+  // about as many packets for any number of workers, and they fit into a second-level cache.
   constexpr uint32_t kWarmRounds = 2;
   constexpr int kSlots = 8;
   const uint32_t rounds = kWarmRounds + std::max(1u, 64u / static_cast<uint32_t>(workers));
@@ -152,7 +153,7 @@ void MeasureStateMachine(const Protocol& protocol, int workers, const BenchOptio
 // ---- in the kernel
 
 #ifdef WEIR_XDP
-/// As MeasureStateMachine, packet by packet; the kernel tells how long each took.
+/// Does the same as MeasureStateMachine, packet by packet; the kernel reports the time of each.
 bool MeasureKernel(const Protocol& protocol, int workers, const BenchOptions& options) {
   constexpr int kSlots = 16;
   auto loaded = XdpPlane::Load({});
@@ -193,8 +194,8 @@ bool MeasureKernel(const Protocol& protocol, int workers, const BenchOptions& op
   row["elements"] = counters->packets.completed * lease.lanes;
   row["goodput_gbps"] = bits / ToSeconds(spent) * 1e-9;
   row["ns_per_packet"] = ToSeconds(spent) * 1e9 / static_cast<double>(count);
-  // What the loading program does for the workers whose frame did not complete the round, but for
-  // the sending.
+  // The work of the loading program for workers whose frame did not complete the round, without the
+  // sending.
   row["reply_ns_per_packet"] = ToSeconds(replies) * 1e9 / static_cast<double>(count);
   Print(row);
   return true;
@@ -264,7 +265,7 @@ double ProcessorSeconds(int who) {
   return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 
-/// Nanoseconds in the program that this process loaded last, as the kernel counts them.
+/// Nanoseconds spent in the program that this process loaded last, as the kernel counts them.
 double ProgramNanoseconds() {
   long newest = -1;
   double found = 0;
@@ -298,7 +299,7 @@ double Summed(AggregatorServer* server, bool kernel) {
   return static_cast<double>(packets.added + packets.completed);
 }
 
-/// Runs in a thread that has entered a namespace of its own; `senders` are in the other one.
+/// Runs in a thread that has its own namespace; `senders` are in the other one.
 void MeasureVeth(const Protocol& protocol, bool kernel, SimulatedWorkers* senders,
                  const BenchOptions& options) {
   const auto server = AggregatorServer::Start({.listen = "10.78.0.1"});
@@ -352,8 +353,8 @@ void MeasureInNamespaces(const Protocol& protocol, int workers, bool kernel,
     born.count_down();
     wired.wait();
     WEIR_CHECK(Shell("ip addr add 10.78.0.2/24 dev far0 && ip link set far0 up"));
-    // A driver takes frames back only where the other end has a program, too; which costs every
-    // frame that comes in there, so that user space has it as well.
+    // A driver accepts sent frames only if the other end has a program, too. That costs time for
+    // every received frame, so user space gets such a program as well.
     auto plane = XdpPlane::Load({.limits = {.slots = 64, .slots_per_job = 64, .leases = 4}});
     WEIR_CHECK(plane.ok() && (*plane)->Attach("far0", XdpAttachMode::kNative).ok());
     passes = std::move(*plane);
@@ -403,7 +404,8 @@ bool MeasureBothOverVeth(const BenchOptions&) {
 }
 #endif
 
-/// Whether such a job may have a lease: 16 levels of up to 15 times the workers fit eight bits.
+/// Whether such a job can get a lease: 16 levels of up to 15, times the workers, must fit into
+/// eight bits.
 bool FitsJob(const Protocol& protocol, double workers) {
   return protocol.mode != PacketMode::kTable || workers <= 17;
 }
@@ -493,7 +495,7 @@ int Main(int argc, char** argv) {
     }
   }
   for (const Protocol& protocol : kProtocols) {
-    // What comes next in sparse streams depends on replies, which simulated workers do not read.
+    // The next packet of a sparse stream depends on replies, which simulated workers do not read.
     if (protocol.mode == PacketMode::kSparse) continue;
     for (const double workers : options.workers) {
       for (const double loss : options.loss) {

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What tests/bench/aggregation_bench makes of collective_bench's rows, and which lack it notices."""
+"""How tests/bench/aggregation_bench converts collective_bench's rows, and which missing fields it reports."""
 import importlib.machinery
 import importlib.util
 import pathlib

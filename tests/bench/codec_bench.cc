@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encode and decode of every codec of the registry, with memcpy of the same tensor and what a
-// PyTorch user would call instead (rows "CODEC/Peer") as peers in the same run. Arguments:
+// Encode and decode of every codec of the registry, with memcpy of the same tensor and the call
+// that a PyTorch user would make instead (rows "CODEC/Peer") as peers in the same run. Arguments:
 // elements, and for codecs with a ratio the ratio in millionths. Rows with "threads:2" have two
-// workers, each with a bucket of its own, as sessions with two of them: items per second against
-// those of one worker are how they scale.
+// workers with a bucket each, as in sessions with two of them: their items per second against those
+// of one worker show the scaling.
 
 #include <benchmark/benchmark.h>
 
@@ -89,7 +89,7 @@ struct Fixture {
     step += 7;
     return noise.span().subspan(step * 16 % kWindowSlack, size);
   }
-  /// One step as the session runs it: current and next change places.
+  /// One step as the session runs it: the current and the next residual swap.
   size_t Step(bool in_place) {
     const ResidualBuffers buffers = residuals.BeginEncode(1).value();
     const std::span<float> to =
@@ -100,7 +100,7 @@ struct Fixture {
     in_place ? residuals.Discard() : residuals.Commit();
     return bytes;
   }
-  /// All rounds of one step, this rank being alone; returns the bytes of all of them.
+  /// Runs all rounds of one step in a world of one rank; returns the bytes of all of them.
   template <typename Encode>
   size_t Rounds(Encode&& encode) {
     const std::span<const float> x = Gradient();
@@ -115,7 +115,7 @@ struct Fixture {
   }
 };
 
-/// Bits per element that the traits promise, for telling a warm-up of the codec's own by its size.
+/// Bits per element that the traits promise, from which a codec's warm-up is recognised.
 double PromisedBits(const CodecTraits& traits, const EncodeContext& context) {
   const CodecSetting& setting = *FindSetting(traits, context.params, context.world);
   const double ratio = context.params.ratio;
@@ -163,7 +163,7 @@ void RunCodec(benchmark::State& state, const Codec& codec, Mode mode) {
       8.0 * static_cast<double>(bytes) / static_cast<double>(n), benchmark::Counter::kAvgThreads);
 }
 
-/// One call of PyTorch's for what the codec does, on one core; the row's label names the call.
+/// Runs PyTorch's call for the same purpose on one core; the row's label names the call.
 void RunPeer(benchmark::State& state, const Codec& codec) {
   static std::map<int64_t, CodecPeers> processes;
   CodecPeers& peers = processes.try_emplace(state.range(0), true, state.range(0)).first->second;
@@ -199,7 +199,7 @@ void AddArguments(benchmark::internal::Benchmark* run, const CodecTraits& traits
   }
 }
 
-/// One worker's bucket of ratio 1 % or none, and two of them.
+/// Adds rows for one worker and for two, each with a bucket, at ratio 1 % or none.
 void RegisterWorkers(const Codec* codec, Mode mode, const std::string& name) {
   for (const int threads : {1, 2}) {
     benchmark::RegisterBenchmark((name + "/workers").c_str(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a PyTorch user would call instead of a codec, timed in a process of its own
+// The calls that a PyTorch user would make instead of a codec, timed in a separate process
 // (codec_peers.py).
 
 #include <cstdio>
@@ -29,7 +29,7 @@ class CodecPeers {
   }
 
   struct Answer {
-    std::string name;  // of PyTorch's call; empty: it has nothing alike
+    std::string name;  // PyTorch's call; empty: PyTorch has none
     double seconds = 0;
   };
   /// Times the peer of a codec once; its first call is warm-up and not counted. Blocks.

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the codec's calls of a step take by themselves, a rank's part of the script
-// compressed_bench: encode of every bucket with error feedback, and decode of what all ranks sent
-// for it.
+// The time that the codec's calls of one step take by themselves; the script compressed_bench runs
+// one process per rank. A step encodes every bucket with error feedback, and decodes the payloads
+// of all ranks for it.
 //
 //   codec_step CODEC RATIO RANK WORLD ELEMENTS BUCKETS
 //
-// Its lines are those of the script's ranks, three for a step: "codec" -> "ready"; "go" ->
-// [START, END, BYTES], seconds of the monotonic clock and what the own payloads hold; "check" ->
-// [0, COUNT], how many elements came out other than 0. Input at its end ends it. Ends at once with
-// status 3 where the codec has more rounds than one, momentum or an estimate (EF21): its calls do
-// not stand by themselves.
+// It uses the lines of the script's ranks, three per step: "codec" -> "ready"; "go" ->
+// [START, END, BYTES], seconds of the monotonic clock and the size of its payloads; "check" ->
+// [0, COUNT], the number of elements that are not 0. It ends with its input, and at once with
+// status 3 if the codec has several rounds, momentum or an estimate (EF21): then its calls cannot
+// be timed alone.
 
 #include <algorithm>
 #include <chrono>
@@ -127,7 +127,7 @@ class Step {
          codec_.EncodeWithFeedback(x, residual->current, residual->next, context_, bucket.room));
   }
 
-  // Lanes are summed on their way: one payload is left to decode.
+  // Lanes are summed on the way, so only one payload is left to decode.
   void Decode(Bucket& bucket) {
     const std::span<float> out = Part(bucket);
     const float scale = 1.0f / static_cast<float>(context_.world);

@@ -125,7 +125,7 @@ struct Buffers {
   std::vector<std::byte> payload;
 };
 
-/// One case at work.
+/// Runs one case.
 class Runner {
  public:
   Runner(const Case& which, Buffers& buffers)
@@ -145,7 +145,8 @@ class Runner {
   /// Bits and loss of a stateless first step.
   EncodeResult First() { return Encode(/*feedback=*/false); }
 
-  /// One step as a session runs it; seconds of the encode with and without the shared maximum.
+  /// Runs one step as a session does; sets the seconds of the encode with and without the shared
+  /// maximum.
   void Step() {
     context_.state = state_.get();
     warm_ = true;
@@ -249,7 +250,7 @@ nlohmann::json Measure(const Case& which, Buffers& buffers, CodecPeers& peers) {
     peer_name = answer.name;
     if (!answer.name.empty()) peer.push_back(answer.seconds);
   }
-  // Afterwards: what it does to a state would disturb the steps.
+  // This runs last, because it changes the state and would disturb the steps.
   for (int i = 0; i < kPlainWarmUp + kPlainRepetitions; ++i) {
     const double seconds = runner.PlainSeconds();
     if (i >= kPlainWarmUp) plain.push_back(seconds);
@@ -311,7 +312,7 @@ std::vector<std::string> Split(const std::string& list) {
   return parts;
 }
 
-/// False after saying why.
+/// Returns false after printing the reason.
 bool Parse(int argc, char** argv, Options* options) {
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The device codecs against the memory of the device: encoding with error feedback, decoding and
-// sums of lanes, each beside the time that the bytes which must move take at the rate of a copy in
+// sums of lanes, each beside the time for moving the necessary bytes at the rate of a copy in
 // the same run. Prints JSON lines. Built twice: device_bench is for a GPU, and device_bench_host
 // rehearses the same on the CPU, where its times mean nothing.
 //   device_bench [--elements N[,N...]] [--codec NAME] [--rounds R]
@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::json;
 
-/// A sector of the device's memory, the least that a scattered access moves.
+/// The size of a sector of the device's memory, which a scattered access moves at least.
 constexpr double kSectorBytes = 32;
 /// Steps differ: the gradient of a step is a window into a longer run of noise.
 constexpr size_t kWindowSlack = 1 << 16;

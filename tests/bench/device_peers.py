@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch's own operations for the same purposes as the device codecs take on the same device. Prints JSON lines
+"""The times of PyTorch's own operations for the purposes of the device codecs, on the same device. Prints JSON lines
 like device_bench's. Peers of codecs: top_k: torch.topk and gather; fp16, bf16: a conversion; qsgd: scale, round and
 convert to int8; power_sgd: the products and the orthogonalisation of its hook.
 

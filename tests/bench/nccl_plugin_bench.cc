@@ -21,7 +21,7 @@ void EmptyCall(benchmark::State& state) {
   for (auto _ : state) Nothing(&value);
 }
 
-// With an agreement among one rank; range(0) rules, of which the last one matches.
+// The agreement is among one rank; range(0) is the number of rules, of which the last one matches.
 void TunerQuestion(benchmark::State& state) {
   std::string rules = R"({"rules": [)";
   for (int64_t i = 1; i < state.range(0); ++i) {
@@ -59,7 +59,7 @@ struct Transfers {
   EventDescriptorV5 step{};
 };
 
-// The five calls of one transfer that is sent. NCCL leaves the last four out where the first one
+// The five calls of one transfer that is sent. NCCL leaves out the last four if the first one
 // returned no handle.
 void Transfer(benchmark::State& state) {
   Transfers transfers(static_cast<uint32_t>(state.range(0)));

@@ -10,8 +10,8 @@
 
 namespace weir::bench {
 
-/// Fills x with normal numbers of standard deviation 0.01. One long period of them is repeated:
-/// drawing all would outlast the benchmark.
+/// Fills x with normal numbers of standard deviation 0.01. One long period is repeated, because
+/// drawing all numbers would take longer than the benchmark.
 inline void FillNormal(std::span<float> x, uint64_t seed) {
   constexpr size_t kPeriod = 1'000'003;
   Random random(seed);

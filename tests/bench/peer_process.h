@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A child program that answers one line per line: how a benchmark alternates with its peer.
+// A child program that answers each line by one line, so that a benchmark alternates with its peer.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -45,7 +45,7 @@ class PeerProcess {
     if (pid_ > 0) waitpid(pid_, nullptr, 0);
   }
 
-  /// Sends one line; false when nobody listens.
+  /// Sends one line; false when the program no longer reads.
   bool Send(const std::string& line) {
     return to_ != nullptr && std::fprintf(to_, "%s\n", line.c_str()) > 0 && std::fflush(to_) == 0;
   }

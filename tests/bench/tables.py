@@ -136,7 +136,8 @@ def shares(rows):
     result, groups = {}, {}
     for row in rows:
         link = f"{row['rate_mbps']:g} Mb/s" + (f", {row['delay_ms']:g} ms" if row["delay_ms"] else "")
-        # Small messages are bound by latency, large ones by bandwidth: what is between has no goal.
+        # Small messages are bound by latency and large ones by bandwidth; sizes in between have no
+        # goal.
         if row["bound_us"] and (row["bytes"] >= 1 << 20 or row["delay_ms"]):
             groups.setdefault((row["delay_ms"], row["ranks"], row["bytes"], link), []).append(row)
     for (_, ranks, count, link), group in sorted(groups.items()):
@@ -384,7 +385,7 @@ def summary():
 
 
 def headline():
-    """What the demo showed, as a sentence and a picture; nothing before it is recorded."""
+    """The demo's result as a sentence and a picture; empty until one was recorded."""
     sys.path.insert(0, str(ROOT / "deploy"))
     from demo_job import report
     for name, words in (("demo", "The demo"), ("demo_quick", "The short demo")):

@@ -19,7 +19,7 @@ def row(implementation, algorithm, median_us, count=1 << 20):
 
 class PagesTest(unittest.TestCase):
 
-    def test_pages_show_what_the_results_are(self):
+    def test_pages_show_the_recorded_results(self):
         for page in tables.PAGES:
             with self.subTest(page.name):
                 self.assertEqual(tables.rendered(page), page.read_text(), "run tests/bench/tables.py")
@@ -43,7 +43,7 @@ class TablesTest(unittest.TestCase):
     def record(self, *rows):
         tables.record("loopback", [json.dumps(line) for line in (ORIGIN, *rows)])
 
-    def test_what_was_not_recorded_says_how(self):
+    def test_sections_without_a_record_name_the_command(self):
         self.assertIn("tests/bench/run --record loopback", tables.CONTEST.render("loopback"))
 
     def test_best_algorithms_are_compared_and_a_missed_goal_is_bold(self):

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What protects a frame, per payload of so many bytes: its checksum, its tag (GMAC), and its tag
-// with an encrypted payload (GCM), on the sender's side and on the receiver's. memcpy is the peer.
-// Rows of long payloads go through memory, as payloads on their way to and from the kernel do.
+// The cost of protecting a frame, by payload size: its checksum, its tag (GMAC), and its tag with
+// an encrypted payload (GCM), on the sender's side and on the receiver's. memcpy is the peer. Rows
+// of long payloads go through memory, as payloads on their way to and from the kernel do.
 
 #include <benchmark/benchmark.h>
 
@@ -39,7 +39,7 @@ void Memcpy(benchmark::State& state) {
   state.SetBytesProcessed(state.iterations() * state.range(0));
 }
 
-// Of header and payload, as both sides compute them.
+// Checksums of header and payload, as both sides compute them.
 void Checksums(benchmark::State& state) {
   const std::vector<std::byte> payload = Payload(state);
   FrameHeader header;
@@ -66,7 +66,7 @@ void Seal(benchmark::State& state, bool encrypts) {
   state.SetBytesProcessed(state.iterations() * state.range(0));
 }
 
-// Without a tag that fits, which costs the same.
+// The tag does not match, which takes the same time.
 void Open(benchmark::State& state, bool encrypted) {
   std::vector<std::byte> payload = Payload(state);
   FrameOpener opener = *FrameOpener::Create(Key(), encrypted);

@@ -44,7 +44,7 @@ class BuiltPageTest(unittest.TestCase):
         self.assertEqual({"index.html", "app.js", "style.css", "favicon.svg"},
                          {path.name for path in (WEB / "dist").iterdir()})
 
-    def test_is_what_a_new_build_makes(self):
+    def test_equals_a_new_build(self):
         modules, missing = page_tools.modules()
         if missing:
             self.skipTest(missing)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dashboards/ ships is well-formed: rules, alert tests, runbooks, dashboards. Needs promtool."""
+"""The files of dashboards/ are well-formed: rules, alert tests, runbooks, dashboards. Needs promtool."""
 import pathlib
 import re
 import subprocess
@@ -79,7 +79,7 @@ class RulesTest(unittest.TestCase):
 class DashboardsTest(unittest.TestCase):
     """The rules of Grafana's public dashboard-linter that apply, in our own words."""
 
-    def test_files_are_what_their_source_says(self):
+    def test_files_equal_the_output_of_their_source(self):
         done = subprocess.run([sys.executable, GRAFANA / "build_dashboards", "--check"], timeout=60,
                               capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)

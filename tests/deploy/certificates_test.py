@@ -43,7 +43,7 @@ def make_certificates(directory):
 
 
 def tls_metrics(url, authority=None):
-    """What /metrics says of certificates, by name without weir_tls_."""
+    """The metrics of certificates in /metrics, by name without weir_tls_."""
     context = ssl.create_default_context(cafile=authority) if authority else None
     with urllib.request.urlopen(url, timeout=PATIENCE_S, context=context) as answer:
         text = answer.read().decode()
@@ -66,7 +66,8 @@ class CertificatesTest(unittest.TestCase):
     def setUp(self):
         self.directory = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(prefix="weir-tls-")))
 
-    # What a program is given: files of `mounted` are links to ..data/FILE, and ..data is a link.
+    # Programs are given the files of `mounted`; these are links to ..data/FILE, and ..data is a
+    # link.
 
     def mount(self, name):
         """Exchanges what the mounted files are for those of `name`, in one rename."""
@@ -128,7 +129,7 @@ class CertificatesTest(unittest.TestCase):
         self.wait_for(log, r" I tls: renewed TLS files are in use: \S+/mounted/tls.crt")
         (self.directory / "mounted" / "..data").unlink()
         self.assertEqual([self.shown(a) for a in addresses], ["second"] * len(addresses))
-        self.wait_for(log, r" E tls: .*those before stay.*cannot read TLS file '\S+/tls.crt': No such file")
+        self.wait_for(log, r" E tls: .*the previous ones stay.*cannot read TLS file '\S+/tls.crt': No such file")
         self.mount("third")
         self.assertEqual([self.shown(a) for a in addresses], ["third"] * len(addresses))
 
@@ -145,13 +146,13 @@ class CertificatesTest(unittest.TestCase):
             self.put("tls.crt", broken)
             for _ in range(2):
                 self.assertEqual([self.shown(a) for a in addresses], kept)
-            self.wait_for(log, " E tls: renewed TLS files are not good, those before stay in use: .*" + cause)
+            self.wait_for(log, " E tls: renewed TLS files are invalid, the previous ones stay in use: .*" + cause)
             self.assertEqual(self.reloads(addresses), (False, refused))
             refused += 1
         self.put("tls.key", self.content("second", "tls.key")[:80])
         self.assertEqual([self.shown(a) for a in addresses], kept)
         self.wait_for(log, r"TLS file '\S+/tls.key': expected a private key: \S")
-        # Each cause is said once, however many connections come to however many listeners.
+        # Each cause is logged once, however many connections and listeners there are.
         said = re.findall(" E tls: .*", log.read_text(encoding="utf-8"))
         self.assertEqual(len(said), refused, said)
         self.assertEqual(self.reloads(addresses), (False, refused))
@@ -160,7 +161,7 @@ class CertificatesTest(unittest.TestCase):
         self.assertEqual(self.reloads(addresses), (True, refused))
 
     def reloads(self, addresses):
-        """(whether the files that are there are in use, how often they were not good), from the HTTP listener."""
+        """(whether the current files are in use, how often they were invalid), from the HTTP listener."""
         said = tls_metrics(f"https://{addresses[-1]}/metrics", self.made / "ca.crt")
         self.assertAlmostEqual(said["certificate_expiry_timestamp_seconds"], time.time() + 2 * 86400, delta=300)
         return said["last_reload_successful"] == 1, said["reload_failures_total"]
@@ -177,7 +178,7 @@ class CertificatesTest(unittest.TestCase):
     def test_the_controllers_listeners_show_an_exchanged_directory(self):
         self.check_server(self.start_controller)
 
-    def test_the_controllers_listeners_keep_what_was_good(self):
+    def test_the_controllers_listeners_keep_valid_files(self):
         self.check_renames(self.start_controller)
 
     @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
@@ -185,11 +186,11 @@ class CertificatesTest(unittest.TestCase):
         self.check_server(self.start_aggregator)
 
     @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
-    def test_the_aggregator_keeps_what_was_good(self):
+    def test_the_aggregator_keeps_valid_files(self):
         self.check_renames(self.start_aggregator)
 
     @unittest.skipUnless(AGGREGATOR.exists(), "weir-aggregator is not built")
-    def test_the_controller_believes_renewed_authorities_of_aggregators(self):
+    def test_the_controller_trusts_renewed_authorities_of_aggregators(self):
         url = self.start_aggregator(*self.mount("first"))[0][0]
         other = self.put("ca.crt", self.content("third", "tls.crt"))
         log = self.start(CONTROLLER, "--state", ":memory:", "--listen-grpc", "127.0.0.1:0", "--listen-http",
@@ -248,7 +249,7 @@ class CertificatesTest(unittest.TestCase):
         self.wait_for_while(log, r" E tls: .*cannot read TLS file '\S+/tls.crt'", presented)
         self.assertEqual(presented(), "second")
 
-    def test_the_agent_tells_of_renewals(self):
+    def test_the_agent_reports_renewals(self):
         listener = self.enterContext(socket.create_server(("127.0.0.1", 0)))   # accepts nobody
         cert, key = self.mount("first")
         with socket.create_server(("127.0.0.1", 0)) as free:

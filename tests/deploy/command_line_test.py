@@ -20,7 +20,7 @@ PROGRAMS = {"weirctl": BUILD / "controller" / "cli" / "weirctl",
             "weir-agent": BUILD / "agent" / "weir-agent",
             "weir-aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 PATIENCE_S = 20
-# Wrong: not a manual, but what people put into descriptions.
+# A page with mistakes that descriptions may introduce.
 BROKEN_PAGE = ".Dd January 1, 2026\n.Dt X 1\n.Os\n.Sh NAME\n.Nm x\n.Nd y\n.Bl -tag\n.It Fl a\n"
 
 
@@ -103,7 +103,7 @@ class CommandLineTest(unittest.TestCase):
                        env=dict(self.environment, MANWIDTH="200", LC_ALL="C.UTF-8"))
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             shown = re.sub(r".\x08", "", done.stdout)
-            # What --help lists, the page lists.
+            # The page lists every flag that --help lists.
             flags = set(re.findall(r"--[a-z-]+", ask(program, "--help").stdout))
             self.assertGreater(len(flags), 5)
             self.assertEqual([flag for flag in flags if flag not in shown], [])
@@ -136,7 +136,7 @@ class CommandLineTest(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 5)
 
     def typed_in_bash(self, keys):
-        """What stands on an interactive bash's line after `keys`."""
+        """The line of an interactive bash after `keys`."""
         child, terminal = pty.fork()
         if child == 0:
             os.execvpe("bash", ["bash", "--norc", "--noprofile", "-i"],

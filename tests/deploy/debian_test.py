@@ -29,9 +29,9 @@ MAKING_S, BUILDING_S, TEST_S = 420, 1500, 600
 PACKAGES = ["ca-certificates", "ccache", "ethtool", "iproute2", "iptables", "iputils-ping", "mount", "procps", "python3-numpy", "python3-setuptools",
             "python3-torch"]
 BUILT = {"trixie": True, "sid": False}   # suite: whether Weir is built there
-# Of these, which take minutes, torch matters little, so only one suite runs them.
+# These tests take minutes and depend little on torch, so only one suite runs them.
 NOT_IN = {"sid": ("addresses_test.py", "run_test.py")}
-# An archive that is no longer renewed outlives its dates; its signatures are checked all the same.
+# An archive that is no longer updated is valid beyond its dates; its signatures are still checked.
 APT = ["--aptopt=Acquire::Check-Valid-Until \"false\""]
 ENTER = r"""
 root=$1 source=$2
@@ -84,7 +84,7 @@ def make_root(suite, packages=None, kind=""):
     packages, source = packages or wanted(suite), packages_test.mirror()
     if not source:
         raise Refused("apt names no mirror of Debian")
-    # Every month a new one, since suites change.
+    # A new root is made every month, because suites change.
     recipe = [*packages, *APT, source, time.strftime("%Y-%m")]
     name = f"{suite}{kind}"
     root = ROOTS / f"{name}-{hashlib.sha256(chr(10).join(recipe).encode()).hexdigest()[:16]}"
@@ -92,10 +92,10 @@ def make_root(suite, packages=None, kind=""):
         return root
     for old in ROOTS.glob(f"{name}-*"):
         shutil.rmtree(old)
-    part = ROOTS / f"{name}-part"  # what is killed while it is made must not pass for a root
+    part = ROOTS / f"{name}-part"  # an incomplete root must not be used if this process is killed
     ROOTS.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    # In namespaces of its own, so that neither processes nor mounts stay behind if it is killed.
+    # It runs in its own namespaces, so that no processes or mounts remain if it is killed.
     done = run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "mmdebstrap", "--mode=root", "--variant=apt",
                 "--quiet", *APT, f"--include={','.join(packages)}", suite, part, source], MAKING_S, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     if done.returncode != 0:
@@ -168,8 +168,8 @@ def main():
             print(done.stdout.decode(errors="replace")[-20000:], flush=True)
         return done.returncode == 0
 
-    # One for each core: they wait more than they compute, and each has a network of its own. What fails then may
-    # have met a deadline because of the others, and runs once more alone.
+    # One process per core: they wait more than they compute, and each has its own network. A failed test may have
+    # missed a deadline because of the others, so it runs once more alone.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         failed = [test for test, passed in zip(tests, pool.map(passes, tests)) if not passed]
     failed = [test for test in failed if not passes(test)]

@@ -127,7 +127,7 @@ class StatsTest(unittest.TestCase):
         self.assertEqual(found["fast_network_step_ratio"], 1.01)
         self.assertAlmostEqual(found["final_loss_adaptive_over_dense"], 1.01)
 
-    def test_ratios_of_what_did_not_run_are_unknown(self):
+    def test_ratios_without_both_runs_are_unknown(self):
         found = stats.ratios([self.run_of("adaptive", None)], None)
         self.assertEqual(set(found.values()), {None})
 
@@ -234,7 +234,7 @@ class ReportTest(unittest.TestCase):
 
 class FailedStageTest(unittest.TestCase):
 
-    def test_what_was_measured_before_is_reported(self):
+    def test_runs_before_a_failure_are_reported(self):
         _, results = sample_report()
 
         def run(demo):
@@ -300,7 +300,7 @@ class OffloadTest(unittest.TestCase):
         self.log(self.result, {"kind": "end"})
         ring = candidate("identity over ring", 0.3)
         return offload.report_of(self.schedule, self.result, [
-            {"step": "4", "reason": "nothing predicts better", "candidates": [
+            {"step": "4", "reason": "no candidate is predicted to be better", "candidates": [
                 candidate("identity over switchml", 0.2, "switchml: no aggregator is reachable"),
                 ring, candidate("identity over tree", 0.5)]},
             {"step": "11", "reason": "30 % better", "candidates": [
@@ -329,7 +329,7 @@ class OffloadTest(unittest.TestCase):
     def test_restarted_or_silent_aggregator_counts_nothing(self):
         self.metrics = METRICS % (50, 50)
         self.log(self.result, {"kind": "end"})
-        self.metrics = METRICS % (10, 0)   # it began anew
+        self.metrics = METRICS % (10, 0)   # it has restarted
         self.log(self.result, {"kind": "end"})
         self.metrics = None
         self.log(self.result, {"kind": "end"})
@@ -357,7 +357,7 @@ class PlotTest(unittest.TestCase):
         self.assertTrue(path.startswith(f"M{plots.LEFT}.0"))
         self.assertIn(f"L{plots.WIDTH - plots.RIGHT}.0", path)
 
-    def test_nothing_to_draw_is_said(self):
+    def test_an_empty_chart_says_so(self):
         nan = plots.Chart("x", "y", [plots.Line("a", [(0, math.nan), (1, None)])])
         self.assertIn("No data", plots.figure(nan))
         zero = plots.Chart("x", "y", [plots.Line("a", [(0, 0.0)])], log_y=True)
@@ -388,7 +388,8 @@ class ChildrenTest(unittest.TestCase):
         with tempfile.NamedTemporaryFile() as out:
             child = children.start([sys.executable, "-c", script], stdout=out)
             while True:  # bounded by the test's deadline in CTest
-                # Opened anew: a shared descriptor would share its offset with the child.
+                # The file is opened again, because a shared descriptor would share its offset with
+                # the child.
                 words = pathlib.Path(out.name).read_bytes()
                 if words.endswith(b"\n"):
                     break

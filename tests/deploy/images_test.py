@@ -42,7 +42,7 @@ class RulesTest(unittest.TestCase):
     def test_the_dockerfile_follows_the_rules(self):
         self.assertEqual(dockerfile.findings(TEXT, ROOT), [])
 
-    def test_every_rule_finds_its_breach(self):
+    def test_every_rule_finds_its_violation(self):
         for old, new, expected in BROKEN:
             self.assertIn(old, TEXT)
             found = "\n".join(dockerfile.findings(TEXT.replace(old, new, 1), ROOT))
@@ -52,7 +52,7 @@ class RulesTest(unittest.TestCase):
         arguments, stages = dockerfile.read(TEXT)
         self.assertEqual([s.name for s in dockerfile.of_images(stages)],
                          ["controller", "agent", "aggregator", "pytorch-example"])
-        self.assertEqual(arguments["BASE_DIGEST"], "sha256:" + "0" * 64)   # nobody builds unawares
+        self.assertEqual(arguments["BASE_DIGEST"], "sha256:" + "0" * 64)   # every build must name a base
         for part, file in (("controller", "base/controller/deployment.yaml"),
                            ("agent", "base/agent/daemonset.yaml"),
                            ("aggregator", "components/aggregator/deployment.yaml")):
@@ -101,7 +101,7 @@ class RehearsalTest(unittest.TestCase):
                                            self.packages, target], check=False, **CAPTURED))
 
     def agreed(self, done):
-        """What was said, if it went well and as nobody outside."""
+        """The output, if the rehearsal succeeded without privileges."""
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertRegex(done.stdout, r"root in here is user [1-9]\d* outside")
         self.assertIn("healthy as 64820:64820", done.stdout)

@@ -238,7 +238,7 @@ class RulesTest(unittest.TestCase):
                 names = {port["name"]: port["containerPort"] for port in containers[0]["ports"]}
                 for port in named["Service"]["ports"]:
                     self.assertEqual(names[port["targetPort"]], port["port"], folder)
-                self.assertEqual("NetworkPolicy" in named, not on_node, folder)   # none holds on the node's network
+                self.assertEqual("NetworkPolicy" in named, not on_node, folder)   # no policy applies to the node's network
                 for rule in named.get("NetworkPolicy", {"ingress": []})["ingress"]:
                     for port in rule["ports"]:
                         self.assertIn(port["port"], names, folder)
@@ -294,7 +294,7 @@ class RulesTest(unittest.TestCase):
                               timeout=60, text=True, capture_output=True, check=False)
         self.assertEqual(done.returncode, 0, done.stdout)
 
-    def test_whom_the_controller_calls_exists_and_may_be_called(self):
+    def test_destinations_of_the_controller_exist_and_are_permitted(self):
         for folder, items in self.rendered.items():
             container = next(c for i in items for c, _ in containers_of(i) if c["name"] == "controller")
             egress = next(i for i in items if i["kind"] == "NetworkPolicy"
@@ -302,26 +302,26 @@ class RulesTest(unittest.TestCase):
             called = [re.search(r"https://(\S+)\.(\S+)\.svc:(\d+)$", a).groups() for a in container["args"]
                       if a.startswith("--aggregator=")]
             self.assertEqual(len(called), folder in WITH_AGGREGATOR, folder)
-            self.assertEqual(bool(egress), bool(called), folder)   # else nothing goes out
+            self.assertEqual(bool(egress), bool(called), folder)   # otherwise no connections go out
             for name, space, port in called:
                 service = next(i for i in items if i["kind"] == "Service" and i["metadata"]["name"] == name)
                 self.assertEqual((service["metadata"]["namespace"], service["spec"]["ports"][0]["port"]),
                                  (space, int(port)), folder)
                 pods = next(i for i in items if i["kind"] == "Deployment" and i["metadata"]["name"] == name)
                 if pods["spec"]["template"]["spec"].get("hostNetwork"):
-                    self.assertNotIn("to", egress[0], folder)   # an address of a node is no pod's
+                    self.assertNotIn("to", egress[0], folder)   # no pod has the address of a node
                 else:
                     self.assertTrue(selected(pods, egress[0]["to"][0]["podSelector"]["matchLabels"]), folder)
                 self.assertIn({"protocol": "TCP", "port": int(port)}, egress[0]["ports"], folder)
 
-    def test_a_namespace_allows_what_its_pods_want(self):
+    def test_a_namespace_permits_the_needs_of_its_pods(self):
         for folder, items in self.rendered.items():
             wants = {i["metadata"]["namespace"] for i in items for _, s in containers_of(i) if s.get("hostNetwork")}
             allows = {i["metadata"]["name"] for i in items if i["kind"] == "Namespace" and
                       i["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"}
             self.assertEqual(allows, wants, folder)
 
-    def test_nothing_is_insecure_but_the_overlay_that_says_so(self):
+    def test_only_the_overlay_for_trying_is_insecure(self):
         for folder, items in self.rendered.items():
             args = [a for i in items for c, _ in containers_of(i) for a in c.get("args", [])]
             self.assertEqual("--insecure" in args, folder == "overlays/single-node", folder)
@@ -388,7 +388,7 @@ class StartTest(unittest.TestCase):
                          name == "agent" or (folder, name) == (IN_KERNEL, "aggregator"))
         added = container["securityContext"]["capabilities"].get("add", [])
         held = ",".join(["-all"] + [f"+{name.lower()}" for name in added])
-        # Root within a container has what is added and no more.
+        # Root within a container has only the added capabilities.
         return ["setpriv", f"--bounding-set={held}", f"--inh-caps={held}", str(PROGRAMS[name]), *arguments], \
             self.readiness(container)
 

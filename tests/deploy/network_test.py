@@ -79,7 +79,7 @@ times = []
 for _ in range(60):
     t = time.monotonic(); s.send(b"x" * 64); s.recv(100); times.append(time.monotonic() - t)
     time.sleep(0.005)
-print(sorted(times)[6])  # a busy machine delays many, never advances one
+print(sorted(times)[6])  # a busy machine delays many packets and advances none
 """
 
 
@@ -126,7 +126,7 @@ class NetworkTest(unittest.TestCase):
         return 1 - int(counter.stdout.readline()) / count
 
     def assert_measured(self, measure, expected, tolerance, what=""):
-        """What else runs on the machine can spoil a measurement, but hardly six in a row."""
+        """Other work on the machine can spoil a measurement, but hardly six in a row."""
         found = []
         for _ in range(6):
             found.append(measure())
@@ -184,10 +184,10 @@ class NetworkTest(unittest.TestCase):
             self.assert_measured(lambda: (self.round_trip_s() - base) / 2 * 1000, delay_ms, 0.3,
                                  "one way, ms")
 
-    def test_loss_is_what_was_asked_for_and_changes_live(self):
+    def test_loss_is_as_requested_and_changes_live(self):
         for loss, delay_ms in ((0.05, 0), (0.2, 2), (0.0, 2)):
             self.network.shape(0, delay_ms, loss)
-            # Four standard deviations of a binomial.
+            # The tolerance is four standard deviations of a binomial.
             self.assert_measured(lambda: self.lost_ratio(0, 1, 4000), loss,
                                  4 * (loss * (1 - loss) / 4000) ** 0.5, "loss")
 

@@ -26,14 +26,13 @@ PACKAGES = ["libweir-dev", "libweir0", "python3-weir", "weir-agent", "weir-aggre
 TORCH = "usr/lib/python3/dist-packages/torch/__init__.py"
 PATIENCE_S = 120
 SUITE = "bookworm"
-MAKING_S = 120   # what a test may take to make a root
-# The maintainer's address is a placeholder until somebody publishes packages (WEIR_PACKAGE_MAINTAINER).
-# CPack calls ldconfig from scripts of its own beside the trigger that we give; only scripts without
-# content would keep it from that.
+MAKING_S = 120   # time for a test to make a root
+# The maintainer's address is a placeholder until the packages are published (WEIR_PACKAGE_MAINTAINER). CPack calls
+# ldconfig from scripts of its own in addition to our trigger; only empty scripts would prevent that.
 SUPPRESSED = "bogus-mail-host,maintscript-calls-ldconfig"
 
-# What an administrator does, in the root that the packages go to; $1 is yes where torch is installed.
-# Units are started by hand with their own command lines: no systemd runs in a test.
+# The steps of an administrator, in the root that the packages go to; $1 is yes where torch is installed. Units are
+# started by hand with their own command lines: no systemd runs in a test.
 REHEARSAL = r"""
 set -eu
 export DEBIAN_FRONTEND=noninteractive PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
@@ -66,12 +65,13 @@ if [ "$1" = yes ]; then
 fi
 kill $started
 wait $started
-# The aggregator in the kernel: as root, and as its user with what the drop-in for systemd gives.
+# The aggregator in the kernel runs as root, and as its user with the rights of the drop-in for
+# systemd.
 capabilities=+$(sed -n 's/^AmbientCapabilities=CAP_//p' /usr/share/doc/weir-aggregator/examples/*-xdp.conf |
   sed 's/ CAP_/,+/g' | tr A-Z a-z)
 for user in "" "setpriv --reuid weir --regid weir --init-groups --bounding-set -all,$capabilities
     --inh-caps -all,$capabilities --ambient-caps -all,$capabilities"; do
-  : >/xdp.log   # what the one before said is no answer
+  : >/xdp.log   # output of an earlier start must not count
   $user weir-aggregator --xdp lo --xdp-mode generic --port 0 --http 127.0.0.1:0 >/xdp.log 2>&1 & xdp=$!
   tries=0
   while kill -0 $xdp && ! grep -q ^http /xdp.log && [ $tries -lt 200 ]; do
@@ -204,7 +204,7 @@ class PackagesTest(unittest.TestCase):
         as_root, as_user = re.findall(r"(?m)^xdp as .*: (.*)$", done.stdout)
         if as_root.startswith("http "):
             self.assertTrue(as_user.startswith("http "), as_user)
-        else:  # a kernel or a sandbox that allows nobody to; the program is in the package all the same
+        else:  # the kernel or a sandbox does not permit it; the package contains the program anyway
             self.assertIn("cannot load its program into the kernel", as_root)
         self.assertIn("purged", done.stdout)
         self.assertNotIn("left: ", done.stdout)

@@ -21,7 +21,8 @@ CONTROLLER = BUILD / "controller" / "service" / "weir-controller"
 AGENT = BUILD / "agent" / "weir-agent"
 PATIENCE_S = 60
 STEPS = 1000  # seconds: time for the controller to decide
-# torch 1.13 cannot say "redirect nothing" under Python 3.11; rank 9, which there is not, may.
+# torch 1.13 cannot switch off redirection under Python 3.11, so only rank 9, which does not exist,
+# is redirected.
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--redirects=9:1",
             "--tee=9:1"]
 
@@ -71,9 +72,10 @@ class PytorchExampleTest(unittest.TestCase):
         return f"http://{rest}"
 
     def train(self, launcher, job):
-        """What the job printed on both outputs."""
+        """The job's output on both streams."""
         self.environment.update(WEIR_JOB=job, MASTER_PORT=str(free_port()))
-        # A session of its own, so that ranks of a launcher that is killed for its time end with it.
+        # It runs in its own session, so that ranks end together with a launcher that is killed at
+        # its deadline.
         child = subprocess.Popen([*launcher, TRAIN, "--steps", str(STEPS)], env=self.environment, text=True,
                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                  cwd=self.directory, start_new_session=True)

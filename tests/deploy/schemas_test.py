@@ -17,7 +17,7 @@ import npm_packages  # noqa: E402  pylint: disable=wrong-import-position
 
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 EXAMPLES = ROOT / "deploy" / "kubernetes" / "examples"
-# The package that types a group; Kubernetes' own groups are not listed.
+# The package with the types of each group; Kubernetes' own groups are not listed.
 PACKAGES = {"cert-manager.io": "@kubernetes-models/cert-manager",
             "monitoring.coreos.com": "@kubernetes-models/prometheus-operator"}
 
@@ -73,7 +73,7 @@ class SchemasTest(unittest.TestCase):
                       for typed_item in typed(item)]
 
     def complaints(self, files):
-        """What the compiler says, by file; `files`: name to items."""
+        """The compiler's errors by file; `files`: name to items."""
         with tempfile.TemporaryDirectory(prefix="weir-schemas-") as name:
             directory = pathlib.Path(name)
             (directory / "node_modules").symlink_to(self.modules)
@@ -89,7 +89,7 @@ class SchemasTest(unittest.TestCase):
         self.assertEqual(bool(done.returncode), any(said.values()), done.stdout[-2000:])
         return said
 
-    def test_every_object_has_its_type_and_breaches_are_found(self):
+    def test_every_object_has_its_type_and_violations_are_found(self):
         deployment = next(i for i in self.items if i["kind"] == "Deployment")
         misspelt, mistyped, incomplete = (json.loads(json.dumps(deployment)) for _ in range(3))
         container = misspelt["spec"]["template"]["spec"]["containers"][0]

@@ -30,7 +30,7 @@ assert state.stats().bytes_sent > 0
 print("rank", dist.get_rank(), weir.library_path())
 dist.barrier()
 """
-# Without torch, since Debian's loads rdma-core itself.
+# This runs without torch, because Debian's torch loads rdma-core itself.
 OPEN_VERBS = """
 import ctypes, importlib.util, sys
 spec = importlib.util.spec_from_file_location("lib", sys.argv[1])
@@ -50,7 +50,7 @@ class WheelTest(unittest.TestCase):
     def setUpClass(cls):
         cls.directory = pathlib.Path(cls.enterClassContext(
             tempfile.TemporaryDirectory(prefix="weir-wheel-test-")))
-        # Nothing of this machine's settings but where programs are.
+        # The environment has only the search path for programs.
         cls.environment = {key: os.environ[key] for key in ("PATH", "USE_LIBUV") if key in os.environ}
         cls.environment["HOME"] = str(cls.directory)
         cls.python = cls.directory / "venv" / "bin" / "python3"

@@ -79,7 +79,7 @@ def in_ddp(device, rank, dtype=torch.float32, scaled=False, autocast=None, **opt
     results = []
     for attached in (False, True):
         scaler = torch.amp.GradScaler(device.type, init_scale=1024.0) if scaled else None
-        # Not every gloo sums 16 bits.
+        # gloo may not support sums of 16 bits.
         group = dist.new_group(backend="gloo" if dtype == torch.float32 else "weir")
         model = DistributedDataParallel(make_model(device, dtype), bucket_cap_mb=0.3,
                                         process_group=group, **options)

@@ -50,7 +50,7 @@ class RunTest(unittest.TestCase):
         self.assertIn("broken", self.rows()[-1]["detail"])
         self.assertIn("text\n", (self.out / "log").read_text())
 
-        # Another call, even with another output folder, goes on where this one stopped.
+        # Another call continues where this one stopped, also with another output folder.
         self.program("tests/bench/device_bench_host", "exit 0\n")
         self.program("tests/datapath_nccl_test", "exit 0\n")
         self.out = pathlib.Path(self.folder.name) / "other"

@@ -24,7 +24,8 @@ class KernelTest(unittest.TestCase):
     def test_a_policy_without_checksums_has_ranks_summed_in_the_kernel(self):
         with Cluster("aggregator-kernel", HOSTS, 50_000, aggregator=True, policy=POLICY,
                      aggregator_flags=("--xdp", "e0", "--xdp-mode", "generic")) as cluster:
-            # In generic mode the program must meet single datagrams, neither joined nor uncut.
+            # In generic mode the program must get single datagrams, neither joined nor still to be
+            # cut.
             hosts = cluster.network
             for host, port, what in ((hosts.aggregator, "e0", "gro"),
                                      (hosts.router, "pa", "tx-udp-segmentation")):

@@ -14,10 +14,10 @@ from demo_job import offload
 from demo_job.control_plane import AGGREGATOR_NAME
 
 WEIRCTL = BUILD / "controller" / "cli" / "weirctl"
-HOSTS = 4               # ranks among themselves send 1.5 times what they have
+HOSTS = 4               # without an aggregator ranks send 1.5 times their data
 LINK_MBPS = 20.0
 GOODPUT_GBIT_S = 0.1    # of all ranks: a little more than these links carry together
-# A first lease is worth trying when it is more likely than not to be better.
+# The first lease is tried if it is more likely than not to be better.
 POLICY = offload.POLICY + """switching:
   dwell_min_s: 1
   improvement_min: 0.02
@@ -25,8 +25,9 @@ POLICY = offload.POLICY + """switching:
   flaps_max: 100
 """
 PATIENCE_S = 150.0
-# What it takes until the model knows what sums on the aggregator take. With fewer it knows what they
-# should take, which on these links is nearly what ranks alone take: it would come back to it late.
+# After this many steps the model knows the measured time of sums on the aggregator. With fewer it has only the
+# predicted time, which on these links is close to that of the ranks alone, so it would return to the aggregator
+# late.
 STEPS_TO_KNOW = 20
 
 
@@ -67,7 +68,7 @@ class AggregatorTest(unittest.TestCase):
     def lease(self):
         """The job's lease as the aggregator lists it, read through the controller; None without."""
         said = self.cluster.controls.aggregator()
-        leases = said.get("leases", []) if said.get("reachable") else []  # else: what it said before
+        leases = said.get("leases", []) if said.get("reachable") else []  # otherwise it is an earlier report
         return next((lease for lease in leases if lease["job"] == JOB), None)
 
     def wait_until_it_sums(self):

@@ -31,7 +31,7 @@ SKIP_REASON = f"no network namespaces: {REFUSED}"
 JOB = "demo"
 FOR_EVER = 1_000_000
 TCP_ESTABLISHED = "01"
-# Slow enough that even the sparsest plan a fast network gets is worth leaving.
+# The slow rate is so low that even the sparsest plan of a fast network should be replaced.
 FAST_MBPS, SLOW_MBPS = 1000.0, 5.0
 
 
@@ -78,7 +78,7 @@ class Controls(ControlPlane):
         self._parts[part] = (self._started[-1], (name, namespace, arguments, suffix))
 
     def log(self, part):
-        """What the program has written since its last start."""
+        """The program's log since its last start."""
         return pathlib.Path(self._parts[part][0].log_path).read_text(errors="replace")
 
 
@@ -171,7 +171,7 @@ class Cluster:
         return None
 
     def rank_log(self, rank):
-        """What the rank has written to standard error."""
+        """The rank's standard error so far."""
         return pathlib.Path(self.ranks[rank].log_path).read_text(errors="replace")
 
     def connections(self, rank):
@@ -202,7 +202,7 @@ class Cluster:
         return forwarder.port
 
     def controller_port(self):
-        """Of gRPC, for weirctl."""
+        """The controller's gRPC port, for weirctl."""
         return self.port_of(self.network.control_address, GRPC_PORT)
 
     def agent_metrics(self, host):

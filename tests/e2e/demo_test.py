@@ -39,9 +39,9 @@ class ReportTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.directory = OUT / "demo"   # what an earlier test left there must not matter
+        cls.directory = OUT / "demo"   # files of an earlier test there must not matter
         file = cls.directory / "asked-for.json"
-        # The target is met early: what is tested here is the report, not how well training goes.
+        # The target is met early, because this tests the report and not the quality of training.
         demo = start_demo(cls.directory, "--quick", "--runs", ",".join(RUNS), "--target", 3.5,
                           "--json", file)
         cls.addClassCleanup(demo.kill)

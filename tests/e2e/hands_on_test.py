@@ -69,7 +69,7 @@ class RunnerTest(unittest.TestCase):
         self.run_one(page(("python", "# file: deep/x.py\nprint(6 * 7)"), ("sh", "answer=$(python3 deep/x.py)"),
                           ("sh", "echo it is $answer, they say"), ("text", "it is 42, …")))
 
-    def test_what_is_not_true_is_told_with_its_line(self):
+    def test_errors_name_their_line(self):
         with self.assertRaisesRegex(hands_on.PageError, r"(?s):8: expected\nfour.*found\nfive"):
             self.run_one(page(("sh", "echo five"), ("text", "four")))
         with self.assertRaisesRegex(hands_on.PageError, r"(?s):4: page one was ended with status 3.*oops"):

@@ -16,7 +16,7 @@ from queries import panels, rules, substituted  # noqa: E402  pylint: disable=wr
 
 PROMETHEUS = shutil.which("prometheus")
 AGGREGATOR = BUILD / "deploy" / "aggregator" / "weir-aggregator"
-# Nothing was ever dropped, so the agents have no such series; and there is no TLS.
+# No message was dropped, so the agents have no such series; and there is no TLS.
 MAY_BE_EMPTY = {"weir-network.json: Dropped telemetry", "weir-decisions.json: Prediction error",
                 "weir-fleet.json: Certificates end"}
 
@@ -50,7 +50,8 @@ class MetricsTest(unittest.TestCase):
         _, controller = cluster.controls.url.rsplit(":", 1)
         agents = [cluster.port_of(cluster.network.address(host), AGENT_METRICS_PORT)
                   for host in range(cluster.hosts)]
-        # As dashboards/prometheus/prometheus.yaml, faster and with this run's addresses. JSON is YAML.
+        # The configuration is dashboards/prometheus/prometheus.yaml with shorter intervals and this run's
+        # addresses. JSON is YAML.
         document = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(ROOT / "dashboards" / "prometheus" / name)

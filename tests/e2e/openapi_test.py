@@ -15,7 +15,7 @@ import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
-# What it keeps between runs belongs to the build, not to wherever the test was started.
+# Hypothesis keeps its database in the build directory, wherever the test was started.
 os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(BUILD / "tests" / "e2e" / "hypothesis")
 
 import hypothesis  # noqa: E402  pylint: disable=wrong-import-position
@@ -25,7 +25,8 @@ from hypothesis import strategies as st  # noqa: E402  pylint: disable=wrong-imp
 FIXTURE = BUILD / "tests" / "e2e" / "weir-page-fixture"
 EXAMPLES = int(os.environ.get("WEIR_OPENAPI_EXAMPLES", "40"))
 ANSWER_S = 10
-# What Hypothesis rarely hits by itself: numbers at edges, text that other parts give a meaning.
+# Inputs that Hypothesis rarely finds by itself: numbers at edges, and text with a meaning to some
+# part.
 EDGES = ["0", "-1", "1e999", "NaN", "Infinity", "4294967296", "18446744073709551616", "%", "a/b", "..", "",
          "\x00", "ü", "𝄞", "x:pin", "{name}", "true", "null", "9" * 400]
 TEXT = st.one_of(st.sampled_from(EDGES), st.text(max_size=30))
@@ -33,7 +34,7 @@ NUMBERS = st.one_of(st.integers(-2 ** 70, 2 ** 70), st.floats(), st.sampled_from
     [0, 1, 4, 1e-300, 1e300, 2 ** 32, 2 ** 31, 10, 1e6]))
 
 
-# Bodies that succeed; requests change some of their fields.
+# Valid bodies; requests change some of their fields.
 SOUND = {
     "ApplyPolicy": {"source": "name: checked\n", "actor": "amy"},
     "Pin": {"choice": {"codec": "identity", "collective": "ring", "ratio": 1}, "reason": "to see"},
@@ -45,7 +46,7 @@ SOUND = {
 
 
 def known_texts():
-    """What the fleet and the policies know, by field: so that requests get past the first check."""
+    """Values that the fleet and the policies know, by field, so that requests get past the first check."""
     return {"job": ["lm"], "name": ["n0", "lm", "checked", "lm-bounds"], "id": ["1", "2", "3"],
             "codec": ["identity", "top_k", "fp16", "absent"], "collective": ["ring", "tree", "absent"],
             "source": ["name: a\n", "name: default\nbounds: {ratio_min: 0.5}\n", "name: [", "{}"],
@@ -223,7 +224,7 @@ class OpenApiTest(unittest.TestCase):
                 name = operation["operationId"]
                 with self.subTest(operation=name):
                     seen[name] = self.run_operation(path, verb, operation)
-        # Neither all refusals nor none: every operation was heard with success.
+        # Every operation must have succeeded at least once.
         self.assertEqual([name for name, statuses in seen.items() if 200 not in statuses], [])
         self.assertGreater(sum(400 in statuses for statuses in seen.values()), len(seen) // 2, seen)
 

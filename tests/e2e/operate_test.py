@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator asks while a training runs: REST, metrics, weirctl."""
+"""An operator's requests during a training: REST, metrics, weirctl."""
 import json
 import signal
 import subprocess

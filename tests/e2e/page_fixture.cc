@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A controller with a simulated fleet behind it, for tests of the web page: real REST server, real
-// solver, no network namespaces and no training. Prints "http <port>", then obeys lines on standard
-// input (see Obey) and answers each with "ok" or "error"; ends with the input.
+// A controller with a simulated fleet, for tests of the web page: real REST server, real solver, no
+// network namespaces and no training. Prints "http <port>", then executes lines of standard input
+// (see Obey) and answers each with "ok" or "error"; ends with the input.
 //
 //   weir-page-fixture [TOKEN_FILE]
 
@@ -27,7 +27,7 @@ constexpr int kWorld = 6;
 constexpr int kSpares = 3;
 constexpr double kFast = 100e6, kSlow = 2e6;
 
-// Simulated time that people can read: it has reached the present when the history is played.
+// A simulated clock with plausible times: it reaches the present when the history has been played.
 class ShownClock : public FakeClock {
  public:
   double UnixSeconds() const override { return offset_ + FakeClock::UnixSeconds(); }
@@ -79,7 +79,7 @@ class Fixture {
                           std::chrono::seconds(60));
   }
 
-  /// Training goes on, a simulated second for a real one. Returns how long the step took.
+  /// Runs one step, with a simulated second for a real one. Returns its duration.
   double Live() {
     double step_s = 0.05;
     const Status done = executor_.Call([this, &step_s] {
@@ -115,7 +115,8 @@ class Fixture {
     return step_s;
   }
 
-  // Fast, then slow with a refusal at first, then fast again: every view has something to show.
+  // The network is fast, then slow with a refusal at first, then fast again, so that every view has
+  // content.
   void History() {
     Join();
     Play(80);
@@ -136,7 +137,7 @@ class Fixture {
     for (int i = 0; i < steps; ++i) PlayOne();
   }
 
-  // The last of the spare nodes says nothing and is given up in time.
+  // The last of the spare nodes is silent, so its stream is closed after a while.
   double PlayOne() {
     for (int i = 0; i + 1 < static_cast<int>(spares_.size()); ++i) {
       v1::AgentMessage alive;
@@ -192,7 +193,7 @@ class Fixture {
   bool connected_ = false;
 };
 
-// Steps between the lines; false once the input has ended.
+// Runs steps between the lines; false once the input has ended.
 bool LiveUntilInput(Fixture& fixture) {
   for (;;) {
     pollfd input{STDIN_FILENO, POLLIN, 0};

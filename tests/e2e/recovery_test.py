@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training and operators see when controller, agent or a rank is killed (kill -9)."""
+"""Training and operators when controller, agent or a rank is killed (kill -9)."""
 import re
 import time
 import unittest

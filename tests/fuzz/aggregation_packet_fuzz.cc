@@ -14,7 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace weir::aggregation;
   std::vector<std::byte> datagram(size);
   if (size > 0) std::memcpy(datagram.data(), data, size);
-  // A random checksum never fits: half of the inputs that can be packets get a right one.
+  // A random checksum is never right, so half of the inputs that can be packets get a right one.
   const bool packet_sized = size >= kPacketHeaderBytes && size <= kPacketBytesMax;
   if (packet_sized && (data[size - 1] & 1) != 0) SealPacket(datagram);
   const StatusOr<Packet> packet = DecodePacket(datagram);

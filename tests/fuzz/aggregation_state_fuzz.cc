@@ -23,7 +23,7 @@ class FuzzInput {
   bool empty() const { return at_ >= size_; }
   uint8_t Next() { return empty() ? 0 : data_[at_++]; }
   uint32_t Word() {
-    // Mostly small, as fields are; now and then anything.
+    // Values are mostly small, as fields are, and sometimes arbitrary.
     const uint8_t first = Next();
     return first < 250 ? first % 5u : uint32_t{Next()} << 24 | uint32_t{Next()} << 16 | 0xFFFF;
   }

@@ -14,7 +14,7 @@ namespace weir {
 namespace {
 
 void DecodeHeader(std::array<std::byte, kFrameHeaderBytes> bytes, bool fit, FrameCheck check) {
-  // A random checksum never fits: half of the inputs get a right one, so that the fields are
+  // A random checksum is never right, so half of the inputs get a right one and the fields are
   // reached.
   if (fit) {
     const bool checksums = check == FrameCheck::kChecksums;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an agent, or whoever sits on its socket, may send to a rank, and plan files: parsing never
-// crashes, and a plan that is accepted says the same after a round trip.
+// Messages from an agent, or from any program on its socket, and plan files: parsing never crashes,
+// and a plan that is accepted says the same after a round trip.
 
 #include <string_view>
 

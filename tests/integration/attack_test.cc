@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole jobs under attack, by weir.h alone: without a key each attack succeeds, which shows that it
-// is one; with a key it is refused and named.
+// Attacks on whole jobs, by weir.h only: without a key each attack succeeds, which shows that it is
+// effective; with a key it is refused and named.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ weir_status Connect(const SessionPtr& session, const std::string& rank0, const s
   return weir_session_connect(session.get(), addresses, 2);
 }
 
-// One step, in which rank r contributes r + 1 everywhere: 3 is what it delivers.
+// One step, to which rank r contributes r + 1 everywhere, so that 3 is delivered.
 weir_status Step(weir_session* session, int rank, std::vector<float>* data) {
   const weir_parameter parameter = {"p", kElements, 0};
   uint64_t key = 0;
@@ -95,7 +95,7 @@ Outcome TrainThrough(bool keyed, const ManInTheMiddle::Meddle& meddle) {
       outcome.statuses[r] = Step(sessions[r].get(), r, &outcome.sums[r]);
     }
     outcome.errors[r] = weir_last_error(sessions[r].get());
-    sessions[r].reset();  // whoever is in the middle waits for that
+    sessions[r].reset();  // waits for a call in progress
   });
   return outcome;
 }
@@ -120,14 +120,14 @@ Bytes Scaled(Bytes frame, bool keyed) {
   return frame;
 }
 
-TEST(AttackTest, WhoPassesEverythingOnChangesNothing) {
+TEST(AttackTest, ARelayThatChangesNothingIsHarmless) {
   for (const bool keyed : {false, true}) {
     const Outcome outcome = TrainThrough(keyed, ManInTheMiddle::PassOn);
     EXPECT_TRUE(outcome.Good()) << outcome.errors[0] << outcome.errors[1];
   }
 }
 
-TEST(AttackTest, GradientsScaledOnTheWayAreRefusedWithAKeyAlone) {
+TEST(AttackTest, OnlyWithAKeyAreScaledGradientsRefused) {
   for (const bool keyed : {false, true}) {
     const Outcome outcome = TrainThrough(keyed, [keyed](size_t, const Bytes& frame) {
       return std::vector<Bytes>{IsGradients(frame) ? Scaled(frame, keyed) : frame};
@@ -171,7 +171,7 @@ TEST(AttackTest, RepeatedExchangedAndMissingFramesEndTheJobByName) {
   }
 }
 
-TEST(AttackTest, ARogueTakesARanksPlaceWithoutAKeyAlone) {
+TEST(AttackTest, OnlyWithoutAKeyCanAnIntruderTakeARanksPlace) {
   SetLogSink([](LogLevel, std::string_view, std::string_view) {});
   for (const bool keyed : {false, true}) {
     const SessionPtr rank0 = NewSession(0, keyed, 5), rank1 = NewSession(1, keyed, 5);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adding a codec takes: tests/support/extra_codec holds one file and one line in the list, and
-// nothing else knows of it. It must be offered by the rank, become a candidate of the controller,
-// be chosen where it is best and only there, be explained, and run.
+// Adding a codec takes one file and one line in a list, as in tests/support/extra_codec; no other
+// code knows of it. It must be offered by the rank, become a candidate of the controller, be chosen
+// where it is best and only there, be explained, and run.
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What adding an exchange form takes: tests/support/extra_exchange holds one file and one line in
-// the list (and a collective that serves the form, likewise), and nothing else knows of it. Ranks
-// must offer it with the codecs that it carries, controllers find them compatible, and sessions run
+// Adding an exchange form takes one file and one line in a list (and likewise a collective that
+// serves the form), as in tests/support/extra_exchange; no other code knows of it. Ranks must offer
+// it with the codecs that it carries, controllers must find them compatible, and sessions must run
 // it.
 
 #include "controller/model/cost_model.h"

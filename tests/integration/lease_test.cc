@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real controller and agent, and sessions that train in this process: a lease from policy file
-// to swap, while the controller is killed and comes back, and two runs that chose one name.
+// The real controller and agent, and sessions that train in this process: a plan's lease from the
+// policy file to the swap while the controller is killed and restarted, and two runs with one name.
 
 #include <filesystem>
 #include <fstream>
@@ -42,7 +42,8 @@ class LeaseIntegrationTest : public ::testing::Test {
     address_ = controller_->error.substr(at, controller_->error.find(',', at) - at);
   }
 
-  // Trains until `done` holds of the version that all ranks run; that version, or 0 in vain.
+  // Trains until `done` is true for the version that all ranks run; returns that version, or 0 at
+  // the deadline.
   template <typename Done>
   uint64_t TrainUntil(SessionWorld& job, Done done) {
     const TimePoint deadline = testing::Within(30);
@@ -108,7 +109,7 @@ TEST_F(LeaseIntegrationTest, ASecondRunOfTheNameTrainsDenseAndTheFirstNoticesNot
   SessionWorld first(
       {.world = 2, .agent = "unix:" + socket, .job = "lm", .job_key = JobKey{std::byte{1}}});
   first.Up();
-  // Not before: the name is that of the run that attached first.
+  // The name still belongs to the run that attached first.
   const auto attached = [&] {
     return agent.error.find("attached", agent.error.find("attached") + 1) != std::string::npos;
   };

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random operations, plans, faults and re-formations for as long as one likes, from a seed. All
-// values are small integers, so every sum, residual and model is exact whatever order it is summed
-// in, and is compared bit by bit:
+// Random operations, plans, faults and re-formations for any time, from a seed. All values are
+// small integers, so every sum, residual and model is exact in any order of addition, and is
+// compared bit by bit:
 //
-//   after every step     what each rank was handed is the same on all ranks that completed it;
-//   under
-//                        an exact codec it is the sum
-//   after every reform   all models equal that of the steps that count, and what went in
-//                        (gradients) equals what came out (model) plus what is held back
-//                        (residuals) plus what died with its rank
-//   at the end           memory and descriptors are what they were after a warm-up
+//   after every step     the results are the same on all ranks that completed it; with an exact
+//                        codec they are the sum
+//   after every reform   all models equal that of the completed steps, and the gradients equal the
+//                        model plus the residuals plus the residuals of ranks that died
+//   at the end           memory and descriptors are as after a warm-up
 //
 //   soak [--seconds N] [--seed S] [--job J: start with that one] [--world W] [--verbose 1]
 
@@ -67,7 +65,7 @@ void Require(const Status& status, const std::string& doing) {
   if (!status.ok()) Die(StrCat(doing, ": ", ToString(status)));
 }
 
-/// Takes what a session says and forgets it.
+/// Accepts a session's messages and discards them.
 class DeafAgent : public AgentPort {
  public:
   void Send(RankMessage) override {}
@@ -97,7 +95,7 @@ struct BucketShape {
   uint64_t key = 0;
 };
 
-/// What a rank is, for the driver. The model is the sum of all that it was handed.
+/// The driver's view of a rank. The model is the sum of all results that were delivered to it.
 struct Rank {
   std::unique_ptr<DeafAgent> agent = std::make_unique<DeafAgent>();
   std::unique_ptr<Session> session;
@@ -109,7 +107,7 @@ struct Rank {
   bool newcomer = true;
 };
 
-/// One job from its start to the loss of its last rank but one, or so many steps.
+/// One job, from its start until only one rank is left or the number of steps is reached.
 class Job {
  public:
   Job(uint64_t seed, int world, Counts& counts);
@@ -215,7 +213,7 @@ std::unique_ptr<Transport> Job::MakeTransport(int rank, int world) {
   return std::move(made).value();
 }
 
-/// The ranks of the next mesh: `former` in order, newcomers where they have no session.
+/// Makes the ranks of the next mesh: `former` in order; ranks without a session are new.
 void Job::Form(std::vector<Rank> former, int world) {
   if (former.empty()) former.resize(static_cast<size_t>(world));
   FaultOptions faults = DrawFaults(world);
@@ -249,7 +247,7 @@ void Job::Form(std::vector<Rank> former, int world) {
   ranks_ = std::move(former);
 }
 
-/// How the first rank that failed did.
+/// Returns the status of the first rank that failed.
 Status Job::ConnectAll() {
   std::vector<TransportAddress> addresses;
   for (const Rank& rank : ranks_) addresses.push_back(rank.session->address());
@@ -263,7 +261,7 @@ Status Job::ConnectAll() {
   return OkStatus();
 }
 
-/// A fault may strike while the mesh is being made; the next mesh has another.
+/// A fault may happen while the mesh is being made; then another mesh is made.
 void Job::FormAndConnect(std::vector<Rank> ranks, int world) {
   for (int attempt = 0;; ++attempt) {
     Form(std::move(ranks), world);
@@ -322,7 +320,7 @@ void Job::Submit(Rank& rank) {
   }
 }
 
-/// False when some rank failed in it.
+/// Returns false when some rank failed in the step.
 bool Job::Step() {
   if (Below(12) == 0) SharePlan();
   fed_now_ = Zeros();
@@ -383,7 +381,7 @@ void Job::CheckDelivered() {
   }
 }
 
-/// Says all that it takes to find the step again, and the cause.
+/// Prints the cause, and everything that is needed to reproduce the step.
 void Job::DieOf(const std::string& what, const Rank& rank, const Values& expected,
                 size_t bucket) const {
   const Values& got = rank.gradient[bucket];
@@ -413,7 +411,8 @@ void Job::CloseAll() {
   });
 }
 
-/// Ends one rank and goes on without it or with another in its place. `failed`: in the last step.
+/// Ends one rank and continues without it or with a new one. `failed`: whether the last step
+/// failed.
 void Job::Reform(bool failed) {
   const bool shrink = ranks_.size() > 2 && Below(2) == 0;
   CloseAll();
@@ -448,7 +447,8 @@ void Job::Reform(bool failed) {
   CheckBalance();
 }
 
-/// All take the model of the source, which those must have already that agree with it on the steps.
+/// All ranks take the model of the source. Ranks that completed the same steps must have it
+/// already.
 void Job::TakeModels(bool failed, bool done) {
   const int source = ranks_[0].session->Stats().model_source;
   const std::vector<Values> model = ranks_[static_cast<size_t>(source)].model;
@@ -526,7 +526,8 @@ void Soak(const Settings& settings) {
   Footprint before;
   for (uint64_t job = settings.first_job; RealClock().Now() < end; ++job) {
     Where() = StrCat("seed ", settings.seed, ", job ", job, ": ");
-    // At least three jobs for the pools of the library and of the allocator to fill.
+    // At least three jobs run before, so that the pools of the library and of the allocator are
+    // filled.
     if (before.descriptors == 0 && counts.jobs >= 3 && RealClock().Now() > warm) before = Measure();
     Job(MixSeed(settings.seed, job), settings.world, counts).Run(400, end);
   }

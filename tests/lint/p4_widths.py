@@ -111,7 +111,7 @@ class Uses:
         return total
 
     def of(self, node):
-        """Of a statement or an expression."""
+        """The registers that a statement or an expression uses."""
         if node.kind == "block":
             return self.sequence(node.body)
         if node.kind == "if":

@@ -91,7 +91,7 @@ class P4WidthsTest(unittest.TestCase):
                       self.found(V1, "meta.index = index;", "meta.index = meta.slots;"))
         self.assertIn("expected", self.found(V1, "action drop() {", "action drop() {{"))
 
-    def test_what_a_compiler_made_is_found(self):
+    def test_compiled_files_are_found(self):
         root = self.tree()
         (root / "p4/v1model/aggregator.json").write_text("{}")
         self.assertEqual(p4_widths.check(root),

@@ -67,12 +67,22 @@ FORBIDDEN_LINKS = ("weir_codec", "weir_transport", "weir_collective", "weir_exch
 LINES_MAX = 600
 SOURCE_SUFFIXES = {".cc", ".h", ".c"}
 LICENSED_SUFFIXES = {".cc", ".h", ".c", ".cu", ".cuh", ".inl", ".proto", ".p4", ".js", ".mjs", ".def", ".py", ".cmake"}
-# Deadlines of the datapath may not follow a clock that somebody sets: it jumps. Allowed where people
-# read the time.
+# Deadlines of the datapath must not use a clock that can be set, because it may jump. Files that show the time to
+# people are exempt.
 WALL_CLOCK = re.compile(r"system_clock|gettimeofday|CLOCK_REALTIME|\btime\((nullptr|NULL|0)\)|"
                         r"UnixSeconds\(|pthread_cond_timedwait|sem_timedwait")
 WALL_CLOCK_FILES = {"datapath/base/clock.cc", "datapath/base/clock.h", "datapath/base/log.cc"}
 WORDS = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+# A comment is a sentence or a noun phrase. One that begins with these words is the end of a sentence whose
+# beginning the reader has to guess.
+FRAGMENT = re.compile(r"(What|Of|Whose|Nor)\b")
+# Words that have a standard term in this code base, or that nobody uses any more.
+RETIRED = re.compile(r"\b(anew|whoever|hitherto|thereof|farewells?|lenders?|borrowers?|loans?|server residuals?)\b",
+                     re.IGNORECASE)
+SLASHES = re.compile(r"(?:^|\s)//[/!]?<?(?: (.*))?$")
+HASHES = re.compile(r"(?:^|\s)#(?: (.*))?$")
+DOCSTRING = re.compile(r'^\s*"""(.*)$')
+SLASH_SUFFIXES = SOURCE_SUFFIXES | {".cu", ".cuh", ".inl", ".proto", ".p4", ".js", ".mjs", ".def"}
 
 
 def owner_of(path):
@@ -109,6 +119,37 @@ def clock_findings(path, text):
         return []
     return [f"{path}:{number}: a clock that jumps; the datapath waits by RealClock().Now()"
             for number, line in enumerate(text.splitlines(), 1) if WALL_CLOCK.search(line)]
+
+
+def comments_of(path, text):
+    """(line number, text, whether it begins a comment) of every line of a comment; in Markdown, of every line."""
+    suffix = pathlib.PurePosixPath(path).suffix
+    if suffix == ".md":
+        return [(number, line, False) for number, line in enumerate(text.splitlines(), 1)]
+    marker = SLASHES if suffix in SLASH_SUFFIXES else HASHES
+    found, inside = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        match = marker.search(line)
+        words = (match.group(1) or "") if match else ""
+        behind_code = bool(match) and bool(line[:match.start()].strip())
+        if match:
+            found.append((number, words, behind_code or not inside))
+        # A blank line of a comment ends its paragraph, and the licence is no part of the first comment.
+        inside = bool(words) and not behind_code and "SPDX-License" not in words
+        if marker is HASHES and (match := DOCSTRING.match(line)):
+            found.append((number, match.group(1), True))
+    return found
+
+
+def language_findings(path, text):
+    """Comments that begin in the middle of a sentence, and words that are no longer used."""
+    found = []
+    for number, words, begins in comments_of(path, text):
+        if begins and FRAGMENT.match(words):
+            found.append(f"{path}:{number}: a comment is a sentence or a noun phrase: {words[:60]}")
+        if match := RETIRED.search(words):
+            found.append(f"{path}:{number}: use another word for '{match.group(0)}': {words[:60]}")
+    return found
 
 
 def plugin_findings(root):
@@ -228,6 +269,7 @@ def check(root, with_format=True, with_licence=True):
             continue
         if with_licence:
             found += licence_findings(path, text)
+        found += language_findings(path, text)
         if suffix in SOURCE_SUFFIXES:
             found += include_findings(path, text)
             found += clock_findings(path, text)

@@ -67,6 +67,27 @@ class SourceTreeTest(unittest.TestCase):
         self.assertEqual([f.split(": ")[0] for f in sorted(found)],
                          ["datapath/wire/a.cc:2", "datapath/wire/b.cc:1"])
 
+    def test_comments_that_are_no_sentences_are_found(self):
+        wrong, right = "What" " it returns.", "The result."
+        found = self.tree({
+            "datapath/wire/a.cc": f"// SPDX-License-Identifier: Apache-2.0\n// {wrong}\n\n/// {right}\n/// {wrong}\n"
+                                  f"///\n/// {wrong}\nint x;  // {wrong}\n",
+            "agent/a.h": f"  // {wrong}\nconst char* url = \"http://{wrong}\";\n",
+            "deploy/a.py": f'"""{wrong}"""\n# {right}\n# {wrong}\nx = 1  # {wrong}\n',
+            "deploy/a.md": f"# {wrong}\n",
+        })
+        self.assertEqual([f.split(": ")[0] for f in sorted(found)],
+                         ["agent/a.h:1", "datapath/wire/a.cc:2", "datapath/wire/a.cc:7", "datapath/wire/a.cc:8",
+                          "deploy/a.py:1", "deploy/a.py:4"])
+
+    def test_retired_words_are_found(self):
+        word = "a" "new"
+        found = self.tree({"agent/a.cc": f"// It begins {word}.\nint {word};\n",
+                           "agent/README.md": f"It begins {word}.\n",
+                           "agent/CMakeLists.txt": f"# A sentence.\n# It begins {word}.\n"})
+        self.assertEqual([f.split(": ")[0] for f in sorted(found)],
+                         ["agent/CMakeLists.txt:2", "agent/README.md:1", "agent/a.cc:1"])
+
     def test_long_file_and_unfinished_mark_are_found(self):
         found = self.tree({"datapath/base/long.cc": "int x;\n" * 601,
                            "datapath/base/mark.cc": "// TO" "DO: later\n"})

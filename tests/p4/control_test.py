@@ -18,7 +18,8 @@ LEASE = {"lease": 7, "epoch": 2, "cookie": 0xABCDEF0123456789, "mode": "sum", "w
          "first_slot": 8}
 HOSTS = {"10.1.0.1": {"port": 1, "mac": "02:00:00:00:00:01"}, "10.1.0.2": {"port": 2, "mac": "02:00:00:00:00:02"}}
 
-# Makes everything that it is asked for, and has counted to the counter's index.
+# A stand-in for the switch's command line: it makes every object, and its counters hold their
+# index.
 STAND_IN = """
 import sys
 for handle, line in enumerate(sys.stdin):
@@ -90,7 +91,7 @@ class ControlTest(unittest.TestCase):
         self.assertEqual(self.installed(), (5, 1, 2))
         self.control().remove("train-7")  # another process, which knows from the state file
         self.assertEqual(self.installed(), (0, 0, 0))
-        # Nothing says that a packet may come before what it needs is there, or stay after that is gone.
+        # At no time may a packet match an entry whose dependencies are not installed yet or no longer.
         removal = self.lines[self.lines.index(next(l for l in self.lines if l.startswith("table_delete"))):]
         self.assertTrue(removal[0].startswith("table_delete WeirIngress.terms"))
         with self.assertRaisesRegex(weir_p4.ControlError, "job: expected one with a lease, found train-7"):
@@ -105,7 +106,7 @@ class ControlTest(unittest.TestCase):
         with self.assertRaisesRegex(weir_p4.ControlError, "epoch of train-7: expected above 3, found 3"):
             control.add(made(epoch=3))
 
-    def test_what_fails_half_way_is_taken_back(self):
+    def test_partial_changes_are_undone(self):
         for broken in ("WeirIngress.terms", "10.1.0.2 40001 7", "mc_node_create 2", "mc_node_associate"):
             with self.subTest(broken=broken):
                 self.broken = broken
@@ -115,8 +116,8 @@ class ControlTest(unittest.TestCase):
                 self.assertEqual(self.installed(), (0, 0, 0))
                 self.assertEqual(json.loads(self.state.read_text())["leases"], {})
 
-    def test_a_command_line_that_dies_half_way_leaves_nothing(self):
-        """What it had printed by then names what has to go."""
+    def test_entries_of_a_command_line_that_dies_are_removed(self):
+        """The output up to the error names the entries that have to be removed."""
         def run(lines):
             printed = self.switch.cli(lines)
             if "mc_mgrp_create" in lines[0]:
@@ -129,7 +130,7 @@ class ControlTest(unittest.TestCase):
             weir_p4.Control(run, self.state).add(made())
         self.assertEqual(self.installed(), (0, 0, 0))
 
-    def test_what_a_command_line_printed_survives_its_end(self):
+    def test_output_of_a_command_line_survives_its_end(self):
         for words, message in (("sys.exit(3)", "status 3"), ("time.sleep(60)", "no end within")):
             command = f"{sys.executable} -u -c 'import sys, time; print(sys.stdin.readline()); {words}'"
             with self.assertRaisesRegex(weir_p4.ControlError, message) as caught:

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What is around the datagrams: frames that are not for the aggregator, frames that lie about their lengths, senders
+"""Frames around the datagrams: frames that are not for the aggregator, frames with wrong lengths, senders
 that are somewhere else, and loss that is injected."""
 import pathlib
 import sys

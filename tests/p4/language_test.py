@@ -109,7 +109,7 @@ class LanguageTest(unittest.TestCase):
         program.send(3, b"\x02\x00\x00\x2b")
         self.assertEqual(program.send(3, b"\x01\x00\x00\x00")[0][1], b"\x01\x00\x00\x2a")
 
-    def test_what_nothing_was_assigned_to_is_random(self):
+    def test_unassigned_values_are_random(self):
         for apply in ("bit<16> x; hdr.h.c = x;", "hdr.h.c = hdr.other.c;", "hdr.h.b = meta.m; hdr.h.c = 0;",
                       "hdr.h.setInvalid(); hdr.h.setValid();"):
             program = self.program(apply)
@@ -153,7 +153,7 @@ class LanguageTest(unittest.TestCase):
             with self.subTest(locals=locals_), self.assertRaisesRegex(syntax.P4Error, message):
                 self.program("", locals_)
 
-    def test_what_is_not_understood_is_said(self):
+    def test_unknown_syntax_is_an_error(self):
         for text, message in (("control X(", "expected"), ("header h { bit<8> a }", "expected ';'"),
                               ("enum X { A }", "expected"), ("const bit<8> x = ;", "a name")):
             with self.subTest(text=text), self.assertRaisesRegex(syntax.P4Error, message):

@@ -84,14 +84,14 @@ class ModeTraceTest(unittest.TestCase):
         replies = pair.send(1001, self.sparse_packet([4, 7], [two, None]))
         self.assertEqual(fields_of(replies[0][1])["detail"], 1)
         self.assertEqual(lanes_of(replies[0][1][48:]), [4, 7] + [11] * 16)
-        # The other column now, from one worker; the other acknowledges with what it has next.
+        # Now one worker sends the other column; the other worker acknowledges with its next blocks.
         pair.send(1000, self.sparse_packet([8, NO_BLOCK], [None, None], round=1, offset=4))
         replies = pair.send(1001, self.sparse_packet([NO_BLOCK, NO_BLOCK], [one, two], round=1, offset=4))
         self.assertEqual(lanes_of(replies[0][1][48:]), [8, NO_BLOCK] + [1] * 16 + [10] * 16)
-        # An acknowledgement that comes again brings the same answer, without a block of its own.
+        # A repeated acknowledgement gets the same answer, without a block of its own.
         again = pair.send(1000, self.sparse_packet([8, NO_BLOCK], [None, None], round=1, offset=4))
         self.assertEqual(again[0][1], replies[0][1])
-        # Nobody has anything: nothing but the nexts comes back.
+        # If no worker has a block, the reply has only the next blocks.
         pair.send(1000, self.sparse_packet([9, 9], [None, None], round=2, offset=8))
         replies = pair.send(1001, self.sparse_packet([NO_BLOCK, 5], [None, None], round=2, offset=8))
         self.assertEqual(lanes_of(replies[0][1][48:]), [9, 5])

@@ -71,7 +71,7 @@ class RandomTraceTest(unittest.TestCase):
         self.assertGreater(pair.oracle.counters()["served"], 0)
 
     def test_every_packet_is_lost_once(self):
-        """Of three workers and two rounds, each packet and each reply in turn."""
+        """Each packet and each reply of three workers and two rounds is lost in turn."""
         for lost in range(12):
             pair = self.pair()
             workers = [Worker(number, 2) for number in range(3)]

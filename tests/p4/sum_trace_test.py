@@ -12,7 +12,8 @@ from harness import FIRST_ADDRESS, LEAD, fields_of, lanes, packet  # noqa: E402
 
 COOKIE = 0xC00C1E
 LANES = 16
-# Each world costs its square; all powers of two, their neighbours, and what the suite is about.
+# A world takes time in proportion to its square, so only powers of two, their neighbours and a few others
+# run.
 WORLDS = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 63, 64}
 
 

@@ -58,7 +58,7 @@ class TnaTraceTest(unittest.TestCase):
         self.assertEqual(plane.send(1000, one), [])
         plane.switch.lose_recirculated = 1
         self.assertEqual(plane.send(1001, two), [])
-        # The round is not complete for anybody: the next one may not begin.
+        # The round is not complete, so the next one may not begin.
         self.assertEqual(plane.send(1000, packet(lanes([9] * LANES), round=1, **COMMON)), [])
         replies = plane.send(1000, one)
         self.assertEqual(sorted(to for to, _ in replies), [1000, 1001])
@@ -66,7 +66,8 @@ class TnaTraceTest(unittest.TestCase):
             self.assertEqual(lanes_of(reply[48:]), [3] * LANES)
             self.assertEqual((fields_of(reply)["exponent"], fields_of(reply)["contributions"]), (2, 2))
         self.assertEqual([to for to, _ in plane.send(1001, two)], [1001])
-        # It was late only: everybody gets it once more, and the slot does not move on again.
+        # The packet was only late: all workers get the result once more, and the slot does not
+        # advance again.
         late = plane.switch.send(tna.RECIRCULATION_PORT, plane.switch.lost[0])
         self.assertEqual([harness.datagram_of(*one)[1] for one in late], [reply] * 2)
         self.assertEqual(plane.send(1000, packet(lanes([9] * LANES), round=1, **COMMON)), [])

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The property that nobody may get wrong: whatever the control plane does, no step runs on mixed
-// plans, nothing hangs and every sum is right. Real sessions over the in-memory transport with
-// random delays; a hub plays controller and agents, and its messages come late, twice and out of
-// order.
+// The most important property: whatever the control plane does, no step runs on mixed plans,
+// nothing hangs and every sum is right. Real sessions run over the in-memory transport with random
+// delays; a hub plays controller and agents, and its messages come late, twice and out of order.
 
 #include <gtest/gtest.h>
 
@@ -48,8 +47,8 @@ class HubPort : public AgentPort {
   BoundedQueue<Said>& inbox_;
 };
 
-// All ranks run the same number of steps: whoever begins a step that none has begun moves the mark,
-// and once the end is called for, the mark stays.
+// All ranks run the same number of steps: the first rank that begins a step advances the mark, and
+// after the end was requested, the mark stays.
 class StepGate {
  public:
   bool Enter(uint64_t step) {
@@ -88,7 +87,7 @@ float Gradient(uint64_t seed, int rank, uint64_t step, size_t bucket, size_t i) 
   return static_cast<float>(static_cast<int>(bits % 41) - 20);
 }
 
-// One rank, the same in every step on all ranks, holds NaN in one step of fifty.
+// Whether one rank holds NaN in this step, as in one of fifty; all ranks compute the same answer.
 bool Poisoned(uint64_t seed, uint64_t step) { return MixSeed(seed, ~step) % 50 == 0; }
 
 class Episode {
@@ -123,8 +122,8 @@ class Episode {
   int lapses() const { return lapses_; }
 
  private:
-  // Whether what is delivered and what is kept back add up to the gradients, as far as this world
-  // asks for. Not with momentum inside, with estimates, nor with votes.
+  // Whether delivered results and residuals add up to the gradients, as far as this world checks
+  // that. They do not with momentum inside, with estimates, or with votes.
   bool Accountable(const CodecTraits& traits) const {
     if (traits.needs_momentum || traits.ef21 || traits.lanes_are_votes) return false;
     if (!traits.lossy || traits.needs_error_feedback) return true;
@@ -245,14 +244,14 @@ class Episode {
     RankCommand command;
   };
 
-  // Puts a command on its way, sometimes twice.
+  // Sends a command, sometimes twice.
   void Post(int rank, const RankCommand& command) {
     on_the_way_.push_back({rank, command});
     if (random_.Below(5) == 0) on_the_way_.push_back({rank, command});
     sent_.push_back({rank, command});
   }
 
-  // Delivers some of what is on its way, in any order.
+  // Delivers some of the sent commands, in any order.
   void DeliverSome() {
     for (uint64_t n = random_.Below(on_the_way_.size() + 1); n > 0; --n) {
       const size_t pick = random_.Below(on_the_way_.size());
@@ -260,7 +259,7 @@ class Episode {
       on_the_way_.erase(on_the_way_.begin() + static_cast<ptrdiff_t>(pick));
       sessions_[delivery.rank]->OnCommand(delivery.command);
     }
-    // Something from the past comes once more.
+    // A command that was delivered before comes again.
     if (!sent_.empty() && random_.Below(4) == 0) {
       const Delivery& stale = sent_[random_.Below(sent_.size())];
       sessions_[stale.rank]->OnCommand(stale.command);
@@ -289,7 +288,7 @@ class Episode {
     }
   }
 
-  // Arms rank 0 and, about when it announces the plan, withdraws it everywhere.
+  // Arms rank 0 and, about when it announces the plan, withdraws the plan on all ranks.
   void TakeBackAtTheWorstMoment(uint64_t version) {
     sessions_[0]->OnCommand(PlanArm{version});
     const uint64_t begun = gate_.begun();
@@ -319,7 +318,7 @@ class Episode {
     int patience = 2000;
     while (!failed_.load() && patience-- > 0) {
       DeliverSome();
-      // Leases so short that they run out at any moment, and long ones that end those.
+      // Some leases are so short that they expire at any moment; long ones end them.
       if (random_.Below(8) == 0) Post(0, PlanLease{random_.Below(3) == 0 ? 1e-4 : 10});
       if (armed && random_.Below(50) == 0) Post(0, PlanArm{version});
       const auto said = inbox_.Pop(RealClock().Now() + std::chrono::microseconds(200));
@@ -366,7 +365,7 @@ class Episode {
     for (size_t b = 0; b < keys_.size(); ++b) CheckSums(b);
   }
 
-  // What was delivered plus what the ranks kept back is the sum of all gradients.
+  // Checks that the delivered results and the ranks' residuals add up to the sum of all gradients.
   void CheckSums(size_t bucket) {
     const size_t n = kBucketSizes[bucket];
     std::vector<double> found = history_[0].delivered[bucket];
@@ -392,8 +391,8 @@ class Episode {
     }
   }
   // Worlds of even size run codecs that account for every bit they lose. The others also run
-  // half-precision lanes, whose sums round: some tenths per element; a gradient lost or added twice
-  // moves hundreds of elements by more than ten.
+  // half-precision lanes, whose sums round by some tenths per element; a gradient that is lost or
+  // added twice changes hundreds of elements by more than ten.
   bool exact() const { return world_ % 2 == 0; }
   double tolerance() const { return exact() ? 0.02 : 4; }
 

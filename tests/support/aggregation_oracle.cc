@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The aggregator in software under a line protocol, so that tests of other data planes, whatever
-// they are written in, can ask it what the answer to a packet is.
+// The aggregator in software under a line protocol, so that tests of other data planes, in any
+// language, can ask it for the right answer to a packet.
 //
 //   grant ID EPOCH COOKIE MODE WORKERS SLOTS LANES COLUMNS SUM_BITS LEVELS    -> ok
 //       workers' addresses are 1000 plus their numbers; LEVELS: 16 numbers with commas, or -
 //   packet SOURCE HEX     -> one line "to ADDRESS HEX" per reply, then ok
 //   counters              -> NAME=COUNT ..., then ok
 //   traces                -> the steps of SumTraces(), then ok
-// What is wrong is answered by "error" and why. It ends with its input.
+// A wrong line is answered by "error" and the reason. The program ends with its input.
 
 #include <cinttypes>
 #include <cstdio>

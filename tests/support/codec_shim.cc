@@ -69,7 +69,7 @@ std::string TraitsJson(const CodecTraits& t) {
   return StrCat("{", fields, ",\"settings\":[", settings, "]}");
 }
 
-/// What both kinds of handle are made from; layout as in codec_shim.py.
+/// The parameters of both kinds of handle; layout as in codec_shim.py.
 struct Arguments {
   const char* name;
   double ratio;
@@ -140,7 +140,7 @@ WEIR_SHIM void* weir_codec_open(const Arguments* arguments) {
 
 WEIR_SHIM void weir_codec_close(void* handle) { delete static_cast<Single*>(handle); }
 
-/// From here on steps are stateful.
+/// Makes all later steps stateful.
 WEIR_SHIM void weir_codec_keep_state(void* handle) {
   auto* self = static_cast<Single*>(handle);
   self->state = self->codec->NewState(self->elements, self->context);

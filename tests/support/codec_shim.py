@@ -11,7 +11,7 @@ FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
 class CodecError(RuntimeError):
-    """What a codec's Status said."""
+    """The error of a codec's Status."""
 
 
 class _Arguments(ctypes.Structure):
@@ -22,7 +22,7 @@ class _Arguments(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """What one step of a World did; seconds and energies are rank 0's."""
+    """The results of one step of a World; seconds and energies are rank 0's."""
     _fields_ = [("encode_s", ctypes.c_double), ("decode_s", ctypes.c_double),
                 ("energy_in", ctypes.c_double), ("energy_lost", ctypes.c_double),
                 ("payload_bytes", ctypes.c_uint64), ("non_finite", ctypes.c_int32)]
@@ -131,7 +131,7 @@ class Codec:
         return size
 
     def decode(self, scale=1.0):
-        """What the last payload stands for."""
+        """The decoded last payload."""
         out = np.zeros(self._elements, np.float32)
         self._check(self._lib.weir_codec_decode_add(self._handle, scale, _pointer(out)))
         return out

@@ -123,7 +123,7 @@ Status CodecWorld::DecodeAll(Rank& rank, std::span<float> out) {
   if (traits_.form == PayloadForm::kLanes) {
     WEIR_RETURN_IF_ERROR(options_.codec->DecodeAdd(rank.payload, rank.context, scale, out));
   } else {
-    EncodeContext sender = rank.context;  // the decoder's state, the sender's rank
+    EncodeContext sender = rank.context;  // the decoder's state with the sender's rank
     for (size_t from = 0; from < ranks_.size(); ++from) {
       sender.rank = static_cast<int>(from);
       WEIR_RETURN_IF_ERROR(options_.codec->DecodeAdd(ranks_[from].payload, sender, scale, out));

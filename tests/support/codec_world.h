@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// All ranks of a job around one codec and one bucket, in one process and without a network: what a
-// session does with a codec from step to step, for tests and tools that care for its results only.
+// All ranks of a job around one codec and one bucket, in one process and without a network: a
+// session's use of a codec from step to step, for tests and tools that need its results only.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,7 @@ class CodecWorld {
     std::optional<bool> feedback;  // by default as the traits ask
   };
 
-  /// What one step did. Seconds and energies are rank 0's.
+  /// The results of one step. Seconds and energies are rank 0's.
   struct Step {
     bool non_finite = false;   // the step is skipped: residuals stay, the mean is zero
     size_t payload_bytes = 0;  // rank 0's payload, all rounds; with shared indices the values too

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NVIDIA's management library with two GPUs: one that answers everything, and one of whose
-// questions most are not supported, as on virtual GPUs. WEIR_FAKE_NVML_BROKEN makes the
-// initialisation fail.
+// NVIDIA's management library with two GPUs: one that supports every question, and one that
+// supports few of them, as virtual GPUs do. WEIR_FAKE_NVML_BROKEN makes the initialisation fail.
 
 #include <cstdio>
 #include <cstdlib>

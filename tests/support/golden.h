@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reads recorded bytes (tests/golden/**.hex: "# name", then lines "0000  57 45 ...  WE..") and
-// finds them in documents, so that what proto/WIRE.md prints is what the code sends.
+// finds them in documents, so that proto/WIRE.md prints the bytes that the code sends.
 
 #include <cstddef>
 #include <fstream>

@@ -164,7 +164,7 @@ def _logs(work):
 
 
 def reader_environment(build):
-    """What a reader's shell knows: the built programs, the Python package, and where both come from."""
+    """The environment of a reader's shell: the built programs, the Python package, and their location."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
     programs = ["controller/cli", "controller/service", "agent", "deploy/aggregator"]
     path = ":".join(str(build / part) for part in programs)

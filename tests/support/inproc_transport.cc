@@ -26,7 +26,7 @@ struct Receive {
   std::span<std::byte> buffer;
 };
 
-// Everything that one directed pair of ranks has in the air.
+// The frames in transit of one directed pair of ranks.
 struct Lane {
   std::deque<Frame> frames;
   std::deque<Receive> receives;
@@ -46,8 +46,8 @@ struct Node {
   TimePoint last_sent{};
 };
 
-// All ranks of one job. One lock: these worlds are small, and their tests look for order, not
-// speed.
+// All ranks of one job. There is one lock, because these worlds are small and their tests check
+// order, not speed.
 struct Mesh {
   explicit Mesh(uint64_t job_, int world) : job(job_), nodes(world), lanes(world * world) {}
   Lane& lane(int from, int to) WEIR_REQUIRES(mutex) {
@@ -94,7 +94,7 @@ class InprocTransport : public Transport {
 
  private:
   Node& self() WEIR_REQUIRES(mesh_->mutex) { return mesh_->nodes[options_.rank]; }
-  // False when the job has another world than this transport believes; Connect then refuses.
+  // Returns false when the job has another world size than this transport; Connect then refuses.
   bool Belongs() const WEIR_REQUIRES(mesh_->mutex) {
     return mesh_->nodes.size() == static_cast<size_t>(options_.world);
   }
@@ -130,7 +130,7 @@ InprocTransport::~InprocTransport() {
   Leave();
 }
 
-// What was accepted stays for its receiver; memory of the caller is not touched any more.
+// Frames that were accepted stay for their receiver; memory of the caller is not touched any more.
 void InprocTransport::Leave() {
   for (int r = 0; r < world(); ++r) {
     std::erase_if(mesh_->lane(rank(), r).frames,
@@ -142,7 +142,7 @@ void InprocTransport::Leave() {
 
 Status InprocTransport::Fail(Status status) {
   if (self().failure.ok()) self().failure = std::move(status);
-  Leave();  // a failed operation's buffers may be gone at once
+  Leave();  // the buffers of a failed operation may be freed at once
   return self().failure;
 }
 
@@ -172,7 +172,7 @@ Status InprocTransport::Connect(const std::vector<TransportAddress>& addresses,
   self().seen = true;
   mesh_->changed.NotifyAll();
   for (;;) {
-    // A rank that gave up a moment ago was there: who never came is to blame.
+    // A rank that gave up a moment ago was there; a rank that never came is to blame.
     std::string never_came, missing;
     for (int r = 0; r < world(); ++r) {
       const auto add = [&](std::string* names) {

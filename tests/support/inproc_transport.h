@@ -14,12 +14,12 @@ struct InprocOptions {
   /// Bytes that a direction buffers before a send has to wait for its receive: a program that
   /// relies on more buffering than a network gives then meets its deadline here, too.
   size_t buffer_bytes = 64 << 10;
-  /// Of each rank: those of equal numbers say of each other that they share memory. Empty: none do.
+  /// The node number of each rank: ranks of one node share memory. Empty: no ranks do.
   std::vector<int> nodes = {};
 };
 
-/// Transports that it makes reach those of the same factory and job; addresses read
-/// "inproc:<job>/<rank>". The factory outlives nothing: transports keep what they share.
+/// Its transports reach those of the same factory and job; addresses have the form
+/// "inproc:<job>/<rank>". Transports may outlive the factory: they own the state that they share.
 std::unique_ptr<TransportFactory> MakeInprocFactory(const InprocOptions& options = {});
 
 }  // namespace weir::testing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Programs that a test starts, listens to and ends.
+// Programs that a test starts, whose output it reads, and which it ends.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -49,7 +49,8 @@ class Program {
     close(err_);
   }
 
-  /// Reads both streams until `done` likes them or both end. False: the time passed.
+  /// Reads both streams until `done` returns true or both end. Returns false when the time has
+  /// passed.
   template <typename Done>
   bool ReadUntil(Done done) {
     const TimePoint deadline = RealClock().Now() + FromSeconds(kPatienceS);

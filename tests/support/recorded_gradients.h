@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The gradients recorded in tests/data/gradients: what training really hands to a codec, with
-// layers of different scale and embeddings of which a step touches few rows.
+// The gradients recorded in tests/data/gradients: realistic inputs of codecs, with layers of
+// different scale and embeddings of which a step touches few rows.
 
 #include <algorithm>
 #include <bit>

@@ -10,8 +10,8 @@
 
 namespace weir::testing {
 
-/// Writes `text` to a file of this process and returns its path. Tests of one program run beside
-/// each other as processes, so that a name alone would be shared.
+/// Writes `text` to a file of this process and returns its path. Tests of one program run at the
+/// same time as separate processes, so the name alone would not be unique.
 inline std::string TempFile(const std::string& name, const std::string& text) {
   const std::string path = ::testing::TempDir() + "/" + std::to_string(getpid()) + "-" + name;
   std::ofstream(path) << text;

@@ -68,7 +68,7 @@ StatusOr<std::vector<std::unique_ptr<Transport>>> ConnectWorld(const TransportFa
   options.world = world;
   std::vector<std::unique_ptr<Transport>> transports;
   std::vector<TransportAddress> addresses;
-  // Devices are no loopback.
+  // Devices are not on loopback.
   if (factory.Traits().needs_device && !options.job_key.has_value()) options.unauthenticated = true;
   const bool anywhere = options.listen == TransportOptions().listen;
   for (int rank = 0; rank < world; ++rank) {

@@ -14,10 +14,10 @@
 
 namespace weir::testing {
 
-/// Seconds; a test that needs them has failed.
+/// A deadline in seconds; a test that reaches it has failed.
 inline constexpr double kPatience = 20;
 
-/// Now plus `seconds`: every wait of a test has a bound.
+/// The present plus `seconds`, so that every wait of a test has a bound.
 TimePoint Within(double seconds);
 
 /// `size` random bytes, equal for equal seeds.
@@ -26,17 +26,18 @@ std::vector<std::byte> Pattern(size_t size, uint64_t seed);
 /// Calls body(rank) for ranks 0..world-1, each on its own thread, and joins them all.
 void RunRanks(int world, const std::function<void(int rank)>& body);
 
-/// Where `rank` listens: a port of 127.0.0.2 (who dials it is at 127.0.0.1, so that nobody can tell
-/// that both are one host), or, for transports that need a device, the hosts that the
-/// environment variable WEIR_TEST_DEVICE_HOSTS lists ("10.0.0.1,10.0.0.2"), each rank the next one.
+/// The address at which `rank` listens: a port of 127.0.0.2 (its peers are at 127.0.0.1, so that
+/// nobody can tell that both are one host), or, for transports that need a device, one of the hosts
+/// that the environment variable WEIR_TEST_DEVICE_HOSTS lists ("10.0.0.1,10.0.0.2"), each rank the
+/// next one.
 TransportAddress ListenAddress(const TransportFactory& factory, int rank);
 
-/// Why `factory` can make no transport here, for a test that has to be skipped: its device is
-/// missing. Empty when it can, and when WEIR_TEST_DEVICE_HOSTS says that it must.
+/// The reason why `factory` can make no transport here, for tests that have to be skipped: its
+/// device is missing. Empty if it can, and if WEIR_TEST_DEVICE_HOSTS says that it must.
 std::string MissingDevice(const TransportFactory& factory);
 
-/// The build's transports that can be made here, to run a suite over. Those that miss their device
-/// are left out; their own tests say why.
+/// The transports of the build that can be made here, for suites over all of them. Those without
+/// their device are left out; their own tests give the reason.
 std::vector<const TransportFactory*> UsableFactories();
 
 /// Creates and connects a whole world; entry r is rank r. `options` gives what ranks share; its

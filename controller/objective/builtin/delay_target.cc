@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much gain as fits below a bound on the exposed communication of a step; where nothing fits, as
-// little exposed communication as possible.
+// Maximises the gain below a bound on the exposed communication of a step. Where no candidate meets
+// the bound, it minimises the exposed communication.
 
 #include <algorithm>
 #include <memory>

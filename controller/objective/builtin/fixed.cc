@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One choice for every bucket, whatever is measured: a baseline, and how an operator pins a job.
+// Uses one choice for every bucket, whatever is measured: a baseline, and the way to pin a job.
 
 #include <memory>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shortest step. What must survive of the gradient is the policy's gain_min.
+// Minimises the step time. The policy's gain_min bounds how much of the gradient may be lost.
 
 #include <memory>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Seconds per unit of progress: J = step time / gain^progress_exponent. A ratio of absolute seconds
-// needs no reference point, so the network's state matters. Exponent 1 is GraVAC's compression
-// throughput (Tyagi and Swany 2023) turned over; the exponent is the policy's.
+// Minimises seconds per unit of progress: J = step time / gain^progress_exponent. A ratio of
+// absolute seconds needs no reference point, so the network's state matters. Exponent 1 is the
+// inverse of GraVAC's compression throughput (Tyagi and Swany 2023); the exponent is the policy's.
 
 #include <algorithm>
 #include <memory>

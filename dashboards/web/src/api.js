@@ -12,7 +12,7 @@ const backoffMs = {
 
 export class TokenNeeded extends Error {}
 
-// What the controller answered instead of what was asked for; `code` as in google.rpc.Code.
+// An error answer of the controller; `code` as in google.rpc.Code.
 export class Refused extends Error {
   constructor(message, code) {
     super(message);

@@ -30,7 +30,7 @@ export class JobHistory {
     }
   }
 
-  // Where the newest step that is known is not known to the controller, the job has begun anew.
+  // If the controller does not know the newest step that the page knows, the job has restarted.
   addPoints(points, last) {
     const again = last > 0 && !points.some((point) => number(point.step) === last);
     if (again) this.points = [];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the page knows, in one place. Views read it and are told when it changed.
+// The page's state, in one place. Views read it and are notified of changes.
 
 export class Store {
   constructor(state) {

@@ -109,7 +109,7 @@ class AggregatorServer {
   Status Revoke(const std::string& job, uint32_t epoch, std::string_view owner)
       WEIR_EXCLUDES(mutex_);
 
-  /// Ends an unused lease, whoever owns it. kNotFound as Revoke.
+  /// Ends an unused lease of any owner. kNotFound as Revoke.
   Status Expire(const std::string& job, uint32_t epoch) WEIR_EXCLUDES(mutex_);
 
   /// All leases with the rounds that have waited longest, by job. O(all slots).

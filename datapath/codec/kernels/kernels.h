@@ -57,11 +57,10 @@ void Measure(const Block& block, float* out, Sums* sums) noexcept;
 /// Like Measure, but stores e as unaligned float32 bytes.
 void MeasureToBytes(const Block& block, void* out, Sums* sums) noexcept;
 
-/// What Select stores as the rest.
+/// The values that Select stores as the rest.
 struct SelectRest {
   float* rest = nullptr;  // null: nothing; may equal residual
-  /// What remains of selected elements: zero, e itself, or e minus its half-precision value at
-  /// `scale`.
+  /// The rest of selected elements: zero, e itself, or e minus its half-precision value at `scale`.
   enum class Kept { kNothing, kWhole, kHalfError } kept = Kept::kNothing;
   float scale = 1;  // a power of two
   /// Uses non-temporal stores; `rest` is aligned to 64 bytes. FlushStreams must be called before

@@ -19,7 +19,7 @@ enum class IndexCoding : uint8_t {
 inline constexpr IndexCoding kIndexCodingFirst = IndexCoding::kBitmap;
 inline constexpr IndexCoding kIndexCodingLast = IndexCoding::kRice;
 
-/// What a decoder must know in addition to the bytes.
+/// The parameters that a decoder needs in addition to the bytes.
 struct IndexFormat {
   IndexCoding coding = IndexCoding::kRice;
   uint8_t rice_bits = 0;  // number of low bits of a gap that are sent uncoded, <= 31

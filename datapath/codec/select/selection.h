@@ -51,8 +51,7 @@ struct SelectionOutcome {
   bool stale = false;         // the last pass was that of StalePass
 };
 
-/// What a selector remembers of a bucket: the last step's histogram, and how far its thresholds
-/// missed.
+/// A selector's memory of a bucket: the last step's histogram, and how far its thresholds missed.
 struct SelectionMemory {
   GradientStatistics histogram;  // of the last finite step; count() == 0: none yet
   double correction = 1;         // factor on the wanted count in the next lookup of a threshold
@@ -85,7 +84,7 @@ class SelectionState : public CodecState, public SelectionMemory {
   void Scale(double factor) override;
 
  protected:
-  /// What a derived state saves in addition, written and read after the common part.
+  /// Save and load the additional part of a derived state, after the common part.
   virtual void SaveMore(StateWriter& writer) const;
   virtual Status LoadMore(ByteReader& reader);
 };
@@ -123,7 +122,7 @@ struct Selection {
 /// Deterministic for a given state.
 Selection SelectLargest(const SelectionRequest& request, SelectionState& state);
 
-/// What SelectAbove does when a threshold keeps less than half of ratio * n.
+/// The behaviour of SelectAbove when a threshold keeps less than half of ratio * n.
 enum class TooFew { kAccept, kRepair };
 
 /// Selects the elements with |e| > threshold for a threshold that the caller has found; otherwise

@@ -4,11 +4,11 @@
 // corrupts data when two ranks choose differently for the same call, and it checks nothing.
 //
 // A table may reach the ranks at any time and in any order. No message can make them switch at the
-// same call: whoever is told last may already be past it. (That no protocol can do so, if messages
-// may be late and nobody may wait, is the problem of the two generals.) Frames of Weir's own
-// transport carry the switch with the data, which NCCL's do not. So ranks agree in memory that all
-// of them share, where one compare-and-swap decides, at once and for all, whether a switch takes
-// place. A communicator whose ranks do not all share that memory never switches.
+// same call: the last rank to get it may already be past it. (That no protocol can do so, if
+// messages may be late and nobody may wait, is the problem of the two generals.) Frames of Weir's
+// own transport carry the switch with the data, which NCCL's do not. So ranks agree in memory that
+// all of them share, where one compare-and-swap decides, at once and for all, whether a switch
+// takes place. A communicator whose ranks do not all share that memory never switches.
 //
 // The rule. Each rank publishes how many calls it has begun, then looks at the register's word; it
 // does so in every call. The word is the outcome of the newest proposal:
@@ -24,8 +24,8 @@
 // consistency is necessary: both sides write first and read then.)
 //   4. The next proposal waits until every rank has noted the outcome of this one, and a committed
 //      table is in use on all of them.
-// Nobody ever waits, whoever dies or is stopped at whatever point: an unfinished proposal is
-// aborted by the first rank that reaches its call. Counts mean the same call on every rank only if
+// No rank ever waits, whichever rank dies or is stopped at any point: the first rank that reaches
+// the call of an unfinished proposal aborts it. Counts mean the same call on every rank only if
 // all ranks make the same calls. Each rank keeps a running hash of its calls, ranks compare hashes
 // at a common count before each proposal, and a difference ends switching for the communicator.
 

@@ -40,7 +40,7 @@ def _refuse(message, rank):
 
 
 class _Candidates:
-    """What this host offers, and what prescribes it."""
+    """The addresses that this host offers, and the settings that prescribe them."""
 
     def __init__(self, listen, rank):
         name = os.environ.get("WEIR_INTERFACE")

@@ -225,7 +225,7 @@ class _FlatUnit(_Unit):
         self._module = weakref.ref(module)
 
     def scatter(self, gradient: torch.Tensor, shard: torch.Tensor) -> None:
-        """What FSDP does without a hook."""
+        """Does the same as FSDP without a hook."""
         module: Any = self._module()
         gradient.div_(module._gradient_predivide_factor)
         dist.reduce_scatter_tensor(shard, gradient, group=module.process_group)

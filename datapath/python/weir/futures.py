@@ -13,7 +13,7 @@ THREADS_MAX = 256
 
 
 class Entry(Protocol):
-    """What a Completer completes. Neither method raises."""
+    """An operation that a Completer completes. Neither method raises."""
 
     def settle(self) -> None:
         """Waits for the operation."""

@@ -18,7 +18,7 @@ _AGREEMENT_S = 5.0
 
 
 class SkippedStep(int):
-    """What `last_step_skipped` is after a step that was skipped; equal to True.
+    """The value of `last_step_skipped` after a step that was skipped; equal to True.
 
     step: its number. rank, parameter: where NaN or infinity was met first; None where nobody knows,
     as for a sum of finite numbers that is too large for the type of the gradients.

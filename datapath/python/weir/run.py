@@ -239,7 +239,7 @@ class ControlPlane:
             threading.Thread(target=try_to_connect, name="weir-run", daemon=True).start()
 
     def environment(self):
-        """What the command must find in its environment."""
+        """The variables that the command needs in its environment."""
         options = self._options
         set_ = {"WEIR_AGENT": f"unix:{self.socket}", "WEIR_LIBRARY": _lib.library_path(),
                 "WEIR_JOB": options.job}
@@ -255,7 +255,7 @@ class ControlPlane:
         return {**os.environ, **set_, "PYTHONPATH": os.pathsep.join(path)}
 
     def ask(self, *arguments):
-        """What weirctl answers as JSON, or None where the controller does not answer."""
+        """The answer of weirctl as JSON, or None if the controller does not answer."""
         try:
             token = ["--token-file", self.token_file] if self.token_file else []
             done = subprocess.run([find_program("weirctl"), "--controller", self.controller, *token, "-o",

@@ -7,7 +7,7 @@ The path of a tensor, in terms of a Transfer:
                        work that the caller's stream has been given by then.
   a worker             arrived() waits for that copy. Then libweir may use it.
   another worker       send_back() lets the side stream `incoming` copy the result to the tensor.
-  whoever uses it      join() lets its stream wait for that, as waiting for the future does.
+  its user             join() lets its stream wait for that, as waiting for the future does.
 
 Only arrived() blocks its thread, and no stream waits for anything but these copies. Pinned memory
 is from PyTorch's pool, which lends no block again while a copy from or to it is under way.
@@ -23,7 +23,7 @@ from weir._lib import WeirError
 
 
 class Accelerator(Protocol):
-    """What staging needs of a device. Streams and events are the device's own objects."""
+    """The device that staging needs. Streams and events are the device's own objects."""
 
     outgoing: Any  # the stream of copies to the host
     incoming: Any  # the stream of copies from the host
@@ -193,7 +193,7 @@ class Transfer:
         return self._accelerator.future()
 
     def on_incoming(self) -> ContextManager[Any]:
-        """What the thread does in it, such as completing a future, comes behind the results."""
+        """A context in which work, such as completing a future, is ordered after the results."""
         return self._accelerator.on(self._accelerator.incoming)
 
 

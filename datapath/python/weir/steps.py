@@ -64,7 +64,7 @@ class Delivery:
         self._request = self._session.all_reduce(key, self.host.data_ptr(), scale)
 
     def fail(self, error: Exception) -> None:
-        """Notes a failure, of which whoever waits for `done` must hear."""
+        """Notes a failure, which every waiter for `done` must get."""
         if not isinstance(error, WeirError):
             error = WeirError(f"a bucket could not be delivered: {error}", _lib.INTERNAL)
         self.error = self.error or error

@@ -78,7 +78,7 @@ class Watch:
 
 
 class DDPWatch(Watch):
-    """Of a DistributedDataParallel model. One call of an empty function per parameter and pass."""
+    """Watches a DistributedDataParallel model. One call of an empty function per parameter and pass."""
 
     advice = ("call the DistributedDataParallel model, not the module inside it, use no_sync() to "
               "accumulate gradients of several passes, and leave compiled autograd off (DDP's "
@@ -107,7 +107,7 @@ class DDPWatch(Watch):
 
 
 class FSDPWatch(Watch):
-    """Of an FSDP model, whose backward pass it sees at the outputs; nothing under torch.compile."""
+    """Watches an FSDP model, whose backward pass it sees at the outputs; nothing under torch.compile."""
 
     advice = ("leave the hooks as weir.attach sets them, and use no_sync() (fully_shard(): "
               "set_requires_gradient_sync) to accumulate gradients of several passes")

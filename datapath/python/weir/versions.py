@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between versions of torch.distributed, found by looking for it, not by numbers.
+"""The differences between versions of torch.distributed, found by their features, not by numbers.
 
 A backend in Python is a subclass of torch's ProcessGroup, and init_process_group() returns that
 object itself. Since torch 2 a group must have a name, devices and a backend for each device.

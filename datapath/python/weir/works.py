@@ -67,7 +67,7 @@ def _references(works: Dict[int, Any], key: int) -> int:
 
 
 class _Kept:
-    """What only a dictionary refers to."""
+    """An object to which only a dictionary refers."""
 
 
 _ALONE = _references({0: _Kept()}, 0)

@@ -43,14 +43,14 @@ namespace {
 using tls::Certificate;
 using tls::Freed;
 struct FreedStack {
-  void operator()(STACK_OF(X509) * stack) const { sk_X509_free(stack); }  // not what is in it
+  void operator()(STACK_OF(X509) * stack) const { sk_X509_free(stack); }  // keeps its elements
 };
 using Bio = std::unique_ptr<BIO, Freed<BIO_free>>;
 
 std::string TakeCause() {
   const char* reason = ERR_reason_error_string(ERR_peek_last_error());
   std::string cause = reason == nullptr ? "no cause given" : reason;
-  ERR_clear_error();  // the next user of this thread's queue would take it for its own
+  ERR_clear_error();  // later users of this thread's queue must not find this error
   return cause;
 }
 
@@ -71,7 +71,7 @@ StatusOr<std::string> ReadPemFile(const std::string& path) {
   return text;
 }
 
-// Every certificate of a file, in its order; at least one.
+// All certificates of a file, in its order; at least one.
 StatusOr<std::vector<Certificate>> ParseCertificates(const std::string& pem,
                                                      const std::string& path) {
   const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
@@ -93,7 +93,7 @@ StatusOr<std::shared_ptr<const TlsPair>> ParsePair(const TlsMaterial& material,
   auto pair = std::make_shared<TlsPair>();
   WEIR_ASSIGN_OR_RETURN(pair->chain, ParseCertificates(material.cert, paths.cert));
   const Bio bio(BIO_new_mem_buf(material.key.data(), static_cast<int>(material.key.size())));
-  // Nobody is asked for a passphrase.
+  // The key must have no passphrase, because nobody could enter it.
   pair->key.reset(PEM_read_bio_PrivateKey(
       bio.get(), nullptr, [](char*, int, int, void*) { return 0; }, nullptr));
   if (pair->key == nullptr) {
@@ -169,7 +169,8 @@ StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Read() const {
 }
 
 void TlsFiles::Refresh() {
-  // Looked at before it is read: what changes meanwhile is read again at the next call.
+  // The state is taken before the files are read, so that a change in between is read at the next
+  // call.
   const Fingerprint now = Look();
   if (now == seen_ && (current_ != nullptr || !refused_.ok())) return;
   seen_ = now;
@@ -179,7 +180,8 @@ void TlsFiles::Refresh() {
     ++refusals_;
     if (current_ == nullptr) return;
     Log(LogLevel::kError, "tls",
-        StrCat("renewed TLS files are not good, those before stay in use: ", Message(refused_)));
+        StrCat("renewed TLS files are invalid, the previous ones stay in use: ",
+               Message(refused_)));
     return;
   }
   if (current_ != nullptr) {
@@ -213,7 +215,7 @@ bool ServeTls(ssl_ctx_st* context, TlsFiles* files) {
 
 x509_store_st* MakeAuthorityStore(const TlsMaterial& material) {
   X509_STORE* store = X509_STORE_new();
-  const auto authorities = ParseCertificates(material.ca, "");  // parsed well before
+  const auto authorities = ParseCertificates(material.ca, "");  // was parsed before
   WEIR_CHECK(store != nullptr && authorities.ok());
   for (const Certificate& authority : *authorities) X509_STORE_add_cert(store, authority.get());
   return store;

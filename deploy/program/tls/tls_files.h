@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The certificate, key and authorities of a program, as files that are renewed while it runs. There
-// is no thread and no interval: whoever starts a connection asks, and a changed file counts for
-// that connection at once. Whoever reports on them asks, too: a renewal that failed is known before
-// a connection needs it.
+// is no thread and no interval: every new connection checks the files, so a renewed file is used at
+// once. Reports on their state check them, too, so that a failed renewal is known before a
+// connection needs it.
 
 #include <array>
 #include <memory>
@@ -18,7 +18,7 @@ struct x509_store_st;  // and X509_STORE
 
 namespace weir {
 
-/// A longer file is refused.
+/// A longer file is rejected.
 inline constexpr size_t kTlsFileBytesMax = 1u << 20;
 
 struct TlsPaths {
@@ -29,17 +29,18 @@ struct TlsPaths {
 /// Certificate and key as OpenSSL holds them.
 struct TlsPair;
 
-/// What files held at one time: every part could be parsed, and the key is that of the certificate.
+/// The contents of the files at one time: every part could be parsed, and the key belongs to the
+/// certificate.
 struct TlsMaterial {
-  std::string cert, key, ca;            // PEM; empty where the path is
-  std::shared_ptr<const TlsPair> pair;  // of cert and key; null without them
-  double certificate_end_unix_s = 0;    // until when the first of `cert` holds; 0 without any
+  std::string cert, key, ca;            // PEM; empty if the path is empty
+  std::shared_ptr<const TlsPair> pair;  // null without certificate and key
+  double certificate_end_unix_s = 0;    // expiry of the first certificate of `cert`; 0 without any
 };
 
-/// How renewals go, for /metrics.
+/// The state of renewals, for /metrics.
 struct TlsHealth {
-  bool renewed = true;                // what the files hold now is what is in use
-  uint64_t refused = 0;               // states of the files that were not good, since the start
+  bool renewed = true;                // the current files are in use
+  uint64_t refused = 0;               // number of invalid states of the files since the start
   double certificate_end_unix_s = 0;  // of the material in use; 0 without a certificate
 };
 
@@ -49,19 +50,19 @@ class TlsFiles {
   explicit TlsFiles(TlsPaths paths) : paths_(std::move(paths)) {}
   const TlsPaths& paths() const { return paths_; }
 
-  /// What the files hold. They are looked at in every call (stat) and read when one of them, or
-  /// what a symbolic link on the way to it means, has changed. When they are not good then, because
-  /// one is missing, cut short or not of the other, the material from before is returned and the
-  /// cause logged as an error, once for each such state of the files. Without one from before, the
-  /// cause is the result: kUnavailable for a file that cannot be read, kInvalidArgument for one
-  /// whose content is wrong.
+  /// Returns the contents of the files. Every call looks at them (stat) and reads them when one of
+  /// them, or the target of a symbolic link on the path to it, has changed. If they are then not
+  /// valid, because one is missing, truncated, or does not belong to the other, the earlier
+  /// material is returned and the cause is logged as an error, once for each such state of the
+  /// files. Without earlier material the cause is the result: kUnavailable for a file that cannot
+  /// be read, kInvalidArgument for one whose content is wrong.
   StatusOr<std::shared_ptr<const TlsMaterial>> Current() WEIR_EXCLUDES(mutex_);
 
-  /// Looks at the files as Current() does, and says what came of it.
+  /// Checks the files as Current() does, and returns the result as figures.
   TlsHealth Health() WEIR_EXCLUDES(mutex_);
 
  private:
-  // Identity, size and times of each file: zeros for one that is not there.
+  // Identity, size and times of each file; zeros if it does not exist.
   using Fingerprint = std::array<int64_t, 3 * 7>;
 
   Fingerprint Look() const;
@@ -71,13 +72,14 @@ class TlsFiles {
   const TlsPaths paths_;
   Mutex mutex_;
   Fingerprint seen_ WEIR_GUARDED_BY(mutex_) = {};
-  Status refused_ WEIR_GUARDED_BY(mutex_);  // why what `seen_` describes is not current
+  Status refused_ WEIR_GUARDED_BY(mutex_);  // why the files of `seen_` are not in use
   uint64_t refusals_ WEIR_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const TlsMaterial> current_ WEIR_GUARDED_BY(mutex_);
 };
 
-/// Makes servers of `context` show what `files` hold when a connection begins; TLS 1.2 is the least
-/// that they speak. `files` have a certificate and outlive the context. False: OpenSSL refused.
+/// Makes servers of `context` use the current contents of `files` for each connection, and TLS 1.2
+/// at least. `files` must have a certificate and outlive the context. Returns false if OpenSSL
+/// refuses.
 bool ServeTls(ssl_ctx_st* context, TlsFiles* files);
 
 /// A new store of the authorities of `material`, which the caller owns.

@@ -33,7 +33,7 @@ TEST(GpusTest, ReadsWhatTheLibraryTells) {
   EXPECT_EQ(sample.pcie_generation, 1u);
 }
 
-TEST(GpusTest, WhatIsNotSupportedIsZero) {
+TEST(GpusTest, UnsupportedQuestionsGiveZero) {
   GpuMonitor monitor(WEIR_FAKE_NVML, kInterval);
   const Gpus gpus = monitor.Newest(kPatience);
   ASSERT_EQ(gpus.info.size(), 2u);

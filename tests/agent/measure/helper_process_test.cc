@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A helper that hangs, fails, floods or dies must cost its deadline and nothing else.
+// A helper that hangs, fails, floods or dies may only cost its deadline.
 #include "agent/measure/helper_process.h"
 
 #include <gtest/gtest.h>

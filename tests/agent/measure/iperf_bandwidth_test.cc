@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// iperf3 tests between real helper processes on loopback, and reports that nobody should trust.
+// iperf3 tests between real helper processes on loopback, and invalid reports.
 #include "agent/measure/iperf_bandwidth.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel says of this machine's interfaces, within reason.
+// Whether the facts that the kernel reports of this machine's interfaces are plausible.
 #include "agent/measure/network_interfaces.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TCP_INFO may and may not be believed.
+// Which samples of TCP_INFO are accepted as evidence, and which are not.
 #include "agent/measure/passive.h"
 
 #include "datapath/base/status.h"
@@ -60,7 +60,7 @@ TEST(PassiveTest, CountersOfABusyConnectionGiveALowerBound) {
   EXPECT_NEAR(sample->bandwidth_bytes_per_s, 4e6, 1);
 }
 
-TEST(PassiveTest, CountersOfANewConnectionAreNoDifference) {
+TEST(PassiveTest, CountersOfANewConnectionGiveNoRate) {
   PassiveEstimator estimator;
   PathObservation observation = Free(0.01, 0);
   observation.application_limited = true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A burst of round trips becomes minimum, median and a deviation that one spike does not set.
+// A burst of round trips gives a minimum, a median, and a deviation that a single spike does not
+// determine.
 #include "agent/measure/rtt.h"
 
 #include <gtest/gtest.h>

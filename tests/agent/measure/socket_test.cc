@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses as people and peers write them.
+// Parsing and printing of addresses.
 #include "agent/measure/socket.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The echo responder and its client on loopback, and what neither may be talked into.
+// The echo responder and its client on loopback, and invalid packets that both must ignore.
 #include "agent/measure/udp_echo.h"
 
 #include <gtest/gtest.h>
@@ -80,7 +80,7 @@ TEST_F(UdpEchoTest, ReplyIsNeverLongerThanItsRequest) {
   }
 }
 
-TEST_F(UdpEchoTest, AnswersNoRepliesAndNoRubbish) {
+TEST_F(UdpEchoTest, AnswersNeitherRepliesNorInvalidPackets) {
   std::vector<std::byte> packet = MakeEchoRequest(7, 1, 64);
   packet[5] = std::byte{2};  // a reply: two responders must not talk to each other
   SendRaw(packet);
@@ -89,7 +89,7 @@ TEST_F(UdpEchoTest, AnswersNoRepliesAndNoRubbish) {
   std::vector<std::byte> longer = MakeEchoRequest(7, 1, kEchoPacketBytesMax);
   longer.resize(kEchoPacketBytesMax + 1);
   SendRaw(longer);
-  SendRaw(MakeEchoRequest(7, 99, 64));  // answered, and by then the others would have been
+  SendRaw(MakeEchoRequest(7, 99, 64));  // its answer shows that the others got none
   std::array<std::byte, 2048> reply;
   ASSERT_EQ(ReceiveRaw(reply, 2000), 64);
   uint64_t sequence = 0;

@@ -61,7 +61,7 @@ struct SlotPacket {
     bytes.resize(kPacketHeaderBytes + PayloadBytes(header));
     Random random(seed);
     for (size_t i = kPacketHeaderBytes; i < bytes.size(); ++i) {
-      // Small in the octets that count most, so that neither integers nor floats overflow.
+      // The most significant octets are small, so that neither integers nor floats overflow.
       bytes[i] = static_cast<std::byte>(i % 4 == 0 ? 0 : random.Below(256));
     }
     SetRound(0);
@@ -85,8 +85,8 @@ inline uint32_t Field(std::span<const std::byte> packet, size_t at, size_t octet
 }
 
 /// All workers of a job in one thread. Each sends the next round of a slot when it has the reply to
-/// the one before, and repeats what is not answered in time, as a worker does; what replies say is
-/// not looked at.
+/// the previous one, and repeats packets without a timely answer, as a worker does. The contents of
+/// replies are ignored.
 class SimulatedWorkers {
  public:
   explicit SimulatedWorkers(int workers, const UdpPortOptions& options = {}) {
@@ -165,8 +165,8 @@ class SimulatedWorkers {
   }
 
   SourceAddress aggregator_ = 0;
-  // Of all workers, as each has its own: a time-out that is too short for a busy machine makes the
-  // aggregator answer twice.
+  // One estimate for all workers, where real workers have one each: a time-out that is too short
+  // for a busy machine makes the aggregator answer twice.
   RoundTripEstimate round_trip_{{.min = std::chrono::milliseconds(5)}};
   std::vector<SourceAddress> addresses_;
   std::vector<std::unique_ptr<UdpPort>> ports_;

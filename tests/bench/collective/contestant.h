@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One rank of a set of contestants that the script collective_bench drives: lines over a Unix
-// socket tell which contestant runs next, so that implementations in different processes take turns
-// and those who wait their turn sleep.
+// One rank of a set of contestants that the script collective_bench drives. Lines over a Unix
+// socket name the next contestant, so that implementations in different processes take turns and
+// sleep in between.
 
 #include <sched.h>
 #include <sys/resource.h>
@@ -23,12 +23,13 @@
 
 namespace weir::bench {
 
-/// Something that sums a vector over all ranks. `meet` returns when every rank has called it.
+/// An implementation that sums a vector over all ranks. `meet` returns when every rank has called
+/// it.
 struct Contestant {
   std::string transport, algorithm;
   std::function<void(std::vector<float>&)> run;
   std::function<void()> meet;
-  // The square of a sum's error may be so much of all ranks' squared norms; 0: sums are exact.
+  // The largest square of a sum's error, relative to all ranks' squared norms; 0: sums are exact.
   double error_squared_max = 0;
 };
 
@@ -96,7 +97,7 @@ inline double NowSeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// What of a vector holds something: whole blocks of 1 KiB, the same ones on every rank, spread
+/// A vector in which only some blocks of 1 KiB are not zero: the same ones on every rank, spread
 /// evenly.
 class Contents {
  public:
@@ -150,9 +151,10 @@ class Contents {
   double density_ = 1;
 };
 
-/// Puts this thread on the rank's core and lets it go from there. Every turn of every contestant
-/// begins alike then: where ranks were woken depends on where they ran before, and two that share a
-/// core though there is another pay a switch for every message.
+/// Puts this thread on the rank's core once, without binding it. Thus every turn of every
+/// contestant begins in the same way: otherwise ranks would start on the core where they ran
+/// before, and two that share a core although another one is idle need a context switch for every
+/// message.
 inline void StartOnOwnCore(int rank) {
   cpu_set_t allowed;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
@@ -168,10 +170,10 @@ inline void StartOnOwnCore(int rank) {
   sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
-/// Names the contestants, then obeys until the connection ends:
-///   size BYTES   -> ok                  the vector has so many bytes from now on
-///   density PPM  -> ok                  so many of a million of its blocks hold something
-///   verify I     -> START END CPU ERR   as run; a sum that is too wrong ends the process
+/// Names the contestants, then executes commands until the connection ends:
+///   size BYTES   -> ok                  sets the size of the vector
+///   density PPM  -> ok                  sets how many of a million of its blocks are not zero
+///   verify I     -> START END CPU ERR   as run; the process ends if the error is too large
 ///   run I        -> START END CPU 0     seconds in which contestant I sums; all ranks meet first
 /// Every rank gets the same lines.
 inline void Serve(Channel& channel, int rank, int world,

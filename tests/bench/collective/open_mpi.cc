@@ -3,7 +3,7 @@
 //
 //   mpirun ... collective_open_mpi SOCKET TRANSPORT
 //
-// TRANSPORT is the name to report; what carries the bytes follows from mpirun's options.
+// TRANSPORT is the name to report; mpirun's options determine the transport itself.
 
 #include <mpi.h>
 

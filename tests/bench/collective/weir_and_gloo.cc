@@ -53,7 +53,7 @@ class Mesh {
     transport.listen = options.host + ":0";
     transport.send_buffer_bytes = options.buffer_bytes;
     transport.unauthenticated = true;
-    // A list of transports has commas of its own, so that options are joined by '+'.
+    // A list of transports contains commas, so options are joined by '+'.
     std::string text = TakeProtection(name, &transport);
     std::replace(text.begin(), text.end(), '+', ',');
     const auto factory = ParseTransport(text, &transport);
@@ -96,7 +96,7 @@ class Mesh {
   }
 
  private:
-  // Takes "protection=..." out of the options, which is none of a transport's own.
+  // Removes "protection=..." from the options, because no transport has that option.
   static std::string TakeProtection(const std::string& name, TransportOptions* options) {
     constexpr std::string_view kKey = "protection=";
     const size_t begin = name.find(kKey);
@@ -104,7 +104,7 @@ class Mesh {
     const size_t end = std::min(name.find('+', begin), name.size());
     const std::string how = name.substr(begin + kKey.size(), end - begin - kKey.size());
     Protect(how, options);
-    // With it goes the separator behind it or, at the end, the one before it.
+    // The separator behind it is removed, too, or at the end the one before it.
     return end < name.size() ? name.substr(0, begin) + name.substr(end + 1)
                              : name.substr(0, begin - 1);
   }
@@ -130,8 +130,8 @@ class Mesh {
   uint64_t op_ = 0;
 };
 
-// THC as a job runs it: the ranks agree on norms, rotate and round, levels are summed, the sum is
-// rotated back. Without error feedback, which belongs to steps that follow each other.
+// THC as in a job: the ranks agree on norms, rotate and round, levels are summed, the sum is
+// rotated back. There is no error feedback, because it belongs to successive steps.
 class Thc {
  public:
   explicit Thc(int rank, int world) : codec_(**Codecs().Find("thc")) {
@@ -140,8 +140,8 @@ class Thc {
     context_.params.bits = FindSetting(codec_.Traits(), {}, world)->bits;
   }
 
-  // Errors of ranks are independent, each of its setting's share of the greatest norms. It is a
-  // mean: vectors of a MiB and more stay within a tenth of it.
+  // The ranks' errors are independent, each in proportion to the greatest norm, by the setting's
+  // share. It is a mean: vectors of a MiB and more are within a tenth of it.
   double ErrorSquaredMax() const {
     return 1.1 *
            FindSetting(codec_.Traits(), context_.params, context_.world)->relative_error_squared;
@@ -216,7 +216,7 @@ std::string ThcTable(int world) {
   return text;
 }
 
-// Tells where this rank listens and learns where all others do.
+// Sends this rank's addresses and receives those of all others.
 void MeetAll(Channel& channel, const Options& options, const AggregatorPort& port,
              std::vector<std::unique_ptr<Mesh>>& meshes) {
   std::string hello = "hello " + std::to_string(options.rank);
@@ -230,7 +230,7 @@ void MeetAll(Channel& channel, const Options& options, const AggregatorPort& por
   }
 }
 
-/// What the script was granted for all ranks.
+/// Receives the plan that the script made for all ranks.
 Plan ReceivePlan(Channel& channel, const Options& options) {
   const std::vector<std::string> words = channel.Receive();
   if (words.size() != 1) Die("expected a plan without blanks");

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What convergence_bench trains: models that people recognise, on data that every Debian machine can have."""
+"""The tasks of convergence_bench: well-known models, on data that every Debian machine can have."""
 import gzip
 import pathlib
 

@@ -53,8 +53,8 @@ def main():
     parser.add_argument("--backend", choices=BACKENDS, required=True)
     options = train.options_of(parser, sys.argv[1:])
     if options.backend == "power_sgd":
-        # Its hook starts collectives from callbacks, whose order differs between ranks where there are several buckets;
-        # Gloo then mixes them up.
+        # Its hook starts collectives from callbacks, whose order differs between ranks if there are several
+        # buckets. Gloo would then mix them up.
         options.bucket_mb = 1024
         torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
     train.train(options, TASKS[os.environ["CONVERGENCE_TASK"]](), BACKENDS[options.backend])

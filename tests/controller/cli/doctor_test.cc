@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What doctor says of facts, and that lists of many pages are followed to their end.
+// Doctor's findings, and lists of many pages, which it follows to their end.
 
 #include "controller/cli/doctor.h"
 
@@ -33,7 +33,7 @@ using testing::HasSubstr;
 
 constexpr double kNow = 1.8e9;
 
-/// The finding whose text has `part`; fails the test where there is none.
+/// The finding whose text contains `part`; fails the test if there is none.
 Finding With(const std::vector<Finding>& all, const std::string& part) {
   for (const Finding& finding : all) {
     if (finding.text.find(part) != std::string::npos) return finding;
@@ -114,7 +114,7 @@ TEST(DoctorTest, OneWayLinksAndOldOnesAreNamed) {
   AddLink("b", "a", 300, &facts);
   const auto found = JudgeFleet(facts, "1.2", kNow);
   EXPECT_THAT(With(found, "link b -> a").fix, HasSubstr("7446"));
-  facts.nodes.mutable_nodes(1)->set_connected(false);  // then it is no matter of links
+  facts.nodes.mutable_nodes(1)->set_connected(false);  // then its links do not matter
   EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
   EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "agent on b").verdict, Verdict::kFail);
 }
@@ -233,7 +233,7 @@ TEST(DoctorTest, LibraryThatIsMissingOrOldIsNamed) {
   EXPECT_THAT(With(JudgeMachine(facts, "1.2"), "no libweir.so").fix, HasSubstr("WEIR_LIBRARY"));
 }
 
-/// A socket that listens; -1 where it cannot.
+/// A listening socket; -1 if that is not possible.
 int Listen(int family, const sockaddr* address, socklen_t size) {
   const int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (bind(fd, address, size) == 0 && listen(fd, 1) == 0) return fd;
@@ -264,7 +264,7 @@ TEST(DoctorTest, SeesTheAgentAndALibraryOfThePath) {
 
 TEST(DoctorTest, SeesWhoeverHasTheProbesPort) {
   bool permitted = false, before = false, after = false;
-  std::thread([&] {  // which alone is in a namespace of its own
+  std::thread([&] {  // only this thread is in the new namespace
     permitted = unshare(CLONE_NEWNET) == 0;
     if (!permitted) return;
     before = LookAtMachine().probe_port_taken;
@@ -285,7 +285,7 @@ TEST(DoctorTest, SaysWhoMayHaveTheProbesPortForUdp) {
   bool permitted = false;
   std::vector<Finding> before, after;
   setenv("WEIR_AGENT", "unix:/nowhere/agent.sock", 1);
-  std::thread([&] {  // which alone is in a namespace of its own
+  std::thread([&] {  // only this thread is in the new namespace
     permitted = unshare(CLONE_NEWNET) == 0;
     if (!permitted) return;
     before = JudgeMachine(LookAtMachine(), "1.2");
@@ -306,7 +306,7 @@ TEST(DoctorTest, SaysWhoMayHaveTheProbesPortForUdp) {
   EXPECT_THAT(taken.fix, HasSubstr("ss -lp 'sport = :7446'"));
 }
 
-// A kernel that knows no rows of datagrams says ENOPROTOOPT; a filter says so in its place.
+// A kernel without UDP segmentation answers ENOPROTOOPT; a filter makes this kernel do the same.
 bool ForgetUdpSegments() {
   sock_filter steps[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -324,7 +324,7 @@ bool ForgetUdpSegments() {
 TEST(DoctorTest, SaysThatAKernelIsTooOldForUdpRows) {
   bool permitted = false;
   std::vector<Finding> found;
-  std::thread([&] {  // a filter is for the thread that asks for it
+  std::thread([&] {  // the filter applies to this thread only
     permitted = ForgetUdpSegments();
     if (permitted) found = JudgeMachine(LookAtMachine(), "1.2");
   })
@@ -355,7 +355,7 @@ TEST(DoctorTest, LooksAtThisMachine) {
   EXPECT_THAT(facts.libraries.at("/etc/hostname"), HasSubstr("cannot be loaded"));
 }
 
-/// Nodes n0 .. n4, two a page; from n9 on a list without an end.
+/// Nodes n0 .. n4, two on a page; from n9 on the list never ends.
 class PagedAdmin : public v1::AdminService::Service {
  public:
   grpc::Status ListNodes(grpc::ServerContext*, const v1::ListNodesRequest* request,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mutual TLS between the real programs: whose certificates the controller takes, and whose it is
-// taken by.
+// Mutual TLS between the real programs: certificates that the controller accepts, and programs that
+// accept the controller's.
 
 #include "tests/controller/cli/weirctl_world.h"
 #include "tests/support/certificates.h"
@@ -58,7 +58,7 @@ TEST_F(TlsTest, AgentsNeedACertificateOfTheAuthorityAndTrustOnlyIt) {
   start("no-certificate", Flags("ca", ""));
   start("stranger", Flags("ca", "stranger"));
   start("deceived", Flags("other", "client"));
-  // Those three have had their chance when each has said that it found no controller.
+  // Each of those three has tried when it has logged that it found no controller.
   for (auto& agent : agents) {
     EXPECT_TRUE(agent->ReadUntil([&] { return agent->error.find("no connection") != npos; }))
         << agent->error;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// weirctl top: tables that follow each other while a job trains.
+// weirctl top: successive tables while a job trains.
 
 #include <iterator>
 #include <sstream>
@@ -37,7 +37,7 @@ TEST_F(WeirctlTest, TopFollowsTheStepsOfAJob) {
   EXPECT_LT(std::stoul(jobs[0][2]), std::stoul(jobs[1][2])) << top.output;
   EXPECT_LT(std::stoul(jobs[1][2]), std::stoul(jobs[2][2])) << top.output;
   EXPECT_THAT(top.output, Not(HasSubstr("\033")));  // not a terminal
-  // What ran in the last step, and how long it took.
+  // The last step has a choice and a duration.
   EXPECT_NE(jobs[2][4], "-") << top.output;
   EXPECT_THAT(top.output, HasSubstr("ms"));
 }

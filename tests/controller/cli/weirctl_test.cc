@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operator's command as operators run it: every verb, output and exit code.
+// weirctl as operators run it: every command, its output and its exit status.
 
 #include <yaml-cpp/yaml.h>
 
@@ -74,7 +74,7 @@ TEST_F(WeirctlTest, WatchPrintsEventsOfEveryKindAsTheyHappen) {
   for (const auto& kind : kKinds) {
     Program watch(CommandLine({"watch", kind.kind, "-o", "json"}));
     std::unique_ptr<WireAgent> another;
-    // The command subscribes some time after its start, so the cause comes again until it is seen.
+    // The command subscribes some time after its start, so the event is repeated until it is seen.
     const bool seen = Eventually([&] {
       for (const auto& cause : kind.causes) EXPECT_EQ(Run(cause).code, kOk);
       if (kind.kind == "node") another = std::make_unique<WireAgent>(target_, 2, 2);
@@ -240,7 +240,7 @@ TEST_F(WeirctlTest, SimulateSumsNodesBeforeItEncodesWhereThatIsBest) {
   EXPECT_FALSE(sums_nodes(simulate("1")["plan"]["buckets"][0]["choice"]["collective"]));
 }
 
-// The formulas give the published times: Table VI to the printed digit where it was computed.
+// The formulas give the published times; for Table VI, to the printed digit.
 TEST_F(WeirctlTest, SimulateTableReproducesThePublishedTables) {
   const Ran shown = Run({"simulate", "--table", "--world", "8"});
   EXPECT_EQ(shown.code, kOk) << shown.error;

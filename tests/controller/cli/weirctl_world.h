@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// weirctl and weir-controller as programs of their own, and scripted agents that train.
+// weirctl and weir-controller as separate programs, and scripted agents that train.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

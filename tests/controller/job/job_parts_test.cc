@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a job that need no other.
+// Parts of a job that depend on no other part.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

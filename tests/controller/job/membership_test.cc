@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who belongs to a job, and when other ranks begin another incarnation of it.
+// The ranks that belong to a job, and when other ranks begin a new epoch of it.
 
 #include "controller/job/membership.h"
 

@@ -125,7 +125,7 @@ TEST(NodeCostTest, SumsOfNodesMoveFloatsWithinAndPayloadsAcross) {
   EXPECT_NEAR(
       first.network_fixed_s,
       4e-3 + 2e-3 + 4 * kWithinLatencyS + 4.5 * 4e6 * kWithinSecondsPerByte + 3 * 4e6 * 1e-9, 1e-9);
-  // What is lost is lost once, however many ranks a node has.
+  // The loss happens once, however many ranks a node has.
   EXPECT_DOUBLE_EQ(four.gain, PredictGain(codec, test::Collective("g", "opaque"), bucket, 0.1, 8));
   // Uneven nodes are the first ranks' in both orders, ranks that stand alone nodes of one.
   const std::vector<int> uneven = {0, 0, 0, 0, 0, 5, 5, 5}, alone = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -138,7 +138,7 @@ TEST(NodeCostTest, SumsOfNodesMoveFloatsWithinAndPayloadsAcross) {
   EXPECT_DOUBLE_EQ(one.network_alphas, 2);
 }
 
-// What ranks report in the mean over all of them gives back the times of one bucket.
+// The mean of the times that all ranks report must give the times of one bucket again.
 TEST(NodeCostTest, WorkOnSumsOfNodesIsThatOfTheMeanRank) {
   const CodecModel codec = test::Selecting("x", "opaque", 16, true);
   const NodeLayout even = LayoutOf({{0, 0, 0, 0, 4, 4, 4, 4}, 0, 0});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layout that a job runs on: what it is predicted with, and what is not believed.
+// The layout that a job runs on: its effect on predictions, and measurements that are ignored.
 
 #include "controller/model/plan_layout.h"
 

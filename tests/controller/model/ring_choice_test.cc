@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which order of the ring is chosen, when one is worth a change, and what is said of it.
+// The choice of a ring's order, when a change is worth it, and its description.
 
 #include "controller/model/ring_choice.h"
 
@@ -71,7 +71,7 @@ TEST(RingChoiceTest, AnIncumbentOrderStaysUntilAnotherIsClearlyBetter) {
   snapshot.layout.ring_order = {0, 1, 2, 3};
   snapshot.speedup.ring = 1;
   EXPECT_EQ(ChooseRing(snapshot).order, (std::vector{0, 1, 3, 2}));
-  // What it avoided is fast, what it uses is not: ascending order again.
+  // The avoided link is fast and the used one is not, so the order is ascending again.
   snapshot = WithSlowPairs(4, {{1, 3}});
   snapshot.layout.ring_order = {0, 1, 3, 2};
   snapshot.speedup.ring = 100;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Orders of ranks around a ring: the least worst link where it can be known, a good one beyond.
+// Orders of ranks around a ring: the best one for few ranks, a good one for many.
 
 #include "controller/model/ring_order.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which shares are chosen, when they are worth a change, and what is said of them.
+// The choice of shares, when a change is worth it, and their description.
 
 #include "controller/model/shard_choice.h"
 

@@ -135,7 +135,7 @@ TEST(PolicyTest, UnknownCodecsAndCollectivesAreRefusedWithTheNearest) {
       ErrorOf("name: p\nbounds: {collectives: [ring, rign]}\n", &known),
       "p.yaml:2: bounds.collectives: expected one of mesh, ring, found 'rign'; the nearest is "
       "'ring'");
-  // Nothing is near, or a variant is wrong: those of its codec are listed.
+  // If no name is near, or only the variant is wrong, the error lists the variants of the codec.
   EXPECT_EQ(ErrorOf("bounds: {collectives: [switchml]}", &known),
             "p.yaml:1: bounds.collectives: expected one of mesh, ring, found 'switchml'");
   EXPECT_EQ(
@@ -145,7 +145,7 @@ TEST(PolicyTest, UnknownCodecsAndCollectivesAreRefusedWithTheNearest) {
   EXPECT_THAT(ErrorOf("objective:\n  name: fixed\n  codec: identiti\n", &known),
               AllOf(HasSubstr("p.yaml:3: objective.codec: expected one of identity"),
                     HasSubstr("found 'identiti'; the nearest is 'identity'")));
-  // Also where the objective does not use it.
+  // The name must be known even if the objective does not use it.
   EXPECT_THAT(
       ErrorOf("objective: {name: throughput, collective: rang}", &known),
       HasSubstr("p.yaml:1: objective.collective: expected one of mesh, ring, found 'rang'"));
@@ -224,7 +224,7 @@ TEST(PolicyTest, AQuorumIsForLossyLanesAlone) {
               HasSubstr("bounds.collectives: expected thc_table"));
 }
 
-TEST(PolicyTest, ChecksumsAreThereUnlessSaidOtherwise) {
+TEST(PolicyTest, ChecksumsAreOnByDefault) {
   EXPECT_TRUE(ParsePolicy("name: a\n", "p")->checksums);
   EXPECT_FALSE(ParsePolicy("aggregation: {checksums: false}", "p")->checksums);
   EXPECT_TRUE(ParsePolicy("aggregation: {checksums: true}", "p")->checksums);
@@ -273,7 +273,7 @@ TEST(PolicyExamplesTest, EveryShippedPolicyParses) {
   EXPECT_GE(files, 5);
 }
 
-TEST(PolicyExamplesTest, DefaultFileSaysTheDefaults) {
+TEST(PolicyExamplesTest, DefaultFileMatchesTheDefaults) {
   const auto path = std::filesystem::path(WEIR_TEST_SOURCE_DIR) / "../deploy/policies/default.yaml";
   std::ifstream in(path);
   std::ostringstream text;

@@ -222,8 +222,8 @@ struct SimulatedRank {
   bool connected = true;
 };
 
-// Control messages may be late, duplicated and reordered; a lost connection drops what was under
-// way.
+// Control messages may be late, duplicated and reordered; a lost connection drops messages in
+// transit.
 class Simulation {
  public:
   Simulation(uint64_t seed, int world) : random_(seed), ranks_(world), rollout_(world, clock_) {
@@ -247,7 +247,7 @@ class Simulation {
     }
   }
 
-  // With a quiet network everything ends on one plan.
+  // On a quiet network all ranks end on one plan.
   void Settle() {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) ReconnectRank(static_cast<int>(rank));
     for (int round = 0; round < 400; ++round) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Aggregators as the controller meets them: their JSON and the calls to them.
+// Aggregators as the controller sees them: their JSON and the calls to them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ TEST(AggregatorApiTest, NamesAndAddressesAreStrict) {
   }
 }
 
-TEST(AggregatorApiTest, JobsKeepTheirNamesWhereAggregatorsTakeThem) {
+TEST(AggregatorApiTest, JobsKeepTheirNamesIfAggregatorsAcceptThem) {
   EXPECT_EQ(LeaseJobName("train-7.a_B"), "train-7.a_B");
   EXPECT_THAT(LeaseJobName("my job"), testing::StartsWith("my_job-"));
   EXPECT_NE(LeaseJobName("my job"), LeaseJobName("my/job"));
@@ -54,7 +54,7 @@ constexpr const char* kGrant =
     R"({"address":"10.0.0.9:48864","cookie":"5ad1c0ffee5ad1c0","epoch":7,"first_slot":0,"job":"lm",)"
     R"("lanes":256,"lease":3,"mode":"sum","slots":64,"workers":[]})";
 
-TEST(AggregatorApiTest, WhatIsAskedAndGranted) {
+TEST(AggregatorApiTest, RequestsAndGrants) {
   EXPECT_EQ(LeaseAskJson(SomeAsk()), R"({"job":"lm","lanes":256,"mode":"sum","slots":64,)"
                                      R"("workers":["10.0.0.1:5","10.0.0.2:5"]})");
   const auto grant = ReadGrant(kGrant, SomeAsk());
@@ -69,7 +69,7 @@ TEST(AggregatorApiTest, WhatIsAskedAndGranted) {
   EXPECT_EQ(grant->lanes, 256u);
 }
 
-// A job may hold slots for several collectives, of which none ends another's.
+// A job may hold slots for several collectives; a lease for one must not end that of another.
 TEST(AggregatorApiTest, BlocksAreAskedForInColumnsUnderANameOfTheirOwn) {
   LeaseAsk ask = SomeAsk();
   ask.collective = "omnireduce";
@@ -124,7 +124,7 @@ TEST(AggregatorApiTest, StrangeAnswersAreErrorsThatKeepTheCookie) {
   EXPECT_THAT(out.leases[0].missing, ElementsAre("1 (10.0.0.2:1)"));
 }
 
-// An aggregator's HTTP interface whose answers a test chooses.
+// An aggregator's HTTP interface with answers that a test sets.
 class FakeServer {
  public:
   FakeServer() {
@@ -190,7 +190,7 @@ class FakeServer {
   std::thread thread_;
 };
 
-// What the gateway told, waited for with a deadline.
+// Collects the gateway's events; tests wait for them with a deadline.
 class Told {
  public:
   GatewayEvents Events() {
@@ -238,8 +238,8 @@ TEST(AggregatorGatewayTest, PollsAsksAndEnds) {
   const auto answer = told.Answer();
   ASSERT_TRUE(answer.ok()) << ToString(answer.status());
   EXPECT_EQ(answer->epoch, 7u);
-  // The same at the end of a lease as at its grant, and after a restart, but for another aggregator
-  // another: none can use what it is told.
+  // The owner is the same at the grant and at the end of a lease, and after a restart, but
+  // different for each aggregator, so that no aggregator can use it at another.
   const std::string owner = *DeriveToken("kept secret", "weir lease owner 1 sum-1 lm");
   EXPECT_EQ(server.body(), LeaseAskJson(SomeAsk(), owner));
   (*gateway)->End("sum-1", "lm", 7);
@@ -254,7 +254,7 @@ TEST(AggregatorGatewayTest, PollsAsksAndEnds) {
 }
 
 TEST(AggregatorGatewayTest, SilenceAndAbsenceAreStatesAndStoppingIsQuick) {
-  // Takes connections and never answers.
+  // This listener accepts connections and never answers.
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -306,7 +306,7 @@ TEST(AggregatorGatewayTest, OptionsAreChecked) {
               HasSubstr("at most 16 aggregators"));
 }
 
-TEST(AggregatorGatewayTest, NamesAreLookedUpBesideAndSilenceOfNameServersIsSaid) {
+TEST(AggregatorGatewayTest, NamesAreLookedUpInTheBackgroundAndSilentNameServersAreReported) {
   FakeServer server;
   FakeLookups lookups;
   Told told;

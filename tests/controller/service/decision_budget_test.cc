@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of its decisions a controller keeps: few, small ones, and all that changed the plan.
+// The amount of decisions that a controller keeps: few and small ones, and all that changed the
+// plan.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ class DecisionBudgetTest : public testing::Test {
     ASSERT_TRUE(store.ok()) << ToString(store.status());
     store_ = std::move(*store);
     fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
-    // The tables of a real release, of which the simulated ranks run the simplest.
+    // The capability tables of a real release; the simulated ranks run the simplest of its codecs.
     cluster_.capabilities = BuiltinCapabilities();
   }
   void Apply(const std::string& source) {
@@ -44,7 +45,7 @@ class DecisionBudgetTest : public testing::Test {
     const StoredDecision whole = *store_->GetDecision(one.id);
     return whole.payload.size() + whole.snapshot.size();
   }
-  /// Trains for so long while the bandwidth changes every 2 s.
+  /// Trains for `seconds` while the bandwidth changes every 2 s.
   void TrainOnAMovingNetwork(double seconds) {
     const TimePoint end = clock_.Now() + FromSeconds(seconds);
     TimePoint change = clock_.Now();
@@ -130,7 +131,7 @@ TEST_F(DecisionBudgetTest, EveryPlanIsInTheHistoryWithItsInputs) {
   for (const uint64_t version : ran) EXPECT_TRUE(offered.contains(version)) << version;
 }
 
-TEST_F(DecisionBudgetTest, InputsThatMadeRoomAreAClearError) {
+TEST_F(DecisionBudgetTest, DeletedInputsAreAClearError) {
   StoredDecision empty;
   empty.id = 7;
   EXPECT_EQ(SnapshotOf(empty).status().code(), StatusCode::kFailedPrecondition);

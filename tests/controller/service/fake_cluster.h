@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Simulated nodes, agents and ranks around a Fleet: they greet, train over a simulated network,
-// report, ack plans and swap at a step's end, all on a fake clock.
+// Simulated nodes, agents and ranks around a Fleet: they send hellos, train over a simulated
+// network, report, ack plans and swap at a step's end, all on a fake clock.
 
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ struct FakeNetwork {
   double latency_s = 200e-6;
   // Ranks 1 and 2 have a slower link between them; 0: they do not.
   double slow_pair_bytes_per_s = 0;
-  // Whatever rank 3 sends or receives goes through an interface of this; 0: of the others'.
+  // The bandwidth of the interface of rank 3's host; 0: that of the others.
   double slow_host_bytes_per_s = 0;
 };
 
@@ -82,7 +82,7 @@ inline v1::Capabilities FakeCapabilities() {
   return out;
 }
 
-/// Proves what `hello` says to `node`.
+/// Adds the proof of `hello` for `node`.
 inline void AddProof(const std::string& job_key, const std::string& node, v1::RankHello* hello) {
   const auto proof = ProveRank(job_key, {hello->job(), node, hello->rank(), hello->world(),
                                          hello->epoch(), std::string(kChallengeDigits, '1')});
@@ -93,7 +93,7 @@ inline void AddProof(const std::string& job_key, const std::string& node, v1::Ra
   hello->mutable_proof()->set_signature(proof->signature);
 }
 
-/// Collectives that sum on an aggregator.
+/// Adds collectives that sum on an aggregator.
 inline void AddSwitch(v1::Capabilities* capabilities) {
   auto* through = capabilities->add_collectives();
   through->set_name("switchml");
@@ -120,8 +120,8 @@ class FakeCluster {
     for (int rank = 0; rank < world; ++rank) ranks_.emplace_back();
   }
 
-  /// Connects every agent to `fleet` and has every rank greet, as after a start or a lost
-  /// controller.
+  /// Connects every agent to `fleet` and sends the hello of every rank, as after a start or the
+  /// loss of a controller.
   void Connect(Fleet& fleet) {
     fleet_ = &fleet;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) ConnectRank(static_cast<int>(rank));
@@ -180,7 +180,7 @@ class FakeCluster {
     ranks_[rank].agent->closed = true;
   }
 
-  /// One optimiser step of every rank. Returns how long it took.
+  /// Runs one optimiser step of every rank. Returns its duration in seconds.
   double Step() {
     ++step_;
     const uint64_t stamped = ranks_[0].armed;
@@ -207,8 +207,8 @@ class FakeCluster {
     return step_s;
   }
 
-  /// Rank 0 has not heard of the controller for too long: every rank turns to the lease plan.
-  /// `heard`: some controller is there to be told.
+  /// Rank 0 has not heard from the controller for too long, so every rank swaps to the lease plan.
+  /// `heard`: a controller is there to receive the reports.
   void LetTheLeaseRunOut(bool heard) {
     ASSERT_NE(lease_.version(), 0u) << "the active plan has no lease";
     for (const Rank& rank : ranks_) {
@@ -218,7 +218,7 @@ class FakeCluster {
     if (heard) TellActive(active_.version());
   }
 
-  /// Messages that agents have received and not handled.
+  /// Handles the messages that agents have received.
   void Deliver() {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (ranks_[rank].agent == nullptr) continue;
@@ -233,8 +233,8 @@ class FakeCluster {
 
   const v1::Plan& active() const { return active_; }
   const v1::Plan& lease_plan() const { return lease_; }
-  double lease_s() const { return lease_s_; }  // as rank 0 was told last
-  int leases() const { return leases_; }       // how often it was
+  double lease_s() const { return lease_s_; }  // as of the newest message to rank 0
+  int leases() const { return leases_; }       // number of these messages
   std::string ActiveCodec() const { return ChoiceOf(kBuckets - 1).codec(); }
   uint64_t step() const { return step_; }
   const std::shared_ptr<FakeAgent>& agent(int rank) const { return ranks_[rank].agent; }
@@ -242,7 +242,7 @@ class FakeCluster {
   const std::vector<std::string>& refusals() const { return refusals_; }
   static std::string Node(int rank) { return StrCat("n", rank); }
 
-  /// An event that `rank` tells of.
+  /// Sends an event of `rank`.
   void Tell(int rank, const std::string& kind, const std::string& detail) {
     v1::RankEvent event;
     event.set_kind(kind);
@@ -255,7 +255,7 @@ class FakeCluster {
     *message.mutable_event() = event;
     Say(rank, message);
   }
-  /// The process of `rank` is gone, its agent is not.
+  /// Ends the process of `rank`, but not its agent.
   void LoseRank(int rank) {
     v1::AgentMessage gone;
     gone.mutable_rank_gone()->set_job("lm");
@@ -269,16 +269,16 @@ class FakeCluster {
   std::optional<v1::Capabilities> capabilities;  // in place of FakeCapabilities
   bool offload = false;                          // ranks can use an aggregator
   bool mesh = false;                             // ranks can exchange shards, of any shares
-  int memory_ranks = 0;  // so many share memory each time, and can sum by nodes; 0: they cannot
-  int deaf_rank = -1;    // but this one has no port for it
+  int memory_ranks = 0;  // this many ranks share memory and can sum by nodes; 0: none
+  int deaf_rank = -1;    // this rank has no port for an aggregator
   int aggregation_port = 40000;
   uint64_t mesh_epoch = 0;
-  std::string plugin_codec;  // that ranks have besides, lossless; empty: none
+  std::string plugin_codec;  // a lossless codec that ranks have in addition; empty: none
   std::string job_key;       // that ranks prove; empty: none
   v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
-  int strange_rank = -1;  // reaches three peers without any proof
+  int strange_rank = -1;  // this rank reaches three peers without authentication
   bool nack = false;
-  double codec_slowdown = 1;  // of lossy codecs, against what is reported to the model
+  double codec_slowdown = 1;  // factor of lossy codecs' times over the reported ones
   bool non_finite_when_lossy = false;
   uint32_t pid = 100;
 
@@ -347,8 +347,9 @@ class FakeCluster {
                                                           : network.bandwidth_bytes_per_s;
   }
 
-  /// Of the busiest interface: what leaves it in the first phase, 1-w, and in the second, (n-1) w;
-  /// sums follow contributions by a segment of the largest shard.
+  /// Seconds of a mesh all-reduce, by its busiest interface: it sends 1-w of the payload in the
+  /// first phase and (n-1) w in the second; sums follow contributions by a segment of the largest
+  /// shard.
   double MeshSeconds(double payload) const {
     const double n = static_cast<double>(ranks_.size());
     double busiest = 0, largest = 0;
@@ -365,7 +366,7 @@ class FakeCluster {
     return 2 * network.latency_s + busiest + (even ? 0 : payload / segments / slowest);
   }
 
-  /// Of the slowest link between ranks that follow each other.
+  /// Bandwidth of the slowest link between ranks that follow each other in the ring.
   double RingBandwidth() const {
     double slowest = network.bandwidth_bytes_per_s;
     for (size_t i = 0; i < ranks_.size(); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Name lookups whose answers a test chooses.
+// Name lookups with answers that a test sets.
 
 #include <memory>
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace weir {
 
-/// A name server that answers when the test says so. Not thread-safe, but for one user at a time.
+/// A name server that answers when the test says so. Not thread-safe.
 class FakeLookups {
  public:
   StartLookup Start() {

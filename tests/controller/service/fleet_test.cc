@@ -204,7 +204,7 @@ TEST_F(FleetTest, ALeaseThatThePolicyGainsLaterReachesTheRanks) {
   ASSERT_TRUE(fleet_->ApplyPolicy(apply, &response).ok());
   EXPECT_LE(StepsUntil([&] { return cluster_.lease_plan().version() != 0; }, 30), 30);
   EXPECT_EQ(cluster_.lease_s(), 30);
-  // The fallback happens under this very controller when only rank 0 is cut off from it.
+  // The controller sees the swap to the lease plan when only rank 0 is cut off from it.
   cluster_.LetTheLeaseRunOut(/*heard=*/true);
   const uint64_t dense = cluster_.active().version();
   EXPECT_EQ(Job().active_plan().version(), dense);
@@ -281,7 +281,7 @@ TEST_F(FleetTest, PolicyChangeIsADecisionAtOnce) {
   EXPECT_EQ(Job().policy(), "dense") << "applied policies survive";
 }
 
-TEST_F(FleetTest, APolicyThatNamesAPluginRulesFromItsFirstRankOnAndOverARestart) {
+TEST_F(FleetTest, APolicyThatNamesAPluginAppliesFromItsFirstRankOnAndAfterARestart) {
   const std::string source = "name: mine\nbounds: {codecs: [block_mean]}\n";
   fleet_->OnPolicyFiles(std::map<std::string, std::string>{{"/p/mine.yaml", source}});
   v1::ApplyPolicyRequest apply;
@@ -303,7 +303,7 @@ TEST_F(FleetTest, APolicyThatNamesAPluginRulesFromItsFirstRankOnAndOverARestart)
   for (const v1::Decision& decision : Decisions()) EXPECT_EQ(decision.policy(), "mine");
   ASSERT_TRUE(fleet_->ApplyPolicy(apply, &response).ok());
   KillController();
-  // The last rank that greeted was of a job without the plug-in.
+  // The last rank that sent a hello belonged to a job without the plug-in.
   ASSERT_TRUE((*OpenSqliteStore(directory_ / "state.db"))->PutFact("capabilities", "{}").ok());
   StartController();
   EXPECT_EQ(Job().policy(), "mine") << "no other policy may rule meanwhile";
@@ -326,14 +326,14 @@ TEST_F(FleetTest, TheRingGoesAroundASlowLinkAndSaysSo) {
   v1::Explanation explanation;
   ASSERT_TRUE(fleet_->Explain(request, &explanation).ok());
   EXPECT_THAT(explanation.text(), testing::HasSubstr("Ring: the ring goes 0 1 3 2"));
-  // The order is why steps became fast, and is known to be: no other network is learned from it.
+  // The faster steps are attributed to the order, and not to a faster network.
   const uint64_t version = cluster_.active().version();
   Run(60);
   EXPECT_EQ(cluster_.active().version(), version);
   ASSERT_TRUE(fleet_->Explain(request, &explanation).ok());
   const double predicted_s = explanation.decision().predicted_step_s();
   EXPECT_NEAR(cluster_.Step(), predicted_s, 0.3 * predicted_s);
-  // Another controller goes on with the order that it finds.
+  // A restarted controller continues with the order that it finds.
   KillController();
   StartController();
   cluster_.Connect(*fleet_);
@@ -393,7 +393,7 @@ TEST_F(FleetTest, ExplainShowsInputsCandidatesAndDense) {
   EXPECT_THAT(explanation.text(), testing::HasSubstr("Dense would take"));
   EXPECT_GT(explanation.front_size(), 0);
   EXPECT_GT(explanation.decision().dense_step_s(), explanation.decision().predicted_step_s());
-  // What another controller decided is explained from what it stored.
+  // A restarted controller explains earlier decisions from the store.
   KillController();
   StartController();
   v1::Explanation stored;
@@ -421,7 +421,7 @@ TEST_F(FleetTest, SeriesAndPredictionError) {
               testing::HasSubstr("weir_policy_gain_min_ratio{training_job=\"lm\"} 0\n"));
 }
 
-TEST_F(FleetTest, TheLinkThatWasMeasuredLongestAgoIsTold) {
+TEST_F(FleetTest, TheAgeOfTheOldestLinkIsReported) {
   const auto age_s = [this] {
     const std::string text = fleet_->MetricsText();
     const std::string name = "\nweir_link_age_seconds ";
@@ -492,7 +492,7 @@ TEST_F(FleetTest, ARankThatIsAttachedOnAnotherNodeIsRefusedAndChangesNothing) {
   for (const char* part : {"rank 2 of job 'lm'", "node n2", "process 100", "999", "node x"}) {
     EXPECT_THAT(why, testing::HasSubstr(part));
   }
-  // What it says afterwards, and its leaving, are not the attached rank's.
+  // Its later messages and its leaving are not taken for the attached rank's.
   message.mutable_rank()->mutable_message()->mutable_active()->set_version(version + 7);
   ASSERT_TRUE(fleet_->OnAgentMessage(stranger, message).ok());
   message.mutable_rank_gone()->set_job("lm");
@@ -501,7 +501,7 @@ TEST_F(FleetTest, ARankThatIsAttachedOnAnotherNodeIsRefusedAndChangesNothing) {
   EXPECT_EQ(Job().state(), "running");
   EXPECT_EQ(Job().ranks(2).node(), "n2");
   EXPECT_EQ(Job().ranks(2).plan_version(), version);
-  // Once the first has left, the other may come.
+  // After the first rank has left, the other one may attach.
   cluster_.DisconnectRank(2);
   stranger->inbox.clear();
   ASSERT_TRUE(fleet_->OnAgentMessage(stranger, greeting).ok());

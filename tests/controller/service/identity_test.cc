@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose word counts for a job: ranks of its key, or without one of its nodes. Whatever others say,
-// the job goes on.
+// The ranks that may speak for a job: those of its key, or without a key those of its nodes.
+// Messages of others do not disturb the job.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ struct Claim {
   std::optional<uint64_t> proven_epoch = {};
 };
 
-/// Another node's agent, which says what it likes of ranks of job "lm".
+/// Another node's agent, which claims to have ranks of job "lm".
 class Stranger {
  public:
   Stranger(Fleet& fleet, const std::string& node) : fleet_(fleet), node_(node) {
@@ -34,7 +34,7 @@ class Stranger {
   }
   ~Stranger() { fleet_.OnAgentClosed(agent_); }
 
-  /// The refusal; empty: there was none.
+  /// Sends a hello and returns the reason of the refusal; empty: there was none.
   std::string Greet(const Claim& claim) {
     agent_->inbox.clear();
     v1::AgentMessage message;
@@ -93,7 +93,7 @@ class IdentityTest : public testing::Test {
     EXPECT_TRUE(fleet_->GetJob(request, &job).ok());
     return job;
   }
-  /// Texts of the kept rank events of that kind.
+  /// The texts of the kept rank events of `kind`.
   std::vector<std::string> Events(const std::string& kind) {
     std::vector<std::string> texts;
     v1::WatchRequest request;
@@ -106,7 +106,8 @@ class IdentityTest : public testing::Test {
     events_.Unsubscribe(*watch);
     return texts;
   }
-  /// The job still is what it was, and its next plan, for a network that has changed, activates.
+  /// Checks that the job is unchanged, and that its next plan, for a network that has changed,
+  /// activates.
   void ExpectUndisturbed(uint64_t version) {
     EXPECT_EQ(Job().world(), 4u);
     EXPECT_EQ(Job().state(), "running");
@@ -125,10 +126,10 @@ class IdentityTest : public testing::Test {
   FakeCluster cluster_{4, clock_};
 };
 
-TEST_F(IdentityTest, RanksThatFormedTheirMeshAnewAreAnotherIncarnation) {
+TEST_F(IdentityTest, RanksThatFormAMeshAgainBeginANewEpoch) {
   cluster_.Connect(*fleet_);
   ASSERT_EQ(Job().state(), "running");
-  // The former ranks 2 and 3 are ranks 1 and 2 now; that they left may be heard of later.
+  // The former ranks 2 and 3 are ranks 1 and 2 now; the notice that they left may come later.
   Stranger survivor(*fleet_, FakeCluster::Node(2));
   EXPECT_EQ(survivor.Greet({.rank = 1, .world = 3, .epoch = 1}), "");
   EXPECT_EQ(Job().world(), 3u);
@@ -156,7 +157,7 @@ TEST_F(IdentityTest, AnEpochOfANodeThatDoesNotCarryTheJobChangesNothing) {
   ExpectUndisturbed(version);
 }
 
-TEST_F(IdentityTest, OnlyThoseWhoProveTheJobsKeyAreOfTheJob) {
+TEST_F(IdentityTest, OnlyRanksThatProveTheJobsKeyAreAccepted) {
   cluster_.job_key = kKey;
   cluster_.Connect(*fleet_);
   for (int i = 0; i < 60; ++i) cluster_.Step();
@@ -173,10 +174,10 @@ TEST_F(IdentityTest, OnlyThoseWhoProveTheJobsKeyAreOfTheJob) {
               testing::HasSubstr("proves another job key"));
   EXPECT_THAT(Events("refused"),
               testing::Contains(testing::HasSubstr("rank 1 on node x (process 1001)")));
-  // What a rank said to the agent of its own node is of no use to another agent.
+  // The proof that a rank gave the agent of its own node is not valid for another agent.
   EXPECT_THAT(stranger.Greet({.rank = 0, .key = kKey, .proven_to = "n0"}),
               testing::HasSubstr("another node's"));
-  // Nor is its proof for a rank or an epoch that it did not say.
+  // A proof is not valid for another rank or epoch than the one that it was made for.
   EXPECT_THAT(stranger.Greet({.rank = 0, .epoch = 999, .key = kKey, .proven_epoch = 0}),
               testing::HasSubstr("did not prove the job's key"));
   ExpectUndisturbed(version);
@@ -185,7 +186,7 @@ TEST_F(IdentityTest, OnlyThoseWhoProveTheJobsKeyAreOfTheJob) {
   EXPECT_EQ(Job().world(), 3u);
 }
 
-TEST_F(IdentityTest, ARunWithAnotherKeyTakesTheNameWhenNobodyIsAttached) {
+TEST_F(IdentityTest, ARunWithAnotherKeyTakesTheNameWhenNoRankIsAttached) {
   cluster_.job_key = kKey;
   cluster_.Connect(*fleet_);
   for (int i = 0; i < 60; ++i) cluster_.Step();
@@ -225,7 +226,7 @@ TEST_F(IdentityTest, AJobIsProtectedAsItsLeastProtectedRank) {
   cluster_.frame_protection = v1::FRAME_PROTECTION_AUTHENTICATED;
   cluster_.Connect(*fleet_);
   EXPECT_EQ(ProtectionText(Job()), "authenticated");
-  EXPECT_EQ(Job().key_id(), "");  // said, and not proven
+  EXPECT_EQ(Job().key_id(), "");  // it was stated but not proven
   cluster_.DisconnectRank(2);
   cluster_.frame_protection = v1::FRAME_PROTECTION_CHECKED;
   cluster_.strange_rank = 2;

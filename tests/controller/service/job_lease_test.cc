@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One job's lease on an aggregator, from asking to its end.
+// One job's lease on an aggregator, from the request to its end.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -169,7 +169,7 @@ TEST_F(JobLeaseTest, AsksForATableAndAsManyNarrowLanesAsThePacketsHaveRoom) {
   EXPECT_FALSE(answer(1).ok()) << "other levels than were asked for";
 }
 
-TEST(WishOfTest, IsAShareOfTheRanksRoundedUpAndNothingWhereThatIsAll) {
+TEST(WishOfTest, IsAShareOfTheRanksRoundedUpAndZeroIfThatIsAll) {
   const auto quorum = [](double share, int world) {
     Policy policy;
     policy.quorum = share;
@@ -279,7 +279,7 @@ TEST_F(JobLeaseTest, ALostJobsLeaseEndsWhenItSendsNothingEither) {
   EXPECT_FALSE(lease_.held().has_value());
 }
 
-TEST_F(JobLeaseTest, AJobThatIsHeardOfMayPause) {
+TEST_F(JobLeaseTest, AJobWithConnectedRanksMayPause) {
   Hold(5);
   Lists(5);
   states_["sum-1"].said.leases[0].idle_s = 10 * JobLease::kLostIdleMaxS;
@@ -297,7 +297,7 @@ TEST_F(JobLeaseTest, ALateGrantIsGivenBack) {
   EXPECT_THAT(ended_, ElementsAre("sum-1 5"));
 }
 
-TEST_F(JobLeaseTest, IsLostWhenTheAggregatorSaysSo) {
+TEST_F(JobLeaseTest, IsLostWhenTheAggregatorNoLongerListsIt) {
   Hold(5);
   EXPECT_FALSE(lease_.OnTick({.planned = true}).has_value()) << "an older list says nothing";
   Lists(5);
@@ -341,7 +341,7 @@ TEST_F(JobLeaseTest, EndsWithTheRanksOfItsAddressesAndWithoutAUse) {
   EXPECT_EQ(ended_.back(), "sum-1 7");
 }
 
-TEST_F(JobLeaseTest, OneFailureCountsOnceAndALongLifeForgivesIt) {
+TEST_F(JobLeaseTest, AFailureCountsOnceUntilALeaseLastsLong) {
   Hold(5);
   EXPECT_TRUE(lease_.Fail("offload failed on rank 0: timeout"));
   EXPECT_FALSE(lease_.Fail("offload failed on rank 1: timeout"));
@@ -355,7 +355,7 @@ TEST_F(JobLeaseTest, OneFailureCountsOnceAndALongLifeForgivesIt) {
   EXPECT_TRUE(Describe().lease_available) << "not twice as long";
 }
 
-TEST_F(JobLeaseTest, TakesOverWhatTheRanksHold) {
+TEST_F(JobLeaseTest, TakesOverTheLeaseOfTheRanks) {
   JobPlan plan;
   plan.grants.push_back(Granted(5));
   plan.grants[0].cookie.clear();

@@ -258,7 +258,7 @@ TEST(ExplainTest, SaysWhatAnAggregatorWouldBring) {
   EXPECT_THAT(
       ExplainText(explanation),
       testing::HasSubstr("\nAggregator: switchml: no aggregator has 64 free slots (tor has 12)\n"));
-  // What the policy does not name says nothing about aggregators, however fast it were.
+  // The text does not mention a collective that the policy leaves out, however fast it would be.
   AddCandidate(decision, "omnireduce", 0.01, "collectives");
   EXPECT_THAT(ExplainText(explanation),
               testing::HasSubstr("\nAggregator: switchml: no aggregator"));

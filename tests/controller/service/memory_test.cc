@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs whose ranks share memory: the controller learns it from their greetings and has them sum by
+// Jobs whose ranks share memory: the controller learns that from their hellos and chooses sums by
 // nodes.
 
 #include <gtest/gtest.h>

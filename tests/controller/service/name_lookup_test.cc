@@ -24,7 +24,7 @@ TEST(NameLookupTest, NumbersNeedNoLookup) {
   EXPECT_EQ(lookups.started, 0);
 }
 
-TEST(NameLookupTest, SilenceIsAnErrorThatALaterCallEnds) {
+TEST(NameLookupTest, NoAnswerIsAnErrorUntilALaterCallSucceeds) {
   FakeLookups lookups;
   FakeClock clock;
   NameLookup lookup("sum.svc", lookups.Start(), clock);
@@ -38,7 +38,7 @@ TEST(NameLookupTest, SilenceIsAnErrorThatALaterCallEnds) {
   EXPECT_EQ(lookups.last_host, "sum.svc");
 }
 
-TEST(NameLookupTest, AnAddressIsUsedOnWhileItIsLookedUpAgain) {
+TEST(NameLookupTest, AnAddressStaysInUseWhileItIsLookedUpAgain) {
   FakeLookups lookups;
   FakeClock clock;
   NameLookup lookup("sum.svc", lookups.Start(), clock);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs and aggregators: simulated ranks that could sum through a switch, a controller that decides
-// whether they do, and leases on the way.
+// Jobs and aggregators: simulated ranks that could sum on a switch, a controller that decides
+// whether they do, and their leases.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using ::testing::Not;
 
 constexpr char kCookie[] = "0123456789abcdef";
 
-// An aggregator that answers when the test lets it.
+// An aggregator that answers when the test tells it to.
 class FakeGateway : public LeaseGateway {
  public:
   bool Ask(const LeaseAsk& ask) override {
@@ -57,7 +57,7 @@ class FakeGateway : public LeaseGateway {
     fleet->OnAggregator(now);
   }
 
-  /// Answers what was asked and says what it holds now.
+  /// Answers the pending requests and reports its present leases.
   void Serve(Fleet* fleet) {
     for (const LeaseAsk& ask : std::exchange(waiting, {})) {
       if (!refusal.empty()) {
@@ -190,7 +190,7 @@ TEST_F(OffloadTest, ASlowNetworkGoesThroughTheAggregator) {
   EXPECT_THAT(metrics, HasSubstr("weir_controller_aggregator_leases{aggregator=\"sum-1\"} 1"));
 }
 
-TEST_F(OffloadTest, TheCookieReachesTheRanksAlone) {
+TEST_F(OffloadTest, OnlyTheRanksGetTheCookie) {
   std::vector<std::string> seen;
   const auto subscription = events_.Subscribe(v1::WatchRequest());
   ASSERT_TRUE(subscription.ok());
@@ -223,7 +223,7 @@ TEST_F(OffloadTest, AFastNetworkNeedsNoAggregatorAndExplainShowsBoth) {
   EXPECT_THAT(Explain().text(), HasSubstr("identity over switchml"));
 }
 
-TEST_F(OffloadTest, WhyThereIsNoneIsExplained) {
+TEST_F(OffloadTest, TheReasonForNoAggregatorIsExplained) {
   gateway_.said.slots_free_of_shard = 12;
   cluster_.Connect(*fleet_);
   Run(40);
@@ -242,7 +242,7 @@ TEST_F(OffloadTest, WhyThereIsNoneIsExplained) {
   EXPECT_TRUE(RunsWithin("switchml", 300)) << "room is noticed at the next look";
 }
 
-TEST_F(OffloadTest, ARankWithoutAnAddressKeepsTheJobFromIt) {
+TEST_F(OffloadTest, ARankWithoutAnAddressExcludesAggregators) {
   cluster_.deaf_rank = 3;
   cluster_.Connect(*fleet_);
   Run(40);
@@ -250,7 +250,7 @@ TEST_F(OffloadTest, ARankWithoutAnAddressKeepsTheJobFromIt) {
   EXPECT_THAT(Explain().text(), HasSubstr("switchml: rank 3 gave no aggregation address"));
 }
 
-TEST_F(OffloadTest, ARefusalIsTheReasonForAWhile) {
+TEST_F(OffloadTest, ARefusalIsTheReasonUntilTheBackOffEnds) {
   gateway_.refusal = "all 64 leases are granted";
   cluster_.Connect(*fleet_);
   Run(20);
@@ -265,7 +265,7 @@ TEST_F(OffloadTest, ARefusalIsTheReasonForAWhile) {
   EXPECT_TRUE(RunsWithin("switchml", 1500));
 }
 
-TEST_F(OffloadTest, AnAskWithoutAnAnswerHoldsNothingUpForLong) {
+TEST_F(OffloadTest, ARequestWithoutAnAnswerIsGivenUpSoon) {
   cluster_.Connect(*fleet_);
   const auto step = [&] {
     cluster_.Step();
@@ -351,7 +351,7 @@ TEST_F(OffloadTest, APlanWithoutItGivesTheSlotsBack) {
   EXPECT_EQ(gateway_.ended, std::vector<uint32_t>{1});
 }
 
-// The slots of the plan that runs stay until the other plan runs.
+// The active plan keeps its slots until the other plan is active.
 TEST_F(OffloadTest, APlanForAnotherCollectiveTakesALeaseOfItsModeBesideTheFirst) {
   cluster_.Connect(*fleet_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
@@ -376,7 +376,7 @@ TEST_F(OffloadTest, APlanForAnotherCollectiveTakesALeaseOfItsModeBesideTheFirst)
   EXPECT_EQ(cluster_.active().leases(0).epoch(), 2u);
   Step();
   EXPECT_EQ(gateway_.ended, std::vector<uint32_t>{1});
-  // A failure of the one says nothing about the other.
+  // A failure of one collective's lease does not affect the other one.
   cluster_.Tell(0, "offload_failed", "aggregator 'sum-1' at 10.0.0.9:1 for switchml: late");
   Run(20);
   EXPECT_EQ(cluster_.ActiveCollective(), "omnireduce");
@@ -384,7 +384,7 @@ TEST_F(OffloadTest, APlanForAnotherCollectiveTakesALeaseOfItsModeBesideTheFirst)
   EXPECT_EQ(gateway_.ended, (std::vector<uint32_t>{1, 2}));
 }
 
-TEST_F(OffloadTest, SimulationsTellWhenItPays) {
+TEST_F(OffloadTest, SimulationsShowWhenAnAggregatorPays) {
   cluster_.Connect(*fleet_);
   v1::SimulateRequest request;
   request.set_model_parameters(25000000);
@@ -410,7 +410,7 @@ TEST_F(OffloadTest, SimulationsTellWhenItPays) {
 }
 
 #ifdef WEIR_AGGREGATOR_PROGRAM
-// The program itself grants, shows and loses the lease; ranks are simulated.
+// The real program grants, lists and loses the lease; ranks are simulated.
 TEST_F(OffloadTest, TheRealAggregatorServesAndItsEndIsSeen) {
   auto program = std::make_unique<Program>(
       std::vector<std::string>{WEIR_AGGREGATOR_PROGRAM, "--port", "0", "--http", "127.0.0.1:0"});

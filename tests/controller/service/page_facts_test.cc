@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the web page shows rests on: kept events, the parts of a step, what dense would have cost,
+// The facts that the web page needs: kept events, the parts of a step, what dense would have cost,
 // refusals as events, and policies that two people edit at once.
 
 #include <gmock/gmock.h>
@@ -204,7 +204,7 @@ TEST_F(PageFactsTest, ARankBlamesOnlyItself) {
   EXPECT_EQ(Job().non_finite().guilty_rank(), 1);
 }
 
-TEST_F(PageFactsTest, WhoComparedWithAnOlderTextIsRefused) {
+TEST_F(PageFactsTest, AnUpdateOfAnOlderTextIsRefused) {
   ASSERT_TRUE(Apply("name: mine\n", "").ok());
   const std::string tag = applied_.etag();
   ASSERT_EQ(tag.size(), 16u);
@@ -222,7 +222,7 @@ TEST_F(PageFactsTest, WhoComparedWithAnOlderTextIsRefused) {
       << "the refused one has no effect";
 }
 
-TEST_F(PageFactsTest, ACheckedPolicySaysItsName) {
+TEST_F(PageFactsTest, AValidatedPolicyHasItsName) {
   v1::ValidatePolicyRequest request;
   request.set_source("objective:\n  name: throughput\nname: mine\n");
   v1::ValidatePolicyResponse response;

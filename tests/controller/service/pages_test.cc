@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists that can grow come in pages that together are the whole.
+// Lists that can grow have pages, which together are the whole list.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -114,7 +114,7 @@ TEST_F(PagesTest, PoliciesComeInOrderOfPrecedence) {
     EXPECT_EQ(InPages<v1::ListPoliciesRequest>(policies, size), expected) << size;
   }
   v1::ListPoliciesRequest gone;
-  gone.set_page_token("ap1671");  // an entry that is there no more
+  gone.set_page_token("ap1671");  // this entry no longer exists
   EXPECT_THAT(policies(gone).first, testing::ElementsAre("p168", "p169", "default"));
 }
 
@@ -151,9 +151,9 @@ v1::AgentMessage LargestHello(int number) {
   return message;
 }
 
-// Also of a client that asks for all, or that asks for nothing and knows no tokens: it gets the
-// first page, which says that there is more.
-TEST_F(PagesTest, PageIsNoLongerThanAnyClientTakes) {
+// This also holds for a client that asks for all items, or that sets no page size and ignores
+// tokens: it gets the first page, which says that there is more.
+TEST_F(PagesTest, APageFitsIntoTheMessageOfAnyClient) {
   constexpr size_t kClientBytesMax = 4u << 20;  // gRPC's default
   constexpr int kNodes = 1000;
   std::vector<std::shared_ptr<FakeAgent>> agents;
@@ -184,7 +184,7 @@ TEST_F(PagesTest, PageIsNoLongerThanAnyClientTakes) {
   }
 }
 
-TEST_F(PagesTest, NodesTellWhatTheirNcclWaitsFor) {
+TEST_F(PagesTest, NodesReportTheCausesOfNcclWaits) {
   const auto agent = std::make_shared<FakeAgent>();
   ASSERT_TRUE(fleet_->OnAgentMessage(agent, LargestHello(0)).ok());
   const auto node = [&] {
@@ -220,7 +220,7 @@ TEST_F(PagesTest, NodesThatWouldFillAPageAreRefused) {
   EXPECT_EQ(greet(LargestHello(0)), StatusCode::kOk);
 }
 
-// A job of the largest world, with buckets to match: an item that leaves room for few others.
+// A job of the largest world with as many buckets: few other items fit beside it.
 TEST_F(PagesTest, LargeItemsStandAloneAndTheListGoesOn) {
   constexpr int kJobs = 3, kBuckets = 4096;
   const auto agent = std::make_shared<FakeAgent>();
@@ -258,7 +258,7 @@ TEST_F(PagesTest, LargeItemsStandAloneAndTheListGoesOn) {
   EXPECT_THAT(names, testing::ElementsAre("job0", "job1", "job2"));
 }
 
-TEST_F(PagesTest, PageTokensThatAreNoneAreRefused) {
+TEST_F(PagesTest, InvalidPageTokensAreRefused) {
   for (const char* token : {"x", "3", "9:ab", "-1:a", "99999999999999999999:a", ":"}) {
     v1::ListLinksRequest request;
     request.set_page_token(token);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The small pure parts of the service.
+// Small pure parts of the service.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -195,7 +195,7 @@ TEST(PolicySetTest, RejectedTextKeepsTheOldPolicy) {
   EXPECT_EQ(policies.Match("lm-1"), nullptr);
 }
 
-TEST(PolicySetTest, ObjectivesAreCheckedBeforeAPolicyRules) {
+TEST(PolicySetTest, ObjectivesAreCheckedBeforeAPolicyIsActive) {
   PolicySet policies;
   const std::string unknown = "name: p\nobjective:\n  name: fastest\n";
   EXPECT_TRUE(policies.LoadFiles({{"/p/a.yaml", unknown}}, 1));
@@ -255,7 +255,7 @@ TEST(PolicySetTest, NamesOfAPluginAreKnownFromItsFirstRankOn) {
   EXPECT_FALSE(policies.last_reload_successful()) << "the other file is still wrong";
   EXPECT_TRUE(policies.Apply("", kPluginPolicy, 4, true).ok());
   EXPECT_FALSE(policies.Learn(declared, 5));
-  // A text that is no longer in the directory is not tried again.
+  // A text that was removed from the directory is not tried again.
   PolicySet others;
   others.LoadFiles({{"/p/a.yaml", kPluginPolicy}}, 1);
   others.LoadFiles({}, 2);
@@ -323,12 +323,12 @@ TEST(PolicyWatcherTest, SeesEditsAndAConfigMapSwap) {
     EXPECT_TRUE(next()->empty());
     std::ofstream(directory / "a.yaml") << kGood;
     auto contents = next();
-    // A write may be seen half done; the next event completes it.
+    // The watcher may see a partial write; the next event completes it.
     while (contents.ok() && (contents->empty() || contents->begin()->second != kGood))
       contents = next();
     ASSERT_TRUE(contents.ok());
     EXPECT_EQ(contents->size(), 1u);
-    // As Kubernetes does it: files are links through ..data, which is replaced by a rename.
+    // Kubernetes mounts files as links through ..data, which it replaces by a rename.
     fs::create_directory(directory / "..one");
     fs::create_directory(directory / "..two");
     std::ofstream(directory / "..one" / "b.yaml") << "name: one\n";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The HTTP server by itself.
+// The HTTP server without the rest of the controller.
 
 #include "controller/service/rest_server.h"
 
@@ -11,7 +11,7 @@
 namespace weir {
 namespace {
 
-/// The calling thread alone has a core, as long as it does not wait: threads that it starts come
+/// Gives the calling thread priority on its core until it waits, so that threads that it starts run
 /// after it.
 bool RunBeforeOthers() {
   cpu_set_t allowed, one;
@@ -33,7 +33,7 @@ TEST(RestServerTest, StopsBeforeItsThreadHasRun) {
   Executor executor;
   const Authenticator anyone = Authenticator::Open();
   bool alone = false;
-  std::thread runner([&] {  // a thread of its own, whose core and priority end with it
+  std::thread runner([&] {  // a separate thread, so that core and priority end with it
     alone = RunBeforeOthers();
     auto server =
         RestServer::Start({.host = "127.0.0.1", .port = 0}, executor, fleet, events, anyone);

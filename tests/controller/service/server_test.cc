@@ -299,7 +299,7 @@ class WireTraining {
   std::thread thread_;
 };
 
-// An aggregator lets nobody but its owner renew or end a lease.
+// Only its owner can renew or end a lease on an aggregator.
 TEST_F(ServerTest, ARestartedControllerOwnsTheLeasesOfTheFormerOne) {
   Program aggregator({WEIR_AGGREGATOR_PROGRAM, "--port", "0", "--http", "127.0.0.1:0"});
   aggregator.ReadUntil([&] { return aggregator.output.find('\n') != std::string::npos; });
@@ -322,7 +322,8 @@ TEST_F(ServerTest, ARestartedControllerOwnsTheLeasesOfTheFormerOne) {
     const v1::Plan plan = Job().active_plan();
     return plan.leases_size() == 1 ? plan.leases(0).epoch() : 0;
   };
-  // Of the job's lease, by the aggregator's own word; 0: it has none, -1: it does not answer.
+  // Slots of the job's lease as the aggregator reports them; 0: it has none, -1: it does not
+  // answer.
   const auto granted = [&] {
     grpc::ClientContext context;
     v1::ListAggregatorsResponse response;
@@ -340,7 +341,8 @@ TEST_F(ServerTest, ARestartedControllerOwnsTheLeasesOfTheFormerOne) {
     controller_.reset();
     ASSERT_NO_FATAL_FAILURE(Start());
   };
-  // The same ranks come back with their plan: the lease is kept, and ended when it is not needed.
+  // The same ranks reconnect with their plan: the lease is kept, and ended when it is no longer
+  // needed.
   restart();
   training = std::make_unique<WireTraining>(Target(), rank, 40000);
   ASSERT_TRUE(Eventually([&] { return Job().state() == "running" && epoch() == 1; }));
@@ -348,7 +350,7 @@ TEST_F(ServerTest, ARestartedControllerOwnsTheLeasesOfTheFormerOne) {
   ASSERT_TRUE(pin("ring"));
   ASSERT_TRUE(Eventually([&] { return Job().active_plan().leases_size() == 0; }));
   EXPECT_TRUE(Eventually([&] { return granted() == 0; })) << "the lease was not ended";
-  // Other ranks come: the aggregator still has the former ones' lease, which is renewed.
+  // Other ranks attach: the aggregator still has the earlier lease, which is renewed.
   ASSERT_TRUE(pin("switchml"));
   ASSERT_TRUE(Eventually([&] { return epoch() > 1 && granted() > 1; }));
   const int former = granted();

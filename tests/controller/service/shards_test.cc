@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job whose ranks exchange shards: a slow host owns less of a bucket, and says so; equal ones
-// stay alike.
+// A job whose ranks exchange shards: a slow host gets a smaller share, which is explained; equal
+// hosts get equal shares.
 
 #include <gmock/gmock.h>
 
@@ -62,18 +62,18 @@ TEST_F(ShardFleetTest, ASlowHostOwnsLessAndStepsGetShorter) {
   EXPECT_LT(cluster_.Step(), 0.8 * even_s);
   EXPECT_THAT(Explain().text(), testing::HasSubstr("Shards: ranks own 33 33 33 0 % of a bucket"));
   EXPECT_THAT(Explain().text(), testing::HasSubstr("rank 3 owns least, its fastest link gives"));
-  // The shares are why steps became shorter, and are known to be: no other network is learned.
+  // The shorter steps are attributed to the shares, and not to a faster network.
   Run(60);
   EXPECT_GT(cluster_.active().shard_shares_size(), 0);
   const double predicted_s = Explain().decision().predicted_step_s();
   EXPECT_NEAR(cluster_.Step(), predicted_s, 0.3 * predicted_s);
-  // Another controller goes on with the shares that it finds.
+  // A restarted controller continues with the shares that it finds.
   const std::string before = cluster_.active().SerializeAsString();
   StartFleet();
   cluster_.Connect(*fleet_);
   Run(60);
   EXPECT_EQ(cluster_.active().SerializeAsString(), before);
-  // The host becomes as fast as the others, and owns as much.
+  // The host becomes as fast as the others and gets an equal share.
   cluster_.network.slow_host_bytes_per_s = 0;
   EXPECT_LE(StepsUntil([&] { return cluster_.active().shard_shares_size() == 0; }, 400), 400);
 }

@@ -15,15 +15,15 @@
 
 namespace weir {
 
-/// What a rank may bring besides.
+/// Optional facts of a rank.
 struct WireRank {
   std::string aggregation_address = {};  // empty: it cannot sum on aggregators
   uint64_t step = 0;
-  v1::Plan plan = {};  // that it runs
+  v1::Plan plan = {};  // its active plan
   uint32_t pid = 1;
 };
 
-/// One agent with one rank: enough of both to be decided about. Job "wire", node "w<rank>".
+/// One agent with one rank, enough for decisions. Job "wire", node "w<rank>".
 class WireAgent {
  public:
   WireAgent(const std::string& target, int rank, int world,
@@ -75,13 +75,13 @@ class WireAgent {
     Say(paths);
     if (const uint64_t armed = armed_.exchange(0); armed != 0) Activate(armed);
   }
-  /// An event that the rank tells of.
+  /// Sends an event of the rank.
   void Tell(const v1::RankEvent& event) {
     v1::RankMessage message;
     *message.mutable_event() = event;
     Say(message);
   }
-  /// A probe of the link to `node`.
+  /// Sends a measurement of the link to `node`.
   void Measure(const std::string& node) {
     v1::AgentMessage message;
     message.mutable_link()->set_target_node(node);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives that leave out blocks of zeros, as the solver weighs them.
+// Decisions about collectives that leave out blocks of zeros.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ TEST(BlockDensityDecisionTest, FlipsWithTheDensityOfTheUnion) {
   EXPECT_EQ(same.chosen.label, "identity over block_mesh") << ReasonText(same.facts);
   const Decision everywhere = test::Lossless(WithBlockMesh(1, {1, 0.001, 0}));
   EXPECT_NE(everywhere.chosen.choices[0].collective, "block_mesh") << ReasonText(everywhere.facts);
-  // Somewhere between it turns, once.
+  // Between the two extremes the choice changes exactly once.
   std::string before = "block_mesh";
   int turns = 0;
   for (double own = 0.02; own <= 1; own += 0.02) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole brain in a loop: a simulated job over a changing network, observed with noise, decided
-// by Decide, switched with the delay of a real rollout.
+// The closed loop: a simulated job over a changing network, observed with noise, decided by Decide,
+// switched with the delay of a real rollout.
 
 #include <gtest/gtest.h>
 
@@ -164,7 +164,8 @@ TEST_P(ClosedLoopTest, FollowsTheNetworkWithoutFlapping) {
   }
   EXPECT_LE(outcome.switches.size(), 14u);
   EXPECT_LE(Median(outcome.prediction_errors), 0.15);
-  // Of the best uniform plan of every phase in hindsight, and of dense throughout.
+  // The cost is compared with the best uniform plan of every phase in hindsight, and with dense
+  // throughout.
   EXPECT_LE(outcome.cost_s, 1.2 * outcome.best_s);
   EXPECT_LE(outcome.cost_s, 0.5 * outcome.dense_s);
   std::printf(

@@ -379,10 +379,10 @@ TEST(SwitchingTest, BigSureImprovementSwitches) {
   const Decision decision = MustDecide(Running(6e6, kDense));
   EXPECT_TRUE(decision.switched);
   EXPECT_FALSE(decision.chosen.dense);
-  EXPECT_THAT(ReasonText(decision.facts), AllOf(HasSubstr("% better"), HasSubstr("% sure")));
+  EXPECT_THAT(ReasonText(decision.facts), AllOf(HasSubstr("% better"), HasSubstr("% confidence")));
 }
 
-TEST(SwitchingTest, WhatIsBestStays) {
+TEST(SwitchingTest, TheBestPlanStays) {
   Snapshot snapshot = Running(6e6, kDense);
   snapshot.incumbent = MustDecide(snapshot).chosen.choices;
   const Decision decision = MustDecide(snapshot);
@@ -396,7 +396,7 @@ TEST(SwitchingTest, SmallImprovementIsNotWorthIt) {
   policy.improvement_min = 0.9;
   const Decision decision = MustDecide(Running(3e7, kTopK), policy);
   EXPECT_FALSE(decision.switched);
-  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("90 % wanted"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("90 % required"));
 }
 
 TEST(SwitchingTest, UncertainImprovementWaits) {
@@ -410,7 +410,7 @@ TEST(SwitchingTest, UncertainImprovementWaits) {
   policy.confidence = 0.99;
   const Decision decision = MustDecide(snapshot, policy);
   EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
-  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("% sure, 99 % wanted"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("% confidence, 99 % required"));
   snapshot.bandwidth_bytes_per_s.deviation = 0.02 * 2.5e7;
   EXPECT_TRUE(MustDecide(snapshot, policy).switched);
 }
@@ -422,7 +422,7 @@ TEST(SwitchingTest, DwellHoldsCompressionButNotDense) {
   slow.seconds_since_switch = 3;
   const Decision held = MustDecide(slow, policy);
   EXPECT_FALSE(held.switched);
-  EXPECT_THAT(ReasonText(held.facts), HasSubstr("3.0 s ago, 10 s of dwell wanted"));
+  EXPECT_THAT(ReasonText(held.facts), HasSubstr("3.0 s ago, 10 s must pass"));
   slow.seconds_since_switch = 11;
   EXPECT_TRUE(MustDecide(slow, policy).switched);
   Snapshot fast = Running(1.25e10, kTopK);
@@ -454,7 +454,7 @@ TEST(SwitchingTest, ExcludedIncumbentIsReplacedAtOnce) {
   const Decision decision = MustDecide(snapshot, policy);
   EXPECT_TRUE(decision.switched);
   EXPECT_TRUE(decision.chosen.dense);
-  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("what ran is excluded by codecs"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("the running plan is excluded by codecs"));
 }
 
 TEST(SwitchingTest, IncumbentThatIsNoLongerOfferedIsReplaced) {
@@ -471,7 +471,7 @@ TEST(SwitchingTest, RatioOffTheGridIsPredicted) {
 }
 
 TEST(SwitchingTest, NoisyEstimatesDoNotFlap) {
-  // The estimate wanders 8 % around a point; whatever runs after a while must stay.
+  // The estimate varies by 8 % around a value; after a while the plan must no longer change.
   for (const double bandwidth : {6e6, 3e7, 1e8, 4e8}) {
     Random random(static_cast<uint64_t>(bandwidth));
     PlanModel runs;

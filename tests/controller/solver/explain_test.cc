@@ -95,34 +95,36 @@ TEST(ExplainTest, EveryRuleHasItsWords) {
       "0.41 against 0.50 s dense";
   const std::pair<DecisionRule, const char*> expected[] = {
       {DecisionRule::kFixed, ""},
-      {DecisionRule::kNothingBetter, " and stays: nothing predicts better"},
-      {DecisionRule::kBetter, " (20 % better, 90 % sure)"},
+      {DecisionRule::kNothingBetter, " and stays: no candidate is predicted to be better"},
+      {DecisionRule::kBetter, " (20 % better, with 90 % confidence)"},
       {DecisionRule::kTooLittleBetter,
-       " and stays: qsgd over ring promises 20 % better, 0 % wanted"},
+       " and stays: qsgd over ring promises 20 % better, 0 % required"},
       {DecisionRule::kDwell,
-       " and stays: the last switch was 0 us ago, 0 us of dwell wanted before qsgd over ring"},
+       " and stays: the last switch was 0 us ago, 0 us must pass before qsgd over ring"},
       {DecisionRule::kUnsure,
-       " and stays: qsgd over ring would be 20 % better, but that is only 90 % sure, 90 % wanted"},
-      {DecisionRule::kIncumbentExcluded, "; what ran is excluded by gain_min 0.5"},
-      {DecisionRule::kIncumbentUnpredictable, "; what ran cannot go on: gain_min 0.5"},
+       " and stays: qsgd over ring would be 20 % better, but with only 90 % confidence, 90 % "
+       "required"},
+      {DecisionRule::kIncumbentExcluded, "; the running plan is excluded by gain_min 0.5"},
+      {DecisionRule::kIncumbentUnpredictable, "; the running plan cannot continue: gain_min 0.5"},
   };
   for (const auto& [rule, end] : expected) {
     facts.rule = rule;
     EXPECT_EQ(ReasonText(facts), begin + end);
   }
   facts.rule = DecisionRule::kFirstPlanDense;
-  EXPECT_EQ(
-      ReasonText(facts),
-      "first plan: " + begin + ", until qsgd over ring is surely better (90 % now, 90 % wanted)");
+  EXPECT_EQ(ReasonText(facts),
+            "first plan: " + begin +
+                ", until qsgd over ring is better with more confidence (90 % now, 90 % required)");
   facts.rule = DecisionRule::kBetter;
   facts.switched = true;
   facts.incumbent->dense = false;
   facts.ring.order = {0, 2, 1, 3};
   facts.binding_constraint = "ratio_min 0.01";
-  EXPECT_EQ(ReasonText(facts),
-            begin +
-                " and 0.50 s at gain 1.0 for identity over ring (20 % better, 90 % sure); the "
-                "ring goes 0 2 1 3; ratio_min 0.01 excludes better");
+  EXPECT_EQ(
+      ReasonText(facts),
+      begin +
+          " and 0.50 s at gain 1.0 for identity over ring (20 % better, with 90 % confidence); the "
+          "ring goes 0 2 1 3; ratio_min 0.01 excludes better");
 }
 
 }  // namespace

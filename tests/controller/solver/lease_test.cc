@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives that need an aggregator's slots, as the solver weighs them.
+// Decisions about collectives that need an aggregator's slots.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ Snapshot WithSwitch(int world, double latency_s, double bandwidth) {
   return snapshot;
 }
 
-TEST(LeaseTest, PaysOnASlowNetworkAndIsNotWhatDenseIs) {
+TEST(LeaseTest, PaysOnASlowNetworkAndDoesNotCountAsDense) {
   const Decision decision = test::Lossless(WithSwitch(8, 2e-4, 1000 * kMegabit));
   EXPECT_EQ(decision.chosen.label, "identity over switchml");
   EXPECT_FALSE(decision.chosen.dense) << "ranks alone could not run it";
@@ -41,7 +41,7 @@ TEST(LeaseTest, DoesNotPayWhereTheNetworkIsHidden) {
   EXPECT_TRUE(decision.chosen.dense) << ReasonText(decision.facts);
 }
 
-TEST(LeaseTest, WithoutOneTheReasonIsTold) {
+TEST(LeaseTest, WithoutALeaseTheReasonIsGiven) {
   Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
   snapshot.collectives.back().lease_available = false;
   snapshot.collectives.back().lease_why_not = "switchml: no aggregator has 64 free slots";
@@ -62,7 +62,7 @@ TEST(LeaseTest, WithoutOneTheReasonIsTold) {
             "switchml: no aggregator is registered");
 }
 
-TEST(LeaseTest, WhatThePolicyExcludesIsNotSaidToWantALease) {
+TEST(LeaseTest, ACollectiveExcludedByThePolicyDoesNotAskForALease) {
   Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
   snapshot.collectives.back().lease_available = false;
   CollectiveModel other = snapshot.collectives.back();
@@ -86,7 +86,7 @@ TEST(LeaseTest, WhatThePolicyExcludesIsNotSaidToWantALease) {
     }
   }
   EXPECT_TRUE(told) << "operators who run aggregators see why not";
-  // With no bound that keeps anything back from the lists, the list is the constraint.
+  // If no bound excludes a candidate from the lists, the list is the constraint.
   policy.collectives = {"ring"};
   const auto listed = Decide(snapshot, policy);
   ASSERT_TRUE(listed.ok());
@@ -105,10 +105,10 @@ TEST(LeaseTest, ARunningPlanThatLostItsLeaseIsLeftAtOnce) {
   EXPECT_TRUE(decision.switched);
   EXPECT_TRUE(decision.chosen.dense);
   EXPECT_THAT(ReasonText(decision.facts),
-              HasSubstr("what ran is excluded by switchml: offload failed"));
+              HasSubstr("the running plan is excluded by switchml: offload failed"));
 }
 
-TEST(LeaseTest, AnAggregatorIsNoFasterThanItIs) {
+TEST(LeaseTest, PredictionsRespectTheAggregatorsGoodput) {
   Snapshot snapshot = WithSwitch(8, 2e-4, 1000 * kMegabit);
   const double free_s = test::Lossless(snapshot).chosen.step_s;
   snapshot.collectives.back().bandwidth_max_bytes_per_s = 900 * kMegabit;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that share nodes as part of a decision.
+// Decisions about ranks that share nodes.
 
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ std::string CollectiveOn(const Snapshot& snapshot) {
   return decision.chosen.choices.empty() ? "" : decision.chosen.choices[0].collective;
 }
 
-TEST(NodesDecisionTest, GoesByNodesWhereRanksShareThem) {
+TEST(NodesDecisionTest, SumsByNodesIfRanksShareThem) {
   EXPECT_EQ(CollectiveOn(OnNodes({0, 0, 0, 0, 1, 1, 1, 1})), "hierarchical");
   EXPECT_EQ(CollectiveOn(OnNodes({0, 0, 1, 1, 2, 2, 3, 3})), "hierarchical");
   EXPECT_EQ(CollectiveOn(OnNodes({0, 1, 2, 3, 4, 5, 6, 7})), "mesh");
@@ -42,7 +42,7 @@ TEST(NodesDecisionTest, GoesByNodesWhereRanksShareThem) {
   EXPECT_EQ(CollectiveOn(unknown), "mesh");
 }
 
-TEST(NodesDecisionTest, NotWhereTheNetworkIsAsFastAsTheNodes) {
+TEST(NodesDecisionTest, SumsWithoutNodesIfTheNetworkIsAsFast) {
   Snapshot snapshot = OnNodes({0, 0, 0, 0, 1, 1, 1, 1});
   snapshot.memory.latency_s = snapshot.latency_s.value;
   snapshot.memory.s_per_byte = 1 / snapshot.bandwidth_bytes_per_s.value;
@@ -50,7 +50,7 @@ TEST(NodesDecisionTest, NotWhereTheNetworkIsAsFastAsTheNodes) {
   EXPECT_EQ(CollectiveOn(snapshot), "ring");
 }
 
-TEST(NodesDecisionTest, PredictsWhatTheLinksOfBothLevelsSay) {
+TEST(NodesDecisionTest, PredictionsFollowTheLinksOfBothLevels) {
   Snapshot snapshot = OnNodes({0, 0, 0, 0, 1, 1, 1, 1});
   snapshot.memory.latency_s = 1e-5;
   snapshot.memory.s_per_byte = 1e-9;
@@ -60,8 +60,8 @@ TEST(NodesDecisionTest, PredictsWhatTheLinksOfBothLevelsSay) {
   EXPECT_NEAR(test::Lossless(snapshot).chosen.communication_s, expected, 1e-6);
 }
 
-// What goes by nodes is then another collective under another name.
-TEST(NodesDecisionTest, NothingGoesByNodesWhereEveryRankStandsAlone) {
+// Where every rank has a node of its own, a hierarchical collective does the same as a flat one.
+TEST(NodesDecisionTest, SumsWithoutNodesIfEveryRankIsAlone) {
   const auto offered = [](const Snapshot& snapshot) {
     const Decision decision = test::Lossless(snapshot);
     return std::any_of(decision.top.begin(), decision.top.end(), [](const CandidatePlan& plan) {

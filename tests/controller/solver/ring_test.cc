@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of the ring as part of a decision.
+// Decisions about the order of a ring.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -53,7 +53,7 @@ TEST(RingDecisionTest, AnOrderIsASwitchThatIsExplained) {
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr("20 MB/s from rank 1 to rank 2"));
 }
 
-TEST(RingDecisionTest, TheOrderThatRunsStaysAndIsWhatIsPredicted) {
+TEST(RingDecisionTest, TheActiveOrderStaysAndIsUsedForPredictions) {
   Snapshot snapshot = WithSlowPair();
   snapshot.incumbent = Everywhere(snapshot, kDenseRing);
   snapshot.layout.ring_order = {0, 2, 3, 1};
@@ -61,7 +61,7 @@ TEST(RingDecisionTest, TheOrderThatRunsStaysAndIsWhatIsPredicted) {
   const Decision decision = test::Lossless(snapshot);
   EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
   EXPECT_EQ(decision.chosen.layout.ring_order, snapshot.layout.ring_order);
-  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("nothing predicts better"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("no candidate is predicted to be better"));
   snapshot.layout.ring_order.clear();
   snapshot.speedup.ring = 1;
   EXPECT_NEAR(test::Lossless(snapshot).chosen.communication_s, decision.chosen.communication_s,
@@ -75,7 +75,7 @@ TEST(RingDecisionTest, DwellHoldsForOrdersToo) {
   const Decision decision = test::Lossless(snapshot);
   EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
   EXPECT_TRUE(decision.chosen.layout.ring_order.empty());
-  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("of dwell wanted"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("must pass before"));
   EXPECT_TRUE(RingText(decision.facts.ring).empty());
 }
 

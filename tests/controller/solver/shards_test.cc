@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shares of shards as part of a decision.
+// Decisions about the shares of shards.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TEST(ShardDecisionTest, SharesAreASwitchThatIsExplained) {
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr(ShardText(decision.facts.shards)));
 }
 
-TEST(ShardDecisionTest, SharesThatRunStayAndAreWhatIsPredicted) {
+TEST(ShardDecisionTest, ActiveSharesStayAndAreUsedForPredictions) {
   Snapshot snapshot = WithSlowRank();
   const Decision first = DecideOnMesh(snapshot);
   snapshot.layout = first.chosen.layout;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots without what they have in common with others.
+// Snapshots without the tables that they share with others.
 
 #include "controller/solver/snapshot_parts.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 Snapshot Some() { return test::MakeSnapshot(4, 1e-3, 1e8); }
 
-TEST(SnapshotPartsTest, WhatIsLeftOutComesBackToTheByte) {
+TEST(SnapshotPartsTest, OmittedTablesAreRestoredToTheByte) {
   const Snapshot first = Some();
   Snapshot second = first;
   second.step = 99;
@@ -38,7 +38,7 @@ TEST(SnapshotPartsTest, OtherTablesAreReplacedAsAWhole) {
   }
 }
 
-TEST(SnapshotPartsTest, WhatDoesNotFitIsDataLoss) {
+TEST(SnapshotPartsTest, DifferencesThatDoNotFitAreDataLoss) {
   const std::string text = SerializeSnapshot(Some()), tables = TablesOf(text);
   for (const char* rest : {"", "[]", "{\"codecs\":7}", "{\"codecs\":{\"9999\":[1]}}",
                            "{\"codecs\":{\"x\":[1]}}", "{\"codecs\":[1,2]}"}) {

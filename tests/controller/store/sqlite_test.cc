@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The store through its interface, then what a crash or a damaged file does to it.
+// The store through its interface, and the effects of crashes and damaged files.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -166,7 +166,7 @@ TEST_F(SqliteStoreTest, SwitchesOutliveEverythingElseWithinTheQuota) {
   EXPECT_LT(bytes, 150'000u);
 }
 
-TEST_F(SqliteStoreTest, WhereSwitchesAloneAreTooMuchTheirOldestInputsGo) {
+TEST_F(SqliteStoreTest, IfSwitchesExceedTheQuotaTheirOldestInputsAreDeleted) {
   StoreLimits limits;
   limits.decision_bytes_per_job_max = 50'000;
   auto store = Open(limits);
@@ -182,7 +182,7 @@ TEST_F(SqliteStoreTest, WhereSwitchesAloneAreTooMuchTheirOldestInputsGo) {
   EXPECT_EQ(store->GetDecision(switches.front().id)->snapshot.size(), 2000u);
 }
 
-TEST_F(SqliteStoreTest, AForgottenJobTakesItsRowsAlong) {
+TEST_F(SqliteStoreTest, ARemovedJobLosesItsRows) {
   StoreLimits limits;
   limits.jobs_max = 1;
   auto store = Open(limits);
@@ -249,7 +249,7 @@ TEST_F(SqliteStoreTest, SurvivesKillNine) {
   EXPECT_GE(newest[0].step, acknowledged) << "a write that returned was lost";
 }
 
-// Also that of a former release, which did not mind.
+// This also holds for a file of an earlier release, which did not restrict it.
 TEST_F(SqliteStoreTest, OtherUsersCannotReadTheState) {
   const auto others = [](const fs::path& path) {
     return fs::status(path).permissions() & fs::perms::others_all;

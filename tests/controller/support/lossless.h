@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the solver decides where no policy allows compression.
+// The solver's decision under a policy that allows no compression.
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 namespace weir::test {
 
-/// The decision with `identity` as the only codec; fails the test where there is none.
+/// The decision with `identity` as the only codec; fails the test if there is none.
 inline Decision Lossless(const Snapshot& snapshot) {
   Policy policy;
   policy.codecs = {"identity"};

@@ -15,7 +15,7 @@ namespace weir::test {
 /// CPU time of the process: neighbours on the machine do not count.
 inline double CpuMilliseconds() { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
-/// As ranks describe codecs whose payloads are such.
+/// Sets the traits of codecs whose payloads have this form.
 inline void SetForm(std::string form, CodecModel* codec) {
   codec->sums_without_decoding = form == "lanes";
   codec->indices_apart = form == "shared_index" || form == "union_index";
@@ -71,7 +71,7 @@ inline std::vector<CodecModel> Codecs() {
   return codecs;
 }
 
-/// As ranks describe collectives of that exchange form.
+/// Sets the traits of collectives of this exchange form.
 inline void SetForm(std::string form, CollectiveModel* collective) {
   collective->exchange.gathers = form == "opaque";
   collective->exchange.encodes_regions = form == "regions";

@@ -29,7 +29,7 @@ SEED = 1
 MODEL_PARAMS = 2_500_000
 STEPS = 301
 ELEMENTS = 65536
-# What is recorded: step -> parts.
+# The parts that are recorded of each step.
 RECORDED = {0: ("layers",), 20: ("layers",), 100: ("layers", "embedding"),
             300: ("layers", "embedding")}
 FIRST = {"layers": "blocks.2.attention_out.weight", "embedding": "ngram_embeddings.0.weight"}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rank's side of the local socket against a fake agent: greeting, commands, hostile bytes,
-// absence, loss and return.
+// The rank's side of the local socket against a fake agent: hello, commands, hostile bytes, no
+// agent, loss of the agent and its return.
 
 #include "datapath/agent_link/agent_link.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds that end without a straggler: what the aggregator answers to given packets at given times.
+// Rounds that end without a straggler: the aggregator's answers to given packets at given times.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ constexpr int kCutoffTimer = -1;  // in place of a worker: time passes
 
 enum class CutoffAnswer { kNothing, kToSender, kToAll, kExpired };
 
-/// One packet, or one look at the clock. Worker w adds w + 1.
+/// One packet, or one check of the time. Worker w adds w + 1.
 struct CutoffStep {
   int at_ms = 0;
   int worker = kCutoffTimer;

@@ -38,7 +38,7 @@ std::vector<float> Interesting(uint64_t seed, int count) {
   return all;
 }
 
-/// The exponent field that a float's unit in the last place is counted from.
+/// The exponent field from which a float's unit in the last place follows.
 int Scale(float x) {
   if (x == 0 || std::abs(x) < std::numeric_limits<float>::min()) return 1;
   return std::ilogb(x) + 127;
@@ -141,7 +141,7 @@ TEST(FloatLanesTest, TheApproximationLosesWhatTheExactSumKeeps) {
   AddFloatApproximate(UnpackFloat(Bits(256.0f)), &approximate);
   EXPECT_EQ(Value(PackFloat(exact)), 257.0f);
   EXPECT_EQ(Value(PackFloat(approximate)), 256.0f);
-  // Seven bits above fit, and not twice.
+  // Seven more bits fit, but not twice.
   approximate = UnpackFloat(Bits(1.0f));
   EXPECT_TRUE(AddFloatApproximate(UnpackFloat(Bits(128.0f)), &approximate));
   EXPECT_EQ(Value(PackFloat(approximate)), 129.0f);
@@ -198,8 +198,8 @@ TEST(FloatWorkerTest, AllWorkersGetTheSameBitsNearTheSum) {
     EXPECT_EQ(data[w], data[0]);
   }
   for (size_t i = 0; i < 100; ++i) {
-    // Each of the shifts and the last cut lose less than one unit of the greatest exponent's, and
-    // the sum's own may be three bits above.
+    // Each of the shifts and the last truncation lose less than one unit of the greatest exponent,
+    // and the sum's own exponent may be three bits higher.
     const double unit = std::ldexp(1.0, std::ilogb(greatest[i]) - 23);
     EXPECT_NEAR(data[0][i], sum[i], (12 + 8) * unit);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors against the definition, at every length and alignment.
+// The vectorised kernels against their definition, at every length and alignment.
 #include "datapath/aggregation/lane_kernels.h"
 
 #include <gtest/gtest.h>
@@ -160,7 +160,7 @@ TEST(LaneKernelsTest, SwapTurnsEveryLaneAndNothingElse) {
   }
 }
 
-/// Of every exponent, subnormal ones and zeros of both signs included; a quarter are halves.
+/// Floats of every exponent, subnormal ones and zeros of both signs included; a quarter are halves.
 std::vector<float> RandomFloats(size_t count, uint64_t seed) {
   Random random(seed);
   std::vector<float> x;

@@ -228,7 +228,7 @@ class BelowParentTest : public ::testing::Test, public ReplySink {
     EXPECT_EQ(decoded->header.lease, to == kParent ? above_.id : below_.id);
     sent_.push_back(to);
   }
-  /// Who is sent something because of this packet.
+  /// The addresses to which a datagram is sent because of this packet.
   std::vector<SourceAddress> From(SourceAddress source, std::span<const std::byte> packet) {
     sent_.clear();
     aggregator_.OnPacket(source, packet, TimePoint(std::chrono::seconds(1)), this);

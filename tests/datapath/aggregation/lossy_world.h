@@ -24,7 +24,7 @@ struct LinkFaults {
   Duration delay_min = std::chrono::microseconds(20);
   Duration delay_max = std::chrono::microseconds(20);  // above the least: datagrams overtake
   uint64_t seed = 1;
-  // Says for the n-th datagram of the world whether it is lost, besides the above.
+  // Returns whether the n-th datagram of the world is lost, in addition to the random losses.
   std::function<bool(uint64_t n, bool to_aggregator)> lose = {};
 };
 
@@ -50,8 +50,8 @@ class LossyWorld : public ReplySink {
     if (plane_ != nullptr) plane_->Grant(lease);
   }
 
-  /// Until all workers are done or time is out; crashed ones (null) stay silent. Returns the
-  /// simulated time that it took.
+  /// Runs until all workers are done or the limit has passed; crashed workers (null) stay silent.
+  /// Returns the simulated time.
   Duration Run(std::span<Worker* const> workers, Duration limit = std::chrono::seconds(60)) {
     const TimePoint start = now_;
     const Duration tick = std::chrono::milliseconds(1);
@@ -165,7 +165,8 @@ class LossyWorld : public ReplySink {
   uint64_t order_ = 0;
 };
 
-/// Milder than the 5 % that makes worlds of 64 slow, harder than any network that should train.
+/// This loses less than the 5 % that make worlds of 64 slow, but more than any network for training
+/// should.
 inline LinkFaults BadNetwork(uint64_t seed) {
   return {.loss = 0.02,
           .duplicate = 0.05,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exhaustive search of the slot protocol: every order in which a network may deliver, repeat and
-// lose packets, for small worlds. A message once sent may be delivered at any later time, any
-// number of times or never, which covers all three. A worker is what WIRE section 4 says: it sends
-// round r + 1 of a slot after the reply to r, and takes a reply for the round that it waits for.
+// lose packets, for small worlds. A message that was sent may be delivered at any later time, any
+// number of times or never, which covers all three. A worker behaves as WIRE section 4 says: it
+// sends round r + 1 of a slot after the reply to r, and accepts only a reply to the round that it
+// waits for.
 
 #include <gtest/gtest.h>
 
@@ -26,7 +27,7 @@ struct ModelWorld {
   int quorum = 0;  // where rounds end without some workers
 };
 
-/// Distinct in worker, slot and round, so that a sum says what went into it.
+/// Distinct for each worker, slot and round, so that a sum shows its contributions.
 uint32_t ModelValue(int worker, int slot, int round) {
   return static_cast<uint32_t>(round + 1 + 8 * slot) << (8 * worker);
 }
@@ -82,9 +83,9 @@ class OurModelPlane {
   SlotPool pool_;
 };
 
-/// Rounds end without some workers at any time. A reply is right when it holds what its set of
-/// contributors brought, that set is a quorum, and all replies to a round have the same one; then
-/// its value is said to be everybody's sum, which is what the search compares.
+/// Rounds may end without some workers at any time. A reply is right if it is the sum of its set of
+/// contributors, that set is a quorum, and all replies to a round have the same set; its value is
+/// then recorded as the sum of all workers, which is what the search compares.
 class CutoffModelPlane {
  public:
   explicit CutoffModelPlane(const ModelWorld& world)
@@ -108,7 +109,7 @@ class CutoffModelPlane {
         .second;
   }
 
-  /// All rounds that may end now do: slot and reply of each.
+  /// Ends all rounds that may end now; returns slot and reply of each.
   std::vector<std::pair<int, ModelReply>> CutOff() {
     std::vector<std::pair<int, ModelReply>> replies;
     pool_.OnTimer(TimePoint{} + Duration(1), [&](std::span<const std::byte> reply) {
@@ -192,7 +193,7 @@ class PublishedModelPlane {
     return {.to = static_cast<ModelReply::To>(result.to), .round = round, .value = result.value};
   }
 
-  // The published packet names the chunk, too, and the reply repeats the last one's.
+  // The published packet also names the chunk, and the reply repeats that of the last packet.
   static bool SameRound(int reply, int waiting) { return reply == waiting; }
   void AppendState(std::vector<uint64_t>* out) const { switch_.AppendStateForTest(out); }
 
@@ -200,7 +201,7 @@ class PublishedModelPlane {
   PublishedSwitch switch_;
 };
 
-/// Where every worker stands in every slot, and which replies for its present round are on the way.
+/// The round of every worker in every slot, and the replies to it that are in transit.
 struct ModelPosition {
   int round = 0;  // waits for this one; the world's number: done
   bool reply_sent = false;
@@ -217,7 +218,7 @@ class ModelCheck {
  public:
   explicit ModelCheck(const ModelWorld& world) : world_(world) {}
 
-  /// Explores all states, until one is wrong. Empty, or what is wrong.
+  /// Explores all states until one is wrong. Returns the error, or an empty text.
   std::string Run() {
     ModelState<Plane> start{Plane(world_), {}};
     start.positions.resize(static_cast<size_t>(world_.workers * world_.slots));
@@ -256,7 +257,7 @@ class ModelCheck {
     Visit(std::move(next));
   }
 
-  /// The reply is on its way. False: it is wrong.
+  /// Records that the reply is in transit. Returns false if it is wrong.
   bool Tell(const ModelReply& reply, int sender, int slot, ModelState<Plane>* next) {
     for (int w = 0; w < world_.workers; ++w) {
       if (reply.to == ModelReply::To::kNobody) break;
@@ -273,7 +274,7 @@ class ModelCheck {
     return true;
   }
 
-  /// Rounds end that have waited long enough.
+  /// Ends rounds that have waited long enough.
   void ExpandCutOff(const ModelState<Plane>& state) {
     if constexpr (requires(Plane plane) { plane.CutOff(); }) {
       ModelState<Plane> next = state;
@@ -301,7 +302,7 @@ class ModelCheck {
     if (at->second != from_) sources_[at->second].push_back(static_cast<uint32_t>(from_));
   }
 
-  /// No state is a trap: from each, some deliveries lead to the end.
+  /// Checks that no state is a dead end: from each, some deliveries lead to the end.
   std::string CheckThatAllCanEnd() const {
     std::vector<bool> good(numbers_.size());
     std::vector<size_t> line = ended_;

@@ -164,7 +164,7 @@ TEST(AggregationPacketTest, LanesSurviveInEitherOrder) {
   }
 }
 
-// What the document prints is what the code sends.
+// The bytes that WIRE.md prints are the bytes that the code sends.
 class AggregationGoldenTest : public ::testing::Test {
  protected:
   void Expect(const std::string& name, const Bytes& bytes) {

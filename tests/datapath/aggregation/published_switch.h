@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// SwitchML's switch, word for word as published (but for worlds of one, which it has no rule for):
-// for tests that show what it gets wrong. Source: Sapio et al., "Scaling distributed machine
-// learning with in-network aggregation", NSDI 2021, algorithm 3 (with recovery from loss); one
-// lane, up to 32 workers.
+// SwitchML's switch, exactly as published (except worlds of one, for which it has no rule), for
+// tests that show its errors. Source: Sapio et al., "Scaling distributed machine learning with
+// in-network aggregation", NSDI 2021, algorithm 3 (with recovery from loss); one lane, up to 32
+// workers.
 
 #include <cstddef>
 #include <cstdint>
@@ -44,7 +44,7 @@ class PublishedSwitch {
     return {};
   }
 
-  /// All that decides what happens next.
+  /// Appends the state that determines all further behaviour.
   void AppendStateForTest(std::vector<uint64_t>* out) const {
     for (const Version& version : versions_) {
       for (const Cell& cell : version) {

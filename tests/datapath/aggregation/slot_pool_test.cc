@@ -101,8 +101,8 @@ TEST(SlotPoolTest, ThePublishedProtocolAnswersTheTracesOfAnOrderlyNetwork) {
   }
 }
 
-/// Chunks 0, 1, 2 of two workers are 1, 10 and 100. A copy of worker 0's first packet overtakes
-/// nothing and is merely late: it comes after worker 0 went on to chunk 1.
+/// Chunks 0, 1, 2 of two workers are 1, 10 and 100. A copy of worker 0's first packet overtakes no
+/// packet and is only late: it comes after worker 0 has begun chunk 1.
 Trace LateDuplicate(uint32_t third) {
   return {"the first packet again after its sender's flip",
           2,

@@ -179,7 +179,7 @@ TEST(SparseWorkerTest, OnlyBlocksThatExistTravel) {
   }
 }
 
-// For callers who may have to go on with what they gave.
+// For callers who may still need their input.
 TEST(SparseWorkerTest, CollectsSumsOfBlocksAndLeavesItsInput) {
   const Lease lease = SparseLease(3, 2, 2, 8);
   SparseTensors tensors = RandomBlocks(lease, 8 * 100 + 3, 0.1, 5);
@@ -207,7 +207,7 @@ TEST(SparseWorkerTest, CollectsSumsOfBlocksAndLeavesItsInput) {
   EXPECT_EQ(tensors, before);
   for (size_t w = 0; w < 3; ++w) {
     ASSERT_TRUE(workers[w]->status().ok()) << workers[w]->status();
-    // The first block of each column travels in any case, without lanes where nobody has it.
+    // The first block of each column is always sent, without lanes if no worker has it.
     EXPECT_EQ(sums[w].blocks.size(), UnionBlocks(before, lease.lanes));
     sums[w].Store(lease.lanes, tensors[w]);
     EXPECT_EQ(tensors[w], expected);
@@ -256,7 +256,7 @@ TEST(SparseWorkerTest, RefusesAnExponentThatIsNoneOrTooLow) {
   EXPECT_EQ(worker.Begin(data, low, 0, {}).code(), StatusCode::kInvalidArgument);
 }
 
-/// Streams that keep order, of which the seed chooses the one that moves.
+/// Streams that keep their order; the seed chooses which of them advances.
 struct StreamWorld {
   StreamWorld(const Lease& lease, uint64_t seed) : pool(lease), random(seed) {
     for (int w = 0; w < lease.workers; ++w) {

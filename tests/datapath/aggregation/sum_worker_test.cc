@@ -228,7 +228,7 @@ TEST(SumWorkerTest, ACrashedWorkerIsNamedByTheAggregatorAndEndsTheOthersInTime) 
   const auto open = world.aggregator().OldestOpenRound(lease.id);
   ASSERT_TRUE(open.has_value());
   EXPECT_EQ(open->missing, 2u);
-  // Backing off keeps the waiting cheap: not one packet a millisecond.
+  // The back-off keeps the number of packets low while waiting: less than one packet a millisecond.
   EXPECT_LT(fleet.owned[0]->counters().resent, 3000u);
   EXPECT_EQ(fleet.owned[0]->Begin(tensors[0], 1, world.now()).code(),
             StatusCode::kFailedPrecondition);
@@ -353,7 +353,7 @@ TEST(SumWorkerTest, RepliesToLaterPacketsSayThatOneIsLostLongBeforeItsTimeOut) {
   EXPECT_TRUE(worker.NextPacket(late).empty()) << "what nothing has overtaken is waited for";
   EXPECT_EQ(worker.counters().resent, 1u);
   EXPECT_EQ(worker.round_trip().timeout(), ms(24)) << "no sign of a longer round trip";
-  // What is sent again is not overtaken by what went out before it.
+  // A packet that was sent again does not count as overtaken by packets that left before it.
   answer(2, late + ms(1));
   EXPECT_GT(worker.NextTimer(), late + ms(10));
 }
@@ -388,8 +388,8 @@ TEST(SumWorkerTest, SilenceEndsAnOperationForWhoAskedLongBeforeTheDeadline) {
     ASSERT_TRUE(worker.Begin(data, 0, now + std::chrono::seconds(10)).ok());
     worker.OnTimer(now);
     const auto packet = worker.NextPacket(now);
-    // Nothing measured: eight first time-outs. Then a round trip of 1 ms: the floor, from the
-    // reply.
+    // Without a measurement the limit is eight first time-outs. After a round trip of 1 ms it is
+    // the floor, from the reply on.
     TimePoint end = now + ms(80);
     if (heard) {
       PacketHeader reply = DecodePacket(packet)->header;
@@ -455,7 +455,8 @@ TEST(RoundTripEstimateTest, OnALongPathTheCeilingIsTwoOfTheLeastRoundTrips) {
   EXPECT_EQ(estimate.timeout(), ms(160));
   for (int i = 0; i < 10; ++i) estimate.OnExpiry(now += ms(2000));
   EXPECT_EQ(estimate.timeout(), ms(160));
-  // A stall is no longer path: the ceiling stays where the least of them leaves it.
+  // A stall does not count as a longer path: the ceiling stays at the value that the shortest ones
+  // give.
   for (int i = 0; i < 20; ++i) estimate.OnSample(ms(500));
   EXPECT_EQ(estimate.timeout(), ms(160));
   estimate.OnSample(ms(10));

@@ -70,7 +70,7 @@ TEST(TableLanesWorkerTest, SumsAreThoseOfTheLanes) {
   ExpectSumsOfLanes<int16_t>(little, 3000);
 }
 
-// What a worker has is what its contributors brought, the same for all that have it.
+// A worker's sum is that of the contributors it names, and is the same on all workers that have it.
 TEST(TableLanesWorkerTest, SumsAfterACutOffAreOfTheWorkersThatTheySayTheyAreOf) {
   constexpr size_t kLanes = 64 * 20 + 17;
   Lease lease = TableLanesLease(4, 8, 64);

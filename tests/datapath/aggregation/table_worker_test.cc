@@ -147,7 +147,7 @@ TEST(TableWorkerTest, AStragglerFinishesWithoutBlockingAnybodyAndKnowsWhatItMiss
     EXPECT_TRUE(contributors == 0 || contributors == 3);
     EXPECT_EQ(fleet.means[2][i], contributors == 0 ? 0.0f : fleet.Mean(3, i));
   }
-  // It is in the next operation again.
+  // The worker takes part in the next operation again.
   fleet.Begin(1, world.now());
   world.Run(fleet.all);
   for (size_t w = 0; w < 3; ++w) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codec and the protocol together: what the codec thc puts into lanes travels as four-bit
-// indices and comes back as the sum that the codec would have made of its own payloads.
+// The codec and the protocol together: the lanes of the codec thc travel as four-bit indices and
+// come back as the sum that the codec would have made of its own payloads.
 
 #include <gtest/gtest.h>
 
@@ -130,7 +130,7 @@ TEST(ThcTest, TheSumOfIndicesIsTheCodecsSumOfLanes) {
   }
 }
 
-/// One job's operation at a loss each way: gradients, and what the workers made of them.
+/// One job's operation with losses in both directions: the gradients and the workers' results.
 struct LossyRun {
   std::vector<std::vector<float>> gradients;
   std::vector<std::vector<float>> means;  // by worker, of lanes
@@ -203,8 +203,8 @@ TEST(ThcTest, LossCostsTimeAndNoAccuracy) {
       }
       ASSERT_EQ(sum, run.own_sum) << "the very sum that the codec would have made";
     }
-    // The stated bound: each worker's relative error is the codec's, and independent of the
-    // others', so that of the mean's is the same share of the mean's energy at most.
+    // The stated bound: each worker's relative error is that of the codec and independent of the
+    // others', so the mean's error is at most the same share of the mean's energy.
     std::vector<float> mean(run.gradients[0].size());
     ASSERT_TRUE(codec.DecodeAdd(sum, run.context, 1.0f / kWorkers, mean).ok());
     codec.Finish(run.context, 1.0f / kWorkers, mean);

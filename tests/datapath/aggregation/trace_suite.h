@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What any aggregator must answer to given packets, as data: the software one, and programs in
-// kernels and switches, run the same traces.
+// Answers that any aggregator must give to given packets, as data: the software one, and programs
+// in kernels and switches, run the same traces.
 
 #include <cstdint>
 #include <memory>
@@ -29,7 +29,7 @@ class DataPlane {
   virtual ~DataPlane() = default;
   /// Grants the lease to its workers, as Aggregator::Grant does.
   virtual void Grant(const Lease& lease) = 0;
-  /// All that it sends in answer.
+  /// Returns all datagrams that it sends in answer.
   virtual std::vector<Emission> OnPacket(SourceAddress source,
                                          std::span<const std::byte> datagram) = 0;
 };
@@ -68,7 +68,7 @@ struct Trace {
   std::vector<TraceStep> steps;
 };
 
-/// What happens in an orderly network.
+/// Traces of an orderly network, without loss, duplicates or reordering.
 inline std::vector<Trace> OrderlyTraces() {
   constexpr Answer kAll = Answer::kToAll;
   return {
@@ -99,7 +99,7 @@ inline std::vector<Trace> OrderlyTraces() {
   };
 }
 
-/// Packets that come again, early or late.
+/// Packets that are repeated, early or late.
 inline std::vector<Trace> DuplicateTraces() {
   constexpr Answer kAll = Answer::kToAll, kOne = Answer::kToSender;
   return {
@@ -181,7 +181,7 @@ inline std::vector<Trace> ForeignTraces() {
   };
 }
 
-/// Packets that contradict themselves or the others', and numbers at their limits.
+/// Packets that contradict themselves or others, and numbers at their limits.
 inline std::vector<Trace> MalformedTraces() {
   constexpr Answer kAll = Answer::kToAll;
   constexpr uint32_t kTop = 0x7FFFFFFF;
@@ -287,8 +287,8 @@ inline std::vector<std::byte> TracePacket(const TraceStep& step) {
   return packet;
 }
 
-/// Empty when `emission` is the answer that the step asks for, else what is wrong. Flags that a
-/// data plane need not set are not looked at.
+/// Empty if `emission` is the answer that the step requires, otherwise the difference. Flags that a
+/// data plane need not set are ignored.
 inline std::string CheckEmission(const TraceStep& step, const Emission& emission, int workers) {
   const StatusOr<Packet> packet = DecodePacket(emission.packet);
   if (!packet.ok()) return "not a packet: " + Message(packet.status());

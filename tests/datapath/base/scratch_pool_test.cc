@@ -43,7 +43,7 @@ TEST(ScratchPoolTest, FreesWhatWasReturnedLongestAgoBeyondItsBytes) {
   ScratchBuffer fresh = pool.Take(4096);
   EXPECT_NE(small.bytes().data(), oldest);
   {
-    // One that is larger than the bound is not kept, and nothing beside it.
+    // A buffer larger than the bound is not kept, and neither are others beside it.
     ScratchBuffer vast = pool.Take(5 * 4096);
     small.Release();
   }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What codecs keep between steps, through a checkpoint: the bytes that follow are the same, and
-// bytes that nobody wrote do no harm.
+// Codec state through a checkpoint: the same bytes follow, and damaged bytes do no harm.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +22,7 @@ EncodeContext MatrixContext(const Codec& codec, int bits) {
   return context;
 }
 
-/// One rank of a job of one, with all that a session keeps for it but momentum.
+/// One rank in a world of one, with the state that a session keeps for it, except momentum.
 class Steps {
  public:
   Steps(const Codec& codec, int bits)
@@ -82,7 +81,7 @@ TEST(CodecStateTest, WhatIsLoadedGoesOnWithTheSameBytes) {
       if (anew.Run(step) != expected) would_differ.insert(codec.Traits().name);
     }
   });
-  // Otherwise nothing was tested.
+  // Otherwise the test would have tested nothing.
   for (const char* name : {"dgc", "threshold", "top_k", "power_sgd", "nominated_top_k"}) {
     EXPECT_TRUE(kept.contains(name)) << name;
     EXPECT_TRUE(would_differ.contains(name)) << name;
@@ -109,8 +108,8 @@ TEST(CodecStateTest, TruncatedAndLongerStatesAreRejectedWithTheOffset) {
 }
 
 TEST(CodecStateTest, DamagedStatesAreRejectedOrHarmless) {
-  // What is accepted may cost a second pass; it must lose nothing and stay within the bounds
-  // (FeedbackOrDie gives exactly MaxEncodedBytes).
+  // A damaged state that is accepted may cost a second pass; it must lose nothing and stay within
+  // the bounds (FeedbackOrDie gives exactly MaxEncodedBytes).
   Random random(9);
   ForEachSetting([&](const Codec& codec, int bits) {
     Steps first(codec, bits);
@@ -173,7 +172,7 @@ TEST(CodecStateTest, ScaledStatesLoseNothing) {
       for (float& v : steps.residual()) v *= factor;
       steps.Run(3, factor);
       for (float& v : steps.residual()) v /= factor;
-      // The residual keeps its size: no burst, and nothing that waits for ever.
+      // The residual keeps its size: there is no burst, and no element waits for ever.
       const double after = test::SquaredNorm(steps.residual());
       EXPECT_LT(after, 4 * before + 4 * 0.03 * 0.03 * kStateSize) << factor;
       steps.state()->Scale(1 / factor);

@@ -23,7 +23,7 @@ inline const Codec& FindCodec(std::string_view name) {
   return **codec;
 }
 
-/// The name of a codec or variant as a test or a file can have it: "sidco_fit_gp".
+/// The name of a codec or variant as an identifier in names of tests and files: "sidco_fit_gp".
 inline std::string IdentifierOf(std::string name) {
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == ':' || c == '='; }, '_');
@@ -95,7 +95,8 @@ inline void ForEachSetting(const std::function<void(const Codec&, int bits)>& ch
   }
 }
 
-/// A context fit for `codec`: ratio 0.1, fixed seed, the shared maximum of `x` where it is needed.
+/// A context for `codec`: ratio 0.1, fixed seed, and the shared maximum of `x` if the codec needs
+/// it.
 inline EncodeContext ContextFor(const Codec& codec, std::span<const float> x, int world = 1,
                                 double ratio = 0.1, int bits = 0) {
   EncodeContext context;
@@ -114,7 +115,7 @@ struct Encoded {
   EncodeResult result;
 };
 
-/// What one round of all ranks of a world comes to: every rank's payload (all rounds) and the sum.
+/// The result of one round of all ranks of a world: every rank's payload (all rounds) and the sum.
 struct Exchanged {
   std::vector<Encoded> ranks;
   std::vector<std::byte> sum;  // of lanes; else rank 0's payload
@@ -157,7 +158,7 @@ inline Exchanged ExchangeOrDie(const Codec& codec, std::span<const std::vector<f
   return exchanged;
 }
 
-/// One rank's part, all rounds; what the others would add is zero.
+/// Encodes one rank's input, all rounds, with zeros from all other ranks.
 inline Encoded EncodeOrDie(const Codec& codec, std::span<const float> x,
                            const EncodeContext& context) {
   const std::vector<float> input(x.begin(), x.end());
@@ -185,8 +186,7 @@ inline EncodeResult FeedbackOrDie(const Codec& codec, std::span<const float> gra
   return result;
 }
 
-/// What a payload of `codec` stands for. For a selection without values: x at the selected
-/// positions.
+/// Decodes a payload of `codec`. A selection without values decodes to x at the selected positions.
 inline StatusOr<std::vector<float>> DecodeFor(const Codec& codec,
                                               std::span<const std::byte> payload,
                                               const EncodeContext& context,
@@ -202,7 +202,7 @@ inline StatusOr<std::vector<float>> DecodeFor(const Codec& codec,
   return decoded;
 }
 
-/// What x stands for after `codec`; dies on any error.
+/// Encodes and decodes x; dies on any error.
 inline std::vector<float> RoundTrip(const Codec& codec, std::span<const float> x,
                                     const EncodeContext& context) {
   const Encoded encoded = EncodeOrDie(codec, x, context);

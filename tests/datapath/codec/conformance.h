@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the suites over every codec of the registry share: their cases and their fixture.
+// The cases and the fixture of the suites over every codec of the registry.
 
 #include <gtest/gtest.h>
 

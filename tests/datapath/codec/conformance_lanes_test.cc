@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every codec whose payloads can be added must do, checked for all of them.
+// Requirements on every codec whose payloads can be added, checked for all of them.
 
 #include <gtest/gtest.h>
 

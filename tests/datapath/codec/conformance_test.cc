@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every codec of the registry must do, checked for all of them: a new codec is covered by
-// being listed.
+// Requirements on every codec of the registry, checked for all of them: listing a new codec is
+// enough to cover it.
 
 #include <gtest/gtest.h>
 
@@ -23,10 +23,10 @@ using test::EncodeOrDie;
 
 const std::vector<size_t> kSizes = {0, 1, 2, 3, 15, 16, 17, 127, 128, 129, 997, 4096, 4099, 65537};
 
-/// Of codecs that declare how their error grows.
+/// For codecs that declare how their error grows.
 class CodecErrorModelTest : public CodecConformanceTest {};
 
-/// Of codecs whose payloads are decoded one by one.
+/// For codecs whose payloads are decoded one by one.
 class CodecSumTest : public CodecConformanceTest {};
 
 TEST_P(CodecConformanceTest, TraitsAreComplete) {
@@ -159,7 +159,7 @@ TEST_P(CodecErrorModelTest, PayloadBitsFollowTheTraits) {
 }
 
 TEST_P(CodecConformanceTest, NeverExceedsMaxEncodedBytes) {
-  // EncodeOrDie gives exactly that much room; ASan sees what goes past it.
+  // EncodeOrDie gives exactly this much room; ASan detects writes beyond it.
   for (const size_t n : kSizes) {
     std::vector<std::vector<float>> inputs = {test::NormalVector(n, 3), std::vector<float>(n, 0.0f),
                                               std::vector<float>(n, -1.5f)};
@@ -229,7 +229,7 @@ void CheckFeedback(const Codec& codec, int bits, size_t n, bool in_place, bool w
                            r0 = test::NormalVector(n, 12, 0.02);
   std::vector<float> e(n);
   for (size_t i = 0; i < n; ++i) e[i] = g[i] + r0[i];
-  // A vote decodes alone only where there is no other.
+  // A vote can only be decoded alone if there is no other vote.
   const bool pair =
       !codec.Traits().lanes_are_votes && FindSetting(codec.Traits(), {.bits = bits}, 2) != nullptr;
   EncodeContext context = test::ContextFor(codec, e, pair ? 2 : 1, 0.1, bits);
@@ -247,7 +247,7 @@ void CheckFeedback(const Codec& codec, int bits, size_t n, bool in_place, bool w
     double lost = 0;
     for (size_t i = 0; i < n; ++i) {
       const float sent = keeps ? 0.0f : (*decoded)[i];
-      // What is sent may be larger than e and round more coarsely.
+      // The sent value may be larger than e and round more coarsely.
       ASSERT_NEAR(sent + target[i], e[i], 1e-7 * (std::abs(e[i]) + std::abs(sent)) + 1e-6 * rms)
           << i << " step " << step;
       const double left = keeps ? e[i] - (*decoded)[i] : target[i];
@@ -341,7 +341,7 @@ TEST_P(CodecConformanceTest, NonFiniteInputGivesAnAllZeroPayload) {
 }
 
 TEST_P(CodecConformanceTest, NonFiniteStepLeavesTheStateAsItWas) {
-  // Whoever keeps no state in `context` must not keep one elsewhere either.
+  // A codec that keeps no state in `context` must not keep one elsewhere either.
   const size_t n = 5000;
   const std::vector<float> g = test::NormalVector(n, 42), zero(n, 0.0f);
   EncodeContext context = ContextFor(codec(), g);
@@ -365,10 +365,10 @@ TEST_P(CodecConformanceTest, NonFiniteStepLeavesTheStateAsItWas) {
 
 // --- Sums of payloads
 
-// Bit for bit what DecodeAdd makes of them one after the other, in parts that cover the sum once
-// and are final when they are told of, but for what is done to them then. Sizes around the pieces
-// that selections are decoded in; the last goes past the caches, to memory that is aligned to
-// floats.
+// The sum must equal, bit for bit, that of DecodeAdd calls in order. It comes in parts that cover
+// the sum once and are final when they are reported, except for later changes by the caller. Sizes
+// are around those of the pieces in which selections are decoded; the last one is written past the
+// caches, to memory that is only aligned to floats.
 TEST_P(CodecSumTest, PayloadsAreSummedInTheOrderOfRanks) {
   constexpr int kWorld = 3;
   ASSERT_TRUE(Allows(kWorld));
@@ -441,10 +441,10 @@ TEST_P(CodecConformanceTest, StatisticsDescribeGradientPlusResidual) {
 // --- Hostile payloads
 // ------------------------------------------------------------------------------------
 
-/// Any verdict but a crash or a wrong code will do.
+/// Any result is right, except a crash or a wrong error code.
 void DecodeAnything(const Codec& codec, std::span<const std::byte> payload,
                     const EncodeContext& context, size_t n) {
-  // An exact copy on the heap: ASan sees a read past its end.
+  // The copy on the heap has the exact size, so that ASan detects reads past its end.
   const std::vector<std::byte> exact(payload.begin(), payload.end());
   std::vector<float> out(n, 0.0f);
   const Status status = codec.DecodeAdd(exact, context, 1.0f, out);
@@ -499,7 +499,7 @@ TEST_P(CodecConformanceTest, FlippedBitsNeverCrash) {
 }
 
 TEST_P(CodecConformanceTest, MutatedPayloadsNeverCrash) {
-  // Bounded and deterministic; tests/fuzz goes on from here where there is a fuzzer.
+  // This test is bounded and deterministic; tests/fuzz goes further where there is a fuzzer.
   Random random(83);
   for (int round = 0; round < 3000; ++round) {
     const size_t n = random.Below(400);

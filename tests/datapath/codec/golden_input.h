@@ -12,7 +12,8 @@
 
 namespace weir::test {
 
-/// Cubes of a linear congruential sequence: the same floats everywhere, none of them drawn by libm.
+/// Cubes of a linear congruential sequence: the same floats on every machine, because libm is not
+/// used.
 inline std::vector<float> GoldenInput(size_t n) {
   std::vector<float> x(n);
   uint32_t state = 2024;

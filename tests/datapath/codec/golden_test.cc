@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of every codec, pinned: a peer of another build must read them. After a deliberate
-// change of format, bump the protocol version and rewrite the files by running this test with
-// WEIR_WRITE_GOLDEN=1 in the environment.
+// The recorded bytes of every codec, which a peer of another build must be able to read. After a
+// deliberate change of format, increase the protocol version and rewrite the files by running this
+// test with WEIR_WRITE_GOLDEN=1 in the environment.
 
 #include <gtest/gtest.h>
 

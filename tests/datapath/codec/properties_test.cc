@@ -24,7 +24,7 @@ struct Input {
   std::vector<float> x;
 };
 
-/// What is hard on one codec or another: heavy tails, ties, one element, many zeros.
+/// Inputs that are hard for one codec or another: heavy tails, ties, one element, many zeros.
 std::vector<Input> HardInputs(size_t n) {
   std::vector<Input> inputs;
   for (const test::Distribution& distribution : test::SevenDistributions()) {
@@ -52,9 +52,9 @@ double SquaredError(std::span<const float> x, std::span<const float> y) {
 }
 
 TEST(UnbiasedPropertyTest, TheMeanOfManyDecodingsIsTheInput) {
-  // Of independent errors the mean's squared length is variance / draws, give or take 4 % over
-  // 1500 elements; it may be half as large again. An error along x, shrinking say, has a deviation
-  // of its own and may be six times that.
+  // If errors are independent, the mean's squared length is variance / draws, give or take 4 % over
+  // 1500 elements; it may be half as large again. An error along x, such as shrinking, has a
+  // deviation of its own and may be six times that.
   const size_t n = 1500;
   const int draws = 300;
   size_t checked = 0;
@@ -252,7 +252,7 @@ TEST(IndexWidthTest, PositionsPastWhatAFloatHoldsAreExact) {
     std::vector<uint32_t> indices;
     const test::Encoded encoded = EncodeOrDie(codec, x, context);
     ASSERT_TRUE(codec.DecodeIndices(encoded.payload, n, &indices).ok()) << name;
-    // Of few elements a histogram may take half for all.
+    // With few elements, a histogram may select half instead of all.
     EXPECT_GE(indices.size(), 8u) << name;
     EXPECT_TRUE(std::includes(expected.begin(), expected.end(), indices.begin(), indices.end()))
         << name;

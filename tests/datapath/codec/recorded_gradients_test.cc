@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the codecs promise, on gradients that a training run produced instead of drawn ones.
+// Promises of the codecs, on gradients that a training run produced instead of drawn ones.
 
 #include "tests/support/recorded_gradients.h"
 
@@ -49,7 +49,8 @@ TEST(RecordedGradientsTest, HistogramThresholdKeepsWhatTheRatioAsksFor) {
       const float threshold = statistics.ThresholdForRatio(ratio);
       const auto kept = std::count_if(each.values.begin(), each.values.end(),
                                       [&](float v) { return std::abs(v) > threshold; });
-      // Two elements: a bin of the far tail holds so few that none of them is a rounding matter.
+      // The tolerance is two elements, because a bin of the far tail holds so few that rounding
+      // matters.
       EXPECT_NEAR(kept, wanted, std::max(2.0, 0.02 * wanted)) << each.name << " ratio " << ratio;
     }
   }
@@ -70,7 +71,8 @@ TEST(RecordedGradientsTest, GainCurveIsExactToAThousandth) {
       double energy = 0;
       for (size_t j = 0; j < whole; ++j) energy += squares[j];
       if (whole < squares.size()) energy += (kept - static_cast<double>(whole)) * squares[whole];
-      // Half the element at the limit: of 65 kept ones it alone can hold more than a thousandth.
+      // Half of the element at the limit may count: of 65 kept ones it alone can hold more than a
+      // thousandth.
       const double limit = squares[std::min(whole, squares.size() - 1)] / total;
       EXPECT_NEAR(curve[i], energy / total, std::max(1e-3, limit / 2))
           << each.name << " ratio " << kGainCurveRatios[i];
@@ -78,7 +80,7 @@ TEST(RecordedGradientsTest, GainCurveIsExactToAThousandth) {
   }
 }
 
-/// What a codec allows itself, as a fraction of the wanted count; a tenth for all others.
+/// The tolerance that a codec declares, as a fraction of the wanted count, and at least a tenth.
 double CountTolerance(const CodecTraits& traits) { return std::max(0.1, traits.count_tolerance); }
 
 /// The number of elements that a payload delivers.

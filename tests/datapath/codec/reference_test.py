@@ -87,7 +87,7 @@ def identity(case):
 
 
 def fp16(case):
-    # A gradient as a loss scale of 2^40 and one of 2^-60 give it.
+    # The gradients have the magnitudes that loss scales of 2^40 and 2^-60 give.
     for world, factor in ((1, 1.0), (4, 2.0 ** 40), (7, 2.0 ** -60)):
         x = (case.x * factor).astype(np.float32)
         headroom = np.ceil(np.log2(world))
@@ -112,7 +112,7 @@ def bf16(case):
 # --- Selection ------------------------------------------------------------------------------------
 
 def threshold_selection(case):
-    """What is kept is larger than what is dropped, and arrives as precisely as its bits allow."""
+    """Kept values are larger than dropped ones, and arrive as precisely as their bits allow."""
     with case.open() as codec:
         codec.encode(case.x)
         got = codec.decode()
@@ -153,7 +153,7 @@ def adaq(case):
 
 
 def sketchml(case):
-    """What is kept arrives as the mean of its bucket; buckets do not overlap and none holds too much."""
+    """Kept values arrive as the mean of their bucket; buckets do not overlap and none holds too many."""
     with case.open() as codec:
         codec.encode(case.x)
         got, indices = codec.decode(), codec.indices()

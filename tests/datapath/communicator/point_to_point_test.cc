@@ -62,7 +62,7 @@ TEST_P(Messages, MatchByTagWhateverTheOrder) {
     in[k].resize(out[k].size());
     ASSERT_TRUE(all[0]->Send(Bytes(out[k]), 1, k, sent[k].Done()).ok());
   }
-  // What was offered before it has arrived with it, so half of the receives find an offer.
+  // Earlier offers arrive before the last message, so half of the receives find an offer.
   Outcome last_sent, last_received;
   std::vector<uint32_t> last_out = Numbers(1, kLast), last_in(1);
   for (int k = kCount - 1; k >= kCount / 2; --k) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What exchange forms promise as data: which codecs they carry, that every collective serves one.
+// Promises of exchange forms as data: which codecs they carry, and that every collective serves
+// one.
 
 #include "datapath/exchange/exchange.h"
 

@@ -15,7 +15,7 @@
 
 namespace weir::testing {
 
-/// What all ranks' devices share. Thread-safe.
+/// The state that the devices of all ranks share. Thread-safe.
 class FakeFabric {
  public:
   using Batch = std::vector<std::span<std::byte>>;
@@ -27,7 +27,7 @@ class FakeFabric {
 
   /// The next channels are never made.
   std::atomic<bool> never_opens = false;
-  /// What every channel's Done says; empty: nothing fails.
+  /// Makes every channel's Done fail with `text`; empty: nothing fails.
   void FailWith(std::string text) {
     MutexLock lock(mutex_);
     failure_ = std::move(text);
@@ -62,7 +62,7 @@ class FakeFabric {
     if (ends.closed == 0 && ends.begun[0] > ends.moved && ends.begun[1] > ends.moved) Move(&ends);
     return ends.begun[sends] == ends.moved;
   }
-  /// What a GPU would have hung at or got wrong; empty: nothing.
+  /// Uses at which a GPU would have hung or given a wrong result; empty: none.
   std::string mistakes() {
     MutexLock lock(mutex_);
     return mistakes_;

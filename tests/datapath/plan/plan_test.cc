@@ -485,7 +485,7 @@ TEST(ValidatePlanTest, RefusesWhatDoesNotFitInMemory) {
   EXPECT_NE(Message(status).find("8000000"), std::string::npos);
   limits.residual_bytes_held = 8000000;  // it runs already
   EXPECT_TRUE(ValidatePlan(sparse, limits).ok());
-  // Of many small buckets only a few are in flight at a time.
+  // If there are many small buckets, only a few are in flight at a time.
   limits.buckets.clear();
   for (uint64_t key = 0; key < 1000; ++key) limits.buckets[key].elements = 1000;
   limits.memory_bytes_max = 26000;  // thirteen

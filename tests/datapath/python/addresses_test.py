@@ -116,7 +116,7 @@ def job(network, master, how, environments=({}, {}), hosts_file=None, hosts=(0, 
 
 
 def as_rank(how):
-    """What every rank runs: one all-reduce; prints what came out and the addresses."""
+    """The program of every rank: one all-reduce; prints its result and the addresses."""
     import torch
     import torch.distributed as dist
     import weir
@@ -194,7 +194,7 @@ class ChoiceTest(unittest.TestCase):
                                                           "10.1.0.1": 1.1}}), "10.1.0.1")
 
     def vote(self, port):
-        """What rank 1 on another host finds out about rank 0."""
+        """The result of rank 1 on another host about the addresses of rank 0."""
         entries = self.entries(*"xy")
         entries[0].update(port=port, token="t", candidates=[["127.0.0.1", "a", False]])
         entries[1]["candidates"] = []

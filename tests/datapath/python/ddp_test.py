@@ -32,7 +32,7 @@ def batch(step, rank):
 
 
 def local_gradients(model, inputs):
-    """What the rank alone would compute, without disturbing the model."""
+    """The gradients that the rank alone would compute, without disturbing the model."""
     found = torch.autograd.grad(model(inputs).square().sum(), list(model.parameters()))
     return [g.clone() for g in found]
 
@@ -261,7 +261,7 @@ def broken_backward(rank, world):
     state = weir.attach(ddp)
     for _ in range(3):
         ddp(batch(0, rank)).sum().backward()
-    dist.barrier()  # whoever is ahead would abort the others' last good step
+    dist.barrier()  # a rank that is ahead would abort the others' last good step
     model.broken = True
     words = []
     for _ in range(2):
@@ -352,7 +352,7 @@ def uneven_inputs(rank, world):
 
 
 def refused_gradients(rank, world):
-    """What is said of gradients that the hook does not take, and that the group takes them."""
+    """The errors for gradients that the hook does not take; the group takes them."""
     texts = []
     sparse = nn.Embedding(10, 4, sparse=True)
     for module, data in ((sparse, torch.tensor([1, rank])), (Scaled(torch.float64), torch.ones(1000))):

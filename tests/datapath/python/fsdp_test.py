@@ -196,7 +196,7 @@ def hsdp_drained(rank, world, plans):
 
 
 def fsdp2_refusals(rank, world):
-    """What is said of a mesh of two dimensions, and of a PyTorch without the hooks."""
+    """The errors for a mesh of two dimensions, and for a PyTorch without the hooks."""
     return words_of(lambda: weir.attach(make_fsdp2(make_model(), meshes(2, 2)))), words_of(
         lambda: weir.attach(make_fsdp2(make_model(), meshes(4))).close())
 
@@ -297,7 +297,7 @@ def infinite_in_a_dense_step(rank, world, kind):
 
 
 def steps_with(model, rank, steps, under=None):
-    """What the optimiser's step says after each backward pass."""
+    """The results of the optimiser's step after each backward pass."""
     optimizer, said = torch.optim.SGD(model.parameters(), lr=RATE), []
     for step in range(steps):
         with under() if under else contextlib.nullcontext():

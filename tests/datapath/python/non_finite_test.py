@@ -24,7 +24,7 @@ def where(state):
 
 
 def run_steps(model, state, rank, original):
-    """What each of several steps says: good, three bad ones, good."""
+    """The results of several steps: good, three bad ones, good."""
     searches = []
     search = weir.steps.first_non_finite
     weir.steps.first_non_finite = lambda named: searches.append(1) or search(named)

@@ -207,7 +207,7 @@ def _subgroups(rank, world):
 
 
 def _later_names(rank, world):
-    """What torch asks of a group besides operations, and later names of some of them."""
+    """Attributes that torch reads from a group besides operations, some also under later names."""
     group = _new_group()
     cpu = torch.device("cpu")
     assert group.group_name and group.group_name != dist.group.WORLD.group_name
@@ -322,7 +322,7 @@ def _mixed_backends(rank, world, path):
 def _as_default(rank, world, path):
     dist.destroy_process_group()
     for life in range(2):
-        # A file each: the last rank to leave one removes it, perhaps under one that begins anew.
+        # Each life has its own file: the last rank that leaves removes it, maybe while another one starts again.
         dist.init_process_group("weir", store=dist.FileStore(f"{path}{life}", world), rank=rank,
                                 world_size=world, timeout=datetime.timedelta(seconds=30))
         assert dist.get_backend() == "weir"

@@ -49,7 +49,7 @@ def _rank_main(pipe, function, rank, world, port, environment, arguments, backen
 
 
 def _other_errors(ranks, first):
-    """What ranks after `first` say within seconds: the cause is often another's."""
+    """The errors of ranks after `first` within seconds: the cause is often another rank's."""
     text = ""
     for rank, (_, receive) in list(enumerate(ranks))[first + 1:]:
         try:

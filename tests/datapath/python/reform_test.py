@@ -64,7 +64,7 @@ def shrinks(rank, world):
     losses, found, words, step = [], None, "", 0
     while step < STEPS:
         if rank == VICTIM and step == LAST_WORDS:
-            # Of the first layer, whose gradient comes last: other buckets are under way.
+            # The first layer's gradient comes last, when other buckets are under way.
             ddp.module[0].weight.register_hook(lambda g: os.kill(os.getpid(), signal.SIGKILL))
         ddp.zero_grad()
         loss = loss_of(ddp, step, state.rank)
@@ -196,7 +196,7 @@ class SeatsTest(unittest.TestCase):
 
 
 class Store:
-    """What regroup asks of a store, in memory."""
+    """The part of a store that regroup uses, in memory."""
 
     def __init__(self):
         self.values = {}
@@ -242,7 +242,7 @@ class MeetTest(unittest.TestCase):
 
 
 def one_cannot_start(rank, world):
-    """What attach() raises where rank 1 alone has no plan file, and for how long it waits."""
+    """The error of attach() if only rank 1 has no plan file, and the time that it waits."""
     ddp = DistributedDataParallel(make_model())
     begin = time.monotonic()
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold for tensors of an accelerator, for a fake one and for CUDA devices.
+"""Cases that must hold for tensors of an accelerator, for a fake one and for CUDA devices.
 
 A case is a function of (device, rank, world). It returns True when the numbers are right. `device`
 gives tensors, lets slow kernels of its stream change them, and reads them behind these.
@@ -98,7 +98,7 @@ class FakeDevice:
         self.computing.give(function, seconds)
 
     def read(self, tensor):
-        """What the stream that computes finds in a tensor."""
+        """The content of a tensor as the computing stream sees it."""
         seen = torch.empty_like(tensor)
         self.computing.give(lambda: seen.copy_(tensor.detach()))
         self.block(self.record(self.computing), always=True)
@@ -189,7 +189,7 @@ def future(device, rank, world):
 
 
 def receive(device, rank, world):
-    """What was given to the stream before still finds what the tensor held."""
+    """Work that was given to the stream before still sees the tensor's earlier content."""
     data, kept = device.tensor(torch.full((ELEMENTS,), 7.0)), torch.zeros(ELEMENTS)
     kept = device.tensor(kept)
     if rank == 0:

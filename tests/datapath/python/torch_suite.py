@@ -47,13 +47,13 @@ init_process_group = dist.init_process_group
 
 
 def _init_weir(*arguments, backend=None, **options):
-    """What the cases call: the group is Weir's, whatever name they know it by."""
+    """The function that the cases call: the group is Weir's, whatever backend they name."""
     return init_process_group(*arguments, backend="weir", **options)
 
 
 dist.init_process_group = _init_weir
 
-# What the reasons of cases say that name those backends.
+# Words by which the reasons of cases name those backends.
 KNOWN_AS = {"gloo": "gloo|does not support DDP comm", "mpi": "MPI"}
 OF_GLOO = ("monitored_barrier", "get_backend", "Backend_enum")
 OF_PICKLE = ("test_gather_object",)  # expect words with which Python before 3.12 refuses to pickle

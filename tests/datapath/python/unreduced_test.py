@@ -47,7 +47,7 @@ def _reduces_nothing(models, kind, inputs):
 
 
 def gradients_that_stay_local(rank, world, kind):
-    """What the first training step after `kind` raises."""
+    """The error of the first training step after `kind`."""
     ddp = DistributedDataParallel(make_model(), bucket_cap_mb=BUCKET_MB)
     state = weir.attach(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
@@ -85,7 +85,7 @@ def copies(rank, world):
 
 
 def compiled_autograd(rank, world, reducer):
-    """What two steps under compiled autograd raise, PyTorch or Weir."""
+    """The errors of two steps under compiled autograd, of PyTorch or Weir."""
     from torch._dynamo import compiled_autograd as compiled
     enable = getattr(compiled, "_enable", None) or compiled.enable
     torch._dynamo.config.optimize_ddp = reducer

@@ -63,7 +63,7 @@ def way(name, **options):
 
 
 class Run:
-    """What a way knows of its run. The default process group is made."""
+    """The facts of a run that a way needs. The default process group is made."""
 
     def __init__(self, rank, world, variant, folder):
         self.rank, self.world, self.variant, self.folder = rank, world, variant, folder

@@ -119,7 +119,7 @@ RawBytes MixedGradient(const MixedJob& script, uint64_t seed, uint64_t step, siz
 
 enum class Pace { kOneAtATime, kDrawn };
 
-/// What was delivered to one rank, in the order of the operations, and its state at the end.
+/// The results delivered to one rank, in the order of the operations, and its state at the end.
 struct RankRecord {
   std::vector<RawBytes> delivered;
   std::vector<bool> skipped;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What sessions know about the placement of ranks: which share a node, the order of the ring, and
-// the collectives that use both.
+// Sessions know the placement of ranks: which share a node, the order of the ring, and the
+// collectives that use both.
 
 #include "tests/datapath/session/session_world.h"
 

@@ -164,7 +164,7 @@ TEST(ChecksumTest, EveryFlippedBitShows) {
   }
 }
 
-// What hardware that fails does: one line of a bus, a page in another's place, one that is lost.
+// Typical damage by failing hardware: one line of a bus, a page in another's place, a lost page.
 TEST(ChecksumTest, RegularDamageShows) {
   constexpr size_t kSize = 1 << 16;
   for (const bool zeros : {false, true}) {

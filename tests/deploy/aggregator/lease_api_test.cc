@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the control interface takes and gives.
+// Requests and answers of the control interface.
 #include "deploy/aggregator/lease_api.h"
 
 #include <gmock/gmock.h>
@@ -71,7 +71,7 @@ TEST(LeaseApiTest, DefaultsAreThoseOfALease) {
   EXPECT_FALSE(request->terms.little_endian);
 }
 
-TEST(LeaseApiTest, WhatIsWrongIsNamed) {
+TEST(LeaseApiTest, ErrorsNameTheKey) {
   const std::pair<const char*, const char*> cases[] = {
       {"", "json"},
       {"[]", "lease"},

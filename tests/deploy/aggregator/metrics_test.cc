@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The /metrics page, made of statuses that no aggregator had.
+// The /metrics page for made-up statuses.
 #include "deploy/aggregator/metrics.h"
 
 #include <gmock/gmock.h>
@@ -36,12 +36,12 @@ TEST(AggregatorMetricsTest, TheKernelsPlaneHasFamiliesOfItsOwn) {
       << "what sockets met is counted apart";
 }
 
-TEST(AggregatorMetricsTest, WithoutThatPlaneNothingIsSaidOfIt) {
+TEST(AggregatorMetricsTest, WithoutTheKernelsPlaneThereAreNoMetricsOfIt) {
   const std::string text = MetricsText("1.0", {ShardStatus{}}, {}, std::nullopt, std::nullopt);
   EXPECT_THAT(text, Not(HasSubstr("weir_aggregator_kernel")));
 }
 
-TEST(AggregatorMetricsTest, TheCertificateIsToldOfWhereThereIsOne) {
+TEST(AggregatorMetricsTest, ACertificateHasMetrics) {
   EXPECT_THAT(MetricsText("1.0", {}, {}, std::nullopt, std::nullopt), Not(HasSubstr("weir_tls_")));
   const TlsHealth tls{.renewed = false, .refused = 2, .certificate_end_unix_s = 86400};
   const std::string text = MetricsText("1.0", {}, {}, std::nullopt, tls);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real program, workers on loopback, and what an operator sees.
+// The real program with workers on loopback, and its control interface.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
@@ -94,7 +94,7 @@ json Body(const std::string& job, const std::string& mode, const JobPorts& ports
   return body;
 }
 
-/// A worker's view of a lease, from the answer alone.
+/// A worker's view of a lease, made from the answer only.
 JobRun RunOf(const json& body, const json& answer) {
   JobRun run;
   Lease& lease = run.lease;
@@ -169,8 +169,8 @@ struct Tree {
                                          [](const auto& leaf) { return leaf->started(); });
   }
 
-  /// As whoever starts a job would: the root's lease for the leaves' addresses, which each leaf's
-  /// lease then names. runs[w]: worker w's.
+  /// Takes leases as the launcher of a job would: the root's lease for the leaves' addresses, and
+  /// then one on each leaf that names it. runs[w] belongs to worker w.
   void Lease() {
     json above = {{"job", "tree"}, {"mode", "sum"}, {"slots", 16}, {"workers", json::array()}};
     for (const auto& leaf : leaves) above["workers"].push_back(leaf->udp());
@@ -230,7 +230,7 @@ TEST(AggregatorTreeTest, ADeadRootEndsInTheWorkersDeadlineAndAnotherOneServesThe
   ASSERT_TRUE(tree.started());
   tree.Lease();
   JobTensors tensors = IntegerTensors(4, 3000, 4);
-  // The root forgets the lease, as one that was started again does.
+  // The root loses the lease, as after a restart.
   const auto ended = tree.root.client().Delete("/v1/leases/tree", kOwnerHeader);
   ASSERT_TRUE(ended);
   ASSERT_EQ(ended->status, 200) << ended->body;
@@ -309,7 +309,7 @@ TEST(AggregatorProgramTest, KilledAggregatorFailsItsWorkersByDeadline) {
   std::vector<float> tensor(2'000'000, 1);
   AggregatorProgram aggregator({});
   ASSERT_TRUE(aggregator.started()) << aggregator.program().error;
-  JobPorts ports(2);  // of which one never sends, so that the operation cannot end
+  JobPorts ports(2);  // one of them never sends, so that the operation cannot end
   JobRun run = MustLease(&aggregator, Body("job", "sum", ports, 8));
   run.deadline = milliseconds(800);
   auto result =
@@ -322,7 +322,7 @@ TEST(AggregatorProgramTest, KilledAggregatorFailsItsWorkersByDeadline) {
   EXPECT_THAT(Message(status), HasSubstr("nobody listens"));
 }
 
-TEST(AggregatorProgramTest, LeasesEndAndLimitsAreTold) {
+TEST(AggregatorProgramTest, LeasesEndAndLimitsAreReported) {
   AggregatorProgram aggregator({"--slots", "16", "--slots-per-job", "8"});
   ASSERT_TRUE(aggregator.started()) << aggregator.program().error;
   JobPorts ports(1);
@@ -379,7 +379,7 @@ TEST(AggregatorProgramTest, TokenGuardsAllButHealth) {
   }
 }
 
-TEST(AggregatorProgramTest, FlagsThatDoNotFitAreNamed) {
+TEST(AggregatorProgramTest, InvalidFlagsAreNamed) {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"--http", "0.0.0.0:0"}, "off loopback"},
       {{"--http", "somewhere"}, "--http"},
@@ -415,7 +415,7 @@ TEST(AggregatorProgramTest, EndsWithinASecondOfItsSignal) {
   close(silent);
 }
 
-TEST(AggregatorProgramTest, PromtoolFindsNothingToSay) {
+TEST(AggregatorProgramTest, PromtoolFindsNoErrors) {
   if (std::system("command -v promtool > /dev/null") != 0) {
     GTEST_SKIP() << "promtool (package prometheus) is not installed";
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Man page and candidates of a small program with everything that ours use.
+// Man page and candidates of a small program with every kind of flag that our programs use.
 
 #include "deploy/program/hidden_command.h"
 
@@ -40,7 +40,7 @@ class ProgramPageTest : public testing::Test {
   std::vector<std::string> After(std::vector<std::string> words) {
     return CandidatesFor(app_, page_, words);
   }
-  /// Without descriptions.
+  /// The candidates without their descriptions.
   std::vector<std::string> WordsAfter(std::vector<std::string> words) {
     std::vector<std::string> found = After(std::move(words));
     for (std::string& line : found) line = line.substr(0, line.find('\t'));
@@ -77,7 +77,7 @@ TEST_F(ProgramPageTest, CompletesValuesHoweverTheyAreWritten) {
   EXPECT_THAT(WordsAfter({"put", "--file", "x"}), testing::Contains(":file"));
 }
 
-TEST_F(ProgramPageTest, AsksTheProgramWithWhatWasGiven) {
+TEST_F(ProgramPageTest, AsksTheProgramWithTheGivenValues) {
   EXPECT_THAT(WordsAfter({"--server", "a:1", "get", "node", ""}), ElementsAre("n1", "n2", ":none"));
   EXPECT_EQ(asked_, "get/name");
   EXPECT_EQ(given_["--server"], "a:1");

@@ -24,14 +24,14 @@ TEST(StopSignalTest, EndsTheWaitAndNotTheProcess) {
   raise(SIGPIPE);  // would end the process
 }
 
-TEST(StopSignalTest, WaitsAsLongAsItWasTold) {
+TEST(StopSignalTest, WaitsForTheGivenTime) {
   HoldStopSignals();
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(WaitForStopSignal(std::chrono::milliseconds(30)), 0);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(30));
 }
 
-// Threads that start later leave the signal to whoever waits for it.
+// Threads that start later leave the signal to the thread that waits for it.
 TEST(StopSignalTest, OtherThreadsDoNotTakeIt) {
   HoldStopSignals();
   std::jthread idle([](std::stop_token stop) {
@@ -41,8 +41,8 @@ TEST(StopSignalTest, OtherThreadsDoNotTakeIt) {
   EXPECT_EQ(WaitForStopSignal(std::chrono::seconds(10)), SIGTERM);
 }
 
-// Nor do those that a library started before main: they do not block the signal.
-TEST(StopSignalTest, ThreadsFromBeforePassItOn) {
+// Threads that a library started before main do not block the signal. They must not take it either.
+TEST(StopSignalTest, EarlierThreadsPassTheSignalOn) {
   std::jthread before([](std::stop_token stop) {
     sigset_t signals;
     sigemptyset(&signals);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people can ask and change: what-if questions, policies, tokens.
+// The page's forms: what-if questions, policies, tokens.
 
 import assert from "node:assert/strict";
 import {mkdtempSync, rmSync, writeFileSync} from "node:fs";
@@ -123,7 +123,7 @@ for (const scheme of ["light", "dark"]) {
 const put = (source, name) => fetch(`${open.url}/v1/policies/${encodeURIComponent(name)}`,
     {method: "PUT", body: JSON.stringify({source, actor: "other"})});
 
-test("who was slower does not undo what another has applied", async () => {
+test("a late edit does not undo another person's", async () => {
   const tab = await openTab(browser, open.url, {address: "/#/policies/lm-bounds"});
   const {page} = tab;
   await waitFor(page, "#policies", /lm-bounds/);
@@ -137,7 +137,7 @@ test("who was slower does not undo what another has applied", async () => {
   assert.equal(await page.isDisabled("#policy-apply"), true);
   await page.click("#policy-check");
   await waitFor(page, "#policy-diff .line-removed", /0\.45/);
-  // Looking elsewhere loses no text.
+  // A change of views must not lose the text.
   await page.click("text=Fleet");
   await waitFor(page, "#heatmap", /n0/);
   await page.goBack();
@@ -149,7 +149,7 @@ test("who was slower does not undo what another has applied", async () => {
   await tab.close();
 });
 
-test("what the controller says is text, never markup", async () => {
+test("texts of the controller are never markup", async () => {
   const tab = await openTab(browser, open.url, {address: "/#/policies"});
   const {page} = tab;
   await waitFor(page, "#policies", /lm-bounds/);

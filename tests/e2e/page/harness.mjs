@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A browser that notices what must not happen, and a controller with a simulated fleet.
+// A browser that records errors, and a controller with a simulated fleet.
 
 import assert from "node:assert/strict";
 import {spawn} from "node:child_process";
@@ -10,9 +10,9 @@ import {createInterface} from "node:readline";
 
 const {chromium} = createRequire(join(process.env.WEIR_NODE_MODULES, "x"))("playwright-core");
 const out = process.env.WEIR_PAGE_OUT;
-const stepTimeoutMs = 40000;  // a training on the same cores goes on
+const stepTimeoutMs = 40000;  // a training uses the same cores
 
-// weir-page-fixture; see there for what it can be told.
+// Drives weir-page-fixture, whose source lists its commands.
 export class Fixture {
   static async start(tokenFile) {
     const fixture = new Fixture();
@@ -47,8 +47,9 @@ export const launch = () => chromium.launch({
   args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb"]
 });
 
-// A tab that keeps a list of everything wrong: errors in the console, exceptions, violations of the
-// content-security policy, requests to anywhere else. `allowed`: what the test provokes itself.
+// A tab that records all errors: those in the console, exceptions, violations of the
+// content-security policy, requests to other hosts. `allowed`: errors that the test provokes
+// itself.
 export async function openTab(browser, url, {scheme = "light", address = ""} = {}) {
   const context =
       await browser.newContext({colorScheme: scheme, viewport: {width: 1400, height: 900}});
@@ -99,7 +100,7 @@ export async function waitFor(page, selector, pattern) {
 
 export const texts = (page, selector) => page.locator(selector).allInnerTexts();
 
-// Of each element the contrast between its text and what lies behind it, by WCAG 2's formula.
+// The contrast between each element's text and its background, by WCAG 2's formula.
 export const contrasts = (page, selector) => page.evaluate((wanted) => {
   const parse = (colour) => (colour.match(/[\d.]+/g) || []).map(Number);
   const luminance = ([r, g,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page before a real training: the address comes in WEIR_PAGE_URL, what the controller decided
-// in WEIR_PAGE_REASON. Read-only; what each view must do is in views.test.mjs.
+// The page during a real training. WEIR_PAGE_URL is its address and WEIR_PAGE_REASON the
+// controller's decision. Read-only; views.test.mjs tests each view.
 
 import assert from "node:assert/strict";
 import {after, before, test} from "node:test";
@@ -26,7 +26,8 @@ for (const scheme of ["light", "dark"]) {
     const rows = await texts(page, "#candidates tbody tr");
     assert.ok(rows.length >= 5);
     assert.equal(await page.locator("#candidates tr.chosen").count(), 1);
-    // Dense with each collective that is among the best: on a fast network several.
+    // Dense appears with each collective that is among the best; on a fast network there are
+    // several.
     assert.ok(rows.some((row) => /■ dense/.test(row) && /\s1×/.test(row)), rows.join("\n"));
     // A front of one candidate is a point.
     for (const path of await page.locator("figure.chart path.line:not(.front)")

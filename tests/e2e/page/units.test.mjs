@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page's modules that need no browser.
+// Modules of the page that need no browser.
 
 import assert from "node:assert/strict";
 import {test} from "node:test";
@@ -32,7 +32,7 @@ test("waiting doubles up to a bound and is never the same for all", async () => 
   assert.equal(backoff(1, 0), 500);
 });
 
-test("a broken stream is taken up again after the last event, and a refused token ends it",
+test("a broken stream resumes after the last event, and a refused token ends it",
     async () => {
       const {followEvents} = await load("api.js");
       const asked = [];
@@ -90,7 +90,7 @@ test("events are kept once, newest first, and not without end", async () => {
   assert.equal(withEvent(events, {id: "400", unix_s: 400}), events);
 });
 
-test("addresses come back as they went, whatever a job is called", async () => {
+test("addresses survive a round trip, whatever the name of the job", async () => {
   const {address, parse} = await load("router.js");
   for (const name of ["lm", "a/b", "%", "ö #?&", "<b>"]) {
     assert.deepEqual(parse(address("jobs", name)), {view: "jobs", argument: name});
@@ -120,7 +120,7 @@ test("a difference turns the one text into the other, and is as short as can be"
   }
 });
 
-// By trying everything.
+// Finds the common lines by trying everything.
 function common(a, b) {
   if (a.length === 0 || b.length === 0) return 0;
   if (a[0] === b[0]) return 1 + common(a.slice(1), b.slice(1));
@@ -173,14 +173,14 @@ test("the parts of a step add up to it and are never negative", async () => {
   assert.ok(Math.abs(first.network - 0.3) < 1e-12 && Math.abs(first.wait - 0.1) < 1e-12);
 });
 
-test("time saved is told against dense, lost time too", async () => {
+test("saved and lost time are relative to dense", async () => {
   const {savings} = await load("views/jobs.js");
   assert.deepEqual(savings({compared_s: 60, saved_s: 60}), {share: 0.5, text: "saves 50 % (60 s)"});
   assert.equal(savings({compared_s: 60, saved_s: -6}).text, "loses 6 s");
   assert.equal(savings({}).text, "not compared with dense yet");
 });
 
-test("what is not beaten in both is the front", async () => {
+test("candidates that none beats in both are the front", async () => {
   const {undominated} = await load("views/what_if.js");
   const all = [
     {step_s: 1, gain: 0.2}, {step_s: 2, gain: 0.9}, {step_s: 2.5, gain: 0.9}, {step_s: 3, gain: 1}
@@ -188,7 +188,7 @@ test("what is not beaten in both is the front", async () => {
   assert.deepEqual(undominated(all), [all[0], all[1], all[3]]);
 });
 
-test("a job that began anew forgets its former steps", async () => {
+test("a restarted job forgets its earlier steps", async () => {
   const {JobHistory} = await load("job_history.js");
   const history = new JobHistory(null, "lm");
   history.addPoints([{step: "1"}, {step: "2"}], 0);
@@ -200,7 +200,7 @@ test("a job that began anew forgets its former steps", async () => {
   assert.deepEqual(history.points.map((point) => point.step), ["1"]);
 });
 
-test("trouble is what somebody may have to act on", async () => {
+test("trouble is an event that may need action", async () => {
   const {isTrouble} = await load("events.js");
   assert.ok(isTrouble({kind: "rank", rank_event: {kind: "plan_nack"}}));
   assert.ok(!isTrouble({kind: "rank", rank_event: {kind: "closing"}}));

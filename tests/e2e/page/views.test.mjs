@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every view in both colour schemes, what changes under it, and a way through it all by keyboard.
+// Every view in both colour schemes, its updates, and a tour of the page by keyboard.
 
 import assert from "node:assert/strict";
 import {after, before, test} from "node:test";
@@ -39,7 +39,7 @@ for (const scheme of ["light", "dark"]) {
   test(`job, ${scheme}`, async () => {
     const tab = await openTab(browser, fixture.url, {scheme});
     const {page} = tab;
-    // The only job that runs is where the page begins.
+    // The page opens with the only running job.
     const headline = await waitFor(page, "#headline", /faster than dense/);
     assert.match(headline,
         /^[\d.]+× faster than dense · saves [\d.]+ % \([\d.]+ (s|min|h)\) · gain 0\.\d+ · top_k [\d.]+ over \w+$/);
@@ -72,7 +72,7 @@ async function jobTables(page) {
   assert.ok(rows.some((row) => /excluded: gain_min 0\.2/.test(row)), "why a candidate is out");
   assert.match(await page.locator("#why").innerText(),
       /Asked by \w+ at step \d+.*binding constraint: gain_min/);
-  // Refusals: among the events of the job, with rank and reason, and among the decisions on
+  // Refusals are among the events of the job, with rank and reason, and among the decisions on
   // request.
   const events = await texts(page, "#job-events tr.trouble");
   assert.ok(events.some((row) => /▲ trouble.*rank 0 refuses plan \d+: no memory/s.test(row)),
@@ -154,7 +154,7 @@ for (const scheme of ["light", "dark"]) {
   });
 }
 
-test("what happens shows without reloading", async () => {
+test("events show without reloading", async () => {
   const tab = await openTab(browser, fixture.url, {address: "/#/jobs/lm"});
   const {page} = tab;
   await waitFor(page, "#headline", /faster/);
@@ -240,7 +240,7 @@ test("colours can be chosen, and stay chosen", async () => {
   await tab.close();
 });
 
-test("the page forbids what it does not need, and the tests would see it", async () => {
+test("the page forbids everything it does not need", async () => {
   const tab = await openTab(browser, fixture.url, {address: "/#/jobs"});
   const {page} = tab;
   await waitFor(page, "#connection", /live/);
@@ -263,7 +263,7 @@ test("the page forbids what it does not need, and the tests would see it", async
   await tab.close();
 });
 
-test("a controller that is gone is told, with the age of what shows", async () => {
+test("the page says that the controller is gone, and how old its data are", async () => {
   const mortal = await Fixture.start();
   const tab = await openTab(browser, mortal.url, {address: "/#/fleet"});
   await waitFor(tab.page, "#connection", /live/);

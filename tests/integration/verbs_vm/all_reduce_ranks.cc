@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole sessions with a job key in processes of their own: every rank averages a gradient with the
-// others through libweir's C interface over a transport of choice, checks every element, and prints
+// Whole sessions with a job key in separate processes: every rank averages a gradient with the
+// others through libweir's C interface over the named transport, checks every element, and prints
 // the time.
 // Usage: verbs_vm_ranks TRANSPORT ELEMENTS STEPS LISTEN... (one rank per LISTEN)
 
@@ -26,7 +26,7 @@ constexpr size_t kAddressBytes = 64;
 constexpr size_t kRanksMax = 16;
 constexpr char kKey[] = "the key of a test has 32 octets.";
 
-// What the processes tell each other before they are connected.
+// Memory by which the processes exchange addresses before they are connected.
 struct Shared {
   std::atomic<int> listening{0};
   char addresses[kRanksMax][kAddressBytes] = {};

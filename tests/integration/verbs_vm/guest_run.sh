@@ -38,14 +38,14 @@ part() {
   echo "weir-vm part $name rc=$? seconds=$((SECONDS - start))"
 }
 
-# A test that was skipped has tested nothing.
+# Fails for a test that was skipped.
 whole() {
   local log=/run/whole.log
   "$@" | tee $log
   [ "${PIPESTATUS[0]}" -eq 0 ] && grep -q '\[  PASSED  \] [1-9]' $log && ! grep -q SKIPPED $log
 }
 
-# Packets late and lost, both ways.
+# Delays and loses packets in both directions.
 impair() {
   for name in va vb; do tc qdisc replace dev $name root netem "$@" || return 1; done
 }
@@ -53,7 +53,7 @@ mend() {
   for name in va vb; do tc qdisc del dev $name root; done
 }
 
-# That the devices really talked to each other over the wire that is impaired.
+# Checks that the devices really used the impaired link.
 over_the_wire() {
   local octets
   octets=$(cat /sys/class/net/va/statistics/tx_bytes)
@@ -80,8 +80,8 @@ part conformance_under_fault whole "$suite" --gtest_filter='*/verbs_authenticate
 part conformance_encrypted whole "$suite" --gtest_filter='*/verbs_encrypted'
 part over_the_wire over_the_wire
 part all_reduce "$tests/integration/verbs_vm_ranks" verbs 1000000 5 10.0.0.1:0 10.0.0.2:0 rxa:0 rxb:0
-# One of each pattern of traffic: around a ring, in pairs, over a star, gathering. All of them take the
-# emulated machine 4 minutes.
+# One collective of each pattern of traffic: ring, pairs, star, gather. All of them would take the emulated machine
+# 4 minutes.
 part collectives whole "$tests/datapath_collective_test" \
   --gtest_filter='*/ring_verbs:*/halving_doubling_verbs:*/ps_star_verbs:*/ring_all_gather_verbs'
 impair delay 1ms loss 0.5%

@@ -26,7 +26,7 @@ import threading
 HERE = pathlib.Path(__file__).resolve().parent
 SKIPPED = 77
 DOWNLOAD_SECONDS = 90
-# rdma_rxe asks the crypto API for "crc32", which no module dependency tells.
+# rdma_rxe uses "crc32" of the crypto API, which no module dependency shows.
 MODULES = ("crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "9p", "9pnet_virtio", "virtio_pci",
            "veth", "sch_netem")
 PROGRAMS = ("qemu-system-x86_64", "busybox", "cpio", "depmod", "modprobe", "dpkg-deb", "rdma", "ip")
@@ -120,8 +120,8 @@ def prepare(work):
 
 def boot(kernel, ramdisk, arguments, seconds):
     """Runs the guest to its end; returns its output. What it prints is shown as it comes."""
-    # q35 has a HPET. With microvm's clocks alone the guest counts its ticks against the timer of an
-    # interrupt that comes late where the cores are busy, and waits for ever.
+    # q35 has an HPET. With microvm's clocks only, the guest counts its ticks against the timer of
+    # an interrupt, which is late on busy cores, and waits for ever.
     command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max",
                "-M", "q35", "-smp", "2", "-m", "2048", "-nographic",
                "-no-reboot", "-nodefaults", "-serial", "stdio", "-kernel", kernel,

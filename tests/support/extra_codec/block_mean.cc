@@ -60,7 +60,7 @@ class BlockMeanCodec : public WithFloatLanes<Codec> {
       .summary = "means of 64 neighbours (an example)",
       .needs_error_feedback = true,
       .form = PayloadForm::kLanes,
-      // What the gradients of this example's job lose, as its author measured it.
+      // The loss on the gradients of this example's job, as its author measured it.
       .settings = {{.fixed_bits = 0.5, .relative_error_squared = 0.05}},
       .error_model = ErrorModel::kRelative,
   };

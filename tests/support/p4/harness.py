@@ -296,7 +296,7 @@ class Pair:
         return found
 
     def check_counters(self):
-        """What became of packets is counted alike; the oracle tells more kinds of refusal apart."""
+        """Outcomes of packets are counted equally; the oracle distinguishes more kinds of refusal."""
         expected = self.oracle.counters()
         for number, name in enumerate(weir_p4.VERDICTS):
             found = sum(self.plane.count("WeirIngress.by_lease", index * 16 + number) for index in range(64))

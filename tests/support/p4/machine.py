@@ -89,7 +89,7 @@ class Translator:
 
     def constant_value(self, node):
         code = self.expression(node, Scope({}))[1]
-        return eval(code, {})  # of numbers alone: names were replaced by their values
+        return eval(code, {})  # the code has only numbers: names were replaced by their values
 
     # Expressions: (type, Python text).
 

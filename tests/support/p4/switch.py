@@ -112,7 +112,7 @@ class Switch:
             standard.parser_error = "NoMatch"
 
     def send(self, port, frame):
-        """What leaves the switch for one frame: (port, frame) pairs."""
+        """The frames that leave the switch for one frame: (port, frame) pairs."""
         self.clock.packet += 1
         hdr, meta, standard = self.fresh(port, frame)
         packet = PacketIn(frame)

@@ -15,7 +15,7 @@ TIMEOUT_S = 20
 
 
 class P4Error(Exception):
-    """What is wrong, with file and line."""
+    """An error with file and line."""
 
 
 class Node:
@@ -114,7 +114,8 @@ def number_of(text):
     return width, int(text.replace("_", ""), 0) if text[:2].lower() in ("0x", "0b") else int(text)
 
 
-# From loose to tight. Unlike in C, the bitwise operators bind tighter than comparisons.
+# Operators by increasing precedence. Unlike in C, the bitwise operators bind tighter than
+# comparisons.
 BINARY = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("|",), ("^",), ("&",), ("<<", ">>"),
           ("++", "+", "-", "|+|", "|-|"), ("*", "/", "%"))
 

@@ -149,8 +149,8 @@ class TnaSwitch(Switch):
     PARTS = ("parser", "ingress", "ingress_deparser", "egress_parser", "egress", "egress_deparser")
 
     def __init__(self, path, seed=1):
-        self.lose_recirculated = 0  # for tests: so many of the next ones,
-        self.lost = []              # which are here
+        self.lose_recirculated = 0  # for tests: the number of results to lose next,
+        self.lost = []              # and the lost ones
         super().__init__(path, seed)
         self.functions["execute_"] = execute
         main = self.program.main

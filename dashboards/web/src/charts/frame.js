@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every chart has: a figure with title and legend, an SVG that a keyboard can reach, a line
-// that says what the cursor points at, and the same figures as a table. Colours come from the style
-// sheet by class.
+// The parts of every chart: a figure with title and legend, an SVG that a keyboard can reach, a
+// line about the point under the cursor, and the same figures as a table. Colours come from the
+// style sheet by class.
 
 import {h, s, show, table} from "../dom.js";
 

@@ -97,7 +97,7 @@ export class ParetoChart extends Frame {
     this.say();
   }
 
-  // Of what is faster the gain is lower: the front steps down to the left.
+  // Faster candidates have a lower gain: the front steps down to the left.
   frontPath() {
     return this.front
         .map((candidate, index) => {

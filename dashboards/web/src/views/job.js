@@ -77,8 +77,8 @@ export default class JobView {
     this.onEvents();
   }
 
-  // A controller that was started anew knows the decisions, and has nothing to explain before its
-  // own first.
+  // A restarted controller knows the decisions, but can explain nothing before its own first
+  // decision.
   async explain() {
     try {
       return await this.api.get(`/v1/jobs/${encodeURIComponent(this.name)}:explain`);

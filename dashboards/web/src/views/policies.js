@@ -11,7 +11,7 @@ const aborted = 10;  // google.rpc.Code
 const noText =
     "cbf29ce484222325";  // the etag of an empty text: there is no such policy, or the built-in one
 const template = "name: default\njobs: [\"*\"]\nobjective:\n  name: time_to_accuracy\n";
-// What people typed and did not apply, by policy: going to look at a job must not lose it.
+// Edits that were not applied, by policy: a look at a job must not lose them.
 const drafts = new Map();
 const signs = {
   same: " ",

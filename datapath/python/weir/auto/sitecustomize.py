@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `weir run --auto` puts first on PYTHONPATH: attaches Weir to every wrapped model that is trained.
+"""The module that `weir run --auto` puts first on PYTHONPATH. It attaches Weir to every wrapped model that is trained.
 
 Python imports this module at its start. It waits for the modules that define the wrappers to be imported, and
 lets these wrappers call weir.attach() at the first forward pass of training. By then the outermost of several

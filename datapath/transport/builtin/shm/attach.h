@@ -19,7 +19,7 @@
 
 namespace weir::shm {
 
-/// What a pair of ranks shares once attached.
+/// The objects that a pair of ranks shares once attached.
 struct Attachment {
   Segment segment;
   bool created = false;          // this rank made the segment and writes ring 0

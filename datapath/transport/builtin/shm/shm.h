@@ -9,7 +9,7 @@
 
 namespace weir::shm {
 
-/// What to do with a pair that cannot share memory.
+/// The behaviour for a pair that cannot share memory.
 enum class Otherwise {
   kTcp,   // stays on its TCP connection
   kFail,  // Connect fails with kFailedPrecondition, which says why

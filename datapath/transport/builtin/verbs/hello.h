@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the connection manager carries before there is a connection: the ranks at both ends, how
-// much memory each side offers, and the proofs that they hold the job's key. Bytes: proto/WIRE.md
-// section 1.
+// The data that the connection manager carries before there is a connection: the ranks at both
+// ends, how much memory each side offers, and the proofs that they hold the job's key. Bytes:
+// proto/WIRE.md section 1.
 
 #include <array>
 #include <cstdint>

@@ -24,7 +24,7 @@ inline const TimeoutLimits kLoopbackTimeouts = {.first = std::chrono::millisecon
                                                 .min = std::chrono::milliseconds(2),
                                                 .max = std::chrono::milliseconds(100)};
 
-/// Small integers, so that floats and every mode's grid hold them and their sums exactly. A share
+/// Small integers, which are exact in floats and on every mode's grid, as are their sums. A share
 /// `density` of the blocks of `block` elements is not zero.
 inline JobTensors IntegerTensors(int workers, size_t size, uint64_t seed, double density = 1,
                                  size_t block = 64) {
@@ -63,7 +63,7 @@ struct JobPorts {
     }
   }
 
-  /// work(w) on a thread per worker; what they returned.
+  /// Calls work(w) on a thread per worker and returns the results.
   template <typename Work>
   std::vector<Status> OnAll(Work work) {
     std::vector<Status> results(ports.size());

@@ -203,7 +203,7 @@ TEST(AggregatorServerTest, ALeaseIsRenewedAndEndedByItsOwnerOnly) {
   ASSERT_TRUE(renewed.ok()) << renewed.status();
   EXPECT_GT(renewed->lease.epoch, run.lease.epoch);
   EXPECT_TRUE(server->Revoke("job", renewed->lease.epoch, kOwner).ok());
-  // One who names no owner is told the one that was made up.
+  // A request without an owner gets one that the server makes.
   const auto made_up = ask(rogues, "");
   ASSERT_TRUE(made_up.ok()) << made_up.status();
   EXPECT_EQ(made_up->owner.size(), 32u);

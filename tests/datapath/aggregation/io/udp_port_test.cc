@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One socket: rows of packets as one message, bounds, and what it says of a dead peer.
+// One socket: rows of packets as one message, bounds, and the counters after a dead peer.
 #include "datapath/aggregation/io/udp_port.h"
 
 #include <sched.h>
@@ -25,7 +25,7 @@ std::vector<std::byte> Bytes(size_t size, int fill) {
   return std::vector<std::byte>(size, static_cast<std::byte>(fill));
 }
 
-/// What a port receives until `count` datagrams are there, at most two seconds.
+/// Receives from a port until `count` datagrams are there, for at most two seconds.
 std::vector<std::vector<std::byte>> Collect(UdpPort* port, size_t count,
                                             SourceAddress* from = nullptr) {
   std::vector<std::vector<std::byte>> all;

@@ -21,7 +21,7 @@
 
 namespace weir::aggregation {
 
-/// Empty when the frame can go out as it is, else what is wrong with it.
+/// Empty if the frame can be sent as it is, otherwise its error.
 inline std::string CheckReplyFrame(std::span<const std::byte> frame) {
   if (frame.size() < kFrameHeaderBytes) return "too short";
   if (GetBig(frame, 0, 6) != 0x020000000001 || GetBig(frame, 6, 6) != 0x020000000009) {
@@ -38,12 +38,12 @@ inline std::string CheckReplyFrame(std::span<const std::byte> frame) {
   return "";
 }
 
-/// Fails the test when a reply is malformed as a frame. What the program leaves to the socket goes
-/// to an aggregator without leases.
+/// Fails the test when a reply is malformed as a frame. Packets that the program leaves to the
+/// socket go to an aggregator without leases.
 class KernelPlane : public DataPlane, private ReplySink {
  public:
-  /// epochs: is added to those of leases and packets, and taken from those of replies, so that one
-  /// loaded program serves several tests that begin with the same epoch.
+  /// epochs: is added to the epochs of leases and packets and subtracted from those of replies, so
+  /// that one loaded program serves several tests that begin with the same epoch.
   explicit KernelPlane(XdpPlane* plane, uint32_t epochs = 0) : plane_(plane), epochs_(epochs) {}
 
   void Grant(const Lease& granted) override {
@@ -102,7 +102,8 @@ class KernelPlane : public DataPlane, private ReplySink {
   Duration time_ = {};
 };
 
-/// Few slots, so that loading is quick; null, and why, where the kernel or the process may not.
+/// Loads the program with few slots, which is quick. Null, with the reason, if the kernel or the
+/// process does not permit it.
 inline std::unique_ptr<XdpPlane> LoadOrWhy(std::string* why) {
   auto plane = XdpPlane::Load({.limits = {.slots = 64, .slots_per_job = 64, .leases = 4}});
   if (plane.ok()) return std::move(*plane);

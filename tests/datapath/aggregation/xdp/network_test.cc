@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workers in network namespaces of their own, each on an interface of the aggregator's: real
-// frames.
+// Workers in separate network namespaces, each on an interface of the aggregator, with real frames.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <unistd.h>
@@ -32,7 +31,7 @@ bool Shell(const std::string& commands) {
   return std::system(StrCat("exec >/dev/null 2>&1; set -e; ", commands).c_str()) == 0;
 }
 
-/// What one worker's thread is told and tells.
+/// The inputs and results of one worker's thread.
 struct Peer {
   pid_t thread = 0;
   std::unique_ptr<WorkerPort> port;
@@ -101,8 +100,8 @@ class Star {
     if (!worked.ok()) peer.failure = StrCat("worker ", w, ": ", Message(worked), "; ");
   }
 
-  // A driver of virtual interfaces takes frames from the other end's program only where there is
-  // one here, too. Ours knows no lease, and passes all.
+  // A driver of virtual interfaces accepts frames from the other end's program only if there is one
+  // here, too. This one knows no lease and passes all.
   static std::string TakeFrames(Peer* peer) {
     auto plane = XdpPlane::Load(kSmallPlane);
     if (!plane.ok()) return Message(plane.status());
@@ -227,7 +226,7 @@ TEST_P(XdpNetworkTest, WorkersOfSwitchMlGetExactSums) {
   EXPECT_EQ(star.to_socket, 0u);
 }
 
-// A reply of THC is longer than the request; behind frames of the driver there is no room for it.
+// A reply of THC is longer than its request, and the driver's frames have no room for it.
 TEST_P(XdpNetworkTest, WorkersOfThcGetExactMeans) {
   Lease lease{.id = 2,
               .epoch = 1,

@@ -23,11 +23,11 @@ constexpr char kOwner[] = "an-owner-of-this-test";
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Rows of datagrams reach a program behind the driver as one.
+// A program behind the driver gets rows of datagrams as one packet.
 constexpr bool kNoRows = false;
 
-/// Runs `body` on a thread in a namespace of its own, which ends with it, with a server that
-/// offloads; says why where that is not possible.
+/// Runs `body` on a thread in its own namespace with a server that offloads; returns the reason if
+/// that is not possible.
 std::string WithServer(
     const std::function<void(AggregatorServer* server, const XdpOffload* offload)>& body) {
   std::string why;
@@ -112,7 +112,7 @@ TEST(XdpOffloadTest, TheSocketServesWhatTheKernelCannotAndAJobMayGoFromOneToTheO
         EXPECT_EQ(tensors[w], expected);
       }
     }
-    // Two such leases fit the 64 slots of either plane, and none is left over from the changes.
+    // Two such leases fit into the 64 slots of each plane, and the changes have left none behind.
     for (const char* job : {"second", "third"}) {
       const auto grant = server->Grant({.job = job,
                                         .terms = UncheckedTerms(2, 32),

@@ -70,14 +70,14 @@ Lease LeaseOf(const Shape& shape, uint32_t epoch) {
               .little_endian = shape.little_endian,
               .checked = false};
   for (uint8_t i = 0; shape.mode == PacketMode::kTable && i < kTableLevels; ++i) {
-    // Not one after the other, and as great as the sums allow.
+    // The levels are not consecutive, and as large as the sums permit.
     const int top = ((1 << shape.sum_bits) - 1) / shape.workers;
     lease.levels.push_back(static_cast<uint8_t>((i * 37) % (std::min(top, 255) + 1)));
   }
   return lease;
 }
 
-/// A packet of `round`, or, one time in two with `faults`, one that is not as it should be.
+/// A packet of `round`, or with `faults` every second time an invalid one.
 std::vector<std::byte> RandomPacket(const Lease& lease, uint16_t slot, uint32_t round, bool faults,
                                     Random* random) {
   const auto below = [&](uint64_t n) { return random->Below(n); };
@@ -179,7 +179,7 @@ TEST_P(XdpOracleTest, AnswersRandomPacketsOctetByOctetAsThePureAggregator) {
     const Lease lease = LeaseOf(GetParam(), epoch);
     pair.Grant(lease);
     for (uint32_t round = 0; round < kRounds; ++round) {
-      // The first packet of a round decides what the others must be, and at the end it completes.
+      // The first packet of a round determines the others; at the end every round completes.
       for (uint16_t slot = 0; slot < lease.slots; ++slot) {
         pair.Feed(AddressOf(0), RandomPacket(lease, slot, round, false, &random));
       }
@@ -230,8 +230,8 @@ std::vector<float> Ramp(int worker, size_t size) {
   return tensor;
 }
 
-/// Workers of SwitchML over a simulated network, with the kernel in its midst. Empty when all sums
-/// are exact.
+/// Workers of SwitchML over a simulated network with the kernel as the aggregator. Empty if all
+/// sums are exact.
 std::string RunWorkers(XdpPlane* kernel, uint32_t epoch, const LinkFaults& faults,
                        uint64_t* datagrams = nullptr) {
   constexpr int kWorkers = 2;

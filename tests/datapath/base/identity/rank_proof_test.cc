@@ -49,7 +49,7 @@ TEST(RankProofTest, SpeaksForNothingElse) {
   other = Example();
   other.epoch = 999;
   EXPECT_FALSE(CheckRankProof(other, *proof).ok());
-  // Said to this node, in answer to this challenge: nobody can pass it on as his own.
+  // The proof is for this node and this challenge, so nobody else can use it.
   RankProof passed_on = *proof;
   other = Example();
   other.node = passed_on.node = "node-b";
@@ -62,7 +62,7 @@ TEST(RankProofTest, SpeaksForNothingElse) {
   EXPECT_FALSE(CheckRankProof(other, passed_on).ok());
 }
 
-// The job and the node may be cut elsewhere: "ab" + "c" is not "a" + "bc".
+// The border between job and node is signed, too: "ab" + "c" is not "a" + "bc".
 TEST(RankProofTest, TextsDoNotRunIntoEachOther) {
   RankStatement one = Example(), two = Example();
   one.job = "ab", one.node = "c";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes of powers of two and how they add.
+// Lanes of powers of two and their addition.
 
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ TEST(AccumulatePowersTest, TakesOneOfTheTwoPowersAroundTheSum) {
         }
         ASSERT_TRUE(drawn * exact > 0) << a << " " << b;
         const double ratio = std::abs(drawn) / below;
-        // Beyond level 63 there is nothing.
+        // Level 63 is the last one.
         ASSERT_TRUE(ratio == 1 || ratio == 2 || (code & 63) == 63) << a << " " << b;
         up += ratio == 2;
       }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The union of nominations against one rank's choice, and the size of the union.
+// The union of nominations compared with one rank's choice, and the size of the union.
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the papers of the quantisers promise, and kernels against references written from their
-// formulas.
+// The properties that the papers of the quantisers promise, and kernels against references written
+// from their formulas.
 
 #include <gtest/gtest.h>
 
@@ -185,7 +185,7 @@ void CheckUnbiased(const std::string& name, int bits, double allowed = 6) {
     total += sum[i] * sum[i] / draws;
     variance += squares[i] / draws;
   }
-  // Signs of the error must not follow the sign of x either: shrinking would.
+  // The error must not be correlated with x either, as it would be if values shrank.
   double along = 0;
   for (size_t i = 0; i < n; ++i) along += sum[i] * (x[i] < 0 ? -1 : 1);
   EXPECT_NEAR(total / variance, 1, allowed * std::sqrt(2.0 / n)) << name << " " << bits;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lane codecs promise beyond the conformance suite.
+// Properties of the lane codecs beyond the conformance suite.
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where random_k's elements come from: the positions are part of what all ranks agree on.
+// The positions of random_k's elements, on which all ranks must agree.
 
 #include <gtest/gtest.h>
 

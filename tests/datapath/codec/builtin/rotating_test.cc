@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The randomised Hadamard transform, and what the papers of DRIVE, EDEN and THC promise.
+// The randomised Hadamard transform, and the promises of the papers of DRIVE, EDEN and THC.
 
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ TEST(RotationTest, TransformIsTheMatrixOfTheDefinition) {
     const std::vector<double> expected = ReferenceRotation(e, signs);
     for (size_t i = 0; i < size; ++i) EXPECT_NEAR(y.values[i], expected[i], 1e-6) << size;
     EXPECT_NEAR(sums.energy_in, test::SquaredNorm(e), 1e-9 * sums.energy_in);
-    // And back.
+    // The inverse must give the input.
     kernels::Hadamard(y.values, size);
     std::vector<float> x(size, 1.0f);
     kernels::AddSigned(signs, y.values, size, 2.0f, x.data());
@@ -121,7 +121,7 @@ TEST(EdenTest, OneBitIsTheFormulaOfDrive) {
   }
 }
 
-/// What E ||x_hat - x||^2 / ||x||^2 is to be, and the mean over seeds to be near x.
+/// Checks that E ||x_hat - x||^2 / ||x||^2 is as declared, and that the mean over seeds is near x.
 void CheckUnbiased(const std::string& name, int bits, const std::vector<float>& x) {
   const Codec& codec = test::FindCodec(name);
   const int draws = 400;
@@ -139,8 +139,8 @@ void CheckUnbiased(const std::string& name, int bits, const std::vector<float>& 
   EXPECT_NEAR(loss, declared, 0.1 * declared) << name << bits;
   double bias = 0;
   for (size_t i = 0; i < x.size(); ++i) bias += std::pow(mean[i] - x[i], 2);
-  // Of unbiased draws the mean's squared error is loss / draws; its spread over many coordinates is
-  // a few percent of that. A bias of 5 % of x would add 2.5e-3, several times as much.
+  // The mean of unbiased draws has the squared error loss / draws; its spread over many coordinates
+  // is a few percent of that. A bias of 5 % of x would add 2.5e-3, several times as much.
   EXPECT_LT(bias / test::SquaredNorm(x), 1.5 * declared / draws + 1e-5) << name << bits;
 }
 
@@ -175,7 +175,7 @@ TEST(EdenTest, WideCodebooksTakeTheCellOfEveryMagnitude) {
     const size_t size = kernels::kRotationElements;
     for (size_t i = 0; i < size; ++i) {
       y.values[i] = static_cast<float>(6 * (random.Uniform() - 0.5));
-      // Boundaries themselves, cells' edges, and what no codebook reaches.
+      // Test the boundaries themselves, the edges of cells, and values beyond the codebook.
       if (i % 7 == 1) y.values[i] = book.boundaries[i % (count - 1)];
       if (i % 7 == 2) y.values[i] = static_cast<float>(i) / 64;
       if (i % 101 == 3) y.values[i] = -1e30f;
@@ -367,7 +367,7 @@ TEST(ThcTest, RoundingIsUnbiasedInsideTheRange) {
 }
 
 TEST(ThcTest, EveryRotationLosesItsShareWhateverTheOthersHold) {
-  // As gradients are: dense, sparse and empty regions in one bucket. By one norm for all, the
+  // Dense, sparse and empty regions in one bucket, as in real gradients. With one norm for all, the
   // first would be clipped and the others rounded to noise.
   constexpr size_t kRotation = 1024;
   const double scales[] = {100, 1, 1e-3, 0, 1e-6, 7};
@@ -394,8 +394,8 @@ TEST(ThcTest, EveryRotationLosesItsShareWhateverTheOthersHold) {
 }
 
 TEST(ThcTest, OneOutlierDoesNotDestroyResolution) {
-  // What ruins a grid scaled to the maximum; here it costs its own block little more than its
-  // share.
+  // An outlier ruins a grid that is scaled to the maximum; here it costs its own block little more
+  // than its share.
   std::vector<float> x = test::NormalVector(1 << 16, 11);
   x[12345] = 200;
   const auto error_elsewhere = [&](const char* name) {

@@ -118,8 +118,8 @@ TEST(QuantilesTest, DecoderTrustsNothing) {
 }
 
 TEST(SketchMlTest, MostValuesAreCloserThanWithEqualSteps) {
-  // What the paper is about: values crowd near the threshold, and equal steps waste codes on the
-  // few large ones. Those are what quantiles tell apart least.
+  // The paper's case: values crowd near the threshold, and equal steps waste codes on the few large
+  // ones, which quantiles tell apart least.
   const size_t n = 1 << 20;
   const test::Distribution student = test::SevenDistributions()[4];
   const std::vector<float> x = test::Draw(student, n, 9);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The codecs that find a threshold of their own: how close they come to k, what is exact about
-// them, and what they do when their threshold misses.
+// The codecs that estimate a threshold: their distance from k, their exact properties, and their
+// behaviour when the threshold misses.
 
 #include <gtest/gtest.h>
 

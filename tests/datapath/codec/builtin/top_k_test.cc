@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What top_k promises beyond the conformance suite: which elements, how many, and the traps of
-// threshold selection.
+// Properties of top_k beyond the conformance suite: which elements it keeps, how many, and the
+// traps of threshold selection.
 
 #include <gtest/gtest.h>
 
@@ -198,7 +198,7 @@ TEST(TopKTest, SuddenChangesOfScaleStayWithinTheBounds) {
     const size_t count = run.Step(g);
     EXPECT_LE(count, SelectionCap(n, 0.01)) << step;
     EXPECT_GE(count, SelectionTarget(n, 0.01) / 2) << step;
-    // Whichever path was taken: what was not selected is in the residual, unchanged.
+    // On either path the residual keeps all elements that were not selected, unchanged.
     std::vector<bool> sent(n);
     for (const uint32_t i : run.indices) sent[i] = true;
     for (size_t i = 0; i < n; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of Rice codes against loops that say the same bit by bit, on every SIMD target.
+// The kernels of Rice codes against loops that do the same bit by bit, on every SIMD target.
 #include "datapath/codec/kernels/index.h"
 
 #include <gtest/gtest.h>

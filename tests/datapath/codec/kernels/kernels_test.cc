@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every SIMD target of this machine must produce the bytes of the plainest one, and the number
+// Every SIMD target of this machine must produce the bytes of the simplest one, and the number
 // formats must round as IEEE 754 says.
 
 #include "datapath/codec/kernels/kernels.h"
@@ -179,7 +179,7 @@ TEST(KernelsTest, LossesAreRightAtMagnitudesWhoseSquaresAreNot) {
   }
 }
 
-/// What Select should leave of a selected element.
+/// The residual that Select should leave of a selected element.
 float LeftOf(float e, const kernels::SelectRest& rest) {
   switch (rest.kept) {
     case kernels::SelectRest::Kept::kNothing:

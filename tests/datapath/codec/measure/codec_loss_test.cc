@@ -61,7 +61,7 @@ TEST(CodecLossProbeTest, SeesThatHeavyTailsCostCoarseValuesMore) {
   EXPECT_LT(adaq, 1);
 }
 
-/// What the probe says of codecs that keep blocks, rows or ranks, as a matrix of 256 by 300.
+/// The probe's losses of codecs that keep blocks, rows or ranks, for a matrix of 256 by 300.
 std::map<std::string, double> BlockLosses(const std::vector<float>& x) {
   const CodecLossProbe probe(4);
   const std::vector<TensorShape> shape = {{1, x.size() - 256 * 300}, {256, 300}};

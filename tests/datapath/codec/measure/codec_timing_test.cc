@@ -8,7 +8,8 @@
 namespace weir {
 namespace {
 
-// No bounds on the times themselves: machines differ. What must hold is what any machine shows.
+// The times themselves have no bounds, because machines differ. Only properties that hold on any
+// machine are tested.
 TEST(CodecTimingTest, EveryCodecIsMeasuredOnce) {
   const auto& timings = CodecTimings();
   for (const Codec* codec : Codecs().All()) {

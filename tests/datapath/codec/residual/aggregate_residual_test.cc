@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The aggregate residuals of a ResidualStore: of sums that a rank encodes for all.
+// The aggregate residuals of a ResidualStore, which belong to sums that a rank encodes for all
+// ranks.
 
 #include <gtest/gtest.h>
 
@@ -74,7 +75,7 @@ TEST(ResidualStoreServerTest, AnotherRegionHandsTheRestToTheGradient) {
   LeaveAggregate(store, 1, 6, {0, 4}, 5);
   EXPECT_EQ(LeaveAggregate(store, 1, 6, {2, 4}, 7), Values({5, 5, 0, 0, 0, 0}));
   EXPECT_EQ(SecondOf(store, 1, 6), Values({0, 0, 7, 7, 7, 7}));
-  // What the buffers held two steps ago does not come back.
+  // The contents of the buffers two steps ago do not come back.
   EXPECT_EQ(LeaveAggregate(store, 1, 6, {0, 2}, 9), Values({0, 0, 7, 7, 7, 7}));
   EXPECT_EQ(SecondOf(store, 1, 6), Values({9, 9, 0, 0, 0, 0}));
   EXPECT_EQ(LeaveAggregate(store, 1, 6, {6, 0}, 1), Values({9, 9, 0, 0, 0, 0}));
@@ -160,7 +161,7 @@ TEST(ResidualStoreServerTest, FollowsParametersThroughRebuildScaleAndCheckpoint)
   ASSERT_TRUE(other.Import(state).ok());
   EXPECT_EQ(StateOf(other), state);
   ASSERT_TRUE(other.Define(7, {{"b", 3}, {"a", 2}}).ok());
-  // Of another world: whatever it does not encode again joins the gradient.
+  // In another world, the parts that are not encoded again are added to the gradient.
   EXPECT_EQ(LeaveAggregate(other, 7, 5, {0, 1}, 1), Values({0, 10, 0, 0, 10}));
   ASSERT_TRUE(other.Import(StateOf(ResidualStore())).ok());
   EXPECT_EQ(SecondOf(other, 7, 5), Values(5, 0.0f));

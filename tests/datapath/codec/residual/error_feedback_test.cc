@@ -56,7 +56,7 @@ TEST(ResidualStoreTest, CommitKeepsDiscardForgets) {
   EXPECT_EQ(Current(store, 1), Floats({5, 6, 7}));
 }
 
-// What a step did, until Confirm says that all ranks completed it.
+// Leaves a step's residual unconfirmed, as it is until Confirm says that all ranks completed it.
 void CommitUnconfirmed(ResidualStore& store, uint64_t key, float first) {
   const ResidualBuffers buffers = store.BeginEncode(key).value();
   std::iota(buffers.next.begin(), buffers.next.end(), first);

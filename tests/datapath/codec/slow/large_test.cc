@@ -63,7 +63,7 @@ TEST_P(LargeCodecTest, EveryPartOfALargeTensorIsTreatedAlike) {
   }
   const Codec& codec = test::FindCodec(GetParam());
   const std::vector<float>& x = LargeInput();
-  // What cuts the tensor into rows or ranks costs time in proportion to the ratio.
+  // Codecs that cut the tensor into rows or ranks take time in proportion to the ratio.
   const bool in_steps = codec.Traits().size_in_steps;
   const EncodeContext context = test::ContextFor(codec, x, 1, in_steps ? 1e-5 : 0.1);
   std::vector<std::byte> payload;

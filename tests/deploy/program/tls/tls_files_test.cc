@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is wrong with TLS files at the start, and that a change of any of them is seen. What servers
-// do with them: tests/deploy/certificates_test.py.
+// Errors in TLS files are found at the start, and a change of any of them is seen. How servers use
+// the files is tested in tests/deploy/certificates_test.py.
 #include "deploy/program/tls/tls_files.h"
 
 #include <gmock/gmock.h>
@@ -39,7 +39,7 @@ class TlsFilesTest : public testing::Test {
   std::string directory_;
 };
 
-TEST_F(TlsFilesTest, WithoutMaterialFromBeforeTheCauseIsTheResult) {
+TEST_F(TlsFilesTest, WithoutEarlierMaterialTheCauseIsTheResult) {
   Status status = Error({.cert = File("none"), .key = File("a.key")});
   EXPECT_EQ(status.code(), StatusCode::kUnavailable);
   EXPECT_THAT(Message(status), HasSubstr("/none': No such file"));
@@ -76,7 +76,7 @@ TEST_F(TlsFilesTest, UnchangedFilesAreReadOnceAndAnyChangeIsSeen) {
   EXPECT_EQ((*third)->key, Contents(File("b.key")));
 }
 
-TEST_F(TlsFilesTest, HealthLooksForItselfAndTellsRefusalsAndTheEnd) {
+TEST_F(TlsFilesTest, HealthChecksTheFilesAndReportsRefusalsAndExpiry) {
   TlsFiles files({.cert = File("a.pem"), .key = File("a.key"), .ca = File("ca.pem")});
   TlsHealth health = files.Health();
   EXPECT_TRUE(health.renewed);
@@ -106,7 +106,7 @@ TEST_F(TlsFilesTest, AuthoritiesAloneHaveNoEndAndMissingFilesAreRefused) {
   EXPECT_EQ(late.Health().certificate_end_unix_s, 0);
 }
 
-TEST_F(TlsFilesTest, FilesThatBecomeGoodCountWithoutAnyBefore) {
+TEST_F(TlsFilesTest, FilesThatBecomeValidAreUsedWithoutEarlierOnes) {
   TlsFiles files({.cert = File("late.pem"), .key = File("a.key")});
   EXPECT_FALSE(files.Current().ok());
   EXPECT_FALSE(files.Current().ok());
