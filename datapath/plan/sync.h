@@ -16,8 +16,8 @@ namespace weir {
 inline constexpr uint32_t kSyncEveryMax = 1u << 16;
 inline constexpr uint32_t kSyncFragmentsMax = 1024;
 
-/// What a synchronisation makes of D, the mean over ranks of the parameters of the last one less
-/// those of now.
+/// How a synchronisation uses D, the mean over ranks of (parameters at the last one - parameters
+/// now).
 enum class OuterStep {
   kAverage,      // parameters -= D, which is the mean of the ranks' parameters
   kSgdNesterov,  // velocity = momentum * velocity + D; parameters -= rate * (D + momentum *

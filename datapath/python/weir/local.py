@@ -41,7 +41,7 @@ class Sync(NamedTuple):
 
     @classmethod
     def of(cls, plan: Dict[str, Any]) -> "Sync":
-        """What a plan says."""
+        """Returns the Sync of a plan."""
         found = plan.get("sync") or {}
         return cls(found.get("every", 1), found.get("outer", AVERAGE),
                    found.get("outer_rate", 1.0), found.get("outer_momentum", 0.0),
@@ -262,7 +262,7 @@ class LocalSteps:
             print(f"weir: rank {self._rank}: the optimiser's state of {len(broken)} parameters held NaN or "
                   "infinity and is dropped", file=sys.stderr, flush=True)
 
-    # All get the mean of what all of them have kept, or begin anew where some have other entries.
+    # All ranks get the mean of their optimisers' entries, or start without any where these differ in kind.
     def _share_optimizer(self, group):
         state = self._optimizer.state
         kept = [(f"{name}.{key}", entries[key]) for name, p in self._named.items()
@@ -276,7 +276,7 @@ class LocalSteps:
             _average(group, tensor)
 
     def tensors(self) -> List[torch.Tensor]:
-        """What a replacement of a lost rank must take over, besides the parameters."""
+        """Returns the tensors, besides the parameters, that a replacement of a lost rank must take over."""
         return list(self._velocity.values())
 
     def restart(self) -> None:

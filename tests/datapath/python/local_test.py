@@ -312,7 +312,7 @@ def streamed(rank, world, plan, kind, steps, save_at=None):
 
 
 def refusals(rank, world):
-    """What attach() says of models and optimisers that cannot take local steps."""
+    """Returns how attach() refuses models and optimisers that cannot take local steps."""
     def words(net, optimizer, **options):
         try:
             weir.attach(net, optimizer=optimizer, **options).close()
