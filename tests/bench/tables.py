@@ -367,13 +367,13 @@ def summary():
     for name, words in (("demo", "full"), ("demo_quick", "quick")):
         for (label,), claim in demo_rows(load(name)[1]).items():
             if label.startswith(("time to target", "final validation")) and claim.value is not None:
-                add(f"{words} demo: {label}", claimed(claim), claim.goal(), "in the label", name)
+                add(f"{words} demo: {label}", claimed(claim), claim.goal(), "DDP over Gloo", name)
     for transport, words in (("shm", "shared memory"), ("tcp", "TCP on loopback")):
         found = [v["faster"] for (kind, *_), v in contests(load("loopback")[1]).items()
                  if kind == transport and v["faster"]]
         if found:
             add(f"dense all-reduce, {words}, 1 KiB to 16 MiB: times as fast",
-                f"{statistics.median(found):.2f} (least {min(found):.2f})", "1", "best of Open MPI and Gloo",
+                f"{statistics.median(found):.2f} in the median, {min(found):.2f} at worst", "1", "best of Open MPI and Gloo",
                 "loopback")
     found = [v["weir"] for v in shares(load("links")[1]).values() if v["weir"]]
     if found:
