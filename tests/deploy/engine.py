@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """podman for tests: images, containers, volumes, networks and processes that it makes end with the test.
 
-A test calls enter() first, which runs it again in mount and process namespaces of its own, so that nothing survives
-it even if it is killed. Containers and their published ports live in a network that only the test sees; only builds
+A test calls enter() first, which runs it again in mount and process namespaces of its own, so that nothing runs on or
+stays mounted even if it is killed. Files that a killed test left are removed by the next one. Containers and their published ports live in a network that only the test sees; only builds
 use the machine's network, where the package mirror is.
 """
+import fcntl
 import os
 import pathlib
 import shutil
@@ -17,6 +18,7 @@ import debian_test
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "deploy" / "images" / "Dockerfile"
+PREFIX = pathlib.Path("/var/tmp/weir-engine-")
 INSIDE = "WEIR_ENGINE_INSIDE"   # set in the namespaces
 NETAVARK = pathlib.Path("/usr/lib/podman/netavark")
 BASE = "docker.io/library/debian:bookworm-slim"
@@ -42,10 +44,21 @@ runtime = "runc"
 CONFINED = ["--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--health-interval=disable"]
 
 
-def refused():
-    """Why no container runs here; empty where they do."""
+def namespaces_refused():
+    """Why a test may make no namespaces and groups of processes here, as within many containers; empty where it may."""
     if os.geteuid() != 0:
         return "needs root"
+    done = subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "--mount-proc", "true"], check=False, text=True,
+                          timeout=30, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if done.returncode != 0:
+        return done.stdout.strip()
+    return "" if os.access("/sys/fs/cgroup", os.W_OK) else "/sys/fs/cgroup is read-only"
+
+
+def refused():
+    """Why no container runs here; empty where they do."""
+    if reason := namespaces_refused():
+        return reason
     missing = [name for name in ("podman", "runc", "mmdebstrap", "ip", "ss") if shutil.which(name) is None]
     if not NETAVARK.exists():
         missing.append("netavark")
@@ -60,13 +73,36 @@ def enter(reason):
                               ENTER, "enter", sys.executable, *sys.argv])
 
 
+def owner_of(directory):
+    """The open lock of an engine's directory; None while another process has it."""
+    lock = open(directory / "owner", "a", encoding="ascii")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def remove_what_was_left():
+    """Removes the directories of tests that were killed."""
+    for directory in PREFIX.parent.glob(PREFIX.name + "*"):
+        if lock := owner_of(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+            lock.close()
+
+
 class Engine:
     """podman with storage of its own. Not thread-safe."""
 
     def __init__(self):
         assert INSIDE in os.environ, "enter() first"
         # Not /tmp, which may be in memory; a short path, because sockets are below it.
-        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="weir-engine-", dir="/var/tmp"))
+        with open(PREFIX.parent / "weir-engines", "a", encoding="ascii") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            remove_what_was_left()
+            self.directory = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX.name, dir=PREFIX.parent))
+            self.owned = owner_of(self.directory)
         configuration = self.directory / "containers.conf"
         configuration.write_text(CONFIGURATION.format(self.directory), encoding="ascii")
         self.environment = os.environ | {"CONTAINERS_CONF": str(configuration), "TMPDIR": str(self.directory)}
@@ -80,9 +116,11 @@ class Engine:
         self.network.kill()
         self.network.wait()
         self.network.stdout.close()
-        subprocess.run(["umount", "--recursive", "--lazy", self.directory / "root" / "overlay"], check=False,
-                       stderr=subprocess.DEVNULL)
+        storage = self.directory / "root" / "overlay"
+        while storage.is_mount():   # podman mounts it over itself, sometimes more than once
+            subprocess.run(["umount", "--recursive", "--lazy", storage], check=True, timeout=60)
         shutil.rmtree(self.directory)
+        self.owned.close()
 
     def here(self, *words, limit_s=60, check=True, **more):
         """Runs a command in the network that containers publish their ports in; what it said is in stdout."""

@@ -4,7 +4,6 @@
 systemd-nspawn boots it in a container without a network, over a root that is not written to. The container and all
 that it mounts end with the test. Needs root.
 """
-import os
 import pathlib
 import shutil
 import subprocess
@@ -44,8 +43,8 @@ REFUSED = ["write-usr", "write-etc", "write-var", "see-home", "user-namespace", 
 
 def refused():
     """Why no Debian boots here; empty where one does."""
-    if os.geteuid() != 0:
-        return "needs root"
+    if reason := engine.namespaces_refused():
+        return reason
     missing = [name for name in ("systemd-nspawn", "mmdebstrap", "nsenter") if shutil.which(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""
 
