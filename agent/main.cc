@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -16,6 +17,7 @@
 #include "datapath/base/clock.h"
 #include "datapath/base/log.h"
 #include "deploy/program/hidden_command.h"
+#include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
 
 namespace weir::agent {
@@ -176,6 +178,8 @@ int Main(int argc, char** argv) {
   Log(LogLevel::kInfo, "agent",
       StrCat("node ", flags.agent.node, " serves ranks at ", flags.agent.local.socket_path,
              ", probes at port ", (*agent)->probe_port()));
+  const Status told = NotifyReady(std::getenv("NOTIFY_SOCKET"));
+  if (!told.ok()) Log(LogLevel::kWarning, "agent", Message(told));
   const int received = WaitForStopSignal();
   Log(LogLevel::kInfo, "agent", StrCat("ending on signal ", received));
   return 0;

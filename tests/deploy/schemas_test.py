@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,30 +21,10 @@ EXAMPLES = ROOT / "deploy" / "kubernetes" / "examples"
 # The package with the types of each group; Kubernetes' own groups are not listed.
 PACKAGES = {"cert-manager.io": "@kubernetes-models/cert-manager",
             "monitoring.coreos.com": "@kubernetes-models/prometheus-operator"}
-
-
-def jobs_of_a_set(item):
-    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]},
-             "spec": job["template"]["spec"]} for job in item["spec"]["replicatedJobs"]]
-
-
-def pod_of_a_trainer(item):
-    trainer = dict(item["spec"]["trainer"])
-    trainer["resources"] = trainer.pop("resourcesPerNode")
-    assert isinstance(trainer.pop("numNodes"), int)
-    return [{"apiVersion": "v1", "kind": "Pod", "metadata": item["metadata"],
-             "spec": {"containers": [{"name": "node", **trainer}]}}]
-
-
-# Kinds without types, and the typed objects in them.
-UNTYPED = {"JobSet": jobs_of_a_set, "TrainJob": pod_of_a_trainer}
+OWN = ROOT / "tests" / "deploy" / "schemas" / "jobs.d.ts"
+OF_JOBS = ("jobset.x-k8s.io", "trainer.kubeflow.org")   # typed there
 OPTIONS = ["--noEmit", "--strict", "--skipLibCheck", "--module", "esnext", "--moduleResolution", "bundler",
            "--target", "es2022", "--pretty", "false"]
-
-
-def typed(item):
-    """The objects in an item that there are types for."""
-    return UNTYPED[item["kind"]](item) if item["kind"] in UNTYPED else [item]
 
 
 def as_typescript(items):
@@ -51,7 +32,7 @@ def as_typescript(items):
     lines = []
     for number, item in enumerate(items):
         group = item["apiVersion"].split("/")[0]
-        module = f"{PACKAGES.get(group, 'kubernetes-models')}/{item['apiVersion']}"
+        module = f"{PACKAGES.get(group, 'kubernetes-models')}/{item['apiVersion']}" if group not in OF_JOBS else "./jobs"
         lines.append(f"import type {{ I{item['kind']} as T{number} }} from {json.dumps(module)};")
         lines.append(f"export const o{number}: T{number} = {json.dumps(item)};")
     return "\n".join(lines) + "\n"
@@ -66,17 +47,16 @@ class SchemasTest(unittest.TestCase):
                                                    BUILD / "kubernetes-schemas")
         if cls.modules is None:
             raise unittest.SkipTest(f"no Kubernetes types: {reason}")
-        cls.items = [typed_item for folder in kubernetes_test.EVERYTHING
-                     for item in kubernetes_test.render(folder) for typed_item in typed(item)]
-        cls.items += [typed_item for path in sorted(EXAMPLES.glob("*.yaml"))
-                      for item in yaml.safe_load_all(path.read_text(encoding="utf-8"))
-                      for typed_item in typed(item)]
+        cls.items = [item for folder in kubernetes_test.EVERYTHING for item in kubernetes_test.render(folder)]
+        cls.items += [item for path in sorted(EXAMPLES.glob("*.yaml"))
+                      for item in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
 
     def complaints(self, files):
         """The compiler's errors by file; `files`: name to items."""
         with tempfile.TemporaryDirectory(prefix="weir-schemas-") as name:
             directory = pathlib.Path(name)
             (directory / "node_modules").symlink_to(self.modules)
+            shutil.copy(OWN, directory)
             for file, items in files.items():
                 (directory / file).write_text(as_typescript(items), encoding="utf-8")
             done = subprocess.run([npm_packages.NODE, str(self.modules / "typescript" / "bin" / "tsc"), *OPTIONS,
@@ -96,12 +76,18 @@ class SchemasTest(unittest.TestCase):
         container["readynessProbe"] = container.pop("readinessProbe")
         mistyped["spec"]["replicas"] = "one"
         del incomplete["spec"]["selector"]
-        said = self.complaints({"manifests.ts": self.items, "misspelt.ts": [misspelt],
-                                "mistyped.ts": [mistyped], "incomplete.ts": [incomplete]})
+        jobs = [json.loads(json.dumps(i)) for i in self.items if i["apiVersion"].split("/")[0] in OF_JOBS]
+        job_set, train_job = sorted(jobs, key=lambda item: item["kind"])
+        job_set["spec"]["replicatedJobs"][0]["replica"] = 1
+        train_job["spec"]["runtimeRef"]["kinds"] = "TrainingRuntime"
+        said = self.complaints({"manifests.ts": self.items, "misspelt.ts": [misspelt], "mistyped.ts": [mistyped],
+                                "incomplete.ts": [incomplete], "jobset.ts": [job_set], "trainjob.ts": [train_job]})
         self.assertEqual(said["manifests.ts"], [])
         self.assertIn("readynessProbe", "".join(said["misspelt.ts"]))
         self.assertIn("string", "".join(said["mistyped.ts"]))
         self.assertIn("selector", "".join(said["incomplete.ts"]))
+        self.assertIn('"replica"', "".join(said["jobset.ts"]))
+        self.assertIn('"kinds"', "".join(said["trainjob.ts"]))
 
 
 if __name__ == "__main__":
