@@ -3,8 +3,10 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <utility>
 
+#include "datapath/base/mutex.h"
 #include "datapath/cuda/team.h"
 
 namespace weir::cuda {
@@ -14,6 +16,11 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(ot
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  return *this;
+}
+
+OwnStream& OwnStream::operator=(OwnStream&& other) noexcept {
+  std::swap(handle_, other.handle_);
   return *this;
 }
 
@@ -69,7 +76,7 @@ DeviceBuffer::~DeviceBuffer() { (void)cudaFree(data_); }
 StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
   PinnedBuffer buffer;
   void* data = nullptr;
-  WEIR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&data, bytes), "cudaMallocHost"));
+  if (bytes > 0) WEIR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&data, bytes), "cudaMallocHost"));
   buffer.data_ = static_cast<std::byte*>(data);
   return buffer;
 }
@@ -77,6 +84,27 @@ StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
 PinnedBuffer::~PinnedBuffer() { (void)cudaFreeHost(data_); }
 
 namespace {
+
+/// An event for one use. CUDA frees it when work that waits for it is done.
+class Event {
+ public:
+  static StatusOr<Event> Make(unsigned flags) {
+    Event event;
+    WEIR_RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&event.handle_, cudaEventDisableTiming | flags),
+                   "cudaEventCreateWithFlags"));
+    return event;
+  }
+  Event() = default;
+  Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  ~Event() {
+    if (handle_ != nullptr) (void)cudaEventDestroy(handle_);
+  }
+  cudaEvent_t get() const { return handle_; }
+
+ private:
+  cudaEvent_t handle_ = nullptr;
+};
 
 cudaStream_t HandleOf(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
@@ -101,7 +129,27 @@ Status FillDevice(void* to, int octet, size_t bytes, Stream stream) {
   return CudaStatus(cudaMemsetAsync(to, octet, bytes, HandleOf(stream)), "cudaMemsetAsync");
 }
 Status Synchronise(Stream stream) {
-  return CudaStatus(cudaStreamSynchronize(HandleOf(stream)), "cudaStreamSynchronize");
+  WEIR_ASSIGN_OR_RETURN(const Event event, Event::Make(cudaEventBlockingSync));
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaEventRecord(event.get(), HandleOf(stream)), "cudaEventRecord"));
+  return CudaStatus(cudaEventSynchronize(event.get()), "cudaEventSynchronize");
+}
+StatusOr<OwnStream> OwnStream::Make() {
+  OwnStream stream;
+  cudaStream_t handle = nullptr;
+  WEIR_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking),
+                                  "cudaStreamCreateWithFlags"));
+  stream.handle_ = handle;
+  return stream;
+}
+OwnStream::~OwnStream() {
+  if (handle_ != nullptr) (void)cudaStreamDestroy(static_cast<cudaStream_t>(handle_));
+}
+Status Follow(Stream stream, Stream earlier) {
+  WEIR_ASSIGN_OR_RETURN(const Event event, Event::Make(0));
+  WEIR_RETURN_IF_ERROR(
+      CudaStatus(cudaEventRecord(event.get(), HandleOf(earlier)), "cudaEventRecord"));
+  return CudaStatus(cudaStreamWaitEvent(HandleOf(stream), event.get(), 0), "cudaStreamWaitEvent");
 }
 bool IsCaptured(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -137,8 +185,78 @@ StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
 
 PinnedBuffer::~PinnedBuffer() { std::free(data_); }
 
-Status CopyToDevice(void* to, const void* from, size_t bytes, Stream) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
+namespace {
+
+/// What an OwnStream was given and has not begun.
+class HostQueue {
+ public:
+  void Add(std::function<void()> work) {
+    MutexLock lock(mutex_);
+    waiting_.push_back(std::move(work));
+    ++given_;
+  }
+  uint64_t given() {
+    MutexLock lock(mutex_);
+    return given_;
+  }
+  /// Does the first `count` of all work ever given, as far as it is not done.
+  void RunUntil(uint64_t count) {
+    MutexLock running(running_);
+    while (true) {
+      std::function<void()> work;
+      {
+        MutexLock lock(mutex_);
+        if (waiting_.empty() || given_ - waiting_.size() >= count) return;
+        work = std::move(waiting_.front());
+        waiting_.pop_front();
+      }
+      work();
+    }
+  }
+
+ private:
+  Mutex running_;  // while work is done, in its order
+  Mutex mutex_;
+  std::deque<std::function<void()> > waiting_ WEIR_GUARDED_BY(mutex_);
+  uint64_t given_ WEIR_GUARDED_BY(mutex_) = 0;
+};
+
+using SharedQueue = std::shared_ptr<HostQueue>;  // to which the handle points
+
+SharedQueue QueueOf(Stream stream) {
+  if (stream.handle == nullptr || stream.handle == kBackwards) return nullptr;
+  return *static_cast<SharedQueue*>(stream.handle);
+}
+
+}  // namespace
+
+void RunOnHost(Stream stream, std::function<void()> work) {
+  const SharedQueue queue = QueueOf(stream);
+  queue == nullptr ? work() : queue->Add(std::move(work));
+}
+
+StatusOr<OwnStream> OwnStream::Make() {
+  OwnStream stream;
+  stream.handle_ = new SharedQueue(std::make_shared<HostQueue>());
+  return stream;
+}
+OwnStream::~OwnStream() {
+  (void)Synchronise(get());
+  delete static_cast<SharedQueue*>(handle_);
+}
+Status Follow(Stream stream, Stream earlier) {
+  const SharedQueue before = QueueOf(earlier);
+  if (before == nullptr) return OkStatus();  // all its work is done
+  RunOnHost(stream, [before, count = before->given()] { before->RunUntil(count); });
+  return OkStatus();
+}
+Status Synchronise(Stream stream) {
+  if (const SharedQueue queue = QueueOf(stream); queue != nullptr) queue->RunUntil(queue->given());
+  return OkStatus();
+}
+
+Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  if (bytes > 0) RunOnHost(stream, [=] { std::memcpy(to, from, bytes); });
   return OkStatus();
 }
 Status CopyToHost(void* to, const void* from, size_t bytes, Stream stream) {
@@ -147,11 +265,10 @@ Status CopyToHost(void* to, const void* from, size_t bytes, Stream stream) {
 Status CopyOnDevice(void* to, const void* from, size_t bytes, Stream stream) {
   return CopyToDevice(to, from, bytes, stream);
 }
-Status FillDevice(void* to, int octet, size_t bytes, Stream) {
-  if (bytes > 0) std::memset(to, octet, bytes);
+Status FillDevice(void* to, int octet, size_t bytes, Stream stream) {
+  if (bytes > 0) RunOnHost(stream, [=] { std::memset(to, octet, bytes); });
   return OkStatus();
 }
-Status Synchronise(Stream) { return OkStatus(); }
 bool IsCaptured(Stream) { return false; }
 
 #endif

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "datapath/base/status.h"
 #include "datapath/cuda/stream.h"
@@ -50,13 +51,35 @@ class PinnedBuffer {
   std::byte* data_ = nullptr;
 };
 
+/// A stream of the current device that runs beside all others. Not copyable. The handle must not be
+/// used after it is destroyed, but work that it was given is still done.
+class OwnStream {
+ public:
+  OwnStream() = default;
+  /// kUnavailable: CUDA failed.
+  static StatusOr<OwnStream> Make();
+  OwnStream(OwnStream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  OwnStream& operator=(OwnStream&& other) noexcept;
+  ~OwnStream();
+
+  Stream get() const { return {handle_}; }
+
+ private:
+  void* handle_ = nullptr;
+};
+
+/// Work that `stream` is given from now on begins when everything is done that `earlier` has been
+/// given by now. Does not wait. kUnavailable: CUDA failed.
+Status Follow(Stream stream, Stream earlier);
+
 /// Queues a copy. Host memory that is not pinned may make the call wait. kUnavailable: CUDA failed.
 Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream);
 Status CopyToHost(void* to, const void* from, size_t bytes, Stream stream);
 Status CopyOnDevice(void* to, const void* from, size_t bytes, Stream stream);
 /// Queues setting every octet to `octet`.
 Status FillDevice(void* to, int octet, size_t bytes, Stream stream);
-/// Waits for everything queued on the stream. kUnavailable: some of it failed.
+/// Waits, without keeping a core busy, for everything queued on the stream. kUnavailable: some of
+/// it failed.
 Status Synchronise(Stream stream);
 /// Returns true while the stream records a CUDA graph, so that nothing may wait for it.
 bool IsCaptured(Stream stream);
