@@ -19,6 +19,11 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   return *this;
 }
 
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
 OwnStream& OwnStream::operator=(OwnStream&& other) noexcept {
   std::swap(handle_, other.handle_);
   return *this;
@@ -71,7 +76,9 @@ StatusOr<DeviceBuffer> DeviceBuffer::Make(size_t bytes) {
   return buffer;
 }
 
-DeviceBuffer::~DeviceBuffer() { (void)cudaFree(data_); }
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) (void)cudaFree(data_);
+}
 
 StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
   PinnedBuffer buffer;
@@ -81,30 +88,22 @@ StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
   return buffer;
 }
 
-PinnedBuffer::~PinnedBuffer() { (void)cudaFreeHost(data_); }
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) (void)cudaFreeHost(data_);
+}
 
 namespace {
 
-/// An event for one use. CUDA frees it when work that waits for it is done.
-class Event {
- public:
-  static StatusOr<Event> Make(unsigned flags) {
-    Event event;
-    WEIR_RETURN_IF_ERROR(
-        CudaStatus(cudaEventCreateWithFlags(&event.handle_, cudaEventDisableTiming | flags),
-                   "cudaEventCreateWithFlags"));
-    return event;
-  }
-  Event() = default;
-  Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  ~Event() {
-    if (handle_ != nullptr) (void)cudaEventDestroy(handle_);
-  }
-  cudaEvent_t get() const { return handle_; }
-
- private:
-  cudaEvent_t handle_ = nullptr;
-};
+StatusOr<cudaEvent_t> RecordEvent(Stream stream, unsigned flags) {
+  cudaEvent_t event = nullptr;
+  WEIR_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | flags),
+                                  "cudaEventCreateWithFlags"));
+  const Status recorded = CudaStatus(
+      cudaEventRecord(event, static_cast<cudaStream_t>(stream.handle)), "cudaEventRecord");
+  if (recorded.ok()) return event;
+  (void)cudaEventDestroy(event);
+  return recorded;
+}
 
 cudaStream_t HandleOf(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
@@ -129,10 +128,36 @@ Status FillDevice(void* to, int octet, size_t bytes, Stream stream) {
   return CudaStatus(cudaMemsetAsync(to, octet, bytes, HandleOf(stream)), "cudaMemsetAsync");
 }
 Status Synchronise(Stream stream) {
-  WEIR_ASSIGN_OR_RETURN(const Event event, Event::Make(cudaEventBlockingSync));
-  WEIR_RETURN_IF_ERROR(
-      CudaStatus(cudaEventRecord(event.get(), HandleOf(stream)), "cudaEventRecord"));
-  return CudaStatus(cudaEventSynchronize(event.get()), "cudaEventSynchronize");
+  WEIR_ASSIGN_OR_RETURN(const cudaEvent_t event, RecordEvent(stream, cudaEventBlockingSync));
+  const cudaError_t waited = cudaEventSynchronize(event);
+  (void)cudaEventDestroy(event);
+  return CudaStatus(waited, "cudaEventSynchronize");
+}
+StatusOr<Event> Event::Record(Stream stream) {
+  Event event;
+  WEIR_ASSIGN_OR_RETURN(event.handle_, RecordEvent(stream, 0));
+  return event;
+}
+Event::~Event() {
+  if (handle_ != nullptr) (void)cudaEventDestroy(static_cast<cudaEvent_t>(handle_));
+}
+StatusOr<bool> Event::IsDone() const {
+  const cudaError_t found = cudaEventQuery(static_cast<cudaEvent_t>(handle_));
+  if (found == cudaErrorNotReady) return false;
+  WEIR_RETURN_IF_ERROR(CudaStatus(found, "cudaEventQuery"));
+  return true;
+}
+int DeviceCount() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+UseDevice::UseDevice(int ordinal) {
+  int current = -1;
+  if (cudaGetDevice(&current) != cudaSuccess || current == ordinal) return;
+  if (cudaSetDevice(ordinal) == cudaSuccess) before_ = current;
+}
+UseDevice::~UseDevice() {
+  if (before_ >= 0) (void)cudaSetDevice(before_);
 }
 StatusOr<OwnStream> OwnStream::Make() {
   OwnStream stream;
@@ -144,12 +169,6 @@ StatusOr<OwnStream> OwnStream::Make() {
 }
 OwnStream::~OwnStream() {
   if (handle_ != nullptr) (void)cudaStreamDestroy(static_cast<cudaStream_t>(handle_));
-}
-Status Follow(Stream stream, Stream earlier) {
-  WEIR_ASSIGN_OR_RETURN(const Event event, Event::Make(0));
-  WEIR_RETURN_IF_ERROR(
-      CudaStatus(cudaEventRecord(event.get(), HandleOf(earlier)), "cudaEventRecord"));
-  return CudaStatus(cudaStreamWaitEvent(HandleOf(stream), event.get(), 0), "cudaStreamWaitEvent");
 }
 bool IsCaptured(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -201,17 +220,21 @@ class HostQueue {
   }
   /// Does the first `count` of all work ever given, as far as it is not done.
   void RunUntil(uint64_t count) {
-    MutexLock running(running_);
-    while (true) {
-      std::function<void()> work;
-      {
-        MutexLock lock(mutex_);
-        if (waiting_.empty() || given_ - waiting_.size() >= count) return;
-        work = std::move(waiting_.front());
-        waiting_.pop_front();
-      }
-      work();
+    while (!RunOneUntil(count)) {
     }
+  }
+  /// Does one of these at most. Returns whether all were done before.
+  bool RunOneUntil(uint64_t count) {
+    MutexLock running(running_);
+    std::function<void()> work;
+    {
+      MutexLock lock(mutex_);
+      if (given_ - waiting_.size() >= count) return true;
+      work = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+    work();
+    return false;
   }
 
  private:
@@ -244,12 +267,29 @@ OwnStream::~OwnStream() {
   (void)Synchronise(get());
   delete static_cast<SharedQueue*>(handle_);
 }
-Status Follow(Stream stream, Stream earlier) {
-  const SharedQueue before = QueueOf(earlier);
-  if (before == nullptr) return OkStatus();  // all its work is done
-  RunOnHost(stream, [before, count = before->given()] { before->RunUntil(count); });
-  return OkStatus();
+namespace {
+
+struct HostEvent {
+  SharedQueue queue;  // null: done
+  uint64_t count;     // of its work
+};
+
+}  // namespace
+
+StatusOr<Event> Event::Record(Stream stream) {
+  Event event;
+  const SharedQueue queue = QueueOf(stream);
+  event.handle_ = new HostEvent{queue, queue == nullptr ? 0 : queue->given()};
+  return event;
 }
+Event::~Event() { delete static_cast<HostEvent*>(handle_); }
+StatusOr<bool> Event::IsDone() const {
+  const auto* const event = static_cast<const HostEvent*>(handle_);
+  return event->queue == nullptr || event->queue->RunOneUntil(event->count);
+}
+int DeviceCount() { return 1; }
+UseDevice::UseDevice(int) {}
+UseDevice::~UseDevice() = default;
 Status Synchronise(Stream stream) {
   if (const SharedQueue queue = QueueOf(stream); queue != nullptr) queue->RunUntil(queue->given());
   return OkStatus();

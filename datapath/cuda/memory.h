@@ -68,9 +68,36 @@ class OwnStream {
   void* handle_ = nullptr;
 };
 
-/// Work that `stream` is given from now on begins when everything is done that `earlier` has been
-/// given by now. Does not wait. kUnavailable: CUDA failed.
-Status Follow(Stream stream, Stream earlier);
+/// The work that a stream had been given by some time. Not copyable.
+class Event {
+ public:
+  Event() = default;
+  /// Everything that the stream has been given by now. kUnavailable: CUDA failed.
+  static StatusOr<Event> Record(Stream stream);
+  Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Event& operator=(Event&& other) noexcept;
+  ~Event();
+
+  /// Whether it is done. Does not wait. kUnavailable: some of it failed.
+  StatusOr<bool> IsDone() const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
+/// The number of devices; 0: there are none, or no driver. Built for the host: 1.
+int DeviceCount();
+/// Makes device `ordinal` the current one of the calling thread, until it is destroyed.
+class UseDevice {
+ public:
+  explicit UseDevice(int ordinal);
+  ~UseDevice();
+  UseDevice(const UseDevice&) = delete;
+  UseDevice& operator=(const UseDevice&) = delete;
+
+ private:
+  int before_ = -1;
+};
 
 /// Queues a copy. Host memory that is not pinned may make the call wait. kUnavailable: CUDA failed.
 Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream);

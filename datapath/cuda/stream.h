@@ -18,7 +18,8 @@ struct Stream {
 inline void* const kBackwards = reinterpret_cast<void*>(1);
 
 /// Host only: gives work to a stream. An OwnStream begins it as late as a GPU may: when somebody
-/// waits for the stream, or for one that has to follow it. So a wait that is missing is noticed.
+/// waits for the stream or, one at a time, asks whether an event is done. So a missing wait is
+/// noticed.
 void RunOnHost(Stream stream, std::function<void()> work);
 
 }  // namespace weir::cuda

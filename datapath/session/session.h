@@ -66,6 +66,12 @@ struct SessionParts {
   Session* former = nullptr;
 };
 
+/// Where a bucket's data is, if not in the host's memory.
+struct DevicePlace {
+  Device* device = nullptr;
+  void* stream = nullptr;  // see DeviceData
+};
+
 struct SessionStats {
   uint64_t step = 0, plan_version = 0, bytes_sent = 0, steps_skipped = 0;
   bool agent_connected = false;
@@ -122,9 +128,11 @@ class Session : public AgentHandler {
   /// Queues one all-reduce. `done` is called once, from a session thread, unless an error is
   /// returned. kNotFound: no such bucket; kFailedPrecondition: no step is open, or the bucket was
   /// already submitted in it; kInvalidArgument: data is null or scale is not finite;
-  /// kResourceExhausted: kSubmittedMax operations wait.
+  /// kResourceExhausted: kSubmittedMax operations wait. With a device in `place` the data is in its
+  /// memory, and errors are also those of Device::Open. When `done` is called, the result is there,
+  /// and nothing uses the data any more.
   Status AllReduce(uint64_t bucket, void* data, double scale,
-                   std::function<void(const Status&)> done);
+                   std::function<void(const Status&)> done, DevicePlace place = {});
 
   /// Runs `body`, a part of a step on the caller's thread, and returns its status. An exception in
   /// it fails the session, because the other ranks wait for this one's part.
@@ -201,8 +209,8 @@ class Session : public AgentHandler {
   Status RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready);
   Status RunWithin(std::span<Operation* const> ops, Duration allowed, ReadyCount* ready);
   Status Open();
-  Status Enqueue(uint64_t bucket, void* data, double scale,
-                 std::function<void(const Status&)> done);
+  Status Enqueue(uint64_t bucket, void* data, double scale, std::function<void(const Status&)> done,
+                 DevicePlace place);
   Status AwaitOperations();
   StatusOr<bool> Settle();
   bool Compares(uint64_t step) const {

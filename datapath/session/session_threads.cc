@@ -105,13 +105,17 @@ Status Session::RunWithin(std::span<Operation* const> ops, Duration allowed, Rea
 
 void Session::DecodeOperation(Operation& op) {
   if (op.status.ok() && !op.control) {
-    op.status = Caught([&] { return stages_->Decode(op); }, no_memory_);
-    if (op.hashed) {
-      op.hash = HashBytes({static_cast<const std::byte*>(op.data),
-                           op.bucket->elements * DtypeBytes(op.bucket->dtype)});
-    }
+    op.status = Caught(
+        [&] {
+          WEIR_RETURN_IF_ERROR(stages_->Decode(op));
+          return op.hashed ? stages_->Hash(op) : OkStatus();
+        },
+        no_memory_);
     if (!op.status.ok()) FailAndTell(op.status);
   }
+  // Whatever has become of the operation, it does not use the data any more.
+  op.device.reset();
+  op.staged.Release();
   op.times.delivered = RealClock().Now();
   if (op.done) (void)Caught([&] { op.done(op.status); });
   op.done = nullptr;
