@@ -11,6 +11,7 @@
 #include "datapath/base/half.h"
 #include "datapath/base/json.h"
 #include "datapath/base/random.h"
+#include "datapath/codec/measure/codec_timing.h"
 #include "datapath/collective/maximum.h"
 #include "datapath/session/passes.h"
 #include "datapath/session/replicas.h"
@@ -57,11 +58,9 @@ void OperationStages::PrepareGradient(Operation& op, void* data) {
 }
 
 bool OperationStages::EncodesOnDevice(const Operation& op) const {
-  const CodecTraits& codec = op.codec->Traits();
-  // A lossless codec adds the residual to the gradient, and an aggregator may return lanes to it.
-  return codec.lossy && !codec.ef21 && !codec.needs_momentum && codec.rounds == 1 &&
-         !codec.lanes_are_votes && op.device->device().Runs(*op.codec) &&
-         FormOf(*op.collective).Traits().on_devices && op.collective->Traits().lease_mode.empty() &&
+  // An aggregator may return lanes to the residual.
+  return EncodesOn(op.device->device(), *op.codec) && FormOf(*op.collective).Traits().on_devices &&
+         op.collective->Traits().lease_mode.empty() &&
          !environment_.residuals.HasAggregate(op.bucket->key);
 }
 

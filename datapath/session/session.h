@@ -40,7 +40,8 @@ struct SessionOptions {
   Duration connect_timeout = std::chrono::seconds(60);
   int encode_workers = 1;  // threads that encode different buckets; 1 to kEncodeWorkersMax
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
-  bool measure_codecs = false;         // tell the controller CodecTimings()
+  bool measure_codecs = false;         // tell the controller the times of codecs
+  Device* device = nullptr;  // where the gradients will be, for these times; null: the host
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
   Duration operation_timeout_floor = std::chrono::seconds(10);  // see AdaptiveDeadline
   // How often replicas are compared, see replicas.h; 0: never; equal on all ranks.

@@ -193,7 +193,10 @@ std::vector<RankMessage> Session::Greeting() {
   if (options_.job_key.has_value()) {
     hello.protection = options_.encrypt ? Protection::kEncrypted : Protection::kAuthenticated;
   }
-  if (options_.measure_codecs) hello.codec_timings = &CodecTimings();
+  if (options_.measure_codecs) {
+    Device* const device = options_.device;
+    hello.codec_timings = device == nullptr ? &CodecTimings() : &CodecTimingsOn(*device);
+  }
   MutexLock lock(mutex_);
   hello.active_plan = activation_.active();
   hello.active_plan_version = hello.active_plan->version;

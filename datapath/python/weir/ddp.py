@@ -44,7 +44,7 @@ from weir._lib import WeirError
 from weir.meeting import Meeting
 from weir.non_finite import Agreement
 from weir.session import Session
-from weir.staging import future_of
+from weir.staging import device_of, future_of
 from weir.steps import Steps, attached, begin_with_forward, columns
 from weir.unreduced import DDPWatch, Watch
 
@@ -211,6 +211,7 @@ class DDPState(Steps):
                 encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
                 compare_every_steps=(compare_every_steps
                                      or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
+                device=device_of(list(module.parameters())),
                 **keys.settings(job_key, encrypt, unauthenticated))
             if join:
                 self.session = join(job, options)
