@@ -11,6 +11,7 @@
 
 #include "datapath/agent_link/agent_protocol.h"
 #include "datapath/api/c_support.h"
+#include "datapath/api/devices.h"
 #include "datapath/api/request.h"
 #include "datapath/api/weir.h"
 #include "datapath/base/mutex.h"
@@ -70,6 +71,9 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   if (c.compare_every_steps != 0) {
     options.compare_every_steps = static_cast<uint64_t>(std::max(c.compare_every_steps, 0));
   }
+  if (c.gradient_device != nullptr) {
+    WEIR_ASSIGN_OR_RETURN(options.device, weir::c_api::FindDevice(*c.gradient_device));
+  }
   if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
   options.local_steps = c.local_steps != 0;
   WEIR_RETURN_IF_ERROR(weir::c_api::ReadSecurity(c, &options));
@@ -89,7 +93,8 @@ StatusOr<weir::Dtype> ToDtype(int32_t dtype) {
 }
 
 Status AllReduce(weir_session* session, uint64_t bucket, void* data, double scale,
-                 weir_callback callback, void* context, weir_request** request) {
+                 weir_callback callback, void* context, weir_request** request,
+                 weir::DevicePlace place = {}) {
   const std::shared_ptr<weir::Session> current = session->current();
   const auto submit = [&](std::shared_ptr<Completion> pending) {
     return current->AllReduce(
@@ -98,7 +103,8 @@ Status AllReduce(weir_session* session, uint64_t bucket, void* data, double scal
           // A callback in C++ may throw; its operation has ended nevertheless.
           if (callback != nullptr) (void)weir::Caught([&] { callback(context, ToC(outcome)); });
           if (pending != nullptr) pending->Finish(outcome, WEIR_ANY_RANK);
-        });
+        },
+        place);
   };
   return current->OrFail([&] { return weir::c_api::Submit(session->id, request, submit); });
 }
@@ -222,6 +228,23 @@ weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data, 
                             weir_callback callback, void* context, weir_request** request) {
   return Guard(session,
                [&] { return AllReduce(session, bucket, data, scale, callback, context, request); });
+}
+
+int32_t weir_device_count(void) {
+  int count = 0;
+  (void)weir::Caught([&] { count = weir::c_api::DeviceCount(); });
+  return count;
+}
+
+weir_status weir_all_reduce_device(weir_session* session, uint64_t bucket,
+                                   const weir_device_data* data, double scale,
+                                   weir_callback callback, void* context, weir_request** request) {
+  return Guard(session, [&]() -> Status {
+    WEIR_ASSIGN_OR_RETURN(const weir_device_data c, ReadStruct(data, "data"));
+    WEIR_ASSIGN_OR_RETURN(weir::Device* const device, weir::c_api::FindDevice(c.device));
+    return AllReduce(session, bucket, c.data, scale, callback, context, request,
+                     {.device = device, .stream = c.stream});
+  });
 }
 
 weir_status weir_report_parameters(weir_session* session, const void* const* data,

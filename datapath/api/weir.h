@@ -111,12 +111,10 @@ typedef struct weir_options {
   int32_t encrypt;         /* with a key: 1: only the ranks can read payloads; equal on all ranks */
   int32_t unauthenticated; /* without a key: 1: permits connections over a network. Anybody on that
                               network can take part in the job and change its results */
-  /* 1: the caller does what `sync` of the active plan (weir_get_plan) says: with `every` above 1, a
-   * step of the session spans that many steps of the optimiser, and what its buckets sum is the
-   * change of the parameters. Deadlines then grow by eight times what this rank needed from the
-   * step's begin to its first all-reduce, since others may be slower. 0: plans with `every` above 1
-   * are refused. Equal on all ranks. */
-  int32_t local_steps;
+  /* CUDA's number of the device in whose memory the gradients will be; NULL: the host's. Only what
+   * the controller is told of the times of codecs depends on it: they are measured on the device,
+   * or with the copies to the host and back. */
+  const int32_t* gradient_device;
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */
@@ -212,6 +210,30 @@ WEIR_EXPORT weir_status weir_step_end(weir_session* session, int32_t* skipped);
 WEIR_EXPORT weir_status weir_all_reduce(weir_session* session, uint64_t bucket, void* data,
                                         double scale, weir_callback callback, void* context,
                                         weir_request** request);
+
+/* A bucket's elements in the memory of a CUDA device. */
+typedef struct weir_device_data {
+  size_t struct_size;
+  int32_t device; /* CUDA's number of it in this process */
+  void* data;
+  void* stream; /* cudaStream_t: the elements are complete when it has done what it has been given
+                   by now; NULL: the default stream */
+} weir_device_data;
+/* How many devices weir_all_reduce_device knows: those that CUDA shows to this process, or 0 where
+ * libweir was built without CUDA or there is no driver. Thread-safe. */
+WEIR_EXPORT int32_t weir_device_count(void);
+/* As weir_all_reduce, for elements in the memory of a device. Returns when queued and keeps neither
+ * the calling thread nor a stream waiting. Where the plan's codec works on the device, what is sent
+ * is made there, with the same bytes as on the host; otherwise the elements are copied to the host
+ * and back. So ranks with and without a device may take part in one operation. When the request has
+ * ended or the callback is called, the elements are complete for every stream, and libweir does not
+ * use them any more. The operation fails if the stream needs longer than operation_timeout_s.
+ * WEIR_INVALID_ARGUMENT: there is no such device, or the elements are not aligned to their size;
+ * WEIR_FAILED_PRECONDITION: the stream records a CUDA graph. */
+WEIR_EXPORT weir_status weir_all_reduce_device(weir_session* session, uint64_t bucket,
+                                               const weir_device_data* data, double scale,
+                                               weir_callback callback, void* context,
+                                               weir_request** request);
 
 /* ---- Requests: operations in progress, of sessions and communicators. All three functions are
  * thread-safe, for any number of threads on one request. WEIR_INVALID_ARGUMENT: the request was

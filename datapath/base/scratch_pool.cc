@@ -27,8 +27,14 @@ void ScratchBuffer::Release() {
   size_ = capacity_ = 0;
 }
 
+ScratchMemory ScratchPool::HostMemory() {
+  return {.allocate =
+              [](size_t size) { return static_cast<std::byte*>(::operator new(size, kAlignment)); },
+          .free = [](std::byte* data) { ::operator delete(data, kAlignment); }};
+}
+
 ScratchPool::~ScratchPool() {
-  for (const Idle& idle : idle_) ::operator delete(idle.data, kAlignment);
+  for (const Idle& idle : idle_) memory_.free(idle.data);
 }
 
 ScratchBuffer ScratchPool::Take(size_t size) {
@@ -48,8 +54,7 @@ ScratchBuffer ScratchPool::Take(size_t size) {
       return ScratchBuffer(this, idle.data, size, idle.capacity);
     }
   }
-  auto* data = static_cast<std::byte*>(::operator new(wanted, kAlignment));
-  return ScratchBuffer(this, data, size, wanted);
+  return ScratchBuffer(this, memory_.allocate(wanted), size, wanted);
 }
 
 // Runs in destructors, possibly while an exception for lack of memory propagates, so it allocates
@@ -60,7 +65,7 @@ void ScratchPool::Return(std::byte* data, size_t capacity) noexcept {
   idle_.push_back({data, capacity});
   idle_bytes_ += capacity;
   const auto give_up = [&](std::vector<Idle>::iterator idle) WEIR_REQUIRES(mutex_) {
-    ::operator delete(idle->data, kAlignment);
+    memory_.free(idle->data);
     idle_bytes_ -= idle->capacity;
     idle_.erase(idle);
   };

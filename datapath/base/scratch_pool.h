@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <new>
 #include <span>
@@ -42,13 +43,20 @@ class ScratchBuffer {
   size_t capacity_ = 0;
 };
 
+/// Where the memory of a pool comes from, for memory of another kind than the host's. Thread-safe.
+struct ScratchMemory {
+  std::function<std::byte*(size_t)> allocate;  // throws std::bad_alloc; aligned to 64
+  std::function<void(std::byte*)> free;        // throws nothing
+};
+
 /// Thread-safe. Keeps at most `idle_max` returned buffers and drops the smallest beyond that; of
 /// those it keeps at most `idle_bytes_max` bytes and drops the ones that were returned longest ago.
 /// It must outlive its buffers.
 class ScratchPool {
  public:
-  explicit ScratchPool(size_t idle_max, size_t idle_bytes_max = SIZE_MAX)
-      : idle_max_(idle_max), idle_bytes_max_(idle_bytes_max) {}
+  explicit ScratchPool(size_t idle_max, size_t idle_bytes_max = SIZE_MAX,
+                       ScratchMemory memory = HostMemory())
+      : idle_max_(idle_max), idle_bytes_max_(idle_bytes_max), memory_(std::move(memory)) {}
   ~ScratchPool();
   ScratchPool(const ScratchPool&) = delete;
   ScratchPool& operator=(const ScratchPool&) = delete;
@@ -59,6 +67,7 @@ class ScratchPool {
 
  private:
   friend class ScratchBuffer;
+  static ScratchMemory HostMemory();
   struct Idle {
     std::byte* data;
     size_t capacity;
@@ -66,6 +75,7 @@ class ScratchPool {
   void Return(std::byte* data, size_t capacity) noexcept WEIR_EXCLUDES(mutex_);
 
   const size_t idle_max_, idle_bytes_max_;
+  const ScratchMemory memory_;
   Mutex mutex_;
   std::vector<Idle> idle_ WEIR_GUARDED_BY(mutex_);  // in the order of their return
   size_t idle_bytes_ WEIR_GUARDED_BY(mutex_) = 0;

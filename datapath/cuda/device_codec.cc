@@ -23,9 +23,7 @@ GradientStatistics StatisticsOf(const Outcome& outcome, std::span<const uint32_t
   return statistics;
 }
 
-StatusOr<std::unique_ptr<DeviceState>> DeviceCodec::NewState(size_t, const DeviceCall&) const {
-  return std::unique_ptr<DeviceState>();
-}
+size_t DeviceCodec::PinnedBytes() const { return 0; }
 
 size_t DeviceCodec::MaxCount(size_t) const { return 1; }
 

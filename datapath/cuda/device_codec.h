@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -32,17 +31,13 @@ EncodeResult ResultOf(const Outcome& outcome);
 /// The statistics of a pass over n elements from its outcome and its bins, both copied to the host.
 GradientStatistics StatisticsOf(const Outcome& outcome, std::span<const uint32_t> bins, size_t n);
 
-/// The state that a device codec keeps for a bucket between steps. One thread at a time uses it.
-class DeviceState {
- public:
-  virtual ~DeviceState() = default;
-};
-
 /// Everything that a call needs besides its operands. All pointers and spans outside of `context`
 /// are device memory; they belong to the caller and must stay valid until the stream has done the
 /// call's work.
 struct DeviceCall {
-  EncodeContext context;  // params, world, seed, rank and shape; the rest is not used
+  // params, world, seed, rank, shape and state; the rest is not used. The state is that of the host
+  // codec, so that both continue from each other's steps.
+  EncodeContext context;
   // If Traits().shared_metadata == kMax: the maxima over ranks, with as many values as LocalMax
   // gives, or one. A value that is not finite or below 0 makes the outcome non-finite.
   std::span<const float> shared_max = {};
@@ -51,7 +46,9 @@ struct DeviceCall {
   uint64_t* fault = nullptr;   // DecodeAdd: lowered to the offset of a fault; begin with ~0
   // At least WorkspaceBytes. Its content is lost, and from Encode to Resolve it must not change.
   std::span<std::byte> workspace{};
-  DeviceState* state = nullptr;  // from NewState; may be null
+  // Pinned host memory of at least PinnedBytes, which belongs to the call as the workspace does.
+  // Without it Encode does not begin to read the outcome, so Resolve waits longer.
+  std::span<std::byte> pinned{};
   Stream stream = {};
 };
 
@@ -70,8 +67,8 @@ class DeviceCodec {
   /// The scratch memory that calls with n elements need, in bytes; about a hundred kilobytes unless
   /// said otherwise. O(1).
   virtual size_t WorkspaceBytes(size_t n, const DeviceCall& call) const = 0;
-  /// A new state for a bucket of n elements, or null when the codec keeps none.
-  virtual StatusOr<std::unique_ptr<DeviceState>> NewState(size_t n, const DeviceCall& call) const;
+  /// The size of DeviceCall::pinned; 0: it is not used.
+  virtual size_t PinnedBytes() const;
 
   /// The number of values that LocalMax writes for n elements.
   virtual size_t MaxCount(size_t n) const;

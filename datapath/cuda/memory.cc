@@ -3,8 +3,10 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <utility>
 
+#include "datapath/base/mutex.h"
 #include "datapath/cuda/team.h"
 
 namespace weir::cuda {
@@ -14,6 +16,16 @@ DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(ot
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  return *this;
+}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+OwnStream& OwnStream::operator=(OwnStream&& other) noexcept {
+  std::swap(handle_, other.handle_);
   return *this;
 }
 
@@ -64,19 +76,34 @@ StatusOr<DeviceBuffer> DeviceBuffer::Make(size_t bytes) {
   return buffer;
 }
 
-DeviceBuffer::~DeviceBuffer() { (void)cudaFree(data_); }
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) (void)cudaFree(data_);
+}
 
 StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
   PinnedBuffer buffer;
   void* data = nullptr;
-  WEIR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&data, bytes), "cudaMallocHost"));
+  if (bytes > 0) WEIR_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&data, bytes), "cudaMallocHost"));
   buffer.data_ = static_cast<std::byte*>(data);
   return buffer;
 }
 
-PinnedBuffer::~PinnedBuffer() { (void)cudaFreeHost(data_); }
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) (void)cudaFreeHost(data_);
+}
 
 namespace {
+
+StatusOr<cudaEvent_t> RecordEvent(Stream stream, unsigned flags) {
+  cudaEvent_t event = nullptr;
+  WEIR_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | flags),
+                                  "cudaEventCreateWithFlags"));
+  const Status recorded = CudaStatus(
+      cudaEventRecord(event, static_cast<cudaStream_t>(stream.handle)), "cudaEventRecord");
+  if (recorded.ok()) return event;
+  (void)cudaEventDestroy(event);
+  return recorded;
+}
 
 cudaStream_t HandleOf(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
@@ -101,7 +128,47 @@ Status FillDevice(void* to, int octet, size_t bytes, Stream stream) {
   return CudaStatus(cudaMemsetAsync(to, octet, bytes, HandleOf(stream)), "cudaMemsetAsync");
 }
 Status Synchronise(Stream stream) {
-  return CudaStatus(cudaStreamSynchronize(HandleOf(stream)), "cudaStreamSynchronize");
+  WEIR_ASSIGN_OR_RETURN(const cudaEvent_t event, RecordEvent(stream, cudaEventBlockingSync));
+  const cudaError_t waited = cudaEventSynchronize(event);
+  (void)cudaEventDestroy(event);
+  return CudaStatus(waited, "cudaEventSynchronize");
+}
+StatusOr<Event> Event::Record(Stream stream) {
+  Event event;
+  WEIR_ASSIGN_OR_RETURN(event.handle_, RecordEvent(stream, 0));
+  return event;
+}
+Event::~Event() {
+  if (handle_ != nullptr) (void)cudaEventDestroy(static_cast<cudaEvent_t>(handle_));
+}
+StatusOr<bool> Event::IsDone() const {
+  const cudaError_t found = cudaEventQuery(static_cast<cudaEvent_t>(handle_));
+  if (found == cudaErrorNotReady) return false;
+  WEIR_RETURN_IF_ERROR(CudaStatus(found, "cudaEventQuery"));
+  return true;
+}
+int DeviceCount() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+UseDevice::UseDevice(int ordinal) {
+  int current = -1;
+  if (cudaGetDevice(&current) != cudaSuccess || current == ordinal) return;
+  if (cudaSetDevice(ordinal) == cudaSuccess) before_ = current;
+}
+UseDevice::~UseDevice() {
+  if (before_ >= 0) (void)cudaSetDevice(before_);
+}
+StatusOr<OwnStream> OwnStream::Make() {
+  OwnStream stream;
+  cudaStream_t handle = nullptr;
+  WEIR_RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking),
+                                  "cudaStreamCreateWithFlags"));
+  stream.handle_ = handle;
+  return stream;
+}
+OwnStream::~OwnStream() {
+  if (handle_ != nullptr) (void)cudaStreamDestroy(static_cast<cudaStream_t>(handle_));
 }
 bool IsCaptured(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -137,8 +204,99 @@ StatusOr<PinnedBuffer> PinnedBuffer::Make(size_t bytes) {
 
 PinnedBuffer::~PinnedBuffer() { std::free(data_); }
 
-Status CopyToDevice(void* to, const void* from, size_t bytes, Stream) {
-  if (bytes > 0) std::memcpy(to, from, bytes);
+namespace {
+
+/// What an OwnStream was given and has not begun.
+class HostQueue {
+ public:
+  void Add(std::function<void()> work) {
+    MutexLock lock(mutex_);
+    waiting_.push_back(std::move(work));
+    ++given_;
+  }
+  uint64_t given() {
+    MutexLock lock(mutex_);
+    return given_;
+  }
+  /// Does the first `count` of all work ever given, as far as it is not done.
+  void RunUntil(uint64_t count) {
+    while (!RunOneUntil(count)) {
+    }
+  }
+  /// Does one of these at most. Returns whether all were done before.
+  bool RunOneUntil(uint64_t count) {
+    MutexLock running(running_);
+    std::function<void()> work;
+    {
+      MutexLock lock(mutex_);
+      if (given_ - waiting_.size() >= count) return true;
+      work = std::move(waiting_.front());
+      waiting_.pop_front();
+    }
+    work();
+    return false;
+  }
+
+ private:
+  Mutex running_;  // while work is done, in its order
+  Mutex mutex_;
+  std::deque<std::function<void()> > waiting_ WEIR_GUARDED_BY(mutex_);
+  uint64_t given_ WEIR_GUARDED_BY(mutex_) = 0;
+};
+
+using SharedQueue = std::shared_ptr<HostQueue>;  // to which the handle points
+
+SharedQueue QueueOf(Stream stream) {
+  if (stream.handle == nullptr || stream.handle == kBackwards) return nullptr;
+  return *static_cast<SharedQueue*>(stream.handle);
+}
+
+}  // namespace
+
+void RunOnHost(Stream stream, std::function<void()> work) {
+  const SharedQueue queue = QueueOf(stream);
+  queue == nullptr ? work() : queue->Add(std::move(work));
+}
+
+StatusOr<OwnStream> OwnStream::Make() {
+  OwnStream stream;
+  stream.handle_ = new SharedQueue(std::make_shared<HostQueue>());
+  return stream;
+}
+OwnStream::~OwnStream() {
+  (void)Synchronise(get());
+  delete static_cast<SharedQueue*>(handle_);
+}
+namespace {
+
+struct HostEvent {
+  SharedQueue queue;  // null: done
+  uint64_t count;     // of its work
+};
+
+}  // namespace
+
+StatusOr<Event> Event::Record(Stream stream) {
+  Event event;
+  const SharedQueue queue = QueueOf(stream);
+  event.handle_ = new HostEvent{queue, queue == nullptr ? 0 : queue->given()};
+  return event;
+}
+Event::~Event() { delete static_cast<HostEvent*>(handle_); }
+StatusOr<bool> Event::IsDone() const {
+  const auto* const event = static_cast<const HostEvent*>(handle_);
+  return event->queue == nullptr || event->queue->RunOneUntil(event->count);
+}
+int DeviceCount() { return 1; }
+UseDevice::UseDevice(int) {}
+UseDevice::~UseDevice() = default;
+Status Synchronise(Stream stream) {
+  if (const SharedQueue queue = QueueOf(stream); queue != nullptr) queue->RunUntil(queue->given());
+  return OkStatus();
+}
+
+Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream) {
+  if (bytes > 0) RunOnHost(stream, [=] { std::memcpy(to, from, bytes); });
   return OkStatus();
 }
 Status CopyToHost(void* to, const void* from, size_t bytes, Stream stream) {
@@ -147,11 +305,10 @@ Status CopyToHost(void* to, const void* from, size_t bytes, Stream stream) {
 Status CopyOnDevice(void* to, const void* from, size_t bytes, Stream stream) {
   return CopyToDevice(to, from, bytes, stream);
 }
-Status FillDevice(void* to, int octet, size_t bytes, Stream) {
-  if (bytes > 0) std::memset(to, octet, bytes);
+Status FillDevice(void* to, int octet, size_t bytes, Stream stream) {
+  if (bytes > 0) RunOnHost(stream, [=] { std::memset(to, octet, bytes); });
   return OkStatus();
 }
-Status Synchronise(Stream) { return OkStatus(); }
 bool IsCaptured(Stream) { return false; }
 
 #endif

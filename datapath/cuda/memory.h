@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "datapath/base/status.h"
 #include "datapath/cuda/stream.h"
@@ -50,13 +51,62 @@ class PinnedBuffer {
   std::byte* data_ = nullptr;
 };
 
+/// A stream of the current device that runs beside all others. Not copyable. The handle must not be
+/// used after it is destroyed, but work that it was given is still done.
+class OwnStream {
+ public:
+  OwnStream() = default;
+  /// kUnavailable: CUDA failed.
+  static StatusOr<OwnStream> Make();
+  OwnStream(OwnStream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  OwnStream& operator=(OwnStream&& other) noexcept;
+  ~OwnStream();
+
+  Stream get() const { return {handle_}; }
+
+ private:
+  void* handle_ = nullptr;
+};
+
+/// The work that a stream had been given by some time. Not copyable.
+class Event {
+ public:
+  Event() = default;
+  /// Everything that the stream has been given by now. kUnavailable: CUDA failed.
+  static StatusOr<Event> Record(Stream stream);
+  Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Event& operator=(Event&& other) noexcept;
+  ~Event();
+
+  /// Whether it is done. Does not wait. kUnavailable: some of it failed.
+  StatusOr<bool> IsDone() const;
+
+ private:
+  void* handle_ = nullptr;
+};
+
+/// The number of devices; 0: there are none, or no driver. Built for the host: 1.
+int DeviceCount();
+/// Makes device `ordinal` the current one of the calling thread, until it is destroyed.
+class UseDevice {
+ public:
+  explicit UseDevice(int ordinal);
+  ~UseDevice();
+  UseDevice(const UseDevice&) = delete;
+  UseDevice& operator=(const UseDevice&) = delete;
+
+ private:
+  int before_ = -1;
+};
+
 /// Queues a copy. Host memory that is not pinned may make the call wait. kUnavailable: CUDA failed.
 Status CopyToDevice(void* to, const void* from, size_t bytes, Stream stream);
 Status CopyToHost(void* to, const void* from, size_t bytes, Stream stream);
 Status CopyOnDevice(void* to, const void* from, size_t bytes, Stream stream);
 /// Queues setting every octet to `octet`.
 Status FillDevice(void* to, int octet, size_t bytes, Stream stream);
-/// Waits for everything queued on the stream. kUnavailable: some of it failed.
+/// Waits, without keeping a core busy, for everything queued on the stream. kUnavailable: some of
+/// it failed.
 Status Synchronise(Stream stream);
 /// Returns true while the stream records a CUDA graph, so that nothing may wait for it.
 bool IsCaptured(Stream stream);

@@ -226,18 +226,20 @@ template <class Program>
 StatusOr<unsigned> Launch(Stream stream, size_t tiles, const Program& program) {
   const auto teams = static_cast<unsigned>(std::min<size_t>(tiles, 3));
   const bool backwards = stream.handle == kBackwards;
-  for (unsigned i = 0; i < teams; ++i) {
-    Team team(backwards ? teams - 1 - i : i, backwards);
-    const auto shared = std::make_unique_for_overwrite<typename Program::Shared>();
-    std::memset(static_cast<void*>(shared.get()), 0xA5, sizeof(*shared));
-    program.Begin(team, *shared);
-    const size_t own = (tiles - team.index() + teams - 1) / teams;
-    for (size_t j = 0; j < own; ++j) {
-      const size_t turn = backwards ? own - 1 - j : j;
-      program.Tile(team, *shared, team.index() + turn * teams);
+  RunOnHost(stream, [=] {
+    for (unsigned i = 0; i < teams; ++i) {
+      Team team(backwards ? teams - 1 - i : i, backwards);
+      const auto shared = std::make_unique_for_overwrite<typename Program::Shared>();
+      std::memset(static_cast<void*>(shared.get()), 0xA5, sizeof(*shared));
+      program.Begin(team, *shared);
+      const size_t own = (tiles - team.index() + teams - 1) / teams;
+      for (size_t j = 0; j < own; ++j) {
+        const size_t turn = backwards ? own - 1 - j : j;
+        program.Tile(team, *shared, team.index() + turn * teams);
+      }
+      program.End(team, *shared);
     }
-    program.End(team, *shared);
-  }
+  });
   return teams;
 }
 

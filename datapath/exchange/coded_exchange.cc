@@ -88,7 +88,7 @@ Status CodedExchange::Start() {
                                       : env_.residuals.Flush(in_.bucket, gradient_).status());
   }
   if (in_.sample && (residual_.has_value() || aggregate_.has_value())) {
-    outcome_.gradient_energy = SampledEnergy(gradient_);
+    outcome_.gradient_energy = SampledEnergy(HostGradient());
   }
   RenewStates();
   part_ = kFirstRoundPart;
@@ -102,7 +102,8 @@ Status CodedExchange::TakeResiduals() {
         !env_.residuals.HasResidual(in_.bucket)) {
       return OkStatus();
     }
-    WEIR_ASSIGN_OR_RETURN(residual_, env_.residuals.BeginEncode(in_.bucket));
+    Device* const device = in_.device == nullptr ? nullptr : &in_.device->device();
+    WEIR_ASSIGN_OR_RETURN(residual_, env_.residuals.BeginEncode(in_.bucket, device));
     return TakeAggregateResidual();
   }
   WEIR_ASSIGN_OR_RETURN(const ResidualBuffers buffers, env_.residuals.BeginEncode(in_.bucket));
@@ -145,12 +146,22 @@ void CodedExchange::RenewStates() {
 }
 
 Status CodedExchange::EncodeFirst() {
-  payload_ = env_.pool.Take(codec().MaxEncodedBytes(gradient_.size(), context_));
+  ScratchPool& pool = in_.device == nullptr ? env_.pool : in_.device->device().pinned();
+  payload_ = pool.Take(codec().MaxEncodedBytes(gradient_.size(), context_));
   if (codec().Traits().shared_metadata == SharedMetadata::kNone) return RunEncoder();
-  context_.shared_max = codec().LocalMax(
-      gradient_, residual_.has_value() ? residual_->current : std::span<const float>(), context_);
+  WEIR_RETURN_IF_ERROR(FindMaxima());
   outcome_.own_non_finite = !context_.shared_max.finite();
   part_ = kMaximaPart;
+  return OkStatus();
+}
+
+Status CodedExchange::FindMaxima() {
+  const auto residual = residual_.has_value() ? residual_->current : std::span<const float>();
+  if (in_.device == nullptr) {
+    context_.shared_max = codec().LocalMax(gradient_, residual, context_);
+    return OkStatus();
+  }
+  WEIR_ASSIGN_OR_RETURN(context_.shared_max, in_.device->LocalMax(codec(), residual, context_));
   return OkStatus();
 }
 
@@ -190,11 +201,7 @@ Status CodedExchange::RunEncoder() {
     context_.statistics = statistics.get();
   }
   const std::span<std::byte> out = payload_.bytes().subspan(round_at_);
-  const StatusOr<EncodeResult> result =
-      ef21_.has_value()       ? Ef21Encode(codec(), gradient_, *ef21_, context_, out)
-      : residual_.has_value() ? codec().EncodeWithFeedback(gradient_, residual_->current,
-                                                           residual_->next, context_, out)
-                              : codec().Encode(gradient_, context_, out);
+  const StatusOr<EncodeResult> result = Encode(out);
   context_.statistics = nullptr;
   if (!result.ok()) {
     return Annotate(result.status(), StrCat("encoding with ", codec().Traits().name));
@@ -210,37 +217,86 @@ Status CodedExchange::RunEncoder() {
   }
   if (residual_.has_value()) outcome_.residual_energy = result->energy_lost;
   const bool last = context_.round + 1 == codec().Traits().rounds;
-  if (statistics != nullptr && last && !result->non_finite) Sample(*statistics);
+  if (statistics != nullptr && last && !result->non_finite) return Sample(*statistics);
   return OkStatus();
 }
 
-void CodedExchange::Sample(const GradientStatistics& fused) {
-  const std::span<const float> residual =
+StatusOr<EncodeResult> CodedExchange::Encode(std::span<std::byte> out) {
+  if (ef21_.has_value()) return Ef21Encode(codec(), gradient_, *ef21_, context_, out);
+  const ResidualBuffers kept = residual_.value_or(ResidualBuffers{});
+  if (in_.device != nullptr) {
+    return in_.device->Encode(codec(), kept.current, kept.next, context_, out);
+  }
+  if (!residual_.has_value()) return codec().Encode(gradient_, context_, out);
+  return codec().EncodeWithFeedback(gradient_, kept.current, kept.next, context_, out);
+}
+
+Status CodedExchange::Sample(const GradientStatistics& fused) {
+  const std::span<const float> gradient = HostGradient();
+  std::span<const float> residual =
       residual_.has_value() ? residual_->current : std::span<const float>();
+  ScratchBuffer read;
+  if (in_.device != nullptr && !residual.empty()) {
+    read = env_.pool.Take(residual.size_bytes());
+    const std::span<float> host = read.floats(residual.size());
+    WEIR_RETURN_IF_ERROR(
+        in_.device->device().ReadFloats(host.data(), residual.data(), residual.size()));
+    residual = host;
+  }
   std::unique_ptr<GradientStatistics> sampled;
   const GradientStatistics* statistics = &fused;
   if (fused.count() == 0) {
     sampled = std::make_unique<GradientStatistics>();
     std::vector<float> block;
-    for (size_t at = 0; at < gradient_.size(); at += kSampleBlock * kSampleEvery) {
-      const size_t size = std::min(kSampleBlock, gradient_.size() - at);
+    for (size_t at = 0; at < gradient.size(); at += kSampleBlock * kSampleEvery) {
+      const size_t size = std::min(kSampleBlock, gradient.size() - at);
       if (residual.empty()) {
-        sampled->Add(gradient_.subspan(at, size));
+        sampled->Add(gradient.subspan(at, size));
         continue;
       }
-      block.assign(gradient_.begin() + at, gradient_.begin() + at + size);
+      block.assign(gradient.begin() + at, gradient.begin() + at + size);
       for (size_t i = 0; i < size; ++i) block[i] += residual[at + i];
       sampled->Add(block);
     }
     statistics = sampled.get();
   }
-  if (statistics->count() == 0 || statistics->non_finite()) return;
+  if (statistics->count() == 0 || statistics->non_finite()) return OkStatus();
   GradientSample& sample = outcome_.sample.emplace();
   const auto gains = statistics->GainCurve();
   sample.gains.assign(gains.begin(), gains.end());
   const double mean_square = statistics->sum_squares() / static_cast<double>(statistics->count());
   if (mean_square > 0) sample.peak_over_rms = statistics->max_abs() / std::sqrt(mean_square);
-  sample.losses = env_.loss_probe.Measure(gradient_, residual, context_.shape, context_.seed);
+  sample.losses = env_.loss_probe.Measure(gradient, residual, context_.shape, context_.seed);
+  return OkStatus();
+}
+
+Status CodedExchange::DecodeSum(std::span<const std::vector<std::byte>> payloads) {
+  bool finite = true;
+  if (in_.device != nullptr) {
+    const std::vector<std::span<const std::byte>> spans(payloads.begin(), payloads.end());
+    WEIR_ASSIGN_OR_RETURN(finite, in_.device->DecodeSum(codec(), spans, context_, scale_));
+  } else {
+    WEIR_RETURN_IF_ERROR(codec().DecodeSum(
+        payloads, context_, scale_, gradient_,
+        [&finite](std::span<float> part) { finite = ScaleFinite(part, 1) && finite; }));
+  }
+  outcome_.non_finite = !finite;
+  return OkStatus();
+}
+
+Status CodedExchange::DecodeLanes(std::span<const std::byte> sum) {
+  bool finite = true;
+  if (in_.device != nullptr) {
+    WEIR_ASSIGN_OR_RETURN(finite,
+                          in_.device->DecodeSum(codec(), std::span(&sum, 1), context_, scale_));
+  } else {
+    std::fill(gradient_.begin(), gradient_.end(), 0.0f);
+    WEIR_RETURN_IF_ERROR(codec().DecodeAdd(sum, context_, scale_, gradient_));
+    codec().Finish(context_, scale_, gradient_);
+    finite = ScaleFinite(gradient_, 1);
+  }
+  outcome_.non_finite = !finite;
+  return OkStatus();
 }
 
 void CodedExchange::AccountFor(std::span<const float> values) {

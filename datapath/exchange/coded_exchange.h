@@ -63,9 +63,14 @@ class CodedExchange : public Exchange {
   const Codec& codec() const { return in_.codec; }
   /// Encodes the gradient to the payload, from round_at_ on.
   Status RunEncoder();
+  /// Leaves scale_ times the sum of the payloads of all ranks, in rank order, in the gradient, or
+  /// sets non_finite.
+  Status DecodeSum(std::span<const std::vector<std::byte>> payloads);
+  /// The same for lanes that are summed already.
+  Status DecodeLanes(std::span<const std::byte> sum);
   /// Measures the gradient from `fused`, which a codec has filled in its pass. If that is empty, it
   /// makes a pass over a sample.
-  void Sample(const GradientStatistics& fused);
+  Status Sample(const GradientStatistics& fused);
   /// Counts these values as sent: they determine the gain and leave the residual's energy.
   void AccountFor(std::span<const float> values);
   /// Runs `work` inside a network part, and counts its time as `kind` instead of as the network's.
@@ -94,6 +99,12 @@ class CodedExchange : public Exchange {
 
  private:
   Status Start();
+  StatusOr<EncodeResult> Encode(std::span<std::byte> out);
+  Status FindMaxima();
+  // The gradient in the host's memory, for measurements.
+  std::span<const float> HostGradient() const {
+    return in_.device == nullptr ? std::span<const float>(gradient_) : in_.host_gradient;
+  }
   Status TakeEf21();
   void RenewStates();
 

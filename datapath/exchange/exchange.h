@@ -18,6 +18,7 @@
 #include "datapath/base/scratch_pool.h"
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
+#include "datapath/codec/device.h"
 #include "datapath/codec/measure/codec_loss.h"
 #include "datapath/codec/residual/error_feedback.h"
 #include "datapath/collective/collective.h"
@@ -55,6 +56,9 @@ struct ExchangeTraits {
   // The part of the gain of the codec's own selection that remains when other ranks' selections
   // apply, until ranks have measured it; 1: all of it.
   double gain_prior = 1;
+  // It can work on a gradient in a device's memory (ExchangeInput::device). What moves is in the
+  // host's in any case.
+  bool on_devices = false;
 };
 
 /// Returns whether the form can carry the codec's payloads. Thread-safe.
@@ -103,6 +107,10 @@ struct ExchangeInput {
   EncodeContext context;  // params, world, rank, seed and shape
   CodecMemory& memory;
   bool sample = false;  // whether to measure the gradient, see GradientSample
+  // Where the gradient is, if not in the host's memory. It runs the codec, the form has on_devices,
+  // the codec keeps neither momentum nor an estimate, and no aggregate residual is left.
+  DeviceBucket* device = nullptr;
+  std::span<const float> host_gradient = {};  // with a device and `sample`: a copy of the gradient
 };
 
 /// Measurements of a gradient for codecs that have not encoded it.

@@ -30,8 +30,6 @@ std::string_view DtypeName(Dtype dtype) {
   return "";
 }
 
-size_t DtypeBytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
-
 uint64_t BucketKey(std::span<const ResidualParameter> parameters, Dtype dtype) {
   // The dtype is part of the key: ranks that disagree on it must not meet in one operation.
   std::string text = StrCat(DtypeName(dtype), "\n");

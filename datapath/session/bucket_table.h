@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "datapath/agent_link/agent_protocol.h"
+#include "datapath/base/half.h"
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
 #include "datapath/codec/residual/error_feedback.h"
@@ -22,9 +23,7 @@ namespace weir {
 inline constexpr size_t kBucketsMax = 65536;
 inline constexpr uint64_t kBucketElementsMax = uint64_t{1} << 32;
 
-enum class Dtype { kFloat32, kFloat16, kBrain16 };
 std::string_view DtypeName(Dtype dtype);
-size_t DtypeBytes(Dtype dtype);
 
 /// One declared bucket. The first group never changes; the second belongs to whichever pipeline
 /// stage works on the bucket's operation of the current step.

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "datapath/base/half.h"
 #include "datapath/base/json.h"
 #include "datapath/base/random.h"
+#include "datapath/codec/measure/codec_timing.h"
 #include "datapath/collective/maximum.h"
 #include "datapath/session/passes.h"
+#include "datapath/session/replicas.h"
 
 namespace weir {
 namespace {
@@ -25,9 +28,9 @@ std::set<uint32_t> BlockSizes() {
   return sizes;
 }
 
-void Deliver(Operation& op) {
+void Deliver(Operation& op, void* data) {
   if (op.bucket->dtype == Dtype::kFloat32) return;
-  const std::span<uint16_t> out(static_cast<uint16_t*>(op.data), op.gradient.size());
+  const std::span<uint16_t> out(static_cast<uint16_t*>(data), op.gradient.size());
   op.bucket->dtype == Dtype::kFloat16 ? FloatToHalf(op.gradient, out)
                                       : FloatToBrain(op.gradient, out);
 }
@@ -35,31 +38,77 @@ void Deliver(Operation& op) {
 }  // namespace
 
 OperationStages::OperationStages(Options options, ResidualStore& residuals, const Clock& clock)
-    : job_hash_(XXH3_64bits(options.job.data(), options.job.size())),
+    : options_(std::move(options)),
+      job_hash_(XXH3_64bits(options_.job.data(), options_.job.size())),
       block_sizes_(BlockSizes()),
       environment_{
-          .residuals = residuals, .clock = clock, .rank = options.rank, .world = options.world} {}
+          .residuals = residuals, .clock = clock, .rank = options_.rank, .world = options_.world} {}
 
-void OperationStages::PrepareGradient(Operation& op) {
+void OperationStages::PrepareGradient(Operation& op, void* data) {
   const size_t n = op.bucket->elements;
   if (op.bucket->dtype == Dtype::kFloat32) {
-    op.gradient = {static_cast<float*>(op.data), n};
+    op.gradient = {static_cast<float*>(data), n};
     return;
   }
   op.dense = environment_.pool.Take(n * sizeof(float));
   op.gradient = op.dense.floats(n);
-  const std::span<const uint16_t> in(static_cast<const uint16_t*>(op.data), n);
+  const std::span<const uint16_t> in(static_cast<const uint16_t*>(data), n);
   op.bucket->dtype == Dtype::kFloat16 ? HalfToFloat(in, op.gradient)
                                       : BrainToFloat(in, op.gradient);
 }
 
-std::unique_ptr<Exchange> OperationStages::NewExchange(const Operation& op) {
+bool OperationStages::EncodesOnDevice(const Operation& op) const {
+  // An aggregator may return lanes to the residual.
+  return EncodesOn(op.device->device(), *op.codec) && FormOf(*op.collective).Traits().on_devices &&
+         op.collective->Traits().lease_mode.empty() &&
+         !environment_.residuals.HasAggregate(op.bucket->key);
+}
+
+// Polls, because a stream that waits for a lost peer never ends, and no wait for an event has a
+// deadline.
+Status OperationStages::AwaitDevice(Operation& op) const {
+  constexpr Duration kPauseMin = std::chrono::microseconds(20), kPauseMax = kPauseMin * 16;
+  const TimePoint deadline = environment_.clock.Now() + options_.device_timeout;
+  for (Duration pause = kPauseMin;; pause = std::min(pause * 2, kPauseMax)) {
+    WEIR_ASSIGN_OR_RETURN(const bool ready, op.device->IsReady());
+    if (ready) return OkStatus();
+    if (options_.given_up && options_.given_up()) return Aborted("the session has failed");
+    if (environment_.clock.Now() > deadline) {
+      return DeadlineExceeded(StrCat("the gradient of bucket ", Hex64(op.bucket->key), " on ",
+                                     op.device->device().name(), " of rank ", options_.rank,
+                                     " was not complete after ", ToSeconds(options_.device_timeout),
+                                     " s"));
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+Status OperationStages::PrepareOnDevice(Operation& op) {
+  WEIR_RETURN_IF_ERROR(AwaitDevice(op));
+  op.on_device = EncodesOnDevice(op);
+  if (!op.on_device) {
+    op.staged =
+        op.device->device().pinned().Take(op.bucket->elements * DtypeBytes(op.bucket->dtype));
+    WEIR_RETURN_IF_ERROR(op.device->CopyToHost(op.staged.bytes()));
+    PrepareGradient(op, op.staged.bytes().data());
+    return OkStatus();
+  }
+  WEIR_ASSIGN_OR_RETURN(op.gradient, op.device->Floats());
+  if (!op.sample_statistics) return OkStatus();
+  op.dense = environment_.pool.Take(op.gradient.size_bytes());
+  return op.device->device().ReadFloats(op.dense.floats(op.gradient.size()).data(),
+                                        op.gradient.data(), op.gradient.size());
+}
+
+std::unique_ptr<Exchange> OperationStages::NewExchange(Operation& op) {
   EncodeContext context;
   context.params = ParamsOf(op.choice);
   context.shape = op.bucket->shape;
   context.world = environment_.world;
   context.rank = environment_.rank;
   context.seed = MixSeed(job_hash_ ^ op.bucket->key, op.step);
+  std::span<const float> host_gradient;
+  if (op.on_device && op.sample_statistics) host_gradient = op.host_gradient();
   return FormOf(*op.collective)
       .Begin({.codec = *op.codec,
               .collective = *op.collective,
@@ -69,7 +118,9 @@ std::unique_ptr<Exchange> OperationStages::NewExchange(const Operation& op) {
               .scale = op.scale,
               .context = context,
               .memory = op.bucket->codec_memory,
-              .sample = op.sample_statistics},
+              .sample = op.sample_statistics,
+              .device = op.on_device ? op.device.get() : nullptr,
+              .host_gradient = host_gradient},
              environment_);
 }
 
@@ -82,7 +133,11 @@ Status OperationStages::Prepare(Operation& op) {
 
 Status OperationStages::Begin(Operation& op) {
   const TimePoint begin = environment_.clock.Now();
-  PrepareGradient(op);
+  if (op.device != nullptr) {
+    WEIR_RETURN_IF_ERROR(PrepareOnDevice(op));
+  } else {
+    PrepareGradient(op, op.data);
+  }
   if (op.sample_statistics && environment_.world > 1) SampleBlocks(op);
   op.exchange = NewExchange(op);
   op.times.encode = environment_.clock.Now() - begin;
@@ -96,7 +151,7 @@ void OperationStages::SampleBlocks(Operation& op) const {
   for (const uint32_t block : block_sizes_) {
     op.block_densities.push_back({.bucket = op.bucket->key,
                                   .block_elements = block,
-                                  .own = BlockDensityOf(op.gradient, block)});
+                                  .own = BlockDensityOf(op.host_gradient(), block)});
   }
   op.sums_gradients =
       !op.codec->Traits().lossy && !environment_.residuals.HasResidual(op.bucket->key);
@@ -149,6 +204,7 @@ Status OperationStages::Decode(Operation& op) {
   op.outcome = op.exchange->outcome();
   op.outcome.encode += op.times.encode;
   bool& non_finite = op.outcome.non_finite;
+  if (op.on_device) return DeliverToDevice(op);
   // A sum that the caller's 16 bits cannot hold would arrive as infinity.
   if (!non_finite && !FitsDtype(op.gradient, op.bucket->dtype)) non_finite = true;
   if (non_finite) {
@@ -158,10 +214,39 @@ Status OperationStages::Decode(Operation& op) {
       density.combined = BlockDensityOf(op.gradient, density.block_elements);
     }
   }
-  Deliver(op);
+  Deliver(op, op.device == nullptr ? op.data : op.staged.bytes().data());
+  if (op.device != nullptr) WEIR_RETURN_IF_ERROR(op.device->CopyFromHost(op.staged.bytes()));
   op.exchange.reset();
   op.dense.Release();
   op.outcome.decode += environment_.clock.Now() - begin;
+  return OkStatus();
+}
+
+Status OperationStages::DeliverToDevice(Operation& op) {
+  const TimePoint begin = environment_.clock.Now();
+  bool& non_finite = op.outcome.non_finite;
+  if (!non_finite) {
+    WEIR_ASSIGN_OR_RETURN(const bool fits, op.device->Deliver());
+    non_finite = !fits;
+  }
+  if (non_finite) WEIR_RETURN_IF_ERROR(op.device->FillNan());
+  op.exchange.reset();
+  op.dense.Release();
+  op.outcome.decode += environment_.clock.Now() - begin;
+  return OkStatus();
+}
+
+Status OperationStages::Hash(Operation& op) {
+  const size_t bytes = op.bucket->elements * DtypeBytes(op.bucket->dtype);
+  if (op.device == nullptr) {
+    op.hash = HashBytes({static_cast<const std::byte*>(op.data), bytes});
+    return OkStatus();
+  }
+  if (op.staged.empty()) {
+    op.staged = op.device->device().pinned().Take(bytes);
+    WEIR_RETURN_IF_ERROR(op.device->CopyToHost(op.staged.bytes()));
+  }
+  op.hash = HashBytes(op.staged.bytes());
   return OkStatus();
 }
 

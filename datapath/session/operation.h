@@ -60,10 +60,14 @@ struct Operation {
   std::function<void(const Status&)> done;
   // If set, the operation has no bucket, but one part, which runs this on the network thread.
   std::function<Status(Group&)> control;
+  // If set, `data` is in the memory of a device.
+  std::unique_ptr<DeviceBucket> device;
 
   // Between the stages.
-  ScratchBuffer dense;                 // float32 copy of a 16-bit bucket
-  std::span<float> gradient;           // the caller's buffer or `dense`
+  bool on_device = false;     // the codec runs on the device
+  ScratchBuffer staged;       // otherwise: the copy of `data` in the host's memory
+  ScratchBuffer dense;        // float32 copy of a 16-bit bucket, or of one on a device to measure
+  std::span<float> gradient;  // the caller's buffer, `staged` or `dense`, or on the device
   std::unique_ptr<Exchange> exchange;  // null: nothing to exchange
   PartState part_state = PartState::kMoved;
   bool joins = false;  // the prepared part is maxima, which can travel with those of others
@@ -72,6 +76,12 @@ struct Operation {
   // operations had been opened until then. Only the pipeline uses them.
   std::optional<int> heard_ready;
   uint64_t heard_when = 0;
+
+  /// The gradient, or its copy, in the host's memory.
+  std::span<const float> host_gradient() {
+    if (!on_device) return gradient;
+    return dense.floats(gradient.size());
+  }
 
   // Outcome.
   Status status;
@@ -91,6 +101,9 @@ class OperationStages {
     std::string job;
     int rank = 0;
     int world = 1;
+    // For gradients on devices: how long they may take to be complete, and whether to give up.
+    Duration device_timeout = std::chrono::seconds(60);
+    std::function<bool()> given_up = {};
   };
   OperationStages(Options options, ResidualStore& residuals, const Clock& clock);
 
@@ -109,15 +122,23 @@ class OperationStages {
   /// After the last part: writes scale times the sum into the caller's buffer, or NaN everywhere
   /// when some rank met NaN or infinity or the sum overflowed.
   Status Decode(Operation& op);
+  /// The hash of what was delivered.
+  Status Hash(Operation& op);
 
  private:
-  void PrepareGradient(Operation& op);
-  std::unique_ptr<Exchange> NewExchange(const Operation& op);
+  /// Makes `gradient` of data in the host's memory.
+  void PrepareGradient(Operation& op, void* data);
+  Status PrepareOnDevice(Operation& op);
+  Status AwaitDevice(Operation& op) const;
+  bool EncodesOnDevice(const Operation& op) const;
+  Status DeliverToDevice(Operation& op);
+  std::unique_ptr<Exchange> NewExchange(Operation& op);
   /// Measures block densities of the gradient, before a residual is added to it.
   void SampleBlocks(Operation& op) const;
   Status Begin(Operation& op);
   Status MoveMaxima(std::span<Operation* const> ops, Group& group);
 
+  const Options options_;
   const uint64_t job_hash_;
   const std::set<uint32_t> block_sizes_;  // blocks of these sizes that are zero are not sent
   ExchangeEnvironment environment_;

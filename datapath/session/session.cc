@@ -121,8 +121,12 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
                     .failed = [this](const std::string& detail) { OnOffloadFailed(detail); }}),
       residuals_(std::make_unique<ResidualStore>()),
       stages_(std::make_unique<OperationStages>(
-          OperationStages::Options{options_.job, options_.rank, options_.world}, *residuals_,
-          RealClock())),
+          OperationStages::Options{.job = options_.job,
+                                   .rank = options_.rank,
+                                   .world = options_.world,
+                                   .device_timeout = options_.operation_timeout,
+                                   .given_up = [this] { return failed_.load(); }},
+          *residuals_, RealClock())),
       agent_(agent),
       activation_(options_.rank, options_.world, std::move(initial)),
       adaptive_deadline_({options_.operation_timeout_floor, options_.operation_timeout}) {
@@ -316,12 +320,12 @@ Choice Session::EffectiveChoice(const Plan& plan, const Bucket& bucket) const {
 }
 
 Status Session::AllReduce(uint64_t bucket, void* data, double scale,
-                          std::function<void(const Status&)> done) {
-  return OrFail([&] { return Enqueue(bucket, data, scale, std::move(done)); });
+                          std::function<void(const Status&)> done, DevicePlace place) {
+  return OrFail([&] { return Enqueue(bucket, data, scale, std::move(done), place); });
 }
 
 Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
-                        std::function<void(const Status&)> done) {
+                        std::function<void(const Status&)> done, DevicePlace place) {
   WEIR_RETURN_IF_ERROR(failure());
   if (!step_open_) return FailedPrecondition("no step is open");
   if (!std::isfinite(scale))
@@ -359,6 +363,15 @@ Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
   if (!collective.ok()) return refuse(collective.status());
   op.codec = *codec;
   op.collective = *collective;
+  if (place.device != nullptr && op.bucket->elements > 0) {
+    StatusOr<std::unique_ptr<DeviceBucket>> opened =
+        place.device->Open({.data = data,
+                            .elements = op.bucket->elements,
+                            .dtype = op.bucket->dtype,
+                            .stream = place.stream});
+    if (!opened.ok()) return refuse(opened.status());
+    op.device = *std::move(opened);
+  }
   // The first steps are sampled, too, because the controller's first decision needs curves.
   const bool due = op.step < kGainCurveEverySteps || op.step % kGainCurveEverySteps == 0;
   op.sample_statistics = due && agent_ != nullptr && agent_->connected();

@@ -40,7 +40,8 @@ struct SessionOptions {
   Duration connect_timeout = std::chrono::seconds(60);
   int encode_workers = 1;  // threads that encode different buckets; 1 to kEncodeWorkersMax
   uint64_t plan_memory_bytes_max = 0;  // 0: half of what the system says is available at the offer
-  bool measure_codecs = false;         // tell the controller CodecTimings()
+  bool measure_codecs = false;         // tell the controller the times of codecs
+  Device* device = nullptr;  // where the gradients will be, for these times; null: the host
   Duration lease_min = std::chrono::seconds(3);                 // shorter leases count as this
   Duration operation_timeout_floor = std::chrono::seconds(10);  // see AdaptiveDeadline
   // How often replicas are compared, see replicas.h; 0: never; equal on all ranks.
@@ -66,6 +67,12 @@ struct SessionParts {
   /// residuals, momenta, buckets, the number of steps and the active plan, after which the former
   /// session is of no use. On an error the former session keeps all of it.
   Session* former = nullptr;
+};
+
+/// Where a bucket's data is, if not in the host's memory.
+struct DevicePlace {
+  Device* device = nullptr;
+  void* stream = nullptr;  // see DeviceData
 };
 
 struct SessionStats {
@@ -128,9 +135,11 @@ class Session : public AgentHandler {
   /// Queues one all-reduce. `done` is called once, from a session thread, unless an error is
   /// returned. kNotFound: no such bucket; kFailedPrecondition: no step is open, or the bucket was
   /// already submitted in it; kInvalidArgument: data is null or scale is not finite;
-  /// kResourceExhausted: kSubmittedMax operations wait.
+  /// kResourceExhausted: kSubmittedMax operations wait. With a device in `place` the data is in its
+  /// memory, and errors are also those of Device::Open. When `done` is called, the result is there,
+  /// and nothing uses the data any more.
   Status AllReduce(uint64_t bucket, void* data, double scale,
-                   std::function<void(const Status&)> done);
+                   std::function<void(const Status&)> done, DevicePlace place = {});
 
   /// Runs `body`, a part of a step on the caller's thread, and returns its status. An exception in
   /// it fails the session, because the other ranks wait for this one's part.
@@ -207,8 +216,8 @@ class Session : public AgentHandler {
   Status RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready);
   Status RunWithin(std::span<Operation* const> ops, Duration allowed, ReadyCount* ready);
   Status Open();
-  Status Enqueue(uint64_t bucket, void* data, double scale,
-                 std::function<void(const Status&)> done);
+  Status Enqueue(uint64_t bucket, void* data, double scale, std::function<void(const Status&)> done,
+                 DevicePlace place);
   Status AwaitOperations();
   StatusOr<bool> Settle();
   bool Compares(uint64_t step) const {

@@ -106,13 +106,17 @@ Status Session::RunWithin(std::span<Operation* const> ops, Duration allowed, Rea
 
 void Session::DecodeOperation(Operation& op) {
   if (op.status.ok() && !op.control) {
-    op.status = Caught([&] { return stages_->Decode(op); }, no_memory_);
-    if (op.hashed) {
-      op.hash = HashBytes({static_cast<const std::byte*>(op.data),
-                           op.bucket->elements * DtypeBytes(op.bucket->dtype)});
-    }
+    op.status = Caught(
+        [&] {
+          WEIR_RETURN_IF_ERROR(stages_->Decode(op));
+          return op.hashed ? stages_->Hash(op) : OkStatus();
+        },
+        no_memory_);
     if (!op.status.ok()) FailAndTell(op.status);
   }
+  // Whatever has become of the operation, it does not use the data any more.
+  op.device.reset();
+  op.staged.Release();
   op.times.delivered = RealClock().Now();
   if (op.done) (void)Caught([&] { op.done(op.status); });
   op.done = nullptr;
@@ -190,7 +194,10 @@ std::vector<RankMessage> Session::Greeting() {
   if (options_.job_key.has_value()) {
     hello.protection = options_.encrypt ? Protection::kEncrypted : Protection::kAuthenticated;
   }
-  if (options_.measure_codecs) hello.codec_timings = &CodecTimings();
+  if (options_.measure_codecs) {
+    Device* const device = options_.device;
+    hello.codec_timings = device == nullptr ? &CodecTimings() : &CodecTimingsOn(*device);
+  }
   MutexLock lock(mutex_);
   hello.active_plan = activation_.active();
   hello.active_plan_version = hello.active_plan->version;

@@ -133,10 +133,12 @@ class Contestant {
     workspace_ = Make(codec.WorkspaceBytes(tensors.n, call_));
     call_.workspace = workspace_.bytes();
     out_ = Make(codec.host().MaxEncodedBytes(tensors.n, call_.context));
-    StatusOr<std::unique_ptr<DeviceState>> state = codec.NewState(tensors.n, call_);
-    Must(state.status());
-    state_ = *std::move(state);
-    call_.state = state_.get();
+    state_ = codec.host().NewState(tensors.n, call_.context);
+    call_.context.state = state_.get();
+    StatusOr<PinnedBuffer> pinned = PinnedBuffer::Make(codec.PinnedBytes());
+    Must(pinned.status());
+    pinned_ = *std::move(pinned);
+    call_.pinned = {pinned_.data(), codec.PinnedBytes()};
     if (codec.host().Traits().shared_metadata == SharedMetadata::kMax) {
       Must(codec.LocalMax(tensors.Gradient(0), {}, call_, Floats(maxima_).data()));
       call_.shared_max = Floats(maxima_);
@@ -214,7 +216,8 @@ class Contestant {
   const Options& options_;
   Tensors& tensors_;
   DeviceBuffer outcome_, fault_, maxima_, workspace_, out_;
-  std::unique_ptr<DeviceState> state_;
+  std::unique_ptr<CodecState> state_;
+  PinnedBuffer pinned_;
   DeviceCall call_;
 };
 

@@ -3,8 +3,11 @@
 // The time that each codec takes on this host, measured before its first use, so that a planner
 // need not guess the time of a codec that has not run yet.
 
+#include <cstddef>
 #include <map>
 #include <string>
+
+#include "datapath/codec/device.h"
 
 namespace weir {
 
@@ -23,5 +26,18 @@ struct CodecTiming {
 /// takes about 0.05 s of one core. The first call of a process measures, under the load of that
 /// moment; later calls return the same. Thread-safe.
 const std::map<std::string, CodecTiming>& CodecTimings();
+
+/// Returns whether buckets on the device are encoded and decoded there by this codec (the exchange
+/// form and the collective may still prevent it), and not on the host after a copy. Thread-safe.
+bool EncodesOn(const Device& device, const Codec& codec);
+
+/// The same for gradients in the memory of a device, as what is made of `elements` of them: of
+/// codecs that encode there (EncodesOn) with the copies of payloads, and of all others the timing
+/// on the host with the copies of elements. Measures anew. Codecs that returned an error are left
+/// out; empty if the device fails or its memory is full.
+std::map<std::string, CodecTiming> MeasureCodecsOn(Device& device, size_t elements);
+/// The result of MeasureCodecsOn with 2^22 elements, measured by the first call of a process for
+/// the device, which takes some 0.1 s on a GPU. Thread-safe.
+const std::map<std::string, CodecTiming>& CodecTimingsOn(Device& device);
 
 }  // namespace weir

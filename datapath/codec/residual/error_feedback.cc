@@ -3,15 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <set>
 #include <utility>
 
 #include "datapath/base/byte_cursor.h"
 #include "datapath/base/check.h"
+#include "datapath/codec/residual/residual_buffer.h"
 #include "datapath/codec/residual/residual_state.h"
 #include "datapath/wire/frame.h"
 
@@ -39,36 +37,6 @@ Status CheckSize(uint64_t key, size_t elements, std::span<const float> gradient)
 
 }  // namespace
 
-/// Zeroed floats, aligned for the kernels; empty until allocated. Pages that are never written take
-/// no memory, so an aggregate residual costs a rank only its own region.
-class ResidualStore::Buffer {
- public:
-  void Allocate(size_t size) {
-    if (whole_ != nullptr || size == 0) return;
-    whole_.reset(std::calloc(size * sizeof(float) + kAlignment, 1));
-    if (whole_ == nullptr) throw std::bad_alloc();
-    const auto address = reinterpret_cast<uintptr_t>(whole_.get());
-    floats_ = reinterpret_cast<float*>((address + kAlignment - 1) / kAlignment * kAlignment);
-  }
-  void Free() {
-    whole_.reset();
-    floats_ = nullptr;
-    held = {};
-  }
-  float* data() const { return floats_; }
-
-  /// For the aggregate residual: the range outside of which all elements are zero.
-  Range held;
-
- private:
-  static constexpr size_t kAlignment = 64;
-  struct Release {
-    void operator()(void* whole) const { std::free(whole); }
-  };
-  std::unique_ptr<void, Release> whole_;
-  float* floats_ = nullptr;
-};
-
 struct ResidualStore::Bucket {
   std::vector<ResidualParameter> parameters;
   size_t elements = 0;
@@ -93,6 +61,21 @@ struct ResidualStore::Bucket {
   void AllocateNext(int kind) {
     if (!undoable[kind] && next[kind].data() == nullptr) std::swap(next[kind], former[kind]);
     next[kind].Allocate(elements);
+  }
+  /// The same for the residual, both buffers of which will be in the memory of `device`.
+  Status PlaceResidual(Device* device) {
+    WEIR_RETURN_IF_ERROR(current[kResidual].MoveTo(device));
+    WEIR_RETURN_IF_ERROR(current[kResidual].AllocateOn(device, elements));
+    if (!undoable[kResidual] && next[kResidual].data() == nullptr) {
+      std::swap(next[kResidual], former[kResidual]);
+    }
+    return next[kResidual].AllocateOn(device, elements);
+  }
+  /// Moves what a device holds to the host.
+  Status BringHome() {
+    WEIR_RETURN_IF_ERROR(current[kResidual].MoveTo(nullptr));
+    if (!undoable[kResidual]) return OkStatus();
+    return former[kResidual].MoveTo(nullptr);
   }
   /// Makes `next`, or with to_nothing nothing, current.
   void Advance(int kind, bool to_nothing) {
@@ -214,6 +197,7 @@ Status ResidualStore::Define(uint64_t key, std::vector<ResidualParameter> parame
   if (known != buckets_.end() && known->second->parameters == parameters) return OkStatus();
   WEIR_RETURN_IF_ERROR(CheckDefinition(parameters));
   WEIR_ASSIGN_OR_RETURN(const std::vector<uint64_t> old, BucketsToDissolve(key, parameters));
+  for (const uint64_t each : old) WEIR_RETURN_IF_ERROR(buckets_.at(each)->BringHome());
   for (const uint64_t each : old) Dissolve(each);
   auto bucket = std::make_unique<Bucket>();
   bucket->parameters = std::move(parameters);
@@ -239,11 +223,10 @@ StatusOr<ResidualStore::Bucket*> ResidualStore::FindUnused(uint64_t key) {
   return it->second.get();
 }
 
-StatusOr<ResidualBuffers> ResidualStore::BeginEncode(uint64_t key) {
+StatusOr<ResidualBuffers> ResidualStore::BeginEncode(uint64_t key, Device* device) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
-  bucket->current[kResidual].Allocate(bucket->elements);
-  bucket->AllocateNext(kResidual);
+  WEIR_RETURN_IF_ERROR(bucket->PlaceResidual(device));
   bucket->use = Use::kEncoded;
   bucket->momentum_used = false;
   bucket->aggregate_use = AggregateUse::kKept;
@@ -320,6 +303,7 @@ StatusOr<ResidualBuffers> ResidualStore::BeginSum(uint64_t key, Range region,
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
   WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
   WEIR_RETURN_IF_ERROR(CheckRegion(key, *bucket, region));
+  WEIR_RETURN_IF_ERROR(bucket->BringHome());
   const float* residual = bucket->current[kResidual].data();
   if (residual != nullptr) AddRange(gradient, residual, 0, gradient.size());
   bucket->use = Use::kSummed;
@@ -364,6 +348,7 @@ StatusOr<bool> ResidualStore::Flush(uint64_t key, std::span<float> gradient) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
   WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
+  WEIR_RETURN_IF_ERROR(bucket->BringHome());
   bucket->use = Use::kFlushed;
   const float* residual = bucket->current[kResidual].data();
   const float* aggregate = bucket->current[kAggregate].data();
@@ -436,6 +421,7 @@ Status ResidualStore::Scale(double factor) {
   if (!(factor > 0) || !std::isfinite(factor)) {
     return InvalidArgument(StrCat("factor: expected a finite number above 0, found ", factor));
   }
+  WEIR_RETURN_IF_ERROR(BringHome());
   const auto scaled = [factor](float v) { return static_cast<float>(v * factor); };
   for (const Content& content : Contents()) {
     for (const float v : content.floats) {
@@ -459,6 +445,17 @@ Status ResidualStore::Scale(double factor) {
   return OkStatus();
 }
 
+Status ResidualStore::BringHome() const {
+  for (auto& [key, bucket] : buckets_) WEIR_RETURN_IF_ERROR(bucket->BringHome());
+  return OkStatus();
+}
+
+bool ResidualStore::HasAggregate(uint64_t key) const {
+  MutexLock lock(mutex_);
+  const auto it = buckets_.find(key);
+  return it != buckets_.end() && it->second->current[kAggregate].held.size > 0;
+}
+
 bool ResidualStore::HasResidual(uint64_t key) const {
   MutexLock lock(mutex_);
   const auto it = buckets_.find(key);
@@ -472,7 +469,8 @@ size_t ResidualStore::MemoryBytes() const {
   for (const auto& [key, bucket] : buckets_) {
     for (const auto* buffers : {&bucket->current, &bucket->next, &bucket->former}) {
       for (int kind = 0; kind < kAggregate; ++kind) {
-        if ((*buffers)[kind].data() != nullptr) floats += bucket->elements;
+        const Buffer& buffer = (*buffers)[kind];
+        if (buffer.data() != nullptr && buffer.on_host()) floats += bucket->elements;
       }
       floats += (*buffers)[kAggregate].held.size;
     }
@@ -529,6 +527,7 @@ StatusOr<size_t> ResidualStore::Export(std::span<std::byte> out,
                                        std::span<const SavedCodecState> codecs) const {
   MutexLock lock(mutex_);
   if (StepOpen()) return FailedPrecondition("residual state exported within a step");
+  WEIR_RETURN_IF_ERROR(BringHome());
   const auto contents = Contents();
   ByteWriter writer(out);
   writer.Write(kResidualMagic);

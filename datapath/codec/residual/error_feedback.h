@@ -19,6 +19,7 @@
 #include "datapath/base/mutex.h"
 #include "datapath/base/status.h"
 #include "datapath/codec/codec.h"
+#include "datapath/codec/device.h"
 
 namespace weir {
 
@@ -77,6 +78,10 @@ struct Ef21Buffers {
 /// drops momentum at Commit, while DropEf21 and a flush drop the memory. With EF21 a bucket holds
 /// 16 bytes per element.
 ///
+/// Residuals are in the memory of the device that encodes the bucket. Whatever else uses them (a
+/// step on the host or a flush, Define, Scale, Export) moves them to the host first, with the
+/// errors of Device. Everything else is in the host's memory.
+///
 /// Thread-safe: a mutex guards the bookkeeping, but not the floats. The spans of BeginEncode belong
 /// to the caller until Commit, Discard or a Define that redefines the bucket. The caller must not
 /// call those while another thread uses the spans.
@@ -98,8 +103,9 @@ class ResidualStore {
 
   /// The buffers of a bucket for EncodeWithFeedback in this step, allocated at the first use.
   /// kNotFound: the bucket is not defined or was dissolved. kFailedPrecondition: this step has used
-  /// it.
-  StatusOr<ResidualBuffers> BeginEncode(uint64_t key);
+  /// it. `device`: where the buffers are, and to where the residual moves if need be; null: the
+  /// host.
+  StatusOr<ResidualBuffers> BeginEncode(uint64_t key, Device* device = nullptr);
 
   /// The momentum of a bucket for this step, to be called after BeginEncode; allocated at the first
   /// use. kNotFound as above. kFailedPrecondition: BeginEncode was not called before, or this was
@@ -172,7 +178,10 @@ class ResidualStore {
   /// Returns true when the bucket holds residuals that a dense step would have to flush.
   bool HasResidual(uint64_t key) const;
 
-  /// The number of bytes of memory held, kept parameters included.
+  /// Returns true when the bucket holds an aggregate residual.
+  bool HasAggregate(uint64_t key) const;
+
+  /// The number of bytes of host memory held, kept parameters included.
   size_t MemoryBytes() const;
 
   /// The number of bytes that Export would write now.
@@ -213,6 +222,7 @@ class ResidualStore {
   void Dissolve(uint64_t key) WEIR_REQUIRES(mutex_);
   void Adopt(Bucket& bucket) WEIR_REQUIRES(mutex_);
   bool StepOpen() const WEIR_REQUIRES(mutex_);
+  Status BringHome() const WEIR_REQUIRES(mutex_);
   struct Content;
   std::vector<Content> Contents() const WEIR_REQUIRES(mutex_);
 

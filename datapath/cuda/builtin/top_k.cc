@@ -19,12 +19,6 @@ struct Readback {
   uint32_t bins[GradientStatistics::kBins];
 };
 
-class DeviceSelectionState : public DeviceState {
- public:
-  SelectionMemory memory;
-  PinnedBuffer pinned;  // a Readback
-};
-
 class DeviceTopK : public DeviceCodec {
  public:
   explicit DeviceTopK(const Codec& host) : host_(host) {}
@@ -38,11 +32,7 @@ class DeviceTopK : public DeviceCodec {
                     ReadingWorkspace::For(nullptr, MaxPayload(n, call), cap).bytes);
   }
 
-  StatusOr<std::unique_ptr<DeviceState>> NewState(size_t, const DeviceCall&) const override {
-    auto state = std::make_unique<DeviceSelectionState>();
-    WEIR_ASSIGN_OR_RETURN(state->pinned, PinnedBuffer::Make(sizeof(Readback)));
-    return state;
-  }
+  size_t PinnedBytes() const override { return sizeof(Readback); }
 
   /// One pass with a warm state, or else two; O(n). kFailedPrecondition: the stream records a CUDA
   /// graph, which cannot read the size.
@@ -66,7 +56,8 @@ class DeviceTopK : public DeviceCodec {
       WEIR_RETURN_IF_ERROR(PackSelection(job));
     }
     // On the way by the time that Resolve waits for it.
-    return call.state == nullptr ? OkStatus() : QueueRead(job, PinnedOf(call));
+    Readback* const read = PinnedOf(call);
+    return read == nullptr ? OkStatus() : QueueRead(job, read);
   }
 
   StatusOr<Outcome> Resolve(const PassOperands& operands, const DeviceCall& call,
@@ -80,7 +71,7 @@ class DeviceTopK : public DeviceCodec {
       learnt.stale_threshold = job.pass.threshold;
     }
     std::unique_ptr<Readback> own;
-    Readback* read = call.state == nullptr ? nullptr : PinnedOf(call);
+    Readback* read = PinnedOf(call);
     if (read == nullptr) {
       own = std::make_unique<Readback>();
       read = own.get();
@@ -124,18 +115,12 @@ class DeviceTopK : public DeviceCodec {
   size_t MaxPayload(size_t n, const DeviceCall& call) const {
     return host_.MaxEncodedBytes(n, call.context);
   }
-  static DeviceSelectionState* StateOf(const DeviceCall& call) {
-    if (call.state == nullptr) return nullptr;
-    auto* const state = dynamic_cast<DeviceSelectionState*>(call.state);
-    WEIR_CHECK(state != nullptr);
-    return state;
-  }
   static SelectionMemory* MemoryOf(const DeviceCall& call) {
-    DeviceSelectionState* const state = StateOf(call);
-    return state == nullptr ? nullptr : &state->memory;
+    return dynamic_cast<SelectionState*>(call.context.state);
   }
   static Readback* PinnedOf(const DeviceCall& call) {
-    return reinterpret_cast<Readback*>(StateOf(call)->pinned.data());
+    if (call.pinned.size() < sizeof(Readback)) return nullptr;
+    return reinterpret_cast<Readback*>(call.pinned.data());
   }
 
   SelectionJob MakeJob(const PassOperands& operands, const DeviceCall& call,

@@ -28,14 +28,7 @@ class GatherExchange : public CodedExchange {
     return RunCollective(in_.collective, group, operand).status();
   }
 
-  Status Decode() override {
-    bool finite = true;
-    WEIR_RETURN_IF_ERROR(codec().DecodeSum(
-        gathered_, context_, scale_, gradient_,
-        [&finite](std::span<float> part) { finite = ScaleFinite(part, 1) && finite; }));
-    outcome_.non_finite = !finite;
-    return OkStatus();
-  }
+  Status Decode() override { return DecodeSum(gathered_); }
 
  private:
   Gathered gathered_;
@@ -48,7 +41,8 @@ void RegisterGather(Registry<ExchangeForm>& registry, uint8_t id) {
                        ExchangeTraits{.name = "opaque",
                                       .summary = "every rank decodes the payloads of all",
                                       .payload = PayloadForm::kOpaque,
-                                      .gathers = true}));
+                                      .gathers = true,
+                                      .on_devices = true}));
 }
 
 }  // namespace weir

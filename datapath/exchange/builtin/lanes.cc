@@ -37,8 +37,7 @@ class LaneExchange : public CodedExchange {
   Status EncodeFirst() override {
     if (!in_place_) return CodedExchange::EncodeFirst();
     outcome_.payload_bytes = gradient_.size_bytes();
-    if (in_.sample) Sample(GradientStatistics());
-    return OkStatus();
+    return in_.sample ? Sample(GradientStatistics()) : OkStatus();
   }
 
   Status MovePayloads(Group& group) override {
@@ -62,11 +61,10 @@ class LaneExchange : public CodedExchange {
       outcome_.non_finite = !ScaleFinite(gradient_, scale_);
       return OkStatus();
     }
-    std::fill(gradient_.begin(), gradient_.end(), 0.0f);
     const auto sum = payload_.bytes().first(outcome_.payload_bytes);
-    WEIR_RETURN_IF_ERROR(shares_.run_bytes > 0
-                             ? DecodeShares(sum)
-                             : codec().DecodeAdd(sum, context_, scale_, gradient_));
+    if (shares_.run_bytes == 0) return DecodeLanes(sum);
+    std::fill(gradient_.begin(), gradient_.end(), 0.0f);
+    WEIR_RETURN_IF_ERROR(DecodeShares(sum));
     codec().Finish(context_, scale_, gradient_);
     outcome_.non_finite = !ScaleFinite(gradient_, 1);
     return OkStatus();
@@ -144,7 +142,8 @@ void RegisterLanes(Registry<ExchangeForm>& registry, uint8_t id) {
   registry.Add(id, std::make_unique<FormOfExchange<LaneExchange>>(
                        ExchangeTraits{.name = "lanes",
                                       .summary = "lanes of all ranks add without decoding",
-                                      .payload = PayloadForm::kLanes}));
+                                      .payload = PayloadForm::kLanes,
+                                      .on_devices = true}));
 }
 
 void RegisterFloatLanes(Registry<ExchangeForm>& registry, uint8_t id) {

@@ -54,10 +54,7 @@ class NodeExchange : public SummedExchange {
   bool reaches_all() const override { return part_ > kFirstRoundPart; }
 
   // There is nothing to encode yet; the sum is encoded when it exists.
-  Status EncodeFirst() override {
-    if (in_.sample) Sample(GradientStatistics());
-    return OkStatus();
-  }
+  Status EncodeFirst() override { return in_.sample ? Sample(GradientStatistics()) : OkStatus(); }
 
   Status MoveRound(Group& group, SumRound round) override {
     const std::span<float> own = OwnSum();

@@ -86,8 +86,7 @@ class RegionExchange : public SummedExchange {
     const bool finite = (flags_ & kFlagNonFinite) == 0;
     if (finite && outcome_.energy_in > 0) outcome_.gain = 1 - lost / outcome_.energy_in;
     if (residual_.has_value()) outcome_.residual_energy = lost;
-    if (in_.sample && finite) Sample(GradientStatistics());
-    return OkStatus();
+    return in_.sample && finite ? Sample(GradientStatistics()) : OkStatus();
   }
 
   Status MoveRound(Group& group, SumRound round) override {

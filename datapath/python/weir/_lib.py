@@ -120,7 +120,7 @@ class Options(ctypes.Structure):
         ("encode_workers", ctypes.c_int32),
         ("compare_every_steps", ctypes.c_int32),
         *_SECURITY,
-        ("local_steps", ctypes.c_int32),
+        ("gradient_device", ctypes.POINTER(ctypes.c_int32)),
     ]
 
 
@@ -176,6 +176,16 @@ class StatsStruct(ctypes.Structure):
     ]
 
 
+class DeviceData(ctypes.Structure):
+    """struct weir_device_data."""
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("device", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
 _pointer = ctypes.c_void_p
 _text = ctypes.c_char_p
 _int = ctypes.c_int32
@@ -197,6 +207,10 @@ _FUNCTIONS = {
     "weir_step_end": (ctypes.c_int, [_pointer, ctypes.POINTER(ctypes.c_int32)]),
     "weir_all_reduce": (ctypes.c_int, [_pointer, ctypes.c_uint64, _pointer, ctypes.c_double,
                                        _pointer, _pointer, ctypes.POINTER(_pointer)]),
+    "weir_device_count": (ctypes.c_int32, []),
+    "weir_all_reduce_device": (ctypes.c_int, [_pointer, ctypes.c_uint64, ctypes.POINTER(DeviceData),
+                                              ctypes.c_double, _pointer, _pointer,
+                                              ctypes.POINTER(_pointer)]),
     "weir_request_wait": (ctypes.c_int, [_pointer, ctypes.c_double, ctypes.POINTER(_int)]),
     "weir_request_test": (ctypes.c_int, [_pointer, ctypes.POINTER(_int)]),
     "weir_request_release": (ctypes.c_int, [_pointer]),
@@ -280,6 +294,12 @@ def library():
     except (OSError, AttributeError) as error:
         raise LibraryNotFound(f"{path} cannot be used: {error}", NOT_FOUND) from error
     return loaded
+
+
+@functools.lru_cache(maxsize=None)
+def device_count():
+    """How many CUDA devices libweir can use; 0 where it was built without CUDA."""
+    return library().weir_device_count()
 
 
 def version():

@@ -31,7 +31,7 @@ class Session:
     def __init__(self, job, rank, world, *, listen=None, agent=None, agent_token=None,
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
                  operation_timeout_floor_s=0.0, epoch=0, encode_workers=0, compare_every_steps=0,
-                 job_key=None, encrypt=False, unauthenticated=False, local_steps=False):
+                 job_key=None, encrypt=False, unauthenticated=False, device=None):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
@@ -44,7 +44,7 @@ class Session:
             _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
             operation_timeout_s, connect_timeout_s, operation_timeout_floor_s, epoch,
             encode_workers, compare_every_steps, job_key, len(job_key or b""), encrypt,
-            unauthenticated, local_steps)
+            unauthenticated, None if device is None else ctypes.pointer(ctypes.c_int32(device)))
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)
@@ -122,6 +122,18 @@ class Session:
         request = ctypes.c_void_p()
         self._check(self._library.weir_all_reduce(self._open_handle(), bucket, pointer, scale, None,
                                                   None, ctypes.byref(request)))
+        return request
+
+    def all_reduce_device(self, bucket, device, pointer, stream, scale=1.0):
+        """all_reduce() of a bucket in the memory of a CUDA device. See weir_all_reduce_device.
+
+        device: its number. stream: a cudaStream_t, which has been given the work that fills the bucket.
+        """
+        data = _lib.DeviceData(ctypes.sizeof(_lib.DeviceData), device, pointer, stream)
+        request = ctypes.c_void_p()
+        self._check(self._library.weir_all_reduce_device(
+            self._open_handle(), bucket, ctypes.byref(data), scale, None, None,
+            ctypes.byref(request)))
         return request
 
     def wait(self, request, timeout_s=0.0):

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of an accelerator's tensors in host memory, where libweir works on them.
+"""How libweir gets at an accelerator's tensors: where they are, or copied to host memory and back.
 
-The path of a tensor, in terms of a Transfer:
+A libweir that was built with CUDA takes buckets of gradients where they are (InPlace): it is told the
+memory, and a stream whose work so far fills it. It compresses on the device where it can, and copies
+to the host itself where it cannot.
+
+Otherwise, and for the process group, tensors are copied here. The path of a tensor, in terms of a
+Transfer:
 
   the calling thread   The side stream `outgoing` copies the tensor into pinned memory, behind the
                        work that the caller's stream has been given by then.
@@ -14,7 +19,8 @@ is from PyTorch's pool, which lends no block again while a copy from or to it is
 """
 import contextlib
 import threading
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Protocol, Sequence
+from typing import (Any, Callable, ContextManager, Dict, List, Mapping, Optional, Protocol, Sequence,
+                    Union)
 
 import torch
 
@@ -57,6 +63,12 @@ class Accelerator(Protocol):
 
     def future(self) -> torch.futures.Future:
         """A future whose waiters' streams wait for what the completer's stream has been given."""
+
+    def number(self) -> Optional[int]:
+        """libweir's number of the device; None if it cannot work there."""
+
+    def handle(self, stream: Any) -> int:
+        """libweir's handle of a stream."""
 
 
 class Cuda:
@@ -101,6 +113,13 @@ class Cuda:
     def future(self) -> torch.futures.Future:
         return torch.futures.Future(devices=[self.device])
 
+    def number(self) -> Optional[int]:
+        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        return index if index < _lib.device_count() else None
+
+    def handle(self, stream: Any) -> int:
+        return stream.cuda_stream
+
 
 _lock = threading.Lock()
 _accelerators: Dict[torch.device, Cuda] = {}
@@ -124,6 +143,37 @@ def accelerator_of(tensors: Sequence[torch.Tensor]) -> Optional[Accelerator]:
         return _accelerators[device]
 
 
+def _refuse_capture(accelerator: Accelerator) -> None:
+    if accelerator.capturing():
+        raise WeirError("a CUDA graph is being captured, which cannot hold an exchange with "
+                        "other hosts: end the capture before gradients are reduced (DDP: "
+                        "capture under no_sync(), or leave the backward pass out of the graph)",
+                        _lib.FAILED_PRECONDITION)
+
+
+class InPlace:
+    """A tensor that libweir uses where it is, until its request has ended.
+
+    number, stream: what libweir calls the device, and a stream that fills the tensor.
+    FailedPrecondition: the stream records a CUDA graph.
+    """
+
+    def __init__(self, accelerator: Accelerator, number: int):
+        _refuse_capture(accelerator)
+        self._accelerator = accelerator
+        # The current stream may be given more work before libweir looks at it.
+        accelerator.follow(accelerator.outgoing, accelerator.record(accelerator.current()))
+        self.number, self.stream = number, accelerator.handle(accelerator.outgoing)
+
+    def future(self) -> torch.futures.Future:
+        """A future of the device."""
+        return self._accelerator.future()
+
+    def on_incoming(self) -> ContextManager[Any]:
+        """What the thread does in it, such as completing a future, comes behind the results."""
+        return self._accelerator.on(self._accelerator.incoming)
+
+
 class Transfer:
     """Brings tensors of an accelerator to the host and results back.
 
@@ -137,11 +187,7 @@ class Transfer:
 
         FailedPrecondition: the stream records a CUDA graph.
         """
-        if accelerator.capturing():
-            raise WeirError("a CUDA graph is being captured, which cannot hold an exchange with "
-                            "other hosts: end the capture before gradients are reduced (DDP: "
-                            "capture under no_sync(), or leave the backward pass out of the graph)",
-                            _lib.FAILED_PRECONDITION)
+        _refuse_capture(accelerator)
         self._accelerator = accelerator
         self._writes = list(writes)
         tensors = {id(t): t for t in (*reads, *writes)}
@@ -203,13 +249,37 @@ def transfer_of(tensors: Sequence[torch.Tensor]) -> Optional[Transfer]:
     return None if accelerator is None else Transfer(accelerator, tensors, tensors)
 
 
+def way_of(tensor: torch.Tensor, to_host: bool) -> Union[None, InPlace, Transfer]:
+    """The way in which libweir gets at a bucket, begun; None for one on the host.
+
+    to_host: whether the bucket is needed on the host in any case.
+    """
+    accelerator = accelerator_of([tensor])
+    if accelerator is None:
+        return None
+    number = None if to_host else accelerator.number()
+    if number is None:
+        return Transfer(accelerator, [tensor], [tensor])
+    return InPlace(accelerator, number)
+
+
+def device_of(parameters: Sequence[torch.Tensor]) -> Optional[int]:
+    """libweir's number of the device where gradients of these will be; None for the host, or where
+    libweir does not work on the device."""
+    try:
+        accelerator = accelerator_of(parameters)
+    except WeirError:  # some are elsewhere; their hooks say so
+        return None
+    return None if accelerator is None else accelerator.number()
+
+
 def future_of(tensor: torch.Tensor) -> torch.futures.Future:
     """A future for a result on the tensor's device."""
     accelerator = accelerator_of([tensor])
     return torch.futures.Future() if accelerator is None else accelerator.future()
 
 
-def on_incoming(transfer: Optional[Transfer]) -> ContextManager[Any]:
+def on_incoming(transfer: Union[None, InPlace, Transfer]) -> ContextManager[Any]:
     """transfer.on_incoming(), or nothing."""
     return contextlib.nullcontext() if transfer is None else transfer.on_incoming()
 

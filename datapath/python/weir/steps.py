@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of one model on one rank: what its hooks share, whatever wraps the model.
 
-A hook hands over a flat buffer of gradients with the key of its bucket. A buffer of an accelerator
-takes the way of weir.staging. A thread waits for the deliveries in order and completes their
+A hook hands over a flat buffer of gradients with the key of its bucket. How libweir gets at a buffer
+of an accelerator is in weir.staging. A thread waits for the deliveries in order and completes their
 futures. When the backward pass ends, a callback on the
 autograd engine waits for the last of them, ends Weir's step, and raises a failure as a WeirError
 that names the rank at fault. The hooks themselves are in weir.ddp and weir.fsdp.
@@ -26,7 +26,7 @@ from weir.communicator import Communicator
 from weir.futures import Completer, Launch
 from weir.non_finite import SEARCHED_STEPS, SkippedStep, first_non_finite
 from weir.session import Session, Stats
-from weir.staging import Transfer, on_incoming, transfer_of
+from weir.staging import InPlace, Transfer, on_incoming, way_of
 
 DTYPES = {torch.float32: _lib.FLOAT32, torch.float16: _lib.FLOAT16,
           torch.bfloat16: _lib.BFLOAT16}
@@ -43,25 +43,29 @@ def columns(parameter):
 class Delivery:
     """A bucket on its way, as an entry of a Completer.
 
-    transfer: brings the bucket to the host and back; None for one that is there.
+    way: how libweir gets at the bucket; None for one on the host.
     raises: whether a failure fails the future; otherwise the end of the backward pass raises it.
     """
 
-    def __init__(self, session: Session, buffer: torch.Tensor, transfer: Optional[Transfer],
-                 raises: bool):
+    def __init__(self, session: Session, buffer: torch.Tensor,
+                 way: Union[None, InPlace, Transfer], raises: bool):
         self._session: Optional[Session] = session
-        self._buffer, self._transfer = buffer, transfer
+        self._buffer, self._way = buffer, way
         self._request: Any = None
-        self.host = buffer if transfer is None else transfer.host(buffer)
+        self.used = way.host(buffer) if isinstance(way, Transfer) else buffer  # by libweir
         self.raises = raises
-        self.future = torch.futures.Future() if transfer is None else transfer.future()
+        self.future = torch.futures.Future() if way is None else way.future()
         self.done = threading.Event()
         self.error: Optional[WeirError] = None
 
     def begin(self, key: int, scale: float) -> None:
-        """Queues the all-reduce of the bucket, which must be on the host."""
+        """Queues the all-reduce of the bucket, which a Transfer must have brought to the host."""
         assert self._session is not None
-        self._request = self._session.all_reduce(key, self.host.data_ptr(), scale)
+        if isinstance(self._way, InPlace):
+            self._request = self._session.all_reduce_device(
+                key, self._way.number, self.used.data_ptr(), self._way.stream, scale)
+        else:
+            self._request = self._session.all_reduce(key, self.used.data_ptr(), scale)
 
     def fail(self, error: Exception) -> None:
         """Notes a failure, which every waiter for `done` must get."""
@@ -80,16 +84,17 @@ class Delivery:
     def complete(self) -> None:
         try:
             if self.error is not None:
-                self.host.zero_()
-            if self._transfer is not None:
-                self._transfer.send_back()
+                with on_incoming(self._way):
+                    self.used.zero_()
+            if isinstance(self._way, Transfer):
+                self._way.send_back()
         except Exception as error:  # of the device
             self.fail(error)
         try:
             if self.error is not None and self.raises:
                 self.future.set_exception(self.error)
             else:
-                with on_incoming(self._transfer):
+                with on_incoming(self._way):
                     self.future.set_result(self._buffer)
         finally:
             self.done.set()
@@ -211,34 +216,34 @@ class Steps:
     def submit(self, key, buffer):
         """Queues the mean of `buffer` over all ranks, in place, and returns its delivery.
 
-        A bucket of an accelerator is queued by a thread that waits until it is on the host, and
+        A bucket that is copied to the host is queued by a thread that waits until it is there, and
         later buckets behind it, so that all ranks queue them in the same order.
         """
-        transfer = transfer_of([buffer])
+        way = way_of(buffer, to_host=self._searches_left > 0)
         self.begin_step()
         if not self._pending:
             self._sizes = {}
-            self._in_backward = at_end_of_backward(self._finish_step)
-        delivery = Delivery(self.session, buffer, transfer, raises=not self._in_backward)
-        if transfer is None and self._launches.settled():
+            self._in_backward = _at_end_of_backward(self._finish_step)
+        delivery = Delivery(self.session, buffer, way, raises=not self._in_backward)
+        if not isinstance(way, Transfer) and self._launches.settled():
             self._begin(delivery, key)
             self._completer.put(delivery)
         else:
-            self._launches.put(Launch(lambda: self._begin_later(delivery, key, transfer)))
+            self._launches.put(Launch(lambda: self._begin_later(delivery, key, way)))
         self._pending.append(delivery)
         self._sizes[key] = buffer.numel()
         return delivery
 
     def _begin(self, delivery, key):
         if self._searches_left > 0:
-            self._search(key, delivery.host)
+            self._search(key, delivery.used)
         with self._session_calls:
             delivery.begin(key, 1.0 / self.world)
 
-    def _begin_later(self, delivery, key, transfer):
+    def _begin_later(self, delivery, key, way):
         try:
-            if transfer is not None:
-                transfer.arrived()
+            if isinstance(way, Transfer):
+                way.arrived()
             self._begin(delivery, key)
         except Exception as error:
             delivery.fail(error)

@@ -244,6 +244,35 @@ TEST_F(CApiTest, NullArgumentsAreRefusedEverywhere) {
   EXPECT_NE(weir_last_error(nullptr), nullptr);
 }
 
+TEST_F(CApiTest, DeviceDataIsChecked) {
+  Open(1);
+  weir_session* const s = sessions[0];
+  const weir_parameter parameter = {"w", 10, 0};
+  uint64_t key = 0;
+  ASSERT_EQ(weir_define_bucket(s, &parameter, 1, WEIR_FLOAT32, &key), WEIR_OK);
+  ASSERT_EQ(weir_step_begin(s), WEIR_OK);
+  float elements[10] = {};
+  const int32_t count = weir_device_count();
+  EXPECT_GE(count, 0);
+  const auto reduce = [&](const weir_device_data* data) {
+    return weir_all_reduce_device(s, key, data, 1, nullptr, nullptr, nullptr);
+  };
+  EXPECT_EQ(reduce(nullptr), WEIR_INVALID_ARGUMENT);
+  weir_device_data data = {};
+  data.data = elements;
+  EXPECT_EQ(reduce(&data), WEIR_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(weir_last_error(s)).find("struct_size"), std::string::npos);
+  data.struct_size = sizeof data;
+  for (const int32_t device : {-1, count}) {
+    data.device = device;
+    EXPECT_EQ(reduce(&data), WEIR_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(weir_last_error(s)).find("device: found"), std::string::npos);
+  }
+  // The step goes on as if none of this had been asked.
+  EXPECT_EQ(weir_all_reduce(s, key, elements, 1, nullptr, nullptr, nullptr), WEIR_OK);
+  EXPECT_EQ(weir_step_end(s, nullptr), WEIR_OK);
+}
+
 TEST_F(CApiTest, RequestsAndCallbacksComplete) {
   Open(2);
   std::vector<std::vector<float>> data(2, std::vector<float>(1000, 1.5f));

@@ -41,7 +41,8 @@ std::vector<Setting> Settings() {
 
 std::vector<Stream> Streams() {
   if (DeviceName().value() != "host") return {Stream{}};
-  return {Stream{}, Stream{kBackwards}};
+  static const StatusOr<OwnStream> deferring = OwnStream::Make();
+  return {Stream{}, Stream{kBackwards}, deferring->get()};
 }
 
 class DeviceCodecTest : public testing::TestWithParam<Setting> {

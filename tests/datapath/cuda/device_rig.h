@@ -65,7 +65,11 @@ class Caller {
     call_.stream = stream;
     workspace_.emplace(codec.WorkspaceBytes(n, call_));
     call_.workspace = workspace_->span();
-    WEIR_CHECK(FillDevice(fault_.data(), 0xFF, sizeof(uint64_t), stream).ok());
+    StatusOr<PinnedBuffer> pinned = PinnedBuffer::Make(codec.PinnedBytes());
+    WEIR_CHECK(pinned.ok());
+    pinned_ = *std::move(pinned);
+    call_.pinned = {pinned_.data(), codec.PinnedBytes()};
+    WEIR_CHECK(FillDevice(fault_.data(), 0xFF, sizeof(uint64_t), {}).ok());
   }
 
   DeviceCall& call() { return call_; }
@@ -87,6 +91,7 @@ class Caller {
     call_.bins = bins_.data();
     WEIR_RETURN_IF_ERROR(codec_.Encode(operands, call_, out.span()));
     WEIR_ASSIGN_OR_RETURN(const Outcome outcome, codec_.Resolve(operands, call_, out.span()));
+    WEIR_RETURN_IF_ERROR(Synchronise(call_.stream));  // the statistics
     DeviceEncoded encoded;
     encoded.payload = out.Read();
     encoded.result = ResultOf(outcome);
@@ -102,6 +107,7 @@ class Caller {
     const OnDevice<std::byte> from(payload);
     const OnDevice<float> sum{std::span<const float>(out)};
     WEIR_RETURN_IF_ERROR(codec_.DecodeAdd(from.span(), call_, scale, sum.span()));
+    WEIR_RETURN_IF_ERROR(Synchronise(call_.stream));
     const std::vector<float> read = sum.Read();
     std::copy(read.begin(), read.end(), out.begin());
     return OkStatus();
@@ -115,6 +121,7 @@ class Caller {
   OnDevice<uint32_t> bins_;
   OnDevice<float> maxima_;
   std::optional<OnDevice<std::byte>> workspace_;
+  PinnedBuffer pinned_;
 };
 
 inline std::vector<uint32_t> Patterns(std::span<const float> values) {

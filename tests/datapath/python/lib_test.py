@@ -41,7 +41,8 @@ class LibraryTest(unittest.TestCase):
         text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
         for name, structure in (("weir_options", _lib.Options), ("weir_parameter", _lib.Parameter),
                                 ("weir_communicator_options", _lib.CommunicatorOptions),
-                                ("weir_stats", _lib.StatsStruct), ("weir_mesh", _lib.Mesh)):
+                                ("weir_stats", _lib.StatsStruct), ("weir_mesh", _lib.Mesh),
+                                ("weir_device_data", _lib.DeviceData)):
             body = re.search(r"typedef struct " + name + r" \{(.*?)\}", text, re.S).group(1)
             fields = re.findall(r"(\w+);", body)
             self.assertEqual(fields, [f for f, _ in structure._fields_], name)

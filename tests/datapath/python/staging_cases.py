@@ -5,7 +5,10 @@ A case is a function of (device, rank, world). It returns True when the numbers 
 gives tensors, lets slow kernels of its stream change them, and reads them behind these.
 """
 import contextlib
+import ctypes
+import json
 import queue
+import tempfile
 import threading
 import time
 
@@ -13,8 +16,10 @@ import torch
 import torch.distributed as dist
 
 import weir
+from weir import _lib
 from weir import staging
 
+_WORK = ctypes.CFUNCTYPE(None)
 DEADLINE_S = 20.0
 KERNEL_S = 0.05
 COPY_S = 0.01
@@ -81,6 +86,7 @@ class FakeDevice:
                        self.computing: "computing"}
         self._forgotten, self._copy_s = forgotten, copy_s
         self._mine = set()  # addresses
+        self._handles = []
         self._thread = threading.local()
         original = staging.accelerator_of
         staging.accelerator_of = lambda tensors: self if any(
@@ -144,6 +150,24 @@ class FakeDevice:
 
     def future(self):
         return FakeFuture(self)
+
+    def number(self):
+        return 0 if in_place() else None
+
+    def handle(self, stream):
+        event = self.record(stream)
+        work = _WORK(lambda: event.wait(DEADLINE_S) and None)
+        self._handles.append(work)  # the library calls it later
+        return _lib.library().weir_test_stream(work)
+
+
+def in_place():
+    """Whether this libweir takes the memory of the host for that of a device."""
+    library = _lib.library()
+    if not hasattr(library, "weir_test_stream"):
+        return False
+    library.weir_test_stream.restype = ctypes.c_void_p
+    return True
 
 
 class CudaDevice:
@@ -371,6 +395,30 @@ def non_finite(device, rank, world):
     return found == [(False, False, False), (True, None, True), (True, "b", True)]
 
 
+def beside_hosts(device, rank, world):
+    """Ranks with and without a device compress into the same bytes."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"job": "beside", "version": 1, "buckets": [], "fallback": {
+            "codec": "top_k", "collective": "sparse_all_gather", "ratio": 0.1}}, file)
+        file.flush()
+        state = weir.DDPState(Model(), job="beside", plan_file=file.name)
+    key, sums = state.define([("a", ELEMENTS, 0)], torch.float32), []
+    of_device = device.tensor(torch.zeros(ELEMENTS))
+    for step in range(4):
+        values = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(10 * step + rank))
+        gradient = of_device if rank == 0 else values.clone()
+        if rank == 0:
+            device.kernel(lambda: gradient.copy_(values))
+        found = state.submit(key, gradient).future.wait()
+        sums.append(device.read(found) if rank == 0 else found)
+        state._finish_step()
+    state.close()
+    found = torch.cat(sums)
+    everywhere = [torch.zeros_like(found) for _ in range(world)]
+    dist.all_gather(everywhere, found)
+    return all(torch.equal(found, other) for other in everywhere) and bool(found.count_nonzero() > 0)
+
+
 CASES = (all_reduce, future, receive, gathers, order, calls_return_at_once,
          wrong_argument, hook, hook_of_16_bits,
-         hook_with_a_bucket_of_the_host, unit, non_finite)
+         hook_with_a_bucket_of_the_host, unit, non_finite, beside_hosts)

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Residuals in the memory of a device: whatever else uses them finds them on the host.
+
+#include <gtest/gtest.h>
+
+#include "datapath/codec/residual/error_feedback.h"
+#include "datapath/cuda/device.h"
+#include "tests/datapath/cuda/device_rig.h"
+
+namespace weir::cuda {
+namespace {
+
+constexpr uint64_t kKey = 5;
+constexpr size_t kElements = 1000;
+
+class ResidualDeviceTest : public ::testing::Test {
+ protected:
+  ResidualDeviceTest() { EXPECT_TRUE(store_.Define(kKey, {{"a", 400}, {"b", 600}}).ok()); }
+
+  /// A step on the device or the host, which finds `expected` and leaves `left` everywhere.
+  void Step(Device* device, float expected, float left) {
+    const StatusOr<ResidualBuffers> buffers = store_.BeginEncode(kKey, device);
+    ASSERT_TRUE(buffers.ok()) << ToString(buffers.status());
+    std::vector<float> current(kElements);
+    const std::vector<float> next(kElements, left);
+    if (device == nullptr) {
+      std::copy(buffers->current.begin(), buffers->current.end(), current.begin());
+      std::copy(next.begin(), next.end(), buffers->next.begin());
+    } else {
+      ASSERT_TRUE(device->ReadFloats(current.data(), buffers->current.data(), kElements).ok());
+      ASSERT_TRUE(device->WriteFloats(buffers->next.data(), next.data(), kElements).ok());
+    }
+    EXPECT_EQ(current, std::vector<float>(kElements, expected));
+  }
+
+  Device* const device_ = *FindDevice(0);
+  ResidualStore store_;
+};
+
+TEST_F(ResidualDeviceTest, FollowsTheStepsBetweenHostAndDevice) {
+  float left = 0;
+  for (Device* const device :
+       {device_, device_, static_cast<Device*>(nullptr), device_, static_cast<Device*>(nullptr)}) {
+    Step(device, left, left + 1);
+    store_.Commit();
+    Step(device, left + 1, 100);
+    store_.Discard();
+    left += 1;
+  }
+}
+
+TEST_F(ResidualDeviceTest, UndoGivesBackTheOneBeforeWhereverItIs) {
+  for (Device* const second : {device_, static_cast<Device*>(nullptr)}) {
+    Step(device_, 0, 1);
+    store_.Commit();
+    Step(second, 1, 2);
+    store_.Commit();
+    ASSERT_TRUE(store_.Undo().ok());
+    Step(device_, 1, 0);
+    store_.Commit();
+  }
+}
+
+TEST_F(ResidualDeviceTest, AFlushAddsIt) {
+  Step(device_, 0, 3);
+  store_.Commit();
+  std::vector<float> gradient(kElements, 0.5f);
+  ASSERT_TRUE(store_.Flush(kKey, gradient).ok());
+  EXPECT_EQ(gradient, std::vector<float>(kElements, 3.5f));
+  store_.Commit();
+  Step(device_, 0, 1);
+}
+
+TEST_F(ResidualDeviceTest, ParametersKeepItWhenBucketsAreMadeAgain) {
+  Step(device_, 0, 3);
+  store_.Commit();
+  ASSERT_TRUE(store_.Define(kKey + 1, {{"b", 600}, {"a", 400}}).ok());
+  std::vector<float> gradient(kElements);
+  ASSERT_TRUE(store_.Flush(kKey + 1, gradient).ok());
+  EXPECT_EQ(gradient, std::vector<float>(kElements, 3.0f));
+}
+
+TEST_F(ResidualDeviceTest, ExportAndScaleSeeIt) {
+  Step(device_, 0, 3);
+  store_.Commit();
+  ASSERT_TRUE(store_.Scale(2).ok());
+  Step(device_, 6, 6);
+  store_.Commit();
+  std::vector<std::byte> bytes(store_.ExportBytes());
+  ASSERT_TRUE(store_.Export(bytes).ok());
+  ResidualStore other;
+  ASSERT_TRUE(other.Define(kKey, {{"a", 400}, {"b", 600}}).ok());
+  ASSERT_TRUE(other.Import(bytes).ok());
+  std::vector<float> gradient(kElements);
+  ASSERT_TRUE(other.Flush(kKey, gradient).ok());
+  EXPECT_EQ(gradient, std::vector<float>(kElements, 6.0f));
+  Step(device_, 6, 0);
+}
+
+TEST_F(ResidualDeviceTest, OnlyMemoryOfTheHostIsCounted) {
+  Step(nullptr, 0, 1);
+  store_.Commit();
+  EXPECT_EQ(store_.MemoryBytes(), 2 * kElements * sizeof(float));
+  for (int step = 1; step < 3; ++step) {  // the first keeps what Undo would need
+    Step(device_, step, step + 1);
+    store_.Commit();
+  }
+  EXPECT_EQ(store_.MemoryBytes(), 0u);
+}
+
+}  // namespace
+}  // namespace weir::cuda
