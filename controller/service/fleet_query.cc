@@ -225,6 +225,7 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
                                                           request.plans_only()));
   for (const StoredDecision& entry : stored) {
     WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(entry));
+    decision.clear_candidates();  // nearly all of its bytes: whoever wants them asks for this one
     if (!page.Takes(decision)) {
       response->set_next_page_token(response->decisions().rbegin()->id());
       break;
