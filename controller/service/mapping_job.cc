@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "controller/model/format.h"
 #include "controller/service/mapping.h"
 
 namespace weir {
@@ -84,7 +85,7 @@ std::string PinText(const JobPin& pin) {
 }  // namespace
 
 ChoiceModel ToModel(const v1::Choice& choice) {
-  return {.codec = choice.codec(),
+  return {.codec = CodecNamed(choice.codec()),
           .collective = choice.collective(),
           .ratio = choice.ratio() > 0 ? std::min(choice.ratio(), 1.0) : 1,
           .bits = static_cast<int>(std::min(choice.bits(), kBitsMax)),
