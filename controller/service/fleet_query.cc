@@ -283,6 +283,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
       whole.set_unchanged(newest->unchanged);
     }
     const auto snapshot = ParseSnapshot(whole.snapshot_json());
+    whole.clear_snapshot_json();  // large, and no explanation; the decision itself has it
     *response->mutable_decision() = std::move(whole);
     if (snapshot.ok() && !response->has_latency_s()) {
       response->MergeFrom(weir::ToProto(DescribeInputs(*snapshot, {})));
@@ -296,6 +297,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
   }
   if (!obstacle.empty() && request.decision_id().empty()) {
     text += StrCat("Not deciding now: ", obstacle, "\n");
+    response->set_not_deciding(obstacle);
   }
   response->set_text(std::move(text));
   return OkStatus();
@@ -433,8 +435,10 @@ Status Fleet::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse*
 
 Status Fleet::GetSeries(const v1::GetSeriesRequest& request, v1::Series* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
-  for (const StepPoint& point : job->series().Points(request.since_step())) {
-    *response->add_points() = weir::ToProto(point);
+  const std::vector<StepPoint> points = job->series().Points(request.since_step());
+  const size_t wanted = request.points_max() == 0 ? points.size() : request.points_max();
+  for (size_t i = points.size() - std::min(points.size(), wanted); i < points.size(); ++i) {
+    *response->add_points() = weir::ToProto(points[i]);
   }
   return OkStatus();
 }

@@ -282,6 +282,8 @@ v1::SeriesPoint ToProto(const StepPoint& in) {
   out.set_gain(in.gain);
   out.set_loss(in.loss);
   out.set_bandwidth_bytes_per_s(in.bandwidth_bytes_per_s);
+  out.set_bandwidth_deviation_bytes_per_s(in.bandwidth_deviation_bytes_per_s);
+  out.set_latency_deviation_s(in.latency_deviation_s);
   out.set_latency_s(in.latency_s);
   out.set_predicted_network_s(in.predicted_network_s);
   out.set_measured_network_s(in.measured_network_s);

@@ -135,8 +135,9 @@ class HttplibRestServer : public RestServer {
       port_ = server_->bind_to_any_port(options_.host.c_str());
       if (port_ <= 0) return Unavailable(StrCat("cannot listen on ", options_.host));
     } else if (!server_->bind_to_port(options_.host.c_str(), options_.port)) {
-      return Unavailable(
-          StrCat("cannot listen on ", options_.host, ":", options_.port, " for HTTP"));
+      return Unavailable(StrCat("cannot listen on ", options_.host, ":", options_.port,
+                                " for HTTP: the port is taken, or the address is not of this "
+                                "machine; give another one with --listen-http"));
     }
     thread_ = std::thread([this] {
       server_->listen_after_bind();
