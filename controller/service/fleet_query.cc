@@ -224,8 +224,8 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
   WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1,
                                                           request.plans_only()));
   for (const StoredDecision& entry : stored) {
-    WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(entry));
-    decision.clear_candidates();  // nearly all of its bytes: whoever wants them asks for this one
+    // Candidates are nearly all of a decision: whoever wants them asks for this one.
+    WEIR_ASSIGN_OR_RETURN(v1::Decision decision, LightDecisionOf(entry));
     if (!page.Takes(decision)) {
       response->set_next_page_token(response->decisions().rbegin()->id());
       break;

@@ -227,6 +227,21 @@ TEST(ExplainTest, SaysWhatWasMeasuredComparedAndWhatDenseCosts) {
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("Aggregator:")));
 }
 
+TEST(JsonTest, AMemberIsTakenOutWithoutBeingParsed) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {R"({"a":1,"c":[{"c":2}],"b":"x"})", R"({"a":1,"b":"x"})"},
+      {R"({"c":[1,[2]],"b":{"c":3}})", R"({"b":{"c":3}})"},
+      {R"({"a":1,"c":"},\"]"})", R"({"a":1})"},
+      {R"({"c":0})", R"({})"},
+      {R"({ "a" : "c", "c" : { } , "b" : 1 })", R"({ "a" : "c", "b" : 1 })"},
+      {R"({"a":"\"c\":1"})", R"({"a":"\"c\":1"})"},
+      {R"({"cc":1,"b":2})", R"({"cc":1,"b":2})"},
+      {R"(["c"])", R"(["c"])"},
+      {R"({"c":)", R"({"c":)"},
+      {"", ""}};
+  for (const auto& [json, expected] : kCases) EXPECT_EQ(WithoutMember(json, "c"), expected) << json;
+}
+
 TEST(ExplainTest, SummaryIsWhatChangedAndWhatCameOfIt) {
   DecisionRecord record;
   record.step = 68;
