@@ -103,14 +103,15 @@ StatusOr<std::unique_ptr<Agent>> Agent::Start(AgentOptions options, const Clock&
   if (options.node.empty()) return InvalidArgument("expected a node name, found an empty one");
   WEIR_ASSIGN_OR_RETURN(const SocketAddress probe_address,
                         SocketAddress::FromIp(options.address, options.probe_port));
-  WEIR_ASSIGN_OR_RETURN(std::unique_ptr<EchoServer> echo, EchoServer::Start(probe_address, clock));
-  options.probe_port = echo->port();
+  StatusOr<std::unique_ptr<EchoServer>> echo = EchoServer::Start(probe_address, clock);
+  if (!echo.ok()) return Annotate(echo.status(), "give another port for probes with --probe-port");
+  options.probe_port = (*echo)->port();
   options.local.node = options.node;
   auto gpus = std::make_unique<GpuMonitor>(options.nvml_library, kGpuInterval);
   v1::NodeHello hello = MakeHello(options, gpus->Newest(kGpuWait));
   std::unique_ptr<Agent> agent(new Agent(std::move(options), std::move(hello), clock));
   agent->gpus_ = std::move(gpus);
-  agent->echo_ = std::move(echo);
+  agent->echo_ = *std::move(echo);
   WEIR_RETURN_IF_ERROR(agent->Open());
   return agent;
 }

@@ -10,6 +10,7 @@
 #include <iterator>
 
 #include "controller/service/grpc_server.h"
+#include "controller/service/loopback.h"
 
 namespace weir::cli {
 namespace {
@@ -52,9 +53,35 @@ StatusOr<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
+namespace {
+
+// The last cause of what gRPC says in hundreds of characters: "Connection refused".
+std::string CauseOf(const std::string& message) {
+  const size_t at = message.rfind(": ");
+  return at == std::string::npos ? message : message.substr(at + 2);
+}
+
+// Whether no connection came about, as gRPC words it; other answers are the controller's own.
+bool NotConnected(const std::string& message) {
+  for (const char* const begin : {"failed to connect", "DNS resolution failed",
+                                  "empty address list", "connections to all backends failing"}) {
+    if (message.find(begin) != std::string::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
+  const bool tls = !options.ca_file.empty() || !options.cert_file.empty();
+  if (!options.token.empty() && !tls && !IsLoopbackTarget(options.controller)) {
+    return FailedPrecondition(
+        StrCat("the token would cross the network to ", options.controller,
+               " in plain text: give the controller's authority with --ca, or reach it through a "
+               "tunnel that ends on loopback"));
+  }
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
-  if (!options.ca_file.empty() || !options.cert_file.empty()) {
+  if (tls) {
     grpc::SslCredentialsOptions tls;
     if (!options.ca_file.empty()) {
       WEIR_ASSIGN_OR_RETURN(tls.pem_root_certs, ReadFile(options.ca_file));
@@ -86,11 +113,20 @@ Status Client::ToStatus(const grpc::Status& status) const {
   if (status.ok()) return OkStatus();
   const Status ours =
       MakeStatus(static_cast<StatusCode>(status.error_code()), status.error_message());
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-      status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return MakeStatus(ours.code(),
+                      StrCat("the controller at ", options_.controller, " did not answer within ",
+                             options_.timeout_s, " s; give more time with --timeout"));
+  }
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return ours;
+  if (!NotConnected(status.error_message())) {
     return Annotate(ours, StrCat("controller at ", options_.controller));
   }
-  return ours;
+  return MakeStatus(ours.code(),
+                    StrCat("no controller answers at ", options_.controller, " (",
+                           CauseOf(status.error_message()),
+                           "): start weir-controller, or name another address with --controller or "
+                           "weirctl context"));
 }
 
 }  // namespace weir::cli

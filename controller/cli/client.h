@@ -32,13 +32,14 @@ struct ClientOptions {
 /// Thread-safe. Every call has the deadline of `timeout_s`; Watch runs until ended.
 class Client {
  public:
-  /// kInvalidArgument: a TLS file cannot be read (named).
+  /// kInvalidArgument: a TLS file cannot be read (named). kFailedPrecondition: the token would
+  /// leave this machine in plain text.
   static StatusOr<std::unique_ptr<Client>> Create(const ClientOptions& options);
 
   v1::AdminService::Stub& stub() { return *stub_; }
   /// Deadline and credentials of one call.
   void Prepare(grpc::ClientContext* context, bool with_deadline = true) const;
-  /// Our status; kUnavailable names the controller's address.
+  /// Our status; where no controller answers it names the address and the flag that mends it.
   Status ToStatus(const grpc::Status& status) const;
   const ClientOptions& options() const { return options_; }
 

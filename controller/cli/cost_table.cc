@@ -58,7 +58,7 @@ constexpr std::array<TableTwoRow, 12> kTableTwo = {{
     {1e9, 100, 1, 45645, 1154, 57442},
 }};
 
-std::string Milliseconds(double ms) { return Seconds(ms * 1e-3); }
+std::string Milliseconds(double ms) { return OrDash(ms * 1e-3, SecondsText); }
 
 std::string Percent(double share) {
   char text[32];
@@ -125,7 +125,7 @@ Table CostsTable(const TextbookSetting& setting) {
     for (const double ratio : kRatios) {
       TextbookSetting at = setting;
       at.ratio = ratio;
-      row.push_back(Seconds(cost.seconds(at)));
+      row.push_back(OrDash(cost.seconds(at), SecondsText));
     }
     table.rows.push_back(row);
   }
@@ -139,7 +139,9 @@ Table CrossoverTable() {
     std::vector<std::string> row = {name};
     for (const int world : kWorlds) {
       const auto coefficient = CrossoverCoefficient(crossover, world);
-      row.push_back(!coefficient ? "always" : *coefficient <= 0 ? "never" : Figure(*coefficient));
+      row.push_back(!coefficient        ? "always"
+                    : *coefficient <= 0 ? "never"
+                                        : OrDash(*coefficient, NumberText));
     }
     table.rows.push_back(row);
   }
@@ -152,9 +154,9 @@ Table PublishedTable(std::string_view name) {
   for (const PublishedTime& entry : PublishedTimes()) {
     if (name != entry.table) continue;
     table.rows.push_back({entry.model, Milliseconds(entry.latency_ms),
-                          StrCat(Figure(entry.gigabits_per_s), " Gb/s"),
-                          entry.ratio < 1 ? Figure(entry.ratio) : "dense", entry.schedule,
-                          Milliseconds(entry.published_ms),
+                          StrCat(OrDash(entry.gigabits_per_s, NumberText), " Gb/s"),
+                          entry.ratio < 1 ? OrDash(entry.ratio, NumberText) : "dense",
+                          entry.schedule, Milliseconds(entry.published_ms),
                           Milliseconds(FormulaMilliseconds(entry)), Percent(Error(entry))});
   }
   return table;
@@ -219,8 +221,8 @@ Status PrintCostTable(const TextbookSetting& setting, Output output) {
   }
   std::printf(
       "%d ranks, %s one way, %s per node, %s float32: time of one all-reduce by kept ratio\n",
-      setting.world, Seconds(setting.latency_s).c_str(), Rate(setting.bytes_per_s).c_str(),
-      Count(setting.bytes / 4).c_str());
+      setting.world, OrDash(setting.latency_s, SecondsText).c_str(),
+      OrDash(setting.bytes_per_s, BandwidthText).c_str(), Count(setting.bytes / 4).c_str());
   std::puts(
       "a: latency, b: seconds per byte, N: ranks, L: ceil(log2 N), M: dense bytes, c: ratio\n");
   std::fputs(Render(CostsTable(setting)).c_str(), stdout);

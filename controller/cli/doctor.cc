@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/cli/doctor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -18,6 +19,10 @@ using Findings = std::vector<Finding>;
 constexpr double kClockSkewS = 5;
 constexpr double kStaleS = 60;
 constexpr uint64_t kSkippedStepsAgo = 1000;
+constexpr double kComparedMinS = 60, kLossShare = 0.02;  // a loss that is worth a warning
+constexpr double kMispredicted = 1.5;                    // times what was predicted, or the inverse
+constexpr uint64_t kFirstSteps = 50;  // within which nothing needs to have been decided
+constexpr size_t kExplainedMax = 100;
 
 void JudgeNodes(const FleetFacts& facts, Findings* found) {
   if (facts.nodes.nodes().empty()) {
@@ -38,7 +43,7 @@ void JudgeNodes(const FleetFacts& facts, Findings* found) {
     if (std::abs(node.clock_ahead_s()) > kClockSkewS) {
       found->push_back(
           {Verdict::kWarn,
-           StrCat("the clock of ", node.name(), " is ", Age(std::abs(node.clock_ahead_s())),
+           StrCat("the clock of ", node.name(), " is ", AgeText(std::abs(node.clock_ahead_s())),
                   node.clock_ahead_s() > 0 ? " ahead of" : " behind",
                   " the controller's: times of logs and charts do not fit together"),
            "timedatectl set-ntp true on both"});
@@ -84,7 +89,7 @@ void JudgeReachability(const FleetFacts& facts, Findings* found) {
     ++stale;
     found->push_back({Verdict::kWarn,
                       StrCat("link ", link.source(), " -> ", link.target(),
-                             ": latency was last measured ", Age(link.rtt_s().age_s()), " ago"),
+                             ": latency was last measured ", AgeText(link.rtt_s().age_s()), " ago"),
                       StrCat("ping ", link.target(), " from ", link.source(),
                              "; a firewall must let UDP and TCP port 7446 of agents through")});
   }
@@ -149,6 +154,58 @@ void JudgeSkipped(const v1::Job& job, Findings* found) {
                     "loss scale a few such steps are normal"});
 }
 
+// Whether the job is better off for what was decided, and whether anything is.
+void JudgeHelp(const v1::Job& job, Findings* found) {
+  const std::string name = StrCat("job ", job.name());
+  const std::string fix =
+      StrCat("weirctl explain ", job.name(), " shows what was measured; weirctl pin ", job.name(),
+             " --codec dense --reason WHY runs dense");
+  const bool figure = job.benefit().verdict() != v1::BENEFIT_VERDICT_UNSPECIFIED;
+  const bool costs =
+      figure ? job.benefit().verdict() == v1::BENEFIT_VERDICT_COSTS
+             : job.compared_s() > kComparedMinS && -job.saved_s() > kLossShare * job.compared_s();
+  if (costs) {
+    const std::string text = figure ? job.benefit().text()
+                                    : StrCat("costs ", SecondsText(-job.saved_s()), " in ",
+                                             SecondsText(job.compared_s()), " of steps");
+    found->push_back({Verdict::kWarn, StrCat(name, ": Weir ", text), fix});
+  } else if (figure && !job.benefit().text().empty()) {
+    found->push_back({Verdict::kOk, StrCat(name, ": Weir ", job.benefit().text())});
+  }
+}
+
+void JudgeDeciding(const v1::Job& job, const v1::Explanation& explanation, Findings* found) {
+  const std::string name = StrCat("job ", job.name());
+  const v1::Decision& decision = explanation.decision();
+  if (job.pinned().empty() && !explanation.not_deciding().empty() && job.step() > kFirstSteps) {
+    found->push_back({Verdict::kWarn,
+                      StrCat(name, ": nothing is decided: ", explanation.not_deciding()),
+                      "what runs goes on; see that all ranks are attached and report their steps"});
+  }
+  const double predicted = decision.predicted_step_s(), actual = decision.actual_step_s();
+  if (predicted > 0 && actual > 0 &&
+      (actual > kMispredicted * predicted || predicted > kMispredicted * actual)) {
+    found->push_back(
+        {Verdict::kWarn,
+         StrCat(name, ": decision ", decision.id(), " predicted ", SecondsText(predicted),
+                " per step, measured are ", SecondsText(actual)),
+         "weirctl get links shows what the network is believed to be; a higher "
+         "probing.budget_ratio measures it more often"});
+  }
+  const auto& candidates = decision.candidates();
+  const bool none = !candidates.empty() &&
+                    std::none_of(candidates.begin(), candidates.end(),
+                                 [](const v1::Candidate& each) { return each.feasible(); });
+  if (none) {
+    found->push_back({Verdict::kWarn,
+                      StrCat(name, ": policy ", job.policy(),
+                             " allows none of the candidates; the first is excluded by ",
+                             candidates[0].excluded_by()),
+                      StrCat("widen the bounds of policy ", job.policy(),
+                             ": allow the codec dense, or a lower gain_min")});
+  }
+}
+
 void Print(const Finding& finding) {
   const char* words[] = {"ok  ", "warn", "FAIL"};
   std::printf("%s  %s\n", words[static_cast<int>(finding.verdict)], finding.text.c_str());
@@ -163,6 +220,15 @@ StatusOr<FleetFacts> AskFleet(Client& client) {
   WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListLinks, {}, &facts.links));
   WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListJobs, {}, &facts.jobs));
   WEIR_RETURN_IF_ERROR(client.CallAllPages(&Stub::ListPolicies, {}, &facts.policies));
+  for (const v1::Job& job : facts.jobs.jobs()) {
+    if (job.state() != "running" || facts.explanations.size() >= kExplainedMax) continue;
+    v1::ExplainRequest request;
+    request.set_job(job.name());
+    v1::Explanation explanation;
+    const Status explained = client.Call(&Stub::Explain, request, &explanation);
+    if (!explained.ok()) explanation.set_not_deciding(Message(explained));
+    facts.explanations[job.name()] = std::move(explanation);
+  }
   return facts;
 }
 
@@ -174,7 +240,7 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
   if (const double theirs = facts.nodes.controller_unix_s();
       theirs > 0 && std::abs(unix_s - theirs) > kClockSkewS) {
     found.push_back({Verdict::kWarn,
-                     StrCat("this machine's clock is ", Age(std::abs(unix_s - theirs)),
+                     StrCat("this machine's clock is ", AgeText(std::abs(unix_s - theirs)),
                             unix_s > theirs ? " ahead of" : " behind", " the controller's"),
                      "timedatectl set-ntp true on both"});
   }
@@ -190,6 +256,9 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
     JudgeJob(job, &found);
     JudgeIdentity(job, &found);
     JudgeSkipped(job, &found);
+    JudgeHelp(job, &found);
+    const auto explained = facts.explanations.find(job.name());
+    if (explained != facts.explanations.end()) JudgeDeciding(job, explained->second, &found);
   }
   size_t refused = 0;
   for (const v1::Policy& policy : facts.policies.policies()) {

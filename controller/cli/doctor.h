@@ -2,6 +2,8 @@
 #pragma once
 // doctor: does everything that Weir needs answer, and what is wrong if not.
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "controller/cli/client.h"
@@ -16,6 +18,8 @@ struct FleetFacts {
   v1::ListLinksResponse links;
   v1::ListJobsResponse jobs;
   v1::ListPoliciesResponse policies;
+  /// By job, of those that run: the newest decision, or why there is none.
+  std::map<std::string, v1::Explanation> explanations;
 };
 
 /// One finding per matter. version: of this program; unix_s: this machine's time. Pure.

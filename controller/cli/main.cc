@@ -9,9 +9,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 
 #include "controller/cli/client.h"
+#include "controller/cli/contexts.h"
 #include "controller/cli/cost_table.h"
 #include "controller/cli/doctor.h"
 #include "controller/cli/explain.h"
@@ -29,9 +32,12 @@ namespace {
 struct Flags {
   ClientOptions client;
   std::string token_file;
+  std::string context;  // of --context, and the name of the command of that name
+  std::string context_name;
+  bool context_save = false, context_delete = false;
   std::string output = "table";
   ResourceRequest resource;
-  std::string file, actor, reason, codec = "identity", collective = "ring", policy_name;
+  std::string file, actor, reason, codec = "dense", collective = "ring", policy_name;
   std::string parameters = "25M", latency = "1ms", bandwidth = "1Gb/s", compute = "0",
               aggregator = "0";
   std::vector<std::string> links;
@@ -41,11 +47,87 @@ struct Flags {
   uint32_t world = 4, ranks_per_node = 1, buckets = 4;
   std::string decision;
   bool replay = false, dry_run = false, table = false;
+  std::set<std::string> given;  // of the flags that a context may hold, those that were given
 };
 
 using Action = std::function<Status(Flags&)>;
 
+std::string FromEnvironment(const char* variable) {
+  const char* const set = std::getenv(variable);
+  return set == nullptr ? "" : set;
+}
+
+// $WEIR_CONTEXTS, else weir/contexts.yaml below $XDG_CONFIG_HOME or ~/.config.
+std::string ContextsPath() {
+  if (const std::string file = FromEnvironment("WEIR_CONTEXTS"); !file.empty()) return file;
+  if (const std::string config = FromEnvironment("XDG_CONFIG_HOME"); !config.empty()) {
+    return config + "/weir/contexts.yaml";
+  }
+  const std::string home = FromEnvironment("HOME");
+  return home.empty() ? "" : home + "/.config/weir/contexts.yaml";
+}
+
+// The flags that a context holds, by their names in it.
+std::map<std::string, std::string*> ContextFlags(Flags& flags) {
+  return {{"controller", &flags.client.controller},
+          {"ca", &flags.client.ca_file},
+          {"cert", &flags.client.cert_file},
+          {"key", &flags.client.key_file},
+          {"token-file", &flags.token_file}};
+}
+
+// What neither the line nor the environment says, the context does.
+Status TakeContext(Flags& flags) {
+  WEIR_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts(ContextsPath()));
+  WEIR_ASSIGN_OR_RETURN(const Context context, FindContext(contexts, flags.context));
+  for (const auto& [name, flag] : ContextFlags(flags)) {
+    const auto kept = context.find(name);
+    if (kept != context.end() && !flags.given.contains(name)) *flag = kept->second;
+  }
+  return OkStatus();
+}
+
+Status ContextCommand(Flags& flags) {
+  const std::string path = ContextsPath();
+  WEIR_ASSIGN_OR_RETURN(Contexts contexts, ReadContexts(path));
+  const std::string& name = flags.context_name;
+  if (name.empty()) {
+    if (contexts.by_name.empty()) {
+      std::fputs("no context is kept: weirctl context NAME --save --controller HOST:PORT\n",
+                 stderr);
+      return OkStatus();
+    }
+    Table table{{"", "NAME", "CONTROLLER", "CA", "TOKEN-FILE"}, {}};
+    for (auto& [each, context] : contexts.by_name) {
+      table.rows.push_back({each == contexts.current ? "*" : " ", each, context["controller"],
+                            context["ca"], context["token-file"]});
+    }
+    std::fputs(Render(table).c_str(), stdout);
+    return OkStatus();
+  }
+  if (flags.context_save) {
+    Context& context = contexts.by_name[name];
+    context.clear();
+    for (const auto& [flag, value] : ContextFlags(flags)) {
+      if (flags.given.contains(flag)) context[flag] = *value;
+    }
+    if (context.empty()) {
+      return InvalidArgument("--save keeps what else is on the line: give --controller at least");
+    }
+  }
+  WEIR_RETURN_IF_ERROR(FindContext(contexts, name).status());
+  if (flags.context_delete) contexts.by_name.erase(name);
+  contexts.current = !flags.context_delete      ? name
+                     : contexts.current == name ? ""
+                                                : contexts.current;
+  WEIR_RETURN_IF_ERROR(WriteContexts(path, contexts));
+  std::printf("context '%s' %s\n", name.c_str(),
+              flags.context_delete ? "deleted" : "is used from now on");
+  return OkStatus();
+}
+
 StatusOr<std::unique_ptr<Client>> Connect(Flags& flags) {
+  WEIR_RETURN_IF_ERROR(TakeContext(flags));
   if (!flags.token_file.empty()) {
     WEIR_ASSIGN_OR_RETURN(flags.client.token, ReadFile(flags.token_file));
     while (!flags.client.token.empty() && flags.client.token.back() == '\n')
@@ -105,7 +187,7 @@ Status PinJob(Client& client, Flags& flags, Output output) {
   request.set_job(flags.resource.name);
   request.set_actor(flags.actor);
   request.set_reason(flags.reason);
-  request.mutable_choice()->set_codec(flags.codec);
+  request.mutable_choice()->set_codec(CodecNamed(flags.codec));
   request.mutable_choice()->set_collective(flags.collective);
   request.mutable_choice()->set_ratio(flags.ratio);
   request.mutable_choice()->set_bits(flags.bits);
@@ -201,6 +283,7 @@ void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
   auto* watch = app.add_subcommand("watch", "print events as they happen");
   watch->add_option("kind", flags.resource.kind, watched_kinds)->required()->check(watched);
   watch->add_option("name", flags.resource.name, "only this job");
+  watch->add_flag("--switches", flags.resource.switches, "only decisions that changed the plan");
   watch->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output) { return Watch(client, f.resource); });
   });
@@ -286,6 +369,13 @@ void AddOtherCommands(CLI::App& app, Flags& flags, Action* action) {
   simulate->add_flag("--table", flags.table,
                      "cost formulas of the literature, crossovers and published tables instead");
   simulate->callback([action] { *action = SimulateCommand; });
+  auto* context = app.add_subcommand(
+      "context", "list the controllers that are kept by name, use one from now on, keep another");
+  context->add_option("name", flags.context_name, "use this one; empty: list them");
+  context->add_flag("--save", flags.context_save,
+                    "keep --controller, --ca, --cert, --key and --token-file of this line as NAME");
+  context->add_flag("--delete", flags.context_delete, "forget NAME");
+  context->callback([action] { *action = ContextCommand; });
   auto* doctor =
       app.add_subcommand("doctor", "check that controller, agents, links and jobs are well");
   doctor->callback([action] {
@@ -303,20 +393,19 @@ std::vector<std::string> ValuesFor(const std::string& command, const std::string
   if (name == "--codec" || name == "--collective") return BuiltinNames(name.substr(2));
   const bool job = name == "job" || name == "--job" || (command == "watch" && name == "name");
   if (!job && name != "name") return {};
-  const auto from_environment = [](const char* variable) {
-    const char* const set = std::getenv(variable);
-    return std::string(set == nullptr ? "" : set);
-  };
   Flags flags;
   flags.client.timeout_s = 1;
   std::string controller = value("--controller");
-  if (controller.empty()) controller = from_environment("WEIR_CONTROLLER");
-  if (!controller.empty()) flags.client.controller = controller;
+  if (controller.empty()) controller = FromEnvironment("WEIR_CONTROLLER");
+  if (!controller.empty()) {
+    flags.client.controller = controller;
+    flags.given.insert("controller");
+  }
   flags.client.ca_file = value("--ca");
   flags.client.cert_file = value("--cert");
   flags.client.key_file = value("--key");
   flags.token_file = value("--token-file");
-  if (flags.token_file.empty()) flags.token_file = from_environment("WEIR_TOKEN_FILE");
+  if (flags.token_file.empty()) flags.token_file = FromEnvironment("WEIR_TOKEN_FILE");
   const auto client = Connect(flags);
   return client.ok() ? ResourceNames(**client, job ? "jobs" : value("kind"))
                      : std::vector<std::string>();
@@ -353,6 +442,9 @@ int Main(int argc, char** argv) {
   app.add_option("--ca", flags.client.ca_file, "CA certificate: use TLS")->type_name("FILE");
   app.add_option("--cert", flags.client.cert_file, "client certificate")->type_name("FILE");
   app.add_option("--key", flags.client.key_file, "client key")->type_name("FILE");
+  app.add_option("--context", flags.context, "controller kept by that name; see context")
+      ->type_name("NAME")
+      ->envname("WEIR_CONTEXT");
   AddResourceCommands(app, flags, &action);
   AddPolicyCommands(app, flags, &action);
   AddJobCommands(app, flags, &action);
@@ -363,6 +455,9 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kUsage;
+  }
+  for (const auto& [name, value] : ContextFlags(flags)) {
+    if (app.get_option("--" + name)->count() > 0) flags.given.insert(name);
   }
   const Status status = action(flags);
   if (status.ok()) return kOk;

@@ -4,20 +4,14 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
+#include <array>
+#include <ctime>
 
 #include "controller/service/json.h"
 #include "datapath/base/check.h"
 
 namespace weir::cli {
 namespace {
-
-std::string Format(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
 
 // Display width: bytes that do not continue a UTF-8 sequence.
 size_t Width(std::string_view text) {
@@ -88,36 +82,21 @@ std::string Render(const Table& table) {
   return text;
 }
 
-std::string Seconds(double s) {
-  if (!(s > 0)) return "-";
-  if (s < 1e-3) return Format("%.3gus", s * 1e6);
-  if (s < 1) return Format("%.3gms", s * 1e3);
-  return Format("%.3gs", s);
+std::string OrDash(double value, std::string (*format)(double)) {
+  return value == 0 ? "-" : format(value);
 }
 
-std::string Rate(double bytes_per_second) {
-  const double bits = bytes_per_second * 8;
-  if (!(bits > 0)) return "-";
-  if (bits >= 1e9) return Format("%.3gGb/s", bits / 1e9);
-  if (bits >= 1e6) return Format("%.3gMb/s", bits / 1e6);
-  return Format("%.3gkb/s", bits / 1e3);
+std::string TimeText(double unix_s) {
+  const auto seconds = static_cast<std::time_t>(unix_s);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%d %H:%M:%SZ", &parts);
+  return text.data();
 }
 
-std::string Bytes(double bytes) {
-  if (!(bytes > 0)) return "-";
-  if (bytes >= 1e9) return Format("%.3gGB", bytes / 1e9);
-  if (bytes >= 1e6) return Format("%.3gMB", bytes / 1e6);
-  if (bytes >= 1e3) return Format("%.3gkB", bytes / 1e3);
-  return Format("%.0fB", bytes);
-}
-
-std::string Figure(double value) { return value == 0 ? "-" : Format("%.3g", value); }
-
-std::string Age(double s) {
-  if (!std::isfinite(s) || s < 0) return "-";
-  if (s < 120) return Format("%.0fs", s);
-  if (s < 7200) return Format("%.0fm", s / 60);
-  return Format("%.0fh", s / 3600);
+std::string Since(double unix_s, double now_unix_s) {
+  return unix_s > 0 ? AgeText(std::max(0.0, now_unix_s - unix_s)) : "-";
 }
 
 }  // namespace weir::cli

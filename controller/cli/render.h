@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "controller/model/format.h"
 #include "datapath/base/status.h"
 
 namespace weir::cli {
@@ -28,11 +29,11 @@ struct Table {
 /// Columns padded to their widest cell, two spaces apart, no trailing blanks.
 std::string Render(const Table& table);
 
-// Numbers for people; "-" for zero or unknown.
-std::string Seconds(double seconds);
-std::string Rate(double bytes_per_second);
-std::string Bytes(double bytes);
-std::string Figure(double value);
-std::string Age(double seconds);
+/// A number for people, by one of controller/model/format.h; "-" where it is zero: not known.
+std::string OrDash(double value, std::string (*format)(double));
+/// "2026-11-27 09:34:48Z".
+std::string TimeText(double unix_s);
+/// How long ago, "-" where it never was. unix_s: then. now_unix_s: of the same clock.
+std::string Since(double unix_s, double now_unix_s);
 
 }  // namespace weir::cli

@@ -11,6 +11,7 @@
 #include <memory>
 #include <set>
 
+#include "controller/cli/describe.h"
 #include "controller/service/json.h"
 #include "controller/service/mapping.h"
 
@@ -29,7 +30,7 @@ std::string Label(const v1::Choice& choice) {
 
 std::string EstimateText(const v1::Estimate& e, std::string (*format)(double)) {
   if (e.samples() == 0 && e.value() == 0) return "-";
-  return StrCat(format(e.value()), " (", e.method(), ", ", Age(e.age_s()), ")");
+  return StrCat(format(e.value()), " (", e.method(), ", ", AgeText(e.age_s()), ")");
 }
 
 std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& parts) {
@@ -86,7 +87,7 @@ Table NodeTable(const v1::ListNodesResponse& response) {
   Table table{{"NAME", "ADDRESS", "STATE", "SEEN", "JOBS", "GPUS", "NCCL", "VERSION"}, {}};
   for (const v1::Node& node : response.nodes()) {
     table.rows.push_back({node.name(), node.address(), node.connected() ? "connected" : "lost",
-                          Age(UnixNow() - node.last_seen_unix_s()), Joined(node.jobs()),
+                          Since(node.last_seen_unix_s(), UnixNow()), Joined(node.jobs()),
                           GpuText(node), NcclText(node), node.agent_version()});
   }
   return table;
@@ -95,8 +96,8 @@ Table NodeTable(const v1::ListNodesResponse& response) {
 Table LinkTable(const v1::ListLinksResponse& response) {
   Table table{{"SOURCE", "TARGET", "RTT", "BANDWIDTH", "HOPS"}, {}};
   for (const v1::Link& link : response.links()) {
-    table.rows.push_back({link.source(), link.target(), EstimateText(link.rtt_s(), Seconds),
-                          EstimateText(link.bandwidth_bytes_per_s(), Rate),
+    table.rows.push_back({link.source(), link.target(), EstimateText(link.rtt_s(), SecondsText),
+                          EstimateText(link.bandwidth_bytes_per_s(), BandwidthText),
                           link.hops() == 0 ? "-" : std::to_string(link.hops())});
   }
   return table;
@@ -110,9 +111,10 @@ Table JobTable(const v1::ListJobsResponse& response) {
     const std::string frames = ProtectionText(job);
     table.rows.push_back({job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
                           std::to_string(job.world()), std::to_string(job.step()),
-                          Seconds(job.step_s()), Running(job), Figure(job.gain()),
-                          Figure(job.loss()), Bytes(static_cast<double>(job.bytes_sent())),
-                          job.policy(), frames.empty() ? "-" : frames});
+                          OrDash(job.step_s(), SecondsText), Running(job),
+                          OrDash(job.gain(), NumberText), OrDash(job.loss(), NumberText),
+                          OrDash(static_cast<double>(job.bytes_sent()), BytesText), job.policy(),
+                          frames.empty() ? "-" : frames});
   }
   return table;
 }
@@ -122,10 +124,10 @@ Table DecisionTable(const v1::ListDecisionsResponse& response) {
               {}};
   for (const v1::Decision& decision : response.decisions()) {
     table.rows.push_back({decision.id(), decision.job(), std::to_string(decision.step()),
-                          Age(UnixNow() - decision.unix_s()), decision.trigger(),
+                          Since(decision.unix_s(), UnixNow()), decision.trigger(),
                           decision.switched() ? decision.to() : "(kept) " + decision.from(),
-                          decision.outcome(), Seconds(decision.predicted_step_s()),
-                          Seconds(decision.actual_step_s())});
+                          decision.outcome(), OrDash(decision.predicted_step_s(), SecondsText),
+                          OrDash(decision.actual_step_s(), SecondsText)});
   }
   return table;
 }
@@ -148,10 +150,10 @@ Table AggregatorTable(const v1::ListAggregatorsResponse& response) {
       waiting_s = std::max(waiting_s, lease.waiting_s());
     const bool reachable = aggregator.reachable();
     table.rows.push_back({aggregator.name(), reachable ? "reachable" : aggregator.error(),
-                          Age(UnixNow() - aggregator.since_unix_s()),
+                          Since(aggregator.since_unix_s(), UnixNow()),
                           std::to_string(aggregator.slots()),
                           std::to_string(aggregator.slots_free()), Holders(aggregator),
-                          waiting_s > 0 ? Seconds(waiting_s) : "-", aggregator.url()});
+                          waiting_s > 0 ? OrDash(waiting_s, SecondsText) : "-", aggregator.url()});
   }
   return table;
 }
@@ -160,7 +162,7 @@ Table PolicyTable(const v1::ListPoliciesResponse& response) {
   Table table{{"NAME", "OBJECTIVE", "JOBS", "ORIGIN", "LOADED", "ERROR"}, {}};
   for (const v1::Policy& policy : response.policies()) {
     table.rows.push_back({policy.name(), policy.objective(), Joined(policy.jobs()), policy.origin(),
-                          Age(UnixNow() - policy.loaded_unix_s()),
+                          Since(policy.loaded_unix_s(), UnixNow()),
                           policy.error().empty() ? "-" : policy.error()});
   }
   return table;
@@ -171,6 +173,7 @@ Table PolicyTable(const v1::ListPoliciesResponse& response) {
 struct Kind {
   const char* plural;
   const char* event;
+  const char* none;  // what to do where a list is empty
   std::function<Status(Client&, const ResourceRequest&, std::unique_ptr<ProtoMessage>* answer,
                        Table* table)>
       fetch;
@@ -311,12 +314,25 @@ Status FetchPolicies(Client& client, const ResourceRequest& request,
 }
 
 StatusOr<Kind> FindKind(const std::string& name) {
-  static const Kind kinds[] = {{"nodes", "node", FetchNodes},
-                               {"links", "link", FetchLinks},
-                               {"jobs", "job", FetchJobs},
-                               {"decisions", "decision", FetchDecisions},
-                               {"aggregators", "aggregator", FetchAggregators},
-                               {"policies", "policy", FetchPolicies}};
+  static const Kind kinds[] = {
+      {"nodes", "node",
+       "no agent has connected: start weir-agent on every training node, with --controller",
+       FetchNodes},
+      {"links", "link",
+       "no link is measured yet: agents do that by themselves once two of them are connected",
+       FetchLinks},
+      {"jobs", "job",
+       "no job has attached: set WEIR_AGENT in its environment, or start it with weir run",
+       FetchJobs},
+      {"decisions", "decision",
+       "no decision yet: the first one comes after some measured steps; weirctl doctor says what "
+       "keeps a job from it",
+       FetchDecisions},
+      {"aggregators", "aggregator",
+       "no aggregator is configured: start weir-controller with --aggregator NAME=URL",
+       FetchAggregators},
+      {"policies", "policy", "no policy is in force: apply one with weirctl apply -f FILE",
+       FetchPolicies}};
   for (const Kind& kind : kinds) {
     if (name == kind.plural || name == kind.event) return kind;
   }
@@ -331,6 +347,10 @@ Status Get(Client& client, const ResourceRequest& request) {
   std::unique_ptr<ProtoMessage> answer;
   Table table;
   WEIR_RETURN_IF_ERROR(kind.fetch(client, request, &answer, &table));
+  if (request.output == Output::kTable && table.rows.empty()) {
+    std::fprintf(stderr, "%s\n", kind.none);
+    return OkStatus();
+  }
   const std::string text =
       request.output == Output::kTable ? Render(table) : Render(*answer, request.output);
   std::fputs(text.c_str(), stdout);
@@ -348,13 +368,25 @@ std::vector<std::string> ResourceNames(Client& client, const std::string& kind_n
 }
 
 Status Describe(Client& client, const ResourceRequest& request) {
-  ResourceRequest detailed = request;
-  if (detailed.output == Output::kTable) detailed.output = Output::kYaml;
-  return Get(client, detailed);
+  if (request.output != Output::kTable) return Get(client, request);
+  WEIR_ASSIGN_OR_RETURN(const Kind kind, FindKind(request.kind));
+  std::unique_ptr<ProtoMessage> answer;
+  Table table;
+  WEIR_RETURN_IF_ERROR(kind.fetch(client, request, &answer, &table));
+  if (table.rows.empty()) {
+    std::fprintf(stderr, "%s\n", kind.none);
+    return OkStatus();
+  }
+  std::fputs(DescriptionOf(*answer, UnixNow()).c_str(), stdout);
+  return OkStatus();
 }
 
 Status Watch(Client& client, const ResourceRequest& request) {
   WEIR_ASSIGN_OR_RETURN(const Kind kind, FindKind(request.kind));
+  const std::string_view event_kind = kind.event;
+  if (request.switches && event_kind != "decision") {
+    return InvalidArgument(StrCat("--switches is for decisions, not for ", kind.plural));
+  }
   v1::WatchRequest watch;
   watch.add_kinds(kind.event);
   if (watch.kinds(0) == "job") watch.add_kinds("rank");  // such as a step that is skipped
@@ -364,14 +396,15 @@ Status Watch(Client& client, const ResourceRequest& request) {
   const auto reader = client.stub().Watch(&context, watch);
   v1::Event event;
   while (reader->Read(&event)) {
+    if (request.switches && !event.decision().switched()) continue;
     std::string text;
     if (request.output == Output::kJson) {
       text = ToJson(event) + "\n";
     } else if (request.output == Output::kYaml) {
       text = "---\n" + Render(event, Output::kYaml);
     } else {
-      text = StrCat(event.kind(), "  ", event.job().empty() ? "-" : event.job(), "  ", event.text(),
-                    "\n");
+      text = StrCat(TimeText(event.unix_s()), "  ", event.kind(), "  ",
+                    event.job().empty() ? "-" : event.job(), "  ", event.text(), "\n");
     }
     std::fputs(text.c_str(), stdout);
     std::fflush(stdout);

@@ -74,7 +74,11 @@ StatusOr<double> ParseCount(const std::string& text) {
 
 std::vector<std::string> BuiltinNames(const std::string& kind) {
   const PolicyNames names = NamesOf(BuiltinCapabilities());
-  if (kind == "codec") return {names.codecs.begin(), names.codecs.end()};
+  if (kind == "codec") {
+    std::vector<std::string> codecs(names.codecs.begin(), names.codecs.end());
+    std::erase(codecs, "identity");  // dense, for people
+    return codecs;
+  }
   if (kind == "collective") return {names.collectives.begin(), names.collectives.end()};
   return {};
 }
@@ -96,10 +100,11 @@ Status SimulateOffline(const v1::SimulateRequest& request, const std::string& po
   }
   Table table{{"", "CANDIDATE", "STEP", "COMMUNICATION", "GAIN", "OBJECTIVE", "NOTE"}, {}};
   for (const v1::Candidate& candidate : response.candidates()) {
-    table.rows.push_back({candidate.chosen() ? "*" : " ", candidate.label(),
-                          Seconds(candidate.step_s()), Seconds(candidate.communication_s()),
-                          Figure(candidate.gain()), Figure(candidate.objective()),
-                          candidate.dense() ? "dense" : candidate.excluded_by()});
+    table.rows.push_back(
+        {candidate.chosen() ? "*" : " ", candidate.label(), OrDash(candidate.step_s(), SecondsText),
+         OrDash(candidate.communication_s(), SecondsText), OrDash(candidate.gain(), NumberText),
+         OrDash(candidate.objective(), NumberText),
+         candidate.dense() ? "dense" : candidate.excluded_by()});
   }
   std::fputs((Render(table) + "\n" + response.reason() + "\n").c_str(), stdout);
   return OkStatus();

@@ -58,12 +58,14 @@ StatusOr<Table> TopTable(Client& client, const std::string& name) {
     // A job may end between the two calls.
     if (!read.ok() && read.status().code() != StatusCode::kNotFound) return read.status();
     const v1::SeriesPoint point = read.ok() ? *read : v1::SeriesPoint();
-    table.rows.push_back({job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
-                          std::to_string(job.step()), Figure(job.loss()), ChoiceOf(point),
-                          Seconds(job.step_s()), Seconds(point.compute_s()),
-                          Seconds(point.codec_s()), Seconds(point.measured_network_s()),
-                          Seconds(point.exposed_s()), Figure(job.gain()),
-                          Rate(point.bandwidth_bytes_per_s()), Seconds(point.latency_s())});
+    table.rows.push_back(
+        {job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
+         std::to_string(job.step()), OrDash(job.loss(), NumberText), ChoiceOf(point),
+         OrDash(job.step_s(), SecondsText), OrDash(point.compute_s(), SecondsText),
+         OrDash(point.codec_s(), SecondsText), OrDash(point.measured_network_s(), SecondsText),
+         OrDash(point.exposed_s(), SecondsText), OrDash(job.gain(), NumberText),
+         OrDash(point.bandwidth_bytes_per_s(), BandwidthText),
+         OrDash(point.latency_s(), SecondsText)});
   }
   return table;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "controller/model/format.h"
 #include "datapath/base/status.h"
 
 namespace weir {
@@ -77,7 +78,7 @@ JobPlan Redacted(JobPlan plan) {
 std::string ChoiceLabel(const ChoiceModel& choice) {
   const std::string ratio = choice.ratio < 1 ? StrCat(" ", choice.ratio) : "";
   const std::string bits = choice.bits == 0 ? "" : StrCat(" ", choice.bits, "-bit");
-  return StrCat(choice.codec, bits, ratio, " over ", choice.collective);
+  return StrCat(CodecText(choice.codec), bits, ratio, " over ", choice.collective);
 }
 
 }  // namespace weir

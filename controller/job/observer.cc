@@ -84,6 +84,8 @@ StepPoint Observer::AddPoint(const StepObservation& step) {
   point.gain = model_->gain();
   point.loss = step.loss.value_or(model_->loss().value_or(0));
   point.bandwidth_bytes_per_s = Finite(model_->bandwidth_bytes_per_s().value);
+  point.bandwidth_deviation_bytes_per_s = Finite(model_->bandwidth_bytes_per_s().deviation);
+  point.latency_deviation_s = Finite(model_->latency_s().deviation);
   point.latency_s = Finite(model_->latency_s().value);
   AddBusyTimes(step, &point);
   point.skipped = step.skipped;

@@ -22,6 +22,7 @@ struct StepPoint {
   std::string codec, collective;
   double gain = 0, loss = 0;
   double bandwidth_bytes_per_s = 0, latency_s = 0;
+  double bandwidth_deviation_bytes_per_s = 0, latency_deviation_s = 0;
   double predicted_network_s = 0, measured_network_s = 0;
   uint64_t plan_version = 0;
   // Where time went besides what is exposed, over all buckets; these overlap with each other.

@@ -149,6 +149,12 @@ StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
                                   policy.delay_target_s));
   }
   WEIR_RETURN_IF_ERROR(CheckAggregation(name, policy));
+  // Operators know this codec by the other name.
+  const auto named = [](std::string& codec) {
+    if (codec == "dense") codec = "identity";
+  };
+  named(policy.fixed_codec);
+  for (std::string& codec : policy.codecs) named(codec);
   return policy;
 }
 

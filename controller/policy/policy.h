@@ -45,7 +45,8 @@ struct Policy {
   double latency_interval_s = 1;
 };
 
-/// The codecs, with their variants, and collectives that a policy may name.
+/// The codecs, with their variants, and collectives that a policy may name. Documents may call the
+/// codec "identity" also "dense", as everything for operators does; a parsed policy has "identity".
 struct PolicyNames {
   std::set<std::string> codecs, collectives;
 };

@@ -122,8 +122,4 @@ Status Authenticator::Authorize(std::string_view authorization, Role needed) con
                     StrCat("needs role ", RoleName(needed), ", the token has ", RoleName(role)));
 }
 
-bool IsLoopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
-}
-
 }  // namespace weir

@@ -42,7 +42,4 @@ class Authenticator {
   std::vector<Token> tokens_;
 };
 
-/// True when `host` (of "host:port") can only be reached from this machine.
-bool IsLoopback(std::string_view host);
-
 }  // namespace weir

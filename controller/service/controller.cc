@@ -7,6 +7,7 @@
 #include "controller/service/event_hub.h"
 #include "controller/service/executor.h"
 #include "controller/service/grpc_server.h"
+#include "controller/service/loopback.h"
 #include "controller/service/policy_watcher.h"
 #include "controller/service/rest_server.h"
 #include "controller/store/store.h"

@@ -2,10 +2,13 @@
 #include "controller/service/explain.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <map>
 #include <utility>
 
 #include "controller/job/job_lease.h"
+#include "controller/model/format.h"
 #include "datapath/base/status.h"
 
 namespace weir {
@@ -26,20 +29,21 @@ std::string Format(const char* format, Args... args) {
 std::string Origin(const v1::Estimate& estimate) {
   std::string text = estimate.method().empty() ? "" : estimate.method() + ", ";
   if (estimate.samples() > 0) text += StrCat(estimate.samples(), " samples, ");
-  return text + FormatSeconds(estimate.age_s()) + " old";
+  return text + AgeText(estimate.age_s()) + " old";
 }
 
 std::string Measurements(const v1::Explanation& explanation) {
   const auto& bandwidth = explanation.bandwidth_bytes_per_s();
   const auto& latency = explanation.latency_s();
   std::string text = "\nMeasured when it was decided\n";
-  text +=
-      StrCat("  bandwidth  ", FormatRate(bandwidth.value()), " +/- ",
-             FormatRate(bandwidth.deviation()), ", ", Origin(bandwidth), "  (bottleneck link)\n");
-  text += StrCat("  latency    ", FormatSeconds(latency.value()), " +/- ",
-                 FormatSeconds(latency.deviation()), ", ", Origin(latency),
-                 "  (one way, worst link)\n");
-  text += StrCat("  compute    ", FormatSeconds(explanation.compute_s()), " per step\n");
+  text += StrCat(
+      "  bandwidth  ",
+      WithDeviation(BandwidthText(bandwidth.value()), bandwidth.value(), bandwidth.deviation()),
+      ", ", Origin(bandwidth), "  (bottleneck link)\n");
+  text += StrCat("  latency    ",
+                 WithDeviation(SecondsText(latency.value()), latency.value(), latency.deviation()),
+                 ", ", Origin(latency), "  (one way, worst link)\n");
+  text += StrCat("  compute    ", SecondsText(explanation.compute_s()), " per step\n");
   return text;
 }
 
@@ -67,8 +71,8 @@ std::string Candidates(const v1::Decision& decision) {
         candidate.chosen()  ? '*'
         : candidate.dense() ? 'd'
                             : ' ',
-        columns, columns, candidate.label().c_str(), FormatSeconds(candidate.step_s()).c_str(),
-        FormatSeconds(candidate.communication_s()).c_str(), candidate.gain(), candidate.objective(),
+        columns, columns, candidate.label().c_str(), SecondsText(candidate.step_s()).c_str(),
+        SecondsText(candidate.communication_s()).c_str(), candidate.gain(), candidate.objective(),
         candidate.feasible() ? "" : ("  excluded: " + candidate.excluded_by()).c_str());
   }
   return text;
@@ -107,29 +111,72 @@ std::string OffloadText(const v1::Decision& decision) {
                   "\n");
   }
   std::string text = StrCat("Aggregator: ", label, there->chosen() ? " takes " : " would take ",
-                            FormatSeconds(there->step_s()), " per step");
+                            SecondsText(there->step_s()), " per step");
   if (here != nullptr) {
     text += StrCat(", ", here->label(), here->chosen() ? " takes " : " would take ",
-                   FormatSeconds(here->step_s()));
+                   SecondsText(here->step_s()));
   }
   return text + "\n";
 }
 
-}  // namespace
-
-std::string FormatRate(double bytes_per_s) {
-  if (!(bytes_per_s > 0)) return "unknown";
-  if (bytes_per_s >= 1e9) return Format("%.3g GB/s", bytes_per_s / 1e9);
-  if (bytes_per_s >= 1e6) return Format("%.3g MB/s", bytes_per_s / 1e6);
-  if (bytes_per_s >= 1e3) return Format("%.3g kB/s", bytes_per_s / 1e3);
-  return Format("%.3g B/s", bytes_per_s);
+// "bandwidth rose 33 Mb/s -> 60 Mb/s".
+std::string RoseOrFell(const Change& change) {
+  const char* const verb = change.after >= change.before ? " rose " : " fell ";
+  const auto text = [&](const std::string& what, std::string (*format)(double)) {
+    return StrCat(what, verb, format(change.before), " -> ", format(change.after));
+  };
+  switch (change.of) {
+    case Change::Of::kBandwidth:
+      return text("bandwidth", BandwidthText);
+    case Change::Of::kLatency:
+      return text("latency", SecondsText);
+    case Change::Of::kGain:
+      return text("what compression keeps", PercentText);
+  }
+  return "";
 }
 
-std::string FormatSeconds(double seconds) {
-  if (seconds == 0) return "0 s";
-  if (seconds < 1e-3) return Format("%.3g us", seconds * 1e6);
-  if (seconds < 1) return Format("%.3g ms", seconds * 1e3);
-  return Format("%.4g s", seconds);
+// What made somebody decide.
+std::string CauseText(const Trigger& trigger) {
+  std::string text;
+  // A detector tells its own last step; what came since the plan, which follows, is the whole
+  // change.
+  std::map<Change::Of, const Change*> whole;
+  for (const Change& change : trigger.changes) whole[change.of] = &change;
+  for (const auto& [of, change] : whole) {
+    text += (text.empty() ? "" : ", ") + RoseOrFell(*change);
+  }
+  if (!trigger.note.empty()) text += (text.empty() ? "" : ", ") + trigger.note;
+  return text.empty() ? "no estimate has changed" : text;
+}
+
+}  // namespace
+
+std::string SummaryText(const DecisionRecord& record) {
+  const DecisionFacts& facts = record.facts;
+  const bool first = !facts.incumbent.has_value();
+  const std::string& label = facts.chosen.label;
+  std::string text = StrCat("Step ", record.step, ": ",
+                            first && record.trigger.changes.empty() && record.trigger.note.empty()
+                                ? "the first plan"
+                                : CauseText(record.trigger),
+                            ". ");
+  if (!record.switched) {
+    text += label + " stays";
+  } else if (first || facts.incumbent->label == label) {
+    // Plans of one label can differ in buckets, ring or shares.
+    text += StrCat("Now ", label);
+    if (!first) text += StrCat(" with another choice for ", record.buckets_changed, " buckets");
+  } else {
+    text += StrCat("Now ", label, " instead of ", facts.incumbent->label);
+  }
+  text += "; predicted " + SecondsText(facts.chosen.step_s);
+  if (facts.dense_step_s > 0 && !facts.chosen.dense) {
+    text += StrCat(" (dense ", SecondsText(facts.dense_step_s), ")");
+  }
+  text += StrCat(", keeps ", PercentText(facts.chosen.gain), ".");
+  if (!record.withdrawn_for.empty()) text += StrCat(" Withdrawn: ", record.withdrawn_for, ".");
+  return text;
 }
 
 std::string ExplainText(const v1::Explanation& explanation) {
@@ -137,6 +184,7 @@ std::string ExplainText(const v1::Explanation& explanation) {
   std::string text =
       StrCat("Job ", decision.job(), ", step ", decision.step(), ", policy ", decision.policy(),
              decision.id().empty() ? "" : ", decision ", decision.id(), "\n");
+  if (!decision.summary().empty()) text += decision.summary() + "\n\n";
   if (decision.switched()) {
     text += StrCat("Plan ", decision.plan_version(), " (", decision.outcome(),
                    "): ", decision.from(), " -> ", decision.to(), "\n");
@@ -159,15 +207,18 @@ std::string ExplainText(const v1::Explanation& explanation) {
       StrCat("\nBinding constraint: ",
              decision.binding_constraint().empty() ? "none" : decision.binding_constraint(), "\n");
   text += OffloadText(decision);
-  text += StrCat("Dense would take ", FormatSeconds(decision.dense_step_s()),
-                 " per step, this choice ", FormatSeconds(decision.predicted_step_s()));
+  text += StrCat("Dense would take ", SecondsText(decision.dense_step_s()),
+                 " per step, this choice ", SecondsText(decision.predicted_step_s()));
   if (decision.predicted_step_s() > 0 && decision.dense_step_s() > 0) {
-    text += Format(" (%.3g times faster)", decision.dense_step_s() / decision.predicted_step_s());
+    const double saved = 1 - decision.predicted_step_s() / decision.dense_step_s();
+    if (std::abs(saved) >= 0.005) {
+      text += StrCat(saved > 0 ? " (saves " : " (costs ", PercentText(std::abs(saved)), ")");
+    }
   }
   text += "\n";
   if (decision.actual_step_s() > 0) {
     text +=
-        StrCat("Measured since: ", FormatSeconds(decision.actual_step_s()), " per step (median)\n");
+        StrCat("Measured since: ", SecondsText(decision.actual_step_s()), " per step (median)\n");
   }
   return text;
 }

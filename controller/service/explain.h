@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "controller/job/decision_record.h"
 #include "weir/v1/admin.pb.h"
 
 namespace weir {
@@ -13,9 +14,9 @@ namespace weir {
 /// cost with an aggregator or why there is none, the cost of dense.
 std::string ExplainText(const v1::Explanation& explanation);
 
-/// 12400000 as "12.4 MB/s", 0 as "unknown".
-std::string FormatRate(double bytes_per_s);
-/// 0.0123 as "12.3 ms", 0 as "0 s".
-std::string FormatSeconds(double seconds);
+/// What changed and what came of it, without the alternatives: "Step 68: bandwidth rose 33 Mb/s ->
+/// 60 Mb/s. Now top_k 0.1 over sparse_all_gather instead of dense over ring; predicted 0.44 s
+/// (dense 0.57 s), keeps 96 %." One line.
+std::string SummaryText(const DecisionRecord& record);
 
 }  // namespace weir

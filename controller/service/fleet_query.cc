@@ -227,7 +227,8 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
   WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1,
                                                           request.plans_only()));
   for (const StoredDecision& entry : stored) {
-    WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(entry));
+    // Candidates are nearly all of a decision: whoever wants them asks for this one.
+    WEIR_ASSIGN_OR_RETURN(v1::Decision decision, LightDecisionOf(entry));
     if (!page.Takes(decision)) {
       response->set_next_page_token(response->decisions().rbegin()->id());
       break;
@@ -285,6 +286,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
       whole.set_unchanged(newest->unchanged);
     }
     const auto snapshot = ParseSnapshot(whole.snapshot_json());
+    whole.clear_snapshot_json();  // large, and no explanation; the decision itself has it
     *response->mutable_decision() = std::move(whole);
     if (snapshot.ok() && !response->has_latency_s()) {
       response->MergeFrom(weir::ToProto(DescribeInputs(*snapshot, {})));
@@ -298,6 +300,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
   }
   if (!obstacle.empty() && request.decision_id().empty()) {
     text += StrCat("Not deciding now: ", obstacle, "\n");
+    response->set_not_deciding(obstacle);
   }
   response->set_text(std::move(text));
   return OkStatus();
@@ -437,8 +440,10 @@ Status Fleet::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse*
 
 Status Fleet::GetSeries(const v1::GetSeriesRequest& request, v1::Series* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
-  for (const StepPoint& point : job->series().Points(request.since_step())) {
-    *response->add_points() = weir::ToProto(point);
+  const std::vector<StepPoint> points = job->series().Points(request.since_step());
+  const size_t wanted = request.points_max() == 0 ? points.size() : request.points_max();
+  for (size_t i = points.size() - std::min(points.size(), wanted); i < points.size(); ++i) {
+    *response->add_points() = weir::ToProto(points[i]);
   }
   return OkStatus();
 }

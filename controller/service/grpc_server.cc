@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/service/grpc_server.h"
 
+#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -42,9 +43,14 @@ class GrpcServerImpl : public GrpcServer {
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.RegisterService(&agents_);
     builder.RegisterService(&admin_);
+    // gRPC logs 700 characters where a port is taken; the error below says it in one line.
+    gpr_set_log_function([](gpr_log_func_args*) {});
     server_ = builder.BuildAndStart();
+    gpr_set_log_function(nullptr);  // its own again
     if (server_ == nullptr || port_ == 0) {
-      return Unavailable(StrCat("cannot listen on ", options.address, " for gRPC"));
+      return Unavailable(StrCat("cannot listen on ", options.address,
+                                " for gRPC: the port is taken, or the address is not of this "
+                                "machine; give another one with --listen-grpc"));
     }
     return OkStatus();
   }

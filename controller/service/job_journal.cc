@@ -85,13 +85,26 @@ Status StoreJournal::SavePin(const std::string& job, const JobPin& pin, double u
 
 Status StoreJournal::DeletePin(const std::string& job) { return store_.DeletePin(job); }
 
-StatusOr<v1::Decision> DecisionOf(const StoredDecision& stored) {
+namespace {
+
+// `payload`: of the stored decision, whole or in part.
+StatusOr<v1::Decision> DecisionFrom(const StoredDecision& stored, const std::string& payload) {
   v1::Decision decision;
-  const Status parsed = FromJson(stored.payload, &decision);
+  const Status parsed = FromJson(payload, &decision);
   if (!parsed.ok()) return DataLoss(StrCat("decision ", stored.id, ": ", Message(parsed)));
   decision.set_id(std::to_string(stored.id));
   AddWords(&decision);
   return decision;
+}
+
+}  // namespace
+
+StatusOr<v1::Decision> DecisionOf(const StoredDecision& stored) {
+  return DecisionFrom(stored, stored.payload);
+}
+
+StatusOr<v1::Decision> LightDecisionOf(const StoredDecision& stored) {
+  return DecisionFrom(stored, WithoutMember(stored.payload, "candidates"));
 }
 
 }  // namespace weir

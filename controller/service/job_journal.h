@@ -34,6 +34,8 @@ class StoreJournal : public JobJournal {
 
 /// kDataLoss: the payload is not a decision.
 StatusOr<v1::Decision> DecisionOf(const StoredDecision& stored);
+/// The same without candidates, which take nine tenths of the time to parse.
+StatusOr<v1::Decision> LightDecisionOf(const StoredDecision& stored);
 
 /// The solver's inputs, of a decision with its base. kFailedPrecondition: they were deleted to make
 /// room; kDataLoss: malformed.

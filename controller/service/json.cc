@@ -52,6 +52,42 @@ std::string ToPrettyJson(const google::protobuf::Message& message) {
   return Print(message, {.pretty = true});
 }
 
+std::string WithoutMember(std::string_view json, std::string_view name) {
+  int depth = 0;
+  // Where the member that is being read begins, with the comma before it; the end of its key.
+  size_t member = 0, key_begin = 0;
+  bool text = false, wanted = false, first = true;
+  for (size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (text) {
+      if (c == '\\') {
+        ++i;
+      } else if (c == '"') {
+        text = false;
+      }
+      continue;
+    }
+    if (c == '"') {
+      text = true;
+      if (depth == 1) key_begin = i;
+    } else if (c == '{' || c == '[') {
+      if (++depth == 1) member = i + 1;
+    } else if (c == ':' && depth == 1) {
+      const std::string_view key = json.substr(key_begin, i - key_begin);
+      wanted = key.starts_with(StrCat("\"", name, "\""));
+    } else if ((c == ',' && depth == 1) || ((c == '}' || c == ']') && --depth == 0)) {
+      if (wanted) {
+        // Of the first member the comma goes that follows it, of others the one before.
+        const size_t end = first && c == ',' ? i + 1 : i;
+        return StrCat(std::string(json.substr(0, member)), std::string(json.substr(end)));
+      }
+      member = i;
+      first = false;
+    }
+  }
+  return std::string(json);
+}
+
 Status FromJson(std::string_view json, google::protobuf::Message* message) {
   if (TooDeep(json)) return InvalidArgument(StrCat("JSON nests deeper than ", kDepthMax));
   const auto status = google::protobuf::util::JsonStringToMessage(

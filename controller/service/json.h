@@ -21,6 +21,9 @@ std::string ToJson(const google::protobuf::Message& message);
 std::string ToCompactJson(const google::protobuf::Message& message);
 /// ToJson over several lines, for people.
 std::string ToPrettyJson(const google::protobuf::Message& message);
+/// The object `json` without its member `name`, which is not parsed: for large members that nobody
+/// asks for. Members of members stay; so does all of a text that is no object. O(n).
+std::string WithoutMember(std::string_view json, std::string_view name);
 /// Strict: unknown fields, wrong types and trailing text are kInvalidArgument; so is nesting deeper
 /// than 64, checked before parsing.
 Status FromJson(std::string_view json, google::protobuf::Message* message);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "controller/service/explain.h"
 #include "controller/service/mapping.h"
 #include "controller/solver/explain.h"
 
@@ -263,6 +264,7 @@ void AddWords(v1::Decision* decision) {
   decision->set_from(record.facts.incumbent.has_value() ? record.facts.incumbent->label
                                                         : "dense, no plan yet");
   decision->set_to(record.facts.chosen.label);
+  decision->set_summary(SummaryText(record));
   decision->set_ring(RingText(record.facts.ring));
   decision->set_shards(ShardText(record.facts.shards));
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "controller/model/format.h"
 #include "controller/service/mapping.h"
 
 namespace weir {
@@ -84,7 +85,7 @@ std::string PinText(const JobPin& pin) {
 }  // namespace
 
 ChoiceModel ToModel(const v1::Choice& choice) {
-  return {.codec = choice.codec(),
+  return {.codec = CodecNamed(choice.codec()),
           .collective = choice.collective(),
           .ratio = choice.ratio() > 0 ? std::min(choice.ratio(), 1.0) : 1,
           .bits = static_cast<int>(std::min(choice.bits(), kBitsMax)),
@@ -281,6 +282,8 @@ v1::SeriesPoint ToProto(const StepPoint& in) {
   out.set_gain(in.gain);
   out.set_loss(in.loss);
   out.set_bandwidth_bytes_per_s(in.bandwidth_bytes_per_s);
+  out.set_bandwidth_deviation_bytes_per_s(in.bandwidth_deviation_bytes_per_s);
+  out.set_latency_deviation_s(in.latency_deviation_s);
   out.set_latency_s(in.latency_s);
   out.set_predicted_network_s(in.predicted_network_s);
   out.set_measured_network_s(in.measured_network_s);

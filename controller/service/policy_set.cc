@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "controller/model/format.h"
 #include "controller/objective/objective.h"
 #include "controller/service/builtin_capabilities.h"
 #include "controller/service/mapping.h"
@@ -50,7 +51,10 @@ PolicyNames NamesOf(const v1::Capabilities& capabilities) {
   const auto add = [](const std::string& name, std::set<std::string>* to) {
     if (CheckName("a name", name).ok()) to->insert(name);
   };
-  for (const auto& codec : capabilities.codecs()) add(codec.name(), &names.codecs);
+  for (const auto& codec : capabilities.codecs()) {
+    add(codec.name(), &names.codecs);
+    add(CodecText(codec.name()), &names.codecs);
+  }
   for (const auto& each : capabilities.collectives()) add(each.name(), &names.collectives);
   return names;
 }

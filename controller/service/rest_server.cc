@@ -8,6 +8,7 @@
 #include <atomic>
 #include <thread>
 
+#include "controller/service/compression.h"
 #include "controller/service/json.h"
 #include "controller/service/openapi.h"
 #include "controller/service/routes.h"
@@ -48,9 +49,51 @@ Status CallFleet(Fleet& fleet, std::string_view method, const ProtoMessage& requ
   return Unimplemented(StrCat("no method ", method));
 }
 
+// Sends `body` as it is. The library compresses what it is given as a string with Brotli at its
+// highest quality, which takes seconds of CPU for a job's history; it leaves what a provider writes
+// alone.
+void SendBytes(std::shared_ptr<const std::string> body, const std::string& type,
+               httplib::Response& response) {
+  const size_t size = body->size();
+  if (size == 0) return response.set_content("", type);
+  response.set_content_provider(
+      size, type, [body = std::move(body)](size_t offset, size_t length, httplib::DataSink& sink) {
+        return sink.write(body->data() + offset, length);
+      });
+}
+
+// Sends `body`, by gzip where the client takes that and the body is large enough to gain by it.
+void SendText(const httplib::Request& request, std::string body, const std::string& type,
+              httplib::Response& response) {
+  response.set_header("Vary", "Accept-Encoding");
+  if (body.size() >= kGzipBytesMin && AcceptsGzip(request.get_header_value("Accept-Encoding"))) {
+    response.set_header("Content-Encoding", "gzip");
+    body = Gzip(body, kGzipFast);
+  }
+  SendBytes(std::make_shared<const std::string>(std::move(body)), type, response);
+}
+
 void SendError(const Status& status, httplib::Response& response) {
   response.status = HttpCode(status.code());
-  response.set_content(ErrorJson(status), "application/json");
+  SendBytes(std::make_shared<const std::string>(ErrorJson(status)), "application/json", response);
+}
+
+// A file of the page, and its gzip form where that is smaller.
+struct StoredFile {
+  const WebFile* file;
+  std::shared_ptr<const std::string> plain, gzip;
+};
+
+std::vector<StoredFile> StoreFiles() {
+  std::vector<StoredFile> stored;
+  for (const WebFile& file : WebFiles()) {
+    std::string plain(reinterpret_cast<const char*>(file.bytes.data()), file.bytes.size());
+    std::string small = Gzip(plain, kGzipBest);
+    const bool smaller = plain.size() >= kGzipBytesMin && small.size() < plain.size();
+    stored.push_back({&file, std::make_shared<const std::string>(std::move(plain)),
+                      smaller ? std::make_shared<const std::string>(std::move(small)) : nullptr});
+  }
+  return stored;
 }
 
 class HttplibRestServer : public RestServer {
@@ -92,8 +135,9 @@ class HttplibRestServer : public RestServer {
       port_ = server_->bind_to_any_port(options_.host.c_str());
       if (port_ <= 0) return Unavailable(StrCat("cannot listen on ", options_.host));
     } else if (!server_->bind_to_port(options_.host.c_str(), options_.port)) {
-      return Unavailable(
-          StrCat("cannot listen on ", options_.host, ":", options_.port, " for HTTP"));
+      return Unavailable(StrCat("cannot listen on ", options_.host, ":", options_.port,
+                                " for HTTP: the port is taken, or the address is not of this "
+                                "machine; give another one with --listen-http"));
     }
     thread_ = std::thread([this] {
       server_->listen_after_bind();
@@ -127,14 +171,15 @@ class HttplibRestServer : public RestServer {
     server_->Patch(".*", handler);
     server_->Options(".*", handler);
     server_->set_error_handler([](const httplib::Request&, httplib::Response& response) {
-      if (!response.body.empty()) return;
+      if (response.has_header("Content-Type")) return;  // the handler said what is wrong
       Status status = InvalidArgument("the request is not valid HTTP");
       if (response.status == 413) {
         status = InvalidArgument(StrCat("the body has more than ", kBodyBytesMax, " bytes"));
       } else if (response.status == 404) {
         status = NotFound("no such path");
       }
-      response.set_content(ErrorJson(status), "application/json");
+      SendBytes(std::make_shared<const std::string>(ErrorJson(status)), "application/json",
+                response);
     });
     server_->set_exception_handler(
         [](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
@@ -157,24 +202,22 @@ class HttplibRestServer : public RestServer {
       return;
     }
     if (request.method != "GET" && request.method != "HEAD") {
+      SendError(Unimplemented(StrCat(request.method, " is not possible here")), response);
       response.status = 405;
-      response.set_content(
-          ErrorJson(Unimplemented(StrCat(request.method, " is not possible here"))),
-          "application/json");
       return;
     }
     if (path == "/healthz") {
-      response.set_content("ok\n", "text/plain");
+      SendText(request, "ok\n", "text/plain", response);
     } else if (path == "/readyz") {
       const Status ready = executor_.Call([fleet = &fleet_] { return fleet->Ready(); });
       if (!ready.ok()) return SendError(ready, response);
-      response.set_content("ok\n", "text/plain");
+      SendText(request, "ok\n", "text/plain", response);
     } else if (path == "/openapi.json") {
-      response.set_content(OpenApiDocument(options_.version), "application/json");
+      SendText(request, OpenApiDocument(options_.version), "application/json", response);
     } else if (path == "/metrics") {
       Metrics(request, response);
     } else {
-      StaticFile(path, request.get_header_value("If-None-Match"), response);
+      StaticFile(path, request, response);
     }
   }
 
@@ -190,22 +233,29 @@ class HttplibRestServer : public RestServer {
       return OkStatus();
     });
     if (!status.ok()) return SendError(status, response);
-    response.set_content(*text, "text/plain; version=0.0.4; charset=utf-8");
+    SendText(request, std::move(*text), "text/plain; version=0.0.4; charset=utf-8", response);
   }
 
-  // Files only change with the binary, so browsers revalidate them and use their cache.
-  void StaticFile(std::string_view path, const std::string& known, httplib::Response& response) {
+  // Files change with the binary only: a browser asks whether they did, and takes them from its
+  // cache where not.
+  void StaticFile(std::string_view path, const httplib::Request& request,
+                  httplib::Response& response) {
     if (path == "/") path = "/index.html";
-    for (const WebFile& file : WebFiles()) {
+    const std::string known = request.get_header_value("If-None-Match");
+    for (const StoredFile& stored : files_) {
+      const WebFile& file = *stored.file;
       if (file.path != path) continue;
       response.set_header("Cache-Control", "no-cache");
-      response.set_header("ETag", std::string(file.etag));
+      response.set_header("Vary", "Accept-Encoding");
+      response.set_header("ETag", StrCat("W/", file.etag));  // weak: of both forms
       if (known.find(file.etag) != std::string::npos) {
         response.status = 304;
         return;
       }
-      response.set_content(reinterpret_cast<const char*>(file.bytes.data()), file.bytes.size(),
-                           std::string(file.mime_type));
+      const bool gzip =
+          stored.gzip != nullptr && AcceptsGzip(request.get_header_value("Accept-Encoding"));
+      if (gzip) response.set_header("Content-Encoding", "gzip");
+      SendBytes(gzip ? stored.gzip : stored.plain, std::string(file.mime_type), response);
       return;
     }
     SendError(NotFound(StrCat("no such page '", path.substr(0, 200), "'")), response);
@@ -214,8 +264,8 @@ class HttplibRestServer : public RestServer {
   Status Api(const httplib::Request& request, std::string_view path, httplib::Response& response) {
     const auto match = MatchRoute(request.method == "HEAD" ? "GET" : request.method, path);
     if (!match.ok() && match.status().code() == StatusCode::kUnimplemented) {
+      SendError(match.status(), response);
       response.status = 405;
-      response.set_content(ErrorJson(match.status()), "application/json");
       return OkStatus();
     }
     WEIR_RETURN_IF_ERROR(match.status());
@@ -243,12 +293,12 @@ class HttplibRestServer : public RestServer {
       return CallFleet(*fleet, method, *message, answer.get());
     });
     if (called.code() == StatusCode::kAborted && request.has_header("If-Match")) {
+      SendError(called, response);
       response.status = 412;
-      response.set_content(ErrorJson(called), "application/json");
       return OkStatus();
     }
     WEIR_RETURN_IF_ERROR(called);
-    response.set_content(ToJson(*answer), "application/json");
+    SendText(request, ToJson(*answer), "application/json", response);
     return OkStatus();
   }
 
@@ -314,6 +364,7 @@ class HttplibRestServer : public RestServer {
   Fleet& fleet_;
   EventHub& events_;
   const Authenticator& authenticator_;
+  const std::vector<StoredFile> files_ = StoreFiles();
   std::unique_ptr<httplib::Server> server_;
   std::thread thread_;
   int port_ = 0;

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "controller/model/deterministic_math.h"
+#include "controller/model/format.h"
 #include "controller/model/node_layout.h"
 #include "datapath/base/registry.h"
 
@@ -320,7 +321,7 @@ StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel&
 std::string LabelOf(const ChoiceModel& choice, bool uses_ratio) {
   const std::string bits = choice.bits == 0 ? "" : StrCat(" ", choice.bits, "-bit");
   const std::string ratio = uses_ratio ? StrCat(" ", choice.ratio) : "";
-  return StrCat(choice.codec, bits, ratio, " over ", choice.collective);
+  return StrCat(CodecText(choice.codec), bits, ratio, " over ", choice.collective);
 }
 
 std::string LabelOf(const CandidateSpace& space, const PlanModel& plan) {

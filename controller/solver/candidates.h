@@ -112,7 +112,7 @@ CostedPlan PlanOfKinds(const CandidateSpace& space, const std::vector<int>& kind
 StatusOr<CostedPlan> PlanOfChoices(const CandidateSpace& space, const PlanModel& choices,
                                    const LayoutSpeedup& speedup);
 
-/// "top_k 0.01 over sparse_all_gather", "identity over ring".
+/// "top_k 0.01 over sparse_all_gather", "dense over ring".
 std::string LabelOf(const ChoiceModel& choice, bool uses_ratio);
 /// The label of a whole plan; differing buckets: "mixed (mostly <label of most elements>)".
 std::string LabelOf(const CandidateSpace& space, const PlanModel& plan);

@@ -106,8 +106,6 @@ std::string Against(const DecisionFacts& facts) {
   return text;
 }
 
-std::string Percent(double share) { return NumberText(100 * share) + " %"; }
-
 // The text behind the prediction.
 std::string RuleText(const DecisionFacts& facts) {
   const std::string& label = facts.alternative;
@@ -117,23 +115,23 @@ std::string RuleText(const DecisionFacts& facts) {
     case DecisionRule::kFixed:
       return "";
     case DecisionRule::kFirstPlanDense:
-      return ", until " + label + " is better with more confidence (" + Percent(facts.probability) +
-             " now, " + Percent(facts.probability_min) + " required)";
+      return ", until " + label + " is surely better (" + PercentText(facts.probability) +
+             " now, " + PercentText(facts.probability_min) + " wanted)";
     case DecisionRule::kNothingBetter:
       return " and stays: no candidate is predicted to be better";
     case DecisionRule::kBetter:
-      return " (" + Percent(facts.promised) + " better, with " + Percent(facts.probability) +
-             " confidence)";
+      return " (" + PercentText(facts.promised) + " better, " + PercentText(facts.probability) +
+             " sure)";
     case DecisionRule::kTooLittleBetter:
-      return " and stays: " + label + " promises " + Percent(std::max(0.0, facts.promised)) +
-             " better, " + Percent(facts.promised_min) + " required";
+      return " and stays: " + label + " promises " + PercentText(std::max(0.0, facts.promised)) +
+             " better, " + PercentText(facts.promised_min) + " wanted";
     case DecisionRule::kDwell:
       return " and stays: the last switch was " + SecondsText(facts.since_switch_s) + " ago, " +
              SecondsText(facts.dwell_s) + " must pass before " + label;
     case DecisionRule::kUnsure:
-      return " and stays: " + label + " would be " + Percent(facts.promised) +
-             " better, but with only " + Percent(facts.probability) + " confidence, " +
-             Percent(facts.probability_min) + " required";
+      return " and stays: " + label + " would be " + PercentText(facts.promised) +
+             " better, but that is only " + PercentText(facts.probability) + " sure, " +
+             PercentText(facts.probability_min) + " wanted";
     case DecisionRule::kIncumbentExcluded:
       return "; the running plan is excluded by " + facts.excluded_by;
     case DecisionRule::kIncumbentUnpredictable:

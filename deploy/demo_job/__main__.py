@@ -179,7 +179,7 @@ class Demo:
             result = self._train("adaptive", "weir", self._library(), poller, self._agent_of, log)
         finally:
             poller.stop()
-        self.decisions = self.control_plane.decisions(JOB) or poller.latest()
+        self.decisions = self.control_plane.decisions(JOB, candidates=log is not None) or poller.latest()
         if log:
             self.offload = offload.report_of(self.options.schedule, result, self.decisions, log)
         self.points = self.control_plane.series(JOB)

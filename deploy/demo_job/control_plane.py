@@ -161,8 +161,8 @@ class ControlPlane:
         except (OSError, ValueError):
             return None
 
-    def decisions(self, job):
-        """All decisions of the job, oldest first."""
+    def decisions(self, job, candidates=False):
+        """All decisions of the job, oldest first; with their candidates if asked, which takes a request each."""
         found, token = [], ""
         while True:
             page = self.get("/v1/decisions", job=job, page_size=200,
@@ -173,6 +173,8 @@ class ControlPlane:
             token = page.get("next_page_token", "")
             if not token:
                 break
+        if candidates:
+            found = [self.get(f"/v1/decisions/{d['id']}") or d for d in found]
         return sorted(found, key=lambda d: float(d.get("unix_s", 0)))
 
     def series(self, job):

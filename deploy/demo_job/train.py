@@ -61,7 +61,8 @@ def choice_of(choices):
     for count, choice in choices:
         ratio = float(choice.get("ratio") or 1.0)
         kept = f" {ratio:.3g}" if ratio < 1.0 else ""
-        name = (f"{choice.get('codec') or 'identity'}{kept} over "
+        codec = choice.get("codec") or "identity"
+        name = (f"{'dense' if codec == 'identity' else codec}{kept} over "
                 f"{choice.get('collective') or 'ring'}")
         elements[name] = elements.get(name, 0) + count
     return max(elements, key=elements.get) if elements else "nothing yet"

@@ -16,7 +16,7 @@ import page_tools
 
 WEB = page_tools.WEB
 NAMESPACE = "http://www.w3.org/2000/svg"
-KINDS = {".html", ".js", ".css", ".svg"}
+KINDS = {".html", ".js", ".css", ".svg", ".txt"}
 
 
 class BuiltPageTest(unittest.TestCase):
@@ -41,7 +41,7 @@ class BuiltPageTest(unittest.TestCase):
     def test_everything_built_can_be_served(self):
         found = {path.suffix for path in (WEB / "dist").iterdir()}
         self.assertLessEqual(found, KINDS)
-        self.assertEqual({"index.html", "app.js", "style.css", "favicon.svg"},
+        self.assertEqual({"index.html", "app.js", "style.css", "favicon.svg", "uplot-license.txt"},
                          {path.name for path in (WEB / "dist").iterdir()})
 
     def test_equals_a_new_build(self):

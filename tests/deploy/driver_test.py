@@ -151,7 +151,7 @@ def sample_report():
                   "final_validation_loss": 1.4, "steps_skipped": 0}
     found = [
         {"step": "11", "activation_step": "12", "trigger_step": "11", "switched": True,
-         "trigger": "bandwidth_change", "outcome": "active", "from": "identity over ring", "to": "top_k 0.1 <b>",
+         "trigger": "bandwidth_change", "outcome": "active", "from": "dense over ring", "to": "top_k 0.1 <b>",
          "reason": "bandwidth fell 20 x"},
         {"step": "14", "switched": False, "from": "a", "to": "a"}]
     decisions = report.decisions_of(found)
@@ -289,22 +289,22 @@ class OffloadTest(unittest.TestCase):
 
     def run_all(self):
         for _ in range(10):
-            self.step("identity over ring")
+            self.step("dense over ring")
         self.metrics = METRICS % (900, 300)
         lease = {"job": "demo", "epoch": 3, "slots": 64, "workers": ["a", "b"]}
         self.said = {"name": "tor", "slots": 1024, "goodput_bits_per_s": 8e8, "leases": [lease]}
         for _ in range(4):
-            self.step("identity over switchml")
+            self.step("dense over switchml")
         self.said = {**self.said, "leases": []}
-        self.step("identity over ring")
+        self.step("dense over ring")
         self.log(self.result, {"kind": "end"})
-        ring = candidate("identity over ring", 0.3)
+        ring = candidate("dense over ring", 0.3)
         return offload.report_of(self.schedule, self.result, [
-            {"step": "4", "reason": "no candidate is predicted to be better", "candidates": [
-                candidate("identity over switchml", 0.2, "switchml: no aggregator is reachable"),
-                ring, candidate("identity over tree", 0.5)]},
+            {"step": "4", "reason": "nothing predicts better", "candidates": [
+                candidate("dense over switchml", 0.2, "switchml: no aggregator is reachable"),
+                ring, candidate("dense over tree", 0.5)]},
             {"step": "11", "reason": "30 % better", "candidates": [
-                candidate("identity over switchml", 0.25), ring]},
+                candidate("dense over switchml", 0.25), ring]},
             {"step": "14", "trigger": "aggregator", "reason": "offload failed on rank 1"}], self.log)
 
     def test_phases_say_what_ran_and_what_was_predicted(self):

@@ -92,7 +92,8 @@ class AggregatorTest(unittest.TestCase):
         self.assertGreaterEqual(lease["slots"], 64)
         self.assertEqual(len(lease["workers"]), HOSTS)
         switch = wait_until(lambda: next(
-            (d for d in self.cluster.decisions(switched=True) if offload.is_offloaded(d["to"])),
+            (d for d in self.cluster.decisions(switched=True, candidates=True)
+             if offload.is_offloaded(d["to"])),
             None), "the decision for it", PATIENCE_S)
         self.assertIn("predicts", switch["reason"])
         chosen = next(c for c in switch["candidates"] if c.get("chosen"))
@@ -148,7 +149,7 @@ class AggregatorTest(unittest.TestCase):
         self.cluster.network.shape(1000.0, 0.0)
 
         def refused():
-            for decision in self.cluster.decisions():
+            for decision in self.cluster.decisions(candidates=True):
                 there, here = (offload.best(decision["candidates"], where)
                                for where in (True, False))
                 if (decision["id"] not in known and not offload.is_offloaded(decision["to"])

@@ -214,9 +214,9 @@ class Cluster:
         """The job as the controller knows it; an empty dictionary where it does not."""
         return self.controls.get(f"/v1/jobs/{JOB}") or {}
 
-    def decisions(self, switched=False):
-        """All decisions, oldest first; only those that switched if asked."""
-        found = self.controls.decisions(JOB)
+    def decisions(self, switched=False, candidates=False):
+        """All decisions, oldest first; only those that switched, and with their candidates, if asked."""
+        found = self.controls.decisions(JOB, candidates)
         return [d for d in found if d.get("switched")] if switched else found
 
     def wait_for_switch(self, after=(), because="", deadline_s=60.0):

@@ -113,14 +113,14 @@ class OperateTest(unittest.TestCase):
         self.assertEqual(json.loads(self.weirctl("get", "jobs", JOB, "-o", "json"))["world"], 2)
 
     def test_describe_shows_everything_of_one(self):
-        job = yaml.safe_load(self.weirctl("describe", "jobs", JOB))
+        job = yaml.safe_load(self.weirctl("describe", "jobs", JOB, "-o", "yaml"))
         self.assertEqual(len(job["ranks"]), 2)
         self.assertTrue(job["active_plan"]["buckets"])
-        node = yaml.safe_load(self.weirctl("describe", "nodes", "h1"))
+        node = yaml.safe_load(self.weirctl("describe", "nodes", "h1", "-o", "yaml"))
         self.assertEqual(node["jobs"], [JOB])
         decision = self.cluster.decisions()[-1]["id"]
         self.assertTrue(yaml.safe_load(
-            self.weirctl("describe", "decisions", decision))["candidates"])
+            self.weirctl("describe", "decisions", decision, "-o", "yaml"))["candidates"])
 
     def test_explain_tells_and_replays(self):
         done = subprocess.run([WEIRCTL, "--controller", f"127.0.0.1:{self.port}", "explain", JOB,

@@ -69,7 +69,8 @@ class Fixture {
 
   int port() const { return rest_->port(); }
 
-  /// One line: "history", "steps N", "fast", "slow", "nack on|off", "lose RANK", "return RANK".
+  /// One line: "history", "steps N", "decisions N", "fast", "slow", "nack on|off", "lose RANK",
+  /// "return RANK".
   /// kInvalidArgument: none of these.
   Status Obey(const std::string& line) {
     std::istringstream words(line);
@@ -95,6 +96,8 @@ class Fixture {
       History();
     } else if (verb == "steps") {
       for (int i = std::atoi(argument.c_str()); i > 0; --i) Step();
+    } else if (verb == "decisions") {
+      return RepeatDecisions(std::atoi(argument.c_str()));
     } else if (verb == "fast" || verb == "slow") {
       cluster_.network.bandwidth_bytes_per_s = verb == "fast" ? kFast : kSlow;
     } else if (verb == "nack") {
@@ -105,6 +108,19 @@ class Fixture {
       cluster_.ConnectRank(std::atoi(argument.c_str()));
     } else {
       return InvalidArgument(StrCat("unknown line '", verb, "'"));
+    }
+    return OkStatus();
+  }
+
+  // As many further decisions as a job of days has: copies of those that it has, every fourth a
+  // switch.
+  Status RepeatDecisions(int count) {
+    WEIR_ASSIGN_OR_RETURN(const auto known, store_->ListDecisions("lm", 0, 50, false));
+    if (known.empty()) return FailedPrecondition("there is no decision to repeat");
+    for (int i = 0; i < count; ++i) {
+      StoredDecision copy = known[static_cast<size_t>(i) % known.size()];
+      copy.switched = i % 4 == 0;
+      WEIR_RETURN_IF_ERROR(store_->AddDecision(copy).status());
     }
     return OkStatus();
   }

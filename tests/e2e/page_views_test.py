@@ -19,6 +19,9 @@ class PageViewsTest(unittest.TestCase):
     def test_every_view_in_both_schemes_and_by_keyboard(self):
         self.run_script("views.test.mjs")
 
+    def test_a_long_job_opens_at_once_on_a_slow_computer(self):
+        self.run_script("speed.test.mjs")
+
     def test_what_if_policies_and_tokens(self):
         self.run_script("forms.test.mjs")
 

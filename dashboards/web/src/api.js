@@ -78,20 +78,27 @@ export async function getList(path, field, pagesMax = 20) {
   return found;
 }
 
-// The newest decisions of a job, newest first: pages until one known already, at most `pagesMax`.
-export async function newDecisions(job, known, pagesMax) {
+const decisionsPath = (job, size, token) => `/v1/decisions?job=${encodeURIComponent(job)}&page_size=${size}` +
+    (token ? `&page_token=${encodeURIComponent(token)}` : "");
+
+// The newest decisions of a job, without their candidates: {decisions, rest}. Of a job that is known
+// all that are new, of another one the first page; `rest` is the token of the older ones.
+export async function newDecisions(job, known, pagesMax = 20) {
   const found = [];
   let token = "";
   for (let page = 0; page < pagesMax; page += 1) {
-    const size = known.size > 0 && page === 0 ? 10 : 100;
-    const answer = await get(`/v1/decisions?job=${encodeURIComponent(job)}&page_size=${size}` +
-        (token ? `&page_token=${encodeURIComponent(token)}` : ""));
+    const answer = await get(decisionsPath(job, known.size > 0 && page === 0 ? 10 : 100, token));
     const decisions = answer.decisions || [];
     found.push(...decisions);
     token = answer.next_page_token || "";
-    if (!token || decisions.some((decision) => known.has(decision.id))) break;
+    if (!token || known.size === 0 || decisions.some((decision) => known.has(decision.id))) break;
   }
-  return found;
+  return {decisions: found, rest: token};
+}
+
+export async function olderDecisions(job, token) {
+  const answer = await get(decisionsPath(job, 500, token));
+  return {decisions: answer.decisions || [], rest: answer.next_page_token || ""};
 }
 
 // Splits a stream of text into server-sent events {id, event, data}; comments are dropped.

@@ -4,6 +4,7 @@
 
 import {h, s, table} from "./dom.js";
 import {number, seconds, significant} from "./format.js";
+import {againstDense} from "./savings.js";
 
 const barWidth = 120;
 
@@ -30,9 +31,8 @@ export function candidateTable(caption, candidates, denseStep) {
       { name: "candidate", of: (each) => each.label || "" },
       { name: "predicted step", number: true, of: (each) => seconds(number(each.step_s)) },
       { name: "±", number: true, of: (each) => seconds(number(each.step_deviation_s)) },
-      { name: "", of: (each) => bar({ ...each, step_s: Math.min(number(each.step_s), longest) }, longest) },
-      { name: "against dense", number: true, of: (each) => (denseStep > 0 && number(each.step_s) > 0
-        ? `${significant(denseStep / number(each.step_s), 3)}×` : "–") },
+      { name: "as bars", of: (each) => bar({ ...each, step_s: Math.min(number(each.step_s), longest) }, longest) },
+      { name: "against dense", number: true, of: (each) => againstDense(number(each.step_s), denseStep) },
       { name: "communication", number: true, of: (each) => seconds(number(each.communication_s)) },
       { name: "gain", number: true, of: (each) => significant(number(each.gain)) },
       { name: "objective", number: true, of: (each) => significant(number(each.objective)) },

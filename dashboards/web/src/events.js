@@ -25,7 +25,7 @@ export function eventTable(caption, events) {
   return table(caption,
       [
         {name: "when", class: "short", of: (event) => clock(number(event.unix_s))},
-        {name: "", class: "short", of: sign},
+        {name: "sign", class: "short", of: sign},
         {name: "about", class: "short", of: (event) => event.job || event.kind},
         {
           name: "what",

@@ -1,53 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers for people: SI prefixes, two to three significant digits, never a number without its
-// unit.
+// Numbers for people: the same texts as controller/model/format.h gives in a terminal, tested against
+// the same cases (tests/data/units.json). Rates of links are in bits a second, sizes in bytes.
+
+const halfUp = 1 + 1e-12;
+const nearlyOne = 0.9995;
+
+const decimals = (value, count) => String(Number(value.toFixed(count)) || 0);
+
+// At most `digits` significant digits, without trailing zeros.
+export function significant(value, digits = 3) {
+  if (!Number.isFinite(value)) return "-";
+  if (value === 0) return "0";
+  const [mantissa, power] = (value * halfUp).toExponential(digits - 1).split("e");
+  const exponent = Number(power);
+  if (exponent >= 6 || exponent < -3) return `${Number(mantissa)}e${exponent}`;
+  return decimals(Number(`${mantissa}e${power}`), Math.max(0, digits - 1 - exponent));
+}
+
+function scaled(value, units) {
+  const [size, name] =
+      units.find(([least]) => Math.abs(value) >= least * nearlyOne) || units.at(-1);
+  return `${significant(value / size)} ${name}`;
+}
 
 export function seconds(value) {
-  if (!Number.isFinite(value)) return "–";
+  if (!Number.isFinite(value)) return "-";
   const size = Math.abs(value);
   if (size === 0) return "0 s";
-  if (size < 1e-3) return `${significant(value * 1e6)} µs`;
-  if (size < 1) return `${significant(value * 1e3)} ms`;
-  if (size < 120) return `${significant(value)} s`;
-  if (size < 7200) return `${significant(value / 60)} min`;
-  return `${significant(value / 3600)} h`;
+  if (size >= 7200) return `${significant(value / 3600)} h`;
+  if (size >= 120) return `${significant(value / 60)} min`;
+  if (size >= 0.1 * nearlyOne) return `${significant(value)} s`;
+  return scaled(value, [[1e-3, "ms"], [1e-6, "us"]]);
 }
-
-export const percent = (share) =>
-    (Number.isFinite(share) ? `${significant(share * 100, 3)} %` : "–");
 
 export function bitsPerSecond(bytesPerSecond) {
-  if (!Number.isFinite(bytesPerSecond) || bytesPerSecond <= 0) return "–";
-  const bits = bytesPerSecond * 8;
-  if (bits >= 1e9) return `${significant(bits / 1e9)} Gb/s`;
-  if (bits >= 1e6) return `${significant(bits / 1e6)} Mb/s`;
-  return `${significant(bits / 1e3)} kb/s`;
+  if (!Number.isFinite(bytesPerSecond) || bytesPerSecond <= 0) return "-";
+  return scaled(bytesPerSecond * 8,
+      [[1e12, "Tb/s"], [1e9, "Gb/s"], [1e6, "Mb/s"], [1e3, "kb/s"], [1, "b/s"]]);
 }
 
-export function bytes(value) {
-  if (!Number.isFinite(value)) return "–";
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let unit = 0;
-  while (value >= 1000 && unit < units.length - 1) {
-    value /= 1000;
-    unit += 1;
-  }
-  return `${significant(value)} ${units[unit]}`;
+export const bytes = (value) => (Number.isFinite(value) ?
+        scaled(value, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]]) :
+        "-");
+
+export function percent(share) {
+  if (!Number.isFinite(share)) return "-";
+  const value = 100 * share * halfUp;
+  const size = Math.abs(value);
+  if (size > 99 && size < 100) return `${decimals(value, 1)} %`;
+  if (size >= 9.95) return `${decimals(value, 0)} %`;
+  return `${significant(100 * share, 2)} %`;
+}
+
+// How long something is ago or has been: "12 s", "20 d".
+export function duration(value) {
+  if (!Number.isFinite(value) || value < 0) return "-";
+  if (value < 120) return `${decimals(value * halfUp, 0)} s`;
+  if (value < 7200) return `${decimals((value / 60) * halfUp, 0)} min`;
+  if (value < 48 * 3600) return `${decimals((value / 3600) * halfUp, 0)} h`;
+  return `${decimals((value / 86400) * halfUp, 0)} d`;
+}
+
+// `text` of `value` with its relative deviation: "33 Mb/s +/- 5 %".
+export function withDeviation(text, value, deviation) {
+  if (!(value > 0) || !(deviation > 0) || !Number.isFinite(value)) return text;
+  return deviation < value ? `${text} +/- ${percent(deviation / value)}` : `${text}, hardly known`;
 }
 
 export function age(value) {
   if (!Number.isFinite(value)) return "never";
-  if (value < 1) return "now";
-  if (value < 90) return `${Math.round(value)} s ago`;
-  if (value < 5400) return `${Math.round(value / 60)} min ago`;
-  return `${Math.round(value / 3600)} h ago`;
-}
-
-export function significant(value, digits = 3) {
-  if (!Number.isFinite(value)) return "–";
-  if (value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-4))
-    return value.toExponential(1);
-  return String(Number(value.toPrecision(digits)));
+  return value < 1 ? "now" : `${duration(value)} ago`;
 }
 
 // proto3 JSON leaves out zeros and writes 64-bit integers as strings.
@@ -55,17 +77,20 @@ export function number(value) {
   return value === undefined || value === null ? 0 : Number(value);
 }
 
+// What operators know dense by, as weirctl writes it: the codec is called "identity" within.
+export const codecName = (codec) => (codec === "identity" ? "dense" : codec);
+
 export function choiceLabel(choice) {
   if (!choice || !choice.codec) return "dense (no plan yet)";
   const ratio = number(choice.ratio);
   const bits = number(choice.bits) ? ` ${number(choice.bits)}-bit` : "";
-  return `${choice.codec}${bits}${ratio > 0 && ratio < 1 ? ` ${significant(ratio)}` : ""} over ${
-      choice.collective}`;
+  return `${codecName(choice.codec)}${bits}${
+      ratio > 0 && ratio < 1 ? ` ${significant(ratio)}` : ""} over ${choice.collective}`;
 }
 
 // An Estimate of the API: what, how old, by what.
 export function estimate(value, format) {
-  if (!value || !number(value.value)) return "–";
+  if (!value || !number(value.value)) return "-";
   return `${format(number(value.value))} (${value.method || "?"}, ${age(number(value.age_s))})`;
 }
 

@@ -5,7 +5,7 @@
 // trip.
 
 import {h, s, show} from "./dom.js";
-import {age, bitsPerSecond, number, seconds} from "./format.js";
+import {age, bitsPerSecond, number, seconds, withDeviation} from "./format.js";
 
 const nodesMax = 40;
 const classes = 10;
@@ -108,7 +108,7 @@ export class Heatmap {
     if (value <= 0)
       return h("td",
           {...attributes, class: "unknown", "aria-label": `${source} to ${target}: not measured`},
-          "–");
+          "-");
     const old = number(estimate.age_s) > staleSeconds;
     return h("td", {
       ...attributes,
@@ -125,11 +125,10 @@ export class Heatmap {
   }
 
   describe(source, target, estimate, metric) {
-    const deviation =
-        number(estimate.deviation) > 0 ? ` ± ${metric.format(number(estimate.deviation))}` : "";
+    const value = number(estimate.value);
+    const text = withDeviation(metric.format(value), value, number(estimate.deviation));
     const old = number(estimate.age_s) > staleSeconds ? ", stale" : "";
-    return `${source} to ${target}: ${metric.format(number(estimate.value))}${deviation}, ${
-               estimate.method || "unknown method"}, ` +
+    return `${source} to ${target}: ${text}, ${estimate.method || "unknown method"}, ` +
         `${number(estimate.samples)} samples, ${age(number(estimate.age_s))}${old}`;
   }
 
@@ -141,7 +140,7 @@ export class Heatmap {
             Array.from({length: classes},
                 (_, index) =>
                     s("rect", {class: `v${index}`, x: index * 20, width: 20, height: 12}))),
-        ` ${metric.format(bright)}; dotted: older than ${seconds(staleSeconds)}; –: not measured`);
+        ` ${metric.format(bright)}; dotted: older than ${seconds(staleSeconds)}; -: not measured`);
   }
 
   tell(cell) {

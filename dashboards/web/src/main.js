@@ -75,7 +75,10 @@ async function route(wanted, byPerson) {
   current = target;
   view = make(target);
   document.title = `${view.title} – Weir`;
-  element("main").replaceChildren(h("h2", {tabindex: "-1"}, view.title), view.element);
+  // An empty view would say that there is nothing; nobody knows before the first answer.
+  view.element.hidden = true;
+  element("main").replaceChildren(h("h2", {tabindex: "-1"}, view.title),
+      h("p", {id: "loading", class: "muted", role: "status"}, "Loading…"), view.element);
   showNavigation();
   if (byPerson) element("main").querySelector("h2").focus();
   return refresh();
@@ -93,6 +96,17 @@ function showError(error) {
   if (element("error").textContent !== words) element("error").textContent = words;
 }
 
+function reveal() {
+  element("loading")?.remove();
+  view.element.hidden = false;
+}
+
+// What shows is older than the controller's last answer: it says so, and looks so.
+function setStale(stale) {
+  element("main").classList.toggle("outdated", stale);
+  if (stale && element("loading")) element("loading").textContent = "No answer yet; trying again.";
+}
+
 async function refresh() {
   if (loading) {
     again = true;
@@ -104,7 +118,9 @@ async function refresh() {
   try {
     await shown.load();
     answered = Date.now();
+    if (shown === view) reveal();
     showError(null);
+    setStale(false);
     setConnection("live", "live");
     followEvents();
   } catch (error) {
@@ -112,11 +128,13 @@ async function refresh() {
       askForToken(error);
     } else if (error instanceof api.Refused) {
       setConnection("live", "live");
+      element("loading")?.remove();
       showError(error);
     } else {
       const age =
           answered ? `; what you see is ${Math.round((Date.now() - answered) / 1000)} s old` : "";
       setConnection("lost", "no answer");
+      setStale(true);
       showError(`The controller does not answer; trying again${age}. (${error.message})`);
     }
   } finally {
@@ -188,7 +206,9 @@ api.onRole((role) => {
 store.subscribe(() => {
   if (view && view.onState) view.onState();
 });
-theme.start(element("theme"));
+theme.start(element("theme"), () => {
+  if (view && view.onTheme) view.onTheme();
+});
 setInterval(() => {
   if (!document.hidden) refresh();
 }, pollMs);

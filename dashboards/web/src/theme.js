@@ -4,7 +4,8 @@
 const storageKey = "weir-theme";
 const choices = ["system", "light", "dark"];
 
-export function start(button) {
+// `changed` is called whenever other colours hold.
+export function start(button, changed) {
   const apply = (choice) => {
     if (choice === "system")
       document.documentElement.removeAttribute("data-theme");
@@ -12,8 +13,10 @@ export function start(button) {
       document.documentElement.setAttribute("data-theme", choice);
     button.textContent = `Colours: ${choice}`;
     button.setAttribute("aria-label", `Colours: ${choice}; changes to ${next(choice)}`);
+    changed();
   };
   const next = (choice) => choices[(choices.indexOf(choice) + 1) % choices.length];
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   const kept = localStorage.getItem(storageKey);
   let current = choices.includes(kept) ? kept : "system";
   apply(current);

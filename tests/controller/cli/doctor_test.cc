@@ -81,6 +81,59 @@ FleetFacts HealthyFleet() {
   return facts;
 }
 
+TEST(DoctorTest, JobsAreJudgedByWhatWeirDoesForThem) {
+  FleetFacts facts = HealthyFleet();
+  v1::Job* job = facts.jobs.mutable_jobs(0);
+  job->set_state("running");
+  job->set_step(500);
+  job->set_policy("tight");
+  job->set_compared_s(600);
+  job->set_saved_s(60);
+  v1::Explanation* explanation = &facts.explanations["lm"];
+  v1::Decision* decision = explanation->mutable_decision();
+  decision->set_id("7");
+  decision->set_predicted_step_s(0.5);
+  decision->set_actual_step_s(0.6);
+  v1::Candidate* candidate = decision->add_candidates();
+  candidate->set_feasible(true);
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
+
+  job->set_saved_s(-60);
+  const Finding costs = With(JudgeFleet(facts, "1.2", kNow), "costs 60 s in 10 min of steps");
+  EXPECT_EQ(costs.verdict, Verdict::kWarn);
+  EXPECT_THAT(costs.fix, HasSubstr("weirctl pin lm --codec dense"));
+  // The controller's own figure, where it has one, is what counts.
+  job->mutable_benefit()->set_verdict(v1::BENEFIT_VERDICT_SAVES);
+  job->mutable_benefit()->set_text("saves 34 % +- 5 % of the time");
+  EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "saves 34 %").verdict, Verdict::kOk);
+  job->mutable_benefit()->set_verdict(v1::BENEFIT_VERDICT_COSTS);
+  job->mutable_benefit()->set_text("costs 3 % +- 1 % of the time");
+  EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "costs 3 %").verdict, Verdict::kWarn);
+  job->clear_benefit();
+  job->set_saved_s(0);
+
+  decision->set_actual_step_s(0.8);
+  EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "decision 7 predicted 0.5 s").verdict,
+            Verdict::kWarn);
+  decision->set_actual_step_s(0);
+
+  candidate->set_feasible(false);
+  candidate->set_excluded_by("gain_min 0.9");
+  EXPECT_THAT(With(JudgeFleet(facts, "1.2", kNow), "policy tight allows none").text,
+              HasSubstr("gain_min 0.9"));
+  candidate->set_feasible(true);
+
+  explanation->set_not_deciding("rank 1 reports no steps");
+  EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "nothing is decided: rank 1").verdict,
+            Verdict::kWarn);
+  job->set_pinned("ann: dense over ring");
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0)
+      << "that is what a pin is for";
+  job->clear_pinned();
+  job->set_step(3);
+  EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0) << "the first steps";
+}
+
 TEST(DoctorTest, HealthyFleetHasNothingToMend) {
   const auto found = JudgeFleet(HealthyFleet(), "1.2", kNow + 1);
   EXPECT_EQ(Count(found, Verdict::kOk), static_cast<int>(found.size()));

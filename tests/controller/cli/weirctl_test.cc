@@ -10,6 +10,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 TEST_F(WeirctlTest, GetAndDescribeShowEveryResourceInEveryOutput) {
@@ -33,7 +34,10 @@ TEST_F(WeirctlTest, GetAndDescribeShowEveryResourceInEveryOutput) {
     EXPECT_EQ(YAML::Load(yaml.output)[kind.kind].size(), all[kind.kind].size()) << yaml.output;
     const Ran described = Run({"describe", kind.kind, kind.name});
     ASSERT_EQ(described.code, kOk) << described.error;
-    EXPECT_TRUE(YAML::Load(described.output).IsMap()) << described.output;
+    EXPECT_THAT(described.output, testing::ContainsRegex("(^|\n)[A-Z][a-z ]+:")) << kind.kind;
+    EXPECT_THAT(described.output, Not(testing::ContainsRegex("[0-9]\\.[0-9]{8}"))) << kind.kind;
+    const Ran whole = Run({"describe", kind.kind, kind.name, "-o", "yaml"});
+    EXPECT_TRUE(YAML::Load(whole.output).IsMap()) << whole.output;
     EXPECT_FALSE(Json({"describe", kind.kind, kind.name}).empty());
   }
   EXPECT_EQ(Json({"get", "jobs", "wire"})["world"], 2);
@@ -51,7 +55,8 @@ TEST_F(WeirctlTest, AggregatorsAreListedWithWhatKeepsThemAway) {
     return table.find("cannot connect") != npos && table.find("http://127.0.0.1:1") != npos;
   }));
   EXPECT_EQ(Json({"get", "aggregators", "sum-1"})["reachable"], false);
-  EXPECT_THAT(Run({"describe", "aggregator", "sum-1"}).output, HasSubstr("name: \"sum-1\""));
+  EXPECT_THAT(Run({"describe", "aggregator", "sum-1"}).output,
+              testing::ContainsRegex("Name: +sum-1"));
   EXPECT_EQ(Run({"get", "aggregators", "sum-2"}).code, 3);
   Program refused({WEIR_CONTROLLER_PROGRAM, "--listen-grpc", "127.0.0.1:0", "--listen-http",
                    "127.0.0.1:0", "--state", ":memory:", "--aggregator", "a=http://10.0.0.9:1"});
@@ -91,6 +96,118 @@ TEST_F(WeirctlTest, WatchPrintsEventsOfEveryKindAsTheyHappen) {
   }
 }
 
+TEST_F(WeirctlTest, DescribeHasUnitsTablesAndTheChoiceInWords) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  const std::string job = Run({"describe", "jobs", "wire"}).output;
+  EXPECT_THAT(job, testing::ContainsRegex("Step time: +[0-9.]+ m?s\n"));
+  EXPECT_THAT(job, testing::ContainsRegex("Started: +20[0-9-]+ [0-9:]+Z \\([0-9]+ s ago\\)"));
+  EXPECT_THAT(job, testing::ContainsRegex("Ranks:\n +RANK +NODE +CONNECTED"));
+  EXPECT_THAT(job, testing::ContainsRegex("BUCKET +CHOICE\n"));
+  const std::string decision = Run({"describe", "decisions", "1"}).output;
+  EXPECT_THAT(decision, HasSubstr("Snapshot json:          ("));
+  EXPECT_THAT(decision, HasSubstr("-o json shows it"));
+  EXPECT_THAT(decision, testing::ContainsRegex("Candidates:\n +LABEL"));
+  const std::string policy = Run({"get", "policies"}).output;
+  EXPECT_THAT(policy, Not(testing::ContainsRegex("[0-9]{5,} h"))) << "the built-in one has no age";
+}
+
+TEST_F(WeirctlTest, EmptyListsSayWhatToDo) {
+  for (const auto& [kind, advice] :
+       std::map<std::string, std::string>{{"nodes", "start weir-agent"},
+                                          {"links", "agents do that"},
+                                          {"jobs", "set WEIR_AGENT"},
+                                          {"decisions", "weirctl doctor"},
+                                          {"aggregators", "--aggregator"}}) {
+    const Ran ran = Run({"get", kind});
+    EXPECT_EQ(ran.code, kOk);
+    EXPECT_EQ(ran.output, "") << kind;
+    EXPECT_THAT(ran.error, HasSubstr(advice)) << kind;
+    EXPECT_FALSE(Json({"get", kind}).empty());
+  }
+}
+
+TEST_F(WeirctlTest, WatchTellsTheTimeAndOnlySwitchesIfAsked) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  Program watch(CommandLine({"watch", "decisions", "--switches"}));
+  EXPECT_TRUE(Eventually([&] {
+    EXPECT_EQ(Run({"pin", "wire", "--codec", "top_k", "--collective", "sparse_all_gather",
+                   "--ratio", "0.05", "--reason", "w"})
+                  .code,
+              kOk);
+    EXPECT_EQ(Run({"unpin", "wire"}).code, kOk);
+    const TimePoint pause = RealClock().Now() + std::chrono::milliseconds(300);
+    watch.ReadUntil([&] { return watch.output.find('\n') != npos || RealClock().Now() > pause; });
+    return watch.output.find('\n') != npos;
+  })) << watch.error;
+  EXPECT_THAT(watch.output, testing::ContainsRegex("^20[0-9-]+ [0-9:]+Z  decision  wire  .*"));
+  EXPECT_THAT(watch.output, Not(HasSubstr("stays"))) << "those that kept the plan are left out";
+  const Ran wrong = Run({"watch", "nodes", "--switches"});
+  EXPECT_EQ(wrong.code, kConflict);
+  EXPECT_THAT(wrong.error, HasSubstr("--switches is for decisions"));
+}
+
+TEST_F(WeirctlTest, ContextsKeepHowControllersAreReached) {
+  const std::string file = directory_ / "contexts.yaml";
+  ASSERT_EQ(setenv("WEIR_CONTEXTS", file.c_str(), 1), 0);
+  EXPECT_THAT(RunAlone({"context"}).error, HasSubstr("--save"));
+  EXPECT_EQ(RunAlone({"context", "here", "--save", "--controller", target_}).code, kOk);
+  EXPECT_EQ(RunAlone({"get", "nodes"}).code, kOk) << "the context says where";
+  EXPECT_EQ(RunAlone({"context", "gone", "--save", "--controller", "127.0.0.1:1"}).code, kOk);
+  EXPECT_EQ(RunAlone({"get", "nodes"}).code, kUnreachable);
+  EXPECT_EQ(RunAlone({"get", "nodes", "--context", "here"}).code, kOk);
+  EXPECT_EQ(RunAlone({"get", "nodes", "--controller", target_}).code, kOk)
+      << "the line is stronger";
+  EXPECT_THAT(RunAlone({"context"}).output,
+              AllOf(HasSubstr("*  gone  127.0.0.1:1"), HasSubstr("here  " + target_)));
+  EXPECT_EQ(RunAlone({"context", "here"}).code, kOk);
+  EXPECT_EQ(RunAlone({"get", "nodes"}).code, kOk);
+  const Ran unknown = RunAlone({"context", "elsewhere"});
+  EXPECT_EQ(unknown.code, kNotFoundExit);
+  EXPECT_THAT(unknown.error, HasSubstr("valid: gone, here"));
+  EXPECT_EQ(RunAlone({"context", "here", "--delete"}).code, kOk);
+  EXPECT_THAT(RunAlone({"context"}).output, Not(HasSubstr("here")));
+  std::ofstream(file) << "contexts:\n  a:\n    password: x\n";
+  const Ran wrong = RunAlone({"get", "nodes"});
+  EXPECT_EQ(wrong.code, kConflict);
+  EXPECT_THAT(wrong.error, HasSubstr(file + ":3: unknown flag 'password'"));
+  EXPECT_EQ(std::filesystem::status(file).permissions() & std::filesystem::perms::others_read,
+            std::filesystem::perms::none);
+  unsetenv("WEIR_CONTEXTS");
+}
+
+TEST_F(WeirctlTest, TokensLeaveTheMachineEncryptedOnly) {
+  const std::string token = File("token", "secret-of-the-test\n");
+  EXPECT_EQ(Run({"get", "nodes", "--token-file", token}).code, kOk) << "loopback";
+  for (const char* far : {"10.255.255.1:7700", "127.evil.example:7700"}) {
+    const Ran ran = RunAlone({"get", "nodes", "--token-file", token, "--controller", far});
+    EXPECT_EQ(ran.code, kConflict) << far;
+    EXPECT_THAT(ran.error, AllOf(HasSubstr("in plain text"), HasSubstr("--ca"))) << far;
+  }
+}
+
+TEST_F(WeirctlTest, LinksNoLibraryOfAServer) {
+  Program ldd({"/usr/bin/ldd", WEIRCTL_PROGRAM});
+  ldd.ReadUntil([] { return false; });
+  ASSERT_EQ(ldd.Wait(), 0) << ldd.error;
+  EXPECT_THAT(ldd.output, HasSubstr("libgrpc"));
+  for (const char* library : {"sqlite", "prometheus", "httplib", "reflection", "brotli"}) {
+    EXPECT_THAT(ldd.output, Not(HasSubstr(library)));
+  }
+}
+
+TEST_F(WeirctlTest, ErrorsNameTheFlagThatMendsThem) {
+  const Ran gone = RunAlone({"get", "nodes", "--controller", "127.0.0.1:1"});
+  EXPECT_EQ(gone.code, kUnreachable);
+  EXPECT_THAT(gone.error, AllOf(HasSubstr("no controller answers at 127.0.0.1:1"),
+                                HasSubstr("Connection refused"), HasSubstr("--controller")));
+  EXPECT_LT(gone.error.size(), 250u);
+  Program second({WEIR_CONTROLLER_PROGRAM, "--listen-grpc", target_, "--listen-http", "127.0.0.1:0",
+                  "--state", ":memory:"});
+  second.ReadUntil([] { return false; });
+  EXPECT_NE(second.Wait(), 0);
+  EXPECT_THAT(second.error, AllOf(HasSubstr("--listen-grpc"), Not(HasSubstr("chttp2"))));
+}
+
 TEST_F(WeirctlTest, WatchOfJobsPrintsWhatTheirRanksTell) {
   ASSERT_NO_FATAL_FAILURE(StartTraining());
   Program watch(CommandLine({"watch", "jobs", "wire"}));
@@ -117,7 +234,7 @@ TEST_F(WeirctlTest, ExplainSaysWhyAndReplaysIdentically) {
   EXPECT_EQ(text.code, kOk) << text.error;
   EXPECT_THAT(text.output,
               AllOf(HasSubstr("Why:"), HasSubstr("Measured"), HasSubstr("Candidates, best first"),
-                    HasSubstr("identity over ring"), HasSubstr("Dense would take")));
+                    HasSubstr("dense over ring"), HasSubstr("Dense would take")));
   EXPECT_THAT(text.error, HasSubstr("replay: identical"));
   const nlohmann::json json = Json({"explain", "wire", "--replay"});
   EXPECT_GT(json["decision"]["candidates"].size(), 1u);
@@ -135,6 +252,10 @@ TEST_F(WeirctlTest, PinHoldsUntilUnpin) {
   EXPECT_THAT(Run({"get", "jobs"}).output, HasSubstr("running,pinned"));
   EXPECT_THAT(Json({"get", "jobs", "wire"})["pinned"].get<std::string>(),
               AllOf(HasSubstr("amy"), HasSubstr("trial")));
+  const Ran dense = Run({"pin", "wire", "--codec", "dense", "--reason", "compare"});
+  EXPECT_EQ(dense.code, kOk) << dense.error;
+  EXPECT_THAT(Json({"get", "jobs", "wire"})["pinned"].get<std::string>(),
+              HasSubstr("dense over ring"));
   EXPECT_EQ(Run({"unpin", "wire", "--actor", "amy"}).code, kOk);
   EXPECT_EQ(Json({"get", "jobs", "wire"})["pinned"], "");
 }
@@ -175,6 +296,8 @@ TEST_F(WeirctlTest, SimulateNeedsNoController) {
   const nlohmann::json slow = Json({"simulate", "--bandwidth", "50Mb/s", "--compute", "50ms"});
   EXPECT_NE(slow["plan"]["buckets"][0]["choice"]["codec"], "identity");
   const std::string dense = File("dense.yaml", "bounds: {codecs: [identity]}\n");
+  EXPECT_THAT(Run({"simulate", "--bandwidth", "1Gb/s", "--compute", "50ms"}).output,
+              AllOf(HasSubstr("at 1 Gb/s"), HasSubstr("dense over "), Not(HasSubstr("MB/s"))));
   const nlohmann::json held = Json({"simulate", "--bandwidth", "50Mb/s", "--policy", dense});
   EXPECT_EQ(held["plan"]["buckets"][0]["choice"]["codec"], "identity");
 }

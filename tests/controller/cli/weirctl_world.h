@@ -93,6 +93,14 @@ class WeirctlTest : public testing::Test {
     EXPECT_FALSE(program.ReadUntil([] { return false; }));
     return {program.Wait(), program.output, program.error};
   }
+  /// As Run(), without saying which controller.
+  static Ran RunAlone(const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = {WEIRCTL_PROGRAM};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    Program program(all);
+    EXPECT_FALSE(program.ReadUntil([] { return false; }));
+    return {program.Wait(), program.output, program.error};
+  }
   /// Runs a command that must succeed and print JSON.
   nlohmann::json Json(std::vector<std::string> arguments) const {
     arguments.insert(arguments.end(), {"-o", "json"});

@@ -184,7 +184,7 @@ TEST(JobModelTest, TriggersComeOnceAndMostUrgentFirst) {
   EXPECT_EQ(trigger->kind, "bandwidth_change");
   EXPECT_LE(trigger->step, changed + 5);
   EXPECT_THAT(TriggerText(*trigger),
-              testing::AllOf(HasSubstr("bandwidth 1"), HasSubstr("MB/s -> 6")));
+              testing::AllOf(HasSubstr("bandwidth 1"), HasSubstr(" Gb/s -> 4")));
   EXPECT_NEAR(std::log(job.model().bandwidth_bytes_per_s().value / 6.2e6), 0, 0.35);
 }
 
@@ -231,7 +231,7 @@ TEST(JobModelTest, TriggersTellTheNetworkSinceThePlan) {
   const auto trigger = job.model().TakeTrigger(0);
   EXPECT_EQ(trigger->kind, "periodic");
   EXPECT_THAT(TriggerText(*trigger),
-              testing::MatchesRegex("bandwidth 1[0-9]+ MB/s -> [67][.0-9]* MB/s since plan 7"));
+              testing::MatchesRegex("bandwidth 1[.0-9]* Gb/s -> [45][.0-9]* Mb/s since plan 7"));
 }
 
 TEST(JobModelTest, PredictionsPrecedeTheirSamplesAndAreBounded) {

@@ -40,8 +40,8 @@ TEST(RingChoiceTest, AvoidsASlowPair) {
   EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, {}), 1 / kSlow);
   EXPECT_DOUBLE_EQ(RingSecondsPerByte(snapshot.node_links, ring.order), 1 / kFastLink);
   const std::string text = RingText(DescribeRing(snapshot, ring.order));
-  EXPECT_THAT(text, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 100 MB/s"));
-  EXPECT_THAT(text, HasSubstr("would use 1.0 MB/s from rank 1 to rank 2"));
+  EXPECT_THAT(text, HasSubstr("the ring goes 0 1 3 2: its slowest link gives 800 Mb/s"));
+  EXPECT_THAT(text, HasSubstr("would use 8 Mb/s from rank 1 to rank 2"));
 }
 
 TEST(RingChoiceTest, KeepsTheOrderWhereNoneIsBetter) {

@@ -72,6 +72,14 @@ TEST(PolicyTest, AbsentKeysKeepDefaultsAndObjectiveMayBeAName) {
   EXPECT_THAT(policy->jobs, ElementsAre("*"));
 }
 
+TEST(PolicyTest, DenseIsTheOperatorsNameOfIdentity) {
+  const auto policy = ParsePolicy(
+      "objective: {name: fixed, codec: dense}\nbounds: {codecs: [dense, top_k]}\n", "p");
+  ASSERT_TRUE(policy.ok()) << ToString(policy.status());
+  EXPECT_EQ(policy->fixed_codec, "identity");
+  EXPECT_THAT(policy->codecs, testing::ElementsAre("identity", "top_k"));
+}
+
 TEST(PolicyTest, ReadsJson) {
   const auto policy = ParsePolicy(R"({"name": "j", "bounds": {"ratio_min": 1e-3}})", "p.json");
   ASSERT_TRUE(policy.ok()) << ToString(policy.status());

@@ -412,6 +412,15 @@ TEST_F(FleetTest, SeriesAndPredictionError) {
   v1::Series series;
   ASSERT_TRUE(fleet_->GetSeries(request, &series).ok());
   ASSERT_EQ(series.points_size(), 50);
+  EXPECT_GT(series.points(49).bandwidth_deviation_bytes_per_s(), 0);
+  EXPECT_GT(series.points(49).latency_deviation_s(), 0);
+  for (const auto& [asked, given] : {std::pair(7u, 7), std::pair(50u, 50), std::pair(900u, 50)}) {
+    request.set_points_max(asked);
+    v1::Series newest;
+    ASSERT_TRUE(fleet_->GetSeries(request, &newest).ok());
+    ASSERT_EQ(newest.points_size(), given);
+    EXPECT_EQ(newest.points(given - 1).step(), series.points(49).step());
+  }
   EXPECT_GT(series.points(0).measured_network_s(), 0);
   EXPECT_NEAR(series.points(49).predicted_network_s(), series.points(49).measured_network_s(),
               0.15 * series.points(49).measured_network_s());

@@ -207,7 +207,7 @@ TEST(ExplainTest, SaysWhatWasMeasuredComparedAndWhatDenseCosts) {
   auto* decision = explanation.mutable_decision();
   decision->set_job("lm");
   decision->set_switched(true);
-  decision->set_from("identity over ring");
+  decision->set_from("dense over ring");
   decision->set_to("top_k 0.01 over sparse_all_gather");
   decision->set_reason("bandwidth fell");
   decision->set_dense_step_s(1.0);
@@ -220,17 +220,61 @@ TEST(ExplainTest, SaysWhatWasMeasuredComparedAndWhatDenseCosts) {
   explanation.mutable_bandwidth_bytes_per_s()->set_value(12.4e6);
   explanation.mutable_latency_s()->set_value(0.0042);
   const std::string text = ExplainText(explanation);
-  for (const char* part : {"12.4 MB/s", "4.2 ms", "* top_k 0.01", "ratio_min 0.01",
-                           "4 times faster", "identity over ring -> top_k", "bandwidth fell"}) {
+  for (const char* part : {"99.2 Mb/s", "4.2 ms", "* top_k 0.01", "ratio_min 0.01", "(saves 75 %)",
+                           "dense over ring -> top_k", "bandwidth fell"}) {
     EXPECT_THAT(text, testing::HasSubstr(part));
   }
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("Aggregator:")));
 }
 
+TEST(JsonTest, AMemberIsTakenOutWithoutBeingParsed) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {R"({"a":1,"c":[{"c":2}],"b":"x"})", R"({"a":1,"b":"x"})"},
+      {R"({"c":[1,[2]],"b":{"c":3}})", R"({"b":{"c":3}})"},
+      {R"({"a":1,"c":"},\"]"})", R"({"a":1})"},
+      {R"({"c":0})", R"({})"},
+      {R"({ "a" : "c", "c" : { } , "b" : 1 })", R"({ "a" : "c", "b" : 1 })"},
+      {R"({"a":"\"c\":1"})", R"({"a":"\"c\":1"})"},
+      {R"({"cc":1,"b":2})", R"({"cc":1,"b":2})"},
+      {R"(["c"])", R"(["c"])"},
+      {R"({"c":)", R"({"c":)"},
+      {"", ""}};
+  for (const auto& [json, expected] : kCases) EXPECT_EQ(WithoutMember(json, "c"), expected) << json;
+}
+
+TEST(ExplainTest, SummaryIsWhatChangedAndWhatCameOfIt) {
+  DecisionRecord record;
+  record.step = 68;
+  record.switched = true;
+  record.trigger.changes = {
+      {.of = Change::Of::kBandwidth, .before = 55e6 / 8, .after = 60e6 / 8, .step = 66},
+      {.of = Change::Of::kBandwidth,
+       .seen = Change::Seen::kSincePlan,
+       .before = 33e6 / 8,
+       .after = 60e6 / 8}};
+  record.facts.chosen = {.label = "top_k 0.1 over sparse_all_gather", .step_s = 0.44, .gain = 0.96};
+  record.facts.dense_step_s = 0.57;
+  record.facts.incumbent = PlanFacts{.label = "dense over ring", .step_s = 0.57, .gain = 1};
+  EXPECT_EQ(SummaryText(record),
+            "Step 68: bandwidth rose 33 Mb/s -> 60 Mb/s. Now top_k 0.1 over sparse_all_gather "
+            "instead of dense over ring; predicted 0.44 s (dense 0.57 s), keeps 96 %.");
+  record.switched = false;
+  record.trigger = {.kind = "periodic"};
+  EXPECT_EQ(SummaryText(record),
+            "Step 68: no estimate has changed. top_k 0.1 over sparse_all_gather stays; predicted "
+            "0.44 s (dense 0.57 s), keeps 96 %.");
+  record.switched = true;
+  record.facts.incumbent.reset();
+  record.withdrawn_for = "rank 1: no memory";
+  EXPECT_EQ(SummaryText(record),
+            "Step 68: the first plan. Now top_k 0.1 over sparse_all_gather; predicted 0.44 s "
+            "(dense 0.57 s), keeps 96 %. Withdrawn: rank 1: no memory.");
+}
+
 v1::Candidate* AddCandidate(v1::Decision* decision, const char* collective, double step_s,
                             const char* excluded_by = "") {
   auto* candidate = decision->add_candidates();
-  candidate->set_label(StrCat("identity over ", collective));
+  candidate->set_label(StrCat("dense over ", collective));
   candidate->mutable_choice()->set_collective(collective);
   candidate->set_step_s(step_s);
   candidate->set_excluded_by(excluded_by);
@@ -246,13 +290,13 @@ TEST(ExplainTest, SaysWhatAnAggregatorWouldBring) {
   AddCandidate(decision, "recursive_doubling", 0.6);
   auto* there = AddCandidate(decision, "switchml", 0.75);
   EXPECT_THAT(ExplainText(explanation),
-              testing::HasSubstr("\nAggregator: identity over switchml would take 750 ms per step, "
-                                 "identity over ring takes 500 ms\n"));
+              testing::HasSubstr("\nAggregator: dense over switchml would take 0.75 s per step, "
+                                 "dense over ring takes 0.5 s\n"));
   there->set_chosen(true);
   decision->mutable_candidates(1)->set_chosen(false);
   EXPECT_THAT(ExplainText(explanation),
-              testing::HasSubstr("\nAggregator: identity over switchml takes 750 ms per step, "
-                                 "identity over ring would take 500 ms\n"));
+              testing::HasSubstr("\nAggregator: dense over switchml takes 0.75 s per step, "
+                                 "dense over ring would take 0.5 s\n"));
   there->set_feasible(false);
   there->set_excluded_by("switchml: no aggregator has 64 free slots (tor has 12)");
   EXPECT_THAT(
@@ -264,9 +308,8 @@ TEST(ExplainTest, SaysWhatAnAggregatorWouldBring) {
               testing::HasSubstr("\nAggregator: switchml: no aggregator"));
   decision->mutable_candidates()->RemoveLast();
   there->set_excluded_by("collectives");
-  EXPECT_THAT(
-      ExplainText(explanation),
-      testing::HasSubstr("\nAggregator: identity over switchml is excluded by collectives\n"));
+  EXPECT_THAT(ExplainText(explanation),
+              testing::HasSubstr("\nAggregator: dense over switchml is excluded by collectives\n"));
 }
 
 }  // namespace

@@ -220,7 +220,7 @@ TEST_F(OffloadTest, AFastNetworkNeedsNoAggregatorAndExplainShowsBoth) {
   Run(60);
   EXPECT_EQ(cluster_.ActiveCollective(), "ring");
   EXPECT_TRUE(gateway_.asks.empty());
-  EXPECT_THAT(Explain().text(), HasSubstr("identity over switchml"));
+  EXPECT_THAT(Explain().text(), HasSubstr("dense over switchml"));
 }
 
 TEST_F(OffloadTest, TheReasonForNoAggregatorIsExplained) {

@@ -39,6 +39,24 @@ std::vector<std::string> InPages(List list, uint32_t size) {
   return all;
 }
 
+TEST_F(PagesTest, ListsOfDecisionsLeaveCandidatesToTheDecisionItself) {
+  cluster_.Connect(*fleet_);
+  for (int i = 0; i < 60; ++i) cluster_.Step();
+  v1::ListDecisionsRequest request;
+  v1::ListDecisionsResponse list;
+  ASSERT_TRUE(fleet_->ListDecisions(request, &list).ok());
+  ASSERT_FALSE(list.decisions().empty());
+  for (const v1::Decision& decision : list.decisions()) {
+    EXPECT_TRUE(decision.candidates().empty()) << decision.id();
+    EXPECT_LT(decision.ByteSizeLong(), 4096u) << decision.id();
+    v1::GetDecisionRequest one;
+    one.set_id(decision.id());
+    v1::Decision whole;
+    ASSERT_TRUE(fleet_->GetDecision(one, &whole).ok());
+    EXPECT_GT(whole.candidates_size(), 1) << decision.id();
+  }
+}
+
 TEST_F(PagesTest, ListsComeInPages) {
   cluster_.Connect(*fleet_);
   for (int i = 0; i < 60; ++i) cluster_.Step();

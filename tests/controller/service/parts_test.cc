@@ -10,6 +10,7 @@
 #include "controller/service/auth.h"
 #include "controller/service/event_hub.h"
 #include "controller/service/executor.h"
+#include "controller/service/loopback.h"
 #include "controller/service/policy_set.h"
 #include "controller/service/policy_watcher.h"
 #include "controller/service/probe_scheduler.h"
@@ -86,10 +87,22 @@ TEST(AuthTest, RolesAndHashes) {
   EXPECT_FALSE(Authenticator::Parse("admin\n", "f").ok());
   EXPECT_FALSE(Authenticator::Parse("admin sha256:12\n", "f").ok());
   EXPECT_FALSE(Authenticator::Parse("\n", "f").ok()) << "an empty file must not permit access";
-  EXPECT_TRUE(IsLoopback("127.0.0.1"));
-  EXPECT_TRUE(IsLoopback("localhost"));
-  EXPECT_FALSE(IsLoopback("0.0.0.0"));
-  EXPECT_FALSE(IsLoopback("::"));
+}
+
+TEST(LoopbackTest, OnlyAddressesAndOneNameAreOfThisMachine) {
+  for (const char* yes : {"127.0.0.1", "127.8.9.10", "localhost", "::1", "[::1]"}) {
+    EXPECT_TRUE(IsLoopback(yes)) << yes;
+  }
+  for (const char* no : {"0.0.0.0", "::", "127.evil.example", "127.", "127.0.0.1.evil.example",
+                         "localhost.evil.example", "128.0.0.1", "", "[::]"}) {
+    EXPECT_FALSE(IsLoopback(no)) << no;
+  }
+  for (const char* yes : {"127.0.0.1:7700", "[::1]:7700", "localhost:1", "unix:/run/weir.sock"}) {
+    EXPECT_TRUE(IsLoopbackTarget(yes)) << yes;
+  }
+  for (const char* no : {"127.evil.example:7700", "10.0.0.1:7700", "train-0:7700", "[fe80::1]:1"}) {
+    EXPECT_FALSE(IsLoopbackTarget(no)) << no;
+  }
 }
 
 TEST(RoutesTest, MatchesVerbsAndDecodesNames) {

@@ -31,7 +31,7 @@ Snapshot WithBlockMesh(double own, Measured union_of) {
 TEST(BlockDensityDecisionTest, FlipsWithTheDensityOfTheUnion) {
   // Each rank holds few blocks; whether skipping the others pays depends on where they are.
   const Decision same = test::Lossless(WithBlockMesh(0.1, {0.1, 0.001, 0}));
-  EXPECT_EQ(same.chosen.label, "identity over block_mesh") << ReasonText(same.facts);
+  EXPECT_EQ(same.chosen.label, "dense over block_mesh") << ReasonText(same.facts);
   const Decision everywhere = test::Lossless(WithBlockMesh(1, {1, 0.001, 0}));
   EXPECT_NE(everywhere.chosen.choices[0].collective, "block_mesh") << ReasonText(everywhere.facts);
   // Between the two extremes the choice changes exactly once.

@@ -29,7 +29,7 @@ Snapshot WithSwitch(int world, double latency_s, double bandwidth) {
 
 TEST(LeaseTest, PaysOnASlowNetworkAndDoesNotCountAsDense) {
   const Decision decision = test::Lossless(WithSwitch(8, 2e-4, 1000 * kMegabit));
-  EXPECT_EQ(decision.chosen.label, "identity over switchml");
+  EXPECT_EQ(decision.chosen.label, "dense over switchml");
   EXPECT_FALSE(decision.chosen.dense) << "ranks alone could not run it";
   EXPECT_NE(decision.dense.choices[0].collective, "switchml");
   EXPECT_LT(decision.chosen.step_s, decision.dense.step_s);
@@ -113,13 +113,13 @@ TEST(LeaseTest, PredictionsRespectTheAggregatorsGoodput) {
   const double free_s = test::Lossless(snapshot).chosen.step_s;
   snapshot.collectives.back().bandwidth_max_bytes_per_s = 900 * kMegabit;
   const Decision near = test::Lossless(snapshot);
-  EXPECT_EQ(near.chosen.label, "identity over switchml");
+  EXPECT_EQ(near.chosen.label, "dense over switchml");
   EXPECT_GT(near.chosen.step_s, free_s);
   snapshot.collectives.back().bandwidth_max_bytes_per_s = 200 * kMegabit;
   const Decision slow = test::Lossless(snapshot);
   EXPECT_TRUE(slow.chosen.dense) << ReasonText(slow.facts);
   const auto found = std::find_if(slow.top.begin(), slow.top.end(), [](const auto& candidate) {
-    return candidate.label == "identity over switchml";
+    return candidate.label == "dense over switchml";
   });
   ASSERT_NE(found, slow.top.end());
   EXPECT_EQ(found->excluded_by, "never slower than dense");

@@ -43,14 +43,14 @@ TEST(RingDecisionTest, AnOrderIsASwitchThatIsExplained) {
   const Decision decision = test::Lossless(snapshot);
   EXPECT_TRUE(decision.switched) << ReasonText(decision.facts);
   EXPECT_EQ(decision.chosen.layout.ring_order, (std::vector{0, 1, 3, 2}));
-  EXPECT_EQ(decision.chosen.label, "identity over ring (ring 0 1 3 2)");
-  EXPECT_EQ(decision.incumbent.label, "identity over ring");
+  EXPECT_EQ(decision.chosen.label, "dense over ring (ring 0 1 3 2)");
+  EXPECT_EQ(decision.incumbent.label, "dense over ring");
   EXPECT_TRUE(decision.incumbent.layout.ring_order.empty());
   // Three quarters of 20 MB a tenth as long.
   EXPECT_LT(decision.chosen.communication_s, 0.2 * decision.incumbent.communication_s);
   EXPECT_THAT(RingText(decision.facts.ring),
-              HasSubstr("the ring goes 0 1 3 2: its slowest link gives 200 MB/s"));
-  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("20 MB/s from rank 1 to rank 2"));
+              HasSubstr("the ring goes 0 1 3 2: its slowest link gives 1.6 Gb/s"));
+  EXPECT_THAT(ReasonText(decision.facts), HasSubstr("160 Mb/s from rank 1 to rank 2"));
 }
 
 TEST(RingDecisionTest, TheActiveOrderStaysAndIsUsedForPredictions) {

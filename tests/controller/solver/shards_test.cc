@@ -42,12 +42,12 @@ TEST(ShardDecisionTest, SharesAreASwitchThatIsExplained) {
   const Decision decision = DecideOnMesh(WithSlowRank());
   EXPECT_TRUE(decision.switched) << ReasonText(decision.facts);
   ASSERT_EQ(decision.chosen.layout.shard_shares.size(), 4u);
-  EXPECT_EQ(decision.chosen.label, "identity over mesh (shards 33 33 33 0 %)");
-  EXPECT_EQ(decision.incumbent.label, "identity over mesh");
+  EXPECT_EQ(decision.chosen.label, "dense over mesh (shards 33 33 33 0 %)");
+  EXPECT_EQ(decision.incumbent.label, "dense over mesh");
   EXPECT_TRUE(decision.incumbent.layout.shard_shares.empty());
   EXPECT_LT(decision.chosen.communication_s, 0.75 * decision.incumbent.communication_s);
   EXPECT_THAT(ShardText(decision.facts.shards),
-              HasSubstr("rank 3 owns least, its fastest link gives 20 MB/s"));
+              HasSubstr("rank 3 owns least, its fastest link gives 160 Mb/s"));
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr(ShardText(decision.facts.shards)));
 }
 

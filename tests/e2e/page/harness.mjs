@@ -3,7 +3,7 @@
 
 import assert from "node:assert/strict";
 import {spawn} from "node:child_process";
-import {mkdirSync} from "node:fs";
+import {mkdirSync, readFileSync} from "node:fs";
 import {createRequire} from "node:module";
 import {join} from "node:path";
 import {createInterface} from "node:readline";
@@ -78,9 +78,9 @@ export async function openTab(browser, url, {scheme = "light", address = ""} = {
   return {page, check, close: () => context.close()};
 }
 
-export async function screenshot(page, name) {
+export async function screenshot(page, name, fullPage = true) {
   mkdirSync(out, {recursive: true});
-  await page.screenshot({path: join(out, `${name}.png`), fullPage: true});
+  await page.screenshot({path: join(out, `${name}.png`), fullPage});
 }
 
 // Waits until `selector` shows text that matches; returns the text.
@@ -124,3 +124,30 @@ export const contrasts = (page, selector) => page.evaluate((wanted) => {
         return {ratio: (a + 0.05) / (b + 0.05), text: each.textContent.slice(0, 40)};
       });
 }, selector);
+
+// How many pixels of each chart's canvas are not its paper. Charts are drawn when they are seen.
+export async function drawnPixels(page) {
+  const found = [];
+  for (const plot of await page.locator(".plot").all()) {
+    await plot.scrollIntoViewIfNeeded();
+    await plot.locator("canvas").waitFor();
+    found.push(await plot.locator("canvas").evaluate((canvas) => {
+      const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      let drawn = 0;
+      for (let at = 3; at < data.length; at += 4) drawn += data[at] > 0;
+      return drawn;
+    }));
+  }
+  return found;
+}
+
+// What axe finds against the rules of WCAG 2.1 A and AA and of good practice.
+export async function assertAccessible(page) {
+  const source = join(process.env.WEIR_NODE_MODULES, "axe-core", "axe.min.js");
+  await page.evaluate(readFileSync(source, "utf8"));
+  const {violations, passes} = await page.evaluate(() => window.axe.run(document, {preload: false}));
+  assert.ok(passes.length > 10, "axe has looked");
+  const found = violations.map(
+      ({id, help, nodes}) => `${id}: ${help}: ${nodes.map((node) => node.target.join(" ")).join(", ")}`);
+  assert.deepEqual(found, []);
+}

@@ -2,6 +2,7 @@
 // Modules of the page that need no browser.
 
 import assert from "node:assert/strict";
+import {readFileSync} from "node:fs";
 import {test} from "node:test";
 
 const src = new URL("../../../dashboards/web/src/", import.meta.url);
@@ -147,7 +148,7 @@ test("axes have round numbers within their range", async () => {
 });
 
 test("the parts of a step add up to it and are never negative", async () => {
-  const {parts} = await load("views/job_charts.js");
+  const {parts} = await load("step_parts.js");
   const points = [
     {
       step_s: 1,
@@ -173,11 +174,66 @@ test("the parts of a step add up to it and are never negative", async () => {
   assert.ok(Math.abs(first.network - 0.3) < 1e-12 && Math.abs(first.wait - 0.1) < 1e-12);
 });
 
-test("saved and lost time are relative to dense", async () => {
-  const {savings} = await load("views/jobs.js");
-  assert.deepEqual(savings({compared_s: 60, saved_s: 60}), {share: 0.5, text: "saves 50 % (60 s)"});
-  assert.equal(savings({compared_s: 60, saved_s: -6}).text, "loses 6 s");
+test("numbers read as in a terminal, by the same cases", async () => {
+  const format = await load("format.js");
+  const cases = JSON.parse(readFileSync(new URL("../../data/units.json", import.meta.url)));
+  const formats = {
+    seconds: format.seconds,
+    bandwidth: format.bitsPerSecond,
+    bytes: format.bytes,
+    percent: format.percent,
+    number: format.significant,
+    age: format.duration
+  };
+  for (const [name, text] of Object.entries(formats)) {
+    assert.ok(cases[name].length > 5, name);
+    for (const [value, expected] of cases[name]) {
+      assert.equal(text(value === null ? NaN : value), expected, `${name} of ${value}`);
+    }
+  }
+  for (const [value, deviation, expected] of cases.deviation) {
+    assert.equal(format.withDeviation(format.bitsPerSecond(value), value, deviation), expected);
+  }
+  assert.equal(format.choiceLabel({codec: "identity", collective: "ring", ratio: 1}), "dense over ring");
+});
+
+test("time saved is told against dense, lost time too, with the sign's tone", async () => {
+  const {savings, savingsOfAll, worstFirst} = await load("savings.js");
+  const saves = {name: "a", compared_s: 60, saved_s: 60};
+  const costs = {name: "b", compared_s: 60, saved_s: -6};
+  assert.deepEqual(savings(saves),
+      {share: 0.5, saved_s: 60, compared_s: 60, text: "saves 50 % of the time (60 s)", tone: "good"});
+  assert.equal(savings(costs).text, "costs 11 % of the time (6 s)");
+  assert.equal(savings(costs).tone, "bad");
   assert.equal(savings({}).text, "not compared with dense yet");
+  const figure = {
+    verdict: "BENEFIT_VERDICT_UNCLEAR",
+    saved_share: 0.01,
+    compared_s: 40,
+    saved_s: 0.4,
+    text: "saves 1 % +- 5 % of the time"
+  };
+  const unclear = {name: "c", benefit: figure, saved_s: 99, compared_s: 1};
+  assert.equal(savings(unclear).text, figure.text);
+  assert.equal(savings(unclear).tone, "even");
+  assert.equal(savingsOfAll([saves, costs, unclear]).saved_s, 54.4);
+  assert.deepEqual(worstFirst([{name: "z"}, saves, unclear, {name: "y"}, costs]).map((job) => job.name),
+      ["b", "c", "a", "y", "z"]);
+});
+
+test("jobs are found by name, policy and choice, and by what is wrong with them", async () => {
+  const {matching} = await load("views/jobs.js");
+  const jobs = [
+    {name: "lm", policy: "fast", state: "running", compared_s: 9, saved_s: 3},
+    {name: "vision", policy: "slow", state: "ended", compared_s: 9, saved_s: -3},
+    {name: "audio", policy: "slow", state: "running", pinned: "ann"}
+  ];
+  const names = (words, filter) => matching(jobs, words, filter).map((job) => job.name);
+  assert.deepEqual(names("", "all"), ["vision", "lm", "audio"]);
+  assert.deepEqual(names(" SLOW", "all"), ["vision", "audio"]);
+  assert.deepEqual(names("", "losing"), ["vision"]);
+  assert.deepEqual(names("", "running"), ["lm", "audio"]);
+  assert.deepEqual(names("i", "pinned"), ["audio"]);
 });
 
 test("candidates that none beats in both are the front", async () => {
@@ -188,7 +244,47 @@ test("candidates that none beats in both are the front", async () => {
   assert.deepEqual(undominated(all), [all[0], all[1], all[3]]);
 });
 
-test("a restarted job forgets its earlier steps", async () => {
+test("older steps and decisions come page by page, once, up to a bound", async () => {
+  const {JobHistory} = await load("job_history.js");
+  const kept = globalThis.fetch;
+  const asked = [];
+  const steps = Array.from({length: 900}, (_, index) => ({step: String(index + 1)}));
+  const page = (from, count, next) => ({
+    decisions: Array.from({length: count}, (_, index) => ({id: String(from - index)})),
+    next_page_token: next
+  });
+  globalThis.fetch = async (path) => {
+    asked.push(path);
+    const body = path.includes("points_max") ? {points: steps.slice(-300)} :
+        path.includes("since_step") ? {points: steps.slice(-1)} :
+        path.includes("/series") ? {points: steps} :
+        path.includes("page_token=b") ? page(1400, 500, "") :
+        path.includes("page_token=a") ? page(1900, 500, "b") :
+        page(2000, path.includes("page_size=10&") ? 10 : 100, "a");
+    return {ok: true, headers: new Map(), json: async () => body};
+  };
+  try {
+    const api = await load("api.js");
+    const history = new JobHistory(api, "lm");
+    await history.load();
+    assert.equal(history.decisions.size, 100);
+    assert.equal(history.points.length, 300);
+    assert.ok(await history.loadOlder());
+    assert.deepEqual(history.points, steps);
+    assert.ok(await history.loadOlder());
+    assert.ok(await history.loadOlder());
+    assert.equal(await history.loadOlder(), false);
+    assert.equal(history.decisions.size, 1100);
+    await history.load();
+    assert.equal(history.decisions.size, 1100);
+    assert.equal(history.newestFirst()[0].id, "2000");
+    assert.equal(asked.filter((path) => path.includes("decisions")).length, 4);
+  } finally {
+    globalThis.fetch = kept;
+  }
+});
+
+test("a job that began anew forgets its former steps", async () => {
   const {JobHistory} = await load("job_history.js");
   const history = new JobHistory(null, "lm");
   history.addPoints([{step: "1"}, {step: "2"}], 0);

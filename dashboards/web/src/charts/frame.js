@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of every chart: a figure with title and legend, an SVG that a keyboard can reach, a
-// line about the point under the cursor, and the same figures as a table. Colours come from the
-// style sheet by class.
+// What every chart has: a figure with title and legend, a surface that a keyboard can reach, a line
+// that says what the cursor points at, and the same figures as a table. Colours come from the style
+// sheet by class.
 
 import {h, s, show, table} from "../dom.js";
 
@@ -17,21 +17,17 @@ let count = 0;
 
 export class Frame {
   // description: {title, note, legend: [{label, className, shape}], height, axisLabel}
-  constructor(description) {
+  // surface: where it is drawn; without one an SVG.
+  constructor(description, surface) {
     this.description = description;
     this.height = description.height || 230;
     this.width = 480;
     this.cursor = null;  // index of what is pointed at; null: nothing
     count += 1;
     const id = `chart-${count}`;
-    this.svg = s("svg", {
-      tabindex: "0",
-      role: "img",
-      "aria-label": description.title,
-      "aria-describedby": id,
-      height: this.height,
-      width: "100%"
-    });
+    this.surface = surface || s("svg", {height: this.height, width: "100%"});
+    const attributes = {tabindex: "0", role: "img", "aria-label": description.title, "aria-describedby": id};
+    for (const [name, value] of Object.entries(attributes)) this.surface.setAttribute(name, value);
     this.readout = h("output", {id, class: "readout"});
     this.rows = h("div", {});
     this.details = h("details", {}, h("summary", {}, "As a table"), this.rows);
@@ -40,25 +36,27 @@ export class Frame {
             description.note ? h("p", {class: "muted"}, description.note) : null),
         h("ul", {class: "legend"},
             (description.legend || []).map((entry) => h("li", {}, swatch(entry), entry.label))),
-        this.svg, this.readout, this.details);
+        this.surface, this.readout, this.details);
     this.listen();
   }
 
   listen() {
     new ResizeObserver(() => {
-      const width = Math.round(this.svg.getBoundingClientRect().width);
+      const width = Math.round(this.surface.getBoundingClientRect().width);
       if (width > 0 && width !== this.width) {
         this.width = width;
         this.redraw();
       }
-    }).observe(this.svg);
-    this.svg.addEventListener("pointermove", (event) => {
-      const box = this.svg.getBoundingClientRect();
-      this.point(this.nearest(event.clientX - box.left, event.clientY - box.top));
-    });
-    this.svg.addEventListener("pointerleave", () => this.point(null));
-    this.svg.addEventListener("blur", () => this.point(null));
-    this.svg.addEventListener("keydown", (event) => this.key(event));
+    }).observe(this.surface);
+    if (this.nearest) {  // otherwise whatever draws it follows the pointer
+      this.surface.addEventListener("pointermove", (event) => {
+        const box = this.surface.getBoundingClientRect();
+        this.point(this.nearest(event.clientX - box.left, event.clientY - box.top));
+      });
+      this.surface.addEventListener("pointerleave", () => this.point(null));
+    }
+    this.surface.addEventListener("blur", () => this.point(null));
+    this.surface.addEventListener("keydown", (event) => this.key(event));
     this.details.addEventListener("toggle", () => this.showRows());
   }
 

@@ -67,7 +67,7 @@ export class ParetoChart extends Frame {
   redraw() {
     const {left, right, top, bottom} = this.area;
     if (this.candidates.length === 0) {
-      this.svg.replaceChildren(
+      this.surface.replaceChildren(
           s("text", {class: "tick", x: left, y: top + 20}, "Nothing decided yet"));
       return;
     }
@@ -77,10 +77,10 @@ export class ParetoChart extends Frame {
     const y = {low: 0, high: 1.05};
     this.placeX = scale({...x, from: left, to: right});
     this.placeY = scale({...y, from: bottom, to: top});
-    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
+    this.surface.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     this.ring = s("circle", {class: "pointer ring", r: 11, visibility: "hidden"});
     const order = [...this.candidates].sort((a, b) => Boolean(a.chosen) - Boolean(b.chosen));
-    this.svg.replaceChildren(this.forbidden(),
+    this.surface.replaceChildren(this.forbidden(),
         this.axes({...x, place: this.placeX, format: seconds, label: "predicted step time"},
             {...y, place: this.placeY, format: (value) => significant(value)}),
         s("path", {class: "line front", d: this.frontPath()}),
@@ -178,7 +178,7 @@ export class ParetoChart extends Frame {
         {name: "candidate", of: (candidate) => candidate.label || ""},
         {name: "step", number: true, of: (candidate) => seconds(number(candidate.step_s))},
         {name: "gain", number: true, of: (candidate) => significant(number(candidate.gain))},
-        {name: "", of: (candidate) => words[kind(candidate)]}
+        {name: "kind", of: (candidate) => words[kind(candidate)]}
       ]
     };
   }

@@ -1,19 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values over steps: lines, stepped lines, or areas on top of each other; with numbered marks.
+// Values over steps or time, drawn by uPlot: lines, stepped lines, bands, areas on top of each other,
+// with numbered marks. Cursor and zoom are the same in all charts of a page.
 
-import {s} from "../dom.js";
+import uPlot from "uplot";
+
+import {h} from "../dom.js";
 import {significant} from "../format.js";
 
 import {Frame} from "./frame.js";
-import {range, scale} from "./scale.js";
+import {range, ticks} from "./scale.js";
 
 const rowsMax = 100;
 const markDistance = 16;
+const together = "weir";
+
+// Colours follow the style sheet, also when a person chooses other ones.
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const dashes = {
+  c2: [7, 3],
+  c6: [2, 3]
+};
 
 // description: what Frame takes, and
-//   series: [{label, className, of: (point) => number or null, area, stepped}]; areas are stacked
-//   in order log, tight: of the y axis; format: of values areasTimes: the axis ends at so many
-//   times the highest area, and lines beyond run along its top edge
+//   series: [{label, className, of: (point) => number, area, stepped, low, high}]; areas are stacked
+//   in order, low and high of a point bound a band behind the line
+//   log, tight: of the y axis; format: of values
+//   areasTimes: the axis ends at so many times the highest area, and lines beyond leave the chart
 export class SeriesChart extends Frame {
   constructor(description) {
     super({
@@ -22,16 +34,31 @@ export class SeriesChart extends Frame {
         ...description.series.map((entry) => ({...entry, shape: entry.area ? "area" : "line"})),
         ...(description.marks ? [{label: description.marks, shape: "mark"}] : [])
       ]
-    });
+    },
+        h("div", {class: "plot", "data-series": description.series.map((each) => each.label).join(", ")}));
     this.points = [];
     this.marks = [];
+    this.axis = {time: false};
+    this.note = h("p", {class: "muted plot-note"}, "Loading…");
+    this.surface.append(this.note);
+    // What nobody sees is not drawn: a job has more charts than a window has room for.
+    this.seen = false;
+    new IntersectionObserver((entries) => {
+      this.seen = entries.at(-1).isIntersecting;
+      if (this.seen && this.pending) this.redraw();
+    }, {rootMargin: "200px"}).observe(this.surface);
   }
 
-  // points: SeriesPoint objects, oldest first. marks: [{step, number, text}].
-  draw(points, marks) {
+  // points: SeriesPoint objects, oldest first. marks: [{step, unix_s, number, text}]. axis: {time}.
+  draw(points, marks, axis = {time: false}) {
+    const sameAxis = axis.time === this.axis.time;
     this.points = points;
     this.marks = marks;
+    this.axis = axis;
     if (this.cursor !== null && this.cursor >= points.length) this.cursor = null;
+    this.note.textContent = points.length === 0 ? "Nothing measured yet" : "";
+    this.note.hidden = points.length > 0;
+    if (!sameAxis && this.plot) this.discard();
     this.redraw();
     this.showRows();
   }
@@ -40,124 +67,182 @@ export class SeriesChart extends Frame {
     return this.points.length;
   }
 
-  layers() {
+  place(point) {
+    return Number((this.axis.time ? point.unix_s : point.step) || 0);
+  }
+
+  value(of, point) {
+    const value = of(point);
+    return Number.isFinite(value) && !(this.description.log && value <= 0) ? value : null;
+  }
+
+  // One column of places, then a column for everything that is drawn, in the order of drawing: the
+  // top of a stack first, so that what lies lower covers it.
+  columns() {
+    const places = this.points.map((point) => this.place(point));
     const sums = this.points.map(() => 0);
-    return this.description.series.map((entry) => {
-      const values = this.points.map((point) => {
-        const value = entry.of(point);
-        return Number.isFinite(value) && !(this.description.log && value <= 0) ? value : null;
+    const stack = [];
+    const lines = [];
+    for (const entry of this.description.series) {
+      const values = this.points.map((point) => this.value(entry.of, point));
+      if (entry.area) {
+        for (const [index, value] of values.entries()) sums[index] += value || 0;
+        stack.unshift([...sums]);
+        continue;
+      }
+      if (entry.low) {
+        lines.push(this.points.map((point) => this.value(entry.high, point)),
+            this.points.map((point) => this.value(entry.low, point)));
+      }
+      lines.push(values);
+    }
+    this.areaHigh = stack.length > 0 ? Math.max(...stack[0]) : 0;
+    return [places, ...stack, ...lines];
+  }
+
+  options() {
+    const areas = this.description.series.filter((entry) => entry.area).reverse();
+    const series = [{}];
+    const bands = [];
+    for (const entry of areas) {
+      series.push({
+        stroke: () => colour("--card"),
+        width: 0.7,
+        fill: () => colour(`--${entry.className}`),
+        points: {show: false}
       });
-      if (!entry.area) return {entry, values, base: null};
-      const base = [...sums];
-      for (const [index, value] of values.entries()) sums[index] += value || 0;
-      return {entry, values: [...sums], base};
-    });
+    }
+    for (const entry of this.description.series.filter((each) => !each.area)) {
+      const stroke = () => colour(`--${entry.className}`);
+      const paths = entry.stepped ? uPlot.paths.stepped({align: 1}) : undefined;
+      if (entry.low) {
+        const edge = {stroke: "transparent", width: 0, points: {show: false}, paths};
+        bands.push({series: [series.length, series.length + 1], fill: () => `${stroke()}40`});
+        series.push({...edge}, {...edge});
+      }
+      series.push({
+        stroke,
+        width: 1.8,
+        dash: dashes[entry.className],
+        paths,
+        points: {show: (plot) => plot.data[0].length < 3}
+      });
+    }
+    return {
+      width: this.width,
+      height: this.height,
+      series,
+      bands,
+      legend: {show: false},
+      cursor: {sync: {key: together, setSeries: false}, drag: {x: true, y: false}, points: {show: false}},
+      scales: {
+        x: {time: this.axis.time, range: (plot, low, high) => (low === high ? [low, low + 1] : [low, high])},
+        y: {distr: this.description.log ? 3 : 1, range: (plot, low, high) => this.bounds(low, high)}
+      },
+      axes: this.chartAxes(),
+      hooks: {draw: [(plot) => this.drawMarks(plot)], setCursor: [(plot) => this.point(plot.cursor.idx)]}
+    };
+  }
+
+  chartAxes() {
+    const {log, format} = this.description;
+    const common = {stroke: () => colour("--muted"), grid: {stroke: () => colour("--line"), width: 1},
+      ticks: {show: false}, font: "11px system-ui, sans-serif"};
+    const steps = {values: (plot, splits) =>
+      splits.map((value) => (Number.isInteger(value) ? String(value) : ""))};
+    return [
+      {...common, size: 28, space: 70, ...(this.axis.time ? {} : steps)},
+      {
+        ...common,
+        size: 66,
+        splits: (plot, axis, low, high) => ticks({low, high, count: 4, log}),
+        filter: (plot, splits) => splits,
+        values: (plot, splits) => splits.map((value) => format(value))
+      }
+    ];
+  }
+
+  bounds(low, high) {
+    const {log, tight, areasTimes} = this.description;
+    const found = range([low, high].filter((value) => value !== null), {log, tight});
+    if (areasTimes && this.areaHigh > 0) {
+      found.high = Math.min(found.high, this.areaHigh * areasTimes);
+    }
+    return [found.low, found.high];
+  }
+
+  discard() {
+    this.plot.destroy();
+    this.plot = null;
   }
 
   redraw() {
-    const {log, tight, format} = this.description;
-    const {left, right, top, bottom} = this.area;
+    this.pending = !this.seen;
+    if (this.pending) return;
     if (this.points.length === 0) {
-      this.svg.replaceChildren(
-          s("text", {class: "tick", x: left, y: top + 20}, "Nothing measured yet"));
+      if (this.plot) this.discard();
+      this.say();
       return;
     }
-    const steps = this.points.map((point) => Number(point.step));
-    const layers = this.layers();
-    const y = range(layers.flatMap((layer) => layer.values), {log, tight});
-    if (this.description.areasTimes) {
-      const areas =
-          range(layers.filter((layer) => layer.base).flatMap((layer) => layer.values), {});
-      y.high = Math.min(y.high, areas.high * this.description.areasTimes);
+    const data = this.columns();
+    if (!this.plot) {
+      this.plot = new uPlot(this.options(), data, this.surface);
+    } else {
+      if (this.plot.width !== this.width) {
+        this.plot.setSize({width: this.width, height: this.height});
+      }
+      // What a person has zoomed into stays; otherwise the newest comes into view.
+      const {min, max} = this.plot.scales.x;
+      const before = this.plot.data[0];
+      const zoomed = min > before[0] || max < before.at(-1);
+      this.plot.setData(data, !zoomed);
+      if (zoomed) this.plot.redraw();
     }
-    this.high = y.high;
-    const last = steps.at(-1);
-    const x = {low: steps[0], high: last > steps[0] ? last : steps[0] + 1};
-    this.placeX = scale({...x, from: left, to: right});
-    this.placeY = scale({...y, log, from: bottom, to: top});
-    this.steps = steps;
-    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
-    this.pointer = s("line", {class: "pointer", y1: top, y2: bottom, visibility: "hidden"});
-    this.svg.replaceChildren(
-        this.axes(
-            {...x, place: this.placeX, format: (value) => String(Math.round(value)), label: "step"},
-            {...y, log, place: this.placeY, format: (value) => format(value)}),
-        ...layers.map((layer) => this.path(layer)), this.markLines(), this.pointer);
-    this.drawCursor();
     this.say();
   }
 
-  path({entry, values, base}) {
-    const at = (index) => `${this.placeX(this.steps[index]).toFixed(1)}`;
-    let d = "";
-    let open = false;
-    for (const [index, value] of values.entries()) {
-      if (value === null) {
-        open = false;
-        continue;
-      }
-      const y = this.placeY(Math.min(value, this.high)).toFixed(1);
-      if (!open)
-        d += `M${at(index)} ${y}h0`;  // a point that stands alone is a dot
-      else
-        d += entry.stepped ? `H${at(index)}V${y}` : `L${at(index)} ${y}`;
-      open = true;
-    }
-    if (base) {
-      for (let index = base.length - 1; index >= 0; index -= 1)
-        d += `L${at(index)} ${this.placeY(base[index]).toFixed(1)}`;
-      d += "Z";
-    }
-    return s("path", {
-      class: `${entry.area ? "area" : "line"} ${entry.className}`,
-      d,
-      "data-series": entry.label
-    });
-  }
-
-  markLines() {
-    const {top, bottom} = this.area;
+  drawMarks(plot) {
+    const {left, top, width, height} = plot.bbox;
+    const {ctx} = plot;
+    const ratio = window.devicePixelRatio || 1;
     let labelled = -Infinity;
-    const lines = [];
+    ctx.save();
+    ctx.strokeStyle = colour("--c6");
+    ctx.fillStyle = colour("--bad");
+    ctx.lineWidth = 1.4 * ratio;
+    ctx.font = `600 ${11 * ratio}px system-ui, sans-serif`;
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
     for (const mark of this.marks) {
-      if (mark.step < this.steps[0] || mark.step > this.steps.at(-1)) continue;
-      const x = this.placeX(mark.step);
-      const label = x - labelled > markDistance ?
-          s("text", {class: "mark-label", x: x + 2, y: top + 8}, String(mark.number)) :
-          null;
-      if (label) labelled = x;
-      lines.push(s("g", {}, s("title", {}, mark.text),
-          s("line", {class: "mark", x1: x, x2: x, y1: top, y2: bottom}), label));
+      const x = plot.valToPos(this.place(mark), "x", true);
+      if (!(x >= left && x <= left + width)) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, top);
+      ctx.lineTo(x, top + height);
+      ctx.stroke();
+      if (x - labelled > markDistance * ratio) {
+        ctx.fillText(String(mark.number), x + 2 * ratio, top + 10 * ratio);
+        labelled = x;
+      }
     }
-    return s("g", {class: "marks"}, lines);
+    ctx.restore();
   }
 
-  nearest(x) {
-    if (this.points.length === 0) return null;
-    let best = 0;
-    for (const [index, step] of this.steps.entries()) {
-      if (Math.abs(this.placeX(step) - x) < Math.abs(this.placeX(this.steps[best]) - x))
-        best = index;
-    }
-    return best;
-  }
-
+  // Pointing at the canvas is uPlot's own; this is for the keyboard, and tells the other charts.
   drawCursor() {
-    if (!this.pointer) return;
-    this.pointer.setAttribute("visibility", this.cursor === null ? "hidden" : "visible");
-    if (this.cursor === null) return;
-    const x = this.placeX(this.steps[this.cursor]);
-    this.pointer.setAttribute("x1", x);
-    this.pointer.setAttribute("x2", x);
+    if (!this.plot || this.plot.cursor.idx === this.cursor) return;
+    const left = this.cursor === null ? -10 : this.plot.valToPos(this.plot.data[0][this.cursor], "x");
+    this.plot.setCursor({left, top: this.cursor === null ? -10 : 10}, true, true);
   }
 
   describe(cursor) {
     if (this.points.length === 0) return "";
-    const index = cursor ?? this.points.length - 1;
-    const point = this.points[index];
+    const point = this.points[cursor ?? this.points.length - 1];
     const values = this.description.series.map((entry) => {
-      const value = entry.of(point);
-      return `${entry.label} ${Number.isFinite(value) ? this.description.format(value) : "–"}`;
+      const value = this.value(entry.of, point);
+      const low = entry.low ? this.value(entry.low, point) : null;
+      const {format} = this.description;
+      const interval = low === null ? "" : ` (${format(low)} to ${format(entry.high(point))})`;
+      return `${entry.label} ${value === null ? "-" : format(value)}${interval}`;
     });
     const mark = this.marks.findLast((candidate) => candidate.step <= Number(point.step));
     return `step ${point.step}: ${values.join(", ")}${
@@ -176,8 +261,8 @@ export class SeriesChart extends Frame {
           name: entry.label,
           number: true,
           of: (point) => {
-            const value = entry.of(point);
-            return Number.isFinite(value) ? this.description.format(value) : "–";
+            const value = this.value(entry.of, point);
+            return value === null ? "-" : this.description.format(value);
           }
         }))
       ]
@@ -185,4 +270,8 @@ export class SeriesChart extends Frame {
   }
 }
 
-export const plain = (value) => significant(value);
+
+// Charts take the colours of a theme when they are drawn.
+export const recolour = (charts) => {
+  for (const chart of charts) if (chart.plot) chart.plot.redraw(false, true);
+};

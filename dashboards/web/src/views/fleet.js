@@ -80,7 +80,7 @@ export default class FleetView {
                 name: "bandwidth",
                 of: (link) => estimate(link.bandwidth_bytes_per_s, bitsPerSecond)
               },
-              {name: "hops", number: true, of: (link) => String(number(link.hops) || "–")},
+              {name: "hops", number: true, of: (link) => String(number(link.hops) || "-")},
             ],
             links.slice(0, linksShown)),
         links.length > linksShown ?

@@ -4,25 +4,35 @@
 
 import {candidateTable} from "../candidates.js";
 import {ParetoChart} from "../charts/pareto.js";
+import {recolour} from "../charts/series.js";
 import {card, h, show, table, tile} from "../dom.js";
 import {decisionFailed, eventTable, isTrouble} from "../events.js";
-import {age, bitsPerSecond, bytes, choiceLabel, clock, number, percent, seconds, significant} from "../format.js";
+import {age, bitsPerSecond, bytes, choiceLabel, clock, number, percent, seconds, significant, withDeviation} from "../format.js";
 import {JobHistory} from "../job_history.js";
 import {address} from "../router.js";
+import {savings} from "../savings.js";
 
 import {jobCharts} from "./job_charts.js";
-import {largestChoice, protection, savings} from "./jobs.js";
+import {largestChoice, protection} from "./jobs.js";
+import {PinPanel} from "./pin.js";
 
 const rowsMax = 100;
+const axes = [["step", "steps"], ["time", "time"]];
+const spans = [["0", "all"], ["500", "last 500 steps"], ["100", "last 100 steps"]];
+
+const select = (id, options) =>
+    h("select", {id}, options.map(([value, text]) => h("option", {value}, text)));
 
 export default class JobView {
-  constructor({api, store}, name) {
+  constructor(context, name) {
+    const {api, store} = context;
     this.api = api;
     this.store = store;
     this.name = name;
     this.title = `Job ${name}`;
     this.history = new JobHistory(api, name);
     this.headline = h("p", {id: "headline", class: "headline"});
+    this.summary = h("p", {id: "summary", class: "reason"});
     this.tiles = h("div", {class: "tiles", id: "tiles", "aria-label": "current state"});
     this.why = h("div", {});
     this.pareto = new ParetoChart();
@@ -36,18 +46,28 @@ export default class JobView {
     });
     this.charts.ratio.readout.after(this.marks);
     this.rows = h("div", {id: "decisions"});
-    this.filter = h("select", {id: "decision-filter"}, [
+    this.filter = select("decision-filter", [
       ["switches", "that changed the plan"], ["all", "all"],
       ["failed", "that failed: refused, withdrawn, rolled back"]
-    ].map(([value, text]) => h("option", {value}, text)));
+    ]);
     this.filter.addEventListener("change", () => this.showDecisions());
+    this.axis = select("chart-axis", axes);
+    this.span = select("chart-span", spans);
+    for (const each of [this.axis, this.span]) {
+      each.addEventListener("change", () => this.showCharts());
+    }
+    this.pin = new PinPanel(context, name, () => this.load().catch(() => {}));
     this.ranks = h("div", {id: "ranks"});
     this.events = h("div", {id: "job-events"});
-    this.element = h("div", {}, this.headline, this.tiles,
+    const {time, ratio, prediction, bandwidth, latency, gain, loss} = this.charts;
+    this.element = h("div", {}, this.headline, this.summary, this.tiles,
+        h("div", {class: "controls", id: "chart-controls"}, h("label", {}, "Charts over ", this.axis),
+            h("label", {}, "Show ", this.span),
+            h("span", {class: "muted"}, "Drag in a chart to zoom in all of them; a double click shows everything.")),
+        time.element, h("div", {class: "charts"}, ratio.element, bandwidth.element, prediction.element,
+            latency.element, gain.element, loss.element),
         card("Why this choice", {id: "why"}, this.why),
-        h("div", {class: "charts"}, this.charts.ratio.element, this.charts.time.element,
-            this.pareto.element, this.charts.prediction.element, this.charts.bandwidth.element,
-            this.charts.latency.element, this.charts.gain.element, this.charts.loss.element),
+        h("div", {class: "charts"}, this.pareto.element, card("Pin", {id: "pin-card"}, this.pin.element)),
         card("Decisions", {},
             h("p", {class: "muted"}, h("label", {}, "Show decisions ", this.filter)), this.rows),
         card("What happened, troubles first", {id: "job-trouble"}, this.events),
@@ -55,33 +75,51 @@ export default class JobView {
   }
 
   async load() {
-    const job = await this.api.get(`/v1/jobs/${encodeURIComponent(this.name)}`);
-    await this.history.load();
-    // Without a decision there is nothing to explain, and the answer would be an error.
-    const explanation = this.history.decisions.size > 0 ? await this.explain() : {};
-    const policies = await this.api.getList("/v1/policies", "policies");
-    this.showHeadline(job, explanation.decision || {});
+    const path = `/v1/jobs/${encodeURIComponent(this.name)}`;
+    const [job, explanation, policies] = await Promise.all([
+      this.api.get(path), this.explain(path), this.api.getList("/v1/policies", "policies"),
+      this.history.load()
+    ]);
+    const decision = explanation.decision || {};
+    this.showHeadline(job, decision);
     this.showTiles(job, explanation);
+    this.showCharts();
     this.showWhy(explanation);
-    this.pareto.draw((explanation.decision || {}).candidates || [], explanation.front || [],
+    this.pareto.draw(decision.candidates || [], explanation.front || [],
         (policies.find((policy) => policy.name === job.policy) || {}).bounds);
-    const marks = this.history.switches().map((decision, index) => ({
-      number: index + 1,
-      step: number(decision.activation_step) || number(decision.step),
-      text: `${decision.from || "start"} → ${decision.to || ""}. ${decision.reason || ""}`
-    }));
-    for (const chart of Object.values(this.charts)) chart.draw(this.history.points, marks);
-    this.showMarks(marks);
+    this.pin.draw(job, decision.candidates || []);
     this.showDecisions();
     this.showRanks(job);
     this.onEvents();
+    this.loadOlder();
   }
 
-  // A restarted controller knows the decisions, but can explain nothing before its own first
-  // decision.
-  async explain() {
+  // What is older than the first page comes while the page is read; a failure is made up for at the
+  // next refresh.
+  async loadOlder() {
+    if (this.filling) return;
+    this.filling = true;
     try {
-      return await this.api.get(`/v1/jobs/${encodeURIComponent(this.name)}:explain`);
+      let more = false;
+      while (this.element.isConnected && await this.history.loadOlder()) {
+        more = true;
+        await new Promise((resolve) => setTimeout(resolve, 0));
+      }
+      if (more) {
+        this.showCharts();
+        this.showDecisions();
+      }
+    } catch {
+      // The next refresh goes on.
+    } finally {
+      this.filling = false;
+    }
+  }
+
+  // Before its first decision a job has nothing to explain, and the answer is an error.
+  async explain(path) {
+    try {
+      return await this.api.get(`${path}:explain`);
     } catch (error) {
       if (error instanceof this.api.Refused) return {};
       throw error;
@@ -89,23 +127,37 @@ export default class JobView {
   }
 
   showHeadline(job, decision) {
-    const step = number(job.step_s);
-    const dense = number(decision.dense_step_s);
-    if (!(dense > 0 && step > 0)) {
-      show(this.headline, h("b", {}, "Not compared with dense yet"),
-          " · the first steps are being measured");
-      return;
-    }
-    const ratio = dense / step;
-    const words = ratio >= 1.02 ? `${significant(ratio, 3)}× faster than dense` :
-        ratio > 0.98 ? "as fast as dense" :
-                       `${significant(1 / ratio, 3)}× slower than dense would be`;
-    const saved = savings(job);
-    show(this.headline, h("b", {}, words),
-        ` · ${saved.text} · gain ${significant(number(job.gain))} · `,
+    const found = savings(job);
+    show(this.headline, h("b", {class: found.tone}, found.text),
+        Number.isNaN(found.share) ? " · the first steps are being measured" : "", " · ",
         h("span", {}, choiceLabel(largestChoice(job))));
     this.headline.setAttribute(
         "title", "Dense is predicted from measurements, the rest is measured");
+    const switched = this.history.switches().at(-1) || decision;
+    this.summary.textContent = switched.summary || switched.reason || "";
+  }
+
+  showCharts() {
+    const span = Number(this.span.value);
+    const points = span > 0 ? this.history.points.slice(-span) : this.history.points;
+    const axis = {time: this.axis.value === "time"};
+    const switches = this.history.switches();
+    const marks = switches.map((decision, index) => ({
+      number: index + 1,
+      step: number(decision.activation_step) || number(decision.step),
+      unix_s: number(decision.unix_s),
+      text: decision.summary || `${decision.to || ""}. ${decision.reason || ""}`
+    }));
+    for (const chart of Object.values(this.charts)) chart.draw(points, marks, axis);
+    this.showMarks(marks);
+  }
+
+  onTheme() {
+    recolour(Object.values(this.charts));
+  }
+
+  onState() {
+    this.pin.showRole();
   }
 
   showTiles(job, explanation) {
@@ -113,20 +165,18 @@ export default class JobView {
     const bandwidth = explanation.bandwidth_bytes_per_s || {};
     const latency = explanation.latency_s || {};
     const present = (job.ranks || []).filter((rank) => rank.connected).length;
+    const believed = (estimate, format) =>
+        withDeviation(format(number(estimate.value)), number(estimate.value), number(estimate.deviation));
     show(
         this.tiles,
         tile("running now", choiceLabel(largestChoice(job)),
             job.pinned ? `pinned: ${job.pinned}` : `policy ${job.policy}`, true),
         tile("step time", seconds(number(job.step_s)),
             dense ? `dense would take ${seconds(dense)}` : ""),
-        tile("time saved", seconds(number(job.saved_s)),
-            number(job.compared_s) > 0 ? `${percent(savings(job).share)} of dense's, in ${
-                                             seconds(number(job.compared_s))} of steps` :
-                                         ""),
-        tile("gradient gain", significant(number(job.gain)), "share of gradient energy sent"),
-        tile("bandwidth", bitsPerSecond(number(bandwidth.value)),
+        tile("keeps of the gradient", percent(number(job.gain)), "share of its energy that is sent"),
+        tile("bandwidth believed", believed(bandwidth, bitsPerSecond),
             bandwidth.method ? `${bandwidth.method} ${age(number(bandwidth.age_s))}` : ""),
-        tile("one-way latency", seconds(number(latency.value)),
+        tile("one-way latency believed", believed(latency, seconds),
             latency.method ? `${latency.method} ${age(number(latency.age_s))}` : ""),
         tile("step", String(number(job.step)), `loss ${significant(number(job.loss))}`),
         tile("frames", protection(job).word, protection(job).detail),
@@ -159,11 +209,13 @@ export default class JobView {
   }
 
   showMarks(marks) {
+    const shown = marks.slice(-rowsMax).reverse();
     show(this.marks,
-        h("ol", {},
-            [...marks].reverse().map(
-                (mark) => h("li", {value: mark.number, "data-key": mark.number},
-                    h("b", {}, `step ${mark.step}: `), mark.text))));
+        h("ol", {reversed: true},
+            shown.map((mark) => h("li", {value: mark.number, "data-key": mark.number}, mark.text))),
+        marks.length > shown.length ?
+            h("p", {class: "muted"}, `The newest ${shown.length} of ${marks.length} changes.`) :
+            null);
   }
 
   showDecisions() {
@@ -174,7 +226,8 @@ export default class JobView {
       failed: all.filter(decisionFailed)
     }[this.filter.value];
     show(this.rows,
-        h("p", {class: "muted"}, `${Math.min(shown.length, rowsMax)} of ${all.length} decisions`),
+        h("p", {class: "muted"}, `${Math.min(shown.length, rowsMax)} of ${all.length} decisions`,
+            this.history.older ? "; older ones are being loaded" : ""),
         table("Decisions",
             [
               {name: "step", number: true, of: (each) => String(number(each.step))},
@@ -196,7 +249,7 @@ export default class JobView {
                 name: "actual",
                 number: true,
                 of: (each) =>
-                    (number(each.actual_step_s) ? seconds(number(each.actual_step_s)) : "–")
+                    (number(each.actual_step_s) ? seconds(number(each.actual_step_s)) : "-")
               },
               {name: "dense", number: true, of: (each) => seconds(number(each.dense_step_s))},
               {name: "reason", of: (each) => each.reason || ""},
@@ -210,7 +263,7 @@ export default class JobView {
             [
               {name: "rank", number: true, of: (rank) => String(number(rank.rank))},
               {name: "node", of: (rank) => rank.node || ""},
-              {name: "", of: (rank) => (rank.connected ? "● attached" : "▲ gone")},
+              {name: "state", of: (rank) => (rank.connected ? "● attached" : "▲ gone")},
               {name: "step", number: true, of: (rank) => String(number(rank.step))},
               {name: "plan", number: true, of: (rank) => String(number(rank.plan_version))},
             ],

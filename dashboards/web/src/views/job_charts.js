@@ -3,31 +3,22 @@
 
 import {SeriesChart} from "../charts/series.js";
 import {bitsPerSecond, number, seconds, significant} from "../format.js";
+import {parts} from "../step_parts.js";
 
 const positive = (name) => (point) => (number(point[name]) > 0 ? number(point[name]) : NaN);
 
-// Parts of a step's wall-clock time that add up to it. Encoding, network and decoding overlap with
-// each other and with the backward pass; of what stayed exposed each gets the share that it was
-// busy.
-export function parts(point) {
-  const step = number(point.step_s);
-  const compute = Math.min(step, number(point.compute_s) + number(point.backward_s));
-  const exposed = Math.min(step - compute, number(point.exposed_s));
-  const busy = {
-    encode: number(point.encode_s),
-    network: number(point.network_s),
-    decode: number(point.decode_s)
-  };
-  const sum = busy.encode + busy.network + busy.decode;
-  const share = (name) => (sum > 0 ? (exposed * busy[name]) / sum :
-          name === "network"       ? exposed :
-                                     0);
+// One standard deviation below and above what is believed; the chart is logarithmic, so never 0.
+const below = (name, deviation) => (point) =>
+    Math.max(number(point[name]) - number(point[deviation]), number(point[name]) / 10);
+const above = (name, deviation) => (point) => number(point[name]) + number(point[deviation]);
+
+function believed(label, className, name, deviation) {
   return {
-    compute,
-    encode: share("encode"),
-    network: share("network"),
-    decode: share("decode"),
-    wait: step - compute - exposed
+    label,
+    className,
+    of: positive(name),
+    low: below(name, deviation),
+    high: above(name, deviation)
   };
 }
 
@@ -50,7 +41,7 @@ export function jobCharts() {
       areasTimes: 2,
       note:
           "Exposed communication is shared out as encode, network and decode were busy; the rest is optimiser and waiting. " +
-          "Where dense would take far longer its line runs along the top edge.",
+          "Where dense would take far longer its line leaves the chart.",
       series: [
         {label: "compute", className: "c1", of: part("compute"), area: true},
         {label: "encode", className: "c2", of: part("encode"), area: true},
@@ -61,7 +52,7 @@ export function jobCharts() {
       ]
     }),
     prediction: new SeriesChart({
-      title: "Communication: predicted and measured",
+      title: "Communication of a step: predicted and measured",
       log: true,
       marks,
       format: seconds,
@@ -71,18 +62,19 @@ export function jobCharts() {
       ]
     }),
     bandwidth: new SeriesChart({
-      title: "Bandwidth of the bottleneck link",
+      title: "Bandwidth of the bottleneck link, as believed",
+      note: "The band is one standard deviation; tables of links and the map of the fleet show what was measured.",
       log: true,
       marks,
       format: bitsPerSecond,
-      series: [{label: "bandwidth", className: "c1", of: positive("bandwidth_bytes_per_s")}]
+      series: [believed("bandwidth", "c1", "bandwidth_bytes_per_s", "bandwidth_deviation_bytes_per_s")]
     }),
     latency: new SeriesChart({
-      title: "One-way latency of the worst link",
+      title: "One-way latency of the worst link, as believed",
       log: true,
       marks,
       format: seconds,
-      series: [{label: "latency", className: "c3", of: positive("latency_s")}]
+      series: [believed("latency", "c3", "latency_s", "latency_deviation_s")]
     }),
     gain: new SeriesChart({
       title: "Gradient gain",

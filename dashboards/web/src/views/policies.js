@@ -68,7 +68,7 @@ export default class PoliciesView {
               {
                 name: "loaded",
                 of: (policy) =>
-                    (number(policy.loaded_unix_s) ? clock(number(policy.loaded_unix_s)) : "–")
+                    (number(policy.loaded_unix_s) ? clock(number(policy.loaded_unix_s)) : "-")
               },
               {name: "error", of: (policy) => (policy.error ? `▲ ${policy.error}` : "")},
             ],

@@ -4,7 +4,8 @@
 import {candidateTable, denseOf} from "../candidates.js";
 import {ParetoChart} from "../charts/pareto.js";
 import {card, h, show} from "../dom.js";
-import {number, significant} from "../format.js";
+import {number, percent} from "../format.js";
+import {againstDense} from "../savings.js";
 
 // name: of SimulateRequest; factor: from what people type to what the API takes.
 const fields = [
@@ -157,13 +158,11 @@ export default class WhatIfView {
     const candidates = answer.candidates || [];
     const chosen = candidates.find((candidate) => candidate.chosen) || {};
     const dense = denseOf(candidates);
-    const ratio = dense > 0 && number(chosen.step_s) > 0 ? dense / number(chosen.step_s) : NaN;
     show(this.answer,
         card("What would be chosen", {},
             h("p", {class: "headline"}, h("b", {}, chosen.label || "nothing"),
-                ratio > 1.005 ? ` · ${significant(ratio, 3)}× faster than dense` :
-                                " · no faster than dense",
-                ` · gain ${significant(number(chosen.gain))}`),
+                ` · ${againstDense(number(chosen.step_s), dense)} of dense's time, as predicted`,
+                ` · keeps ${percent(number(chosen.gain))}`),
             h("p", {class: "reason"}, answer.reason || ""),
             candidateTable("Candidates of the what-if question", candidates, dense)));
     const bare = candidates.filter((candidate) => candidate.feasible);
