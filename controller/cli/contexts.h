@@ -18,8 +18,9 @@ struct Contexts {
   std::map<std::string, Context> by_name;
 };
 
-/// What a person keeps, in YAML; nothing where there is no such file. kInvalidArgument: the file
-/// does not hold contexts, with its path and line; a key that is no flag is one, too.
+/// Reads the contexts that a person keeps, in YAML; returns none where there is no such file.
+/// kInvalidArgument: the file does not hold contexts, with its path and line; a key that is no flag
+/// is one, too.
 StatusOr<Contexts> ReadContexts(const std::string& path);
 
 /// Replaces the file at once, readable by its owner only; makes its directory. kUnavailable: it

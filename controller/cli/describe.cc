@@ -16,7 +16,7 @@ using ProtoMessage = google::protobuf::Message;
 constexpr int kRowsMax = 32;
 constexpr size_t kShownBytesMax = 2000, kLineMax = 160, kColumn = 24;
 
-// What the name of a field says of its unit. The first that fits counts.
+// The unit that the name of a field stands for. The first entry that fits counts.
 struct Suffix {
   std::string_view text;
   std::string (*format)(double);

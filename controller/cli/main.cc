@@ -76,7 +76,7 @@ std::map<std::string, std::string*> ContextFlags(Flags& flags) {
           {"token-file", &flags.token_file}};
 }
 
-// What neither the line nor the environment says, the context does.
+// Takes from the context the flags that neither the command line nor the environment sets.
 Status TakeContext(Flags& flags) {
   WEIR_ASSIGN_OR_RETURN(const Contexts contexts, ReadContexts(ContextsPath()));
   WEIR_ASSIGN_OR_RETURN(const Context context, FindContext(contexts, flags.context));

@@ -16,7 +16,7 @@ std::string SecondsText(double seconds);
 std::string BandwidthText(double bytes_per_s);
 /// "1.5 kB", "100 MB".
 std::string BytesText(double bytes);
-/// Of a share: "34 %", "3.4 %", "99.5 %".
+/// A share: "34 %", "3.4 %", "99.5 %".
 std::string PercentText(double share);
 /// "0.413", "97", "12300", "1.2e6".
 std::string NumberText(double value);

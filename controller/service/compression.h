@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Answers of the HTTP server in gzip: a level that costs little for what is made anew, the best one
-// for files that are compressed once.
+// Answers of the HTTP server in gzip: a level that costs little for answers that are made each
+// time, the best one for files that are compressed once.
 
 #include <string>
 #include <string_view>

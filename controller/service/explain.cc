@@ -136,7 +136,7 @@ std::string RoseOrFell(const Change& change) {
   return "";
 }
 
-// What made somebody decide.
+// The event that caused a decision.
 std::string CauseText(const Trigger& trigger) {
   std::string text;
   // A detector tells its own last step; what came since the plan, which follows, is the whole

@@ -14,9 +14,9 @@ namespace weir {
 /// cost with an aggregator or why there is none, the cost of dense.
 std::string ExplainText(const v1::Explanation& explanation);
 
-/// What changed and what came of it, without the alternatives: "Step 68: bandwidth rose 33 Mb/s ->
-/// 60 Mb/s. Now top_k 0.1 over sparse_all_gather instead of dense over ring; predicted 0.44 s
-/// (dense 0.57 s), keeps 96 %." One line.
+/// Says what changed and what followed from it, without the alternatives: "Step 68: bandwidth rose
+/// 33 Mb/s -> 60 Mb/s. Now top_k 0.1 over sparse_all_gather instead of dense over ring; predicted
+/// 0.44 s (dense 0.57 s), keeps 96 %." One line.
 std::string SummaryText(const DecisionRecord& record);
 
 }  // namespace weir

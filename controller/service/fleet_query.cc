@@ -227,7 +227,7 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
   WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1,
                                                           request.plans_only()));
   for (const StoredDecision& entry : stored) {
-    // Candidates are nearly all of a decision: whoever wants them asks for this one.
+    // Candidates are nearly all of a decision, so clients that want them ask for one decision.
     WEIR_ASSIGN_OR_RETURN(v1::Decision decision, LightDecisionOf(entry));
     if (!page.Takes(decision)) {
       response->set_next_page_token(response->decisions().rbegin()->id());

@@ -77,7 +77,7 @@ std::string WithoutMember(std::string_view json, std::string_view name) {
       wanted = key.starts_with(StrCat("\"", name, "\""));
     } else if ((c == ',' && depth == 1) || ((c == '}' || c == ']') && --depth == 0)) {
       if (wanted) {
-        // Of the first member the comma goes that follows it, of others the one before.
+        // The comma after the first member goes with it; other members take the comma before them.
         const size_t end = first && c == ',' ? i + 1 : i;
         return StrCat(std::string(json.substr(0, member)), std::string(json.substr(end)));
       }

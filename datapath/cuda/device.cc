@@ -21,7 +21,7 @@
 namespace weir::cuda {
 namespace {
 
-/// What each of the two pools of a device keeps at most for later operations.
+/// The most that each of the two pools of a device keeps for later operations.
 constexpr size_t kIdleMax = 16;
 constexpr size_t kIdleBytesMax = size_t{1} << 30;
 

@@ -206,7 +206,7 @@ PinnedBuffer::~PinnedBuffer() { std::free(data_); }
 
 namespace {
 
-/// What an OwnStream was given and has not begun.
+/// The work that an OwnStream was given and has not begun.
 class HostQueue {
  public:
   void Add(std::function<void()> work) {

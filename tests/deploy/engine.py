@@ -40,7 +40,7 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"
 """
-# What every container of Weir runs with.
+# The options of every container of Weir.
 CONFINED = ["--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--health-interval=disable"]
 
 

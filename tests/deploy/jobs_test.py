@@ -162,7 +162,7 @@ class JobsTest(unittest.TestCase):
         name, trainer = item["metadata"]["name"], item["spec"]["trainer"]
         count = trainer["numNodes"]
         hosts = [f"{name}-node-0-{index}" for index in range(count)]
-        # What the runtime torch-distributed sets: github.com/kubeflow/trainer, pkg/runtime/framework/plugins/torch.
+        # The variables that the runtime torch-distributed sets: github.com/kubeflow/trainer, pkg/runtime/framework/plugins/torch.
         runtime = {"PET_NNODES": str(count), "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
                    "PET_MASTER_ADDR": f"{hosts[0]}.{name}", "PET_MASTER_PORT": "29500"}
         self.trained([self.run_pod(index, host, [f"{other}.{name}" for other in hosts], trainer, (),

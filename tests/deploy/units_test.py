@@ -18,7 +18,7 @@ import packages_test
 PATIENCE_S = 60
 UNITS = ["weir-controller", "weir-agent", "weir-aggregator"]
 BOOTED = ["systemd", "systemd-sysv", "dbus", "iproute2"]
-# What a program is refused, and what it keeps, within the sandbox of its unit: one "NAME yes" or "NAME no" a line.
+# Prints what a program is refused and what it keeps within the sandbox of its unit: one "NAME yes" or "NAME no" a line.
 PROBES = r"""
 try() { name=$1; shift; if "$@" >/dev/null 2>&1; then echo "$name yes"; else echo "$name no"; fi; }
 try write-usr touch /usr/probe

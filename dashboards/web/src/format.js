@@ -77,7 +77,7 @@ export function number(value) {
   return value === undefined || value === null ? 0 : Number(value);
 }
 
-// What operators know dense by, as weirctl writes it: the codec is called "identity" within.
+// The name that operators know, as weirctl writes it: inside, the codec of dense is "identity".
 export const codecName = (codec) => (codec === "identity" ? "dense" : codec);
 
 export function choiceLabel(choice) {

@@ -18,7 +18,7 @@ export class JobHistory {
     this.older = "";  // token of the page of decisions that comes next
   }
 
-  // What is new since the last time. Older steps and decisions of a job that was not known before are
+  // Loads what is new since the last time. Older steps and decisions of a job that was not known before are
   // left to loadOlder(), so that a page with thousands of them opens at once.
   async load() {
     const last = this.points.length ? number(this.points.at(-1).step) : 0;

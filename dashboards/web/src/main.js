@@ -101,7 +101,7 @@ function reveal() {
   view.element.hidden = false;
 }
 
-// What shows is older than the controller's last answer: it says so, and looks so.
+// Marks the view, in words and by its look, as older than the controller's last answer.
 function setStale(stale) {
   element("main").classList.toggle("outdated", stale);
   if (stale && element("loading")) element("loading").textContent = "No answer yet; trying again.";

@@ -52,7 +52,7 @@ function savingsOf(saved, compared) {
   };
 }
 
-// What a predicted step time saves of dense's: "saves 34 %".
+// The share of dense's step time that a predicted one saves: "saves 34 %".
 export function againstDense(step, dense) {
   if (!(step > 0 && dense > 0)) return "-";
   const share = 1 - step / dense;

@@ -33,8 +33,8 @@ bool EncodesOn(const Device& device, const Codec& codec);
 
 /// The same for gradients in the memory of a device, as what is made of `elements` of them: of
 /// codecs that encode there (EncodesOn) with the copies of payloads, and of all others the timing
-/// on the host with the copies of elements. Measures anew. Codecs that returned an error are left
-/// out; empty if the device fails or its memory is full.
+/// on the host with the copies of elements. Measures in every call. Codecs that returned an error
+/// are left out; empty if the device fails or its memory is full.
 std::map<std::string, CodecTiming> MeasureCodecsOn(Device& device, size_t elements);
 /// The result of MeasureCodecsOn with 2^22 elements, measured by the first call of a process for
 /// the device, which takes some 0.1 s on a GPU. Thread-safe.

@@ -170,7 +170,7 @@ class InPlace:
         return self._accelerator.future()
 
     def on_incoming(self) -> ContextManager[Any]:
-        """What the thread does in it, such as completing a future, comes behind the results."""
+        """Orders what the thread does in it, such as completing a future, behind the results."""
         return self._accelerator.on(self._accelerator.incoming)
 
 

@@ -48,7 +48,7 @@ TEST(RestServerTest, StopsBeforeItsThreadHasRun) {
   if (!alone) GTEST_SKIP() << "no right to a priority (CAP_SYS_NICE): the thread may have run";
 }
 
-// What Chromium sends with every request.
+// The header that Chromium sends with every request.
 constexpr char kChromiumEncodings[] = "gzip, deflate, br, zstd";
 
 class RestAnswersTest : public testing::Test {

@@ -30,7 +30,7 @@ class Manager {
   Manager(const Manager&) = delete;
   Manager& operator=(const Manager&) = delete;
 
-  // What has come; empty if nothing has.
+  // The message that has come; empty if none has.
   std::string Received() const {
     std::array<char, 64> bytes{};
     const ssize_t count = recv(descriptor_, bytes.data(), bytes.size(), MSG_DONTWAIT);

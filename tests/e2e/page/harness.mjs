@@ -141,7 +141,7 @@ export async function drawnPixels(page) {
   return found;
 }
 
-// What axe finds against the rules of WCAG 2.1 A and AA and of good practice.
+// Fails with what axe finds against the rules of WCAG 2.1 A and AA and of good practice.
 export async function assertAccessible(page) {
   const source = join(process.env.WEIR_NODE_MODULES, "axe-core", "axe.min.js");
   await page.evaluate(readFileSync(source, "utf8"));

@@ -115,7 +115,7 @@ async function jobCharts(page) {
   await ratio.locator("summary").click();
 }
 
-// What is chosen in one chart is chosen in all: the cursor, the zoom, the range and the axis.
+// A choice in one chart applies to all: the cursor, the zoom, the range and the axis.
 async function zoom(page, time, ratio) {
   const output = (figure) => figure.locator("output").innerText();
   await time.scrollIntoViewIfNeeded();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every chart has: a figure with title and legend, a surface that a keyboard can reach, a line
+// The parts of every chart: a figure with title and legend, a surface that a keyboard can reach, a line
 // that says what the cursor points at, and the same figures as a table. Colours come from the style
 // sheet by class.
 

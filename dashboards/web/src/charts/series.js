@@ -41,7 +41,7 @@ export class SeriesChart extends Frame {
     this.axis = {time: false};
     this.note = h("p", {class: "muted plot-note"}, "Loading…");
     this.surface.append(this.note);
-    // What nobody sees is not drawn: a job has more charts than a window has room for.
+    // Only charts in view are drawn: a job has more charts than a window has room for.
     this.seen = false;
     new IntersectionObserver((entries) => {
       this.seen = entries.at(-1).isIntersecting;
@@ -191,7 +191,7 @@ export class SeriesChart extends Frame {
       if (this.plot.width !== this.width) {
         this.plot.setSize({width: this.width, height: this.height});
       }
-      // What a person has zoomed into stays; otherwise the newest comes into view.
+      // A range that a person has zoomed into stays; otherwise the newest comes into view.
       const {min, max} = this.plot.scales.x;
       const before = this.plot.data[0];
       const zoomed = min > before[0] || max < before.at(-1);

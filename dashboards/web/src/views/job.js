@@ -94,8 +94,8 @@ export default class JobView {
     this.loadOlder();
   }
 
-  // What is older than the first page comes while the page is read; a failure is made up for at the
-  // next refresh.
+  // Records older than the first page are loaded while the page is read; after a failure, at the next
+  // refresh.
   async loadOlder() {
     if (this.filling) return;
     this.filling = true;

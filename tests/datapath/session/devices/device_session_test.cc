@@ -189,7 +189,7 @@ void ExpectSameBits(Dtype dtype, const std::vector<Choice>& choices, int steps_e
       }
     }
     if (own_bits) {
-      // What is left over must not reach the codecs that follow.
+      // Residuals must not reach the codecs that follow.
       for (int rank = 0; rank < kWorld; ++rank) {
         const auto state = none.world().Export(rank);
         for (Job* const job : {&some, &all}) {
