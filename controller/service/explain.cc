@@ -2,8 +2,9 @@
 #include "controller/service/explain.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
-#include <set>
+#include <map>
 #include <utility>
 
 #include "controller/job/job_lease.h"
@@ -138,9 +139,12 @@ std::string RoseOrFell(const Change& change) {
 // What made somebody decide.
 std::string CauseText(const Trigger& trigger) {
   std::string text;
-  std::set<Change::Of> told;  // the same may have been seen by the detector and since the plan
-  for (const Change& change : trigger.changes) {
-    if (told.insert(change.of).second) text += (text.empty() ? "" : ", ") + RoseOrFell(change);
+  // A detector tells its own last step; what came since the plan, which follows, is the whole
+  // change.
+  std::map<Change::Of, const Change*> whole;
+  for (const Change& change : trigger.changes) whole[change.of] = &change;
+  for (const auto& [of, change] : whole) {
+    text += (text.empty() ? "" : ", ") + RoseOrFell(*change);
   }
   if (!trigger.note.empty()) text += (text.empty() ? "" : ", ") + trigger.note;
   return text.empty() ? "no estimate has changed" : text;
@@ -206,7 +210,10 @@ std::string ExplainText(const v1::Explanation& explanation) {
   text += StrCat("Dense would take ", SecondsText(decision.dense_step_s()),
                  " per step, this choice ", SecondsText(decision.predicted_step_s()));
   if (decision.predicted_step_s() > 0 && decision.dense_step_s() > 0) {
-    text += Format(" (%.3g times faster)", decision.dense_step_s() / decision.predicted_step_s());
+    const double saved = 1 - decision.predicted_step_s() / decision.dense_step_s();
+    if (std::abs(saved) >= 0.005) {
+      text += StrCat(saved > 0 ? " (saves " : " (costs ", PercentText(std::abs(saved)), ")");
+    }
   }
   text += "\n";
   if (decision.actual_step_s() > 0) {

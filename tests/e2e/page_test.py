@@ -26,7 +26,7 @@ class PageTest(unittest.TestCase):
             cluster.wait_for_switch(known)
             status, output = page_tools.run(
                 "live.test.mjs", DIRECTORY, TIMEOUT_S, WEIR_PAGE_URL=cluster.controls.url,
-                WEIR_PAGE_REASON=switch["reason"])
+                WEIR_PAGE_SUMMARY=switch["summary"])
             self.assertEqual(status, 0, output[-8000:])
 
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page before a real training: the address comes in WEIR_PAGE_URL, what the controller decided
-// in WEIR_PAGE_REASON. Read-only; what each view must do is in views.test.mjs.
+// in WEIR_PAGE_SUMMARY. Read-only; what each view must do is in views.test.mjs.
 
 import assert from "node:assert/strict";
 import {after, before, test} from "node:test";
@@ -21,8 +21,8 @@ for (const scheme of ["light", "dark"]) {
     await waitFor(
         page, "#headline", /(saves|costs) .* of the time|as fast as dense|not compared|dense ran/i);
     const marks = (await texts(page, "#marks li")).join("\n");
-    assert.ok(marks.includes(process.env.WEIR_PAGE_REASON),
-        `${process.env.WEIR_PAGE_REASON} is not in\n${marks}`);
+    assert.ok(marks.includes(process.env.WEIR_PAGE_SUMMARY),
+        `${process.env.WEIR_PAGE_SUMMARY} is not in\n${marks}`);
     const rows = await texts(page, "#candidates tbody tr");
     assert.ok(rows.length >= 5);
     assert.equal(await page.locator("#candidates tr.chosen").count(), 1);
