@@ -12,6 +12,10 @@ namespace {
 std::string Digits(double value, const char* unit) {
   char text[48];
   const double magnitude = std::fabs(value);
+  if (magnitude > 0 && magnitude < 0.0995) {
+    std::snprintf(text, sizeof(text), "%.2g%s%s", value, *unit == 0 ? "" : " ", unit);
+    return text;
+  }
   const int decimals = magnitude >= 9.95 || magnitude == 0 ? 0 : magnitude >= 0.995 ? 1 : 2;
   std::snprintf(text, sizeof(text), "%.*f%s%s", decimals, value, *unit == 0 ? "" : " ", unit);
   return text;

@@ -75,7 +75,12 @@ struct BucketDefinition {
 
 /// An estimate that changed.
 struct Change {
-  enum class Of { kBandwidth, kLatency, kGain };
+  enum class Of {
+    kBandwidth,
+    kLatency,
+    kGain,
+    kPlanGain,  // of `plan_version`: predicted before, measured after
+  };
   enum class Seen {
     kAtOnce,     // by a change detector, at `step`
     kDrifted,    // little by little since the last decision, noticed at `step`

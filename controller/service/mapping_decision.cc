@@ -36,7 +36,7 @@ To EnumOf(int value, To last, To none) {
 
 Change ToModel(const v1::Change& in) {
   Change out;
-  out.of = EnumOf(in.of(), Change::Of::kGain, Change::Of::kBandwidth);
+  out.of = EnumOf(in.of(), Change::Of::kPlanGain, Change::Of::kBandwidth);
   out.seen = EnumOf(in.seen(), Change::Seen::kSincePlan, Change::Seen::kAtOnce);
   out.before = in.before();
   out.after = in.after();

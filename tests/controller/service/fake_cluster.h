@@ -93,6 +93,19 @@ inline void AddProof(const std::string& job_key, const std::string& node, v1::Ra
   hello->mutable_proof()->set_signature(proof->signature);
 }
 
+/// A codec that halves payloads and is declared to lose next to nothing.
+inline void AddHalf(v1::Capabilities* capabilities) {
+  auto* half = capabilities->add_codecs();
+  *half = capabilities->codecs(0);
+  half->set_name("fp16");
+  half->clear_forms();
+  half->add_forms("lanes");
+  half->mutable_settings(0)->set_fixed_bits(16);
+  half->mutable_settings(0)->set_relative_error_squared(3.67e-8);
+  half->set_lossy(true);
+  half->set_error_model("relative");
+}
+
 /// Collectives that sum on an aggregator.
 inline void AddSwitch(v1::Capabilities* capabilities) {
   auto* through = capabilities->add_collectives();
@@ -147,6 +160,7 @@ class FakeCluster {
       *plugin = rank_hello->capabilities().codecs(0);
       plugin->set_name(plugin_codec);
     }
+    if (half_gain.has_value()) AddHalf(rank_hello->mutable_capabilities());
     if (mesh) AddMesh(rank_hello->mutable_capabilities());
     if (offload) AddSwitch(rank_hello->mutable_capabilities());
     if (memory_ranks > 0) {
@@ -269,6 +283,7 @@ class FakeCluster {
   std::optional<v1::Capabilities> capabilities;  // in place of FakeCapabilities
   bool offload = false;                          // ranks can use an aggregator
   bool mesh = false;                             // ranks can exchange shards, of any shares
+  std::optional<double> half_gain;               // what fp16 keeps; none: ranks do not have it
   int memory_ranks = 0;  // so many share memory each time, and can sum by nodes; 0: they cannot
   int deaf_rank = -1;    // but this one has no port for it
   int aggregation_port = 40000;
@@ -331,6 +346,7 @@ class FakeCluster {
 
   static double PayloadBytes(const v1::Choice& choice) {
     if (choice.codec() == "identity") return kBucketElements * 4.0;
+    if (choice.codec() == "fp16") return kBucketElements * 2.0;
     const double r = choice.ratio();
     const double entropy = r >= 1 ? 0 : -r * std::log2(r) - (1 - r) * std::log2(1 - r);
     return kBucketElements * (16 * r + entropy) / 8;
@@ -402,6 +418,10 @@ class FakeCluster {
     return choice.codec() == "identity" ? 1e-5 : 1e-3 * codec_slowdown;
   }
 
+  double GainOf(const v1::Choice& choice) const {
+    return choice.codec() == "fp16" ? half_gain.value_or(1) : Gain(choice.ratio());
+  }
+
   static double Gain(double ratio) {
     if (ratio >= 1) return 1;
     const double l = std::log(1 / ratio);
@@ -442,7 +462,7 @@ class FakeCluster {
       sample->set_network_s(network_s[static_cast<size_t>(b)] * (1 + 0.02 * random_.Normal()));
       sample->set_payload_bytes(static_cast<uint64_t>(PayloadBytes(choice)));
       sample->set_bytes_sent(static_cast<uint64_t>(PayloadBytes(choice) * 1.5));
-      sample->set_gain(Gain(choice.ratio()));
+      sample->set_gain(GainOf(choice));
       sample->set_residual_ratio(choice.codec() == "identity" ? 0 : 1);
       if (step_ % 5 != 1) continue;
       auto* curve = report->add_gains();
