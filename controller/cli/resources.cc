@@ -103,16 +103,17 @@ Table LinkTable(const v1::ListLinksResponse& response) {
 }
 
 Table JobTable(const v1::ListJobsResponse& response) {
-  Table table{{"NAME", "STATE", "WORLD", "STEP", "STEP-TIME", "RUNNING", "GAIN", "LOSS", "SENT",
-               "POLICY", "FRAMES"},
+  Table table{{"NAME", "STATE", "WORLD", "STEP", "STEP-TIME", "RUNNING", "BENEFIT", "GAIN", "LOSS",
+               "SENT", "POLICY", "FRAMES"},
               {}};
   for (const v1::Job& job : response.jobs()) {
     const std::string frames = ProtectionText(job);
     table.rows.push_back({job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
                           std::to_string(job.world()), std::to_string(job.step()),
-                          Seconds(job.step_s()), Running(job), Figure(job.gain()),
-                          Figure(job.loss()), Bytes(static_cast<double>(job.bytes_sent())),
-                          job.policy(), frames.empty() ? "-" : frames});
+                          Seconds(job.step_s()), Running(job), job.benefit().text(),
+                          Figure(job.gain()), Figure(job.loss()),
+                          Bytes(static_cast<double>(job.bytes_sent())), job.policy(),
+                          frames.empty() ? "-" : frames});
   }
   return table;
 }

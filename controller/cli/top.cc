@@ -48,8 +48,8 @@ StatusOr<v1::ListJobsResponse> Jobs(Client& client, const std::string& name) {
 }
 
 StatusOr<Table> TopTable(Client& client, const std::string& name) {
-  Table table{{"JOB", "STATE", "STEP", "LOSS", "CHOICE", "STEP-TIME", "COMPUTE", "CODEC", "NETWORK",
-               "EXPOSED", "GAIN", "BANDWIDTH", "LATENCY"},
+  Table table{{"JOB", "STATE", "STEP", "LOSS", "CHOICE", "BENEFIT", "STEP-TIME", "COMPUTE", "CODEC",
+               "NETWORK", "EXPOSED", "GAIN", "BANDWIDTH", "LATENCY"},
               {}};
   WEIR_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, Jobs(client, name));
   for (const v1::Job& job : jobs.jobs()) {
@@ -60,7 +60,7 @@ StatusOr<Table> TopTable(Client& client, const std::string& name) {
     const v1::SeriesPoint point = read.ok() ? *read : v1::SeriesPoint();
     table.rows.push_back({job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
                           std::to_string(job.step()), Figure(job.loss()), ChoiceOf(point),
-                          Seconds(job.step_s()), Seconds(point.compute_s()),
+                          job.benefit().text(), Seconds(job.step_s()), Seconds(point.compute_s()),
                           Seconds(point.codec_s()), Seconds(point.measured_network_s()),
                           Seconds(point.exposed_s()), Figure(job.gain()),
                           Rate(point.bandwidth_bytes_per_s()), Seconds(point.latency_s())});

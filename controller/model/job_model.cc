@@ -178,7 +178,10 @@ void JobModel::State::Learn(const AssembledStep& assembled) {
       elements += static_cast<double>(definition.elements);
     }
   }
-  if (elements > 0) gain.Add(kept / elements);
+  if (elements > 0) {
+    gain.Add(kept / elements);
+    progress.Add(kept / elements, assembled.loss);
+  }
   const double busy = assembled.step_s > 0 ? busy_s / assembled.step_s : 0;
   const auto change = network.AddStep(Now(), samples, busy);
   if (change.has_value()) RaiseNetworkChange(*change);
@@ -299,7 +302,8 @@ void JobModel::SetRankNode(int rank, std::string node) { state_->nodes[rank] = s
 
 void JobModel::SetLowestRank(int rank, int lowest) { state_->network.SetLowestRank(rank, lowest); }
 
-void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout) {
+void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout,
+                             bool excursion) {
   State& s = *state_;
   if (plan.size() != s.buckets.size()) return;
   const bool switched = version != s.plan_version || s.plan.empty();
@@ -312,9 +316,11 @@ void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, Pl
   s.plan_since_s = s.Now();
   s.plan_steps = 0;
   s.plan_gain_told = false;
+  s.step_s.Clear();
+  if (excursion) return;
+  s.progress.BeginPlan();
   s.switches_s.push_back(s.plan_since_s);
   if (s.switches_s.size() > 1000) s.switches_s.pop_front();
-  s.step_s.Clear();
 }
 
 void JobModel::OnStep(const StepObservation& observation) {
@@ -376,6 +382,8 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
     snapshot.metadata_overhead_s =
         std::max(0.0, s.metadata_s.Get().value - levels.At(s.world) * snapshot.latency_s.value);
   }
+  snapshot.progress = s.progress.LogLikelihood();
+  snapshot.progress_gain_seen = std::round(s.progress.gain_seen() * 1e4) / 1e4;
   snapshot.incumbent = s.plan;
   if (s.world > 1) snapshot.node_links = s.LinksOfNodes();
   snapshot.memory = s.network.memory();
@@ -400,6 +408,7 @@ Measured JobModel::step_s() const { return state_->step_s.Get(); }
 uint64_t JobModel::step() const { return state_->step; }
 double JobModel::gain() const { return state_->gain.value_or(1); }
 std::optional<double> JobModel::loss() const { return state_->loss; }
+const ProgressModel& JobModel::progress() const { return state_->progress; }
 
 std::vector<PredictionRecord> JobModel::TakePredictions() {
   std::vector<PredictionRecord> taken(state_->predictions.begin(), state_->predictions.end());

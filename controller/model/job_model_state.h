@@ -67,6 +67,7 @@ struct JobModel::State {
   RollingMedian compute_s{15}, step_s{9}, metadata_s{15};
   Smoothed backward_s{0.1}, gain{0.2}, reference_gain{0.05};
   std::optional<double> loss;
+  ProgressModel progress;
   ChangeDetector gain_detector;
   std::deque<PredictionRecord> predictions;
 

@@ -55,6 +55,9 @@ std::string ChangeText(const Change& change) {
     case Change::Of::kPlanGain:
       return StrCat("gain of plan ", change.plan_version, ": ", NumberText(change.after),
                     " measured, ", NumberText(change.before), " predicted");
+    case Change::Of::kLoss:
+      return StrCat("loss ", NumberText(change.after), " under plan ", change.plan_version,
+                    " where the fitted curve has ", NumberText(change.before));
   }
   if (change.seen == Change::Seen::kSincePlan) {
     return text + StrCat(" since plan ", change.plan_version);

@@ -207,6 +207,8 @@ struct Snapshot {
   Measured bandwidth_bytes_per_s;    // bottleneck link of the job
   double reduce_s_per_byte = 2e-10;  // gamma
   double codec_parallelism = 1;      // free cores per rank for codec threads, 0 < x <= 1 slows them
+  std::vector<double> progress;      // log-likelihood of exponents, see progress.h; empty: none
+  double progress_gain_seen = 1;     // the lowest gain that they hold for
   PlanModel incumbent;               // empty: no plan yet
   NodeLinks node_links;
   SharedMemory memory;

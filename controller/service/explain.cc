@@ -162,9 +162,17 @@ std::string ExplainText(const v1::Explanation& explanation) {
   text += StrCat("Dense would take ", FormatSeconds(decision.dense_step_s()),
                  " per step, this choice ", FormatSeconds(decision.predicted_step_s()));
   if (decision.predicted_step_s() > 0 && decision.dense_step_s() > 0) {
-    text += Format(" (%.3g times faster)", decision.dense_step_s() / decision.predicted_step_s());
+    const double ratio = decision.dense_step_s() / decision.predicted_step_s();
+    text += ratio >= 1 ? Format(" (%.3g times faster)", ratio)
+                       : Format(" (%.3g times slower)", 1 / ratio);
   }
   text += "\n";
+  if (const v1::DecisionFacts& facts = decision.facts(); facts.dense_probability() > 0) {
+    text += Format(
+        "Progress: a step of gain g counts as g^%.2g (+- %.2g) dense ones; more progress "
+        "than dense is %.3g %% sure\n",
+        facts.progress_exponent(), facts.progress_deviation(), 100 * facts.dense_probability());
+  }
   if (decision.actual_step_s() > 0) {
     text +=
         StrCat("Measured since: ", FormatSeconds(decision.actual_step_s()), " per step (median)\n");

@@ -78,6 +78,33 @@ class Collector {
   std::vector<MetricFamily> families_;
 };
 
+// Of the time that dense would have taken; nothing while nothing is compared.
+void CollectBenefit(const JobView& state, const Labels& labels, Collector* out) {
+  const Benefit& benefit = state.benefit;
+  out->Gauge("weir_progress_exponent",
+             "A step of gain g makes g to this power of a dense step's "
+             "progress, as the job's losses say.",
+             labels, state.progress.exponent);
+  if (benefit.verdict == BenefitVerdict::kUnknown) return;
+  const auto of = [&](const char* bound, double share) {
+    Labels more = labels;
+    more.emplace_back("bound", bound);
+    out->Gauge("weir_job_saved_time_ratio",
+               "Share of the time that dense would have taken for the same progress which the job "
+               "has saved; negative: it has cost time. The bounds hold it with 90 %.",
+               more, Finite(share));
+  };
+  of("mean", benefit.saved_share);
+  of("low", benefit.saved_share_low);
+  of("high", benefit.saved_share_high);
+  out->Gauge("weir_job_dense_measured",
+             "1 where dense was measured in this job, not predicted alone.", labels,
+             benefit.basis == BenefitBasis::kMeasured ? 1 : 0);
+  out->Gauge("weir_job_dense_checks_time_ratio",
+             "Share of training time that went into dense steps for that figure.", labels,
+             benefit.dense_checks_share);
+}
+
 void CollectJob(const Job& job, Collector* out) {
   // Not "job": Prometheus puts its own label of that name on every series, and renames ours.
   const Labels labels = {{"training_job", job.name()}};
@@ -109,6 +136,7 @@ void CollectJob(const Job& job, Collector* out) {
                static_cast<double>(state.bytes_sent));
   out->Gauge("weir_gradient_gain_ratio", "Share of the gradient's energy that is kept.", labels,
              state.gain);
+  CollectBenefit(state, labels, out);
   out->Gauge("weir_residual_ratio", "Largest residual norm over gradient norm.", labels,
              job.decisions().residual_ratio());
   if (const auto* point = job.series().newest(); point != nullptr) {

@@ -331,6 +331,8 @@ void Fields(V& v, Snapshot& s) {
   v("bandwidth_bytes_per_s", s.bandwidth_bytes_per_s);
   v("reduce_s_per_byte", s.reduce_s_per_byte);
   v("codec_parallelism", s.codec_parallelism);
+  v("progress", s.progress);
+  v("progress_gain_seen", s.progress_gain_seen);
   v("incumbent", s.incumbent);
   v("node_links", s.node_links);
   v("memory", s.memory);

@@ -42,6 +42,7 @@ enum class DecisionRule {
   kFixed,              // the objective allows this one only
   kIncumbentExcluded,  // a bound excludes what runs
   kIncumbentUnpredictable,  // what runs cannot go on
+  kDoubtful,                // what runs is not surely better than dense, as to progress
 };
 
 /// A plan as a decision's words need it.
@@ -67,6 +68,9 @@ struct DecisionFacts {
   double promised = 0, promised_min = 0;
   double probability = 0, probability_min = 0;
   double since_switch_s = 0, dwell_s = 0;  // kDwell
+  // Of objectives that go by progress: the exponent of the gain as losses say, and how probable it
+  // leaves it that the chosen plan makes faster progress than dense.
+  double progress_exponent = 0, progress_deviation = 0, dense_probability = 0;
   std::string excluded_by;         // kIncumbentExcluded, kIncumbentUnpredictable: by or for what
   std::string binding_constraint;  // the bound that excluded a better candidate; empty: none
   RingFacts ring;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -207,7 +208,10 @@ class FakeCluster {
       end = std::max(end, ready) + network_s.back() + CodecSeconds(ChoiceOf(b));
     }
     const double exposed = std::max(0.0, end - kBackwardS);
-    const double step_s = kComputeS + exposed;
+    const bool lossy = ActiveCodec() != "identity";
+    const double step_s = kComputeS + exposed + (lossy ? lossy_extra_s : 0);
+    clock_steps_ += progress ? progress(GainOf(ChoiceOf(kBuckets - 1))) : 1;
+    damage_ += lossy ? lossy_damage : 0;
     clock_.Advance(FromSeconds(step_s));
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (ranks_[rank].agent == nullptr || ranks_[rank].agent->closed) continue;
@@ -293,6 +297,10 @@ class FakeCluster {
   v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
   int strange_rank = -1;  // reaches three peers without any proof
   bool nack = false;
+  double lossy_extra_s = 0;  // of a step, where no measurement of a rank shows it
+  // Progress of a step by its gain, in dense ones; none: all steps are worth the same.
+  std::function<double(double gain)> progress;
+  double lossy_damage = 0;    // to the loss, each step
   double codec_slowdown = 1;  // of lossy codecs, against what is reported to the model
   bool non_finite_when_lossy = false;
   uint32_t pid = 100;
@@ -446,7 +454,7 @@ class FakeCluster {
     report->set_compute_s(kComputeS - kBackwardS);
     report->set_backward_s(kBackwardS);
     report->set_exposed_s(exposed);
-    report->set_loss(3.0 / (1 + 0.01 * static_cast<double>(step_)));
+    report->set_loss(3.0 / (1 + 0.01 * clock_steps_) + damage_);
     report->set_has_loss(true);
     report->set_skipped(non_finite_when_lossy && ActiveCodec() != "identity");
     for (int b = 0; b < kBuckets; ++b) {
@@ -557,6 +565,7 @@ class FakeCluster {
   v1::PeerList peers_;
   std::vector<std::string> refusals_;
   uint64_t step_ = 0;
+  double clock_steps_ = 0, damage_ = 0;
   Random random_{7};
 };
 
