@@ -139,6 +139,19 @@ void JudgeIdentity(const v1::Job& job, Findings* found) {
        "WEIR_JOB_KEY_FILE on all ranks"});
 }
 
+void JudgeBenefit(const v1::Job& job, Findings* found) {
+  const v1::Benefit& benefit = job.benefit();
+  const std::string text = StrCat("job ", job.name(), " ", benefit.text());
+  if (benefit.verdict() == v1::BENEFIT_VERDICT_COSTS) {
+    found->push_back({Verdict::kWarn, text,
+                      StrCat("weirctl explain ", job.name(), " says why it runs what it runs; ",
+                             "weirctl pin ", job.name(), " --codec identity --collective ring ",
+                             "--reason TEXT ends compression at once")});
+  } else if (benefit.verdict() != v1::BENEFIT_VERDICT_UNSPECIFIED) {
+    found->push_back({Verdict::kOk, text});
+  }
+}
+
 void JudgeSkipped(const v1::Job& job, Findings* found) {
   if (!job.has_non_finite() || job.non_finite().step() + kSkippedStepsAgo < job.step()) return;
   const v1::RankEvent& event = job.non_finite();
@@ -255,6 +268,7 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
     if (job.state() == "ended") continue;
     JudgeJob(job, &found);
     JudgeIdentity(job, &found);
+    JudgeBenefit(job, &found);
     JudgeSkipped(job, &found);
     JudgeHelp(job, &found);
     const auto explained = facts.explanations.find(job.name());

@@ -104,14 +104,15 @@ Table LinkTable(const v1::ListLinksResponse& response) {
 }
 
 Table JobTable(const v1::ListJobsResponse& response) {
-  Table table{{"NAME", "STATE", "WORLD", "STEP", "STEP-TIME", "RUNNING", "GAIN", "LOSS", "SENT",
-               "POLICY", "FRAMES"},
+  Table table{{"NAME", "STATE", "WORLD", "STEP", "STEP-TIME", "RUNNING", "BENEFIT", "GAIN", "LOSS",
+               "SENT", "POLICY", "FRAMES"},
               {}};
   for (const v1::Job& job : response.jobs()) {
     const std::string frames = ProtectionText(job);
     table.rows.push_back({job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
                           std::to_string(job.world()), std::to_string(job.step()),
                           OrDash(job.step_s(), SecondsText), Running(job),
+                          job.benefit().text(),
                           OrDash(job.gain(), NumberText), OrDash(job.loss(), NumberText),
                           OrDash(static_cast<double>(job.bytes_sent()), BytesText), job.policy(),
                           frames.empty() ? "-" : frames});

@@ -48,8 +48,8 @@ StatusOr<v1::ListJobsResponse> Jobs(Client& client, const std::string& name) {
 }
 
 StatusOr<Table> TopTable(Client& client, const std::string& name) {
-  Table table{{"JOB", "STATE", "STEP", "LOSS", "CHOICE", "STEP-TIME", "COMPUTE", "CODEC", "NETWORK",
-               "EXPOSED", "GAIN", "BANDWIDTH", "LATENCY"},
+  Table table{{"JOB", "STATE", "STEP", "LOSS", "CHOICE", "BENEFIT", "STEP-TIME", "COMPUTE", "CODEC",
+               "NETWORK", "EXPOSED", "GAIN", "BANDWIDTH", "LATENCY"},
               {}};
   WEIR_ASSIGN_OR_RETURN(const v1::ListJobsResponse jobs, Jobs(client, name));
   for (const v1::Job& job : jobs.jobs()) {
@@ -61,6 +61,7 @@ StatusOr<Table> TopTable(Client& client, const std::string& name) {
     table.rows.push_back(
         {job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
          std::to_string(job.step()), OrDash(job.loss(), NumberText), ChoiceOf(point),
+         job.benefit().text(),
          OrDash(job.step_s(), SecondsText), OrDash(point.compute_s(), SecondsText),
          OrDash(point.codec_s(), SecondsText), OrDash(point.measured_network_s(), SecondsText),
          OrDash(point.exposed_s(), SecondsText), OrDash(job.gain(), NumberText),

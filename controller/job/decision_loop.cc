@@ -2,7 +2,9 @@
 #include "controller/job/decision_loop.h"
 
 #include <algorithm>
+#include <chrono>
 
+#include "controller/solver/progress_risk.h"
 #include "datapath/base/log.h"
 
 namespace weir {
@@ -13,6 +15,8 @@ constexpr double kKeptRecordIntervalS = 60;
 constexpr size_t kActualSteps = 10;
 constexpr size_t kCausesMax = 8;  // of one decision; others are left out
 constexpr size_t kNoteBytesMax = 500;
+constexpr auto kLookInterval = std::chrono::seconds(1);
+constexpr auto kCheckRetry = std::chrono::minutes(1);
 
 }  // namespace
 
@@ -32,6 +36,11 @@ void DecisionLoop::Begin() {
   dense_only_until_.reset();
   retry_at_ = TimePoint{};
   monitor_ = PlanMonitor();
+  guard_ = LossGuard();
+  gain_min_ = 0;
+  gain_min_until_.reset();
+  interrupted_.reset();
+  check_begins_ = false;
   Settle();
 }
 
@@ -73,10 +82,11 @@ StatusOr<EffectivePolicy> DecisionLoop::CurrentPolicy() const {
     override_by.collective = pin_->choice.collective;
     override_by.ratio = pin_->choice.ratio;
     override_by.bits = pin_->choice.bits;
-  } else if (dense_only_until_.has_value()) {
+  } else if (dense_only_until_.has_value() || check_begins_) {
     override_by.lossless_codecs = job_.observer.capabilities().LosslessCodecs();
     if (!override_by.lossless_codecs.empty()) override_by.kind = PolicyOverride::Kind::kDenseOnly;
   }
+  override_by.gain_min = gain_min_;
   const PolicyEntry* entry = job_.host.PolicyFor(job_.name);
   return MakeEffectivePolicy(entry == nullptr ? "default" : entry->name,
                              entry == nullptr ? "" : entry->source, override_by);
@@ -86,6 +96,11 @@ std::optional<Trigger> DecisionLoop::NextTrigger() {
   if (dense_only_until_.has_value() && job_.host.clock().Now() >= *dense_only_until_) {
     dense_only_until_.reset();
     if (!requested_.has_value()) Request("periodic", "the hold after a rollback is over");
+  }
+  if (gain_min_until_.has_value() && job_.host.clock().Now() >= *gain_min_until_) {
+    gain_min_until_.reset();
+    gain_min_ = 0;
+    if (!requested_.has_value()) Request("periodic", "the hold after losses fell behind is over");
   }
   // The model's own changes are kept until a decision is possible, so none is lost meanwhile.
   if (auto trigger = job_.observer.model()->TakeTrigger(job_.options.periodic_s);
@@ -125,8 +140,87 @@ void DecisionLoop::MaybeDecide() {
   }
   if (job_.host.clock().Now() < retry_at_) return;
   obstacle_.clear();
+  if (InDenseCheck() && !job_.observer.help().CheckDone()) {
+    obstacle_ = "dense steps are being measured";
+    return;
+  }
+  WatchBenefit();
   const auto trigger = NextTrigger();
   if (trigger.has_value()) DecideFor(*trigger);
+  check_begins_ = false;
+}
+
+// Asks for dense steps, for the end of them, or for the end of a plan that costs time.
+void DecisionLoop::WatchBenefit() {
+  if (InDenseCheck()) {
+    LeaveWhatCosts();
+    if (!requested_.has_value()) Request("dense_check", "dense was measured");
+    return;
+  }
+  const TimePoint now = job_.host.clock().Now();
+  if (now < next_look_) return;
+  next_look_ = now + kLookInterval;
+  LeaveWhatCosts();
+  if (requested_.has_value() || !WantsDenseCheck()) return;
+  Request("dense_check", "to measure what the plan saves");
+  check_begins_ = true;
+}
+
+ExponentBelief DecisionLoop::belief() const {
+  const Policy ruling = policy();
+  const JobModel* model = job_.observer.model();
+  return BeliefOf(model == nullptr ? std::vector<double>() : model->progress().LogLikelihood(),
+                  ruling.progress_exponent, ruling.progress_deviation);
+}
+
+void DecisionLoop::Fill(JobView* out) const {
+  const ExponentBelief belief = this->belief();
+  out->benefit = job_.observer.help().OfRun(belief);
+  out->plan_benefit = job_.observer.help().OfPlan(belief);
+  out->progress.exponent = belief.mean;
+  out->progress.exponent_low = std::min(belief.mean, belief.Quantile(0.05));
+  out->progress.exponent_high = std::max(belief.mean, belief.Quantile(0.95));
+  out->progress.loss_behind = guard_.behind_share();
+  if (job_.observer.model() != nullptr) {
+    out->progress.losses = job_.observer.model()->progress().losses();
+  }
+}
+
+// A plan that was measured to cost time is left for dense, and what is like it is not tried again
+// for a growing time.
+void DecisionLoop::LeaveWhatCosts() {
+  const HelpWatch& help = job_.observer.help();
+  if (pin_.has_value() || dense_only_until_.has_value() || !GoesByProgress(policy())) return;
+  if (help.plan_steps() < DenseChecks::kPlanStepsMin) return;
+  const Benefit plan = help.OfPlan(belief());
+  if (plan.verdict != BenefitVerdict::kCosts || plan.basis != BenefitBasis::kMeasured) return;
+  dense_only_until_ = job_.host.clock().Now() + costly_hold_;
+  costly_hold_ = std::min<Duration>(costly_hold_ * 2, std::chrono::hours(1));
+  ++job_.counters.rollbacks;
+  Request("rollback", "the plan " + BenefitText(plan));
+}
+
+// Plans with slots on an aggregator would lose them.
+bool DecisionLoop::WantsDenseCheck() const {
+  if (pin_.has_value() || dense_only_until_.has_value() || interrupted_.has_value()) return false;
+  const JobPlan* active = job_.ledger.active();
+  if (active == nullptr || !active->grants.empty() || !last_decision_.has_value()) return false;
+  if (job_.host.clock().Now() < next_check_ || policy().dense_checks == "never") return false;
+  if (!GoesByProgress(policy()) || !IsLossy(ChoicesFor(*active, job_.observer.buckets())))
+    return false;
+  return job_.observer.help().WantsCheck(belief());
+}
+
+bool DecisionLoop::InDenseCheck() const {
+  return interrupted_.has_value() && job_.ledger.active_version() == interrupted_->check_version;
+}
+
+void DecisionLoop::ShowInterrupted(Snapshot* snapshot) const {
+  if (interrupted_->choices.size() != snapshot->buckets.size()) return;  // other buckets by now
+  snapshot->incumbent = interrupted_->choices;
+  snapshot->layout = interrupted_->layout;
+  snapshot->speedup = interrupted_->speedup;
+  snapshot->measured_step_s = interrupted_->measured_step_s;
 }
 
 void DecisionLoop::DecideFor(const Trigger& trigger) {
@@ -141,6 +235,7 @@ void DecisionLoop::DecideFor(const Trigger& trigger) {
     retry_at_ = now + FromSeconds(job_.options.check_interval_s);
     return;
   }
+  if (InDenseCheck()) ShowInterrupted(&*snapshot);
   job_.slots.Describe(dense_only_until_.has_value() && !pin_.has_value(), &*snapshot,
                       [&](const std::string& collective, double bytes_per_s) {
                         model.SetRateMax(collective, bytes_per_s);
@@ -179,7 +274,7 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
                           const EffectivePolicy& policy, const Decision& decision) {
   const size_t largest = job_.observer.LargestBucket();
   DecisionRecord record = RecordOf(decision, largest);
-  job_.observer.SetDenseStep(record.facts.dense_step_s);
+  job_.observer.SetDense(record.facts.dense_step_s, decision.dense.choices);
   record.job = job_.name;
   record.step = snapshot.step;
   record.unix_s = job_.host.clock().UnixSeconds();
@@ -190,9 +285,23 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
   last_front_.clear();
   for (const auto& candidate : decision.front) last_front_.push_back(RecordOf(candidate, largest));
   ++job_.counters.decisions[trigger.kind];
-  if (decision.switched || LacksLease(decision.chosen.choices) ||
+  const bool returns = InDenseCheck();
+  if (decision.switched || returns || LacksLease(decision.chosen.choices) ||
       job_.slots.Lacks(decision.chosen.choices, job_.ledger.active())) {
     StartRollout(decision, &record);
+  }
+  const bool offered = record.outcome == "offered";
+  if (returns) record.switched = offered;
+  if (returns && !offered && record.outcome == "kept") {  // dense stays
+    interrupted_.reset();
+    ApplyActivePlan(job_.members.first_step());
+  }
+  if (check_begins_ && offered) {
+    interrupted_ = {record.plan_version, snapshot.incumbent, snapshot.layout, snapshot.speedup,
+                    snapshot.measured_step_s};
+  }
+  if (check_begins_ && !offered) {
+    next_check_ = job_.host.clock().Now() + kCheckRetry;
   }
   const bool keep = IsWorthRecording(record);
   if (keep) {
@@ -301,6 +410,12 @@ void DecisionLoop::OnWithdrawn(const PlanLogEntry& entry) {
   if (rolling_->outcome != "nacked") rolling_->outcome = "withdrawn";
   rolling_->withdrawn_for = entry.detail.substr(0, kNoteBytesMax);
   SaveOutcome(*rolling_);
+  if (interrupted_.has_value() && interrupted_->check_version == entry.version) {
+    interrupted_.reset();
+    next_check_ = job_.host.clock().Now() + kCheckRetry;
+    rolling_.reset();
+    return;
+  }
   // The same trigger asks again once the back-off has passed.
   if (!requested_.has_value()) {
     requested_ = Trigger{.kind = rolling_->trigger.kind, .step = rolling_->trigger.step};
@@ -330,7 +445,13 @@ void DecisionLoop::ApplyActivePlan(uint64_t step) {
   const JobPlan* plan = job_.ledger.active();
   if (version == 0 || plan == nullptr || job_.observer.buckets().empty()) return;
   const PlanModel choices = ChoicesFor(*plan, job_.observer.buckets());
-  job_.observer.model()->SetActivePlan(version, step, choices, plan->layout);
+  // The dense steps of a check and the return from it are no switches that count.
+  const bool check = interrupted_.has_value() && interrupted_->check_version == version;
+  const bool same = interrupted_.has_value() && interrupted_->choices == choices;
+  job_.observer.model()->SetActivePlan(version, step, choices, plan->layout, check || same);
+  job_.observer.help().BeginPlan(choices, step, check);
+  if (!check) interrupted_.reset();
+  if (!check && !same) guard_.Begin(PlanGain(choices));
   const bool ours = active_.has_value() && active_->plan_version == version;
   monitor_.Begin(step, IsLossy(choices), ours ? active_->facts.chosen.step_s : 0,
                  ours ? active_->facts.dense_step_s : 0);
@@ -338,6 +459,7 @@ void DecisionLoop::ApplyActivePlan(uint64_t step) {
 
 void DecisionLoop::OnStep(const StepObservation& step) {
   ObserveActual(step);
+  WatchLosses();
   // An operator who pinned a choice has taken responsibility for it.
   if (pin_.has_value() || job_.ledger.rollout()->state() != RolloutState::kStable) return;
   const auto found = monitor_.OnStep(step, policy().residual_ratio_max);
@@ -348,6 +470,32 @@ void DecisionLoop::OnStep(const StepObservation& step) {
     dense_only_hold_ = std::min<Duration>(dense_only_hold_ * 2, std::chrono::minutes(10));
   }
   Request("rollback", found->reason);
+}
+
+// Gain that the plan was predicted to have; 1 for a lossless one.
+double DecisionLoop::PlanGain(const PlanModel& choices) const {
+  if (!IsLossy(choices)) return 1;
+  return active_.has_value() ? active_->facts.chosen.gain : 0;
+}
+
+void DecisionLoop::WatchLosses() {
+  if (pin_.has_value() || InDenseCheck() || !GoesByProgress(policy())) return;
+  const JobModel& model = *job_.observer.model();
+  const Policy ruling = policy();
+  const auto found = guard_.OnStep(model.progress().BehindCurve(belief().mean),
+                                   ruling.loss_tolerance, ruling.loss_patience_steps);
+  if (!found.has_value()) return;
+  gain_min_ = guard_.GentlerGain();
+  gain_min_until_ = job_.host.clock().Now() + gain_min_hold_;
+  gain_min_hold_ = std::min<Duration>(gain_min_hold_ * 2, std::chrono::hours(4));
+  ++job_.counters.rollbacks;
+  Request("loss", "");
+  requested_->changes = {{.of = Change::Of::kLoss,
+                          .seen = Change::Seen::kSincePlan,
+                          .before = found->curve,
+                          .after = found->curve + found->loss,
+                          .step = model.step(),
+                          .plan_version = job_.ledger.active_version()}};
 }
 
 void DecisionLoop::ObserveActual(const StepObservation& step) {

@@ -10,6 +10,7 @@
 #include "controller/job/decision_record.h"
 #include "controller/job/job_host.h"
 #include "controller/job/job_slots.h"
+#include "controller/job/loss_guard.h"
 #include "controller/job/membership.h"
 #include "controller/job/observer.h"
 #include "controller/job/plan_ledger.h"
@@ -76,11 +77,30 @@ class DecisionLoop {
   /// Why nothing is decided now; empty: nothing stands against it.
   const std::string& obstacle() const { return obstacle_; }
   double residual_ratio() const { return monitor_.residual_ratio(); }
+  /// What losses say about the progress of a step, under the ruling policy.
+  ExponentBelief belief() const;
+  /// Figures that the ruling policy has a say in.
+  void Fill(JobView* out) const;
 
  private:
+  /// What runs again after a few dense steps, as snapshots are to show it meanwhile.
+  struct Interrupted {
+    uint64_t check_version = 0;  // of the dense plan
+    PlanModel choices;
+    PlanLayout layout;
+    LayoutSpeedup speedup;
+    double measured_step_s = 0;
+  };
   void Warn(const std::string& message) const;
   StatusOr<EffectivePolicy> CurrentPolicy() const;
   std::string Obstacle();
+  void WatchLosses();
+  void WatchBenefit();
+  double PlanGain(const PlanModel& choices) const;
+  void LeaveWhatCosts();
+  bool WantsDenseCheck() const;
+  bool InDenseCheck() const;
+  void ShowInterrupted(Snapshot* snapshot) const;
   std::optional<Trigger> NextTrigger();
   void DecideFor(const Trigger& trigger);
   bool AwaitsLease(const Snapshot& snapshot, const PlanModel& choices);
@@ -99,6 +119,7 @@ class DecisionLoop {
 
   const JobParts job_;
   PlanMonitor monitor_;
+  LossGuard guard_;
   RecordBudget budget_;
   std::optional<uint64_t> settled_at_step_;
   std::optional<JobPin> pin_;
@@ -115,6 +136,14 @@ class DecisionLoop {
   TimePoint retry_at_{};
   std::optional<TimePoint> dense_only_until_;
   Duration dense_only_hold_{std::chrono::seconds(10)};
+  Duration costly_hold_{std::chrono::minutes(2)};
+  // Losses fell behind under a plan of less gain.
+  double gain_min_ = 0;
+  std::optional<TimePoint> gain_min_until_;
+  Duration gain_min_hold_{std::chrono::minutes(10)};
+  bool check_begins_ = false;  // the decision under way is for dense steps
+  std::optional<Interrupted> interrupted_;
+  TimePoint next_check_{}, next_look_{};  // no dense steps, and no thought of them, before
 };
 
 }  // namespace weir

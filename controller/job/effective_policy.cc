@@ -13,6 +13,7 @@ StatusOr<Policy> ParseOrDefault(std::string_view name, std::string_view source) 
 }
 
 void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
+  policy->gain_min = std::max(policy->gain_min, override_by.gain_min);
   switch (override_by.kind) {
     case PolicyOverride::Kind::kNone:
       return;
@@ -68,6 +69,7 @@ StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string
   record["collective"] = override_by.collective;
   record["ratio"] = override_by.ratio;
   record["bits"] = override_by.bits;
+  if (override_by.gain_min > 0) record["gain_min"] = override_by.gain_min;
   record["lossless_codecs"] = override_by.lossless_codecs;
   effective.record = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return effective;
@@ -86,6 +88,7 @@ StatusOr<Policy> DecodeEffectivePolicy(std::string_view record) {
     override_by.ratio = json.at("ratio");
     override_by.bits = json.at("bits");
     override_by.lossless_codecs = json.at("lossless_codecs").get<std::vector<std::string>>();
+    override_by.gain_min = json.value("gain_min", 0.0);
     const std::string name = json.at("name");
     const std::string source = json.at("source");
     WEIR_ASSIGN_OR_RETURN(EffectivePolicy effective,

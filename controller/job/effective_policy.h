@@ -35,6 +35,7 @@ struct PolicyOverride {
   double ratio = 1;                          // kPin
   int bits = 0;                              // kPin
   std::vector<std::string> lossless_codecs;  // kDenseOnly
+  double gain_min = 0;                       // at least, whatever the kind but a pin
 };
 
 /// `source` (empty: the default policy) under `override_by`. The record is JSON and deterministic.

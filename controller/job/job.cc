@@ -157,7 +157,12 @@ void Job::OnRankGone(int rank, const std::string& reason) {
     ledger_.rollout()->OnRankLost(rank, reason);
     PumpRollout();
   }
-  if (members_.state() == "ended") finished_unix_s_ = host_.clock().UnixSeconds();
+  if (members_.state() == "ended" && finished_unix_s_ == 0) {
+    finished_unix_s_ = host_.clock().UnixSeconds();
+    const JobView job = View();
+    Log(LogLevel::kInfo, "controller",
+        StrCat("job ", name_, " ended after step ", job.step, ": ", BenefitText(job.benefit)));
+  }
   PublishState();
 }
 
@@ -233,6 +238,7 @@ JobView Job::View() const {
   members_.Fill(&out);
   observer_.Fill(&out);
   ledger_.Fill(&out);
+  loop_.Fill(&out);
   out.policy = loop_.policy_name();
   out.pin = loop_.pin();
   out.decisions = counters_.records;

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "controller/job/benefit.h"
 #include "controller/job/decision_record.h"
 #include "controller/job/job_plan.h"
 #include "controller/job/rank_said.h"
@@ -29,6 +30,13 @@ struct RankView {
   uint64_t step = 0, plan_version = 0;
 };
 
+/// See Progress in admin.proto.
+struct ProgressView {
+  double exponent = 1, exponent_low = 1, exponent_high = 1;
+  uint64_t losses = 0;
+  double loss_behind = 0;
+};
+
 /// See Job in admin.proto.
 struct JobView {
   std::string name;
@@ -42,7 +50,9 @@ struct JobView {
   std::optional<JobPin> pin;
   std::string policy;
   uint64_t bytes_sent = 0;
-  double started_unix_s = 0, saved_s = 0, compared_s = 0;
+  double started_unix_s = 0;
+  Benefit benefit, plan_benefit;  // of the run and of the active plan
+  ProgressView progress;
   std::optional<RankIncident> non_finite;  // of the newest step that was skipped
   std::string key_id;                      // empty: it has no key
   FramesProtected protection = FramesProtected::kNotSaid;

@@ -30,7 +30,7 @@ void Observer::Begin(const RankGreeting& hello) {
   if (hello.step == 0 || started_unix_s_ == 0) {
     started_unix_s_ = clock_.UnixSeconds();
     bytes_sent_ = 0;
-    saved_s_ = compared_s_ = 0;
+    help_.Begin();
     non_finite_.reset();
     series_ = StepSeries();
   }
@@ -69,11 +69,23 @@ uint64_t Observer::OnStep(const StepObservation& step) {
   return bytes;
 }
 
-StepPoint Observer::AddPoint(const StepObservation& step) {
-  if (dense_step_s_ > 0 && !step.skipped) {
-    saved_s_ += dense_step_s_ - step.step_s;
-    compared_s_ += step.step_s;
+WatchedStep Observer::Watched(const StepObservation& step) const {
+  WatchedStep watched{.report = step, .lossless = true};
+  double kept = 0, elements = 0;
+  for (const auto& bucket : step.buckets) {
+    watched.lossless = watched.lossless && capabilities_.IsLossless(bucket.codec);
+    for (const BucketDefinition& definition : buckets_) {
+      if (definition.key != bucket.bucket) continue;
+      kept += bucket.gain * static_cast<double>(definition.elements);
+      elements += static_cast<double>(definition.elements);
+    }
   }
+  if (elements > 0) watched.gain = kept / elements;
+  return watched;
+}
+
+StepPoint Observer::AddPoint(const StepObservation& step) {
+  help_.OnStep(Watched(step));
   StepPoint point;
   point.step = step.step;
   point.unix_s = clock_.UnixSeconds();
@@ -147,8 +159,6 @@ void Observer::Fill(JobView* out) const {
   out->buckets = table_;
   out->bytes_sent = bytes_sent_;
   out->started_unix_s = started_unix_s_;
-  out->saved_s = saved_s_;
-  out->compared_s = compared_s_;
   out->non_finite = non_finite_;
   if (model_ == nullptr) return;
   out->step_s = Finite(model_->step_s().value);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "controller/job/help_watch.h"
 #include "controller/job/job_view.h"
 #include "controller/job/membership.h"
 #include "controller/job/rank_said.h"
@@ -18,7 +19,8 @@ namespace weir {
 /// Not thread-safe.
 class Observer {
  public:
-  Observer(std::string job, const Clock& clock) : job_(std::move(job)), clock_(clock) {}
+  Observer(std::string job, const Clock& clock)
+      : job_(std::move(job)), clock_(clock), help_(clock) {}
 
   void Recover(const JobView& stored);
   /// The ranks of `hello` begin another incarnation. One that is further than the start belongs to
@@ -37,13 +39,18 @@ class Observer {
   /// Takes a rank's report of a step that was skipped for NaN or infinity. Several ranks may report
   /// one step, and one rank twice, as it learns more: false for what adds nothing to what is known.
   bool OnNonFinite(const RankIncident& incident);
-  /// Sets the step time that dense would have, as of the newest decision; 0 if unknown.
-  void SetDenseStep(double dense_step_s) { dense_step_s_ = dense_step_s; }
+  /// Sets the time of a dense step and its choices, as of the newest decision; 0 if unknown.
+  void SetDense(double dense_step_s, const PlanModel& choices) {
+    dense_step_s_ = dense_step_s;
+    help_.SetDense(dense_step_s, choices);
+  }
 
   /// Null before the first greeting.
   JobModel* model() { return model_.get(); }
   const JobModel* model() const { return model_.get(); }
   const StepSeries& series() const { return series_; }
+  HelpWatch& help() { return help_; }
+  const HelpWatch& help() const { return help_; }
   const JobCapabilities& capabilities() const { return capabilities_; }
   const std::vector<BucketDefinition>& buckets() const { return buckets_; }
   /// Index into buckets(); 0 without any.
@@ -52,6 +59,8 @@ class Observer {
   void Fill(JobView* out) const;
 
  private:
+  WatchedStep Watched(const StepObservation& step) const;
+
   const std::string job_;
   const Clock& clock_;
   JobCapabilities capabilities_;  // of the newest greeting that has any
@@ -62,7 +71,7 @@ class Observer {
   double started_unix_s_ = 0;
   uint64_t bytes_sent_ = 0;
   double dense_step_s_ = 0;
-  double saved_s_ = 0, compared_s_ = 0;  // see Job in admin.proto
+  HelpWatch help_;
   std::optional<RankIncident> non_finite_;
 };
 

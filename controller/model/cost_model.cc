@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "controller/model/deterministic_math.h"
+#include "controller/model/measured_gain.h"
 #include "controller/model/node_layout.h"
 #include "controller/model/plan_layout.h"
 
@@ -218,7 +219,8 @@ BucketCost PredictBucket(const Snapshot& snapshot, const BucketModel& bucket,
   const int world = std::max(1, snapshot.world);
   const double slowdown = 1 / std::clamp(snapshot.codec_parallelism, 1e-3, 1.0);
   BucketCost cost;
-  cost.gain = PredictGain(codec, collective, bucket, ratio, world);
+  cost.gain = CorrectedGain(bucket, codec, collective, ratio,
+                            PredictGain(codec, collective, bucket, ratio, world));
   const CodecWork work = WorkOf(codec, collective, world, placement.nodes);
   const double encode_s = CodecSeconds(codec.encode, elements, kept) * slowdown;
   const double decode_s = CodecSeconds(codec.decode, elements, kept) * slowdown;

@@ -47,6 +47,12 @@ void BucketEstimate::AddCurve(const GainObservation& curve) {
   for (size_t i = 0; i < gains.size(); ++i) gains[i] += kCurveWeight * (curve.gains[i] - gains[i]);
 }
 
+void BucketEstimate::DescribeGradient(BucketModel* bucket) const {
+  bucket->gain_ratios = gain_ratios;
+  bucket->gains = gains;
+  bucket->peak_over_rms = peak_over_rms.value_or(10);
+}
+
 void AddDensities(const StepObservation& observation, double now_s,
                   std::map<std::string, BucketEstimate>* estimates) {
   for (const BlockDensityObservation& seen : observation.block_densities) {

@@ -9,6 +9,7 @@
 
 #include "controller/model/block_density.h"
 #include "controller/model/job_model.h"
+#include "controller/model/measured_gain.h"
 #include "controller/model/snapshot.h"
 
 namespace weir {
@@ -49,14 +50,16 @@ class Smoothed {
 struct BucketEstimate {
   Smoothed ready_s{0.1};
   Smoothed peak_over_rms{0.2};
-  Smoothed gain{0.2};
   double residual_ratio = 0;
+  MeasuredGains measured_gains;
   std::vector<double> gain_ratios, gains;              // averaged curve
   std::map<uint32_t, BlockDensityEstimate> densities;  // by block_elements; at most kBlockSizesMax
 
   /// Averages a rank's curve into the bucket's; a curve over other ratios replaces it. Curves that
   /// are not descending in ratio, or hold anything but numbers in [0, 1], are ignored.
   void AddCurve(const GainObservation& curve);
+  /// Sets what gains are predicted from.
+  void DescribeGradient(BucketModel* bucket) const;
 };
 
 /// Takes in the block densities that a rank reports at `now_s`, of known buckets.

@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kPredictionsMax = 4096;
 constexpr double kFlapWindowS = 300;
 constexpr uint64_t kGainSteps = 5;
+constexpr double kGainNoticeable = 1e-3;
 constexpr uint64_t kCurveWaitSteps = 10;  // longer than ranks take to sample new buckets
 
 /// The slowest rank holds up the others.
@@ -96,6 +97,7 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
   const double kept =
       codec->model.uses_ratio ? KeptElements(codec->model, elements, bucket.ratio) : 0;
   const CollectiveModel ran = collective < 0 ? CollectiveModel{} : collectives[collective];
+  if (collective >= 0 && codec->model.lossy) LearnGain(bucket, *codec, ran, &estimate);
   const CodecWork work = WorkOf(codec->model, ran, world, LayoutOf(network.memory()));
   codec->encode.Add(elements, kept, bucket.encode_s / work.MeanEncodes());
   codec->decode.Add(elements, kept, bucket.decode_s / work.MeanDecodes());
@@ -134,6 +136,25 @@ void JobModel::State::LearnBucket(const AssembledBucket& bucket, const LayoutSpe
   }
 }
 
+// Codecs that do not say what they lost report exactly 1.
+void JobModel::State::LearnGain(const AssembledBucket& bucket, const CodecEstimate& codec,
+                                const CollectiveModel& ran, BucketEstimate* estimate) {
+  BucketModel gradient;
+  estimate->DescribeGradient(&gradient);
+  CollectiveModel collective = ran;
+  collective.gain_scale = GainScaleOf(ran);
+  const double predicted =
+      PredictGain(codec.Calibrated(), collective, gradient, bucket.ratio, world);
+  if (bucket.gain == 1 && predicted < 1 - kGainNoticeable) return;
+  estimate->measured_gains.Add({.codec = bucket.codec,
+                                .collective = bucket.collective,
+                                .bits = codec.model.bits,
+                                .ratio = bucket.ratio,
+                                .gain = bucket.gain,
+                                .predicted = predicted},
+                               Now());
+}
+
 void JobModel::State::Learn(const AssembledStep& assembled) {
   step = assembled.step;
   ++steps;
@@ -157,12 +178,16 @@ void JobModel::State::Learn(const AssembledStep& assembled) {
       elements += static_cast<double>(definition.elements);
     }
   }
-  if (elements > 0) gain.Add(kept / elements);
+  if (elements > 0) {
+    gain.Add(kept / elements);
+    progress.Add(kept / elements, assembled.loss);
+  }
   const double busy = assembled.step_s > 0 ? busy_s / assembled.step_s : 0;
   const auto change = network.AddStep(Now(), samples, busy);
   if (change.has_value()) RaiseNetworkChange(*change);
   RaiseFollowUps();
   WatchDrift();
+  if (assembled.plan_version == plan_version) WatchPlanGain();
 }
 
 Status JobModel::State::Missing() const {
@@ -190,34 +215,36 @@ Status JobModel::State::Missing() const {
   return OkStatus();
 }
 
-void JobModel::State::FillCodecs(Snapshot* snapshot) const {
-  for (const CodecEstimate& codec : codecs) {
-    CodecModel model = codec.model;
-    if (codec.encode.samples() > 0) model.encode = codec.encode.Time();
-    if (codec.decode.samples() > 0) model.decode = codec.decode.Time();
-    model.payload_scale = std::exp(codec.payload_log.value_or(0));
-    // A codec that loses more than it sends of normal input lets residuals grow as soon as they
-    // look like it, even if the measured slices suited it well (sparse ones are exact at one bit).
-    const bool contracts = model.relative_error_squared < 1;
-    if (contracts && (model.error_model == "relative" || model.error_model == "selection")) {
-      model.relative_error_squared = codec.relative_loss.value_or(model.relative_error_squared);
-    } else if (model.error_model == "uniform_selection") {
-      model.uniform_loss = codec.relative_loss.value_or(model.uniform_loss);
-    }
-    snapshot->codecs.push_back(std::move(model));
+CodecModel CodecEstimate::Calibrated() const {
+  CodecModel calibrated = model;
+  if (encode.samples() > 0) calibrated.encode = encode.Time();
+  if (decode.samples() > 0) calibrated.decode = decode.Time();
+  calibrated.payload_scale = std::exp(payload_log.value_or(0));
+  // A codec that loses more than it sends of normal input lets residuals grow as soon as they
+  // look like it, even if the measured slices suited it well (sparse ones are exact at one bit).
+  const bool contracts = model.relative_error_squared < 1;
+  if (contracts && (model.error_model == "relative" || model.error_model == "selection")) {
+    calibrated.relative_error_squared = relative_loss.value_or(model.relative_error_squared);
+  } else if (model.error_model == "uniform_selection") {
+    calibrated.uniform_loss = relative_loss.value_or(model.uniform_loss);
   }
+  return calibrated;
+}
+
+double JobModel::State::GainScaleOf(const CollectiveModel& collective) const {
+  const double prior = collective.exchange.gain_prior;
+  if (prior == 1) return collective.gain_scale;
+  const auto scale = gain_scale_log.find(collective.name);
+  return scale == gain_scale_log.end() || !scale->second.seen()
+             ? prior
+             : std::exp(scale->second.value_or(0));
 }
 
 void JobModel::State::FillCollectives(Snapshot* snapshot) const {
   for (size_t i = 0; i < collectives.size(); ++i) {
     CollectiveModel model = collectives[i];
     network.filter().Calibrate(static_cast<int>(i), &model);
-    if (const double prior = model.exchange.gain_prior; prior != 1) {
-      const auto scale = gain_scale_log.find(model.name);
-      model.gain_scale = scale == gain_scale_log.end() || !scale->second.seen()
-                             ? prior
-                             : std::exp(scale->second.value_or(0));
-    }
+    model.gain_scale = GainScaleOf(model);
     snapshot->collectives.push_back(std::move(model));
   }
 }
@@ -231,9 +258,8 @@ void JobModel::State::FillBuckets(Snapshot* snapshot) const {
     const auto found = estimates.find(definition.key);
     if (found != estimates.end()) {
       bucket.ready_s = std::max(0.0, found->second.ready_s.value_or(0));
-      bucket.gain_ratios = found->second.gain_ratios;
-      bucket.gains = found->second.gains;
-      bucket.peak_over_rms = found->second.peak_over_rms.value_or(10);
+      found->second.DescribeGradient(&bucket);
+      bucket.measured_gains = found->second.measured_gains.Get(Now());
       bucket.residual_ratio = std::max(0.0, found->second.residual_ratio);
       bucket.block_densities = DensitiesOf(found->second.densities, world, Now());
     }
@@ -276,7 +302,8 @@ void JobModel::SetRankNode(int rank, std::string node) { state_->nodes[rank] = s
 
 void JobModel::SetLowestRank(int rank, int lowest) { state_->network.SetLowestRank(rank, lowest); }
 
-void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout) {
+void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout,
+                             bool excursion) {
   State& s = *state_;
   if (plan.size() != s.buckets.size()) return;
   const bool switched = version != s.plan_version || s.plan.empty();
@@ -287,9 +314,13 @@ void JobModel::SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, Pl
                 UnpipelinedShare(s.buckets, s.collectives, s.world));
   s.planned_bandwidth = s.decided_bandwidth;
   s.plan_since_s = s.Now();
+  s.plan_steps = 0;
+  s.plan_gain_told = false;
+  s.step_s.Clear();
+  if (excursion) return;
+  s.progress.BeginPlan();
   s.switches_s.push_back(s.plan_since_s);
   if (s.switches_s.size() > 1000) s.switches_s.pop_front();
-  s.step_s.Clear();
 }
 
 void JobModel::OnStep(const StepObservation& observation) {
@@ -338,7 +369,7 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
   snapshot.step = s.step;
   snapshot.trigger = trigger;
   s.FillBuckets(&snapshot);
-  s.FillCodecs(&snapshot);
+  for (const CodecEstimate& codec : s.codecs) snapshot.codecs.push_back(codec.Calibrated());
   s.FillCollectives(&snapshot);
   snapshot.compute_s = s.compute_s.Get();
   snapshot.backward_s.value = std::max(0.0, s.backward_s.value_or(0));
@@ -351,6 +382,8 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
     snapshot.metadata_overhead_s =
         std::max(0.0, s.metadata_s.Get().value - levels.At(s.world) * snapshot.latency_s.value);
   }
+  snapshot.progress = s.progress.LogLikelihood();
+  snapshot.progress_gain_seen = std::round(s.progress.gain_seen() * 1e4) / 1e4;
   snapshot.incumbent = s.plan;
   if (s.world > 1) snapshot.node_links = s.LinksOfNodes();
   snapshot.memory = s.network.memory();
@@ -375,6 +408,7 @@ Measured JobModel::step_s() const { return state_->step_s.Get(); }
 uint64_t JobModel::step() const { return state_->step; }
 double JobModel::gain() const { return state_->gain.value_or(1); }
 std::optional<double> JobModel::loss() const { return state_->loss; }
+const ProgressModel& JobModel::progress() const { return state_->progress; }
 
 std::vector<PredictionRecord> JobModel::TakePredictions() {
   std::vector<PredictionRecord> taken(state_->predictions.begin(), state_->predictions.end());

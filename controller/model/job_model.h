@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "controller/model/progress.h"
 #include "controller/model/snapshot.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/status.h"
@@ -75,7 +76,13 @@ struct BucketDefinition {
 
 /// An estimate that changed.
 struct Change {
-  enum class Of { kBandwidth, kLatency, kGain };
+  enum class Of {
+    kBandwidth,
+    kLatency,
+    kGain,
+    kPlanGain,  // of `plan_version`: predicted before, measured after
+    kLoss,      // under `plan_version`: of the fitted curve before, smoothed after
+  };
   enum class Seen {
     kAtOnce,     // by a change detector, at `step`
     kDrifted,    // little by little since the last decision, noticed at `step`
@@ -95,7 +102,8 @@ std::string ChangeText(const Change& change);
 /// A reason for a new decision.
 struct Trigger {
   // "start", "bandwidth_change", "latency_change", "gain_change" or "periodic"; the caller
-  // adds "policy", "pin", "rollback" and "aggregator".
+  // adds "policy", "pin", "rollback", "aggregator", "loss" and
+  // "dense_check".
   std::string kind;
   uint64_t step = 0;  // job's step at which it was noticed
   std::vector<Change> changes = {};
@@ -136,8 +144,10 @@ class JobModel {
   /// stands alone. Numbers outside of the job are ignored.
   void SetLowestRank(int rank, int lowest);
   /// The plan in force since `step`, in bucket order of SetBuckets, and its layout, of which parts
-  /// that make no sense count as empty; resets dwell.
-  void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout = {});
+  /// that make no sense count as empty; resets dwell. `excursion`: the plan before comes back in a
+  /// few steps, or does so now: that is no switch to count.
+  void SetActivePlan(uint64_t version, uint64_t step, PlanModel plan, PlanLayout layout = {},
+                     bool excursion = false);
 
   /// Sets the rate in bytes per second at which the aggregator under `collective` can receive from
   /// one rank, so that a step that waited for it does not count as evidence about the network; 0:
@@ -175,6 +185,8 @@ class JobModel {
   uint64_t step() const;
   double gain() const;  // of the last steps, dimension-weighted
   std::optional<double> loss() const;
+  /// What losses say about progress per step.
+  const ProgressModel& progress() const;
   /// Bounded ring of the newest prediction records, oldest first (at most 4096), removed by the
   /// call.
   std::vector<PredictionRecord> TakePredictions();

@@ -28,6 +28,8 @@ struct CodecEstimate {
   Smoothed relative_loss{0.05};  // measured on the job's gradients, by all ranks
   explicit CodecEstimate(const CodecModel& codec)
       : model(codec), encode(codec.encode), decode(codec.decode) {}
+  /// With what was measured in place of what was declared.
+  CodecModel Calibrated() const;
 };
 
 struct JobModel::State {
@@ -54,6 +56,8 @@ struct JobModel::State {
 
   uint64_t plan_version = 0;
   PlanModel plan;
+  uint64_t plan_steps = 0;      // complete ones that ran it
+  bool plan_gain_told = false;  // that its gain is not as predicted
   LayoutInUse in_use;
   double plan_since_s = -1e9;
   std::deque<double> switches_s;
@@ -63,6 +67,7 @@ struct JobModel::State {
   RollingMedian compute_s{15}, step_s{9}, metadata_s{15};
   Smoothed backward_s{0.1}, gain{0.2}, reference_gain{0.05};
   std::optional<double> loss;
+  ProgressModel progress;
   ChangeDetector gain_detector;
   std::deque<PredictionRecord> predictions;
 
@@ -89,7 +94,10 @@ struct JobModel::State {
   void RaiseFollowUps();
   std::optional<Change> SincePlan() const;
   Status Missing() const;
-  void FillCodecs(Snapshot* snapshot) const;
+  double GainScaleOf(const CollectiveModel& collective) const;
+  void LearnGain(const AssembledBucket& bucket, const CodecEstimate& codec,
+                 const CollectiveModel& ran, BucketEstimate* estimate);
+  void WatchPlanGain();
   void FillCollectives(Snapshot* snapshot) const;
   void FillBuckets(Snapshot* snapshot) const;
 };

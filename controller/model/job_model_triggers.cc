@@ -19,6 +19,9 @@ constexpr uint64_t kFollowUps[] = {2, 6};
 constexpr double kBandwidthDrift = 0.25, kLatencyDrift = 0.5;
 // A latency that makes up less of a step than this is not worth a decision.
 constexpr double kLatencyShareMin = 0.02;
+// A plan whose measured gain is off its predicted one by this after so many steps is judged again.
+constexpr double kPlanGainOff = 0.1;
+constexpr uint64_t kPlanGainSteps = 3;
 constexpr double kReferenceRatio = 0.01;  // gain changes are watched here
 
 int UrgencyOf(const std::string& kind) {
@@ -49,6 +52,12 @@ std::string ChangeText(const Change& change) {
       text = "gain at ratio " + NumberText(change.ratio);
       arrow(NumberText(change.before), NumberText(change.after));
       break;
+    case Change::Of::kPlanGain:
+      return StrCat("gain of plan ", change.plan_version, ": ", NumberText(change.after),
+                    " measured, ", NumberText(change.before), " predicted");
+    case Change::Of::kLoss:
+      return StrCat("loss ", NumberText(change.after), " under plan ", change.plan_version,
+                    " where the fitted curve has ", NumberText(change.before));
   }
   if (change.seen == Change::Seen::kSincePlan) {
     return text + StrCat(" since plan ", change.plan_version);
@@ -131,6 +140,31 @@ void JobModel::State::WatchGain() {
                          .step = step}});
   reference_gain = Smoothed(0.05);
   reference_gain.Add(value);
+}
+
+// The gradients of some jobs do not suit a codec, whatever its error model says. Once a plan: what
+// was measured is in every later prediction.
+void JobModel::State::WatchPlanGain() {
+  if (plan_gain_told || ++plan_steps < kPlanGainSteps || plan.size() != buckets.size()) return;
+  double measured = 0, predicted = 0;
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    const double elements = static_cast<double>(buckets[b].elements);
+    const auto found = estimates.find(buckets[b].key);
+    const MeasuredGain* seen =
+        found == estimates.end() ? nullptr : found->second.measured_gains.Find(plan[b]);
+    measured += elements * (seen == nullptr ? 1 : seen->gain);
+    predicted += elements * (seen == nullptr ? 1 : seen->predicted);
+  }
+  if (!(predicted > 0) || std::fabs(measured / predicted - 1) < kPlanGainOff) return;
+  plan_gain_told = true;
+  double total = 0;
+  for (const BucketDefinition& bucket : buckets) total += static_cast<double>(bucket.elements);
+  Raise("gain_change", {{.of = Change::Of::kPlanGain,
+                         .seen = Change::Seen::kSincePlan,
+                         .before = predicted / total,
+                         .after = measured / total,
+                         .step = step,
+                         .plan_version = plan_version}});
 }
 
 void JobModel::State::WatchDrift() {

@@ -120,6 +120,14 @@ struct BlockDensityModel {
   friend bool operator==(const BlockDensityModel&, const BlockDensityModel&) = default;
 };
 
+/// The gain that a choice was measured to have, beside what was predicted for it then.
+struct MeasuredGain {
+  std::string codec, collective;
+  int bits = 0;  // of the codec's setting
+  double ratio = 1, gain = 1, predicted = 1;
+  friend bool operator==(const MeasuredGain&, const MeasuredGain&) = default;
+};
+
 struct BucketModel {
   std::string key;
   uint64_t elements = 0;
@@ -130,6 +138,7 @@ struct BucketModel {
   double peak_over_rms = 10;
   double residual_ratio = 0;                       // norm of residual / norm of gradient
   std::vector<BlockDensityModel> block_densities;  // ascending block_elements; empty: dense
+  std::vector<MeasuredGain> measured_gains;        // see measured_gain.h
   friend bool operator==(const BucketModel&, const BucketModel&) = default;
 };
 
@@ -199,6 +208,8 @@ struct Snapshot {
   Measured bandwidth_bytes_per_s;    // bottleneck link of the job
   double reduce_s_per_byte = 2e-10;  // gamma
   double codec_parallelism = 1;      // free cores per rank for codec threads, 0 < x <= 1 slows them
+  std::vector<double> progress;      // log-likelihood of exponents, see progress.h; empty: none
+  double progress_gain_seen = 1;     // the lowest gain that they hold for
   PlanModel incumbent;               // empty: no plan yet
   NodeLinks node_links;
   SharedMemory memory;

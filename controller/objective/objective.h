@@ -20,8 +20,9 @@ struct CandidateEstimate {
   double exposed_s = 0;        // communication that nothing hides
   double communication_s = 0;  // encode + network + decode, overlap ignored
   double gain = 1;             // dimension-weighted, in [0, 1]
-  double ratio = 1;            // of a uniform plan; 1 otherwise
-  bool feasible = true;        // within every bound; infeasible ones are scored for display only
+  double progress = 1;   // of a step, in dense ones, that a step of that gain makes; in [0, 1]
+  double ratio = 1;      // of a uniform plan; 1 otherwise
+  bool feasible = true;  // within every bound; infeasible ones are scored for display only
 };
 
 /// Which alternatives an objective wants to see. The default is everything the policy allows.
@@ -36,6 +37,7 @@ struct CandidateScope {
   std::vector<double> ratios;  // replaces the solver's grid unless empty
   bool uniform = false;        // one choice for all buckets; no per-bucket programme
   bool immediate = false;      // switch whenever the best changes: no confidence, no dwell
+  bool by_progress = false;    // scores go by the progress of a step
   bool may_be_slower_than_dense = false;  // lifts the rule "at most 1.02 times dense"
 };
 
@@ -54,9 +56,9 @@ class Objective {
   virtual Status Validate(const Policy& policy) const;
   virtual CandidateScope Scope(const Policy& policy) const;
 
-  /// One finite number per candidate, lower is better: not increasing in gain, not decreasing in
-  /// step_s and exposed_s, so that the Pareto front of (step time, gain) holds the optimum. Only a
-  /// uniform scope may let scores depend on the other candidates.
+  /// One finite number per candidate, lower is better: not increasing in gain and progress, not
+  /// decreasing in step_s and exposed_s, so that the Pareto front of (step time, gain) holds the
+  /// optimum. Only a uniform scope may let scores depend on the other candidates.
   virtual std::vector<double> Score(const Policy& policy,
                                     std::span<const CandidateEstimate> candidates) const = 0;
 };

@@ -17,6 +17,8 @@ constexpr double kCutoffMsMax = 60000;  // as aggregators have it
 // The only collective whose sums may leave ranks out.
 constexpr std::string_view kCutoffCollective = "thc_table";
 
+const std::set<std::string> kDenseChecks = {"auto", "never"};
+
 const std::set<std::string>* CodecsOf(const PolicyNames* known) {
   return known == nullptr ? nullptr : &known->codecs;
 }
@@ -29,6 +31,7 @@ StrictSection ObjectiveSection(const std::string& origin, const PolicyNames* kno
   StrictSection section(origin);
   section.Name("name", NameKind::kPlain, &policy->objective)
       .Number("progress_exponent", {.min = 0, .max = 4}, &policy->progress_exponent)
+      .Number("progress_deviation", {.min = 0, .max = 2}, &policy->progress_deviation)
       .Number("delay_target_s", {.min = 0, .max = 3600}, &policy->delay_target_s)
       .Number("moo_weight_time", {.min = 0, .max = 1}, &policy->moo_weight_time)
       .Name("codec", NameKind::kVariant, &policy->fixed_codec, CodecsOf(known))
@@ -56,7 +59,10 @@ StrictSection SwitchingSection(const std::string& origin, Policy* policy) {
       .Number("confidence", {.min = 0.5, .max = 0.999}, &policy->confidence)
       .Integer("flaps_max", {.min = 1, .max = 1000}, &policy->flaps_max)
       .Number("flap_window_s", {.min = 1, .max = kSecondsMax}, &policy->flap_window_s)
-      .Number("lease_s", {.min = 0, .max = kSecondsMax}, &policy->lease_s);
+      .Number("lease_s", {.min = 0, .max = kSecondsMax}, &policy->lease_s)
+      .Number("loss_tolerance", {.min = 0, .max = 10}, &policy->loss_tolerance)
+      .Integer("loss_patience_steps", {.min = 1, .max = 1000000}, &policy->loss_patience_steps)
+      .Name("dense_checks", NameKind::kPlain, &policy->dense_checks, &kDenseChecks);
   return section;
 }
 

@@ -16,7 +16,9 @@ struct Policy {
   std::vector<std::string> jobs = {"*"};       // shell patterns; the first matching policy rules
   std::string objective = "time_to_accuracy";  // registered objective
   // Objective parameters.
-  double progress_exponent = 1;  // psi(gain) = gain^progress_exponent
+  // psi(gain) = gain^exponent: what is believed of the exponent before losses say more, and how far
+  // it may be off (one standard deviation; 0: it is not learnt).
+  double progress_exponent = 1, progress_deviation = 0.2;
   double delay_target_s = 0;     // delay_target: exposed communication per step
   double moo_weight_time = 0.6;  // moo: published weights
   std::string fixed_codec = "identity", fixed_collective = "ring";  // fixed
@@ -35,6 +37,11 @@ struct Policy {
   int flaps_max = 6;              // switches per flap window before dwell doubles
   double flap_window_s = 300;
   double lease_s = 0;  // controller lost longer: ranks turn dense; 0: keep the plan
+  // Losses behind the fitted curve by more than this share for so many steps: a gentler plan.
+  double loss_tolerance = 0.05;  // 0: no such guard
+  int loss_patience_steps = 100;
+  // Whether a few dense steps may be run now and then to measure what a plan saves.
+  std::string dense_checks = "auto";  // or "never"
   // Aggregation.
   double quorum = 0;  // share of the ranks that is enough for a lossy sum after cutoff_ms; 0: all
   int cutoff_ms = 0;

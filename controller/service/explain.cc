@@ -216,6 +216,12 @@ std::string ExplainText(const v1::Explanation& explanation) {
     }
   }
   text += "\n";
+  if (const v1::DecisionFacts& facts = decision.facts(); facts.dense_probability() > 0) {
+    text += Format(
+        "Progress: a step of gain g counts as g^%.2g (+- %.2g) dense ones; more progress "
+        "than dense is %.3g %% sure\n",
+        facts.progress_exponent(), facts.progress_deviation(), 100 * facts.dense_probability());
+  }
   if (decision.actual_step_s() > 0) {
     text +=
         StrCat("Measured since: ", SecondsText(decision.actual_step_s()), " per step (median)\n");

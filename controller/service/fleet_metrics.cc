@@ -78,6 +78,33 @@ class Collector {
   std::vector<MetricFamily> families_;
 };
 
+// Of the time that dense would have taken; nothing while nothing is compared.
+void CollectBenefit(const JobView& state, const Labels& labels, Collector* out) {
+  const Benefit& benefit = state.benefit;
+  out->Gauge("weir_progress_exponent",
+             "A step of gain g makes g to this power of a dense step's "
+             "progress, as the job's losses say.",
+             labels, state.progress.exponent);
+  if (benefit.verdict == BenefitVerdict::kUnknown) return;
+  const auto of = [&](const char* bound, double share) {
+    Labels more = labels;
+    more.emplace_back("bound", bound);
+    out->Gauge("weir_job_saved_time_ratio",
+               "Share of the time that dense would have taken for the same progress which the job "
+               "has saved; negative: it has cost time. The bounds hold it with 90 %.",
+               more, Finite(share));
+  };
+  of("mean", benefit.saved_share);
+  of("low", benefit.saved_share_low);
+  of("high", benefit.saved_share_high);
+  out->Gauge("weir_job_dense_measured",
+             "1 where dense was measured in this job, not predicted alone.", labels,
+             benefit.basis == BenefitBasis::kMeasured ? 1 : 0);
+  out->Gauge("weir_job_dense_checks_time_ratio",
+             "Share of training time that went into dense steps for that figure.", labels,
+             benefit.dense_checks_share);
+}
+
 void CollectJob(const Job& job, Collector* out) {
   // The label is not "job", because Prometheus puts a label of that name on every series and
   // renames ours.
@@ -112,6 +139,7 @@ void CollectJob(const Job& job, Collector* out) {
   out->Gauge("weir_gradient_gain_ratio",
              "Share of the gradient's energy that the ranks send, from 0 to 1.", labels,
              state.gain);
+  CollectBenefit(state, labels, out);
   out->Gauge(
       "weir_residual_ratio",
       "Norm of the residual divided by the norm of the gradient; the largest of all buckets.",

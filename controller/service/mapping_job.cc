@@ -76,6 +76,41 @@ v1::GrantedLease ToProto(const ReportedLease& in) {
   return out;
 }
 
+v1::BenefitVerdict ToProto(BenefitVerdict verdict) {
+  switch (verdict) {
+    case BenefitVerdict::kUnknown:
+      return v1::BENEFIT_VERDICT_UNKNOWN;
+    case BenefitVerdict::kDense:
+      return v1::BENEFIT_VERDICT_DENSE;
+    case BenefitVerdict::kSaves:
+      return v1::BENEFIT_VERDICT_SAVES;
+    case BenefitVerdict::kCosts:
+      return v1::BENEFIT_VERDICT_COSTS;
+    case BenefitVerdict::kUnclear:
+      return v1::BENEFIT_VERDICT_UNCLEAR;
+  }
+  return v1::BENEFIT_VERDICT_UNSPECIFIED;
+}
+
+v1::Benefit ToProto(const Benefit& in) {
+  v1::Benefit out;
+  out.set_verdict(ToProto(in.verdict));
+  out.set_basis(in.basis == BenefitBasis::kMeasured ? v1::BENEFIT_BASIS_MEASURED
+                                                    : v1::BENEFIT_BASIS_PREDICTED);
+  out.set_saved_share(Finite(in.saved_share));
+  out.set_saved_share_low(Finite(in.saved_share_low));
+  out.set_saved_share_high(Finite(in.saved_share_high));
+  out.set_saved_s(Finite(in.saved_s));
+  out.set_compared_s(Finite(in.compared_s));
+  out.set_step_saved_share(Finite(in.step_saved_share));
+  out.set_dense_step_s(Finite(in.dense_step_s));
+  out.set_dense_step_deviation_s(Finite(in.dense_step_deviation_s));
+  out.set_measured_steps(in.measured_steps);
+  out.set_dense_checks_share(in.dense_checks_share);
+  out.set_text(BenefitText(in));
+  return out;
+}
+
 // "ann: top_k 0.01 over sparse_all_gather (night run)".
 std::string PinText(const JobPin& pin) {
   return StrCat(pin.actor.empty() ? "unknown" : pin.actor, ": ", ChoiceLabel(pin.choice),
@@ -231,8 +266,15 @@ v1::Job ToProto(const JobView& in) {
   out.set_policy(in.policy);
   out.set_bytes_sent(in.bytes_sent);
   out.set_started_unix_s(in.started_unix_s);
-  out.set_saved_s(in.saved_s);
-  out.set_compared_s(in.compared_s);
+  *out.mutable_benefit() = ToProto(in.benefit);
+  *out.mutable_plan_benefit() = ToProto(in.plan_benefit);
+  out.set_saved_s(in.benefit.saved_s);
+  out.set_compared_s(in.benefit.compared_s);
+  out.mutable_progress()->set_exponent(in.progress.exponent);
+  out.mutable_progress()->set_exponent_low(in.progress.exponent_low);
+  out.mutable_progress()->set_exponent_high(in.progress.exponent_high);
+  out.mutable_progress()->set_losses(in.progress.losses);
+  out.mutable_progress()->set_loss_behind(Finite(in.progress.loss_behind));
   if (in.non_finite.has_value()) *out.mutable_non_finite() = ToProto(*in.non_finite);
   out.set_key_id(in.key_id);
   out.set_frame_protection(ToProto(in.protection));

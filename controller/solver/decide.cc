@@ -11,8 +11,10 @@
 #include "controller/model/ring_choice.h"
 #include "controller/model/shard_choice.h"
 #include "controller/solver/candidates.h"
+#include "controller/solver/check_snapshot.h"
 #include "controller/solver/explain.h"
 #include "controller/solver/pareto.h"
+#include "controller/solver/progress_risk.h"
 #include "controller/solver/solver.h"
 #include "controller/solver/switching.h"
 
@@ -21,10 +23,13 @@ namespace {
 
 constexpr double kSlowerThanDenseMax = 1.02;
 constexpr char kSlowerThanDense[] = "never slower than dense";
-constexpr size_t kTopMax = 12, kFrontMax = 64, kBucketsMax = 4096;
+constexpr size_t kTopMax = 12, kFrontMax = 64;
 // How many alternatives may be tried for confidence, best first.
 constexpr int kChallengersMax = 8;
 constexpr double kTie = 1e-9;
+// How much more doubt a plan that runs may leave than one that begins, so that none begins and ends
+// in turn.
+constexpr double kDoubtFactor = 2;
 
 /// One whole-job alternative before it is written out.
 struct Alternative {
@@ -38,52 +43,6 @@ struct Alternative {
   bool listed = true;   // uniform: the policy's lists name it
 };
 
-Status CheckFinite(const char* what, double value, double min) {
-  if (std::isfinite(value) && value >= min) return OkStatus();
-  return InvalidArgument(StrCat("snapshot: ", what, ": expected a finite number of at least ", min,
-                                ", found ", value));
-}
-
-Status CheckSnapshot(const Snapshot& snapshot) {
-  if (snapshot.buckets.empty()) return FailedPrecondition("snapshot has no bucket");
-  if (snapshot.buckets.size() > kBucketsMax) {
-    return InvalidArgument(StrCat("snapshot: expected at most ", kBucketsMax, " buckets, found ",
-                                  snapshot.buckets.size()));
-  }
-  if (snapshot.world < 1) {
-    return InvalidArgument(
-        StrCat("snapshot: expected a world of at least 1, found ", snapshot.world));
-  }
-  if (!snapshot.incumbent.empty() && snapshot.incumbent.size() != snapshot.buckets.size()) {
-    return InvalidArgument(StrCat("snapshot: expected a choice for each of ",
-                                  snapshot.buckets.size(), " buckets, found ",
-                                  snapshot.incumbent.size()));
-  }
-  WEIR_RETURN_IF_ERROR(CheckLayout(snapshot));
-  WEIR_RETURN_IF_ERROR(CheckMemory(snapshot));
-  WEIR_RETURN_IF_ERROR(CheckFinite("compute_s", snapshot.compute_s.value, 0));
-  WEIR_RETURN_IF_ERROR(CheckFinite("compute_s.deviation", snapshot.compute_s.deviation, 0));
-  WEIR_RETURN_IF_ERROR(CheckFinite("backward_s", snapshot.backward_s.value, 0));
-  WEIR_RETURN_IF_ERROR(CheckFinite("latency_s", snapshot.latency_s.value, 0));
-  WEIR_RETURN_IF_ERROR(CheckFinite("latency_s.deviation", snapshot.latency_s.deviation, 0));
-  WEIR_RETURN_IF_ERROR(
-      CheckFinite("bandwidth_bytes_per_s", snapshot.bandwidth_bytes_per_s.value, 0));
-  WEIR_RETURN_IF_ERROR(
-      CheckFinite("bandwidth_bytes_per_s.deviation", snapshot.bandwidth_bytes_per_s.deviation, 0));
-  if (snapshot.world > 1 && snapshot.bandwidth_bytes_per_s.value <= 0) {
-    return FailedPrecondition("snapshot has no bandwidth estimate");
-  }
-  for (const BucketModel& bucket : snapshot.buckets) {
-    WEIR_RETURN_IF_ERROR(CheckFinite("ready_s of a bucket", bucket.ready_s, 0));
-    WEIR_RETURN_IF_ERROR(CheckFinite("residual_ratio of a bucket", bucket.residual_ratio, 0));
-    for (const double gain : bucket.gains) WEIR_RETURN_IF_ERROR(CheckFinite("a gain", gain, 0));
-    for (const double ratio : bucket.gain_ratios) {
-      WEIR_RETURN_IF_ERROR(CheckFinite("a ratio of a gain curve", ratio, 1e-9));
-    }
-  }
-  return OkStatus();
-}
-
 bool SameChoices(const CandidatePlan& a, const CandidatePlan& b) {
   return a.choices == b.choices && a.layout == b.layout;
 }
@@ -92,8 +51,13 @@ bool SameChoices(const CandidatePlan& a, const CandidatePlan& b) {
 class Decider {
  public:
   Decider(const CandidateSpace& space, const Policy& policy, const Objective& objective,
-          const CandidateScope& scope, const PlanLayout& layout)
-      : space_(space), policy_(policy), objective_(objective), scope_(scope), layout_(layout) {}
+          const CandidateScope& scope, const PlanLayout& layout, const ProgressRisk& risk)
+      : space_(space),
+        policy_(policy),
+        objective_(objective),
+        scope_(scope),
+        layout_(layout),
+        risk_(risk) {}
 
   StatusOr<Decision> Run();
 
@@ -121,6 +85,12 @@ class Decider {
   PlanLayout LayoutFor(size_t index, const PlanModel& choices) const;
   std::string Label(size_t index, const PlanModel& choices) const;
   size_t ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_slow);
+  /// P(`index` makes faster progress than `factor` times dense), if progress alone is uncertain; 1
+  /// where nothing dense may run.
+  double DenseProbability(size_t index, double factor) const;
+  bool IsTrusted(size_t index) const;
+  size_t FirstTrusted(const std::vector<size_t>& ranked) const;
+  size_t ChooseGentler(const std::vector<size_t>& ranked);
   size_t Because(DecisionRule rule, size_t chosen);
   PlanFacts FactsOf(size_t index) const;
   void WriteFacts(size_t chosen);
@@ -130,6 +100,7 @@ class Decider {
   const Objective& objective_;
   const CandidateScope& scope_;
   const PlanLayout& layout_;  // of all but the incumbent
+  const ProgressRisk& risk_;
   std::vector<Alternative> all_;
   std::vector<size_t> front_;  // indices into all_
   CostedPlan incumbent_plan_;
@@ -157,6 +128,7 @@ CandidateEstimate Decider::EstimateKinds(const KindPlan& kinds) const {
   estimate.exposed_s = times.exposed_s;
   estimate.communication_s = times.communication_s;
   estimate.gain = space_.elements_total() > 0 ? kept / space_.elements_total() : 1;
+  estimate.progress = risk_.mean().At(estimate.gain);
   if (uniform) estimate.ratio = space_.kinds()[kinds[0]].ratio;
   return estimate;
 }
@@ -202,8 +174,9 @@ void Decider::AddIncumbent() {
   for (size_t b = 0; b < choices.size() && one.excluded_by.empty(); ++b) {
     one.excluded_by = space_.ExclusionOf(b, choices[b]);
   }
-  one.estimate = EstimateOf(incumbent_plan_,
-                            EvaluatePlan(space_, incumbent_plan_, NetworkOf(space_.snapshot())));
+  one.estimate =
+      EstimateOf(incumbent_plan_,
+                 EvaluatePlan(space_, incumbent_plan_, NetworkOf(space_.snapshot())), risk_.mean());
   one.uniform = std::all_of(choices.begin(), choices.end(),
                             [&](const ChoiceModel& choice) { return choice == choices[0]; });
   incumbent_ = static_cast<int>(all_.size());
@@ -415,27 +388,72 @@ size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {
   const bool judged =
       !all_[best].dense && !scope_.immediate && dense_ >= 0 && all_[dense_].excluded_by.empty();
   if (!judged) return Because(DecisionRule::kFirstPlan, best);
-  const bool worth = all_[best].score < (1 - policy_.improvement_min) * all_[dense_].score;
-  const double sure =
-      ImprovementProbability(space_, objective_, policy_, Costed(best), Costed(dense_));
-  if (worth && sure >= policy_.confidence) return Because(DecisionRule::kFirstPlan, best);
   const auto dense = static_cast<size_t>(dense_);
-  if (!worth) return Because(DecisionRule::kFirstPlan, dense);
-  decision_.facts.alternative = Label(best, Costed(best).choices);
-  decision_.facts.probability = sure;
-  decision_.facts.probability_min = policy_.confidence;
-  return Because(DecisionRule::kFirstPlanDense, dense);
+  // Of those that are better by enough, each after the first is gentler than all before it.
+  double gain = -1;
+  int tried = 0;
+  for (const size_t i : ranked) {
+    if (!(all_[i].score < (1 - policy_.improvement_min) * all_[dense].score)) break;
+    if (all_[i].estimate.gain <= gain || tried++ >= kChallengersMax) continue;
+    const double sure = ImprovementProbability(space_, objective_, policy_, risk_.points(),
+                                               Costed(i), Costed(dense));
+    if (sure >= policy_.confidence && IsTrusted(i)) return Because(DecisionRule::kFirstPlan, i);
+    gain = all_[i].estimate.gain;
+    if (tried > 1) continue;
+    decision_.facts.alternative = Label(i, Costed(i).choices);
+    decision_.facts.probability = std::min(sure, DenseProbability(i, 1));
+    decision_.facts.probability_min = policy_.confidence;
+  }
+  return Because(tried == 0 ? DecisionRule::kFirstPlan : DecisionRule::kFirstPlanDense, dense);
+}
+
+double Decider::DenseProbability(size_t index, double factor) const {
+  const bool known = risk_.learns() && dense_ >= 0 && all_[dense_].excluded_by.empty();
+  if (!known || all_[index].dense) return 1;
+  return risk_.Probability(all_[index].estimate, all_[dense_].estimate, factor);
+}
+
+bool Decider::IsTrusted(size_t index) const {
+  return DenseProbability(index, 1) >= policy_.confidence;
+}
+
+// The best that surely makes more progress than dense, where the objective minds; else the best.
+size_t Decider::FirstTrusted(const std::vector<size_t>& ranked) const {
+  const auto first = std::find_if(ranked.begin(), ranked.end(),
+                                  [&](size_t i) { return scope_.immediate || IsTrusted(i); });
+  return first == ranked.end() ? ranked[0] : *first;
+}
+
+// The best that is gentler than what runs, and better than dense surely and by enough; dense
+// itself, if there is none.
+size_t Decider::ChooseGentler(const std::vector<size_t>& ranked) {
+  const double gain = all_[incumbent_].estimate.gain;
+  const double limit = (1 - policy_.improvement_min) * all_[dense_].score;
+  for (const size_t i : ranked) {
+    if (!(all_[i].score < limit)) break;
+    if (all_[i].estimate.gain > gain && IsTrusted(i)) return i;
+  }
+  return static_cast<size_t>(dense_);
 }
 
 size_t Decider::ChooseAgainst(const std::vector<size_t>& ranked) {
   const Alternative& runs = all_[incumbent_];
   const bool too_slow = runs.excluded_by == kSlowerThanDense;
-  if (SamePlan(ranked[0], incumbent_)) return Because(DecisionRule::kNothingBetter, incumbent_);
+  const double kept = DenseProbability(static_cast<size_t>(incumbent_), kSlowerThanDenseMax);
+  const bool doubtful = kept < std::max(0.5, 1 - kDoubtFactor * (1 - policy_.confidence));
+  if (SamePlan(ranked[0], incumbent_) && !doubtful) {
+    return Because(DecisionRule::kNothingBetter, incumbent_);
+  }
   if (!runs.excluded_by.empty() && !too_slow) {
     decision_.facts.excluded_by = runs.excluded_by;
-    return Because(DecisionRule::kIncumbentExcluded, ranked[0]);
+    return Because(DecisionRule::kIncumbentExcluded, FirstTrusted(ranked));
   }
   if (scope_.immediate) return Because(DecisionRule::kFixed, ranked[0]);
+  if (doubtful) {
+    decision_.facts.probability = kept;
+    decision_.facts.probability_min = policy_.confidence;
+    return Because(DecisionRule::kDoubtful, ChooseGentler(ranked));
+  }
   return ChooseSurelyBetter(ranked, too_slow);
 }
 
@@ -470,10 +488,11 @@ size_t Decider::ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_s
       refuse(std::move(facts));
       continue;
     }
-    facts.probability =
-        ImprovementProbability(space_, objective_, policy_, Costed(i), incumbent_plan_);
+    facts.probability = ImprovementProbability(space_, objective_, policy_, risk_.points(),
+                                               Costed(i), incumbent_plan_);
+    facts.probability = std::min(facts.probability, DenseProbability(i, 1));
     facts.probability_min = toward_dense || too_slow ? 0.5 : policy_.confidence;
-    if (facts.probability >= facts.probability_min) {
+    if (facts.probability >= facts.probability_min && IsTrusted(i)) {
       decision_.facts = std::move(facts);
       decision_.facts.alternative.clear();
       return Because(DecisionRule::kBetter, i);
@@ -489,7 +508,7 @@ size_t Decider::Choose(const std::vector<size_t>& ranked) {
   if (incumbent_ >= 0) return ChooseAgainst(ranked);
   if (unpredictable_.empty()) return ChooseFirst(ranked);
   decision_.facts.excluded_by = unpredictable_;
-  return Because(DecisionRule::kIncumbentUnpredictable, ranked[0]);
+  return Because(DecisionRule::kIncumbentUnpredictable, FirstTrusted(ranked));
 }
 
 void Decider::WriteFacts(size_t chosen) {
@@ -502,6 +521,11 @@ void Decider::WriteFacts(size_t chosen) {
   facts.chosen = FactsOf(chosen);
   if (incumbent_ >= 0) facts.incumbent = FactsOf(static_cast<size_t>(incumbent_));
   if (dense_ >= 0) facts.dense_step_s = all_[dense_].estimate.step_s;
+  if (scope_.by_progress) {
+    facts.progress_exponent = risk_.mean().exponent;
+    facts.progress_deviation = risk_.deviation();
+    facts.dense_probability = DenseProbability(chosen, 1);
+  }
   const PlanLayout& layout = decision_.chosen.layout;
   if (!layout.ring_order.empty()) facts.ring = DescribeRing(snapshot, layout.ring_order);
   if (!layout.shard_shares.empty()) facts.shards = DescribeShards(snapshot, layout.shard_shares);
@@ -538,10 +562,14 @@ StatusOr<Decision> Decide(const Snapshot& snapshot, const Policy& policy) {
   WEIR_ASSIGN_OR_RETURN(const Objective* objective, Objectives().Find(policy.objective));
   WEIR_RETURN_IF_ERROR(objective->Validate(policy));
   const CandidateScope scope = objective->Scope(policy);
+  const ExponentBelief belief =
+      BeliefOf(snapshot.progress, policy.progress_exponent, policy.progress_deviation);
+  const ProgressRisk risk(*objective, policy, belief, snapshot.progress_gain_seen,
+                          scope.by_progress);
   const LayoutChoice next = ChooseLayout(snapshot);
   WEIR_ASSIGN_OR_RETURN(const CandidateSpace space,
                         CandidateSpace::Build(snapshot, policy, scope, next.speedup));
-  return Decider(space, policy, *objective, scope, next.layout).Run();
+  return Decider(space, policy, *objective, scope, next.layout, risk).Run();
 }
 
 }  // namespace weir

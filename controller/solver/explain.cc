@@ -66,6 +66,7 @@ class Canonical {
          {facts.latency_s, facts.bandwidth_bytes_per_s, facts.dense_step_s, facts.promised,
           facts.promised_min, facts.probability, facts.probability_min, facts.since_switch_s,
           facts.dwell_s, facts.ring.slowest_bytes_per_s, facts.ring.avoided_bytes_per_s,
+          facts.progress_exponent, facts.progress_deviation, facts.dense_probability,
           facts.shards.speedup, facts.shards.least_bytes_per_s, facts.shards.most_bytes_per_s}) {
       Add(value);
     }
@@ -134,6 +135,10 @@ std::string RuleText(const DecisionFacts& facts) {
              PercentText(facts.probability_min) + " wanted";
     case DecisionRule::kIncumbentExcluded:
       return "; the running plan is excluded by " + facts.excluded_by;
+    case DecisionRule::kDoubtful:
+      return "; the running plan is only " + PercentText(facts.probability) +
+             " sure to make more progress than dense, expected " +
+             PercentText(facts.probability_min);
     case DecisionRule::kIncumbentUnpredictable:
       return "; the running plan cannot continue: " + facts.excluded_by;
   }

@@ -270,6 +270,16 @@ void Fields(V& v, BlockDensityModel& d) {
 }
 
 template <typename V>
+void Fields(V& v, MeasuredGain& m) {
+  v("codec", m.codec);
+  v("collective", m.collective);
+  v("bits", m.bits);
+  v("ratio", m.ratio);
+  v("gain", m.gain);
+  v("predicted", m.predicted);
+}
+
+template <typename V>
 void Fields(V& v, BucketModel& b) {
   v("key", b.key);
   v("elements", b.elements);
@@ -280,6 +290,7 @@ void Fields(V& v, BucketModel& b) {
   v("peak_over_rms", b.peak_over_rms);
   v("residual_ratio", b.residual_ratio);
   v("block_densities", b.block_densities);
+  v("measured_gains", b.measured_gains);
 }
 
 template <typename V>
@@ -320,6 +331,8 @@ void Fields(V& v, Snapshot& s) {
   v("bandwidth_bytes_per_s", s.bandwidth_bytes_per_s);
   v("reduce_s_per_byte", s.reduce_s_per_byte);
   v("codec_parallelism", s.codec_parallelism);
+  v("progress", s.progress);
+  v("progress_gain_seen", s.progress_gain_seen);
   v("incumbent", s.incumbent);
   v("node_links", s.node_links);
   v("memory", s.memory);

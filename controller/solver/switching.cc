@@ -42,14 +42,12 @@ double ScoreOf(const Objective& objective, const Policy& policy,
 struct Scored {
   double score = 0;
   double slope = 0;  // of the score per second of exposed communication
-  PlanEstimate estimate;
 };
 
-Scored ScoreAt(const CandidateSpace& space, const Objective& objective, const Policy& policy,
-               const CostedPlan& plan, const NetworkState& network) {
+Scored ScoreOf(const Objective& objective, const Policy& policy, const ProgressCurve& progress,
+               const CostedPlan& plan, const PlanEstimate& of) {
   Scored scored;
-  scored.estimate = EvaluatePlan(space, plan, network);
-  CandidateEstimate estimate = EstimateOf(plan, scored.estimate);
+  CandidateEstimate estimate = EstimateOf(plan, of, progress);
   scored.score = ScoreOf(objective, policy, estimate);
   if (estimate.exposed_s <= 0) return scored;
   const double nudge = 0.05 * std::max(estimate.exposed_s, 1e-6);
@@ -61,11 +59,9 @@ Scored ScoreAt(const CandidateSpace& space, const Objective& objective, const Po
 
 /// Deviation of `challenger - incumbent` from errors that the network's state does not
 /// explain.
-double ModelDeviation(const CandidateSpace& space, const Scored& challenger,
-                      const Scored& incumbent) {
+double ModelDeviation(const CandidateSpace& space, const Scored& challenger, const PlanEstimate& a,
+                      const Scored& incumbent, const PlanEstimate& b) {
   double variance = 0;
-  const auto& a = challenger.estimate;
-  const auto& b = incumbent.estimate;
   for (size_t c = 0; c < a.network_s_by_collective.size(); ++c) {
     const double difference = challenger.slope * a.network_s_by_collective[c] -
                               incumbent.slope * b.network_s_by_collective[c];
@@ -80,12 +76,14 @@ double ModelDeviation(const CandidateSpace& space, const Scored& challenger,
 
 }  // namespace
 
-CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate) {
+CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate,
+                             const ProgressCurve& progress) {
   CandidateEstimate view;
   view.step_s = estimate.times.step_s;
   view.exposed_s = estimate.times.exposed_s;
   view.communication_s = estimate.times.communication_s;
   view.gain = plan.gain;
+  view.progress = progress.At(plan.gain);
   const bool uniform = !plan.choices.empty() &&
                        std::all_of(plan.choices.begin(), plan.choices.end(),
                                    [&](const ChoiceModel& c) { return c == plan.choices[0]; });
@@ -94,8 +92,8 @@ CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimat
 }
 
 double ImprovementProbability(const CandidateSpace& space, const Objective& objective,
-                              const Policy& policy, const CostedPlan& challenger,
-                              const CostedPlan& incumbent) {
+                              const Policy& policy, const std::vector<WeighedCurve>& curves,
+                              const CostedPlan& challenger, const CostedPlan& incumbent) {
   const NetworkState nominal = NetworkOf(space.snapshot());
   const double alpha_deviation = LogDeviation(space.snapshot().latency_s);
   const double beta_deviation = LogDeviation(space.snapshot().bandwidth_bytes_per_s);
@@ -104,15 +102,19 @@ double ImprovementProbability(const CandidateSpace& space, const Objective& obje
     for (const Point& beta : kPoints) {
       const NetworkState network =
           Shifted(nominal, alpha.z * alpha_deviation, beta.z * beta_deviation);
-      const Scored a = ScoreAt(space, objective, policy, challenger, network);
-      const Scored b = ScoreAt(space, objective, policy, incumbent, network);
-      const double margin = b.score - a.score;
-      const double deviation = ModelDeviation(space, a, b);
-      const double weight = alpha.weight * beta.weight;
-      probability += weight * (deviation > 0 ? DetNormalCdf(margin / deviation)
-                               : margin > 0  ? 1
-                                             : 0);
-      weights += weight;
+      const PlanEstimate a = EvaluatePlan(space, challenger, network);
+      const PlanEstimate b = EvaluatePlan(space, incumbent, network);
+      for (const WeighedCurve& one : curves) {
+        const Scored x = ScoreOf(objective, policy, one.curve, challenger, a);
+        const Scored y = ScoreOf(objective, policy, one.curve, incumbent, b);
+        const double margin = y.score - x.score;
+        const double deviation = ModelDeviation(space, x, a, y, b);
+        const double weight = alpha.weight * beta.weight * one.weight;
+        probability += weight * (deviation > 0 ? DetNormalCdf(margin / deviation)
+                                 : margin > 0  ? 1
+                                               : 0);
+        weights += weight;
+      }
     }
   }
   return probability / weights;

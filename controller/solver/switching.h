@@ -7,21 +7,24 @@
 
 #include "controller/objective/objective.h"
 #include "controller/solver/candidates.h"
+#include "controller/solver/progress_risk.h"
 
 namespace weir {
 
 /// P(score of `challenger` < score of `incumbent`), with latency and bandwidth log-normal, common
-/// to both plans, and the cost model's own error common to what both plans send over the same
-/// collective. Deterministic quadrature, 5 x 5 points.
+/// to both plans, the progress of a step as one of `curves`, and the cost model's own error
+/// common to what both plans send over the same collective. Deterministic quadrature, 5 x 5 points
+/// for each of `curves`.
 double ImprovementProbability(const CandidateSpace& space, const Objective& objective,
-                              const Policy& policy, const CostedPlan& challenger,
-                              const CostedPlan& incumbent);
+                              const Policy& policy, const std::vector<WeighedCurve>& curves,
+                              const CostedPlan& challenger, const CostedPlan& incumbent);
 
 /// One standard deviation of a plan's predicted step time.
 double StepDeviation(const CandidateSpace& space, const CostedPlan& plan);
 
 /// The objective's view of an evaluated plan.
-CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate);
+CandidateEstimate EstimateOf(const CostedPlan& plan, const PlanEstimate& estimate,
+                             const ProgressCurve& progress);
 
 /// Seconds for which the running plan must stay after a switch: policy.dwell_min_s, doubled for
 /// each switch beyond policy.flaps_max within the flap window, at most the window.

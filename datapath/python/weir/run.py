@@ -375,13 +375,11 @@ def report(jobs, decisions):
         for decision in sorted(switched, key=lambda d: d.get("unix_s", 0)):
             lines.append(f"  step {decision.get('step', 0)}: {decision.get('from') or 'dense'} -> "
                          f"{decision.get('to')} ({decision.get('trigger')}; {decision.get('outcome')})")
-        saved, compared = job.get("saved_s", 0.0), job.get("compared_s", 0.0)
-        if compared > 0:
-            lines.append(f"  saved {saved:.1f} s against dense as predicted, over {compared:.1f} s of steps "
-                         f"({100 * saved / (saved + compared) if saved + compared > 0 else 0:.1f} % of the "
-                         "time that dense would have taken)")
-        else:
-            lines.append("  saved: not known, as no step had a prediction for dense to compare with")
+        benefit = job.get("benefit", {})
+        text = benefit.get("text", "not compared with dense yet")
+        if benefit.get("compared_s", 0.0) > 0 and benefit.get("saved_s", 0.0) != 0:
+            text += f" ({benefit['saved_s']:+.1f} s in {benefit['compared_s']:.1f} s of steps)"
+        lines.append(f"  {text}")
     return lines or ["the controller has seen no job: did the command call weir.attach (or use --auto)?"]
 
 

@@ -217,6 +217,19 @@ TEST(DoctorTest, RankAndParameterOfARecentSkippedStepAreNamed) {
   EXPECT_EQ(Count(JudgeFleet(facts, "1.2", kNow), Verdict::kWarn), 0);
 }
 
+TEST(DoctorTest, AJobThatWeirCostsTimeIsAWarningAndASavingIsNot) {
+  FleetFacts facts = HealthyFleet();
+  v1::Benefit* benefit = facts.jobs.mutable_jobs(0)->mutable_benefit();
+  benefit->set_verdict(v1::BENEFIT_VERDICT_SAVES);
+  benefit->set_text("saves 34 % +- 5 % of the time");
+  EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "job lm saves 34 %").verdict, Verdict::kOk);
+  benefit->set_verdict(v1::BENEFIT_VERDICT_COSTS);
+  benefit->set_text("costs 3 % +- 1 % of the time");
+  const Finding found = With(JudgeFleet(facts, "1.2", kNow), "job lm costs 3 %");
+  EXPECT_EQ(found.verdict, Verdict::kWarn);
+  EXPECT_THAT(found.fix, HasSubstr("weirctl pin lm --codec identity"));
+}
+
 TEST(DoctorTest, RankThatRunsAnotherPlanIsNamed) {
   FleetFacts facts = HealthyFleet();
   v1::Job* job = facts.jobs.mutable_jobs(0);

@@ -27,12 +27,12 @@ TEST(PolicyTest, ReadsEveryKey) {
   const auto policy = ParsePolicy(R"(
 name: a-b
 jobs: ["x*", "y?"]
-objective: {name: fixed, progress_exponent: 0.5, delay_target_s: 0.25, moo_weight_time: 0.7,
+objective: {name: fixed, progress_exponent: 0.5, progress_deviation: 0.1, delay_target_s: 0.25, moo_weight_time: 0.7,
             codec: top_k, collective: sparse_all_gather, ratio: 0.01}
 bounds: {ratio_min: 0.01, ratio_max: 0.3, gain_min: 0.2, residual_ratio_max: 50,
          codecs: [top_k, identity], collectives: [ring]}
 switching: {dwell_min_s: 3, improvement_min: 0.1, confidence: 0.8, flaps_max: 2, flap_window_s: 60,
-            lease_s: 9}
+            lease_s: 9, loss_tolerance: 0.2, loss_patience_steps: 7, dense_checks: never}
 probing: {budget_ratio: 0.01, interval_s: 5, latency_interval_s: 0.5}
 )",
                                   "p.yaml");
@@ -41,6 +41,7 @@ probing: {budget_ratio: 0.01, interval_s: 5, latency_interval_s: 0.5}
   EXPECT_THAT(policy->jobs, ElementsAre("x*", "y?"));
   EXPECT_EQ(policy->objective, "fixed");
   EXPECT_EQ(policy->progress_exponent, 0.5);
+  EXPECT_EQ(policy->progress_deviation, 0.1);
   EXPECT_EQ(policy->delay_target_s, 0.25);
   EXPECT_EQ(policy->moo_weight_time, 0.7);
   EXPECT_EQ(policy->fixed_codec, "top_k");
@@ -58,6 +59,9 @@ probing: {budget_ratio: 0.01, interval_s: 5, latency_interval_s: 0.5}
   EXPECT_EQ(policy->flaps_max, 2);
   EXPECT_EQ(policy->flap_window_s, 60);
   EXPECT_EQ(policy->lease_s, 9);
+  EXPECT_EQ(policy->loss_tolerance, 0.2);
+  EXPECT_EQ(policy->loss_patience_steps, 7);
+  EXPECT_EQ(policy->dense_checks, "never");
   EXPECT_EQ(policy->probe_budget_ratio, 0.01);
   EXPECT_EQ(policy->probe_interval_s, 5);
   EXPECT_EQ(policy->latency_interval_s, 0.5);
@@ -297,6 +301,10 @@ TEST(PolicyExamplesTest, DefaultFileMatchesTheDefaults) {
   EXPECT_EQ(file->flaps_max, policy.flaps_max);
   EXPECT_EQ(file->flap_window_s, policy.flap_window_s);
   EXPECT_EQ(file->dwell_min_s, policy.dwell_min_s);
+  EXPECT_EQ(file->progress_deviation, policy.progress_deviation);
+  EXPECT_EQ(file->loss_tolerance, policy.loss_tolerance);
+  EXPECT_EQ(file->loss_patience_steps, policy.loss_patience_steps);
+  EXPECT_EQ(file->dense_checks, policy.dense_checks);
   EXPECT_EQ(file->probe_budget_ratio, policy.probe_budget_ratio);
   EXPECT_EQ(file->probe_interval_s, policy.probe_interval_s);
   EXPECT_EQ(file->latency_interval_s, policy.latency_interval_s);

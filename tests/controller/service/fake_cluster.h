@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -93,6 +94,19 @@ inline void AddProof(const std::string& job_key, const std::string& node, v1::Ra
   hello->mutable_proof()->set_signature(proof->signature);
 }
 
+/// A codec that halves payloads and is declared to lose next to nothing.
+inline void AddHalf(v1::Capabilities* capabilities) {
+  auto* half = capabilities->add_codecs();
+  *half = capabilities->codecs(0);
+  half->set_name("fp16");
+  half->clear_forms();
+  half->add_forms("lanes");
+  half->mutable_settings(0)->set_fixed_bits(16);
+  half->mutable_settings(0)->set_relative_error_squared(3.67e-8);
+  half->set_lossy(true);
+  half->set_error_model("relative");
+}
+
 /// Adds collectives that sum on an aggregator.
 inline void AddSwitch(v1::Capabilities* capabilities) {
   auto* through = capabilities->add_collectives();
@@ -147,6 +161,7 @@ class FakeCluster {
       *plugin = rank_hello->capabilities().codecs(0);
       plugin->set_name(plugin_codec);
     }
+    if (half_gain.has_value()) AddHalf(rank_hello->mutable_capabilities());
     if (mesh) AddMesh(rank_hello->mutable_capabilities());
     if (offload) AddSwitch(rank_hello->mutable_capabilities());
     if (memory_ranks > 0) {
@@ -193,7 +208,10 @@ class FakeCluster {
       end = std::max(end, ready) + network_s.back() + CodecSeconds(ChoiceOf(b));
     }
     const double exposed = std::max(0.0, end - kBackwardS);
-    const double step_s = kComputeS + exposed;
+    const bool lossy = ActiveCodec() != "identity";
+    const double step_s = kComputeS + exposed + (lossy ? lossy_extra_s : 0);
+    clock_steps_ += progress ? progress(GainOf(ChoiceOf(kBuckets - 1))) : 1;
+    damage_ += lossy ? lossy_damage : 0;
     clock_.Advance(FromSeconds(step_s));
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (ranks_[rank].agent == nullptr || ranks_[rank].agent->closed) continue;
@@ -269,6 +287,7 @@ class FakeCluster {
   std::optional<v1::Capabilities> capabilities;  // in place of FakeCapabilities
   bool offload = false;                          // ranks can use an aggregator
   bool mesh = false;                             // ranks can exchange shards, of any shares
+  std::optional<double> half_gain;               // what fp16 keeps; none: ranks do not have it
   int memory_ranks = 0;  // this many ranks share memory and can sum by nodes; 0: none
   int deaf_rank = -1;    // this rank has no port for an aggregator
   int aggregation_port = 40000;
@@ -278,6 +297,10 @@ class FakeCluster {
   v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
   int strange_rank = -1;  // this rank reaches three peers without authentication
   bool nack = false;
+  double lossy_extra_s = 0;  // of a step, where no measurement of a rank shows it
+  // Progress of a step by its gain, in dense ones; none: all steps are worth the same.
+  std::function<double(double gain)> progress;
+  double lossy_damage = 0;    // to the loss, each step
   double codec_slowdown = 1;  // factor of lossy codecs' times over the reported ones
   bool non_finite_when_lossy = false;
   uint32_t pid = 100;
@@ -331,6 +354,7 @@ class FakeCluster {
 
   static double PayloadBytes(const v1::Choice& choice) {
     if (choice.codec() == "identity") return kBucketElements * 4.0;
+    if (choice.codec() == "fp16") return kBucketElements * 2.0;
     const double r = choice.ratio();
     const double entropy = r >= 1 ? 0 : -r * std::log2(r) - (1 - r) * std::log2(1 - r);
     return kBucketElements * (16 * r + entropy) / 8;
@@ -403,6 +427,10 @@ class FakeCluster {
     return choice.codec() == "identity" ? 1e-5 : 1e-3 * codec_slowdown;
   }
 
+  double GainOf(const v1::Choice& choice) const {
+    return choice.codec() == "fp16" ? half_gain.value_or(1) : Gain(choice.ratio());
+  }
+
   static double Gain(double ratio) {
     if (ratio >= 1) return 1;
     const double l = std::log(1 / ratio);
@@ -427,7 +455,7 @@ class FakeCluster {
     report->set_compute_s(kComputeS - kBackwardS);
     report->set_backward_s(kBackwardS);
     report->set_exposed_s(exposed);
-    report->set_loss(3.0 / (1 + 0.01 * static_cast<double>(step_)));
+    report->set_loss(3.0 / (1 + 0.01 * clock_steps_) + damage_);
     report->set_has_loss(true);
     report->set_skipped(non_finite_when_lossy && ActiveCodec() != "identity");
     for (int b = 0; b < kBuckets; ++b) {
@@ -443,7 +471,7 @@ class FakeCluster {
       sample->set_network_s(network_s[static_cast<size_t>(b)] * (1 + 0.02 * random_.Normal()));
       sample->set_payload_bytes(static_cast<uint64_t>(PayloadBytes(choice)));
       sample->set_bytes_sent(static_cast<uint64_t>(PayloadBytes(choice) * 1.5));
-      sample->set_gain(Gain(choice.ratio()));
+      sample->set_gain(GainOf(choice));
       sample->set_residual_ratio(choice.codec() == "identity" ? 0 : 1);
       if (step_ % 5 != 1) continue;
       auto* curve = report->add_gains();
@@ -538,6 +566,7 @@ class FakeCluster {
   v1::PeerList peers_;
   std::vector<std::string> refusals_;
   uint64_t step_ = 0;
+  double clock_steps_ = 0, damage_ = 0;
   Random random_{7};
 };
 

@@ -103,7 +103,7 @@ double BruteForceBest(const Snapshot& snapshot, const Policy& policy) {
       view.step_s = estimate.times.step_s;
       view.exposed_s = estimate.times.exposed_s;
       view.communication_s = estimate.times.communication_s;
-      view.gain = costed.gain;
+      view.gain = view.progress = costed.gain;
       found.push_back({objective->Score(policy, std::vector{view})[0], view.step_s});
       if (costed.dense) dense_s = std::min(dense_s, view.step_s);
     }
@@ -394,6 +394,7 @@ TEST(SwitchingTest, TheBestPlanStays) {
 TEST(SwitchingTest, SmallImprovementIsNotWorthIt) {
   Policy policy;
   policy.improvement_min = 0.9;
+  policy.progress_deviation = 0;
   const Decision decision = MustDecide(Running(3e7, kTopK), policy);
   EXPECT_FALSE(decision.switched);
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr("90 % required"));
@@ -408,11 +409,85 @@ TEST(SwitchingTest, UncertainImprovementWaits) {
   policy.codecs = {"identity", "top_k"};
   policy.ratio_max = 0.1;
   policy.confidence = 0.99;
+  policy.progress_deviation = 0;  // the network alone is uncertain
   const Decision decision = MustDecide(snapshot, policy);
   EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr("% confidence, 99 % required"));
   snapshot.bandwidth_bytes_per_s.deviation = 0.02 * 2.5e7;
   EXPECT_TRUE(MustDecide(snapshot, policy).switched);
+}
+
+/// What losses say when the exponent is about `exponent`.
+std::vector<double> Likelihood(double exponent, double deviation = 0.1) {
+  std::vector<double> out;
+  for (int i = 0; i < kExponents; ++i) {
+    const double z = (kExponentStep * i - exponent) / deviation;
+    out.push_back(-0.5 * z * z);
+  }
+  return out;
+}
+
+TEST(ProgressRiskTest, LossesThatMindCompressionBringAGentlerPlanOrDense) {
+  // Half the time of dense at a fifth of the gain.
+  Snapshot snapshot = Running(2e7, kTopK);
+  snapshot.progress_gain_seen = 0.1;
+  snapshot.progress = Likelihood(0.1);
+  const Decision keeps = MustDecide(snapshot);
+  EXPECT_NE(keeps.facts.rule, DecisionRule::kDoubtful) << ReasonText(keeps.facts);
+  EXPECT_FALSE(keeps.chosen.dense);
+  EXPECT_NEAR(keeps.facts.progress_exponent, 0.1, 0.2);
+  EXPECT_GT(keeps.facts.dense_probability, 0.99);
+  snapshot.progress = Likelihood(1.9);
+  const Decision leaves = MustDecide(snapshot);
+  EXPECT_EQ(leaves.facts.rule, DecisionRule::kDoubtful) << ReasonText(leaves.facts);
+  EXPECT_TRUE(leaves.switched);
+  EXPECT_GT(leaves.chosen.gain, leaves.incumbent.gain);
+  EXPECT_GE(leaves.facts.dense_probability, 0.9);
+  EXPECT_THAT(ReasonText(leaves.facts), HasSubstr("sure to make more progress than dense"));
+}
+
+TEST(ProgressRiskTest, AFirstPlanMustBeatDenseForEveryExponentThatIsLikely) {
+  // A quarter of the time of dense, at a third of the gain.
+  const Snapshot snapshot = test::MakeSnapshot(4, 2e-4, 4e7, 2);
+  Policy certain;
+  certain.ratio_min = certain.ratio_max = 0.03;
+  certain.codecs = {"identity", "top_k"};
+  Policy uncertain = certain;
+  certain.progress_deviation = 0;
+  uncertain.progress_deviation = 1.5;
+  const Decision bold = MustDecide(snapshot, certain), careful = MustDecide(snapshot, uncertain);
+  EXPECT_EQ(bold.facts.rule, DecisionRule::kFirstPlan);
+  EXPECT_FALSE(bold.chosen.dense);
+  EXPECT_EQ(careful.facts.rule, DecisionRule::kFirstPlanDense);
+  EXPECT_LT(careful.facts.probability, 0.9);
+}
+
+TEST(ProgressRiskTest, WhatRunsIsLeftLaterThanItIsBegun) {
+  // Walks through exponents: the one at which a plan begins is below that at which it is left.
+  const auto runs = [](double exponent, bool compressed) {
+    Snapshot snapshot = Running(2e7, compressed ? kTopK : kDense);
+    snapshot.progress_gain_seen = 0.01;
+    snapshot.progress = Likelihood(exponent);
+    Policy policy;
+    policy.codecs = {"identity", "top_k"};
+    policy.ratio_min = policy.ratio_max = kTopK.ratio;
+    policy.improvement_min = 0;
+    return !MustDecide(snapshot, policy).chosen.dense;
+  };
+  double begins = 0, left = 0;
+  for (double exponent = 0; exponent <= 2; exponent += 0.02) {
+    if (runs(exponent, false)) begins = exponent;
+    if (runs(exponent, true)) left = exponent;
+  }
+  EXPECT_GT(begins, 0);
+  EXPECT_LT(left, 2);
+  EXPECT_GT(left, begins + 0.02);
+}
+
+TEST(ProgressRiskTest, ASnapshotWithOtherExponentsIsRefused) {
+  Snapshot snapshot = Running(2e7, kTopK);
+  snapshot.progress = {0, 1};
+  EXPECT_EQ(Decide(snapshot, {}).status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(SwitchingTest, DwellHoldsCompressionButNotDense) {
@@ -496,7 +571,7 @@ TEST(DecideTest, GoldenDigest) {
   // Changes whenever any choice or number of the decision changes, and with no wording. A change of
   // the solver is a reason to renew it; then stored decisions no longer replay.
   const Decision decision = MustDecide(test::MakeSnapshot(4, 2e-4, 6.25e6, 3));
-  EXPECT_EQ(decision.digest, "963399a3489cc054");
+  EXPECT_EQ(decision.digest, "8162ca851ff268fd");
   Decision other = MustDecide(test::MakeSnapshot(4, 2e-4, 6.250001e6, 3));
   EXPECT_NE(decision.digest, other.digest);
 }

@@ -146,7 +146,7 @@ class RunTest(unittest.TestCase):
         self.assertRegex(output, r"page http://127\.0\.0\.1:\d+")
         self.assertRegex(output, r"job training: [1-9]\d* steps on 2 ranks; [1-9]\d* decisions")
         self.assertRegex(output, r"step \d+: .* -> .+ \(\w+; active\)")
-        self.assertRegex(output, r"saved -?[\d.]+ s against dense as predicted, over [\d.]+ s")
+        self.assertRegex(output, r"(saves|costs) .*of the time|runs dense|not compared with dense yet")
         self.assertFalse((state / "agent.sock").exists())
         self.assertEqual(state.stat().st_mode & 0o777, 0o700)
         modes = {path.name: path.stat().st_mode & 0o777 for path in state.iterdir() if path.is_file()}

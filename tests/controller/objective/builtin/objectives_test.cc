@@ -12,11 +12,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-CandidateEstimate Make(double step_s, double exposed_s, double gain, double ratio = 1) {
+CandidateEstimate Make(double step_s, double exposed_s, double gain, double ratio = 1,
+                       double exponent = 1) {
   CandidateEstimate candidate;
   candidate.step_s = step_s;
   candidate.exposed_s = candidate.communication_s = exposed_s;
   candidate.gain = gain;
+  candidate.progress = std::pow(gain, exponent);
   candidate.ratio = ratio;
   return candidate;
 }
@@ -60,17 +62,15 @@ TEST(ObjectivesTest, MonotoneInTimeAndGain) {
 
 TEST(TimeToAccuracyTest, HandComputedTable) {
   // seconds / gain: 3.4, 0.512, 0.6.
-  const std::vector<CandidateEstimate> table = {Make(3.4, 3, 1), Make(0.21, 0.1, 0.41),
-                                                Make(0.06, 0, 0.1)};
-  Policy policy;
-  EXPECT_EQ(Winner("time_to_accuracy", policy, table), 1u);
-  policy.progress_exponent = 0.5;  // 3.4, 0.328, 0.190
-  EXPECT_EQ(Winner("time_to_accuracy", policy, table), 2u);
-  policy.progress_exponent = 3;  // 3.4, 3.05, 60
-  EXPECT_EQ(Winner("time_to_accuracy", policy, table), 1u);
-  policy.progress_exponent = 4;  // 3.4, 7.4
-  EXPECT_EQ(Winner("time_to_accuracy", policy, table), 0u);
-  const auto scores = (*Objectives().Find("time_to_accuracy"))->Score({}, table);
+  const auto table = [](double exponent) {
+    return std::vector{Make(3.4, 3, 1, 1, exponent), Make(0.21, 0.1, 0.41, 1, exponent),
+                       Make(0.06, 0, 0.1, 1, exponent)};
+  };
+  EXPECT_EQ(Winner("time_to_accuracy", {}, table(1)), 1u);
+  EXPECT_EQ(Winner("time_to_accuracy", {}, table(0.5)), 2u) << "3.4, 0.328, 0.190";
+  EXPECT_EQ(Winner("time_to_accuracy", {}, table(3)), 1u) << "3.4, 3.05, 60";
+  EXPECT_EQ(Winner("time_to_accuracy", {}, table(4)), 0u) << "3.4, 7.4";
+  const auto scores = (*Objectives().Find("time_to_accuracy"))->Score({}, table(1));
   EXPECT_DOUBLE_EQ(scores[0], 3.4);
   EXPECT_DOUBLE_EQ(scores[1], 0.21 / 0.41);
 }

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// See check_snapshot.h.
+
+#include "controller/solver/check_snapshot.h"
+
+#include <cmath>
+
+#include "controller/model/node_layout.h"
+#include "controller/model/plan_layout.h"
+#include "controller/model/progress.h"
+
+namespace weir {
+namespace {
+
+constexpr size_t kBucketsMax = 4096;
+
+Status CheckFinite(const char* what, double value, double min) {
+  if (std::isfinite(value) && value >= min) return OkStatus();
+  return InvalidArgument(StrCat("snapshot: ", what, ": expected a finite number of at least ", min,
+                                ", found ", value));
+}
+
+}  // namespace
+
+Status CheckSnapshot(const Snapshot& snapshot) {
+  if (snapshot.buckets.empty()) return FailedPrecondition("snapshot has no bucket");
+  if (snapshot.buckets.size() > kBucketsMax) {
+    return InvalidArgument(StrCat("snapshot: expected at most ", kBucketsMax, " buckets, found ",
+                                  snapshot.buckets.size()));
+  }
+  if (snapshot.world < 1) {
+    return InvalidArgument(
+        StrCat("snapshot: expected a world of at least 1, found ", snapshot.world));
+  }
+  if (!snapshot.incumbent.empty() && snapshot.incumbent.size() != snapshot.buckets.size()) {
+    return InvalidArgument(StrCat("snapshot: expected a choice for each of ",
+                                  snapshot.buckets.size(), " buckets, found ",
+                                  snapshot.incumbent.size()));
+  }
+  WEIR_RETURN_IF_ERROR(CheckLayout(snapshot));
+  WEIR_RETURN_IF_ERROR(CheckMemory(snapshot));
+  WEIR_RETURN_IF_ERROR(CheckFinite("compute_s", snapshot.compute_s.value, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("compute_s.deviation", snapshot.compute_s.deviation, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("backward_s", snapshot.backward_s.value, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("latency_s", snapshot.latency_s.value, 0));
+  WEIR_RETURN_IF_ERROR(CheckFinite("latency_s.deviation", snapshot.latency_s.deviation, 0));
+  WEIR_RETURN_IF_ERROR(
+      CheckFinite("bandwidth_bytes_per_s", snapshot.bandwidth_bytes_per_s.value, 0));
+  WEIR_RETURN_IF_ERROR(
+      CheckFinite("bandwidth_bytes_per_s.deviation", snapshot.bandwidth_bytes_per_s.deviation, 0));
+  if (snapshot.world > 1 && snapshot.bandwidth_bytes_per_s.value <= 0) {
+    return FailedPrecondition("snapshot has no bandwidth estimate");
+  }
+  if (!snapshot.progress.empty() && snapshot.progress.size() != kExponents) {
+    return InvalidArgument(StrCat("snapshot: progress: expected ", kExponents, " numbers, found ",
+                                  snapshot.progress.size()));
+  }
+  for (const double likelihood : snapshot.progress) {
+    WEIR_RETURN_IF_ERROR(CheckFinite("a log-likelihood of progress", likelihood, -1e6));
+  }
+  for (const BucketModel& bucket : snapshot.buckets) {
+    WEIR_RETURN_IF_ERROR(CheckFinite("ready_s of a bucket", bucket.ready_s, 0));
+    WEIR_RETURN_IF_ERROR(CheckFinite("residual_ratio of a bucket", bucket.residual_ratio, 0));
+    for (const double gain : bucket.gains) WEIR_RETURN_IF_ERROR(CheckFinite("a gain", gain, 0));
+    for (const double ratio : bucket.gain_ratios) {
+      WEIR_RETURN_IF_ERROR(CheckFinite("a ratio of a gain curve", ratio, 1e-9));
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace weir

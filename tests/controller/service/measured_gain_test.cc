@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// What gradients lose to a codec in truth corrects what its error model says.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "controller/service/fleet.h"
+#include "tests/controller/service/fake_cluster.h"
+
+namespace weir {
+namespace {
+
+class MeasuredGainTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto store = OpenSqliteStore(":memory:");
+    ASSERT_TRUE(store.ok()) << ToString(store.status());
+    store_ = std::move(*store);
+    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
+    // Halving pays by far.
+    cluster_.network.bandwidth_bytes_per_s = 20e6;
+  }
+  void Train(const std::string& bounds, double half_gain) {
+    v1::ApplyPolicyRequest request;
+    request.set_source(
+        StrCat("name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]", bounds, "}\n"));
+    v1::ApplyPolicyResponse response;
+    const Status applied = fleet_->ApplyPolicy(request, &response);
+    ASSERT_TRUE(applied.ok()) << ToString(applied);
+    cluster_.half_gain = half_gain;
+    cluster_.Connect(*fleet_);
+    for (int i = 0; i < 60; ++i) {
+      cluster_.Step();
+      steps_with_half_ += cluster_.ActiveCodec() == "fp16" ? 1 : 0;
+    }
+  }
+  std::vector<v1::Decision> PlansNewestFirst() {
+    v1::ListDecisionsRequest request;
+    request.set_plans_only(true);
+    v1::ListDecisionsResponse plans;
+    EXPECT_TRUE(fleet_->ListDecisions(request, &plans).ok());
+    return {plans.decisions().begin(), plans.decisions().end()};
+  }
+
+  FakeClock clock_;
+  EventHub events_;
+  std::unique_ptr<Store> store_;
+  std::unique_ptr<Fleet> fleet_;
+  FakeCluster cluster_{4, clock_};
+  int steps_with_half_ = 0;
+};
+
+TEST_F(MeasuredGainTest, ACodecThatKeepsWhatItDeclaresStays) {
+  Train("", 1 - 3.67e-8);
+  EXPECT_EQ(cluster_.ActiveCodec(), "fp16");
+  EXPECT_GT(steps_with_half_, 40);
+}
+
+TEST_F(MeasuredGainTest, ACodecThatKeepsNextToNothingIsLeftWithinAFewSteps) {
+  Train("", 0.00013);
+  EXPECT_EQ(cluster_.ActiveCodec(), "identity");
+  EXPECT_GE(steps_with_half_, 1) << "it was predicted to keep everything";
+  EXPECT_LE(steps_with_half_, 10);
+  const auto plans = PlansNewestFirst();
+  ASSERT_GE(plans.size(), 2u);
+  const v1::Decision& left = plans[0];
+  ASSERT_EQ(left.changes_size(), 1);
+  EXPECT_EQ(left.changes(0).of(), v1::Change::OF_PLAN_GAIN);
+  EXPECT_NEAR(left.changes(0).before(), 1, 1e-6);
+  EXPECT_NEAR(left.changes(0).after(), 0.00013, 1e-9);
+  EXPECT_THAT(left.reason(), testing::HasSubstr("0.00013 measured, 1.0 predicted"));
+}
+
+TEST_F(MeasuredGainTest, TheFloorOfThePolicyHoldsForTheMeasuredGain) {
+  Train(", gain_min: 0.8", 0.6);
+  EXPECT_EQ(cluster_.ActiveCodec(), "identity");
+  EXPECT_LE(steps_with_half_, 10);
+  const v1::Decision left = PlansNewestFirst()[0];
+  bool seen = false;
+  for (const v1::Candidate& candidate : left.candidates()) {
+    if (candidate.choice().codec() != "fp16" || candidate.choice().collective() != "ring") continue;
+    seen = true;
+    EXPECT_NEAR(candidate.gain(), 0.6, 1e-6) << candidate.label();
+    EXPECT_EQ(candidate.excluded_by(), "gain_min 0.8");
+  }
+  EXPECT_TRUE(seen);
+}
+
+}  // namespace
+}  // namespace weir
