@@ -112,6 +112,8 @@ void Observer::OnPaths(int rank, const PathList& paths, const Membership& member
     link.rtt_s = path.rtt_s;
     link.bandwidth_bytes_per_s = path.delivery_rate_bytes_per_s;
     link.application_limited = path.application_limited;
+    link.window_bytes = path.window_bytes;
+    link.rtt_min_s = path.rtt_min_s;
     model_->OnLink(link);
   }
 }
