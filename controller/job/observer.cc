@@ -154,6 +154,11 @@ void Observer::Fill(JobView* out) const {
   out->step_s = Finite(model_->step_s().value);
   out->loss = Finite(model_->loss().value_or(0));
   out->gain = Finite(model_->gain());
+  for (const RankPace& pace : model_->Paces()) {
+    for (RankView& rank : out->ranks) {
+      if (rank.rank == pace.rank) rank.slower = pace.slower;
+    }
+  }
 }
 
 }  // namespace weir
