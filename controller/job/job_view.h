@@ -28,6 +28,7 @@ struct RankView {
   std::string node;
   bool connected = false;
   uint64_t step = 0, plan_version = 0;
+  double slower = 1;  // see RankPace
 };
 
 /// See Progress in admin.proto.

@@ -183,7 +183,8 @@ void Membership::Fill(JobView* out) const {
   out->key_id = KeyId(public_key_);
   std::optional<FramesProtected> least;
   for (const auto& [rank, member] : members_) {
-    out->ranks.push_back({rank, member.node, member.connected, member.step, member.plan_version});
+    out->ranks.push_back(
+        {rank, member.node, member.connected, member.step, member.plan_version, 1});
     out->step = std::max(out->step, member.step);
     least = std::min(least.value_or(member.protection), member.protection);
     out->unauthenticated_peers = std::max(out->unauthenticated_peers, member.unauthenticated_peers);

@@ -126,6 +126,8 @@ void Observer::OnPaths(int rank, const PathList& paths, const Membership& member
     link.rtt_s = path.rtt_s;
     link.bandwidth_bytes_per_s = path.delivery_rate_bytes_per_s;
     link.application_limited = path.application_limited;
+    link.window_bytes = path.window_bytes;
+    link.rtt_min_s = path.rtt_min_s;
     model_->OnLink(link);
   }
 }
@@ -164,6 +166,11 @@ void Observer::Fill(JobView* out) const {
   out->step_s = Finite(model_->step_s().value);
   out->loss = Finite(model_->loss().value_or(0));
   out->gain = Finite(model_->gain());
+  for (const RankPace& pace : model_->Paces()) {
+    for (RankView& rank : out->ranks) {
+      if (rank.rank == pace.rank) rank.slower = pace.slower;
+    }
+  }
 }
 
 }  // namespace weir

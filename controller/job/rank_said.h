@@ -57,6 +57,8 @@ struct RankPathObservation {
   int peer_rank = 0;
   double rtt_s = 0, delivery_rate_bytes_per_s = 0;
   bool application_limited = false;
+  double window_bytes = 0;  // of congestion; 0: not known
+  double rtt_min_s = 0;     // of the connection's life; 0: not known
 };
 using PathList = std::vector<RankPathObservation>;
 

@@ -4,12 +4,41 @@
 #include "controller/model/job_estimates.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "controller/model/ring_choice.h"
 
 namespace weir {
 namespace {
 constexpr double kCurveWeight = 0.2;
+constexpr int kEvidenceWindows = 2;
+
+/// One directed link of NodeLinks.
+struct MeasuredLink {
+  size_t at;  // in s_per_byte
+  double log_cost, log_deviation;
+  bool confirmed;
+};
+
+/// Links that no evidence tells from the middle one become as fast as it is.
+void LevelByEvidence(std::vector<MeasuredLink>* links) {
+  std::vector<MeasuredLink> sorted;
+  for (const MeasuredLink& link : *links) {
+    if (link.confirmed) sorted.push_back(link);
+  }
+  if (sorted.empty()) sorted = *links;
+  if (sorted.empty()) return;
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end(), [](const auto& a, const auto& b) {
+    return std::pair(a.log_cost, a.at) < std::pair(b.log_cost, b.at);
+  });
+  for (MeasuredLink& link : *links) {
+    const double joint = std::hypot(link.log_deviation, middle->log_deviation);
+    const bool apart = std::fabs(link.log_cost - middle->log_cost) > kEvidenceDeviations * joint;
+    if (!link.confirmed || !apart) link.log_cost = middle->log_cost;
+  }
+}
+
 }  // namespace
 
 void RollingMedian::Add(double value) {
@@ -83,14 +112,21 @@ NodeLinks LinksBetween(const std::map<int, std::string>& nodes, int world,
   if (count > static_cast<size_t>(kRingNodesMax)) return {};
   links.s_per_byte.assign(count * count, -1);
   for (size_t i = 0; i < count; ++i) links.s_per_byte[i * count + i] = 0;
+  std::vector<MeasuredLink> measured;
   for (const LinkEstimate& link : estimates) {
     const auto from = numbers.find(link.source_node), to = numbers.find(link.target_node);
     const Measured& bandwidth = link.bandwidth_bytes_per_s;
-    if (from == numbers.end() || to == numbers.end() || !(bandwidth.value > 0)) continue;
+    const bool between = from != numbers.end() && to != numbers.end() && from->second != to->second;
+    if (!between || !(bandwidth.value > 0)) continue;
     const auto at = static_cast<size_t>(from->second) * count + static_cast<size_t>(to->second);
-    links.s_per_byte[at] = 1 / bandwidth.value;
-    links.relative_deviation =
-        std::max(links.relative_deviation, bandwidth.deviation / bandwidth.value);
+    measured.push_back({at, -std::log(bandwidth.value), bandwidth.deviation / bandwidth.value,
+                        link.bandwidth_windows >= kEvidenceWindows});
+  }
+  LevelByEvidence(&measured);
+  for (const MeasuredLink& link : measured) {
+    links.s_per_byte[link.at] = std::exp(link.log_cost);
+    if (!link.confirmed) continue;
+    links.relative_deviation = std::max(links.relative_deviation, link.log_deviation);
   }
   return links;
 }

@@ -66,8 +66,11 @@ struct BucketEstimate {
 void AddDensities(const StepObservation& observation, double now_s,
                   std::map<std::string, BucketEstimate>* estimates);
 
-/// The links between the nodes of ranks 0 .. world - 1, which are numbered by their first ranks.
-/// Empty until every rank's node is known, and on more than kRingNodesMax nodes.
+/// The evidence on the links between the nodes of ranks 0 .. world - 1, which are numbered by their
+/// first ranks: a measured link counts as fast as the middle one unless it differs from it by more
+/// than kEvidenceDeviations of both together, and did so in two windows. Empty until every rank's
+/// node is known, and on more than kRingNodesMax nodes.
+inline constexpr double kEvidenceDeviations = 3;
 NodeLinks LinksBetween(const std::map<int, std::string>& nodes, int world,
                        const std::vector<LinkEstimate>& estimates);
 

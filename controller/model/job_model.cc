@@ -335,6 +335,17 @@ void JobModel::OnStep(const StepObservation& observation) {
     if (codec != nullptr) codec->relative_loss.Add(seen.relative_loss);
   }
   AddDensities(observation, s.Now(), &s.estimates);
+  const double computed_s = observation.compute_s + observation.backward_s;
+  if (observation.rank >= 0 && observation.rank < s.world && computed_s >= 0 &&
+      observation.step > 1) {
+    s.paces.try_emplace(observation.rank, 15).first->second.Add(computed_s);
+  }
+  const auto target = s.nodes.find(observation.rank);
+  for (const ArrivalObservation& arrival : observation.arrivals) {
+    const auto source = s.nodes.find(arrival.source_rank);
+    if (source == s.nodes.end() || target == s.nodes.end()) continue;
+    s.network.AddArrival(s.Now(), source->second, target->second, arrival);
+  }
   const auto assembled = s.assembler.Add(observation);
   if (!assembled.has_value()) return;
   s.Learn(*assembled);
@@ -400,6 +411,30 @@ StatusOr<Snapshot> JobModel::MakeSnapshot(const std::string& trigger) const {
 }
 
 std::vector<LinkEstimate> JobModel::Links() const { return state_->network.Links(state_->Now()); }
+std::vector<RankPace> JobModel::Paces() const {
+  std::vector<RankPace> paces;
+  std::vector<double> sorted;
+  for (const auto& [rank, pace] : state_->paces) {
+    if (pace.count() < kPaceSteps) continue;
+    paces.push_back({rank, pace.Get(), 1});
+    sorted.push_back(paces.back().compute_s.value);
+  }
+  if (paces.size() < 2) return paces;
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  double deviation_s = 0;  // of the middle rank
+  for (const RankPace& pace : paces) {
+    if (pace.compute_s.value == *middle) deviation_s = pace.compute_s.deviation;
+  }
+  for (RankPace& pace : paces) {
+    const double behind_s = pace.compute_s.value - *middle;
+    const double joint_s = std::hypot(pace.compute_s.deviation, deviation_s);
+    if (!(*middle > 0) || pace.compute_s.value < kPaceMin * *middle) continue;
+    if (behind_s > kPaceDeviations * joint_s) pace.slower = pace.compute_s.value / *middle;
+  }
+  return paces;
+}
+
 Measured JobModel::latency_s() const { return state_->network.Latency(state_->Now()); }
 Measured JobModel::bandwidth_bytes_per_s() const {
   return state_->network.Bandwidth(state_->Now());

@@ -45,6 +45,15 @@ struct BlockDensityObservation {
   std::optional<double> combined;  // of the exact sum
 };
 
+/// How fast payloads came from another rank; see ArrivalSample in rank.proto.
+struct ArrivalObservation {
+  int source_rank = -1;
+  double s_per_byte = 0, relative_deviation = 0;
+  double ingress_s_per_byte = 0;
+  double payload_bytes = 0;
+  bool within_burst = false;
+};
+
 struct StepObservation {
   int rank = 0;
   uint64_t step = 0, plan_version = 0;
@@ -55,6 +64,7 @@ struct StepObservation {
   std::vector<GainObservation> gains;
   std::vector<CodecLossObservation> codec_losses;
   std::vector<BlockDensityObservation> block_densities;
+  std::vector<ArrivalObservation> arrivals;
 };
 
 /// One sample of one directed link between two ranks' nodes.
@@ -64,7 +74,9 @@ struct LinkObservation {
   double rtt_s = 0;    // 0: not measured
   double rtt_deviation_s = 0;
   double bandwidth_bytes_per_s = 0;  // 0: not measured
-  bool application_limited = false;  // the bandwidth is a lower bound only
+  bool application_limited = false;  // the bandwidth says nothing about the link
+  double window_bytes = 0;           // "tcp_info": the sender's congestion window; 0: not known
+  double rtt_min_s = 0;              // "tcp_info": the least of the connection; 0: not known
   double age_s = 0;
 };
 
@@ -117,7 +129,18 @@ struct LinkEstimate {
   Measured rtt_s, bandwidth_bytes_per_s;
   std::string rtt_method, bandwidth_method;
   uint64_t rtt_samples = 0, bandwidth_samples = 0;
+  int bandwidth_windows = 0;  // see LinkEstimator::bandwidth_windows
 };
+
+/// How long a rank computes. What a rank that computes late makes the others wait is no network.
+struct RankPace {
+  int rank = 0;
+  Measured compute_s;  // of a step, up to its last bucket: without any wait for others
+  // Over the middle rank's; 1 unless it differs beyond kPaceDeviations of both together and by
+  // kPaceMin.
+  double slower = 1;
+};
+inline constexpr double kPaceMin = 1.15, kPaceDeviations = 3;
 
 /// Predicted against measured time of one collective run, for the prediction-error report.
 struct PredictionRecord {
@@ -169,7 +192,7 @@ class JobModel {
   bool WantsBandwidthProbe() const { return !BandwidthProbeReason().empty(); }
 
   /// Whether the plan's layout could be chosen if the bandwidth from one node to the other were
-  /// known, which it is not: no sample of that link is younger than kLinkProbeS.
+  /// known, which it is not: see NetworkModel::KnowsBandwidth, of kLinkProbeS.
   bool WantsLinkProbe(const std::string& source, const std::string& target) const;
   static constexpr double kLinkProbeS = 300;
 
@@ -179,6 +202,8 @@ class JobModel {
 
   /// Estimates for people.
   std::vector<LinkEstimate> Links() const;
+  std::vector<RankPace> Paces() const;  // of the ranks that reported kPaceSteps steps or more
+  static constexpr size_t kPaceSteps = 8;
   Measured latency_s() const;              // one way, worst link
   Measured bandwidth_bytes_per_s() const;  // bottleneck
   Measured step_s() const;

@@ -53,6 +53,7 @@ struct JobModel::State {
   std::vector<BucketDefinition> buckets;
   std::map<std::string, BucketEstimate> estimates;
   std::map<int, std::string> nodes;
+  std::map<int, RollingMedian> paces;  // of ranks: compute up to the last bucket
 
   uint64_t plan_version = 0;
   PlanModel plan;

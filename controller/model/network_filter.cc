@@ -24,7 +24,7 @@ constexpr std::array<Prior, kShared> kSharedPriors = {{
     {2e-10, 1.0, 0.005, 1e-12, 1e-7},  // gamma
 }};
 constexpr std::array<Prior, kPerCollective> kOwnPriors = {{
-    {3e-4, 1.2, 0.01, 1e-6, 1},  // overhead
+    {3e-4, 1.5, 0.03, 1e-6, 1},  // overhead
     {1, 0.2, 0.002, 0.3, 3},     // alpha_scale
     {1, 0.15, 0.002, 0.4, 2.5},  // beta_scale
 }};
@@ -164,7 +164,7 @@ double NetworkFilter::LogVariance(const std::vector<CollectiveSample>& samples) 
   return std::max(0.0, variance / (sum * sum));
 }
 
-void NetworkFilter::Update(const std::vector<CollectiveSample>& samples) {
+void NetworkFilter::Update(const std::vector<CollectiveSample>& samples, bool learns_beta) {
   if (samples.empty()) return;
   const double correlation =
       std::max(1.0, static_cast<double>(samples.size()) / kIndependentSamples);
@@ -179,10 +179,11 @@ void NetworkFilter::Update(const std::vector<CollectiveSample>& samples) {
   if (error < 3 * expected) {
     noise_ = std::clamp(0.95 * noise_ + 0.05 * 1.25 * error, kNoiseMin, kNoiseMax);
   }
-  for (const CollectiveSample& sample : samples) UpdateOne(sample, correlation);
+  for (const CollectiveSample& sample : samples) UpdateOne(sample, correlation, learns_beta);
 }
 
-void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation) {
+void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation,
+                              bool learns_beta) {
   const double observed = std::log(sample.seconds);
   const double clock = kClockNoiseS / sample.seconds;
   double noise = (noise_ * noise_ + 0.01 + clock * clock) * correlation;
@@ -210,13 +211,15 @@ void NetworkFilter::UpdateOne(const CollectiveSample& sample, double correlation
       std::clamp(static_cast<int>(std::ceil(std::fabs(innovation) / kStepMax)), 1, kStepsMax);
   for (int step = 0; step < steps; ++step) {
     const double part = innovation / steps / (spread + noise);
-    for (size_t i = 0; i < size_; ++i) x[i] += gain[i] * part;
+    for (size_t i = 0; i < size_; ++i) x[i] += (learns_beta || i != kBeta) ? gain[i] * part : 0;
     linearise();
   }
   mean_ = x;
+  const double beta_variance = P(kBeta, kBeta);
   for (size_t i = 0; i < size_; ++i) {
     for (size_t j = 0; j < size_; ++j) P(i, j) -= gain[i] * gain[j] / (spread + noise);
   }
+  if (!learns_beta) P(kBeta, kBeta) = beta_variance;
   Clamp();
 }
 
@@ -242,6 +245,14 @@ void NetworkFilter::ObserveAlpha(double seconds, double log_deviation) {
 
 void NetworkFilter::ObserveBandwidth(double bytes_per_s, double log_deviation) {
   if (size_ > 0 && bytes_per_s > 0) ObserveState(kBeta, 1 / bytes_per_s, log_deviation);
+}
+
+void NetworkFilter::PinBandwidth(double bytes_per_s, double log_deviation) {
+  if (size_ == 0 || !(bytes_per_s > 0)) return;
+  mean_[kBeta] = -std::log(bytes_per_s);
+  for (size_t i = 0; i < size_; ++i) P(i, kBeta) = P(kBeta, i) = 0;
+  P(kBeta, kBeta) = log_deviation * log_deviation;
+  Clamp();
 }
 
 void NetworkFilter::Inflate(double alpha_log_deviation, double beta_log_deviation) {

@@ -58,8 +58,11 @@ class NetworkFilter {
   double Predict(const CollectiveSample& sample) const;
   /// Variance of log(sum of predictions) from the parameters' uncertainty.
   double LogVariance(const std::vector<CollectiveSample>& samples) const;
-  /// Learns from the collectives of one step.
-  void Update(const std::vector<CollectiveSample>& samples);
+  /// Learns from the collectives of one step. learns_beta: whether they say something of beta, too;
+  /// else its uncertainty counts, but stays (a Schmidt-Kalman filter's consider state).
+  void Update(const std::vector<CollectiveSample>& samples, bool learns_beta = true);
+  /// Bandwidth is what a better source says, with its log deviation, whatever was learnt before.
+  void PinBandwidth(double bytes_per_s, double log_deviation);
   /// A direct measurement with its relative (log) deviation. Callers pass what is already robust
   /// against outliers, so a value far from the estimate opens it instead of being played down.
   void ObserveAlpha(double seconds, double log_deviation);
@@ -93,7 +96,7 @@ class NetworkFilter {
   Terms TermsOf(const CollectiveSample& sample, const std::vector<double>& x) const;
   void Gradient(const CollectiveSample& sample, const std::vector<double>& x,
                 std::vector<double>* gradient) const;
-  void UpdateOne(const CollectiveSample& sample, double correlation);
+  void UpdateOne(const CollectiveSample& sample, double correlation, bool learns_beta);
   void ObserveState(size_t index, double value, double log_deviation);
   void Clamp();
   double& P(size_t i, size_t j) { return covariance_[i * size_ + j]; }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // See network_model.h. The hard cases and what handles them:
+// - Hosts whose cores are taken make collectives slow, and small payloads end before a window has
+//   opened: as long as arrivals say what hosts take in, collectives teach their own terms only.
 // - A drop of bandwidth shows in the next collectives; the detector needs two or three of them,
 // then the
 //   filter is set back to before the first, opened, and taught again.
@@ -15,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "controller/model/format.h"
 
@@ -31,12 +34,24 @@ constexpr double kStepNoiseMin = 0.05, kStepNoiseMax = 0.4;
 constexpr double kRttFreshS = 4;
 constexpr double kRttRaised = 1.5;
 constexpr int kRaisedRtts = 3;
-constexpr double kBusyMin = 0.2;    // a busier network may hold a probe in its queue
-constexpr int kWarmSteps = 4;       // before changes are looked for
-constexpr double kSurpriseMin = 1;  // deviations, of a step that belongs to a change
-constexpr double kUncertain = 0.3;  // log deviation of bandwidth that asks for a probe
+constexpr double kBusyMin = 0.2;            // a busier network may hold a probe in its queue
+constexpr int kWarmSteps = 4;               // before changes are looked for
+constexpr double kSurpriseMin = 1;          // deviations, of a step that belongs to a change
+constexpr double kArrivalDeviation = 0.08;  // what a slope does not say of itself
+constexpr double kBurstDeviation = 0.9;     // of frames that a shaper's burst may hold
+constexpr double kAlone = 1.2;              // times a link's rate that its host takes in meanwhile
+constexpr double kFlight = 1.1;             // times a window: bytes that were in flight at once
+constexpr double kEvenDeviation = 0.08;     // of a payload that came in even intervals
+constexpr double kStepS = 0.5;              // a step, where nothing is known of the one before
+constexpr double kWindowOpen = 1.4;         // times what a path holds
+constexpr double kProbeShares = 0.5;
+constexpr double kUnconfirmed = 0.7;  // of a probe that may have met a busy host
+constexpr double kUncertain = 0.3;    // log deviation of bandwidth that asks for a probe
 
-double MethodDeviation(const std::string& method) { return method == "iperf3" ? 0.25 : 0.4; }
+// A connection's rate is what it got beside the others of its host.
+double MethodDeviation(const std::string& method) {
+  return method == "iperf3" ? 0.25 : method == "tcp_info" ? 0.7 : 0.4;
+}
 
 }  // namespace
 
@@ -86,11 +101,18 @@ void NetworkModel::AgeTo(double now_s) {
   aged_to_s_ = std::max(aged_to_s_, now_s);
 }
 
+bool NetworkModel::Pin(const std::optional<Measured>& arriving) {
+  if (!arriving.has_value()) return false;
+  filter_.PinBandwidth(arriving->value, arriving->deviation / arriving->value);
+  has_bandwidth_ = true;
+  return true;
+}
+
 void NetworkModel::Apply(const Event& event) {
   AgeTo(event.at_s);
   switch (event.kind) {
     case Event::Kind::kStep:
-      filter_.Update(event.samples);
+      filter_.Update(event.samples, !Pin(event.arriving));
       break;
     case Event::Kind::kAlpha:
       filter_.ObserveAlpha(event.value, event.log_deviation);
@@ -109,6 +131,9 @@ void NetworkModel::Remember(Event event) {
 void NetworkModel::AddLink(double now_s, const LinkObservation& observation) {
   const double at_s = now_s - std::max(0.0, observation.age_s);
   LinkEstimator& link = links_[{observation.source_node, observation.target_node}];
+  if (observation.window_bytes > 0) {
+    windows_[{observation.source_node, observation.target_node}] = observation.window_bytes;
+  }
   if (observation.rtt_s > 0) {
     if (observation.method != "tcp_info") WatchRtt(at_s, link, observation.rtt_s, now_s);
     link.AddRtt(at_s, observation.rtt_s, observation.method);
@@ -116,11 +141,67 @@ void NetworkModel::AddLink(double now_s, const LinkObservation& observation) {
   }
   // An application-limited sample is what the application wanted, not what the link could do.
   if (observation.bandwidth_bytes_per_s > 0 && !observation.application_limited) {
+    const bool bound = MayBeWindows(link, observation, now_s);
     const double deviation = MethodDeviation(observation.method);
-    link.AddBandwidth(at_s, observation.bandwidth_bytes_per_s, deviation, observation.method);
+    if (bound) {
+      link.AddLowerBound(at_s, observation.bandwidth_bytes_per_s);
+    } else {
+      link.AddBandwidth(at_s, observation.bandwidth_bytes_per_s, deviation, observation.method);
+    }
+    if (observation.method != "tcp_info") {  // a probe shares its way with the job
+      arrivals_.AddProbe(at_s, observation.bandwidth_bytes_per_s,
+                         std::hypot(deviation, kProbeShares * busy_), observation.method);
+    }
     if (at_s > changed_at_s_) FeedBandwidth(now_s, observation, deviation);
   }
   if (observation.source_node == observation.target_node) MeasureWithin(now_s);
+}
+
+// A delivery rate never exceeds what the window allows, whatever the link gives: only where the
+// window holds more than the way does, so that the rest queues at the slowest link, it is that
+// link's. Within a node there is nothing better.
+bool NetworkModel::MayBeWindows(const LinkEstimator& link, const LinkObservation& observation,
+                                double now_s) const {
+  if (observation.method != "tcp_info") return false;
+  if (observation.source_node == observation.target_node) return false;
+  // The way may have become longer lately, and flows share their hosts: arrivals know better.
+  if (arrivals_.Bandwidth(now_s).has_value()) return true;
+  const auto rtt = link.Rtt(now_s);
+  // Round trips of the job's own connections include that queue.
+  double rtt_s = observation.rtt_min_s;
+  if (rtt.has_value() && (rtt_s == 0 || !link.rtt_is_loaded(now_s))) rtt_s = rtt->value;
+  if (!(observation.window_bytes > 0) || rtt_s == 0) return true;
+  return observation.window_bytes < kWindowOpen * observation.bandwidth_bytes_per_s * rtt_s;
+}
+
+void NetworkModel::AddArrival(double now_s, const std::string& source, const std::string& target,
+                              const ArrivalObservation& arrival) {
+  if (source == target || !(arrival.s_per_byte > 0) || !(arrival.ingress_s_per_byte > 0)) return;
+  LinkEstimator& link = links_[{source, target}];
+  const double rate = 1 / arrival.s_per_byte;
+  const double ingress = 1 / std::min(arrival.ingress_s_per_byte, arrival.s_per_byte);
+  const auto window = windows_.find({source, target});
+  const auto rtt = link.Rtt(now_s);
+  // What is in flight at once arrives as the link lets it, whatever the window would allow. More
+  // than that comes evenly if the link is what limits it, and window by window if the window is.
+  const bool known = window != windows_.end() && rtt.has_value();
+  const bool at_once =
+      window != windows_.end() && arrival.payload_bytes <= kFlight * window->second;
+  const bool open = at_once || !known || window->second >= kWindowOpen * rate * rtt->value;
+  if (!open) {
+    link.AddLowerBound(now_s, rate);
+    return;
+  }
+  const bool even = arrival.relative_deviation <= kEvenDeviation;
+  const bool steady = !arrival.within_burst && even && (at_once || known);
+  const double systematic = arrival.within_burst ? kBurstDeviation : kArrivalDeviation;
+  const double deviation = std::hypot(systematic, arrival.relative_deviation);
+  if (steady && ingress <= kAlone * rate) {
+    link.AddBandwidth(now_s, rate, deviation, "arrivals");
+  } else {
+    link.AddLowerBound(now_s, rate);
+  }
+  arrivals_.Add(now_s, target, ingress, deviation, steady);
 }
 
 void NetworkModel::WatchRtt(double at_s, const LinkEstimator& link, double rtt_s, double now_s) {
@@ -137,7 +218,11 @@ void NetworkModel::WatchRtt(double at_s, const LinkEstimator& link, double rtt_s
   const int wanted = std::min<int>(kRaisedRtts, 1 + static_cast<int>(links_.size()));
   if (raised_rtts_ < wanted) return;
   raised_rtts_ = 0;
-  for (auto& [pair, other] : links_) other.ForgetRttBefore(raised_since_s_);
+  rtt_changed_s_ = now_s;
+  for (auto& [pair, other] : links_) {
+    other.ForgetRttBefore(raised_since_s_);
+    other.Unconfirm();
+  }
   filter_.Inflate(kAlphaOpen, kBetaOpen / 2);
   latency_fed_s_ = -1e9;
 }
@@ -176,21 +261,34 @@ void NetworkModel::FeedBandwidth(double now_s, const LinkObservation& observatio
   // were measured, the less it says about the others.
   double slowest = 1e300;
   size_t measured = 0;
+  bool confirmed = false;  // the slowest
   for (const auto& [pair, link] : links_) {
     const auto bandwidth = link.Bandwidth(now_s);
-    if (!bandwidth.has_value() || bandwidth->age_s > kBandwidthFreshS) continue;
-    slowest = std::min(slowest, bandwidth->value);
+    const bool fresh = bandwidth.has_value() && bandwidth->age_s <= kBandwidthFreshS &&
+                       now_s - bandwidth->age_s > changed_at_s_;
+    // Nothing that a probe says of a network that changed since the last one is strange.
+    const bool changed = changed_at_s_ > now_s - kBandwidthFreshS;
+    const double estimate = !fresh ? 0 : changed ? link.newest_bandwidth() : bandwidth->value;
+    const double value = std::max(estimate, link.LowerBound(now_s));
+    if (!(value > 0)) continue;
     ++measured;
+    if (value >= slowest) continue;
+    slowest = value;
+    confirmed = fresh && link.bandwidth_windows() >= 1 && !link.in_doubt();
   }
   if (measured == 0) return;
   const double current = 1 / filter_.beta_s_per_byte();
   const bool rises = slowest > current;
   // A flow that shares its sender's interface with others, or an idle moment of the job's own
   // traffic, looks slow without being so: a flow's rate is a lower bound of the link's.
-  if (!rises && observation.method == "tcp_info" && has_bandwidth_) return;
+  if (!rises && observation.method == "tcp_info") return;
   const double coverage = static_cast<double>(measured) / static_cast<double>(links_.size());
   deviation /= std::sqrt(std::max(coverage, 0.1));
   if (!rises) deviation += 0.5 * busy_;
+  if (!rises && !confirmed) {
+    if (filter_.beta_log_deviation() <= kUncertain) return;
+    deviation = std::hypot(deviation, kUnconfirmed);
+  }
   has_bandwidth_ = true;
   Event event;
   event.kind = Event::Kind::kBandwidth;
@@ -207,6 +305,15 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
   if (samples.empty()) return std::nullopt;
   AgeTo(now_s);
   busy_ = std::clamp(busy, 0.0, 1.0);
+  Event event;
+  event.at_s = now_s;
+  event.samples = samples;
+  event.before = filter_;
+  const std::optional<Measured> before = arrivals_.Bandwidth(now_s);
+  const bool again = arrivals_.EndStep(now_s);
+  const std::optional<Measured> arriving = arrivals_.Bandwidth(now_s);
+  event.arriving = arriving;
+  Pin(arriving);
   double predicted = 0, measured = 0, bytes = 0;
   for (const CollectiveSample& sample : samples) {
     const double one = filter_.Predict(sample);
@@ -217,10 +324,6 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
   beta_share_ += 0.2 * (bytes / predicted - beta_share_);
   const double error = std::log(measured / predicted);
   const double expected = std::sqrt(step_noise_ * step_noise_ + filter_.LogVariance(samples));
-  Event event;
-  event.at_s = now_s;
-  event.samples = samples;
-  event.before = filter_;
   event.surprise = error / expected;
   Apply(event);
   Remember(std::move(event));
@@ -231,6 +334,16 @@ std::optional<NetworkChange> NetworkModel::AddStep(double now_s,
                              kStepNoiseMax);
   }
   const int direction = detector_.Add(error / expected);
+  if (again && before.has_value() && arriving.has_value() &&
+      std::fabs(std::log(arriving->value / before->value)) > kBandwidthMoved) {
+    for (auto& [pair, link] : links_) link.Unconfirm();
+    detector_.Reset();  // what collectives say of the same change
+    NetworkChange change;
+    change.bandwidth = true;
+    change.bandwidth_before = before->value;
+    change.bandwidth_after = arriving->value;
+    return change;
+  }
   if (direction == 0) return std::nullopt;
   NetworkChange change = Relearn(direction, std::min(detector_.run_length(), kReplayStepsMax));
   if (!change.bandwidth && !change.latency) return std::nullopt;
@@ -258,12 +371,23 @@ NetworkChange NetworkModel::Relearn(int direction, int steps_max) {
   change.bandwidth_before = 1 / filter_.beta_s_per_byte();
   change.latency_before = filter_.alpha_s();
   changed_at_s_ = events_[first].at_s;
+  // The payloads of the step at which it began arrived after the step before.
+  double before_s = changed_at_s_ - kStepS;
+  for (size_t i = 0; i < first; ++i) {
+    if (events_[i].kind == Event::Kind::kStep) before_s = events_[i].at_s;
+  }
+  arrivals_.ForgetUpTo(before_s, rtt_changed_s_ > before_s - kRttFreshS);
+  const std::optional<Measured> arriving = arrivals_.Bandwidth(events_.back().at_s);
   // Round-trip times stay: their floor is what tells a queue from a longer way, and a longer way
   // that no queue explains is found by WatchRtt.
-  for (auto& [pair, link] : links_) link.ForgetBandwidthBefore(changed_at_s_);
+  for (auto& [pair, link] : links_) {
+    link.ForgetBoundsBefore(changed_at_s_);
+    link.Unconfirm();
+  }
   filter_.Inflate(kAlphaOpen, kBetaOpen);
   for (size_t i = first; i < events_.size(); ++i) {
     if (events_[i].kind == Event::Kind::kStep) events_[i].before = filter_;
+    events_[i].arriving = arriving;
     Apply(events_[i]);
   }
   change.bandwidth_after = 1 / filter_.beta_s_per_byte();
@@ -299,6 +423,7 @@ std::vector<LinkEstimate> NetworkModel::Links(double now_s) const {
     out.bandwidth_method = link.bandwidth_method();
     out.rtt_samples = link.rtt_samples();
     out.bandwidth_samples = link.bandwidth_samples();
+    out.bandwidth_windows = link.in_doubt() ? 0 : link.bandwidth_windows();
     links.push_back(std::move(out));
   }
   return links;
@@ -309,7 +434,8 @@ bool NetworkModel::KnowsBandwidth(const std::string& source, const std::string& 
   const auto link = links_.find({source, target});
   if (link == links_.end()) return false;
   const auto bandwidth = link->second.Bandwidth(now_s);
-  return bandwidth.has_value() && bandwidth->age_s < age_max_s;
+  const bool certain = link->second.bandwidth_windows() >= 2 && !link->second.in_doubt();
+  return bandwidth.has_value() && certain && bandwidth->age_s < age_max_s;
 }
 
 std::string NetworkModel::ProbeReason() const {

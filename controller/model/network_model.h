@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "controller/model/arrival_pool.h"
 #include "controller/model/change_detector.h"
 #include "controller/model/job_model.h"
 #include "controller/model/link_estimator.h"
@@ -24,8 +25,10 @@ struct NetworkChange {
   double latency_before = 0, latency_after = 0;
 };
 
-/// Evidence in order of trust: completed collectives; tcp_info that is not application-limited, as
-/// a lower bound; probes. Times are seconds on one monotonic clock. Not thread-safe.
+/// Evidence of bandwidth in order of trust: how fast payloads arrived, which alone says it as long
+/// as any of that is known; completed collectives; probes; tcp_info that is not
+/// application-limited, as a lower bound. Times are seconds on one monotonic clock. Not
+/// thread-safe.
 class NetworkModel {
  public:
   explicit NetworkModel(int world) : world_(world), filter_(world) {}
@@ -42,13 +45,19 @@ class NetworkModel {
   const NetworkFilter& filter() const { return filter_; }
 
   void AddLink(double now_s, const LinkObservation& observation);
+  /// How fast payloads came from `source` to `target`. Where a window may have been what limits
+  /// them it is a lower bound of the link; and where others came at the same time, too, but all of
+  /// them together say what the target's host takes in.
+  void AddArrival(double now_s, const std::string& source, const std::string& target,
+                  const ArrivalObservation& arrival);
   /// The collectives of one step. `busy`: share of the step that the network was in use. A change
   /// is reported once, with the estimates that follow from the samples since it began.
   std::optional<NetworkChange> AddStep(double now_s, const std::vector<CollectiveSample>& samples,
                                        double busy);
 
   std::vector<LinkEstimate> Links(double now_s) const;
-  /// Whether a sample of that link's bandwidth is younger than `age_max_s`. O(log links).
+  /// Whether that link's bandwidth was seen in two windows, the last of them younger than
+  /// `age_max_s`, and no newer sample disagrees. O(log links).
   bool KnowsBandwidth(const std::string& source, const std::string& target, double now_s,
                       double age_max_s) const;
   bool has_latency() const { return has_latency_ || steps_ >= 3; }
@@ -68,7 +77,8 @@ class NetworkModel {
     double at_s = 0, value = 0, log_deviation = 0;
     double surprise = 0;  // kStep only: standardised error of the prediction
     std::vector<CollectiveSample> samples;
-    NetworkFilter before{1};  // kStep only: the filter before this step
+    std::optional<Measured> arriving;  // kStep only: the bandwidth that arrivals say
+    NetworkFilter before{1};           // kStep only: the filter before this step
   };
   static constexpr size_t kEventsMax = 64;
   static constexpr int kReplayStepsMax = 8;
@@ -79,6 +89,11 @@ class NetworkModel {
   void Remember(Event event);
   void WatchRtt(double at_s, const LinkEstimator& link, double rtt_s, double now_s);
   void FeedLatency(double now_s);
+  /// Whether a rate is what a window allowed, so that the link may give more.
+  bool MayBeWindows(const LinkEstimator& link, const LinkObservation& observation,
+                    double now_s) const;
+  /// Fixes the filter's bandwidth to what arrivals say. False: they say nothing.
+  bool Pin(const std::optional<Measured>& arriving);
   void FeedBandwidth(double now_s, const LinkObservation& observation, double log_deviation);
   NetworkChange Relearn(int direction, int steps_max);
 
@@ -88,13 +103,16 @@ class NetworkModel {
   std::vector<double> rates_max_;  // by collective; what a restored filter is told again
   SharedMemory memory_;            // what a restored filter is told again
   std::map<std::pair<std::string, std::string>, LinkEstimator> links_;
+  std::map<std::pair<std::string, std::string>, double> windows_;  // of senders, in bytes
+  ArrivalPool arrivals_;
   std::deque<Event> events_;
   ChangeDetector detector_;
   double aged_to_s_ = -1;
   double latency_fed_s_ = -1e9;
   int raised_rtts_ = 0;  // round trips in a row, of any link, far above their link's floor
   double raised_since_s_ = 0;
-  double changed_at_s_ = -1e9;  // bandwidth samples from before say nothing
+  double rtt_changed_s_ = -1e9;  // round trips rose for good
+  double changed_at_s_ = -1e9;   // bandwidth samples from before say nothing
   double busy_ = 0;
   double beta_share_ = 0;     // smoothed share of collective time that bytes cause
   double step_noise_ = 0.15;  // deviation of log(measured / predicted) per step

@@ -177,6 +177,12 @@ void CollectJob(const Job& job, Collector* out) {
                "not known.",
                labels, state.non_finite->guilty_rank);
   }
+  double slower = 1;
+  for (const auto& rank : state.ranks) slower = std::max(slower, rank.slower);
+  out->Gauge("weir_slowest_rank_ratio",
+             "Time that the slowest rank computes over the middle rank's; 1: none is slower beyond "
+             "doubt.",
+             labels, slower);
   out->Counter("weir_decision_errors_total", "Number of decisions that failed with an error.",
                labels, static_cast<double>(counters.decision_errors));
   out->Counter("weir_decide_seconds_total", "Time in seconds that the solver has taken.", labels,

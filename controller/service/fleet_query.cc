@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "controller/service/explain.h"
 #include "controller/service/fleet.h"
@@ -297,6 +298,14 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
     text += StrCat("Prediction error of collective times: median ",
                    static_cast<int>(job->series().PredictionErrorMedian() * 1000) / 10.0,
                    " % over ", job->series().predictions(), " runs\n");
+  }
+  if (request.decision_id().empty()) {
+    for (const RankView& rank : job->View().ranks) {
+      if (rank.slower <= 1) continue;
+      text += StrCat("Rank ", rank.rank, " computes ", std::round(rank.slower * 10) / 10,
+                     " times slower than the middle rank, and the others wait for it: no plan "
+                     "helps\n");
+    }
   }
   if (!obstacle.empty() && request.decision_id().empty()) {
     text += StrCat("Not deciding now: ", obstacle, "\n");

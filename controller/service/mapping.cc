@@ -257,6 +257,12 @@ StepObservation ToModel(int rank, const v1::StepReport& report) {
     if (density.has_combined()) seen.combined = std::clamp(density.combined(), 0.0, 1.0);
     out.block_densities.push_back(std::move(seen));
   }
+  for (const auto& arrival : report.arrivals()) {
+    out.arrivals.push_back({static_cast<int>(std::min<uint32_t>(arrival.peer_rank(), INT_MAX)),
+                            Positive(arrival.s_per_byte()), Positive(arrival.relative_deviation()),
+                            Positive(arrival.ingress_s_per_byte()),
+                            static_cast<double>(arrival.payload_bytes()), arrival.within_burst()});
+  }
   return out;
 }
 
@@ -315,7 +321,9 @@ std::optional<RankSaid> ToModel(int rank, const v1::RankMessage& message) {
       PathList paths;
       for (const v1::PathSample& path : message.paths().paths()) {
         paths.push_back({static_cast<int>(path.peer_rank() & 0x7fffffff), Positive(path.rtt_s()),
-                         Positive(path.delivery_rate_bytes_per_s()), path.application_limited()});
+                         Positive(path.delivery_rate_bytes_per_s()), path.application_limited(),
+                         static_cast<double>(path.congestion_window_bytes()),
+                         Positive(path.rtt_min_s())});
       }
       return paths;
     }

@@ -218,9 +218,20 @@ json ToJson(const BlockDensity& d) {
   return density;
 }
 
+json ToJson(const ArrivalSample& a) {
+  return {{"peer_rank", a.peer < 0 ? 0 : a.peer},
+          {"s_per_byte", JsonDouble(a.s_per_byte)},
+          {"relative_deviation", JsonDouble(a.relative_deviation)},
+          {"ingress_s_per_byte", JsonDouble(a.ingress_s_per_byte)},
+          {"payload_bytes", JsonUint64(a.payload_bytes)},
+          {"trains", a.trains},
+          {"within_burst", a.within_burst}};
+}
+
 json Body(const StepReport& m) {
   json buckets = json::array(), gains = json::array(), losses = json::array();
-  json densities = json::array();
+  json densities = json::array(), arrivals = json::array();
+  for (const ArrivalSample& arrival : m.arrivals) arrivals.push_back(ToJson(arrival));
   for (const BlockDensity& density : m.block_densities) densities.push_back(ToJson(density));
   for (const BucketSample& sample : m.buckets) buckets.push_back(ToJson(sample));
   for (const GainCurve& curve : m.gains) {
@@ -247,7 +258,8 @@ json Body(const StepReport& m) {
             {"buckets", std::move(buckets)},
             {"gains", std::move(gains)},
             {"codec_losses", std::move(losses)},
-            {"block_densities", std::move(densities)}}}};
+            {"block_densities", std::move(densities)},
+            {"arrivals", std::move(arrivals)}}}};
 }
 
 json Body(const PathReport& m) {
@@ -264,6 +276,7 @@ json Body(const PathReport& m) {
                      {"receive_window_limited_s", JsonDouble(p.receive_window_limited_s)},
                      {"send_buffer_limited_s", JsonDouble(p.send_buffer_limited_s)},
                      {"retransmits", JsonUint64(p.retransmits)},
+                     {"congestion_window_bytes", p.congestion_window_bytes},
                      {"peer_address", known ? m.addresses[p.peer] : ""},
                      {"medium", p.medium}});
   }

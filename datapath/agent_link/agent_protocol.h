@@ -96,6 +96,7 @@ struct StepReport {
   std::vector<GainCurve> gains;
   std::vector<CodecLoss> codec_losses;
   std::vector<BlockDensity> block_densities;
+  std::vector<ArrivalSample> arrivals;
 };
 
 struct PathReport {

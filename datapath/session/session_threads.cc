@@ -297,6 +297,7 @@ void Session::FinishReport(TimePoint now) {
     stats_.last_step_s = report_.step_s;
   }
   if (agent_ == nullptr || !agent_->connected()) return;
+  report_.arrivals = InTurn(transport_->TakeArrivals(), report_.step);
   Tell(std::move(report_));
   TellPaths(now);
 }

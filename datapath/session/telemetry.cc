@@ -72,6 +72,14 @@ void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
   }
 }
 
+std::vector<ArrivalSample> InTurn(std::vector<ArrivalSample> samples, uint64_t step) {
+  if (samples.size() <= kArrivalsMax) return samples;
+  const uint64_t first = step * kArrivalsMax % samples.size();
+  std::rotate(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(first), samples.end());
+  samples.resize(kArrivalsMax);
+  return samples;
+}
+
 int GuiltyRank(std::string_view message, int own_rank) {
   int guilty = -1;
   for (size_t at = message.find("rank "); at != std::string_view::npos;

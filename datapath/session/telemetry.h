@@ -27,6 +27,10 @@ BucketSample SampleOf(const Operation& op, const StepTimes& times);
 void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
                 StepReport* report);
 
+/// Of many peers' samples kArrivalsMax, others in each step.
+std::vector<ArrivalSample> InTurn(std::vector<ArrivalSample> samples, uint64_t step);
+inline constexpr size_t kArrivalsMax = 8;
+
 /// The rank that an error blames: the last "rank N" in its text where N is not `own_rank`; -1 if
 /// there is none.
 int GuiltyRank(std::string_view message, int own_rank);

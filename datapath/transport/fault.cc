@@ -107,6 +107,7 @@ class FaultTransport : public Transport {
   void Abandon(std::string_view reason) override { inner_->Abandon(reason); }
   void Interrupt() override { inner_->Interrupt(); }
   std::vector<PathSample> Samples() const override { return inner_->Samples(); }
+  std::vector<ArrivalSample> TakeArrivals() override { return inner_->TakeArrivals(); }
   uint64_t bytes_sent() const override { return inner_->bytes_sent(); }
   int unauthenticated_peers() const override { return inner_->unauthenticated_peers(); }
 

@@ -15,6 +15,7 @@
 #include "datapath/base/clock.h"
 #include "datapath/base/registry.h"
 #include "datapath/base/status.h"
+#include "datapath/transport/arrivals.h"
 #include "datapath/wire/channel_keys.h"
 #include "datapath/wire/frame.h"
 
@@ -183,6 +184,9 @@ class Transport {
 
   /// One sample per connected peer. Thread-safe.
   virtual std::vector<PathSample> Samples() const = 0;
+
+  /// How fast payloads came since the last call, from peers on other hosts. Thread-safe.
+  virtual std::vector<ArrivalSample> TakeArrivals() { return {}; }
 
   /// Bytes handed to the network or to peers' memory by messages since Connect, headers included;
   /// what ranks pass through staging buffers is not counted. Thread-safe.

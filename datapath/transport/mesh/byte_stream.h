@@ -15,7 +15,8 @@
 
 namespace weir::mesh {
 
-/// An ordered, lossless, bidirectional stream that never blocks. Only Sample is thread-safe.
+/// An ordered, lossless, bidirectional stream that never blocks. Sample and the log of arrivals are
+/// thread-safe.
 class ByteStream {
  public:
   virtual ~ByteStream() = default;
@@ -27,6 +28,10 @@ class ByteStream {
   /// nothing yet; -EPROTO if the peer broke the rules of the medium; -ECONNRESET if the rest of a
   /// payload is lost, after which there may be more; another negative errno if the stream is cut.
   virtual ssize_t Read(std::span<const iovec> parts) = 0;
+  /// Where the reader notes when payloads arrived; null if the medium does not tell.
+  virtual ArrivalLog* arrivals() { return nullptr; }
+  /// When the last byte of the last Read arrived at this host, on the kernel's clock; 0: not known.
+  virtual double arrived_s() const { return 0; }
   /// How many of the last bytes taken the medium still reads from the caller's memory, so that
   /// their sends are not over. An event, or Releases, reports when there are fewer.
   virtual size_t Retained() { return 0; }

@@ -143,7 +143,10 @@ Status Connection::ReadOnce(size_t* bytes) {
   size_t wanted = 0;
   bool look_ahead = true;
   if (in().aimed() && in().rest() > 0) {  // Consume has emptied the look-ahead buffer
-    const size_t piece = std::min(in().rest(), kPieceBytes);
+    const size_t size = NotesArrivals()
+                            ? ArrivalLog::PieceBytes(in().header().payload_bytes, in().received())
+                            : kPieceBytes;
+    const size_t piece = std::min(in().rest(), size);
     look_ahead = piece == in().rest();
     parts[count++] = {in().room(), piece};
     wanted = piece;
@@ -167,8 +170,14 @@ Status Connection::ReadOnce(size_t* bytes) {
   // A short read means an empty socket, unless the stream's end waits behind it.
   if (*bytes < wanted && !hung_up_) readable_ = false;
   in().Advance(std::min(*bytes, direct));
+  if (direct > 0 && NotesArrivals()) NoteArrival(std::min(*bytes, direct));
   look_ahead_end_ += *bytes - std::min(*bytes, direct);
   return OkStatus();
+}
+
+void Connection::NoteArrival(size_t bytes) {
+  const double at_s = stream_.arrived_s();
+  if (at_s > 0) stream_.arrivals()->Add({at_s, static_cast<uint32_t>(bytes)});
 }
 
 Status Connection::Consume() {
@@ -196,6 +205,7 @@ Status Connection::ConsumeHeader(bool* more) {
   WEIR_RETURN_IF_ERROR(in().Check(*header));
   look_ahead_begin_ += kFrameHeaderBytes;
   in().Begin(*header, bytes);
+  if (NotesArrivals()) NoteArrival(std::min<size_t>(staged(), header->payload_bytes));
   *more = true;
   return OkStatus();
 }

@@ -88,6 +88,13 @@ class Connection : public Peer {
   Status ConsumeHeader(bool* more);
   Status ConsumePayload(bool* more);
   Status ConsumeAbort(bool* more);
+  /// Whether the arrival of the present frame's bytes is measured.
+  bool NotesArrivals() const {
+    return in().header().payload_bytes >= kMeasuredPayloadBytesMin &&
+           in().header().type == FrameType::kData && stream_.arrivals() != nullptr;
+  }
+  /// Takes note of payload bytes that were just read.
+  void NoteArrival(size_t bytes);
   Status Drain();
   Status FindEnd();
   Status FindReason();

@@ -255,4 +255,16 @@ std::vector<PathSample> StreamMesh::Samples() const {
   return samples;
 }
 
+std::vector<ArrivalSample> StreamMesh::TakeArrivals() {
+  std::vector<PeerArrivals> arrivals;
+  {
+    MutexLock lock(streams_mutex_);
+    for (size_t r = 0; r < streams_.size(); ++r) {
+      ArrivalLog* const log = streams_[r] ? streams_[r]->arrivals() : nullptr;
+      if (log != nullptr) arrivals.push_back({static_cast<int>(r), log->Take()});
+    }
+  }
+  return MeasureArrivals(arrivals);
+}
+
 }  // namespace weir::mesh

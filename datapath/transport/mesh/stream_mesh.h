@@ -35,6 +35,7 @@ class StreamMesh : public MeshTransport {
   explicit StreamMesh(StreamMeshParts parts);
   ~StreamMesh() override;
 
+  std::vector<ArrivalSample> TakeArrivals() override;
   std::vector<PathSample> Samples() const override;
 
  protected:

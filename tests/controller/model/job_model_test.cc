@@ -291,6 +291,30 @@ TEST(JobModelTest, AWorldOfOneNeedsNoNetwork) {
   EXPECT_FALSE(job.model().WantsBandwidthProbe());
 }
 
+TEST(JobModelTest, ARankThatComputesLateIsNamedAndTheNetworkIsNot) {
+  FakeClock clock;
+  test::SimulatedJob::Options options;
+  options.slow_rank = 2;
+  options.slow_compute = 1.4;
+  options.arrivals = true;
+  test::SimulatedJob late(options, clock);
+  FakeClock other_clock;
+  options.slow_rank = -1;
+  test::SimulatedJob even(options, other_clock);
+  for (int i = 0; i < 60; ++i) {
+    late.Step(kFast);
+    even.Step(kFast);
+  }
+  const std::vector<RankPace> paces = late.model().Paces();
+  ASSERT_EQ(paces.size(), 4u);
+  for (const RankPace& pace : paces) {
+    EXPECT_NEAR(pace.slower, pace.rank == 2 ? 1.25 : 1, 0.06) << pace.rank;
+  }
+  for (const RankPace& pace : even.model().Paces()) EXPECT_EQ(pace.slower, 1) << pace.rank;
+  const double with = late.model().bandwidth_bytes_per_s().value;
+  EXPECT_NEAR(std::log(with / even.model().bandwidth_bytes_per_s().value), 0, 0.15);
+}
+
 TEST(JobModelTest, HostileObservationsAreSurvived) {
   FakeClock clock;
   test::SimulatedJob job({}, clock);

@@ -297,6 +297,8 @@ class FakeCluster {
   v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
   int strange_rank = -1;  // this rank reaches three peers without authentication
   bool nack = false;
+  int late_rank = -1;  // computes `late` times as long until its first bucket
+  double late = 1;
   double lossy_extra_s = 0;  // of a step, where no measurement of a rank shows it
   // Progress of a step by its gain, in dense ones; none: all steps are worth the same.
   std::function<double(double gain)> progress;
@@ -452,7 +454,7 @@ class FakeCluster {
     report->set_step(step_);
     report->set_plan_version(active_.version());
     report->set_step_s(step_s);
-    report->set_compute_s(kComputeS - kBackwardS);
+    report->set_compute_s((kComputeS - kBackwardS) * (rank == late_rank ? late : 1));
     report->set_backward_s(kBackwardS);
     report->set_exposed_s(exposed);
     report->set_loss(3.0 / (1 + 0.01 * clock_steps_) + damage_);
@@ -493,8 +495,11 @@ class FakeCluster {
       path->set_peer_rank(static_cast<uint32_t>(peer));
       path->set_rtt_s(2 * network.latency_s * (1 + 0.02 * std::abs(random_.Normal())));
       path->set_rtt_min_s(2 * network.latency_s);
-      path->set_delivery_rate_bytes_per_s(LinkBandwidth(static_cast<size_t>(rank), peer) *
-                                          (1 + 0.02 * random_.Normal()));
+      const double bytes_per_s = LinkBandwidth(static_cast<size_t>(rank), peer);
+      path->set_delivery_rate_bytes_per_s(bytes_per_s * (1 + 0.02 * random_.Normal()));
+      // A queue as long as the path itself: the link was what limited it.
+      path->set_congestion_window_bytes(static_cast<uint32_t>(4 * bytes_per_s * network.latency_s) +
+                                        (64 << 10));
     }
     Say(rank, message);
     if (step_ % 10 != 1) return;

@@ -51,6 +51,18 @@ class ShardFleetTest : public testing::Test {
   FakeCluster cluster_{4, clock_};
 };
 
+TEST_F(ShardFleetTest, ARankThatComputesLateIsNamedAndIsNoSlowLink) {
+  cluster_.late_rank = 2;
+  cluster_.late = 2.2;  // of a third of the time
+  cluster_.Connect(*fleet_);
+  Run(40);
+  EXPECT_THAT(Explain().text(),
+              testing::HasSubstr("Rank 2 computes 1.4 times slower than the middle rank"));
+  EXPECT_THAT(Explain().text(), testing::Not(testing::HasSubstr("Rank 1 computes")));
+  EXPECT_EQ(cluster_.active().shard_shares_size(), 0);
+  EXPECT_EQ(cluster_.active().ring_order_size(), 0);
+}
+
 TEST_F(ShardFleetTest, ASlowHostOwnsLessAndStepsGetShorter) {
   cluster_.network.slow_host_bytes_per_s = 10e6;
   cluster_.Connect(*fleet_);

@@ -33,6 +33,9 @@ class SimulatedJob {
     double overhead_s = 6e-4;     // of a collective, unknown to the model
     double alpha_factor = 1.1, gamma = 3e-10;
     double queue_s = 0.015;  // what a busy link adds to a round trip
+    int slow_rank = -1;      // takes slow_compute times as long until its first bucket
+    double slow_compute = 1;
+    bool arrivals = false;  // ranks stamp the payloads that come from the rank before
     uint64_t seed = 1;
   };
 
@@ -110,12 +113,20 @@ class SimulatedJob {
     std::vector<double> first(world), free(world), last(world);
     for (int r = 0; r < world; ++r) {
       const double noise = 1 + options_.compute_noise * std::fabs(random_.Normal());
-      first[r] = begin_s_[r] + options_.compute_s * noise;
+      const double slow = r == options_.slow_rank ? options_.slow_compute : 1;
+      first[r] = begin_s_[r] + options_.compute_s * noise * slow;
       free[r] = last[r] = first[r];
       reports[r].rank = r;
       reports[r].step = step_;
       reports[r].plan_version = version_;
       reports[r].compute_s = first[r] - begin_s_[r];
+    }
+    if (options_.arrivals) {
+      for (int r = 0; r < world; ++r) {
+        const double s_per_byte = std::exp(0.05 * random_.Normal()) / network.bandwidth;
+        reports[r].arrivals.push_back(
+            {(r + world - 1) % world, s_per_byte, 0.05, s_per_byte, 3e5, false});
+      }
     }
     busy_ = 0;
     for (size_t b = 0; b < plan_.size(); ++b) RunBucket(network, b, first, &free, &last, &reports);

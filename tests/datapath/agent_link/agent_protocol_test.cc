@@ -12,6 +12,7 @@
 
 #include "datapath/base/json.h"
 #include "datapath/base/random.h"
+#include "datapath/session/telemetry.h"
 
 namespace weir {
 namespace {
@@ -131,6 +132,23 @@ TEST(RankMessageTest, NonFiniteNumbersAreTheTextsOfProto3) {
   EXPECT_EQ(json["step_s"], "Infinity");
 }
 
+TEST(RankMessageTest, OfManyPeersArrivalsAreReportedInTurn) {
+  std::vector<ArrivalSample> samples;
+  for (int peer = 0; peer < 20; ++peer) {
+    samples.emplace_back();
+    samples.back().peer = peer;
+  }
+  std::set<int> reported;
+  for (uint64_t step = 1; step <= 5; ++step) {
+    const auto turn = InTurn(samples, step);
+    ASSERT_EQ(turn.size(), kArrivalsMax);
+    for (const ArrivalSample& sample : turn) reported.insert(sample.peer);
+  }
+  EXPECT_EQ(reported.size(), samples.size());
+  samples.resize(3);
+  EXPECT_EQ(InTurn(samples, 7).size(), 3u);
+}
+
 TEST(RankMessageTest, EveryKindHasItsKey) {
   BucketTable table;
   table.buckets.push_back({0xab, 10, 1, "float16", std::vector<std::string>(100, "w")});
@@ -138,8 +156,9 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   step.buckets.emplace_back();
   step.gains.push_back({1, {1, 0.5}, {1, 0.9}, 4});
   step.block_densities = {{1, 64, 0.25, 0.5}, {1, 256, 0.75}};
+  step.arrivals.push_back({3, 4e-8, 0.1, 2e-8, 300000, 2, true});
   PathReport paths;
-  paths.paths.push_back({.peer = 2, .medium = "shm"});
+  paths.paths.push_back({.peer = 2, .medium = "shm", .congestion_window_bytes = 14480});
   paths.addresses = {"10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"};
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["key"], "00000000000000ab");
   EXPECT_EQ(Parsed(table)["buckets"]["buckets"][0]["parameters"].size(), 64u);
@@ -152,6 +171,15 @@ TEST(RankMessageTest, EveryKindHasItsKey) {
   EXPECT_EQ(densities[1]["block_elements"], 256);
   EXPECT_EQ(densities[1]["own"], 0.75);
   EXPECT_FALSE(densities[1].contains("has_combined"));
+  const auto arrival = Parsed(step)["step"]["arrivals"][0];
+  EXPECT_EQ(arrival["peer_rank"], 3);
+  EXPECT_EQ(arrival["s_per_byte"], 4e-8);
+  EXPECT_EQ(arrival["relative_deviation"], 0.1);
+  EXPECT_EQ(arrival["ingress_s_per_byte"], 2e-8);
+  EXPECT_EQ(arrival["payload_bytes"], 300000);
+  EXPECT_EQ(arrival["trains"], 2);
+  EXPECT_EQ(arrival["within_burst"], true);
+  EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["congestion_window_bytes"], 14480);
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["peer_rank"], 2);
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["medium"], "shm");
   EXPECT_EQ(Parsed(paths)["paths"]["paths"][0]["peer_address"], "10.0.0.3:1");

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "datapath/base/random.h"
+#include "datapath/wire/frame_seal.h"
 #include "tests/datapath/transport/conformance.h"
 
 namespace weir::testing {

@@ -7,7 +7,9 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
 
 #include "datapath/transport/builtin/tcp/striped_stream.h"
 
@@ -58,7 +60,11 @@ SocketStream::SocketStream(UniqueFd socket, size_t zero_copy_bytes_min)
     : socket_(std::move(socket)),
       within_host_(mesh::StaysOnThisHost(socket_.get())),
       loopback_(mesh::IsLoopback(socket_.get())),
-      zero_copy_(socket_.get(), zero_copy_bytes_min) {}
+      zero_copy_(socket_.get(), zero_copy_bytes_min) {
+  const int on = 1;
+  stamped_ =
+      !within_host_ && setsockopt(socket_.get(), SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof on) == 0;
+}
 
 ssize_t SocketStream::Write(std::span<const iovec> parts) {
   msghdr message = {};
@@ -80,7 +86,30 @@ ssize_t SocketStream::Write(std::span<const iovec> parts) {
   return n;
 }
 
+// The kernel stamps each packet when it comes from the device, so what a busy reader reads late is
+// not late. The stamp is that of the last byte that a call returns.
+ssize_t SocketStream::ReadStamped(std::span<const iovec> parts) {
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(timespec))> control;
+  msghdr message = {};
+  message.msg_iov = const_cast<iovec*>(parts.data());  // only read
+  message.msg_iovlen = parts.size();
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t n = Result([&] { return recvmsg(socket_.get(), &message, MSG_DONTWAIT); });
+  arrived_s_ = 0;
+  if (n <= 0) return n;
+  for (const cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr;
+       c = CMSG_NXTHDR(&message, const_cast<cmsghdr*>(c))) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_TIMESTAMPNS) continue;
+    timespec at = {};
+    std::memcpy(&at, CMSG_DATA(c), sizeof at);
+    arrived_s_ = static_cast<double>(at.tv_sec) + 1e-9 * static_cast<double>(at.tv_nsec);
+  }
+  return n;
+}
+
 ssize_t SocketStream::Read(std::span<const iovec> parts) {
+  if (stamped_) return ReadStamped(parts);
   if (parts.size() == 1) {  // recv has less to set up, which matters for small frames
     return Result(
         [&] { return recv(socket_.get(), parts[0].iov_base, parts[0].iov_len, MSG_DONTWAIT); });

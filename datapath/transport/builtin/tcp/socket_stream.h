@@ -18,6 +18,8 @@ class SocketStream : public mesh::ByteStream {
 
   ssize_t Write(std::span<const iovec> parts) override;
   ssize_t Read(std::span<const iovec> parts) override;
+  ArrivalLog* arrivals() override { return stamped_ ? &arrivals_ : nullptr; }
+  double arrived_s() const override { return arrived_s_; }
   size_t Retained() override { return zero_copy_.Retained(); }
   void CloseWrite() override;
   void Expect(size_t bytes) override;
@@ -33,10 +35,15 @@ class SocketStream : public mesh::ByteStream {
   PathSample Sample(int peer) const override;
 
  private:
+  ssize_t ReadStamped(std::span<const iovec> parts);
+
   const mesh::UniqueFd socket_;
   const bool within_host_, loopback_;
   size_t low_water_ = 1;  // the kernel reports data from so many bytes on
   ZeroCopy zero_copy_;
+  bool stamped_ = false;  // the kernel says when bytes arrived
+  double arrived_s_ = 0;
+  ArrivalLog arrivals_;
 };
 
 /// The stream over all `sockets` of a pair of ranks, at least one; connected and configured.
