@@ -111,8 +111,7 @@ Table JobTable(const v1::ListJobsResponse& response) {
     const std::string frames = ProtectionText(job);
     table.rows.push_back({job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
                           std::to_string(job.world()), std::to_string(job.step()),
-                          OrDash(job.step_s(), SecondsText), Running(job),
-                          job.benefit().text(),
+                          OrDash(job.step_s(), SecondsText), Running(job), job.benefit().text(),
                           OrDash(job.gain(), NumberText), OrDash(job.loss(), NumberText),
                           OrDash(static_cast<double>(job.bytes_sent()), BytesText), job.policy(),
                           frames.empty() ? "-" : frames});

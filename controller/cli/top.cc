@@ -61,11 +61,10 @@ StatusOr<Table> TopTable(Client& client, const std::string& name) {
     table.rows.push_back(
         {job.name(), job.pinned().empty() ? job.state() : job.state() + ",pinned",
          std::to_string(job.step()), OrDash(job.loss(), NumberText), ChoiceOf(point),
-         job.benefit().text(),
-         OrDash(job.step_s(), SecondsText), OrDash(point.compute_s(), SecondsText),
-         OrDash(point.codec_s(), SecondsText), OrDash(point.measured_network_s(), SecondsText),
-         OrDash(point.exposed_s(), SecondsText), OrDash(job.gain(), NumberText),
-         OrDash(point.bandwidth_bytes_per_s(), BandwidthText),
+         job.benefit().text(), OrDash(job.step_s(), SecondsText),
+         OrDash(point.compute_s(), SecondsText), OrDash(point.codec_s(), SecondsText),
+         OrDash(point.measured_network_s(), SecondsText), OrDash(point.exposed_s(), SecondsText),
+         OrDash(job.gain(), NumberText), OrDash(point.bandwidth_bytes_per_s(), BandwidthText),
          OrDash(point.latency_s(), SecondsText)});
   }
   return table;

@@ -77,13 +77,13 @@ class DecisionLoop {
   /// Why nothing is decided now; empty: nothing stands against it.
   const std::string& obstacle() const { return obstacle_; }
   double residual_ratio() const { return monitor_.residual_ratio(); }
-  /// What losses say about the progress of a step, under the ruling policy.
+  /// The progress of a step by the job's losses, under the active policy.
   ExponentBelief belief() const;
   /// Figures that the ruling policy has a say in.
   void Fill(JobView* out) const;
 
  private:
-  /// What runs again after a few dense steps, as snapshots are to show it meanwhile.
+  /// The plan that runs again after a few dense steps; snapshots show it meanwhile.
   struct Interrupted {
     uint64_t check_version = 0;  // of the dense plan
     PlanModel choices;

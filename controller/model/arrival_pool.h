@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What hosts take in, as one estimate for all of them: how fast payloads arrived, step by step.
+// One estimate for all hosts of how fast payloads arrived at them, step by step.
 // Nearly everything that disturbs such a sample makes it slower than the link: a host whose cores
 // are taken, a window that was exhausted, other traffic. So many hosts' samples of a few steps say
 // together what each of them does not.
@@ -37,8 +37,8 @@ class ArrivalPool {
   /// slow collectives as well, so that only other samples end the estimate.
   void ForgetUpTo(double until_s, bool another_way = false);
 
-  /// Of all hosts, unless one is slower beyond the joint interval and was seen to be in two
-  /// windows; nothing: not known well enough.
+  /// The bandwidth of all hosts, or of one that was seen in two windows to be slower beyond the
+  /// joint interval; nothing: not known well enough.
   std::optional<Measured> Bandwidth(double now_s) const;
 
  private:

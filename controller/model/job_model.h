@@ -210,7 +210,7 @@ class JobModel {
   uint64_t step() const;
   double gain() const;  // of the last steps, dimension-weighted
   std::optional<double> loss() const;
-  /// What losses say about progress per step.
+  /// The progress per step by the job's losses.
   const ProgressModel& progress() const;
   /// Bounded ring of the newest prediction records, oldest first (at most 4096), removed by the
   /// call.

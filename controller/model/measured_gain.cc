@@ -27,7 +27,7 @@ bool SameChoice(const MeasuredGain& a, const MeasuredGain& b) {
          a.ratio == b.ratio;
 }
 
-/// Of two measurements of a codec, the one whose ratio is nearer in logarithms.
+/// True if the ratio of measurement `a` is nearer, in logarithms, than that of `b`.
 bool Nearer(const MeasuredGain& a, const MeasuredGain& b, double ratio) {
   const auto apart = [&](const MeasuredGain& one) {
     return std::max(one.ratio, ratio) / std::min(one.ratio, ratio);

@@ -182,8 +182,8 @@ void NetworkModel::AddArrival(double now_s, const std::string& source, const std
   const double ingress = 1 / std::min(arrival.ingress_s_per_byte, arrival.s_per_byte);
   const auto window = windows_.find({source, target});
   const auto rtt = link.Rtt(now_s);
-  // What is in flight at once arrives as the link lets it, whatever the window would allow. More
-  // than that comes evenly if the link is what limits it, and window by window if the window is.
+  // Bytes that are in flight at once arrive at the link's speed, whatever the window allows. More
+  // bytes arrive evenly if the link limits them, and window by window if the window does.
   const bool known = window != windows_.end() && rtt.has_value();
   const bool at_once =
       window != windows_.end() && arrival.payload_bytes <= kFlight * window->second;

@@ -13,7 +13,7 @@ namespace weir {
 inline constexpr int kExponents = 21;
 inline constexpr double kExponentStep = 0.1;  // 0, 0.1, ... 2
 
-/// What is known of p: a probability for each value of the grid.
+/// The knowledge of p: a probability for each value of the grid.
 struct ExponentBelief {
   std::array<double, kExponents> weights{};  // they sum to 1
   double mean = 1, deviation = 0;
@@ -21,7 +21,7 @@ struct ExponentBelief {
   double Quantile(double share) const;
 };
 
-/// What a step of some gain is worth.
+/// The worth of a step by its gain.
 struct ProgressCurve {
   double exponent = 1;
   // Below this gain no loss was seen, and the exponent is at least `prior`: what losses did not

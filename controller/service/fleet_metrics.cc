@@ -78,7 +78,7 @@ class Collector {
   std::vector<MetricFamily> families_;
 };
 
-// Of the time that dense would have taken; nothing while nothing is compared.
+// Shares of the time that dense would have taken; none while nothing is compared.
 void CollectBenefit(const JobView& state, const Labels& labels, Collector* out) {
   const Benefit& benefit = state.benefit;
   out->Gauge("weir_progress_exponent",

@@ -389,7 +389,7 @@ size_t Decider::ChooseFirst(const std::vector<size_t>& ranked) {
       !all_[best].dense && !scope_.immediate && dense_ >= 0 && all_[dense_].excluded_by.empty();
   if (!judged) return Because(DecisionRule::kFirstPlan, best);
   const auto dense = static_cast<size_t>(dense_);
-  // Of those that are better by enough, each after the first is gentler than all before it.
+  // The best is tried first; each later one is gentler than all before it, and better by enough.
   double gain = -1;
   int tried = 0;
   for (const size_t i : ranked) {

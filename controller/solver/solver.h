@@ -42,7 +42,7 @@ enum class DecisionRule {
   kFixed,              // the objective allows only this plan
   kIncumbentExcluded,  // a bound excludes the running plan
   kIncumbentUnpredictable,  // the running plan cannot continue
-  kDoubtful,  // the running plan is not surely better than dense in progress
+  kDoubtful,                // the running plan is not surely better than dense in progress
 };
 
 /// The facts of a plan that the text of a decision mentions.
@@ -68,8 +68,8 @@ struct DecisionFacts {
   double promised = 0, promised_min = 0;
   double probability = 0, probability_min = 0;
   double since_switch_s = 0, dwell_s = 0;  // kDwell
-  // Of objectives that go by progress: the exponent of the gain as losses say, and how probable it
-  // leaves it that the chosen plan makes faster progress than dense.
+  // For objectives that use progress: the exponent of the gain by the losses, and the probability
+  // that the chosen plan makes faster progress than dense.
   double progress_exponent = 0, progress_deviation = 0, dense_probability = 0;
   std::string excluded_by;         // kIncumbentExcluded, kIncumbentUnpredictable: by or for what
   std::string binding_constraint;  // the bound that excluded a better candidate; empty: none

@@ -27,7 +27,7 @@ BucketSample SampleOf(const Operation& op, const StepTimes& times);
 void FillReport(const std::deque<Operation>& operations, const StepTimes& times,
                 StepReport* report);
 
-/// Of many peers' samples kArrivalsMax, others in each step.
+/// Returns at most kArrivalsMax of the peers' samples, others in each step.
 std::vector<ArrivalSample> InTurn(std::vector<ArrivalSample> samples, uint64_t step);
 inline constexpr size_t kArrivalsMax = 8;
 

@@ -50,7 +50,7 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-/// What one train says: bytes that followed each other without a pause.
+/// The rate of one train of bytes, which followed each other without a pause.
 struct TrainRate {
   double s_per_byte = 0, relative_deviation = 0;
   double begin_s = 0, end_s = 0;  // of the part that was used
@@ -99,7 +99,7 @@ bool TheilSen(std::span<const ArrivalPoint> points, TrainRate* rate) {
   const double residual_s = std::max(1.4826 * Median(std::move(errors)), kClock_s);
   const double n = static_cast<double>(points.size());
   rate->relative_deviation = std::hypot(kDeviationMin, residual_s / span_s * std::sqrt(12 / n));
-  // Nor is it better than the intervals agree on: few of them carry what a stall or a window does.
+  // The estimate is no better than the intervals agree: stalls and windows affect few of them.
   double stalls_s2 = 0;
   for (size_t i = 1; i < points.size(); ++i) {
     const double error_s = points[i].at_s - points[i - 1].at_s - rate->s_per_byte * points[i].bytes;
@@ -149,7 +149,7 @@ std::optional<TrainRate> MeasureTrain(std::span<const ArrivalPoint> train) {
   return rate;
 }
 
-/// Of all peers' bytes while a train arrived; never slower than that train alone.
+/// The inverse rate of all peers' bytes while a train arrived; never slower than that train alone.
 double IngressSecondsPerByte(const std::vector<PeerArrivals>& arrivals, int peer,
                              const TrainRate& train) {
   const double span_s = train.end_s - train.begin_s;
@@ -163,7 +163,7 @@ double IngressSecondsPerByte(const std::vector<PeerArrivals>& arrivals, int peer
   return 1 / (1 / train.s_per_byte + others / span_s);
 }
 
-/// Of all trains between pauses, without those within a burst if any is longer.
+/// The rates of all trains between pauses, without those within a burst if any is longer.
 std::vector<TrainRate> TrainsOf(const PeerArrivals& arrivals) {
   std::vector<TrainRate> trains;
   const std::vector<ArrivalPoint> joined = JoinEqualStamps(arrivals.points);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the arrival of a payload says about the link that it came over: how fast the bytes of large
-// frames followed each other, by the kernel's clock, which a busy receiver does not delay. A sender
-// has all bytes of a frame when it starts, so nothing but its window and the link spread them.
+// The speed of a link by the arrival of payloads: how fast the bytes of large frames followed each
+// other, by the kernel's clock, which a busy receiver does not delay. A sender has all bytes of a
+// frame when it starts, so nothing but its window and the link spread them.
 
 #include <array>
 #include <cstdint>
@@ -23,7 +23,7 @@ struct ArrivalPoint {
   uint32_t bytes = 0;  // since the point before
 };
 
-/// What came from one peer since it was last asked for. Thread-safe. Keeps the newest kPointsMax.
+/// The arrivals from one peer since they were last taken. Thread-safe. Keeps the newest kPointsMax.
 class ArrivalLog {
  public:
   static constexpr size_t kPointsMax = 256;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a job says of the time that its plans save, and when dense runs to find out.
+// The time that a job's plans save, and when dense runs to find out.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What hosts take in, from samples that ranks of the quick demo reported on a machine with too few
+// The estimate from samples that ranks of the quick demo reported on a machine with too few
 // cores for its four hosts: half of them are of flows that a window or a stalled host made slow.
 
 #include "controller/model/arrival_pool.h"

@@ -42,7 +42,7 @@ class Cluster {
     }
   }
 
-  /// What the next plan's layout would be for large buckets over the mesh and the ring.
+  /// The layout of the next plan for large buckets over the mesh and the ring.
   PlanLayout Layout() const {
     auto snapshot = job_.model().MakeSnapshot("periodic");
     if (!snapshot.ok()) return {};
@@ -66,8 +66,8 @@ class Cluster {
     LinkObservation link;
     link.source_node = "node" + std::to_string(from);
     link.target_node = "node" + std::to_string(to);
-    // What the kernel calls a delivery rate: a small payload in a window that is not open, or on a
-    // host whose cores are taken.
+    // The kernel's delivery rate may be that of a small payload in a window that is not open, or on
+    // a host whose cores are taken.
     link.method = "tcp_info";
     const double share =
         std::exp(-0.5 - 1.5 * std::fabs(random_.Normal()) - 1.5 * ((from + to) % 3));

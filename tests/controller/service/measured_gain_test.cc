@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What gradients lose to a codec in truth corrects what its error model says.
+// The measured loss of a codec corrects the prediction of its error model.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -417,7 +417,7 @@ TEST(SwitchingTest, UncertainImprovementWaits) {
   EXPECT_TRUE(MustDecide(snapshot, policy).switched);
 }
 
-/// What losses say when the exponent is about `exponent`.
+/// The likelihood by losses where the exponent is about `exponent`.
 std::vector<double> Likelihood(double exponent, double deviation = 0.1) {
   std::vector<double> out;
   for (int i = 0; i < kExponents; ++i) {

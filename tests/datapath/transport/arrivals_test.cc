@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the arrival of payloads says about links, and what it does not say.
+// The speed of links by the arrival of payloads, and cases in which it is not known.
 
 #include "datapath/transport/arrivals.h"
 
