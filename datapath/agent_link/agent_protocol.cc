@@ -170,6 +170,18 @@ json Body(const BucketTable& m) {
   return {{"buckets", {{"buckets", std::move(buckets)}}}};
 }
 
+const char* EncodedOnName(EncodedOn place) {
+  switch (place) {
+    case EncodedOn::kNowhere:
+      return "ENCODED_ON_NOTHING";
+    case EncodedOn::kHost:
+      return "ENCODED_ON_HOST";
+    case EncodedOn::kDevice:
+      return "ENCODED_ON_DEVICE";
+  }
+  return "ENCODED_ON_UNSPECIFIED";
+}
+
 json ToJson(const BucketSample& s) {
   return {{"bucket", Hex64(s.bucket)},
           {"codec", s.codec},
@@ -185,7 +197,8 @@ json ToJson(const BucketSample& s) {
           {"bytes_sent", JsonUint64(s.bytes_sent)},
           {"gain", JsonDouble(s.gain)},
           {"residual_ratio", JsonDouble(s.residual_ratio)},
-          {"entry_offset_s", JsonDouble(s.entry_offset_s)}};
+          {"entry_offset_s", JsonDouble(s.entry_offset_s)},
+          {"encoded_on", EncodedOnName(s.encoded_on)}};
 }
 
 json Numbers(const std::vector<double>& values) {

@@ -57,6 +57,9 @@ struct BucketTable {
 };
 
 /// One bucket in one step; seconds are measured with the monotonic clock.
+/// Where a bucket was encoded: nowhere, if it was summed as it is.
+enum class EncodedOn { kNowhere, kHost, kDevice };
+
 struct BucketSample {
   uint64_t bucket = 0;
   std::string codec, collective;
@@ -67,6 +70,7 @@ struct BucketSample {
   double gain = 1;
   double residual_ratio = 0;
   double entry_offset_s = 0;
+  EncodedOn encoded_on = EncodedOn::kHost;
 };
 
 struct GainCurve {

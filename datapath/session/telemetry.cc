@@ -37,6 +37,9 @@ BucketSample SampleOf(const Operation& op, const StepTimes& times) {
   sample.bytes_sent = op.bytes_sent;
   sample.gain = outcome.gain;
   sample.residual_ratio = ResidualRatio(op);
+  sample.encoded_on = op.on_device                     ? EncodedOn::kDevice
+                      : IsRawFloat(op.codec->Traits()) ? EncodedOn::kNowhere
+                                                       : EncodedOn::kHost;
   if (op.times.network_begin != TimePoint{}) {
     sample.entry_offset_s = SecondsBetween(times.begin, op.times.network_begin);
   }

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "datapath/base/half.h"
+#include "datapath/codec/measure/codec_timing.h"
 #include "datapath/cuda/device.h"
 #include "datapath/cuda/memory.h"
 #include "tests/datapath/session/session_world.h"
@@ -152,6 +153,10 @@ std::vector<std::vector<float>> GradientsOf(int step) {
   return gradients;
 }
 
+const std::set<std::string> kOnDevice = {
+    "fp16",    "bf16",   "top_k",      "random_k", "qsgd",       "qsgd:memory=none",
+    "natural", "minmax", "ef_signsgd", "thc",      "thc_uniform"};
+
 /// One codec over the first collective of each form that carries it, so that each way is taken.
 std::vector<Choice> Choices() {
   std::vector<Choice> choices;
@@ -284,6 +289,39 @@ TEST(DeviceSessionTest, MeasurementsAreThoseOfTheHost) {
   EXPECT_GT(reports[1].buckets[0].residual_ratio, 0);
   EXPECT_NEAR(reports[0].buckets[0].residual_ratio, reports[1].buckets[0].residual_ratio, 1e-5);
   EXPECT_EQ(reports[0].buckets[0].payload_bytes, reports[1].buckets[0].payload_bytes);
+  EXPECT_EQ(reports[0].buckets[0].encoded_on, EncodedOn::kHost);
+  EXPECT_EQ(reports[1].buckets[0].encoded_on, EncodedOn::kDevice);
+}
+
+TEST(DeviceSessionTest, EveryDeviceCodecRunsOnTheDeviceAndOthersAreStaged) {
+  Job job({1});
+  for (const Choice& choice : Choices()) {
+    SCOPED_TRACE(StrCat(choice.codec, " over ", choice.collective));
+    job.Switch(choice);
+    job.Step(GradientsOf(0));  // carries the announcement
+    job.Step(GradientsOf(1));  // adds an aggregate residual, on the host
+    job.Step(GradientsOf(2));
+    job.world().Begin();
+    const auto sample = job.world().ports[1]->All<StepReport>().back().buckets.at(0);
+    job.world().End();
+    ASSERT_EQ(sample.codec, choice.codec);
+    const std::string& form = (*Collectives().Find(choice.collective))->Traits().form;
+    const bool there = kOnDevice.contains(choice.codec) && (form == "opaque" || form == "lanes");
+    EXPECT_EQ(sample.encoded_on, there                        ? EncodedOn::kDevice
+                                 : choice.codec == "identity" ? EncodedOn::kNowhere
+                                                              : EncodedOn::kHost);
+  }
+}
+
+TEST(DeviceSessionTest, TimesOfCodecsAreMeasuredThereOrWithTheCopies) {
+  const auto timings = MeasureCodecsOn(**cuda::FindDevice(0), 1 << 14);
+  EXPECT_EQ(timings.size(), CodecTimings().size());
+  for (const auto& [name, timing] : timings) {
+    EXPECT_GT(timing.encode.per_element_s + timing.encode.per_kept_s, 0) << name;
+    if (kOnDevice.contains(name)) continue;
+    EXPECT_GT(timing.encode.per_element_s, CodecTimings().at(name).encode.per_element_s) << name;
+    EXPECT_GT(timing.decode.per_element_s, CodecTimings().at(name).decode.per_element_s) << name;
+  }
 }
 
 TEST(DeviceSessionTest, AStateFromTheHostContinuesOnADeviceAndBack) {
