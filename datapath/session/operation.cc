@@ -71,7 +71,7 @@ Status OperationStages::AwaitDevice(Operation& op) const {
   const TimePoint deadline = environment_.clock.Now() + options_.device_timeout;
   for (Duration pause = kPauseMin;; pause = std::min(pause * 2, kPauseMax)) {
     WEIR_ASSIGN_OR_RETURN(const bool ready, op.device->IsReady());
-    if (ready) return OkStatus();
+    if (ready) break;
     if (options_.given_up && options_.given_up()) return Aborted("the session has failed");
     if (environment_.clock.Now() > deadline) {
       return DeadlineExceeded(StrCat("the gradient of bucket ", Hex64(op.bucket->key), " on ",
@@ -81,10 +81,11 @@ Status OperationStages::AwaitDevice(Operation& op) const {
     }
     std::this_thread::sleep_for(pause);
   }
+  op.times.submitted = environment_.clock.Now();
+  return OkStatus();
 }
 
 Status OperationStages::PrepareOnDevice(Operation& op) {
-  WEIR_RETURN_IF_ERROR(AwaitDevice(op));
   op.on_device = EncodesOnDevice(op);
   if (!op.on_device) {
     op.staged =
@@ -132,6 +133,7 @@ Status OperationStages::Prepare(Operation& op) {
 }
 
 Status OperationStages::Begin(Operation& op) {
+  if (op.device != nullptr) WEIR_RETURN_IF_ERROR(AwaitDevice(op));
   const TimePoint begin = environment_.clock.Now();
   if (op.device != nullptr) {
     WEIR_RETURN_IF_ERROR(PrepareOnDevice(op));

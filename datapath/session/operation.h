@@ -24,7 +24,8 @@ namespace weir {
 
 /// When an operation reached each stage.
 struct OperationTimes {
-  TimePoint submitted{}, network_begin{}, delivered{};
+  TimePoint submitted{};  // or, on a device, when the gradient was found to be complete
+  TimePoint network_begin{}, delivered{};
   Duration encode{0};  // before the exchange began: conversion to float32 and the like
 };
 

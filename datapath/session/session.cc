@@ -378,11 +378,9 @@ Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
   op.hashed = Compares(op.step);
   op.done = std::move(done);
   op.times.submitted = RealClock().Now();
-  if (submitted_keys_.empty()) times_.first_submit = op.times.submitted;
   if (plan_->sync.local()) {
-    op.lateness_allowed = kPeriodsLate * (times_.first_submit - times_.begin);
+    op.lateness_allowed = kPeriodsLate * (op.times.submitted - times_.begin);
   }
-  times_.last_submit = op.times.submitted;
   submitted_keys_.push_back(bucket_key);  // before Submit, because nothing may throw after it
   const Status submitted = Submit(&op);
   if (submitted.ok()) return OkStatus();
@@ -478,6 +476,10 @@ StatusOr<bool> Session::Settle() {
   bool skipped = false;
   for (const Operation& op : operations_) {
     skipped = skipped || op.outcome.non_finite;
+    const TimePoint submitted = op.times.submitted;
+    times_.first_submit =
+        &op == &operations_.front() ? submitted : std::min(times_.first_submit, submitted);
+    times_.last_submit = std::max(times_.last_submit, submitted);
     times_.last_delivery = std::max(times_.last_delivery, op.times.delivered);
   }
   if (Compares(next_step_ - 1)) digest_ = TakeDigest();

@@ -391,6 +391,32 @@ TEST(DeviceSessionTest, ClosingDoesNotWaitForAGradient) {
   EXPECT_LT(ToSeconds(RealClock().Now() - begin), 5);
 }
 
+TEST(DeviceSessionTest, TheTimeUntilAGradientIsCompleteIsComputeTime) {
+  if (!OnHost()) GTEST_SKIP() << "the stream would be faster";
+  Job job({1});
+  std::vector<Bucket> buckets;
+  for (int rank = 0; rank < kWorld; ++rank) {
+    buckets.emplace_back(std::vector<std::byte>(kElements * 4), rank == 1);
+  }
+  for (int i = 0; i < 500; ++i) {  // at least 20 us each
+    ASSERT_TRUE(cuda::FillDevice(buckets[1].data(), 0, 1, buckets[1].stream()).ok());
+  }
+  job.world().Begin();
+  for (int rank = 0; rank < kWorld; ++rank) {
+    ASSERT_TRUE(job.world()
+                    .sessions[rank]
+                    ->AllReduce(job.key(), buckets[rank].data(), 1, nullptr, buckets[rank].place())
+                    .ok());
+  }
+  job.world().End();
+  job.world().Begin();
+  const StepReport report = job.world().ports[1]->All<StepReport>().back();
+  job.world().End();
+  EXPECT_GT(report.compute_s, 0.01);
+  EXPECT_LT(report.buckets.at(0).encode_s, report.compute_s / 2);
+  EXPECT_LT(report.exposed_s, report.compute_s / 2);
+}
+
 TEST(DeviceSessionTest, DataMustBeAlignedToItsElements) {
   Job job({0});
   Bucket bucket(std::vector<std::byte>(kElements * 4 + 4), true);
