@@ -102,7 +102,7 @@ class RulesTest(unittest.TestCase):
 
 
 class ContainersTest(unittest.TestCase):
-    """The images as they are built from this build's packages: the stage `build` is a test of its own."""
+    """The images as they are built from this build's packages."""
 
     @classmethod
     def setUpClass(cls):
