@@ -115,6 +115,12 @@ typedef struct weir_options {
    * the controller is told of the times of codecs depends on it: they are measured on the device,
    * or with the copies to the host and back. */
   const int32_t* gradient_device;
+  /* 1: the caller does what `sync` of the active plan (weir_get_plan) says: with `every` above 1, a
+   * step of the session spans that many steps of the optimiser, and what its buckets sum is the
+   * change of the parameters. Deadlines then grow by eight times what this rank needed from the
+   * step's begin to its first all-reduce, since others may be slower. 0: plans with `every` above 1
+   * are refused. Equal on all ranks. */
+  int32_t local_steps;
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */

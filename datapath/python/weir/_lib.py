@@ -121,6 +121,7 @@ class Options(ctypes.Structure):
         ("compare_every_steps", ctypes.c_int32),
         *_SECURITY,
         ("gradient_device", ctypes.POINTER(ctypes.c_int32)),
+        ("local_steps", ctypes.c_int32),
     ]
 
 

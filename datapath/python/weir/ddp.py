@@ -46,7 +46,8 @@ from weir.meeting import Meeting
 from weir.non_finite import Agreement
 from weir.session import Session
 from weir.staging import device_of, future_of
-from weir.steps import Steps, attached, begin_with_forward, columns
+from weir.steps import (Steps, at_end_of_backward, attached, begin_with_forward, columns,
+                        communicator)
 from weir.unreduced import DDPWatch, Watch
 
 CONNECT_TIMEOUT_S = 60.0
@@ -226,7 +227,7 @@ class DDPState(Steps):
                 encode_workers=encode_workers or int(environment("WEIR_ENCODE_WORKERS", "0")),
                 compare_every_steps=(compare_every_steps
                                      or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
-                device=device_of(list(module.parameters())),
+                device=device_of(list(module.parameters())), local_steps=optimizer is not None,
                 **keys.settings(job_key, encrypt, unauthenticated))
             if join:
                 self.session = join(job, options)

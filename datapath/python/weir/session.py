@@ -31,7 +31,8 @@ class Session:
     def __init__(self, job, rank, world, *, listen=None, agent=None, agent_token=None,
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
                  operation_timeout_floor_s=0.0, epoch=0, encode_workers=0, compare_every_steps=0,
-                 job_key=None, encrypt=False, unauthenticated=False, device=None):
+                 job_key=None, encrypt=False, unauthenticated=False, device=None,
+                 local_steps=False):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
@@ -44,7 +45,8 @@ class Session:
             _bytes(listen), _bytes(agent), _bytes(agent_token), _bytes(plan_file),
             operation_timeout_s, connect_timeout_s, operation_timeout_floor_s, epoch,
             encode_workers, compare_every_steps, job_key, len(job_key or b""), encrypt,
-            unauthenticated, None if device is None else ctypes.pointer(ctypes.c_int32(device)))
+            unauthenticated, None if device is None else ctypes.pointer(ctypes.c_int32(device)),
+            local_steps)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)

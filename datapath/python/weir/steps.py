@@ -223,7 +223,7 @@ class Steps:
         self.begin_step()
         if not self._pending:
             self._sizes = {}
-            self._in_backward = _at_end_of_backward(self._finish_step)
+            self._in_backward = at_end_of_backward(self._finish_step)
         delivery = Delivery(self.session, buffer, way, raises=not self._in_backward)
         if not isinstance(way, Transfer) and self._launches.settled():
             self._begin(delivery, key)
