@@ -116,29 +116,30 @@ std::string RuleText(const DecisionFacts& facts) {
     case DecisionRule::kFixed:
       return "";
     case DecisionRule::kFirstPlanDense:
-      return ", until " + label + " is surely better (" + PercentText(facts.probability) +
-             " now, " + PercentText(facts.probability_min) + " wanted)";
+      return ", until " + label + " is better with more confidence (" +
+             PercentText(facts.probability) + " now, " + PercentText(facts.probability_min) +
+             " required)";
     case DecisionRule::kNothingBetter:
       return " and stays: no candidate is predicted to be better";
     case DecisionRule::kBetter:
-      return " (" + PercentText(facts.promised) + " better, " + PercentText(facts.probability) +
-             " sure)";
+      return " (" + PercentText(facts.promised) + " better, with " +
+             PercentText(facts.probability) + " confidence)";
     case DecisionRule::kTooLittleBetter:
       return " and stays: " + label + " promises " + PercentText(std::max(0.0, facts.promised)) +
-             " better, " + PercentText(facts.promised_min) + " wanted";
+             " better, " + PercentText(facts.promised_min) + " required";
     case DecisionRule::kDwell:
       return " and stays: the last switch was " + SecondsText(facts.since_switch_s) + " ago, " +
              SecondsText(facts.dwell_s) + " must pass before " + label;
     case DecisionRule::kUnsure:
       return " and stays: " + label + " would be " + PercentText(facts.promised) +
-             " better, but that is only " + PercentText(facts.probability) + " sure, " +
-             PercentText(facts.probability_min) + " wanted";
+             " better, but with only " + PercentText(facts.probability) + " confidence, " +
+             PercentText(facts.probability_min) + " required";
     case DecisionRule::kIncumbentExcluded:
       return "; the running plan is excluded by " + facts.excluded_by;
     case DecisionRule::kDoubtful:
-      return "; the running plan is only " + PercentText(facts.probability) +
-             " sure to make more progress than dense, expected " +
-             PercentText(facts.probability_min);
+      return "; the running plan makes more progress than dense with only " +
+             PercentText(facts.probability) + " confidence, " + PercentText(facts.probability_min) +
+             " required";
     case DecisionRule::kIncumbentUnpredictable:
       return "; the running plan cannot continue: " + facts.excluded_by;
   }

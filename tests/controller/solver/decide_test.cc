@@ -497,7 +497,7 @@ TEST(SwitchingTest, DwellHoldsCompressionButNotDense) {
   slow.seconds_since_switch = 3;
   const Decision held = MustDecide(slow, policy);
   EXPECT_FALSE(held.switched);
-  EXPECT_THAT(ReasonText(held.facts), HasSubstr("3 s ago, 10 s of dwell wanted"));
+  EXPECT_THAT(ReasonText(held.facts), HasSubstr("3 s ago, 10 s must pass"));
   slow.seconds_since_switch = 11;
   EXPECT_TRUE(MustDecide(slow, policy).switched);
   Snapshot fast = Running(1.25e10, kTopK);

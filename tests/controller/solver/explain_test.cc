@@ -88,7 +88,7 @@ TEST(ExplainTest, EveryRuleHasItsWords) {
       {DecisionRule::kTooLittleBetter,
        " and stays: qsgd over ring promises 20 % better, 0 % required"},
       {DecisionRule::kDwell,
-       " and stays: the last switch was 0 s ago, 0 s of dwell wanted before qsgd over ring"},
+       " and stays: the last switch was 0 s ago, 0 s must pass before qsgd over ring"},
       {DecisionRule::kUnsure,
        " and stays: qsgd over ring would be 20 % better, but with only 90 % confidence, 90 % "
        "required"},
@@ -110,7 +110,7 @@ TEST(ExplainTest, EveryRuleHasItsWords) {
   facts.binding_constraint = "ratio_min 0.01";
   EXPECT_EQ(ReasonText(facts),
             begin +
-                " and 0.5 s at gain 1 for dense over ring (20 % better, 90 % sure); the "
+                " and 0.5 s at gain 1 for dense over ring (20 % better, with 90 % confidence); the "
                 "ring goes 0 2 1 3; ratio_min 0.01 excludes better");
 }
 

@@ -153,16 +153,22 @@ TEST(CheckpointTest, StatesOfUnknownCodecsAndForeignBytesAreNamed) {
   EXPECT_EQ(import({1, "identity", {}, some}).code(), StatusCode::kDataLoss);
 }
 
-TEST(CheckpointTest, NothingIsExportedImportedOrScaledWithinAStep) {
+TEST(CheckpointTest, NothingIsExportedImportedOrScaledOnceAStepHasOperations) {
   const auto job = JobWith("top_k", "sparse_all_gather");
-  job->Define(kParameters);
+  const uint64_t key = job->Define(kParameters);
   const auto saved = ExportAll(*job);
   job->Begin();
   std::vector<std::byte> room(100000);
-  EXPECT_EQ(job->sessions[0]->ExportBytes().status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(job->sessions[0]->ExportState(room).status().code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(job->sessions[0]->ImportState(saved[0]).code(), StatusCode::kFailedPrecondition);
-  EXPECT_EQ(job->sessions[0]->ScaleState(2).code(), StatusCode::kFailedPrecondition);
+  Session& session = *job->sessions[0];
+  EXPECT_TRUE(session.ExportBytes().ok());
+  EXPECT_TRUE(session.ImportState(saved[0]).ok());
+  EXPECT_TRUE(session.ScaleState(2).ok());
+  Data data(job->sessions.size(), std::vector<float>(kElements, 1.0f));
+  job->AllReduce(key, data);
+  EXPECT_EQ(session.ExportBytes().status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(session.ExportState(room).status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(session.ImportState(saved[0]).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(session.ScaleState(2).code(), StatusCode::kFailedPrecondition);
   job->End();
 }
 
