@@ -18,7 +18,7 @@ PROMETHEUS = shutil.which("prometheus")
 AGGREGATOR = BUILD / "deploy" / "aggregator" / "weir-aggregator"
 # No message was dropped, so the agents have no such series; and there is no TLS.
 MAY_BE_EMPTY = {"weir-network.json: Dropped telemetry", "weir-decisions.json: Prediction error",
-                "weir-fleet.json: Certificates end"}
+                "weir-fleet.json: Certificate expiry"}
 
 
 def free_port():

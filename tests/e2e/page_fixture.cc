@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kWorld = 6;
 constexpr int kSpares = 3;
-constexpr double kFast = 100e6, kSlow = 2e6;
+constexpr double kFast = 100e6, kFaster = 1000e6, kSlow = 2e6;
 
 // A simulated clock with plausible times: it reaches the present when the history has been played.
 class ShownClock : public FakeClock {
@@ -99,7 +99,7 @@ class Fixture {
     } else if (verb == "decisions") {
       return RepeatDecisions(std::atoi(argument.c_str()));
     } else if (verb == "fast" || verb == "slow") {
-      cluster_.network.bandwidth_bytes_per_s = verb == "fast" ? kFast : kSlow;
+      cluster_.network.bandwidth_bytes_per_s = verb == "fast" ? kFaster : kSlow;
     } else if (verb == "nack") {
       cluster_.nack = argument == "on";
     } else if (verb == "lose") {
