@@ -132,6 +132,12 @@ std::string RoseOrFell(const Change& change) {
       return text("latency", SecondsText);
     case Change::Of::kGain:
       return text("what compression keeps", PercentText);
+    case Change::Of::kPlanGain:
+      return StrCat("plan ", change.plan_version, " keeps ", PercentText(change.after), " where ",
+                    PercentText(change.before), " was predicted");
+    case Change::Of::kLoss:
+      return StrCat("the loss is ", NumberText(change.after), " where ", NumberText(change.before),
+                    " was expected");
   }
   return "";
 }

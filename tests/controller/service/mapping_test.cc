@@ -270,6 +270,13 @@ TEST(ExplainTest, SummaryIsWhatChangedAndWhatCameOfIt) {
   EXPECT_EQ(SummaryText(record),
             "Step 68: bandwidth rose 33 Mb/s -> 60 Mb/s. Now top_k 0.1 over sparse_all_gather "
             "instead of dense over ring; predicted 0.44 s (dense 0.57 s), keeps 96 %.");
+  record.trigger.changes = {
+      {.of = Change::Of::kPlanGain, .before = 1, .after = 0.02, .plan_version = 7},
+      {.of = Change::Of::kLoss, .before = 1.9, .after = 2.1, .plan_version = 7}};
+  EXPECT_THAT(
+      SummaryText(record),
+      HasSubstr("Step 68: plan 7 keeps 2 % where 100 % was predicted, the loss is 2.1 where "
+                "1.9 was expected. Now top_k"));
   record.switched = false;
   record.trigger = {.kind = "periodic"};
   EXPECT_EQ(SummaryText(record),
