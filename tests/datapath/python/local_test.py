@@ -74,6 +74,7 @@ def train(rank, world, plan, kind, steps=STEPS, check=lambda *_: None, wrap=lamb
         loss_of(net, rank, step).backward()
         optimizer.step()
         check(state, net, step)
+    dist.barrier()  # a rank that leaves within a period ends the others' last synchronisation
     return arrays(net), state.stats()
 
 
