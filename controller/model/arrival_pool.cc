@@ -76,8 +76,9 @@ bool ArrivalPool::Learn(double now_s) {
   const double each = std::sqrt(count / near) / std::sqrt(std::min(count, kIndependentSamplesMax));
   const double deviation =
       std::hypot(std::hypot(kSharedDeviation, each), kLonelyDeviation * (1 - near / total));
-  // Where payloads take less time than hosts stall, most trains look slow. Those that a slow link
-  // spreads are long enough to be precise, and if there are none its collectives say it.
+  // If hosts stall for longer than payloads take, most trains look slow although the link is not. A
+  // slow link stretches trains enough to make them precise; without precise trains, the times of
+  // collectives have to show that the link became slower.
   const std::optional<Measured> before = all_.Bandwidth(now_s);
   const bool slower = before.has_value() && log_rate < std::log(before->value) - kAgreement;
   if (slower && precise < kPreciseSamplesMin) return false;

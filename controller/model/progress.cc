@@ -240,7 +240,8 @@ void ProgressModel::BeginPlan() {
   if (losses_ >= kWarmUpLosses + kPlanLossesMin) Freeze();
 }
 
-// Where losses keep up, the comparison begins again now and then, while the curve still says much.
+// While losses keep up with the curve, the comparison is renewed now and then, because a fitted
+// curve predicts well for a limited time only.
 // The first begins as soon as there is a curve, since the first plan has none to begin with.
 void ProgressModel::RenewFrozen() {
   if (losses_ < kWarmUpLosses + kPlanLossesMin) return;

@@ -54,7 +54,7 @@ std::string ToPrettyJson(const google::protobuf::Message& message) {
 
 std::string WithoutMember(std::string_view json, std::string_view name) {
   int depth = 0;
-  // Where the member that is being read begins, with the comma before it; the end of its key.
+  // The begin of the member that is being read, with the comma before it, and that of its key.
   size_t member = 0, key_begin = 0;
   bool text = false, wanted = false, first = true;
   for (size_t i = 0; i < json.size(); ++i) {

@@ -56,10 +56,10 @@ struct BucketTable {
   std::vector<BucketDescription> buckets;
 };
 
-/// One bucket in one step; seconds are measured with the monotonic clock.
-/// Where a bucket was encoded: nowhere, if it was summed as it is.
+/// The memory in which a bucket was encoded. kNowhere: it was summed without a codec.
 enum class EncodedOn { kNowhere, kHost, kDevice };
 
+/// One bucket in one step; seconds are measured with the monotonic clock.
 struct BucketSample {
   uint64_t bucket = 0;
   std::string codec, collective;

@@ -43,7 +43,7 @@ class ScratchBuffer {
   size_t capacity_ = 0;
 };
 
-/// Where the memory of a pool comes from, for memory of another kind than the host's. Thread-safe.
+/// The source of a pool's memory, for memory of another kind than the host's. Thread-safe.
 struct ScratchMemory {
   std::function<std::byte*(size_t)> allocate;  // throws std::bad_alloc; aligned to 64
   std::function<void(std::byte*)> free;        // throws nothing

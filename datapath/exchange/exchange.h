@@ -107,8 +107,9 @@ struct ExchangeInput {
   EncodeContext context;  // params, world, rank, seed and shape
   CodecMemory& memory;
   bool sample = false;  // whether to measure the gradient, see GradientSample
-  // Where the gradient is, if not in the host's memory. It runs the codec, the form has on_devices,
-  // the codec keeps neither momentum nor an estimate, and no aggregate residual is left.
+  // The gradient, if it is in a device's memory; otherwise null. The device runs the codec, the
+  // form has on_devices, the codec keeps neither momentum nor an estimate, and no aggregate
+  // residual is left.
   DeviceBucket* device = nullptr;
   std::span<const float> host_gradient = {};  // with a device and `sample`: a copy of the gradient
 };

@@ -25,8 +25,8 @@ constexpr int kStepShift = 20;
 // The last index belongs to the comparison of replicas.
 constexpr uint64_t kOperationsPerStepMax = (1u << (kStepShift - kIndexShift)) - 1;
 
-// Where a step spans many of the optimiser, a rank may be this many of this rank's times late: no
-// fixed deadline fits all periods.
+// If a step spans many steps of the optimiser, another rank may be late by this many times the time
+// that this rank took, because no fixed deadline fits periods of any length.
 constexpr int kPeriodsLate = 8;
 
 // The collective of dense sums if there is no plan and all ranks have staging buffers.

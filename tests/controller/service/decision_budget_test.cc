@@ -8,37 +8,19 @@
 #include <set>
 
 #include "controller/service/builtin_capabilities.h"
-#include "controller/service/fleet.h"
 #include "controller/service/job_journal.h"
 #include "controller/solver/snapshot_parts.h"
-#include "tests/controller/service/fake_cluster.h"
+#include "tests/controller/service/fleet_fixture.h"
 
 namespace weir {
 namespace {
 
-class DecisionBudgetTest : public testing::Test {
+class DecisionBudgetTest : public FleetFixture {
  protected:
   void SetUp() override {
-    auto store = OpenSqliteStore(":memory:");
-    ASSERT_TRUE(store.ok()) << ToString(store.status());
-    store_ = std::move(*store);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
+    FleetFixture::SetUp();
     // The capability tables of a real release; the simulated ranks run the simplest of its codecs.
     cluster_.capabilities = BuiltinCapabilities();
-  }
-  void Apply(const std::string& source) {
-    v1::ApplyPolicyRequest request;
-    request.set_source(source);
-    v1::ApplyPolicyResponse response;
-    const Status applied = fleet_->ApplyPolicy(request, &response);
-    ASSERT_TRUE(applied.ok()) << ToString(applied);
-  }
-  v1::Job Job() {
-    v1::GetJobRequest request;
-    request.set_name("lm");
-    v1::Job job;
-    EXPECT_TRUE(fleet_->GetJob(request, &job).ok());
-    return job;
   }
   std::vector<StoredDecision> Stored() { return *store_->ListDecisions("lm", 0, 100000); }
   size_t BytesOf(const StoredDecision& one) {
@@ -57,12 +39,6 @@ class DecisionBudgetTest : public testing::Test {
       cluster_.Step();
     }
   }
-
-  FakeClock clock_;
-  EventHub events_;
-  std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
-  FakeCluster cluster_{4, clock_};
 };
 
 constexpr char kSimplest[] =

@@ -7,42 +7,13 @@
 
 #include <algorithm>
 
-#include "controller/service/fleet.h"
-#include "tests/controller/service/fake_cluster.h"
+#include "tests/controller/service/fleet_fixture.h"
 
 namespace weir {
 namespace {
 
-class HelpTest : public testing::Test {
+class HelpTest : public FleetFixture {
  protected:
-  void SetUp() override {
-    auto store = OpenSqliteStore(":memory:");
-    ASSERT_TRUE(store.ok()) << ToString(store.status());
-    store_ = std::move(*store);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
-  }
-  void Apply(const std::string& more) {
-    v1::ApplyPolicyRequest request;
-    request.set_source(StrCat("name: p\njobs: ['*']\n", more));
-    v1::ApplyPolicyResponse response;
-    const Status applied = fleet_->ApplyPolicy(request, &response);
-    ASSERT_TRUE(applied.ok()) << ToString(applied);
-  }
-  v1::Job Job() {
-    v1::GetJobRequest request;
-    request.set_name("lm");
-    v1::Job job;
-    EXPECT_TRUE(fleet_->GetJob(request, &job).ok());
-    return job;
-  }
-  std::vector<v1::Decision> PlansNewestFirst() {
-    v1::ListDecisionsRequest request;
-    request.set_plans_only(true);
-    request.set_page_size(500);
-    v1::ListDecisionsResponse plans;
-    EXPECT_TRUE(fleet_->ListDecisions(request, &plans).ok());
-    return {plans.decisions().begin(), plans.decisions().end()};
-  }
   int PlansFor(const std::string& trigger) {
     const auto plans = PlansNewestFirst();
     return static_cast<int>(std::count_if(plans.begin(), plans.end(), [&](const auto& decision) {
@@ -71,11 +42,6 @@ class HelpTest : public testing::Test {
     }
   }
 
-  FakeClock clock_;
-  EventHub events_;
-  std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
-  FakeCluster cluster_{4, clock_};
   double total_s_ = 0, dense_s_ = 0, worst_share_ = 0;
 };
 
@@ -83,7 +49,7 @@ TEST_F(HelpTest, AFewDenseStepsMeasureWhatAPlanSavesWithinTheirBudget) {
   // Half of the time of dense, at a gain of 0.7.
   cluster_.half_gain = 0.7;
   cluster_.network.bandwidth_bytes_per_s = 20e6;
-  Apply("bounds: {codecs: [identity, fp16]}\n");
+  Apply("name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]}\n");
   cluster_.Connect(*fleet_);
   Train(3600);
   EXPECT_EQ(cluster_.ActiveCodec(), "fp16");
@@ -103,7 +69,9 @@ TEST_F(HelpTest, AFewDenseStepsMeasureWhatAPlanSavesWithinTheirBudget) {
 TEST_F(HelpTest, APolicyMayForbidDenseSteps) {
   cluster_.half_gain = 0.7;
   cluster_.network.bandwidth_bytes_per_s = 20e6;
-  Apply("bounds: {codecs: [identity, fp16]}\nswitching: {dense_checks: never}\n");
+  Apply(
+      "name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]}\nswitching: {dense_checks: "
+      "never}\n");
   cluster_.Connect(*fleet_);
   Train(1800);
   EXPECT_EQ(PlansFor("dense_check"), 0);
@@ -124,7 +92,7 @@ TEST_F(HelpTest, APlanThatCostsIsLeftAndNotTriedAgainForAWhile) {
   cluster_.half_gain = 0.99;
   cluster_.network.bandwidth_bytes_per_s = 20e6;
   cluster_.lossy_extra_s = 0.6;  // dense takes 0.82 s, fp16 1.0 s with it
-  Apply("bounds: {codecs: [identity, fp16]}\n");
+  Apply("name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]}\n");
   cluster_.Connect(*fleet_);
   const TimePoint end = clock_.Now() + std::chrono::hours(3);
   while (PlansFor("rollback") == 0 && clock_.Now() < end) Train(5);
@@ -158,7 +126,7 @@ TEST_F(HelpTest, LossesTeachTheExponentAndTheIntervalNarrows) {
 
 TEST_F(HelpTest, LossesBehindTheCurveBringTheNextGentlerPlan) {
   cluster_.network.bandwidth_bytes_per_s = 10e6;
-  Apply("switching: {loss_tolerance: 0.05, loss_patience_steps: 30}\n");
+  Apply("name: p\njobs: ['*']\nswitching: {loss_tolerance: 0.05, loss_patience_steps: 30}\n");
   cluster_.Connect(*fleet_);
   for (int step = 0; step < 200; ++step) cluster_.Step();
   ASSERT_EQ(cluster_.ActiveCodec(), "top_k");

@@ -4,29 +4,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controller/service/fleet.h"
-#include "tests/controller/service/fake_cluster.h"
+#include "tests/controller/service/fleet_fixture.h"
 
 namespace weir {
 namespace {
 
-class MeasuredGainTest : public testing::Test {
+class MeasuredGainTest : public FleetFixture {
  protected:
   void SetUp() override {
-    auto store = OpenSqliteStore(":memory:");
-    ASSERT_TRUE(store.ok()) << ToString(store.status());
-    store_ = std::move(*store);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
+    FleetFixture::SetUp();
     // Halving pays by far.
     cluster_.network.bandwidth_bytes_per_s = 20e6;
   }
   void Train(const std::string& bounds, double half_gain) {
-    v1::ApplyPolicyRequest request;
-    request.set_source(
-        StrCat("name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]", bounds, "}\n"));
-    v1::ApplyPolicyResponse response;
-    const Status applied = fleet_->ApplyPolicy(request, &response);
-    ASSERT_TRUE(applied.ok()) << ToString(applied);
+    Apply(StrCat("name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]", bounds, "}\n"));
     cluster_.half_gain = half_gain;
     cluster_.Connect(*fleet_);
     for (int i = 0; i < 60; ++i) {
@@ -34,19 +25,6 @@ class MeasuredGainTest : public testing::Test {
       steps_with_half_ += cluster_.ActiveCodec() == "fp16" ? 1 : 0;
     }
   }
-  std::vector<v1::Decision> PlansNewestFirst() {
-    v1::ListDecisionsRequest request;
-    request.set_plans_only(true);
-    v1::ListDecisionsResponse plans;
-    EXPECT_TRUE(fleet_->ListDecisions(request, &plans).ok());
-    return {plans.decisions().begin(), plans.decisions().end()};
-  }
-
-  FakeClock clock_;
-  EventHub events_;
-  std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
-  FakeCluster cluster_{4, clock_};
   int steps_with_half_ = 0;
 };
 
