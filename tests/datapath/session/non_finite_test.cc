@@ -23,7 +23,9 @@ using testing::UniformPlan;
 // know who it was.
 void CheckSkipTold(const FakeAgentPort& port, int rank, uint64_t key) {
   const std::vector<RankEvent> events = port.All<RankEvent>();
-  if (rank != 1) EXPECT_EQ(events.size(), rank == 0 ? 1u : 0u) << "rank " << rank;
+  if (rank != 1) {
+    EXPECT_EQ(events.size(), rank == 0 ? 1u : 0u) << "rank " << rank;
+  }
   EXPECT_LE(events.size(), 1u);
   for (const RankEvent& event : events) {
     EXPECT_EQ(event.kind, "non_finite");
