@@ -54,28 +54,31 @@ class Meeting:
 
     def connect(self, end, addresses):
         """Connects `end`, a Session or Communicator, to all ranks. Errors: those of end.connect() and of get()."""
-        done, told = threading.Event(), threading.Event()
+        done = threading.Event()
 
         def listen():
-            with contextlib.suppress(RuntimeError):  # of a store that is gone
-                while not done.wait(LISTEN_S):
-                    if self.store.add(f"{self.prefix}/know", 0) > 0:
-                        told.set()
-                        end.interrupt_connect()
-                        return
+            while not done.wait(LISTEN_S):
+                if self._failed():
+                    end.interrupt_connect()
+                    return
 
         listener = threading.Thread(target=listen, name="weir-meeting", daemon=True)
         listener.start()
         try:
             end.connect(addresses)
-        except RuntimeError:
-            if not told.is_set():
-                raise
         finally:
             done.set()
             listener.join(LINGER_S)
-        if told.is_set():
-            self.get(f"address/{self.rank}")
+            # An interrupted rank tells its peers only that it was interrupted, and they may hear that first: the
+            # store knows the cause.
+            if self._failed():
+                self.get(f"address/{self.rank}")
+
+    def _failed(self):
+        try:
+            return self.store.add(f"{self.prefix}/know", 0) > 0
+        except RuntimeError:  # the store is gone
+            return False
 
     def __enter__(self):
         return self
