@@ -9,8 +9,8 @@
 #include <iostream>
 #include <iterator>
 
-#include "controller/service/grpc_server.h"
-#include "controller/service/loopback.h"
+#include "controller/messages/limits.h"
+#include "deploy/program/loopback.h"
 
 namespace weir::cli {
 namespace {

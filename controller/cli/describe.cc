@@ -5,7 +5,7 @@
 #include <cctype>
 
 #include "controller/cli/render.h"
-#include "controller/service/mapping.h"
+#include "controller/messages/mapping.h"
 
 namespace weir::cli {
 namespace {

@@ -22,8 +22,8 @@
 #include "controller/cli/resources.h"
 #include "controller/cli/simulate.h"
 #include "controller/cli/top.h"
-#include "controller/service/builtin_capabilities.h"
-#include "controller/service/policy_set.h"
+#include "controller/messages/builtin_capabilities.h"
+#include "controller/messages/policy_set.h"
 #include "deploy/program/hidden_command.h"
 
 namespace weir::cli {

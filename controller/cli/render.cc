@@ -7,7 +7,7 @@
 #include <array>
 #include <ctime>
 
-#include "controller/service/json.h"
+#include "controller/messages/json.h"
 #include "datapath/base/check.h"
 
 namespace weir::cli {

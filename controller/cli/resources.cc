@@ -12,8 +12,8 @@
 #include <set>
 
 #include "controller/cli/describe.h"
-#include "controller/service/json.h"
-#include "controller/service/mapping.h"
+#include "controller/messages/json.h"
+#include "controller/messages/mapping.h"
 
 namespace weir::cli {
 namespace {

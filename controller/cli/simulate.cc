@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "controller/cli/client.h"
-#include "controller/service/builtin_capabilities.h"
-#include "controller/service/policy_set.h"
-#include "controller/service/simulation.h"
+#include "controller/messages/builtin_capabilities.h"
+#include "controller/messages/policy_set.h"
+#include "controller/messages/simulation.h"
 
 namespace weir::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "controller/cli/render.h"
-#include "controller/service/mapping.h"
+#include "controller/messages/mapping.h"
 
 namespace weir::cli {
 namespace {

@@ -24,7 +24,7 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "datapath" / "python" / "weir"
 LIBRARY = "datapath/api/libweir.so"
-PROGRAMS = {"weir-agent": "agent/weir-agent", "weir-controller": "controller/service/weir-controller",
+PROGRAMS = {"weir-agent": "agent/weir-agent", "weir-controller": "controller/server/weir-controller",
             "weirctl": "controller/cli/weirctl"}
 # Libraries that every system with this tag has: the part of the manylinux policies' allow-lists that Weir uses.
 # PEP 600 demands that everything else is in the wheel.

@@ -43,7 +43,7 @@ class OperateTest(unittest.TestCase):
     def test_every_answer_matches_the_served_document(self):
         _, port = self.cluster.controls.url.rsplit(":", 1)
         done = subprocess.run(
-            [sys.executable, ROOT / "tests/controller/service/rest_check.py", port, JOB],
+            [sys.executable, ROOT / "tests/controller/server/rest_check.py", port, JOB],
             timeout=60, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-2000:])
         for name in ("ListLinks", "Explain", "GetSeries", "the error"):

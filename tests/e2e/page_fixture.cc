@@ -16,9 +16,9 @@
 #include <sstream>
 #include <vector>
 
-#include "controller/service/executor.h"
-#include "controller/service/rest_server.h"
-#include "tests/controller/service/fake_cluster.h"
+#include "controller/server/executor.h"
+#include "controller/server/rest/rest_server.h"
+#include "tests/controller/fleet/fake_cluster.h"
 
 namespace weir {
 namespace {

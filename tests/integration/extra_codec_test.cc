@@ -5,10 +5,10 @@
 
 #include <gtest/gtest.h>
 
-#include "controller/service/explain.h"
-#include "controller/service/json.h"
-#include "controller/service/mapping.h"
-#include "controller/service/policy_set.h"
+#include "controller/messages/explain.h"
+#include "controller/messages/json.h"
+#include "controller/messages/mapping.h"
+#include "controller/messages/policy_set.h"
 #include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "datapath/agent_link/agent_protocol.h"

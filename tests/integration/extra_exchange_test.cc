@@ -4,9 +4,9 @@
 // it with the codecs that it carries, controllers must find them compatible, and sessions must run
 // it.
 
+#include "controller/messages/json.h"
+#include "controller/messages/mapping.h"
 #include "controller/model/cost_model.h"
-#include "controller/service/json.h"
-#include "controller/service/mapping.h"
 #include "datapath/agent_link/agent_protocol.h"
 #include "tests/datapath/session/session_world.h"
 

@@ -166,7 +166,7 @@ def _logs(work):
 def reader_environment(build):
     """The environment of a reader's shell: the built programs, the Python package, and their location."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
-    programs = ["controller/cli", "controller/service", "agent", "deploy/aggregator"]
+    programs = ["controller/cli", "controller/server", "agent", "deploy/aggregator"]
     path = ":".join(str(build / part) for part in programs)
     environment.update(
         PATH=f"{path}:/usr/sbin:/usr/bin:/sbin:/bin", LC_ALL="C.UTF-8", NO_COLOR="1",

@@ -38,7 +38,7 @@ LEFT_S = 2.0
 SOCKET_PATH_MAX = 107  # of sockaddr_un
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
-_PARTS = ("controller/service", "controller/cli", "agent")  # of a build directory
+_PARTS = ("controller/server", "controller/cli", "agent")  # of a build directory
 
 
 class RunError(RuntimeError):

@@ -16,7 +16,7 @@
 
 #include "controller/cli/client.h"
 #include "datapath/base/clock.h"
-#include "tests/controller/service/wire_agent.h"
+#include "tests/controller/server/wire_agent.h"
 #include "tests/support/program.h"
 
 namespace weir::cli {

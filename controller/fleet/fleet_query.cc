@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fleet's answers to operators' queries.
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "controller/fleet/fleet.h"
+#include "controller/messages/explain.h"
+#include "controller/messages/json.h"
+#include "controller/messages/mapping.h"
+#include "controller/messages/simulation.h"
+#include "datapath/base/log.h"
+
+namespace weir {
+namespace {
+
+constexpr uint32_t kDecisionsDefault = 50;
+constexpr uint32_t kDecisionsMax = 500;
+constexpr uint32_t kPageDefault = 1000;
+constexpr uint32_t kPageMax = 5000;
+// Half of the default bound on a message in gRPC's clients. A job of many ranks and buckets takes
+// hundreds of KiB.
+constexpr size_t kPageBytes = 2u << 20;
+constexpr size_t kSourceBytesMax = 1u << 20;
+
+StatusOr<int64_t> ParseId(const std::string& what, const std::string& text) {
+  int64_t id = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+  if (error != std::errc() || end != text.data() + text.size() || id <= 0) {
+    return InvalidArgument(StrCat(what, " '", text.substr(0, 40), "', expected a positive number"));
+  }
+  return id;
+}
+
+// Counts the items of one page of a list. The first item always fits, so that a list reaches its
+// end.
+class Page {
+ public:
+  explicit Page(uint32_t asked, uint32_t size_default = kPageDefault, uint32_t size_max = kPageMax)
+      : size_(std::min(asked == 0 ? size_default : asked, size_max)) {}
+  uint32_t size() const { return size_; }
+  /// Whether `item` belongs to this page; if so it is counted.
+  bool Takes(const google::protobuf::Message& item) {
+    const size_t bytes = item.ByteSizeLong();
+    if (items_ > 0 && (items_ >= size_ || bytes_ + bytes > kPageBytes)) return false;
+    ++items_;
+    bytes_ += bytes;
+    return true;
+  }
+
+ private:
+  const uint32_t size_;
+  uint32_t items_ = 0;
+  size_t bytes_ = 0;
+};
+
+// Finds the beginning of a page. A token is the last key of the page before, so that pages stay
+// right when entries come and go.
+template <typename Map, typename Key>
+auto PageBegin(const Map& map, const std::string& token, const Key& after) {
+  return token.empty() ? map.begin() : map.upper_bound(after);
+}
+
+// "<bytes of source>:<source><target>", since names may hold anything.
+std::string LinkToken(const std::pair<std::string, std::string>& key) {
+  return StrCat(key.first.size(), ":", key.first, key.second);
+}
+
+StatusOr<std::pair<std::string, std::string>> ParseLinkToken(const std::string& token) {
+  std::pair<std::string, std::string> key;
+  if (token.empty()) return key;
+  size_t size = 0;
+  const auto [end, error] = std::from_chars(token.data(), token.data() + token.size(), size);
+  const auto at = static_cast<size_t>(end - token.data()) + 1;
+  if (error != std::errc() || at > token.size() || *end != ':' || size > token.size() - at) {
+    return InvalidArgument(StrCat("page_token '", token.substr(0, 40),
+                                  "', expected the next_page_token of a list of links"));
+  }
+  return std::make_pair(token.substr(at, size), token.substr(at + size));
+}
+
+// Tokens grow in order of precedence: applied policies by name, then files by path, then the
+// default.
+std::string PolicyToken(const PolicyEntry& entry) {
+  if (entry.origin == "api") return "a" + entry.name;
+  return entry.origin == "built in" ? "c" : "b" + entry.origin;
+}
+
+template <typename Map>
+std::string Names(const Map& map) {
+  std::string names;
+  for (const auto& [name, value] : map) {
+    if (names.size() > 400) return names + ", ...";
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace
+
+StatusOr<Job*> Fleet::RequireJob(const std::string& name) const {
+  if (Job* job = FindJob(name); job != nullptr) return job;
+  return NotFound(StrCat("no job '", name, "'; known: ", Names(jobs_)));
+}
+
+void Fleet::Audit(const std::string& actor, const std::string& action, const std::string& target,
+                  const std::string& detail) {
+  Log(LogLevel::kInfo, "audit",
+      StrCat(actor.empty() ? "unknown" : actor, " ", action, " ", target,
+             detail.empty() ? "" : ": ", detail));
+  if (!store_.AddAudit({clock_.UnixSeconds(), actor, action, target, detail}).ok()) ++store_errors_;
+}
+
+Status Fleet::ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response) {
+  Page page(request.page_size());
+  auto at = PageBegin(nodes_, request.page_token(), request.page_token());
+  for (; at != nodes_.end(); ++at) {
+    v1::Node node = NodeProto(at->first, at->second);
+    if (!page.Takes(node)) {
+      response->set_next_page_token(response->nodes().rbegin()->name());
+      break;
+    }
+    *response->add_nodes() = std::move(node);
+  }
+  response->set_controller_version(options_.version);
+  response->set_controller_unix_s(clock_.UnixSeconds());
+  return OkStatus();
+}
+
+Status Fleet::GetNode(const v1::GetNodeRequest& request, v1::Node* response) {
+  const auto found = nodes_.find(request.name());
+  if (found == nodes_.end()) {
+    return NotFound(StrCat("no node '", request.name(), "'; known: ", Names(nodes_)));
+  }
+  *response = NodeProto(found->first, found->second);
+  return OkStatus();
+}
+
+v1::Link Fleet::LinkProto(const std::string& source, const std::string& target,
+                          const LinkRecord& link) const {
+  const auto estimate = [this](double value, double deviation, TimePoint at,
+                               const std::string& method, uint64_t samples) {
+    v1::Estimate out;
+    out.set_value(value);
+    out.set_deviation(Finite(deviation));
+    out.set_age_s(samples == 0 ? 0 : std::max(0.0, ToSeconds(clock_.Now() - at)));
+    out.set_method(method);
+    out.set_samples(samples);
+    return out;
+  };
+  v1::Link out;
+  out.set_source(source);
+  out.set_target(target);
+  *out.mutable_rtt_s() =
+      estimate(link.rtt_s, link.rtt_deviation_s, link.rtt_at, link.rtt_method, link.rtt_samples);
+  *out.mutable_bandwidth_bytes_per_s() =
+      estimate(link.bandwidth, link.bandwidth_deviation, link.bandwidth_at, link.bandwidth_method,
+               link.bandwidth_samples);
+  out.set_hops(link.hops);
+  return out;
+}
+
+Status Fleet::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksResponse* response) {
+  WEIR_ASSIGN_OR_RETURN(const auto after, ParseLinkToken(request.page_token()));
+  std::map<std::pair<std::string, std::string>, v1::Link> all;
+  for (const auto& [key, link] : links_) all[key] = LinkProto(key.first, key.second, link);
+  // A job's own estimate of its links is the better one, because it also uses the training traffic.
+  for (const auto& [name, job] : jobs_) {
+    if (job->model() == nullptr || !job->members().attached()) continue;
+    for (const LinkEstimate& estimate : job->model()->Links()) {
+      v1::Link& link = all[{estimate.source_node, estimate.target_node}];
+      link.set_source(estimate.source_node);
+      link.set_target(estimate.target_node);
+      if (estimate.rtt_samples > 0) {
+        *link.mutable_rtt_s() = weir::ToProto(estimate.rtt_s);
+        link.mutable_rtt_s()->set_method(estimate.rtt_method);
+        link.mutable_rtt_s()->set_samples(estimate.rtt_samples);
+      }
+      if (estimate.bandwidth_samples > 0) {
+        *link.mutable_bandwidth_bytes_per_s() = weir::ToProto(estimate.bandwidth_bytes_per_s);
+        link.mutable_bandwidth_bytes_per_s()->set_method(estimate.bandwidth_method);
+        link.mutable_bandwidth_bytes_per_s()->set_samples(estimate.bandwidth_samples);
+      }
+    }
+  }
+  Page page(request.page_size());
+  for (auto at = PageBegin(all, request.page_token(), after); at != all.end(); ++at) {
+    const auto& [source, target] = at->first;
+    if (!request.node().empty() && source != request.node() && target != request.node()) continue;
+    if (!page.Takes(at->second)) {
+      const v1::Link& last = *response->links().rbegin();
+      response->set_next_page_token(LinkToken({last.source(), last.target()}));
+      break;
+    }
+    *response->add_links() = at->second;
+  }
+  return OkStatus();
+}
+
+Status Fleet::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse* response) {
+  Page page(request.page_size());
+  auto at = PageBegin(jobs_, request.page_token(), request.page_token());
+  for (; at != jobs_.end(); ++at) {
+    v1::Job job = weir::ToProto(at->second->View());
+    if (!page.Takes(job)) {
+      response->set_next_page_token(std::prev(at)->first);
+      break;
+    }
+    *response->add_jobs() = std::move(job);
+  }
+  return OkStatus();
+}
+
+Status Fleet::GetJob(const v1::GetJobRequest& request, v1::Job* response) {
+  WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.name()));
+  *response = weir::ToProto(job->View());
+  return OkStatus();
+}
+
+Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
+                            v1::ListDecisionsResponse* response) {
+  int64_t before = 0;
+  if (!request.page_token().empty()) {
+    WEIR_ASSIGN_OR_RETURN(before, ParseId("page_token", request.page_token()));
+  }
+  Page page(request.page_size(), kDecisionsDefault, kDecisionsMax);
+  WEIR_ASSIGN_OR_RETURN(auto stored, store_.ListDecisions(request.job(), before, page.size() + 1,
+                                                          request.plans_only()));
+  for (const StoredDecision& entry : stored) {
+    // Candidates are nearly all of a decision, so clients that want them ask for one decision.
+    WEIR_ASSIGN_OR_RETURN(v1::Decision decision, LightDecisionOf(entry));
+    if (!page.Takes(decision)) {
+      response->set_next_page_token(response->decisions().rbegin()->id());
+      break;
+    }
+    *response->add_decisions() = std::move(decision);
+  }
+  return OkStatus();
+}
+
+// A stored decision with the plan that it offered and, if they were not deleted, its inputs.
+StatusOr<v1::Decision> Fleet::WholeDecision(const std::string& id_text) {
+  WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", id_text));
+  WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
+  WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(stored));
+  if (auto snapshot = SnapshotOf(stored); snapshot.ok()) {
+    decision.set_snapshot_json(*std::move(snapshot));
+  }
+  if (stored.switched) {
+    const auto plan = journal_.LoadPlan(decision.job(), decision.plan_version());
+    if (plan.has_value()) *decision.mutable_plan() = weir::ToProto(*plan);
+  }
+  return decision;
+}
+
+Status Fleet::GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response) {
+  WEIR_ASSIGN_OR_RETURN(*response, WholeDecision(request.id()));
+  return OkStatus();
+}
+
+Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* response) {
+  WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
+  const DecisionLoop& decisions = job->decisions();
+  const std::string& obstacle = decisions.obstacle();
+  const auto& newest = decisions.last_decision();
+  std::string id = request.decision_id();
+  if (id.empty()) {
+    if (!newest.has_value()) {
+      return FailedPrecondition(StrCat("no decision for job '", request.job(), "' yet: ",
+                                       obstacle.empty() ? "nothing measured" : obstacle));
+    }
+    if (decisions.last_inputs().has_value()) *response = weir::ToProto(*decisions.last_inputs());
+    *response->mutable_decision() = weir::ToProto(*newest);
+    AddWords(response->mutable_decision());
+    for (const auto& candidate : decisions.last_front()) {
+      *response->add_front() = weir::ToProto(candidate);
+    }
+    if (newest->id > 0) id = std::to_string(newest->id);
+  }
+  if (!id.empty()) {
+    WEIR_ASSIGN_OR_RETURN(v1::Decision whole, WholeDecision(id));
+    if (whole.job() != request.job()) {
+      return NotFound(StrCat("decision ", id, " is of job '", whole.job(), "'"));
+    }
+    if (newest.has_value() && id == std::to_string(newest->id)) {
+      whole.set_unchanged(newest->unchanged);
+    }
+    const auto snapshot = ParseSnapshot(whole.snapshot_json());
+    whole.clear_snapshot_json();  // large, and no explanation; the decision itself has it
+    *response->mutable_decision() = std::move(whole);
+    if (snapshot.ok() && !response->has_latency_s()) {
+      response->MergeFrom(weir::ToProto(DescribeInputs(*snapshot, {})));
+    }
+  }
+  std::string text = ExplainText(*response);
+  if (job->series().predictions() > 0) {
+    text += StrCat("Prediction error of collective times: median ",
+                   static_cast<int>(job->series().PredictionErrorMedian() * 1000) / 10.0,
+                   " % over ", job->series().predictions(), " runs\n");
+  }
+  if (request.decision_id().empty()) {
+    for (const RankView& rank : job->View().ranks) {
+      if (rank.slower <= 1) continue;
+      text += StrCat("Rank ", rank.rank, " computes ", std::round(rank.slower * 10) / 10,
+                     " times slower than the middle rank, and the others wait for it: no plan "
+                     "helps\n");
+    }
+  }
+  if (!obstacle.empty() && request.decision_id().empty()) {
+    text += StrCat("Not deciding now: ", obstacle, "\n");
+    response->set_not_deciding(obstacle);
+  }
+  response->set_text(std::move(text));
+  return OkStatus();
+}
+
+Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* response) {
+  WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", request.id()));
+  WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
+  WEIR_ASSIGN_OR_RETURN(const v1::Decision decision, DecisionOf(stored));
+  if (!decision.has_facts()) {
+    return FailedPrecondition(
+        StrCat("decision ", id,
+               " is of an earlier release with other digests, so it cannot be "
+               "compared"));
+  }
+  WEIR_ASSIGN_OR_RETURN(const std::string inputs, SnapshotOf(stored));
+  WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, ParseSnapshot(inputs));
+  WEIR_ASSIGN_OR_RETURN(const Policy policy, DecodeEffectivePolicy(stored.policy));
+  WEIR_ASSIGN_OR_RETURN(const Decision replayed, Decide(snapshot, policy));
+  response->set_stored_digest(decision.digest());
+  response->set_replayed_digest(replayed.digest);
+  response->set_identical(decision.digest() == replayed.digest);
+  return OkStatus();
+}
+
+Status Fleet::ListPolicies(const v1::ListPoliciesRequest& request,
+                           v1::ListPoliciesResponse* response) {
+  Page page(request.page_size());
+  std::string last;
+  for (const PolicyEntry& entry : policies_.All()) {
+    const std::string token = PolicyToken(entry);
+    if (token <= request.page_token()) continue;
+    v1::Policy policy = weir::ToProto(entry);
+    if (!page.Takes(policy)) {
+      response->set_next_page_token(last);
+      break;
+    }
+    *response->add_policies() = std::move(policy);
+    last = token;
+  }
+  return OkStatus();
+}
+
+Status Fleet::ListAggregators(const v1::ListAggregatorsRequest& request,
+                              v1::ListAggregatorsResponse* response) {
+  Page page(request.page_size());
+  auto at = PageBegin(aggregators_, request.page_token(), request.page_token());
+  for (; at != aggregators_.end(); ++at) {
+    v1::Aggregator said = weir::ToProto(at->second.said);
+    if (!page.Takes(said)) {
+      response->set_next_page_token(std::prev(at)->first);
+      break;
+    }
+    *response->add_aggregators() = std::move(said);
+  }
+  return OkStatus();
+}
+
+Status Fleet::ValidatePolicy(const v1::ValidatePolicyRequest& request,
+                             v1::ValidatePolicyResponse* response) {
+  const StatusOr<Policy> policy =
+      request.source().size() > kSourceBytesMax
+          ? InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"))
+          : ReadPolicy(request.source(), "policy", &policies_.known());
+  response->set_valid(policy.ok());
+  if (policy.ok()) {
+    response->set_name(policy->name);
+  } else {
+    response->set_error(Message(policy.status()));
+  }
+  return OkStatus();
+}
+
+Status Fleet::ApplyPolicy(const v1::ApplyPolicyRequest& request,
+                          v1::ApplyPolicyResponse* response) {
+  if (request.source().size() > kSourceBytesMax) {
+    return InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"));
+  }
+  const double now = clock_.UnixSeconds();
+  const PolicyEntry* present = policies_.Find(request.name());
+  const std::string tag = SourceTag(present == nullptr ? "" : present->source);
+  if (!request.if_match().empty() && request.if_match() != tag) {
+    return MakeStatus(StatusCode::kAborted,
+                      StrCat("policy ", request.name(), " was changed meanwhile: its etag is ", tag,
+                             ", expected ", request.if_match().substr(0, 40)));
+  }
+  // The policy is checked first, then stored, and only then used, so that a restart finds the
+  // policy that was used.
+  WEIR_ASSIGN_OR_RETURN(PolicyEntry entry,
+                        policies_.Apply(request.name(), request.source(), now, true));
+  if (!request.dry_run()) {
+    WEIR_RETURN_IF_ERROR(store_.PutPolicy({entry.name, entry.source, now}));
+    WEIR_ASSIGN_OR_RETURN(entry, policies_.Apply(request.name(), request.source(), now, false));
+    Audit(request.actor(), "apply policy", entry.name, "");
+    v1::Event event;
+    event.set_kind("policy");
+    event.set_text(StrCat("policy ", entry.name, " applied"));
+    PublishRaw(std::move(event));
+    peers_changed_ = true;
+    for (auto& [name, job] : jobs_) job->OnPolicyChange();
+  }
+  *response->mutable_policy() = weir::ToProto(entry);
+  return OkStatus();
+}
+
+Status Fleet::Pin(const v1::PinRequest& request, v1::PinResponse* response) {
+  WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
+  WEIR_RETURN_IF_ERROR(job->Pin(ToModel(request)));
+  Audit(request.actor(), "pin", request.job(),
+        StrCat(ChoiceLabel(ToModel(request.choice())), " ", request.reason()));
+  *response->mutable_job() = weir::ToProto(job->View());
+  return OkStatus();
+}
+
+Status Fleet::Unpin(const v1::UnpinRequest& request, v1::UnpinResponse* response) {
+  WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
+  WEIR_RETURN_IF_ERROR(job->Unpin());
+  Audit(request.actor(), "unpin", request.job(), request.reason());
+  *response->mutable_job() = weir::ToProto(job->View());
+  return OkStatus();
+}
+
+v1::Capabilities Fleet::KnownCapabilities() {
+  v1::Capabilities capabilities;
+  if (!capabilities_json_.empty()) (void)FromJson(capabilities_json_, &capabilities);
+  return capabilities;
+}
+
+Status Fleet::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse* response) {
+  const v1::Capabilities capabilities = KnownCapabilities();
+  if (capabilities.codecs_size() == 0) {
+    return FailedPrecondition("no rank has reported its codecs and collectives yet");
+  }
+  WEIR_ASSIGN_OR_RETURN(*response, weir::Simulate(request, capabilities));
+  return OkStatus();
+}
+
+Status Fleet::GetSeries(const v1::GetSeriesRequest& request, v1::Series* response) {
+  WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
+  const std::vector<StepPoint> points = job->series().Points(request.since_step());
+  const size_t wanted = request.points_max() == 0 ? points.size() : request.points_max();
+  for (size_t i = points.size() - std::min(points.size(), wanted); i < points.size(); ++i) {
+    *response->add_points() = weir::ToProto(points[i]);
+  }
+  return OkStatus();
+}
+
+Status Fleet::Ready() { return store_.PutFact("ready", "1"); }
+
+}  // namespace weir

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/fleet/job_journal.h"
+
+#include "controller/messages/json.h"
+#include "controller/messages/mapping.h"
+#include "controller/solver/snapshot_parts.h"
+
+namespace weir {
+namespace {
+
+constexpr size_t kTablesMax = 256;
+// Tables that differ by more are stored again as a whole.
+constexpr size_t kDifferenceBytesMax = 3000;
+
+// The plan is stored separately: repeated in every decision, it would take most of the room.
+std::string PayloadOf(const DecisionRecord& record) {
+  v1::Decision decision = ToProto(record);
+  decision.clear_plan();
+  return ToCompactJson(decision);
+}
+
+}  // namespace
+
+Status StoreJournal::SaveJob(const JobView& job, double unix_s) {
+  return store_.PutJob({job.name, ToJson(ToProto(job)), unix_s});
+}
+
+Status StoreJournal::SavePlan(const JobPlan& plan, std::string_view state, double unix_s) {
+  return store_.PutPlan(
+      {plan.job, plan.version, ToJson(ToProto(plan)), std::string(state), unix_s});
+}
+
+std::optional<JobPlan> StoreJournal::LoadPlan(const std::string& job, uint64_t version) {
+  const auto stored = store_.GetPlan(job, version);
+  v1::Plan plan;
+  if (!stored.ok() || !stored->has_value() || !FromJson((*stored)->payload, &plan).ok()) {
+    return std::nullopt;
+  }
+  return ToModel(plan);
+}
+
+StatusOr<uint64_t> StoreJournal::HighestPlanVersion(const std::string& job) {
+  return store_.HighestPlanVersion(job);
+}
+
+StatusOr<JobJournal::Added> StoreJournal::AddDecision(const DecisionRecord& record,
+                                                      const std::string& snapshot,
+                                                      const std::string& policy) {
+  StoredDecision stored{.job = record.job, .step = record.step, .unix_s = record.unix_s};
+  stored.payload = PayloadOf(record);
+  stored.policy = policy;
+  stored.switched = record.plan.has_value();
+  const std::string own = TablesOf(snapshot);
+  const std::string least = WithoutTables(snapshot, own);
+  if (tables_.size() > kTablesMax) tables_.clear();
+  std::string& tables = tables_.try_emplace(record.job, own).first->second;
+  stored.snapshot = WithoutTables(snapshot, tables);
+  if (stored.snapshot.size() > least.size() + kDifferenceBytesMax) {
+    tables = own;
+    stored.snapshot = least;
+  }
+  stored.base = tables;
+  Added added;
+  WEIR_ASSIGN_OR_RETURN(added.id, store_.AddDecision(stored));
+  added.bytes = stored.payload.size() + stored.snapshot.size();
+  return added;
+}
+
+Status StoreJournal::UpdateDecision(const DecisionRecord& record) {
+  return store_.UpdateDecision(record.id, PayloadOf(record));
+}
+
+StatusOr<std::string> SnapshotOf(const StoredDecision& stored) {
+  if (stored.snapshot.empty()) {
+    return FailedPrecondition(
+        StrCat("the inputs of decision ", stored.id, " were deleted to make room for newer ones"));
+  }
+  if (stored.base.empty()) return stored.snapshot;
+  return WithTables(stored.snapshot, stored.base);
+}
+
+Status StoreJournal::SavePin(const std::string& job, const JobPin& pin, double unix_s) {
+  return store_.PutPin({job, ToJson(ToProto(job, pin)), unix_s});
+}
+
+Status StoreJournal::DeletePin(const std::string& job) { return store_.DeletePin(job); }
+
+namespace {
+
+// `payload`: of the stored decision, whole or in part.
+StatusOr<v1::Decision> DecisionFrom(const StoredDecision& stored, const std::string& payload) {
+  v1::Decision decision;
+  const Status parsed = FromJson(payload, &decision);
+  if (!parsed.ok()) return DataLoss(StrCat("decision ", stored.id, ": ", Message(parsed)));
+  decision.set_id(std::to_string(stored.id));
+  AddWords(&decision);
+  return decision;
+}
+
+}  // namespace
+
+StatusOr<v1::Decision> DecisionOf(const StoredDecision& stored) {
+  return DecisionFrom(stored, stored.payload);
+}
+
+StatusOr<v1::Decision> LightDecisionOf(const StoredDecision& stored) {
+  return DecisionFrom(stored, WithoutMember(stored.payload, "candidates"));
+}
+
+}  // namespace weir

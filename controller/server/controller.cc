@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/server/controller.h"
+
+#include <charconv>
+#include <fstream>
+
+#include "controller/fleet/event_hub.h"
+#include "controller/fleet/policy_watcher.h"
+#include "controller/server/executor.h"
+#include "controller/server/grpc/grpc_server.h"
+#include "controller/server/rest/rest_server.h"
+#include "controller/store/store.h"
+#include "datapath/base/identity/rank_proof.h"
+#include "datapath/base/log.h"
+#include "deploy/program/loopback.h"
+#include "deploy/program/tls/tls_files.h"
+
+namespace weir {
+namespace {
+
+struct HostPort {
+  std::string host;
+  int port = 0;
+};
+
+StatusOr<HostPort> ParseAddress(const std::string& flag, const std::string& address) {
+  const size_t colon = address.rfind(':');
+  HostPort out;
+  if (colon != std::string::npos) {
+    const std::string port = address.substr(colon + 1);
+    const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), out.port);
+    if (error == std::errc() && end == port.data() + port.size() && out.port >= 0 &&
+        out.port < 65536) {
+      out.host = address.substr(0, colon);
+      if (out.host.size() > 2 && out.host.front() == '[')
+        out.host = out.host.substr(1, out.host.size() - 2);
+      if (!out.host.empty()) return out;
+    }
+  }
+  return InvalidArgument(StrCat(flag, " is '", address, "', expected host:port"));
+}
+
+// A Unix socket is protected by the permissions of its directory.
+bool IsUnixSocket(const std::string& address) { return address.starts_with("unix:"); }
+
+Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, const HostPort& http) {
+  if (options.tls_cert.empty() != options.tls_key.empty()) {
+    return InvalidArgument("--tls-cert and --tls-key belong together");
+  }
+  if (options.insecure) return OkStatus();
+  const bool grpc_is_local = IsUnixSocket(options.listen_grpc) || IsLoopback(grpc.host);
+  if (!grpc_is_local && (options.tls_cert.empty() || options.tls_ca.empty())) {
+    return FailedPrecondition(StrCat("gRPC on ", options.listen_grpc,
+                                     " is reachable from outside: give "
+                                     "--tls-cert, --tls-key and --tls-ca, or --insecure"));
+  }
+  if (!IsLoopback(http.host) && options.token_file.empty()) {
+    return FailedPrecondition(StrCat("HTTP on ", options.listen_http,
+                                     " is reachable from outside: give "
+                                     "--token-file, or --insecure"));
+  }
+  return OkStatus();
+}
+
+// Aggregators off loopback need https: bearer tokens and answers about leases contain secrets.
+StatusOr<GatewayOptions> ReadAggregators(const ControllerOptions& options) {
+  GatewayOptions out;
+  out.ca_file = options.aggregator_ca;
+  if (!options.aggregator_token_file.empty()) {
+    std::ifstream file(options.aggregator_token_file);
+    if (!(file >> out.token) || out.token.size() > 512) {
+      return InvalidArgument(
+          StrCat("--aggregator-token-file: expected a token of up to 512 bytes "
+                 "in '",
+                 options.aggregator_token_file, "'"));
+    }
+  }
+  for (const std::string& text : options.aggregators) {
+    WEIR_ASSIGN_OR_RETURN(const AggregatorAddress address, ParseAggregator(text));
+    if (!address.url.starts_with("https://") && !IsLoopback(HostOf(address)) && !options.insecure) {
+      return FailedPrecondition(StrCat("--aggregator ", text,
+                                       ": tokens and cookies would cross the network in clear: "
+                                       "give an https address, or --insecure"));
+    }
+    out.aggregators.push_back(address);
+  }
+  return out;
+}
+
+// The secret is stored, so that a restarted controller keeps the leases of its jobs.
+StatusOr<std::string> LeaseOwnerSecret(Store& store) {
+  constexpr std::string_view kFact = "lease_owner_secret";
+  WEIR_ASSIGN_OR_RETURN(const std::string kept, store.GetFact(kFact));
+  if (!kept.empty()) return kept;
+  WEIR_ASSIGN_OR_RETURN(const std::string fresh, NewChallenge());
+  WEIR_RETURN_IF_ERROR(store.PutFact(kFact, fresh));
+  return fresh;
+}
+
+class ControllerImpl : public Controller {
+ public:
+  explicit ControllerImpl(ControllerOptions options) : options_(std::move(options)) {}
+
+  ~ControllerImpl() override {
+    watcher_.reset();
+    events_.Close();
+    if (grpc_ != nullptr) grpc_->Stop(std::chrono::milliseconds(500));
+    if (rest_ != nullptr) rest_->Stop();
+    // Handlers may still have posted tasks that use the fleet, so the executor runs all of them
+    // first.
+    executor_.Stop();
+    gateway_.reset();
+  }
+
+  Status Run() {
+    HostPort grpc;
+    if (!IsUnixSocket(options_.listen_grpc)) {
+      WEIR_ASSIGN_OR_RETURN(grpc, ParseAddress("--listen-grpc", options_.listen_grpc));
+    }
+    WEIR_ASSIGN_OR_RETURN(const HostPort http, ParseAddress("--listen-http", options_.listen_http));
+    WEIR_RETURN_IF_ERROR(CheckExposure(options_, grpc, http));
+    if (options_.token_file.empty()) {
+      authenticator_ = Authenticator::Open();
+    } else {
+      WEIR_ASSIGN_OR_RETURN(authenticator_, Authenticator::FromFile(options_.token_file));
+    }
+    if (!options_.tls_cert.empty()) {
+      tls_ = std::make_unique<TlsFiles>(
+          TlsPaths{.cert = options_.tls_cert, .key = options_.tls_key, .ca = options_.tls_ca});
+      WEIR_RETURN_IF_ERROR(tls_->Current().status());
+    }
+    WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(options_.state_file));
+    fleet_ = std::make_unique<Fleet>(options_.fleet, RealClock(), *store_, events_);
+    WEIR_RETURN_IF_ERROR(fleet_->Recover());
+    if (!options_.policy_directory.empty()) {
+      // Policies must be known before the first decision; later changes come from the watcher.
+      fleet_->OnPolicyFiles(ReadPolicyDirectory(options_.policy_directory));
+    }
+    WEIR_RETURN_IF_ERROR(StartAggregators());
+    executor_.Start([this] { fleet_->OnTick(); });
+    if (!options_.policy_directory.empty()) {
+      watcher_ = std::make_unique<PolicyWatcher>(
+          options_.policy_directory, [this](PolicyWatcher::Contents contents) {
+            executor_.Post(
+                [this, contents = std::move(contents)] { fleet_->OnPolicyFiles(contents); });
+          });
+    }
+    WEIR_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start({options_.listen_grpc, tls_.get()}, executor_,
+                                                   *fleet_, events_, authenticator_));
+    RestOptions rest{http.host, http.port, tls_.get(), options_.fleet.version};
+    WEIR_ASSIGN_OR_RETURN(rest_,
+                          RestServer::Start(rest, executor_, *fleet_, events_, authenticator_));
+    Log(LogLevel::kInfo, "controller",
+        StrCat("gRPC on ",
+               grpc.host.empty() ? options_.listen_grpc : StrCat(grpc.host, ":", grpc_->port()),
+               ", HTTP on ", http.host, ":", rest_->port(), ", state in ", options_.state_file));
+    return OkStatus();
+  }
+
+  int grpc_port() const override { return grpc_->port(); }
+  int http_port() const override { return rest_->port(); }
+
+ private:
+  Status StartAggregators() {
+    if (options_.aggregators.empty()) return OkStatus();
+    WEIR_ASSIGN_OR_RETURN(GatewayOptions gateway, ReadAggregators(options_));
+    WEIR_ASSIGN_OR_RETURN(gateway.owner_secret, LeaseOwnerSecret(*store_));
+    const std::vector<AggregatorAddress> aggregators = gateway.aggregators;
+    GatewayEvents events;
+    events.state = [this](AggregatorReport said) {
+      executor_.Post([this, said = std::move(said)] { fleet_->OnAggregator(said); });
+    };
+    events.answer = [this](const LeaseAsk& ask, StatusOr<SlotGrant> answer) {
+      executor_.Post(
+          [this, ask, answer = std::move(answer)] { fleet_->OnLeaseAnswer(ask, answer); });
+    };
+    WEIR_ASSIGN_OR_RETURN(gateway_, StartHttpGateway(std::move(gateway), std::move(events)));
+    fleet_->UseAggregators(aggregators, gateway_.get());
+    return OkStatus();
+  }
+
+  const ControllerOptions options_;
+  Authenticator authenticator_;
+  std::unique_ptr<TlsFiles> tls_;  // of both listeners; null: plain text
+  std::unique_ptr<Store> store_;
+  EventHub events_;
+  std::unique_ptr<Fleet> fleet_;
+  Executor executor_;
+  std::unique_ptr<LeaseGateway> gateway_;
+  std::unique_ptr<PolicyWatcher> watcher_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<RestServer> rest_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Controller>> Controller::Start(ControllerOptions options) {
+  auto controller = std::make_unique<ControllerImpl>(std::move(options));
+  WEIR_RETURN_IF_ERROR(controller->Run());
+  return std::unique_ptr<Controller>(std::move(controller));
+}
+
+}  // namespace weir

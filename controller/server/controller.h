@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// One running controller: store, fleet, executor, both servers and the policy watcher, started and
+// stopped in the right order. main.cc reads flags; tests run it in their own process.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "controller/fleet/fleet.h"
+#include "controller/server/auth/auth.h"
+#include "datapath/base/status.h"
+
+namespace weir {
+
+struct ControllerOptions {
+  std::string listen_grpc = "127.0.0.1:7700";  // or unix:FILE
+  std::string listen_http = "127.0.0.1:7780";
+  std::string state_file = "./weir-state.db";
+  std::string policy_directory;  // empty: none
+  std::string token_file;        // empty: no tokens
+  std::string tls_cert, tls_key, tls_ca;
+  bool insecure = false;
+  std::vector<std::string> aggregators;  // NAME=http(s)://HOST:PORT
+  std::string aggregator_token_file;     // empty: no token
+  std::string aggregator_ca;             // PEM file; empty: the system's
+  FleetOptions fleet;
+};
+
+class Controller {
+ public:
+  /// Errors of the store, the servers and the files; kFailedPrecondition: an address off loopback
+  /// without protection (says which flag is missing).
+  static StatusOr<std::unique_ptr<Controller>> Start(ControllerOptions options);
+  /// Stops within about 2 s.
+  virtual ~Controller() = default;
+
+  /// The TCP port; meaningless with a Unix socket.
+  virtual int grpc_port() const = 0;
+  virtual int http_port() const = 0;
+};
+
+}  // namespace weir

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// AdminService over gRPC: hands each call to the fleet on the executor.
+
+#include "controller/fleet/event_hub.h"
+#include "controller/fleet/fleet.h"
+#include "controller/server/auth/auth.h"
+#include "controller/server/executor.h"
+#include "weir/v1/admin.grpc.pb.h"
+
+namespace weir {
+
+/// All referenced objects must outlive the server that carries it.
+class AdminServiceImpl : public v1::AdminService::CallbackService {
+ public:
+  AdminServiceImpl(Executor& executor, Fleet& fleet, EventHub& events,
+                   const Authenticator& authenticator)
+      : executor_(executor), fleet_(fleet), events_(events), authenticator_(authenticator) {}
+
+#define WEIR_ADMIN_UNARY(method, Request, Response)                      \
+  grpc::ServerUnaryReactor* method(grpc::CallbackServerContext* context, \
+                                   const v1::Request* request, v1::Response* response) override;
+#include "controller/server/admin_methods.def"
+#undef WEIR_ADMIN_UNARY
+
+  grpc::ServerWriteReactor<v1::Event>* Watch(grpc::CallbackServerContext* context,
+                                             const v1::WatchRequest* request) override;
+
+ private:
+  Status Authorize(grpc::CallbackServerContext* context, const char* method) const;
+
+  Executor& executor_;
+  Fleet& fleet_;
+  EventHub& events_;
+  const Authenticator& authenticator_;
+};
+
+}  // namespace weir

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// AgentService and AdminService with health and reflection on one gRPC port.
+
+#include <memory>
+#include <string>
+
+#include "controller/fleet/event_hub.h"
+#include "controller/fleet/fleet.h"
+#include "controller/server/auth/auth.h"
+#include "controller/server/executor.h"
+
+namespace weir {
+
+class TlsFiles;
+
+struct GrpcOptions {
+  std::string address = "127.0.0.1:7700";  // port 0: any
+  /// Has a valid certificate and outlives the server. Null: no TLS. With a CA clients must show
+  /// certificates. Renewed files are used for new connections.
+  TlsFiles* tls = nullptr;
+};
+
+/// A silent connection is pinged after the interval and closed after the timeout, whether or not a
+/// call is open on it.
+inline constexpr Duration kGrpcKeepaliveInterval = std::chrono::seconds(30);
+inline constexpr Duration kGrpcKeepaliveTimeout = std::chrono::seconds(10);
+/// Clients may ping this often, with or without open calls. A client that pings more often three
+/// times gets "too many pings" and is disconnected. Agents ping every 30 s.
+inline constexpr Duration kGrpcPingIntervalMin = std::chrono::seconds(10);
+
+class GrpcServer {
+ public:
+  /// kUnavailable: the address is in use. All references must outlive the server.
+  static StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcOptions& options, Executor& executor,
+                                                     Fleet& fleet, EventHub& events,
+                                                     const Authenticator& authenticator);
+  virtual ~GrpcServer() = default;
+
+  virtual int port() const = 0;
+  /// Waits for open calls until `deadline`, cancels the others, and waits for them.
+  virtual void Stop(Duration deadline) = 0;
+};
+
+}  // namespace weir

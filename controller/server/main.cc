@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// weir-controller: reads flags, starts the controller, waits for SIGTERM or SIGINT.
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+
+#include "controller/server/controller.h"
+#include "datapath/base/log.h"
+#include "deploy/program/hidden_command.h"
+#include "deploy/program/notify.h"
+#include "deploy/program/stop_signal.h"
+
+namespace {
+
+void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& log_level) {
+  app.add_option("--listen-grpc", options.listen_grpc,
+                 "host:port, or unix:FILE, for agents and weirctl")
+      ->type_name("ADDRESS")
+      ->capture_default_str();
+  app.add_option("--listen-http", options.listen_http, "host:port for REST, web page and /metrics")
+      ->type_name("ADDRESS")
+      ->capture_default_str();
+  app.add_option("--state", options.state_file, "SQLite file, or :memory:")
+      ->type_name("FILE")
+      ->capture_default_str();
+  app.add_option("--policy", options.policy_directory,
+                 "directory of policy files, reloaded when it changes")
+      ->type_name("DIRECTORY");
+  app.add_option("--token-file", options.token_file,
+                 "lines 'role token' or 'role sha256:<hex>'; roles: viewer, operator, admin")
+      ->type_name("FILE");
+  app.add_option("--tls-cert", options.tls_cert, "certificate file (PEM) of both listeners")
+      ->type_name("FILE");
+  app.add_option("--tls-key", options.tls_key, "its key file (PEM)")->type_name("FILE");
+  app.add_option("--tls-ca", options.tls_ca,
+                 "CA file (PEM) that signs agents' and weirctl's certificates")
+      ->type_name("FILE");
+  app.add_option("--aggregator", options.aggregators,
+                 "NAME=http(s)://HOST:PORT of an aggregator whose slots jobs may use; repeatable")
+      ->type_name("AGGREGATOR");
+  app.add_option("--aggregator-token-file", options.aggregator_token_file,
+                 "bearer token of the aggregators")
+      ->type_name("FILE");
+  app.add_option("--aggregator-ca", options.aggregator_ca,
+                 "CA file (PEM) that signs the aggregators' certificates; the system's without")
+      ->type_name("FILE");
+  app.add_flag("--insecure", options.insecure,
+               "allow addresses off loopback without TLS and tokens");
+  app.add_option("--log-level", log_level, "least severe level that is written to standard error")
+      ->type_name("LEVEL:{debug,info,warning,error}")
+      ->capture_default_str();
+  app.set_version_flag("--version", std::string("weir-controller ") + WEIR_VERSION);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  weir::ControllerOptions options;
+  options.fleet.version = WEIR_VERSION;
+  std::string log_level = "info";
+  CLI::App app(
+      "weir-controller: measures training jobs through their agents and chooses how they compress "
+      "and send gradients");
+  DefineFlags(app, options, log_level);
+  const weir::ProgramPage page{"weir-controller", {"weir-agent 1", "weirctl 1"}, nullptr};
+  if (const auto answered = weir::AnswerHiddenCommand(app, page, argc, argv)) return *answered;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+
+  const auto level = weir::ParseLogLevel(log_level);
+  if (!level.ok()) {
+    std::fprintf(stderr, "weir-controller: --log-level: %s\n",
+                 weir::Message(level.status()).c_str());
+    return 2;
+  }
+  weir::SetMinimumLogLevel(*level);
+
+  weir::HoldStopSignals();
+  auto controller = weir::Controller::Start(options);
+  if (!controller.ok()) {
+    std::fprintf(stderr, "weir-controller: %s\n", weir::Message(controller.status()).c_str());
+    return 1;
+  }
+  const weir::Status told = weir::NotifyReady(std::getenv("NOTIFY_SOCKET"));
+  if (!told.ok()) weir::Log(weir::LogLevel::kWarning, "controller", weir::Message(told));
+  weir::WaitForStopSignal();
+  weir::Log(weir::LogLevel::kInfo, "controller", "stopping");
+  controller->reset();
+  return 0;
+}

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/server/rest/rest_server.h"
+
+#include <google/protobuf/message.h>
+#include <httplib.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <thread>
+
+#include "controller/messages/json.h"
+#include "controller/server/rest/compression.h"
+#include "controller/server/rest/openapi.h"
+#include "controller/server/rest/routes.h"
+#include "controller/server/status_mapping.h"
+#include "controller/server/web/web_files.h"
+#include "datapath/base/log.h"
+#include "deploy/program/http_workers.h"
+#include "deploy/program/tls/tls_files.h"
+
+namespace weir {
+namespace {
+
+using ProtoMessage = google::protobuf::Message;
+using MessagePtr = std::unique_ptr<ProtoMessage>;
+
+constexpr int kQueueMax = 64;
+constexpr auto kStartPoll = std::chrono::milliseconds(1);
+constexpr const char* kContentSecurityPolicy =
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'";
+
+MessagePtr NewMessage(const google::protobuf::Descriptor* descriptor) {
+  return MessagePtr(
+      google::protobuf::MessageFactory::generated_factory()->GetPrototype(descriptor)->New());
+}
+
+// Calls one AdminService method of the fleet for the untyped interface of the route table.
+Status CallFleet(Fleet& fleet, std::string_view method, const ProtoMessage& request,
+                 ProtoMessage* response) {
+#define WEIR_ADMIN_UNARY(name, Request, Response)               \
+  if (method == #name) {                                        \
+    return fleet.name(static_cast<const v1::Request&>(request), \
+                      static_cast<v1::Response*>(response));    \
+  }
+#include "controller/server/admin_methods.def"
+#undef WEIR_ADMIN_UNARY
+  return Unimplemented(StrCat("no method ", method));
+}
+
+// Sends `body` as it is. The library compresses what it is given as a string with Brotli at its
+// highest quality, which takes seconds of CPU for a job's history; it leaves what a provider writes
+// alone.
+void SendBytes(std::shared_ptr<const std::string> body, const std::string& type,
+               httplib::Response& response) {
+  const size_t size = body->size();
+  if (size == 0) return response.set_content("", type);
+  response.set_content_provider(
+      size, type, [body = std::move(body)](size_t offset, size_t length, httplib::DataSink& sink) {
+        return sink.write(body->data() + offset, length);
+      });
+}
+
+// Sends `body`, by gzip where the client takes that and the body is large enough to gain by it.
+void SendText(const httplib::Request& request, std::string body, const std::string& type,
+              httplib::Response& response) {
+  response.set_header("Vary", "Accept-Encoding");
+  if (body.size() >= kGzipBytesMin && AcceptsGzip(request.get_header_value("Accept-Encoding"))) {
+    response.set_header("Content-Encoding", "gzip");
+    body = Gzip(body, kGzipFast);
+  }
+  SendBytes(std::make_shared<const std::string>(std::move(body)), type, response);
+}
+
+void SendError(const Status& status, httplib::Response& response) {
+  response.status = HttpCode(status.code());
+  SendBytes(std::make_shared<const std::string>(ErrorJson(status)), "application/json", response);
+}
+
+// A file of the page, and its gzip form where that is smaller.
+struct StoredFile {
+  const WebFile* file;
+  std::shared_ptr<const std::string> plain, gzip;
+};
+
+std::vector<StoredFile> StoreFiles() {
+  std::vector<StoredFile> stored;
+  for (const WebFile& file : WebFiles()) {
+    std::string plain(reinterpret_cast<const char*>(file.bytes.data()), file.bytes.size());
+    std::string small = Gzip(plain, kGzipBest);
+    const bool smaller = plain.size() >= kGzipBytesMin && small.size() < plain.size();
+    stored.push_back({&file, std::make_shared<const std::string>(std::move(plain)),
+                      smaller ? std::make_shared<const std::string>(std::move(small)) : nullptr});
+  }
+  return stored;
+}
+
+class HttplibRestServer : public RestServer {
+ public:
+  HttplibRestServer(RestOptions options, Executor& executor, Fleet& fleet, EventHub& events,
+                    const Authenticator& authenticator)
+      : options_(std::move(options)),
+        executor_(executor),
+        fleet_(fleet),
+        events_(events),
+        authenticator_(authenticator) {}
+
+  ~HttplibRestServer() override { Stop(); }
+
+  Status Listen() {
+    if (options_.tls == nullptr) {
+      server_ = std::make_unique<httplib::Server>();
+    } else {
+      server_ = std::make_unique<httplib::SSLServer>(
+          [this](SSL_CTX& context) { return ServeTls(&context, options_.tls); });
+    }
+    if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
+    server_->new_task_queue = [] { return new HttpWorkers(kWorkers, kQueueMax); };
+    server_->set_payload_max_length(kBodyBytesMax);
+    server_->set_read_timeout(5, 0);
+    server_->set_write_timeout(5, 0);
+    server_->set_keep_alive_timeout(1);
+    server_->set_keep_alive_max_count(1000);
+    server_->set_tcp_nodelay(true);
+    // By default the library shares the port (SO_REUSEPORT): a second controller would get half of
+    // the requests without anyone noticing.
+    server_->set_socket_options([](socket_t socket) {
+      const int yes = 1;
+      setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    });
+    InstallHandlers();
+    port_ = options_.port;
+    if (options_.port == 0) {
+      port_ = server_->bind_to_any_port(options_.host.c_str());
+      if (port_ <= 0) return Unavailable(StrCat("cannot listen on ", options_.host));
+    } else if (!server_->bind_to_port(options_.host.c_str(), options_.port)) {
+      return Unavailable(StrCat("cannot listen on ", options_.host, ":", options_.port,
+                                " for HTTP: the port is taken, or the address is not of this "
+                                "machine; give another one with --listen-http"));
+    }
+    thread_ = std::thread([this] {
+      server_->listen_after_bind();
+      ended_ = true;
+    });
+    pthread_setname_np(thread_.native_handle(), "weir-accept");
+    return OkStatus();
+  }
+
+  int port() const override { return port_; }
+
+  void Stop() override {
+    stopping_ = true;
+    if (!thread_.joinable()) return;
+    // The library ignores a stop that comes before its loop has begun, and would then accept for
+    // ever.
+    while (!server_->is_running() && !ended_) std::this_thread::sleep_for(kStartPoll);
+    server_->stop();
+    thread_.join();
+  }
+
+ private:
+  void InstallHandlers() {
+    const auto handler = [this](const httplib::Request& request, httplib::Response& response) {
+      Handle(request, response);
+    };
+    server_->Get(".*", handler);
+    server_->Post(".*", handler);
+    server_->Put(".*", handler);
+    server_->Delete(".*", handler);
+    server_->Patch(".*", handler);
+    server_->Options(".*", handler);
+    server_->set_error_handler([](const httplib::Request&, httplib::Response& response) {
+      if (response.has_header("Content-Type")) return;  // the handler said what is wrong
+      Status status = InvalidArgument("the request is not valid HTTP");
+      if (response.status == 413) {
+        status = InvalidArgument(StrCat("the body has more than ", kBodyBytesMax, " bytes"));
+      } else if (response.status == 404) {
+        status = NotFound("no such path");
+      }
+      SendBytes(std::make_shared<const std::string>(ErrorJson(status)), "application/json",
+                response);
+    });
+    server_->set_exception_handler(
+        [](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+          SendError(Internal("the request could not be handled"), response);
+        });
+  }
+
+  void Handle(const httplib::Request& request, httplib::Response& response) {
+    const std::string_view target(request.target);
+    const std::string_view path = target.substr(0, target.find('?'));
+    response.set_header("X-Content-Type-Options", "nosniff");
+    response.set_header("Content-Security-Policy", kContentSecurityPolicy);
+    response.set_header("Referrer-Policy", "no-referrer");
+    response.set_header("Cross-Origin-Opener-Policy", "same-origin");
+    response.set_header("Cross-Origin-Resource-Policy", "same-origin");
+    if (path.starts_with("/v1")) {
+      response.set_header("Cache-Control", "no-store");
+      const Status status = Api(request, path, response);
+      if (!status.ok()) SendError(status, response);
+      return;
+    }
+    if (request.method != "GET" && request.method != "HEAD") {
+      SendError(Unimplemented(StrCat(request.method, " is not possible here")), response);
+      response.status = 405;
+      return;
+    }
+    if (path == "/healthz") {
+      SendText(request, "ok\n", "text/plain", response);
+    } else if (path == "/readyz") {
+      const Status ready = executor_.Call([fleet = &fleet_] { return fleet->Ready(); });
+      if (!ready.ok()) return SendError(ready, response);
+      SendText(request, "ok\n", "text/plain", response);
+    } else if (path == "/openapi.json") {
+      SendText(request, OpenApiDocument(options_.version), "application/json", response);
+    } else if (path == "/metrics") {
+      Metrics(request, response);
+    } else {
+      StaticFile(path, request, response);
+    }
+  }
+
+  void Metrics(const httplib::Request& request, httplib::Response& response) {
+    const Status allowed =
+        authenticator_.Authorize(request.get_header_value("Authorization"), Role::kViewer);
+    if (!allowed.ok()) return SendError(allowed, response);
+    std::optional<TlsHealth> tls;
+    if (options_.tls != nullptr) tls = options_.tls->Health();
+    auto text = std::make_shared<std::string>();
+    const Status status = executor_.Call([text, tls, fleet = &fleet_] {
+      *text = fleet->MetricsText(tls);
+      return OkStatus();
+    });
+    if (!status.ok()) return SendError(status, response);
+    SendText(request, std::move(*text), "text/plain; version=0.0.4; charset=utf-8", response);
+  }
+
+  // Files change with the binary only: a browser asks whether they did, and takes them from its
+  // cache where not.
+  void StaticFile(std::string_view path, const httplib::Request& request,
+                  httplib::Response& response) {
+    if (path == "/") path = "/index.html";
+    const std::string known = request.get_header_value("If-None-Match");
+    for (const StoredFile& stored : files_) {
+      const WebFile& file = *stored.file;
+      if (file.path != path) continue;
+      response.set_header("Cache-Control", "no-cache");
+      response.set_header("Vary", "Accept-Encoding");
+      response.set_header("ETag", StrCat("W/", file.etag));  // weak: of both forms
+      if (known.find(file.etag) != std::string::npos) {
+        response.status = 304;
+        return;
+      }
+      const bool gzip =
+          stored.gzip != nullptr && AcceptsGzip(request.get_header_value("Accept-Encoding"));
+      if (gzip) response.set_header("Content-Encoding", "gzip");
+      SendBytes(gzip ? stored.gzip : stored.plain, std::string(file.mime_type), response);
+      return;
+    }
+    SendError(NotFound(StrCat("no such page '", path.substr(0, 200), "'")), response);
+  }
+
+  Status Api(const httplib::Request& request, std::string_view path, httplib::Response& response) {
+    const auto match = MatchRoute(request.method == "HEAD" ? "GET" : request.method, path);
+    if (!match.ok() && match.status().code() == StatusCode::kUnimplemented) {
+      SendError(match.status(), response);
+      response.status = 405;
+      return OkStatus();
+    }
+    WEIR_RETURN_IF_ERROR(match.status());
+    const Route& route = *match->route;
+    const std::string authorization = request.get_header_value("Authorization");
+    if (const auto role = authenticator_.Authenticate(authorization); role.ok()) {
+      response.set_header("Weir-Role", std::string(RoleName(*role)));
+    }
+    WEIR_RETURN_IF_ERROR(authenticator_.Authorize(authorization, route.role));
+    std::shared_ptr<ProtoMessage> message(NewMessage(MethodOf(route)->input_type()).release());
+    if (request.method == "POST" || request.method == "PUT") {
+      if (!request.body.empty()) WEIR_RETURN_IF_ERROR(FromJson(request.body, message.get()));
+    } else {
+      for (const auto& [name, value] : request.params) {
+        WEIR_RETURN_IF_ERROR(SetField(message.get(), name, value));
+      }
+    }
+    for (const auto& [name, value] : match->path_fields) {
+      WEIR_RETURN_IF_ERROR(SetField(message.get(), name, value));
+    }
+    WEIR_RETURN_IF_ERROR(TakeHeaders(request, message.get()));
+    if (route.event_stream) return Watch(static_cast<const v1::WatchRequest&>(*message), response);
+    std::shared_ptr<ProtoMessage> answer(NewMessage(MethodOf(route)->output_type()).release());
+    const Status called = executor_.Call([message, answer, method = route.method, fleet = &fleet_] {
+      return CallFleet(*fleet, method, *message, answer.get());
+    });
+    if (called.code() == StatusCode::kAborted && request.has_header("If-Match")) {
+      SendError(called, response);
+      response.status = 412;
+      return OkStatus();
+    }
+    WEIR_RETURN_IF_ERROR(called);
+    SendText(request, ToJson(*answer), "application/json", response);
+    return OkStatus();
+  }
+
+  // Conditions that HTTP has headers for.
+  static Status TakeHeaders(const httplib::Request& request, ProtoMessage* message) {
+    const auto* descriptor = message->GetDescriptor();
+    if (descriptor == v1::ApplyPolicyRequest::descriptor() && request.has_header("If-Match")) {
+      std::string tag = request.get_header_value("If-Match");
+      std::erase(tag, '"');
+      return SetField(message, "if_match", tag);
+    }
+    if (descriptor == v1::WatchRequest::descriptor() && request.has_header("Last-Event-ID")) {
+      static_cast<v1::WatchRequest*>(message)->set_replay(true);
+      return SetField(message, "after_id", request.get_header_value("Last-Event-ID"));
+    }
+    return OkStatus();
+  }
+
+  Status Watch(const v1::WatchRequest& request, httplib::Response& response) {
+    if (++event_streams_ > kEventStreamsMax) {
+      --event_streams_;
+      return ResourceExhausted(
+          StrCat("at most ", kEventStreamsMax, " event streams over HTTP at a time"));
+    }
+    auto subscription = events_.Subscribe(request);
+    if (!subscription.ok()) {
+      --event_streams_;
+      return subscription.status();
+    }
+    auto quiet_since = std::make_shared<TimePoint>();
+    response.set_chunked_content_provider(
+        "text/event-stream",
+        [this, subscription = *subscription, quiet_since](size_t, httplib::DataSink& sink) {
+          return SendEvents(*subscription, *quiet_since, sink);
+        },
+        [this, subscription = *subscription](bool) {
+          events_.Unsubscribe(subscription);
+          --event_streams_;
+        });
+    return OkStatus();
+  }
+
+  bool SendEvents(Subscription& subscription, TimePoint& quiet_since, httplib::DataSink& sink) {
+    const TimePoint now = RealClock().Now();
+    std::string text;
+    if (quiet_since == TimePoint{}) text = ": watching\n\n";  // headers reach the client at once
+    if (const auto event =
+            subscription.Next(text.empty() ? std::chrono::milliseconds(500) : Duration(0));
+        event != nullptr) {
+      text += StrCat("id: ", event->id(), "\nevent: ", event->kind(), "\ndata: ", ToJson(*event),
+                     "\n\n");
+    } else if (text.empty() && ToSeconds(now - quiet_since) >= 10) {
+      text = ": still here\n\n";
+    }
+    if (stopping_ || (subscription.closed() && text.empty())) return false;
+    if (text.empty()) return true;
+    quiet_since = now;
+    return sink.write(text.data(), text.size());
+  }
+
+  const RestOptions options_;
+  Executor& executor_;
+  Fleet& fleet_;
+  EventHub& events_;
+  const Authenticator& authenticator_;
+  const std::vector<StoredFile> files_ = StoreFiles();
+  std::unique_ptr<httplib::Server> server_;
+  std::thread thread_;
+  int port_ = 0;
+  std::atomic<int> event_streams_{0};
+  std::atomic<bool> stopping_{false}, ended_{false};  // ended_: accepting has ended
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<RestServer>> RestServer::Start(RestOptions options, Executor& executor,
+                                                        Fleet& fleet, EventHub& events,
+                                                        const Authenticator& authenticator) {
+  auto server = std::make_unique<HttplibRestServer>(std::move(options), executor, fleet, events,
+                                                    authenticator);
+  WEIR_RETURN_IF_ERROR(server->Listen());
+  return std::unique_ptr<RestServer>(std::move(server));
+}
+
+}  // namespace weir

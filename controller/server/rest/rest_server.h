@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// REST, server-sent events, /metrics and the web page on one port. Every REST call becomes the
+// AdminService method of the same name, run by the fleet on the executor.
+
+#include <memory>
+#include <string>
+
+#include "controller/fleet/event_hub.h"
+#include "controller/fleet/fleet.h"
+#include "controller/server/auth/auth.h"
+#include "controller/server/executor.h"
+
+namespace weir {
+
+class TlsFiles;
+
+struct RestOptions {
+  std::string host = "127.0.0.1";
+  int port = 7780;  // 0: any
+  /// Has a valid certificate and outlives the server. Null: plain HTTP. Renewed files are used for
+  /// new connections.
+  TlsFiles* tls = nullptr;
+  std::string version = "0";
+};
+
+/// Bounds: 1 MiB a body, 24 worker threads of which event streams may hold 12, 64 waiting
+/// connections, 5 s to read a request or write an answer, 10 s of silence before an event stream
+/// gets a comment line.
+class RestServer {
+ public:
+  static constexpr size_t kBodyBytesMax = 1u << 20;
+  static constexpr int kWorkers = 24;
+  static constexpr int kEventStreamsMax = 12;
+
+  /// Listens and serves on its own threads. kUnavailable: the address is in use. All references
+  /// must outlive the server.
+  static StatusOr<std::unique_ptr<RestServer>> Start(RestOptions options, Executor& executor,
+                                                     Fleet& fleet, EventHub& events,
+                                                     const Authenticator& authenticator);
+  virtual ~RestServer() = default;
+
+  virtual int port() const = 0;
+  /// Ends event streams and waits for the workers, at most about 2 s. The hub should be closed
+  /// before.
+  virtual void Stop() = 0;
+};
+
+}  // namespace weir
