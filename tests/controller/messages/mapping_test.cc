@@ -8,10 +8,11 @@
 
 #include "controller/messages/explain.h"
 #include "controller/messages/json.h"
-#include "controller/server/status_mapping.h"
 
 namespace weir {
 namespace {
+
+using ::testing::HasSubstr;
 
 TEST(MappingTest, CodecsBecomeOneModelPerSettingThatTheWorldAllows) {
   v1::Capabilities capabilities;
@@ -203,15 +204,6 @@ TEST(JsonTest, StrictAndBounded) {
   v1::StepReport report;
   report.set_step(std::numeric_limits<uint64_t>::max());
   EXPECT_THAT(ToJson(report), testing::HasSubstr("\"step\":\"18446744073709551615\""));
-}
-
-TEST(StatusMappingTest, CodesAndErrorJson) {
-  EXPECT_EQ(HttpCode(StatusCode::kOk), 200);
-  EXPECT_EQ(HttpCode(StatusCode::kNotFound), 404);
-  EXPECT_EQ(HttpCode(StatusCode::kUnauthenticated), 401);
-  EXPECT_EQ(HttpCode(StatusCode::kPermissionDenied), 403);
-  EXPECT_EQ(HttpCode(StatusCode::kUnavailable), 503);
-  EXPECT_EQ(ErrorJson(NotFound("no \"x\"")), R"({"code":5,"message":"no \"x\"","details":[]})");
 }
 
 TEST(ExplainTest, SaysWhatWasMeasuredComparedAndWhatDenseCosts) {

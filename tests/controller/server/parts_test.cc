@@ -14,6 +14,7 @@
 #include "controller/server/auth/auth.h"
 #include "controller/server/executor.h"
 #include "controller/server/rest/routes.h"
+#include "controller/server/status_mapping.h"
 #include "deploy/program/loopback.h"
 
 namespace weir {
@@ -360,6 +361,15 @@ TEST(PolicyWatcherTest, SeesEditsAndAConfigMapSwap) {
   }
   fs::remove_all(directory);
   EXPECT_EQ(ReadPolicyDirectory(directory).status().code(), StatusCode::kNotFound);
+}
+
+TEST(StatusMappingTest, CodesAndErrorJson) {
+  EXPECT_EQ(HttpCode(StatusCode::kOk), 200);
+  EXPECT_EQ(HttpCode(StatusCode::kNotFound), 404);
+  EXPECT_EQ(HttpCode(StatusCode::kUnauthenticated), 401);
+  EXPECT_EQ(HttpCode(StatusCode::kPermissionDenied), 403);
+  EXPECT_EQ(HttpCode(StatusCode::kUnavailable), 503);
+  EXPECT_EQ(ErrorJson(NotFound("no \"x\"")), R"({"code":5,"message":"no \"x\"","details":[]})");
 }
 
 }  // namespace
