@@ -23,7 +23,8 @@
 #include "controller/cli/simulate.h"
 #include "controller/cli/top.h"
 #include "controller/messages/builtin_capabilities.h"
-#include "controller/messages/policy_set.h"
+#include "controller/messages/mapping.h"
+#include "controller/objective/objective.h"
 #include "deploy/program/hidden_command.h"
 
 namespace weir::cli {

@@ -9,8 +9,9 @@
 
 #include "controller/cli/client.h"
 #include "controller/messages/builtin_capabilities.h"
-#include "controller/messages/policy_set.h"
+#include "controller/messages/mapping.h"
 #include "controller/messages/simulation.h"
+#include "controller/objective/objective.h"
 
 namespace weir::cli {
 namespace {

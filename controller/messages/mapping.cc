@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "controller/job/job_lease.h"
+#include "controller/model/format.h"
 #include "datapath/base/json.h"
 
 namespace weir {
@@ -220,6 +221,20 @@ JobCapabilities ToModel(const v1::Capabilities& capabilities) {
   for (const auto& codec : capabilities.codecs()) out.codecs.push_back(ToModel(codec));
   for (const auto& one : capabilities.collectives()) out.collectives.push_back(ToModel(one));
   return out;
+}
+
+PolicyNames NamesOf(const v1::Capabilities& capabilities) {
+  PolicyNames names;
+  // Errors list these names, so a rank's name must not be able to add lines to the log.
+  const auto add = [](const std::string& name, std::set<std::string>* to) {
+    if (CheckName("a name", name).ok()) to->insert(name);
+  };
+  for (const auto& codec : capabilities.codecs()) {
+    add(codec.name(), &names.codecs);
+    add(CodecText(codec.name()), &names.codecs);
+  }
+  for (const auto& each : capabilities.collectives()) add(each.name(), &names.collectives);
+  return names;
 }
 
 StepObservation ToModel(int rank, const v1::StepReport& report) {

@@ -28,6 +28,8 @@ Status CheckHello(const v1::RankHello& hello);
 CollectiveModel ToModel(const v1::CollectiveCapability& capability);
 v1::CollectiveCapability ToProto(const CollectiveModel& collective);
 JobCapabilities ToModel(const v1::Capabilities& capabilities);
+/// The names that policies may use where ranks have these.
+PolicyNames NamesOf(const v1::Capabilities& capabilities);
 /// Converts a greeting that CheckHello accepts.
 RankGreeting ToModel(const v1::RankHello& hello);
 /// Returns nothing if the message is empty or a hello.

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "controller/messages/mapping.h"
-#include "controller/messages/policy_set.h"
 #include "controller/model/ring_choice.h"
 #include "controller/model/shard_choice.h"
+#include "controller/objective/objective.h"
 #include "controller/solver/explain.h"
 
 namespace weir {

@@ -3,7 +3,20 @@
 
 #include "controller/objective/objective.h"
 
+#include <algorithm>
+
 namespace weir {
+namespace {
+
+// The line that names the objective, or 1 if there is none.
+size_t ObjectiveLine(std::string_view source, std::string_view objective) {
+  const size_t key = source.find("objective");
+  const size_t at = key == source.npos ? key : source.find(objective, key);
+  if (at == source.npos) return 1;
+  return 1 + static_cast<size_t>(std::count(source.begin(), source.begin() + at, '\n'));
+}
+
+}  // namespace
 
 #define WEIR_OBJECTIVE(Name, id) \
   void Register##Name(Registry<Objective>& registry, uint8_t wire_id);
@@ -28,6 +41,15 @@ const Registry<Objective>& Objectives() {
 Status CheckObjective(const Policy& policy) {
   WEIR_ASSIGN_OR_RETURN(const Objective* objective, Objectives().Find(policy.objective));
   return objective->Validate(policy);
+}
+
+StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin,
+                            const PolicyNames* known) {
+  WEIR_ASSIGN_OR_RETURN(Policy policy, ParsePolicy(source, origin, known));
+  const Status fits = CheckObjective(policy);
+  if (fits.ok()) return policy;
+  return InvalidArgument(StrCat(origin, ":", ObjectiveLine(source, policy.objective),
+                                ": objective.name: ", Message(fits)));
 }
 
 }  // namespace weir

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "controller/policy/policy.h"
@@ -69,5 +70,10 @@ const Registry<Objective>& Objectives();
 /// Whether the policy names a known objective and gives what it needs. kNotFound lists the valid
 /// names; kInvalidArgument.
 Status CheckObjective(const Policy& policy);
+
+/// ParsePolicy, and then the objective's own checks: a known name and its parameters.
+/// kInvalidArgument names `origin`, line and key, and lists the valid names.
+StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin,
+                            const PolicyNames* known = nullptr);
 
 }  // namespace weir

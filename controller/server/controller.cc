@@ -4,8 +4,9 @@
 #include <charconv>
 #include <fstream>
 
-#include "controller/fleet/event_hub.h"
 #include "controller/fleet/policy_watcher.h"
+#include "controller/server/control_plane.h"
+#include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
 #include "controller/server/grpc/grpc_server.h"
 #include "controller/server/rest/rest_server.h"
@@ -130,26 +131,26 @@ class ControllerImpl : public Controller {
       WEIR_RETURN_IF_ERROR(tls_->Current().status());
     }
     WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(options_.state_file));
-    fleet_ = std::make_unique<Fleet>(options_.fleet, RealClock(), *store_, events_);
-    WEIR_RETURN_IF_ERROR(fleet_->Recover());
+    plane_ = std::make_unique<ControlPlane>(options_.fleet, RealClock(), *store_, events_);
+    WEIR_RETURN_IF_ERROR(plane_->Recover());
     if (!options_.policy_directory.empty()) {
       // Policies must be known before the first decision; later changes come from the watcher.
-      fleet_->OnPolicyFiles(ReadPolicyDirectory(options_.policy_directory));
+      plane_->fleet.OnPolicyFiles(ReadPolicyDirectory(options_.policy_directory));
     }
     WEIR_RETURN_IF_ERROR(StartAggregators());
-    executor_.Start([this] { fleet_->OnTick(); });
+    executor_.Start([this] { plane_->fleet.OnTick(); });
     if (!options_.policy_directory.empty()) {
       watcher_ = std::make_unique<PolicyWatcher>(
           options_.policy_directory, [this](PolicyWatcher::Contents contents) {
             executor_.Post(
-                [this, contents = std::move(contents)] { fleet_->OnPolicyFiles(contents); });
+                [this, contents = std::move(contents)] { plane_->fleet.OnPolicyFiles(contents); });
           });
     }
     WEIR_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start({options_.listen_grpc, tls_.get()}, executor_,
-                                                   *fleet_, events_, authenticator_));
+                                                   *plane_, events_, authenticator_));
     RestOptions rest{http.host, http.port, tls_.get(), options_.fleet.version};
-    WEIR_ASSIGN_OR_RETURN(rest_,
-                          RestServer::Start(rest, executor_, *fleet_, events_, authenticator_));
+    WEIR_ASSIGN_OR_RETURN(
+        rest_, RestServer::Start(rest, executor_, plane_->admin, events_, authenticator_));
     Log(LogLevel::kInfo, "controller",
         StrCat("gRPC on ",
                grpc.host.empty() ? options_.listen_grpc : StrCat(grpc.host, ":", grpc_->port()),
@@ -168,14 +169,14 @@ class ControllerImpl : public Controller {
     const std::vector<AggregatorAddress> aggregators = gateway.aggregators;
     GatewayEvents events;
     events.state = [this](AggregatorReport said) {
-      executor_.Post([this, said = std::move(said)] { fleet_->OnAggregator(said); });
+      executor_.Post([this, said = std::move(said)] { plane_->fleet.sums().OnReport(said); });
     };
     events.answer = [this](const LeaseAsk& ask, StatusOr<SlotGrant> answer) {
       executor_.Post(
-          [this, ask, answer = std::move(answer)] { fleet_->OnLeaseAnswer(ask, answer); });
+          [this, ask, answer = std::move(answer)] { plane_->fleet.OnLeaseAnswer(ask, answer); });
     };
     WEIR_ASSIGN_OR_RETURN(gateway_, StartHttpGateway(std::move(gateway), std::move(events)));
-    fleet_->UseAggregators(aggregators, gateway_.get());
+    plane_->fleet.sums().Use(aggregators, gateway_.get());
     return OkStatus();
   }
 
@@ -184,7 +185,7 @@ class ControllerImpl : public Controller {
   std::unique_ptr<TlsFiles> tls_;  // of both listeners; null: plain text
   std::unique_ptr<Store> store_;
   EventHub events_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   Executor executor_;
   std::unique_ptr<LeaseGateway> gateway_;
   std::unique_ptr<PolicyWatcher> watcher_;

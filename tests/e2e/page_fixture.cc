@@ -50,15 +50,15 @@ class Fixture {
     }
     WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(":memory:"));
     clock_.StartBefore(120);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
+    plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
     v1::ApplyPolicyRequest policy;
     policy.set_source("name: lm-bounds\njobs: [\"lm*\"]\nbounds:\n  gain_min: 0.2\n");
     policy.set_actor("fixture");
     v1::ApplyPolicyResponse applied;
-    WEIR_RETURN_IF_ERROR(fleet_->ApplyPolicy(policy, &applied));
+    WEIR_RETURN_IF_ERROR(plane_->admin.ApplyPolicy(policy, &applied));
     executor_.Start([] {});
     WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start({"127.0.0.1", 0, nullptr, "fixture"}, executor_,
-                                                   *fleet_, events_, authenticator_));
+                                                   plane_->admin, events_, authenticator_));
     return OkStatus();
   }
   ~Fixture() {
@@ -158,13 +158,13 @@ class Fixture {
     for (int i = 0; i + 1 < static_cast<int>(spares_.size()); ++i) {
       v1::AgentMessage alive;
       alive.mutable_heartbeat()->set_unix_s(clock_.UnixSeconds());
-      (void)fleet_->OnAgentMessage(spares_[static_cast<size_t>(i)], alive);
+      (void)plane_->agents.OnMessage(spares_[static_cast<size_t>(i)], alive);
     }
     return cluster_.Step();
   }
 
   void Join() {
-    cluster_.Connect(*fleet_);
+    cluster_.Connect(*plane_);
     for (int i = 0; i < kSpares; ++i) {
       spares_.push_back(std::make_shared<FakeAgent>());
       v1::AgentMessage hello;
@@ -174,7 +174,7 @@ class Fixture {
       auto* interface = hello.mutable_hello()->add_interfaces();
       interface->set_name("eth0");
       interface->set_speed_bytes_per_s(1.25e9);
-      (void)fleet_->OnAgentMessage(spares_.back(), hello);
+      (void)plane_->agents.OnMessage(spares_.back(), hello);
     }
     Probe(0, kSpares);  // all but the first are old when the history has been played
     connected_ = true;
@@ -192,7 +192,7 @@ class Fixture {
         link->set_bandwidth_deviation_bytes_per_s(1e5);
         link->set_rtt_s(1e-4 * std::pow(2.0, to));
         link->set_samples(3);
-        (void)fleet_->OnAgentMessage(spares_[static_cast<size_t>(i)], message);
+        (void)plane_->agents.OnMessage(spares_[static_cast<size_t>(i)], message);
       }
     }
   }
@@ -201,7 +201,7 @@ class Fixture {
   EventHub events_;
   Authenticator authenticator_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   Executor executor_;
   FakeCluster cluster_{kWorld, clock_};
   std::vector<std::shared_ptr<FakeAgent>> spares_;

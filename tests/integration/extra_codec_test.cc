@@ -5,10 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include "controller/fleet/policy_set.h"
+#include "controller/messages/builtin_capabilities.h"
 #include "controller/messages/explain.h"
 #include "controller/messages/json.h"
 #include "controller/messages/mapping.h"
-#include "controller/messages/policy_set.h"
 #include "controller/solver/explain.h"
 #include "controller/solver/solver.h"
 #include "datapath/agent_link/agent_protocol.h"
@@ -59,9 +60,10 @@ TEST(ExtraCodecTest, APolicyMayNameItOnceARankHasDeclaredIt) {
   const std::string source = "bounds: {codecs: [block_mean]}\n";
   v1::Capabilities declared;
   ASSERT_TRUE(FromJson(CapabilitiesJson(), &declared).ok());
-  PolicySet policies;  // knows what is built in, which this codec is not
+  PolicySet policies(
+      NamesOf(BuiltinCapabilities()));  // knows what is built in, which this codec is not
   EXPECT_EQ(policies.Apply("", source, 1, true).status().code(), StatusCode::kInvalidArgument);
-  (void)policies.Learn(declared, 2);
+  (void)policies.Learn(NamesOf(declared), 2);
   EXPECT_TRUE(policies.Apply("", source, 3, true).ok());
 }
 

@@ -42,6 +42,11 @@ class SourceTreeTest(unittest.TestCase):
         self.assertEqual(len(found), 1)
         self.assertIn("datapath/codec may not include", found[0])
 
+    def test_messages_are_the_servers_business(self):
+        found = self.tree({"controller/fleet/a.cc": '#include "weir/v1/admin.pb.h"\n#include "controller/store/store.h"\n',
+                           "controller/server/a.cc": '#include "weir/v1/admin.pb.h"\n'})
+        self.assertEqual([finding.split(":")[0] for finding in found], 2 * ["controller/fleet/a.cc"])
+
     def test_controller_may_not_link_the_datapath(self):
         found = self.tree({"controller/solver/CMakeLists.txt": "weir_library(weir_solver DEPS weir_codec)"})
         self.assertEqual(len(found), 1)

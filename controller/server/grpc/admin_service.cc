@@ -123,7 +123,7 @@ Status AdminServiceImpl::Authorize(grpc::CallbackServerContext* context, const c
       return reactor;                                                                             \
     }                                                                                             \
     const bool posted = executor_.Post([this, reactor, request, response] {                       \
-      const Status status = fleet_.method(*request, response);                                    \
+      const Status status = admin_.method(*request, response);                                    \
       reactor->Finish(ToGrpc(status));                                                            \
     });                                                                                           \
     if (!posted) {                                                                                \

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// AdminService over gRPC: hands each call to the fleet on the executor.
+// AdminService over gRPC: hands each call to AdminApi on the executor.
 
-#include "controller/fleet/event_hub.h"
-#include "controller/fleet/fleet.h"
+#include "controller/server/admin_api.h"
 #include "controller/server/auth/auth.h"
+#include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
 #include "weir/v1/admin.grpc.pb.h"
 
@@ -13,9 +13,9 @@ namespace weir {
 /// All referenced objects must outlive the server that carries it.
 class AdminServiceImpl : public v1::AdminService::CallbackService {
  public:
-  AdminServiceImpl(Executor& executor, Fleet& fleet, EventHub& events,
+  AdminServiceImpl(Executor& executor, AdminApi& admin, EventHub& events,
                    const Authenticator& authenticator)
-      : executor_(executor), fleet_(fleet), events_(events), authenticator_(authenticator) {}
+      : executor_(executor), admin_(admin), events_(events), authenticator_(authenticator) {}
 
 #define WEIR_ADMIN_UNARY(method, Request, Response)                      \
   grpc::ServerUnaryReactor* method(grpc::CallbackServerContext* context, \
@@ -30,7 +30,7 @@ class AdminServiceImpl : public v1::AdminService::CallbackService {
   Status Authorize(grpc::CallbackServerContext* context, const char* method) const;
 
   Executor& executor_;
-  Fleet& fleet_;
+  AdminApi& admin_;
   EventHub& events_;
   const Authenticator& authenticator_;
 };

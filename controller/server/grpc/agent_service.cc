@@ -3,6 +3,7 @@
 
 #include <deque>
 
+#include "controller/server/fleet_mapping.h"
 #include "controller/server/grpc/grpc_status.h"
 #include "datapath/base/log.h"
 
@@ -17,7 +18,7 @@ class StreamLink : public AgentLink {
  public:
   explicit StreamLink(Reactor* reactor) : reactor_(reactor) {}
 
-  bool Send(const v1::ControllerMessage& message) override {
+  bool Send(const AgentOrder& order) override {
     MutexLock lock(mutex_);
     if (finishing_) return false;
     if (queue_.size() >= AgentServiceImpl::kWriteQueueMax) {
@@ -25,7 +26,7 @@ class StreamLink : public AgentLink {
           StrCat("the agent is slow: ", queue_.size(), " messages wait for it, the most allowed")));
       return false;
     }
-    queue_.push_back(message);
+    queue_.push_back(ToProto(order));
     if (!writing_) StartWriteLocked();
     return true;
   }
@@ -84,8 +85,8 @@ class StreamLink : public AgentLink {
 
 class AgentStream : public Reactor {
  public:
-  AgentStream(Executor& executor, Fleet& fleet)
-      : executor_(executor), fleet_(fleet), link_(std::make_shared<StreamLink>(this)) {
+  AgentStream(Executor& executor, AgentApi& agents)
+      : executor_(executor), agents_(agents), link_(std::make_shared<StreamLink>(this)) {
     link_->ReadNext(&incoming_);
   }
 
@@ -99,8 +100,8 @@ class AgentStream : public Reactor {
     auto message = std::make_shared<v1::AgentMessage>(std::move(incoming_));
     incoming_.Clear();
     v1::AgentMessage* const next = &incoming_;
-    const bool posted = executor_.Post([link = link_, message, next, &fleet = fleet_] {
-      const Status status = fleet.OnAgentMessage(link, *message);
+    const bool posted = executor_.Post([link = link_, message, next, &agents = agents_] {
+      const Status status = agents.OnMessage(link, *message);
       if (status.ok()) {
         link->ReadNext(next);
       } else {
@@ -115,13 +116,13 @@ class AgentStream : public Reactor {
   void OnCancel() override { link_->Close(MakeStatus(StatusCode::kCancelled, "cancelled")); }
 
   void OnDone() override {
-    executor_.Post([link = link_, &fleet = fleet_] { fleet.OnAgentClosed(link); });
+    executor_.Post([link = link_, &agents = agents_] { agents.OnClosed(link); });
     delete this;
   }
 
  private:
   Executor& executor_;
-  Fleet& fleet_;
+  AgentApi& agents_;
   const std::shared_ptr<StreamLink> link_;
   v1::AgentMessage incoming_;
 };
@@ -129,7 +130,7 @@ class AgentStream : public Reactor {
 }  // namespace
 
 Reactor* AgentServiceImpl::Connect(grpc::CallbackServerContext*) {
-  return new AgentStream(executor_, fleet_);
+  return new AgentStream(executor_, agents_);
 }
 
 }  // namespace weir

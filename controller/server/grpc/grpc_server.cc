@@ -20,9 +20,9 @@ int Milliseconds(Duration duration) {
 
 class GrpcServerImpl : public GrpcServer {
  public:
-  GrpcServerImpl(Executor& executor, Fleet& fleet, EventHub& events,
+  GrpcServerImpl(Executor& executor, ControlPlane& plane, EventHub& events,
                  const Authenticator& authenticator)
-      : agents_(executor, fleet), admin_(executor, fleet, events, authenticator) {}
+      : agents_(executor, plane.agents), admin_(executor, plane.admin, events, authenticator) {}
 
   ~GrpcServerImpl() override { Stop(Duration(0)); }
 
@@ -76,10 +76,10 @@ class GrpcServerImpl : public GrpcServer {
 }  // namespace
 
 StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& options,
-                                                        Executor& executor, Fleet& fleet,
+                                                        Executor& executor, ControlPlane& plane,
                                                         EventHub& events,
                                                         const Authenticator& authenticator) {
-  auto server = std::make_unique<GrpcServerImpl>(executor, fleet, events, authenticator);
+  auto server = std::make_unique<GrpcServerImpl>(executor, plane, events, authenticator);
   WEIR_RETURN_IF_ERROR(server->Listen(options));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

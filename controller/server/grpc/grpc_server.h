@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "controller/fleet/event_hub.h"
-#include "controller/fleet/fleet.h"
 #include "controller/server/auth/auth.h"
+#include "controller/server/control_plane.h"
+#include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
 
 namespace weir {
@@ -33,7 +33,7 @@ class GrpcServer {
  public:
   /// kUnavailable: the address is in use. All references must outlive the server.
   static StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcOptions& options, Executor& executor,
-                                                     Fleet& fleet, EventHub& events,
+                                                     ControlPlane& plane, EventHub& events,
                                                      const Authenticator& authenticator);
   virtual ~GrpcServer() = default;
 

@@ -36,12 +36,12 @@ MessagePtr NewMessage(const google::protobuf::Descriptor* descriptor) {
       google::protobuf::MessageFactory::generated_factory()->GetPrototype(descriptor)->New());
 }
 
-// Calls one AdminService method of the fleet for the untyped interface of the route table.
-Status CallFleet(Fleet& fleet, std::string_view method, const ProtoMessage& request,
+// Calls one method of AdminApi for the untyped interface of the route table.
+Status CallAdmin(AdminApi& admin, std::string_view method, const ProtoMessage& request,
                  ProtoMessage* response) {
 #define WEIR_ADMIN_UNARY(name, Request, Response)               \
   if (method == #name) {                                        \
-    return fleet.name(static_cast<const v1::Request&>(request), \
+    return admin.name(static_cast<const v1::Request&>(request), \
                       static_cast<v1::Response*>(response));    \
   }
 #include "controller/server/admin_methods.def"
@@ -98,11 +98,11 @@ std::vector<StoredFile> StoreFiles() {
 
 class HttplibRestServer : public RestServer {
  public:
-  HttplibRestServer(RestOptions options, Executor& executor, Fleet& fleet, EventHub& events,
+  HttplibRestServer(RestOptions options, Executor& executor, AdminApi& admin, EventHub& events,
                     const Authenticator& authenticator)
       : options_(std::move(options)),
         executor_(executor),
-        fleet_(fleet),
+        admin_(admin),
         events_(events),
         authenticator_(authenticator) {}
 
@@ -209,7 +209,7 @@ class HttplibRestServer : public RestServer {
     if (path == "/healthz") {
       SendText(request, "ok\n", "text/plain", response);
     } else if (path == "/readyz") {
-      const Status ready = executor_.Call([fleet = &fleet_] { return fleet->Ready(); });
+      const Status ready = executor_.Call([admin = &admin_] { return admin->Ready(); });
       if (!ready.ok()) return SendError(ready, response);
       SendText(request, "ok\n", "text/plain", response);
     } else if (path == "/openapi.json") {
@@ -228,8 +228,8 @@ class HttplibRestServer : public RestServer {
     std::optional<TlsHealth> tls;
     if (options_.tls != nullptr) tls = options_.tls->Health();
     auto text = std::make_shared<std::string>();
-    const Status status = executor_.Call([text, tls, fleet = &fleet_] {
-      *text = fleet->MetricsText(tls);
+    const Status status = executor_.Call([text, tls, admin = &admin_] {
+      *text = admin->MetricsText(tls);
       return OkStatus();
     });
     if (!status.ok()) return SendError(status, response);
@@ -289,8 +289,8 @@ class HttplibRestServer : public RestServer {
     WEIR_RETURN_IF_ERROR(TakeHeaders(request, message.get()));
     if (route.event_stream) return Watch(static_cast<const v1::WatchRequest&>(*message), response);
     std::shared_ptr<ProtoMessage> answer(NewMessage(MethodOf(route)->output_type()).release());
-    const Status called = executor_.Call([message, answer, method = route.method, fleet = &fleet_] {
-      return CallFleet(*fleet, method, *message, answer.get());
+    const Status called = executor_.Call([message, answer, method = route.method, admin = &admin_] {
+      return CallAdmin(*admin, method, *message, answer.get());
     });
     if (called.code() == StatusCode::kAborted && request.has_header("If-Match")) {
       SendError(called, response);
@@ -361,7 +361,7 @@ class HttplibRestServer : public RestServer {
 
   const RestOptions options_;
   Executor& executor_;
-  Fleet& fleet_;
+  AdminApi& admin_;
   EventHub& events_;
   const Authenticator& authenticator_;
   const std::vector<StoredFile> files_ = StoreFiles();
@@ -375,9 +375,9 @@ class HttplibRestServer : public RestServer {
 }  // namespace
 
 StatusOr<std::unique_ptr<RestServer>> RestServer::Start(RestOptions options, Executor& executor,
-                                                        Fleet& fleet, EventHub& events,
+                                                        AdminApi& admin, EventHub& events,
                                                         const Authenticator& authenticator) {
-  auto server = std::make_unique<HttplibRestServer>(std::move(options), executor, fleet, events,
+  auto server = std::make_unique<HttplibRestServer>(std::move(options), executor, admin, events,
                                                     authenticator);
   WEIR_RETURN_IF_ERROR(server->Listen());
   return std::unique_ptr<RestServer>(std::move(server));

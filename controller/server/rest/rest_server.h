@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // REST, server-sent events, /metrics and the web page on one port. Every REST call becomes the
-// AdminService method of the same name, run by the fleet on the executor.
+// AdminService method of the same name, run by AdminApi on the executor.
 
 #include <memory>
 #include <string>
 
-#include "controller/fleet/event_hub.h"
-#include "controller/fleet/fleet.h"
+#include "controller/server/admin_api.h"
 #include "controller/server/auth/auth.h"
+#include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
 
 namespace weir {
@@ -36,7 +36,7 @@ class RestServer {
   /// Listens and serves on its own threads. kUnavailable: the address is in use. All references
   /// must outlive the server.
   static StatusOr<std::unique_ptr<RestServer>> Start(RestOptions options, Executor& executor,
-                                                     Fleet& fleet, EventHub& events,
+                                                     AdminApi& admin, EventHub& events,
                                                      const Authenticator& authenticator);
   virtual ~RestServer() = default;
 

@@ -7,7 +7,6 @@
 
 #include <set>
 
-#include "controller/fleet/job_journal.h"
 #include "controller/messages/builtin_capabilities.h"
 #include "controller/solver/snapshot_parts.h"
 #include "tests/controller/fleet/fleet_fixture.h"
@@ -47,7 +46,7 @@ constexpr char kSimplest[] =
 
 TEST_F(DecisionBudgetTest, AtMostOneRecordASecondAndTenKilobytesEach) {
   Apply(kSimplest);
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   TrainOnAMovingNetwork(240);
   const std::vector<StoredDecision> stored = Stored();
   ASSERT_GT(stored.size(), 10u) << "the network moved";
@@ -66,7 +65,7 @@ TEST_F(DecisionBudgetTest, AtMostOneRecordASecondAndTenKilobytesEach) {
 
 TEST_F(DecisionBudgetTest, APolicyThatLeavesNoChoiceMakesAFewRecordsOnly) {
   Apply("name: dense\njobs: ['*']\nobjective: {name: fixed, codec: identity, collective: ring}\n");
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   TrainOnAMovingNetwork(240);
   EXPECT_LE(Stored().size(), 8u) << "the first, and a sample a minute";
   EXPECT_GT(Job().evaluations(), 40u);
@@ -74,7 +73,7 @@ TEST_F(DecisionBudgetTest, APolicyThatLeavesNoChoiceMakesAFewRecordsOnly) {
 
 TEST_F(DecisionBudgetTest, EveryPlanIsInTheHistoryWithItsInputs) {
   Apply(kSimplest);
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   std::set<uint64_t> ran;
   for (int i = 0; i < 600; ++i) {
     if (i % 100 == 0) cluster_.network.bandwidth_bytes_per_s = i % 200 == 0 ? 200e6 : 3e6;
@@ -86,20 +85,20 @@ TEST_F(DecisionBudgetTest, EveryPlanIsInTheHistoryWithItsInputs) {
   request.set_job("lm");
   request.set_plans_only(true);
   v1::ListDecisionsResponse history;
-  ASSERT_TRUE(fleet_->ListDecisions(request, &history).ok());
+  ASSERT_TRUE(plane_->admin.ListDecisions(request, &history).ok());
   std::set<uint64_t> offered;
   for (const v1::Decision& decision : history.decisions()) {
     offered.insert(decision.plan_version());
     v1::ReplayRequest again;
     again.set_id(decision.id());
     v1::ReplayResponse answer;
-    ASSERT_TRUE(fleet_->Replay(again, &answer).ok());
+    ASSERT_TRUE(plane_->admin.Replay(again, &answer).ok());
     EXPECT_TRUE(answer.identical()) << decision.id();
     v1::ExplainRequest explain;
     explain.set_job("lm");
     explain.set_decision_id(decision.id());
     v1::Explanation explanation;
-    ASSERT_TRUE(fleet_->Explain(explain, &explanation).ok());
+    ASSERT_TRUE(plane_->admin.Explain(explain, &explanation).ok());
     EXPECT_EQ(explanation.decision().id(), decision.id());
     EXPECT_EQ(explanation.decision().plan().version(), decision.plan_version());
     EXPECT_THAT(explanation.text(), testing::HasSubstr(StrCat("decision ", decision.id())));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Simulated nodes, agents and ranks around a Fleet: they send hellos, train over a simulated
+// Simulated nodes, agents and ranks around a fleet: they send hellos, train over a simulated
 // network, report, ack plans and swap at a step's end, all on a fake clock.
 
 #include <gtest/gtest.h>
@@ -12,8 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "controller/fleet/fleet.h"
 #include "controller/messages/mapping.h"
+#include "controller/server/control_plane.h"
+#include "controller/server/fleet_mapping.h"
 #include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/random.h"
 
@@ -21,9 +22,9 @@ namespace weir {
 
 class FakeAgent : public AgentLink {
  public:
-  bool Send(const v1::ControllerMessage& message) override {
+  bool Send(const AgentOrder& order) override {
     if (closed) return false;
-    inbox.push_back(message);
+    inbox.push_back(ToProto(order));
     return true;
   }
   void Close(const Status&) override { closed = true; }
@@ -134,10 +135,10 @@ class FakeCluster {
     for (int rank = 0; rank < world; ++rank) ranks_.emplace_back();
   }
 
-  /// Connects every agent to `fleet` and sends the hello of every rank, as after a start or the
+  /// Connects every agent to `plane` and sends the hello of every rank, as after a start or the
   /// loss of a controller.
-  void Connect(Fleet& fleet) {
-    fleet_ = &fleet;
+  void Connect(ControlPlane& plane) {
+    plane_ = &plane;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) ConnectRank(static_cast<int>(rank));
   }
 
@@ -148,7 +149,7 @@ class FakeCluster {
     hello.mutable_hello()->set_node(Node(rank));
     hello.mutable_hello()->set_address(StrCat("10.0.0.", rank + 1));
     hello.mutable_hello()->set_agent_version("test");
-    ASSERT_TRUE(fleet_->OnAgentMessage(state.agent, hello).ok());
+    ASSERT_TRUE(plane_->agents.OnMessage(state.agent, hello).ok());
     v1::RankMessage greeting;
     auto* rank_hello = greeting.mutable_hello();
     rank_hello->set_job("lm");
@@ -191,7 +192,7 @@ class FakeCluster {
   }
 
   void DisconnectRank(int rank) {
-    fleet_->OnAgentClosed(ranks_[rank].agent);
+    plane_->agents.OnClosed(ranks_[rank].agent);
     ranks_[rank].agent->closed = true;
   }
 
@@ -220,7 +221,7 @@ class FakeCluster {
     }
     Deliver();
     if (stamped != 0) Swap(stamped);
-    fleet_->OnTick();
+    plane_->fleet.OnTick();
     Deliver();
     return step_s;
   }
@@ -279,7 +280,7 @@ class FakeCluster {
     gone.mutable_rank_gone()->set_job("lm");
     gone.mutable_rank_gone()->set_rank(static_cast<uint32_t>(rank));
     gone.mutable_rank_gone()->set_reason("killed");
-    ASSERT_TRUE(fleet_->OnAgentMessage(ranks_[static_cast<size_t>(rank)].agent, gone).ok());
+    ASSERT_TRUE(plane_->agents.OnMessage(ranks_[static_cast<size_t>(rank)].agent, gone).ok());
   }
   std::string ActiveCollective() const { return ChoiceOf(kBuckets - 1).collective(); }
 
@@ -445,7 +446,7 @@ class FakeCluster {
     out.mutable_rank()->set_job("lm");
     out.mutable_rank()->set_rank(static_cast<uint32_t>(rank));
     *out.mutable_rank()->mutable_message() = message;
-    ASSERT_TRUE(fleet_->OnAgentMessage(ranks_[rank].agent, out).ok());
+    ASSERT_TRUE(plane_->agents.OnMessage(ranks_[rank].agent, out).ok());
   }
 
   void Report(int rank, double step_s, double exposed, const std::vector<double>& network_s) {
@@ -508,7 +509,7 @@ class FakeCluster {
     link.mutable_link()->set_method("tcp_connect");
     link.mutable_link()->set_rtt_s(2 * network.latency_s);
     link.mutable_link()->set_samples(1);
-    ASSERT_TRUE(fleet_->OnAgentMessage(ranks_[rank].agent, link).ok());
+    ASSERT_TRUE(plane_->agents.OnMessage(ranks_[rank].agent, link).ok());
   }
 
   void OnCommand(int rank, const v1::ToRank& to_rank) {
@@ -563,7 +564,7 @@ class FakeCluster {
   }
 
   FakeClock& clock_;
-  Fleet* fleet_ = nullptr;
+  ControlPlane* plane_ = nullptr;
   std::vector<Rank> ranks_;
   v1::Plan active_, lease_;
   int leases_ = 0;

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "controller/fleet/fleet.h"
 #include "tests/controller/fleet/fake_cluster.h"
 
 namespace weir {
@@ -19,21 +18,21 @@ class FleetFixture : public testing::Test {
     auto store = OpenSqliteStore(":memory:");
     ASSERT_TRUE(store.ok()) << ToString(store.status());
     store_ = std::move(*store);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
+    plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
   }
   /// Applies a policy, which must be valid.
   void Apply(const std::string& source) {
     v1::ApplyPolicyRequest request;
     request.set_source(source);
     v1::ApplyPolicyResponse response;
-    const Status applied = fleet_->ApplyPolicy(request, &response);
+    const Status applied = plane_->admin.ApplyPolicy(request, &response);
     ASSERT_TRUE(applied.ok()) << ToString(applied);
   }
   v1::Job Job() {
     v1::GetJobRequest request;
     request.set_name("lm");
     v1::Job job;
-    EXPECT_TRUE(fleet_->GetJob(request, &job).ok());
+    EXPECT_TRUE(plane_->admin.GetJob(request, &job).ok());
     return job;
   }
   /// The decisions that offered a plan, without candidates.
@@ -42,14 +41,14 @@ class FleetFixture : public testing::Test {
     request.set_plans_only(true);
     request.set_page_size(500);
     v1::ListDecisionsResponse plans;
-    EXPECT_TRUE(fleet_->ListDecisions(request, &plans).ok());
+    EXPECT_TRUE(plane_->admin.ListDecisions(request, &plans).ok());
     return {plans.decisions().begin(), plans.decisions().end()};
   }
 
   FakeClock clock_;
   EventHub events_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   FakeCluster cluster_{4, clock_};
 };
 

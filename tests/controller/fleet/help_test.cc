@@ -37,7 +37,7 @@ class HelpTest : public FleetFixture {
       v1::ReplayRequest again;
       again.set_id(decision.id());
       v1::ReplayResponse answer;
-      ASSERT_TRUE(fleet_->Replay(again, &answer).ok());
+      ASSERT_TRUE(plane_->admin.Replay(again, &answer).ok());
       EXPECT_TRUE(answer.identical()) << decision.id() << " " << decision.trigger();
     }
   }
@@ -50,7 +50,7 @@ TEST_F(HelpTest, AFewDenseStepsMeasureWhatAPlanSavesWithinTheirBudget) {
   cluster_.half_gain = 0.7;
   cluster_.network.bandwidth_bytes_per_s = 20e6;
   Apply("name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]}\n");
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Train(3600);
   EXPECT_EQ(cluster_.ActiveCodec(), "fp16");
   const v1::Job job = Job();
@@ -62,7 +62,7 @@ TEST_F(HelpTest, AFewDenseStepsMeasureWhatAPlanSavesWithinTheirBudget) {
   EXPECT_GT(job.benefit().saved_share(), 0.2);
   EXPECT_LT(job.benefit().saved_share(), 0.55);
   EXPECT_THAT(job.benefit().text(), testing::StartsWith("saves "));
-  EXPECT_THAT(fleet_->MetricsText({}), testing::HasSubstr("weir_job_saved_time_ratio{"));
+  EXPECT_THAT(plane_->admin.MetricsText({}), testing::HasSubstr("weir_job_saved_time_ratio{"));
   ExpectReplays();
 }
 
@@ -72,7 +72,7 @@ TEST_F(HelpTest, APolicyMayForbidDenseSteps) {
   Apply(
       "name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]}\nswitching: {dense_checks: "
       "never}\n");
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Train(1800);
   EXPECT_EQ(PlansFor("dense_check"), 0);
   EXPECT_EQ(dense_s_, 0);
@@ -80,7 +80,7 @@ TEST_F(HelpTest, APolicyMayForbidDenseSteps) {
 
 TEST_F(HelpTest, DenseIsNotTriedWhereItIsHopeless) {
   cluster_.network.bandwidth_bytes_per_s = 2e6;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Train(3600);
   EXPECT_EQ(cluster_.ActiveCodec(), "top_k");
   EXPECT_EQ(PlansFor("dense_check"), 0);
@@ -93,7 +93,7 @@ TEST_F(HelpTest, APlanThatCostsIsLeftAndNotTriedAgainForAWhile) {
   cluster_.network.bandwidth_bytes_per_s = 20e6;
   cluster_.lossy_extra_s = 0.6;  // dense takes 0.82 s, fp16 1.0 s with it
   Apply("name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]}\n");
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   const TimePoint end = clock_.Now() + std::chrono::hours(3);
   while (PlansFor("rollback") == 0 && clock_.Now() < end) Train(5);
   ASSERT_EQ(PlansFor("rollback"), 1);
@@ -108,7 +108,7 @@ TEST_F(HelpTest, APlanThatCostsIsLeftAndNotTriedAgainForAWhile) {
 
 TEST_F(HelpTest, LossesTeachTheExponentAndTheIntervalNarrows) {
   cluster_.progress = [](double gain) { return std::pow(gain, 0.4); };
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Train(20);
   const v1::Progress before = Job().progress();
   for (int i = 0; i < 6; ++i) {
@@ -127,7 +127,7 @@ TEST_F(HelpTest, LossesTeachTheExponentAndTheIntervalNarrows) {
 TEST_F(HelpTest, LossesBehindTheCurveBringTheNextGentlerPlan) {
   cluster_.network.bandwidth_bytes_per_s = 10e6;
   Apply("name: p\njobs: ['*']\nswitching: {loss_tolerance: 0.05, loss_patience_steps: 30}\n");
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int step = 0; step < 200; ++step) cluster_.Step();
   ASSERT_EQ(cluster_.ActiveCodec(), "top_k");
   cluster_.lossy_damage = 0.01;

@@ -7,7 +7,6 @@
 
 #include <filesystem>
 
-#include "controller/fleet/fleet.h"
 #include "tests/controller/fleet/fake_cluster.h"
 
 namespace weir {
@@ -27,12 +26,12 @@ struct Claim {
 /// Another node's agent, which claims to have ranks of job "lm".
 class Stranger {
  public:
-  Stranger(Fleet& fleet, const std::string& node) : fleet_(fleet), node_(node) {
+  Stranger(ControlPlane& plane, const std::string& node) : plane_(plane), node_(node) {
     v1::AgentMessage message;
     message.mutable_hello()->set_node(node);
-    EXPECT_TRUE(fleet_.OnAgentMessage(agent_, message).ok());
+    EXPECT_TRUE(plane_.agents.OnMessage(agent_, message).ok());
   }
-  ~Stranger() { fleet_.OnAgentClosed(agent_); }
+  ~Stranger() { plane_.agents.OnClosed(agent_); }
 
   /// Sends a hello and returns the reason of the refusal; empty: there was none.
   std::string Greet(const Claim& claim) {
@@ -50,7 +49,7 @@ class Stranger {
       AddProof(claim.key, claim.proven_to.empty() ? node_ : claim.proven_to, hello);
     }
     hello->set_epoch(claim.epoch);
-    EXPECT_TRUE(fleet_.OnAgentMessage(agent_, message).ok());
+    EXPECT_TRUE(plane_.agents.OnMessage(agent_, message).ok());
     std::string refusal;
     for (const auto& answer : agent_->inbox) {
       if (!answer.rank().command().has_refusal()) continue;
@@ -62,7 +61,7 @@ class Stranger {
   double retry_after_s() const { return retry_after_s_; }  // of the last refusal
 
  private:
-  Fleet& fleet_;
+  ControlPlane& plane_;
   const std::string node_;
   const std::shared_ptr<FakeAgent> agent_ = std::make_shared<FakeAgent>();
   double retry_after_s_ = 0;
@@ -77,11 +76,11 @@ class IdentityTest : public testing::Test {
     auto store = OpenSqliteStore(directory_ / "state.db");
     ASSERT_TRUE(store.ok()) << ToString(store.status());
     store_ = std::move(*store);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
-    ASSERT_TRUE(fleet_->Recover().ok());
+    plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
+    ASSERT_TRUE(plane_->Recover().ok());
   }
   void TearDown() override {
-    fleet_.reset();
+    plane_.reset();
     store_.reset();
     std::filesystem::remove_all(directory_);
   }
@@ -90,7 +89,7 @@ class IdentityTest : public testing::Test {
     v1::Job job;
     v1::GetJobRequest request;
     request.set_name("lm");
-    EXPECT_TRUE(fleet_->GetJob(request, &job).ok());
+    EXPECT_TRUE(plane_->admin.GetJob(request, &job).ok());
     return job;
   }
   /// The texts of the kept rank events of `kind`.
@@ -122,19 +121,19 @@ class IdentityTest : public testing::Test {
   FakeClock clock_;
   EventHub events_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   FakeCluster cluster_{4, clock_};
 };
 
 TEST_F(IdentityTest, RanksThatFormAMeshAgainBeginANewEpoch) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_EQ(Job().state(), "running");
   // The former ranks 2 and 3 are ranks 1 and 2 now; the notice that they left may come later.
-  Stranger survivor(*fleet_, FakeCluster::Node(2));
+  Stranger survivor(*plane_, FakeCluster::Node(2));
   EXPECT_EQ(survivor.Greet({.rank = 1, .world = 3, .epoch = 1}), "");
   EXPECT_EQ(Job().world(), 3u);
   EXPECT_EQ(Job().state(), "waiting");
-  Stranger other(*fleet_, "x");
+  Stranger other(*plane_, "x");
   EXPECT_THAT(other.Greet({.rank = 3, .world = 4}), testing::HasSubstr("runs in epoch 1"));
   EXPECT_EQ(other.Greet({.rank = 2, .world = 3, .epoch = 1}), "");  // has replaced one of them
   EXPECT_EQ(other.Greet({.rank = 0, .world = 3, .epoch = 1}), "");
@@ -142,11 +141,11 @@ TEST_F(IdentityTest, RanksThatFormAMeshAgainBeginANewEpoch) {
 }
 
 TEST_F(IdentityTest, AnEpochOfANodeThatDoesNotCarryTheJobChangesNothing) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int i = 0; i < 60; ++i) cluster_.Step();
   const uint64_t version = cluster_.active().version();
   ASSERT_GT(version, 0u);
-  Stranger stranger(*fleet_, "x");
+  Stranger stranger(*plane_, "x");
   for (const uint32_t rank : {0u, 3u}) {
     const std::string refusal = stranger.Greet({.rank = rank, .epoch = 999});
     EXPECT_THAT(refusal, testing::HasSubstr(StrCat("rank ", rank, " on node x (process ")));
@@ -159,11 +158,11 @@ TEST_F(IdentityTest, AnEpochOfANodeThatDoesNotCarryTheJobChangesNothing) {
 
 TEST_F(IdentityTest, OnlyRanksThatProveTheJobsKeyAreAccepted) {
   cluster_.job_key = kKey;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int i = 0; i < 60; ++i) cluster_.Step();
   const uint64_t version = cluster_.active().version();
   ASSERT_GT(version, 0u);
-  Stranger stranger(*fleet_, "x");
+  Stranger stranger(*plane_, "x");
   EXPECT_THAT(stranger.Greet({.rank = 0, .epoch = 999}),
               testing::HasSubstr("does not prove the job's key"));
   EXPECT_THAT(stranger.Greet({.rank = 1, .epoch = 999, .key = kOtherKey}),
@@ -188,18 +187,18 @@ TEST_F(IdentityTest, OnlyRanksThatProveTheJobsKeyAreAccepted) {
 
 TEST_F(IdentityTest, ARunWithAnotherKeyTakesTheNameWhenNoRankIsAttached) {
   cluster_.job_key = kKey;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int i = 0; i < 60; ++i) cluster_.Step();
   const uint64_t version = cluster_.active().version();
   for (int rank = 0; rank < 4; ++rank) cluster_.LoseRank(rank);
   FakeCluster again(4, clock_);
   again.job_key = kOtherKey;
   again.network = cluster_.network;
-  again.Connect(*fleet_);  // its processes have the numbers of the former ones
+  again.Connect(*plane_);  // its processes have the numbers of the former ones
   EXPECT_EQ(Job().state(), "running");
   for (int i = 0; i < 60; ++i) again.Step();
   EXPECT_GT(again.active().version(), version);
-  Stranger late(*fleet_, "x");
+  Stranger late(*plane_, "x");
   EXPECT_THAT(late.Greet({.rank = 1, .epoch = 1, .key = kKey}),
               testing::HasSubstr("proves another job key"));
 }
@@ -207,7 +206,7 @@ TEST_F(IdentityTest, ARunWithAnotherKeyTakesTheNameWhenNoRankIsAttached) {
 TEST_F(IdentityTest, AJobShowsItsKeyAndHowItsFramesAreProtected) {
   cluster_.job_key = kKey;
   cluster_.frame_protection = v1::FRAME_PROTECTION_ENCRYPTED;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   const std::string key_id =
       KeyId(ProveRank(kKey, {"lm", "n0", 0, 4, 0, std::string(kChallengeDigits, '1')})->public_key);
   ASSERT_EQ(key_id.size(), 16u);
@@ -215,7 +214,7 @@ TEST_F(IdentityTest, AJobShowsItsKeyAndHowItsFramesAreProtected) {
   EXPECT_EQ(Job().frame_protection(), v1::FRAME_PROTECTION_ENCRYPTED);
   EXPECT_EQ(Job().unauthenticated_peers(), 0u);
   EXPECT_THAT(
-      fleet_->MetricsText(),
+      plane_->admin.MetricsText(),
       testing::AllOf(testing::HasSubstr("weir_job_unauthenticated_peers{training_job=\"lm\"} 0\n"),
                      testing::HasSubstr(StrCat("weir_job_identity_info{training_job=\"lm\",frames="
                                                "\"encrypted\",key_id=\"",
@@ -224,7 +223,7 @@ TEST_F(IdentityTest, AJobShowsItsKeyAndHowItsFramesAreProtected) {
 
 TEST_F(IdentityTest, AJobIsProtectedAsItsLeastProtectedRank) {
   cluster_.frame_protection = v1::FRAME_PROTECTION_AUTHENTICATED;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   EXPECT_EQ(ProtectionText(Job()), "authenticated");
   EXPECT_EQ(Job().key_id(), "");  // it was stated but not proven
   cluster_.DisconnectRank(2);
@@ -234,7 +233,7 @@ TEST_F(IdentityTest, AJobIsProtectedAsItsLeastProtectedRank) {
   EXPECT_EQ(Job().frame_protection(), v1::FRAME_PROTECTION_CHECKED);
   EXPECT_EQ(Job().unauthenticated_peers(), 3u);
   EXPECT_EQ(ProtectionText(Job()), "unauthenticated");
-  EXPECT_THAT(fleet_->MetricsText(),
+  EXPECT_THAT(plane_->admin.MetricsText(),
               testing::HasSubstr("weir_job_unauthenticated_peers{training_job=\"lm\"} 3\n"));
   cluster_.DisconnectRank(2);
   cluster_.frame_protection = v1::FRAME_PROTECTION_UNSPECIFIED;  // of a former version

@@ -19,7 +19,7 @@ class MeasuredGainTest : public FleetFixture {
   void Train(const std::string& bounds, double half_gain) {
     Apply(StrCat("name: p\njobs: ['*']\nbounds: {codecs: [identity, fp16]", bounds, "}\n"));
     cluster_.half_gain = half_gain;
-    cluster_.Connect(*fleet_);
+    cluster_.Connect(*plane_);
     for (int i = 0; i < 60; ++i) {
       cluster_.Step();
       steps_with_half_ += cluster_.ActiveCodec() == "fp16" ? 1 : 0;
@@ -56,7 +56,7 @@ TEST_F(MeasuredGainTest, TheFloorOfThePolicyHoldsForTheMeasuredGain) {
   v1::GetDecisionRequest request;
   request.set_id(PlansNewestFirst()[0].id());
   v1::Decision left;
-  ASSERT_TRUE(fleet_->GetDecision(request, &left).ok());
+  ASSERT_TRUE(plane_->admin.GetDecision(request, &left).ok());
   bool seen = false;
   for (const v1::Candidate& candidate : left.candidates()) {
     if (candidate.choice().codec() != "fp16" || candidate.choice().collective() != "ring") continue;

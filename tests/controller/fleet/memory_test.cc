@@ -6,7 +6,6 @@
 
 #include <filesystem>
 
-#include "controller/fleet/fleet.h"
 #include "tests/controller/fleet/fake_cluster.h"
 
 namespace weir {
@@ -21,15 +20,15 @@ class SharedMemoryTest : public testing::Test {
     auto store = OpenSqliteStore(directory_ / "state.db");
     ASSERT_TRUE(store.ok()) << ToString(store.status());
     store_ = std::move(*store);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
-    ASSERT_TRUE(fleet_->Recover().ok());
+    plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
+    ASSERT_TRUE(plane_->Recover().ok());
     v1::ApplyPolicyRequest policy;
     policy.set_source("name: lossless\nbounds: {codecs: [identity]}\n");
     v1::ApplyPolicyResponse applied;
-    ASSERT_TRUE(fleet_->ApplyPolicy(policy, &applied).ok());
+    ASSERT_TRUE(plane_->admin.ApplyPolicy(policy, &applied).ok());
   }
   void TearDown() override {
-    fleet_.reset();
+    plane_.reset();
     store_.reset();
     std::filesystem::remove_all(directory_);
   }
@@ -38,14 +37,14 @@ class SharedMemoryTest : public testing::Test {
   FakeClock clock_;
   EventHub events_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   FakeCluster cluster_{4, clock_};
 };
 
 TEST_F(SharedMemoryTest, RanksThatShareItSumByNodes) {
   cluster_.memory_ranks = 2;
   cluster_.network.bandwidth_bytes_per_s = 20e6;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   const double ring_s = cluster_.Step();
   int steps = 0;
   while (cluster_.ActiveCollective() != "hierarchical" && ++steps < 60) cluster_.Step();
@@ -57,14 +56,14 @@ TEST_F(SharedMemoryTest, RanksThatShareItSumByNodes) {
   v1::ExplainRequest request;
   request.set_job("lm");
   v1::Explanation explanation;
-  ASSERT_TRUE(fleet_->Explain(request, &explanation).ok());
+  ASSERT_TRUE(plane_->admin.Explain(request, &explanation).ok());
   const double predicted_s = explanation.decision().predicted_step_s();
   EXPECT_NEAR(cluster_.Step(), predicted_s, 0.15 * predicted_s);
   EXPECT_NEAR(explanation.bandwidth_bytes_per_s().value(), 20e6, 5e6);
   v1::ReplayRequest again;
   again.set_id(explanation.decision().id());
   v1::ReplayResponse replayed;
-  ASSERT_TRUE(fleet_->Replay(again, &replayed).ok());
+  ASSERT_TRUE(plane_->admin.Replay(again, &replayed).ok());
   EXPECT_TRUE(replayed.identical());
 }
 

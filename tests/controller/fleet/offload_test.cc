@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <thread>
 
-#include "controller/fleet/fleet.h"
 #include "controller/messages/json.h"
 #include "datapath/base/bounded_queue.h"
 #include "tests/controller/fleet/fake_cluster.h"
@@ -54,7 +53,7 @@ class FakeGateway : public LeaseGateway {
   void Poll(Fleet* fleet) const {
     AggregatorReport now = said;
     if (!now.reachable) now.leases.clear();
-    fleet->OnAggregator(now);
+    fleet->sums().OnReport(now);
   }
 
   /// Answers the pending requests and reports its present leases.
@@ -102,31 +101,31 @@ class OffloadTest : public testing::Test {
     StartController();
   }
   void TearDown() override {
-    fleet_.reset();
+    plane_.reset();
     store_.reset();
     std::filesystem::remove_all(directory_);
   }
 
   void StartController() {
-    fleet_.reset();
+    plane_.reset();
     store_.reset();
     auto store = OpenSqliteStore(directory_ / "state.db");
     ASSERT_TRUE(store.ok()) << ToString(store.status());
     store_ = std::move(*store);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
-    ASSERT_TRUE(fleet_->Recover().ok());
-    fleet_->UseAggregators({{"sum-1", "http://127.0.0.1:9466"}}, &gateway_);
+    plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
+    ASSERT_TRUE(plane_->Recover().ok());
+    plane_->fleet.sums().Use({{"sum-1", "http://127.0.0.1:9466"}}, &gateway_);
     v1::ApplyPolicyRequest policy;
     policy.set_name("lossless");
     policy.set_source("name: lossless\nbounds: {codecs: [identity]}\n");
     v1::ApplyPolicyResponse applied;
-    const Status status = fleet_->ApplyPolicy(policy, &applied);
+    const Status status = plane_->admin.ApplyPolicy(policy, &applied);
     ASSERT_TRUE(status.ok()) << ToString(status);
   }
 
   void Step() {
     cluster_.Step();
-    gateway_.Serve(fleet_.get());
+    gateway_.Serve(&plane_->fleet);
     cluster_.Deliver();
   }
   void Run(int steps) {
@@ -143,14 +142,14 @@ class OffloadTest : public testing::Test {
     v1::Job job;
     v1::GetJobRequest request;
     request.set_name("lm");
-    EXPECT_TRUE(fleet_->GetJob(request, &job).ok());
+    EXPECT_TRUE(plane_->admin.GetJob(request, &job).ok());
     return job;
   }
   v1::Explanation Explain() {
     v1::Explanation explanation;
     v1::ExplainRequest request;
     request.set_job("lm");
-    EXPECT_TRUE(fleet_->Explain(request, &explanation).ok());
+    EXPECT_TRUE(plane_->admin.Explain(request, &explanation).ok());
     return explanation;
   }
 
@@ -159,12 +158,12 @@ class OffloadTest : public testing::Test {
   EventHub events_;
   FakeGateway gateway_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   FakeCluster cluster_{4, clock_};
 };
 
 TEST_F(OffloadTest, ASlowNetworkGoesThroughTheAggregator) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
   ASSERT_EQ(gateway_.asks.size(), 1u);
   EXPECT_EQ(gateway_.asks[0].job, "lm");
@@ -181,11 +180,11 @@ TEST_F(OffloadTest, ASlowNetworkGoesThroughTheAggregator) {
   EXPECT_EQ(gateway_.asks.size(), 1u) << "a live lease serves later plans, too";
   EXPECT_TRUE(gateway_.ended.empty());
   v1::ListAggregatorsResponse list;
-  ASSERT_TRUE(fleet_->ListAggregators({}, &list).ok());
+  ASSERT_TRUE(plane_->admin.ListAggregators({}, &list).ok());
   ASSERT_EQ(list.aggregators_size(), 1);
   EXPECT_TRUE(list.aggregators(0).reachable());
   EXPECT_EQ(list.aggregators(0).leases(0).job(), "lm");
-  const std::string metrics = fleet_->MetricsText();
+  const std::string metrics = plane_->admin.MetricsText();
   EXPECT_THAT(metrics, HasSubstr("weir_controller_aggregator_reachable{aggregator=\"sum-1\"} 1"));
   EXPECT_THAT(metrics, HasSubstr("weir_controller_aggregator_leases{aggregator=\"sum-1\"} 1"));
 }
@@ -194,7 +193,7 @@ TEST_F(OffloadTest, OnlyTheRanksGetTheCookie) {
   std::vector<std::string> seen;
   const auto subscription = events_.Subscribe(v1::WatchRequest());
   ASSERT_TRUE(subscription.ok());
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
   Run(5);
   while (const auto event = (*subscription)->TryNext()) seen.push_back(ToJson(*event));
@@ -202,7 +201,7 @@ TEST_F(OffloadTest, OnlyTheRanksGetTheCookie) {
   seen.push_back(ToJson(Job()));
   seen.push_back(ToJson(Explain()));
   v1::ListDecisionsResponse decisions;
-  ASSERT_TRUE(fleet_->ListDecisions({}, &decisions).ok());
+  ASSERT_TRUE(plane_->admin.ListDecisions({}, &decisions).ok());
   seen.push_back(ToJson(decisions));
   const auto stored = store_->GetPlan("lm", cluster_.active().version());
   ASSERT_TRUE(stored.ok() && stored->has_value());
@@ -216,7 +215,7 @@ TEST_F(OffloadTest, OnlyTheRanksGetTheCookie) {
 
 TEST_F(OffloadTest, AFastNetworkNeedsNoAggregatorAndExplainShowsBoth) {
   cluster_.network = {4e9, 20e-6};
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Run(60);
   EXPECT_EQ(cluster_.ActiveCollective(), "ring");
   EXPECT_TRUE(gateway_.asks.empty());
@@ -225,7 +224,7 @@ TEST_F(OffloadTest, AFastNetworkNeedsNoAggregatorAndExplainShowsBoth) {
 
 TEST_F(OffloadTest, TheReasonForNoAggregatorIsExplained) {
   gateway_.said.slots_free_of_shard = 12;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Run(40);
   EXPECT_EQ(cluster_.ActiveCollective(), "ring");
   EXPECT_TRUE(gateway_.asks.empty());
@@ -236,7 +235,7 @@ TEST_F(OffloadTest, TheReasonForNoAggregatorIsExplained) {
   v1::ReplayRequest replay;
   replay.set_id(explanation.decision().id());
   v1::ReplayResponse replayed;
-  ASSERT_TRUE(fleet_->Replay(replay, &replayed).ok());
+  ASSERT_TRUE(plane_->admin.Replay(replay, &replayed).ok());
   EXPECT_TRUE(replayed.identical());
   gateway_.said.slots_free_of_shard = 8192;
   EXPECT_TRUE(RunsWithin("switchml", 300)) << "room is noticed at the next look";
@@ -244,7 +243,7 @@ TEST_F(OffloadTest, TheReasonForNoAggregatorIsExplained) {
 
 TEST_F(OffloadTest, ARankWithoutAnAddressExcludesAggregators) {
   cluster_.deaf_rank = 3;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Run(40);
   EXPECT_EQ(cluster_.ActiveCollective(), "ring");
   EXPECT_THAT(Explain().text(), HasSubstr("switchml: rank 3 gave no aggregation address"));
@@ -252,7 +251,7 @@ TEST_F(OffloadTest, ARankWithoutAnAddressExcludesAggregators) {
 
 TEST_F(OffloadTest, ARefusalIsTheReasonUntilTheBackOffEnds) {
   gateway_.refusal = "all 64 leases are granted";
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Run(20);
   EXPECT_EQ(cluster_.ActiveCollective(), "ring");
   EXPECT_THAT(Explain().text(),
@@ -266,10 +265,10 @@ TEST_F(OffloadTest, ARefusalIsTheReasonUntilTheBackOffEnds) {
 }
 
 TEST_F(OffloadTest, ARequestWithoutAnAnswerIsGivenUpSoon) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   const auto step = [&] {
     cluster_.Step();
-    gateway_.Poll(fleet_.get());
+    gateway_.Poll(&plane_->fleet);
   };
   for (int i = 0; i < 60 && gateway_.asks.empty(); ++i) step();
   ASSERT_EQ(gateway_.asks.size(), 1u);
@@ -277,12 +276,12 @@ TEST_F(OffloadTest, ARequestWithoutAnAnswerIsGivenUpSoon) {
   for (int i = 0; i < 200 && cluster_.active().version() == 0; ++i) step();
   EXPECT_EQ(cluster_.ActiveCollective(), "ring");
   EXPECT_THAT(Explain().text(), HasSubstr("sum-1 did not answer within 8 s"));
-  gateway_.Serve(fleet_.get());
+  gateway_.Serve(&plane_->fleet);
   EXPECT_EQ(gateway_.ended, std::vector<uint32_t>{1}) << "the late grant is given back";
 }
 
 TEST_F(OffloadTest, AFailedOffloadEndsTheLeaseAndTakesANewEpochLater) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
   for (int rank = 0; rank < 4; ++rank) cluster_.Tell(rank, "offload_failed", "no sum in 200 ms");
   EXPECT_EQ(gateway_.ended, std::vector<uint32_t>{1});
@@ -294,7 +293,7 @@ TEST_F(OffloadTest, AFailedOffloadEndsTheLeaseAndTakesANewEpochLater) {
 }
 
 TEST_F(OffloadTest, ADeadAggregatorIsLeft) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
   gateway_.said.reachable = false;
   gateway_.said.error = "Connection";
@@ -302,19 +301,19 @@ TEST_F(OffloadTest, ADeadAggregatorIsLeft) {
   EXPECT_EQ(cluster_.ActiveCollective(), "switchml") << "its packets may still flow";
   ASSERT_TRUE(RunsWithin("ring", 400));
   EXPECT_THAT(Explain().text(), HasSubstr("sum-1"));
-  EXPECT_THAT(fleet_->MetricsText(),
+  EXPECT_THAT(plane_->admin.MetricsText(),
               HasSubstr("weir_controller_aggregator_reachable{aggregator=\"sum-1\"} 0"));
 }
 
 TEST_F(OffloadTest, OtherRanksTakeAnotherLease) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
   cluster_.LoseRank(2);
   EXPECT_EQ(gateway_.ended, std::vector<uint32_t>{1});
   cluster_.mesh_epoch = 1;
   cluster_.aggregation_port = 41000;
   cluster_.pid = 200;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   bool second = false;
   for (int i = 0; i < 600 && !second; ++i) {
     Step();
@@ -325,10 +324,10 @@ TEST_F(OffloadTest, OtherRanksTakeAnotherLease) {
 }
 
 TEST_F(OffloadTest, ARestartedControllerGoesOnWithTheRanksLease) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
   StartController();
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Run(60);
   EXPECT_EQ(cluster_.ActiveCollective(), "switchml");
   EXPECT_EQ(cluster_.active().leases(0).epoch(), 1u);
@@ -337,7 +336,7 @@ TEST_F(OffloadTest, ARestartedControllerGoesOnWithTheRanksLease) {
 }
 
 TEST_F(OffloadTest, APlanWithoutItGivesTheSlotsBack) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
   v1::PinRequest pin;
   pin.set_job("lm");
@@ -345,7 +344,7 @@ TEST_F(OffloadTest, APlanWithoutItGivesTheSlotsBack) {
   pin.mutable_choice()->set_collective("ring");
   pin.mutable_choice()->set_ratio(1);
   v1::PinResponse pinned;
-  ASSERT_TRUE(fleet_->Pin(pin, &pinned).ok());
+  ASSERT_TRUE(plane_->admin.Pin(pin, &pinned).ok());
   ASSERT_TRUE(RunsWithin("ring", 20));
   Step();
   EXPECT_EQ(gateway_.ended, std::vector<uint32_t>{1});
@@ -353,7 +352,7 @@ TEST_F(OffloadTest, APlanWithoutItGivesTheSlotsBack) {
 
 // The active plan keeps its slots until the other plan is active.
 TEST_F(OffloadTest, APlanForAnotherCollectiveTakesALeaseOfItsModeBesideTheFirst) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   ASSERT_TRUE(RunsWithin("switchml", 60));
   v1::PinRequest pin;
   pin.set_job("lm");
@@ -361,7 +360,7 @@ TEST_F(OffloadTest, APlanForAnotherCollectiveTakesALeaseOfItsModeBesideTheFirst)
   pin.mutable_choice()->set_collective("omnireduce");
   pin.mutable_choice()->set_ratio(1);
   v1::PinResponse pinned;
-  const Status status = fleet_->Pin(pin, &pinned);
+  const Status status = plane_->admin.Pin(pin, &pinned);
   ASSERT_TRUE(status.ok()) << ToString(status);
   for (int i = 0; i < 20 && cluster_.ActiveCollective() == "switchml"; ++i) {
     EXPECT_TRUE(gateway_.ended.empty());
@@ -385,7 +384,7 @@ TEST_F(OffloadTest, APlanForAnotherCollectiveTakesALeaseOfItsModeBesideTheFirst)
 }
 
 TEST_F(OffloadTest, SimulationsShowWhenAnAggregatorPays) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   v1::SimulateRequest request;
   request.set_model_parameters(25000000);
   request.set_world(16);
@@ -397,7 +396,7 @@ TEST_F(OffloadTest, SimulationsShowWhenAnAggregatorPays) {
   const auto chosen = [&](double aggregator_bytes_per_s) {
     request.set_aggregator_bytes_per_s(aggregator_bytes_per_s);
     response.Clear();
-    const Status status = fleet_->Simulate(request, &response);
+    const Status status = plane_->admin.Simulate(request, &response);
     EXPECT_TRUE(status.ok()) << ToString(status);
     return response.plan().buckets(0).choice().collective();
   };
@@ -406,7 +405,7 @@ TEST_F(OffloadTest, SimulationsShowWhenAnAggregatorPays) {
   EXPECT_EQ(chosen(16 * 125e6), "switchml") << "as fast as all ranks together";
   EXPECT_EQ(chosen(125e6), "ring") << "no faster than one rank's link";
   request.set_aggregator_bytes_per_s(-1);
-  EXPECT_EQ(fleet_->Simulate(request, &response).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(plane_->admin.Simulate(request, &response).code(), StatusCode::kInvalidArgument);
 }
 
 #ifdef WEIR_AGGREGATOR_PROGRAM
@@ -424,15 +423,16 @@ TEST_F(OffloadTest, TheRealAggregatorServesAndItsEndIsSeen) {
   options.poll_interval = std::chrono::milliseconds(20);
   GatewayEvents told;
   told.state = [&](AggregatorReport said) {
-    events.TryPush([this, said = std::move(said)] { fleet_->OnAggregator(said); });
+    events.TryPush([this, said = std::move(said)] { plane_->fleet.sums().OnReport(said); });
   };
   told.answer = [&](const LeaseAsk& ask, StatusOr<SlotGrant> answer) {
-    events.TryPush([this, ask, answer = std::move(answer)] { fleet_->OnLeaseAnswer(ask, answer); });
+    events.TryPush(
+        [this, ask, answer = std::move(answer)] { plane_->fleet.OnLeaseAnswer(ask, answer); });
   };
   auto gateway = StartHttpGateway(options, std::move(told));
   ASSERT_TRUE(gateway.ok()) << ToString(gateway.status());
-  fleet_->UseAggregators(options.aggregators, gateway->get());
-  cluster_.Connect(*fleet_);
+  plane_->fleet.sums().Use(options.aggregators, gateway->get());
+  cluster_.Connect(*plane_);
   const auto runs = [&](const std::string& collective) {
     const TimePoint deadline = RealClock().Now() + std::chrono::seconds(20);
     while (RealClock().Now() < deadline && cluster_.ActiveCollective() != collective) {
@@ -444,14 +444,14 @@ TEST_F(OffloadTest, TheRealAggregatorServesAndItsEndIsSeen) {
   };
   ASSERT_TRUE(runs("switchml")) << Explain().text();
   v1::ListAggregatorsResponse list;
-  ASSERT_TRUE(fleet_->ListAggregators({}, &list).ok());
+  ASSERT_TRUE(plane_->admin.ListAggregators({}, &list).ok());
   EXPECT_TRUE(list.aggregators(0).reachable());
   EXPECT_EQ(list.aggregators(0).slots(), 8192u);
   EXPECT_EQ(cluster_.active().leases(0).cookie().size(), 16u);
   program.reset();
   EXPECT_TRUE(runs("ring")) << Explain().text();
   EXPECT_THAT(Explain().text(), HasSubstr("sum-1"));
-  fleet_->UseAggregators({}, nullptr);
+  plane_->fleet.sums().Use({}, nullptr);
 }
 #endif
 

@@ -17,13 +17,13 @@ class ShardFleetTest : public testing::Test {
     v1::ApplyPolicyRequest policy;
     policy.set_source("name: lossless\nbounds: {codecs: [identity]}\n");
     v1::ApplyPolicyResponse applied;
-    EXPECT_TRUE(fleet_->ApplyPolicy(policy, &applied).ok());
+    EXPECT_TRUE(plane_->admin.ApplyPolicy(policy, &applied).ok());
     cluster_.mesh = true;
   }
   void StartFleet() {
-    fleet_.reset();
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
-    EXPECT_TRUE(fleet_->Recover().ok());
+    plane_.reset();
+    plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
+    EXPECT_TRUE(plane_->Recover().ok());
   }
   void Run(int steps) {
     for (int i = 0; i < steps; ++i) cluster_.Step();
@@ -40,21 +40,21 @@ class ShardFleetTest : public testing::Test {
     v1::ExplainRequest request;
     request.set_job("lm");
     v1::Explanation explanation;
-    EXPECT_TRUE(fleet_->Explain(request, &explanation).ok());
+    EXPECT_TRUE(plane_->admin.Explain(request, &explanation).ok());
     return explanation;
   }
 
   FakeClock clock_;
   EventHub events_;
   std::unique_ptr<Store> store_ = std::move(*OpenSqliteStore(":memory:"));
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   FakeCluster cluster_{4, clock_};
 };
 
 TEST_F(ShardFleetTest, ARankThatComputesLateIsNamedAndIsNoSlowLink) {
   cluster_.late_rank = 2;
   cluster_.late = 2.2;  // of a third of the time
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Run(40);
   EXPECT_THAT(Explain().text(),
               testing::HasSubstr("Rank 2 computes 1.4 times slower than the middle rank"));
@@ -65,7 +65,7 @@ TEST_F(ShardFleetTest, ARankThatComputesLateIsNamedAndIsNoSlowLink) {
 
 TEST_F(ShardFleetTest, ASlowHostOwnsLessAndStepsGetShorter) {
   cluster_.network.slow_host_bytes_per_s = 10e6;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   const double even_s = cluster_.Step();  // the ring, which takes what even shards would
   ASSERT_LE(StepsUntil([&] { return cluster_.active().shard_shares_size() > 0; }, 200), 200);
   ASSERT_EQ(cluster_.active().shard_shares_size(), 4);
@@ -82,7 +82,7 @@ TEST_F(ShardFleetTest, ASlowHostOwnsLessAndStepsGetShorter) {
   // A restarted controller continues with the shares that it finds.
   const std::string before = cluster_.active().SerializeAsString();
   StartFleet();
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   Run(60);
   EXPECT_EQ(cluster_.active().SerializeAsString(), before);
   // The host becomes as fast as the others and gets an equal share.
@@ -92,7 +92,7 @@ TEST_F(ShardFleetTest, ASlowHostOwnsLessAndStepsGetShorter) {
 
 TEST_F(ShardFleetTest, EqualHostsStayEven) {
   cluster_.network.bandwidth_bytes_per_s = 30e6;
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int i = 0; i < 200; ++i) {
     cluster_.Step();
     ASSERT_EQ(cluster_.active().shard_shares_size(), 0) << i;

@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "controller/server/control_plane.h"
 #include "controller/server/rest/compression.h"
 
 namespace weir {
@@ -33,14 +34,14 @@ TEST(RestServerTest, StopsBeforeItsThreadHasRun) {
   const auto store = OpenSqliteStore(":memory:");
   ASSERT_TRUE(store.ok()) << ToString(store.status());
   EventHub events;
-  Fleet fleet(FleetOptions{}, RealClock(), **store, events);
+  ControlPlane plane({}, RealClock(), **store, events);
   Executor executor;
   const Authenticator anyone = Authenticator::Open();
   bool alone = false;
   std::thread runner([&] {  // a separate thread, so that core and priority end with it
     alone = RunBeforeOthers();
     auto server =
-        RestServer::Start({.host = "127.0.0.1", .port = 0}, executor, fleet, events, anyone);
+        RestServer::Start({.host = "127.0.0.1", .port = 0}, executor, plane.admin, events, anyone);
     ASSERT_TRUE(server.ok()) << ToString(server.status());
     (*server)->Stop();
   });
@@ -55,8 +56,8 @@ class RestAnswersTest : public testing::Test {
  protected:
   void SetUp() override {
     executor_.Start([] {});
-    auto server =
-        RestServer::Start({.host = "127.0.0.1", .port = 0}, executor_, fleet_, events_, anyone_);
+    auto server = RestServer::Start({.host = "127.0.0.1", .port = 0}, executor_, plane_.admin,
+                                    events_, anyone_);
     ASSERT_TRUE(server.ok()) << ToString(server.status());
     server_ = std::move(*server);
   }
@@ -74,7 +75,7 @@ class RestAnswersTest : public testing::Test {
 
   EventHub events_;
   std::unique_ptr<Store> store_ = std::move(*OpenSqliteStore(":memory:"));
-  Fleet fleet_{FleetOptions{}, RealClock(), *store_, events_};
+  ControlPlane plane_{{}, RealClock(), *store_, events_};
   Executor executor_;
   const Authenticator anyone_ = Authenticator::Open();
   std::unique_ptr<RestServer> server_;

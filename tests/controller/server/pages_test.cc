@@ -13,12 +13,12 @@ class PagesTest : public testing::Test {
  protected:
   PagesTest()
       : store_(std::move(*OpenSqliteStore(":memory:"))),
-        fleet_(std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_)) {}
+        plane_(std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_)) {}
 
   FakeClock clock_;
   EventHub events_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   FakeCluster cluster_{4, clock_};
 };
 
@@ -40,11 +40,11 @@ std::vector<std::string> InPages(List list, uint32_t size) {
 }
 
 TEST_F(PagesTest, ListsOfDecisionsLeaveCandidatesToTheDecisionItself) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int i = 0; i < 60; ++i) cluster_.Step();
   v1::ListDecisionsRequest request;
   v1::ListDecisionsResponse list;
-  ASSERT_TRUE(fleet_->ListDecisions(request, &list).ok());
+  ASSERT_TRUE(plane_->admin.ListDecisions(request, &list).ok());
   ASSERT_FALSE(list.decisions().empty());
   for (const v1::Decision& decision : list.decisions()) {
     EXPECT_TRUE(decision.candidates().empty()) << decision.id();
@@ -52,13 +52,13 @@ TEST_F(PagesTest, ListsOfDecisionsLeaveCandidatesToTheDecisionItself) {
     v1::GetDecisionRequest one;
     one.set_id(decision.id());
     v1::Decision whole;
-    ASSERT_TRUE(fleet_->GetDecision(one, &whole).ok());
+    ASSERT_TRUE(plane_->admin.GetDecision(one, &whole).ok());
     EXPECT_GT(whole.candidates_size(), 1) << decision.id();
   }
 }
 
 TEST_F(PagesTest, ListsComeInPages) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int i = 0; i < 60; ++i) cluster_.Step();
   StoredDecision decision;
   decision.job = "lm";
@@ -66,14 +66,14 @@ TEST_F(PagesTest, ListsComeInPages) {
   for (int i = 0; i < 7; ++i) ASSERT_TRUE(store_->AddDecision(decision).ok());  // several pages
   const auto nodes = [&](const v1::ListNodesRequest& request) {
     v1::ListNodesResponse answer;
-    EXPECT_TRUE(fleet_->ListNodes(request, &answer).ok());
+    EXPECT_TRUE(plane_->admin.ListNodes(request, &answer).ok());
     std::vector<std::string> names;
     for (const v1::Node& node : answer.nodes()) names.push_back(node.name());
     return std::make_pair(names, answer.next_page_token());
   };
   const auto links = [&](const v1::ListLinksRequest& request) {
     v1::ListLinksResponse answer;
-    EXPECT_TRUE(fleet_->ListLinks(request, &answer).ok());
+    EXPECT_TRUE(plane_->admin.ListLinks(request, &answer).ok());
     std::vector<std::string> names;
     for (const v1::Link& link : answer.links())
       names.push_back(link.source() + ">" + link.target());
@@ -81,7 +81,7 @@ TEST_F(PagesTest, ListsComeInPages) {
   };
   const auto decisions = [&](const v1::ListDecisionsRequest& request) {
     v1::ListDecisionsResponse answer;
-    EXPECT_TRUE(fleet_->ListDecisions(request, &answer).ok());
+    EXPECT_TRUE(plane_->admin.ListDecisions(request, &answer).ok());
     std::vector<std::string> names;
     for (const v1::Decision& decision : answer.decisions()) names.push_back(decision.id());
     return std::make_pair(names, answer.next_page_token());
@@ -117,12 +117,12 @@ TEST_F(PagesTest, PoliciesComeInOrderOfPrecedence) {
     apply.set_name(name);
     apply.set_source(StrCat("name: ", name, "\n# ", std::string(63 << 10, 'x'), "\n"));
     v1::ApplyPolicyResponse applied;
-    ASSERT_TRUE(fleet_->ApplyPolicy(apply, &applied).ok());
+    ASSERT_TRUE(plane_->admin.ApplyPolicy(apply, &applied).ok());
   }
   expected.emplace_back("default");
   const auto policies = [&](const v1::ListPoliciesRequest& request) {
     v1::ListPoliciesResponse answer;
-    EXPECT_TRUE(fleet_->ListPolicies(request, &answer).ok());
+    EXPECT_TRUE(plane_->admin.ListPolicies(request, &answer).ok());
     EXPECT_LE(answer.ByteSizeLong(), kClientBytesMax);
     std::vector<std::string> names;
     for (const v1::Policy& policy : answer.policies()) names.push_back(policy.name());
@@ -137,13 +137,13 @@ TEST_F(PagesTest, PoliciesComeInOrderOfPrecedence) {
 }
 
 TEST_F(PagesTest, AggregatorsComeByName) {
-  fleet_->UseAggregators({{"tor-2", "http://10.0.0.2:1"},
-                          {"tor-1", "http://10.0.0.1:1"},
-                          {"spine", "http://10.0.0.3:1"}},
-                         nullptr);
+  plane_->fleet.sums().Use({{"tor-2", "http://10.0.0.2:1"},
+                            {"tor-1", "http://10.0.0.1:1"},
+                            {"spine", "http://10.0.0.3:1"}},
+                           nullptr);
   const auto aggregators = [&](const v1::ListAggregatorsRequest& request) {
     v1::ListAggregatorsResponse answer;
-    EXPECT_TRUE(fleet_->ListAggregators(request, &answer).ok());
+    EXPECT_TRUE(plane_->admin.ListAggregators(request, &answer).ok());
     std::vector<std::string> names;
     for (const v1::Aggregator& one : answer.aggregators()) names.push_back(one.name());
     return std::make_pair(names, answer.next_page_token());
@@ -180,7 +180,7 @@ TEST_F(PagesTest, APageFitsIntoTheMessageOfAnyClient) {
     agents.push_back(std::make_shared<FakeAgent>());
     const v1::AgentMessage hello = LargestHello(i);
     whole += hello.ByteSizeLong();
-    ASSERT_TRUE(fleet_->OnAgentMessage(agents.back(), hello).ok());
+    ASSERT_TRUE(plane_->agents.OnMessage(agents.back(), hello).ok());
   }
   ASSERT_GT(whole, kClientBytesMax);
   for (const uint32_t asked : {0u, 5000u, 4294967295u}) {
@@ -189,7 +189,7 @@ TEST_F(PagesTest, APageFitsIntoTheMessageOfAnyClient) {
     int found = 0, pages = 0;
     do {
       v1::ListNodesResponse answer;
-      ASSERT_TRUE(fleet_->ListNodes(request, &answer).ok());
+      ASSERT_TRUE(plane_->admin.ListNodes(request, &answer).ok());
       ASSERT_FALSE(answer.nodes().empty());
       EXPECT_LE(answer.ByteSizeLong(), kClientBytesMax / 2 + (16u << 10));
       for (const v1::Node& node : answer.nodes())
@@ -204,26 +204,26 @@ TEST_F(PagesTest, APageFitsIntoTheMessageOfAnyClient) {
 
 TEST_F(PagesTest, NodesReportTheCausesOfNcclWaits) {
   const auto agent = std::make_shared<FakeAgent>();
-  ASSERT_TRUE(fleet_->OnAgentMessage(agent, LargestHello(0)).ok());
+  ASSERT_TRUE(plane_->agents.OnMessage(agent, LargestHello(0)).ok());
   const auto node = [&] {
     v1::ListNodesResponse answer;
-    EXPECT_TRUE(fleet_->ListNodes({}, &answer).ok());
+    EXPECT_TRUE(plane_->admin.ListNodes({}, &answer).ok());
     return answer.nodes(0);
   };
   EXPECT_FALSE(node().has_nccl());
   v1::AgentMessage message;
   message.mutable_nccl()->set_communicators(2);
   message.mutable_nccl()->set_wire_s(1.5);
-  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  ASSERT_TRUE(plane_->agents.OnMessage(agent, message).ok());
   EXPECT_EQ(node().nccl().communicators(), 2u);
   message.mutable_nccl()->set_wire_s(std::numeric_limits<double>::infinity());
-  ASSERT_TRUE(fleet_->OnAgentMessage(agent, message).ok());
+  ASSERT_TRUE(plane_->agents.OnMessage(agent, message).ok());
   EXPECT_EQ(node().nccl().wire_s(), 1.5);
 }
 
 TEST_F(PagesTest, NodesThatWouldFillAPageAreRefused) {
   const auto greet = [&](const v1::AgentMessage& hello) {
-    return fleet_->OnAgentMessage(std::make_shared<FakeAgent>(), hello).code();
+    return plane_->agents.OnMessage(std::make_shared<FakeAgent>(), hello).code();
   };
   v1::AgentMessage interface = LargestHello(0), count = interface, version = interface,
                    gpu = interface, gpus = interface;
@@ -242,7 +242,7 @@ TEST_F(PagesTest, NodesThatWouldFillAPageAreRefused) {
 TEST_F(PagesTest, LargeItemsStandAloneAndTheListGoesOn) {
   constexpr int kJobs = 3, kBuckets = 4096;
   const auto agent = std::make_shared<FakeAgent>();
-  ASSERT_TRUE(fleet_->OnAgentMessage(agent, LargestHello(0)).ok());
+  ASSERT_TRUE(plane_->agents.OnMessage(agent, LargestHello(0)).ok());
   for (int job = 0; job < kJobs; ++job) {
     v1::AgentMessage greeting, table;
     auto* from = greeting.mutable_rank();
@@ -251,7 +251,7 @@ TEST_F(PagesTest, LargeItemsStandAloneAndTheListGoesOn) {
     hello->set_job(from->job());
     hello->set_world(1);
     *hello->mutable_capabilities() = FakeCapabilities();
-    ASSERT_TRUE(fleet_->OnAgentMessage(agent, greeting).ok());
+    ASSERT_TRUE(plane_->agents.OnMessage(agent, greeting).ok());
     table.mutable_rank()->set_job(from->job());
     for (int b = 0; b < kBuckets; ++b) {
       auto* bucket = table.mutable_rank()->mutable_message()->mutable_buckets()->add_buckets();
@@ -260,13 +260,13 @@ TEST_F(PagesTest, LargeItemsStandAloneAndTheListGoesOn) {
       bucket->set_key(key);
       bucket->set_elements(1);
     }
-    ASSERT_TRUE(fleet_->OnAgentMessage(agent, table).ok());
+    ASSERT_TRUE(plane_->agents.OnMessage(agent, table).ok());
   }
   std::vector<std::string> names;
   v1::ListJobsRequest request;
   do {
     v1::ListJobsResponse answer;
-    ASSERT_TRUE(fleet_->ListJobs(request, &answer).ok());
+    ASSERT_TRUE(plane_->admin.ListJobs(request, &answer).ok());
     ASSERT_FALSE(answer.jobs().empty());
     EXPECT_LE(answer.ByteSizeLong(), (2u << 20) + (16u << 10));
     EXPECT_GT(answer.jobs(0).ByteSizeLong(), 1u << 20);
@@ -281,12 +281,13 @@ TEST_F(PagesTest, InvalidPageTokensAreRefused) {
     v1::ListLinksRequest request;
     request.set_page_token(token);
     v1::ListLinksResponse links;
-    EXPECT_EQ(fleet_->ListLinks(request, &links).code(), StatusCode::kInvalidArgument) << token;
+    EXPECT_EQ(plane_->admin.ListLinks(request, &links).code(), StatusCode::kInvalidArgument)
+        << token;
   }
   v1::ListNodesRequest past;
   past.set_page_token("zzz");  // of a node that is gone: what follows it
   v1::ListNodesResponse nodes;
-  EXPECT_TRUE(fleet_->ListNodes(past, &nodes).ok());
+  EXPECT_TRUE(plane_->admin.ListNodes(past, &nodes).ok());
   EXPECT_TRUE(nodes.nodes().empty());
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "controller/fleet/job_journal.h"
+#include "controller/server/store_journal.h"
 
 #include "controller/messages/json.h"
 #include "controller/messages/mapping.h"
+#include "controller/server/fleet_mapping.h"
 #include "controller/solver/snapshot_parts.h"
 
 namespace weir {
@@ -20,6 +21,70 @@ std::string PayloadOf(const DecisionRecord& record) {
 }
 
 }  // namespace
+
+Status StoreJournal::SaveNode(const NodeGreeting& said, double last_seen_unix_s) {
+  return store_.PutNode({said.node, ToJson(ToProto(said)), last_seen_unix_s});
+}
+
+StatusOr<std::vector<FleetJournal::KeptNode>> StoreJournal::Nodes() {
+  WEIR_ASSIGN_OR_RETURN(const auto stored, store_.ListNodes());
+  std::vector<KeptNode> nodes;
+  for (const StoredNode& node : stored) {
+    v1::NodeHello hello;
+    if (!FromJson(node.payload, &hello).ok()) continue;
+    nodes.push_back({ToModel(hello), node.last_seen_unix_s});
+  }
+  return nodes;
+}
+
+Status StoreJournal::SavePolicy(const KeptPolicy& policy) {
+  return store_.PutPolicy({policy.name, policy.source, policy.applied_unix_s});
+}
+
+StatusOr<std::vector<FleetJournal::KeptPolicy>> StoreJournal::Policies() {
+  WEIR_ASSIGN_OR_RETURN(const auto stored, store_.ListPolicies());
+  std::vector<KeptPolicy> policies;
+  for (const StoredPolicy& each : stored) {
+    policies.push_back({each.name, each.source, each.applied_unix_s});
+  }
+  return policies;
+}
+
+StatusOr<std::vector<FleetJournal::KeptJob>> StoreJournal::Jobs() {
+  std::map<std::string, JobPin> pins;
+  WEIR_ASSIGN_OR_RETURN(const auto stored_pins, store_.ListPins());
+  for (const StoredPin& pin : stored_pins) {
+    v1::PinRequest request;
+    if (FromJson(pin.payload, &request).ok()) pins[pin.job] = ToModel(request);
+  }
+  WEIR_ASSIGN_OR_RETURN(const auto stored_jobs, store_.ListJobs());
+  std::vector<KeptJob> jobs;
+  for (const StoredJob& stored : stored_jobs) {
+    v1::Job job;
+    if (!FromJson(stored.payload, &job).ok()) continue;
+    KeptJob& kept = jobs.emplace_back(KeptJob{stored.name, ToModel(job), {}, {}});
+    if (const auto pin = pins.find(stored.name); pin != pins.end()) kept.pin = pin->second;
+    const auto decisions = store_.ListDecisions(stored.name, 0, 1);
+    if (!decisions.ok() || decisions->empty()) continue;
+    const auto decision = DecisionOf(decisions->front());
+    if (decision.ok()) kept.newest = ToModel(*decision);
+  }
+  return jobs;
+}
+
+Status StoreJournal::LoadCapabilities() {
+  WEIR_ASSIGN_OR_RETURN(capabilities_json_, store_.GetFact("capabilities"));
+  if (!capabilities_json_.empty()) (void)FromJson(capabilities_json_, &capabilities_);
+  return OkStatus();
+}
+
+Status StoreJournal::SaveCapabilities(const v1::Capabilities& declared) {
+  std::string text = ToJson(declared);
+  if (declared.codecs_size() == 0 || text == capabilities_json_) return OkStatus();
+  capabilities_ = declared;
+  capabilities_json_ = std::move(text);
+  return store_.PutFact("capabilities", capabilities_json_);
+}
 
 Status StoreJournal::SaveJob(const JobView& job, double unix_s) {
   return store_.PutJob({job.name, ToJson(ToProto(job)), unix_s});

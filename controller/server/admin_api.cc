@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fleet's answers to operators' queries.
+#include "controller/server/admin_api.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 
-#include "controller/fleet/fleet.h"
 #include "controller/messages/explain.h"
 #include "controller/messages/json.h"
 #include "controller/messages/mapping.h"
 #include "controller/messages/simulation.h"
+#include "controller/objective/objective.h"
+#include "controller/server/fleet_mapping.h"
+#include "controller/server/metrics.h"
 #include "datapath/base/log.h"
 
 namespace weir {
@@ -99,86 +101,66 @@ std::string Names(const Map& map) {
 
 }  // namespace
 
-StatusOr<Job*> Fleet::RequireJob(const std::string& name) const {
-  if (Job* job = FindJob(name); job != nullptr) return job;
-  return NotFound(StrCat("no job '", name, "'; known: ", Names(jobs_)));
+StatusOr<Job*> AdminApi::RequireJob(const std::string& name) const {
+  if (Job* job = fleet_.jobs().Find(name); job != nullptr) return job;
+  return NotFound(StrCat("no job '", name, "'; known: ", Names(fleet_.jobs().all())));
 }
 
-void Fleet::Audit(const std::string& actor, const std::string& action, const std::string& target,
-                  const std::string& detail) {
+void AdminApi::Audit(const std::string& actor, const std::string& action, const std::string& target,
+                     const std::string& detail) {
   Log(LogLevel::kInfo, "audit",
       StrCat(actor.empty() ? "unknown" : actor, " ", action, " ", target,
              detail.empty() ? "" : ": ", detail));
-  if (!store_.AddAudit({clock_.UnixSeconds(), actor, action, target, detail}).ok()) ++store_errors_;
+  if (!store_.AddAudit({clock_.UnixSeconds(), actor, action, target, detail}).ok())
+    ++fleet_.counters().store_errors;
 }
 
-Status Fleet::ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response) {
+Status AdminApi::ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response) {
   Page page(request.page_size());
-  auto at = PageBegin(nodes_, request.page_token(), request.page_token());
-  for (; at != nodes_.end(); ++at) {
-    v1::Node node = NodeProto(at->first, at->second);
+  const auto& nodes = fleet_.nodes().all();
+  auto at = PageBegin(nodes, request.page_token(), request.page_token());
+  for (; at != nodes.end(); ++at) {
+    v1::Node node = ToProto(NodeView{at->second, fleet_.JobsOn(at->first)});
     if (!page.Takes(node)) {
       response->set_next_page_token(response->nodes().rbegin()->name());
       break;
     }
     *response->add_nodes() = std::move(node);
   }
-  response->set_controller_version(options_.version);
+  response->set_controller_version(fleet_.options().version);
   response->set_controller_unix_s(clock_.UnixSeconds());
   return OkStatus();
 }
 
-Status Fleet::GetNode(const v1::GetNodeRequest& request, v1::Node* response) {
-  const auto found = nodes_.find(request.name());
-  if (found == nodes_.end()) {
-    return NotFound(StrCat("no node '", request.name(), "'; known: ", Names(nodes_)));
+Status AdminApi::GetNode(const v1::GetNodeRequest& request, v1::Node* response) {
+  const NodeState* node = fleet_.nodes().Find(request.name());
+  if (node == nullptr) {
+    return NotFound(StrCat("no node '", request.name(), "'; known: ", Names(fleet_.nodes().all())));
   }
-  *response = NodeProto(found->first, found->second);
+  *response = ToProto(NodeView{*node, fleet_.JobsOn(request.name())});
   return OkStatus();
 }
 
-v1::Link Fleet::LinkProto(const std::string& source, const std::string& target,
-                          const LinkRecord& link) const {
-  const auto estimate = [this](double value, double deviation, TimePoint at,
-                               const std::string& method, uint64_t samples) {
-    v1::Estimate out;
-    out.set_value(value);
-    out.set_deviation(Finite(deviation));
-    out.set_age_s(samples == 0 ? 0 : std::max(0.0, ToSeconds(clock_.Now() - at)));
-    out.set_method(method);
-    out.set_samples(samples);
-    return out;
-  };
-  v1::Link out;
-  out.set_source(source);
-  out.set_target(target);
-  *out.mutable_rtt_s() =
-      estimate(link.rtt_s, link.rtt_deviation_s, link.rtt_at, link.rtt_method, link.rtt_samples);
-  *out.mutable_bandwidth_bytes_per_s() =
-      estimate(link.bandwidth, link.bandwidth_deviation, link.bandwidth_at, link.bandwidth_method,
-               link.bandwidth_samples);
-  out.set_hops(link.hops);
-  return out;
-}
-
-Status Fleet::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksResponse* response) {
+Status AdminApi::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksResponse* response) {
   WEIR_ASSIGN_OR_RETURN(const auto after, ParseLinkToken(request.page_token()));
   std::map<std::pair<std::string, std::string>, v1::Link> all;
-  for (const auto& [key, link] : links_) all[key] = LinkProto(key.first, key.second, link);
+  for (const auto& [ends, link] : fleet_.nodes().links()) {
+    all[ends] = ToProto(ends, link, clock_.Now());
+  }
   // A job's own estimate of its links is the better one, because it also uses the training traffic.
-  for (const auto& [name, job] : jobs_) {
+  for (const auto& [name, job] : fleet_.jobs().all()) {
     if (job->model() == nullptr || !job->members().attached()) continue;
     for (const LinkEstimate& estimate : job->model()->Links()) {
       v1::Link& link = all[{estimate.source_node, estimate.target_node}];
       link.set_source(estimate.source_node);
       link.set_target(estimate.target_node);
       if (estimate.rtt_samples > 0) {
-        *link.mutable_rtt_s() = weir::ToProto(estimate.rtt_s);
+        *link.mutable_rtt_s() = ToProto(estimate.rtt_s);
         link.mutable_rtt_s()->set_method(estimate.rtt_method);
         link.mutable_rtt_s()->set_samples(estimate.rtt_samples);
       }
       if (estimate.bandwidth_samples > 0) {
-        *link.mutable_bandwidth_bytes_per_s() = weir::ToProto(estimate.bandwidth_bytes_per_s);
+        *link.mutable_bandwidth_bytes_per_s() = ToProto(estimate.bandwidth_bytes_per_s);
         link.mutable_bandwidth_bytes_per_s()->set_method(estimate.bandwidth_method);
         link.mutable_bandwidth_bytes_per_s()->set_samples(estimate.bandwidth_samples);
       }
@@ -198,11 +180,12 @@ Status Fleet::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksRespon
   return OkStatus();
 }
 
-Status Fleet::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse* response) {
+Status AdminApi::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse* response) {
   Page page(request.page_size());
-  auto at = PageBegin(jobs_, request.page_token(), request.page_token());
-  for (; at != jobs_.end(); ++at) {
-    v1::Job job = weir::ToProto(at->second->View());
+  const auto& jobs = fleet_.jobs().all();
+  auto at = PageBegin(jobs, request.page_token(), request.page_token());
+  for (; at != jobs.end(); ++at) {
+    v1::Job job = ToProto(at->second->View());
     if (!page.Takes(job)) {
       response->set_next_page_token(std::prev(at)->first);
       break;
@@ -212,14 +195,14 @@ Status Fleet::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse*
   return OkStatus();
 }
 
-Status Fleet::GetJob(const v1::GetJobRequest& request, v1::Job* response) {
+Status AdminApi::GetJob(const v1::GetJobRequest& request, v1::Job* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.name()));
-  *response = weir::ToProto(job->View());
+  *response = ToProto(job->View());
   return OkStatus();
 }
 
-Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
-                            v1::ListDecisionsResponse* response) {
+Status AdminApi::ListDecisions(const v1::ListDecisionsRequest& request,
+                               v1::ListDecisionsResponse* response) {
   int64_t before = 0;
   if (!request.page_token().empty()) {
     WEIR_ASSIGN_OR_RETURN(before, ParseId("page_token", request.page_token()));
@@ -240,7 +223,7 @@ Status Fleet::ListDecisions(const v1::ListDecisionsRequest& request,
 }
 
 // A stored decision with the plan that it offered and, if they were not deleted, its inputs.
-StatusOr<v1::Decision> Fleet::WholeDecision(const std::string& id_text) {
+StatusOr<v1::Decision> AdminApi::WholeDecision(const std::string& id_text) {
   WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", id_text));
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
   WEIR_ASSIGN_OR_RETURN(v1::Decision decision, DecisionOf(stored));
@@ -249,17 +232,17 @@ StatusOr<v1::Decision> Fleet::WholeDecision(const std::string& id_text) {
   }
   if (stored.switched) {
     const auto plan = journal_.LoadPlan(decision.job(), decision.plan_version());
-    if (plan.has_value()) *decision.mutable_plan() = weir::ToProto(*plan);
+    if (plan.has_value()) *decision.mutable_plan() = ToProto(*plan);
   }
   return decision;
 }
 
-Status Fleet::GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response) {
+Status AdminApi::GetDecision(const v1::GetDecisionRequest& request, v1::Decision* response) {
   WEIR_ASSIGN_OR_RETURN(*response, WholeDecision(request.id()));
   return OkStatus();
 }
 
-Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* response) {
+Status AdminApi::Explain(const v1::ExplainRequest& request, v1::Explanation* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
   const DecisionLoop& decisions = job->decisions();
   const std::string& obstacle = decisions.obstacle();
@@ -270,11 +253,11 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
       return FailedPrecondition(StrCat("no decision for job '", request.job(), "' yet: ",
                                        obstacle.empty() ? "nothing measured" : obstacle));
     }
-    if (decisions.last_inputs().has_value()) *response = weir::ToProto(*decisions.last_inputs());
-    *response->mutable_decision() = weir::ToProto(*newest);
+    if (decisions.last_inputs().has_value()) *response = ToProto(*decisions.last_inputs());
+    *response->mutable_decision() = ToProto(*newest);
     AddWords(response->mutable_decision());
     for (const auto& candidate : decisions.last_front()) {
-      *response->add_front() = weir::ToProto(candidate);
+      *response->add_front() = ToProto(candidate);
     }
     if (newest->id > 0) id = std::to_string(newest->id);
   }
@@ -290,7 +273,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
     whole.clear_snapshot_json();  // large, and no explanation; the decision itself has it
     *response->mutable_decision() = std::move(whole);
     if (snapshot.ok() && !response->has_latency_s()) {
-      response->MergeFrom(weir::ToProto(DescribeInputs(*snapshot, {})));
+      response->MergeFrom(ToProto(DescribeInputs(*snapshot, {})));
     }
   }
   std::string text = ExplainText(*response);
@@ -315,7 +298,7 @@ Status Fleet::Explain(const v1::ExplainRequest& request, v1::Explanation* respon
   return OkStatus();
 }
 
-Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* response) {
+Status AdminApi::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* response) {
   WEIR_ASSIGN_OR_RETURN(const int64_t id, ParseId("decision", request.id()));
   WEIR_ASSIGN_OR_RETURN(const StoredDecision stored, store_.GetDecision(id));
   WEIR_ASSIGN_OR_RETURN(const v1::Decision decision, DecisionOf(stored));
@@ -335,14 +318,14 @@ Status Fleet::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* respo
   return OkStatus();
 }
 
-Status Fleet::ListPolicies(const v1::ListPoliciesRequest& request,
-                           v1::ListPoliciesResponse* response) {
+Status AdminApi::ListPolicies(const v1::ListPoliciesRequest& request,
+                              v1::ListPoliciesResponse* response) {
   Page page(request.page_size());
   std::string last;
-  for (const PolicyEntry& entry : policies_.All()) {
+  for (const PolicyEntry& entry : fleet_.policies().All()) {
     const std::string token = PolicyToken(entry);
     if (token <= request.page_token()) continue;
-    v1::Policy policy = weir::ToProto(entry);
+    v1::Policy policy = ToProto(entry);
     if (!page.Takes(policy)) {
       response->set_next_page_token(last);
       break;
@@ -353,12 +336,13 @@ Status Fleet::ListPolicies(const v1::ListPoliciesRequest& request,
   return OkStatus();
 }
 
-Status Fleet::ListAggregators(const v1::ListAggregatorsRequest& request,
-                              v1::ListAggregatorsResponse* response) {
+Status AdminApi::ListAggregators(const v1::ListAggregatorsRequest& request,
+                                 v1::ListAggregatorsResponse* response) {
   Page page(request.page_size());
-  auto at = PageBegin(aggregators_, request.page_token(), request.page_token());
-  for (; at != aggregators_.end(); ++at) {
-    v1::Aggregator said = weir::ToProto(at->second.said);
+  const auto& aggregators = fleet_.aggregators();
+  auto at = PageBegin(aggregators, request.page_token(), request.page_token());
+  for (; at != aggregators.end(); ++at) {
+    v1::Aggregator said = ToProto(at->second.said);
     if (!page.Takes(said)) {
       response->set_next_page_token(std::prev(at)->first);
       break;
@@ -368,12 +352,12 @@ Status Fleet::ListAggregators(const v1::ListAggregatorsRequest& request,
   return OkStatus();
 }
 
-Status Fleet::ValidatePolicy(const v1::ValidatePolicyRequest& request,
-                             v1::ValidatePolicyResponse* response) {
+Status AdminApi::ValidatePolicy(const v1::ValidatePolicyRequest& request,
+                                v1::ValidatePolicyResponse* response) {
   const StatusOr<Policy> policy =
       request.source().size() > kSourceBytesMax
           ? InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"))
-          : ReadPolicy(request.source(), "policy", &policies_.known());
+          : ReadPolicy(request.source(), "policy", &fleet_.policies().known());
   response->set_valid(policy.ok());
   if (policy.ok()) {
     response->set_name(policy->name);
@@ -383,63 +367,44 @@ Status Fleet::ValidatePolicy(const v1::ValidatePolicyRequest& request,
   return OkStatus();
 }
 
-Status Fleet::ApplyPolicy(const v1::ApplyPolicyRequest& request,
-                          v1::ApplyPolicyResponse* response) {
+Status AdminApi::ApplyPolicy(const v1::ApplyPolicyRequest& request,
+                             v1::ApplyPolicyResponse* response) {
   if (request.source().size() > kSourceBytesMax) {
     return InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"));
   }
-  const double now = clock_.UnixSeconds();
-  const PolicyEntry* present = policies_.Find(request.name());
+  const PolicyEntry* present = fleet_.policies().Find(request.name());
   const std::string tag = SourceTag(present == nullptr ? "" : present->source);
   if (!request.if_match().empty() && request.if_match() != tag) {
     return MakeStatus(StatusCode::kAborted,
                       StrCat("policy ", request.name(), " was changed meanwhile: its etag is ", tag,
                              ", expected ", request.if_match().substr(0, 40)));
   }
-  // The policy is checked first, then stored, and only then used, so that a restart finds the
-  // policy that was used.
-  WEIR_ASSIGN_OR_RETURN(PolicyEntry entry,
-                        policies_.Apply(request.name(), request.source(), now, true));
-  if (!request.dry_run()) {
-    WEIR_RETURN_IF_ERROR(store_.PutPolicy({entry.name, entry.source, now}));
-    WEIR_ASSIGN_OR_RETURN(entry, policies_.Apply(request.name(), request.source(), now, false));
-    Audit(request.actor(), "apply policy", entry.name, "");
-    v1::Event event;
-    event.set_kind("policy");
-    event.set_text(StrCat("policy ", entry.name, " applied"));
-    PublishRaw(std::move(event));
-    peers_changed_ = true;
-    for (auto& [name, job] : jobs_) job->OnPolicyChange();
-  }
-  *response->mutable_policy() = weir::ToProto(entry);
+  WEIR_ASSIGN_OR_RETURN(const PolicyEntry entry,
+                        fleet_.ApplyPolicy(request.name(), request.source(), request.dry_run()));
+  if (!request.dry_run()) Audit(request.actor(), "apply policy", entry.name, "");
+  *response->mutable_policy() = ToProto(entry);
   return OkStatus();
 }
 
-Status Fleet::Pin(const v1::PinRequest& request, v1::PinResponse* response) {
+Status AdminApi::Pin(const v1::PinRequest& request, v1::PinResponse* response) {
   WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
   WEIR_RETURN_IF_ERROR(job->Pin(ToModel(request)));
   Audit(request.actor(), "pin", request.job(),
         StrCat(ChoiceLabel(ToModel(request.choice())), " ", request.reason()));
-  *response->mutable_job() = weir::ToProto(job->View());
+  *response->mutable_job() = ToProto(job->View());
   return OkStatus();
 }
 
-Status Fleet::Unpin(const v1::UnpinRequest& request, v1::UnpinResponse* response) {
+Status AdminApi::Unpin(const v1::UnpinRequest& request, v1::UnpinResponse* response) {
   WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
   WEIR_RETURN_IF_ERROR(job->Unpin());
   Audit(request.actor(), "unpin", request.job(), request.reason());
-  *response->mutable_job() = weir::ToProto(job->View());
+  *response->mutable_job() = ToProto(job->View());
   return OkStatus();
 }
 
-v1::Capabilities Fleet::KnownCapabilities() {
-  v1::Capabilities capabilities;
-  if (!capabilities_json_.empty()) (void)FromJson(capabilities_json_, &capabilities);
-  return capabilities;
-}
-
-Status Fleet::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse* response) {
-  const v1::Capabilities capabilities = KnownCapabilities();
+Status AdminApi::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse* response) {
+  const v1::Capabilities& capabilities = journal_.capabilities();
   if (capabilities.codecs_size() == 0) {
     return FailedPrecondition("no rank has reported its codecs and collectives yet");
   }
@@ -447,16 +412,20 @@ Status Fleet::Simulate(const v1::SimulateRequest& request, v1::SimulateResponse*
   return OkStatus();
 }
 
-Status Fleet::GetSeries(const v1::GetSeriesRequest& request, v1::Series* response) {
+Status AdminApi::GetSeries(const v1::GetSeriesRequest& request, v1::Series* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.job()));
   const std::vector<StepPoint> points = job->series().Points(request.since_step());
   const size_t wanted = request.points_max() == 0 ? points.size() : request.points_max();
   for (size_t i = points.size() - std::min(points.size(), wanted); i < points.size(); ++i) {
-    *response->add_points() = weir::ToProto(points[i]);
+    *response->add_points() = ToProto(points[i]);
   }
   return OkStatus();
 }
 
-Status Fleet::Ready() { return store_.PutFact("ready", "1"); }
+std::string AdminApi::MetricsText(const std::optional<TlsHealth>& tls) const {
+  return weir::MetricsText(fleet_, events_.watchers(), tls);
+}
+
+Status AdminApi::Ready() { return store_.PutFact("ready", "1"); }
 
 }  // namespace weir

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Aggregators as resources of the fleet: their newest reports, and the jobs' calls to them.
+#include "controller/fleet/aggregators.h"
 
-#include "controller/fleet/fleet.h"
 #include "datapath/base/log.h"
 
 namespace weir {
 
-void Fleet::UseAggregators(const std::vector<AggregatorAddress>& aggregators,
-                           LeaseGateway* gateway) {
+void Aggregators::Use(const std::vector<AggregatorAddress>& aggregators, LeaseGateway* gateway) {
   gateway_ = gateway;
   for (const AggregatorAddress& address : aggregators) {
     AggregatorState& state = aggregators_[address.name];
@@ -19,7 +17,7 @@ void Fleet::UseAggregators(const std::vector<AggregatorAddress>& aggregators,
   }
 }
 
-void Fleet::OnAggregator(AggregatorReport said) {
+void Aggregators::OnReport(AggregatorReport said) {
   const auto found = aggregators_.find(said.name);
   if (found == aggregators_.end()) return;
   AggregatorState& state = found->second;
@@ -49,21 +47,6 @@ void Fleet::OnAggregator(AggregatorReport said) {
                        : StrCat("aggregator ", said.name, " does not answer: ", said.error));
   }
   state.said = std::move(said);
-}
-
-void Fleet::OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer) {
-  if (Job* job = FindJob(ask.job); job != nullptr) {
-    job->OnLeaseAnswer(ask, answer);
-  } else if (answer.ok()) {
-    // The job is gone, so its lease ends.
-    EndLease(ask.aggregator, LeaseOwner(ask.job, ask.mode), answer->epoch);
-  }
-}
-
-bool Fleet::AskLease(const LeaseAsk& ask) { return gateway_ != nullptr && gateway_->Ask(ask); }
-
-void Fleet::EndLease(const std::string& aggregator, const std::string& job, uint32_t epoch) {
-  if (gateway_ != nullptr) gateway_->End(aggregator, job, epoch);
 }
 
 }  // namespace weir

@@ -1,20 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Stores the state of jobs as JSON in the state store.
+// Keeps the state of a fleet in the state store, as messages in JSON.
 
 #include <map>
 #include <string>
 
-#include "controller/job/job_host.h"
+#include "controller/fleet/fleet_host.h"
 #include "controller/store/store.h"
 #include "weir/v1/admin.pb.h"
 
 namespace weir {
 
 /// Not thread-safe; `store` outlives it.
-class StoreJournal : public JobJournal {
+class StoreJournal : public FleetJournal {
  public:
   explicit StoreJournal(Store& store) : store_(store) {}
+
+  Status SaveNode(const NodeGreeting& said, double last_seen_unix_s) override;
+  Status SavePolicy(const KeptPolicy& policy) override;
+  StatusOr<std::vector<KeptNode>> Nodes() override;
+  StatusOr<std::vector<KeptPolicy>> Policies() override;
+  StatusOr<std::vector<KeptJob>> Jobs() override;
 
   Status SaveJob(const JobView& job, double unix_s) override;
   Status SavePlan(const JobPlan& plan, std::string_view state, double unix_s) override;
@@ -26,8 +32,16 @@ class StoreJournal : public JobJournal {
   Status SavePin(const std::string& job, const JobPin& pin, double unix_s) override;
   Status DeletePin(const std::string& job) override;
 
+  /// The newest that ranks have declared, also to a former controller; empty: none.
+  const v1::Capabilities& capabilities() const { return capabilities_; }
+  Status LoadCapabilities();
+  /// Writes only if they changed.
+  Status SaveCapabilities(const v1::Capabilities& declared);
+
  private:
   Store& store_;
+  v1::Capabilities capabilities_;
+  std::string capabilities_json_;
   // By job: the tables from which the snapshots of its newest decisions are differences.
   std::map<std::string, std::string> tables_;
 };

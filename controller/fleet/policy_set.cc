@@ -1,26 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "controller/messages/policy_set.h"
+#include "controller/fleet/policy_set.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <utility>
 
-#include "controller/messages/builtin_capabilities.h"
-#include "controller/messages/mapping.h"
-#include "controller/model/format.h"
 #include "controller/objective/objective.h"
 
 namespace weir {
 namespace {
-
-// The line that names the objective, or 1 if there is none.
-size_t ObjectiveLine(std::string_view source, std::string_view objective) {
-  const size_t key = source.find("objective");
-  const size_t at = key == source.npos ? key : source.find(objective, key);
-  if (at == source.npos) return 1;
-  return 1 + static_cast<size_t>(std::count(source.begin(), source.begin() + at, '\n'));
-}
 
 PolicyEntry AppliedEntry(Policy policy, std::string_view source, double unix_s) {
   PolicyEntry entry;
@@ -33,52 +21,16 @@ PolicyEntry AppliedEntry(Policy policy, std::string_view source, double unix_s) 
   return entry;
 }
 
-void FillBounds(const Policy& policy, v1::PolicyBounds* out) {
-  out->set_ratio_min(policy.ratio_min);
-  out->set_ratio_max(policy.ratio_max);
-  out->set_gain_min(policy.gain_min);
-  out->set_residual_ratio_max(policy.residual_ratio_max);
-  for (const std::string& codec : policy.codecs) out->add_codecs(codec);
-  for (const std::string& collective : policy.collectives) out->add_collectives(collective);
-  out->set_delay_target_s(policy.objective == "delay_target" ? policy.delay_target_s : 0);
-}
-
 }  // namespace
 
-PolicyNames NamesOf(const v1::Capabilities& capabilities) {
-  PolicyNames names;
-  // Errors list these names, so a rank's name must not be able to add lines to the log.
-  const auto add = [](const std::string& name, std::set<std::string>* to) {
-    if (CheckName("a name", name).ok()) to->insert(name);
-  };
-  for (const auto& codec : capabilities.codecs()) {
-    add(codec.name(), &names.codecs);
-    add(CodecText(codec.name()), &names.codecs);
-  }
-  for (const auto& each : capabilities.collectives()) add(each.name(), &names.collectives);
-  return names;
-}
-
-StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin,
-                            const PolicyNames* known) {
-  WEIR_ASSIGN_OR_RETURN(Policy policy, ParsePolicy(source, origin, known));
-  const Status fits = CheckObjective(policy);
-  if (fits.ok()) return policy;
-  return InvalidArgument(StrCat(origin, ":", ObjectiveLine(source, policy.objective),
-                                ": objective.name: ", Message(fits)));
-}
-
-PolicySet::PolicySet() : known_(NamesOf(BuiltinCapabilities())) {}
-
-bool PolicySet::Learn(const v1::Capabilities& declared, double unix_s) {
-  PolicyNames names = NamesOf(declared);
+bool PolicySet::Learn(PolicyNames declared, double unix_s) {
   const auto add = [](std::set<std::string>& from, std::set<std::string>* to) {
     const size_t before = to->size();
     if (before + from.size() <= kNamesMax) to->merge(from);
     return to->size() > before;
   };
-  const bool codecs = add(names.codecs, &known_.codecs);
-  const bool collectives = add(names.collectives, &known_.collectives);
+  const bool codecs = add(declared.codecs, &known_.codecs);
+  const bool collectives = add(declared.collectives, &known_.collectives);
   if (!codecs && !collectives) return false;
   bool changed = false;
   for (const auto& [path, source] : std::map(refused_)) changed |= LoadFile(path, source, unix_s);
@@ -191,22 +143,6 @@ std::string SourceTag(std::string_view source) {
   char digits[17];
   std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(hash));
   return digits;
-}
-
-v1::Policy ToProto(const PolicyEntry& entry) {
-  v1::Policy policy;
-  policy.set_name(entry.name);
-  policy.set_source(entry.source);
-  policy.set_origin(entry.origin);
-  if (entry.valid) {
-    policy.set_objective(entry.policy.objective);
-    for (const std::string& job : entry.policy.jobs) policy.add_jobs(job);
-    FillBounds(entry.policy, policy.mutable_bounds());
-  }
-  policy.set_loaded_unix_s(entry.loaded_unix_s);
-  policy.set_error(entry.error);
-  policy.set_etag(SourceTag(entry.source));
-  return policy;
 }
 
 }  // namespace weir

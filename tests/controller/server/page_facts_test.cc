@@ -7,7 +7,6 @@
 
 #include <set>
 
-#include "controller/fleet/fleet.h"
 #include "tests/controller/fleet/fake_cluster.h"
 
 namespace weir {
@@ -73,8 +72,8 @@ class PageFactsTest : public testing::Test {
     auto store = OpenSqliteStore(":memory:");
     ASSERT_TRUE(store.ok()) << ToString(store.status());
     store_ = std::move(*store);
-    fleet_ = std::make_unique<Fleet>(FleetOptions{}, clock_, *store_, events_);
-    cluster_.Connect(*fleet_);
+    plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
+    cluster_.Connect(*plane_);
   }
   void Run(int steps) {
     for (int i = 0; i < steps && !HasFatalFailure(); ++i) cluster_.Step();
@@ -83,7 +82,7 @@ class PageFactsTest : public testing::Test {
     v1::GetJobRequest request;
     request.set_name("lm");
     v1::Job job;
-    EXPECT_TRUE(fleet_->GetJob(request, &job).ok());
+    EXPECT_TRUE(plane_->admin.GetJob(request, &job).ok());
     return job;
   }
   Status Apply(const std::string& source, const std::string& if_match) {
@@ -92,7 +91,7 @@ class PageFactsTest : public testing::Test {
     request.set_source(source);
     request.set_if_match(if_match);
     v1::ApplyPolicyResponse response;
-    const Status status = fleet_->ApplyPolicy(request, &response);
+    const Status status = plane_->admin.ApplyPolicy(request, &response);
     applied_ = response.policy();
     return status;
   }
@@ -100,7 +99,7 @@ class PageFactsTest : public testing::Test {
   FakeClock clock_;
   EventHub events_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Fleet> fleet_;
+  std::unique_ptr<ControlPlane> plane_;
   FakeCluster cluster_{3, clock_};
   v1::Policy applied_;
 };
@@ -110,7 +109,7 @@ TEST_F(PageFactsTest, StepsCarryTheirPartsAndWhatDenseWouldTake) {
   v1::GetSeriesRequest request;
   request.set_job("lm");
   v1::Series series;
-  ASSERT_TRUE(fleet_->GetSeries(request, &series).ok());
+  ASSERT_TRUE(plane_->admin.GetSeries(request, &series).ok());
   const v1::SeriesPoint& first = series.points(0);
   const v1::SeriesPoint& last = series.points(series.points_size() - 1);
   EXPECT_EQ(first.dense_step_s(), 0) << "nothing was decided yet";
@@ -128,7 +127,7 @@ TEST_F(PageFactsTest, SavedTimeIsThatOfDenseForTheSameProgressLessWhatWasMeasure
   v1::GetSeriesRequest request;
   request.set_job("lm");
   v1::Series series;
-  ASSERT_TRUE(fleet_->GetSeries(request, &series).ok());
+  ASSERT_TRUE(plane_->admin.GetSeries(request, &series).ok());
   double saved = 0, compared = 0;
   for (const auto& point : series.points()) {
     if (point.dense_step_s() == 0) continue;
@@ -171,7 +170,8 @@ TEST_F(PageFactsTest, ARefusalIsAnEventWithRankAndReason) {
 TEST_F(PageFactsTest, ASkippedStepNamesRankAndParameter) {
   Run(40);
   EXPECT_FALSE(Job().has_non_finite());
-  EXPECT_THAT(fleet_->MetricsText(), testing::Not(testing::HasSubstr("weir_non_finite_rank")));
+  EXPECT_THAT(plane_->admin.MetricsText(),
+              testing::Not(testing::HasSubstr("weir_non_finite_rank")));
   v1::WatchRequest request;
   request.add_kinds("rank");
   const auto subscription = *events_.Subscribe(request);
@@ -186,7 +186,7 @@ TEST_F(PageFactsTest, ASkippedStepNamesRankAndParameter) {
   };
   EXPECT_TRUE(say(0, -1, ""));
   EXPECT_EQ(Job().non_finite().guilty_rank(), -1);
-  EXPECT_THAT(fleet_->MetricsText(),
+  EXPECT_THAT(plane_->admin.MetricsText(),
               testing::HasSubstr("weir_non_finite_rank{training_job=\"lm\"} -1\n"));
   EXPECT_TRUE(say(2, 2, ""));
   EXPECT_TRUE(say(2, 2, std::string(300, 'w')));
@@ -194,7 +194,7 @@ TEST_F(PageFactsTest, ASkippedStepNamesRankAndParameter) {
   EXPECT_EQ(Job().non_finite().step(), 7u);
   EXPECT_EQ(Job().non_finite().guilty_rank(), 2);
   EXPECT_EQ(Job().non_finite().parameter(), std::string(256, 'w'));
-  EXPECT_THAT(fleet_->MetricsText(),
+  EXPECT_THAT(plane_->admin.MetricsText(),
               testing::HasSubstr("weir_non_finite_rank{training_job=\"lm\"} 2\n"));
 }
 
@@ -220,7 +220,7 @@ TEST_F(PageFactsTest, AnUpdateOfAnOlderTextIsRefused) {
   EXPECT_EQ(late.code(), StatusCode::kAborted);
   EXPECT_THAT(Message(late), testing::HasSubstr("changed meanwhile"));
   v1::ListPoliciesResponse policies;
-  ASSERT_TRUE(fleet_->ListPolicies({}, &policies).ok());
+  ASSERT_TRUE(plane_->admin.ListPolicies({}, &policies).ok());
   EXPECT_DOUBLE_EQ(policies.policies(0).bounds().gain_min(), 0.5)
       << "the refused one has no effect";
 }
@@ -229,7 +229,7 @@ TEST_F(PageFactsTest, AValidatedPolicyHasItsName) {
   v1::ValidatePolicyRequest request;
   request.set_source("objective:\n  name: throughput\nname: mine\n");
   v1::ValidatePolicyResponse response;
-  ASSERT_TRUE(fleet_->ValidatePolicy(request, &response).ok());
+  ASSERT_TRUE(plane_->admin.ValidatePolicy(request, &response).ok());
   EXPECT_TRUE(response.valid());
   EXPECT_EQ(response.name(), "mine");
 }

@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 
+#include "controller/fleet/fleet_host.h"
 #include "datapath/base/bounded_queue.h"
 #include "datapath/base/mutex.h"
 #include "datapath/base/status.h"
@@ -52,7 +53,7 @@ class Subscription {
 };
 
 /// Thread-safe.
-class EventHub {
+class EventHub : public FleetWatcher {
  public:
   static constexpr size_t kWatchersMax = 64;
   static constexpr size_t kHistoryMax = 256;
@@ -65,6 +66,8 @@ class EventHub {
                                                     std::function<void()> wake = {});
   void Unsubscribe(const std::shared_ptr<Subscription>& subscription);
   void Publish(v1::Event event);
+  void OnEvent(const FleetEvent& event, double unix_s) override;
+  void OnEvent(const JobEvent& event, double unix_s) override;
   /// Ends every watch.
   void Close();
   size_t watchers() const;

@@ -2,13 +2,14 @@
 // /metrics of the controller. Labels are bounded: nodes and jobs have limits, and there are no
 // labels for steps, buckets or peer pairs.
 
+#include "controller/server/metrics.h"
+
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
 #include <limits>
 
-#include "controller/fleet/fleet.h"
-#include "controller/messages/mapping.h"
+#include "controller/job/bounds.h"
 
 namespace weir {
 namespace {
@@ -211,10 +212,6 @@ void CollectJob(const Job& job, Collector* out) {
   out->AddHistogram("weir_step_phase_seconds", phase_help, with("phase", "codec"), series.codec);
 }
 
-}  // namespace
-
-namespace {
-
 void CollectAggregator(const std::string& name, const AggregatorReport& said, Collector* out) {
   const Labels labels = {{"aggregator", name}};
   out->Gauge("weir_controller_aggregator_reachable", "Whether the aggregator answers: 1 or 0.",
@@ -250,34 +247,22 @@ void CollectTls(const TlsHealth& tls, Collector* out) {
 
 }  // namespace
 
-double Fleet::StalestLinkS() const {
-  const auto connected = [this](const std::string& name) {
-    const auto node = nodes_.find(name);
-    return node != nodes_.end() && node->second.link != nullptr;
-  };
-  double oldest_s = 0;
-  for (const auto& [ends, link] : links_) {
-    if (!connected(ends.first) || !connected(ends.second)) continue;
-    const TimePoint newest = std::max(link.rtt_at, link.bandwidth_at);
-    oldest_s = std::max(oldest_s, ToSeconds(clock_.Now() - newest));
-  }
-  return oldest_s;
-}
-
-std::string Fleet::MetricsText(const std::optional<TlsHealth>& tls) const {
+std::string MetricsText(const Fleet& fleet, size_t watchers, const std::optional<TlsHealth>& tls) {
+  const PolicySet& policies = fleet.policies();
+  const FleetCounters& counters = fleet.counters();
   Collector out;
   out.Gauge("weir_build_info", "Version of this controller; always 1.",
-            {{"version", options_.version}}, 1);
+            {{"version", fleet.options().version}}, 1);
   out.Gauge("weir_config_last_reload_successful", "Whether every policy file was accepted: 1 or 0.",
-            {}, policies_.last_reload_successful() ? 1 : 0);
+            {}, policies.last_reload_successful() ? 1 : 0);
   out.Gauge("weir_config_last_reload_success_timestamp_seconds",
             "Unix time in seconds at which every policy file was last accepted.", {},
-            policies_.last_success_unix_s());
+            policies.last_success_unix_s());
   uint64_t connected = 0;
-  for (const auto& [name, node] : nodes_) {
-    connected += node.link != nullptr ? 1 : 0;
+  for (const auto& [name, node] : fleet.nodes().all()) {
+    connected += node.connected() ? 1 : 0;
     out.Gauge("weir_node_connected", "Whether the node's agent is connected: 1 or 0.",
-              {{"node", name}}, node.link != nullptr ? 1 : 0);
+              {{"node", name}}, node.connected() ? 1 : 0);
     out.Gauge("weir_node_last_seen_timestamp_seconds",
               "Unix time in seconds of the last message of the node's agent.", {{"node", name}},
               node.last_seen_unix_s);
@@ -285,33 +270,32 @@ std::string Fleet::MetricsText(const std::optional<TlsHealth>& tls) const {
   out.Gauge("weir_nodes", "Number of nodes whose agents are connected.", {},
             static_cast<double>(connected));
   out.Gauge("weir_jobs", "Number of jobs that the controller keeps.", {},
-            static_cast<double>(jobs_.size()));
+            static_cast<double>(fleet.jobs().all().size()));
   out.Gauge("weir_links", "Number of directed links with a measurement.", {},
-            static_cast<double>(links_.size()));
+            static_cast<double>(fleet.nodes().links().size()));
   out.Gauge("weir_link_age_seconds",
             "Age in seconds of the newest sample of a link between connected nodes; the largest of "
             "all links.",
-            {}, StalestLinkS());
-  out.Gauge("weir_watchers", "Number of open event streams.", {},
-            static_cast<double>(events_.watchers()));
+            {}, fleet.nodes().StalestLinkS());
+  out.Gauge("weir_watchers", "Number of open event streams.", {}, static_cast<double>(watchers));
   out.Counter("weir_agent_messages_total", "Number of messages from agents.", {},
-              static_cast<double>(agent_messages_));
+              static_cast<double>(counters.agent_messages));
   out.Counter("weir_agent_message_errors_total",
               "Number of messages from agents that were refused.", {},
-              static_cast<double>(agent_errors_));
-  uint64_t store_errors = store_errors_;
-  for (const auto& [name, job] : jobs_) store_errors += job->counters().store_errors;
+              static_cast<double>(counters.agent_errors));
+  uint64_t store_errors = counters.store_errors;
+  for (const auto& [name, job] : fleet.jobs().all()) store_errors += job->counters().store_errors;
   out.Counter("weir_store_errors_total", "Number of failed writes to the state store.", {},
               static_cast<double>(store_errors));
   out.Counter("weir_probe_bytes_total", "Bytes that were granted to active bandwidth probes.", {},
-              static_cast<double>(probes_.spent_bytes()));
+              static_cast<double>(fleet.probes().spent_bytes()));
   out.Gauge("weir_probe_credit_bytes", "Bytes that active probes may still send.", {},
-            probes_.credit_bytes());
+            fleet.probes().credit_bytes());
   out.Gauge("weir_probes_running", "Number of active probes that are running.", {},
-            static_cast<double>(probes_.running()));
+            static_cast<double>(fleet.probes().running()));
   if (tls.has_value()) CollectTls(*tls, &out);
-  for (const auto& [name, state] : aggregators_) CollectAggregator(name, state.said, &out);
-  for (const auto& [name, job] : jobs_) CollectJob(*job, &out);
+  for (const auto& [name, state] : fleet.aggregators()) CollectAggregator(name, state.said, &out);
+  for (const auto& [name, job] : fleet.jobs().all()) CollectJob(*job, &out);
   return out.Text();
 }
 

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "controller/fleet/event_hub.h"
+#include "controller/server/event_hub.h"
+
+#include "controller/messages/mapping.h"
+#include "controller/server/fleet_mapping.h"
+#include "datapath/base/log.h"
 
 namespace weir {
 namespace {
@@ -117,6 +121,24 @@ void EventHub::Publish(v1::Event event) {
   if (wanting.empty()) return;
   const auto shared = std::make_shared<const v1::Event>(std::move(event));
   for (const auto& subscription : wanting) subscription->Push(shared);
+}
+
+void EventHub::OnEvent(const FleetEvent& event, double unix_s) {
+  v1::Event out = ToProto(event);
+  out.set_unix_s(unix_s);
+  Publish(std::move(out));
+}
+
+void EventHub::OnEvent(const JobEvent& event, double unix_s) {
+  v1::Event out = ToProto(event);
+  const v1::Decision& decision = out.decision();
+  if (decision.switched() && decision.outcome() == "offered") {
+    Log(LogLevel::kInfo, "controller",
+        StrCat("job ", event.job, " step ", decision.step(), ": ", decision.from(), " -> ",
+               decision.to(), " (plan ", decision.plan_version(), "): ", decision.reason()));
+  }
+  out.set_unix_s(unix_s);
+  Publish(std::move(out));
 }
 
 void EventHub::Close() {

@@ -13,17 +13,8 @@
 #include "controller/job/effective_policy.h"
 #include "controller/policy/policy.h"
 #include "datapath/base/status.h"
-#include "weir/v1/admin.pb.h"
 
 namespace weir {
-
-/// The names that `capabilities` hold.
-PolicyNames NamesOf(const v1::Capabilities& capabilities);
-
-/// ParsePolicy, and then the objective's own checks: a known name and its parameters.
-/// kInvalidArgument names `origin`, line and key, and lists the valid names.
-StatusOr<Policy> ReadPolicy(std::string_view source, std::string_view origin,
-                            const PolicyNames* known = nullptr);
 
 /// A policy may name the codecs and collectives of this release and those that ranks have declared:
 /// plug-ins are known as soon as their first rank connects. Not thread-safe: owned by the executor.
@@ -32,11 +23,12 @@ class PolicySet {
   static constexpr size_t kPoliciesMax = 256;
   static constexpr size_t kNamesMax = 4096;  // of codecs, of collectives
 
-  PolicySet();
+  /// `known`: names that need no rank.
+  explicit PolicySet(PolicyNames known) : known_(std::move(known)) {}
 
   /// Adds the names that ranks declare. If a name is new, rejected files are tried again. Returns
   /// true when a policy changed.
-  bool Learn(const v1::Capabilities& declared, double unix_s);
+  bool Learn(PolicyNames declared, double unix_s);
   const PolicyNames& known() const { return known_; }
 
   /// Takes the contents of the policy directory, path to text. Returns true when anything changed.
@@ -76,7 +68,5 @@ class PolicySet {
 /// 16 hexadecimal digits that change with the text. They detect concurrent edits and are no
 /// protection against forgery.
 std::string SourceTag(std::string_view source);
-/// The message form of an entry.
-v1::Policy ToProto(const PolicyEntry& entry);
 
 }  // namespace weir
