@@ -18,7 +18,7 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
-CONTROLLER = BUILD / "controller" / "service" / "weir-controller"
+CONTROLLER = BUILD / "controller" / "server" / "weir-controller"
 AGENT = BUILD / "agent" / "weir-agent"
 AGGREGATOR = BUILD / "deploy" / "aggregator" / "weir-aggregator"
 PATIENCE_S = 20

@@ -16,7 +16,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 PROGRAMS = {"weirctl": BUILD / "controller" / "cli" / "weirctl",
-            "weir-controller": BUILD / "controller" / "service" / "weir-controller",
+            "weir-controller": BUILD / "controller" / "server" / "weir-controller",
             "weir-agent": BUILD / "agent" / "weir-agent",
             "weir-aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 PATIENCE_S = 20

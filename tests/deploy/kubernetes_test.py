@@ -23,7 +23,7 @@ import npm_packages  # noqa: E402  pylint: disable=wrong-import-position
 
 HERE = ROOT / "deploy" / "kubernetes"
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
-PROGRAMS = {"controller": BUILD / "controller" / "service" / "weir-controller",
+PROGRAMS = {"controller": BUILD / "controller" / "server" / "weir-controller",
             "agent": BUILD / "agent" / "weir-agent",
             "aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 OVERLAYS = sorted(path.name for path in (HERE / "overlays").iterdir())

@@ -17,7 +17,7 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
 TRAIN = ROOT / "deploy" / "examples" / "pytorch" / "train.py"
-CONTROLLER = BUILD / "controller" / "service" / "weir-controller"
+CONTROLLER = BUILD / "controller" / "server" / "weir-controller"
 AGENT = BUILD / "agent" / "weir-agent"
 PATIENCE_S = 60
 STEPS = 1000  # seconds: time for the controller to decide

@@ -14,7 +14,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
 BUILD = pathlib.Path(os.environ.get("WEIR_BUILD", ROOT / "build"))
-PROGRAMS = {"weir-controller": BUILD / "controller" / "service" / "weir-controller",
+PROGRAMS = {"weir-controller": BUILD / "controller" / "server" / "weir-controller",
             "weir-agent": BUILD / "agent" / "weir-agent",
             "weir-aggregator": BUILD / "deploy" / "aggregator" / "weir-aggregator"}
 EXPOSURE_MAX = 2.5   # of 10, as systemd-analyze counts; its own word for up to 2.9 is "OK"
