@@ -20,7 +20,8 @@ struct TimeoutLimits {
 /// link and delays the others, too. For that reason `max` gives way to twice the least measured
 /// round trip: on a path longer than the limits foresaw, everything would be sent twice. Before
 /// there is a measurement it gives way to four times `first`, because packets that were sent twice
-/// never give one. Not thread-safe. O(1).
+/// never give one; and for a worker that has only one packet under way (`alone`) to kAloneMax. Not
+/// thread-safe. O(1).
 class RoundTripEstimate {
  public:
   explicit RoundTripEstimate(const TimeoutLimits& limits) : limits_(limits), rto_(limits.first) {}
@@ -40,18 +41,24 @@ class RoundTripEstimate {
   }
 
   /// Some packet was not answered in time. Doubles the time-out, at most once per time-out, because
-  /// the packets of one window tend to expire together.
-  void OnExpiry(TimePoint now) {
-    if (backed_off_ && now - backed_off_at_ < rto_) return;
+  /// the packets of one window tend to expire together. Returns whether it is the first of them.
+  bool OnExpiry(TimePoint now, bool alone = false) {
+    if (backed_off_ && now - backed_off_at_ < rto_) return false;
     backed_off_ = true;
     backed_off_at_ = now;
-    rto_ = std::min(rto_ * 2, Ceiling());
+    rto_ = std::min(rto_ * 2, alone ? std::max(kAloneMax, Ceiling()) : Ceiling());
+    return true;
   }
 
   Duration timeout() const { return rto_; }
   Duration smoothed() const { return srtt_; }
+  /// Whether a time-out of two round trips is permitted. Otherwise what waits at the aggregator is
+  /// sent again.
+  bool Fits() const { return 2 * srtt_ <= Ceiling(); }
 
  private:
+  static constexpr Duration kAloneMax = std::chrono::seconds(8);
+
   Duration Ceiling() const {
     return std::max(limits_.max, least_ == Duration::zero() ? 4 * limits_.first : 2 * least_);
   }

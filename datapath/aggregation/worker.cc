@@ -23,6 +23,8 @@ Worker::Worker(const Lease& lease, const TimeoutLimits& limits, int rank)
       rank_(rank),
       first_timeout_(limits.first),
       round_trip_(limits),
+      window_(static_cast<double>(lease.slots)),
+      threshold_(window_),
       flights_(lease.slots),
       next_rounds_(lease.slots),
       line_(lease.slots),
@@ -64,7 +66,7 @@ void Worker::Queue(size_t slot) {
 }
 
 std::span<const std::byte> Worker::NextPacket(TimePoint now) {
-  while (status_.ok() && line_size_ > 0) {
+  while (status_.ok() && line_size_ > 0 && static_cast<double>(under_way_) < window_) {
     const uint16_t slot = line_[line_head_];
     line_head_ = (line_head_ + 1) % line_.size();
     --line_size_;
@@ -83,6 +85,7 @@ std::span<const std::byte> Worker::NextPacket(TimePoint now) {
         std::span(buffer_).first(kPacketHeaderBytes + PayloadBytes(header));
     if (lease_.checked) SealPacket(packet);
     flight.sent = true;
+    ++under_way_;
     flight.sent_at = now;
     flight.expires_at = now + round_trip_.timeout();
     ++counters_.sent;
@@ -133,8 +136,8 @@ void Worker::OnReply(const Packet& packet, TimePoint now) {
   }
   ++(notice ? counters_.expired : counters_.replies);
   heard_at_ = now;
-  flight.waiting = false;
-  --waiting_;
+  EndWait(&flight);
+  GrowWindow();
   ++answered_;
   const Status accepted = notice ? AcceptLoss(index) : Accept(index, packet);
   if (!accepted.ok()) Fail(accepted);
@@ -146,10 +149,35 @@ Status Worker::AcceptLoss(uint64_t index) {
 }
 
 void Worker::SkipTo(size_t slot, uint32_t next_round) {
-  Flight& flight = flights_[slot];
-  if (flight.waiting) --waiting_;
-  flight.waiting = false;
+  if (flights_[slot].waiting) EndWait(&flights_[slot]);
   next_rounds_[slot] = next_round;
+}
+
+void Worker::EndWait(Flight* flight) {
+  if (!flight->in_line) --under_way_;
+  flight->waiting = false;
+  --waiting_;
+}
+
+// A window that gets no reply at all shrinks too, but is soon as large again: the aggregator or
+// another worker may just have been away.
+void Worker::OnExpiry(TimePoint now) {
+  if (!round_trip_.OnExpiry(now, window_ <= 1)) return;
+  const uint64_t resent = counters_.resent - resent_at_expiry_;
+  const bool in_vain = resent > 0 && counters_.unexpected - unexpected_at_expiry_ > resent / 2;
+  const bool silent = counters_.replies == replies_at_expiry_;
+  resent_at_expiry_ = counters_.resent;
+  unexpected_at_expiry_ = counters_.unexpected;
+  replies_at_expiry_ = counters_.replies;
+  if (!in_vain && !silent) return;
+  window_ = std::max(1.0, window_ / 2);
+  if (in_vain) threshold_ = window_;
+}
+
+void Worker::GrowWindow() {
+  if (!round_trip_.Fits()) return;
+  window_ = std::min(static_cast<double>(flights_.size()),
+                     window_ + (window_ < threshold_ ? 1 : 1 / window_));
 }
 
 void Worker::Fail(const Status& status) { status_ = status; }
@@ -205,8 +233,9 @@ void Worker::OnTimer(TimePoint now) {
     expired = expired || now >= flight.expires_at;
     flight.resent = true;
     Queue(slot);
+    --under_way_;
   }
-  if (expired) round_trip_.OnExpiry(now);
+  if (expired) OnExpiry(now);
 }
 
 Status ChunkWorker::StartChunks(const Plan& plan) {

@@ -3,6 +3,13 @@
 // The worker's side of a lease: a window of packets, one per slot, with rounds, time-outs and
 // replies. Pure: the caller owns socket and clock. Subclasses decide what packets carry and which
 // packet follows which reply.
+//
+// The window is that of TCP (RFC 5681, section 3.1) in packets, at most the slots, with which it
+// begins: a time-out halves it, and it grows by one for each reply, and from half of the window at
+// which the last time-out came, by one for each window of replies. Otherwise workers that send more
+// in a time-out than the aggregator handles would make it busy with repetitions for ever. Deviates:
+// a time-out counts only if most of what was sent again since the last one was answered twice, or
+// nothing was answered at all. Any other is a loss, which says nothing about the aggregator's load.
 
 #include <cstdint>
 #include <optional>
@@ -119,6 +126,10 @@ class Worker {
   };
 
   void Queue(size_t slot);
+  void EndWait(Flight* flight);
+  /// A packet was not answered in time. O(1).
+  void OnExpiry(TimePoint now);
+  void GrowWindow();
   /// The time after which a sent packet without a reply counts as lost.
   TimePoint LostAt(const Flight& flight) const;
   void OnReply(const Packet& packet, TimePoint now);
@@ -137,8 +148,11 @@ class Worker {
   Status status_;
   uint32_t operation_ = 0;
   TimePoint deadline_;
-  uint64_t answered_ = 0;              // packets of this operation
-  size_t waiting_ = 0;                 // flights
+  uint64_t answered_ = 0;      // packets of this operation
+  size_t waiting_ = 0;         // flights
+  size_t under_way_ = 0;       // flights that are waiting and not in line
+  double window_, threshold_;  // of packets under way; where the window begins to grow slowly
+  uint64_t resent_at_expiry_ = 0, unexpected_at_expiry_ = 0, replies_at_expiry_ = 0;
   std::vector<Flight> flights_;        // by slot
   std::vector<uint32_t> next_rounds_;  // by slot, in this epoch
   std::vector<uint16_t> line_;         // ring of slots with something to send, each at most once

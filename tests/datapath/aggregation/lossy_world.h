@@ -24,6 +24,10 @@ struct LinkFaults {
   Duration delay_min = std::chrono::microseconds(20);
   Duration delay_max = std::chrono::microseconds(20);  // above the least: datagrams overtake
   uint64_t seed = 1;
+  // The aggregator takes this long for each datagram, one after the other, and has room for so many
+  // that wait.
+  Duration service = {};
+  size_t room = 512;
   // Returns whether the n-th datagram of the world is lost, in addition to the random losses.
   std::function<bool(uint64_t n, bool to_aggregator)> lose = {};
 };
@@ -129,7 +133,13 @@ class LossyWorld : public ReplySink {
       const auto spread = static_cast<uint64_t>((faults_.delay_max - faults_.delay_min).count());
       const Duration delay =
           faults_.delay_min + Duration(static_cast<int64_t>(random_.Below(spread + 1)));
-      events_.push({.at = now_ + delay,
+      TimePoint at = now_ + delay;
+      if (to == -1 && faults_.service > Duration::zero()) {
+        if (served_at_ > at + static_cast<int64_t>(faults_.room) * faults_.service) continue;
+        served_at_ = std::max(served_at_, at) + faults_.service;
+        at = served_at_;
+      }
+      events_.push({.at = at,
                     .order = order_++,
                     .to = to,
                     .from = from,
@@ -161,6 +171,7 @@ class LossyWorld : public ReplySink {
   std::span<Worker* const> workers_;
   std::priority_queue<Event> events_;
   TimePoint now_ = TimePoint(std::chrono::seconds(1));
+  TimePoint served_at_ = {};
   uint64_t datagrams_ = 0;
   uint64_t order_ = 0;
 };

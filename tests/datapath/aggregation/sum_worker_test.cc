@@ -358,6 +358,44 @@ TEST(SumWorkerTest, RepliesToLaterPacketsSayThatOneIsLostLongBeforeItsTimeOut) {
   EXPECT_GT(worker.NextTimer(), late + ms(10));
 }
 
+// A window of all workers takes the aggregator longer than any time-out at first. Without an end to
+// sending everything again, it would be busy with repetitions for ever.
+TEST(SumWorkerTest, SlowAggregatorsAreNotFloodedWithRepetitions) {
+  constexpr int kWorkers = 8;
+  const Lease lease = SumLease(kWorkers, 64, 16);
+  for (const int service_us : {30, 3000, 20000}) {
+    for (const int longest_ms : {1000, 60}) {
+      SCOPED_TRACE(::testing::Message()
+                   << service_us << " us a packet, time-outs of at most " << longest_ms << " ms");
+      Fleet fleet(lease, {.first = std::chrono::milliseconds(50),
+                          .min = std::chrono::milliseconds(1),
+                          .max = std::chrono::milliseconds(longest_ms)});
+      const Duration service = std::chrono::microseconds(service_us);
+      LossyWorld world(lease, {.service = service});
+      const double least = ToSeconds(service) * kWorkers * 64 * 5;
+      for (const double times :
+           {4.0, 1.6}) {  // the second operation begins with the window of the first
+        Tensors tensors = RandomTensors(kWorkers, 64 * 16 * 5, 1);
+        const std::vector<float> expected = ExpectedSum(tensors, lease.lanes);
+        const uint32_t operation = times == 4.0 ? 0 : 1;
+        for (int w = 0; w < kWorkers; ++w) {
+          ASSERT_TRUE(fleet.owned[w]
+                          ->Begin(tensors[w], operation, world.now() + std::chrono::seconds(400))
+                          .ok());
+        }
+        const Duration took = world.Run(fleet.all, std::chrono::seconds(400));
+        for (size_t w = 0; w < kWorkers; ++w) {
+          ASSERT_TRUE(fleet.owned[w]->done() && fleet.owned[w]->status().ok())
+              << fleet.owned[w]->status();
+          ExpectSame(tensors[w], expected);
+        }
+        EXPECT_LT(ToSeconds(took), times * least + 0.1)
+            << fleet.owned[0]->counters().resent << " of " << fleet.owned[0]->counters().sent;
+      }
+    }
+  }
+}
+
 TEST(SumWorkerTest, AReplyThatLowersOurExponentIsAnError) {
   const Lease lease = SumLease(1, 1, 2);
   std::vector<float> data = {1, 2};
