@@ -79,7 +79,8 @@ UdpPort::UdpPort(mesh::UniqueFd fd, bool rows)
     : fd_(std::move(fd)), outgoing_(std::make_unique<Outgoing>()) {
   int value = 0;
   socklen_t size = sizeof value;
-  segments_ = rows && getsockopt(fd_.get(), SOL_UDP, UDP_SEGMENT, &value, &size) == 0;
+  can_segment_ = rows && getsockopt(fd_.get(), SOL_UDP, UDP_SEGMENT, &value, &size) == 0;
+  segments_ = can_segment_;
   line_.resize(kLineBytes);
   rows_.reserve(kRowsMax);
   addresses_.reserve(kRowsMax * 4);
@@ -308,7 +309,7 @@ void UdpPort::OnSendError(int error, size_t message) {
     counters_.unsent += row.packets;
     return;
   }
-  segments_ = false;
+  can_segment_ = segments_ = false;
   msghdr one = outgoing_->messages[message].msg_hdr;
   one.msg_control = nullptr;
   one.msg_controllen = 0;

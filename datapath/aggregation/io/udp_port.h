@@ -68,6 +68,12 @@ class UdpPort {
   void Send(std::span<const SourceAddress> to, std::span<const std::byte> packet);
   void Send(SourceAddress to, std::span<const std::byte> packet) { Send({&to, 1}, packet); }
 
+  /// Whether rows leave as one message each. False also where the kernel cannot segment them.
+  bool sends_rows() const { return segments_; }
+  /// From the next Flush on, every packet is a message of its own, or rows leave again as far as
+  /// the kernel can segment them.
+  void SendRows(bool rows) { segments_ = rows && can_segment_; }
+
   /// Passes the queue to the kernel. It waits at most 10 ms in total for room in the kernel's
   /// buffer; what is left then counts as unsent.
   void Flush();
@@ -103,6 +109,7 @@ class UdpPort {
   mesh::UniqueFd fd_;
   SourceAddress address_ = 0;
   bool connected_ = false;
+  bool can_segment_ = false;
   bool segments_ = false;  // whether the kernel segments rows; else every packet is a message
   size_t row_bytes_ = 0;   // the longest row that the interface accepts
   size_t slot_bytes_ = 0;

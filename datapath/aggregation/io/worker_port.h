@@ -25,6 +25,11 @@ class WorkerPort {
   /// Runs the operation that the worker has begun until it is done, at the latest at its deadline.
   /// The errors are the worker's, prefixed by the aggregator's address, with a remark where its
   /// host reports that no socket listens there. kUnavailable: there is no route to the aggregator.
+  ///
+  /// Packets leave in rows that the interface segments. A switch in software takes such a row from
+  /// a virtual interface as one frame, which it refuses. So an operation to which nothing was
+  /// answered goes on with single packets from the third time-out. After three such operations in a
+  /// row the port sends single packets for good, and a warning names the interface's offload.
   Status Run(SourceAddress aggregator, Worker* worker);
 
   const UdpPortCounters& counters() const { return port_->counters(); }
@@ -32,8 +37,11 @@ class WorkerPort {
  private:
   explicit WorkerPort(std::unique_ptr<UdpPort> port) : port_(std::move(port)) {}
 
+  void JudgeRows(bool answered_without_rows);
+
   std::unique_ptr<UdpPort> port_;
   SourceAddress aggregator_ = 0;
+  int without_rows_ = 0;  // consecutive operations that were answered only without rows
 };
 
 }  // namespace weir::aggregation
