@@ -19,7 +19,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/support/p4"))
 import harness  # noqa: E402
-import weir_p4  # noqa: E402
+import weir_p4_control  # noqa: E402
 
 SKIPPED = 77
 TOOLS = ("p4c", "simple_switch", "simple_switch_CLI", "ip")
@@ -78,7 +78,7 @@ class Bmv2Plane:
             end.bind((f"h{port}", 0))
             self.sockets[port] = end
         self.process = subprocess.Popen([*command, json], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.cli = weir_p4.CommandLine(f"simple_switch_CLI --thrift-port {THRIFT_PORT}")
+        self.cli = weir_p4_control.CommandLine(f"simple_switch_CLI --thrift-port {THRIFT_PORT}")
         self.leases = 0
         self.wait()
 
@@ -89,7 +89,7 @@ class Bmv2Plane:
             try:
                 if "WeirIngress.terms" in self.cli(["show_tables"]):
                     return
-            except weir_p4.ControlError:
+            except weir_p4_control.ControlError:
                 pass
             if self.process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"simple_switch did not come up within {PATIENCE_S} s, status {self.process.poll()}")
@@ -99,12 +99,12 @@ class Bmv2Plane:
         """All state of earlier traces away; their replies, too."""
         self.cli(["reset_state"])
         self.leases += 1
-        self.control = weir_p4.Control(self.cli, pathlib.Path(self.directory, f"state-{self.leases}.json"))
+        self.control = weir_p4_control.Control(self.cli, pathlib.Path(self.directory, f"state-{self.leases}.json"))
         while self.received(0):
             pass
 
     def grant(self, lease, job=None):
-        self.control.add(weir_p4.Lease(*harness.documents(lease, job), harness.hosts()))
+        self.control.add(weir_p4_control.Lease(*harness.documents(lease, job), harness.hosts()))
 
     def received(self, seconds):
         ready = select.select(list(self.sockets.values()), [], [], seconds)[0]
@@ -138,9 +138,9 @@ class Bmv2Pair(harness.Pair):
 
     def check_counters(self):
         expected = self.oracle.counters()
-        lines = [f"counter_read WeirIngress.by_lease {number}" for number in range(len(weir_p4.VERDICTS))]
+        lines = [f"counter_read WeirIngress.by_lease {number}" for number in range(len(weir_p4_control.VERDICTS))]
         output = self.plane.cli(lines)
-        for number, name in enumerate(weir_p4.VERDICTS):
+        for number, name in enumerate(weir_p4_control.VERDICTS):
             assert f"by_lease[{number}]= (" in output, output
             line = next(line for line in output.splitlines() if f"by_lease[{number}]= (" in line)
             assert f" {expected[name]} packets" in line, f"{name}: {line}, not {expected[name]}"

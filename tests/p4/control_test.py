@@ -12,25 +12,33 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support/p4"))
 import harness  # noqa: E402
 import switch  # noqa: E402
-import weir_p4  # noqa: E402
+import weir_p4_control  # noqa: E402
 
 LEASE = {"lease": 7, "epoch": 2, "cookie": 0xABCDEF0123456789, "mode": "sum", "workers": 2, "slots": 4, "lanes": 32,
          "first_slot": 8}
 HOSTS = {"10.1.0.1": {"port": 1, "mac": "02:00:00:00:00:01"}, "10.1.0.2": {"port": 2, "mac": "02:00:00:00:00:02"}}
 
-# A stand-in for the switch's command line: it makes every object, and its counters hold their
-# index.
+# A stand-in for the switch's command line: it makes every object, counts entries in a file, and its counters hold
+# their index.
 STAND_IN = """
-import sys
+import json, pathlib, sys
+file = pathlib.Path(__file__).with_suffix(".json")
+entries = json.loads(file.read_text()) if file.exists() else {}
 for handle, line in enumerate(sys.stdin):
     words = line.split()
     if words[0] == "table_add":
+        entries[words[1]] = entries.get(words[1], 0) + 1
         print(f"RuntimeCmd: Adding entry to exact match table {words[1]}")
         print(f"Entry has been added with handle {handle}")
+    elif words[0] == "table_delete":
+        entries[words[1]] -= 1
+    elif words[0] == "table_num_entries":
+        print(f"RuntimeCmd: {entries.get(words[1], 0)}")
     elif words[0] == "mc_node_create":
         print(f"RuntimeCmd: node was created with handle {handle}")
     elif words[0] == "counter_read":
         print(f"RuntimeCmd: {words[1]}[{words[2]}]= (0 bytes, {words[2]} packets)")
+file.write_text(json.dumps(entries))
 """
 
 
@@ -38,7 +46,7 @@ def made(request_changes=(), grant_changes=(), hosts=None, **lease):
     request, grant = harness.documents({**LEASE, **lease}, "train-7")
     request.update(dict(request_changes))
     grant.update(dict(grant_changes))
-    return weir_p4.Lease(request, grant, HOSTS if hosts is None else hosts)
+    return weir_p4_control.Lease(request, grant, HOSTS if hosts is None else hosts)
 
 
 class ControlTest(unittest.TestCase):
@@ -57,7 +65,7 @@ class ControlTest(unittest.TestCase):
         return self.switch.cli(lines)
 
     def control(self):
-        return weir_p4.Control(self.run_lines, self.state)
+        return weir_p4_control.Control(self.run_lines, self.state)
 
     def installed(self):
         tables = sum(len(entries) for name, entries in self.switch.entries.items() if name != "WeirIngress.own_address")
@@ -94,7 +102,7 @@ class ControlTest(unittest.TestCase):
         # At no time may a packet match an entry whose dependencies are not installed yet or no longer.
         removal = self.lines[self.lines.index(next(l for l in self.lines if l.startswith("table_delete"))):]
         self.assertTrue(removal[0].startswith("table_delete WeirIngress.terms"))
-        with self.assertRaisesRegex(weir_p4.ControlError, "job: expected one with a lease, found train-7"):
+        with self.assertRaisesRegex(weir_p4_control.ControlError, "job: expected one with a lease, found train-7"):
             self.control().remove("train-7")
 
     def test_another_epoch_takes_the_place_of_the_first(self):
@@ -103,14 +111,14 @@ class ControlTest(unittest.TestCase):
         control.add(made(epoch=3))
         self.assertEqual(self.installed(), (5, 1, 2))
         self.assertEqual({key[:2] for key in self.switch.entries["WeirIngress.terms"]}, {(7, 3)})
-        with self.assertRaisesRegex(weir_p4.ControlError, "epoch of train-7: expected above 3, found 3"):
+        with self.assertRaisesRegex(weir_p4_control.ControlError, "epoch of train-7: expected above 3, found 3"):
             control.add(made(epoch=3))
 
     def test_partial_changes_are_undone(self):
         for broken in ("WeirIngress.terms", "10.1.0.2 40001 7", "mc_node_create 2", "mc_node_associate"):
             with self.subTest(broken=broken):
                 self.broken = broken
-                with self.assertRaisesRegex(weir_p4.ControlError, "the switch refused"):
+                with self.assertRaisesRegex(weir_p4_control.ControlError, "the switch refused"):
                     self.control().add(made())
                 self.broken = None
                 self.assertEqual(self.installed(), (0, 0, 0))
@@ -121,20 +129,20 @@ class ControlTest(unittest.TestCase):
         def run(lines):
             printed = self.switch.cli(lines)
             if "mc_mgrp_create" in lines[0]:
-                error = weir_p4.ControlError("it died")
+                error = weir_p4_control.ControlError("it died")
                 error.printed = printed
                 raise error
             return printed
 
-        with self.assertRaisesRegex(weir_p4.ControlError, "it died"):
-            weir_p4.Control(run, self.state).add(made())
+        with self.assertRaisesRegex(weir_p4_control.ControlError, "it died"):
+            weir_p4_control.Control(run, self.state).add(made())
         self.assertEqual(self.installed(), (0, 0, 0))
 
     def test_output_of_a_command_line_survives_its_end(self):
         for words, message in (("sys.exit(3)", "status 3"), ("time.sleep(60)", "no end within")):
             command = f"{sys.executable} -u -c 'import sys, time; print(sys.stdin.readline()); {words}'"
-            with self.assertRaisesRegex(weir_p4.ControlError, message) as caught:
-                weir_p4.CommandLine(command, timeout_s=1.5)(["first", "second"])
+            with self.assertRaisesRegex(weir_p4_control.ControlError, message) as caught:
+                weir_p4_control.CommandLine(command, timeout_s=1.5)(["first", "second"])
             self.assertEqual(caught.exception.printed.strip(), "first")
 
     def test_leases_do_not_overlap(self):
@@ -142,13 +150,13 @@ class ControlTest(unittest.TestCase):
         control.add(made())
         for first, count, fits in ((0, 8, True), (0, 9, False), (11, 1, False), (12, 1, True), (9, 2, False)):
             request, grant = harness.documents({**LEASE, "lease": 9, "first_slot": first, "slots": count}, "other")
-            lease = weir_p4.Lease(request, grant, HOSTS)
+            lease = weir_p4_control.Lease(request, grant, HOSTS)
             with self.subTest(first=first, count=count):
                 if fits:
                     control.add(lease)
                     control.remove("other")
                 else:
-                    with self.assertRaisesRegex(weir_p4.ControlError, "slots of other: expected none of train-7's"):
+                    with self.assertRaisesRegex(weir_p4_control.ControlError, "slots of other: expected none of train-7's"):
                         control.add(lease)
 
     def test_what_a_switch_cannot_serve_is_refused(self):
@@ -178,7 +186,7 @@ class ControlTest(unittest.TestCase):
             (dict(hosts={"10.1.0.1": {"port": 1, "mac": "2:0"}}), "mac: expected six octets"),
         ]
         for changes, message in cases:
-            with self.subTest(message=message), self.assertRaisesRegex(weir_p4.ControlError, message):
+            with self.subTest(message=message), self.assertRaisesRegex(weir_p4_control.ControlError, message):
                 made(**changes)
 
     def test_statistics(self):
@@ -188,9 +196,50 @@ class ControlTest(unittest.TestCase):
         one = harness.packet(harness.lanes([1] * 32), lease=7, epoch=2, cookie=LEASE["cookie"], lanes=32)
         for source in (1000, 1000, 1001, 1001):
             plane.send(source, one)
+        row = [one, one]  # as a switch in software gets them from a virtual interface
+        plane.send(1000, b"".join(row))
+        plane.send(1009, one)
+        lease = {"added": 1, "completed": 1, "served": 1, "noticed": 0, "duplicate": 1, "stale": 0, "early": 0}
         self.assertEqual(plane.control.statistics("train-7"),
-                         {"added": 1, "completed": 1, "served": 1, "noticed": 0, "duplicate": 1, "stale": 0,
-                          "early": 0})
+                         {"leases": {"train-7": lease},
+                          "switch": {"malformed": 1, "foreign": 1, "injected": 0, "lost": 0}})
+        self.assertEqual(plane.control.statistics()["leases"], {"train-7": lease})
+
+    def restart(self):
+        self.switch = switch.Switch(harness.PROGRAM)
+
+    def test_a_restarted_switch_gets_everything_again(self):
+        control = self.control()
+        self.assertEqual(control.recover(), "")
+        control.add_hosts(HOSTS)
+        control.add(made())
+        control.inject_loss(1, 0.25, replies=False)
+        before = self.switch.entries
+        self.assertEqual(control.recover(), "")
+        self.restart()
+        self.assertEqual(control.recover(), "the switch had lost its entries: installed 1 addresses, 2 hosts and 1 leases "
+                                            "again")
+        self.assertEqual(self.switch.entries, before)
+        self.assertEqual(self.installed(), (8, 1, 2))
+        self.restart()
+        self.control().recover()  # another process
+        self.control().remove("train-7")
+        self.assertEqual(self.installed(), (3, 0, 0))
+
+    def test_a_switch_that_somebody_else_changed_is_named(self):
+        control = self.control()
+        control.add(made())
+        self.switch.cli(["table_delete WeirIngress.member 0"])
+        with self.assertRaisesRegex(weir_p4_control.ControlError, "entries of WeirIngress.member .*expected 2, found 1"):
+            control.recover()
+        control.reinstall()
+        self.assertEqual(control.recover(), "")
+        self.assertEqual(self.installed(), (5, 1, 2))
+
+    def test_windows_that_a_switch_cannot_hold_are_named(self):
+        self.assertEqual(made().warning(), "")
+        self.assertRegex(made(slots=64).warning(), "2 workers with 64 slots send up to 128 packets at a time; BMv2 has "
+                                                   "room for 1024, and for 64 replies at a port.* 32 slots fit")
 
     def program(self, *arguments):
         """weir_p4.py as people run it, with a stand-in for simple_switch_CLI: (status, output, complaint)."""
@@ -212,7 +261,11 @@ class ControlTest(unittest.TestCase):
         self.assertEqual(self.program("add", *hosts, *files), (0, "", ""))
         self.assertEqual(len(json.loads(self.state.read_text())["leases"]["train-7"]["entries"]), 5)
         status, output, _ = self.program("show", "--job", "train-7")
-        self.assertEqual((status, json.loads(output)["duplicate"]), (0, 4))
+        self.assertEqual((status, json.loads(output)["leases"]["train-7"]["duplicate"]), (0, 4))
+        (self.state.parent / "cli.json").unlink()
+        status, _, complaint = self.program("show")
+        self.assertEqual((status, complaint), (0, "weir_p4: the switch had lost its entries: installed 1 addresses, 2 hosts "
+                                                  "and 1 leases again\n"))
         self.assertEqual(self.program("loss", "--port", "1", "--share", "0.5"), (0, "", ""))
         self.assertEqual(self.program("remove", "--job", "train-7"), (0, "", ""))
         self.assertEqual(self.program("remove", "--job", "train-7"),
@@ -225,8 +278,8 @@ class ControlTest(unittest.TestCase):
     def test_sizes_are_those_of_the_programs(self):
         text = (harness.ROOT / "p4/include/parameters.p4").read_text()
         for name in ("SLOTS", "LEASES"):
-            self.assertEqual(int(re.search(rf"\b{name} = (\d+);", text).group(1)), getattr(weir_p4, name))
-        for number, name in enumerate(weir_p4.VERDICTS):
+            self.assertEqual(int(re.search(rf"\b{name} = (\d+);", text).group(1)), getattr(weir_p4_control, name))
+        for number, name in enumerate(weir_p4_control.VERDICTS):
             self.assertRegex(text, rf"VERDICT_{name.upper()} = {number};")
 
 

@@ -18,7 +18,7 @@ import tna
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "p4/control"))
-import weir_p4  # noqa: E402
+import weir_p4_control  # noqa: E402
 
 PROGRAM = ROOT / "p4/v1model/aggregator.p4"
 TNA_PROGRAM = ROOT / "p4/tna/aggregator.p4"
@@ -192,11 +192,11 @@ class Plane:
     def __init__(self, seed=1, program=PROGRAM):
         self.switch = switch.Switch(program, seed)
         self.state = tempfile.TemporaryDirectory()
-        self.control = weir_p4.Control(self.switch.cli, pathlib.Path(self.state.name, "state.json"))
+        self.control = weir_p4_control.Control(self.switch.cli, pathlib.Path(self.state.name, "state.json"))
         self.hosts = hosts()
 
     def grant(self, lease, job=None):
-        self.control.add(weir_p4.Lease(*documents(lease, job), self.hosts))
+        self.control.add(weir_p4_control.Lease(*documents(lease, job), self.hosts))
 
     def send(self, source, datagram, **changes):
         place = Place(source)
@@ -298,7 +298,7 @@ class Pair:
     def check_counters(self):
         """Outcomes of packets are counted equally; the oracle distinguishes more kinds of refusal."""
         expected = self.oracle.counters()
-        for number, name in enumerate(weir_p4.VERDICTS):
+        for number, name in enumerate(weir_p4_control.VERDICTS):
             found = sum(self.plane.count("WeirIngress.by_lease", index * 16 + number) for index in range(64))
             assert found == expected[name], f"{name}: {found} instead of {expected[name]}"
         refused = sum(self.plane.count("WeirIngress.refused", index) for index in (0, 1))

@@ -190,6 +190,18 @@ class Switch:
             raise CommandError("Invalid table operation (INVALID_HANDLE)")
         del self.entries[words[0]][key]
 
+    def cli_table_num_entries(self, words):
+        self.table_of(words[0])
+        return str(len(self.handles[words[0]]))
+
+    def cli_reset_state(self, unused_words):
+        self.entries = {name: dict(table["entries"]) for name, table in self.program.tables.items()}
+        self.functions["entries_"] = self.entries
+        self.handles = {name: {} for name in self.program.tables}
+        self.groups, self.nodes = {}, {}
+        for extern in self.externs.values():
+            extern.values = [0] * len(extern.values) if isinstance(extern, Counter) else {}
+
     def cli_mc_mgrp_create(self, words):
         if int(words[0]) in self.groups:
             raise CommandError("Invalid PRE operation (MGID exists)")
