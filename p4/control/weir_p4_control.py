@@ -18,7 +18,7 @@ GROUPS_MAX = 4
 WORKERS_MAX = 64
 VERDICTS = ("added", "completed", "served", "noticed", "duplicate", "stale", "early")
 REFUSALS = ("malformed", "foreign", "injected")
-# Of BMv2: packets that wait for ingress, and for each port.
+# How many packets BMv2 holds for ingress, and for each port.
 INPUT_QUEUE, PORT_QUEUE = 1024, 64
 CLI_TIMEOUT_S = 30
 

@@ -258,7 +258,7 @@ class Server(http.server.ThreadingHTTPServer):
         return super().process_request(request, client_address)
 
     def process_request_thread(self, request, client_address):
-        # A client that sends an octet now and then would keep its place; a socket's own timeout begins anew with each.
+        # A client that sends an octet now and then would keep its place; a socket's own timeout begins again with each.
         end = threading.Timer(CONNECTION_S, self.shutdown_request, [request])
         end.daemon = True
         end.start()
