@@ -18,12 +18,6 @@ class AdaqCodec : public ThresholdCodec {
  protected:
   ValueFormat Format(const EncodeContext&) const override { return ValueFormat::kTwoMeans; }
 
-  /// One pass with a warm state, or else two; O(n).
-  Selection Choose(SelectionRequest request, const EncodeContext&,
-                   SelectionState& state) const override {
-    return SelectLargest(request, state);
-  }
-
  private:
   static CodecTraits MakeTraits() {
     CodecTraits traits =

@@ -108,10 +108,11 @@ class DgcCodec : public ThresholdCodec {
   static float Corrected(const SelectionRequest& request, float threshold) {
     const size_t target = SelectionTarget(request.gradient.size(), request.ratio);
     const unsigned sampling = SamplingFor(target);
+    const Tails tails = TailsOf(request);
     float low = 0, high = 0;  // thresholds with too many and too few elements; 0: none yet
     for (int i = 0; i < kDgcCorrectionsMax; ++i) {
       if (!(threshold >= std::numeric_limits<float>::min())) break;
-      const auto count = static_cast<double>(MomentsAbove(request, threshold, sampling).count);
+      const auto count = static_cast<double>(tails.Above(threshold, sampling).count);
       if (count > kCountHigh * static_cast<double>(target)) {
         low = threshold;
       } else if (count < kCountLow * static_cast<double>(target)) {

@@ -26,12 +26,11 @@ class SidcoCodec : public ThresholdCodec {
  public:
   SidcoCodec() : ThresholdCodec(MakeTraits()) {}
 
- protected:
-  /// Five passes that only read, mostly sampled, and one that selects; O(n).
-  Selection Choose(SelectionRequest request, const EncodeContext&,
-                   SelectionState& state) const override {
-    return SelectAbove(request, CountCorrectedThreshold(request), TooFew::kRepair, state);
+  /// Five passes that only read, mostly sampled; O(n).
+  SelectionRule Rule(const Tails& tails, SelectionState&) const override {
+    return SelectionRule::Above(CountCorrectedThreshold(tails), TooFew::kRepair);
   }
+  bool AsksForTails() const override { return true; }
 
  private:
   static CodecTraits MakeTraits() {

@@ -26,12 +26,6 @@ class SketchMlCodec : public ThresholdCodec {
     return context.params.bits == 6 ? ValueFormat::kQuantiles6 : ValueFormat::kQuantiles8;
   }
 
-  /// One pass with a warm state, or else two, and three over the kept values; O(n).
-  Selection Choose(SelectionRequest request, const EncodeContext&,
-                   SelectionState& state) const override {
-    return SelectLargest(request, state);
-  }
-
  private:
   static CodecTraits MakeTraits() {
     CodecTraits traits = ThresholdTraits(

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selectors, which determine the threshold above which magnitudes are kept, or a more specific set
 // of elements. The bare codec uses the threshold of the first step; the others are its variants,
-// selector=NAME. A selector is a function and a row of the table below.
+// selector=NAME. A selector is a function, its rule or the whole selection, and a row of the table
+// below.
 // Payload: a selection (proto/WIRE.md section 3).
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "datapath/base/check.h"
 #include "datapath/base/random.h"
 #include "datapath/codec/select/threshold_codec.h"
 
@@ -43,19 +45,20 @@ struct HeldThreshold : SelectionState {
 
 std::unique_ptr<CodecState> MakeHeldThreshold() { return std::make_unique<HeldThreshold>(); }
 
-/// One pass, or two in the first step; O(n).
-Selection ChooseHeld(SelectionRequest request, const EncodeContext&, SelectionState& state) {
-  auto* held = dynamic_cast<HeldThreshold*>(&state);
+SelectionRule HeldRule(const Tails&, SelectionState& state) {
+  const auto* held = dynamic_cast<const HeldThreshold*>(&state);
   if (held != nullptr && held->threshold > 0) {
-    return SelectAbove(request, held->threshold, TooFew::kAccept, state);
+    return SelectionRule::Above(held->threshold, TooFew::kAccept);
   }
   state.histogram.Clear();
-  const Selection selection = SelectLargest(request, state);
-  if (held != nullptr && !selection.sums.non_finite() && state.histogram.count() > 0) {
-    const float threshold = state.histogram.ThresholdForRatio(request.ratio);
-    if (threshold > std::numeric_limits<float>::min()) held->threshold = threshold;
-  }
-  return selection;
+  return {};
+}
+
+void HoldThreshold(const Tails& tails, SelectionState& state) {
+  auto* held = dynamic_cast<HeldThreshold*>(&state);
+  if (held == nullptr || held->threshold > 0 || state.histogram.count() == 0) return;
+  const float threshold = state.histogram.ThresholdForRatio(tails.ratio);
+  if (threshold > std::numeric_limits<float>::min()) held->threshold = threshold;
 }
 
 // --- hard ----------------------------------------------------------------------------------------
@@ -65,12 +68,10 @@ Selection ChooseHeld(SelectionRequest request, const EncodeContext&, SelectionSt
 // sparsification as total error minimization", NeurIPS 2021; deviates: when more than twice ratio *
 // n pass, the histogram's threshold for ratio * n is used, so that payloads stay bounded.
 
-/// One pass (three when too many pass), O(n).
-Selection ChooseHard(SelectionRequest request, const EncodeContext&, SelectionState& state) {
-  const double target =
-      static_cast<double>(SelectionTarget(request.gradient.size(), request.ratio));
+SelectionRule HardRule(const Tails& tails, SelectionState&) {
+  const double target = static_cast<double>(SelectionTarget(tails.n, tails.ratio));
   const float threshold = target == 0 ? 0 : static_cast<float>(1 / (2 * std::sqrt(target)));
-  return SelectAbove(request, threshold, TooFew::kAccept, state);
+  return SelectionRule::Above(threshold, TooFew::kAccept);
 }
 
 // --- gaussian_k ----------------------------------------------------------------------------------
@@ -93,22 +94,21 @@ double TwoSidedNormalQuantile(double tail) {
   return low;
 }
 
-/// Two to seven passes that only read and one that selects; O(n).
-Selection ChooseGaussian(SelectionRequest request, const EncodeContext&, SelectionState& state) {
-  const size_t n = request.gradient.size();
-  const double target = static_cast<double>(SelectionTarget(n, request.ratio));
+/// Two to seven passes that only read; O(n).
+SelectionRule GaussianRule(const Tails& tails, SelectionState&) {
+  const size_t n = tails.n;
+  const double target = static_cast<double>(SelectionTarget(n, tails.ratio));
   const unsigned sampling = SamplingFor(static_cast<size_t>(target));
-  const kernels::TailMoments all =
-      MomentsAbove(request, std::numeric_limits<float>::min(), sampling);
+  const kernels::TailMoments all = tails.Above(std::numeric_limits<float>::min(), sampling);
   const double rms = n == 0 ? 0 : std::sqrt(all.sum_squares / static_cast<double>(n));
   auto threshold = static_cast<float>(
       n == 0 ? 0 : rms * TwoSidedNormalQuantile(target / static_cast<double>(n)));
   for (int i = 0; i < kCorrectionsMax && threshold >= std::numeric_limits<float>::min(); ++i) {
-    const auto count = static_cast<double>(MomentsAbove(request, threshold, sampling).count);
+    const auto count = static_cast<double>(tails.Above(threshold, sampling).count);
     if (count >= target * 2 / 3 && count <= target * 4 / 3) break;
     threshold *= count < target ? 0.5f : 1.5f;
   }
-  return SelectAbove(request, threshold, TooFew::kRepair, state);
+  return SelectionRule::Above(threshold, TooFew::kRepair);
 }
 
 // --- redsync -------------------------------------------------------------------------------------
@@ -119,24 +119,23 @@ Selection ChooseGaussian(SelectionRequest request, const EncodeContext&, Selecti
 
 constexpr int kHalvingsMax = 20;
 
-/// Two to 21 passes that only read and one that selects; O(n).
-Selection ChooseRedsync(SelectionRequest request, const EncodeContext&, SelectionState& state) {
-  const size_t n = request.gradient.size();
-  const size_t target = SelectionTarget(n, request.ratio);
+/// Two to 21 passes that only read; O(n).
+SelectionRule RedsyncRule(const Tails& tails, SelectionState&) {
+  const size_t n = tails.n;
+  const size_t target = SelectionTarget(n, tails.ratio);
   const unsigned sampling = SamplingFor(target);
-  const kernels::TailMoments all =
-      MomentsAbove(request, std::numeric_limits<float>::min(), sampling);
+  const kernels::TailMoments all = tails.Above(std::numeric_limits<float>::min(), sampling);
   const double mean = n == 0 ? 0 : all.sum / static_cast<double>(n);
   double low = 0, high = 1;
   auto threshold = static_cast<float>(mean);
   for (int i = 0; i < kHalvingsMax && all.count > target; ++i) {
     const double middle = 0.5 * (low + high);
     threshold = static_cast<float>(mean + middle * (all.largest - mean));
-    const uint64_t count = MomentsAbove(request, threshold, sampling).count;
+    const uint64_t count = tails.Above(threshold, sampling).count;
     if (count >= target && count <= 2 * target) break;
     (count < target ? high : low) = middle;
   }
-  return SelectAbove(request, threshold, TooFew::kRepair, state);
+  return SelectionRule::Above(threshold, TooFew::kRepair);
 }
 
 // --- ms_top_k ------------------------------------------------------------------------------------
@@ -273,7 +272,10 @@ Selection ChooseByTensor(SelectionRequest request, const EncodeContext& context,
 struct Selector {
   const char* name;
   const char* summary;
-  Selection (*choose)(SelectionRequest, const EncodeContext&, SelectionState&);
+  SelectionRule (*rule)(const Tails&, SelectionState&) = nullptr;  // or `choose`
+  bool asks_for_tails = false;
+  void (*learn)(const Tails&, SelectionState&) = nullptr;  // after a selection by `rule`
+  Selection (*choose)(SelectionRequest, const EncodeContext&, SelectionState&) = nullptr;
   double count_tolerance = 0;
   bool widths = false;         // whether values of 8 and 4 bits are offered, too
   bool follows_scale = false;  // the kept count follows the gradients' scale; opt-in
@@ -284,20 +286,23 @@ struct Selector {
 constexpr Selector kSelectors[] = {
     {.name = "threshold",
      .summary = "magnitudes above the first step's threshold (Strom 2015)",
-     .choose = ChooseHeld,
+     .rule = HeldRule,
+     .learn = HoldThreshold,
      .follows_scale = true,
      .make_state = MakeHeldThreshold},
     {.name = "threshold:selector=hard",
      .summary = "magnitudes above 1/(2 sqrt(k)) (Sahu et al. 2021)",
-     .choose = ChooseHard,
+     .rule = HardRule,
      .follows_scale = true},
     {.name = "threshold:selector=gaussian_k",
      .summary = "threshold from a normal distribution (Shi et al. 2019)",
-     .choose = ChooseGaussian,
+     .rule = GaussianRule,
+     .asks_for_tails = true,
      .count_tolerance = 1.0 / 3},
     {.name = "threshold:selector=redsync",
      .summary = "threshold bisected between mean and maximum (Fang et al. 2019)",
-     .choose = ChooseRedsync,
+     .rule = RedsyncRule,
+     .asks_for_tails = true,
      .count_tolerance = 1},
     {.name = "threshold:selector=ms_top_k",
      .summary = "exactly k: two thresholds and a run of the band (Shi et al. 2021)",
@@ -319,12 +324,24 @@ class SelectorCodec : public ThresholdCodec {
                                            : ThresholdCodec::NewState(n, context);
   }
 
+  SelectionRule Rule(const Tails& tails, SelectionState& state) const override {
+    WEIR_CHECK(selector_.rule != nullptr);
+    return selector_.rule(tails, state);
+  }
+  bool AsksForTails() const override { return selector_.asks_for_tails; }
+  void LearnCount(const Tails& tails, size_t, bool, SelectionState& state) const override {
+    if (selector_.learn != nullptr) selector_.learn(tails, state);
+  }
+
  protected:
   size_t Cap(size_t n, const EncodeContext& context) const override {
     return selector_.cap != nullptr ? selector_.cap(n, context) : ThresholdCodec::Cap(n, context);
   }
   Selection Choose(SelectionRequest request, const EncodeContext& context,
                    SelectionState& state) const override {
+    if (selector_.choose == nullptr) {
+      return ThresholdCodec::Choose(std::move(request), context, state);
+    }
     return selector_.choose(std::move(request), context, state);
   }
 

@@ -18,13 +18,6 @@ namespace {
 class TopKCodec : public ThresholdCodec {
  public:
   explicit TopKCodec(CodecTraits traits) : ThresholdCodec(std::move(traits)) {}
-
- protected:
-  /// One pass with a warm state, or else two; O(n).
-  Selection Choose(SelectionRequest request, const EncodeContext&,
-                   SelectionState& state) const override {
-    return SelectLargest(request, state);
-  }
 };
 
 CodecTraits TopKTraits() {

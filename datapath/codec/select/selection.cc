@@ -70,10 +70,8 @@ class Selector {
   }
 
   Selection RunGiven(float threshold, TooFew too_few) {
-    threshold_ = threshold >= kSmallestNormal ? threshold : kSmallestNormal;
-    exponent_ = HalfExponent(threshold_, kHeadroomAboveThreshold);
+    Adopt(GivenPass(threshold, n_));
     counts_histogram_ = request_.statistics != nullptr;
-    sampled_ = n_ >= kSampledElementsMin;
     asks_keep_ = static_cast<bool>(request_.keep);
     overflowed_ = !Pass(/*truncate=*/false);
     asks_keep_ = false;
@@ -315,6 +313,13 @@ SelectionPass ExactPass(const GradientStatistics& histogram, size_t target, size
   const uint32_t bound = std::min((static_cast<uint32_t>(top) + 1) << 19, 0x7F7FFFFFu);
   pass.exponent = HalfExponent(std::bit_cast<float>(bound), kHeadroomExact);
   return pass;
+}
+
+SelectionPass GivenPass(float threshold, size_t n) {
+  const float raised = threshold >= kSmallestNormal ? threshold : kSmallestNormal;
+  return {.threshold = raised,
+          .exponent = HalfExponent(raised, kHeadroomAboveThreshold),
+          .sampled = n >= kSampledElementsMin};
 }
 
 float EdgeBelow(float threshold) {

@@ -29,6 +29,8 @@ struct SelectionPass {
   int exponent = 0;      // of half-precision values
   bool sampled = false;  // whether its histogram is sampled
 };
+/// The pass of SelectAbove for a threshold that the caller has found among n elements. O(1).
+SelectionPass GivenPass(float threshold, size_t n);
 /// Returns whether a threshold missed so many of the `target` elements that it must be replaced.
 inline bool KeepsTooFew(size_t count, size_t target, float threshold) {
   return count < (target + 1) / 2 && threshold > kSmallestNormal;

@@ -17,6 +17,9 @@ constexpr int kCorrectedStages = 4;
 constexpr double kCorrectedCountMin = 32;  // least number of elements for a last correction
 constexpr double kKappaMin = 1e-6;         // below it, the exponential quantile is used
 
+// The least spread of logarithms; less is within the rounding errors of single precision.
+constexpr double kLogSpreadMin = 1e-6;
+
 constexpr int32_t kStagesMax = 64;  // more than any ratio allows
 
 struct StagedState : SelectionState {
@@ -53,7 +56,7 @@ double ExponentialQuantile(double mean, double ratio) { return -mean * std::log(
 /// logarithms.
 double GammaQuantile(double mean, double mean_log, double ratio) {
   const double t = std::log(mean) - mean_log;
-  if (!(t > 1e-12) || !std::isfinite(t)) return mean;
+  if (!(t > kLogSpreadMin) || !std::isfinite(t)) return mean;
   const double a = (3 - t + std::sqrt((t - 3) * (t - 3) + 24 * t)) / (12 * t);
   return mean / a * InverseGamma(a, ratio);
 }
@@ -65,10 +68,10 @@ double Variance(const TailMoments& moments, double count) {
 
 /// The first threshold. Zeros are counted, as in the published code, except for gamma, because they
 /// have no logarithm.
-double FirstStage(const SelectionRequest& request, TailFit fit, double ratio, unsigned sampling) {
-  const double n = static_cast<double>(request.gradient.size());
-  const TailMoments moments = MomentsAbove(request, kSmallestNormal, sampling,
-                                           /*with_logs=*/fit == TailFit::kGammaThenPareto);
+double FirstStage(const Tails& tails, TailFit fit, double ratio, unsigned sampling) {
+  const double n = static_cast<double>(tails.n);
+  const TailMoments moments = tails.Above(kSmallestNormal, sampling,
+                                          /*with_logs=*/fit == TailFit::kGammaThenPareto);
   if (moments.count == 0) return 0;
   switch (fit) {
     case TailFit::kExponential:
@@ -118,20 +121,20 @@ double InverseGamma(double a, double tail) {
   return 0.5 * (low + high);
 }
 
-float StagedThreshold(const SelectionRequest& request, TailFit fit, int stages) {
-  const size_t n = request.gradient.size();
-  const size_t target = SelectionTarget(n, request.ratio);
+float StagedThreshold(const Tails& tails, TailFit fit, int stages) {
+  const size_t n = tails.n;
+  const size_t target = SelectionTarget(n, tails.ratio);
   if (n == 0) return 0;
   const unsigned sampling = SamplingFor(target);
   const double ratio = static_cast<double>(target) / static_cast<double>(n);
   if (stages <= 1 || ratio >= kFirstRatio) {
-    return static_cast<float>(FirstStage(request, fit, ratio, sampling));
+    return static_cast<float>(FirstStage(tails, fit, ratio, sampling));
   }
-  double threshold = FirstStage(request, fit, kFirstRatio, sampling);
+  double threshold = FirstStage(tails, fit, kFirstRatio, sampling);
   const double each = std::pow(ratio / kFirstRatio, 1.0 / (stages - 1));
   for (int stage = 1; stage < stages; ++stage) {
     const float limit = std::max(kSmallestNormal, static_cast<float>(threshold));
-    const TailMoments moments = MomentsAbove(request, limit, sampling);
+    const TailMoments moments = tails.Above(limit, sampling);
     if (moments.count == 0) break;
     const double count = static_cast<double>(moments.count);
     // Relative to the smallest exceedance instead of the threshold, as published.
@@ -144,14 +147,13 @@ float StagedThreshold(const SelectionRequest& request, TailFit fit, int stages) 
   return static_cast<float>(threshold);
 }
 
-float CountCorrectedThreshold(const SelectionRequest& request) {
-  const size_t n = request.gradient.size();
-  const double target = static_cast<double>(SelectionTarget(n, request.ratio));
+float CountCorrectedThreshold(const Tails& tails) {
+  const size_t n = tails.n;
+  const double target = static_cast<double>(SelectionTarget(n, tails.ratio));
   float threshold = kSmallestNormal;
   double expected = static_cast<double>(n);
   for (int left = kCorrectedStages; left > 0; --left) {
-    const TailMoments moments =
-        MomentsAbove(request, threshold, SamplingFor(static_cast<size_t>(expected)));
+    const TailMoments moments = tails.Above(threshold, SamplingFor(static_cast<size_t>(expected)));
     const double count = static_cast<double>(moments.count);
     if (count <= target) break;
     const double ratio = std::pow(target / count, 1.0 / left);
@@ -164,8 +166,7 @@ float CountCorrectedThreshold(const SelectionRequest& request) {
   }
   // Corrects the last fit by the miss of its count, divided by the density just above the
   // threshold, which a Pareto fit of the elements above gives.
-  const TailMoments tail =
-      MomentsAbove(request, threshold, SamplingFor(static_cast<size_t>(target)));
+  const TailMoments tail = tails.Above(threshold, SamplingFor(static_cast<size_t>(target)));
   const double count = static_cast<double>(tail.count);
   if (count < kCorrectedCountMin) return threshold;
   const double mean = tail.sum / count, variance = Variance(tail, count);
@@ -187,26 +188,27 @@ std::unique_ptr<CodecState> StagedThresholdCodec::NewState(size_t, const EncodeC
   return std::make_unique<StagedState>();
 }
 
-Selection StagedThresholdCodec::Choose(SelectionRequest request, const EncodeContext&,
-                                       SelectionState& state) const {
+SelectionRule StagedThresholdCodec::Rule(const Tails& tails, SelectionState& state) const {
+  const auto* staged = dynamic_cast<const StagedState*>(&state);
+  const int stages = staged != nullptr ? staged->stages : 1;
+  return SelectionRule::Above(StagedThreshold(tails, fit_, stages), TooFew::kAccept);
+}
+
+void StagedThresholdCodec::LearnCount(const Tails& tails, size_t count, bool overflowed,
+                                      SelectionState& state) const {
   auto* staged = dynamic_cast<StagedState*>(&state);
-  const float threshold = StagedThreshold(request, fit_, staged != nullptr ? staged->stages : 1);
-  const Selection selection = SelectAbove(request, threshold, TooFew::kAccept, state);
-  const size_t target = SelectionTarget(request.gradient.size(), request.ratio);
-  if (staged == nullptr || target == 0 || selection.sums.non_finite()) return selection;
+  const size_t target = SelectionTarget(tails.n, tails.ratio);
+  if (staged == nullptr || target == 0) return;
   // The count of an overflow is not known, but it is above the upper limit.
-  staged->counts += selection.overflowed
-                        ? 2.0
-                        : static_cast<double>(selection.count) / static_cast<double>(target);
-  if (++staged->calls < kControllerPeriod) return selection;
+  staged->counts += overflowed ? 2.0 : static_cast<double>(count) / static_cast<double>(target);
+  if (++staged->calls < kControllerPeriod) return;
   const double mean = staged->counts / kControllerPeriod;
   if (mean > kStageCountHigh) --staged->stages;
   if (mean < kStageCountLow) ++staged->stages;
-  const int most = std::max(1, static_cast<int>(std::ceil(-std::log2(request.ratio))));
+  const int most = std::max(1, static_cast<int>(std::ceil(-std::log2(tails.ratio))));
   staged->stages = std::clamp(staged->stages, 1, most);
   staged->calls = 0;
   staged->counts = 0;
-  return selection;
 }
 
 }  // namespace weir

@@ -17,14 +17,14 @@ enum class TailFit {
   kGammaThenPareto,  // gamma, then generalised Pareto
 };
 
-/// The threshold of `stages` published fits for `ratio`. Sampled according to SamplingFor. Reads
+/// The threshold of `stages` published fits for the ratio. Sampled according to SamplingFor. Reads
 /// the input once per stage.
-float StagedThreshold(const SelectionRequest& request, TailFit fit, int stages);
+float StagedThreshold(const Tails& tails, TailFit fit, int stages);
 
 /// The same with four Pareto stages. Each starts from the true count above the last threshold,
 /// zeros are left out, and the count corrects the last threshold. The result is within 10 % of
 /// ratio * n without a controller.
-float CountCorrectedThreshold(const SelectionRequest& request);
+float CountCorrectedThreshold(const Tails& tails);
 
 /// The x with P(a, x) = 1 - tail for the regularised lower incomplete gamma function P, by
 /// bisection.
@@ -39,9 +39,10 @@ class StagedThresholdCodec : public ThresholdCodec {
 
   std::unique_ptr<CodecState> NewState(size_t n, const EncodeContext& context) const override;
 
- protected:
-  Selection Choose(SelectionRequest request, const EncodeContext& context,
-                   SelectionState& state) const override;
+  SelectionRule Rule(const Tails& tails, SelectionState& state) const override;
+  bool AsksForTails() const override { return true; }
+  void LearnCount(const Tails& tails, size_t count, bool overflowed,
+                  SelectionState& state) const override;
 
  private:
   TailFit fit_;

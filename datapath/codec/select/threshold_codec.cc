@@ -27,17 +27,14 @@ size_t ElementsToAlignment(const float* at) {
   return -reinterpret_cast<uintptr_t>(at) % 64 / sizeof(float);
 }
 
-/// Calls visit(block, group) for every block, or for one group in `stride`, selected by a hash of
-/// its position so that the selection does not follow the length of rows.
+/// Calls visit(block, group) for every block, or for one group in `stride` (SampledGroup).
 template <typename Visit>
 void ForEachSampled(const SelectionRequest& request, size_t stride, Visit&& visit) {
   const size_t n = request.gradient.size();
   const float* gradient = request.gradient.data();
   const float* residual = request.residual.empty() ? nullptr : request.residual.data();
   const size_t step = stride <= 1 ? kernels::kBlockElements : kernels::kSampleGroup;
-  const auto place = [&](size_t index) {
-    return (stride <= 1 ? index : index * stride + Mix64(index) % stride) * step;
-  };
+  const auto place = [&](size_t index) { return SampledGroup(index, stride) * step; };
   for (size_t index = 0; index * std::max<size_t>(stride, 1) * step < n; ++index) {
     if (stride > 1) {
       const size_t ahead = place(index + kGroupsAhead);
@@ -54,6 +51,23 @@ void ForEachSampled(const SelectionRequest& request, size_t stride, Visit&& visi
                          .size = std::min(step, n - at)},
           at / kernels::kSampleGroup);
   }
+}
+
+/// See Tails::above.
+kernels::TailMoments MomentsAbove(const SelectionRequest& request, float threshold,
+                                  unsigned sampling, bool with_logs) {
+  kernels::TailMoments moments;
+  const bool sampled = sampling > 1;
+  ForEachSampled(request, sampling / kHistogramSampling,
+                 [&](const kernels::Block& block, uint64_t group) {
+                   kernels::MomentsAbove(block, threshold, sampled, group, &moments);
+                   if (with_logs) kernels::LogsAbove(block, threshold, sampled, group, &moments);
+                 });
+  moments.count *= sampling;
+  moments.sum *= sampling;
+  moments.sum_squares *= sampling;
+  moments.sum_logs *= sampling;
+  return moments;
 }
 
 }  // namespace
@@ -90,20 +104,28 @@ unsigned SamplingFor(size_t expected) {
   return sampling;
 }
 
-kernels::TailMoments MomentsAbove(const SelectionRequest& request, float threshold,
-                                  unsigned sampling, bool with_logs) {
-  kernels::TailMoments moments;
-  const bool sampled = sampling > 1;
-  ForEachSampled(request, sampling / kHistogramSampling,
-                 [&](const kernels::Block& block, uint64_t group) {
-                   kernels::MomentsAbove(block, threshold, sampled, group, &moments);
-                   if (with_logs) kernels::LogsAbove(block, threshold, sampled, group, &moments);
-                 });
-  moments.count *= sampling;
-  moments.sum *= sampling;
-  moments.sum_squares *= sampling;
-  moments.sum_logs *= sampling;
-  return moments;
+Tails TailsOf(const SelectionRequest& request) {
+  return {.n = request.gradient.size(),
+          .ratio = request.ratio,
+          .above = [&request](float threshold, unsigned sampling, bool logs) {
+            return MomentsAbove(request, threshold, sampling, logs);
+          }};
+}
+
+SelectionRule ThresholdCodec::Rule(const Tails&, SelectionState&) const { return {}; }
+
+void ThresholdCodec::LearnCount(const Tails&, size_t, bool, SelectionState&) const {}
+
+Selection ThresholdCodec::Choose(SelectionRequest request, const EncodeContext&,
+                                 SelectionState& state) const {
+  const Tails tails = TailsOf(request);
+  const SelectionRule rule = Rule(tails, state);
+  Selection selection = rule.largest ? SelectLargest(request, state)
+                                     : SelectAbove(request, rule.threshold, rule.too_few, state);
+  if (!selection.sums.non_finite()) {
+    LearnCount(tails, selection.count, selection.overflowed, state);
+  }
+  return selection;
 }
 
 ValueFormat ThresholdCodec::Format(const EncodeContext& context) const {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The common part of the codecs that keep the elements above a threshold. They differ only in how
-// they find the threshold, so that is all that a new one implements.
+// they find the threshold, so that is all that a new one implements: a rule, which sees a bucket by
+// the moments of its tails and so works for buckets in the memory of a device, too.
 
 #include <functional>
 #include <span>
 #include <vector>
 
+#include "datapath/base/random.h"
 #include "datapath/codec/fused_codec.h"
 #include "datapath/codec/select/selection.h"
 
@@ -15,6 +17,33 @@ namespace weir {
 /// The value widths of threshold codecs: 16 bits (default), 8 and 4. The relative errors are those
 /// of normally distributed input at a ratio of 0.01 to 0.1.
 std::vector<CodecSetting> ThresholdSettings();
+
+/// A bucket e = gradient + residual as estimators of thresholds see it, wherever its elements are.
+struct Tails {
+  size_t n = 0;
+  double ratio = 1;
+  /// The moments of the excess |e| - threshold, of one run of elements in `sampling` (from
+  /// SamplingFor), scaled to the whole; `logs`: also the sum of logarithms. One pass that only
+  /// reads. Null for rules that do not ask for it.
+  std::function<kernels::TailMoments(float threshold, unsigned sampling, bool logs)> above = {};
+
+  kernels::TailMoments Above(float threshold, unsigned sampling, bool logs = false) const {
+    return above(threshold, sampling, logs);
+  }
+};
+/// Those of a bucket in the host's memory. `request` must outlive them.
+Tails TailsOf(const SelectionRequest& request);
+
+/// How a step selects: by SelectLargest, or by SelectAbove with a threshold.
+struct SelectionRule {
+  bool largest = true;
+  float threshold = 0;
+  TooFew too_few = TooFew::kAccept;
+
+  static SelectionRule Above(float threshold, TooFew too_few) {
+    return {.largest = false, .threshold = threshold, .too_few = too_few};
+  }
+};
 
 /// A codec whose payload is a selection (proto/WIRE.md section 3). States derive from
 /// SelectionState; a call without a state uses a plain one.
@@ -32,16 +61,27 @@ class ThresholdCodec : public FusedCodec {
   Status DecodeIndices(std::span<const std::byte> payload, size_t n,
                        std::vector<uint32_t>* indices) const override;
 
+  /// The rule of a step; the default is SelectLargest. For the same tails and state it gives the
+  /// same rule until LearnCount. Not for codecs that override Choose.
+  virtual SelectionRule Rule(const Tails& tails, SelectionState& state) const;
+  /// Whether Rule asks for moments.
+  virtual bool AsksForTails() const { return false; }
+  /// Updates the state after a selection by Rule that met only finite elements. `count` were kept,
+  /// after an overflow not by the rule's threshold. Not for codecs that override Choose.
+  virtual void LearnCount(const Tails& tails, size_t count, bool overflowed,
+                          SelectionState& state) const;
+  /// The format of the values; the default follows from params.bits.
+  virtual ValueFormat Format(const EncodeContext& context) const;
+
  protected:
   explicit ThresholdCodec(CodecTraits traits) : traits_(std::move(traits)) {}
 
-  /// The format of the values; the default follows from params.bits.
-  virtual ValueFormat Format(const EncodeContext& context) const;
   /// The most elements that Choose keeps; the default is SelectionCap(n, ratio).
   virtual size_t Cap(size_t n, const EncodeContext& context) const;
-  /// Makes the selection and updates the state from its outcome.
+  /// Makes the selection and updates the state from its outcome. The default follows Rule; O(n) in
+  /// the passes of SelectLargest or SelectAbove, and those of the rule.
   virtual Selection Choose(SelectionRequest request, const EncodeContext& context,
-                           SelectionState& state) const = 0;
+                           SelectionState& state) const;
 
  private:
   StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
@@ -56,10 +96,11 @@ CodecTraits ThresholdTraits(std::string name, std::string summary);
 /// The sampling factor of an estimate for which about `expected` elements count: 1, or a power of
 /// two, at least kHistogramSampling, that leaves at least 2048 of them, and 32768 if possible.
 unsigned SamplingFor(size_t expected);
-
-/// The moments of the excess |e| - threshold over the request's e, of one run of elements in
-/// `sampling` (from SamplingFor), scaled to the whole. One pass that only reads.
-kernels::TailMoments MomentsAbove(const SelectionRequest& request, float threshold,
-                                  unsigned sampling, bool with_logs = false);
+/// The group of kernels::kSampleGroup elements that is sampled out of groups index * stride and the
+/// stride - 1 after it; it may lie after the end. It is chosen by a hash of its position so that
+/// the selection does not follow the length of rows. O(1).
+constexpr size_t SampledGroup(size_t index, size_t stride) {
+  return stride <= 1 ? index : index * stride + Mix64(index) % stride;
+}
 
 }  // namespace weir

@@ -42,7 +42,8 @@ TEST(SidcoTest, CountedStagesComeWithinTenPercentOfKOnSevenDistributions) {
   for (const test::Distribution& distribution : test::SevenDistributions()) {
     const std::vector<float> x = test::Draw(distribution, n, 11);
     for (const double ratio : {0.1, 0.01, 0.001, 0.0001}) {
-      const float threshold = CountCorrectedThreshold({.gradient = x, .ratio = ratio});
+      const SelectionRequest request{.gradient = x, .ratio = ratio};
+      const float threshold = CountCorrectedThreshold(TailsOf(request));
       const double k = std::floor(ratio * n);
       EXPECT_NEAR(static_cast<double>(CountAbove(x, threshold)) / k, 1, 0.1)
           << distribution.name << " " << ratio;
@@ -61,14 +62,15 @@ TEST(SidcoTest, PublishedFirstStagesAreTheClosedForms) {
   const double n = 5000, mean = sum / n, variance = squares / n - mean * mean;
   const double ratio = 0.01;
   const SelectionRequest request{.gradient = x, .ratio = ratio};
-  EXPECT_NEAR(StagedThreshold(request, TailFit::kExponential, 1), -mean * std::log(ratio), 1e-5);
+  EXPECT_NEAR(StagedThreshold(TailsOf(request), TailFit::kExponential, 1), -mean * std::log(ratio),
+              1e-5);
   const double kappa = 0.5 * (mean * mean / variance - 1);
   const double sigma = 0.5 * mean * (mean * mean / variance + 1);
-  EXPECT_NEAR(StagedThreshold(request, TailFit::kPareto, 1),
+  EXPECT_NEAR(StagedThreshold(TailsOf(request), TailFit::kPareto, 1),
               sigma * (1 - std::pow(ratio, kappa)) / kappa, 1e-5);
   const double t = std::log(mean) - logs / n;
   const double a = (3 - t + std::sqrt((t - 3) * (t - 3) + 24 * t)) / (12 * t);
-  EXPECT_NEAR(StagedThreshold(request, TailFit::kGammaThenPareto, 1),
+  EXPECT_NEAR(StagedThreshold(TailsOf(request), TailFit::kGammaThenPareto, 1),
               mean / a * InverseGamma(a, ratio), 1e-4);
 }
 
@@ -86,8 +88,8 @@ TEST(SidcoTest, TheSecondExponentialStageStartsAtTheSmallestExceedance) {
     smallest = std::min<double>(smallest, std::abs(v));
   }
   const double expected = smallest - (tail / count - smallest) * std::log(ratio / 0.25);
-  EXPECT_NEAR(StagedThreshold({.gradient = x, .ratio = ratio}, TailFit::kExponential, 2), expected,
-              1e-5);
+  const SelectionRequest request{.gradient = x, .ratio = ratio};
+  EXPECT_NEAR(StagedThreshold(TailsOf(request), TailFit::kExponential, 2), expected, 1e-5);
 }
 
 TEST(SidcoTest, InverseGammaMatchesClosedForms) {
