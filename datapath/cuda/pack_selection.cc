@@ -43,6 +43,9 @@ struct MeasureProgram {
       const float value = work.values[i];
       const uint32_t gap = GapOf(work.indices, i), magnitude = BitsOf(value) & kMagnitudeBits;
       part->energy += static_cast<double>(value) * static_cast<double>(value);
+      const bool negative = BitsOf(value) != magnitude;
+      (negative ? part->negatives : part->positives) += static_cast<double>(value);
+      part->negative_count += negative;
       part->quotients += gap >> rice_bits;
       part->long_gaps += gap >= kLongGap;
       part->min_bits = part->min_bits < magnitude ? part->min_bits : magnitude;
@@ -89,6 +92,8 @@ struct DecideProgram : TileProgram {
         plan->missed = 0;
       }
       plan->min_bits = sums.min_bits;
+      plan->means[0] = MeanOf(sums.positives, plan->count - sums.negative_count);
+      plan->means[1] = MeanOf(sums.negatives, sums.negative_count);
       ChooseFormat(finite);
       ChooseCoding(sums);
       const double lost = outcome->energy_in - sums.energy;
@@ -98,6 +103,10 @@ struct DecideProgram : TileProgram {
       outcome->missed = 0;
       WriteHeader();
     });
+  }
+
+  static WEIR_DEVICE float MeanOf(double sum, uint32_t count) {
+    return count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
   }
 
   /// Half precision becomes single precision where the values span too many powers of two.
@@ -222,6 +231,8 @@ struct ValueProgram {
     const auto format = static_cast<ValueFormat>(plan.format);
     const PassSums lost = format == ValueFormat::kHalf || format == ValueFormat::kFloat
                               ? StoreFloats(team, plan, tile, size, to)
+                          : format == ValueFormat::kTwoMeans
+                              ? StoreSigns(team, shared, plan, tile, size, to)
                               : StoreLevels(team, shared, plan, tile, size, to);
     team.Once([&] { shared.sums.Add(lost); });
   }
@@ -260,6 +271,24 @@ struct ValueProgram {
       to[2 * i + 1] = static_cast<uint8_t>(lane >> 8);
       KeepError(i, value - FromHalf(lane) * inverse, part);
     });
+  }
+
+  WEIR_DEVICE PassSums StoreSigns(Team& team, Shared& shared, const SelectionPlan& plan,
+                                  size_t tile, unsigned size, uint8_t* to) const {
+    const PassSums lost = team.Reduce<PassSums>(size, [&](unsigned j, PassSums* part) {
+      const size_t i = tile * kTile + j;
+      const float value = work.values[i];
+      const bool negative = (BitsOf(value) & ~kMagnitudeBits) != 0;
+      shared.codes[j] = negative;
+      KeepError(i, value - plan.means[negative], part);
+    });
+    team.Once([&] {
+      if (tile != 0) return;
+      StoreWord(to, BitsOf(plan.means[0]));
+      StoreWord(to + sizeof(float), BitsOf(plan.means[1]));
+    });
+    PackCodes(team, shared.codes, size, 1, to + 2 * sizeof(float) + tile * kTile / 8);
+    return lost;
   }
 
   WEIR_DEVICE PassSums StoreLevels(Team& team, Shared& shared, const SelectionPlan& plan,

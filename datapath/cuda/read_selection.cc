@@ -293,6 +293,7 @@ struct AddProgram : TileProgram {
       *value = 0.0f + FloatOf(LoadWord(values + i * sizeof(float)));
       return IsFinite(*value);
     }
+    if (format == ValueFormat::kTwoMeans) return SignedMean(values, i, value);
     const bool wide = format == ValueFormat::kInt8;
     const uint64_t block = i / kValueBlock, place = i % kValueBlock;
     const uint64_t left = plan.count - block * kValueBlock;
@@ -310,6 +311,15 @@ struct AddProgram : TileProgram {
     const float magnitude = low + static_cast<float>(static_cast<int>(code) & levels) * step;
     *value = (static_cast<int>(code) & (levels + 1)) != 0 ? -magnitude : magnitude;
     return true;
+  }
+
+  WEIR_DEVICE bool SignedMean(const uint8_t* values, size_t i, float* value) const {
+    const float means[2] = {FloatOf(LoadWord(values)), FloatOf(LoadWord(values + sizeof(float)))};
+    const uint8_t* const signs = values + 2 * sizeof(float);
+    const uint32_t count = reading.work.plan->count;
+    if (i + 1 == count && count % 8 != 0 && signs[i / 8] >> (count % 8) != 0) return false;
+    *value = means[signs[i / 8] >> (i % 8) & 1];
+    return IsFinite(means[0]) && IsFinite(means[1]);
   }
 };
 

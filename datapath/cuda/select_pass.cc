@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "datapath/codec/select/index_coding.h"
+#include "datapath/codec/select/threshold_codec.h"
 #include "datapath/cuda/memory.h"
 #include "datapath/cuda/selection.h"
 
@@ -146,6 +147,59 @@ struct CountProgram : PassProgram<true> {
   }
 };
 
+struct TailProgram {
+  static constexpr unsigned kRuns = kTileElements / kernels::kSampleRun;
+  struct Shared {
+    TailSums sums;
+  };
+  PassInput in;
+  float threshold;
+  size_t stride;  // between groups of which one is sampled; 0: all elements count
+  bool logs;
+  TailSums* partials;
+
+  WEIR_DEVICE void Begin(Team& team, Shared& shared) const {
+    team.Once([&] { shared.sums = TailSums::Zero(); });
+  }
+  WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
+    const TailSums sums = team.Reduce<TailSums>(kTileElements, [&](unsigned i, TailSums* part) {
+      const size_t place = PlaceOf(tile, i);
+      if (place >= in.n) return;
+      const float magnitude = Magnitude(in.Load(place));
+      if (!(magnitude > threshold)) return;
+      const float excess = magnitude - threshold;
+      ++part->count;
+      part->sum += static_cast<double>(excess);
+      part->squares += static_cast<double>(excess) * static_cast<double>(excess);
+      if (logs) part->logs += static_cast<double>(logf(magnitude));
+      part->smallest = Lesser(magnitude, part->smallest);
+      part->largest = Greater(magnitude, part->largest);
+    });
+    team.Once([&] { shared.sums.Add(sums); });
+  }
+  WEIR_DEVICE void End(Team& team, Shared& shared) const {
+    team.Once([&] { partials[team.index()] = shared.sums; });
+  }
+
+  WEIR_DEVICE size_t PlaceOf(size_t tile, unsigned i) const {
+    if (stride == 0) return tile * kTileElements + i;
+    const size_t group = SampledGroup(tile * kRuns + i / kernels::kSampleRun, stride);
+    return group * kernels::kSampleGroup + kernels::SampledRun(group) * kernels::kSampleRun +
+           i % kernels::kSampleRun;
+  }
+};
+
+/// One team: adds the sums of all.
+struct TailTotalProgram : TileProgram {
+  TailSums* partials;
+  unsigned teams;
+  WEIR_DEVICE void Tile(Team& team, Shared&, size_t) const {
+    const TailSums sums =
+        team.Reduce<TailSums>(teams, [&](unsigned i, TailSums* part) { part->Add(partials[i]); });
+    team.Once([&] { partials[kTeamsMax] = sums; });
+  }
+};
+
 Status ClearBins(const SelectionJob& job) {
   return FillDevice(job.work.bins, 0, GradientStatistics::kBins * sizeof(uint32_t), job.stream);
 }
@@ -158,6 +212,7 @@ SelectionWorkspace SelectionWorkspace::ForEncode(std::byte* base, size_t n, size
   const size_t tiles = TilesOf(n, kTileElements), entry_tiles = TilesOf(cap, kEntryTile);
   work.partials = carver.Take<PassSums>(kTeamsMax);
   work.entry_partials = carver.Take<EntrySums>(kTeamsMax);
+  work.tails = carver.Take<TailSums>(kTeamsMax + 1);
   work.plan = carver.Take<SelectionPlan>(1);
   work.bins = carver.Take<uint32_t>(GradientStatistics::kBins);
   work.tile_base = carver.Take<uint32_t>(tiles);
@@ -185,6 +240,17 @@ ReadingWorkspace ReadingWorkspace::For(std::byte* base, size_t payload_bytes, si
   work.indices = carver.Take<uint32_t>(cap);
   work.bytes = carver.used();
   return work;
+}
+
+Status MeasureTails(const SelectionJob& job, float threshold, unsigned sampling, bool logs) {
+  const size_t stride = sampling <= 1 ? 0 : std::max<size_t>(1, sampling / kHistogramSampling);
+  const size_t tiles =
+      stride == 0 ? TilesOf(job.in.n, kTileElements)
+                  : TilesOf(TilesOf(job.in.n, stride * kernels::kSampleGroup), TailProgram::kRuns);
+  WEIR_ASSIGN_OR_RETURN(
+      const unsigned teams,
+      Launch(job.stream, tiles, TailProgram{job.in, threshold, stride, logs, job.work.tails}));
+  return Launch(job.stream, 1, TailTotalProgram{{}, job.work.tails, teams}).status();
 }
 
 Status CountSelection(const SelectionJob& job) {
@@ -218,7 +284,7 @@ Status SelectEntries(const SelectionJob& job, SelectionStore store) {
 
 Status PlaceTiles(const SelectionJob& job, SelectionStore store) {
   const size_t tiles = TilesOf(job.in.n, kTileElements);
-  const bool repairable = job.pass.threshold > kSmallestNormal;
+  const bool repairable = job.pass.threshold > kSmallestNormal && !job.accepts_few;
   const auto count_min = static_cast<uint32_t>(repairable ? (job.target + 1) / 2 : 0);
   // At least one tile, which writes the plan of no elements, too.
   WEIR_RETURN_IF_ERROR(Launch(job.stream, std::max<size_t>(1, TilesOf(tiles, kScanMax)),

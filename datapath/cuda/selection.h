@@ -22,6 +22,24 @@ struct SelectionPlan {
   uint32_t min_bits;  // pattern of the smallest magnitude
   uint32_t usable;    // reading: the header is valid
   uint32_t staged;    // entries found by a staging pass
+  float means[2];     // kTwoMeans: of the positive and of the negative values
+};
+
+/// The moments of the elements above a threshold; see kernels::TailMoments.
+struct TailSums {
+  uint64_t count;
+  double sum, squares, logs;
+  float smallest, largest;
+
+  static WEIR_DEVICE TailSums Zero() { return {0, 0, 0, 0, 3.402823466e+38f, 0}; }
+  WEIR_DEVICE void Add(const TailSums& other) {
+    count += other.count;
+    sum += other.sum;
+    squares += other.squares;
+    logs += other.logs;
+    smallest = Lesser(other.smallest, smallest);
+    largest = Greater(other.largest, largest);
+  }
 };
 
 /// How a pass stores what it finds.
@@ -33,13 +51,16 @@ enum class SelectionStore : uint32_t {
 
 /// The sums of the ordered entries of one team.
 struct EntrySums {
-  double energy;
+  double energy, positives, negatives;  // the last two: sums of values
   uint64_t quotients, long_gaps;
-  uint32_t min_bits, unused;
+  uint32_t min_bits, negative_count;
 
-  static WEIR_DEVICE EntrySums Zero() { return {0, 0, 0, 0xFFFFFFFFu, 0}; }
+  static WEIR_DEVICE EntrySums Zero() { return {0, 0, 0, 0, 0, 0xFFFFFFFFu, 0}; }
   WEIR_DEVICE void Add(const EntrySums& other) {
     energy += other.energy;
+    positives += other.positives;
+    negatives += other.negatives;
+    negative_count += other.negative_count;
     quotients += other.quotients;
     long_gaps += other.long_gaps;
     min_bits = min_bits < other.min_bits ? min_bits : other.min_bits;
@@ -53,6 +74,7 @@ inline constexpr unsigned kEntryTile = kScanMax;
 struct SelectionWorkspace {
   PassSums* partials;
   EntrySums* entry_partials;
+  TailSums* tails;  // of each team, and after kTeamsMax their sum
   SelectionPlan* plan;
   uint32_t* bins;
   uint32_t *tile_base, *tile_count, *tile_offset;
@@ -83,14 +105,18 @@ struct SelectionJob {
   PassInput in;
   SelectionWorkspace work;
   SelectionPass pass;
-  ValueFormat format;  // kHalf, kInt8 or kInt4
+  ValueFormat format;  // kHalf, kInt8, kInt4 or kTwoMeans
   size_t target, cap;
-  float* rest;  // null: not kept
+  bool accepts_few;  // a kStage pass does not miss by finding too few
+  float* rest;       // null: not kept
   std::byte* out;
   Outcome* outcome;
   Stream stream;
 };
 
+/// The moments of the excess over a threshold, as Tails::above, to job.work.tails[kTeamsMax], where
+/// they are not scaled. Reads one run of elements in `sampling`. Two launches.
+Status MeasureTails(const SelectionJob& job, float threshold, unsigned sampling, bool logs);
 /// Fills the bins in the workspace with a full histogram, and the outcome with sums. Two launches.
 Status CountSelection(const SelectionJob& job);
 /// Selects by job.pass, which also fills the bins and, except with kCount, stores e as rest

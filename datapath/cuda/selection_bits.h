@@ -58,11 +58,12 @@ WEIR_DEVICE inline int ExponentOfHalf(float largest) {
 WEIR_DEVICE inline uint64_t BytesOfLevels(bool wide, unsigned count) {
   return sizeof(float) + (wide ? count : (count + 1) / 2);
 }
-/// As ValueBytes, for the formats that top_k writes; ~0 for others that hold values.
+/// As ValueBytes, except for quantiles, where it is ~0.
 WEIR_DEVICE inline uint64_t BytesOfValues(ValueFormat format, uint64_t count) {
   if (count == 0 || format == ValueFormat::kNone) return 0;
   if (format == ValueFormat::kHalf) return 2 * count;
   if (format == ValueFormat::kFloat) return 4 * count;
+  if (format == ValueFormat::kTwoMeans) return 2 * sizeof(float) + (count + 7) / 8;
   if (format != ValueFormat::kInt8 && format != ValueFormat::kInt4) return ~uint64_t{0};
   return sizeof(float) * (1 + (count + kValueBlock - 1) / kValueBlock) +
          (format == ValueFormat::kInt8 ? count : (count + 1) / 2);

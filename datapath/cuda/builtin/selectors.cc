@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Top-k on the device; datapath/codec/builtin/top_k.cc describes the payload and the choice of the
-// threshold. The first attempt takes one pass with the threshold of the last step, and nothing
-// waits for it. Whether it missed is known when the host reads the size of the payload (Resolve),
-// which then takes the two exact passes. Without a state, or in its first step, there is no
-// threshold, so every payload takes them.
+// Top-k and the selectors beside it on the device; the host's codecs (ThresholdCodec) describe the
+// payload and choose the threshold. The first attempt takes one pass with a threshold, which is
+// that of the last step or of the codec's rule, and nothing waits for it. Whether it missed is
+// known when the host reads the size of the payload (Resolve), which then takes the two exact
+// passes. Where there is no threshold, because top_k has no state yet, every payload takes them.
+// Rules that ask for moments wait for each, so they run in Resolve. Means are sums in another order
+// than the host's, so thresholds that were estimated from them may differ in the last bit.
 
 #include "datapath/codec/select/selection_payload.h"
+#include "datapath/codec/select/threshold_codec.h"
 #include "datapath/cuda/memory.h"
 #include "datapath/cuda/selection.h"
 
@@ -16,12 +19,27 @@ namespace {
 struct Readback {
   Outcome outcome;
   SelectionPlan plan;
+  TailSums tails;
   uint32_t bins[GradientStatistics::kBins];
 };
 
-class DeviceTopK : public DeviceCodec {
+/// The state of a call, or one that is only used in it.
+class StateOf {
  public:
-  explicit DeviceTopK(const Codec& host) : host_(host) {}
+  explicit StateOf(const DeviceCall& call)
+      : kept_(dynamic_cast<SelectionState*>(call.context.state)) {}
+  SelectionState& operator*() { return kept_ != nullptr ? *kept_ : transient_; }
+  SelectionState* operator->() { return &**this; }
+
+ private:
+  SelectionState* const kept_;
+  SelectionState transient_;
+};
+
+class DeviceSelector : public DeviceCodec {
+ public:
+  explicit DeviceSelector(std::string_view name)
+      : host_(dynamic_cast<const ThresholdCodec&>(**Codecs().Find(name))) {}
 
   const Codec& host() const override { return host_; }
 
@@ -45,15 +63,14 @@ class DeviceTopK : public DeviceCodec {
                                        "part of a CUDA graph"));
     }
     SelectionJob job = MakeJob(operands, call, out);
-    const SelectionMemory* memory = MemoryOf(call);
-    if (memory == nullptr || memory->histogram.count() == 0) {
+    if (host_.AsksForTails()) return MarkMissed(call);
+    StateOf state(call);
+    const SelectionRule rule = host_.Rule(TailsOf(job, call), *state);
+    if (!Adopt(rule, *state, &job)) {
       WEIR_RETURN_IF_ERROR(CountSelection(job));
       WEIR_RETURN_IF_ERROR(MarkMissed(call));
     } else {
-      job.pass = memory->StalePass(job.target, job.in.n);
-      WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kStage));
-      WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kStage));
-      WEIR_RETURN_IF_ERROR(PackSelection(job));
+      WEIR_RETURN_IF_ERROR(Attempt(job));
     }
     // On the way by the time that Resolve waits for it.
     Readback* const read = PinnedOf(call);
@@ -63,37 +80,45 @@ class DeviceTopK : public DeviceCodec {
   StatusOr<Outcome> Resolve(const PassOperands& operands, const DeviceCall& call,
                             std::span<std::byte> out) const override {
     SelectionJob job = MakeJob(operands, call, out);
-    SelectionMemory* const memory = MemoryOf(call);
-    const bool warm = memory != nullptr && memory->histogram.count() > 0;
-    SelectionOutcome learnt{.target = job.target, .n = job.in.n, .stale = warm};
-    if (warm) {
-      job.pass = memory->StalePass(job.target, job.in.n);
-      learnt.stale_threshold = job.pass.threshold;
-    }
+    StateOf state(call);
     std::unique_ptr<Readback> own;
     Readback* read = PinnedOf(call);
+    const bool queued = read != nullptr && !host_.AsksForTails();
     if (read == nullptr) {
       own = std::make_unique<Readback>();
       read = own.get();
-      WEIR_RETURN_IF_ERROR(QueueRead(job, read));
     }
+    Status measured;
+    Tails tails = TailsOf(job, call);
+    tails.above = [&](float threshold, unsigned sampling, bool logs) {
+      return Measure(job, {threshold, sampling, logs}, read, &measured);
+    };
+    const SelectionRule rule = host_.Rule(tails, *state);
+    WEIR_RETURN_IF_ERROR(measured);
+    const bool attempted = Adopt(rule, *state, &job);
+    SelectionOutcome learnt{.target = job.target, .n = job.in.n, .stale = attempted};
+    if (attempted) learnt.stale_threshold = job.pass.threshold;
+    if (host_.AsksForTails()) WEIR_RETURN_IF_ERROR(Attempt(job));
+    if (!queued) WEIR_RETURN_IF_ERROR(QueueRead(job, read));
     WEIR_RETURN_IF_ERROR(Synchronise(call.stream));
+    const bool overflowed = !rule.largest && read->plan.staged > job.cap;
     if (read->outcome.missed != 0) {
       // The first attempt stored e as the rest.
-      if (warm && job.rest != nullptr) {
+      if (attempted && job.rest != nullptr) {
         job.in.gradient = job.rest;
         job.in.residual = nullptr;
       }
       learnt.stale = false;
-      WEIR_RETURN_IF_ERROR(EncodeExactly(job, warm, read));
+      WEIR_RETURN_IF_ERROR(EncodeExactly(job, attempted, read));
     }
     if (call.bins != nullptr) {
       WEIR_RETURN_IF_ERROR(CopyOnDevice(call.bins, job.work.bins,
                                         GradientStatistics::kBins * sizeof(uint32_t), call.stream));
     }
-    if (memory != nullptr && read->outcome.max_bits < kInfinityBits) {
+    if (read->outcome.max_bits < kInfinityBits) {
       learnt.count = read->plan.count;
-      memory->Learn(StatisticsOf(read->outcome, read->bins, job.in.n), learnt);
+      if (rule.largest) state->Learn(StatisticsOf(read->outcome, read->bins, job.in.n), learnt);
+      host_.LearnCount(tails, read->plan.count, overflowed, *state);
     }
     return read->outcome;
   }
@@ -115,9 +140,52 @@ class DeviceTopK : public DeviceCodec {
   size_t MaxPayload(size_t n, const DeviceCall& call) const {
     return host_.MaxEncodedBytes(n, call.context);
   }
-  static SelectionMemory* MemoryOf(const DeviceCall& call) {
-    return dynamic_cast<SelectionState*>(call.context.state);
+  static Tails TailsOf(const SelectionJob& job, const DeviceCall& call) {
+    return {.n = job.in.n, .ratio = call.context.params.ratio};
   }
+  /// The pass of the first attempt. Returns false where there is no threshold for one.
+  static bool Adopt(const SelectionRule& rule, const SelectionState& state, SelectionJob* job) {
+    if (!rule.largest) {
+      job->pass = GivenPass(rule.threshold, job->in.n);
+      job->accepts_few = rule.too_few == TooFew::kAccept;
+      return true;
+    }
+    if (state.histogram.count() == 0) return false;
+    job->pass = state.StalePass(job->target, job->in.n);
+    return true;
+  }
+  static Status Attempt(const SelectionJob& job) {
+    WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kStage));
+    WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kStage));
+    return PackSelection(job);
+  }
+
+  struct TailRequest {
+    float threshold;
+    unsigned sampling;
+    bool logs;
+  };
+  static Status ReadTails(const SelectionJob& job, const TailRequest& request, Readback* read) {
+    WEIR_RETURN_IF_ERROR(MeasureTails(job, request.threshold, request.sampling, request.logs));
+    WEIR_RETURN_IF_ERROR(
+        CopyToHost(&read->tails, job.work.tails + kTeamsMax, sizeof(read->tails), job.stream));
+    return Synchronise(job.stream);
+  }
+  /// Waits. After a failure, which `status` keeps, there is nothing above any threshold.
+  static kernels::TailMoments Measure(const SelectionJob& job, const TailRequest& request,
+                                      Readback* read, Status* status) {
+    if (status->ok()) status->Update(ReadTails(job, request, read));
+    if (!status->ok()) return {};
+    const TailSums& found = read->tails;
+    const double each = request.sampling;
+    return {.count = found.count * request.sampling,
+            .sum = found.sum * each,
+            .sum_squares = found.squares * each,
+            .smallest = found.smallest,
+            .largest = found.largest,
+            .sum_logs = found.logs * each};
+  }
+
   static Readback* PinnedOf(const DeviceCall& call) {
     if (call.pinned.size() < sizeof(Readback)) return nullptr;
     return reinterpret_cast<Readback*>(call.pinned.data());
@@ -137,11 +205,10 @@ class DeviceTopK : public DeviceCodec {
                .sampled = false},
         .work = {},
         .pass = {},
-        .format = call.context.params.bits == 8   ? ValueFormat::kInt8
-                  : call.context.params.bits == 4 ? ValueFormat::kInt4
-                                                  : ValueFormat::kHalf,
+        .format = host_.Format(call.context),
         .target = SelectionTarget(n, ratio),
         .cap = SelectionCap(n, ratio),
+        .accepts_few = false,
         .rest = operands.rest.empty() ? nullptr : operands.rest.data(),
         .out = out.data(),
         .outcome = call.outcome,
@@ -193,14 +260,18 @@ class DeviceTopK : public DeviceCodec {
     return ReadNow(job, read);
   }
 
-  const Codec& host_;
+  const ThresholdCodec& host_;
 };
 
 }  // namespace
 
-void AddTopK(std::vector<const DeviceCodec*>& codecs) {
-  codecs.push_back(new DeviceTopK(**Codecs().Find("top_k")));
-  codecs.push_back(new DeviceTopK(**Codecs().Find("top_k:memory=ef21")));
+void AddSelectors(std::vector<const DeviceCodec*>& codecs) {
+  for (const std::string_view name :
+       {"top_k", "top_k:memory=ef21", "adaq", "threshold", "threshold:selector=hard",
+        "threshold:selector=gaussian_k", "threshold:selector=redsync", "sidco", "sidco:fit=e",
+        "sidco:fit=gp", "sidco:fit=p"}) {
+    codecs.push_back(new DeviceSelector(name));
+  }
 }
 
 }  // namespace weir::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// top_k on the device over many steps, with the state that remembers thresholds: its attempts hit,
-// find too many or too few, and meet ties and numbers that are not finite, as on the host.
+// Selectors on the device over many steps, with the state that remembers thresholds: their attempts
+// hit, find too many or too few, and meet ties and numbers that are not finite, as on the host.
 
 #include <gtest/gtest.h>
 
@@ -17,6 +17,7 @@ struct Steps {
   int bits;
   double ratio;
   size_t n;
+  std::string_view codec = "top_k";
 };
 
 /// The gradient of a step. Its scale jumps, so that the last step's threshold misses.
@@ -35,7 +36,7 @@ std::vector<float> GradientOf(size_t n, int step) {
 }
 
 void RunSteps(const Steps& steps, Stream stream) {
-  const DeviceCodec& codec = *FindDeviceCodec("top_k");
+  const DeviceCodec& codec = *FindDeviceCodec(steps.codec);
   const size_t n = steps.n;
   EncodeContext context;
   context.params = {.ratio = steps.ratio, .bits = steps.bits};
@@ -45,8 +46,8 @@ void RunSteps(const Steps& steps, Stream stream) {
   const std::unique_ptr<CodecState> device_state = codec.host().NewState(n, context);
   caller.call().context.state = device_state.get();
   for (int step = 0; step < 20; ++step) {
-    SCOPED_TRACE(testing::Message() << "step " << step << ", n " << n << ", bits " << steps.bits
-                                    << ", ratio " << steps.ratio);
+    SCOPED_TRACE(testing::Message() << steps.codec << ", step " << step << ", n " << n << ", bits "
+                                    << steps.bits << ", ratio " << steps.ratio);
     const std::vector<float> g = GradientOf(n, step);
     context.state = host_state.get();
     GradientStatistics statistics;
@@ -94,6 +95,21 @@ TEST(DeviceSelectionTest, ManyStepsAreThoseOfTheHost) {
     }
     RunSteps({16, 0.03, 120000}, stream);  // sampled
   }
+}
+
+/// Also thresholds from moments, because means of this many elements are rounded alike.
+TEST(DeviceSelectionTest, ManyStepsOfEverySelectorAreThoseOfTheHost) {
+  size_t selectors = 0;
+  for (const DeviceCodec* codec : DeviceCodecs()) {
+    const CodecTraits& traits = codec->host().Traits();
+    if (!traits.indices_coded || traits.name == "top_k") continue;
+    ++selectors;
+    for (const CodecSetting& setting : traits.settings) {
+      for (const size_t n : {1500u, 30001u}) RunSteps({setting.bits, 0.03, n, traits.name}, {});
+    }
+    RunSteps({traits.settings.front().bits, 0.2, 120000, traits.name}, {});  // sampled
+  }
+  EXPECT_GE(selectors, 10u);
 }
 
 TEST(DeviceSelectionTest, EveryCodingOfPositionsIsThatOfTheHost) {
