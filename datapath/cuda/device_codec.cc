@@ -43,7 +43,7 @@ StatusOr<Outcome> DeviceCodec::Resolve(const PassOperands&, const DeviceCall& ca
 
 Status DeviceCodec::Accumulate(const DeviceCall&, std::span<std::byte>,
                                std::span<const std::byte>) const {
-  return InvalidArgument(StrCat(host().Traits().name, ": payloads do not add lane by lane"));
+  return Unimplemented(StrCat(host().Traits().name, ": payloads do not add on the device"));
 }
 
 #define WEIR_DEVICE_CODEC(Name) void Add##Name(std::vector<const DeviceCodec*>& codecs);

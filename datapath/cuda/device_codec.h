@@ -96,7 +96,9 @@ class DeviceCodec {
   virtual Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
                            std::span<float> out) const = 0;
 
-  /// PayloadForm::kLanes: sum += addend over whole lanes, as Codec::Accumulate.
+  /// PayloadForm::kLanes: sum += addend over whole lanes, as Codec::Accumulate. Not used by
+  /// sessions, whose collectives add on the host. kUnimplemented: payloads add on the host only, or
+  /// not at all.
   virtual Status Accumulate(const DeviceCall& call, std::span<std::byte> sum,
                             std::span<const std::byte> addend) const;
 };

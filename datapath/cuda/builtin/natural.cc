@@ -2,22 +2,17 @@
 // Powers of two on the device; datapath/codec/builtin/natural.cc describes the payload.
 
 #include "datapath/base/random.h"
-#include "datapath/cuda/passes.h"
+#include "datapath/cuda/powers.h"
 
 namespace weir::cuda {
 namespace {
 
 constexpr int kFullBits = 9;
-constexpr uint32_t kNarrowMin = 18, kNarrowMax = 145, kFullMax = 254;
+constexpr PowerRange kNarrow = {.levels = 127, .least = 18};
+constexpr uint32_t kFullMax = 254;
 constexpr uint32_t kInfinity = 255;
 constexpr unsigned kPowerBlock = kTileElements;
 constexpr size_t kFullBlockBytes = kPowerBlock + kPowerBlock / 8;
-
-/// Rounds a magnitude at random to a biased exponent: a mantissa m carries into the exponent with
-/// probability m / 2^23.
-WEIR_DEVICE uint32_t DrawExponent(uint32_t magnitude, uint64_t seed, size_t i) {
-  return (magnitude + (NoiseBits(seed, static_cast<uint32_t>(i)) >> 9)) >> 23;
-}
 
 /// 9 bits: the signs of a block, then its exponents.
 template <bool kCounts>
@@ -62,46 +57,6 @@ struct FullProgram : PassProgram<kCounts> {
   }
 };
 
-template <bool kCounts>
-struct NarrowProgram : PassProgram<kCounts> {
-  static constexpr unsigned kTile = kPowerBlock;
-  uint64_t seed;
-  uint8_t* out;
-
-  template <class S>
-  WEIR_DEVICE void Tile(Team& team, S& shared, size_t tile) const {
-    const size_t at = tile * kTile;
-    const PassInput& in = this->in;
-    const PassSums sums =
-        team.Reduce<PassSums>(in.SizeOf(at, kTile), [&](unsigned i, PassSums* part) {
-          const float e = in.Load(at + i);
-          this->Count(shared, at + i, e);
-          part->AddInput(e);
-          const uint32_t magnitude = BitsOf(e) & kMagnitudeBits, sign = BitsOf(e) ^ magnitude;
-          uint32_t exponent = DrawExponent(magnitude, seed, at + i);
-          exponent = exponent < kNarrowMin ? kNarrowMin : exponent;
-          exponent = exponent > kNarrowMax ? kNarrowMax : exponent;
-          const uint32_t level = exponent - kNarrowMin;
-          out[at + i] = static_cast<uint8_t>(level | sign >> 24);
-          const float error = e - (level == 0 ? 0.0f : FloatOf(exponent << 23 | sign));
-          part->AddLost(error);
-          in.Keep(at + i, error);
-        });
-    this->AddSums(team, shared, sums);
-  }
-};
-
-struct AddNarrow {
-  const uint8_t* codes;
-  float* out;
-  float factor;
-  WEIR_DEVICE void operator()(size_t i) const {
-    const uint32_t code = codes[i], level = code & 127;
-    const uint32_t pattern = (level + kNarrowMin) << 23 | code >> 7 << 31;
-    out[i] += FloatOf(level == 0 ? 0 : pattern) * factor;
-  }
-};
-
 struct AddFull {
   const uint8_t* payload;
   float* out;
@@ -137,7 +92,8 @@ class DeviceNatural : public DeviceCodec {
     const uint64_t seed = MixSeed(call.context.seed, static_cast<uint64_t>(call.context.rank));
     auto* const to = reinterpret_cast<uint8_t*>(payload.data());
     return IsFull(call) ? RunPass<FullProgram>(operands, call, payload, seed, to)
-                        : RunPass<NarrowProgram>(operands, call, payload, seed, to);
+                        : RunPass<PowerProgram>(operands, call, payload, kNarrow, seed, false,
+                                                uint64_t{0}, to);
   }
 
   Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
@@ -147,7 +103,7 @@ class DeviceNatural : public DeviceCodec {
         CheckLaneBytes(host_.Traits(), payload, host_.MaxEncodedBytes(out.size(), call.context)));
     const auto* const from = reinterpret_cast<const uint8_t*>(payload.data());
     if (!IsFull(call)) {
-      return ForEachElement(call.stream, out.size(), AddNarrow{from, out.data(), scale});
+      return ForEachElement(call.stream, out.size(), AddPower{from, out.data(), kNarrow, scale});
     }
     return ForEachElement(call.stream, out.size(),
                           AddFull{from, out.data(), out.size(), scale, call.fault});

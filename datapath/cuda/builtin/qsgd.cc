@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stochastic quantisation on a shared grid, on the device; datapath/codec/builtin/qsgd.cc describes
-// the payload. The variant with exponential levels is not here.
+// the payloads.
 
 #include "datapath/base/random.h"
 #include "datapath/codec/quantised_lanes.h"
-#include "datapath/cuda/passes.h"
+#include "datapath/cuda/powers.h"
 
 namespace weir::cuda {
 namespace {
@@ -124,11 +124,54 @@ class DeviceQsgd : public DeviceCodec {
   const Codec& host_;
 };
 
+// --- levels=exponential --------------------------------------------------------------------------
+
+constexpr uint32_t kPowerLevels = 63, kPowerHeadroom = 24;
+constexpr uint64_t kSalt = 1 << 6;
+
+/// Lanes add on the host only: the noise of a sum follows from the frame checksums of both lanes.
+class DeviceExponentialQsgd : public DeviceCodec {
+ public:
+  explicit DeviceExponentialQsgd(const Codec& host) : host_(host) {}
+
+  const Codec& host() const override { return host_; }
+  size_t WorkspaceBytes(size_t, const DeviceCall&) const override { return kPassWorkspace; }
+
+  /// One pass, O(n).
+  Status Encode(const PassOperands& operands, const DeviceCall& call,
+                std::span<std::byte> out) const override {
+    WEIR_RETURN_IF_ERROR(CheckEncode(*this, operands, call, out));
+    const auto payload = out.first(operands.gradient.size());
+    const uint64_t seed = MixSeed(call.context.seed, static_cast<uint64_t>(call.context.rank));
+    return RunPass<PowerProgram>(operands, call, payload, RangeOf(call), seed, true,
+                                 MixSeed(seed, kSalt), reinterpret_cast<uint8_t*>(payload.data()));
+  }
+
+  Status DecodeAdd(std::span<const std::byte> payload, const DeviceCall& call, float scale,
+                   std::span<float> out) const override {
+    WEIR_RETURN_IF_ERROR(CheckDecode(*this, call, out.size(), payload));
+    WEIR_RETURN_IF_ERROR(CheckLaneBytes(host_.Traits(), payload, out.size()));
+    return ForEachElement(call.stream, out.size(),
+                          AddPower{reinterpret_cast<const uint8_t*>(payload.data()), out.data(),
+                                   RangeOf(call), scale});
+  }
+
+ private:
+  static PowerRange RangeOf(const DeviceCall& call) {
+    return {.levels = kPowerLevels,
+            .maximum = call.shared_max.empty() ? nullptr : call.shared_max.data(),
+            .headroom = kPowerHeadroom};
+  }
+
+  const Codec& host_;
+};
+
 }  // namespace
 
 void AddQsgd(std::vector<const DeviceCodec*>& codecs) {
   codecs.push_back(new DeviceQsgd(**Codecs().Find("qsgd")));
   codecs.push_back(new DeviceQsgd(**Codecs().Find("qsgd:memory=none")));
+  codecs.push_back(new DeviceExponentialQsgd(**Codecs().Find("qsgd:levels=exponential")));
 }
 
 }  // namespace weir::cuda

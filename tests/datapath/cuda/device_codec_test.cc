@@ -61,6 +61,7 @@ class DeviceCodecTest : public testing::TestWithParam<Setting> {
     const auto* const codec = dynamic_cast<const ThresholdCodec*>(&host());
     return codec != nullptr && codec->AsksForTails();
   }
+  bool AddsOnTheHost() const { return host().Traits().name == "qsgd:levels=exponential"; }
   int WorldFor(int wanted) const {
     return host().Validate({.ratio = 1, .bits = GetParam().bits}, wanted).ok() ? wanted : 1;
   }
@@ -144,9 +145,15 @@ TEST_P(DeviceCodecTest, DecodesAndAddsAsTheHost) {
       host().Accumulate(context, expected, other);
       const test::OnDevice<std::byte> sum{std::span<const std::byte>(payload)},
           addend{std::span<const std::byte>(other)};
-      ASSERT_TRUE(device().Accumulate(caller.call(), sum.span(), addend.span()).ok());
-      payload = sum.Read();
-      EXPECT_EQ(expected, payload);
+      const Status added = device().Accumulate(caller.call(), sum.span(), addend.span());
+      if (added.code() == StatusCode::kUnimplemented) {  // sums are made on the host
+        EXPECT_TRUE(AddsOnTheHost());
+        payload = expected;
+      } else {
+        ASSERT_TRUE(added.ok());
+        payload = sum.Read();
+        EXPECT_EQ(expected, payload);
+      }
     }
     std::vector<float> expected = weir::test::NormalVector(n, 77), decoded = expected;
     ASSERT_TRUE(host().DecodeAdd(payload, context, 0.25f, expected).ok());
