@@ -18,125 +18,12 @@
 
 #include <algorithm>
 
-#include "datapath/base/random.h"
 #include "datapath/codec/fused_codec.h"
 #include "datapath/codec/kernels/matrix.h"
-#include "datapath/codec/matrices.h"
-#include "datapath/codec/state_bytes.h"
+#include "datapath/codec/low_rank.h"
 
 namespace weir {
 namespace {
-
-/// A part and its rank, which is 0 if the part is sent as it is.
-struct Factor {
-  MatrixPart part;
-  size_t rank = 0;
-
-  size_t first_floats() const { return part.rows * rank; }
-  size_t last_floats() const { return rank > 0 ? part.columns * rank : part.elements(); }
-};
-
-struct FactorLayout {
-  std::vector<Factor> factors;
-  size_t first_floats = 0, last_floats = 0;
-  size_t bytes() const { return (first_floats + last_floats) * sizeof(float); }
-};
-
-class PowerSgdState : public CodecState {
- public:
-  std::vector<std::vector<float>> q;  // for each factor: rank rows of `columns`; initially empty
-
-  std::vector<std::byte> Save() const override {
-    StateWriter writer;
-    writer.Write(static_cast<uint32_t>(q.size()));
-    for (const std::vector<float>& factor : q) {
-      writer.Write(uint64_t{factor.size()});
-      for (const float v : factor) writer.Write(v);
-    }
-    return writer.Take();
-  }
-
-  Status Load(std::span<const std::byte> bytes) override {
-    ByteReader reader(bytes);
-    uint32_t factors = 0;
-    WEIR_RETURN_IF_ERROR(ReadStateVersion(reader));
-    WEIR_RETURN_IF_ERROR(reader.Read(&factors));
-    q.clear();
-    for (uint32_t i = 0; i < factors; ++i) {
-      uint64_t size = 0;
-      WEIR_RETURN_IF_ERROR(
-          ReadWithin<uint64_t>(reader, 0, reader.remaining() / sizeof(float), &size));
-      std::vector<float>& factor = q.emplace_back(size);
-      for (float& v : factor) WEIR_RETURN_IF_ERROR(ReadWithin(reader, -kUnit, kUnit, &v));
-    }
-    return CheckStateEnd(reader);
-  }
-
- private:
-  static constexpr float kUnit = 1.001f;  // bound; columns have unit length
-};
-
-size_t RankOf(const MatrixPart& part, double ratio) {
-  if (part.rows < 2 || part.columns < 2 || part.elements() < kMatrixElementsMin) return 0;
-  const double ends = static_cast<double>(part.rows) + static_cast<double>(part.columns);
-  const double elements = static_cast<double>(part.elements());
-  const double rank = std::max(1.0, std::floor(ratio * elements / ends + 0.5));
-  return rank * ends < elements ? static_cast<size_t>(rank) : 0;
-}
-
-/// Q of the first step: uniform in [-1, 1).
-std::vector<float> DrawStart(uint64_t seed, size_t factor, size_t count) {
-  const uint64_t stream = MixSeed(seed, factor);
-  std::vector<float> q(count);
-  for (size_t i = 0; i < count; ++i) {
-    const auto top = static_cast<int64_t>(MixSeed(stream, i)) >> 40;  // 24 bits, signed
-    q[i] = static_cast<float>(top) * 0x1p-23f;
-  }
-  return q;
-}
-
-double Dot(const std::vector<double>& a, const std::vector<double>& b) {
-  double sums[4] = {};
-  for (size_t i = 0; i < a.size(); ++i) sums[i % 4] += a[i] * b[i];
-  return sums[0] + sums[1] + sums[2] + sums[3];
-}
-
-/// Applies modified Gram-Schmidt to the columns of `rows` x `rank` floats, in double and a fixed
-/// order, so that all ranks get the same bits. O(rows * rank^2).
-void Orthonormalise(size_t rank, std::vector<float>& p) {
-  /// A column shorter than this part of its length consists of rounding errors of the others.
-  constexpr double kDependent = 1e-5;
-  const size_t rows = p.size() / rank;
-  std::vector<std::vector<double>> columns(rank, std::vector<double>(rows));
-  for (size_t i = 0; i < rows; ++i) {
-    for (size_t k = 0; k < rank; ++k) columns[k][i] = p[i * rank + k];
-  }
-  for (size_t k = 0; k < rank; ++k) {
-    std::vector<double>& column = columns[k];
-    const double before = std::sqrt(Dot(column, column));
-    for (size_t j = 0; j < k; ++j) {
-      const double along = Dot(column, columns[j]);
-      for (size_t i = 0; i < rows; ++i) column[i] -= along * columns[j][i];
-    }
-    const double length = std::sqrt(Dot(column, column));
-    const bool keep = length > kDependent * before && length > 0;
-    const double factor = keep ? 1 / length : 0;
-    for (double& v : column) v *= factor;
-    for (size_t i = 0; i < rows; ++i) p[i * rank + k] = static_cast<float>(column[i]);
-  }
-}
-
-/// Scales the rows to unit length, because only the direction of Q matters to the next step.
-void NormaliseRows(size_t rank, std::vector<float>& q) {
-  const size_t columns = q.size() / rank;
-  for (size_t k = 0; k < rank; ++k) {
-    const auto row = std::span(q).subspan(k * columns, columns);
-    double square = 0;
-    for (const float v : row) square += static_cast<double>(v) * v;
-    const double factor = square > 0 ? 1 / std::sqrt(square) : 0;
-    for (float& v : row) v = static_cast<float>(v * factor);
-  }
-}
 
 /// The product P = M Q of one matrix.
 std::vector<float> LeftFactor(const PassOperands& operands, const Factor& factor,
@@ -193,7 +80,7 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
   const CodecTraits& Traits() const override { return traits_; }
 
   size_t MaxEncodedBytes(size_t n, const EncodeContext& context) const override {
-    const StatusOr<FactorLayout> layout = MakeLayout(n, context);
+    const StatusOr<FactorLayout> layout = MakeFactorLayout(traits_, n, context);
     WEIR_CHECK(layout.ok());
     return layout->bytes();
   }
@@ -206,7 +93,8 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
   Status DecodeAdd(std::span<const std::byte> payload, const EncodeContext& context, float scale,
                    std::span<float> out) const override {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
-    WEIR_ASSIGN_OR_RETURN(const FactorLayout layout, MakeLayout(out.size(), context));
+    WEIR_ASSIGN_OR_RETURN(const FactorLayout layout,
+                          MakeFactorLayout(traits_, out.size(), context));
     WEIR_RETURN_IF_ERROR(CheckLaneBytes(traits_, payload, layout.bytes()));
     WEIR_RETURN_IF_ERROR(CheckFinite(traits_, payload));
     std::vector<std::vector<float>> next(layout.factors.size());
@@ -233,18 +121,6 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
   }
 
  private:
-  StatusOr<FactorLayout> MakeLayout(size_t n, const EncodeContext& context) const {
-    WEIR_ASSIGN_OR_RETURN(const std::vector<MatrixPart> parts,
-                          SplitIntoMatrices(traits_, n, context));
-    FactorLayout layout;
-    for (const MatrixPart& part : parts) {
-      layout.factors.push_back({.part = part, .rank = RankOf(part, context.params.ratio)});
-      layout.first_floats += layout.factors.back().first_floats();
-      layout.last_floats += layout.factors.back().last_floats();
-    }
-    return layout;
-  }
-
   static void AddProduct(const Factor& factor, const std::vector<float>& p,
                          const std::vector<float>& q, float* to) {
     const size_t columns = factor.part.columns;
@@ -262,7 +138,8 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
   StatusOr<EncodeResult> Pass(const PassOperands& operands, const EncodeContext& context,
                               std::span<std::byte> out) const override {
     WEIR_RETURN_IF_ERROR(Validate(context.params, context.world));
-    WEIR_ASSIGN_OR_RETURN(const FactorLayout layout, MakeLayout(operands.gradient.size(), context));
+    WEIR_ASSIGN_OR_RETURN(const FactorLayout layout,
+                          MakeFactorLayout(traits_, operands.gradient.size(), context));
     const size_t first_bytes = layout.first_floats * sizeof(float);
     if (context.round == 0) {
       WEIR_RETURN_IF_ERROR(CheckRoom(traits_, out, layout.bytes()));
@@ -275,7 +152,6 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
 
   EncodeResult First(const PassOperands& operands, const EncodeContext& context,
                      const FactorLayout& layout, std::span<std::byte> out) const {
-    const auto* state = dynamic_cast<const PowerSgdState*>(context.state);
     kernels::Sums sums;
     size_t at = 0;
     for (size_t index = 0; index < layout.factors.size(); ++index) {
@@ -290,11 +166,7 @@ class PowerSgdCodec : public WithFloatLanes<FusedCodec> {
         sums.max_bits = std::max(sums.max_bits, dense.max_bits);
         continue;
       }
-      const size_t floats = factor.last_floats();
-      // A state that was made for other parameters starts again.
-      const bool warm =
-          state != nullptr && index < state->q.size() && state->q[index].size() == floats;
-      const std::vector<float> q = warm ? state->q[index] : DrawStart(context.seed, index, floats);
+      const std::vector<float> q = StartOf(factor, index, context);
       StoreFloats(LeftFactor(operands, factor, q, &sums), out, at);
       at += factor.first_floats();
     }
