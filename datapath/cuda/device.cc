@@ -256,13 +256,13 @@ class GpuBucket final : public DeviceBucket {
                                 std::span<std::byte> out) override {
     const UseDevice use(device_.ordinal());
     WEIR_ASSIGN_OR_RETURN(const Setup setup, SetUp(codec, context));
-    const size_t room = codec.MaxEncodedBytes(floats_.size(), context);
+    const size_t room = codec.MaxEncodedBytes(floats_.size(), context) - context.previous.size();
     if (out.size() < room) return Internal(StrCat("output of ", out.size(), " bytes"));
     WEIR_ASSIGN_OR_RETURN(ScratchBuffer payload, device_.TakeMemory(room));
     const PassOperands operands{.gradient = floats_, .residual = residual, .rest = rest};
     const DeviceCodec& on_device = *setup.codec;
     WEIR_RETURN_IF_ERROR(Finish(on_device.Encode(operands, setup.call, payload.bytes())));
-    const bool fixed = codec.Traits().form == PayloadForm::kLanes;
+    const bool fixed = codec.Traits().form == PayloadForm::kLanes && codec.Traits().rounds == 1;
     if (fixed) {
       WEIR_RETURN_IF_ERROR(
           Finish(cuda::CopyToHost(out.data(), payload.bytes().data(), room, stream())));
@@ -305,6 +305,7 @@ class GpuBucket final : public DeviceBucket {
         WEIR_RETURN_IF_ERROR(
             CopyToDevice(payload.data(), payloads[rank].data(), payload.size(), stream()));
         setup.call.fault = &setup.faults[rank];
+        setup.call.payload_on_host = payloads[rank];
         if (payloads.size() > 1) setup.call.context.rank = static_cast<int>(rank);
         WEIR_RETURN_IF_ERROR(
             Annotate(setup.codec->DecodeAdd(payload, setup.call, scale, floats_), RankName(rank)));
@@ -385,8 +386,8 @@ class GpuBucket final : public DeviceBucket {
     setup.call.outcome = parts.Take<Outcome>(1).data();
     setup.faults = parts.Take<uint64_t>(payloads);
     setup.largest = parts.Take<float>(1);
-    if (setup.codec->PinnedBytes() > 0) {
-      WEIR_ASSIGN_OR_RETURN(setup.pinned, device_.TakePinned(setup.codec->PinnedBytes()));
+    if (const size_t pinned = setup.codec->PinnedBytes(n, setup.call); pinned > 0) {
+      WEIR_ASSIGN_OR_RETURN(setup.pinned, device_.TakePinned(pinned));
       setup.call.pinned = setup.pinned.bytes();
     }
     if (!shared.empty()) {

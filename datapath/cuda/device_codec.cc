@@ -23,7 +23,7 @@ GradientStatistics StatisticsOf(const Outcome& outcome, std::span<const uint32_t
   return statistics;
 }
 
-size_t DeviceCodec::PinnedBytes() const { return 0; }
+size_t DeviceCodec::PinnedBytes(size_t, const DeviceCall&) const { return 0; }
 
 size_t DeviceCodec::MaxCount(size_t) const { return 1; }
 

@@ -35,8 +35,8 @@ GradientStatistics StatisticsOf(const Outcome& outcome, std::span<const uint32_t
 /// are device memory; they belong to the caller and must stay valid until the stream has done the
 /// call's work.
 struct DeviceCall {
-  // params, world, seed, rank, shape and state; the rest is not used. The state is that of the host
-  // codec, so that both continue from each other's steps.
+  // params, world, seed, rank, shape, round, previous (host memory) and state; the rest is not
+  // used. The state is that of the host codec, so that both continue from each other's steps.
   EncodeContext context;
   // If Traits().shared_metadata == kMax: the maxima over ranks, with as many values as LocalMax
   // gives, or one. A value that is not finite or below 0 makes the outcome non-finite.
@@ -44,10 +44,13 @@ struct DeviceCall {
   uint32_t* bins = nullptr;    // if set, GradientStatistics::kBins counts, replaced by Encode
   Outcome* outcome = nullptr;  // Encode
   uint64_t* fault = nullptr;   // DecodeAdd: lowered to the offset of a fault; begin with ~0
+  // DecodeAdd, if Traits().rounds > 1: the payload in the host's memory. Used during the call only.
+  std::span<const std::byte> payload_on_host = {};
   // At least WorkspaceBytes. Its content is lost, and from Encode to Resolve it must not change.
   std::span<std::byte> workspace{};
   // Pinned host memory of at least PinnedBytes, which belongs to the call as the workspace does.
-  // Without it Encode does not begin to read the outcome, so Resolve waits longer.
+  // Without it Encode does not begin to read the outcome, so Resolve waits longer. Codecs with
+  // several rounds need it.
   std::span<std::byte> pinned{};
   Stream stream = {};
 };
@@ -67,8 +70,8 @@ class DeviceCodec {
   /// The scratch memory that calls with n elements need, in bytes; about a hundred kilobytes unless
   /// said otherwise. O(1).
   virtual size_t WorkspaceBytes(size_t n, const DeviceCall& call) const = 0;
-  /// The size of DeviceCall::pinned; 0: it is not used.
-  virtual size_t PinnedBytes() const;
+  /// The size of DeviceCall::pinned for n elements; 0: it is not used. O(1).
+  virtual size_t PinnedBytes(size_t n, const DeviceCall& call) const;
 
   /// The number of values that LocalMax writes for n elements.
   virtual size_t MaxCount(size_t n) const;
@@ -77,10 +80,11 @@ class DeviceCodec {
   virtual Status LocalMax(std::span<const float> gradient, std::span<const float> residual,
                           const DeviceCall& call, float* maxima) const;
 
-  /// Encodes gradient + residual into `out`, which has at least host().MaxEncodedBytes, writes what
-  /// the payload lacks to `rest` (as EncodeWithFeedback does; both empty: plain Encode), and writes
-  /// *call.outcome. As on the host, a non-finite input gives a payload of zeros and unspecified
-  /// `rest`. rest is the same span as residual or overlaps nothing.
+  /// Encodes gradient + residual into `out`, which has at least host().MaxEncodedBytes less
+  /// context.previous, and in the last round writes what the payload lacks to `rest` (as
+  /// EncodeWithFeedback does; both empty: plain Encode). Writes *call.outcome. As on the host, a
+  /// non-finite input gives a payload of zeros and unspecified `rest`. rest is the same span as
+  /// residual or overlaps nothing.
   virtual Status Encode(const PassOperands& operands, const DeviceCall& call,
                         std::span<std::byte> out) const = 0;
   /// Waits for Encode's work on the stream and returns the outcome. A codec whose first attempt may

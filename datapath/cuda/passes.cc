@@ -124,7 +124,9 @@ Status CheckEncode(const DeviceCodec& codec, const PassOperands& operands, const
     return InvalidArgument(StrCat(name, ": gradient of ", n, " elements, residual of ",
                                   operands.residual.size(), ", rest of ", operands.rest.size()));
   }
-  return CheckRoom(codec.host().Traits(), out, codec.host().MaxEncodedBytes(n, call.context));
+  const size_t bytes = codec.host().MaxEncodedBytes(n, call.context);
+  const size_t before = std::min(bytes, call.context.previous.size());
+  return CheckRoom(codec.host().Traits(), out, bytes - before);
 }
 
 Status CheckDecode(const DeviceCodec& codec, const DeviceCall& call, size_t n,

@@ -130,7 +130,7 @@ class Team {
       T other;
       const auto* from = reinterpret_cast<const uint32_t*>(&sum);
       auto* to = reinterpret_cast<uint32_t*>(&other);
-      for (unsigned w = 0; w < sizeof(T) / sizeof(uint32_t); ++w) {
+      WEIR_UNROLL for (unsigned w = 0; w < sizeof(T) / sizeof(uint32_t); ++w) {
         to[w] = __shfl_down_sync(0xFFFFFFFFu, from[w], distance);
       }
       sum.Add(other);

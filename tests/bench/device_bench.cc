@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -135,10 +136,11 @@ class Contestant {
     out_ = Make(codec.host().MaxEncodedBytes(tensors.n, call_.context));
     state_ = codec.host().NewState(tensors.n, call_.context);
     call_.context.state = state_.get();
-    StatusOr<PinnedBuffer> pinned = PinnedBuffer::Make(codec.PinnedBytes());
+    const size_t pinned_bytes = codec.PinnedBytes(tensors.n, call_);
+    StatusOr<PinnedBuffer> pinned = PinnedBuffer::Make(pinned_bytes);
     Must(pinned.status());
     pinned_ = *std::move(pinned);
-    call_.pinned = {pinned_.data(), codec.PinnedBytes()};
+    call_.pinned = {pinned_.data(), pinned_bytes};
     if (codec.host().Traits().shared_metadata == SharedMetadata::kMax) {
       Must(codec.LocalMax(tensors.Gradient(0), {}, call_, Floats(maxima_).data()));
       call_.shared_max = Floats(maxima_);
@@ -153,6 +155,7 @@ class Contestant {
     const bool resolves = traits.form == PayloadForm::kOpaque && traits.uses_ratio;
     size_t step = 0;
     uint64_t bytes = 0;
+    if (traits.rounds > 1) return RunRounds();
     const auto encode = [&] {
       PassOperands operands{.gradient = tensors_.Gradient(step++)};
       if (feedback) {
@@ -198,6 +201,40 @@ class Contestant {
     Report("accumulate", sum_us, 3 * payload, bytes);
   }
 
+  /// A codec whose rounds continue from sums on the host. The first round reads gradient and
+  /// residual; the last one reads them for its factor, and again for the rest.
+  void RunRounds() {
+    const size_t total = out_.size();
+    std::vector<std::byte> host(total);
+    size_t step = 0;
+    const auto encode = [&] {
+      const PassOperands operands{.gradient = tensors_.Gradient(step++),
+                                  .residual = Floats(tensors_.residual),
+                                  .rest = Floats(tensors_.residual)};
+      size_t at = 0;
+      for (int round = 0; round < codec_.host().Traits().rounds; ++round) {
+        call_.context.round = round;
+        call_.context.previous = std::span(host).first(at);
+        // Rounds need not be aligned in a common buffer.
+        const std::span<std::byte> out = out_.bytes().first(total - at);
+        Must(codec_.Encode(operands, call_, out));
+        const StatusOr<Outcome> outcome = codec_.Resolve(operands, call_, out);
+        Must(outcome.status());
+        Must(CopyToHost(host.data() + at, out.data(), outcome->bytes, {}));
+        Must(Synchronise({}));
+        at += outcome->bytes;
+      }
+    };
+    const double us = MicrosecondsOf(options_, encode);
+    const double n = static_cast<double>(tensors_.n), payload = static_cast<double>(total);
+    Report("encode", us, 28 * n + payload, total);
+    Must(CopyToDevice(out_.data(), host.data(), total, {}));
+    call_.payload_on_host = host;
+    const double decode_us = MicrosecondsOf(
+        options_, [&] { Must(codec_.DecodeAdd(out_.bytes(), call_, 0.5f, Floats(tensors_.sum))); });
+    Report("decode", decode_us, payload + 8 * n, total);
+  }
+
  private:
   void Report(const char* what, double us, double bytes_moved, uint64_t payload) const {
     const CodecTraits& traits = codec_.host().Traits();
@@ -232,7 +269,10 @@ void MeasureCodecs(const Options& options, Tensors& tensors) {
       if (setting.world_min > 1) continue;
       if (std::find(seen.begin(), seen.end(), setting.bits) != seen.end()) continue;
       seen.push_back(setting.bits);
-      Contestant(*codec, setting.bits, 0.01, options, tensors).Run();
+      // Rank 4 of the near-square matrix, as device_peers.py.
+      const double ratio =
+          traits.size_in_steps ? 8 / std::sqrt(static_cast<double>(tensors.n)) : 0.01;
+      Contestant(*codec, setting.bits, std::min(ratio, 1.0), options, tensors).Run();
     }
   }
 }

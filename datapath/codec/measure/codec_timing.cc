@@ -134,10 +134,17 @@ class DeviceWorkbench {
       if (codec.Traits().shared_metadata == SharedMetadata::kMax) {
         WEIR_ASSIGN_OR_RETURN(context.shared_max, from->LocalMax(codec, residual, context));
       }
-      WEIR_ASSIGN_OR_RETURN(const EncodeResult encoded,
-                            from->Encode(codec, residual, residual, context, payload.bytes()));
+      size_t bytes = 0;
+      for (int round = 0; round < codec.Traits().rounds; ++round) {
+        context.round = round;
+        context.previous = payload.bytes().first(bytes);
+        WEIR_ASSIGN_OR_RETURN(
+            const EncodeResult encoded,
+            from->Encode(codec, residual, residual, context, payload.bytes().subspan(bytes)));
+        bytes += encoded.bytes;
+      }
       const TimePoint middle = RealClock().Now();
-      const std::span<const std::byte> sent = payload.bytes().first(encoded.bytes);
+      const std::span<const std::byte> sent = payload.bytes().first(bytes);
       WEIR_RETURN_IF_ERROR(to->DecodeSum(codec, std::span(&sent, 1), context, 0.25f).status());
       if (i == 0) continue;
       encodes.push_back(ToSeconds(middle - begin));
@@ -203,8 +210,8 @@ const std::map<std::string, CodecTiming>& CodecTimings() {
 bool EncodesOn(const Device& device, const Codec& codec) {
   // A lossless codec adds the residual to the gradient instead of encoding the sum.
   const CodecTraits& traits = codec.Traits();
-  return traits.lossy && !traits.ef21 && !traits.needs_momentum && traits.rounds == 1 &&
-         !traits.lanes_are_votes && device.Runs(codec);
+  return traits.lossy && !traits.ef21 && !traits.needs_momentum && !traits.lanes_are_votes &&
+         device.Runs(codec);
 }
 
 std::map<std::string, CodecTiming> MeasureCodecsOn(Device& device, size_t elements) {

@@ -50,7 +50,7 @@ class DeviceSelector : public DeviceCodec {
                     ReadingWorkspace::For(nullptr, MaxPayload(n, call), cap).bytes);
   }
 
-  size_t PinnedBytes() const override { return sizeof(Readback); }
+  size_t PinnedBytes(size_t, const DeviceCall&) const override { return sizeof(Readback); }
 
   /// One pass with a warm state, or else two; O(n). kFailedPrecondition: the stream records a CUDA
   /// graph, which cannot read the size.

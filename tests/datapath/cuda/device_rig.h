@@ -65,10 +65,11 @@ class Caller {
     call_.stream = stream;
     workspace_.emplace(codec.WorkspaceBytes(n, call_));
     call_.workspace = workspace_->span();
-    StatusOr<PinnedBuffer> pinned = PinnedBuffer::Make(codec.PinnedBytes());
+    const size_t pinned_bytes = codec.PinnedBytes(n, call_);
+    StatusOr<PinnedBuffer> pinned = PinnedBuffer::Make(pinned_bytes);
     WEIR_CHECK(pinned.ok());
     pinned_ = *std::move(pinned);
-    call_.pinned = {pinned_.data(), codec.PinnedBytes()};
+    call_.pinned = {pinned_.data(), pinned_bytes};
     WEIR_CHECK(FillDevice(fault_.data(), 0xFF, sizeof(uint64_t), {}).ok());
   }
 
@@ -82,7 +83,8 @@ class Caller {
                                  bool feedback, bool in_place = false) {
     const OnDevice<float> g(gradient), r(residual), apart(feedback ? gradient.size() : 0);
     const OnDevice<float>& rest = in_place ? r : apart;
-    const OnDevice<std::byte> out(codec_.host().MaxEncodedBytes(gradient.size(), call_.context));
+    const OnDevice<std::byte> out(codec_.host().MaxEncodedBytes(gradient.size(), call_.context) -
+                                  call_.context.previous.size());
     PassOperands operands{.gradient = g.span()};
     if (feedback) {
       operands.residual = r.span();
@@ -106,6 +108,7 @@ class Caller {
   Status DecodeAdd(std::span<const std::byte> payload, float scale, std::span<float> out) {
     const OnDevice<std::byte> from(payload);
     const OnDevice<float> sum{std::span<const float>(out)};
+    call_.payload_on_host = payload;
     WEIR_RETURN_IF_ERROR(codec_.DecodeAdd(from.span(), call_, scale, sum.span()));
     WEIR_RETURN_IF_ERROR(Synchronise(call_.stream));
     const std::vector<float> read = sum.Read();
