@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a wheel of the Python package, libweir.so and the programs out of a build directory.
+"""Makes a wheel of the Python package, the libraries and the programs out of a build directory.
 
     python3 deploy/wheel/make_wheel.py --build build --out DIR
 
@@ -23,7 +23,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "datapath" / "python" / "weir"
-LIBRARY = "datapath/api/libweir.so"
+LIBRARIES = ("datapath/api/libweir.so", "datapath/nccl/plugin/libnccl-weir.so")
 PROGRAMS = {"weir-agent": "agent/weir-agent", "weir-controller": "controller/server/weir-controller",
             "weirctl": "controller/cli/weirctl"}
 # Libraries that every system with this tag has: the part of the manylinux policies' allow-lists that Weir uses.
@@ -114,8 +114,8 @@ def bundle(tree, files):
 def fill(tree, build, release):
     """Writes everything but the metadata into the directory `tree`."""
     shutil.copytree(PACKAGE, tree / "weir", ignore=shutil.ignore_patterns("__pycache__"))
-    files = [tree / "weir" / "lib" / "libweir.so"]
-    sources = [build / LIBRARY]
+    sources = [build / library for library in LIBRARIES]
+    files = [tree / "weir" / "lib" / source.name for source in sources]
     for program, place in PROGRAMS.items():
         files.append(tree / "weir" / "bin" / program)
         sources.append(build / place)

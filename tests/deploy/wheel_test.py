@@ -84,9 +84,14 @@ class WheelTest(unittest.TestCase):
         for command in ((self.python, "-m", "weir"), (self.python.parent / "weir",)):
             lines = self.call(*command, "check").splitlines()
             findings = {line.split()[1].rstrip(":"): line for line in lines}
-            for name in ("library", "transport", "torch"):
+            for name in ("library", "transport", "torch", "nccl_plugin"):
                 self.assertTrue(findings[name].startswith("ok"), lines)
             self.assert_of_the_wheel(findings["library"].split()[2].rstrip(","))
+            self.assert_of_the_wheel(findings["nccl_plugin"].split()[2].rstrip(";"))
+
+    def test_plug_in_for_nccl_loads_from_the_wheel(self):
+        library = self.packages() / "weir/lib/libnccl-weir.so"
+        self.call(self.python, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1]).ncclEnvPlugin_v1", library)
 
     def test_two_ranks_average_gradients(self):
         script = self.directory / "rank.py"
@@ -110,7 +115,7 @@ class WheelTest(unittest.TestCase):
         """Also where no environment, cache or system directory could offer one of that name."""
         packages = self.packages()
         copies = {path.name for path in (packages / "weir.libs").iterdir()}
-        files = [packages / "weir/lib/libweir.so", *(packages / "weir/bin").iterdir(),
+        files = [*(packages / "weir/lib").iterdir(), *(packages / "weir/bin").iterdir(),
                  *(packages / "weir.libs").iterdir()]
         loaded = set()
         for file in files:

@@ -6,6 +6,7 @@ With --peers, on every host of a job at the same time: whether the hosts reach e
 """
 import argparse
 import os
+import pathlib
 import socket
 import sys
 import time
@@ -18,6 +19,7 @@ CONNECT_TIMEOUT_S = 10.0
 PEERS_PORT = 29600
 PEERS_WAIT_S = 20.0
 MTU_BYTES_USUAL = 1500
+NCCL_PLUGIN = "libnccl-weir.so"
 _PEERS_TOKEN = "weir check"
 
 
@@ -74,6 +76,21 @@ def check_torch():
     if not hasattr(torch.autograd.Variable._execution_engine, "queue_callback"):
         raise RuntimeError(f"torch {torch.__version__} has no autograd queue_callback")
     return f"torch {torch.__version__}"
+
+
+def check_nccl_plugin():
+    """Looks for the plug-ins for NCCL beside the library, and says whether NCCL is told to use them."""
+    from weir import _lib
+    folder = pathlib.Path(_lib.library_path()).parent
+    # The folders of a wheel, of an installed package and of a build directory.
+    places = [folder / NCCL_PLUGIN, folder / "weir" / NCCL_PLUGIN,
+              folder.parent / "nccl" / "plugin" / NCCL_PLUGIN]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise RuntimeError(f"{NCCL_PLUGIN} not found; tried " + ", ".join(map(str, places)))
+    used = [name for name in ("NCCL_ENV_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
+            if os.path.basename(os.environ.get(name, "")) == NCCL_PLUGIN]
+    return f"{found}; " + (f"used by {', '.join(used)}" if used else "NCCL uses it if NCCL_ENV_PLUGIN names it")
 
 
 def check_agent(agent):
@@ -157,18 +174,19 @@ def check_peers(text, wait_s):
 
 
 def check(agent):
-    """Prints every finding. Returns 0 if training could run, else 1. No agent is only a warning."""
+    """Prints every finding. Returns 0 if training could run, else 1. What training can do without is a warning."""
     failed = False
+    # Name, function, and True or what a failure leaves possible.
     findings = (("library", check_library, True), ("transport", check_transport, True),
                 ("torch", check_torch, True),
-                ("agent", lambda: check_agent(agent), False))
+                ("agent", lambda: check_agent(agent), "a plan file or dense training works without"),
+                ("nccl_plugin", check_nccl_plugin, "only needed to measure and steer NCCL"))
     for name, finding, needed in findings:
         try:
             print(f"ok       {name}: {finding()}")
         except Exception as error:  # every failure is a finding
-            failed |= needed
-            consequence = "" if needed else " (a plan file or dense training works without)"
-            print(f"{'missing' if needed else 'warning'}  {name}: {error}{consequence}")
+            failed |= needed is True
+            print(f"missing  {name}: {error}" if needed is True else f"warning  {name}: {error} ({needed})")
     return 1 if failed else 0
 
 

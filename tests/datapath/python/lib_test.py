@@ -77,6 +77,20 @@ class LibraryTest(unittest.TestCase):
         self.assertIn("ok       transport: ranks of this machine use TCP", words)
         self.assertIn("warning  agent: WEIR_AGENT is not set", words)
 
+    def test_check_says_where_the_plug_in_for_nccl_is(self):
+        with tempfile.TemporaryDirectory(prefix="weir-lib-test-") as folder:
+            library = pathlib.Path(folder, "libweir.so")
+            library.symlink_to(_lib.library_path())
+            plugin = pathlib.Path(folder, "weir", "libnccl-weir.so")
+            words = check(WEIR_LIBRARY=str(library))[1]
+            self.assertRegex(words, f"warning  nccl_plugin: .*{plugin}")
+            plugin.parent.mkdir()
+            plugin.touch()
+            words = check(WEIR_LIBRARY=str(library), NCCL_ENV_PLUGIN="")[1]
+            self.assertIn(f"ok       nccl_plugin: {plugin}; NCCL uses it if NCCL_ENV_PLUGIN names it", words)
+            words = check(WEIR_LIBRARY=str(library), NCCL_ENV_PLUGIN=str(plugin))[1]
+            self.assertIn(f"ok       nccl_plugin: {plugin}; used by NCCL_ENV_PLUGIN", words)
+
     def test_check_names_an_agent_that_does_not_answer(self):
         code, words = check(WEIR_AGENT="unix:/nonexistent/agent.sock")
         self.assertEqual(code, 0)
