@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loaded before NCCL and gloo (LD_PRELOAD), lets the kernel pace every TCP connection that is made
-// while a rate is set, as Weir's transport option `pacing` does for its own. It takes no privileges,
-// unlike a shaped network, and works on loopback.
+// while a rate is set, as Weir's transport option `pacing` does for its own. It takes no
+// privileges, unlike a shaped network, and works on loopback.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>

@@ -265,7 +265,7 @@ def copy_rates(options):
 
 
 def measure_network(options, rate_mbps):
-    """What gloo gets of the rate: without pacing, rows of this rate would mislead."""
+    """Says how much of the rate gloo gets, because rows of this rate mislead where nothing is paced."""
     set_rate(round(rate_mbps * 1e6 / 8))
     group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=OPERATION_S))
     data = torch.zeros(round(rate_mbps * 1e6 / 32 * 0.2))  # a fifth of a second
