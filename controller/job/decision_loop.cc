@@ -37,6 +37,7 @@ void DecisionLoop::Begin() {
   retry_at_ = TimePoint{};
   monitor_ = PlanMonitor();
   guard_ = LossGuard();
+  promises_.Begin();
   gain_min_ = 0;
   gain_min_until_.reset();
   interrupted_.reset();
@@ -71,6 +72,7 @@ void DecisionLoop::OnPolicyChange() {
   if (job_.observer.model() == nullptr) return;
   const auto policy = CurrentPolicy();
   if (!policy.ok() || policy->record == policy_digest_ || policy_digest_.empty()) return;
+  promises_.Forgive();
   Request("policy", StrCat("policy ", policy_name(), " changed"));
 }
 
@@ -107,6 +109,8 @@ std::optional<Trigger> DecisionLoop::NextTrigger() {
       trigger.has_value()) {
     if (trigger->kind == "bandwidth_change" || trigger->kind == "latency_change") {
       monitor_.ForgivePrediction();
+      if (promises_.broken()) requested_.reset();
+      promises_.Forgive();
     }
     if (!requested_.has_value() || requested_->kind == "periodic") {
       requested_ = std::move(trigger);
@@ -240,6 +244,7 @@ void DecisionLoop::DecideFor(const Trigger& trigger) {
                       [&](const std::string& collective, double bytes_per_s) {
                         model.SetRateMax(collective, bytes_per_s);
                       });
+  promises_.Fill(trigger.kind == "rollback", Network(), now, &*snapshot);
   const TimePoint begin = RealClock().Now();
   const auto decision = Decide(*snapshot, policy->policy);
   job_.counters.decide_s_sum += ToSeconds(RealClock().Now() - begin);
@@ -253,6 +258,7 @@ void DecisionLoop::DecideFor(const Trigger& trigger) {
   if (AwaitsLease(*snapshot, decision->chosen.choices)) return;  // then it is decided again
   obstacle_.clear();
   requested_.reset();
+  promises_.OnDecided();
   policy_digest_ = policy->record;
   Record(trigger, *snapshot, *policy, *decision);
 }
@@ -291,6 +297,9 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
     StartRollout(decision, &record);
   }
   const bool offered = record.outcome == "offered";
+  if (offered) {
+    promises_.OnOffered(record.plan_version, snapshot, decision, policy.policy.improvement_min);
+  }
   if (returns) record.switched = offered;
   if (returns && !offered && record.outcome == "kept") {  // dense stays
     interrupted_.reset();
@@ -452,24 +461,59 @@ void DecisionLoop::ApplyActivePlan(uint64_t step) {
   job_.observer.help().BeginPlan(choices, step, check);
   if (!check) interrupted_.reset();
   if (!check && !same) guard_.Begin(PlanGain(choices));
+  promises_.OnActive(version, step, check, same);
   const bool ours = active_.has_value() && active_->plan_version == version;
-  monitor_.Begin(step, IsLossy(choices), ours ? active_->facts.chosen.step_s : 0,
-                 ours ? active_->facts.dense_step_s : 0);
+  // A broken promise brings back the plan before, which a decision on new estimates need not.
+  const bool predicted = ours && !promises_.watching();
+  monitor_.Begin(step, IsLossy(choices), predicted ? active_->facts.chosen.step_s : 0,
+                 predicted ? active_->facts.dense_step_s : 0);
 }
 
 void DecisionLoop::OnStep(const StepObservation& step) {
   ObserveActual(step);
   WatchLosses();
+  WatchPromise(step);
   // An operator who pinned a choice has taken responsibility for it.
   if (pin_.has_value() || job_.ledger.rollout()->state() != RolloutState::kStable) return;
   const auto found = monitor_.OnStep(step, policy().residual_ratio_max);
   if (!found.has_value()) return;
   ++job_.counters.rollbacks;
+  promises_.Forgive();
   if (found->unsafe) {
     dense_only_until_ = job_.host.clock().Now() + dense_only_hold_;
     dense_only_hold_ = std::min<Duration>(dense_only_hold_ * 2, std::chrono::minutes(10));
   }
   Request("rollback", found->reason);
+}
+
+KnownNetwork DecisionLoop::Network() const {
+  const JobModel& model = *job_.observer.model();
+  return {model.latency_s(), model.bandwidth_bytes_per_s()};
+}
+
+// A plan that does not keep its promise makes way for the plan before it.
+void DecisionLoop::WatchPromise(const StepObservation& step) {
+  if (step.plan_version != job_.ledger.active_version()) return;
+  const auto found = promises_.OnStep({.step = step.step,
+                                       .step_s = step.step_s,
+                                       .gain = job_.observer.Watched(step).gain,
+                                       .compute_s = step.compute_s + step.backward_s,
+                                       .skipped = step.skipped},
+                                      Network(), job_.host.clock().Now());
+  if (!found.has_value()) return;
+  const bool other = requested_.has_value() && requested_->kind != "periodic";
+  if (pin_.has_value() || dense_only_until_.has_value() || other) {
+    promises_.Forgive();
+    return;
+  }
+  ++job_.counters.rollbacks;
+  Request("rollback", "");
+  requested_->changes = {{.of = Change::Of::kStepTime,
+                          .seen = Change::Seen::kSincePlan,
+                          .before = found->promised_s,
+                          .after = found->measured_s,
+                          .step = step.step,
+                          .plan_version = step.plan_version}};
 }
 
 // Gain that the plan was predicted to have; 1 for a lossless one.

@@ -15,6 +15,7 @@
 #include "controller/job/observer.h"
 #include "controller/job/plan_ledger.h"
 #include "controller/job/plan_monitor.h"
+#include "controller/job/plan_promises.h"
 #include "controller/job/record_budget.h"
 #include "controller/solver/solver.h"
 
@@ -95,6 +96,8 @@ class DecisionLoop {
   StatusOr<EffectivePolicy> CurrentPolicy() const;
   std::string Obstacle();
   void WatchLosses();
+  void WatchPromise(const StepObservation& step);
+  KnownNetwork Network() const;
   void WatchBenefit();
   double PlanGain(const PlanModel& choices) const;
   void LeaveWhatCosts();
@@ -120,6 +123,7 @@ class DecisionLoop {
   const JobParts job_;
   PlanMonitor monitor_;
   LossGuard guard_;
+  PlanPromises promises_;
   RecordBudget budget_;
   std::optional<uint64_t> settled_at_step_;
   std::optional<JobPin> pin_;

@@ -29,6 +29,7 @@ class Observer {
   void OnGreeting(const std::string& node, const RankGreeting& hello);
   /// Whether they are others than before. kInvalidArgument as DefinitionsOf.
   StatusOr<bool> SetBuckets(const BucketList& table);
+  WatchedStep Watched(const StepObservation& step) const;
   /// The bytes that the rank sent in this step.
   uint64_t OnStep(const StepObservation& step);
   /// A step of rank 0 as a point of the series, to which it is added.
@@ -59,8 +60,6 @@ class Observer {
   void Fill(JobView* out) const;
 
  private:
-  WatchedStep Watched(const StepObservation& step) const;
-
   const std::string job_;
   const Clock& clock_;
   JobCapabilities capabilities_;  // of the newest greeting that has any

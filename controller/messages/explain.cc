@@ -138,6 +138,10 @@ std::string RoseOrFell(const Change& change) {
     case Change::Of::kLoss:
       return StrCat("the loss is ", NumberText(change.after), " where ", NumberText(change.before),
                     " was expected");
+    case Change::Of::kStepTime:
+      return StrCat("plan ", change.plan_version, " takes ", SecondsText(change.after),
+                    " for the progress of a dense step where ", SecondsText(change.before),
+                    " were promised");
   }
   return "";
 }

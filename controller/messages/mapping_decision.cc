@@ -37,7 +37,7 @@ To EnumOf(int value, To last, To none) {
 
 Change ToModel(const v1::Change& in) {
   Change out;
-  out.of = EnumOf(in.of(), Change::Of::kLoss, Change::Of::kBandwidth);
+  out.of = EnumOf(in.of(), Change::Of::kStepTime, Change::Of::kBandwidth);
   out.seen = EnumOf(in.seen(), Change::Seen::kSincePlan, Change::Seen::kAtOnce);
   out.before = in.before();
   out.after = in.after();
@@ -115,7 +115,7 @@ v1::ShardFacts ToProto(const ShardFacts& in) {
 /// Without what the decision itself has: switched, dense_step_s, binding_constraint.
 DecisionFacts ToModel(const v1::DecisionFacts& in) {
   DecisionFacts out;
-  if (in.rule() >= 0 && in.rule() <= v1::DECISION_RULE_DOUBTFUL) {
+  if (in.rule() >= 0 && in.rule() <= v1::DECISION_RULE_HELD) {
     out.rule = static_cast<DecisionRule>(in.rule());
   }
   out.world = static_cast<int>(std::min<uint32_t>(in.world(), kWorldMax));
@@ -134,6 +134,8 @@ DecisionFacts ToModel(const v1::DecisionFacts& in) {
   out.progress_exponent = in.progress_exponent();
   out.progress_deviation = in.progress_deviation();
   out.dense_probability = in.dense_probability();
+  out.failures = static_cast<int>(std::min<uint32_t>(in.failures(), 1u << 30));
+  out.held_s = in.held_s();
   out.ring = ToModel(in.ring());
   out.shards = ToModel(in.shards());
   return out;
@@ -158,6 +160,8 @@ v1::DecisionFacts ToProto(const DecisionFacts& in) {
   out.set_progress_exponent(Finite(in.progress_exponent));
   out.set_progress_deviation(Finite(in.progress_deviation));
   out.set_dense_probability(Finite(in.dense_probability));
+  out.set_failures(static_cast<uint32_t>(in.failures));
+  out.set_held_s(Finite(in.held_s));
   if (!in.ring.order.empty()) *out.mutable_ring() = ToProto(in.ring);
   if (!in.shards.shares.empty()) *out.mutable_shards() = ToProto(in.shards);
   return out;

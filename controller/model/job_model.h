@@ -94,6 +94,7 @@ struct Change {
     kGain,
     kPlanGain,  // of `plan_version`: predicted before, measured after
     kLoss,      // under `plan_version`: of the fitted curve before, smoothed after
+    kStepTime,  // under `plan_version`, over a step's progress: promised before, measured after
   };
   enum class Seen {
     kAtOnce,     // by a change detector, at `step`

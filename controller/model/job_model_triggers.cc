@@ -58,6 +58,10 @@ std::string ChangeText(const Change& change) {
     case Change::Of::kLoss:
       return StrCat("loss ", NumberText(change.after), " under plan ", change.plan_version,
                     " where the fitted curve has ", NumberText(change.before));
+    case Change::Of::kStepTime:
+      return StrCat("plan ", change.plan_version, " takes ", SecondsText(change.after),
+                    " for the progress of a dense step, ", SecondsText(change.before),
+                    " were promised");
   }
   if (change.seen == Change::Seen::kSincePlan) {
     return text + StrCat(" since plan ", change.plan_version);

@@ -155,6 +155,9 @@ struct ChoiceModel {
 const CodecModel* FindCodec(const std::vector<CodecModel>& codecs, const std::string& name,
                             int bits);
 
+/// One choice per bucket, in the snapshot's bucket order.
+using PlanModel = std::vector<ChoiceModel>;
+
 /// The sum of the shares of a layout.
 inline constexpr uint32_t kShareUnits = 65536;
 
@@ -171,6 +174,14 @@ struct LayoutSpeedup {
   double ring = 1;    // around the ring
   double shards = 1;  // where a collective cuts by shares
   friend bool operator==(const LayoutSpeedup&, const LayoutSpeedup&) = default;
+};
+
+/// A plan that ran before the incumbent; no choices: dense, without a plan.
+struct FormerPlan {
+  PlanModel choices;
+  PlanLayout layout;
+  LayoutSpeedup speedup;
+  friend bool operator==(const FormerPlan&, const FormerPlan&) = default;
 };
 
 /// Where ranks are, and what lies between.
@@ -191,8 +202,15 @@ struct SharedMemory {
   friend bool operator==(const SharedMemory&, const SharedMemory&) = default;
 };
 
-/// One choice per bucket, in the snapshot's bucket order.
-using PlanModel = std::vector<ChoiceModel>;
+/// A change of the plan that did not keep its promise and is not made again for a while; see
+/// held_change.h.
+struct HeldChange {
+  ChoiceModel to;            // of most elements that changed
+  bool layout_only = false;  // no choice changed, but the ring's order or the shares did
+  int failures = 1;
+  double held_s = 0;  // from now
+  friend bool operator==(const HeldChange&, const HeldChange&) = default;
+};
 
 struct Snapshot {
   std::string job;
@@ -215,6 +233,9 @@ struct Snapshot {
   SharedMemory memory;
   PlanLayout layout;      // of the incumbent
   LayoutSpeedup speedup;  // of that
+  std::vector<HeldChange> held;
+  // One: the incumbent did not keep the promise for which it was chosen, and this ran before.
+  std::vector<FormerPlan> former;
   double seconds_since_switch = 1e9;
   double measured_step_s = 0;             // of the incumbent; 0: unknown
   int recent_switches = 0;                // within the flap window

@@ -20,6 +20,25 @@ Status CheckFinite(const char* what, double value, double min) {
                                 ", found ", value));
 }
 
+Status CheckFormer(const Snapshot& snapshot) {
+  for (const HeldChange& held : snapshot.held) {
+    WEIR_RETURN_IF_ERROR(CheckFinite("held_s", held.held_s, 0));
+  }
+  for (const FormerPlan& former : snapshot.former) {
+    if (!former.choices.empty() && former.choices.size() != snapshot.buckets.size()) {
+      return InvalidArgument(StrCat("snapshot: former: expected a choice for each of ",
+                                    snapshot.buckets.size(), " buckets, found ",
+                                    former.choices.size()));
+    }
+    Snapshot only;
+    only.world = snapshot.world;
+    only.layout = former.layout;
+    only.speedup = former.speedup;
+    WEIR_RETURN_IF_ERROR(CheckLayout(only));
+  }
+  return OkStatus();
+}
+
 }  // namespace
 
 Status CheckSnapshot(const Snapshot& snapshot) {
@@ -38,6 +57,7 @@ Status CheckSnapshot(const Snapshot& snapshot) {
                                   snapshot.incumbent.size()));
   }
   WEIR_RETURN_IF_ERROR(CheckLayout(snapshot));
+  WEIR_RETURN_IF_ERROR(CheckFormer(snapshot));
   WEIR_RETURN_IF_ERROR(CheckMemory(snapshot));
   WEIR_RETURN_IF_ERROR(CheckFinite("compute_s", snapshot.compute_s.value, 0));
   WEIR_RETURN_IF_ERROR(CheckFinite("compute_s.deviation", snapshot.compute_s.deviation, 0));

@@ -78,32 +78,41 @@ void Decider::AddAlternatives() {
   }
 }
 
-void Decider::AddIncumbent() {
-  const PlanModel& choices = space_.snapshot().incumbent;
-  if (choices.empty()) return;
-  auto plan = PlanOfChoices(space_, choices, space_.snapshot().speedup);
-  if (!plan.ok()) {
-    unpredictable_ = Message(plan.status());
-    return;
-  }
-  incumbent_plan_ = *std::move(plan);
+Status Decider::AddPlan(const PlanModel& choices, const LayoutSpeedup& speedup, PlanThatRan* ran) {
+  WEIR_ASSIGN_OR_RETURN(ran->plan, PlanOfChoices(space_, choices, speedup));
   Alternative one;
-  one.dense = incumbent_plan_.dense;
+  one.dense = ran->plan.dense;
   for (size_t b = 0; b < choices.size() && one.excluded_by.empty(); ++b) {
     one.excluded_by = space_.ExclusionOf(b, choices[b]);
   }
-  one.estimate =
-      EstimateOf(incumbent_plan_,
-                 EvaluatePlan(space_, incumbent_plan_, NetworkOf(space_.snapshot())), risk_.mean());
-  one.uniform = std::all_of(choices.begin(), choices.end(),
-                            [&](const ChoiceModel& choice) { return choice == choices[0]; });
-  incumbent_ = static_cast<int>(all_.size());
+  one.estimate = EstimateOf(
+      ran->plan, EvaluatePlan(space_, ran->plan, NetworkOf(space_.snapshot())), risk_.mean());
+  ran->index = static_cast<int>(all_.size());
   all_.push_back(std::move(one));
+  return OkStatus();
+}
+
+void Decider::AddIncumbent() {
+  const PlanModel& choices = space_.snapshot().incumbent;
+  if (choices.empty()) return;
+  unpredictable_ = Message(AddPlan(choices, space_.snapshot().speedup, &incumbent_plan_));
+  incumbent_ = incumbent_plan_.index;
+  if (incumbent_ < 0) return;
+  all_.back().uniform = std::all_of(choices.begin(), choices.end(), [&](const ChoiceModel& choice) {
+    return choice == choices[0];
+  });
+}
+
+void Decider::AddFormer() {
+  const Snapshot& snapshot = space_.snapshot();
+  if (snapshot.former.empty() || snapshot.former[0].choices.empty()) return;
+  // One that has no prediction any more cannot come back.
+  (void)AddPlan(snapshot.former[0].choices, snapshot.former[0].speedup, &former_).ok();
 }
 
 void Decider::ApplyDenseGuard() {
   for (size_t i = 0; i < all_.size(); ++i) {
-    if (!all_[i].dense || static_cast<int>(i) == incumbent_) continue;
+    if (!all_[i].dense || all_[i].kinds.empty()) continue;
     if (dense_ < 0) {
       dense_ = static_cast<int>(i);
       continue;
@@ -175,14 +184,17 @@ void Decider::FindBinding() {
 }
 
 CostedPlan Decider::Costed(size_t index) const {
-  if (static_cast<int>(index) == incumbent_) return incumbent_plan_;
+  if (static_cast<int>(index) == incumbent_) return incumbent_plan_.plan;
+  if (static_cast<int>(index) == former_.index) return former_.plan;
   return PlanOfKinds(space_, all_[index].kinds);
 }
 
 /// The order of the ring is kept only for plans that use a ring, and the shares only for plans that
 /// use shares.
 PlanLayout Decider::LayoutFor(size_t index, const PlanModel& choices) const {
-  PlanLayout layout = static_cast<int>(index) == incumbent_ ? space_.snapshot().layout : layout_;
+  PlanLayout layout = layout_;
+  if (static_cast<int>(index) == incumbent_) layout = space_.snapshot().layout;
+  if (static_cast<int>(index) == former_.index) layout = space_.snapshot().former[0].layout;
   if (!space_.WalksRing(choices)) layout.ring_order.clear();
   if (!space_.CutsByShares(choices)) layout.shard_shares.clear();
   return layout;
@@ -314,11 +326,13 @@ void Decider::WriteFacts(size_t chosen) {
 StatusOr<Decision> Decider::Run() {
   AddAlternatives();
   AddIncumbent();
+  AddFormer();
   ApplyDenseGuard();
   ScoreAll();
   std::vector<size_t> ranked;
   for (size_t i = 0; i < all_.size(); ++i) {
-    if (all_[i].excluded_by.empty()) ranked.push_back(i);
+    const bool comes_back = static_cast<int>(i) == former_.index;
+    if (all_[i].excluded_by.empty() && !comes_back) ranked.push_back(i);
   }
   if (ranked.empty()) return NothingFeasible();
   std::sort(ranked.begin(), ranked.end(), [&](size_t a, size_t b) { return Better(a, b); });

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "controller/model/held_change.h"
 #include "controller/solver/decider.h"
 #include "controller/solver/switching.h"
 
@@ -63,8 +64,9 @@ bool Decider::IsTrusted(size_t index) const {
 
 // The best that surely makes more progress than dense, where the objective minds; else the best.
 size_t Decider::FirstTrusted(const std::vector<size_t>& ranked) const {
-  const auto first = std::find_if(ranked.begin(), ranked.end(),
-                                  [&](size_t i) { return scope_.immediate || IsTrusted(i); });
+  const auto first = std::find_if(ranked.begin(), ranked.end(), [&](size_t i) {
+    return scope_.immediate || (IsTrusted(i) && Held(i) == nullptr);
+  });
   return first == ranked.end() ? ranked[0] : *first;
 }
 
@@ -75,9 +77,50 @@ size_t Decider::ChooseGentler(const std::vector<size_t>& ranked) {
   const double limit = (1 - policy_.improvement_min) * all_[dense_].score;
   for (const size_t i : ranked) {
     if (!(all_[i].score < limit)) break;
-    if (all_[i].estimate.gain > gain && IsTrusted(i)) return i;
+    if (all_[i].estimate.gain > gain && IsTrusted(i) && Held(i) == nullptr) return i;
   }
   return static_cast<size_t>(dense_);
+}
+
+const HeldChange* Decider::Held(size_t index) const {
+  const Snapshot& snapshot = space_.snapshot();
+  if (snapshot.held.empty() || incumbent_ < 0) return nullptr;
+  const PlanModel choices = Costed(index).choices;
+  const PlanLayout from = LayoutFor(static_cast<size_t>(incumbent_), snapshot.incumbent);
+  const PlanLayout to = LayoutFor(index, choices);
+  const HeldChange change =
+      DescribeChange(snapshot.buckets, {snapshot.incumbent, from}, {choices, to});
+  for (const HeldChange& held : snapshot.held) {
+    if (IsAlike(held, change)) return &held;
+  }
+  return nullptr;
+}
+
+// Measurement has the last word: what ran before was faster than the running plan is, whatever is
+// predicted of both.
+size_t Decider::ChooseFormer(const std::vector<size_t>& ranked) {
+  const Snapshot& snapshot = space_.snapshot();
+  const HeldChange failed =
+      DescribeChange(snapshot.buckets, {snapshot.former[0].choices, snapshot.former[0].layout},
+                     {snapshot.incumbent, snapshot.layout});
+  const auto held = std::find_if(snapshot.held.begin(), snapshot.held.end(),
+                                 [&](const HeldChange& one) { return IsAlike(one, failed); });
+  const auto back_to = [&](int index) {
+    if (held != snapshot.held.end()) {
+      decision_.facts.failures = held->failures;
+      decision_.facts.held_s = held->held_s;
+    }
+    return Because(DecisionRule::kPromiseBroken, static_cast<size_t>(index));
+  };
+  const auto may_run = [&](int index) {
+    if (index < 0 || SamePlan(static_cast<size_t>(index), static_cast<size_t>(incumbent_))) {
+      return false;
+    }
+    const std::string& excluded_by = all_[static_cast<size_t>(index)].excluded_by;
+    return excluded_by.empty() || excluded_by == kSlowerThanDense;
+  };
+  if (may_run(former_.index)) return back_to(former_.index);
+  return may_run(dense_) ? back_to(dense_) : ChooseAgainst(ranked);
 }
 
 size_t Decider::ChooseAgainst(const std::vector<size_t>& ranked) {
@@ -119,12 +162,20 @@ size_t Decider::ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_s
     facts.alternative = Label(i, Costed(i).choices);
     facts.promised = runs.score > 0 ? 1 - all_[i].score / runs.score : 0;
     const bool toward_dense = all_[i].dense && !runs.dense;
-    if (!(all_[i].score < (1 - improvement) * runs.score) || tried++ >= kChallengersMax) {
+    if (!(all_[i].score < (1 - improvement) * runs.score) || tried >= kChallengersMax) {
       facts.rule = DecisionRule::kTooLittleBetter;
       facts.promised_min = improvement;
       refuse(std::move(facts));
       break;
     }
+    if (const HeldChange* held = Held(i); held != nullptr) {
+      facts.rule = DecisionRule::kHeld;
+      facts.failures = held->failures;
+      facts.held_s = held->held_s;
+      refuse(std::move(facts));
+      continue;
+    }
+    ++tried;
     if (waits && !toward_dense) {
       facts.rule = DecisionRule::kDwell;
       facts.since_switch_s = snapshot.seconds_since_switch;
@@ -133,7 +184,7 @@ size_t Decider::ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_s
       continue;
     }
     facts.probability = ImprovementProbability(space_, objective_, policy_, risk_.points(),
-                                               Costed(i), incumbent_plan_);
+                                               Costed(i), incumbent_plan_.plan);
     facts.probability = std::min(facts.probability, DenseProbability(i, 1));
     facts.probability_min = toward_dense || too_slow ? 0.5 : policy_.confidence;
     if (facts.probability >= facts.probability_min && IsTrusted(i)) {
@@ -149,6 +200,7 @@ size_t Decider::ChooseSurelyBetter(const std::vector<size_t>& ranked, bool too_s
 }
 
 size_t Decider::Choose(const std::vector<size_t>& ranked) {
+  if (incumbent_ >= 0 && !space_.snapshot().former.empty()) return ChooseFormer(ranked);
   if (incumbent_ >= 0) return ChooseAgainst(ranked);
   if (unpredictable_.empty()) return ChooseFirst(ranked);
   decision_.facts.excluded_by = unpredictable_;

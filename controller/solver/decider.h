@@ -19,7 +19,7 @@ inline constexpr char kSlowerThanDense[] = "never slower than dense";
 
 /// One whole-job alternative before it is written out.
 struct Alternative {
-  KindPlan kinds;  // empty for an incumbent off the grid
+  KindPlan kinds;  // empty for a plan that ran
   CandidateEstimate estimate;
   double score = 0;
   std::string excluded_by;
@@ -27,6 +27,13 @@ struct Alternative {
   bool uniform = false;
   bool leased = false;  // uniform, over a collective that needs a lease
   bool listed = true;   // uniform: the policy's lists name it
+};
+
+/// A plan that runs or ran, off the grid; its index into the alternatives, -1: none, or not
+/// predictable.
+struct PlanThatRan {
+  CostedPlan plan;
+  int index = -1;
 };
 
 /// The decision as it takes shape.
@@ -47,6 +54,9 @@ class Decider {
   CandidateEstimate EstimateKinds(const KindPlan& kinds) const;
   void AddAlternatives();
   void AddIncumbent();
+  void AddFormer();
+  /// Costs the choices of a plan that ran.
+  Status AddPlan(const PlanModel& choices, const LayoutSpeedup& speedup, PlanThatRan* ran);
   void ApplyDenseGuard();
   void ScoreAll();
   /// The better feasible alternative comes first.
@@ -63,6 +73,9 @@ class Decider {
   size_t Choose(const std::vector<size_t>& ranked);
   size_t ChooseFirst(const std::vector<size_t>& ranked);
   size_t ChooseAgainst(const std::vector<size_t>& ranked);
+  size_t ChooseFormer(const std::vector<size_t>& ranked);
+  /// Why the change to `index` is not made now; null: nothing speaks against it.
+  const HeldChange* Held(size_t index) const;
   bool SamePlan(size_t a, size_t b) const;
   PlanLayout LayoutFor(size_t index, const PlanModel& choices) const;
   std::string Label(size_t index, const PlanModel& choices) const;
@@ -85,8 +98,8 @@ class Decider {
   const ProgressRisk& risk_;
   std::vector<Alternative> all_;
   std::vector<size_t> front_;  // indices into all_
-  CostedPlan incumbent_plan_;
-  int incumbent_ = -1;         // index into all_; -1: none, or not predictable
+  PlanThatRan incumbent_plan_, former_;
+  int incumbent_ = -1;         // incumbent_plan_.index
   int dense_ = -1;             // best dense alternative
   std::string unpredictable_;  // why the incumbent has no prediction
   Decision decision_;

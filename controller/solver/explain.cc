@@ -70,6 +70,9 @@ class Canonical {
           facts.shards.speedup, facts.shards.least_bytes_per_s, facts.shards.most_bytes_per_s}) {
       Add(value);
     }
+    if (facts.failures == 0) return;  // as before there were any
+    AddInteger(static_cast<uint64_t>(facts.failures));
+    Add(facts.held_s);
   }
   const std::string& text() const { return text_; }
 
@@ -140,6 +143,15 @@ std::string RuleText(const DecisionFacts& facts) {
       return "; the running plan makes more progress than dense with only " +
              PercentText(facts.probability) + " confidence, " + PercentText(facts.probability_min) +
              " required";
+    case DecisionRule::kPromiseBroken:
+      return "; the running plan does not keep its promise: the plan before it comes back, and "
+             "such "
+             "a change is not made again for " +
+             SecondsText(facts.held_s);
+    case DecisionRule::kHeld:
+      return " and stays: a change like that to " + label + " failed " +
+             (facts.failures == 1 ? std::string("once") : StrCat(facts.failures, " times")) +
+             " and is not made again for " + SecondsText(facts.held_s);
     case DecisionRule::kIncumbentUnpredictable:
       return "; the running plan cannot continue: " + facts.excluded_by;
   }

@@ -303,6 +303,23 @@ void Fields(V& v, ChoiceModel& c) {
 }
 
 template <typename V>
+void Fields(V& v, HeldChange& h) {
+  v("to", h.to);
+  v("layout_only", h.layout_only);
+  v("failures", h.failures);
+  v("held_s", h.held_s);
+}
+
+template <typename V>
+void Fields(V& v, FormerPlan& f) {
+  v("choices", f.choices);
+  v("ring_order", f.layout.ring_order);
+  v("ring_speedup", f.speedup.ring);
+  v("shard_shares", f.layout.shard_shares);
+  v("shard_speedup", f.speedup.shards);
+}
+
+template <typename V>
 void Fields(V& v, NodeLinks& n) {
   v("nodes", n.nodes);
   v("s_per_byte", n.s_per_byte);
@@ -340,6 +357,8 @@ void Fields(V& v, Snapshot& s) {
   v("ring_speedup", s.speedup.ring);
   v("shard_shares", s.layout.shard_shares);
   v("shard_speedup", s.speedup.shards);
+  v("held", s.held);
+  v("former", s.former);
   v("seconds_since_switch", s.seconds_since_switch);
   v("measured_step_s", s.measured_step_s);
   v("recent_switches", s.recent_switches);

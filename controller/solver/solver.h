@@ -43,6 +43,8 @@ enum class DecisionRule {
   kIncumbentExcluded,  // a bound excludes the running plan
   kIncumbentUnpredictable,  // the running plan cannot continue
   kDoubtful,                // the running plan is not surely better than dense in progress
+  kPromiseBroken,           // the running plan did not keep its promise: the one before comes back
+  kHeld,                    // a change like the alternative failed lately
 };
 
 /// The facts of a plan that the text of a decision mentions.
@@ -71,6 +73,9 @@ struct DecisionFacts {
   // For objectives that use progress: the exponent of the gain by the losses, and the probability
   // that the chosen plan makes faster progress than dense.
   double progress_exponent = 0, progress_deviation = 0, dense_probability = 0;
+  // kPromiseBroken, kHeld: how often such a change failed, and how long it is not made again.
+  int failures = 0;
+  double held_s = 0;
   std::string excluded_by;         // kIncumbentExcluded, kIncumbentUnpredictable: by or for what
   std::string binding_constraint;  // the bound that excluded a better candidate; empty: none
   RingFacts ring;

@@ -210,7 +210,8 @@ class FakeCluster {
     }
     const double exposed = std::max(0.0, end - kBackwardS);
     const bool lossy = ActiveCodec() != "identity";
-    const double step_s = kComputeS + exposed + (lossy ? lossy_extra_s : 0);
+    const bool extra = lossy && (extra_codec.empty() || ActiveCodec() == extra_codec);
+    const double step_s = kComputeS + exposed + (extra ? lossy_extra_s : 0);
     clock_steps_ += progress ? progress(GainOf(ChoiceOf(kBuckets - 1))) : 1;
     damage_ += lossy ? lossy_damage : 0;
     clock_.Advance(FromSeconds(step_s));
@@ -301,6 +302,7 @@ class FakeCluster {
   int late_rank = -1;  // computes `late` times as long until its first bucket
   double late = 1;
   double lossy_extra_s = 0;  // of a step, where no measurement of a rank shows it
+  std::string extra_codec;   // for which it is; empty: for all lossy ones
   // Progress of a step by its gain, in dense ones; none: all steps are worth the same.
   std::function<double(double gain)> progress;
   double lossy_damage = 0;    // to the loss, each step
