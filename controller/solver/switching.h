@@ -12,9 +12,10 @@
 namespace weir {
 
 /// P(score of `challenger` < score of `incumbent`), with latency and bandwidth log-normal, common
-/// to both plans, the progress of a step as one of `curves`, and the cost model's own error
-/// common to what both plans send over the same collective. Deterministic quadrature, 5 x 5 points
-/// for each of `curves`.
+/// to both plans, the progress of a step as one of `curves`, the cost model's own error common to
+/// what both plans send over the same collective, and the error of a codec's gain, which is small
+/// where it was measured, common to what both plans encode with it. Deterministic quadrature, 5 x 5
+/// points for each of `curves`.
 double ImprovementProbability(const CandidateSpace& space, const Objective& objective,
                               const Policy& policy, const std::vector<WeighedCurve>& curves,
                               const CostedPlan& challenger, const CostedPlan& incumbent);

@@ -410,6 +410,9 @@ TEST(SwitchingTest, UncertainImprovementWaits) {
   policy.ratio_max = 0.1;
   policy.confidence = 0.99;
   policy.progress_deviation = 0;  // the network alone is uncertain
+  for (BucketModel& bucket : snapshot.buckets) {
+    bucket.measured_gains = {{"top_k", "sparse_all_gather", 0, 0.1, 0.6, 0.6}};
+  }
   const Decision decision = MustDecide(snapshot, policy);
   EXPECT_FALSE(decision.switched) << ReasonText(decision.facts);
   EXPECT_THAT(ReasonText(decision.facts), HasSubstr("% confidence, 99 % required"));
