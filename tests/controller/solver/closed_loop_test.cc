@@ -192,6 +192,31 @@ TEST_P(ClosedLoopTest, ConstantNetworksKeepTheirPlan) {
   }
 }
 
+// Four equal links for 2,000 steps, on quiet hosts and on hosts that other work shares, where
+// codecs and collectives take longer to be known.
+TEST_P(ClosedLoopTest, EqualLinksBringNoSpuriousSwitchInTwoThousandSteps) {
+  for (const double busy : {0.0, 0.3}) {
+    for (const Phase& phase :
+         {Phase{"medium", {1e-3, 5e7}, 2000}, Phase{"fast", {2e-4, 1.19e8}, 2000}}) {
+      test::SimulatedJob::Options options;
+      options.seed = GetParam() + 400;
+      options.arrivals = true;
+      options.busy = busy;
+      Loop loop(options);
+      Outcome warm, steady;
+      loop.Run({phase.name, phase.network, busy > 0 ? 300 : 100}, {}, &warm);
+      loop.Run(phase, {}, &steady);
+      SCOPED_TRACE(StrCat(phase.name, ", busy ", busy, ", seed ", options.seed));
+      for (const Switch& one : steady.switches) {
+        ADD_FAILURE() << "step " << one.step << ", " << one.trigger << ": " << one.from << " -> "
+                      << one.to << ": " << one.reason;
+      }
+      const double believed = loop.job().model().bandwidth_bytes_per_s().value;
+      EXPECT_NEAR(std::log(believed / phase.network.bandwidth), 0, 0.2);
+    }
+  }
+}
+
 TEST_P(ClosedLoopTest, FourfoldBandwidthAndFivefoldLatencyAreNoticed) {
   struct Case {
     const char* name;

@@ -36,6 +36,9 @@ class SimulatedJob {
     int slow_rank = -1;      // takes slow_compute times as long until its first bucket
     double slow_compute = 1;
     bool arrivals = false;  // ranks stamp the payloads that come from the rank before
+    // Share of steps in which other work takes a host's cores: it computes up to half longer,
+    // collectives wait for it, and what it sends and receives looks slow.
+    double busy = 0;
     uint64_t seed = 1;
   };
 
@@ -110,11 +113,14 @@ class SimulatedJob {
     ++step_;
     const int world = options_.world;
     std::vector<StepObservation> reports(world);
+    taken_.assign(world, false);
     std::vector<double> first(world), free(world), last(world);
     for (int r = 0; r < world; ++r) {
       const double noise = 1 + options_.compute_noise * std::fabs(random_.Normal());
       const double slow = r == options_.slow_rank ? options_.slow_compute : 1;
-      first[r] = begin_s_[r] + options_.compute_s * noise * slow;
+      taken_[r] = options_.busy > 0 && random_.Uniform() < options_.busy;
+      const double late = taken_[r] ? 1 + 0.5 * random_.Uniform() : 1;
+      first[r] = begin_s_[r] + options_.compute_s * noise * slow * late;
       free[r] = last[r] = first[r];
       reports[r].rank = r;
       reports[r].step = step_;
@@ -123,9 +129,14 @@ class SimulatedJob {
     }
     if (options_.arrivals) {
       for (int r = 0; r < world; ++r) {
-        const double s_per_byte = std::exp(0.05 * random_.Normal()) / network.bandwidth;
+        double s_per_byte = std::exp(0.05 * random_.Normal()) / network.bandwidth;
+        double deviation = 0.05;
+        if (taken_[r] || taken_[(r + world - 1) % world]) {
+          s_per_byte *= std::exp(1.5 * std::fabs(random_.Normal()));
+          deviation = 0.2 + 0.4 * random_.Uniform();
+        }
         reports[r].arrivals.push_back(
-            {(r + world - 1) % world, s_per_byte, 0.05, s_per_byte, 3e5, false});
+            {(r + world - 1) % world, s_per_byte, deviation, s_per_byte, 3e5, false});
       }
     }
     busy_ = 0;
@@ -165,8 +176,10 @@ class SimulatedJob {
                  std::vector<double>* free, std::vector<double>* last,
                  std::vector<StepObservation>* reports) {
     const BucketCost cost = Cost(b, plan_[b]);
+    const bool waits = std::any_of(taken_.begin(), taken_.end(), [](bool taken) { return taken; });
     const double network_s = cost.NetworkSeconds(network.latency_s, 1 / network.bandwidth) *
-                             std::exp(options_.network_noise * random_.Normal());
+                             std::exp(options_.network_noise * random_.Normal()) *
+                             (waits ? 1 + 1.5 * random_.Uniform() : 1);
     const double encode_s = cost.EncodeSeconds(network.latency_s);
     busy_ += network_s;
     std::vector<double> enter(options_.world);
@@ -261,6 +274,7 @@ class SimulatedJob {
   PlanModel plan_;
   uint64_t version_ = 0, step_ = 0;
   std::vector<double> begin_s_;
+  std::vector<bool> taken_;  // the cores of each host, in this step
   double clock_s_ = 0, last_step_s_ = 0, busy_ = 0, decode_s_ = 0;
   int probes_ = 0;
 };
