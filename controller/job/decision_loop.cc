@@ -61,9 +61,9 @@ bool DecisionLoop::IsLossy(const PlanModel& choices) const {
   });
 }
 
-void DecisionLoop::Request(std::string kind, std::string note) {
+void DecisionLoop::Request(TriggerKind kind, std::string note) {
   const JobModel* model = job_.observer.model();
-  requested_ = Trigger{.kind = std::move(kind),
+  requested_ = Trigger{.kind = kind,
                        .step = model == nullptr ? 0 : model->step(),
                        .note = note.substr(0, kNoteBytesMax)};
 }
@@ -73,7 +73,7 @@ void DecisionLoop::OnPolicyChange() {
   const auto policy = CurrentPolicy();
   if (!policy.ok() || policy->record == policy_digest_ || policy_digest_.empty()) return;
   promises_.Forgive();
-  Request("policy", StrCat("policy ", policy_name(), " changed"));
+  Request(TriggerKind::kPolicy, StrCat("policy ", policy_name(), " changed"));
 }
 
 StatusOr<EffectivePolicy> DecisionLoop::CurrentPolicy() const {
@@ -97,22 +97,25 @@ StatusOr<EffectivePolicy> DecisionLoop::CurrentPolicy() const {
 std::optional<Trigger> DecisionLoop::NextTrigger() {
   if (dense_only_until_.has_value() && job_.host.clock().Now() >= *dense_only_until_) {
     dense_only_until_.reset();
-    if (!requested_.has_value()) Request("periodic", "the hold after a rollback is over");
+    if (!requested_.has_value())
+      Request(TriggerKind::kPeriodic, "the hold after a rollback is over");
   }
   if (gain_min_until_.has_value() && job_.host.clock().Now() >= *gain_min_until_) {
     gain_min_until_.reset();
     gain_min_ = 0;
-    if (!requested_.has_value()) Request("periodic", "the hold after losses fell behind is over");
+    if (!requested_.has_value())
+      Request(TriggerKind::kPeriodic, "the hold after losses fell behind is over");
   }
   // The model's own changes are kept until a decision is possible, so none is lost meanwhile.
   if (auto trigger = job_.observer.model()->TakeTrigger(job_.options.periodic_s);
       trigger.has_value()) {
-    if (trigger->kind == "bandwidth_change" || trigger->kind == "latency_change") {
+    if (trigger->kind == TriggerKind::kBandwidthChange ||
+        trigger->kind == TriggerKind::kLatencyChange) {
       monitor_.ForgivePrediction();
       if (promises_.broken()) requested_.reset();
       promises_.Forgive();
     }
-    if (!requested_.has_value() || requested_->kind == "periodic") {
+    if (!requested_.has_value() || requested_->kind == TriggerKind::kPeriodic) {
       requested_ = std::move(trigger);
     } else {  // one decision answers both
       for (const Change& change : trigger->changes) {
@@ -158,7 +161,7 @@ void DecisionLoop::MaybeDecide() {
 void DecisionLoop::WatchBenefit() {
   if (InDenseCheck()) {
     LeaveWhatCosts();
-    if (!requested_.has_value()) Request("dense_check", "dense was measured");
+    if (!requested_.has_value()) Request(TriggerKind::kDenseCheck, "dense was measured");
     return;
   }
   const TimePoint now = job_.host.clock().Now();
@@ -166,7 +169,7 @@ void DecisionLoop::WatchBenefit() {
   next_look_ = now + kLookInterval;
   LeaveWhatCosts();
   if (requested_.has_value() || !WantsDenseCheck()) return;
-  Request("dense_check", "to measure what the plan saves");
+  Request(TriggerKind::kDenseCheck, "to measure what the plan saves");
   check_begins_ = true;
 }
 
@@ -201,7 +204,7 @@ void DecisionLoop::LeaveWhatCosts() {
   dense_only_until_ = job_.host.clock().Now() + costly_hold_;
   costly_hold_ = std::min<Duration>(costly_hold_ * 2, std::chrono::hours(1));
   ++job_.counters.rollbacks;
-  Request("rollback", "the plan " + BenefitText(plan));
+  Request(TriggerKind::kRollback, "the plan " + BenefitText(plan));
 }
 
 // Plans with slots on an aggregator would lose them.
@@ -229,7 +232,7 @@ void DecisionLoop::ShowInterrupted(Snapshot* snapshot) const {
 
 void DecisionLoop::DecideFor(const Trigger& trigger) {
   JobModel& model = *job_.observer.model();
-  auto snapshot = model.MakeSnapshot(trigger.kind);
+  auto snapshot = model.MakeSnapshot(TriggerName(trigger.kind));
   const auto policy = CurrentPolicy();
   const Status inputs = snapshot.ok() ? policy.status() : snapshot.status();
   const TimePoint now = job_.host.clock().Now();
@@ -244,7 +247,7 @@ void DecisionLoop::DecideFor(const Trigger& trigger) {
                       [&](const std::string& collective, double bytes_per_s) {
                         model.SetRateMax(collective, bytes_per_s);
                       });
-  promises_.Fill(trigger.kind == "rollback", Network(), now, &*snapshot);
+  promises_.Fill(trigger.kind == TriggerKind::kRollback, Network(), now, &*snapshot);
   const TimePoint begin = RealClock().Now();
   const auto decision = Decide(*snapshot, policy->policy);
   job_.counters.decide_s_sum += ToSeconds(RealClock().Now() - begin);
@@ -286,22 +289,22 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
   record.unix_s = job_.host.clock().UnixSeconds();
   record.trigger = trigger;
   record.policy = policy_name();
-  record.outcome = "kept";
+  record.outcome = DecisionOutcome::kKept;
   record.plan_version = job_.ledger.active_version();
   last_front_.clear();
   for (const auto& candidate : decision.front) last_front_.push_back(RecordOf(candidate, largest));
-  ++job_.counters.decisions[trigger.kind];
+  ++job_.counters.decisions[TriggerName(trigger.kind)];
   const bool returns = InDenseCheck();
   if (decision.switched || returns || LacksLease(decision.chosen.choices) ||
       job_.slots.Lacks(decision.chosen.choices, job_.ledger.active())) {
     StartRollout(decision, &record);
   }
-  const bool offered = record.outcome == "offered";
+  const bool offered = record.outcome == DecisionOutcome::kOffered;
   if (offered) {
     promises_.OnOffered(record.plan_version, snapshot, decision, policy.policy.improvement_min);
   }
   if (returns) record.switched = offered;
-  if (returns && !offered && record.outcome == "kept") {  // dense stays
+  if (returns && !offered && record.outcome == DecisionOutcome::kKept) {  // dense stays
     interrupted_.reset();
     ApplyActivePlan(job_.members.first_step());
   }
@@ -319,7 +322,7 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
     ++job_.counters.unchanged;
     ++last_decision_->unchanged;
   }
-  if (record.outcome == "offered") rolling_ = record;
+  if (record.outcome == DecisionOutcome::kOffered) rolling_ = record;
   if (!keep) return;
   job_.host.Publish({job_.name, "", record});
 }
@@ -328,12 +331,12 @@ void DecisionLoop::Record(const Trigger& trigger, const Snapshot& snapshot,
 // others where somebody asked for it or it came to another end than the newest that is recorded,
 // and now and then, as a sample.
 bool DecisionLoop::IsWorthRecording(const DecisionRecord& record) const {
-  if (record.outcome == "offered" || !last_decision_.has_value()) return true;
+  if (record.outcome == DecisionOutcome::kOffered || !last_decision_.has_value()) return true;
   if (!budget_.Allows(record.unix_s)) return false;
-  const bool noticed =
-      record.trigger.kind == "periodic" || record.trigger.kind == "bandwidth_change" ||
-      record.trigger.kind == "latency_change" || record.trigger.kind == "gain_change";
-  return !noticed || record.outcome != "kept" || GistOf(record) != GistOf(*last_decision_) ||
+  const TriggerKind kind = record.trigger.kind;  // the model's own
+  const bool noticed = kind >= TriggerKind::kPeriodic && kind <= TriggerKind::kGainChange;
+  return !noticed || record.outcome != DecisionOutcome::kKept ||
+         GistOf(record) != GistOf(*last_decision_) ||
          record.unix_s - last_decision_->unix_s >= kKeptRecordIntervalS;
 }
 
@@ -374,12 +377,12 @@ void DecisionLoop::StartRollout(const Decision& decision, DecisionRecord* record
   const Status offered = job_.ledger.Offer(plan, leased ? std::optional(fallback) : std::nullopt);
   if (!offered.ok()) {
     record->switched = false;
-    record->outcome = "withdrawn";
+    record->outcome = DecisionOutcome::kWithdrawn;
     return;
   }
   FillChanges(job_.observer.buckets(), before, choices, record);
   record->plan_version = plan.version;
-  record->outcome = "offered";
+  record->outcome = DecisionOutcome::kOffered;
   record->plan = Redacted(std::move(plan));
 }
 
@@ -400,7 +403,7 @@ void DecisionLoop::OnPlanLog(const PlanLogEntry& entry) {
       ++job_.counters.nacks;
       Warn(StrCat("rank ", entry.rank, " refuses plan ", entry.version, ": ", entry.detail));
       if (rolling_.has_value() && rolling_->plan_version == entry.version) {
-        rolling_->outcome = "nacked";
+        rolling_->outcome = DecisionOutcome::kNacked;
       }
       break;
     case PlanLogEntry::Kind::kWithdrawn:
@@ -416,7 +419,8 @@ void DecisionLoop::OnWithdrawn(const PlanLogEntry& entry) {
   ++job_.counters.withdrawals;
   Warn(StrCat("plan ", entry.version, " withdrawn: ", entry.detail));
   if (!rolling_.has_value() || rolling_->plan_version != entry.version) return;
-  if (rolling_->outcome != "nacked") rolling_->outcome = "withdrawn";
+  if (rolling_->outcome != DecisionOutcome::kNacked)
+    rolling_->outcome = DecisionOutcome::kWithdrawn;
   rolling_->withdrawn_for = entry.detail.substr(0, kNoteBytesMax);
   SaveOutcome(*rolling_);
   if (interrupted_.has_value() && interrupted_->check_version == entry.version) {
@@ -438,7 +442,7 @@ void DecisionLoop::OnActive(uint64_t version, uint64_t step) {
   active_.reset();
   if (rolling_.has_value() && rolling_->plan_version == version) {
     active_ = std::exchange(rolling_, std::nullopt);
-    active_->outcome = "active";
+    active_->outcome = DecisionOutcome::kActive;
     active_->activation_step = step;
     actual_step_s_.clear();
     next_actual_step_ = step + 2;
@@ -483,7 +487,7 @@ void DecisionLoop::OnStep(const StepObservation& step) {
     dense_only_until_ = job_.host.clock().Now() + dense_only_hold_;
     dense_only_hold_ = std::min<Duration>(dense_only_hold_ * 2, std::chrono::minutes(10));
   }
-  Request("rollback", found->reason);
+  Request(TriggerKind::kRollback, found->reason);
 }
 
 KnownNetwork DecisionLoop::Network() const {
@@ -501,13 +505,13 @@ void DecisionLoop::WatchPromise(const StepObservation& step) {
                                        .skipped = step.skipped},
                                       Network(), job_.host.clock().Now());
   if (!found.has_value()) return;
-  const bool other = requested_.has_value() && requested_->kind != "periodic";
+  const bool other = requested_.has_value() && requested_->kind != TriggerKind::kPeriodic;
   if (pin_.has_value() || dense_only_until_.has_value() || other) {
     promises_.Forgive();
     return;
   }
   ++job_.counters.rollbacks;
-  Request("rollback", "");
+  Request(TriggerKind::kRollback, "");
   requested_->changes = {{.of = Change::Of::kStepTime,
                           .seen = Change::Seen::kSincePlan,
                           .before = found->promised_s,
@@ -533,7 +537,7 @@ void DecisionLoop::WatchLosses() {
   gain_min_until_ = job_.host.clock().Now() + gain_min_hold_;
   gain_min_hold_ = std::min<Duration>(gain_min_hold_ * 2, std::chrono::hours(4));
   ++job_.counters.rollbacks;
-  Request("loss", "");
+  Request(TriggerKind::kLoss, "");
   requested_->changes = {{.of = Change::Of::kLoss,
                           .seen = Change::Seen::kSincePlan,
                           .before = found->curve,
@@ -567,8 +571,9 @@ void DecisionLoop::Save(DecisionRecord decision) {
 
 void DecisionLoop::SaveOutcome(const DecisionRecord& decision) {
   Save(decision);
-  job_.host.Publish(
-      {job_.name, StrCat("plan ", decision.plan_version, " is ", decision.outcome), decision});
+  job_.host.Publish({job_.name,
+                     StrCat("plan ", decision.plan_version, " is ", OutcomeName(decision.outcome)),
+                     decision});
 }
 
 Status DecisionLoop::Pin(const JobPin& pin) {
@@ -581,13 +586,13 @@ Status DecisionLoop::Pin(const JobPin& pin) {
       job_.host.journal().SavePin(job_.name, pin, job_.host.clock().UnixSeconds()));
   pin_ = pin;
   if (Rollout* rollout = job_.ledger.rollout(); rollout != nullptr) rollout->ClearBackoff();
-  Request("pin", StrCat("pinned by ", pin.actor.empty() ? "unknown" : pin.actor));
+  Request(TriggerKind::kPin, StrCat("pinned by ", pin.actor.empty() ? "unknown" : pin.actor));
   return OkStatus();
 }
 
 Status DecisionLoop::Unpin() {
   WEIR_RETURN_IF_ERROR(job_.host.journal().DeletePin(job_.name));
-  if (pin_.has_value()) Request("pin", "unpinned");
+  if (pin_.has_value()) Request(TriggerKind::kPin, "unpinned");
   pin_.reset();
   return OkStatus();
 }

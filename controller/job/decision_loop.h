@@ -55,7 +55,7 @@ class DecisionLoop {
   /// Decides when there is a reason to and nothing stands against it.
   void MaybeDecide();
   /// A decision is wanted; replaces what was asked for before.
-  void Request(std::string kind, std::string note);
+  void Request(TriggerKind kind, std::string note);
   void OnPolicyChange();
   /// Fixes the choice for all buckets. Errors as CheckChoice and the journal's;
   /// kFailedPrecondition: no rank has said what it can run.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/job/decision_record.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 
@@ -27,7 +29,22 @@ void SetOrigin(const std::string& method, uint64_t samples, double age_s, InputE
   estimate->measured.age_s = age_s;
 }
 
+// In the order of the enumeration.
+constexpr std::array<std::string_view, 6> kOutcomeNames = {"",       "kept",   "offered",
+                                                           "active", "nacked", "withdrawn"};
+static_assert(kOutcomeNames.size() == static_cast<size_t>(DecisionOutcome::kWithdrawn) + 1);
+
 }  // namespace
+
+std::string OutcomeName(DecisionOutcome outcome) {
+  return std::string(kOutcomeNames[static_cast<size_t>(outcome)]);
+}
+
+DecisionOutcome OutcomeNamed(std::string_view name) {
+  const auto found = std::find(kOutcomeNames.begin(), kOutcomeNames.end(), name);
+  return found == kOutcomeNames.end() ? DecisionOutcome::kNone
+                                      : static_cast<DecisionOutcome>(found - kOutcomeNames.begin());
+}
 
 CandidateRecord RecordOf(const CandidatePlan& candidate, size_t largest) {
   CandidateRecord out;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "controller/job/job_plan.h"
@@ -30,6 +31,20 @@ struct BucketChange {
   ChoiceModel after;
 };
 
+/// The outcome of a decision.
+enum class DecisionOutcome {
+  kNone,
+  kKept,     // what ran goes on
+  kOffered,  // ranks prepare its plan
+  kActive,
+  kNacked,     // a rank refused its plan
+  kWithdrawn,  // its plan came to nothing for another reason
+};
+/// "kept"; empty for kNone.
+std::string OutcomeName(DecisionOutcome outcome);
+/// The outcome of that name; kNone for another text.
+DecisionOutcome OutcomeNamed(std::string_view name);
+
 /// See Decision in admin.proto.
 struct DecisionRecord {
   int64_t id = 0;  // 0: not stored
@@ -42,7 +57,7 @@ struct DecisionRecord {
   DecisionFacts facts;
   std::string withdrawn_for;  // why the plan that it offered was withdrawn
   std::vector<CandidateRecord> candidates;
-  std::string outcome;
+  DecisionOutcome outcome = DecisionOutcome::kNone;
   uint64_t activation_step = 0;
   double actual_step_s = 0;
   std::string digest;

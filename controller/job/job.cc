@@ -87,7 +87,8 @@ void Job::On(int rank, const BucketList& buckets) {
   if (!*changed) return;
   loop_.ApplyActivePlan(members_.first_step());
   if (rebuilt) {
-    loop_.Request("start", StrCat("the job now has ", observer_.buckets().size(), " buckets"));
+    loop_.Request(TriggerKind::kStart,
+                  StrCat("the job now has ", observer_.buckets().size(), " buckets"));
   }
   PublishState();
 }
@@ -137,7 +138,7 @@ void Job::On(int rank, const RankIncident& said) {
   if (incident.kind != "offload_failed") return;
   if (const auto why = slots_.OnOffloadFailed(rank, incident.detail); why.has_value()) {
     Warn(*why);
-    loop_.Request("aggregator", *why);
+    loop_.Request(TriggerKind::kAggregator, *why);
   }
 }
 
@@ -183,7 +184,7 @@ void Job::OnTick() {
   PumpRollout();
   ledger_.RenewLease(members_, loop_.policy().lease_s);
   slots_.Watch(ledger_.active(), ledger_.pending(), members_.attached(),
-               [this](const std::string& why) { loop_.Request("aggregator", why); });
+               [this](const std::string& why) { loop_.Request(TriggerKind::kAggregator, why); });
   const TimePoint now = host_.clock().Now();
   if (now < next_check_) return;
   next_check_ = now + FromSeconds(options_.check_interval_s);

@@ -205,7 +205,10 @@ DecisionRecord ToModel(const v1::Decision& in) {
   out.job = in.job();
   out.step = in.step();
   out.unix_s = in.unix_s();
-  out.trigger.kind = in.trigger();
+  // Records of former releases have the words.
+  out.trigger.kind = in.trigger_kind() > 0 && in.trigger_kind() <= v1::DECISION_TRIGGER_DENSE_CHECK
+                         ? static_cast<TriggerKind>(in.trigger_kind())
+                         : TriggerNamed(in.trigger());
   out.trigger.step = in.trigger_step();
   for (const v1::Change& change : in.changes()) out.trigger.changes.push_back(ToModel(change));
   out.trigger.note = in.note();
@@ -219,7 +222,9 @@ DecisionRecord ToModel(const v1::Decision& in) {
   for (const v1::Candidate& candidate : in.candidates()) {
     if (out.candidates.size() < kCandidatesMax) out.candidates.push_back(ToModel(candidate));
   }
-  out.outcome = in.outcome();
+  out.outcome = in.result() > 0 && in.result() <= v1::DECISION_OUTCOME_WITHDRAWN
+                    ? static_cast<DecisionOutcome>(in.result())
+                    : OutcomeNamed(in.outcome());
   out.activation_step = in.activation_step();
   out.actual_step_s = in.actual_step_s();
   out.digest = in.digest();
@@ -239,7 +244,7 @@ v1::Decision ToProto(const DecisionRecord& in) {
   out.set_job(in.job);
   out.set_step(in.step);
   out.set_unix_s(in.unix_s);
-  out.set_trigger(in.trigger.kind);
+  out.set_trigger_kind(static_cast<v1::DecisionTrigger>(static_cast<int>(in.trigger.kind)));
   out.set_trigger_step(in.trigger.step);
   for (const Change& change : in.trigger.changes) *out.add_changes() = ToProto(change);
   out.set_note(in.trigger.note);
@@ -253,7 +258,7 @@ v1::Decision ToProto(const DecisionRecord& in) {
   out.set_binding_constraint(in.facts.binding_constraint);
   out.set_dense_step_s(in.facts.dense_step_s);
   out.set_predicted_step_s(in.facts.chosen.step_s);
-  out.set_outcome(in.outcome);
+  out.set_result(static_cast<v1::DecisionOutcome>(static_cast<int>(in.outcome)));
   out.set_activation_step(in.activation_step);
   out.set_actual_step_s(in.actual_step_s);
   out.set_digest(in.digest);
@@ -266,8 +271,11 @@ v1::Decision ToProto(const DecisionRecord& in) {
 }
 
 void AddWords(v1::Decision* decision) {
-  if (!decision->has_facts()) return;  // a former release stored its own
   const DecisionRecord record = ToModel(*decision);
+  // Words that this release does not know, of another one, stay.
+  if (decision->trigger_kind() != 0) decision->set_trigger(TriggerName(record.trigger.kind));
+  if (decision->result() != 0) decision->set_outcome(OutcomeName(record.outcome));
+  if (!decision->has_facts()) return;  // a former release stored its own
   const std::string cause = TriggerText(record.trigger);
   decision->set_reason(StrCat(cause, cause.empty() ? "" : ": ", ReasonText(record.facts),
                               record.withdrawn_for.empty() ? "" : "; ", record.withdrawn_for));

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "controller/model/progress.h"
@@ -112,12 +113,29 @@ struct Change {
 /// "bandwidth 118 MB/s -> 12.4 MB/s (step 120)".
 std::string ChangeText(const Change& change);
 
+enum class TriggerKind {
+  kNone,
+  kStart,
+  kPeriodic,
+  kBandwidthChange,
+  kLatencyChange,
+  kGainChange,
+  // The following are the caller's.
+  kPolicy,
+  kPin,
+  kRollback,
+  kAggregator,
+  kLoss,
+  kDenseCheck,
+};
+/// "bandwidth_change"; empty for kNone.
+std::string TriggerName(TriggerKind kind);
+/// The kind of that name; kNone for another text.
+TriggerKind TriggerNamed(std::string_view name);
+
 /// A reason for a new decision.
 struct Trigger {
-  // "start", "bandwidth_change", "latency_change", "gain_change" or "periodic"; the caller
-  // adds "policy", "pin", "rollback", "aggregator", "loss" and
-  // "dense_check".
-  std::string kind;
+  TriggerKind kind = TriggerKind::kNone;
   uint64_t step = 0;  // job's step at which it was noticed
   std::vector<Change> changes = {};
   std::string note = {};  // the caller's reason, beside changes of estimates

@@ -72,7 +72,7 @@ struct JobModel::State {
   ChangeDetector gain_detector;
   std::deque<PredictionRecord> predictions;
 
-  std::map<std::string, Trigger> pending;
+  std::map<TriggerKind, Trigger> pending;
   std::vector<std::pair<uint64_t, Trigger>> follow_ups;  // at step
   bool started = false;
   double last_decision_s = 0;
@@ -87,8 +87,8 @@ struct JobModel::State {
   void LearnBucket(const AssembledBucket& bucket, const LayoutSpeedup& speedup,
                    std::vector<CollectiveSample>* samples);
   NodeLinks LinksOfNodes() const { return LinksBetween(nodes, world, network.Links(Now())); }
-  void Raise(const std::string& kind, std::vector<Change> changes);
-  void RaiseAndFollowUp(const std::string& kind, const Change& change);
+  void Raise(TriggerKind kind, std::vector<Change> changes);
+  void RaiseAndFollowUp(TriggerKind kind, const Change& change);
   void RaiseNetworkChange(const NetworkChange& change);
   void WatchGain();
   void WatchDrift();

@@ -2,6 +2,7 @@
 // Changes of estimates become triggers; see job_model.h.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "controller/model/cost_model.h"
@@ -24,14 +25,30 @@ constexpr double kPlanGainOff = 0.1;
 constexpr uint64_t kPlanGainSteps = 3;
 constexpr double kReferenceRatio = 0.01;  // gain changes are watched here
 
-int UrgencyOf(const std::string& kind) {
-  if (kind == "bandwidth_change") return 4;
-  if (kind == "latency_change") return 3;
-  if (kind == "gain_change") return 2;
-  return kind == "start" ? 1 : 0;
+int UrgencyOf(TriggerKind kind) {
+  if (kind == TriggerKind::kBandwidthChange) return 4;
+  if (kind == TriggerKind::kLatencyChange) return 3;
+  if (kind == TriggerKind::kGainChange) return 2;
+  return kind == TriggerKind::kStart ? 1 : 0;
 }
 
+// In the order of the enumeration.
+constexpr std::array<std::string_view, 12> kTriggerNames = {
+    "",       "start", "periodic", "bandwidth_change", "latency_change", "gain_change",
+    "policy", "pin",   "rollback", "aggregator",       "loss",           "dense_check"};
+static_assert(kTriggerNames.size() == static_cast<size_t>(TriggerKind::kDenseCheck) + 1);
+
 }  // namespace
+
+std::string TriggerName(TriggerKind kind) {
+  return std::string(kTriggerNames[static_cast<size_t>(kind)]);
+}
+
+TriggerKind TriggerNamed(std::string_view name) {
+  const auto found = std::find(kTriggerNames.begin(), kTriggerNames.end(), name);
+  return found == kTriggerNames.end() ? TriggerKind::kNone
+                                      : static_cast<TriggerKind>(found - kTriggerNames.begin());
+}
 
 std::string ChangeText(const Change& change) {
   std::string text;
@@ -78,15 +95,15 @@ std::string TriggerText(const Trigger& trigger) {
   return text;
 }
 
-void JobModel::State::Raise(const std::string& kind, std::vector<Change> changes) {
+void JobModel::State::Raise(TriggerKind kind, std::vector<Change> changes) {
   Trigger& trigger = pending[kind];
   // The first of a kind names the step; the newest knows best what happened.
-  if (trigger.kind.empty()) trigger.step = step;
+  if (trigger.kind == TriggerKind::kNone) trigger.step = step;
   trigger.kind = kind;
   trigger.changes = std::move(changes);
 }
 
-void JobModel::State::RaiseAndFollowUp(const std::string& kind, const Change& change) {
+void JobModel::State::RaiseAndFollowUp(TriggerKind kind, const Change& change) {
   Raise(kind, {change});
   std::erase_if(follow_ups, [&](const auto& entry) { return entry.second.kind == kind; });
   for (const uint64_t later : kFollowUps) follow_ups.push_back({step + later, pending[kind]});
@@ -94,16 +111,16 @@ void JobModel::State::RaiseAndFollowUp(const std::string& kind, const Change& ch
 
 void JobModel::State::RaiseNetworkChange(const NetworkChange& change) {
   if (change.bandwidth) {
-    RaiseAndFollowUp("bandwidth_change", {.of = Change::Of::kBandwidth,
-                                          .before = change.bandwidth_before,
-                                          .after = change.bandwidth_after,
-                                          .step = step});
+    RaiseAndFollowUp(TriggerKind::kBandwidthChange, {.of = Change::Of::kBandwidth,
+                                                     .before = change.bandwidth_before,
+                                                     .after = change.bandwidth_after,
+                                                     .step = step});
   }
   if (change.latency) {
-    RaiseAndFollowUp("latency_change", {.of = Change::Of::kLatency,
-                                        .before = change.latency_before,
-                                        .after = change.latency_after,
-                                        .step = step});
+    RaiseAndFollowUp(TriggerKind::kLatencyChange, {.of = Change::Of::kLatency,
+                                                   .before = change.latency_before,
+                                                   .after = change.latency_after,
+                                                   .step = step});
   }
 }
 
@@ -137,11 +154,11 @@ void JobModel::State::WatchGain() {
   reference_gain.Add(value);
   // Curves are averages already: a tenth is a lot.
   if (gain_detector.Add((value - before) / 0.1) == 0) return;
-  Raise("gain_change", {{.of = Change::Of::kGain,
-                         .before = std::exp(before),
-                         .after = std::exp(value),
-                         .ratio = kReferenceRatio,
-                         .step = step}});
+  Raise(TriggerKind::kGainChange, {{.of = Change::Of::kGain,
+                                    .before = std::exp(before),
+                                    .after = std::exp(value),
+                                    .ratio = kReferenceRatio,
+                                    .step = step}});
   reference_gain = Smoothed(0.05);
   reference_gain.Add(value);
 }
@@ -163,12 +180,12 @@ void JobModel::State::WatchPlanGain() {
   plan_gain_told = true;
   double total = 0;
   for (const BucketDefinition& bucket : buckets) total += static_cast<double>(bucket.elements);
-  Raise("gain_change", {{.of = Change::Of::kPlanGain,
-                         .seen = Change::Seen::kSincePlan,
-                         .before = predicted / total,
-                         .after = measured / total,
-                         .step = step,
-                         .plan_version = plan_version}});
+  Raise(TriggerKind::kGainChange, {{.of = Change::Of::kPlanGain,
+                                    .seen = Change::Seen::kSincePlan,
+                                    .before = predicted / total,
+                                    .after = measured / total,
+                                    .step = step,
+                                    .plan_version = plan_version}});
 }
 
 void JobModel::State::WatchDrift() {
@@ -177,11 +194,11 @@ void JobModel::State::WatchDrift() {
   const double bandwidth = network.Bandwidth(now_s).value, latency_s = network.Latency(now_s).value;
   const bool sure = network.filter().beta_log_deviation() < 0.5 * kBandwidthDrift;
   if (sure && std::fabs(std::log(bandwidth / decided_bandwidth)) > kBandwidthDrift) {
-    RaiseAndFollowUp("bandwidth_change", {.of = Change::Of::kBandwidth,
-                                          .seen = Change::Seen::kDrifted,
-                                          .before = decided_bandwidth,
-                                          .after = bandwidth,
-                                          .step = step});
+    RaiseAndFollowUp(TriggerKind::kBandwidthChange, {.of = Change::Of::kBandwidth,
+                                                     .seen = Change::Seen::kDrifted,
+                                                     .before = decided_bandwidth,
+                                                     .after = bandwidth,
+                                                     .step = step});
     decided_bandwidth = bandwidth;
   }
   double messages = 0;
@@ -194,11 +211,11 @@ void JobModel::State::WatchDrift() {
   const bool certain = network.filter().alpha_log_deviation() < 0.5 * kLatencyDrift;
   if (certain && moved_s > kLatencyShareMin * step_s.Get().value &&
       std::fabs(std::log(latency_s / decided_latency_s)) > kLatencyDrift) {
-    RaiseAndFollowUp("latency_change", {.of = Change::Of::kLatency,
-                                        .seen = Change::Seen::kDrifted,
-                                        .before = decided_latency_s,
-                                        .after = latency_s,
-                                        .step = step});
+    RaiseAndFollowUp(TriggerKind::kLatencyChange, {.of = Change::Of::kLatency,
+                                                   .seen = Change::Seen::kDrifted,
+                                                   .before = decided_latency_s,
+                                                   .after = latency_s,
+                                                   .step = step});
     decided_latency_s = latency_s;
   }
 }
@@ -211,7 +228,7 @@ std::optional<Change> JobModel::State::SincePlan() const {
   const double bandwidth = network.Bandwidth(Now()).value;
   if (!(planned_bandwidth > 0) || !(bandwidth > 0)) return std::nullopt;
   const double noise = std::max(kBandwidthDrift, 2 * network.filter().beta_log_deviation());
-  const bool told = pending.contains("bandwidth_change") &&
+  const bool told = pending.contains(TriggerKind::kBandwidthChange) &&
                     apart(decided_bandwidth, planned_bandwidth) <= kBandwidthDrift;
   if (told || apart(bandwidth, planned_bandwidth) <= noise) return std::nullopt;
   return Change{.of = Change::Of::kBandwidth,
@@ -228,19 +245,20 @@ std::optional<Trigger> JobModel::TakeTrigger(double periodic_s) {
   if (!s.started) {
     if (s.steps < kStartSteps) return std::nullopt;
     s.started = true;
-    if (s.pending.empty()) s.Raise("start", {});
+    if (s.pending.empty()) s.Raise(TriggerKind::kStart, {});
   }
   const double now_s = s.Now();
-  if (s.pending.empty() && now_s - s.last_decision_s >= periodic_s) s.Raise("periodic", {});
+  if (s.pending.empty() && now_s - s.last_decision_s >= periodic_s)
+    s.Raise(TriggerKind::kPeriodic, {});
   if (s.pending.empty()) return std::nullopt;
   // One decision answers everything that is pending; the most urgent names it.
-  std::string kind;
-  for (const auto& [name, trigger] : s.pending) {
-    if (kind.empty() || UrgencyOf(name) > UrgencyOf(kind)) kind = name;
+  TriggerKind kind = TriggerKind::kNone;
+  for (const auto& [one, trigger] : s.pending) {
+    if (kind == TriggerKind::kNone || UrgencyOf(one) > UrgencyOf(kind)) kind = one;
   }
   Trigger taken = s.pending[kind];
-  for (const auto& [name, trigger] : s.pending) {
-    if (name == kind) continue;
+  for (const auto& [one, trigger] : s.pending) {
+    if (one == kind) continue;
     taken.changes.insert(taken.changes.end(), trigger.changes.begin(), trigger.changes.end());
   }
   if (const auto change = s.SincePlan(); change.has_value()) taken.changes.push_back(*change);

@@ -270,7 +270,7 @@ TEST(ExplainTest, SummaryIsWhatChangedAndWhatCameOfIt) {
       HasSubstr("Step 68: plan 7 keeps 2 % where 100 % was predicted, the loss is 2.1 where "
                 "1.9 was expected. Now top_k"));
   record.switched = false;
-  record.trigger = {.kind = "periodic"};
+  record.trigger = {.kind = TriggerKind::kPeriodic};
   EXPECT_EQ(SummaryText(record),
             "Step 68: no estimate has changed. top_k 0.1 over sparse_all_gather stays; predicted "
             "0.44 s (dense 0.57 s), keeps 96 %.");
@@ -280,6 +280,47 @@ TEST(ExplainTest, SummaryIsWhatChangedAndWhatCameOfIt) {
   EXPECT_EQ(SummaryText(record),
             "Step 68: the first plan. Now top_k 0.1 over sparse_all_gather; predicted 0.44 s "
             "(dense 0.57 s), keeps 96 %. Withdrawn: rank 1: no memory.");
+}
+
+TEST(DecisionMappingTest, TriggersAndOutcomesAreEnumerationsAndFormerRecordsHaveTheWords) {
+  for (int kind = 1; kind <= static_cast<int>(TriggerKind::kDenseCheck); ++kind) {
+    for (int outcome = 1; outcome <= static_cast<int>(DecisionOutcome::kWithdrawn); ++outcome) {
+      DecisionRecord record;
+      record.trigger.kind = static_cast<TriggerKind>(kind);
+      record.outcome = static_cast<DecisionOutcome>(outcome);
+      v1::Decision stored = ToProto(record);
+      EXPECT_TRUE(stored.trigger().empty() && stored.outcome().empty()) << "no words are stored";
+      EXPECT_EQ(ToModel(stored).trigger.kind, record.trigger.kind);
+      EXPECT_EQ(ToModel(stored).outcome, record.outcome);
+      AddWords(&stored);
+      EXPECT_EQ(TriggerNamed(stored.trigger()), record.trigger.kind) << stored.trigger();
+      EXPECT_EQ(OutcomeNamed(stored.outcome()), record.outcome) << stored.outcome();
+      v1::Decision former;
+      former.set_trigger(stored.trigger());
+      former.set_outcome(stored.outcome());
+      EXPECT_EQ(ToModel(former).trigger.kind, record.trigger.kind);
+      EXPECT_EQ(ToModel(former).outcome, record.outcome);
+    }
+  }
+  v1::Decision newer;
+  newer.set_trigger_kind(static_cast<v1::DecisionTrigger>(999));
+  newer.set_result(static_cast<v1::DecisionOutcome>(-3));
+  EXPECT_EQ(ToModel(newer).trigger.kind, TriggerKind::kNone);
+  EXPECT_EQ(ToModel(newer).outcome, DecisionOutcome::kNone);
+}
+
+TEST(DecisionMappingTest, ABrokenPromiseIsData) {
+  DecisionRecord record;
+  record.facts.rule = DecisionRule::kPromiseBroken;
+  record.facts.failures = 3;
+  record.facts.held_s = 240;
+  record.trigger.changes = {
+      {.of = Change::Of::kStepTime, .before = 0.4, .after = 1.02, .plan_version = 7}};
+  const DecisionRecord back = ToModel(ToProto(record));
+  EXPECT_EQ(back.facts, record.facts);
+  EXPECT_EQ(back.trigger.changes, record.trigger.changes);
+  EXPECT_EQ(TriggerText(back.trigger),
+            "plan 7 takes 1.02 s for the progress of a dense step, 0.4 s were promised");
 }
 
 v1::Candidate* AddCandidate(v1::Decision* decision, const char* collective, double step_s,

@@ -168,9 +168,9 @@ TEST(JobModelTest, TriggersComeOnceAndMostUrgentFirst) {
   for (int i = 0; i < 2; ++i) job.Step(kFast);
   EXPECT_FALSE(job.model().TakeTrigger(kNever).has_value());
   for (int i = 0; i < 3; ++i) job.Step(kFast);
-  EXPECT_EQ(job.model().TakeTrigger(kNever)->kind, "start");
+  EXPECT_EQ(job.model().TakeTrigger(kNever)->kind, TriggerKind::kStart);
   EXPECT_FALSE(job.model().TakeTrigger(kNever).has_value());
-  EXPECT_EQ(job.model().TakeTrigger(0)->kind, "periodic");
+  EXPECT_EQ(job.model().TakeTrigger(0)->kind, TriggerKind::kPeriodic);
   for (int i = 0; i < 40; ++i) job.Step(kFast);
   while (job.model().TakeTrigger(kNever).has_value()) {
   }
@@ -181,7 +181,7 @@ TEST(JobModelTest, TriggersComeOnceAndMostUrgentFirst) {
     trigger = job.model().TakeTrigger(kNever);
   }
   ASSERT_TRUE(trigger.has_value());
-  EXPECT_EQ(trigger->kind, "bandwidth_change");
+  EXPECT_EQ(trigger->kind, TriggerKind::kBandwidthChange);
   EXPECT_LE(trigger->step, changed + 5);
   EXPECT_THAT(TriggerText(*trigger),
               testing::AllOf(HasSubstr("bandwidth 1"), HasSubstr(" Gb/s -> 4")));
@@ -207,7 +207,7 @@ TEST(JobModelTest, GainShiftTriggers) {
     trigger = job.model().TakeTrigger(kNever);
   }
   ASSERT_TRUE(trigger.has_value());
-  EXPECT_EQ(trigger->kind, "gain_change");
+  EXPECT_EQ(trigger->kind, TriggerKind::kGainChange);
   EXPECT_THAT(TriggerText(*trigger), HasSubstr("gain at ratio 0.01"));
 }
 
@@ -229,7 +229,7 @@ TEST(JobModelTest, TriggersTellTheNetworkSinceThePlan) {
   }
   EXPECT_THAT(first, testing::Not(HasSubstr("since plan"))) << "the trigger says it itself";
   const auto trigger = job.model().TakeTrigger(0);
-  EXPECT_EQ(trigger->kind, "periodic");
+  EXPECT_EQ(trigger->kind, TriggerKind::kPeriodic);
   EXPECT_THAT(TriggerText(*trigger),
               testing::MatchesRegex("bandwidth 1[.0-9]* Gb/s -> [45][.0-9]* Mb/s since plan 7"));
 }

@@ -93,7 +93,7 @@ class Loop {
     const auto trigger = job_.model().TakeTrigger(10);
     if (!trigger.has_value()) return;
     outcome->triggers.push_back(*trigger);
-    const auto snapshot = job_.model().MakeSnapshot(trigger->kind);
+    const auto snapshot = job_.model().MakeSnapshot(TriggerName(trigger->kind));
     ASSERT_TRUE(snapshot.ok()) << ToString(snapshot.status());
     const auto decision = Decide(*snapshot, policy);
     ASSERT_TRUE(decision.ok()) << ToString(decision.status());
@@ -102,7 +102,7 @@ class Loop {
     EXPECT_EQ(Decide(*parsed, policy)->digest, decision->digest);
     if (std::getenv("WEIR_TEST_VERBOSE") != nullptr) {
       std::printf("step %llu %s [%s] B %.3g +- %.2g a %.3g +- %.2g: %s\n",
-                  static_cast<unsigned long long>(job_.step()), trigger->kind.c_str(),
+                  static_cast<unsigned long long>(job_.step()), TriggerName(trigger->kind).c_str(),
                   TriggerText(*trigger).c_str(), snapshot->bandwidth_bytes_per_s.value,
                   snapshot->bandwidth_bytes_per_s.deviation / snapshot->bandwidth_bytes_per_s.value,
                   snapshot->latency_s.value,
@@ -113,7 +113,7 @@ class Loop {
     offered_ = decision->chosen.choices;
     offered_at_ = job_.step();
     outcome->switches.push_back({job_.step(), decision->incumbent.label, decision->chosen.label,
-                                 trigger->kind, ReasonText(decision->facts)});
+                                 TriggerName(trigger->kind), ReasonText(decision->facts)});
   }
 
   FakeClock clock_;
@@ -242,9 +242,10 @@ TEST_P(ClosedLoopTest, FourfoldBandwidthAndFivefoldLatencyAreNoticed) {
     const double latency_s = loop.job().model().latency_s().value;
     EXPECT_TRUE(Close(latency_s, one.after.latency_s))
         << one.name << " seed " << options.seed << " " << latency_s;
-    const bool noticed = std::any_of(
-        outcome.triggers.begin(), outcome.triggers.end(),
-        [](const auto& trigger) { return trigger.step > 100 && trigger.kind != "periodic"; });
+    const bool noticed =
+        std::any_of(outcome.triggers.begin(), outcome.triggers.end(), [](const auto& trigger) {
+          return trigger.step > 100 && trigger.kind != TriggerKind::kPeriodic;
+        });
     EXPECT_TRUE(noticed) << one.name << " seed " << options.seed;
   }
 }
