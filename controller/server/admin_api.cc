@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/server/admin_api.h"
+#include "controller/server/link_sharing.h"
 
 #include <algorithm>
 #include <charconv>
@@ -198,7 +199,16 @@ Status AdminApi::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsRespon
 Status AdminApi::GetJob(const v1::GetJobRequest& request, v1::Job* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.name()));
   *response = ToProto(job->View());
+  for (v1::LinkSharing& one : Sharing(request.name())) *response->add_sharing() = std::move(one);
   return OkStatus();
+}
+
+std::vector<v1::LinkSharing> AdminApi::Sharing(const std::string& job) const {
+  std::map<std::string, std::vector<std::string>> nodes_of;
+  for (const auto& [name, one] : fleet_.jobs().all()) {
+    if (one->members().attached()) nodes_of[name] = one->members().nodes();
+  }
+  return SharingOf(job, nodes_of);
 }
 
 Status AdminApi::ListDecisions(const v1::ListDecisionsRequest& request,
@@ -289,6 +299,11 @@ Status AdminApi::Explain(const v1::ExplainRequest& request, v1::Explanation* res
                      " times slower than the middle rank, and the others wait for it: no plan "
                      "helps\n");
     }
+  }
+  if (request.decision_id().empty()) {
+    const auto sharing = Sharing(request.job());
+    if (!sharing.empty()) text += StrCat("The job ", SharingText(sharing), "\n");
+    for (const v1::LinkSharing& one : sharing) *response->add_sharing() = one;
   }
   if (!obstacle.empty() && request.decision_id().empty()) {
     text += StrCat("Not deciding now: ", obstacle, "\n");

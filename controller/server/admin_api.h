@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "controller/fleet/fleet.h"
 #include "controller/server/event_hub.h"
@@ -31,6 +32,7 @@ class AdminApi {
   Status Ready();
 
  private:
+  std::vector<v1::LinkSharing> Sharing(const std::string& job) const;
   StatusOr<Job*> RequireJob(const std::string& name) const;
   StatusOr<v1::Decision> WholeDecision(const std::string& id_text);
   void Audit(const std::string& actor, const std::string& action, const std::string& target,

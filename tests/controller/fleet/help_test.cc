@@ -25,7 +25,7 @@ class HelpTest : public FleetFixture {
     v1::ListDecisionsRequest request;
     request.set_page_size(500);
     v1::ListDecisionsResponse all;
-    EXPECT_TRUE(fleet_->ListDecisions(request, &all).ok());
+    EXPECT_TRUE(plane_->admin.ListDecisions(request, &all).ok());
     return static_cast<int>(
         std::count_if(all.decisions().begin(), all.decisions().end(),
                       [&](const auto& decision) { return decision.note().rfind(begin, 0) == 0; }));

@@ -46,7 +46,7 @@ TEST_F(PromiseTest, AFirstPlanThatSavesNothingMakesWayForDenseAndIsTriedAgainMor
   cluster_.network.bandwidth_bytes_per_s = 20e6;
   cluster_.lossy_extra_s = 0.6;  // dense takes 0.82 s, fp16 1.0 s with it
   Apply(kTwoCodecs);
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   double wait_s = 0;
   for (int failures = 1; failures <= 3; ++failures) {
     const double waited_s = TrainUntil("fp16", 3600);
@@ -63,7 +63,7 @@ TEST_F(PromiseTest, AFirstPlanThatSavesNothingMakesWayForDenseAndIsTriedAgainMor
     v1::ReplayRequest again;
     again.set_id(back.id());
     v1::ReplayResponse answer;
-    ASSERT_TRUE(fleet_->Replay(again, &answer).ok());
+    ASSERT_TRUE(plane_->admin.Replay(again, &answer).ok());
     EXPECT_TRUE(answer.identical());
   }
 }
@@ -72,7 +72,7 @@ TEST_F(PromiseTest, ThePlanBeforeComesBackAndADifferentChangeIsStillMade) {
   cluster_.half_gain = 1;
   cluster_.network.bandwidth_bytes_per_s = 20e6;
   Apply(kTwoCodecs);
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int i = 0; i < 50; ++i) cluster_.Step();
   ASSERT_EQ(cluster_.ActiveCodec(), "fp16");
   cluster_.extra_codec = "top_k";
@@ -94,7 +94,7 @@ TEST_F(PromiseTest, AnotherNetworkForgets) {
   cluster_.network.bandwidth_bytes_per_s = 20e6;
   cluster_.lossy_extra_s = 0.6;
   Apply(kTwoCodecs);
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   TrainUntil("fp16", 60);
   StepsOf("fp16");
   cluster_.lossy_extra_s = 0;
@@ -106,7 +106,7 @@ TEST_F(PromiseTest, ANetworkThatGetsSlowerAfterASwitchBreaksNoPromise) {
   cluster_.half_gain = 0.99;
   cluster_.network.bandwidth_bytes_per_s = 20e6;
   Apply(kTwoCodecs);
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   TrainUntil("fp16", 60);
   cluster_.network.bandwidth_bytes_per_s = 4e6;
   for (int i = 0; i < 100; ++i) cluster_.Step();

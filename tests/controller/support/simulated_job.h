@@ -80,6 +80,8 @@ class SimulatedJob {
   const PlanModel& plan() const { return plan_; }
   double last_step_s() const { return last_step_s_; }
   double clock_s() const { return clock_s_; }
+  /// The share of the last step in which the network was in use.
+  double busy_share() const { return std::min(1.0, busy_ / last_step_s_); }
   int probes() const { return probes_; }
 
   void SetPlan(uint64_t version, const PlanModel& plan) {
