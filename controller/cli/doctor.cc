@@ -152,6 +152,19 @@ void JudgeBenefit(const v1::Job& job, Findings* found) {
   }
 }
 
+// A rank that computes late looks like a slow link and is none.
+void JudgePaces(const v1::Job& job, Findings* found) {
+  for (const v1::Rank& rank : job.ranks()) {
+    if (!(rank.slower() > 1)) continue;
+    found->push_back({Verdict::kWarn,
+                      StrCat("job ", job.name(), ": rank ", rank.rank(), " on ", rank.node(),
+                             " computes ", std::round(rank.slower() * 10) / 10,
+                             " times slower than the middle rank, and the others wait for it"),
+                      StrCat("look at what else uses the cores or the device of ", rank.node(),
+                             "; no plan helps")});
+  }
+}
+
 void JudgeSkipped(const v1::Job& job, Findings* found) {
   if (!job.has_non_finite() || job.non_finite().step() + kSkippedStepsAgo < job.step()) return;
   const v1::RankEvent& event = job.non_finite();
@@ -269,6 +282,7 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
     JudgeJob(job, &found);
     JudgeIdentity(job, &found);
     JudgeBenefit(job, &found);
+    JudgePaces(job, &found);
     JudgeSkipped(job, &found);
     JudgeHelp(job, &found);
     const auto explained = facts.explanations.find(job.name());

@@ -252,6 +252,7 @@ v1::Job ToProto(const JobView& in) {
     entry->set_connected(rank.connected);
     entry->set_step(rank.step);
     entry->set_plan_version(rank.plan_version);
+    entry->set_slower(rank.slower);
   }
   for (const BucketInfo& bucket : in.buckets) *out.add_buckets() = ToProto(bucket);
   out.set_step(in.step);

@@ -230,6 +230,19 @@ TEST(DoctorTest, AJobThatWeirCostsTimeIsAWarningAndASavingIsNot) {
   EXPECT_THAT(found.fix, HasSubstr("weirctl pin lm --codec identity"));
 }
 
+TEST(DoctorTest, ARankThatComputesLateIsNamed) {
+  FleetFacts facts = HealthyFleet();
+  v1::Rank* rank = facts.jobs.mutable_jobs(0)->mutable_ranks(0);
+  rank->set_slower(1);
+  for (const Finding& finding : JudgeFleet(facts, "1.2", kNow)) {
+    EXPECT_THAT(finding.text, testing::Not(HasSubstr("slower")));
+  }
+  rank->set_slower(1.42);
+  const Finding found = With(JudgeFleet(facts, "1.2", kNow), "job lm: rank 0 on ");
+  EXPECT_EQ(found.verdict, Verdict::kWarn);
+  EXPECT_THAT(found.text, HasSubstr("computes 1.4 times slower than the middle rank"));
+}
+
 TEST(DoctorTest, RankThatRunsAnotherPlanIsNamed) {
   FleetFacts facts = HealthyFleet();
   v1::Job* job = facts.jobs.mutable_jobs(0);

@@ -59,6 +59,12 @@ TEST_F(ShardFleetTest, ARankThatComputesLateIsNamedAndIsNoSlowLink) {
   EXPECT_THAT(Explain().text(),
               testing::HasSubstr("Rank 2 computes 1.4 times slower than the middle rank"));
   EXPECT_THAT(Explain().text(), testing::Not(testing::HasSubstr("Rank 1 computes")));
+  v1::GetJobRequest request;
+  request.set_name("lm");
+  v1::Job job;
+  ASSERT_TRUE(fleet_->GetJob(request, &job).ok());
+  EXPECT_NEAR(job.ranks(2).slower(), 1.4, 0.1);
+  EXPECT_EQ(job.ranks(1).slower(), 1);
   EXPECT_EQ(cluster_.active().shard_shares_size(), 0);
   EXPECT_EQ(cluster_.active().ring_order_size(), 0);
 }
