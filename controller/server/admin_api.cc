@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/server/admin_api.h"
-#include "controller/server/link_sharing.h"
 
 #include <algorithm>
 #include <charconv>
@@ -12,6 +11,7 @@
 #include "controller/messages/simulation.h"
 #include "controller/objective/objective.h"
 #include "controller/server/fleet_mapping.h"
+#include "controller/server/link_sharing.h"
 #include "controller/server/metrics.h"
 #include "datapath/base/log.h"
 
