@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <ctime>
+#include <string>
 
 #include "datapath/base/mutex.h"
 
@@ -39,10 +40,34 @@ char Letter(LogLevel level) {
   return '?';
 }
 
+std::string Escaped(std::string_view message) {
+  std::string text;
+  text.reserve(message.size());
+  for (size_t i = 0; i < message.size(); ++i) {
+    const auto c = static_cast<unsigned char>(message[i]);
+    // In UTF-8, the bytes c2 80 to c2 9f are control characters, too.
+    const bool c1 = c == 0xc2 && i + 1 < message.size() &&
+                    (static_cast<unsigned char>(message[i + 1]) & 0xe0) == 0x80;
+    if (c >= 0x20 && c != 0x7f && !c1) {
+      text += message[i];
+    } else if (c == '\n') {
+      text += "\\n";
+    } else {
+      char digits[5];
+      std::snprintf(digits, sizeof(digits), "\\x%02x", c);
+      text += digits;
+      if (c1) std::snprintf(digits, sizeof(digits), "\\x%02x", message[++i] & 0xff);
+      if (c1) text += digits;
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
-void Log(LogLevel level, std::string_view part, std::string_view message) {
+void Log(LogLevel level, std::string_view part, std::string_view unsafe) {
   if (static_cast<int>(level) < minimum_level.load(std::memory_order_relaxed)) return;
+  const std::string message = Escaped(unsafe);
   MutexLock lock(SinkMutex());
   if (CurrentSink()) {
     CurrentSink()(level, part, message);

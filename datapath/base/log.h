@@ -14,6 +14,8 @@ namespace weir {
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
 /// Writes one line if `level` reaches the minimum. Thread-safe. `part` is the component's name.
+/// Control characters of the message, which may come from strangers, appear as escapes ("\n"), so
+/// that no message can look like another line.
 void Log(LogLevel level, std::string_view part, std::string_view message);
 
 /// Sets the lowest level that is written. Default kInfo. Thread-safe.

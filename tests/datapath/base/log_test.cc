@@ -5,6 +5,9 @@
 
 #include <vector>
 
+#include "datapath/base/clock.h"
+#include "datapath/base/log_limit.h"
+
 namespace weir {
 namespace {
 
@@ -29,6 +32,25 @@ TEST_F(LogTest, WritesFromTheMinimumLevelUp) {
   Log(LogLevel::kWarning, "agent", "hidden");
   Log(LogLevel::kError, "agent", "shown too");
   EXPECT_EQ(lines_, (std::vector<std::string>{"1 agent shown", "3 agent shown too"}));
+}
+
+// Names and reasons of strangers could contain whole lines, or what a terminal obeys.
+TEST_F(LogTest, ControlCharactersAreEscaped) {
+  Log(LogLevel::kInfo, "audit", "a\n2026 I audit: forged\r\x1b[2K\x7f\t\xc2\x9b, grün ✓");
+  EXPECT_EQ(lines_,
+            (std::vector<std::string>{"1 audit a\\n2026 I audit: forged\\x0d\\x1b[2K\\x7f\\x09"
+                                      "\\xc2\\x9b, grün ✓"}));
+}
+
+TEST_F(LogTest, LimitLeavesOutLinesAndSaysHowMany) {
+  FakeClock clock;
+  LogLimit limit(clock);
+  for (int i = 0; i < 1000; ++i) limit.Log(LogLevel::kInfo, "p", "refused");
+  EXPECT_EQ(lines_.size(), static_cast<size_t>(LogLimit::kLinesMax));
+  clock.Advance(LogLimit::kWindow);
+  limit.Log(LogLevel::kInfo, "p", "refused");
+  ASSERT_EQ(lines_.size(), static_cast<size_t>(LogLimit::kLinesMax) + 2);
+  EXPECT_EQ(lines_[LogLimit::kLinesMax], "1 p 980 lines like the next one were left out");
 }
 
 TEST_F(LogTest, StandardErrorLineHasTimeLevelAndPart) {
