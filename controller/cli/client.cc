@@ -11,6 +11,7 @@
 
 #include "controller/messages/limits.h"
 #include "deploy/program/loopback.h"
+#include "deploy/program/tls/tls_files.h"
 
 namespace weir::cli {
 namespace {
@@ -82,15 +83,15 @@ StatusOr<std::unique_ptr<Client>> Client::Create(const ClientOptions& options) {
   }
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (tls) {
-    grpc::SslCredentialsOptions tls;
-    if (!options.ca_file.empty()) {
-      WEIR_ASSIGN_OR_RETURN(tls.pem_root_certs, ReadFile(options.ca_file));
+    TlsFiles files({.cert = options.cert_file, .key = options.key_file, .ca = options.ca_file});
+    const auto material = files.Current();
+    if (!material.ok()) {
+      const bool absent = material.status().code() == StatusCode::kUnavailable;
+      return absent ? NotFound(Message(material.status())) : material.status();
     }
-    if (!options.cert_file.empty()) {
-      WEIR_ASSIGN_OR_RETURN(tls.pem_cert_chain, ReadFile(options.cert_file));
-      WEIR_ASSIGN_OR_RETURN(tls.pem_private_key, ReadFile(options.key_file));
-    }
-    credentials = grpc::SslCredentials(tls);
+    credentials = grpc::SslCredentials({.pem_root_certs = (*material)->ca,
+                                        .pem_private_key = (*material)->key,
+                                        .pem_cert_chain = (*material)->cert});
   }
   std::unique_ptr<Client> client(new Client(options));
   grpc::ChannelArguments arguments;  // gRPC's own bound is below what the controller may send

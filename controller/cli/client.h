@@ -32,7 +32,8 @@ struct ClientOptions {
 /// Thread-safe. Every call has the deadline of `timeout_s`; Watch runs until ended.
 class Client {
  public:
-  /// kInvalidArgument: a TLS file cannot be read (named). kFailedPrecondition: the token would
+  /// kNotFound: a TLS file cannot be read; kInvalidArgument: it is not valid, or has expired. Both
+  /// name it. kFailedPrecondition: the token would
   /// leave this machine in plain text.
   static StatusOr<std::unique_ptr<Client>> Create(const ClientOptions& options);
 

@@ -88,10 +88,36 @@ StatusOr<std::vector<Certificate>> ParseCertificates(const std::string& pem,
   return found;
 }
 
+std::string DateOf(const ASN1_TIME* time) {
+  std::tm parts = {};
+  char text[32] = {};
+  if (ASN1_TIME_to_tm(time, &parts) != 1 ||
+      std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
+    ERR_clear_error();
+    return "a time that cannot be read";
+  }
+  return text;
+}
+
+// OK while the certificate is valid by its dates: peers would refuse it without saying why.
+Status CheckDates(const X509* certificate, const std::string& path) {
+  if (X509_cmp_current_time(X509_get0_notAfter(certificate)) <= 0) {
+    return InvalidArgument(StrCat("the certificate in '", path, "' expired at ",
+                                  DateOf(X509_get0_notAfter(certificate))));
+  }
+  if (X509_cmp_current_time(X509_get0_notBefore(certificate)) > 0) {
+    return InvalidArgument(StrCat("the certificate in '", path, "' is not valid before ",
+                                  DateOf(X509_get0_notBefore(certificate)),
+                                  "; is this machine's clock right?"));
+  }
+  return OkStatus();
+}
+
 StatusOr<std::shared_ptr<const TlsPair>> ParsePair(const TlsMaterial& material,
                                                    const TlsPaths& paths) {
   auto pair = std::make_shared<TlsPair>();
   WEIR_ASSIGN_OR_RETURN(pair->chain, ParseCertificates(material.cert, paths.cert));
+  WEIR_RETURN_IF_ERROR(CheckDates(pair->chain.front().get(), paths.cert));
   const Bio bio(BIO_new_mem_buf(material.key.data(), static_cast<int>(material.key.size())));
   // The key must have no passphrase, because nobody could enter it.
   pair->key.reset(PEM_read_bio_PrivateKey(
@@ -163,7 +189,13 @@ StatusOr<std::shared_ptr<const TlsMaterial>> TlsFiles::Read() const {
     material->certificate_end_unix_s = EndOf(*material->pair->chain.front());
   }
   if (!paths_.ca.empty()) {
-    WEIR_RETURN_IF_ERROR(ParseCertificates(material->ca, paths_.ca).status());
+    WEIR_ASSIGN_OR_RETURN(const auto authorities, ParseCertificates(material->ca, paths_.ca));
+    // One valid authority is enough, because a file may hold former ones.
+    Status valid = CheckDates(authorities.front().get(), paths_.ca);
+    for (const Certificate& each : authorities) {
+      if (CheckDates(each.get(), paths_.ca).ok()) valid = OkStatus();
+    }
+    WEIR_RETURN_IF_ERROR(valid);
   }
   return std::shared_ptr<const TlsMaterial>(std::move(material));
 }

@@ -52,10 +52,10 @@ class TlsFiles {
 
   /// Returns the contents of the files. Every call looks at them (stat) and reads them when one of
   /// them, or the target of a symbolic link on the path to it, has changed. If they are then not
-  /// valid, because one is missing, truncated, or does not belong to the other, the earlier
-  /// material is returned and the cause is logged as an error, once for each such state of the
-  /// files. Without earlier material the cause is the result: kUnavailable for a file that cannot
-  /// be read, kInvalidArgument for one whose content is wrong.
+  /// valid, because one is missing, truncated, expired, or does not belong to the other, the
+  /// earlier material is returned and the cause is logged as an error, once for each such state of
+  /// the files. Without earlier material the cause is the result: kUnavailable for a file that
+  /// cannot be read, kInvalidArgument for one whose content is wrong.
   StatusOr<std::shared_ptr<const TlsMaterial>> Current() WEIR_EXCLUDES(mutex_);
 
   /// Checks the files as Current() does, and returns the result as figures.

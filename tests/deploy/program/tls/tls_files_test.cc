@@ -57,6 +57,35 @@ TEST_F(TlsFilesTest, WithoutEarlierMaterialTheCauseIsTheResult) {
               HasSubstr("expected a private key"));
 }
 
+// Peers refused such a certificate in their handshake, and neither side said why.
+TEST_F(TlsFilesTest, CertificatesThatAreNotValidNowAreNamedWithTheirDate) {
+  const auto make = [this](const std::string& name, const std::string& dates) {
+    const std::string command =
+        "cd " + directory_ +
+        " && touch index && openssl ca -batch -notext -config /dev/stdin -in a.csr -out " + name +
+        " " + dates + " > out 2>&1 <<'X'\n[ca]\ndefault_ca=x\n[x]\ndatabase=index\n" +
+        "certificate=ca.pem\nprivate_key=ca.key\nnew_certs_dir=.\nrand_serial=yes\n" +
+        "default_md=sha256\npolicy=p\nunique_subject=no\n[p]\ncommonName=supplied\nX\n";
+    ASSERT_EQ(std::system(command.c_str()), 0) << Contents(File("out"));
+  };
+  ASSERT_NO_FATAL_FAILURE(make("past.pem", "-startdate 20200101000000Z -enddate 20200102000000Z"));
+  ASSERT_NO_FATAL_FAILURE(
+      make("future.pem", "-startdate 20990101000000Z -enddate 20990102000000Z"));
+  EXPECT_THAT(Message(Error({.cert = File("past.pem"), .key = File("a.key")})),
+              HasSubstr("past.pem' expired at 2020-01-02T00:00:00Z"));
+  EXPECT_THAT(Message(Error({.cert = File("future.pem"), .key = File("a.key")})),
+              HasSubstr("future.pem' is not valid before 2099-01-01T00:00:00Z"));
+  EXPECT_THAT(Message(Error({.ca = File("past.pem")})), HasSubstr("expired at 2020"));
+  Put("both.pem", Contents(File("past.pem")) + Contents(File("ca.pem")));
+  EXPECT_TRUE(Error({.ca = File("both.pem")}).ok()) << "a former authority may stay";
+  // An expired one does not replace one that is valid.
+  TlsFiles files({.cert = File("a.pem"), .key = File("a.key")});
+  const auto valid = files.Current();
+  Put("a.pem", Contents(File("past.pem")));
+  EXPECT_EQ(*files.Current(), *valid);
+  EXPECT_FALSE(files.Health().renewed);
+}
+
 TEST_F(TlsFilesTest, UnchangedFilesAreReadOnceAndAnyChangeIsSeen) {
   TlsFiles files({.cert = File("a.pem"), .key = File("a.key"), .ca = File("ca.pem")});
   const auto first = files.Current();
