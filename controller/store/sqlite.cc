@@ -14,7 +14,7 @@
 namespace weir {
 namespace {
 
-constexpr int64_t kSchemaVersion = 2;
+constexpr int64_t kSchemaVersion = 3;
 // The limits are enforced once in this many decisions.
 constexpr int64_t kCompactEvery = 64;
 
@@ -44,6 +44,14 @@ UPDATE decision SET switched = payload LIKE '%"switched":true%';
 ALTER TABLE decision ADD COLUMN base_hash TEXT NOT NULL DEFAULT '';
 ALTER TABLE decision ADD COLUMN policy_hash TEXT NOT NULL DEFAULT '';
 CREATE INDEX decision_by_switch ON decision (job, switched, id);
+)sql";
+
+// Version 3: the audit trail tells what was refused, and nothing can change it.
+constexpr const char* kAudit = R"sql(
+ALTER TABLE audit ADD COLUMN refused INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX audit_by_refused ON audit (refused, id);
+CREATE TRIGGER audit_is_append_only BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit trail is append-only'); END;
 )sql";
 
 // The size of the texts that only this decision has.
@@ -76,8 +84,9 @@ class SqliteStore : public Store {
       return FailedPrecondition(StrCat("state file '", database_->path(), "' has schema ", version,
                                        "; this release knows up to ", kSchemaVersion));
     }
-    const std::string sql = StrCat("BEGIN IMMEDIATE;", version == 0 ? kSchema : "", kSharedTexts,
-                                   "PRAGMA user_version=", kSchemaVersion, ";COMMIT;");
+    const std::string sql =
+        StrCat("BEGIN IMMEDIATE;", version == 0 ? kSchema : "", version < 2 ? kSharedTexts : "",
+               kAudit, "PRAGMA user_version=", kSchemaVersion, ";COMMIT;");
     const Status created = database_->Execute(sql);
     if (!created.ok() && sqlite3_get_autocommit(database_->handle()) == 0) {
       (void)database_->Execute("ROLLBACK");
@@ -231,20 +240,27 @@ class SqliteStore : public Store {
   }
 
   Status AddAudit(const AuditEntry& entry) override {
-    WEIR_RETURN_IF_ERROR(Write(
-        "INSERT INTO audit (unix_s, actor, action, target, detail) VALUES (?1, ?2, ?3, ?4, ?5)",
-        entry.unix_s, entry.actor, entry.action, entry.target, entry.detail));
-    const int64_t id = sqlite3_last_insert_rowid(database_->handle());
-    return Write("DELETE FROM audit WHERE id <= ?1", id - Signed(limits_.audit_max));
+    WEIR_RETURN_IF_ERROR(
+        Write("INSERT INTO audit (unix_s, actor, action, target, detail, refused)"
+              " VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+              entry.unix_s, entry.actor, entry.action, entry.target, entry.detail,
+              int64_t{entry.refused}));
+    return Write(
+        "DELETE FROM audit WHERE refused = ?1 AND id <="
+        " (SELECT id FROM audit WHERE refused = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
+        int64_t{entry.refused},
+        Signed(entry.refused ? limits_.audit_refused_max : limits_.audit_max));
   }
 
-  StatusOr<std::vector<AuditEntry>> ListAudit(size_t count_max) override {
+  StatusOr<std::vector<AuditEntry>> ListAudit(size_t count_max, int64_t before) override {
     return Read<AuditEntry>(
-        "SELECT unix_s, actor, action, target, detail FROM audit ORDER BY id DESC LIMIT ?1",
+        "SELECT unix_s, actor, action, target, detail, refused, id FROM audit"
+        " WHERE ?1 = 0 OR id < ?1 ORDER BY id DESC LIMIT ?2",
         [](const SqliteStatement& row) {
-          return AuditEntry{row.Real(0), row.Text(1), row.Text(2), row.Text(3), row.Text(4)};
+          return AuditEntry{row.Real(0), row.Text(1),         row.Text(2),   row.Text(3),
+                            row.Text(4), row.Integer(5) != 0, row.Integer(6)};
         },
-        Signed(count_max));
+        before, Signed(count_max));
   }
 
   Status PutFact(std::string_view name, std::string_view value) override {

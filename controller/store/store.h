@@ -63,6 +63,8 @@ struct StoredPin {
 struct AuditEntry {
   double unix_s = 0;
   std::string actor, action, target, detail;
+  bool refused = false;  // it was not permitted; these have a limit of their own
+  int64_t id = 0;        // set by the store
 };
 
 /// Limits of the history; the oldest entries go first. Decisions that switched the plan are kept
@@ -74,7 +76,7 @@ struct StoreLimits {
   uint64_t plans_per_job_max = 1000;
   uint64_t nodes_max = 4096;
   uint64_t jobs_max = 256;
-  uint64_t audit_max = 10000;
+  uint64_t audit_max = 10000, audit_refused_max = 2000;
 };
 
 /// Durable state. Used by one thread at a time. A write that returned OK survives the death of the
@@ -117,9 +119,11 @@ class Store {
   virtual Status DeletePin(std::string_view job) = 0;
   virtual StatusOr<std::vector<StoredPin>> ListPins() = 0;
 
+  /// Entries cannot be changed. The limits delete the oldest; many refused ones do not displace
+  /// others.
   virtual Status AddAudit(const AuditEntry& entry) = 0;
-  /// Newest first.
-  virtual StatusOr<std::vector<AuditEntry>> ListAudit(size_t count_max) = 0;
+  /// Newest first. `before`: only smaller ids; 0: from the newest.
+  virtual StatusOr<std::vector<AuditEntry>> ListAudit(size_t count_max, int64_t before = 0) = 0;
 
   /// Small facts by name; empty when unset.
   virtual Status PutFact(std::string_view name, std::string_view value) = 0;

@@ -194,12 +194,43 @@ TEST_F(SqliteStoreTest, ARemovedJobLosesItsRows) {
   EXPECT_FALSE((*store->GetPlan("old", 1)).has_value());
 }
 
+// Who can only cause refusals could push everything else out of the trail.
+TEST_F(SqliteStoreTest, RefusalsDoNotDisplaceOtherRecordsAndNothingChangesThem) {
+  StoreLimits limits;
+  limits.audit_refused_max = 5;
+  limits.audit_max = 3;
+  auto store = Open(limits);
+  ASSERT_TRUE(store->AddAudit({1, "ann", "Pin", "j", "first"}).ok());
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_TRUE(store->AddAudit({2.0 + i, "", "Pin", "j", "no", true}).ok());
+  }
+  const auto kept = *store->ListAudit(100);
+  ASSERT_EQ(kept.size(), 6u);
+  EXPECT_TRUE(kept.front().refused);
+  EXPECT_EQ(kept.back().detail, "first");
+  const auto older = *store->ListAudit(2, kept[3].id);
+  ASSERT_EQ(older.size(), 2u);
+  EXPECT_EQ(older[0].id, kept[4].id);
+  store.reset();
+  const fs::path script = directory_ / "change.py";
+  std::ofstream(script) << R"py(import sqlite3, sys
+try:
+    sqlite3.connect(sys.argv[1]).execute("UPDATE audit SET actor = 'bob'")
+except sqlite3.IntegrityError as error:
+    assert "append-only" in str(error), error
+else:
+    sys.exit("changed")
+)py";
+  EXPECT_EQ(std::system(StrCat("python3 ", script.string(), " ", path_.string()).c_str()), 0);
+}
+
 TEST_F(SqliteStoreTest, DecisionsOfTheFormerSchemaStayReadable) {
   Open().reset();
   const fs::path script = directory_ / "former.py";
   std::ofstream(script) << R"py(import sqlite3, sys
 c = sqlite3.connect(sys.argv[1])
 c.executescript("""DROP TABLE decision; DROP TABLE shared_text;
+DROP TRIGGER audit_is_append_only; DROP INDEX audit_by_refused; ALTER TABLE audit DROP COLUMN refused;
 CREATE TABLE decision (id INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL,
   step INTEGER NOT NULL, unix_s REAL NOT NULL, payload TEXT NOT NULL,
   snapshot TEXT NOT NULL, policy TEXT NOT NULL);
