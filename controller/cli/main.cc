@@ -243,6 +243,16 @@ Status SimulateCommand(Flags& flags) {
   return SimulateOffline(request, flags.file, output);
 }
 
+Status PageCommand(Client& client, Flags&, Output output) {
+  v1::OpenPageResponse response;
+  WEIR_RETURN_IF_ERROR(
+      client.Call(&v1::AdminService::Stub::OpenPage, v1::OpenPageRequest(), &response));
+  std::fputs(
+      output == Output::kTable ? (response.url() + "\n").c_str() : Render(response, output).c_str(),
+      stdout);
+  return OkStatus();
+}
+
 Status TopCommand(Client& client, Flags& flags, Output output) {
   if (output != Output::kTable) {
     return InvalidArgument("top draws tables only; get and watch print JSON and YAML");
@@ -256,9 +266,9 @@ Status TopCommand(Client& client, Flags& flags, Output output) {
 }
 
 void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
-  const char* const kinds = "nodes, links, jobs, decisions, aggregators or policies";
+  const char* const kinds = "nodes, links, jobs, decisions, aggregators, policies or audit";
   const CLI::IsMember known({"nodes", "links", "jobs", "decisions", "aggregators", "policies",
-                             "node", "link", "job", "decision", "aggregator", "policy"});
+                             "audit", "node", "link", "job", "decision", "aggregator", "policy"});
   const char* const watched_kinds = "nodes, links, jobs, decisions or policies";
   const CLI::IsMember watched({"nodes", "links", "jobs", "decisions", "policies", "node", "link",
                                "job", "decision", "policy"});
@@ -268,7 +278,8 @@ void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
   get->add_option("--job", flags.resource.job, "decisions of this job");
   get->add_flag("--plans", flags.resource.plans_only,
                 "only decisions that offered a plan: the history of plans");
-  get->add_option("--limit", flags.resource.limit, "newest decisions to list; 0: all")
+  get->add_option("--limit", flags.resource.limit,
+                  "newest decisions or audit records to list; 0: all")
       ->type_name("COUNT")
       ->capture_default_str();
   get->callback([action] {
@@ -377,6 +388,9 @@ void AddOtherCommands(CLI::App& app, Flags& flags, Action* action) {
                     "keep --controller, --ca, --cert, --key and --token-file of this line as NAME");
   context->add_flag("--delete", flags.context_delete, "forget NAME");
   context->callback([action] { *action = ContextCommand; });
+  auto* page = app.add_subcommand(
+      "page", "an address that opens the controller's page with your own rights, once");
+  page->callback([action] { *action = Remote(PageCommand); });
   auto* doctor =
       app.add_subcommand("doctor", "check that controller, agents, links and jobs are well");
   doctor->callback([action] {

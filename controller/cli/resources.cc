@@ -313,6 +313,34 @@ Status FetchPolicies(Client& client, const ResourceRequest& request,
   return OkStatus();
 }
 
+// Text of strangers, which may hold what a terminal would obey; at most 60 bytes.
+std::string OneLine(const std::string& text) {
+  std::string line = text.substr(0, 60);
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  return line;
+}
+
+Status FetchAudit(Client& client, const ResourceRequest& request,
+                  std::unique_ptr<ProtoMessage>* answer, Table* table) {
+  auto list = std::make_unique<v1::ListAuditResponse>();
+  v1::ListAuditRequest ask;
+  ask.set_page_size(request.limit);
+  WEIR_RETURN_IF_ERROR(
+      request.limit == 0 ? client.CallAllPages(&v1::AdminService::Stub::ListAudit, ask, list.get())
+                         : client.Call(&v1::AdminService::Stub::ListAudit, ask, list.get()));
+  table->header = {"TIME", "WHO", "BY", "FROM", "METHOD", "TARGET", "OUTCOME", "REASON"};
+  for (const v1::AuditRecord& record : list->records()) {
+    table->rows.push_back(
+        {TimeText(record.unix_s()), record.principal().empty() ? "?" : record.principal(),
+         record.proof().empty() ? "-" : record.proof(), record.peer(), record.method(),
+         OneLine(record.target()), record.outcome(), OneLine(record.reason())});
+  }
+  *answer = std::move(list);
+  return OkStatus();
+}
+
 StatusOr<Kind> FindKind(const std::string& name) {
   static const Kind kinds[] = {
       {"nodes", "node",
@@ -332,12 +360,14 @@ StatusOr<Kind> FindKind(const std::string& name) {
        "no aggregator is configured: start weir-controller with --aggregator NAME=URL",
        FetchAggregators},
       {"policies", "policy", "no policy is in force: apply one with weirctl apply -f FILE",
-       FetchPolicies}};
+       FetchPolicies},
+      {"audit", "audit", "nobody has changed anything yet, or tried to", FetchAudit}};
   for (const Kind& kind : kinds) {
     if (name == kind.plural || name == kind.event) return kind;
   }
-  return InvalidArgument(StrCat("unknown resource '", name,
-                                "'; valid: nodes, links, jobs, decisions, aggregators, policies"));
+  return InvalidArgument(
+      StrCat("unknown resource '", name,
+             "'; valid: nodes, links, jobs, decisions, aggregators, policies, audit"));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ constexpr double kProbeAfterS = 3;  // passive estimates get this long before a 
 constexpr double kWantedProbeIntervalS = 5;  // between probes of one link that the model asks for
 constexpr double kProbeSeconds = 0.1;        // the duration of a probe, from which its bytes follow
 constexpr double kLinkEventIntervalS = 1;
+constexpr double kHeartbeatsMissed = 1.5;  // silence, in intervals, after which one is missing
 
 }  // namespace
 
@@ -56,10 +57,12 @@ Status Fleet::Recover() {
 
 Status Fleet::OnNodeGreeting(const std::shared_ptr<AgentLink>& link, const NodeGreeting& said) {
   WEIR_RETURN_IF_ERROR(nodes_.Check(said));
+  if (const std::string named = nodes_.NameOf(link.get()); !named.empty() && named != said.node) {
+    return FailedPrecondition(StrCat("this stream is of node ", named, ", not of ", said.node));
+  }
   if (const NodeState* node = nodes_.Find(said.node);
       node != nullptr && node->connected() && node->link != link) {
-    // The newest stream wins: an agent may have restarted before the loss of its old connection was
-    // noticed.
+    WEIR_RETURN_IF_ERROR(CheckReplaces(*node, said));
     const auto former = node->link;
     LoseNode(said.node, "replaced by a newer connection");
     former->Close(Aborted(StrCat("a newer agent of node ", said.node, " connected")));
@@ -71,6 +74,20 @@ Status Fleet::OnNodeGreeting(const std::shared_ptr<AgentLink>& link, const NodeG
   Log(LogLevel::kInfo, "controller", StrCat("node ", said.node, " connected from ", said.address));
   PublishNode(said.node, StrCat("node ", said.node, " connected"));
   return OkStatus();
+}
+
+// A second stream of a node is refused while the first one lives: otherwise anybody who can claim
+// the name would take the node away from its agent. The agent itself may come again, because it
+// knows that its old stream has ended, and so may any agent once a heartbeat of the old one is
+// missing.
+Status Fleet::CheckReplaces(const NodeState& node, const NodeGreeting& said) const {
+  const double silent_s = ToSeconds(clock_.Now() - node.last_seen);
+  if (silent_s > kHeartbeatsMissed * options_.heartbeat_interval_s) return OkStatus();
+  if (!said.instance.empty() && said.instance == node.said.instance) return OkStatus();
+  return MakeStatus(
+      StatusCode::kAlreadyExists,
+      StrCat("node ", said.node, " has a living agent at ", node.said.address, ", which was heard ",
+             silent_s, " s ago: end it, or give this agent another --node"));
 }
 
 void Fleet::OnAgentClosed(const std::shared_ptr<AgentLink>& link) {

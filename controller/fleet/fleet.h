@@ -92,6 +92,7 @@ class Fleet : public JobHost {
   }
 
  private:
+  Status CheckReplaces(const NodeState& node, const NodeGreeting& said) const;
   void LoseNode(const std::string& name, const std::string& why);
   void ScheduleProbes();
   void OnPoliciesChanged(const std::string& text);

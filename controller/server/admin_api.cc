@@ -107,15 +107,6 @@ StatusOr<Job*> AdminApi::RequireJob(const std::string& name) const {
   return NotFound(StrCat("no job '", name, "'; known: ", Names(fleet_.jobs().all())));
 }
 
-void AdminApi::Audit(const std::string& actor, const std::string& action, const std::string& target,
-                     const std::string& detail) {
-  Log(LogLevel::kInfo, "audit",
-      StrCat(actor.empty() ? "unknown" : actor, " ", action, " ", target,
-             detail.empty() ? "" : ": ", detail));
-  if (!store_.AddAudit({clock_.UnixSeconds(), actor, action, target, detail}).ok())
-    ++fleet_.counters().store_errors;
-}
-
 Status AdminApi::ListNodes(const v1::ListNodesRequest& request, v1::ListNodesResponse* response) {
   Page page(request.page_size());
   const auto& nodes = fleet_.nodes().all();
@@ -396,7 +387,6 @@ Status AdminApi::ApplyPolicy(const v1::ApplyPolicyRequest& request,
   }
   WEIR_ASSIGN_OR_RETURN(const PolicyEntry entry,
                         fleet_.ApplyPolicy(request.name(), request.source(), request.dry_run()));
-  if (!request.dry_run()) Audit(request.actor(), "apply policy", entry.name, "");
   *response->mutable_policy() = ToProto(entry);
   return OkStatus();
 }
@@ -404,8 +394,6 @@ Status AdminApi::ApplyPolicy(const v1::ApplyPolicyRequest& request,
 Status AdminApi::Pin(const v1::PinRequest& request, v1::PinResponse* response) {
   WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
   WEIR_RETURN_IF_ERROR(job->Pin(ToModel(request)));
-  Audit(request.actor(), "pin", request.job(),
-        StrCat(ChoiceLabel(ToModel(request.choice())), " ", request.reason()));
   *response->mutable_job() = ToProto(job->View());
   return OkStatus();
 }
@@ -413,7 +401,6 @@ Status AdminApi::Pin(const v1::PinRequest& request, v1::PinResponse* response) {
 Status AdminApi::Unpin(const v1::UnpinRequest& request, v1::UnpinResponse* response) {
   WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
   WEIR_RETURN_IF_ERROR(job->Unpin());
-  Audit(request.actor(), "unpin", request.job(), request.reason());
   *response->mutable_job() = ToProto(job->View());
   return OkStatus();
 }

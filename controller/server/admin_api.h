@@ -35,8 +35,6 @@ class AdminApi {
   std::vector<v1::LinkSharing> Sharing(const std::string& job) const;
   StatusOr<Job*> RequireJob(const std::string& name) const;
   StatusOr<v1::Decision> WholeDecision(const std::string& id_text);
-  void Audit(const std::string& actor, const std::string& action, const std::string& target,
-             const std::string& detail);
 
   Fleet& fleet_;
   Store& store_;

@@ -94,7 +94,8 @@ void AgentApi::LearnCapabilities(const v1::Capabilities& capabilities) {
 // Only the rank is refused; its agent and the other ranks are not affected.
 void AgentApi::RefuseRank(const std::string& node, const v1::FromRank& message, const Status& why) {
   ++fleet_.counters().agent_errors;
-  Log(LogLevel::kWarning, "controller", StrCat("rank refused on node ", node, ": ", Message(why)));
+  refusals_.Log(LogLevel::kWarning, "controller",
+                StrCat("rank refused on node ", node, ": ", Message(why)));
   const bool again = why.code() == StatusCode::kUnavailable;
   fleet_.nodes().Send(
       node, RefusalToRank{message.job(), message.rank(), Message(why), again ? kRetrySoon_s : 0});

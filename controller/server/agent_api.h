@@ -8,6 +8,7 @@
 
 #include "controller/fleet/fleet.h"
 #include "controller/server/store_journal.h"
+#include "datapath/base/log_limit.h"
 #include "weir/v1/agent.pb.h"
 
 namespace weir {
@@ -28,6 +29,7 @@ class AgentApi {
 
   Fleet& fleet_;
   StoreJournal& journal_;
+  LogLimit refusals_;
 };
 
 }  // namespace weir

@@ -5,6 +5,8 @@
 #include <fstream>
 
 #include "controller/fleet/policy_watcher.h"
+#include "controller/server/admin_calls.h"
+#include "controller/server/audit.h"
 #include "controller/server/control_plane.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
@@ -55,10 +57,10 @@ Status CheckExposure(const ControllerOptions& options, const HostPort& grpc, con
                                      " is reachable from outside: give "
                                      "--tls-cert, --tls-key and --tls-ca, or --insecure"));
   }
-  if (!IsLoopback(http.host) && options.token_file.empty()) {
+  if (!IsLoopback(http.host) && (options.token_file.empty() || options.tls_cert.empty())) {
     return FailedPrecondition(StrCat("HTTP on ", options.listen_http,
                                      " is reachable from outside: give "
-                                     "--token-file, or --insecure"));
+                                     "--token-file, --tls-cert and --tls-key, or --insecure"));
   }
   return OkStatus();
 }
@@ -121,7 +123,7 @@ class ControllerImpl : public Controller {
     WEIR_ASSIGN_OR_RETURN(const HostPort http, ParseAddress("--listen-http", options_.listen_http));
     WEIR_RETURN_IF_ERROR(CheckExposure(options_, grpc, http));
     if (options_.token_file.empty()) {
-      authenticator_ = Authenticator::Open();
+      authenticator_ = std::make_unique<Authenticator>();
     } else {
       WEIR_ASSIGN_OR_RETURN(authenticator_, Authenticator::FromFile(options_.token_file));
     }
@@ -132,6 +134,8 @@ class ControllerImpl : public Controller {
     }
     WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(options_.state_file));
     plane_ = std::make_unique<ControlPlane>(options_.fleet, RealClock(), *store_, events_);
+    audit_ = std::make_unique<AuditTrail>(*store_);
+    calls_ = std::make_unique<AdminCalls>(executor_, plane_->admin, *audit_, *authenticator_);
     WEIR_RETURN_IF_ERROR(plane_->Recover());
     if (!options_.policy_directory.empty()) {
       // Policies must be known before the first decision; later changes come from the watcher.
@@ -146,11 +150,15 @@ class ControllerImpl : public Controller {
                 [this, contents = std::move(contents)] { plane_->fleet.OnPolicyFiles(contents); });
           });
     }
-    WEIR_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start({options_.listen_grpc, tls_.get()}, executor_,
-                                                   *plane_, events_, authenticator_));
     RestOptions rest{http.host, http.port, tls_.get(), options_.fleet.version};
+    WEIR_ASSIGN_OR_RETURN(rest.local, LocalRightsOfHttp(http.host));
+    rest.names = options_.http_names;
+    WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start(rest, executor_, plane_->admin, *calls_, events_,
+                                                   *authenticator_));
+    calls_->SetPageUrl(PageUrl(http.host));
     WEIR_ASSIGN_OR_RETURN(
-        rest_, RestServer::Start(rest, executor_, plane_->admin, events_, authenticator_));
+        grpc_, GrpcServer::Start({options_.listen_grpc, tls_.get(), LocalRightsOfGrpc()}, executor_,
+                                 *plane_, *calls_, events_, *authenticator_));
     Log(LogLevel::kInfo, "controller",
         StrCat("gRPC on ",
                grpc.host.empty() ? options_.listen_grpc : StrCat(grpc.host, ":", grpc_->port()),
@@ -162,6 +170,30 @@ class ControllerImpl : public Controller {
   int http_port() const override { return rest_->port(); }
 
  private:
+  // A listener that asks for certificates or tokens grants nothing to callers that show none.
+  LocalRights LocalRightsOfGrpc() const {
+    LocalRights local{.agent = options_.tls_ca.empty()};
+    if (options_.tls_ca.empty() && options_.token_file.empty()) local.role = Role::kAdmin;
+    return local;
+  }
+  StatusOr<LocalRights> LocalRightsOfHttp(const std::string& host) const {
+    LocalRights local;
+    if (!options_.token_file.empty()) return local;
+    if (!IsLoopback(host)) {
+      local.role = Role::kAdmin;  // --insecure asks for it
+    } else if (options_.local_role != "none") {
+      WEIR_ASSIGN_OR_RETURN(local.role, ParseRole(options_.local_role));
+    }
+    return local;
+  }
+  std::string PageUrl(const std::string& host) const {
+    const bool any = host == "0.0.0.0" || host == "::";
+    const std::string named = any                           ? "localhost"
+                              : host.find(':') == host.npos ? host
+                                                            : "[" + host + "]";
+    return StrCat(tls_ == nullptr ? "http://" : "https://", named, ":", rest_->port());
+  }
+
   Status StartAggregators() {
     if (options_.aggregators.empty()) return OkStatus();
     WEIR_ASSIGN_OR_RETURN(GatewayOptions gateway, ReadAggregators(options_));
@@ -181,12 +213,14 @@ class ControllerImpl : public Controller {
   }
 
   const ControllerOptions options_;
-  Authenticator authenticator_;
+  std::unique_ptr<Authenticator> authenticator_;
   std::unique_ptr<TlsFiles> tls_;  // of both listeners; null: plain text
   std::unique_ptr<Store> store_;
   EventHub events_;
   std::unique_ptr<ControlPlane> plane_;
   Executor executor_;
+  std::unique_ptr<AuditTrail> audit_;
+  std::unique_ptr<AdminCalls> calls_;
   std::unique_ptr<LeaseGateway> gateway_;
   std::unique_ptr<PolicyWatcher> watcher_;
   std::unique_ptr<GrpcServer> grpc_;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "controller/fleet/fleet.h"
-#include "controller/server/auth/auth.h"
+#include "controller/server/auth/principals.h"
 #include "datapath/base/status.h"
 
 namespace weir {
@@ -18,8 +18,12 @@ struct ControllerOptions {
   std::string listen_http = "127.0.0.1:7780";
   std::string state_file = "./weir-state.db";
   std::string policy_directory;  // empty: none
-  std::string token_file;        // empty: no tokens
+  std::string token_file;        // empty: no named principals
   std::string tls_cert, tls_key, tls_ca;
+  /// HTTP grants this role to callers on loopback that show nothing, where there is no token file:
+  /// "none", "viewer", "operator" or "admin".
+  std::string local_role = "viewer";
+  std::vector<std::string> http_names;  // by which HTTP on loopback may be reached, too
   bool insecure = false;
   std::vector<std::string> aggregators;  // NAME=http(s)://HOST:PORT
   std::string aggregator_token_file;     // empty: no token

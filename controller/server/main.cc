@@ -28,7 +28,9 @@ void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& l
                  "directory of policy files, reloaded when it changes")
       ->type_name("DIRECTORY");
   app.add_option("--token-file", options.token_file,
-                 "lines 'role token' or 'role sha256:<hex>'; roles: viewer, operator, admin")
+                 "principals: lines NAME ROLES CREDENTIAL [jobs=PATTERNS] [nodes=PATTERNS]; roles "
+                 "viewer, operator, admin, agent; credential sha256:HEX of a token or cert:NAME; "
+                 "read again when it changes")
       ->type_name("FILE");
   app.add_option("--tls-cert", options.tls_cert, "certificate file (PEM) of both listeners")
       ->type_name("FILE");
@@ -45,6 +47,14 @@ void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& l
   app.add_option("--aggregator-ca", options.aggregator_ca,
                  "CA file (PEM) that signs the aggregators' certificates; the system's without")
       ->type_name("FILE");
+  app.add_option("--local-role", options.local_role,
+                 "what HTTP on loopback permits without token or session, where there is no "
+                 "--token-file")
+      ->type_name("ROLE:{none,viewer,operator,admin}")
+      ->capture_default_str();
+  app.add_option("--http-host", options.http_names,
+                 "name by which browsers may reach HTTP on loopback, through a proxy; repeatable")
+      ->type_name("NAME");
   app.add_flag("--insecure", options.insecure,
                "allow addresses off loopback without TLS and tokens");
   app.add_option("--log-level", log_level, "least severe level that is written to standard error")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The images: rules for their Dockerfile, agreement with the manifests; built, and run as confined containers."""
+import hashlib
 import json
 import pathlib
 import re
@@ -41,6 +42,9 @@ BROKEN = [
     ('org.opencontainers.image.title="weir-agent" ', "", "agent: labels are missing: .*title"),
 ]
 TOKEN = secrets.token_hex(16)
+# One certificate serves every container; its holder is the agent of any node.
+TOKENS = (f"tester viewer sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()}\n"
+          "agents agent cert:localhost nodes=*\n")
 
 
 def certificates(folder, names):
@@ -122,7 +126,7 @@ class ContainersTest(unittest.TestCase):
         cls.engine.podman("network", "create", "--subnet", "10.90.7.0/24", "weir")
         cls.secrets = cls.engine.directory / "secrets"
         certificates(cls.secrets / "tls", "IP:127.0.0.1,DNS:localhost,DNS:controller")
-        for name, line in (("tokens", f"viewer {TOKEN}\n"), ("token", TOKEN + "\n")):
+        for name, line in (("tokens", TOKENS), ("token", TOKEN + "\n")):
             (cls.secrets / name).mkdir()
             (cls.secrets / name / name).write_text(line, encoding="ascii")
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Kubernetes manifests: every overlay renders, follows our rules, and starts the programs."""
+import hashlib
 import json
 import os
 import pathlib
@@ -383,7 +384,9 @@ class StartTest(unittest.TestCase):
             if volume == "policies":
                 shutil.copy(ROOT / "deploy/policies/default.yaml", place)
             if volume == "tokens":
-                (place / "tokens").write_text("viewer " + secrets.token_hex(16) + "\n", encoding="ascii")
+                token = hashlib.sha256(secrets.token_bytes(16)).hexdigest()
+                (place / "tokens").write_text(f"prometheus viewer sha256:{token}\nagents agent cert:weir-agent nodes=*\n",
+                                              encoding="ascii")
             if volume.endswith("-token"):
                 (place / "token").write_text(secrets.token_hex(16) + "\n", encoding="ascii")
         arguments = []

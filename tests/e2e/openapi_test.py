@@ -168,7 +168,7 @@ class OpenApiTest(unittest.TestCase):
         """(status, media type, bytes); of an event stream only its first line."""
         connection = http.client.HTTPConnection("127.0.0.1", cls.port, timeout=ANSWER_S)
         try:
-            connection.request(method, address, body, {"Content-Type": "application/json"} if body else {})
+            connection.request(method, address, body, {"Content-Type": "application/json"} if method != "GET" else {})
             answer = connection.getresponse()
             media = answer.headers.get_content_type()
             content = answer.readline() if media == "text/event-stream" else answer.read()

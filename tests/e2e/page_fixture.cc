@@ -44,8 +44,9 @@ class ShownClock : public FakeClock {
 class Fixture {
  public:
   Status Start(const std::string& token_file) {
-    authenticator_ = Authenticator::Open();
+    RestOptions options{.port = 0, .version = "fixture", .local = {.role = Role::kAdmin}};
     if (!token_file.empty()) {
+      options.local = {};
       WEIR_ASSIGN_OR_RETURN(authenticator_, Authenticator::FromFile(token_file));
     }
     WEIR_ASSIGN_OR_RETURN(store_, OpenSqliteStore(":memory:"));
@@ -56,9 +57,11 @@ class Fixture {
     policy.set_actor("fixture");
     v1::ApplyPolicyResponse applied;
     WEIR_RETURN_IF_ERROR(plane_->admin.ApplyPolicy(policy, &applied));
+    audit_ = std::make_unique<AuditTrail>(*store_);
+    calls_ = std::make_unique<AdminCalls>(executor_, plane_->admin, *audit_, *authenticator_);
     executor_.Start([] {});
-    WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start({"127.0.0.1", 0, nullptr, "fixture"}, executor_,
-                                                   plane_->admin, events_, authenticator_));
+    WEIR_ASSIGN_OR_RETURN(rest_, RestServer::Start(options, executor_, plane_->admin, *calls_,
+                                                   events_, *authenticator_));
     return OkStatus();
   }
   ~Fixture() {
@@ -199,7 +202,9 @@ class Fixture {
 
   ShownClock clock_;
   EventHub events_;
-  Authenticator authenticator_;
+  std::unique_ptr<AuditTrail> audit_;
+  std::unique_ptr<AdminCalls> calls_;
+  std::unique_ptr<Authenticator> authenticator_ = std::make_unique<Authenticator>();
   std::unique_ptr<Store> store_;
   std::unique_ptr<ControlPlane> plane_;
   Executor executor_;

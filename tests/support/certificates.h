@@ -11,11 +11,12 @@
 namespace weir {
 
 /// Makes a certificate authority and certificates for 127.0.0.1 that it signs: in `directory`,
-/// which exists, `authority`.pem and .key, and NAME.pem and .key for each of `names`. False:
-/// openssl failed or is absent.
+/// which exists, `authority`.pem and .key, and NAME.pem and .key for each of `names`, whose CN is
+/// NAME. `alternative`: their subjectAltName. False: openssl failed or is absent.
 inline bool MakeCertificates(const std::string& directory, const std::string& authority,
-                             const std::vector<std::string>& names) {
-  std::ofstream(directory + "/san") << "subjectAltName=IP:127.0.0.1\n";
+                             const std::vector<std::string>& names,
+                             const std::string& alternative = "IP:127.0.0.1") {
+  std::ofstream(directory + "/san") << "subjectAltName=" + alternative + "\n";
   const auto run = [&](const std::string& arguments) {
     const std::string command = "cd " + directory + " && openssl " + arguments + " 2> /dev/null";
     return std::system(command.c_str()) == 0;

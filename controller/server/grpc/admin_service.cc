@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/server/grpc/admin_service.h"
 
+#include "controller/server/grpc/caller.h"
 #include "controller/server/grpc/grpc_status.h"
 #include "controller/server/rest/routes.h"
 
@@ -103,29 +104,22 @@ class WatchReactor : public grpc::ServerWriteReactor<v1::Event> {
 
 }  // namespace
 
-Status AdminServiceImpl::Authorize(grpc::CallbackServerContext* context, const char* method) const {
-  const auto& metadata = context->client_metadata();
-  const auto found = metadata.find("authorization");
-  const std::string_view authorization =
-      found == metadata.end() ? std::string_view()
-                              : std::string_view(found->second.data(), found->second.size());
-  return authenticator_.Authorize(authorization, RoleFor(method));
-}
-
 // Request and response stay valid until the reactor is done, which is after Finish.
 #define WEIR_ADMIN_UNARY(method, Request, Response)                                               \
   grpc::ServerUnaryReactor* AdminServiceImpl::method(                                             \
       grpc::CallbackServerContext* context, const v1::Request* request, v1::Response* response) { \
     auto* reactor = new UnaryReactor();                                                           \
-    const Status allowed = Authorize(context, #method);                                           \
-    if (!allowed.ok()) {                                                                          \
-      reactor->Finish(ToGrpc(allowed));                                                           \
+    const Route& route = RouteOf(#method);                                                        \
+    auto caller = calls_.Admit(CredentialsOf(*context, local_), route, *request);                 \
+    if (!caller.ok()) {                                                                           \
+      reactor->Finish(ToGrpc(caller.status()));                                                   \
       return reactor;                                                                             \
     }                                                                                             \
-    const bool posted = executor_.Post([this, reactor, request, response] {                       \
-      const Status status = admin_.method(*request, response);                                    \
-      reactor->Finish(ToGrpc(status));                                                            \
-    });                                                                                           \
+    const bool posted =                                                                           \
+        executor_.Post([this, reactor, request, response, &route, caller = *std::move(caller)] {  \
+          const Status status = calls_.Call(caller, route, *request, response);                   \
+          reactor->Finish(ToGrpc(status));                                                        \
+        });                                                                                       \
     if (!posted) {                                                                                \
       reactor->Finish(ToGrpc(Unavailable("the controller is shutting down or overloaded")));      \
     }                                                                                             \
@@ -137,11 +131,11 @@ Status AdminServiceImpl::Authorize(grpc::CallbackServerContext* context, const c
 grpc::ServerWriteReactor<v1::Event>* AdminServiceImpl::Watch(grpc::CallbackServerContext* context,
                                                              const v1::WatchRequest* request) {
   auto* reactor = new WatchReactor(events_);
-  const Status allowed = Authorize(context, "Watch");
-  if (allowed.ok()) {
+  const auto caller = calls_.Admit(CredentialsOf(*context, local_), RouteOf("Watch"), *request);
+  if (caller.ok()) {
     reactor->Begin(*request);
   } else {
-    reactor->Finish(ToGrpc(allowed));
+    reactor->Finish(ToGrpc(caller.status()));
   }
   return reactor;
 }

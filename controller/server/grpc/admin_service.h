@@ -2,8 +2,7 @@
 #pragma once
 // AdminService over gRPC: hands each call to AdminApi on the executor.
 
-#include "controller/server/admin_api.h"
-#include "controller/server/auth/auth.h"
+#include "controller/server/admin_calls.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
 #include "weir/v1/admin.grpc.pb.h"
@@ -13,9 +12,8 @@ namespace weir {
 /// All referenced objects must outlive the server that carries it.
 class AdminServiceImpl : public v1::AdminService::CallbackService {
  public:
-  AdminServiceImpl(Executor& executor, AdminApi& admin, EventHub& events,
-                   const Authenticator& authenticator)
-      : executor_(executor), admin_(admin), events_(events), authenticator_(authenticator) {}
+  AdminServiceImpl(Executor& executor, AdminCalls& calls, EventHub& events, LocalRights local)
+      : executor_(executor), calls_(calls), events_(events), local_(local) {}
 
 #define WEIR_ADMIN_UNARY(method, Request, Response)                      \
   grpc::ServerUnaryReactor* method(grpc::CallbackServerContext* context, \
@@ -27,12 +25,10 @@ class AdminServiceImpl : public v1::AdminService::CallbackService {
                                              const v1::WatchRequest* request) override;
 
  private:
-  Status Authorize(grpc::CallbackServerContext* context, const char* method) const;
-
   Executor& executor_;
-  AdminApi& admin_;
+  AdminCalls& calls_;
   EventHub& events_;
-  const Authenticator& authenticator_;
+  const LocalRights local_;
 };
 
 }  // namespace weir

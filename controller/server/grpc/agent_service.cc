@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/server/grpc/agent_service.h"
 
+#include <grpcpp/alarm.h>
+
 #include <deque>
 
-#include "controller/server/fleet_mapping.h"
+#include "controller/server/grpc/caller.h"
 #include "controller/server/grpc/grpc_status.h"
-#include "datapath/base/log.h"
 
 namespace weir {
 namespace {
+
+constexpr const char* kConnect = "Connect";  // in the audit trail
 
 using Reactor = grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>;
 
 // The part of a stream that outlives the reactor: the fleet may still hold it when gRPC is done
 // with the stream.
-class StreamLink : public AgentLink {
+class StreamLink : public AgentLink, public std::enable_shared_from_this<StreamLink> {
  public:
   explicit StreamLink(Reactor* reactor) : reactor_(reactor) {}
 
@@ -36,9 +39,22 @@ class StreamLink : public AgentLink {
     FinishLocked(why);
   }
 
+  // Reads the next message, after the second is over if there were too many in it.
   void ReadNext(v1::AgentMessage* into) {
     MutexLock lock(mutex_);
-    if (!finishing_) reactor_->StartRead(into);
+    if (finishing_) return;
+    const TimePoint now = RealClock().Now();
+    if (now >= second_end_) {
+      second_end_ = now + std::chrono::seconds(1);
+      reads_ = 0;
+    }
+    if (++reads_ <= AgentServiceImpl::kMessagesPerSecondMax) {
+      reactor_->StartRead(into);
+      return;
+    }
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(second_end_ - now);
+    pause_.Set(std::chrono::system_clock::now() + left,
+               [self = shared_from_this(), into](bool) { self->ReadAfterPause(into); });
   }
 
   void OnWriteDone(bool ok) {
@@ -55,6 +71,13 @@ class StreamLink : public AgentLink {
   }
 
  private:
+  void ReadAfterPause(v1::AgentMessage* into) {
+    MutexLock lock(mutex_);
+    second_end_ = RealClock().Now() + std::chrono::seconds(1);
+    reads_ = 1;
+    if (!finishing_) reactor_->StartRead(into);
+  }
+
   void StartWriteLocked() WEIR_REQUIRES(mutex_) {
     writing_ = true;
     reactor_->StartWrite(&queue_.front());
@@ -81,13 +104,26 @@ class StreamLink : public AgentLink {
   bool finishing_ WEIR_GUARDED_BY(mutex_) = false;
   bool finished_ WEIR_GUARDED_BY(mutex_) = false;
   Status why_ WEIR_GUARDED_BY(mutex_);
+  TimePoint second_end_ WEIR_GUARDED_BY(mutex_){};
+  int reads_ WEIR_GUARDED_BY(mutex_) = 0;  // of this second
+  grpc::Alarm pause_ WEIR_GUARDED_BY(mutex_);
 };
 
 class AgentStream : public Reactor {
  public:
-  AgentStream(Executor& executor, AgentApi& agents)
-      : executor_(executor), agents_(agents), link_(std::make_shared<StreamLink>(this)) {
-    link_->ReadNext(&incoming_);
+  AgentStream(Executor& executor, AgentApi& agents, AdminCalls& calls, const std::string& peer,
+              const StatusOr<Caller>& caller)
+      : executor_(executor),
+        agents_(agents),
+        calls_(calls),
+        link_(std::make_shared<StreamLink>(this)) {
+    if (caller.ok()) {
+      caller_ = std::make_shared<const Caller>(*caller);
+      link_->ReadNext(&incoming_);
+    } else {
+      calls_.Refuse(nullptr, peer, kConnect, "", caller.status());
+      link_->Close(caller.status());
+    }
   }
 
   void OnReadDone(bool ok) override {
@@ -95,20 +131,30 @@ class AgentStream : public Reactor {
       link_->Close(OkStatus());
       return;
     }
+    if (incoming_.has_hello()) {
+      const Status allowed = RequireNode(*caller_, incoming_.hello().node());
+      if (!allowed.ok()) {
+        calls_.Refuse(caller_.get(), caller_->peer, kConnect, incoming_.hello().node(), allowed);
+        link_->Close(allowed);
+        return;
+      }
+    }
     // `this` stays alive: the stream is finished through the link only, and OnDone comes after
     // that.
     auto message = std::make_shared<v1::AgentMessage>(std::move(incoming_));
     incoming_.Clear();
     v1::AgentMessage* const next = &incoming_;
-    const bool posted = executor_.Post([link = link_, message, next, &agents = agents_] {
-      const Status status = agents.OnMessage(link, *message);
-      if (status.ok()) {
-        link->ReadNext(next);
-      } else {
-        Log(LogLevel::kWarning, "controller", StrCat("agent stream ended: ", Message(status)));
-        link->Close(status);
-      }
-    });
+    const bool posted = executor_.Post(
+        [link = link_, caller = caller_, message, next, &agents = agents_, &calls = calls_] {
+          const Status status = agents.OnMessage(link, *message);
+          if (status.ok()) {
+            link->ReadNext(next);
+          } else {
+            const std::string node = message->has_hello() ? message->hello().node() : "";
+            calls.Refuse(caller.get(), caller->peer, kConnect, node, status);
+            link->Close(status);
+          }
+        });
     if (!posted) link_->Close(Unavailable("the controller is shutting down or overloaded"));
   }
 
@@ -123,14 +169,18 @@ class AgentStream : public Reactor {
  private:
   Executor& executor_;
   AgentApi& agents_;
+  AdminCalls& calls_;
+  std::shared_ptr<const Caller> caller_;  // null: unknown, and the stream ends
   const std::shared_ptr<StreamLink> link_;
   v1::AgentMessage incoming_;
 };
 
 }  // namespace
 
-Reactor* AgentServiceImpl::Connect(grpc::CallbackServerContext*) {
-  return new AgentStream(executor_, agents_);
+Reactor* AgentServiceImpl::Connect(grpc::CallbackServerContext* context) {
+  const Credentials credentials = CredentialsOf(*context, local_);
+  return new AgentStream(executor_, agents_, calls_, credentials.peer,
+                         authenticator_.Identify(credentials));
 }
 
 }  // namespace weir

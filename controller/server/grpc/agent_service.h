@@ -5,19 +5,31 @@
 
 #include <memory>
 
+#include "controller/server/admin_calls.h"
 #include "controller/server/agent_api.h"
+#include "controller/server/auth/authenticator.h"
 #include "controller/server/executor.h"
 #include "weir/v1/agent.grpc.pb.h"
 
 namespace weir {
 
-/// The callback service. `executor` and `agents` must outlive the server that carries it.
+/// The callback service. A stream may only name a node that its caller speaks for (RequireNode).
+/// All referenced objects must outlive the server that carries it.
 class AgentServiceImpl : public v1::AgentService::CallbackService {
  public:
   /// Messages waiting for one slow agent; beyond it the stream ends and the agent starts afresh.
   static constexpr size_t kWriteQueueMax = 4096;
 
-  AgentServiceImpl(Executor& executor, AgentApi& agents) : executor_(executor), agents_(agents) {}
+  /// Messages of one stream within a second; the next ones are read later.
+  static constexpr int kMessagesPerSecondMax = 10000;
+
+  AgentServiceImpl(Executor& executor, AgentApi& agents, AdminCalls& calls,
+                   Authenticator& authenticator, LocalRights local)
+      : executor_(executor),
+        agents_(agents),
+        calls_(calls),
+        authenticator_(authenticator),
+        local_(local) {}
 
   grpc::ServerBidiReactor<v1::AgentMessage, v1::ControllerMessage>* Connect(
       grpc::CallbackServerContext* context) override;
@@ -25,6 +37,9 @@ class AgentServiceImpl : public v1::AgentService::CallbackService {
  private:
   Executor& executor_;
   AgentApi& agents_;
+  AdminCalls& calls_;
+  Authenticator& authenticator_;
+  const LocalRights local_;
 };
 
 }  // namespace weir

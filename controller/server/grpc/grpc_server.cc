@@ -18,11 +18,22 @@ int Milliseconds(Duration duration) {
   return static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
 }
 
+// The library adds its reflection to every server of a program that links it.
+class WithoutReflection : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    const std::string reflection = grpc::reflection::ProtoServerReflectionPlugin().name();
+    std::erase_if(*plugins, [&](const auto& plugin) { return plugin->name() == reflection; });
+  }
+};
+
 class GrpcServerImpl : public GrpcServer {
  public:
-  GrpcServerImpl(Executor& executor, ControlPlane& plane, EventHub& events,
-                 const Authenticator& authenticator)
-      : agents_(executor, plane.agents), admin_(executor, plane.admin, events, authenticator) {}
+  GrpcServerImpl(Executor& executor, ControlPlane& plane, AdminCalls& calls, EventHub& events,
+                 Authenticator& authenticator, LocalRights local)
+      : agents_(executor, plane.agents, calls, authenticator, local),
+        admin_(executor, calls, events, local) {}
 
   ~GrpcServerImpl() override { Stop(Duration(0)); }
 
@@ -30,8 +41,11 @@ class GrpcServerImpl : public GrpcServer {
     std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
     if (options.tls != nullptr) credentials = RenewedServerCredentials(options.tls);
     grpc::EnableDefaultHealthCheckService(true);
-    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
+    // The library's reflection cannot ask who calls, so it is only there where everybody is admin.
+    if (options.local.role != Role::kAdmin)
+      builder.SetOption(std::make_unique<WithoutReflection>());
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kGrpcStreamsMax);
     builder.AddListeningPort(options.address, credentials, &port_);
     builder.SetMaxReceiveMessageSize(kGrpcMessageBytesMax);
     builder.SetMaxSendMessageSize(kGrpcMessageBytesMax);
@@ -77,9 +91,10 @@ class GrpcServerImpl : public GrpcServer {
 
 StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const GrpcOptions& options,
                                                         Executor& executor, ControlPlane& plane,
-                                                        EventHub& events,
-                                                        const Authenticator& authenticator) {
-  auto server = std::make_unique<GrpcServerImpl>(executor, plane, events, authenticator);
+                                                        AdminCalls& calls, EventHub& events,
+                                                        Authenticator& authenticator) {
+  auto server = std::make_unique<GrpcServerImpl>(executor, plane.agents, calls, events,
+                                                 authenticator, options.local);
   WEIR_RETURN_IF_ERROR(server->Listen(options));
   return std::unique_ptr<GrpcServer>(std::move(server));
 }

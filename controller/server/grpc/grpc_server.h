@@ -5,7 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "controller/server/auth/auth.h"
+#include "controller/server/admin_calls.h"
+#include "controller/server/auth/authenticator.h"
 #include "controller/server/control_plane.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
@@ -19,6 +20,7 @@ struct GrpcOptions {
   /// Has a valid certificate and outlives the server. Null: no TLS. With a CA clients must show
   /// certificates. Renewed files are used for new connections.
   TlsFiles* tls = nullptr;
+  LocalRights local = {};
 };
 
 /// A silent connection is pinged after the interval and closed after the timeout, whether or not a
@@ -29,12 +31,16 @@ inline constexpr Duration kGrpcKeepaliveTimeout = std::chrono::seconds(10);
 /// times gets "too many pings" and is disconnected. Agents ping every 30 s.
 inline constexpr Duration kGrpcPingIntervalMin = std::chrono::seconds(10);
 
+/// Calls that may be open on one connection at a time.
+inline constexpr int kGrpcStreamsMax = 100;
+
 class GrpcServer {
  public:
   /// kUnavailable: the address is in use. All references must outlive the server.
   static StatusOr<std::unique_ptr<GrpcServer>> Start(const GrpcOptions& options, Executor& executor,
-                                                     ControlPlane& plane, EventHub& events,
-                                                     const Authenticator& authenticator);
+                                                     ControlPlane& plane, AdminCalls& calls,
+                                                     EventHub& events,
+                                                     Authenticator& authenticator);
   virtual ~GrpcServer() = default;
 
   virtual int port() const = 0;

@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 // operations with a body answer.
 constexpr const char* kErrors[] = {"400", "401", "403", "404",    "429",
                                    "500", "503", "504", "default"};
-constexpr const char* kErrorsWithBody[] = {"409", "412", "413"};
+constexpr const char* kErrorsWithBody[] = {"409", "412", "413", "415"};
 
 std::string Reference(const Descriptor* message) {
   return "#/components/schemas/" + message->name();

@@ -6,17 +6,18 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "controller/messages/json.h"
+#include "controller/server/rest/browser_guard.h"
 #include "controller/server/rest/compression.h"
 #include "controller/server/rest/openapi.h"
 #include "controller/server/rest/routes.h"
 #include "controller/server/status_mapping.h"
 #include "controller/server/web/web_files.h"
 #include "datapath/base/log.h"
-#include "deploy/program/http_workers.h"
-#include "deploy/program/tls/tls_files.h"
+#include "deploy/program/loopback.h"
 
 namespace weir {
 namespace {
@@ -24,7 +25,6 @@ namespace {
 using ProtoMessage = google::protobuf::Message;
 using MessagePtr = std::unique_ptr<ProtoMessage>;
 
-constexpr int kQueueMax = 64;
 constexpr auto kStartPoll = std::chrono::milliseconds(1);
 constexpr const char* kContentSecurityPolicy =
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -34,19 +34,6 @@ constexpr const char* kContentSecurityPolicy =
 MessagePtr NewMessage(const google::protobuf::Descriptor* descriptor) {
   return MessagePtr(
       google::protobuf::MessageFactory::generated_factory()->GetPrototype(descriptor)->New());
-}
-
-// Calls one method of AdminApi for the untyped interface of the route table.
-Status CallAdmin(AdminApi& admin, std::string_view method, const ProtoMessage& request,
-                 ProtoMessage* response) {
-#define WEIR_ADMIN_UNARY(name, Request, Response)               \
-  if (method == #name) {                                        \
-    return admin.name(static_cast<const v1::Request&>(request), \
-                      static_cast<v1::Response*>(response));    \
-  }
-#include "controller/server/admin_methods.def"
-#undef WEIR_ADMIN_UNARY
-  return Unimplemented(StrCat("no method ", method));
 }
 
 // Sends `body` as it is. The library compresses what it is given as a string with Brotli at its
@@ -98,30 +85,21 @@ std::vector<StoredFile> StoreFiles() {
 
 class HttplibRestServer : public RestServer {
  public:
-  HttplibRestServer(RestOptions options, Executor& executor, AdminApi& admin, EventHub& events,
-                    const Authenticator& authenticator)
+  HttplibRestServer(RestOptions options, Executor& executor, AdminApi& admin, AdminCalls& calls,
+                    EventHub& events, Authenticator& authenticator)
       : options_(std::move(options)),
         executor_(executor),
         admin_(admin),
+        calls_(calls),
         events_(events),
         authenticator_(authenticator) {}
 
   ~HttplibRestServer() override { Stop(); }
 
   Status Listen() {
-    if (options_.tls == nullptr) {
-      server_ = std::make_unique<httplib::Server>();
-    } else {
-      server_ = std::make_unique<httplib::SSLServer>(
-          [this](SSL_CTX& context) { return ServeTls(&context, options_.tls); });
-    }
+    server_ = std::make_unique<HttpServer>(options_.tls, options_.limits);
     if (!server_->is_valid()) return Internal("OpenSSL makes no context for a server");
-    server_->new_task_queue = [] { return new HttpWorkers(kWorkers, kQueueMax); };
     server_->set_payload_max_length(kBodyBytesMax);
-    server_->set_read_timeout(5, 0);
-    server_->set_write_timeout(5, 0);
-    server_->set_keep_alive_timeout(1);
-    server_->set_keep_alive_max_count(1000);
     server_->set_tcp_nodelay(true);
     // By default the library shares the port (SO_REUSEPORT): a second controller would get half of
     // the requests without anyone noticing.
@@ -156,6 +134,7 @@ class HttplibRestServer : public RestServer {
     // ever.
     while (!server_->is_running() && !ended_) std::this_thread::sleep_for(kStartPoll);
     server_->stop();
+    server_->EndConnections();
     thread_.join();
   }
 
@@ -195,9 +174,17 @@ class HttplibRestServer : public RestServer {
     response.set_header("Referrer-Policy", "no-referrer");
     response.set_header("Cross-Origin-Opener-Policy", "same-origin");
     response.set_header("Cross-Origin-Resource-Policy", "same-origin");
+    if (path != "/healthz" && path != "/readyz") {
+      if (const Status asked = Guard(request, path); !asked.ok()) {
+        SendError(asked, response);
+        if (asked.code() == StatusCode::kInvalidArgument) response.status = 415;
+        return;
+      }
+    }
     if (path.starts_with("/v1")) {
       response.set_header("Cache-Control", "no-store");
-      const Status status = Api(request, path, response);
+      const Status status =
+          path == "/v1/session" ? SessionCall(request, response) : Api(request, path, response);
       if (!status.ok()) SendError(status, response);
       return;
     }
@@ -221,9 +208,105 @@ class HttplibRestServer : public RestServer {
     }
   }
 
+  Status Guard(const httplib::Request& request, std::string_view path) const {
+    return CheckBrowser({.method = request.method,
+                         .path = path,
+                         .host = request.get_header_value("Host"),
+                         .origin = request.get_header_value("Origin"),
+                         .fetch_site = request.get_header_value("Sec-Fetch-Site"),
+                         .content_type = request.get_header_value("Content-Type")},
+                        {.loopback = IsLoopback(options_.host), .hosts = options_.names});
+  }
+
+  // Browsers send cookies to every port of a host, so the name has the port.
+  std::string CookieName() const { return StrCat("weir_session_", port_); }
+
+  std::string CookieOf(const httplib::Request& request) const {
+    const std::string cookies = request.get_header_value("Cookie");
+    const std::string name = CookieName() + "=";
+    for (size_t begin = 0; begin < cookies.size();) {
+      const size_t end = std::min(cookies.find(';', begin), cookies.size());
+      const size_t word = cookies.find_first_not_of(' ', begin);
+      if (word < end && cookies.compare(word, name.size(), name) == 0) {
+        return cookies.substr(word + name.size(), end - word - name.size());
+      }
+      begin = end + 1;
+    }
+    return "";
+  }
+
+  // The credentials in a request, and the texts that they refer to.
+  struct Shown {
+    std::string authorization, session, csrf;
+    Credentials credentials;
+  };
+  std::unique_ptr<Shown> Show(const httplib::Request& request) const {
+    auto shown = std::make_unique<Shown>();
+    shown->authorization = request.get_header_value("Authorization");
+    shown->session = CookieOf(request);
+    shown->csrf = request.get_header_value("Weir-CSRF");
+    shown->credentials = {.peer = request.remote_addr,
+                          .authorization = shown->authorization,
+                          .session = shown->session,
+                          .csrf = shown->csrf,
+                          .reads_only = request.method == "GET" || request.method == "HEAD",
+                          .local = options_.local};
+    return shown;
+  }
+
+  // Begins, shows or ends the session of a person at the page.
+  Status SessionCall(const httplib::Request& request, httplib::Response& response) {
+    const auto shown = Show(request);
+    nlohmann::ordered_json answer;
+    if (request.method == "POST") {
+      const auto body = nlohmann::json::parse(request.body, nullptr, false);
+      const auto text = [&body](const char* name) {
+        return body.is_object() && body.contains(name) && body[name].is_string()
+                   ? body[name].get<std::string>()
+                   : "";
+      };
+      const std::string code = text("code"), token = text("token");
+      if (code.empty() == token.empty()) return InvalidArgument("expected a code or a token");
+      const std::string authorization = "Bearer " + token;
+      const auto begun = token.empty()
+                             ? authenticator_.BeginSession(code, request.remote_addr)
+                             : authenticator_.BeginSession(
+                                   {.peer = request.remote_addr, .authorization = authorization});
+      if (!begun.ok()) {
+        calls_.Refuse(nullptr, request.remote_addr, "BeginSession", "", begun.status());
+        return begun.status();
+      }
+      SetCookie(begun->secrets.cookie, ToSeconds(Sessions::kSessionMax), response);
+      answer = DescribePrincipal(begun->principal);
+      answer["csrf"] = begun->secrets.csrf;
+    } else if (request.method == "DELETE") {
+      authenticator_.EndSession(shown->session);
+      SetCookie("", 0, response);
+      answer = nlohmann::ordered_json::object();
+    } else {
+      WEIR_ASSIGN_OR_RETURN(const Caller caller, authenticator_.Identify(shown->credentials));
+      answer = DescribePrincipal(caller);
+    }
+    SendText(request, answer.dump(), "application/json", response);
+    return OkStatus();
+  }
+
+  static nlohmann::ordered_json DescribePrincipal(const Principal& principal) {
+    return {{"name", principal.name},
+            {"role", principal.role.has_value() ? std::string(RoleName(*principal.role)) : ""},
+            {"proof", principal.proof}};
+  }
+
+  void SetCookie(const std::string& value, double seconds, httplib::Response& response) const {
+    response.set_header("Set-Cookie",
+                        StrCat(CookieName(), "=", value, "; Path=/; HttpOnly; SameSite=Strict; ",
+                               options_.tls == nullptr ? "" : "Secure; ",
+                               "Max-Age=", static_cast<int64_t>(seconds)));
+  }
+
   void Metrics(const httplib::Request& request, httplib::Response& response) {
-    const Status allowed =
-        authenticator_.Authorize(request.get_header_value("Authorization"), Role::kViewer);
+    const auto caller = authenticator_.Identify(Show(request)->credentials);
+    const Status allowed = caller.ok() ? RequireRole(*caller, Role::kViewer) : caller.status();
     if (!allowed.ok()) return SendError(allowed, response);
     std::optional<TlsHealth> tls;
     if (options_.tls != nullptr) tls = options_.tls->Health();
@@ -270,11 +353,17 @@ class HttplibRestServer : public RestServer {
     }
     WEIR_RETURN_IF_ERROR(match.status());
     const Route& route = *match->route;
-    const std::string authorization = request.get_header_value("Authorization");
-    if (const auto role = authenticator_.Authenticate(authorization); role.ok()) {
-      response.set_header("Weir-Role", std::string(RoleName(*role)));
+    const auto shown = Show(request);
+    if (const auto known = authenticator_.Identify(shown->credentials);
+        known.ok() && known->role.has_value()) {
+      response.set_header("Weir-Role", std::string(RoleName(*known->role)));
     }
-    WEIR_RETURN_IF_ERROR(authenticator_.Authorize(authorization, route.role));
+    // Strangers are refused before anything of theirs is parsed; the path names the job.
+    const MessagePtr named = NewMessage(MethodOf(route)->input_type());
+    for (const auto& [name, value] : match->path_fields) {
+      WEIR_RETURN_IF_ERROR(SetField(named.get(), name, value));
+    }
+    WEIR_ASSIGN_OR_RETURN(const Caller caller, calls_.Admit(shown->credentials, route, *named));
     std::shared_ptr<ProtoMessage> message(NewMessage(MethodOf(route)->input_type()).release());
     if (request.method == "POST" || request.method == "PUT") {
       if (!request.body.empty()) WEIR_RETURN_IF_ERROR(FromJson(request.body, message.get()));
@@ -289,8 +378,8 @@ class HttplibRestServer : public RestServer {
     WEIR_RETURN_IF_ERROR(TakeHeaders(request, message.get()));
     if (route.event_stream) return Watch(static_cast<const v1::WatchRequest&>(*message), response);
     std::shared_ptr<ProtoMessage> answer(NewMessage(MethodOf(route)->output_type()).release());
-    const Status called = executor_.Call([message, answer, method = route.method, admin = &admin_] {
-      return CallAdmin(*admin, method, *message, answer.get());
+    const Status called = executor_.Call([message, answer, caller, &route, calls = &calls_] {
+      return calls->Call(caller, route, *message, answer.get());
     });
     if (called.code() == StatusCode::kAborted && request.has_header("If-Match")) {
       SendError(called, response);
@@ -328,6 +417,7 @@ class HttplibRestServer : public RestServer {
       --event_streams_;
       return subscription.status();
     }
+    HttpServer::KeepStreaming();
     auto quiet_since = std::make_shared<TimePoint>();
     response.set_chunked_content_provider(
         "text/event-stream",
@@ -362,10 +452,11 @@ class HttplibRestServer : public RestServer {
   const RestOptions options_;
   Executor& executor_;
   AdminApi& admin_;
+  AdminCalls& calls_;
   EventHub& events_;
-  const Authenticator& authenticator_;
+  Authenticator& authenticator_;
   const std::vector<StoredFile> files_ = StoreFiles();
-  std::unique_ptr<httplib::Server> server_;
+  std::unique_ptr<HttpServer> server_;
   std::thread thread_;
   int port_ = 0;
   std::atomic<int> event_streams_{0};
@@ -375,10 +466,11 @@ class HttplibRestServer : public RestServer {
 }  // namespace
 
 StatusOr<std::unique_ptr<RestServer>> RestServer::Start(RestOptions options, Executor& executor,
-                                                        AdminApi& admin, EventHub& events,
-                                                        const Authenticator& authenticator) {
-  auto server = std::make_unique<HttplibRestServer>(std::move(options), executor, admin, events,
-                                                    authenticator);
+                                                        AdminApi& admin, AdminCalls& calls,
+                                                        EventHub& events,
+                                                        Authenticator& authenticator) {
+  auto server = std::make_unique<HttplibRestServer>(std::move(options), executor, admin, calls,
+                                                    events, authenticator);
   WEIR_RETURN_IF_ERROR(server->Listen());
   return std::unique_ptr<RestServer>(std::move(server));
 }

@@ -5,11 +5,14 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "controller/server/admin_api.h"
-#include "controller/server/auth/auth.h"
+#include "controller/server/admin_calls.h"
+#include "controller/server/auth/authenticator.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
+#include "controller/server/rest/http_server.h"
 
 namespace weir {
 
@@ -22,22 +25,24 @@ struct RestOptions {
   /// new connections.
   TlsFiles* tls = nullptr;
   std::string version = "0";
+  LocalRights local = {};
+  std::vector<std::string> names = {};  // by which a server on loopback may be reached, too
+  HttpLimits limits = {};
 };
 
-/// Bounds: 1 MiB a body, 24 worker threads of which event streams may hold 12, 64 waiting
-/// connections, 5 s to read a request or write an answer, 10 s of silence before an event stream
-/// gets a comment line.
+/// Bounds: HttpLimits, 1 MiB a body, 12 event streams, 10 s of silence before an event stream gets
+/// a comment line.
 class RestServer {
  public:
   static constexpr size_t kBodyBytesMax = 1u << 20;
-  static constexpr int kWorkers = 24;
   static constexpr int kEventStreamsMax = 12;
 
   /// Listens and serves on its own threads. kUnavailable: the address is in use. All references
   /// must outlive the server.
   static StatusOr<std::unique_ptr<RestServer>> Start(RestOptions options, Executor& executor,
-                                                     AdminApi& admin, EventHub& events,
-                                                     const Authenticator& authenticator);
+                                                     AdminApi& admin, AdminCalls& calls,
+                                                     EventHub& events,
+                                                     Authenticator& authenticator);
   virtual ~RestServer() = default;
 
   virtual int port() const = 0;

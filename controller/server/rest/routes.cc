@@ -8,6 +8,7 @@
 #include <charconv>
 #include <vector>
 
+#include "datapath/base/check.h"
 #include "weir/v1/admin.pb.h"
 
 namespace weir {
@@ -33,6 +34,8 @@ constexpr Route kRoutes[] = {
     {"POST", "/v1/jobs/{job}:unpin", "Unpin", Role::kOperator, "Ends a pin"},
     {"POST", "/v1:simulate", "Simulate", Role::kViewer, "What would be chosen"},
     {"GET", "/v1/jobs/{job}/series", "GetSeries", Role::kViewer, "Recent steps of a job"},
+    {"GET", "/v1/audit", "ListAudit", Role::kAdmin, "Who changed what, or was refused"},
+    {"POST", "/v1/session:open", "OpenPage", Role::kViewer, "A code that begins a session"},
     {"GET", "/v1/watch", "Watch", Role::kViewer, "Events as they happen (server-sent events)",
      true},
 };
@@ -89,11 +92,21 @@ Status ParseNumber(const std::string& name, const std::string& text, Number* num
 
 std::span<const Route> Routes() { return kRoutes; }
 
-Role RoleFor(std::string_view method) {
+const Route& RouteOf(std::string_view method) {
   for (const Route& route : kRoutes) {
-    if (method == route.method) return route.role;
+    if (method == route.method) return route;
   }
-  return Role::kAdmin;
+  WEIR_CHECK(false);  // a test compares the table with the service
+}
+
+Status Permit(const Principal& principal, const Route& route,
+              const google::protobuf::Message& request) {
+  WEIR_RETURN_IF_ERROR(RequireRole(principal, route.role));
+  if (route.role == Role::kAdmin) return RequireEveryJob(principal);
+  if (route.role != Role::kOperator) return OkStatus();
+  const auto* job = request.GetDescriptor()->FindFieldByName("job");
+  WEIR_CHECK(job != nullptr);
+  return RequireJob(principal, request.GetReflection()->GetString(request, job));
 }
 
 const google::protobuf::MethodDescriptor* MethodOf(const Route& route) {

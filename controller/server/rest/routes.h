@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "controller/server/auth/auth.h"
+#include "controller/server/auth/principals.h"
 #include "datapath/base/status.h"
 
 namespace google::protobuf {
@@ -30,8 +30,12 @@ struct Route {
 };
 
 std::span<const Route> Routes();
-/// Role that `method` needs; admin for an unknown one.
-Role RoleFor(std::string_view method);
+/// The route of `method`, which must exist.
+const Route& RouteOf(std::string_view method);
+/// OK if `principal` may make this request: it has the role, and may change the job that the
+/// request names or, where an admin is needed, every job. kPermissionDenied says what is missing.
+Status Permit(const Principal& principal, const Route& route,
+              const google::protobuf::Message& request);
 const google::protobuf::MethodDescriptor* MethodOf(const Route& route);
 
 struct RouteMatch {

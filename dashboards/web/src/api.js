@@ -3,6 +3,9 @@
 // sessionStorage: it ends with the tab and is never part of an address.
 
 const storageKey = "weir-token";
+// Proves that this page sends a request, not another one in the browser that has the session's
+// cookie. Storage belongs to one origin; cookies are sent to every port of a host.
+const csrfKey = "weir-csrf";
 const timeoutMs = 10000;
 const silenceMs = 30000;  // the controller says something every 10 s
 const backoffMs = {
@@ -22,6 +25,7 @@ export class Refused extends Error {
 
 export const hasToken = () => sessionStorage.getItem(storageKey) !== null;
 export const forgetToken = () => sessionStorage.removeItem(storageKey);
+export const hasSession = () => localStorage.getItem(csrfKey) !== null;
 
 // Returns why the text cannot be a token, or an empty string once it is kept.
 export function keepToken(text) {
@@ -39,6 +43,7 @@ export function onRole(listener) {
 
 async function request(path, options) {
   const headers = {Accept: "application/json", ...options.headers};
+  if (hasSession() && options.method) headers["Weir-CSRF"] = localStorage.getItem(csrfKey);
   if (hasToken()) headers.Authorization = `Bearer ${sessionStorage.getItem(storageKey)}`;
   const response = await fetch(path, {...options, headers});
   const role = response.headers.get("Weir-Role");
@@ -63,6 +68,20 @@ export async function send(method, path, body, headers = {}) {
     headers: {"Content-Type": "application/json", ...headers},
   });
   return answer.json();
+}
+
+// Begins a session with a code of `weirctl page`; its cookie is not visible here.
+export async function beginSession(code) {
+  const begun = await send("POST", "/v1/session", {code});
+  localStorage.setItem(csrfKey, begun.csrf);
+}
+
+export async function endSession() {
+  try {
+    await send("DELETE", "/v1/session", {});
+  } finally {
+    localStorage.removeItem(csrfKey);
+  }
 }
 
 // Every item of a list that comes in pages, its field `nodes` for instance. At most `pagesMax` pages.

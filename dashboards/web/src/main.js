@@ -8,6 +8,7 @@ import {number} from "./format.js";
 import * as router from "./router.js";
 import {Store, withEvent} from "./store.js";
 import * as theme from "./theme.js";
+import AuditView from "./views/audit.js";
 import FleetView from "./views/fleet.js";
 import JobView from "./views/job.js";
 import JobsView from "./views/jobs.js";
@@ -18,7 +19,8 @@ const pollMs = 3000;
 const soonMs = 500;
 const eventsPath = "/v1/watch?kinds=node,job,decision,policy,rank&replay=true";
 const navigation =
-    [["jobs", "Jobs"], ["fleet", "Fleet"], ["what-if", "What if"], ["policies", "Policies"]];
+    [["jobs", "Jobs"], ["fleet", "Fleet"], ["what-if", "What if"], ["policies", "Policies"],
+     ["audit", "Audit"]];
 
 const element = (id) => document.getElementById(id);
 const store = new Store({events: [], role: "", since: Date.now() / 1000});
@@ -36,6 +38,7 @@ let answered = 0;
 function make({view: name, argument}) {
   if (name === "fleet") return new FleetView(context);
   if (name === "what-if") return new WhatIfView(context);
+  if (name === "audit") return new AuditView(context);
   if (name === "policies") return new PoliciesView(context, argument);
   return argument ? new JobView(context, argument) : new JobsView(context);
 }
@@ -87,7 +90,7 @@ async function route(wanted, byPerson) {
 function setConnection(className, words) {
   element("connection").className = `badge ${className}`;
   if (element("connection").textContent !== words) element("connection").textContent = words;
-  element("forget-token").hidden = !api.hasToken();
+  element("forget-token").hidden = !api.hasToken() && !api.hasSession();
 }
 
 function showError(error) {
@@ -170,8 +173,9 @@ element("token-form").addEventListener("submit", (event) => {
   route(router.parse(window.location.hash), true);
 });
 
-element("forget-token").addEventListener("click", () => {
+element("forget-token").addEventListener("click", async () => {
   api.forgetToken();
+  if (api.hasSession()) await api.endSession().catch(() => {});
   window.location.reload();
 });
 
@@ -215,4 +219,19 @@ setInterval(() => {
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) refresh();
 });
-router.follow(route);
+
+// An address of weirctl page begins a session with the rights of the person who asked for it.
+const codeMark = "#code=";
+async function start() {
+  if (window.location.hash.startsWith(codeMark)) {
+    const code = window.location.hash.slice(codeMark.length);
+    window.history.replaceState(null, "", window.location.pathname);
+    try {
+      await api.beginSession(code);
+    } catch (error) {
+      showError(error);
+    }
+  }
+  router.follow(route);
+}
+start();

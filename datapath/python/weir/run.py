@@ -11,6 +11,7 @@ the command itself has ended is ended, too.
 import argparse
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import pathlib
@@ -174,7 +175,8 @@ class ControlPlane:
         """Makes the token of the page and of weirctl. Returns the file that lets the controller know it."""
         token, roles = secrets.token_hex(16), self._directory / "roles"
         self.token_file = self._directory / "token"
-        for path, text in ((self.token_file, token), (roles, f"admin {token}")):
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        for path, text in ((self.token_file, token), (roles, f"owner admin sha256:{digest}")):
             with _create(path) as file:
                 file.write(f"{text}\n".encode())
         return roles
@@ -253,6 +255,11 @@ class ControlPlane:
         if options.auto:
             path.insert(0, str(package / "auto"))
         return {**os.environ, **set_, "PYTHONPATH": os.pathsep.join(path)}
+
+    def page_to_open(self):
+        """The page's address, with a code that begins a session of this user where the page wants one."""
+        made = self.ask("page") if self.token_file else None
+        return (made or {}).get("url") or self.page
 
     def ask(self, *arguments):
         """The answer of weirctl as JSON, or None if the controller does not answer."""
@@ -432,8 +439,8 @@ def main(arguments=None):
             directory = private_directory(
                 options.directory or stack.enter_context(tempfile.TemporaryDirectory(prefix="weir-run-")))
             plane = stack.enter_context(ControlPlane(directory, options))
-            token = f" (its token is in {plane.token_file})" if plane.token_file else ""
-            _say(f"page {plane.page or 'at the controller'}{token}, controller {plane.controller}, state in "
+            token = f" (opens once; the token is in {plane.token_file})" if plane.token_file else ""
+            _say(f"page {plane.page_to_open() or 'at the controller'}{token}, controller {plane.controller}, state in "
                  f"{directory}")
             plane.watch_for_controller()
             status = Command(command, plane.environment(), plane.pids()).wait()

@@ -149,6 +149,7 @@ class FakeCluster {
     hello.mutable_hello()->set_node(Node(rank));
     hello.mutable_hello()->set_address(StrCat("10.0.0.", rank + 1));
     hello.mutable_hello()->set_agent_version("test");
+    hello.mutable_hello()->set_instance(Node(rank));  // the same agent, also when it reconnects
     ASSERT_TRUE(plane_->agents.OnMessage(state.agent, hello).ok());
     v1::RankMessage greeting;
     auto* rank_hello = greeting.mutable_hello();

@@ -29,6 +29,7 @@ class Stranger {
   Stranger(ControlPlane& plane, const std::string& node) : plane_(plane), node_(node) {
     v1::AgentMessage message;
     message.mutable_hello()->set_node(node);
+    message.mutable_hello()->set_instance(node);  // as the agent of that node
     EXPECT_TRUE(plane_.agents.OnMessage(agent_, message).ok());
   }
   ~Stranger() { plane_.agents.OnClosed(agent_); }
@@ -240,6 +241,37 @@ TEST_F(IdentityTest, AJobIsProtectedAsItsLeastProtectedRank) {
   cluster_.strange_rank = -1;
   cluster_.ConnectRank(2);
   EXPECT_EQ(ProtectionText(Job()), "");
+}
+
+// Anybody who could claim a node's name took the node, and with it its ranks, from its agent.
+TEST_F(IdentityTest, ASecondAgentOfALivingNodeIsRefused) {
+  const auto greet = [&](const std::shared_ptr<FakeAgent>& agent, const std::string& node,
+                         const std::string& instance) {
+    v1::AgentMessage hello;
+    hello.mutable_hello()->set_node(node);
+    hello.mutable_hello()->set_address("10.0.0.1");
+    hello.mutable_hello()->set_instance(instance);
+    return plane_->agents.OnMessage(agent, hello);
+  };
+  const auto first = std::make_shared<FakeAgent>(), second = std::make_shared<FakeAgent>(),
+             third = std::make_shared<FakeAgent>();
+  ASSERT_TRUE(greet(first, "n", "one").ok());
+  EXPECT_EQ(greet(first, "m", "one").code(), StatusCode::kFailedPrecondition) << "another name";
+  for (const char* instance : {"two", ""}) {
+    const Status refused = greet(second, "n", instance);
+    EXPECT_EQ(refused.code(), StatusCode::kAlreadyExists);
+    EXPECT_THAT(Message(refused), testing::HasSubstr("has a living agent at 10.0.0.1"));
+  }
+  EXPECT_FALSE(first->closed);
+  // The agent itself knows that its former stream is dead, although nobody else noticed yet.
+  EXPECT_TRUE(greet(third, "n", "one").ok());
+  EXPECT_TRUE(first->closed);
+  // Another agent may come when a heartbeat is missing.
+  clock_.Advance(FromSeconds(7.4));
+  EXPECT_FALSE(greet(second, "n", "two").ok());
+  clock_.Advance(FromSeconds(0.2));
+  EXPECT_TRUE(greet(second, "n", "two").ok());
+  EXPECT_TRUE(third->closed);
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "controller/server/auth/auth.h"
 #include "controller/server/event_hub.h"
 #include "controller/server/executor.h"
 #include "controller/server/rest/routes.h"
@@ -13,29 +12,6 @@
 
 namespace weir {
 namespace {
-
-TEST(AuthTest, RolesAndHashes) {
-  const auto tokens = Authenticator::Parse(
-      "# people\nviewer look\n"
-      "operator sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08 # test\n"
-      "admin root\n",
-      "tokens");
-  ASSERT_TRUE(tokens.ok()) << ToString(tokens.status());
-  EXPECT_TRUE(tokens->Authorize("Bearer look", Role::kViewer).ok());
-  EXPECT_EQ(tokens->Authorize("Bearer look", Role::kOperator).code(),
-            StatusCode::kPermissionDenied);
-  EXPECT_TRUE(tokens->Authorize("Bearer test", Role::kOperator).ok());
-  EXPECT_TRUE(tokens->Authorize("Bearer root", Role::kAdmin).ok());
-  for (const char* wrong : {"", "Bearer", "Bearer ", "Bearer x", "look", "Basic look"}) {
-    EXPECT_EQ(tokens->Authorize(wrong, Role::kViewer).code(), StatusCode::kUnauthenticated)
-        << wrong;
-  }
-  EXPECT_THAT(Message(Authenticator::Parse("root x\n", "f").status()),
-              testing::HasSubstr("f:1: unknown role 'root'"));
-  EXPECT_FALSE(Authenticator::Parse("admin\n", "f").ok());
-  EXPECT_FALSE(Authenticator::Parse("admin sha256:12\n", "f").ok());
-  EXPECT_FALSE(Authenticator::Parse("\n", "f").ok()) << "an empty file must not permit access";
-}
 
 TEST(LoopbackTest, OnlyAddressesAndOneNameAreOfThisMachine) {
   for (const char* yes : {"127.0.0.1", "127.8.9.10", "localhost", "::1", "[::1]"}) {

@@ -66,6 +66,7 @@ bodies = {
     "ApplyPolicy": {"source": "name: checked\n", "actor": "check", "dry_run": True},
     "Pin": {"choice": {"codec": "identity", "collective": "ring", "ratio": 1}, "actor": "check"},
     "Unpin": {"actor": "check"},
+    "OpenPage": {},
     "Replay": {},
     "Simulate": {"model_parameters": "1000000", "world": 4, "latency_s": 0.001,
                  "bandwidth_bytes_per_s": 1e7, "compute_s": 0.1},
@@ -90,7 +91,7 @@ for path, verbs in document["paths"].items():
         if operation["operationId"] in bodies:
             request_schema = operation["requestBody"]["content"]["application/json"]["schema"]
             validate(request_schema, bodies[operation["operationId"]], operation["operationId"] + " request")
-check(operations == 18, "every AdminService method has a path")
+check(operations == 20, "every AdminService method has a path")
 
 for verb, path, body, code in [
         ("GET", "/v1/jobs/absent", None, 404),

@@ -36,12 +36,14 @@ TEST(RestServerTest, StopsBeforeItsThreadHasRun) {
   EventHub events;
   ControlPlane plane({}, RealClock(), **store, events);
   Executor executor;
-  const Authenticator anyone = Authenticator::Open();
+  Authenticator anyone;
+  AuditTrail audit(**store);
+  AdminCalls calls(executor, plane.admin, audit, anyone);
   bool alone = false;
   std::thread runner([&] {  // a separate thread, so that core and priority end with it
     alone = RunBeforeOthers();
-    auto server =
-        RestServer::Start({.host = "127.0.0.1", .port = 0}, executor, plane.admin, events, anyone);
+    auto server = RestServer::Start({.host = "127.0.0.1", .port = 0}, executor, plane.admin, calls,
+                                    events, anyone);
     ASSERT_TRUE(server.ok()) << ToString(server.status());
     (*server)->Stop();
   });
@@ -56,8 +58,9 @@ class RestAnswersTest : public testing::Test {
  protected:
   void SetUp() override {
     executor_.Start([] {});
-    auto server = RestServer::Start({.host = "127.0.0.1", .port = 0}, executor_, plane_.admin,
-                                    events_, anyone_);
+    auto server =
+        RestServer::Start({.host = "127.0.0.1", .port = 0, .local = {.role = Role::kAdmin}},
+                          executor_, plane_.admin, calls_, events_, anyone_);
     ASSERT_TRUE(server.ok()) << ToString(server.status());
     server_ = std::move(*server);
   }
@@ -77,7 +80,9 @@ class RestAnswersTest : public testing::Test {
   std::unique_ptr<Store> store_ = std::move(*OpenSqliteStore(":memory:"));
   ControlPlane plane_{{}, RealClock(), *store_, events_};
   Executor executor_;
-  const Authenticator anyone_ = Authenticator::Open();
+  Authenticator anyone_;
+  AuditTrail audit_{*store_};
+  AdminCalls calls_{executor_, plane_.admin, audit_, anyone_};
   std::unique_ptr<RestServer> server_;
 };
 

@@ -15,8 +15,10 @@
 
 #include "controller/messages/limits.h"
 #include "controller/server/controller.h"
+#include "controller/server/grpc/agent_service.h"
 #include "controller/server/grpc/grpc_server.h"
 #include "controller/server/grpc/grpc_status.h"
+#include "tests/controller/server/token_line.h"
 #include "tests/controller/server/wire_agent.h"
 #include "tests/support/program.h"
 #include "weir/v1/admin.grpc.pb.h"
@@ -82,6 +84,7 @@ class ServerTest : public testing::Test {
 };
 
 TEST_F(ServerTest, AgentsTrainWhileEveryRestAnswerMatchesTheDocument) {
+  options_.local_role = "admin";
   ASSERT_NO_FATAL_FAILURE(Start());
   std::vector<std::unique_ptr<WireAgent>> agents;
   for (int rank = 0; rank < 2; ++rank)
@@ -166,7 +169,8 @@ TEST_F(ServerTest, MessagesBeyondTheBoundAreRefused) {
 }
 
 TEST_F(ServerTest, TokensGuardRestAndGrpc) {
-  std::ofstream(directory_ / "tokens") << "viewer look\nadmin root\n";
+  std::ofstream(directory_ / "tokens")
+      << TokenLine("eve", "viewer", "look") << TokenLine("ann", "admin", "root");
   options_.token_file = directory_ / "tokens";
   ASSERT_NO_FATAL_FAILURE(Start());
   const auto list = [&](const std::string& token) {
@@ -179,9 +183,10 @@ TEST_F(ServerTest, TokensGuardRestAndGrpc) {
   EXPECT_EQ(list("look"), StatusCode::kOk);
   int code = 0;
   const auto http = [&](const std::string& arguments) {
-    return RunCommand(StrCat("curl -s -o /dev/null -w '%{http_code}' ", arguments,
-                             " http://127.0.0.1:", controller_->http_port(), "/v1/policies/p"),
-                      &code);
+    return RunCommand(
+        StrCat("curl -s -o /dev/null -w '%{http_code}' -H 'Content-Type: application/json' ",
+               arguments, " http://127.0.0.1:", controller_->http_port(), "/v1/policies/p"),
+        &code);
   };
   EXPECT_EQ(http("-X PUT -d '{\"source\":\"name: p\\n\"}'"), "401");
   EXPECT_EQ(http("-H 'Authorization: Bearer look' -X PUT -d '{\"source\":\"name: p\\n\"}'"), "403");
@@ -193,6 +198,13 @@ TEST_F(ServerTest, RefusesToStartInsecurely) {
   auto controller = Controller::Start(options_);
   EXPECT_EQ(controller.status().code(), StatusCode::kFailedPrecondition);
   EXPECT_THAT(Message(controller.status()), testing::HasSubstr("--token-file"));
+  // Tokens alone would cross the network in plain text.
+  std::ofstream(directory_ / "tokens") << TokenLine("ann", "admin", "root");
+  options_.token_file = directory_ / "tokens";
+  controller = Controller::Start(options_);
+  EXPECT_EQ(controller.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(controller.status()), testing::HasSubstr("--tls-cert"));
+  options_.token_file = "";
   options_.listen_http = "127.0.0.1:0";
   options_.listen_grpc = "0.0.0.0:0";
   controller = Controller::Start(options_);
@@ -228,6 +240,42 @@ TEST_F(ServerTest, ReflectionNamesTheServices) {
   for (const char* service : {"weir.v1.AdminService", "weir.v1.AgentService", "grpc.health.v1"}) {
     EXPECT_THAT(answer, testing::HasSubstr(service));
   }
+}
+
+TEST_F(ServerTest, NothingIsReflectedWhereNotEverybodyIsAdmin) {
+  std::ofstream(directory_ / "tokens") << TokenLine("ann", "admin", "root");
+  options_.token_file = directory_ / "tokens";
+  ASSERT_NO_FATAL_FAILURE(Start());
+  int code = 0;
+  const std::string answer = RunCommand(
+      StrCat("printf '\\000\\000\\000\\000\\002\\072\\000' | curl -s -m 10 --http2-prior-knowledge "
+             "-H 'content-type: application/grpc' -H 'te: trailers' --data-binary @- http://",
+             Target(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+      &code);
+  EXPECT_THAT(answer, testing::Not(testing::HasSubstr("weir.v1")));
+}
+
+// One agent could keep the controller's thread busy with as many messages as it can send.
+TEST_F(ServerTest, AStreamHasSoManyMessagesASecond) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  constexpr int kCount = 2 * AgentServiceImpl::kMessagesPerSecondMax + 100;
+  const TimePoint begin = RealClock().Now();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  const auto stub = v1::AgentService::NewStub(channel_);
+  const auto stream = stub->Connect(&context);
+  v1::AgentMessage message;
+  message.mutable_hello()->set_node("n");
+  stream->Write(message);
+  message.mutable_heartbeat();
+  for (int i = 0; i < kCount; ++i) ASSERT_TRUE(stream->Write(message));
+  message.mutable_hello()->set_node("other");  // ends the stream: all before it have been read
+  stream->Write(message);
+  v1::ControllerMessage answer;
+  while (stream->Read(&answer)) {
+  }
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_GE(ToSeconds(RealClock().Now() - begin), 1.99);
 }
 
 TEST_F(ServerTest, PortInUseIsAClearError) {

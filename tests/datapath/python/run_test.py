@@ -242,7 +242,9 @@ class RunTest(unittest.TestCase):
         child = self.start_command(["sh", "-c", "echo up; sleep 100"], ["--directory", str(state)])
         said = self.lines_until(child, "up")
         self.assertIn(f"controller unix:{state}/controller.sock", said)
-        request = urllib.request.Request(re.search(r"page (\S+) ", said)[1] + "/v1/jobs")
+        page, _, code = re.search(r"page (\S+) ", said)[1].partition("/#code=")
+        self.assertRegex(code, "^[0-9a-f]{64}$")
+        request = urllib.request.Request(page + "/v1/jobs")
         with self.assertRaises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=10)
         self.assertEqual(refused.exception.code, 401)

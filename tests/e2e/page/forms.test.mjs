@@ -2,6 +2,7 @@
 // The page's forms: what-if questions, policies, tokens.
 
 import assert from "node:assert/strict";
+import {createHash} from "node:crypto";
 import {mkdtempSync, rmSync, writeFileSync} from "node:fs";
 import {tmpdir} from "node:os";
 import {join} from "node:path";
@@ -22,7 +23,9 @@ let directory;
 before(async () => {
   directory = mkdtempSync(join(tmpdir(), "weir-page-"));
   const file = join(directory, "tokens");
-  writeFileSync(file, Object.entries(tokens).map(([role, token]) => `${role} ${token}\n`).join(""));
+  const hash = (token) => createHash("sha256").update(token).digest("hex");
+  writeFileSync(file, Object.entries(tokens).map(
+      ([role, token]) => `the-${role} ${role} sha256:${hash(token)}\n`).join(""));
   [browser, open, guarded] = await Promise.all([launch(), Fixture.start(), Fixture.start(file)]);
   await Promise.all([open.tell("history"), guarded.tell("history")]);
 });
@@ -122,7 +125,7 @@ for (const scheme of ["light", "dark"]) {
 }
 
 const put = (source, name) => fetch(`${open.url}/v1/policies/${encodeURIComponent(name)}`,
-    {method: "PUT", body: JSON.stringify({source, actor: "other"})});
+    {method: "PUT", headers: {"Content-Type": "application/json"}, body: JSON.stringify({source, actor: "other"})});
 
 test("a late edit does not undo another person's", async () => {
   const tab = await openTab(browser, open.url, {address: "/#/policies/lm-bounds"});
@@ -202,7 +205,7 @@ test("without the role a policy can be tried, not applied", async () => {
   await waitFor(page, "#policy-verdict", /Valid; \d+ lines differ/);
   assert.equal(await page.isVisible("#policy-apply"), true);
   assert.equal(await page.isDisabled("#policy-apply"), true);
-  await waitFor(page, "#policy-role", /needs the role admin; this token has viewer/);
+  await waitFor(page, "#policy-role", /needs the role admin; you have viewer/);
   await screenshot(page, "policy-viewer");
   await page.click("#forget-token");
   await giveToken(page, tokens.admin);
@@ -219,7 +222,7 @@ test("a job is pinned and unpinned by an operator who confirms it", async () => 
   const tab = await openTab(browser, guarded.url, {address: "/#/jobs/lm"});
   const {page} = tab;
   await giveToken(page, tokens.viewer);
-  await waitFor(page, "#pin-role", /needs the role operator; this token has viewer/);
+  await waitFor(page, "#pin-role", /needs the role operator; you have viewer/);
   assert.equal(await page.isDisabled("#pin"), true);
   await page.click("#forget-token");
   await giveToken(page, tokens.operator);
@@ -234,13 +237,13 @@ test("a job is pinned and unpinned by an operator who confirms it", async () => 
   assert.equal((await job()).pinned, "", "nothing without a yes");
   await page.click("#pin");
   await page.click("#pin-yes");
-  await waitFor(page, "#pin-state", /^Pinned by ann: dense over ring \(to compare\)/);
-  assert.match((await job()).pinned, /^ann: dense over ring/);
+  await waitFor(page, "#pin-state", /^Pinned by the-operator: dense over ring \(to compare\)/);
+  assert.match((await job()).pinned, /^the-operator: dense over ring/);
   await page.selectOption("#decision-filter", "all");
   await page.click("#unpin");
   await waitFor(page, "#pin-question", /Unpin job lm/);
   await page.keyboard.press("Escape");
-  assert.match((await job()).pinned, /^ann/);
+  assert.match((await job()).pinned, /^the-operator/);
   await page.click("#unpin");
   await page.click("#pin-yes");
   await waitFor(page, "#pin-state", /The controller decides/);

@@ -31,7 +31,7 @@ export class PinPanel {
     this.element = h("div", {}, this.state,
         h("div", {class: "controls"}, h("label", {}, "Choice ", this.choice),
             h("label", {}, "Reason ", this.reason),
-            h("label", {}, "Your name, for the audit ", this.actor), this.pin, this.unpin),
+            h("label", {}, "Your name, where the controller does not know it ", this.actor), this.pin, this.unpin),
         this.why, this.verdict, this.dialog);
     this.pin.addEventListener("click", () => this.ask("pin"));
     this.unpin.addEventListener("click", () => this.ask("unpin"));
@@ -56,7 +56,7 @@ export class PinPanel {
     this.unpin.hidden = !this.pinned;
     this.unpin.disabled = !may;
     this.pin.disabled = !may || this.choices.size === 0 || this.reason.value.trim() === "";
-    this.why.textContent = !may ? `Pinning needs the role operator; this token has ${role}.` :
+    this.why.textContent = !may ? `Pinning needs the role operator; you have ${role}.` :
         this.choices.size === 0 ? "There is nothing to pin before the first decision." :
         this.pin.disabled       ? "A pin wants a reason: whoever finds it later will ask." :
                                   "";

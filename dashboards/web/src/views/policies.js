@@ -41,7 +41,7 @@ export default class PoliciesView {
         h("div", {}, card("Policies, the first that matches a job rules it", {}, this.list),
             h("section", {class: "card", id: "editor"}, this.heading, this.text,
                 h("div", {class: "controls"}, this.check,
-                    h("label", {}, "Your name, for the audit ", this.actor), this.apply,
+                    h("label", {}, "Your name, where the controller does not know it ", this.actor), this.apply,
                     this.discard, this.why),
                 this.verdict, this.diff));
     this.text.addEventListener("input", () => {
@@ -107,7 +107,7 @@ export default class PoliciesView {
     const may = this.store.state.role === "admin";
     this.apply.disabled = !may || this.checked === null || this.checked !== this.text.value;
     this.why.textContent = !may ?
-        `Applying needs the role admin; this token has ${this.store.state.role || "none"}.` :
+        `Applying needs the role admin; you have ${this.store.state.role || "none"}.` :
         this.apply.disabled ? "Check first: what was compared is what gets applied." :
                               "";
   }

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// AdminService's unary methods by name, for gRPC and REST alike: who may call them, what they do to
+// the fleet, and their place in the audit trail.
+
+#include <string>
+
+#include "controller/server/admin_api.h"
+#include "controller/server/audit.h"
+#include "controller/server/auth/authenticator.h"
+#include "controller/server/executor.h"
+#include "controller/server/rest/routes.h"
+#include "datapath/base/mutex.h"
+
+namespace weir {
+
+/// All referenced objects must outlive it.
+class AdminCalls {
+ public:
+  AdminCalls(Executor& executor, AdminApi& api, AuditTrail& audit, Authenticator& authenticator)
+      : executor_(executor), api_(api), audit_(audit), authenticator_(authenticator) {}
+
+  /// The caller, if it may make the request. A refusal of what would change something goes to the
+  /// audit trail. Errors: those of Identify and Permit. Thread-safe.
+  StatusOr<Caller> Admit(const Credentials& credentials, const Route& route,
+                         const google::protobuf::Message& request);
+
+  /// Calls the method for an admitted caller, and records a change. On the executor's thread.
+  Status Call(const Caller& caller, const Route& route, const google::protobuf::Message& request,
+              google::protobuf::Message* response);
+
+  /// Puts a refusal into the audit trail, unless there are too many. Thread-safe. `caller`: null
+  /// where nobody is known.
+  void Refuse(const Caller* caller, const std::string& peer, const std::string& method,
+              const std::string& target, const Status& why);
+
+  /// Where OpenPage sends people: "http://127.0.0.1:7780". To be set before the first call.
+  void SetPageUrl(std::string url) { page_url_ = std::move(url); }
+
+ private:
+  Status Dispatch(const Caller& caller, std::string_view method,
+                  const google::protobuf::Message& request, google::protobuf::Message* response);
+  Status ListAudit(const Caller& caller, const v1::ListAuditRequest& request,
+                   v1::ListAuditResponse* response);
+  Status OpenPage(const Caller& caller, const v1::OpenPageRequest& request,
+                  v1::OpenPageResponse* response);
+  std::string StateOf(const google::protobuf::Message& request);
+
+  Executor& executor_;
+  AdminApi& api_;
+  AuditTrail& audit_;
+  Authenticator& authenticator_;
+  std::string page_url_;
+};
+
+}  // namespace weir

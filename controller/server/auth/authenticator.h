@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Finds the principal of a caller from what it shows: a token, a verified certificate, or only that
+// it reached a listener of this machine. Rereads the token file when it changes, and bounds what
+// wrong tokens cost.
+
+#include <array>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "controller/server/auth/principals.h"
+#include "controller/server/auth/sessions.h"
+#include "datapath/base/clock.h"
+#include "datapath/base/mutex.h"
+#include "datapath/base/status.h"
+
+namespace weir {
+
+/// What a caller shows.
+struct Credentials {
+  std::string peer = {};                      // its address without port; "unix" for a socket
+  std::string_view authorization = {};        // "Bearer <token>"; empty: none
+  std::vector<std::string> certificate = {};  // names of its verified certificate
+  bool has_certificate = false;
+  std::string_view session = {}, csrf = {};  // cookie, and header Weir-CSRF
+  bool reads_only = false;                   // the request changes nothing
+  LocalRights local = {};                    // of the listener
+};
+
+/// A principal who calls.
+struct Caller : Principal {
+  Proof evidence = {};
+  std::string peer = {};
+};
+
+/// A session that has begun.
+struct Session {
+  Principal principal;
+  SessionSecrets secrets;
+};
+
+/// Thread-safe.
+class Authenticator {
+ public:
+  /// Wrong tokens of one address within a window before further ones are refused unread. Tokens
+  /// that were right before are always read, so nobody can lock out others at the same address.
+  static constexpr int kWrongMax = 20;
+  static constexpr Duration kWindow = std::chrono::seconds(10);
+  static constexpr size_t kPeersMax = 4096;  // addresses that are counted one by one
+
+  /// Without a token file: tokens are ignored.
+  explicit Authenticator(const Clock& clock = RealClock()) : clock_(clock) {}
+  /// kInvalidArgument names file and line; kNotFound: unreadable.
+  static StatusOr<std::unique_ptr<Authenticator>> FromFile(const std::string& path,
+                                                           const Clock& clock = RealClock());
+
+  /// The caller's principal. A token counts before a certificate, and a wrong token is never
+  /// ignored. A certificate without an entry speaks for the nodes of its names and has no role.
+  /// kUnauthenticated: nothing that is known; kResourceExhausted: too many wrong tokens came from
+  /// this address.
+  StatusOr<Caller> Identify(const Credentials& credentials) WEIR_EXCLUDES(mutex_);
+
+  /// Begins a session of the caller. Errors as those of Identify.
+  StatusOr<Session> BeginSession(const Credentials& credentials) WEIR_EXCLUDES(mutex_);
+  /// Begins the session that `code` is for. kUnauthenticated: no such code, or it has been used.
+  StatusOr<Session> BeginSession(std::string_view code, const std::string& peer)
+      WEIR_EXCLUDES(mutex_);
+  void EndSession(std::string_view cookie) WEIR_EXCLUDES(mutex_);
+  /// A code that begins one session with the caller's own rights, within Sessions::kCodeMax.
+  StatusOr<std::string> MakeCode(const Caller& caller) WEIR_EXCLUDES(mutex_);
+
+ private:
+  using Fingerprint = std::array<int64_t, 6>;
+
+  static StatusOr<Principals> Read(const std::string& path);
+  Fingerprint Look() const;
+  void Refresh() WEIR_REQUIRES(mutex_);
+  /// What the caller proves itself with; the errors of Identify.
+  StatusOr<Proof> ProofOf(const Credentials& credentials) WEIR_REQUIRES(mutex_);
+  StatusOr<Principal> PrincipalOf(const Proof& proof) WEIR_REQUIRES(mutex_);
+  StatusOr<Sha256Hash> CheckToken(const Credentials& credentials) WEIR_REQUIRES(mutex_);
+  StatusOr<Session> Begin(const Proof& proof) WEIR_REQUIRES(mutex_);
+  Status CheckPeer(const std::string& peer) WEIR_REQUIRES(mutex_);
+  Status Refuse(const std::string& peer) WEIR_REQUIRES(mutex_);
+  void BeginWindow(TimePoint now) WEIR_REQUIRES(mutex_);
+
+  const Clock& clock_;
+  std::string path_;  // empty: no file
+  Mutex mutex_;
+  Fingerprint seen_ WEIR_GUARDED_BY(mutex_) = {};
+  Principals principals_ WEIR_GUARDED_BY(mutex_);
+  Sessions sessions_ WEIR_GUARDED_BY(mutex_);
+  std::set<Sha256Hash> used_
+      WEIR_GUARDED_BY(mutex_);  // tokens that were right since the file changed
+  std::map<std::string, int> wrong_ WEIR_GUARDED_BY(mutex_);  // of this window, by address
+  TimePoint window_end_ WEIR_GUARDED_BY(mutex_){};
+  uint64_t unlogged_ WEIR_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace weir

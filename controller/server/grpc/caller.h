@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// What a caller over gRPC shows of itself.
+
+#include <grpcpp/server_context.h>
+
+#include <string>
+
+#include "controller/server/auth/authenticator.h"
+
+namespace weir {
+
+/// The caller of `context`, which must outlive the result. gRPC has verified its certificate.
+Credentials CredentialsOf(const grpc::ServerContextBase& context, const LocalRights& local);
+
+/// The address of gRPC's peer, without its port: "10.0.0.1" of "ipv4:10.0.0.1:5", "unix" of any
+/// Unix socket.
+std::string PeerAddress(const std::string& peer);
+
+}  // namespace weir
