@@ -62,7 +62,7 @@ TEST_F(ShardFleetTest, ARankThatComputesLateIsNamedAndIsNoSlowLink) {
   v1::GetJobRequest request;
   request.set_name("lm");
   v1::Job job;
-  ASSERT_TRUE(fleet_->GetJob(request, &job).ok());
+  ASSERT_TRUE(plane_->admin.GetJob(request, &job).ok());
   EXPECT_NEAR(job.ranks(2).slower(), 1.4, 0.1);
   EXPECT_EQ(job.ranks(1).slower(), 1);
   EXPECT_EQ(cluster_.active().shard_shares_size(), 0);

@@ -41,12 +41,12 @@ class SharedFleetTest : public FleetFixture {
     hello->set_world(2);
     hello->set_pid(7);
     *hello->mutable_capabilities() = FakeCapabilities();
-    ASSERT_TRUE(fleet_->OnAgentMessage(cluster_.agent(rank), message).ok());
+    ASSERT_TRUE(plane_->agents.OnMessage(cluster_.agent(rank), message).ok());
   }
 };
 
 TEST_F(SharedFleetTest, JobAndExplanationNameTheOther) {
-  cluster_.Connect(*fleet_);
+  cluster_.Connect(*plane_);
   for (int i = 0; i < 20; ++i) cluster_.Step();
   EXPECT_EQ(Job().sharing_size(), 0);
   GreetAs("other", 0);
@@ -58,7 +58,7 @@ TEST_F(SharedFleetTest, JobAndExplanationNameTheOther) {
   v1::ExplainRequest request;
   request.set_job("lm");
   v1::Explanation explanation;
-  ASSERT_TRUE(fleet_->Explain(request, &explanation).ok());
+  ASSERT_TRUE(plane_->admin.Explain(request, &explanation).ok());
   ASSERT_EQ(explanation.sharing_size(), 1);
   EXPECT_EQ(explanation.sharing(0).job(), "other");
   EXPECT_THAT(explanation.text(),
