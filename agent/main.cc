@@ -16,6 +16,7 @@
 #include "agent/measure/iperf_helper.h"
 #include "datapath/base/clock.h"
 #include "datapath/base/log.h"
+#include "deploy/program/config_file.h"
 #include "deploy/program/hidden_command.h"
 #include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
@@ -166,6 +167,7 @@ int Main(int argc, char** argv) {
       "controller"};
   Flags flags;
   DefineFlags(app, &flags);
+  AddConfigFile(app);
   const ProgramPage page{"weir-agent", {"weir-controller 1", "weirctl 1"}, nullptr};
   if (const auto answered = AnswerHiddenCommand(app, page, argc, argv)) return *answered;
   CLI11_PARSE(app, argc, argv);

@@ -7,6 +7,7 @@
 
 #include "controller/server/controller.h"
 #include "datapath/base/log.h"
+#include "deploy/program/config_file.h"
 #include "deploy/program/hidden_command.h"
 #include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
@@ -61,6 +62,7 @@ void DefineFlags(CLI::App& app, weir::ControllerOptions& options, std::string& l
       ->type_name("LEVEL:{debug,info,warning,error}")
       ->capture_default_str();
   app.set_version_flag("--version", std::string("weir-controller ") + WEIR_VERSION);
+  weir::AddConfigFile(app);
 }
 
 }  // namespace

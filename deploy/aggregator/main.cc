@@ -12,6 +12,7 @@
 #include "datapath/aggregation/io/address.h"
 #include "datapath/base/log.h"
 #include "deploy/aggregator/http_server.h"
+#include "deploy/program/config_file.h"
 #include "deploy/program/hidden_command.h"
 #include "deploy/program/notify.h"
 #include "deploy/program/stop_signal.h"
@@ -212,6 +213,7 @@ int Main(int argc, char** argv) {
       "would; jobs get leases over HTTP"};
   AggregatorFlags flags;
   DefineFlags(app, &flags);
+  AddConfigFile(app);
   const ProgramPage page{"weir-aggregator", {"weir-agent 1", "weir-controller 1"}, nullptr};
   if (const auto answered = AnswerHiddenCommand(app, page, argc, argv)) return *answered;
   CLI11_PARSE(app, argc, argv);
