@@ -203,7 +203,8 @@ void JudgeHelp(const v1::Job& job, Findings* found) {
 void JudgeDeciding(const v1::Job& job, const v1::Explanation& explanation, Findings* found) {
   const std::string name = StrCat("job ", job.name());
   const v1::Decision& decision = explanation.decision();
-  if (job.pinned().empty() && !explanation.not_deciding().empty() && job.step() > kFirstSteps) {
+  if (job.pinned().empty() && !explanation.not_deciding().empty() &&
+      job.nothing_to_choose().empty() && job.step() > kFirstSteps) {
     found->push_back({Verdict::kWarn,
                       StrCat(name, ": nothing is decided: ", explanation.not_deciding()),
                       "what runs goes on; see that all ranks are attached and report their steps"});
@@ -218,18 +219,16 @@ void JudgeDeciding(const v1::Job& job, const v1::Explanation& explanation, Findi
          "weirctl get links shows what the network is believed to be; a higher "
          "probing.budget_ratio measures it more often"});
   }
-  const auto& candidates = decision.candidates();
-  const bool none = !candidates.empty() &&
-                    std::none_of(candidates.begin(), candidates.end(),
-                                 [](const v1::Candidate& each) { return each.feasible(); });
-  if (none) {
-    found->push_back({Verdict::kWarn,
-                      StrCat(name, ": policy ", job.policy(),
-                             " allows none of the candidates; the first is excluded by ",
-                             candidates[0].excluded_by()),
-                      StrCat("widen the bounds of policy ", job.policy(),
-                             ": allow the codec dense, or a lower gain_min")});
-  }
+}
+
+void JudgePolicy(const v1::Job& job, Findings* found) {
+  if (job.nothing_to_choose().empty()) return;
+  found->push_back(
+      {Verdict::kFail,
+       StrCat("job ", job.name(), ": policy ", job.policy(),
+              " leaves nothing to choose, what runs goes on: ", job.nothing_to_choose()),
+       StrCat("widen the bounds of policy ", job.policy(),
+              ": allow the codec dense, or a lower gain_min")});
 }
 
 void Print(const Finding& finding) {
@@ -285,6 +284,7 @@ Findings JudgeFleet(const FleetFacts& facts, const std::string& version, double 
     JudgePaces(job, &found);
     JudgeSkipped(job, &found);
     JudgeHelp(job, &found);
+    JudgePolicy(job, &found);
     const auto explained = facts.explanations.find(job.name());
     if (explained != facts.explanations.end()) JudgeDeciding(job, explained->second, &found);
   }

@@ -18,13 +18,11 @@
 #include "controller/cli/cost_table.h"
 #include "controller/cli/doctor.h"
 #include "controller/cli/explain.h"
+#include "controller/cli/policies.h"
 #include "controller/cli/render.h"
 #include "controller/cli/resources.h"
 #include "controller/cli/simulate.h"
 #include "controller/cli/top.h"
-#include "controller/messages/builtin_capabilities.h"
-#include "controller/messages/mapping.h"
-#include "controller/objective/objective.h"
 #include "deploy/program/hidden_command.h"
 
 namespace weir::cli {
@@ -145,34 +143,6 @@ Action Remote(std::function<Status(Client&, Flags&, Output)> body) {
     WEIR_ASSIGN_OR_RETURN(const std::unique_ptr<Client> client, Connect(flags));
     return body(*client, flags, output);
   };
-}
-
-Status Validate(Flags& flags) {
-  WEIR_ASSIGN_OR_RETURN(const std::string source, ReadFile(flags.file));
-  const PolicyNames names = NamesOf(BuiltinCapabilities());
-  WEIR_ASSIGN_OR_RETURN(const Policy policy, ReadPolicy(source, flags.file, &names));
-  std::printf("%s: valid policy '%s', objective %s\n", flags.file.c_str(), policy.name.c_str(),
-              policy.objective.c_str());
-  return OkStatus();
-}
-
-Status Apply(Client& client, Flags& flags, Output output) {
-  WEIR_ASSIGN_OR_RETURN(const std::string source, ReadFile(flags.file));
-  WEIR_ASSIGN_OR_RETURN(const Policy policy, ReadPolicy(source, flags.file));
-  v1::ApplyPolicyRequest request;
-  request.set_name(policy.name);
-  request.set_source(source);
-  request.set_actor(flags.actor);
-  request.set_dry_run(flags.dry_run);
-  v1::ApplyPolicyResponse response;
-  WEIR_RETURN_IF_ERROR(client.Call(&v1::AdminService::Stub::ApplyPolicy, request, &response));
-  if (output != Output::kTable) {
-    std::fputs(Render(response.policy(), output).c_str(), stdout);
-  } else {
-    std::printf("policy '%s' %s\n", policy.name.c_str(),
-                flags.dry_run ? "is valid (dry run)" : "applied");
-  }
-  return OkStatus();
 }
 
 void PrintJob(const v1::Job& job, const std::string& done, Output output) {
@@ -312,19 +282,54 @@ void AddResourceCommands(CLI::App& app, Flags& flags, Action* action) {
 }
 
 void AddPolicyCommands(CLI::App& app, Flags& flags, Action* action) {
+  const auto file = [&flags](CLI::App* command) {
+    command->add_option("-f,--file", flags.file, "policy (YAML or JSON), - for standard input")
+        ->type_name("FILE")
+        ->required();
+  };
   auto* apply = app.add_subcommand("apply", "apply a policy file to the running controller");
-  apply->add_option("-f,--file", flags.file, "policy (YAML or JSON), - for standard input")
-      ->type_name("FILE")
-      ->required();
-  apply->add_flag("--dry-run", flags.dry_run, "validate on the controller, change nothing");
+  file(apply);
+  apply->add_flag("--dry-run", flags.dry_run,
+                  "change nothing; say which running jobs would change to what");
   apply->add_option("--actor", flags.actor, "who applies it, for the audit trail");
-  apply->callback([action] { *action = Remote(Apply); });
+  apply->callback([action] {
+    *action = Remote([](Client& client, Flags& f, Output output) {
+      return Apply(client, {f.file, f.actor, f.dry_run, false}, output);
+    });
+  });
+  auto* diff = app.add_subcommand(
+      "diff", "how a policy file differs from the policy of its name, and what it would change");
+  file(diff);
+  diff->callback([action] {
+    *action = Remote([](Client& client, Flags& f, Output output) {
+      return Apply(client, {f.file, "", true, true}, output);
+    });
+  });
+  auto* remove = app.add_subcommand("delete", "end a policy that was applied");
+  remove->add_option("kind", flags.resource.kind, "policy")
+      ->required()
+      ->check(CLI::IsMember({"policy"}));
+  remove->add_option("name", flags.resource.name, "one item")->required();
+  remove->add_flag("--dry-run", flags.dry_run,
+                   "change nothing; say which running jobs would change to what");
+  remove->add_option("--actor", flags.actor, "who deletes it, for the audit trail");
+  remove->callback([action] {
+    *action = Remote([](Client& client, Flags& f, Output output) {
+      return Delete(client, {f.resource.name, f.actor, f.dry_run}, output);
+    });
+  });
   auto* validate = app.add_subcommand(
       "validate", "check a policy file; needs no controller, and knows no plug-in's names");
-  validate->add_option("-f,--file", flags.file, "policy (YAML or JSON), - for standard input")
-      ->type_name("FILE")
-      ->required();
-  validate->callback([action] { *action = Validate; });
+  file(validate);
+  validate->callback([action] { *action = [](Flags& f) { return Validate(f.file); }; });
+  auto* schema = app.add_subcommand(
+      "schema", "print the JSON Schema of policy files, for editors; needs no controller");
+  schema->callback([action] {
+    *action = [](Flags&) {
+      std::fputs(PolicySchemaText().c_str(), stdout);
+      return OkStatus();
+    };
+  });
 }
 
 void AddJobCommands(CLI::App& app, Flags& flags, Action* action) {

@@ -158,12 +158,27 @@ Table AggregatorTable(const v1::ListAggregatorsResponse& response) {
   return table;
 }
 
+// "lm-*,namespace=team-a,stage=dev*": what the policy selects.
+std::string Selected(const v1::Policy& policy) {
+  std::string text = Joined(policy.jobs());
+  const bool all = policy.namespaces_size() == 1 && policy.namespaces(0) == "*";
+  if (!all && policy.namespaces_size() > 0) {
+    text += StrCat(",namespace=", Joined(policy.namespaces()));
+  }
+  const std::map<std::string, std::string> labels(policy.labels().begin(), policy.labels().end());
+  for (const auto& [label, value] : labels) text += StrCat(",", label, "=", value);
+  return text;
+}
+
 Table PolicyTable(const v1::ListPoliciesResponse& response) {
-  Table table{{"NAME", "OBJECTIVE", "JOBS", "ORIGIN", "LOADED", "ERROR"}, {}};
+  Table table{{"NAME", "PRECEDENCE", "PRIORITY", "OBJECTIVE", "SELECTS", "RULES", "ORIGIN",
+               "LOADED", "ERROR"},
+              {}};
   for (const v1::Policy& policy : response.policies()) {
-    table.rows.push_back({policy.name(), policy.objective(), Joined(policy.jobs()), policy.origin(),
-                          Since(policy.loaded_unix_s(), UnixNow()),
-                          policy.error().empty() ? "-" : policy.error()});
+    table.rows.push_back(
+        {policy.name(), std::to_string(policy.precedence()), std::to_string(policy.priority()),
+         policy.objective(), Selected(policy), Joined(policy.ruled_jobs()), policy.origin(),
+         Since(policy.loaded_unix_s(), UnixNow()), policy.error().empty() ? "-" : policy.error()});
   }
   return table;
 }

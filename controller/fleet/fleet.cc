@@ -236,15 +236,37 @@ void Fleet::OnPoliciesChanged(const std::string& text) {
   for (const auto& [name, job] : jobs_.all()) job->OnPolicyChange();
 }
 
-StatusOr<PolicyEntry> Fleet::ApplyPolicy(const std::string& name, const std::string& source,
-                                         bool dry_run) {
+StatusOr<PolicyChange> Fleet::ApplyPolicy(const std::string& name, const std::string& source,
+                                          bool dry_run) {
   const double now = clock_.UnixSeconds();
-  WEIR_ASSIGN_OR_RETURN(PolicyEntry entry, policies_.Apply(name, source, now, /*dry_run=*/true));
-  if (dry_run) return entry;
-  WEIR_RETURN_IF_ERROR(journal_.SavePolicy({entry.name, source, now}));
-  WEIR_ASSIGN_OR_RETURN(entry, policies_.Apply(name, source, now, /*dry_run=*/false));
-  OnPoliciesChanged(StrCat("policy ", entry.name, " applied"));
-  return entry;
+  PolicySet after = policies_;
+  PolicyChange change;
+  WEIR_ASSIGN_OR_RETURN(change.entry, after.Apply(name, source, now, /*dry_run=*/false));
+  const PolicyEntry* present = policies_.Find(change.entry.name);
+  change.differences =
+      DifferencesOf(present == nullptr ? Policy{} : present->policy, change.entry.policy);
+  change.effects = EffectsOf(policies_, after, jobs_);
+  if (dry_run) return change;
+  for (const PolicyEffect& effect : change.effects) {
+    if (effect.plan.nothing_to_choose.empty()) continue;
+    return FailedPrecondition(StrCat("policy ", change.entry.name, " would leave job ", effect.job,
+                                     " nothing to choose: ", effect.plan.nothing_to_choose));
+  }
+  WEIR_RETURN_IF_ERROR(journal_.SavePolicy({change.entry.name, source, now}));
+  policies_ = std::move(after);
+  OnPoliciesChanged(StrCat("policy ", change.entry.name, " applied"));
+  return change;
+}
+
+StatusOr<std::vector<PolicyEffect>> Fleet::DeletePolicy(const std::string& name, bool dry_run) {
+  PolicySet after = policies_;
+  WEIR_RETURN_IF_ERROR(after.Delete(name));
+  std::vector<PolicyEffect> effects = EffectsOf(policies_, after, jobs_);
+  if (dry_run) return effects;
+  WEIR_RETURN_IF_ERROR(journal_.DeletePolicy(name));
+  policies_ = std::move(after);
+  OnPoliciesChanged(StrCat("policy ", name, " deleted"));
+  return effects;
 }
 
 void Fleet::OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer) {
@@ -263,7 +285,10 @@ void Fleet::SendToRank(const std::string& node, const std::string& job, int rank
 
 void Fleet::Publish(JobEvent event) { watcher_.OnEvent(event, clock_.UnixSeconds()); }
 
-const PolicyEntry* Fleet::PolicyFor(const std::string& job) const { return policies_.Match(job); }
+const PolicyEntry* Fleet::PolicyFor(const std::string& job) const {
+  const Job* known = jobs_.Find(job);
+  return policies_.Match(job, known == nullptr ? JobLabels() : known->members().labels());
+}
 
 void Fleet::OnTrainingBytes(uint64_t bytes, const Policy& policy) {
   probes_.OnTrainingBytes(bytes, policy.probe_budget_ratio);

@@ -13,6 +13,7 @@
 #include "controller/fleet/fleet_host.h"
 #include "controller/fleet/jobs.h"
 #include "controller/fleet/nodes.h"
+#include "controller/fleet/policy_change.h"
 #include "controller/fleet/policy_set.h"
 #include "controller/fleet/probe_scheduler.h"
 
@@ -62,9 +63,12 @@ class Fleet : public JobHost {
   void OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer);
 
   /// Checks a policy, then stores, and only then uses it, so that a restart finds the policy that
-  /// was used. Errors: PolicySet::Apply's and the journal's.
-  StatusOr<PolicyEntry> ApplyPolicy(const std::string& name, const std::string& source,
-                                    bool dry_run);
+  /// was used. `dry_run`: says what would change. Errors: PolicySet::Apply's and the journal's;
+  /// kFailedPrecondition: a job would have nothing to choose, which a dry run says in its effects.
+  StatusOr<PolicyChange> ApplyPolicy(const std::string& name, const std::string& source,
+                                     bool dry_run);
+  /// Errors: PolicySet::Delete's and the journal's.
+  StatusOr<std::vector<PolicyEffect>> DeletePolicy(const std::string& name, bool dry_run);
 
   NodeTable& nodes() { return nodes_; }
   const NodeTable& nodes() const { return nodes_; }

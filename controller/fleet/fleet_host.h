@@ -30,6 +30,7 @@ class FleetJournal : public JobJournal {
   };
   virtual Status SaveNode(const NodeGreeting& said, double last_seen_unix_s) = 0;
   virtual Status SavePolicy(const KeptPolicy& policy) = 0;
+  virtual Status DeletePolicy(const std::string& name) = 0;
   // Entries that cannot be read are left out.
   virtual StatusOr<std::vector<KeptNode>> Nodes() = 0;
   virtual StatusOr<std::vector<KeptPolicy>> Policies() = 0;

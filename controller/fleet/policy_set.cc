@@ -10,6 +10,8 @@
 namespace weir {
 namespace {
 
+constexpr char kDefaultName[] = "default";
+
 PolicyEntry AppliedEntry(Policy policy, std::string_view source, double unix_s) {
   PolicyEntry entry;
   entry.name = policy.name;
@@ -24,11 +26,13 @@ PolicyEntry AppliedEntry(Policy policy, std::string_view source, double unix_s) 
 }  // namespace
 
 bool PolicySet::Learn(PolicyNames declared, double unix_s) {
-  const auto add = [](std::set<std::string>& from, std::set<std::string>* to) {
+  const auto add = [](const std::set<std::string>& from, std::set<std::string>* to) {
     const size_t before = to->size();
-    if (before + from.size() <= kNamesMax) to->merge(from);
+    if (before + from.size() <= kNamesMax) to->insert(from.begin(), from.end());
     return to->size() > before;
   };
+  add(declared.codecs, &declared_.codecs);
+  add(declared.collectives, &declared_.collectives);
   const bool codecs = add(declared.codecs, &known_.codecs);
   const bool collectives = add(declared.collectives, &known_.collectives);
   if (!codecs && !collectives) return false;
@@ -107,13 +111,49 @@ Status PolicySet::Restore(std::string_view source, double unix_s) {
   return OkStatus();
 }
 
-const PolicyEntry* PolicySet::Match(std::string_view job) const {
+Status PolicySet::Delete(std::string_view name) {
+  if (const auto applied = applied_.find(std::string(name)); applied != applied_.end()) {
+    applied_.erase(applied);
+    return OkStatus();
+  }
+  if (name == kDefaultName) return FailedPrecondition("the default policy cannot be deleted");
+  if (const PolicyEntry* entry = Find(name); entry != nullptr) {
+    return FailedPrecondition(
+        StrCat("policy ", name, " is of the file ", entry->origin, ": remove the file to end it"));
+  }
+  std::string names;
+  for (const auto& [known, entry] : applied_) names += StrCat(names.empty() ? "" : ", ", known);
+  return NotFound(StrCat("no policy '", name.substr(0, 128),
+                         "' was applied; applied: ", names.empty() ? "none" : names));
+}
+
+const PolicyEntry* PolicySet::Match(std::string_view job, const JobLabels& labels) const {
+  const PolicyEntry* best = nullptr;
   for (const auto* entries : {&applied_, &files_}) {
     for (const auto& [key, entry] : *entries) {
-      if (entry.valid && PolicyMatches(entry.policy, job)) return &entry;
+      if (best != nullptr && entry.policy.priority <= best->policy.priority) continue;
+      if (entry.valid && PolicyMatches(entry.policy, job, labels)) best = &entry;
     }
   }
-  return nullptr;
+  return best;
+}
+
+std::vector<std::string> PolicySet::Warnings(const Policy& policy) const {
+  std::vector<std::string> warnings;
+  const auto check = [&](const char* what, const std::string& name,
+                         const std::set<std::string>& declared) {
+    if (declared.contains(name)) return;
+    warnings.push_back(StrCat("no rank has said yet that it has the ", what, " ", name));
+  };
+  for (const std::string& name : policy.codecs) check("codec", name, declared_.codecs);
+  for (const std::string& name : policy.collectives) {
+    check("collective", name, declared_.collectives);
+  }
+  if (policy.objective == "fixed") {
+    check("codec", policy.fixed_codec, declared_.codecs);
+    check("collective", policy.fixed_collective, declared_.collectives);
+  }
+  return warnings;
 }
 
 std::vector<PolicyEntry> PolicySet::All() const {
@@ -121,8 +161,11 @@ std::vector<PolicyEntry> PolicySet::All() const {
   for (const auto* entries : {&applied_, &files_}) {
     for (const auto& [key, entry] : *entries) all.push_back(entry);
   }
+  std::stable_sort(all.begin(), all.end(), [](const PolicyEntry& a, const PolicyEntry& b) {
+    return a.policy.priority > b.policy.priority;
+  });
   PolicyEntry fallback;
-  fallback.name = "default";
+  fallback.name = kDefaultName;
   fallback.origin = "built in";
   fallback.valid = true;
   all.push_back(std::move(fallback));

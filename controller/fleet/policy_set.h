@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The active policies: those applied through the API, then those of the policy directory, then the
-// built-in default. A text that does not parse never replaces one that did.
+// The active policies: those applied through the API, those of the policy directory, and the
+// built-in default. Of several that match a job, the one of the highest priority rules it; of equal
+// ones the first that was applied, by name, then the first file, by path. The default comes last,
+// whatever its priority. A text that does not parse never replaces one that did.
 
 #include <map>
 #include <memory>
@@ -44,11 +46,17 @@ class PolicySet {
   /// must not replace it. kInvalidArgument as ReadPolicy otherwise.
   Status Restore(std::string_view source, double unix_s);
 
+  /// Ends an applied policy. kNotFound: there is none of that name; kFailedPrecondition: it is of a
+  /// file, or the default.
+  Status Delete(std::string_view name);
+
   /// The policy of that name, preferably an applied one; null: there is none, or it is the built-in
   /// one.
   const PolicyEntry* Find(std::string_view name) const;
-  /// The first entry whose pattern matches; null: the default policy applies.
-  const PolicyEntry* Match(std::string_view job) const;
+  /// The entry that rules a job; null: the default policy.
+  const PolicyEntry* Match(std::string_view job, const JobLabels& labels = {}) const;
+  /// Codecs and collectives that a policy names and no rank has declared yet, one sentence each.
+  std::vector<std::string> Warnings(const Policy& policy) const;
   /// In order of precedence, the default last.
   std::vector<PolicyEntry> All() const;
   bool last_reload_successful() const;
@@ -57,7 +65,7 @@ class PolicySet {
  private:
   bool LoadFile(const std::string& path, const std::string& source, double unix_s);
 
-  PolicyNames known_;
+  PolicyNames known_, declared_;                // declared_: by ranks
   std::map<std::string, PolicyEntry> applied_;  // by name
   std::map<std::string, PolicyEntry> files_;    // by path
   std::map<std::string, std::string> refused_;  // by path: newest rejected text of a file

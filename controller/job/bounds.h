@@ -13,6 +13,7 @@ namespace weir {
 constexpr int kWorldMax = 4096;
 constexpr int kTableBucketsMax = 16384;
 constexpr int kCapabilitiesMax = 256;
+constexpr int kLabelsMax = 32;
 constexpr uint32_t kBitsMax = 64;
 constexpr size_t kNameBytesMax = 253;
 

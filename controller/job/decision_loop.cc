@@ -18,6 +18,11 @@ constexpr size_t kNoteBytesMax = 500;
 constexpr auto kLookInterval = std::chrono::seconds(1);
 constexpr auto kCheckRetry = std::chrono::minutes(1);
 
+// Other errors of Decide are of the measurements.
+bool LeavesNothing(const Status& error) {
+  return error.code() == StatusCode::kFailedPrecondition || error.code() == StatusCode::kNotFound;
+}
+
 }  // namespace
 
 void DecisionLoop::Warn(const std::string& message) const {
@@ -42,6 +47,7 @@ void DecisionLoop::Begin() {
   gain_min_until_.reset();
   interrupted_.reset();
   check_begins_ = false;
+  nothing_to_choose_.clear();
   Settle();
 }
 
@@ -77,6 +83,10 @@ void DecisionLoop::OnPolicyChange() {
 }
 
 StatusOr<EffectivePolicy> DecisionLoop::CurrentPolicy() const {
+  return UnderOverrides(job_.host.PolicyFor(job_.name));
+}
+
+StatusOr<EffectivePolicy> DecisionLoop::UnderOverrides(const PolicyEntry* entry) const {
   PolicyOverride override_by;
   if (pin_.has_value()) {
     override_by.kind = PolicyOverride::Kind::kPin;
@@ -89,7 +99,6 @@ StatusOr<EffectivePolicy> DecisionLoop::CurrentPolicy() const {
     if (!override_by.lossless_codecs.empty()) override_by.kind = PolicyOverride::Kind::kDenseOnly;
   }
   override_by.gain_min = gain_min_;
-  const PolicyEntry* entry = job_.host.PolicyFor(job_.name);
   return MakeEffectivePolicy(entry == nullptr ? "default" : entry->name,
                              entry == nullptr ? "" : entry->source, override_by);
 }
@@ -188,6 +197,7 @@ void DecisionLoop::Fill(JobView* out) const {
   out->progress.exponent_low = std::min(belief.mean, belief.Quantile(0.05));
   out->progress.exponent_high = std::max(belief.mean, belief.Quantile(0.95));
   out->progress.loss_behind = guard_.behind_share();
+  out->nothing_to_choose = nothing_to_choose_;
   if (job_.observer.model() != nullptr) {
     out->progress.losses = job_.observer.model()->progress().losses();
   }
@@ -255,15 +265,42 @@ void DecisionLoop::DecideFor(const Trigger& trigger) {
     ++job_.counters.decision_errors;
     if (job_.counters.decision_errors % 60 == 1) Warn(Message(decision.status()));
     obstacle_ = Message(decision.status());
+    nothing_to_choose_ = LeavesNothing(decision.status()) ? obstacle_ : "";
     retry_at_ = now + FromSeconds(kRetryAfterErrorS);
     return;
   }
+  nothing_to_choose_.clear();
   if (AwaitsLease(*snapshot, decision->chosen.choices)) return;  // then it is decided again
   obstacle_.clear();
   requested_.reset();
   promises_.OnDecided();
   policy_digest_ = policy->record;
   Record(trigger, *snapshot, *policy, *decision);
+}
+
+Foresight DecisionLoop::Foresee(const PolicyEntry* entry) const {
+  Foresight seen;
+  const JobModel* model = job_.observer.model();
+  StatusOr<Snapshot> snapshot = FailedPrecondition("no rank is attached");
+  if (model != nullptr) snapshot = model->MakeSnapshot("policy");
+  const auto policy = UnderOverrides(entry);
+  if (!snapshot.ok() || !policy.ok()) {
+    seen.unforeseen = Message(snapshot.ok() ? policy.status() : snapshot.status());
+    return seen;
+  }
+  if (InDenseCheck()) ShowInterrupted(&*snapshot);
+  job_.slots.Describe(dense_only_until_.has_value() && !pin_.has_value(), &*snapshot,
+                      [](const std::string&, double) {});
+  const auto decision = Decide(*snapshot, policy->policy);
+  if (!decision.ok()) {
+    (LeavesNothing(decision.status()) ? seen.nothing_to_choose : seen.unforeseen) =
+        Message(decision.status());
+    return seen;
+  }
+  seen.running = decision->facts.incumbent;
+  seen.chosen = decision->facts.chosen;
+  seen.switches = decision->switched;
+  return seen;
 }
 
 bool DecisionLoop::AwaitsLease(const Snapshot& snapshot, const PlanModel& choices) {

@@ -40,6 +40,14 @@ struct JobParts {
   JobCounters& counters;
 };
 
+/// The decision that would be made now if another policy ruled.
+struct Foresight {
+  std::optional<PlanFacts> running, chosen;
+  bool switches = false;
+  std::string nothing_to_choose;  // why the policy leaves no plan
+  std::string unforeseen;         // why nothing can be said, such as missing measurements
+};
+
 /// Not thread-safe.
 class DecisionLoop {
  public:
@@ -57,6 +65,8 @@ class DecisionLoop {
   /// A decision is wanted; replaces what was asked for before.
   void Request(TriggerKind kind, std::string note);
   void OnPolicyChange();
+  /// Changes nothing. `entry`: the policy that would rule; null: the default.
+  Foresight Foresee(const PolicyEntry* entry) const;
   /// Fixes the choice for all buckets. Errors as CheckChoice and the journal's;
   /// kFailedPrecondition: no rank has said what it can run.
   Status Pin(const JobPin& pin);
@@ -77,6 +87,9 @@ class DecisionLoop {
   const std::optional<DecisionInputs>& last_inputs() const { return last_inputs_; }
   /// Why nothing is decided now; empty: nothing stands against it.
   const std::string& obstacle() const { return obstacle_; }
+  /// Why the ruling policy leaves no plan to choose, as of the newest evaluation; empty: it leaves
+  /// some.
+  const std::string& nothing_to_choose() const { return nothing_to_choose_; }
   double residual_ratio() const { return monitor_.residual_ratio(); }
   /// The progress of a step by the job's losses, under the active policy.
   ExponentBelief belief() const;
@@ -94,6 +107,7 @@ class DecisionLoop {
   };
   void Warn(const std::string& message) const;
   StatusOr<EffectivePolicy> CurrentPolicy() const;
+  StatusOr<EffectivePolicy> UnderOverrides(const PolicyEntry* entry) const;
   std::string Obstacle();
   void WatchLosses();
   void WatchPromise(const StepObservation& step);
@@ -136,7 +150,7 @@ class DecisionLoop {
   std::optional<DecisionRecord> active_;   // its plan is active
   std::vector<double> actual_step_s_;
   uint64_t next_actual_step_ = 0;
-  std::string obstacle_;
+  std::string obstacle_, nothing_to_choose_;
   TimePoint retry_at_{};
   std::optional<TimePoint> dense_only_until_;
   Duration dense_only_hold_{std::chrono::seconds(10)};

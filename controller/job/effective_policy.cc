@@ -7,9 +7,11 @@
 namespace weir {
 namespace {
 
-StatusOr<Policy> ParseOrDefault(std::string_view name, std::string_view source) {
-  if (source.empty()) return Policy{};
-  return ParsePolicy(source, name);
+// The values of keys that the source leaves out.
+StatusOr<Policy> ParseOrDefault(std::string_view name, std::string_view source,
+                                const Policy& defaults) {
+  if (source.empty()) return defaults;
+  return ParsePolicy(source, name, nullptr, defaults);
 }
 
 void ApplyOverride(const PolicyOverride& override_by, Policy* policy) {
@@ -57,9 +59,10 @@ const char* KindName(PolicyOverride::Kind kind) {
 }  // namespace
 
 StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string_view source,
-                                              const PolicyOverride& override_by) {
+                                              const PolicyOverride& override_by,
+                                              const Policy& defaults) {
   EffectivePolicy effective;
-  WEIR_ASSIGN_OR_RETURN(effective.policy, ParseOrDefault(name, source));
+  WEIR_ASSIGN_OR_RETURN(effective.policy, ParseOrDefault(name, source, defaults));
   ApplyOverride(override_by, &effective.policy);
   nlohmann::json record;
   record["name"] = name;
@@ -71,6 +74,7 @@ StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string
   record["bits"] = override_by.bits;
   if (override_by.gain_min > 0) record["gain_min"] = override_by.gain_min;
   record["lossless_codecs"] = override_by.lossless_codecs;
+  record["gain_floor"] = defaults.gain_min;
   effective.record = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return effective;
 }
@@ -89,10 +93,12 @@ StatusOr<Policy> DecodeEffectivePolicy(std::string_view record) {
     override_by.bits = json.at("bits");
     override_by.lossless_codecs = json.at("lossless_codecs").get<std::vector<std::string>>();
     override_by.gain_min = json.value("gain_min", 0.0);
+    Policy defaults;
+    defaults.gain_min = json.value("gain_floor", 0.0);  // earlier releases had none
     const std::string name = json.at("name");
     const std::string source = json.at("source");
     WEIR_ASSIGN_OR_RETURN(EffectivePolicy effective,
-                          MakeEffectivePolicy(name, source, override_by));
+                          MakeEffectivePolicy(name, source, override_by, defaults));
     return std::move(effective.policy);
   } catch (const nlohmann::json::exception& error) {
     return DataLoss(StrCat("the stored policy is malformed: ", error.what()));

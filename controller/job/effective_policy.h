@@ -38,9 +38,11 @@ struct PolicyOverride {
   double gain_min = 0;                       // at least, whatever the kind but a pin
 };
 
-/// `source` (empty: the default policy) under `override_by`. The record is JSON and deterministic.
+/// `source` (empty: `defaults`) under `override_by`; keys that it leaves out are as in `defaults`.
+/// The record is JSON and deterministic.
 StatusOr<EffectivePolicy> MakeEffectivePolicy(std::string_view name, std::string_view source,
-                                              const PolicyOverride& override_by);
+                                              const PolicyOverride& override_by,
+                                              const Policy& defaults = {});
 /// The policy that a stored record describes. kDataLoss: malformed.
 StatusOr<Policy> DecodeEffectivePolicy(std::string_view record);
 

@@ -59,6 +59,8 @@ struct JobView {
   FramesProtected protection = FramesProtected::kNotSaid;
   uint32_t unauthenticated_peers = 0;
   uint64_t evaluations = 0, decisions = 0;
+  JobLabels labels = {};
+  std::string nothing_to_choose = {};  // see DecisionLoop
 };
 
 /// How the job's frames are protected, in a word: "encrypted", "authenticated", "checked", or

@@ -10,6 +10,7 @@ namespace weir {
 
 void Membership::Recover(const JobView& stored) {
   world_ = std::min(stored.world, kWorldMax);
+  labels_ = stored.labels;
   for (const RankView& rank : stored.ranks) {
     Member member;
     member.node = rank.node;
@@ -88,6 +89,7 @@ void Membership::Begin(const RankGreeting& hello) {
   begun_ = true;
   members_.clear();
   refusals_.clear();
+  labels_ = hello.labels;
   world_ = hello.world;
   epoch_ = hello.epoch;
   public_key_ = hello.public_key();
@@ -179,6 +181,7 @@ uint64_t Membership::first_step() const {
 
 void Membership::Fill(JobView* out) const {
   out->world = world_;
+  out->labels = labels_;
   out->state = state();
   out->key_id = KeyId(public_key_);
   std::optional<FramesProtected> least;

@@ -64,6 +64,8 @@ class Membership {
   bool UsesNode(const std::string& node) const;
   /// Whether that node speaks for that rank. What others say of it is not to be listened to.
   bool HasRankOn(int rank, const std::string& node) const;
+  /// As the first rank of this incarnation said.
+  const JobLabels& labels() const { return labels_; }
   /// The step of rank 0; 0: it is not here.
   uint64_t first_step() const;
   /// Ranks, world, step, key and protection. A job is protected as its least protected rank is.
@@ -77,6 +79,7 @@ class Membership {
   int world_ = 0;
   uint64_t epoch_ = 0;      // of the mesh that its ranks formed, see RankHello in rank.proto
   std::string public_key_;  // that its ranks prove, see RankProof; empty: they have none
+  JobLabels labels_;
   bool begun_ = false;
   std::map<int, Member> members_;
   std::set<std::string> refusals_;  // that were told of

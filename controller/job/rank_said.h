@@ -12,6 +12,7 @@
 #include "controller/job/capabilities.h"
 #include "controller/job/job_plan.h"
 #include "controller/model/job_model.h"
+#include "controller/policy/policy.h"
 #include "datapath/base/identity/rank_proof.h"
 #include "datapath/base/status.h"
 
@@ -34,6 +35,7 @@ struct RankGreeting {
   std::optional<RankProof> proof;   // none: the job has no key
   FramesProtected protection = FramesProtected::kNotSaid;
   uint32_t unauthenticated_peers = 0;
+  JobLabels labels = {};
 
   /// The key that it says it proves; empty: it proves none.
   std::string public_key() const { return proof.has_value() ? proof->public_key : ""; }

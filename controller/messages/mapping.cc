@@ -67,6 +67,13 @@ Status CheckHello(const v1::RankHello& hello) {
       capabilities.collectives_size() > kCapabilitiesMax) {
     return InvalidArgument(StrCat("more than ", kCapabilitiesMax, " codecs or collectives"));
   }
+  if (hello.labels_size() > kLabelsMax) {
+    return InvalidArgument(StrCat(hello.labels_size(), " labels, expected at most ", kLabelsMax));
+  }
+  for (const auto& [label, value] : hello.labels()) {
+    WEIR_RETURN_IF_ERROR(CheckName("a label", label));
+    WEIR_RETURN_IF_ERROR(CheckName(StrCat("the label ", label), value));
+  }
   return OkStatus();
 }
 
@@ -300,6 +307,7 @@ RankGreeting ToModel(const v1::RankHello& hello) {
   }
   out.protection = ToModel(hello.frame_protection());
   out.unauthenticated_peers = hello.unauthenticated_peers();
+  out.labels = {hello.labels().begin(), hello.labels().end()};
   return out;
 }
 

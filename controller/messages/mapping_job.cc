@@ -238,6 +238,7 @@ JobView ToModel(const v1::Job& in) {
   out.bytes_sent = in.bytes_sent();
   out.started_unix_s = in.started_unix_s();
   if (in.has_active_plan()) out.active_plan = ToModel(in.active_plan());
+  out.labels = {in.labels().begin(), in.labels().end()};
   return out;
 }
 
@@ -282,6 +283,8 @@ v1::Job ToProto(const JobView& in) {
   out.set_unauthenticated_peers(in.unauthenticated_peers);
   out.set_evaluations(in.evaluations);
   out.set_decisions(in.decisions);
+  out.mutable_labels()->insert(in.labels.begin(), in.labels.end());
+  out.set_nothing_to_choose(in.nothing_to_choose);
   return out;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "controller/messages/builtin_capabilities.h"
 #include "controller/messages/mapping.h"
 #include "controller/model/ring_choice.h"
 #include "controller/model/shard_choice.h"
@@ -162,6 +163,33 @@ StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
     }
   }
   return snapshot;
+}
+
+Status CheckLists(const Policy& policy, const v1::Capabilities& declared) {
+  Policy lists = policy;
+  lists.gain_min = 0;
+  lists.residual_ratio_max = 0;
+  v1::SimulateRequest request;
+  request.set_model_parameters(1'000'000);
+  request.set_world(4);
+  request.set_latency_s(1e-3);
+  request.set_bandwidth_bytes_per_s(1e8);
+  request.set_aggregator_bytes_per_s(1e9);
+  Status first = OkStatus();
+  for (const v1::Capabilities* offered : {&BuiltinCapabilities(), &declared}) {
+    for (const uint32_t together : {1u, 2u}) {  // some collectives need ranks that share a node
+      request.set_ranks_per_node(together);
+      WEIR_ASSIGN_OR_RETURN(const Snapshot snapshot, MakeSimulatedSnapshot(request, *offered));
+      const auto decision = Decide(snapshot, lists);
+      if (decision.ok()) return OkStatus();
+      // Names that this release does not have are a plug-in's.
+      const bool unknown = decision.status().code() == StatusCode::kNotFound;
+      if (unknown && offered == &BuiltinCapabilities()) return OkStatus();
+      if (first.ok()) first = decision.status();
+    }
+  }
+  return FailedPrecondition(
+      StrCat("policy ", policy.name, " leaves every job nothing to choose: ", Message(first)));
 }
 
 StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,

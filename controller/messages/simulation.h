@@ -16,6 +16,12 @@ namespace weir {
 StatusOr<Snapshot> MakeSimulatedSnapshot(const v1::SimulateRequest& request,
                                          const v1::Capabilities& capabilities);
 
+/// Whether the lists of codecs and collectives of `policy` leave any plan to a job of the usual
+/// kind whose ranks are of this release or have `declared`. Bounds that depend on gradients are
+/// left out, and names that such ranks do not have are no error. kFailedPrecondition says what
+/// excludes what.
+Status CheckLists(const Policy& policy, const v1::Capabilities& declared);
+
 /// Decide on MakeSimulatedSnapshot under request.policy_source (empty: the default policy). Pure.
 /// Errors: the snapshot's, ReadPolicy's and Decide's.
 StatusOr<v1::SimulateResponse> Simulate(const v1::SimulateRequest& request,

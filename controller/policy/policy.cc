@@ -5,6 +5,7 @@
 #include "controller/policy/policy.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "controller/policy/strict_yaml.h"
@@ -19,67 +20,122 @@ constexpr std::string_view kCutoffCollective = "thc_table";
 
 const std::set<std::string> kDenseChecks = {"auto", "never"};
 
-const std::set<std::string>* CodecsOf(const PolicyNames* known) {
-  return known == nullptr ? nullptr : &known->codecs;
-}
-const std::set<std::string>* CollectivesOf(const PolicyNames* known) {
-  return known == nullptr ? nullptr : &known->collectives;
-}
+// The names that documents are checked against; null: any name is valid.
+struct Known {
+  const std::set<std::string>* codecs = nullptr;
+  const std::set<std::string>* collectives = nullptr;
+  const std::set<std::string>* objectives = nullptr;
+};
 
-StrictSection ObjectiveSection(const std::string& origin, const PolicyNames* known,
-                               Policy* policy) {
+StrictSection ObjectiveSection(const std::string& origin, const Known& known, Policy* policy) {
   StrictSection section(origin);
-  section.Name("name", NameKind::kPlain, &policy->objective)
+  section.Name("name", NameKind::kPlain, &policy->objective, known.objectives)
+      .Means("what is made small")
       .Number("progress_exponent", {.min = 0, .max = 4}, &policy->progress_exponent)
+      .Means("time_to_accuracy: a step is worth its gain to this power, before losses say more")
       .Number("progress_deviation", {.min = 0, .max = 2}, &policy->progress_deviation)
+      .Means("one standard deviation of that exponent; 0: it is not learnt")
       .Number("delay_target_s", {.min = 0, .max = 3600}, &policy->delay_target_s)
+      .Means("delay_target: seconds of communication that may stay exposed per step; above 0 there")
       .Number("moo_weight_time", {.min = 0, .max = 1}, &policy->moo_weight_time)
-      .Name("codec", NameKind::kVariant, &policy->fixed_codec, CodecsOf(known))
-      .Name("collective", NameKind::kPlain, &policy->fixed_collective, CollectivesOf(known))
+      .Means("moo: weight of time; the rest is the weight of 1/gain")
+      .Name("codec", NameKind::kVariant, &policy->fixed_codec, known.codecs)
+      .Means("fixed: the codec that runs")
+      .Name("collective", NameKind::kPlain, &policy->fixed_collective, known.collectives)
+      .Means("fixed: the collective that runs")
       .Number("ratio", {.min = 0, .max = 1, .min_open = true}, &policy->fixed_ratio)
-      .Integer("bits", {.min = 0, .max = 64}, &policy->fixed_bits);
+      .Means("fixed: the kept fraction")
+      .Integer("bits", {.min = 0, .max = 64}, &policy->fixed_bits)
+      .Means("fixed: a width of the codec; 0: its default");
   return section;
 }
 
-StrictSection BoundsSection(const std::string& origin, const PolicyNames* known, Policy* policy) {
+StrictSection BoundsSection(const std::string& origin, const Known& known, Policy* policy) {
   StrictSection section(origin);
   section.Number("ratio_min", {.min = 0, .max = 1, .min_open = true}, &policy->ratio_min)
+      .Means("least kept fraction of codecs that select")
       .Number("ratio_max", {.min = 0, .max = 1, .min_open = true}, &policy->ratio_max)
+      .Means("largest kept fraction of codecs that select")
       .Number("gain_min", {.min = 0, .max = 1}, &policy->gain_min)
+      .Means("least share of its energy that every bucket keeps")
       .Number("residual_ratio_max", {.min = 0, .max = 1e6}, &policy->residual_ratio_max)
-      .Names("codecs", NameKind::kVariant, &policy->codecs, CodecsOf(known))
-      .Names("collectives", NameKind::kPlain, &policy->collectives, CollectivesOf(known));
+      .Means("largest norm of a bucket's residual over that of its gradient; 0: none")
+      .Names("codecs", NameKind::kVariant, &policy->codecs, known.codecs)
+      .Means("only these codecs run; empty: all that need no listing")
+      .Names("collectives", NameKind::kPlain, &policy->collectives, known.collectives)
+      .Means("only these collectives run; empty: all");
   return section;
 }
 
 StrictSection SwitchingSection(const std::string& origin, Policy* policy) {
   StrictSection section(origin);
   section.Number("dwell_min_s", {.min = 0, .max = kSecondsMax}, &policy->dwell_min_s)
+      .Means("least seconds between two switches; a switch to dense need not wait")
       .Number("improvement_min", {.min = 0, .max = 0.9}, &policy->improvement_min)
+      .Means("relative improvement that a switch must promise")
       .Number("confidence", {.min = 0.5, .max = 0.999}, &policy->confidence)
+      .Means("probability that it is an improvement at all")
       .Integer("flaps_max", {.min = 1, .max = 1000}, &policy->flaps_max)
+      .Means("each switch beyond this number per window doubles dwell_min_s")
       .Number("flap_window_s", {.min = 1, .max = kSecondsMax}, &policy->flap_window_s)
+      .Means("seconds of that window")
       .Number("lease_s", {.min = 0, .max = kSecondsMax}, &policy->lease_s)
+      .Means("ranks turn dense when they hear nothing of the controller for longer; 0: never")
       .Number("loss_tolerance", {.min = 0, .max = 10}, &policy->loss_tolerance)
+      .Means("share by which losses may be behind the fitted curve; 0: not watched")
       .Integer("loss_patience_steps", {.min = 1, .max = 1000000}, &policy->loss_patience_steps)
-      .Name("dense_checks", NameKind::kPlain, &policy->dense_checks, &kDenseChecks);
+      .Means("for so many steps in a row, then a gentler plan runs")
+      .Name("dense_checks", NameKind::kPlain, &policy->dense_checks, &kDenseChecks)
+      .Means("whether a few dense steps may measure what a plan saves");
   return section;
 }
 
 StrictSection ProbingSection(const std::string& origin, Policy* policy) {
   StrictSection section(origin);
   section.Number("budget_ratio", {.min = 0, .max = 0.1}, &policy->probe_budget_ratio)
+      .Means("bytes of active probes, as a share of training bytes")
       .Number("interval_s", {.min = 0.1, .max = kSecondsMax}, &policy->probe_interval_s)
-      .Number("latency_interval_s", {.min = 0.05, .max = kSecondsMax}, &policy->latency_interval_s);
+      .Means("permitted age of a bandwidth estimate in seconds")
+      .Number("latency_interval_s", {.min = 0.05, .max = kSecondsMax}, &policy->latency_interval_s)
+      .Means("permitted age of a latency estimate in seconds");
   return section;
 }
 
 StrictSection AggregationSection(const std::string& origin, Policy* policy) {
   StrictSection section(origin);
   section.Number("quorum", {.min = 0, .max = 1, .min_open = true}, &policy->quorum)
+      .Means("share of the ranks that is enough for a lossy sum after cutoff_ms; absent: all")
       .Integer("cutoff_ms", {.min = 1, .max = kCutoffMsMax}, &policy->cutoff_ms)
-      .Boolean("checksums", &policy->checksums);
+      .Means("milliseconds to wait for ranks beyond the quorum; with quorum only")
+      .Boolean("checksums", &policy->checksums)
+      .Means("whether packets to and from aggregators carry a checksum");
   return section;
+}
+
+StrictSection Document(const std::string& origin, const Known& known, Policy* policy) {
+  StrictSection document(origin);
+  document.Name("name", NameKind::kPlain, &policy->name)
+      .Means("under which the policy is applied, shown and deleted")
+      .Names("jobs", NameKind::kPattern, &policy->jobs)
+      .Means("shell patterns (* and ?) of the names of the jobs that it rules")
+      .Names("namespaces", NameKind::kPattern, &policy->namespaces)
+      .Means("and of their namespaces; a job without one matches only *")
+      .Map("labels", NameKind::kPattern, &policy->labels)
+      .Means("labels that the jobs must have, each with a pattern of its value")
+      .Integer("priority", {.min = -1000, .max = 1000}, &policy->priority)
+      .Means("of several policies that match a job, that of the highest priority rules it")
+      .NameOrSection("objective", &policy->objective, ObjectiveSection(origin, known, policy),
+                     known.objectives)
+      .Means("the name of an objective, or a section")
+      .Section("bounds", BoundsSection(origin, known, policy))
+      .Means("limits of every plan")
+      .Section("switching", SwitchingSection(origin, policy))
+      .Means("when plans change")
+      .Section("aggregation", AggregationSection(origin, policy))
+      .Means("sums on aggregators")
+      .Section("probing", ProbingSection(origin, policy))
+      .Means("measurements that cost bytes");
+  return document;
 }
 
 // A rank that may be left out of a sum must keep its gradient, and only lossy lane codecs have a
@@ -108,6 +164,17 @@ Status CheckAggregation(const std::string& origin, const Policy& policy) {
   return OkStatus();
 }
 
+void Rename(const char* from, const char* to, Policy* policy) {
+  if (policy->fixed_codec == from) policy->fixed_codec = to;
+  std::replace(policy->codecs.begin(), policy->codecs.end(), std::string(from), std::string(to));
+}
+
+// With the name by which operators know the codec "identity".
+Policy AsWritten(Policy policy) {
+  Rename("identity", "dense", &policy);
+  return policy;
+}
+
 bool PatternMatches(std::string_view pattern, std::string_view text) {
   // Greedy with one remembered star: linear in |pattern| * |text| at worst, no recursion.
   size_t p = 0, t = 0, star = std::string_view::npos, retry = 0;
@@ -132,17 +199,12 @@ bool PatternMatches(std::string_view pattern, std::string_view text) {
 }  // namespace
 
 StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
-                             const PolicyNames* known) {
+                             const PolicyNames* known, const Policy& defaults) {
   const std::string name(origin);
-  Policy policy;
-  StrictSection document(name);
-  document.Name("name", NameKind::kPlain, &policy.name)
-      .Names("jobs", NameKind::kPattern, &policy.jobs)
-      .NameOrSection("objective", &policy.objective, ObjectiveSection(name, known, &policy))
-      .Section("bounds", BoundsSection(name, known, &policy))
-      .Section("switching", SwitchingSection(name, &policy))
-      .Section("aggregation", AggregationSection(name, &policy))
-      .Section("probing", ProbingSection(name, &policy));
+  Policy policy = defaults;
+  Known names;
+  if (known != nullptr) names = {&known->codecs, &known->collectives};
+  const StrictSection document = Document(name, names, &policy);
   WEIR_RETURN_IF_ERROR(ReadStrictYaml(source, name, document));
   if (policy.ratio_min > policy.ratio_max) {
     return InvalidArgument(StrCat(name, ":1: bounds.ratio_min: expected at most ratio_max ",
@@ -155,20 +217,47 @@ StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
                                   policy.delay_target_s));
   }
   WEIR_RETURN_IF_ERROR(CheckAggregation(name, policy));
-  // Operators know this codec by the other name.
-  const auto named = [](std::string& codec) {
-    if (codec == "dense") codec = "identity";
-  };
-  named(policy.fixed_codec);
-  for (std::string& codec : policy.codecs) named(codec);
+  Rename("dense", "identity", &policy);
   return policy;
 }
 
-bool PolicyMatches(const Policy& policy, std::string_view job) {
-  for (const std::string& pattern : policy.jobs) {
-    if (PatternMatches(pattern, job)) return true;
+std::string PolicySchema(const PolicyNames& known, const std::set<std::string>& objectives) {
+  const std::string origin;
+  Policy defaults = AsWritten({});
+  nlohmann::json schema =
+      Document(origin, {&known.codecs, &known.collectives, &objectives}, &defaults).Schema();
+  schema["$schema"] = "https://json-schema.org/draft/2020-12/schema";
+  schema["title"] = "Weir policy";
+  return schema.dump(2);
+}
+
+std::map<std::string, std::string> PolicyValues(const Policy& policy) {
+  const std::string origin;
+  Policy shown = AsWritten(policy);
+  std::map<std::string, std::string> values;
+  const nlohmann::json document = Document(origin, {}, &shown).Values();
+  for (const auto& [name, value] : document.items()) {
+    if (name == "labels" || !value.is_object()) {
+      values[name] = value.dump();
+      continue;
+    }
+    for (const auto& [key, inner] : value.items()) values[StrCat(name, ".", key)] = inner.dump();
   }
-  return false;
+  return values;
+}
+
+bool PolicyMatches(const Policy& policy, std::string_view job, const JobLabels& labels) {
+  const auto any = [](const std::vector<std::string>& patterns, std::string_view text) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const std::string& pattern) { return PatternMatches(pattern, text); });
+  };
+  const auto space = labels.find(kNamespaceLabel);
+  return any(policy.jobs, job) &&
+         any(policy.namespaces, space == labels.end() ? "" : space->second) &&
+         std::all_of(policy.labels.begin(), policy.labels.end(), [&](const auto& wanted) {
+           const auto found = labels.find(wanted.first);
+           return found != labels.end() && PatternMatches(wanted.second, found->second);
+         });
 }
 
 }  // namespace weir

@@ -3,6 +3,7 @@
 // The operator's objective and bounds, parsed from strict YAML or JSON.
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,9 +12,19 @@
 
 namespace weir {
 
+/// A job's labels, as its ranks say.
+using JobLabels = std::map<std::string, std::string>;
+/// The label that Policy::namespaces selects.
+inline constexpr char kNamespaceLabel[] = "namespace";
+
 struct Policy {
   std::string name = "default";
-  std::vector<std::string> jobs = {"*"};       // shell patterns; the first matching policy rules
+  // Which jobs it rules: those that match all of these. If several policies match a job, the one of
+  // the highest priority rules it; see PolicySet.
+  std::vector<std::string> jobs = {"*"};        // shell patterns of their names
+  std::vector<std::string> namespaces = {"*"};  // and of their namespaces
+  JobLabels labels = {};                        // label to pattern of its value
+  int priority = 0;
   std::string objective = "time_to_accuracy";  // registered objective
   // Objective parameters.
   // psi(gain) = gain^exponent: what is believed of the exponent before losses say more, and how far
@@ -26,7 +37,8 @@ struct Policy {
   int fixed_bits = 0;  // 0: the codec's default
   // Bounds.
   double ratio_min = 0.001, ratio_max = 1;
-  double gain_min = 0;
+  // The default is a floor under what nearly all training bears, for gradients that no codec fits.
+  double gain_min = 0.01;
   double residual_ratio_max = 0;         // 0: none
   std::vector<std::string> codecs;       // allowed; empty: all
   std::vector<std::string> collectives;  // allowed; empty: all
@@ -61,11 +73,18 @@ struct PolicyNames {
 /// Parses one document. The parser is strict: an unknown or duplicate key, a wrong type or a value
 /// out of range is kInvalidArgument with "`origin`:line: key: what was expected and found", and so
 /// is a codec or collective that is not in `known` (null: any name is valid). Nesting and size are
-/// bounded.
+/// bounded. Keys that it leaves out are as in `defaults`.
 StatusOr<Policy> ParsePolicy(std::string_view source, std::string_view origin,
-                             const PolicyNames* known = nullptr);
+                             const PolicyNames* known = nullptr, const Policy& defaults = {});
 
-/// Shell pattern (* and ?) match of a job's name against policy.jobs.
-bool PolicyMatches(const Policy& policy, std::string_view job);
+/// The JSON Schema (2020-12) of documents that ParsePolicy takes, from the parser's own tables.
+/// `objectives`: the names that there are. Conditions on several keys are not in it.
+std::string PolicySchema(const PolicyNames& known, const std::set<std::string>& objectives);
+
+/// The values of all keys, by "section.key", as a document would say them.
+std::map<std::string, std::string> PolicyValues(const Policy& policy);
+
+/// Whether the job's name, namespace and labels match the patterns (* and ?) of the policy.
+bool PolicyMatches(const Policy& policy, std::string_view job, const JobLabels& labels = {});
 
 }  // namespace weir

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <sstream>
@@ -18,6 +19,8 @@
 
 namespace weir {
 namespace {
+
+using Json = nlohmann::json;
 
 Status Wrong(const std::string& origin, const YAML::Mark& mark, const std::string& path,
              const std::string& problem) {
@@ -116,6 +119,30 @@ bool InRange(double value, const NumberRange& range) {
   return (range.min_open ? value > range.min : value >= range.min) && value <= range.max;
 }
 
+/// The characters of IsName as the inside of a bracket of regular expressions.
+const char* CharactersOf(NameKind kind) {
+  switch (kind) {
+    case NameKind::kPlain:
+      return "A-Za-z0-9._/-";
+    case NameKind::kPattern:
+      return "A-Za-z0-9._/*?-";
+    case NameKind::kVariant:
+      return "A-Za-z0-9._/:=-";
+  }
+  return "";
+}
+
+Json SchemaOf(NameKind kind, const std::set<std::string>* known) {
+  if (known != nullptr) return {{"enum", *known}};
+  return {{"type", "string"}, {"pattern", StrCat("^[", CharactersOf(kind), "]{1,128}$")}};
+}
+
+Json SchemaOf(const char* type, const NumberRange& range) {
+  return {{"type", type},
+          {range.min_open ? "exclusiveMinimum" : "minimum", range.min},
+          {"maximum", range.max}};
+}
+
 /// Rejects documents that could exhaust the parser, before it starts.
 Status CheckSource(std::string_view source, const std::string& origin) {
   if (source.size() > kPolicyBytesMax) {
@@ -174,27 +201,52 @@ Status CheckOneDocument(const std::string& source, const std::string& origin) {
 
 }  // namespace
 
-StrictSection& StrictSection::Add(const std::string& key, Reader reader) {
-  readers_.emplace(key, std::move(reader));
+StrictSection& StrictSection::Add(const std::string& key, Key added) {
+  keys_.emplace(key, std::move(added));
+  last_ = key;
   return *this;
 }
 
+StrictSection& StrictSection::Means(std::string meaning) {
+  keys_.at(last_).meaning = std::move(meaning);
+  return *this;
+}
+
+Json StrictSection::Schema() const {
+  Json properties = Json::object();
+  for (const auto& [name, key] : keys_) {
+    Json& property = properties[name] = key.schema();
+    if (!key.meaning.empty()) property["description"] = key.meaning;
+    if (const Json value = key.value(); !property.contains("properties")) {
+      property["default"] = value;
+    }
+  }
+  return {{"type", "object"}, {"additionalProperties", false}, {"properties", properties}};
+}
+
+Json StrictSection::Values() const {
+  Json values = Json::object();
+  for (const auto& [name, key] : keys_) values[name] = key.value();
+  return values;
+}
+
 StrictSection& StrictSection::Number(const std::string& key, NumberRange range, double* out) {
-  return Add(key,
-             [this_origin = origin_, range, out](const YAML::Node& value, const std::string& path) {
-               double number = 0;
-               if (!ParseNumber(value, &number) || !InRange(number, range)) {
-                 return Wrong(this_origin, value.Mark(), path,
-                              StrCat("expected ", Describe(range), ", found ", Shown(value)));
-               }
-               *out = number;
-               return OkStatus();
-             });
+  const auto read = [this_origin = origin_, range, out](const YAML::Node& value,
+                                                        const std::string& path) {
+    double number = 0;
+    if (!ParseNumber(value, &number) || !InRange(number, range)) {
+      return Wrong(this_origin, value.Mark(), path,
+                   StrCat("expected ", Describe(range), ", found ", Shown(value)));
+    }
+    *out = number;
+    return OkStatus();
+  };
+  return Add(key, {read, [range] { return SchemaOf("number", range); }, [out] { return *out; }});
 }
 
 StrictSection& StrictSection::Integer(const std::string& key, NumberRange range, int* out) {
-  return Add(key, [this_origin = origin_, range, out](const YAML::Node& value,
-                                                      const std::string& path) {
+  const auto read = [this_origin = origin_, range, out](const YAML::Node& value,
+                                                        const std::string& path) {
     double number = 0;
     if (!ParseNumber(value, &number) || !InRange(number, range) || number != std::floor(number)) {
       return Wrong(this_origin, value.Mark(), path,
@@ -203,11 +255,12 @@ StrictSection& StrictSection::Integer(const std::string& key, NumberRange range,
     }
     *out = static_cast<int>(number);
     return OkStatus();
-  });
+  };
+  return Add(key, {read, [range] { return SchemaOf("integer", range); }, [out] { return *out; }});
 }
 
 StrictSection& StrictSection::Boolean(const std::string& key, bool* out) {
-  return Add(key, [this_origin = origin_, out](const YAML::Node& value, const std::string& path) {
+  const auto read = [this_origin = origin_, out](const YAML::Node& value, const std::string& path) {
     const std::string text = value.IsScalar() && value.Tag() == "?" ? value.Scalar() : "";
     if (text != "true" && text != "false") {
       return Wrong(this_origin, value.Mark(), path,
@@ -215,13 +268,14 @@ StrictSection& StrictSection::Boolean(const std::string& key, bool* out) {
     }
     *out = text == "true";
     return OkStatus();
-  });
+  };
+  return Add(key, {read, [] { return Json{{"type", "boolean"}}; }, [out] { return *out; }});
 }
 
 StrictSection& StrictSection::Name(const std::string& key, NameKind kind, std::string* out,
                                    const std::set<std::string>* known) {
-  return Add(key, [this_origin = origin_, kind, out, known](const YAML::Node& value,
-                                                            const std::string& path) {
+  const auto read = [this_origin = origin_, kind, out, known](const YAML::Node& value,
+                                                              const std::string& path) {
     if (!value.IsScalar() || !IsName(value.Scalar(), kind)) {
       return Wrong(this_origin, value.Mark(), path,
                    StrCat("expected a name of letters, digits and . _ - /",
@@ -232,14 +286,15 @@ StrictSection& StrictSection::Name(const std::string& key, NameKind kind, std::s
     }
     *out = value.Scalar();
     return OkStatus();
-  });
+  };
+  return Add(key, {read, [kind, known] { return SchemaOf(kind, known); }, [out] { return *out; }});
 }
 
 StrictSection& StrictSection::Names(const std::string& key, NameKind kind,
                                     std::vector<std::string>* out,
                                     const std::set<std::string>* known) {
-  return Add(key, [this_origin = origin_, kind, out, known](const YAML::Node& value,
-                                                            const std::string& path) {
+  const auto read = [this_origin = origin_, kind, out, known](const YAML::Node& value,
+                                                              const std::string& path) {
     const bool patterns = kind == NameKind::kPattern;
     const char* what = patterns ? "a list of patterns" : "a list of names";
     if (!value.IsSequence()) {
@@ -268,19 +323,63 @@ StrictSection& StrictSection::Names(const std::string& key, NameKind kind,
     }
     *out = std::move(names);
     return OkStatus();
-  });
+  };
+  const auto schema = [kind, known] {
+    return Json{{"type", "array"},
+                {"items", SchemaOf(kind, known)},
+                {"uniqueItems", true},
+                {"minItems", kind == NameKind::kPattern ? 1 : 0},
+                {"maxItems", kPolicyListMax}};
+  };
+  return Add(key, {read, schema, [out] { return *out; }});
+}
+
+StrictSection& StrictSection::Map(const std::string& key, NameKind kind,
+                                  std::map<std::string, std::string>* out) {
+  const auto read = [this_origin = origin_, kind, out](const YAML::Node& value,
+                                                       const std::string& path) {
+    if (!value.IsMap() || value.size() > kPolicyListMax) {
+      return Wrong(
+          this_origin, value.Mark(), path,
+          StrCat("expected a section of at most ", kPolicyListMax, " keys, found ", Shown(value)));
+    }
+    std::map<std::string, std::string> entries;
+    for (const auto& entry : value) {
+      const bool names = entry.first.IsScalar() && entry.second.IsScalar() &&
+                         !ExplicitTag(entry.first) && !ExplicitTag(entry.second) &&
+                         IsName(entry.first.Scalar(), NameKind::kPlain) &&
+                         IsName(entry.second.Scalar(), kind);
+      if (!names || !entries.emplace(entry.first.Scalar(), entry.second.Scalar()).second) {
+        return Wrong(this_origin, entry.first.Mark(), path,
+                     StrCat("expected names, each key once, found ", Shown(entry.first), ": ",
+                            Shown(entry.second)));
+      }
+    }
+    *out = std::move(entries);
+    return OkStatus();
+  };
+  const auto schema = [kind] {
+    return Json{{"type", "object"},
+                {"propertyNames", SchemaOf(NameKind::kPlain, nullptr)},
+                {"additionalProperties", SchemaOf(kind, nullptr)},
+                {"maxProperties", kPolicyListMax}};
+  };
+  return Add(key, {read, schema, [out] { return *out; }});
 }
 
 StrictSection& StrictSection::Section(const std::string& key, StrictSection section) {
-  return Add(key, [section = std::move(section)](const YAML::Node& value, const std::string& path) {
+  const auto read = [section](const YAML::Node& value, const std::string& path) {
     return section.Read(value, path);
-  });
+  };
+  return Add(
+      key, {read, [section] { return section.Schema(); }, [section] { return section.Values(); }});
 }
 
 StrictSection& StrictSection::NameOrSection(const std::string& key, std::string* name,
-                                            StrictSection section) {
-  return Add(key, [this_origin = origin_, name, section = std::move(section)](
-                      const YAML::Node& value, const std::string& path) {
+                                            StrictSection section,
+                                            const std::set<std::string>* known) {
+  const auto read = [this_origin = origin_, name, section](const YAML::Node& value,
+                                                           const std::string& path) {
     if (value.IsMap()) return section.Read(value, path);
     if (!value.IsScalar() || !IsName(value.Scalar(), NameKind::kPlain)) {
       return Wrong(this_origin, value.Mark(), path,
@@ -288,12 +387,16 @@ StrictSection& StrictSection::NameOrSection(const std::string& key, std::string*
     }
     *name = value.Scalar();
     return OkStatus();
-  });
+  };
+  const auto schema = [section, known] {
+    return Json{{"oneOf", Json::array({SchemaOf(NameKind::kPlain, known), section.Schema()})}};
+  };
+  return Add(key, {read, schema, [section] { return section.Values(); }});
 }
 
 std::string StrictSection::KnownKeys() const {
   std::string keys;
-  for (const auto& [key, reader] : readers_) keys += (keys.empty() ? "" : ", ") + key;
+  for (const auto& [key, entry] : keys_) keys += (keys.empty() ? "" : ", ") + key;
   return keys;
 }
 
@@ -310,10 +413,10 @@ Status StrictSection::Read(const YAML::Node& node, const std::string& path) cons
                    StrCat("expected a plain key, found ", Shown(entry.first)));
     }
     const std::string& key = entry.first.Scalar();
-    const auto reader = readers_.find(key);
+    const auto known = keys_.find(key);
     const std::string inner =
-        StrCat(path, path.empty() ? "" : ".", reader == readers_.end() ? "" : key);
-    if (reader == readers_.end()) {
+        StrCat(path, path.empty() ? "" : ".", known == keys_.end() ? "" : key);
+    if (known == keys_.end()) {
       return Wrong(
           origin_, entry.first.Mark(), path.empty() ? key.substr(0, 40) : path,
           StrCat("expected one of ", KnownKeys(), ", found unknown key ", Shown(entry.first)));
@@ -325,7 +428,7 @@ Status StrictSection::Read(const YAML::Node& node, const std::string& path) cons
       return Wrong(origin_, entry.second.Mark(), inner,
                    StrCat("expected no tag, found ", entry.second.Tag().substr(0, 40)));
     }
-    WEIR_RETURN_IF_ERROR(reader->second(entry.second, inner));
+    WEIR_RETURN_IF_ERROR(known->second.read(entry.second, inner));
   }
   return OkStatus();
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 #include <string_view>
@@ -38,10 +39,12 @@ enum class NameKind {
 };
 
 /// One section of a document: the keys it may hold and what each does with its value. Keys that are
-/// absent keep their defaults.
+/// absent keep their defaults. The same declarations give the schema of a document and the values
+/// that it set.
 class StrictSection {
  public:
   using Reader = std::function<Status(const YAML::Node& value, const std::string& path)>;
+  using Maker = std::function<nlohmann::json()>;
 
   /// `origin` names the file in errors and must outlive the section.
   explicit StrictSection(const std::string& origin) : origin_(origin) {}
@@ -56,19 +59,39 @@ class StrictSection {
   /// A list of names, none of them twice. A list of patterns has at least one.
   StrictSection& Names(const std::string& key, NameKind kind, std::vector<std::string>* out,
                        const std::set<std::string>* known = nullptr);
+  /// A section of free keys of kind kPlain, at most kPolicyListMax, each with a name.
+  StrictSection& Map(const std::string& key, NameKind kind,
+                     std::map<std::string, std::string>* out);
   StrictSection& Section(const std::string& key, StrictSection section);
-  /// A section that may also be written as just one name.
-  StrictSection& NameOrSection(const std::string& key, std::string* name, StrictSection section);
+  /// A section that may also be written as just one name; `known` is only for the schema.
+  StrictSection& NameOrSection(const std::string& key, std::string* name, StrictSection section,
+                               const std::set<std::string>* known = nullptr);
+
+  /// The meaning of the key that was added last, for the schema.
+  StrictSection& Means(std::string meaning);
+
+  /// The JSON Schema (2020-12) of the section, with the present values as defaults. Checks that
+  /// concern several keys are not in it.
+  nlohmann::json Schema() const;
+  /// The present values by key, those of sections within.
+  nlohmann::json Values() const;
 
   /// Reads `node`, a mapping. kInvalidArgument: "origin:line: path: expected ..., found ...".
   Status Read(const YAML::Node& node, const std::string& path) const;
 
  private:
-  StrictSection& Add(const std::string& key, Reader reader);
+  struct Key {
+    Reader read;
+    Maker schema;  // without default and meaning
+    Maker value;
+    std::string meaning = {};
+  };
+  StrictSection& Add(const std::string& key, Key added);
   std::string KnownKeys() const;
 
   const std::string& origin_;
-  std::map<std::string, Reader> readers_;
+  std::map<std::string, Key> keys_;
+  std::string last_;  // key that was added
 };
 
 /// Parses `source` and reads its one document by `section`. Never throws. kInvalidArgument.

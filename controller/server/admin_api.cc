@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
+#include <utility>
 
 #include "controller/messages/explain.h"
 #include "controller/messages/json.h"
@@ -83,11 +85,13 @@ StatusOr<std::pair<std::string, std::string>> ParseLinkToken(const std::string& 
   return std::make_pair(token.substr(at, size), token.substr(at + size));
 }
 
-// Tokens grow in order of precedence: applied policies by name, then files by path, then the
-// default.
+// Tokens grow in order of precedence: of falling priority, applied policies by name, then files by
+// path, and the default last.
 std::string PolicyToken(const PolicyEntry& entry) {
-  if (entry.origin == "api") return "a" + entry.name;
-  return entry.origin == "built in" ? "c" : "b" + entry.origin;
+  if (entry.origin == "built in") return "default";
+  char place[12];
+  std::snprintf(place, sizeof(place), "%06d", 100000 - entry.policy.priority);
+  return StrCat(place, entry.origin == "api" ? StrCat("a", entry.name) : StrCat("b", entry.origin));
 }
 
 template <typename Map>
@@ -172,12 +176,22 @@ Status AdminApi::ListLinks(const v1::ListLinksRequest& request, v1::ListLinksRes
   return OkStatus();
 }
 
+v1::Job AdminApi::JobProto(const Job& job) const {
+  v1::Job out = ToProto(job.View());
+  for (const PolicyEntry& entry : fleet_.policies().All()) {
+    if (entry.valid && PolicyMatches(entry.policy, job.name(), job.members().labels())) {
+      out.add_policies(entry.name);
+    }
+  }
+  return out;
+}
+
 Status AdminApi::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsResponse* response) {
   Page page(request.page_size());
   const auto& jobs = fleet_.jobs().all();
   auto at = PageBegin(jobs, request.page_token(), request.page_token());
   for (; at != jobs.end(); ++at) {
-    v1::Job job = ToProto(at->second->View());
+    v1::Job job = JobProto(*at->second);
     if (!page.Takes(job)) {
       response->set_next_page_token(std::prev(at)->first);
       break;
@@ -189,7 +203,7 @@ Status AdminApi::ListJobs(const v1::ListJobsRequest& request, v1::ListJobsRespon
 
 Status AdminApi::GetJob(const v1::GetJobRequest& request, v1::Job* response) {
   WEIR_ASSIGN_OR_RETURN(const Job* job, RequireJob(request.name()));
-  *response = ToProto(job->View());
+  *response = JobProto(*job);
   for (v1::LinkSharing& one : Sharing(request.name())) *response->add_sharing() = std::move(one);
   return OkStatus();
 }
@@ -324,14 +338,39 @@ Status AdminApi::Replay(const v1::ReplayRequest& request, v1::ReplayResponse* re
   return OkStatus();
 }
 
+// By name of the policy, the jobs that it rules.
+std::map<std::string, std::vector<std::string>> AdminApi::RuledJobs() const {
+  std::map<std::string, std::vector<std::string>> ruled;
+  for (const auto& [name, job] : fleet_.jobs().all()) {
+    if (job->members().state() != "ended") {
+      ruled[job->decisions().policy_name()].push_back(name);
+    }
+  }
+  return ruled;
+}
+
+v1::Policy AdminApi::PolicyProto(const PolicyEntry& entry, size_t precedence) const {
+  v1::Policy policy = ToProto(entry);
+  policy.set_precedence(static_cast<uint32_t>(precedence));
+  for (std::string& warning : fleet_.policies().Warnings(entry.policy)) {
+    policy.add_warnings(std::move(warning));
+  }
+  return policy;
+}
+
 Status AdminApi::ListPolicies(const v1::ListPoliciesRequest& request,
                               v1::ListPoliciesResponse* response) {
   Page page(request.page_size());
   std::string last;
+  size_t precedence = 0;
+  auto ruled = RuledJobs();
   for (const PolicyEntry& entry : fleet_.policies().All()) {
+    ++precedence;
     const std::string token = PolicyToken(entry);
     if (token <= request.page_token()) continue;
-    v1::Policy policy = ToProto(entry);
+    v1::Policy policy = PolicyProto(entry, precedence);
+    // A second policy of that name, such as a file's, is in the shade of the first.
+    for (const std::string& job : std::exchange(ruled[entry.name], {})) policy.add_ruled_jobs(job);
     if (!page.Takes(policy)) {
       response->set_next_page_token(last);
       break;
@@ -340,6 +379,25 @@ Status AdminApi::ListPolicies(const v1::ListPoliciesRequest& request,
     last = token;
   }
   return OkStatus();
+}
+
+Status AdminApi::GetPolicy(const v1::GetPolicyRequest& request, v1::Policy* response) {
+  size_t precedence = 0;
+  std::map<std::string, bool> names;
+  const PolicyEntry* named = fleet_.policies().Find(request.name());
+  for (const PolicyEntry& entry : fleet_.policies().All()) {
+    ++precedence;
+    names[entry.name] = true;
+    if (entry.name != request.name() || (named != nullptr && named->origin != entry.origin))
+      continue;
+    *response = PolicyProto(entry, precedence);
+    const auto ruled = RuledJobs();
+    if (const auto jobs = ruled.find(entry.name); jobs != ruled.end()) {
+      for (const std::string& job : jobs->second) response->add_ruled_jobs(job);
+    }
+    return OkStatus();
+  }
+  return NotFound(StrCat("no policy '", request.name(), "'; known: ", Names(names)));
 }
 
 Status AdminApi::ListAggregators(const v1::ListAggregatorsRequest& request,
@@ -373,21 +431,44 @@ Status AdminApi::ValidatePolicy(const v1::ValidatePolicyRequest& request,
   return OkStatus();
 }
 
+Status AdminApi::CheckTag(const std::string& name, const std::string& if_match) const {
+  const PolicyEntry* present = fleet_.policies().Find(name);
+  const std::string tag = SourceTag(present == nullptr ? "" : present->source);
+  if (if_match.empty() || if_match == tag) return OkStatus();
+  return MakeStatus(StatusCode::kAborted,
+                    StrCat("policy ", name, " was changed meanwhile: its etag is ", tag,
+                           ", expected ", if_match.substr(0, 40)));
+}
+
 Status AdminApi::ApplyPolicy(const v1::ApplyPolicyRequest& request,
                              v1::ApplyPolicyResponse* response) {
   if (request.source().size() > kSourceBytesMax) {
     return InvalidArgument(StrCat("the policy has more than ", kSourceBytesMax, " bytes"));
   }
-  const PolicyEntry* present = fleet_.policies().Find(request.name());
-  const std::string tag = SourceTag(present == nullptr ? "" : present->source);
-  if (!request.if_match().empty() && request.if_match() != tag) {
-    return MakeStatus(StatusCode::kAborted,
-                      StrCat("policy ", request.name(), " was changed meanwhile: its etag is ", tag,
-                             ", expected ", request.if_match().substr(0, 40)));
+  WEIR_RETURN_IF_ERROR(CheckTag(request.name(), request.if_match()));
+  // Without measurements only the lists of a policy can leave a job without any plan. What is wrong
+  // with its text is said below.
+  if (const auto policy = ReadPolicy(request.source(), "policy"); policy.ok()) {
+    WEIR_RETURN_IF_ERROR(CheckLists(*policy, journal_.capabilities()));
   }
-  WEIR_ASSIGN_OR_RETURN(const PolicyEntry entry,
+  WEIR_ASSIGN_OR_RETURN(const PolicyChange change,
                         fleet_.ApplyPolicy(request.name(), request.source(), request.dry_run()));
-  *response->mutable_policy() = ToProto(entry);
+  const auto all = fleet_.policies().All();
+  const auto place = std::find_if(all.begin(), all.end(), [&](const PolicyEntry& entry) {
+    return entry.origin == "api" && entry.name == change.entry.name;
+  });
+  *response->mutable_policy() =
+      PolicyProto(change.entry, place == all.end() ? 0 : 1 + (place - all.begin()));
+  for (const auto& each : change.differences) *response->add_differences() = ToProto(each);
+  for (const auto& each : change.effects) *response->add_effects() = ToProto(each);
+  return OkStatus();
+}
+
+Status AdminApi::DeletePolicy(const v1::DeletePolicyRequest& request,
+                              v1::DeletePolicyResponse* response) {
+  WEIR_RETURN_IF_ERROR(CheckTag(request.name(), request.if_match()));
+  WEIR_ASSIGN_OR_RETURN(const auto effects, fleet_.DeletePolicy(request.name(), request.dry_run()));
+  for (const PolicyEffect& effect : effects) *response->add_effects() = ToProto(effect);
   return OkStatus();
 }
 

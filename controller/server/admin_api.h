@@ -2,6 +2,7 @@
 #pragma once
 // The operators' side of a fleet: what AdminService answers, whatever carries it.
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,10 @@ class AdminApi {
   std::vector<v1::LinkSharing> Sharing(const std::string& job) const;
   StatusOr<Job*> RequireJob(const std::string& name) const;
   StatusOr<v1::Decision> WholeDecision(const std::string& id_text);
+  v1::Job JobProto(const Job& job) const;
+  v1::Policy PolicyProto(const PolicyEntry& entry, size_t precedence) const;
+  std::map<std::string, std::vector<std::string>> RuledJobs() const;
+  Status CheckTag(const std::string& name, const std::string& if_match) const;
 
   Fleet& fleet_;
   Store& store_;

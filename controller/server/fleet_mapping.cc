@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "controller/fleet/policy_set.h"
 #include "controller/messages/mapping.h"
 
 namespace weir {
@@ -45,6 +44,15 @@ v1::NcclSummary ToProto(const NcclSums& in) {
   out.set_peer_s(in.peer_s);
   out.set_wire_s(in.wire_s);
   out.set_arrival_s(in.arrival_s);
+  return out;
+}
+
+v1::PlanFacts ToProto(const PlanFacts& in) {
+  v1::PlanFacts out;
+  out.set_label(in.label);
+  out.set_step_s(Finite(in.step_s));
+  out.set_gain(Finite(in.gain));
+  out.set_dense(in.dense);
   return out;
 }
 
@@ -229,12 +237,36 @@ v1::Policy ToProto(const PolicyEntry& entry) {
   if (entry.valid) {
     policy.set_objective(entry.policy.objective);
     for (const std::string& job : entry.policy.jobs) policy.add_jobs(job);
+    for (const std::string& space : entry.policy.namespaces) policy.add_namespaces(space);
+    policy.mutable_labels()->insert(entry.policy.labels.begin(), entry.policy.labels.end());
+    policy.set_priority(entry.policy.priority);
     FillBounds(entry.policy, policy.mutable_bounds());
   }
   policy.set_loaded_unix_s(entry.loaded_unix_s);
   policy.set_error(entry.error);
   policy.set_etag(SourceTag(entry.source));
   return policy;
+}
+
+v1::PolicyDifference ToProto(const PolicyDifference& in) {
+  v1::PolicyDifference out;
+  out.set_key(in.key);
+  out.set_before(in.before);
+  out.set_after(in.after);
+  return out;
+}
+
+v1::PolicyEffect ToProto(const PolicyEffect& in) {
+  v1::PolicyEffect out;
+  out.set_job(in.job);
+  out.set_policy_before(in.policy_before);
+  out.set_policy_after(in.policy_after);
+  if (in.plan.running.has_value()) *out.mutable_running() = ToProto(*in.plan.running);
+  if (in.plan.chosen.has_value()) *out.mutable_chosen() = ToProto(*in.plan.chosen);
+  out.set_switches(in.plan.switches);
+  out.set_nothing_to_choose(in.plan.nothing_to_choose);
+  out.set_unforeseen(in.plan.unforeseen);
+  return out;
 }
 
 }  // namespace weir

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "controller/fleet/fleet_host.h"
+#include "controller/fleet/policy_change.h"
 #include "controller/job/effective_policy.h"
 #include "datapath/base/clock.h"
 #include "weir/v1/admin.pb.h"
@@ -25,5 +26,7 @@ v1::Node ToProto(const NodeView& node);
 v1::Link ToProto(const NodeTable::LinkEnds& ends, const LinkState& link, TimePoint now);
 v1::Event ToProto(const FleetEvent& event);
 v1::Policy ToProto(const PolicyEntry& entry);
+v1::PolicyDifference ToProto(const PolicyDifference& difference);
+v1::PolicyEffect ToProto(const PolicyEffect& effect);
 
 }  // namespace weir

@@ -150,6 +150,9 @@ void CollectJob(const Job& job, Collector* out) {
                "Fraction of the elements of the largest bucket that is kept, from 0 to 1.", labels,
                point->ratio);
   }
+  out->Gauge("weir_job_nothing_to_choose",
+             "1 where the job's policy leaves no plan to choose, so that what runs goes on.",
+             labels, state.nothing_to_choose.empty() ? 0 : 1);
   out->Gauge("weir_policy_gain_min_ratio", "Least gain that the job's policy permits, from 0 to 1.",
              labels, job.decisions().policy().gain_min);
   for (const auto& [reason, count] : counters.decisions) {

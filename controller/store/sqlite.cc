@@ -216,6 +216,10 @@ class SqliteStore : public Store {
                  policy.applied_unix_s);
   }
 
+  Status DeletePolicy(std::string_view name) override {
+    return Write("DELETE FROM policy WHERE name = ?1", name);
+  }
+
   StatusOr<std::vector<StoredPolicy>> ListPolicies() override {
     return Read<StoredPolicy>("SELECT name, source, applied_unix_s FROM policy ORDER BY name",
                               [](const SqliteStatement& row) {

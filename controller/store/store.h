@@ -112,6 +112,8 @@ class Store {
                                                               bool switched_only = false) = 0;
 
   virtual Status PutPolicy(const StoredPolicy& policy) = 0;
+  /// OK also if there was none.
+  virtual Status DeletePolicy(std::string_view name) = 0;
   virtual StatusOr<std::vector<StoredPolicy>> ListPolicies() = 0;
 
   virtual Status PutPin(const StoredPin& pin) = 0;

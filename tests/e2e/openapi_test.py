@@ -45,6 +45,10 @@ SOUND = {
 }
 
 
+# Names in addresses, by what they name.
+NAMES = {"/v1/nodes": ["n0"], "/v1/jobs": ["lm"], "/v1/policies": ["checked", "lm-bounds"]}
+
+
 def known_texts():
     """Values that the fleet and the policies know, by field, so that requests get past the first check."""
     return {"job": ["lm"], "name": ["n0", "lm", "checked", "lm-bounds"], "id": ["1", "2", "3"],
@@ -101,7 +105,9 @@ def requests(draw, path, verb, operation, document):
     for parameter in operation["parameters"]:
         name = parameter["name"]
         if parameter["in"] == "path":
-            fields[name] = draw(value_for(parameter["schema"], document, name).filter(bool))
+            values = value_for(parameter["schema"], document, name).filter(bool)
+            known = NAMES.get(path.rpartition("/")[0])
+            fields[name] = draw(st.one_of(st.sampled_from(known), values) if known else values)
         elif draw(st.booleans()):
             query.append((name, as_parameter(draw(value_for(parameter["schema"], document, name)))))
     body = None

@@ -59,6 +59,10 @@ Json ValueSchema(const FieldDescriptor* field, std::set<const Descriptor*>* used
 }
 
 Json FieldSchema(const FieldDescriptor* field, std::set<const Descriptor*>* used) {
+  if (field->is_map()) {
+    return {{"type", "object"},
+            {"additionalProperties", ValueSchema(field->message_type()->map_value(), used)}};
+  }
   if (!field->is_repeated()) return ValueSchema(field, used);
   return {{"type", "array"}, {"items", ValueSchema(field, used)}};
 }
@@ -74,6 +78,11 @@ Json MessageSchema(const Descriptor* message, std::set<const Descriptor*>* used)
   return schema;
 }
 
+bool HasBody(const Route& route) {
+  const std::string_view verb = route.verb;
+  return verb == "POST" || verb == "PUT";
+}
+
 bool InPath(const Route& route, const std::string& field) {
   return std::string_view(route.pattern).find("{" + field + "}") != std::string_view::npos;
 }
@@ -83,7 +92,7 @@ Json Parameters(const Route& route, const Descriptor* request, std::set<const De
   for (int i = 0; i < request->field_count(); ++i) {
     const FieldDescriptor* field = request->field(i);
     const bool in_path = InPath(route, field->name());
-    if (!in_path && std::string_view(route.verb) != "GET") continue;
+    if (!in_path && HasBody(route)) continue;
     Json parameter = {{"name", field->name()},
                       {"in", in_path ? "path" : "query"},
                       {"required", in_path},
@@ -103,7 +112,7 @@ Json Operation(const Route& route, std::set<const Descriptor*>* used) {
   const char* media = route.event_stream ? "text/event-stream" : "application/json";
   Json operation = {{"operationId", route.method}, {"summary", route.summary}};
   operation["parameters"] = Parameters(route, method->input_type(), used);
-  if (std::string_view(route.verb) != "GET") {
+  if (HasBody(route)) {
     used->insert(method->input_type());
     operation["requestBody"]["content"]["application/json"]["schema"]["$ref"] =
         Reference(method->input_type());

@@ -394,7 +394,7 @@ class HttplibRestServer : public RestServer {
   // Conditions that HTTP has headers for.
   static Status TakeHeaders(const httplib::Request& request, ProtoMessage* message) {
     const auto* descriptor = message->GetDescriptor();
-    if (descriptor == v1::ApplyPolicyRequest::descriptor() && request.has_header("If-Match")) {
+    if (descriptor->FindFieldByName("if_match") != nullptr && request.has_header("If-Match")) {
       std::string tag = request.get_header_value("If-Match");
       std::erase(tag, '"');
       return SetField(message, "if_match", tag);

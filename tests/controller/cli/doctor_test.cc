@@ -117,11 +117,11 @@ TEST(DoctorTest, JobsAreJudgedByWhatWeirDoesForThem) {
             Verdict::kWarn);
   decision->set_actual_step_s(0);
 
-  candidate->set_feasible(false);
-  candidate->set_excluded_by("gain_min 0.9");
-  EXPECT_THAT(With(JudgeFleet(facts, "1.2", kNow), "policy tight allows none").text,
-              HasSubstr("gain_min 0.9"));
-  candidate->set_feasible(true);
+  job->set_nothing_to_choose("gain_min 0.9 excludes 40");
+  const Finding stuck = With(JudgeFleet(facts, "1.2", kNow), "policy tight leaves nothing");
+  EXPECT_EQ(stuck.verdict, Verdict::kFail);
+  EXPECT_THAT(stuck.text, HasSubstr("gain_min 0.9"));
+  job->clear_nothing_to_choose();
 
   explanation->set_not_deciding("rank 1 reports no steps");
   EXPECT_EQ(With(JudgeFleet(facts, "1.2", kNow), "nothing is decided: rank 1").verdict,

@@ -285,6 +285,23 @@ TEST_F(WeirctlTest, PoliciesAreValidatedAppliedAndRefusedWithFileAndKey) {
     EXPECT_EQ(Run({verb, "-f", directory_ / "absent"}).code, kNotFoundExit);
   }
   EXPECT_EQ(Json({"get", "policies"})["policies"].size(), 2u);
+
+  const std::string tighter = File("tighter.yaml", "name: mild\nbounds: {ratio_min: 0.2}\n");
+  EXPECT_THAT(Run({"diff", "-f", tighter}).output, HasSubstr("bounds.ratio_min: 0.1 -> 0.2"));
+  EXPECT_THAT(Run({"delete", "policy", "mild", "--dry-run"}).output, HasSubstr("would be deleted"));
+  EXPECT_EQ(Json({"get", "policies"})["policies"].size(), 2u);
+  EXPECT_EQ(Run({"delete", "policy", "mild"}).code, kOk);
+  EXPECT_EQ(Run({"delete", "policy", "mild"}).code, kNotFoundExit);
+  EXPECT_EQ(Json({"get", "policies"})["policies"].size(), 1u);
+}
+
+TEST_F(WeirctlTest, TheSchemaOfPoliciesNeedsNoController) {
+  const auto schema = nlohmann::json::parse(Run({"schema"}).output);
+  const auto& bounds = schema["properties"]["bounds"]["properties"];
+  EXPECT_THAT(bounds["codecs"]["items"]["enum"].get<std::vector<std::string>>(),
+              testing::IsSupersetOf({"dense", "top_k", "sidco:fit=gp"}));
+  EXPECT_THAT(schema["properties"]["objective"]["oneOf"][0]["enum"].get<std::vector<std::string>>(),
+              testing::IsSupersetOf({"fixed", "time_to_accuracy"}));
 }
 
 TEST_F(WeirctlTest, SimulateNeedsNoController) {

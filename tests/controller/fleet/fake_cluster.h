@@ -174,6 +174,7 @@ class FakeCluster {
       rank_hello->set_aggregation_address(StrCat("10.0.0.", rank + 1, ":", aggregation_port));
     }
     rank_hello->set_epoch(mesh_epoch);
+    rank_hello->mutable_labels()->insert(labels.begin(), labels.end());
     rank_hello->set_frame_protection(frame_protection);
     rank_hello->set_unauthenticated_peers(rank == strange_rank ? 3 : 0);
     if (!job_key.empty()) AddProof(job_key, Node(rank), rank_hello);
@@ -298,6 +299,7 @@ class FakeCluster {
   std::string plugin_codec;  // a lossless codec that ranks have in addition; empty: none
   std::string job_key;       // that ranks prove; empty: none
   v1::FrameProtection frame_protection = v1::FRAME_PROTECTION_CHECKED;
+  std::map<std::string, std::string> labels = {};  // of the job
   int strange_rank = -1;  // this rank reaches three peers without authentication
   bool nack = false;
   int late_rank = -1;  // computes `late` times as long until its first bucket

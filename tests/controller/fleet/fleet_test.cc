@@ -415,7 +415,7 @@ TEST_F(FleetTest, SeriesAndPredictionError) {
   EXPECT_THAT(plane_->admin.MetricsText(),
               testing::HasSubstr("weir_prediction_error_ratio{training_job=\"lm\"} 0.0"));
   EXPECT_THAT(plane_->admin.MetricsText(),
-              testing::HasSubstr("weir_policy_gain_min_ratio{training_job=\"lm\"} 0\n"));
+              testing::HasSubstr("weir_policy_gain_min_ratio{training_job=\"lm\"} 0.01\n"));
 }
 
 TEST_F(FleetTest, TheAgeOfTheOldestLinkIsReported) {

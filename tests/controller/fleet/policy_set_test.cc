@@ -137,6 +137,66 @@ TEST(PolicySetTest, AppliedPoliciesComeFirstAndDryRunChangesNothing) {
   EXPECT_EQ(policies.All().back().name, "default");
 }
 
+TEST(PolicySetTest, ThePriorityThenTheOriginThenTheNameDecides) {
+  PolicySet policies(Builtin());
+  policies.LoadFiles(
+      {{"/p/a.yaml", kGood}, {"/p/b.yaml", "name: urgent\njobs: [lm*]\npriority: 5\n"}}, 1);
+  ASSERT_TRUE(policies.Apply("", "name: z\n", 2, false).ok());
+  ASSERT_TRUE(policies.Apply("", "name: low\npriority: -1\n", 2, false).ok());
+  EXPECT_EQ(policies.Match("lm-1")->name, "urgent");
+  EXPECT_EQ(policies.Match("other")->name, "z") << "of the default priority, not the first name";
+  std::vector<std::string> names;
+  for (const PolicyEntry& entry : policies.All()) names.push_back(entry.name);
+  EXPECT_THAT(names, testing::ElementsAre("urgent", "z", "slow", "low", "default"));
+}
+
+TEST(PolicySetTest, LabelsAndNamespacesSelect) {
+  PolicySet policies(Builtin());
+  ASSERT_TRUE(policies.Apply("", "name: a\nnamespaces: [team-a]\n", 1, false).ok());
+  ASSERT_TRUE(policies.Apply("", "name: b\nlabels: {stage: dev}\npriority: 1\n", 1, false).ok());
+  EXPECT_EQ(policies.Match("lm"), nullptr);
+  EXPECT_EQ(policies.Match("lm", {{"namespace", "team-a"}})->name, "a");
+  EXPECT_EQ(policies.Match("lm", {{"namespace", "team-a"}, {"stage", "dev"}})->name, "b");
+}
+
+TEST(PolicySetTest, DeletesAppliedPoliciesOnly) {
+  PolicySet policies(Builtin());
+  policies.LoadFiles({{"/p/a.yaml", kGood}}, 1);
+  ASSERT_TRUE(policies.Apply("", "name: mine\n", 2, false).ok());
+  EXPECT_TRUE(policies.Delete("mine").ok());
+  EXPECT_EQ(policies.Match("other"), nullptr);
+  EXPECT_THAT(Message(policies.Delete("slow")), testing::HasSubstr("/p/a.yaml"));
+  EXPECT_EQ(policies.Delete("slow").code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(policies.Delete("default").code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(policies.Delete("mine").code(), StatusCode::kNotFound);
+}
+
+TEST(PolicySetTest, WarnsOfNamesThatNoRankHasDeclared) {
+  PolicySet policies(Builtin());
+  const auto entry =
+      policies.Apply("", "bounds: {codecs: [top_k, dense], collectives: [ring]}\n", 1, true);
+  ASSERT_TRUE(entry.ok());
+  EXPECT_EQ(policies.Warnings(entry->policy).size(), 3u);
+  v1::Capabilities declared;
+  declared.add_codecs()->set_name("identity");
+  declared.add_collectives()->set_name("ring");
+  (void)policies.Learn(NamesOf(declared), 2);
+  EXPECT_THAT(policies.Warnings(entry->policy),
+              testing::ElementsAre("no rank has said yet that it has the codec top_k"));
+  EXPECT_TRUE(policies.Warnings(Policy{}).empty());
+}
+
+TEST(PolicySetTest, RecordsOfEarlierReleasesHaveNoFloorUnderGain) {
+  const auto made = MakeEffectivePolicy("slow", kGood, {});
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ(DecodeEffectivePolicy(made->record)->gain_min, Policy{}.gain_min);
+  std::string former = made->record;
+  const std::string floor = "\"gain_floor\":0.01,";
+  ASSERT_NE(former.find(floor), former.npos) << former;
+  former.erase(former.find(floor), floor.size());
+  EXPECT_EQ(DecodeEffectivePolicy(former)->gain_min, 0);
+}
+
 TEST(PolicySetTest, EffectivePolicySurvivesItsRecord) {
   PolicyOverride pin;
   pin.kind = PolicyOverride::Kind::kPin;

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 namespace weir {
@@ -27,6 +28,9 @@ TEST(PolicyTest, ReadsEveryKey) {
   const auto policy = ParsePolicy(R"(
 name: a-b
 jobs: ["x*", "y?"]
+namespaces: [team-a]
+labels: {stage: "dev*"}
+priority: -3
 objective: {name: fixed, progress_exponent: 0.5, progress_deviation: 0.1, delay_target_s: 0.25, moo_weight_time: 0.7,
             codec: top_k, collective: sparse_all_gather, ratio: 0.01}
 bounds: {ratio_min: 0.01, ratio_max: 0.3, gain_min: 0.2, residual_ratio_max: 50,
@@ -39,6 +43,10 @@ probing: {budget_ratio: 0.01, interval_s: 5, latency_interval_s: 0.5}
   ASSERT_TRUE(policy.ok()) << ToString(policy.status());
   EXPECT_EQ(policy->name, "a-b");
   EXPECT_THAT(policy->jobs, ElementsAre("x*", "y?"));
+  EXPECT_THAT(policy->namespaces, ElementsAre("team-a"));
+  EXPECT_THAT(policy->labels,
+              ElementsAre(std::pair<const std::string, std::string>("stage", "dev*")));
+  EXPECT_EQ(policy->priority, -3);
   EXPECT_EQ(policy->objective, "fixed");
   EXPECT_EQ(policy->progress_exponent, 0.5);
   EXPECT_EQ(policy->progress_deviation, 0.1);
@@ -270,6 +278,75 @@ TEST(PolicyMatchesTest, ShellPatterns) {
   EXPECT_TRUE(PolicyMatches(policy, ""));
 }
 
+TEST(PolicyMatchesTest, NamespacesAndLabelsMustMatchToo) {
+  Policy policy;
+  policy.jobs = {"lm*"};
+  EXPECT_TRUE(PolicyMatches(policy, "lm-1"));
+  policy.namespaces = {"team-?"};
+  EXPECT_FALSE(PolicyMatches(policy, "lm-1")) << "the job has no namespace";
+  EXPECT_TRUE(PolicyMatches(policy, "lm-1", {{"namespace", "team-a"}}));
+  EXPECT_FALSE(PolicyMatches(policy, "lm-1", {{"namespace", "team"}}));
+  policy.labels = {{"stage", "dev*"}, {"tier", "*"}};
+  EXPECT_FALSE(PolicyMatches(policy, "lm-1", {{"namespace", "team-a"}, {"stage", "dev"}}));
+  const JobLabels all = {{"namespace", "team-a"}, {"stage", "devel"}, {"tier", ""}, {"x", "y"}};
+  EXPECT_TRUE(PolicyMatches(policy, "lm-1", all));
+  EXPECT_FALSE(PolicyMatches(policy, "resnet", all));
+}
+
+TEST(PolicyTest, LabelsAreNames) {
+  EXPECT_THAT(ErrorOf("labels: {a: b, a: c}\n"),
+              HasSubstr("labels: expected names, each key once"));
+  EXPECT_THAT(ErrorOf("labels: {a: [b]}\n"), HasSubstr("labels"));
+  EXPECT_THAT(ErrorOf("labels: [a]\n"), HasSubstr("labels: expected a section"));
+  EXPECT_THAT(ErrorOf("labels: {\"a b\": c}\n"), HasSubstr("labels"));
+}
+
+constexpr char kFloor[] = "bounds.gain_min";
+
+TEST(PolicyTest, TheDefaultHasAFloorUnderGain) {
+  EXPECT_GT(Policy{}.gain_min, 0);
+  const auto policy = ParsePolicy("name: a\n", "p.yaml");
+  ASSERT_TRUE(policy.ok());
+  EXPECT_EQ(policy->gain_min, Policy{}.gain_min);
+  EXPECT_EQ(PolicyValues(*policy).at(kFloor), "0.01");
+  Policy none;
+  none.gain_min = 0;
+  EXPECT_EQ(ParsePolicy("name: a\n", "p.yaml", nullptr, none)->gain_min, 0);
+}
+
+// Walks a schema and gives each of its values as "section.key".
+void CheckSchema(const nlohmann::json& schema, const std::string& path,
+                 const std::map<std::string, std::string>& values, std::set<std::string>* seen) {
+  ASSERT_EQ(schema.at("additionalProperties"), false);
+  for (const auto& [key, property] : schema.at("properties").items()) {
+    const std::string name = path.empty() ? key : path + "." + key;
+    EXPECT_FALSE(property.value("description", "").empty()) << name;
+    if (property.contains("properties") || property.contains("oneOf")) {
+      CheckSchema(property.contains("oneOf") ? property["oneOf"][1] : property, name, values, seen);
+      continue;
+    }
+    ASSERT_TRUE(values.contains(name)) << name;
+    EXPECT_EQ(property.at("default").dump(), values.at(name)) << name;
+    seen->insert(name);
+  }
+}
+
+TEST(PolicySchemaTest, HasEveryKeyWithItsDefaultAndLimits) {
+  const PolicyNames known{.codecs = {"dense", "top_k"}, .collectives = {"ring"}};
+  const auto schema = nlohmann::json::parse(PolicySchema(known, {"fixed", "throughput"}));
+  const auto values = PolicyValues(Policy{});
+  std::set<std::string> seen;
+  CheckSchema(schema, "", values, &seen);
+  EXPECT_EQ(seen.size(), values.size());
+  const auto& bounds = schema["properties"]["bounds"]["properties"];
+  EXPECT_EQ(bounds["ratio_min"]["exclusiveMinimum"], 0);
+  EXPECT_EQ(bounds["gain_min"]["maximum"], 1);
+  EXPECT_EQ(bounds["codecs"]["items"]["enum"], nlohmann::json({"dense", "top_k"}));
+  EXPECT_EQ(schema["properties"]["objective"]["oneOf"][0]["enum"],
+            nlohmann::json({"fixed", "throughput"}));
+  EXPECT_EQ(schema["properties"]["switching"]["properties"]["flaps_max"]["type"], "integer");
+}
+
 TEST(PolicyExamplesTest, EveryShippedPolicyParses) {
   const auto directory = std::filesystem::path(WEIR_TEST_SOURCE_DIR) / ".." / "deploy" / "policies";
   int files = 0;
@@ -292,22 +369,7 @@ TEST(PolicyExamplesTest, DefaultFileMatchesTheDefaults) {
   text << in.rdbuf();
   const auto file = ParsePolicy(text.str(), "default.yaml");
   ASSERT_TRUE(file.ok());
-  const Policy policy;
-  EXPECT_EQ(file->name, policy.name);
-  EXPECT_EQ(file->objective, policy.objective);
-  EXPECT_EQ(file->ratio_min, policy.ratio_min);
-  EXPECT_EQ(file->improvement_min, policy.improvement_min);
-  EXPECT_EQ(file->confidence, policy.confidence);
-  EXPECT_EQ(file->flaps_max, policy.flaps_max);
-  EXPECT_EQ(file->flap_window_s, policy.flap_window_s);
-  EXPECT_EQ(file->dwell_min_s, policy.dwell_min_s);
-  EXPECT_EQ(file->progress_deviation, policy.progress_deviation);
-  EXPECT_EQ(file->loss_tolerance, policy.loss_tolerance);
-  EXPECT_EQ(file->loss_patience_steps, policy.loss_patience_steps);
-  EXPECT_EQ(file->dense_checks, policy.dense_checks);
-  EXPECT_EQ(file->probe_budget_ratio, policy.probe_budget_ratio);
-  EXPECT_EQ(file->probe_interval_s, policy.probe_interval_s);
-  EXPECT_EQ(file->latency_interval_s, policy.latency_interval_s);
+  EXPECT_EQ(PolicyValues(*file), PolicyValues(Policy{}));
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ TEST_F(PagesTest, PoliciesComeInOrderOfPrecedence) {
     EXPECT_EQ(InPages<v1::ListPoliciesRequest>(policies, size), expected) << size;
   }
   v1::ListPoliciesRequest gone;
-  gone.set_page_token("ap1671");  // this entry no longer exists
+  gone.set_page_token("100000ap1671");  // this entry no longer exists
   EXPECT_THAT(policies(gone).first, testing::ElementsAre("p168", "p169", "default"));
 }
 

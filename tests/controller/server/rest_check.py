@@ -73,6 +73,7 @@ bodies = {
 }
 names = {"/v1/nodes/{name}": nodes["nodes"][0]["name"], "/v1/jobs/{name}": job,
          "/v1/policies/{name}": "checked"}
+check(call("PUT", "/v1/policies/checked", {"source": "name: checked\n"})[0] == 200, "a policy is applied")
 operations = 0
 for path, verbs in document["paths"].items():
     for verb, operation in verbs.items():
@@ -104,6 +105,7 @@ for verb, path, body, code in [
         ("GET", "/v1/watch?kinds=bogus", None, 400),
         ("POST", "/v1/jobs", {}, 405),
         ("DELETE", "/v1/jobs/" + job, None, 405),
+        ("DELETE", "/v1/policies/default", None, 400),
         ("POST", f"/v1/jobs/{job}:pin", b"{", 400),
         ("POST", f"/v1/jobs/{job}:pin", b"[" * 100000, 400),
         ("POST", f"/v1/jobs/{job}:pin", {"choice": {"codec": "absent", "collective": "ring"}}, 404),
