@@ -305,17 +305,18 @@ void AddPolicyCommands(CLI::App& app, Flags& flags, Action* action) {
       return Apply(client, {f.file, "", true, true}, output);
     });
   });
-  auto* remove = app.add_subcommand("delete", "end a policy that was applied");
-  remove->add_option("kind", flags.resource.kind, "policy")
+  auto* remove = app.add_subcommand(
+      "delete", "end a policy that was applied, or forget a node or job that is gone");
+  remove->add_option("kind", flags.resource.kind, "policy, node or job")
       ->required()
-      ->check(CLI::IsMember({"policy"}));
+      ->check(CLI::IsMember({"policy", "node", "job"}));
   remove->add_option("name", flags.resource.name, "one item")->required();
   remove->add_flag("--dry-run", flags.dry_run,
-                   "change nothing; say which running jobs would change to what");
+                   "policies: change nothing; say which running jobs would change to what");
   remove->add_option("--actor", flags.actor, "who deletes it, for the audit trail");
   remove->callback([action] {
     *action = Remote([](Client& client, Flags& f, Output output) {
-      return Delete(client, {f.resource.name, f.actor, f.dry_run}, output);
+      return Delete(client, {f.resource.kind, f.resource.name, f.actor, f.dry_run}, output);
     });
   });
   auto* validate = app.add_subcommand(
@@ -396,6 +397,20 @@ void AddOtherCommands(CLI::App& app, Flags& flags, Action* action) {
   auto* page = app.add_subcommand(
       "page", "an address that opens the controller's page with your own rights, once");
   page->callback([action] { *action = Remote(PageCommand); });
+  auto* level = app.add_subcommand("log-level", "change what the controller logs, until it ends");
+  level->add_option("level", flags.resource.name, "debug, info, warning or error")
+      ->required()
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  level->add_option("--actor", flags.actor, "who changes it, for the audit trail");
+  level->callback([action] {
+    *action = Remote([](Client& client, Flags& f, Output) {
+      v1::SetLogLevelRequest request;
+      request.set_level(f.resource.name);
+      request.set_actor(f.actor);
+      v1::SetLogLevelResponse response;
+      return client.Call(&v1::AdminService::Stub::SetLogLevel, request, &response);
+    });
+  });
   auto* doctor =
       app.add_subcommand("doctor", "check that controller, agents, links and jobs are well");
   doctor->callback([action] {

@@ -84,19 +84,41 @@ Status Apply(Client& client, const ApplyRequest& request, Output output) {
 }
 
 Status Delete(Client& client, const DeleteRequest& request, Output output) {
-  v1::DeletePolicyRequest call;
-  call.set_name(request.name);
-  call.set_actor(request.actor);
-  call.set_dry_run(request.dry_run);
-  v1::DeletePolicyResponse response;
-  WEIR_RETURN_IF_ERROR(client.Call(&Stub::DeletePolicy, call, &response));
-  if (output != Output::kTable) {
-    std::fputs(Render(response, output).c_str(), stdout);
+  const auto print = [&](const google::protobuf::Message& response) {
+    if (output != Output::kTable) {
+      std::fputs(Render(response, output).c_str(), stdout);
+    } else {
+      std::printf("%s '%s' %s\n", request.kind.c_str(), request.name.c_str(),
+                  request.dry_run ? "would be deleted (dry run)" : "deleted");
+    }
+  };
+  if (request.kind == "policy") {
+    v1::DeletePolicyRequest call;
+    call.set_name(request.name);
+    call.set_actor(request.actor);
+    call.set_dry_run(request.dry_run);
+    v1::DeletePolicyResponse response;
+    WEIR_RETURN_IF_ERROR(client.Call(&Stub::DeletePolicy, call, &response));
+    print(response);
+    return output == Output::kTable ? PrintEffects(response.effects()) : OkStatus();
+  }
+  if (request.dry_run) return InvalidArgument("--dry-run is for policies");
+  if (request.kind == "node") {
+    v1::ForgetNodeRequest call;
+    call.set_name(request.name);
+    call.set_actor(request.actor);
+    v1::ForgetNodeResponse response;
+    WEIR_RETURN_IF_ERROR(client.Call(&Stub::ForgetNode, call, &response));
+    print(response);
     return OkStatus();
   }
-  std::printf("policy '%s' %s\n", request.name.c_str(),
-              request.dry_run ? "would be deleted (dry run)" : "deleted");
-  return PrintEffects(response.effects());
+  v1::ForgetJobRequest call;
+  call.set_name(request.name);
+  call.set_actor(request.actor);
+  v1::ForgetJobResponse response;
+  WEIR_RETURN_IF_ERROR(client.Call(&Stub::ForgetJob, call, &response));
+  print(response);
+  return OkStatus();
 }
 
 Status Validate(const std::string& file) {

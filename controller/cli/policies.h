@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Commands that check, apply and end policies.
+// Commands that check, apply and end policies, and forget what is gone.
 
 #include <string>
 
@@ -20,8 +20,8 @@ struct ApplyRequest {
 Status Apply(Client& client, const ApplyRequest& request, Output output);
 
 struct DeleteRequest {
-  std::string name, actor;
-  bool dry_run = false;
+  std::string kind, name, actor;  // kind: "policy", "node" or "job"
+  bool dry_run = false;           // policies only
 };
 Status Delete(Client& client, const DeleteRequest& request, Output output);
 

@@ -269,6 +269,26 @@ StatusOr<std::vector<PolicyEffect>> Fleet::DeletePolicy(const std::string& name,
   return effects;
 }
 
+Status Fleet::ForgetNode(const std::string& name) {
+  if (nodes_.Connected(name)) {
+    return FailedPrecondition(StrCat("node ", name, " is connected: stop its agent first"));
+  }
+  if (nodes_.Find(name) == nullptr) return NotFound(StrCat("no node '", name, "'"));
+  WEIR_RETURN_IF_ERROR(journal_.DeleteNode(name));
+  nodes_.Forget(name);
+  return OkStatus();
+}
+
+Status Fleet::ForgetJob(const std::string& name) {
+  if (const Job* job = jobs_.Find(name); job != nullptr && job->members().attached()) {
+    return FailedPrecondition(StrCat("job ", name, " has ranks: end it first"));
+  }
+  // The store may know more jobs than this.
+  WEIR_RETURN_IF_ERROR(journal_.DeleteJob(name));
+  jobs_.Forget(name);
+  return OkStatus();
+}
+
 void Fleet::OnLeaseAnswer(const LeaseAsk& ask, const StatusOr<SlotGrant>& answer) {
   if (Job* job = jobs_.Find(ask.job); job != nullptr) {
     job->OnLeaseAnswer(ask, answer);

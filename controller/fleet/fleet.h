@@ -70,6 +70,11 @@ class Fleet : public JobHost {
   /// Errors: PolicySet::Delete's and the journal's.
   StatusOr<std::vector<PolicyEffect>> DeletePolicy(const std::string& name, bool dry_run);
 
+  /// Forgets a node, or a job with all of its history but its highest plan version. kNotFound;
+  /// kFailedPrecondition: the node is connected, the job has ranks.
+  Status ForgetNode(const std::string& name);
+  Status ForgetJob(const std::string& name);
+
   NodeTable& nodes() { return nodes_; }
   const NodeTable& nodes() const { return nodes_; }
   const JobTable& jobs() const { return jobs_; }

@@ -31,6 +31,9 @@ class FleetJournal : public JobJournal {
   virtual Status SaveNode(const NodeGreeting& said, double last_seen_unix_s) = 0;
   virtual Status SavePolicy(const KeptPolicy& policy) = 0;
   virtual Status DeletePolicy(const std::string& name) = 0;
+  virtual Status DeleteNode(const std::string& name) = 0;
+  /// With its plans, decisions and pin. HighestPlanVersion stays. kNotFound: there is no such job.
+  virtual Status DeleteJob(const std::string& name) = 0;
   // Entries that cannot be read are left out.
   virtual StatusOr<std::vector<KeptNode>> Nodes() = 0;
   virtual StatusOr<std::vector<KeptPolicy>> Policies() = 0;

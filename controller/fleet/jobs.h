@@ -24,6 +24,7 @@ class JobTable {
   /// Adds a job if there is none of that name. If there are too many, the one that ended first is
   /// forgotten; its history stays in the store. kResourceExhausted: none has ended.
   StatusOr<Job*> FindOrAdd(const std::string& name);
+  void Forget(const std::string& name) { jobs_.erase(name); }
   /// Forgets jobs that ended longer ago.
   void ForgetEnded(double keep_s);
   const std::map<std::string, std::unique_ptr<Job>>& all() const { return jobs_; }

@@ -96,6 +96,13 @@ bool NodeTable::Lose(const std::string& name) {
   return true;
 }
 
+void NodeTable::Forget(const std::string& name) {
+  nodes_.erase(name);
+  std::erase_if(links_, [&](const auto& entry) {
+    return entry.first.first == name || entry.first.second == name;
+  });
+}
+
 NodeState* NodeTable::Find(const std::string& name) {
   const auto found = nodes_.find(name);
   return found == nodes_.end() ? nullptr : &found->second;

@@ -139,6 +139,8 @@ class NodeTable {
   std::string NameOf(const AgentLink* link) const;
   /// Disconnects. Returns false if the node was not connected.
   bool Lose(const std::string& name);
+  /// Forgets a node that is not connected, and its links.
+  void Forget(const std::string& name);
   /// Null: there is no such node.
   NodeState* Find(const std::string& name);
   const NodeState* Find(const std::string& name) const;

@@ -472,6 +472,22 @@ Status AdminApi::DeletePolicy(const v1::DeletePolicyRequest& request,
   return OkStatus();
 }
 
+Status AdminApi::ForgetNode(const v1::ForgetNodeRequest& request, v1::ForgetNodeResponse*) {
+  WEIR_RETURN_IF_ERROR(fleet_.ForgetNode(request.name()));
+  return OkStatus();
+}
+
+Status AdminApi::ForgetJob(const v1::ForgetJobRequest& request, v1::ForgetJobResponse*) {
+  WEIR_RETURN_IF_ERROR(fleet_.ForgetJob(request.name()));
+  return OkStatus();
+}
+
+Status AdminApi::SetLogLevel(const v1::SetLogLevelRequest& request, v1::SetLogLevelResponse*) {
+  WEIR_ASSIGN_OR_RETURN(const LogLevel level, ParseLogLevel(request.level()));
+  SetMinimumLogLevel(level);
+  return OkStatus();
+}
+
 Status AdminApi::Pin(const v1::PinRequest& request, v1::PinResponse* response) {
   WEIR_ASSIGN_OR_RETURN(Job * job, RequireJob(request.job()));
   WEIR_RETURN_IF_ERROR(job->Pin(ToModel(request)));

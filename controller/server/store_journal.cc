@@ -41,6 +41,11 @@ Status StoreJournal::SavePolicy(const KeptPolicy& policy) {
   return store_.PutPolicy({policy.name, policy.source, policy.applied_unix_s});
 }
 
+Status StoreJournal::DeleteJob(const std::string& name) {
+  tables_.erase(name);
+  return store_.DeleteJob(name);
+}
+
 StatusOr<std::vector<FleetJournal::KeptPolicy>> StoreJournal::Policies() {
   WEIR_ASSIGN_OR_RETURN(const auto stored, store_.ListPolicies());
   std::vector<KeptPolicy> policies;

@@ -19,6 +19,8 @@ class StoreJournal : public FleetJournal {
   Status SaveNode(const NodeGreeting& said, double last_seen_unix_s) override;
   Status SavePolicy(const KeptPolicy& policy) override;
   Status DeletePolicy(const std::string& name) override { return store_.DeletePolicy(name); }
+  Status DeleteNode(const std::string& name) override { return store_.DeleteNode(name); }
+  Status DeleteJob(const std::string& name) override;
   StatusOr<std::vector<KeptNode>> Nodes() override;
   StatusOr<std::vector<KeptPolicy>> Policies() override;
   StatusOr<std::vector<KeptJob>> Jobs() override;

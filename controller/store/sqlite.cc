@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kSchemaVersion = 3;
 // The limits are enforced once in this many decisions.
 constexpr int64_t kCompactEvery = 64;
+constexpr int64_t kDeletedJobsMax = 10000;  // of which the highest plan version is kept
 
 constexpr const char* kSchema = R"sql(
 CREATE TABLE node (name TEXT PRIMARY KEY, payload TEXT NOT NULL, last_seen_unix_s REAL NOT NULL);
@@ -103,6 +104,10 @@ class SqliteStore : public Store {
         Signed(limits_.nodes_max));
   }
 
+  Status DeleteNode(std::string_view name) override {
+    return Write("DELETE FROM node WHERE name = ?1", name);
+  }
+
   StatusOr<std::vector<StoredNode>> ListNodes() override {
     return Read<StoredNode>("SELECT name, payload, last_seen_unix_s FROM node ORDER BY name",
                             [](const SqliteStatement& row) {
@@ -118,7 +123,7 @@ class SqliteStore : public Store {
         Read<std::string>(
             "SELECT name FROM job ORDER BY updated_unix_s DESC LIMIT -1 OFFSET ?1",
             [](const SqliteStatement& row) { return row.Text(0); }, Signed(limits_.jobs_max)));
-    for (const std::string& name : forgotten) WEIR_RETURN_IF_ERROR(ForgetJob(name));
+    for (const std::string& name : forgotten) WEIR_RETURN_IF_ERROR(DeleteJob(name));
     return OkStatus();
   }
 
@@ -127,6 +132,26 @@ class SqliteStore : public Store {
                            [](const SqliteStatement& row) {
                              return StoredJob{row.Text(0), row.Text(1), row.Real(2)};
                            });
+  }
+
+  Status DeleteJob(const std::string& name) override {
+    // Ranks may still run a plan, so versions must not begin again.
+    WEIR_RETURN_IF_ERROR(
+        Write("INSERT OR REPLACE INTO fact SELECT 'plans/' || ?1, max(version) FROM plan"
+              " WHERE job = ?1 HAVING max(version) IS NOT NULL",
+              name));
+    WEIR_RETURN_IF_ERROR(
+        Write("DELETE FROM fact WHERE name LIKE 'plans/%' AND rowid NOT IN (SELECT rowid FROM fact"
+              " WHERE name LIKE 'plans/%' ORDER BY rowid DESC LIMIT ?1)",
+              kDeletedJobsMax));
+    int deleted = 0;
+    for (const char* sql :
+         {"DELETE FROM job WHERE name = ?1", "DELETE FROM plan WHERE job = ?1",
+          "DELETE FROM decision WHERE job = ?1", "DELETE FROM pin WHERE job = ?1"}) {
+      WEIR_RETURN_IF_ERROR(Write(sql, name));
+      deleted += sqlite3_changes(database_->handle());
+    }
+    return deleted > 0 ? OkStatus() : NotFound(StrCat("no job '", name, "'"));
   }
 
   Status PutPlan(const StoredPlan& plan) override {
@@ -154,7 +179,8 @@ class SqliteStore : public Store {
     WEIR_ASSIGN_OR_RETURN(
         auto rows,
         Read<uint64_t>(
-            "SELECT coalesce(max(version), 0) FROM plan WHERE job = ?1",
+            "SELECT max(coalesce((SELECT max(version) FROM plan WHERE job = ?1), 0),"
+            " coalesce((SELECT CAST(value AS INTEGER) FROM fact WHERE name = 'plans/' || ?1), 0))",
             [](const SqliteStatement& row) { return static_cast<uint64_t>(row.Integer(0)); }, job));
     return rows.empty() ? 0 : rows.front();
   }
@@ -300,14 +326,6 @@ class SqliteStore : public Store {
     std::string hash = HashOf(text);
     WEIR_RETURN_IF_ERROR(Write("INSERT OR IGNORE INTO shared_text VALUES (?1, ?2)", hash, text));
     return hash;
-  }
-
-  Status ForgetJob(const std::string& name) {
-    for (const char* sql : {"DELETE FROM job WHERE name = ?1", "DELETE FROM plan WHERE job = ?1",
-                            "DELETE FROM decision WHERE job = ?1"}) {
-      WEIR_RETURN_IF_ERROR(Write(sql, name));
-    }
-    return OkStatus();
   }
 
   StatusOr<int64_t> DecisionBytes(const std::string& where, std::string_view job) {

@@ -87,15 +87,20 @@ class Store {
   virtual ~Store() = default;
 
   virtual Status PutNode(const StoredNode& node) = 0;
+  /// OK also if there was none; so are the other deletions but DeleteJob's.
+  virtual Status DeleteNode(std::string_view name) = 0;
   virtual StatusOr<std::vector<StoredNode>> ListNodes() = 0;
 
   virtual Status PutJob(const StoredJob& job) = 0;
+  /// With its plans, decisions and pin, but its highest plan version stays, of the newest 10,000
+  /// such jobs. kNotFound: nothing of it is stored.
+  virtual Status DeleteJob(const std::string& name) = 0;
   virtual StatusOr<std::vector<StoredJob>> ListJobs() = 0;
 
   /// Inserts or replaces by (job, version).
   virtual Status PutPlan(const StoredPlan& plan) = 0;
   virtual StatusOr<std::optional<StoredPlan>> GetPlan(std::string_view job, uint64_t version) = 0;
-  /// 0 when the job has none.
+  /// Also of plans that were deleted; 0 when the job has none.
   virtual StatusOr<uint64_t> HighestPlanVersion(std::string_view job) = 0;
 
   /// Returns the id of the decision; `decision.id` is ignored. Equal bases and policies are stored
@@ -112,12 +117,10 @@ class Store {
                                                               bool switched_only = false) = 0;
 
   virtual Status PutPolicy(const StoredPolicy& policy) = 0;
-  /// OK also if there was none.
   virtual Status DeletePolicy(std::string_view name) = 0;
   virtual StatusOr<std::vector<StoredPolicy>> ListPolicies() = 0;
 
   virtual Status PutPin(const StoredPin& pin) = 0;
-  /// OK also if there was none.
   virtual Status DeletePin(std::string_view job) = 0;
   virtual StatusOr<std::vector<StoredPin>> ListPins() = 0;
 

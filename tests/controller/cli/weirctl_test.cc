@@ -295,6 +295,17 @@ TEST_F(WeirctlTest, PoliciesAreValidatedAppliedAndRefusedWithFileAndKey) {
   EXPECT_EQ(Json({"get", "policies"})["policies"].size(), 1u);
 }
 
+TEST_F(WeirctlTest, WhatIsThereIsNotForgottenAndLevelsAreChecked) {
+  ASSERT_NO_FATAL_FAILURE(StartTraining());
+  const Ran node = Run({"delete", "node", "w0"});
+  EXPECT_EQ(node.code, kConflict);
+  EXPECT_THAT(node.error, HasSubstr("stop its agent first"));
+  EXPECT_EQ(Run({"delete", "job", "wire"}).code, kConflict);
+  EXPECT_EQ(Run({"delete", "job", "absent"}).code, kNotFoundExit);
+  EXPECT_EQ(Run({"log-level", "loud"}).code, kUsage);
+  EXPECT_EQ(Run({"log-level", "info"}).code, kOk);
+}
+
 TEST_F(WeirctlTest, TheSchemaOfPoliciesNeedsNoController) {
   const auto schema = nlohmann::json::parse(Run({"schema"}).output);
   const auto& bounds = schema["properties"]["bounds"]["properties"];

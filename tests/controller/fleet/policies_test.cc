@@ -162,5 +162,31 @@ TEST_F(PoliciesTest, LabelsOfRanksSelectThePolicy) {
   EXPECT_EQ(Job().labels().at("stage"), "devel");
 }
 
+TEST_F(PoliciesTest, NodesAndJobsAreForgottenOnceTheyAreGone) {
+  TrainCompressed();
+  const uint64_t version = cluster_.active().version();
+  v1::ForgetJobRequest job;
+  job.set_name("lm");
+  v1::ForgetJobResponse no_job;
+  v1::ForgetNodeRequest node;
+  node.set_name(FakeCluster::Node(3));
+  v1::ForgetNodeResponse no_node;
+  EXPECT_EQ(plane_->admin.ForgetJob(job, &no_job).code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(plane_->admin.ForgetNode(node, &no_node).code(), StatusCode::kFailedPrecondition);
+  for (int rank = 0; rank < 4; ++rank) cluster_.DisconnectRank(rank);
+  ASSERT_TRUE(plane_->admin.ForgetNode(node, &no_node).ok());
+  ASSERT_TRUE(plane_->admin.ForgetJob(job, &no_job).ok());
+  EXPECT_EQ(plane_->admin.ForgetNode(node, &no_node).code(), StatusCode::kNotFound);
+  EXPECT_EQ(plane_->admin.ForgetJob(job, &no_job).code(), StatusCode::kNotFound);
+  EXPECT_THAT(plane_->admin.MetricsText(), testing::Not(HasSubstr("training_job=\"lm\"")));
+  EXPECT_THAT(plane_->admin.MetricsText(), testing::Not(HasSubstr("node=\"n3\"")));
+  EXPECT_TRUE(PlansNewestFirst().empty());
+  plane_ = std::make_unique<ControlPlane>(FleetOptions{}, clock_, *store_, events_);
+  ASSERT_TRUE(plane_->Recover().ok());
+  EXPECT_EQ(plane_->fleet.nodes().all().size(), 3u);
+  EXPECT_TRUE(plane_->fleet.jobs().all().empty());
+  EXPECT_GE(*store_->HighestPlanVersion("lm"), version) << "a version is never given twice";
+}
+
 }  // namespace
 }  // namespace weir

@@ -352,5 +352,33 @@ TEST_F(SqliteStoreTest, MissingDirectoryIsAClearError) {
   EXPECT_EQ(store.status().code(), StatusCode::kUnavailable);
 }
 
+TEST_F(SqliteStoreTest, DeletedThingsAreGoneAndPlanVersionsGoOn) {
+  auto store = Open();
+  ASSERT_TRUE(store->PutNode({"n1", "{}", 2.0}).ok());
+  ASSERT_TRUE(store->PutPolicy({"p", "name: p\n", 6.0}).ok());
+  for (const char* job : {"j", "k"}) {
+    ASSERT_TRUE(store->PutJob({job, "{}", 4.0}).ok());
+    ASSERT_TRUE(store->PutPlan({job, 7, "{}", "active", 5.0}).ok());
+    ASSERT_TRUE(store->PutPin({job, "{}", 7.0}).ok());
+    ASSERT_TRUE(store->AddDecision(MakeDecision(job, 1)).ok());
+  }
+  EXPECT_TRUE(store->DeleteNode("n1").ok());
+  EXPECT_TRUE(store->DeletePolicy("p").ok());
+  EXPECT_TRUE(store->DeleteJob("j").ok());
+  store = nullptr;
+  store = Open();
+  EXPECT_TRUE(store->ListNodes()->empty());
+  EXPECT_TRUE(store->ListPolicies()->empty());
+  ASSERT_EQ(store->ListJobs()->size(), 1u);
+  EXPECT_EQ(store->ListJobs()->front().name, "k");
+  EXPECT_EQ(store->ListPins()->size(), 1u);
+  EXPECT_EQ(store->ListDecisions("", 0, 10)->size(), 1u);
+  EXPECT_FALSE(store->GetPlan("j", 7)->has_value());
+  EXPECT_EQ(*store->HighestPlanVersion("j"), 7u);
+  ASSERT_TRUE(store->PutPlan({"j", 8, "{}", "active", 5.0}).ok());
+  EXPECT_EQ(*store->HighestPlanVersion("j"), 8u);
+  EXPECT_EQ(store->DeleteJob("absent").code(), StatusCode::kNotFound);
+}
+
 }  // namespace
 }  // namespace weir
