@@ -141,6 +141,7 @@ json Body(const RankHello& m) {
                {"unauthenticated_peers", m.unauthenticated_peers}};
   if (!m.aggregation_address.empty()) body["aggregation_address"] = m.aggregation_address;
   if (m.lowest_rank >= 0) body["memory_group"] = m.lowest_rank + 1;
+  if (!m.labels.empty()) body["labels"] = m.labels;
   if (m.epoch != 0) body["epoch"] = JsonUint64(m.epoch);
   if (m.proof.has_value()) {
     body["proof"] = {{"public_key", m.proof->public_key},

@@ -25,6 +25,7 @@ namespace weir {
 inline constexpr size_t kCommandBytesMax = 4u << 20;
 inline constexpr size_t kParameterNamesSentMax = 64;
 inline constexpr size_t kEventParameterBytesMax = 256;
+inline constexpr size_t kJobLabelsMax = 32;
 
 struct RankHello {
   std::string job;
@@ -41,6 +42,7 @@ struct RankHello {
   std::optional<RankProof> proof;           // none: the job has no key
   Protection protection = Protection::kChecked;
   int unauthenticated_peers = 0;  // see Transport
+  std::map<std::string, std::string> labels = {};
   // Outlives the message; null: not measured.
   const std::map<std::string, CodecTiming>* codec_timings = nullptr;
 };

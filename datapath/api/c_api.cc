@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -49,10 +50,31 @@ weir_status Guard(const weir_session* session, Body&& body) noexcept {
   return weir::c_api::Guard(session, "session", body);
 }
 
+StatusOr<std::map<std::string, std::string>> ToLabels(const std::string& text) {
+  std::map<std::string, std::string> labels;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string label = text.substr(begin, end - begin);
+    const size_t equals = label.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == label.size() ||
+        !labels.emplace(label.substr(0, equals), label.substr(equals + 1)).second) {
+      return InvalidArgument(
+          StrCat("labels: expected KEY=VALUE, each key once, found '", label.substr(0, 100), "'"));
+    }
+    begin = end + 1;
+  }
+  if (labels.size() > weir::kJobLabelsMax) {
+    return InvalidArgument(
+        StrCat("labels: expected at most ", weir::kJobLabelsMax, ", found ", labels.size()));
+  }
+  return labels;
+}
+
 StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   WEIR_ASSIGN_OR_RETURN(const weir_options c, ReadStruct(given, "options"));
   weir::SessionOptions options;
   options.job = Text(c.job, "");
+  WEIR_ASSIGN_OR_RETURN(options.labels, ToLabels(Text(c.labels, "")));
   options.rank = c.rank;
   options.world = c.world;
   options.transport = Text(c.transport, "auto");

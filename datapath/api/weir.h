@@ -121,6 +121,9 @@ typedef struct weir_options {
    * step's begin to its first all-reduce, since others may be slower. 0: plans with `every` above 1
    * are refused. Equal on all ranks. */
   int32_t local_steps;
+  /* KEY=VALUE[,KEY=VALUE...], at most 32, by which policies of the controller select jobs; equal on
+   * all ranks. Key "namespace" is what Policy.namespaces selects. NULL: none. */
+  const char* labels;
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */

@@ -29,6 +29,8 @@ namespace weir {
 
 struct SessionOptions {
   std::string job;
+  std::map<std::string, std::string> labels =
+      {};  // at most kJobLabelsMax, for policies to select jobs
   int rank = 0;
   int world = 1;
   std::string transport = "auto";  // and its options, as ParseTransport takes them

@@ -183,6 +183,7 @@ void Session::Tell(RankMessage message) {
 std::vector<RankMessage> Session::Greeting() {
   RankHello hello;
   hello.job = options_.job;
+  hello.labels = options_.labels;
   hello.rank = options_.rank;
   hello.world = options_.world;
   hello.pid = static_cast<uint32_t>(getpid());

@@ -122,6 +122,7 @@ class Options(ctypes.Structure):
         *_SECURITY,
         ("gradient_device", ctypes.POINTER(ctypes.c_int32)),
         ("local_steps", ctypes.c_int32),
+        ("labels", ctypes.c_char_p),
     ]
 
 

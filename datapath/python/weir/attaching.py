@@ -64,6 +64,7 @@ def attach(model: torch.nn.Module, *, job: Optional[str] = None, rank: Optional[
       job_key              WEIR_JOB_KEY_FILE, which names a file: 32 bytes, equal on all ranks
       encrypt              WEIR_ENCRYPT: whether payloads are encrypted, equal on all ranks
       unauthenticated      WEIR_UNAUTHENTICATED: allows any network without a key
+      (no option)          WEIR_LABELS: KEY=VALUE,... by which policies select the job
     or from the process group: rank and world. process_group is the ranks that sum, by default those
     of the wrapper. scaler: the GradScaler of the training loop; see weir.ddp.
     optimizer: that of the training loop. With it, plans may let ranks step on their own and

@@ -228,6 +228,7 @@ class DDPState(Steps):
                 compare_every_steps=(compare_every_steps
                                      or int(environment("WEIR_COMPARE_EVERY_STEPS", "0"))),
                 device=device_of(list(module.parameters())), local_steps=optimizer is not None,
+                labels=environment("WEIR_LABELS"),
                 **keys.settings(job_key, encrypt, unauthenticated))
             if join:
                 self.session = join(job, options)

@@ -32,7 +32,7 @@ class Session:
                  plan_file=None, transport=None, operation_timeout_s=0.0, connect_timeout_s=0.0,
                  operation_timeout_floor_s=0.0, epoch=0, encode_workers=0, compare_every_steps=0,
                  job_key=None, encrypt=False, unauthenticated=False, device=None,
-                 local_steps=False):
+                 local_steps=False, labels=None):
         self._library = _lib.library()
         self.job = job
         self.rank = rank
@@ -46,7 +46,7 @@ class Session:
             operation_timeout_s, connect_timeout_s, operation_timeout_floor_s, epoch,
             encode_workers, compare_every_steps, job_key, len(job_key or b""), encrypt,
             unauthenticated, None if device is None else ctypes.pointer(ctypes.c_int32(device)),
-            local_steps)
+            local_steps, _bytes(labels))
         error = ctypes.create_string_buffer(ERROR_BYTES)
         status = self._library.weir_session_create(ctypes.byref(options),
                                                    ctypes.byref(self._handle), error, ERROR_BYTES)

@@ -35,6 +35,14 @@ TEST(RankMessageTest, HelloSaysHowFramesAreProtected) {
   EXPECT_EQ(Parsed(hello)["hello"]["unauthenticated_peers"], 3);
 }
 
+TEST(RankMessageTest, HelloCarriesTheLabelsOfTheJob) {
+  RankHello hello;
+  EXPECT_FALSE(Parsed(hello)["hello"].contains("labels"));
+  hello.labels = {{"namespace", "team-a"}, {"stage", "dev"}};
+  EXPECT_EQ(Parsed(hello)["hello"]["labels"],
+            nlohmann::json({{"namespace", "team-a"}, {"stage", "dev"}}));
+}
+
 TEST(RankMessageTest, HelloCarriesThePlanAndWhatThisBuildCanDo) {
   RankHello hello;
   hello.job = "j\xff";  // not UTF-8

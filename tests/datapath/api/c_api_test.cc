@@ -89,6 +89,16 @@ TEST_F(CApiTest, CreateChecksItsOptions) {
   for (const auto& [rank, world] : {std::pair(-1, 2), {2, 2}, {0, 0}, {0, 1 << 20}}) {
     EXPECT_EQ(create(Options(rank, world)), WEIR_INVALID_ARGUMENT);
   }
+  for (const char* labels : {"a", "=b", "a=", "a=b,a=c", "a=b,,c=d"}) {
+    options = Options(0, 1);
+    options.labels = labels;
+    EXPECT_EQ(create(options), WEIR_INVALID_ARGUMENT) << labels;
+    EXPECT_NE(std::string(error).find("labels"), std::string::npos) << error;
+  }
+  options = Options(0, 1);
+  options.labels = "namespace=team-a,stage=dev";
+  EXPECT_EQ(create(options), WEIR_OK) << error;
+  weir_session_close(session);
   options = Options(0, 1);
   options.transport = "pigeon";
   EXPECT_EQ(create(options), WEIR_NOT_FOUND);
