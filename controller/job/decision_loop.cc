@@ -15,7 +15,6 @@ constexpr double kKeptRecordIntervalS = 60;
 constexpr size_t kActualSteps = 10;
 constexpr size_t kCausesMax = 8;  // of one decision; others are left out
 constexpr size_t kNoteBytesMax = 500;
-constexpr auto kLookInterval = std::chrono::seconds(1);
 constexpr auto kCheckRetry = std::chrono::minutes(1);
 
 // Other errors of Decide are of the measurements.
@@ -166,22 +165,6 @@ void DecisionLoop::MaybeDecide() {
   check_begins_ = false;
 }
 
-// Asks for dense steps, for the end of them, or for the end of a plan that costs time.
-void DecisionLoop::WatchBenefit() {
-  if (InDenseCheck()) {
-    LeaveWhatCosts();
-    if (!requested_.has_value()) Request(TriggerKind::kDenseCheck, "dense was measured");
-    return;
-  }
-  const TimePoint now = job_.host.clock().Now();
-  if (now < next_look_) return;
-  next_look_ = now + kLookInterval;
-  LeaveWhatCosts();
-  if (requested_.has_value() || !WantsDenseCheck()) return;
-  Request(TriggerKind::kDenseCheck, "to measure what the plan saves");
-  check_begins_ = true;
-}
-
 ExponentBelief DecisionLoop::belief() const {
   const Policy ruling = policy();
   const JobModel* model = job_.observer.model();
@@ -201,35 +184,6 @@ void DecisionLoop::Fill(JobView* out) const {
   if (job_.observer.model() != nullptr) {
     out->progress.losses = job_.observer.model()->progress().losses();
   }
-}
-
-// A plan that was measured to cost time is left for dense, and what is like it is not tried again
-// for a growing time.
-void DecisionLoop::LeaveWhatCosts() {
-  const HelpWatch& help = job_.observer.help();
-  if (pin_.has_value() || dense_only_until_.has_value() || !GoesByProgress(policy())) return;
-  if (help.plan_steps() < DenseChecks::kPlanStepsMin) return;
-  const Benefit plan = help.OfPlan(belief());
-  if (plan.verdict != BenefitVerdict::kCosts || plan.basis != BenefitBasis::kMeasured) return;
-  dense_only_until_ = job_.host.clock().Now() + costly_hold_;
-  costly_hold_ = std::min<Duration>(costly_hold_ * 2, std::chrono::hours(1));
-  ++job_.counters.rollbacks;
-  Request(TriggerKind::kRollback, "the plan " + BenefitText(plan));
-}
-
-// Plans with slots on an aggregator would lose them.
-bool DecisionLoop::WantsDenseCheck() const {
-  if (pin_.has_value() || dense_only_until_.has_value() || interrupted_.has_value()) return false;
-  const JobPlan* active = job_.ledger.active();
-  if (active == nullptr || !active->grants.empty() || !last_decision_.has_value()) return false;
-  if (job_.host.clock().Now() < next_check_ || policy().dense_checks == "never") return false;
-  if (!GoesByProgress(policy()) || !IsLossy(ChoicesFor(*active, job_.observer.buckets())))
-    return false;
-  return job_.observer.help().WantsCheck(belief());
-}
-
-bool DecisionLoop::InDenseCheck() const {
-  return interrupted_.has_value() && job_.ledger.active_version() == interrupted_->check_version;
 }
 
 void DecisionLoop::ShowInterrupted(Snapshot* snapshot) const {
@@ -532,55 +486,10 @@ KnownNetwork DecisionLoop::Network() const {
   return {model.latency_s(), model.bandwidth_bytes_per_s()};
 }
 
-// A plan that does not keep its promise makes way for the plan before it.
-void DecisionLoop::WatchPromise(const StepObservation& step) {
-  if (step.plan_version != job_.ledger.active_version()) return;
-  const auto found = promises_.OnStep({.step = step.step,
-                                       .step_s = step.step_s,
-                                       .gain = job_.observer.Watched(step).gain,
-                                       .compute_s = step.compute_s + step.backward_s,
-                                       .skipped = step.skipped},
-                                      Network(), job_.host.clock().Now());
-  if (!found.has_value()) return;
-  const bool other = requested_.has_value() && requested_->kind != TriggerKind::kPeriodic;
-  if (pin_.has_value() || dense_only_until_.has_value() || other) {
-    promises_.Forgive();
-    return;
-  }
-  ++job_.counters.rollbacks;
-  Request(TriggerKind::kRollback, "");
-  requested_->changes = {{.of = Change::Of::kStepTime,
-                          .seen = Change::Seen::kSincePlan,
-                          .before = found->promised_s,
-                          .after = found->measured_s,
-                          .step = step.step,
-                          .plan_version = step.plan_version}};
-}
-
 // Gain that the plan was predicted to have; 1 for a lossless one.
 double DecisionLoop::PlanGain(const PlanModel& choices) const {
   if (!IsLossy(choices)) return 1;
   return active_.has_value() ? active_->facts.chosen.gain : 0;
-}
-
-void DecisionLoop::WatchLosses() {
-  if (pin_.has_value() || InDenseCheck() || !GoesByProgress(policy())) return;
-  const JobModel& model = *job_.observer.model();
-  const Policy ruling = policy();
-  const auto found = guard_.OnStep(model.progress().BehindCurve(belief().mean),
-                                   ruling.loss_tolerance, ruling.loss_patience_steps);
-  if (!found.has_value()) return;
-  gain_min_ = guard_.GentlerGain();
-  gain_min_until_ = job_.host.clock().Now() + gain_min_hold_;
-  gain_min_hold_ = std::min<Duration>(gain_min_hold_ * 2, std::chrono::hours(4));
-  ++job_.counters.rollbacks;
-  Request(TriggerKind::kLoss, "");
-  requested_->changes = {{.of = Change::Of::kLoss,
-                          .seen = Change::Seen::kSincePlan,
-                          .before = found->curve,
-                          .after = found->curve + found->loss,
-                          .step = model.step(),
-                          .plan_version = job_.ledger.active_version()}};
 }
 
 void DecisionLoop::ObserveActual(const StepObservation& step) {

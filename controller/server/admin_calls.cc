@@ -21,7 +21,7 @@ std::string TextOf(const ProtoMessage& message, const char* name) {
   return message.GetReflection()->GetString(message, field);
 }
 
-// What a request is about: a job, or a policy.
+// The job or policy that a request is about.
 std::string TargetOf(const ProtoMessage& request) {
   const std::string job = TextOf(request, "job");
   return job.empty() ? TextOf(request, "name") : job;

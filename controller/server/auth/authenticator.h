@@ -21,7 +21,7 @@
 
 namespace weir {
 
-/// What a caller shows.
+/// The credentials that a caller shows.
 struct Credentials {
   std::string peer = {};                      // its address without port; "unix" for a socket
   std::string_view authorization = {};        // "Bearer <token>"; empty: none
@@ -80,7 +80,7 @@ class Authenticator {
   static StatusOr<Principals> Read(const std::string& path);
   Fingerprint Look() const;
   void Refresh() WEIR_REQUIRES(mutex_);
-  /// What the caller proves itself with; the errors of Identify.
+  /// By what the caller proves itself; the errors of Identify.
   StatusOr<Proof> ProofOf(const Credentials& credentials) WEIR_REQUIRES(mutex_);
   StatusOr<Principal> PrincipalOf(const Proof& proof) WEIR_REQUIRES(mutex_);
   StatusOr<Sha256Hash> CheckToken(const Credentials& credentials) WEIR_REQUIRES(mutex_);

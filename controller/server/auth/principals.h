@@ -13,7 +13,7 @@
 
 namespace weir {
 
-/// What a person or program may do; each role includes those before it.
+/// The rights of a person or program; each role includes those before it.
 enum class Role { kViewer = 0, kOperator = 1, kAdmin = 2 };
 
 /// "viewer", "operator" or "admin". Static text.
@@ -31,7 +31,7 @@ struct Principal {
   std::vector<std::string> nodes = {};    // patterns of the nodes that it speaks for; empty: none
 };
 
-/// What a caller without credentials is told.
+/// The answer to a caller without credentials.
 inline constexpr const char* kTokenExpected = "expected the header 'Authorization: Bearer <token>'";
 
 /// OK if `principal` has `needed` or more. kPermissionDenied names it, its role and what is needed;

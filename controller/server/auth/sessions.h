@@ -15,8 +15,8 @@
 
 namespace weir {
 
-/// What a listener grants to callers without credentials. Only listeners that no other machine
-/// reaches grant anything, unless --insecure is set.
+/// The rights that a listener grants to callers without credentials. Only listeners that no other
+/// machine reaches grant anything, unless --insecure is set.
 struct LocalRights {
   std::optional<Role> role = {};
   bool agent = false;  // for every node
@@ -30,8 +30,8 @@ struct Proof {
   LocalRights local = {};
 };
 
-/// What a new session's owner gets: the value of the cookie, which browsers send by themselves, and
-/// that of the header Weir-CSRF, which only the page itself can send.
+/// The secrets of a new session's owner: the value of the cookie, which browsers send by
+/// themselves, and that of the header Weir-CSRF, which only the page itself can send.
 struct SessionSecrets {
   std::string cookie, csrf;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a caller over gRPC shows of itself.
+// The credentials that a caller over gRPC shows.
 
 #include <grpcpp/server_context.h>
 

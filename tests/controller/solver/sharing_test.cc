@@ -20,7 +20,7 @@ namespace {
 constexpr test::TrueNetwork kBottleneck{1e-3, 6e7};
 constexpr int kRolloutOfSharing = 3;  // steps from an offer to its activation
 
-/// What one flow gets beside others that are on the link for these shares of the time.
+/// The network that one flow gets beside others that are on the link for these shares of the time.
 test::TrueNetwork Beside(double duty_of_others) {
   return {kBottleneck.latency_s, kBottleneck.bandwidth / (1 + duty_of_others)};
 }
@@ -119,7 +119,8 @@ Together RunTogether(int count, uint64_t seed, const std::optional<ChoiceModel>&
   return together;
 }
 
-/// Of all plans that are the same for all jobs and buckets, in hindsight, in the same simulation.
+/// The most progress of all plans that are the same for all jobs and buckets, in hindsight, in the
+/// same simulation.
 double BestSharing(int count, uint64_t seed) {
   std::vector<ChoiceModel> choices = {{"identity", "ring", 1, 0}, {"fp16", "ring", 1, 0},
                                       {"qsgd", "ring", 1, 0},     {"identity", "tree", 1, 0},
