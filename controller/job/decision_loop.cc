@@ -120,7 +120,7 @@ std::optional<Trigger> DecisionLoop::NextTrigger() {
     if (trigger->kind == TriggerKind::kBandwidthChange ||
         trigger->kind == TriggerKind::kLatencyChange) {
       monitor_.ForgivePrediction();
-      if (promises_.broken()) requested_.reset();
+      if (promises_.undecided()) requested_.reset();
       promises_.Forgive();
     }
     if (!requested_.has_value() || requested_->kind == TriggerKind::kPeriodic) {

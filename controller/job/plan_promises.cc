@@ -19,7 +19,7 @@ void PlanPromises::OnActive(uint64_t version, uint64_t step, bool excursion, boo
   if (excursion) return watch_.Pause();
   if (returns) return watch_.Resume(step);
   active_ = version == offered_.version ? std::exchange(offered_, Switch()) : Switch();
-  broken_ = false;
+  broken_ = undecided_ = false;
   watch_.Begin(step, active_.promise);
 }
 
@@ -30,13 +30,15 @@ std::optional<BrokenPromise> PlanPromises::OnStep(const PromiseStep& step,
   if (watched && watch_.state() == PromiseWatch::State::kKept) holds_.Forget(active_.change);
   if (!found.has_value()) return std::nullopt;
   holds_.OnBroken(active_.change, active_.network, network, now);
-  broken_ = true;
+  broken_ = undecided_ = true;
   return found;
 }
 
 void PlanPromises::Forgive() {
   watch_.Forgive();
-  if (std::exchange(broken_, false)) holds_.Forget(active_.change);
+  if (!std::exchange(undecided_, false)) return;
+  holds_.Forget(active_.change);
+  broken_ = false;
 }
 
 void PlanPromises::Fill(bool rolls_back, const KnownNetwork& network, TimePoint now,

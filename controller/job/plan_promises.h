@@ -29,8 +29,9 @@ class PlanPromises {
   /// Steps cannot be compared with those before the switch; what was found in them is taken back.
   void Forgive();
   void Fill(bool rolls_back, const KnownNetwork& network, TimePoint now, Snapshot* snapshot);
-  void OnDecided() { broken_ = false; }
-  bool broken() const { return broken_; }
+  void OnDecided() { undecided_ = false; }
+  /// A promise was broken, and no decision was made since.
+  bool undecided() const { return undecided_; }
   bool watching() const { return watch_.state() == PromiseWatch::State::kWatched; }
 
  private:
@@ -45,7 +46,9 @@ class PlanPromises {
   PromiseWatch watch_;
   ChangeHolds holds_;
   Switch offered_, active_;
+  // Until another plan is active: the roll-back may have to be offered more than once.
   bool broken_ = false;
+  bool undecided_ = false;
 };
 
 }  // namespace weir

@@ -89,6 +89,21 @@ TEST_F(PromiseTest, ThePlanBeforeComesBackAndADifferentChangeIsStillMade) {
   EXPECT_THAT(back.reason(), testing::HasSubstr("does not keep its promise"));
 }
 
+TEST_F(PromiseTest, ARollBackThatARankRefusesIsOfferedAgain) {
+  cluster_.half_gain = 0.99;
+  cluster_.network.bandwidth_bytes_per_s = 20e6;
+  cluster_.lossy_extra_s = 0.6;
+  Apply(kTwoCodecs);
+  cluster_.Connect(*fleet_);
+  TrainUntil("fp16", 60);
+  cluster_.nack = true;
+  for (int i = 0; i < 10; ++i) cluster_.Step();
+  ASSERT_EQ(cluster_.ActiveCodec(), "fp16");
+  cluster_.nack = false;
+  EXPECT_LT(TrainUntil("identity", 120), 60);
+  EXPECT_EQ(PlansNewestFirst()[0].facts().rule(), v1::DECISION_RULE_PROMISE_BROKEN);
+}
+
 TEST_F(PromiseTest, AnotherNetworkForgets) {
   cluster_.half_gain = 0.99;
   cluster_.network.bandwidth_bytes_per_s = 20e6;
