@@ -43,7 +43,7 @@ export function onRole(listener) {
 
 async function request(path, options) {
   const headers = {Accept: "application/json", ...options.headers};
-  if (hasSession() && options.method) headers["Weir-CSRF"] = localStorage.getItem(csrfKey);
+  if (options.method && hasSession()) headers["Weir-CSRF"] = localStorage.getItem(csrfKey);
   if (hasToken()) headers.Authorization = `Bearer ${sessionStorage.getItem(storageKey)}`;
   const response = await fetch(path, {...options, headers});
   const role = response.headers.get("Weir-Role");
