@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "datapath/codec/select/index_coding.h"
-#include "datapath/codec/select/threshold_codec.h"
 #include "datapath/cuda/memory.h"
 #include "datapath/cuda/selection.h"
 
@@ -42,12 +41,16 @@ struct SelectProgram : PassProgram<true> {
     float e[kTile];
     uint32_t selected[kWords];
     uint32_t before[kWords];
+    uint32_t band[kWords];
+    uint32_t band_before[kWords];
     uint32_t base;
   };
   SelectionWorkspace work;
   float threshold;
   uint32_t cap;
   SelectionStore store;
+  bool banded;  // not with kStage
+  SelectionBand band;
 
   WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
     const size_t at = tile * kTile;
@@ -64,6 +67,7 @@ struct SelectProgram : PassProgram<true> {
     const unsigned words = (size + 31) / 32;
     team.ForEach(words, [&](unsigned w) { shared.before[w] = CountOnes(shared.selected[w]); });
     const uint32_t found = team.Scan(shared.before, words);
+    if (banded) return TileOfBand(team, shared, tile, size, found);
     team.Once([&] {
       if (store == SelectionStore::kStage) {
         shared.base = found > 0 ? Team::Add(&work.plan->staged, found) : 0;
@@ -80,12 +84,57 @@ struct SelectProgram : PassProgram<true> {
     team.ForEach(size, [&](unsigned i) {
       const uint32_t word = shared.selected[i / 32];
       if ((word >> (i % 32) & 1) == 0) return;
-      const uint32_t below = word & ((1u << (i % 32)) - 1);
-      const uint64_t place = uint64_t{shared.base} + shared.before[i / 32] + CountOnes(below);
+      const uint64_t place = uint64_t{shared.base} + OnesBefore(shared.selected, shared.before, i);
       if (place >= cap) return;
       indices[place] = static_cast<uint32_t>(at + i);
       values[place] = shared.e[i];
     });
+  }
+
+  /// The ones before number i, where `before` has those before its word.
+  static WEIR_DEVICE uint32_t OnesBefore(const uint32_t* words, const uint32_t* before,
+                                         unsigned i) {
+    return before[i / 32] + CountOnes(words[i / 32] & ((1u << (i % 32)) - 1));
+  }
+
+  /// The same for a band: its elements are numbered across tiles, and so they are counted apart.
+  WEIR_DEVICE void TileOfBand(Team& team, Shared& shared, size_t tile, unsigned size,
+                              uint32_t found) const {
+    team.Ballot(
+        size,
+        [&](unsigned i) {
+          return (shared.selected[i / 32] >> (i % 32) & 1) != 0 &&
+                 Magnitude(shared.e[i]) < band.upper;
+        },
+        shared.band);
+    const unsigned words = (size + 31) / 32;
+    team.ForEach(words, [&](unsigned w) { shared.band_before[w] = CountOnes(shared.band[w]); });
+    const uint32_t in_band = team.Scan(shared.band_before, words);
+    if (store == SelectionStore::kCount) {
+      team.Once([&] {
+        work.tile_count[tile] = found - in_band;
+        work.tile_band[tile] = in_band;
+      });
+      return;
+    }
+    team.ForEach(size, [&](unsigned i) {
+      const uint32_t bit = 1u << (i % 32);
+      if ((shared.selected[i / 32] & bit) == 0) return;
+      const uint32_t band_here = OnesBefore(shared.band, shared.band_before, i);
+      const uint64_t number = uint64_t{work.tile_band_offset[tile]} + band_here;
+      if ((shared.band[i / 32] & bit) != 0 && KeptBefore(number + 1) == KeptBefore(number)) return;
+      const uint64_t place = uint64_t{work.tile_offset[tile]} +
+                             OnesBefore(shared.selected, shared.before, i) - band_here +
+                             KeptBefore(number);
+      if (place >= cap) return;
+      work.indices[place] = static_cast<uint32_t>(tile * kTile + i);
+      work.values[place] = shared.e[i];
+    });
+  }
+  /// How many of the first `number` elements of the band are kept.
+  WEIR_DEVICE uint64_t KeptBefore(uint64_t number) const {
+    if (number <= band.first) return 0;
+    return number - band.first < band.needed ? number - band.first : band.needed;
   }
 };
 
@@ -101,6 +150,8 @@ struct OffsetProgram : TileProgram {
   uint32_t cap;
   uint32_t count_min;  // fewer have missed, unless the threshold is the least
   SelectionStore store;
+  bool banded;
+  SelectionBand band;
 
   WEIR_DEVICE void Tile(Team& team, Shared& shared, size_t tile) const {
     const auto first = static_cast<uint32_t>(tile * kScanMax);
@@ -108,9 +159,22 @@ struct OffsetProgram : TileProgram {
         first, [&](unsigned i, TileCount* sum) { sum->count += work.tile_count[i]; });
     const unsigned size = tiles - first < kScanMax ? tiles - first : kScanMax;
     team.ForEach(size, [&](unsigned i) { shared.part[i] = work.tile_count[first + i]; });
-    const uint32_t total = before.count + team.Scan(shared.part, size);
+    uint32_t total = before.count + team.Scan(shared.part, size);
     team.ForEach(size,
                  [&](unsigned i) { work.tile_offset[first + i] = before.count + shared.part[i]; });
+    if (banded) {
+      const TileCount band_before = team.Reduce<TileCount>(
+          first, [&](unsigned i, TileCount* sum) { sum->count += work.tile_band[i]; });
+      team.ForEach(size, [&](unsigned i) { shared.part[i] = work.tile_band[first + i]; });
+      const uint32_t in_band = band_before.count + team.Scan(shared.part, size);
+      team.ForEach(size, [&](unsigned i) {
+        work.tile_band_offset[first + i] = band_before.count + shared.part[i];
+      });
+      if (in_band > band.first) {
+        const uint64_t kept = in_band - band.first;
+        total += static_cast<uint32_t>(kept < band.needed ? kept : band.needed);
+      }
+    }
     if (first + size < tiles) return;
     team.Once([&] {
       const bool staged = store == SelectionStore::kStage;
@@ -218,6 +282,8 @@ SelectionWorkspace SelectionWorkspace::ForEncode(std::byte* base, size_t n, size
   work.tile_base = carver.Take<uint32_t>(tiles);
   work.tile_count = carver.Take<uint32_t>(tiles);
   work.tile_offset = carver.Take<uint32_t>(tiles);
+  work.tile_band = carver.Take<uint32_t>(tiles);
+  work.tile_band_offset = carver.Take<uint32_t>(tiles);
   work.staged_indices = carver.Take<uint32_t>(cap);
   work.indices = carver.Take<uint32_t>(cap);
   work.staged_values = carver.Take<float>(cap);
@@ -269,7 +335,8 @@ Status CountSelection(const SelectionJob& job) {
 Status SelectEntries(const SelectionJob& job, SelectionStore store) {
   WEIR_RETURN_IF_ERROR(FillDevice(job.work.plan, 0, sizeof(SelectionPlan), job.stream));
   SelectProgram program{
-      {job.in}, job.work, job.pass.threshold, static_cast<uint32_t>(job.cap), store};
+      {job.in},   job.work, job.pass.threshold, static_cast<uint32_t>(job.cap), store,
+      job.banded, job.band};
   program.in.rest = store == SelectionStore::kCount ? nullptr : job.rest;
   program.in.bins = job.work.bins;
   program.in.sampled = job.pass.sampled;
@@ -293,7 +360,9 @@ Status PlaceTiles(const SelectionJob& job, SelectionStore store) {
                                             static_cast<uint32_t>(tiles),
                                             static_cast<uint32_t>(job.cap),
                                             count_min,
-                                            store})
+                                            store,
+                                            job.banded,
+                                            job.band})
                            .status());
   if (store != SelectionStore::kStage) return OkStatus();
   return Launch(job.stream, tiles, OrderProgram{{}, job.work}).status();

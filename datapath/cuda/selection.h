@@ -6,6 +6,7 @@
 #include <span>
 
 #include "datapath/codec/select/selection.h"
+#include "datapath/codec/select/threshold_codec.h"
 #include "datapath/codec/select/value_coding.h"
 #include "datapath/cuda/passes.h"
 
@@ -78,6 +79,7 @@ struct SelectionWorkspace {
   SelectionPlan* plan;
   uint32_t* bins;
   uint32_t *tile_base, *tile_count, *tile_offset;
+  uint32_t *tile_band, *tile_band_offset;  // elements of the band, which do not count in tile_count
   uint32_t *staged_indices, *indices;
   float *staged_values, *values;
   uint64_t *tile_quotients, *tile_long_gaps;  // before each tile of entries
@@ -105,6 +107,8 @@ struct SelectionJob {
   PassInput in;
   SelectionWorkspace work;
   SelectionPass pass;
+  SelectionBand band;  // if `banded`, which of the elements above the threshold are kept
+  bool banded;
   ValueFormat format;  // kHalf, kInt8, kInt4 or kTwoMeans
   size_t target, cap;
   bool accepts_few;  // a kStage pass does not miss by finding too few

@@ -153,16 +153,7 @@ struct Band {
   uint64_t size = 0, needed = 0;
 };
 
-Band FindBand(const SelectionRequest& request, size_t target) {
-  GradientStatistics histogram;
-  const size_t n = request.gradient.size();
-  for (size_t at = 0; at < n; at += kernels::kBlockElements) {
-    const kernels::Block block{
-        .gradient = request.gradient.data() + at,
-        .residual = request.residual.empty() ? nullptr : request.residual.data() + at,
-        .size = std::min(kernels::kBlockElements, n - at)};
-    kernels::Histogram(block, /*sampled=*/false, 0, 1, histogram.bins().data());
-  }
+Band FindBand(const GradientStatistics& histogram, size_t target) {
   Band band;
   uint64_t above = 0;
   // Bins below 16 hold zeros and subnormal numbers, those from 4080 NaN and infinity.
@@ -180,19 +171,15 @@ Band FindBand(const SelectionRequest& request, size_t target) {
   return band;  // fewer than k elements are nonzero: keep all
 }
 
-/// One counting pass and one that selects, O(n).
-Selection ChooseExactly(SelectionRequest request, const EncodeContext& context,
-                        SelectionState& state) {
-  const Band band = FindBand(request, SelectionTarget(request.gradient.size(), request.ratio));
+/// One pass that only reads, O(n).
+SelectionRule ExactRule(const Tails& tails, SelectionState&) {
+  const Band band = FindBand(tails.histogram(), SelectionTarget(tails.n, tails.ratio));
+  SelectionRule rule = SelectionRule::Above(band.lower, TooFew::kAccept);
   if (band.needed < band.size) {
-    const uint64_t first = Random(context.seed).Below(band.size - band.needed + 1);
-    request.keep = [band, first, seen = uint64_t{0}](float value) mutable {
-      if (std::abs(value) >= band.upper) return true;
-      const uint64_t position = seen++;
-      return position >= first && position < first + band.needed;
-    };
+    const uint64_t first = Random(tails.seed).Below(band.size - band.needed + 1);
+    rule.band = {.upper = band.upper, .first = first, .needed = band.needed};
   }
-  return SelectAbove(request, band.lower, TooFew::kAccept, state);
+  return rule;
 }
 
 // --- layer_wise ----------------------------------------------------------------------------------
@@ -306,7 +293,8 @@ constexpr Selector kSelectors[] = {
      .count_tolerance = 1},
     {.name = "threshold:selector=ms_top_k",
      .summary = "exactly k: two thresholds and a run of the band (Shi et al. 2021)",
-     .choose = ChooseExactly},
+     .rule = ExactRule,
+     .asks_for_tails = true},
     {.name = "threshold:selector=layer_wise",
      .summary = "largest magnitudes of every tensor (Aji and Heafield 2017)",
      .choose = ChooseByTensor,

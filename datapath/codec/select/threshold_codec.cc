@@ -2,6 +2,7 @@
 #include "datapath/codec/select/threshold_codec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -104,11 +105,20 @@ unsigned SamplingFor(size_t expected) {
   return sampling;
 }
 
-Tails TailsOf(const SelectionRequest& request) {
-  return {.n = request.gradient.size(),
-          .ratio = request.ratio,
-          .above = [&request](float threshold, unsigned sampling, bool logs) {
-            return MomentsAbove(request, threshold, sampling, logs);
+Tails TailsOf(const SelectionRequest& request, uint64_t seed) {
+  return {
+      .n = request.gradient.size(),
+      .ratio = request.ratio,
+      .seed = seed,
+      .above = [&request](float threshold, unsigned sampling,
+                          bool logs) { return MomentsAbove(request, threshold, sampling, logs); },
+      .histogram =
+          [&request] {
+            GradientStatistics histogram;
+            ForEachSampled(request, 1, [&](const kernels::Block& block, uint64_t) {
+              kernels::Histogram(block, /*sampled=*/false, 0, 1, histogram.bins().data());
+            });
+            return histogram;
           }};
 }
 
@@ -116,10 +126,17 @@ SelectionRule ThresholdCodec::Rule(const Tails&, SelectionState&) const { return
 
 void ThresholdCodec::LearnCount(const Tails&, size_t, bool, SelectionState&) const {}
 
-Selection ThresholdCodec::Choose(SelectionRequest request, const EncodeContext&,
+Selection ThresholdCodec::Choose(SelectionRequest request, const EncodeContext& context,
                                  SelectionState& state) const {
-  const Tails tails = TailsOf(request);
+  const Tails tails = TailsOf(request, context.seed);
   const SelectionRule rule = Rule(tails, state);
+  if (rule.band.has_value()) {
+    request.keep = [band = *rule.band, seen = uint64_t{0}](float value) mutable {
+      if (std::abs(value) >= band.upper) return true;
+      const uint64_t position = seen++;
+      return position >= band.first && position < band.first + band.needed;
+    };
+  }
   Selection selection = rule.largest ? SelectLargest(request, state)
                                      : SelectAbove(request, rule.threshold, rule.too_few, state);
   if (!selection.sums.non_finite()) {

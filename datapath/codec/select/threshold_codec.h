@@ -5,6 +5,7 @@
 // the moments of its tails and so works for buckets in the memory of a device, too.
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,23 +23,36 @@ std::vector<CodecSetting> ThresholdSettings();
 struct Tails {
   size_t n = 0;
   double ratio = 1;
+  uint64_t seed = 0;  // of the step, shared by all ranks
   /// The moments of the excess |e| - threshold, of one run of elements in `sampling` (from
   /// SamplingFor), scaled to the whole; `logs`: also the sum of logarithms. One pass that only
   /// reads. Null for rules that do not ask for it.
   std::function<kernels::TailMoments(float threshold, unsigned sampling, bool logs)> above = {};
+
+  /// The full histogram of the magnitudes, of which only the bins are valid. One pass that only
+  /// reads. Null as above.
+  std::function<GradientStatistics()> histogram = {};
 
   kernels::TailMoments Above(float threshold, unsigned sampling, bool logs = false) const {
     return above(threshold, sampling, logs);
   }
 };
 /// Those of a bucket in the host's memory. `request` must outlive them.
-Tails TailsOf(const SelectionRequest& request);
+Tails TailsOf(const SelectionRequest& request, uint64_t seed = 0);
+
+/// A part of the elements that pass a threshold: those of at least `upper`, and of the others, in
+/// the order of their positions, `needed` from number `first` on.
+struct SelectionBand {
+  float upper = 0;
+  uint64_t first = 0, needed = 0;
+};
 
 /// How a step selects: by SelectLargest, or by SelectAbove with a threshold.
 struct SelectionRule {
   bool largest = true;
   float threshold = 0;
   TooFew too_few = TooFew::kAccept;
+  std::optional<SelectionBand> band = {};  // with kAccept only; must leave at most SelectionCap
 
   static SelectionRule Above(float threshold, TooFew too_few) {
     return {.largest = false, .threshold = threshold, .too_few = too_few};
@@ -64,7 +78,7 @@ class ThresholdCodec : public FusedCodec {
   /// The rule of a step; the default is SelectLargest. For the same tails and state it gives the
   /// same rule until LearnCount. Not for codecs that override Choose.
   virtual SelectionRule Rule(const Tails& tails, SelectionState& state) const;
-  /// Whether Rule asks for moments.
+  /// Whether Rule asks for moments or the histogram.
   virtual bool AsksForTails() const { return false; }
   /// Updates the state after a selection by Rule that met only finite elements. `count` were kept,
   /// after an overflow not by the rule's threshold. Not for codecs that override Choose.

@@ -93,12 +93,15 @@ class DeviceSelector : public DeviceCodec {
     tails.above = [&](float threshold, unsigned sampling, bool logs) {
       return Measure(job, {threshold, sampling, logs}, read, &measured);
     };
+    tails.histogram = [&] { return ReadHistogram(job, read, &measured); };
     const SelectionRule rule = host_.Rule(tails, *state);
     WEIR_RETURN_IF_ERROR(measured);
     const bool attempted = Adopt(rule, *state, &job);
     SelectionOutcome learnt{.target = job.target, .n = job.in.n, .stale = attempted};
     if (attempted) learnt.stale_threshold = job.pass.threshold;
-    if (host_.AsksForTails()) WEIR_RETURN_IF_ERROR(Attempt(job));
+    if (host_.AsksForTails()) {
+      WEIR_RETURN_IF_ERROR(job.banded ? SelectBand(job) : Attempt(job));
+    }
     if (!queued) WEIR_RETURN_IF_ERROR(QueueRead(job, read));
     WEIR_RETURN_IF_ERROR(Synchronise(call.stream));
     const bool overflowed = !rule.largest && read->plan.staged > job.cap;
@@ -141,13 +144,15 @@ class DeviceSelector : public DeviceCodec {
     return host_.MaxEncodedBytes(n, call.context);
   }
   static Tails TailsOf(const SelectionJob& job, const DeviceCall& call) {
-    return {.n = job.in.n, .ratio = call.context.params.ratio};
+    return {.n = job.in.n, .ratio = call.context.params.ratio, .seed = call.context.seed};
   }
   /// The pass of the first attempt. Returns false where there is no threshold for one.
   static bool Adopt(const SelectionRule& rule, const SelectionState& state, SelectionJob* job) {
     if (!rule.largest) {
       job->pass = GivenPass(rule.threshold, job->in.n);
       job->accepts_few = rule.too_few == TooFew::kAccept;
+      job->banded = rule.band.has_value();
+      if (job->banded) job->band = *rule.band;
       return true;
     }
     if (state.histogram.count() == 0) return false;
@@ -158,6 +163,23 @@ class DeviceSelector : public DeviceCodec {
     WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kStage));
     WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kStage));
     return PackSelection(job);
+  }
+
+  /// Selects by a threshold and a band, whose elements must be numbered before.
+  static Status SelectBand(const SelectionJob& job) {
+    WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kCount));
+    WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kCount));
+    WEIR_RETURN_IF_ERROR(SelectEntries(job, SelectionStore::kPlace));
+    // Selecting began with an empty plan.
+    WEIR_RETURN_IF_ERROR(PlaceTiles(job, SelectionStore::kCount));
+    return PackSelection(job);
+  }
+  /// Waits; failures as for Measure.
+  static GradientStatistics ReadHistogram(const SelectionJob& job, Readback* read, Status* status) {
+    if (status->ok()) status->Update(CountSelection(job));
+    if (status->ok()) status->Update(ReadNow(job, read));
+    if (!status->ok()) return {};
+    return StatisticsOf(read->outcome, read->bins, job.in.n);
   }
 
   struct TailRequest {
@@ -205,6 +227,8 @@ class DeviceSelector : public DeviceCodec {
                .sampled = false},
         .work = {},
         .pass = {},
+        .band = {},
+        .banded = false,
         .format = host_.Format(call.context),
         .target = SelectionTarget(n, ratio),
         .cap = SelectionCap(n, ratio),
@@ -268,8 +292,8 @@ class DeviceSelector : public DeviceCodec {
 void AddSelectors(std::vector<const DeviceCodec*>& codecs) {
   for (const std::string_view name :
        {"top_k", "top_k:memory=ef21", "adaq", "threshold", "threshold:selector=hard",
-        "threshold:selector=gaussian_k", "threshold:selector=redsync", "sidco", "sidco:fit=e",
-        "sidco:fit=gp", "sidco:fit=p"}) {
+        "threshold:selector=gaussian_k", "threshold:selector=redsync",
+        "threshold:selector=ms_top_k", "sidco", "sidco:fit=e", "sidco:fit=gp", "sidco:fit=p"}) {
     codecs.push_back(new DeviceSelector(name));
   }
 }
