@@ -80,6 +80,7 @@ json ToJson(const Collective& collective) {
                     {"world_max", t.world_max},
                     {"uses_ring_order", t.uses_ring_order},
                     {"all_pairs", t.all_pairs},
+                    {"by_caller", t.by_caller},
                     {"payload_pattern", t.payload_pattern},
                     {"index_pattern", t.index_pattern},
                     {"shard_segment_bytes", t.shard_segment_bytes},
@@ -97,8 +98,8 @@ json ToJson(const CodecTime& t) {
   return {{"per_element_s", JsonDouble(t.per_element_s)}, {"per_kept_s", JsonDouble(t.per_kept_s)}};
 }
 
-/// `timings`: null leaves the measured times out.
-json CapabilitiesDocument(const std::map<std::string, CodecTiming>* timings) {
+/// `timings`: null leaves the measured times out. `caller_sums`: whether callers can sum.
+json CapabilitiesDocument(const std::map<std::string, CodecTiming>* timings, bool caller_sums) {
   json codecs = json::array(), collectives = json::array();
   for (const Codec* codec : Codecs().All()) {
     json described = ToJson(codec->Traits());
@@ -110,6 +111,7 @@ json CapabilitiesDocument(const std::map<std::string, CodecTiming>* timings) {
     codecs.push_back(std::move(described));
   }
   for (const Collective* collective : Collectives().All()) {
+    if (collective->Traits().by_caller && !caller_sums) continue;
     collectives.push_back(ToJson(*collective));
   }
   return {{"codecs", std::move(codecs)}, {"collectives", std::move(collectives)}};
@@ -134,7 +136,7 @@ json Body(const RankHello& m) {
                {"pid", m.pid},
                {"library_version", m.library_version},
                {"datapath_address", m.datapath_address},
-               {"capabilities", CapabilitiesDocument(m.codec_timings)},
+               {"capabilities", CapabilitiesDocument(m.codec_timings, m.caller_sums)},
                {"active_plan_version", JsonUint64(m.active_plan_version)},
                {"step", JsonUint64(m.step)},
                {"frame_protection", ProtectionName(m.protection)},
@@ -381,7 +383,7 @@ StatusOr<RankCommand> ParseRankCommand(std::string_view text) {
 }
 
 const std::string& CapabilitiesJson() {
-  static const std::string* text = new std::string(DumpJson(CapabilitiesDocument(nullptr)));
+  static const std::string* text = new std::string(DumpJson(CapabilitiesDocument(nullptr, false)));
   return *text;
 }
 

@@ -43,6 +43,7 @@ struct RankHello {
   Protection protection = Protection::kChecked;
   int unauthenticated_peers = 0;  // see Transport
   std::map<std::string, std::string> labels = {};
+  bool caller_sums = false;       // the callers of all ranks can sum over a group of their own
   // Outlives the message; null: not measured.
   const std::map<std::string, CodecTiming>* codec_timings = nullptr;
 };
@@ -154,7 +155,8 @@ using RankCommand = std::variant<std::monostate, PlanOffer, PlanArm, PlanWithdra
 /// fields are ignored. Thread-safe.
 StatusOr<RankCommand> ParseRankCommand(std::string_view text);
 
-/// This build's codecs and collectives as the JSON of weir.v1.Capabilities. Static text.
+/// This build's codecs and collectives as the JSON of weir.v1.Capabilities, without those that need
+/// a process group of the caller. Static text.
 const std::string& CapabilitiesJson();
 
 }  // namespace weir

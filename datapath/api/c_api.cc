@@ -98,6 +98,7 @@ StatusOr<weir::SessionOptions> ToOptions(const weir_options* given) {
   }
   if (c.encode_workers != 0) options.encode_workers = c.encode_workers;
   options.local_steps = c.local_steps != 0;
+  options.caller_sums = c.caller_sums != 0;
   WEIR_RETURN_IF_ERROR(weir::c_api::ReadSecurity(c, &options));
   return options;
 }
@@ -194,6 +195,7 @@ weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh) {
     options.rank = c.rank;
     options.world = c.world;
     options.listen = Text(c.listen, options.listen.c_str());
+    options.caller_sums = false;
     WEIR_RETURN_IF_ERROR(weir::Session::CheckOptions(options));
     former->Close();
     weir::SessionParts parts;
@@ -266,6 +268,47 @@ weir_status weir_all_reduce_device(weir_session* session, uint64_t bucket,
     WEIR_ASSIGN_OR_RETURN(weir::Device* const device, weir::c_api::FindDevice(c.device));
     return AllReduce(session, bucket, c.data, scale, callback, context, request,
                      {.device = device, .stream = c.stream});
+  });
+}
+
+weir_status weir_caller_sum_needs(weir_session* session, uint64_t bucket, int32_t* needs) {
+  return Guard(session, [&]() -> Status {
+    if (needs == nullptr) return InvalidArgument("needs: is null");
+    WEIR_ASSIGN_OR_RETURN(const weir::CallerSumNeeds wanted, session->current()->NeedsOf(bucket));
+    *needs = (wanted.by_caller ? WEIR_CALLER_SUMS : 0) |
+             (wanted.residual ? WEIR_NEEDS_RESIDUAL : 0) | (wanted.sample ? WEIR_NEEDS_SAMPLE : 0) |
+             (wanted.hash ? WEIR_NEEDS_SUM : 0);
+    return OkStatus();
+  });
+}
+
+weir_status weir_caller_sum_begin(weir_session* session, uint64_t bucket, void* data,
+                                  weir_request** request) {
+  return Guard(session, [&]() -> Status {
+    const std::shared_ptr<weir::Session> current = session->current();
+    const auto begin = [&](std::shared_ptr<Completion> pending) {
+      return current->BeginSum(bucket, data, [pending = std::move(pending)](const Status& outcome) {
+        if (pending != nullptr) pending->Finish(outcome, WEIR_ANY_RANK);
+      });
+    };
+    return current->OrFail([&] { return weir::c_api::Submit(session->id, request, begin); });
+  });
+}
+
+weir_status weir_caller_sum_end(weir_session* session, uint64_t bucket,
+                                const weir_caller_sum* sum) {
+  return Guard(session, [&]() -> Status {
+    WEIR_ASSIGN_OR_RETURN(const weir_caller_sum c, ReadStruct(sum, "sum"));
+    if (!(c.network_s >= 0) || !(c.since_ready_s >= 0)) {
+      return InvalidArgument("network_s, since_ready_s: expected seconds of at least 0");
+    }
+    weir::CallerSum ended;
+    ended.finite = c.finite != 0;
+    ended.sum = c.sum;
+    if (c.error != nullptr) ended.status = weir::Aborted(c.error);
+    ended.network = weir::FromSeconds(std::min(c.network_s, 1e6));
+    ended.since_ready = weir::FromSeconds(std::min(c.since_ready_s, 1e6));
+    return session->current()->EndSum(bucket, ended);
   });
 }
 

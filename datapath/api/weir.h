@@ -4,10 +4,10 @@
  * Conventions: handles are opaque. `struct_size` is the first member of every public struct, set to
  * sizeof by the caller. Every function that can fail returns a weir_status and never throws. Every
  * wait has a deadline. A session belongs to one rank of one job. Only one thread may call functions
- * of a session at a time, except weir_last_error, weir_get_stats, weir_session_interrupt_connect
- * and all functions of requests, which are thread-safe. Handles belong to the process that made
- * them: in a forked child functions return WEIR_FAILED_PRECONDITION for them, and closing them has
- * no effect. */
+ * of a session at a time, except weir_last_error, weir_get_stats, weir_session_interrupt_connect,
+ * weir_caller_sum_end and all functions of requests, which are thread-safe. Handles belong to the
+ * process that made them: in a forked child functions return WEIR_FAILED_PRECONDITION for them, and
+ * closing them has no effect. */
 #ifndef WEIR_H_
 #define WEIR_H_
 
@@ -124,6 +124,11 @@ typedef struct weir_options {
   /* KEY=VALUE[,KEY=VALUE...], at most 32, by which policies of the controller select jobs; equal on
    * all ranks. Key "namespace" is what Policy.namespaces selects. NULL: none. */
   const char* labels;
+  /* 1: the caller has a process group of its own that sums buckets where the gradients are, such as
+   * NCCL's, over the same ranks, and does so where a plan says it (weir_caller_sum_needs). Where
+   * all ranks say 1, plans may use the collective "framework", and without a plan all buckets are
+   * summed so. */
+  int32_t caller_sums;
 } weir_options;
 
 /* One contiguous parameter range of a bucket. */
@@ -190,7 +195,8 @@ WEIR_EXPORT weir_status weir_session_interrupt_connect(weir_session* session);
  * replacements, must copy the model and optimiser from weir_stats.model_source, a survivor that has
  * not completed that step. The gradients of the void step must be computed again. All ranks
  * continue with that rank's plan if the new world can run it, or else dense. The residuals of lost
- * ranks are lost; replacements begin without any. */
+ * ranks are lost; replacements begin without any. From then on libweir sums all buckets, because a
+ * process group of the caller (caller_sums) is one of the former ranks. */
 WEIR_EXPORT weir_status weir_session_reform(weir_session* session, const weir_mesh* mesh);
 /* Ends every operation, joins every thread, and frees the session and its requests, within 5 s.
  * NULL is allowed. Threads that wait for one of its requests return WEIR_ABORTED. */
@@ -243,6 +249,43 @@ WEIR_EXPORT weir_status weir_all_reduce_device(weir_session* session, uint64_t b
                                                const weir_device_data* data, double scale,
                                                weir_callback callback, void* context,
                                                weir_request** request);
+
+/* ---- Sums over a process group of the caller. Where the active plan says "framework", the caller
+ * sums the bucket itself, as it would without libweir. Around it libweir does what it does around
+ * its own sums: residuals, plan switches, telemetry, skipped steps, the comparison of replicas. */
+
+/* *needs gets what the open step wants of a bucket: 0, or a sum of WEIR_CALLER_SUMS and others.
+ * WEIR_CALLER_SUMS is equal on all ranks. Costs no message. WEIR_FAILED_PRECONDITION: no step is
+ * open. */
+enum {
+  WEIR_CALLER_SUMS = 1,    /* use the following functions in place of weir_all_reduce */
+  WEIR_NEEDS_RESIDUAL = 2, /* give weir_caller_sum_begin the elements, to add a residual to them */
+  WEIR_NEEDS_SAMPLE = 4,   /* give it the elements, or a copy of them, to be measured */
+  WEIR_NEEDS_SUM = 8       /* give weir_caller_sum_end the sum, to be compared */
+};
+WEIR_EXPORT weir_status weir_caller_sum_needs(weir_session* session, uint64_t bucket,
+                                              int32_t* needs);
+/* Takes the place of weir_all_reduce among the step's operations, in the same order on all ranks.
+ * `data`: the elements in the memory of the host, or NULL where they are not needed. When it
+ * returns, they are what has to be summed: with WEIR_NEEDS_RESIDUAL they have changed. libweir does
+ * not keep `data`. The request ends with weir_caller_sum_end, or when the session fails. */
+WEIR_EXPORT weir_status weir_caller_sum_begin(weir_session* session, uint64_t bucket, void* data,
+                                              weir_request** request);
+
+/* How the caller's sum ended. */
+typedef struct weir_caller_sum {
+  size_t struct_size;
+  const char* error;    /* why the process group failed; NULL: it has not */
+  int32_t finite;       /* 0: an element of the sum is NaN or infinite */
+  const void* sum;      /* the elements of the sum in the memory of the host; may be NULL without
+                           WEIR_NEEDS_SUM */
+  double network_s;     /* from when the group could begin with this bucket until the end */
+  double since_ready_s; /* from when the elements were complete until the end; 0: from begin */
+} weir_caller_sum;
+/* Ends the sum of the bucket. An error fails the session on all ranks, with the text. Thread-safe.
+ * WEIR_FAILED_PRECONDITION: no sum of this bucket is in progress. */
+WEIR_EXPORT weir_status weir_caller_sum_end(weir_session* session, uint64_t bucket,
+                                            const weir_caller_sum* sum);
 
 /* ---- Requests: operations in progress, of sessions and communicators. All three functions are
  * thread-safe, for any number of threads on one request. WEIR_INVALID_ARGUMENT: the request was

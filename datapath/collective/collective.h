@@ -84,6 +84,9 @@ struct CollectiveTraits {
   bool uses_ring_order = false;  // payloads follow Group::RankAtRingPlace, to the next rank only
   int world_min = 1, world_max = 0;  // 0: any
   std::string lease_mode = {};  // mode of the lease on an aggregator that it needs; empty: none
+  // The session's caller makes the sum, over a process group of its own. `cost` is the prior for
+  // it, and running the collective moves only what the ranks have to know beside it.
+  bool by_caller = false;
 };
 
 /// The result of one run, for statistics.

@@ -87,4 +87,6 @@ Status PrepareOperand(Group& group, const NodeSumOperand& operand) {
                       ", the sum of its node");
 }
 
+Status PrepareOperand(Group& /*group*/, const CallerSumOperand& /*operand*/) { return OkStatus(); }
+
 }  // namespace weir

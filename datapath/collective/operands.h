@@ -106,6 +106,12 @@ struct NodeSumOperand {
   std::function<Status(int from, std::span<const std::byte> payload)> add;
 };
 
+/// Goes beside the sums that callers make over process groups of their own. In: whether this rank
+/// met NaN or infinity. Out: whether any rank did, the same on every rank.
+struct CallerSumOperand {
+  bool non_finite = false;
+};
+
 /// Checks that the operand is complete. kInvalidArgument (after failing the group, so that no rank
 /// waits): it is not. Also copies the own payload of a GatherOperand to its place in `gathered`.
 Status PrepareOperand(Group& group, const Lanes& lanes);
@@ -115,5 +121,6 @@ Status PrepareOperand(Group& group, const UnionIndexOperand& operand);
 Status PrepareOperand(Group& group, const SparseSumOperand& operand);
 Status PrepareOperand(Group& group, const RegionOperand& operand);
 Status PrepareOperand(Group& group, const NodeSumOperand& operand);
+Status PrepareOperand(Group& group, const CallerSumOperand& operand);
 
 }  // namespace weir

@@ -211,7 +211,8 @@ json LeaseToJson(const AggregatorLease& lease) {
           {"unchecked", lease.unchecked}};
 }
 
-Status ValidateChoice(const Choice& choice, const Plan& plan, int world) {
+Status ValidateChoice(const Choice& choice, const Plan& plan, const PlanLimits& limits) {
+  const int world = limits.world;
   WEIR_ASSIGN_OR_RETURN(const Codec* codec, Codecs().Find(choice.codec));
   WEIR_ASSIGN_OR_RETURN(const Collective* collective, Collectives().Find(choice.collective));
   const CollectiveTraits& traits = collective->Traits();
@@ -230,6 +231,11 @@ Status ValidateChoice(const Choice& choice, const Plan& plan, int world) {
   if (!traits.lease_mode.empty() && !plan.leases.contains(choice.collective)) {
     return InvalidArgument(StrCat("collective '", choice.collective, "' runs through an aggregator",
                                   ": expected its lease in the plan, found none"));
+  }
+  if (traits.by_caller && !limits.caller_sums) {
+    return InvalidArgument(StrCat("collective '", choice.collective,
+                                  "' leaves the sum to a process ",
+                                  "group of the training job: expected one on every rank"));
   }
   if (form.need == CodecNeed::kTable) {
     const CodecSetting* setting = FindSetting(codec->Traits(), ParamsOf(choice), world);
@@ -374,11 +380,10 @@ Status ValidatePlan(const Plan& plan, const PlanLimits& limits) {
   for (const auto& [collective, lease] : plan.leases) {
     WEIR_RETURN_IF_ERROR(TermsOf(lease, limits.world).status());
   }
-  WEIR_RETURN_IF_ERROR(
-      Annotate(ValidateChoice(plan.fallback, plan, limits.world), "plan.fallback"));
+  WEIR_RETURN_IF_ERROR(Annotate(ValidateChoice(plan.fallback, plan, limits), "plan.fallback"));
   for (const auto& [key, choice] : plan.buckets) {
     WEIR_RETURN_IF_ERROR(
-        Annotate(ValidateChoice(choice, plan, limits.world), StrCat("plan bucket ", Hex64(key))));
+        Annotate(ValidateChoice(choice, plan, limits), StrCat("plan bucket ", Hex64(key))));
   }
   uint64_t residuals = 0, needed = 0;
   std::vector<uint64_t> payloads;

@@ -90,12 +90,14 @@ struct PlanLimits {
   uint64_t residual_bytes_held = 0;        // already in use
   int encode_workers = 1;                  // each of them may hold a payload
   bool local_steps = false;                // the caller can do what Plan::sync says
+  bool caller_sums = false;                // the callers of all ranks have a group that sums
 };
 
 /// Returns OK when every choice can run here: the job matches; names are known; forms match;
 /// parameters, segment and world size are in range; leases are consistent and exist for the
 /// collectives that need one; the order of the ring names every rank once; every rank has a share
-/// of shards, and they add up; and the memory stays under the limit. kNotFound lists the valid
+/// of shards, and they add up; no sum is left to callers that cannot make it; and the memory stays
+/// under the limit. kNotFound lists the valid
 /// names. kInvalidArgument and kResourceExhausted name the bucket, "fallback" or the lease.
 /// Thread-safe.
 Status ValidatePlan(const Plan& plan, const PlanLimits& limits);

@@ -125,6 +125,35 @@ std::unique_ptr<Exchange> OperationStages::NewExchange(Operation& op) {
              environment_);
 }
 
+Status OperationStages::PrepareForCaller(Operation& op, void* data) {
+  const TimePoint begin = environment_.clock.Now();
+  const uint64_t key = op.bucket->key;
+  const bool owed = environment_.residuals.HasResidual(key);
+  if (data == nullptr || op.bucket->elements == 0) {
+    if (owed || op.sample_statistics) {
+      return InvalidArgument(StrCat("data: is null, but bucket ", Hex64(key), " has a residual"));
+    }
+    environment_.residuals.DropEf21(key);
+    WEIR_RETURN_IF_ERROR(environment_.residuals.Flush(key, {}).status());
+    op.bucket->codec_memory = {};
+  } else {
+    PrepareGradient(op, data);
+    if (op.sample_statistics && environment_.world > 1) SampleBlocks(op);
+    op.exchange = NewExchange(op);
+    WEIR_RETURN_IF_ERROR(op.exchange->Prepare());
+    op.outcome = op.exchange->outcome();
+    op.exchange.reset();
+    if (owed) Deliver(op, data);
+    op.dense.Release();
+    if (op.outcome.gradient_energy.has_value()) {
+      op.bucket->gradient_energy = *op.outcome.gradient_energy;
+    }
+  }
+  op.outcome.payload_bytes = op.bucket->elements * DtypeBytes(op.bucket->dtype);
+  op.outcome.encode = environment_.clock.Now() - begin;
+  return OkStatus();
+}
+
 Status OperationStages::Prepare(Operation& op) {
   if (op.bucket->elements == 0) return OkStatus();
   WEIR_RETURN_IF_ERROR(op.exchange == nullptr ? Begin(op) : op.exchange->Prepare());

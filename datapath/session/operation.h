@@ -59,6 +59,7 @@ struct Operation {
   bool hashed = false;          // the step's replicas are compared, see replicas.h
   Duration lateness_allowed{};  // by which other ranks may come later than the deadline says
   std::function<void(const Status&)> done;
+  bool by_caller = false;  // the caller sums it, and it does not pass through the pipeline
   // If set, the operation has no bucket, but one part, which runs this on the network thread.
   std::function<Status(Group&)> control;
   // If set, `data` is in the memory of a device.
@@ -110,6 +111,11 @@ class OperationStages {
 
   /// Which ranks share a node, as Group::SetNodes; before the first operation.
   void SetNodes(std::vector<int> nodes) { environment_.nodes = std::move(nodes); }
+
+  /// For a bucket that the caller sums: adds its residual to `data`, as a dense operation does, and
+  /// measures it if the operation samples. `data` is in the host's memory; null where there is
+  /// neither a residual nor a sample. kInvalidArgument: it is null nevertheless.
+  Status PrepareForCaller(Operation& op, void* data);
 
   /// Prepares the exchange's next part. The first call begins the exchange, with the bucket
   /// converted to float32. Errors are the codec's.

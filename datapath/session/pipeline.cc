@@ -63,6 +63,12 @@ void Pipeline::Nudge() {
   prepared_.NotifyOne();
 }
 
+void Pipeline::Watch(bool on) {
+  const MutexLock lock(mutex_);
+  watchers_ += on ? 1 : -1;
+  if (on && watchers_ == 1) prepared_.NotifyOne();
+}
+
 void Pipeline::Drain(const std::function<void()>& interrupt) {
   if (!network_.joinable()) return;
   {
@@ -155,7 +161,11 @@ bool Pipeline::AwaitPart(int* ready) {
       if (Ended()) return false;
       idle_work = FirstUnprepared();
       if (idle_work == nullptr) {
-        prepared_.Wait(mutex_);
+        if (watchers_ == 0) {
+          prepared_.Wait(mutex_);
+        } else if (!prepared_.WaitUntil(mutex_, RealClock().Now() + kWatchEvery)) {
+          return true;
+        }
         continue;
       }
       idle_work->part_state = PartState::kPreparing;

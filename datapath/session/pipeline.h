@@ -30,6 +30,7 @@ inline constexpr size_t kMovedMax = 2;
 /// How many operations may be open; equal on all ranks.
 inline constexpr size_t kOpenMax = 8;
 // The two more are one that waits for room in the queue, and one that is being decoded.
+inline constexpr Duration kWatchEvery = std::chrono::milliseconds(50);
 static_assert(kPayloadsPastEncodingMax == kOpenMax + kMovedMax + 2);
 
 class Pipeline {
@@ -46,7 +47,7 @@ class Pipeline {
     std::function<ReadyCount(std::span<Operation* const>, int ready)> move;
     /// Decodes an operation that has no further parts. Called for one operation at a time.
     std::function<void(Operation&)> decode;
-    /// Called on the network thread after Nudge.
+    /// Called on the network thread after Nudge, and now and then while it is watched and idle.
     std::function<void()> nudged;
   };
   /// Throws std::system_error, and leaves no thread behind, when the system grants no thread.
@@ -61,6 +62,9 @@ class Pipeline {
   /// Makes the network thread call `nudged` before it moves the next part, or soon if it is idle.
   /// Never waits.
   void Nudge();
+  /// From now on the network thread also calls `nudged` every kWatchEvery while it has nothing to
+  /// move; until as many calls with false. Never waits.
+  void Watch(bool on);
   /// Refuses further operations and joins the threads once those submitted are done. Calls
   /// `interrupt` every 20 ms while the network thread still works.
   void Drain(const std::function<void()>& interrupt);
@@ -75,7 +79,7 @@ class Pipeline {
   Operation* AwaitWork();
   void Prepare(Operation* op);
   /// Waits for a part to move. Returns true with its operations in part_, or with an empty part_
-  /// after Nudge; false when there will be no further part.
+  /// when `nudged` is due; false when there will be no further part.
   bool AwaitPart(int* ready);
   Operation* FirstUnprepared() const WEIR_REQUIRES(mutex_);
   /// How many operations of coming_, from the first on, are prepared. At most what `op` has heard.
@@ -103,6 +107,7 @@ class Pipeline {
   Operations coming_ WEIR_GUARDED_BY(mutex_), open_ WEIR_GUARDED_BY(mutex_);
   uint64_t opened_ WEIR_GUARDED_BY(mutex_) = 0;  // operations opened so far
   bool nudged_ WEIR_GUARDED_BY(mutex_) = false;
+  int watchers_ WEIR_GUARDED_BY(mutex_) = 0;
   bool network_running_ WEIR_GUARDED_BY(mutex_) = true;
   std::vector<std::thread> encode_;
   std::thread network_, decode_;

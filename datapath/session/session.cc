@@ -22,8 +22,6 @@ namespace {
 // bytes.
 constexpr int kIndexShift = 3;
 constexpr int kStepShift = 20;
-// The last index belongs to the comparison of replicas.
-constexpr uint64_t kOperationsPerStepMax = (1u << (kStepShift - kIndexShift)) - 1;
 
 // If a step spans many steps of the optimiser, another rank may be late by this many times the time
 // that this rank took, because no fixed deadline fits periods of any length.
@@ -31,6 +29,8 @@ constexpr int kPeriodsLate = 8;
 
 // The collective of dense sums if there is no plan and all ranks have staging buffers.
 constexpr std::string_view kStagedCollective = "mesh";
+// That of dense sums if there is no plan and all callers have a process group that sums.
+constexpr char kCallers[] = "framework";
 
 StatusOr<std::unique_ptr<Transport>> MakeTransport(const SessionOptions& options) {
   TransportOptions transport;
@@ -57,6 +57,7 @@ StatusOr<std::shared_ptr<const Plan>> InitialPlan(const SessionOptions& options)
   limits.job = options.job;
   limits.world = options.world;
   limits.local_steps = options.local_steps;
+  limits.caller_sums = options.caller_sums;
   const Status valid = ValidatePlan(plan, limits);
   if (!valid.ok()) return Annotate(valid, StrCat("plan file '", options.plan_file, "'"));
   return std::make_shared<const Plan>(std::move(plan));
@@ -81,6 +82,7 @@ Status Session::CheckOptions(const SessionOptions& options) {
 }
 
 uint64_t Session::OperationSequence(const Operation& op, int part) {
+  static_assert(kComparisonIndex >> (kStepShift - kIndexShift) == 0);
   return op.step << kStepShift | op.index << kIndexShift | static_cast<uint64_t>(part);
 }
 
@@ -141,9 +143,7 @@ Session::Session(SessionOptions options, std::unique_ptr<Transport> transport, A
   stages.prepare = [this](Operation& op) { PreparePart(op); };
   stages.move = [this](std::span<Operation* const> ops, int ready) { return MovePart(ops, ready); };
   stages.decode = [this](Operation& op) { DecodeOperation(op); };
-  stages.nudged = [this] {
-    if (failed_.load()) AbortTransport();
-  };
+  stages.nudged = [this] { failed_.load() ? AbortTransport() : LookAtPeers(); };
   pipeline_ = std::make_unique<Pipeline>(std::move(stages), options_.encode_workers);
 }
 
@@ -180,21 +180,6 @@ Status Session::Connect(const std::vector<TransportAddress>& addresses) {
   sums_in_staging_ = transport_->staging() != nullptr && mesh.ok() &&
                      options_.world <= (*mesh)->Traits().world_max;
   if (link_ != nullptr) link_->Start();
-  return OkStatus();
-}
-
-Status Session::LearnNodes(Group& group) {
-  // A rank's node has the number of the lowest rank that it reaches through shared memory. All
-  // ranks use the same list.
-  int32_t node = options_.rank;
-  for (const PathSample& path : transport_->Samples()) {
-    if (path.medium == "shm") node = std::min(node, path.peer);
-  }
-  std::vector<int32_t> nodes(static_cast<size_t>(options_.world));
-  WEIR_RETURN_IF_ERROR(SmallAllGather(group, std::as_bytes(std::span(&node, 1)),
-                                      std::as_writable_bytes(std::span(nodes))));
-  nodes_.assign(nodes.begin(), nodes.end());
-  stages_->SetNodes(nodes_);
   return OkStatus();
 }
 
@@ -316,6 +301,8 @@ Choice Session::EffectiveChoice(const Plan& plan, const Bucket& bucket) const {
   if (plan.version == 0 && bucket.dtype == Dtype::kBrain16) choice.codec = "bf16";
   // Without a plan no ring is used if all ranks have staging buffers, which are faster.
   if (plan.version == 0 && sums_in_staging_) choice.collective = kStagedCollective;
+  // Without a plan the caller's own group sums as it would without Weir.
+  if (plan.version == 0 && callers_sum_) choice = {.codec = "identity", .collective = kCallers};
   return choice;
 }
 
@@ -326,66 +313,80 @@ Status Session::AllReduce(uint64_t bucket, void* data, double scale,
 
 Status Session::Enqueue(uint64_t bucket_key, void* data, double scale,
                         std::function<void(const Status&)> done, DevicePlace place) {
-  WEIR_RETURN_IF_ERROR(failure());
-  if (!step_open_) return FailedPrecondition("no step is open");
   if (!std::isfinite(scale))
     return InvalidArgument(StrCat("scale: expected a finite number, found ", scale));
-  if (operations_.size() >= kOperationsPerStepMax) {
-    return ResourceExhausted(
-        StrCat("at most ", kOperationsPerStepMax, " operations fit in a step"));
-  }
-  Operation& op = operations_.emplace_back();
-  const auto refuse = [this](Status status) {
-    operations_.pop_back();
-    return status;
-  };
-  {
-    MutexLock lock(mutex_);
-    const StatusOr<Bucket*> bucket = buckets_.Find(bucket_key);
-    if (!bucket.ok()) return refuse(bucket.status());
-    op.bucket = *bucket;
-  }
-  if (data == nullptr && op.bucket->elements > 0) return refuse(InvalidArgument("data: is null"));
-  if (std::find(submitted_keys_.begin(), submitted_keys_.end(), bucket_key) !=
-      submitted_keys_.end()) {
-    return refuse(FailedPrecondition(
-        StrCat("bucket ", Hex64(bucket_key), " was submitted in this step already")));
+  WEIR_ASSIGN_OR_RETURN(Operation* const admitted, Admit(bucket_key, std::move(done)));
+  Operation& op = *admitted;
+  if (data == nullptr && op.bucket->elements > 0) return Refuse(InvalidArgument("data: is null"));
+  if (op.collective->Traits().by_caller) {
+    return Refuse(FailedPrecondition(
+        StrCat("bucket ", Hex64(bucket_key), ": the plan leaves its sum to the caller")));
   }
   op.data = data;
   op.scale = static_cast<float>(scale);
-  op.step = next_step_ - 1;
-  op.index = operations_.size() - 1;
-  op.plan = plan_;
-  op.choice = EffectiveChoice(*plan_, *op.bucket);
-  const StatusOr<const Codec*> codec = Codecs().Find(op.choice.codec);
-  const StatusOr<const Collective*> collective = Collectives().Find(op.choice.collective);
-  if (!codec.ok()) return refuse(codec.status());
-  if (!collective.ok()) return refuse(collective.status());
-  op.codec = *codec;
-  op.collective = *collective;
   if (place.device != nullptr && op.bucket->elements > 0) {
     StatusOr<std::unique_ptr<DeviceBucket>> opened =
         place.device->Open({.data = data,
                             .elements = op.bucket->elements,
                             .dtype = op.bucket->dtype,
                             .stream = place.stream});
-    if (!opened.ok()) return refuse(opened.status());
+    if (!opened.ok()) return Refuse(opened.status());
     op.device = *std::move(opened);
   }
-  // The first steps are sampled, too, because the controller's first decision needs curves.
-  const bool due = op.step < kGainCurveEverySteps || op.step % kGainCurveEverySteps == 0;
-  op.sample_statistics = due && agent_ != nullptr && agent_->connected();
+  op.sample_statistics = Samples(kGainCurveEverySteps);
+  const Status submitted = Submit(&op);
+  return submitted.ok() ? submitted : Refuse(submitted);
+}
+
+StatusOr<Operation*> Session::Admit(uint64_t bucket_key, std::function<void(const Status&)> done) {
+  WEIR_RETURN_IF_ERROR(failure());
+  if (!step_open_) return FailedPrecondition("no step is open");
+  if (operations_.size() >= kLastRoundIndex) {
+    return ResourceExhausted(StrCat("at most ", kLastRoundIndex, " operations fit in a step"));
+  }
+  Bucket* bucket;
+  {
+    MutexLock lock(mutex_);
+    WEIR_ASSIGN_OR_RETURN(bucket, buckets_.Find(bucket_key));
+  }
+  if (std::find(submitted_keys_.begin(), submitted_keys_.end(), bucket_key) !=
+      submitted_keys_.end()) {
+    return FailedPrecondition(
+        StrCat("bucket ", Hex64(bucket_key), " was submitted in this step already"));
+  }
+  Choice choice = EffectiveChoice(*plan_, *bucket);
+  WEIR_ASSIGN_OR_RETURN(const Codec* const codec, Codecs().Find(choice.codec));
+  WEIR_ASSIGN_OR_RETURN(const Collective* const collective, Collectives().Find(choice.collective));
+  submitted_keys_.reserve(submitted_keys_.size() + 1);
+  Operation& op = operations_.emplace_back();
+  submitted_keys_.push_back(bucket_key);
+  op.bucket = bucket;
+  op.step = next_step_ - 1;
+  op.index = operations_.size() - 1;
+  op.plan = plan_;
+  op.choice = std::move(choice);
+  op.codec = codec;
+  op.collective = collective;
   op.hashed = Compares(op.step);
   op.done = std::move(done);
   op.times.submitted = RealClock().Now();
   if (plan_->sync.local()) {
     op.lateness_allowed = kPeriodsLate * (op.times.submitted - times_.begin);
   }
-  submitted_keys_.push_back(bucket_key);  // before Submit, because nothing may throw after it
-  const Status submitted = Submit(&op);
-  if (submitted.ok()) return OkStatus();
+  return &op;
+}
+
+Status Session::Refuse(Status status) {
+  operations_.pop_back();
   submitted_keys_.pop_back();
-  return refuse(submitted);
+  return status;
+}
+
+// The first steps are sampled, too, because the controller's first decision needs curves.
+bool Session::Samples(uint64_t every) const {
+  const uint64_t step = next_step_ - 1;
+  const bool due = step < kGainCurveEverySteps || step % every == 0;
+  return due && agent_ != nullptr && agent_->connected();
 }
 
 Status Session::Submit(Operation* op) {
@@ -404,7 +405,9 @@ StatusOr<bool> Session::EndStep() {
   if (!step_open_) return FailedPrecondition("no step is open");
   bool skipped = false;
   WEIR_RETURN_IF_ERROR(OrFail([&]() -> Status {
+    WEIR_RETURN_IF_ERROR(AwaitCallerSums());
     WEIR_RETURN_IF_ERROR(AwaitOperations());
+    WEIR_RETURN_IF_ERROR(AgreeOnFinite());
     WEIR_ASSIGN_OR_RETURN(skipped, Settle());
     return OkStatus();
   }));
@@ -435,7 +438,7 @@ Status Session::Compare() {
   const auto digest = std::move(digest_);
   comparison_ = Operation();
   comparison_.step = next_step_ - 1;
-  comparison_.index = kOperationsPerStepMax;  // no bucket's operation has this index
+  comparison_.index = kComparisonIndex;
   comparison_.plan = plan_;
   comparison_.control = [digest, step = next_step_ - 2](Group& group) {
     return Annotate(CompareReplicas(group, *digest), StrCat("step ", step));
@@ -473,7 +476,7 @@ StatusOr<bool> Session::Settle() {
     residuals_->Discard();
     return failed;
   }
-  bool skipped = false;
+  bool skipped = std::exchange(non_finite_somewhere_, false);
   for (const Operation& op : operations_) {
     skipped = skipped || op.outcome.non_finite;
     const TimePoint submitted = op.times.submitted;

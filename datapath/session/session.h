@@ -3,6 +3,7 @@
 // One rank's session: it owns the transport, the plan, the residuals and the pipeline, and carries
 // every all-reduce of the training loop through them. weir.h is the C interface of this class.
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -55,6 +56,7 @@ struct SessionOptions {
   bool encrypt = false, unauthenticated = false;
   bool local_steps =
       false;  // the caller does what the active plan's `sync` says; else such plans are refused
+  bool caller_sums = false;  // the caller can sum buckets over a process group of its own
 };
 
 inline constexpr int kEncodeWorkersMax = 16;
@@ -69,6 +71,23 @@ struct SessionParts {
   /// residuals, momenta, buckets, the number of steps and the active plan, after which the former
   /// session is of no use. On an error the former session keeps all of it.
   Session* former = nullptr;
+};
+
+/// The caller's part in a bucket of the open step.
+struct CallerSumNeeds {
+  bool by_caller = false;  // sum it itself, between BeginSum and EndSum; else AllReduce
+  bool residual = false;   // give BeginSum the elements, and sum what it leaves there
+  bool sample = false;     // give BeginSum the elements, or a copy, to be measured
+  bool hash = false;       // give EndSum the sum
+};
+
+/// How the caller's sum of a bucket ended.
+struct CallerSum {
+  Status status = {};         // of the caller's process group
+  bool finite = true;         // every element of this rank's result is
+  const void* sum = nullptr;  // the result in the host's memory, if NeedsOf asked for it
+  Duration network{0};        // from when the group could begin with this bucket to its end
+  Duration since_ready{0};    // from when the elements were complete to the end; 0: from BeginSum
 };
 
 /// Where a bucket's data is, if not in the host's memory.
@@ -143,6 +162,21 @@ class Session : public AgentHandler {
   Status AllReduce(uint64_t bucket, void* data, double scale,
                    std::function<void(const Status&)> done, DevicePlace place = {});
 
+  /// The caller's part in this bucket by the active plan; `by_caller` is equal on all ranks.
+  /// kFailedPrecondition: no step is open; kNotFound as AllReduce.
+  StatusOr<CallerSumNeeds> NeedsOf(uint64_t bucket);
+
+  /// Begins the operation of a bucket that the caller sums, in the same order as on all other
+  /// ranks, among AllReduce. Once it returns, `data`, if any, holds what must be summed. `done` is
+  /// called once, when the sum has ended or the session has failed, unless an error is returned.
+  /// kFailedPrecondition and kNotFound as AllReduce, or the plan has the session sum the bucket;
+  /// kInvalidArgument: data is null, but NeedsOf asked for it.
+  Status BeginSum(uint64_t bucket, void* data, std::function<void(const Status&)> done);
+
+  /// Ends it. An error of the caller's process group fails the session on all ranks. Thread-safe.
+  /// Returns the operation's outcome. kFailedPrecondition: no sum of this bucket is in progress.
+  Status EndSum(uint64_t bucket, const CallerSum& sum);
+
   /// Runs `body`, a part of a step on the caller's thread, and returns its status. An exception in
   /// it fails the session, because the other ranks wait for this one's part.
   template <typename Body>
@@ -210,6 +244,12 @@ class Session : public AgentHandler {
   void Inherit(Session& former);
   Status ApplyAgreement();
 
+  // Indices of operations without a bucket, above those of all others: the comparison of replicas,
+  // and what ranks tell each other beside sums of their callers, before and after these.
+  static constexpr uint64_t kComparisonIndex = (1u << 17) - 1;
+  static constexpr uint64_t kFirstRoundIndex = kComparisonIndex - 1;
+  static constexpr uint64_t kLastRoundIndex = kComparisonIndex - 2;
+
   static uint64_t OperationSequence(const Operation& op, int part);
   void PreparePart(Operation& op);
   ReadyCount MovePart(std::span<Operation* const> ops, int ready);
@@ -220,7 +260,24 @@ class Session : public AgentHandler {
   Status Open();
   Status Enqueue(uint64_t bucket, void* data, double scale, std::function<void(const Status&)> done,
                  DevicePlace place);
+  /// Adds an operation on a bucket to the step. On an error there is none.
+  StatusOr<Operation*> Admit(uint64_t bucket, std::function<void(const Status&)> done);
+  /// Takes back what Admit has added last; returns `status`.
+  Status Refuse(Status status);
+  /// Whether this step of the job measures gradients, at least every `every` steps.
+  bool Samples(uint64_t every) const;
+  /// One message to every rank beside the sums of callers, as operation `index`.
+  Status StartRound(uint64_t index, bool non_finite);
+  /// After the callers' sums: where each rank has another part of them, whether all are finite.
+  Status AgreeOnFinite();
+  Status AwaitCallerSums();
+  /// The failure of another rank, if one becomes known soon, else `failed`.
+  Status CauseOf(Status failed);
+  /// Fails the session if a peer has died or said that it fails, while the network is idle.
+  void LookAtPeers();
   Status AwaitOperations();
+  /// Nothing uses the operation's data any more, and its outcome is known.
+  void Delivered(Operation& op);
   StatusOr<bool> Settle();
   bool Compares(uint64_t step) const {
     return options_.compare_every_steps != 0 && options_.world > 1 &&
@@ -244,6 +301,9 @@ class Session : public AgentHandler {
   void CountMedia();
   /// Every rank tells every other which node it is on, so this also acts as a barrier.
   Status LearnNodes(Group& group);
+  /// `ranks`: what each has sent, see LearnNodes. kInvalidArgument: the active plan leaves sums to
+  /// the callers, and that of some rank cannot make them.
+  Status AgreeOnCallers(std::span<const std::array<int32_t, 2>> ranks);
   void OnOffer(PlanOffer offer);
   void Tell(RankMessage message);
   void OnOffloadFailed(const std::string& detail);
@@ -272,6 +332,7 @@ class Session : public AgentHandler {
   BucketRegistry buckets_ WEIR_GUARDED_BY(mutex_);
   Status failure_ WEIR_GUARDED_BY(mutex_);
   size_t outstanding_ WEIR_GUARDED_BY(mutex_) = 0;
+  std::vector<Operation*> caller_sums_ WEIR_GUARDED_BY(mutex_);  // begun and not ended
   SessionStats stats_ WEIR_GUARDED_BY(mutex_);
   uint64_t former_bytes_sent_ = 0;  // in former meshes; constant once Create has returned
   // On rank 0: how long the active plan may run without a renewal; 0: without limit.
@@ -279,6 +340,7 @@ class Session : public AgentHandler {
   TimePoint lease_renewed_ WEIR_GUARDED_BY(mutex_) = TimePoint();
   std::atomic<bool> failed_{false};
   std::atomic<bool> closed_{false};
+  std::atomic<bool> callers_sum_{false};  // the callers of all ranks can
 
   // Used by the network thread only (after Drain, by the closing thread).
   bool transport_aborted_ = false;
@@ -307,6 +369,8 @@ class Session : public AgentHandler {
   std::optional<uint64_t> parameters_hash_;      // of the open step
   std::shared_ptr<const ReplicaDigest> digest_;  // of the last step, when it is to be compared
   Operation comparison_;                         // compares digest_ in the open step
+  Operation first_round_, last_round_;           // of the open or last step, see StartRound
+  bool non_finite_somewhere_ = false;            // what last_round_ found
   TimePoint paths_told_{};
 };
 

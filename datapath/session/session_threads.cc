@@ -48,10 +48,12 @@ ReadyCount Session::MovePart(std::span<Operation* const> ops, int ready) {
 Status Session::RunOnNetwork(std::span<Operation* const> ops, ReadyCount* ready) {
   Operation& first = *ops.front();
   if (!first.control && first.exchange == nullptr) return OkStatus();  // nothing moves
-  // A comparison runs at the start of a step. It waits for late ranks as long as the first bucket
-  // does, and its end does not show that they have begun their backward pass.
+  // A comparison, and what goes before sums of callers, runs at the start of a step. It waits for
+  // late ranks as long as the first bucket does, and its end does not show that they have begun
+  // their backward pass.
   if (first.control) {
-    WEIR_RETURN_IF_ERROR(RunWithin(ops, options_.operation_timeout, ready));
+    WEIR_RETURN_IF_ERROR(
+        RunWithin(ops, options_.operation_timeout + first.lateness_allowed, ready));
     ready->everywhere = true;
   } else {
     const int part = first.exchange->part();
@@ -114,7 +116,12 @@ void Session::DecodeOperation(Operation& op) {
         no_memory_);
     if (!op.status.ok()) FailAndTell(op.status);
   }
+  Delivered(op);
+}
+
+void Session::Delivered(Operation& op) {
   // Whatever has become of the operation, it does not use the data any more.
+  if (op.by_caller) pipeline_->Watch(false);
   op.device.reset();
   op.staged.Release();
   op.times.delivered = RealClock().Now();
@@ -130,13 +137,20 @@ void Session::DecodeOperation(Operation& op) {
 
 void Session::Fail(const Status& status) {
   uint64_t step;
+  std::vector<Operation*> caller_sums;
   {
     MutexLock lock(mutex_);
     if (!failure_.ok()) return;
     failure_ = status;
     step = activation_.step();
     failed_.store(true);
+    caller_sums.swap(caller_sums_);
   }
+  for (Operation* const op : caller_sums) {
+    op->status = status;
+    Delivered(*op);
+  }
+  all_delivered_.NotifyAll();
   if (status.code() == StatusCode::kAborted && closed_.load()) return;
   (void)Caught([&] {
     Log(LogLevel::kError, "session", StrCat(name_, ": ", ToString(status)));
@@ -192,6 +206,7 @@ std::vector<RankMessage> Session::Greeting() {
   hello.aggregation_address = aggregators_.address();
   if (!nodes_.empty()) hello.lowest_rank = nodes_[static_cast<size_t>(options_.rank)];
   hello.epoch = options_.epoch;
+  hello.caller_sums = callers_sum_;
   if (options_.job_key.has_value()) {
     hello.protection = options_.encrypt ? Protection::kEncrypted : Protection::kAuthenticated;
   }
@@ -267,6 +282,7 @@ void Session::OnOffer(PlanOffer offer) {
   limits.residual_bytes_held = residuals_->MemoryBytes();
   limits.encode_workers = options_.encode_workers;
   limits.local_steps = options_.local_steps;
+  limits.caller_sums = callers_sum_;
   Status valid = ValidatePlan(*offer.plan, limits);
   std::shared_ptr<const Plan> lease;
   if (offer.lease_plan.has_value()) {

@@ -13,6 +13,8 @@ namespace weir {
 
 /// Gain curves are made in every step whose number is a multiple of this.
 inline constexpr uint64_t kGainCurveEverySteps = 10;
+/// As rarely gradients are measured that the caller sums, since that delays the sum.
+inline constexpr uint64_t kCallerGainCurveEverySteps = 50;
 /// Path reports are at least this far apart.
 inline constexpr Duration kPathReportInterval = std::chrono::seconds(1);
 

@@ -347,11 +347,13 @@ void ResidualStore::DropEf21(uint64_t key) {
 StatusOr<bool> ResidualStore::Flush(uint64_t key, std::span<float> gradient) {
   MutexLock lock(mutex_);
   WEIR_ASSIGN_OR_RETURN(Bucket* const bucket, FindUnused(key));
-  WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
   WEIR_RETURN_IF_ERROR(bucket->BringHome());
-  bucket->use = Use::kFlushed;
   const float* residual = bucket->current[kResidual].data();
   const float* aggregate = bucket->current[kAggregate].data();
+  if (!gradient.empty() || residual != nullptr || aggregate != nullptr) {
+    WEIR_RETURN_IF_ERROR(CheckSize(key, bucket->elements, gradient));
+  }
+  bucket->use = Use::kFlushed;
   if (residual != nullptr) AddRange(gradient, residual, 0, gradient.size());
   if (aggregate != nullptr) {
     const Range held = bucket->current[kAggregate].held;

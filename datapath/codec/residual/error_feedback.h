@@ -148,7 +148,8 @@ class ResidualStore {
 
   /// For a dense step: adds the residual and the aggregate residual to `gradient`; they become zero
   /// at Commit. Costs nothing when the bucket has none. Returns true when something was added.
-  /// Errors as BeginEncode; kInvalidArgument when `gradient` is not as long as the bucket.
+  /// Errors as BeginEncode; kInvalidArgument when `gradient` is not as long as the bucket. It may
+  /// be empty if the bucket has none.
   StatusOr<bool> Flush(uint64_t key, std::span<float> gradient);
 
   /// Ends the step: every bucket used since the last call keeps (Commit) or drops (Discard) what

@@ -98,6 +98,21 @@ std::set<std::string> FieldsOf(const std::string& message) {
   return fields;
 }
 
+TEST(RankMessageTest, SumsOfCallersAreOfferedWhereAllCanMakeThem) {
+  for (const bool can : {false, true}) {
+    RankHello hello;
+    hello.caller_sums = can;
+    const auto message = Parsed(hello);
+    int found = 0;
+    for (const auto& collective : message["hello"]["capabilities"]["collectives"]) {
+      EXPECT_EQ(collective["by_caller"], collective["name"] == "framework");
+      found += collective["name"] == "framework";
+    }
+    EXPECT_EQ(found, can ? 1 : 0);
+  }
+  EXPECT_EQ(CapabilitiesJson().find("framework"), std::string::npos);
+}
+
 TEST(RankMessageTest, CapabilitiesHaveTheFieldsOfTheProto) {
   const std::map<std::string, CodecTiming> timings = {{"top_k", {}}};
   RankHello hello;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -120,6 +121,49 @@ TEST_F(CApiTest, CreateChecksItsOptions) {
   EXPECT_EQ(weir_session_create(nullptr, &session, nullptr, 0), WEIR_INVALID_ARGUMENT);
   options = Options(0, 1);
   EXPECT_EQ(weir_session_create(&options, nullptr, error, 1), WEIR_INVALID_ARGUMENT);
+}
+
+TEST_F(CApiTest, CallersSumOverAGroupOfTheirOwn) {
+  std::vector<weir_session*> both(2);
+  std::vector<const char*> addresses;
+  for (int rank = 0; rank < 2; ++rank) {
+    weir_options options = Options(rank, 2);
+    options.caller_sums = 1;
+    ASSERT_EQ(weir_session_create(&options, &both[rank], nullptr, 0), WEIR_OK);
+    addresses.push_back(weir_session_address(both[rank]));
+  }
+  std::array<std::array<float, 2>, 2> data = {{{1, 2}, {3, 4}}};
+  weir::testing::RunRanks(2, [&](int rank) {
+    weir_session* const session = both[rank];
+    ASSERT_EQ(weir_session_connect(session, addresses.data(), 2), WEIR_OK);
+    const weir_parameter parameter = {"p", 2, 0};
+    uint64_t key = 0;
+    int32_t needs = -1, done = -1, skipped = -1;
+    ASSERT_EQ(weir_define_bucket(session, &parameter, 1, WEIR_FLOAT32, &key), WEIR_OK);
+    EXPECT_EQ(weir_caller_sum_needs(session, key, &needs), WEIR_FAILED_PRECONDITION);
+    ASSERT_EQ(weir_step_begin(session), WEIR_OK);
+    ASSERT_EQ(weir_caller_sum_needs(session, key, &needs), WEIR_OK);
+    EXPECT_EQ(needs, WEIR_CALLER_SUMS | WEIR_NEEDS_SUM);  // step 0 is compared, no agent samples
+    weir_request* request = nullptr;
+    ASSERT_EQ(weir_caller_sum_begin(session, key, data[rank].data(), &request), WEIR_OK);
+    EXPECT_EQ(weir_request_test(request, &done), WEIR_OK);
+    EXPECT_EQ(done, 0);
+    const float sum[2] = {4, INFINITY};
+    weir_caller_sum ended = {};
+    EXPECT_EQ(weir_caller_sum_end(session, key, &ended), WEIR_INVALID_ARGUMENT);
+    ended.struct_size = sizeof ended;
+    ended.network_s = NAN;
+    EXPECT_EQ(weir_caller_sum_end(session, key, &ended), WEIR_INVALID_ARGUMENT);
+    ended.network_s = 0.001;
+    ended.sum = sum;
+    EXPECT_EQ(weir_caller_sum_end(session, key + 1, &ended), WEIR_FAILED_PRECONDITION);
+    EXPECT_EQ(weir_caller_sum_end(session, key, &ended), WEIR_OK);
+    EXPECT_EQ(weir_request_wait(request, 5, nullptr), WEIR_OK);
+    EXPECT_EQ(weir_request_release(request), WEIR_OK);
+    ASSERT_EQ(weir_step_end(session, &skipped), WEIR_OK) << weir_last_error(session);
+    EXPECT_EQ(skipped, 1);  // `finite` is 0
+  });
+  for (weir_session* const session : both) weir_session_close(session);
 }
 
 // Returns the duration of a step in which both ranks sum `elements` ones.

@@ -361,6 +361,7 @@ inline std::vector<Subject> Subjects(std::initializer_list<std::string_view> for
   std::vector<Subject> subjects;
   for (const Collective* collective : Collectives().All()) {
     const CollectiveTraits& traits = collective->Traits();
+    if (traits.by_caller) continue;  // moves nothing of a contribution
     if (forms.size() > 0 && std::find(forms.begin(), forms.end(), traits.form) == forms.end()) {
       continue;
     }

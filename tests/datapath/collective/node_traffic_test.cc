@@ -240,7 +240,7 @@ std::vector<std::string> NamesWithoutNodes() {
   for (const Collective* collective : Collectives().All()) {
     const CollectiveTraits& traits = collective->Traits();
     if (!traits.lease_mode.empty() || traits.node_cost.by_node) continue;
-    if (traits.form == "own_selections") continue;
+    if (traits.form == "own_selections" || traits.by_caller) continue;
     names.push_back(traits.name);
   }
   return names;

@@ -268,6 +268,17 @@ Plan PlanOf(const char* codec, const char* collective, double ratio = 1) {
   return plan;
 }
 
+TEST(ValidatePlanTest, CallersSumOnlyWhereAllCan) {
+  PlanLimits limits;
+  limits.world = 2;
+  const Status refused = ValidatePlan(PlanOf("identity", "framework"), limits);
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(Message(refused).find("a process group of the training job"), std::string::npos);
+  limits.caller_sums = true;
+  EXPECT_TRUE(ValidatePlan(PlanOf("identity", "framework"), limits).ok());
+  EXPECT_FALSE(ValidatePlan(PlanOf("top_k", "framework", 0.1), limits).ok());
+}
+
 TEST(ValidatePlanTest, RefusesWhatCannotRunHere) {
   PlanLimits limits;
   limits.job = "j";

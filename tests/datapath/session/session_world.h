@@ -62,6 +62,8 @@ struct WorldOptions {
   uint64_t compare_every_steps = kCompareEverySteps;
   std::string job = {};                // its name, which determines seeds; empty: a unique one
   std::optional<JobKey> job_key = {};  // SessionOptions::job_key
+  bool caller_sums = false;            // SessionOptions::caller_sums, but for some ranks
+  std::vector<int> callers_that_cannot = {};
 };
 
 class SessionWorld {
@@ -88,6 +90,8 @@ class SessionWorld {
       }
       session.compare_every_steps = options.compare_every_steps;
       session.lease_min = FromSeconds(options.lease_min_s);
+      session.caller_sums =
+          options.caller_sums && std::ranges::count(options.callers_that_cannot, rank) == 0;
       SessionParts parts;
       if (options.agent.empty()) {
         ports[rank] = std::make_unique<FakeAgentPort>();
